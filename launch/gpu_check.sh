@@ -125,7 +125,6 @@ bench_all() {
 bench_switches() {
   local i=$((${#networks[@]} > 1)) number=0 switch
   bench switches-none "${networks[i]}" cudnn "${sizes[i]}"
-  bench layers-stacked "${networks[i]}" cudnn "${sizes[i]}" --config.train.unstacked_layers=false
   bench layers-scanned "${networks[i]}" cudnn "${sizes[i]}" --config.model.execution=scan
   while IFS= read -r switch; do
     number=$((number + 1))

@@ -53,7 +53,8 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
              'data': VIEWS},
     'byol': {'objective': schema.Byol(hidden_dim=64, out_dim=32), 'data': VIEWS},
     'token label': {'objective': schema.TokenLabel()},
-    'distill': {'objective': schema.Distill(), 'model': dataclasses.replace(VIT, pool=schema.ClassToken(distillation=True))},
+    'distill': {'objective': schema.Distill(),
+                'model': dataclasses.replace(VIT, pool=schema.ClassToken(distillation=True))},
     'lora': {'lora': schema.Lora(rank=4)},
     'dora': {'lora': schema.Lora(rank=4, dora=True), 'model': vits.MODELS['gated']},
     'lora of a mixer': {'lora': schema.Lora(rank=4, targets='up,down'), 'model': networks.MIXER}}

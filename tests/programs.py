@@ -48,12 +48,11 @@ def batch(size: int = 32, px: int = 8, classes: int = 7) -> dict[str, np.ndarray
 
 def build(objective: Objective, prepare: Prepare, settings: schema.Mesh, *,
           like: dict[str, np.ndarray], accumulate: int = 1, seed: int = 0,
-          optimizer: optimizers.Kind | None = None, unstacked_layers: bool = False) -> steps.Program:
+          optimizer: optimizers.Kind | None = None) -> steps.Program:
   optimizer = optimizer or schema.Sgd(weight_decay=0., clip_norm=1.)
   lengths = durations.Lengths(num_examples=1000, batch_size=len(next(iter(like.values()))), total_steps=100)
   return steps.build(objective, optimizers.build(optimizer, lambda step: jnp.asarray(.1), lengths=lengths), prepare,
-                     mesh=mesh(settings), batch=like, seed=seed, accumulate=accumulate,
-                     unstacked_layers=unstacked_layers)
+                     mesh=mesh(settings), batch=like, seed=seed, accumulate=accumulate)
 
 
 def train_flops(config: schema.Config, num_classes: int = 10) -> float:
@@ -87,10 +86,10 @@ def run(program: steps.Program, settings: schema.Mesh, data: dict[str, np.ndarra
   With `start`, a state on the host, the program that makes the state is not compiled.
   """
   placed = meshes.put_batch(data, mesh(settings), Shard((0,), 1))
-  state = program.hold(program.init_fn() if start is None else jax.device_put(start, program.shardings))
+  state = program.init_fn() if start is None else jax.device_put(start, program.shardings)
   for _ in range(num_steps):
     state, metrics = program.step_fn(state, placed)
-  return jax.device_get(program.join(state)), metrics.unpack()
+  return jax.device_get(state), metrics.unpack()
 
 
 def draw(abstract: Any) -> Any:

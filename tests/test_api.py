@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import loaded
 import pytest
+import sentences
 
 import vit_jax
 from vit_jax import api
@@ -82,7 +83,7 @@ def test_public_names_are_described_in_sentences() -> None:
   assert len(objects) > 15
   for name, one in objects.items():
     first = inspect.cleandoc(one.__doc__ or '').split('\n\n')[0]
-    assert re.match(r'[A-Z][a-z]+s\b', first) and first.endswith('.'), f'{name}: {first!r}'
+    assert sentences.begins_with_verb(first) and first.endswith('.'), f'{name}: {first!r}'
 
 
 def test_weights_that_do_not_exist_are_an_error_of_both_kinds(tmp_path: pathlib.Path) -> None:

@@ -14,7 +14,7 @@ import runs
 from PIL import Image
 
 from vit_jax import main
-from vit_jax.record import goodput, reader
+from vit_jax.record import clock, reader
 
 LONG = ('--config.length=120 steps', '--config.checkpoints.every=10 steps', '--config.train.log_every=1 steps')
 
@@ -85,7 +85,7 @@ def assert_time_is_accounted_for(workdir: pathlib.Path) -> None:
     reached = max(row['step'] for row in before if 'train/loss' in row)
     assert part[0]['lost']['steps'] == reached - part[0]['resumed_from']
   assert [one['seconds'] > 0 for one in lost] == [one['steps'] > 0 for one in lost] and lost[2]['steps'] == 0
-  found = goodput.sum_starts(reader.read(workdir).events)
+  found = clock.sum_starts(reader.read(workdir).events)
   assert {'startup', 'compile', 'step', 'data_wait', 'evaluate', 'checkpoint'} <= set(found.seconds)
   assert found.seconds.get('lost', 0.) == pytest.approx(sum(one['seconds'] for one in lost), abs=1e-6)
   # The record's own time leaves out the start-up before it is opened.

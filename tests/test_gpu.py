@@ -67,7 +67,7 @@ def losses(attention: AttentionKernel, dtype: DType, remat: Remat = Remat.NONE, 
   batch = jax.tree.map(lambda x: (rng.integers(0, 7, x.shape) if len(x.shape) == 1 else rng.integers(0, 256, x.shape)
                                   ).astype(x.dtype) * (x.dtype != bool), build.abstract_batch(config))
   batch = jax.device_put(batch, meshes.batch_sharding(mesh))
-  state, found = program.hold(program.init_fn()), []
+  state, found = program.init_fn(), []
   for _ in range(steps):
     state, metrics = program.step_fn(state, batch)
     found.append(float(metrics.means['loss'].value))

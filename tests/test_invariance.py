@@ -39,13 +39,11 @@ def config(**model: object) -> schema.Config:
 
 
 @functools.cache
-def after(settings: str = 'one', accumulate: int = 1, unstacked_layers: bool = False,
-          **model: object) -> tuple[object, object]:
+def after(settings: str = 'one', accumulate: int = 1, **model: object) -> tuple[object, object]:
   """State and metrics after two steps from one start. That a mesh has the same start is a test of its own, below."""
   c, mesh = config(**model), programs.MESHES[settings]
   task = build.build_objective(c, build.build_backbone(c), 7, lengths=programs.LENGTHS)
-  program = programs.build(task, fakes.normalize, mesh, like=DATA, accumulate=accumulate,
-                           unstacked_layers=unstacked_layers, optimizer=OPTIMIZER)
+  program = programs.build(task, fakes.normalize, mesh, like=DATA, accumulate=accumulate, optimizer=OPTIMIZER)
   return programs.run(program, mesh, DATA, 2, start=start(program.abstract_state))
 
 
@@ -88,14 +86,6 @@ def test_execution_and_rematerialization_change_nothing(model: dict[str, object]
   programs.assert_close(after(**model), after(), **SAME)
 
 
-@pytest.mark.slow(reason='6 s; tests/optim/test_per_layer.py has the layers of a stack')
-def test_a_network_with_unstacked_layers_is_trained_as_with_a_stack() -> None:
-  """Also the metrics are the same, such as the norms of each layer. Every optimizer: tests/optim/test_optimizers.py."""
-  got, want = after(FULL, unstacked_layers=True), after()
-  assert jax.tree.structure(got) == jax.tree.structure(want)
-  programs.assert_close(got, want, **SAME)
-
-
 @pytest.mark.slow(reason='4 s: two programs; tests/data/test_transforms.py has each transform')
 def test_images_are_prepared_alike_on_every_mesh() -> None:
   def prepared(settings: str) -> object:
@@ -111,21 +101,6 @@ def test_images_are_prepared_alike_on_every_mesh() -> None:
 
   # A pixel is a sum of some ten products, of values up to 3; the place it is read from is off by 16 px times 2^-24.
   programs.assert_close(prepared(FULL), prepared('one'), rtol=0., atol=10 * 3 * 16 * 2.**-24)
-
-
-@pytest.mark.slow(reason='3 s: four runs are built')
-def test_what_a_run_holds_apart() -> None:
-  mesh = programs.mesh(programs.MESHES['one'])
-
-  def held(**changes: object) -> bool:
-    c = dataclasses.replace(config(), **changes)
-    program = build.parts(c, mesh=mesh, num_examples=100, num_classes=8, in_memory=True).program
-    return program.abstract_held is not program.abstract_state
-
-  assert held()
-  assert not held(model=dataclasses.replace(MODEL, execution=schema.Execution.SCAN))
-  assert not held(train=schema.Train(unstacked_layers=False))
-  assert not held(train=schema.Train(sam=schema.Sam(rho=.1)))
 
 
 @pytest.mark.slow(reason='6 s: two programs; tests/train/test_randomness.py has what devices draw')

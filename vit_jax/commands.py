@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from vit_jax.config import schema
 from vit_jax.core import address
 from vit_jax.core.errors import UserError
-from vit_jax.record import stage, storage
+from vit_jax.record import console, storage
 
 
 class Kind(NamedTuple):
@@ -126,8 +126,8 @@ class Command(NamedTuple):
       more |= dict(zip(('config', 'source'), load_config(self), strict=True))
     if job.on_cpu:
       hardware.use_cpu()
-    with contextlib.nullcontext() if job.is_quick else stage.shown():
-      stage.begin('importing jax')
+    with contextlib.nullcontext() if job.is_quick else console.stages_shown():
+      console.begin_stage('importing jax')
       run = importlib.import_module(f'vit_jax.{job.module}').run
       more = {name: more[name] for name in more.keys() & inspect.signature(run).parameters}
       return run(**self.values | more | given)

@@ -54,9 +54,8 @@ def test_what_cannot_be_timed_is_said(words: list[str], said: str, caplog: pytes
 
 
 @pytest.mark.slow(reason='builds, compiles and times a run: 10 s of CPU')
-def test_stacked_layers_are_timed_although_steps_take_the_buffers_of_what_is_evaluated(
-    tmp_path: pathlib.Path) -> None:
-  assert main.run(['bench', *TINY, '--config.train.unstacked_layers=false', '--turns=1', f'--to={tmp_path}']) == 0
+def test_parts_are_timed_although_steps_take_the_buffers_of_what_is_evaluated(tmp_path: pathlib.Path) -> None:
+  assert main.run(['bench', *TINY, '--turns=1', f'--to={tmp_path}']) == 0
   parts = json.loads((tmp_path / 'bench.json').read_text())['networks'][0]['parts']
   assert {one['part'] for one in parts} == set(bench_own.PARTS)
 

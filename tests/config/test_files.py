@@ -85,7 +85,7 @@ def test_a_config_dict_is_converted_as_strictly(tmp_path: pathlib.Path) -> None:
   path = tmp_path / 'mine.py'
   path.write_text('import ml_collections\ndef get_config():\n  return ml_collections.ConfigDict(dict(\n'
                   "      lenght='3 epochs', batch_size='128', optimizer={'name': 'sgdd'}, model={'patch': 8},\n"
-                  "      train={'unstacked': True, 'sam': {'rho': None}}, image_px=(1, 2, 3), head={'probe': 1}))\n")
+                  "      train={'early_stops': True, 'sam': {'rho': None}}, image_px=(1, 2, 3), head={'probe': 1}))\n")
   with pytest.raises(UserError) as error:
     files.load(str(path), [])
   for part in (f'{path}: 8 settings cannot be read:\n',
@@ -93,8 +93,8 @@ def test_a_config_dict_is_converted_as_strictly(tmp_path: pathlib.Path) -> None:
                'config.batch_size: expected a whole number, got "128".',
                "rmsprop, sgd, got 'sgdd'. Did you mean sgd?",
                'config.model: expected settings with a type, one of ViT, ResNet, ',
-               "config.train.unstacked: expected the name of a setting, got 'unstacked'. Did you mean "
-               'config.train.unstacked_layers?', 'config.train.sam.rho: expected a number, got null.',
+               "config.train.early_stops: expected the name of a setting, got 'early_stops'. Did you mean "
+               'config.train.early_stop?', 'config.train.sam.rho: expected a number, got null.',
                'config.image_px: expected 2 values, got [1, 2, 3].',
                'config.head.probe: expected True or False, got 1.'):
     assert part in str(error.value), part

@@ -16,7 +16,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.data.files import records
 from vit_jax.data.files.user_files import Rules
 from vit_jax.data.source import Source
-from vit_jax.data.sources import opening, tfds_description
+from vit_jax.data.sources import opening, tfds
 
 KINDS = ('tfrecord', 'array_record')
 
@@ -184,5 +184,5 @@ def test_a_shard_is_a_file_of_its_folder(tmp_path: pathlib.Path) -> None:
 
 
 def test_own_descriptions_pass(folder: pathlib.Path) -> None:
-  tfds_description.check_files(str(folder), Rules.of(schema.Data()))
+  tfds.check_files(str(folder), Rules.of(schema.Data()))
   assert opened(folder).class_names == fuzz_readers.CLASSES

@@ -14,7 +14,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.data.files import image_files
 from vit_jax.data.image import decode
 from vit_jax.data.source import Source
-from vit_jax.data.sources import opening
+from vit_jax.data.sources import folder, opening
 
 
 def find(root: pathlib.Path) -> tuple[list[str], dict[str, int]]:
@@ -74,6 +74,16 @@ def test_files_that_are_left_out_are_counted_by_ending(tmp_path: pathlib.Path, w
   assert ('ignored 5 files: .heic (2), .heif (1), .txt (1), without an extension (1). .heic .heif images are not '
           'supported. Convert them to JPEG') in caplog.text
   assert image_files.describe({}) == '' and image_files.describe({'.txt': 1}) == '1 file: .txt (1)'
+
+
+def test_a_message_about_a_large_folder_has_the_first_classes_and_kinds_of_files(tmp_path: pathlib.Path) -> None:
+  for number in range(9):
+    (tmp_path / f'folder {number}').mkdir()
+    (tmp_path / f'folder {number}' / f'a.x{number}').write_bytes(b'x')
+  with pytest.raises(UserError) as caught:
+    folder.opener(str(tmp_path), schema.Data(holdout=.5), (8, 8))('train')
+  assert ('none in 9 of 9 classes: folder 0, folder 1, folder 2, folder 3, folder 4 and 4 more. Ignored 9 files: '
+          '.x0 (1), .x1 (1), .x2 (1), .x3 (1), .x4 (1), .x5 (1) and 3 more kinds. Add images') in str(caught.value)
 
 
 def test_a_folder_of_other_images_alone_says_so(tmp_path: pathlib.Path) -> None:

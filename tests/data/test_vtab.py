@@ -16,7 +16,7 @@ from vit_jax.data.image import decode
 from vit_jax.data.source import Source
 from vit_jax.data.sources import opening, vtab
 from vit_jax.data.sources import tfds as tfds_source
-from vit_jax.data.sources.vtab_tasks import SETS, TASKS, bin_of
+from vit_jax.data.sources.vtab import SETS, TASKS, bin_of
 from vit_jax.recipes.vtab import GROUPS
 
 pytest.importorskip('tensorflow_datasets')

@@ -89,13 +89,23 @@ def test_what_cannot_be_read_is_told_and_skipped(
   assert out.splitlines()[::2] == [pictures[0], pictures[4]]
   assert f'{bad[0]}: not an image' in err and f'{bad[1]}: the JPEG is truncated' in err
   assert f'{bad[2]}: No such file or directory' in err and '3 of 5 files could not be read' in caplog.text
+  assert f'1 of 5 files do not exist: {bad[2]}\n' in caplog.text
   assert run(bad[0], pictures[0], '--json') == 2
   rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
   assert rows[0]['error'].startswith('not an image') and 'classes' in rows[1]
 
 
+def test_files_that_do_not_exist_are_an_error_before_weights_are_loaded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(predict, 'load', None)
+  assert run('none.png', 'neither.png') == 2
+  assert capsys.readouterr().err.endswith('none.png, neither.png: expected image files or folders of images, got no '
+                                          'such file. Check the paths.\n')
+
+
 def test_only_unreadable_files_are_no_crash(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-  assert run(str(tmp_path / 'none.png'), '--overlay', f'--to={tmp_path / "out"}') == 2
+  (tmp_path / 'page.jpg').write_text('<html>not here</html>')
+  assert run(str(tmp_path / 'page.jpg'), '--overlay', f'--to={tmp_path / "out"}') == 2
   assert capsys.readouterr().out == '' and not (tmp_path / 'out').exists()
 
 
@@ -168,6 +178,7 @@ def test_mistakes_are_reported(
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'NAMES').write_text('a\nb\n')
   (tmp_path / 'EMPTY').mkdir()
+  (tmp_path / 'a.jpg').touch()
   assert run(*words) == 2
   import re
   assert re.search(said, capsys.readouterr().err)

@@ -13,7 +13,7 @@ from tests.data import vtab_sets
 from vit_jax import main
 from vit_jax.config import files, schema
 from vit_jax.core.errors import UserError
-from vit_jax.data.sources.vtab_tasks import SETS, TASKS
+from vit_jax.data.sources.vtab import SETS, TASKS
 from vit_jax.jobs import train
 from vit_jax.recipes import vtab
 from vit_jax.study import table
@@ -72,7 +72,7 @@ def test_every_other_task_begins(task: str, tmp_path: pathlib.Path) -> None:
   batch = next(iter(begun.loader.batches(0)))
   assert batch['image'].shape == (16, 8, 8, 3) and len(begun.data.train) == 1000
   assert batch['label'].min() >= 0 and batch['label'].max() < len(begun.data.class_names)
-  _, metrics = jax.eval_shape(begun.parts.program.step_fn, begun.parts.program.abstract_held, batch)
+  _, metrics = jax.eval_shape(begun.parts.program.step_fn, begun.parts.program.abstract_state, batch)
   zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), metrics)
   assert 'loss' in zeros.means
   source, classes = begun.data.eval, range(len(begun.data.class_names))

@@ -45,7 +45,7 @@ def test_all_is_timed_after_the_tests_each_part_with_its_log(gpu: Machines) -> N
   lines = (gpu.folder / 'out' / 'summary.txt').read_text().splitlines()
   parts = [line.split()[-1] for line in lines]
   assert parts[:3] == ['machine', 'tests', 'bench-S_16-xla'] and all(line.startswith('ok') for line in lines)
-  assert len(parts) == 2 + 6 + 6 + 5 and len(set(parts)) == len(parts)
+  assert len(parts) == 2 + 6 + 6 + 4 and len(set(parts)) == len(parts)
   out = sorted(path.name for path in (gpu.folder / 'out').iterdir())
   assert out == sorted(['machine.txt', 'summary.txt', 'switches.txt', *(f'{part}.log' for part in parts[1:])])
   (tests,) = [call for call in gpu.calls if '-m pytest' in call]
@@ -69,9 +69,8 @@ def test_what_is_timed_needs_no_package_that_decodes_images(gpu: Machines) -> No
 def test_layers_and_switches_are_timed_one_by_one_beside_those_that_a_person_has_set(gpu: Machines) -> None:
   assert check(gpu, '--only=switches', XLA_FLAGS='--own=1').returncode == 0
   timed = [call.split(' | ') for call in gpu.calls if '--job=bench' in call]
-  assert [call[2] for call in timed] == ['--own=1', '--own=1', '--own=1', '--own=1 --one=1', '--own=1 --two=']
-  assert ['unstacked_layers=false' in call[0] for call in timed] == [False, True, False, False, False]
-  assert ['execution=scan' in call[0] for call in timed] == [False, False, True, False, False]
+  assert [call[2] for call in timed] == ['--own=1', '--own=1', '--own=1 --one=1', '--own=1 --two=']
+  assert ['execution=scan' in call[0] for call in timed] == [False, True, False, False]
   assert all('--models=B/16' in call[0] and 'attention=cudnn' in call[0] for call in timed)
   assert (gpu.folder / 'out' / 'switches.txt').read_text() == 'switches-1: --one=1\nswitches-2: --two=\n'
 

@@ -47,10 +47,9 @@ def test_only_adapters_and_head_are_parameters_and_have_optimizer_state() -> Non
   assert trees.flatten(state.extra['frozen']['backbone']).keys() == trees.flatten(whole).keys()
 
 
-@pytest.mark.slow(reason='4 s: compiles two train steps')
-@pytest.mark.parametrize('unstacked', [False, True])
-def test_the_backbone_does_not_change_while_adapters_and_head_do(unstacked: bool) -> None:
-  made = program(unstacked_layers=unstacked, decay=.5)
+@pytest.mark.slow(reason='2 s: compiles a train step')
+def test_the_backbone_does_not_change_while_adapters_and_head_do() -> None:
+  made = program(decay=.5)
   before = jax.device_get(made.init_fn())
   after, metrics = programs.run(made, programs.MESHES['one'], programs.batch(), 3, start=before)
   frozen = (trees.flatten(state.extra['inner']['frozen']) for state in (before, after))

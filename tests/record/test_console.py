@@ -4,11 +4,12 @@ from __future__ import annotations
 import io
 import logging
 import os
+import time
 
 import pytest
 
 from vit_jax.core.errors import UserError
-from vit_jax.record import console, stage
+from vit_jax.record import console
 
 
 class Terminal(io.StringIO):
@@ -49,8 +50,8 @@ def test_switches_are_taken_from_the_command_line_and_hold_for_its_job(
     assert (console.level(), console.is_talking()) == (level, is_talking)
     assert (os.environ.get('VIT_JAX_TRACEBACK') == '1') == (level == logging.DEBUG)
     stream = io.StringIO()
-    with stage.shown(stream, now=lambda: 0.):
-      stage.begin('compiling')
+    with console.stages_shown(stream, now=lambda: 0.):
+      console.begin_stage('compiling')
     assert stream.getvalue() == ('  0.0 s  compiling …\n' if is_talking else '')
   assert rest == ['train', '--config=digits'] and dict(os.environ) == before
 
@@ -58,3 +59,42 @@ def test_switches_are_taken_from_the_command_line_and_hold_for_its_job(
 def test_both_switches_are_refused() -> None:
   with pytest.raises(UserError, match='-q, -v: expected one of them, got both'):
     console.take(['-q', '--verbose'])
+
+
+def test_each_stage_is_a_line_with_the_seconds_since_the_start() -> None:
+  stream, now = io.StringIO(), iter([100., 100.2, 103.46])
+  with console.stages_shown(stream, now=lambda: next(now)):
+    console.begin_stage('importing jax')
+    console.begin_stage('opening the data')
+    console.end_stage()
+  console.begin_stage('nobody sees this')
+  assert stream.getvalue() == '  0.2 s  importing jax …\n  3.5 s  opening the data …\n'
+
+
+def test_on_a_terminal_there_is_one_live_line_that_makes_room_for_messages() -> None:
+  terminal, root = Terminal(), logging.getLogger()
+  other = logging.StreamHandler(terminal)
+  root.addHandler(other)
+  try:
+    with console.stages_shown(terminal):
+      console.begin_stage('compiling')
+      deadline = time.monotonic() + 10
+      while terminal.getvalue().count('compiling') < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+      root.warning('a message')
+      console.end_stage()
+      shown = terminal.getvalue()
+      time.sleep(2 * console._REFRESH_S)
+      assert terminal.getvalue() == shown  # nothing after the end
+  finally:
+    root.removeHandler(other)
+  assert shown.count('compiling') >= 2 and '\r\x1b[Ka message\n' in shown and shown.endswith('\r\x1b[K')
+  assert '\n' not in shown.replace('a message\n', '') and not other.filters
+
+
+def test_a_process_that_hides_its_stages_shows_no_more() -> None:
+  stream = io.StringIO()
+  with console.stages_shown(stream):
+    console.hide_stages()
+    console.begin_stage('compiling')
+  assert stream.getvalue() == ''

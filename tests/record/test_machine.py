@@ -74,3 +74,20 @@ def test_on_accelerators_the_processor_does_not_change_the_bits() -> None:
   before, now = CPU | {'device_kind': 'TPU v4'}, CPU | {'device_kind': 'TPU v4', 'cpu_threads': 8, 'cpu_model': 'B'}
   assert machine.differences(before, now) == {}
   assert machine.differences(before, CPU) == {'device_kind': ('TPU v4', 'cpu')}
+
+
+class Device:
+  def __init__(self, stats: dict[str, int] | None) -> None:
+    self._stats = stats
+
+  def memory_stats(self) -> dict[str, int] | None:
+    return self._stats
+
+
+def test_an_accelerator_counts_its_own_memory_and_else_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(jax, 'local_devices', lambda: [Device({'bytes_in_use': 3 * 2**29})])
+  assert machine.used_memory_gib() == 1.5
+  monkeypatch.setattr(jax, 'local_devices', lambda: [Device(None)])
+  assert .05 < (machine.used_memory_gib() or 0.) < 64.  # this process has jax in it
+  monkeypatch.setattr(machine, 'STATM', machine.pathlib.Path('/nowhere'))
+  assert machine.used_memory_gib() is None

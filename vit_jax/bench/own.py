@@ -14,7 +14,6 @@ from jax.experimental.compilation_cache import compilation_cache
 from vit_jax.bench import loop
 from vit_jax.bench.timing import Part, Spent
 from vit_jax.config import schema
-from vit_jax.core import unstacked
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Batch
 from vit_jax.jobs import build
@@ -49,8 +48,8 @@ class Own:
     self._fed = feed.Ahead(self.loader.batches(0), lambda batch: meshes.put_batch(batch, self.mesh, self.shard))
     program = self.run_parts.program
     self.compiled = measure_compilation(
-        lambda: program.step_fn.lower(program.abstract_held, build.abstract_batch(config)))
-    self._state = program.hold(program.init_fn())
+        lambda: program.step_fn.lower(program.abstract_state, build.abstract_batch(config)))
+    self._state = program.init_fn()
     self._batch = self._next()
     side = _SIDE[jax.devices()[0].platform if jax.devices()[0].platform in _SIDE else 'cpu']
     self.matmul_flops = 2. * side**3 * jax.device_count()
@@ -61,12 +60,12 @@ class Own:
     return count_flops(self.run_parts, num_classes=self.num_classes)
 
   def parts(self) -> dict[str, Part]:
-    """Returns all parts by name; `forward` is that of evaluation, on stacked parameters; `input` is host work."""
+    """Returns all parts by name; `forward` is that of evaluation; `input` is host work."""
     objective, prepare = self.run_parts.objective, self.run_parts.prepare
     key, step = jax.random.key(0), jnp.zeros((), jnp.int32)
     with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
       prepared = jax.jit(prepare)(self._batch, key, step)
-    view, state = objective.views()['student'], self.run_parts.program.join(self._state)
+    view, state = objective.views()['student'], self._state
     evaluated = jax.tree.map(jnp.copy, (state.params, state.extra))  # steps donate the buffers of the state
 
     @jax.jit
@@ -78,7 +77,7 @@ class Own:
     @jax.jit
     def gradient(params: Any, extra: Any, batch: Batch) -> Any:
       def mean(params: Any) -> Array:
-        found = objective.loss(unstacked.join(params), unstacked.join(extra), batch, key, step).loss
+        found = objective.loss(params, extra, batch, key, step).loss
         return found.sum / jnp.maximum(found.weight, 1.)
       with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
         return jax.grad(mean)(params)
@@ -208,7 +207,7 @@ def _step_bytes(config: schema.Config) -> int:
   run_parts = build.parts(config, mesh=mesh, num_examples=config.data.num_examples or len(data.train),
                           num_classes=len(data.class_names), in_memory=data.in_memory)
   program = run_parts.program
-  return _bytes(program.step_fn.lower(program.abstract_held, build.abstract_batch(config)).compile())
+  return _bytes(program.step_fn.lower(program.abstract_state, build.abstract_batch(config)).compile())
 
 
 def _doubled(size: int) -> Iterator[int]:

@@ -28,7 +28,7 @@ def check_model(model: schema.Model, image_px: tuple[int, int]) -> None:
 
 
 def problems(config: schema.Config, *, of: str = '') -> list[str]:
-  """All problems of a config: values of a wrong type or out of range, and settings that do not go together.
+  """Returns all problems of a config: values of a wrong type or out of range, and settings that do not go together.
 
   Args:
     config: the complete run.
@@ -38,7 +38,7 @@ def problems(config: schema.Config, *, of: str = '') -> list[str]:
 
 
 def combinations(config: schema.Config, *, of: str = '') -> Iterator[str]:
-  """Problems of settings that do not go together, in a config whose single settings are sound."""
+  """Yields problems of settings that do not go together, in a config whose single settings are valid."""
   for prefix, part in ranges.walk(config):
     if ranges.is_inside(prefix, of):
       yield from part.problems(config, prefix.rstrip('.'))

@@ -56,7 +56,7 @@ def parse_wall(text: str) -> float | None:
 
 
 def in_steps(text: str, *, num_examples: int, batch_size: int, total_steps: int | None = None) -> int:
-  """A duration in steps, rounded to the nearest.
+  """Returns a duration in steps, rounded to the nearest.
 
   Args:
     text: the duration; `%` is of `total_steps`.
@@ -107,7 +107,7 @@ class Lengths(NamedTuple):
   total_steps: int
 
   def steps(self, text: str) -> int:
-    """A duration of this run in steps: 0 only if it says 0, else at least 1."""
+    """Returns a duration of this run in steps: 0 only if it says 0, else at least 1."""
     steps = in_steps(text, num_examples=self.num_examples, batch_size=self.batch_size,
                      total_steps=self.total_steps)
     return max(1, steps) if parse(text).value else 0
@@ -118,6 +118,6 @@ class Lengths(NamedTuple):
 
 
 def lengths(length: str, *, num_examples: int, batch_size: int) -> Lengths:
-  """The lengths of a run of `length`."""
+  """Returns the lengths of a run of `length`."""
   total = in_steps(length, num_examples=num_examples, batch_size=batch_size)
   return Lengths(num_examples, batch_size, max(1, total))

@@ -11,7 +11,10 @@ LAST_FOUR = (-4, -3, -2, -1)
 
 
 def dino_probe() -> schema.Probe:
-  """DINO's linear probe of a ViT-S: class tokens of the last four blocks, SGD for 100 epochs, with DINOv2's rates."""
+  """Returns DINO's linear probe of a ViT-S, with DINOv2's rates.
+
+  It uses class tokens of the last four blocks, and SGD for 100 epochs.
+  """
   return schema.Probe(epochs=100, warmup_epochs=0, train_batch_size=1024, learning_rates=DINO_RATES,
                       trust_coefficient=0., batch_norm=False, rate_by_epoch=True,
                       features=schema.FeatureLayers(LAST_FOUR))
@@ -25,5 +28,5 @@ NAMES: dict[str, Callable[[], schema.Eval]] = {
 
 
 def named(name: str) -> schema.Eval:
-  """The evaluation of one of `NAMES`."""
+  """Returns the evaluation of one of `NAMES`."""
   return NAMES[name]()

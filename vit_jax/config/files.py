@@ -15,7 +15,7 @@ from vit_jax.core.errors import UserError
 
 
 def find(spec: str) -> tuple[pathlib.Path, str | None]:
-  """The file of `--config=NAME_OR_PATH[:arguments]`, and its arguments; None without a colon.
+  """Finds the file of `--config=NAME_OR_PATH[:arguments]`, and its arguments; None without a colon.
 
   `digits`, `digits.py` and `configs/digits.py` all work from anywhere: a path that does not exist is
   looked up among the project's own configs.
@@ -55,7 +55,7 @@ def _is_folder(path: pathlib.Path) -> bool:
 
 
 def folders() -> list[pathlib.Path]:
-  """Where the project's own configs are: in a checkout, or installed as `vit_jax.configs`."""
+  """Returns the folders of the configs of this package: in a checkout, or installed as `vit_jax.configs`."""
   found = []
   spec = importlib.util.find_spec('vit_jax.configs')
   if spec and spec.submodule_search_locations:
@@ -65,12 +65,12 @@ def folders() -> list[pathlib.Path]:
 
 
 def list_names() -> list[str]:
-  """Names of the project's own configs."""
+  """Returns the names of the configs of this package."""
   return sorted({p.stem for folder in folders() for p in folder.glob('*.py') if p.stem != '__init__'})
 
 
 def load(spec: str, changes: list[str], *, models: parts.Models | None = None) -> schema.Config:
-  """The config of a file with overrides applied.
+  """Loads the config of a file, with overrides applied.
 
   Args:
     spec: name or path, with `:arguments`; or the path of a run's `config.json`.
@@ -87,13 +87,13 @@ def load(spec: str, changes: list[str], *, models: parts.Models | None = None) -
 
 
 def load_any(spec: str, changes: list[str], *, models: parts.Models | None = None) -> schema.Config | schema.Study:
-  """What a file has: the config of a run, as of `load`, or a study, as of `load_study`."""
+  """Loads what a file has: the config of a run, as `load` does, or a study, as `load_study` does."""
   load_one = load if isinstance(read(spec, models=models), schema.Config) else load_study
   return load_one(spec, changes, models=models)
 
 
 def load_study(spec: str, changes: list[str], *, models: parts.Models | None = None) -> schema.Study:
-  """The study of a file, with overrides applied to each of its runs; a config of one run is a study of one.
+  """Loads the study of a file, with overrides applied to each of its runs; a config of one run is a study of one.
 
   Raises:
     UserError: lists every unknown name and every value that cannot be read.
@@ -111,7 +111,7 @@ def load_study(spec: str, changes: list[str], *, models: parts.Models | None = N
 
 
 def read(spec: str, *, models: parts.Models | None = None) -> schema.Config | schema.Study:
-  """The config of a file, without overrides.
+  """Reads the config of a file, without overrides.
 
   Raises:
     UserError: it cannot be run, or returns something else.
@@ -138,20 +138,20 @@ def read(spec: str, *, models: parts.Models | None = None) -> schema.Config | sc
 
 
 def _is_config_dict(value: Any) -> bool:
-  """Whether a value is a ConfigDict, whose package is imported only by files that use it."""
+  """Returns whether a value is a ConfigDict, whose package is imported only by files that use it."""
   package = sys.modules.get('ml_collections')
   return package is not None and isinstance(value, package.ConfigDict)
 
 
 def _plain(value: Any) -> Any:
-  """A ConfigDict as nested dicts and lists."""
+  """Converts a ConfigDict to nested dicts and lists."""
   if _is_config_dict(value) or isinstance(value, Mapping):
     return {name: _plain(one) for name, one in value.items()}
   return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def known_settings(spec: str) -> list[str]:
-  """Names of the settings of a config, or of the default one if there is no config of this name."""
+  """Returns the names of the settings of a config, or of the default one if there is no config of this name."""
   try:
     found = list(load_study(spec, []).runs.values())
   except UserError:

@@ -21,12 +21,15 @@ _ADVICE = 'The command that trained the run writes it again; other jobs also tak
 
 
 def to_json(config: schema.Config) -> str:
-  """The complete config as JSON; each part names its type. Passwords and tokens of addresses are left out."""
+  """Returns the complete config as JSON; each part names its type.
+
+  Passwords and tokens of addresses are left out.
+  """
   return json.dumps(_plain(config), indent=2) + '\n'
 
 
 def read(path: pathlib.Path) -> schema.Config:
-  """The config that a file such as `config.json` of a run directory holds.
+  """Reads the config of a file such as `config.json` of a run directory.
 
   Raises:
     UserError: it is not such a file; lists every setting that is unknown or has a value of another type.
@@ -47,7 +50,7 @@ def read(path: pathlib.Path) -> schema.Config:
 
 
 def from_json(text: str) -> schema.Config:
-  """The config that `to_json` wrote. Absent settings have their defaults.
+  """Returns the config that `to_json` wrote. Absent settings have their defaults.
 
   Raises:
     UserError: lists every setting that is unknown or has a value of another type.
@@ -60,7 +63,7 @@ def from_json(text: str) -> schema.Config:
 
 
 def flat(plain: Any, prefix: str = '') -> dict[str, Any]:
-  """The settings of a config as parsed JSON, or of a part of it, by dotted names such as `model.width`."""
+  """Returns the settings of a config as parsed JSON, or of a part of it, by dotted names such as `model.width`."""
   if not isinstance(plain, Mapping):
     return {prefix: plain}
   return {name: value for key, child in plain.items()

@@ -44,7 +44,7 @@ class Origins:
     self._changed: dict[int, tuple[Any, set[str]]] = {}  # by the identity of a frame of `dataclasses.replace`
 
   def of(self, part: Any, name: str) -> Line | None:
-    """The line that set a setting of a part; None if no config file did."""
+    """Returns the line that set a setting of a part; None if no config file did."""
     return self._lines.get((id(part), name))
 
   def watch(self, function: Callable[[], _Found]) -> _Found:
@@ -94,13 +94,13 @@ class Origins:
 
 
 def _is_default_part(stack: list[FrameType]) -> bool:
-  """Whether a part is made by the `__init__` of another one, as its default."""
+  """Returns whether a part is made by the `__init__` of another one, as its default."""
   return sum(frame.f_code.co_name == '__init__' and frame.f_code.co_filename == '<string>' for frame in stack) > 1
 
 
 @functools.cache
 def _is_config(file: str) -> bool:
-  """Whether a file is one of configs: neither of this package, nor of Python or an installed package."""
+  """Returns whether a file is a config: neither of this package, nor of Python or an installed package."""
   if file.startswith('<'):
     return False
   path = pathlib.Path(file).resolve()
@@ -111,7 +111,7 @@ def _is_config(file: str) -> bool:
 
 @functools.cache
 def _calls(path: pathlib.Path) -> dict[int, list[dict[str, int]]]:
-  """Lines of the keywords of all calls, and of assignments to attributes, by the line where these begin."""
+  """Returns the lines of the keywords of all calls, and of assignments to attributes, by the line where these begin."""
   found: dict[int, list[dict[str, int]]] = {}
   for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
     if isinstance(node, ast.Call):
@@ -124,5 +124,5 @@ def _calls(path: pathlib.Path) -> dict[int, list[dict[str, int]]]:
 
 
 def _named(path: pathlib.Path, number: int, name: str) -> int:
-  """The line that names a setting, in a call or assignment that begins at line `number`; 0 if none does."""
+  """Returns the line that names a setting, in a call or assignment that begins at line `number`; 0 if none does."""
   return next((one[name] for one in _calls(path).get(number, []) if name in one), 0)

@@ -47,7 +47,7 @@ def run(path: pathlib.Path, arguments: str | None) -> Any:
 
 
 def _load(path: pathlib.Path) -> types.ModuleType:
-  """The file as a module, without a compiled copy beside it."""
+  """Loads the file as a module, without a compiled copy beside it."""
   try:
     text = path.read_bytes()
   except OSError as error:
@@ -69,7 +69,7 @@ def _load(path: pathlib.Path) -> types.ModuleType:
 
 
 def _arguments(path: pathlib.Path, get_config: Any, arguments: str | None) -> tuple[str, ...]:
-  """What `get_config` is called with."""
+  """Returns what `get_config` is called with."""
   try:
     parameters = list(inspect.signature(get_config).parameters.values())
   except (TypeError, ValueError):
@@ -88,14 +88,17 @@ def _arguments(path: pathlib.Path, get_config: Any, arguments: str | None) -> tu
 
 
 def _wrong(path: pathlib.Path, error: BaseException) -> UserError:
-  """The message for an exception that the code of a config raises."""
+  """Returns the message for an exception that the code of a config raises."""
   lines = str(error.msg if isinstance(error, SyntaxError) else error).strip().splitlines()
   raised = f'{type(error).__name__}{": " + lines[0][:300] if lines else ""}'
   return _located(path, error, f'expected a config that runs, got {raised}.')
 
 
 def _located(path: pathlib.Path, error: BaseException, message: str) -> UserError:
-  """An error whose message begins with the line of the file that raised another error, and ends with its text."""
+  """Returns an error whose message begins with the line of the file that raised another error.
+
+  It ends with the text of this line.
+  """
   file = str(path)
   if isinstance(error, SyntaxError) and (error.filename in (None, '<unknown>') or _is_persons(error.filename, file)):
     file = file if error.filename in (None, '<unknown>') else error.filename
@@ -109,7 +112,7 @@ def _located(path: pathlib.Path, error: BaseException, message: str) -> UserErro
 
 
 def _is_persons(file: str, config: str) -> bool:
-  """Whether a file is that of the config, or a module of the person."""
+  """Returns whether a file is that of the config, or a module of the person."""
   return file == config or implementation.is_persons(file)
 
 

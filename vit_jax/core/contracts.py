@@ -38,7 +38,7 @@ class TokenBackbone(Backbone, Protocol):
     ...
 
   def stem(self, params: Params, state: PyTree, image: Array, *, train: bool) -> tuple[Array, PyTree]:
-    """Like `embed`, but also returns the new state, for stems with running statistics."""
+    """Maps images to patch tokens like `embed`, and also returns the new state, for stems with running statistics."""
     ...
 
   def positions(self, params: Params, grid: tuple[int, int]) -> Array:
@@ -111,10 +111,7 @@ class Objective(Viewed, Protocol):
     ...
 
   def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
-    """Returns the next `extra`, from the updated parameters and the summed `stats`.
-
-    Implementations must process trees leaf by leaf, because layers may be unstacked (`unstacked.Layers`).
-    """
+    """Returns the next `extra`, from the updated parameters and the summed `stats`."""
     ...
 
   def views(self) -> dict[str, View]:

@@ -12,7 +12,9 @@ _WILD = ('*', '?', '[')
 
 
 def matches(name: str, pattern: str) -> bool:
-  """Whether a name matches a pattern such as `*b16*`, ignoring case and, if that helps, the characters `-_/+ .`.
+  """Returns whether a name matches a pattern such as `*b16*`.
+
+  Case is ignored and, if that helps, the characters `-_/+ .`.
 
   A pattern without a wildcard matches names that contain it.
   """

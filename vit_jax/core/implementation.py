@@ -84,7 +84,7 @@ def import_module(name: str) -> types.ModuleType:
 
 
 def look_in(folder: str | os.PathLike[str]) -> None:
-  """Also finds modules in a folder, after all installed ones."""
+  """Adds a folder to those where modules are found, after all installed ones."""
   path = os.path.abspath(folder)
   if path not in sys.path:
     sys.path.append(path)
@@ -94,7 +94,7 @@ def look_in(folder: str | os.PathLike[str]) -> None:
 
 
 def is_own(kind: type) -> bool:
-  """Whether a class is a person's own, and not one of this package."""
+  """Returns whether a class is a person's own, and not one of this package."""
   return kind.__module__.partition('.')[0] != 'vit_jax'
 
 
@@ -104,7 +104,7 @@ def type_name(kind: type) -> str:
 
 
 def is_persons(file: str) -> bool:
-  """Whether a file is a person's code: below a folder that `look_in` was given, and not of an installed package."""
+  """Returns whether a file is a person's code: below a folder of `look_in`, and not of an installed package."""
   path = pathlib.Path(file)
   return (any(path.is_relative_to(folder) for folder in _added) and 'site-packages' not in path.parts
           and not path.is_relative_to(_PACKAGE))

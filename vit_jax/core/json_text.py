@@ -183,7 +183,7 @@ class Table:
 
 
 def is_number(value: object) -> bool:
-  """Whether a value is a finite number that a float can hold."""
+  """Returns whether a value is a finite number that a float can hold."""
   if type(value) is int:
     return abs(value) < 2**1000
   return type(value) is float and math.isfinite(value)

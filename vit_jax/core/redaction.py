@@ -27,5 +27,5 @@ def _hide(found: re.Match[str]) -> str:
 
 
 def is_redacted(text: str) -> bool:
-  """Whether an address lost its password or its query by `redacted`."""
+  """Returns whether an address lost its password or its query by `redacted`."""
   return '://' in text and (f'//{HIDDEN}@' in text or text.endswith((f'?{HIDDEN}', f'#{HIDDEN}')))

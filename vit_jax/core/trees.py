@@ -19,19 +19,13 @@ BLOCKS = 'blocks'
 """Leaves under a key of this name are stacked over layers along axis 0."""
 
 
-class LayerKey(NamedTuple):
-  """The last key of a path to one layer of a stack (`unstacked.Layers`): its number, from 0, and their total number."""
-  layer: int
-  depth: int
-
-
 def path_name(path: Sequence[Any]) -> str:
-  """Returns the `/`-joined name of a path of `jax.tree_util`; an unstacked layer has the name of its stack."""
-  return jax.tree_util.keystr(tuple(key for key in path if not isinstance(key, LayerKey)), simple=True, separator='/')
+  """Returns the `/`-joined name of a path of `jax.tree_util`."""
+  return jax.tree_util.keystr(tuple(path), simple=True, separator='/')
 
 
 def flatten(tree: PyTree) -> dict[str, Any]:
-  """Returns the leaves by path name in the tree's own order; layers must be stacked."""
+  """Returns the leaves by path name in the tree's own order."""
   leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
   found = {path_name(path): leaf for path, leaf in leaves}
   assert len(found) == len(leaves), 'several leaves of one name'
@@ -50,14 +44,13 @@ def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
   return tree
 
 
-def map_named(function: Callable[[str, Any], T], tree: PyTree, *,
-              is_leaf: Callable[[Any], bool] | None = None) -> PyTree:
-  """Applies `jax.tree.map` with the path name as first argument of the function."""
-  return jax.tree_util.tree_map_with_path(lambda path, leaf: function(path_name(path), leaf), tree, is_leaf=is_leaf)
+def map_named(function: Callable[..., T], tree: PyTree, *rest: PyTree) -> PyTree:
+  """Applies `jax.tree.map` with the path name as first argument: `function(path name, leaf, *leaves of rest)`."""
+  return jax.tree_util.tree_map_with_path(lambda path, *leaves: function(path_name(path), *leaves), tree, *rest)
 
 
 def map_once(function: Callable[..., Array], tree: PyTree, *rest: PyTree) -> PyTree:
-  """`jax.tree.map` while a program is traced, where the function is traced once for all leaves of equal shapes.
+  """Applies `jax.tree.map` while a program is traced; the function is traced once for all leaves of equal shapes.
 
   The program is the same: what was traced is written into it for each leaf.
   """
@@ -65,7 +58,7 @@ def map_once(function: Callable[..., Array], tree: PyTree, *rest: PyTree) -> PyT
 
 
 def is_stacked(name: str) -> bool:
-  """Whether the leaf with this path name is stacked over layers."""
+  """Returns whether the leaf with this path name is stacked over layers."""
   return BLOCKS in name.split('/')[:-1]
 
 

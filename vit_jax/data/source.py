@@ -82,18 +82,12 @@ class Part(NamedTuple):
   stop: int
 
 
-class ConcatSource:
-  """Parts of sources, one after the other, as one source."""
+class Derived:
+  """A source whose examples are those of others; subclasses define `origin`, which maps indexes to theirs."""
 
-  def __init__(self, parts: Sequence[Part], *, name: str, title: str = '') -> None:
-    self.name, self.title, self._parts = name, title, tuple(parts)
-    self.class_names = parts[0].source.class_names
-    self._starts = [sum(p.stop - p.start for p in parts[:i]) for i in range(len(parts) + 1)]
-    text = ' '.join(f'{p.source.digest}[{p.start}:{p.stop}]' for p in parts)
-    self.digest = hashlib.sha256(text.encode()).hexdigest()
-
-  def __len__(self) -> int:
-    return self._starts[-1]
+  def origin(self, index: int) -> tuple[Source, int]:
+    """Returns the source of an example, and its index there."""
+    raise NotImplementedError
 
   def __getitem__(self, index: int) -> Record:
     source, place = self.origin(index)
@@ -107,13 +101,26 @@ class ConcatSource:
     source, place = self.origin(index)
     return source.describe(place)
 
+
+class ConcatSource(Derived):
+  """Parts of sources, one after the other, as one source."""
+
+  def __init__(self, parts: Sequence[Part], *, name: str, title: str = '') -> None:
+    self.name, self.title, self._parts = name, title, tuple(parts)
+    self.class_names = parts[0].source.class_names
+    self._starts = [sum(p.stop - p.start for p in parts[:i]) for i in range(len(parts) + 1)]
+    text = ' '.join(f'{p.source.digest}[{p.start}:{p.stop}]' for p in parts)
+    self.digest = hashlib.sha256(text.encode()).hexdigest()
+
+  def __len__(self) -> int:
+    return self._starts[-1]
+
   @property
   def most_labels(self) -> int:
     counts = [most_labels(part.source) for part in self._parts]
     return UNKNOWN if UNKNOWN in counts else max(counts)
 
   def origin(self, index: int) -> tuple[Source, int]:
-    """Returns the source of an example, and its index there."""
     if not 0 <= index < len(self):
       raise IndexError(f'{self.name}: expected an index below {len(self):,}, got {index}')
     number = bisect.bisect_right(self._starts, index) - 1
@@ -121,7 +128,7 @@ class ConcatSource:
     return part.source, part.start + index - self._starts[number]
 
 
-class Subset:
+class Subset(Derived):
   """The examples `rows` of a source."""
 
   def __init__(self, source: Source, rows: Sequence[int] | HostArray, *, name: str) -> None:
@@ -132,25 +139,15 @@ class Subset:
   def __len__(self) -> int:
     return len(self._rows)
 
-  def __getitem__(self, index: int) -> Record:
-    return self._source[int(self._rows[index])]
-
-  def label(self, index: int) -> int:
-    return self._source.label(int(self._rows[index]))
-
-  def describe(self, index: int) -> str:
-    return self._source.describe(int(self._rows[index]))
-
   @property
   def most_labels(self) -> int:
     return most_labels(self._source)
 
   def origin(self, index: int) -> tuple[Source, int]:
-    """Returns the source of an example, and its index there."""
     return self._source, int(self._rows[index])
 
 
-class Relabeled:
+class Relabeled(Derived):
   """A source whose class c has the number `labels[c]`, `labels [C] i32`, among other class names."""
 
   def __init__(self, source: Source, labels: HostArray, class_names: tuple[str, ...]) -> None:
@@ -171,15 +168,11 @@ class Relabeled:
     label = self._source.label(index)
     return int(self._labels[label]) if label >= 0 else label
 
-  def describe(self, index: int) -> str:
-    return self._source.describe(index)
-
   @property
   def most_labels(self) -> int:
     return most_labels(self._source)
 
   def origin(self, index: int) -> tuple[Source, int]:
-    """Returns the source of an example, and its index there."""
     return self._source, index
 
 
@@ -192,7 +185,7 @@ def take_first(source: Source, num: int) -> Source:
 
 def find_origin(source: Source, index: int) -> tuple[Source, int]:
   """Returns the stored source of an example, and its index there, through all parts and subsets."""
-  while isinstance(source, ConcatSource | Subset | Relabeled):
+  while isinstance(source, Derived):
     source, index = source.origin(index)
   return source, index
 

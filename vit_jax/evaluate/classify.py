@@ -30,7 +30,7 @@ from vit_jax.evaluate import problems, targets
 from vit_jax.evaluate.resources import Make, Resources, check_single
 from vit_jax.evaluate.results import Guesses, Measuring, Result, mark, named
 from vit_jax.parallel import mesh as meshes
-from vit_jax.record.tally import Tally
+from vit_jax.record.progress import TaskProgress
 
 log = logging.getLogger('vit_jax.jobs')
 
@@ -83,7 +83,7 @@ class TopK:
     totals: dict[str, np.ndarray] = {}
     parts: list[dict[str, np.ndarray]] = []
     done, total = 0, self._loader.num_examples
-    with Tally(self._name, total, unit='images', bar=self._bar, active=jax.process_index() == 0) as tally:
+    with TaskProgress(self._name, total, unit='images', bar=self._bar, active=jax.process_index() == 0) as progress:
       for sums, rows in self._evaluated(selected):
         problems.check_finite(self._name, int(sums.pop('broken')), selected)
         for name, one in sums.items():
@@ -91,7 +91,7 @@ class TopK:
         kept = rows['mask'] > 0
         parts.append({name: rows[name][kept] for name in _GUESSED})
         done += len(rows['mask'])
-        tally.update(done)
+        progress.update(done)
     num_counted = round(totals['top1'][1])
     problems.check_counted(self._name, num_counted, total)
     metrics = {name: float(totals[name][0] / totals[name][1]) for name in METRICS}

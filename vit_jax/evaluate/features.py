@@ -24,7 +24,7 @@ from vit_jax.core.types import Array, Batch, HostArray, PyTree
 from vit_jax.evaluate import problems
 from vit_jax.evaluate.store import Layout, Rows, Store, Table
 from vit_jax.parallel import mesh as meshes
-from vit_jax.record.tally import Tally
+from vit_jax.record.progress import TaskProgress
 
 Reader = Callable[[PyTree, Array], Array]
 """Maps the selected parameters of a view and prepared images `[B, H, W, 3]` to features `[B, D]` f32."""
@@ -60,9 +60,9 @@ class Split:
   def layout(self) -> Layout:
     return self._layout
 
-  def count(self, unit: str, total: int) -> Tally:
+  def count(self, unit: str, total: int) -> TaskProgress:
     """Returns the progress display of work on the split."""
-    return Tally(self.name, total, unit=unit, bar=self._bar, active=jax.process_index() == 0)
+    return TaskProgress(self.name, total, unit=unit, bar=self._bar, active=jax.process_index() == 0)
 
   def table(self, selected: PyTree) -> Table:
     """Returns the features of these weights. Every process must call it.
@@ -116,7 +116,7 @@ class Split:
     """Yields rows `[P, b, …]` batch by batch; each batch is fetched while the next is computed."""
     waiting: tuple[Array, Array, Batch] | None = None
     done = num_counted = 0
-    with self.count('images', self.num_examples) as tally:
+    with self.count('images', self.num_examples) as progress:
       for batch in itertools.chain(self._loader.batches(), [None]):
         ahead = None if batch is None else self._begin(selected, batch)
         if waiting is not None:
@@ -124,7 +124,7 @@ class Split:
           broken, counted = jax.device_get(counts).tolist()
           problems.check_finite(self.name, broken, selected)
           num_counted, done = num_counted + counted, done + self._layout.batch_size
-          tally.update(done)
+          progress.update(done)
           yield self._fetch(features, rows)
         waiting = ahead
     problems.check_counted(self.name, num_counted, self.num_examples)

@@ -54,7 +54,10 @@ def metric_name(evaluation: str, metric: str, view: str) -> str:
 
 
 def is_telling(metric: str, num_classes: float) -> bool:
-  """Whether to show a metric: not top-5 with few classes, which is nearly always 1, no single seed, no IoU by class."""
+  """Returns whether to show a metric.
+
+  Top-5 with few classes, which is nearly always 1, single seeds, and the IoU by class are not shown.
+  """
   is_sure = num_classes <= TOP and re.fullmatch(r'(.+/)?top5([._].*)?(@.*)?', metric)
   return not is_sure and not re.search(r'_seed\d+|(^|/)iou\.', metric)
 

@@ -21,7 +21,7 @@ from vit_jax.evaluate import problems
 from vit_jax.evaluate.features import Split
 from vit_jax.evaluate.resources import Make, Resources
 from vit_jax.evaluate.results import Measuring, Result, mark, named
-from vit_jax.record.tally import Tally
+from vit_jax.record.progress import TaskProgress
 
 log = logging.getLogger('vit_jax.evaluate')
 
@@ -77,14 +77,14 @@ class Knn:
     stride = min(max(1, BLOCK // layout.batch_size) * layout.size, layout.num_rows)
     starts = range(0, layout.num_rows, stride)
 
-    def blocks(tally: Tally) -> Iterator[tuple[Array, Array, Array]]:
+    def blocks(progress: TaskProgress) -> Iterator[tuple[Array, Array, Array]]:
       for number, start in enumerate(starts):
         block = self._train.place(table, start, start + stride)
         yield block['features'], block['label'], block['mask']
-        tally.update(number + 1)
+        progress.update(number + 1)
 
-    with self._train.count('blocks', len(starts)) as tally:
-      return search(features, blocks(tally), max(self._ks), mesh=self._train.mesh, size=layout.size)
+    with self._train.count('blocks', len(starts)) as progress:
+      return search(features, blocks(progress), max(self._ks), mesh=self._train.mesh, size=layout.size)
 
 
 def search(features: Array, blocks: Iterable[tuple[Array, Array, Array]], k: int, *, mesh: jax.sharding.Mesh,

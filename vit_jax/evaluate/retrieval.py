@@ -23,7 +23,7 @@ from vit_jax.evaluate import knn, problems
 from vit_jax.evaluate.features import Split
 from vit_jax.evaluate.resources import Make, Resources, check_single
 from vit_jax.evaluate.results import Measuring, Result, mark, named
-from vit_jax.record.tally import Tally
+from vit_jax.record.progress import TaskProgress
 
 
 class Retrieval:
@@ -72,14 +72,14 @@ class Retrieval:
     stride = min(max(1, knn.BLOCK // layout.batch_size) * layout.size, layout.num_rows)
     starts = range(0, layout.num_rows, stride)
 
-    def blocks(tally: Tally) -> Iterator[tuple[Array, Array, Array]]:
+    def blocks(progress: TaskProgress) -> Iterator[tuple[Array, Array, Array]]:
       for number, start in enumerate(starts):
         block = gallery.place(table, start, start + stride)
         yield block['features'], block[what], block['mask']
-        tally.update(number + 1)
+        progress.update(number + 1)
 
-    with gallery.count('blocks', len(starts)) as tally:
-      return knn.search(features, blocks(tally), k, mesh=gallery.mesh, size=layout.size)
+    with gallery.count('blocks', len(starts)) as progress:
+      return knn.search(features, blocks(progress), k, mesh=gallery.mesh, size=layout.size)
 
 
 @functools.partial(jax.jit, static_argnums=4)

@@ -204,7 +204,7 @@ def _rows(features: HostArray, other: HostArray) -> Rows:
 
 
 def _all_agree(said: bool) -> bool:
-  """Whether the value is true on all processes; computing features needs all of them."""
+  """Returns whether the value is true on all processes; computing features needs all of them."""
   if jax.process_count() == 1:
     return said
   return bool(np.all(multihost_utils.process_allgather(np.array(said))))

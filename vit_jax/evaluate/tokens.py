@@ -24,7 +24,7 @@ from vit_jax.evaluate import features, problems
 from vit_jax.evaluate.linear import Data
 from vit_jax.models import intermediates
 from vit_jax.parallel import mesh as meshes
-from vit_jax.record.tally import Tally
+from vit_jax.record.progress import TaskProgress
 
 MEMORY_SHARE = 4
 """The training tokens may take one part in so many of the memory: they are copied for the devices and standardized."""
@@ -97,7 +97,7 @@ class Tokens:
     windows: list[HostArray] = []
     ready: list[HostArray] = []
     done = 0
-    with Tally(self.name, len(mine), unit='images', bar=self._bar, active=jax.process_index() == 0) as tally:
+    with TaskProgress(self.name, len(mine), unit='images', bar=self._bar, active=jax.process_index() == 0) as progress:
       while True:
         while len(windows) < self._num_windows and (example := next(examples, None)) is not None:
           pending.append(example)
@@ -111,7 +111,7 @@ class Tokens:
           num = len(example['windows'])
           yield example, np.stack(ready[:num]).reshape(num, *self.images.grid, -1)
           ready, done = ready[num:], done + 1
-          tally.update(done)
+          progress.update(done)
 
   def _apply(self, selected: PyTree, windows: list[HostArray], heads: Heads) -> HostArray:
     """Returns what the heads give for at most one batch of windows, `[n, N, c]`."""
@@ -181,14 +181,14 @@ def _same(tokens: Array) -> Array:
 
 
 def any_process(said: bool) -> bool:
-  """Whether the value is true on any process. Every process must call it."""
+  """Returns whether the value is true on any process. Every process must call it."""
   if jax.process_count() == 1:
     return said
   return bool(np.any(multihost_utils.process_allgather(np.array(said))))
 
 
 def _most(number: int) -> int:
-  """The largest number of all processes. Every process must call it."""
+  """Returns the largest number of all processes. Every process must call it."""
   if jax.process_count() == 1:
     return number
   return int(np.max(multihost_utils.process_allgather(np.array(number, np.int32))))

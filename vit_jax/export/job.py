@@ -24,7 +24,7 @@ from vit_jax.core.types import Array, HostArray
 from vit_jax.data.device.prepare import normalize
 from vit_jax.export import onnx
 from vit_jax.jobs import runtime as startup
-from vit_jax.record import destination, stage
+from vit_jax.record import console, destination
 from vit_jax.weights import card, inference, loading
 from vit_jax.weights.network import Weights
 
@@ -47,12 +47,12 @@ def run(weights: str, to: pathlib.Path, *, preprocess: str, model: str, view: st
   """Exports weights, given as for `weights.loading.load`; exit status 0."""
   check(to)
   startup.start()
-  stage.begin('loading the weights')
+  console.begin_stage('loading the weights')
   found = loading.load(weights, preprocess=preprocess, model=model, view=view, allow_download=allow_download,
                        allow_nonfinite=allow_nonfinite)
-  stage.end()
+  console.end_stage()
   print(loading.text(found))
-  stage.begin('exporting, running the result beside the network')
+  console.begin_stage('exporting, running the result beside the network')
   write(found, to, from_pixels=from_pixels, any_size=any_size)
   return 0
 
@@ -100,7 +100,7 @@ def write(weights: Weights, to: pathlib.Path, *, from_pixels: bool, any_size: bo
     card.place(card.text(weights, to.name, written_as=to.suffix[1:], how=_checked(difference, subject.multiple),
                          from_pixels=from_pixels), part, to)
     destination.publish(pathlib.Path(folder), to)
-  stage.end()
+  console.end_stage()
   shape = ', '.join(map(str, ('height', 'width', 3) if subject.multiple else subject.image.shape[1:]))
   print(f'Exported {weights.source} to {to}: image [batch, {shape}] {subject.image.dtype} to {subject.output}. For '
         f'{" and ".join(map(str, NUM_IMAGES))} images, its results differ from those of the network by at most '

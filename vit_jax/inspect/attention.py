@@ -16,7 +16,7 @@ from vit_jax.core.types import Array, HostArray
 
 
 def rollout(attentions: Iterable[Array], readout_weights: Array, *, discard: float = 0.) -> Array:
-  """Attention rollout (arXiv 2005.00928; ViT paper, Appendix D.8), weights over input tokens, `[B, M]`.
+  """Returns attention rollout (arXiv 2005.00928; ViT paper, Appendix D.8): weights over input tokens, `[B, M]`.
 
   Each layer's attention, averaged over heads, gets half its weight from the identity, for the residual connection:
   `(mean_A A + I) / 2`; the layers are multiplied. The result is `readout_weights` times the product.
@@ -52,7 +52,7 @@ def _without_smallest(attention: Array, share: float) -> Array:
 
 
 def head_maps(attention: Array, readout_weights: Array, num_patches: int) -> Array:
-  """Attention map of each head of the last block (DINO, arXiv 2104.14294, Figure 1), `[B, A, N]` f32."""
+  """Returns the attention map of each head of the last block (DINO, arXiv 2104.14294, Figure 1), `[B, A, N]` f32."""
   return jnp.einsum('bm,bamk->bak', readout_weights, attention)[..., -num_patches:]
 
 
@@ -66,7 +66,9 @@ def keep_mass(maps: HostArray, mass: float) -> HostArray:
 
 
 def relevance(pairs: Iterable[tuple[Array, Array]], readout_weights: Array) -> Array:
-  """Gradient-weighted relevance of input tokens for a score, `[B, M]` (arXiv 2103.15679, eqs. 5 and 6).
+  """Returns the relevance of input tokens for a score, `[B, M]` (arXiv 2103.15679, eqs. 5 and 6).
+
+  Attention is weighted by its gradient.
 
   With `E = mean_A max(0, gradient * A)` of each layer, `R <- R + E R` from `R = I`, the first layer first; here the
   row `readout_weights R` is computed from the last layer to the first, so that no product of matrices is held in

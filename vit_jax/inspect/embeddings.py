@@ -12,7 +12,9 @@ EXACT = 100  # images up to which t-SNE sums over all pairs
 
 
 def filter_components(kernel: HostArray, count: int) -> tuple[HostArray, HostArray]:
-  """Principal components of the patch embedding's filters (ViT paper, Figure 7 left, which shows 28).
+  """Returns the principal components of the patch embedding's filters.
+
+  The ViT paper shows 28 of them (Figure 7 left).
 
   Args:
     kernel: `[P, P, 3, D]`, D filters.
@@ -36,7 +38,7 @@ def signed(components: HostArray) -> HostArray:
 
 
 def position_similarity(positions: HostArray, grid: tuple[int, int]) -> HostArray:
-  """Cosine similarity of position embeddings (ViT paper, Figure 7 center).
+  """Returns the cosine similarity of position embeddings (ViT paper, Figure 7 center).
 
   Args:
     positions: `[N, D]`, of the patch tokens.
@@ -55,7 +57,7 @@ def unit_rows(rows: HostArray) -> HostArray:
 
 
 def token_colors(tokens: HostArray) -> HostArray:
-  """The first three principal components of patch tokens as red, green and blue (DINOv2, Figure 1).
+  """Returns the first three principal components of patch tokens as red, green and blue (DINOv2, Figure 1).
 
   Args:
     tokens: `[B, N, D]`; the components are those of all images together.
@@ -72,7 +74,9 @@ def token_colors(tokens: HostArray) -> HostArray:
 
 
 def linear_cka(x: HostArray, y: HostArray) -> float:
-  """Linear centered kernel alignment of two sets of features of the same images (arXiv 1905.00414, eq. 6).
+  """Returns the linear centered kernel alignment of two sets of features of the same images.
+
+  Source: arXiv 1905.00414, eq. 6.
 
   `|Y^T X|^2 / (|X^T X| |Y^T Y|)` with Frobenius norms and centered columns; 1 for features equal up to rotation and
   scale.
@@ -90,12 +94,12 @@ def linear_cka(x: HostArray, y: HostArray) -> float:
 
 
 def cka_table(first: list[HostArray], second: list[HostArray]) -> HostArray:
-  """CKA of each layer of one model `[S, D]` with each of another, `[len(first), len(second)]`."""
+  """Returns the CKA of each layer of one model `[S, D]` with each of another, `[len(first), len(second)]`."""
   return np.array([[linear_cka(a, b) for b in second] for a in first])
 
 
 def nearest(features: HostArray, count: int) -> tuple[HostArray, HostArray]:
-  """The nearest other images by cosine: indices and similarities, both `[S, count]`, the nearest first."""
+  """Returns the nearest other images by cosine: indices and similarities, both `[S, count]`, the nearest first."""
   unit = unit_rows(np.asarray(features, np.float64))
   similarity = unit @ unit.T
   np.fill_diagonal(similarity, -np.inf)
@@ -104,7 +108,7 @@ def nearest(features: HostArray, count: int) -> tuple[HostArray, HostArray]:
 
 
 def leave_one_out(features: HostArray, labels: HostArray, neighbors: int) -> float:
-  """Share of the images whose class is that of most of their nearest other images.
+  """Returns the share of the images whose class is that of most of their nearest other images.
 
   Ties are decided by the nearest image. A cheap measure of how separable the classes are at a depth.
   """

@@ -135,7 +135,7 @@ def scatter(points: HostArray, labels: Sequence[str], *, title: str) -> bytes:
 
 
 def shade(image: HostArray, heat: HostArray) -> HostArray:
-  """`image [H, W, 3]` uint8 dimmed where `heat [h, w]` is low, as in the ViT paper's Figure 6; uint8.
+  """Returns `image [H, W, 3]` uint8 dimmed where `heat [h, w]` is low, as in the ViT paper's Figure 6; uint8.
 
   The map is scaled so that the largest 3 % have full brightness, and enlarged by linear interpolation.
   """
@@ -143,7 +143,7 @@ def shade(image: HostArray, heat: HostArray) -> HostArray:
 
 
 def overlay(image: HostArray, heat: HostArray, *, opacity: float = .55) -> HostArray:
-  """`image [H, W, 3]` uint8 under the colors of `heat [h, w]`, from its minimum to its largest 3 %; uint8."""
+  """Returns `image [H, W, 3]` uint8 under the colors of `heat [h, w]`, from its minimum to its largest 3 %; uint8."""
   matplotlib = plotting.load()
   scaled = (heat - heat.min()) / max(_bright(heat) - float(heat.min()), 1e-12)
   colors = matplotlib.colormaps['inferno'](enlarge(scaled, image.shape[:2]))[..., :3]

@@ -67,7 +67,7 @@ def to_png(image: HostArray) -> bytes:
 
 
 def breakable(text: str) -> Markup:
-  """Text whose lines may break within long paths and file names, at their joints and not inside a word."""
+  """Returns text whose lines may break within long paths and file names, at their joints and not inside a word."""
   return Markup(re.sub(r'(?<=\w)([/\\:=,]+|[_.-](?=[^\W\d]))', r'\1<wbr>', str(escape(text))))
 
 

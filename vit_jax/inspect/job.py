@@ -27,7 +27,7 @@ from vit_jax.inspect.page import FILTERS, Inspection
 from vit_jax.jobs import predict, report_card
 from vit_jax.jobs import runtime as startup
 from vit_jax.objectives import mae
-from vit_jax.record import stage, storage
+from vit_jax.record import console, storage
 from vit_jax.weights import inference
 
 log = logging.getLogger('vit_jax.jobs')
@@ -61,14 +61,14 @@ def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to:
   startup.start()
   opencv.quieten()
   began = time.monotonic()
-  stage.begin('loading the weights')
+  console.begin_stage('loading the weights')
   names = report_card.split_weights(weights) if weights else [str(workdir)]
   networks = [Model(inference.load(name, preprocess=preprocess, model=model, view=view, classes=classes,
                                    allow_download=allow_download, allow_nonfinite=allow_nonfinite))
               for name in names]
   numbers = [_describe(network, of_class, classes) for network in networks]
   to.mkdir(parents=True, exist_ok=True)
-  stage.begin('compiling and measuring')
+  console.begin_stage('compiling and measuring')
   inspections, num_bad = [], 0
   for name, network, number in zip(_short_names(names), networks, numbers, strict=True):
     images, good = _read(network, paths)
@@ -77,7 +77,7 @@ def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to:
     log.info('%s: %d images, %.0f s so far.', name, len(images), time.monotonic() - began)
   _write_numbers(to, inspections)
   report = page.write(to, inspections)
-  stage.end()
+  console.end_stage()
   print(f'Report: {report}', flush=True)
   return 2 if num_bad else 0
 

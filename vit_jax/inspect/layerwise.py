@@ -56,7 +56,7 @@ class Driver:
     self._first_pull = jax.jit(self._first_back, static_argnames=('logits', 'grid'))
 
   def layers(self, image: Array, *, capture: bool) -> Iterator[Layer]:
-    """`num_layers + 1` depths of `image [B, H, W, 3]` f32, normalized; only the newest depth is in memory."""
+    """Yields `num_layers + 1` depths of `image [B, H, W, 3]` f32, normalized; only the newest depth is in memory."""
     tokens = self._begin(self.params, image)
     yield Layer(0, tokens, None)
     for i in range(self.num_layers):
@@ -64,16 +64,16 @@ class Driver:
       yield Layer(i + 1, tokens, full_attention(captured) if capture else None)
 
   def finish(self, tokens: Array, *, grid: tuple[int, int]) -> Features:
-    """Features from the output of the last block."""
+    """Returns the features from the output of the last block."""
     return self._finish(self.params, tokens, grid=grid)
 
   def readout_weights(self, tokens: Array) -> Array:
-    """Weights of the tokens in the pooled features, `[B, M]`, from the output of the last block."""
+    """Returns the weights of the tokens in the pooled features, `[B, M]`, from the output of the last block."""
     return self._readout_weights(self.params, tokens)
 
   def relevance_gradients(self, image: Array, logits: Logits, chosen: Array | int, *,
                           grid: tuple[int, int]) -> Iterator[tuple[Array, Array]]:
-    """Attention of each block and the gradient of a logit by it, the last block first.
+    """Yields the attention of each block and the gradient of a logit by it, the last block first.
 
     The input tokens of all layers are in memory (`[B, M, D]` each), and the attention of one layer.
 

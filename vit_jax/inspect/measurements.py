@@ -76,7 +76,10 @@ def measure(driver: Driver, batches: Iterable[HostArray], *, grid: tuple[int, in
 
 def relevance(driver: Driver, image: HostArray, *, grid: tuple[int, int], logits: Logits,
               of_class: int | None = None) -> HostArray:
-  """Relevance of patches for a class, by default the predicted one: `[h, w]` f32 of one image `[1, H, W, 3]`."""
+  """Returns the relevance of patches for a class: `[h, w]` f32 of one image `[1, H, W, 3]`.
+
+  By default the class is the predicted one.
+  """
   *_, last = driver.layers(jnp.asarray(image), capture=False)
   chosen = int(logits(driver.finish(last.tokens, grid=grid))[0].argmax()) if of_class is None else of_class
   pairs = driver.relevance_gradients(jnp.asarray(image), logits, chosen, grid=grid)

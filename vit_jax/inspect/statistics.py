@@ -15,20 +15,20 @@ TINY = 1e-8  # added to attention before a logarithm
 
 
 def patch_attention(attention: Array, num_patches: int) -> Array:
-  """Attention among patch tokens only, `[B, A, N, N]`, each row divided by its sum."""
+  """Returns the attention among patch tokens only, `[B, A, N, N]`, each row divided by its sum."""
   attention = attention[..., -num_patches:, -num_patches:]
   return attention / jnp.maximum(attention.sum(-1, keepdims=True), TINY)
 
 
 def distances_px(grid: tuple[int, int], patch_px: tuple[float, float]) -> HostArray:
-  """Distances between patch centers, `[N, N]` f32 in pixels of the prepared image, in raster order."""
+  """Returns the distances between patch centers, `[N, N]` f32 in pixels of the prepared image, in raster order."""
   rows, columns = np.indices(grid).reshape(2, -1).astype(np.float32)
   across = (columns[:, None] - columns[None]) * patch_px[1]
   return np.hypot((rows[:, None] - rows[None]) * patch_px[0], across)
 
 
 def mean_distance(attention: Array, distances: Array | HostArray) -> Array:
-  """Mean attention distance of each head in pixels, `[A]` (ViT paper, Figure 7 right and Appendix D.7).
+  """Returns the mean attention distance of each head in pixels, `[A]` (ViT paper, Figure 7 right, Appendix D.7).
 
   `sum_k A(q, k) |q - k|`, without the row and column of the class token, averaged over queries and images.
 
@@ -42,7 +42,9 @@ def mean_distance(attention: Array, distances: Array | HostArray) -> Array:
 
 
 def mutual_information(attention: Array, num_patches: int) -> Array:
-  """Normalized mutual information of query and key of each head, `[A]` (arXiv 2305.00729, section 3.1).
+  """Returns the normalized mutual information of query and key of each head, `[A]`.
+
+  Source: arXiv 2305.00729, section 3.1.
 
   With `p(q) = 1 / N` and `p(k | q) = A`: `I(q; k) / sqrt(H(q) H(k))`. Near 0, every query attends to the same keys.
   """
@@ -56,13 +58,15 @@ def mutual_information(attention: Array, num_patches: int) -> Array:
 
 
 def entropy(attention: Array, num_patches: int) -> Array:
-  """Mean entropy of a patch's attention to patches, in nats, `[A]`; log N for uniform attention."""
+  """Returns the mean entropy of a patch's attention to patches, in nats, `[A]`; log N for uniform attention."""
   weights = patch_attention(attention, num_patches)
   return -(weights * jnp.log(weights + TINY)).sum(-1).mean((0, 2))
 
 
 def fourier_amplitude(tokens: Array, grid: tuple[int, int]) -> Array:
-  """Relative log amplitude along the diagonal, `[n]` f32, n = min(h, w) // 2 + 1 (arXiv 2202.06709; 2305.00729).
+  """Returns the relative log amplitude along the diagonal, `[n]` f32, n = min(h, w) // 2 + 1.
+
+  Sources: arXiv 2202.06709; 2305.00729.
 
   The token map of each channel is Fourier transformed; `log(|F| + 1e-6)` is averaged over channels and images. Entry
   i is the frequency `i / n * pi` in both directions, relative to that of frequency 0, so that entry 0 is 0.
@@ -75,7 +79,10 @@ def fourier_amplitude(tokens: Array, grid: tuple[int, int]) -> Array:
 
 
 def singular_values(tokens: Array) -> Array:
-  """Log singular values of an image's centered tokens relative to the first, `[min(N, D)]`, mean over images."""
+  """Returns the log singular values of an image's centered tokens relative to the first, averaged over images.
+
+  The shape is `[min(N, D)]`.
+  """
   centered = tokens.astype(jnp.float32)
   centered = centered - centered.mean(1, keepdims=True)
   values = jnp.linalg.svd(centered, compute_uv=False)

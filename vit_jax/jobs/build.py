@@ -37,7 +37,7 @@ from vit_jax.objectives import adapters, ema, kinds
 from vit_jax.optim import optimizers, schedules
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import mesh as meshes
-from vit_jax.record import stage, storage
+from vit_jax.record import console, storage
 from vit_jax.train import step as steps
 from vit_jax.weights.network import Weights
 
@@ -80,7 +80,7 @@ class Parts(NamedTuple):
 
 def open_data(config: schema.Config) -> Data:
   """Opens the sources of a config."""
-  stage.begin('opening the data')
+  console.begin_stage('opening the data')
   found = opening.open_sources(config.data, image_px=config.image_px)
   in_memory = loaders.fits_in_memory(
       found.train, recipe=config.data.recipe, image_px=config.image_px, choice=config.data.in_memory)
@@ -103,7 +103,7 @@ def open_run(config: schema.Config, data: Data, *, workdir: storage.Path | None 
     workdir: of the run; a run that was saved on the same hardware keeps its layout.
     overridden: settings on the command line, which are not changed.
   """
-  stage.begin('building the network')
+  console.begin_stage('building the network')
   hardware = meshes.find_hardware(config.mesh.slices)
   numbers = Numbers(config.data.num_examples or len(data.train), len(data.class_names), data.in_memory)
   before = _saved_config(workdir)
@@ -152,7 +152,7 @@ def train_loader(config: schema.Config, data: Data, shard: Shard) -> Loader:
   """
   d = config.data
   check_size(d, data.train)
-  stage.begin('preparing the training data')
+  console.begin_stage('preparing the training data')
   return loaders.train_loader(
       data.train, recipe=d.recipe, image_px=config.image_px, batch_size=config.batch_size, seed=config.seed,
       shard=shard, workers=d.workers, threads=d.threads, in_memory=data.in_memory, max_bad_images=d.max_bad_images,
@@ -231,14 +231,8 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
                           soft_labels=bool(config.data.pseudo.source), targets=spec.targets())
   program = steps.build(
       task, optimizer, prepare, mesh=mesh, batch=abstract_batch(config), seed=config.seed,
-      accumulate=config.train.microbatches, unstacked_layers=_unstacks_layers(config))
+      accumulate=config.train.microbatches)
   return Parts(config, mesh, lengths, num_classes, backbone, task, schedule, optimizer, prepare, program)
-
-
-def _unstacks_layers(config: schema.Config) -> bool:
-  """Whether unstacked layers are set and useful: SAM and scanned blocks need stacked parameters."""
-  return (config.train.unstacked_layers and not config.train.sam.rho
-          and getattr(config.model, 'execution', schema.Execution.SCAN) is not schema.Execution.SCAN)
 
 
 def build_backbone(config: schema.Config) -> Backbone:

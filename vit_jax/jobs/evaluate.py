@@ -16,7 +16,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.evaluate import final as results
 from vit_jax.jobs import build, evaluate_weights, report_card
 from vit_jax.jobs import runtime as startup
-from vit_jax.record import destination, stage, storage
+from vit_jax.record import console, destination, storage
 from vit_jax.train import checkpoint_reader
 from vit_jax.train.state import TrainState
 from vit_jax.weights import inherit
@@ -71,7 +71,7 @@ def _run(config: schema.Config, workdir: storage.Path, *, source: str, overridde
   data = build.open_data(config)
   mesh, shard, parts = build.open_run(config, data, workdir=workdir, overridden=overridden)
   config = parts.config
-  stage.begin('reading the checkpoint')
+  console.begin_stage('reading the checkpoint')
   reader = checkpoint_reader.Reader(workdir / 'checkpoints')
   restored = reader.newest(parts.program.abstract_state, parts.program.shardings)
   if restored is None:
@@ -85,9 +85,9 @@ def _run(config: schema.Config, workdir: storage.Path, *, source: str, overridde
   log.info('Evaluating step %s of %s.', f'{step:,}', workdir)
   evaluators = build.evaluators(config, data, parts.objective, mesh=mesh, shard=shard, workdir=out,
                                 bar=config.train.progress)
-  stage.begin('evaluating')
+  console.begin_stage('evaluating')
   final = results.measure(evaluators, parts.objective, restored.state)
-  stage.end()
+  console.end_stage()
   evaluate_weights.report(final, out, step, config, data, restored.meta['digests']['params'])
   return 0
 

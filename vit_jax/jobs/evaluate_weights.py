@@ -28,7 +28,7 @@ from vit_jax.models.kernels import devices
 from vit_jax.objectives import distill
 from vit_jax.objectives.networks import NetworkView, statistics
 from vit_jax.parallel import mesh as meshes
-from vit_jax.record import destination, run_directory, stage, storage
+from vit_jax.record import console, destination, run_directory, storage
 from vit_jax.train.state import TrainState
 from vit_jax.weights import init_state, loading, preprocess
 from vit_jax.weights.network import Weights
@@ -83,16 +83,16 @@ def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str]
   check_head(found, config, where=spec.where)
   config = with_weights(config, found, overridden)
   check.check(config)
-  stage.begin('opening the data')
+  console.begin_stage('opening the data')
   data = open_data(config, found)
   mesh, shard = build.open_mesh(config)
   devices.check_devices(config.model, mesh, name='model')
   network = Network(config, has_head=bool(found.num_classes))
   evaluators = build.evaluators(config, data, network, mesh=mesh, shard=shard, workdir=workdir,
                                 bar=config.train.progress, weights=found)
-  stage.begin('evaluating')
+  console.begin_stage('evaluating')
   final = results.measure(evaluators, network, state(found, mesh))
-  stage.end()
+  console.end_stage()
   report(final, workdir, 0, config, data, trees.digest(found.params))
   resume.write_config(workdir, config)
   run_directory.write_json(workdir / 'weights.json',
@@ -129,7 +129,7 @@ def check_head(found: Weights, config: schema.Config, *, where: str) -> None:
 
 def load(config: schema.Config, spec: WeightsSpec, overridden: Collection[str]) -> Weights:
   """Returns the weights, for images of `config.image_px` if that is on the command line."""
-  stage.begin('loading the weights')
+  console.begin_stage('loading the weights')
   found = loading.load(**spec._asdict())
   if 'image_px' in overridden:
     found = loading.at_size(found, preprocess.scaled(found.preprocess, config.image_px))
@@ -173,7 +173,10 @@ def open_data(config: schema.Config, found: Weights) -> build.Data:
 
 
 def needs_head(config: schema.Config) -> bool:
-  """Whether an evaluation uses the classes of the head; the other evaluations are trained on the data's classes."""
+  """Returns whether an evaluation uses the classes of the head.
+
+  The other evaluations are trained on the data's classes.
+  """
   return any(isinstance(one, schema.TopK) for one in config.evals.values())
 
 

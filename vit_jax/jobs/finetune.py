@@ -25,7 +25,7 @@ from vit_jax.data.sources import opening, splits
 from vit_jax.jobs import resume, train
 from vit_jax.jobs import runtime as startup
 from vit_jax.recipes import sizes
-from vit_jax.record import stage, storage
+from vit_jax.record import console, storage
 from vit_jax.weights import loading
 from vit_jax.weights.network import Weights
 
@@ -68,9 +68,9 @@ def run(weights: str, data: str, workdir: storage.Path | None, *, lora: int, cha
   train_settings = apply(load_config(lora=lora), [one for one in changes if one.startswith('train.')]).train
   where = workdir or train.default_workdir(run_name(weights, data))
   process_id = startup.start(train_settings, resume.find_machine(where))
-  stage.begin('opening the data')
+  console.begin_stage('opening the data')
   found = choose_splits(open_settings(data, changes))
-  stage.begin('loading the weights')
+  console.begin_stage('loading the weights')
   view = next((one.partition('=')[2] for one in changes if one.startswith('init_view=')), '')
   network = loading.load(weights, view=view)
   config = apply(make(network, found, lora), changes)

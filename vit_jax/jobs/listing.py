@@ -15,7 +15,7 @@ from typing import NamedTuple
 from vit_jax.config import catalog as configs
 from vit_jax.core import globs
 from vit_jax.core.errors import UserError
-from vit_jax.record import stage
+from vit_jax.record import console
 
 KINDS = ('configs', 'models', 'weights', 'records')
 FORMATS = ('text', 'markdown', 'json')
@@ -48,12 +48,12 @@ def run(*, models: str, weights: str, configs: str, records: str, format: str) -
   """
   given = dict(zip(KINDS, (configs, models, weights, records), strict=True))
   given = {kind: pattern for kind, pattern in given.items() if pattern} or {'configs': '*'}
-  with contextlib.nullcontext() if [*given] == ['configs'] else stage.shown():
-    stage.begin('importing jax')
+  with contextlib.nullcontext() if [*given] == ['configs'] else console.stages_shown():
+    console.begin_stage('importing jax')
     with warnings.catch_warnings():
       warnings.simplefilter('ignore')  # of an empty list, which is an error here
       tables = {kind: table(kind, pattern) for kind, pattern in given.items()}
-    stage.end()
+    console.end_stage()
   if problems := [_no_match(kind, given[kind]) for kind, found in tables.items() if not found.rows]:
     raise UserError('\n'.join(problems))
   if format == 'json':
@@ -65,7 +65,7 @@ def run(*, models: str, weights: str, configs: str, records: str, format: str) -
 
 
 def table(kind: str, pattern: str = '*') -> Table:
-  """The table of one of `KINDS`."""
+  """Returns the table of one of `KINDS`."""
   match kind:
     case 'configs':
       return _configs(pattern)
@@ -78,7 +78,7 @@ def table(kind: str, pattern: str = '*') -> Table:
 
 
 def text(found: Table) -> str:
-  """A line for each row, for configs without a heading; cut to the width of a terminal."""
+  """Returns a line for each row, for configs without a heading, cut to the width of a terminal."""
   short = [row[:found.num_short] for row in found.rows]
   rows = short if found.columns[0] == 'config' else [found.columns[:found.num_short], *short]
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -91,7 +91,7 @@ def text(found: Table) -> str:
 
 
 def markdown(found: Table) -> str:
-  """A page with a heading, a paragraph and a table."""
+  """Returns a page with a heading, a paragraph and a table."""
   rule = ['---:' if number else '---' for number in found.is_number]
   lines = [found.columns, tuple(rule), *([cell.replace('|', '\\|') for cell in row] for row in found.rows)]
   return f'# {found.title}\n\n{found.about}\n\n' + '\n'.join(f'| {" | ".join(line)} |' for line in lines)

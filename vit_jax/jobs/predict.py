@@ -33,12 +33,13 @@ from vit_jax.inspect.images import UPRIGHT
 from vit_jax.inspect.model import BATCH, Guess, Model
 from vit_jax.inspect.zeroshot import ZeroShot
 from vit_jax.jobs import runtime as startup
-from vit_jax.record import stage
+from vit_jax.record import console
 from vit_jax.weights import inference, loading
 
 log = logging.getLogger('vit_jax.jobs')
 OVERLAYS = 'overlays'
 THREADS = 8
+SHOWN = 5  # missing files in a message
 
 
 class Prepared(NamedTuple):
@@ -68,16 +69,17 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
                     'are files.')
   check_names(names, prompts=prompts, tokenizer=tokenizer, classes=classes)
   paths = list(find(files, follow_links=follow_links))
+  check_exist(paths)
   startup.start()
   opencv.quieten()
-  stage.begin('loading the weights')
+  console.begin_stage('loading the weights')
   network = load(weights, preprocess=preprocess, model=model, view=view, classes=classes, has_names=bool(names),
                  allow_download=allow_download, allow_nonfinite=allow_nonfinite)
   classifier = choose_classifier(network, names, prompts=prompts, tokenizer=tokenizer)
   targets = name_overlays(paths, to or pathlib.Path(OVERLAYS)) if overlay else {}
   properties = describe(network, classifier)
   num_bad = 0
-  stage.begin('compiling, reading the first images')
+  console.begin_stage('compiling, reading the first images')
   for batch in _batches(network, paths):
     good = [one for one in batch if one.image is not None]
     _show_classes(batch, classifier, top=top, properties=properties if json else None)
@@ -96,7 +98,7 @@ def _show_classes(batch: Sequence[Prepared], classifier: Model | ZeroShot, *, to
   """Classifies a batch and prints a line for each file: JSON with these properties, or without any, text."""
   images = [one.image for one in batch if one.image is not None]
   logits = iter(classifier.logits(images, prepared=True) if images else [])
-  stage.end()
+  console.end_stage()
   for one in batch:
     found = [] if one.image is None else classifier.rank(next(logits), top=top)
     print(_as_text(one, found) if properties is None else _as_json(one, found, properties), flush=True,
@@ -174,6 +176,20 @@ def find(given: Sequence[str], *, follow_links: bool = False) -> Iterator[str]:
     image_files.check(below, finder, name)
     image_files.report(finder.ignored, name)
     yield from below
+
+
+def check_exist(paths: Sequence[str]) -> None:
+  """Warns about files that do not exist, before weights are loaded and a program is compiled.
+
+  Raises:
+    UserError: none of them exists.
+  """
+  missing = [path for path in paths if not os.path.exists(path)]
+  named = ', '.join(missing[:SHOWN]) + (f' and {len(missing) - SHOWN:,} more' if len(missing) > SHOWN else '')
+  if missing and len(missing) == len(paths):
+    raise UserError(f'{named}: expected image files or folders of images, got no such file. Check the paths.')
+  if missing:
+    log.warning('%s of %s files do not exist: %s', f'{len(missing):,}', f'{len(paths):,}', named)
 
 
 def name_overlays(paths: Sequence[str], to: pathlib.Path) -> dict[str, pathlib.Path]:

@@ -30,7 +30,7 @@ from vit_jax.jobs import build, evaluate_weights
 from vit_jax.jobs import runtime as startup
 from vit_jax.jobs.evaluate_weights import WeightsSpec
 from vit_jax.models.kernels import devices
-from vit_jax.record import destination, run_directory, stage, storage
+from vit_jax.record import console, destination, run_directory, storage
 from vit_jax.weights import addresses, network, preprocess
 from vit_jax.weights.network import Weights
 
@@ -89,7 +89,7 @@ def run(config: schema.Config, specs: Sequence[WeightsSpec], *, overridden: Coll
   titles = short([spec.where for spec in specs])
   columns = [measure(config, spec, title=title, overridden=overridden, workdir=workdir)
              for spec, title in zip(specs, titles, strict=True)]
-  stage.end()
+  console.end_stage()
   if not any(column.found for column in columns):
     raise UserError(next(reason for column in columns for reason in column.reasons.values()))
   if not process_id:
@@ -141,7 +141,7 @@ def _measure(config: schema.Config, found: Weights, state: Any, *, mesh: jax.sha
   name, = config.evals
   evaluate_weights.check_head(found, config, where=found.source)
   check.check(config)
-  stage.begin(f'evaluating {name}')
+  console.begin_stage(f'evaluating {name}')
   data = evaluate_weights.open_data(config, found)
   network = evaluate_weights.Network(config, has_head=bool(found.num_classes))
   evaluators = build.evaluators(config, data, network, mesh=mesh, shard=shard, workdir=workdir,

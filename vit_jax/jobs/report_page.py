@@ -24,7 +24,7 @@ from vit_jax.core.types import HostArray
 from vit_jax.evaluate import final as results
 from vit_jax.inspect import html_pages, norms, predictions
 from vit_jax.jobs import report_curves
-from vit_jax.record import goodput, norms_file, reader, run_directory, storage
+from vit_jax.record import clock, norms_file, reader, run_directory, storage
 from vit_jax.record.progress import format_duration
 
 log = logging.getLogger('vit_jax.jobs')
@@ -87,7 +87,10 @@ def to_html(workdirs: Sequence[storage.PathLike], **more: object) -> str:
 
 
 def write_or_warn(workdir: storage.PathLike) -> str:
-  """Like `write_report` of one run, whose results exist: an error is a warning, and a sentence about it is returned."""
+  """Writes the report of one run like `write_report`. The results of the run exist already.
+
+  An error is logged as a warning, and a sentence about it is returned.
+  """
   try:
     return write_report(workdir)
   except Exception as error:  # of any library that draws: a finished run must not end as a failed one
@@ -262,7 +265,7 @@ def _norms(r: _Record) -> norms.Norms | None:
 
 def _phases(r: _Record) -> list[tuple[str, str, str]]:
   """Returns the time of each phase and its share, summed over the starts of the run."""
-  found = goodput.sum_starts(r.run.events)
+  found = clock.sum_starts(r.run.events)
   if found.total_s <= 0:
     return []
   names = {'step': 'steps that advanced the run', 'lost': 'work lost since the last checkpoint before a kill',

@@ -11,7 +11,7 @@ import jax
 from vit_jax.config import json_files, layout, provenance, schema
 from vit_jax.core import os_errors
 from vit_jax.core.errors import UserError
-from vit_jax.record import checkpoint_files, goodput, machine, progress, reader, run_directory, storage
+from vit_jax.record import checkpoint_files, clock, machine, progress, reader, run_directory, storage
 
 log = logging.getLogger('vit_jax.jobs')
 T = TypeVar('T')
@@ -72,11 +72,11 @@ def check_same(workdir: storage.Path, config: schema.Config) -> None:
         f'Set --workdir=DIR to start another run, or --workdir={workdir} to resume that one with these settings.']))
 
 
-def find_lost(workdir: storage.Path, start: int) -> goodput.Lost:
+def find_lost(workdir: storage.Path, start: int) -> clock.Lost:
   """Returns what the previous start did after step `start`; only process 0 needs it."""
   if not start or jax.process_index():
-    return goodput.Lost(0, 0.)
-  lost = goodput.find_lost(recall(lambda: reader.read_end(workdir, since=start)), resumed_from=start)
+    return clock.Lost(0, 0.)
+  lost = clock.find_lost(recall(lambda: reader.read_end(workdir, since=start)), resumed_from=start)
   if lost.steps:
     log.info('%s steps after that checkpoint are lost, %s of work.', f'{lost.steps:,}',
              progress.format_duration(lost.seconds))

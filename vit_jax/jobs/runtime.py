@@ -17,7 +17,7 @@ from vit_jax.config import schema
 from vit_jax.data.files import open_files
 from vit_jax.jobs import cpu
 from vit_jax.parallel import hardware, hosts
-from vit_jax.record import console, machine, stage
+from vit_jax.record import console, machine
 
 log = logging.getLogger('vit_jax.jobs')
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc
@@ -52,7 +52,7 @@ def start(train: schema.Train | None = None, before: Mapping[str, Any] | None = 
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
   place = hosts.initialize()
   if place and place.process_id:
-    stage.hide()
+    console.hide_stages()
     logging.getLogger('vit_jax').setLevel(logging.WARNING)  # process 0 logs progress, all log warnings
   for note in notes:
     log.log(note.level, '%s', note.text)
@@ -76,7 +76,7 @@ def start_logging() -> None:
   logging.basicConfig(level=logging.WARNING)
   for handler in root.handlers:
     if type(handler) is logging.StreamHandler:
-      handler.setFormatter(console.Formatter(handler.stream, began_s=stage.began_s()))
+      handler.setFormatter(console.Formatter(handler.stream, began_s=console.began_s()))
   logging.getLogger('vit_jax').setLevel(level)
   if level == logging.DEBUG:
     root.setLevel(logging.INFO)

@@ -22,7 +22,7 @@ from vit_jax.jobs import runtime as startup
 from vit_jax.jobs.serve_http import Answer
 from vit_jax.jobs.serve_images import MAX_PIXELS, Folder, Network
 from vit_jax.parallel import hardware
-from vit_jax.record import checkpoint_files, stage, storage
+from vit_jax.record import checkpoint_files, console, storage
 from vit_jax.weights import inference
 
 log = logging.getLogger('vit_jax.jobs')
@@ -60,9 +60,9 @@ def run(weights: str, workdir: storage.Path | None, files: Sequence[str], *, hos
   folder = Folder(files[0], network, find=predict.find) if files else None
   with Site(network, workdir, folder, title=weights or str(workdir)).serve(host, port) as server:
     if workdir is None:
-      stage.begin('loading the weights')
+      console.begin_stage('loading the weights')
       log.info('%s', inference.describe_class_names(network.preload().weights, classes=classes))
-    stage.end()
+    console.end_stage()
     if not server.is_local:
       log.warning('--host=%s: everyone who can reach this machine can open the page and send images to it.', host)
     print(f'Open {server.url} in a browser. Ctrl-C ends the server.', flush=True)

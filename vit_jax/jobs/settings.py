@@ -60,7 +60,7 @@ def run(files: Sequence[str], *, config: schema.Config | schema.Study | None, so
 
 
 def of(spec: str, changes: Sequence[str]) -> list[Setting]:
-  """The settings of a config with overrides; of a study, those of its first run.
+  """Returns the settings of a config with overrides; of a study, those of its first run.
 
   Raises:
     UserError: there is no such config, or an override cannot be applied.
@@ -104,7 +104,7 @@ def _set_by(one: Described, place: str, given: Sequence[str]) -> str:
 
 
 def select(found: Sequence[Setting], words: Sequence[str]) -> list[Setting]:
-  """The settings whose path has one of the words as a part of it; all without words.
+  """Returns the settings whose path has one of the words as a part of it; all without words.
 
   Raises:
     UserError: a word is in no path; suggests the nearest.
@@ -122,7 +122,7 @@ def _is_of(one: Setting, word: str) -> bool:
 
 
 def table(found: Sequence[Setting]) -> list[str]:
-  """A line for each setting below the path of its part: last name, value, default, and where it was set."""
+  """Returns a line for each setting below the path of its part: last name, value, default, and where it was set."""
   rows = [_row(one) for one in found]
   widths = [min(most, max(len(row[i]) for row in (HEAD, *rows))) for i, most in enumerate(_WIDEST)]
   most = shutil.get_terminal_size((_COLUMNS, 24)).columns if sys.stdout.isatty() else _COLUMNS
@@ -147,7 +147,7 @@ def _line(row: tuple[str, ...], widths: Sequence[int]) -> str:
 
 
 def paragraphs(found: Sequence[Setting]) -> list[str]:
-  """All about each setting, in lines of 80 columns."""
+  """Returns all about each setting, in lines of 80 columns."""
   lines = []
   for one in found:
     told = one.described

@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.models import cost
-from vit_jax.record import stage
+from vit_jax.record import console
 from vit_jax.weights import loading
 from vit_jax.weights import text as texts
 from vit_jax.weights.network import Weights
@@ -31,7 +31,7 @@ def find(config: schema.Config, weights: Weights | None, name: str, settings: sc
   Raises:
     UserError: no weights are set, they have no text tower, or the network has features of another width.
   """
-  stage.begin('loading the text tower')
+  console.begin_stage('loading the text tower')
   image = weights if weights is not None and not settings.weights else None
   where = settings.weights or ((weights.given or weights.source) if weights else config.init_from)
   if not where:

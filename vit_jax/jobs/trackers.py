@@ -93,7 +93,7 @@ def _remember(workdir: storage.Path, setting: str, run_id: str) -> None:
 
 
 def hooks(config: schema.Config, parts: build.Parts, writer: Writer, mesh: Mesh) -> list[loop.Hook]:
-  """The hooks that show images and histograms; none by default."""
+  """Returns the hooks that show images and histograms; none by default."""
   settings, recipe = config.trackers, config.data.recipe
   if not settings.images and not settings.histograms:
     return []

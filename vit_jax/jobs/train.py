@@ -23,7 +23,7 @@ from vit_jax.objectives import kinds
 from vit_jax.parallel import feed
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record import clock as clocks
-from vit_jax.record import machine, origin, run_directory, stage, storage
+from vit_jax.record import console, machine, origin, run_directory, storage
 from vit_jax.record.writer import Writer
 from vit_jax.train import checkpoint, diagnose, hooks, loop, profile, save_times, stopping
 from vit_jax.train.state import TrainState
@@ -99,8 +99,8 @@ class Run:
   def run(self, until: int = 0) -> int:
     """Restores or initializes the state, trains, evaluates; returns the exit status. `until`: see `train.run`."""
     total, program = self.parts.lengths.total_steps, self.parts.program
-    stage.begin('creating or restoring the state')
-    held, start = self._begin()
+    console.begin_stage('creating or restoring the state')
+    state, start = self._begin()
     resume.write_config(self.workdir, self.config)
     lost = resume.find_lost(self.workdir, start)
     writer = Writer(self.workdir, process_index=jax.process_index(), resumed_from=start or None,
@@ -114,12 +114,12 @@ class Run:
     early = self._early_stop(start, latest)
     batches = feed.Ahead(self.loader.batches(start), lambda batch: meshes.put_batch(batch, self.mesh, self.shard))
     host_speed = loader_processes.hook(self.config, self.loader, self.shard, clock)
-    stage.begin('reading the first batch, compiling the train step' if start < total else 'evaluating')
+    console.begin_stage('reading the first batch, compiling the train step' if start < total else 'evaluating')
     try:
       with self._profile(start, clock) as tracing, stopping.StopRequest() as request:
         ended = loop.run(
-            tracing.mark(host_speed.timed(program.step_fn)), held, batches, start=start,
-            total=start if early.reason else total, join=program.join,
+            tracing.mark(host_speed.timed(program.step_fn)), state, batches, start=start,
+            total=start if early.reason else total,
             hooks=[*self._hooks(writer, clock, latest), early, saving, tracing, host_speed], clock=clock,
             should_stop=lambda step: (request.reason(step) or early.reason
                                       or (until and step == until and 'the end of the segment') or ''))
@@ -140,11 +140,11 @@ class Run:
       self.checkpointer.close()
 
   def _begin(self) -> tuple[TrainState, int]:
-    """Returns the state of the newest complete checkpoint or a new one, laid out for training, and its step."""
+    """Returns the state of the newest complete checkpoint or a new one, and its step."""
     program, total = self.parts.program, self.parts.lengths.total_steps
     restored = self.checkpointer.restore(program.abstract_state, program.shardings)
     if restored is None:
-      return program.hold(self._initialize()), 0
+      return self._initialize(), 0
     resume.check_data(restored.data, self.loader.info._asdict(), self.workdir)
     step = int(restored.state.step)
     if step > total:
@@ -156,7 +156,7 @@ class Run:
       resume.warn_of_machine(restored.meta)
     log.info('Already finished: step %s of %s in %s. Evaluating.' if step == total else
              'Resuming at step %s of %s in %s.', f'{step:,}', f'{total:,}', self.workdir)
-    return program.hold(restored.state), step
+    return restored.state, step
 
   def _initialize(self) -> TrainState:
     """Returns the state of step 0, with the weights that the config names."""
@@ -233,7 +233,7 @@ class Run:
     processes compile, and process 0 writes.
     """
     path = self.workdir / 'hlo' / 'train_step.txt'
-    lowered = self.parts.program.step_fn.lower(self.parts.program.abstract_held, build.abstract_batch(self.config))
+    lowered = self.parts.program.step_fn.lower(self.parts.program.abstract_state, build.abstract_batch(self.config))
     text = lowered.compile().as_text() or ''
     run_directory.write_text(path, text)
     log.info('The compiled train step is in %s', path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax
 
 from vit_jax.config import schema
-from vit_jax.core import trees, unstacked
+from vit_jax.core import trees
 from vit_jax.core.contracts import Objective, View
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Outputs, Params, PyTree
 from vit_jax.models import adapters
@@ -41,9 +41,7 @@ class Adapters:
     return self._inner.loss(network, extra.get(INNER, {}), batch, key, step)
 
   def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
-    whole = adapters.merge(unstacked.join(params), unstacked.join(extra[FROZEN]), self._settings)
-    if any(unstacked.is_layers(x) for x in jax.tree.leaves(params, is_leaf=unstacked.is_layers)):
-      whole = unstacked.split(whole)
+    whole = adapters.merge(params, extra[FROZEN], self._settings)
     inner = self._inner.after_update(whole, extra.get(INNER, {}), stats, step)
     return {FROZEN: extra[FROZEN], **({INNER: inner} if inner else {})}
 

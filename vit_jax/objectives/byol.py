@@ -113,7 +113,7 @@ class Byol:
     return {'student': NetworkView(self._backbone), 'teacher': NetworkView(self._backbone, under=TEACHER)}
 
   def _project(self, params: Params, views: Array, *, train: bool, key: Key | None) -> Array:
-    """Projections `[B V, E]` of `views [B, V, H, W, 3]`."""
+    """Returns the projections `[B V, E]` of `views [B, V, H, W, 3]`."""
     features, _ = self._backbone.apply(params['backbone'], {}, views.reshape(-1, *views.shape[2:]), train=train,
                                        key=key)
     return self._projector.apply(params['projector'], features.pooled)

@@ -94,14 +94,14 @@ class Dino:
     return {'student': NetworkView(self._backbone), 'teacher': NetworkView(self._backbone, under=TEACHER)}
 
   def _outputs(self, params: Params, views: Array, *, train: bool, key: Key | None) -> Array:
-    """Outputs `[B, V, K]` of `views [B, V, H, W, 3]`; the rows of an image stay together, on its device."""
+    """Returns the outputs `[B, V, K]` of `views [B, V, H, W, 3]`. The rows of an image stay on its device."""
     num_images, num_views = views.shape[:2]
     features, _ = self._backbone.apply(params['backbone'], {}, views.reshape(-1, *views.shape[2:]), train=train,
                                        key=key)
     return self._projector.apply(params['projector'], features.pooled).reshape(num_images, num_views, -1)
 
   def _targets(self, teacher_BtK: Array, center_1K: Array, mask_B: Array | None, step: Array) -> Array:
-    """P_t, `[B, 2, K]`."""
+    """Returns the targets P_t, `[B, 2, K]`."""
     temperature = self._rates.teacher_temperature(step)
     if self._centering is not Centering.SINKHORN:
       return jax.nn.softmax((teacher_BtK - center_1K[None]) / temperature)
@@ -123,7 +123,7 @@ class Dino:
 
 
 def cross_entropy(targets_BtK: Array, log_p_BVK: Array) -> Array:
-  """Mean of `-sum_k P_t log P_s` over all pairs of a teacher crop and a different student crop, `[B]`."""
+  """Returns `[B]`: the mean of `-sum_k P_t log P_s` over pairs of a teacher crop and a different student crop."""
   pairs_BtV = -jnp.einsum('btk,bvk->btv', targets_BtK, log_p_BVK, precision=jax.lax.Precision.HIGHEST)
   num_teacher, num_student = pairs_BtV.shape[1:]
   counts_tV = 1. - jnp.eye(num_teacher, num_student)
@@ -131,12 +131,12 @@ def cross_entropy(targets_BtK: Array, log_p_BVK: Array) -> Array:
 
 
 def entropy(p: Array) -> Array:
-  """`-sum_k p log p` over the last axis, in nats; 0 log 0 is 0."""
+  """Returns `-sum_k p log p` over the last axis, in nats; 0 log 0 is 0."""
   return -(p * jnp.log(jnp.where(p > 0., p, 1.))).sum(-1)
 
 
 def sinkhorn(logits_RK: Array, mask_R: Array | None = None, *, rounds: int) -> Array:
-  """Probabilities `[R, K]` close to `exp(logits)` with nearly equal column sums (Sinkhorn-Knopp).
+  """Returns probabilities `[R, K]` close to `exp(logits)` with nearly equal column sums (Sinkhorn-Knopp).
 
   Each round divides the columns by their sums and then the rows by theirs. The logarithm of all is used, so that no
   temperature overflows. Rows with mask 0 do not contribute to the sums of the columns.

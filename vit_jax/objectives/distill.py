@@ -31,7 +31,10 @@ Pixels = tuple[float, float, float]
 
 
 def view(backbone: Backbone, head: Head) -> NetworkView:
-  """The view of a classifier that may have a second head, on a distillation token: it predicts the mean of both."""
+  """Returns the view of a classifier that may have a second head, on a distillation token.
+
+  It predicts the mean of both heads.
+  """
   def logits(selected: PyTree, features: Features) -> Array:
     logits_BC = head.apply(selected['head'], features.pooled)
     if features.distilled is None:
@@ -52,14 +55,14 @@ class Trained:
         jnp.array(x, jnp.float32).reshape(1, 1, 1, 3) for x in (mean, std, seen_mean, seen_std))
 
   def init(self, key: Key, image: Array, num_classes: int) -> PyTree:
-    """An untrained network of the same shapes; training starts from a weight file."""
+    """Returns an untrained network of the same shapes; training starts from a weight file."""
     keys = split_key(key, 'backbone', 'head')
     params, state, features = init_backbone(self._backbone, keys['backbone'], image)
     head = self._head.init(keys['head'], features.pooled.shape[1], num_classes)
     return {'backbone': params, 'head': head, **({'state': state} if state else {})}
 
   def predict(self, teacher: PyTree, image: Array) -> Array:
-    """Logits `[B, C]` for images that are normalized for the student; no gradient flows through."""
+    """Returns logits `[B, C]` for images that are normalized for the student. No gradient flows through."""
     own = (image * self._seen_std + self._seen_mean - self._mean) / self._std
     logits_BC = self._view.predict({'state': {}, **teacher}, own).logits
     assert logits_BC is not None
@@ -111,7 +114,7 @@ class Distill:
                    {name: weighted_mean(values_B, mask_B) for name, values_B in metrics.items()}, statistics(state))
 
   def _taught(self, logits_BC: Array, teacher_BC: Array) -> Array:
-    """D of each example, `[B]`."""
+    """Returns D of each example, `[B]`."""
     match self._teach:
       case DistillType.SOFT:
         t = self._temperature

@@ -29,7 +29,7 @@ class _Wrapped:
 
 
 def decay_at(step: Array, decay: float, warmup: schema.EmaWarmup) -> Array:
-  """The decay of the average after update number `step`, from 0. Scalar f32."""
+  """Returns the decay of the average after update number `step`, from 0. Scalar f32."""
   s = step.astype(jnp.float32)
   match warmup:
     case schema.EmaWarmup.RATIO:

@@ -9,6 +9,6 @@ from vit_jax.objectives.spec import Spec
 
 
 def of(config: schema.Config) -> Spec[Any]:
-  """What a run needs to know of its objective."""
+  """Returns what a run needs to know of its objective."""
   spec: Spec[Any] = implementation.of(config.objective)(config, config.objective)
   return spec

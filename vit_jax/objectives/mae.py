@@ -61,13 +61,13 @@ class Mae:
     return {'student': NetworkView(self._backbone)}
 
   def draw(self, key: Key, image: Array) -> patches.Choice:
-    """Which patches of each image are visible."""
+    """Draws which patches of each image are visible."""
     h, w = self._grid(image)
     return patches.draw(key, num_images=image.shape[0], num_patches=h * w,
                         num_chosen=patches.num_kept(h * w, self._hidden))
 
   def targets(self, image: Array) -> Array:
-    """The target of every patch, `[B, N, P * P * 3]`."""
+    """Returns the target of every patch, `[B, N, P * P * 3]`."""
     image_BNP = patches.patchify(image, self._patch)
     if not self._normalized:
       return image_BNP
@@ -75,7 +75,7 @@ class Mae:
     return (image_BNP - mean) / deviation
 
   def encode(self, params: Params, image: Array, choice: patches.Choice, *, train: bool, key: Key | None) -> Features:
-    """Features of the visible patches: `tokens [B, n, D]` in the order of `choice.chosen`."""
+    """Returns the features of the visible patches: `tokens [B, n, D]` in the order of `choice.chosen`."""
     grid, backbone = self._grid(image), params['backbone']
     visible_BnP = patches.pick(patches.patchify(image, self._patch), choice.chosen)
     tokens_BnD = self._backbone.embed(backbone, patches.strip(visible_BnP, self._patch))
@@ -83,14 +83,14 @@ class Mae:
     return self._backbone.encode(backbone, tokens_BnD, positions_BnD, grid=grid, train=train, key=key)
 
   def predict(self, params: Params, image: Array, choice: patches.Choice, *, train: bool, key: Key | None) -> Array:
-    """Predictions `[B, N, P * P * 3]` f32 of all patches."""
+    """Returns the predictions `[B, N, P * P * 3]` f32 of all patches."""
     features = self.encode(params, image, choice, train=train, key=key)
     cls = features.pooled if 'cls' in params['backbone'] else None
     return self._decoder.apply(params['decoder'], params['mask_token'], features.tokens, cls, places=choice.rank,
                                grid=self._grid(image))
 
   def reconstruct(self, params: Params, image: Array, key: Key) -> Reconstruction:
-    """Reconstructed images in the units of `image`. Normalized patches get the moments of the original ones."""
+    """Returns reconstructed images in the units of `image`. Normalized patches get the moments of the original ones."""
     choice, grid = self.draw(key, image), self._grid(image)
     predicted_BNP = self.predict(params, image, choice, train=False, key=None)
     if self._normalized:

@@ -32,13 +32,13 @@ CELLS = schema.COLOR_CELLS   # a patch is shrunk to 4 x 4 for `colors`
 
 
 def color_classes(pixels: Array) -> Array:
-  """Colors `[..., 3]` in [0, 1] to classes `64 r + 8 g + b`, each channel in 8 equal steps, i32."""
+  """Maps colors `[..., 3]` in [0, 1] to classes `64 r + 8 g + b`, each channel in 8 equal steps, i32."""
   levels = jnp.clip(jnp.floor(pixels * LEVELS), 0, LEVELS - 1).astype(jnp.int32)
   return (levels[..., 0] * LEVELS + levels[..., 1]) * LEVELS + levels[..., 2]
 
 
 def num_outputs(target: PatchTarget, patch: int) -> int:
-  """Width n of the prediction of a patch."""
+  """Returns the width n of the prediction of a patch."""
   match target:
     case PatchTarget.COLOR:
       return NUM_COLORS
@@ -97,7 +97,7 @@ class MaskedPatch:
                    {'accuracy': weighted_mean(hits_BnG.mean((1, 2)), mask_B)}, {})
 
   def corrupt(self, tokens: Array, mask_token: Array, key: Key) -> tuple[Array, patches.Choice]:
-    """Tokens `[B, N, D]` of which some are corrupted, and which ones."""
+    """Returns tokens `[B, N, D]` of which some are corrupted, and which ones."""
     num_images, num_patches, _ = tokens.shape
     keys = split_key(key, 'choice', 'fate', 'other')
     num_chosen = num_patches - patches.num_kept(num_patches, self._corrupted)
@@ -112,7 +112,7 @@ class MaskedPatch:
     return mixed_BND, choice
 
   def classes(self, image_BnP: Array) -> Array:
-    """Color classes `[B, n, G] i32` of normalized patches `[B, n, 3 P^2]`, for G cells a patch."""
+    """Returns the color classes `[B, n, G] i32` of normalized patches `[B, n, 3 P^2]`, for G cells per patch."""
     mean, std = (jnp.array(x, jnp.float32).reshape(1, 1, 1, 1, 3) for x in (self._mean, self._std))
     cells = CELLS if self._target is PatchTarget.COLORS else 1
     side, shape = self._patch // cells, image_BnP.shape[:2]

@@ -24,13 +24,16 @@ class Head(Protocol):
 
 
 def init_backbone(backbone: Backbone, key: Key, image: Array) -> tuple[Params, PyTree, Features]:
-  """Parameters and state for images like `image [B, H, W, 3]`, and the shapes of the features."""
+  """Returns parameters and state for images like `image [B, H, W, 3]`, and the shapes of the features."""
   params, state = backbone.init(key, image)
   return params, state, jax.eval_shape(lambda: backbone.apply(params, state, image, train=False, key=None)[0])
 
 
 def statistics(state: PyTree) -> dict[str, Any]:
-  """The part of `extra`, and of the `stats` of a loss, that holds the state of a backbone; empty if it has none."""
+  """Returns the part of `extra`, and of the `stats` of a loss, that holds the state of a backbone.
+
+  It is empty if the backbone has none.
+  """
   return {STATE: state} if state else {}
 
 

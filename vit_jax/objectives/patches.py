@@ -23,47 +23,56 @@ class Choice(NamedTuple):
 
 
 def patchify(image: Array, patch: int) -> Array:
-  """`[B, H, W, 3]` to `[B, N, P * P * 3]`: patches in raster order, in each the order row, column, channel."""
+  """Maps `[B, H, W, 3]` to patches `[B, N, P * P * 3]` in raster order.
+
+  The order in a patch is row, column, channel.
+  """
   num_images, height, width, _ = image.shape
   cut = image.reshape(num_images, height // patch, patch, width // patch, patch, 3).swapaxes(2, 3)
   return cut.reshape(num_images, -1, patch * patch * 3)
 
 
 def unpatchify(patches: Array, patch: int, *, grid: tuple[int, int]) -> Array:
-  """The inverse of `patchify` for a grid `(h, w)`."""
+  """Inverts `patchify` for a grid `(h, w)`."""
   num_images, (h, w) = patches.shape[0], grid
   cut = patches.reshape(num_images, h, w, patch, patch, 3).swapaxes(2, 3)
   return cut.reshape(num_images, h * patch, w * patch, 3)
 
 
 def strip(patches: Array, patch: int) -> Array:
-  """Patches `[B, n, P * P * 3]` side by side as images `[B, P, n * P, 3]`, which any backbone can embed."""
+  """Places patches `[B, n, P * P * 3]` side by side as images `[B, P, n * P, 3]`, which any backbone can embed."""
   return unpatchify(patches, patch, grid=(1, patches.shape[1]))
 
 
 def pick(patches: Array, numbers: Array) -> Array:
-  """Patches or tokens `[B, N, ...]` at `numbers [B, n]`."""
+  """Returns the patches or tokens `[B, N, ...]` at `numbers [B, n]`."""
   return jnp.take_along_axis(patches, numbers[..., None], axis=1)
 
 
 def num_kept(num_patches: int, share: float) -> int:
-  """Number of patches that remain when this share is removed: `int(N (1 - share))`, safe from rounding errors."""
+  """Returns the number of patches that remain when a share is removed: `int(N (1 - share))`.
+
+  It is safe from rounding errors.
+  """
   return int(num_patches * (1. - share) + 1e-6)
 
 
 def choose(noise: Array, num_chosen: int) -> Choice:
-  """The `num_chosen` patches of each image with the smallest `noise [B, N]` (MAE, section 3: shuffle, then cut)."""
+  """Chooses the `num_chosen` patches of each image with the smallest `noise [B, N]` (MAE, section 3)."""
   order_BN = jnp.argsort(noise, axis=1)
   return Choice(order_BN[:, :num_chosen], order_BN[:, num_chosen:], jnp.argsort(order_BN, axis=1))
 
 
 def draw(key: Key, *, num_images: int, num_patches: int, num_chosen: int) -> Choice:
-  """An independent choice for each image, uniform among all subsets of this size."""
+  """Draws an independent choice for each image, uniform among all subsets of this size."""
   return choose(jax.random.uniform(key, (num_images, num_patches)), num_chosen)
 
 
 def moments(patches: Array) -> tuple[Array, Array]:
-  """Mean and standard deviation `sqrt(var + 1e-6)` of each patch, `[B, N, 1]`; the variance is unbiased, as in MAE."""
+  """Returns mean and standard deviation `sqrt(var + 1e-6)` of each patch, `[B, N, 1]`.
+
+  The variance is unbiased, as in MAE.
+  """
   mean = patches.mean(-1, keepdims=True)
   variance = jnp.square(patches - mean).sum(-1, keepdims=True) / (patches.shape[-1] - 1)
   return mean, jnp.sqrt(variance + EPS)

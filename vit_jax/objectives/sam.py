@@ -64,7 +64,10 @@ class Sam:
 
 
 def follow_rate(schedule: Schedule, *, peak: float, end: float, rho: float, rho_end: float) -> Schedule:
-  """`rho` at the peak of the learning rate, `rho_end` at its end, linear in the rate in between (GSAM, Algorithm 1)."""
+  """Returns the radius: `rho` at the peak of the learning rate, `rho_end` at its end (GSAM, Algorithm 1).
+
+  It is linear in the learning rate in between.
+  """
   def value(step: Array | int) -> Array:
     t = jnp.clip((schedule(step) - end) / (peak - end), 0., 1.) if peak > end else jnp.ones(())
     return rho_end + (rho - rho_end) * t

@@ -29,27 +29,30 @@ class Spec(abc.ABC, Generic[S]):
 
   @abc.abstractmethod
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> Objective:
-    """The objective on a backbone."""
+    """Builds the objective on a backbone."""
 
   def models(self) -> dict[str, schema.Model]:
-    """Settings of all networks of the run, by their place in the config."""
+    """Returns the settings of all networks of the run, by their place in the config."""
     return {'model': self.config.model}
 
   def open_maps(self, source: Source) -> LabelMaps | None:
-    """The label maps that the loader adds to its batches. Raises UserError if they are missing or do not fit."""
+    """Opens the label maps that the loader adds to its batches.
+
+    Raises UserError if they are missing or do not fit.
+    """
     del source
     return None
 
   def targets(self) -> Targets | None:
-    """How label maps become targets on the device; None if there are no label maps."""
+    """Returns how label maps become targets on the device; None if there are no label maps."""
     return None
 
   def batch_shapes(self) -> Shapes:
-    """Shapes of the label maps of an example."""
+    """Returns the shapes of the label maps of an example."""
     return {}
 
   def watches(self, lengths: Lengths) -> list[Watch]:
-    """Metrics of the train step that raise an alarm when they are low."""
+    """Returns the metrics of the train step that raise an alarm when they are low."""
     del lengths
     return []
 
@@ -66,7 +69,7 @@ class Spec(abc.ABC, Generic[S]):
 
 
 def tokens(backbone: Backbone) -> tuple[TokenBackbone, schema.ViT]:
-  """A backbone as one on patch tokens, and its settings. Raises UserError if it has none."""
+  """Returns a backbone as one on patch tokens, and its settings. Raises UserError if it has none."""
   if not isinstance(backbone, vit.ViT):
     raise UserError(f'model: expected a ViT, as this objective needs patch tokens, got {type(backbone).__name__}.')
   return backbone, backbone.settings

@@ -15,7 +15,7 @@ from vit_jax.objectives.networks import STATE, Head, NetworkView, init_backbone,
 
 
 def view(backbone: Backbone, head: Head) -> NetworkView:
-  """The view of a classifier with one head."""
+  """Returns the view of a classifier with one head."""
   return NetworkView(backbone, ('head',), lambda selected, features: head.apply(selected['head'], features.pooled))
 
 

@@ -87,7 +87,7 @@ class TokenLabel:
     return self._head.apply(selected['head'], features.pooled) + DENSE_SHARE * best_BC
 
   def _kept(self, key: Key, num_images: int, grid: tuple[int, int], mask_B: Array | None) -> Array | None:
-    """`[B, N] f32`, 0 where a token comes from the partner; all 1 for rows without one. None: no mixing."""
+    """Returns `[B, N] f32`, 0 where a token comes from the partner; all 1 for rows without one. None: no mixing."""
     if not self._mix:
       return None
     groups = schema.num_groups(num_images, self._mix_group)
@@ -98,7 +98,7 @@ class TokenLabel:
     return kept_BN if mask_B is None else jnp.where(mix.swap_pairs(mask_B)[:, None] > 0, kept_BN, 1.)
 
   def _dense(self, aux: Params, tokens_BND: Array, batch: Batch) -> Array:
-    """The mean cross-entropy of the tokens with a target, `[B]`."""
+    """Returns the mean cross-entropy of the tokens with a target, `[B]`."""
     logits_RC = self._aux.apply(aux, tokens_BND.reshape(-1, tokens_BND.shape[-1]))
     targets_BNC = batch['token_targets']
     targets_RC = smooth_map(targets_BNC, self._smoothing).reshape(logits_RC.shape)
@@ -108,7 +108,9 @@ class TokenLabel:
 
 
 def smooth_map(targets: Array, amount: float) -> Array:
-  """`(1 - amount + amount / C) targets + amount / C`, as the authors' code smooths targets from maps; C: last axis.
+  """Smooths targets of maps over the last axis C, `(1 - amount + amount / C) targets + amount / C`.
+
+  The authors' code does so.
 
   Their sum is `1 + amount / C`: the code multiplies by the value that a true class has after smoothing.
   """
@@ -124,7 +126,7 @@ def exchange(tokens_BND: Array, kept_BN: Array | None) -> Array:
 
 
 def mix_by_area(targets_BC: Array, kept_BN: Array | None) -> Array:
-  """Class targets of a pair, mixed in proportion to their tokens."""
+  """Mixes the class targets of a pair in proportion to their tokens."""
   if kept_BN is None:
     return targets_BC
   share_B1 = kept_BN.mean(1, keepdims=True)
@@ -132,7 +134,7 @@ def mix_by_area(targets_BC: Array, kept_BN: Array | None) -> Array:
 
 
 def draw_kept(key: Key, grid: tuple[int, int]) -> Array:
-  """`[N] f32`: 0 in a box on the token grid, drawn as cutmix draws one with Beta(1, 1), and 1 elsewhere."""
+  """Returns `[N] f32`: 0 in a box on the token grid, drawn as cutmix draws one with Beta(1, 1), and 1 elsewhere."""
   area_key, center_key = jax.random.split(key)
   return mix.outside_box(center_key, grid, area=jax.random.uniform(area_key)).reshape(-1)
 

@@ -15,7 +15,6 @@ import optax
 from vit_jax.config import schema
 from vit_jax.core import trees
 from vit_jax.core.types import Array, PyTree
-from vit_jax.optim import per_layer
 from vit_jax.optim.momentum import chain, hold, keep_as
 
 
@@ -60,7 +59,7 @@ def scale_by_factored_rms(*, power: float, cap: float, eps: float, least: int) -
       return jnp.zeros([size for axis, size in enumerate(x.shape) if axis != gone])
 
     return FactoredState(jnp.zeros((), jnp.int32), *(
-        per_layer.map_leaves(functools.partial(zeros, kind), params) for kind in ('rows', 'columns', 'full')))
+        trees.map_named(functools.partial(zeros, kind), params) for kind in ('rows', 'columns', 'full')))
 
   def update(updates: PyTree, state: FactoredState, params: PyTree | None = None,
              **_: Any) -> tuple[PyTree, FactoredState]:
@@ -97,7 +96,7 @@ def _update(axes: tuple[int, int] | None, g: Array, moments: tuple[Array, Array,
   return g * jax.lax.rsqrt(over) * jax.lax.rsqrt(jnp.expand_dims(columns, small)), rows, columns, full
 
 
-def adafactor(config: schema.Adafactor) -> optax.GradientTransformation:
+def adafactor(config: schema.Adafactor, **_: Any) -> optax.GradientTransformation:
   """Scaling ViT, section 3.4: the factored second moment, then the mean `m <- b1 m + (1 - b1) u` of the updates.
 
   The mean is not corrected for its start at zero, as the warm-up makes up for that.

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -39,21 +38,21 @@ def by_tensor_norm(limit: float) -> optax.GradientTransformationExtraArgs:
 
   def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **_: Any) -> tuple[PyTree, PyTree]:
     del params
-    squares: dict[tuple[Any, ...], Array] = {}
-    for path, u in jax.tree_util.tree_leaves_with_path(updates):
-      squares[_tensor(path)] = jnp.square(per_layer.norms(trees.path_name(path), u)) + squares.get(_tensor(path), 0.)
+    squares: dict[str, Array] = {}
+    for name, u in trees.flatten(updates).items():
+      squares[_tensor(name)] = jnp.square(per_layer.norms(name, u)) + squares.get(_tensor(name), 0.)
 
-    def clip(path: Sequence[Any], u: Array) -> Array:
-      return u * (limit / jnp.maximum(jnp.sqrt(squares[_tensor(path)]), limit)).astype(u.dtype)
+    def clip(name: str, u: Array) -> Array:
+      return u * (limit / jnp.maximum(jnp.sqrt(squares[_tensor(name)]), limit)).astype(u.dtype)
 
-    return jax.tree_util.tree_map_with_path(clip, updates), state
+    return trees.map_named(clip, updates), state
 
   return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
-def _tensor(path: Sequence[Any]) -> tuple[Any, ...]:
-  """What the leaves of one tensor have in common: a name, and the layer where each layer is a leaf."""
-  return QKV.sub(r'\1qkv\2', trees.path_name(path)), *(key for key in path if isinstance(key, trees.LayerKey))
+def _tensor(name: str) -> str:
+  """What the names of the leaves of one tensor have in common."""
+  return QKV.sub(r'\1qkv\2', name)
 
 
 def adaptive(ratio: float) -> optax.GradientTransformationExtraArgs:
@@ -71,6 +70,6 @@ def adaptive(ratio: float) -> optax.GradientTransformationExtraArgs:
     return u * (limit / jnp.maximum(per_layer.unit_norms(name, u), limit)).astype(u.dtype)
 
   def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **_: Any) -> tuple[PyTree, PyTree]:
-    return per_layer.map_leaves(clip, updates, params), state
+    return trees.map_named(clip, updates, params), state
 
   return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.config import schema
-from vit_jax.core import numerics, trees, unstacked
+from vit_jax.core import numerics, trees
 from vit_jax.core.types import Array, PyTree
-from vit_jax.optim import masks, per_layer
+from vit_jax.optim import masks
 
 Until = Callable[[str], int]
 """From a path name to the number of updates that a parameter is frozen for; 0 = never."""
@@ -33,7 +33,7 @@ def silence(tree: PyTree, frozen_for: Until, step: Array) -> PyTree:
     length = frozen_for(name)
     return jnp.where(step < length, jnp.zeros_like(x), x) if length else x
 
-  return per_layer.map_leaves(one, tree)
+  return trees.map_named(one, tree)
 
 
 def freeze(make: Callable[[], optax.GradientTransformation], frozen_for: Until, *, lengths: Sequence[int],
@@ -48,7 +48,7 @@ def freeze(make: Callable[[], optax.GradientTransformation], frozen_for: Until, 
     if length >= total:
       continue
     mine = optax.masked(make(), lambda tree, length=length: trees.map_named(
-        lambda name, _: frozen_for(name) == length, tree, is_leaf=unstacked.is_layers))
+        lambda name, _: frozen_for(name) == length, tree))
     found.append(_hold(mine, length) if length else mine)
   return found
 

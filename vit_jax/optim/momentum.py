@@ -20,13 +20,13 @@ from vit_jax.core.types import Array, PyTree
 Parts = Sequence[optax.GradientTransformation]
 
 
-def sgd(config: schema.Sgd, coupled: Parts) -> optax.GradientTransformation:
+def sgd(config: schema.Sgd, *, coupled: Parts, **_: Any) -> optax.GradientTransformation:
   """SGD with momentum. `coupled` is the weight decay, which the schedule may apply instead."""
   parts = coupled if config.decay_by is schema.DecayBy.GRADIENT else []
   return chain(*parts, keep_as(config.mu_dtype, 'trace', optax.trace(config.momentum)))
 
 
-def lion(config: schema.Lion) -> optax.GradientTransformation:
+def lion(config: schema.Lion, **_: Any) -> optax.GradientTransformation:
   """Chen et al. 2023 (arXiv 2302.06675), Algorithm 2; the decay is applied later."""
   return keep_as(config.mu_dtype, 'mu', optax.scale_by_lion(config.b1, config.b2))
 

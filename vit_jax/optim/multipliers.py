@@ -1,19 +1,18 @@
 """Factors of learning rate and weight decay by path: layer-wise decay, and the rules of a config."""
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import optax
 
 from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
-from vit_jax.core import trees, unstacked
+from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, PyTree, Schedule
-from vit_jax.optim import masks, per_layer, schedules
+from vit_jax.optim import masks, schedules
 
 BODY, FINAL_NORM = 'backbone/', 'backbone/norm/'
 BELOW = 'backbone/(stem/.*|stem_norm/.*|norm_before/.*|cls|dist|registers|positions(/.*)?)'
@@ -26,23 +25,21 @@ def find_depth(params: PyTree) -> int:
   Raises:
     UserError: if the backbone has none, so that there are no layers to count.
   """
-  depths = {unstacked.numbers(path, leaf)[1] for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-            if (name := trees.path_name(path)).startswith(BODY) and trees.is_stacked(name)}
+  depths = {leaf.shape[0] for name, leaf in trees.flatten(params).items()
+            if name.startswith(BODY) and trees.is_stacked(name)}
   if len(depths) != 1:
     raise UserError('optimizer.layer_decay: expected 1 for a backbone without transformer blocks, got another value.')
   return depths.pop()
 
 
-def layer_factor(path: Sequence[Any], leaf: Array, *, decay: float, depth: int,
-                 groups: schema.LayerGroups) -> Array | float:
-  """`decay ** (depth + 1 - layer)` of a leaf: a number, or `[L, 1, …]` for the blocks, L of a layer apart being 1.
+def layer_factor(name: str, leaf: Array, *, decay: float, depth: int, groups: schema.LayerGroups) -> Array | float:
+  """`decay ** (depth + 1 - layer)` of a leaf: a number, or `[L, 1, …]` for the blocks.
 
   Layers as in MAE: what comes before the blocks is 0, block i is i + 1, the rest (last norm, head, and what is
   not of the backbone) depth + 1. In timm's grouping the last norm is with the last block, depth.
   """
-  name = trees.path_name(path)
   if name.startswith(BODY) and trees.is_stacked(name):
-    below = depth - jnp.asarray(unstacked.numbers(path, leaf)[0])
+    below = depth - jnp.arange(depth)
     return (jnp.asarray(decay, jnp.float32) ** below).reshape(-1, *[1] * (leaf.ndim - 1))
   if groups is schema.LayerGroups.TIMM and name.startswith(FINAL_NORM):
     return decay
@@ -58,12 +55,12 @@ def scale_by_path(config: schema.Optimizer, lengths: Lengths) -> optax.GradientT
     del params
     depth = find_depth(updates) if config.layer_decay != 1. else 0
 
-    def scale(path: Sequence[Any], u: Array) -> Array:
+    def scale(name: str, u: Array) -> Array:
       if depth:
-        u = u * layer_factor(path, u, decay=config.layer_decay, depth=depth, groups=config.layer_groups)
-      return u * rules(trees.path_name(path))(step).astype(u.dtype)
+        u = u * layer_factor(name, u, decay=config.layer_decay, depth=depth, groups=config.layer_groups)
+      return u * rules(name)(step).astype(u.dtype)
 
-    return jax.tree_util.tree_map_with_path(scale, updates), state
+    return trees.map_named(scale, updates), state
 
   return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
@@ -80,7 +77,7 @@ def add_decay(config: schema.Optimizer, lengths: Lengths, *, over: float) -> opt
         return u
       return u + (config.weight_decay / over * ramp(step) * rules(name)(step)).astype(u.dtype) * param
 
-    return per_layer.map_leaves(add, updates, params), state
+    return trees.map_named(add, updates, params), state
 
   return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 

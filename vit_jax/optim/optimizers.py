@@ -1,21 +1,27 @@
-"""The optimizer of a config, as one optax transformation. Only this module knows every kind of optimizer.
+"""The optimizer of a config, as one optax transformation.
 
 `update(grads, state, params, step=…, grad_norm=…, ok=…)`: schedules are functions of the run's step, so no optimizer
 counts steps for schedules, and the norm is computed once, in the train step. Where `ok` is false the state does not
 change, and the updates have no meaning. Operations on complete tensors (trust ratios, clipping, factored statistics)
 treat each layer of a stacked leaf separately.
+
+A settings class names its optimizer in `implementation`: a function `(settings, *, coupled, schedule)` that returns an
+optax transformation from gradients to updates, before decoupled weight decay and learning rate. It takes by name what
+it uses, and the rest as `**_`. `coupled` is the weight decay that is part of the gradient or of the update; `schedule`
+maps a step to a learning rate. The transformation gets `step`, `grad_norm` and `ok` as extra arguments; `momentum.hold`
+adds the meaning of `ok` to one that ignores it, and `per_layer.per_layer` makes one act on each layer.
 """
 from __future__ import annotations
 
-from typing import Any, TypeAlias, assert_never
+from typing import Any, TypeAlias
 
 import optax
 
 from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
-from vit_jax.core import trees
+from vit_jax.core import implementation, trees
 from vit_jax.core.types import Array, PyTree, Schedule
-from vit_jax.optim import adafactor, adam, clipping, freezing, momentum, multipliers, rmsprop, schedules, trust
+from vit_jax.optim import clipping, freezing, multipliers, schedules
 
 Optimizer: TypeAlias = optax.GradientTransformationExtraArgs
 Kind: TypeAlias = schema.AnyOptimizer
@@ -75,25 +81,8 @@ def _clip(config: Kind) -> list[optax.GradientTransformation]:
 def _core(config: Kind, lengths: Lengths, schedule: Schedule) -> optax.GradientTransformation:
   """From gradient to update, with the optimizer's state and the weight decay that is part of it."""
   coupled = [multipliers.add_decay(config, lengths, over=1.)] if config.weight_decay else []
-  match config:
-    case schema.AdamW():
-      return adam.adamw(config)
-    case schema.Adam():
-      return adam.adam(config, coupled)
-    case schema.Adafactor():
-      return adafactor.adafactor(config)
-    case schema.Lamb():
-      return trust.lamb(config, coupled)
-    case schema.Lars():
-      return trust.lars(config, coupled)
-    case schema.Lion():
-      return momentum.lion(config)
-    case schema.RMSProp():
-      return rmsprop.rmsprop(config, coupled, schedule)
-    case schema.Sgd():
-      return momentum.sgd(config, coupled)
-    case _:
-      assert_never(config)
+  core: optax.GradientTransformation = implementation.of(config)(config, coupled=coupled, schedule=schedule)
+  return core
 
 
 def scale_by_schedule(schedule: Schedule) -> Optimizer:

@@ -1,18 +1,60 @@
 """One tensor at a time: leaves with their path names, where a stacked leaf is one tensor a layer."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from vit_jax.core import trees
 from vit_jax.core.types import Array, PyTree
 
 
-def map_leaves(function: Callable[..., Array], tree: PyTree, *rest: PyTree) -> PyTree:
-  """`function(path name, leaf, *leaves of rest)` for each leaf."""
-  return jax.tree_util.tree_map_with_path(lambda path, *leaves: function(trees.path_name(path), *leaves), tree, *rest)
+def per_layer(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+  """Returns `inner` acting on each layer of a stack as on a tree of its own.
+
+  Leaves under a key `blocks` have the shape `[L, …]`. A transformation that depends on the rank or the norm of a whole
+  leaf (`optax.contrib.muon`, `optax.scale_by_trust_ratio`, `optax.scale_by_factored_rms`) takes such a leaf for one
+  tensor. This function applies `inner` by `jax.vmap` over the first axis of each stack, and to all other leaves
+  together without it. Transformations that act on each entry, such as `optax.scale_by_adam`, do not need it.
+
+  State: `{path of a stack: state of inner, stacked}`, with the path '' for what is in no stack. Extra arguments of
+  `update` reach `inner` for every layer.
+  """
+  inner = optax.with_extra_args_support(inner)
+
+  def init(params: PyTree) -> dict[str, PyTree]:
+    return {stack: (jax.vmap(inner.init) if stack else inner.init)(part) for stack, part in _stacks(params).items()}
+
+  def update(updates: PyTree, state: dict[str, PyTree], params: PyTree | None = None,
+             **more: Any) -> tuple[PyTree, dict[str, PyTree]]:
+    def one(updates: PyTree, state: PyTree, params: PyTree | None) -> tuple[PyTree, PyTree]:
+      return inner.update(updates, state, params, **more)
+
+    own = {} if params is None else _stacks(params)
+    new = {stack: (jax.vmap(one) if stack else one)(part, state[stack], own.get(stack))
+           for stack, part in _stacks(updates).items()}
+    found = jax.tree.map(lambda given, *parts: next((x for x in parts if not _is_absent(x)), given),
+                         updates, *(part for part, _ in new.values()), is_leaf=_is_absent)
+    return found, {stack: one for stack, (_, one) in new.items()}
+
+  return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _is_absent(x: Any) -> bool:
+  return isinstance(x, optax.MaskedNode)
+
+
+def _stacks(tree: PyTree) -> dict[str, PyTree]:
+  """Returns a tree by the path of each stack, '' for the rest, in which all other leaves are `optax.MaskedNode`."""
+  def stack_of(name: str) -> str:
+    return name[:name.index(f'{trees.BLOCKS}/') + len(trees.BLOCKS)] if trees.is_stacked(name) else ''
+
+  def part(stack: str) -> PyTree:
+    return trees.map_named(lambda name, x: x if stack_of(name) == stack else optax.MaskedNode(), tree)
+
+  return {stack: part(stack) for stack in sorted({stack_of(name) for name in trees.flatten(tree)})}
 
 
 def norms(name: str, x: Array) -> Array:

@@ -59,7 +59,7 @@ def scale_by_rms(schedule: Schedule, *, b2: float, start: float, eps: float, mom
   return optax.GradientTransformationExtraArgs(init, update)
 
 
-def rmsprop(config: schema.RMSProp, coupled: Parts, schedule: Schedule) -> optax.GradientTransformation:
+def rmsprop(config: schema.RMSProp, *, coupled: Parts, schedule: Schedule, **_: Any) -> optax.GradientTransformation:
   """The optimizer of the settings."""
   return chain(*coupled, scale_by_rms(
       schedule, b2=config.b2, start=config.initial_scale, eps=config.eps, momentum=config.momentum,

@@ -8,17 +8,18 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.config import schema
+from vit_jax.core import trees
 from vit_jax.core.types import Array, PyTree
 from vit_jax.optim import adam, masks, per_layer
 from vit_jax.optim.momentum import Parts, chain, keep_as
 
 
-def lamb(config: schema.Lamb, coupled: Parts) -> optax.GradientTransformation:
+def lamb(config: schema.Lamb, *, coupled: Parts, **_: Any) -> optax.GradientTransformation:
   """You et al. 2020 (arXiv 1904.00962), Algorithm 2, with phi(z) = z."""
   return chain(adam.adamw(config), *coupled, scale_by_trust(1., config.trust_ratio_mask))
 
 
-def lars(config: schema.Lars, coupled: Parts) -> optax.GradientTransformation:
+def lars(config: schema.Lars, *, coupled: Parts, **_: Any) -> optax.GradientTransformation:
   """You et al. 2017 (arXiv 1708.03888), Algorithm 1, as in MAE's linear probe.
 
   The trust ratio is that of the gradient with decay, and the learning rate comes after the momentum.
@@ -41,6 +42,6 @@ def scale_by_trust(coefficient: float, trusted: Sequence[str]) -> optax.Gradient
     return u * jnp.where(is_plain, 1., coefficient * over / jnp.where(is_plain, 1., under)).astype(u.dtype)
 
   def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **_: Any) -> tuple[PyTree, PyTree]:
-    return per_layer.map_leaves(scale, updates, params), state
+    return trees.map_named(scale, updates, params), state
 
   return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)

@@ -42,13 +42,13 @@ class _Loop(NamedTuple):
 
 
 def flags(folder: str) -> str:
-  """The compiler's flags that write the dump into an existing folder."""
+  """Returns the compiler's flags that write the dump into an existing folder."""
   return (f'--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true '
           '--xla_jf_dump_llo_pass_label_regex=^final_bundles')
 
 
 def read(folder: pathlib.Path) -> dict[str, Count]:
-  """The counts of all operations of a dump, by the name of the operation."""
+  """Reads the counts of all operations of a dump, by the name of the operation."""
   found = {}
   for path in sorted(folder.glob('*-final_bundles.txt')):
     name = _FILE.fullmatch(path.name)
@@ -59,7 +59,7 @@ def read(folder: pathlib.Path) -> dict[str, Count]:
 
 
 def count(lines: Iterable[str]) -> Count:
-  """The count of one operation from the lines of its dump."""
+  """Returns the count of one operation from the lines of its dump."""
   rows, stages = _rows(lines)
   loops = _loops(rows)
   weights = [1] * len(rows)
@@ -73,7 +73,7 @@ def count(lines: Iterable[str]) -> Count:
 
 
 def _rows(lines: Iterable[str]) -> tuple[list[_Row], int]:
-  """The bundles in order, and the number of stages of the pipeline beside the first."""
+  """Returns the bundles in order, and the number of stages of the pipeline beside the first."""
   rows: list[_Row] = []
   stages = 0
   for line in lines:
@@ -89,7 +89,7 @@ def _rows(lines: Iterable[str]) -> tuple[list[_Row], int]:
 
 
 def _loops(rows: list[_Row]) -> list[_Loop]:
-  """Every loop that has an exit test: from its head to the last bundle of its depth."""
+  """Returns every loop that has an exit test, from its head to the last bundle of its depth."""
   found = []
   for begin, head in enumerate(rows):
     if not head.is_head:

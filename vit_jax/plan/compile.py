@@ -37,7 +37,7 @@ class Request(NamedTuple):
   in_memory: bool
 
   def parse(self) -> topologies.Topology:
-    """The topology, with the number of slices that the config has."""
+    """Returns the topology with the number of slices that the config has."""
     return topologies.parse(self.topology, slices=self.config.mesh.slices)
 
 
@@ -71,7 +71,7 @@ def ask(request: Request) -> Answer:
 
 
 def in_process(module: str, request: Any, topology: topologies.Topology) -> Answer:
-  """What `main` of a module answers to a request, in a process that has the environment of a topology.
+  """Returns the answer of `main` of a module to a request, from a process with the environment of a topology.
 
   Raises:
     UserError: as `ask`.
@@ -97,7 +97,7 @@ def in_process(module: str, request: Any, topology: topologies.Topology) -> Answ
 
 
 def decode(content: dict) -> Answer:
-  """An answer from its JSON."""
+  """Decodes an answer from its JSON."""
   if 'error' in content:
     raise UserError(content['error'])
   lost, (cycles, unknown, rows, kernels) = content.pop('overflow'), content.pop('costs')
@@ -117,8 +117,9 @@ def measure(request: Request, dump: pathlib.Path) -> Answer:
   devices = topologies.open_devices(topology)
   parts = build.parts(request.config, mesh=meshes.make(request.config.mesh, devices),
                       num_examples=request.num_examples, num_classes=request.num_classes, in_memory=request.in_memory)
-  return examine(lambda: parts.program.step_fn.lower(parts.program.abstract_held, build.abstract_batch(request.config)),
-                 topology, dump, kind=devices[0].device_kind)
+  program, batch = parts.program, build.abstract_batch(request.config)
+  return examine(lambda: program.step_fn.lower(program.abstract_state, batch), topology, dump,
+                 kind=devices[0].device_kind)
 
 
 def examine(lower: Callable[[], jax.stages.Lowered], topology: topologies.Topology, dump: pathlib.Path, *,
@@ -150,7 +151,7 @@ def examine(lower: Callable[[], jax.stages.Lowered], topology: topologies.Topolo
 
 def times(text: str, dump: pathlib.Path,
           chip: topologies.Chip) -> tuple[schedule.Schedule | None, list[compiled.Operation]]:
-  """The second time of a program's text, None if the dump is empty, and its operations with both times."""
+  """Returns the second time of a program's text, None if the dump is empty, and its operations with both times."""
   found, counts = compiled.operations(text), bundles.read(dump)
   if not counts or not chip.clock_hz:
     return None, found
@@ -159,7 +160,7 @@ def times(text: str, dump: pathlib.Path,
 
 
 def main(asked: str, answer: str, dump: str, *, by: Callable[[Any, pathlib.Path], Answer] = measure) -> None:
-  """The child process: reads a request and writes the answer of `by`, or the message of a `UserError`."""
+  """Runs the child process: reads a request, and writes the answer of `by` or the message of a `UserError`."""
   try:
     content = by(pickle.loads(pathlib.Path(asked).read_bytes()), pathlib.Path(dump))._asdict()
   except UserError as error:

@@ -80,7 +80,7 @@ NOTHING = Costs(0, Unknown(0, 0, []), [], [])
 
 
 def read(text: str, *, num_devices: int) -> Costs:
-  """Cycles, collectives and custom kernels of a compiled program's text (`compiled.as_text()`)."""
+  """Reads cycles, collectives and custom kernels from a compiled program's text (`compiled.as_text()`)."""
   program = hlo.parse(text)
   cycles, unknown_loops, unknown_cycles = 0, 0, 0
   sources: dict[str, None] = {}
@@ -111,12 +111,12 @@ def read(text: str, *, num_devices: int) -> Costs:
 
 
 def is_kernel(one: Instruction) -> bool:
-  """Whether an instruction is a custom kernel, such as one of Pallas."""
+  """Returns whether an instruction is a custom kernel, such as one of Pallas."""
   return _KERNEL in one.text
 
 
 def _source(loop: Instruction) -> str:
-  """The functions that contain a loop, without the step itself: `jit(_beta)/jit(_gamma)`."""
+  """Returns the functions that contain a loop, without the step itself: `jit(_beta)/jit(_gamma)`."""
   names = loop.source.partition('/while')[0].split('/')
   return '/'.join(n for n in names[1:] if n != 'vmap()') or 'an unnamed function'
 
@@ -133,7 +133,10 @@ def _by_kind(found: dict[str, tuple[str, int, int, int]]) -> list[Collective]:
 
 def _collective(one: Instruction, kind: str, times: int, within: str,
                 num_devices: int) -> tuple[str, tuple[str, int, int, int]]:
-  """Key, and (kind, times, bytes, sent bytes). An asynchronous one appears several times with one channel."""
+  """Returns the key of a collective, and (kind, times, bytes, sent bytes).
+
+  An asynchronous one appears several times with one channel.
+  """
   size = _num_bytes(one.type)
   group = _group_size(one.text, num_devices)
   if kind == BETWEEN_SLICES:  # its type is (operand, counter, token)
@@ -164,7 +167,7 @@ def _num_bytes(type_text: str) -> int:
 
 
 def _group_size(text: str, num_devices: int) -> int:
-  """Devices that take part in a collective, from any of the three forms of `replica_groups`."""
+  """Returns how many devices take part in a collective, from any of the three forms of `replica_groups`."""
   if named := re.search(r'replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}', text):
     sizes = dict(re.findall(r"'([^']+)'=(\d+)", named[1]))
     size = 1
@@ -179,7 +182,9 @@ def _group_size(text: str, num_devices: int) -> int:
 
 
 def operations(text: str) -> list[Operation]:
-  """The operations of a compiled program's text, most cycles first; loop bodies count as often as they run.
+  """Returns the operations of a compiled program's text, most cycles first.
+
+  Loop bodies count as often as they run.
 
   Kernels, for which the compiler counts no cycles, are among them.
   """
@@ -202,7 +207,10 @@ def operations(text: str) -> list[Operation]:
 
 
 def place(source: str) -> tuple[str, str]:
-  """Phase and place of an operation from its `op_name`, such as `jit(step)/transpose(jvp(Block))/mlp/up/dot`."""
+  """Returns phase and place of an operation from its `op_name`.
+
+  An example is `jit(step)/transpose(jvp(Block))/mlp/up/dot`.
+  """
   phase, names = 'update', []
   for part in source.split('/'):
     while found := _WRAPPER.match(part):

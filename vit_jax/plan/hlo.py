@@ -53,7 +53,7 @@ class Program(NamedTuple):
   entry: str
 
   def calls(self, one: Instruction, within: str) -> Iterator[tuple[str, int | None]]:
-    """Computations that an instruction of `within` runs, and how often; None = unknown."""
+    """Returns the computations that an instruction of `within` runs, and how often; None = unknown."""
     called = dict(_CALLED.findall(one.text))
     if one.opcode == 'while':
       yield called['body'], self.trips(one, within)
@@ -66,7 +66,7 @@ class Program(NamedTuple):
       yield called['to_apply'], 1
 
   def trips(self, loop: Instruction, within: str) -> int | None:
-    """The trip count of a loop: as stated, or from its counter; None if the loop has no counter.
+    """Returns the trip count of a loop: as stated, or from its counter; None if the loop has no counter.
 
     A counter is an integer of the loop's state that the condition compares with a constant and the body adds a
     constant to: 1 of a scan, 2 where the compiler has unrolled one of its own loops once. It starts at 0 if
@@ -88,7 +88,7 @@ class Program(NamedTuple):
     return max(0, -(-(last - first) // step))
 
   def _step(self, body: str, index: int) -> int | None:
-    """The constant that the body of a loop adds to an element of its state; None if there is none."""
+    """Returns the constant that the body of a loop adds to an element of its state; None if there is none."""
     root = self._root(body)
     added = self._element(body, root.name, index) if root else None
     if added is None or added.opcode != 'add':
@@ -97,14 +97,14 @@ class Program(NamedTuple):
     return known[0] if len(known) == 1 else None
 
   def _element(self, within: str, name: str, index: int) -> Instruction | None:
-    """The instruction that makes an element of a tuple."""
+    """Returns the instruction that makes an element of a tuple."""
     made = self._find(within, name)
     if made is None or made.opcode != 'tuple' or index >= len(made.operands):
       return None
     return self._find(within, made.operands[index])
 
   def _find(self, within: str, name: str) -> Instruction | None:
-    """The instruction of this name; copies are followed to their source."""
+    """Returns the instruction of this name; copies are followed to their source."""
     one = next((x for x in self.computations.get(within, ()) if x.name == name), None)
     return self._find(within, one.operands[0]) if one and one.opcode in ('copy', 'bitcast') else one
 

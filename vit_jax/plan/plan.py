@@ -167,7 +167,7 @@ class Plan:
     return step_ms / 1e3 * self.parts.lengths.total_steps * self.subject.topology.num_cores / SECONDS_A_DAY
 
   def to_json(self) -> dict[str, Any]:
-    """The content of `plan.json`; null where a figure is undefined because the program does not fit."""
+    """Returns the content of `plan.json`; null where a figure is undefined because the program does not fit."""
     step, answer, topology = self.step_ms, self.answer, self.subject.topology
     both = None if step is None else step + self.collectives_ms
     return {
@@ -205,7 +205,7 @@ class Plan:
 
 
 def lay_out(subject: Subject) -> Subject:
-  """The subject with the layout that its run gets on the topology."""
+  """Returns the subject with the layout that its run gets on the topology."""
   hardware = subject.topology.hardware
   found = build.lay_out(layout.reopen(subject.config, hardware), hardware, build.Numbers(
       subject.num_examples, subject.num_classes, subject.in_memory))
@@ -221,7 +221,7 @@ def make(subject: Subject, *, is_quick: bool = False) -> Plan:
 
 
 def abstract_parts(subject: Subject) -> build.Parts:
-  """The run, built on a mesh without devices."""
+  """Builds the run on a mesh without devices."""
   sizes = meshes.shape(subject.config.mesh, subject.topology.num_devices)
   device = AbstractDevice(subject.topology.kind, None, subject.topology.chip.platform)
   mesh = AbstractMesh(sizes, meshes.AXES, axis_types=(AxisType.Auto,) * len(sizes), abstract_device=device)
@@ -230,7 +230,7 @@ def abstract_parts(subject: Subject) -> build.Parts:
 
 
 def numbers(config: schema.Config) -> tuple[int, int, bool]:
-  """Examples, classes, and whether images come from memory: from the config, else from its source."""
+  """Returns examples, classes, and whether images come from memory: from the config, else from its source."""
   data = config.data
   if data.num_examples and data.num_classes and data.in_memory is not schema.InMemory.YES:
     return data.num_examples, data.num_classes, False
@@ -243,7 +243,7 @@ def numbers(config: schema.Config) -> tuple[int, int, bool]:
 
 
 def versions() -> dict[str, str]:
-  """Versions of the packages that compile."""
+  """Returns the versions of the packages that compile."""
   found = {}
   for name in ('jax', 'jaxlib', 'libtpu'):
     try:
@@ -254,7 +254,7 @@ def versions() -> dict[str, str]:
 
 
 def overflow_text(lost: compiled.Overflow) -> str:
-  """By how much a program does not fit."""
+  """Returns by how much a program does not fit."""
   if not lost.need_gib:
     return 'the program does not fit in the memory of a device; the compiler does not report by how much'
   return (f'{lost.what} need {lost.need_gib:.2f} GiB, {lost.need_gib - lost.have_gib:.2f} GiB more than the '

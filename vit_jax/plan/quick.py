@@ -18,14 +18,14 @@ Ask = Callable[[compile.Request], compile.Answer]
 
 
 def is_shorter(config: schema.Config) -> bool:
-  """Whether a quick plan of a config differs from a complete one: its blocks are unrolled, and many."""
+  """Returns whether a quick plan of a config differs from a complete one: its blocks are unrolled, and many."""
   model = config.model
   is_unrolled = getattr(model, 'execution', None) is schema.Execution.UNROLLED and not getattr(model, 'full_remat', 0)
   return is_unrolled and getattr(model, 'depth', 0) > DEPTHS[-1]
 
 
 def ask(request: compile.Request, *, by: Ask | None = None) -> compile.Answer:
-  """The answer for a request by its two shallow programs; one that does not fit is compiled as it is."""
+  """Returns the answer for a request by its two shallow programs; one that does not fit is compiled as it is."""
   by = by or compile.ask
   if not is_shorter(request.config):
     return by(request)
@@ -37,7 +37,7 @@ def ask(request: compile.Request, *, by: Ask | None = None) -> compile.Answer:
 
 
 def _at(depth: int, low: compile.Answer, high: compile.Answer) -> compile.Answer:
-  """The figures at another depth, on the line through two answers."""
+  """Returns the figures at another depth, on the line through two answers."""
   share = (depth - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
 
   def line(a: float, b: float) -> int:

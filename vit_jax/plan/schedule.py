@@ -39,7 +39,7 @@ class Schedule(NamedTuple):
 
 def read(text: str, counts: Mapping[str, Count], *,
          bytes_a_cycle: float) -> tuple[Schedule, dict[tuple[str, str], int]]:
-  """The second time of a compiled program, and its cycles by phase and place of the operations.
+  """Returns the second time of a compiled program, and its cycles by phase and place of the operations.
 
   Args:
     text: of the program, `compiled.as_text()`.
@@ -77,7 +77,7 @@ def read(text: str, counts: Mapping[str, Count], *,
 
 
 def is_counted(one: Instruction) -> bool:
-  """Whether an instruction takes time of the core: XLA's operations with an estimate, and kernels."""
+  """Returns whether an instruction takes time of the core: operations of XLA with an estimate, and kernels."""
   kind = one.opcode.removesuffix('-start').removesuffix('-done')
   if kind in compiled.KINDS or one.opcode.endswith(_ASYNCHRONOUS):
     return False

@@ -48,7 +48,7 @@ class Tried(NamedTuple):
 
 
 def candidates(plan: plans.Plan) -> list[Candidate]:
-  """All combinations that the batch and the devices allow, in order of expected speed."""
+  """Returns all combinations that the batch and the devices allow, in order of expected speed."""
   config, n = plan.parts.config, plan.subject.topology.num_devices
   shards = n // config.mesh.tensor if config.mesh.tensor > 0 else n
   sizes = sorted(f for f in {1, 8, 32, 128, max(1, config.mesh.fsdp)}
@@ -65,7 +65,10 @@ def candidates(plan: plans.Plan) -> list[Candidate]:
 
 
 def _held_bytes(plan: plans.Plan, fsdp: int) -> int:
-  """State and gradients of one device, exactly: a dimension that fsdp does not divide is replicated."""
+  """Returns the bytes of state and gradients on one device, exactly.
+
+  A dimension that fsdp does not divide is replicated.
+  """
   own_config = plan.parts.config
   config = layout.put(own_config, {'train.accumulate': 1, 'mesh.data': -1, 'mesh.fsdp': fsdp,
                                    'mesh.tensor': max(1, own_config.mesh.tensor)})
@@ -76,7 +79,7 @@ def _held_bytes(plan: plans.Plan, fsdp: int) -> int:
 
 def _expect(plan: plans.Plan, accumulate: int, remat: schema.Remat, execution: schema.Execution | None, fsdp: int, *,
             held: int, kept: int) -> Candidate:
-  """Time and memory by arithmetic; `kept` bytes of an image."""
+  """Computes time and memory by arithmetic; `kept` bytes of an image."""
   config, topology = plan.parts.config, plan.subject.topology
   params = trees.num_bytes(plan.parts.program.abstract_state.params)
   shards = topology.num_devices // max(1, config.mesh.tensor)
@@ -135,13 +138,13 @@ def _name(one: Candidate) -> str:
 
 
 def best(tried: list[Tried]) -> Tried | None:
-  """The fastest that fits."""
+  """Returns the fastest candidate that fits."""
   fitting = [t for t in tried if t.step_ms is not None]
   return min(fitting, key=lambda t: t.step_ms or 0., default=None)
 
 
 def render(tried: list[Tried]) -> str:
-  """A table of what was tried, and the settings of the fastest."""
+  """Returns a table of what was tried, and the settings of the fastest."""
   rows = [(_name(t.candidate), f'{t.plan.peak_gib:.2f}' if t.plan else '-',
            '-' if t.step_ms is None else f'{_more(t)}{t.step_ms:.1f}', t.note) for t in tried]
   compiled = sum(t.plan is not None for t in tried)
@@ -156,12 +159,15 @@ def render(tried: list[Tried]) -> str:
 
 
 def _more(one: Tried) -> str:
-  """The prefix of a time that does not include all kernels."""
+  """Returns the prefix of a time that does not include all kernels."""
   return '> ' if one.plan and one.plan.uncounted else ''
 
 
 def to_json(tried: list[Tried]) -> dict[str, Any]:
-  """For `plan.json`: everything tried, and the flags of the fastest that fits ('' if none does)."""
+  """Returns what `plan.json` has of a search: everything tried, and the flags of the fastest that fits.
+
+  The flags are '' if none fits.
+  """
   found = best(tried)
   return {'flags': found.candidate.flags() if found else '', 'tried': [
       {'settings': _name(t.candidate), 'fits': bool(t.plan and t.plan.fits), 'note': t.note,

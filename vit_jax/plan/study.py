@@ -44,14 +44,14 @@ class Row(NamedTuple):
     return sum(self.program.steps.values())
 
   def core_days(self, step: str) -> float | None:
-    """Of all runs, by the plan's figure of this name for one step."""
+    """Returns the core-days of all runs, by the plan's figure of this name for one step."""
     if self.plan is None or self.plan[step] is None:
       return None
     return self.plan[step] / 1e3 * self.total_steps * self.plan['num_cores'] / plans.SECONDS_A_DAY
 
 
 def expand(study: schema.Study) -> tuple[dict[str, schema.Config], str]:
-  """All runs of a study, and a note on the stages that are not known before there are results."""
+  """Returns all runs of a study, and a note on the stages that are not known before there are results."""
   found: dict[str, schema.Config] = {}
   for number, stage in enumerate((lambda results: study.runs, *study.then)):
     results = {name: schema.Result(one, f'runs/{name}', 0, 0., 0, 0., collections.defaultdict(float), 0.)
@@ -64,7 +64,10 @@ def expand(study: schema.Study) -> tuple[dict[str, schema.Config], str]:
 
 
 def key(config: schema.Config, numbers: tuple[int, int, bool]) -> str:
-  """A text that is equal for runs of the same program: the config without what changes only numbers in it."""
+  """Returns a text that is equal for runs of the same program.
+
+  It is the config without what changes only numbers in it.
+  """
   data = dataclasses.replace(config.data, source='', train_split='', eval_split='', data_dir='', num_examples=0,
                              num_classes=0)
   schedule = dataclasses.replace(config.optimizer.schedule, warmup='', cooldown='', timescale='', end_lr=0.)
@@ -76,13 +79,13 @@ def key(config: schema.Config, numbers: tuple[int, int, bool]) -> str:
 
 
 def _numbers(config: schema.Config) -> tuple[int, int, bool]:
-  """Examples, classes that the head is planned with, and whether images come from memory."""
+  """Returns examples, classes that the head is planned with, and whether images come from memory."""
   num_examples, num_classes, in_memory = plans.numbers(config)
   return num_examples, max(num_classes, SAME_CLASSES), in_memory
 
 
 def programs(configs: dict[str, schema.Config]) -> list[Program]:
-  """The distinct programs of these runs, in the order of their first runs."""
+  """Returns the distinct programs of these runs, in the order of their first runs."""
   found: dict[str, Program] = {}
   for name, config in configs.items():
     check.check(config)
@@ -120,7 +123,7 @@ def make(study: schema.Study, topology: str, *, workdir: storage.Path | None,
 
 
 def _row(program: Program, topology: str, workdir: storage.Path | None, *, is_quick: bool) -> Row:
-  """The plan of a program: the one that `workdir` has, else a new one."""
+  """Returns the plan of a program: the one that `workdir` has, else a new one."""
   name = hashlib.sha256(repr((key(program.config, program.numbers), topology, is_quick)).encode()).hexdigest()[:16]
   path = None if workdir is None else workdir / 'programs' / f'{name}.json'
   if path is not None and path.is_file():
@@ -149,7 +152,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _total(rows: list[Row]) -> tuple[str, ...]:
-  """The sum over all runs that have a plan and fit."""
+  """Returns the sum over all runs that have a plan and fit."""
   step, both = ([row.core_days(name) or 0. for row in rows] for name in ('estimated_step_ms',
                                                                          'step_ms_with_collectives'))
   return ('all', str(sum(len(row.program.steps) for row in rows)), '', '', f'{sum(row.total_steps for row in rows):,}',
@@ -157,7 +160,7 @@ def _total(rows: list[Row]) -> tuple[str, ...]:
 
 
 def _problems(rows: list[Row]) -> list[str]:
-  """What the sum does not have, and the warnings of all programs, each once."""
+  """Returns what the sum does not have, and the warnings of all programs, each once."""
   missing = [f'**Not in the sum**: {", ".join(row.program.steps)}. {row.problem or "It does not fit."}' for row in rows
              if row.core_days('estimated_step_ms') is None]
   warned = {one: None for row in rows if row.plan for one in row.plan['warnings']}

@@ -18,7 +18,7 @@ OPERATIONS = 24
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-  """A Markdown table whose columns line up."""
+  """Returns a Markdown table whose columns line up."""
   widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
   lines = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in (head, *rows)]
   lines.insert(1, ['-' * width for width in widths])
@@ -26,7 +26,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def render(plan: plans.Plan) -> str:
-  """The complete plan."""
+  """Returns the complete plan as text."""
   config, topology = plan.parts.config, plan.subject.topology
   axes = ' x '.join(f'{axis}={size}' for axis, size in plan.parts.mesh.shape.items())
   made = ', '.join(f'{name} {version}' for name, version in plan.to_json()['versions'].items())
@@ -48,7 +48,7 @@ def render(plan: plans.Plan) -> str:
 
 
 def _precision(plan: plans.Plan) -> str:
-  """A note on a plan in float32 for an accelerator, which multiplies bfloat16 faster."""
+  """Returns a note on a plan in float32 for an accelerator, which multiplies bfloat16 faster."""
   if plan.parts.config.model.dtype is not schema.DType.F32 or plan.subject.topology.chip.platform == 'cpu':
     return ''
   return ('**This plan is for float32**, the dtype of the config. The MFU is relative to the bfloat16 peak; '
@@ -56,12 +56,12 @@ def _precision(plan: plans.Plan) -> str:
 
 
 def to_json(plan: plans.Plan) -> dict[str, Any]:
-  """The content of `plan.json`: the figures of the plan, and its warnings."""
+  """Returns the content of `plan.json`: the figures of the plan, and its warnings."""
   return {**plan.to_json(), 'warnings': warn.find(plan), 'ideal_sent_bytes': warn.ideal_bytes(plan)}
 
 
 def _quick(plan: plans.Plan) -> str:
-  """A note on figures that are not of the complete program."""
+  """Returns a note on figures that are not of the complete program."""
   if not plan.is_quick or not quick.is_shorter(plan.parts.config):
     return ''
   low, high = quick.DEPTHS
@@ -75,7 +75,7 @@ def _section(plan: plans.Plan, title: str, text: str) -> list[str]:
 
 
 def verdict(plan: plans.Plan) -> str:
-  """Whether it fits, and by how much."""
+  """Returns whether the program fits, and by how much."""
   have = plan.subject.topology.chip.hbm_gib
   lost = plan.answer.overflow if plan.answer else None
   if lost:
@@ -109,7 +109,7 @@ def _execution(model: schema.Model) -> str:
 
 
 def _short(value: float) -> str:
-  """A positive number with three or four significant digits."""
+  """Formats a positive number with three or four significant digits."""
   return f'{value:,.0f}' if value >= 1000 else f'{value:.1f}' if value >= 10 else f'{value:.3g}'
 
 
@@ -125,7 +125,7 @@ def memory_rows(plan: plans.Plan) -> list[tuple[str, str, str]]:
 
 
 def time_rows(plan: plans.Plan) -> Iterator[tuple[str, str, str]]:
-  """Time, utilization and cost of a step and of the run."""
+  """Returns time, utilization and cost of a step and of the run."""
   chip, total, step = plan.subject.topology.chip, plan.parts.lengths.total_steps, plan.step_ms
   count = trees.num_elements(plan.parts.program.abstract_state.params)
   yield 'parameters', f'{count:,}', 'exact'
@@ -159,7 +159,9 @@ def time_rows(plan: plans.Plan) -> Iterator[tuple[str, str, str]]:
 
 
 def _cost_rows(plan: plans.Plan, step: float, more: str, less: str) -> Iterator[tuple[str, str, str]]:
-  """Utilization, hours and core-days of the run by the time of a step in ms, and with all collectives added.
+  """Returns utilization, hours and core-days of the run, by the time of a step in ms.
+
+  They are also given with all collectives added.
 
   Args:
     plan: of the run.
@@ -181,7 +183,7 @@ def _cost_rows(plan: plans.Plan, step: float, more: str, less: str) -> Iterator[
 
 
 def _scheduled_rows(plan: plans.Plan) -> Iterator[tuple[str, str, str]]:
-  """The second time of a step, and what is missing in it."""
+  """Returns the second time of a step, and what is missing in it."""
   second, ms = plan.answer.schedule if plan.answer else None, plan.scheduled_ms
   if second is None or ms is None:
     return
@@ -212,7 +214,7 @@ TRUST = ("Accuracy: memory is what the compiler reserves. The step time is the e
 
 
 def operations(plan: plans.Plan) -> str:
-  """The most expensive operations by source, and the sum of the rest; `plan.json` has all of them."""
+  """Returns the most expensive operations by source, and the sum of the rest; `plan.json` has all of them."""
   assert plan.answer is not None
   found, whole = plan.answer.operations, plan.answer.costs.cycles
   rows = [(one.phase, one.place, one.calls, one.cycles, one.scheduled or 0) for one in found[:OPERATIONS]]
@@ -243,7 +245,7 @@ def collectives(plan: plans.Plan) -> str:
 
 
 def parameters(plan: plans.Plan) -> str:
-  """Every parameter with its sharding."""
+  """Returns every parameter with its sharding."""
   program = plan.parts.program
   leaves = trees.flatten(program.abstract_state.params)
   placed = jax.tree.leaves(program.shardings.params)

@@ -78,7 +78,7 @@ _NUMBERED_BY_CORES = ('v2', 'v3', 'v4', 'v5p', 'tpu7x')
 
 
 def _grids(sides: tuple[int, int, int]) -> tuple[str, ...]:
-  """The slices of a pod, each with its sides in ascending order, from small to large."""
+  """Returns the slices of a pod, each with its sides in ascending order, from small to large."""
   cubes = sorted((math.prod(grid), sum(grid), grid) for grid in itertools.product(
       *(range(4, side + 1, 4) for side in sides)) if list(grid) == sorted(grid))
   return (*_PARTS, *('x'.join(map(str, grid)) for _, _, grid in cubes))
@@ -90,7 +90,7 @@ GRIDS = {'v2': _PODS[:6], 'v3': _PODS, 'v5e': _FLAT, 'v6e': _FLAT,
 
 
 def num_chips(grid: str) -> int:
-  """The chips of a grid such as `4x4x8`."""
+  """Returns the number of chips of a grid such as `4x4x8`."""
   return math.prod(map(int, grid.split('x')))
 
 
@@ -125,7 +125,7 @@ class Topology(NamedTuple):
 
 
 def parse(text: str, *, slices: int = 1) -> Topology:
-  """A slice by its grid of chips or by the name of cloud providers (`v3-512`); `cpu:8` and `h200:8` by number.
+  """Parses a slice: a grid of chips, a name of cloud providers (`v3-512`), or a number (`cpu:8`, `h200:8`).
 
   Args:
     text: the name.
@@ -154,7 +154,7 @@ def parse(text: str, *, slices: int = 1) -> Topology:
 
 
 def _known() -> Iterator[str]:
-  """A line on the grids of each chip."""
+  """Returns a line on the grids of each chip."""
   for kind, grids in GRIDS.items():
     shown = '  '.join(_PARTS if kind in POD_SIDES else grids)
     cubes = f'  and 4x4x4 to {grids[-1]}, each side a multiple of 4' if kind in POD_SIDES else ''
@@ -162,7 +162,7 @@ def _known() -> Iterator[str]:
 
 
 def missing(topology: Topology) -> str:
-  """Why this machine cannot compile for a topology, and what to do about it; '' if it can."""
+  """Returns why this machine cannot compile for a topology, and what to do about it; '' if it can."""
   match topology.chip.platform:
     case 'tpu' if importlib.util.find_spec('libtpu') is None:
       return ("The TPU compiler is not installed. Install it with `pip install 'vit-jax[plan]'` (the package libtpu; "
@@ -174,7 +174,7 @@ def missing(topology: Topology) -> str:
 
 
 def environment(topology: Topology) -> dict[str, str]:
-  """Variables that the compiling process must have before it imports jax."""
+  """Returns the variables that the compiling process must have before it imports jax."""
   match topology.chip.platform:
     case 'tpu':  # no TPU: no metadata server, a shared library, computation on the CPU
       # The TPU compiler ends the process at a flag that it does not know, as most of those for CPUs and GPUs.
@@ -191,7 +191,7 @@ def environment(topology: Topology) -> dict[str, str]:
 
 
 def open_devices(topology: Topology) -> Sequence[jax.Device]:
-  """The devices of a topology: described for TPUs, present ones otherwise.
+  """Returns the devices of a topology: described for TPUs, present ones otherwise.
 
   Raises:
     UserError: this machine has too few of them.

@@ -27,7 +27,7 @@ class Traffic:
     self._parts: dict[tuple[str, int], int | None] = {}
 
   def num_bytes(self, one: Instruction, within: str) -> int:
-    """Bytes of an instruction of the computation `within`: read and written."""
+    """Returns the bytes that an instruction of the computation `within` reads and writes."""
     known = self._computations[within]
     fused = _CALLED.search(one.text) if one.opcode == 'fusion' else None
     total = self._written(one, fused[1]) if fused else array_bytes(one.type)
@@ -38,7 +38,7 @@ class Traffic:
     return total
 
   def _written(self, one: Instruction, fused: str) -> int:
-    """Bytes of the result of a fusion; of an update in place only the new part."""
+    """Returns the bytes of the result of a fusion; of an update in place only those of the new part."""
     inside = self._computations.get(fused, {})
     root = next((x for x in inside.values() if x.is_root), None)
     if root is not None and root.opcode == 'dynamic-update-slice' and (size := array_bytes(one.type)):
@@ -46,7 +46,7 @@ class Traffic:
     return array_bytes(one.type)
 
   def _part(self, fused: str, index: int) -> int | None:
-    """Bytes that a fusion reads of an operand through slices alone; None if it reads all of it."""
+    """Returns the bytes that a fusion reads of an operand through slices alone; None if it reads all of it."""
     key = fused, index
     if key not in self._parts:
       self._parts[key] = self._sliced(self._computations.get(fused, {}), index)
@@ -75,7 +75,7 @@ class Traffic:
 
 
 def array_bytes(type_text: str, *, everywhere: bool = False) -> int:
-  """Bytes of all arrays of a type in their tiles; those in on-chip memory only if `everywhere`."""
+  """Returns the bytes of all arrays of a type in their tiles; those in on-chip memory only if `everywhere`."""
   total = 0
   for dtype, dims, layout in _ARRAY.findall(type_text):
     if everywhere or 'S(' not in layout:
@@ -88,7 +88,10 @@ def _item_bits(dtype: str) -> int:
 
 
 def _padded(shape: list[int], layout: str) -> int:
-  """Elements with padding: the last axes of the layout, the fastest first, are multiples of the tile's sides."""
+  """Returns the number of elements with padding.
+
+  The last axes of the layout, the fastest first, are multiples of the tile's sides.
+  """
   order = [int(axis) for axis in layout.partition(':')[0].split(',') if axis]
   tile = _TILE.search(layout)
   sides = [int(side) for side in tile[1].split(',')] if tile else []

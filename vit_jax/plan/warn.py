@@ -25,18 +25,20 @@ _SHOWN = 3  # parameters that a warning names
 
 
 def find(plan: plans.Plan) -> list[str]:
-  """The warnings of a plan, in full sentences; none if it is not compiled or does not fit."""
+  """Returns the warnings of a plan, in full sentences; none if it is not compiled or does not fit."""
   return [*_row_problems(plan), *_gather_problems(plan), *_excess_problems(plan)]
 
 
 def sent_bytes(plan: plans.Plan) -> int:
-  """What a device sends within its slice in one step, as compiled."""
+  """Returns the bytes that a device sends within its slice in one step, as compiled."""
   rows = plan.answer.costs.collectives if plan.answer else []
   return sum(row.sent_bytes for row in rows if row.kind != compiled.BETWEEN_SLICES)
 
 
 def ideal_bytes(plan: plans.Plan) -> int:
-  """What a device has to send in one step with this layout: kernels and gradients in the compute dtype.
+  """Returns the bytes that a device has to send in one step with this layout.
+
+  They are those of kernels and gradients in the compute dtype.
 
   With `tensor`, each block also sums its activations over that axis: twice forward, twice backward, and twice more
   where they are computed again.
@@ -69,7 +71,10 @@ def _leaves(plan: plans.Plan) -> Iterator[tuple[str, jax.ShapeDtypeStruct, jax.s
 
 
 def _places(spec: jax.sharding.PartitionSpec, axis: str, size: int) -> int:
-  """The parts into which a mesh axis of this size cuts a parameter: all, or 1 if it is not in the spec."""
+  """Returns the number of parts into which a mesh axis of this size cuts a parameter.
+
+  It is 1 if the axis is not in the spec.
+  """
   return size if any(axis in (entry if isinstance(entry, tuple) else (entry,)) for entry in spec) else 1
 
 
@@ -88,7 +93,9 @@ def _row_problems(plan: plans.Plan) -> Iterator[str]:
 
 
 def _rows(plan: plans.Plan) -> dict[str, int]:
-  """The rows of a shard of each large parameter along the dimension that `fsdp` splits; a head counts all its entries.
+  """Returns the rows of a shard of each large parameter along the dimension that `fsdp` splits.
+
+  A head counts all its entries.
 
   The compiler keeps the entries of a head together, so a shard of two heads of 64 is 128 entries wide.
   """
@@ -102,7 +109,7 @@ def _rows(plan: plans.Plan) -> dict[str, int]:
 
 
 def _entries(plan: plans.Plan, shape: tuple[int, ...]) -> int:
-  """The size of a head if the first dimensions of `shape` are heads and their entries; else 1."""
+  """Returns the size of a head if the first dimensions of `shape` are heads and their entries; else 1."""
   model = plan.parts.config.model
   if isinstance(model, schema.ViT) and shape[:2] == (model.heads, model.width // model.heads):
     return shape[1]
@@ -110,7 +117,7 @@ def _entries(plan: plans.Plan, shape: tuple[int, ...]) -> int:
 
 
 def _advice(plan: plans.Plan) -> str:
-  """The largest smaller `fsdp` of complete tiles; the rest of the devices goes to `data`."""
+  """Returns the largest smaller `fsdp` of complete tiles; the rest of the devices goes to `data`."""
   fsdp, rows = plan.parts.mesh.shape['fsdp'], _rows(plan).values()
   better = next((f for f in range(fsdp // 2, 1, -1) if fsdp % f == 0
                  and all(size * (fsdp // f) % TILE_ROWS == 0 for size in rows)), 0)
@@ -118,7 +125,7 @@ def _advice(plan: plans.Plan) -> str:
 
 
 def _gather_problems(plan: plans.Plan) -> Iterator[str]:
-  """A program with sharded parameters that gathers none."""
+  """Yields a problem if a program with sharded parameters gathers none."""
   is_sharded = plan.parts.mesh.shape['fsdp'] > 1
   if plan.answer is None or plan.answer.overflow or not is_sharded:
     return
@@ -137,7 +144,7 @@ def _gather_problems(plan: plans.Plan) -> Iterator[str]:
 
 
 def _excess_problems(plan: plans.Plan) -> Iterator[str]:
-  """A program that sends much more than its layout needs."""
+  """Yields a problem if a program sends much more than its layout needs."""
   if plan.answer is None or plan.answer.overflow:
     return
   sent, ideal = sent_bytes(plan), ideal_bytes(plan)

@@ -31,20 +31,23 @@ class Base(NamedTuple):
 
 
 def positions(base: Base) -> dict[str, s.Config]:
-  """Appendix D.4, Table 8: which positions, and where they are added."""
+  """Returns the runs of Appendix D.4, Table 8: which positions are used, and where they are added."""
   return {name: base.run(name, dataclasses.replace(base.vit, positions=one), base.rate)
           for name, one in sizes.POSITION_ABLATION.items()}
 
 
 def pool(base: Base) -> dict[str, s.Config]:
-  """Appendix D.3, Figure 9: class token, or mean of the patches, which needs another learning rate (3/8 of it)."""
+  """Returns the runs of Appendix D.3, Figure 9: class token, or mean of the patches.
+
+  The mean needs another learning rate, 3/8 of that of the class token.
+  """
   cls, mean = (dataclasses.replace(base.vit, pool=one) for one in (s.ClassToken(), s.Mean()))
   return {'cls': base.run('cls', cls, base.rate), 'mean': base.run('mean', mean, base.rate),
           'mean_lower_rate': base.run('mean_lower_rate', mean, base.rate * 3 / 8)}
 
 
 def shape(base: Base) -> dict[str, s.Config]:
-  """Appendix D.2, Figure 8: one dimension scaled, or all of them. The factors are our choice."""
+  """Returns the runs of Appendix D.2, Figure 8: one dimension scaled, or all of them. The factors are our choice."""
   plain = base.shape
   variants: dict[str, s.ViT] = {'base': plain}
   for factor in (2, 4):
@@ -60,7 +63,9 @@ def shape(base: Base) -> dict[str, s.Config]:
 
 
 def optimizer_rows(results: s.Results, runs: Sequence[str], datasets: Sequence[str]) -> list[s.Row]:
-  """Appendix D.1, Table 7: a row for each pre-training run, with the accuracy on each set beside the published one.
+  """Returns the rows of Appendix D.1, Table 7.
+
+  A pre-training run has one row, with the accuracy on each set beside the published one.
 
   The mean is given when every set of the paper is measured.
   """
@@ -80,7 +85,10 @@ def optimizer_rows(results: s.Results, runs: Sequence[str], datasets: Sequence[s
 
 
 def rows(results: s.Results) -> list[s.Row]:
-  """A row a run; `scaled` is what a run of `shape` scales. Runs of `positions` stand beside Table 8."""
+  """Returns a row for each run. `scaled` names what a run of `shape` scales.
+
+  Runs of `positions` have the numbers of Table 8 beside theirs.
+  """
   found: list[s.Row] = []
   for run, result in results.items():
     shots = [value for name, value in result.metrics.items() if name.startswith('fewshot/') and name.endswith('shot')]
@@ -96,7 +104,7 @@ def rows(results: s.Results) -> list[s.Row]:
 
 
 def figures(which: str) -> tuple[s.Figure, ...]:
-  """The panels of an ablation's figure."""
+  """Returns the panels of the figure of an ablation."""
   return FIGURES.get(which, _OTHERS)
 
 

@@ -37,7 +37,7 @@ FILE_NAMES = {'none': 'none', 'light0': 'light1', 'light1': 'light2', 'medium1':
 
 
 def recipe(level: str) -> Level:
-  """A level by the paper's name.
+  """Returns a level by the name that the paper uses.
 
   Raises:
     UserError: there is no such level.
@@ -49,7 +49,7 @@ def recipe(level: str) -> Level:
 
 
 def recipe_of_file(aug: str) -> Level:
-  """A level by what a weight file's name says after `aug_`.
+  """Returns a level by the part of a weight file's name that follows `aug_`.
 
   Raises:
     UserError: there is no such level.
@@ -65,7 +65,7 @@ NAMES = (*LEVELS, *(f'aug_{name}' for name in FILE_NAMES))
 
 
 def by_name(name: str) -> Level:
-  """A level by either of its names.
+  """Returns a level by either of its names.
 
   Raises:
     UserError: there is no such level.
@@ -74,7 +74,7 @@ def by_name(name: str) -> Level:
 
 
 def randaugment(level: Level) -> schema.RandAugment:
-  """The setting of RandAugment of a level."""
+  """Returns the setting of RandAugment of a level."""
   if not level.layers:
     return schema.RandAugment()
   return schema.RandAugment(level.layers, level.magnitude, table=schema.OpTable.AUGREG)

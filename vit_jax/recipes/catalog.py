@@ -72,7 +72,7 @@ class Network(NamedTuple):
     return f'{self.name}, {self.px} px, {self.num_classes} classes{", hidden layer" * self.is_hidden}'
 
   def derive(self) -> tuple[int, int]:
-    """Parameters and FLOPs, derived from the program of the network."""
+    """Returns the numbers of parameters and FLOPs, derived from the program of the network."""
     found = sizes.model(self.name)
     head = schema.Head(pre_logits=sizes.pretraining_head(found) if self.is_hidden else 0)
     own = cost.forward(found, (self.px, self.px), head=head, num_classes=self.num_classes)
@@ -93,7 +93,7 @@ def list_models(pattern: str = '*') -> list[Model]:
 
 
 def matches(name: str, pattern: str) -> bool:
-  """Whether the name of a network, or its name in timm if it is a plain ViT, matches a pattern."""
+  """Returns whether the name of a network, or the name that timm gives a plain ViT, matches a pattern."""
   size, _, patch = name.partition('/')
   return globs.matches(name, pattern) or (
       size in _WORDS and globs.matches(f'vit_{_WORDS[size]}_patch{patch}_{PX}', pattern))
@@ -101,7 +101,7 @@ def matches(name: str, pattern: str) -> bool:
 
 @functools.cache
 def model(name: str, *, px: int = 0, num_classes: int = NUM_CLASSES, is_hidden: bool = False) -> Model:
-  """The entry of any name that `sizes.model` knows.
+  """Returns the entry of any name that `sizes.model` knows.
 
   Args:
     name: of the network.
@@ -119,7 +119,7 @@ def model(name: str, *, px: int = 0, num_classes: int = NUM_CLASSES, is_hidden: 
 
 
 def usual_px(name: str) -> int:
-  """The side of the images that a network is usually trained on, a multiple of its patches.
+  """Returns the side of the images that a network is usually trained on, a multiple of its patches.
 
   Raises:
     UserError: the name is unknown.
@@ -136,7 +136,7 @@ def _known_costs() -> dict[str, tuple[int, int]]:
 
 
 def _origin(name: str) -> tuple[str, str]:
-  """Family and source of a network."""
+  """Returns the family and the source of a network."""
   for pattern, family, source in _FAMILIES:
     if re.match(pattern, name):
       return family, source

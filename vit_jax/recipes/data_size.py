@@ -23,7 +23,7 @@ FIGURES = (s.Figure(IMAGES, FEW_SHOT, series='model', log_x=True), s.Figure(IMAG
 
 
 def sizes(text: str, default: Sequence[int]) -> list[int]:
-  """Numbers of images from `1000+4000` or `9e6+30e6`, ascending; `default` for ''.
+  """Parses numbers of images such as `1000+4000` or `9e6+30e6`, ascending; '' gives `default`.
 
   Raises:
     UserError: one is not a positive number.
@@ -40,7 +40,9 @@ def sizes(text: str, default: Sequence[int]) -> list[int]:
 
 
 def chosen(networks: Mapping[str, s.Model], text: str) -> dict[str, s.Model]:
-  """The networks that `ViT+BiT` names; all for ''. Names with a + of their own cannot be chosen together.
+  """Returns the networks that `ViT+BiT` names, or all for ''.
+
+  Names with a + of their own cannot be chosen together.
 
   Raises:
     UserError: a name is unknown.
@@ -50,7 +52,10 @@ def chosen(networks: Mapping[str, s.Model], text: str) -> dict[str, s.Model]:
 
 
 def runs(base: Mapping[str, s.Config], subsets: Sequence[int]) -> dict[str, s.Config]:
-  """A run a network and subset: configs by the name of the network, and numbers of images, smallest first."""
+  """Returns a run for each network and subset.
+
+  Configs are given by the name of the network, with numbers of images, smallest first.
+  """
   return {f'{name.replace("/", "_")}_{number}': dataclasses.replace(
       config, name=f'{name} {number}',
       data=dataclasses.replace(config.data, train_split=f'train[:{number}]', num_examples=number))
@@ -58,7 +63,7 @@ def runs(base: Mapping[str, s.Config], subsets: Sequence[int]) -> dict[str, s.Co
 
 
 def rows(results: s.Results) -> list[s.Row]:
-  """A row a run: what it was at its best, and whether a ViT was then ahead of the ResNets on as many images."""
+  """Returns a row for each run: its best result, and whether a ViT was then ahead of the ResNets on as many images."""
   found: list[s.Row] = []
   convolutions: dict[str, list[float]] = {}
   for result in results.values():
@@ -81,7 +86,7 @@ def rows(results: s.Results) -> list[s.Row]:
 
 
 def set_rows(results: s.Results, images: Mapping[str, int]) -> list[s.Row]:
-  """A row for each network and set that it was pre-trained on: its accuracy on ImageNet after fine-tuning.
+  """Returns a row for each network and pre-training set: the accuracy on ImageNet after fine-tuning.
 
   Args:
     results: of runs named `NETWORK_SET` and, fine-tuned, as `transfer.finals` names them.

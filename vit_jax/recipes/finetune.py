@@ -129,7 +129,7 @@ DATASETS = {
 
 
 def data(dataset: str, phase: str, recipe: s.Recipe) -> s.Data:
-  """The splits of a dataset in a phase.
+  """Returns the splits of a dataset in a phase.
 
   The EXIF orientation counts for a user's own photographs; published pipelines ignore it.
   """
@@ -143,12 +143,15 @@ def data(dataset: str, phase: str, recipe: s.Recipe) -> s.Data:
 
 
 def side(px: int, network: s.Model) -> int:
-  """The side of the images rounded down to whole patches."""
+  """Returns the side of the images, rounded down to whole patches."""
   return px - px % getattr(network, 'patch', 1)
 
 
 def grid(dataset: str, protocol: str) -> list[Point]:
-  """What a protocol tries on a dataset before the final runs; nothing where it has a rule instead."""
+  """Returns what a protocol tries on a dataset before the final runs.
+
+  It is empty where the protocol has a rule instead.
+  """
   one = DATASETS[dataset]
   match protocol:
     case 'vit':

@@ -11,12 +11,12 @@ FIGURES = (s.Figure('round', 'test %'),)
 
 
 def name(number: int) -> str:
-  """Of the run of a round; round 0 is the teacher's."""
+  """Returns the name of the run of a round; round 0 is that of the teacher."""
   return f'{STUDENT}_{number}' if number else TEACHER
 
 
 def taught(config: s.Config, teacher: str, pseudo: s.Pseudo, number: int) -> s.Config:
-  """The run of a student: as `config`, with images that the teacher, a run or a file of weights, has labeled.
+  """Returns the run of a student: `config` with images labeled by the teacher, which is a run or a file of weights.
 
   Labels lie in the directory of a run, or beside a file; those of each round have a name of their own.
   """
@@ -27,7 +27,7 @@ def taught(config: s.Config, teacher: str, pseudo: s.Pseudo, number: int) -> s.C
 
 def rounds(students: Callable[[int], s.Config], pseudo: Callable[[int], s.Pseudo], num: int, *,
            teacher: str = '') -> tuple[dict[str, s.Config], tuple[Callable[[s.Results], dict[str, s.Config]], ...]]:
-  """The runs that can begin at once, and the stages after them.
+  """Returns the runs that can begin at once, and the stages after them.
 
   Args:
     students: number of a round, from 0, to its run; that of round 0 is the teacher.
@@ -48,7 +48,7 @@ def rounds(students: Callable[[int], s.Config], pseudo: Callable[[int], s.Pseudo
 
 
 def rows(results: s.Results) -> list[s.Row]:
-  """A row a round: the accuracy, and what it gained over the round before and over the first."""
+  """Returns a row for each round: its accuracy, and the gain over the round before and over the first."""
   found: list[s.Row] = []
   scores: list[float] = []
   for run, result in results.items():

@@ -58,7 +58,7 @@ def family(model: str) -> str:
 
 
 def choose(runs: Sequence[Run], text: str) -> list[Run]:
-  """The runs of the networks or families that `B/32+R50+B/16+ResNet` names; all for ''.
+  """Returns the runs of the networks or families that `B/32+R50+B/16+ResNet` names, or all for ''.
 
   Raises:
     UserError: a name is unknown.
@@ -77,7 +77,7 @@ def choose(runs: Sequence[Run], text: str) -> list[Run]:
 
 
 def points(results: s.Results, runs: Sequence[Run]) -> dict[Run, tuple[float, float]]:
-  """Compute in exaFLOPs and accuracy in % of each run that has both."""
+  """Returns compute in exaFLOPs and accuracy in % of each run that has both."""
   found = {}
   for run in runs:
     result = results.get(run.name)
@@ -91,7 +91,7 @@ def points(results: s.Results, runs: Sequence[Run]) -> dict[Run, tuple[float, fl
 
 
 def laws(measured: Mapping[Run, tuple[float, float]]) -> dict[str, Law]:
-  """The fit of each family that has enough points."""
+  """Returns the fit of each family that has enough points."""
   groups: dict[str, list[tuple[float, float]]] = {}
   for run, point in measured.items():
     groups.setdefault(family(run.model), []).append(point)
@@ -101,7 +101,10 @@ def laws(measured: Mapping[Run, tuple[float, float]]) -> dict[str, Law]:
 
 
 def rows(results: s.Results, runs: Sequence[Run], following: Sequence[Next]) -> list[s.Row]:
-  """A row a pre-training run, beside the paper's; then of each family the next network, with what the law says."""
+  """Returns a row for each pre-training run beside that of the paper.
+
+  Then follows the next network of each family, with the accuracy that its law predicts.
+  """
   measured = points(results, runs)
   fitted = laws(measured)
   best = frontier((run.name, *point) for run, point in measured.items())
@@ -121,7 +124,7 @@ def rows(results: s.Results, runs: Sequence[Run], following: Sequence[Next]) -> 
 
 
 def _transferred(results: s.Results, run: Run, row: published.Scaled | None) -> s.Row:
-  """The columns of Table 6 beside ImageNet, each beside the published number; nothing for a network without a row."""
+  """Returns the columns of Table 6 beside ImageNet with the published numbers; {} for a network without a row."""
   if row is None:
     return {}
   ours = transfer.accuracies(results, tuple(transfer.ROWS), prefix=run.prefix)
@@ -138,7 +141,10 @@ def _row(model: str, epochs: int, compute: float, law: Law | None, *, status: st
 
 
 def curves(results: s.Results, runs: Sequence[Run], following: Sequence[Next]) -> list[s.Row]:
-  """The law of each family up to its next network, and the frontier of all runs, as points to draw lines through."""
+  """Returns points to draw lines through.
+
+  They are of the law of each family up to its next network, and of the frontier of all runs.
+  """
   measured = points(results, runs)
   ends = {family(one.model): one.exaflops for one in following}
   found: list[s.Row] = []
@@ -159,18 +165,20 @@ class Law(NamedTuple):
   floor: float
 
   def error(self, compute: float) -> float:
-    """E(C), %."""
+    """Returns the error E(C) in %."""
     return self.floor + self.factor * compute ** -self.exponent
 
   def compute(self, error: float) -> float:
-    """The exaFLOPs that an error takes; infinite at the floor and below."""
+    """Returns the exaFLOPs that an error takes; infinite at the floor and below."""
     if error <= self.floor or not self.exponent or not self.factor:
       return math.inf
     return ((error - self.floor) / self.factor) ** (-1. / self.exponent)
 
 
 def fit(compute: Sequence[float], error: Sequence[float]) -> Law | None:
-  """The law of some runs; None of fewer than three different computes, which say nothing about a saturation.
+  """Returns the law of some runs.
+
+  It is None for fewer than three different amounts of compute, which do not determine a saturation.
 
   Args:
     compute: exaFLOPs of each, > 0.
@@ -192,7 +200,7 @@ def fit(compute: Sequence[float], error: Sequence[float]) -> Law | None:
 
 
 def _solve(x: np.ndarray, y: np.ndarray, exponent: float) -> tuple[float, float, float]:
-  """Sum of squares, factor and floor of the best law of an exponent, neither negative."""
+  """Returns the sum of squares, the factor and the floor of the best law of an exponent, neither negative."""
   powers = x ** -exponent
   candidates = [(max(0., float(powers @ y / (powers @ powers))), 0.), (0., max(0., float(y.mean())))]
   if exponent:
@@ -202,7 +210,7 @@ def _solve(x: np.ndarray, y: np.ndarray, exponent: float) -> tuple[float, float,
 
 
 def frontier(points: Iterable[tuple[str, float, float]]) -> list[str]:
-  """Of points (name, compute, accuracy), those that no point of the same compute or less reaches; by compute."""
+  """Returns those points (name, compute, accuracy) that no point of the same compute or less reaches, by compute."""
   found: list[str] = []
   best = -math.inf
   for name, _, accuracy in sorted(points, key=lambda point: (point[1], -point[2])):

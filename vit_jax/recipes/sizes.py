@@ -66,7 +66,7 @@ DROP_PATH = .2  # stochastic depth of every EfficientNet, in its authors' code
 
 
 def swiglu_hidden(width: int) -> int:
-  """Hidden width of a SwiGLU MLP with about the parameters of a plain one of `4 width`.
+  """Returns the hidden width of a SwiGLU MLP with about the parameters of a plain one of `4 width`.
 
   DINOv2's rule: two thirds of `4 width`, rounded down, then up to a multiple of 8.
   """
@@ -143,7 +143,7 @@ POSITION_ABLATION: dict[str, schema.Positions] = {
 
 
 def vit(name: str) -> schema.ViT:
-  """Settings of a ViT by name: `B/16`, `ViT-B/16`; any patch side in pixels.
+  """Returns the settings of a ViT by its name: `B/16`, `ViT-B/16`, with any patch side in pixels.
 
   Raises:
     UserError: lists the known sizes.
@@ -158,7 +158,7 @@ def vit(name: str) -> schema.ViT:
 
 
 def resnet(name: str) -> schema.ResNet:
-  """Settings of a BiT by name: `R50x1`, `R152x4`; any width factor.
+  """Returns the settings of a BiT by its name: `R50x1`, `R152x4`, with any width factor.
 
   Raises:
     UserError: lists the known depths.
@@ -171,7 +171,7 @@ def resnet(name: str) -> schema.ResNet:
 
 
 def mixer(name: str) -> schema.Mixer:
-  """Settings of a Mixer by name: `B/16`; any patch side in pixels.
+  """Returns the settings of a Mixer by its name: `B/16`, with any patch side in pixels.
 
   Raises:
     UserError: lists the known sizes.
@@ -185,7 +185,7 @@ def mixer(name: str) -> schema.Mixer:
 
 
 def efficientnet(name: str) -> schema.EfficientNet:
-  """Settings of an EfficientNet by name: `B0` to `B8`, `L2`.
+  """Returns the settings of an EfficientNet by its name: `B0` to `B8`, `L2`.
 
   Raises:
     UserError: lists the known sizes.
@@ -206,7 +206,7 @@ def _efficientnet(name: str) -> tuple[float, float, int, float]:
 
 
 def published(name: str) -> schema.ViT:
-  """Settings of a published model by its full name, such as `DINOv2-reg-B/14`: a size with options.
+  """Returns the settings of a published model by its full name: a size with options, such as `DINOv2-reg-B/14`.
 
   Raises:
     UserError: suggests the nearest names, or lists all.
@@ -219,7 +219,9 @@ def published(name: str) -> schema.ViT:
 
 
 def model(name: str) -> schema.Model:
-  """Settings of any model by its name: `B/16`, `R50+B/16`, `DINOv2-B/14`, `BiT-R50x1`, `Mixer-B/16`, `EfficientNet-B0`.
+  """Returns the settings of any model by its name.
+
+  Examples are `B/16`, `R50+B/16`, `DINOv2-B/14`, `BiT-R50x1`, `Mixer-B/16` and `EfficientNet-B0`.
 
   Raises:
     UserError: lists the known sizes, or those of the kind that the name begins with.
@@ -240,7 +242,7 @@ def model(name: str) -> schema.Model:
 
 
 def names() -> tuple[str, ...]:
-  """Names that `model` knows, with the patch sides and width factors of papers and public weights."""
+  """Returns the names that `model` knows, with the patch sides and width factors of papers and public weights."""
   mixers = [f'Mixer-{size}/{patch}' for size, patches in MIXER_PATCHES.items() for patch in patches]
   return (*(f'{size}/{patch}' for size, patches in PATCHES.items() for patch in patches),
           *(name for name in PUBLISHED if name.removeprefix('ViT-') not in _HYBRIDS or name in _HYBRIDS),
@@ -262,7 +264,7 @@ SMALL = ('ViT', 'hybrid', 'BiT')
 
 
 def small(name: str, factor: int = 2) -> schema.Model:
-  """Settings of one of `SMALL`, for studies on a few processor cores.
+  """Returns the settings of one of `SMALL`, for studies on a few processor cores.
 
   Args:
     name: of the family.

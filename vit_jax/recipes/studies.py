@@ -23,14 +23,14 @@ class Point(NamedTuple):
     return f'lr{self.rate:g}_steps{self.steps}'
 
   def apply(self, config: schema.Config) -> schema.Config:
-    """The config with this learning rate, length and warm-up."""
+    """Returns the config with this learning rate, length and warm-up."""
     schedule = dataclasses.replace(config.optimizer.schedule, warmup=f'{self.warmup} steps')
     return dataclasses.replace(config, length=f'{self.steps} steps', optimizer=dataclasses.replace(
         config.optimizer, lr=self.rate, schedule=schedule))
 
 
 def number(name: str, text: str) -> int:
-  """A whole number from the text of an argument; '' is 0.
+  """Parses a whole number from the text of an argument; '' is 0.
 
   Raises:
     UserError: it is not a whole number.
@@ -41,7 +41,7 @@ def number(name: str, text: str) -> int:
 
 
 def choose(name: str, text: str, known: Iterable[str]) -> tuple[str, ...]:
-  """The names that an argument such as `cifar10+pets` lists; all known ones for ''.
+  """Returns the names that an argument such as `cifar10+pets` lists, or all known ones for ''.
 
   Raises:
     UserError: a name is unknown.
@@ -53,7 +53,7 @@ def choose(name: str, text: str, known: Iterable[str]) -> tuple[str, ...]:
 
 
 def best(results: schema.Results, names: Iterable[str]) -> str:
-  """Of the named runs that are done, the one with the highest headline; the first of equals.
+  """Returns the finished run with the highest headline among the named ones; the first of equals.
 
   Raises:
     UserError: none of them is done.
@@ -75,7 +75,7 @@ class Spread(NamedTuple):
 
 
 def spread(results: schema.Results, names: Iterable[str]) -> Spread:
-  """Of the headlines of the named runs that are done."""
+  """Returns the spread of the headlines of the named runs that are finished."""
   values = [score for name in names if name in results and (score := results[name].headline) is not None]
   mean = statistics.fmean(values) if values else math.nan
   return Spread(mean, statistics.stdev(values) if len(values) > 1 else math.nan, len(values))

@@ -25,7 +25,9 @@ Stage = Callable[[s.Results], dict[str, s.Config]]
 
 
 def choose(text: str, *, extra: Sequence[str] = ()) -> tuple[str, ...]:
-  """The datasets that `cifar10+pets` lists; the five of the paper for ''. `extra` are names allowed beside them.
+  """Returns the datasets that `cifar10+pets` lists, or the five of the paper for ''.
+
+  `extra` are names that are allowed beside them.
 
   Raises:
     UserError: a name is unknown.
@@ -34,13 +36,16 @@ def choose(text: str, *, extra: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 def candidates(name: str, dataset: str) -> dict[str, Point | None]:
-  """What is tried for a network on a dataset, by name; None = BiT-HyperRule, which has a point of its own."""
+  """Returns the points to try for a network on a dataset, by name.
+
+  The value None means BiT-HyperRule, which has a point of its own.
+  """
   found: dict[str, Point | None] = {point.name: point for point in finetune.grid(dataset, 'vit')}
   return {**found, 'hyperrule': None} if name.startswith('BiT-') else found
 
 
 def build(name: str, dataset: str, *, phase: str, point: Point | None, px: int, real: str) -> s.Config:
-  """A run on a dataset.
+  """Returns a run on a dataset.
 
   Args:
     name: of the network, such as `L/16`.
@@ -64,14 +69,17 @@ def build(name: str, dataset: str, *, phase: str, point: Point | None, px: int, 
 
 def tunings(name: str, datasets: Sequence[str], *, px: int, prefix: str = '',
             init_from: str = '') -> dict[str, s.Config]:
-  """The runs that choose for each dataset, named `{prefix}{dataset}_{candidate}`; `init_from` '' = as it is."""
+  """Returns the runs that choose for each dataset, named `{prefix}{dataset}_{candidate}`.
+
+  With `init_from` '', the setting of the run stays.
+  """
   return _init({f'{prefix}{dataset}_{key}': build(name, dataset, phase='tune', point=point, px=px, real='no')
                 for dataset in datasets for key, point in candidates(name, dataset).items()}, init_from)
 
 
 def finals(name: str, datasets: Sequence[str], results: s.Results, *, px: int, real: str, seeds: int,
            prefix: str = '', init_from: str = '') -> dict[str, s.Config]:
-  """The final runs of each dataset that has a run to choose by, named `{prefix}{dataset}_seed{seed}`."""
+  """Returns the final runs of each dataset that has a run to choose by, named `{prefix}{dataset}_seed{seed}`."""
   found: dict[str, s.Config] = {}
   for dataset in datasets:
     tried = {f'{prefix}{dataset}_{key}': point for key, point in candidates(name, dataset).items()}
@@ -83,7 +91,7 @@ def finals(name: str, datasets: Sequence[str], results: s.Results, *, px: int, r
 
 def stages(pretrained: Mapping[str, str], datasets: Sequence[str], *, px: int, real: str,
            seeds: int) -> tuple[Stage, Stage]:
-  """The stages of a study that fine-tunes the networks it has pre-trained: choosing runs, then final runs.
+  """Returns the stages of a study that fine-tunes the networks it has pre-trained: choosing runs, then final runs.
 
   Args:
     pretrained: names of pre-training runs, with the name of the network of each. Those without a result are skipped.
@@ -109,7 +117,7 @@ def _init(runs: dict[str, s.Config], init_from: str) -> dict[str, s.Config]:
 
 
 def rows(results: s.Results, name: str, datasets: Sequence[str], tasks: Sequence[str]) -> list[s.Row]:
-  """Table 2: ours, how it came about, and the published columns."""
+  """Returns Table 2: our accuracies, how they came about, and the published columns."""
   ours: dict[str, list[float]] = {REAL: real_scores(results)}
   ours |= {ROWS[dataset]: list(final_scores(results, dataset).values()) for dataset in datasets}
   ours[VTAB], num_tasks = vtab.mean(
@@ -127,7 +135,7 @@ def rows(results: s.Results, name: str, datasets: Sequence[str], tasks: Sequence
 
 
 def _table_5(name: str, label: str) -> s.Row:
-  """What Table 5 has of a network and set, one column for each set that it was pre-trained on."""
+  """Returns what Table 5 has of a network and set, one column for each set that it was pre-trained on."""
   found: s.Row = {}
   for one, models in published.TABLE_5.items():
     if name in models:
@@ -137,13 +145,13 @@ def _table_5(name: str, label: str) -> s.Row:
 
 
 def final_scores(results: s.Results, dataset: str, *, prefix: str = '') -> dict[str, float]:
-  """Accuracies of the final runs on a set by name, in per cent."""
+  """Returns the accuracies of the final runs on a set by name, in per cent."""
   return {name: 100 * result.headline for name, result in results.items()
           if name.startswith(f'{prefix}{dataset}_seed') and result.headline is not None}
 
 
 def real_scores(results: s.Results, *, prefix: str = '') -> list[float]:
-  """ReaL accuracies of the final runs on ImageNet, of the weights that ImageNet is quoted for."""
+  """Returns the ReaL accuracies of the final runs on ImageNet, of the weights that ImageNet is quoted for."""
   found = []
   for name, result in results.items():
     if name.startswith(f'{prefix}imagenet2012_seed'):
@@ -153,7 +161,10 @@ def real_scores(results: s.Results, *, prefix: str = '') -> list[float]:
 
 
 def accuracies(results: s.Results, datasets: Sequence[str], *, prefix: str = '') -> dict[str, float]:
-  """Mean accuracy in % over the final runs on each set, and ReaL, by the names of `published.TRANSFER_SETS`."""
+  """Returns the mean accuracy in % over the final runs on each set, and ReaL.
+
+  Keys are the names of `published.TRANSFER_SETS`.
+  """
   values = {ROWS[dataset]: list(final_scores(results, dataset, prefix=prefix).values()) for dataset in datasets}
   values[REAL] = real_scores(results, prefix=prefix)
   return {name: statistics.fmean(values[name]) for name in published.TRANSFER_SETS if values.get(name)}

@@ -30,7 +30,7 @@ Build = Callable[[str, Point, str], s.Config]
 
 
 def choose(text: str) -> tuple[str, ...]:
-  """The tasks that `clevr/count+pets` lists; all for ''.
+  """Returns the tasks that `clevr/count+pets` lists, or all for ''.
 
   Raises:
     UserError: a task is unknown.
@@ -39,18 +39,20 @@ def choose(text: str) -> tuple[str, ...]:
 
 
 def key(task: str) -> str:
-  """The task in names of runs, which are names of directories."""
+  """Returns the task as it stands in names of runs, which are names of directories."""
   return task.replace('/', '-')
 
 
 def tunings(build: Build, tasks: Iterable[str], grid: Sequence[Point]) -> dict[str, s.Config]:
-  """The runs that choose, by name."""
+  """Returns the runs that choose, by name."""
   return {f'{key(task)}_{point.name}': build(task, point, 'tune') for task in tasks for point in grid}
 
 
 def finals(build: Build, tasks: Iterable[str], results: s.Results, points: Sequence[Point], *,
            seeds: int) -> dict[str, s.Config]:
-  """The final runs by name: with the only point, or the best of several for each task that has a result to choose by.
+  """Returns the final runs by name.
+
+  A task has the only point, or the best of several points if there is a result to choose by.
 
   Raises:
     UserError: no task has one.
@@ -69,14 +71,17 @@ def finals(build: Build, tasks: Iterable[str], results: s.Results, points: Seque
 
 
 def scores(results: s.Results, task: str) -> dict[str, float]:
-  """Accuracies of the final runs of a task by seed, in per cent."""
+  """Returns the accuracies of the final runs of a task by seed, in per cent."""
   prefix = f'{key(task)}_seed'
   return {name.removeprefix(prefix): 100 * result.headline for name, result in results.items()
           if name.startswith(prefix) and result.headline is not None}
 
 
 def rows(results: s.Results, tasks: Sequence[str]) -> list[s.Row]:
-  """A row a task, then the plain means of each group and of all, with the deviation over seeds; beside Table 9."""
+  """Returns a row for each task, then the plain means of each group and of all tasks, beside Table 9.
+
+  Means have the deviation over seeds.
+  """
   found = [_row(task, TASKS[task][0], list(scores(results, task).values())) | _table_9([task]) for task in tasks]
   for group in GROUPS:
     if members := [task for task in tasks if TASKS[task][0] == group]:
@@ -86,7 +91,10 @@ def rows(results: s.Results, tasks: Sequence[str]) -> list[s.Row]:
 
 
 def mean(results: s.Results, tasks: Sequence[str]) -> tuple[list[float], int]:
-  """Means over the tasks by seed, of seeds that have every measured task; and how many tasks are measured."""
+  """Returns the means over the tasks by seed, and how many tasks are measured.
+
+  Only seeds that have every measured task count.
+  """
   known = [one for one in (scores(results, task) for task in tasks) if one]
   seeds = [seed for seed in known[0] if all(seed in one for one in known)] if known else []
   return [statistics.fmean(one[seed] for one in known) for seed in seeds], len(known)
@@ -99,7 +107,7 @@ def _mean(results: s.Results, name: str, group: str, tasks: Sequence[str], *, of
 
 
 def _table_9(tasks: Sequence[str]) -> s.Row:
-  """The mean over some tasks of each column of the ViT paper's Table 9."""
+  """Returns the mean over some tasks of each column of the ViT paper's Table 9."""
   means = [round(statistics.fmean(column), 2) for column in zip(*(published.TABLE_9[task] for task in tasks),
                                                                 strict=True)]
   return {f'{name}, Table 9': value for name, value in zip(published.TABLE_9_COLUMNS, means, strict=True)}
@@ -112,7 +120,7 @@ def _row(name: str, group: str, values: Sequence[float]) -> s.Row:
 
 
 def spread_text(values: Sequence[float]) -> str:
-  """Mean and deviation for a table: `88.55 ± 0.04`; `–` for none."""
+  """Formats mean and deviation for a table: `88.55 ± 0.04`; `–` for none."""
   if not values:
     return '–'
   std = statistics.stdev(values) if len(values) > 1 else math.nan

@@ -44,7 +44,7 @@ def steps(folder: Any) -> list[int]:
 
 
 def is_step(name: str) -> bool:
-  """Whether this is a valid name for the folder of a checkpoint."""
+  """Returns whether this is a valid name for the folder of a checkpoint."""
   return name.isascii() and name.isdecimal() and str(int(name)) == name
 
 

@@ -11,6 +11,7 @@ import os
 import pathlib
 import platform
 import re
+import resource
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ POOL_VARIABLES = ('PJRT_NPROC', 'NPROC')
 THREAD_NAME = 'tf_XLAEigen'
 """The threads of XLA's pool, as Linux lists them."""
 CPUINFO = pathlib.Path('/proc/cpuinfo')
+STATM = pathlib.Path('/proc/self/statm')
 ISA = {'amx_tile': 'AMX', 'avx512_fp16': 'AVX512_FP16', 'avx512_bf16': 'AVX512_BF16', 'avx512_vnni': 'AVX512_VNNI',
        'avx512f': 'AVX512', 'avx2': 'AVX2', 'avx': 'AVX', 'sse4_2': 'SSE4_2', 'sve2': 'SVE2', 'sve': 'SVE',
        'asimd': 'NEON'}
@@ -118,3 +120,17 @@ def versions() -> dict[str, str]:
   packages = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'numpy')
   return {'vit_jax': __version__, 'python': platform.python_version(),
           **{name: importlib.metadata.version(name) for name in packages}}
+
+
+def used_memory_gib() -> float | None:
+  """Returns the GiB that this process uses: of its first device if that counts them, else resident; None = unknown.
+
+  Initializes the devices.
+  """
+  stats = jax.local_devices()[0].memory_stats() or {}
+  if 'bytes_in_use' in stats:
+    return stats['bytes_in_use'] / 2**30
+  try:
+    return int(STATM.read_text().split()[1]) * resource.getpagesize() / 2**30
+  except (OSError, ValueError, IndexError):
+    return None

@@ -1,7 +1,7 @@
-"""Progress of a run: a live display on a terminal, otherwise a line at intervals.
+"""Progress of a run or of a task inside a job: a live display on a terminal, otherwise a line at intervals.
 
-The display begins with the first step, as a job shows before it what it waits for (`stage.py`). It is a bar with the
-time left, and below it epoch, loss, speed, the newest accuracy and memory. Other output appears above it. A loss of
+The display begins with the first step; before it, the job shows its stages (`console.begin_stage`). It is a bar with
+the time left, and below it epoch, loss, speed, the newest accuracy and memory. Other output appears above it. A loss of
 another step than the one that is shown is shown with its step.
 """
 from __future__ import annotations
@@ -11,12 +11,12 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from vit_jax.core import lazy
-from vit_jax.record import console, stage
+from vit_jax.record import console
 
 if TYPE_CHECKING:
   from rich import console as consoles
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 else:
   consoles, lives = lazy.Module('rich.console'), lazy.Module('rich.live')
   bars, texts = lazy.Module('rich.progress'), lazy.Module('rich.text')
+
+log = logging.getLogger('vit_jax.record')
 
 _LINE_EVERY_S = 10.
 _ACCURACY = re.compile(r'(?!train/)[^/]+/(top1|\d+shot)[^/]*')
@@ -74,13 +76,16 @@ class Progress:
       self._open_bar()
     if self._live is not None:
       self._bar.update(self._task, completed=step, left=self._describe_left())
-    elif self._shown and self._values and self._is_line_due():
+    elif self._shown and self._values and (
+        self._line_at_s is None or self._now() - self._line_at_s >= _LINE_EVERY_S):
       self._print_line()
 
   def close(self) -> None:
     """Restores the terminal; without a bar, prints the last line. It may be called twice."""
     if self._live is not None:
-      self._restore_logging()
+      for handler in self._handlers:
+        handler.setStream(self._before[0] if handler.stream is sys.stdout else self._before[1])
+      self._handlers = []
       self._live.stop()
       self._live = None
       atexit.unregister(self.close)
@@ -89,7 +94,7 @@ class Progress:
     self._shown = False
 
   def _open_bar(self) -> None:
-    stage.end()
+    console.end_stage()
     before = self._before = (sys.stdout, sys.stderr)
     self._bar = bars.Progress(
       bars.TextColumn('{task.completed:,.0f}/{task.total:,.0f}'), bars.BarColumn(None),
@@ -100,25 +105,18 @@ class Progress:
     self._live.start()
     atexit.register(self.close)
     # Log handlers keep the stream that they were created with, and would write into the bar.
-    for handler in _stream_handlers():
-      if handler.stream in before:
-        redirected = sys.stdout if handler.stream is before[0] else sys.stderr
-        handler.setStream(redirected)
-        self._handlers.append(handler)
+    for handler in logging.getLogger().handlers:
+      inner = getattr(handler, 'python_handler', handler)  # absl wraps its stream handler
+      if (isinstance(inner, logging.StreamHandler) and not isinstance(inner, logging.FileHandler)
+          and inner.stream in before):
+        inner.setStream(sys.stdout if inner.stream is before[0] else sys.stderr)
+        self._handlers.append(inner)
 
   def _render(self) -> consoles.RenderableType:
     """Returns the bar, and below it the newest values if there are any."""
     words = self._describe(is_live=True)
     return consoles.Group(self._bar, texts.Text('  '.join(words), overflow='ellipsis', no_wrap=True)) if words else (
         self._bar)
-
-  def _restore_logging(self) -> None:
-    for handler in self._handlers:
-      handler.setStream(self._before[0] if handler.stream is sys.stdout else self._before[1])
-    self._handlers = []
-
-  def _is_line_due(self) -> bool:
-    return self._line_at_s is None or self._now() - self._line_at_s >= _LINE_EVERY_S
 
   def _print_line(self) -> None:
     counted = (f'step {self._step:,}/{self._total:,}' if self._unit == 'steps' else
@@ -149,13 +147,56 @@ class Progress:
 
   def _describe_left(self) -> str:
     """Returns the time left, '' at the end or if it is not known yet."""
-    _, left_s = self._values.get('train/time_left_s', (0, self._estimate_left_s()))
-    return f'{format_duration(left_s)} left' if left_s is not None and self._step < self._total else ''
-
-  def _estimate_left_s(self) -> float | None:
     first_step, first_s = self._first or (self._step, 0.)
-    done = self._step - first_step
-    return (self._now() - first_s) / done * (self._total - self._step) if done > 0 else None
+    done, left = self._step - first_step, self._total - self._step
+    estimate_s = (self._now() - first_s) / done * left if done > 0 else None
+    _, left_s = self._values.get('train/time_left_s', (0, estimate_s))
+    return f'{format_duration(left_s)} left' if left_s is not None and left > 0 else ''
+
+
+class TaskProgress:
+  """Progress of one task inside a job: a bar on a terminal, otherwise log lines; use it in a `with` statement.
+
+  During training, which has its own bar, it is always lines, because two bars cannot share a terminal. Each line names
+  the task; for a bar, one line above it does.
+
+  Args:
+    name: of the task, for lines.
+    total: number of units.
+    unit: what is counted, such as `images`.
+    bar: whether a bar may be shown. Only one process shows progress.
+    active: False = show nothing.
+    now: a monotonic clock, in seconds.
+  """
+
+  def __init__(self, name: str, total: int, *, unit: str, bar: bool, active: bool,
+               now: Callable[[], float] = time.monotonic) -> None:
+    self._name, self._total, self._unit, self._now = name, total, unit, now
+    self._active, self._began_s = active, now()
+    self._line_at_s = self._began_s
+    self._bar: Progress | None = None
+    if bar and active and sys.stdout.isatty():
+      log.info('%s: %s %s', name, f'{total:,}', unit)
+      self._bar = Progress(total, start=0, shown=True, unit=unit, now=now)
+
+  def __enter__(self) -> TaskProgress:
+    return self
+
+  def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+               trace: TracebackType | None) -> None:
+    if self._bar is not None:
+      self._bar.close()
+
+  def update(self, done: int) -> None:
+    """Advances to `done` of the total."""
+    done, passed_s = min(done, self._total), self._now() - self._began_s
+    rate = done / passed_s if passed_s > 0 else 0.
+    if self._bar is not None:
+      self._bar.update(done, {'train/images_per_s': rate} if self._unit == 'images' else {})
+    elif self._active and self._now() - self._line_at_s >= _LINE_EVERY_S:
+      self._line_at_s = self._now()
+      left = f', {format_duration((self._total - done) / rate)} left' if rate else ''
+      log.info('%s: %s of %s %s%s', self._name, f'{done:,}', f'{self._total:,}', self._unit, left)
 
 
 def format_duration(seconds: float) -> str:
@@ -170,10 +211,3 @@ def format_duration(seconds: float) -> str:
   if whole < 24 * 3600:
     return f'{whole // 3600} h {whole % 3600 // 60:02d} min'
   return f'{whole // 86400} d {whole % 86400 // 3600} h'
-
-
-def _stream_handlers() -> Iterator[logging.StreamHandler[TextIO]]:
-  for handler in logging.getLogger().handlers:
-    inner = getattr(handler, 'python_handler', handler)  # absl wraps its stream handler
-    if isinstance(inner, logging.StreamHandler) and not isinstance(inner, logging.FileHandler):
-      yield inner

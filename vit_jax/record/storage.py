@@ -28,7 +28,7 @@ _PACKAGES = ('gcsfs', 'tensorflow')  # `epath` needs one of them for Google Clou
 
 
 def is_local(path: PathLike) -> bool:
-  """Whether a path is on this machine, including mounted file systems."""
+  """Returns whether a path is on this machine, including mounted file systems."""
   return '://' not in os.fspath(path)
 
 

@@ -29,7 +29,7 @@ from types import TracebackType
 
 from vit_jax.core import os_errors
 from vit_jax.core.redaction import redacted
-from vit_jax.record import memory, mirror, norms_file, reader, storage
+from vit_jax.record import machine, mirror, norms_file, reader, storage
 from vit_jax.record import progress as progress_lib
 from vit_jax.record.trackers import tensorboard
 from vit_jax.record.trackers.tracker import Guarded, Status
@@ -68,14 +68,15 @@ class Writer:
     self._path = os.path.join(folder, FILE)
     with self._writing():
       os.makedirs(folder, exist_ok=True)
-      self._time_offset_s = _started_s(self._path) - time.monotonic()
+      self._time_offset_s = (
+          reader.last_time_s(self._path) if os.path.exists(self._path) else 0.) - time.monotonic()
       _end_last_line(self._path)
       self._file = open(self._path, 'a', encoding='utf-8', errors='backslashreplace')  # names of files
     self._trackers = trackers(folder) if trackers else [tensorboard.opened(folder, resumed_from)]
     self._status: Status = 'done'
     self._norms = norms_file.NormsFile(os.path.join(folder, norms_file.FILE), is_new=resumed_from is None)
     self._progress = progress_lib.Progress(progress_total, start=self._last_step, shown=progress,
-                                           memory=memory.used_gib)
+                                           memory=machine.used_memory_gib)
 
   def __enter__(self) -> Writer:
     return self
@@ -221,8 +222,3 @@ def _end_last_line(path: str) -> None:
     file.seek(-1, os.SEEK_END)
     if file.read() != b'\n':
       file.write(b'\n')
-
-
-def _started_s(path: str) -> float:
-  """Returns the time at which a run goes on: that of its last line."""
-  return reader.last_time_s(path) if os.path.exists(path) else 0.

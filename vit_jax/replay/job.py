@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.record import origin, stage
+from vit_jax.record import console, origin
 from vit_jax.replay import comparison, inputs, outcomes, records, segments, settings
 from vit_jax.replay.comparison import Status
 from vit_jax.replay.records import Record
@@ -55,7 +55,7 @@ def run(*, files: Sequence[str], data: Mapping[str, str], to: pathlib.Path | Non
   try:
     return Replay(record, data, read_line).run(to, mark=mark)
   except inputs.Missing as error:
-    stage.end()
+    console.end_stage()
     print(f'SKIPPED: {error}', flush=True)
     return Status.MISSING
 
@@ -76,14 +76,14 @@ class Replay:
 
   def run(self, to: pathlib.Path | None, *, mark: bool) -> int:
     """Compares data and settings, runs the commands and compares the outcome; returns the exit status."""
-    stage.begin('reading the data')
+    console.begin_stage('reading the data')
     for status, lines in ((Status.DATA, self.other_data()), (Status.CONFIG, self.other_settings())):
       if lines:
-        stage.end()
+        console.end_stage()
         print('\n'.join([f'DIFFERS from the record, so nothing was run: {status.name.lower()}',
                          *(f'  {line}' for line in lines)]), flush=True)
         return status
-    stage.end()
+    console.end_stage()
     with _directory(to) as work:
       began, before_s = time.monotonic(), origin.processor_s()
       if failed := self._execute(work.path):

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from vit_jax.core.errors import UserError
-from vit_jax.record import stage
+from vit_jax.record import console
 from vit_jax.replay import inputs, outcomes, records, settings
 from vit_jax.replay.job import ReadLine
 from vit_jax.replay.records import Record, Tolerance
@@ -61,7 +61,7 @@ def make(path: pathlib.Path, name: str, claim: str, data: Mapping[str, str], tol
   own = settings.read(found.config)
   resolved = settings.given(own, data)
   parsed = settings.given(configs[-1], data) if len(configs) == 1 else resolved
-  stage.begin('reading the data')
+  console.begin_stage('reading the data')
   record = Record(
       id=name, claim=claim, kind=found.kind, command=tuple(shlex.join(['vit-jax', *one]) for one in words),
       values=found.values, tolerance=tolerance, params_digest=found.params_digest, checkpoints=found.checkpoints,
@@ -71,7 +71,7 @@ def make(path: pathlib.Path, name: str, claim: str, data: Mapping[str, str], tol
       data=inputs.contents(own, is_trained=found.kind == 'train', found=data),
       made={'date': datetime.datetime.now(datetime.UTC).date().isoformat(), 'commit': found.commit,
             'machine': found.machine} | ({} if lines else {'processor_s': found.processor_s}))
-  stage.end()
+  console.end_stage()
   return with_claimed(record, found)
 
 

@@ -82,7 +82,7 @@ class Record:
     return VALUE.sub(lambda found: _shown(self.values[found[1]], found[2] or ''), text)
 
   def words(self) -> list[list[str]]:
-    """The commands as lists of arguments, without the name of the program."""
+    """Returns the commands as lists of arguments, without the name of the program."""
     return [shlex.split(line)[1:] for line in self.command]
 
 

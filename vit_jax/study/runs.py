@@ -146,7 +146,10 @@ def _lock(file: IO[str]) -> bool:
 
 
 def _is_locked(path: pathlib.Path) -> bool:
-  """Whether a process holds the lock of a run directory, such as one that outlived its study or runs without one."""
+  """Returns whether a process holds the lock of a run directory.
+
+  It may have outlived its study, or run without one.
+  """
   if not path.exists():
     return False
   with open(path) as file:

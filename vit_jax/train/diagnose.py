@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax.core import numerics, unstacked
+from vit_jax.core import numerics
 from vit_jax.core.contracts import Objective, Prepare
 from vit_jax.core.types import Array, Batch, HostArray
 from vit_jax.parallel.mesh import batch_sharding, replicated
@@ -39,7 +39,6 @@ def build(objective: Objective, prepare: Prepare, describe: Callable[[int], str]
       keys = numerics.split_key(jax.random.fold_in(jax.random.key(seed), step), 'prepare', 'loss')
       batch = prepare(batch, keys['prepare'], step)
       batch = {**batch, 'mask': chosen_B * batch.get('mask', 1.)}
-      state = unstacked.join(state)
       return jnp.isfinite(objective.loss(state.params, state.extra, batch, keys['loss'], step).loss.sum)
 
   is_finite = jax.jit(finite, out_shardings=whole)

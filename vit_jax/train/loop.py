@@ -16,7 +16,7 @@ from vit_jax.train.state import TrainState
 
 
 class Done(NamedTuple):
-  """A finished step: its number, metrics on the host, its batch, and the newest held state, maybe one step ahead."""
+  """A finished step: its number, metrics on the host, its batch, and the newest state, maybe one step ahead."""
   step: int
   metrics: StepMetrics
   batch: Batch
@@ -35,11 +35,11 @@ class Hook(Protocol):
   """Steps between calls of `on_state`; 0 = never. It is not called after the last step, which the job handles."""
 
   def on_metrics(self, done: Done) -> None:
-    """Called for every step, in order, one step later, when its metrics are on the host."""
+    """Takes the metrics of a step, for every step in order, one step later, when they are on the host."""
     ...
 
   def on_state(self, step: int, state: TrainState) -> None:
-    """Called with the state after `step` steps, after `on_metrics` for all of these steps."""
+    """Takes the state after `step` steps, after `on_metrics` was called for all of these steps."""
     ...
 
 
@@ -60,10 +60,9 @@ class Ended(NamedTuple):
 
 def run(step_fn: Callable[[TrainState, Batch], tuple[TrainState, Packed]], state: TrainState,
         batches: Iterator[Batch], *, start: int, total: int, hooks: Sequence[Hook], clock: Phases,
-        should_stop: Callable[[int], str], join: Callable[[TrainState], TrainState] = lambda state: state) -> Ended:
+        should_stop: Callable[[int], str]) -> Ended:
   """Runs steps `start` to `total`, or until `should_stop(step)` gives a reason.
 
-  `step_fn` takes a held state (see `step.Program`); `join` converts it to the stacked form for hooks and callers.
   If no more batches can be loaded, for training or for a hook, the loop ends with this error and a valid state.
   """
   step, reason, error = start, '', None
@@ -83,17 +82,15 @@ def run(step_fn: Callable[[TrainState, Batch], tuple[TrainState, Packed]], state
     if due:
       _hand_over(late, state, hooks)
       late = None
-      joined = join(state)
       try:
         for hook in due:
-          hook.on_state(step, joined)
+          hook.on_state(step, state)
       except DataStopped as stopped:
         error = stopped
         break
-      del joined
     reason = should_stop(step) if step < total else ''
   _hand_over(late, state, hooks)
-  return Ended(join(state), step, reason, error)
+  return Ended(state, step, reason, error)
 
 
 def _hand_over(late: _Late | None, state: TrainState, hooks: Sequence[Hook]) -> None:

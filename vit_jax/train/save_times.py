@@ -32,11 +32,14 @@ class Times(Protocol):
     ...
 
   def is_due(self, step: int) -> bool:
-    """Whether to save at a step; all processes ask at the same steps and get the same answer."""
+    """Returns whether to save at a step.
+
+    All processes ask at the same steps and get the same answer.
+    """
     ...
 
   def saved(self) -> None:
-    """Called after a save."""
+    """Notes that a save has been made."""
     ...
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from vit_jax.core import axes, numerics, trees, unstacked
+from vit_jax.core import axes, numerics, trees
 from vit_jax.core.contracts import Objective, Prepare
 from vit_jax.core.types import Array, ArrayLike, Batch, Extra, Key, LossOut, Params, PyTree
 from vit_jax.optim.optimizers import Optimizer
@@ -26,33 +26,24 @@ from vit_jax.train.state import TrainState
 class Program(NamedTuple):
   """The compiled functions of a run; call them outside of any mesh context.
 
-  Files and all other code use a stacked state. During training the state is held in the form that `hold` returns, which
-  is the same or has unstacked layers.
-
   abstract_state: shapes and dtypes.      shardings: the same tree, with the sharding of each leaf.
   init_fn: `() -> TrainState`, created in place on its devices.
-  hold: stacked to held state.            join: held to stacked state, as a new state.
-  abstract_held: shapes and dtypes of a held state.
-  step_fn: `(held TrainState, Batch) -> (held TrainState, Packed)`; donates the state.
+  step_fn: `(TrainState, Batch) -> (TrainState, Packed)`; donates the state.
   prepared: shapes and dtypes of a batch as the objective gets it.
   """
   abstract_state: TrainState
   shardings: TrainState
   init_fn: jax.stages.Wrapped
-  hold: Callable[[TrainState], TrainState]
-  join: Callable[[TrainState], TrainState]
-  abstract_held: TrainState
   step_fn: jax.stages.Wrapped
   prepared: Batch
 
 
 def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh: Mesh, batch: Batch,
-          seed: int, accumulate: int, unstacked_layers: bool = False) -> Program:
+          seed: int, accumulate: int) -> Program:
   """Builds init and step for global batches of the shapes of `batch` (arrays or ShapeDtypeStructs).
 
   Random keys depend only on (seed, step), so resuming needs no saved generator. `accumulate` microbatches
-  give the gradient of the complete batch: sums are added and divided once. With `unstacked_layers`, stacked leaves are
-  held as `unstacked.Layers`, except for those that never change.
+  give the gradient of the complete batch: sums are added and divided once.
   """
   prepared = _preparing(prepare, seed)
   with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
@@ -72,17 +63,9 @@ def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh:
 
   abstract, labels = axes.trace(init)
   placed, whole = _place(abstract, labels, mesh), meshes.replicated(mesh)
-  held = jax.eval_shape(_hold_apart, abstract) if unstacked_layers else abstract
-  held_placed = unstacked.follow(placed, held)
-
-  def same(state: TrainState) -> TrainState:
-    return state
-
   return Program(
       abstract, placed, jax.jit(init, out_shardings=placed),
-      jax.jit(_hold_apart, out_shardings=held_placed) if unstacked_layers else same,
-      jax.jit(unstacked.join, out_shardings=placed) if unstacked_layers else same, held,
-      jax.jit(step, in_shardings=(held_placed, meshes.batch_sharding(mesh)), out_shardings=(held_placed, whole),
+      jax.jit(step, in_shardings=(placed, meshes.batch_sharding(mesh)), out_shardings=(placed, whole),
               donate_argnums=0),
       jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes))
 
@@ -103,10 +86,6 @@ def _preparing(prepare: Prepare, seed: int) -> Callable[[Batch, Array], tuple[Ba
 def _structs(batch: Batch, at: NamedSharding) -> Batch:
   """Returns the shapes of a batch as the step sees them, so that what it traces is found again."""
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), batch)
-
-
-def _hold_apart(state: TrainState) -> TrainState:
-  return unstacked.split(state, but=sharding.TRAINED)
 
 
 def _place(abstract: TrainState, labels: TrainState, mesh: Mesh) -> TrainState:
@@ -142,7 +121,7 @@ def _gradients(objective: Objective, state: TrainState, batch: Batch, key: Key,
   rows = next(iter(batch.values())).shape[0] / accumulate
 
   def total(params: Params, extra: Extra, batch: Batch, key: Key) -> tuple[Array, LossOut]:
-    out = objective.loss(unstacked.join(params), unstacked.join(extra), batch, key, state.step)
+    out = objective.loss(params, extra, batch, key, state.step)
     # The total weight of several microbatches is only known after the last one.
     return out.loss.sum / (jax.lax.stop_gradient(_weight(out)) if accumulate == 1 else rows), out
 
@@ -184,7 +163,7 @@ def _squares(tree: PyTree) -> dict[str, Array]:
   def squares(x: Array, is_stacked: bool) -> Array:
     return jnp.square(x.astype(jnp.float32)).sum(tuple(range(1 if is_stacked else 0, x.ndim)))
 
-  return trees.flatten(unstacked.join(trees.map_named(lambda name, x: squares(x, trees.is_stacked(name)), tree)))
+  return {name: squares(x, trees.is_stacked(name)) for name, x in trees.flatten(tree).items()}
 
 
 def nonfinite_paths(norms: Mapping[str, ArrayLike]) -> list[str]:

@@ -91,7 +91,7 @@ def _count(params: PyTree) -> dict[str, tuple[Array, Array, Array, Array]]:
 
 
 def histograms(counted: Mapping[str, tuple[HostArray, HostArray, HostArray, HostArray]]) -> dict[str, Histogram]:
-  """Histograms by name, `params/NAME`, from arrays on the host."""
+  """Returns histograms by name, `params/NAME`, from arrays on the host."""
   return {f'params/{name}': Histogram(np.asarray(counts, np.float64), np.asarray(edges, np.float64), float(total),
                                       float(squares))
           for name, (counts, edges, total, squares) in counted.items()}

@@ -3,6 +3,7 @@ import dataclasses
 import enum
 from collections.abc import Iterator
 from dataclasses import field
+from typing import ClassVar
 
 from vit_jax.config import durations
 from vit_jax.config.schema.checks import Run, Settings, no_effect, patterns, problem
@@ -183,6 +184,7 @@ class Optimizer(Settings):
 @dataclasses.dataclass
 class AdamW(Optimizer):
   """Adam with decoupled weight decay: each step takes off `lr * weight_decay * parameter`."""
+  implementation: ClassVar[str] = 'vit_jax.optim.adam:adamw'
   b1: float = ranged(.9, BELOW_1)  # decay of the first moment
   b2: float = ranged(.999, BELOW_1)  # decay of the second moment
   eps: float = ranged(1e-8, POSITIVE)  # added to the root of the second moment
@@ -193,6 +195,7 @@ class AdamW(Optimizer):
 @dataclasses.dataclass
 class Adam(Optimizer):
   """Adam with coupled decay: `weight_decay * parameter` is added to the gradient, before the moments."""
+  implementation: ClassVar[str] = 'vit_jax.optim.adam:adam'
   b1: float = ranged(.9, BELOW_1)  # decay of the first moment
   b2: float = ranged(.999, BELOW_1)  # decay of the second moment
   eps: float = ranged(1e-8, POSITIVE)  # added to the root of the second moment
@@ -202,6 +205,7 @@ class Adam(Optimizer):
 @dataclasses.dataclass
 class Adafactor(Optimizer):
   """Adafactor as Scaling ViT has it (section 3.4): a first moment, no relative step, capped second decay."""
+  implementation: ClassVar[str] = 'vit_jax.optim.adafactor:adafactor'
   b1: float = ranged(.9, BELOW_1)  # decay of the first moment
   mu_dtype: DType = DType.BF16
   b2_power: float = ranged(.8, POSITIVE)  # decay of the second moment at update t from 1: 1 - t ** -power
@@ -214,6 +218,7 @@ class Adafactor(Optimizer):
 @dataclasses.dataclass
 class Lamb(Optimizer):
   """LAMB: Adam's update with decay, scaled to the norm of the parameter (arXiv 1904.00962)."""
+  implementation: ClassVar[str] = 'vit_jax.optim.trust:lamb'
   b1: float = ranged(.9, BELOW_1)  # decay of the first moment
   b2: float = ranged(.999, BELOW_1)  # decay of the second moment
   eps: float = ranged(1e-6, POSITIVE)  # added to the root of the second moment
@@ -224,6 +229,7 @@ class Lamb(Optimizer):
 @dataclasses.dataclass
 class Lars(Optimizer):
   """LARS: the gradient with decay, scaled to the norm of the parameter, then momentum (arXiv 1708.03888)."""
+  implementation: ClassVar[str] = 'vit_jax.optim.trust:lars'
   lr: float = ranged(.1, NOT_NEGATIVE)  # at the peak of the schedule
   momentum: float = ranged(.9, BELOW_1)  # decay of the sum of updates
   trust_coefficient: float = ranged(.001, POSITIVE)  # factor of parameter norm over gradient norm
@@ -234,6 +240,7 @@ class Lars(Optimizer):
 @dataclasses.dataclass
 class Lion(Optimizer):
   """Lion: the sign of a moment, with decoupled decay (arXiv 2302.06675, Algorithm 2)."""
+  implementation: ClassVar[str] = 'vit_jax.optim.momentum:lion'
   lr: float = ranged(1e-4, NOT_NEGATIVE)  # at the peak of the schedule
   b1: float = ranged(.9, BELOW_1)  # weight of the momentum in the update
   b2: float = ranged(.99, BELOW_1)  # decay of the momentum
@@ -244,6 +251,7 @@ class Lion(Optimizer):
 @dataclasses.dataclass
 class RMSProp(Optimizer):
   """RMSProp with momentum as TensorFlow 1 has it; weight decay is added to the gradient, as an L2 penalty is."""
+  implementation: ClassVar[str] = 'vit_jax.optim.rmsprop:rmsprop'
   lr: float = ranged(.016, NOT_NEGATIVE)  # at the peak of the schedule
   b2: float = ranged(.9, BELOW_1)              # decay of the mean of squares, which begins at `initial_scale`
   initial_scale: float = ranged(1., NOT_NEGATIVE)  # mean of squares at the start
@@ -255,6 +263,7 @@ class RMSProp(Optimizer):
 @dataclasses.dataclass
 class Sgd(Optimizer):
   """SGD with momentum. Its weight decay is coupled, as in PyTorch, or decoupled: SGDW, and big_vision's `momentum`."""
+  implementation: ClassVar[str] = 'vit_jax.optim.momentum:sgd'
   lr: float = ranged(.01, NOT_NEGATIVE)  # at the peak of the schedule
   momentum: float = ranged(.9, BELOW_1)  # decay of the sum of gradients
   mu_dtype: DType = DType.F32

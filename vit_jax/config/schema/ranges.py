@@ -34,7 +34,7 @@ class Range:
   unit: str = ''
 
   def has(self, value: float) -> bool:
-    """Whether the number is one of them, and finite. Takes integers of any size."""
+    """Returns whether the number is one of them, and finite. Takes integers of any size."""
     if value in self.also:
       return True
     is_finite = isinstance(value, int) or math.isfinite(value)
@@ -62,7 +62,7 @@ class Span:
   wall: bool = False
 
   def problem(self, text: str) -> str | None:
-    """What was expected instead of the text; None if it is one of them."""
+    """Returns what was expected instead of the text; None if it is one of them."""
     if (self.off and not text) or (self.wall and durations.parse_wall(text)):
       return None
     try:
@@ -93,13 +93,13 @@ THREADS = Range(0, 1024)
 
 
 def ranged(default: Any, allowed: Range) -> Any:
-  """A field for a number, or a tuple of numbers, each in that range."""
+  """Declares a field for a number, or a tuple of numbers, each in that range."""
   return dataclasses.field(default=default, metadata={'allowed': allowed})
 
 
 def duration(default: str | tuple[str, ...], *, off: bool = False, zero: bool = True, percent: bool = True,
              wall: bool = False) -> Any:
-  """A field for a length of time, or a tuple of them."""
+  """Declares a field for a length of time, or a tuple of them."""
   return dataclasses.field(default=default, metadata={'allowed': Span(off, zero, percent, wall)})
 
 
@@ -114,7 +114,7 @@ class Problem(typing.NamedTuple):
 
 
 def problems(part: Any, prefix: str = '') -> Iterator[Problem]:
-  """Problems of the fields that a settings dataclass has itself: a value of another type, or out of its range."""
+  """Yields problems of the fields that a settings dataclass has itself: values of another type, or out of range."""
   for field in dataclasses.fields(part):
     value, name = getattr(part, field.name), f'{prefix}{field.name}'
     if expected := _type_problem(value, field.type):
@@ -124,7 +124,10 @@ def problems(part: Any, prefix: str = '') -> Iterator[Problem]:
 
 
 def walk(part: Any, prefix: str = '') -> Iterator[tuple[str, Any]]:
-  """A settings dataclass and all parts of it, each with the prefix of its settings, such as `optimizer.schedule.`"""
+  """Yields a settings dataclass and all parts of it, each with the prefix of its settings.
+
+  A prefix is such as `optimizer.schedule.`
+  """
   yield prefix, part
   for name in _names(part.__class__):
     value = getattr(part, name)
@@ -152,12 +155,12 @@ def _is_part(value: Any) -> bool:
 
 
 def is_inside(prefix: str, part: str) -> bool:
-  """Whether a prefix as `walk` gives it, such as `model.stem.`, is that of a part such as `model`, or of one in it."""
+  """Returns whether a prefix of `walk`, such as `model.stem.`, is that of a part such as `model`, or of one in it."""
   return not part or re.match(rf'{re.escape(part)}[.\[]', prefix) is not None
 
 
 def all_problems(part: Any, together: Callable[[Any], Iterable[str]], prefix: str = '', *, of: str = '') -> list[str]:
-  """Problems of a settings dataclass and its parts: first of single settings, then of combinations.
+  """Returns problems of a settings dataclass and its parts: first of single settings, then of combinations.
 
   Args:
     part: the settings.
@@ -176,12 +179,12 @@ def all_problems(part: Any, together: Callable[[Any], Iterable[str]], prefix: st
 
 
 def _shortened(text: str) -> str:
-  """A problem without the middle of a very long value."""
+  """Returns a problem without the middle of a very long value."""
   return text if len(text) <= 1000 else f'{text[:400]} … {text[-400:]}'
 
 
 def repaired(part: Any) -> Any:
-  """A copy of a settings dataclass in which settings with problems have their defaults, all parts included."""
+  """Returns a copy in which settings with problems have their defaults, also in all parts."""
   wrong = {problem.name for problem in problems(part)}
   return type(part)(**{
       field.name: checks.default_of(field) if field.name in wrong else _repaired(getattr(part, field.name))
@@ -197,7 +200,10 @@ def _repaired(value: Any) -> Any:
 
 
 def _value_problems(name: str, value: Any, allowed: Range | Span) -> Iterator[Problem]:
-  """Of a value of the right type, which may be a tuple; a dataclass (a ramp in place of a number) checks itself."""
+  """Yields problems of a value of the right type, which may be a tuple.
+
+  A dataclass, such as a ramp in place of a number, checks itself.
+  """
   for one in value if isinstance(value, tuple) else (value,):
     if isinstance(allowed, Span):
       if expected := allowed.problem(one):
@@ -210,7 +216,7 @@ def _value_problems(name: str, value: Any, allowed: Range | Span) -> Iterator[Pr
 
 
 def _closer(value: float, allowed: Range) -> str:
-  """What was expected, with the limits of float32 where these are the reason."""
+  """Returns what was expected, with the limits of float32 where these are the reason."""
   if 0 < abs(value) < LEAST:
     return f'{allowed}, and 0 or at least {LEAST:.2g} (float32)'
   if allowed.high == MOST and (isinstance(value, int) or math.isfinite(value)) and abs(value) > MOST:
@@ -221,7 +227,10 @@ def _closer(value: float, allowed: Range) -> str:
 
 
 def _type_problem(value: Any, declared: Any) -> str | None:
-  """What was expected, if the value is not of the declared type; parts are looked into, but for dataclasses."""
+  """Returns what was expected if a value is not of the declared type.
+
+  Items of tuples and dicts are checked too, but not the fields of dataclasses.
+  """
   if type(value) is declared and declared is not str:  # most are, and the rest takes 5 times as long
     return None
   arguments = typing.get_args(declared)
@@ -242,7 +251,7 @@ def _type_problem(value: Any, declared: Any) -> str | None:
 
 
 def _plain_problem(value: Any, declared: type) -> str | None:
-  """Of a declared class: a number, text, a choice or a part."""
+  """Returns what was expected of a declared class: a number, text, a choice or a part."""
   allowed = (int, float) if declared is float else declared
   if isinstance(value, bool) and declared is not bool or not isinstance(value, allowed):
     return type_text(declared)
@@ -253,7 +262,7 @@ def _plain_problem(value: Any, declared: type) -> str | None:
 
 
 def type_text(declared: type) -> str:
-  """The values of a type, for messages."""
+  """Returns the values of a type, for messages."""
   if issubclass(declared, enum.Enum):
     return f'one of {", ".join(f"{declared.__name__}.{choice.name}" for choice in declared)}'
   return {float: 'a number', int: 'a whole number', bool: 'True or False', str: 'text'}.get(declared, declared.__name__)

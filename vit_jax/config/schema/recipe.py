@@ -212,13 +212,13 @@ class Recipe(Settings):
                     f'Views have their own colors and crops. Switch off {", ".join(others)}.')
 
   def on_host(self) -> list[str]:
-    """The augmentations that are applied on the host, by name."""
+    """Returns the augmentations that are applied on the host, by name."""
     is_on = {'randaugment.layers': self.randaugment.layers > 0, 'three_augment': self.three_augment,
              'jitter': self.jitter.is_on, 'views.on': self.views.on}
     return [name for name in is_on if is_on[name]]
 
   def _augmentations(self) -> list[str]:
-    """What views are made without."""
+    """Returns the augmentations that views are made without."""
     numbers = ('mixup', 'cutmix', 'shift_px', 'scale', 'rotate_degrees', 'shear')
     is_on = {f'crop={self.crop.value}': self.crop is not Crop.INCEPTION, 'randaugment': self.randaugment.layers > 0,
              'three_augment': self.three_augment, 'jitter': self.jitter.is_on, 'erase': self.erase.probability > 0,
@@ -226,7 +226,7 @@ class Recipe(Settings):
     return [name for name in is_on if is_on[name]]
 
   def _crop_problems(self, name: str) -> Iterator[str]:
-    """Settings of random crops that are not made."""
+    """Yields problems of settings of random crops that are not made."""
     made = f'with {name}.crop={self.crop.value}'
     if self.crop is Crop.RESIZE:
       yield from no_effect(self, name, ('crop_area',), made)
@@ -270,7 +270,7 @@ def num_groups(num: int, group: int) -> int:
 
 
 def group_problems(name: str, group: int, num: int, of: str) -> Iterator[str]:
-  """Groups of mixing that do not divide `num` examples, or are not made of pairs."""
+  """Yields problems of groups of mixing that do not divide `num` examples, or are not made of pairs."""
   if group % 2 or (0 < group < num and num % group):
     yield problem(name, f'0, or an even number that divides {of}={num}', group,
                   'Set it to 0 to draw once for all of them.')

@@ -79,7 +79,6 @@ class Train(Settings):
   # Threads of XLA on CPUs; the last bits of results depend on them. 0 = the number of cores where the run begins.
   cpu_threads: int = ranged(0, COUNT_OR_0)
   portable: bool = False  # on CPUs: the same bits on every x86 processor with AVX2, as far as known; slower
-  unstacked_layers: bool = True  # holds blocks that run unrolled as arrays of their own; the same results and files
   ema: float = ranged(0., BELOW_1)  # decay of a moving average of the parameters (ViT paper: Polyak, .9999); 0 = off
   ema_warmup: EmaWarmup = EmaWarmup.RATIO
   sam: Sam = field(default_factory=Sam)
@@ -143,7 +142,10 @@ class Mesh(Settings):
   chosen_for: str = ''            # written by the program: the hardware that they were chosen for
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
-    """Sizes that do not describe a grid; whether it fits the devices is checked in `parallel/mesh.py`."""
+    """Yields problems of sizes that do not describe a grid.
+
+    Whether the grid fits the devices is checked in `parallel/mesh.py`.
+    """
     sizes = {'data': self.data, 'fsdp': self.fsdp, 'tensor': self.tensor}
     if list(sizes.values()).count(-1) > 1:
       yield problem(name, '-1 (the remaining devices) for at most one axis', sizes)
@@ -208,7 +210,7 @@ class Config(Settings):
 
 
 def _metric_problems(name: str, text: str, config: Config) -> Iterator[str]:
-  """Problems of `EVALUATION/METRIC[@VIEW]`, the name of a number that an evaluation of the config measures."""
+  """Yields problems of `EVALUATION/METRIC[@VIEW]`, the name of a number that an evaluation of the config measures."""
   evaluation, _, rest = text.partition('/')
   metric, _, view = rest.partition('@')
   measured = config.evals.get(evaluation)

@@ -60,7 +60,9 @@ def draw_kept(key: Key, size: tuple[int, ...], *, alpha: float) -> Array:
 
 
 def outside_box(key: Key, size: tuple[int, ...], *, area: Array) -> Array:
-  """`[H, W] f32`: 0 in a box with the shape of the image and this share of its area, at a random center; 1 elsewhere.
+  """Returns `[H, W] f32`: 0 in a box at a random center, 1 elsewhere.
+
+  The box has the shape of the image and this share of its area.
 
   The box is cut off at the border.
   """

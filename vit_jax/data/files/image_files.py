@@ -23,6 +23,7 @@ UNREAD = ('.heic', '.heif', '.jxl')
 _LINK, _OUT, _NONE = 'broken or circular links', 'links out of the folder', 'without an extension'
 _AGAIN = 'links to a folder that another link leads to'
 _MOST_FOLDERS = 100  # inside of one another
+_SHOWN = 6  # kinds of ignored files in a message
 
 
 class ImageFile(NamedTuple):
@@ -147,9 +148,11 @@ def describe(ignored: Mapping[str, int]) -> str:
   """Returns the ignored files, such as `12 files: .heic (10), .txt (2)`, with advice about images among them; or ''."""
   if not ignored:
     return ''
-  parts = ', '.join(f'{name} ({count:,})' for name, count in sorted(ignored.items(), key=lambda one: (-one[1], one[0])))
-  num = sum(ignored.values())
-  text = f'{num:,} file{"s" * (num > 1)}: {parts}'
+  kinds = [f'{name} ({count:,})' for name, count in sorted(ignored.items(), key=lambda one: (-one[1], one[0]))]
+  num, more = sum(ignored.values()), len(kinds) - _SHOWN
+  text = f'{num:,} file{"s" * (num > 1)}: {", ".join(kinds[:_SHOWN])}'
+  if more > 0:
+    text += f' and {more} more kind{"s" * (more > 1)}'
   if unread := [name for name in UNREAD if name in ignored]:
     text += (f'. {" ".join(unread)} images are not supported. Convert them to JPEG, for example with ImageMagick: '
              "magick mogrify -format jpg '*.heic'")

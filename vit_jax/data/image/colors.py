@@ -52,7 +52,7 @@ def three_augment(image: HostArray, rng: np.random.Generator) -> HostArray:
 
 
 def random_blur(image: HostArray, rng: np.random.Generator) -> HostArray:
-  """Gaussian blur with a sigma uniform in 0.1 to 2 px."""
+  """Applies a Gaussian blur with a sigma uniform in 0.1 to 2 px."""
   return blur(image, rng.uniform(*SIGMA_PX))
 
 
@@ -149,7 +149,7 @@ def equalize(image: HostArray) -> HostArray:
 
 
 def blur(image: HostArray, sigma_px: float) -> HostArray:
-  """Gaussian blur as Pillow computes it: three box filters along the rows, then three along the columns.
+  """Applies a Gaussian blur as Pillow computes it: three box filters along the rows, then three along the columns.
 
   Each box has the radius r of Gwosdek et al. 2011 (the boxes' variance is `sigma_px^2 / 3`), whose fraction is the
   weight of the outermost pixels, and rounds to 8 bits. The border pixels are replicated.

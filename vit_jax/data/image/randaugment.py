@@ -191,7 +191,7 @@ def _interpolate(pixels: HostArray, axis: int, part: HostArray, *, is_cubic: boo
   flat = here.shape[0], here.shape[1] * 3
 
   def weighted(one: HostArray, weight: HostArray, name: str) -> HostArray:
-    """The difference from the second pixel, so that areas of one color keep it exactly."""
+    """Returns the weighted difference from the second pixel, so that areas of one color keep it exactly."""
     difference: HostArray = cv2.subtract(one, here, buffer(name, here.shape), dtype=cv2.CV_32F).reshape(flat)
     difference *= weight
     return difference

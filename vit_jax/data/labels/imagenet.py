@@ -30,7 +30,7 @@ class Names(NamedTuple):
 
 @functools.cache
 def by_count(num_classes: int) -> Names | None:
-  """The set with this number of classes; None if there is none."""
+  """Returns the set with this number of classes; None if there is none."""
   if num_classes not in SETS:
     return None
   title, file = SETS[num_classes]
@@ -41,7 +41,7 @@ def by_count(num_classes: int) -> Names | None:
 
 
 def by_ids(own: Sequence[str], num_classes: int, class_names: Sequence[str]) -> Names | None:
-  """The set that gives the outputs of a network for a dataset whose classes are WordNet ids such as `n01440764`.
+  """Returns the set that gives the outputs of a network for a dataset with WordNet ids such as `n01440764`.
 
   Args:
     own: classes of the dataset.

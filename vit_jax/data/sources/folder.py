@@ -21,8 +21,8 @@ from vit_jax.data.files.user_files import OWN, Rules
 from vit_jax.data.source import Record, Source
 from vit_jax.data.sources import label_file, splits
 
-SPLIT_NAMES = ('train', 'val', 'valid', 'validation', 'test')
 LAYOUT = 'PATH/train/CLASS/*.jpg and PATH/test/CLASS/*.jpg, or PATH/CLASS/*.jpg'
+_SHOWN = 5  # classes in a message
 
 
 class FolderSource:
@@ -63,7 +63,7 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
                     f'--config.data.source=folder:PATH, where PATH has {LAYOUT}.')
   if not os.path.isdir(root):
     raise UserError(f'{root}: expected a folder with {LAYOUT}, got no folder. Set --config.data.source=folder:PATH.')
-  found = {name.lower(): name for name in _subfolders(root) if name.lower() in SPLIT_NAMES}
+  found = {name.lower(): name for name in _subfolders(root) if name.lower() in splits.NAMES}
 
   @functools.cache
   def open_named(split: str) -> Source:
@@ -79,7 +79,7 @@ def _open_split(root: str, name: str, *, train: str, rules: Rules) -> Source:
   folder = os.path.join(root, name)
   if extra := sorted(set(_subfolders(folder)) - set(class_names)):
     raise UserError(f'{folder}: expected the classes of {os.path.join(root, train)}, got {len(extra)} others: '
-                    f'{_listed(extra)}. Use the same class folders in both.')
+                    f'{json_fields.listed(extra, _SHOWN)}. Use the same class folders in both.')
   found = _list(root, name, class_names, all_filled=name.lower() == 'train', rules=rules)
   files = listing.select(found, 'all', lambda: splits.scattered_paths(found.paths(), len(found), seed=0))
   return FolderSource(root, files, name=f'folder:{root}/{name}', class_names=class_names, rules=rules)
@@ -89,8 +89,7 @@ def _open_single(root: str, split: str, *, holdout: float, seed: int, rules: Rul
   """Opens `train` or `test` of a folder without split folders."""
   if not 0 < holdout < 1:
     raise UserError(f'data.holdout: expected a fraction between 0 and 1, such as 0.1, got {holdout}.')
-  name = 'test' if split in splits.SYNONYMS else split
-  split = splits.resolve(name, ('train', 'test'), source=f'folder:{root}')
+  split = splits.resolve_part(split, source=f'folder:{root}')
   class_names = _class_names(root, '')
   found = _list(root, '', class_names, all_filled=True, rules=rules)
 
@@ -120,10 +119,10 @@ def _list(root: str, split: str, class_names: Sequence[str], *, all_filled: bool
   found = listing.open_listing(root, [f'{split}/{name}' if split else name for name in class_names], rules)
   counts = np.bincount(found.groups(), minlength=len(class_names))
   empty = [name for name, count in zip(class_names, counts, strict=True) if not count]
-  where, ignored = os.path.join(root, split), image_files.describe(found.ignored)
+  where, ignored = os.path.join(root, split) if split else root, image_files.describe(found.ignored)
   if not len(found) or (all_filled and empty):
     raise UserError(f'{where}: expected files with the extension {" ".join(image_files.EXTENSIONS)} in each class, got '
-                    f'none in {len(empty)} of {len(class_names)} classes: {_listed(empty)}.'
+                    f'none in {len(empty)} of {len(class_names)} classes: {json_fields.listed(empty, _SHOWN)}.'
                     + (f' Ignored {ignored}.' if ignored else '') + ' Add images, or correct the path.')
   image_files.report(found.ignored, where)
   return found
@@ -133,15 +132,6 @@ def _subfolders(folder: str) -> list[str]:
   try:
     with os.scandir(folder) as entries:
       return [e.name for e in entries if not e.name.startswith('.') and image_files.is_folder(e)
-              and not (e.is_symlink() and _is_above(e.path, folder))]
+              and not (e.is_symlink() and not user_files.leads_out(folder, os.path.realpath(e.path)))]  # to a parent
   except OSError as error:
     raise access.user_error(error, folder) from error
-
-
-def _is_above(link: str, folder: str) -> bool:
-  """Returns whether a link leads to the folder that it is in, or to one above."""
-  return not user_files.leads_out(folder, os.path.realpath(link))
-
-
-def _listed(names: Sequence[str]) -> str:
-  return json_fields.listed(names, 20)

@@ -31,7 +31,6 @@ from vit_jax.data.source import Record, Source
 from vit_jax.data.sources import splits
 
 EXTENSIONS = ('.csv', '.tsv', '.jsonl')
-SPLITS = ('train', 'val', 'valid', 'validation', 'test')
 NAME, SINGLE = 'labels', ''
 _HEADERS = ('image', 'path', 'file')
 _SHOWN = 5  # problems in a message
@@ -103,7 +102,8 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
     images = list(read(root, found[name], rules))
     if extra := sorted({c for image in images for c in image.labels} - set(train_names())):
       raise UserError(f'{os.path.join(root, found[name])}: expected classes that the training file has, got '
-                      f'{len(extra)} others: {_listed(extra)}. Correct their names, or add them to the training file.')
+                      f'{len(extra)} others: {json_fields.listed(extra, _SHOWN)}. Correct their names, or add them to '
+                      'the training file.')
     return _source(root, images, name, train_names(), seed=0, rules=rules)
   return open_named
 
@@ -114,7 +114,7 @@ def _find(root: str) -> dict[str, str]:
   for name in sorted(os.listdir(root)) if os.path.isdir(root) else []:
     stem, ending = os.path.splitext(name)
     start, _, split = stem.partition('_')
-    if start == NAME and ending in EXTENSIONS and (split in SPLITS or stem == NAME):
+    if start == NAME and ending in EXTENSIONS and (split in splits.NAMES or stem == NAME):
       found.setdefault(split, []).append(name)
   if any(len(names) > 1 for names in found.values()) or (SINGLE in found and len(found) > 1):
     listed = ', '.join(name for names in found.values() for name in names)
@@ -126,7 +126,7 @@ def _find(root: str) -> dict[str, str]:
 def _open_single(root: str, file: str, split: str, class_names: tuple[str, ...], *, holdout: float,
                  seed: int, rules: Rules) -> Source:
   """Opens `train` or `test` of a single label file."""
-  name = splits.resolve('test' if split in splits.SYNONYMS else split, ('train', 'test'), source=f'folder:{root}')
+  name = splits.resolve_part(split, source=f'folder:{root}')
   images = list(read(root, file, rules))
   order = splits.scattered([image.path for image in images], seed=seed)
   num_held = round(len(images) * holdout)
@@ -161,9 +161,9 @@ def read(root: str, file: str, rules: Rules = OWN) -> Iterator[Image]:
   path, seen, problems, inside = os.path.join(root, file), set[str](), list[str](), _Inside(root, rules)
   for number, image, labels in _lines(path, root, rules):
     if (name := os.path.normpath(image)) in seen:
-      problems.append(f'line {number:,}: {_quoted(image)} twice')
+      problems.append(f'line {number:,}: {json_fields.describe(image)} twice')
     elif (found := inside.size(image)) is None:
-      problems.append(f'line {number:,}: {_quoted(image)}, {inside.problem(image)}')
+      problems.append(f'line {number:,}: {json_fields.describe(image)}, {inside.problem(image)}')
     else:
       seen.add(name)
       yield Image(image, found, labels)
@@ -193,7 +193,10 @@ class _Inside:
         found = os.stat(path)
     except (OSError, ValueError):
       return None
-    return found.st_size if stat.S_ISREG(found.st_mode) and not self._is_outside(os.path.dirname(path)) else None
+    folder = os.path.dirname(path)
+    if folder not in self._leads_out:
+      self._leads_out[folder] = not self._rules.follow_links and user_files.leads_out(folder, self._base)
+    return found.st_size if stat.S_ISREG(found.st_mode) and not self._leads_out[folder] else None
 
   def problem(self, image: str) -> str:
     """Returns why a file has no size."""
@@ -203,13 +206,6 @@ class _Inside:
     if os.path.isfile(path):
       return f'a link out of the folder (to read it, {user_files.FOLLOW})'
     return 'which is not a file' if os.path.exists(path) else 'which does not exist'
-
-  def _is_outside(self, folder: str) -> bool:
-    if self._rules.follow_links:
-      return False
-    if folder not in self._leads_out:
-      self._leads_out[folder] = user_files.leads_out(folder, self._base)
-    return self._leads_out[folder]
 
 
 _FORM = ('Write lines of .csv as `cats/1.jpg,cat,sofa`, of .tsv the same with tabs, of .jsonl '
@@ -243,11 +239,3 @@ def _json_lines(path: str, lines: Iterator[str]) -> Iterator[tuple[int, str, tup
                               advice=_FORM)
     labels = [label.text().strip() for label in entry.field('labels').items()]
     yield number, entry.field('image').text(), tuple(dict.fromkeys(label for label in labels if label))
-
-
-def _quoted(path: str) -> str:
-  return json_fields.describe(path)
-
-
-def _listed(names: Sequence[str]) -> str:
-  return json_fields.listed(names, _SHOWN)

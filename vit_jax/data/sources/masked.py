@@ -21,7 +21,7 @@ from vit_jax.data.image.headers import BadImage
 from vit_jax.data.image.masks import BadMask
 from vit_jax.data.labels import classes
 from vit_jax.data.source import Record, Source
-from vit_jax.data.sources import splits, tfds, tfds_description
+from vit_jax.data.sources import splits, tfds
 
 if TYPE_CHECKING:
   from tensorflow_datasets.core import DatasetBuilder
@@ -30,7 +30,7 @@ log = logging.getLogger('vit_jax.data')
 
 LAYOUT = 'PATH/images/train/NAME.jpg with PATH/masks/train/NAME.png, or PATH/images/NAME.jpg with PATH/masks/NAME.png'
 MASKS = ('masks', 'annotations')
-_SPLITS = {'training': 'train', **{name: name for name in ('train', 'val', 'valid', 'validation', 'test')}}
+_SPLITS = {'training': 'train', **{name: name for name in splits.NAMES}}
 _EXTENSIONS = ('.png', '.tif', '.tiff', '.bmp', '.gif')  # of masks; decoded in `image/masks.py`
 _SHOWN = 5
 
@@ -80,19 +80,13 @@ class FolderMasks:
     return os.path.join(self._root, self._pairs[index][1])
 
 
-class TfdsMasks:
+class TfdsMasks(tfds.Stored):
   """A split of a dataset prepared by TFDS with images and masks."""
 
   def __init__(self, builder: DatasetBuilder, split: str, *, mask: str, rules: Rules = OWN) -> None:
-    info = builder.info.splits[split]
-    known = KNOWN.get(builder.info.name, Known(0, ()))
-    self.name, self.first_class, self.class_names = f'masks:tfds:{builder.info.full_name}/{split}', *known
-    self._mask, self._records = mask, tfds.open_records(builder, split, rules)
-    text = f'{builder.info.full_name} {split} {list(info.shard_lengths)} {info.num_bytes} {mask}'
-    self.digest = hashlib.sha256(text.encode()).hexdigest()
-
-  def __len__(self) -> int:
-    return len(self._records)
+    super().__init__(builder, split, name=f'masks:tfds:{builder.info.full_name}/{split}', reading=mask, rules=rules)
+    self.first_class, self.class_names = KNOWN.get(builder.info.name, Known(0, ()))
+    self._mask = mask
 
   def __getitem__(self, index: int) -> Record:
     found = records.parse(self._records[index])
@@ -101,9 +95,6 @@ class TfdsMasks:
   def label(self, index: int) -> int:
     del index
     return -1
-
-  def describe(self, index: int) -> str:
-    return f'{self.name}[{index}]'
 
   def describe_mask(self, index: int) -> str:
     """Returns the name of the mask."""
@@ -143,7 +134,7 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
 
 def _open_single(root: str, split: str, *, holdout: float, seed: int, rules: Rules) -> Source:
   """Opens `train` or `test` of a folder without split folders."""
-  split = splits.resolve('test' if split in splits.SYNONYMS else split, ('train', 'test'), source=f'masks:{root}')
+  split = splits.resolve_part(split, source=f'masks:{root}')
   pairs = _list(root, '', rules)
   order = splits.scattered([image for image, _ in pairs], seed=seed)
   num = max(1, round(holdout * len(order)))
@@ -206,10 +197,7 @@ def _class_names(root: str, rules: Rules) -> tuple[str, ...]:
 
 def _open_tfds(name: str, *, data_dir: str, mask_column: str, rules: Rules) -> Callable[[str], Source]:
   folder = tfds.find(name, data_dir=data_dir)
-
-  @functools.cache
-  def builder() -> DatasetBuilder:
-    return tfds_description.open_builder(folder, rules)
+  builder = functools.cache(lambda: tfds.open_builder(folder, rules))
 
   @functools.cache
   def open_named(split: str) -> Source:

@@ -2,6 +2,7 @@
 
 A process that writes a shard holds its lock, which the system releases when the process ends, however it ends. A
 finished shard has a note beside it with its checksum. The bytes of a shard do not depend on who writes it.
+`run_all` is the work of one process; `run_in_processes` starts several on this machine.
 """
 from __future__ import annotations
 
@@ -11,23 +12,31 @@ import dataclasses
 import fcntl
 import json
 import logging
+import multiprocessing
 import os
 import pathlib
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.context import SpawnProcess
+from multiprocessing.sharedctypes import SynchronizedArray
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.files import checksums, json_fields, open_files, records
 from vit_jax.data.image import decode, headers
 from vit_jax.data.image.opencv import cv2
+from vit_jax.data.pipeline import prefetch
 from vit_jax.data.source import Source
 from vit_jax.data.sources import prepared
 
 NOTE, HALF, LOCK = '.done', '.half', '.lock'
 POLL_S = 0.5
 _CHUNK = 64  # examples converted at a time
+CORES_EACH = 8
+"""Cores for each process, by default: the threads of one process keep about so many busy."""
+SHARDS_EACH = 4
+"""Fewer shards than this are not worth a process, which takes some seconds to start."""
 _JPEG_PX = 65_500  # longest side that libjpeg writes
 log = logging.getLogger('vit_jax.data')
 
@@ -159,10 +168,8 @@ def stored(image: bytes | HostArray, *, short_px: int, quality: int) -> bytes:
     return bytes(image)
   height, width = pixels.shape[:2]
   factor = short_px / min(height, width)
-  if not short_px or factor >= 1:
-    return image if isinstance(image, bytes) else _encoded(pixels, '.png', [])
   size = (max(1, round(width * factor)), max(1, round(height * factor)))
-  if max(size) > _JPEG_PX:
+  if not short_px or factor >= 1 or max(size) > _JPEG_PX:
     return image if isinstance(image, bytes) else _encoded(pixels, '.png', [])
   small = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
   made = _encoded(small, '.jpg', [cv2.IMWRITE_JPEG_QUALITY, quality])
@@ -172,3 +179,75 @@ def stored(image: bytes | HostArray, *, short_px: int, quality: int) -> bytes:
 
 def _encoded(pixels: HostArray, extension: str, options: list[int]) -> bytes:
   return cv2.imencode(extension, pixels[..., ::-1], options)[1].tobytes()
+
+
+def default_processes(num_shards: int) -> int:
+  """Returns the number of processes for so many shards on this machine."""
+  return max(1, min(open_files.num_cores() // CORES_EACH, num_shards // SHARDS_EACH))
+
+
+def run_in_processes(jobs: Sequence[Job], on_written: Callable[[int], None], *, processes: int) -> None:
+  """Does what `run_all` does, in `processes` of this machine. If they end early, this process does what is left.
+
+  Args:
+    jobs: all shards.
+    on_written: called with a number of written examples; first, and perhaps with 0, with that of shards found complete.
+    processes: 1 = this one.
+  """
+  sizes = {job.path.name: len(job.indexes) for job in jobs}
+  reported = sum(sizes.get(name, 0) for name in _finished(jobs[0]))
+  on_written(reported)
+  left = [job for job in jobs if not job.written()]
+  if min(processes, len(left)) <= 1:
+    return run_all(left, lambda _, num: on_written(num))
+
+  def report(num: int) -> None:
+    nonlocal reported
+    on_written(max(0, num - reported))
+    reported = max(reported, num)
+
+  with _running(left, min(processes, len(left))) as (started, begun):
+    while any(one.is_alive() for one in started):
+      time.sleep(POLL_S)
+      # A process counts from 0 after each shard, so that finished and begun shards add up.
+      report(min(sum(sizes.values()), sum(sizes.get(name, 0) for name in _finished(jobs[0])) + sum(begun[:])))
+  run_all(jobs, lambda *_: None)
+  report(sum(sizes.values()))
+  return None
+
+
+@contextlib.contextmanager
+def _running(jobs: Sequence[Job], processes: int) -> Iterator[tuple[list[SpawnProcess], SynchronizedArray[int]]]:
+  """Yields processes, which end with this one, and the number of examples of the shard that each is writing."""
+  context = multiprocessing.get_context('spawn')
+  begun = context.Array('q', processes)
+  threads = max(1, open_files.num_cores() // processes)
+  started = [context.Process(target=_run_quietly, args=(os.getpid(), jobs, begun, place, threads), daemon=True)
+             for place in range(processes)]
+  for one in started:
+    one.start()
+  try:
+    yield started, begun
+  finally:
+    for one in started:
+      one.kill()
+      one.join()
+
+
+def _run_quietly(parent: int, jobs: Sequence[Job], begun: SynchronizedArray[int], place: int, threads: int) -> None:
+  """The part of one process. An error is left to the parent, which meets it again, and shows it."""
+  prefetch.start_worker(parent, 0, 0)
+
+  def count(job: Job, num: int) -> None:
+    begun[place] = (begun[place] + num) % len(job.indexes)
+
+  with contextlib.suppress(Exception):
+    run_all(jobs, count, threads=threads)
+
+
+def _finished(job: Job) -> set[str]:
+  """Returns the file names of the finished shards beside this one."""
+  with contextlib.suppress(FileNotFoundError):  # another host has completed the dataset
+    return {name.removesuffix(NOTE) for name in os.listdir(job.path.parent)
+            if name.endswith(NOTE)}
+  return set()

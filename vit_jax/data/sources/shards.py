@@ -22,8 +22,8 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.pipeline import order
-from vit_jax.data.source import UNKNOWN, Source, most_labels
-from vit_jax.data.sources import prepared, shard_jobs, shard_processes
+from vit_jax.data.source import UNKNOWN, Record, Source, most_labels
+from vit_jax.data.sources import prepared, shard_jobs
 from vit_jax.data.sources.shard_jobs import Job
 
 SHARD_BYTES, SHARD_RECORDS = 2**28, 2**13
@@ -58,7 +58,7 @@ def write(splits: Mapping[str, Source], folder: pathlib.Path, settings: Settings
     settings: how the dataset is made.
     name_of: shortens the description of an example, such as a path; pickles if there are several processes.
     on_written: called with the number of examples after they are written.
-    processes: of this machine that write shards; 0 = `shard_processes.default`.
+    processes: of this machine that write shards; 0 = `shard_jobs.default_processes`.
 
   Returns:
     False if the same dataset exists already.
@@ -77,7 +77,7 @@ def write(splits: Mapping[str, Source], folder: pathlib.Path, settings: Settings
     _join(lock.fileno(), part, plan)
     jobs = {name: list(_jobs(name, source, part, settings, name_of)) for name, source in splits.items()}
     every = [job for some in jobs.values() for job in some]
-    shard_processes.run_all(every, on_written, processes=processes or shard_processes.default(len(every)))
+    shard_jobs.run_in_processes(every, on_written, processes=processes or shard_jobs.default_processes(len(every)))
     with _closing(part) as is_mine:
       if is_mine:
         several = {'most_labels': most} if (most := _most_labels(splits.values())) else {}
@@ -90,15 +90,16 @@ def write(splits: Mapping[str, Source], folder: pathlib.Path, settings: Settings
 def _most_labels(found: Collection[Source]) -> int:
   """Returns the largest number of labels of an image; a source that does not know it is read completely."""
   counts = [most_labels(source) for source in found]
-  return max(max((_num_labels(source, i) for i in range(len(source))), default=1) if count == UNKNOWN
+  return max(max((len(_stored(source, i).labels or ()) for i in range(len(source))), default=1) if count == UNKNOWN
              else count for source, count in zip(found, counts, strict=True))
 
 
-def _num_labels(source: Source, index: int) -> int:
+def _stored(source: Source, index: int) -> Record:
+  """Returns a stored example; an empty one if it is damaged, and will be left out."""
   try:
-    return len(source[index].labels or ())
+    return source[index]
   except BadImage:
-    return 0
+    return Record(b'', -1)
 
 
 def _check_same(folder: pathlib.Path, plan: Mapping[str, Any]) -> None:
@@ -163,39 +164,26 @@ def _jobs(split: str, source: Source, part: pathlib.Path, settings: Settings,
 
 def _default_shards(source: Source, indexes: HostArray) -> int:
   """Returns one per `SHARD_BYTES`, estimated from the first examples of a random order, or `SHARD_RECORDS`."""
-  sizes = [_size(source, i) for i in indexes[:50].tolist()]
+  images = [_stored(source, i).image for i in indexes[:50].tolist()]
+  sizes = [len(image) if isinstance(image, bytes) else image.nbytes for image in images]
   return max(1, round(float(np.mean(sizes)) * len(source) / SHARD_BYTES), -(-len(source) // SHARD_RECORDS))
-
-
-def _size(source: Source, index: int) -> int:
-  """Returns the size of an example in bytes; 0 if it is damaged, and will be left out."""
-  try:
-    image = source[index].image
-  except BadImage:
-    return 0
-  return len(image) if isinstance(image, bytes) else image.nbytes
 
 
 def _close(part: pathlib.Path, folder: pathlib.Path, jobs: Mapping[str, Sequence[Job]],
            info: Mapping[str, Any]) -> None:
   """Writes the description of the dataset, and renames the folder."""
-  listed = {name: [_shard(job) for job in some] for name, some in jobs.items()}
-  known = {shard.file for shards in listed.values() for shard in shards}
-  for name, some in listed.items():
-    if not sum(shard.num_examples for shard in some):
-      raise UserError(f'--data: expected images in the split {name}, got {sum(len(j.indexes) for j in jobs[name]):,} '
+  listed = {name: [shard for job in some if (shard := job.written())] for name, some in jobs.items()}
+  for name, some in jobs.items():
+    assert len(listed[name]) == len(some), f'{part}: a shard of {name} has no note'
+    if not sum(shard.num_examples for shard in listed[name]):
+      raise UserError(f'--data: expected images in the split {name}, got {sum(len(job.indexes) for job in some):,} '
                       'files that are not images. Their names and the reasons are above.')
   content = {**info, 'splits': {name: [s._asdict() for s in shards] for name, shards in listed.items()}}
   (part / prepared.INFO).write_text(json.dumps(content, indent=1))
   sums = ''.join(f'{s.sha256}  {s.file}\n' for shards in listed.values() for s in shards)
   (part / prepared.SUMS).write_text(sums)
+  known = {shard.file for shards in listed.values() for shard in shards}
   for leftover in sorted(part.iterdir(), key=lambda path: path.name in (_PLAN, _LOCK)):  # these last
     if leftover.name not in known | {prepared.INFO, prepared.SUMS}:
       leftover.unlink()
   part.rename(folder)
-
-
-def _shard(job: Job) -> prepared.Shard:
-  shard = job.written()
-  assert shard, job.path
-  return shard

@@ -23,6 +23,8 @@ from vit_jax.data.source import ConcatSource, Part, Source, title
 log = logging.getLogger('vit_jax.data')
 
 SYNONYMS = ('val', 'valid', 'validation')
+NAMES = ('train', *SYNONYMS, 'test')
+"""Splits that a folder may have."""
 _BOUND = r'-?\d[\d_]*%?'
 _TERM = re.compile(rf'\s*(?P<name>[\w.-]+)\s*(\[\s*(?P<lower>{_BOUND})?\s*:\s*(?P<upper>{_BOUND})?\s*\])?\s*')
 
@@ -90,6 +92,15 @@ def resolve(name: str, known: Iterable[str], *, source: str) -> str:
   near = difflib.get_close_matches(name, names, n=1)
   hint = f' Did you mean {near[0]}?' if near else ''
   raise NoSplit(f'split of {source}: expected one of {json_fields.listed(names, 20)}, got {name!r}.{hint}')
+
+
+def resolve_part(name: str, *, source: str) -> str:
+  """Returns `train` or `test` for the name of a split of a source without splits, a part of which is held out.
+
+  Raises:
+    NoSplit: there is no such split.
+  """
+  return resolve('test' if name in SYNONYMS else name, ('train', 'test'), source=source)
 
 
 def select(open_named: Callable[[str], Source], split: str) -> Source:

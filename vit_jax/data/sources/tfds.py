@@ -1,9 +1,13 @@
 """`tfds:NAME[/CONFIG][:VERSION]`: datasets prepared by TensorFlow Datasets, read without TensorFlow.
 
 Images are the stored JPEG or PNG bytes. The order is that of the files: the same for ArrayRecord and TFRecord files.
+
+The description of a dataset is checked before TFDS reads it and after: TFDS imports the modules that `features.json`
+names, reads text files of any size, and takes the names of the shards from `dataset_info.json`.
 """
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -13,17 +17,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import access, records
+from vit_jax.data.files import access, json_fields, records, user_files
 from vit_jax.data.files.user_files import OWN, Rules
 from vit_jax.data.labels import classes
 from vit_jax.data.source import UNKNOWN, Record, Source
-from vit_jax.data.sources import splits, tfds_description
+from vit_jax.data.sources import splits
 
 if TYPE_CHECKING:
   from tensorflow_datasets.core import DatasetBuilder
 
 _VERSION = re.compile(r'\d+\.\d+\.\d+')
 _TRIES = 100  # damaged records in a row before the check for labels gives up
+INFO, FEATURES = 'dataset_info.json', 'features.json'
+_EXPECTED = f'{INFO} and {FEATURES} as TFDS writes them'
+_AGAIN = 'Copy or prepare the dataset again.'
+_CLASSES, _OWN = ('pythonClassName', 'python_class_name', 'type', 'proto_cls'), 'tensorflow_datasets.'
+"""Fields of `features.json` that name a class; `type` and `proto_cls` are of earlier versions."""
+_ERRORS = (ValueError, KeyError, TypeError, AttributeError, OSError, RuntimeError, IndexError, AssertionError,
+           ImportError, OverflowError, RecursionError, NotImplementedError, UnicodeError)
 
 
 class Columns(NamedTuple):
@@ -48,19 +59,30 @@ class ClassColumn(NamedTuple):
     return tuple(self.feature.names)
 
 
-class TfdsSource:
-  """A split of a dataset prepared as ArrayRecord or TFRecord files."""
+class Stored:
+  """The records of a split, as ArrayRecord or TFRecord files; sources of TFDS datasets inherit from it."""
 
-  def __init__(self, builder: DatasetBuilder, split: str, *, columns: Columns, rules: Rules = OWN) -> None:
-    info = builder.info.splits[split]
-    self.name, self.class_names = f'tfds:{builder.info.full_name}/{split}', columns.class_names
-    self._columns, self.most_labels = columns, UNKNOWN if columns.several else 0
+  def __init__(self, builder: DatasetBuilder, split: str, *, name: str, reading: object, rules: Rules) -> None:
+    """Takes the name of the source, and for its digest how the records are read."""
+    info, self.name = builder.info.splits[split], name
     self._records = open_records(builder, split, rules)
-    text = f'{builder.info.full_name} {split} {list(info.shard_lengths)} {info.num_bytes} {columns}'
+    text = f'{builder.info.full_name} {split} {list(info.shard_lengths)} {info.num_bytes} {reading}'
     self.digest = hashlib.sha256(text.encode()).hexdigest()
 
   def __len__(self) -> int:
     return len(self._records)
+
+  def describe(self, index: int) -> str:
+    return f'{self.name}[{index}]'
+
+
+class TfdsSource(Stored):
+  """A split with images and their classes."""
+
+  def __init__(self, builder: DatasetBuilder, split: str, *, columns: Columns, rules: Rules = OWN) -> None:
+    super().__init__(builder, split, name=f'tfds:{builder.info.full_name}/{split}', reading=columns, rules=rules)
+    self.class_names, self._columns = columns.class_names, columns
+    self.most_labels = UNKNOWN if columns.several else 0
 
   def __getitem__(self, index: int) -> Record:
     column = self._columns.label
@@ -81,9 +103,6 @@ class TfdsSource:
       return next(iter(records.classes(found, self._columns.label, len(self.class_names))), -1)
     return records.label(found, self._columns.label, len(self.class_names))
 
-  def describe(self, index: int) -> str:
-    return f'{self.name}[{index}]'
-
 
 def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
   """Opens the splits of the dataset `NAME[/CONFIG][:VERSION]`, whose folder is in `data.data_dir`.
@@ -96,10 +115,7 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
   """
   del image_px
   folder, rules = find(where, data_dir=data.data_dir), Rules.of(data)
-
-  @functools.cache
-  def builder() -> DatasetBuilder:
-    return tfds_description.open_builder(folder, rules)
+  builder = functools.cache(lambda: open_builder(folder, rules))
 
   @functools.cache
   def open_named(split: str) -> Source:
@@ -117,7 +133,7 @@ def open_records(builder: DatasetBuilder, split: str, rules: Rules) -> records.A
   Raises:
     UserError: the description of the files is damaged, or their format does not support random access.
   """
-  paths, counts = tfds_description.shards(builder, split, rules)
+  paths, counts = find_shards(builder, split, rules)
   match builder.info.file_format.value:
     case 'array_record':
       return records.ArrayRecords(paths, counts)
@@ -144,7 +160,7 @@ def find(name: str, *, data_dir: str) -> str:
   path, _, version = name.partition(':')
   folder = os.path.join(data_dir, path)
   if not version and not _versions(folder):
-    configs = [c for c in _entries(folder) if _versions(os.path.join(folder, c))]
+    configs = [c for c in (os.listdir(folder) if os.path.isdir(folder) else []) if _versions(os.path.join(folder, c))]
     if len(configs) > 1:
       raise UserError(f'tfds:{name}: expected one of the configurations in {folder}, {", ".join(sorted(configs))}, got '
                       f'none. Set tfds:{path}/{sorted(configs)[0]}, for example.')
@@ -175,12 +191,9 @@ def _check_labels(source: TfdsSource) -> None:
     raise UserError(f'{source.name}: expected examples with labels, got {problem.label}. Choose another split.')
 
 
-def _entries(folder: str) -> list[str]:
-  return os.listdir(folder) if os.path.isdir(folder) else []
-
-
 def _versions(folder: str) -> list[str]:
-  return [v for v in _entries(folder) if _VERSION.fullmatch(v)]
+  """Returns the folders of versions in a folder, which may not exist."""
+  return [v for v in os.listdir(folder) if _VERSION.fullmatch(v)] if os.path.isdir(folder) else []
 
 
 def image_columns(builder: DatasetBuilder) -> list[str]:
@@ -227,3 +240,91 @@ def _the_one(found: Sequence[str], usual: str, folder: str) -> str:
     return usual if usual in found else found[0]
   raise UserError(f'{folder}: expected one feature that can be the {usual}, or one of that name, got '
                   f'{", ".join(found) or "none"}.' + (' Set data.label_column.' if found and usual != 'image' else ''))
+
+
+def check_files(folder: str, rules: Rules) -> None:
+  """Checks the files of a description.
+
+  Raises:
+    UserError: one is too large, a link out of the folder, or not JSON; or `features.json` names a class that is not one
+      of TFDS.
+  """
+  with os.scandir(folder) as entries:
+    for entry in entries:
+      if entry.name.endswith(('.json', '.txt')):
+        user_files.check_inside(entry.path, folder, rules)
+        if not entry.is_file() or entry.stat().st_size > user_files.TEXT_BYTES:
+          raise UserError(f'{entry.path}: expected a file of at most {user_files.TEXT_BYTES:,} bytes, got '
+                          + (f'{entry.stat().st_size:,}' if entry.is_file() else 'something that is not a file')
+                          + f'. {_AGAIN}')
+  for name in (INFO, FEATURES):
+    found = json_fields.read(os.path.join(folder, name), expected='the description of a dataset', advice=_AGAIN)
+    found.object()
+    if not json_fields.is_unicode(found.value):  # which protobuf answers with a SystemError
+      raise UserError(f'{found.where}: expected text that is valid Unicode, got half of a surrogate pair. {_AGAIN}')
+    for place in _objects(found) if name == FEATURES else ():
+      for key in _CLASSES:
+        named = place.optional(key)
+        is_other = named is not None and not (isinstance(named.value, str) and named.value.startswith(_OWN))
+        if named and is_other and (key != 'type' or 'content' in place.value):
+          raise named.error(f'a class of {_OWN.rstrip(".")}')
+
+
+def _objects(field: json_fields.Field) -> Iterator[json_fields.Field]:
+  """Yields all objects in a value, and itself."""
+  if isinstance(field.value, dict):
+    yield field
+    for _, inner in field.fields():
+      yield from _objects(inner)
+  elif isinstance(field.value, list):
+    for inner in field.items():
+      yield from _objects(inner)
+
+
+def open_builder(folder: str, rules: Rules) -> DatasetBuilder:
+  """Returns the TFDS builder of a prepared dataset.
+
+  Raises:
+    UserError: its description is damaged.
+  """
+  import tensorflow_datasets as tfds
+  check_files(folder, rules)
+  with _damage_as_user_error(folder):
+    found = tfds.builder_from_directory(folder)
+    problem = ('features by name' if not isinstance(found.info.features, tfds.features.FeaturesDict) else
+               'splits' if not dict(found.info.splits) else '')
+  if problem:
+    raise UserError(f'{folder}: expected {_EXPECTED}, got no {problem}. {_AGAIN}')
+  return found
+
+
+@contextlib.contextmanager
+def _damage_as_user_error(folder: str) -> Iterator[None]:
+  """Raises UserError in place of what TFDS raises for a damaged description."""
+  from google.protobuf import json_format
+  try:
+    yield
+  except UserError:
+    raise
+  except (json_format.Error, *_ERRORS) as error:
+    raise UserError(f'{folder}: expected {_EXPECTED}, got a description that TFDS cannot read. {_AGAIN}') from error
+
+
+def find_shards(builder: DatasetBuilder, split: str, rules: Rules) -> tuple[list[str], list[int]]:
+  """Returns the paths of the files of a split, and the number of records of each.
+
+  Raises:
+    UserError: a file is outside of the folder, or the description is damaged.
+  """
+  folder = os.path.abspath(os.fspath(builder.data_dir))
+  with _damage_as_user_error(folder):
+    info = builder.info.splits[split]
+    paths, counts = [os.path.abspath(os.fspath(path)) for path in info.filepaths], [int(n) for n in info.shard_lengths]
+  if not paths or len(paths) != len(counts) or any(count < 0 for count in counts):
+    raise UserError(f'{folder}: expected {_EXPECTED}, got {len(paths):,} files with '
+                    f'{", ".join(f"{n:,}" for n in counts[:5]) or "no"} records. {_AGAIN}')
+  for path in paths:
+    if os.path.dirname(path) != folder or not user_files.is_below(os.path.basename(path)):
+      raise UserError(f'{folder}: expected files in this folder, got {json_fields.shown(path)}. {_AGAIN}')
+    user_files.check_inside(path, folder, rules)
+  return paths, counts

@@ -61,7 +61,7 @@ class MlflowRun:
         self._client.log_image(self._id, image, key=f'{_NOT_IN_NAMES.sub("_", name)}/{number}', step=step)
 
   def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
-    """MLflow has no histograms."""
+    """Does nothing: MLflow has no histograms."""
 
   def close(self, status: Status) -> None:
     self._client.set_terminated(self._id, status=_ENDS[status])

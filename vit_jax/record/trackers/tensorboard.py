@@ -121,7 +121,10 @@ def _frame(event: bytes) -> bytes:
 
 
 def opened(folder: str, resumed_from: int | None) -> Guarded:
-  """A tracker that writes event files to a local folder; `resumed_from` is the step of a resumed run, or None."""
+  """Returns a tracker that writes event files to a local folder.
+
+  `resumed_from` is the step of a resumed run, or None.
+  """
   purge_step = None if resumed_from is None else resumed_from + 1
   return Guarded('trackers.tensorboard', lambda: Board(folder, purge_step=purge_step), background=False)
 

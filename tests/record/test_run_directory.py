@@ -12,13 +12,13 @@ import buckets
 import pytest
 
 from vit_jax.core.errors import UserError
-from vit_jax.record import lease, run_directory
+from vit_jax.record import run_directory
 
 WORKDIR = 'gs://mine/run'
 
 
-def hold(expires_s: float = .4) -> lease.Lease:
-  return lease.Lease(WORKDIR, renew_s=.05, expires_s=expires_s, settle_s=.01)
+def hold(expires_s: float = .4) -> run_directory.Lease:
+  return run_directory.Lease(WORKDIR, renew_s=.05, expires_s=expires_s, settle_s=.01)
 
 
 def write(bucket: buckets.Server, **changes: object) -> None:
@@ -36,7 +36,7 @@ def test_a_lease_ends_with_the_run(bucket: buckets.Server) -> None:
 
 def test_a_lease_that_is_renewed_is_not_taken(bucket: buckets.Server, monkeypatch: pytest.MonkeyPatch) -> None:
   with hold(expires_s=60.):
-    monkeypatch.setattr(lease, '_machine', lambda: 'another pid:[1]')
+    monkeypatch.setattr(run_directory, '_machine', lambda: 'another pid:[1]')
     with pytest.raises(UserError, match=rf'{WORKDIR}: .* got one in use by process {os.getpid()} on .*\. Wait for'):
       hold(expires_s=60.)
 
@@ -53,7 +53,7 @@ def test_a_lease_of_another_machine_is_taken_after_it_expires(
 def test_a_lease_of_an_ended_process_of_this_machine_is_taken_immediately(bucket: buckets.Server) -> None:
   gone = subprocess.Popen([sys.executable, '-c', ''])
   gone.wait()
-  write(bucket, host=lease._machine(), pid=gone.pid)
+  write(bucket, host=run_directory._machine(), pid=gone.pid)
   began = time.monotonic()
   with hold(expires_s=60.):
     assert time.monotonic() - began < 5
@@ -67,7 +67,7 @@ def test_an_unreadable_lock_file_is_ignored(bucket: buckets.Server) -> None:
 
 def test_of_two_runs_that_start_together_the_first_stops(
     bucket: buckets.Server, monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(lease.time, 'sleep', lambda seconds: write(bucket, host='other pid:[2]', pid=8))
+  monkeypatch.setattr(run_directory.time, 'sleep', lambda seconds: write(bucket, host='other pid:[2]', pid=8))
   with pytest.raises(UserError, match=r'in use by process 8 on other\.'):
     hold()
 
@@ -105,7 +105,7 @@ def test_local_directories_are_locked_and_remote_ones_leased(bucket: buckets.Ser
   with run_directory.hold(tmp_path) as near:
     assert isinstance(near, run_directory.Lock)
   with run_directory.hold(WORKDIR) as far:
-    assert isinstance(far, lease.Lease)
+    assert isinstance(far, run_directory.Lease)
   assert 'lease' not in {thread.name for thread in threading.enumerate()}
 
 
@@ -115,7 +115,7 @@ def test_a_clock_that_is_set_back_lengthens_no_wait(
   """Before the start of this run, or while it waits."""
   write(bucket, time=time.time() + ahead_s)
   began, clock = time.monotonic(), time.time
-  monkeypatch.setattr(lease.time, 'time', lambda: clock() - 3600 * (time.monotonic() - began > .1))
+  monkeypatch.setattr(run_directory.time, 'time', lambda: clock() - 3600 * (time.monotonic() - began > .1))
   with hold(expires_s=.5):
     assert time.monotonic() - began < 5
 
@@ -123,8 +123,8 @@ def test_a_clock_that_is_set_back_lengthens_no_wait(
 def test_a_lease_is_kept_while_the_clock_is_set_back(bucket: buckets.Server, monkeypatch: pytest.MonkeyPatch) -> None:
   with hold(expires_s=60.):
     clock = time.time
-    monkeypatch.setattr(lease.time, 'time', lambda: clock() - 3600)
+    monkeypatch.setattr(run_directory.time, 'time', lambda: clock() - 3600)
     time.sleep(.2)
-    monkeypatch.setattr(lease, '_machine', lambda: 'another pid:[1]')
-    monkeypatch.setattr(lease.time, 'time', clock)
+    monkeypatch.setattr(run_directory, '_machine', lambda: 'another pid:[1]')
+    monkeypatch.setattr(run_directory.time, 'time', clock)
     assert json.loads(bucket.read('mine/run/.lock'))['pid'] == os.getpid()
