@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from vit_jax.core.axes import labelled
 from vit_jax.core.numerics import split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Features, Key, LossOut, Params
 
@@ -29,6 +30,11 @@ def normalized(data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
   return {**data, 'image': data['image'].astype(np.float32) / np.float32(127.5) - np.float32(1.)}
 
 
+def kernel(value: Array) -> Array:
+  """A new kernel that is split along both sides, over `fsdp` and `tensor`."""
+  return labelled(value, ('embed', 'mlp'))
+
+
 class FakeMae:
   """Hides three quarters of the patches of each image, reconstructs them with a linear encoder and decoder."""
 
@@ -43,9 +49,9 @@ class FakeMae:
   def init(self, key: Key, batch: Batch) -> tuple[Params, dict[str, Any]]:
     keys = split_key(key, 'up', 'down')
     size = self._patches(batch['image']).shape[-1]
-    return {'backbone': {'kernel': .1 * jax.random.normal(keys['up'], (size, WIDTH))},
-            'decoder': {'kernel': .1 * jax.random.normal(keys['down'], (WIDTH, size))},
-            'mask_token': jnp.zeros((WIDTH,))}, {}
+    return {'backbone': {'kernel': kernel(.1 * jax.random.normal(keys['up'], (size, WIDTH)))},
+            'decoder': {'kernel': kernel(.1 * jax.random.normal(keys['down'], (WIDTH, size)))},
+            'mask_token': labelled(jnp.zeros((WIDTH,)), (None,))}, {}
 
   def loss(self, params: Params, extra: dict[str, Any], batch: Batch, key: Key, step: Array) -> LossOut:
     patches_BNP = self._patches(batch['image'])
@@ -70,7 +76,7 @@ class FakeDino:
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, dict[str, Any]]:
     size = batch['image'][0].size
-    params = {'backbone': {'kernel': .01 * jax.random.normal(key, (size, WIDTH))}}
+    params = {'backbone': {'kernel': kernel(.01 * jax.random.normal(key, (size, WIDTH)))}}
     return params, {'teacher': jax.tree.map(lambda x: x + 0., params), 'center': jnp.zeros((1, WIDTH))}
 
   def _out(self, params: Params, image: Array) -> Array:
@@ -100,7 +106,8 @@ class BatchNormNet:
 
   def init(self, key: Key, image: Array) -> tuple[Params, Any]:
     size = image[0].size
-    return ({'kernel': .05 * jax.random.normal(key, (size, WIDTH)), 'bias': jnp.zeros(WIDTH)},
+    return ({'kernel': kernel(.05 * jax.random.normal(key, (size, WIDTH))),
+             'bias': labelled(jnp.zeros(WIDTH), (None,))},
             {'mean': jnp.zeros(WIDTH), 'var': jnp.ones(WIDTH)})
 
   def apply(self, params: Params, state: Any, image: Array, *, train: bool, key: Key | None) -> tuple[Features, Any]:
@@ -115,7 +122,7 @@ class PlainNet:
   """A backbone without anything special."""
 
   def init(self, key: Key, image: Array) -> tuple[Params, Any]:
-    return {'kernel': .05 * jax.random.normal(key, (image[0].size, WIDTH))}, {}
+    return {'kernel': kernel(.05 * jax.random.normal(key, (image[0].size, WIDTH)))}, {}
 
   def apply(self, params: Params, state: Any, image: Array, *, train: bool, key: Key | None) -> tuple[Features, Any]:
     x = jnp.tanh(image.reshape(image.shape[0], -1) @ params['kernel'])
@@ -126,7 +133,8 @@ class LinearHead:
   """Features to logits."""
 
   def init(self, key: Key, width: int, num_classes: int) -> Params:
-    return {'kernel': .1 * jax.random.normal(key, (width, num_classes)), 'bias': jnp.zeros(num_classes)}
+    return {'kernel': kernel(.1 * jax.random.normal(key, (width, num_classes))),
+            'bias': labelled(jnp.zeros(num_classes), (None,))}
 
   def apply(self, params: Params, pooled: Array) -> Array:
     return pooled @ params['kernel'] + params['bias'][None]

@@ -4,23 +4,22 @@ from __future__ import annotations
 import dataclasses
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from vit_jax.config import durations, layout, schema
-from vit_jax.core import trees
+from vit_jax.core import axes, trees
 from vit_jax.core.contracts import Objective, Prepare
 from vit_jax.core.types import LossOut, Shard
 from vit_jax.jobs import build as jobs_build
 from vit_jax.optim import optimizers
 from vit_jax.parallel import mesh as meshes
-from vit_jax.parallel import rules as sharding
-from vit_jax.parallel.rules import Rule
+from vit_jax.parallel import sharding
 from vit_jax.train import step as steps
 from vit_jax.train.state import TrainState
 
@@ -32,10 +31,6 @@ MESHES = {
     'data=2,tensor=4': schema.Mesh(2, 1, 4),
     'data=2,fsdp=2,tensor=2': schema.Mesh(2, 2, 2),
 }
-KERNELS: tuple[Rule, ...] = (('.*kernel', ('fsdp', 'tensor')),)
-"""Rules for the fakes: kernels [in, out] over both axes."""
-
-
 LENGTHS = durations.Lengths(num_examples=1000, batch_size=32, total_steps=100)
 """Of a run that a single step is taken from."""
 
@@ -51,13 +46,13 @@ def batch(size: int = 32, px: int = 8, classes: int = 7) -> dict[str, np.ndarray
           'label': rng.integers(0, classes, size).astype(np.int32), 'index': np.arange(size, dtype=np.int32)}
 
 
-def build(objective: Objective, prepare: Prepare, settings: schema.Mesh, *, rules: Sequence[Rule],
+def build(objective: Objective, prepare: Prepare, settings: schema.Mesh, *,
           like: dict[str, np.ndarray], accumulate: int = 1, seed: int = 0,
           optimizer: optimizers.Kind | None = None) -> steps.Program:
   optimizer = optimizer or schema.Sgd(weight_decay=0., clip_norm=1.)
   lengths = durations.Lengths(num_examples=1000, batch_size=len(next(iter(like.values()))), total_steps=100)
   return steps.build(objective, optimizers.build(optimizer, lambda step: jnp.asarray(.1), lengths=lengths), prepare,
-                     mesh=mesh(settings), rules=rules, batch=like, seed=seed, accumulate=accumulate)
+                     mesh=mesh(settings), batch=like, seed=seed, accumulate=accumulate)
 
 
 def train_flops(config: schema.Config, num_classes: int = 10) -> float:
@@ -76,6 +71,12 @@ def abstract_parts(config: schema.Config, num_classes: int = 10) -> jobs_build.P
   alone = AbstractMesh((1, 1, 1), meshes.AXES, axis_types=(AxisType.Auto,) * 3)
   return jobs_build.parts(  # type: ignore[arg-type]
       one, mesh=alone, num_examples=1_000_000, num_classes=num_classes, in_memory=False)
+
+
+def specs(init: Callable[..., Any], *args: Any, on: Mesh) -> Any:
+  """How the parameters that a function creates are sharded."""
+  shapes, labels = axes.trace(init, *args)
+  return sharding.param_specs(shapes, labels, on)
 
 
 def run(program: steps.Program, settings: schema.Mesh, data: dict[str, np.ndarray], num_steps: int = 1,
@@ -104,15 +105,15 @@ def draw(abstract: Any) -> Any:
   return trees.map_named(one, abstract)
 
 
-def gradients(objective: Objective, settings: schema.Mesh, *, rules: Sequence[Rule],
-              batch: dict[str, np.ndarray]) -> dict[str, Any]:
+def gradients(objective: Objective, settings: schema.Mesh, *, batch: dict[str, np.ndarray]) -> dict[str, Any]:
   """Loss, gradient and the changed `extra` of an objective on a mesh, for `draw`n parameters, fetched to the host.
 
   The part of a step that depends on the network: it compiles in a third of the time of a step.
   """
   on, key = mesh(settings), jax.random.key(1)
-  params, extra = map(draw, jax.eval_shape(objective.init, key, batch))
-  specs = sharding.param_specs(params, rules, on)
+  shapes, (labels, _) = axes.trace(objective.init, key, batch)
+  params, extra = map(draw, shapes)
+  specs = sharding.param_specs(params, labels, on)
 
   def total(params: Any, extra: Any, batch: Any) -> tuple[Any, LossOut]:
     out = objective.loss(params, extra, batch, key, jnp.zeros((), jnp.int32))

@@ -15,14 +15,13 @@ from vit_jax.objectives.supervised import Supervised
 from vit_jax.train import checkpoint
 from vit_jax.train.step import Program
 
-RULES = (('.*kernel', ('fsdp', 'tensor')), ('.*', ()))
 KEEP = checkpoint.Keep(3, best='test/top1')
 
 
 def program(settings: str = 'one') -> Program:
   """A linear network with a moving average, whose state has every kind of item."""
   task = Supervised(fakes.PlainNet(), fakes.LinearHead(), num_classes=7, loss=schema.Loss.SOFTMAX, label_smoothing=0.)
-  return programs.build(Ema(task, .9), fakes.normalize, programs.MESHES[settings], rules=RULES, like=programs.batch(),
+  return programs.build(Ema(task, .9), fakes.normalize, programs.MESHES[settings], like=programs.batch(),
                         optimizer=schema.AdamW(weight_decay_mask=('.*/kernel',)))
 
 

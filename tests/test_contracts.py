@@ -37,8 +37,7 @@ TASKS = {
 @functools.cache
 def after(task: str, settings: str, *, accumulate: int = 1, num_steps: int = 3) -> tuple[object, object]:
   mesh = programs.MESHES[settings]
-  rules = programs.KERNELS if 'dino' in task else (*programs.KERNELS, ('.*', ()))
-  program = programs.build(TASKS[task](), fakes.normalize, mesh, rules=rules, like=DATA,
+  program = programs.build(TASKS[task](), fakes.normalize, mesh, like=DATA,
                            accumulate=accumulate)
   state, metrics = programs.run(program, mesh, DATA, num_steps)
   return state, metrics.means

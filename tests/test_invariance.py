@@ -43,8 +43,7 @@ def after(settings: str = 'one', accumulate: int = 1, **model: object) -> tuple[
   """State and metrics after two steps from one start. That a mesh has the same start is a test of its own, below."""
   c, mesh = config(**model), programs.MESHES[settings]
   task = build.build_objective(c, build.build_backbone(c), 7, lengths=programs.LENGTHS)
-  program = programs.build(task, fakes.normalize, mesh, rules=build.build_rules(c), like=DATA, accumulate=accumulate,
-                           optimizer=OPTIMIZER)
+  program = programs.build(task, fakes.normalize, mesh, like=DATA, accumulate=accumulate, optimizer=OPTIMIZER)
   return programs.run(program, mesh, DATA, 2, start=start(program.abstract_state))
 
 
@@ -109,7 +108,7 @@ def test_dropout_does_not_depend_on_the_mesh() -> None:
   def found(settings: str) -> dict[str, object]:
     c = config(depth=1, dropout=.1, attention_dropout=.1, drop_path=.2, drop_path_even=True)
     task = build.build_objective(c, build.build_backbone(c), 7, lengths=programs.LENGTHS)
-    return programs.gradients(task, programs.MESHES[settings], rules=build.build_rules(c),
+    return programs.gradients(task, programs.MESHES[settings],
                               batch=fakes.normalized(DATA))['gradient']
 
   programs.assert_reordered(found(FULL), found('one'), terms=80, operations=30)
@@ -122,7 +121,7 @@ def made(settings: str) -> tuple[Program, TrainState]:
   return program, program.init_fn()
 
 
-@pytest.mark.slow(reason='5 s: two programs that make a state; tests/parallel/test_rules.py has the rules')
+@pytest.mark.slow(reason='5 s: two programs that make a state; tests/parallel/test_sharding.py has the rules')
 def test_parameters_lie_where_the_rules_say_and_are_those_of_one_device() -> None:
   _, state = made(FULL)
   query = state.params['backbone']['blocks']['attn']['query']['kernel']

@@ -17,8 +17,6 @@ from vit_jax.config import check, schema
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import build
-from vit_jax.models import backbones
-from vit_jax.parallel import rules
 from vit_jax.recipes import sizes
 
 DATA = fakes.normalized(programs.batch(size=16, px=16))
@@ -34,7 +32,7 @@ def found(name: str, settings: str) -> dict[str, Any]:
   c = config(dataclasses.replace(vits.MODELS[name], width=16, mlp=24, execution=schema.Execution.SCAN,
                                  attention_dropout=0., dropout=0., drop_path=0.))  # random masks: test_invariance.py
   task = build.build_objective(c, build.build_backbone(c), 7, lengths=programs.LENGTHS)
-  return programs.gradients(task, programs.MESHES[settings], rules=build.build_rules(c), batch=DATA)
+  return programs.gradients(task, programs.MESHES[settings], batch=DATA)
 
 
 @pytest.mark.slow(reason='4 to 11 s: two programs of a network')
@@ -49,14 +47,13 @@ def test_gradients_agree_on_one_device_and_on_a_mesh_split_three_ways_and_reach_
 
 
 @pytest.mark.parametrize('name', [*vits.MODELS, *sizes.POSITION_ABLATION])
-def test_every_parameter_has_a_rule_and_every_rule_decides_one(name: str) -> None:
+def test_parameters_are_split_as_their_axes_say(name: str) -> None:
   if (model := vits.MODELS.get(name)) is None:
     kind, at = sizes.POSITION_ABLATION[name]
     model = dataclasses.replace(sizes.vit('mu/8'), positions=kind, positions_at=at)
   c = config(dataclasses.replace(model, patch=8, heads=4))
-  mesh = programs.mesh(programs.MESHES[SPLIT])
-  params, _ = jax.eval_shape(build.build_backbone(c).init, jax.random.key(0), jnp.zeros((1, 16, 16, 3)))
-  specs = rules.param_specs({'backbone': params}, backbones.rules(c.model), mesh)['backbone']
+  specs, _ = programs.specs(build.build_backbone(c).init, jax.random.key(0), jnp.zeros((1, 16, 16, 3)),
+                            on=programs.mesh(programs.MESHES[SPLIT]))
   blocks = specs['blocks']['row'] if c.model.axial else specs['blocks']
   assert tuple(blocks['attn']['query']['kernel']) == (None, 'fsdp', 'tensor', None)
   if name == 'gated':

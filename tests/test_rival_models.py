@@ -16,8 +16,6 @@ import pytest
 from vit_jax.config import schema
 from vit_jax.core import trees
 from vit_jax.jobs import build
-from vit_jax.models import backbones
-from vit_jax.parallel import rules
 from vit_jax.recipes import sizes
 
 DATA = fakes.normalized(programs.batch(size=16, px=16))
@@ -39,7 +37,7 @@ def config(model: schema.Model) -> schema.Config:
 def found(name: str, settings: str) -> dict[str, Any]:
   c = config(MODELS[name])
   task = build.build_objective(c, build.build_backbone(c), 7, lengths=programs.LENGTHS)
-  return programs.gradients(task, programs.MESHES[settings], rules=build.build_rules(c), batch=DATA)
+  return programs.gradients(task, programs.MESHES[settings], batch=DATA)
 
 
 @pytest.mark.slow(reason='3 to 20 s: two programs of a network')
@@ -62,11 +60,13 @@ def test_the_statistics_of_a_split_batch_are_those_of_the_whole() -> None:
 
 @pytest.mark.dear('R50+B/16', 'R26+S/32', 'Mixer-B/16', 'EfficientNet-B0', 'BiT-R50x1', reason='1 to 2 s of tracing')
 @pytest.mark.parametrize('name', NAMES)
-def test_every_parameter_has_a_rule_and_every_rule_decides_one(name: str) -> None:
-  model, mesh = sizes.model(name), programs.mesh(programs.MESHES[SPLIT])
-  c = schema.Config(model=model)
-  params, _ = jax.eval_shape(build.build_backbone(c).init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
-  specs = trees.flatten(rules.param_specs({'backbone': params}, backbones.rules(model), mesh))
-  leaves = trees.flatten({'backbone': params})
+def test_every_large_kernel_is_split(name: str) -> None:
+  backbone = build.build_backbone(schema.Config(model=sizes.model(name)))
+
+  def init() -> Any:
+    return backbone.init(jax.random.key(0), jnp.zeros((1, 224, 224, 3)))[0]
+
+  specs = trees.flatten(programs.specs(init, on=programs.mesh(programs.MESHES[SPLIT])))
+  leaves = trees.flatten(jax.eval_shape(init))
   whole = [n for n, spec in specs.items() if n.endswith('kernel') and not any(spec) and leaves[n].size > 10_000]
   assert not whole

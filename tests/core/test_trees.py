@@ -41,20 +41,6 @@ def test_leaves_below_blocks_are_stacked() -> None:
   assert trees.is_stacked('x/blocks/attn/kernel') and not trees.is_stacked('blocks') and not trees.is_stacked('a/b')
 
 
-def test_the_first_matching_rule_decides() -> None:
-  got = trees.match_rules(TREE, [('a/.*', 1), ('.*', 2)], what='test')
-  assert trees.flatten(got) == {'a/kernel': 1, 'blocks/b': 2}
-
-
-def test_leaves_without_rule_and_rules_without_leaf_are_all_listed() -> None:
-  with pytest.raises(ValueError) as error:
-    trees.match_rules(TREE, [('a/nothing', 1), ('b', 2)], what='sharding')
-  text = str(error.value)
-  for part in ('no sharding rule for a/kernel', 'no sharding rule for blocks/b', "rule 'a/nothing' decides no",
-               "rule 'b' decides no"):
-    assert part in text
-
-
 def test_difference_names_missing_extra_and_changed_leaves() -> None:
   other = {'a': {'kernel': np.zeros((2, 4), np.float32)}, 'c': np.zeros(1, np.float32)}
   text = trees.difference(TREE, other, found_name='file', wanted_name='model')

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import loaded
 import numpy as np
+import programs
 import pytest
 import vits
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
@@ -27,10 +28,9 @@ from vit_jax.export import job
 from vit_jax.export import onnx as export_onnx
 from vit_jax.inspect.model import Model
 from vit_jax.models.mae_decoder import Decoder
-from vit_jax.models.vit import rules, vit
+from vit_jax.models.vit import vit
 from vit_jax.objectives.mae import Mae
 from vit_jax.parallel import mesh as meshes
-from vit_jax.parallel import rules as sharding
 from vit_jax.plan import plan, topologies
 
 SWITCHES: dict[str, dict[str, Any]] = {
@@ -91,10 +91,10 @@ def test_every_setting_of_the_network_is_switched() -> None:
 
 
 @pytest.mark.parametrize('name', SWITCHES)
-def test_every_parameter_has_a_sharding_rule(name: str) -> None:
+def test_every_kernel_is_split(name: str) -> None:
   settings = tiny(name)
-  shapes = vits.shapes_of(settings)
-  specs = sharding.param_specs({'backbone': shapes}, rules.rules(settings), MESH)  # an unused rule is an error too
+  shapes, backbone = vits.shapes_of(settings), vit.build(settings, vits.PX)
+  specs = programs.specs(lambda: backbone.init(jax.random.key(0), vits.some_image())[0], on=MESH)
   parts = jax.tree.leaves_with_path(specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
   whole = {jax.tree_util.keystr(path, simple=True, separator='/') for path, spec in parts if not any(spec)}
   assert not [path for path in whole if path.endswith('/kernel')] and len(parts) == len(trees.flatten(shapes))

@@ -73,7 +73,7 @@ def test_drop_path_at_rate_zero_keeps_every_image() -> None:
 
 
 def test_kernels_are_initialized_as_matrices() -> None:
-  module = layers.Dense(features=(4, 16), dtype=jnp.float32, law=initialization.XAVIER)
+  module = layers.Dense(features=(4, 16), axes=('embed', 'heads', 'head'), dtype=jnp.float32, law=initialization.XAVIER)
   kernel = layers.initial(module, jax.random.key(0), jnp.zeros((1, 32)))['kernel']
   assert kernel.shape == (32, 4, 16)
   limit = math.sqrt(6 / (32 + 64))  # Glorot and Bengio 2010, eq. 16, fans of the matrix [32, 64]

@@ -14,7 +14,7 @@ from vit_jax.config.schema import Gelu, Norm, Pool, Positions, RotaryPlaces
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.models.layers import RMSNorm
-from vit_jax.models.vit import positions, rules, vit
+from vit_jax.models.vit import positions, vit
 
 MODELS = {
     'dino': schema.ViT(  # as DINOv3
@@ -38,13 +38,6 @@ def test_the_forward_pass_equals_numpy_in_float64(name: str) -> None:
   expected = np.stack([vits.numpy_vit(settings, p64, one) for one in np.asarray(image, np.float64)])
   # the tolerance of the other options' test: two blocks of products of up to 48 terms, in f32
   np.testing.assert_allclose(vits.forward(settings, params, image).pooled, expected, rtol=1e-3, atol=2e-4)
-
-
-@pytest.mark.parametrize('name', MODELS)
-def test_each_parameter_has_one_sharding_rule(name: str) -> None:
-  settings = MODELS[name]
-  shapes = vits.shapes_of(settings)
-  trees.match_rules({'backbone': shapes}, [rule[:2] for rule in rules.rules(settings)], what='sharding')
 
 
 def test_switched_off_parameters_do_not_exist() -> None:

@@ -12,9 +12,8 @@ import pytest
 import vits
 
 from vit_jax.config.schema import Gelu
-from vit_jax.models.text import rules, tower
+from vit_jax.models.text import tower
 from vit_jax.models.text.tower import TextPool, TextTower
-from vit_jax.parallel import rules as sharding
 
 CLIP = TextTower(vocabulary=37, length=6, width=8, depth=2, heads=2, mlp=12, gelu=Gelu.QUICK, norm_eps=1e-5,
                  pool=TextPool.END, is_causal=True, out_width=4, projection_bias=False)
@@ -42,10 +41,9 @@ def changed(ids: np.ndarray, *entries: tuple[int | slice, int | slice, int]) -> 
 
 
 @pytest.mark.parametrize('one', [CLIP, SIGLIP, TIPS], ids=['clip', 'siglip', 'tips'])
-def test_every_parameter_has_a_rule(one: TextTower) -> None:
-  params = jax.eval_shape(one.init, jax.random.key(0))
-  specs = sharding.param_specs(params, rules.rules(one), programs.mesh(programs.MESHES['data=2,tensor=4']))
-  assert jax.tree.structure(params) == jax.tree.structure(specs)
+def test_every_parameter_has_logical_axes(one: TextTower) -> None:
+  specs = programs.specs(one.init, jax.random.key(0), on=programs.mesh(programs.MESHES['data=2,tensor=4']))
+  assert tuple(specs['tokens']) == (None, 'tensor') and tuple(specs['norm']['scale']) == ()
 
 
 def test_what_follows_the_end_of_a_text_does_not_matter_to_clip() -> None:

@@ -15,7 +15,7 @@ from vit_jax.core import trees
 from vit_jax.models import adapters as models
 from vit_jax.models import backbones, heads
 from vit_jax.objectives import adapters, ema
-from vit_jax.objectives.supervised import Supervised, head_rules
+from vit_jax.objectives.supervised import Supervised
 
 MODEL = schema.ViT(patch=4, width=16, depth=2, heads=4, mlp=24)
 LORA = schema.Lora(rank=2, alpha=4., dora=True, targets='query,out,mlp/.*')
@@ -31,13 +31,9 @@ def supervised(lora: schema.Lora, *, decay: float = 0.) -> Any:
   return ema.Ema(task, decay) if decay else task
 
 
-def rules(lora: schema.Lora) -> list[Any]:
-  return [*backbones.rules(MODEL), *adapters.rules(config(lora)), *head_rules(schema.Head())]
-
-
 def program(mesh: str = 'one', lora: schema.Lora = LORA, **how: Any) -> Any:
   return programs.build(supervised(lora, decay=how.pop('decay', 0.)), fakes.normalize, programs.MESHES[mesh],
-                        rules=rules(lora), like=programs.batch(), optimizer=schema.AdamW(), **how)
+                        like=programs.batch(), optimizer=schema.AdamW(), **how)
 
 
 def test_only_adapters_and_head_are_parameters_and_have_optimizer_state() -> None:

@@ -1,4 +1,4 @@
-"""BYOL: loss and target against NumPy over three steps, sharding rules, FLOPs, and the collapse alarm."""
+"""BYOL: loss and target against NumPy over three steps, sharding, FLOPs, and the collapse alarm."""
 from __future__ import annotations
 
 import functools
@@ -11,12 +11,14 @@ import programs
 import pytest
 
 from vit_jax.config import check, schema
+from vit_jax.core import axes
+from vit_jax.core.axes import labelled
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Features, Key, Params
 from vit_jax.jobs import build
 from vit_jax.models import cost
 from vit_jax.objectives import byol, kinds
-from vit_jax.parallel import rules
+from vit_jax.parallel import sharding
 from vit_jax.train.step import Program
 
 WIDTH, HIDDEN, OUT = 6, 8, 4
@@ -28,7 +30,7 @@ class Means:
   """A backbone: a linear map of the mean pixel."""
 
   def init(self, key: Key, image: Array) -> tuple[Params, Any]:
-    return {'kernel': jax.random.normal(key, (3, WIDTH))}, {}
+    return {'kernel': labelled(jax.random.normal(key, (3, WIDTH)), (None, None))}, {}
 
   def apply(self, params: Params, state: Any, image: Array, *, train: bool, key: Key | None) -> tuple[Features, Any]:
     pooled = image.mean((1, 2)) @ params['kernel']
@@ -42,8 +44,7 @@ def task() -> byol.Byol:
 
 @functools.cache
 def program(settings: str = 'one', accumulate: int = 1) -> Program:
-  table = (('backbone/kernel', ()), *byol.RULES)
-  return programs.build(task(), lambda batch, key, step: batch, programs.MESHES[settings], rules=table, like=BATCH,
+  return programs.build(task(), lambda batch, key, step: batch, programs.MESHES[settings], like=BATCH,
                         accumulate=accumulate)
 
 
@@ -142,17 +143,17 @@ def config(**changes: Any) -> schema.Config:
                        objective=schema.Byol(**{'hidden_dim': 32, 'out_dim': 8, **changes}))
 
 
-def test_a_config_gives_the_momentum_of_the_paper_and_rules_for_all_parameters() -> None:
+def test_a_config_gives_the_momentum_of_the_paper_and_axes_for_all_parameters() -> None:
   c = config()
   check.check(c)
   one = build.build_objective(c, build.build_backbone(c), 3, lengths=programs.durations.Lengths(800, 8, 1000))
   for step in (0, 250, 1000):  # 1 - (1 - tau) (cos(pi k / K) + 1) / 2, section 3.2
     np.testing.assert_allclose(one._momentum(step), 1 - (1 - .996) * (np.cos(np.pi * step / 1000) + 1) / 2, rtol=1e-6)
-  params, extra = jax.eval_shape(lambda: one.init(jax.random.key(0), {'views_global': jnp.zeros((1, 2, 8, 8, 3))}))
+  (params, extra), (labels, _) = axes.trace(one.init, jax.random.key(0), {'views_global': jnp.zeros((1, 2, 8, 8, 3))})
   mesh = programs.mesh(programs.MESHES['data=2,fsdp=2,tensor=2'])
-  specs = rules.param_specs(params, build.build_rules(c), mesh)
+  specs = sharding.param_specs(params, labels, mesh)
   assert specs['projector']['mlp1']['kernel'] == jax.sharding.PartitionSpec('fsdp', 'tensor')
-  assert rules.follow_specs(extra, params, specs)['teacher']['projector'] == specs['projector']
+  assert sharding.follow_specs(extra, params, specs)['teacher']['projector'] == specs['projector']
   assert sorted(one.views()) == ['student', 'teacher']
 
 

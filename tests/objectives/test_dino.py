@@ -16,11 +16,13 @@ import pytest
 from tests.objectives import make_golden_dino as made
 from vit_jax.config import schema
 from vit_jax.config.schema import Centering
-from vit_jax.core import trees
+from vit_jax.core import axes, trees
+from vit_jax.core.axes import labelled
 from vit_jax.core.types import Array, Features, Key, Params
 from vit_jax.jobs import build
 from vit_jax.models.heads import Projector
 from vit_jax.objectives import dino, kinds
+from vit_jax.parallel import sharding
 from vit_jax.train.step import Program
 
 K, WIDTH, CENTER_MOMENTUM = 11, 6, .8
@@ -33,7 +35,7 @@ class Means:
   """A backbone for views of any size: a linear map of the mean pixel."""
 
   def init(self, key: Key, image: Array) -> tuple[Params, Any]:
-    return {'kernel': jax.random.normal(key, (3, WIDTH))}, {}
+    return {'kernel': labelled(jax.random.normal(key, (3, WIDTH)), (None, None))}, {}
 
   def apply(self, params: Params, state: Any, image: Array, *, train: bool, key: Key | None) -> tuple[Features, Any]:
     pooled = image.mean((1, 2)) @ params['kernel']
@@ -47,7 +49,6 @@ def task(centering: Centering = Centering.MEAN, *, learned_norm: bool = False) -
                    centering=centering, center_momentum=CENTER_MOMENTUM)
 
 
-RULES = (('.*kernel', ('fsdp', 'tensor')), ('.*', ()))
 
 
 MESHES = {**programs.MESHES, 'data=2': schema.Mesh(2, 1, 1)}
@@ -55,7 +56,7 @@ MESHES = {**programs.MESHES, 'data=2': schema.Mesh(2, 1, 1)}
 
 @functools.cache
 def program(settings: str = 'one', accumulate: int = 1) -> Program:
-  return programs.build(task(), lambda batch, key, step: batch, MESHES[settings], rules=RULES, like=BATCH,
+  return programs.build(task(), lambda batch, key, step: batch, MESHES[settings], like=BATCH,
                         accumulate=accumulate)
 
 
@@ -209,8 +210,8 @@ def test_a_config_has_the_schedules_of_the_paper_and_its_parameters() -> None:
   assert [round(float(temperature(s)), 4) for s in (0, 1500, 3000, 9000)] == [.04, .055, .07, .07]
   assert [round(float(momentum(s)), 4) for s in (0, 5000, 10_000)] == [.996, .998, 1.]
   views = {'views_global': jnp.zeros((8, 2, 16, 16, 3)), 'views_local': jnp.zeros((8, 2, 8, 8, 3))}
-  params, extra = jax.eval_shape(lambda: one.init(jax.random.key(0), views))
-  trees.match_rules(params, [rule[:2] for rule in build.build_rules(config)], what='sharding')
+  (params, extra), (labels, _) = axes.trace(lambda: one.init(jax.random.key(0), views))
+  sharding.param_specs(params, labels, programs.mesh(programs.MESHES['one']))
   assert set(extra) == {'teacher', 'center'} and set(one.views()) == {'student', 'teacher'}
 
 

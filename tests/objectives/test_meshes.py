@@ -60,7 +60,7 @@ def program(name: str, settings: str = 'one') -> Program:
   task = build.build_objective(c, build.build_backbone(c), 7, lengths=programs.LENGTHS)
   prepare = prepare_train(c.data.recipe, num_classes=7, on_device_geometry=name == 'token label',
                           targets=kinds.of(c).targets())
-  return programs.build(task, prepare, programs.MESHES[settings], rules=build.build_rules(c), like=batch(c),
+  return programs.build(task, prepare, programs.MESHES[settings], like=batch(c),
                         optimizer=schema.AdamW(lr=1e-3, eps=1e-3))
 
 

@@ -22,7 +22,6 @@ RNG = np.random.default_rng(0)
 X, Y, W = RNG.normal(size=(6, 4)), RNG.normal(size=6), RNG.normal(size=4)
 MASK = np.array([1, 1, 0, 1, 1, 0.])
 DATA = programs.batch(size=16)
-RULES = (*programs.KERNELS, ('.*', ()))
 
 
 class Cubes:
@@ -69,7 +68,7 @@ def classifier() -> Supervised:
 
 def after(task: Any, settings: str = 'one', accumulate: int = 1) -> Any:
   mesh = programs.MESHES[settings]
-  program = programs.build(task, fakes.normalize, mesh, rules=RULES, like=DATA, accumulate=accumulate)
+  program = programs.build(task, fakes.normalize, mesh, like=DATA, accumulate=accumulate)
   return programs.run(program, mesh, DATA, 2)[0]
 
 

@@ -63,8 +63,8 @@ def test_targets_are_hardened_then_smoothed(loss: schema.Loss, scale: float) -> 
 @pytest.mark.parametrize('accumulate', [2, 4])
 def test_class_weights_are_the_same_over_microbatches(accumulate: int) -> None:
   data = programs.batch(size=8, classes=4)
-  objective, rules = task(class_weights=WEIGHTS), (*programs.KERNELS, ('.*', ()))
-  states = [programs.run(programs.build(objective, fakes.normalize, programs.MESHES['one'], rules=rules, like=data,
+  objective = task(class_weights=WEIGHTS)
+  states = [programs.run(programs.build(objective, fakes.normalize, programs.MESHES['one'], like=data,
                                         accumulate=n), programs.MESHES['one'], data, 2)[0] for n in (1, accumulate)]
   programs.assert_close(*states)
 

@@ -116,12 +116,10 @@ def test_a_mesh_of_slices_has_the_same_axes_and_holds_rows_in_order() -> None:
 def test_a_step_over_two_slices_is_the_step_of_one_device(settings: schema.Mesh) -> None:
   data = programs.batch(size=24)
   task = Supervised(fakes.PlainNet(), fakes.LinearHead(), num_classes=7, loss=schema.Loss.SOFTMAX, label_smoothing=0.)
-  rules = (('.*kernel', ('fsdp', 'tensor')), ('.*', ()))
   one = programs.MESHES['one']
-  want, first = programs.run(programs.build(task, fakes.normalize, one, rules=rules[1:], like=data), one, data)
+  want, first = programs.run(programs.build(task, fakes.normalize, one, like=data), one, data)
   got, second = programs.run(
-      programs.build(task, fakes.normalize, settings, rules=((rules[0][0], ('fsdp', None)), rules[1]), like=data),
-      settings, data)
+      programs.build(task, fakes.normalize, settings, like=data), settings, data)
   programs.assert_close(got.params, want.params)
   assert second.grad_norm == pytest.approx(float(first.grad_norm), rel=1e-5)
 

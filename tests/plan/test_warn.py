@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from vit_jax.config import files
-from vit_jax.parallel import rules
+from vit_jax.parallel import sharding
 from vit_jax.plan import compile, compiled, plan, table, topologies, warn
 
 SMALL = ('model.depth=1', 'model.heads=8', 'data.num_classes=1000')
@@ -66,8 +66,8 @@ def test_windowed_gathers_are_gathers_too(kinds: dict[str, Any], number: int) ->
 def test_shards_that_are_no_whole_tiles_are_reported_with_the_fsdp_that_would_be() -> None:
   found = planned('mesh.fsdp=128', 'model.width=1536', 'model.mlp=6144', all_gather=(1, 1))
   rows = 1536 // 128
-  assert rows % rules.TILE_ROWS, 'this test needs shards that are no tiles'
-  assert f'shards whose number of rows is not a multiple of {rules.TILE_ROWS}' in text(found)
+  assert rows % sharding.TILE_ROWS, 'this test needs shards that are no tiles'
+  assert f'shards whose number of rows is not a multiple of {sharding.TILE_ROWS}' in text(found)
   assert f'({rows})' in text(found) and 'Set --config.mesh.fsdp=64 --config.mesh.data=-1.' in text(found)
   assert warn.find(planned('mesh.fsdp=64', 'model.width=1536', 'model.mlp=6144', all_gather=(1, 1))) == []
 

@@ -23,13 +23,12 @@ from vit_jax.train import checkpoint
 from vit_jax.train.step import Program
 
 DATA = programs.batch()
-RULES = (('.*kernel', ('fsdp', 'tensor')), ('.*', ()))
 
 
 def program(settings: str = 'one', *, classes: int = 7, ema: bool = True) -> Program:
   task = Supervised(fakes.PlainNet(), fakes.LinearHead(), num_classes=classes, loss=schema.Loss.SOFTMAX,
                     label_smoothing=0.)
-  return programs.build(Ema(task, .9) if ema else task, fakes.normalize, programs.MESHES[settings], rules=RULES,
+  return programs.build(Ema(task, .9) if ema else task, fakes.normalize, programs.MESHES[settings],
                         like=DATA, optimizer=schema.AdamW(weight_decay_mask=('.*/kernel',)))
 
 

@@ -16,6 +16,7 @@ import programs
 import pytest
 
 from vit_jax.config import schema
+from vit_jax.core.axes import labelled
 from vit_jax.core.numerics import split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, Shard
 from vit_jax.data.device.prepare import prepare_train
@@ -39,7 +40,7 @@ class DrawTask:
   """`L = sum of draw * parameter`, so that plain SGD moves each parameter by the draw."""
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
-    return {name: jnp.zeros((SIZE, WIDTH)) for name in DRAWS}, {}
+    return {name: labelled(jnp.zeros((SIZE, WIDTH)), (None, None)) for name in DRAWS}, {}
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
     keys, num = split_key(key, 'dropout', 'drop_path', 'mae_mask'), batch['image'].shape[0]
@@ -73,9 +74,8 @@ def draws(mesh: str = 'one') -> list[dict[str, np.ndarray]]:
 
 def _draws(settings: schema.Mesh, data: Batch) -> list[dict[str, np.ndarray]]:
   program = programs.build(
-      DrawTask(), prepare_train(RECIPE, num_classes=2, on_device_geometry=True), settings,
-      rules=(('.*', ()),), like=data, accumulate=ACCUMULATE,
-      optimizer=schema.Sgd(momentum=0., weight_decay=0., clip_norm=0.))
+      DrawTask(), prepare_train(RECIPE, num_classes=2, on_device_geometry=True), settings, like=data,
+      accumulate=ACCUMULATE, optimizer=schema.Sgd(momentum=0., weight_decay=0., clip_norm=0.))
   placed = programs.meshes.put_batch(data, programs.mesh(settings), Shard((0,), 1))
   state, found, before = program.init_fn(), [], {name: np.zeros((SIZE, WIDTH)) for name in DRAWS}
   for _ in range(2):
@@ -127,7 +127,7 @@ def test_a_diagnosis_repeats_the_draws_of_its_step() -> None:
       return LossOut(weighted_mean(jnp.where(drawn_B, jnp.nan, 0.) + params['w'].sum(), batch.get('mask')), {}, {})
 
     def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
-      return {'w': jnp.zeros(1)}, {}
+      return {'w': labelled(jnp.zeros(1), (None,))}, {}
 
   def prepare(batch: Batch, key: Key, step: Array) -> Batch:
     return batch
@@ -135,7 +135,7 @@ def test_a_diagnosis_repeats_the_draws_of_its_step() -> None:
   mesh = programs.mesh(programs.MESHES['one'])
   placed = programs.meshes.put_batch(DATA, mesh, Shard((0,), 1))
   find = diagnose.build(Task(), prepare, str, lambda step: DATA['index'], mesh=mesh, seed=0)
-  program = programs.build(Task(), prepare, programs.MESHES['one'], rules=(('.*', ()),), like=DATA)
+  program = programs.build(Task(), prepare, programs.MESHES['one'], like=DATA)
   state = program.init_fn()
   found = []
   for number in (1, 2, 3):

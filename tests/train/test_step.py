@@ -9,6 +9,7 @@ import programs
 import pytest
 
 from vit_jax.config import schema
+from vit_jax.core.axes import labelled
 from vit_jax.core.numerics import weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params
 from vit_jax.objectives.ema import Ema
@@ -18,7 +19,6 @@ from vit_jax.train.state import TrainState
 
 DATA = programs.batch(size=8)
 ONE = programs.MESHES['one']
-RULES = (('.*kernel', ('fsdp', 'tensor')), ('.*', ()))
 PLACED = DATA['image'].astype(np.float32)
 
 
@@ -28,7 +28,7 @@ def task(loss: schema.Loss = schema.Loss.SOFTMAX) -> Supervised:
 
 def program(objective: object, settings: schema.Mesh = ONE, *, accumulate: int = 1, data: Batch = DATA,
             optimizer: schema.Sgd | None = None) -> step.Program:
-  return programs.build(objective, fakes.normalize, settings, rules=RULES, like=data, accumulate=accumulate,
+  return programs.build(objective, fakes.normalize, settings, like=data, accumulate=accumulate,
                         optimizer=optimizer)
 
 
@@ -102,7 +102,7 @@ class Root:
   """The loss is the root of a sum of weighted pixels: at black its value is 0, and its gradient is not finite."""
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
-    return {'weight': jnp.array([2., 1., 2.])}, {'seen': jnp.zeros(())}
+    return {'weight': labelled(jnp.array([2., 1., 2.]), (None,))}, {'seen': jnp.zeros(())}
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
     return LossOut(weighted_mean(jnp.sqrt(batch['image'].mean((1, 2)) @ params['weight'])), {}, jnp.ones(()))
@@ -111,9 +111,21 @@ class Root:
     return {'seen': extra['seen'] + stats}
 
 
+class Bare(Root):
+  """An objective of one's own whose parameter states no axes."""
+
+  def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
+    return {'weight': jnp.zeros(3)}, {}
+
+
+def test_a_parameter_of_any_objective_without_logical_axes_is_refused_with_its_path() -> None:
+  with pytest.raises(ValueError, match='\n  weight: expected logical axes, got none'):
+    programs.build(Bare(), lambda batch, key, step: batch, ONE, like={'image': np.zeros((4, 2, 2, 3), np.float32)})
+
+
 def test_a_gradient_that_is_not_finite_stops_an_update_although_the_loss_is_finite() -> None:
   black = {'image': np.zeros((4, 2, 2, 3), np.float32)}
-  built = programs.build(Root(), lambda batch, key, step: batch, ONE, rules=(('.*', ()),), like=black)
+  built = programs.build(Root(), lambda batch, key, step: batch, ONE, like=black)
   state, metrics = programs.run(built, ONE, black)
   assert float(metrics.means['loss'].value) == 0. and not np.isfinite(metrics.grad_norm) and not metrics.ok
   assert state.params['weight'].tolist() == [2., 1., 2.] and float(state.extra['seen']) == 0. and state.step == 1
@@ -154,7 +166,7 @@ def test_microbatches_take_turns_so_that_rows_stay_on_their_devices() -> None:
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not() -> None:
-  built = [programs.build(task(), fakes.normalize, ONE, rules=RULES, like=DATA, seed=seed) for seed in (0, 1)]
+  built = [programs.build(task(), fakes.normalize, ONE, like=DATA, seed=seed) for seed in (0, 1)]
   states = [programs.run(built[seed], ONE, DATA)[0] for seed in (0, 0, 1)]
   programs.assert_close(states[0], states[1], rtol=0, atol=0)
   assert not np.array_equal(states[0].params['head']['kernel'], states[2].params['head']['kernel'])

@@ -1,11 +1,10 @@
-"""Functions on trees of arrays by path: names, rules, differences, digests.
+"""Functions on trees of arrays by path: names, differences, digests.
 
 A path name joins the keys with `/`: `backbone/blocks/attn/query/kernel`.
 """
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -61,38 +60,6 @@ def map_once(function: Callable[..., Array], tree: PyTree, *rest: PyTree) -> PyT
 def is_stacked(name: str) -> bool:
   """Returns whether the leaf with this path name is stacked over layers."""
   return BLOCKS in name.split('/')[:-1]
-
-
-def match_rules(tree: PyTree, rules: Sequence[tuple[str, T]], *, what: str) -> PyTree:
-  """Maps each leaf to the value of the first rule whose pattern matches its complete path name.
-
-  Args:
-    tree: any tree; only its paths are used.
-    rules: pairs of regular expression (`re.fullmatch`) and value, tried in order.
-    what: names the table in error messages, such as `sharding`.
-
-  Raises:
-    ValueError: lists every leaf without a rule and every rule that applies to no leaf.
-  """
-  compiled = [(re.compile(pattern), value) for pattern, value in rules]
-  used: set[int] = set()
-  bare: list[str] = []
-
-  def find(name: str, _: Any) -> Any:
-    for i, (pattern, value) in enumerate(compiled):
-      if pattern.fullmatch(name):
-        used.add(i)
-        return value
-    bare.append(name)
-    return None
-
-  matched = map_named(find, tree)
-  idle = [pattern for i, (pattern, _) in enumerate(rules) if i not in used]
-  if bare or idle:
-    lines = [f'  no {what} rule for {name}' for name in bare]
-    lines += [f'  {what} rule {pattern!r} decides no parameter' for pattern in idle]
-    raise ValueError(f'The {what} rules and the tree do not fit together:\n' + '\n'.join(lines))
-  return matched
 
 
 def difference(found: PyTree, wanted: PyTree, *, found_name: str, wanted_name: str) -> str:

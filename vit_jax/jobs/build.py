@@ -37,7 +37,6 @@ from vit_jax.objectives import adapters, ema, kinds
 from vit_jax.optim import optimizers, schedules
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import mesh as meshes
-from vit_jax.parallel import rules as sharding
 from vit_jax.record import console, storage
 from vit_jax.train import step as steps
 from vit_jax.weights.network import Weights
@@ -231,8 +230,8 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
   prepare = prepare_train(config.data.recipe, num_classes=num_classes, on_device_geometry=in_memory,
                           soft_labels=bool(config.data.pseudo.source), targets=spec.targets())
   program = steps.build(
-      task, optimizer, prepare, mesh=mesh, rules=build_rules(config), batch=abstract_batch(config),
-      seed=config.seed, accumulate=config.train.microbatches)
+      task, optimizer, prepare, mesh=mesh, batch=abstract_batch(config), seed=config.seed,
+      accumulate=config.train.microbatches)
   return Parts(config, mesh, lengths, num_classes, backbone, task, schedule, optimizer, prepare, program)
 
 
@@ -257,11 +256,6 @@ def sharpen(config: schema.Config, objective: Objective, schedule: Schedule, *, 
   rho_end = settings.rho if settings.rho_end < 0 else settings.rho_end
   return sam.Sam(objective, alpha=settings.alpha, rho=sam.follow_rate(
       schedule, peak=peak, end=config.optimizer.schedule.end_lr, rho=settings.rho, rho_end=rho_end))
-
-
-def build_rules(config: schema.Config) -> list[sharding.Rule]:
-  """Returns the sharding rules of the parameters of a config."""
-  return [*backbones.rules(config.model), *adapters.rules(config), *kinds.of(config).rules()]
 
 
 def abstract_batch(config: schema.Config) -> Batch:

@@ -12,7 +12,7 @@ from vit_jax.data.source import title
 from vit_jax.evaluate import final as results
 from vit_jax.evaluate.results import Result
 from vit_jax.jobs import build
-from vit_jax.parallel.rules import with_frozen
+from vit_jax.parallel.sharding import with_frozen
 from vit_jax.record import storage
 from vit_jax.record.clock import STEP, Goodput
 from vit_jax.record.progress import format_duration

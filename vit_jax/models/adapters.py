@@ -24,6 +24,7 @@ import numpy as np
 
 from vit_jax.config.schema import Lora
 from vit_jax.core import trees
+from vit_jax.core.axes import LAYERS, labelled, of_dimensions
 from vit_jax.core.types import Array, ArrayLike, Key, Params
 
 A, B, MAGNITUDE = 'lora_a', 'lora_b', 'lora_magnitude'
@@ -59,10 +60,14 @@ def init(key: Key, backbone: Params, settings: Lora) -> dict[str, Array]:
     kernel = leaves[f'{layer}/kernel']
     cut = 1 + num_inputs(layer)
     bound = np.prod(kernel.shape[1:cut]) ** -.5  # PyTorch's kaiming_uniform_(a=sqrt(5)), as in PEFT
-    found[f'{layer}/{A}'] = jax.random.uniform(one, (*kernel.shape[:cut], settings.rank), minval=-bound, maxval=bound)
-    found[f'{layer}/{B}'] = jnp.zeros((kernel.shape[0], settings.rank, *kernel.shape[cut:]))
+    a = jax.random.uniform(one, (*kernel.shape[:cut], settings.rank), minval=-bound, maxval=bound)
+    b = jnp.zeros((kernel.shape[0], settings.rank, *kernel.shape[cut:]))
+    inputs, outputs = range(1, cut), range(cut, kernel.ndim)  # each side of A and B lies as that side of the kernel
+    found[f'{layer}/{A}'] = labelled(a, (LAYERS, *of_dimensions(f'{layer}/kernel', inputs), 'rank'))
+    found[f'{layer}/{B}'] = labelled(b, (LAYERS, 'rank', *of_dimensions(f'{layer}/kernel', outputs)))
     if settings.dora:
-      found[f'{layer}/{MAGNITUDE}'] = magnitude(layer, kernel)
+      found[f'{layer}/{MAGNITUDE}'] = labelled(
+          magnitude(layer, kernel), (LAYERS, *of_dimensions(f'{layer}/kernel', outputs)))
   return found
 
 

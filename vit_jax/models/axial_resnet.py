@@ -41,16 +41,8 @@ from vit_jax.models.convolution import STATE, BatchNorm, Conv, Running
 from vit_jax.models.initialization import Linear, fan_out_normal
 from vit_jax.models.kernels.forms import Forms, select
 from vit_jax.models.layers import Dense, param
-from vit_jax.parallel.rules import Rule
 
 EXPANSION = 2  # channels that a unit returns, over those of its attention
-RULES: tuple[Rule, ...] = (
-    ('backbone/root/kernel', (None, None, None, 'fsdp')),                # [7, 7, 3, W]
-    ('backbone/stage.*/(conv1|conv2|proj)/kernel', (None, None, None, 'fsdp')),  # [1, 1, I, O]
-    ('backbone/stage.*/(height|width)/qkv/kernel', ('fsdp', 'tensor', None)),    # [H, A, 2 K]
-    ('backbone/stage.*/(height|width)/relative', ()),
-    ('backbone/(.*/)?(root_norm|norm1|norm2|proj_norm|qkv_norm|logits_norm|out_norm)/(scale|bias)', ()),
-)
 
 
 class AxialAttention(nn.Module, kw_only=True):
@@ -70,13 +62,15 @@ class AxialAttention(nn.Module, kw_only=True):
     """`[B, R, N, H]`, R sequences of N positions for each image, to the same shape, f32."""
     num_images, num_sequences, length, width = x.shape
     heads, size = self.heads, width // self.heads
-    qkv = Dense(features=(heads, 2 * size), dtype=self.dtype, law=Linear(initializers.normal(1. / math.sqrt(width))),
-                has_bias=False, forms=self.forms, name='qkv')(x.reshape(-1, width))
+    qkv = Dense(features=(heads, 2 * size), axes=('embed', 'heads', 'head'), dtype=self.dtype,
+                law=Linear(initializers.normal(1. / math.sqrt(width))), has_bias=False, forms=self.forms,
+                name='qkv')(x.reshape(-1, width))
     qkv = BatchNorm(running=self.running, name='qkv_norm')(qkv.reshape(num_images, num_sequences, length, 2 * width))
     parts = (size // 2, size)
     query, key, value = (part.astype(self.dtype) for part in jnp.split(
         qkv.reshape(-1, length, heads, 2 * size), parts, axis=-1))
-    table = param(self, 'relative', initializers.normal(1. / math.sqrt(size)), (2 * length - 1, 2 * size))
+    table = param(self, 'relative', initializers.normal(1. / math.sqrt(size)), (2 * length - 1, 2 * size),
+                  ('tokens', 'head'))
     offsets = jnp.arange(length)[:, None] - jnp.arange(length)[None] + length - 1  # [i, j] of i - j
     of_query, of_key, of_value = jnp.split(table.astype(self.dtype)[offsets], parts, axis=-1)
     logits = jnp.stack([jnp.einsum('bihc,bjhc->bijh', query, key), jnp.einsum('bihc,ijc->bijh', query, of_query),

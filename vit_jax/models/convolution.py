@@ -21,6 +21,8 @@ from vit_jax.models.kernels.depthwise import LAYOUT, Pads
 from vit_jax.models.kernels.forms import FAST, Forms
 from vit_jax.models.layers import param
 
+AXES = ('patch', 'patch', 'in', 'out')
+"""Logical axes of a kernel. `fsdp` alone splits networks of convolutions: along `tensor` each device computes all."""
 STATE = 'state'
 """Name of the collection of running statistics: `mean` and `var`, `[C]` f32, under the path of each BatchNorm."""
 
@@ -119,7 +121,7 @@ class Conv(nn.Module, kw_only=True):
   @nn.compact
   def __call__(self, x: Array) -> Array:
     shape = (self.side, self.side, 1 if self.is_depthwise else x.shape[-1], self.features)
-    kernel = param(self, 'kernel', self.kernel_init, shape).astype(self.dtype)
+    kernel = param(self, 'kernel', self.kernel_init, shape, AXES).astype(self.dtype)
     if self.is_depthwise:
       pads = padding((x.shape[1], x.shape[2]), self.side, self.stride, is_same=self.is_same)
       return self.forms.depthwise(x.astype(self.dtype), kernel, self.stride, pads)
@@ -137,7 +139,7 @@ class StdConv(nn.Module, kw_only=True):
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
-    kernel = param(self, 'kernel', lecun_normal, (self.side, self.side, x.shape[-1], self.features))
+    kernel = param(self, 'kernel', lecun_normal, (self.side, self.side, x.shape[-1], self.features), AXES)
     kernel = standardized(kernel, var_eps=self.style.var_eps, std_eps=self.style.std_eps).astype(self.dtype)
     return convolve(x.astype(self.dtype), kernel, stride=self.stride, is_same=self.style.is_same, forms=self.forms)
 
@@ -150,8 +152,8 @@ class GroupNorm(nn.Module, kw_only=True):
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
-    scale = param(self, 'scale', self.scale_init, (x.shape[-1],))
-    bias = param(self, 'bias', zeros, (x.shape[-1],))
+    scale = param(self, 'scale', self.scale_init, (x.shape[-1],), ('out',))
+    bias = param(self, 'bias', zeros, (x.shape[-1],), ('out',))
     return group_norm(x, scale, bias, groups=self.groups, eps=self.eps)
 
 
@@ -170,7 +172,8 @@ class BatchNorm(nn.Module):
     """`[B, H, W, C]` to the same, f32."""
     momentum, eps, train = self.running
     shape, x = (x.shape[-1],), x.astype(jnp.float32)
-    scale, bias = param(self, 'scale', self.scale_init, shape), param(self, 'bias', zeros, shape)
+    scale = param(self, 'scale', self.scale_init, shape, ('out',))
+    bias = param(self, 'bias', zeros, shape, ('out',))
     mean = self.variable(STATE, 'mean', jnp.zeros, shape)
     var = self.variable(STATE, 'var', jnp.ones, shape)
     if not train:

@@ -12,7 +12,7 @@ inside, S those inside its gate, O those it gives, K the side of its depthwise k
 
 The state has `{mean,var} [C]` f32 under the path of each norm. In training BatchNorm takes mean and variance
 over the complete batch of the step, over all devices. Numerics are those of the authors' weights. Blocks follow from
-the compound scaling of the paper (section 3.3, Table 1). Also the sharding rules and the cost. Knows no mesh, no
+the compound scaling of the paper (section 3.3, Table 1). Also the cost. Knows no mesh, no
 objective and no weight format.
 """
 from __future__ import annotations
@@ -30,6 +30,7 @@ from jax.typing import DTypeLike
 
 from vit_jax.config import check, schema
 from vit_jax.config.schema import Remat
+from vit_jax.core.axes import Names
 from vit_jax.core.numerics import constrain_batch
 from vit_jax.core.types import Array, Features, Key, Params, PyTree
 from vit_jax.models import convolution
@@ -37,14 +38,7 @@ from vit_jax.models.convolution import STATE, BatchNorm, Running
 from vit_jax.models.initialization import Linear, fan_out_normal
 from vit_jax.models.kernels.forms import Forms, select
 from vit_jax.models.layers import Dense, drop_path, dropout
-from vit_jax.parallel.rules import Rule
 
-RULES: tuple[Rule, ...] = (
-    ('backbone/.*/conv/kernel', (None, None, None, 'fsdp')),  # [side, side, I, O], depthwise [side, side, 1, O]
-    ('backbone/.*/gate/down/kernel', ('fsdp', None)),         # [E, S]
-    ('backbone/.*/gate/up/kernel', (None, 'fsdp')),           # [S, E]
-    ('backbone/.*/(norm/(scale|bias)|gate/(down|up)/bias)', ()),
-)
 STEM, TOP = 32, 1280  # channels of B0
 SE_RATIO = .25        # of squeeze and excitation: its hidden channels over those that the block reads
 MULTIPLE = 8          # that channels are rounded to
@@ -134,12 +128,13 @@ class Gate(nn.Module, kw_only=True):
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
-    def dense(width: int, name: str) -> Dense:
-      return Dense(features=(width,), dtype=jnp.float32, law=Linear(fan_out_normal), forms=self.forms, name=name)
+    def dense(width: int, name: str, axes: Names) -> Dense:
+      return Dense(features=(width,), axes=axes, dtype=jnp.float32, law=Linear(fan_out_normal), forms=self.forms,
+                   name=name)
 
     mean_BC = x.astype(jnp.float32).mean((1, 2))
-    hidden_BS = nn.silu(dense(self.squeezed, 'down')(mean_BC))
-    gate_BC = nn.sigmoid(dense(x.shape[-1], 'up')(hidden_BS))
+    hidden_BS = nn.silu(dense(self.squeezed, 'down', ('embed', None))(mean_BC))
+    gate_BC = nn.sigmoid(dense(x.shape[-1], 'up', (None, 'embed'))(hidden_BS))
     return x * gate_BC[:, None, None].astype(x.dtype)
 
 

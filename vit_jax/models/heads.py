@@ -22,6 +22,7 @@ from jax.typing import DTypeLike
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, Kernels
+from vit_jax.core.axes import labelled
 from vit_jax.core.numerics import split_key
 from vit_jax.core.types import Array, Key, Params
 from vit_jax.models import initialization
@@ -30,6 +31,7 @@ from vit_jax.models.kernels.forms import Forms, select
 from vit_jax.models.layers import Dense, applied, initial, param
 
 EPS = 1e-12     # the least length that a vector is divided by (torch's normalize)
+HIDDEN, OUTPUT = ('embed', 'mlp'), ('embed', 'classes')  # logical axes of the kernels
 LAYERS = ('mlp1', 'mlp2', 'mlp3')
 
 
@@ -46,15 +48,16 @@ class _Classifier(nn.Module, kw_only=True):
   @nn.compact
   def __call__(self, x: Array) -> Array:
     if self.pre_logits:
-      hidden = Dense(features=(self.pre_logits,), dtype=jnp.float32, law=self.hidden_law, forms=self.forms,
+      hidden = Dense(features=(self.pre_logits,), axes=HIDDEN, dtype=jnp.float32, law=self.hidden_law, forms=self.forms,
                      name='pre_logits')
       x = jnp.tanh(hidden(x))
 
     def init_bias(key: Key, shape: tuple[int, ...]) -> Array:
       return self.bias_init + self.law.bias(x.shape[-1])(key, shape)
 
-    kernel = param(self, 'kernel', self.law.kernel, (x.shape[-1], self.num_classes))
-    bias = param(self, 'bias', init_bias, (self.num_classes,)) if self.has_bias else jnp.zeros(self.num_classes)
+    kernel = param(self, 'kernel', self.law.kernel, (x.shape[-1], self.num_classes), OUTPUT)
+    bias = (param(self, 'bias', init_bias, (self.num_classes,), OUTPUT[1:]) if self.has_bias
+            else jnp.zeros(self.num_classes))
     return self.forms.dense(x, kernel, bias)
 
 
@@ -94,7 +97,8 @@ def hidden(params: Params, pooled: Array) -> Array:
   x = pooled.astype(jnp.float32)
   if 'pre_logits' not in params:
     return x
-  layer = Dense(features=(params['pre_logits']['bias'].shape[-1],), dtype=jnp.float32, law=initialization.LECUN)
+  layer = Dense(features=(params['pre_logits']['bias'].shape[-1],), axes=HIDDEN, dtype=jnp.float32,
+                law=initialization.LECUN)
   return jnp.tanh(applied(layer, params['pre_logits'], x))
 
 
@@ -126,9 +130,9 @@ class Projector:
     params: Params = {name: initial(layer, keys[name], jnp.zeros((1, size)))
                       for (name, layer), size in zip(self._layers.items(), inputs, strict=True)}
     shape = self.bottleneck, self.prototypes
-    params['prototypes'] = {'kernel': initialization.torch_kernel(keys['prototypes'], shape)}
+    params['prototypes'] = {'kernel': labelled(initialization.torch_kernel(keys['prototypes'], shape), OUTPUT)}
     if self.learned_norm:
-      params['prototypes']['norm'] = jnp.ones(self.prototypes)
+      params['prototypes']['norm'] = labelled(jnp.ones(self.prototypes), OUTPUT[1:])
     return params
 
   def apply(self, params: Params, features: Array) -> Array:
@@ -145,5 +149,6 @@ class Projector:
   @property
   def _layers(self) -> dict[str, Dense]:
     widths = (self.hidden, self.hidden, self.bottleneck)
-    return {name: Dense(features=(width,), dtype=self.dtype, law=self.law, forms=select(self.kernels))
+    return {name: Dense(features=(width,), axes=('embed', None), dtype=self.dtype, law=self.law,
+                        forms=select(self.kernels))
             for name, width in zip(LAYERS, widths, strict=True)}

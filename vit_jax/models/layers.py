@@ -16,6 +16,7 @@ from jax.nn import initializers
 from jax.typing import DTypeLike
 
 from vit_jax.config.schema import Norm
+from vit_jax.core.axes import Names, labelled
 from vit_jax.core.types import Array, Key, Params, PyTree
 from vit_jax.models import adapters
 from vit_jax.models.initialization import Initializer, Linear, zeros
@@ -60,14 +61,16 @@ def applied(module: nn.Module, params: Params, *args: PyTree, **kwargs: PyTree) 
   return module.apply({'params': params}, *args, **kwargs)
 
 
-def param(module: nn.Module, name: str, init: Initializer, shape: tuple[int, ...]) -> Array:
-  """`module.param(name, init, shape)`, but a given parameter's shape is compared without tracing `init`.
+def param(module: nn.Module, name: str, init: Initializer, shape: tuple[int, ...], axes: Names) -> Array:
+  """`module.param(name, init, shape)` with logical axes, one for each dimension.
+
+  The shape of a given parameter is compared without tracing `init`.
 
   Raises:
     flax.errors.ScopeParamShapeError: the given parameter has another shape.
   """
   if not module.has_variable('params', name):
-    return module.param(name, init, shape)
+    return module.param(name, lambda key: labelled(init(key, shape), axes))
   value: Array = module.get_variable('params', name)
   if value.shape != shape:
     raise flax.errors.ScopeParamShapeError(name, '/'.join(module.path), value.shape, shape)
@@ -75,32 +78,35 @@ def param(module: nn.Module, name: str, init: Initializer, shape: tuple[int, ...
 
 
 class LayerNorm(nn.Module):
-  """`layer_norm` with its parameters `scale` and `bias`, both `[D]`; f32 out."""
+  """`layer_norm` with its parameters `scale` and `bias`, both `[D]`, of the logical axis `axis`; f32 out."""
   eps: float
   forms: Forms = FAST
+  axis: str = 'embed'
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
-    scale = param(self, 'scale', initializers.ones, (x.shape[-1],))
-    bias = param(self, 'bias', zeros, (x.shape[-1],))
+    scale = param(self, 'scale', initializers.ones, (x.shape[-1],), (self.axis,))
+    bias = param(self, 'bias', zeros, (x.shape[-1],), (self.axis,))
     return self.forms.layer_norm(x, scale, bias, self.eps)
 
 
 class RMSNorm(nn.Module):
   """`x / sqrt(mean(x^2) + eps) * scale` over the last axis (arXiv 1910.07467), with `scale [D]`; f32 in and out."""
   eps: float
+  axis: str = 'embed'
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
-    scale = param(self, 'scale', initializers.ones, (x.shape[-1],))
+    scale = param(self, 'scale', initializers.ones, (x.shape[-1],), (self.axis,))
     x = x.astype(jnp.float32)
     unit = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.eps)
     return unit * jnp.expand_dims(scale, range(x.ndim - 1))
 
 
-def norm(kind: Norm, eps: float, forms: Forms = FAST, *, name: str | None = None) -> LayerNorm | RMSNorm:
-  """A norm of this kind."""
-  return RMSNorm(eps, name=name) if kind is Norm.RMS else LayerNorm(eps, forms, name=name)
+def norm(kind: Norm, eps: float, forms: Forms = FAST, *, name: str | None = None,
+         axis: str = 'embed') -> LayerNorm | RMSNorm:
+  """A norm of this kind, over a logical axis."""
+  return RMSNorm(eps, axis, name=name) if kind is Norm.RMS else LayerNorm(eps, forms, axis, name=name)
 
 
 class Dense(nn.Module, kw_only=True):
@@ -108,9 +114,11 @@ class Dense(nn.Module, kw_only=True):
 
   With `num_batch_dims` 2 the first two axes are rows, as in `[B, M, *in]`. The kernel is initialized as the matrix
   `[prod(in), prod(features)]`, then given its shape. Input and parameters are cast to `dtype`. If `flat`, the product
-  is one of matrices, and the result `[R, prod(features)]`.
+  is one of matrices, and the result `[R, prod(features)]`. `axes` are the logical axes of the kernel; the bias has
+  those of `features`.
   """
   features: tuple[int, ...]
+  axes: Names
   dtype: DTypeLike
   law: Linear
   has_bias: bool = True
@@ -135,9 +143,9 @@ class Dense(nn.Module, kw_only=True):
     def init_kernel(key: Key, shape: tuple[int, ...]) -> Array:
       return self.law.kernel(key, (prod(inputs), prod(self.features))).reshape(shape)
 
-    kernel = param(self, 'kernel', init_kernel, (*inputs, *self.features))
-    bias = (param(self, 'bias', self.law.bias(prod(inputs)), self.features) if self.has_bias
-            else jnp.zeros(self.features))
+    kernel = param(self, 'kernel', init_kernel, (*inputs, *self.features), self.axes)
+    bias = (param(self, 'bias', self.law.bias(prod(inputs)), self.features, self.axes[-len(self.features):])
+            if self.has_bias else jnp.zeros(self.features))
     if self.flat:
       kernel, bias = kernel.reshape(prod(inputs), -1), bias.reshape(-1)
     return kernel.astype(self.dtype), bias.astype(self.dtype)

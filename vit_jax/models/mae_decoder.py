@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from vit_jax.config import schema
+from vit_jax.core.axes import LAYERS, labelled
 from vit_jax.core.numerics import constrain_batch, split_key
 from vit_jax.core.types import Array, Key, Params
 from vit_jax.models import initialization, stack
@@ -45,17 +46,23 @@ class Decoder:
     """New parameters."""
     s, keys = self.encoder, split_key(key, 'embed', 'blocks', 'norm', 'predict')
     x = jnp.zeros((1, 1, self.width), self._dtype)
+    embed = initial(self._embed, keys['embed'], jnp.zeros((1, 1, s.width)))
+    blocks = jax.vmap(lambda key: initial(
+        self._block, key, x, num_images=1, num_sequences=1, rate=None, dropout_key=None, capture=False))(
+            jax.random.split(keys['blocks'], self.depth))
+    # `fsdp` splits E on every TPU: 'out', unlike 'embed', has no other choice in `parallel/sharding.py`.
+    out, down = blocks['attn']['out'], blocks['mlp']['down']
+    out['kernel'] = labelled(out['kernel'], (LAYERS, 'heads', 'head', 'out'))
+    down['kernel'] = labelled(down['kernel'], (LAYERS, 'mlp', 'out'))
     return {
-        'embed': initial(self._embed, keys['embed'], jnp.zeros((1, 1, s.width))),
-        'blocks': jax.vmap(lambda key: initial(
-            self._block, key, x, num_images=1, num_sequences=1, rate=None, dropout_key=None, capture=False))(
-                jax.random.split(keys['blocks'], self.depth)),
+        'embed': embed,
+        'blocks': blocks,
         'norm': initial(self._norm, keys['norm'], x),
         'predict': initial(self._predict, keys['predict'], x)}
 
   def init_mask(self, key: Key) -> Array:
     """A new mask token, `[1, 1, E]`."""
-    return self._laws.mask(key, (1, 1, self.width))
+    return labelled(self._laws.mask(key, (1, 1, self.width)), (None, 'tokens', None))
 
   def apply(self, params: Params, mask_token: Array, tokens: Array, cls: Array | None, *, places: Array,
             grid: tuple[int, int]) -> Array:
@@ -115,7 +122,8 @@ class Decoder:
     return LayerNorm(self.encoder.norm_eps, self._forms)
 
   def _dense(self, width: int) -> Dense:
-    return Dense(features=(width,), dtype=self._dtype, law=self._laws.decoder, num_batch_dims=2, forms=self._forms)
+    return Dense(features=(width,), axes=('embed', None), dtype=self._dtype, law=self._laws.decoder, num_batch_dims=2,
+                 forms=self._forms)
 
   @property
   def _embed(self) -> Dense:

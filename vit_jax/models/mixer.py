@@ -1,4 +1,4 @@
-"""MLP-Mixer (arXiv 2105.01601), a `core.contracts.Backbone`, with its sharding rules and its cost.
+"""MLP-Mixer (arXiv 2105.01601), a `core.contracts.Backbone`, with its cost.
 
 Parameters, all f32 (a public format; leaves under `blocks` are stacked, depth first; S, F are the hidden
 widths of the MLPs over tokens and over channels):
@@ -26,6 +26,7 @@ from jax.typing import DTypeLike
 
 from vit_jax.config import check, schema
 from vit_jax.config.schema import Gelu, layers
+from vit_jax.core.axes import Names
 from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import constrain_batch, split_key
 from vit_jax.core.types import Array, Features, Key, Params, PyTree
@@ -34,15 +35,6 @@ from vit_jax.models.initialization import LECUN
 from vit_jax.models.kernels.forms import Forms, select
 from vit_jax.models.layers import Dense, LayerNorm, applied, drop_path, dropout, initial
 from vit_jax.models.vit.stem import Stem
-from vit_jax.parallel.rules import Rule
-
-RULES: tuple[Rule, ...] = (
-    ('backbone/stem/kernel', (None, None, None, 'fsdp')),                     # [P, P, 3, D]
-    ('backbone/blocks/(tokens|channels)/up/kernel', (None, 'fsdp', 'tensor')),    # [L, N or D, hidden]
-    ('backbone/blocks/(tokens|channels)/up/bias', (None, 'tensor')),              # [L, hidden]
-    ('backbone/blocks/(tokens|channels)/down/kernel', (None, 'tensor', 'fsdp')),  # [L, hidden, N or D]
-    ('backbone/(stem/bias|norm/.*|blocks/(norm[12]/.*|.*/down/bias))', ()),
-)
 
 
 class Mlp(nn.Module, kw_only=True):
@@ -56,14 +48,14 @@ class Mlp(nn.Module, kw_only=True):
   @nn.compact
   def __call__(self, x: Array, key: Key | None) -> Array:
     """`[B, M, I]` to `[B, M, I]`."""
-    def dense(width: int, name: str) -> Dense:
-      return Dense(features=(width,), dtype=self.dtype, law=LECUN, num_batch_dims=2, forms=self.forms,
+    def dense(width: int, name: str, axes: Names) -> Dense:
+      return Dense(features=(width,), axes=axes, dtype=self.dtype, law=LECUN, num_batch_dims=2, forms=self.forms,
                    name=name)
 
     keys = (None, None) if key is None else tuple(jax.random.split(key))
-    hidden_BMF = checkpoint_name(dense(self.hidden, 'up')(x), 'mlp')
+    hidden_BMF = checkpoint_name(dense(self.hidden, 'up', ('embed', 'mlp'))(x), 'mlp')
     hidden_BMF = dropout(self.forms.gelu(hidden_BMF, self.gelu), self.dropout, keys[0])
-    return dropout(dense(x.shape[-1], 'down')(hidden_BMF), self.dropout, keys[1])
+    return dropout(dense(x.shape[-1], 'down', ('mlp', 'out'))(hidden_BMF), self.dropout, keys[1])
 
 
 class Block(nn.Module, kw_only=True):

@@ -19,7 +19,7 @@ Of the stem of a hybrid (under `stem/` of a ViT), where a norm comes after its c
   stage{s}/unit{u}/{norm1,norm2}/{scale,bias} [H], stage{s}/unit{u}/norm3/{scale,bias} [4 H]
   stage{s}/unit1/{proj/kernel [1, 1, I, 4 H], proj_norm/{scale,bias} [4 H]}
 
-Kernels are stored as they are learned, not standardized. Also the sharding rules and the cost of both. Knows no mesh,
+Kernels are stored as they are learned, not standardized. Also the cost of both. Knows no mesh,
 no objective and no weight format.
 """
 from __future__ import annotations
@@ -40,19 +40,9 @@ from vit_jax.core.types import Array, Features, Key, Params, PyTree
 from vit_jax.models.convolution import GroupNorm, StdConv, Style, max_pool
 from vit_jax.models.kernels.forms import Forms, select
 from vit_jax.models.layers import applied, initial
-from vit_jax.parallel.rules import Rule
 
 BIT_NORM_EPS = 1e-5     # big_transfer
 EXPANSION = 4  # channels of a unit's output over those of its 3 x 3 convolution: arXiv 1512.03385, section 4.1
-RULES: tuple[Rule, ...] = (
-    ('backbone/(root|stage.*)/kernel', (None, None, None, 'fsdp')),  # [side, side, I, O]
-    ('backbone/(norm|stage.*)/(scale|bias)', ()),
-)
-"""Networks of convolutions are split over `fsdp` alone: along `tensor` each device computes all of them."""
-STEM_RULES: tuple[Rule, ...] = (
-    ('backbone/stem/(root|stage.*)/kernel', (None, None, None, 'fsdp')),  # [side, side, I, O]
-    ('backbone/stem/(root_norm|stage.*)/(scale|bias)', ()),
-)
 
 
 class PreActivationUnit(nn.Module, kw_only=True):

@@ -13,26 +13,9 @@ from vit_jax.core import trees
 from vit_jax.core.contracts import Objective, View
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Outputs, Params, PyTree
 from vit_jax.models import adapters
-from vit_jax.parallel.rules import FROZEN, Rule
+from vit_jax.parallel.sharding import FROZEN
 
 INNER = 'inner'
-RULES: dict[str, tuple[Rule, ...]] = {
-    '(query|key|value)': (('backbone/blocks/(.*/)?attn/(query|key|value)/lora_a', (None, 'fsdp', None)),  # [L, D, r]
-                          ('backbone/blocks/(.*/)?attn/(query|key|value)/lora_b',
-                           (None, None, 'tensor', None)),                                             # [L, r, A, K]
-                          ('backbone/blocks/(.*/)?attn/(query|key|value)/lora_magnitude',
-                           (None, 'tensor', None))),                                                  # [L, A, K]
-    'out': (('backbone/blocks/(.*/)?attn/out/lora_a', (None, 'tensor', None, None)),                  # [L, A, K, r]
-            ('backbone/blocks/(.*/)?attn/out/lora_b', (None, None, 'fsdp')),                          # [L, r, D]
-            ('backbone/blocks/(.*/)?attn/out/lora_magnitude', ())),                                   # [L, D]
-    '(up|gate)': (('backbone/blocks/.*/(up|gate)/lora_a', (None, 'fsdp', None)),                      # [L, D, r]
-                  ('backbone/blocks/.*/(up|gate)/lora_b', (None, None, 'tensor')),                    # [L, r, F]
-                  ('backbone/blocks/.*/(up|gate)/lora_magnitude', (None, 'tensor'))),                 # [L, F]
-    'down': (('backbone/blocks/.*/down/lora_a', (None, 'tensor', None)),                              # [L, F, r]
-             ('backbone/blocks/.*/down/lora_b', (None, None, 'fsdp')),                                # [L, r, D]
-             ('backbone/blocks/.*/down/lora_magnitude', ())),                                         # [L, D]
-}
-"""Sharding rules of the adapters of these layers: each side of A and B as the same side of the kernel."""
 
 
 class Adapters:
@@ -83,17 +66,3 @@ class _Merged:
 def around(objective: Objective, settings: schema.Lora) -> Objective:
   """Returns the objective with adapters if they are configured, else unchanged."""
   return Adapters(objective, settings) if settings.rank else objective
-
-
-def rules(config: schema.Config) -> list[Rule]:
-  """Returns the sharding rules of the adapters of a config; none without adapters."""
-  s = config.lora
-  if not s.rank:
-    return []
-  targets = [layer for layer in schema.adapted_layers(config.model) if s.is_target(layer)]
-  found = [rule for names, some in RULES.items() if any(_ends(layer, names) for layer in targets) for rule in some]
-  return [rule for rule in found if s.dora or not rule[0].endswith(adapters.MAGNITUDE)]
-
-
-def _ends(layer: str, names: str) -> bool:
-  return layer.rsplit('/', 1)[-1] in names.strip('()').split('|')

@@ -31,19 +31,12 @@ from vit_jax.models.layers import Dense, LayerNorm, applied, initial
 from vit_jax.objectives import spec
 from vit_jax.objectives.networks import NetworkView, init_backbone
 from vit_jax.optim import schedules
-from vit_jax.parallel.rules import Rule
 
 TEACHER = 'teacher'
 """Key of `extra` for the target network, which other objectives call the teacher."""
 SPREAD = 'spread'
 """Name of the metric that falls to 0 when the target collapses."""
 NORM_EPS = 1e-6
-RULES: tuple[Rule, ...] = (
-    ('(projector|predictor)/mlp1/kernel', ('fsdp', 'tensor')),  # [D or E, F]
-    ('(projector|predictor)/mlp1/bias', ('tensor',)),           # [F]
-    ('(projector|predictor)/mlp2/kernel', ('tensor', 'fsdp')),  # [F, E]
-    ('(projector|predictor)/(mlp2/bias|norm/(scale|bias))', ()),
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +64,8 @@ class Mlp:
 
   def _layers(self) -> tuple[Dense, LayerNorm, Dense]:
     forms = select(self.kernels)
-    first, last = (Dense(features=(size,), dtype=self.dtype, law=LECUN, forms=forms)
-                   for size in (self.hidden, self.out))
+    first, last = (Dense(features=(size,), axes=axes, dtype=self.dtype, law=LECUN, forms=forms)
+                   for size, axes in ((self.hidden, ('embed', 'mlp')), (self.out, ('mlp', 'embed'))))
     return first, LayerNorm(NORM_EPS, forms), last
 
 
@@ -133,9 +126,6 @@ class Spec(spec.Spec[schema.Byol]):
     s, dtype = self.settings, jnp.dtype(self.config.model.dtype.value)
     projector, predictor = (Mlp(s.hidden_dim, s.out_dim, dtype, self.config.model.kernels) for _ in range(2))
     return Byol(backbone, projector, predictor, momentum=schedules.ramp(s.momentum, lengths=lengths))
-
-  def rules(self) -> list[Rule]:
-    return [*RULES]
 
   def watches(self, lengths: Lengths) -> list[Watch]:
     c = self.settings.collapse

@@ -21,7 +21,6 @@ from vit_jax.models.heads import Projector
 from vit_jax.objectives import spec
 from vit_jax.objectives.networks import NetworkView, init_backbone
 from vit_jax.optim import schedules
-from vit_jax.parallel.rules import Rule
 
 TEACHER, CENTER = 'teacher', 'center'
 SINKHORN_ROUNDS = 3  # DINOv2
@@ -29,12 +28,6 @@ INFORMATION = 'information'
 """Name of the metric that falls to 0 when the teacher collapses."""
 ADVICE = ('All outputs are the same. Try a lower objective.teacher_temperature, objective.centering=mean, a lower '
           'optimizer.lr, or objective.momentum closer to 1')
-RULES: tuple[Rule, ...] = (
-    ('projector/mlp[123]/kernel', ('fsdp', None)),          # [D or F, F or E]
-    ('projector/mlp[123]/bias', ()),
-    ('projector/prototypes/kernel', ('fsdp', 'tensor')),    # [E, K]
-)
-LEARNED_NORM: Rule = ('projector/prototypes/norm', ('tensor',))  # [K]
 
 
 class Rates(NamedTuple):
@@ -167,9 +160,6 @@ class Spec(spec.Spec[schema.Dino]):
                           self.config.model.kernels, initialization.laws(self.config.model).projector)
     return Dino(backbone, projector, rates=rates, student_temperature=s.student_temperature,
                 centering=s.centering, center_momentum=s.center_momentum)
-
-  def rules(self) -> list[Rule]:
-    return [*RULES, *([] if self.settings.norm_last_layer else [LEARNED_NORM])]
 
   def watches(self, lengths: Lengths) -> list[Watch]:
     c = self.settings.collapse

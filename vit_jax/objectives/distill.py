@@ -20,15 +20,12 @@ from vit_jax.core.types import Array, Batch, Extra, Features, Key, LossOut, Para
 from vit_jax.models import backbones, heads
 from vit_jax.objectives import losses, spec, supervised
 from vit_jax.objectives.networks import STATE, Head, NetworkView, init_backbone, statistics
-from vit_jax.parallel import rules as sharding
+from vit_jax.parallel import sharding
 
 TRAINED = sharding.TRAINED
 """Key of `extra` for the teacher: `backbone`, `head`, `state`. It never changes."""
 HEAD_DIST = 'head_dist'
-RULES: tuple[sharding.Rule, ...] = (
-    ('head_dist/(pre_logits/)?kernel', ('fsdp', 'tensor')),  # [D, C]
-    ('head_dist/(pre_logits/)?bias', ('tensor',)),           # [C]
-)
+
 
 Pixels = tuple[float, float, float]
 
@@ -149,12 +146,5 @@ class Spec(spec.Spec[schema.Distill]):
         teach=s.distill_type, weight=s.weight, temperature=s.temperature, label_smoothing=s.label_smoothing,
         soft_mean=s.soft_mean)
 
-  def rules(self) -> list[sharding.Rule]:
-    return [*supervised.head_rules(self.config.head), *(RULES if self._has_token else ())]
-
   def models(self) -> dict[str, schema.Model]:
     return {**super().models(), 'objective.teacher.model': self.settings.teacher.model}
-
-  @property
-  def _has_token(self) -> bool:
-    return getattr(self.config.model, 'distilled', False)

@@ -17,21 +17,6 @@ from vit_jax.core.types import Array, Batch, Extra, Features, Key, LossOut, Para
 from vit_jax.models.mae_decoder import Decoder
 from vit_jax.objectives import patches, spec
 from vit_jax.objectives.networks import NetworkView
-from vit_jax.parallel.rules import Rule
-
-RULES: tuple[Rule, ...] = (
-    ('decoder/embed/kernel', ('fsdp', None)),                                          # [D, E]
-    ('decoder/blocks/attn/(query|key|value)/kernel', (None, 'fsdp', 'tensor', None),   # [L, E, A, K]
-     (None, None, ('tensor', 'fsdp'), None)),
-    ('decoder/blocks/attn/(query|key|value)/bias', (None, 'tensor', None)),            # [L, A, K]
-    ('decoder/blocks/attn/out/kernel', (None, 'tensor', None, 'fsdp')),                # [L, A, K, E]
-    ('decoder/blocks/mlp/up/kernel', (None, 'fsdp', 'tensor')),                        # [L, E, F]
-    ('decoder/blocks/mlp/up/bias', (None, 'tensor')),                                  # [L, F]
-    ('decoder/blocks/mlp/down/kernel', (None, 'tensor', 'fsdp')),                      # [L, F, E]
-    ('decoder/predict/kernel', ('fsdp', None)),                                        # [E, P * P * 3]
-    ('decoder/((embed|predict)/bias|norm/.*|blocks/norm[12]/.*|blocks/.*/(out|down)/bias)', ()),
-    ('mask_token', ()),
-)
 
 
 class Reconstruction(NamedTuple):
@@ -131,9 +116,6 @@ class Spec(spec.Spec[schema.Mae]):
 
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> Mae:
     return build(self.settings, backbone)
-
-  def rules(self) -> list[Rule]:
-    return [*RULES]
 
   @property
   def _num_visible(self) -> int:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
 from vit_jax.config.schema import PatchTarget
+from vit_jax.core.axes import labelled
 from vit_jax.core.contracts import Backbone, TokenBackbone, View
 from vit_jax.core.numerics import split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree
@@ -24,16 +25,10 @@ from vit_jax.models.initialization import VISION_TRANSFORMER, Laws
 from vit_jax.models.kernels.dense import dense
 from vit_jax.objectives import patches, spec
 from vit_jax.objectives.networks import NetworkView
-from vit_jax.parallel.rules import Rule
 
 LEVELS = 8                   # 3 bits
 NUM_COLORS = LEVELS ** 3     # 512
 CELLS = schema.COLOR_CELLS   # a patch is shrunk to 4 x 4 for `colors`
-RULES: tuple[Rule, ...] = (
-    ('decoder/kernel', ('fsdp', 'tensor')),  # [D, n]
-    ('decoder/bias', ('tensor',)),           # [n]
-    ('mask_token', ()),
-)
 
 
 def color_classes(pixels: Array) -> Array:
@@ -75,8 +70,10 @@ class MaskedPatch:
     params, _ = self._backbone.init(keys['backbone'], batch['image'])
     width = jax.eval_shape(lambda: self._backbone.embed(params, batch['image'])).shape[-1]
     kernel = self._laws.decoder.kernel(keys['decoder'], (width, self.num_outputs))
-    return {'backbone': params, 'decoder': {'kernel': kernel, 'bias': jnp.zeros(self.num_outputs)},
-            'mask_token': self._laws.mask(keys['mask_token'], (1, 1, width))}, {}
+    decoder = {'kernel': labelled(kernel, ('embed', 'classes')),
+               'bias': labelled(jnp.zeros(self.num_outputs), ('classes',))}
+    mask = labelled(self._laws.mask(keys['mask_token'], (1, 1, width)), (None, 'tokens', None))
+    return {'backbone': params, 'decoder': decoder, 'mask_token': mask}, {}
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
     del extra, step
@@ -138,6 +135,3 @@ class Spec(spec.Spec[schema.MaskedPatch]):
     return MaskedPatch(encoder, patch=model.patch, target=s.target, corrupted=s.mask_ratio,
                        masked=s.mask_token_prob, swapped=s.random_patch_prob, mean=recipe.mean, std=recipe.std,
                        laws=initialization.laws(model))
-
-  def rules(self) -> list[Rule]:
-    return [*RULES]

@@ -14,14 +14,13 @@ from vit_jax.data.image.transform import Shapes
 from vit_jax.data.labels.label_maps import LabelMaps
 from vit_jax.data.source import Source
 from vit_jax.models.vit import vit
-from vit_jax.parallel.rules import Rule
 
 S = TypeVar('S')
 
 
 @dataclasses.dataclass(frozen=True)
 class Spec(abc.ABC, Generic[S]):
-  """The objective of a config. `build` and `rules` are required; the rest is for the kinds that need it.
+  """The objective of a config. `build` is required; the rest is for the kinds that need it.
 
   config: of the run.   settings: its `objective`.
   """
@@ -31,10 +30,6 @@ class Spec(abc.ABC, Generic[S]):
   @abc.abstractmethod
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> Objective:
     """Builds the objective on a backbone."""
-
-  @abc.abstractmethod
-  def rules(self) -> list[Rule]:
-    """Returns the sharding rules of the parameters that the objective adds to the backbone."""
 
   def models(self) -> dict[str, schema.Model]:
     """Returns the settings of all networks of the run, by their place in the config."""

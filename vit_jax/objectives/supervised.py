@@ -12,21 +12,6 @@ from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree
 from vit_jax.models import heads
 from vit_jax.objectives import losses, spec
 from vit_jax.objectives.networks import STATE, Head, NetworkView, init_backbone, statistics
-from vit_jax.parallel.rules import Rule
-
-HEAD: tuple[Rule, ...] = (
-    ('head/kernel', ('fsdp', 'tensor')),  # [D, C]
-    ('head/bias', ('tensor',)),           # [C]
-)
-PRE_LOGITS: tuple[Rule, ...] = (
-    ('head/pre_logits/kernel', ('fsdp', 'tensor')),  # [D, D]
-    ('head/pre_logits/bias', ('tensor',)),           # [D]
-)
-
-
-def head_rules(head: schema.Head) -> list[Rule]:
-  """Returns the sharding rules of a classification head."""
-  return [*(rule for rule in HEAD if head.bias or 'bias' not in rule[0]), *(PRE_LOGITS if head.pre_logits else ())]
 
 
 def view(backbone: Backbone, head: Head) -> NetworkView:
@@ -102,6 +87,3 @@ class Spec(spec.Spec[schema.Supervised]):
     return Supervised(
         backbone, heads.build(self.config.head, self.config.model), num_classes=num_classes, loss=s.loss,
         label_smoothing=s.label_smoothing, threshold=s.threshold, class_weights=s.class_weights)
-
-  def rules(self) -> list[Rule]:
-    return head_rules(self.config.head)

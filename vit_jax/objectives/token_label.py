@@ -25,15 +25,10 @@ from vit_jax.data.image.transform import Shapes
 from vit_jax.data.labels import label_maps
 from vit_jax.data.source import Source
 from vit_jax.models import heads
-from vit_jax.objectives import losses, spec, supervised
+from vit_jax.objectives import losses, spec
 from vit_jax.objectives.networks import STATE, Head, NetworkView, init_backbone, statistics
-from vit_jax.parallel.rules import Rule
 
 DENSE_SHARE = 0.5  # of the tokens' logits at inference; LV-ViT
-RULES: tuple[Rule, ...] = (
-    ('aux/kernel', ('fsdp', 'tensor')),  # [D, C]
-    ('aux/bias', ('tensor',)),           # [C]
-)
 
 
 class TokenLabel:
@@ -154,9 +149,6 @@ class Spec(spec.Spec[schema.TokenLabel]):
         heads.build(schema.Head(), self.config.model), patch=model.patch, num_classes=num_classes,
         dense_weight=s.dense_weight, mix=s.mix_token, label_smoothing=s.label_smoothing,
         class_from_map=self._class_from_map, mix_group=s.mix_group)
-
-  def rules(self) -> list[Rule]:
-    return [*supervised.head_rules(self.config.head), *RULES]
 
   def open_maps(self, source: Source) -> label_maps.LabelMaps:
     s = self.settings

@@ -18,7 +18,7 @@ from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import build
 from vit_jax.parallel import mesh as meshes
-from vit_jax.parallel import rules as sharding
+from vit_jax.parallel import sharding
 from vit_jax.plan import compile, compiled, quick, topologies
 
 ASSUMED_MFU = .4

@@ -14,7 +14,7 @@ import jax
 
 from vit_jax.config import schema
 from vit_jax.core import trees
-from vit_jax.parallel.rules import TILE_ROWS
+from vit_jax.parallel.sharding import TILE_ROWS
 from vit_jax.plan import compiled
 from vit_jax.plan import plan as plans
 

@@ -5,7 +5,7 @@ It does not depend on the model. The planner compiles the result of `build`, so 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from vit_jax.core import numerics, trees
+from vit_jax.core import axes, numerics, trees
 from vit_jax.core.contracts import Objective, Prepare
 from vit_jax.core.types import Array, ArrayLike, Batch, Extra, Key, LossOut, Params, PyTree
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import mesh as meshes
-from vit_jax.parallel import rules as sharding
+from vit_jax.parallel import sharding
 from vit_jax.train.metrics import Norms, Packed, StepMetrics, pack
 from vit_jax.train.state import TrainState
 
@@ -38,8 +38,8 @@ class Program(NamedTuple):
   prepared: Batch
 
 
-def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh: Mesh,
-          rules: Sequence[sharding.Rule], batch: Batch, seed: int, accumulate: int) -> Program:
+def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh: Mesh, batch: Batch,
+          seed: int, accumulate: int) -> Program:
   """Builds init and step for global batches of the shapes of `batch` (arrays or ShapeDtypeStructs).
 
   Random keys depend only on (seed, step), so resuming needs no saved generator. `accumulate` microbatches
@@ -61,8 +61,8 @@ def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh:
       state, metrics = _step(state, batch, key, objective, optimizer, accumulate)
       return state, pack(metrics)
 
-  abstract = jax.eval_shape(init)
-  placed, whole = _place(abstract, rules, mesh), meshes.replicated(mesh)
+  abstract, labels = axes.trace(init)
+  placed, whole = _place(abstract, labels, mesh), meshes.replicated(mesh)
   return Program(
       abstract, placed, jax.jit(init, out_shardings=placed),
       jax.jit(step, in_shardings=(placed, meshes.batch_sharding(mesh)), out_shardings=(placed, whole),
@@ -88,10 +88,10 @@ def _structs(batch: Batch, at: NamedSharding) -> Batch:
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), batch)
 
 
-def _place(abstract: TrainState, rules: Sequence[sharding.Rule], mesh: Mesh) -> TrainState:
-  """Returns a sharding for each leaf of the state: for parameters from the rules, for other leaves from theirs."""
+def _place(abstract: TrainState, labels: TrainState, mesh: Mesh) -> TrainState:
+  """Returns a sharding for each leaf of the state: for parameters from their axes, for other leaves from theirs."""
   network = sharding.with_frozen(abstract.params, abstract.extra)
-  specs = sharding.param_specs(network, rules, mesh)
+  specs = sharding.param_specs(network, sharding.with_frozen(labels.params, labels.extra), mesh)
   placed = (sharding.shardings(sharding.follow_specs(tree, network, specs), mesh)
             for tree in (abstract.params, abstract.opt, abstract.extra))
   return TrainState(meshes.replicated(mesh), *placed)  # type: ignore[arg-type]

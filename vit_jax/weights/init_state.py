@@ -14,7 +14,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import PyTree
 from vit_jax.data.labels import classes
 from vit_jax.models import adapters
-from vit_jax.parallel.rules import with_frozen
+from vit_jax.parallel.sharding import with_frozen
 from vit_jax.record import run_directory, storage
 from vit_jax.train.state import TrainState
 from vit_jax.train.step import Program

@@ -1,6 +1,4 @@
-"""Our path names of all parameters, which are a public format; those that objectives add are in the sharding rules of
-`objectives/`.
-"""
+"""Our path names of all parameters, which are a public format; those that objectives add are in `objectives/`."""
 from __future__ import annotations
 
 PATHS = {

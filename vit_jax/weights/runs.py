@@ -25,7 +25,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.os_errors import Damaged
 from vit_jax.core.types import Params, PyTree
 from vit_jax.models import adapters
-from vit_jax.parallel.rules import FROZEN
+from vit_jax.parallel.sharding import FROZEN
 from vit_jax.record import checkpoint_files
 
 if TYPE_CHECKING:

@@ -10,15 +10,15 @@ import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax.config.schema import TextRule
+from vit_jax.core import axes
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray, Params, PyTree
 from vit_jax.data.text import tokenizer
 from vit_jax.data.text.tokenizer import Tokenizer
 from vit_jax.models import heads
-from vit_jax.models.text import rules
 from vit_jax.models.text.tower import TextTower
 from vit_jax.parallel import mesh as meshes
-from vit_jax.parallel import rules as sharding
+from vit_jax.parallel import sharding
 from vit_jax.weights import addresses
 from vit_jax.weights import text as texts
 from vit_jax.weights.network import Weights
@@ -97,7 +97,8 @@ def rule_of(family: str) -> TextRule:
 def _placed(params: Params, tower: TextTower, mesh: Mesh | None) -> PyTree:
   if mesh is None:
     return jax.device_put(params)
-  specs = sharding.param_specs(params, rules.rules(tower), mesh)
+  _, labels = axes.trace(tower.init, jax.random.key(0))
+  specs = sharding.param_specs(params, labels, mesh, differentiated=False)
   return jax.device_put(params, sharding.shardings(specs, mesh))
 
 

@@ -145,6 +145,7 @@ class ConvStem(checks.Settings):
 @dataclasses.dataclass
 class ViT(checks.Settings):
   """Vision Transformer (arXiv 2010.11929, eqs. 1-4). Sizes by name: `sizes.vit('B/16')`."""
+  implementation: ClassVar[str] = 'vit_jax.models.vit.vit:build'
   patch: int = ranged(16, PX)              # px of the image a token, also where a stem makes the map smaller first
   width: int = ranged(768, COUNT)  # D, channels of a token
   depth: int = ranged(12, Range(1, 10_000))  # L, number of blocks

@@ -27,6 +27,7 @@ import numpy as np
 from jax.nn import initializers
 
 from vit_jax.config.schema import Execution, Gelu, Remat
+from vit_jax.core.axes import labelled
 from vit_jax.core.numerics import split_key
 from vit_jax.core.types import Array, HostArray, Key, Params
 from vit_jax.models import stack
@@ -87,14 +88,15 @@ class TextTower:
       return initial(self._block, key, x_BND, num_images=1, num_sequences=1, rate=None, dropout_key=None, capture=False)
 
     params: Params = {
-        'tokens': normal(keys['tokens'], (self.vocabulary, self.width)),
+        'tokens': labelled(normal(keys['tokens'], (self.vocabulary, self.width)), ('vocabulary', 'features')),
         'blocks': jax.vmap(block)(jax.random.split(keys['blocks'], self.depth)),
         'norm': initial(self._norm, keys['tokens'], jnp.zeros((1, self.width)))}
     if not self.is_sinusoidal:
-      params['positions'] = normal(keys['positions'], (1, self.length, self.width))
+      params['positions'] = labelled(normal(keys['positions'], (1, self.length, self.width)), (None, 'tokens', None))
     if self.out_width:
-      params['projection'] = {'kernel': lecun_normal(keys['projection'], (self.width, self.out_width))}
-      params['projection'] |= {'bias': jnp.zeros(self.out_width)} if self.projection_bias else {}
+      kernel = lecun_normal(keys['projection'], (self.width, self.out_width))
+      params['projection'] = {'kernel': labelled(kernel, ('embed', 'classes'))}
+      params['projection'] |= {'bias': labelled(jnp.zeros(self.out_width), (None,))} if self.projection_bias else {}
     return params
 
   def apply(self, params: Params, tokens: Array, mask: Array) -> Array:

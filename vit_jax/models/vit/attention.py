@@ -4,6 +4,8 @@
 """
 from __future__ import annotations
 
+import functools
+
 import flax.linen as nn
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
@@ -15,9 +17,10 @@ from vit_jax.models.initialization import VISION_TRANSFORMER, Initializer, OfAtt
 from vit_jax.models.kernels import attend_kernels, fused
 from vit_jax.models.kernels.attend import attention_weights, combine
 from vit_jax.models.kernels.forms import FAST, Forms
-from vit_jax.models.layers import Dense, Projection, dropout, norm
+from vit_jax.models.layers import Dense, Projection, dropout, norm, param
 from vit_jax.models.vit.positions import in_attention
 
+PROJECTION, OUT = ('embed', 'heads', 'head'), ('heads', 'head', 'embed')  # logical axes of the kernels
 HIDDEN = -1e30  # logit of a key that a query does not attend to: finite, and its weight is 0
 
 
@@ -87,7 +90,8 @@ class Attention(nn.Module, kw_only=True):
     query, key, value = (self._projected(name, source, num_sequences)
                          for name, source in zip(('query', 'key', 'value'), sources, strict=True))
     query, key, relative = in_attention(self.positions, query, key, positions, num_patches=self.num_patches,
-                                        param=self.param, law=self.positions_law, mixed_base=self.mixed_base)
+                                        param=functools.partial(param, self), law=self.positions_law,
+                                        mixed_base=self.mixed_base)
     if is_explicit or relative is not None:
       relative = relative if mask is None else jnp.where(mask, 0. if relative is None else relative, HIDDEN)
       weights_BAQM = attention_weights(query, key, relative=relative)
@@ -100,8 +104,8 @@ class Attention(nn.Module, kw_only=True):
     return y_BQD.reshape(x.shape), {'attention': weights_BAQM} if capture else {}
 
   def _dense(self, features: tuple[int, ...], name: str, *, has_bias: bool) -> Dense:
-    return Dense(features=features, dtype=self.dtype, law=getattr(self.laws, name), has_bias=has_bias,
-                 num_batch_dims=2, forms=self.forms, name=name)
+    return Dense(features=features, axes=OUT if name == 'out' else PROJECTION, dtype=self.dtype,
+                 law=getattr(self.laws, name), has_bias=has_bias, num_batch_dims=2, forms=self.forms, name=name)
 
   def _projected(self, name: str, source: Array, num_sequences: int) -> Array:
     """Query, key or value `[B, M, A, K]`, with its norm if it has one."""
@@ -110,7 +114,7 @@ class Attention(nn.Module, kw_only=True):
     projected_BMAK = checkpoint_name(self._dense(split, name, has_bias=self._has_bias(name))(source_BMD), name)
     if not self.qk_norm or name == 'value':
       return projected_BMAK
-    normed_BMAK = norm(self.norm_kind, self.norm_eps, self.forms, name=f'{name}_norm')(projected_BMAK)
+    normed_BMAK = norm(self.norm_kind, self.norm_eps, self.forms, name=f'{name}_norm', axis='head')(projected_BMAK)
     return normed_BMAK.astype(self.dtype)
 
   def _inner_normed(self, mixed_BQAK: Array) -> Array:
@@ -134,11 +138,12 @@ class Attention(nn.Module, kw_only=True):
     shape = sources[0].shape
     split = (self.heads, shape[-1] // self.heads)
     projections = [
-        Projection(features=split, dtype=self.dtype, law=getattr(self.laws, name), has_bias=self._has_bias(name),
-                   num_batch_dims=2, forms=self.forms, name=name)(source.reshape(num_sequences, -1, shape[-1]))
+        Projection(features=split, axes=PROJECTION, dtype=self.dtype, law=getattr(self.laws, name),
+                   has_bias=self._has_bias(name), num_batch_dims=2, forms=self.forms,
+                   name=name)(source.reshape(num_sequences, -1, shape[-1]))
         for name, source in zip(('query', 'key', 'value'), sources, strict=True)]
     products, biases = zip(*projections, strict=True)
     mixed_BND = attend_kernels.attend_projected(products, jnp.stack(biases), heads=self.heads)
-    y_BND = Dense(features=shape[-1:], dtype=self.dtype, law=self.laws.out, num_batch_dims=2, flat=True,
+    y_BND = Dense(features=shape[-1:], axes=OUT, dtype=self.dtype, law=self.laws.out, num_batch_dims=2, flat=True,
                   has_bias=self.out_bias, forms=self.forms, name='out')(mixed_BND.reshape(*mixed_BND.shape[:2], *split))
     return y_BND.reshape(shape)

@@ -24,6 +24,8 @@ from vit_jax.models.kernels.forms import FAST, Forms
 from vit_jax.models.layers import Dense, LayerNorm, RMSNorm, Weights, drop_path, dropout, norm, param
 from vit_jax.models.vit.attention import Attention
 
+UP, DOWN = ('embed', 'mlp'), ('mlp', 'embed')  # logical axes of the matrices of an MLP
+
 
 class Mlp(nn.Module, kw_only=True):
   """`W2 gelu(W1 x + b1) + b2`, or with `swiglu` `W2 (silu(V x + c) * (W1 x + b1)) + b2` (arXiv 2002.05202).
@@ -53,11 +55,12 @@ class Mlp(nn.Module, kw_only=True):
         'dtype': self.dtype, 'has_bias': self.has_bias, 'num_batch_dims': x.ndim - 1, 'forms': self.forms}
 
     def dense(width: int, name: str) -> Dense:
-      return Dense(features=(width,), name=name, law=self.gate_law if name == 'gate' else self.law, **options)
+      return Dense(features=(width,), axes=DOWN if name == 'down' else UP, name=name,
+                   law=self.gate_law if name == 'gate' else self.law, **options)
 
     if self.gelu is not None and self._is_fused(x, key):
-      up = Weights(features=(self.hidden,), name='up', law=self.law, **options)(x.shape[-1])
-      down = Weights(features=(x.shape[-1],), name='down', law=self.law, **options)(self.hidden)
+      up = Weights(features=(self.hidden,), axes=UP, name='up', law=self.law, **options)(x.shape[-1])
+      down = Weights(features=(x.shape[-1],), axes=DOWN, name='down', law=self.law, **options)(self.hidden)
       return mlp_kernels.mlp(x.astype(self.dtype), *up, *down, self.gelu)
 
     def project(name: str) -> Array:
@@ -67,7 +70,7 @@ class Mlp(nn.Module, kw_only=True):
                 else jax.nn.relu(project('up')) if self.gelu is None else self.forms.gelu(project('up'), self.gelu))
     hidden_F = dropout(hidden_F, self.dropout, key)
     if self.inner_norm:
-      hidden_F = norm(self.norm_kind, self.norm_eps, self.forms, name='norm')(hidden_F).astype(self.dtype)
+      hidden_F = norm(self.norm_kind, self.norm_eps, self.forms, name='norm', axis='mlp')(hidden_F).astype(self.dtype)
     return dense(x.shape[-1], 'down')(hidden_F)
 
   def _is_fused(self, x: Array, key: Key | None) -> bool:
@@ -166,7 +169,7 @@ class Block(nn.Module, kw_only=True):
     y = y if self.branch_scale == 1. else y * self.branch_scale
     if not self.layer_scale or (name == 'scale2' and not self.mlp_scale):
       return y
-    scale = param(self, name, initializers.constant(self.layer_scale), (y.shape[-1],))
+    scale = param(self, name, initializers.constant(self.layer_scale), (y.shape[-1],), ('embed',))
     return y * jnp.expand_dims(scale.astype(y.dtype), range(y.ndim - 1))
 
 

@@ -34,7 +34,7 @@ class AttentionPool(nn.Module, kw_only=True):
   def __call__(self, tokens: Array, *, capture: bool = False) -> tuple[Array, dict[str, Array]]:
     """`[B, N, D]` f32 to pooled `[B, D]` f32, and with `capture` `attention [B, A, 1, N]`."""
     num_images, _, width = tokens.shape
-    probe = param(self, 'probe', self.laws.map_probe, (1, 1, width))
+    probe = param(self, 'probe', self.laws.map_probe, (1, 1, width), (None, 'tokens', None))
     probe_BD = jnp.broadcast_to(probe[0], (num_images, width))
     attn = Attention(heads=self.heads, dtype=jnp.float32, norm_eps=self.norm_eps, laws=self.laws.pool,
                      forms=self.forms, name='attn')

@@ -17,6 +17,7 @@ import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Positions, PositionsAt, RotaryPlaces
+from vit_jax.core.axes import labelled
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Key, PyTree
 from vit_jax.models import initialization
@@ -184,10 +185,12 @@ class PositionEmbedding:
     (h, w), laws = self.grid, initialization.laws(self.settings)
     if self.settings.positions.has_rows:
       table = laws.positions(key, (1, h * w + self.num_first, self.settings.width))
-      return table if laws.has_first_positions else table.at[:, :self.num_first].set(0.)
+      table = table if laws.has_first_positions else table.at[:, :self.num_first].set(0.)
+      return labelled(table, (None, 'tokens', None))
     row_key, column_key = jax.random.split(key)
     half = self.settings.width // 2
-    return {'row': laws.positions(row_key, (h, half)), 'column': laws.positions(column_key, (w, half))}
+    return {'row': labelled(laws.positions(row_key, (h, half)), ('tokens', None)),
+            'column': labelled(laws.positions(column_key, (w, half)), ('tokens', None))}
 
   def of_patches(self, table: PyTree | None, grid: tuple[int, int]) -> Array:
     """Positions `[N, D]` f32 of the patch tokens of `grid`; tables are resized if it is another one.
@@ -268,7 +271,7 @@ def in_attention(kind: Positions, query: Array, key: Array, positions: Array | N
     key: `[B, M, A, K]`, same dtype.
     positions: those of the tokens, as `PositionEmbedding.of_sequence` returns them, where blocks get some.
     num_patches: N that relative positions are made for.
-    param: makes a parameter of the attention module from `(name, initializer, shape)`.
+    param: makes a parameter of the attention module from `(name, initializer, shape, axes)`.
     law: by which relative positions start.
     mixed_base: of learned frequencies, see `mixed_frequencies`; 0 = positions are rows of `rotation`.
 
@@ -277,13 +280,13 @@ def in_attention(kind: Positions, query: Array, key: Array, positions: Array | N
   """
   if mixed_base:
     heads, width = query.shape[2:]
-    frequencies = param('frequencies', mixed_frequencies(mixed_base), (2, heads, width // 2))
+    frequencies = param('frequencies', mixed_frequencies(mixed_base), (2, heads, width // 2), (None, 'heads', 'head'))
     positions = None if positions is None else turns(positions, frequencies)
   match kind:
     case Positions.ROTARY2D | Positions.LEARNED_ROTARY2D if positions is not None:  # None: parameters are being made
       return rotated(query, positions), rotated(key, positions), None
     case Positions.RELATIVE:
-      table = param('relative', law, (2 * num_patches - 1, *query.shape[2:]))
+      table = param('relative', law, (2 * num_patches - 1, *query.shape[2:]), ('tokens', 'heads', 'head'))
       return query, key, relative_logits(query, table.astype(query.dtype))
     case _:
       return query, key, None

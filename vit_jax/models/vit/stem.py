@@ -97,8 +97,8 @@ class Stem:
 
   @property
   def _patches(self) -> Dense:
-    return Dense(features=(self.width,), dtype=self.dtype, law=self.laws.patches, has_bias=self.has_bias,
-                 num_batch_dims=2, forms=self.forms)
+    return Dense(features=(self.width,), axes=('patch', 'patch', 'in', 'embed'), dtype=self.dtype,
+                 law=self.laws.patches, has_bias=self.has_bias, num_batch_dims=2, forms=self.forms)
 
   def _network(self, *, train: bool) -> nn.Module | None:
     match self.settings:

@@ -43,12 +43,15 @@ import numpy as np
 
 from vit_jax.config import check, schema
 from vit_jax.config.schema import Positions, PositionsAt, layers
+from vit_jax.core.axes import labelled
 from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import constrain_batch, split_key
 from vit_jax.core.types import Array, Features, Key, Params, PyTree
 from vit_jax.models import stack
 from vit_jax.models.layers import applied, dropout, initial
 from vit_jax.models.vit.parts import Parts
+
+TOKENS = (None, 'tokens', None)  # logical axes of learned tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,11 +82,11 @@ class ViT:
       if is_used:
         params[name] = initial(self._parts.norm, keys['norm'], jnp.zeros((1, s.width)))  # ones and zeros
     if s.pool.has_class_token:
-      params['cls'] = laws.cls(keys['cls'], (1, 1, s.width))
+      params['cls'] = labelled(laws.cls(keys['cls'], (1, 1, s.width)), TOKENS)
     if s.distilled:
-      params['dist'] = laws.dist(keys['dist'], (1, 1, s.width))
+      params['dist'] = labelled(laws.dist(keys['dist'], (1, 1, s.width)), TOKENS)
     if s.registers:
-      params['registers'] = laws.registers(keys['registers'], (1, s.registers, s.width))
+      params['registers'] = labelled(laws.registers(keys['registers'], (1, s.registers, s.width)), TOKENS)
     if s.pool.is_attention:
       params['pool'] = self._parts.pooling.init(keys['pool'], s.width)
     if s.positions.is_learned and s.positions_at is PositionsAt.LAYERS:

@@ -10,15 +10,11 @@ from jax.sharding import AbstractDevice, AbstractMesh, Mesh, PartitionSpec
 
 from vit_jax.config import durations, schema
 from vit_jax.core import trees
+from vit_jax.core.axes import Axes
 from vit_jax.core.types import PyTree
-from vit_jax.models.vit import rules as vit_rules
-from vit_jax.objectives import mae
 from vit_jax.optim import optimizers
 from vit_jax.parallel import mesh as meshes
-from vit_jax.parallel import rules
-
-TABLE: tuple[rules.Rule, ...] = (
-    ('backbone/blocks/mlp/up/kernel', (None, 'fsdp', 'tensor')), ('.*/bias', ()), ('head/kernel', ('fsdp', 'tensor')))
+from vit_jax.parallel import sharding
 
 
 def leaf(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
@@ -27,6 +23,9 @@ def leaf(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
 
 PARAMS = {'backbone': {'blocks': {'mlp': {'up': {'kernel': leaf(3, 64, 256), 'bias': leaf(3, 256)}}}},
           'head': {'kernel': leaf(64, 10), 'bias': leaf(10)}}
+AXES = {'backbone': {'blocks': {'mlp': {'up': {'kernel': Axes(('layers', 'embed', 'mlp')),
+                                               'bias': Axes(('layers', 'embed'))}}}},
+        'head': {'kernel': Axes(('embed', 'classes')), 'bias': Axes(('embed',))}}
 UP, HEAD, WHOLE = PartitionSpec(None, 'fsdp', 'tensor'), PartitionSpec('fsdp', 'tensor'), PartitionSpec()
 
 
@@ -36,7 +35,7 @@ def mesh() -> Mesh:
 
 
 def follow(tree: PyTree, mesh: Mesh) -> PyTree:
-  return rules.follow_specs(tree, PARAMS, rules.param_specs(PARAMS, TABLE, mesh))
+  return sharding.follow_specs(tree, PARAMS, sharding.param_specs(PARAMS, AXES, mesh))
 
 
 def only(path: str, value: Any) -> PyTree:
@@ -47,7 +46,7 @@ def only(path: str, value: Any) -> PyTree:
 
 
 def test_averages_teachers_and_moments_lie_as_their_parameters_however_deep(mesh: Mesh) -> None:
-  specs = rules.param_specs(PARAMS, TABLE, mesh)
+  specs = sharding.param_specs(PARAMS, AXES, mesh)
   assert specs['backbone']['blocks']['mlp']['up']['kernel'] == UP and specs['head']['kernel'] == HEAD
   for tree in ({'ema': PARAMS}, {'inner': {'teacher': PARAMS}, 'ema': PARAMS}, [(PARAMS, {'mu': PARAMS})]):
     found = follow(tree, mesh)
@@ -104,21 +103,25 @@ def test_no_optimizer_keeps_more_whole_than_the_parameters_do(mesh: Mesh, kind: 
   lengths = durations.Lengths(num_examples=1000, batch_size=8, total_steps=100)
   optimizer = optimizers.build(KINDS[kind], lambda step: jnp.asarray(.1), lengths=lengths)
   state = jax.eval_shape(optimizer.init, PARAMS)
-  specs = trees.flatten(rules.shardings(
-      rules.follow_specs(state, PARAMS, rules.param_specs(PARAMS, TABLE, mesh)), mesh))
+  specs = trees.flatten(sharding.shardings(
+      sharding.follow_specs(state, PARAMS, sharding.param_specs(PARAMS, AXES, mesh)), mesh))
   whole = {name for name, x in trees.flatten(state).items() if specs[name].is_fully_replicated and x.size > 3}
   assert all(name.endswith('bias') for name in whole), whole
   assert any(not sharding.is_fully_replicated for sharding in specs.values())
 
 
 def test_bytes_of_a_device_are_those_of_its_shards(mesh: Mesh) -> None:
-  specs = rules.param_specs(PARAMS, TABLE, mesh)
-  assert rules.bytes_per_device(PARAMS, specs, mesh) == 4 * (3 * 16 * 128 + 3 * 256 + 16 * 5 + 10)
+  specs = sharding.param_specs(PARAMS, AXES, mesh)
+  assert sharding.bytes_per_device(PARAMS, specs, mesh) == 4 * (3 * 16 * 128 + 3 * 256 + 16 * 5 + 10)
 
 
-HEADS: tuple[rules.Rule, ...] = (('kernel', (None, 'fsdp', 'tensor', None), (None, None, ('tensor', 'fsdp'), None)),)
+QUERY, OUT = ('layers', 'embed', 'heads', 'head'), ('layers', 'heads', 'head', 'embed')
 BY_WIDTH, BY_HEADS = PartitionSpec(None, 'fsdp', None, None), PartitionSpec(None, None, 'fsdp', None)
 BY_BOTH = PartitionSpec(None, 'fsdp', 'tensor', None)
+
+
+def tpu(kind: str, *shape: int, platform: str = 'tpu') -> Any:
+  return AbstractMesh(shape, meshes.AXES, abstract_device=AbstractDevice(kind, None, platform))
 
 
 @pytest.mark.parametrize(('platform', 'fsdp', 'tensor', 'shape', 'spec'), [
@@ -133,11 +136,17 @@ BY_BOTH = PartitionSpec(None, 'fsdp', 'tensor', None)
     ('gpu', 16, 1, (24, 1024, 16, 64), BY_WIDTH), ('cpu', 16, 1, (24, 1024, 16, 64), BY_WIDTH)])
 def test_heads_are_split_where_shards_of_the_width_would_be_narrower_than_a_tile_of_a_tpu(
     platform: str, fsdp: int, tensor: int, shape: tuple[int, ...], spec: PartitionSpec) -> None:
-  mesh = AbstractMesh((1, fsdp, tensor), meshes.AXES, abstract_device=AbstractDevice('any', None, platform))
-  found = rules.param_specs({'kernel': leaf(*shape)}, HEADS, mesh)['kernel']  # type: ignore[arg-type]
+  mesh = tpu('any', 1, fsdp, tensor, platform=platform)
+  found = sharding.param_specs({'kernel': leaf(*shape)}, {'kernel': Axes(QUERY)}, mesh)['kernel']
   assert found == spec
-  moment = rules.follow_specs({'mu': {'kernel': leaf(*shape)}}, {'kernel': leaf(*shape)}, {'kernel': found})
+  moment = sharding.follow_specs({'mu': {'kernel': leaf(*shape)}}, {'kernel': leaf(*shape)}, {'kernel': found})
   assert moment['mu']['kernel'] == spec
+
+
+def test_without_gradients_a_tpu_has_no_reason_for_another_choice() -> None:
+  params, axes = {'kernel': leaf(24, 1024, 16, 64)}, {'kernel': Axes(QUERY)}
+  found = sharding.param_specs(params, axes, tpu('TPU v3', 1, 16, 1), differentiated=False)
+  assert found['kernel'] == BY_WIDTH
 
 
 @pytest.mark.parametrize(('kind', 'fsdp', 'is_second'), [
@@ -145,13 +154,12 @@ def test_heads_are_split_where_shards_of_the_width_would_be_narrower_than_a_tile
     ('v3', 32, False)])  # 32 devices do not divide 16 heads
 def test_kernels_of_attention_are_split_by_heads_where_a_tpu_scatters_rows_only(kind: str, fsdp: int,
                                                                                 is_second: bool) -> None:
-  mesh = AbstractMesh((2, fsdp, 1), meshes.AXES, abstract_device=AbstractDevice(kind, None, 'tpu'))
-  table = [rule for rule in vit_rules.ALL if 'kernel' in rule[0] and 'stem' not in rule[0]]
-  shapes = {'attn/query': (24, 4096, 16, 64), 'attn/out': (24, 16, 64, 4096), 'mlp/up': (24, 4096, 1024),
-            'mlp/down': (24, 1024, 4096)}
-  found = rules.param_specs({f'backbone/blocks/{name}/kernel': leaf(*shape) for name, shape in shapes.items()}, table,
-                            mesh)  # type: ignore[arg-type]
-  places = {name.split('/')[-2]: list(spec).index('fsdp') if 'fsdp' in spec else None for name, spec in found.items()}
+  kernels = {'query': (QUERY, (24, 4096, 16, 64)), 'out': (OUT, (24, 16, 64, 4096)),
+             'up': (('layers', 'embed', 'mlp'), (24, 4096, 1024)),
+             'down': (('layers', 'mlp', 'embed'), (24, 1024, 4096))}
+  found = sharding.param_specs({name: leaf(*shape) for name, (_, shape) in kernels.items()},
+                               {name: Axes(names) for name, (names, _) in kernels.items()}, tpu(kind, 2, fsdp, 1))
+  places = {name: list(spec).index('fsdp') if 'fsdp' in spec else None for name, spec in found.items()}
   if fsdp == 1:
     assert set(places.values()) == {None}
   else:
@@ -160,7 +168,22 @@ def test_kernels_of_attention_are_split_by_heads_where_a_tpu_scatters_rows_only(
     assert places == ({'query': 2, 'out': 1, 'up': 1, 'down': 1} if is_second else {**by_width, 'down': down})
 
 
-def test_query_key_and_value_of_every_network_have_a_second_spec() -> None:
-  tables = (*vit_rules.ALL, *mae.RULES)
-  kernels = [rule for rule in tables if 'query|key|value' in rule[0] and rule[0].endswith('kernel')]
-  assert len(kernels) == 2 and all(rule[1:] == HEADS[0][1:] for rule in kernels)
+def test_fsdp_splits_matrices_and_no_vectors(mesh: Mesh) -> None:
+  axes = {'norm': Axes(('layers', 'embed')), 'bias': Axes(('layers', 'heads', 'head')), 'conv': Axes(('out',)),
+          'kernel': Axes(('patch', 'patch', 'in', 'out'))}
+  shapes = {'norm': leaf(3, 64), 'bias': leaf(3, 4, 16), 'conv': leaf(64), 'kernel': leaf(3, 3, 8, 64)}
+  assert {name: tuple(spec) for name, spec in sharding.param_specs(shapes, axes, mesh).items()} == {
+      'norm': (), 'bias': (None, 'tensor', None), 'conv': (), 'kernel': (None, None, None, 'fsdp')}
+
+
+@pytest.mark.parametrize(('names', 'said'), [
+    (None, '  head/kernel: expected logical axes, got none.'),
+    (('embbed', 'classes'), "got 'embbed'. Did you mean 'embed'?"),
+    (('embed', 'out'), "  head/kernel: expected axes that different axes of the mesh split, got ('embed', 'out')"),
+    (('bias:0', 'classes'), "head/kernel: expected the axis of a parameter, got 'bias:0', which does not exist.")])
+def test_a_parameter_without_axes_or_with_an_unknown_one_is_refused_with_its_path(
+    mesh: Mesh, names: Any, said: str) -> None:
+  axes = {**AXES, 'head': {'kernel': Axes(names), 'bias': Axes(('embed',))}}
+  with pytest.raises(ValueError) as error:
+    sharding.param_specs(PARAMS, axes, mesh)
+  assert said in str(error.value) and 'head/bias' not in str(error.value)

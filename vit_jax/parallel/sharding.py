@@ -1,0 +1,224 @@
+"""Where every parameter lies on the mesh, from the logical axes that are stated where it is created (`core/axes.py`).
+
+`SPLIT_BY` maps logical axes to axes of the mesh: Megatron's split of attention and MLP over `tensor`, the other side of
+each matrix over `fsdp`. `fsdp` splits no vector. A parameter without axes and an axis that the table does not have are
+errors. Optimizer state, averages and teachers follow the parameter whose path they end in; besides, only counters,
+centers and running statistics, which are vectors, may be replicated.
+
+On TPUs `fsdp` may split another dimension of a kernel in a stack of blocks, that which `tensor` splits, as well
+(`ALSO_SPLIT`). It does so where that divides the kernel, for one of two reasons (both seen with libtpu 0.0.52):
+
+- `SCATTERS_ROWS_ONLY`: the compiler of v2 and v3 has no reduce-scatter along the axis that lies last in memory, which
+  is D for the kernels of attention and the second of the MLP. It sums the complete gradient over all devices instead,
+  and sends twice as much.
+- The first choice would cut a kernel `[D, A, K]` into shards of fewer than `LANES` entries of D. The compiler stores
+  the gradient with D as the last axis, which the hardware holds in tiles of `LANES`; if a shard is narrower, it stores
+  it with K last, and the product that makes the gradient takes up to twice as long.
+
+Both concern gradients. The layout of a run on devices is not part of its checkpoint.
+"""
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from vit_jax.core import trees
+from vit_jax.core.axes import LAYERS, Names, resolved
+from vit_jax.core.types import PyTree
+
+Split = tuple[str | tuple[str, ...] | None, ...]
+"""The mesh axes that split each dimension."""
+
+SPLIT_BY: dict[str, str | None] = {
+    LAYERS: None,          # L, the stack of blocks
+    'embed': 'fsdp',       # D, the width between layers, as a side of a matrix
+    'out': 'fsdp',         # outputs of a convolution, and of other matrices that `ALSO_SPLIT` leaves alone
+    'vocabulary': 'fsdp',  # V of a text tower
+    'heads': 'tensor',     # A
+    'mlp': 'tensor',       # F, the hidden width of an MLP
+    'classes': 'tensor',   # C: classes, prototypes, dimensions of a joint space of images and texts
+    'features': 'tensor',  # D of the embeddings of a vocabulary
+    'head': None,          # K, the width of a head
+    'in': None,            # inputs of a convolution
+    'patch': None,         # a side of a patch or of the kernel of a convolution
+    'tokens': None,        # positions, registers
+    'rank': None,          # of a low-rank adapter
+}
+"""The mesh axis that splits each logical axis; None = it is not split."""
+ALSO_SPLIT: dict[Names, str] = {
+    (LAYERS, 'embed', 'heads', 'head'): 'heads',
+    (LAYERS, 'heads', 'head', 'embed'): 'heads',
+    (LAYERS, 'mlp', 'embed'): 'mlp',
+}
+"""The dimension that `fsdp` splits instead, beside `tensor`, where a TPU has a reason for it."""
+LANES = 128
+"""Entries of the last axis in one tile of a TPU."""
+SCATTERS_ROWS_ONLY = ('v2', 'v3')
+"""TPUs that scatter a sum only along an axis that is not the last one in memory."""
+TILE_ROWS = 8
+"""Rows of one tile of a TPU: a shard of other numbers of rows is padded before it is sent (libtpu 0.0.52)."""
+MOST_REPLICATED_BYTES = 2**20  # four times the center of DINO's 65,536 outputs
+
+FROZEN = 'frozen'
+"""Part of `extra` with parameters that are not trained; they are laid out as the trained ones are."""
+TRAINED = 'trained'
+"""Part of `extra` that never changes, such as a teacher of another shape; it may be replicated."""
+
+
+def with_frozen(params: PyTree, extra: PyTree) -> PyTree:
+  """The parameters, trained and not: those of `params` and those below `FROZEN` anywhere in `extra`."""
+  leaves = trees.flatten(params)
+  for name, leaf in trees.flatten(extra).items():
+    _, is_frozen, rest = f'/{name}'.partition(f'/{FROZEN}/')
+    leaves |= {rest: leaf} if is_frozen else {}
+  return trees.unflatten(leaves) if len(leaves) > len(trees.flatten(params)) else params
+
+
+def param_specs(params: PyTree, axes: PyTree, mesh: Mesh, *, differentiated: bool = True) -> PyTree:
+  """A PartitionSpec for every parameter.
+
+  A mesh axis that does not divide its dimension is left out: that dimension is not split.
+
+  Args:
+    params: arrays or their shapes.
+    axes: a tree with the `Axes` of each parameter at its path, as `core.axes.trace` returns them.
+    mesh: of devices, or abstract.
+    differentiated: whether the parameters get gradients. Without them a TPU has no reason for another choice.
+
+  Raises:
+    ValueError: lists the parameters without axes, and those with an axis that `SPLIT_BY` does not have.
+  """
+  named = {path: found.names for path, found in resolved(axes).items()}
+  problems = [problem for path in trees.flatten(params) for problem in _problems(path, named.get(path))]
+  if problems:
+    raise ValueError('Every parameter needs its logical axes, which decide how it is sharded:\n' + '\n'.join(problems)
+                     + '\nCreate it with models.layers.param(..., axes), or with core.axes.labelled(value, axes).')
+  device = mesh.abstract_mesh.abstract_device
+  has_lanes = differentiated and device is not None and device.platform == 'tpu'
+
+  def spec(path: str, leaf: Any) -> PartitionSpec:
+    names = named[path] or ()
+    return _fit(_chosen(names, leaf.shape, mesh) if has_lanes else _split(names), leaf.shape, mesh)
+
+  return trees.map_named(spec, params)
+
+
+def _problems(path: str, names: Names | None) -> Iterator[str]:
+  if names is None:
+    yield f'  {path}: expected logical axes, got none.'
+  for name in names or ():
+    if name is not None and name not in SPLIT_BY:
+      near = difflib.get_close_matches(name, SPLIT_BY, 1)
+      yield (f'  {path}: expected one of {", ".join(SPLIT_BY)}, got {name!r}.'
+             + (f' Did you mean {near[0]!r}?' if near else ''))
+      return
+  split = [axis for axis in _split(names or ()) if axis]
+  if len(split) > len(set(split)):
+    yield f'  {path}: expected axes that different axes of the mesh split, got {names}, split by {split}.'
+
+
+def _split(names: Names) -> Split:
+  """The mesh axes for these logical axes."""
+  is_vector = len([name for name in names if name != LAYERS]) < 2
+  split = tuple(None if name is None else SPLIT_BY[name] for name in names)
+  return tuple(None if is_vector and axis == 'fsdp' else axis for axis in split)
+
+
+def _chosen(names: Names, shape: tuple[int, ...], mesh: Mesh) -> Split:
+  """The mesh axes on a TPU: those of `ALSO_SPLIT`, if they divide `shape` and there is a reason for them."""
+  first, also = _split(names), ALSO_SPLIT.get(names)
+  if also is None or mesh.shape['fsdp'] == 1:
+    return first
+  second = tuple(('tensor', 'fsdp') if name == also else None for name in names)
+  is_narrow = shape[first.index('fsdp')] < LANES * mesh.shape['fsdp'] and first[-1] != 'fsdp'
+  device = mesh.abstract_mesh.abstract_device
+  has_reason = is_narrow or (device is not None and device.device_kind.lower().endswith(SCATTERS_ROWS_ONLY))
+  is_divided = all(size % _places(axes, mesh) == 0 for axes, size in zip(second, shape, strict=True))
+  return second if has_reason and is_divided else first
+
+
+def _places(axes: str | tuple[str, ...] | None, mesh: Mesh) -> int:
+  """The number of shards along a dimension that these mesh axes split."""
+  return math.prod(mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes or ()))
+
+
+def _fit(axes: Split, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
+  fitting = [_used(one, mesh) if size % _places(one, mesh) == 0 else None
+             for one, size in zip(axes, shape, strict=True)]
+  return PartitionSpec(*fitting) if any(axes) else PartitionSpec()
+
+
+def _used(axes: str | tuple[str, ...] | None, mesh: Mesh) -> str | tuple[str, ...] | None:
+  """The mesh axes that split a dimension, without those of size 1; None for no axis."""
+  found = tuple(axis for axis in ((axes,) if isinstance(axes, str) else axes or ()) if mesh.shape[axis] > 1)
+  return found if len(found) > 1 else found[0] if found else None
+
+
+def follow_specs(tree: PyTree, params: PyTree, specs: PyTree) -> PyTree:
+  """Specs for optimizer state or `extra`.
+
+  A leaf whose path ends in a parameter's path takes that parameter's spec, if it has its shape, or that shape
+  without one axis (factored moments). Anything else (counters, centers, running statistics) is replicated, if
+  it is small or below the key `TRAINED`.
+
+  Raises:
+    ValueError: lists every other leaf that is no scalar or vector (one for each layer, if stacked), or a large one.
+  """
+  by_name = {name: (leaf.shape, spec) for (name, leaf), spec in zip(
+      trees.flatten(params).items(),
+      jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec)), strict=True)}
+  stray: list[str] = []
+
+  def follow(name: str, leaf: Any) -> PartitionSpec:
+    parts = name.split('/')
+    candidates = [by_name[ending] for i in range(len(parts)) if (ending := '/'.join(parts[i:])) in by_name]
+    for shape, spec in candidates:
+      if (found := _drop_axis(spec, shape, leaf.shape)) is not None:
+        return found
+    if TRAINED not in parts and not _is_small(name, leaf):
+      of = f', where the parameter is {list(candidates[0][0])}' if candidates else ''
+      stray.append(f'  {name} {leaf.dtype}{list(leaf.shape)}{of}')
+    return PartitionSpec()
+
+  found = trees.map_named(follow, tree)
+  if stray:
+    raise ValueError('These leaves follow no parameter, and are too large to be replicated:\n' + '\n'.join(stray)
+                     + "\nExpected paths that end in a parameter's path, with its shape; else scalars, vectors of at "
+                     f'most {MOST_REPLICATED_BYTES:,} bytes, or constants below the key {TRAINED!r}.')
+  return found
+
+
+def _drop_axis(spec: PartitionSpec, shape: tuple[int, ...], target: tuple[int, ...]) -> PartitionSpec | None:
+  """The spec of a parameter for a leaf of its shape, or of that shape without one axis; None for other shapes."""
+  if target == shape:
+    return spec
+  axes = [*spec, *[None] * (len(shape) - len(spec))]
+  for i in range(len(shape)):
+    if target == shape[:i] + shape[i + 1:]:
+      return PartitionSpec(*axes[:i], *axes[i + 1:])
+  return None
+
+
+def _is_small(name: str, leaf: Any) -> bool:
+  of_a_layer = leaf.shape[1:] if trees.is_stacked(name) else leaf.shape
+  return sum(size > 1 for size in of_a_layer) <= 1 and trees.num_bytes(leaf) <= MOST_REPLICATED_BYTES
+
+
+def shardings(specs: PyTree, mesh: Mesh) -> PyTree:
+  """NamedSharding for each PartitionSpec."""
+  return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs,
+                      is_leaf=lambda x: isinstance(x, PartitionSpec))
+
+
+def bytes_per_device(tree: PyTree, specs: PyTree, mesh: Mesh) -> int:
+  """Bytes that one device holds of a tree laid out by `specs`."""
+  placed = shardings(specs, mesh)
+  sizes = jax.tree.map(lambda x, s: int(np.prod(s.shard_shape(x.shape), dtype=np.int64)) * x.dtype.itemsize,
+                       tree, placed)
+  return sum(jax.tree.leaves(sizes))
