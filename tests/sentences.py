@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[1] / 'vit_jax'
 VERBS = """
-    Adds Advances Answers Appends Applies Averages Blends Builds Calls Changes Checks Chooses Classifies Clears
+    Adds Advances Answers Appends Applies Averages Blends Builds Calls Changes Checks Chooses Classifies Clears Clips
     Closes Compares Compiles Computes Constrains Converts Copies Counts Creates Declares Decodes Describes Discards
     Divides Does Downloads Draws Encodes Ends Equalizes Erases Evaluates Executes Exports Fills Finds Fine-tunes
     Fits Formats Gathers Holds Imports Inspects Inverts Joins Keeps Labels Lists Loads Locks Logs Makes Maps Marks

@@ -17,7 +17,7 @@ from vit_jax.data.sources import opening
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = blocks.PAGES
-OWN = ('add_an_evaluator', 'add_an_objective', 'add_a_source')
+OWN = ('add_an_evaluator', 'add_an_objective', 'add_an_optimizer', 'add_a_source')
 """Guides to code in a person's own files."""
 LINK = re.compile(r'\[[^]]*\]\(([^)\s]+)\)|(?:src|href)="([^"]+)"')
 CODE = re.compile(r'^ *```[^\n]*\n(.*?)^ *```|`([^`\n]+)`', re.M | re.S)

@@ -14,7 +14,6 @@ from vit_jax import commands
 from vit_jax.config import check, durations, schema
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import check as places
-from vit_jax.jobs import manifest as manifests
 from vit_jax.record import storage
 
 PROGRAMS = ('vit_jax.main', 'vit-jax')
@@ -43,7 +42,7 @@ def run(config: schema.Config | None, *, line: str, topology: str, slices: int, 
     raise UserError('--config: expected one of --config, --line and --manifest, got none or several. See vit-jax check '
                     '--help.')
   if manifest:
-    line, topology, slices = manifests.read(manifest)
+    line, topology, slices = places.read_manifest(manifest)
     elsewhere = True
   job, subject = 'train', cast('schema.Config | schema.Study | None', config)
   if line:

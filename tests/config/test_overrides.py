@@ -76,8 +76,8 @@ def test_the_new_part_has_the_defaults_of_its_name(override: str, path: str, exp
 
 @pytest.mark.parametrize(('override', 'message'), [
     ('optimizer=sgdd',
-     "config.optimizer: expected adamw, adam, adafactor, lamb, lars, lion, rmsprop, sgd, got 'sgdd'. Did "
-     'you mean sgd?'),
+     "config.optimizer: expected adamw, adam, adafactor, lamb, lars, lion, rmsprop, sgd, or MODULE:CLASS of your "
+     "own, got 'sgdd'. Did you mean sgd?"),
     ('model=S/0', 'config.model: expected SIZE/PATCH such as B/16, with SIZE one of'),
     ('model=huge', 'config.model: expected vit, resnet, mixer, efficientnet'),
     ('head=linear', "config.head: expected default, got 'linear'."),

@@ -2,14 +2,17 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
+import pickle
+import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 
 from vit_jax.config import check, files, json_files, overrides, parts, schema
-from vit_jax.core import implementation
+from vit_jax.core import failures, implementation
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import settings
 
@@ -163,3 +166,25 @@ def test_the_base_of_own_types_is_no_type_to_choose() -> None:
   assert parts.base(schema.Eval) is schema.Evaluation and 'evaluation' not in parts.kinds(schema.Eval)
   with pytest.raises(UserError, match='expected supervised, mae, .*, or MODULE:CLASS of your own, got'):
     parts.by_name(declared['objective'], 'objectivesettings', None)
+
+
+def test_child_processes_find_the_same_modules(config: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.chdir('/')
+  found = files.load(str(config), [])
+  code = 'import sys, pickle; from vit_jax.core import implementation; print(pickle.load(sys.stdin.buffer).objective)'
+  done = subprocess.run([sys.executable, '-c', code], input=pickle.dumps(found), capture_output=True,
+                        env=implementation.environment(os.environ))
+  assert done.stdout.decode().startswith('Turn(turns=4'), done.stderr.decode()
+
+
+def test_an_exception_in_own_code_is_an_error_of_the_user(config: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'turning.py').write_text(f'{MODULE}\ndef fail():\n  return {{}}["x"]\n')
+  files.load(str(config), [])
+  with pytest.raises(KeyError) as error:
+    sys.modules['turning'].fail()
+  failure = failures.explain(error.value, ['train'], {'XDG_STATE_HOME': str(tmp_path)})
+  number = len(MODULE.splitlines()) + 3
+  assert failure.status == 2 and failure.message.startswith(
+      f"error: {tmp_path}/turning.py, line {number}, in fail: expected code that runs, got KeyError: 'x'.\n    return ")
+  assert 'report' not in failure.message and 'holds the traceback' in failure.message
+  assert list((tmp_path / 'vit_jax').glob('failure-*.txt'))

@@ -96,7 +96,7 @@ def test_the_randomness_of_an_example_is_that_of_its_position_in_the_run() -> No
   batches = [make(number) for number in range(5)]
   positions = [4 * number + row for number in range(5) for row in (2, 3)]
   drawn = np.concatenate([batch['drawn'] for batch in batches]).tolist()
-  assert drawn == [order.example_rng(5, position).random() for position in positions] and len(set(drawn)) == 10
+  assert drawn == [order.ExampleRngs(5).at(position).random() for position in positions] and len(set(drawn)) == 10
   np.testing.assert_array_equal(np.concatenate([batch['record'] for batch in batches]), visit(np.array(positions)))
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from tests.data.images import encode, random_image
 from vit_jax.config import schema
-from vit_jax.data.files import array_file, listing
+from vit_jax.data.files import listing
 from vit_jax.data.sources import folder, splits
 
 LONG_AGO_S = 1e9
@@ -168,9 +168,9 @@ def test_an_array_file_returns_what_was_written(tmp_path: pathlib.Path, monkeypa
   if not has_shared_memory:
     monkeypatch.delattr(os, 'memfd_create', raising=False)
   arrays = {'a': np.arange(5, dtype=np.uint8), 'none': np.zeros(0, np.int64), 'b': np.array([1.5, -2.])}
-  made, path = array_file.Arrays({'x': [1, 'é']}, arrays), tmp_path / 'new' / 'file'
-  array_file.write(made, path)
-  read, shared = array_file.read(path), array_file.share(made)
+  made, path = listing.Arrays({'x': [1, 'é']}, arrays), tmp_path / 'new' / 'file'
+  listing.write_arrays(made, path)
+  read, shared = listing.read_arrays(path), listing.share(made)
   for found in (read, shared, pickle.loads(pickle.dumps(read)), pickle.loads(pickle.dumps(shared))):
     assert found.notes == made.notes and [*found.arrays] == [*arrays]
     for name, array in found.arrays.items():

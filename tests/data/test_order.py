@@ -48,9 +48,9 @@ def test_the_order_is_the_one_of_the_first_version() -> None:
 
 
 def test_augmentation_follows_from_seed_and_position_alone() -> None:
-  draws = {(s, p): order.example_rng(s, p).random() for s in range(3) for p in range(3)}
+  draws = {(s, p): order.ExampleRngs(s).at(p).random() for s in range(3) for p in range(3)}
   assert len(set(draws.values())) == 9
-  assert order.example_rng(2, 1).random() == draws[2, 1]
+  assert order.ExampleRngs(2).at(1).random() == draws[2, 1]
 
 
 def test_repeated_examples_are_in_one_batch_and_never_neighbors() -> None:

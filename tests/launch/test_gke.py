@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import pytest
-from jobs.test_manifest import written
+from jobs.test_check import written
 from launch.machines import NOTE, ROOT, Machines
 
 XPK = ('--xpk', '--cluster=c', '--name=w', '--type=v5litepod-16', '--image=i')

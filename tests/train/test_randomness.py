@@ -147,7 +147,7 @@ def test_a_diagnosis_repeats_the_draws_of_its_step() -> None:
 
 
 def test_host_augmentation_draws_anew_for_every_position_and_seed() -> None:
-  drawn = [order.example_rng(seed, position).random() for seed in (0, 1) for position in range(100)]
+  drawn = [order.ExampleRngs(seed).at(position).random() for seed in (0, 1) for position in range(100)]
   assert len(set(drawn)) == 200
 
 

@@ -52,7 +52,7 @@ def of_dimensions(path: str, dimensions: Iterable[int]) -> Names:
 
 
 def trace(function: Callable[..., Any], *args: Any) -> tuple[PyTree, PyTree]:
-  """Traces a function that creates parameters; a later `jax.jit` of the same function finds this trace again.
+  """Returns shapes and axes of what a function creates; a later `jax.jit` of the function finds this trace again.
 
   Returns:
     The shapes and dtypes of its result, and a tree of the same structure with the `Axes` of each leaf.

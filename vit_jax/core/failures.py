@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import vit_jax
+from vit_jax.core import implementation
 from vit_jax.core.errors import UserError
 from vit_jax.core.os_errors import ADVICE, chain
 from vit_jax.core.redaction import redacted
@@ -58,12 +59,12 @@ def explain(error: BaseException, words: Sequence[str] = (), environ: Mapping[st
     environ: the process environment. `VIT_JAX_TRACEBACK=1` adds the traceback to every message.
 
   Returns:
-    2 with advice for errors of the user or of the machine, 130 for Ctrl-C, 141 for a closed standard output, and 70
-    with the path of a saved traceback for everything else.
+    2 with advice for errors of the user, of the user's own code or of the machine, 130 for Ctrl-C, 141 for a closed
+    standard output, and 70 with the path of a saved traceback for everything else.
   """
   found = _known(error)
   if environ.get(SHOW) in (None, '', '0'):
-    return found or _unforeseen(error, words, environ)
+    return found or _of_own_code(error, words, environ) or _unforeseen(error, words, environ)
   text = ''.join(traceback.format_exception(error))
   return Failure(found.status if found else UNFORESEEN, redacted(f'{text}{found.message if found else ""}'.rstrip()))
 
@@ -131,6 +132,18 @@ def drop_output() -> None:
     sys.stdout.flush()
   except OSError:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _of_own_code(error: BaseException, words: Sequence[str], environ: Mapping[str, str]) -> Failure | None:
+  """Returns the failure for an exception that passed through a user's own module; None for others."""
+  frames = [frame for frame in traceback.extract_tb(error.__traceback__) if implementation.is_persons(frame.filename)]
+  if not frames:
+    return None
+  last, place = frames[-1], save(report(error, words), environ)
+  where = f'{last.filename}, line {last.lineno}, in {last.name}'
+  advice = (f'{place} holds the traceback; ' if place else '') + f'{SHOW}=1 shows it here.'
+  return Failure(USER_ERROR, redacted(
+      f'error: {where}: expected code that runs, got {_first_line(error)}.\n    {last.line}\n{advice}'))
 
 
 def _unforeseen(error: BaseException, words: Sequence[str], environ: Mapping[str, str]) -> Failure:

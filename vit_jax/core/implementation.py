@@ -5,7 +5,7 @@ it is first used, so that a config can be read without JAX, and a run imports on
 class in a person's own file names that file, and works as the built-in ones do.
 
 Modules are found as Python finds them, then in the folders of the config files that were read, then in the current
-folder. Folders are appended to `sys.path`, which loader processes get too.
+folder. Folders are appended to `sys.path`, which loader processes get too; other processes get them by `environment`.
 """
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ import re
 import sys
 import traceback
 import types
+from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.core.errors import UserError
 
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 _NAME = re.compile(r'[^\W\d]\w*(\.[^\W\d]\w*)*')
+_FOLDERS = 'VIT_JAX_MODULES'
+"""Environment variable with the folders of the parent process."""
 _added: list[str] = []
 """Folders of configs, and the current one where a module was found in it: those that this module appended."""
 
@@ -93,6 +96,11 @@ def look_in(folder: str | os.PathLike[str]) -> None:
     _added.append(path)
 
 
+def environment(environ: Mapping[str, str]) -> dict[str, str]:
+  """Returns an environment in which child processes of this program find the same modules."""
+  return {**environ, _FOLDERS: os.pathsep.join(_added)}
+
+
 def is_own(kind: type) -> bool:
   """Returns whether a class is a person's own, and not one of this package."""
   return kind.__module__.partition('.')[0] != 'vit_jax'
@@ -120,3 +128,7 @@ def _located(name: str, error: Exception) -> UserError:
   lines = str(error.msg if isinstance(error, SyntaxError) else error).strip().splitlines()
   raised = f'{type(error).__name__}{": " + lines[0][:300] if lines else ""}'
   return UserError(f'{where}: expected a module that can be imported, got {raised}.')
+
+
+for _folder in filter(None, os.environ.get(_FOLDERS, '').split(os.pathsep)):
+  look_in(_folder)

@@ -10,9 +10,14 @@ the tests, requires orbax-checkpoint < 0.11.37, and this project >= 0.12; it has
 EfficientNet with a difference of at most 6e-7, but its MaxPool over NHWC windows made hybrids and BiT files that
 onnxruntime refuses ("Unsupported pooling size"). Its file of a small ViT had 388 nodes and tensors named `const_0`, …;
 this module writes 94 nodes, and tensors with the path names of the parameters.
+
+A side of a tensor that is unknown while the network is traced is a polynomial in the symbols of the trace, such as
+`batch`, or `rows*columns + 1`. The symbols are computed once from the shape of the input; a side is then arithmetic on
+them.
 """
 from __future__ import annotations
 
+import ast
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +27,6 @@ from jax.extend import core
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.export.sides import Sides
 
 INLINED = {'jit': 'jaxpr', 'remat2': 'jaxpr', 'checkpoint': 'jaxpr', 'closed_call': 'call_jaxpr',
            'core_call': 'call_jaxpr', 'custom_jvp_call': 'call_jaxpr', 'custom_vjp_call': 'call_jaxpr'}
@@ -35,6 +39,13 @@ MOVES: dict[str, Callable[[HostArray, Mapping[str, Any]], Any]] = {
     'slice': lambda x, s: x[tuple(map(slice, s['start_indices'], s['limit_indices'], s['strides'] or [None] * x.ndim))]}
 """Operations that only move elements: NumPy runs them on arrays at once, and jax would compile a program for each."""
 AS_IS = ('name', 'stop_gradient', 'copy', 'copy_p', 'optimization_barrier', 'sharding_constraint')
+Node = Callable[..., str]
+"""Adds a node with one result `[1]` i64: `(operation, *inputs, **settings)` to its name."""
+Tensor = Callable[[Any], str]
+"""Stores a tensor, and returns its name."""
+
+_OPERATIONS = {ast.Add: 'Add', ast.Sub: 'Sub', ast.Mult: 'Mul', ast.Pow: 'Pow'}
+_FUNCTIONS = {'floordiv': 'Div', 'mod': 'Mod', 'max': 'Max', 'min': 'Min'}
 
 
 class Value(NamedTuple):
@@ -57,6 +68,61 @@ class Rules(NamedTuple):
   same_name: Mapping[str, str]
   by_name: Mapping[str, Callable[..., list[Value]]]
   functions: Mapping[str, Callable[..., list[Value]]]
+
+
+class Sides:
+  """Computes sides of tensors in the graph; each expression has one node."""
+
+  def __init__(self, node: Node, tensor: Tensor) -> None:
+    self._node, self._tensor = node, tensor
+    self._known: dict[str, str] = {}
+
+  def read(self, name: str, shape: Sequence[Any], factors: Mapping[str, int]) -> None:
+    """Adds the nodes that compute each symbol from the shape of the input.
+
+    Args:
+      name: of the input.
+      shape: of the input; each symbol is a side of it, or a side is a multiple of a symbol.
+      factors: for each symbol, the multiple.
+    """
+    whole = self._node('Shape', name)
+    for symbol, factor in factors.items():
+      axis = next(i for i, side in enumerate(shape) if not isinstance(side, int) and symbol in str(side))
+      side = self._node('Gather', whole, self._number(axis), axis=0)
+      self._known[symbol] = side if factor == 1 else self._node('Div', side, self._number(factor))
+
+  def value(self, side: Any) -> str:
+    """Returns the name of a side as a value `[1]` i64."""
+    return self._number(side) if isinstance(side, int) else self._expression(
+        ast.parse(str(side).replace('^', '**'), mode='eval').body)
+
+  def shape(self, sides: Sequence[Any]) -> str:
+    """Returns the name of the sides as a value `[rank]` i64."""
+    if all(isinstance(side, int) for side in sides):
+      return self._tensor(np.array(sides, np.int64))
+    return self._node('Concat', *map(self.value, sides), axis=0)
+
+  def _expression(self, one: ast.expr) -> str:
+    text = ast.unparse(one)
+    if text not in self._known:
+      self._known[text] = self._made(one)
+    return self._known[text]
+
+  def _made(self, one: ast.expr) -> str:
+    match one:
+      case ast.Constant(value=int(number)):
+        return self._number(number)
+      case ast.UnaryOp(op=ast.USub(), operand=operand):
+        return self._node('Neg', self._expression(operand))
+      case ast.BinOp(left=left, op=operation, right=right) if type(operation) in _OPERATIONS:
+        return self._node(_OPERATIONS[type(operation)], self._expression(left), self._expression(right))
+      case ast.Call(func=ast.Name(id=function), args=args) if function in _FUNCTIONS:
+        return self._node(_FUNCTIONS[function], *map(self._expression, args))
+    raise UserError(f'--to: expected sides of tensors made of the sides of the input, got {ast.unparse(one)}. Export '
+                    'this network as .stablehlo.')
+
+  def _number(self, number: int) -> str:
+    return self._tensor(np.array([number], np.int64))
 
 
 class Writer:

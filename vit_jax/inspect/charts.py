@@ -17,8 +17,8 @@ import numpy as np
 from markupsafe import Markup
 
 from vit_jax.core.types import HostArray
-from vit_jax.inspect import html_pages, ticks
-from vit_jax.inspect.figures import COLORS
+from vit_jax.inspect import html_pages
+from vit_jax.inspect.plotting import COLORS
 from vit_jax.inspect.sheets import shorten
 
 WIDTH = 440  # of a chart, in units of 1/12 of the height of its text
@@ -28,6 +28,54 @@ _MAX_POINTS = 600  # of a curve: more than the chart has pixels
 _DASHES = (('', 'solid'), ('6 3', 'dashed'), ('1.5 3', 'dotted'))
 """Of lines whose colors are used again, in the chart and in its legend."""
 _FEW = 40  # points, up to which each has a mark with its value
+_SUPERSCRIPTS = str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹')
+
+
+def linear_ticks(low: float, high: float, *, most: int = 6, whole: bool = False) -> list[float]:
+  """Returns at most `most` multiples of 1, 2, 2.5 or 5 times a power of ten between `low` and `high`.
+
+  Args:
+    low, high: the range, `low < high`.
+    most: number of ticks, at least 2.
+    whole: whole numbers only.
+  """
+  least = (high - low) / (most - 1)
+  power = 10. ** math.floor(math.log10(least))
+  steps = [factor * power for factor in (1., 2., 2.5, 5., 10.)]
+  step = next(step for step in steps if step >= least * (1 - 1e-9))
+  if whole:
+    step = max(1., next(step for step in steps if step >= least * (1 - 1e-9) and (step < 1 or step == round(step))))
+  first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+  return [number * step for number in range(first, last + 1)]
+
+
+def logarithmic_ticks(low: float, high: float, *, most: int = 6) -> list[float]:
+  """Returns at most `most` values between `low` and `high`: powers of ten, with round multiples if few.
+
+  Args:
+    low, high: the range, `0 < low < high`.
+    most: number of ticks, at least 2.
+  """
+  powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+  for factors, stride in (((1., 2., 5.), 1), ((1., 3.), 1), *(((1.,), stride) for stride in range(1, len(powers) + 1))):
+    found = [factor * 10. ** power for power in powers if power % stride == 0 for factor in factors]
+    inside = [tick for tick in found if low * (1 - 1e-9) <= tick <= high * (1 + 1e-9)]
+    if len(inside) <= most:
+      break
+  return inside if len(inside) > 1 else linear_ticks(low, high, most=most)
+
+
+def tick_text(value: float) -> str:
+  """Returns a tick as text: 0.25, 1,500, 20k, 3M, 2·10⁻⁵."""
+  size = abs(value)
+  if value and size < 1e-4:
+    power = math.floor(math.log10(size) + 1e-9)
+    factor = f'{value / 10. ** power:.3g}'
+    return f'{"" if factor == "1" else factor + "·"}10{str(power).translate(_SUPERSCRIPTS)}'
+  for unit, name in ((1e9, 'G'), (1e6, 'M'), (1e4, 'k')):
+    if size >= unit:
+      return f'{value / (1e3 if name == "k" else unit):.4g}{name}'
+  return f'{value:,.6g}'
 
 
 class Curve(NamedTuple):
@@ -56,9 +104,9 @@ class Span(NamedTuple):
 
   def ticks(self, *, whole: bool = False) -> list[tuple[float, str]]:
     """Returns positions and texts."""
-    found = (ticks.logarithmic(self.low, self.high) if self.is_log
-             else ticks.linear(self.low, self.high, whole=whole))
-    return [(self.at(value), ticks.text(value)) for value in found]
+    found = (logarithmic_ticks(self.low, self.high) if self.is_log
+             else linear_ticks(self.low, self.high, whole=whole))
+    return [(self.at(value), tick_text(value)) for value in found]
 
 
 def draw_curves(curves: Sequence[Curve], *, xlabel: str, ylabel: str, log: bool) -> Markup:
@@ -124,8 +172,8 @@ def draw_heat_map(values: HostArray, *, rows: Sequence[str], xlabel: str, unit: 
                   f'{rows[row]}, {xlabel} {column + 1}: {html_pages.format_value(float(value))}'))
   every = max(1, math.ceil((3 + len(str(values.shape[1]))) * _LETTER / width))
   return _draw('heat_map.svg', f'{unit} by {xlabel}', height=4 + len(rows) * side + 56, left=left, side=side,
-               width=width, rows=names, cells=cells, xlabel=xlabel, unit=unit, low=f'≤ {ticks.text(_rounded(10**low))}',
-               high=ticks.text(_rounded(10**high)), bottom=4 + len(rows) * side,
+               width=width, rows=names, cells=cells, xlabel=xlabel, unit=unit, low=f'≤ {tick_text(_rounded(10**low))}',
+               high=tick_text(_rounded(10**high)), bottom=4 + len(rows) * side,
                columns=[(left + (c + .5) * width, c + 1) for c in range(0, values.shape[1], every)])
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
   from matplotlib.axes import Axes
   from matplotlib.figure import Figure
 
-COLORS = ('#0a84c6', '#e0731d', '#159f78', '#c565a0', '#8c74d6', '#b08a00', '#56b4e9', '#d64545')
-"""Readable on white and on near-black: Okabe and Ito 2008, without black and yellow, blue first."""
 RECONSTRUCTION_COLUMNS = ('input', 'masked', 'prediction', 'prediction where masked')
 _MASKED = 128  # gray level of masked patches
 _DEPTHS = 'viridis'  # color map of lines by depth, and of tables
@@ -61,7 +59,7 @@ def heads_by_depth(values: Mapping[str, HostArray], *, ylabel: str, title: str, 
   with _canvas((5.2, 3.4)) as (figure, axes):
     ax = axes[0, 0]
     for number, (name, table) in enumerate(values.items()):
-      depth, color = np.arange(1, len(table) + 1), COLORS[number % len(COLORS)]
+      depth, color = np.arange(1, len(table) + 1), plotting.COLORS[number % len(plotting.COLORS)]
       ax.plot(np.repeat(depth, table.shape[1]), table.reshape(-1), 'o', color=color, markersize=3, alpha=.55,
               markeredgewidth=0)
       ax.plot(depth, table.mean(1), color=color, linewidth=1.4, label=name)
@@ -124,7 +122,7 @@ def scatter(points: HostArray, labels: Sequence[str], *, title: str) -> bytes:
     ax = axes[0, 0]
     for number, name in enumerate(names):
       own = np.array([label == name for label in labels])
-      ax.scatter(*points[own].T, s=16, color=COLORS[number % 8], marker='os^Dv*PX'[number // 8 % 8],
+      ax.scatter(*points[own].T, s=16, color=plotting.COLORS[number % 8], marker='os^Dv*PX'[number // 8 % 8],
                  label=sheets.shorten(name, 24), linewidths=0)
     ax.set_xticks([])
     ax.set_yticks([])
@@ -226,8 +224,8 @@ def _canvas(size: tuple[float, float], shape: tuple[int, int] = (1, 1), *,
 def _plot(ax: Axes, curves: Mapping[str, tuple[HostArray, HostArray]]) -> None:
   """Draws curves `(x [n], y [n])` by name, with markers if there are few points."""
   for number, (name, (x, y)) in enumerate(curves.items()):
-    ax.plot(x, y, color=COLORS[number % len(COLORS)], linewidth=1.4, label=name, marker='o' if len(x) < 40 else None,
-            markersize=3)
+    ax.plot(x, y, color=plotting.COLORS[number % len(plotting.COLORS)], linewidth=1.4, label=name,
+            marker='o' if len(x) < 40 else None, markersize=3)
 
 
 def _finish(ax: Axes, *, xlabel: str, ylabel: str, title: str, legend: bool) -> None:

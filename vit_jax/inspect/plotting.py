@@ -10,6 +10,9 @@ import functools
 import os
 from types import ModuleType
 
+COLORS = ('#0a84c6', '#e0731d', '#159f78', '#c565a0', '#8c74d6', '#b08a00', '#56b4e9', '#d64545')
+"""Readable on white and on near-black: Okabe and Ito 2008, without black and yellow, blue first."""
+
 
 @functools.cache
 def load() -> ModuleType:

@@ -28,7 +28,7 @@ class FactoredState(NamedTuple):
 
 
 def find_axes(name: str, shape: tuple[int, ...], least: int) -> tuple[int, int] | None:
-  """The second largest and the largest axis of a tensor, if both have at least `least` entries.
+  """Returns the second largest and the largest axis of a tensor, if both have at least `least` entries.
 
   The layers of a stacked leaf are no axis of its tensors. Of equal axes the later counts as larger.
   """
@@ -79,7 +79,7 @@ def scale_by_factored_rms(*, power: float, cap: float, eps: float, least: int) -
 
 def _update(axes: tuple[int, int] | None, g: Array, moments: tuple[Array, Array, Array], beta: Array,
             eps: float) -> tuple[Array, Array, Array, Array]:
-  """The scaled gradient and the new rows, columns and full statistics of one leaf."""
+  """Returns the scaled gradient and the new rows, columns and full statistics of one leaf."""
   rows, columns, full = moments
   square = jnp.square(g.astype(jnp.float32)) + eps
 
@@ -97,7 +97,9 @@ def _update(axes: tuple[int, int] | None, g: Array, moments: tuple[Array, Array,
 
 
 def adafactor(config: schema.Adafactor, **_: Any) -> optax.GradientTransformation:
-  """Scaling ViT, section 3.4: the factored second moment, then the mean `m <- b1 m + (1 - b1) u` of the updates.
+  """Returns Adafactor (Scaling ViT, section 3.4): the factored second moment, then a mean of the updates.
+
+  The mean is `m <- b1 m + (1 - b1) u`.
 
   The mean is not corrected for its start at zero, as the warm-up makes up for that.
   """

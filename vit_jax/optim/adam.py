@@ -14,12 +14,12 @@ from vit_jax.optim.momentum import Parts, chain
 
 
 def adamw(config: schema.AdamW | schema.Adam | schema.Lamb, **_: Any) -> optax.GradientTransformation:
-  """Loshchilov & Hutter 2019 (arXiv 1711.05101), Algorithm 2; the decay is applied later."""
+  """Returns AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101, Algorithm 2). The decay is applied later."""
   return scale_by_adam(config.b1, config.b2, config.eps, config.mu_dtype.value)
 
 
 def adam(config: schema.Adam, *, coupled: Parts, **_: Any) -> optax.GradientTransformation:
-  """Kingma & Ba 2015 (arXiv 1412.6980), Algorithm 1, of the loss plus `weight_decay / 2 * |w|^2`.
+  """Returns Adam (Kingma & Ba 2015, arXiv 1412.6980, Algorithm 1) of the loss plus `weight_decay / 2 * |w|^2`.
 
   Both moments include the gradient of the decay.
   """

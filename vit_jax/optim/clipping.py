@@ -56,7 +56,7 @@ def _tensor(name: str) -> str:
 
 
 def adaptive(ratio: float) -> optax.GradientTransformationExtraArgs:
-  """Adaptive gradient clipping, unit by unit (Brock et al. 2021, eq. 3).
+  """Clips gradients adaptively, unit by unit (Brock et al. 2021, eq. 3).
 
     g_i <- g_i * min(1, ratio * max(|w_i|, 1e-3) / |g_i|)
 

@@ -18,7 +18,7 @@ Until = Callable[[str], int]
 
 
 def until(rules: Sequence[schema.PathRule], steps: Callable[[str], int]) -> Until:
-  """How long the rules freeze each parameter; `steps` is from duration to steps."""
+  """Returns how long the rules freeze each parameter; `steps` maps a duration to steps."""
 
   def frozen_for(name: str) -> int:
     rule = masks.find_rule(name, rules)
@@ -28,7 +28,7 @@ def until(rules: Sequence[schema.PathRule], steps: Callable[[str], int]) -> Unti
 
 
 def silence(tree: PyTree, frozen_for: Until, step: Array) -> PyTree:
-  """Zero for the leaves that are frozen at this update."""
+  """Replaces the leaves that are frozen at this update by zeros."""
   def one(name: str, x: Array) -> Array:
     length = frozen_for(name)
     return jnp.where(step < length, jnp.zeros_like(x), x) if length else x
@@ -38,7 +38,7 @@ def silence(tree: PyTree, frozen_for: Until, step: Array) -> PyTree:
 
 def freeze(make: Callable[[], optax.GradientTransformation], frozen_for: Until, *, lengths: Sequence[int],
            total: int) -> list[optax.GradientTransformation]:
-  """An optimizer for each length of freezing, to be chained: each acts on its parameters alone.
+  """Returns an optimizer for each length of freezing, to be chained: each acts on its parameters alone.
 
   Its whole state stays as it is, counts included, while its parameters are frozen: they begin as at the start
   of a run. Parameters that are frozen for `total` updates or more have no state.
@@ -65,5 +65,5 @@ def _hold(inner: optax.GradientTransformation, length: int) -> optax.GradientTra
 
 
 def whole_norm(tree: PyTree) -> Array:
-  """Euclidean norm of a whole tree, f32."""
+  """Returns the Euclidean norm of a whole tree, f32."""
   return jnp.sqrt(sum((jnp.square(x.astype(jnp.float32)).sum() for x in jax.tree.leaves(tree)), jnp.zeros(())))

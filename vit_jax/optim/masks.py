@@ -11,17 +11,17 @@ from vit_jax.core.types import PyTree
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-  """Whether a whole path name matches one of `patterns` (`re.fullmatch`)."""
+  """Returns whether a whole path name matches one of `patterns` (`re.fullmatch`)."""
   return any(re.fullmatch(pattern, name) for pattern in patterns)
 
 
 def find_rule(name: str, rules: Sequence[schema.PathRule]) -> schema.PathRule | None:
-  """The first rule for a path name."""
+  """Returns the first rule for a path name."""
   return next((rule for rule in rules if re.fullmatch(rule.paths, name)), None)
 
 
 def mask(params: PyTree, patterns: Sequence[str], *, what: str) -> PyTree:
-  """True for each leaf whose whole path name matches one of `patterns`.
+  """Returns True for each leaf whose whole path name matches one of `patterns`.
 
   Args:
     params: any tree with the paths of the parameters.

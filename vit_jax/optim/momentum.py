@@ -21,23 +21,23 @@ Parts = Sequence[optax.GradientTransformation]
 
 
 def sgd(config: schema.Sgd, *, coupled: Parts, **_: Any) -> optax.GradientTransformation:
-  """SGD with momentum. `coupled` is the weight decay, which the schedule may apply instead."""
+  """Returns SGD with momentum. `coupled` is the weight decay, which the schedule may apply instead."""
   parts = coupled if config.decay_by is schema.DecayBy.GRADIENT else []
   return chain(*parts, keep_as(config.mu_dtype, 'trace', optax.trace(config.momentum)))
 
 
 def lion(config: schema.Lion, **_: Any) -> optax.GradientTransformation:
-  """Chen et al. 2023 (arXiv 2302.06675), Algorithm 2; the decay is applied later."""
+  """Returns Lion (Chen et al. 2023, arXiv 2302.06675, Algorithm 2). The decay is applied later."""
   return keep_as(config.mu_dtype, 'mu', optax.scale_by_lion(config.b1, config.b2))
 
 
 def chain(*parts: optax.GradientTransformation) -> optax.GradientTransformation:
-  """The parts one after the other."""
+  """Applies the parts one after the other."""
   return parts[0] if len(parts) == 1 else optax.chain(*parts)
 
 
 def hold(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-  """`inner`, whose state does not change where `ok` is false."""
+  """Returns `inner` with a state that does not change where `ok` is false."""
   inner = optax.with_extra_args_support(inner)
 
   def update(updates: PyTree, state: PyTree, params: PyTree | None = None, *, ok: Array | bool = True,

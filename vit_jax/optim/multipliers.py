@@ -20,7 +20,7 @@ BELOW = 'backbone/(stem/.*|stem_norm/.*|norm_before/.*|cls|dist|registers|positi
 
 
 def find_depth(params: PyTree) -> int:
-  """Number of transformer blocks.
+  """Returns the number of transformer blocks.
 
   Raises:
     UserError: if the backbone has none, so that there are no layers to count.
@@ -33,7 +33,7 @@ def find_depth(params: PyTree) -> int:
 
 
 def layer_factor(name: str, leaf: Array, *, decay: float, depth: int, groups: schema.LayerGroups) -> Array | float:
-  """`decay ** (depth + 1 - layer)` of a leaf: a number, or `[L, 1, …]` for the blocks.
+  """Returns `decay ** (depth + 1 - layer)` of a leaf: a number, or `[L, 1, …]` for the blocks.
 
   Layers as in MAE: what comes before the blocks is 0, block i is i + 1, the rest (last norm, head, and what is
   not of the backbone) depth + 1. In timm's grouping the last norm is with the last block, depth.
@@ -84,7 +84,7 @@ def add_decay(config: schema.Optimizer, lengths: Lengths, *, over: float) -> opt
 
 def _values(config: schema.Optimizer, lengths: Lengths,
             pick: Callable[[schema.PathRule], float | schema.Ramp]) -> Callable[[str], Schedule]:
-  """From a path name to the factor of its rule over the run."""
+  """Returns the factor of each rule over the run, by path name."""
   def value(name: str) -> Schedule:
     rule = masks.find_rule(name, config.rules)
     return schedules.ramp(pick(rule) if rule else 1., lengths=lengths)

@@ -28,7 +28,7 @@ Kind: TypeAlias = schema.AnyOptimizer
 
 
 def build(config: Kind, schedule: Schedule, *, lengths: Lengths) -> Optimizer:
-  """The optimizer of a config. What goes by path is checked when the state is made.
+  """Builds the optimizer of a config. What goes by path is checked when the state is made.
 
   In order: clip; moments and trust ratio, with coupled decay; decay by the learning rate; factors of layers and
   rules; decay by the schedule alone; the learning rate. Frozen leaves are silent before and after, so that the
@@ -79,7 +79,7 @@ def _clip(config: Kind) -> list[optax.GradientTransformation]:
 
 
 def _core(config: Kind, lengths: Lengths, schedule: Schedule) -> optax.GradientTransformation:
-  """From gradient to update, with the optimizer's state and the weight decay that is part of it."""
+  """Returns the transformation from gradient to update, with the weight decay that is part of it."""
   coupled = [multipliers.add_decay(config, lengths, over=1.)] if config.weight_decay else []
   core: optax.GradientTransformation = implementation.of(config)(config, coupled=coupled, schedule=schedule)
   return core

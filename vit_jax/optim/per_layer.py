@@ -58,13 +58,16 @@ def _stacks(tree: PyTree) -> dict[str, PyTree]:
 
 
 def norms(name: str, x: Array) -> Array:
-  """Euclidean norm of each tensor of a leaf, f32, with the leaf's rank: `[1, 1]`, or `[L, 1, 1]` if stacked."""
+  """Returns the Euclidean norm of each tensor of a leaf, f32, with the leaf's rank.
+
+  The shape is `[1, 1]`, or `[L, 1, 1]` if the leaf is stacked.
+  """
   axes = tuple(range(1 if trees.is_stacked(name) else 0, x.ndim))
   return jnp.sqrt(jnp.square(x.astype(jnp.float32)).sum(axes, keepdims=True))
 
 
 def unit_norms(name: str, x: Array) -> Array:
-  """Euclidean norm over the inputs of each output unit of a kernel, f32, with the leaf's rank.
+  """Returns the Euclidean norm over the inputs of each output unit of a kernel, f32, with the leaf's rank.
 
   Kernels end in their output axes: two (heads, width of a head) for query, key and value, else one. Any
   other leaf is one unit a tensor.

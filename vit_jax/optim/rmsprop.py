@@ -27,7 +27,7 @@ class RmsState(NamedTuple):
 
 def scale_by_rms(schedule: Schedule, *, b2: float, start: float, eps: float, momentum: float,
                  moment: Any) -> optax.GradientTransformationExtraArgs:
-  """The update `m / rate`; the caller multiplies by the rate.
+  """Returns the update `m / rate`; the caller multiplies by the rate.
 
   The state holds m divided by the rate of its own update; the next update uses `momentum m (last rate / rate)`. Where
   `ok` is false the state does not change.
@@ -60,7 +60,7 @@ def scale_by_rms(schedule: Schedule, *, b2: float, start: float, eps: float, mom
 
 
 def rmsprop(config: schema.RMSProp, *, coupled: Parts, schedule: Schedule, **_: Any) -> optax.GradientTransformation:
-  """The optimizer of the settings."""
+  """Returns the RMSProp of TensorFlow with these settings."""
   return chain(*coupled, scale_by_rms(
       schedule, b2=config.b2, start=config.initial_scale, eps=config.eps, momentum=config.momentum,
       moment=config.mu_dtype.value))

@@ -13,7 +13,10 @@ from vit_jax.core.types import Array, Schedule
 
 
 def peak_rate(config: schema.Optimizer, *, batch_size: int) -> float:
-  """The learning rate at the peak: `lr`, or `lr * batch_size / base_batch_size` (Goyal et al. 2017, section 2.1)."""
+  """Returns the learning rate at the peak: `lr`, or `lr * batch_size / base_batch_size`.
+
+  Source: Goyal et al. 2017, section 2.1.
+  """
   return config.lr * batch_size / config.base_batch_size if config.base_batch_size else config.lr
 
 
@@ -31,7 +34,7 @@ class _Moments(NamedTuple):
 
 
 def build(schedule: schema.Schedule, *, peak: float, lengths: Lengths) -> Schedule:
-  """Linear warm-up to `peak`, then decay, then perhaps a linear cooldown to `end_lr` at the end of the run.
+  """Builds a linear warm-up to `peak`, then a decay, then perhaps a linear cooldown to `end_lr` at the end of the run.
 
   The rate of an update is that at step s (from 0), or with `stairs` and `lag` at
   max(0, stairs * floor(s / stairs) - lag). In a warm-up of w updates it is `warmup_lr + (peak - warmup_lr) * share`,
@@ -63,12 +66,12 @@ def build(schedule: schema.Schedule, *, peak: float, lengths: Lengths) -> Schedu
 
 
 def _on_stairs(step: Array, stairs: int) -> Array:
-  """The last multiple of `stairs`; with 0 the step itself."""
+  """Returns the last multiple of `stairs`; with 0 the step itself."""
   return jnp.floor(step / stairs) * stairs if stairs else step
 
 
 def _warm(form: schema.Warmup, step: Array, warmup: int) -> Array:
-  """How far the warm-up has come."""
+  """Returns how far the warm-up has come."""
   match form:
     case schema.Warmup.MOVING:
       return (step + 1.) / (warmup + 1.)
@@ -100,7 +103,7 @@ def _find_moments(schedule: schema.Schedule, lengths: Lengths) -> _Moments:
 
 
 def _decay(schedule: schema.Schedule, at: _Moments, *, peak: float) -> Callable[[Array], Array]:
-  """The rate after the warm-up, without a cooldown."""
+  """Returns the rate after the warm-up, without a cooldown."""
   end, start = schedule.end_lr, 0 if schedule.decay_from_start else at.warmup
 
   def decayed(step: Array) -> Array:
@@ -124,7 +127,7 @@ def _decay(schedule: schema.Schedule, at: _Moments, *, peak: float) -> Callable[
 
 
 def ramp(setting: float | schema.Ramp, *, lengths: Lengths) -> Schedule:
-  """A constant, or `start` for updates up to `begin`, `end` from `until` on, a curve between them.
+  """Returns a constant, or `start` up to update `begin`, `end` from `until` on, and a curve between them.
 
   With t from 0 to 1 between the two: linear `start + (end - start) * t`, cosine
   `end + (start - end) * (1 + cos(pi t)) / 2`. Where both moments are the same, the value jumps there. With `stairs` it

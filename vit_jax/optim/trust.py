@@ -15,12 +15,12 @@ from vit_jax.optim.momentum import Parts, chain, keep_as
 
 
 def lamb(config: schema.Lamb, *, coupled: Parts, **_: Any) -> optax.GradientTransformation:
-  """You et al. 2020 (arXiv 1904.00962), Algorithm 2, with phi(z) = z."""
+  """Returns LAMB (You et al. 2020, arXiv 1904.00962, Algorithm 2), with phi(z) = z."""
   return chain(adam.adamw(config), *coupled, scale_by_trust(1., config.trust_ratio_mask))
 
 
 def lars(config: schema.Lars, *, coupled: Parts, **_: Any) -> optax.GradientTransformation:
-  """You et al. 2017 (arXiv 1708.03888), Algorithm 1, as in MAE's linear probe.
+  """Returns LARS (You et al. 2017, arXiv 1708.03888, Algorithm 1), as in MAE's linear probe.
 
   The trust ratio is that of the gradient with decay, and the learning rate comes after the momentum.
   """

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vit_jax.config import schema
+from vit_jax.core import implementation
 from vit_jax.core.errors import UserError
 from vit_jax.plan import bundles, compiled, schedule, topologies
 
@@ -78,7 +79,8 @@ def in_process(module: str, request: Any, topology: topologies.Topology) -> Answ
   """
   root = str(pathlib.Path(__file__).resolve().parents[2])
   paths = [root, *filter(None, [os.environ.get('PYTHONPATH')])]
-  environment = {**os.environ, **topologies.environment(topology), 'PYTHONPATH': os.pathsep.join(paths)}
+  environment = implementation.environment(os.environ) | {
+      **topologies.environment(topology), 'PYTHONPATH': os.pathsep.join(paths)}
   with tempfile.TemporaryDirectory(prefix='vit_jax_plan_') as folder:
     asked, answer, dump = (pathlib.Path(folder, name) for name in ('request', 'answer.json', 'dump'))
     asked.write_bytes(pickle.dumps(request))

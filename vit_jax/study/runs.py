@@ -17,7 +17,7 @@ import sys
 from typing import IO, NamedTuple
 
 from vit_jax.config import json_files, layout, schema
-from vit_jax.core import json_text
+from vit_jax.core import implementation, json_text
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import resume
 from vit_jax.record import reader, run_directory
@@ -125,8 +125,8 @@ def begin(task: Task, environ: dict[str, str]) -> Process | None:
   command = [sys.executable, *CHILD, str(os.getpid()), '--job=train', f'--config={config}', f'--workdir={task.folder}']
   with open(task.folder / OUTPUT, 'ab') as output:
     # The process has its own session, so that it does not also receive Ctrl-C directly.
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environ,
-                             start_new_session=True)
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                             env=implementation.environment(environ), start_new_session=True)
   return Process(task, claim, child)
 
 

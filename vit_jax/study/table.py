@@ -5,14 +5,18 @@ import csv
 import io
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.inspect import html_pages
+from vit_jax.inspect import html_pages, plotting
+from vit_jax.inspect.html_pages import to_float
+from vit_jax.inspect.plotting import COLORS
 from vit_jax.jobs import report
 from vit_jax.record import run_directory, storage
-from vit_jax.study import panels
 
+if TYPE_CHECKING:
+  from matplotlib.axes import Axes
 
 def run(workdir: Sequence[storage.Path], to: str) -> int:
   """Prints the table of a study, or else writes the page of runs; exit status 0. See `jobs.report.run`."""
@@ -34,7 +38,7 @@ def write(workdir: pathlib.Path, study: schema.Study, results: schema.Results, m
   rows = make_rows(study, results)
   figures = study.figures or (() if study.table else (schema.Figure('run', 'headline'),))
   curves = study.curves(results) if study.curves else []
-  figure = panels.draw(rows, figures, curves) if rows and figures else b''
+  figure = draw_figure(rows, figures, curves) if rows and figures else b''
   workdir.mkdir(parents=True, exist_ok=True)
   run_directory.write_text(workdir / 'table.csv', _to_csv(rows))
   run_directory.write_text(workdir / 'table.html', _to_page(study.name, rows, figure, missing))
@@ -94,3 +98,57 @@ def _to_page(name: str, rows: Sequence[schema.Row], figure: bytes, missing: Mapp
   cells = [['–' if row.get(column) is None else row[column] for column in columns] for row in rows]
   return html_pages.render('study.html', title=f'{name} – study', name=name, columns=columns, rows=cells,
                            figure=figure, missing=missing)
+
+
+_SIZE = (5., 3.4)  # inches, of a panel
+_DPI = 150
+
+
+def draw_figure(rows: Sequence[schema.Row], figures: Sequence[schema.Figure],
+                curves: Sequence[schema.Row] = ()) -> bytes:
+  """Returns a PNG file with a panel for each figure, side by side.
+
+  Points without a number on an axis are omitted. If x is text, the axis shows the names in their order. The points of a
+  series are connected by lines, unless there are `curves`: rows of other points to connect, in the color of the series
+  that they name.
+  """
+  plotting.load()
+  from matplotlib.figure import Figure
+  figure = Figure(figsize=(_SIZE[0] * len(figures), _SIZE[1]), layout='constrained')
+  for ax, settings in zip(figure.subplots(1, len(figures), squeeze=False)[0], figures, strict=True):
+    _draw_panel(ax, rows, curves, settings)
+  png = io.BytesIO()
+  figure.savefig(png, format='png', dpi=_DPI)
+  return png.getvalue()
+
+
+def _draw_panel(ax: Axes, rows: Sequence[schema.Row], curves: Sequence[schema.Row], settings: schema.Figure) -> None:
+  rows, curves = ([row for row in group if isinstance(row.get(settings.y), int | float)
+                   and row.get(settings.x) is not None] for group in (rows, curves))
+  is_named = any(isinstance(row[settings.x], str) for row in rows)
+  series = list(dict.fromkeys(row.get(settings.series) for row in (*rows, *curves)))
+  for number, name in enumerate(series):
+    points, curve = ([row for row in group if row.get(settings.series) == name] for group in (rows, curves))
+    if not is_named:
+      points = sorted(points, key=lambda row: row[settings.x])  # type: ignore[arg-type, return-value]
+    x: list[Any] = [str(row[settings.x]) if is_named else row[settings.x] for row in points]
+    y, error = ([to_float(row.get(column) or 0.) for row in points] for column in (settings.y, settings.error))
+    color = COLORS[number % len(COLORS)]
+    if points:
+      ax.errorbar(
+          x, y, error if settings.error else None,
+          marker='o', markersize=4, capsize=3, linestyle='none' if is_named or curves else '-', linewidth=1.3,
+          color=color, label=str(name))
+    ax.plot([to_float(row[settings.x]) for row in curve], [to_float(row[settings.y]) for row in curve], linewidth=1.3,
+            color=color, label=None if points else str(name))
+  if len(series) > 1:
+    ax.legend(frameon=False, title=settings.series)
+  if settings.log_x and not is_named:
+    ax.set_xscale('log')
+  if settings.log_y:
+    ax.set_yscale('log')
+  if is_named:
+    ax.tick_params(axis='x', rotation=60 if len(rows) > 4 else 0)
+  ax.set(xlabel=settings.x, ylabel=settings.y)
+  ax.grid(alpha=.25)
+  ax.spines[['top', 'right']].set_visible(False)

@@ -276,4 +276,5 @@ class Sgd(Optimizer):
                            f'Set {name}.weight_decay for it.')
 
 
-AnyOptimizer = AdamW | Adam | Adafactor | Lamb | Lars | Lion | RMSProp | Sgd
+AnyOptimizer = AdamW | Adam | Adafactor | Lamb | Lars | Lion | RMSProp | Sgd | Optimizer
+"""The built-in optimizers; the last one stands for a person's own, which inherit from it (`core/implementation.py`)."""

@@ -4,10 +4,14 @@ An error of the operating system says nothing about an image, so the image does 
 """
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pathlib
 import shlex
+import socket
+from collections.abc import Iterator
+from typing import IO
 
 from vit_jax.core import address
 from vit_jax.core.errors import UserError
@@ -44,11 +48,11 @@ def resolve(where: str | os.PathLike[str], setting: str) -> str:
   text = os.fspath(where)
   address.check(text, setting)
   if '://' in text:
-    raise UserError(f'{setting}: expected a folder of this machine, got the address {text}. {_instead(text)}')
+    raise UserError(f'{setting}: expected a folder of this machine, got the address {text}. {_advise_mount(text)}')
   return os.path.abspath(os.path.expanduser(text))
 
 
-def _instead(address: str) -> str:
+def _advise_mount(address: str) -> str:
   """Returns the commands that bring data in object storage to a folder.
 
   They are not read image by image from there: ArrayRecord and TFRecord files have an index at their end or none at all,
@@ -78,6 +82,24 @@ def cache_folder(name: str) -> pathlib.Path:
   """Returns the folder for files of this kind in the user's cache: below $XDG_CACHE_HOME, or ~/.cache."""
   base = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
   return pathlib.Path(base) / 'vit_jax' / name
+
+
+@contextlib.contextmanager
+def replacing(path: pathlib.Path) -> Iterator[IO[bytes]]:
+  """Yields a file that becomes `path` when it is complete; several processes and hosts may do so at the same time.
+
+  Raises:
+    OSError: it cannot be written.
+  """
+  path.parent.mkdir(parents=True, exist_ok=True)
+  part = path.with_name(f'{path.name}.{socket.gethostname()}-{os.getpid()}.part')
+  try:
+    with open(part, 'wb') as file:
+      yield file
+    part.replace(path)
+  finally:
+    with contextlib.suppress(OSError):
+      part.unlink(missing_ok=True)
 
 
 def user_error(error: OSError | MemoryError, what: str) -> UserError:

@@ -38,22 +38,24 @@ def find_changed(folder: pathlib.Path, expected: Mapping[str, str], *, setting: 
     UserError: a file cannot be read.
   """
   try:
-    stamps = {name: [*_stamp(folder / name), digest] for name, digest in expected.items()}
+    found = {name: (folder / name).stat() for name in expected}
+    stamps = {name: [found[name].st_size, found[name].st_mtime_ns, digest] for name, digest in expected.items()}
     notes = access.cache_folder('checksums') / f'{hashlib.sha256(os.fsencode(folder)).hexdigest()[:32]}.json'
     known = _read(notes)
     new = [name for name, stamp in stamps.items() if known.get(name) != stamp]
-    found = dict(zip(new, _hash_all(folder, new, setting), strict=True))
+    digests = dict(zip(new, _hash_all(folder, new, setting), strict=True))
   except OSError as error:
     raise access.user_error(error, str(error.filename or folder)) from error
-  changed = {name: digest for name, digest in found.items() if digest != expected[name]}
+  changed = {name: digest for name, digest in digests.items() if digest != expected[name]}
   if len(changed) < len(new):
-    _write(notes, known | {name: stamps[name] for name in new if name not in changed})
+    verified = known | {name: stamps[name] for name in new if name not in changed}
+    try:
+      with access.replacing(notes) as file:
+        file.write(json.dumps(verified).encode())
+    except OSError as error:
+      log.warning('%s: expected to write which files are verified, got "%s". They will be compared again.', notes,
+                  error.strerror)
   return changed
-
-
-def _stamp(path: pathlib.Path) -> tuple[int, int]:
-  found = path.stat()
-  return found.st_size, found.st_mtime_ns
 
 
 def _hash_all(folder: pathlib.Path, names: list[str], setting: str) -> list[str]:
@@ -71,19 +73,9 @@ def _hash_all(folder: pathlib.Path, names: list[str], setting: str) -> list[str]
 
 
 def _read(notes: pathlib.Path) -> dict[str, list[object]]:
+  """Returns size, time and SHA-256 of the files that were verified, by name."""
   try:
     found = json.loads(notes.read_text())
   except (OSError, ValueError):  # missing or damaged: the files are compared again
     return {}
   return found if isinstance(found, dict) else {}
-
-
-def _write(notes: pathlib.Path, content: Mapping[str, object]) -> None:
-  try:
-    notes.parent.mkdir(parents=True, exist_ok=True)
-    part = notes.with_name(f'{notes.name}.{os.getpid()}')
-    part.write_text(json.dumps(content))
-    part.replace(notes)  # atomic: several processes of one run may do this at the same time
-  except OSError as error:
-    log.warning('%s: expected to write which files are verified, got "%s". They will be compared again.', notes,
-                error.strerror)

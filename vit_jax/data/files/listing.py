@@ -5,6 +5,9 @@ the user's cache, with the modification times of all its folders: a later start 
 that shares the cache, maps that file to memory instead of reading the folders. A listing is read anew if a folder has
 changed, or one of `CHECKED_FILES` files has another size. What is not noticed: a file that was overwritten in place,
 with another size, in a folder without new, removed or renamed files, unless it is among the checked ones.
+
+A kept listing is a file with a few NumPy arrays (`Arrays`), which loader processes share: 8 bytes for the length of the
+header (little endian), the header in JSON, and the arrays, each from a multiple of 64 bytes.
 """
 from __future__ import annotations
 
@@ -13,18 +16,22 @@ import bisect
 import contextlib
 import fcntl
 import hashlib
+import json
 import logging
+import mmap
 import os
 import pathlib
+import shutil
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from vit_jax.core.types import HostArray
-from vit_jax.data.files import access, array_file, image_files
+from vit_jax.data.files import access, image_files
 from vit_jax.data.files.user_files import OWN, Rules
 
 log = logging.getLogger('vit_jax.data')
@@ -32,8 +39,34 @@ log = logging.getLogger('vit_jax.data')
 KEPT_FILES = 10_000
 CHECKED_FILES = 1_000
 _VERSION, _BLOCK_FILES = 2, 2**16
+_ALIGNED = 64  # bytes
 _SETTLED_NS = 2 * 10**9
 """A folder that changed later than this before it was read can change again without another modification time."""
+
+
+class Memory:
+  """Memory without a name that other processes open by this process's number and `descriptor`."""
+
+  def __init__(self, descriptor: int) -> None:
+    self.descriptor = descriptor
+    self._close = weakref.finalize(self, os.close, descriptor)
+
+
+class Arrays(NamedTuple):
+  """Notes, as JSON can express them, and flat arrays by name; `memory` holds them if it can be shared."""
+  notes: dict[str, Any]
+  arrays: dict[str, HostArray]
+  memory: Memory | None = None
+
+  def __reduce__(self) -> tuple[Any, ...]:
+    """In the pickled form, shared memory is a few bytes, and valid while this process lives."""
+    if self.memory is not None:
+      return _open_memory, (f'/proc/{os.getpid()}/fd/{self.memory.descriptor}',)
+    return Arrays, (self.notes, self.arrays)
+
+
+def _open_memory(path: str) -> Arrays:
+  return _map(Memory(os.open(path, os.O_RDONLY)), path)
 
 
 class Listing:
@@ -48,7 +81,7 @@ class Listing:
     times: `[F] i64`, modification times in ns.
   """
 
-  def __init__(self, file: array_file.Arrays) -> None:
+  def __init__(self, file: Arrays) -> None:
     self.file = file
     self._views = {name: values.data for name, values in file.arrays.items()}  # read faster than NumPy's scalars
 
@@ -108,7 +141,7 @@ class Listing:
 class Selection:
   """Files of a listing in some order, `rows [N]`; `digest` is the SHA-256 of their paths, sizes and groups."""
 
-  def __init__(self, listing: Listing, file: array_file.Arrays) -> None:
+  def __init__(self, listing: Listing, file: Arrays) -> None:
     self.listing, self._file, self._rows = listing, file, file.arrays['rows'].data
     self.digest: str = file.notes['digest']
 
@@ -149,12 +182,8 @@ def read(root: str, prefixes: Sequence[str], rules: Rules = OWN) -> Listing:
       'names': names, 'name_ends': name_ends, 'sizes': sizes, 'folders': folders, 'folder_ends': folder_ends,
       'ends': ends, 'groups': groups, 'times': times}
   notes = {'version': _VERSION, 'ignored': dict(finder.ignored), 'token': uuid.uuid4().hex}
-  return Listing(array_file.Arrays(notes, {name: _array(numbers) for name, numbers in arrays.items()}))
-
-
-def _array(numbers: array.array[int] | bytearray) -> HostArray:
-  kind = numbers.typecode if isinstance(numbers, array.array) else 'B'
-  return np.frombuffer(numbers, kind) if numbers else np.zeros(0, kind)
+  views = {name: np.asarray(memoryview(numbers)) for name, numbers in arrays.items()}
+  return Listing(Arrays(notes, views))
 
 
 def open_listing(root: str, prefixes: Sequence[str], rules: Rules = OWN) -> Listing:
@@ -179,14 +208,14 @@ def open_listing(root: str, prefixes: Sequence[str], rules: Rules = OWN) -> List
     return Listing(_keep(found.file, path if is_settled else None))
 
 
-def _keep(made: array_file.Arrays, path: pathlib.Path | None) -> array_file.Arrays:
+def _keep(made: Arrays, path: pathlib.Path | None) -> Arrays:
   """Returns a shared copy; writes the arrays to `path` if possible."""
   if path is not None:
     try:
-      array_file.write(made, path)
+      write_arrays(made, path)
     except OSError as error:
       log.info('%s is not kept for the next start: %s', path, error)
-  return array_file.share(made)
+  return share(made)
 
 
 def _hash(*texts: str) -> str:
@@ -195,7 +224,7 @@ def _hash(*texts: str) -> str:
 
 def _open_kept(root: str, path: pathlib.Path) -> Listing | None:
   try:
-    found = Listing(array_file.read(path))
+    found = Listing(read_arrays(path))
     return found if found.file.notes['version'] == _VERSION and _is_current(root, found) else None
   except (OSError, ValueError, KeyError, IndexError):
     return None
@@ -240,10 +269,10 @@ def select(listing: Listing, name: str, choose: Callable[[], HostArray]) -> Sele
   is_kept = len(listing) >= KEPT_FILES
   if is_kept:
     with contextlib.suppress(OSError, ValueError, KeyError):
-      return Selection(listing, array_file.read(path))
+      return Selection(listing, read_arrays(path))
   rows = choose()
   small = rows.astype(np.int32 if len(listing) < 2**31 else np.int64)
-  made = array_file.Arrays({'digest': _digest(listing, small)}, {'rows': small})
+  made = Arrays({'digest': _digest(listing, small)}, {'rows': small})
   return Selection(listing, _keep(made, path) if is_kept else made)
 
 
@@ -254,3 +283,62 @@ def _digest(listing: Listing, rows: HostArray) -> str:
              for row in rows[start:start + _BLOCK_FILES].tolist()]
     found.update((b'\n' if start else b'') + b'\n'.join(lines))
   return found.hexdigest()
+
+
+def share(made: Arrays) -> Arrays:
+  """Returns a copy in memory that loader processes share; where the platform has none, the same."""
+  if not hasattr(os, 'memfd_create'):
+    return made
+  memory = Memory(os.memfd_create('arrays'))
+  with open(memory.descriptor, 'wb', closefd=False) as file:
+    _write(made, file)
+  return _map(memory, 'memory')
+
+
+def read_arrays(path: pathlib.Path) -> Arrays:
+  """Reads a file, into memory that loader processes share: a file that is replaced later changes nothing.
+
+  Raises:
+    OSError: it cannot be read.
+    ValueError: it is damaged or of another kind.
+  """
+  if not hasattr(os, 'memfd_create'):
+    return _map(Memory(os.open(path, os.O_RDONLY)), str(path))._replace(memory=None)
+  memory = Memory(os.memfd_create('arrays'))
+  with open(path, 'rb') as source, open(memory.descriptor, 'wb', closefd=False) as file:
+    shutil.copyfileobj(source, file, 2**22)
+  return _map(memory, str(path))
+
+
+def write_arrays(made: Arrays, path: pathlib.Path) -> None:
+  """Writes a file, which appears complete or not at all; its folder is created.
+
+  Raises:
+    OSError: it cannot be written.
+  """
+  with access.replacing(path) as file:
+    _write(made, file)
+
+
+def _write(made: Arrays, file: IO[bytes]) -> None:
+  described = {name: (array.dtype.str, len(array)) for name, array in made.arrays.items()}
+  header = json.dumps({'notes': made.notes, 'arrays': described}).encode()
+  file.write(len(header).to_bytes(8, 'little') + header)
+  for values in made.arrays.values():
+    file.write(bytes(-file.tell() % _ALIGNED))
+    file.write(np.ascontiguousarray(values).data)
+
+
+def _map(memory: Memory, name: str) -> Arrays:
+  try:
+    data = mmap.mmap(memory.descriptor, 0, access=mmap.ACCESS_READ)
+    start = 8 + int.from_bytes(data[:8], 'little')
+    header = json.loads(data[8:start])
+    notes, arrays = header['notes'], {}
+    for key, (dtype, length) in header['arrays'].items():
+      start += -start % _ALIGNED
+      arrays[key] = np.frombuffer(data, np.dtype(dtype), length, start)
+      start += arrays[key].nbytes
+  except (KeyError, TypeError, AttributeError, ValueError) as error:
+    raise ValueError(f'{name}: expected arrays behind a header, got {error}') from error
+  return Arrays(notes, arrays, memory)

@@ -77,7 +77,8 @@ class ArrayRecords:
     path, count = self._paths[file], self._counts[file]
     place = number - (self._ends[file] - count)
     try:
-      with open_files.pool().use(('array_record', path), lambda: _open_array_record(path, count), _close) as reader:
+      with open_files.pool().use(('array_record', path), lambda: _open_array_record(path, count),
+                                 lambda opened: opened.close()) as reader:
         found: bytes = reader.read(place, place + 1)[0]  # a list of places would take longer the more records there are
         return found
     except (RuntimeError, IndexError) as error:
@@ -85,10 +86,6 @@ class ArrayRecords:
         system_error.filename = path
         raise system_error from error
       raise BadRecord(f'record {place} of {path} is damaged: {str(error)[:_SHOWN]}') from error
-
-
-def _close(reader: Any) -> None:
-  reader.close()
 
 
 def _open_array_record(path: str, count: int) -> Any:

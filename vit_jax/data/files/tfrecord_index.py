@@ -13,7 +13,6 @@ import logging
 import multiprocessing
 import os
 import pathlib
-import socket
 import struct
 import time
 from collections.abc import Iterator, Sequence
@@ -113,15 +112,10 @@ def _open_kept(places: Sequence[pathlib.Path], num: int) -> HostArray | None:
 def _keep(index: HostArray, places: Sequence[pathlib.Path]) -> HostArray:
   """Writes the index to the first place that can be written, and returns it as processes share it."""
   for place in places:
-    part = place.with_name(f'{place.stem}.{socket.gethostname()}-{os.getpid()}.npy')
-    try:
-      place.parent.mkdir(parents=True, exist_ok=True)
-      np.save(part, index)
-      part.replace(place)  # atomic: several hosts may do this at the same time
+    with contextlib.suppress(OSError):
+      with access.replacing(place) as file:
+        np.save(file, index)
       return np.load(place, mmap_mode='r')
-    except OSError:
-      with contextlib.suppress(OSError):
-        part.unlink(missing_ok=True)
   log.warning('%s: expected to keep the index of TFRecord files there, got no permission or space. It will be made '
               'again at the next start.', places[-1].parent)
   return index

@@ -55,11 +55,8 @@ def by_ids(own: Sequence[str], num_classes: int, class_names: Sequence[str]) -> 
   found = by_count(num_classes)
   if found is None or not any(_ID.fullmatch(name) for name in own):
     return None
-  alike = sum(name.partition(' (')[0].casefold() in _synonyms(given)
-              for name, given in zip(found.names, class_names, strict=True)) if class_names else num_classes
+  if not class_names:
+    return found
+  synonyms = [{one.strip().casefold().replace('_', ' ') for one in name.split(',')} for name in class_names]
+  alike = sum(name.partition(' (')[0].casefold() in own for name, own in zip(found.names, synonyms, strict=True))
   return found if alike >= _ENOUGH * num_classes else None
-
-
-def _synonyms(name: str) -> set[str]:
-  """The names in a text such as `tench, Tinca tinca`."""
-  return {one.strip().casefold().replace('_', ' ') for one in name.split(',')}

@@ -181,7 +181,12 @@ def write(folder: pathlib.Path, info: Info, compute: Callable[[range], tuple[Hos
   meet('label maps seen')
   part = folder.with_name(f'{folder.name}.part')
   if not share[0]:
-    _begin(part, plan)
+    part.mkdir(parents=True, exist_ok=True)
+    started = part / 'plan.json'
+    if not started.is_file() or started.read_text() != plan:  # with other settings, or by another program
+      shutil.rmtree(part)
+      part.mkdir()
+      started.write_text(plan)
   meet('label maps begun')
   for number, start in enumerate(range(0, info.num_examples, info.per_part)):
     if number % share[1] != share[0] or _file(part, 'scores', number).is_file():  # written last
@@ -204,16 +209,6 @@ def check(info: Info, wanted: Mapping[str, Any], *, folder: pathlib.Path) -> Non
            if getattr(info, name) != value]
   if wrong:
     raise UserError(f'{folder}: expected label maps with {"; ".join(wrong)}. Write the maps again with this config.')
-
-
-def _begin(part: pathlib.Path, plan: str) -> None:
-  """Creates `DIR.part`, and empties it unless it was started with the same plan."""
-  part.mkdir(parents=True, exist_ok=True)
-  path = part / 'plan.json'
-  if not path.is_file() or path.read_text() != plan:
-    shutil.rmtree(part)
-    part.mkdir()
-    path.write_text(plan)
 
 
 def _file(folder: pathlib.Path, kind: str, number: int) -> pathlib.Path:

@@ -5,6 +5,7 @@ reads and makes only the rows of its shard. The classes pickle, and loader proce
 """
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from concurrent import futures
@@ -120,7 +121,9 @@ class EvalBlocks:
       try:
         _write(batch, row, DecodedExample(self.transform(self.source[index]), False))
       except BadImage:
-        batch['mask'][row], batch['bad'][row], batch['label'][row] = 0., True, _label(self.source, index)
+        batch['mask'][row], batch['bad'][row] = 0., True
+        with contextlib.suppress(BadImage):  # of a damaged record the class is not known
+          batch['label'][row] = self.source.label(index)
       except (OSError, MemoryError) as error:
         raise access.user_error(error, self.source.describe(index)) from error
     return batch
@@ -173,14 +176,6 @@ def decode_all(source: Source, transform: EvalTransform, *, threads: int) -> Dec
     for done in [pool.submit(fill, start) for start in range(0, len(source), _CHUNK)]:
       done.result()
   return DecodedSource(batch['image'], batch['label'], batch['box'], batch['bad'], batch.get('label_list'))
-
-
-def _label(source: Source, index: int) -> int:
-  """Returns the class of an example that cannot be decoded; 0 if its record is damaged."""
-  try:
-    return source.label(index)
-  except BadImage:
-    return 0
 
 
 def _eval_rows(positions: HostArray, *, num_examples: int) -> tuple[HostArray, HostArray]:

@@ -162,7 +162,11 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
   Raises:
     UserError: sizes that do not fit together, or a decoder that is not installed.
   """
-  _check_source(source, batch_size=batch_size, seed=seed)
+  if batch_size > len(source):
+    raise UserError(f'batch_size: expected at most {len(source)}, the number of examples of {title(source)}, got '
+                    f'{batch_size}. Set --config.batch_size={1 << len(source).bit_length() - 1}.')
+  if seed < 0:
+    raise UserError(f'seed: expected 0 or more, got {seed}.')
   shapes = transforms.train_shapes(recipe, image_px, max_labels=max_labels)
   memory.check('batch_size', batch_size, shard, shapes)
   shard.rows(batch_size)  # raises if the size does not fit
@@ -183,25 +187,11 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
     start = supply = Supply(make, threads, workers, size)
   digest = source.digest if recipe.repeats == 1 else f'{source.digest} repeats={recipe.repeats}' + (
       f' groups={groups}' if groups > 1 else '')
-  labels = _labels(source, maps)
+  labels: Labels | None = (label_maps.MapLabels(maps) if maps else
+                           TeacherLabels(source) if isinstance(source, PseudoLabeled) else None)
   info = LoaderInfo(source.name, len(source), batch_size, seed, digest + (labels.digest if labels else ''))
   return TrainLoader(source, start, visit=visit, info=info, bad=BadImages(source, fit), max_bad_images=max_bad_images,
                      labels=labels, supply=supply)
-
-
-def _labels(source: Source, maps: label_maps.LabelMaps | None) -> Labels | None:
-  """What joins the batches beside the records: label maps, or the labels of a teacher."""
-  if maps:
-    return label_maps.MapLabels(maps)
-  return TeacherLabels(source) if isinstance(source, PseudoLabeled) else None
-
-
-def _check_source(source: Source, *, batch_size: int, seed: int) -> None:
-  if batch_size > len(source):
-    raise UserError(f'batch_size: expected at most {len(source)}, the number of examples of {title(source)}, got '
-                    f'{batch_size}. Set --config.batch_size={1 << len(source).bit_length() - 1}.')
-  if seed < 0:
-    raise UserError(f'seed: expected 0 or more, got {seed}.')
 
 
 def eval_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, int], batch_size: int,

@@ -105,11 +105,6 @@ class ExampleRngs:
     return self._generator
 
 
-def example_rng(seed: int, position: int) -> np.random.Generator:
-  """Returns a generator of its own for the example at a global position, as `ExampleRngs`."""
-  return ExampleRngs(seed).at(position)
-
-
 def _encipher(values: HostArray, *, half_bits: int, keys: HostArray) -> HostArray:
   bits, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
   left, right = values >> bits, values & mask

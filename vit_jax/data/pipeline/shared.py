@@ -23,6 +23,8 @@ from vit_jax.core.types import Batch
 
 Specs = Mapping[str, tuple[tuple[int, ...], Any]]
 """Shape and dtype of arrays by name."""
+Layout = dict[str, tuple[int, tuple[int, ...], str]]
+"""First byte, shape and dtype of the arrays in a segment by name."""
 _ALIGNED = 64  # bytes; the first byte of a segment is 1 while it is in use
 
 
@@ -52,10 +54,13 @@ def is_possible() -> bool:
 
 
 class Lease:
-  """A batch in a segment: where the segment and its arrays are, and arrays that are pickled, since they are small."""
+  """A batch in a segment: where the segment and its arrays are, and arrays that are pickled, since they are small.
 
-  def __init__(self, path: str, layout: Mapping[str, tuple[int, tuple[int, ...], str]], rest: Batch) -> None:
-    self.path, self.layout, self.rest = path, dict(layout), rest
+  It is not a tuple, whose items Grain would handle one by one.
+  """
+
+  def __init__(self, path: str, layout: Layout, rest: Batch) -> None:
+    self.path, self.layout, self.rest = path, layout, rest
 
 
 class SharedMake:
@@ -88,7 +93,8 @@ class SharedMake:
     return Lease(f'/proc/{os.getpid()}/fd/{placed.segment.descriptor}', layout, rest)
 
   def _take(self, specs: Specs, *, zero: bool) -> _Placed:
-    layout, size = {}, _ALIGNED
+    layout: Layout = {}
+    size = _ALIGNED
     for name, (shape, dtype) in specs.items():
       layout[name] = (size, shape, np.dtype(dtype).str)
       size += -(-math.prod(shape) * np.dtype(dtype).itemsize // _ALIGNED) * _ALIGNED
@@ -118,11 +124,11 @@ class _Segment:
 class _Placed(NamedTuple):
   """Arrays in a segment."""
   segment: _Segment
-  layout: dict[str, tuple[int, tuple[int, ...], str]]
+  layout: Layout
   arrays: Batch
 
 
-def _arrays(memory: Any, layout: Mapping[str, tuple[int, tuple[int, ...], str]]) -> Batch:
+def _arrays(memory: Any, layout: Layout) -> Batch:
   return {name: np.frombuffer(memory, dtype, math.prod(shape), start).reshape(shape)
           for name, (start, shape, dtype) in layout.items()}
 

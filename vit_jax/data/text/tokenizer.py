@@ -10,7 +10,6 @@ whether they add them:
 """
 from __future__ import annotations
 
-import functools
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -74,18 +73,16 @@ class Tokenizer:
     ids = np.full((len(texts), self._length), self._pad, np.int32)
     mask = np.zeros((len(texts), self._length), bool)
     for row, text in enumerate(texts):
-      found = self._framed(self._encoder.ids(text))
+      found = self._encoder.ids(text)
+      match self._family:
+        case 'clip':
+          found = [self._start, *found[:self._length - 2], self._end]
+        case 'siglip':
+          found = [*found[:self._length - 1], self._end]
+        case _:
+          found = found[:self._length]
       ids[row, :len(found)], mask[row, :len(found)] = found, True
     return Tokens(ids, mask)
-
-  def _framed(self, ids: list[int]) -> list[int]:
-    match self._family:
-      case 'clip':
-        return [self._start, *ids[:self._length - 2], self._end]
-      case 'siglip':
-        return [*ids[:self._length - 1], self._end]
-      case _:
-        return ids[:self._length]
 
   def _special(self, piece: str) -> int:
     found = self._encoder.find(piece)
@@ -112,13 +109,9 @@ def find(folder: pathlib.Path, family: str, *, given: str = '', source: str) -> 
   for name in FILES[family]:
     if (folder / name).is_file():
       return folder / name
-  raise UserError(f'tokenizer: expected the tokenizer of {source} beside its weights, got none. Put {_told(family)} of '
-                  f'the published model into {folder}, or set the path of the file.')
-
-
-def _told(family: str) -> str:
-  names = [f'{name} and merges.txt' if name == 'vocab.json' else name for name in FILES[family]]
-  return ', or '.join(names)
+  wanted = ', or '.join(f'{name} and merges.txt' if name == 'vocab.json' else name for name in FILES[family])
+  raise UserError(f'tokenizer: expected the tokenizer of {source} beside its weights, got none. Put {wanted} of the '
+                  f'published model into {folder}, or set the path of the file.')
 
 
 def _read(path: pathlib.Path) -> _Encoder:
@@ -162,11 +155,7 @@ def _tokenizers(path: pathlib.Path) -> _Encoder:
   found: Any = _clip_bpe(path) if path.name == 'vocab.json' else tokenizers.Tokenizer.from_file(str(path))
   found.no_padding()
   found.no_truncation()
-  return _Encoder(lambda text: list(found.encode(text, add_special_tokens=False).ids), functools.partial(_id, found))
-
-
-def _id(tokenizer: Any, name: str) -> int | None:
-  return tokenizer.token_to_id(name)
+  return _Encoder(lambda text: list(found.encode(text, add_special_tokens=False).ids), found.token_to_id)
 
 
 def _clip_bpe(path: pathlib.Path) -> Any:

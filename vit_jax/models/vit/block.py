@@ -23,6 +23,8 @@ from vit_jax.models.vit.attention import Attention
 from vit_jax.models.vit.context import Context
 from vit_jax.models.vit.positions import NoPositions
 
+UP, DOWN = ('embed', 'mlp'), ('mlp', 'embed')  # logical axes of the matrices of an MLP
+
 
 class Plain(nn.Module, kw_only=True):
   """Pre-norm encoder block: `z' = MSA(LN(z)) + z` (eq. 2), `z = MLP(LN(z')) + z'` (eq. 3).

@@ -59,6 +59,8 @@ from vit_jax.models.vit.stem import Patches
 
 TOKENS = (None, 'tokens', None)  # logical axes of learned tokens
 
+TOKENS = (None, 'tokens', None)  # logical axes of learned tokens
+
 
 @dataclasses.dataclass(frozen=True)
 class ViT:
