@@ -125,7 +125,7 @@ MUTATIONS = (
     Mutation('data/pipeline/prefetch.py', 'self._start(self._numbers[self._done:], now)',
              'self._start(self._numbers[self._done + 1:], now)', LOADER),
     Mutation('data/pipeline/prefetch.py', 'self._start(self._numbers[self._done:]), False',
-             'self._start(self._numbers[self._done + 1:]), False', LOADER + ' data/test_workers.py'),
+             'self._start(self._numbers[self._done + 1:]), False', LOADER + ' data/test_prefetch.py'),
     Mutation('data/device/prepare.py', "jax.random.bernoulli(flip_key, 0.5, batch['image'].shape[:1])",
              "jnp.repeat(jax.random.bernoulli(flip_key, 0.5, (1,)), batch['image'].shape[0])",
              'train/test_randomness.py'),

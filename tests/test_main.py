@@ -22,6 +22,7 @@ from vit_jax.commands import JOBS, Command
 from vit_jax.config import files, json_files
 from vit_jax.core.errors import UserError
 from vit_jax.weights import peft_saving, saving
+from vit_jax.weights.reading import Reading
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -138,7 +139,8 @@ def test_the_help_of_a_job_shows_types_limits_and_defaults(capsys: pytest.Captur
 def test_every_job_takes_the_flags_of_its_entry(name: str) -> None:
   job = JOBS[name]
   parameters = inspect.signature(importlib.import_module(f'vit_jax.{job.module}').run).parameters
-  own = set(parameters) - {'files', 'source', 'changes', 'overridden', 'read_line'}
+  own = set(parameters) - {'files', 'source', 'changes', 'overridden', 'read_line', 'reading'}
+  own |= set(Reading._fields) if 'reading' in parameters else set()
   assert set(job.flags) <= own
   assert all(parameters[one].default is not inspect.Parameter.empty for one in own - set(job.flags))
   assert ('files' in parameters) == bool(job.words)

@@ -16,6 +16,7 @@ import jax
 from vit_jax.inspect.model import Guess, Model
 from vit_jax.parallel import hardware
 from vit_jax.weights import inference
+from vit_jax.weights.reading import Reading
 
 __all__ = ['Guess', 'Model', 'load']
 
@@ -40,6 +41,6 @@ def load(where: str | os.PathLike[str], *, preprocess: str = '', model: str = ''
   if (platforms := hardware.platforms()) and not getattr(jax.config, 'jax_platforms', None):
     jax.config.update('jax_platforms', platforms)  # otherwise libtpu logs that this machine has no TPU
   file, names = (os.fspath(classes), ()) if isinstance(classes, str | os.PathLike) else ('', tuple(classes))
-  found = inference.load(os.fspath(where), preprocess=preprocess, model=model, view=view, classes=file,
-                         allow_download=allow_download, allow_nonfinite=allow_nonfinite)
+  reading = Reading(preprocess, model, view, allow_download, allow_nonfinite)
+  found = inference.load(os.fspath(where), reading, classes=file)
   return Model(inference.with_class_names(found, names))

@@ -22,6 +22,7 @@ from vit_jax.config import schema
 from vit_jax.core import address
 from vit_jax.core.errors import UserError
 from vit_jax.record import console, storage
+from vit_jax.weights.reading import Reading
 
 
 class Kind(NamedTuple):
@@ -114,7 +115,7 @@ class Command(NamedTuple):
 
     A job also gets, if its function has these parameters: `config`, parsed; `source` of the config, for messages;
     `changes`, the overrides of the command line, and `overridden`, their names; `files`, the arguments that are no
-    flags; and the function `read_line`.
+    flags; `reading`, the values of the flags `READING`, in place of those; and the function `read_line`.
     """
     from vit_jax.parallel import hardware
     hardware.choose()  # before any job imports jax
@@ -129,8 +130,10 @@ class Command(NamedTuple):
     with contextlib.nullcontext() if job.is_quick else console.stages_shown():
       console.begin_stage('importing jax')
       run = importlib.import_module(f'vit_jax.{job.module}').run
-      more = {name: more[name] for name in more.keys() & inspect.signature(run).parameters}
-      return run(**self.values | more | given)
+      parameters, values = inspect.signature(run).parameters, dict(self.values)
+      if 'reading' in parameters:
+        values['reading'] = Reading(**{flag.name: values.pop(flag.name) for flag in READING})
+      return run(**values | {name: more[name] for name in more.keys() & parameters} | given)
 
 
 def load_config(command: Command) -> tuple[schema.Config | schema.Study | None, str]:

@@ -102,16 +102,6 @@ def iter_closable(numbers: range) -> Iterator[int]:
   yield from numbers
 
 
-@pytest.mark.parametrize(('threads', 'workers', 'batch_bytes', 'cores', 'expected'), [
-    (0, 0, 10, 4, (4, 4)), (0, 0, 10, 112, (16, 16)), (0, 7, 10, 112, (16, 16)), (0, 10, 10, 112, (12, 12)),
-    (6, 4, 10, 112, (2, 2)), (40, 0, 0, 4, (40, 40)),
-    (0, 0, 1_000, 112, (16, 9)),  # a quarter of 100,000 bytes: 25 batches
-    (0, 2, 1_000, 112, (9, 1)), (0, 2, 4_000, 112, (1, 1)), (0, 0, 10**9, 112, (1, 1))])
-def test_batches_ahead_take_a_quarter_of_the_memory(threads: int, workers: int, batch_bytes: int, cores: int,
-                                                    expected: tuple[int, int]) -> None:
-  assert prefetch.sizes(threads, workers, batch_bytes=batch_bytes, limit=100_000, cores=cores) == expected
-
-
 def test_a_second_death_soon_after_stops_with_the_usual_causes(monkeypatch: pytest.MonkeyPatch) -> None:
   made = prefetch.RestartingIterator(Dying({2: death(), 3: death(-7)}), range(9))
   assert [next(made) for _ in range(3)] == [0, 1, 2]

@@ -19,6 +19,7 @@ from vit_jax.data.image import decode, geometry
 from vit_jax.jobs import evaluate as job
 from vit_jax.jobs import evaluate_weights
 from vit_jax.weights import inference, loading, saving
+from vit_jax.weights.reading import Reading
 
 pytestmark = pytest.mark.usefixtures('one_device', 'no_page')
 
@@ -154,7 +155,7 @@ def test_evaluate_needs_a_run_or_weights_and_reads_flags_of_weights_for_weights_
   assert main.run(['evaluate']) == 2
   assert '--workdir: expected the directory of a run, got none. Set --workdir=DIR or --we' in capsys.readouterr().err
   with pytest.raises(UserError, match='--weights: expected weights for --preprocess, --model and --view, got none'):
-    job.run(None, here, preprocess='half', source='', overridden=())
+    job.run(None, here, reading=Reading('half'), source='', overridden=())
 
 
 def test_folders_with_wordnet_ids_are_outputs_of_imagenet(tmp_path: pathlib.Path,

@@ -8,7 +8,7 @@ import pytest
 
 from vit_jax.config import schema
 from vit_jax.data.pipeline import loader
-from vit_jax.data.pipeline.workers import Machine
+from vit_jax.data.pipeline.capacity import Machine
 from vit_jax.jobs import loader_processes
 from vit_jax.train.host_speed import Found
 

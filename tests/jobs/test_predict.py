@@ -156,7 +156,7 @@ def test_weights_with_1000_outputs_get_the_names_of_imagenet_and_it_is_said(
   row = json.loads(capsys.readouterr().out)
   assert {guess['name'] for guess in row['classes'] if guess['label'] == 281} == {'tabby'}
   assert row['class_names'] == 'ImageNet-1k, assumed' and 'the names of ImageNet-1k are used' in caplog.text
-  assert predict.load('x', preprocess='', model='', view='', classes='').find_class('tench') == 0
+  assert predict.load('x').find_class('tench') == 0
   (tmp_path / 'names').write_text('\n'.join(f'sort {i}' for i in range(1_000)))
   assert run(pictures[0], '--json', '--top=1000', f'--classes={tmp_path / "names"}') == 0
   row = json.loads(capsys.readouterr().out)

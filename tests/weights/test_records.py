@@ -1,11 +1,16 @@
 """The records of the families of published weights."""
 from __future__ import annotations
 
+import pathlib
 import re
 
+import numpy as np
 import pytest
 
-from vit_jax.weights import known_weights, preprocess, recognize
+from tests.weights import made, records_table
+from vit_jax.config import schema
+from vit_jax.core.errors import UserError
+from vit_jax.weights import files, known_weights, loading, preprocess, recognize, saving
 from vit_jax.weights.families import FAMILIES
 
 NEEDED = {'mean', 'std', 'geometry', 'interpolation', 'antialias', 'resize'}
@@ -41,6 +46,37 @@ def test_the_images_of_a_format_are_prepared_as_its_record_says(label: str) -> N
 def test_files_of_the_authors_have_a_family_with_usual_images() -> None:
   """A file with the names of no program is reported under the name of its family."""
   for family in FAMILIES:
-    for files in family.files:
-      label = files.label or ({'transformers': 'huggingface'}.get(files.program, family.name))
-      assert label in recognize.LABELS, (family.name, files.program)
+    for form in family.files:
+      label = form.label or ({'transformers': 'huggingface'}.get(form.program, family.name))
+      assert label in recognize.LABELS, (family.name, form.program)
+
+
+def test_the_table_of_the_documentation_is_that_of_the_records() -> None:
+  page = pathlib.Path(__file__).resolve().parents[2] / 'docs' / 'reference' / 'weights.md'
+  assert records_table.table() in page.read_text(), 'python -m tests.weights.records_table'
+
+
+def moco(width: int = 384) -> dict[str, np.ndarray]:
+  """A checkpoint of MoCo v3 with two blocks: two encoders with heads of three layers, and a predictor of two."""
+  own = saving.to_tensors(made.network(num_classes=0, class_names=(), width=width, heads=12), 'timm')
+  own |= {f'head.{i}.weight': np.ones((4, 4), np.float32) for i in (0, 3, 6)}
+  own |= {f'head.{i}.{leaf}': np.ones(4, np.float32) for i in (1, 4, 7) for leaf in ('running_mean', 'running_var')}
+  own |= {f'head.{i}.num_batches_tracked': np.ones(1, np.float32) for i in (1, 4, 7)}
+  found = {f'module.base_encoder.{name}': x for name, x in own.items()}
+  found |= {f'module.momentum_encoder.{name}': x + 1 for name, x in own.items()}
+  return found | {f'module.predictor.{i}.weight': np.ones((4, 4), np.float32) for i in (0, 3)}
+
+
+def test_moco_v3_is_the_encoder_that_its_authors_evaluate(tmp_path: pathlib.Path) -> None:
+  tensors = moco()
+  files.write_torch(tmp_path / 'vit-s.pth', tensors)
+  found = loading.load(str(tmp_path / 'vit-s.pth'))
+  assert isinstance(found.model, schema.ViT) and (found.family, found.model.heads, found.num_classes) == ('moco', 12, 0)
+  assert (found.preprocess.resize_px, found.preprocess.interpolation.value) == (36, 'bilinear')
+  np.testing.assert_array_equal(found.params['backbone']['cls'], tensors['module.base_encoder.cls_token'])
+  dropped = {line.name for line in found.report.of('dropped')}
+  assert dropped == {name for name in tensors if 'base_encoder' not in name or '.head.' in name}
+  del tensors['module.base_encoder.norm.bias']
+  files.write_torch(tmp_path / 'cut.pth', tensors)
+  with pytest.raises(UserError, match='- backbone/norm/bias'):
+    loading.load(str(tmp_path / 'cut.pth'))

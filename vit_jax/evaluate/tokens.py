@@ -19,7 +19,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import BATCH_AXES
 from vit_jax.core.types import Array, Batch, HostArray, PyTree
 from vit_jax.data.image.masks import MaskedImages
-from vit_jax.data.pipeline import memory, prefetch
+from vit_jax.data.pipeline import capacity, prefetch
 from vit_jax.evaluate import features, problems
 from vit_jax.evaluate.linear import Data
 from vit_jax.models import intermediates
@@ -135,7 +135,7 @@ class Tokens:
     Raises:
       UserError: they do not fit into memory, or none has a class.
     """
-    limit = memory.memory_bytes() // MEMORY_SHARE
+    limit = capacity.memory_bytes() // MEMORY_SHARE
     rows: list[tuple[HostArray, HostArray, int]] = []
     num_tokens = 0
     for example, found in self.stream(selected, _same):

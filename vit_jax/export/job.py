@@ -27,6 +27,7 @@ from vit_jax.jobs import runtime as startup
 from vit_jax.record import console, destination
 from vit_jax.weights import card, inference, loading
 from vit_jax.weights.network import Weights
+from vit_jax.weights.reading import Reading
 
 PLATFORMS = ('cpu', 'cuda', 'rocm', 'tpu')
 SUFFIXES = ('.stablehlo', '.onnx')
@@ -42,14 +43,12 @@ class Subject(NamedTuple):
   multiple: int = 0  # px, of any height and width that the function takes; 0 = those of `image` alone
 
 
-def run(weights: str, to: pathlib.Path, *, preprocess: str, model: str, view: str, from_pixels: bool,
-        any_size: bool, allow_download: bool = False, allow_nonfinite: bool = False) -> int:
+def run(weights: str, to: pathlib.Path, *, reading: Reading, from_pixels: bool, any_size: bool) -> int:
   """Exports weights, given as for `weights.loading.load`; exit status 0."""
   check(to)
   startup.start()
   console.begin_stage('loading the weights')
-  found = loading.load(weights, preprocess=preprocess, model=model, view=view, allow_download=allow_download,
-                       allow_nonfinite=allow_nonfinite)
+  found = loading.load(weights, **reading._asdict())
   console.end_stage()
   print(loading.text(found))
   console.begin_stage('exporting, running the result beside the network')

@@ -29,6 +29,7 @@ from vit_jax.jobs import runtime as startup
 from vit_jax.objectives import mae
 from vit_jax.record import console, storage
 from vit_jax.weights import inference
+from vit_jax.weights.reading import Reading
 
 log = logging.getLogger('vit_jax.jobs')
 BATCH = 8  # images: bounds memory, as the attention of a layer is [BATCH, heads, tokens, tokens]
@@ -36,8 +37,7 @@ NUM_MAPS = 16  # images with attention maps
 
 
 def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to: pathlib.Path, discard: float,
-        of_class: str, preprocess: str, model: str, view: str, classes: str, allow_download: bool = False,
-        allow_nonfinite: bool = False, follow_links: bool = False) -> int:
+        of_class: str, reading: Reading, classes: str, follow_links: bool = False) -> int:
   """Inspects networks on images.
 
   Args:
@@ -47,7 +47,7 @@ def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to:
     discard: share of the smallest entries of each row that attention rollout discards.
     workdir: a run directory, instead of weights.
     of_class: number or name of the class that relevance is computed for; '' = the predicted one.
-    preprocess, model, view, allow_download, allow_nonfinite: as in `weights.loading.load`.
+    reading: how weights are read, see `weights.loading.load`.
     classes: file of class names, one line for each output; '' = those of the weights.
     follow_links: also read files outside of a folder to which links in it lead.
 
@@ -63,9 +63,7 @@ def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to:
   began = time.monotonic()
   console.begin_stage('loading the weights')
   names = report_card.split_weights(weights) if weights else [str(workdir)]
-  networks = [Model(inference.load(name, preprocess=preprocess, model=model, view=view, classes=classes,
-                                   allow_download=allow_download, allow_nonfinite=allow_nonfinite))
-              for name in names]
+  networks = [Model(inference.load(name, reading, classes=classes)) for name in names]
   numbers = [_describe(network, of_class, classes) for network in networks]
   to.mkdir(parents=True, exist_ok=True)
   console.begin_stage('compiling and measuring')

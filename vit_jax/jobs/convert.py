@@ -5,30 +5,29 @@ import logging
 
 from vit_jax.jobs import runtime as startup
 from vit_jax.weights import inference, loading, peft_saving, saving
+from vit_jax.weights.reading import Reading
 
 log = logging.getLogger('vit_jax.jobs')
 
 
-def run(weights: str, to: str, *, family: str, preprocess: str, model: str, view: str, classes: str,
-        overwrite: bool, allow_download: bool = False, allow_nonfinite: bool = False) -> int:
+def run(weights: str, to: str, *, family: str, reading: Reading, classes: str, overwrite: bool) -> int:
   """Converts weights; exit status 0.
 
   Args:
-    weights, preprocess, model, view, classes, allow_download, allow_nonfinite: see `weights.inference.load`.
+    weights, reading, classes: see `weights.inference.load`.
     to: a local path, see `saving.save`.
     family: one of `saving.FORMATS`, or peft for the adapters of a run; '' = by the suffix of `to`.
     overwrite: replace what is at `to`.
   """
   if family == peft_saving.FAMILY:
     startup.start()
-    path = peft_saving.save(weights, to, view=view, overwrite=overwrite)
+    path = peft_saving.save(weights, to, view=reading.view, overwrite=overwrite)
     print(f'Written to {path} in the format of PEFT, and read back: the merged weights are those of the run.',
           flush=True)
     return 0
   saving.check(to, family=family, overwrite=overwrite)
   startup.start()
-  found = inference.load(weights, preprocess=preprocess, model=model, view=view, classes=classes,
-                         allow_download=allow_download, allow_nonfinite=allow_nonfinite)
+  found = inference.load(weights, reading, classes=classes)
   print(loading.text(found))
   path, lost = saving.save(found, to, family=family, overwrite=overwrite, with_card=True)
   for one in lost:

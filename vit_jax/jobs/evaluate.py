@@ -20,6 +20,7 @@ from vit_jax.record import console, destination, storage
 from vit_jax.train import checkpoint_reader
 from vit_jax.train.state import TrainState
 from vit_jax.weights import inherit
+from vit_jax.weights.reading import AS_FOUND, Reading
 
 log = logging.getLogger('vit_jax.jobs')
 
@@ -27,8 +28,7 @@ ELSEWHERE = 'Set --to=DIR to write the results elsewhere.'
 
 
 def run(config: schema.Config | None, workdir: storage.Path | None, *, to: storage.Path | None = None,
-        weights: str = '', preprocess: str = '', model: str = '', view: str = '', allow_download: bool = False,
-        allow_nonfinite: bool = False, source: str, overridden: Collection[str]) -> int:
+        weights: str = '', reading: Reading = AS_FOUND, source: str, overridden: Collection[str]) -> int:
   """Evaluates every view on every evaluation of the config; exit status 0.
 
   Args:
@@ -36,7 +36,7 @@ def run(config: schema.Config | None, workdir: storage.Path | None, *, to: stora
     workdir: the run directory; of `weights`, where the results go.
     to: where the results go instead; None = `workdir`.
     weights: what to evaluate instead of the run; '' = the run.
-    preprocess, model, view, allow_download, allow_nonfinite: of `weights`, see `weights.loading.load`.
+    reading: how `weights` are read.
     source: of the config, for messages.
     overridden: settings on the command line, which override those of the checkpoint.
   """
@@ -45,19 +45,18 @@ def run(config: schema.Config | None, workdir: storage.Path | None, *, to: stora
     if to is not None and workdir is not None:
       raise UserError('--to: expected either --workdir or --to for the results of weights, got both. Remove one.')
     workdir = to or workdir
-    specs = [evaluate_weights.WeightsSpec(one, preprocess, model, view, allow_download, allow_nonfinite)
-             for one in report_card.split_weights(weights)]
+    specs = [evaluate_weights.WeightsSpec(one, reading) for one in report_card.split_weights(weights)]
     if len(specs) > 1 or config.name == report_card.NAME:
       return report_card.run(config, specs, overridden=overridden, workdir=workdir)
     spec, = specs
     return evaluate_weights.run(config, spec, overridden=overridden, workdir=workdir)
-  if preprocess or model or view:
+  if reading.preprocess or reading.model or reading.view:
     raise UserError('--weights: expected weights for --preprocess, --model and --view, got none. A run has settings of '
                     'its own.')
   if workdir is None:
     raise UserError('--workdir: expected the directory of a run, got none. Set --workdir=DIR or --weights=FILE.')
   assert config is not None
-  return _run(config, workdir, source=source, overridden=overridden, allow_nonfinite=allow_nonfinite, to=to)
+  return _run(config, workdir, source=source, overridden=overridden, allow_nonfinite=reading.allow_nonfinite, to=to)
 
 
 def _run(config: schema.Config, workdir: storage.Path, *, source: str, overridden: Collection[str],

@@ -32,6 +32,7 @@ from vit_jax.record import console, destination, run_directory, storage
 from vit_jax.train.state import TrainState
 from vit_jax.weights import init_state, loading, preprocess
 from vit_jax.weights.network import Weights
+from vit_jax.weights.reading import AS_FOUND, Reading
 
 log = logging.getLogger('vit_jax.jobs')
 
@@ -40,13 +41,9 @@ _LEARNING = ('For weights with other classes than the data, --config.evals=knn,f
 
 
 class WeightsSpec(NamedTuple):
-  """The flags for weights on the command line, see `weights.loading.load`; '' = not set."""
+  """Weights on the command line, and how they are read; see `weights.loading.load`."""
   where: str
-  preprocess: str = ''
-  model: str = ''
-  view: str = ''
-  allow_download: bool = False
-  allow_nonfinite: bool = False
+  reading: Reading = AS_FOUND
 
 
 class Network:
@@ -130,7 +127,7 @@ def check_head(found: Weights, config: schema.Config, *, where: str) -> None:
 def load(config: schema.Config, spec: WeightsSpec, overridden: Collection[str]) -> Weights:
   """Returns the weights, for images of `config.image_px` if that is on the command line."""
   console.begin_stage('loading the weights')
-  found = loading.load(**spec._asdict())
+  found = loading.load(spec.where, **spec.reading._asdict())
   if 'image_px' in overridden:
     found = loading.at_size(found, preprocess.scaled(found.preprocess, config.image_px))
   log.info('%s', loading.text(found))

@@ -6,8 +6,8 @@ import logging
 from vit_jax.config import schema
 from vit_jax.core.contracts import Loader
 from vit_jax.core.types import Shard
+from vit_jax.data.pipeline import capacity
 from vit_jax.data.pipeline import loader as loaders
-from vit_jax.data.pipeline import workers as processes
 from vit_jax.record.clock import Clock
 from vit_jax.train import host_speed
 
@@ -23,19 +23,19 @@ def hook(config: schema.Config, loader: Loader, shard: Shard, clock: Clock) -> h
 
   def tell(found: host_speed.Found) -> None:
     if supply is not None:
-      decide(found, images, supply, setting=config.data.workers, here=processes.machine())
+      decide(found, images, supply, setting=config.data.workers, here=capacity.machine())
 
   return host_speed.HostSpeed(clock.goodput, tell)
 
 
 def decide(found: host_speed.Found, images: float, supply: loaders.Supply, *, setting: int,
-           here: processes.Machine) -> None:
-  """Logs what was measured, for `images` of this host in a step; with `data.workers=auto`, sets the processes."""
+           here: capacity.Machine) -> None:
+  """Logs what was measured, for `images` of this host in a step; with `data.workers=auto`, sets the capacity."""
   step = images / found.alone_s
   host = min(step, images / found.step_s) if found.waiting >= WAITING else step
-  measured = processes.Measured(host, step, found.busy_cores)
-  wanted = processes.after(measured, supply.workers, batch_bytes=supply.batch_bytes, here=here)
-  log.log(logging.DEBUG if measured.keeps_up else logging.INFO, '%s', processes.sentence(
+  measured = capacity.Measured(host, step, found.busy_cores)
+  wanted = capacity.workers_after(measured, supply.workers, batch_bytes=supply.batch_bytes, here=here)
+  log.log(logging.DEBUG if measured.keeps_up else logging.INFO, '%s', capacity.describe(
       measured, supply.workers, wanted, setting=setting, here=here))
   if setting == schema.AUTO_WORKERS:
     supply.workers = wanted

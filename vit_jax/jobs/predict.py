@@ -35,6 +35,7 @@ from vit_jax.inspect.zeroshot import ZeroShot
 from vit_jax.jobs import runtime as startup
 from vit_jax.record import console
 from vit_jax.weights import inference, loading
+from vit_jax.weights.reading import AS_FOUND, Reading
 
 log = logging.getLogger('vit_jax.jobs')
 OVERLAYS = 'overlays'
@@ -50,12 +51,11 @@ class Prepared(NamedTuple):
 
 
 def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: str, tokenizer: str, top: int, json: bool,
-        overlay: bool, to: pathlib.Path | None, preprocess: str, model: str, view: str, classes: str,
-        allow_download: bool = False, allow_nonfinite: bool = False, follow_links: bool = False) -> int:
+        overlay: bool, to: pathlib.Path | None, reading: Reading, classes: str, follow_links: bool = False) -> int:
   """Classifies files and all images in folders; exit status 2 if a file could not be read, else 0.
 
   Args:
-    weights, preprocess, model, view, classes, allow_download, allow_nonfinite: see `weights.inference.load`.
+    weights, reading, classes: see `weights.inference.load`.
     files: files and folders.
     names, prompts, tokenizer: classify by texts, see `Model.zero_shot`; no names = by the head.
     top: number of classes per image.
@@ -73,8 +73,7 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
   startup.start()
   opencv.quieten()
   console.begin_stage('loading the weights')
-  network = load(weights, preprocess=preprocess, model=model, view=view, classes=classes, has_names=bool(names),
-                 allow_download=allow_download, allow_nonfinite=allow_nonfinite)
+  network = load(weights, reading, classes=classes, has_names=bool(names))
   classifier = choose_classifier(network, names, prompts=prompts, tokenizer=tokenizer)
   targets = name_overlays(paths, to or pathlib.Path(OVERLAYS)) if overlay else {}
   properties = describe(network, classifier)
@@ -124,15 +123,13 @@ def choose_classifier(network: Model, names: Sequence[str], *, prompts: str, tok
   return found
 
 
-def load(where: str, *, preprocess: str, model: str, view: str, classes: str, has_names: bool = False,
-         allow_download: bool = False, allow_nonfinite: bool = False) -> Model:
+def load(where: str, reading: Reading = AS_FOUND, *, classes: str = '', has_names: bool = False) -> Model:
   """Loads a network with a classification head, or any network if names of classes are given.
 
   Raises:
     UserError: the weights cannot be read, have no head, or have another number of classes than the file of names.
   """
-  found = inference.load(where, preprocess=preprocess, model=model, view=view, classes=classes,
-                         allow_download=allow_download, allow_nonfinite=allow_nonfinite)
+  found = inference.load(where, reading, classes=classes)
   log.info('%s', loading.text(found))
   if has_names:
     return Model(found)

@@ -15,6 +15,7 @@ from vit_jax.data.sources import opening, prepared, tfds, tfds_build
 from vit_jax.data.sources import shards as writing
 from vit_jax.jobs import teacher_labels
 from vit_jax.record import progress
+from vit_jax.weights.reading import AS_FOUND, Reading
 
 log = logging.getLogger('vit_jax.jobs')
 SPLITS = ('train', 'test')
@@ -23,8 +24,7 @@ _ANY_PX = (32, 32)  # only used by sources that generate images
 
 def run(to: pathlib.Path, *, data: str = '', short_px: int = 0, shards: int = 0, quality: int | None = None,
         seed: int = 0, splits: Sequence[str] = (), data_dir: str = '', processes: int = 0, follow_links: bool = False,
-        config: schema.Config | None = None, weights: str = '', preprocess: str = '', model: str = '', view: str = '',
-        allow_download: bool = False, allow_nonfinite: bool = False,
+        config: schema.Config | None = None, weights: str = '', reading: Reading = AS_FOUND,
         build: Callable[..., None] = tfds_build.build_in_process) -> int:
   """Writes shards of `data`, or the label maps of a config by the teacher `weights`; exit status 0.
 
@@ -36,7 +36,7 @@ def run(to: pathlib.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
     data_dir: folder of TFDS datasets.
     processes: that write shards; 0 = by the cores of this machine.
     follow_links: also read files outside of the folder to which links in it lead.
-    config, weights, preprocess, model, view, allow_download, allow_nonfinite: see `teacher_labels.run`.
+    config, weights, reading: see `teacher_labels.run`.
     build: prepares a TFDS dataset that is missing.
 
   Raises:
@@ -51,8 +51,7 @@ def run(to: pathlib.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
     if config is None or not weights:
       raise UserError('--config: expected both --config and --weights, which label maps need, got one of them. Set '
                       'both.')
-    return teacher_labels.run(config, weights, to, preprocess=preprocess, model=model, view=view,
-                              allow_download=allow_download, allow_nonfinite=allow_nonfinite)
+    return teacher_labels.run(config, weights, to, reading)
   if not data:
     raise UserError('--data: expected images to write as shards, got none. Set --data=folder:PATH or --data=tfds:NAME; '
                     'or --config and --weights for label maps.')

@@ -5,7 +5,6 @@ then computes on the CPU, as training holds the accelerator.
 """
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import pathlib
@@ -24,17 +23,18 @@ from vit_jax.jobs.serve_images import MAX_PIXELS, Folder, Network
 from vit_jax.parallel import hardware
 from vit_jax.record import checkpoint_files, console, storage
 from vit_jax.weights import inference
+from vit_jax.weights.reading import Reading
 
 log = logging.getLogger('vit_jax.jobs')
 _WATCHED = ('metrics.jsonl', 'config.json', 'final.json', 'evaluate.json', 'predictions.npz')
 
 
-def run(weights: str, workdir: storage.Path | None, files: Sequence[str], *, host: str, port: int, preprocess: str,
-        model: str, view: str, classes: str, allow_download: bool = False, allow_nonfinite: bool = False) -> int:
+def run(weights: str, workdir: storage.Path | None, files: Sequence[str], *, host: str, port: int,
+        reading: Reading, classes: str) -> int:
   """Serves the page until Ctrl-C.
 
   Args:
-    weights, preprocess, model, view, classes, allow_download, allow_nonfinite: see `weights.inference.load`.
+    weights, reading, classes: see `weights.inference.load`.
     workdir: a run, instead of weights.
     files: at most one folder of images, with a subfolder for each class.
     host, port: to listen on.
@@ -53,10 +53,14 @@ def run(weights: str, workdir: storage.Path | None, files: Sequence[str], *, hos
     hardware.use_cpu()
   startup.start()
   opencv.quieten()
-  load = functools.partial(inference.load, weights or str(workdir), preprocess=preprocess, model=model, view=view,
-                           classes=classes, allow_download=allow_download, allow_nonfinite=allow_nonfinite)
-  network = Network(lambda: Model(load()), lambda: True) if workdir is None else Network(
-      lambda: Model(load()), lambda: _newest_step(workdir))
+
+  def load() -> Model:
+    return Model(inference.load(weights or str(workdir), reading, classes=classes))
+
+  def newest_step() -> Hashable | None:
+    return True if workdir is None else max(checkpoint_files.steps(workdir / 'checkpoints'), default=None)
+
+  network = Network(load, newest_step)
   folder = Folder(files[0], network, find=predict.find) if files else None
   with Site(network, workdir, folder, title=weights or str(workdir)).serve(host, port) as server:
     if workdir is None:
@@ -70,10 +74,6 @@ def run(weights: str, workdir: storage.Path | None, files: Sequence[str], *, hos
       threading.Thread(target=folder.run, daemon=True).start()
     server.serve_forever()
   return 0
-
-
-def _newest_step(workdir: storage.Path) -> Hashable | None:
-  return max(checkpoint_files.steps(workdir / 'checkpoints'), default=None)
 
 
 class Site:

@@ -42,6 +42,7 @@ from vit_jax.record import progress
 from vit_jax.train.stopping import StopRequest
 from vit_jax.weights import inference, init_state, loading
 from vit_jax.weights.network import Weights
+from vit_jax.weights.reading import AS_FOUND, Reading
 
 log = logging.getLogger('vit_jax.jobs')
 PER_PART = 4_096  # unlabeled images in a part; a kill loses at most one part
@@ -55,13 +56,12 @@ class _Stopped(Exception):
   """This process received a signal to stop."""
 
 
-def run(config: schema.Config, where: str, to: pathlib.Path, *, preprocess: str = '', model: str = '',
-        view: str = '', allow_download: bool = False, allow_nonfinite: bool = False) -> int:
+def run(config: schema.Config, where: str, to: pathlib.Path, reading: Reading = AS_FOUND) -> int:
   """Writes the label maps of a config's training images; exit status 0.
 
   Args:
     config: of the run that will use them; its data, `objective.top`, `batch_size` and `mesh` are used.
-    where, preprocess, model, view, allow_download, allow_nonfinite: weights of the teacher, see `weights.loading.load`.
+    where, reading: weights of the teacher, see `weights.loading.load`.
     to: directory to write.
 
   Raises:
@@ -74,8 +74,7 @@ def run(config: schema.Config, where: str, to: pathlib.Path, *, preprocess: str 
   startup.start()
   if jax.process_count() > 1:
     raise UserError(f'--job=prepare: expected one process, got {jax.process_count()}. Run it on one host.')
-  found = loading.load(where, preprocess=preprocess, model=model, view=view, allow_download=allow_download,
-                       allow_nonfinite=allow_nonfinite)
+  found = loading.load(where, **reading._asdict())
   log.info('Teacher: %s', loading.text(found))
   data = build.open_data(config)
   init_state.check_order(found, data.class_names, is_listed=bool(config.data.classes))

@@ -18,18 +18,17 @@ from vit_jax.objectives.networks import NetworkView, statistics
 from vit_jax.weights import loading
 from vit_jax.weights import preprocess as preprocessing
 from vit_jax.weights.network import Weights
+from vit_jax.weights.reading import AS_FOUND, Reading
 
 
-def load(where: str, *, preprocess: str = '', model: str = '', view: str = '', classes: str = '',
-         allow_download: bool = False, allow_nonfinite: bool = False) -> Weights:
+def load(where: str, reading: Reading = AS_FOUND, *, classes: str = '') -> Weights:
   """Loads weights as `loading.load` does, and names their outputs as the file `classes` does ('' = unchanged).
 
   Raises:
     UserError: the weights or the file cannot be read, or the file has another number of names.
   """
   names = naming.read(classes, setting='--classes') if classes else ()
-  found = loading.load(where, preprocess=preprocess, model=model, view=view, allow_download=allow_download,
-                       allow_nonfinite=allow_nonfinite)
+  found = loading.load(where, **reading._asdict())
   return with_class_names(found, names, source=f'--classes={classes}')
 
 

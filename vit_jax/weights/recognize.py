@@ -16,7 +16,7 @@ from vit_jax.weights.preprocess import PreprocessRule
 from vit_jax.weights.tables import Table
 
 PROGRAMS: dict[str, Callable[[Tensors], Recognized]] = {
-    'npz': lambda tensors: Recognized('', (), tensors, (), Hints()), 'flax': flax.prepare,
+    'file': lambda tensors: Recognized('', (), tensors, (), Hints()), 'flax': flax.prepare,
     'transformers': transformers.prepare, 'timm': lambda tensors: timm.prepare(tensors, FAMILIES)}
 """For each program, how its files are prepared before families look for their names; in the order of detection."""
 FORMATS = ('vision_transformer', 'big_vision', 'timm', 'huggingface', 'bit')

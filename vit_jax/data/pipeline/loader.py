@@ -20,8 +20,7 @@ from vit_jax.core.types import Batch, HostArray, Shard
 from vit_jax.data.files import open_files
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.labels import label_maps
-from vit_jax.data.pipeline import blocks, memory, order, prefetch
-from vit_jax.data.pipeline import workers as processes
+from vit_jax.data.pipeline import blocks, capacity, order, prefetch
 from vit_jax.data.source import Source, title
 from vit_jax.data.sources.mixture import Mixture
 from vit_jax.data.sources.pseudo import PseudoLabeled, TeacherLabels
@@ -70,15 +69,46 @@ class BadImages:
                       f'decoded, got {len(self.found)}: {named}{f" and {rest} more" if rest > 0 else ""}.')
 
 
-class TrainLoader:
+class _Batches:
+  """Starts iterators of batches; keeps those that run, to close them."""
+
+  def __init__(self, start: Start, bad: BadImages) -> None:
+    self.bad, self._start = bad, start
+    self._running: list[Iterator[Batch]] = []
+
+  def _run(self, numbers: range) -> Iterator[Batch]:
+    """Yields the batches of these numbers, and records their bad images."""
+    iterator = self._start(numbers)
+    self._running.append(iterator)
+    try:
+      for batch in iterator:
+        self.bad.record(batch)
+        yield batch
+    finally:
+      if iterator in self._running:
+        self._running.remove(iterator)
+        _close(iterator)
+
+  def close(self) -> None:
+    """Stops workers and frees their resources."""
+    while self._running:
+      _close(self._running.pop())
+
+
+def _close(iterator: Iterator[Batch]) -> None:
+  """Closes an iterator that has threads or processes."""
+  if hasattr(iterator, 'close'):
+    iterator.close()
+
+
+class TrainLoader(_Batches):
   """Endless training batches; a `core.contracts.Loader`."""
 
   def __init__(self, source: Source, start: Start, *, visit: order.Visit, info: LoaderInfo, bad: BadImages,
                max_bad_images: int, labels: Labels | None = None, supply: Supply | None = None) -> None:
-    self.info, self.bad, self.describe, self._visit = info, bad, source.describe, visit
-    self.supply = supply
-    self._start, self._max_bad_images, self._labels = start, max_bad_images, labels
-    self._running: list[Iterator[Batch]] = []
+    super().__init__(start, bad)
+    self.info, self.supply, self.describe, self._visit = info, supply, source.describe, visit
+    self._max_bad_images, self._labels = max_bad_images, labels
 
   def batches(self, start: int) -> Iterator[Batch]:
     """Yields this process's rows of the global batches from step `start` on.
@@ -86,18 +116,13 @@ class TrainLoader:
     Raises:
       UserError: more than `max_bad_images` images could not be decoded in the batches taken.
     """
-    for batch in _running(self._start, range(start, _LAST_BATCH), self._running):
-      self.bad.record(batch)
+    for batch in self._run(range(start, _LAST_BATCH)):
       self.bad.check(self._max_bad_images)
       yield self._labels.add(batch) if self._labels else batch
 
   def indexes(self, step: int) -> HostArray:
     """Returns the indexes `[B] i64` of the examples of the global batch of a step, all rows."""
     return self._visit(step * self.info.batch_size + np.arange(self.info.batch_size))
-
-  def close(self) -> None:
-    """Stops workers and frees their resources."""
-    _stop(self._running)
 
 
 @dataclasses.dataclass
@@ -115,13 +140,12 @@ class Supply:
     return prefetch.AdjustingIterator(start, numbers, lambda: self.workers)
 
 
-class EvalLoader:
+class EvalLoader(_Batches):
   """One pass over a split; a `core.contracts.EvalLoader`."""
 
   def __init__(self, source: Source, start: Start, *, batch_size: int, bad: BadImages) -> None:
-    self.num_examples, self.describe, self.bad = len(source), source.describe, bad
-    self._start, self._batch_size = start, batch_size
-    self._running: list[Iterator[Batch]] = []
+    super().__init__(start, bad)
+    self.num_examples, self.describe, self._batch_size = len(source), source.describe, batch_size
 
   @property
   def num_bad(self) -> int:
@@ -130,13 +154,8 @@ class EvalLoader:
 
   def batches(self) -> Iterator[Batch]:
     """Yields this process's rows of `ceil(S / B)` global batches: `image label index box mask`."""
-    for batch in _running(self._start, range(-(-self.num_examples // self._batch_size)), self._running):
-      self.bad.record(batch)
+    for batch in self._run(range(-(-self.num_examples // self._batch_size))):
       yield {k: v for k, v in batch.items() if k != 'bad'}
-
-  def close(self) -> None:
-    """Stops workers and frees their resources."""
-    _stop(self._running)
 
 
 def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, int], batch_size: int,
@@ -168,7 +187,7 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
   if seed < 0:
     raise UserError(f'seed: expected 0 or more, got {seed}.')
   shapes = transforms.train_shapes(recipe, image_px, max_labels=max_labels)
-  memory.check('batch_size', batch_size, shard, shapes)
+  capacity.check_batch('batch_size', batch_size, shard, shapes)
   shard.rows(batch_size)  # raises if the size does not fit
   fit = transforms.eval_transform(recipe, image_px, max_labels=max_labels)
   groups = schema.num_groups(batch_size, recipe.mix_group)
@@ -182,8 +201,8 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
   else:
     transform = transforms.train_transform(recipe, image_px, decode=decode, max_labels=max_labels)
     make = blocks.TrainBlocks(source, transform, visit, shapes, seed, batch_size, shard)
-    size = memory.batch_bytes(batch_size, shard, shapes)
-    workers = processes.at_start(workers, num_examples=len(source), batch_bytes=size, here=processes.machine())
+    size = capacity.batch_bytes(batch_size, shard, shapes)
+    workers = capacity.workers_at_start(workers, num_examples=len(source), batch_bytes=size, here=capacity.machine())
     start = supply = Supply(make, threads, workers, size)
   digest = source.digest if recipe.repeats == 1 else f'{source.digest} repeats={recipe.repeats}' + (
       f' groups={groups}' if groups > 1 else '')
@@ -204,7 +223,7 @@ def eval_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, i
     raise UserError(f'{title(source)}: expected at most {_MOST_EVALUATED:,} examples to evaluate, got {len(source):,}. '
                     'Evaluate a part of it, such as data.eval_split=test[:1000000].')
   fit_shapes = transforms.eval_shapes(image_px, max_labels=max_labels)
-  memory.check('batch_size of an evaluation', batch_size, shard, {'image': ((*image_px, 3), np.uint8)})
+  capacity.check_batch('batch_size of an evaluation', batch_size, shard, {'image': ((*image_px, 3), np.uint8)})
   shard.rows(batch_size)
   fit = transforms.eval_transform(recipe, image_px, max_labels=max_labels)
   start: Start
@@ -213,7 +232,7 @@ def eval_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, i
     start = functools.partial(map, blocks.MemoryEvalBlocks(decoded, batch_size, shard))
   else:
     start = functools.partial(prefetch.prefetched, blocks.EvalBlocks(source, fit, batch_size, shard), threads=threads,
-                              workers=workers, batch_bytes=memory.batch_bytes(batch_size, shard, fit_shapes))
+                              workers=workers, batch_bytes=capacity.batch_bytes(batch_size, shard, fit_shapes))
   return EvalLoader(source, start, batch_size=batch_size, bad=BadImages(source, fit))
 
 
@@ -246,23 +265,3 @@ def _visit(source: Source, *, seed: int, repeats: int, batch_size: int, groups: 
     raise UserError(f'batch_size: expected at least {2 * repeats}, two different examples with data.recipe.repeats='
                     f'{repeats}, got {batch_size}.')
   return order.Repeated(visit, repeats, batch_size, groups)
-
-
-def _running(start: Start, numbers: range, running: list[Iterator[Batch]]) -> Iterator[Batch]:
-  """Yields from a started iterator, which is in `running` until it ends or is closed."""
-  iterator = start(numbers)
-  running.append(iterator)
-  try:
-    yield from iterator
-  finally:
-    if iterator in running:
-      running.remove(iterator)
-      _stop([iterator])
-
-
-def _stop(running: list[Iterator[Batch]]) -> None:
-  """Empties `running`, and closes iterators with threads or processes."""
-  while running:
-    iterator = running.pop()
-    if hasattr(iterator, 'close'):
-      iterator.close()

@@ -18,22 +18,17 @@ import time
 import typing
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from vit_jax.core.errors import DataStopped
 from vit_jax.core.types import Batch
-from vit_jax.data.files import access, open_files
+from vit_jax.data.files import access
 from vit_jax.data.image import opencv
-from vit_jax.data.pipeline import memory, shared
+from vit_jax.data.pipeline import capacity, shared
 
 log = logging.getLogger('vit_jax.data')
 
 PARENT_POLL_S = 1.
-MEMORY_SHARE = 0.25
-"""The part of the memory that batches ahead of the step take at most, apart from one of each thread."""
-_HANDED = 2  # batches of each process that wait for the consumer
-FEWEST = _HANDED + 2
-"""Batches that a process holds at least: these, one that it makes, and one that is finished."""
 DEATHS_WITHIN_S = 600.
 SHARED = '/dev/shm'
 _DEATH = 'Worker process was terminated unexpectedly'  # Grain 0.2.18
@@ -47,30 +42,6 @@ class ClosableIterator(Iterator[Batch], Protocol):
     ...
 
 
-class Sizes(NamedTuple):
-  """Of one process: threads, each of which makes a batch, and finished batches that are held."""
-  threads: int
-  buffer: int
-
-
-def sizes(threads: int, workers: int, *, batch_bytes: int, limit: int, cores: int) -> Sizes:
-  """Returns the threads and the buffer of each process, so that all batches take at most a quarter of the memory.
-
-  Args:
-    threads: in total; 0 = one per core. A process has at most 16.
-    workers: processes; 0 = this one.
-    batch_bytes: of this host's part of a batch; 0 = not known.
-    limit: bytes of memory.
-    cores: that may be used.
-  """
-  each = min(open_files.MAX_THREADS, -(-(threads or cores) // workers)) if workers else (
-      threads or min(open_files.MAX_THREADS, cores))
-  handed = _HANDED if workers else 0
-  most = int(limit * MEMORY_SHARE / batch_bytes / max(1, workers)) if batch_bytes else 2 * each + handed
-  buffer = max(1, min(each, most - each - handed))
-  return Sizes(max(1, min(each, most - buffer - handed)), buffer)
-
-
 def prefetched(make: shared.Make | Callable[[int], Batch], numbers: range, *, threads: int, workers: int,
                batch_bytes: int = 0) -> ClosableIterator:
   """Yields `make(n)` for each of `numbers`, in order, computed ahead of time.
@@ -82,13 +53,13 @@ def prefetched(make: shared.Make | Callable[[int], Batch], numbers: range, *, th
     workers: processes; 0 = threads of this process. A process that dies is restarted once, from the same batch.
     batch_bytes: of a batch, whose arrays `make` then allocates as it is told; 0 = not known, batches are copied.
   """
-  each = sizes(threads, workers, batch_bytes=batch_bytes, limit=memory.memory_bytes(), cores=open_files.num_cores())
+  each = capacity.sizes(threads, workers, batch_bytes=batch_bytes, here=capacity.machine())
   start = functools.partial(_prefetched, make, each=each, workers=workers,
                             is_shared=batch_bytes > 0 and shared.is_possible())
   return RestartingIterator(start, numbers) if workers else start(numbers)
 
 
-def _prefetched(make: Callable[[int], Batch], numbers: range, *, each: Sizes, workers: int,
+def _prefetched(make: Callable[[int], Batch], numbers: range, *, each: capacity.Sizes, workers: int,
                 is_shared: bool) -> ClosableIterator:
   import grain
   opencv.quieten()
@@ -100,7 +71,7 @@ def _prefetched(make: Callable[[int], Batch], numbers: range, *, each: Sizes, wo
   stream = dataset.to_iter_dataset(grain.ReadOptions(num_threads=each.threads, prefetch_buffer_size=each.buffer))
   if workers:
     _let_grain_read_its_flags()
-    options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=_HANDED)
+    options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=capacity.HANDED)
     stream = stream.mp_prefetch(options, worker_init_fn=functools.partial(start_worker, os.getpid()))
   return shared.Opened(iter(stream)) if is_shared else iter(stream)
 

@@ -17,6 +17,7 @@ from vit_jax.weights.families import (
     ijepa,
     mae,
     mixer,
+    moco,
     pe,
     rope_vit,
     siglip,
@@ -27,4 +28,4 @@ from vit_jax.weights.families import (
 
 FAMILIES = tuple(module.FAMILY for module in (
     vision_transformer, mixer, bit, efficientnet, big_vision, deit, clip, aimv2, pe, siglip, dinov3, rope_vit, eva02,
-    mae, dino, tips, dinov2, ijepa, vit))
+    mae, dino, tips, dinov2, ijepa, moco, vit))

@@ -54,7 +54,7 @@ def _config(m: schema.ViT, _: Weights) -> dict[str, Any]:
 
 
 FAMILY = Family(
-    'aimv2', 'AIMv2',
+    'aimv2', 'AIMv2', 'files of the authors; transformers; timm',
     files=(Files('transformers', lambda t: 'embeddings.patch_embed.weight' in t, TRANSFORMERS, _hints, change=_change),
            timm.vit(lambda t: {'patch_embed.proj.weight', 'patch_embed.norm.weight'} <= t.keys() and (
                'blocks.0.norm1.bias' not in t), Hints(norm_eps=1e-5))),

@@ -31,7 +31,7 @@ def _change(tensors: Tensors) -> Changed:
 
 
 FAMILY = Family(
-    'big_vision', 'big_vision: ViT, SigLIP',
+    'big_vision', 'big_vision: ViT, SigLIP', '`.npz`: all prefixes, scanned blocks, attention pooling, bf16',
     files=(Files('flax', lambda t: 'embedding/kernel' in t and 'Transformer/posembed_input/pos_embedding' not in t,
                  TABLE, flax.HINTS, change=_change, formats=('big_vision',)),),
     images={**NORMS['half'], **TF, 'interpolation': Interpolation.AREA, 'truncate': True, 'resize': .875},

@@ -35,10 +35,10 @@ TIMM: Table = (
 
 _SIZES, _BIT = ('50x1', '50x3', '101x1', '101x3', '152x2', '152x4'), 'arXiv 1912.11370'
 FAMILY = Family(
-    'bit', 'BiT',
+    'bit', 'BiT', '`.npz` of the authors; timm',
     files=(
-        Files('npz', lambda t: 'resnet/root_block/standardized_conv2d/kernel' in t, TABLE, network=schema.ResNet,
-              formats=('bit', 'vision_transformer', 'big_vision')),
+        Files('file', lambda t: 'resnet/root_block/standardized_conv2d/kernel' in t, TABLE, network=schema.ResNet,
+              formats=('bit',)),
         Files('timm', lambda t: 'stem.conv.weight' in t and 'stages.0.blocks.0.conv1.weight' in t, TIMM,
               Hints(settings=timm.STEM), label='timm', formats=('timm',), network=schema.ResNet)),
     images={**NORMS['half'], **TF, 'resize': 0},

@@ -74,7 +74,7 @@ TRANSFORMERS: Table = (
 """CLIP and SigLIP, without the prefix `vision_model.`."""
 
 FAMILY = Family(
-    'clip', 'CLIP, OpenCLIP',
+    'clip', 'CLIP, OpenCLIP', 'files of OpenAI and open_clip; transformers; timm',
     files=(Files('transformers', lambda t: {'embeddings.patch_embedding.weight', 'pre_layrnorm.weight'} <= t.keys(),
                  TRANSFORMERS, Hints(gelu=Gelu.QUICK, norm_eps=1e-5)),
            timm.vit(lambda t: {'patch_embed.proj.weight', 'norm_pre.weight', 'norm.weight'} <= t.keys() and (

@@ -20,7 +20,7 @@ def _finish(tensors: Tensors, weights: Weights) -> Tensors:
 
 _I1K, _BOTH, _DEIT, _DEIT3 = 'ImageNet-1k', 'ImageNet-21k+1k', 'arXiv 2012.12877', 'arXiv 2204.07118'
 FAMILY = Family(
-    'deit', 'DeiT, DeiT III',
+    'deit', 'DeiT, DeiT III', '`.pth` of the authors, with and without a distillation token; transformers; timm',
     kinds=(Kind('deit', ('DeiTModel', 'DeiTForImageClassificationWithTeacher'),
                 lambda m, weights, _: transformers.is_plain(m, weights, distilled=True), lambda _: transformers.VIT,
                 transformers.vit_config, _finish),),

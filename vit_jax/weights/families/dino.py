@@ -7,7 +7,7 @@ from vit_jax.weights.families.record import Family, Published
 from vit_jax.weights.preprocess import NORMS, PILLOW
 
 FAMILY = Family(
-    'dino', 'DINO',
+    'dino', 'DINO', '`.pth` of the authors',
     files=(timm.vit(lambda t: 'patch_embed.proj.weight' in t and any(name.startswith('head.last_layer') for name in t),
                     label='dino'),),
     images={**NORMS['imagenet'], **PILLOW, 'resize': .875}, position_resize=PositionResize.BICUBIC_OFFSET,

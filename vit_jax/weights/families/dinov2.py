@@ -72,7 +72,7 @@ def _kind(model_type: str, loaded_by: str, *, has_registers: bool) -> Kind:
 
 
 FAMILY = Family(
-    'dinov2', 'DINOv2',
+    'dinov2', 'DINOv2', '`.pth` of the authors, with and without registers; transformers; timm',
     files=(Files('transformers', lambda t: transformers.is_older(t, has_scales=True),
                  lambda t: transformers.DINO_SWIGLU if any('.mlp.weights_in.' in name for name in t) else
                  transformers.DINO, transformers.HINTS._replace(norm_eps=1e-6), change=_change),

@@ -65,7 +65,7 @@ def _finish(tensors: Tensors, _: Weights) -> Tensors:
 
 
 FAMILY = Family(
-    'dinov3', 'DINOv3',
+    'dinov3', 'DINOv3', 'files of the authors; transformers; timm',
     files=(Files('transformers', lambda t: 'embeddings.patch_embeddings.weight' in t, TRANSFORMERS, HINTS),
            timm.vit(lambda t: {'patch_embed.proj.weight', 'cls_token', 'reg_token'} <= t.keys() and (
                'pos_embed' not in t), HINTS)),

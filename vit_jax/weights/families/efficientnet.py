@@ -32,7 +32,7 @@ TABLE: Table = (
 """Blocks of the first stage have no expansion, so their convolutions have other names."""
 
 FAMILY = Family(
-    'efficientnet', 'EfficientNet',
+    'efficientnet', 'EfficientNet', 'timm, with running statistics',
     files=(Files('timm', lambda t: 'conv_stem.weight' in t, TABLE, label='efficientnet', formats=('timm',),
                  network=schema.EfficientNet),),
     images={**NORMS['imagenet'], **PILLOW, 'resize': .875})

@@ -25,7 +25,7 @@ def _found(tensors: Tensors) -> bool:
 
 
 FAMILY = Family(
-    'eva02', 'EVA-02, EVA-02-CLIP',
+    'eva02', 'EVA-02, EVA-02-CLIP', 'files of the authors; timm',
     files=(timm.vit(_found, Hints(gelu=Gelu.EXACT, norm_eps=1e-6,
                                   settings={'positions.base': 10_000., 'positions.coordinates': ByIndex(16)})),),
     images={**NORMS['clip'], **PILLOW, 'resize': 1.}, position_resize=PositionResize.BICUBIC, to_timm=_to_timm,

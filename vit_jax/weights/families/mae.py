@@ -26,7 +26,7 @@ def _finish(tensors: Tensors, weights: Weights) -> Tensors:
 
 _FILES, _LICENSE, _MAE = 'https://dl.fbaipublicfiles.com/mae', 'CC-BY-NC-4.0', 'arXiv 2111.06377'
 FAMILY = Family(
-    'mae', 'MAE',
+    'mae', 'MAE', '`.pth` of the authors, with and without the decoder, and fine-tuned; transformers',
     files=(timm.vit(lambda t: 'patch_embed.proj.weight' in t and (
         'decoder_embed.weight' in t or {'fc_norm.weight', 'cls_token'} <= t.keys()), label='mae'),),
     kinds=(Kind('vit_mae', ('ViTMAEForPreTraining', 'ViTMAEForPreTraining'),

@@ -30,7 +30,7 @@ TIMM: Table = (
 )
 
 FAMILY = Family(
-    'mixer', 'MLP-Mixer',
+    'mixer', 'MLP-Mixer', '`.npz` of vision_transformer and big_vision; timm',
     files=(
         Files('flax', lambda t: any(name.startswith('MixerBlock_') for name in t), FLAX, flax.HINTS,
               label='vision_transformer', formats=('vision_transformer', 'big_vision'), network=schema.Mixer),

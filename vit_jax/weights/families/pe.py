@@ -16,7 +16,7 @@ def _hints(tensors: Tensors) -> Hints:
 
 
 FAMILY = Family(
-    'pe', 'Perception Encoder',
+    'pe', 'Perception Encoder', 'files of the authors; timm',
     files=(timm.vit(lambda t: {'patch_embed.proj.weight', 'norm_pre.weight'} <= t.keys() and (
         'attn_pool.latent' in t or 'norm.weight' not in t), _hints),),
     images={**NORMS['half'], **PILLOW, 'interpolation': Interpolation.BILINEAR, 'resize': 0},

@@ -30,7 +30,8 @@ def _unchanged(tensors: Tensors) -> Changed:
 class Files(NamedTuple):
   """The files of a family under the names of one program.
 
-  program: a key of `recognize.PROGRAMS`, which first removes what all files of the program have around the names.
+  program: a key of `recognize.PROGRAMS`, which first removes what all files of the program have around the names;
+    `file` for names as they are in the file.
   found: whether tensors with these names are of the family.
   table: the names; a function of the tensors where networks differ in them.
   hints: settings of its networks that tensors do not show, where these are not those of the family; a function of the
@@ -105,7 +106,7 @@ class Family(NamedTuple):
   """A family of published weights.
 
   name: in reports, and of the rule for the preprocessing of images.
-  title: in the documentation.
+  title, about: in the documentation: its name, and which of its files are read.
   files: how its files look, by program; the first that is found counts.
   kinds: its networks in transformers.
   images: how images are usually prepared, by the names of `preprocess.PreprocessRule.values`.
@@ -120,6 +121,7 @@ class Family(NamedTuple):
   """
   name: str
   title: str
+  about: str
   files: tuple[Files, ...] = ()
   kinds: tuple[Kind, ...] = ()
   images: Mapping[str, Any] = {}

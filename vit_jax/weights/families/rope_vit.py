@@ -30,5 +30,6 @@ def _hints(tensors: Tensors) -> Hints:
 
 
 FAMILY = Family(
-    'rope_vit', 'RoPE-ViT', files=(timm.vit(_found, _hints, label='timm'),), to_timm=_to_timm,
+    'rope_vit', 'RoPE-ViT', 'timm, with fixed and with learned frequencies',
+    files=(timm.vit(_found, _hints, label='timm'),), to_timm=_to_timm,
     licenses=(License(r'timm/vit_\w+_rope_\w*\.naver_in1k', 'Apache-2.0'),))

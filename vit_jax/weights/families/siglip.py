@@ -34,7 +34,7 @@ def _change(tensors: Tensors) -> Changed:
 
 _DEFAULTS = {'num_attention_heads': 0, 'hidden_act': 'gelu_pytorch_tanh', 'layer_norm_eps': 1e-6}
 FAMILY = Family(
-    'siglip', 'SigLIP, SigLIP 2',
+    'siglip', 'SigLIP, SigLIP 2', '`.npz` of big_vision; transformers; timm',
     files=(Files('transformers', lambda t: _PATCHES in t and 'pre_layrnorm.weight' not in t, clip.TRANSFORMERS, _hints,
                  change=_change),),
     kinds=(Kind('siglip_vision_model', ('SiglipVisionModel', ''),

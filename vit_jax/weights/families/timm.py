@@ -144,14 +144,24 @@ def prepare(tensors: Tensors, families: Iterable[Family]) -> Recognized:
 
 
 def vit(found: Callable[[Tensors], bool], hints: Hints | Callable[[Tensors], Hints] = HINTS, *, label: str = '',
-        formats: tuple[str, ...] = ()) -> Files:
-  """Returns how ViTs of a family look under the names of timm; arguments are those of `Files`."""
+        formats: tuple[str, ...] = (), rename: Callable[[Tensors], Changed] | None = None) -> Files:
+  """Returns how ViTs of a family look under the names of timm.
+
+  Args:
+    found, hints, label, formats: as in `Files`.
+    rename: gives tensors with names of their own those of timm; `found` and `hints` then see the names of the file.
+  """
+  def change(tensors: Tensors) -> Changed:
+    tensors, lines = rename(tensors) if rename else (tensors, ())
+    tensors, more = _change(tensors)
+    return tensors, lines + more
+
   def all_hints(tensors: Tensors) -> Hints:
     own = hints if isinstance(hints, Hints) else hints(tensors)
     return own._replace(norm_after_pool=_is_norm_after(tensors))
 
-  return Files('timm', found, lambda tensors: READ_PACKED if is_packed(tensors) else READ, all_hints, change=_change,
-               label=label, formats=formats, written=names_of)
+  return Files('file' if rename else 'timm', found, lambda tensors: READ_PACKED if is_packed(tensors) else READ,
+               all_hints, change=change, label=label, formats=formats, written=names_of)
 
 
 def is_packed(tensors: Tensors) -> bool:

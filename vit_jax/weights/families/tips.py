@@ -96,8 +96,8 @@ def _finish(tensors: Tensors, weights: Weights) -> Tensors:
 _DEFAULTS = {'num_attention_heads': 0, 'image_size': 448, 'layer_norm_eps': 1e-6,
              'position_resize': 'bilinear_antialias'}
 FAMILY = Family(
-    'tips', 'TIPS, TIPSv2',
-    files=(Files('npz', lambda t: any(name.startswith(f'{_TOKENS}/') for name in t),
+    'tips', 'TIPS, TIPSv2', '`.npz` and `.pth` of the authors; transformers; timm',
+    files=(Files('file', lambda t: any(name.startswith(f'{_TOKENS}/') for name in t),
                  lambda t: SWIGLU if any('/FFNSwiGluFused_0/' in name for name in t) else MLP, _hints, change=_change),
            timm.vit(lambda t: 'patch_embed.proj.weight' in t and 'register_tokens' in t and (
                t['register_tokens'].shape[1:2] == (1,)), label='tips')),

@@ -42,7 +42,7 @@ def _change(tensors: Tensors) -> Changed:
 _I1K, _I21K, _BOTH = 'ImageNet-1k', 'ImageNet-21k', 'ImageNet-21k+1k'
 _VIT = 'arXiv 2010.11929'
 FAMILY = Family(
-    'vision_transformer', 'ViT, hybrids, AugReg, SAM, GSAM',
+    'vision_transformer', 'ViT, hybrids, AugReg, SAM, GSAM', '`.npz`, both numberings of blocks',
     files=(Files('flax', lambda t: 'embedding/kernel' in t and 'Transformer/posembed_input/pos_embedding' in t, TABLE,
                  flax.HINTS, change=_change, formats=('vision_transformer',)),),
     images={**NORMS['half'], **TF, 'resize': 0}, position_resize=PositionResize.ALIGNED,

@@ -5,7 +5,7 @@ from vit_jax.weights.families import timm, transformers
 from vit_jax.weights.families.record import Family, Files, Kind, License
 
 FAMILY = Family(
-    'vit', 'ViT',
+    'vit', 'ViT', 'timm, hybrids too; transformers, both layouts of names',
     files=(
         Files('transformers', lambda t: transformers.is_older(t, has_scales=False), transformers.VIT,
               transformers.HINTS, change=transformers.change_vit),
