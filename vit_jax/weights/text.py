@@ -19,11 +19,13 @@ from vit_jax.core.redaction import redacted
 from vit_jax.core.types import Params
 from vit_jax.data.text import tokenizer
 from vit_jax.models.text.tower import TextPool, TextTower
-from vit_jax.weights import addresses, files, infer, sidecars, tables, text_families
+from vit_jax.weights import addresses, files, infer, sidecars, tables
+from vit_jax.weights.families import text as text_towers
+from vit_jax.weights.families.record import Tensors
+from vit_jax.weights.families.text import Found
 from vit_jax.weights.hints import EPSILON, MOST_HEADS
 from vit_jax.weights.network import Weights
 from vit_jax.weights.report import Line, Report
-from vit_jax.weights.text_families import Found
 
 TIPS_SCALE = 1 / 0.005065968260169029  # transformers' Tipsv2Config, for files without a temperature
 TIPS_LENGTH = 64  # its positions are not in the file
@@ -66,7 +68,7 @@ def load(where: str, *, image: Weights) -> TextWeights:
                     'run began with.')
   shards = addresses.weight_files(path)
   tensors = {name: x for shard in shards for name, x in files.read(shard).items()}
-  if not text_families.has_text(tensors) and (beside := _beside(shards[0])):
+  if not text_towers.has_text(tensors) and (beside := _beside(shards[0])):
     tensors, shards = files.read(beside), [beside]
   try:
     return _of_tensors(tensors, shards[0], redacted(where), image)
@@ -80,8 +82,8 @@ def _beside(path: pathlib.Path) -> pathlib.Path | None:
   return other if other != path and other.is_file() else None
 
 
-def _of_tensors(tensors: text_families.Tensors, path: pathlib.Path, where: str, image: Weights) -> TextWeights:
-  found = text_families.recognize(tensors)
+def _of_tensors(tensors: Tensors, path: pathlib.Path, where: str, image: Weights) -> TextWeights:
+  found = text_towers.recognize(tensors)
   match = tables.read(found.tensors, found.table)
   if match.left or match.problems:
     raise UserError('\n'.join([*match.problems, *(['tensors without a place in a text tower:'] if match.left else []),

@@ -1,7 +1,8 @@
 """Families of published weights: each module of `FAMILIES` has the record of one.
 
-`flax.py`, `timm.py` and `transformers.py` have what the families have in common in files of these programs. A file is
-of the first family whose record says so; `vit`, with what is left, is the last.
+`flax.py`, `timm.py` and `transformers.py` have what the families have in common in files of these programs, and
+`text.py` has the text towers. A file is of the first family whose record says so; `vit`, with what is left, is the
+last.
 """
 from vit_jax.weights.families import (
     aimv2,

@@ -52,8 +52,8 @@ def _to_timm(tensors: Tensors) -> Changed:
   return found, lines
 
 
-def _block(theirs: str) -> list[Entry]:
-  ours = 'backbone/blocks'
+def block(ours: str, theirs: str) -> list[Entry]:
+  """Returns the entries of a block of an image or a text tower of transformers."""
   return [*(entry for name, letter in (('query', 'q'), ('key', 'k'), ('value', 'v'), ('out', 'out'))
             for entry in layer(f'{ours}/attn/{name}', f'{theirs}.self_attn.{letter}_proj')),
           *norm(f'{ours}/norm1', f'{theirs}.layer_norm1'), *norm(f'{ours}/norm2', f'{theirs}.layer_norm2'),
@@ -65,7 +65,7 @@ TRANSFORMERS: Table = (
     *layer('backbone/stem', 'embeddings.patch_embedding', layout=CONV),
     Entry('backbone/positions', 'embeddings.position_embedding.weight', ROWS),
     *norm('backbone/norm_before', 'pre_layrnorm'), *norm('backbone/norm', 'post_layernorm'),
-    *_block('encoder.layers.{i}'),
+    *block('backbone/blocks', 'encoder.layers.{i}'),
     Entry('backbone/pool/probe', 'head.probe', SAME), *joined('backbone/pool/attn', 'head.attention'),
     *norm('backbone/pool/norm', 'head.layernorm'),
     *layer('backbone/pool/mlp/up', 'head.mlp.fc1'), *layer('backbone/pool/mlp/down', 'head.mlp.fc2'),
