@@ -28,18 +28,18 @@ _MAX_POINTS = 600  # of a curve: more than the chart has pixels
 _DASHES = (('', 'solid'), ('6 3', 'dashed'), ('1.5 3', 'dotted'))
 """Of lines whose colors are used again, in the chart and in its legend."""
 _FEW = 40  # points, up to which each has a mark with its value
+_MOST_TICKS = 6  # of an axis
 _SUPERSCRIPTS = str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹')
 
 
-def linear_ticks(low: float, high: float, *, most: int = 6, whole: bool = False) -> list[float]:
-  """Returns at most `most` multiples of 1, 2, 2.5 or 5 times a power of ten between `low` and `high`.
+def linear_ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
+  """Returns at most `_MOST_TICKS` multiples of 1, 2, 2.5 or 5 times a power of ten between `low` and `high`.
 
   Args:
     low, high: the range, `low < high`.
-    most: number of ticks, at least 2.
     whole: whole numbers only.
   """
-  least = (high - low) / (most - 1)
+  least = (high - low) / (_MOST_TICKS - 1)
   power = 10. ** math.floor(math.log10(least))
   steps = [factor * power for factor in (1., 2., 2.5, 5., 10.)]
   step = next(step for step in steps if step >= least * (1 - 1e-9))
@@ -49,20 +49,19 @@ def linear_ticks(low: float, high: float, *, most: int = 6, whole: bool = False)
   return [number * step for number in range(first, last + 1)]
 
 
-def logarithmic_ticks(low: float, high: float, *, most: int = 6) -> list[float]:
-  """Returns at most `most` values between `low` and `high`: powers of ten, with round multiples if few.
+def logarithmic_ticks(low: float, high: float) -> list[float]:
+  """Returns at most `_MOST_TICKS` values between `low` and `high`: powers of ten, with round multiples if few.
 
   Args:
     low, high: the range, `0 < low < high`.
-    most: number of ticks, at least 2.
   """
   powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
   for factors, stride in (((1., 2., 5.), 1), ((1., 3.), 1), *(((1.,), stride) for stride in range(1, len(powers) + 1))):
     found = [factor * 10. ** power for power in powers if power % stride == 0 for factor in factors]
     inside = [tick for tick in found if low * (1 - 1e-9) <= tick <= high * (1 + 1e-9)]
-    if len(inside) <= most:
+    if len(inside) <= _MOST_TICKS:
       break
-  return inside if len(inside) > 1 else linear_ticks(low, high, most=most)
+  return inside if len(inside) > 1 else linear_ticks(low, high)
 
 
 def tick_text(value: float) -> str:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 RECONSTRUCTION_COLUMNS = ('input', 'masked', 'prediction', 'prediction where masked')
 _MASKED = 128  # gray level of masked patches
+_OPACITY = .55  # of the colors over an image
 _DEPTHS = 'viridis'  # color map of lines by depth, and of tables
 
 
@@ -47,14 +48,13 @@ def position_tiles(similarity: HostArray) -> bytes:
     return sheets.encode(figure)
 
 
-def heads_by_depth(values: Mapping[str, HostArray], *, ylabel: str, title: str, bottom: float | None = 0.) -> bytes:
+def heads_by_depth(values: Mapping[str, HostArray], *, ylabel: str, title: str) -> bytes:
   """Draws a dot for each head over the depth of its block, and a line through their means.
 
   Args:
     values: `[L, A]` by name of the model.
     ylabel: with the unit.
     title: of the figure.
-    bottom: lower limit of the y axis; None = automatic.
   """
   with _canvas((5.2, 3.4)) as (figure, axes):
     ax = axes[0, 0]
@@ -65,7 +65,7 @@ def heads_by_depth(values: Mapping[str, HostArray], *, ylabel: str, title: str, 
       ax.plot(depth, table.mean(1), color=color, linewidth=1.4, label=name)
     ax.locator_params(axis='x', integer=True)
     _finish(ax, xlabel='block', ylabel=ylabel, title=title, legend=len(values) > 1)
-    ax.set_ylim(bottom=bottom)
+    ax.set_ylim(bottom=0.)
     return sheets.encode(figure)
 
 
@@ -104,14 +104,14 @@ def lines_by_depth(tables: Mapping[str, HostArray], x: HostArray, *, xlabel: str
     return sheets.encode(figure)
 
 
-def square_table(values: HostArray, *, xlabel: str, ylabel: str, title: str, unit: str) -> bytes:
-  """Draws `[rows, columns]` between 0 and 1 as colors, the first row at the bottom."""
+def layer_similarity(values: HostArray, *, xlabel: str, ylabel: str) -> bytes:
+  """Draws the CKA of layers, `[rows, columns]` between 0 and 1, as colors, the first row at the bottom."""
   with _canvas((4.4, 3.8)) as (figure, axes):
     image = axes[0, 0].imshow(values, origin='lower', vmin=0, vmax=1, cmap=_DEPTHS, interpolation='nearest')
-    _finish(axes[0, 0], xlabel=xlabel, ylabel=ylabel, title=title, legend=False)
+    _finish(axes[0, 0], xlabel=xlabel, ylabel=ylabel, title='Similarity of layers (CKA)', legend=False)
     axes[0, 0].grid(False)
     axes[0, 0].locator_params(integer=True)
-    figure.colorbar(image, ax=axes[0, 0], label=unit)
+    figure.colorbar(image, ax=axes[0, 0], label='linear CKA')
     return sheets.encode(figure)
 
 
@@ -140,12 +140,12 @@ def shade(image: HostArray, heat: HostArray) -> HostArray:
   return np.round(image * enlarge(heat / max(_bright(heat), 1e-12), image.shape[:2])[..., None]).astype(np.uint8)
 
 
-def overlay(image: HostArray, heat: HostArray, *, opacity: float = .55) -> HostArray:
+def overlay(image: HostArray, heat: HostArray) -> HostArray:
   """Returns `image [H, W, 3]` uint8 under the colors of `heat [h, w]`, from its minimum to its largest 3 %; uint8."""
   matplotlib = plotting.load()
   scaled = (heat - heat.min()) / max(_bright(heat) - float(heat.min()), 1e-12)
   colors = matplotlib.colormaps['inferno'](enlarge(scaled, image.shape[:2]))[..., :3]
-  return np.round(255 * ((1 - opacity) * image / 255. + opacity * colors)).astype(np.uint8)
+  return np.round(255 * ((1 - _OPACITY) * image / 255. + _OPACITY * colors)).astype(np.uint8)
 
 
 def _bright(heat: HostArray) -> float:

@@ -16,6 +16,7 @@ FILTERS = 28  # ViT paper, Figure 7
 MASS = 0.6  # share of the attention that a thresholded map keeps (DINO)
 NEIGHBORS = 5
 MIN_FOR_MAP = 12  # images: below that, no map and no classes by depth are drawn
+MAX_HEADS, MAX_HEAD_IMAGES = 6, 6  # of the sheet of attention by head
 MAX_ON_MAP = 200  # images that are drawn as thumbnails where there are too many classes for colors
 
 
@@ -127,9 +128,9 @@ def _maps(one: Inspection) -> Iterator[Figure]:
       'it (DINO, Figure 1).'), is_sheet=True)
 
 
-def _head_sheet(one: Inspection, m: Measurements, *, max_heads: int = 6, max_images: int = 6) -> bytes:
-  rows, num_heads = [], min(max_heads, m.heads.shape[1])
-  for image, maps in zip(one.shown[:max_images], m.heads, strict=False):
+def _head_sheet(one: Inspection, m: Measurements) -> bytes:
+  rows, num_heads = [], min(MAX_HEADS, m.heads.shape[1])
+  for image, maps in zip(one.shown[:MAX_HEAD_IMAGES], m.heads, strict=False):
     row = [image]
     for heat in maps[:num_heads]:
       kept = keep_mass(heat.reshape(-1), MASS).reshape(heat.shape)
@@ -180,9 +181,7 @@ def _tokens(inspections: Sequence[Inspection]) -> Iterator[Figure]:
   first, last = list(measured.values())[0], list(measured.values())[-1]
   table = embeddings.cka_table(list(first.by_depth), list(last.by_depth))
   names = [one.name for one in inspections]
-  yield Figure('cka', figures.square_table(
-      table, xlabel=f'depth in {names[-1]}', ylabel=f'depth in {names[0]}', title='Similarity of layers (CKA)',
-      unit='linear CKA'),
+  yield Figure('cka', figures.layer_similarity(table, xlabel=f'depth in {names[-1]}', ylabel=f'depth in {names[0]}'),
       'Centered kernel alignment of the mean patch tokens of all images (arXiv 1905.00414).')
   labels = np.unique(np.array(inspections[0].labels), return_inverse=True)[1]
   if len(set(inspections[0].labels)) > 1 and len(labels) >= MIN_FOR_MAP and np.bincount(labels).mean() >= 2:

@@ -209,7 +209,8 @@ def _state(r: _Record) -> str:
 
 def _key_figures(r: _Record) -> Iterator[tuple[str, tuple[str, str]]]:
   """Yields names, values and notes of the numbers at the top of the page."""
-  metrics = _mapping(r.final.get('metrics')) or _newest(r.run.rows)
+  metrics = _mapping(r.final.get('metrics')) or {
+      name: value for row in r.run.rows for name, value in row.items()}
   sizes = _mapping(r.final.get('num_examples'))
   for name, value in metrics.items():
     if re.fullmatch(r'.+/top1(@.*)?', name) and _number(value) is not None:
@@ -276,13 +277,6 @@ def _phases(r: _Record) -> list[tuple[str, str, str]]:
            'startup': 'start-up', 'data_wait': 'waiting for data', 'evaluate': 'evaluation'}
   return [(names.get(name, name), format_duration(seconds), f'{100 * seconds / found.total_s:.1f} %')
           for name, seconds in sorted(found.seconds.items(), key=lambda item: -item[1])]
-
-
-def _newest(rows: Sequence[reader.Row]) -> dict[str, float]:
-  newest: dict[str, float] = {}
-  for row in rows:
-    newest.update(row)
-  return newest
 
 
 def _mapping(value: object) -> Json:

@@ -119,11 +119,11 @@ class Clock:
     """Adds seconds of a phase that ended before this clock was made, such as `startup`."""
     self._seconds[name] = self._seconds.get(name, 0.) + seconds
 
-  def tick(self, *, steps: int = 1) -> None:
-    """Counts finished (or dispatched) steps. The first call is a warm-up and does not count for the speed."""
+  def tick(self) -> None:
+    """Counts a finished (or dispatched) step. The first call is a warm-up and does not count for the speed."""
     if not self._steps:
-      self._warm, self._window = (steps, self._repeating_s()), (steps, self._training_s())
-    self._steps += steps
+      self._warm, self._window = (1, self._repeating_s()), (1, self._training_s())
+    self._steps += 1
 
   def rates(self) -> Rates | None:
     """Returns the speed since the last call or the first tick; None without a step. Steps and data waits count."""

@@ -18,7 +18,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO
 
 from vit_jax.core import failures
@@ -33,9 +33,9 @@ _CLEAR = '\r\x1b[K'
 _WIDTH = 80  # the narrowest terminal whose lines are not cut
 
 
-def level(environ: Mapping[str, str] = os.environ) -> int:
+def level() -> int:
   """Returns the lowest level of messages that are shown."""
-  return {QUIET: logging.WARNING, VERBOSE: logging.DEBUG}.get(environ.get(VARIABLE, ''), logging.INFO)
+  return {QUIET: logging.WARNING, VERBOSE: logging.DEBUG}.get(os.environ.get(VARIABLE, ''), logging.INFO)
 
 
 def take(words: Sequence[str]) -> tuple[list[str], str]:

@@ -13,37 +13,33 @@ from vit_jax.core.errors import UserError
 from vit_jax.record import storage
 
 
-def checked(to: str | pathlib.Path, *, setting: str = '--to') -> pathlib.Path:
-  """Returns the absolute path of `to`.
+def checked(to: str | pathlib.Path) -> pathlib.Path:
+  """Returns the absolute path of `to`, the value of the flag `--to`.
 
   Its parent must exist: a missing slash or a mistyped directory is an error and does not create directories.
-
-  Args:
-    to: the path given by the user.
-    setting: its name in messages.
 
   Raises:
     UserError: `to` is an address, names no file, or its directory does not exist or is not writable.
   """
   text = str(to)
-  address.check(text, setting)
+  address.check(text, '--to')
   if '://' in text:
-    raise UserError(f'{setting}: expected a path on this machine, got the address {text}. Write to a local path and '
+    raise UserError(f'--to: expected a path on this machine, got the address {text}. Write to a local path and '
                     'copy the result.')
   try:
     path = pathlib.Path(text).expanduser().absolute()
     parent = path.parent
     if path.name in ('', '..') or '\0' in text:
-      raise UserError(f'{setting}: expected the name of a file or folder to write, got {text!r}. Add a name.')
+      raise UserError(f'--to: expected the name of a file or folder to write, got {text!r}. Add a name.')
     if not parent.is_dir():
-      raise UserError(f'{setting}: expected a path in an existing directory, got {text}, and there is no directory '
+      raise UserError(f'--to: expected a path in an existing directory, got {text}, and there is no directory '
                       f'{parent}. Create it, or check the path.')
     path.exists()  # raises for names that are too long
   except (OSError, RuntimeError) as error:  # RuntimeError: no home directory
-    raise UserError(f'{setting}: expected a path that can be written, got {text[:200]}: '
+    raise UserError(f'--to: expected a path that can be written, got {text[:200]}: '
                     f'{getattr(error, "strerror", None) or error}. Choose another.') from error
   if not os.access(parent, os.W_OK | os.X_OK):
-    raise UserError(f'{setting}: expected a path in a directory that can be written, got {text}. Change the '
+    raise UserError(f'--to: expected a path in a directory that can be written, got {text}. Change the '
                     f'permissions of {parent}, or choose another.')
   return path
 

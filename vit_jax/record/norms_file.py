@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple, overload
 import numpy as np
 
 from vit_jax.core.types import HostArray
-from vit_jax.record import mirror, storage
+from vit_jax.record import storage
 
 FILE = 'norms.f32'
 Norms = Mapping[str, Mapping[str, Any]]
@@ -97,7 +97,7 @@ def read(workdir: storage.PathLike) -> Sequence[dict[str, Any]]:
     if storage.is_local(path):
       return Events(pathlib.Path(path))
     with tempfile.NamedTemporaryFile(prefix='vit_jax_') as copied:
-      copied.write(mirror.read(path))
+      copied.write(storage.read_growing(path))
       copied.flush()
       return Events(pathlib.Path(copied.name))  # mapped to memory, also when its name is gone
   except FileNotFoundError:

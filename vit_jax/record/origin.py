@@ -17,22 +17,22 @@ def describe() -> dict[str, Any]:
   return {'command': sys.argv, 'commit': commit(), 'machine': machine.describe()}
 
 
-def commit(root: pathlib.Path = ROOT) -> str:
+def commit() -> str:
   """Returns the commit of the checkout that this package is in; '' where it is installed without one.
 
   A `+` after it says that tracked files of the package or of the configs differ from that commit.
   """
-  if not (root / '.git').exists():
+  if not (ROOT / '.git').exists():
     return ''
-  head = _git(root, 'rev-parse', 'HEAD')
-  is_changed = head and _git(root, 'status', '--porcelain', '--untracked-files=no', '--', 'vit_jax', 'configs')
+  head = _git('rev-parse', 'HEAD')
+  is_changed = head and _git('status', '--porcelain', '--untracked-files=no', '--', 'vit_jax', 'configs')
   return head + '+' * bool(is_changed)
 
 
-def _git(root: pathlib.Path, *words: str) -> str:
+def _git(*words: str) -> str:
   """Returns what git prints; '' if it is not installed or refuses."""
   try:
-    done = subprocess.run(['git', '-C', str(root), *words], capture_output=True, text=True, check=False, timeout=20)
+    done = subprocess.run(['git', '-C', str(ROOT), *words], capture_output=True, text=True, check=False, timeout=20)
   except (OSError, subprocess.TimeoutExpired):
     return ''
   return done.stdout.strip() if not done.returncode else ''

@@ -14,7 +14,7 @@ from typing import IO, NamedTuple
 
 from vit_jax.core import os_errors
 from vit_jax.core.errors import UserError
-from vit_jax.record import mirror, storage
+from vit_jax.record import storage
 
 FILE = 'metrics.jsonl'
 _RECORDS_OF_TIME = ('start', 'goodput')  # events that stay valid when their steps are lost
@@ -97,7 +97,7 @@ def last_time_s(path: str) -> float:
 
 
 def _open(path: str) -> IO[bytes]:
-  return open(path, 'rb') if storage.is_local(path) else io.BytesIO(mirror.read(path))
+  return open(path, 'rb') if storage.is_local(path) else io.BytesIO(storage.read_growing(path))
 
 
 def _lines_backwards(path: str) -> Iterator[bytes]:

@@ -1,17 +1,25 @@
 """Storage of run directories: a local folder, or object storage, `gs://BUCKET/PATH`, through `etils.epath`.
 
 Object storage writes objects atomically, and cannot append, rename or lock. Growing files are therefore kept locally
-and copied at intervals (`mirror`), and files to replace are written again.
+and copied at intervals (`Mirror`), and files to replace are written again.
+
+A file that only grows is kept there in blocks of 8 MiB, `metrics.jsonl`, `metrics.jsonl.0001`, …, and complete blocks
+are uploaded once. A kill loses what was written in the last `MIRROR_EVERY_S`, except for what `Mirror.push` has
+uploaded.
 """
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 import os
 import pathlib
+import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+import zlib
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from vit_jax.core import address
@@ -25,6 +33,9 @@ if TYPE_CHECKING:
 PathLike = str | os.PathLike[str]
 REMOTE = 'gs://'
 _PACKAGES = ('gcsfs', 'tensorflow')  # `epath` needs one of them for Google Cloud Storage
+MIRROR_EVERY_S = 30.
+BLOCK_BYTES = 2**23
+log = logging.getLogger('vit_jax.record')
 
 
 def is_local(path: PathLike) -> bool:
@@ -152,3 +163,95 @@ def copy(source: PathLike, target: PathLike) -> None:
       copy(one, new / one.name)
     else:
       (new / one.name).write_bytes(one.read_bytes())
+
+
+def read_growing(path: PathLike) -> bytes:
+  """Returns the contents of a growing file in object storage, from all its blocks.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+  """
+  place = open_path(path)
+  blocks = [place.read_bytes()]
+  while len(blocks[-1]) == BLOCK_BYTES and (block := _block(place, len(blocks))).exists():
+    blocks.append(block.read_bytes())
+  return b''.join(blocks)
+
+
+def _block(path: Path, number: int) -> Path:
+  return path.with_name(f'{path.name}.{number:04d}') if number else path
+
+
+class Mirror:
+  """A local folder whose changed files are copied to `target` by a separate thread.
+
+  A failed copy is repeated with the next one; if the last one fails, the folder is kept and a message names it.
+
+  Args:
+    target: a folder in object storage.
+    growing: names of files that only grow, which are kept in blocks.
+    every_s: seconds between two copies.
+  """
+
+  def __init__(self, target: PathLike, *, growing: Sequence[str] = (), every_s: float = MIRROR_EVERY_S) -> None:
+    self.folder = pathlib.Path(tempfile.mkdtemp(prefix='vit_jax_run_'))
+    self._target, self._every_s = open_path(target), every_s
+    self._copied: dict[str, tuple[int, int]] = {}
+    self._blocks: dict[str, list[int]] = {name: [] for name in growing}  # checksums of what was uploaded
+    self._lock, self._closed = threading.Lock(), threading.Event()
+    self._thread = threading.Thread(target=self._run, name='mirror', daemon=True)
+    self._thread.start()
+
+  def fetch(self, *names: str) -> None:
+    """Downloads those of these growing files that exist in the target."""
+    for name in names:
+      if (self._target / name).exists():
+        content = read_growing(self._target / name)
+        (self.folder / name).write_bytes(content)
+        self._blocks[name] = [zlib.crc32(block) for block in _split(content)]
+
+  def push(self) -> bool:
+    """Copies changed files; logs a warning and returns False if that fails."""
+    with self._lock:
+      try:
+        for path in sorted(self.folder.iterdir()):
+          state = path.stat()
+          version = (state.st_size, state.st_mtime_ns)
+          if self._copied.get(path.name) != version:
+            self._upload(path)
+            self._copied[path.name] = version
+      except faults() as error:
+        log.warning('%s could not be written to, and is tried again: %s', self._target, error)
+        return False
+      return True
+
+  def _upload(self, path: pathlib.Path) -> None:
+    """Uploads a file; of one that grows, the blocks from the last known one on."""
+    if path.name not in self._blocks:
+      write_bytes(self._target / path.name, path.read_bytes())
+      return
+    known = self._blocks[path.name]
+    first = max(0, len(known) - 2)  # a resume may cut an incomplete end, which can be in two blocks
+    with open(path, 'rb') as file:
+      file.seek(first * BLOCK_BYTES)
+      for number, block in enumerate(_split(file.read()), first):
+        if number >= len(known) or known[number] != zlib.crc32(block):
+          write_bytes(_block(self._target / path.name, number), block)
+          known[number:] = [zlib.crc32(block)]
+
+  def close(self) -> None:
+    """Copies a last time, and removes the local folder."""
+    self._closed.set()
+    self._thread.join()
+    if self.push():
+      shutil.rmtree(self.folder)
+    else:
+      log.warning('The files missing in %s are in %s.', self._target, self.folder)
+
+  def _run(self) -> None:
+    while not self._closed.wait(self._every_s):
+      self.push()
+
+
+def _split(content: bytes) -> list[bytes]:
+  return [content[start:start + BLOCK_BYTES] for start in range(0, len(content), BLOCK_BYTES)] or [b'']

@@ -11,7 +11,7 @@ continues from the last line after a resume. Numbers that are not finite are the
 because JSON does not support them.
 
 In object storage, which cannot append, these files are copies of local files, updated every 30 s and at checkpoints
-(`mirror`); a kill loses later lines.
+(`storage.Mirror`); a kill loses later lines.
 
 Arrays are only accessed through `float()` and `tolist()`.
 """
@@ -29,7 +29,7 @@ from types import TracebackType
 
 from vit_jax.core import os_errors
 from vit_jax.core.redaction import redacted
-from vit_jax.record import machine, mirror, norms_file, reader, storage
+from vit_jax.record import machine, norms_file, reader, storage
 from vit_jax.record import progress as progress_lib
 from vit_jax.record.trackers import tensorboard
 from vit_jax.record.trackers.tracker import Guarded, Status
@@ -61,7 +61,7 @@ class Writer:
     self._is_started = False
     if not self._active:
       return
-    self._mirror = None if storage.is_local(workdir) else mirror.Mirror(workdir, growing=(FILE, norms_file.FILE))
+    self._mirror = None if storage.is_local(workdir) else storage.Mirror(workdir, growing=(FILE, norms_file.FILE))
     folder = os.fspath(self._mirror.folder if self._mirror else workdir)
     if self._mirror:
       self._mirror.fetch(FILE, *(() if resumed_from is None else (norms_file.FILE,)))
