@@ -142,19 +142,20 @@ class Plan:
     second = self.answer.schedule if self.answer and self.fits else None
     return 1e3 * second.cycles / self.subject.topology.chip.clock_hz if second else None
 
+  def sent_bytes(self, *, between_slices: bool = False) -> int:
+    """Returns the bytes that a device sends in one step, as compiled: within its slice, or to other slices."""
+    rows = self.answer.costs.collectives if self.answer else []
+    return sum(row.sent_bytes for row in rows if (row.kind == compiled.BETWEEN_SLICES) is between_slices)
+
   @property
   def collectives_ms(self) -> float:
     """Time of all collectives within a slice around one ring of neighbors, without any overlap."""
-    rows = self.answer.costs.collectives if self.answer else []
-    sent = sum(row.sent_bytes for row in rows if row.kind != compiled.BETWEEN_SLICES)
-    return 1e3 * sent / self.subject.topology.chip.ring_bytes_s
+    return 1e3 * self.sent_bytes() / self.subject.topology.chip.ring_bytes_s
 
   @property
   def between_slices_ms(self) -> float | None:
     """Time of transfers between slices, which no other figure includes. None if the bandwidth is unknown."""
-    rows = self.answer.costs.collectives if self.answer else []
-    sent = sum(row.sent_bytes for row in rows if row.kind == compiled.BETWEEN_SLICES)
-    rate = self.subject.topology.chip.between_bytes_s
+    sent, rate = self.sent_bytes(between_slices=True), self.subject.topology.chip.between_bytes_s
     if not sent:
       return 0.
     return 1e3 * sent / rate if rate else None

@@ -8,9 +8,10 @@ depth, and is compiled as it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from vit_jax.config import layout, schema
-from vit_jax.plan import compile, compiled, schedule
+from vit_jax.plan import compile
 
 DEPTHS = (2, 4)
 """Blocks of the programs that are compiled."""
@@ -40,49 +41,24 @@ def _at(depth: int, low: compile.Answer, high: compile.Answer) -> compile.Answer
   """Returns the figures at another depth, on the line through two answers."""
   share = (depth - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
 
-  def line(a: float, b: float) -> int:
-    return max(0, round(a + (b - a) * share))
+  def line(a: Any, b: Any) -> Any:
+    """Returns the named tuple `b` with each whole number on the line through `a` and `b`; None counts as 0 in `a`."""
+    return b._make(max(0, round((x or 0) + (y - (x or 0)) * share)) if isinstance(y, int) else y
+                   for x, y in zip(a, b, strict=True))
 
-  costs = high.costs._replace(cycles=line(low.costs.cycles, high.costs.cycles),
-                              collectives=_collectives(low.costs.collectives, high.costs.collectives, line),
-                              kernels=_kernels(low.costs.kernels, high.costs.kernels, line))
-  return high._replace(
-      argument_bytes=line(low.argument_bytes, high.argument_bytes), temp_bytes=line(low.temp_bytes, high.temp_bytes),
-      alias_bytes=line(low.alias_bytes, high.alias_bytes), peak_bytes=line(low.peak_bytes, high.peak_bytes),
+  def lines(before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
+    """Returns the rows of `after`, each on the line through the row of `before` with the same names, or 0."""
+    known = {_names(one): one for one in before}
+    return [line(known.get(_names(one), [0] * len(one)), one) for one in after]
+
+  costs = line(low.costs, high.costs)._replace(collectives=lines(low.costs.collectives, high.costs.collectives),
+                                               kernels=lines(low.costs.kernels, high.costs.kernels))
+  return line(low, high)._replace(
       costs=costs, lower_s=low.lower_s + high.lower_s, compile_s=low.compile_s + high.compile_s,
-      operations=_operations(low.operations, high.operations, line), schedule=_schedule(low, high, line))
+      operations=sorted(lines(low.operations, high.operations), key=lambda one: -one.cycles),
+      schedule=line(low.schedule, high.schedule) if low.schedule and high.schedule else None)
 
 
-def _collectives(low: Sequence[compiled.Collective], high: Sequence[compiled.Collective],
-                 line: Callable[[float, float], int]) -> list[compiled.Collective]:
-  before = {one.kind: one for one in low}
-  return [compiled.Collective(one.kind, *(line(a, b) for a, b in zip(
-      before.get(one.kind, compiled.Collective(one.kind, 0, 0, 0))[1:], one[1:], strict=True))) for one in high]
-
-
-def _kernels(low: Sequence[compiled.Kernel], high: Sequence[compiled.Kernel],
-             line: Callable[[float, float], int]) -> list[compiled.Kernel]:
-  before = {one.name: one.calls for one in low}
-  return [compiled.Kernel(one.name, line(before.get(one.name, 0), one.calls)) for one in high]
-
-
-def _operations(low: Sequence[compiled.Operation], high: Sequence[compiled.Operation],
-                line: Callable[[float, float], int]) -> list[compiled.Operation]:
-  before = {(one.phase, one.place): one for one in low}
-  found = []
-  for one in high:
-    first = before.get((one.phase, one.place), one._replace(calls=0, cycles=0, scheduled=0))
-    scheduled = None if one.scheduled is None else line(first.scheduled or 0, one.scheduled)
-    found.append(one._replace(calls=line(first.calls, one.calls), cycles=line(first.cycles, one.cycles),
-                              scheduled=scheduled))
-  return sorted(found, key=lambda one: -one.cycles)
-
-
-def _schedule(low: compile.Answer, high: compile.Answer,
-              line: Callable[[float, float], int]) -> schedule.Schedule | None:
-  a, b = low.schedule, high.schedule
-  if a is None or b is None:
-    return None
-  return schedule.Schedule(line(a.cycles, b.cycles), line(a.memory_cycles, b.memory_cycles),
-                           line(a.uncounted, b.uncounted), line(a.uncounted_cycles, b.uncounted_cycles),
-                           line(a.unknown_loops, b.unknown_loops), b.kernels)
+def _names(row: Sequence[Any]) -> tuple[str, ...]:
+  """Returns the texts of a row, which identify it: the kind of a collective, phase and place of an operation."""
+  return tuple(one for one in row if isinstance(one, str))

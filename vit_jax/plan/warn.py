@@ -15,7 +15,6 @@ import jax
 from vit_jax.config import schema
 from vit_jax.core import trees
 from vit_jax.parallel.sharding import TILE_ROWS
-from vit_jax.plan import compiled
 from vit_jax.plan import plan as plans
 
 EXCESS = 1.5
@@ -27,12 +26,6 @@ _SHOWN = 3  # parameters that a warning names
 def find(plan: plans.Plan) -> list[str]:
   """Returns the warnings of a plan, in full sentences; none if it is not compiled or does not fit."""
   return [*_row_problems(plan), *_gather_problems(plan), *_excess_problems(plan)]
-
-
-def sent_bytes(plan: plans.Plan) -> int:
-  """Returns the bytes that a device sends within its slice in one step, as compiled."""
-  rows = plan.answer.costs.collectives if plan.answer else []
-  return sum(row.sent_bytes for row in rows if row.kind != compiled.BETWEEN_SLICES)
 
 
 def ideal_bytes(plan: plans.Plan) -> int:
@@ -147,7 +140,7 @@ def _excess_problems(plan: plans.Plan) -> Iterator[str]:
   """Yields a problem if a program sends much more than its layout needs."""
   if plan.answer is None or plan.answer.overflow:
     return
-  sent, ideal = sent_bytes(plan), ideal_bytes(plan)
+  sent, ideal = plan.sent_bytes(), ideal_bytes(plan)
   if sent > EXCESS * ideal + plans.LARGE_BYTES:
     yield (f'A device sends {sent / 1e9:,.2f} GB in a step, {sent / max(ideal, 1):.1f} times the {ideal / 1e9:,.2f} GB '
            'that this layout needs (two gathers of each kernel and one reduce-scatter of its gradient in a microbatch, '
