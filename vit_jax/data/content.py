@@ -10,7 +10,6 @@ import logging
 from typing import NamedTuple
 
 from vit_jax.core.errors import UserError
-from vit_jax.core.types import HostArray
 from vit_jax.data.files import access
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.source import Record, Source
@@ -51,7 +50,9 @@ def read(source: Source) -> Content:
   by_class = [_Sum() for _ in names]
   for index in range(len(source)):
     record = _example(source, index)
-    image = _image(record.image)
+    stored = record.image
+    image = hashlib.sha256(stored if isinstance(stored, bytes) else
+                           repr(stored.shape).encode() + stored.tobytes()).digest()
     own = record.labels if record.labels is not None else (record.label,) if record.label >= 0 else ()
     images.add(image)
     order.update(image)
@@ -105,12 +106,6 @@ class _Sum:
 
   def text(self) -> str:
     return f'{self._total % 2**256:064x}'
-
-
-def _image(image: bytes | HostArray) -> bytes:
-  """Returns the SHA-256 of an image: of its file, or of the shape and the pixels of a decoded one."""
-  content = image if isinstance(image, bytes) else repr(image.shape).encode() + image.tobytes()
-  return hashlib.sha256(content).digest()
 
 
 def _example(source: Source, index: int) -> Record:

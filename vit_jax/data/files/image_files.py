@@ -68,7 +68,8 @@ class Finder:
     """
     self._base, start, self._linked = os.path.realpath(root), os.path.join(root, prefix), set()
     user_files.check_inside(start, root, self._rules)
-    above = [*pathlib.Path(os.path.realpath(start)).parents, *(pathlib.Path(root, *parts) for parts in _above(prefix))]
+    above = [*pathlib.Path(os.path.realpath(start)).parents,
+             *(pathlib.Path(root, one) for one in pathlib.PurePath(prefix).parents)]
     return self._walk(root, prefix, tuple((stat.st_dev, stat.st_ino) for stat in map(os.stat, above)))
 
   def _walk(self, root: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[Folder]:
@@ -100,7 +101,7 @@ class Finder:
         for entry in entries:
           if entry.name.startswith('.'):
             continue
-          if self._leads_out(entry):
+          if not self._rules.follow_links and entry.is_symlink() and user_files.leads_out(entry.path, self._base):
             self.ignored[_OUT] += 1
           elif is_folder(entry):
             below.append(entry.name)
@@ -108,9 +109,6 @@ class Finder:
             yield os.fsencode(entry.name), size
     except OSError as error:
       raise access.user_error(error, folder) from error
-
-  def _leads_out(self, entry: os.DirEntry[str]) -> bool:
-    return not self._rules.follow_links and entry.is_symlink() and user_files.leads_out(entry.path, self._base)
 
   def _size(self, entry: os.DirEntry[str]) -> int | None:
     """Returns the size of an image file in bytes; counts any other file and returns None."""
@@ -123,12 +121,6 @@ class Finder:
       is_lost = True
     self.ignored[_LINK if is_lost else extension or _NONE] += 1
     return None
-
-
-def _above(prefix: str) -> list[list[str]]:
-  """Returns the parts of the folders that a folder of the root is in, from the root on: [[], ['a']] for `a/b`."""
-  parts = prefix.split('/') if prefix else []
-  return [parts[:count] for count in range(len(parts))]
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:

@@ -68,12 +68,16 @@ class Pool:
     return _Use(self, entry)
 
   def give_back(self, entry: _Entry) -> None:
-    """Counts one user less; closes files beyond the limit."""
+    """Counts one user less; closes the least recently used files that no thread reads, down to the limit."""
+    surplus: list[_Entry] = []
     with self._lock:
       entry.num_users -= 1
-      surplus = len(self._entries) > self._max_open
-    if surplus:
-      self._trim()
+      num = len(self._entries) - self._max_open
+      if num > 0:
+        idle = [key for key, entry in self._entries.items() if not entry.num_users][:num]
+        surplus = [self._entries.pop(key) for key in idle]
+    for unused in surplus:
+      unused.close(unused.file)
 
   def _take(self, key: Hashable, made: _Entry | None) -> _Entry | None:
     """Returns the entry of this key, or else stores and returns `made`; counts one more user."""
@@ -85,17 +89,6 @@ class Pool:
         entry.num_users += 1
         self._entries.move_to_end(key)
     return entry
-
-  def _trim(self) -> None:
-    """Closes the least recently used files that no thread reads, down to the limit."""
-    surplus: list[_Entry] = []
-    with self._lock:
-      num = len(self._entries) - self._max_open
-      if num > 0:
-        idle = [key for key, entry in self._entries.items() if not entry.num_users][:num]
-        surplus = [self._entries.pop(key) for key in idle]
-    for entry in surplus:
-      entry.close(entry.file)
 
 
 @functools.cache

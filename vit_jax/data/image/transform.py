@@ -108,9 +108,9 @@ class EvalTransform:
 def train_transform(recipe: schema.Recipe, image_px: tuple[int, int], *, decode: schema.Decode = schema.Decode.FULL,
                     max_labels: int = 0) -> Transform:
   """Returns `(record, rng) -> Example` for training; pickles. Raises UserError if the decoder is not installed."""
-  if recipe.views.on:
-    return ViewsTransform(recipe, (image_px[0], image_px[1]))
   px = image_px[0], image_px[1]
+  if recipe.views.on:
+    return ViewsTransform(recipe, px)
   match decode:
     case schema.Decode.FULL:
       return TrainTransform(recipe, px, max_labels=max_labels)

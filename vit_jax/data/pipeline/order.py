@@ -114,7 +114,7 @@ def _encipher(values: HostArray, *, half_bits: int, keys: HostArray) -> HostArra
 
 
 def _mix(values: HostArray) -> HostArray:
-  """The finalizer of SplitMix64 (Steele et al. 2014): every output bit depends on every input bit."""
+  """Returns the finalizer of SplitMix64 (Steele et al. 2014): every output bit depends on every input bit."""
   values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
   values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
   return values ^ (values >> np.uint64(31))

@@ -51,7 +51,7 @@ def prefetched(make: shared.Make | Callable[[int], Batch], numbers: range, *, th
     numbers: of the batches.
     threads: in total; 0 = one per core, at most 16 in a process.
     workers: processes; 0 = threads of this process. A process that dies is restarted once, from the same batch.
-    batch_bytes: of a batch, whose arrays `make` then allocates as it is told; 0 = not known, batches are copied.
+    batch_bytes: of a batch, whose arrays `make` then writes to shared memory; 0 = not known, batches are copied.
   """
   each = capacity.sizes(threads, workers, batch_bytes=batch_bytes, here=capacity.machine())
   start = functools.partial(_prefetched, make, each=each, workers=workers,

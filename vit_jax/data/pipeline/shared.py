@@ -151,7 +151,7 @@ class Opened:
       raise
     # Every array refers to this object, of which NumPy makes no view of its own; it dies with the last of them.
     held = (ctypes.c_char * len(memory)).from_buffer(memory)
-    weakref.finalize(held, _give_back, memory).atexit = False
+    weakref.finalize(held, memory.__setitem__, 0, 0).atexit = False
     return _arrays(held, lease.layout) | lease.rest
 
   def _open(self, path: str) -> mmap.mmap:
@@ -166,7 +166,3 @@ class Opened:
     """Ends the processes; arrays that are held stay valid."""
     self._leases.close()  # type: ignore[attr-defined]
     self._memories.clear()
-
-
-def _give_back(memory: mmap.mmap) -> None:
-  memory[0] = 0

@@ -90,8 +90,8 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
   found = _find(root)
   if not found:
     return None
-  train_names = functools.cache(lambda: _class_names(root, found.get('train') or found.get(SINGLE) or
-                                                     found[min(found)], rules))
+  train = found.get('train') or found.get(SINGLE) or found[min(found)]
+  train_names = functools.cache(lambda: _class_names(root, train, rules))
 
   @functools.cache
   def open_named(split: str) -> Source:

@@ -235,7 +235,7 @@ def _running(jobs: Sequence[Job], processes: int) -> Iterator[tuple[list[SpawnPr
 
 
 def _run_quietly(parent: int, jobs: Sequence[Job], begun: SynchronizedArray[int], place: int, threads: int) -> None:
-  """The part of one process. An error is left to the parent, which meets it again, and shows it."""
+  """Writes shards in a process. An error is left to the parent, which meets it again, and shows it."""
   prefetch.start_worker(parent, 0, 0)
 
   def count(job: Job, num: int) -> None:

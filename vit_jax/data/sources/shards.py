@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from vit_jax.core.errors import UserError
-from vit_jax.core.types import HostArray
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.pipeline import order
 from vit_jax.data.source import UNKNOWN, Record, Source, most_labels
@@ -155,18 +154,17 @@ def _start_over_unless(part: pathlib.Path, plan: Mapping[str, Any]) -> None:
 
 def _jobs(split: str, source: Source, part: pathlib.Path, settings: Settings,
           name_of: Callable[[str], str]) -> Iterator[Job]:
+  """Yields the shards of a split, each with a part of a random order."""
   indexes = order.shuffled(np.arange(len(source)), num_examples=len(source), seed=settings.seed)
-  num = min(len(source), settings.num_shards or _default_shards(source, indexes))
+  num = settings.num_shards
+  if not num:  # by the sizes of the first examples
+    images = [_stored(source, i).image for i in indexes[:50].tolist()]
+    size = float(np.mean([len(image) if isinstance(image, bytes) else image.nbytes for image in images]))
+    num = max(1, round(size * len(source) / SHARD_BYTES), -(-len(source) // SHARD_RECORDS))
+  num = min(len(source), num)
   for number, chosen in enumerate(np.array_split(indexes, num)):
     path = part / f'{split}-{number:05d}-of-{num:05d}.array_record'
     yield Job(path, source, chosen, settings.short_px, settings.quality, name_of)
-
-
-def _default_shards(source: Source, indexes: HostArray) -> int:
-  """Returns one per `SHARD_BYTES`, estimated from the first examples of a random order, or `SHARD_RECORDS`."""
-  images = [_stored(source, i).image for i in indexes[:50].tolist()]
-  sizes = [len(image) if isinstance(image, bytes) else image.nbytes for image in images]
-  return max(1, round(float(np.mean(sizes)) * len(source) / SHARD_BYTES), -(-len(source) // SHARD_RECORDS))
 
 
 def _close(part: pathlib.Path, folder: pathlib.Path, jobs: Mapping[str, Sequence[Job]],
