@@ -26,7 +26,7 @@ def choose(environ: MutableMapping[str, str] = os.environ, *, root: pathlib.Path
 
 
 def platforms(environ: Mapping[str, str] = os.environ, *, root: pathlib.Path = pathlib.Path('/')) -> str:
-  """The platforms for jax if libtpu is installed without a TPU; '' = the default of jax."""
+  """Returns the platforms for jax if libtpu is installed without a TPU; '' = the default of jax."""
   if importlib.util.find_spec('libtpu') is None or has_tpu(environ, root) or environ.get('JAX_PLATFORMS'):
     return ''
   can_use = (root / 'dev/nvidiactl').exists() and any(importlib.util.find_spec(name) for name in _GPU_PLUGINS)
@@ -34,7 +34,10 @@ def platforms(environ: Mapping[str, str] = os.environ, *, root: pathlib.Path = p
 
 
 def has_tpu(environ: Mapping[str, str], root: pathlib.Path) -> bool:
-  """Whether this machine has a TPU: device files of the driver, a PCI device of its vendor, or variables of TPU VMs."""
+  """Returns whether this machine has a TPU.
+
+  The signs are device files of the driver, a PCI device of its vendor, and variables of TPU VMs.
+  """
   if any(environ.get(name) for name in _TPU_VARIABLES) or any((root / 'dev').glob('accel[0-9]*')):
     return True
   vendors = (root / 'sys/bus/pci/devices').glob('*/vendor')
@@ -42,7 +45,7 @@ def has_tpu(environ: Mapping[str, str], root: pathlib.Path) -> bool:
 
 
 def is_cpu_only(environ: MutableMapping[str, str] = os.environ, *, root: pathlib.Path = pathlib.Path('/')) -> bool:
-  """Whether this process computes on the CPU: by its environment, or because there is no accelerator."""
+  """Returns whether this process computes on the CPU: by its environment, or without an accelerator."""
   return environ.get('JAX_PLATFORMS') == 'cpu' or not (has_tpu(environ, root) or (root / 'dev/nvidiactl').exists())
 
 

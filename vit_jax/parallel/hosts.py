@@ -112,7 +112,7 @@ def _start_jax(timeouts: Timeouts, place: Place | None) -> None:
 
 
 def read_timeouts(environment: Mapping[str, str]) -> Timeouts:
-  """The limits on waiting, from the environment."""
+  """Reads the limits on waiting from the environment."""
   names = {'VIT_JAX_CONNECT_TIMEOUT_S': 300, 'VIT_JAX_HEARTBEAT_TIMEOUT_S': 100, 'VIT_JAX_SHUTDOWN_TIMEOUT_S': 300}
   found = Timeouts(*(_number(environment, name, default) for name, default in names.items()))
   for name, value in zip(names, found, strict=True):
@@ -122,7 +122,7 @@ def read_timeouts(environment: Mapping[str, str]) -> Timeouts:
 
 
 def find_place(environment: Mapping[str, str]) -> Place | None:
-  """The place of this process by the environment; None if it is alone, or if jax is to detect it.
+  """Returns the place of this process by the environment; None if it is alone, or if jax is to detect it.
 
   Raises:
     UserError: the environment is incomplete or contradictory.
@@ -180,7 +180,7 @@ def _own_devices(environment: Mapping[str, str]) -> tuple[int, ...] | None:
 
 
 def first_host(nodes: str) -> str:
-  """The first name of a Slurm host list: gpu007 of `gpu[007-009,12],login1`."""
+  """Returns the first name of a Slurm host list: gpu007 of `gpu[007-009,12],login1`."""
   found = re.match(r'([^,\[]+)(?:\[(\d+))?', nodes)
   if found is None:
     raise UserError(f'SLURM_STEP_NODELIST: expected a list of hosts, got {nodes!r}. Start the program with srun.')

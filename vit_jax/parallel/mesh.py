@@ -20,7 +20,7 @@ AXES = ('data', 'fsdp', 'tensor')
 
 
 def shape(config: schema.Mesh, num_devices: int) -> tuple[int, int, int]:
-  """Sizes of the axes `data, fsdp, tensor` on so many devices.
+  """Returns the sizes of the axes `data, fsdp, tensor` on so many devices.
 
   Raises:
     UserError: their product is not the number of devices, or the slices do not divide `data`.
@@ -41,7 +41,7 @@ def shape(config: schema.Mesh, num_devices: int) -> tuple[int, int, int]:
 
 
 def find_hardware(slices: int) -> layout.Hardware:
-  """The devices of this run as `config/layout.py` needs them to be described; the same on every process."""
+  """Describes the devices of this run for `config/layout.py`, in the same way on every process."""
   first = jax.local_devices()[0]
   limit = (first.memory_stats() or {}).get('bytes_limit', 0) if first.platform != 'cpu' else 0
   memory_gib = limit // 2**30  # devices of a kind differ by some bytes
@@ -51,7 +51,7 @@ def find_hardware(slices: int) -> layout.Hardware:
 
 
 def make(config: schema.Mesh, devices: Sequence[jax.Device] | None = None) -> Mesh:
-  """The mesh of a config over `devices` (all of them by default), neighbors along `tensor` first.
+  """Returns the mesh of a config over `devices` (all of them by default), neighbors along `tensor` first.
 
   Raises:
     UserError: it does not fit the devices, or the slices that they are in.
@@ -72,7 +72,7 @@ def make(config: schema.Mesh, devices: Sequence[jax.Device] | None = None) -> Me
 
 
 def arrange(sizes: tuple[int, int, int], *, slices: int, devices: Sequence[jax.Device]) -> np.ndarray:
-  """Devices as a grid [data, fsdp, tensor] in which `data` is divided into `slices` first.
+  """Arranges devices as a grid [data, fsdp, tensor] in which `data` is divided into `slices` first.
 
   A slice is a set of devices with a fast network. Devices are assigned by their `slice_index`. If they have none, or
   all the same, a slice is an equal number of consecutive processes (a node may run several), or within one process of
@@ -103,7 +103,7 @@ def arrange(sizes: tuple[int, int, int], *, slices: int, devices: Sequence[jax.D
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-  """Rows over `data` and `fsdp`; other dimensions are not split."""
+  """Returns the sharding of rows over `data` and `fsdp`; other dimensions are not split."""
   return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
@@ -122,7 +122,7 @@ def check_batch(mesh: Mesh, batch_size: int, accumulate: int, *, what: str) -> N
 
 
 def local_rows(mesh: Mesh, process_index: int | None = None) -> Shard:
-  """The parts of each batch that the devices of a process (by default this one) hold.
+  """Returns the parts of each batch that the devices of a process (by default this one) hold.
 
   One part for each position along `data` and `fsdp`. Processes whose devices differ only along `tensor` hold the same
   part.
@@ -135,7 +135,7 @@ def local_rows(mesh: Mesh, process_index: int | None = None) -> Shard:
 
 
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh, shard: Shard) -> dict[str, jax.Array]:
-  """This process's rows, in the order of `shard.rows`, as part of a global batch on the mesh.
+  """Places this process's rows, in the order of `shard.rows`, as part of a global batch on the mesh.
 
   The `index` of an example is i64 on the host, which identifies it, and its low 32 bits on the device, where it is only
   passed through.

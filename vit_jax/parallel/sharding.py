@@ -72,7 +72,7 @@ TRAINED = 'trained'
 
 
 def with_frozen(params: PyTree, extra: PyTree) -> PyTree:
-  """The parameters, trained and not: those of `params` and those below `FROZEN` anywhere in `extra`."""
+  """Returns the parameters, trained and not: those of `params` and those below `FROZEN` anywhere in `extra`."""
   leaves = trees.flatten(params)
   for name, leaf in trees.flatten(extra).items():
     _, is_frozen, rest = f'/{name}'.partition(f'/{FROZEN}/')
@@ -81,7 +81,7 @@ def with_frozen(params: PyTree, extra: PyTree) -> PyTree:
 
 
 def param_specs(params: PyTree, axes: PyTree, mesh: Mesh, *, differentiated: bool = True) -> PyTree:
-  """A PartitionSpec for every parameter.
+  """Returns a PartitionSpec for every parameter.
 
   A mesh axis that does not divide its dimension is left out: that dimension is not split.
 
@@ -161,7 +161,7 @@ def _used(axes: str | tuple[str, ...] | None, mesh: Mesh) -> str | tuple[str, ..
 
 
 def follow_specs(tree: PyTree, params: PyTree, specs: PyTree) -> PyTree:
-  """Specs for optimizer state or `extra`.
+  """Returns the specs for optimizer state or `extra`.
 
   A leaf whose path ends in a parameter's path takes that parameter's spec, if it has its shape, or that shape
   without one axis (factored moments). Anything else (counters, centers, running statistics) is replicated, if
@@ -211,13 +211,13 @@ def _is_small(name: str, leaf: Any) -> bool:
 
 
 def shardings(specs: PyTree, mesh: Mesh) -> PyTree:
-  """NamedSharding for each PartitionSpec."""
+  """Returns a NamedSharding for each PartitionSpec."""
   return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs,
                       is_leaf=lambda x: isinstance(x, PartitionSpec))
 
 
 def bytes_per_device(tree: PyTree, specs: PyTree, mesh: Mesh) -> int:
-  """Bytes that one device holds of a tree laid out by `specs`."""
+  """Returns the bytes that one device holds of a tree laid out by `specs`."""
   placed = shardings(specs, mesh)
   sizes = jax.tree.map(lambda x, s: int(np.prod(s.shard_shape(x.shape), dtype=np.int64)) * x.dtype.itemsize,
                        tree, placed)

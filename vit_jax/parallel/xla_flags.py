@@ -53,23 +53,23 @@ PORTABLE = ('--xla_cpu_enable_platform_dependent_math=false', '--xla_cpu_max_isa
 
 
 def defaults(platform: str) -> str:
-  """The default flags of a platform, in the form of its variable."""
+  """Returns the default flags of a platform, in the form of its variable."""
   return ' '.join(flag.text for flag in FLAGS[platform] if flag.default)
 
 
 def merged(platform: str, own: str) -> str:
-  """The user's `own` flags of a platform after its default ones, without a default that the user sets too."""
+  """Returns the user's `own` flags of a platform after the default ones that the user does not set."""
   return join([flag.text for flag in FLAGS[platform] if flag.default], own)
 
 
 def join(flags: Iterable[str], own: str) -> str:
-  """The user's `own` flags after `flags`, without those that the user sets too."""
+  """Returns the user's `own` flags after those of `flags` that the user does not set."""
   names = {name_of(text) for text in own.split()}
   return ' '.join([*(text for text in flags if name_of(text) not in names), *filter(None, [own.strip()])])
 
 
 def name_of(text: str) -> str:
-  """The name of a flag, with its dashes."""
+  """Returns the name of a flag, with its dashes."""
   return text.partition('=')[0]
 
 
@@ -80,7 +80,7 @@ def choose(environ: MutableMapping[str, str], platform: str) -> None:
 
 
 def table() -> str:
-  """All flags with their purposes and effects."""
+  """Returns all flags with their purposes and effects."""
   return '\n\n'.join(
       f'{platform}, {VARIABLES[platform]}{", set by default" * flag.default}:\n  {flag.text}\n'
       f'  {flag.purpose}\n  effect: {flag.effect}' for platform, flags in FLAGS.items() for flag in flags)
