@@ -1,8 +1,7 @@
 """The code blocks of the documentation: reads them, and runs them in a folder of their own.
 
-A block is a fence with a language: `sh`, `python`, `diff` (applied to a copy of the package), or `text`, which is only
-read. A block with `title="FILE"` is written to that file. Comments directly before a block say how a test runs it; they
-do not show on the page:
+A block is a fence with a language: `sh`, `python`, or `text`, which is only read. A block with `title="FILE"` is
+written to that file. Comments directly before a block say how a test runs it; they do not show on the page:
 
     <!-- runs with: train @digits --config.seed=3 -->      these flags replace or extend those of each `vit-jax train`;
                                                            `@digits` and `@photos` are sets that make a run tiny
@@ -33,7 +32,7 @@ PHOTOS = ('--config.image_px=32,32', '--config.data.recipe.eval_resize_px=36', '
           '--config.model.pool=class_token', '--config.evals.test.every=4 steps', '--config.checkpoints.every=4 steps')
 SETS = {'@digits': DIGITS, '@photos': PHOTOS}
 """Flags that make a run tiny, by the name that comments use. Blocks with the same set compile the same programs."""
-LANGUAGES = ('sh', 'python', 'diff', 'text')
+LANGUAGES = ('sh', 'python', 'text')
 FENCE = re.compile(r'((?:^ *<!-- (?:(?!-->).)* -->\n+)*)^( *)```([^\n]*)\n(.*?)^ *```$', re.M | re.S)
 COMMENT = re.compile(r'<!-- (runs with|not run|exit status): (.*?) -->', re.S)
 TIMEOUT_S = 600
@@ -126,9 +125,6 @@ def run(block: Block, folder: pathlib.Path, environment: Mapping[str, str]) -> s
   match block.language:
     case 'sh':
       command = ['bash', '-euc', block.text]
-    case 'diff':
-      (folder / 'block.diff').write_text(block.text)
-      command = ['patch', '-p1', '--no-backup-if-mismatch', '-i', 'block.diff']
     case _:
       (folder / 'block.py').write_text(block.text)
       command = ['python', 'block.py']

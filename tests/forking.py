@@ -5,8 +5,7 @@
     python tests/forking.py script SOCKET FILE      runs a Python file
 
 A client passes its directory, environment and standard streams to the fork, and ends with its status. BLOCK_FLAGS in
-the environment of `run` has flags by job, see `blocks.py`. With BLOCK_PACKAGE set, to a folder with a changed copy of
-the package, it starts a process of its own instead.
+the environment of `run` has flags by job, see `blocks.py`.
 """
 from __future__ import annotations
 
@@ -80,9 +79,6 @@ def request(kind: str, where: str, words: list[str]) -> int:
     sys.path.insert(0, str(ROOT / 'tests'))
     from blocks import words_with
     words = words_with(words, json.loads(os.environ.get('BLOCK_FLAGS', '{}')).get(words[0], []))
-  if package := os.environ.get('BLOCK_PACKAGE'):
-    command = ['-m', 'vit_jax.main'] if kind == 'run' else []
-    os.execve(sys.executable, [sys.executable, *command, *words], {**os.environ, 'PYTHONPATH': package})
   with socket.socket(socket.AF_UNIX) as connection:
     connection.connect(where)
     asked = {'kind': kind, 'words': words, 'folder': os.getcwd(), 'environment': dict(os.environ)}

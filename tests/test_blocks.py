@@ -92,11 +92,6 @@ def test_the_blocks_of_a_page_run(page: pathlib.Path, start: pathlib.Path, progr
   folder, found = tmp_path / 'page', [block for block in blocks.read(page) if block.runs]
   shutil.copytree(start, folder)
   (folder / 'launch').symlink_to(ROOT / 'launch')
-  if any(block.language == 'diff' for block in found):
-    ignored = shutil.ignore_patterns('__pycache__')
-    shutil.copytree(ROOT / 'vit_jax', folder / 'vit_jax', ignore=ignored)
-    shutil.copytree(ROOT / 'configs', folder / 'vit_jax' / 'configs', ignore=ignored)
-    programs = {**programs, 'BLOCK_PACKAGE': str(folder)}
   for block in found:
     done = blocks.run(block, folder, programs)
     assert done.returncode == block.status, f'{block.where}: status {done.returncode}\n{block.text}\n{done.stdout}'

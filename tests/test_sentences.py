@@ -7,7 +7,7 @@ import pathlib
 import pytest
 import sentences
 
-LIMITS = {'config': 51, 'models': 144, 'weights': 16}
+LIMITS = {'models': 131, 'weights': 16}
 """Functions of a package whose docstrings begin otherwise; 0 for others. Lower a limit with what you rewrite."""
 
 

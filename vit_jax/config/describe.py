@@ -53,7 +53,7 @@ def settings(config: Any) -> list[Described]:
 
 
 def _of(part: Any, prefix: str, usual: Any) -> Iterator[Described]:
-  """The settings of a part; `usual` is the part that the part around it has by default, or None."""
+  """Yields the settings of a part; `usual` is the part that the part around it has by default, or None."""
   kind: type = type(part)
   abouts = comments(kind)
   for field in dataclasses.fields(part):
@@ -75,7 +75,7 @@ def _of(part: Any, prefix: str, usual: Any) -> Iterator[Described]:
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
-  """The default of a field; `REQUIRED` if there is none."""
+  """Returns the default of a field; `REQUIRED` if there is none."""
   if field.default_factory is not dataclasses.MISSING:
     return field.default_factory()
   return REQUIRED if field.default is dataclasses.MISSING else field.default
@@ -115,7 +115,7 @@ def _allowed(declared: Any, value: Any, allowed: Any) -> str:
 
 
 def text(value: Any) -> str:
-  """A value as it is typed after `--config.NAME=`."""
+  """Formats a value as it is typed after `--config.NAME=`."""
   if value is REQUIRED:
     return 'none'
   if isinstance(value, tuple):
@@ -129,7 +129,7 @@ def text(value: Any) -> str:
 
 @functools.cache
 def comments(kind: type) -> dict[str, str]:
-  """The comments of the fields of a settings dataclass, those that it inherits included."""
+  """Returns the comments of the fields of a settings dataclass, those that it inherits included."""
   found: dict[str, str] = {}
   for owner in reversed(kind.__mro__):
     if dataclasses.is_dataclass(owner):

@@ -108,7 +108,7 @@ class _Way(NamedTuple):
 
 
 def auto(config: schema.Config) -> list[str]:
-  """Names of the settings that are to be chosen."""
+  """Returns the names of the settings that are to be chosen."""
   return [name for name, value in AUTO.items() if _value(config, name) == value]
 
 
@@ -122,19 +122,22 @@ def _value(settings: Any, name: str) -> Any:
 
 
 def put(config: schema.Config, values: Mapping[str, Any]) -> schema.Config:
-  """The config with other values for settings such as `mesh.fsdp`; those that its model does not have are left out."""
+  """Returns the config with other values for settings such as `mesh.fsdp`.
+
+  Those that its model does not have are left out.
+  """
   changed: schema.Config = schema.replaced(config, {
       name: value for name, value in values.items() if _value(config, name) is not None})
   return changed
 
 
 def _fill(config: schema.Config, values: Mapping[str, Any]) -> schema.Config:
-  """The config with these values where it is auto."""
+  """Returns the config with these values where it is auto."""
   return put(config, {name: values[name] for name in auto(config)})
 
 
 def plain(config: schema.Config) -> schema.Config:
-  """The config with rule 2 for everything that is auto."""
+  """Returns the config with rule 2 for everything that is auto."""
   return _fill(config, {'mesh.fsdp': 1, 'mesh.tensor': 1, 'train.accumulate': 1, 'model.remat': Remat.NONE,
                         'model.execution': _execution(config.model), **XLA})
 
@@ -158,18 +161,21 @@ def _execution(model: schema.Model) -> Execution:
 
 
 def reopen(config: schema.Config, hardware: Hardware, overridden: Collection[str] = ()) -> schema.Config:
-  """The config with the settings that were chosen for other hardware as auto again; `overridden` ones stay."""
+  """Returns the config with the settings that were chosen for other hardware as auto again.
+
+  The `overridden` ones stay.
+  """
   return config if str(hardware) == config.mesh.chosen_for else unchosen(config, overridden)
 
 
 def unchosen(config: schema.Config, overridden: Collection[str] = ()) -> schema.Config:
-  """The config with all settings that were chosen for hardware as auto again; `overridden` ones stay."""
+  """Returns the config with all settings that were chosen for hardware as auto again; `overridden` ones stay."""
   again = {name: AUTO[name] for name in config.mesh.chosen if name in AUTO and name not in overridden}
   return put(config, {**again, 'mesh.chosen': (), 'mesh.chosen_for': ''})
 
 
 def keep(config: schema.Config, before: schema.Config, hardware: Hardware) -> schema.Config:
-  """The config with what `before`, the config that a run was saved with, chose on the same hardware for such a step."""
+  """Returns the config with what the run's saved config `before` chose on the same hardware for such a step."""
   is_same = (str(hardware) == before.mesh.chosen_for and before.batch_size == config.batch_size
              and type(before.model) is type(config.model) and set(before.mesh.chosen) == set(auto(config)))
   if not is_same:
@@ -178,7 +184,7 @@ def keep(config: schema.Config, before: schema.Config, hardware: Hardware) -> sc
 
 
 def choose(config: schema.Config, hardware: Hardware, sizes: Sizes | None) -> Layout:
-  """The config with all its auto settings chosen by the rules above.
+  """Returns the config with all its auto settings chosen by the rules above.
 
   Args:
     config: checked.
@@ -219,7 +225,7 @@ def _tensor(config: schema.Config, hardware: Hardware) -> int:
 
 
 def _fsdp_sizes(config: schema.Config, hardware: Hardware, tensor: int) -> list[int]:
-  """Sizes of `fsdp` in ascending order: what the config says, else those of rule 4."""
+  """Returns sizes of `fsdp` in ascending order: what the config says, else those of rule 4."""
   in_slice = hardware.num_devices // hardware.slices // max(1, tensor)
   if config.mesh.fsdp == -1:
     return [max(1, in_slice // max(1, config.mesh.data))]
@@ -234,7 +240,7 @@ def _fsdp_sizes(config: schema.Config, hardware: Hardware, tensor: int) -> list[
 
 
 def _ways(config: schema.Config, hardware: Hardware, sizes: Sizes, fsdp: int, tensor: int) -> Iterator[_Way]:
-  """Every pair of rule 6 that the config allows; the plainest is always one of them."""
+  """Returns every pair of rule 6 that the config allows; the plainest is always one of them."""
   shards = max(1, hardware.num_devices // tensor)
   counts = (config.train.accumulate,) if config.train.accumulate else ACCUMULATE
   remats = tuple(REMAT_TIME) if config.model.remat is Remat.AUTO else (config.model.remat,)
@@ -251,7 +257,7 @@ def _ways(config: schema.Config, hardware: Hardware, sizes: Sizes, fsdp: int, te
 
 
 def _gather_time(config: schema.Config, shards: int) -> float:
-  """What the kernels of one microbatch cost to gather, as a part of the computation of a step."""
+  """Returns what the kernels of one microbatch cost to gather, as a part of the computation of a step."""
   if not isinstance(config.model, schema.ViT | schema.Mixer):
     return 0.
   tokens = math.prod(side // config.model.patch for side in config.image_px)
@@ -259,13 +265,16 @@ def _gather_time(config: schema.Config, shards: int) -> float:
 
 
 def _may_accumulate(config: schema.Config, shards: int, accumulate: int) -> bool:
-  """Whether so many microbatches divide the batch, and give the result of one; `check` knows the models for which."""
+  """Returns whether so many microbatches divide the batch, and give the result of one.
+
+  `check` knows the models for which.
+  """
   mixes = config.train.sam.rho or getattr(config.objective, 'mix_token', False)
   return accumulate == 1 or (config.batch_size % (shards * accumulate) == 0 and not mixes)
 
 
 def _answer(way: _Way, names: Collection[str], hardware: Hardware, sizes: Sizes) -> Layout:
-  """The layout, with two lines on what was chosen and why."""
+  """Returns the layout, with two lines on what was chosen and why."""
   config, have = way.config, hardware.memory_gib
   state, share = (sizes.state + sizes.gradients) / GIB, config.mesh.fsdp * config.mesh.tensor
   given = [name for name in AUTO if name not in names and _value(config, name) not in (None, *XLA.values())]
@@ -282,7 +291,7 @@ def _answer(way: _Way, names: Collection[str], hardware: Hardware, sizes: Sizes)
 
 
 def _shown(config: schema.Config, hardware: Hardware) -> str:
-  """The layout in a line: axes, dtype, images of a device, and how the blocks are run."""
+  """Formats the layout in a line: axes, dtype, images of a device, and how the blocks are run."""
   mesh, model = config.mesh, config.model
   split = max(1, mesh.fsdp) * max(1, mesh.tensor)
   data = mesh.data if mesh.data != -1 else max(1, hardware.num_devices // split)

@@ -52,7 +52,7 @@ class Setting(NamedTuple):
 
 
 def fields(config: Any, prefix: str = '') -> Iterator[Setting]:
-  """Every setting that can be overridden."""
+  """Yields every setting that can be overridden."""
   if isinstance(config, dict):
     items = [(name, value, False) for name, value in config.items()]
   else:
@@ -72,7 +72,7 @@ def _declared(kind: type) -> tuple[tuple[str, bool], ...]:
 
 def apply(configs: Mapping[str, schema.Config], overrides: list[str], *,
              models: parts.Models | None = None) -> dict[str, schema.Config]:
-  """Configs by name, with the same overrides applied to each.
+  """Returns the configs by name, with the same overrides applied to each.
 
   Raises:
     UserError: lists every unknown name and every value that cannot be read, and which of several configs it is for.
@@ -141,7 +141,7 @@ def _parse(config: schema.Config, overrides: list[str]) -> schema.Config:
 
 
 def shorten(text: str, most: int = 80) -> str:
-  """A text as it is shown in a message."""
+  """Returns a text as it is shown in a message."""
   return text if len(text) <= most else f'{text[:most - 20]}… ({len(text):,} characters)'
 
 

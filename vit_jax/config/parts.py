@@ -30,7 +30,7 @@ MOST_LISTED = 40
 
 
 def kinds(declared: Any) -> dict[str, type]:
-  """The types that a part may have, by the names that a person uses: `{'adamw': AdamW, …}`; {} if there is one."""
+  """Returns the types of a part by the names that a person uses: `{'adamw': AdamW, …}`; {} if there is one."""
   if not isinstance(declared, types.UnionType):
     return {}
   found = [kind for kind in typing.get_args(declared) if dataclasses.is_dataclass(kind) and kind is not base(declared)]
@@ -38,14 +38,16 @@ def kinds(declared: Any) -> dict[str, type]:
 
 
 def base(declared: Any) -> type | None:
-  """The member of a union that a person's own types inherit from: the one that names no implementation."""
+  """Returns the member of a union that a person's own types inherit from: the one that names no implementation."""
   found = [kind for kind in typing.get_args(declared) if isinstance(kind, type) and issubclass(kind, Settings)]
   named = [kind for kind in found if hasattr(kind, 'implementation')]
   return next((kind for kind in found if named and kind not in named), None)
 
 
 def own_kind(declared: Any, name: str) -> type | None:
-  """A person's own type by its name `module:Class`; None if the name has another form, or the part takes none.
+  """Imports a person's own type by its name `module:Class`.
+
+  Returns None if the name has another form, or the part takes none.
 
   Raises:
     UserError: there is no such class, or it is not a dataclass with the base of the part and an implementation.
@@ -62,7 +64,9 @@ def own_kind(declared: Any, name: str) -> type | None:
 
 
 def by_name(declared: Any, name: str, models: Models | None) -> Any:
-  """The part with this name, with the defaults of its type or of its size; `default` for a part of one type.
+  """Returns the part with this name, with the defaults of its type or of its size.
+
+  The name of a part of one type is `default`.
 
   Raises:
     UserError: there is no such part; says what was expected, without the name of the setting.
@@ -85,7 +89,7 @@ def by_name(declared: Any, name: str, models: Models | None) -> Any:
 
 
 def walk(config: Any, declared: Any = None, path: str = '') -> Iterator[tuple[str, Any]]:
-  """Dotted path and declared type of each part in a config."""
+  """Yields the dotted path and the declared type of each part in a config."""
   if dataclasses.is_dataclass(config):
     if path:
       yield path, declared
@@ -97,7 +101,7 @@ def walk(config: Any, declared: Any = None, path: str = '') -> Iterator[tuple[st
 
 
 def from_plain(value: Any, *, models: Models | None = None) -> schema.Config:
-  """A config from nested dicts, in which absent settings have their defaults.
+  """Reads a config from nested dicts, in which absent settings have their defaults.
 
   Args:
     value: nested dicts and lists, with choices as their texts.
@@ -123,7 +127,7 @@ class _Reader:
     self.problems: list[str] = []
 
   def typed(self, value: Any, declared: Any, name: str) -> Any:
-    """`value` as the type that its field declares; None, and a problem, if it is of another."""
+    """Returns `value` as the type that its field declares; None, and a problem, if it is of another."""
     arguments = typing.get_args(declared)
     if isinstance(declared, types.UnionType):
       return self._one_of(value, declared, name)
@@ -139,7 +143,7 @@ class _Reader:
     return self._single(value, declared, name)
 
   def part(self, value: Any, declared: Any, name: str, base: Any = None) -> Any:
-    """A settings dataclass from a mapping; settings that it does not have are those of `base`, or the defaults."""
+    """Reads a settings dataclass from a mapping; settings that it lacks are those of `base`, or the defaults."""
     kind = implementation.type_name(declared)
     if not isinstance(value, Mapping) or value.get('type', kind) != kind:
       return self._wrong(value, f'settings of type {kind}', name)

@@ -26,7 +26,7 @@ log = logging.getLogger('vit_jax.config')
 
 
 def settings(config: schema.Config) -> dict[str, Any]:
-  """The settings by name, such as `model.gelu`, with values as JSON has them."""
+  """Returns the settings by name, such as `model.gelu`, with values as JSON has them."""
   plain = json.loads(json_files.to_json(config))
   found = {name: value for part in ('model', 'head') for name, value in json_files.flat(plain[part], part).items()
            if name.split('.')[-1] not in _RUNNING}
@@ -36,12 +36,14 @@ def settings(config: schema.Config) -> dict[str, Any]:
 
 
 def is_preprocessing(name: str) -> bool:
-  """Whether a setting is of images, and not of the network."""
+  """Returns whether a setting is of images, and not of the network."""
   return name.startswith('data.')
 
 
 def differences(meta: Mapping[str, Any], config: schema.Config) -> dict[str, tuple[Any, Any]]:
-  """Settings by name that a checkpoint and a config both state and that differ, each as (checkpoint's, config's).
+  """Returns the settings that a checkpoint and a config both state and that differ.
+
+  Each is given by its name as (checkpoint's, config's).
 
   Args:
     meta: of the checkpoint.
@@ -76,7 +78,7 @@ def check(meta: Mapping[str, Any], config: schema.Config, *, said: str, overridd
 
 
 def text(found: Mapping[str, tuple[Any, Any]]) -> str:
-  """A line for each difference."""
+  """Returns a line for each difference."""
   return '\n'.join(f'  {name}: {_shown(a)} in the checkpoint, {_shown(b)} in the config'
                    for name, (a, b) in found.items())
 

@@ -62,7 +62,7 @@ def _names(kind: Any) -> tuple[str, ...]:
 
 
 def nearest(name: str, known: Iterable[str], prefix: str = '') -> str:
-  """The end of a message about an unknown name: the nearest of the known names, or all of them if none is near."""
+  """Returns the end of a message about an unknown name: the nearest known name, or all if none is near."""
   known = list(known)
   if near := difflib.get_close_matches(name, known, 1, cutoff=.5):
     return f' Did you mean {prefix}{near[0]}?'
@@ -70,12 +70,12 @@ def nearest(name: str, known: Iterable[str], prefix: str = '') -> str:
 
 
 def problem(name: str, expected: str, got: Any, advice: str = '') -> str:
-  """A message in the form of the project: `data.workers: expected 0 with data.in_memory=yes, got 2. Set it to 0.`"""
+  """Formats a problem: `data.workers: expected 0 with data.in_memory=yes, got 2. Set it to 0.`"""
   return f'{name}: expected {expected}, got {shown(got)}.{" " * bool(advice)}{advice}'
 
 
 def shown(value: Any) -> str:
-  """A value as messages show it: a choice by its value, a part by its kind, at most 80 characters."""
+  """Formats a value for messages: a choice by its value, a part by its kind, at most 80 characters."""
   if isinstance(value, enum.Enum):
     return str(value.value)
   if isinstance(value, Settings):
@@ -88,12 +88,12 @@ def shown(value: Any) -> str:
 
 
 def switched_off(part: Any, name: str, condition: str) -> Iterator[str]:
-  """Problems of all settings of a part that differ from their defaults while the part is switched off."""
+  """Yields problems of settings of a part that differ from their defaults while it is switched off."""
   return no_effect(part, name, [field.name for field in dataclasses.fields(part)], condition)
 
 
 def no_effect(part: Any, name: str, settings: Collection[str], condition: str, advice: str = '') -> Iterator[str]:
-  """Problems of settings that differ from their defaults where they have no effect.
+  """Yields problems of settings that differ from their defaults where they have no effect.
 
   Args:
     part: the settings dataclass.
@@ -125,32 +125,32 @@ def replaced(settings: Any, changes: Mapping[str, Any]) -> Any:
 
 
 def default_of(field: dataclasses.Field) -> Any:
-  """The default value of a field; '' if it has none."""
+  """Returns the default value of a field; '' if it has none."""
   if field.default_factory is not dataclasses.MISSING:
     return field.default_factory()
   return '' if field.default is dataclasses.MISSING else field.default
 
 
 def at_most(name: str, value: float, most: float, what: str) -> Iterator[str]:
-  """A problem if a number is larger than another setting allows; `what` names that one."""
+  """Yields a problem if a number is larger than another setting allows; `what` names that one."""
   if value > most:
     yield problem(name, f'at most {what}={most:g}', value)
 
 
 def multiple(name: str, value: int | tuple[int, ...], of: int, what: str) -> Iterator[str]:
-  """A problem if a number, or one of several, is not a multiple of `of`; `what` says what that is."""
+  """Yields a problem if a number, or one of several, is not a multiple of `of`; `what` says what that is."""
   if any(number % of for number in (value if isinstance(value, tuple) else (value,))):
     yield problem(name, f'a multiple of {what}', value)
 
 
 def ascending(name: str, pair: tuple[float, float]) -> Iterator[str]:
-  """A problem if the first number of a range is the larger one."""
+  """Yields a problem if the first number of a range is the larger one."""
   if pair[0] > pair[1]:
     yield problem(name, 'the smaller number first', pair)
 
 
 def patterns(name: str, texts: Iterable[str]) -> Iterator[str]:
-  """Problems of texts that are not regular expressions."""
+  """Yields problems of texts that are not regular expressions."""
   for text in texts:
     try:
       re.compile(text)

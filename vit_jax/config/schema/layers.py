@@ -95,20 +95,26 @@ NORM_GROUPS = 32
 
 
 def untiled(image_px: tuple[int, int], patch: int, name: str = 'model') -> Iterator[str]:
-  """A problem if patches of `patch` px, a setting of `name`, do not tile an image of `image_px` (height, width)."""
+  """Yields a problem if patches do not tile an image.
+
+  `patch` in px is a setting of `name`; `image_px` is (height, width).
+  """
   if any(side % patch for side in image_px):
     nearest = tuple(max(1, round(side / patch)) * patch for side in image_px)
     yield checks.problem('image_px', f'multiples of {name}.patch={patch} px, such as {nearest}', tuple(image_px))
 
 
 def unit_remat(remat: Remat, name: str) -> Iterator[str]:
-  """A problem if a network of convolutions is to save some of the values of a unit."""
+  """Yields a problem if a network of convolutions is to save some of the values of a unit."""
   if remat not in (*UNIT_REMATS, Remat.AUTO):
     yield checks.problem(f'{name}.remat', 'none or full for a network of convolutions', remat)
 
 
 def residual_units(width: int, *, eps: float, name: str) -> Iterator[str]:
-  """Problems of units with GroupNorm and standardized kernels; `eps` is all that is added to a kernel's deviation."""
+  """Yields problems of units with GroupNorm and standardized kernels.
+
+  `eps` is all that is added to a kernel's deviation.
+  """
   yield from checks.multiple(f'{name}.width', width, NORM_GROUPS, f'the {NORM_GROUPS} groups of its norms')
   if eps <= 0:
     yield checks.problem(f'{name}.var_eps', 'a small positive number, here or in std_eps, by which a kernel of equal '

@@ -33,7 +33,7 @@ class Lora(Settings):
     return (self.alpha or self.rank) / (self.rank ** .5 if self.rslora else self.rank)
 
   def is_target(self, layer: str) -> bool:
-    """Whether the layer with this path in a block, such as `attn/query`, has an adapter."""
+    """Returns whether the layer with this path in a block, such as `attn/query`, has an adapter."""
     return any(re.fullmatch(f'(.*/)?({end})', layer) for end in self.ends)
 
   @property
@@ -68,7 +68,10 @@ class Lora(Settings):
 
 
 def adapted_layers(model: Model) -> tuple[str, ...]:
-  """The dense layers of a block that adapters can be added to, by their paths; () for networks without such blocks."""
+  """Returns the paths of the dense layers of a block that adapters can be added to.
+
+  It is () for networks without such blocks.
+  """
   match model:
     case ViT():
       return tuple(f'{part}/{name}'.lstrip('/') for part in model.block.parts

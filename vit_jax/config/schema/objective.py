@@ -58,7 +58,7 @@ class Supervised(ObjectiveSettings):
   class_weights: tuple[float, ...] = ranged((), NOT_NEGATIVE)
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    """Settings that have no effect with this loss, and class weights that do not fit."""
+    """Yields problems of settings that have no effect with this loss, and of class weights that do not fit."""
     yield from super().problems(config, name)
     weights, num_classes = self.class_weights, config.data.num_classes
     if self.threshold >= 0 and self.loss is Loss.SOFTMAX:
@@ -86,7 +86,7 @@ class Mae(ObjectiveSettings):
   decoder_heads: int = ranged(16, COUNT)  # attention heads of the decoder
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    """A share that leaves nothing to do, a decoder of an impossible width, and encoders that need all patches."""
+    """Yields problems of shares that leave nothing to do, widths of the decoder, and encoders that need all patches."""
     yield from super().problems(config, name)
     num, m = num_patches(config), config.model
     if num and not 0 < num_kept(num, self.mask_ratio) < num:
@@ -131,7 +131,7 @@ class MaskedPatch(ObjectiveSettings):
   random_patch_prob: float = ranged(.1, SHARE)  # that it becomes another patch of the image; else it is unchanged
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    """Shares that corrupt nothing or add up to more than 1, and patches without cells."""
+    """Yields problems of shares that corrupt nothing or add up to more than 1, and of patches without cells."""
     yield from super().problems(config, name)
     num, patch = num_patches(config), getattr(config.model, 'patch', COLOR_CELLS)
     if num and num_kept(num, self.mask_ratio) == num:
@@ -188,7 +188,7 @@ class Dino(ObjectiveSettings):
   collapse: Collapse = field(default_factory=Collapse)
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    """Ramps out of range, centering that has no effect or cannot work, and models that need one size of images."""
+    """Yields problems of ramps, of centering, and of models that need one size of images."""
     yield from super().problems(config, name)
     yield from ramp_problems(f'{name}.teacher_temperature', self.teacher_temperature, Range(1e-6))
     yield from ramp_problems(f'{name}.momentum', self.momentum, SHARE)
@@ -213,7 +213,7 @@ class Byol(ObjectiveSettings):
   collapse: Collapse = field(default_factory=Collapse)            # its threshold is that of `spread`, from 0 to 1
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    """A momentum out of range, and crops that are not used."""
+    """Yields problems of a momentum out of range, and of crops that are not used."""
     yield from super().problems(config, name)
     yield from ramp_problems(f'{name}.momentum', self.momentum, SHARE)
     if num := config.data.recipe.views.num_local:
@@ -241,7 +241,7 @@ class TokenLabel(ObjectiveSettings):
   map_grid: tuple[int, int] = ranged((18, 18), COUNT)  # positions of the maps
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    """Augmentation that label maps cannot follow, and microbatches without pairs."""
+    """Yields problems of augmentation that label maps cannot follow, and of microbatches without pairs."""
     yield from super().problems(config, name)
     r, rows = config.data.recipe, config.batch_size // config.train.microbatches
     for setting in ('mixup', 'cutmix', 'rotate_degrees', 'scale', 'shear'):
@@ -290,7 +290,7 @@ class Distill(ObjectiveSettings):
   label_smoothing: float = ranged(0., BELOW_1)  # of the labels' part
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    """Settings that have no effect with this kind of teaching or this weight."""
+    """Yields problems of settings that have no effect with this kind of teaching or this weight."""
     yield from super().problems(config, name)
     if self.distill_type is DistillType.HARD:
       yield from no_effect(self, name, ('temperature', 'soft_mean'), f'with {name}.distill_type=hard',

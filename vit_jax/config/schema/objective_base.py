@@ -19,7 +19,7 @@ class ObjectiveSettings(checks.Settings):
   has_statistics: ClassVar[bool] = True  # running statistics of BatchNorm may be updated
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    """Settings elsewhere that this kind of objective cannot use."""
+    """Yields problems of settings elsewhere that this kind of objective cannot use."""
     kind, model = type(self).__name__, type(config.model).__name__
     if self.needs_tokens and not isinstance(config.model, ViT):
       yield f'model: expected a ViT for objective {kind}, which works on patch tokens, got {model}.'
@@ -45,25 +45,28 @@ class ObjectiveSettings(checks.Settings):
 
 
 def num_patches(config: checks.Run) -> int:
-  """Patches of an image; 0 if the model has none."""
+  """Returns the number of patches of an image; 0 if the model has none."""
   patch = getattr(config.model, 'patch', 0)
   return (config.image_px[0] // patch) * (config.image_px[1] // patch) if patch >= 1 else 0
 
 
 def num_kept(num_patches: int, share: float) -> int:
-  """Number of patches that remain when this share is removed, as `objectives/patches.py` rounds it."""
+  """Returns the number of patches that remain when this share is removed.
+
+  `objectives/patches.py` rounds it in the same way.
+  """
   return int(num_patches * (1. - share) + 1e-6)
 
 
 def ramp_problems(name: str, ramp: Ramp, allowed: Range) -> Iterator[str]:
-  """Problems of a ramp whose ends are out of range."""
+  """Yields problems of a ramp whose ends are out of range."""
   for end in ('start', 'end'):
     if not allowed.has(value := getattr(ramp, end)):
       yield problem(f'{name}.{end}', str(allowed), value)
 
 
 def local_crop_problems(config: checks.Run) -> Iterator[str]:
-  """Problems of a model that cannot process local crops, whose size is not that of the image."""
+  """Yields problems of a model that cannot process local crops, whose size is not that of the image."""
   views, model = config.data.recipe.views, config.model
   fixed = 'model Mixer' if isinstance(model, Mixer) else (
       'model.positions=relative' if isinstance(getattr(model, 'positions', None), Relative) else '')

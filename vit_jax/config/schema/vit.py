@@ -191,7 +191,7 @@ class Attention(Part):
   implementation: ClassVar[str] = 'vit_jax.models.vit.attention:Attention'
 
   def network_problems(self, model: Network, name: str, own: str) -> Iterator[str]:
-    """Limits of kernels for one kind of device; see `models/kernels/attend_kernels.py` for the devices'."""
+    """Yields limits of kernels for one kind of device; `models/kernels/attend_kernels.py` has those of devices."""
     if not self.kernel.platform:
       return
     width, advice = model.width // model.heads, f'Set {own}.kernel=xla.'
@@ -291,7 +291,7 @@ class Axial(Plain):
   needs_grid: ClassVar[bool] = True
 
   def network_problems(self, model: Network, name: str, own: str) -> Iterator[str]:
-    """Axial attention is within rows and columns, which only patch tokens have."""
+    """Yields problems of tokens that are no patches: axial attention is within rows and columns."""
     yield from super().network_problems(model, name, own)
     if model.pool.class_token:
       yield checks.problem(f'{name}.pool', f'mean or map, without a class token, with {own}=axial',
@@ -314,14 +314,14 @@ class NormSettings(Part):
 @dataclasses.dataclass
 class LayerNorm(NormSettings):
   """LayerNorm: centered, divided by the deviation, with scale and bias (arXiv 1607.06450)."""
-  eps: float = ranged(1e-6, POSITIVE)
+  eps: float = ranged(1e-6, POSITIVE)  # added to the variance, or to the mean square
   implementation: ClassVar[str] = 'vit_jax.models.layers:LayerNorm'
 
 
 @dataclasses.dataclass
 class RmsNorm(NormSettings):
   """RMSNorm: divided by the root of the mean square, with a scale (arXiv 1910.07467; AIMv2)."""
-  eps: float = ranged(1e-6, POSITIVE)
+  eps: float = ranged(1e-6, POSITIVE)  # added to the variance, or to the mean square
   implementation: ClassVar[str] = 'vit_jax.models.layers:RMSNorm'
 
 
