@@ -123,7 +123,7 @@ def test_the_command_line_names_it_for_any_config(config: pathlib.Path, monkeypa
     files.load('digits', ['objective=turning:Trun'])
 
 
-@pytest.mark.parametrize('name', ['os:system', 'turning:Spec', 'turning:Nameless', 'turning:Count', 'json:loads'])
+@pytest.mark.parametrize('name', ['jax:jit', 'turning:Spec', 'turning:Nameless', 'turning:Count', 'numpy:ndarray'])
 def test_only_settings_classes_of_the_part_are_taken(config: pathlib.Path, name: str) -> None:
   files.load(str(config), [])
   for read in (lambda: overrides.apply({'': schema.Config()}, [f'objective={name}']),
@@ -131,6 +131,14 @@ def test_only_settings_classes_of_the_part_are_taken(config: pathlib.Path, name:
     with pytest.raises(UserError, match='objective: expected a dataclass that inherits from ObjectiveSettings and '
                                         f'names its implementation, got {name}'):
       read()
+
+
+@pytest.mark.parametrize('name', ['antigravity:Turn', 'os.path:join', ':', 'x:', '..:x', f'{"x" * 300}:y', 'a b:c'])
+def test_a_file_of_settings_runs_no_module_of_python_and_no_name_breaks_it(name: str) -> None:
+  with pytest.raises(UserError) as error:
+    parts.from_plain({'objective': {'type': name}})
+  assert 'config.objective: ' in str(error.value) and len(str(error.value)) < 600
+  assert 'antigravity' not in sys.modules
 
 
 @pytest.mark.parametrize('kind', ['Undecorated', 'Nameless'])

@@ -110,8 +110,10 @@ def test_a_source_of_a_persons_own_module_is_opened_by_its_name(
 @pytest.mark.parametrize(('source', 'said'), [
     ('foldr:/x', 'Did you mean folder:PATH? foldr: expected a Python module, got none. It was looked for among the '),
     ('no_such_module:x', "got 'no_such_module:x'. no_such_module: expected a Python module, got none."),
-    ('json:x', "got 'json:x'. json: expected 'opener' in this module"),
-    ('a b:x', "'a b': expected the name of a Python module.")])
+    ('jax:x', "got 'jax:x'. jax: expected 'opener' in this module"),
+    ('antigravity:x', "'antigravity': expected the name of a Python module, and not of one that Python itself has."),
+    ('a b:x', "'a b': expected the name of a Python module"),
+    ('x' * 300 + ':x', f"'{'x' * 60}': expected the name of a Python module")])
 def test_a_kind_that_is_no_module_with_an_opener_is_refused(source: str, said: str) -> None:
   with pytest.raises(UserError, match='data.source: expected one of digits, ') as error:
     open_all(source=source)

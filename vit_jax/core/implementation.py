@@ -25,6 +25,7 @@ from vit_jax.core.errors import UserError
 
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 _NAME = re.compile(r'[^\W\d]\w*(\.[^\W\d]\w*)*')
+_LONGEST = 200  # letters of the name of a module
 _FOLDERS = 'VIT_JAX_MODULES'
 """Environment variable with the folders of the parent process."""
 _added: list[str] = []
@@ -65,11 +66,12 @@ def import_module(name: str) -> types.ModuleType:
   """Imports a module, which may be a person's own file.
 
   Raises:
-    UserError: there is none of this name, or its code raises an exception; names the line.
+    UserError: there is none of this name, or its code raises an exception; names the line. Modules of Python itself
+      are refused: a file of settings of another person cannot have them run.
   """
-  if not _NAME.fullmatch(name):
-    raise UserError(f'{name[:60]!r}: expected the name of a Python module.')
   first, here = name.partition('.')[0], os.getcwd()
+  if not _NAME.fullmatch(name) or len(name) > _LONGEST or first in sys.stdlib_module_names:
+    raise UserError(f'{name[:60]!r}: expected the name of a Python module, and not of one that Python itself has.')
   if first not in sys.modules and any(os.path.exists(os.path.join(here, path)) for path in (first, f'{first}.py')):
     look_in(here)
   try:
