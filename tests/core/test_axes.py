@@ -10,6 +10,7 @@ import pytest
 
 from vit_jax.core import axes
 from vit_jax.core.axes import labelled
+from vit_jax.core.errors import UserError
 from vit_jax.models.layers import param
 
 
@@ -89,5 +90,5 @@ def test_names_may_stand_for_the_axes_of_another_parameter() -> None:
 
 
 def test_axes_of_another_number_are_refused_where_the_parameter_is_created() -> None:
-  with pytest.raises(ValueError, match=r"expected 2 for a parameter of shape \(3, 4\), got \('embed',\)"):
+  with pytest.raises(UserError, match=r"expected 2 for a parameter of shape \(3, 4\), got \('embed',\)"):
     labelled(jnp.zeros((3, 4)), ('embed',))

@@ -11,6 +11,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, Mesh, PartitionSpec
 from vit_jax.config import durations, schema
 from vit_jax.core import trees
 from vit_jax.core.axes import Axes
+from vit_jax.core.errors import UserError
 from vit_jax.core.types import PyTree
 from vit_jax.optim import optimizers
 from vit_jax.parallel import mesh as meshes
@@ -87,7 +88,7 @@ def test_small_things_and_trained_networks_of_another_shape_are_whole(mesh: Mesh
      r'  inner/teacher/head/kernel float32\[128, 10\], where the parameter is \[64, 10\]'),
     (only('teacher/heads/kernel', leaf(64, 10)), r'  inner/teacher/heads/kernel float32\[64, 10\]\n')])
 def test_what_follows_nothing_and_is_no_vector_is_named(mesh: Mesh, stray: PyTree, said: str) -> None:
-  with pytest.raises(ValueError, match=said) as error:
+  with pytest.raises(UserError, match=said) as error:
     follow({'ema': PARAMS, 'count': leaf(), 'inner': stray, 'other': stray}, mesh)
   assert 'other/' in str(error.value) and 'ema' not in str(error.value)
   assert 'at most 1,048,576 bytes' in str(error.value)
@@ -184,6 +185,6 @@ def test_fsdp_splits_matrices_and_no_vectors(mesh: Mesh) -> None:
 def test_a_parameter_without_axes_or_with_an_unknown_one_is_refused_with_its_path(
     mesh: Mesh, names: Any, said: str) -> None:
   axes = {**AXES, 'head': {'kernel': Axes(names), 'bias': Axes(('embed',))}}
-  with pytest.raises(ValueError) as error:
+  with pytest.raises(UserError) as error:
     sharding.param_specs(PARAMS, axes, mesh)
   assert said in str(error.value) and 'head/bias' not in str(error.value)

@@ -10,6 +10,7 @@ import pytest
 
 from vit_jax.config import schema
 from vit_jax.core.axes import labelled
+from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params
 from vit_jax.objectives.ema import Ema
@@ -119,7 +120,7 @@ class Bare(Root):
 
 
 def test_a_parameter_of_any_objective_without_logical_axes_is_refused_with_its_path() -> None:
-  with pytest.raises(ValueError, match='\n  weight: expected logical axes, got none'):
+  with pytest.raises(UserError, match='\n  weight: expected logical axes, got none'):
     programs.build(Bare(), lambda batch, key, step: batch, ONE, like={'image': np.zeros((4, 2, 2, 3), np.float32)})
 
 

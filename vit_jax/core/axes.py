@@ -17,6 +17,7 @@ import jax.extend
 from jax.interpreters import batching, mlir
 
 from vit_jax.core import trees
+from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, PyTree
 
 Names = tuple[str | None, ...]
@@ -38,10 +39,10 @@ def labelled(value: Array, names: Names) -> Array:
   """Returns a new parameter unchanged, after its dimensions were given names.
 
   Raises:
-    ValueError: there is not one name for each dimension.
+    UserError: there is not one name for each dimension.
   """
   if len(names) != value.ndim:
-    raise ValueError(f'logical axes: expected {value.ndim} for a parameter of shape {value.shape}, got {names}. State '
+    raise UserError(f'logical axes: expected {value.ndim} for a parameter of shape {value.shape}, got {names}. State '
                      'one name or None for each dimension.')
   return _LABEL.bind(value, names=tuple(names))
 
@@ -68,7 +69,7 @@ def resolved(labels: PyTree) -> dict[str, Axes]:
   """Returns the axes by path name, with names of the form `path:i` replaced by what they stand for.
 
   Raises:
-    ValueError: there is no such parameter, or it has no such dimension.
+    UserError: there is no such parameter, or it has no such dimension.
   """
   found: dict[str, Axes] = trees.flatten(labels)
 
@@ -78,7 +79,7 @@ def resolved(labels: PyTree) -> dict[str, Axes]:
       return name
     names = found[other].names if other in found else None
     if names is None or int(dimension) >= len(names):
-      raise ValueError(f'{path}: expected the axis of a parameter, got {name!r}, which does not exist.')
+      raise UserError(f'{path}: expected the axis of a parameter, got {name!r}, which does not exist.')
     return names[int(dimension)]
 
   return {path: axes if axes.names is None else Axes(tuple(resolve(name, path) for name in axes.names))

@@ -30,6 +30,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.core import trees
 from vit_jax.core.axes import LAYERS, Names, resolved
+from vit_jax.core.errors import UserError
 from vit_jax.core.types import PyTree
 
 Split = tuple[str | tuple[str, ...] | None, ...]
@@ -92,13 +93,14 @@ def param_specs(params: PyTree, axes: PyTree, mesh: Mesh, *, differentiated: boo
     differentiated: whether the parameters get gradients. Without them a TPU has no reason for another choice.
 
   Raises:
-    ValueError: lists the parameters without axes, and those with an axis that `SPLIT_BY` does not have.
+    UserError: lists the parameters without axes, and those with an axis that `SPLIT_BY` does not have.
   """
   named = {path: found.names for path, found in resolved(axes).items()}
   problems = [problem for path in trees.flatten(params) for problem in _problems(path, named.get(path))]
   if problems:
-    raise ValueError('Every parameter needs its logical axes, which decide how it is sharded:\n' + '\n'.join(problems)
-                     + '\nCreate it with models.layers.param(..., axes), or with core.axes.labelled(value, axes).')
+    raise UserError('parameters: expected the logical axes of each, which decide how it is sharded:\n'
+                    + '\n'.join(problems) + '\nCreate it with models.layers.param(..., axes), or with '
+                    'core.axes.labelled(value, axes).')
   device = mesh.abstract_mesh.abstract_device
   has_lanes = differentiated and device is not None and device.platform == 'tpu'
 
@@ -168,7 +170,7 @@ def follow_specs(tree: PyTree, params: PyTree, specs: PyTree) -> PyTree:
   it is small or below the key `TRAINED`.
 
   Raises:
-    ValueError: lists every other leaf that is no scalar or vector (one for each layer, if stacked), or a large one.
+    UserError: lists every other leaf that is no scalar or vector (one for each layer, if stacked), or a large one.
   """
   by_name = {name: (leaf.shape, spec) for (name, leaf), spec in zip(
       trees.flatten(params).items(),
@@ -188,9 +190,10 @@ def follow_specs(tree: PyTree, params: PyTree, specs: PyTree) -> PyTree:
 
   found = trees.map_named(follow, tree)
   if stray:
-    raise ValueError('These leaves follow no parameter, and are too large to be replicated:\n' + '\n'.join(stray)
-                     + "\nExpected paths that end in a parameter's path, with its shape; else scalars, vectors of at "
-                     f'most {MOST_REPLICATED_BYTES:,} bytes, or constants below the key {TRAINED!r}.')
+    raise UserError("extra: expected leaves whose path ends in a parameter's path, with its shape, got others that are "
+                    'too large to be replicated:\n' + '\n'.join(stray)
+                    + "\nName them as their parameters, such as 'teacher/backbone/…'; else use scalars, vectors of at "
+                    f'most {MOST_REPLICATED_BYTES:,} bytes, or constants below the key {TRAINED!r}.')
   return found
 
 
