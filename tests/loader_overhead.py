@@ -51,7 +51,7 @@ def measure(folder: pathlib.Path) -> dict[str, float]:
   from vit_jax.core.types import Shard
   from vit_jax.data.files import records
   from vit_jax.data.image import transform
-  from vit_jax.data.pipeline import blocks, order
+  from vit_jax.data.pipeline import batches, order
   from vit_jax.data.sources import prepared, tfds
   image, box = np.zeros((2, 2, 3), np.uint8), np.zeros(4, np.float32)
   found = {}
@@ -63,7 +63,7 @@ def measure(folder: pathlib.Path) -> dict[str, float]:
       source = object.__new__(tfds.TfdsSource)
       source._columns, source.name = tfds.Columns('image', 'label', ('a',)), name
       source._records = records.TfRecords([str(folder / 'tfrecord')], [NUM])
-    make = blocks.TrainBlocks(source, lambda record, _: {'image': image, 'box': box, 'label': np.int32(record.label)},
+    make = batches.TrainBatches(source, lambda record, _: {'image': image, 'box': box, 'label': np.int32(record.label)},
                               order.Shuffled(NUM, 0), transform.eval_shapes((2, 2)), 0, BATCH, Shard((0,), 1))
     for number in range(BATCHES):  # opens all files, and has the records in the system's memory
       make(number)

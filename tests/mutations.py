@@ -32,7 +32,7 @@ class Mutation(NamedTuple):
 
 STEP = 'train/test_step.py train/test_randomness.py train/test_plain_training.py train/test_loop.py test_invariance.py'
 CHECKPOINT = 'train/test_checkpoint.py train/test_checkpoint_reader.py train/test_damaged_checkpoints.py'
-LOADER = 'data/test_loader.py data/test_blocks.py data/test_prefetch.py'
+LOADER = 'data/test_loader.py data/test_batches.py data/test_prefetch.py'
 AUGMENT = 'data/test_augment.py data/test_erase.py'
 HOOKS = 'train/test_hooks.py train/test_early_stop.py'
 DROPPED = 'models/test_layers.py models/test_vit.py models/test_stack.py'
@@ -55,13 +55,13 @@ MUTATIONS = (
     Mutation('data/pipeline/order.py', 'self._key[1] = position', 'self._key[1] = 0', 'data/test_order.py ' + LOADER),
     Mutation('data/pipeline/order.py', 'different = -(-self.batch_size // self.times)',
              'different = self.batch_size // self.times', 'data/test_order.py ' + LOADER),
-    Mutation('data/pipeline/blocks.py', "batch['mask'][row], batch['bad'][row] = 0., True",
+    Mutation('data/pipeline/batches.py', "batch['mask'][row], batch['bad'][row] = 0., True",
              "batch['mask'][row], batch['bad'][row] = 1., True", LOADER),
-    Mutation('data/pipeline/blocks.py', 'inside = positions < num_examples', 'inside = positions <= num_examples - 2',
+    Mutation('data/pipeline/batches.py', 'inside = positions < num_examples', 'inside = positions <= num_examples - 2',
              LOADER),
-    Mutation('data/pipeline/blocks.py', "return batch | {'index': index, 'mask': mask * ~batch['bad']}",
+    Mutation('data/pipeline/batches.py', "return batch | {'index': index, 'mask': mask * ~batch['bad']}",
              "return batch | {'index': index, 'mask': mask}", LOADER),
-    Mutation('data/pipeline/blocks.py', 'return DecodedExample(transform((index + ahead) % num), ahead > 0)',
+    Mutation('data/pipeline/batches.py', 'return DecodedExample(transform((index + ahead) % num), ahead > 0)',
              'return DecodedExample(transform((index + ahead) % num), False)', LOADER),
     Mutation('data/pipeline/loader.py', '-(-self.num_examples // self._batch_size)',
              'self.num_examples // self._batch_size', LOADER),
@@ -115,8 +115,9 @@ MUTATIONS = (
              CHECKPOINT),
     Mutation('train/checkpoint.py', 'value = -value if name in LOWER_IS_BETTER else value', '', CHECKPOINT),
     Mutation('train/checkpoint.py', 'managers.LatestN(self.latest)', 'managers.LatestN(self.latest + 1)', CHECKPOINT),
-    Mutation('data/pipeline/blocks.py', 'source[i], rngs.at(p)))', 'source[i], rngs.at(p % self.batch_size)))', LOADER),
-    Mutation('data/pipeline/blocks.py', 'if first != self._first:', 'if self._first < 0:', LOADER),
+    Mutation('data/pipeline/batches.py', 'source[i], rngs.at(p)))', 'source[i], rngs.at(p % self.batch_size)))',
+             LOADER),
+    Mutation('data/pipeline/batches.py', 'if first != self._first:', 'if self._first < 0:', LOADER),
     Mutation('data/pipeline/order.py', '[_AUGMENT, seed]', '[_AUGMENT, 0]', 'data/test_order.py ' + LOADER),
     Mutation('data/pipeline/order.py', 'rows % different)', 'rows // self.times)', 'data/test_order.py ' + LOADER),
     Mutation('data/pipeline/loader.py', 'range(start, _LAST_BATCH)', 'range(start + (start > 0), _LAST_BATCH)', LOADER),

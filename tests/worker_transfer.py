@@ -56,9 +56,9 @@ def measure() -> list[float]:
   """Returns microseconds for an image; runs in a process whose PYTHONPATH selects the checkout."""
   from vit_jax.core.types import Shard
   from vit_jax.data.image import transform
-  from vit_jax.data.pipeline import blocks, order, prefetch
+  from vit_jax.data.pipeline import batches, order, prefetch
   shapes, images = transform.eval_shapes((PX, PX)), Images()
-  make = blocks.TrainBlocks(images, images, order.Shuffled(len(images), 0), shapes, 0, BATCH, Shard((0,), 1))
+  make = batches.TrainBatches(images, images, order.Shuffled(len(images), 0), shapes, 0, BATCH, Shard((0,), 1))
   known = 'batch_bytes' in inspect.signature(prefetch.prefetched).parameters
   stream = prefetch.prefetched(make, range(10**6), threads=1, workers=1,
                                **({'batch_bytes': BATCH * PX * PX * 3} if known else {}))

@@ -24,7 +24,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.data.files import records, tfrecord_index
 from vit_jax.data.image import masks, transform
 from vit_jax.data.labels import classes, label_maps, real
-from vit_jax.data.pipeline import blocks
+from vit_jax.data.pipeline import batches
 from vit_jax.data.source import Source
 from vit_jax.data.sources import opening, prepared
 from vit_jax.jobs import prepare
@@ -41,7 +41,7 @@ def image(number: int, extension: str = '.png') -> bytes:
 
 def usable(source: Source) -> tuple[int, list[str]]:
   """The number of usable examples, and the reasons of the others."""
-  reasons = [reason for i in range(min(len(source), 40)) if (reason := blocks.reason_bad(source, i, FIT))]
+  reasons = [reason for i in range(min(len(source), 40)) if (reason := batches.reason_bad(source, i, FIT))]
   [source.describe(i) for i in range(min(len(source), 3))]
   return min(len(source), 40) - len(reasons), reasons
 

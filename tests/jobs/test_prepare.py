@@ -26,7 +26,7 @@ from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.image import decode, headers
 from vit_jax.data.image import transform as transforms
-from vit_jax.data.pipeline import blocks
+from vit_jax.data.pipeline import batches
 from vit_jax.data.sources import opening, prepared, shard_jobs, shards, tfds_build
 from vit_jax.jobs import prepare
 
@@ -130,10 +130,10 @@ def test_a_changed_shard_is_refused_or_its_damaged_record_counts_as_a_bad_image(
     open_all(tmp_path / 'set')
   source = open_all(tmp_path / 'set', verify_shards=False).train
   fit = transforms.eval_transform(schema.Recipe(), (8, 8))
-  [(bad, reason)] = [(i, reason) for i in range(37) if (reason := blocks.reason_bad(source, i, fit))]
+  [(bad, reason)] = [(i, reason) for i in range(37) if (reason := batches.reason_bad(source, i, fit))]
   assert f'record {bad - 19} of {path} is damaged: Corrupted' in reason
   assert source.describe(bad) == f'array_record:{tmp_path}/set/train[{bad}]' and source[bad + 1] == whole[bad + 1]
-  found = blocks.decode_or_next(source, bad, lambda i: {'at': source[i] and i})
+  found = batches.decode_or_next(source, bad, lambda i: {'at': source[i] and i})
   assert found.bad and found.example['at'] == bad + 1
 
 

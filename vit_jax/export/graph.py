@@ -1,8 +1,9 @@
 """Converts a traced function to the nodes of an ONNX graph.
 
-The network is traced once with a symbolic number of images, and on request with symbolic sides, and each operation of
-the trace becomes ONNX nodes. Values that depend only on parameters (standardized kernels, summed positions, slices of
-stacked blocks) are computed here and stored. All families therefore use the same rules, and no model is written twice.
+The network is traced once with a symbolic number of images, and on request with symbolic height and width, and each
+operation of the trace becomes ONNX nodes. Values that depend only on parameters (standardized kernels, summed
+positions, slices of stacked blocks) are computed here and stored. All families therefore use the same rules, and no
+model is written twice.
 
 The package jax2onnx is not used. Version 0.17.1, tried with jax 0.10.2 and onnxruntime 1.31.1 on the eight networks of
 the tests, requires orbax-checkpoint < 0.11.37, and this project >= 0.12; it has no rule for `lax.platform_dependent`
@@ -11,9 +12,8 @@ EfficientNet with a difference of at most 6e-7, but its MaxPool over NHWC window
 onnxruntime refuses ("Unsupported pooling size"). Its file of a small ViT had 388 nodes and tensors named `const_0`, …;
 this module writes 94 nodes, and tensors with the path names of the parameters.
 
-A side of a tensor that is unknown while the network is traced is a polynomial in the symbols of the trace, such as
-`batch`, or `rows*columns + 1`. The symbols are computed once from the shape of the input; a side is then arithmetic on
-them.
+A dimension that is unknown while the network is traced is a polynomial in the symbols of the trace, such as `batch`, or
+`rows*columns + 1`. The symbols are computed once from the shape of the input; a dimension is then arithmetic on them.
 """
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Value(NamedTuple):
   """A tensor of the graph.
 
   name: of the node's output or the stored tensor.
-  shape: in the graph; a side of 1 may be wider in the trace, as arithmetic broadcasts it.
+  shape: in the graph; a dimension of 1 may be wider in the trace, as arithmetic broadcasts it.
   """
   name: str
   shape: tuple[Any, ...]
@@ -61,7 +61,7 @@ class Value(NamedTuple):
 class Rules(NamedTuple):
   """How operations of the trace are converted, by name.
 
-  same_name: the ONNX operation, for operations without settings that broadcast over sides of 1.
+  same_name: the ONNX operation, for operations without settings that broadcast over dimensions of 1.
   by_name: `(writer, equation, *operands)` to the results.
   functions: likewise for functions with a custom gradient, by the name of the function.
   """
@@ -70,8 +70,8 @@ class Rules(NamedTuple):
   functions: Mapping[str, Callable[..., list[Value]]]
 
 
-class Sides:
-  """Computes sides of tensors in the graph; each expression has one node."""
+class Dimensions:
+  """Computes dimensions of tensors in the graph; each expression has one node."""
 
   def __init__(self, node: Node, tensor: Tensor) -> None:
     self._node, self._tensor = node, tensor
@@ -82,25 +82,25 @@ class Sides:
 
     Args:
       name: of the input.
-      shape: of the input; each symbol is a side of it, or a side is a multiple of a symbol.
+      shape: of the input; each symbol is a dimension of it, or a dimension is a multiple of a symbol.
       factors: for each symbol, the multiple.
     """
     whole = self._node('Shape', name)
     for symbol, factor in factors.items():
-      axis = next(i for i, side in enumerate(shape) if not isinstance(side, int) and symbol in str(side))
-      side = self._node('Gather', whole, self._number(axis), axis=0)
-      self._known[symbol] = side if factor == 1 else self._node('Div', side, self._number(factor))
+      axis = next(i for i, size in enumerate(shape) if not isinstance(size, int) and symbol in str(size))
+      size = self._node('Gather', whole, self._number(axis), axis=0)
+      self._known[symbol] = size if factor == 1 else self._node('Div', size, self._number(factor))
 
-  def value(self, side: Any) -> str:
-    """Returns the name of a side as a value `[1]` i64."""
-    return self._number(side) if isinstance(side, int) else self._expression(
-        ast.parse(str(side).replace('^', '**'), mode='eval').body)
+  def value(self, size: Any) -> str:
+    """Returns the name of a dimension as a value `[1]` i64."""
+    return self._number(size) if isinstance(size, int) else self._expression(
+        ast.parse(str(size).replace('^', '**'), mode='eval').body)
 
-  def shape(self, sides: Sequence[Any]) -> str:
-    """Returns the name of the sides as a value `[rank]` i64."""
-    if all(isinstance(side, int) for side in sides):
-      return self._tensor(np.array(sides, np.int64))
-    return self._node('Concat', *map(self.value, sides), axis=0)
+  def shape(self, dimensions: Sequence[Any]) -> str:
+    """Returns the name of the dimensions as a value `[rank]` i64."""
+    if all(isinstance(size, int) for size in dimensions):
+      return self._tensor(np.array(dimensions, np.int64))
+    return self._node('Concat', *map(self.value, dimensions), axis=0)
 
   def _expression(self, one: ast.expr) -> str:
     text = ast.unparse(one)
@@ -118,8 +118,8 @@ class Sides:
         return self._node(_OPERATIONS[type(operation)], self._expression(left), self._expression(right))
       case ast.Call(func=ast.Name(id=function), args=args) if function in _FUNCTIONS:
         return self._node(_FUNCTIONS[function], *map(self._expression, args))
-    raise UserError(f'--to: expected sides of tensors made of the sides of the input, got {ast.unparse(one)}. Export '
-                    'this network as .stablehlo.')
+    raise UserError('--to: expected dimensions of tensors that follow from those of the input, got '
+                    f'{ast.unparse(one)}. Export this network as .stablehlo.')
 
   def _number(self, number: int) -> str:
     return self._tensor(np.array([number], np.int64))
@@ -140,7 +140,7 @@ class Writer:
     self.stored: dict[str, HostArray] = {}
     self._counts: dict[str, int] = {}
     self._known: dict[tuple[str, str, tuple[int, ...]], str] = {}
-    self.sides = Sides(self._side, self.tensor)
+    self.dimensions = Dimensions(self._dimension, self.tensor)
 
   def write(self, jaxpr: core.Jaxpr, constants: Sequence[Any], arguments: Sequence[Value | HostArray]) -> list[Any]:
     """Adds a trace and returns its results; those that do not depend on the input are arrays."""
@@ -174,7 +174,7 @@ class Writer:
       chosen = equation.params['branches'][int(operands[0])]
       return self.write(chosen.jaxpr, chosen.consts, operands[1:])
     is_open = name == 'dim_as_value' or any(
-        not isinstance(side, int) for variable in equation.outvars for side in variable.aval.shape)
+        not isinstance(size, int) for variable in equation.outvars for size in variable.aval.shape)
     if not is_open and not any(isinstance(operand, Value) for operand in operands):
       if name in MOVES:
         moved = MOVES[name](np.asarray(operands[0]), equation.params)
@@ -217,9 +217,9 @@ class Writer:
   def reshaped(self, value: Value, shape: Sequence[Any]) -> Value:
     if value.shape == tuple(shape):
       return value
-    is_one = sum(not isinstance(side, int) for side in shape) == 1
-    sides = [-1 if is_one and not isinstance(side, int) else side for side in shape]  # one unknown side: Reshape's own
-    return self.node('Reshape', value.name, self.sides.shape(sides), shape=shape)
+    is_one = sum(not isinstance(size, int) for size in shape) == 1
+    sizes = [-1 if is_one and not isinstance(size, int) else size for size in shape]  # -1: Reshape computes it
+    return self.node('Reshape', value.name, self.dimensions.shape(sizes), shape=shape)
 
   def transposed(self, value: Value, order: Sequence[int]) -> Value:
     if list(order) == sorted(order):
@@ -231,10 +231,10 @@ class Writer:
     value = self.value(operand)
     if value.shape == tuple(shape):
       return value
-    target = [1 if not isinstance(side, int) and value.shape[i] == side else side for i, side in enumerate(shape)]
-    return self.node('Expand', value.name, self.sides.shape(target), shape=shape)
+    target = [1 if not isinstance(size, int) and value.shape[i] == size else size for i, size in enumerate(shape)]
+    return self.node('Expand', value.name, self.dimensions.shape(target), shape=shape)
 
-  def _side(self, kind: str, *inputs: str, **settings: Any) -> str:
+  def _dimension(self, kind: str, *inputs: str, **settings: Any) -> str:
     return self.node(kind, *inputs, shape=(1,), **settings).name
 
   def arithmetic(self, kind: str, operands: Sequence[Any], **settings: Any) -> Value:
@@ -250,10 +250,10 @@ def _function_name(equation: Any) -> str:
 
 def _stretched(x: HostArray, shape: Sequence[int], axes: Sequence[int]) -> HostArray:
   """Returns `x` with its axes at `axes` of `shape`, repeated along the others."""
-  sides = [1] * len(shape)
-  for axis, side in zip(axes, x.shape, strict=True):
-    sides[axis] = side
-  return np.broadcast_to(x.reshape(sides), shape)
+  sizes = [1] * len(shape)
+  for axis, size in zip(axes, x.shape, strict=True):
+    sizes[axis] = size
+  return np.broadcast_to(x.reshape(sizes), shape)
 
 
 def digest(array: Any) -> str:

@@ -42,7 +42,7 @@ def write(path: pathlib.Path, function: Callable[[Array], Array], params: Params
   traced = jax.make_jaxpr(function)(image)
   writer = export_graph.Writer(onnx.helper, names_of(params), rules.RULES)
   start = export_graph.Value('image', image.shape)
-  writer.sides.read(start.name, start.shape, {'batch': 1, **(dict.fromkeys(SIDES, multiple) if multiple else {})})
+  writer.dimensions.read(start.name, start.shape, {'batch': 1, **(dict.fromkeys(SIDES, multiple) if multiple else {})})
   found, = writer.write(traced.jaxpr, traced.consts, [start])
   writer.nodes.append(onnx.helper.make_node('Identity', [found.name], [output], name='result'))
   shape = traced.out_avals[0].shape

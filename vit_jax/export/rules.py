@@ -16,7 +16,7 @@ SAME_NAME = {
     'add': 'Add', 'sub': 'Sub', 'mul': 'Mul', 'div': 'Div', 'max': 'Max', 'neg': 'Neg', 'exp': 'Exp', 'tanh': 'Tanh',
     'logistic': 'Sigmoid', 'sqrt': 'Sqrt', 'erf': 'Erf', 'min': 'Min', 'abs': 'Abs', 'sin': 'Sin', 'cos': 'Cos',
     'eq': 'Equal', 'lt': 'Less'}
-"""Operations without settings that broadcast over sides of 1."""
+"""Operations without settings that broadcast over dimensions of 1."""
 
 
 def _square(w: Writer, equation: Any, x: Value) -> list[Value]:
@@ -45,7 +45,7 @@ def _rem(w: Writer, equation: Any, x: Any, y: Any) -> list[Value]:
 
 
 def _dim_as_value(w: Writer, equation: Any) -> list[Value]:
-  side = w.reshaped(Value(w.sides.value(equation.params['dim']), (1,)), ())
+  side = w.reshaped(Value(w.dimensions.value(equation.params['dim']), (1,)), ())
   return [w.node('Cast', side.name, shape=(), to=_kind(w, equation))]
 
 
@@ -54,7 +54,7 @@ def _iota(w: Writer, equation: Any) -> list[Value]:
   if len(shape) > 1:
     raise UserError(f'--to: expected ranges along one axis, got one of {shape}. Export this network as .stablehlo.')
   first, step = w.tensor(np.zeros((), np.int64)), w.tensor(np.ones((), np.int64))
-  stop = w.reshaped(Value(w.sides.value(shape[0]), (1,)), ())
+  stop = w.reshaped(Value(w.dimensions.value(shape[0]), (1,)), ())
   numbers = w.node('Range', first, stop.name, step, shape=shape)
   return [w.node('Cast', numbers.name, shape=shape, to=_kind(w, equation))]
 
@@ -99,7 +99,7 @@ def _cut(w: Writer, x: Value, starts: Sequence[Any], stops: Sequence[Any], strid
   axes = [i for i, side in enumerate(x.shape) if (starts[i], stops[i], strides[i]) != (0, side, 1)]
   if not axes:
     return x
-  bounds = [w.sides.shape([values[i] for i in axes]) for values in (starts, stops)]
+  bounds = [w.dimensions.shape([values[i] for i in axes]) for values in (starts, stops)]
   steps = w.tensor(np.array([strides[i] for i in axes], np.int64))
   return w.node('Slice', x.name, *bounds, w.tensor(np.array(axes, np.int64)), steps, shape=shape)
 

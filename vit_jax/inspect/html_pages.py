@@ -10,6 +10,7 @@ import functools
 import io
 import math
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -69,6 +70,15 @@ def to_png(image: HostArray) -> bytes:
 def breakable(text: str) -> Markup:
   """Returns text whose lines may break within long paths and file names, at their joints and not inside a word."""
   return Markup(re.sub(r'(?<=\w)([/\\:=,]+|[_.-](?=[^\W\d]))', r'\1<wbr>', str(escape(text))))
+
+
+def shortest_ends(paths: Sequence[Sequence[str]]) -> list[str]:
+  """Returns the last parts of each path, as many as make them different; [] if equal paths are among them."""
+  for count in range(1, max(map(len, paths)) + 1):
+    found = ['/'.join(parts[-count:]) for parts in paths]
+    if len(set(found)) == len(found):
+      return found
+  return []
 
 
 def format_value(value: object) -> str:

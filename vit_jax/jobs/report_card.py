@@ -104,11 +104,7 @@ def run(config: schema.Config, specs: Sequence[WeightsSpec], *, overridden: Coll
 def short(places: Sequence[str]) -> list[str]:
   """Returns a title of each of the weights: the last parts of its path, as many as make the titles different."""
   parts = [pathlib.PurePosixPath(place.rstrip('/')).parts for place in places]
-  for count in range(1, max(map(len, parts)) + 1):
-    titles = ['/'.join(one[-count:]) for one in parts]
-    if len(set(titles)) == len(titles):
-      return titles
-  return list(places)
+  return html_pages.shortest_ends(parts) or list(places)
 
 
 def measure(config: schema.Config, spec: WeightsSpec, *, title: str, overridden: Collection[str],

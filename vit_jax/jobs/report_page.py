@@ -105,11 +105,7 @@ def write_or_warn(workdir: storage.PathLike) -> str:
 def _labels(workdirs: Sequence[storage.PathLike]) -> list[str]:
   """Returns the shortest ends of the paths that differ, and the whole paths if none do."""
   parts = [os.path.abspath(w).split(os.sep) if storage.is_local(w) else os.fspath(w).split('/') for w in workdirs]
-  for length in range(1, max(map(len, parts)) + 1):
-    found = ['/'.join(own[-length:]) for own in parts]
-    if len(set(found)) == len(found):
-      return found
-  return [os.fspath(w) for w in workdirs]
+  return html_pages.shortest_ends(parts) or [os.fspath(w) for w in workdirs]
 
 
 def _render(records: Sequence[_Record], **more: object) -> str:

@@ -1,7 +1,7 @@
 """Training batches as a pure function of (seed, step), and evaluation in one exact pass.
 
 The global batch is the same for any number of threads, loader processes and hosts: `order.py` defines the order of
-examples, `blocks.py` makes the rows of one process. The step number is enough to resume.
+examples, `batches.py` makes the rows of one process. The step number is enough to resume.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vit_jax.core.types import Batch, HostArray, Shard
 from vit_jax.data.files import open_files
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.labels import label_maps
-from vit_jax.data.pipeline import blocks, capacity, order, prefetch
+from vit_jax.data.pipeline import batches, capacity, order, prefetch
 from vit_jax.data.source import Source, title
 from vit_jax.data.sources.mixture import Mixture
 from vit_jax.data.sources.pseudo import PseudoLabeled, TeacherLabels
@@ -58,7 +58,7 @@ class BadImages:
       if index not in self.found:
         self.found.add(index)
         log.warning('bad image: %s: %s', self._source.describe(index),
-                    blocks.reason_bad(self._source, index, self._transform))
+                    batches.reason_bad(self._source, index, self._transform))
 
   def check(self, limit: int) -> None:
     """Raises a UserError if there are more than `limit`."""
@@ -69,7 +69,7 @@ class BadImages:
                       f'decoded, got {len(self.found)}: {named}{f" and {rest} more" if rest > 0 else ""}.')
 
 
-class _Batches:
+class _Loader:
   """Starts iterators of batches; keeps those that run, to close them."""
 
   def __init__(self, start: Start, bad: BadImages) -> None:
@@ -101,7 +101,7 @@ def _close(iterator: Iterator[Batch]) -> None:
     iterator.close()
 
 
-class TrainLoader(_Batches):
+class TrainLoader(_Loader):
   """Endless training batches; a `core.contracts.Loader`."""
 
   def __init__(self, source: Source, start: Start, *, visit: order.Visit, info: LoaderInfo, bad: BadImages,
@@ -129,7 +129,7 @@ class TrainLoader(_Batches):
 class Supply:
   """Starts threads or processes. `workers`, the number of processes, may be changed while they run: the batches of
   another number of them follow, and are the same. `batch_bytes` are those of this host's part of a batch."""
-  make: blocks.TrainBlocks
+  make: batches.TrainBatches
   threads: int
   workers: int
   batch_bytes: int
@@ -140,7 +140,7 @@ class Supply:
     return prefetch.AdjustingIterator(start, numbers, lambda: self.workers)
 
 
-class EvalLoader(_Batches):
+class EvalLoader(_Loader):
   """One pass over a split; a `core.contracts.EvalLoader`."""
 
   def __init__(self, source: Source, start: Start, *, batch_size: int, bad: BadImages) -> None:
@@ -196,11 +196,11 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
   supply = None
   if in_memory:
     _check_crop(recipe)
-    decoded = blocks.decode_all(source, fit, threads=open_files.num_threads(threads))
-    start = functools.partial(map, blocks.MemoryTrainBlocks(decoded, visit, batch_size, shard))
+    decoded = batches.decode_all(source, fit, threads=open_files.num_threads(threads))
+    start = functools.partial(map, batches.MemoryTrainBatches(decoded, visit, batch_size, shard))
   else:
     transform = transforms.train_transform(recipe, image_px, decode=decode, max_labels=max_labels)
-    make = blocks.TrainBlocks(source, transform, visit, shapes, seed, batch_size, shard)
+    make = batches.TrainBatches(source, transform, visit, shapes, seed, batch_size, shard)
     size = capacity.batch_bytes(batch_size, shard, shapes)
     workers = capacity.workers_at_start(workers, num_examples=len(source), batch_bytes=size, here=capacity.machine())
     start = supply = Supply(make, threads, workers, size)
@@ -228,10 +228,10 @@ def eval_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, i
   fit = transforms.eval_transform(recipe, image_px, max_labels=max_labels)
   start: Start
   if in_memory:
-    decoded = blocks.decode_all(source, fit, threads=open_files.num_threads(threads))
-    start = functools.partial(map, blocks.MemoryEvalBlocks(decoded, batch_size, shard))
+    decoded = batches.decode_all(source, fit, threads=open_files.num_threads(threads))
+    start = functools.partial(map, batches.MemoryEvalBatches(decoded, batch_size, shard))
   else:
-    start = functools.partial(prefetch.prefetched, blocks.EvalBlocks(source, fit, batch_size, shard), threads=threads,
+    start = functools.partial(prefetch.prefetched, batches.EvalBatches(source, fit, batch_size, shard), threads=threads,
                               workers=workers, batch_bytes=capacity.batch_bytes(batch_size, shard, fit_shapes))
   return EvalLoader(source, start, batch_size=batch_size, bad=BadImages(source, fit))
 

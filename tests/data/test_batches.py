@@ -15,7 +15,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch, Shard
 from vit_jax.data.files import access
 from vit_jax.data.image import transform as transforms
-from vit_jax.data.pipeline import blocks, loader, order
+from vit_jax.data.pipeline import batches, loader, order
 from vit_jax.data.source import Record, Source
 from vit_jax.data.sources import opening
 from vit_jax.parallel import mesh as meshes
@@ -51,13 +51,13 @@ def source(image_folder: pathlib.Path) -> Counting:
 
 
 def train(source: Counting, shard: Shard, number: int) -> Batch:
-  make = blocks.TrainBlocks(source, transforms.train_transform(RECIPE, PX), order.Shuffled(len(source), 5),
-                            transforms.train_shapes(RECIPE, PX), 5, BATCH, shard)
+  make = batches.TrainBatches(source, transforms.train_transform(RECIPE, PX), order.Shuffled(len(source), 5),
+                              transforms.train_shapes(RECIPE, PX), 5, BATCH, shard)
   return make(number)
 
 
 def evaluate(source: Counting, shard: Shard, number: int) -> Batch:
-  return blocks.EvalBlocks(source, transforms.eval_transform(RECIPE, PX), BATCH, shard)(number)
+  return batches.EvalBatches(source, transforms.eval_transform(RECIPE, PX), BATCH, shard)(number)
 
 
 @pytest.mark.parametrize('make', [train, evaluate])
@@ -92,18 +92,18 @@ def test_the_randomness_of_an_example_is_that_of_its_position_in_the_run() -> No
 
   shard, visit = Shard((1,), 2), order.Shuffled(6, 5)
   shapes = {'record': ((), np.int64), 'drawn': ((), np.float64)}
-  make = blocks.TrainBlocks(Numbers(), draw, visit, shapes, 5, 4, shard)  # type: ignore[arg-type]
-  batches = [make(number) for number in range(5)]
+  make = batches.TrainBatches(Numbers(), draw, visit, shapes, 5, 4, shard)  # type: ignore[arg-type]
+  made = [make(number) for number in range(5)]
   positions = [4 * number + row for number in range(5) for row in (2, 3)]
-  drawn = np.concatenate([batch['drawn'] for batch in batches]).tolist()
+  drawn = np.concatenate([batch['drawn'] for batch in made]).tolist()
   assert drawn == [order.ExampleRngs(5).at(position).random() for position in positions] and len(set(drawn)) == 10
-  np.testing.assert_array_equal(np.concatenate([batch['record'] for batch in batches]), visit(np.array(positions)))
+  np.testing.assert_array_equal(np.concatenate([batch['record'] for batch in made]), visit(np.array(positions)))
 
 
 def test_from_memory_every_batch_has_its_own_place_in_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(blocks, '_POSITIONS', 4)  # of two batches
+  monkeypatch.setattr(batches, '_POSITIONS', 4)  # of two batches
   zeros, visit = np.zeros(6, np.int32), order.Shuffled(6, 5)
-  make = blocks.MemoryTrainBlocks(blocks.DecodedSource(zeros, zeros, zeros, zeros), visit, 4, Shard((1,), 2))
+  make = batches.MemoryTrainBatches(batches.DecodedSource(zeros, zeros, zeros, zeros), visit, 4, Shard((1,), 2))
   for number in (0, 1, 2, 5, 3, 0):
     assert make(number)['index'].tolist() == visit(4 * number + np.array([2, 3])).tolist()
 
@@ -134,7 +134,7 @@ def test_an_error_of_the_system_stops_the_run_and_counts_as_no_bad_image(source:
   fit = transforms.eval_transform(RECIPE, PX)
   alone = Shard((0,), 1)
   for make in (lambda: [train(failing, alone, n) for n in range(3)], lambda: evaluate(failing, alone, 0),  # type: ignore[arg-type]
-               lambda: blocks.decode_all(failing, fit, threads=2), lambda: blocks.reason_bad(failing, 3, fit)):
+               lambda: batches.decode_all(failing, fit, threads=2), lambda: batches.reason_bad(failing, 3, fit)):
     with pytest.raises(UserError) as found:
       make()
     message = str(found.value)
@@ -145,10 +145,10 @@ def test_an_error_of_the_system_stops_the_run_and_counts_as_no_bad_image(source:
 @pytest.mark.quick('data=4,fsdp=4', reason='1 s: a program for each mesh')
 @pytest.mark.parametrize('layout', HOSTS)
 def test_from_memory_the_rows_are_the_same(source: Counting, layout: str) -> None:
-  decoded = blocks.decode_all(source, transforms.eval_transform(RECIPE, PX), threads=2)
+  decoded = batches.decode_all(source, transforms.eval_transform(RECIPE, PX), threads=2)
   visit = order.Shuffled(len(source), 5)
-  for make in (lambda shard: blocks.MemoryTrainBlocks(decoded, visit, BATCH, shard)(3),
-               lambda shard: blocks.MemoryEvalBlocks(decoded, BATCH, shard)(2)):
+  for make in (lambda shard: batches.MemoryTrainBatches(decoded, visit, BATCH, shard)(3),
+               lambda shard: batches.MemoryEvalBatches(decoded, BATCH, shard)(2)):
     whole = make(Shard((0,), 1))
     for shard in HOSTS[layout]:
       batch = make(shard)
@@ -181,8 +181,8 @@ def far(positions: np.ndarray) -> np.ndarray:
 
 def test_examples_beyond_32_bits_keep_their_index_and_a_bad_one_is_named(caplog: pytest.LogCaptureFixture) -> None:
   source, shard = Huge(), Shard((0,), 1)
-  make = blocks.TrainBlocks(source, transforms.train_transform(RECIPE, PX), far, transforms.train_shapes(RECIPE, PX), 5,
-                            4, shard)
+  make = batches.TrainBatches(source, transforms.train_transform(RECIPE, PX), far, transforms.train_shapes(RECIPE, PX),
+                              5, 4, shard)
   batch = make(0)
   assert batch['index'].tolist() == [2_999_999_999, 2_999_999_998, 2_999_999_997, 2_999_999_996]
   assert batch['bad'].tolist() == [True, False, False, False]

@@ -79,7 +79,7 @@ def decode_or_next(source: Source, index: int, transform: Callable[[int], Exampl
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainBlocks:
+class TrainBatches:
   """Maps a number to the training batch `image label index box bad`, decoded and augmented on the host.
 
   A recipe with views has those in place of image and box, as `shapes` defines.
@@ -105,7 +105,7 @@ class TrainBlocks:
 
 
 @dataclasses.dataclass(frozen=True)
-class EvalBlocks:
+class EvalBatches:
   """Maps a number to an evaluation batch; rows beyond the end have mask 0, as do bad images."""
   source: Source
   transform: EvalTransform
@@ -129,7 +129,7 @@ class EvalBlocks:
     return batch
 
 
-class MemoryTrainBlocks:
+class MemoryTrainBatches:
   """Maps a number to a training batch gathered from memory; the device augments it.
 
   The order is computed for several batches at a time, as most of its time does not depend on their number.
@@ -150,7 +150,7 @@ class MemoryTrainBlocks:
 
 
 @dataclasses.dataclass(frozen=True)
-class MemoryEvalBlocks:
+class MemoryEvalBatches:
   """Maps a number to an evaluation batch gathered from memory."""
   decoded: DecodedSource
   batch_size: int
