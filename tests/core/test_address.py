@@ -40,7 +40,7 @@ def test_paths_and_addresses_are_accepted(text: str) -> None:
     ['train', '--config=digits', '--workdir=gs:/b/x'], ['train', '--config=digits', '--workdir=gs//b/x'],
     ['study', '--config=digits', '--workdir=gs:b'], ['report', '--workdir=runs/a,gs//b/x'],
     ['average', '--workdir=a', '--to=gs:/b', '--last=2'], ['convert', '--weights=a', '--to=gs//b/x.npz'],
-    ['predict', '--weights=gs//b/x.npz', 'a.jpg'], ['prepare', '--to=gs:/b', '--data=folder:.']])
+    ['predict', '--weights=gs//b/x.npz', __file__], ['prepare', '--to=gs:/b', '--data=folder:.']])
 def test_flags_are_refused_before_anything_is_made(
     words: list[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
   monkeypatch.chdir(tmp_path)

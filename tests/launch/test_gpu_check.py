@@ -21,7 +21,7 @@ case "$*" in
   "-m venv"*) mkdir -p "${@: -1}/bin"; cp "$0" "${@: -1}/bin/python" ;;
   *"import jax"*) exit "${NO_GPU:-0}" ;;
   *xla_flags*) printf '%s\n' --one=1 --two= ;;
-  *models=B/16*attention=cudnn*--to=*/bench*) echo 'broken'; exit "${BREAKS:-0}" ;;
+  *models=B/16*attention.kernel=cudnn*--to=*/bench*) echo 'broken'; exit "${BREAKS:-0}" ;;
 esac"""
 
 
@@ -71,7 +71,7 @@ def test_layers_and_switches_are_timed_one_by_one_beside_those_that_a_person_has
   timed = [call.split(' | ') for call in gpu.calls if '--job=bench' in call]
   assert [call[2] for call in timed] == ['--own=1', '--own=1', '--own=1 --one=1', '--own=1 --two=']
   assert ['execution=scan' in call[0] for call in timed] == [False, True, False, False]
-  assert all('--models=B/16' in call[0] and 'attention=cudnn' in call[0] for call in timed)
+  assert all('--models=B/16' in call[0] and 'attention.kernel=cudnn' in call[0] for call in timed)
   assert (gpu.folder / 'out' / 'switches.txt').read_text() == 'switches-1: --one=1\nswitches-2: --two=\n'
 
 
@@ -117,7 +117,7 @@ def test_quick_runs_the_tests_and_two_networks_with_the_peers_once_and_makes_one
 def test_a_rehearsal_needs_no_gpu(gpu: Machines) -> None:
   (gpu.folder / 'bin' / 'nvidia-smi').unlink()
   assert check(gpu, '--rehearse').returncode == 0
-  assert gpu.count('--px=32') == 4 and not gpu.count('attention=cudnn')
+  assert gpu.count('--px=32') == 4 and not gpu.count('attention.kernel=cudnn')
   assert [call for call in gpu.calls if '-m pytest' in call][0].endswith('| cpu')
 
 

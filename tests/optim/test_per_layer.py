@@ -128,7 +128,8 @@ def test_labels_by_the_last_key_and_one_layer_at_a_time_work_on_the_state_of_a_r
   def is_matrix(params: object) -> object:
     return trees.map_named(lambda name, _: name.endswith(('up/kernel', 'down/kernel')), params)
 
-  config = schema.Config(image_px=(8, 8), batch_size=8, model=schema.ViT(patch=4, width=8, depth=2, heads=2, mlp=16))
+  config = schema.Config(image_px=(8, 8), batch_size=8,
+                         model=schema.ViT(patch=4, width=8, depth=2, heads=2, mlp=schema.Mlp(16)))
   objective = build.build_objective(config, build.build_backbone(config), 8, lengths=LENGTHS)
   muon = optax.contrib.scale_by_muon(weight_dimension_numbers=lambda x: jax.tree.map(lambda _: MATRICES, x))
   inner = optax.with_extra_args_support(optax.chain(

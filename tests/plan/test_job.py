@@ -156,7 +156,7 @@ def test_a_kernel_that_a_chip_cannot_run_is_refused_before_anything_is_compiled(
     no_compiler: None, capsys: pytest.CaptureFixture[str]) -> None:
   words = ['--config.model.attention.kernel=splash', '--config.model.dtype=bfloat16', '--job=plan']
   assert main.run([*TINY, '--topology=v3:2x2', *words]) == 2
-  assert 'model.attention: expected xla with dtype=bfloat16 on v3' in capsys.readouterr().err
+  assert 'model.attention.kernel: expected xla with dtype=bfloat16 on v3' in capsys.readouterr().err
   assert plan.abstract_parts(subject('vit_l16_jft', 'v5e:16x16', FLAT, 'model.attention.kernel=splash'))
 
 

@@ -78,7 +78,7 @@ def shown(value: Any) -> str:
   """Formats a value for messages: a choice by its value, a part by its kind, at most 80 characters."""
   if isinstance(value, enum.Enum):
     return str(value.value)
-  if isinstance(value, Settings):
+  if isinstance(value, Settings) and hasattr(value, 'implementation'):
     return kind(value)
   try:
     text = repr(value)
