@@ -223,7 +223,7 @@ def other(done: pathlib.Path) -> Iterator[str]:
 
 def test_a_config_that_is_not_the_checkpoints_is_refused_by_all_that_read_it(
     done: pathlib.Path, other: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-  for job in (['evaluate', f'--workdir={done}'], ['predict', f'--weights={done}', 'x.png'],
+  for job in (['evaluate', f'--workdir={done}'], ['predict', f'--weights={done}', __file__],
               ['report', f'--workdir={done}'],
               ['average', f'--workdir={done}', '--last=2', f'--to={tmp_path / "mean"}'],
               ['convert', f'--weights={done}', f'--to={tmp_path / "x.npz"}'],
@@ -251,7 +251,7 @@ def test_a_damaged_config_is_an_error_for_readers_and_written_again_by_training(
   path = done / 'config.json'
   before = path.read_bytes()
   path.write_bytes(content)
-  for job in (['evaluate', f'--workdir={done}'], ['predict', f'--weights={done}', 'x.png'],
+  for job in (['evaluate', f'--workdir={done}'], ['predict', f'--weights={done}', __file__],
               ['convert', f'--weights={done}', f'--to={tmp_path / "x.npz"}']):
     assert main.run(job) == 2
     assert f'{path}: expected a config as JSON, got' in capsys.readouterr().err
