@@ -148,7 +148,7 @@ def test_a_resumed_run_does_not_read_its_weights_again(done: pathlib.Path) -> No
   weights_file = done.parent / 'a.npz'
   assert not weights_file.exists()
   before = json.loads((done / 'config.json').read_text())
-  assert before['model']['position_resize'] == 'bicubic_offset' and before['init_settings'] == 'config'
+  assert before['model']['positions']['resize'] == 'bicubic_offset' and before['init_settings'] == 'config'
   (done / 'final.json').unlink()
   assert train(done, f'--config.init_from={weights_file}', '--config.length=3 steps') == 0
   assert json.loads((done / 'final.json').read_text())['step'] == 3

@@ -12,6 +12,7 @@ from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.weights import files, known_weights, loading, preprocess, recognize, saving
 from vit_jax.weights.families import FAMILIES
+from vit_jax.weights.families.record import Clues
 
 NEEDED = {'mean', 'std', 'geometry', 'interpolation', 'antialias', 'resize'}
 
@@ -80,3 +81,14 @@ def test_moco_v3_is_the_encoder_that_its_authors_evaluate(tmp_path: pathlib.Path
   files.write_torch(tmp_path / 'cut.pth', tensors)
   with pytest.raises(UserError, match='- backbone/norm/bias'):
     loading.load(str(tmp_path / 'cut.pth'))
+
+
+def test_efficientnets_are_those_of_the_authors_or_warned_of() -> None:
+  known = recognize.recognize({'conv_stem.weight': np.ones((8, 3, 3, 3), np.float32)})
+  def warnings(*names: str, has_config: bool = False) -> list[str]:
+    return known.warn(schema.EfficientNet(), Clues(names, has_config, has_gelu=False))
+
+  assert 'assumed to be a tf_efficientnet' in warnings('model.pth')[0]
+  assert not warnings('tf_efficientnet_b0.pth') and not warnings('model.pth', has_config=True)
+  with pytest.raises(UserError, match='expected a network of the authors, tf_efficientnet_…, got efficientnet_b0'):
+    warnings('efficientnet_b0', has_config=True)

@@ -36,7 +36,7 @@ from vit_jax.weights import (
 )
 from vit_jax.weights import hints as model_hints
 from vit_jax.weights import preprocess as preparing
-from vit_jax.weights.families.record import Tensors
+from vit_jax.weights.families.record import Clues, Tensors
 from vit_jax.weights.hints import Hints
 from vit_jax.weights.infer import Leaves
 from vit_jax.weights.network import Weights, describe, position_resize, setting
@@ -113,8 +113,10 @@ def _of_tensors(tensors: Tensors, path: pathlib.Path, where: str, explicit: list
       pool=infer.pool_of_timm(sidecar.pool or named.pool, found.leaves)))
   _check_all_used(found)
   model = infer.model(found.leaves, hints)
-  unsure = _ambiguities(model, found.leaves, known.family, sidecar, (path.name, where), has_gelu=has_gelu)
-  unsure += _guessed_pool(model, found.leaves, hints)
+  said = (sidecar.architecture, path.name, where)
+  clues = Clues(tuple(one.rpartition('/')[2].lower() for one in said), sidecar != sidecars.Sidecar(), has_gelu)
+  unsure = [*known.warn(model, clues), *_fixed_positions(model, found.leaves, known.family),
+            *_guessed_pool(model, found.leaves, hints)]
   decoder = infer.decoder(found.leaves, hints)
   leaves = infer.with_heads(found.leaves, heads=getattr(model, 'heads', 0),
                             decoder_heads=decoder.decoder_heads if decoder else 0,
@@ -269,32 +271,13 @@ def _names(names: tuple[str, ...], num_classes: int) -> tuple[tuple[str, ...], l
   return names, []
 
 
-def _ambiguities(model: schema.Model, leaves: Leaves, family: str, sidecar: sidecars.Sidecar, names: tuple[str, ...],
-                *, has_gelu: bool) -> list[str]:
-  """Returns warnings about networks whose tensors could also be those of another network.
-
-  `has_gelu`: whether `--model`, a sidecar or a published name determines the form of the GELU.
+def _fixed_positions(model: schema.Model, leaves: Leaves, family: str) -> list[str]:
+  """Returns a warning if positions are assumed to be fixed, as in big_vision.
 
   Raises:
-    UserError: the file is of the other network.
+    UserError: the file is of another program.
   """
-  if isinstance(model, schema.EfficientNet):
-    named = [name for one in (sidecar.architecture, *names) if (name := one.rpartition('/')[2].lower())]
-    if other := [name for name in named if name.startswith('efficientnet_')]:
-      raise UserError(f'expected a network of the authors, tf_efficientnet_…, got {other[0]}, which pads as PyTorch '
-                      'does and has another epsilon. Use the tf_ variant.')
-    is_known = sidecar != sidecars.Sidecar() or any(name.startswith('tf_efficientnet_') for name in named)
-    return [] if is_known else ['it is assumed to be a tf_efficientnet_…; the efficientnet_… of timm have the same '
-                                'tensors, and other results']
-  if not isinstance(model, schema.ViT):
-    return []
-  if not has_gelu and family in ('timm', 'clip') and isinstance(model.mlp, schema.Mlp):
-    if model.norm_before and isinstance(model.positions, schema.Learned):
-      return ['its GELU is a guess: exact, as in open_clip. Weights of OpenAI and those trained as theirs have '
-              'another: set --model=gelu=quick for these']
-    if model.pool == schema.Map() and isinstance(model.positions, schema.Learned):
-      return ['its GELU is a guess: exact. Some of the published SigLIPs have another: set --model=gelu=tanh for these']
-  if 'backbone/positions' in leaves or model.positions != schema.SinCos():
+  if not isinstance(model, schema.ViT) or 'backbone/positions' in leaves or model.positions != schema.SinCos():
     return []
   if family != 'big_vision':
     raise UserError('expected position embeddings, got none: they are rotary or absent, which is not supported')

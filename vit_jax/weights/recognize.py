@@ -50,7 +50,7 @@ def _read(prepared: Recognized, files: Files, label: str) -> Recognized:
   hints = files.hints if isinstance(files.hints, Hints) else files.hints(prepared.tensors)
   tensors, lines = files.change(prepared.tensors)
   table = files.table if isinstance(files.table, tuple) else files.table(tensors)
-  return Recognized(label, table, tensors, prepared.dropped + lines, hints)
+  return Recognized(label, table, tensors, prepared.dropped + lines, hints, files.warn)
 
 
 def reasons(left: list[str]) -> list[str]:

@@ -1,6 +1,6 @@
-"""The order of the channels of a head that rotary positions turn, which differs between formats.
+"""The order of the channels of a head that rotary positions rotate, which differs between formats.
 
-Here channel j is turned with channel `j + K / 2`; the first K / 4 pairs are turned by the column, the others by the
+Here channel j is rotated with channel `j + K / 2`; the first K / 4 pairs are rotated by the column, the others by the
 row. Queries and keys of a file whose program pairs other channels are reordered when they are read and written: their
 products stay the same, and every bit is kept.
 """
@@ -17,11 +17,11 @@ from vit_jax.weights.infer import Leaves
 HALVES_YX, PAIRS_YX, PAIRS_XY, PAIRS = 'halves_yx', 'pairs_yx', 'pairs_xy', 'pairs'
 """DINOv3: channel j with j + K / 2, rows first. EVA-02: neighbors, rows first. Perception Encoder, and RoPE-ViT with
 numbers that no grid scales: columns first. With learned frequencies: neighbors, each pair with its own."""
-_TURNED = r'backbone/blocks/attn/(query|key)(_norm)?/(kernel|bias|scale)'
+_ROTATED = r'backbone/blocks/attn/(query|key)(_norm)?/(kernel|bias|scale)'
 
 
 def order(model: schema.Model) -> str:
-  """Returns the order that files of other programs have for this network; '' if nothing is turned."""
+  """Returns the order that files of other programs have for this network; '' if nothing is rotated."""
   if not isinstance(model, schema.ViT) or not isinstance(model.positions, schema.Rotary):
     return ''
   if isinstance(model.positions.coordinates, schema.UnitInterval):
@@ -56,7 +56,7 @@ def reordered(leaves: Leaves, how: str, *, back: bool = False) -> Leaves:
     return leaves
   found = dict(leaves)
   for name, leaf in leaves.items():
-    if re.fullmatch(_TURNED, name):
+    if re.fullmatch(_ROTATED, name):
       own = channels(leaf.shape[-1], how)
       found[name] = np.ascontiguousarray(leaf[..., np.argsort(own) if back else own])
   return found

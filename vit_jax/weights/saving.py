@@ -179,7 +179,7 @@ def to_tensors(weights: Weights, family: str) -> dict[str, HostArray]:
   tensors, unmatched = tables.write(leaves, recognize.written_table(weights, family))
   if unmatched:
     raise UserError(f'files of {family} have no place for {len(unmatched)} of the parameters:\n'
-                    + '\n'.join(tables.listed(unmatched)) + f'\nWant another --family: {", ".join(FORMATS)}')
+                    + '\n'.join(tables.listed(unmatched)) + f'\nSet another --family: {", ".join(FORMATS)}')
   if family == 'huggingface':
     return transformers.kind_of(weights, recognize.KINDS).finish(tensors, weights)
   return timm.finish(tensors, weights) if family == 'timm' else tensors

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, PositionResize
 from vit_jax.weights.families import timm, transformers
-from vit_jax.weights.families.record import Changed, Family, Files, Kind, License, Tensors, dropping, renamed
+from vit_jax.weights.families.record import Changed, Clues, Family, Files, Kind, License, Tensors, dropping, renamed
 from vit_jax.weights.hints import Hints
 from vit_jax.weights.preprocess import NORMS, PILLOW
 from vit_jax.weights.report import Line
@@ -73,12 +74,20 @@ TRANSFORMERS: Table = (
 )
 """CLIP and SigLIP, without the prefix `vision_model.`."""
 
+
+def _warn(model: schema.Model, clues: Clues) -> list[str]:
+  if clues.has_gelu or not isinstance(model, schema.ViT) or not isinstance(model.mlp, schema.Mlp):
+    return []
+  return ['its GELU is a guess: exact, as in open_clip. Weights of OpenAI and those trained as theirs have another: '
+          'set --model=gelu=quick for these']
+
+
 FAMILY = Family(
     'clip', 'CLIP, OpenCLIP', 'files of OpenAI and open_clip; transformers; timm',
     files=(Files('transformers', lambda t: {'embeddings.patch_embedding.weight', 'pre_layrnorm.weight'} <= t.keys(),
                  TRANSFORMERS, Hints(gelu=Gelu.QUICK, norm_eps=1e-5)),
            timm.vit(lambda t: {'patch_embed.proj.weight', 'norm_pre.weight', 'norm.weight'} <= t.keys() and (
-               'attn_pool.latent' not in t), Hints(gelu=Gelu.EXACT, norm_eps=1e-5))),
+               'attn_pool.latent' not in t), Hints(gelu=Gelu.EXACT, norm_eps=1e-5), warn=_warn)),
     kinds=(Kind('clip_vision_model', ('CLIPVisionModel', 'CLIPVisionModelWithProjection'),
                 lambda _, weights, changed: changed == {'norm_before', 'stem.bias'} and (
                     not weights.num_classes or not weights.head.bias),

@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 from vit_jax.config import schema
-from vit_jax.weights.families.record import Family, Files
+from vit_jax.core.errors import UserError
+from vit_jax.weights.families.record import Clues, Family, Files
 from vit_jax.weights.preprocess import NORMS, PILLOW
 from vit_jax.weights.tables import CONV, POINT_CONV, SAME, Entry, Table, layer, norm
 
@@ -31,8 +32,19 @@ TABLE: Table = (
 )
 """Blocks of the first stage have no expansion, so their convolutions have other names."""
 
+
+def _warn(_: schema.Model, clues: Clues) -> list[str]:
+  """Returns a warning if nothing says that it is a network of the authors. Raises UserError if it is another."""
+  if other := [name for name in clues.names if name.startswith('efficientnet_')]:
+    raise UserError(f'expected a network of the authors, tf_efficientnet_…, got {other[0]}, which pads as PyTorch does '
+                    'and has another epsilon. Use the tf_ variant.')
+  is_known = clues.has_config or any(name.startswith('tf_efficientnet_') for name in clues.names)
+  return [] if is_known else ['it is assumed to be a tf_efficientnet_…; the efficientnet_… of timm have the same '
+                              'tensors, and other results']
+
+
 FAMILY = Family(
     'efficientnet', 'EfficientNet', 'timm, with running statistics',
-    files=(Files('timm', lambda t: 'conv_stem.weight' in t, TABLE, label='efficientnet', formats=('timm',),
+    files=(Files('timm', lambda t: 'conv_stem.weight' in t, TABLE, warn=_warn, label='efficientnet', formats=('timm',),
                  network=schema.EfficientNet),),
     images={**NORMS['imagenet'], **PILLOW, 'resize': .875})

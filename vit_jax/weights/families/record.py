@@ -27,6 +27,23 @@ def _unchanged(tensors: Tensors) -> Changed:
   return tensors, ()
 
 
+class Clues(NamedTuple):
+  """What is known about a file besides its tensors.
+
+  names: of the file, its address and its architecture, in lower case, without folders.
+  has_config: whether a config is beside it.
+  has_gelu: whether `--model`, a config or a published name determines the form of the GELU.
+  """
+  names: tuple[str, ...]
+  has_config: bool
+  has_gelu: bool
+
+
+def unambiguous(_: schema.Model, __: Clues) -> list[str]:
+  """Returns no warnings."""
+  return []
+
+
 class Files(NamedTuple):
   """The files of a family under the names of one program.
 
@@ -38,6 +55,7 @@ class Files(NamedTuple):
     tensors where networks differ in them.
   drops: reasons why tensors are left out, by pattern of their names.
   change: what else is done to the tensors before the table applies.
+  warn: returns warnings about a network whose tensors could also be those of another one.
   label: of this format in reports and as a rule of preprocessing; '' = that of the program, or the name of the family
     if the file has names of the authors.
   formats: the values of `--family` with which a network of class `network` is written so; () = only read.
@@ -49,6 +67,7 @@ class Files(NamedTuple):
   hints: Hints | Callable[[Tensors], Hints] = Hints()
   drops: Mapping[str, str] = {}
   change: Callable[[Tensors], Changed] = _unchanged
+  warn: Callable[[schema.Model, Clues], list[str]] = unambiguous
   label: str = ''
   formats: tuple[str, ...] = ()
   network: type[schema.Model] = schema.ViT
@@ -140,12 +159,14 @@ class Recognized(NamedTuple):
 
   family: of the report, as `Files.label` says.
   hints: defaults of the family, which sidecars of the file and `--model` override.
+  warn: as in `Files`.
   """
   family: str
   table: Table
   tensors: Tensors
   dropped: tuple[Line, ...]
   hints: Hints
+  warn: Callable[[schema.Model, Clues], list[str]] = unambiguous
 
 
 def dropping(tensors: Tensors, rules: Mapping[str, str]) -> tuple[Tensors, tuple[Line, ...]]:

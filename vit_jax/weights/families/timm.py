@@ -17,6 +17,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.recipes import sizes
 from vit_jax.weights.families.record import (
     Changed,
+    Clues,
     Family,
     Files,
     Recognized,
@@ -25,6 +26,7 @@ from vit_jax.weights.families.record import (
     distinct,
     dropping,
     renamed,
+    unambiguous,
     without_fixed,
 )
 from vit_jax.weights.hints import Hints
@@ -144,11 +146,12 @@ def prepare(tensors: Tensors, families: Iterable[Family]) -> Recognized:
 
 
 def vit(found: Callable[[Tensors], bool], hints: Hints | Callable[[Tensors], Hints] = HINTS, *, label: str = '',
-        formats: tuple[str, ...] = (), rename: Callable[[Tensors], Changed] | None = None) -> Files:
+        formats: tuple[str, ...] = (), rename: Callable[[Tensors], Changed] | None = None,
+        warn: Callable[[schema.Model, Clues], list[str]] = unambiguous) -> Files:
   """Returns how ViTs of a family look under the names of timm.
 
   Args:
-    found, hints, label, formats: as in `Files`.
+    found, hints, label, formats, warn: as in `Files`.
     rename: gives tensors with names of their own those of timm; `found` and `hints` then see the names of the file.
   """
   def change(tensors: Tensors) -> Changed:
@@ -161,7 +164,7 @@ def vit(found: Callable[[Tensors], bool], hints: Hints | Callable[[Tensors], Hin
     return own._replace(norm_after_pool=_is_norm_after(tensors))
 
   return Files('file' if rename else 'timm', found, lambda tensors: READ_PACKED if is_packed(tensors) else READ,
-               all_hints, change=change, label=label, formats=formats, written=names_of)
+               all_hints, change=change, warn=warn, label=label, formats=formats, written=names_of)
 
 
 def is_packed(tensors: Tensors) -> bool:
