@@ -84,6 +84,9 @@ def test_the_new_part_has_the_defaults_of_its_name(override: str, path: str, exp
     ('evals=tset', 'config.evals: expected names of evaluations (test, topk, real, fewshot, '),
     ('optimizer.lr_pre=256',
      'config.optimizer.lr_pre: expected the name of a setting. Did you mean config.optimizer.lr?'),
+    ('model.mlp=16', "got '16'. Its settings are config.model.mlp.hidden, config.model.mlp.bias, "),
+    ('model.swiglu=true', 'config.model.swiglu: expected the name of a setting. Did you mean config.model.mlp=swiglu?'),
+    ('model.norm_eps=1e-5', 'Did you mean config.model.norm.eps?'),
     ('data.decode=whole', "config.data.decode: expected one of full, crop, reduced, got 'whole'.")])
 def test_unknown_names_are_refused_with_the_known_ones(override: str, message: str) -> None:
   with pytest.raises(UserError) as error:

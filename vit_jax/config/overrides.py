@@ -40,8 +40,12 @@ ELSEWHERE = {
     'patch_size': 'patch', 'num_heads': 'heads', 'num_layers': 'depth', 'layers': 'depth', 'hidden_size': 'width',
     'embed_dim': 'width', 'mlp_dim': 'mlp', 'drop_rate': 'dropout', 'drop_path_rate': 'drop_path',
     'num_workers': 'workers', 'dataset': 'source', 'grad_clip': 'clip_norm', 'clip_grad': 'clip_norm',
-    'ema_decay': 'ema', 'pretrained': 'init_from'}
+    'ema_decay': 'ema', 'pretrained': 'init_from', 'norm_eps': 'eps', 'layer_norm_eps': 'eps'}
 """What other programs call a setting, by the last part of its name."""
+
+
+MOST_SHOWN = 8
+"""Settings of a part that a message lists."""
 
 
 class Setting(NamedTuple):
@@ -109,7 +113,9 @@ def _with_parts(config: schema.Config, overrides: list[str], models: parts.Model
       else:
         rest.append(one)
     except UserError as error:
-      wrong.append(f'config.{path}: {error}')
+      inside = [setting.name for setting in fields(config) if setting.name.rpartition('.')[0] == path]
+      of_part = f' Its settings are config.{", config.".join(inside)}.' if 0 < len(inside) <= MOST_SHOWN else ''
+      wrong.append(f'config.{path}: {error}{of_part}')
   return config, rest, wrong
 
 
@@ -160,7 +166,7 @@ def _problems(config: schema.Config, override: str) -> Iterator[str]:
   name, equals, value = override.partition('=')
   known = {setting.name: setting for setting in fields(config)}
   if name not in known:
-    yield f'config.{shorten(name)}: expected the name of a setting.{_nearest(name, known)}'
+    yield f'config.{shorten(name)}: expected the name of a setting.{_of_kind(config, name) or _nearest(name, known)}'
   elif not equals:
     yield f'config.{name}: expected a value, got none. Set --config.{name}=VALUE.'
   else:
@@ -172,6 +178,13 @@ def _problems(config: schema.Config, override: str) -> Iterator[str]:
       return
     if isinstance(now, tuple) and not known[name].is_open and len(parsed[name]) != len(now):
       yield f'config.{name}: expected {_expected(now, None)}, got {shorten(value)!r}.'
+
+
+def _of_kind(config: schema.Config, name: str) -> str:
+  """The end of a message about an unknown name that is that of a kind of a part, such as `swiglu`; '' if it is none."""
+  last = name.rpartition('.')[2].lower()
+  found = [path for path, declared in parts.walk(config) if last in parts.kinds(declared)]
+  return f' Did you mean config.{found[0]}={last}?' if found else ''
 
 
 def _nearest(name: str, known: Collection[str]) -> str:
