@@ -60,7 +60,8 @@ def test_padding_is_not_mixed_into_examples() -> None:
 
 def test_lambda_follows_the_beta_distribution() -> None:
   one_hot = {'image': jnp.zeros((2, 1, 1, 3)), 'label': jnp.array([0, 1])}
-  draw = jax.jit(jax.vmap(lambda key: mix.mixup(one_hot, key, alpha=.5, num_classes=2)['labels'][0, 0]))
+  recipe = schema.Recipe(mixup=.5)
+  draw = jax.jit(jax.vmap(lambda key: mix.mix(one_hot, key, recipe=recipe, num_classes=2)['labels'][0, 0]))
   drawn = np.asarray(draw(jax.random.split(jax.random.key(0), 4000)))
   assert drawn.mean() == pytest.approx(.5, abs=.02)
   assert drawn.var() == pytest.approx(1 / 8, abs=.01)  # 1 / (4 (2 alpha + 1))
@@ -140,9 +141,9 @@ def test_the_recipe_chooses_between_mixup_cutmix_and_neither(betas: list[tuple[f
 
 @pytest.mark.usefixtures('betas')
 def test_mixup_alone_is_what_it_was() -> None:
-  one, two = jax.jit(lambda batch, key: (
-      mix.mix(batch, key, recipe=schema.Recipe(mixup=.3), num_classes=7),
-      mix.mixup(batch, key, alpha=.3, num_classes=7)))(batch_of(6), jax.random.key(3))
+  batch, key = batch_of(6), jax.random.key(3)
+  one = jax.jit(lambda batch, key: mix.mix(batch, key, recipe=schema.Recipe(mixup=.3), num_classes=7))(batch, key)
+  two = mix_pairs(batch, jax.random.beta(key, .3, .3, dtype=jnp.float32), num_classes=7)
   np.testing.assert_array_equal(one['image'], two['image'])
 
 

@@ -195,7 +195,7 @@ def test_new_settings_leave_the_draws_of_old_ones_alone(monkeypatch: pytest.Monk
     geometry_key, mixup_key = jax.random.split(key)
     moved = augment_geometry(batch | {'image': batch['image'].astype(jnp.float32)}, geometry_key, recipe=recipe)
     moved = moved | {'image': normalize(moved['image'], recipe)}
-    return mix.mixup(moved, mixup_key, alpha=.2, num_classes=7)['image']
+    return mix.mix_pairs(moved, jax.random.beta(mixup_key, .2, .2, dtype=jnp.float32), num_classes=7)['image']
 
   out, = prepared([(recipe, True)], key=7)
   np.testing.assert_array_equal(out['image'], as_first(host_batch(), jax.random.key(7)))

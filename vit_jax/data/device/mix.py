@@ -62,9 +62,7 @@ def draw_kept(key: Key, size: tuple[int, ...], *, alpha: float) -> Array:
 def outside_box(key: Key, size: tuple[int, ...], *, area: Array) -> Array:
   """Returns `[H, W] f32`: 0 in a box at a random center, 1 elsewhere.
 
-  The box has the shape of the image and this share of its area.
-
-  The box is cut off at the border.
+  The box has the shape of the image and this share of its area; it is cut off at the border.
   """
   sides_2 = jnp.floor(jnp.sqrt(area) * jnp.array(size, jnp.float32))
   center_2 = jax.random.randint(key, (2,), 0, jnp.array(size))
@@ -73,23 +71,16 @@ def outside_box(key: Key, size: tuple[int, ...], *, area: Array) -> Array:
   return 1. - (in_rows_H[:, None] & in_columns_W[None, :]).astype(jnp.float32)
 
 
-def mixup(batch: Batch, key: Key, *, alpha: float, num_classes: int) -> Batch:
-  """Mixes images and labels of neighboring rows; writes `labels [B, C] f32`.
+def mix_pairs(batch: Batch, lam: Array | float, *, num_classes: int) -> Batch:
+  """Mixes images and labels of neighboring rows with a given lambda; writes `labels [B, C] f32`.
+
+  A row whose partner is padding or missing stays as it is.
 
   Args:
     batch: `image [B, H, W, 3] f32`; `labels [B, C]`, or else `label_list [B, T] i32`, or else `label [B] i32`;
       optional `mask [B]`.
-    key: the key of this step.
-    alpha: parameter of Beta(alpha, alpha), > 0.
+    lam: `[] f32`, or `[H, W] f32`, whose mean weights the labels; `[G]` or `[G, H, W]` of groups.
     num_classes: C of the one-hot labels made from `label`.
-  """
-  return mix_pairs(batch, jax.random.beta(key, alpha, alpha, dtype=jnp.float32), num_classes=num_classes)
-
-
-def mix_pairs(batch: Batch, lam: Array | float, *, num_classes: int) -> Batch:
-  """Mixes with a given lambda: `[] f32`, or `[H, W] f32`, whose mean weights the labels; `[G]`, `[G, H, W]` of groups.
-
-  A row whose partner is padding or missing stays as it is.
   """
   labels_BC = class_targets(batch, num_classes)
   lam = jnp.asarray(lam, jnp.float32)

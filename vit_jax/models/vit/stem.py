@@ -22,7 +22,6 @@ from vit_jax.config import schema
 from vit_jax.config.schema import Remat
 from vit_jax.core.numerics import constrain_batch, split_key
 from vit_jax.core.types import Array, Key, Params, PyTree
-from vit_jax.models import resnet
 from vit_jax.models.convolution import STATE, BatchNorm, Conv, Running
 from vit_jax.models.initialization import Initializer
 from vit_jax.models.kernels.forms import Forms
@@ -123,6 +122,7 @@ class ResNet(Patches):
   def network(self, *, train: bool) -> nn.Module:
     del train
     assert isinstance(self.model, schema.ViT) and isinstance(self.model.stem, schema.ResNetStem)
+    from vit_jax.models import resnet  # only here: most networks have no stem of convolutions
     remat = Remat.NONE if self.model.remat.saves_everything else Remat.FULL
     return resnet.stem(self.model.stem, dtype=self.context.dtype, remat=remat, forms=self.context.forms)
 
