@@ -42,11 +42,11 @@ def test_other_files_are_refused(file: bytes, said: str) -> None:
 
 def test_values_become_classes_or_are_ignored() -> None:
   values = np.array([[0, 1, 3, 255]])
-  assert masks.classes(values, first=1, ignore=255, num_classes=3).tolist() == [[-1, 0, 2, -1]]
-  assert masks.classes(values, first=0, ignore=255, num_classes=4).tolist() == [[0, 1, 3, -1]]
-  assert masks.classes(values, first=0, ignore=3, num_classes=256).tolist() == [[0, 1, -1, 255]]
+  assert masks.classes(values, masks.MaskValues(1, 255, 3)).tolist() == [[-1, 0, 2, -1]]
+  assert masks.classes(values, masks.MaskValues(0, 255, 4)).tolist() == [[0, 1, 3, -1]]
+  assert masks.classes(values, masks.MaskValues(0, 3, 256)).tolist() == [[0, 1, -1, 255]]
   with pytest.raises(masks.BadMask, match='expected class indices from 1 to 2, or 255 for pixels to ignore, got 3'):
-    masks.classes(values, first=1, ignore=255, num_classes=2)
+    masks.classes(values, masks.MaskValues(1, 255, 2))
 
 
 def test_resizing_takes_the_pixel_under_each_center() -> None:

@@ -9,10 +9,8 @@ import hashlib
 import logging
 from typing import NamedTuple
 
-from vit_jax.core.errors import UserError
-from vit_jax.data.files import access
 from vit_jax.data.image.headers import BadImage
-from vit_jax.data.source import Record, Source
+from vit_jax.data.source import Source, reading_error
 
 MOST_CLASSES = 1_000
 """`Content.classes` is empty above this number of classes, so that a record of it stays small."""
@@ -49,7 +47,10 @@ def read(source: Source) -> Content:
   images, labels, order = _Sum(), _Sum(), hashlib.sha256()
   by_class = [_Sum() for _ in names]
   for index in range(len(source)):
-    record = _example(source, index)
+    try:
+      record = source[index]
+    except (BadImage, OSError) as error:
+      raise reading_error(error, source, index, expected='an image') from error
     stored = record.image
     image = hashlib.sha256(stored if isinstance(stored, bytes) else
                            repr(stored.shape).encode() + stored.tobytes()).digest()
@@ -106,13 +107,3 @@ class _Sum:
 
   def text(self) -> str:
     return f'{self._total % 2**256:064x}'
-
-
-def _example(source: Source, index: int) -> Record:
-  try:
-    return source[index]
-  except BadImage as error:
-    raise UserError(f'{source.describe(index)}: expected an image, got a damaged record ({error}). Copy or prepare the '
-                    'dataset again.') from error
-  except OSError as error:
-    raise access.user_error(error, source.describe(index)) from error

@@ -200,9 +200,14 @@ def read_labels(source: Source) -> HostArray:
   for index in range(len(source)):
     try:
       found[index] = source.label(index)
-    except BadImage as error:
-      raise UserError(f'{source.describe(index)}: expected its class, got a damaged record ({error}). Copy or prepare '
-                      'the dataset again.') from error
-    except OSError as error:
-      raise access.user_error(error, source.describe(index)) from error
+    except (BadImage, OSError) as error:
+      raise reading_error(error, source, index, expected='its class') from error
   return found
+
+
+def reading_error(error: BadImage | OSError, source: Source, index: int, *, expected: str) -> UserError:
+  """Returns the error about an example that cannot be read: its record is damaged, or an error of the system."""
+  if isinstance(error, OSError):
+    return access.user_error(error, source.describe(index))
+  return UserError(f'{source.describe(index)}: expected {expected}, got a damaged record ({error}). Copy or prepare '
+                   'the dataset again.')

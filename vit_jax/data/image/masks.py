@@ -31,6 +31,14 @@ FORMATS = ('PNG', 'TIFF', 'BMP', 'GIF')  # without loss
 _MODES = {'1', 'L', 'P', 'I', *('I;16', 'I;16L', 'I;16B', 'I;16N')}
 
 
+@dataclasses.dataclass(frozen=True)
+class MaskValues:
+  """What the values of masks mean: the value of the first class, the value to ignore, and the number of classes."""
+  first: int
+  ignore: int
+  num_classes: int
+
+
 class BadMask(ValueError):
   """A mask cannot be used; the message begins with what was expected."""
 
@@ -74,12 +82,13 @@ def decode(encoded: bytes, *, size: tuple[int, int] | None = None) -> HostArray:
     raise BadMask('expected a mask, got a file that cannot be decoded') from error
 
 
-def classes(values: HostArray, *, first: int, ignore: int, num_classes: int) -> HostArray:
+def classes(values: HostArray, meaning: MaskValues) -> HostArray:
   """Returns the class of each pixel, `[H, W]` i32: `values - first`, and `IGNORED` for `ignore` and values below first.
 
   Raises:
     BadMask: a value is out of range.
   """
+  first, ignore, num_classes = dataclasses.astuple(meaning)
   found = np.where((values == ignore) | (values < first), IGNORED, values - first).astype(np.int32)
   if found.size and found.max() >= num_classes:
     wrong = np.unique(values[found >= num_classes])
@@ -115,14 +124,6 @@ def majority(mask: HostArray, grid: tuple[int, int]) -> HostArray:
   counts = pixels.ravel() >= 0
   votes = np.bincount(rows[counts] * num + pixels.ravel()[counts], minlength=h * w * num).reshape(h * w, num)
   return np.where(votes.any(1), votes.argmax(1), IGNORED).astype(np.int32).reshape(h, w)
-
-
-@dataclasses.dataclass(frozen=True)
-class MaskValues:
-  """What the values of masks mean: see `classes`."""
-  first: int
-  ignore: int
-  num_classes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,8 +174,7 @@ class MaskedImages:
       record = self.source[index]
       image = decoding.as_rgb(record.image, decode_options(self.recipe))
       assert record.mask is not None
-      values = decode(record.mask, size=(image.shape[0], image.shape[1]))
-      mask = classes(values, first=self.values.first, ignore=self.values.ignore, num_classes=self.values.num_classes)
+      mask = classes(decode(record.mask, size=(image.shape[0], image.shape[1])), self.values)
     except WrongSize as error:
       raise UserError(f'{mask_name}: expected {image.shape[0]} x {image.shape[1]} px, the size of {image_name}, got '
                       f'{error}. Replace the mask.') from error

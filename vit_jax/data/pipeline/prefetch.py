@@ -54,13 +54,13 @@ def prefetched(make: shared.Make | Callable[[int], Batch], numbers: range, *, th
     batch_bytes: of a batch, whose arrays `make` then writes to shared memory; 0 = not known, batches are copied.
   """
   each = capacity.sizes(threads, workers, batch_bytes=batch_bytes, here=capacity.machine())
-  start = functools.partial(_prefetched, make, each=each, workers=workers,
+  start = functools.partial(_start_grain, make, each=each, workers=workers,
                             is_shared=batch_bytes > 0 and shared.is_possible())
   return RestartingIterator(start, numbers) if workers else start(numbers)
 
 
-def _prefetched(make: Callable[[int], Batch], numbers: range, *, each: capacity.Sizes, workers: int,
-                is_shared: bool) -> ClosableIterator:
+def _start_grain(make: Callable[[int], Batch], numbers: range, *, each: capacity.Sizes, workers: int,
+                 is_shared: bool) -> ClosableIterator:
   import grain
   opencv.quieten()
   workers = min(workers, len(numbers))
