@@ -73,7 +73,7 @@ def settings(config: schema.Config, num_classes: int) -> dict[str, Any]:
       and model.attention == schema.Attention(kernel=model.attention.kernel)
       and isinstance(model.norm, schema.LayerNorm) and isinstance(model.positions, schema.Learned)
       and model.pool in (schema.ClassToken(), schema.Mean())
-      and model.final_norm is schema.FinalNorm.TOKENS and model.gelu is not Gelu.QUICK
+      and model.last_norm is schema.LastNorm.TOKENS and model.gelu is not Gelu.QUICK
       and not (model.registers or model.norm_before))
   if not plain or not isinstance(optimizer, schema.AdamW) or not isinstance(config.objective, schema.Supervised):
     raise UserError('--against: expected a plain ViT with class token or mean pooling and learned positions, trained '

@@ -5,7 +5,7 @@ Data:     TFDS `imagenet2012`, or a folder: --config.data.source=folder:PATH; 1,
 Source:   arXiv 2111.06377, Table 9, which is BEiT's protocol too, and its code for what depends on the size: AdamW,
           5e-4 (L and H 1e-3) for 256 images, batch 1,024, 100 (50) epochs, layer decay 0.65 (0.75), stochastic depth
           0.1 (0.2, 0.3), RandAugment (9, 0.5), smoothing 0.1, mixup 0.8 or cutmix 1, erasing 0.25. The mean of the
-          patch tokens is normalized by a new norm and classified (model.pool=mean, model.final_norm=pooled); the class
+          patch tokens is normalized by a new norm and classified (model.pool=mean, model.last_norm=pooled); the class
           token stays in the sequence unread. Positions are learned and initialized with the fixed ones of pre-training.
           Mixing is drawn for every 32 images (H: 16), the batch of a device in its commands
           (FINETUNE.md).
@@ -33,7 +33,7 @@ def get_config(arguments: str = '') -> s.Config:
   epochs, rate, layer_decay, drop_path, group = BY_SIZE.get(name.removeprefix('ViT-').partition('/')[0], BY_SIZE['B'])
   model, px = sizes.model(name), studies.number('px', given['px']) or 224
   if isinstance(model, s.ViT):
-    model.pool, model.final_norm, model.drop_path = s.Mean(class_token=True), s.FinalNorm.POOLED, drop_path
+    model.pool, model.last_norm, model.drop_path = s.Mean(class_token=True), s.LastNorm.POOLED, drop_path
     model.gelu, model.init = s.Gelu.EXACT, s.Init.MAE
     model.positions = s.Learned(resize=s.PositionResize.BICUBIC)
   return s.Config(

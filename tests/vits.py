@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Execution, FinalNorm, Gelu, PositionsAt
+from vit_jax.config.schema import Execution, Gelu, LastNorm, PositionsAt
 from vit_jax.core import traced_costs
 from vit_jax.core.types import Array, Features, Params, PyTree
 from vit_jax.models.vit import vit
@@ -202,9 +202,9 @@ def numpy_vit(s: schema.ViT, p: PyTree, image: np.ndarray) -> np.ndarray:
     else:
       z = _block(z, one, s, [list(range(len(z)))])
   num_extra = sum(name in p for name in ('cls', 'dist')) + s.registers
-  if s.final_norm is FinalNorm.POOLED:
+  if s.last_norm is LastNorm.POOLED:
     return _norm(z[num_extra:].mean(0), p['norm'])
-  z = z if s.final_norm is FinalNorm.NONE else _norm(z, p['norm'])
+  z = z if s.last_norm is LastNorm.NONE else _norm(z, p['norm'])
   match s.pool:
     case schema.Map(class_token=True):
       return pooled_by_attention(z, p['pool'], s)

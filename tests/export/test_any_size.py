@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from vit_jax.config import schema
-from vit_jax.config.schema import FinalNorm, PositionResize, PositionsAt
+from vit_jax.config.schema import LastNorm, PositionResize, PositionsAt
 from vit_jax.core.errors import UserError
 from vit_jax.export import job
 from vit_jax.export import onnx as export_onnx
@@ -32,7 +32,7 @@ NETWORKS = {
                            'pool': schema.Map(class_token=True), 'norm': schema.RmsNorm(),
                            'mlp': schema.SwiGlu(48, inner_norm=True)},
     'rotary by number': {'positions': schema.Rotary(10_000.), 'pool': schema.Mean(class_token=True),
-                         'final_norm': FinalNorm.POOLED},
+                         'last_norm': LastNorm.POOLED},
     'none': {'positions': schema.NoPositions(), 'attention': schema.Attention(qk_norm=True)},
 }
 

@@ -21,7 +21,7 @@ import vits
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Execution, FinalNorm, Gelu, Kernels, PositionsAt, QkvBias
+from vit_jax.config.schema import Execution, Gelu, Kernels, LastNorm, PositionsAt, QkvBias
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.export import job
@@ -39,9 +39,9 @@ SWITCHES: dict[str, dict[str, Any]] = {
     'pool first': {'pool': schema.First()}, 'pool map': {'pool': schema.Map()},
     'pool map with its own sizes': {'pool': schema.Map(heads=2, hidden=40)},
     'pool map over the class token': {'pool': schema.Map(class_token=True), 'registers': 1},
-    'norm after pooling': {'pool': schema.Mean(), 'final_norm': FinalNorm.POOLED},
+    'norm after pooling': {'pool': schema.Mean(), 'last_norm': LastNorm.POOLED},
     'norm after pooling beside a class token': {
-        'pool': schema.Mean(class_token=True), 'final_norm': FinalNorm.POOLED},
+        'pool': schema.Mean(class_token=True), 'last_norm': LastNorm.POOLED},
     'sincos': {'positions': schema.SinCos()}, 'sincos of MAE': {'positions': schema.SinCos(schema.Frequencies.MAE)},
     'no positions': {'positions': schema.NoPositions()}, 'learned2d': {'positions': schema.Learned2d()},
     'relative': {'positions': schema.Relative()}, 'shared': {'positions.at': PositionsAt.SHARED},
@@ -55,7 +55,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
         'norm': schema.RmsNorm(), 'norm_before': True, 'stem.norm': True, 'attention.qk_norm': True,
         'attention.inner_norm': True, 'mlp.inner_norm': True, 'pool': schema.Map()},
     'norm before': {'norm_before': True}, 'norm of the stem': {'stem.norm': True},
-    'no last norm': {'final_norm': FinalNorm.NONE},
+    'no last norm': {'last_norm': LastNorm.NONE},
     'norm of query and key': {'attention.qk_norm': True}, 'inner norm of attention': {'attention.inner_norm': True},
     'inner norm of the MLP': {'mlp.inner_norm': True}, 'gated': {'mlp': schema.SwiGlu(48)},
     'gated with an inner norm': {'mlp': schema.SwiGlu(48, inner_norm=True)}, 'parallel': {'block': schema.Parallel()},

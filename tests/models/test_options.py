@@ -12,7 +12,7 @@ import vits
 from vits import MODELS, PLAIN, PX, forward, numpy_vit, parameters, some_image
 
 from vit_jax.config import schema
-from vit_jax.config.schema import DType, Execution, FinalNorm, PositionsAt, Remat
+from vit_jax.config.schema import DType, Execution, LastNorm, PositionsAt, Remat
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Params
@@ -32,9 +32,9 @@ def ablations() -> dict[str, schema.ViT]:
   return {name: tiny(positions=kind) for name, kind in sizes.POSITION_ABLATION.items()}
 
 
-MEANS = {'mean normed': {'pool': schema.Mean(), 'final_norm': FinalNorm.POOLED, 'registers': 1},
+MEANS = {'mean normed': {'pool': schema.Mean(), 'last_norm': LastNorm.POOLED, 'registers': 1},
          'patches': {'pool': schema.Mean(class_token=True)},
-         'patches normed': {'pool': schema.Mean(class_token=True), 'final_norm': FinalNorm.POOLED}}
+         'patches normed': {'pool': schema.Mean(class_token=True), 'last_norm': LastNorm.POOLED}}
 
 
 @pytest.mark.slow(reason='1 s each: networks')

@@ -8,7 +8,7 @@ import pytest
 import vits
 
 from vit_jax.config import schema
-from vit_jax.config.schema import FinalNorm, Gelu, Positions, QkvBias
+from vit_jax.config.schema import Gelu, LastNorm, Positions, QkvBias
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.models.layers import RMSNorm
@@ -25,7 +25,7 @@ MODELS = {
         positions=schema.LearnedRotary(10_000., coordinates=schema.ByIndex(5, 1.))),
     'aim': schema.ViT(  # as AIMv2, without its last norm
         **vits.PLAIN | {'mlp': schema.SwiGlu(48, bias=False)}, pool=schema.Mean(), norm=schema.RmsNorm(),
-        stem=schema.PatchStem(norm=True), final_norm=FinalNorm.NONE,
+        stem=schema.PatchStem(norm=True), last_norm=LastNorm.NONE,
         attention=schema.Attention(QkvBias.NONE, out_bias=False, qk_norm=True)),
 }
 
@@ -131,8 +131,8 @@ def test_rms_norm_neither_centers_nor_adds() -> None:
 
 @pytest.mark.parametrize('wrong, said', [
     ({'pool': schema.Map(heads=5)}, 'model.width: expected a multiple of model.pool.heads=5, got 32'),
-    ({'final_norm': FinalNorm.POOLED},
-     'model.final_norm: expected tokens or none with model.pool=classtoken, got pooled'),
+    ({'last_norm': LastNorm.POOLED},
+     'model.last_norm: expected tokens or none with model.pool=classtoken, got pooled'),
     ({'block.mlp_scale': False}, 'model.block.mlp_scale: expected its default True with model.block.layer_scale=0')])
 def test_switches_without_an_effect_are_refused(wrong: dict[str, object], said: str) -> None:
   with pytest.raises(UserError) as error:

@@ -118,7 +118,7 @@ def test_mae_by_the_size_of_the_model(model: str, length: str, rate: float, deca
   assert (optimizer.weight_decay, optimizer.b2, optimizer.clip_norm, config.batch_size) == (.05, .999, 0., 1024)
   assert (recipe.mixup, recipe.cutmix, recipe.cutmix_share, recipe.erase.probability) == (.8, 1., .5, .25)
   assert config.objective.label_smoothing == .1 and config.model.pool == schema.Mean(class_token=True)
-  assert config.model.final_norm is schema.FinalNorm.POOLED
+  assert config.model.last_norm is schema.LastNorm.POOLED
 
 
 @pytest.mark.parametrize(('arguments', 'steps', 'drops', 'px', 'mixup', 'area'), [

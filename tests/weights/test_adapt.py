@@ -19,7 +19,7 @@ from vit_jax.models.vit import positions as position_tables
 from vit_jax.weights import adapt, loading, resize
 from vit_jax.weights.network import Weights
 
-POOLED = {'pool': schema.Mean(class_token=True), 'final_norm': schema.FinalNorm.POOLED}
+POOLED = {'pool': schema.Mean(class_token=True), 'last_norm': schema.LastNorm.POOLED}
 OTHER = ('cat', 'dog', 'fox')
 
 

@@ -70,7 +70,7 @@ def test_all_tags_of_timm_have_its_gelu_heads_epsilon_and_pooling() -> None:
       gelu = 'quick' if is_quick or name == CONTRADICTED else known['act'] or 'exact'
       heads = found.hints.heads if known['class'] in golden.VITS else known['heads']
       facts = (found.hints.gelu and found.hints.gelu.value, heads, found.hints.norm_eps or known['eps'],
-               found.hints.settings.get('final_norm') is not schema.FinalNorm.NONE)
+               found.hints.settings.get('last_norm') is not schema.LastNorm.NONE)
       if known['class'] in golden.VITS and facts != (gelu, known['heads'], known['eps'], known['has_norm']):
         wrong.append(f'{name}: {facts}, in timm {gelu, known["heads"], known["eps"], known["has_norm"]}')
       if known['class'] in golden.VITS and found.pool != known['pool']:

@@ -105,10 +105,10 @@ def test_prefixes_of_pytorch_are_taken_off(change: Callable[[Tensors], Tensors])
 
 
 def test_maes_fine_tuned_files_are_its_own_family() -> None:
-  found = recognize.recognize(tensors('timm', pool=schema.Mean(class_token=True), final_norm=schema.FinalNorm.POOLED))
+  found = recognize.recognize(tensors('timm', pool=schema.Mean(class_token=True), last_norm=schema.LastNorm.POOLED))
   assert found.family == 'mae' and found.hints.norm_after_pool
   assert {'norm.weight', 'cls_token'} <= found.tensors.keys() and 'fc_norm.weight' not in found.tensors
-  without = recognize.recognize(tensors('timm', pool=schema.Mean(), final_norm=schema.FinalNorm.POOLED))
+  without = recognize.recognize(tensors('timm', pool=schema.Mean(), last_norm=schema.LastNorm.POOLED))
   assert without.family == 'timm' and without.hints.norm_after_pool
 
 

@@ -56,8 +56,8 @@ def test_preprocessing_of_big_vision_comes_back(
 @pytest.mark.parametrize(('family', 'name', 'changes'), [
     ('timm', 'a.pth', {'pool.distillation': True}), ('huggingface', 'f', {'pool.distillation': True}),
     ('timm', 'a.safetensors', {'registers': 3, 'block.layer_scale': .1}), ('timm', 'f', {'registers': 3}),
-    ('timm', 'a.pth', {'pool': schema.Mean(class_token=True), 'final_norm': schema.FinalNorm.POOLED}),
-    ('timm', 'f', {'pool': schema.Mean(), 'final_norm': schema.FinalNorm.POOLED}),
+    ('timm', 'a.pth', {'pool': schema.Mean(class_token=True), 'last_norm': schema.LastNorm.POOLED}),
+    ('timm', 'f', {'pool': schema.Mean(), 'last_norm': schema.LastNorm.POOLED}),
     ('timm', 'a.safetensors', {'pool': schema.Map()}), ('big_vision', 'a.npz', {'pool': schema.Map()}),
     ('timm', 'a.safetensors', {'attention.qk_norm': True}), ('timm', 'a.safetensors', {'mlp': schema.SwiGlu(48)}),
     ('vision_transformer', 'a.npz', {'pool': schema.Mean()}), ('big_vision', 'a.npz', {'pool': schema.Mean()}),

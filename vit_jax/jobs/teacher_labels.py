@@ -248,7 +248,7 @@ def _check_tokens(found: Weights) -> None:
   if not isinstance(model, schema.ViT):
     return
   is_attention = isinstance(model.pool, schema.Map)
-  if is_attention or model.final_norm is schema.FinalNorm.POOLED:
+  if is_attention or model.last_norm is schema.LastNorm.POOLED:
     what = 'pools by attention' if is_attention else 'normalizes the mean of its tokens'
     raise UserError(f'{found.source}: expected a teacher whose head applies to single tokens, got one that {what}. Use '
                     'a teacher that pools by the class token or by the mean of normalized tokens.')

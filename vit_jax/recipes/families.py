@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from vit_jax.config import schema
-from vit_jax.config.schema import FinalNorm, Gelu, PositionResize, QkvBias
+from vit_jax.config.schema import Gelu, LastNorm, PositionResize, QkvBias
 
 NETWORKS = (
     (r'DINOv2-reg-', 'DINOv2 with registers', 'arXiv 2309.16588'), (r'DINOv2-', 'DINOv2', 'arXiv 2304.07193'),
@@ -42,12 +42,12 @@ def _rotary(resize: PositionResize, grid: int, offset: float = 0.) -> schema.Lea
 def _eva02(hidden: int, *, has_norm: bool = False) -> dict[str, Any]:  # arXiv 2303.11331
   return {'positions': _rotary(PositionResize.BICUBIC, 16), 'mlp': schema.SwiGlu(hidden, inner_norm=has_norm),
           'gelu': Gelu.EXACT, 'attention.qkv_bias': QkvBias.QUERY_VALUE, 'pool': schema.Mean(class_token=True),
-          'final_norm': FinalNorm.POOLED}
+          'last_norm': LastNorm.POOLED}
 
 
 def _eva02_clip(hidden: int) -> dict[str, Any]:
   return {**_eva02(hidden, has_norm=True), 'attention.inner_norm': True, 'pool': schema.ClassToken(),
-          'final_norm': FinalNorm.TOKENS}
+          'last_norm': LastNorm.TOKENS}
 
 
 def _pe(grid: int = 24, offset: float = 1.) -> dict[str, Any]:  # arXiv 2504.13181
@@ -56,7 +56,7 @@ def _pe(grid: int = 24, offset: float = 1.) -> dict[str, Any]:  # arXiv 2504.131
 
 
 _PE_TOKENS: dict[str, Any] = {  # its versions for language and for dense tasks
-    **_pe(32), 'pool': schema.Mean(class_token=True), 'final_norm': FinalNorm.NONE}
+    **_pe(32), 'pool': schema.Mean(class_token=True), 'last_norm': LastNorm.NONE}
 _AIMV2: dict[str, Any] = {  # arXiv 2411.14402
     'norm': schema.RmsNorm(1e-5), 'stem.norm': True, 'attention.qkv_bias': QkvBias.NONE, 'attention.out_bias': False,
     'pool': schema.Mean(), 'positions.resize': PositionResize.BICUBIC}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.config import schema
-from vit_jax.config.schema import FinalNorm, SinCos
+from vit_jax.config.schema import LastNorm, SinCos
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Params, PyTree
@@ -95,7 +95,7 @@ def _moved_norm(found: schema.Model, wanted: schema.Model) -> bool:
 
 
 def _normalizes_mean(model: schema.Model) -> bool:
-  return getattr(model, 'final_norm', None) is FinalNorm.POOLED
+  return getattr(model, 'last_norm', None) is LastNorm.POOLED
 
 
 def _new_norm(leaves: Leaves, model: schema.Model) -> tuple[Leaves, list[Line]]:

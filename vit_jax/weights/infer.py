@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config import schema
-from vit_jax.config.schema import FinalNorm, QkvBias
+from vit_jax.config.schema import LastNorm, QkvBias
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.models import efficientnet
@@ -77,7 +77,7 @@ def _vit(leaves: Leaves, hints: Hints) -> schema.ViT:
       patch=patch, width=width, depth=depth, heads=heads, mlp=mlp, attention=_attention(leaves),
       block=schema.Plain(layer_scale=LAYER_SCALE if f'{_BLOCKS}/scale1' in leaves else 0.),
       positions=_positions(leaves, hints, patch, pool), pool=pool, stem=stem, norm=norm(hints.norm_eps or norm().eps),
-      norm_before='backbone/norm_before/scale' in leaves, final_norm=_final_norm(leaves, hints),
+      norm_before='backbone/norm_before/scale' in leaves, last_norm=_last_norm(leaves, hints),
       registers=leaves['backbone/registers'].shape[1] if 'backbone/registers' in leaves else 0,
       gelu=hints.gelu or schema.ViT().gelu)
 
@@ -100,11 +100,11 @@ def _may_lack(leaves: Leaves) -> bool:
   return 'backbone/norm_before/scale' in leaves
 
 
-def _final_norm(leaves: Leaves, hints: Hints) -> FinalNorm:
+def _last_norm(leaves: Leaves, hints: Hints) -> LastNorm:
   if hints.norm_after_pool:
-    return FinalNorm.POOLED
+    return LastNorm.POOLED
   has_norm = 'backbone/norm/scale' in leaves or not _may_lack(leaves)
-  return hints.settings.get('final_norm', FinalNorm.TOKENS if has_norm else FinalNorm.NONE)
+  return hints.settings.get('last_norm', LastNorm.TOKENS if has_norm else LastNorm.NONE)
 
 
 def _mlp(leaves: Leaves) -> schema.Mlp | schema.SwiGlu:
@@ -179,7 +179,7 @@ def pool_of_timm(word: str, leaves: Leaves) -> str:
 def pool_note(model: schema.Model, hints: Hints) -> str:
   """Returns a sentence where a name or a config decided that patch tokens are pooled, beside a class token."""
   is_ours = isinstance(model, schema.ViT) and model.pool == POOLS['patches'] and (
-      model.final_norm is not FinalNorm.POOLED)
+      model.last_norm is not LastNorm.POOLED)
   if not is_ours or not hints.pool:
     return ''
   return ('Pooling: the mean of the patch tokens, as in timm for this network. For the class token, set '

@@ -287,7 +287,7 @@ def _fixed_positions(model: schema.Model, leaves: Leaves, family: str) -> list[s
 def _guessed_pool(model: schema.Model, leaves: Leaves, hints: Hints) -> list[str]:
   """Returns a warning if neither the tensors, `--model` nor a sidecar determine how tokens are pooled."""
   if not isinstance(model, schema.ViT) or infer.has_pool(leaves) or hints.pool or (
-      model.final_norm is schema.FinalNorm.POOLED):
+      model.last_norm is schema.LastNorm.POOLED):
     return []
   return ['its pooling is a guess: the mean of the patch tokens. The same tensors may belong to a network that takes '
           'the first one (big_vision, pool type 0) or pools nothing (vision_transformer, unpooled). Set '

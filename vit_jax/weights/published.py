@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vit_jax.config.schema import FinalNorm, Gelu, Geometry, Interpolation, PositionResize
+from vit_jax.config.schema import Gelu, Geometry, Interpolation, LastNorm, PositionResize
 from vit_jax.core.errors import UserError
 from vit_jax.weights.hints import Hints
 from vit_jax.weights.preprocess import NORMS, PreprocessRule
@@ -207,7 +207,7 @@ def _facts(facts: Facts, words: Sequence[str]) -> Facts:
     elif word == 'no_antialias':
       values['antialias'] = False
     elif word == 'no_norm':
-      settings['final_norm'] = FinalNorm.NONE
+      settings['last_norm'] = LastNorm.NONE
     elif key == 'heads':
       heads, channels = (int(number) for number in value.split('x'))
       hints, facts = hints._replace(heads=heads), facts._replace(width=heads * channels)

@@ -31,7 +31,7 @@ from vit_jax.config.schema.ranges import (
     ranged,
 )
 from vit_jax.config.schema.recipe import group_problems
-from vit_jax.config.schema.vit import Axial, FinalNorm, Map, Mean, PatchStem, PositionsAt, Relative, ViT
+from vit_jax.config.schema.vit import Axial, LastNorm, Map, Mean, PatchStem, PositionsAt, Relative, ViT
 
 __all__ = (
     'COLOR_CELLS', 'Byol', 'Centering', 'ClassTarget', 'Collapse', 'Dino', 'Distill', 'DistillType', 'Loss', 'Mae',
@@ -101,7 +101,7 @@ class Mae(ObjectiveSettings):
         'positions=relative': isinstance(m.positions, Relative), 'block=axial': isinstance(m.block, Axial),
         'positions.at=layers': m.positions.at is PositionsAt.LAYERS, 'pool=map': isinstance(m.pool, Map),
         'pool.class_token=true': isinstance(m.pool, Mean) and m.pool.class_token,
-        'final_norm=pooled': m.final_norm is FinalNorm.POOLED, 'pool.distillation=true': m.pool.distillation,
+        'last_norm=pooled': m.last_norm is LastNorm.POOLED, 'pool.distillation=true': m.pool.distillation,
         f'stem={type(m.stem).__name__}': not isinstance(m.stem, PatchStem)}
     for setting in (setting for setting, is_set in unsupported.items() if is_set):
       yield f'model: expected one that encodes a subset of the patches, for objective Mae, got model.{setting}.'

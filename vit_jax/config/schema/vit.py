@@ -23,8 +23,8 @@ from vit_jax.config.schema.layers import (
 )
 from vit_jax.config.schema.ranges import ANY, BELOW_1, COUNT, COUNT_OR_0, NOT_NEGATIVE, POSITIVE, PX, Range, ranged
 
-__all__ = ('AnyMlp', 'Attention', 'Axial', 'Block', 'BlockSettings', 'ByIndex', 'ClassToken', 'ConvStem', 'FinalNorm',
-           'First', 'Frequencies', 'LayerNorm', 'Learned', 'Learned2d', 'LearnedRotary', 'Map', 'Mean', 'Mlp',
+__all__ = ('AnyMlp', 'Attention', 'Axial', 'Block', 'BlockSettings', 'ByIndex', 'ClassToken', 'ConvStem', 'First',
+           'Frequencies', 'LastNorm', 'LayerNorm', 'Learned', 'Learned2d', 'LearnedRotary', 'Map', 'Mean', 'Mlp',
            'MlpSettings', 'NoPositions', 'Norm', 'NormSettings', 'Parallel', 'PatchStem', 'Plain', 'Pool',
            'PoolSettings', 'PositionResize', 'PositionSettings', 'Positions', 'PositionsAt', 'QkvBias', 'Relative',
            'ResNetStem', 'RmsNorm', 'Rotary', 'SinCos', 'Stem', 'StemSettings', 'SwiGlu', 'UnitInterval', 'ViT')
@@ -328,7 +328,7 @@ class RmsNorm(NormSettings):
 Norm = LayerNorm | RmsNorm | NormSettings
 
 
-class FinalNorm(enum.Enum):
+class LastNorm(enum.Enum):
   """What the norm after the last block normalizes."""
   TOKENS = 'tokens'  # each token, before pooling
   POOLED = 'pooled'  # the pooled mean, and no token (timm's fc_norm)
@@ -455,7 +455,7 @@ class ViT(checks.Settings):
   stem: Stem = field(default_factory=PatchStem)  # how the image becomes patches
   norm: Norm = field(default_factory=LayerNorm)  # of all norms
   norm_before: bool = False  # a norm of all tokens before the first block (CLIP)
-  final_norm: FinalNorm = FinalNorm.TOKENS
+  last_norm: LastNorm = LastNorm.TOKENS
   registers: int = ranged(0, COUNT_OR_0)  # learned tokens after the class token, no position (DINOv2-reg: 4)
   gelu: Gelu = Gelu.TANH                  # of blocks and of what is made for them: attention pooling, MAE's decoder
   dropout: float = ranged(0., BELOW_1)    # after positions, attention output, MLP activation and output
@@ -502,9 +502,9 @@ class ViT(checks.Settings):
     yield from checks.at_most(f'{name}.full_remat', self.full_remat, self.depth, f'{name}.depth')
     if not self.drop_path:
       yield from checks.no_effect(self, name, ['drop_path_even'], f'with {name}.drop_path=0')
-    if self.final_norm is FinalNorm.POOLED and not isinstance(self.pool, Mean):
-      yield checks.problem(f'{name}.final_norm', f'tokens or none with {name}.pool={checks.kind(self.pool)}',
-                           self.final_norm, f'Set {name}.pool=mean, which it normalizes.')
+    if self.last_norm is LastNorm.POOLED and not isinstance(self.pool, Mean):
+      yield checks.problem(f'{name}.last_norm', f'tokens or none with {name}.pool={checks.kind(self.pool)}',
+                           self.last_norm, f'Set {name}.pool=mean, which it normalizes.')
     for part in dataclasses.fields(self):
       if isinstance(settings := getattr(self, part.name), Part):
         yield from settings.network_problems(self, name, f'{name}.{part.name}')

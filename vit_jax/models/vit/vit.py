@@ -23,7 +23,7 @@ Parameters, all f32 (a public format; leaves under `blocks` are stacked, depth f
   blocks/{scale1,scale2} [L, D]                                     (`block.layer_scale`: of attention, of MLP)
   blocks/positions [L, 1, M, D], or blocks/positions/{column [L, w, D/2], row [L, h, D/2]}
                                (learned positions at the layers; then there is no `positions`)
-  norm/{scale,bias} [D]                                             (`final_norm`)
+  norm/{scale,bias} [D]                                             (`last_norm`)
   pool/{probe [1, 1, D], attn, norm, mlp}                           (`map`; shapes as in a block without L)
 
 RMSNorms have no bias; out, up, gate and down have none without `attention.out_bias` and `mlp.bias`.
@@ -43,7 +43,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.config import check, schema
-from vit_jax.config.schema import FinalNorm, PositionsAt, layers
+from vit_jax.config.schema import LastNorm, PositionsAt, layers
 from vit_jax.config.schema.checks import kind
 from vit_jax.core import implementation
 from vit_jax.core.axes import labelled
@@ -86,7 +86,7 @@ class ViT:
     params: Params = {
         'stem': stem,
         'blocks': jax.vmap(self._init_block)(jax.random.split(keys['blocks'], s.depth))}
-    for name, is_used in (('norm', s.final_norm is not FinalNorm.NONE), ('norm_before', s.norm_before),
+    for name, is_used in (('norm', s.last_norm is not LastNorm.NONE), ('norm_before', s.norm_before),
                           ('stem_norm', s.stem.norm)):
       if is_used:
         params[name] = initial(self._context.make_norm(), keys['norm'], jnp.zeros((1, s.width)))  # ones and zeros
@@ -168,9 +168,9 @@ class ViT:
   def finish(self, params: Params, tokens: Array, *, grid: tuple[int, int]) -> Features:
     """Normalizes and pools (eq. 4) the output `[B, M, D]` of the last block.
 
-    With `final_norm=pooled` the mean is normalized, and the tokens of the features are not.
+    With `last_norm=pooled` the mean is normalized, and the tokens of the features are not.
     """
-    is_late = self.settings.final_norm is FinalNorm.POOLED
+    is_late = self.settings.last_norm is LastNorm.POOLED
     x_BMD = tokens.astype(jnp.float32) if is_late else self._last_normed(params, tokens)
     with jax.named_scope('pool'):
       pooled_BD = self._pool.pooled(params.get('pool', {}), x_BMD)
@@ -265,7 +265,7 @@ class ViT:
 
   def _last_normed(self, params: Params, x: Array) -> Array:
     """`x` after the last norm, f32."""
-    is_normed = self.settings.final_norm is not FinalNorm.NONE
+    is_normed = self.settings.last_norm is not LastNorm.NONE
     return applied(self._context.make_norm(), params['norm'], x) if is_normed else x.astype(jnp.float32)
 
   def _init_block(self, key: Key) -> Params:

@@ -12,22 +12,22 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config import schema
-from vit_jax.config.schema import FinalNorm, Gelu, Interpolation, QkvBias, SwiGlu, checks
+from vit_jax.config.schema import Gelu, Interpolation, LastNorm, QkvBias, SwiGlu, checks
 from vit_jax.core.errors import UserError
 from vit_jax.recipes import sizes
 from vit_jax.weights.families.record import (
-    Changed,
-    Clues,
-    Family,
-    Files,
-    Recognized,
-    Tensors,
-    decoder_positions,
-    distinct,
-    dropping,
-    renamed,
-    unambiguous,
-    without_fixed,
+  Changed,
+  Clues,
+  Family,
+  Files,
+  Recognized,
+  Tensors,
+  decoder_positions,
+  distinct,
+  dropping,
+  renamed,
+  unambiguous,
+  without_fixed,
 )
 from vit_jax.weights.hints import Hints
 from vit_jax.weights.network import Weights, hidden_settings, layer_scale, position_resize
@@ -212,7 +212,7 @@ def finish(tensors: Tensors, weights: Weights) -> Tensors:
     return {**{name: x for name, x in tensors.items() if name not in own}, 'rope.freqs': whole}
   if isinstance(m.stem, schema.ResNetStem) and not m.stem.layers:  # it has another name without stages
     return renamed(tensors, (r'^patch_embed\.backbone\.stem\.', 'patch_embed.backbone.'))
-  if m.final_norm is FinalNorm.POOLED:
+  if m.last_norm is LastNorm.POOLED:
     return renamed(tensors, (r'^norm\.', 'fc_norm.'))
   if weights.decoder:
     return tensors | {'decoder_pos_embed': decoder_positions(weights)}
@@ -294,7 +294,7 @@ def _beyond(m: schema.ViT) -> list[str]:
   found = {f'positions {checks.kind(m.positions)}': m.positions.is_rotary,
            'RMSNorm': isinstance(m.norm, schema.RmsNorm),
            'a norm before the blocks': m.norm_before, 'a norm after the stem': m.stem.norm,
-           'no last norm': m.final_norm is FinalNorm.NONE, 'inner norms': m.attention.inner_norm or m.mlp.inner_norm,
+           'no last norm': m.last_norm is LastNorm.NONE, 'inner norms': m.attention.inner_norm or m.mlp.inner_norm,
            'no bias of the keys alone': m.attention.qkv_bias is QkvBias.QUERY_VALUE,
            'no bias of the output matrices': not (m.attention.out_bias and m.mlp.bias),
            'a pool over the class token': m.pool.has_parameters and m.pool.class_token}
@@ -320,5 +320,5 @@ def _vit(m: schema.ViT, p: Preprocess) -> tuple[str, dict[str, Any]]:
   found |= {'qkv_bias': False} if m.attention.qkv_bias is QkvBias.NONE else {}
   if not isinstance(m.pool, schema.ClassToken):
     found |= {'class_token': m.pool.class_token, 'global_pool': 'map' if m.pool.has_parameters else 'avg',
-              'fc_norm': m.final_norm is FinalNorm.POOLED}
+              'fc_norm': m.last_norm is LastNorm.POOLED}
   return ('deit_base_distilled_patch16_224' if m.pool.distillation else 'vit_base_patch16_224'), found

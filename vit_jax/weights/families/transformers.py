@@ -123,7 +123,7 @@ _FREE = ('hidden', 'kernel', 'dropout', 'eps', 'resize')
 def differing(m: schema.ViT) -> frozenset[str]:
   """Returns the dotted names of settings in which a network differs from a plain ViT, if they change its function."""
   plain, found = schema.ViT(), set()
-  for name in ('pool', 'norm_before', 'final_norm', 'registers'):
+  for name in ('pool', 'norm_before', 'last_norm', 'registers'):
     found |= {name} if getattr(m, name) != getattr(plain, name) else set()
   for name in ('mlp', 'attention', 'block', 'positions', 'stem', 'norm'):
     own, usual = getattr(m, name), getattr(plain, name)
