@@ -85,6 +85,9 @@ class Driver:
 
     Yields:
       Attention and gradient, both `[B, A, M, M]` f32.
+
+    Raises:
+      UserError: the blocks have no single attention over all tokens.
     """
     held = [layer.tokens for layer in self.layers(image, capture=False)]
     gradient = self._first_pull(self.params, held[-1], chosen, logits=logits, grid=grid)
@@ -99,7 +102,11 @@ class Driver:
 
   def _one_back(self, params: Params, layer: Array, tokens: Array, gradient: Array) -> tuple[Array, Array, Array]:
     """Backpropagates through a block: gradient of its input, its attention, and the gradient of the attention."""
-    attention = self.backbone.block(params, tokens, layer=layer, capture=True)[1]['attention']
+    captured = self.backbone.block(params, tokens, layer=layer, capture=True)[1]
+    if 'attention' not in captured:
+      raise UserError('relevance: expected blocks with one attention over all tokens, got blocks with '
+                      f'{" and ".join(captured)}. Use the rollout of the attention.')
+    attention = captured['attention']
 
     def forward(x: Array, delta: Array) -> Array:
       return self.backbone.block(params, x, layer=layer, capture=False, attn_delta=delta)[0]

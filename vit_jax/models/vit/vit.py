@@ -150,7 +150,7 @@ class ViT:
       UserError: if the blocks need all tokens and these are not.
     """
     s = self.settings
-    self._check_complete(tokens.shape[1], grid)
+    self._check_complete(tokens.shape[1], grid, mask)
     is_random = train and (s.dropout > 0. or s.drop_path > 0. or s.attention.dropout > 0.)
     assert key is not None or not is_random, 'train=True with dropout or drop_path needs a key'
     keys = jax.random.split(key, 2) if is_random and key is not None else (None, None)
@@ -236,11 +236,14 @@ class ViT:
       return stack.run(layer, params, x_BMD, ready=ready, rates=rates_L, keys=keys_L, execution=s.execution,
                        remat=s.remat, full_remat=s.full_remat, unroll=s.unroll)
 
-  def _check_complete(self, num_tokens: int, grid: tuple[int, int]) -> None:
+  def _check_complete(self, num_tokens: int, grid: tuple[int, int], mask: Array | None = None) -> None:
     """Raises UserError if positions or blocks need all patch tokens of `grid`, and these are not."""
     self._positions.check_complete(num_tokens, grid)
     if self.settings.block.needs_grid:
-      check_all(f'model.block={kind(self.settings.block)}', num_tokens, grid)
+      setting = f'model.block={kind(self.settings.block)}'
+      check_all(setting, num_tokens, grid)
+      if mask is not None:
+        raise UserError(f'{setting}: expected every patch token to be attended to, got a mask of tokens.')
 
   def _own(self, table: PyTree, grid: tuple[int, int]) -> Array:
     """Positions `[1, M, D]` of one block, from its table."""
