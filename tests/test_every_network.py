@@ -65,9 +65,13 @@ def batch() -> dict[str, np.ndarray]:
 
 
 @functools.cache
+def made(name: str) -> tuple[Params, Any]:
+  """Shapes of the parameters and the running statistics."""
+  return jax.eval_shape(vit.build(variants.network(name), PX).init, jax.random.key(0), jnp.zeros((1, *PX, 3)))
+
+
 def shapes_of(name: str) -> Params:
-  backbone = vit.build(variants.network(name), PX)
-  return jax.eval_shape(backbone.init, jax.random.key(0), jnp.zeros((1, *PX, 3)))[0]
+  return made(name)[0]
 
 
 def objective(c: schema.Config) -> Any:
@@ -165,13 +169,13 @@ def test_layers_one_by_one_have_the_shapes_of_the_whole(name: str) -> None:
   settings = variants.network(name)
   backbone, tokens = vit.build(settings, PX), PATCHES + settings.num_extra
 
-  def layered(params: Params, image: jax.Array) -> Any:
-    x, captured = backbone.block(params, backbone.begin(params, image), layer=1, capture=True)
+  def layered(params: Params, state: Any, image: jax.Array) -> Any:
+    x, captured = backbone.block(params, backbone.begin(params, image, state), layer=1, capture=True)
     features, weights = backbone.finish(params, x, grid=GRID), backbone.readout_weights(params, x)
     return features, weights, layerwise.full_attention(captured)
 
   image = jax.ShapeDtypeStruct((2, *PX, 3), jnp.float32)
-  features, weights, attention = jax.eval_shape(layered, shapes_of(name), image)
+  features, weights, attention = jax.eval_shape(layered, *made(name), image)
   assert features.pooled.shape == (2, settings.width) and features.tokens.shape == (2, PATCHES, settings.width)
   assert weights.shape == (2, tokens) and attention.shape == (2, settings.heads, tokens, tokens)
 

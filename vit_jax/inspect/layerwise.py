@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from vit_jax.core.contracts import LayeredBackbone
 from vit_jax.core.errors import UserError
-from vit_jax.core.types import Array, Features, Params
+from vit_jax.core.types import Array, Features, Params, PyTree
 
 Logits = Callable[[Features], Array]
 """Features to logits `[B, C]`."""
@@ -37,16 +37,17 @@ class Driver:
   Args:
     backbone: a network with transformer blocks.
     params: its parameters, on the device.
+    state: its running statistics, if it has some.
 
   Raises:
     UserError: the network has no transformer blocks.
   """
 
-  def __init__(self, backbone: LayeredBackbone, params: Params) -> None:
+  def __init__(self, backbone: LayeredBackbone, params: Params, state: PyTree | None = None) -> None:
     if 'blocks' not in params or not hasattr(backbone, 'block'):
       raise UserError(f'weights: expected a Vision Transformer, got a {type(backbone).__name__} without transformer '
                       'blocks. Choose other weights.')
-    self.backbone, self.params = backbone, params
+    self.backbone, self.params, self._state = backbone, params, state
     self.num_layers = jax.tree.leaves(params['blocks'])[0].shape[0]
     self._begin = jax.jit(backbone.begin)
     self._finish = jax.jit(backbone.finish, static_argnames='grid')
@@ -57,7 +58,7 @@ class Driver:
 
   def layers(self, image: Array, *, capture: bool) -> Iterator[Layer]:
     """Yields `num_layers + 1` depths of `image [B, H, W, 3]` f32, normalized; only the newest depth is in memory."""
-    tokens = self._begin(self.params, image)
+    tokens = self._begin(self.params, image, self._state)
     yield Layer(0, tokens, None)
     for i in range(self.num_layers):
       tokens, captured = self._block(self.params, tokens, layer=i, capture=capture)

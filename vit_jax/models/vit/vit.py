@@ -115,6 +115,7 @@ class ViT:
   def stem(self, params: Params, state: PyTree, image: Array, *, train: bool) -> tuple[Array, PyTree]:
     """Patch tokens `[B, N, D]` in the compute dtype, and the new state."""
     self._grid(image)  # raises where patches do not tile it
+    assert 'stem' in state or not self.settings.has_batch_norm, 'the stem needs its running statistics'
     with jax.named_scope('stem'):
       tokens_BND, changed = self._stem.apply(params['stem'], state.get('stem', {}), image, train=train)
     return self._normed(params, 'stem_norm', tokens_BND), {'stem': changed} if changed else {}
@@ -160,9 +161,13 @@ class ViT:
     x_BMD = self._run(params['blocks'], x_BMD, shared=shared, grid=grid, key=keys[1], mask=mask)
     return self.finish(params, x_BMD, grid=grid)
 
-  def begin(self, params: Params, image: Array) -> Array:
-    """The input of the first block for `image [B, H, W, 3]`: `[B, M, D]` in the compute dtype."""
-    x_BMD = self._sequence(params, self.embed(params, image), self.positions(params, self._grid(image)))
+  def begin(self, params: Params, image: Array, state: PyTree | None = None) -> Array:
+    """The input of the first block for `image [B, H, W, 3]`: `[B, M, D]` in the compute dtype.
+
+    `state` is that of `apply`; only a stem with running statistics needs it.
+    """
+    tokens_BND, _ = self.stem(params, state or {}, image, train=False)
+    x_BMD = self._sequence(params, tokens_BND, self.positions(params, self._grid(image)))
     return self._normed(params, 'norm_before', x_BMD)
 
   def finish(self, params: Params, tokens: Array, *, grid: tuple[int, int]) -> Features:
