@@ -37,6 +37,8 @@ from vit_jax.models.vit import vit
 from vit_jax.optim import clipping, trust
 from vit_jax.parallel import mesh as meshes
 from vit_jax.plan import plan, topologies
+from vit_jax.weights import inference, loading, saving
+from vit_jax.weights.network import Weights
 
 GRID, PX = variants.GRID, variants.PX
 PATCHES = math.prod(GRID)
@@ -385,3 +387,31 @@ def test_both_exports_give_what_the_network_does(
   export_onnx.write(tmp_path / 'a.onnx', subject.function, {}, subject.image, output='logits', about={}, multiple=0)
   for found in (export_onnx.run(tmp_path / 'a.onnx', image), job.from_stablehlo(job.to_stablehlo(subject))(image)):
     np.testing.assert_allclose(found, want, atol=1e-4 * max(1., np.abs(want).max()), rtol=0)
+
+
+FILES = [('vision_transformer', 'a.npz'), ('big_vision', 'b.npz'), ('timm', 'c.safetensors'), ('timm', 'd'),
+         ('huggingface', 'e'), ('run', 'f')]
+"""Formats that weights are written in, and a name of such a file or folder."""
+
+
+@variants.mostly_slow('3 s each: six files, and programs of a network')
+def test_weights_come_back_from_each_format_or_it_refuses_them(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+  monkeypatch.setitem(loaded.MODELS, name, variants.network(name))
+  weights, written = loaded.weights(name), []
+  image = np.random.default_rng(0).normal(size=(2, *loaded.PX, 3)).astype(np.float32)
+
+  def logits(found: Weights) -> np.ndarray:
+    return np.asarray(jax.jit(inference.function(found))(inference.parameters(found), image).logits)
+
+  for family, file in FILES:
+    try:
+      path, _ = saving.save(weights, str(tmp_path / file), family=family)
+    except UserError:
+      continue
+    again = loading.load(str(path))
+    written.append(family)
+    if repr(again.model) != repr(weights.model):  # the same parameters: `save` compares them
+      want = logits(weights)
+      np.testing.assert_allclose(logits(again), want, rtol=0, atol=1e-4 * np.abs(want).max(), err_msg=family)
+  assert 'run' in written
