@@ -72,6 +72,7 @@ def settings(config: schema.Config, num_classes: int) -> dict[str, Any]:
       and isinstance(model.mlp, schema.Mlp) and model.mlp == schema.Mlp(model.mlp.hidden, kernel=model.mlp.kernel)
       and model.attention == schema.Attention(kernel=model.attention.kernel)
       and isinstance(model.norm, schema.LayerNorm) and isinstance(model.positions, schema.Learned)
+      and model.positions.at is schema.PositionsAt.STEM
       and model.pool in (schema.ClassToken(), schema.Mean())
       and model.last_norm is schema.LastNorm.TOKENS and model.gelu is not Gelu.QUICK
       and not (model.registers or model.norm_before))

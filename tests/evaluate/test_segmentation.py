@@ -227,7 +227,7 @@ from vit_jax.config import schema as s
 def get_config():
   return s.Config(
       name='tiny', length='4 steps', batch_size=16, image_px=(8, 8),
-      model=s.ViT(patch=4, width=8, depth=1, heads=1, mlp=schema.Mlp(8)),
+      model=s.ViT(patch=4, width=8, depth=1, heads=1, mlp=s.Mlp(8)),
       data=s.Data(source='digits', train_split='train[:64]', recipe=s.Recipe(crop=s.Crop.RESIZE, flip=False)),
       train=s.Train(ema=.9, progress=False),
       checkpoints=s.Checkpoints(keep_best='dense/miou.knn3.t0.07.b1.norm.8x8@ema'),

@@ -240,3 +240,15 @@ def test_networks_are_exported_in_f32() -> None:
                                             'execution': schema.Execution.SCAN}))
   subject = job.make_subject(slow, from_pixels=False)
   np.testing.assert_allclose(jax.jit(subject.function)(images()), reference('vit'), rtol=1e-5, atol=1e-5)
+
+
+@needs_onnx
+def test_a_choice_between_two_arrays_is_exported(tmp_path: pathlib.Path) -> None:
+  """As of the logits of tokens that are attended to and of others."""
+  def function(x: jax.Array) -> jax.Array:
+    return jnp.where(x[..., :1, :1, :1] < 0., x, -1e30)
+
+  image = np.random.default_rng(0).normal(size=(3, 4, 4, 3)).astype(np.float32)
+  export_onnx.write(tmp_path / 'a.onnx', function, {}, jax.ShapeDtypeStruct((1, 4, 4, 3), jnp.float32), output='y',
+                    about={}, multiple=0)
+  np.testing.assert_array_equal(export_onnx.run(tmp_path / 'a.onnx', image), function(image))

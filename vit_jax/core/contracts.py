@@ -57,8 +57,11 @@ class TokenBackbone(Backbone, Protocol):
 class LayeredBackbone(Backbone, Protocol):
   """A backbone that can be run layer by layer, to inspect its intermediates; always in evaluation mode."""
 
-  def begin(self, params: Params, image: Array) -> Array:
-    """Returns the input of the first block for `image [B, H, W, 3] f32`: `[B, M, D]`, the N patch tokens last."""
+  def begin(self, params: Params, image: Array, state: PyTree | None = None) -> Array:
+    """Returns the input of the first block for `image [B, H, W, 3] f32`: `[B, M, D]`, the N patch tokens last.
+
+    `state` has the running statistics, if there are some.
+    """
     ...
 
   def block(self, params: Params, tokens: Array, *, layer: Array | int, capture: bool,

@@ -83,7 +83,7 @@ class Tapped:
   features: schema.FeatureLayers
 
   def __call__(self, selected: PyTree, image: Array) -> Array:
-    found = intermediates.read(self.backbone, selected['backbone'], image, self.features.blocks)
+    found = intermediates.read(self.backbone, selected['backbone'], image, self.features.blocks, selected['state'])
     return intermediates.concatenate(found, patches=self.features.patches)
 
 

@@ -46,7 +46,7 @@ class Grids:
       found = self.view.predict(selected, image).features.tokens
     else:
       found = intermediates.grids(self.backbone, selected['backbone'], image, self.blocks, grid=self.grid,
-                                  norm=self.norm)
+                                  norm=self.norm, state=selected['state'])
     return found.reshape(len(image), -1)
 
 

@@ -64,6 +64,12 @@ def _kind(w: Writer, equation: Any) -> int:
   return int(w.helper.np_dtype_to_tensor_dtype(np.dtype(equation.outvars[0].aval.dtype)))
 
 
+def _select_n(w: Writer, equation: Any, which: Any, no: Any, yes: Any) -> list[Value]:
+  names = [w.expanded(x, variable.aval.shape).name for x, variable in zip((which, yes, no), (
+      equation.invars[0], equation.invars[2], equation.invars[1]), strict=True)]
+  return [w.node('Where', *names, shape=equation.outvars[0].aval.shape)]
+
+
 def _reshape(w: Writer, equation: Any, x: Any) -> list[Value]:
   shape = equation.outvars[0].aval.shape
   return [w.reshaped(w.expanded(x, equation.invars[0].aval.shape), shape)]
@@ -277,6 +283,7 @@ RULES = Rules(SAME_NAME, {
     'dim_as_value': _dim_as_value,
     'iota': _iota,
     'convert_element_type': _convert_element_type,
+    'select_n': _select_n,
     'reshape': _reshape,
     'broadcast_in_dim': _broadcast_in_dim,
     'transpose': _transpose,

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from vit_jax.core.contracts import LayeredBackbone
 from vit_jax.core.errors import UserError
-from vit_jax.core.types import Array, Features, Params
+from vit_jax.core.types import Array, Features, Params, PyTree
 
 Logits = Callable[[Features], Array]
 """Features to logits `[B, C]`."""
@@ -37,16 +37,17 @@ class Driver:
   Args:
     backbone: a network with transformer blocks.
     params: its parameters, on the device.
+    state: its running statistics, if it has some.
 
   Raises:
     UserError: the network has no transformer blocks.
   """
 
-  def __init__(self, backbone: LayeredBackbone, params: Params) -> None:
+  def __init__(self, backbone: LayeredBackbone, params: Params, state: PyTree | None = None) -> None:
     if 'blocks' not in params or not hasattr(backbone, 'block'):
       raise UserError(f'weights: expected a Vision Transformer, got a {type(backbone).__name__} without transformer '
                       'blocks. Choose other weights.')
-    self.backbone, self.params = backbone, params
+    self.backbone, self.params, self._state = backbone, params, state
     self.num_layers = jax.tree.leaves(params['blocks'])[0].shape[0]
     self._begin = jax.jit(backbone.begin)
     self._finish = jax.jit(backbone.finish, static_argnames='grid')
@@ -57,7 +58,7 @@ class Driver:
 
   def layers(self, image: Array, *, capture: bool) -> Iterator[Layer]:
     """Yields `num_layers + 1` depths of `image [B, H, W, 3]` f32, normalized; only the newest depth is in memory."""
-    tokens = self._begin(self.params, image)
+    tokens = self._begin(self.params, image, self._state)
     yield Layer(0, tokens, None)
     for i in range(self.num_layers):
       tokens, captured = self._block(self.params, tokens, layer=i, capture=capture)
@@ -85,6 +86,9 @@ class Driver:
 
     Yields:
       Attention and gradient, both `[B, A, M, M]` f32.
+
+    Raises:
+      UserError: the blocks have no single attention over all tokens.
     """
     held = [layer.tokens for layer in self.layers(image, capture=False)]
     gradient = self._first_pull(self.params, held[-1], chosen, logits=logits, grid=grid)
@@ -99,7 +103,11 @@ class Driver:
 
   def _one_back(self, params: Params, layer: Array, tokens: Array, gradient: Array) -> tuple[Array, Array, Array]:
     """Backpropagates through a block: gradient of its input, its attention, and the gradient of the attention."""
-    attention = self.backbone.block(params, tokens, layer=layer, capture=True)[1]['attention']
+    captured = self.backbone.block(params, tokens, layer=layer, capture=True)[1]
+    if 'attention' not in captured:
+      raise UserError('relevance: expected blocks with one attention over all tokens, got blocks with '
+                      f'{" and ".join(captured)}. Use the rollout of the attention.')
+    attention = captured['attention']
 
     def forward(x: Array, delta: Array) -> Array:
       return self.backbone.block(params, x, layer=layer, capture=False, attn_delta=delta)[0]

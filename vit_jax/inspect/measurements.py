@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import logging
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -17,10 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray
 from vit_jax.inspect import attention as maps
 from vit_jax.inspect.layerwise import Driver, Logits
 
+log = logging.getLogger('vit_jax.inspect')
 _MEANS = ('distance_px', 'information', 'entropy', 'fourier', 'singular')
 TINY = 1e-8  # added to attention before a logarithm
 
@@ -135,7 +138,8 @@ def measure(driver: Driver, batches: Iterable[HostArray], *, grid: tuple[int, in
     patch_px: height and width of a patch in pixels.
     num_maps: K, the number of images to compute maps for, the first ones.
     discard: as in `attention.rollout`.
-    logits: the head; None without one. With a head, relevance is computed too, one image at a time.
+    logits: the head; None without one. With a head, relevance is computed too, one image at a time, where the blocks
+      have one attention over all tokens.
     of_class: number of the class of relevance; None = the predicted class of each image.
   """
   parts: list[dict[str, HostArray]] = []
@@ -145,9 +149,12 @@ def measure(driver: Driver, batches: Iterable[HostArray], *, grid: tuple[int, in
     found = _measure_batch(driver, batch, grid=grid, patch_px=patch_px, num_maps=num_here, discard=discard,
                            logits=logits)
     if logits is not None:
-      each = [relevance(driver, image[None], grid=grid, logits=logits, of_class=of_class)
-              for image in batch[:num_here]]
-      found['relevance'] = np.array(each, np.float32).reshape(num_here, *grid)
+      try:
+        each = [relevance(driver, image[None], grid=grid, logits=logits, of_class=of_class)
+                for image in batch[:num_here]]
+        found['relevance'] = np.array(each, np.float32).reshape(num_here, *grid)
+      except UserError as error:
+        log.info('%s', error)
     parts.append(found)
     num_images += len(batch)
   return _merge(parts)

@@ -286,7 +286,7 @@ class Model:
   def driver(self) -> Driver:
     """The backbone, for running it layer by layer."""
     backbone: Any = inference.backbone(self.weights)
-    return Driver(backbone, self._params['backbone'])
+    return Driver(backbone, self._params['backbone'], self._params['state'])
 
   @property
   def grid(self) -> tuple[int, int]:

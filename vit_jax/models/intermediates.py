@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from vit_jax.core.contracts import Backbone, LayeredBackbone
 from vit_jax.core.errors import UserError
-from vit_jax.core.types import Array, Features, Params
+from vit_jax.core.types import Array, Features, Params, PyTree
 
 
 def is_layered(backbone: Backbone) -> TypeGuard[LayeredBackbone]:
@@ -17,7 +17,8 @@ def is_layered(backbone: Backbone) -> TypeGuard[LayeredBackbone]:
   return all(hasattr(backbone, name) for name in ('begin', 'block', 'finish'))
 
 
-def read(backbone: LayeredBackbone, params: Params, image: Array, blocks: Sequence[int]) -> list[Features]:
+def read(backbone: LayeredBackbone, params: Params, image: Array, blocks: Sequence[int],
+         state: PyTree | None = None) -> list[Features]:
   """Features after each of `blocks`, normalized and pooled as after the last one; in evaluation mode.
 
   Args:
@@ -25,26 +26,27 @@ def read(backbone: LayeredBackbone, params: Params, image: Array, blocks: Sequen
     params: of it.
     image: `[B, H, W, 3]` f32.
     blocks: from 1, or from the end: -1 is the last one. Rising.
+    state: its running statistics, if it has some.
 
   Raises:
     UserError: there is no such block.
   """
-  return [backbone.finish(params, tokens, grid=(0, 0)) for tokens in _after(backbone, params, image, blocks)]
+  return [backbone.finish(params, tokens, grid=(0, 0)) for tokens in _after(backbone, params, image, blocks, state)]
 
 
 def grids(backbone: LayeredBackbone, params: Params, image: Array, blocks: Sequence[int], *, grid: tuple[int, int],
-          norm: bool) -> Array:
+          norm: bool, state: PyTree | None = None) -> Array:
   """Patch tokens after each of `blocks` in their places, with concatenated channels: `[B, h, w, n * D]` f32.
 
   Args:
-    backbone, params, image, blocks: as of `read`.
+    backbone, params, image, blocks, state: as of `read`.
     grid: (h, w) of the patch tokens of the image.
     norm: applies the last norm to each layer; otherwise the tokens are those of the residual stream.
 
   Raises:
     UserError: there is no such block.
   """
-  found = _after(backbone, params, image, blocks)
+  found = _after(backbone, params, image, blocks, state)
   if norm:
     found = [backbone.finish(params, tokens, grid=grid).tokens for tokens in found]
   h, w = grid
@@ -65,9 +67,10 @@ def numbers(blocks: Sequence[int], depth: int) -> list[int]:
   return places
 
 
-def _after(backbone: LayeredBackbone, params: Params, image: Array, blocks: Sequence[int]) -> list[Array]:
+def _after(backbone: LayeredBackbone, params: Params, image: Array, blocks: Sequence[int],
+           state: PyTree | None) -> list[Array]:
   """All tokens after each of `blocks`, `[B, M, D]`."""
-  tokens, before, found = backbone.begin(params, image), 0, []
+  tokens, before, found = backbone.begin(params, image, state), 0, []
   for place in numbers(blocks, jax.tree.leaves(params['blocks'])[0].shape[0]):
     tokens = jax.lax.fori_loop(
         before, place, lambda i, x: backbone.block(params, x, layer=i, capture=False)[0], tokens)

@@ -77,7 +77,7 @@ class Frozen:
     if not intermediates.is_layered(self.backbone):
       raise UserError(f'head.features.blocks: expected () for {type(self.backbone).__name__}, which has no blocks to '
                       f'read after, got {self.features.blocks}.')
-    found = intermediates.read(self.backbone, params, image, self.features.blocks)
+    found = intermediates.read(self.backbone, params, image, self.features.blocks, inner)
     return found[-1], intermediates.concatenate(found, patches=self.features.patches)
 
 

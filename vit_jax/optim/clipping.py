@@ -14,7 +14,7 @@ from vit_jax.optim import per_layer
 
 EXEMPT = 'head/'  # Brock et al. 2021 (arXiv 2102.06171), section 4.1: the final linear layer is not clipped
 LEAST = 1e-3  # same, eq. 3: a parameter's norm counts as at least this, so that zeros can move
-QKV = re.compile(r'(.*blocks/(?:row/|column/)?attn/)(?:query|key|value)(/(?:kernel|bias))')
+QKV = re.compile(r'(.*blocks/(?:.*/)?attn/)(?:query|key|value)(/(?:kernel|bias))')
 """Projections of a block that the PyTorch programs keep in one tensor."""
 
 

@@ -31,7 +31,7 @@ from vit_jax.config.schema.ranges import (
     ranged,
 )
 from vit_jax.config.schema.recipe import group_problems
-from vit_jax.config.schema.vit import Axial, LastNorm, Map, Mean, PatchStem, PositionsAt, Relative, ViT
+from vit_jax.config.schema.vit import LastNorm, Map, Mean, PatchStem, PositionsAt, Relative, ViT
 
 __all__ = (
     'COLOR_CELLS', 'Byol', 'Centering', 'ClassTarget', 'Collapse', 'Dino', 'Distill', 'DistillType', 'Loss', 'Mae',
@@ -98,7 +98,7 @@ class Mae(ObjectiveSettings):
     if not isinstance(m, ViT):
       return
     unsupported = {
-        'positions=relative': isinstance(m.positions, Relative), 'block=axial': isinstance(m.block, Axial),
+        'positions=relative': isinstance(m.positions, Relative), f'block={checks.kind(m.block)}': m.block.needs_grid,
         'positions.at=layers': m.positions.at is PositionsAt.LAYERS, 'pool=map': isinstance(m.pool, Map),
         'pool.class_token=true': isinstance(m.pool, Mean) and m.pool.class_token,
         'last_norm=pooled': m.last_norm is LastNorm.POOLED, 'pool.distillation=true': m.pool.distillation,

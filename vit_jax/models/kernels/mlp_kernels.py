@@ -89,6 +89,6 @@ def check_devices(model: schema.Model, mesh: Mesh | AbstractMesh, *, name: str) 
 
 def _unfused(model: schema.ViT, mesh: Mesh | AbstractMesh) -> str:
   """Why the fused kernel does not compute the MLP in training; '' if it does. Of tokens only the images are known."""
-  if not model.has_simple_mlp or isinstance(model.block, schema.Axial):
-    return 'it is for an MLP with biases, without SwiGLU, inner_norm, dropout or axial attention'
+  if not model.has_simple_mlp:
+    return 'it is for an MLP with biases, without SwiGLU, inner_norm or dropout'
   return problem(mesh, (1, 1, model.width), model.mlp.hidden, 2)

@@ -115,6 +115,7 @@ class ViT:
   def stem(self, params: Params, state: PyTree, image: Array, *, train: bool) -> tuple[Array, PyTree]:
     """Patch tokens `[B, N, D]` in the compute dtype, and the new state."""
     self._grid(image)  # raises where patches do not tile it
+    assert 'stem' in state or not self.settings.has_batch_norm, 'the stem needs its running statistics'
     with jax.named_scope('stem'):
       tokens_BND, changed = self._stem.apply(params['stem'], state.get('stem', {}), image, train=train)
     return self._normed(params, 'stem_norm', tokens_BND), {'stem': changed} if changed else {}
@@ -150,7 +151,7 @@ class ViT:
       UserError: if the blocks need all tokens and these are not.
     """
     s = self.settings
-    self._check_complete(tokens.shape[1], grid)
+    self._check_complete(tokens.shape[1], grid, mask)
     is_random = train and (s.dropout > 0. or s.drop_path > 0. or s.attention.dropout > 0.)
     assert key is not None or not is_random, 'train=True with dropout or drop_path needs a key'
     keys = jax.random.split(key, 2) if is_random and key is not None else (None, None)
@@ -160,9 +161,13 @@ class ViT:
     x_BMD = self._run(params['blocks'], x_BMD, shared=shared, grid=grid, key=keys[1], mask=mask)
     return self.finish(params, x_BMD, grid=grid)
 
-  def begin(self, params: Params, image: Array) -> Array:
-    """The input of the first block for `image [B, H, W, 3]`: `[B, M, D]` in the compute dtype."""
-    x_BMD = self._sequence(params, self.embed(params, image), self.positions(params, self._grid(image)))
+  def begin(self, params: Params, image: Array, state: PyTree | None = None) -> Array:
+    """The input of the first block for `image [B, H, W, 3]`: `[B, M, D]` in the compute dtype.
+
+    `state` is that of `apply`; only a stem with running statistics needs it.
+    """
+    tokens_BND, _ = self.stem(params, state or {}, image, train=False)
+    x_BMD = self._sequence(params, tokens_BND, self.positions(params, self._grid(image)))
     return self._normed(params, 'norm_before', x_BMD)
 
   def finish(self, params: Params, tokens: Array, *, grid: tuple[int, int]) -> Features:
@@ -236,11 +241,14 @@ class ViT:
       return stack.run(layer, params, x_BMD, ready=ready, rates=rates_L, keys=keys_L, execution=s.execution,
                        remat=s.remat, full_remat=s.full_remat, unroll=s.unroll)
 
-  def _check_complete(self, num_tokens: int, grid: tuple[int, int]) -> None:
+  def _check_complete(self, num_tokens: int, grid: tuple[int, int], mask: Array | None = None) -> None:
     """Raises UserError if positions or blocks need all patch tokens of `grid`, and these are not."""
     self._positions.check_complete(num_tokens, grid)
     if self.settings.block.needs_grid:
-      check_all(f'model.block={kind(self.settings.block)}', num_tokens, grid)
+      setting = f'model.block={kind(self.settings.block)}'
+      check_all(setting, num_tokens, grid)
+      if mask is not None:
+        raise UserError(f'{setting}: expected every patch token to be attended to, got a mask of tokens.')
 
   def _own(self, table: PyTree, grid: tuple[int, int]) -> Array:
     """Positions `[1, M, D]` of one block, from its table."""
