@@ -203,7 +203,7 @@ def test_a_part_of_the_patches_is_encoded_or_the_config_refuses_what_needs_it(na
     assert loss.sum.shape == ()
 
 
-@pytest.mark.slow(reason='1 s each: traces of gradients; tests/models/test_fused.py has the kernel')
+@pytest.mark.slow(reason='1 s each: traces of gradients; tests/models/test_fused_attention.py has the kernel')
 @every_kind
 def test_kernels_are_used_or_the_run_says_that_they_are_not(name: str, caplog: pytest.LogCaptureFixture) -> None:
   caplog.set_level(logging.INFO)

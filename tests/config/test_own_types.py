@@ -196,3 +196,17 @@ def test_an_exception_in_own_code_is_an_error_of_the_user(config: pathlib.Path, 
       f"error: {tmp_path}/turning.py, line {number}, in fail: expected code that runs, got KeyError: 'x'.\n    return ")
   assert 'report' not in failure.message and 'holds the traceback' in failure.message
   assert list((tmp_path / 'vit_jax').glob('failure-*.txt'))
+
+
+def test_own_code_that_takes_other_arguments_is_named(config: pathlib.Path) -> None:
+  found = files.read(str(config))
+  assert isinstance(found, schema.Config)
+  with pytest.raises(UserError, match='turning:Spec: expected code that is called with turns, share, crops, grid'):
+    implementation.make(found.objective, grid=(2, 3))
+
+
+def test_an_unforeseen_error_beside_own_code_names_it_first(config: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  files.read(str(config))
+  error = AttributeError("'Pool' object has no attribute 'pooled'")
+  said = failures.explain(error, [], {'XDG_STATE_HOME': str(tmp_path)})
+  assert 'Compare your code in ' in said.message and 'turning' in said.message

@@ -22,17 +22,18 @@ def main(name: str, images: str = '64', tokens: str = '196', heads: str = '16', 
   import jax
   import jax.numpy as jnp
 
-  from vit_jax.models.kernels import fused
+  from vit_jax.models.kernels import fused_attention
   at = jax.sharding.SingleDeviceSharding(topologies.open_devices(topology)[0])
   width = int(heads) * int(channels)
-  vmem_bytes = fused.SMALL_VMEM if topology.kind == 'v4' else fused.LARGE_VMEM
+  vmem_bytes = fused_attention.SMALL_VMEM if topology.kind == 'v4' else fused_attention.LARGE_VMEM
   x = jax.ShapeDtypeStruct((int(images), int(tokens), width), jnp.bfloat16, sharding=at)
   biases = jax.ShapeDtypeStruct((3, width), jnp.bfloat16, sharding=at)
 
   def gradient(query: jax.Array, key: jax.Array, value: jax.Array, biases: jax.Array, dout: jax.Array) -> tuple:
-    return jax.vjp(lambda *inputs: fused.attend(*inputs, int(heads), vmem_bytes), query, key, value, biases)[1](dout)
+    run = lambda *inputs: fused_attention.attend(*inputs, int(heads), vmem_bytes)
+    return jax.vjp(run, query, key, value, biases)[1](dout)
 
-  jax.jit(lambda *inputs: fused.attend(*inputs, int(heads), vmem_bytes)).lower(x, x, x, biases).compile()
+  jax.jit(lambda *inputs: fused_attention.attend(*inputs, int(heads), vmem_bytes)).lower(x, x, x, biases).compile()
   jax.jit(gradient).lower(x, x, x, biases, x).compile()
   found = bundles.read(pathlib.Path(folder))
   kernels = {name: count for name, count in found.items() if 'fused_attention' in name}

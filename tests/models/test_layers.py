@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -78,3 +79,13 @@ def test_kernels_are_initialized_as_matrices() -> None:
   assert kernel.shape == (32, 4, 16)
   limit = math.sqrt(6 / (32 + 64))  # Glorot and Bengio 2010, eq. 16, fans of the matrix [32, 64]
   assert .98 * limit < jnp.abs(kernel).max() <= limit
+
+
+def test_a_module_without_parameters_has_none() -> None:
+  class Twice(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+      return 2. * x
+
+  assert layers.initial(Twice(), jax.random.key(0), jnp.ones(3)) == {}
+  np.testing.assert_array_equal(layers.applied(Twice(), {}, jnp.ones(3)), 2.)

@@ -114,7 +114,8 @@ def _with_parts(config: schema.Config, overrides: list[str], models: parts.Model
         rest.append(one)
     except UserError as error:
       inside = [setting.name for setting in fields(config) if setting.name.rpartition('.')[0] == path]
-      of_part = f' Its settings are config.{", config.".join(inside)}.' if 0 < len(inside) <= MOST_SHOWN else ''
+      is_hint = 'Did you mean' not in str(error) and ':' not in value and 0 < len(inside) <= MOST_SHOWN
+      of_part = f' Its settings are config.{", config.".join(inside)}.' if is_hint else ''
       wrong.append(f'config.{path}: {error}{of_part}')
   return config, rest, wrong
 
@@ -194,12 +195,14 @@ def _nearest(name: str, known: Collection[str]) -> str:
   config; or else the nearest name of the same part, or of all.
   """
   part, dot, last = name.rpartition('.')
+  inside = [one.rpartition('.')[2] for one in known if one.rpartition('.')[0] == part and dot]
   wanted = ELSEWHERE.get(last, last)
   same = [one for one in known if one.rpartition('.')[2] == wanted]
-  if found := [one for one in same if one.startswith(f'{part}.')] or same:
+  is_deep = '.' in part and inside  # of a part such as model.mlp only its own settings are meant
+  if found := [one for one in same if one.startswith(f'{part}.')] or ([] if is_deep else same):
     return f' Did you mean config.{" or config.".join(found[:3])}?'
-  if siblings := [one.rpartition('.')[2] for one in known if one.rpartition('.')[0] == part and dot]:
-    return nearest(last, siblings, f'config.{part}.')
+  if inside:
+    return nearest(last, inside, f'config.{part}.')
   hint = nearest(name, known, 'config.')
   return '' if hint.startswith(' Known') else hint
 

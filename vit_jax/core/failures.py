@@ -151,9 +151,16 @@ def _unforeseen(error: BaseException, words: Sequence[str], environ: Mapping[str
   text = report(error, words)
   place = save(text, environ)
   if place is None:
-    return Failure(UNFORESEEN, f'{text}\n{said} This is an error in vit_jax. Please report it with the lines above.')
-  return Failure(UNFORESEEN, f'{said} This is an error in vit_jax. Please report it with the file {place}, which holds '
+    return Failure(UNFORESEEN, f'{text}\n{said} {_blame()} Please report it with the lines above.')
+  return Failure(UNFORESEEN, f'{said} {_blame()} Please report it with the file {place}, which holds '
                              f'the traceback; {SHOW}=1 shows it here.')
+
+
+def _blame() -> str:
+  """Where an unforeseen error is: vit_jax calls the code of a person, and then it may not follow its contract."""
+  if own := implementation.own_modules():
+    return f'Compare your code in {", ".join(own)} with the contract of its kind; else this is an error in vit_jax.'
+  return 'This is an error in vit_jax.'
 
 
 def report(error: BaseException, words: Sequence[str] = ()) -> str:

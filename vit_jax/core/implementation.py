@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
+import inspect
 import os
 import pathlib
 import re
@@ -42,9 +43,21 @@ def of(settings: Any) -> Any:
 
 
 def make(settings: Any, **context: Any) -> Any:
-  """Returns `of(settings)` called with the fields of the settings, and with `context`."""
+  """Returns `of(settings)` called with the fields of the settings, and with `context`.
+
+  Raises:
+    UserError: a person's own code takes other arguments.
+  """
   own = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
-  return of(settings)(**own, **context)
+  found = of(settings)
+  if is_own(type(settings)):
+    try:
+      inspect.signature(found).bind(**own, **context)
+    except TypeError as error:
+      given = ', '.join([*own, *context])
+      raise UserError(f'{type(settings).implementation}: expected code that is called with {given}, got one with other '
+                      f'arguments ({error}).') from None
+  return found(**own, **context)
 
 
 def load(name: str) -> Any:
@@ -101,6 +114,12 @@ def look_in(folder: str | os.PathLike[str]) -> None:
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
   """Returns an environment in which child processes of this program find the same modules."""
   return {**environ, _FOLDERS: os.pathsep.join(_added)}
+
+
+def own_modules() -> list[str]:
+  """Returns the names of a person's modules that were imported from the folders that `look_in` was given."""
+  return sorted(name for name, module in list(sys.modules.items())
+                if (file := getattr(module, '__file__', None)) and name != '__main__' and is_persons(file))
 
 
 def is_own(kind: type) -> bool:

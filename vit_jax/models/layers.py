@@ -54,7 +54,7 @@ def drop_path(x: Array, rate: Array | None, key: Key | None, *, num_images: int)
 
 def initial(module: nn.Module, key: Key, *args: PyTree, **kwargs: PyTree) -> Params:
   """Initial parameters of a module that is called with these arguments."""
-  return module.init(key, *args, **kwargs)['params']
+  return module.init(key, *args, **kwargs).get('params', {})
 
 
 def applied(module: nn.Module, params: Params, *args: PyTree, **kwargs: PyTree) -> PyTree:
@@ -107,7 +107,11 @@ class RMSNorm(nn.Module):
 
 def norm(settings: schema.NormSettings, forms: Forms = FAST, *, axis: str = 'embed',
          name: str | None = None) -> nn.Module:
-  """A norm with these settings over a logical axis: from `[..., D]` to the same shape in f32."""
+  """Returns a norm with these settings over a logical axis: from `[..., D]` to the same shape in f32.
+
+  Contract of a kind of norm: a module `(…fields of its settings…, forms=…, axis=…, name=…)` that is called with
+  activations, and whose parameters have the logical axis `axis`.
+  """
   module: nn.Module = implementation.make(settings, forms=forms, axis=axis, name=name)
   return module
 

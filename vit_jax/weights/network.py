@@ -46,14 +46,16 @@ def describe(model: schema.Model) -> str:
   match model:
     case schema.ViT():
       found = (f'ViT of width {model.width}, depth {model.depth}, {model.heads} heads, MLP {model.mlp.hidden}, patch '
-               f'{model.patch}, pool {pool_word(model.pool)}, GELU {model.gelu.value}, epsilon {model.norm.eps:g}')
+               f'{model.patch}, pool {pool_word(model.pool)}'
+               + f', GELU {model.gelu.value}' * isinstance(model.mlp, schema.Mlp) + f', epsilon {model.norm.eps:g}')
       options = {
+          f'{checks.kind(model.block)} blocks': model.block.implementation != schema.Plain.implementation,
           f'{model.registers} registers': model.registers, 'distillation token': model.pool.distillation,
           'LayerScale': layer_scale(model), 'SwiGLU': isinstance(model.mlp, schema.SwiGlu),
           'norm of query and key': model.attention.qk_norm, 'RMSNorm': isinstance(model.norm, schema.RmsNorm),
           'norm before the blocks': model.norm_before,
           f'positions {checks.kind(model.positions)}': not isinstance(model.positions, schema.Learned),
-          f'resized {position_resize(model)}': model.positions.has_rows}
+          f'positions resized {position_resize(model)}': model.positions.has_rows}
       stem = [f'ResNet stem {model.stem.layers}'] if isinstance(model.stem, schema.ResNetStem) else []
       return ', '.join([found, *(name for name, is_so in options.items() if is_so), *stem])
     case schema.Mixer():

@@ -18,6 +18,7 @@ from vit_jax.config.schema.lora import *  # noqa: F403
 from vit_jax.config.schema.model import *  # noqa: F403
 from vit_jax.config.schema.objective import *  # noqa: F403
 from vit_jax.config.schema.optim import *  # noqa: F403
+from vit_jax.config.schema.positions import *  # noqa: F403
 from vit_jax.config.schema.ranges import Range as Range
 from vit_jax.config.schema.ranges import duration as duration
 from vit_jax.config.schema.ranges import ranged as ranged

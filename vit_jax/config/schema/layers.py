@@ -1,10 +1,30 @@
 """Settings that networks of several kinds share, and the checks that they share."""
 import enum
 from collections.abc import Iterator
+from typing import Any
 
 from vit_jax.config.schema import checks
 
 __all__ = ('AttentionKernel', 'DType', 'Execution', 'Gelu', 'Init', 'Kernels', 'MlpKernel', 'Remat')
+
+
+Network = Any
+"""The `ViT` that a part belongs to. Its module imports those of the parts, so they cannot name its type."""
+
+
+class Part(checks.Settings):
+  """Base of the parts of a ViT."""
+
+  def network_problems(self, model: Network, name: str, own: str) -> Iterator[str]:
+    """Yields a message for each setting of this part that does not fit the network.
+
+    Args:
+      model: the network.
+      name: its dotted path, such as `model`.
+      own: that of this part, such as `model.positions`.
+    """
+    del model, name, own
+    yield from ()
 
 
 class Gelu(enum.Enum):
@@ -70,7 +90,7 @@ class AttentionKernel(enum.Enum):
   XLA = 'xla'        # the form of `models/kernels/attend.py`: everywhere, and of any width and dtype
   CUDNN = 'cudnn'    # cuDNN's: NVIDIA GPUs from Ampere on, bf16, heads 8 to 128 wide in steps of 8 (to 256 from Hopper)
   SPLASH = 'splash'  # jax's own in Pallas: TPUs; bf16 from v4 on
-  FUSED = 'fused'    # `models/kernels/fused.py`: TPUs from v4 on, heads of 64 to 128; XLA's where it does not apply
+  FUSED = 'fused'    # `models/kernels/fused_attention.py`: TPUs from v4 on, heads of 64 to 128; else XLA's
   AUTO = 'auto'      # fused on TPUs from v4 on, else xla (config/layout.py); a network built without that uses xla
 
   @property

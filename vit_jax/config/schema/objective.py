@@ -9,29 +9,30 @@ from vit_jax.config.schema import checks
 from vit_jax.config.schema.checks import no_effect, problem
 from vit_jax.config.schema.model import Head, Model
 from vit_jax.config.schema.objective_base import (
-    ObjectiveSettings,
-    local_crop_problems,
-    num_kept,
-    num_patches,
-    ramp_problems,
+  ObjectiveSettings,
+  local_crop_problems,
+  num_kept,
+  num_patches,
+  ramp_problems,
 )
 from vit_jax.config.schema.optim import Curve, Ramp
+from vit_jax.config.schema.positions import PositionsAt, Relative
 from vit_jax.config.schema.ranges import (
-    ANY,
-    BELOW_1,
-    COUNT,
-    COUNT_OR_0,
-    INSIDE,
-    NOT_NEGATIVE,
-    POSITIVE,
-    SHARE,
-    UP_TO_1,
-    Range,
-    duration,
-    ranged,
+  ANY,
+  BELOW_1,
+  COUNT,
+  COUNT_OR_0,
+  INSIDE,
+  NOT_NEGATIVE,
+  POSITIVE,
+  SHARE,
+  UP_TO_1,
+  Range,
+  duration,
+  ranged,
 )
 from vit_jax.config.schema.recipe import group_problems
-from vit_jax.config.schema.vit import LastNorm, Map, Mean, PatchStem, PositionsAt, Relative, ViT
+from vit_jax.config.schema.vit import LastNorm, Map, Mean, PatchStem, ViT
 
 __all__ = (
     'COLOR_CELLS', 'Byol', 'Centering', 'ClassTarget', 'Collapse', 'Dino', 'Distill', 'DistillType', 'Loss', 'Mae',

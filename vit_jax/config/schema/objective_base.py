@@ -7,8 +7,9 @@ from vit_jax.config.schema.checks import problem
 from vit_jax.config.schema.evals import TopK
 from vit_jax.config.schema.model import Head, Mixer
 from vit_jax.config.schema.optim import Ramp
+from vit_jax.config.schema.positions import Relative
 from vit_jax.config.schema.ranges import Range
-from vit_jax.config.schema.vit import Relative, ViT
+from vit_jax.config.schema.vit import ViT
 
 
 class ObjectiveSettings(checks.Settings):

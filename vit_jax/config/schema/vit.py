@@ -8,7 +8,7 @@ import dataclasses
 import enum
 from collections.abc import Iterator
 from dataclasses import field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from vit_jax.config.schema import checks, layers
 from vit_jax.config.schema.layers import (
@@ -19,157 +19,19 @@ from vit_jax.config.schema.layers import (
     Init,
     Kernels,
     MlpKernel,
+    Network,
+    Part,
     Remat,
 )
-from vit_jax.config.schema.ranges import ANY, BELOW_1, COUNT, COUNT_OR_0, NOT_NEGATIVE, POSITIVE, PX, Range, ranged
+from vit_jax.config.schema.positions import Learned, Positions, Relative
+from vit_jax.config.schema.ranges import BELOW_1, COUNT, COUNT_OR_0, NOT_NEGATIVE, POSITIVE, PX, Range, ranged
 
-__all__ = ('AnyMlp', 'Attention', 'Axial', 'Block', 'BlockSettings', 'ByIndex', 'ClassToken', 'ConvStem', 'First',
-           'Frequencies', 'LastNorm', 'LayerNorm', 'Learned', 'Learned2d', 'LearnedRotary', 'Map', 'Mean', 'Mlp',
-           'MlpSettings', 'NoPositions', 'Norm', 'NormSettings', 'Parallel', 'PatchStem', 'Plain', 'Pool',
-           'PoolSettings', 'PositionResize', 'PositionSettings', 'Positions', 'PositionsAt', 'QkvBias', 'Relative',
-           'ResNetStem', 'RmsNorm', 'Rotary', 'SinCos', 'Stem', 'StemSettings', 'SwiGlu', 'UnitInterval', 'ViT')
+__all__ = ('AnyMlp', 'Attention', 'Axial', 'Block', 'BlockSettings', 'ClassToken', 'ConvStem', 'First', 'LastNorm',
+           'LayerNorm', 'Map', 'Mean', 'Mlp', 'MlpSettings', 'Norm', 'NormSettings', 'Parallel', 'PatchStem', 'Plain',
+           'Pool', 'PoolSettings', 'QkvBias', 'ResNetStem', 'RmsNorm', 'Stem', 'StemSettings', 'SwiGlu', 'ViT')
 
 MOST_CUDNN_WIDTH = 256
 """Most channels of a head in cuDNN, on Hopper and later."""
-
-Network = Any
-"""The `ViT` that a part belongs to, which is defined below."""
-
-
-class Part(checks.Settings):
-  """Base of the parts of a ViT."""
-
-  def network_problems(self, model: Network, name: str, own: str) -> Iterator[str]:
-    """Yields a message for each setting of this part that does not fit the network.
-
-    Args:
-      model: the network.
-      name: its dotted path, such as `model`.
-      own: that of this part, such as `model.positions`.
-    """
-    del model, name, own
-    yield from ()
-
-
-class PositionsAt(enum.Enum):
-  """Where learned positions are added (ViT paper, Appendix D.4)."""
-  STEM = 'stem'      # once, after the stem
-  LAYERS = 'layers'  # before every block, each with its own
-  SHARED = 'shared'  # before every block, the same
-
-
-class PositionResize(enum.Enum):
-  """How learned positions are resized to another token grid. The programs that weights come from differ in it."""
-  ALIGNED = 'aligned'            # bilinear, corners aligned, no antialiasing: vision_transformer, big_vision
-  BICUBIC = 'bicubic'            # a = -3/4, borders aligned, no antialiasing: DeiT, MAE, transformers
-  BICUBIC_OFFSET = 'bicubic_offset'        # likewise, with scale (n + 0.1) / M for M -> n tokens: DINO, DINOv2
-  BICUBIC_ANTIALIAS = 'bicubic_antialias'  # a = -1/2, borders aligned, antialiased: timm, DINOv2 with registers
-  BILINEAR = 'bilinear'          # borders aligned, no antialiasing: Perception Encoder
-  BILINEAR_ANTIALIAS = 'bilinear_antialias'  # borders aligned, antialiased: TIPS, SigLIP 2 of any size
-
-
-class PositionSettings(Part):
-  """Base of the kinds of position embedding.
-
-  at: where they are added.    is_resizable: whether images of other sizes have positions.    is_rotary: whether
-  queries and keys are rotated.    has_table: whether there are learned vectors.    has_rows: one for each token.
-  """
-  at: PositionsAt = PositionsAt.STEM
-  is_resizable: ClassVar[bool] = True
-  is_rotary: ClassVar[bool] = False
-  has_table: ClassVar[bool] = False
-  has_rows: ClassVar[bool] = False
-
-
-@dataclasses.dataclass
-class NoPositions(PositionSettings):
-  """No positions: the image is a bag of patches (ViT paper, Appendix D.4)."""
-  implementation: ClassVar[str] = 'vit_jax.models.vit.positions:NoPositions'
-
-
-@dataclasses.dataclass
-class Learned(PositionSettings):
-  """One learned vector for each token (ViT paper, eq. 1)."""
-  at: PositionsAt = PositionsAt.STEM
-  resize: PositionResize = PositionResize.ALIGNED  # for images of other sizes
-  implementation: ClassVar[str] = 'vit_jax.models.vit.positions:Learned'
-  has_table: ClassVar[bool] = True
-  has_rows: ClassVar[bool] = True
-
-
-@dataclasses.dataclass
-class Learned2d(PositionSettings):
-  """Half of a learned vector for each column, half for each row, concatenated (ViT paper, Appendix D.4)."""
-  at: PositionsAt = PositionsAt.STEM
-  resize: PositionResize = PositionResize.ALIGNED  # for images of other sizes
-  implementation: ClassVar[str] = 'vit_jax.models.vit.positions:Learned2d'
-  has_table: ClassVar[bool] = True
-
-  def network_problems(self, model: Network, name: str, own: str) -> Iterator[str]:
-    yield from checks.multiple(f'{name}.width', model.width, 2, f'2 with {own}=learned2d')
-
-
-class Frequencies(enum.Enum):
-  """Program whose frequencies fixed positions have, with temperature 10,000."""
-  BIG_VISION = 'big_vision'  # Better plain ViT baselines
-  MAE = 'mae'                # MAE and MoCo v3
-
-
-@dataclasses.dataclass
-class SinCos(PositionSettings):
-  """Fixed 2-D sine-cosine vectors."""
-  frequencies: Frequencies = Frequencies.BIG_VISION
-  implementation: ClassVar[str] = 'vit_jax.models.vit.positions:SinCos'
-
-  def network_problems(self, model: Network, name: str, own: str) -> Iterator[str]:
-    if model.width % 4 or model.width < 8:
-      yield checks.problem(f'{name}.width', f'a multiple of 4, at least 8, with {own}=sincos', model.width)
-
-
-@dataclasses.dataclass
-class Relative(PositionSettings):
-  """Learned keys for 1-D offsets, added to the attention logits of every block (ViT paper, Appendix D.4)."""
-  implementation: ClassVar[str] = 'vit_jax.models.vit.positions:Relative'
-  is_resizable: ClassVar[bool] = False
-
-
-@dataclasses.dataclass
-class ByIndex(checks.Settings):
-  """Rows and columns count by their number, in radians (RoPE-ViT, EVA-02, Perception Encoder)."""
-  grid: int = ranged(0, COUNT_OR_0)  # a side of any grid counts as so many patches; 0 = as it is
-  offset: float = ranged(0., ANY)    # number of the first row and column
-
-
-@dataclasses.dataclass
-class UnitInterval(checks.Settings):
-  """Rows and columns count by the center of the patch in an image from -1 to 1, times 2 pi (DINOv3)."""
-
-
-@dataclasses.dataclass
-class Rotary(PositionSettings):
-  """Queries and keys of patches are rotated by row and column (RoPE-ViT, DINOv3)."""
-  base: float = ranged(100., Range(1, above=True))  # ratio of the frequencies (RoPE-ViT: 100)
-  mixed: bool = False  # frequencies of row and column are learned, in each head (RoPE-ViT, mixed)
-  coordinates: ByIndex | UnitInterval = field(default_factory=ByIndex)  # what rows and columns count as
-  implementation: ClassVar[str] = 'vit_jax.models.vit.rotary:Rotary'
-  is_rotary: ClassVar[bool] = True
-
-  def network_problems(self, model: Network, name: str, own: str) -> Iterator[str]:
-    head = f'4 channels for each of {name}.heads={model.heads} with {own}={checks.kind(self)}'
-    yield from checks.multiple(f'{name}.width', model.width, 4 * model.heads, head)
-
-
-@dataclasses.dataclass
-class LearnedRotary(Rotary):
-  """One learned vector for each token, and rotations (EVA-02, Perception Encoder)."""
-  resize: PositionResize = PositionResize.ALIGNED  # of the vectors, for images of other sizes
-  implementation: ClassVar[str] = 'vit_jax.models.vit.rotary:LearnedRotary'
-  has_table: ClassVar[bool] = True
-  has_rows: ClassVar[bool] = True
-
-
-Positions = Learned | Learned2d | SinCos | NoPositions | Relative | Rotary | LearnedRotary | PositionSettings
-
 
 class QkvBias(enum.Enum):
   """Which of query, key and value have a bias."""
@@ -295,7 +157,7 @@ class Axial(Plain):
     yield from super().network_problems(model, name, own)
     if model.pool.class_token:
       yield checks.problem(f'{name}.pool', f'mean or map, without a class token, with {own}=axial',
-                           model.pool)
+                           f'{checks.kind(model.pool)} with a class token')
     if model.registers:
       yield checks.problem(f'{name}.registers', f'0 with {own}=axial', model.registers)
     if model.positions.is_rotary or isinstance(model.positions, Relative):

@@ -30,7 +30,7 @@ from vit_jax.core import lazy, numerics
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array
 from vit_jax.models.kernels import attend as by_xla
-from vit_jax.models.kernels import fused
+from vit_jax.models.kernels import fused_attention
 from vit_jax.models.kernels.shards import dividing, log_once
 from vit_jax.models.kernels.tiles import LANES
 
@@ -72,7 +72,7 @@ def attend(query: Array, key: Array, value: Array, *, kernel: AttentionKernel) -
     case AttentionKernel.SPLASH:
       return on_each_device(splash, query, key, value)
     case AttentionKernel.FUSED:
-      shape = fused.Shape(*query.shape[1:])
+      shape = fused_attention.Shape(*query.shape[1:])
       if key.shape != query.shape or not is_fused(kernel, shape, query.dtype):
         return _by_xla(query, key, value)
       flat = tuple(x.reshape(*x.shape[:2], -1) for x in (query, key, value))
@@ -82,7 +82,7 @@ def attend(query: Array, key: Array, value: Array, *, kernel: AttentionKernel) -
       assert_never(kernel)
 
 
-def is_fused(kernel: AttentionKernel, shape: fused.Shape, dtype: DTypeLike) -> bool:
+def is_fused(kernel: AttentionKernel, shape: fused_attention.Shape, dtype: DTypeLike) -> bool:
   """Whether the fused kernel is chosen, and runs on the devices of the current mesh."""
   if kernel is not AttentionKernel.FUSED or numerics.mesh_platform() != kernel.platform:
     return False
@@ -96,10 +96,11 @@ def is_fused(kernel: AttentionKernel, shape: fused.Shape, dtype: DTypeLike) -> b
 def fused_vmem_bytes(mesh: Mesh | AbstractMesh) -> int:
   """On-chip memory of a mesh's TPUs that the fused kernel may use."""
   device = mesh.abstract_mesh.abstract_device
-  return fused.SMALL_VMEM if device is None or 'v4' in device.device_kind.lower() else fused.LARGE_VMEM
+  is_small = device is None or 'v4' in device.device_kind.lower()
+  return fused_attention.SMALL_VMEM if is_small else fused_attention.LARGE_VMEM
 
 
-def fused_problem(mesh: Mesh | AbstractMesh, shape: fused.Shape, itemsize: int) -> str:
+def fused_problem(mesh: Mesh | AbstractMesh, shape: fused_attention.Shape, itemsize: int) -> str:
   """What the fused kernel needs and does not have, on TPUs of a mesh; '' if it runs there."""
   device = mesh.abstract_mesh.abstract_device
   kind, (fewest, most) = device.device_kind if device else '', FUSED_CHANNELS
@@ -125,7 +126,7 @@ def attend_projected(inputs: tuple[Array, ...], biases: Array, *, heads: int) ->
   vmem_bytes = fused_vmem_bytes(mesh)
 
   def form(query: Array, key: Array, value: Array, biases: Array) -> Array:
-    return fused.attend(query, key, value, biases, heads // places, vmem_bytes)
+    return fused_attention.attend(query, key, value, biases, heads // places, vmem_bytes)
 
   return jax.shard_map(form, in_specs=(spec,) * 3 + (PartitionSpec(None, own),), out_specs=spec,
                        check_vma=False)(query, key, value, biases)
@@ -232,7 +233,7 @@ def _unfused(model: schema.ViT, mesh: Mesh | AbstractMesh) -> str:
     return f'it has no dropout of weights (attention.dropout={model.attention.dropout}), in training'
   if isinstance(model.positions, schema.Relative):
     return 'it has no relative positions'
-  return fused_problem(mesh, fused.Shape(1, model.heads, model.width // model.heads), 2)
+  return fused_problem(mesh, fused_attention.Shape(1, model.heads, model.width // model.heads), 2)
 
 
 def _capability(mesh: Mesh | AbstractMesh) -> float:

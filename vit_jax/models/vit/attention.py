@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 from vit_jax.config.schema import AttentionKernel, QkvBias
 from vit_jax.core.types import Array, Key
 from vit_jax.models.initialization import OfAttention
-from vit_jax.models.kernels import attend_kernels, fused
+from vit_jax.models.kernels import attend_kernels, fused_attention
 from vit_jax.models.kernels.attend import attention_weights, combine
 from vit_jax.models.layers import Dense, Projection, dropout
 from vit_jax.models.vit.context import Context
@@ -113,7 +113,7 @@ class Attention(nn.Module, kw_only=True):
 
   def _is_fused(self, x: Array, memory: Array, num_sequences: int) -> bool:
     """Whether the fused kernel computes everything from the projections on, which nothing changes in between."""
-    shape = fused.Shape(x.size // x.shape[-1] // num_sequences, self.heads, x.shape[-1] // self.heads)
+    shape = fused_attention.Shape(x.size // x.shape[-1] // num_sequences, self.heads, x.shape[-1] // self.heads)
     is_plain = not (self.positions is not None or self.qk_norm or self.inner_norm)
     return is_plain and memory.shape == x.shape and attend_kernels.is_fused(self.kernel, shape, self.context.dtype)
 

@@ -1,5 +1,8 @@
 """From an image to patch tokens: patches of the image itself (ViT paper, eq. 1), or of a network's feature map.
 
+Contract of a kind of stem: `(…fields of its settings…, model=…, context=…)` with the methods `init` and `apply` of
+`Patches`; a subclass of `Patches` overrides `network`, and `stride` if its map is smaller than the image.
+
 Parameters, under `stem/` of a ViT: `kernel [p, p, C, D]` and, with `bias`, `bias [D]` of the patches, with p the
 patch on a map of C channels (the image: P and 3), and those of the network before it:
 

@@ -20,12 +20,12 @@ from vit_jax.config import schema
 from vit_jax.config.schema import AttentionKernel, QkvBias
 from vit_jax.core import numerics
 from vit_jax.core.types import Array
-from vit_jax.models.kernels import attend, attend_kernels, fused, shards
+from vit_jax.models.kernels import attend, attend_kernels, fused_attention, shards
 from vit_jax.models.vit.attention import Attention
 from vit_jax.models.vit.context import Context
 
 AXES = ('data', 'fsdp', 'tensor')
-INTERPRETED = functools.partial(fused.attend, interpret=True)
+INTERPRETED = functools.partial(fused_attention.attend, interpret=True)
 
 
 def assert_equals_the_plain_form(tokens: int, heads: int, channels: int, dtype: type = jnp.float32) -> None:
@@ -78,9 +78,9 @@ def test_products_in_bfloat16_are_as_near_as_their_rounding(tokens: int) -> None
 
 
 def test_a_head_reads_the_tiles_that_it_lies_in() -> None:
-  assert [fused.Shape(196, 4, 64).window(i) for i in range(4)] == [(0, 128), (0, 128), (128, 256), (128, 256)]
-  assert [fused.Shape(196, 3, 80).window(i) for i in range(3)] == [(0, 128), (0, 240), (128, 240)]
-  assert [fused.Shape(tokens, 1, 64).rows for tokens in (196, 197, 256, 257)] == [208, 208, 256, 272]
+  assert [fused_attention.Shape(196, 4, 64).window(i) for i in range(4)] == [(0, 128), (0, 128), (128, 256), (128, 256)]
+  assert [fused_attention.Shape(196, 3, 80).window(i) for i in range(3)] == [(0, 128), (0, 240), (128, 240)]
+  assert [fused_attention.Shape(tokens, 1, 64).rows for tokens in (196, 197, 256, 257)] == [208, 208, 256, 272]
 
 
 def mesh_of(kind: str, platform: str = 'tpu', *, tensor: int = 1) -> AbstractMesh:
@@ -95,7 +95,7 @@ def mesh_of(kind: str, platform: str = 'tpu', *, tensor: int = 1) -> AbstractMes
     ('TPU v4', (576, 16, 64), 1, '576 tokens need 26 MiB on the chip, more than TPU v4 has')])
 def test_where_the_kernel_does_not_apply_there_is_a_reason(
     kind: str, shape: tuple[int, int, int], tensor: int, said: str) -> None:
-  assert attend_kernels.fused_problem(mesh_of(kind, tensor=tensor), fused.Shape(*shape), 2) == said
+  assert attend_kernels.fused_problem(mesh_of(kind, tensor=tensor), fused_attention.Shape(*shape), 2) == said
 
 
 def test_images_with_too_many_tokens_are_left_to_xla_with_one_message(caplog: pytest.LogCaptureFixture) -> None:
@@ -104,17 +104,17 @@ def test_images_with_too_many_tokens_are_left_to_xla_with_one_message(caplog: py
   shards.log_once.cache_clear()
   for kind, tokens, said in (('TPU v4', 196, 0), ('TPU v3', 576, 0), ('TPU v4', 576, 1), ('TPU v4', 576, 1)):
     with jax.sharding.use_abstract_mesh(mesh_of(kind)):
-      is_fused = attend_kernels.is_fused(AttentionKernel.FUSED, fused.Shape(tokens, 16, 64), jnp.bfloat16)
+      is_fused = attend_kernels.is_fused(AttentionKernel.FUSED, fused_attention.Shape(tokens, 16, 64), jnp.bfloat16)
     assert is_fused == (kind == 'TPU v4' and tokens == 196)
     assert caplog.text.count('attention.kernel=fused does not apply, and XLA computes attention, as with kernel=xla: '
                              '576 tokens need 26 MiB on the chip, more than TPU v4 has.') == said
 
 
 def test_as_many_heads_are_computed_together_as_fit_on_the_chip() -> None:
-  large, small = fused.LARGE_VMEM, fused.SMALL_VMEM
-  assert [fused.Shape(196, 16, 64).group(2, vmem) for vmem in (large, small)] == [8, 8]
-  assert [fused.Shape(257, 16, 80).group(2, vmem) for vmem in (large, small)] == [8, 1]
-  assert fused.Shape(576, 16, 64).group(2, large) == 8
+  large, small = fused_attention.LARGE_VMEM, fused_attention.SMALL_VMEM
+  assert [fused_attention.Shape(196, 16, 64).group(2, vmem) for vmem in (large, small)] == [8, 8]
+  assert [fused_attention.Shape(257, 16, 80).group(2, vmem) for vmem in (large, small)] == [8, 1]
+  assert fused_attention.Shape(576, 16, 64).group(2, large) == 8
 
 
 CONTEXT = Context(norm=schema.LayerNorm(), gelu=schema.Gelu.TANH, dtype=jnp.float32)
@@ -162,7 +162,7 @@ def test_the_module_has_the_same_parameters_result_and_gradients(
       found.append(jax.tree.map(np.asarray, traced.lower().compile()(*args)))
     monkeypatch.setattr(numerics, 'mesh_platform', lambda: '' if jax.sharding.get_abstract_mesh().empty else 'tpu')
     monkeypatch.setattr(attend_kernels, 'fused_problem', lambda *args: '')
-    monkeypatch.setattr(fused, 'attend', INTERPRETED)
+    monkeypatch.setattr(fused_attention, 'attend', INTERPRETED)
   assert jax.tree.structure(found[0]) == jax.tree.structure(found[1])
   for one, other in zip(jax.tree.leaves(found[1]), jax.tree.leaves(found[0]), strict=True):
     # sums of 640 terms of all images, tokens and channels, each of the magnitude of the largest result
