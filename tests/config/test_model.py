@@ -41,7 +41,7 @@ def test_networks_of_convolutions_have_no_execution_and_compute_units_again_or_n
     (schema.ViT(last_norm=schema.LastNorm.POOLED),
      'model.last_norm: expected tokens or none with model.pool=classtoken, got pooled. Set model.pool=mean'),
     (schema.ViT(pool=schema.Mean(class_token=True), block=schema.Axial()),
-     "model.pool: expected mean or map, without a class token, with model.block=axial, got 'mean with a class"),
+     "model.pool: expected mean or map, without a class token, with model.block=axial, got 'one with a class"),
     (schema.ViT(drop_path_even=True), 'model.drop_path_even: expected its default False with model.drop_path=0'),
     (schema.ViT(attention=schema.Attention(kernel=AttentionKernel.CUDNN)),
      'model.attention.kernel: expected xla with model.dtype=float32, got cudnn. Set model.dtype=bfloat16 to use '

@@ -161,10 +161,12 @@ def test_an_error_in_the_file_is_a_message_with_its_line(config: pathlib.Path) -
   with pytest.raises(UserError, match=r'turning.py, line 2: expected a config that runs, got ZeroDiv.*\n    y = '):
     files.load(str(config), [])
   with pytest.raises(UserError, match='turning.py, line 2: expected a module that can be imported, got ZeroDiv'):
-    implementation.load('turning:Turn')
+    files.read(str(config))
+  implementation.load('turning:Turn')
   (config.parent / 'turning.py').write_text('import no_such_package\n')
   with pytest.raises(UserError, match="turning.py, line 1: .*No module named 'no_such_package'"):
-    implementation.load('turning:Turn')
+    files.read(str(config))
+  implementation.load('turning:Turn')
 
 
 def test_the_base_of_own_types_is_no_type_to_choose() -> None:
@@ -207,6 +209,7 @@ def test_own_code_that_takes_other_arguments_is_named(config: pathlib.Path) -> N
 
 def test_an_unforeseen_error_beside_own_code_names_it_first(config: pathlib.Path, tmp_path: pathlib.Path) -> None:
   files.read(str(config))
+  implementation.load('turning:Turn')
   error = AttributeError("'Pool' object has no attribute 'pooled'")
   said = failures.explain(error, [], {'XDG_STATE_HOME': str(tmp_path)})
   assert 'Compare your code in ' in said.message and 'turning' in said.message

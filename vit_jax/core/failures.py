@@ -158,8 +158,9 @@ def _unforeseen(error: BaseException, words: Sequence[str], environ: Mapping[str
 
 def _blame() -> str:
   """Where an unforeseen error is: vit_jax calls the code of a person, and then it may not follow its contract."""
-  if own := implementation.own_modules():
-    return f'Compare your code in {", ".join(own)} with the contract of its kind; else this is an error in vit_jax.'
+  if implementation.own_modules:
+    names = ', '.join(implementation.own_modules)
+    return f'Compare your code in {names} with the contract of its kind; else this is an error in vit_jax.'
   return 'This is an error in vit_jax.'
 
 

@@ -29,6 +29,8 @@ _NAME = re.compile(r'[^\W\d]\w*(\.[^\W\d]\w*)*')
 _LONGEST = 200  # letters of the name of a module
 _FOLDERS = 'VIT_JAX_MODULES'
 """Environment variable with the folders of the parent process."""
+own_modules: dict[str, None] = {}
+"""Names of a person's modules whose code is in use, in the order in which it was found."""
 _added: list[str] = []
 """Folders of configs, and the current one where a module was found in it: those that this module appended."""
 
@@ -72,6 +74,8 @@ def load(name: str) -> Any:
     near = difflib.get_close_matches(attribute, vars(module), 1)
     raise UserError(f'{path}: expected {attribute!r} in this module, {getattr(module, "__file__", "built in")}, got '
                     'none.' + (f' Did you mean {near[0]}?' if near else f' Define it there, or correct {name!r}.'))
+  if path.partition('.')[0] != _PACKAGE.name:
+    own_modules[path] = None
   return getattr(module, attribute)
 
 
@@ -114,12 +118,6 @@ def look_in(folder: str | os.PathLike[str]) -> None:
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
   """Returns an environment in which child processes of this program find the same modules."""
   return {**environ, _FOLDERS: os.pathsep.join(_added)}
-
-
-def own_modules() -> list[str]:
-  """Returns the names of a person's modules that were imported from the folders that `look_in` was given."""
-  return sorted(name for name, module in list(sys.modules.items())
-                if (file := getattr(module, '__file__', None)) and name != '__main__' and is_persons(file))
 
 
 def is_own(kind: type) -> bool:

@@ -157,7 +157,7 @@ class Axial(Plain):
     yield from super().network_problems(model, name, own)
     if model.pool.class_token:
       yield checks.problem(f'{name}.pool', f'mean or map, without a class token, with {own}=axial',
-                           f'{checks.kind(model.pool)} with a class token')
+                           model.pool if isinstance(model.pool, ClassToken) else 'one with a class token')
     if model.registers:
       yield checks.problem(f'{name}.registers', f'0 with {own}=axial', model.registers)
     if model.positions.is_rotary or isinstance(model.positions, Relative):
