@@ -308,13 +308,13 @@ def test_kernels_change_no_gradient(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.slow(reason='5 s each: two programs; every parameter has a gradient, above')
 @every_kind
-def test_three_steps_from_the_initial_values_move_every_parameter(name: str) -> None:
-  """Three, as no gradient passes through what begins at zero: the head, and the last norm of a ResNet's unit."""
+def test_a_few_steps_from_the_initial_values_move_every_parameter(name: str) -> None:
+  """A few, as no gradient passes through what begins at zero: the head, and the last norm of a ResNet's unit."""
   c = config(name)
   program = programs.build(objective(c), fakes.normalize, programs.MESHES['one'], like=raw(),
                            optimizer=schema.Sgd(clip_norm=1., weight_decay=0.))
   begun = jax.device_get(program.init_fn())
-  after, metrics = programs.run(program, programs.MESHES['one'], raw(), 3, start=begun)
+  after, metrics = programs.run(program, programs.MESHES['one'], raw(), 8, start=begun)
   assert np.isfinite(metrics.means['loss'].value)
   for path, leaf in trees.flatten(after.params).items():
     moved = np.abs(leaf - trees.flatten(begun.params)[path]).max()
