@@ -11,7 +11,8 @@ import numpy as np
 import programs
 import pytest
 
-from vit_jax.config import check, schema
+from vit_jax.config import check, parts, schema
+from vit_jax.core import trees
 from vit_jax.data.device.prepare import prepare_train
 from vit_jax.jobs import build
 from vit_jax.objectives import kinds
@@ -28,6 +29,7 @@ TASKS: dict[str, tuple[schema.Objective, dict[str, Any]]] = {
     'dino': (schema.Dino(out_dim=24, hidden_dim=16, bottleneck_dim=8, norm_last_layer=False), {'views': VIEWS}),
     'dino sinkhorn': (schema.Dino(out_dim=24, hidden_dim=16, bottleneck_dim=8, centering=schema.Centering.SINKHORN),
                       {'views': VIEWS}),
+    'byol': (schema.Byol(hidden_dim=16, out_dim=8), {'views': dataclasses.replace(VIEWS, num_local=0)}),
     'token label': (schema.TokenLabel(maps='x', map_grid=(3, 5), top=2), {}),
     'distill': (schema.Distill(schema.Teacher(model=OTHER), distill_type=schema.DistillType.SOFT, temperature=2.),
                 {'mixup': .3}),
@@ -74,7 +76,9 @@ def after(name: str, settings: str = 'one') -> tuple[Any, Any]:
 
 @functools.cache
 def begin(name: str) -> TrainState:
-  return jax.device_get(program(name).init_fn())
+  """The initial state; a teacher that has learned nothing would teach nothing."""
+  found: TrainState = jax.device_get(program(name).init_fn())
+  return found._replace(extra=programs.draw(found.extra)) if name == 'distill' else found
 
 
 def chosen(*names: str) -> list[Any]:
@@ -95,6 +99,22 @@ def test_a_task_takes_the_same_steps_on_a_mesh_of_all_axes(name: str) -> None:
     if settings != 'one' and (settings != FULL or name not in MOST)])
 def test_a_task_takes_the_same_steps_on_every_mesh(name: str, settings: str) -> None:
   _compare(name, settings)
+
+
+def test_every_objective_is_tried_above() -> None:
+  field = next(field for field in dataclasses.fields(schema.Config) if field.name == 'objective')
+  tried = {type(objective) for objective, _ in TASKS.values()} | {schema.Supervised}  # tests/test_invariance.py
+  missing = set(parts.kinds(field.type).values()) - tried
+  assert not missing, f'tests/objectives/test_meshes.py: add an example of {missing} to TASKS.'
+
+
+@pytest.mark.slow(reason='5 s each: a program')
+@pytest.mark.parametrize('name', TASKS)
+def test_two_steps_move_every_parameter_that_is_trained(name: str) -> None:
+  start, (state, _) = begin(name), after(name)
+  for path, leaf in trees.flatten(state.params).items():
+    moved = np.abs(leaf - trees.flatten(start.params)[path]).max()
+    assert moved > 0. or path.endswith('key/bias'), path
 
 
 def _compare(name: str, settings: str) -> None:
