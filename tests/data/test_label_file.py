@@ -1,7 +1,9 @@
 """Folders whose label files give each image any number of classes."""
 from __future__ import annotations
 
+import errno
 import json
+import os
 import pathlib
 import pickle
 
@@ -76,7 +78,8 @@ def test_a_header_and_empty_cells_are_skipped(tmp_path: pathlib.Path) -> None:
      "got line 2: 'some/0.png' twice"),
     (lambda root: (root / 'labels_train.csv').write_text('some/0.png\n'), 'expected at least one class, got none'),
     (lambda root: (root / 'labels_test.csv').write_text('some/1.png,cow\n'),
-     'expected classes that the training file has, got 1 others: cow'),
+     'labels_test.csv: expected the classes of labels_train.csv, which defines them, got 1 others: cow. Correct their '
+     'names, or add them to labels_train.csv.'),
     (lambda root: (root / 'labels_train.tsv').write_text(''), 'labels_train.csv, labels_train.tsv. Remove'),
     (lambda root: ((root / 'labels_train.csv').unlink(), (root / 'labels_train.jsonl').write_text('{"image": 3}')),
      'labels_train.jsonl, line 1: expected the field labels, got image. Write lines')])
@@ -86,6 +89,35 @@ def test_a_problem_is_named(tmp_path: pathlib.Path, change: object, said: str) -
   with pytest.raises(UserError) as error:
     open_all(tmp_path)
   assert said in str(error.value)
+
+
+def test_without_a_training_file_the_file_that_defines_the_classes_is_named(tmp_path: pathlib.Path) -> None:
+  make(make(tmp_path, 'labels_val.csv'), 'labels_test.csv', labels=LABELS[:1])
+  with pytest.raises(UserError, match='labels_val.csv: expected the classes of labels_test.csv, which defines them'):
+    open_all(tmp_path, train_split='val')
+
+
+@pytest.mark.parametrize('error', [errno.EIO, errno.EACCES])
+def test_an_image_that_the_system_cannot_read_is_not_called_missing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+  make(tmp_path, 'labels.csv')
+  look = os.lstat
+
+  def fail(path: str, **rest: object) -> os.stat_result:
+    if str(path).endswith('1.png'):
+      raise OSError(error, os.strerror(error), path)
+    return look(path, **rest)  # type: ignore[arg-type]
+
+  monkeypatch.setattr(os, 'lstat', fail)
+  with pytest.raises(UserError, match=f"line 2: 'some/1.png', which cannot be read: \"{os.strerror(error)}\""):
+    open_all(tmp_path)
+
+
+def test_the_digest_depends_on_the_classes(tmp_path: pathlib.Path) -> None:
+  """The same test images with another class in the training file, which renumbers the labels."""
+  opened = [open_all(make(make(tmp_path / end, 'labels_train.csv', labels=[*LABELS, (end,)]), 'labels_test.csv',
+                          labels=LABELS[:2], start=20)).eval for end in ('bird', 'wolf')]
+  assert opened[0].digest != opened[1].digest
 
 
 @pytest.mark.parametrize('room', [0, 2])

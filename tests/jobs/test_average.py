@@ -93,6 +93,7 @@ def test_parameters_and_views_are_averaged_and_the_rest_is_that_of_the_newest() 
 @pytest.mark.parametrize(('flags', 'said'), [
     ({}, r'expected either --last or --steps, got none\. a has checkpoints of steps 2, 4, 6, 7\.'),
     ({'last': 2, 'steps': [2, 4]}, 'expected either --last or --steps, got both'),
+    ({'last': 0, 'steps': [2, 4]}, 'expected either --last or --steps, got both'),
     ({'last': 1}, '--last: expected 2 to 4, got 1'),
     ({'last': 5}, '--last: expected 2 to 4, got 5'),
     ({'steps': [2, 5]}, r'--steps: expected at least two of the checkpoints, got 2,5\. a has .* of steps 2, 4, 6, 7'),

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import errno
 import fcntl
 import hashlib
 import json
@@ -219,6 +220,20 @@ def test_the_same_command_joins_and_both_end_with_the_dataset(
     assert [one.result() for one in [pool.submit(run, images, tmp_path / 'set', shards=6) for _ in range(2)]] == [0, 0]
   assert len(writers) == 12 and len(set(writers.values())) == 2
   assert content(tmp_path / 'set') == content(tmp_path / 'alone') and not (tmp_path / 'set.part').exists()
+
+
+@pytest.mark.parametrize('error', [errno.ENOSPC, errno.EACCES])
+def test_an_error_of_the_disk_is_not_called_one_of_locks(
+    images: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+  def fail(*_: object) -> None:
+    raise OSError(error, os.strerror(error), 'plan.json')
+
+  monkeypatch.setattr(shards, '_start_over_unless', fail)
+  with pytest.raises(UserError, match=fr'set\.part: expected to write it, got {os.strerror(error)}\. '):
+    run(images, tmp_path / 'set')
+  monkeypatch.setattr(fcntl, 'flock', fail)
+  with pytest.raises(UserError, match=r'expected a file system with locks \(flock\), got'):
+    run(images, tmp_path / 'set')
 
 
 def test_another_process_with_other_settings_is_no_partner(images: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 
 import jax
+import optax
 import pytest
 import saved
 
@@ -16,6 +17,7 @@ from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.os_errors import Damaged
 from vit_jax.train import checkpoint, checkpoint_reader
+from vit_jax.train.state import TrainState
 from vit_jax.train.step import Program
 
 
@@ -88,6 +90,33 @@ def test_each_item_is_verified_while_the_next_is_read(folder: pathlib.Path, one:
   names = [entry.removeprefix('read ') for entry in done if entry.startswith('read')]
   assert done == [entry for name in names for entry in (f'read {name}', 'begin')] + ['wait'] * len(names)
   assert len(names) > 1
+
+
+def test_items_without_arrays_come_back_with_their_structure(tmp_path: pathlib.Path, one: Program) -> None:
+  """An optimizer whose state is empty, such as plain gradient descent, and `extra` with an empty part."""
+  def emptied(state: TrainState) -> TrainState:
+    return state._replace(opt=(optax.EmptyState(),), extra={'state': {}})
+
+  checkpointer = checkpoint.Checkpointer(tmp_path / 'checkpoints', keep=checkpoint.Keep(1))
+  checkpointer.save(3, emptied(one.init_fn()), data={}, meta={}, metrics={})
+  checkpointer.wait()
+  checkpointer.close()
+  reader = checkpoint_reader.Reader(tmp_path / 'checkpoints')
+  found = reader.newest(emptied(one.abstract_state), emptied(one.shardings))
+  assert found is not None
+  assert (int(found.state.step), found.state.opt, found.state.extra) == (3, (optax.EmptyState(),), {'state': {}})
+
+
+def test_processes_agree_on_the_steps_that_the_first_lists(folder: pathlib.Path, one: Program,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+  reader = checkpoint_reader.Reader(folder)
+  assert reader.agreed_steps() == [1, 2]
+  monkeypatch.setattr(jax, 'process_count', lambda: 2)
+  monkeypatch.setattr(reader, 'steps', lambda: [*range(3000)])
+  monkeypatch.setattr(checkpoint_reader.multihost_utils, 'broadcast_one_to_all', lambda steps: steps)
+  assert reader.agreed_steps() == [*range(3000 - checkpoint_reader.MOST_STEPS, 3000)]
+  monkeypatch.setattr(checkpoint_reader.multihost_utils, 'broadcast_one_to_all', lambda steps: [4, 6, -1])
+  assert reader.agreed_steps() == [4, 6]
 
 
 def test_a_place_in_the_data_that_is_not_the_saved_one_falls_back_to_the_checkpoint_before(
@@ -164,13 +193,13 @@ def test_one_process_that_fails_makes_all_take_the_checkpoint_before(monkeypatch
   others = [1]
   monkeypatch.setattr(jax, 'process_count', lambda: 2)
   monkeypatch.setattr(checkpoint_reader.multihost_utils, 'process_allgather', lambda own: [int(own), *others])
-  with pytest.raises(Damaged, match='another process'):
-    checkpoint_reader._all_or_none(lambda: 'whole')
+  with pytest.raises(Damaged, match='another process could not read a/2; see'):
+    checkpoint_reader._all_or_none('a/2', lambda: 'whole')
   others[0] = 2
-  with pytest.raises(UserError, match='another process'):
-    checkpoint_reader._all_or_none(lambda: 'whole')
+  with pytest.raises(UserError, match='another process could not read a/2; see'):
+    checkpoint_reader._all_or_none('a/2', lambda: 'whole')
   others[0] = 0
-  assert checkpoint_reader._all_or_none(lambda: 'whole') == 'whole'
+  assert checkpoint_reader._all_or_none('a/2', lambda: 'whole') == 'whole'
 
 
 def test_a_checkpoint_that_a_live_run_removes_meanwhile_is_not_called_damaged(

@@ -1,10 +1,12 @@
 """Weight files are told apart by what is in them; what is none says what it is instead."""
 from __future__ import annotations
 
+import errno
 import json
 import pathlib
 import struct
 import zipfile
+from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
@@ -54,6 +56,21 @@ def test_safetensors_of_other_types_and_order_are_read(tmp_path: pathlib.Path) -
   (tmp_path / 'a').write_bytes(struct.pack('<Q', len(header)) + header + data)
   found = files.read(tmp_path / 'a')
   assert found['h'].tolist() == [1, 2] and found['n'].tolist() == [7]
+
+
+@pytest.mark.parametrize('work', [files.read, lambda path: files.verify(path, shown_as=str(path))])
+def test_an_error_while_reading_is_not_one_of_the_path(
+    work: Callable[[pathlib.Path], object], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  files.write_npz(tmp_path / 'a.npz', TENSORS)
+
+  def fail(*_: object) -> None:
+    raise OSError(errno.EIO, 'Input/output error')
+
+  monkeypatch.setattr(files, '_kind', fail)
+  with pytest.raises(UserError, match=r'a\.npz: expected to read it, got "Input/output error"\. The disk or network'):
+    work(tmp_path / 'a.npz')
+  with pytest.raises(UserError, match=r'b\.npz: expected a weight file, got "No such file or directory"\. Check the'):
+    work(tmp_path / 'b.npz')
 
 
 def cut(path: pathlib.Path, kind: str, keep: float) -> None:

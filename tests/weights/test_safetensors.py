@@ -48,7 +48,7 @@ def test_a_header_that_the_format_forbids_is_refused(header: Any, says: str, tmp
   with pytest.raises(UserError, match=f'damaged or cut short: .*({says})'):
     files.read(path)
   with pytest.raises(UserError, match='^the address: expected a whole weight file'):
-    files.prove(path, said='the address')
+    files.verify(path, shown_as='the address')
 
 
 def test_the_format_s_own_reader_decides_alike(tmp_path: pathlib.Path) -> None:

@@ -2,9 +2,9 @@
 
 Averaging checkpoints goes back to Polyak (Izmailov et al. 2018, arXiv 1803.05407, for deep networks). The parameters
 and all floating-point arrays of `extra` (EMA, teachers, running statistics) are averaged; running statistics are then
-averages of averages, not statistics of the averaged network. Of a run with adapters A and B are averaged, which is not
-the average of the networks, as those have their products; the job warns of it. Optimizer state, data order
-and step are those of the newest checkpoint.
+averages of averages, not statistics of the averaged network. With LoRA, the factors A and B are averaged separately.
+This is not the average of the networks, whose kernels contain the product A B, so the job logs a warning. Optimizer
+state, data order and step are those of the newest checkpoint.
 """
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def run(config: schema.Config, workdir: storage.Path, *, to: storage.Path, last:
   reader = checkpoint_reader.Reader(workdir / 'checkpoints')
   with run_directory.hold(to):
     chosen, newest, state = _newest_average(
-        lambda: choose(reader.steps(), last=last, steps=steps, workdir=workdir), reader, parts,
+        lambda: choose(reader.agreed_steps(), last=last, steps=steps, workdir=workdir), reader, parts,
         lambda meta: provenance.check(meta, config, said=source, overridden=overridden), tries=5 if last else 1)
     target = checkpoint.Checkpointer(to / 'checkpoints', keep=checkpoint.Keep(1))
     meta = {name: value for name, value in newest.meta.items() if name not in OF_SAVING}
@@ -81,7 +81,7 @@ def choose(saved: list[int], *, last: int | None, steps: Sequence[int] | None, w
   """
   shown = f'{workdir} has checkpoints of steps {", ".join(map(str, saved)) or "none"}.'
   if (last is None) == (steps is None):
-    raise UserError(f'--last: expected either --last or --steps, got {"both" if last else "none"}. {shown}')
+    raise UserError(f'--last: expected either --last or --steps, got {"none" if last is None else "both"}. {shown}')
   if last is not None:
     if not 2 <= last <= len(saved):
       raise UserError(f'--last: expected 2 to {len(saved)}, got {last}. {shown} checkpoints.keep_latest and keep_every '

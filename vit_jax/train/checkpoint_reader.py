@@ -27,6 +27,7 @@ else:
   ocp = lazy.Module('orbax.checkpoint')
 
 ITEMS = ('params', 'opt', 'extra')
+MOST_STEPS = 1024  # of a list that processes agree on: it is sent as an array of fixed size
 T = TypeVar('T')
 log = logging.getLogger('vit_jax.train')
 
@@ -39,13 +40,16 @@ class Restored(NamedTuple):
 
 
 class _Item(NamedTuple):
-  """A part of a state that was read, and the digest that is computed of it, if that has begun."""
-  tree: PyTree
-  begun: Callable[[], str] | None
+  """A part of a state that was read.
 
-  def digest(self) -> Callable[[], str]:
-    """Returns what waits for the digest."""
-    return self.begun or trees.begin_digest(self.tree)
+  wait_for_digest: a function that waits for its digest and returns it; None = its computation has not begun.
+  """
+  tree: PyTree
+  wait_for_digest: Callable[[], str] | None
+
+  def begin_digest(self) -> Callable[[], str]:
+    """Returns a function that waits for the digest and returns it."""
+    return self.wait_for_digest or trees.begin_digest(self.tree)
 
 
 class Removed(UserError):
@@ -67,6 +71,18 @@ class Reader:
     storage.refresh(self.folder)
     return checkpoint_files.steps(self.folder)
 
+  def agreed_steps(self) -> list[int]:
+    """Returns the steps that process 0 lists, on every process, since listings of a network folder may differ.
+
+    With several processes these are at most the newest `MOST_STEPS`.
+    """
+    steps = self.steps()
+    if jax.process_count() == 1:
+      return steps
+    padded = np.full(MOST_STEPS, -1, np.int32)
+    padded[:len(steps[-MOST_STEPS:])] = steps[-MOST_STEPS:]
+    return [int(step) for step in multihost_utils.broadcast_one_to_all(padded) if step >= 0]
+
   def newest(self, abstract: TrainState, shardings: TrainState, *,
              set_aside: Callable[[int], None] | None = None) -> Restored | None:
     """Reads the newest undamaged checkpoint with these `shardings`; None if there is no checkpoint.
@@ -80,11 +96,11 @@ class Reader:
       UserError: all checkpoints are damaged, one belongs to another model, or the system does not allow reading them.
     """
     damaged: dict[int, str] = {}
-    while left := [step for step in _same(self.steps()) if step not in damaged]:
+    while left := [step for step in self.agreed_steps() if step not in damaged]:
       try:
         return self._read(left[-1], abstract, shardings)
       except Damaged as error:
-        now = _same(self.steps())
+        now = self.agreed_steps()
         if left[-1] not in now or any(step > left[-1] and step not in damaged for step in now):
           continue  # the run is training: it removes this checkpoint after saving a newer one
         damaged[left[-1]] = str(error)
@@ -103,12 +119,12 @@ class Reader:
       Removed: the checkpoint does not exist, or not any more.
       UserError: it is damaged or belongs to another model, or the system does not allow reading it.
     """
-    if step not in (steps := _same(self.steps())):
+    if step not in (steps := self.agreed_steps()):
       raise Removed(f'{self.folder} has no checkpoint of step {step}; it has: {", ".join(map(str, steps)) or "none"}')
     try:
       return self._read(step, abstract, shardings)
     except Damaged as error:
-      if step not in (steps := _same(self.steps())):
+      if step not in (steps := self.agreed_steps()):
         raise Removed(f'{self.folder}: expected a checkpoint of step {step}, got none any more: the run that is '
                       f'training there removed it. It has: {", ".join(map(str, steps)) or "none"}. Choose among these, '
                       'or raise checkpoints.keep_latest.') from error
@@ -116,13 +132,15 @@ class Reader:
 
   def _read(self, step: int, abstract: TrainState, shardings: TrainState) -> Restored:
     wanted = {name: getattr(abstract, name) for name in ITEMS if jax.tree.leaves(getattr(abstract, name))}
-    meta, data, items = _all_or_none(lambda: self._load(step, wanted, shardings))
-    for name, finish in {name: items[name].digest() for name in wanted}.items():
+    meta, data, items = _all_or_none(f'{self.folder / str(step)}',
+                                     lambda: self._load(step, wanted, shardings))
+    for name, finish in {name: items[name].begin_digest() for name in wanted}.items():
       if finish() != meta['digests'][name]:
         raise Damaged(f'the digest of {name} is not the one that was saved')
     count = jax.device_put(np.asarray(step, np.int32), shardings.step)
-    found = {name: item.tree for name, item in items.items()}
-    return Restored(TrainState(count, found['params'], found['opt'], found.get('extra', {})), data, meta)
+    # An item without arrays, such as the state of a constant optimizer, is not saved; its structure is that of now.
+    found = {name: items[name].tree if name in items else getattr(abstract, name) for name in ITEMS}
+    return Restored(TrainState(step=count, **found), data, meta)
 
   def read_meta(self, step: int) -> dict[str, Any]:
     """Returns the `meta` passed to `Checkpointer.save`, with `version`, `step`, `digests` and `shapes`.
@@ -198,8 +216,13 @@ def shapes(tree: PyTree) -> dict[str, str]:
   return {name: f'{leaf.dtype}{list(leaf.shape)}' for name, leaf in trees.flatten(tree).items()}
 
 
-def _all_or_none(load: Callable[[], T]) -> T:
-  """Returns the result of `load` if it succeeded on every process; otherwise all processes raise the worst error."""
+def _all_or_none(what: str, load: Callable[[], T]) -> T:
+  """Returns the result of `load` if it succeeded on every process; otherwise all processes raise the worst error.
+
+  Args:
+    what: is loaded, for the message of the processes that did not fail.
+    load: reads it.
+  """
   own: Damaged | UserError | None = None
   result: T | None = None
   try:
@@ -213,15 +236,6 @@ def _all_or_none(load: Callable[[], T]) -> T:
   if own is not None and verdict == worst:
     raise own
   if worst:
-    raise (Damaged if worst == 1 else Obstacle)('another process could not read it; see its message')
+    raise (Damaged if worst == 1 else Obstacle)(f'another process could not read {what}; see its message')
   assert result is not None
   return result
-
-
-def _same(steps: list[int]) -> list[int]:
-  """Returns the steps listed by process 0 on every process, since listings of a network folder may differ."""
-  if jax.process_count() == 1:
-    return steps
-  padded = np.full(1024, -1, np.int32)
-  padded[:len(steps[-1024:])] = steps[-1024:]
-  return [int(step) for step in multihost_utils.broadcast_one_to_all(padded) if step >= 0]

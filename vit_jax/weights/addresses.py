@@ -277,7 +277,7 @@ def _prove_tokenizer(path: pathlib.Path, said: str) -> None:
 
 
 def _prove_weights(path: pathlib.Path, said: str) -> None:
-  files.prove(path, said=said)
+  files.verify(path, shown_as=said)
 
 
 def _prove_json(path: pathlib.Path, said: str) -> None:

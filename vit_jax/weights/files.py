@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import ml_dtypes
 import numpy as np
 
-from vit_jax.core import json_text
+from vit_jax.core import json_text, os_errors
 from vit_jax.core.errors import UserError
 from vit_jax.weights import archives, pickle_stack, pickles, safetensors
 
@@ -54,21 +54,21 @@ def read(path: pathlib.Path, *, branch: str = '') -> dict[str, HostArray]:
   return found
 
 
-def prove(path: pathlib.Path, *, said: str) -> None:
+def verify(path: pathlib.Path, *, shown_as: str) -> None:
   """Verifies a file and its checksums without keeping its tensors.
 
   Args:
     path: of a file.
-    said: name of the file in messages, such as the address of its download.
+    shown_as: name of the file in messages, such as the address of its download.
 
   Raises:
     UserError: the file is not a weight file, or is damaged.
   """
-  with _open(path) as file, _explained(said, size := os.fstat(file.fileno()).st_size):
-    match _kind(file, said, size):
+  with _open(path) as file, _explained(shown_as, size := os.fstat(file.fileno()).st_size):
+    match _kind(file, shown_as, size):
       case 'zip':
         with archives.opened(file, size) as archive:
-          if _is_torch(archive, said):
+          if _is_torch(archive, shown_as):
             pickles.follow_zip(archive)
           archives.verify(archive)
       case 'safetensors':
@@ -91,11 +91,9 @@ def read_json(path: pathlib.Path) -> Any:
   return json_text.parse(data)
 
 
-@contextlib.contextmanager
-def _open(path: pathlib.Path) -> Iterator[BinaryIO]:
+def _open(path: pathlib.Path) -> BinaryIO:
   try:
-    with open(path, 'rb') as file:
-      yield file
+    return open(path, 'rb')
   except OSError as error:
     raise UserError(f'{path}: expected a weight file, got "{error.strerror or error}". Check the path.') from error
 
@@ -169,7 +167,8 @@ def _explained(said: str, size: int) -> Iterator[None]:
     raise UserError(f'{said}: expected weights alone, got {error}') from None
   except (*_DAMAGE, OSError) as error:
     if isinstance(error, OSError) and error.errno != errno.EINVAL:
-      raise
+      raise os_errors.Obstacle(f'{said}: expected to read it, got "{error.strerror or error}". '
+                               f'{os_errors.find(error) or "Run the same command again."}') from error
     reason = (str(error) or type(error).__name__).rstrip('.')
     raise UserError(f'{said}: expected a whole weight file, got {size:,} bytes that are damaged or cut short: '
                     f'{reason}. Fetch it again.') from error

@@ -8,8 +8,8 @@ relative to PATH:
               A first line whose first cell is `image`, `path` or `file` is a header and skipped.
   .jsonl      a JSON object in each line: {"image": "cats/1.jpg", "labels": ["cat", "sofa"]}
 
-The classes are those of the training file, sorted by name. In training, an image without a class is an example of no
-class; in evaluations, it does not count.
+The classes are those of the training file, or else of the first file by name; they are sorted by name. In training, an
+image without a class is an example of no class; in evaluations, it does not count.
 """
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class LabeledFiles:
     self._paths, self._path_ends = b''.join(encoded), np.cumsum([0] + [len(p) for p in encoded])
     self._labels = np.array([numbers[c] for image in images for c in image.labels], np.int32)
     self._label_ends = np.cumsum([0] + [len(image.labels) for image in images])
-    text = '\n'.join(f'{image.path} {image.size} {image.labels}' for image in images)
+    text = '\n'.join([f'{image.path} {image.size} {image.labels}' for image in images] + [f'{class_names}'])
     self.digest = hashlib.sha256(text.encode(errors='surrogateescape')).hexdigest()
     self.most_labels = max(1, *(len(image.labels) for image in images)) if images else 1
 
@@ -101,9 +101,9 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
     name = splits.resolve(split, found, source=f'folder:{root}')
     images = list(read(root, found[name], rules))
     if extra := sorted({c for image in images for c in image.labels} - set(train_names())):
-      raise UserError(f'{os.path.join(root, found[name])}: expected classes that the training file has, got '
-                      f'{len(extra)} others: {json_fields.listed(extra, _SHOWN)}. Correct their names, or add them to '
-                      'the training file.')
+      raise UserError(f'{os.path.join(root, found[name])}: expected the classes of {train}, which defines them, '
+                      f'got {len(extra)} others: {json_fields.listed(extra, _SHOWN)}. Correct their names, or add them '
+                      f'to {train}.')
     return _source(root, images, name, train_names(), seed=0, rules=rules)
   return open_named
 
@@ -162,8 +162,8 @@ def read(root: str, file: str, rules: Rules = OWN) -> Iterator[Image]:
   for number, image, labels in _lines(path, root, rules):
     if (name := os.path.normpath(image)) in seen:
       problems.append(f'line {number:,}: {json_fields.describe(image)} twice')
-    elif (found := inside.size(image)) is None:
-      problems.append(f'line {number:,}: {json_fields.describe(image)}, {inside.problem(image)}')
+    elif isinstance(found := inside.size(image), str):
+      problems.append(f'line {number:,}: {json_fields.describe(image)}, {found}')
     else:
       seen.add(name)
       yield Image(image, found, labels)
@@ -180,32 +180,28 @@ class _Inside:
     self._root, self._base, self._rules = root, os.path.realpath(root), rules
     self._leads_out: dict[str, bool] = {}
 
-  def size(self, image: str) -> int | None:
-    """Returns the size of a file in bytes; None if it does not exist, or is outside of the folder."""
+  def size(self, image: str) -> int | str:
+    """Returns the size of a file in bytes, or why it is not read."""
     if not user_files.is_below(image):
-      return None
-    path = os.path.join(self._root, image)
+      return 'which is not a path inside of the folder'
+    path, is_outside = os.path.join(self._root, image), False
     try:
       found = os.lstat(path)
       if stat.S_ISLNK(found.st_mode):
-        if not self._rules.follow_links and user_files.leads_out(path, self._base):
-          return None
+        is_outside = not self._rules.follow_links and user_files.leads_out(path, self._base)
         found = os.stat(path)
-    except (OSError, ValueError):
-      return None
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+      return 'which does not exist'
+    except OSError as error:
+      return f'which cannot be read: "{error.strerror or error}"'
+    if not stat.S_ISREG(found.st_mode):
+      return 'which is not a file'
     folder = os.path.dirname(path)
     if folder not in self._leads_out:
       self._leads_out[folder] = not self._rules.follow_links and user_files.leads_out(folder, self._base)
-    return found.st_size if stat.S_ISREG(found.st_mode) and not self._leads_out[folder] else None
-
-  def problem(self, image: str) -> str:
-    """Returns why a file has no size."""
-    path = os.path.join(self._root, image)
-    if not user_files.is_below(image):
-      return 'which is not a path inside of the folder'
-    if os.path.isfile(path):
+    if is_outside or self._leads_out[folder]:
       return f'a link out of the folder (to read it, {user_files.FOLLOW})'
-    return 'which is not a file' if os.path.exists(path) else 'which does not exist'
+    return found.st_size
 
 
 _FORM = ('Write lines of .csv as `cats/1.jpg,cat,sofa`, of .tsv the same with tabs, of .jsonl '

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.core import os_errors
 from vit_jax.core.errors import UserError
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.pipeline import order
@@ -111,19 +112,30 @@ def _check_same(folder: pathlib.Path, plan: Mapping[str, Any]) -> None:
 def _join(lock: int, part: pathlib.Path, plan: Mapping[str, Any]) -> None:
   """Shares the lock with the other processes that write the same dataset; the first one prepares the folder."""
   try:
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    _start_over_unless(part, plan)
-    fcntl.flock(lock, fcntl.LOCK_SH)
+    _lock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, part)
   except BlockingIOError:
     log.info('Another process writes %s; joining it.', part)
-    fcntl.flock(lock, fcntl.LOCK_SH)  # waits while that process prepares the folder
-  except OSError as error:
-    raise UserError(f'--to={part}: expected a file system with locks (flock), got "{error.strerror}". Choose a folder '
-                    'on a local disk or NFS, and copy the dataset afterwards.') from error
+  else:
+    try:
+      _start_over_unless(part, plan)
+    except OSError as error:
+      raise os_errors.writing(f'--to={part}', error) from error
+  _lock(lock, fcntl.LOCK_SH, part)  # waits while another process prepares the folder
   with contextlib.suppress(FileNotFoundError):  # the dataset has just been completed
     if (part / _PLAN).read_text() != json.dumps(plan):
       raise UserError(f'{part}: expected no other process to write it, got one with other settings. Wait for it, or '
                       'choose another --to.')
+
+
+def _lock(lock: int, how: int, part: pathlib.Path) -> None:
+  """Locks a file as `fcntl.flock`; raises UserError if the file system has no locks, BlockingIOError if it is taken."""
+  try:
+    fcntl.flock(lock, how)
+  except BlockingIOError:
+    raise
+  except OSError as error:
+    raise UserError(f'--to={part}: expected a file system with locks (flock), got "{error.strerror}". Choose a folder '
+                    'on a local disk or NFS, and copy the dataset afterwards.') from error
 
 
 @contextlib.contextmanager
@@ -154,7 +166,9 @@ def _start_over_unless(part: pathlib.Path, plan: Mapping[str, Any]) -> None:
 
 def _jobs(split: str, source: Source, part: pathlib.Path, settings: Settings,
           name_of: Callable[[str], str]) -> Iterator[Job]:
-  """Yields the shards of a split, each with a part of a random order."""
+  """Yields the shards of a split, each with a part of a random order. Raises UserError if it has no examples."""
+  if not len(source):
+    raise UserError(f'--data: expected at least one example in the split {split}, got none.')
   indexes = order.shuffled(np.arange(len(source)), num_examples=len(source), seed=settings.seed)
   num = settings.num_shards
   if not num:  # by the sizes of the first examples
