@@ -32,7 +32,7 @@ from vit_jax.inspect import layerwise
 from vit_jax.inspect.model import Model
 from vit_jax.jobs import build
 from vit_jax.models import cost
-from vit_jax.models.kernels import attend_kernels, devices, fused_mlp, mlp_kernels, shards
+from vit_jax.models.kernels import attend_kernels, devices, fused_attention, fused_mlp, mlp_kernels, shards
 from vit_jax.models.vit import vit
 from vit_jax.optim import clipping, trust
 from vit_jax.parallel import mesh as meshes

@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 
-from vit_jax.core import failures
+from vit_jax.core import failures, implementation
 from vit_jax.core.errors import UserError
 
 
@@ -21,6 +21,11 @@ def raised(error: BaseException, cause: BaseException | None = None) -> BaseExce
 
 def explain(error: BaseException, **environ: str) -> failures.Failure:
   return failures.explain(error, ['train', '--config=x'], environ)
+
+
+@pytest.fixture(autouse=True)
+def no_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(implementation, 'own_modules', {})
 
 
 def test_an_unforeseen_error_is_one_line_that_names_the_file_with_its_traceback(tmp_path: pathlib.Path) -> None:

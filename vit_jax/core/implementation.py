@@ -74,7 +74,7 @@ def load(name: str) -> Any:
     near = difflib.get_close_matches(attribute, vars(module), 1)
     raise UserError(f'{path}: expected {attribute!r} in this module, {getattr(module, "__file__", "built in")}, got '
                     'none.' + (f' Did you mean {near[0]}?' if near else f' Define it there, or correct {name!r}.'))
-  if path.partition('.')[0] != _PACKAGE.name:
+  if is_persons(getattr(module, '__file__', None) or ''):
     own_modules[path] = None
   return getattr(module, attribute)
 
