@@ -13,11 +13,28 @@ from vit_jax.core.errors import UserError
 from vit_jax.recipes import sizes
 
 
-@pytest.mark.parametrize('spec', ['digits', 'digits.py', 'configs/digits.py', '/nowhere/digits'])
+@pytest.mark.parametrize('spec', ['digits', 'digits.py', 'configs/digits.py', './configs/digits.py'])
 def test_own_configs_are_found_by_name_from_anywhere(
     spec: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.chdir(tmp_path)
   assert files.load(spec, []).name == 'digits'
+
+
+@pytest.mark.parametrize('spec', ['/nowhere/digits', '/nowhere/my/digits.py', 'my/digits.py', '../digits.py'])
+def test_a_missing_path_elsewhere_is_no_name_of_an_own_config(spec: str) -> None:
+  with pytest.raises(UserError, match=rf"--config: expected .* got '{spec}'.* Did you mean digits\?"):
+    files.load(spec, [])
+
+
+@pytest.mark.parametrize(('result', 'kind'), [('s.Config()', schema.Config),
+                                              ("s.Study('x', {'a': s.Config()})", schema.Study)])
+def test_a_file_of_a_run_or_a_study_runs_once(tmp_path: pathlib.Path, result: str, kind: type) -> None:
+  (tmp_path / 'mine.py').write_text(
+      f'import pathlib\nfrom vit_jax.config import schema as s\n'
+      f'def get_config():\n  with open({str(tmp_path / "log")!r}, "a") as f:\n    f.write("x")\n  return {result}\n')
+  found = files.load_any(str(tmp_path / 'mine.py'), ['seed=3'])
+  assert isinstance(found, kind) and (tmp_path / 'log').read_text() == 'x'
+  assert (found if isinstance(found, schema.Config) else found.runs['a']).seed == 3
 
 
 def test_an_unknown_config_lists_the_known_ones_and_the_nearest() -> None:

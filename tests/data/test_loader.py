@@ -34,6 +34,19 @@ def train(source: Source, **changes: object) -> loader.TrainLoader:
   return loader.train_loader(source, **(settings | changes))
 
 
+class Empty:
+  """A source without examples."""
+  name, title, digest, class_names = 'folder:none', '', '', ()
+
+  def __len__(self) -> int:
+    return 0
+
+
+def test_a_source_without_examples_is_named() -> None:
+  with pytest.raises(errors.UserError, match='folder:none: expected at least one example, got none'):
+    train(Empty())  # type: ignore[arg-type]
+
+
 def take(made: loader.TrainLoader, num: int, start: int = 0) -> list[types.Batch]:
   batches = [{k: np.array(v) for k, v in b.items()} for b in itertools.islice(made.batches(start), num)]
   made.close()

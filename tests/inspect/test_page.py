@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,38 @@ from PIL import Image
 
 from vit_jax.inspect import page
 from vit_jax.inspect.measurements import Measurements
+
+
+def network(name: str, side: int) -> page.Inspection:
+  """What the figures by depth read of a network with `side x side` patches and two blocks."""
+  rng = np.random.default_rng(side)
+  measured: dict[str, object] = dict.fromkeys(Measurements._fields)
+  measured |= {'by_depth': rng.normal(size=(3, 4, 8)), 'fourier': rng.normal(size=(3, side // 2 + 1)),
+               'singular': rng.normal(size=(3, side)), 'distance_px': np.ones((2, 3)), 'information': np.ones((2, 3)),
+               'entropy': np.ones((2, 3))}
+  return page.Inspection(name, 'ours', np.zeros((4, 8, 8, 3), np.uint8), ['a'] * 4, [''] * 4, [], (side, side), None,
+                         None, Measurements(**measured), np.zeros((4, 8, 8, 3), np.uint8),  # type: ignore[arg-type]
+                         None, '')
+
+
+def test_the_highest_frequency_of_each_network_is_drawn_at_one(monkeypatch: pytest.MonkeyPatch) -> None:
+  drawn: list[Any] = []
+  monkeypatch.setattr(page.figures.sheets, 'encode', lambda figure: drawn.append(
+      [ax.lines[0].get_xdata().tolist() for ax in figure.axes if ax.lines]) or b'')
+  list(page._tokens([network('large', 8), network('small', 4)]))
+  fourier, singular, *_ = drawn
+  assert fourier == [[0., .25, .5, .75, 1.], [0., .5, 1.]] and singular == [[*range(1, 9)], [*range(1, 5)]]
+
+
+def test_captions_say_what_belongs_to_which_network() -> None:
+  def captions(*networks: page.Inspection) -> dict[str, str]:
+    return {one.name: one.caption for one in (*page._by_depth(networks), *page._tokens(networks))}
+
+  large, same, small = network('large', 8), network('same', 8), network('small', 4)
+  assert captions(large, same)['entropy'].endswith('the maximum is 4.16 nats.')
+  assert captions(large, small)['entropy'].endswith('the maximum is 4.16 nats of large, 2.77 nats of small.')
+  assert 'compared' not in captions(large, small)['cka']
+  assert captions(large, same, small)['cka'].endswith('Of the 3 networks, only the first and the last are compared.')
 
 
 @pytest.mark.slow(reason='4 s: a map of many points')

@@ -113,6 +113,22 @@ def test_another_kind_of_network_takes_only_how_images_are_prepared(tmp_path: pa
   assert found.model == schema.Mixer() and found.data.recipe.mean == HOW.mean
 
 
+@dataclasses.dataclass
+class Own:
+  """A person's own network, one of whose settings has no default."""
+  width: int
+  gelu: Gelu = Gelu.TANH
+
+
+def test_a_network_with_a_setting_without_default_keeps_what_it_sets(tmp_path: pathlib.Path) -> None:
+  assert 'model.gelu' in inherit.unset(config(model=Own(3)), ())
+  assert 'model.gelu' not in inherit.unset(config(model=Own(3, Gelu.EXACT)), ())
+  found = inherit.resolve(config(model=Own(3)), (), tmp_path).config
+  assert found.model == Own(3) and found.data.recipe.mean == HOW.mean
+  alone = dataclasses.replace(config(model=Own(3)), init_from='')
+  assert inherit.resolve(alone, (), tmp_path) == (alone, None)
+
+
 def test_images_of_another_shape_are_resized_to_at_least_their_longer_side() -> None:
   assert preprocess.scaled(HOW, (112, 112)).resize_px == 124
   assert preprocess.scaled(HOW, (112, 160)).resize_px == 160

@@ -17,8 +17,8 @@ from vit_jax.core.errors import UserError
 def find(spec: str) -> tuple[pathlib.Path, str | None]:
   """Finds the file of `--config=NAME_OR_PATH[:arguments]`, and its arguments; None without a colon.
 
-  `digits`, `digits.py` and `configs/digits.py` all work from anywhere: a path that does not exist is
-  looked up among the project's own configs.
+  `digits`, `digits.py` and `configs/digits.py` all work from anywhere: a name, or a path below `configs`, that does
+  not exist is looked up among the project's own configs.
 
   Raises:
     UserError: there is no such file.
@@ -29,7 +29,8 @@ def find(spec: str) -> tuple[pathlib.Path, str | None]:
   name, colon, arguments = spec.partition(':')
   path = pathlib.Path(name)
   own = [folder / f'{path.name.removesuffix(".py")}.py' for folder in folders()]
-  if found := next((p for p in own if _is_file(p)), None):
+  is_own = path.parent in (pathlib.Path(), pathlib.Path('configs'))
+  if is_own and (found := next((p for p in own if _is_file(p)), None)):
     return found, arguments if colon else None
   stem = path.name.removesuffix('.py')
   known = list_names()
@@ -88,8 +89,10 @@ def load(spec: str, changes: list[str], *, models: parts.Models | None = None) -
 
 def load_any(spec: str, changes: list[str], *, models: parts.Models | None = None) -> schema.Config | schema.Study:
   """Loads what a file has: the config of a run, as `load` does, or a study, as `load_study` does."""
-  load_one = load if isinstance(read(spec, models=models), schema.Config) else load_study
-  return load_one(spec, changes, models=models)
+  found = read(spec, models=models)
+  if isinstance(found, schema.Study):
+    return _changed(found, changes, models)
+  return overrides.apply({'': found}, changes, models=models)['']
 
 
 def load_study(spec: str, changes: list[str], *, models: parts.Models | None = None) -> schema.Study:
@@ -101,7 +104,11 @@ def load_study(spec: str, changes: list[str], *, models: parts.Models | None = N
   study = read(spec, models=models)
   if isinstance(study, schema.Config):
     study = schema.Study(study.name, {'run': study})
+  return _changed(study, changes, models)
 
+
+def _changed(study: schema.Study, changes: list[str], models: parts.Models | None) -> schema.Study:
+  """Returns a study with overrides applied to each of its runs, and to those that follow from results."""
   def later(more: Callable[[schema.Results], dict[str, schema.Config]]) -> Callable[
       [schema.Results], dict[str, schema.Config]]:
     return lambda results: overrides.apply(more(results), changes, models=models)

@@ -120,7 +120,7 @@ class Outputs(NamedTuple):
 class LossOut(NamedTuple):
   """The value of an objective on one batch.
 
-  loss: mean over the valid examples, in nats.
+  loss: mean over the valid examples; in nats for probabilities, in the squared unit of the targets for pixels.
   metrics: other means to log.
   stats: arrays that are *summed* over microbatches and devices and then passed to `after_update` once.
   """

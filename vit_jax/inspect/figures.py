@@ -6,7 +6,7 @@ models and files. matplotlib is imported when the first figure is drawn.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -90,14 +90,15 @@ def panels(tables: Mapping[str, tuple[str, Mapping[str, tuple[HostArray, HostArr
     return sheets.encode(figure)
 
 
-def lines_by_depth(tables: Mapping[str, HostArray], x: HostArray, *, xlabel: str, ylabel: str, title: str) -> bytes:
-  """Draws a panel for each model with a line for each depth of `[L + 1, n]`, colored by depth."""
+def lines_by_depth(tables: Mapping[str, HostArray], x: Callable[[int], HostArray], *, xlabel: str, ylabel: str,
+                   title: str) -> bytes:
+  """Draws a panel for each model with a line for each depth of `[L + 1, n]`, colored by depth; `x(n)` are its x."""
   matplotlib = plotting.load()
   with _canvas((4.4 * len(tables) + .6, 3.4), (1, len(tables))) as (figure, axes):
     for ax, (name, table) in zip(axes[0], tables.items(), strict=True):
       colors = matplotlib.colormaps[_DEPTHS](np.linspace(0, .92, len(table)))
       for color, row in zip(colors, table, strict=True):
-        ax.plot(x[:len(row)], row, color=color, linewidth=1.2)
+        ax.plot(x(len(row)), row, color=color, linewidth=1.2)
       _finish(ax, xlabel=xlabel, ylabel=ylabel, title=f'{title}: {name}' if len(tables) > 1 else title, legend=False)
       shade = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(0, len(table) - 1), _DEPTHS)
       figure.colorbar(shade, ax=ax, label='after block (0: before the first)').ax.locator_params(axis='y', integer=True)

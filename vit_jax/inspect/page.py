@@ -157,32 +157,38 @@ def _by_depth(inspections: Sequence[Inspection]) -> Iterator[Figure]:
        'Near 0, all patches attend to the same places, as in the late layers of contrastive learning (arXiv '
        '2305.00729).'),
       ('entropy', 'entropy', 'entropy (nats)', 'Entropy of attention',
-       "Entropy of a patch's attention to patches; the maximum is "
-       f'{np.log(inspections[0].grid[0] * inspections[0].grid[1]):.2f} nats.'))
+       f"Entropy of a patch's attention to patches; the maximum is {_largest_entropy(inspections)}."))
   for name, field, ylabel, title, caption in kinds:
     tables = {model: np.asarray(getattr(m, field)) for model, m in measured.items()}
     yield Figure(name, figures.heads_by_depth(tables, ylabel=ylabel, title=title), caption)
 
 
+def _largest_entropy(inspections: Sequence[Inspection]) -> str:
+  """Returns the logarithm of the number of patches in nats, of each network if the numbers differ."""
+  found = {one.name: f'{np.log(one.grid[0] * one.grid[1]):.2f} nats' for one in inspections}
+  return ', '.join(f'{text} of {name}' for name, text in found.items()) if len(set(found.values())) > 1 else (
+      next(iter(found.values())))
+
+
 def _tokens(inspections: Sequence[Inspection]) -> Iterator[Figure]:
   measured = {one.name: one.measured for one in inspections if one.measured is not None}
   fourier = {name: m.fourier for name, m in measured.items()}
-  n = max(table.shape[1] for table in fourier.values())
   yield Figure('fourier', figures.lines_by_depth(
-      fourier, np.linspace(0, 1, n), xlabel='frequency (of the highest)', ylabel='log amplitude',
+      fourier, lambda n: np.linspace(0, 1, n), xlabel='frequency (of the highest)', ylabel='log amplitude',
       title='Frequencies of tokens'),
       "Log amplitude of the token map's frequencies along the diagonal, relative to that of frequency 0 (arXiv "
       '2202.06709).')
   singular = {name: m.singular for name, m in measured.items()}
   yield Figure('singular', figures.lines_by_depth(
-      singular, np.arange(1, max(t.shape[1] for t in singular.values()) + 1), xlabel='singular value',
+      singular, lambda n: np.arange(1, n + 1), xlabel='singular value',
       ylabel='log of the ratio to the first', title='Singular values of the tokens'),
       "Singular values of an image's centered patch tokens.")
   first, last = list(measured.values())[0], list(measured.values())[-1]
   table = embeddings.cka_table(list(first.by_depth), list(last.by_depth))
   names = [one.name for one in inspections]
   yield Figure('cka', figures.layer_similarity(table, xlabel=f'depth in {names[-1]}', ylabel=f'depth in {names[0]}'),
-      'Centered kernel alignment of the mean patch tokens of all images (arXiv 1905.00414).')
+      'Centered kernel alignment of the mean patch tokens of all images (arXiv 1905.00414).'
+      + (f' Of the {len(names)} networks, only the first and the last are compared.' if len(names) > 2 else ''))
   labels = np.unique(np.array(inspections[0].labels), return_inverse=True)[1]
   if len(set(inspections[0].labels)) > 1 and len(labels) >= MIN_FOR_MAP and np.bincount(labels).mean() >= 2:
     curves = {}
@@ -190,7 +196,7 @@ def _tokens(inspections: Sequence[Inspection]) -> Iterator[Figure]:
       shares = [100 * embeddings.leave_one_out(rows, labels, NEIGHBORS) for rows in m.by_depth]
       curves[name] = (np.arange(len(shares)), np.array(shares))
     yield Figure('separable', figures.lines(
-        curves, xlabel='after block (0: before the first)', ylabel='of images (%)',
+        curves, xlabel='after block (0: before the first)', ylabel='share of images (%)',
         title='Classes by nearest neighbors'),
         f'Share of the images whose folder is that of most of their {NEIGHBORS} nearest neighbors, by the mean patch '
         'token at each depth.')

@@ -12,8 +12,8 @@ inside, S those inside its gate, O those it gives, K the side of its depthwise k
 
 The state has `{mean,var} [C]` f32 under the path of each norm. In training BatchNorm takes mean and variance
 over the complete batch of the step, over all devices. Numerics are those of the authors' weights. Blocks follow from
-the compound scaling of the paper (section 3.3, Table 1). Also the cost. Knows no mesh, no
-objective and no weight format.
+the compound scaling of the paper (section 3.3, Table 1). Knows no mesh, no objective and no
+weight format.
 """
 from __future__ import annotations
 
@@ -162,10 +162,11 @@ Draw = tuple[Array | None, Key | None]
 """Rate and key of stochastic depth of a block."""
 
 
-def _draws(num_blocks: int, drop_path: float, key: Key | None) -> list[Draw]:
-  if key is None or not drop_path:
+def _draws(num_blocks: int, last_rate: float, key: Key | None) -> list[Draw]:
+  """Rates rise linearly from 0 in the first block to `last_rate` in the last."""
+  if key is None or not last_rate:
     return [(None, None)] * num_blocks
-  rates, keys = np.linspace(0., drop_path, num_blocks), jax.random.split(key, num_blocks)
+  rates, keys = np.linspace(0., last_rate, num_blocks), jax.random.split(key, num_blocks)
   return [(jnp.asarray(rate, jnp.float32), one) for rate, one in zip(rates, keys, strict=True)]
 
 
@@ -209,9 +210,8 @@ class Network(nn.Module, kw_only=True):
 
 @dataclasses.dataclass(frozen=True)
 class EfficientNet:
-  """An EfficientNet; works for images of any size. `image_px` is what `tabulate` counts for."""
+  """An EfficientNet; works for images of any size."""
   settings: schema.EfficientNet
-  image_px: tuple[int, int]
 
   def init(self, key: Key, image: Array) -> tuple[Params, PyTree]:
     """Parameters and running statistics; of `image [B, H, W, 3]` only the shape is read."""
@@ -241,4 +241,4 @@ def build(model: schema.EfficientNet, image_px: tuple[int, int]) -> EfficientNet
     UserError: lists all settings that do not fit together.
   """
   check.check_model(model, image_px)
-  return EfficientNet(model, (int(image_px[0]), int(image_px[1])))
+  return EfficientNet(model)

@@ -19,8 +19,8 @@ Of the stem of a hybrid (under `stem/` of a ViT), where a norm comes after its c
   stage{s}/unit{u}/{norm1,norm2}/{scale,bias} [H], stage{s}/unit{u}/norm3/{scale,bias} [4 H]
   stage{s}/unit1/{proj/kernel [1, 1, I, 4 H], proj_norm/{scale,bias} [4 H]}
 
-Kernels are stored as they are learned, not standardized. Also the cost of both. Knows no mesh,
-no objective and no weight format.
+Kernels are stored as they are learned, not standardized. Knows no mesh, no objective and no
+weight format.
 """
 from __future__ import annotations
 
@@ -152,9 +152,8 @@ class Network(nn.Module, kw_only=True):
 
 @dataclasses.dataclass(frozen=True)
 class ResNet:
-  """BiT, a `core.contracts.Backbone`; works for images of any size. `image_px` is what `tabulate` counts for."""
+  """BiT, a `core.contracts.Backbone`; works for images of any size."""
   settings: schema.ResNet
-  image_px: tuple[int, int]
 
   def init(self, key: Key, image: Array) -> tuple[Params, PyTree]:
     """Parameters, and `{}`; of `image [B, H, W, 3]` only the shape is read."""
@@ -191,7 +190,7 @@ def build(model: schema.ResNet, image_px: tuple[int, int]) -> ResNet:
     UserError: lists all settings that do not fit together.
   """
   check.check_model(model, image_px)
-  return ResNet(model, (int(image_px[0]), int(image_px[1])))
+  return ResNet(model)
 
 
 def num_channels(layers: tuple[int, ...], width: int) -> int:

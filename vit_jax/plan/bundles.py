@@ -3,8 +3,8 @@
 A TPU core starts one bundle of instructions per cycle, so that the bundles of an operation, each counted as often as
 its loops run, are a lower bound of its cycles: waiting for memory is not in them. This holds for XLA's operations and
 for Pallas kernels alike, which the compiler's own estimate leaves out. The count exists for every chip; libtpu's static
-profile does not (0.0.52 has none for v3 and v4, and fails on some copies elsewhere). Beside that profile the count is
-within 1 % for matrix products on v6e, 17 to 22 % too low on v5e, and 8 to 23 % too low for attention kernels.
+profile does not (0.0.52 has none for v3 and v4, and fails on some copies elsewhere). Compared with that profile, the
+count is within 1 % for matrix products on v6e, 17 to 22 % too low on v5e, and 8 to 23 % too low for attention kernels.
 """
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+# `   0x1 LB: > { iteration index, stage = 0`: address, LB where a loop begins, and one > for each loop around it.
 _BUNDLE = re.compile(r'\s*0?(?:0x[0-9a-f]+|0)\s+((?:[A-Z]{2},? ?)*)\s*:\s*(>*(?:\s*>)*)\s*\{')
+# `  0x17   : > { scmp.ge.s32.totalorder %s12_s9, 10 /* loop exit test`
 _EXIT = re.compile(r'scmp\.(?:ge|gt|eq|ne)\.s32\.totalorder [^,]+, (\d+) /\* loop exit test')
+# `  0x16 PF: > { iteration index, stage = 0`
 _STAGE = re.compile(r'iteration index, stage = (\d)')
+# `1795355470816393711-added.1-01-final_bundles.txt`
 _FILE = re.compile(r'\d+-(.+)-\d+-final_bundles\.txt')
 _UNKNOWN = -1
 

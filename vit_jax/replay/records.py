@@ -1,4 +1,4 @@
-"""A record: a published number, with the command that earns it again. One JSON file each, in `benchmarks/records`.
+"""A record: a published number and the command that reproduces it. One JSON file each, in `benchmarks/records`.
 
 A record does not state a number without the command, the settings, the digests of the data and the machine that it is
 from. Digests that nobody has computed yet are empty, never guessed; `replayed` then says so.
@@ -150,7 +150,7 @@ def from_plain(name: str, plain: Any) -> Record:
   if unknown := sorted(plain.keys() - fields.keys()):
     raise ValueError(f'the unknown field {unknown[0]}')
   if missing := [one for one in ('claim', 'kind', 'command', 'values') if one not in plain]:
-    raise ValueError(f'none of the field {missing[0]}')
+    raise ValueError(f'no field `{missing[0]}`')
   if plain['kind'] not in KINDS:
     raise ValueError(f'the kind {plain["kind"]!r}; known: {", ".join(KINDS)}')
   try:

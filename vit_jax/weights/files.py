@@ -179,7 +179,7 @@ def _as_f32(array: HostArray) -> HostArray:
   if array.dtype.kind == 'V' and array.dtype.itemsize == 2 and array.dtype != ml_dtypes.bfloat16:
     array = array.view(ml_dtypes.bfloat16)
   with np.errstate(over='ignore'):  # values beyond f32 become infinite; `loading` warns about them
-    return np.require(array, np.float32, ['C', 'A']).reshape(array.shape)
+    return np.require(array, np.float32, ['C', 'A'])
 
 
 def write_npz(path: pathlib.Path, tensors: Mapping[str, HostArray]) -> None:

@@ -28,7 +28,7 @@ class Hints(NamedTuple):
   norm_after_pool: bool = False
   settings: Mapping[str, Any] = {}  # others of `schema.ViT` by dotted names, such as `positions.base`
 
-  def over(self, other: Hints) -> Hints:
+  def with_fallback(self, other: Hints) -> Hints:
     """Returns these hints, with unknown values replaced by those of `other`."""
     return Hints(self.heads or other.heads, self.decoder_heads or other.decoder_heads, self.gelu or other.gelu,
                  self.norm_eps or other.norm_eps, self.image_px or other.image_px,
@@ -47,9 +47,10 @@ def parse(text: str) -> Hints:
   found = schema.parse_arg(text, heads=(), decoder_heads=(), gelu=('', *(g.value for g in Gelu)), norm_eps=(), image=(),
                            position_resize=('', *(p.value for p in PositionResize)), pool=())
   return Hints(
-      whole('--model', 'heads', found['heads'], 1, MOST_HEADS), whole('--model', 'decoder_heads',
-                                                                      found['decoder_heads'], 1, MOST_HEADS),
-      Gelu(found['gelu']) if found['gelu'] else None, number('--model', 'norm_eps', found['norm_eps'], *EPSILON),
+      parse_whole('--model', 'heads', found['heads'], 1, MOST_HEADS),
+      parse_whole('--model', 'decoder_heads', found['decoder_heads'], 1, MOST_HEADS),
+      Gelu(found['gelu']) if found['gelu'] else None,
+      parse_number('--model', 'norm_eps', found['norm_eps'], *EPSILON),
       parse_px('--model', found['image']) if found['image'] else None,
       PositionResize(found['position_resize']) if found['position_resize'] else None, parse_pool(found['pool']))
 
@@ -84,21 +85,21 @@ def pool_word(pool: schema.PoolSettings) -> str:
               type(pool).__name__)
 
 
-def whole(flag: str, name: str, text: str, low: int, high: int) -> int:
+def parse_whole(flag: str, name: str, text: str, low: int, high: int) -> int:
   """Parses a whole number of a flag such as `--model=heads=6`; 0 for ''.
 
   Raises:
-    UserError: it is none, or out of range.
+    UserError: the text is not a whole number, or is out of range.
   """
   if not text:
     return 0
-  if not re.fullmatch(r'[0-9]{1,9}', text, re.ASCII) or not low <= int(text) <= high:
+  if not re.fullmatch(r'[0-9]{1,9}', text) or not low <= int(text) <= high:
     raise UserError(f'{flag}={name}: expected a whole number, {low:,} to {high:,}, got {text[:40]!r}.')
   return int(text)
 
 
-def number(flag: str, name: str, text: str, low: float, high: float) -> float:
-  """Parses a number of a flag as `whole` does; 0 for ''."""
+def parse_number(flag: str, name: str, text: str, low: float, high: float) -> float:
+  """Parses a number of a flag as `parse_whole` does; 0 for ''."""
   if not text:
     return 0.
   try:
@@ -112,7 +113,7 @@ def number(flag: str, name: str, text: str, low: float, high: float) -> float:
 
 def parse_px(flag: str, text: str) -> tuple[int, int]:
   """Parses the size of images of a flag, `224` or `224x320` (height x width), px. Raises UserError."""
-  if not re.fullmatch(r'[0-9]+(x[0-9]+)?', text, re.ASCII):
+  if not re.fullmatch(r'[0-9]+(x[0-9]+)?', text):
     raise UserError(f'{flag}=image: expected a size such as 224 or 224x320, got {text[:40]!r}.')
   height, _, width = text.partition('x')
-  return whole(flag, 'image', height, 1, MOST_PX), whole(flag, 'image', width or height, 1, MOST_PX)
+  return parse_whole(flag, 'image', height, 1, MOST_PX), parse_whole(flag, 'image', width or height, 1, MOST_PX)

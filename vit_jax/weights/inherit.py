@@ -1,8 +1,8 @@
 """Settings that a run takes from the weights of `config.init_from` because the config does not set them.
 
 A setting counts as set if it is on the command line, or if the recipe gives it another value than the default of the
-schema; the settings of resizing count as one, and so do mean and standard deviation. The resolved config is written to
-`config.json`, from which a resumed run reads it.
+schema. If a recipe changes one setting of a group, the whole group counts as set; on the command line only the named
+setting does. The resolved config is written to `config.json`, from which a resumed run reads it.
 """
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from vit_jax.weights.network import Weights
 
 log = logging.getLogger('vit_jax.weights')
 
-NETWORK = (('model.gelu',), ('model.norm.eps',), ('model.norm_eps',), ('model.positions.resize',))
-NORMALIZATION = ('data.recipe.mean', 'data.recipe.std')
-IMAGES = tuple(f'data.recipe.{name}' for name in (
+# Groups of settings: a recipe that sets one of a group sets the complete group.
+NETWORK_GROUPS = (('model.gelu',), ('model.norm.eps',), ('model.norm_eps',), ('model.positions.resize',))
+NORMALIZATION_GROUP = ('data.recipe.mean', 'data.recipe.std')
+RESIZING_GROUP = tuple(f'data.recipe.{name}' for name in (
     'eval_resize_px', 'eval_geometry', 'eval_area', 'interpolation', 'antialias', 'truncate'))
-"""Groups of settings: a recipe that sets one of a group sets the complete group."""
 
 Values = dict[str, Any]
 
@@ -48,13 +48,14 @@ def resolve(config: schema.Config, overridden: Collection[str], workdir: storage
   Raises:
     UserError: `init_from` cannot be read.
   """
-  names = unset(config, overridden)
   if not config.init_from or config.init_settings is InitSettings.CONFIG:
     return Resolved(config, None)
-  before = _started(config, workdir)
-  found = None if before else found or loading.load(config.init_from, view=config.init_view)
-  values = _of_config(before) if before else _of_weights(found, config) if found else {}
-  chosen = {name: values[name] for name in names if name in values}
+  if before := _started(config, workdir):
+    found, values = None, _of_config(before)
+  else:
+    found = found or loading.load(config.init_from, view=config.init_view)
+    values = _of_weights(found, config)
+  chosen = {name: values[name] for name in unset(config, overridden) if name in values}
   if changed := [f'{name}={getattr(values[name], "value", values[name])}' for name in chosen
                  if chosen[name] != _of_config(config).get(name)]:
     log.info('Taken from %s, because the config does not set them: %s', config.init_from, ', '.join(changed))
@@ -63,12 +64,22 @@ def resolve(config: schema.Config, overridden: Collection[str], workdir: storage
 
 def unset(config: schema.Config, overridden: Collection[str]) -> list[str]:
   """Returns the names of the settings that weights can provide, and that neither recipe nor command line sets."""
-  groups = (*NETWORK, NORMALIZATION, *([IMAGES] if config.init_settings is InitSettings.WEIGHTS else []))
+  groups = (*NETWORK_GROUPS, NORMALIZATION_GROUP,
+            *([RESIZING_GROUP] if config.init_settings is InitSettings.WEIGHTS else []))
   now = _of_config(config)
-  usual = _of_config(dataclasses.replace(config, model=type(config.model)(), data=schema.Data()))
+  usual = _of_config(dataclasses.replace(config, model=_with_defaults(config.model), data=schema.Data()))
   open_groups = [group for group in groups
                  if all(name in overridden or now.get(name) == usual.get(name) for name in group)]
   return [name for group in open_groups for name in group if name in now and name not in overridden]
+
+
+def _with_defaults(model: schema.Model) -> schema.Model:
+  """Returns a network with the defaults of its class; a setting without a default keeps its value."""
+  defaults: dict[str, Any] = {
+      field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+      for field in dataclasses.fields(model)
+      if field.init and (field.default, field.default_factory) != (dataclasses.MISSING,) * 2}
+  return dataclasses.replace(model, **defaults)
 
 
 def _started(config: schema.Config, workdir: storage.Path) -> schema.Config | None:
@@ -83,13 +94,14 @@ def _started(config: schema.Config, workdir: storage.Path) -> schema.Config | No
 
 def _of_config(config: schema.Config) -> Values:
   """Returns every setting that weights can provide, by dotted name."""
-  recipe = {name: getattr(config.data.recipe, name.removeprefix('data.recipe.')) for name in (*NORMALIZATION, *IMAGES)}
+  recipe = {name: getattr(config.data.recipe, name.removeprefix('data.recipe.')) for name in (
+      *NORMALIZATION_GROUP, *RESIZING_GROUP)}
   return {**_of_model(config.model), **recipe}
 
 
 def _of_model(model: schema.Model) -> Values:
   """Returns those settings of a network that weights can provide and that it has."""
-  found = {name: network.setting(model, name.removeprefix('model.')) for name, *_ in NETWORK}
+  found = {name: network.setting(model, name.removeprefix('model.')) for name, *_ in NETWORK_GROUPS}
   return {name: value for name, value in found.items() if value is not None}
 
 

@@ -105,9 +105,9 @@ def _of_tensors(tensors: Tensors, path: pathlib.Path, where: str, explicit: list
   named = published.find((sidecar.architecture, str(path), where))
   found = tables.read(known.tensors, known.table)
   named = named.applied(known.family, found.leaves.get('backbone/blocks/norm1/scale', np.zeros(1)).shape[-1])
-  hints = hints.over(sidecar.hints).over(named.hints._replace(position_resize=None))
+  hints = hints.with_fallback(sidecar.hints).with_fallback(named.hints._replace(position_resize=None))
   has_gelu = hints.gelu is not None
-  hints = hints.over(known.hints).over(Hints(
+  hints = hints.with_fallback(known.hints).with_fallback(Hints(
       position_resize=resize.convention(known.family, named.hints.position_resize,
                                         has_registers='backbone/registers' in found.leaves),
       pool=infer.pool_of_timm(sidecar.pool or named.pool, found.leaves)))

@@ -33,7 +33,11 @@ _MODULES = (('attention.attention.query', 'attention.q_proj'), ('attention.atten
 
 
 class Run(NamedTuple):
-  """A run with adapters: its merged weights, adapters and heads, the frozen backbone, and the family of its weights."""
+  """A run with adapters.
+
+  found: the run's adapters, head and frozen kernels.   merged: its weights with adapters merged.
+  base: address of the weights it began with.   family: their format.
+  """
   found: runs.Found
   merged: Weights
   base: str
@@ -83,7 +87,7 @@ def _read(where: str, view: str) -> Run:
                     f'{base} ({family}). Choose another --family, which writes merged weights.')
   kind = transformers.kind_of(merged, recognize.KINDS).model_type if family == 'huggingface' else ''
   if model.positions.is_rotary or isinstance(model.mlp, schema.SwiGlu) or kind not in ('', 'vit', 'deit'):
-    raise UserError(f'--weights: expected a ViT without rotary positions and SwiGLU with --family={FAMILY}, got '
+    raise UserError(f'--weights: expected a ViT without rotary positions or SwiGLU with --family={FAMILY}, got '
                     f'{network.describe(model)}. Choose another --family, which writes merged weights.')
   return Run(found, merged, base, family)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Geometry, Interpolation
-from vit_jax.weights.hints import MOST_PX, number, parse_px, whole
+from vit_jax.weights.hints import MOST_PX, parse_number, parse_px, parse_whole
 
 
 class Preprocess(NamedTuple):
@@ -75,9 +75,10 @@ def parse(text: str) -> list[PreprocessRule]:
                            truncate=('', 'true', 'false'))
   values: dict[str, Any] = {**NORMS[found['norm']]} if found['norm'] else {}
   if found['resize']:
-    values['resize'] = 0 if found['resize'] == '0' else whole('--preprocess', 'resize', found['resize'], 1, MOST_PX)
+    values['resize'] = 0 if found['resize'] == '0' else parse_whole(
+        '--preprocess', 'resize', found['resize'], 1, MOST_PX)
   elif found['crop']:
-    values['resize'] = number('--preprocess', 'crop', found['crop'], .01, 10.)
+    values['resize'] = parse_number('--preprocess', 'crop', found['crop'], .01, 10.)
   if found['image']:
     values['image_px'] = parse_px('--preprocess', found['image'])
   if found['geometry']:

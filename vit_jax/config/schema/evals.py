@@ -51,7 +51,7 @@ class Evaluation(Settings):
 
 @dataclasses.dataclass
 class FeatureEvaluation(Evaluation):
-  """The settings of evaluations that read features, and have the classes of the data for themselves."""
+  """Evaluations that read features. They use the class names of their data, not those of the loaded weights' head."""
 
 
 @dataclasses.dataclass

@@ -181,6 +181,8 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
   Raises:
     UserError: sizes that do not fit together, or a decoder that is not installed.
   """
+  if not len(source):
+    raise UserError(f'{title(source)}: expected at least one example, got none. Choose another split or source.')
   if batch_size > len(source):
     raise UserError(f'batch_size: expected at most {len(source)}, the number of examples of {title(source)}, got '
                     f'{batch_size}. Set --config.batch_size={1 << len(source).bit_length() - 1}.')

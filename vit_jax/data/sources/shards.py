@@ -168,7 +168,8 @@ def _jobs(split: str, source: Source, part: pathlib.Path, settings: Settings,
           name_of: Callable[[str], str]) -> Iterator[Job]:
   """Yields the shards of a split, each with a part of a random order. Raises UserError if it has no examples."""
   if not len(source):
-    raise UserError(f'--data: expected at least one example in the split {split}, got none.')
+    raise UserError(f'--data: expected at least one example in the split {split}, got none. Choose another '
+                    'split or source.')
   indexes = order.shuffled(np.arange(len(source)), num_examples=len(source), seed=settings.seed)
   num = settings.num_shards
   if not num:  # by the sizes of the first examples

@@ -1,7 +1,7 @@
 """Interpolation matrices for a number of new tokens that is unknown while the network is traced.
 
-Exports for images of any size need them: the number is then a symbol of `jax.export`. They are those of
-`interpolate.py`, with places as exact fractions of integers and weights in f32.
+Exports for images of any size need them: the number is then a symbol of `jax.export`. The matrices
+equal those of `interpolate.py`. Sample positions are computed as exact integer fractions, weights in f32.
 """
 from __future__ import annotations
 
