@@ -16,7 +16,7 @@ def names(*paths: str) -> set[str]:
 def test_a_module_selects_the_tests_that_import_it_also_through_others() -> None:
   found = names('vit_jax/data/device/mix.py')
   assert {'data/test_mix.py', 'data/test_transforms.py', 'jobs/test_train.py', 'test_end_to_end.py'} <= found
-  assert not {'record/test_clock.py', 'optim/test_adam.py', 'core/test_trees.py'} & found
+  assert not {'record/test_machine.py', 'objectives/test_losses.py', 'core/test_trees.py'} & found
 
 
 @pytest.mark.slow(reason='3 s: reads every file; what changed is below, and no result depends on it')

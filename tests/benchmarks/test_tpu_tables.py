@@ -31,14 +31,15 @@ def test_our_programs_have_the_sizes_of_a_row_and_no_rematerialization() -> None
   config = tpu_tables._request(Row('H/14', 'v3:2x2', 'plain'), 2).config
   model = config.model
   assert isinstance(model, schema.ViT)
-  assert (model.width, model.depth, model.mlp, model.heads, model.stem) == (1280, 2, 5120, 16, schema.PatchStem())
-  assert (model.remat, model.attention, model.pool) == (
+  assert (model.width, model.depth, model.mlp.hidden, model.heads, model.stem) == (
+      1280, 2, 5120, 16, schema.PatchStem())
+  assert (model.remat, model.attention.kernel, model.pool) == (
       schema.Remat.NONE, schema.AttentionKernel.XLA, schema.Mean())
   assert config.batch_size == 8 * 16 and config.mesh.fsdp == 8
   for program, mlp_kernel in (('fused', schema.MlpKernel.XLA), ('fused_mlp', schema.MlpKernel.FUSED)):
     model = tpu_tables._request(FUSED._replace(program=program), 2).config.model
     assert isinstance(model, schema.ViT)
-    assert (model.attention, model.mlp_kernel) == (schema.AttentionKernel.FUSED, mlp_kernel)
+    assert (model.attention.kernel, model.mlp.kernel) == (schema.AttentionKernel.FUSED, mlp_kernel)
 
 
 def test_figures_at_the_complete_depth_lie_on_a_line() -> None:

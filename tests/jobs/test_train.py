@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import numpy as np
@@ -20,10 +19,9 @@ from vit_jax.config import json_files
 from vit_jax.core import types
 from vit_jax.core.errors import DataStopped
 from vit_jax.data.pipeline import loader
-from vit_jax.jobs import report_page, resume
+from vit_jax.jobs import report_page, resume, train
 from vit_jax.record import checkpoint_files, machine, reader, run_directory
 from vit_jax.train.state import TrainState
-from vit_jax.weights import init_state
 
 TINY = ['--config=digits', '--config.model.depth=1', '--config.model.width=16', '--config.model.heads=2',
         '--config.model.mlp.hidden=16', '--config.batch_size=40', '--config.length=12 steps',
@@ -282,13 +280,13 @@ def test_evaluating_nothing_is_refused(tmp_path: pathlib.Path, capsys: pytest.Ca
 def test_a_loss_that_is_not_finite_stops_the_run_with_a_message(
     done: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch) -> None:
-  begin = init_state.begin
+  initialize = train.Run._initialize
 
-  def spoilt(*args: Any) -> TrainState:
-    state = begin(*args)
+  def spoilt(self: train.Run) -> TrainState:
+    state = initialize(self)
     return state._replace(params=jax.tree.map(lambda leaf: leaf * np.float32('nan'), state.params))
 
-  monkeypatch.setattr(init_state, 'begin', spoilt)
+  monkeypatch.setattr(train.Run, '_initialize', spoilt)
   assert run(tmp_path) == 2
   text = capsys.readouterr().err
   assert 'Step 1 is not finite: loss' in text and 'on_nonfinite=skip' in text

@@ -85,7 +85,7 @@ def by_name(declared: Any, name: str, models: Models | None) -> Any:
   expected = (', '.join(known) + ' or a size such as S/16' * is_model
               + ', or MODULE:CLASS of your own' * (base(declared) is not None))
   near = nearest(name, known)
-  raise UserError(f'expected {expected}, got {name!r}.' + ('' if near.startswith(' Known') else near))
+  raise UserError(f'expected {expected}, got {name[:60]!r}.' + ('' if near.startswith(' Known') else near))
 
 
 def walk(config: Any, declared: Any = None, path: str = '') -> Iterator[tuple[str, Any]]:
