@@ -85,3 +85,11 @@ def test_a_row_says_how_a_record_is_replayed() -> None:
   assert shown(replayed='2026-11-23') == 'EQUAL, 2026-11-23: `x`' and shown() == 'not yet: `x`'
   assert shown(replayed='never, since 2026-11-21') == 'never, since 2026-11-21: `x`'
   assert shown(replayed='2026-11-23', tolerance=records.Tolerance(.01)) == 'within 0.01, 2026-11-23: `x`'
+
+
+def test_a_missing_field_is_named() -> None:
+  whole = {'claim': 'x', 'kind': 'train', 'command': ['vit-jax train'], 'values': {'a': 1.}}
+  assert records.from_plain('one', whole).claim == 'x'
+  for name in whole:
+    with pytest.raises(ValueError, match=f'^no field `{name}`$'):
+      records.from_plain('one', {key: value for key, value in whole.items() if key != name})
