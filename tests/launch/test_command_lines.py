@@ -145,7 +145,7 @@ def test_every_line_of_a_launcher_passes_its_check_and_starts(pod: Machines, lin
     assert found.returncode == 2 and 'expected a prepared dataset, got no info.json' in text, text
     assert f'{pod.folder}/host0/vit_jax_job/data' in text and 'chip-hours. Delete it: bash launch/tpu_pod.sh' in text
   elif script == 'gpu_slurm.sh':  # the data must be on the file system that this machine shares
-    assert found.returncode == 2 and 'expected a folder of images, got no folder' in text and not pod.calls, text
+    assert found.returncode == 2 and 'expected a prepared dataset, got no info.json' in text and not pod.calls, text
   else:
     assert found.returncode == 0, text
 
