@@ -9,5 +9,15 @@ class UserError(ValueError):
     return redacted(super().__str__())
 
 
+class TemporaryError(RuntimeError):
+  """Reports a failure of the environment: storage, the network, or another process of the run.
+
+  The same command may succeed later, so the program ends with status 75, which launchers try again.
+  """
+
+  def __str__(self) -> str:
+    return redacted(super().__str__())
+
+
 class DataStopped(UserError):
   """Reports that no more batches can be loaded. The state of the run is valid and can be saved."""

@@ -19,12 +19,13 @@ from typing import NamedTuple
 
 import vit_jax
 from vit_jax.core import implementation
-from vit_jax.core.errors import UserError
+from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.os_errors import ADVICE, chain
 from vit_jax.core.redaction import redacted
 
 USER_ERROR = 2     # the message explains what to change; repeating the same command does not help
 UNFORESEEN = 70    # EX_SOFTWARE of sysexits.h: an error of this program, or of another process of the run
+TRY_AGAIN = 75     # EX_TEMPFAIL: stopped on request, or the environment failed; the same command resumes
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 BROKEN_PIPE = 141  # 128 + SIGPIPE, likewise
 SHOW = 'VIT_JAX_TRACEBACK'
@@ -59,8 +60,9 @@ def explain(error: BaseException, words: Sequence[str] = (), environ: Mapping[st
     environ: the process environment. `VIT_JAX_TRACEBACK=1` adds the traceback to every message.
 
   Returns:
-    2 with advice for errors of the user, of the user's own code or of the machine, 130 for Ctrl-C, 141 for a closed
-    standard output, and 70 with the path of a saved traceback for everything else.
+    2 with advice for errors of the user, of the user's own code or of the machine, 75 for temporary errors of the
+    environment, 130 for Ctrl-C, 141 for a closed standard output, and 70 with the path of a saved traceback for the
+    rest.
   """
   found = _known(error)
   if environ.get(SHOW) in (None, '', '0'):
@@ -73,6 +75,8 @@ def _known(error: BaseException) -> Failure | None:
   """Returns the failure for an exception with a known cause; None for others."""
   if isinstance(error, UserError):
     return Failure(USER_ERROR, f'error: {error}')
+  if isinstance(error, TemporaryError):
+    return Failure(TRY_AGAIN, f'error: {error}')
   if isinstance(error, KeyboardInterrupt):
     return Failure(INTERRUPTED, 'Interrupted.')
   if isinstance(error, BrokenPipeError) and _is_output_closed():

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 
-from vit_jax.core.errors import UserError
+from vit_jax.core.errors import TemporaryError, UserError
 
 _SPACE = 'Free some space, or choose another disk.'
 _RIGHTS = 'Change the permissions, or choose another path.'
@@ -42,6 +42,11 @@ _OF_FILES = (errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAME
 _STATUS = {'RESOURCE_EXHAUSTED': _MEMORY, 'PERMISSION_DENIED': _RIGHTS, 'UNAUTHENTICATED': _RIGHTS,
            'UNAVAILABLE': _DEVICE, 'DEADLINE_EXCEEDED': _DEVICE}
 """Status codes of XLA and TensorStore that do not concern the content of a file."""
+TEMPORARY = (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNREFUSED,
+             errno.ECONNABORTED, errno.EPIPE, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EBUSY)
+"""Error numbers of storage and networks after which the same operation may succeed."""
+_TEMPORARY_TEXT = re.compile(r'\b(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED)\b|'
+                             r'\b(HTTP|status|code)\D{0,12}(408|429|50[0234])\b')
 _NUMBER = re.compile(r"\[Errno (\d+)\]|os_error_code='(\d+)'")
 _TAIL = re.compile(r' \[(?:os_error_code|tensorstore_spec|source locations)=')
 _JAX = ('JaxRuntimeError', 'XlaRuntimeError')
@@ -87,6 +92,19 @@ def writing(what: str, error: BaseException) -> Obstacle:
   """Returns the error to raise instead of one that occurred while writing `what`."""
   advice = find(error) or 'Move away what is there.'
   return Obstacle(f'{what}: expected to write it, got {first_line(error)}. {advice} Then run the same command again.')
+
+
+def is_temporary(error: BaseException) -> bool:
+  """Returns whether the same operation may succeed later: storage or a network failed, not the content of a file."""
+  for one in chain(error, with_context=False):
+    if isinstance(one, TemporaryError | TimeoutError | ConnectionError):
+      return True
+    if isinstance(one, UserError):
+      return False
+    number = one.errno if isinstance(one, OSError) and one.errno is not None else _find_number(str(one))
+    if number in TEMPORARY or _TEMPORARY_TEXT.search(str(one)):
+      return True
+  return False
 
 
 def chain(error: BaseException, *, with_context: bool) -> Iterator[BaseException]:

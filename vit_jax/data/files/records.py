@@ -18,7 +18,7 @@ import numpy as np
 
 from vit_jax.core import lazy
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import access, open_files, tfrecord_index
+from vit_jax.data.files import access, open_files, ranges, tfrecord_index
 from vit_jax.data.image.headers import BadImage
 
 if TYPE_CHECKING:
@@ -131,8 +131,7 @@ class TfRecords:
     path = self._paths[file]
     if offset == tfrecord_index.LOST:
       raise BadRecord(f'the record is lost: {path} is damaged before it, or truncated')
-    with open_files.pool().use(('tfrecord', path), lambda: os.open(path, os.O_RDONLY), os.close) as opened:
-      frame = os.pread(opened, size + tfrecord_index.FOOTER_BYTES, offset)
+    frame = ranges.read(path, offset, size + tfrecord_index.FOOTER_BYTES)
     record = frame[:size]
     if len(frame) < size + tfrecord_index.FOOTER_BYTES or tfrecord_index.mask(record) != frame[size:]:
       raise BadRecord(f'the record at byte {offset:,} of {path} does not match its checksum')
