@@ -100,7 +100,7 @@ def test_arrays_need_no_decoder() -> None:
 
 def test_without_the_package_a_run_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(jpeg, '_PACKAGE', 'nowhere.codec')
-  with pytest.raises(UserError, match=r"not installed. Run pip install 'vit_jax\[crop\]'"):
+  with pytest.raises(UserError, match=r"no GPU needed\), got none. Run: pip install 'nvidia"):
     loader.train_loader(builtin.open_digits('train'), recipe=schema.Recipe(), image_px=(8, 8), batch_size=8, seed=0,
                         shard=Shard((0,), 1), workers=0, threads=1, in_memory=False, max_bad_images=1,
                         decode=schema.Decode.CROP)

@@ -91,7 +91,7 @@ def test_a_missing_package_is_reported_with_its_installation(monkeypatch: pytest
     return real(name, *args, **kwargs)
 
   monkeypatch.setattr(builtins, '__import__', refuse)
-  with pytest.raises(UserError, match=r'expected the package sentencepiece to read it, got none\. Run pip install'):
+  with pytest.raises(UserError, match=r"the Python package sentencepiece, got none\. Run: pip install 'senten"):
     opened('siglip')
 
 

@@ -205,11 +205,6 @@ def test_a_target_that_cannot_be_is_refused(to: str, said: str, tmp_path: pathli
     job.write(loaded.weights('vit'), tmp_path / to, from_pixels=False)
 
 
-def test_a_missing_package_is_reported_with_install_instructions() -> None:
-  with pytest.raises(UserError, match=r"onnxxx: expected it to be installed, .*Run: pip install 'vit-jax\[onnx\]'"):
-    export_onnx.need('onnxxx')
-
-
 def test_equal_tensors_are_stored_once_and_have_the_names_of_parameters() -> None:
   params = {'a': {'blocks': {'w': np.arange(6.).reshape(2, 3)}}, 'b': np.ones(4)}
   names = export_onnx.names_of(params)

@@ -78,7 +78,7 @@ def test_the_nearest_name_is_suggested() -> None:
 
 def test_a_missing_compiler_is_reported_with_install_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(topologies.importlib.util, 'find_spec', lambda name: None)
-  assert "pip install 'vit-jax[plan]'" in topologies.missing(topologies.parse('v3:2x2'))
+  assert "Run: pip install 'libtpu>=" in topologies.missing(topologies.parse('v3:2x2'))
   assert topologies.missing(topologies.parse('cpu:8')) == ''
 
 

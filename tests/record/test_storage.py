@@ -31,7 +31,7 @@ def test_another_kind_of_storage_is_refused(text: str) -> None:
 
 def test_a_client_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(storage.importlib.util, 'find_spec', lambda name: None)
-  with pytest.raises(UserError, match=r"gs://a/b needs the package gcsfs.*pip install 'vit-jax\[gcs\]'"):
+  with pytest.raises(UserError, match=r'gs://a/b: expected the Python package gcsfs, got none. Run: pip install'):
     storage.open_path('gs://a/b')
 
 

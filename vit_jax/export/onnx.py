@@ -1,7 +1,6 @@
 """Writes a network as an ONNX file, with its graph and parameters, and runs the file with onnxruntime."""
 from __future__ import annotations
 
-import importlib
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,8 +9,7 @@ import jax
 import numpy as np
 from jax import export
 
-from vit_jax.core import trees
-from vit_jax.core.errors import UserError
+from vit_jax.core import extras, trees
 from vit_jax.core.types import Array, HostArray, Params
 from vit_jax.export import graph as export_graph
 from vit_jax.export import rules
@@ -37,7 +35,7 @@ def write(path: pathlib.Path, function: Callable[[Array], Array], params: Params
   Raises:
     UserError: onnx is not installed, or the network has an operation without a rule.
   """
-  onnx = need('onnx')
+  onnx = extras.load('onnx', 'onnx', '--to=FILE.onnx')
   image = free(image, multiple)
   traced = jax.make_jaxpr(function)(image)
   writer = export_graph.Writer(onnx.helper, names_of(params), rules.RULES)
@@ -82,7 +80,8 @@ def run(path: pathlib.Path, image: HostArray) -> HostArray:
   Raises:
     UserError: onnxruntime is not installed.
   """
-  session = need('onnxruntime').InferenceSession(str(path), providers=['CPUExecutionProvider'])
+  onnxruntime = extras.load('onnxruntime', 'onnx', '--to=FILE.onnx')
+  session = onnxruntime.InferenceSession(str(path), providers=['CPUExecutionProvider'])
   found, = session.run(None, {'image': image})
   return found
 
@@ -97,15 +96,3 @@ def names_of(params: Params) -> dict[str, str]:
         found.setdefault(export_graph.digest(one), f'{before}blocks/{layer}/{after}')
     found.setdefault(export_graph.digest(leaf), path)
   return found
-
-
-def need(package: str) -> Any:
-  """Imports an optional package.
-
-  Raises:
-    UserError: it is not installed.
-  """
-  try:
-    return importlib.import_module(package)
-  except ImportError as error:
-    raise UserError(f"{package}: expected it to be installed, got {error}. Run: pip install 'vit-jax[onnx]'") from error

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from jax.sharding import Mesh
 
 from vit_jax.config import schema
-from vit_jax.core.errors import UserError
+from vit_jax.core import extras
 from vit_jax.jobs import build
 from vit_jax.record import run_directory, storage
 from vit_jax.record.trackers import tensorboard
@@ -36,8 +36,7 @@ def check(config: schema.Config) -> None:
   """
   for setting, (package, *_) in PACKAGES.items():
     if getattr(config.trackers, setting) and importlib.util.find_spec(package) is None:
-      raise UserError(f'trackers.{setting}: expected the Python package {package}, got none. Install it with pip '
-                      f"install 'vit-jax[{setting}]', or remove the setting.")
+      raise extras.missing(package, setting, f'trackers.{setting}')
 
 
 def opener(config: schema.Config, workdir: storage.Path, resumed_from: int | None) -> Callable[[str], list[Guarded]]:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vit_jax.config import layout
+from vit_jax.core import extras
 from vit_jax.core.errors import UserError
 from vit_jax.parallel import xla_flags
 
@@ -165,8 +166,7 @@ def missing(topology: Topology) -> str:
   """Returns why this machine cannot compile for a topology, and what to do about it; '' if it can."""
   match topology.chip.platform:
     case 'tpu' if importlib.util.find_spec('libtpu') is None:
-      return ("The TPU compiler is not installed. Install it with `pip install 'vit-jax[plan]'` (the package libtpu; "
-              'Linux, no TPU needed).')
+      return f'The TPU compiler is not installed (Linux; no TPU is needed). Run: {extras.install("plan")}'
     case 'gpu' if (count := len(glob.glob('/dev/nvidia[0-9]*'))) < topology.num_devices:
       return (f'A program for {topology.name} can be compiled only on a machine with that many GPUs; this machine has '
               f'{count or "none"}.')

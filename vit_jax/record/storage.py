@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from vit_jax.core import address
+from vit_jax.core import address, extras
 from vit_jax.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def open_path(path: PathLike) -> Path:
   if not text.startswith(REMOTE) or not text.removeprefix(REMOTE).strip('/'):
     raise UserError(f'{text}: expected a folder or {REMOTE}BUCKET/PATH for a run.')
   if not any(importlib.util.find_spec(name) for name in _PACKAGES):
-    raise UserError(f"{text} needs the package gcsfs, which is not installed; `pip install 'vit-jax[gcs]'` adds it")
+    raise extras.missing('gcsfs', 'gcs', text)
   from etils import epath  # imported here because local runs do not need it
   refresh(text)
   return epath.Path(text)

@@ -31,7 +31,7 @@ class InMemory(enum.Enum):
 class Decode(enum.Enum):
   """How much of a stored JPEG is decoded where a recipe crops it at random."""
   FULL = 'full'
-  CROP = 'crop'  # what the crop shows, by nvImageCodec (pip install 'vit_jax[crop]'; no GPU needed)
+  CROP = 'crop'  # what the crop shows, by nvImageCodec (extra `crop`; no GPU needed)
   REDUCED = 'reduced'  # at 1/2, 1/4 or 1/8 of the size where the crop is so much larger than its target; other pixels
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.core import extras
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.image import decode, headers
@@ -107,8 +108,8 @@ def is_installed() -> bool:
 def check_installed() -> None:
   """Raises UserError if nvImageCodec is not installed."""
   if not is_installed():
-    raise UserError("data.decode=crop: expected nvImageCodec, which is not installed. Run pip install 'vit_jax[crop]' "
-                    '(Linux, no GPU needed), or set data.decode=full, which gives the same images.')
+    raise UserError('data.decode=crop: expected the Python package nvImageCodec (Linux, no GPU needed), got none. Run: '
+                    f'{extras.install("crop")}, or set data.decode=full, which gives the same images.')
 
 
 def _codec() -> Any:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from vit_jax.core import extras
 from vit_jax.core.errors import UserError
 
 MISSING = 3  # exit status if a package is not installed
@@ -33,8 +34,8 @@ def main(arguments: Sequence[str]) -> int:
   try:
     tfds.builder(name, data_dir=data_dir, file_format='array_record').download_and_prepare()
   except ModuleNotFoundError as error:
-    print(f'error: preparing tfds:{name} needs the package {error.name}, which is not installed. Run '
-          "pip install 'vit-jax[tfds]'. It is needed to prepare the dataset, not to read it.", file=sys.stderr)
+    print(f'error: preparing tfds:{name} needs the package {error.name}, which is not installed. It is '
+          f'needed to prepare the dataset, not to read it. Run: {extras.install("tfds")}', file=sys.stderr)
     return MISSING
   except (tfds.core.registered.DatasetNotFoundError, ValueError, AssertionError, OSError) as error:
     print(f'error: tfds:{name}: {error}', file=sys.stderr)

@@ -1,7 +1,7 @@
 """Tokenizers from the files that models are published with: texts become ids of a fixed length.
 
 A file is read by `tokenizers` (`tokenizer.json`; `vocab.json` with `merges.txt`) or by `sentencepiece` (`*.model`),
-which `pip install vit-jax[text]` installs. The special tokens of a family are added here, because files differ in
+the packages of the extra `text`. The special tokens of a family are added here, because files differ in
 whether they add them:
 
   CLIP      start, text, end; padded with the end; a long text is cut before the end
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.core import json_text
+from vit_jax.core import extras, json_text
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 
@@ -26,7 +26,6 @@ FILES = {CLIP: ('tokenizer.json', 'vocab.json'), SIGLIP: ('spiece.model', 'token
          TIPS: ('tokenizer.model', 'tokenizer.json')}
 """Names of tokenizer files by family, the first found is used. `vocab.json` needs `merges.txt` beside it."""
 _MOST_BYTES = 2**28  # 8 times the largest one, of 256,000 pieces
-INSTALL = "Run pip install 'vit-jax[text]'."
 _CLIP_WORDS = (r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+")
 """How CLIP splits texts: a fact of its vocabulary."""
 
@@ -124,7 +123,7 @@ def _read(path: pathlib.Path) -> _Encoder:
       return _sentencepiece(path)
     return _tokenizers(path)
   except ModuleNotFoundError as error:
-    raise UserError(f'{path}: expected the package {error.name} to read it, got none. {INSTALL}') from None
+    raise extras.missing(error.name or 'tokenizers', 'text', str(path)) from None
   except UserError:
     raise
   except OSError as error:
