@@ -1,7 +1,8 @@
 """BYOL on CIFAR-10 at 32 px with a small ViT/8, for one CPU core: two crops of 32 px.
 
-Data:     an ArrayRecord-prepared TFDS `cifar10`, or a folder: --config.data.source=folder:PATH. Only the evaluations
-          use labels.
+Data:     CIFAR-10 as written by `vit-jax prepare --data=cifar10 --to=DIR`, with the argument source=array_record:DIR,
+          such as --config=byol_cifar10:source=array_record:DIR; or a TFDS `cifar10` (the default), or
+          source=folder:PATH. Only the evaluations use labels.
 Source:   arXiv 2006.07733 at a small scale; sizes and rates are our own.
 Differs:  AdamW in place of LARS, projections of 64 in place of 256, no blur (2 px are too much for 32), half of the
           color changes, and LayerNorm in place of BatchNorm in the heads (`objectives/byol.py`).
@@ -16,13 +17,14 @@ Expected: loss 4.0 to 0.15 and spread 0.43 to 0.12, without an alarm. So short a
 from vit_jax.config import schema as s
 
 
-def get_config() -> s.Config:
-  """The run."""
+def get_config(arguments: str = '') -> s.Config:
+  """The run, on source=…."""
+  source = s.parse_arg(arguments, source=())['source'] or 'tfds:cifar10'
   views = s.Views(on=True, num_local=0, global_area=(.2, 1.), blur=(0., 0., 0.), solarize=(0., .2, 0.), grayscale=.2,
                   jitter=s.Jitter(.4, .4, .2, .1, probability=.8))
   return s.Config(
       name='byol_cifar10', length='48e3 examples', batch_size=64, image_px=(32, 32),
-      data=s.Data(source='tfds:cifar10', recipe=s.Recipe(
+      data=s.Data(source=source, recipe=s.Recipe(
           views=views, crop_sampler=s.CropSampler.TENSORFLOW, crop_aspect=(.75, 4 / 3), flip=True, eval_resize_px=32)),
       model=s.ViT(patch=8, width=64, depth=3, heads=4, mlp=s.Mlp(128), pool=s.Mean(),
                   positions=s.Learned(resize=s.PositionResize.BICUBIC_OFFSET)),

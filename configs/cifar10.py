@@ -1,6 +1,7 @@
 """CIFAR-10 from scratch with a small ViT/4 at 32 px: ten minutes on two CPU cores.
 
-Data:     an ArrayRecord-prepared TFDS `cifar10`, or a folder: --config.data.source=folder:PATH
+Data:     CIFAR-10 as written by `vit-jax prepare --data=cifar10 --to=DIR`, with the argument source=array_record:DIR,
+          such as --config=cifar10:source=array_record:DIR; or a TFDS `cifar10` (the default), or source=folder:PATH.
 Differs:  It follows no paper.
 Run:      python -m vit_jax.main --config=configs/cifar10.py --workdir=runs/cifar10
 Plan:     1 device, 0.3 M parameters; about ten minutes on 2 CPU cores.
@@ -9,11 +10,12 @@ Expected: see docs/explanation/results.md.
 from vit_jax.config import schema as s
 
 
-def get_config() -> s.Config:
-  """The run."""
+def get_config(arguments: str = '') -> s.Config:
+  """The run, on source=…."""
+  source = s.parse_arg(arguments, source=())['source'] or 'tfds:cifar10'
   return s.Config(
       name='cifar10', length='5 epochs', batch_size=128, image_px=(32, 32),
-      data=s.Data(source='tfds:cifar10', recipe=s.Recipe(crop=s.Crop.RESIZE, flip=True, shift_px=2)),
+      data=s.Data(source=source, recipe=s.Recipe(crop=s.Crop.RESIZE, flip=True, shift_px=2)),
       model=s.ViT(patch=4, width=96, depth=4, heads=3, mlp=s.Mlp(192), pool=s.Mean()),
       objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=.1),
       optimizer=s.AdamW(lr=2e-3, b1=.9, b2=.999, weight_decay=.05, clip_norm=1.,

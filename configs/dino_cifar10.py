@@ -1,7 +1,8 @@
 """DINO on CIFAR-10 at 32 px with a small ViT/8, for one CPU core: 2 crops of 32 px and 2 of 16 px.
 
-Data:     an ArrayRecord-prepared TFDS `cifar10`, or a folder: --config.data.source=folder:PATH; labels are used by the
-          evaluations alone.
+Data:     CIFAR-10 as written by `vit-jax prepare --data=cifar10 --to=DIR`, with the argument source=array_record:DIR,
+          such as --config=dino_cifar10:source=array_record:DIR; or a TFDS `cifar10` (the default), or
+          source=folder:PATH; labels are used by the evaluations alone.
 Source:   arXiv 2104.14294 at a small scale: 1,024 prototypes, no blur (2 px are too much for 32), half the other
           changes of color, momentum from 0.99; sizes and rates are our own.
 Differs:  It is a small form of the paper's method: 1,024 prototypes, no blur, half the other changes of color,
@@ -19,13 +20,14 @@ Expected: 20 nearest neighbors by the teacher 28.6, 28.8, 29.4, 29.9 and 30.2 % 
 from vit_jax.config import schema as s
 
 
-def get_config() -> s.Config:
-  """The run."""
+def get_config(arguments: str = '') -> s.Config:
+  """The run, on source=…."""
+  source = s.parse_arg(arguments, source=())['source'] or 'tfds:cifar10'
   views = s.Views(on=True, num_local=2, local_px=16, local_area=(.1, .4), blur=(0., 0., 0.), solarize=(0., .1, 0.),
                   grayscale=.1, jitter=s.Jitter(.4, .4, .2, .1, probability=.5), global_area=(.4, 1.))
   return s.Config(
       name='dino_cifar10', length='48e3 examples', batch_size=64, image_px=(32, 32),
-      data=s.Data(source='tfds:cifar10', recipe=s.Recipe(crop_sampler=s.CropSampler.TORCHVISION,
+      data=s.Data(source=source, recipe=s.Recipe(crop_sampler=s.CropSampler.TORCHVISION,
                                                          crop_aspect=(.75, 4 / 3), flip=True, views=views,
                                                          eval_resize_px=32)),
       model=s.ViT(patch=8, width=64, depth=3, heads=4, mlp=s.Mlp(128), pool=s.Mean(),

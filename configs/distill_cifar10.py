@@ -1,7 +1,9 @@
 """Distillation on CIFAR-10 at 32 px with 1,000 labels, for one CPU core: a small ViT/4 and a trained ViT-Ti.
 
-Data:     an ArrayRecord-prepared TFDS `cifar10`, or a folder: --config.data.source=folder:PATH. Teacher and `alone` get
-          the first 1,000 training images with labels; the distilled student all 50,000, with the teacher's outputs.
+Data:     CIFAR-10 as written by `vit-jax prepare --data=cifar10 --to=DIR`, with the argument source=array_record:DIR,
+          such as --config=distill_cifar10:source=array_record:DIR; or a TFDS `cifar10` (the default), or
+          source=folder:PATH. Teacher and `alone` get the first 1,000 training images with labels; the distilled student
+          all 50,000, with the teacher's outputs.
 Source:   arXiv 2012.12877, eq. 2 (soft), with all weight on the teacher; sizes and rates are our own.
 Differs:  It is a small form of the paper's method, with sizes and rates of this project.
 Run:      python -m vit_jax.main --config=configs/distill_cifar10.py:teacher --config.init_from=FILE
@@ -24,7 +26,8 @@ from vit_jax.recipes import sizes
 
 def get_config(arguments: str = '') -> s.Config:
   """The run of `taught` (the default), `teacher` or `alone`."""
-  part = s.parse_arg(arguments, part=('taught', 'teacher', 'alone'))['part']
+  given = s.parse_arg(arguments, part=('taught', 'teacher', 'alone'), source=())
+  part = given['part']
   teacher = sizes.vit('Ti/16')
   teacher.patch, teacher.gelu = 8, s.Gelu.EXACT
   student = s.ViT(patch=4, width=64, depth=3, heads=4, mlp=s.Mlp(128), pool=s.Mean())
@@ -33,7 +36,7 @@ def get_config(arguments: str = '') -> s.Config:
   own = part == 'teacher'
   return s.Config(
       name=f'distill_cifar10 {part}', length=length, batch_size=32 if own else 64, image_px=(32, 32),
-      data=s.Data(source='tfds:cifar10', train_split='train' if part == 'taught' else 'train[:2%]',
+      data=s.Data(source=given['source'] or 'tfds:cifar10', train_split='train' if part == 'taught' else 'train[:2%]',
                   recipe=s.Recipe(crop=s.Crop.RESIZE, flip=True, shift_px=4)),
       model=teacher if own else student,
       objective=taught if part == 'taught' else s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=0.),

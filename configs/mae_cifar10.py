@@ -1,7 +1,8 @@
 """MAE on CIFAR-10 at 32 px with a small ViT/4, for one CPU core: self-supervised features without labels.
 
-Data:     an ArrayRecord-prepared TFDS `cifar10`, or a folder: --config.data.source=folder:PATH; labels are used by the
-          evaluations alone.
+Data:     CIFAR-10 as written by `vit-jax prepare --data=cifar10 --to=DIR`, with the argument source=array_record:DIR,
+          such as --config=mae_cifar10:source=array_record:DIR; or a TFDS `cifar10` (the default), or
+          source=folder:PATH; labels are used by the evaluations alone.
 Differs:  It is a small form of the paper's method, with sizes and rates of this project.
 Run:      python -m vit_jax.main --config=configs/mae_cifar10.py --workdir=runs/mae_cifar10
           --config.length='1 steps' --config.optimizer.lr=0 measures the same network at initialization.
@@ -14,12 +15,13 @@ Expected: on 2,000 test images, from 5,000 labeled ones: 36.2 % by 20 nearest ne
 from vit_jax.config import schema as s
 
 
-def get_config() -> s.Config:
-  """The run."""
+def get_config(arguments: str = '') -> s.Config:
+  """The run, on source=…."""
+  source = s.parse_arg(arguments, source=())['source'] or 'tfds:cifar10'
   seen, test = 'train[:10%]', 'test[:20%]'
   return s.Config(
       name='mae_cifar10', length='5 epochs', batch_size=128, image_px=(32, 32),
-      data=s.Data(source='tfds:cifar10', recipe=s.Recipe(crop=s.Crop.RESIZE, flip=True, shift_px=4)),
+      data=s.Data(source=source, recipe=s.Recipe(crop=s.Crop.RESIZE, flip=True, shift_px=4)),
       model=s.ViT(patch=4, width=64, depth=3, heads=4, mlp=s.Mlp(128), pool=s.Mean(),
                   positions=s.SinCos(s.Frequencies.MAE)),
       objective=s.Mae(decoder_width=48, decoder_depth=1, decoder_heads=4, mask_ratio=.75, norm_pix_loss=True),

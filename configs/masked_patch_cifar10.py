@@ -1,7 +1,8 @@
 """Masked patch prediction on CIFAR-10 at 32 px with a small ViT/4, for one CPU core: the ViT paper's self-supervision.
 
-Data:     an ArrayRecord-prepared TFDS `cifar10`, or a folder: --config.data.source=folder:PATH; labels are used by the
-          evaluations alone.
+Data:     CIFAR-10 as written by `vit-jax prepare --data=cifar10 --to=DIR`, with the argument source=array_record:DIR,
+          such as --config=masked_patch_cifar10:source=array_record:DIR; or a TFDS `cifar10` (the default), or
+          source=folder:PATH; labels are used by the evaluations alone.
 Source:   arXiv 2010.11929, Appendix B.1.2; sizes and rates are our own.
 Differs:  It is a small form of the paper's method, with sizes and rates of this project.
 Run:      python -m vit_jax.main --config=configs/masked_patch_cifar10.py:pixels --workdir=runs/masked_patch_cifar10
@@ -19,11 +20,12 @@ from vit_jax.config import schema as s
 
 def get_config(arguments: str = '') -> s.Config:
   """The run, for `color`, `colors` or `pixels`."""
-  target = s.parse_arg(arguments, target=('color', 'colors', 'pixels'))['target']
+  given = s.parse_arg(arguments, target=('color', 'colors', 'pixels'), source=())
+  target = given['target']
   seen, test = 'train[:10%]', 'test'
   return s.Config(
       name=f'masked_patch_cifar10 {target}', length='9 epochs', batch_size=128, image_px=(32, 32),
-      data=s.Data(source='tfds:cifar10', recipe=s.Recipe(crop=s.Crop.RESIZE, flip=True, shift_px=4)),
+      data=s.Data(source=given['source'] or 'tfds:cifar10', recipe=s.Recipe(crop=s.Crop.RESIZE, flip=True, shift_px=4)),
       model=s.ViT(patch=4, width=64, depth=4, heads=4, mlp=s.Mlp(128), pool=s.Mean()),
       objective=s.MaskedPatch(target=s.PatchTarget(target), mask_ratio=.5, mask_token_prob=.8, random_patch_prob=.1),
       optimizer=s.AdamW(lr=2e-3, b1=.9, b2=.999, weight_decay=.05, clip_norm=1.,

@@ -298,12 +298,15 @@ JOBS = {
         Flag('steps', wholes(0), 'steps of the checkpoints to average'), CONFIG)),
     'prepare': Job('Write images as ArrayRecord shards; or label maps by a trained network.', 'jobs.prepare', (
         Flag('to', LOCAL, 'directory to write'),), (
-        Flag('data', TEXT, 'images to write: folder:PATH or tfds:NAME[/CONFIG][:VERSION]', ''),
+        Flag('data', TEXT, 'images to write: folder:PATH, tfds:NAME[/CONFIG][:VERSION], cifar10, cifar100 or mnist',
+             ''),
+        Flag('archive', FILE, "file of CIFAR, or folder of MNIST's files", '', 'downloaded from the authors'),
         Flag('short_px', whole(1, 65_535), 'resize images to this short side', 0, 'files stay unchanged'),
         Flag('shards', whole(1, 100_000), 'number of files per split', 0, 'one per 256 MiB, or 8,192 images'),
         Flag('processes', whole(1, 1024), 'processes that write shards', 0, 'one per 8 cores'),
         Flag('quality', whole(1, 100), 'JPEG quality of resized images', None, '90'),
-        Flag('seed', whole(0, 2**32 - 1), 'seed of the order of the examples', 0),
+        Flag('seed', whole(0, 2**32 - 1), 'seed of the order of the examples', None,
+             '0; of cifar10, cifar100 and mnist the order of their files'),
         Flag('splits', NAMES, 'splits to write', [], 'train,test'), FOLLOW_LINKS,
         Flag('data_dir', FILE, 'folder of TFDS datasets', '', '$TFDS_DATA_DIR, or ~/tensorflow_datasets'),
         CONFIG._replace(help='for label maps: config of the run that will use them'),

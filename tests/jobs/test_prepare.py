@@ -309,7 +309,7 @@ def test_a_shard_that_is_not_whole_is_named(images: pathlib.Path, tmp_path: path
 @pytest.mark.parametrize(('flags', 'said'), [
     ({'quality': 50}, '--quality: expected --short_px as well'),
     ({'data': ''}, '--data: expected images to write as shards, got none'),
-    ({'data': 'digits'}, "--data: expected folder:PATH or tfds:NAME, got 'digits'."),
+    ({'data': 'digits'}, "--data: expected folder:PATH, tfds:NAME or cifar10, cifar100, mnist, got 'digits'."),
     ({'splits': ['train[:5]']}, '--splits: expected names of complete splits, got train[:5]'),
     ({'splits': ['tran']}, "expected one of train, val, got 'tran'"),
     ({'weights': 'x', 'seed': 3}, '--data: expected no flag of shards for label maps, got one. Remove it.\n--seed:'),

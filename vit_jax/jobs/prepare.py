@@ -11,10 +11,11 @@ from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import access
 from vit_jax.data.source import Source
-from vit_jax.data.sources import opening, prepared, tfds, tfds_build
+from vit_jax.data.sources import archives, opening, prepared, tfds, tfds_build
 from vit_jax.data.sources import shards as writing
 from vit_jax.jobs import teacher_labels
 from vit_jax.record import progress
+from vit_jax.weights import download
 from vit_jax.weights.reading import AS_FOUND, Reading
 
 log = logging.getLogger('vit_jax.jobs')
@@ -23,17 +24,18 @@ _ANY_PX = (32, 32)  # only used by sources that generate images
 
 
 def run(to: pathlib.Path, *, data: str = '', short_px: int = 0, shards: int = 0, quality: int | None = None,
-        seed: int = 0, splits: Sequence[str] = (), data_dir: str = '', processes: int = 0, follow_links: bool = False,
-        config: schema.Config | None = None, weights: str = '', reading: Reading = AS_FOUND,
+        seed: int | None = None, splits: Sequence[str] = (), data_dir: str = '', archive: str = '', processes: int = 0,
+        follow_links: bool = False, config: schema.Config | None = None, weights: str = '', reading: Reading = AS_FOUND,
         build: Callable[..., None] = tfds_build.build_in_process) -> int:
   """Writes shards of `data`, or the label maps of a config by the teacher `weights`; exit status 0.
 
   Args:
     to: directory to write.
-    data: `folder:PATH` or `tfds:NAME`; '' for label maps.
-    short_px, shards, quality, seed: see `shards.Settings`; None = 90.
+    data: `folder:PATH`, `tfds:NAME`, or one of `archives.ARCHIVES`; '' for label maps.
+    short_px, shards, quality, seed: see `shards.Settings`; None = 90, and 0 or for archives the order of their files.
     splits: names; () = train and test.
     data_dir: folder of TFDS datasets.
+    archive: file of `archives.ARCHIVES`, or the folder that holds their files; '' = the user's cache, downloaded first.
     processes: that write shards; 0 = by the cores of this machine.
     follow_links: also read files outside of the folder to which links in it lead.
     config, weights, reading: see `teacher_labels.run`.
@@ -43,7 +45,8 @@ def run(to: pathlib.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
     UserError: lists the flags that cannot be combined; or the data or `to` cannot be used.
   """
   of_shards = {'data': data, 'short_px': short_px, 'shards': shards, 'quality': quality, 'seed': seed,
-               'splits': splits, 'data_dir': data_dir, 'processes': processes, 'follow_links': follow_links}
+               'splits': splits, 'data_dir': data_dir, 'archive': archive, 'processes': processes,
+               'follow_links': follow_links}
   if config is not None or weights:
     if problems := [f'--{name}: expected no flag of shards for label maps, got one. Remove it.'
                     for name, value in of_shards.items() if value]:
@@ -53,12 +56,18 @@ def run(to: pathlib.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
                       'both.')
     return teacher_labels.run(config, weights, to, reading)
   if not data:
-    raise UserError('--data: expected images to write as shards, got none. Set --data=folder:PATH or --data=tfds:NAME; '
-                    'or --config and --weights for label maps.')
+    raise UserError('--data: expected images to write as shards, got none. Set --data=folder:PATH, --data=tfds:NAME or '
+                    '--data=cifar10; or --config and --weights for label maps.')
   if quality and not short_px:
     raise UserError('--quality: expected --short_px as well, got --quality alone. Images that are not resized keep '
                     'their bytes.')
-  settings = writing.Settings(short_px=short_px, quality=quality or 90, num_shards=shards, seed=seed)
+  is_archive = data in archives.ARCHIVES
+  if archive and not is_archive:
+    raise UserError(f'--archive: expected --data={", ".join(archives.ARCHIVES)}, got --data={data}. Remove it.')
+  settings = writing.Settings(short_px=short_px, quality=quality or 90, num_shards=shards,
+                              seed=seed if is_archive else seed or 0)
+  if is_archive:
+    return _write_splits(_open_archive(data, archive, splits or SPLITS), to, settings, processes=processes)
   return write_shards(schema.Data(source=data, data_dir=data_dir, follow_links=follow_links), to, settings,
                       splits=splits or SPLITS, build=build, processes=processes)
 
@@ -69,9 +78,13 @@ def write_shards(data: schema.Data, to: pathlib.Path, settings: writing.Settings
   kind, _, where = data.source.partition(':')
   if kind == 'tfds' and not _is_prepared(where, data.data_dir):
     build(where, data_dir=tfds.data_folder(data.data_dir))
-  found = _open(data, splits)
-  is_new = write(found, to, settings, root=access.resolve(where, '--data') if kind == 'folder' else '',
-                 processes=processes)
+  return _write_splits(_open(data, splits), to, settings, processes=processes,
+                       root=access.resolve(where, '--data') if kind == 'folder' else '')
+
+
+def _write_splits(found: Mapping[str, Source], to: pathlib.Path, settings: writing.Settings, *, processes: int,
+                  root: str = '') -> int:
+  is_new = write(found, to, settings, root=root, processes=processes)
   written = {name: sum(shard.num_examples for shard in some) for name, some in prepared.read_info(to).splits.items()}
   for name, source in found.items():
     if left := len(source) - written[name]:
@@ -116,9 +129,40 @@ def _is_prepared(name: str, data_dir: str) -> bool:
 def _open(data: schema.Data, names: Sequence[str]) -> dict[str, Source]:
   """Opens the splits to write, by the names that they have in their source."""
   if not data.source.startswith(('folder:', 'tfds:')):
-    raise UserError(f'--data: expected folder:PATH or tfds:NAME, got {data.source!r}.')
+    raise UserError(f'--data: expected folder:PATH, tfds:NAME or {", ".join(archives.ARCHIVES)}, got {data.source!r}.')
   if any(set(name) & set('[]+') for name in names):
     raise UserError(f'--splits: expected names of complete splits, got {",".join(names)}. Slice a split when it is '
                     'read: data.train_split=train[:98%].')
   opened = [opening.open_split(data, name, image_px=_ANY_PX) for name in names]
   return {source.name.rpartition('/')[2]: source for source in opened}
+
+
+def _open_archive(name: str, given: str, splits: Sequence[str]) -> dict[str, Source]:
+  """Opens splits of a dataset in its authors' files, which are downloaded unless they are given or in the cache.
+
+  Raises:
+    UserError: there is no such split; a file is missing, cannot be downloaded, or has another checksum.
+  """
+  if unknown := sorted(set(splits) - set(archives.SPLITS)):
+    raise UserError(f'--splits: expected some of {", ".join(archives.SPLITS)}, got {", ".join(unknown)}.')
+  paths = [_find_file(name, file, given) for file in archives.ARCHIVES[name].files]
+  return {split: archives.Archived(name, paths, split) for split in splits}
+
+
+def _find_file(name: str, file: archives.File, given: str) -> pathlib.Path:
+  """Returns the path of a published file, whose checksum is compared."""
+  folder = pathlib.Path(access.resolve(given, '--archive')) if given else access.cache_folder('archives')
+  path = archives.find(file, folder) if not folder.is_file() else folder
+  if path is None and given:
+    raise UserError(f'--archive: expected {file.name}, or a folder with it, got {given}. Download it from '
+                    f'{file.address}')
+  if path:
+    archives.check(file, path)
+    return path
+  path = folder / file.name
+  try:
+    download.fetch(file.address, path, prove=lambda part, _: archives.check(file, part))
+  except (UserError, FileNotFoundError) as error:
+    raise UserError(f'--data={name}: expected to download {file.name}, got: {error} The flag of a path is '
+                    f'--archive=PATH; files in {folder} are found without it.') from error
+  return path

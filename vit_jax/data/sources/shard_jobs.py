@@ -170,7 +170,7 @@ def stored(image: bytes | HostArray, *, short_px: int, quality: int) -> bytes:
   factor = short_px / min(height, width)
   size = (max(1, round(width * factor)), max(1, round(height * factor)))
   if not short_px or factor >= 1 or max(size) > _JPEG_PX:
-    return image if isinstance(image, bytes) else _encoded(pixels, '.png', [])
+    return image if isinstance(image, bytes) else _encoded(image, '.png', [])
   small = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
   made = _encoded(small, '.jpg', [cv2.IMWRITE_JPEG_QUALITY, quality])
   orientation = decode.find_orientation(image) if isinstance(image, bytes) else 1

@@ -40,12 +40,12 @@ class Settings:
   short_px: images with a longer short side are resized to this one; 0 keeps all files unchanged.
   quality: JPEG quality of resized images, 1 to 100.
   num_shards: number of shards of each split; 0 = by `SHARD_BYTES` of the stored files, and by `SHARD_RECORDS`.
-  seed: of the order of examples.
+  seed: of the order of examples; None = that of the source.
   """
   short_px: int
   quality: int
   num_shards: int
-  seed: int
+  seed: int | None
 
 
 def write(splits: Mapping[str, Source], folder: pathlib.Path, settings: Settings, *, name_of: Callable[[str], str],
@@ -170,7 +170,9 @@ def _jobs(split: str, source: Source, part: pathlib.Path, settings: Settings,
   if not len(source):
     raise UserError(f'--data: expected at least one example in the split {split}, got none. Choose another '
                     'split or source.')
-  indexes = order.shuffled(np.arange(len(source)), num_examples=len(source), seed=settings.seed)
+  indexes = np.arange(len(source))
+  if settings.seed is not None:
+    indexes = order.shuffled(indexes, num_examples=len(source), seed=settings.seed)
   num = settings.num_shards
   if not num:  # by the sizes of the first examples
     images = [_stored(source, i).image for i in indexes[:50].tolist()]

@@ -21,7 +21,7 @@ from vit_jax.data.files import access, json_fields, records, user_files
 from vit_jax.data.files.user_files import OWN, Rules
 from vit_jax.data.labels import classes
 from vit_jax.data.source import UNKNOWN, Record, Source
-from vit_jax.data.sources import splits
+from vit_jax.data.sources import archives, splits
 
 if TYPE_CHECKING:
   from tensorflow_datasets.core import DatasetBuilder
@@ -168,9 +168,10 @@ def find(name: str, *, data_dir: str) -> str:
   version = version or max(_versions(folder), key=lambda v: tuple(map(int, v.split('.'))), default='')
   found = os.path.join(folder, version)
   if not version or not os.path.isfile(os.path.join(found, 'dataset_info.json')):
+    advice = (f'prepare it: python -m vit_jax.main --job=prepare --data={path}' if path in archives.ARCHIVES else
+              f'prepare it, which may need TensorFlow: python -m vit_jax.main --job=prepare --data=tfds:{name}')
     raise UserError(f'tfds:{name} is not prepared in {data_dir} (expected in {found}). Set another data.data_dir, or '
-                    'prepare it, which may need TensorFlow: python -m vit_jax.main --job=prepare '
-                    f'--data=tfds:{name} --to=DIR, and then data.source=array_record:DIR')
+                    f'{advice} --to=DIR, and then data.source=array_record:DIR')
   return found
 
 
