@@ -58,6 +58,7 @@ setuptools.setup(
     'flax>=0.12',
     'google-crc32c>=1.5',
     'grain>=0.2.18',
+    'huggingface_hub>=1.0',
     'protobuf>=5.28.3',
     'jax>=0.10.1',
     'jinja2>=3.1',

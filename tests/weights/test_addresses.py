@@ -12,10 +12,13 @@ import types
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
+import hubs
 import numpy as np
 import pytest
 
+from vit_jax.core import hub as core_hub
 from vit_jax.core.errors import UserError
 from vit_jax.weights import addresses, download, files, known_weights
 
@@ -58,6 +61,12 @@ def cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
   return tmp_path / 'cache'
 
 
+@pytest.fixture
+def hub(tmp_path: pathlib.Path) -> Iterator[hubs.Hub]:
+  with hubs.running(tmp_path / 'home') as found:
+    yield found
+
+
 def files_in(folder: pathlib.Path) -> list[str]:
   return sorted(p.name for p in folder.rglob('*') if p.is_file())
 
@@ -86,28 +95,45 @@ def test_addresses_and_known_names_are_fetched_once_and_kept(where: str, address
   assert files_in(cache) == [path.name]
 
 
-def test_a_model_of_the_hub_becomes_a_folder_with_what_tells_of_it(cache: pathlib.Path) -> None:
-  main = 'https://huggingface.co/google/vit-base-patch16-224/resolve/main/'
-  web = Web({f'{main}config.json': b'{}', f'{main}model.safetensors': CONTENT})
-  folder = addresses.local('hf://google/vit-base-patch16-224', opener=web)
-  assert files_in(folder) == ['.whole', 'config.json', 'model.safetensors']
-  asked = len(web.asked)
-  assert addresses.local('google/vit-base-patch16-224', opener=web) == folder and len(web.asked) == asked
-  old = Web({'https://huggingface.co/timm/vit_x/resolve/main/pytorch_model.bin': CONTENT})
-  assert 'pytorch_model.bin' in files_in(addresses.local('timm/vit_x', opener=old))
-  one = Web({'https://huggingface.co/a/b/resolve/main/sub.npz': CONTENT})
-  assert addresses.local('hf://a/b/sub.npz', opener=one).name == 'sub.npz'
+def test_a_model_of_the_hub_becomes_a_folder_with_what_tells_of_it(hub: hubs.Hub) -> None:
+  hub.repos['google/vit-base-patch16-224'] = hubs.Repo({'config.json': b'{}', 'model.safetensors': CONTENT})
+  folder = addresses.local('hf://google/vit-base-patch16-224')
+  assert files_in(folder) == ['config.json', 'model.safetensors']
+  assert addresses.local('google/vit-base-patch16-224') == folder
+  assert addresses.local('google/vit-base-patch16-224', offline=True) == folder
+  hub.repos['timm/vit_x'] = hubs.Repo({'pytorch_model.bin': CONTENT})
+  assert 'pytorch_model.bin' in files_in(addresses.local('timm/vit_x'))
+  hub.repos['a/b'] = hubs.Repo({'sub.npz': CONTENT}, commit='f' * 40)
+  assert addresses.local('hf://a/b/sub.npz').name == 'sub.npz'
+  assert addresses.local(f'hf://a/b@{"f" * 40}/sub.npz').read_bytes() == CONTENT
 
 
-def test_shards_are_fetched_by_their_index() -> None:
-  main = 'https://huggingface.co/a/large/resolve/main/'
+def test_shards_are_fetched_by_their_index(hub: hubs.Hub) -> None:
   index = json.dumps({'weight_map': {'x': 'model-1.safetensors', 'y': 'model-2.safetensors'}}).encode()
-  web = Web({f'{main}model.safetensors.index.json': index, f'{main}model-1.safetensors': CONTENT,
-             f'{main}model-2.safetensors': CONTENT})
-  found = addresses.weight_files(addresses.local('hf://a/large', opener=web))
+  hub.repos['a/large'] = hubs.Repo({'model.safetensors.index.json': index, 'model-1.safetensors': CONTENT,
+                                    'model-2.safetensors': CONTENT, 'pytorch_model.bin': CONTENT})
+  found = addresses.weight_files(addresses.local('hf://a/large'))
   assert [p.name for p in found] == ['model-1.safetensors', 'model-2.safetensors']
-  with pytest.raises(UserError, match='hf://a/none: expected a model with one of model.safetensors, pytorch_model.bin'):
-    addresses.local('hf://a/none', opener=Web({}))
+  del hub.repos['a/large'].files['model-2.safetensors']
+  hub.repos['a/large'].commit = 'e' * 40
+  with pytest.raises(UserError, match='hf://a/large@e*: expected model-2.safetensors, which .* names, got no such'):
+    addresses.local('hf://a/large')
+  hub.repos['a/none'] = hubs.Repo({'x.txt': b''})
+  with pytest.raises(UserError, match='hf://a/none: expected a model with one of .*, pytorch_model.bin'):
+    addresses.local('hf://a/none')
+
+
+def test_files_of_a_model_are_those_of_one_commit(hub: hubs.Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+  hub.repos['a/b'] = hubs.Repo({'config.json': b'{}', 'model.safetensors': CONTENT})
+  real, asked = core_hub.fetch, []
+
+  def fetch(repository: core_hub.Repository, file: str, **options: Any) -> core_hub.File | None:
+    asked.append((repository.revision, file))
+    return real(repository, file, **options)
+
+  monkeypatch.setattr(core_hub, 'fetch', fetch)
+  addresses.local('hf://a/b')
+  assert asked[0] == ('main', 'config.json') and asked[-1] == (hubs.COMMIT, 'model.safetensors')
 
 
 @pytest.mark.parametrize(('address', 'headers', 'says'), [
@@ -130,11 +156,12 @@ def test_published_checksums_that_are_right_are_accepted() -> None:
   assert addresses.local(address, opener=web).read_bytes() == CONTENT
 
 
-def test_what_no_server_knows_is_a_message(cache: pathlib.Path) -> None:
-  for where, address in (('https://h/none.npz', 'https://h/none.npz'),
-                         ('hf://a/b/none.npz', 'https://huggingface.co/a/b/resolve/main/none.npz')):
-    with pytest.raises(UserError, match=f'{address}: expected a file, got "not found" from its server'):
-      addresses.local(where, opener=Web({}))
+def test_what_no_server_knows_is_a_message(cache: pathlib.Path, hub: hubs.Hub) -> None:
+  with pytest.raises(UserError, match='https://h/none.npz: expected a file, got "not found" from its server'):
+    addresses.local('https://h/none.npz', opener=Web({}))
+  hub.repos['a/b'] = hubs.Repo({'x.txt': b''})
+  with pytest.raises(UserError, match=f'hf://a/b/none.npz: expected a file of {hub.address}/a/b, got none of this'):
+    addresses.local('hf://a/b/none.npz')
   assert files_in(cache) == []
 
 
@@ -184,16 +211,18 @@ def test_a_name_of_the_hub_is_that_of_one_model(name: str, tmp_path: pathlib.Pat
 def test_a_link_in_the_cache_does_not_lead_out_of_it(cache: pathlib.Path, tmp_path: pathlib.Path) -> None:
   (tmp_path / 'outside').mkdir()
   addresses.cache().mkdir(parents=True)
-  (addresses.cache() / 'o--m').symlink_to(tmp_path / 'outside')
-  web = Web({'https://huggingface.co/o/m/resolve/main/a.npz': CONTENT})
+  address = 'https://host/a.npz'
+  folder = hashlib.sha256(address.encode()).hexdigest()[:16]
+  (addresses.cache() / folder).symlink_to(tmp_path / 'outside')
+  web = Web({address: CONTENT})
   with pytest.raises(UserError, match='expected a path inside of .*, got one that leads to .*outside'):
-    addresses.local('hf://o/m/a.npz', opener=web)
+    addresses.local(address, opener=web)
   assert web.asked == [] and not list((tmp_path / 'outside').iterdir())
   (tmp_path / 'disk').mkdir()
   (tmp_path / 'moved').symlink_to(tmp_path / 'disk')  # the whole cache may lie on another disk
   with pytest.MonkeyPatch.context() as patch:
     patch.setenv('XDG_CACHE_HOME', str(tmp_path / 'moved'))
-    assert addresses.local('hf://o/m/a.npz', opener=web).read_bytes() == CONTENT
+    assert addresses.local(address, opener=web).read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize(('content', 'says'), [
@@ -201,26 +230,27 @@ def test_a_link_in_the_cache_does_not_lead_out_of_it(cache: pathlib.Path, tmp_pa
     (CONTENT[:-30], 'damaged or cut'),
     (CONTENT[:3000] + b'x' + CONTENT[3001:], 'damaged or cut short: Bad CRC-32'),
     (b'\x80\x02cposix\nsystem\n.', 'asks to run posix.system')])
-def test_what_is_not_weights_does_not_stay(content: bytes, says: str, cache: pathlib.Path) -> None:
-  for where, address in (('https://h/net.npz', 'https://h/net.npz'),
-                         ('hf://o/m/net.pth', 'https://huggingface.co/o/m/resolve/main/net.pth'),
-                         ('hf://o/m', 'https://huggingface.co/o/m/resolve/main/model.safetensors')):
-    with pytest.raises(UserError, match=f'^{address}: expected .*{says}'):
-      addresses.local(where, opener=Web({address: content}))
+def test_what_is_not_weights_does_not_stay(content: bytes, says: str, hub: hubs.Hub, tmp_path: pathlib.Path) -> None:
+  hub.repos['o/m'] = hubs.Repo({'net.pth': content, 'model.safetensors': content})
+  for where, shown in (('https://h/net.npz', 'https://h/net.npz'), ('hf://o/m/net.pth', 'hf://o/m/net.pth'),
+                       ('hf://o/m', 'hf://o/m/model.safetensors')):
+    with pytest.raises(UserError, match=f'^{shown}: expected .*{says}'):
+      addresses.local(where, opener=Web({'https://h/net.npz': content}))
     assert not list(addresses.cache().iterdir())
+    assert not [path for path in (tmp_path / 'home').rglob('*')
+                if path.is_file() and path.suffix != '.lock' and path.read_bytes() == content]
 
 
-def test_a_side_file_is_json_of_a_limited_size(cache: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  main = 'https://huggingface.co/o/m/resolve/main/'
+def test_a_side_file_is_json_of_a_limited_size(hub: hubs.Hub, monkeypatch: pytest.MonkeyPatch) -> None:
   for content, says in ((b'<html>', 'expected a JSON object'), (b'[1]', 'it is a list'),
                         (b'[' * 100_000, 'nested too deep')):
-    with pytest.raises(UserError, match=f'^{main}config.json: .*{says}'):
-      addresses.local('hf://o/m', opener=Web({f'{main}config.json': content}))
+    hub.repos['o/m'] = hubs.Repo({'config.json': content})
+    with pytest.raises(UserError, match=f'^hf://o/m/config.json: .*{says}'):
+      addresses.local('hf://o/m')
   monkeypatch.setattr(files, 'MOST_JSON_BYTES', 100)
-  for headers in ({}, {'Content-Length': ''}):
-    with pytest.raises(UserError, match='expected at most 100 bytes, got'):
-      addresses.local('hf://o/m', opener=Web({f'{main}config.json': b' ' * 101 + b'{}'}, headers))
-  assert files_in(cache) == []
+  hub.repos['o/m'] = hubs.Repo({'config.json': b' ' * 101 + b'{}'})
+  with pytest.raises(UserError, match='expected at most 100 bytes, got 103'):
+    addresses.local('hf://o/m')
 
 
 def test_a_damaged_index_of_shards_is_said(tmp_path: pathlib.Path) -> None:
@@ -335,16 +365,18 @@ def test_known_names_are_addresses_of_public_places() -> None:
   assert known_weights.address('vit.npz') == '' and known_weights.address('ViT-L_16-sam') == 'gs://vit_models/sam/ViT-L_16.npz'
 
 
-def test_the_first_tokenizer_of_a_model_of_the_hub_is_fetched_once(cache: pathlib.Path) -> None:
-  main, folder = 'https://huggingface.co/a/b/resolve/main', cache / 'vit_jax' / 'weights' / 'a--b'
-  web = Web({f'{main}/vocab.json': b'{"a": 0}', f'{main}/merges.txt': b'#version: 0.2', f'{main}/x.model': b'x'})
+def test_the_first_tokenizer_of_a_model_of_the_hub_is_fetched_once(hub: hubs.Hub, cache: pathlib.Path) -> None:
+  hub.repos['a/b'] = hubs.Repo({'vocab.json': b'{"a": 0}', 'merges.txt': b'#version: 0.2', 'x.model': b'x',
+                                'model.safetensors': CONTENT})
   for _ in range(2):
-    addresses.fetch_tokenizer('hf://a/b', ('tokenizer.json', 'vocab.json', 'x.model'), opener=web)
-  assert files_in(folder) == ['merges.txt', 'vocab.json']
-  assert [one.rsplit('/', 1)[1] for one in web.asked if 'tokenizer' not in one] == ['vocab.json', 'merges.txt']
-  addresses.fetch_tokenizer(str(cache), ('x.model',), opener=Web({}))  # elsewhere nothing is fetched
-  with pytest.raises(UserError, match='expected a tokenizer, got a web page'):
-    addresses.fetch_tokenizer('hf://a/c', ('t.json',), opener=Web({main.replace('/b/', '/c/') + '/t.json': b'<html>'}))
+    addresses.fetch_tokenizer('hf://a/b', ('tokenizer.json', 'vocab.json', 'x.model'))
+  got = [path.rsplit('/', 1)[1] for method, path, _ in hub.asked if method == 'GET' and '/resolve/' in path]
+  assert got == ['vocab.json', 'merges.txt']
+  assert files_in(addresses.local('hf://a/b')) == ['merges.txt', 'model.safetensors', 'vocab.json']
+  addresses.fetch_tokenizer(str(cache), ('x.model',))  # elsewhere nothing is fetched
+  hub.repos['a/c'] = hubs.Repo({'t.json': b'<html>'})
+  with pytest.raises(UserError, match='hf://a/c/t.json: expected a tokenizer, got a web page'):
+    addresses.fetch_tokenizer('hf://a/c', ('t.json',))
 
 
 @pytest.mark.parametrize(('old', 'new', 'says'), [

@@ -1,11 +1,8 @@
 """Resolves paths, addresses and known names of weights to local files; files are downloaded once and cached.
 
-The cache is `$XDG_CACHE_HOME/vit_jax/weights` (or `~/.cache/…`), with one folder per source. No name of a server or
-file can lead out of the cache: names are checked before the download, and paths again after links are resolved.
-
-The package huggingface_hub is not used: the files of vision_transformer, big_vision, BiT, DeiT and DINO are on other
-servers, so that `download.py` is needed in any case, and the hub takes some thirty lines more. It compares (at version
-2.4.0) the size of a download, not its SHA-256, and imports 168 modules.
+Files of the Hugging Face hub are in its own cache (`core/hub.py`). Others are in `$XDG_CACHE_HOME/vit_jax/weights` (or
+`~/.cache/…`), with one folder per source. No name of a server or file can lead out of a cache: names are checked before
+the download, and paths again after links are resolved.
 """
 from __future__ import annotations
 
@@ -15,18 +12,20 @@ import pathlib
 import re
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from vit_jax.core import hub
 from vit_jax.core.address import check as check_address
 from vit_jax.core.errors import UserError
 from vit_jax.core.redaction import is_redacted
 from vit_jax.weights import download, files, known_weights
 from vit_jax.weights.download import Opener, open_address
 
-HUB = 'https://huggingface.co'
 STORAGE = 'https://storage.googleapis.com'
-MODEL_FILES = ('model.safetensors', 'pytorch_model.bin', 'adapter_model.safetensors')
 SIDE_FILES = ('config.json', 'preprocessor_config.json', 'adapter_config.json')
 INDEX = 'model.safetensors.index.json'
+MODEL_FILES = ('model.safetensors', INDEX, 'pytorch_model.bin', 'adapter_model.safetensors')
+"""Weight files of a model, or their index; the first one that exists is used."""
 SUFFIXES = ('.npz', '.safetensors', '.pth', '.pt', '.bin')
 MOST_SHARDS = 1000  # of one model
 MOST_TOKENIZER_BYTES = 64 << 20  # Gemma's vocabulary takes 34 MB
@@ -37,12 +36,13 @@ class NoWeights(UserError, FileNotFoundError):
   """There is neither a file nor known weights of a name."""
 
 
-def local(where: str, *, opener: Opener = open_address) -> pathlib.Path:
+def local(where: str, *, opener: Opener = open_address, offline: bool = False) -> pathlib.Path:
   """Returns the local file or folder for `where`, downloaded first if it is remote and not in the cache.
 
   Args:
-    where: a path, `gs://bucket/file`, `https://…`, `hf://owner/name[/file]`, or a known name.
-    opener: opens addresses.
+    where: a path, `gs://bucket/file`, `https://…`, `hf://owner/name[@revision][/file]`, or a known name.
+    opener: opens addresses of other servers than the hub.
+    offline: whether only the cache is used.
 
   Raises:
     NoWeights: the file does not exist.
@@ -63,14 +63,14 @@ def local(where: str, *, opener: Opener = open_address) -> pathlib.Path:
     check_address(where, 'weights')
   match scheme if rest else '':
     case 'http' | 'https':
-      return _file(where, opener)
+      return _file(where, _refuse if offline else opener)
     case 'gs':
-      return _file(f'{STORAGE}/{urllib.parse.quote(rest)}', opener)
+      return _file(f'{STORAGE}/{urllib.parse.quote(rest)}', _refuse if offline else opener)
     case 'hf':
-      return _model(rest, opener)
+      return _model(rest, offline)
     case '':
       if known := known_weights.address(where):
-        return local(known, opener=opener)
+        return local(known, opener=opener, offline=offline)
   near = known_weights.nearest(where)
   raise NoWeights(f'{where}: expected weights as a path, gs://…, https://…, hf://OWNER/NAME or a known name '
                   '(ViT-B_16-i21k, timm/vit_…, or the name of an AugReg file), got a path where there is no file or '
@@ -99,11 +99,9 @@ def weight_files(path: pathlib.Path) -> list[pathlib.Path]:
   """
   if not path.is_dir():
     return [path]
-  if (path / INDEX).is_file():
-    return [path / name for name in _shard_names(path / INDEX)]
   for name in MODEL_FILES:
     if (path / name).is_file():
-      return [path / name]
+      return [path / shard for shard in _shard_names(path / INDEX)] if name == INDEX else [path / name]
   found = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES)
   if len(found) == 1:
     return found
@@ -154,7 +152,7 @@ def _file(address: str, opener: Opener) -> pathlib.Path:
   return _once(address, f'{hashlib.sha256(address.encode(errors="replace")).hexdigest()[:16]}/{name}', opener)
 
 
-def fetch_tokenizer(where: str, names: Sequence[str], *, opener: Opener = open_address) -> None:
+def fetch_tokenizer(where: str, names: Sequence[str]) -> None:
   """Downloads the first of these files that a model of the hub has into its folder, unless one is there.
 
   Does nothing for weights elsewhere, whose tokenizer is put beside them by hand.
@@ -165,48 +163,63 @@ def fetch_tokenizer(where: str, names: Sequence[str], *, opener: Opener = open_a
   scheme, _, rest = (known_weights.address(where) or where).partition('://')
   if scheme != 'hf':
     return
-  address, folder, _ = _hub(rest)
+  repository, _ = hub.parse(rest)
   for name in names:
     both = [name, 'merges.txt'] if name == 'vocab.json' else [name]
-    if all(_try(f'{address}/{one}', f'{folder}/{one}', opener, prove=_prove_tokenizer,
-                most_bytes=MOST_TOKENIZER_BYTES) for one in both):
+    if all(_from_hub(repository, one, prove=_prove_tokenizer, most_bytes=MOST_TOKENIZER_BYTES) for one in both):
       return
 
 
-def _model(name: str, opener: Opener) -> pathlib.Path:
+def _model(name: str, offline: bool) -> pathlib.Path:
   """Returns the folder of a model of the hub, or one of the model's files."""
-  address, folder, file = _hub(name)
+  repository, file = hub.parse(name)
   if file:
-    parts = [plain_name(part, said=f'hf://{name}') for part in file.split('/')]
-    return _once(f'{address}/{urllib.parse.quote(file)}', '/'.join([folder, *parts]), opener)
-  whole = _inside(f'{folder}/.whole')
-  if not whole.exists():
-    for side in SIDE_FILES:
-      _try(f'{address}/{side}', f'{folder}/{side}', opener)
-    if not any(_try(f'{address}/{main}', f'{folder}/{main}', opener) for main in MODEL_FILES):
-      _shards(address, folder, opener, name)
-    whole.touch()
-  return whole.parent
+    for part in file.split('/'):
+      plain_name(part, said=f'hf://{name}')
+    if (found := _from_hub(repository, file, offline=offline)) is None:
+      raise UserError(f'{repository}/{file}: expected a file of {repository.page}, got none of this name'
+                      f'{_cache_only()}. Use another address or name.')
+    return found.path
+  for side in SIDE_FILES:
+    if found := _from_hub(repository, side, offline=offline):
+      repository = repository._replace(revision=found.commit)  # all files of one commit
+  for main in MODEL_FILES:
+    if found := _from_hub(repository, main, offline=offline):
+      if main == INDEX:
+        repository = repository._replace(revision=found.commit)
+        for shard in _shard_names(found.path):
+          if _from_hub(repository, shard, offline=offline) is None:
+            raise UserError(f'{repository}: expected {shard}, which {INDEX} names, got no such file{_cache_only()}. '
+                            'Use another model.')
+      return found.path.parent
+  raise UserError(f'hf://{name}: expected a model with one of {", ".join(MODEL_FILES)}, got one without'
+                  f'{_cache_only()}. Choose another model.')
 
 
-def _hub(name: str) -> tuple[str, str, str]:
-  """Returns the address of a model of the hub, its folder in the cache, and the file that `name` asks for, or ''."""
-  owner, _, rest = name.partition('/')
-  model, _, file = rest.partition('/')
-  # The hub allows neither '--' nor '..' in names, so two models never share a folder.
-  if any(not re.fullmatch(r'[A-Za-z0-9_][\w.-]{0,95}', part, re.ASCII) or '--' in part or '..' in part
-         for part in (owner, model)):
-    raise UserError(f'hf://{name}: expected hf://OWNER/NAME or hf://OWNER/NAME/FILE, got other names. Give one such as '
-                    'hf://google/vit-base-patch16-224.')
-  return f'{HUB}/{owner}/{model}/resolve/main', f'{owner}--{model}', file
+def _cache_only() -> str:
+  return ' in the cache (HF_HUB_OFFLINE is set)' if hub.is_offline() else ''
 
 
-def _shards(address: str, folder: str, opener: Opener, name: str) -> None:
-  if not _try(f'{address}/{INDEX}', f'{folder}/{INDEX}', opener):
-    raise UserError(f'hf://{name}: expected a model with one of {", ".join((*MODEL_FILES, INDEX))}, got one without. '
-                    'Choose another model.')
-  for shard in _shard_names(_inside(f'{folder}/{INDEX}')):
-    _once(f'{address}/{urllib.parse.quote(shard)}', f'{folder}/{shard}', opener)
+def _from_hub(repository: hub.Repository, file: str, *, prove: Callable[[pathlib.Path, str], None] | None = None,
+              most_bytes: int = 0, offline: bool = False) -> hub.File | None:
+  """Returns a file of the hub, or None; a downloaded file that is of another kind is removed again.
+
+  `prove` and `most_bytes` are by default those of weights, or of JSON by its suffix.
+  """
+  is_json = file.endswith('.json')
+  found = hub.fetch(repository, file, offline=offline,
+                    most_bytes=most_bytes or (files.MOST_JSON_BYTES if is_json else download.MOST_BYTES))
+  if found is not None and found.is_new:
+    try:
+      (prove or (_prove_json if is_json else _prove_weights))(found.path, f'{repository}/{file}')
+    except UserError:
+      hub.remove(found)
+      raise
+  return found
+
+
+def _refuse(address: str) -> Any:
+  raise OSError('not in the cache')
 
 
 def _shard_names(index: pathlib.Path) -> list[str]:
@@ -246,25 +259,14 @@ def _inside(name: str) -> pathlib.Path:
 
 def _once(address: str, name: str, opener: Opener) -> pathlib.Path:
   """Returns a file that must exist, downloaded if it is not in the cache."""
-  if not _try(address, name, opener):
-    raise UserError(f'{address}: expected a file, got "not found" from its server. Use another address or name.')
-  return _inside(name)
-
-
-def _try(address: str, name: str, opener: Opener, *, prove: Callable[[pathlib.Path, str], None] | None = None,
-         most_bytes: int = 0) -> bool:
-  """Downloads a file that may not exist, unless it is in the cache; returns whether the file exists.
-
-  `prove` and `most_bytes` are by default those of weights, or of JSON by its suffix.
-  """
-  path, is_json = _inside(name), name.endswith('.json')
+  path = _inside(name)
   try:
     if not path.exists():
-      download.fetch(address, path, opener=opener, prove=prove or (_prove_json if is_json else _prove_weights),
-                     most_bytes=most_bytes or (files.MOST_JSON_BYTES if is_json else download.MOST_BYTES))
-  except FileNotFoundError:
-    return False
-  return True
+      download.fetch(address, path, opener=opener, prove=_prove_weights)
+  except FileNotFoundError as error:
+    raise UserError(f'{address}: expected a file, got "not found" from its server. Use another address or '
+                    'name.') from error
+  return path
 
 
 def _prove_tokenizer(path: pathlib.Path, said: str) -> None:

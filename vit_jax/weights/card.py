@@ -155,7 +155,7 @@ def find_license(source: str) -> str:
     name = source.removesuffix('.npz')
     return next(one.license for one in catalog.list_weights(name) if one.name == name)
   try:
-    folder = addresses.local(source, opener=_offline)
+    folder = addresses.local(source, offline=True)
   except UserError:  # it is not in the cache
     return ''
   folder = folder if folder.is_dir() else folder.parent
@@ -167,10 +167,6 @@ def find_license(source: str) -> str:
     return str(config.get('license', ''))
   except (ValueError, AttributeError):
     return ''
-
-
-def _offline(*_: Any, **__: Any) -> Any:
-  raise OSError('not in the cache')
 
 
 def measured(source: str) -> tuple[str, dict[str, float]] | None:

@@ -1,0 +1,119 @@
+"""A stand-in for the Hugging Face hub on this machine: repositories whose files are downloaded over HTTP.
+
+`Hub` answers as the hub does: commits and checksums in headers, 401 and 403 for gated and private repositories, 404
+with the reason in a header.
+"""
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import http.server
+import json
+import pathlib
+import re
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+TOKEN = 'hf_valid'
+COMMIT = '0123456789abcdef0123456789abcdef01234567'
+
+
+@dataclasses.dataclass
+class Repo:
+  """The files of a repository at one commit; `gated`: needs a token whose owner accepted the license."""
+  files: dict[str, bytes]
+  gated: bool = False
+  private: bool = False
+  commit: str = COMMIT
+
+
+class Hub(http.server.ThreadingHTTPServer):
+  """`repos['OWNER/NAME']`, or `datasets/OWNER/NAME`; `asked` has the method, path and token of each request."""
+  daemon_threads = True
+
+  def __init__(self) -> None:
+    super().__init__(('127.0.0.1', 0), _Handler)
+    self.repos: dict[str, Repo] = {}
+    self.asked: list[tuple[str, str, str]] = []
+    self.accepted = {TOKEN}
+    self.broken = False
+
+  @property
+  def address(self) -> str:
+    return f'http://127.0.0.1:{self.server_address[1]}'
+
+  def environment(self, home: pathlib.Path) -> dict[str, str]:
+    """Variables by which programs use this hub, with their cache in `home`."""
+    return {'HF_ENDPOINT': self.address, 'HF_HOME': str(home), 'HF_HUB_OFFLINE': '0', 'HF_HUB_DISABLE_XET': '1'}
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+  protocol_version = 'HTTP/1.1'
+  server: Hub
+
+  def log_message(self, *arguments: object) -> None:
+    del arguments
+
+  def do_HEAD(self) -> None:
+    self._answer_file(with_body=False)
+
+  def do_GET(self) -> None:
+    self._answer_file(with_body=True)
+
+  def _answer_file(self, with_body: bool) -> None:
+    token = self.headers.get('Authorization', '').removeprefix('Bearer ')
+    path = urllib.parse.unquote(self.path)
+    self.server.asked.append((self.command, path, token))
+    if self.server.broken:
+      return self._send(503, {}, b'')
+    found = re.fullmatch(r'/((?:datasets/)?[^/]+/[^/]+)/resolve/([^/]+)/(.+)', path)
+    repo = self.server.repos.get(found[1]) if found else None
+    if repo is None or (repo.private and token not in self.server.accepted):
+      return self._send(401, {'X-Error-Code': 'RepoNotFound', 'X-Error-Message': 'Repository not found'}, b'')
+    if repo.gated and token not in self.server.accepted:
+      return self._send(403 if token else 401, {'X-Error-Code': 'GatedRepo', 'X-Error-Message': 'Access is restricted'},
+                        b'')
+    assert found is not None
+    if found[2] not in ('main', repo.commit):
+      return self._send(404, {'X-Error-Code': 'RevisionNotFound'}, b'')
+    if found[3] not in repo.files:
+      return self._send(404, {'X-Error-Code': 'EntryNotFound', 'X-Repo-Commit': repo.commit}, b'')
+    content = repo.files[found[3]]
+    tag = hashlib.sha256(content).hexdigest()
+    return self._send(200, {'ETag': f'"{tag}"', 'X-Repo-Commit': repo.commit, 'X-Linked-Size': str(len(content))},
+                      content, with_body)
+
+  def _send(self, status: int, headers: dict[str, str], body: bytes, with_body: bool = True) -> None:
+    self.send_response(status)
+    for name, value in {**headers, 'Content-Length': str(len(body))}.items():
+      self.send_header(name, value)
+    self.end_headers()
+    if with_body:
+      self.wfile.write(body)
+
+
+@contextmanager
+def running(home: pathlib.Path) -> Iterator[Hub]:
+  """A hub for programs of this process and, by its `environment`, of others."""
+  import huggingface_hub
+  from huggingface_hub import constants
+  with Hub() as hub:
+    thread = threading.Thread(target=hub.serve_forever, daemon=True)
+    thread.start()
+    template = hub.address + '/{repo_id}/resolve/{revision}/{filename}'
+    with mock.patch.multiple(constants, ENDPOINT=hub.address, HUGGINGFACE_CO_URL_TEMPLATE=template,
+                             HF_HUB_CACHE=str(home / 'hub'), HF_HUB_OFFLINE=False,
+                             HF_TOKEN_PATH=str(home / 'token'), HF_HUB_DISABLE_XET=True):
+      huggingface_hub.close_session()
+      yield hub
+      huggingface_hub.close_session()
+    hub.shutdown()
+    thread.join()
+
+
+def config(**values: object) -> bytes:
+  """A JSON file with these values."""
+  return json.dumps(values).encode()
