@@ -1,7 +1,7 @@
 """Every code block of the documentation runs as it stands on its page, or says beside it why it does not.
 
 The blocks of a page run in their order in one folder, as a reader would: it has `photos/CLASS/*.jpg`, `new_photos`,
-`cat.jpg`, `dog.jpg`, the runs `runs/digits` and `runs/mine`, the weights `vit.safetensors`, and the model `siglip2`
+the images of `docs/images`, the runs `runs/digits` and `runs/mine`, the weights `vit.safetensors`, and the model `siglip2`
 with a text tower, all of them tiny.
 """
 from __future__ import annotations
@@ -40,7 +40,6 @@ def write_images(folder: pathlib.Path) -> None:
     for index in range(10):
       noise = rng.integers(0, 120, (40, 48, 3)) + 100 * (np.arange(3) == number)
       Image.fromarray(noise.astype(np.uint8)).save(folder / 'photos' / name / f'{index}.jpg')
-    Image.fromarray(noise.astype(np.uint8)).save(folder / f'{name}.jpg')
   shutil.copytree(folder / 'photos' / 'cat', folder / 'new_photos')
 
 
@@ -92,6 +91,8 @@ def test_the_blocks_of_a_page_run(page: pathlib.Path, start: pathlib.Path, progr
   folder, found = tmp_path / 'page', [block for block in blocks.read(page) if block.runs]
   shutil.copytree(start, folder)
   (folder / 'launch').symlink_to(ROOT / 'launch')
+  (folder / 'docs').mkdir()
+  (folder / 'docs' / 'images').symlink_to(ROOT / 'docs' / 'images')
   for block in found:
     done = blocks.run(block, folder, programs)
     assert done.returncode == block.status, f'{block.where}: status {done.returncode}\n{block.text}\n{done.stdout}'
