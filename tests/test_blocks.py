@@ -1,8 +1,8 @@
 """Every code block of the documentation runs as it stands on its page, or says beside it why it does not.
 
 The blocks of a page run in their order in one folder, as a reader would: it has `photos/CLASS/*.jpg`, `new_photos`,
-the images of `docs/images`, the runs `runs/digits` and `runs/mine`, the weights `vit.safetensors`, and the model `siglip2`
-with a text tower, all of them tiny.
+the images of `docs/images`, the runs `runs/digits` and `runs/mine`, the weights `vit.safetensors`, and the model
+`siglip2` with a text tower, all of them tiny.
 """
 from __future__ import annotations
 

@@ -197,7 +197,9 @@ def test_training_without_a_directory_names_the_missing_data_and_leaves_nothing(
   (tmp_path / 'kept').mkdir()
   assert main.run([f'--config={pathlib.Path(main.__file__).parents[1] / "configs" / "vit_l16_jft.py"}']) == 2
   error = capsys.readouterr().err
-  assert 'Config vit_l16_jft trains on data.source=folder:JFT-300M. Set your own data with --config' in error
+  assert ('Config vit_l16_jft trains on data.source=folder:JFT-300M. JFT is internal to Google. The configs '
+          'vit_l16_i21k and vit_b16_i21k') in error
+  assert 'The jobs plan and check need no data.' in error
   assert 'try --config=digits' in error and [p.name for p in tmp_path.iterdir()] == ['kept']
 
 

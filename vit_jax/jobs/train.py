@@ -74,8 +74,16 @@ def open_data(config: schema.Config) -> build.Data:
   try:
     return build.open_data(config)
   except UserError as error:
-    raise UserError(f'{error}\nConfig {config.name} trains on data.source={config.data.source}. Set your own data with '
-                    '--config.data.source=folder:PATH, or try --config=digits, whose data is installed.') from error
+    about = next((text for name, text in _ABOUT.items() if config.data.source.startswith(f'folder:{name}')), '')
+    raise UserError(f'{error}\nConfig {config.name} trains on data.source={config.data.source}. {about}Set your own '
+                    'data with --config.data.source=folder:PATH, or try --config=digits, whose data is installed. The '
+                    'jobs plan and check need no data.') from error
+
+
+_ABOUT = {'JFT-': 'JFT is internal to Google. The configs vit_l16_i21k and vit_b16_i21k train on ImageNet-21k, which '
+                  'is public. ',
+          'imagenet21k': 'ImageNet-21k is downloaded from image-net.org after registration there. '}
+"""What a person should know about the data of recipes that no program can download, by the name of the folder."""
 
 
 class Run:
