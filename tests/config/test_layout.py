@@ -12,7 +12,8 @@ from vit_jax.jobs import build
 from vit_jax.recipes import sizes
 
 GIB = 2**30
-V3 = layout.Hardware('v3', 'tpu', 8, 15.48)
+V3 = layout.Hardware('v3', 'tpu', 8, 15.48, counts=(8, 16, 32))
+H200 = layout.Hardware('h200', 'gpu', 12, 134.)
 AUTO = ('mesh.fsdp', 'mesh.tensor', 'train.accumulate', 'model.remat', 'model.execution')
 
 
@@ -90,6 +91,61 @@ def test_fsdp_stays_inside_a_slice_and_divides_the_width() -> None:
   assert layout.choose(s.Config(), hardware, needs(900., 0.)).config.mesh.fsdp == 16
   config = s.Config(model=s.ViT(width=24, heads=2))
   assert layout.choose(config, hardware, needs(900., 0.)).config.mesh.fsdp == 8
+
+
+@pytest.mark.parametrize('devices, width, expected', [
+    (12, 6144, [1, 12]), (24, 6144, [1, 8, 12, 24]), (20, 1280, [1, 10, 20]), (72, 1152, [1, 8, 9, 12, 18, 24, 36, 72]),
+    (12, 1024, [1, 2, 4]), (6, 768, [1, 6]), (6, 1024, [1, 2]), (7, 768, [1])])
+def test_every_divisor_of_the_devices_that_divides_the_width_is_a_size_of_fsdp(
+    devices: int, width: int, expected: list[int]) -> None:
+  config = s.Config(model=s.ViT(width=width, heads=8))
+  assert layout.fsdp_sizes(config, layout.Hardware('h200', 'gpu', devices, 134.), 1) == expected
+
+
+@pytest.mark.parametrize('exponent', range(11))
+def test_sizes_of_fsdp_of_powers_of_two_begin_with_the_devices_of_a_host(exponent: int) -> None:
+  found = layout.fsdp_sizes(s.Config(model=s.ViT(width=1024, heads=8)),
+                            layout.Hardware('h200', 'gpu', 2**exponent, 134.), 1)
+  assert found == sorted({1, *([2**exponent] if exponent < 3 else (2**i for i in range(3, exponent + 1)))})
+
+
+def test_a_run_that_needs_all_of_twelve_devices_is_split_over_all_of_them() -> None:
+  found = layout.choose(s.Config(batch_size=4080), H200, needs(332., .2))
+  assert found.fits and found.config.mesh.fsdp == 12 and found.config.train.accumulate == 1
+
+
+@pytest.mark.parametrize('image_gib, accumulate, batch_size', [  # 12 x 341, 24 x 171, 48 x 85
+    (.1, 1, 4092), (3., 2, 4104), (8., 4, 4080)])
+def test_a_batch_that_does_not_divide_gets_the_microbatches_of_the_nearest_one_that_does(
+    image_gib: float, accumulate: int, batch_size: int) -> None:
+  found = layout.choose(s.Config(batch_size=4096), H200, needs(332., image_gib))
+  assert found.fits and found.config.train.accumulate == accumulate
+  assert layout.nearest_batch(4096, 12 * accumulate) == batch_size
+  again = layout.choose(s.Config(batch_size=batch_size), H200, needs(332., image_gib))
+  assert way(again.config) == way(found.config)
+
+
+@pytest.mark.parametrize('batch_size, parts, nearest', [(4096, 12, 4092), (4096, 24, 4104), (4096, 48, 4080), (5, 8, 8),
+                                                        (12, 8, 8), (13, 8, 16), (64, 8, 64)])
+def test_the_nearest_batch_is_a_multiple_and_the_smaller_one_of_two(batch_size: int, parts: int, nearest: int) -> None:
+  assert layout.nearest_batch(batch_size, parts) == nearest
+
+
+@pytest.mark.parametrize('hardware, batch_size, advice', [
+    (H200._replace(num_devices=2), 4096, '4 x h200'),      # 332 / 4 = 83 GiB
+    (H200._replace(num_devices=1), 4080, '3 x h200'),      # 111 GiB of 134 x 0.9, and 3 divides 4,080
+    (V3, 4096, '32 x v3'), (V3._replace(counts=(8, 32, 64)), 4096, '32 x v3'),
+    (V3._replace(counts=(8,)), 4096, 'more devices'), (V3._replace(counts=()), 4096, 'more devices'),
+    (layout.Hardware('v3', 'tpu', 32, 15.48, 4, (4, 8, 16)), 4096, '64 x v3')])
+def test_a_run_that_does_not_fit_is_told_how_many_devices_it_needs(
+    hardware: layout.Hardware, batch_size: int, advice: str) -> None:
+  state = 332. if hardware.platform == 'gpu' else 440. if hardware.slices == 1 else 160.
+  config = s.Config(batch_size=batch_size, model=s.ViT(width=6144, heads=48))
+  found = layout.choose(config, hardware, needs(state, .001))
+  assert not found.fits and f'Use {advice}, a smaller batch_size' in found.text
+  if advice[0].isdigit():
+    enough = layout.choose(config, hardware._replace(num_devices=int(advice.split()[0])), needs(state, .001))
+    assert enough.fits, 'the number that the message names'
 
 
 @pytest.mark.parametrize('image_gib, expected', [

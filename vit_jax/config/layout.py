@@ -10,16 +10,19 @@ the run's sizes. Its rules, in order:
 3.  `tensor` is 1. If a step has fewer images than there are devices, it is the smallest size that leaves one image for
     each place along `data` and `fsdp`.
 4.  `fsdp` is 1 if state (parameters, optimizer state, averages, teachers) and gradients take at most 1/8 of a device's
-    memory. Otherwise it is the smallest of 8 (the devices of one host or node), 16, 32, … with which the share of one
-    device is that small. It divides the devices of one slice and the width of the model.
+    memory. Otherwise it is the smallest size with which the share of one device is that small. Sizes are the divisors
+    of the devices of one slice that divide the width of the model: those from 8 (the devices of one host or node) on,
+    such as 8, 16, 32 of 32 devices and 12 of 12; smaller ones, 2 and 4 of 12 devices for a width of 1,024, only where
+    there is no other.
 5.  Blocks are unrolled, which is faster by about an eighth, up to 32 of them; more are scanned, because an unrolled
     program takes 3 to 6 times as long to compile.
 6.  `remat` and `accumulate` are the fastest pair, by the relative times below, with which state, gradients and
     activations take at most 90 % of the memory. With `fsdp`, each microbatch gathers all kernels anew, which counts as
     the time of `GATHER_TOKENS` further tokens on every device. Accumulation is considered only where it does not change
-    results (no BatchNorm, SAM, or objective that mixes the images of a batch).
-7.  If no pair fits, `fsdp` is doubled. If nothing fits at all, the layout that needs the least memory is used, with a
-    warning.
+    results (no BatchNorm, SAM, or objective that mixes the images of a batch). A batch that does not divide over the
+    devices counts as the nearest one that does, which the error of the run then names.
+7.  If no pair fits, the next size of `fsdp` is tried. If nothing fits at all, the layout that needs the least memory is
+    used, with a warning that names the smallest number of such devices that fits.
 8.  `attention` is `fused` on TPUs from v4 on, for models that it is for (BENCHMARKS.md has the times); `xla` elsewhere.
     So is `mlp.kernel` on v6e. Neither is auto by default, as both forms differ by their rounding.
 
@@ -70,12 +73,17 @@ overlap, it is 200 (v2), 500 (v3), 1,200 (v5e), 1,600 (v4) and 2,800 (v6e) by th
 
 
 class Hardware(NamedTuple):
-  """The devices that a run is laid out for; `memory_gib` of one of them that a program may use, 0 = not known."""
+  """The devices that a run is laid out for.
+
+  memory_gib: of one of them that a program may use, 0 = not known.
+  counts: numbers of such devices that there are in one slice; () = not known.
+  """
   name: str
   platform: str
   num_devices: int
   memory_gib: float
   slices: int = 1
+  counts: tuple[int, ...] = ()
 
   def __str__(self) -> str:
     return f'{self.num_devices} x {self.name}' + (f' in {self.slices} slices' if self.slices > 1 else '')
@@ -199,18 +207,51 @@ def choose(config: schema.Config, hardware: Hardware, sizes: Sizes | None) -> La
     config = plain(config)
     why = 'on CPUs nothing is split or recomputed' if hardware.platform == 'cpu' else 'memory of a device not known'
     return Layout(_recorded(config, names, hardware), f'Layout for {hardware}: {_shown(config, hardware)}; {why}.')
+  way = _search(config, hardware, sizes)
+  found = _answer(way, names, hardware, sizes)
+  return found if found.fits else found._replace(text=f'{found.text}\n{_advice(config, hardware, sizes)}')
+
+
+def _search(config: schema.Config, hardware: Hardware, sizes: Sizes) -> _Way:
+  """Returns the way of rules 3 to 8: the fastest that fits, or else the one that needs the least memory."""
   tensor = config.mesh.tensor or _tensor(config, hardware)
-  possible = _fsdp_sizes(config, hardware, tensor)
+  possible = fsdp_sizes(config, hardware, tensor)
   preferred = next((f for f in possible if (sizes.state + sizes.gradients) / f / tensor
                     <= STATE_SHARE * hardware.memory_gib * GIB), possible[-1])
-  least: _Way | None = None
+  tried: list[_Way] = []
   for fsdp in (f for f in possible if f >= preferred):
     ways = sorted(_ways(config, hardware, sizes, fsdp, tensor), key=lambda way: (way.time, way.need))
-    if found := next((way for way in ways if way.need <= USABLE * hardware.memory_gib * GIB), None):
-      return _answer(found, names, hardware, sizes)
-    least = min([*ways, *([least] if least else [])], key=lambda way: way.need)
-  assert least is not None
-  return _answer(least, names, hardware, sizes)
+    if found := next((way for way in ways if _fits(way, hardware)), None):
+      return found
+    tried += ways
+  return min(tried, key=lambda way: way.need)
+
+
+def _fits(way: _Way, hardware: Hardware) -> bool:
+  return way.need <= USABLE * hardware.memory_gib * GIB
+
+
+def _advice(config: schema.Config, hardware: Hardware, sizes: Sizes) -> str:
+  """Returns what to do about a run that does not fit, with the smallest number of such devices that do."""
+  found = next((n for n in _larger_counts(config, hardware)
+                if _fits(_search(config, more := hardware._replace(num_devices=n), sizes), more)), 0)
+  devices = f'{found:,} x {hardware.name}' if found else 'more devices'
+  return (f'  No layout needs less than {USABLE:.0%} of the memory. Use {devices}, a smaller batch_size or a smaller '
+          'model.')
+
+
+def _larger_counts(config: schema.Config, hardware: Hardware) -> Iterator[int]:
+  """Yields larger numbers of such devices, over which the batch and the axes of the mesh divide.
+
+  Where it is not known how many there are in a slice, and for GPUs, they are multiples of as many as a node can have.
+  """
+  mesh, have = config.mesh, hardware.num_devices
+  fixed = math.prod(size for size in (mesh.data, mesh.fsdp, mesh.tensor) if size > 0)
+  if min(mesh.data, mesh.fsdp, mesh.tensor) > 0 or hardware.platform == 'tpu' and not hardware.counts:
+    return
+  node = math.gcd(have, FIRST_FSDP)
+  counts = [n * hardware.slices for n in hardware.counts] or range(node, config.batch_size + 1, node)
+  yield from (n for n in counts if n > have and n % fixed == 0 and config.batch_size % n == 0)
 
 
 def _recorded(config: schema.Config, names: Collection[str], hardware: Hardware) -> schema.Config:
@@ -224,7 +265,7 @@ def _tensor(config: schema.Config, hardware: Hardware) -> int:
   return next(t for t in (*range(needed, in_slice + 1), 1) if in_slice % t == 0)
 
 
-def _fsdp_sizes(config: schema.Config, hardware: Hardware, tensor: int) -> list[int]:
+def fsdp_sizes(config: schema.Config, hardware: Hardware, tensor: int) -> list[int]:
   """Returns sizes of `fsdp` in ascending order: what the config says, else those of rule 4."""
   in_slice = hardware.num_devices // hardware.slices // max(1, tensor)
   if config.mesh.fsdp == -1:
@@ -233,10 +274,9 @@ def _fsdp_sizes(config: schema.Config, hardware: Hardware, tensor: int) -> list[
     return [config.mesh.fsdp]
   if config.mesh.data != -1:
     return [max(1, in_slice * hardware.slices // config.mesh.data)]
-  first = min(FIRST_FSDP, in_slice)
   width = getattr(config.model, 'width', 0) if hasattr(config.model, 'depth') else 0  # of convolutions each has its own
-  sizes = itertools.takewhile(lambda f: f <= in_slice, (first * 2**i for i in range(32)))
-  return [1, *(f for f in sizes if f > 1 and in_slice % f == 0 and width % f == 0)]
+  sizes = [f for f in range(2, in_slice + 1) if in_slice % f == 0 and width % f == 0]
+  return [1, *([f for f in sizes if f >= min(FIRST_FSDP, in_slice)] or sizes)]
 
 
 def _ways(config: schema.Config, hardware: Hardware, sizes: Sizes, fsdp: int, tensor: int) -> Iterator[_Way]:
@@ -249,8 +289,10 @@ def _ways(config: schema.Config, hardware: Hardware, sizes: Sizes, fsdp: int, te
                          'model.remat': remat, 'model.execution': _execution(config.model),
                          **_kernels(config.model, hardware)})
     is_first = (accumulate, remat) == (counts[0], remats[0])
-    if is_first or (_may_accumulate(config, shards, accumulate) and not any(check.combinations(one))):
-      images = math.ceil(config.batch_size / shards / accumulate)
+    batch_size = nearest_batch(config.batch_size, shards * accumulate)
+    one_batch = put(one, {'batch_size': batch_size}) if config.batch_size % shards else one
+    if is_first or (_may_accumulate(config, shards, accumulate) and not any(check.combinations(one_batch))):
+      images = batch_size // (shards * accumulate)
       need = (sizes.state + sizes.gradients) / fsdp / tensor + images * sizes.activations(one.model) / tensor
       time = REMAT_TIME[remat] * (1 + MICROBATCH_TIME * (accumulate - 1))
       yield _Way(one, time + accumulate * _gather_time(config, shards) * (fsdp > 1), need)
@@ -267,10 +309,17 @@ def _gather_time(config: schema.Config, shards: int) -> float:
 def _may_accumulate(config: schema.Config, shards: int, accumulate: int) -> bool:
   """Returns whether so many microbatches divide the batch, and give the result of one.
 
-  `check` knows the models for which.
+  `check` knows the models for which. A batch that no number of them divides has to be changed in any case.
   """
   mixes = config.train.sam.rho or getattr(config.objective, 'mix_token', False)
-  return accumulate == 1 or (config.batch_size % (shards * accumulate) == 0 and not mixes)
+  rest = config.batch_size % (shards * accumulate)
+  is_divided = config.batch_size >= shards * accumulate if config.batch_size % shards else not rest
+  return accumulate == 1 or (is_divided and not mixes)
+
+
+def nearest_batch(batch_size: int, parts: int) -> int:
+  """Returns the multiple of `parts`, at least one, that is nearest to a batch size; of two the smaller one."""
+  return max(1, (2 * batch_size + parts - 1) // (2 * parts)) * parts
 
 
 def _answer(way: _Way, names: Collection[str], hardware: Hardware, sizes: Sizes) -> Layout:
@@ -283,11 +332,7 @@ def _answer(way: _Way, names: Collection[str], hardware: Hardware, sizes: Sizes)
            f'  State and gradients take {state / share:.2f} GiB a device'
            + f' ({state:.2f} GiB if replicated)' * (share > 1)
            + f', with activations {way.need / GIB:.2f} of {have:.2f} GiB, by arithmetic.']
-  fits = way.need <= USABLE * have * GIB
-  if not fits:
-    lines.append(f'  No layout needs less than {USABLE:.0%} of the memory. Use more devices, a smaller batch_size or a '
-                 'smaller model.')
-  return Layout(_recorded(config, names, hardware), '\n'.join(lines), fits)
+  return Layout(_recorded(config, names, hardware), '\n'.join(lines), _fits(way, hardware))
 
 
 def _shown(config: schema.Config, hardware: Hardware) -> str:

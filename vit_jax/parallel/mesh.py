@@ -116,9 +116,9 @@ def check_batch(mesh: Mesh, batch_size: int, accumulate: int, *, what: str) -> N
   rows = mesh.shape['data'] * mesh.shape['fsdp']
   if batch_size % (rows * accumulate):
     micro = f' x {accumulate} microbatches' if accumulate > 1 else ''
-    below = max(1, batch_size // (rows * accumulate)) * rows * accumulate
+    nearest = layout.nearest_batch(batch_size, rows * accumulate)
     raise UserError(f'{what}: expected a multiple of {rows} batch shards (data={mesh.shape["data"]} x '
-                    f'fsdp={mesh.shape["fsdp"]}){micro}, got {batch_size}. Set it to {below}, for example.')
+                    f'fsdp={mesh.shape["fsdp"]}){micro}, got {batch_size}. Set it to {nearest}, the nearest one.')
 
 
 def local_rows(mesh: Mesh, process_index: int | None = None) -> Shard:

@@ -51,7 +51,10 @@ def candidates(plan: plans.Plan) -> list[Candidate]:
   """Returns all combinations that the batch and the devices allow, in order of expected speed."""
   config, n = plan.parts.config, plan.subject.topology.num_devices
   shards = n // config.mesh.tensor if config.mesh.tensor > 0 else n
-  sizes = sorted(f for f in {1, 8, 32, 128, max(1, config.mesh.fsdp)}
+  possible = layout.fsdp_sizes(layout.put(config, {'mesh.fsdp': 0, 'mesh.data': -1}), plan.subject.topology.hardware,
+                               max(1, config.mesh.tensor))
+  odd = {f for f in possible if f & (f - 1)}  # of 12 devices, for example
+  sizes = sorted(f for f in {1, 8, 32, 128, max(1, config.mesh.fsdp), *odd}
                  if shards % f == 0 and shards // f % config.mesh.slices == 0)
   steps = [a for a in (1, 2, 4, 8, 16) if config.batch_size % (shards * a) == 0]
   held = {fsdp: _held_bytes(plan, fsdp) for fsdp in sizes}

@@ -118,7 +118,9 @@ class Topology(NamedTuple):
   @property
   def hardware(self) -> layout.Hardware:
     """As `config/layout.py` needs it to be described."""
-    return layout.Hardware(self.kind, self.chip.platform, self.num_devices, self.chip.hbm_gib, self.slices)
+    counts = {num_chips(grid) * _DEVICES_A_CHIP.get(self.kind, 1) for grid in GRIDS.get(self.kind, ())}
+    return layout.Hardware(self.kind, self.chip.platform, self.num_devices, self.chip.hbm_gib, self.slices,
+                           tuple(sorted(counts)))
 
   @property
   def num_cores(self) -> int:
