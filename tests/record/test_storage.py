@@ -76,10 +76,12 @@ def test_what_has_changed_is_copied_and_nothing_else(bucket: buckets.Server) -> 
   copies = storage.Mirror('gs://mine/run', every_s=99.)
   (copies.folder / 'a').write_bytes(b'1')
   (copies.folder / 'b').write_bytes(b'2')
-  assert copies.push() and bucket.names('gs://mine/run') == ['a', 'b']
+  copies.push()
+  assert bucket.names('gs://mine/run') == ['a', 'b']
   before = bucket.objects['mine/run/b'][0]
   (copies.folder / 'a').write_bytes(b'11')
-  assert copies.push() and bucket.objects['mine/run/b'][0] == before and bucket.read('mine/run/a') == b'11'
+  copies.push()
+  assert bucket.objects['mine/run/b'][0] == before and bucket.read('mine/run/a') == b'11'
   (copies.folder / 'b').write_bytes(b'22')
   copies.close()
   assert bucket.read('mine/run/b') == b'22' and not copies.folder.exists()
@@ -92,7 +94,12 @@ def test_it_copies_by_itself_and_goes_on_after_a_failure(
   wait_for(bucket, 'mine/run/a', b'1')
   bucket.broken = True
   (copies.folder / 'a').write_bytes(b'12')
-  assert not copies.push() and 'could not be written to, and is tried again' in caplog.text
+  for _ in range(400):
+    if 'could not be written to, and is tried again' in caplog.text:
+      break
+    time.sleep(.01)
+  with pytest.raises(UserError, match='gs://mine/run: expected to write it, got POST .*: 400'):
+    copies.settle()
   bucket.broken = False
   wait_for(bucket, 'mine/run/a', b'12')
   copies.close()
@@ -128,7 +135,8 @@ def test_a_file_that_grows_is_kept_in_blocks_of_which_complete_ones_are_uploaded
   monkeypatch.setattr(storage, 'BLOCK_BYTES', 4)
   copies = storage.Mirror('gs://mine/run', growing=('a',), every_s=99.)
   (copies.folder / 'a').write_bytes(b'0123456')
-  assert copies.push() and bucket.names('gs://mine/run') == ['a', 'a.0001']
+  copies.push()
+  assert bucket.names('gs://mine/run') == ['a', 'a.0001']
   assert storage.read_growing('gs://mine/run/a') == b'0123456'
   before = bucket.objects['mine/run/a'][0]
   (copies.folder / 'a').write_bytes(b'0123456789ab')

@@ -33,6 +33,9 @@ class Listed:
   def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
     self._add('histograms', step, [*values])
 
+  def settle(self) -> None:
+    self._add('settle')
+
   def close(self, status: Status) -> None:
     self._add('close', status)
 
@@ -44,9 +47,11 @@ def test_all_calls_arrive_in_order(background: bool) -> None:
   guarded.write(1, {'loss': 2.})
   guarded.images(1, {'a': np.zeros((1, 2, 2, 3), np.uint8)})
   guarded.histograms(2, {'b': Histogram(np.ones(1), np.zeros(2), 0., 0.)})
+  guarded.settle()
   guarded.close('stopped')
   assert seen.calls == [
-      ('write', 1, {'loss': 2.}), ('images', 1, ['a']), ('histograms', 2, ['b']), ('close', 'stopped')]
+      ('write', 1, {'loss': 2.}), ('images', 1, ['a']), ('histograms', 2, ['b']), ('settle',),
+      ('close', 'stopped')]
 
 
 @pytest.mark.parametrize('background', [False, True])

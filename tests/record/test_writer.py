@@ -173,6 +173,8 @@ class Kept:
 
   def histograms(self, step: int, values: object) -> None: ...
 
+  def settle(self) -> None: ...
+
   def close(self, status: str) -> None:
     self.status = status
 

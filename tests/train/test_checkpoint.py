@@ -72,6 +72,14 @@ def test_what_was_saved_comes_back_bit_for_bit(one: Program, open_folder: object
   assert trees.digest((got.state.opt, got.state.extra)) == trees.digest((want.opt, want.extra))
 
 
+def test_a_save_is_announced_with_its_digest_before_anything_is_written(one: Program, open_folder: object) -> None:
+  checkpointer, seen = open_folder(), []
+  digest = checkpointer.save(4, one.init_fn(), data={}, meta={}, metrics={},
+                             announce=lambda found: seen.append((found, checkpointer.folder.exists())))
+  assert seen == [(digest, False)]
+  checkpointer.wait()
+
+
 def test_an_empty_folder_restores_nothing(one: Program, open_folder: object) -> None:
   assert open_folder().restore(one.abstract_state, one.shardings) is None
 

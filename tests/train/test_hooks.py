@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import pytest
@@ -96,7 +96,9 @@ class Saver:
   def __init__(self) -> None:
     self.saves: list[tuple[int, dict[str, float]]] = []
 
-  def save(self, step: int, state: TrainState, *, data: object, meta: object, metrics: dict[str, float]) -> str:
+  def save(self, step: int, state: TrainState, *, data: object, meta: object, metrics: dict[str, float],
+           announce: Callable[[str], object]) -> str:
+    announce(f'digest {step}')
     self.saves.append((step, dict(metrics)))
     return f'digest {step}'
 

@@ -6,6 +6,7 @@ that order, f32 (little endian). A record whose step is not larger than those be
 """
 from __future__ import annotations
 
+import io
 import json
 import os
 import pathlib
@@ -54,6 +55,11 @@ class NormsFile:
     self._file.write(np.int64(step).tobytes() + np.concatenate([np.zeros(0, np.float32), *values]).tobytes())
     self._file.flush()
 
+  def settle(self) -> None:
+    """Makes what was written durable."""
+    if self._file is not None:
+      os.fsync(self._file.fileno())
+
   def close(self) -> None:
     if self._file is not None:
       self._file.close()
@@ -94,12 +100,13 @@ def read(workdir: storage.PathLike) -> Sequence[dict[str, Any]]:
   """
   path = os.path.join(os.fspath(workdir), FILE)
   try:
-    if storage.is_local(path):
-      return Events(pathlib.Path(path))
-    with tempfile.NamedTemporaryFile(prefix='vit_jax_') as copied:
-      copied.write(storage.read_growing(path))
-      copied.flush()
-      return Events(pathlib.Path(copied.name))  # mapped to memory, also when its name is gone
+    with storage.open_growing(path) as file:
+      if not isinstance(file, io.BytesIO):
+        return Events(pathlib.Path(path))
+      with tempfile.NamedTemporaryFile(prefix='vit_jax_') as copied:
+        copied.write(file.getbuffer())
+        copied.flush()
+        return Events(pathlib.Path(copied.name))  # mapped to memory, also when its name is gone
   except FileNotFoundError:
     return []
 

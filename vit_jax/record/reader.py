@@ -5,12 +5,11 @@ Readers that draw a run ask for a number of rows: of the rows of training metric
 """
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
 from collections.abc import Iterable, Iterator
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from vit_jax.core import os_errors
 from vit_jax.core.errors import UserError
@@ -57,7 +56,7 @@ def read(path: storage.PathLike, *, most_rows: int = 0) -> Run:
   path = os.fspath(path)
   path = path if path.endswith('.jsonl') else os.path.join(path, FILE)
   try:
-    with _open(path) as lines:
+    with storage.open_growing(path) as lines:
       return _collect(_Thinned(lines, most_rows))
   except FileNotFoundError:
     raise
@@ -96,13 +95,9 @@ def last_time_s(path: str) -> float:
   return 0.
 
 
-def _open(path: str) -> IO[bytes]:
-  return open(path, 'rb') if storage.is_local(path) else io.BytesIO(storage.read_growing(path))
-
-
 def _lines_backwards(path: str) -> Iterator[bytes]:
   """Yields the lines of a file, the last one first."""
-  with _open(path) as file:
+  with storage.open_growing(path) as file:
     end, rest = file.seek(0, os.SEEK_END), b''
     while end:
       start = max(0, end - _BLOCK_BYTES)

@@ -1,16 +1,22 @@
-"""Storage of run directories: a local folder, or object storage, `gs://BUCKET/PATH`, through `etils.epath`.
+"""Storage of run directories: a folder, or object storage, `gs://BUCKET/PATH`, through `etils.epath`.
 
 Object storage writes objects atomically, and cannot append, rename or lock. Growing files are therefore kept locally
 and copied at intervals (`Mirror`), and files to replace are written again.
 
 A file that only grows is kept there in blocks of 8 MiB, `metrics.jsonl`, `metrics.jsonl.0001`, …, and complete blocks
-are uploaded once. A kill loses what was written in the last `MIRROR_EVERY_S`, except for what `Mirror.push` has
+are uploaded once. A kill loses what was written in the last `MIRROR_EVERY_S`, except for what `Mirror.settle` has
 uploaded.
+
+A bucket that is mounted as a folder (gcsfuse and the like, `mounts.can_append`) is used in the same way: a mount
+uploads a file when it is closed, and would lose a record that stays open. The program detects such a mount itself,
+instead of launchers passing `gs://…` on, because people also mount buckets by hand, with XPK or in Slurm jobs, and
+because the mount has the credentials.
 """
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import io
 import logging
 import os
 import pathlib
@@ -20,10 +26,11 @@ import tempfile
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import IO, TYPE_CHECKING, TypeAlias
 
-from vit_jax.core import address, extras
-from vit_jax.core.errors import UserError
+from vit_jax.core import address, extras, os_errors, retrying
+from vit_jax.core.errors import TemporaryError, UserError
+from vit_jax.record import mounts
 
 if TYPE_CHECKING:
   from etils import epath
@@ -41,6 +48,11 @@ log = logging.getLogger('vit_jax.record')
 def is_local(path: PathLike) -> bool:
   """Returns whether a path is on this machine, including mounted file systems."""
   return '://' not in os.fspath(path)
+
+
+def can_append(path: PathLike) -> bool:
+  """Returns whether storage keeps what is appended to an open file: it is neither a bucket nor a mount of one."""
+  return is_local(path) and mounts.can_append(path)
 
 
 def open_path(path: PathLike) -> Path:
@@ -166,7 +178,7 @@ def copy(source: PathLike, target: PathLike) -> None:
 
 
 def read_growing(path: PathLike) -> bytes:
-  """Returns the contents of a growing file in object storage, from all its blocks.
+  """Returns the contents of a growing file, from all its blocks.
 
   Raises:
     FileNotFoundError: there is no such file.
@@ -178,17 +190,50 @@ def read_growing(path: PathLike) -> bytes:
   return b''.join(blocks)
 
 
+def open_growing(path: PathLike) -> IO[bytes]:
+  """Opens a growing file for reading: the file itself if it is a local one without further blocks.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+  """
+  place = open_path(path)
+  if isinstance(place, pathlib.Path) and not _block(place, 1).exists():
+    return open(place, 'rb')
+  return io.BytesIO(read_growing(place))
+
+
+def join_growing(path: PathLike) -> None:
+  """Joins the blocks of a growing file, if it has several, so that it can be appended to.
+
+  A kill leaves the old blocks, or the new file and blocks that nothing reads.
+  """
+  place = open_path(path)
+  if _block(place, 1).exists():
+    write_bytes(place, read_growing(place))
+    _remove_blocks(place, 1)
+
+
 def _block(path: Path, number: int) -> Path:
   return path.with_name(f'{path.name}.{number:04d}') if number else path
+
+
+def _remove_blocks(path: Path, first: int) -> None:
+  """Removes the blocks from number `first` on, of which none may be missing; the last one first."""
+  found: list[Path] = []
+  while (block := _block(path, first + len(found))).exists():
+    found.append(block)
+  for block in reversed(found):
+    block.unlink()
 
 
 class Mirror:
   """A local folder whose changed files are copied to `target` by a separate thread.
 
-  A failed copy is repeated with the next one; if the last one fails, the folder is kept and a message names it.
+  A failed copy is repeated with the next one; if the last one fails, the folder is kept and a message names it. Folders
+  in the folder, which some trackers write, are copied at the end.
 
   Args:
-    target: a folder in object storage.
+    target: a folder in object storage, or on a mount of it.
     growing: names of files that only grow, which are kept in blocks.
     every_s: seconds between two copies.
   """
@@ -205,52 +250,85 @@ class Mirror:
   def fetch(self, *names: str) -> None:
     """Downloads those of these growing files that exist in the target."""
     for name in names:
-      if (self._target / name).exists():
-        content = read_growing(self._target / name)
+      path = self._target / name
+      if path.exists():
+        content = read_growing(path)
         (self.folder / name).write_bytes(content)
-        self._blocks[name] = [zlib.crc32(block) for block in _split(content)]
+        if len(content) <= BLOCK_BYTES or _block(path, 1).exists():  # else a file that was copied there
+          self._blocks[name] = [zlib.crc32(block) for block in _split(content)]
 
-  def push(self) -> bool:
-    """Copies changed files; logs a warning and returns False if that fails."""
+  def push(self) -> None:
+    """Copies changed files; raises an error of `faults` if that fails."""
     with self._lock:
-      try:
-        for path in sorted(self.folder.iterdir()):
-          state = path.stat()
-          version = (state.st_size, state.st_mtime_ns)
-          if self._copied.get(path.name) != version:
-            self._upload(path)
-            self._copied[path.name] = version
-      except faults() as error:
-        log.warning('%s could not be written to, and is tried again: %s', self._target, error)
-        return False
-      return True
+      for path in sorted(self.folder.iterdir()):
+        state = path.stat()
+        version = (state.st_size, state.st_mtime_ns)
+        if path.is_file() and self._copied.get(path.name) != version:
+          self._upload(path)
+          self._copied[path.name] = version
+
+  def settle(self) -> None:
+    """Copies changed files, which then survive a kill; tries again after temporary errors.
+
+    Raises:
+      TemporaryError: the storage still fails after a time.
+      UserError: the files cannot be written.
+    """
+    try:
+      retrying.retried(self.push, f'writing {self._target}')
+    except (UserError, TemporaryError):
+      raise
+    except faults() as error:
+      raise os_errors.writing(str(self._target), error) from error
 
   def _upload(self, path: pathlib.Path) -> None:
     """Uploads a file; of one that grows, the blocks from the last known one on."""
+    target = self._target / path.name
     if path.name not in self._blocks:
-      write_bytes(self._target / path.name, path.read_bytes())
+      write_bytes(target, path.read_bytes())
       return
     known = self._blocks[path.name]
     first = max(0, len(known) - 2)  # a resume may cut an incomplete end, which can be in two blocks
     with open(path, 'rb') as file:
       file.seek(first * BLOCK_BYTES)
-      for number, block in enumerate(_split(file.read()), first):
-        if number >= len(known) or known[number] != zlib.crc32(block):
-          write_bytes(_block(self._target / path.name, number), block)
-          known[number:] = [zlib.crc32(block)]
+      blocks = _split(file.read())
+    if not known:
+      self._replace(target, blocks)
+      known.extend(map(zlib.crc32, blocks))
+      return
+    if first + len(blocks) < len(known):
+      _remove_blocks(target, first + len(blocks))
+    for number, block in enumerate(blocks, first):
+      if number >= len(known) or known[number] != zlib.crc32(block):
+        write_bytes(_block(target, number), block)
+        known[number:] = [zlib.crc32(block)]
+
+  def _replace(self, target: Path, blocks: Sequence[bytes]) -> None:
+    """Writes all blocks, the first one last: it ends what is read of a file that was copied there as a whole."""
+    _remove_blocks(target, len(blocks))
+    for number in reversed(range(len(blocks))):
+      write_bytes(_block(target, number), blocks[number])
 
   def close(self) -> None:
     """Copies a last time, and removes the local folder."""
     self._closed.set()
     self._thread.join()
-    if self.push():
-      shutil.rmtree(self.folder)
+    try:
+      self.push()
+      for folder in (path for path in self.folder.iterdir() if path.is_dir()):
+        copy(folder, self._target / folder.name)
+    except faults() as error:
+      log.warning('The last files could not be written (%s). The files missing in %s are in %s.', error, self._target,
+                  self.folder)
     else:
-      log.warning('The files missing in %s are in %s.', self._target, self.folder)
+      shutil.rmtree(self.folder)
 
   def _run(self) -> None:
     while not self._closed.wait(self._every_s):
-      self.push()
+      try:
+        self.push()
+      except faults() as error:
+        log.warning('%s could not be written to, and is tried again: %s', self._target, error)
 
 
 def _split(content: bytes) -> list[bytes]:

@@ -10,8 +10,10 @@ everything else can be derived from them. The record has one JSON object per lin
 continues from the last line after a resume. Numbers that are not finite are the strings 'nan', 'inf' and '-inf',
 because JSON does not support them.
 
-In object storage, which cannot append, these files are copies of local files, updated every 30 s and at checkpoints
-(`storage.Mirror`); a kill loses later lines.
+In object storage and on mounts of it, where nothing can be appended, these files are copies of local files, updated
+every 30 s (`storage.Mirror`). Everything up to a checkpoint is durable before the checkpoint is written: copied, or
+synced to disk. A kill loses at most later lines, whose steps the resumed run writes again, so that readers find every
+step once.
 
 Arrays are only accessed through `float()` and `tolist()`.
 """
@@ -35,7 +37,7 @@ from vit_jax.record.trackers import tensorboard
 from vit_jax.record.trackers.tracker import Guarded, Status
 
 FILE = reader.FILE
-_KEPT_AT_ONCE = ('checkpoint', 'stop')  # events that a run can resume from; no earlier line may be lost
+_KEPT_AT_ONCE = ('checkpoint', 'stop')  # events that a run can resume from; neither they nor earlier lines may be lost
 
 
 class Writer:
@@ -61,12 +63,16 @@ class Writer:
     self._is_started = False
     if not self._active:
       return
-    self._mirror = None if storage.is_local(workdir) else storage.Mirror(workdir, growing=(FILE, norms_file.FILE))
+    growing = (FILE, norms_file.FILE)
+    self._mirror = None if storage.can_append(workdir) else storage.Mirror(workdir, growing=growing)
     folder = os.fspath(self._mirror.folder if self._mirror else workdir)
-    if self._mirror:
-      self._mirror.fetch(FILE, *(() if resumed_from is None else (norms_file.FILE,)))
     self._path = os.path.join(folder, FILE)
     with self._writing():
+      if self._mirror:
+        self._mirror.fetch(*growing[:1 if resumed_from is None else None])
+      else:
+        for name in growing:  # of a directory that was copied from object storage
+          storage.join_growing(os.path.join(folder, name))
       os.makedirs(folder, exist_ok=True)
       self._time_offset_s = (
           reader.last_time_s(self._path) if os.path.exists(self._path) else 0.) - time.monotonic()
@@ -108,7 +114,11 @@ class Writer:
   def event(self, name: str, **fields: object) -> None:
     """Adds an event: `start`, `checkpoint`, `goodput`, …
 
-    Arrays become lists. `resumed_from` is added to `start`.
+    Arrays become lists. `resumed_from` is added to `start`. After a `checkpoint` or `stop`, everything so far is
+    durable.
+
+    Raises:
+      TemporaryError: the storage of the record still fails after a time.
     """
     if not self._active:
       return
@@ -118,8 +128,19 @@ class Writer:
     self._ensure_started()
     self._append({'event': name, 'time_s': self._time_s(), **fields})
     self._status = 'stopped' if name == 'stop' else self._status
-    if self._mirror and name in _KEPT_AT_ONCE:
-      self._mirror.push()
+    if name in _KEPT_AT_ONCE:
+      self._settle()
+
+  def _settle(self) -> None:
+    """Makes everything that was written so far durable."""
+    for tracker in self._trackers:
+      tracker.settle()
+    if self._mirror:
+      self._mirror.settle()
+      return
+    with self._writing():
+      os.fsync(self._file.fileno())
+      self._norms.settle()
 
   def show(self, step: int, call: Callable[[Guarded, int], None]) -> None:
     """Calls a function with each tracker, for images or histograms, which are not in the record."""

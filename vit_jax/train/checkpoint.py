@@ -120,10 +120,11 @@ class Checkpointer:
     return self.folder.is_dir() and next(iter(self.folder.iterdir()), None) is not None
 
   def save(self, step: int, state: TrainState, *, data: Mapping[str, Any], meta: Mapping[str, Any],
-           metrics: Mapping[str, float]) -> str:
+           metrics: Mapping[str, float], announce: Callable[[str], object] = lambda digest: None) -> str:
     """Starts to save the `state` of step `step`, and returns the digest of its parameters.
 
-    Returns as soon as the arrays are copied to the host.
+    Returns as soon as the arrays are copied to the host. `announce` is called with the digest before anything is
+    written, so that the record of the run is complete up to this step when the checkpoint is.
 
     Raises:
       UserError: this or the previous checkpoint could not be written.
@@ -138,6 +139,7 @@ class Checkpointer:
         **{name: ocp.args.StandardSave(item) for name, item in items.items()},
         data=ocp.args.JsonSave(dict(data)),
         meta=ocp.args.JsonSave(checkpoint_files.seal(body)))
+    announce(digests['params'])
     finite = {k: v for k, v in metrics.items() if math.isfinite(v)}
     self._guard(lambda: self._manager().save(step, args=args, metrics=finite or None, force=True))
     self._is_pending = True

@@ -220,10 +220,10 @@ class Checkpoint:
     with self._clock.phase('checkpoint'), self._in_place():
       metrics = {name: number for name, (at, number) in self._latest.items() if at == step}
       self.digest = self._checkpointer.save(
-          step, state, data={**self._data, 'step': step}, meta=self._meta, metrics=metrics)
+          step, state, data={**self._data, 'step': step}, meta=self._meta, metrics=metrics,
+          announce=lambda digest: self._writer.event('checkpoint', step=step, params_digest=digest))
     self.saved = step
     self._times.saved()
-    self._writer.event('checkpoint', step=step, params_digest=self.digest)
     self._writer.event('goodput', step=step, **self._clock.goodput()._asdict())
 
   @contextlib.contextmanager

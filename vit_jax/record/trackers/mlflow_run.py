@@ -63,5 +63,8 @@ class MlflowRun:
   def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
     """Does nothing: MLflow has no histograms."""
 
+  def settle(self) -> None:
+    pass
+
   def close(self, status: Status) -> None:
     self._client.set_terminated(self._id, status=_ENDS[status])

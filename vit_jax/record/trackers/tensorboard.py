@@ -95,6 +95,12 @@ class Board:
       self._file.flush()
       self._flushed_s = time.monotonic()
 
+  def settle(self) -> None:
+    """Writes buffered values, and syncs the file to disk."""
+    self._file.flush()
+    os.fsync(self._file.fileno())
+    self._flushed_s = time.monotonic()
+
   def close(self, status: Status = 'done') -> None:
     """Writes buffered values, and closes the file."""
     del status

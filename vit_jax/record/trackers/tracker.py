@@ -42,6 +42,10 @@ class Tracker(Protocol):
     """Adds histograms by name; a tracker that has none does nothing."""
     ...
 
+  def settle(self) -> None:
+    """Makes what was written durable, before a checkpoint; a tracker that writes no files of its own does nothing."""
+    ...
+
   def close(self, status: Status) -> None:
     """Sends what is left."""
     ...
@@ -76,6 +80,9 @@ class Guarded:
 
   def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
     self._do(lambda tracker: tracker.histograms(step, values))
+
+  def settle(self) -> None:
+    self._do(lambda tracker: tracker.settle())
 
   def close(self, status: Status) -> None:
     """Closes the tracker, and waits for it for at most `CLOSE_S`."""

@@ -44,5 +44,8 @@ class WeightsAndBiases:
     self._run.log({**{name: wandb.Histogram(np_histogram=(one.counts.tolist(), one.edges.tolist()))
                       for name, one in values.items()}, 'step': step})
 
+  def settle(self) -> None:
+    pass
+
   def close(self, status: Status) -> None:
     self._run.finish(exit_code=1 if status == 'failed' else 0)
