@@ -47,8 +47,9 @@ The same command resumes a run that was stopped. --version shows the versions of
 VIT_JAX_TRACEBACK=1 in the environment does.
 
 Exit status: 0 done; 2 an error that you can fix, with a message; 70 an error in this program, with a file to report;
-75 stopped by SIGTERM or SIGINT after saving: run the same command again to resume; 130 interrupted without saving;
-141 the reader of the output ended. Of replay also 3 to 7: what differs, see docs/guides/replay.md.
+75 stopped by SIGTERM or SIGINT after saving, or storage, the network or another host failed: run the same command again
+to resume; 130 interrupted without saving; 141 the reader of the output ended. Of replay also 3 to 7: what differs, see
+docs/guides/replay.md.
 """
 OVERRIDES = """Settings of the config are overridden with --config.NAME=VALUE, for example
   --config.optimizer.lr=3e-4 --config.length='20 epochs'"""

@@ -8,7 +8,7 @@ import pathlib
 import pytest
 
 from vit_jax.core import failures, implementation
-from vit_jax.core.errors import UserError
+from vit_jax.core.errors import TemporaryError, UserError
 
 
 def raised(error: BaseException, cause: BaseException | None = None) -> BaseException:
@@ -68,22 +68,43 @@ def test_old_tracebacks_are_deleted(tmp_path: pathlib.Path) -> None:
   assert len(kept) == failures.MOST_FILES and kept[0] == 'failure-2000-11.txt' and 'failure-2000-29.txt' in kept
 
 
+Runtime = type('JaxRuntimeError', (RuntimeError,), {})
+LOST = [
+    Runtime('UNAVAILABLE: Task /job:jax_worker/replica:0/task:1 heartbeat timeout.'),
+    Runtime('DEADLINE_EXCEEDED: Barrier timed out. Id: x. This usually happens because a task triggered the barrier'),
+    Runtime('UNAVAILABLE: Failed to send RPC to coordination service.'),
+    Runtime('INTERNAL: NCCL operation ncclGroupEnd() failed: remote process exited or there was a network error'),
+    Runtime('INTERNAL: NCCL operation failed: unhandled system error (run with NCCL_DEBUG=INFO for details)'),
+    Runtime('INTERNAL: Accelerator device halted prematurely. 1 observed errors are: [Network]'),
+    Runtime('UNAVAILABLE: The slice is unhealthy'), Runtime('INTERNAL: ICI link 3 is down'),
+    RuntimeError("Unable to initialize backend 'tpu': UNKNOWN: TPU initialization failed: open(/dev/accel3): busy")]
+
+
 @pytest.mark.parametrize(('error', 'status', 'said'), [
     (UserError('seed: expected 0, got 1.'), 2, 'error: seed: expected 0, got 1.'),
     (KeyboardInterrupt(), 130, 'Interrupted.'),
-    (OSError(errno.ENOSPC, 'No space left on device', '/a/b'), 2, 'error: /a/b: No space left on device. Free some'),
-    (OSError(errno.ENOSPC, 'No space left on device'), 2, 'Free some space'),
+    (OSError(errno.ENOSPC, 'No space left on device', '/a/b'), 75, 'error: /a/b: No space left on device. Free some'),
+    (OSError(errno.ENOSPC, 'No space left on device'), 75, 'Free some space'),
     (PermissionError(errno.EACCES, 'Permission denied', b'/a/b'), 2, '/a/b: Permission denied. Change the perm'),
     (OSError(errno.EMFILE, 'Too many open files'), 2, 'ulimit -n'),
     (OSError(errno.EXDEV, 'Cross-device link', '/a', None, '/b'), 70, 'OSError: [Errno 18]'),
     (FileNotFoundError(errno.ENOENT, 'No such file or directory'), 70, 'FileNotFoundError'),  # of which file?
-    (ValueError('Error writing "x": [OS error 28: ENOSPC No space left on device]'), 2, 'Free some space'),
+    (ValueError('Error writing "x": [OS error 28: ENOSPC No space left on device]'), 75, 'Free some space'),
     (MemoryError('Unable to allocate 9 GiB'), 2, 'expected enough memory, got MemoryError: Unable to allocate 9 GiB.'),
     (RuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\nmore'), 2, 'train.accumulate=2'),
     (RuntimeError('RESOURCE_EXHAUSTED: too many requests'), 70, 'unforeseen RuntimeError'),
-    (ValueError('UNKNOWN: Gloo all-reduce failed: [tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:58502'), 70,
+    (ValueError('UNKNOWN: Gloo all-reduce failed: [tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:58502'), 75,
      'error: the connection to another process of the run was lost (ValueError: UNKNOWN: Gloo all-reduce failed'),
     (ValueError('gloo is no name of a split'), 70, 'unforeseen'),
+    (ValueError('data.train_split: the slice [0:3] failed'), 70, 'unforeseen'),
+    (OSError(errno.EIO, 'Input/output error', '/a'), 75, 'error: /a: Input/output error. The disk or network file'),
+    (OSError(errno.EROFS, 'Read-only file system', '/a'), 2, 'error: /a: Read-only file system. The file system is'),
+    (TemporaryError('x: try later'), 75, 'error: x: try later'),
+    (ConnectionResetError(errno.ECONNRESET, 'Connection reset by peer'), 75, 'storage, the network or a device failed'),
+    (OSError('Server disconnected, status 503'), 75, 'storage, the network or a device failed (OSError: Server disc'),
+    (Runtime('INTERNAL: Accelerator device halted prematurely, perhaps due to an on-device check-failure'), 70,
+     'unforeseen JaxRuntimeError'),
+    *((error, 75, 'error: the connection to another process of the run was lost') for error in LOST),
     (ValueError('wrong'), 70, 'error: unforeseen ValueError: wrong. This is an error in vit_jax.'),
     (RecursionError(), 70, 'RecursionError')], ids=lambda x: str(x)[:40])
 def test_each_kind_has_its_status(error: BaseException, status: int, said: str, tmp_path: pathlib.Path) -> None:
@@ -105,7 +126,7 @@ def test_the_environment_asks_for_tracebacks(error: Exception, status: int, tmp_
 
 def test_a_broken_pipe_is_quiet_only_where_it_is_standard_output(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
-  assert explain(raised(BrokenPipeError(errno.EPIPE, 'Broken pipe')), XDG_STATE_HOME=str(tmp_path)).status == 70
+  assert explain(raised(BrokenPipeError(errno.EPIPE, 'Broken pipe')), XDG_STATE_HOME=str(tmp_path)).status == 75
   reader, writer = os.pipe()
   os.close(reader)
   with open(writer, 'w') as closed:
@@ -113,3 +134,10 @@ def test_a_broken_pipe_is_quiet_only_where_it_is_standard_output(
     closed.write('x')
     assert explain(raised(BrokenPipeError(errno.EPIPE, 'Broken pipe'))) == (141, '')
     failures.drop_output()  # else leaving the block would raise
+
+
+@pytest.mark.parametrize(('statuses', 'worst'), [
+    ([], 0), ([0, 0], 0), ([0, 75], 75), ([75, 2, 70], 2), ([70, 0], 70), ([70, 75], 75), ([70, 134], 75), ([-9], 75),
+    ([1], 70)])
+def test_of_several_programs_what_a_person_must_change_comes_first(statuses: list[int], worst: int) -> None:
+  assert failures.worst(statuses) == worst

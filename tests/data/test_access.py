@@ -50,5 +50,5 @@ def test_paths_become_absolute_and_the_home_folder_is_known(monkeypatch: pytest.
 
 
 def test_errors_of_the_system_say_what_to_do() -> None:
-  error = access.user_error(OSError(errno.ENOTCONN, 'x', '/mnt/a'), 'image 3')
+  error = access.unreadable(OSError(errno.ENOTCONN, 'x', '/mnt/a'), 'image 3')
   assert 'image 3 (/mnt/a): expected to read it' in str(error) and 'Mount it again' in str(error)

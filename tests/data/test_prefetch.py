@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from vit_jax.config import schema
-from vit_jax.core.errors import DataStopped, UserError
+from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Shard
 from vit_jax.data.files import open_files
 from vit_jax.data.pipeline import loader, prefetch, shared
@@ -105,7 +105,7 @@ def iter_closable(numbers: range) -> Iterator[int]:
 def test_a_second_death_soon_after_stops_with_the_usual_causes(monkeypatch: pytest.MonkeyPatch) -> None:
   made = prefetch.RestartingIterator(Dying({2: death(), 3: death(-7)}), range(9))
   assert [next(made) for _ in range(3)] == [0, 1, 2]
-  with pytest.raises(DataStopped, match='ended with exit status -7, the second within 10 minutes. The usual cause'):
+  with pytest.raises(UserError, match='ended with exit status -7, the second within 10 minutes. The usual cause'):
     next(made)
   monkeypatch.setattr(shared, 'is_possible', lambda: True)
   assert 'too little memory of the machine or container' in prefetch.causes() and '/dev/shm' not in prefetch.causes()
@@ -150,7 +150,7 @@ def test_a_killed_loader_process_changes_no_batch_and_a_second_one_stops_the_run
     taken.append(batches)
     if workers:
       kill_one(before)
-      with pytest.raises(DataStopped, match='exit status -9, the second within 10 minutes'):
+      with pytest.raises(TemporaryError, match='exit status -9, the second within 10 minutes'):
         for _ in range(50):
           next(stream)
     made.close()

@@ -1,6 +1,7 @@
 """Checkpoints: what is read back is what was written, or it is not read."""
 from __future__ import annotations
 
+import errno
 import os
 import pathlib
 import random
@@ -15,7 +16,7 @@ import programs
 import pytest
 
 from vit_jax.config import schema
-from vit_jax.core import trees
+from vit_jax.core import failures, trees
 from vit_jax.core.errors import UserError
 from vit_jax.objectives.ema import Ema
 from vit_jax.objectives.supervised import Supervised
@@ -234,6 +235,28 @@ def test_a_save_that_fails_in_the_background_is_noticed_by_the_next_look(
       checkpointer.check()
       time.sleep(.05)
   checkpointer.check()
+
+
+@pytest.mark.parametrize(('error', 'status'), [
+    (OSError(errno.EIO, 'Input/output error'), 75), (OSError(errno.ENOSPC, 'No space left on device'), 75),
+    (OSError(errno.EROFS, 'Read-only file system'), 2), (PermissionError(errno.EACCES, 'Permission denied'), 2),
+    (ValueError("UNAVAILABLE: Error writing x [os_error_code='5']"), 75),
+    (ValueError('UNKNOWN: Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:58502'), 75),
+    (type('JaxRuntimeError', (RuntimeError,), {})('DEADLINE_EXCEEDED: Barrier timed out. Id: save:2'), 75),
+    (AttributeError("'NoneType' object has no attribute 'save'"), 70)], ids=str)
+def test_a_save_that_fails_has_the_status_of_its_cause(
+    error: Exception, status: int, one: Program, open_folder: object, monkeypatch: pytest.MonkeyPatch) -> None:
+  checkpointer = open_folder()
+  save(checkpointer, one, [1])
+
+  def fail(*_: object, **__: object) -> None:
+    raise error
+  monkeypatch.setattr(checkpointer._manager(), 'save', fail)
+  with pytest.raises(Exception) as found:
+    save(checkpointer, one, [2])
+  failure = failures.explain(found.value, environ={'XDG_STATE_HOME': '/dev/null'})
+  assert failure.status == status
+  assert status == 70 or 'could not be written' in failure.message and 'steps on disk: 1' in failure.message
 
 
 def test_scores_prefer_high_accuracy_and_low_loss() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from vit_jax.core.errors import DataStopped
+from vit_jax.core.errors import TemporaryError
 from vit_jax.train import loop
 
 
@@ -66,7 +66,7 @@ def test_a_stop_at_the_last_step_is_no_stop() -> None:
 
 
 def test_where_no_more_batches_can_be_made_the_state_before_comes_back() -> None:
-  stopped = DataStopped('no more')
+  stopped = TemporaryError('no more')
 
   def batches() -> Iterator[int]:
     yield from (0, 1)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.config import parts, schema
-from vit_jax.core import implementation
+from vit_jax.core import implementation, os_errors
 from vit_jax.core.errors import UserError
 from vit_jax.core.json_text import parse
 from vit_jax.core.redaction import redacted
@@ -37,8 +37,8 @@ def read(path: pathlib.Path) -> schema.Config:
   try:
     text = path.read_text()
   except OSError as error:
-    raise UserError(f'{path}: expected a file that can be read, got {error.strerror}. Check that it is there and that '
-                    'this user may read it.') from error
+    raise os_errors.kind(error)(f'{path}: expected a file that can be read, got {error.strerror}. Check that it is '
+                                'there and that this user may read it.') from error
   except ValueError:
     raise UserError(f'{path}: expected a config as JSON, got bytes that are not UTF-8. {_ADVICE}') from None
   try:

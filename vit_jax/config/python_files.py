@@ -13,7 +13,7 @@ import types
 from typing import Any
 
 from vit_jax.config.schema.checks import UnknownSetting
-from vit_jax.core import implementation
+from vit_jax.core import implementation, os_errors
 from vit_jax.core.errors import UserError
 
 MODULE = 'vit_jax_config'
@@ -51,7 +51,7 @@ def _load(path: pathlib.Path) -> types.ModuleType:
   try:
     text = path.read_bytes()
   except OSError as error:
-    raise UserError(f'{path}: expected a Python file that can be read, got: {error.strerror}.') from error
+    raise os_errors.kind(error)(f'{path}: expected a Python file that can be read, got: {error.strerror}.') from error
   implementation.look_in(path.parent)
   module = types.ModuleType(MODULE)
   module.__file__ = str(path)

@@ -17,7 +17,3 @@ class TemporaryError(RuntimeError):
 
   def __str__(self) -> str:
     return redacted(super().__str__())
-
-
-class DataStopped(UserError):
-  """Reports that no more batches can be loaded. The state of the run is valid and can be saved."""

@@ -14,17 +14,17 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import vit_jax
 from vit_jax.core import implementation
 from vit_jax.core.errors import TemporaryError, UserError
-from vit_jax.core.os_errors import ADVICE, chain
+from vit_jax.core.os_errors import ADVICE, chain, is_lost_peer, is_temporary, kind
 from vit_jax.core.redaction import redacted
 
 USER_ERROR = 2     # the message explains what to change; repeating the same command does not help
-UNFORESEEN = 70    # EX_SOFTWARE of sysexits.h: an error of this program, or of another process of the run
+UNFORESEEN = 70    # EX_SOFTWARE of sysexits.h: an error of this program
 TRY_AGAIN = 75     # EX_TEMPFAIL: stopped on request, or the environment failed; the same command resumes
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 BROKEN_PIPE = 141  # 128 + SIGPIPE, likewise
@@ -36,9 +36,8 @@ MOST_FILES = 20
 _OF_PROCESSES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EIO)
 """Error numbers whose message is clear without a path."""
 _MEMORY = re.compile(r'RESOURCE_EXHAUSTED(?=.*memory)|out of ?memory|insufficient memory|bad_alloc', re.I | re.S)
-_PEER = re.compile(r'\bgloo\b.*(closed|reset|timed out|failed)|coordination service|heartbeat', re.I | re.S)
-"""Messages of JAX in the processes that remain when another process of a run ends, or when the network fails."""
 _FULL = ('No space left on device', 'ENOSPC', 'Disk quota exceeded')
+_AGAIN = 'The same command resumes from the last checkpoint.'
 MORE_MEMORY = ('To use less: a smaller batch_size, train.accumulate=2 or more, model.remat=full, smaller evals.*.'
                'batch_size, or data.in_memory=no; --job=plan shows what a config needs.')
 
@@ -51,6 +50,16 @@ class Failure(NamedTuple):
   message: str
 
 
+def worst(statuses: Iterable[int]) -> int:
+  """Returns the status of several programs as one: 2 if a person has to change something for any of them; else 75 if
+  any may succeed later, as after its own 75, a signal (128 and more, or negative) or an abort; else 70; 0 if all are
+  done."""
+  found = set(statuses) - {0}
+  if not found or USER_ERROR in found:
+    return USER_ERROR if found else 0
+  return TRY_AGAIN if any(one == TRY_AGAIN or one < 0 or one >= 128 for one in found) else UNFORESEEN
+
+
 def explain(error: BaseException, words: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Failure:
   """Converts any exception to an exit status and a message.
 
@@ -60,9 +69,9 @@ def explain(error: BaseException, words: Sequence[str] = (), environ: Mapping[st
     environ: the process environment. `VIT_JAX_TRACEBACK=1` adds the traceback to every message.
 
   Returns:
-    2 with advice for errors of the user, of the user's own code or of the machine, 75 for temporary errors of the
-    environment, 130 for Ctrl-C, 141 for a closed standard output, and 70 with the path of a saved traceback for the
-    rest.
+    2 with advice for what the user has to change: settings, own code, files, permissions, limits of the machine; 75
+    for what the environment caused, a lost process of the run among it; 130 for Ctrl-C, 141 for a closed standard
+    output, and 70 with the path of a saved traceback for the rest.
   """
   found = _known(error)
   if environ.get(SHOW) in (None, '', '0'):
@@ -87,14 +96,17 @@ def _known(error: BaseException) -> Failure | None:
       package = one.name.partition('.')[0]
       return Failure(USER_ERROR, f'error: {package}: expected this Python package to be installed, got none. {INSTALL}')
     if isinstance(one, OSError) and one.errno in ADVICE and (one.filename is not None or one.errno in _OF_PROCESSES):
-      return Failure(USER_ERROR, f'error: {_of_system(one)}')
-    if not isinstance(one, UserError) and any(word in str(one) for word in _FULL):
-      return Failure(USER_ERROR, f'error: {said}. {ADVICE[errno.ENOSPC]}')
+      return Failure(TRY_AGAIN if kind(one) is TemporaryError else USER_ERROR, f'error: {_of_system(one)}')
+    if any(word in str(one) for word in _FULL):
+      return Failure(TRY_AGAIN, f'error: {said}. {ADVICE[errno.ENOSPC]}')
     if isinstance(one, MemoryError) or _MEMORY.search(str(one)):
       return Failure(USER_ERROR, f'error: expected enough memory, got {said}. {MORE_MEMORY}')
-    if not isinstance(one, UserError) and _PEER.search(str(one)):
-      return Failure(UNFORESEEN, f'error: the connection to another process of the run was lost ({said}). See the '
-                                 'messages of the other processes. The same command resumes from the last checkpoint.')
+  if is_lost_peer(error):
+    return Failure(TRY_AGAIN, f'error: the connection to another process of the run was lost ({_first_line(error)}). '
+                              f'See the messages of the other processes. {_AGAIN}')
+  if is_temporary(error):
+    return Failure(TRY_AGAIN, f'error: storage, the network or a device failed ({_first_line(error)}). Check them. '
+                              f'{_AGAIN}')
   return None
 
 

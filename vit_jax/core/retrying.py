@@ -32,7 +32,7 @@ def retried(operation: Callable[[], _Result], what: str, *, patience_s: float | 
     try:
       return operation()
     except Exception as error:
-      if not os_errors.is_temporary(error):
+      if isinstance(error, TemporaryError) or os_errors.is_lost_peer(error) or not os_errors.is_temporary(error):
         raise
       reason, left_s = os_errors.first_line(error), patience - (time.monotonic() - started)
       if left_s <= 0:

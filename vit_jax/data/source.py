@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from vit_jax.core.errors import UserError
+from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.files import access
 from vit_jax.data.image.headers import BadImage
@@ -205,9 +205,10 @@ def read_labels(source: Source) -> HostArray:
   return found
 
 
-def reading_error(error: BadImage | OSError, source: Source, index: int, *, expected: str) -> UserError:
+def reading_error(error: BadImage | OSError, source: Source, index: int, *,
+                  expected: str) -> UserError | TemporaryError:
   """Returns the error about an example that cannot be read: its record is damaged, or an error of the system."""
   if isinstance(error, OSError):
-    return access.user_error(error, source.describe(index))
+    return access.unreadable(error, source.describe(index))
   return UserError(f'{source.describe(index)}: expected {expected}, got a damaged record ({error}). Copy or prepare '
                    'the dataset again.')

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from vit_jax.config import schema
+from vit_jax.core import os_errors
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import access
 from vit_jax.data.sources import mixture, opening, prepared, tfds, vtab
@@ -215,7 +216,8 @@ def read_manifest(path: str) -> Manifest:
     arguments = [str(word) for word in pod['containers'][0]['args']]
     slices = int(replicated.get('replicas', 1))
   except OSError as error:
-    raise UserError(f'{path}: expected a manifest, got "{error.strerror}". Copy launch/k8s.yaml.') from error
+    raise os_errors.kind(error)(f'{path}: expected a manifest, got "{error.strerror}". Copy '
+                                'launch/k8s.yaml.') from error
   except (yaml.YAMLError, StopIteration, LookupError, AttributeError, TypeError, ValueError, RecursionError) as error:
     raise UserError(f'{path}: expected a JobSet with one job on TPUs as in launch/k8s.yaml, got {_unreadable(error)}. '
                     'Compare it with that file.') from error

@@ -1,7 +1,7 @@
 """`--job=predict`: classifies image files with any weights, optionally with attention overlays.
 
 Predictions are printed to standard output, one paragraph or one line of JSON per file; everything else goes to standard
-error. A file that cannot be read is reported and skipped, and the exit status is 2 then.
+error. A file that cannot be read is reported and skipped; the exit status is then 2, or 75 if a later try may succeed.
 """
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from vit_jax.core import json_text
+from vit_jax.core import failures, json_text, os_errors
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.files import image_files
@@ -48,11 +48,14 @@ class Prepared(NamedTuple):
   path: str
   image: HostArray | None
   problem: str = ''
+  status: int = failures.USER_ERROR
 
 
 def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: str, tokenizer: str, top: int, json: bool,
         overlay: bool, to: pathlib.Path | None, reading: Reading, classes: str, follow_links: bool = False) -> int:
-  """Classifies files and all images in folders; exit status 2 if a file could not be read, else 0.
+  """Classifies files and all images in folders, and returns the exit status.
+
+  It is 0 if all files could be read, 75 if a later try may succeed for all others, else 2.
 
   Args:
     weights, reading, classes: see `weights.inference.load`.
@@ -77,19 +80,19 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
   classifier = choose_classifier(network, names, prompts=prompts, tokenizer=tokenizer)
   targets = name_overlays(paths, to or pathlib.Path(OVERLAYS)) if overlay else {}
   properties = describe(network, classifier)
-  num_bad = 0
+  bad: list[int] = []
   console.begin_stage('compiling, reading the first images')
   for batch in _batches(network, paths):
     good = [one for one in batch if one.image is not None]
     _show_classes(batch, classifier, top=top, properties=properties if json else None)
-    num_bad += len(batch) - len(good)
+    bad += [one.status for one in batch if one.image is None]
     if overlay and good:
       _write_overlays(network, good, targets)
   if overlay:
     log.info('Images with attention overlays are in %s', to or OVERLAYS)
-  if num_bad:
-    log.error('%s of %s files could not be read and were skipped.', f'{num_bad:,}', f'{len(paths):,}')
-  return 2 if num_bad else 0
+  if bad:
+    log.error('%s of %s files could not be read and were skipped.', f'{len(bad):,}', f'{len(paths):,}')
+  return failures.worst(bad)
 
 
 def _show_classes(batch: Sequence[Prepared], classifier: Model | ZeroShot, *, top: int,
@@ -210,7 +213,8 @@ def _batches(network: Model, paths: Sequence[str]) -> Iterator[list[Prepared]]:
     except BadImage as error:
       return Prepared(path, None, str(error))
     except OSError as error:
-      return Prepared(path, None, error.strerror or str(error))
+      status = failures.TRY_AGAIN if os_errors.is_temporary(error) else failures.USER_ERROR
+      return Prepared(path, None, error.strerror or str(error), status)
 
   with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
     starts = range(0, len(paths), BATCH)

@@ -11,8 +11,8 @@ import jax
 
 from vit_jax import __version__
 from vit_jax.config import check, durations, provenance, schema
-from vit_jax.core import trees
-from vit_jax.core.errors import DataStopped, UserError
+from vit_jax.core import failures, trees
+from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.data.image import geometry
 from vit_jax.data.image import transform as transforms
 from vit_jax.evaluate import final as results
@@ -34,7 +34,7 @@ log = logging.getLogger('vit_jax.jobs')
 
 def run(config: schema.Config, workdir: storage.Path | None = None, *, overridden: Collection[str] = (),
         found: Weights | None = None, until: int = 0) -> int:
-  """Trains until the end (exit status 0) or until a signal to stop (`stopping.RESUMABLE`).
+  """Trains until the end (exit status 0) or until a signal to stop (`failures.TRY_AGAIN`).
 
   Args:
     config: of the run.
@@ -60,7 +60,7 @@ def run(config: schema.Config, workdir: storage.Path | None = None, *, overridde
       from vit_jax.jobs import teacher_labels
       if reason := teacher_labels.ensure(config):
         print(f'Stopped by {reason} while the teacher labels images. Run the same command again to resume.', flush=True)
-        return stopping.RESUMABLE
+        return failures.TRY_AGAIN
     return Run(config, workdir, began, found, overridden).run(until)
 
 
@@ -139,7 +139,7 @@ class Run:
         log.info('Ended at step %s of %s by %s.', f'{ended.step:,}', f'{total:,}', early.reason)
       try:
         return self._finish(ended.state, start, ended.step, saving, writer, clock, latest)
-      except DataStopped as error:
+      except TemporaryError as error:
         raise self._save_after(error, ended, start, saving) from error
     finally:
       writer.close()
@@ -261,13 +261,19 @@ class Run:
                               'mean': list(recipe.mean), 'std': list(recipe.std), 'interpolation': how.value,
                               'antialias': antialias, 'truncate': recipe.truncate}}
 
-  def _save_after(self, error: DataStopped, ended: loop.Ended, start: int, saving: hooks.Checkpoint) -> UserError:
+  def _save_after(self, error: UserError | TemporaryError, ended: loop.Ended, start: int,
+                  saving: hooks.Checkpoint) -> UserError | TemporaryError:
     """Saves the last step, if this process can do so alone, and returns the error with what to do."""
-    if jax.process_count() > 1 or ended.step == start:  # the other processes wait in their next step
+    if jax.process_count() > 1 or ended.step == start or saving.has_failed:  # the others wait in their next step
       return error
-    saving.save(ended.step, ended.state)
-    self.checkpointer.wait()
-    return UserError(f'{str(error).rstrip(".")}. Step {ended.step:,} is saved; run the same command again to resume.')
+    try:
+      saving.save(ended.step, ended.state)
+      self.checkpointer.wait()
+    except (UserError, TemporaryError) as another:
+      log.warning('Step %s could not be saved either: %s', f'{ended.step:,}', another)
+      return error
+    kind = TemporaryError if isinstance(error, TemporaryError) else UserError
+    return kind(f'{str(error).rstrip(".")}. Step {ended.step:,} is saved; run the same command again to resume.')
 
   def _pause(self, ended: loop.Ended, saving: hooks.Checkpoint, writer: Writer) -> int:
     saving.save(ended.step, ended.state)
@@ -276,7 +282,7 @@ class Run:
     writer.close()
     print(f'Stopped by {ended.reason} after step {ended.step:,}, which is saved. Run the same command again to resume.',
           flush=True)
-    return stopping.RESUMABLE
+    return failures.TRY_AGAIN
 
   def _finish(self, state: TrainState, start: int, total: int, saving: hooks.Checkpoint, writer: Writer,
               clock: clocks.Clock, latest: hooks.Latest) -> int:

@@ -17,6 +17,7 @@ process waits for the others.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import logging
 import os
@@ -29,7 +30,7 @@ from typing import NamedTuple
 
 import jax
 
-from vit_jax.core.errors import UserError
+from vit_jax.core.errors import TemporaryError, UserError
 
 log = logging.getLogger('vit_jax.parallel')
 
@@ -68,7 +69,8 @@ def initialize(environment: Mapping[str, str] | None = None) -> Place | None:
     This process's place among them; None if it is alone, or if jax detected its place.
 
   Raises:
-    UserError: the environment is contradictory, or the other processes do not arrive in time.
+    UserError: the environment is contradictory.
+    TemporaryError: the other processes do not arrive in time.
   """
   environment = os.environ if environment is None else environment
   if jax.distributed.is_initialized():
@@ -212,7 +214,8 @@ def meet(place: Place, timeout_s: int) -> None:
   Process 0 listens on its port, which jax takes over afterwards; the others send their ranks and wait.
 
   Raises:
-    UserError: names the processes that did not connect, or the address that did not answer, and the time limit.
+    TemporaryError: names the processes that did not connect, or the address that did not answer, and the time limit.
+    UserError: another process has the same rank, or expects another number of processes.
   """
   deadline = time.monotonic() + timeout_s
   if place.process_id:
@@ -231,8 +234,9 @@ def _gather(place: Place, timeout_s: int, deadline: float) -> None:
       server = stack.enter_context(socket.create_server(
           ('', port), family=family, backlog=place.num_processes, dualstack_ipv6=family == socket.AF_INET6))
     except OSError as error:
-      raise UserError(f'This is {place}, which cannot listen on port {port}: {error.strerror}. Choose another port, or '
-                      'end the program that uses it.') from error
+      kind = UserError if error.errno == errno.EACCES else TemporaryError  # an earlier process may still hold the port
+      raise kind(f'This is {place}, which cannot listen on port {port}: {error.strerror}. Choose another port, or end '
+                 'the program that uses it.') from error
     peers = []
     while missing:
       server.settimeout(max(deadline - time.monotonic(), 1e-3))
@@ -240,8 +244,8 @@ def _gather(place: Place, timeout_s: int, deadline: float) -> None:
         peer = stack.enter_context(server.accept()[0])
       except TimeoutError:
         names = ', '.join(str(i) for i in sorted(missing))
-        raise UserError(f'This is {place}; process {names} did not connect to {place.coordinator} within {timeout_s} '
-                        's. Check their logs, and that they can reach this port.') from None
+        raise TemporaryError(f'This is {place}; process {names} did not connect to {place.coordinator} within '
+                             f'{timeout_s} s. Check their logs, and that they can reach this port.') from None
       peer.settimeout(max(min(5., deadline - time.monotonic()), 1e-3))
       who = _read_line(peer)
       known = re.fullmatch(rb'vit_jax (\d+) (\d+)\n', who)
@@ -261,8 +265,8 @@ def _report(place: Place, timeout_s: int, deadline: float) -> None:
   while True:
     left = deadline - time.monotonic()
     if left <= 0:
-      raise UserError(f'This is {place}; process 0 at {place.coordinator} did not answer within {timeout_s} s '
-                      f'({reason}). Check its log, and that this host can reach that port.')
+      raise TemporaryError(f'This is {place}; process 0 at {place.coordinator} did not answer within {timeout_s} s '
+                           f'({reason}). Check its log, and that this host can reach that port.')
     try:
       with socket.create_connection((host.strip('[]'), int(port)), timeout=left) as server:
         server.sendall(f'vit_jax {place.process_id} {place.num_processes}\n'.encode())

@@ -14,7 +14,7 @@ import jax
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from vit_jax.config import layout, schema
-from vit_jax.core import trees
+from vit_jax.core import os_errors, trees
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import build
 from vit_jax.parallel import mesh as meshes
@@ -238,8 +238,9 @@ def numbers(config: schema.Config) -> tuple[int, int, bool]:
   try:
     opened = build.open_data(config)
   except (UserError, OSError) as error:
-    raise UserError(f'{error}\nSet --config.data.num_examples and --config.data.num_classes to plan without the data; '
-                    f'they are {data.num_examples} and {data.num_classes}; 0 asks the source.') from error
+    raise os_errors.kind(error)(f'{error}\nSet --config.data.num_examples and --config.data.num_classes to plan '
+                                f'without the data; they are {data.num_examples} and {data.num_classes}; 0 asks the '
+                                'source.') from error
   return data.num_examples or len(opened.train), len(opened.class_names), opened.in_memory
 
 

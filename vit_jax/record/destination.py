@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 
-from vit_jax.core import address
+from vit_jax.core import address, os_errors
 from vit_jax.core.errors import UserError
 from vit_jax.record import storage
 
@@ -36,8 +36,8 @@ def checked(to: str | pathlib.Path) -> pathlib.Path:
                       f'{parent}. Create it, or check the path.')
     path.exists()  # raises for names that are too long
   except (OSError, RuntimeError) as error:  # RuntimeError: no home directory
-    raise UserError(f'--to: expected a path that can be written, got {text[:200]}: '
-                    f'{getattr(error, "strerror", None) or error}. Choose another.') from error
+    raise os_errors.kind(error)(f'--to: expected a path that can be written, got {text[:200]}: '
+                                f'{getattr(error, "strerror", None) or error}. Choose another.') from error
   if not os.access(parent, os.W_OK | os.X_OK):
     raise UserError(f'--to: expected a path in a directory that can be written, got {text}. Change the '
                     f'permissions of {parent}, or choose another.')
@@ -58,8 +58,8 @@ def check_writable(folder: storage.Path, *, setting: str, advice: str) -> None:
     os.close(handle)
     os.unlink(name)
   except OSError as error:
-    raise UserError(f'{setting}={folder}: expected a directory that can be written, got {error.strerror or error}. '
-                    f'{advice}') from error
+    raise os_errors.kind(error)(f'{setting}={folder}: expected a directory that can be written, got '
+                                f'{error.strerror or error}. {advice}') from error
 
 
 @contextlib.contextmanager
@@ -79,8 +79,8 @@ def staged(path: pathlib.Path, *, shown: str) -> Iterator[pathlib.Path]:
     yield part
     publish(part, path)
   except OSError as error:
-    raise UserError(f'--to: expected a path that can be written, got {shown}: {error.strerror or error}. Nothing was '
-                    'kept. Free some space, or choose another path.') from error
+    raise os_errors.kind(error)(f'--to: expected a path that can be written, got {shown}: {error.strerror or error}. '
+                                'Nothing was kept. Free some space, or choose another path.') from error
   finally:
     shutil.rmtree(part, ignore_errors=True)
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from vit_jax.core import os_errors
-from vit_jax.core.errors import UserError
 from vit_jax.record import storage
 
 FILE = 'metrics.jsonl'
@@ -62,8 +61,8 @@ def read(path: storage.PathLike, *, most_rows: int = 0) -> Run:
     raise
   except OSError as error:
     advice = os_errors.find(error) or 'Move away what is there.'
-    raise UserError(f'{path}: expected the record of a run, got {error.strerror}. {advice} Then run the same command '
-                    'again.') from error
+    raise os_errors.kind(error)(f'{path}: expected the record of a run, got {error.strerror}. {advice} Then run the '
+                                'same command again.') from error
 
 
 def read_end(path: storage.PathLike, *, since: int) -> list[Event]:

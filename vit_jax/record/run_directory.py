@@ -57,9 +57,9 @@ class Lock:
       self._file = open(os.path.join(workdir, LOCK_FILE), 'a+')
       self._take()
     except OSError as error:
-      raise UserError(f'--workdir={workdir}: expected a folder that can be written, got {error.strerror}. '
-                      f'{os_errors.find(error) or "Use a folder that this user may write to."} Then run the same '
-                      'command again.') from error
+      raise os_errors.kind(error)(f'--workdir={workdir}: expected a folder that can be written, got {error.strerror}. '
+                                  f'{os_errors.find(error) or "Use a folder that this user may write to."} Then run '
+                                  'the same command again.') from error
 
   def _take(self) -> None:
     """Locks the file and writes the id of this process into it."""
@@ -119,8 +119,8 @@ class Lease:
       if not self._is_own():
         raise UserError(self._taken(self._read()))
     except storage.faults() as error:
-      raise UserError(f'--workdir={workdir}: expected a bucket that this machine may write to, got {error}. Check its '
-                      'permissions, or use another --workdir.') from error
+      raise os_errors.kind(error)(f'--workdir={workdir}: expected a bucket that this machine may write to, got '
+                                  f'{error}. Check its permissions, or use another --workdir.') from error
     self._closed = threading.Event()
     self._thread = threading.Thread(target=self._run, name='lease', daemon=True)
     self._thread.start()

@@ -6,6 +6,7 @@ import pathlib
 import statistics
 from typing import Any, NamedTuple
 
+from vit_jax.core import os_errors
 from vit_jax.core.errors import UserError
 from vit_jax.record import reader
 
@@ -97,8 +98,8 @@ def _json(path: pathlib.Path) -> dict[str, Any]:
   try:
     found = json.loads(path.read_text())
   except (OSError, ValueError) as error:
-    raise UserError(f'{path}: expected results as JSON, got an error ({error}). Run the command that wrote it again.'
-                    ) from error
+    raise os_errors.kind(error)(f'{path}: expected results as JSON, got an error ({error}). Run the command that wrote '
+                                'it again.') from error
   if not isinstance(found, dict) or not isinstance(found.get('metrics'), dict):
     raise UserError(f'{path}: expected results as JSON, got no metrics. Run the command that wrote it again.')
   return found

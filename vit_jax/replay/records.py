@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.core import globs
+from vit_jax.core import globs, os_errors
 from vit_jax.core.errors import UserError
 from vit_jax.data.content import Content
 from vit_jax.record import origin
@@ -109,8 +109,8 @@ def read_file(path: pathlib.Path) -> Record:
   try:
     return from_plain(path.stem, json.loads(path.read_text()))
   except OSError as error:
-    raise UserError(f'{path}: expected a record, got "{error.strerror}". List all records with vit-jax list '
-                    '--records.') from error
+    raise os_errors.kind(error)(f'{path}: expected a record, got "{error.strerror}". List all records with vit-jax '
+                                'list --records.') from error
   except ValueError as error:
     raise UserError(f'{path}: expected a record as JSON, got {error}.') from error
 

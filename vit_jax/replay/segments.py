@@ -9,13 +9,13 @@ import shutil
 import tempfile
 from typing import Any
 
+from vit_jax.core import failures
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import train
 from vit_jax.record import checkpoint_files, machine, reader
 from vit_jax.replay import settings
 from vit_jax.replay.comparison import Status
 from vit_jax.replay.records import Record
-from vit_jax.train import stopping
 
 
 def run(workdir: pathlib.Path, step: int, record: Record | None, to: pathlib.Path | None) -> int:
@@ -34,7 +34,7 @@ def run(workdir: pathlib.Path, step: int, record: Record | None, to: pathlib.Pat
   config = settings.read(workdir)
   print(f'Training {workdir} from step {step:,} to step {end:,} again.', flush=True)
   status = train.run(config, work, until=end)
-  if status not in (0, stopping.RESUMABLE):
+  if status not in (0, failures.TRY_AGAIN):
     return status
   now = checkpoints(work, None).get(end, '')
   if now == known[end]:

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 
 from vit_jax.config import check, schema
+from vit_jax.core import failures
 from vit_jax.core.errors import UserError
 from vit_jax.parallel import hosts
 from vit_jax.record.run_directory import default_name
 from vit_jax.study import estimate, runs, table
-from vit_jax.train.stopping import RESUMABLE
 
 POLL_S = .1
 _NAME = re.compile(r'[\w.=+-]+')
@@ -40,7 +40,7 @@ def run(config: schema.Study, workdir: pathlib.Path | None, *, processes: int = 
     environ: environment of the runs; None = that of this process.
 
   Returns:
-    Exit status: 0 done, 2 with failed runs, `RESUMABLE` when stopped.
+    Exit status: 0 done, `failures.TRY_AGAIN` when stopped; with failed runs the worst of theirs, see `failures.worst`.
   """
   check_names(config.runs)
   check_configs(config.runs)
@@ -84,6 +84,7 @@ class Coordinator:
     self._study, self._workdir, self._processes, self._environ = study, workdir, processes, environ
     self._tasks: dict[str, runs.Task] = {}
     self._failed: dict[str, str] = {}
+    self._statuses: list[int] = []
     self._active: list[runs.Process] = []
     self._stopped_by = ''
 
@@ -103,8 +104,8 @@ class Coordinator:
     self._write()
     if self._stopped_by:
       print(f'Stopped by {self._stopped_by} after saving. Run the same command again to resume.', flush=True)
-      return RESUMABLE
-    return 2 if self._failed else 0
+      return failures.TRY_AGAIN
+    return failures.worst(self._statuses)
 
   def _stages(self) -> Iterator[Stage]:
     yield lambda results: self._study.runs
@@ -123,6 +124,7 @@ class Coordinator:
       if not number:
         raise
       self._failed[f'stage {number + 1}'] = str(error)
+      self._statuses.append(failures.USER_ERROR)
       self._say(f'Stage {number + 1} cannot start: {error}')
       return []
     tasks = [runs.Task(name, config, self._workdir / 'runs' / name) for name, config in configs.items()]
@@ -154,13 +156,13 @@ class Coordinator:
 
   def _end(self, task: runs.Task, status: int) -> None:
     """Prints how a run ended."""
+    if status or not task.is_done:
+      self._statuses.append(status or failures.UNFORESEEN)
     if status == 0 and task.is_done:
       result = task.result()
       shown = '' if result.headline is None else f'{result.headline:.2%}, '
       self._say(f'{self._place(task)}: {shown}{result.seconds:.0f} s')
-    elif status == RESUMABLE:
-      if not self._stopped_by:
-        self._failed[task.name] = 'it was stopped; run the study again'
+    elif status == failures.TRY_AGAIN and self._stopped_by:
       self._say(f'{self._place(task)}: stopped after saving')
     else:
       self._failed[task.name] = reason = runs.explain(task.folder)

@@ -17,7 +17,7 @@ import sys
 from typing import IO, NamedTuple
 
 from vit_jax.config import json_files, layout, schema
-from vit_jax.core import implementation, json_text
+from vit_jax.core import implementation, json_text, os_errors
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import resume
 from vit_jax.record import reader, run_directory
@@ -66,8 +66,8 @@ class Task(NamedTuple):
           json_text.Table(json_text.parse((self.folder / name).read_bytes()), str(self.folder / name), fix=_RESTORE)
           for name in ('final.json', 'evaluate.json'))
     except OSError as error:
-      raise UserError(f'{error.filename}: expected a file that can be read, got {error.strerror}. '
-                      f'{_RESTORE}') from error
+      raise os_errors.kind(error)(f'{error.filename}: expected a file that can be read, got {error.strerror}. '
+                                  f'{_RESTORE}') from error
     except UserError:
       raise
     except ValueError as error:

@@ -16,7 +16,7 @@ import jax
 
 from vit_jax.config import durations, schema
 from vit_jax.core import lazy, os_errors, trees
-from vit_jax.core.errors import UserError
+from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.record import checkpoint_files, storage
 from vit_jax.train import checkpoint_reader
 from vit_jax.train.checkpoint_reader import ITEMS, Restored
@@ -30,6 +30,8 @@ else:
   managers = lazy.Module('orbax.checkpoint.checkpoint_managers')
 
 LOWER_IS_BETTER = ('nll', 'loss', 'ece')
+_DEFECTS = (TypeError, AttributeError, NameError, AssertionError, LookupError)
+"""Errors of code, not of files, while a checkpoint is written."""
 log = logging.getLogger('vit_jax.train')
 
 
@@ -127,7 +129,8 @@ class Checkpointer:
     written, so that the record of the run is complete up to this step when the checkpoint is.
 
     Raises:
-      UserError: this or the previous checkpoint could not be written.
+      UserError: this or the previous checkpoint could not be written, for a reason that the person has to change.
+      TemporaryError: it could not be written because storage, the network or another process failed.
     """
     items = {name: getattr(state, name) for name in ITEMS if jax.tree.leaves(getattr(state, name))}
     started = {name: trees.begin_digest(item) for name, item in items.items()}
@@ -146,7 +149,7 @@ class Checkpointer:
     return digests['params']
 
   def check(self) -> None:
-    """Raises UserError if a save in the background has failed; does not wait for an unfinished one.
+    """Raises the error of `save` if a save in the background has failed; does not wait for an unfinished one.
 
     Orbax's own `check_for_errors` does not report it, because the thread that finishes a save consumes the error.
     """
@@ -155,7 +158,7 @@ class Checkpointer:
       self.wait()
 
   def wait(self) -> None:
-    """Waits until the last save is complete. Raises UserError if it failed."""
+    """Waits until the last save is complete. Raises the error of `save` if it failed."""
     self._guard(lambda: self._manager().wait_until_finished())
 
   def close(self) -> None:
@@ -189,14 +192,17 @@ class Checkpointer:
   def _guard(self, action: Callable[[], object]) -> None:
     try:
       action()
-    except UserError:
+    except (UserError, TemporaryError, *_DEFECTS):
       raise
     except Exception as error:  # any error that the thread of a save has raised, of any library
-      kept = ', '.join(map(str, self.steps())) or 'none'
-      advice = f'{found} Then run' if (found := os_errors.find(error)) else 'Run'
-      raise UserError(f'A checkpoint could not be written to {self.folder}: {os_errors.first_line(error)}\n'
-                      f'{advice} the same command again: it continues from the newest whole checkpoint (steps on '
-                      f'disk: {kept}).') from error
+      kind, advice = type(os_errors.writing('', error)), os_errors.find(error)
+      try:
+        kept = ', '.join(map(str, self.steps())) or 'none'
+      except (UserError, TemporaryError):  # the storage does not list its files either
+        kept = 'not known'
+      raise kind(f'A checkpoint could not be written to {self.folder}: {os_errors.first_line(error)}\n'
+                 f'{f"{advice} Then run" if advice else "Run"} the same command again: it continues from the newest '
+                 f'whole checkpoint (steps on disk: {kept}).') from error
 
   def _set_aside(self, step: int) -> None:
     """Moves a damaged checkpoint to `damaged` of the run directory."""

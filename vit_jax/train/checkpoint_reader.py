@@ -15,8 +15,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from vit_jax.core import lazy, trees
-from vit_jax.core.errors import UserError
-from vit_jax.core.os_errors import Damaged, Obstacle
+from vit_jax.core.errors import TemporaryError, UserError
+from vit_jax.core.os_errors import Damaged
 from vit_jax.core.types import PyTree
 from vit_jax.record import checkpoint_files, storage
 from vit_jax.train.state import TrainState
@@ -223,19 +223,20 @@ def _all_or_none(what: str, load: Callable[[], T]) -> T:
     what: is loaded, for the message of the processes that did not fail.
     load: reads it.
   """
-  own: Damaged | UserError | None = None
+  own: Damaged | UserError | TemporaryError | None = None
   result: T | None = None
   try:
     result = load()
-  except (Damaged, UserError) as error:
+  except (Damaged, UserError, TemporaryError) as error:
     own = error
-  verdict = 0 if own is None else 1 if isinstance(own, Damaged) else 2
+  kinds: list[type[Exception]] = [Damaged, TemporaryError, UserError]  # the worst is last
+  verdict = next((number for number, kind in enumerate(kinds, 1) if isinstance(own, kind)), 0)
   worst = verdict
   if jax.process_count() > 1:
     worst = int(np.max(multihost_utils.process_allgather(np.int32(verdict))))
   if own is not None and verdict == worst:
     raise own
   if worst:
-    raise (Damaged if worst == 1 else Obstacle)(f'another process could not read {what}; see its message')
+    raise kinds[worst - 1](f'another process could not read {what}; see its message')
   assert result is not None
   return result

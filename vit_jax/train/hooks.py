@@ -12,7 +12,7 @@ import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.core.contracts import Watch
-from vit_jax.core.errors import UserError
+from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Mean, Schedule
 from vit_jax.record.clock import Clock
 from vit_jax.record.writer import Writer
@@ -200,7 +200,7 @@ class Checkpoint:
     self.every, self._times = times.next, times
     self._checkpointer, self._writer, self._clock = checkpointer, writer, clock
     self._data, self._meta, self._latest = data, meta, latest
-    self.digest, self.saved = '', -1
+    self.digest, self.saved, self.has_failed = '', -1, False
 
   def on_metrics(self, done: Done) -> None:
     with self._in_place():
@@ -231,7 +231,8 @@ class Checkpoint:
     """Replaces the error of a save that failed because the run directory was moved."""
     try:
       yield
-    except UserError:
+    except (UserError, TemporaryError):
+      self.has_failed = True
       self._writer.check_place()
       raise
 

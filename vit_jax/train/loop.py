@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from vit_jax.core.errors import DataStopped
+from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Batch
 from vit_jax.train.metrics import Packed, StepMetrics
 from vit_jax.train.state import TrainState
@@ -55,7 +55,7 @@ class Ended(NamedTuple):
   state: TrainState
   step: int
   reason: str
-  error: DataStopped | None = None
+  error: UserError | TemporaryError | None = None
 
 
 def run(step_fn: Callable[[TrainState, Batch], tuple[TrainState, Packed]], state: TrainState,
@@ -63,33 +63,38 @@ def run(step_fn: Callable[[TrainState, Batch], tuple[TrainState, Packed]], state
         should_stop: Callable[[int], str]) -> Ended:
   """Runs steps `start` to `total`, or until `should_stop(step)` gives a reason.
 
-  If no more batches can be loaded, for training or for a hook, the loop ends with this error and a valid state.
+  If the next batch cannot be loaded, or a hook fails for a temporary reason, the loop ends with this error and a valid
+  state.
   """
-  step, reason, error = start, '', None
+  step, reason = start, ''
+  error: UserError | TemporaryError | None = None
   late: _Late | None = None
   while step < total and not reason:
     try:
       with clock.phase('data_wait'):
         batch = next(batches)
-    except DataStopped as stopped:
+    except (UserError, TemporaryError) as stopped:
       error = stopped
       break
     with clock.phase('compile') if step == start else contextlib.nullcontext():
       state, metrics = step_fn(state, batch)  # returns before the device has finished
-    _hand_over(late, state, hooks)
-    step, late = step + 1, _Late(step + 1, metrics, batch)
-    due = [h for h in hooks if h.every and step % h.every == 0 and step < total]
-    if due:
-      _hand_over(late, state, hooks)
-      late = None
-      try:
+    before, step, late = late, step + 1, _Late(step + 1, metrics, batch)
+    try:
+      _hand_over(before, state, hooks)
+      due = [h for h in hooks if h.every and step % h.every == 0 and step < total]
+      if due:
+        before, late = late, None
+        _hand_over(before, state, hooks)
         for hook in due:
           hook.on_state(step, state)
-      except DataStopped as stopped:
-        error = stopped
-        break
+    except TemporaryError as stopped:
+      error = stopped
+      break
     reason = should_stop(step) if step < total else ''
-  _hand_over(late, state, hooks)
+  try:
+    _hand_over(late, state, hooks)
+  except TemporaryError as stopped:
+    error = error or stopped
   return Ended(state, step, reason, error)
 
 

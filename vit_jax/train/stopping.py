@@ -10,9 +10,6 @@ from jax.experimental import multihost_utils
 
 from vit_jax.core import failures
 
-RESUMABLE = 75
-"""Exit status of a run that stopped on request and can be resumed (EX_TEMPFAIL of sysexits.h)."""
-
 
 class StopRequest:
   """Context manager that records SIGTERM and SIGINT; a second SIGINT ends the process at once.

@@ -14,7 +14,7 @@ import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vit_jax.core import hub
+from vit_jax.core import hub, os_errors
 from vit_jax.core.address import check as check_address
 from vit_jax.core.errors import UserError
 from vit_jax.core.redaction import is_redacted
@@ -54,7 +54,8 @@ def local(where: str, *, opener: Opener = open_address, offline: bool = False) -
       return path
   except (OSError, RuntimeError) as error:  # no permission, a name that is too long, or an unknown user after ~
     reason = getattr(error, 'strerror', None) or error
-    raise UserError(f'{where}: expected the path of a file or folder, got "{reason}". Check the path.') from error
+    raise os_errors.kind(error)(f'{where}: expected the path of a file or folder, got "{reason}". Check the '
+                                'path.') from error
   if is_redacted(where):
     raise UserError(f'{where}: expected an address with its password or token, got one without, as records have it. '
                     'Give the complete address, or download the file and give its path.')
@@ -233,7 +234,8 @@ def _shard_names(index: pathlib.Path) -> list[str]:
     if not isinstance(content, Mapping) or not isinstance(content.get('weight_map'), Mapping):
       raise ValueError('it has no table "weight_map"')
   except (OSError, ValueError) as error:
-    raise UserError(f'{index}: expected an index of shards, got a damaged one: {error}. Fetch it again.') from error
+    raise os_errors.kind(error)(f'{index}: expected an index of shards, got a damaged one: {error}. Fetch it '
+                                'again.') from error
   found = sorted({plain_name(name, said=str(index)) for name in content['weight_map'].values()})
   if not 0 < len(found) <= MOST_SHARDS:
     raise UserError(f'{index}: expected 1 to {MOST_SHARDS:,} shards, got {len(found):,}. Use another model.')

@@ -21,7 +21,8 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
-from vit_jax.core.errors import UserError
+from vit_jax.core import os_errors
+from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.redaction import redacted
 
 Opener = Callable[[str], Any]
@@ -100,7 +101,8 @@ def fetch(address: str, path: pathlib.Path, *, prove: Proof, opener: Opener = op
 
   Raises:
     FileNotFoundError: the server has no such file.
-    UserError: the file cannot be downloaded or written, is truncated, has a wrong checksum, or is of another kind.
+    UserError: the file cannot be downloaded or written, or is of another kind.
+    TemporaryError: the server or the network failed, or the file is truncated or has a wrong checksum.
   """
   part = path.with_name(f'{path.name}.{os.getpid()}.part')
   try:
@@ -113,17 +115,19 @@ def fetch(address: str, path: pathlib.Path, *, prove: Proof, opener: Opener = op
       out.flush()
       os.fsync(out.fileno())
     if wrong:
-      raise UserError(f'{_shown(address)}: expected the whole file, got another: {wrong}. Nothing was kept. Try again.')
+      raise TemporaryError(f'{_shown(address)}: expected the whole file, got another: {wrong}. Nothing was kept. Try '
+                           'again.')
     prove(part, _shown(address))
     part.replace(path)
-  except UserError:
+  except (UserError, TemporaryError):
     raise
   except urllib.error.HTTPError as error:
     if error.code == 404:
       raise FileNotFoundError(f'{_shown(address)} does not exist') from error
-    raise UserError(_refused(address, error)) from error
+    raise os_errors.kind(error)(_refused(address, error)) from error
   except (http.client.HTTPException, OSError, ValueError) as error:  # ValueError: an invalid address, as with two dots
-    raise UserError(_unreachable(address, path, error)) from error
+    is_cut = isinstance(error, http.client.HTTPException) and not isinstance(error, http.client.InvalidURL)
+    raise (TemporaryError if is_cut else os_errors.kind(error))(_unreachable(address, path, error)) from error
   finally:
     with contextlib.suppress(OSError):
       part.unlink(missing_ok=True)

@@ -95,7 +95,8 @@ def _open(path: pathlib.Path) -> BinaryIO:
   try:
     return open(path, 'rb')
   except OSError as error:
-    raise UserError(f'{path}: expected a weight file, got "{error.strerror or error}". Check the path.') from error
+    raise os_errors.kind(error)(f'{path}: expected a weight file, got "{error.strerror or error}". Check the '
+                                'path.') from error
 
 
 def _kind(file: BinaryIO, said: str, size: int) -> str:
@@ -167,8 +168,8 @@ def _explained(said: str, size: int) -> Iterator[None]:
     raise UserError(f'{said}: expected weights alone, got {error}') from None
   except (*_DAMAGE, OSError) as error:
     if isinstance(error, OSError) and error.errno != errno.EINVAL:
-      raise os_errors.Obstacle(f'{said}: expected to read it, got "{error.strerror or error}". '
-                               f'{os_errors.find(error) or "Run the same command again."}') from error
+      raise os_errors.kind(error)(f'{said}: expected to read it, got "{error.strerror or error}". '
+                                  f'{os_errors.find(error) or "Run the same command again."}') from error
     reason = (str(error) or type(error).__name__).rstrip('.')
     raise UserError(f'{said}: expected a whole weight file, got {size:,} bytes that are damaged or cut short: '
                     f'{reason}. Fetch it again.') from error

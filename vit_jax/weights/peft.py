@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vit_jax.core import os_errors
 from vit_jax.core.errors import UserError
 from vit_jax.core.json_text import Table, shown
 from vit_jax.core.types import HostArray
@@ -119,7 +120,8 @@ def _read_config(path: pathlib.Path) -> _Settings:
   try:
     config = Table(files.read_json(file), str(file))
   except OSError as error:
-    raise UserError(f'{file}: expected a file that can be read, got {error.strerror}. Check the path.') from None
+    raise os_errors.kind(error)(f'{file}: expected a file that can be read, got {error.strerror}. Check the '
+                                'path.') from None
   except UserError:
     raise
   except ValueError as error:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.config import schema
-from vit_jax.core import json_text, trees
+from vit_jax.core import json_text, os_errors, trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.models import adapters
@@ -74,7 +74,8 @@ def _read(where: str, view: str) -> Run:
   try:
     content = json_text.parse((folder / 'init.json').read_bytes())
   except OSError as error:
-    raise UserError(f'{said} {error.strerror}. Choose another --family, which writes merged weights.') from None
+    raise os_errors.kind(error)(f'{said} {error.strerror}. Choose another --family, which writes merged '
+                                'weights.') from None
   except ValueError as error:
     raise UserError(f'{said} {error}. Restore the file.') from None
   record = json_text.Table(content, str(folder / 'init.json'), fix='Restore the file.').table('init_from')

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Frequencies, Gelu, Geometry, Interpolation, PositionResize
-from vit_jax.core.errors import UserError
+from vit_jax.core import os_errors
 from vit_jax.core.json_text import Table
 from vit_jax.weights import files, published
 from vit_jax.weights.hints import MOST_HEADS, MOST_PX, POOLS, Hints
@@ -65,7 +65,7 @@ def _from(path: pathlib.Path, reader: Callable[[Table], Sidecar]) -> Sidecar:
     content = files.read_json(path)
   except (OSError, ValueError) as error:
     got = error.strerror if isinstance(error, OSError) else error
-    raise UserError(f'{path}: expected settings of a network as JSON, got {got}. {_FIX}') from error
+    raise os_errors.kind(error)(f'{path}: expected settings of a network as JSON, got {got}. {_FIX}') from error
   return reader(Table(content, str(path), fix=_FIX))
 
 

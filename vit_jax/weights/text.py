@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from vit_jax.config.schema import Gelu
-from vit_jax.core import trees
+from vit_jax.core import os_errors, trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.json_text import Table
 from vit_jax.core.redaction import redacted
@@ -144,7 +144,8 @@ def _config(path: pathlib.Path) -> dict[str, Any]:
       content = files.read_json(config)
     except (OSError, ValueError) as error:
       got = error.strerror if isinstance(error, OSError) else error
-      raise UserError(f'{config}: expected the settings of a text tower as JSON, got {got}. {_FIX}') from error
+      raise os_errors.kind(error)(f'{config}: expected the settings of a text tower as JSON, got {got}. '
+                                  f'{_FIX}') from error
     table = Table(content, str(config), fix=_FIX)
     for key in keys:
       table = table.table(key)

@@ -13,8 +13,8 @@ import socket
 from collections.abc import Iterator
 from typing import IO
 
-from vit_jax.core import address
-from vit_jax.core.errors import UserError
+from vit_jax.core import address, os_errors
+from vit_jax.core.errors import TemporaryError, UserError
 
 ADVICE = {
     errno.EMFILE: 'This process has too many open files. Raise the limit: ulimit -n 65536',
@@ -102,14 +102,15 @@ def replacing(path: pathlib.Path) -> Iterator[IO[bytes]]:
       part.unlink(missing_ok=True)
 
 
-def user_error(error: OSError | MemoryError, what: str) -> UserError:
-  """Returns the error that stops a run which could not read `what`."""
+def unreadable(error: OSError | MemoryError, what: str) -> UserError | TemporaryError:
+  """Returns the error that stops a run which could not read `what`: temporary if a later try may succeed."""
   number = errno.ENOMEM if isinstance(error, MemoryError) else error.errno
   reason = os.strerror(number) if number else str(error)
   path = str(getattr(error, 'filename', None) or '')
   where = f' ({path})' if path and path not in what else ''
-  return UserError(f'{what}{where}: expected to read it, got "{reason}". {ADVICE.get(number or 0, _OTHERWISE)}; '
-                   'then run the same command again, which resumes. No image was skipped because of this.')
+  advice = ADVICE.get(number or 0, _OTHERWISE)
+  return os_errors.kind(error)(f'{what}{where}: expected to read it, got "{reason}". {advice}; then run the same '
+                               'command again, which resumes. No image was skipped because of this.')
 
 
 def find_system_error(text: str) -> OSError | None:

@@ -45,7 +45,7 @@ def find_changed(folder: pathlib.Path, expected: Mapping[str, str], *, setting: 
     new = [name for name, stamp in stamps.items() if known.get(name) != stamp]
     digests = dict(zip(new, _hash_all(folder, new, setting), strict=True))
   except OSError as error:
-    raise access.user_error(error, str(error.filename or folder)) from error
+    raise access.unreadable(error, str(error.filename or folder)) from error
   changed = {name: digest for name, digest in digests.items() if digest != expected[name]}
   if len(changed) < len(new):
     verified = known | {name: stamps[name] for name in new if name not in changed}

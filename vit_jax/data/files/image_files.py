@@ -11,6 +11,7 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from vit_jax.core import os_errors
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import access, user_files
 from vit_jax.data.files.user_files import OWN, Rules
@@ -80,7 +81,7 @@ class Finder:
     try:
       stat = os.stat(folder)
     except OSError as error:
-      raise access.user_error(error, folder) from error
+      raise access.unreadable(error, folder) from error
     identity = stat.st_dev, stat.st_ino
     if identity in above:  # a link to a parent folder
       self.ignored[_LINK] += 1
@@ -108,7 +109,7 @@ class Finder:
           elif (size := self._size(entry)) is not None:
             yield os.fsencode(entry.name), size
     except OSError as error:
-      raise access.user_error(error, folder) from error
+      raise access.unreadable(error, folder) from error
 
   def _size(self, entry: os.DirEntry[str]) -> int | None:
     """Returns the size of an image file in bytes; counts any other file and returns None."""
@@ -117,7 +118,9 @@ class Finder:
       if entry.is_file() and extension in EXTENSIONS:
         return entry.stat().st_size
       is_lost = entry.is_symlink() and not os.path.exists(entry.path)
-    except OSError:
+    except OSError as error:
+      if os_errors.is_temporary(error):  # the image is there
+        raise
       is_lost = True
     self.ignored[_LINK if is_lost else extension or _NONE] += 1
     return None
@@ -127,7 +130,9 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
   """Returns whether an entry is a folder or a link to one; a link to itself is not."""
   try:
     return entry.is_dir()
-  except OSError:
+  except OSError as error:
+    if os_errors.is_temporary(error):
+      raise
     return False
 
 

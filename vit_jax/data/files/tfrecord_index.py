@@ -82,7 +82,7 @@ def load(paths: Sequence[str], counts: Sequence[int], cache: pathlib.Path) -> Ho
       index = _make([File(number, p, n) for number, (p, n) in enumerate(zip(paths, counts, strict=True))])
       return _keep(index, places)
   except OSError as error:
-    raise access.user_error(error, f'the TFRecord file {error.filename}') from error
+    raise access.unreadable(error, f'the TFRecord file {error.filename}') from error
 
 
 def _name(key: object) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import IO, NamedTuple
 
 from vit_jax.config import schema
+from vit_jax.core import os_errors
 from vit_jax.core.errors import UserError
 from vit_jax.data.image.headers import BadImage
 
@@ -172,7 +173,7 @@ def _explained(what: str, *, max_bytes: int, expected: str, advice: str) -> Iter
     line = wrong.object.count(b'\n', 0, wrong.start) + 1
     raise error(f'byte 0x{wrong.object[wrong.start]:02x} in line {line:,}, which is not UTF-8') from None
   except OSError as failed:
-    raise error(f'"{failed.strerror or failed}"') from failed
+    raise os_errors.kind(failed)(str(error(f'"{failed.strerror or failed}"'))) from failed
   except UserError:
     raise
   except ValueError:  # of `open`, for a path with a zero byte

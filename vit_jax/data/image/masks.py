@@ -185,7 +185,7 @@ class MaskedImages:
       raise UserError(f'{image_name}: expected an image, got a file that cannot be decoded ({error}). Replace it, or '
                       'remove it with its mask.') from error
     except (OSError, MemoryError) as error:
-      raise access.user_error(error, image_name) from error
+      raise access.unreadable(error, image_name) from error
     return image, mask
 
   def stride(self, axis: int) -> int:

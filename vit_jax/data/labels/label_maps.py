@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vit_jax.core import os_errors
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch, HostArray
 from vit_jax.data.files import access, json_fields, user_files
@@ -222,7 +223,8 @@ def _load(path: pathlib.Path, shape: tuple[int, ...], kind: str) -> HostArray:
     with open(path, 'rb') as file:  # raises OSError with a number
       found: HostArray = np.lib.format.open_memmap(path, mode='r') if file.read(6) == _NUMPY else np.zeros(0)
   except OSError as error:
-    raise UserError(f'{what}, got "{error.strerror or "a file that cannot be mapped"}". {_AGAIN}') from None
+    raise os_errors.kind(error)(f'{what}, got "{error.strerror or "a file that cannot be mapped"}". '
+                                f'{_AGAIN}') from None
   except (ValueError, TypeError, SyntaxError, OverflowError, MemoryError, RecursionError, KeyError,
           tokenize.TokenError):
     raise UserError(f'{what}, got a damaged file. {_AGAIN}') from None

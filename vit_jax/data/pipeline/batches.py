@@ -55,7 +55,7 @@ def reason_bad(source: Source, index: int, transform: EvalTransform) -> str:
   except BadImage as error:
     return str(error)
   except (OSError, MemoryError) as error:
-    raise access.user_error(error, source.describe(index)) from error
+    raise access.unreadable(error, source.describe(index)) from error
   return ''
 
 
@@ -73,7 +73,7 @@ def decode_or_next(source: Source, index: int, transform: Callable[[int], Exampl
     except BadImage as error:
       reason = error
     except (OSError, MemoryError) as error:
-      raise access.user_error(error, source.describe((index + ahead) % num)) from error
+      raise access.unreadable(error, source.describe((index + ahead) % num)) from error
   raise UserError(f'{title(source)}: expected images that can be decoded, got {tries} bad images in a row, starting at '
                   f'{source.describe(index)}. The last reason: {reason}')
 
@@ -125,7 +125,7 @@ class EvalBatches:
         with contextlib.suppress(BadImage):  # of a damaged record the class is not known
           batch['label'][row] = self.source.label(index)
       except (OSError, MemoryError) as error:
-        raise access.user_error(error, self.source.describe(index)) from error
+        raise access.unreadable(error, self.source.describe(index)) from error
     return batch
 
 

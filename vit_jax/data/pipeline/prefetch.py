@@ -6,6 +6,7 @@ threads and processes.
 from __future__ import annotations
 
 import concurrent.futures
+import errno
 import functools
 import logging
 import math
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from typing import Protocol
 
-from vit_jax.core.errors import DataStopped
+from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Batch
 from vit_jax.data.files import access
 from vit_jax.data.image import opencv
@@ -33,6 +34,8 @@ DEATHS_WITHIN_S = 600.
 SHARED = '/dev/shm'
 _DEATH = 'Worker process was terminated unexpectedly'  # Grain 0.2.18
 _STATUS = re.compile(r'exit code (-?\d+)')
+_TOO_LITTLE_SHARED = '-7'
+"""Status of a process that was killed with SIGBUS: shared memory had no room for what it wrote."""
 
 
 class ClosableIterator(Iterator[Batch], Protocol):
@@ -116,8 +119,8 @@ class RestartingIterator:
     """Returns the next batch.
 
     Raises:
-      DataStopped: a process has died for the second time within `DEATHS_WITHIN_S`.
-      UserError: an error of the operating system, such as too little shared memory.
+      TemporaryError: a process has died for the second time within `DEATHS_WITHIN_S`, or the system failed.
+      UserError: there is too little shared memory.
     """
     try:
       batch = next(self._running) if self._is_started else _start_shielded(self._running)
@@ -128,7 +131,8 @@ class RestartingIterator:
       self._restart(error)
       return next(self)
     except OSError as error:
-      raise access.user_error(error, f'the shared memory of loader processes ({SHARED})') from error
+      found = access.unreadable(error, f'the shared memory of loader processes ({SHARED})')
+      raise (UserError(str(found)) if error.errno == errno.ENOSPC else found) from error
     self._done += 1
     return batch
 
@@ -140,8 +144,9 @@ class RestartingIterator:
     now_s = time.monotonic()
     status = ''.join(_STATUS.findall(str(error))) or 'unknown'
     if now_s - self._died_s < DEATHS_WITHIN_S:
-      raise DataStopped(f'data.workers: expected running loader processes, got one that ended with exit status '
-                        f'{status}, the second within {DEATHS_WITHIN_S / 60:.0f} minutes. {causes()}') from error
+      kind = UserError if status == _TOO_LITTLE_SHARED else TemporaryError
+      raise kind(f'data.workers: expected running loader processes, got one that ended with exit status {status}, the '
+                 f'second within {DEATHS_WITHIN_S / 60:.0f} minutes. {causes()}') from error
     self._died_s = now_s
     log.warning('A loader process ended with exit status %s; all are restarted from the same batch. %s', status,
                 causes())

@@ -134,4 +134,4 @@ def _subfolders(folder: str) -> list[str]:
       return [e.name for e in entries if not e.name.startswith('.') and image_files.is_folder(e)
               and not (e.is_symlink() and not user_files.leads_out(folder, os.path.realpath(e.path)))]  # to a parent
   except OSError as error:
-    raise access.user_error(error, folder) from error
+    raise access.unreadable(error, folder) from error

@@ -24,8 +24,9 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.config import schema
+from vit_jax.core import os_errors
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import json_fields, user_files
+from vit_jax.data.files import access, json_fields, user_files
 from vit_jax.data.files.user_files import OWN, Rules
 from vit_jax.data.source import Record, Source
 from vit_jax.data.sources import splits
@@ -193,6 +194,8 @@ class _Inside:
     except (FileNotFoundError, NotADirectoryError, ValueError):
       return 'which does not exist'
     except OSError as error:
+      if os_errors.is_temporary(error):
+        raise access.unreadable(error, path) from error
       return f'which cannot be read: "{error.strerror or error}"'
     if not stat.S_ISREG(found.st_mode):
       return 'which is not a file'

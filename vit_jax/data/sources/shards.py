@@ -134,8 +134,8 @@ def _lock(lock: int, how: int, part: pathlib.Path) -> None:
   except BlockingIOError:
     raise
   except OSError as error:
-    raise UserError(f'--to={part}: expected a file system with locks (flock), got "{error.strerror}". Choose a folder '
-                    'on a local disk or NFS, and copy the dataset afterwards.') from error
+    raise os_errors.kind(error)(f'--to={part}: expected a file system with locks (flock), got "{error.strerror}". '
+                                'Choose a folder on a local disk or NFS, and copy the dataset afterwards.') from error
 
 
 @contextlib.contextmanager

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vit_jax.config import schema
-from vit_jax.core.errors import UserError
+from vit_jax.core import os_errors
+from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.data.files import access, json_fields, records, user_files
 from vit_jax.data.files.user_files import OWN, Rules
 from vit_jax.data.labels import classes
@@ -187,7 +188,7 @@ def _check_labels(source: TfdsSource) -> None:
     except records.BadRecord:
       continue
     except OSError as error:
-      raise access.user_error(error, source.name) from error
+      raise access.unreadable(error, source.name) from error
   if problem:
     raise UserError(f'{source.name}: expected examples with labels, got {problem.label}. Choose another split.')
 
@@ -305,10 +306,11 @@ def _damage_as_user_error(folder: str) -> Iterator[None]:
   from google.protobuf import json_format
   try:
     yield
-  except UserError:
+  except (UserError, TemporaryError):
     raise
   except (json_format.Error, *_ERRORS) as error:
-    raise UserError(f'{folder}: expected {_EXPECTED}, got a description that TFDS cannot read. {_AGAIN}') from error
+    raise os_errors.kind(error)(f'{folder}: expected {_EXPECTED}, got a description that TFDS cannot read. '
+                                f'{_AGAIN}') from error
 
 
 def find_shards(builder: DatasetBuilder, split: str, rules: Rules) -> tuple[list[str], list[int]]:

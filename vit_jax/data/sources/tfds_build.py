@@ -8,8 +8,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from vit_jax.core import extras
-from vit_jax.core.errors import UserError
+from vit_jax.core import extras, failures, os_errors
+from vit_jax.core.errors import TemporaryError, UserError
 
 MISSING = 3  # exit status if a package is not installed
 
@@ -19,12 +19,13 @@ def build_in_process(name: str, *, data_dir: str) -> None:
 
   Raises:
     UserError: that process failed; it has printed the reason.
+    TemporaryError: it failed because of the network or the storage.
   """
   command = [sys.executable, '-m', 'vit_jax.data.sources.tfds_build', name, data_dir]
   status = subprocess.run(command, check=False).returncode
   if status:
-    raise UserError(f'tfds:{name}: expected to prepare it in {data_dir}, got exit status {status}; see '
-                    'the message above.')
+    kind = TemporaryError if status == failures.TRY_AGAIN else UserError
+    raise kind(f'tfds:{name}: expected to prepare it in {data_dir}, got exit status {status}; see the message above.')
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     return MISSING
   except (tfds.core.registered.DatasetNotFoundError, ValueError, AssertionError, OSError) as error:
     print(f'error: tfds:{name}: {error}', file=sys.stderr)
-    return 1
+    return failures.TRY_AGAIN if os_errors.is_temporary(error) else 1
   return 0
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.core import extras, json_text
+from vit_jax.core import extras, json_text, os_errors
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 
@@ -127,8 +127,8 @@ def _read(path: pathlib.Path) -> _Encoder:
   except UserError:
     raise
   except OSError as error:
-    raise UserError(f'{path}: expected a tokenizer, got {error.strerror or "a file that cannot be read"}. Check the '
-                    'path.') from error
+    raise os_errors.kind(error)(f'{path}: expected a tokenizer, got {error.strerror or "a file that cannot be read"}. '
+                                'Check the path.') from error
   except Exception as error:  # `tokenizers` raises the bare class for a damaged file
     raise UserError(f'{path}: expected a tokenizer, got a damaged file: {ascii(str(error))[1:-1][:200]}. Fetch it '
                     'again.') from error
