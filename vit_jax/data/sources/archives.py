@@ -87,7 +87,7 @@ def check(file: File, path: pathlib.Path) -> None:
   except (EOFError, gzip.BadGzipFile) as error:
     raise UserError(f'{path}: expected {file.name}, got a damaged file ({error}). Download it again.') from error
   except OSError as error:
-    raise access.user_error(error, os.fspath(path)) from error
+    raise access.unreadable(error, os.fspath(path)) from error
   if found.hexdigest() != file.md5:
     raise UserError(f'{path}: expected {file.name} with the MD5 {file.md5}, which its authors publish, got '
                     f'{found.hexdigest()}. Download it again: {file.address}')
