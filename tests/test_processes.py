@@ -15,7 +15,7 @@ import pytest
 import runs
 from PIL import Image
 
-pytestmark = pytest.mark.slow(reason='about 5 min on two idle cores: nine runs, most of several processes')
+pytestmark = pytest.mark.slow(reason='about 6 min on two idle cores: ten runs, most of several processes')
 
 # The digits as they are but shorter, with a batch of evaluation that leaves some hosts nothing at the end (360 of 80).
 # A smaller network would differ more from its runs on one process: most of its gradients are near zero, where Adam
@@ -168,6 +168,30 @@ def test_a_host_reads_its_rows_alone_and_process_0_alone_writes_the_record(
 
 def test_rows_that_are_no_neighbors_come_together_as_the_global_batch() -> None:
   runs.finish(launch(2, 4, str(runs.ROOT / 'tests' / 'interleaved.py')), timeout_s=200)
+
+
+def test_a_host_that_reads_slowly_is_named_and_profiled_while_the_run_trains(tmp_path: pathlib.Path) -> None:
+  workdir = tmp_path / 'run'
+  process = launch(
+      2, 1, str(runs.ROOT / 'tests' / 'slow_host.py'), 'train', '--config=digits', f'--workdir={workdir}', *runs.TINY,
+      '--config.batch_size=16', '--config.data.in_memory=no', '--config.data.threads=1', '--config.length=90 steps',
+      '--config.checkpoints.every=1000 steps', '--config.evals.test.every=1000 steps',
+      '--config.train.log_every=10 steps', SLOW_HOST='1', SLOW_S='.03')
+  while not runs.events(workdir, 'hosts'):
+    assert process.poll() is None, (process.communicate()[0] or '')[-3000:]
+    time.sleep(.1)
+  asked = runs.command('profile', f'--workdir={workdir}', '--host=1', '--steps=3')
+  out = runs.finish(process, timeout_s=300)
+  assert re.search(r'\[0\] .*warning: Host 1 \(\S+\) is late at step 10, waiting for data', out), out[-4000:]
+  assert re.search(r'\[1\] .*host 1: warning: This host waits for data at step 10', out)
+  assert re.search(r'\[0\] .*Host 1 was late in \d of 9 intervals, waiting for data', out)
+  found = runs.events(workdir, 'hosts')
+  assert [one['step'] for one in found] == list(range(10, 100, 10))
+  for one in found[1:]:
+    assert one['slowest'] == 1 and one['cause'] == 'data' and one['data_s'][1] > 10 * one['data_s'][0]
+  assert asked.returncode == 0 and f'{workdir}/profile/host_1' in asked.stdout, asked.stderr
+  assert list((workdir / 'profile' / 'host_1').rglob('*.xplane.pb'))
+  assert 'Host 1 (' in (workdir / 'report.html').read_text()
 
 
 def workers(workdir: pathlib.Path) -> list[int]:

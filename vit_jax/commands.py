@@ -314,6 +314,10 @@ JOBS = {
     'report': Job('Write report.html of a run, or one page that compares several.', 'study.table', (
         Flag('workdir', SEVERAL, 'directory of the run; several with commas'),), (
         Flag('to', FILE, 'page to write', '', 'report.html in the run directory'),)),
+    'profile': Job('Take a profile of steps of a running run, on any of its hosts.', 'jobs.profile', (RUN,), (
+        Flag('host', wholes(0), 'indexes of the hosts (processes) to profile', [0]),
+        Flag('steps', whole(1, 10_000), 'number of steps', 5),
+        Flag('timeout', whole(1), 'seconds to wait for the profile', 600)), on_cpu=True, is_quick=True),
     'serve': Job('Serve a live page: the report of a run, classes of your images, mistakes.', 'jobs.serve', (), (
         WEIGHTS, RUN, *READING, CLASSES,
         Flag('host', TEXT, 'address to listen on; 0.0.0.0 = all networks, without a password', '127.0.0.1'),

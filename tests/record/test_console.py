@@ -29,6 +29,12 @@ def test_a_message_begins_with_the_time_and_a_problem_with_its_level() -> None:
   assert [len(console.elapsed(s)) for s in (0., 9.96, 999.9, 1000., 35_999.)] == [7] * 5
 
 
+def test_messages_of_other_processes_of_a_run_name_their_host(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(console, '_host', '')
+  console.name_host(3)
+  assert formatted('odd\nso', logging.WARNING) == '  9.4 s  host 3: warning: odd\n         so'
+
+
 def test_a_terminal_gets_lines_of_its_width_and_a_file_whole_ones() -> None:
   text = ' '.join(['word'] * 40)
   assert '\n' not in formatted(text)

@@ -15,19 +15,20 @@ def write(path: pathlib.Path, entries: list[dict[str, object]]) -> None:
   (path / 'metrics.jsonl').write_text(''.join(json.dumps(entry) + '\n' for entry in entries))
 
 
-def record(steps: range, *, resumed_from: int | None = None, evaluated: int = 10) -> list[dict[str, object]]:
-  """A start with three lines a step, and an evaluation at each multiple of `evaluated`."""
+def record(steps: range, *, resumed_from: int | None = None, evaluated: int = 10,
+           kinds: tuple[str, ...] = ('goodput',)) -> list[dict[str, object]]:
+  """A start with a row and events of these kinds for each step, and an evaluation at each multiple of `evaluated`."""
   found: list[dict[str, object]] = [{'event': 'start', 'time_s': 0., 'resumed_from': resumed_from}]
   for step in steps:
     found += [{'step': step, 'time_s': float(step), 'train/loss': 1. / step, 'train/lr': 'nan'},
-              {'event': 'goodput', 'time_s': float(step), 'step': step, 'seconds': GOODPUT}]
+              *({'event': kind, 'time_s': float(step), 'step': step, 'seconds': GOODPUT} for kind in kinds)]
     if step % evaluated == 0:
       found.append({'step': step, 'time_s': float(step), 'test/top1': .5})
   return found
 
 
 def test_rows_of_training_are_thinned_evenly_and_evaluations_are_complete(tmp_path: pathlib.Path) -> None:
-  write(tmp_path, record(range(1, 1001)))
+  write(tmp_path, record(range(1, 1001), kinds=('goodput', 'hosts')))
   full, thin = reader.read(tmp_path), reader.read(tmp_path, most_rows=50)
   assert full.stride == 1 and len(full.rows) == 1100
   steps = [int(row['step']) for row in thin.rows if 'train/loss' in row]
@@ -36,8 +37,9 @@ def test_rows_of_training_are_thinned_evenly_and_evaluations_are_complete(tmp_pa
   assert [row['step'] for row in thin.rows if 'test/top1' in row] == list(range(10, 1001, 10))
   by_step = {row['step']: row for row in full.rows if 'train/loss' in row}
   assert all(row['train/loss'] == by_step[row['step']]['train/loss'] for row in thin.rows if 'train/loss' in row)
-  accounts = [e['step'] for e in thin.events if e['event'] == 'goodput']
-  assert len(accounts) <= 101 and accounts[-1] == 1000
+  for kind in ('goodput', 'hosts'):
+    found = [e['step'] for e in thin.events if e['event'] == kind]
+    assert len(found) <= 101 and found[-1] == 1000, kind
 
 
 def test_lost_steps_are_the_same_in_a_thinned_record(tmp_path: pathlib.Path) -> None:

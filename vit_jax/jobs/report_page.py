@@ -27,6 +27,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.evaluate import final as results
 from vit_jax.inspect import charts, html_pages, norms, predictions
+from vit_jax.jobs import report_hosts
 from vit_jax.record import clock, norms_file, reader, run_directory, storage
 from vit_jax.record.progress import format_duration
 from vit_jax.record.reader import Row
@@ -135,7 +136,8 @@ def _of_run(r: _Record, *, is_single: bool) -> Values:
       'environment': {name: value for name, value in start.items() if name not in hidden}}
   return shown | (_results(r) | {'predictions': _try(r, 'predictions', lambda: _predictions(r)),
                                  'norms': _try(r, 'norms by layer', lambda: _norms(r)),
-                                 'phases': _try(r, 'where the time went', lambda: _phases(r)) or []}
+                                 'phases': _try(r, 'where the time went', lambda: _phases(r)) or [],
+                                 'hosts': _try(r, 'hosts', lambda: report_hosts.summarize(r.run.events))}
                   if is_single else {})
 
 

@@ -53,6 +53,7 @@ def start(train: schema.Train | None = None, before: Mapping[str, Any] | None = 
   place = hosts.initialize()
   if place and place.process_id:
     console.hide_stages()
+    console.name_host(place.process_id)
     logging.getLogger('vit_jax').setLevel(logging.WARNING)  # process 0 logs progress, all log warnings
   for note in notes:
     log.log(note.level, '%s', note.text)

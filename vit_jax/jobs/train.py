@@ -20,12 +20,12 @@ from vit_jax.evaluate import resources
 from vit_jax.jobs import build, loader_processes, report_page, resume, summary, trackers
 from vit_jax.jobs import runtime as startup
 from vit_jax.objectives import kinds
-from vit_jax.parallel import feed
+from vit_jax.parallel import board, feed
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record import clock as clocks
 from vit_jax.record import console, machine, origin, run_directory, storage
 from vit_jax.record.writer import Writer
-from vit_jax.train import checkpoint, diagnose, hooks, loop, profile, save_times, stopping
+from vit_jax.train import checkpoint, diagnose, hooks, host_times, loop, profile, profile_requests, save_times, stopping
 from vit_jax.train.state import TrainState
 from vit_jax.weights.network import Weights
 
@@ -122,13 +122,14 @@ class Run:
     early = self._early_stop(start, latest)
     batches = feed.Ahead(self.loader.batches(start), lambda batch: meshes.put_batch(batch, self.mesh, self.shard))
     host_speed = loader_processes.hook(self.config, self.loader, self.shard, clock)
+    times, tracing = self._host_times(writer, clock), self._profile(start, clock)
     console.begin_stage('reading the first batch, compiling the train step' if start < total else 'evaluating')
     try:
-      with self._profile(start, clock) as tracing, stopping.StopRequest() as request:
+      with self._profile_requests(tracing) as asked, tracing, stopping.StopRequest() as request:
         ended = loop.run(
-            tracing.mark(host_speed.timed(program.step_fn)), state, batches, start=start,
+            times.timed(tracing.mark(host_speed.timed(program.step_fn))), state, batches, start=start,
             total=start if early.reason else total,
-            hooks=[*self._hooks(writer, clock, latest), early, saving, tracing, host_speed], clock=clock,
+            hooks=[times, *self._hooks(writer, clock, latest), early, saving, asked, tracing, host_speed], clock=clock,
             should_stop=lambda step: (request.reason(step) or early.reason
                                       or (until and step == until and 'the end of the segment') or ''))
       if ended.error:
@@ -138,7 +139,7 @@ class Run:
       if early.reason:
         log.info('Ended at step %s of %s by %s.', f'{ended.step:,}', f'{total:,}', early.reason)
       try:
-        return self._finish(ended.state, start, ended.step, saving, writer, clock, latest)
+        return self._finish(ended.state, start, ended.step, saving, writer, clock, latest, times)
       except TemporaryError as error:
         raise self._save_after(error, ended, start, saving) from error
     finally:
@@ -146,6 +147,12 @@ class Run:
       batches.close()
       self.loader.close()
       self.checkpointer.close()
+
+  def _host_times(self, writer: Writer, clock: clocks.Clock) -> host_times.HostTimes:
+    return host_times.HostTimes(
+        clock, writer, board.find(), log_every=self.parts.lengths.steps(self.config.train.log_every),
+        num_hosts=jax.process_count(), host=jax.process_index(),
+        profile=f'vit-jax profile --workdir={self.workdir} --host={{host}}')
 
   def _begin(self) -> tuple[TrainState, int]:
     """Returns the state of the newest complete checkpoint or a new one, and its step."""
@@ -234,6 +241,11 @@ class Run:
         self._dump_hlo()
     return hook
 
+  def _profile_requests(self, tracing: profile.Profile) -> profile_requests.Requests:
+    return profile_requests.Requests(
+        self.workdir, tracing, board.find(), log_every=self.parts.lengths.steps(self.config.train.log_every),
+        total=self.parts.lengths.total_steps, num_hosts=jax.process_count(), host=jax.process_index())
+
   def _dump_hlo(self) -> None:
     """Writes the optimized program of the train step, compiled from shapes as in a plan.
 
@@ -285,7 +297,7 @@ class Run:
     return failures.TRY_AGAIN
 
   def _finish(self, state: TrainState, start: int, total: int, saving: hooks.Checkpoint, writer: Writer,
-              clock: clocks.Clock, latest: hooks.Latest) -> int:
+              clock: clocks.Clock, latest: hooks.Latest, times: host_times.HostTimes) -> int:
     """Evaluates, saves, and writes results and report after `total` steps."""
     with clock.phase('evaluate'):
       final = results.measure(self.evaluators, self.parts.objective, state)
@@ -294,6 +306,7 @@ class Run:
       latest.update({name: (total, number) for name, number in final.metrics.items()})
       saving.save(total, state)
       self.checkpointer.wait()
+    times.finish()
     goodput_now = clock.goodput()
     writer.event('goodput', step=total, **goodput_now._asdict())
     writer.close()

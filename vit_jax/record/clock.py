@@ -159,6 +159,10 @@ class Clock:
     total_s = sum(seconds.values())
     return Goodput(seconds, total_s, seconds[STEP] / total_s if total_s > 0 else 0.)
 
+  def training(self) -> tuple[float, float]:
+    """Returns the seconds of steps and data waits so far, and those of the waits alone."""
+    return self._training_s(), self._seconds.get('data_wait', 0.)
+
   def _charge(self) -> None:
     now = self._now()
     name = self._open[-1] if self._open else STEP

@@ -30,6 +30,7 @@ QUIET, VERBOSE = 'quiet', 'verbose'
 SWITCHES = {'-q': QUIET, '--quiet': QUIET, '-v': VERBOSE, '--verbose': VERBOSE}
 _REFRESH_S = 0.25
 _CLEAR = '\r\x1b[K'
+_host = ''
 _WIDTH = 80  # the narrowest terminal whose lines are not cut
 
 
@@ -69,6 +70,12 @@ def is_talking() -> bool:
   return level() < logging.WARNING
 
 
+def name_host(host: int) -> None:
+  """Adds the index of this host to the messages of this process, which is one of several in a run."""
+  global _host
+  _host = f'host {host}: '
+
+
 def elapsed(seconds: float) -> str:
   """Returns a duration in a column of seven characters: `  9.4 s`, and from 1,000 s on `0:16:40`."""
   if seconds < 1000:
@@ -93,7 +100,7 @@ class Formatter(logging.Formatter):
   def format(self, record: logging.LogRecord) -> str:
     """Returns the lines of a message; those after the first are indented."""
     name = f'{record.levelname.lower()}: ' if record.levelno >= logging.WARNING else ''
-    first, *rest = redacted(f'{name}{super().format(record)}').split('\n')
+    first, *rest = redacted(f'{_host}{name}{super().format(record)}').split('\n')
     start = f'{elapsed(self._now() - self._began_s)}  '
     lines = [f'{start}{first}', *(f'{" " * len(start)}{line}' for line in rest)]
     return '\n'.join(line for one in lines for line in self._wrapped(one, indent=len(start) + 2))

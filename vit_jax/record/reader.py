@@ -1,7 +1,8 @@
 """Reads the record of a run (`writer.py`), also one of millions of lines, and the end of it.
 
-Readers that draw a run ask for a number of rows: of the rows of training metrics and of the accounts of time, 1 in 2,
-4, 8, … is then kept, and the others are not even parsed. Rows of evaluations and all other events are always complete.
+Readers that draw a run ask for a number of rows: of the rows of training metrics, of the accounts of time and of the
+times of hosts, 1 in 2, 4, 8, … is then kept, and the others are not even parsed. Rows of evaluations and all other
+events are always complete.
 """
 from __future__ import annotations
 
@@ -112,7 +113,7 @@ class _Thinned:
 
   def __init__(self, lines: Iterable[bytes], most: int) -> None:
     self._lines, self._most = lines, most
-    self._counts = {kind: 0 for kind in (b'row', b'goodput')}
+    self._counts = {kind: 0 for kind in (b'row', b'goodput', b'hosts')}
     self._last: dict[bytes, bytes] = {}
     self.stride, self.count = 1, 0
 
@@ -147,7 +148,7 @@ def _kind(line: bytes) -> bytes:
     return b''
   if line.startswith(b'{"step": ') and line.count(b'": ') - line.count(b'"train/') == 2:  # also step and time_s
     return b'row'
-  return b'goodput' if line.startswith(b'{"event": "goodput"') else b''
+  return next((kind for kind in (b'goodput', b'hosts') if line.startswith(b'{"event": "%s"' % kind)), b'')
 
 
 class _Entry(NamedTuple):

@@ -26,7 +26,8 @@ class Profile:
   The device is idle when the trace begins and ends, so the trace contains complete steps only, with the evaluations and
   saves between them. If the first of these steps is the first one of the process, the trace contains its compilation.
 
-  Processes other than 0 only check the steps, because two processes on a machine would write the same file.
+  Processes other than 0 only check the steps, because two processes on a machine would write the same file. On request
+  (`profile_requests.py`), any process traces steps into a folder of its own.
 
   Args:
     folder: for the trace, in `plugins/profile/<time>`; in object storage, the complete trace is uploaded at its end.
@@ -43,9 +44,9 @@ class Profile:
                process_index: int) -> None:
     self._folder, self._tracing, self._next, self._done = str(folder), False, start + 1, start
     self._near = self._folder  # local folder that jax writes to
-    self.every = 0
+    self._told: Callable[[int, int, str], None] | None = None
+    self.every = self._first = self._last = 0
     if steps is None:
-      self._first = self._last = 0
       return
     self._first, self._last = steps
     if self._last > total:
@@ -59,11 +60,21 @@ class Profile:
     else:
       log.info('No profile: steps %s to %s were done before.', f'{steps[0]:,}', f'{self._last:,}')
 
-  def mark(self, step_fn: StepFn) -> StepFn:
-    """Returns the step function with its number annotated in the trace; unchanged without a trace."""
-    if not self.every:
-      return step_fn
+  def request(self, folder: storage.PathLike, first: int, last: int, told: Callable[[int, int, str], None]) -> bool:
+    """Adds a trace of more steps in `folder`; calls `told` at its end with the first and last step, and the folder.
 
+    Returns:
+      False if a trace is under way or will be, so that this one is not made.
+    """
+    if self.every:
+      return False
+    self._folder = self._near = str(folder)
+    self._first, self._last, self._told = first, last, told
+    self.every = first - 1
+    return True
+
+  def mark(self, step_fn: StepFn) -> StepFn:
+    """Returns the step function with its number annotated in traces."""
     def marked(state: TrainState, batch: Batch) -> tuple[TrainState, Packed]:
       with jax.profiler.StepTraceAnnotation('train', step_num=self._next):
         self._next += 1
@@ -72,7 +83,7 @@ class Profile:
     return marked
 
   def on_state(self, step: int, state: TrainState) -> None:
-    if not self._tracing and step == self._first - 1:
+    if self.every and not self._tracing and step == self._first - 1:
       jax.block_until_ready(state)
       self._begin()
 
@@ -97,6 +108,8 @@ class Profile:
     if self._near != self._folder:
       storage.copy(self._near, self._folder)
       shutil.rmtree(self._near)
+    if self._told:
+      self._told(self._first, self._done, self._folder)
     log.info('Profile of steps %s to %s: tensorboard --logdir=%s', f'{self._first:,}', f'{self._done:,}', self._folder)
 
   def __enter__(self) -> Profile:
