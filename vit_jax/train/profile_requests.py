@@ -70,7 +70,7 @@ class Requests:
     self._join()
 
   def on_metrics(self, done: Done) -> None:
-    """Answers requests: looks for one, reads the one that process 0 shows, and has its steps traced, each at its step."""
+    """Answers requests: looks for one, reads what process 0 shows, and has its steps traced, each at its step."""
     if self._host == 0 and done.step % self._log_every == 0:
       self._put(done.step)
     asked = done.step - LAG
