@@ -105,10 +105,10 @@ def test_a_dead_host_ends_the_others_with_a_message_and_the_run_goes_on_bit_for_
   runs.wait_for_checkpoint(hosts[0], tmp_path / 'run', timeout_s=300)
   hosts[1].kill()
   began = time.monotonic()
-  assert hosts[0].wait(timeout=2 * HEARTBEAT_S + 20) not in (0, 75)
-  assert time.monotonic() - began < 2 * HEARTBEAT_S
+  assert hosts[0].wait(timeout=HEARTBEAT_S) == 75
+  assert time.monotonic() - began < 20
   said = (tmp_path / '0.log').read_text()
-  assert re.search('another task died|(closed|reset) by peer|stopped sending heartbeats', said), said[-4000:]
+  assert re.search('process 1 of the run: expected it to run|connection to another process', said), said[-4000:]
   runs.finish(train(tmp_path / 'run', 2), timeout_s=400)
   assert runs.losses(tmp_path / 'run') == runs.losses(whole(2))
   assert runs.final(tmp_path / 'run')['params_digest'] == runs.final(whole(2))['params_digest']

@@ -11,8 +11,8 @@ Without the variables below, the process runs alone. Touches no device.
 | `VIT_JAX_DISTRIBUTED=off` | alone, whatever else is set | |
 
 `VIT_JAX_CONNECT_TIMEOUT_S` (300) bounds the rendezvous. `VIT_JAX_HEARTBEAT_TIMEOUT_S` (100): after this time without
-a sign of one process, jax ends the others with a message. `VIT_JAX_SHUTDOWN_TIMEOUT_S` (300): how long a finished
-process waits for the others.
+a sign of one process, the others end with status 75 and a message (`peers.py`); after the end of one, they end at once.
+`VIT_JAX_SHUTDOWN_TIMEOUT_S` (300): how long a finished process waits for the others.
 """  # noqa: E501
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from typing import NamedTuple
 import jax
 
 from vit_jax.core.errors import TemporaryError, UserError
+from vit_jax.parallel.peers import Peers
 
 log = logging.getLogger('vit_jax.parallel')
 
@@ -38,6 +39,8 @@ TPU_PORT = 8476    # used where no other port is given
 SLURM_PORTS = (20_000, 12_000)  # first and count; below the ephemeral ports of Linux (from 32768)
 RETRY_S = 0.2
 GO, STRANGER = b'go\n', b'stranger\n'
+_peers: list[Peers] = []
+"""Those of this process, once it has met them."""
 
 
 class Place(NamedTuple):
@@ -77,8 +80,9 @@ def initialize(environment: Mapping[str, str] | None = None) -> Place | None:
     return None
   place, timeouts = find_place(environment), read_timeouts(environment)
   if place is not None:
-    meet(place, timeouts.connect)
+    connections = meet(place, timeouts.connect)
     _start_jax(timeouts, place)
+    _peers.append(Peers(place.process_id, connections, timeouts.heartbeat))
   elif environment.get('VIT_JAX_DISTRIBUTED') == 'auto':
     _start_jax(timeouts, None)
   return place
@@ -87,8 +91,10 @@ def initialize(environment: Mapping[str, str] | None = None) -> Place | None:
 def leave(status: int) -> None:
   """Ends this process at once with this exit status if the run has other processes; returns if it is alone.
 
-  For failures: a regular exit would wait for the others, which wait for this one.
+  For failures: a regular exit would wait for the others, which wait for this one. The others end, too.
   """
+  for peers in _peers:
+    peers.tell(status)
   if jax.distributed.is_initialized():
     sys.stdout.flush()
     sys.stderr.flush()
@@ -98,7 +104,7 @@ def leave(status: int) -> None:
 def _start_jax(timeouts: Timeouts, place: Place | None) -> None:
   join = functools.partial(
       jax.distributed.initialize, initialization_timeout=timeouts.connect,
-      heartbeat_timeout_seconds=timeouts.heartbeat, shutdown_timeout_seconds=timeouts.shutdown)
+      heartbeat_timeout_seconds=(2 if place else 1) * timeouts.heartbeat, shutdown_timeout_seconds=timeouts.shutdown)
   try:
     if place is None:
       join()
@@ -208,10 +214,13 @@ def _number(environment: Mapping[str, str], name: str, default: int | None = Non
   return int(text)
 
 
-def meet(place: Place, timeout_s: int) -> None:
+def meet(place: Place, timeout_s: int) -> dict[int, socket.socket]:
   """Returns when all processes have connected. jax itself would abort without naming the missing one.
 
   Process 0 listens on its port, which jax takes over afterwards; the others send their ranks and wait.
+
+  Returns:
+    The open connections by the rank of the other process: to all in process 0, to process 0 in the others.
 
   Raises:
     TemporaryError: names the processes that did not connect, or the address that did not answer, and the time limit.
@@ -219,13 +228,12 @@ def meet(place: Place, timeout_s: int) -> None:
   """
   deadline = time.monotonic() + timeout_s
   if place.process_id:
-    _report(place, timeout_s, deadline)
-  else:
-    _gather(place, timeout_s, deadline)
+    return {0: _report(place, timeout_s, deadline)}
+  return _gather(place, timeout_s, deadline)
 
 
-def _gather(place: Place, timeout_s: int, deadline: float) -> None:
-  """Process 0: waits for all others, then releases them."""
+def _gather(place: Place, timeout_s: int, deadline: float) -> dict[int, socket.socket]:
+  """Process 0: waits for all others, then releases them; returns the connections."""
   port = int(place.coordinator.rsplit(':', 1)[1])
   missing = set(range(1, place.num_processes))
   family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
@@ -237,7 +245,7 @@ def _gather(place: Place, timeout_s: int, deadline: float) -> None:
       kind = UserError if error.errno == errno.EACCES else TemporaryError  # an earlier process may still hold the port
       raise kind(f'This is {place}, which cannot listen on port {port}: {error.strerror}. Choose another port, or end '
                  'the program that uses it.') from error
-    peers = []
+    peers: dict[int, socket.socket] = {}
     while missing:
       server.settimeout(max(deadline - time.monotonic(), 1e-3))
       try:
@@ -251,15 +259,20 @@ def _gather(place: Place, timeout_s: int, deadline: float) -> None:
       known = re.fullmatch(rb'vit_jax (\d+) (\d+)\n', who)
       if known and int(known[2]) == place.num_processes and int(known[1]) in missing:
         missing.remove(int(known[1]))
-        peers.append(peer)
-      elif known:
+        peers[int(known[1])] = peer
+        continue
+      if known:
         _send(peer, STRANGER)
-    for peer in peers:
+      peer.close()
+    for peer in peers.values():
       _send(peer, GO)
+    server.close()
+    stack.pop_all()
+    return peers
 
 
-def _report(place: Place, timeout_s: int, deadline: float) -> None:
-  """The other processes: send their rank, and wait to be released."""
+def _report(place: Place, timeout_s: int, deadline: float) -> socket.socket:
+  """The other processes: send their rank, and wait to be released; returns the connection."""
   host, port = place.coordinator.rsplit(':', 1)
   reason = 'no connection'
   while True:
@@ -268,14 +281,15 @@ def _report(place: Place, timeout_s: int, deadline: float) -> None:
       raise TemporaryError(f'This is {place}; process 0 at {place.coordinator} did not answer within {timeout_s} s '
                            f'({reason}). Check its log, and that this host can reach that port.')
     try:
-      with socket.create_connection((host.strip('[]'), int(port)), timeout=left) as server:
-        server.sendall(f'vit_jax {place.process_id} {place.num_processes}\n'.encode())
-        answer = _read_line(server)
+      server = socket.create_connection((host.strip('[]'), int(port)), timeout=left)
     except OSError as error:
       reason = error.strerror or str(error)
     else:
+      _send(server, f'vit_jax {place.process_id} {place.num_processes}\n'.encode())
+      answer = _read_line(server)
       if answer == GO:
-        return
+        return server
+      server.close()
       if answer == STRANGER:
         raise UserError(f'This is {place}, which process 0 at {place.coordinator} does not expect: there is another '
                         f'process {place.process_id}, or it expects another number of processes.')
@@ -293,5 +307,5 @@ def _read_line(connection: socket.socket) -> bytes:
 
 
 def _send(connection: socket.socket, line: bytes) -> None:
-  with contextlib.suppress(OSError):  # jax notices a peer that is gone, within its own time limit
+  with contextlib.suppress(OSError):  # reading notices a peer that is gone
     connection.sendall(line)
