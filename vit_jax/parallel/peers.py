@@ -20,7 +20,6 @@ import os
 import re
 import selectors
 import socket
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -68,15 +67,14 @@ class Peers:
       if time.monotonic() - sent_s >= interval_s:
         self._send(ALIVE)
         sent_s = time.monotonic()
-      for key, _ in self._selector.select(interval_s):
-        self._receive(key.data)
-      for other, heard_s in self._heard_s.items():
-        if time.monotonic() - heard_s > self._timeout_s:
+      self._selector.select(interval_s)
+      for other in list(self._heard_s):
+        self._receive(other)  # of all, as a process that was stopped has waited long enough, but has signs to read
+        if time.monotonic() - self._heard_s.get(other, float('inf')) > self._timeout_s:
           self._leave(TRY_AGAIN, other, f'expected a sign of it within {self._timeout_s:.0f} s, got none')
 
   def _receive(self, other: int) -> None:
     """Takes what another process has sent."""
-    self._heard_s[other] = time.monotonic()
     try:
       got = self._connections[other].recv(4096)
     except BlockingIOError:
@@ -85,6 +83,7 @@ class Peers:
       got = b''
     if not got:
       self._leave(TRY_AGAIN, other, 'expected it to run, got a closed connection, so it was killed or its host is lost')
+    self._heard_s[other] = time.monotonic()
     *lines, self._received[other] = (self._received[other] + got).split(b'\n')
     for found in filter(None, map(_END.fullmatch, lines)):
       status, rank = int(found[1]), int(found[2])
@@ -100,6 +99,4 @@ class Peers:
     self.tell(status, rank)
     resumes = ' The same command resumes from the last checkpoint.' if status == TRY_AGAIN else ''
     os.write(2, f'error: process {rank} of the run: {what}. See its messages.{resumes}\n'.encode())
-    with contextlib.suppress(Exception):  # the main thread may be writing
-      sys.stdout.flush()
     os._exit(status)
