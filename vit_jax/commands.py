@@ -298,8 +298,8 @@ JOBS = {
         Flag('steps', wholes(0), 'steps of the checkpoints to average'), CONFIG)),
     'prepare': Job('Write images as ArrayRecord shards; or label maps by a trained network.', 'jobs.prepare', (
         Flag('to', LOCAL, 'directory to write'),), (
-        Flag('data', TEXT, 'images to write: folder:PATH, tfds:NAME[/CONFIG][:VERSION], cifar10, cifar100 or mnist',
-             ''),
+        Flag('data', TEXT, 'images to write: folder:PATH, tfds:NAME, wds:PATH or another source; or cifar10, cifar100, '
+             'mnist', ''),
         Flag('archive', FILE, "file of CIFAR, or folder of MNIST's files", '', 'downloaded from the authors'),
         Flag('short_px', whole(1, 65_535), 'resize images to this short side', 0, 'files stay unchanged'),
         Flag('shards', whole(1, 100_000), 'number of files per split', 0, 'one per 256 MiB, or 8,192 images'),
@@ -309,6 +309,9 @@ JOBS = {
              '0; of cifar10, cifar100 and mnist the order of their files'),
         Flag('splits', NAMES, 'splits to write', [], 'train,test'), FOLLOW_LINKS,
         Flag('data_dir', FILE, 'folder of TFDS datasets', '', '$TFDS_DATA_DIR, or ~/tensorflow_datasets'),
+        *(Flag(name, kind, f'as data.{name} of a config', default) for name, kind, default in (
+            ('label_column', TEXT, ''), ('image_column', TEXT, ''), ('label_offset', whole(-2**31), 0),
+            ('classes', FILE, ''), ('num_classes', whole(0), 0))),
         CONFIG._replace(help='for label maps: config of the run that will use them'),
         WEIGHTS._replace(help=f'for label maps: the teacher; {WEIGHTS.help}'), *READING)),
     'report': Job('Write report.html of a run, or one page that compares several.', 'study.table', (

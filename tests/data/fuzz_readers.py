@@ -11,6 +11,7 @@ import json
 import pathlib
 import shutil
 import sys
+import tarfile
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from PIL import Image
 
 from tests import fuzzing
+from tests.data import packed
 from tests.data.images import encode, random_image
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
@@ -140,6 +142,18 @@ def read_tfds(folder: pathlib.Path) -> tuple[int, list[str]]:
   return open_data('tfds:animals:1.2.0', data_dir=str(folder.parents[1]))
 
 
+def tar_files() -> Content:
+  found = [packed.Example(f'{i}', image(i), i % 3) for i in range(NUM)]
+  return {'train-0.tar': packed.tar(packed.members(found[:4])),
+          'train-1.tar': packed.tar(packed.members(found[4:]), tarfile.PAX_FORMAT)}
+
+
+def read_tars(folder: pathlib.Path) -> tuple[int, list[str]]:
+  """With labels as numbers, and as lists of names."""
+  open_data(f'wds:{folder}', label_column='json/both')
+  return open_data(f'wds:{folder}')
+
+
 def mask_files(kind: str) -> Content:
   found, rng = {'classes.txt': '\n'.join(CLASSES).encode()}, np.random.default_rng(0)
   for number in range(3):
@@ -210,6 +224,7 @@ READERS = {
     'shards_of_several': (prepared_of_several, lambda name: name.endswith('array_record'), read_shards),
     'tfds': (functools.partial(tfds_files, 'tfrecord'), lambda name: name.endswith(('.json', '.txt')), read_tfds),
     'tfrecord': (functools.partial(tfds_files, 'tfrecord'), lambda name: '.tfrecord' in name, read_tfds),
+    'wds': (tar_files, lambda name: name.endswith('.tar'), read_tars),
     **{f'masks_{kind}': (functools.partial(mask_files, kind), lambda name: name.startswith(('masks', 'classes')),
                          read_masks) for kind in ('png', 'gif', 'tif', 'bmp')},
     'label_maps': (map_files, lambda name: True, read_maps),
@@ -251,6 +266,35 @@ def of_records(kind: str) -> Callable[[fuzzing.Rng, bytes], bytes]:
   return of_a_record
 
 
+def of_members(rng: fuzzing.Rng, content: bytes) -> bytes:
+  """A whole archive with members changed, left out, repeated, exchanged, of other names or kinds."""
+  found = packed.members([packed.Example(f'{i}', image(i), i % 3) for i in range(4)])
+  links = {}
+  for _ in range(int(rng.integers(1, 4))):
+    at = int(rng.integers(len(found)))
+    name, data = found[at]
+    match int(rng.integers(6)):
+      case 0:
+        found[at] = name, fuzzing.mutate(rng, data, fuzzing.OF_TEXT)[1]
+      case 1:
+        del found[at]
+      case 2:
+        found.insert(int(rng.integers(len(found))), found[at])
+      case 3:
+        names = ('', '.', '/', '..', '../a.png', '/etc/a.png', 'a' * 300 + '.png', 'ü.png', '\n.png', '0.PNG', '0.',
+                 '.cls', '0.json.cls', '__a__', 'a/', '0.cls', '0.png')
+        found[at] = str(rng.choice(names)), data
+      case 4:
+        links[name] = [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE][
+            int(rng.integers(5))]
+      case _:
+        values = (b'-1', b'3', b'9' * 30, b'', b'[]', b'{"label": true}', b'{"both": ["ant", 3]}', b'{"both": []}',
+                  b'{"both": "ant"}', b'{"both": [null]}', b'{"both": ["\\ud800"]}', b'\xff' * 100, b'[' * 5000)
+        found[at] = name, values[int(rng.integers(len(values)))]
+  kinds = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
+  return packed.tar(found, kinds[int(rng.integers(3)) if all(len(n) < 99 for n, _ in found) else 1], links)
+
+
 def mask_values(rng: fuzzing.Rng, content: bytes) -> bytes:
   """A whole mask of another mode, size, range, or number of frames."""
   mode = str(rng.choice(['1', 'L', 'P', 'I', 'F', 'I;16', 'RGB', 'RGBA', 'LA', 'CMYK', 'PA']))
@@ -273,6 +317,8 @@ def mutations(reader: str, name: str) -> list[Callable[[fuzzing.Rng, bytes], byt
     return [*fuzzing.OF_TEXT, *[json_fields] * 2 * len(fuzzing.OF_TEXT)]
   if '.tfrecord' in name or name.endswith('array_record'):
     return [*fuzzing.OF_BYTES, *[of_records('tfrecord' if '.tfrecord' in name else 'array_record')] * 6]
+  if name.endswith('.tar'):
+    return [*fuzzing.OF_BYTES, *[of_members] * 6]
   if name.startswith('masks/'):
     return [*fuzzing.OF_BYTES, *[mask_values] * 3]
   return list(fuzzing.OF_BYTES if name.endswith('.npy') else fuzzing.OF_TEXT)

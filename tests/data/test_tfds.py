@@ -16,7 +16,7 @@ import pytest
 from tests.data.images import encode, random_image
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import tfrecord_index
+from vit_jax.data.files import kept_index, tfrecord_index
 from vit_jax.data.image import decode
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.source import UNKNOWN, Source, most_labels
@@ -160,7 +160,7 @@ def test_tfrecord_gives_the_same_examples_in_the_same_order(data_dir: pathlib.Pa
 
 def test_the_index_of_tfrecord_files_is_made_once(tfrecord_dir: pathlib.Path) -> None:
   open_all(tfrecord_dir)
-  kept = sorted((tfrecord_dir / 'animals' / '1.2.0' / tfrecord_index.FOLDER).iterdir())
+  kept = sorted((tfrecord_dir / 'animals' / '1.2.0' / kept_index.FOLDER).iterdir())
   assert len(kept) == 2 and all(p.suffix == '.npy' for p in kept)
   made = [p.stat().st_mtime_ns for p in kept]
   open_all(tfrecord_dir)

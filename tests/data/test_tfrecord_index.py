@@ -8,8 +8,9 @@ import struct
 import numpy as np
 import pytest
 
-from vit_jax.data.files import records, tfrecord_index
-from vit_jax.data.files.tfrecord_index import FOLDER, File
+from vit_jax.data.files import kept_index, records, tfrecord_index
+from vit_jax.data.files.kept_index import FOLDER
+from vit_jax.data.files.tfrecord_index import File
 
 COUNTS = [3, 0, 5, 1]
 
@@ -82,14 +83,14 @@ def test_processes_give_the_same_index_and_threads_do_where_there_are_none(
   monkeypatch.setattr(tfrecord_index.open_files, 'num_threads', lambda _: 3)
   shares = [tfrecord_index.scan_all(files[i::3]) for i in range(3)]
   for found in (shares, None):
-    monkeypatch.setattr(tfrecord_index, '_in_processes', lambda given, cores, found=found: found)
+    monkeypatch.setattr(kept_index, 'in_processes', lambda work, given, cores, found=found: found)
     np.testing.assert_array_equal(tfrecord_index._make(files), expected)
 
 
 @pytest.mark.slow(reason='3 s: starts two processes')
 def test_processes_are_started_and_index(paths: list[str], tmp_path: pathlib.Path) -> None:
   files = [File(number, path, count) for number, (path, count) in enumerate(zip(paths, COUNTS, strict=True))]
-  shares = tfrecord_index._in_processes(files, 2)
+  shares = kept_index.in_processes(tfrecord_index.scan_all, files, 2)
   assert shares is not None
   for found, expected in zip(shares, [tfrecord_index.scan_all(files[i::2]) for i in range(2)], strict=True):
     for one, two in zip(found, expected, strict=True):

@@ -27,7 +27,7 @@ from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.image import decode, headers
 from vit_jax.data.image import transform as transforms
-from vit_jax.data.pipeline import batches
+from vit_jax.data.pipeline import batches, order
 from vit_jax.data.sources import opening, prepared, shard_jobs, shards, tfds_build
 from vit_jax.jobs import prepare
 
@@ -306,10 +306,22 @@ def test_a_shard_that_is_not_whole_is_named(images: pathlib.Path, tmp_path: path
     open_all(tmp_path / 'set')
 
 
+def test_any_source_can_be_prepared_also_one_without_files(tmp_path: pathlib.Path) -> None:
+  prepare.run(tmp_path / 'set', data='digits')
+  source = opening.open_split(schema.Data(source=f'array_record:{tmp_path / "set"}'), 'test', image_px=(8, 8))
+  digits = opening.open_split(schema.Data(), 'test', image_px=(8, 8))
+  stored = order.shuffled(np.arange(len(digits)), num_examples=len(digits), seed=0).tolist()
+  assert source.class_names == digits.class_names
+  for index in range(0, len(source), 50):
+    np.testing.assert_array_equal(decode.as_rgb(source[index].image), decode.as_rgb(digits[stored[index]].image))
+    assert source[index].label == digits[stored[index]].label
+
+
 @pytest.mark.parametrize(('flags', 'said'), [
     ({'quality': 50}, '--quality: expected --short_px as well'),
     ({'data': ''}, '--data: expected images to write as shards, got none'),
-    ({'data': 'digits'}, "--data: expected folder:PATH, tfds:NAME or cifar10, cifar100, mnist, got 'digits'."),
+    ({'data': 'mix:1*digits,1*synthetic'}, '--data: expected one source of images with classes, such as folder:PATH'),
+    ({'data': 'masks:x'}, "got 'masks:x'. Prepare the sources of a mixture one by one."),
     ({'splits': ['train[:5]']}, '--splits: expected names of complete splits, got train[:5]'),
     ({'splits': ['tran']}, "expected one of train, val, got 'tran'"),
     ({'weights': 'x', 'seed': 3}, '--data: expected no flag of shards for label maps, got one. Remove it.\n--seed:'),

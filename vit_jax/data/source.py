@@ -131,8 +131,8 @@ class ConcatSource(Derived):
 class Subset(Derived):
   """The examples `rows` of a source."""
 
-  def __init__(self, source: Source, rows: Sequence[int] | HostArray, *, name: str) -> None:
-    self.name, self.class_names, self._source = name, source.class_names, source
+  def __init__(self, source: Source, rows: Sequence[int] | HostArray, *, name: str, title: str = '') -> None:
+    self.name, self.title, self.class_names, self._source = name, title, source.class_names, source
     self._rows = np.asarray(rows, np.int64)
     self.digest = hashlib.sha256(source.digest.encode() + self._rows.tobytes()).hexdigest()
 

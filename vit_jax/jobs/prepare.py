@@ -6,11 +6,12 @@ import logging
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import access
-from vit_jax.data.source import Source
+from vit_jax.data.source import Source, find_origin
 from vit_jax.data.sources import archives, opening, prepared, tfds, tfds_build
 from vit_jax.data.sources import shards as writing
 from vit_jax.jobs import teacher_labels
@@ -25,19 +26,22 @@ _ANY_PX = (32, 32)  # only used by sources that generate images
 
 def run(to: pathlib.Path, *, data: str = '', short_px: int = 0, shards: int = 0, quality: int | None = None,
         seed: int | None = None, splits: Sequence[str] = (), data_dir: str = '', archive: str = '', processes: int = 0,
-        follow_links: bool = False, config: schema.Config | None = None, weights: str = '', reading: Reading = AS_FOUND,
+        follow_links: bool = False, label_column: str = '', image_column: str = '', label_offset: int = 0,
+        classes: str = '', num_classes: int = 0, config: schema.Config | None = None, weights: str = '',
+        reading: Reading = AS_FOUND,
         build: Callable[..., None] = tfds_build.build_in_process) -> int:
   """Writes shards of `data`, or the label maps of a config by the teacher `weights`; exit status 0.
 
   Args:
     to: directory to write.
-    data: `folder:PATH`, `tfds:NAME`, or one of `archives.ARCHIVES`; '' for label maps.
+    data: a source, such as `folder:PATH`, but for mixtures and masks; or one of `archives.ARCHIVES`; '' for label maps.
     short_px, shards, quality, seed: see `shards.Settings`; None = 90, and 0 or for archives the order of their files.
     splits: names; () = train and test.
     data_dir: folder of TFDS datasets.
     archive: file of `archives.ARCHIVES`, or the folder that holds their files; '' = the user's cache, downloaded first.
     processes: that write shards; 0 = by the cores of this machine.
     follow_links: also read files outside of the folder to which links in it lead.
+    label_column, image_column, label_offset, classes, num_classes: as in `schema.Data`.
     config, weights, reading: see `teacher_labels.run`.
     build: prepares a TFDS dataset that is missing.
 
@@ -47,9 +51,11 @@ def run(to: pathlib.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
   of_shards = {'data': data, 'short_px': short_px, 'shards': shards, 'quality': quality, 'seed': seed,
                'splits': splits, 'data_dir': data_dir, 'archive': archive, 'processes': processes,
                'follow_links': follow_links}
+  columns: dict[str, Any] = {'label_column': label_column, 'image_column': image_column, 'label_offset': label_offset,
+                             'classes': classes, 'num_classes': num_classes}
   if config is not None or weights:
     if problems := [f'--{name}: expected no flag of shards for label maps, got one. Remove it.'
-                    for name, value in of_shards.items() if value]:
+                    for name, value in (of_shards | columns).items() if value]:
       raise UserError('\n'.join(problems))
     if config is None or not weights:
       raise UserError('--config: expected both --config and --weights, which label maps need, got one of them. Set '
@@ -68,7 +74,7 @@ def run(to: pathlib.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
                               seed=seed if is_archive else seed or 0)
   if is_archive:
     return _write_splits(_open_archive(data, archive, splits or SPLITS), to, settings, processes=processes)
-  return write_shards(schema.Data(source=data, data_dir=data_dir, follow_links=follow_links), to, settings,
+  return write_shards(schema.Data(source=data, data_dir=data_dir, follow_links=follow_links, **columns), to, settings,
                       splits=splits or SPLITS, build=build, processes=processes)
 
 
@@ -78,8 +84,9 @@ def write_shards(data: schema.Data, to: pathlib.Path, settings: writing.Settings
   kind, _, where = data.source.partition(':')
   if kind == 'tfds' and not _is_prepared(where, data.data_dir):
     build(where, data_dir=tfds.data_folder(data.data_dir))
-  return _write_splits(_open(data, splits), to, settings, processes=processes,
-                       root=access.resolve(where, '--data') if kind == 'folder' else '')
+  found = _open(data, splits)
+  root = access.resolve(where, '--data') if kind == 'folder' else _root(next(iter(found.values())))
+  return _write_splits(found, to, settings, processes=processes, root=root)
 
 
 def _write_splits(found: Mapping[str, Source], to: pathlib.Path, settings: writing.Settings, *, processes: int,
@@ -126,10 +133,16 @@ def _is_prepared(name: str, data_dir: str) -> bool:
   return True
 
 
+def _root(source: Source) -> str:
+  """Returns the folder to which the names of examples are relative; '' if there is none."""
+  return getattr(find_origin(source, 0)[0], 'root', '') if len(source) else ''
+
+
 def _open(data: schema.Data, names: Sequence[str]) -> dict[str, Source]:
   """Opens the splits to write, by the names that they have in their source."""
-  if not data.source.startswith(('folder:', 'tfds:')):
-    raise UserError(f'--data: expected folder:PATH, tfds:NAME or {", ".join(archives.ARCHIVES)}, got {data.source!r}.')
+  if data.source.startswith(('mix:', 'masks:')):
+    raise UserError(f'--data: expected one source of images with classes, such as folder:PATH, got {data.source!r}. '
+                    'Prepare the sources of a mixture one by one.')
   if any(set(name) & set('[]+') for name in names):
     raise UserError(f'--splits: expected names of complete splits, got {",".join(names)}. Slice a split when it is '
                     'read: data.train_split=train[:98%].')

@@ -69,6 +69,8 @@ def match(own: Sequence[str], names: Sequence[str], *, where: str) -> tuple[int,
   Raises:
     UserError: lists the classes that are missing or ambiguous.
   """
+  if tuple(own) == tuple(names):
+    return tuple(range(len(names)))
   places: dict[str, set[int]] = {}
   for i, name in enumerate(names):
     for key in _parts(name):
