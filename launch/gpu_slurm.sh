@@ -24,8 +24,10 @@ bash launch/gpu_slurm.sh --nodes=N --gpus=G [FLAGS] -- COMMAND…
   --logs=DIR             folder of the logs, one per job, to which a resumed job appends; default: runs/slurm
   --warn_s=120           seconds before the time limit at which the job is signalled to save
   --sbatch_flag=FLAG     another flag of sbatch; may be repeated
-  --no_check             do not check the command here first (`vit-jax check`)
-  --dry_run              print the sbatch command, submit nothing
+  --check                only check the command (`vit-jax check`), submit nothing. On a machine without sbatch, such as
+                         a laptop, data and --workdir are taken to be on the cluster
+  --no_check             do not check the command here first
+  --dry_run              print the sbatch command, submit nothing; needs no sbatch either
 
 The checkout and --workdir must be on a file system that all nodes share. If the checkout has a .venv, its Python is
 used. When preempted or out of time, the program saves and exits with 75; the job is queued again and resumes.
@@ -39,7 +41,7 @@ fail() {
 }
 
 submit() {
-  local nodes='' gpus='' name=vit_jax cpus='' logs=runs/slurm warn_s=120 dry_run='' no_check='' flags=() root
+  local nodes='' gpus='' name=vit_jax cpus='' logs=runs/slurm warn_s=120 only='' no_check='' flags=() root here=()
   local nodes_and_gpus='expected whole numbers: --nodes=N --gpus=G'
   while [ $# -gt 0 ]; do
     case "$1" in
@@ -48,7 +50,7 @@ submit() {
         printf -v "${flag#--}" '%s' "${1#*=}" ;;
       --time=* | --partition=* | --account=* | --qos=*) flags+=("$1") ;;
       --sbatch_flag=*) flags+=("${1#*=}") ;;
-      --dry_run) dry_run=1 ;;
+      --dry_run | --check) only="$1" ;;
       --no_check) no_check=1 ;;
       --help | -h) usage; exit 0 ;;
       --) shift; break ;;
@@ -59,18 +61,22 @@ submit() {
   [[ "$nodes" =~ ^[1-9][0-9]*$ && "$gpus" =~ ^[1-9][0-9]*$ ]] || fail "$nodes_and_gpus"
   [ $# -gt 0 ] || fail 'expected a command after --, got none'
   root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+  if ! command -v sbatch >/dev/null; then
+    [ -n "$only" ] || fail 'sbatch: expected a login node of a Slurm cluster, got a machine without it. Add --check to check the command here, or --dry_run to see what would be submitted'
+    here=(--elsewhere)
+  fi
   # shellcheck source=launch/check.sh
   source "$root/launch/check.sh"
   if [ -z "$no_check" ]; then
-    check_command "$root" --topology="gpu:$((nodes * gpus))" -- "$@" \
+    check_command "$root" --topology="gpu:$((nodes * gpus))" ${here[@]+"${here[@]}"} -- "$@" \
       || fail 'the command has problems, see above; nothing was submitted'
   fi
+  if [ "$only" = --check ]; then return 0; fi
   if [ -n "$cpus" ]; then flags+=("--cpus-per-task=$cpus"); else flags+=(--exclusive); fi
   set -- sbatch --job-name="$name" --nodes="$nodes" --ntasks-per-node=1 --gpus-per-node="$gpus" --requeue \
     --open-mode=append --signal="B:USR1@$warn_s" --chdir="$root" --output="$logs/%x-%j.log" "${flags[@]}" \
     "$root/launch/gpu_slurm.sh" -- "$@"
-  if [ -n "$dry_run" ]; then printf '%q ' "$@"; echo; return; fi
-  command -v sbatch >/dev/null || fail 'sbatch: expected a login node of a Slurm cluster, got a machine without it'
+  if [ "$only" = --dry_run ]; then printf '%q ' "$@"; echo; return 0; fi
   # Slurm does not create the folder of --output: without it a job ends without a message.
   (cd "$root" && mkdir -p "$logs") && exec "$@"
 }

@@ -44,7 +44,7 @@ run_plan() {
   local config="$1" topology="$2" folder
   folder="$to/runs/$(basename "${config%%:*}" .py)-${topology//[:x]/_}${quick:+-quick}"
   if [ ! -f "$folder/plan.json" ]; then
-    "$python" -m vit_jax.main --job=plan --config="$config" --topology="$topology" --workdir="$folder" $quick \
+    "$python" -m vit_jax.main --job=plan --config="$config" --topology="$topology" --to="$folder" $quick \
       > "$folder.log" 2>&1 || { echo "$config on $topology failed; see $folder.log" >&2; failures=$((failures + 1)); }
   fi
 }

@@ -92,9 +92,30 @@ parse() {
   done
 }
 
+# suggest_type TYPE: prints the nearest type of the Cloud TPU API; nothing if none is near. Numbers are cores of v2 to v4
+# and v5p, and chips of the others.
+suggest_type() {
+  local kind count="${1##*-}" one best=''
+  kind="$(printf '%s' "${1%-*}" | tr '[:upper:]' '[:lower:]' | tr -d '_-')"
+  case "$kind" in
+    v2) set -- 8 32 128 256 512 ;;
+    v3) set -- 8 32 64 128 256 512 1024 2048 ;;
+    v4 | v5p) set -- ;;
+    v5e | v5lite | v5litepod | v5litepods) kind=v5litepod; set -- 1 4 8 16 32 64 128 256 ;;
+    v6 | v6e | v6epod | trillium) kind=v6e; set -- 1 4 8 16 32 64 128 256 ;;
+    *) return 0 ;;
+  esac
+  [[ "$count" =~ ^[1-9][0-9]{0,5}$ ]] || { printf '%s\n' "$kind-8"; return 0; }
+  if [ $# = 0 ]; then best=$(((count + 7) / 8 * 8)); fi
+  for one in "$@"; do
+    if [ -z "$best" ] || [ $((2 * count)) -gt $((best + one)) ]; then best="$one"; fi
+  done
+  printf '%s\n' "$kind-$best"
+}
+
 # Reports all problems at once.
 check() {
-  local problems=()
+  local problems=() near
   [ -n "$name" ] || problems+=('--name is missing')
   [ -n "$zone" ] || problems+=('--zone is missing')
   if [ "$action" = run ]; then
@@ -112,7 +133,13 @@ check() {
   fi
   [[ "$slices" =~ ^[1-9][0-9]*$ ]] || problems+=("--slices: expected a whole number, got $slices")
   if [ -z "$runtime" ] && [ -n "$type" ]; then
+    near="$(suggest_type "$type")"
     case "$type" in
+      "$near") ;;
+      tpu7x-* | v7x-*) ;;
+      *) [ -z "$near" ] || problems+=("--type=$type: expected a type of the Cloud TPU API. Did you mean --type=$near?") ;;
+    esac
+    case "${near:-$type}" in
       v2-* | v3-* | v4-*) runtime=tpu-ubuntu2204-base ;;
       v5litepod-*) runtime=v2-alpha-tpuv5-lite ;;
       v5p-*) runtime=v2-alpha-tpuv5 ;;

@@ -107,10 +107,7 @@ def fit(config: schema.Config, topology: str, slices: int) -> str:
   from vit_jax.optim import schedules
   from vit_jax.plan import plan as plans
   from vit_jax.plan import topologies
-  if slices and slices != config.mesh.slices:
-    raise UserError(f'mesh.slices: expected {slices}, the number of slices of the hardware, got {config.mesh.slices}. '
-                    f'Add --config.mesh.slices={slices} to the command.')
-  hardware = topologies.parse(topology, slices=config.mesh.slices)
+  hardware = topologies.for_run(config, topology, slices)
   subject = plans.lay_out(plans.Subject(config, hardware, *_numbers(config)))
   if not subject.fits_by_arithmetic:
     raise UserError(f'{subject.layout}\n--topology: expected hardware with the memory for this run, got {topology}. '

@@ -254,6 +254,7 @@ READING = (
     Flag('allow_download', None, 'also download weights that only a file names: those that adapters of PEFT are for'),
     Flag('allow_nonfinite', None, 'also use weights with values that are not finite'))
 FOLLOW_LINKS = Flag('follow_links', None, 'also read files outside of a folder to which symbolic links in it lead')
+SLICES = Flag('slices', whole(1, 10_000), 'number of such slices', 0, 'mesh.slices of the config')
 CLASSES = Flag('classes', FILE, 'file of class names, one line per output', '', 'those of the weights')
 
 JOBS = {
@@ -326,8 +327,9 @@ JOBS = {
         Flag('host', TEXT, 'address to listen on; 0.0.0.0 = all networks, without a password', '127.0.0.1'),
         Flag('port', whole(0, 65_535), 'port to listen on; 0 = any free one', 8471)), '[FOLDER of images]'),
     'plan': Job('Compile the train step for other hardware: memory, speed and cost.', 'plan.job', (
-        CONFIG, Flag('topology', TEXT, 'hardware: v3:16x16, v3-512, v5e:16x16, v4:4x4x8, h200:8, cpu:8')), (
-        Flag('workdir', STORED, 'directory for plan.md and plan.json; of a study, what it has is not compiled again'),
+        Flag('topology', TEXT, 'hardware: v3:16x16, v3-512, v5e:16x16, v4:4x4x8, h200:8, cpu:8'),), (
+        CONFIG, RUN._replace(help='directory of a run to plan, in place of --config'), SLICES,
+        Flag('to', STORED, 'directory for plan.md and plan.json; of a study, what it has is not compiled again'),
         Flag('quick', None, 'compile unrolled networks with 2 and 4 blocks, and extend the figures to all blocks'),
         Flag('search', None, 'also search for settings that fit, and the fastest of them')), on_cpu=True),
     'study': Job('Run several configs, in order or in parallel, and write one table; resumes.', 'study.job', (
@@ -347,8 +349,7 @@ JOBS = {
     'check': Job('Find problems of a run before hardware is requested for it; compiles nothing.', 'check', (), (
         CONFIG, Flag('line', TEXT, "command to check in place of --config: 'python -m vit_jax.main --config=…'", ''),
         Flag('topology', TEXT, 'also check mesh, batch and memory for this hardware, such as v3-512', ''),
-        Flag('slices', whole(1, 10_000), 'number of such slices', 0, 'mesh.slices of the config'),
-        Flag('workdir', STORED, 'directory of the run'),
+        SLICES, RUN,
         Flag('data', TEXT, 'address of data that a launcher puts on the hosts, for the word {data}', ''),
         Flag('elsewhere', None, 'the run is on other hosts, with a copy of this checkout'),
         Flag('manifest', FILE, 'JobSet to check in place of --config', '')), is_quick=True, on_cpu=True),

@@ -1,6 +1,7 @@
 """launch/gpu_slurm.sh, against a Slurm that notes what it is asked."""
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 
@@ -38,6 +39,28 @@ def test_a_dry_run_prints_and_submits_nothing(slurm: Machines) -> None:
   found = slurm.run('gpu_slurm.sh', '--nodes=1', '--gpus=2', '--cpus=6', '--dry_run', '--', 'echo', 'a b')
   assert found.returncode == 0 and slurm.calls == []
   assert '--cpus-per-task=6' in found.stdout and '-- echo a\\ b' in found.stdout
+
+
+EXAMPLE = ('--nodes=1', '--gpus=2', '--', 'python', '-m', 'vit_jax.main', '--config=vit_l16_jft',
+           '--config.data.source=array_record:/shared/jft', '--workdir=/shared/runs/l16')
+
+
+@pytest.mark.skipif(shutil.which('sbatch') is not None, reason='this machine has Slurm')
+def test_without_slurm_a_command_is_checked_or_printed_and_else_the_way_is_named(machines: Machines) -> None:
+  found = machines.run('gpu_slurm.sh', *EXAMPLE)
+  assert found.returncode == 2 and found.stderr.startswith('error: sbatch: expected a login node of a Slurm cluster')
+  assert 'Add --check to check the command here, or --dry_run' in found.stderr and not found.stdout
+  found = machines.run('gpu_slurm.sh', '--check', *EXAMPLE)
+  assert found.returncode == 0 and 'Checked the train command of vit_l16_jft: no problems found.' in found.stderr
+  assert not found.stdout and 'Layout for 2 x gpu' in found.stderr
+  assert machines.run('gpu_slurm.sh', '--check', *EXAMPLE, '--config.seeed=1').returncode == 2
+  found = machines.run('gpu_slurm.sh', '--dry_run', '--no_check', *EXAMPLE)
+  assert found.stdout.startswith('sbatch --job-name=vit_jax')
+
+
+def test_where_slurm_is_the_data_must_be_here(slurm: Machines) -> None:
+  found = slurm.run('gpu_slurm.sh', '--check', *EXAMPLE)
+  assert found.returncode == 2 and 'expected a prepared dataset' in found.stderr and slurm.calls == []
 
 
 @pytest.mark.parametrize(('arguments', 'message'), [

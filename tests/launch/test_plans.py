@@ -14,7 +14,7 @@ echo "$*" >> "$CALLS"
 for word in "$@"; do
   case "$word" in
     --config=vit_h14_jft) exit 1 ;;
-    --workdir=*) mkdir -p "${{word#*=}}"; echo '{{}}' > "${{word#*=}}/plan.json" ;;
+    --to=*) mkdir -p "${{word#*=}}"; echo '{{}}' > "${{word#*=}}/plan.json" ;;
   esac
 done
 """

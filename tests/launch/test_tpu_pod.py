@@ -38,6 +38,17 @@ def launch(pod: Machines, body: str, *flags: str, arguments: tuple[str, ...] = (
   return found.returncode, found.stdout, found.stderr
 
 
+@pytest.mark.parametrize(('given', 'near'), [
+    ('v5e-16', 'v5litepod-16'), ('v5lite-4', 'v5litepod-4'), ('V6E-8', 'v6e-8'), ('trillium-256', 'v6e-256'),
+    ('v3-100', 'v3-128'), ('v2-64', 'v2-32'), ('v4-12', 'v4-16'), ('v5p-1', 'v5p-8'), ('v5litepod', 'v5litepod-8')])
+def test_a_type_that_the_api_does_not_have_gets_the_nearest_one(pod: Machines, given: str, near: str) -> None:
+  words = ('--name=x', '--zone=z', '--workdir=gs://b/r', '--dry_run', '--no_check', '--', 'true')
+  found = pod.run('tpu_pod.sh', f'--type={given}', *words)
+  assert found.returncode == 2 and f'--type={given}: expected a type of the Cloud TPU API.' in found.stderr
+  assert f'Did you mean --type={near}?' in found.stderr
+  assert 'Did you mean' not in pod.run('tpu_pod.sh', f'--type={near}', *words).stderr
+
+
 def test_a_run_is_requested_started_on_all_hosts_shown_fetched_and_its_slice_deleted(pod: Machines) -> None:
   status, out, err = launch(pod, 'echo "host $VIT_JAX_PROCESS_ID of $VIT_JAX_NUM_PROCESSES at '
                             '$VIT_JAX_COORDINATOR: $*; A=$A"', '--env=A=x y', '--spot', arguments=('two words', '$3'))

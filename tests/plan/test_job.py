@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from vit_jax import main
-from vit_jax.config import files
+from vit_jax.config import files, json_files
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import build
 from vit_jax.models import cost
@@ -42,7 +42,7 @@ def each_network_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(workdir: pathlib.Path, *words: str) -> dict:
-  assert main.run(['--job=plan', *words, f'--workdir={workdir}']) == 0
+  assert main.run(['--job=plan', *words, f'--to={workdir}']) == 0
   return json.loads((workdir / 'plan.json').read_text())
 
 
@@ -60,6 +60,25 @@ def answer(peak_gib: float = 1., cycles: int = 94_000_000, sent: int = 70_000_00
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(topologies, 'missing', lambda topology: 'The TPU compiler is not installed here.')
+
+
+@pytest.mark.parametrize('words, message', [
+    (['--topology=cpu:8'], '--config: expected a config or the --workdir of a run, got neither.'),
+    (['--topology=cpu:8', '--config=digits', '--workdir=x'], 'Set --to=x to write plan.md and plan.json there.'),
+    (['--topology=v5e:4x4', '--config=digits', '--slices=2'], 'mesh.slices: expected 2, the number of slices of the')])
+def test_a_plan_needs_one_config_and_its_slices(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.chdir(tmp_path)
+  assert main.run(['plan', *words]) == 2
+  assert message in capsys.readouterr().err.replace(f'{tmp_path}/', '') and not list(tmp_path.iterdir())
+
+
+def test_the_config_of_a_run_is_planned_by_its_directory(tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'config.json').write_text(json_files.to_json(files.load('digits', [one[9:] for one in TINY[1:]])))
+  found = run(tmp_path / 'plan', '--topology=h200:1', f'--workdir={tmp_path}')
+  assert found == run(tmp_path / 'same', '--topology=h200:1', *TINY)
+  assert sorted(path.name for path in tmp_path.iterdir()) == ['config.json', 'plan', 'same']
 
 
 @pytest.mark.slow(reason='7 s: a program compiles; tests/plan/test_compiled.py reads what a compiler says')

@@ -62,7 +62,7 @@ def test_runs_with_other_programs_are_compiled_apart(override: str) -> None:
 
 def test_a_study_costs_what_the_steps_of_all_its_runs_cost(
     compiled_requests: list[compile.Request], tmp_path: pathlib.Path) -> None:
-  text, content = study.make(tiny((finals,)), 'v3:2x2', workdir=tmp_path, is_quick=False)
+  text, content = study.make(tiny((finals,)), 'v3:2x2', to=tmp_path, is_quick=False)
   assert len(compiled_requests) == 2 and [one['runs'] for one in content['programs']] == [
       {'low': 50, 'high': 50, 'final0': 50, 'final1': 50, 'final2': 50}, {'large': 20}]
   assert content['programs'][0]['core_days'] == pytest.approx(5 * 50 * .1 * 8 / 86_400)
@@ -71,16 +71,16 @@ def test_a_study_costs_what_the_steps_of_all_its_runs_cost(
   assert '# Plan: tiny, 6 runs of 2 programs on v3:2x2' in text
   (total,) = (line for line in text.splitlines() if line.startswith('| all '))
   assert '| 6 ' in total and '| 270 ' in total
-  study.make(tiny((finals,)), 'v3:2x2', workdir=tmp_path, is_quick=False)
+  study.make(tiny((finals,)), 'v3:2x2', to=tmp_path, is_quick=False)
   assert len(compiled_requests) == 2, 'what the folder has is not compiled again'
-  study.make(tiny((finals,)), 'v3:4x4', workdir=tmp_path, is_quick=False)
+  study.make(tiny((finals,)), 'v3:4x4', to=tmp_path, is_quick=False)
   assert len(compiled_requests) == 4
 
 
 def test_a_run_that_does_not_divide_over_the_devices_is_left_out_of_the_sum(
     compiled_requests: list[compile.Request]) -> None:
   odd = schema.Study('odd', {'good': config('batch_size=64'), 'bad': config('batch_size=36')})
-  text, content = study.make(odd, 'v3:2x2', workdir=None, is_quick=False)
+  text, content = study.make(odd, 'v3:2x2', to=None, is_quick=False)
   assert content['programs'][1]['plan'] is None and 'expected a multiple of 8' in content['programs'][1]['problem']
   assert '**Not in the sum**: bad. ' in text
 
@@ -95,7 +95,7 @@ def test_a_stage_that_needs_results_is_noted() -> None:
 def test_the_job_plans_a_study_by_its_config(compiled_requests: list[compile.Request], tmp_path: pathlib.Path,
                                              capsys: pytest.CaptureFixture[str]) -> None:
   words = ['--job=plan', '--config=study_data_size:small,models=ViT,source=folder:none', '--topology=v3:2x2']
-  assert main.run([*words, '--config.data.num_classes=10', f'--workdir={tmp_path}']) == 0
+  assert main.run([*words, '--config.data.num_classes=10', f'--to={tmp_path}']) == 0
   found = json.loads((tmp_path / 'plan.json').read_text())
   assert len(compiled_requests) == 1 and len(found['programs'][0]['runs']) == 4
   assert (tmp_path / 'plan.md').read_text().startswith('# Plan: data size small, 4 runs of 1 programs on v3:2x2')

@@ -12,16 +12,34 @@ from vit_jax.plan import study, table, topologies
 from vit_jax.record import run_directory, storage
 
 
-def run(config: schema.Config | schema.Study, topology: str, *, workdir: storage.Path | None, search: bool,
-        quick: bool = False) -> int:
-  """Plans, prints, and writes `plan.md` and `plan.json` into `workdir` if there is one."""
+def run(config: schema.Config | schema.Study | None, topology: str, *, workdir: storage.Path | None = None,
+        slices: int = 0, to: storage.Path | None, search: bool, quick: bool = False, source: str = '') -> int:
+  """Plans, prints, and writes `plan.md` and `plan.json` into the directory `to` if there is one.
+
+  Args:
+    config: of `--config`, or of the run in `workdir`; None without both.
+    topology: name of the hardware.
+    workdir: of a run, which has the config; it is only read.
+    slices: number of such slices; 0 = as in the config.
+    to: directory to write.
+    search: also search for settings.
+    quick: compile shorter networks, and extend the figures.
+    source: where the config is from.
+  """
+  if workdir is not None and source.startswith('--config='):
+    raise UserError(f'--workdir: expected a run in place of --config, got both. Set --to={workdir} to write plan.md '
+                    'and plan.json there.')
+  if config is None:
+    raise UserError('--config: expected a config or the --workdir of a run, got neither. Set --config=NAME.')
   if isinstance(config, schema.Study):
     if search:
       raise UserError('--search: expected the config of one run, got a study. Search for settings of one of its runs.')
-    text, content = study.make(config, topology, workdir=workdir, is_quick=quick)
+    for one in config.runs.values():
+      topologies.for_run(one, topology, slices)
+    text, content = study.make(config, topology, to=to, is_quick=quick)
   else:
     check.check(config)
-    subject = plans.Subject(config, topologies.parse(topology, slices=config.mesh.slices), *plans.numbers(config))
+    subject = plans.Subject(config, topologies.for_run(config, topology, slices), *plans.numbers(config))
     plan = plans.make(plans.lay_out(subject), is_quick=quick)
     text, content = table.render(plan), table.to_json(plan)
   print(text, flush=True)
@@ -30,8 +48,8 @@ def run(config: schema.Config | schema.Study, topology: str, *, workdir: storage
     found = plan_search.render(tried)
     print(found, flush=True)
     text, content = f'{text}\n{found}', {**content, 'search': plan_search.to_json(tried)}
-  if workdir is not None:
-    with run_directory.hold(workdir):
-      run_directory.write_text(workdir / 'plan.md', text + '\n')
-      run_directory.write_json(workdir / 'plan.json', content)
+  if to is not None:
+    with run_directory.hold(to):
+      run_directory.write_text(to / 'plan.md', text + '\n')
+      run_directory.write_json(to / 'plan.json', content)
   return 0

@@ -95,21 +95,21 @@ def programs(configs: dict[str, schema.Config]) -> list[Program]:
   return list(found.values())
 
 
-def make(study: schema.Study, topology: str, *, workdir: storage.Path | None,
+def make(study: schema.Study, topology: str, *, to: storage.Path | None,
          is_quick: bool) -> tuple[str, dict[str, Any]]:
   """Plans a study: its table as text, and its content for `plan.json`.
 
   Args:
     study: its runs are checked.
     topology: name of the hardware that each of its runs gets in turn.
-    workdir: keeps the plan of each program in `programs`; a program that is there is not compiled again.
+    to: keeps the plan of each program in `programs`; a program that is there is not compiled again.
     is_quick: see `quick`.
   """
   configs, note = expand(study)
   there = topologies.parse(topology)
   rows = []
   for program in programs(configs):
-    rows.append(_row(program, topology, workdir, is_quick=is_quick))
+    rows.append(_row(program, topology, to, is_quick=is_quick))
     print(f'  {next(iter(program.steps))}: {rows[-1].problem or "planned"}', flush=True)
   text = '\n\n'.join(filter(None, [
       f'# Plan: {study.name}, {len(configs)} runs of {len(rows)} programs on {there.label}',
@@ -122,10 +122,10 @@ def make(study: schema.Study, topology: str, *, workdir: storage.Path | None,
        'core_days_with_collectives': row.core_days('step_ms_with_collectives')} for row in rows]}
 
 
-def _row(program: Program, topology: str, workdir: storage.Path | None, *, is_quick: bool) -> Row:
-  """Returns the plan of a program: the one that `workdir` has, else a new one."""
+def _row(program: Program, topology: str, to: storage.Path | None, *, is_quick: bool) -> Row:
+  """Returns the plan of a program: the one that `to` has, else a new one."""
   name = hashlib.sha256(repr((key(program.config, program.numbers), topology, is_quick)).encode()).hexdigest()[:16]
-  path = None if workdir is None else workdir / 'programs' / f'{name}.json'
+  path = None if to is None else to / 'programs' / f'{name}.json'
   if path is not None and path.is_file():
     return Row(program, json.loads(path.read_text()), '')
   try:

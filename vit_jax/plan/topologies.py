@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vit_jax.config import layout
+from vit_jax.config import layout, schema
 from vit_jax.core import extras
 from vit_jax.core.errors import UserError
 from vit_jax.parallel import xla_flags
@@ -154,6 +154,23 @@ def parse(text: str, *, slices: int = 1) -> Topology:
                              '  names of cloud providers, such as v3-512, v4-4096, v5litepod-16, v6e-256; several '
                              'slices: --config.mesh.slices=N',
                              *([f'Did you mean {near[0]}?'] if near else [])]))
+
+
+def for_run(config: schema.Config, text: str, slices: int = 0) -> Topology:
+  """Parses the slice of a run, of which there are as many as its config says.
+
+  Args:
+    config: of the run.
+    text: the name of one slice.
+    slices: number of slices of the hardware; 0 = as in the config.
+
+  Raises:
+    UserError: unknown name, or the config has another number of slices.
+  """
+  if slices and slices != config.mesh.slices:
+    raise UserError(f'mesh.slices: expected {slices}, the number of slices of the hardware, got {config.mesh.slices}. '
+                    f'Add --config.mesh.slices={slices} to the command.')
+  return parse(text, slices=config.mesh.slices)
 
 
 def _known() -> Iterator[str]:
