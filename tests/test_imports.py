@@ -29,7 +29,7 @@ APART = {'data': {'objectives', 'evaluate', 'weights', 'train'}, 'optim': {'mode
          'train': {'data', 'objectives', 'evaluate', 'weights'}, 'models': {'optim'}, 'record': {'config'}}
 """What a package does not know of its own floor."""
 ONLY_IN = {
-    'flax': ('models/',),
+    'flax': ('models/', 'nnx.py'),
     'grain': ('data/', 'jobs/train.py'),
     'tensorflow_datasets': ('data/',),
     'cv2': ('data/',),

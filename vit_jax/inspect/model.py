@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.core.errors import UserError
-from vit_jax.core.types import Array, Features, HostArray, Outputs
+from vit_jax.core.types import Array, Features, HostArray, Outputs, Params
 from vit_jax.data.device.prepare import normalize
 from vit_jax.data.image import headers
 from vit_jax.data.image import transform as transforms
@@ -30,7 +30,7 @@ from vit_jax.inspect.images import ImageLike, decode, listed
 from vit_jax.inspect.layerwise import Driver
 from vit_jax.inspect.zeroshot import Guess, ZeroShot, rank
 from vit_jax.models import cost, counting
-from vit_jax.weights import inference, text_encoder
+from vit_jax.weights import functional, inference, saving, text_encoder
 from vit_jax.weights.network import Weights
 
 BATCH = 32
@@ -220,6 +220,39 @@ class Model:
       UserError: no class or several classes match.
     """
     return classes.find(self._names, named, count=self.weights.num_classes)
+
+  def functional(self, *, num_classes: int | None = None, seed: int = 0) -> tuple[Params, functional.Function]:
+    """Returns the parameters, and the network as a pure function of them, for a training loop of your own.
+
+    Args:
+      num_classes: of a new head; None = the head of the weights, if they have one; 0 = no head.
+      seed: of the parameters of a new head.
+
+    Returns:
+      Nested dicts of f32 arrays, and `apply(params, image, train=False, key=None)`, which returns `logits [B, C]` and
+      `features` for images `[B, H, W, 3]` that `prepare` and `normalize` made. `apply.shardings(mesh)` has a
+      NamedSharding for each parameter.
+    """
+    return functional.make(self.weights, num_classes=num_classes, seed=seed)
+
+  def save(self, to: str | os.PathLike[str], *, params: Params | None = None, family: str = '',
+           overwrite: bool = False) -> list[str]:
+    """Writes the network in a format of any family, as `vit-jax convert` does.
+
+    Args:
+      to: a file in .npz, .safetensors, .pth, .pt or .bin, otherwise a folder.
+      params: as `functional` returned them, after training; None = those of the weights.
+      family: the format, such as `timm` or `huggingface`; '' = by the name of the file.
+      overwrite: replace an existing file or folder.
+
+    Returns:
+      One sentence for each thing that the format cannot hold.
+
+    Raises:
+      UserError: the parameters are those of another network, the format cannot hold them, or `to` cannot be written.
+    """
+    weights = self.weights if params is None else functional.with_params(self.weights, params)
+    return saving.save(weights, os.fspath(to), family=family, overwrite=overwrite)[1]
 
   @property
   def num_layers(self) -> int:
