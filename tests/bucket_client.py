@@ -1,9 +1,14 @@
-"""A small client of object storage for `fsspec`, for tests where gcsfs is not installed."""
+"""A small client of object storage for `fsspec`, for tests where gcsfs is not installed.
+
+As gcsfs does, it follows the pages of listings, and repeats what was answered with 408, 429 or 5xx, or not at all.
+"""
 from __future__ import annotations
 
+import http.client
 import io
 import json
 import os
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -11,6 +16,8 @@ from typing import Any
 
 from fsspec import spec
 
+REPEATED = (408, 429, 500, 502, 503, 504)
+WAITS_S = (.1, .2, .4, .8, 1.6)
 ADDRESS = 'STORAGE_EMULATOR_HOST'  # the variable that Google's own clients and gcsfs read, too
 
 
@@ -23,10 +30,14 @@ class Client(spec.AbstractFileSystem):
     path = self._strip_protocol(path)
     bucket, _, prefix = path.partition('/')
     prefix = f'{prefix}/' if prefix else ''
-    quoted = urllib.parse.quote(prefix, safe='')
-    found = json.loads(_ask('GET', f'/storage/v1/b/{bucket}/o?delimiter=/&prefix={quoted}'))
-    infos = [{'name': f'{bucket}/{one["name"]}', 'size': int(one['size']), 'type': 'file'} for one in found['items']]
-    infos += [{'name': f'{bucket}/{name}'.rstrip('/'), 'size': 0, 'type': 'directory'} for name in found['prefixes']]
+    quoted, infos, token = urllib.parse.quote(prefix, safe=''), [], ''
+    while not infos or token:
+      found = json.loads(_ask('GET', f'/storage/v1/b/{bucket}/o?delimiter=/&prefix={quoted}&pageToken={token}'))
+      infos += [{'name': f'{bucket}/{one["name"]}', 'size': int(one['size']), 'type': 'file'} for one in found['items']]
+      infos += [{'name': f'{bucket}/{name}'.rstrip('/'), 'size': 0, 'type': 'directory'} for name in found['prefixes']]
+      token = urllib.parse.quote(found.get('nextPageToken', ''), safe='')
+      if not token:
+        break
     if not infos:
       infos = [self.info(path)]
     return infos if detail else [one['name'] for one in infos]
@@ -87,10 +98,19 @@ def _address(path: str) -> str:
 
 
 def _ask(method: str, address: str, body: bytes | None = None) -> bytes:
-  try:
-    with urllib.request.urlopen(urllib.request.Request(os.environ[ADDRESS] + address, body, method=method)) as answer:
-      return answer.read()
-  except urllib.error.HTTPError as error:
-    if error.code == 404:
-      raise FileNotFoundError(address) from None
-    raise OSError(f'{method} {address}: {error.code}') from None
+  for wait_s in (*WAITS_S, None):
+    try:
+      with urllib.request.urlopen(urllib.request.Request(os.environ[ADDRESS] + address, body, method=method)) as answer:
+        return answer.read()
+    except urllib.error.HTTPError as error:
+      if error.code == 404:
+        raise FileNotFoundError(address) from None
+      if error.code not in REPEATED:
+        raise OSError(f'{method} {address}: {error.code}') from None
+      if wait_s is None:
+        raise OSError(f'{method} {address}: HTTP {error.code}') from None
+    except (ConnectionError, http.client.HTTPException, urllib.error.URLError) as error:
+      if wait_s is None:
+        raise ConnectionError(f'{method} {address}: {error}') from None
+    time.sleep(wait_s)
+  raise AssertionError('the last try returns or raises')

@@ -1,16 +1,20 @@
 """A stand-in for Google Cloud Storage on this machine: enough of its JSON interface for TensorStore, gcsfs and Orbax.
 
 `Server` keeps objects in memory and answers over HTTP, so that runs in processes of their own can be killed and go on.
-Where gcsfs is not installed, `install` puts `bucket_client` in its place.
+Where gcsfs is not installed, `install` puts `bucket_client` in its place. `Server.fail` makes requests go wrong as they
+do in a real bucket; listings come in pages of `page_size`.
 
   python tests/buckets.py --job=train …    the program, with that client
 """
 from __future__ import annotations
 
+import dataclasses
+import fnmatch
 import http.server
 import json
 import sys
 import threading
+import time
 import types
 import urllib.parse
 from collections.abc import Iterator
@@ -22,20 +26,57 @@ from typing import Any
 import bucket_client
 import fsspec
 
+STATUSES = ('429', '500', '503')
+KINDS = (*STATUSES, 'slow', 'lost answer', 'lost session')
+
+
+@dataclasses.dataclass
+class Fault:
+  """What goes wrong in the next `count` requests of this method whose object's name (`bucket/…`) fits the pattern.
+
+  kind: `503`, `429` and `500` are answered with `Retry-After: seconds` (0 = without); `slow` answers after `seconds`;
+  `lost answer` does what was asked for and closes the connection instead of answering; `lost session` answers a part of
+  a resumable upload as if it had never begun. `hits` lists the requests that it has met.
+  """
+  kind: str
+  method: str = '*'
+  name: str = '*'
+  count: float = 1
+  seconds: float = 0.
+  hits: list[str] = dataclasses.field(default_factory=list)
+
+  def takes(self, method: str, name: str, is_part: bool) -> bool:
+    """Whether it meets this request, which it then counts; `is_part`: of a resumable upload, after its beginning."""
+    fits = (fnmatch.fnmatch(method, self.method) and fnmatch.fnmatch(name, self.name)
+            and (is_part or self.kind != 'lost session'))
+    if not fits or len(self.hits) >= self.count:
+      return False
+    self.hits.append(f'{method} {name}')
+    return True
+
 
 class Server(http.server.ThreadingHTTPServer):
   """Buckets in memory: `objects[name] = (generation, content)`, with `bucket/…` in the names.
 
-  `requests` counts what was asked for, by method; `broken` makes every request fail, as when the network is away.
+  `requests` counts what was asked for, by method; `broken` makes every request fail, as when the network is away;
+  `faults` are tried in order, and the first that fits a request meets it.
   """
   daemon_threads = True
+  page_size = 1000
 
   def __init__(self) -> None:
     super().__init__(('127.0.0.1', 0), _Handler)
     self.objects: dict[str, tuple[int, bytes]] = {}
     self.requests: dict[str, int] = {}
     self.broken = False
+    self.faults: list[Fault] = []
     self.lock, self.generation = threading.Lock(), 0
+
+  def fail(self, kind: str, method: str = '*', name: str = '*', *, count: float = 1, seconds: float = 0.) -> Fault:
+    """Lets requests go wrong, see `Fault`."""
+    assert kind in KINDS, kind
+    self.faults.append(Fault(kind, method, name, count, seconds))
+    return self.faults[-1]
 
   def handle_error(self, request: object, client_address: object) -> None:
     if not isinstance(sys.exc_info()[1], ConnectionError):  # a client that no longer wants the answer
@@ -79,6 +120,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     if parts[0] == 'batch':
       return self._batch(body)
     where = parts[parts.index('b') + 1:]
+    self.fault = self._find_fault(where, query, body)
+    if self.fault and self.fault.kind == 'slow':
+      time.sleep(self.fault.seconds)
+    elif self.fault and self.fault.kind in STATUSES:
+      status = int(self.fault.kind)
+      return self._answer(status, {'error': {'code': status, 'message': 'not now'}}, retry_s=self.fault.seconds)
+    elif self.fault and self.fault.kind == 'lost session':
+      self.server.objects.pop(f'.uploads/{where[0]}/{query["name"]}', None)
+      return self._answer(410, {'error': {'code': 410, 'message': 'no such upload'}})
     with self.server.lock:
       if parts[0] == 'upload':
         return self._upload(where[0], query, body)
@@ -90,6 +140,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return self._copy(where)
       return self._object(f'{where[0]}/{"/".join(where[2:])}', query)
 
+  def _find_fault(self, where: list[str], query: dict[str, str], body: bytes) -> Fault | None:
+    """Returns the fault that meets this request. An upload may name its object in its body."""
+    own = query.get('name') or query.get('prefix', '') if len(where) < 3 else '/'.join(where[2:])
+    if not own and b'"name"' in body:
+      own = body.split(b'"name"', 1)[1].split(b'"')[1].decode()
+    with self.server.lock:
+      return next((one for one in self.server.faults if one.takes(
+          self.command, f'{where[0]}/{own}', 'upload_id' in query)), None)
+
+  fault: Fault | None = None
   do_GET = do_POST = do_DELETE = do_PUT = do_HEAD = do_PATCH = handle_any
 
   def _object(self, name: str, query: dict[str, str]) -> None:
@@ -144,6 +204,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       self.server.objects[f'.uploads/{bucket}/{name}'] = (0, b'')
       return self._answer(200, b'', location=address + urllib.parse.quote(name, safe=''))
     part = f'.uploads/{bucket}/{name}'
+    if part not in self.server.objects:
+      return self._answer(404, {'error': {'code': 404, 'message': 'no such upload'}})
     whole = self.server.objects[part][1] + body
     self.server.objects[part] = (0, whole)
     if self.headers.get('Content-Range', '').endswith('/*'):
@@ -166,18 +228,29 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
   def _list(self, bucket: str, query: dict[str, str]) -> None:
     prefix, cut = query.get('prefix', ''), query.get('delimiter', '')
-    items, folders = [], {}
+    items: list[dict[str, Any]] = []
+    folders: dict[str, None] = {}
+    last, after = '', query.get('pageToken', '')
+    most, token = min(self.server.page_size, int(query.get('maxResults', self.server.page_size))), ''
     for name in sorted(self.server.objects):
       own = name.removeprefix(f'{bucket}/')
       inside = name != own and own.startswith(prefix) and query.get('startOffset', '') <= own
       if not inside or ('endOffset' in query and own >= query['endOffset']):
         continue
       head, found, _ = own[len(prefix):].partition(cut) if cut else ('', '', '')
+      entry = prefix + head + cut if found else own
+      if entry <= after or entry in folders:
+        continue
+      if len(items) + len(folders) == most:
+        token = last
+        break
+      last = entry
       if found:
-        folders[prefix + head + cut] = None
+        folders[entry] = None
       else:
         items.append(_describe(name, *self.server.objects[name]))
-    self._answer(200, {'kind': 'storage#objects', 'items': items, 'prefixes': list(folders)})
+    more = {'nextPageToken': token} if token else {}
+    self._answer(200, {'kind': 'storage#objects', 'items': items, 'prefixes': list(folders), **more})
 
   def _batch(self, body: bytes) -> None:
     """Deletions, many in one request."""
@@ -196,12 +269,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     self._answer(200, f'{text}--{boundary}--'.encode(), kind=f'multipart/mixed; boundary={boundary}')
 
   def _answer(self, status: int, content: bytes | dict[str, Any], generation: int = 0, bounds: str = '', *,
-              location: str = '', kind: str = 'application/octet-stream') -> None:
+              location: str = '', kind: str = 'application/octet-stream', retry_s: float = 0.) -> None:
+    if self.fault and self.fault.kind == 'lost answer':
+      self.fault, self.close_connection = None, True
+      return
     if isinstance(content, dict):
       content, kind = json.dumps(content).encode(), 'application/json'
     self.send_response(status)
     headers = {'Content-Type': kind, 'Content-Length': str(len(content)), 'Location': location,
-               'x-goog-generation': str(generation or ''), 'Content-Range' if status == 206 else 'Range': bounds}
+               'Retry-After': f'{retry_s:g}' if retry_s else '', 'x-goog-generation': str(generation or ''),
+               'Content-Range' if status == 206 else 'Range': bounds}
     for name, value in headers.items():
       if value:
         self.send_header(name, value)
@@ -219,9 +296,15 @@ def _describe(name: str, generation: int, content: bytes) -> dict[str, Any]:
           'mediaLink': f'{name}?alt=media'}
 
 
+def has_gcsfs() -> bool:
+  """Whether the real client is installed; `install` leaves an empty module of its name otherwise."""
+  found = sys.modules.get('gcsfs')
+  return hasattr(found, '__file__') if found else find_spec('gcsfs') is not None
+
+
 def install() -> None:
   """Makes `gs://` reach the server: through gcsfs where it is installed, else through `bucket_client`."""
-  if find_spec('gcsfs'):
+  if has_gcsfs():
     return
   for name in bucket_client.Client.protocol:
     fsspec.register_implementation(name, bucket_client.Client, clobber=True)

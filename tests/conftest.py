@@ -143,6 +143,7 @@ def bucket(storage_server: buckets.Server) -> Iterator[buckets.Server]:
   storage_server.requests.clear()
   yield storage_server
   storage_server.broken = False
+  storage_server.faults.clear()
 
 
 @pytest.fixture(scope='module')

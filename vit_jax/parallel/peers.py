@@ -53,7 +53,7 @@ class Peers:
     atexit.register(self.tell, 0)  # before jax's, which waits for the others
 
   def tell(self, status: int, rank: int | None = None) -> None:
-    """Tells the others that a process, by default this one, ends with this status."""
+    """Sends to the others that a process, by default this one, ends with this status."""
     self._send(b'end %d %d\n' % (status, self._rank if rank is None else rank))
 
   def _send(self, line: bytes) -> None:
