@@ -132,7 +132,7 @@ def read_object(part: Range) -> remote.Answer:
 
 
 def start(part: Range) -> bool:
-  """Begins to read a part of a file that `read` will soon be called for; returns False if too many bytes are waiting.
+  """Starts reading a part of a file that `read` will soon be called for; returns False if too many bytes are waiting.
 
   Nothing is begun for a local file. Each range that was started must be read, or given up with `drop`.
   """
@@ -140,10 +140,10 @@ def start(part: Range) -> bool:
 
 
 def drop(part: Range) -> None:
-  """Gives up a range that was started."""
+  """Removes a range that was started, which will not be read."""
   _ahead.claim(part)
 
 
 def set_max_bytes(num: int) -> None:
-  """Bounds the bytes that were started and not yet read, in this process."""
+  """Sets how many bytes may be started and not yet read, in this process."""
   _ahead.max_bytes = num
