@@ -127,9 +127,9 @@ def test_a_changed_shard_is_refused_or_its_damaged_record_counts_as_a_bad_image(
   damaged[3_000] ^= 1  # in the record of an image
   path.write_bytes(damaged)
   with pytest.raises(UserError, match=f'{tmp_path}/set: expected unchanged shards, got 1 of 2 .*: {path.name}: '
-                                      'expected SHA-256 .*, got .* data.verify_shards=false reads them'):
-    open_all(tmp_path / 'set')
-  source = open_all(tmp_path / 'set', verify_shards=False).train
+                                      'expected SHA-256 .*, got .* data.verify_shards=no reads them'):
+    open_all(tmp_path / 'set', verify_shards=schema.VerifyShards.FIRST)
+  source = open_all(tmp_path / 'set', verify_shards=schema.VerifyShards.NO).train
   fit = transforms.eval_transform(schema.Recipe(), (8, 8))
   [(bad, reason)] = [(i, reason) for i in range(37) if (reason := batches.reason_bad(source, i, fit))]
   assert f'record {bad - 19} of {path} is damaged: Corrupted' in reason

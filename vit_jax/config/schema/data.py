@@ -8,7 +8,7 @@ from vit_jax.config.schema.checks import Run, Settings, no_effect, problem, swit
 from vit_jax.config.schema.ranges import BELOW_1, COUNT, COUNT_OR_0, INSIDE, SEED, THREADS, Range, ranged
 from vit_jax.config.schema.recipe import Crop, Recipe
 
-__all__ = ('AUTO_WORKERS', 'Data', 'Decode', 'InMemory', 'MixClasses', 'Pseudo')
+__all__ = ('AUTO_WORKERS', 'Data', 'Decode', 'InMemory', 'MixClasses', 'Pseudo', 'VerifyShards')
 
 
 class MixClasses(enum.Enum):
@@ -33,6 +33,13 @@ class Decode(enum.Enum):
   FULL = 'full'
   CROP = 'crop'  # what the crop shows, by nvImageCodec (extra `crop`; no GPU needed)
   REDUCED = 'reduced'  # at 1/2, 1/4 or 1/8 of the size where the crop is so much larger than its target; other pixels
+
+
+class VerifyShards(enum.Enum):
+  """When the SHA-256 of a shard of a prepared dataset is compared, once; a shard that differs stops the run."""
+  LAZY = 'lazy'    # at its first use, in the background
+  FIRST = 'first'  # all shards, before the first step
+  NO = 'no'        # its damaged records count as bad images
 
 
 @dataclasses.dataclass
@@ -101,7 +108,7 @@ class Data(Settings):
   max_bad_images: int = ranged(100, COUNT_OR_0)    # undecodable images (distinct, on one host) that stop the run
   follow_links: bool = False  # also read files outside of a data folder to which symbolic links in it lead
   max_file_mib: int = ranged(512, Range(1, 2**20))  # MiB of an image or mask file; larger ones count as bad images
-  verify_shards: bool = True                       # compare SHA-256 of the shards of array_record:DIR, of each once
+  verify_shards: VerifyShards = VerifyShards.LAZY  # of array_record:DIR in files
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     sources = [self.source, *(one.source for one in config.evals.values())]

@@ -2,13 +2,15 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import hashlib
 import json
 import logging
 import os
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from vit_jax.data.files import access, open_files
 
@@ -26,6 +28,40 @@ def sha256(path: str | os.PathLike[str]) -> str:
   return found.hexdigest()
 
 
+class Expected(NamedTuple):
+  """The files of a folder: the SHA-256 of each by its name."""
+  folder: pathlib.Path
+  digests: Mapping[str, str]
+
+  def find_new(self) -> list[str]:
+    """Returns the files that have not been verified as they are now. Raises OSError if one cannot be found."""
+    known = _read(self.notes)
+    return [name for name in self.digests if known.get(name) != self.stamp(name)]
+
+  def note(self, names: Iterable[str]) -> None:
+    """Notes files as verified: one line each, at the end of the notes, so that several processes may do so."""
+    text = ''.join(f'{json.dumps([name, *self.stamp(name)])}\n' for name in names)
+    if not text:
+      return
+    try:
+      self.notes.parent.mkdir(parents=True, exist_ok=True)
+      with open(self.notes, 'ab', buffering=0) as file:
+        file.write(f'\n{text}'.encode())  # a kill may have left half of a line
+    except OSError as error:
+      log.warning('%s: expected to write which files are verified, got "%s". They will be compared again.', self.notes,
+                  error.strerror)
+
+  @property
+  def notes(self) -> pathlib.Path:
+    """The file that has the verified files."""
+    return access.cache_folder('checksums') / f'{hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:32]}.jsonl'
+
+  def stamp(self, name: str) -> list[object]:
+    """Returns size, time and expected SHA-256 of a file."""
+    found = (self.folder / name).stat()
+    return [found.st_size, found.st_mtime_ns, self.digests[name]]
+
+
 def find_changed(folder: pathlib.Path, expected: Mapping[str, str], *, setting: str) -> dict[str, str]:
   """Returns the files with another SHA-256, and what it is; files that were verified before are not read.
 
@@ -37,24 +73,14 @@ def find_changed(folder: pathlib.Path, expected: Mapping[str, str], *, setting: 
   Raises:
     UserError: a file cannot be read.
   """
+  files = Expected(folder, expected)
   try:
-    found = {name: (folder / name).stat() for name in expected}
-    stamps = {name: [found[name].st_size, found[name].st_mtime_ns, digest] for name, digest in expected.items()}
-    notes = access.cache_folder('checksums') / f'{hashlib.sha256(os.fsencode(folder)).hexdigest()[:32]}.json'
-    known = _read(notes)
-    new = [name for name, stamp in stamps.items() if known.get(name) != stamp]
+    new = files.find_new()
     digests = dict(zip(new, _hash_all(folder, new, setting), strict=True))
   except OSError as error:
     raise access.unreadable(error, str(error.filename or folder)) from error
   changed = {name: digest for name, digest in digests.items() if digest != expected[name]}
-  if len(changed) < len(new):
-    verified = known | {name: stamps[name] for name in new if name not in changed}
-    try:
-      with access.replacing(notes) as file:
-        file.write(json.dumps(verified).encode())
-    except OSError as error:
-      log.warning('%s: expected to write which files are verified, got "%s". They will be compared again.', notes,
-                  error.strerror)
+  files.note(name for name in new if name not in changed)
   return changed
 
 
@@ -73,9 +99,12 @@ def _hash_all(folder: pathlib.Path, names: list[str], setting: str) -> list[str]
 
 
 def _read(notes: pathlib.Path) -> dict[str, list[object]]:
-  """Returns size, time and SHA-256 of the files that were verified, by name."""
-  try:
-    found = json.loads(notes.read_text())
-  except (OSError, ValueError):  # missing or damaged: the files are compared again
-    return {}
-  return found if isinstance(found, dict) else {}
+  """Returns size, time and SHA-256 of the files that were verified, by name; those of damaged lines are not."""
+  found = {}
+  with contextlib.suppress(OSError):  # no notes
+    for line in notes.read_bytes().splitlines():
+      with contextlib.suppress(ValueError, TypeError):
+        name, *stamp = json.loads(line)
+        if isinstance(name, str):
+          found[name] = stamp
+  return found

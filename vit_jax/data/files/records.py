@@ -63,6 +63,12 @@ class ArrayRecords:
   def __len__(self) -> int:
     return self._num
 
+  def find_file(self, number: int) -> int:
+    """Returns the number of the file of a record."""
+    if not 0 <= number < self._num:
+      raise IndexError(f'expected a number below {self._num:,}, the number of records, got {number}')
+    return bisect.bisect_right(self._ends, number)
+
   def __getitem__(self, number: int) -> bytes:
     """Returns a record.
 
@@ -71,9 +77,7 @@ class ArrayRecords:
       OSError: its file cannot be read.
       UserError: the file has another number of records.
     """
-    if not 0 <= number < self._num:
-      raise IndexError(f'expected a number below {self._num:,}, the number of records, got {number}')
-    file = bisect.bisect_right(self._ends, number)
+    file = self.find_file(number)
     path, count = self._paths[file], self._counts[file]
     place = number - (self._ends[file] - count)
     try:

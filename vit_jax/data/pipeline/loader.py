@@ -20,7 +20,7 @@ from vit_jax.core.types import Batch, HostArray, Shard
 from vit_jax.data.files import open_files
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.labels import label_maps
-from vit_jax.data.pipeline import batches, capacity, order, prefetch
+from vit_jax.data.pipeline import batches, capacity, order, prefetch, verifying
 from vit_jax.data.source import Source, title
 from vit_jax.data.sources.mixture import Mixture
 from vit_jax.data.sources.pseudo import PseudoLabeled, TeacherLabels
@@ -70,24 +70,34 @@ class BadImages:
 
 
 class _Loader:
-  """Starts iterators of batches; keeps those that run, to close them."""
+  """Starts iterators of batches; keeps those that run, to close them.
 
-  def __init__(self, start: Start, bad: BadImages) -> None:
-    self.bad, self._start = bad, start
-    self._running: list[Iterator[Batch]] = []
+  Args:
+    start: returns the batches of a range of numbers.
+    bad: takes the bad images.
+    use: returns what verifies the files of the batches from a number on.
+  """
+
+  def __init__(self, start: Start, bad: BadImages, use: Callable[[int], verifying.Used]) -> None:
+    self.bad, self._start, self._use = bad, start, use
+    self._running: list[Iterator[Batch] | verifying.Used] = []
 
   def _run(self, numbers: range) -> Iterator[Batch]:
-    """Yields the batches of these numbers, and records their bad images."""
-    iterator = self._start(numbers)
-    self._running.append(iterator)
+    """Yields the batches of these numbers, and records their bad images; ends when their files are verified."""
+    iterator, used = self._start(numbers), self._use(numbers.start)
+    own: list[Iterator[Batch] | verifying.Used] = [iterator, used]
+    self._running += own
     try:
-      for batch in iterator:
+      for number, batch in zip(numbers, iterator, strict=False):
+        used.check(number)
         self.bad.record(batch)
         yield batch
+      used.finish()
     finally:
-      if iterator in self._running:
-        self._running.remove(iterator)
-        _close(iterator)
+      for one in own:
+        if one in self._running:
+          self._running.remove(one)
+          _close(one)
 
   def close(self) -> None:
     """Stops workers and frees their resources."""
@@ -95,7 +105,7 @@ class _Loader:
       _close(self._running.pop())
 
 
-def _close(iterator: Iterator[Batch]) -> None:
+def _close(iterator: Iterator[Batch] | verifying.Used) -> None:
   """Closes an iterator that has threads or processes."""
   if hasattr(iterator, 'close'):
     iterator.close()
@@ -105,8 +115,9 @@ class TrainLoader(_Loader):
   """Endless training batches; a `core.contracts.Loader`."""
 
   def __init__(self, source: Source, start: Start, *, visit: order.Visit, info: LoaderInfo, bad: BadImages,
-               max_bad_images: int, labels: Labels | None = None, supply: Supply | None = None) -> None:
-    super().__init__(start, bad)
+               use: Callable[[int], verifying.Used], max_bad_images: int, labels: Labels | None = None,
+               supply: Supply | None = None) -> None:
+    super().__init__(start, bad, use)
     self.info, self.supply, self.describe, self._visit = info, supply, source.describe, visit
     self._max_bad_images, self._labels = max_bad_images, labels
 
@@ -115,6 +126,7 @@ class TrainLoader(_Loader):
 
     Raises:
       UserError: more than `max_bad_images` images could not be decoded in the batches taken.
+      DataStopped: a file has another checksum than it should.
     """
     for batch in self._run(range(start, _LAST_BATCH)):
       self.bad.check(self._max_bad_images)
@@ -143,8 +155,9 @@ class Supply:
 class EvalLoader(_Loader):
   """One pass over a split; a `core.contracts.EvalLoader`."""
 
-  def __init__(self, source: Source, start: Start, *, batch_size: int, bad: BadImages) -> None:
-    super().__init__(start, bad)
+  def __init__(self, source: Source, start: Start, *, batch_size: int, bad: BadImages,
+               use: Callable[[int], verifying.Used]) -> None:
+    super().__init__(start, bad, use)
     self.num_examples, self.describe, self._batch_size = len(source), source.describe, batch_size
 
   @property
@@ -211,8 +224,13 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
   labels: Labels | None = (label_maps.MapLabels(maps) if maps else
                            TeacherLabels(source) if isinstance(source, PseudoLabeled) else None)
   info = LoaderInfo(source.name, len(source), batch_size, seed, digest + (labels.digest if labels else ''))
-  return TrainLoader(source, start, visit=visit, info=info, bad=BadImages(source, fit), max_bad_images=max_bad_images,
-                     labels=labels, supply=supply)
+  rows = shard.rows(batch_size)
+
+  def use(first: int) -> verifying.Used:
+    return verifying.Used(source, lambda number: visit(number * batch_size + rows), start=first,
+                          ahead=-(-len(source) // batch_size))
+  return TrainLoader(source, start, visit=visit, info=info, bad=BadImages(source, fit), use=use,
+                     max_bad_images=max_bad_images, labels=labels, supply=supply)
 
 
 def eval_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, int], batch_size: int,
@@ -235,7 +253,14 @@ def eval_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, i
   else:
     start = functools.partial(prefetch.prefetched, batches.EvalBatches(source, fit, batch_size, shard), threads=threads,
                               workers=workers, batch_bytes=capacity.batch_bytes(batch_size, shard, fit_shapes))
-  return EvalLoader(source, start, batch_size=batch_size, bad=BadImages(source, fit))
+  rows = shard.rows(batch_size)
+
+  def use(first: int) -> verifying.Used:
+    def indexes(number: int) -> HostArray:
+      positions = number * batch_size + rows
+      return positions[positions < len(source)]
+    return verifying.Used(source, indexes, start=first, ahead=-(-len(source) // batch_size))
+  return EvalLoader(source, start, batch_size=batch_size, bad=BadImages(source, fit), use=use)
 
 
 def fits_in_memory(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, int],

@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from vit_jax.config import schema
+from vit_jax.config.schema import VerifyShards
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import access, checksums, json_fields, records, user_files
+from vit_jax.data.files import access, checksums, json_fields, records, user_files, verification
 from vit_jax.data.files.user_files import Rules
 from vit_jax.data.labels import classes
 from vit_jax.data.source import Record, Source
@@ -41,8 +42,10 @@ class PreparedSource:
   """Shards of one split."""
 
   def __init__(self, folder: pathlib.Path, shards: Sequence[Shard], *, name: str, class_names: tuple[str, ...],
-               most_labels: int = 0) -> None:
-    self.name, self.class_names, self.most_labels = name, class_names, most_labels
+               most_labels: int = 0, verify: checksums.Expected | None = None) -> None:
+    """Takes the shards, and the checksums that are to be compared when they are used (`file`)."""
+    self.name, self.class_names, self.most_labels, self._verify = name, class_names, most_labels, verify
+    self._shards = [s.file for s in shards]
     self._records = records.ArrayRecords([str(folder / s.file) for s in shards], [s.num_examples for s in shards])
     text = ' '.join([*(s.sha256 for s in shards), *class_names])
     self.digest = hashlib.sha256(text.encode(errors='surrogateescape')).hexdigest()
@@ -56,6 +59,13 @@ class PreparedSource:
     if self.most_labels:
       return Record.multilabel(image, records.classes(found, 'labels', len(self.class_names)))
     return Record(image, records.label(found, 'label', len(self.class_names)))
+
+  def file(self, index: int) -> verification.File | None:
+    """Returns the shard of an example, if its checksum is to be compared when it is used."""
+    if self._verify is None:
+      return None
+    number = self._records.find_file(index)
+    return verification.File(self._verify, self._shards[number], number)
 
   def label(self, index: int) -> int:
     found = records.pick(self._records[index], 'labels' if self.most_labels else 'label')
@@ -75,7 +85,7 @@ class PreparedSource:
 def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
   """Opens the splits of a prepared dataset: its folder, or a pattern of shards in it such as `DIR/train-0000*`.
 
-  With `data.verify_shards`, the checksums of its shards are compared, each once.
+  With `data.verify_shards=first`, the checksums of its shards are compared, each once.
 
   Raises:
     UserError: there is no such dataset, or (when opening) it is incomplete.
@@ -96,10 +106,12 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
     for shard in shards:
       user_files.check_inside(str(folder / shard.file), str(folder), Rules.of(data))
     _check_sizes(folder, shards)
-    if data.verify_shards:
-      _check_sums(folder, shards)
+    expected = checksums.Expected(folder, {shard.file: shard.sha256 for shard in shards})
+    if data.verify_shards is VerifyShards.FIRST:
+      _check_sums(expected)
     return PreparedSource(folder, shards, name=f'array_record:{where}/{name}', class_names=info.class_names,
-                          most_labels=info.most_labels)
+                          most_labels=info.most_labels,
+                          verify=expected if data.verify_shards is VerifyShards.LAZY else None)
   return open_named
 
 
@@ -150,15 +162,10 @@ def read_shard(found: json_fields.Field) -> Shard:
   return Shard(file.text(), found.field('num_examples').whole(0, num_bytes), num_bytes, found.field('sha256').text())
 
 
-def _check_sums(folder: pathlib.Path, shards: Sequence[Shard]) -> None:
-  changed = checksums.find_changed(folder, {s.file: s.sha256 for s in shards}, setting='data.verify_shards=false')
+def _check_sums(expected: checksums.Expected) -> None:
+  changed = checksums.find_changed(expected.folder, expected.digests, setting='data.verify_shards=lazy')
   if changed:
-    expected = {s.file: s.sha256 for s in shards}
-    shown = '; '.join(f'{file}: expected SHA-256 {expected[file][:12]}…, got {found[:12]}…'
-                      for file, found in list(changed.items())[:5])
-    raise UserError(f'{folder}: expected unchanged shards, got {len(changed)} of {len(shards)} with another checksum: '
-                    f'{shown}. Copy them again, or prepare the dataset again; data.verify_shards=false reads them '
-                    'anyway, and counts damaged records as bad images.')
+    raise UserError(verification.changed(expected, changed))
 
 
 def _check_sizes(folder: pathlib.Path, shards: Sequence[Shard]) -> None:
