@@ -13,7 +13,7 @@ import pytest
 
 from tests.data import prepared_sets
 from vit_jax.config import schema
-from vit_jax.core.errors import DataStopped, UserError
+from vit_jax.core.errors import UserError
 from vit_jax.core.types import Shard
 from vit_jax.data.files import checksums, verification
 from vit_jax.data.files.checksums import Expected
@@ -93,7 +93,7 @@ def test_a_changed_shard_stops_the_run_with_the_message_of_a_comparison_before_i
   with pytest.raises(UserError) as before:
     prepared_sets.open_all(folder, verify_shards=FIRST)
   made = train(prepared_sets.open_all(folder).train)
-  with pytest.raises(DataStopped) as stopped:
+  with pytest.raises(UserError) as stopped:
     for _ in take_until_verified(made):
       pass
   assert str(stopped.value) == str(before.value)
@@ -107,7 +107,7 @@ def test_an_evaluation_ends_when_its_shards_are_verified(folder: pathlib.Path, d
   source = prepared_sets.open_all(folder).eval
   assert len(list(evaluate(source).batches())) == 8 and len(digested) == 4
   prepared_sets.damage(folder / 'test-00001-of-00004.array_record')
-  with pytest.raises(DataStopped, match='got 1 of 4 with another checksum: test-00001'):
+  with pytest.raises(UserError, match='got 1 of 4 with another checksum: test-00001'):
     list(evaluate(source).batches())
 
 
@@ -167,6 +167,6 @@ def test_a_shard_that_is_gone_stops_the_run(folder: pathlib.Path) -> None:
   source = prepared_sets.open_all(folder).eval
   (folder / 'test-00001-of-00004.array_record').unlink()
   used = evaluate(source)._use(0)
-  with pytest.raises(DataStopped, match='test-00001-of-00004.array_record: expected to read it'):
+  with pytest.raises(UserError, match='test-00001-of-00004.array_record: expected to read it'):
     used.finish()
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from vit_jax.core.errors import DataStopped
+from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.data.files import access
 from vit_jax.data.files.checksums import Expected
 
@@ -45,13 +45,13 @@ class Background:
 
   def __init__(self, files: Iterator[File]) -> None:
     self._files, self._closed = files, threading.Event()
-    self._error: DataStopped | None = None
+    self._error: UserError | TemporaryError | None = None
     self._is_slow = True
     self._thread = threading.Thread(target=self._run, name='verify', daemon=True)
     self._thread.start()
 
   def check(self) -> None:
-    """Raises DataStopped if a file was found that has another checksum."""
+    """Raises UserError if a file was found that has another checksum, or that cannot be read."""
     if self._error:
       raise self._error
 
@@ -78,10 +78,10 @@ class Background:
       while waiting and not self._closed.wait(POLL_S):
         known.clear()
         waiting = [file for file in waiting if not self._compare(file, known)]
-    except DataStopped as error:
+    except (UserError, TemporaryError) as error:
       self._error = error
     except OSError as error:
-      self._error = DataStopped(str(access.user_error(error, f'the checksum of {error.filename}')))
+      self._error = access.unreadable(error, f'the checksum of {error.filename}')
 
   def _compare(self, file: File, known: dict[str, set[str]]) -> bool:
     """Compares a file unless it is verified; returns False if another process is reading it."""
@@ -97,7 +97,7 @@ class Background:
       if digest is None:  # closed
         return True
       if digest != expected.digests[file.name]:
-        raise DataStopped(str(changed(expected, {file.name: digest})))
+        raise UserError(changed(expected, {file.name: digest}))
       expected.note([file.name])
       known[folder].add(file.name)
     return True

@@ -126,7 +126,7 @@ class TrainLoader(_Loader):
 
     Raises:
       UserError: more than `max_bad_images` images could not be decoded in the batches taken.
-      DataStopped: a file has another checksum than it should.
+      UserError: a file has another checksum than it should.
     """
     for batch in self._run(range(start, _LAST_BATCH)):
       self.bad.check(self._max_bad_images)

@@ -30,13 +30,13 @@ class Used:
     self._running = Background(self._files()) if self._is_needed() else None
 
   def check(self, number: int) -> None:
-    """Raises DataStopped if a file has another checksum; batch `number` is used next."""
+    """Raises UserError if a file has another checksum; batch `number` is used next."""
     self._now = number
     if self._running:
       self._running.check()
 
   def finish(self) -> None:
-    """Waits until the files of all batches are verified; raises DataStopped if one has another checksum."""
+    """Waits until the files of all batches are verified; raises UserError if one has another checksum."""
     if self._running:
       self._running.finish()
 
