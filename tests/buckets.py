@@ -58,7 +58,8 @@ class Fault:
 class Server(http.server.ThreadingHTTPServer):
   """Buckets in memory: `objects[name] = (generation, content)`, with `bucket/…` in the names.
 
-  `requests` counts what was asked for, by method; `broken` makes every request fail, as when the network is away;
+  `requests` counts what was asked for, by method; `sent` the bytes of objects that were read, at most `bytes_per_s` to
+  all clients together (0 = as fast as possible); `broken` makes every request fail, as when the network is away;
   `faults` are tried in order, and the first that fits a request meets it.
   """
   daemon_threads = True
@@ -70,6 +71,7 @@ class Server(http.server.ThreadingHTTPServer):
     self.requests: dict[str, int] = {}
     self.broken = False
     self.faults: list[Fault] = []
+    self.sent, self.bytes_per_s = 0, 0.
     self.lock, self.generation = threading.Lock(), 0
 
   def fail(self, kind: str, method: str = '*', name: str = '*', *, count: float = 1, seconds: float = 0.) -> Fault:
@@ -81,6 +83,12 @@ class Server(http.server.ThreadingHTTPServer):
   def handle_error(self, request: object, client_address: object) -> None:
     if not isinstance(sys.exc_info()[1], ConnectionError):  # a client that no longer wants the answer
       super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+  def send(self, num_bytes: int) -> None:
+    """Counts bytes that are read, and waits until the network has carried them."""
+    self.sent += num_bytes
+    if self.bytes_per_s:
+      time.sleep(num_bytes / self.bytes_per_s)
 
   @property
   def address(self) -> str:
@@ -171,6 +179,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
   def _media(self, generation: int, content: bytes) -> None:
     asked = self.headers.get('Range')
     if not asked:
+      self.server.send(len(content))
       return self._answer(200, content, generation)
     first, _, last = asked.removeprefix('bytes=').partition('-')
     begin, end = (int(first), int(last) + 1 if last else len(content)) if first else (len(content) - int(last),
@@ -178,6 +187,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     if begin >= len(content):
       return self._answer(416, b'')
     end = min(end, len(content))
+    self.server.send(end - begin)
     return self._answer(206, content[begin:end], generation, f'bytes {begin}-{end - 1}/{len(content)}')
 
   def _upload(self, bucket: str, query: dict[str, str], body: bytes) -> None:

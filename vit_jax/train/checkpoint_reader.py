@@ -19,6 +19,7 @@ from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.os_errors import Damaged
 from vit_jax.core.types import PyTree
 from vit_jax.record import checkpoint_files, storage
+from vit_jax.train import replicas
 from vit_jax.train.state import TrainState
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ class Reader:
     wanted = {name: getattr(abstract, name) for name in ITEMS if jax.tree.leaves(getattr(abstract, name))}
     meta, data, items = _all_or_none(f'{self.folder / str(step)}',
                                      lambda: self._load(step, wanted, shardings))
+    items = {name: _complete(item, wanted[name], getattr(shardings, name)) for name, item in items.items()}
     for name, finish in {name: items[name].begin_digest() for name in wanted}.items():
       if finish() != meta['digests'][name]:
         raise Damaged(f'the digest of {name} is not the one that was saved')
@@ -182,17 +184,20 @@ class Reader:
     if checkpoint_files.guard(str(path), path.exists):
       checkpoint_files.read_json(path)
 
-  def _read_arrays(self, step: int, name: str, item: PyTree, shardings: PyTree,
-                   saved: Mapping[str, str]) -> PyTree:
-    target = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), item, shardings)
+  def _read_arrays(self, step: int, name: str, item: PyTree, shardings: PyTree, saved: Mapping[str, str]) -> PyTree:
+    """Returns the arrays of an item; of one that replicas share, those that this process reads, and None for others."""
+    target = _target(item, shardings)
+    sharing = replicas.share(shardings, item)
 
     def load() -> PyTree:
       handler, path = ocp.StandardCheckpointHandler(), self.folder / str(step) / name
       try:
         checkpoint_files.check_arrays(name, jax.tree.leaves(handler.metadata(path).tree), saved)
-        return handler.restore(path, args=ocp.args.StandardRestore(target))
+        if sharing is None:
+          return handler.restore(path, args=ocp.args.StandardRestore(target))
       finally:
         handler.close()
+      return _read_shared(path, target, sharing)
 
     return checkpoint_files.guard(str(self.folder / str(step) / name), load)
 
@@ -209,6 +214,37 @@ class Reader:
       shown = lines[:12] + ([f'  … and {len(lines) - 12} more'] if len(lines) > 12 else [])
       raise UserError(f'Checkpoint {step} in {self.folder} was made with another model, objective or optimizer:\n'
                       + '\n'.join(shown) + '\nUse another --workdir, or the config it was made with.')
+
+
+def _complete(item: _Item, abstract: PyTree, shardings: PyTree) -> _Item:
+  """Returns an item with all of its arrays, which replicas that share it send each other; each process calls it."""
+  sharing = replicas.share(shardings, abstract)
+  if sharing is None:
+    return item
+  target, structure = jax.tree.flatten(_target(abstract, shardings))
+  return _Item(jax.tree.unflatten(structure, sharing.send(item.tree, target)), None)
+
+
+def _target(item: PyTree, shardings: PyTree) -> PyTree:
+  """Returns shapes and dtypes with shardings."""
+  return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), item, shardings)
+
+
+def _read_shared(path: storage.Path, target: PyTree, sharing: replicas.Sharing) -> list[Any]:
+  """Returns the leaves of an item that this process reads for all replicas; None in place of the others."""
+  leaves, structure = jax.tree.flatten(target)
+  wanted = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharing.target(i, x.sharding)) if sharing.is_reader(i)
+            else ocp.PLACEHOLDER for i, x in enumerate(leaves)]
+  if not any(map(sharing.is_reader, range(len(leaves)))):
+    return [None] * len(leaves)
+  tree = jax.tree.unflatten(structure, wanted)
+  handler = ocp.PyTreeCheckpointHandler()
+  try:
+    found = handler.restore(path, args=ocp.args.PyTreeRestore(
+        item=tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree)))
+  finally:
+    handler.close()
+  return [x if isinstance(x, jax.Array) else None for x in jax.tree.leaves(found)]
 
 
 def shapes(tree: PyTree) -> dict[str, str]:
