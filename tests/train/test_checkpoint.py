@@ -8,7 +8,9 @@ import random
 import shutil
 import time
 from collections.abc import Iterator
+from typing import Any
 
+import buckets
 import fakes
 import jax
 import numpy as np
@@ -20,6 +22,7 @@ from vit_jax.core import failures, trees
 from vit_jax.core.errors import UserError
 from vit_jax.objectives.ema import Ema
 from vit_jax.objectives.supervised import Supervised
+from vit_jax.record import lease, storage
 from vit_jax.train import checkpoint
 from vit_jax.train.step import Program
 
@@ -79,6 +82,23 @@ def test_a_save_is_announced_with_its_digest_before_anything_is_written(one: Pro
                              announce=lambda found: seen.append((found, checkpointer.folder.exists())))
   assert seen == [(digest, False)]
   checkpointer.wait()
+
+
+@pytest.mark.parametrize('remote', [False, True])
+def test_a_run_that_was_replaced_commits_no_checkpoint_and_removes_none(
+    one: Program, remote: bool, bucket: buckets.Server, tmp_path: pathlib.Path) -> None:
+  """Another run takes over while arrays are written, after everything else has been checked."""
+  workdir: Any = storage.open_path('gs://mine/run') if remote else tmp_path
+  with lease.Lease(workdir, renew_s=99.) as held:
+    checkpointer = checkpoint.Checkpointer(workdir / 'checkpoints', keep=checkpoint.Keep(1))
+    save(checkpointer, one, [1])
+    other = lease._Object('gs://mine/run') if remote else lease._Files(tmp_path)
+    assert other.write(b'{"host": "elsewhere", "pid": 7, "token": "x"}', held._generation) is not None
+    checkpointer.save(2, one.init_fn(), data={}, meta={}, metrics={})
+    with pytest.raises(lease.Replaced, match='process 7 on elsewhere'):
+      checkpointer.wait()
+    assert checkpointer.steps() == [1]
+    checkpointer.close()
 
 
 def test_an_empty_folder_restores_nothing(one: Program, open_folder: object) -> None:

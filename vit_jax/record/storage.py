@@ -25,7 +25,7 @@ import sys
 import tempfile
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, TypeAlias
 
 from vit_jax.core import address, extras, os_errors, retrying
@@ -235,12 +235,14 @@ class Mirror:
   Args:
     target: a folder in object storage, or on a mount of it.
     growing: names of files that only grow, which are kept in blocks.
+    check: is called before every copy, and raises UserError if nothing may be written any more.
     every_s: seconds between two copies.
   """
 
-  def __init__(self, target: PathLike, *, growing: Sequence[str] = (), every_s: float = MIRROR_EVERY_S) -> None:
+  def __init__(self, target: PathLike, *, growing: Sequence[str] = (), check: Callable[[], object] = lambda: None,
+               every_s: float = MIRROR_EVERY_S) -> None:
     self.folder = pathlib.Path(tempfile.mkdtemp(prefix='vit_jax_run_'))
-    self._target, self._every_s = open_path(target), every_s
+    self._target, self._check, self._every_s = open_path(target), check, every_s
     self._copied: dict[str, tuple[int, int]] = {}
     self._blocks: dict[str, list[int]] = {name: [] for name in growing}  # checksums of what was uploaded
     self._lock, self._closed = threading.Lock(), threading.Event()
@@ -258,12 +260,13 @@ class Mirror:
           self._blocks[name] = [zlib.crc32(block) for block in _split(content)]
 
   def push(self) -> None:
-    """Copies changed files; raises an error of `faults` if that fails."""
+    """Copies changed files; raises an error of `faults` if that fails, and that of `check`."""
     with self._lock:
       for path in sorted(self.folder.iterdir()):
         state = path.stat()
         version = (state.st_size, state.st_mtime_ns)
         if path.is_file() and self._copied.get(path.name) != version:
+          self._check()
           self._upload(path)
           self._copied[path.name] = version
 
@@ -310,13 +313,14 @@ class Mirror:
       write_bytes(_block(target, number), blocks[number])
 
   def close(self) -> None:
-    """Copies a last time, and removes the local folder."""
+    """Copies a last time, unless nothing may be written any more, and removes the local folder."""
     self._closed.set()
     self._thread.join()
     try:
-      self.push()
-      for folder in (path for path in self.folder.iterdir() if path.is_dir()):
-        copy(folder, self._target / folder.name)
+      with contextlib.suppress(UserError):  # of `check`
+        self.push()
+        for folder in (path for path in self.folder.iterdir() if path.is_dir()):
+          copy(folder, self._target / folder.name)
     except faults() as error:
       log.warning('The last files could not be written (%s). The files missing in %s are in %s.', error, self._target,
                   self.folder)
@@ -327,6 +331,8 @@ class Mirror:
     while not self._closed.wait(self._every_s):
       try:
         self.push()
+      except UserError:  # of `check`, which the run raises as well
+        return
       except faults() as error:
         log.warning('%s could not be written to, and is tried again: %s', self._target, error)
 

@@ -31,7 +31,7 @@ from types import TracebackType
 
 from vit_jax.core import os_errors
 from vit_jax.core.redaction import redacted
-from vit_jax.record import machine, norms_file, reader, storage
+from vit_jax.record import lease, machine, norms_file, reader, storage
 from vit_jax.record import progress as progress_lib
 from vit_jax.record.trackers import tensorboard
 from vit_jax.record.trackers.tracker import Guarded, Status
@@ -64,7 +64,9 @@ class Writer:
     if not self._active:
       return
     growing = (FILE, norms_file.FILE)
-    self._mirror = None if storage.can_append(workdir) else storage.Mirror(workdir, growing=growing)
+    self._lease = lease.find(workdir)
+    self._mirror = None if storage.can_append(workdir) else storage.Mirror(
+        workdir, growing=growing, check=self._lease.look if self._lease else lambda: None)
     folder = os.fspath(self._mirror.folder if self._mirror else workdir)
     self._path = os.path.join(folder, FILE)
     with self._writing():
@@ -96,7 +98,8 @@ class Writer:
 
     Raises:
       ValueError: the step is smaller than one that was written.
-      UserError: the record cannot be written, for example on a full disk; every other method can raise it too.
+      UserError: the record cannot be written, for example on a full disk, or because another run has taken over the
+        run directory (`lease.Replaced`); every other method can raise it too.
     """
     if not self._active:
       return
@@ -104,6 +107,7 @@ class Writer:
       raise ValueError(f'metrics of step {step} after those of step {self._last_step}: '
                        'steps must not go backwards')
     numbers = {name: float(value) for name, value in values.items()}
+    self._check_lease()
     self._ensure_started()
     self._append({'step': int(step), 'time_s': self._time_s(), **numbers})
     for tracker in self._trackers:
@@ -122,13 +126,17 @@ class Writer:
     """
     if not self._active:
       return
+    self._check_lease()
+    is_kept = name in _KEPT_AT_ONCE
+    if is_kept and self._lease:
+      self._lease.check()
     if name == 'start':
       self._is_started = True
       fields = {'resumed_from': self._resumed_from, **fields}
     self._ensure_started()
     self._append({'event': name, 'time_s': self._time_s(), **fields})
     self._status = 'stopped' if name == 'stop' else self._status
-    if name in _KEPT_AT_ONCE:
+    if is_kept:
       self._settle()
 
   def _settle(self) -> None:
@@ -156,6 +164,7 @@ class Writer:
   def advance(self, step: int) -> None:
     """Updates the progress between rows."""
     if self._active:
+      self._check_lease()
       self._progress.update(step, {})
 
   def check_place(self) -> None:
@@ -195,6 +204,13 @@ class Writer:
         tracker.close('failed' if sys.exc_info()[0] else self._status)
       if self._mirror:
         self._mirror.close()
+
+  def _check_lease(self) -> None:
+    """Raises Replaced if another run has taken over; reads the lease only where a line is written at once."""
+    if self._lease and self._mirror:
+      self._lease.raise_if_replaced()
+    elif self._lease:
+      self._lease.ensure()
 
   def _ensure_started(self) -> None:
     if not self._is_started:

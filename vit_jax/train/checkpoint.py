@@ -6,9 +6,11 @@ sets them aside, for the run that holds the lock on the run directory. No other 
 """
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import math
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ import jax
 from vit_jax.config import durations, schema
 from vit_jax.core import lazy, os_errors, trees
 from vit_jax.core.errors import TemporaryError, UserError
-from vit_jax.record import checkpoint_files, storage
+from vit_jax.record import checkpoint_files, lease, storage
 from vit_jax.train import checkpoint_reader
 from vit_jax.train.checkpoint_reader import ITEMS, Restored
 from vit_jax.train.state import TrainState
@@ -186,7 +188,7 @@ class Checkpointer:
         self._set_aside(step)
     options = ocp.CheckpointManagerOptions(
         preservation_policy=self._keep.policy(), enable_async_checkpointing=True, create=True,
-        cleanup_tmp_directories=True)
+        cleanup_tmp_directories=True, temporary_path_class=_checked(self.folder))
     self._opened = ocp.CheckpointManager(self.folder, options=options, item_names=(*ITEMS, 'data', 'meta'))
 
   def _guard(self, action: Callable[[], object]) -> None:
@@ -216,3 +218,22 @@ class Checkpointer:
     names = (f'{step}', *(f'{step}-{i}' for i in range(2, 1000)))
     name = next(n for n in names if not (damaged / n).exists())
     storage.move(self.folder / str(step), damaged / name)
+
+
+def _checked(folder: storage.Path) -> type[Any] | None:
+  """Returns Orbax's class for the folders of checkpoints, which reads the run's lease before it commits one.
+
+  None without a lease: Orbax's own class.
+  """
+  if (held := lease.find(folder)) is None:
+    return None
+  check, classes = held.check, ocp.path.atomicity
+  # Those that Orbax chooses itself: a folder is renamed, and in object storage a file is written last.
+  default = classes.AtomicRenameTemporaryPath if isinstance(folder, pathlib.Path) else classes.CommitFileTemporaryPath
+
+  class Checked(default):  # type: ignore[misc, valid-type]
+    async def finalize(self) -> None:
+      await asyncio.to_thread(check)
+      await super().finalize()
+
+  return Checked
