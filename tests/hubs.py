@@ -1,10 +1,11 @@
-"""A stand-in for the Hugging Face hub on this machine: repositories whose files are downloaded over HTTP.
+"""A stand-in for the Hugging Face hub on this machine: repositories whose files are downloaded and uploaded over HTTP.
 
 `Hub` answers as the hub does: commits and checksums in headers, 401 and 403 for gated and private repositories, 404
 with the reason in a header.
 """
 from __future__ import annotations
 
+import base64
 import dataclasses
 import hashlib
 import http.server
@@ -31,7 +32,10 @@ class Repo:
 
 
 class Hub(http.server.ThreadingHTTPServer):
-  """`repos['OWNER/NAME']`, or `datasets/OWNER/NAME`; `asked` has the method, path and token of each request."""
+  """`repos['OWNER/NAME']`, or `datasets/OWNER/NAME`; `asked` has the method, path and token of each request.
+
+  `accepted` are the tokens that may read and write everything; `commits` has the repository and message of each commit.
+  """
   daemon_threads = True
 
   def __init__(self) -> None:
@@ -40,6 +44,8 @@ class Hub(http.server.ThreadingHTTPServer):
     self.asked: list[tuple[str, str, str]] = []
     self.accepted = {TOKEN}
     self.broken = False
+    self.uploads: dict[str, bytes] = {}
+    self.commits: list[tuple[str, str]] = []
 
   @property
   def address(self) -> str:
@@ -61,7 +67,62 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     self._answer_file(with_body=False)
 
   def do_GET(self) -> None:
-    self._answer_file(with_body=True)
+    found = re.fullmatch(r'/api/models/([^/]+/[^/]+)(?:/revision/[^/]+)?', urllib.parse.urlsplit(self.path).path)
+    if found is None or found[1] not in self.server.repos:
+      return self._answer_file(with_body=True)
+    repo = self.server.repos[found[1]]
+    return self._send_json({'id': found[1], 'sha': repo.commit, 'private': repo.private, 'tags': [], 'downloads': 0,
+                            'siblings': [{'rfilename': name} for name in repo.files]})
+
+  def do_PUT(self) -> None:
+    self.server.uploads[self.path.rpartition('/')[2]] = self._body()
+    self._send(200, {}, b'')
+
+  def do_POST(self) -> None:
+    path, body = urllib.parse.urlsplit(self.path).path, self._body()
+    token = self.headers.get('Authorization', '').removeprefix('Bearer ')
+    self.server.asked.append(('POST', path, token))
+    if token not in self.server.accepted:
+      return self._send(401, {}, b'{"error": "Invalid credentials"}')
+    if path == '/api/repos/create':
+      asked = json.loads(body)
+      name = f'{asked["organization"]}/{asked["name"]}'
+      if name in self.server.repos:
+        return self._send(409, {}, json.dumps({'url': f'{self.server.address}/{name}'}).encode())
+      self.server.repos[name] = Repo({}, private=bool(asked.get('private') or asked.get('visibility') == 'private'))
+      return self._send_json({'url': f'{self.server.address}/{name}'})
+    if path.endswith('/info/lfs/objects/batch'):
+      return self._send_json({'transfer': 'basic', 'objects': [
+          {**one, 'actions': {'upload': {'href': f'{self.server.address}/lfs/{one["oid"]}'}}}
+          for one in json.loads(body)['objects']]})
+    if path == '/api/validate-yaml':
+      return self._send_json({'errors': [], 'warnings': []})
+    if '/preupload/' in path:
+      return self._send_json({'files': [
+          {'path': one['path'], 'shouldIgnore': False, 'uploadMode': 'lfs' if one['path'].endswith('.safetensors')
+           else 'regular'} for one in json.loads(body)['files']]})
+    return self._commit(path.removeprefix('/api/models/').rpartition('/commit/')[0], body)
+
+  def _commit(self, name: str, body: bytes) -> None:
+    repo = self.server.repos[name]
+    for line in body.splitlines():
+      one = json.loads(line)
+      value = one['value']
+      if one['key'] == 'header':
+        self.server.commits.append((name, value['summary']))
+      elif one['key'] == 'file':
+        repo.files[value['path']] = base64.b64decode(value['content'])
+      else:
+        repo.files[value['path']] = self.server.uploads[value['oid']]
+    repo.commit = hashlib.sha1(body).hexdigest()
+    self._send_json({'commitUrl': f'{self.server.address}/{name}/commit/{repo.commit}', 'commitOid': repo.commit,
+                     'hookOutput': ''})
+
+  def _body(self) -> bytes:
+    return self.rfile.read(int(self.headers.get('Content-Length') or 0))
+
+  def _send_json(self, content: object) -> None:
+    self._send(200, {'Content-Type': 'application/json'}, json.dumps(content).encode())
 
   def _answer_file(self, with_body: bool) -> None:
     token = self.headers.get('Authorization', '').removeprefix('Bearer ')

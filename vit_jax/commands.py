@@ -288,6 +288,13 @@ JOBS = {
         Flag('family', choice('vision_transformer', 'big_vision', 'timm', 'huggingface', 'bit', 'run', 'peft'),
              'format to write', '', 'by the suffix of --to'),
         *READING, CLASSES, Flag('overwrite', None, 'replace what is at --to')), on_cpu=True),
+    'push': Job('Publish weights on the Hugging Face hub, with a model card.', 'jobs.push', (
+        WEIGHTS, Flag('to', TEXT, 'hf://OWNER/NAME, which is created if it does not exist')), (
+        Flag('family', choice('huggingface', 'timm', 'run'), 'format: for transformers, timm, or this package',
+             'huggingface'),
+        Flag('license', TEXT, 'license of what is published', '', 'that of the weights from which it was made'),
+        Flag('private', None, 'a new repository is private'),
+        Flag('message', TEXT, 'message of the commit', 'Weights written by vit_jax'), *READING, CLASSES), on_cpu=True),
     'export': Job('Export a network as StableHLO or ONNX, to run without this package.', 'export.job', (
         WEIGHTS, Flag('to', LOCAL, 'file to write: NAME.stablehlo or NAME.onnx')), (
         *READING, Flag('from_pixels', None, 'the input is uint8, and normalized inside'),

@@ -45,6 +45,10 @@ class Repository(NamedTuple):
     return f'{constants.ENDPOINT}/{"datasets/" if self.kind == "dataset" else ""}{self.owner}/{self.name}'
 
 
+class NoRepository(UserError):
+  """There is no repository of this name, or none that the token may read."""
+
+
 class File(NamedTuple):
   """A file in the cache of the hub.
 
@@ -105,9 +109,9 @@ def fetch(repository: Repository, file: str, *, most_bytes: int, offline: bool =
   except errors.GatedRepoError as error:
     raise UserError(_gated(repository, error)) from error
   except errors.RepositoryNotFoundError as error:
-    raise UserError(f'{repository}: expected a {repository.kind} of {constants.ENDPOINT}, got none of this name that '
-                    f'can be read with {_whose_token()}. Check the name. For a private one, run `hf auth login` or set '
-                    'HF_TOKEN.') from error
+    raise NoRepository(f'{repository}: expected a {repository.kind} of {constants.ENDPOINT}, got none of this name '
+                       f'that can be read with {_whose_token()}. Check the name. For a private one, run `hf auth '
+                       'login` or set HF_TOKEN.') from error
   except errors.RevisionNotFoundError as error:
     raise UserError(f'{repository}: expected a branch, tag or commit of {repository.page}, got '
                     f'{repository.revision!r}. Leave it out for the newest one.') from error
@@ -119,6 +123,51 @@ def fetch(repository: Repository, file: str, *, most_bytes: int, offline: bool =
     if (known := _cached(repository, file)) is not None:
       return known
     raise _unreachable(repository, error) from error
+
+
+def list_files(repository: Repository) -> list[str]:
+  """Returns the names of all files of a repository.
+
+  Raises:
+    TemporaryError: the hub cannot be reached.
+  """
+  try:
+    found = huggingface_hub.HfApi(endpoint=constants.ENDPOINT).repo_info(
+        f'{repository.owner}/{repository.name}', repo_type=repository.kind, revision=repository.revision)
+    return [one.rfilename for one in getattr(found, 'siblings', None) or ()]
+  except (errors.HTTPError, ConnectionError, TimeoutError) as error:
+    raise _unreachable(repository, error) from error
+
+
+def upload(repository: Repository, folder: pathlib.Path, *, private: bool, message: str) -> str:
+  """Uploads the files of a folder as one commit, and returns the address of the repository.
+
+  Args:
+    repository: created if it does not exist.
+    folder: of the files.
+    private: whether a new repository is private.
+    message: of the commit.
+
+  Raises:
+    UserError: there is no token, or it may not write there.
+    TemporaryError: the hub cannot be reached.
+  """
+  if is_offline():
+    raise UserError(f'{repository}: expected a network, as the files are uploaded, got HF_HUB_OFFLINE=1. Unset it.')
+  api, repo = huggingface_hub.HfApi(endpoint=constants.ENDPOINT), f'{repository.owner}/{repository.name}'
+  try:
+    api.create_repo(repo, repo_type=repository.kind, private=private, exist_ok=True)
+    api.upload_folder(repo_id=repo, folder_path=folder, repo_type=repository.kind, commit_message=message)
+  except (errors.HfHubHTTPError, errors.LocalTokenNotFoundError) as error:
+    status = getattr(getattr(error, 'response', None), 'status_code', 401)
+    if status in (401, 403, 404):
+      raise UserError(f'{repository}: expected a token that may write there, got status {status} with '
+                      f'{_whose_token()}. Create one with write access at {constants.ENDPOINT}/settings/tokens, and '
+                      'run `hf auth login` or set HF_TOKEN.') from error
+    raise _unreachable(repository, error) from error
+  except (errors.HTTPError, ConnectionError, TimeoutError) as error:
+    raise _unreachable(repository, error) from error
+  return repository.page
 
 
 def is_offline() -> bool:

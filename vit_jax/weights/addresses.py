@@ -184,6 +184,10 @@ def _model(name: str, offline: bool) -> pathlib.Path:
   for side in SIDE_FILES:
     if found := _from_hub(repository, side, offline=offline):
       repository = repository._replace(revision=found.commit)  # all files of one commit
+      if side == 'config.json' and _is_run(found.path):
+        for one in () if offline or hub.is_offline() else hub.list_files(repository):
+          hub.fetch(repository, one, most_bytes=download.MOST_BYTES)
+        return found.path.parent
   for main in MODEL_FILES:
     if found := _from_hub(repository, main, offline=offline):
       if main == INDEX:
@@ -195,6 +199,12 @@ def _model(name: str, offline: bool) -> pathlib.Path:
       return found.path.parent
   raise UserError(f'hf://{name}: expected a model with one of {", ".join(MODEL_FILES)}, got one without'
                   f'{_cache_only()}. Choose another model.')
+
+
+def _is_run(config: pathlib.Path) -> bool:
+  """Returns whether a config is that of a run, which consists of many files."""
+  content = files.read_json(config)
+  return isinstance(content, Mapping) and content.get('type') == 'Config' and 'objective' in content
 
 
 def _cache_only() -> str:

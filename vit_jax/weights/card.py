@@ -9,6 +9,7 @@ import hashlib
 import json
 import pathlib
 import re
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,10 +19,13 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.redaction import redacted
 from vit_jax.data.labels import imagenet
 from vit_jax.models import cost
+from vit_jax.record import reader
 from vit_jax.weights import addresses, catalog, known_weights
 from vit_jax.weights.network import Weights, setting
 
 _OURS = re.compile(r'<!-- card written by vit-jax, SHA-256 of the lines above: ([0-9a-f]{64}) -->\n?\Z')
+_SPDX = re.compile(r'(apache|mit|bsd|cc|cc0|gpl|lgpl|agpl|mpl|openrail)\b[-\w.+]*', re.I)
+"""Licenses that hubs know by their short names; others are `other`, with a name."""
 _LIBRARIES = {'huggingface': 'transformers', 'timm': 'timm'}
 _MOST_CLASSES = 20  # that are listed
 _METRICS = re.compile(r'(\w+)/(top1|top5|nll|map)(@\w+)?')
@@ -29,7 +33,7 @@ USE = {
     'huggingface': "from transformers import AutoImageProcessor, AutoModel{head}\n"
                    "processor = AutoImageProcessor.from_pretrained('{path}')\n"
                    "model = AutoModel{head}.from_pretrained('{path}')",
-    'timm': "import timm\nmodel = timm.create_model('local-dir:{path}', pretrained=True)",
+    'timm': "import timm\nmodel = timm.create_model('{where}:{path}', pretrained=True)",
     'onnx': "import numpy as np\nimport onnxruntime\nimage = {image}\n"
             "session = onnxruntime.InferenceSession('{path}')\n"
             "{output}, = session.run(None, {{session.get_inputs()[0].name: image}})",
@@ -40,21 +44,23 @@ USE = {
 
 
 def text(weights: Weights, name: str, *, written_as: str, how: str, is_folder: bool = False,
-         from_pixels: bool = False) -> str:
+         from_pixels: bool = False, license: str = '') -> str:
   """Returns a card in Markdown, with the header that hubs read.
 
   Args:
     weights: as they were loaded.
-    name: of the file or folder.
+    name: of the file or folder, or `hf://OWNER/NAME`.
     written_as: the format: one of `saving.FORMATS`, `onnx` or `stablehlo`.
     how: a sentence on how the file was made and checked.
     is_folder: whether it is a folder; a timm folder is loaded by its path.
     from_pixels: the file takes u8 images, and normalizes them.
+    license: of the file; '' = that of its source.
   """
-  license, metrics = find_license(weights.source), measured(weights.source)
-  stem = pathlib.PurePath(name).stem if not is_folder else name
+  license, metrics = license or find_license(weights.source), measured(weights.source)
+  stem = pathlib.PurePath(name).stem if not is_folder else name.rpartition('/')[2]
   parts = [header(stem, weights, license=license, library=_LIBRARIES.get(written_as, 'vit_jax'), metrics=metrics),
-           f'# {stem}', _about(weights), '## Source', f'`{_source(weights.source)}` (format: {weights.family}). {how}',
+           f'# {stem}', _about(weights), '## Source',
+           f'`{shown_source(weights.source)}` (format: {weights.family}). {how}', *_made(weights.source),
            *(f'Note: {one}' for one in weights.report.warnings), '## Images', _images(weights, from_pixels),
            '## Classes',
            _classes(weights), '## Use', _use(weights, name, written_as, is_folder, from_pixels),
@@ -67,7 +73,9 @@ def text(weights: Weights, name: str, *, written_as: str, how: str, is_folder: b
 def header(name: str, weights: Weights, *, license: str, library: str,
            metrics: tuple[str, Mapping[str, float]] | None) -> str:
   """The front matter: license, library, task, tags and results, as hubs read them; values are JSON, which is YAML."""
-  lines: dict[str, Any] = {'license': license.lower() if license else 'other', 'library_name': library,
+  is_known = bool(_SPDX.fullmatch(license))
+  lines: dict[str, Any] = {'license': license.lower() if is_known else 'other',
+           **({'license_name': license} if license and not is_known else {}), 'library_name': library,
            'pipeline_tag': 'image-classification' if weights.num_classes else 'image-feature-extraction',
            'tags': ['vision', type(weights.model).__name__.lower()]}
   if metrics:
@@ -78,10 +86,24 @@ def header(name: str, weights: Weights, *, license: str, library: str,
   return '\n'.join(['---', *(f'{key}: {json.dumps(value)}' for key, value in lines.items()), '---'])
 
 
-def _source(source: str) -> str:
-  """The name of weights as others know it: without the folders of this machine."""
+def shown_source(source: str) -> str:
+  """Returns the name of weights as others know it: without the folders of this machine."""
   path = pathlib.Path(source)
   return path.resolve().name if path.exists() else source
+
+
+def _made(source: str) -> list[str]:
+  """Returns how a run was made, so that others can make it again; [] for other weights."""
+  try:
+    final = json.loads(_read(pathlib.Path(source) / 'final.json') or '{}')
+    start: Any = next((event for event in reader.read(source).events if event['event'] == 'start'), {})
+    command, versions = start['command'], start['machine']['versions']
+    shown = shlex.join(['vit-jax', *(word for word in command[1:] if not word.startswith('--workdir'))])
+    named = ', '.join(f'{name} {versions[name]}' for name in ('vit_jax', 'jax', 'jaxlib', 'flax', 'optax'))
+    return [f'Trained with {named}, commit `{start["commit"] or "unknown"}`, by', f'```sh\n{shown}\n```',
+            f'SHA-256 of the trained parameters, bit for bit: `{final["params_digest"]}`.']
+  except (OSError, UserError, ValueError, AttributeError, LookupError, TypeError):
+    return []
 
 
 def _about(weights: Weights) -> str:
@@ -129,7 +151,8 @@ def _use(weights: Weights, name: str, written_as: str, is_folder: bool, from_pix
     height, width = weights.preprocess.image_px
     image = (f'np.zeros((1, {height}, {width}, 3), np.{"uint8" if from_pixels else "float32"})  # your images, '
              'prepared as above')
-    blocks.append(USE[written_as].format(path=name, head=head, image=image,
+    blocks.append(USE[written_as].format(path=name.removeprefix('hf://'), head=head, image=image,
+                                         where='hf-hub' if name.startswith('hf://') else 'local-dir',
                                          output='logits' if weights.num_classes else 'features'))
   if written_as not in ('onnx', 'stablehlo'):
     call = "model.classify('image.jpg')" if weights.num_classes else "model.features('image.jpg')"
@@ -158,10 +181,15 @@ def find_license(source: str) -> str:
     folder = addresses.local(source, offline=True)
   except UserError:  # it is not in the cache
     return ''
-  folder = folder if folder.is_dir() else folder.parent
+  return license_of(folder if folder.is_dir() else folder.parent)
+
+
+def license_of(folder: pathlib.Path) -> str:
+  """Returns the license in the card or the config of timm in a folder; '' if there is none."""
   card = _read(folder / 'README.md')
   if card.startswith('---') and (found := re.search(r'^license: *"?([\w.-]+)"? *$', card, re.M)):
-    return '' if found[1] == 'other' else found[1]
+    name = re.search(r'^license_name: *"?([^"\n]+?)"? *$', card, re.M)
+    return found[1] if found[1] != 'other' else name[1] if name else ''
   try:
     config = json.loads(_read(folder / 'config.json') or '{}').get('pretrained_cfg', {})
     return str(config.get('license', ''))

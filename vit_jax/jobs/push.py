@@ -1,0 +1,111 @@
+"""`--job=push`: publishes weights on the Hugging Face hub, with a model card."""
+from __future__ import annotations
+
+import pathlib
+import re
+import tempfile
+
+from vit_jax.core import hub, json_text
+from vit_jax.core.errors import UserError
+from vit_jax.jobs import runtime as startup
+from vit_jax.weights import card, inference, loading, saving
+from vit_jax.weights.reading import Reading
+
+OPEN = re.compile(r'apache-2\.0|mit|bsd\b.*|cc0-1\.0|cc-by(-sa)?-\d.*', re.I)
+"""Licenses that allow anyone to publish changed weights for any use."""
+
+
+def run(weights: str, to: str, *, family: str, license: str, private: bool, message: str, reading: Reading,
+        classes: str) -> int:
+  """Publishes weights; exit status 0.
+
+  Args:
+    weights, reading, classes: see `weights.inference.load`.
+    to: `hf://OWNER/NAME`, which is created if it does not exist.
+    family: format, one of `huggingface`, `timm` and `run`.
+    license: of the published weights; '' = that of the weights, and of those that a run began with.
+    private: whether a new repository is private.
+    message: of the commit.
+
+  Raises:
+    UserError: `to` is no repository, the license must be stated, the format cannot hold the weights, or the hub does
+      not accept them.
+  """
+  repository = _target(to)
+  startup.start()
+  found = inference.load(weights, reading, classes=classes)
+  print(loading.text(found))
+  stated = license or find_license(found.given or found.source)
+  with tempfile.TemporaryDirectory(prefix='vit_jax_push_') as place:
+    folder, lost = saving.save(found, str(pathlib.Path(place) / repository.name), family=family)
+    content = card.text(found, f'hf://{repository.owner}/{repository.name}', written_as=family, is_folder=True,
+                        license=stated, how='Published with vit_jax; the files were read back before, and no bit of a '
+                        'parameter differs.')
+    (folder / saving.REPORT).unlink(missing_ok=True)  # it names folders of this machine
+    kept = _card_of_a_person(repository)
+    if not kept:
+      card.place(content, folder, folder)
+    for one in lost:
+      print(f'This format cannot store: {one}')
+    address = hub.upload(repository, folder, private=private, message=message)
+  print(f'Published: {address}' + (' (its README.md, which a person wrote, is unchanged)' if kept else ''), flush=True)
+  return 0
+
+
+def _target(to: str) -> hub.Repository:
+  scheme, _, rest = to.partition('://')
+  if scheme != 'hf':
+    raise UserError(f'--to: expected hf://OWNER/NAME, got {to}. Files and folders are written by vit-jax convert.')
+  repository, file = hub.parse(rest)
+  if file or repository.revision != 'main':
+    raise UserError(f'--to: expected hf://OWNER/NAME without a file or revision, got {to}.')
+  return repository
+
+
+def find_license(source: str) -> str:
+  """Returns the license of weights, and of the weights that a run began with; '' for a run that began with none.
+
+  Raises:
+    UserError: these weights are not published under an open license, or their license is not known.
+  """
+  base = _base(source)
+  if base is None:
+    return ''
+  found = card.find_license(base) or _license_on_hub(base)
+  if OPEN.fullmatch(found):
+    return found
+  raise UserError(f'--license: expected the license under which the weights may be published, got none. They are made '
+                  f'from {card.shown_source(base)}, whose license is {found or "not known"}. Read it, and if it allows '
+                  'this, set --license=NAME.')
+
+
+def _base(source: str) -> str | None:
+  """Returns the weights that others made: those of `source`, or those that a run began with; None if there are none."""
+  folder = pathlib.Path(source)
+  if not (folder / 'config.json').is_file() or not (folder / 'checkpoints').is_dir():
+    return source
+  if not (folder / 'init.json').is_file():
+    return None
+  record = json_text.parse((folder / 'init.json').read_bytes())
+  found = json_text.Table(record, str(folder / 'init.json'), fix='Restore the file.').table('init_from')
+  return _base(found.text('source'))
+
+
+def _license_on_hub(source: str) -> str:
+  """Returns the license in the card of a model of the hub; '' if it has none, or for weights elsewhere."""
+  scheme, _, rest = source.partition('://')
+  if scheme != 'hf':
+    return ''
+  repository, _ = hub.parse(rest)
+  page = hub.fetch(repository, 'README.md', most_bytes=2**22)
+  return card.license_of(page.path.parent) if page else ''
+
+
+def _card_of_a_person(repository: hub.Repository) -> bool:
+  """Returns whether the repository has a card that this program has not written, or that a person has changed."""
+  try:
+    page = hub.fetch(repository, 'README.md', most_bytes=2**22)
+  except hub.NoRepository:
+    return False
+  return page is not None and not card.is_ours(page.path)
+
