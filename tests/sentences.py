@@ -11,14 +11,15 @@ from collections.abc import Iterator
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[1] / 'vit_jax'
 VERBS = """
-    Adds Advances Answers Appends Applies Arranges Averages Begins Blends Bounds Builds Calls Changes Checks Chooses Classifies
-    Clears Clips Closes Compares Compiles Computes Constrains Converts Copies Counts Creates Declares Decodes
-    Describes Discards Divides Does Downloads Draws Encodes Ends Equalizes Erases Evaluates Executes Exports Fills
-    Finds Fine-tunes Fits Formats Gathers Holds Imports Inspects Inverts Joins Keeps Labels Lists Loads Locks Logs
-    Makes Maps Marks Measures Mirrors Mixes Moves Multiplies Normalizes Notes Opens Parses Places Plans Predicts
-    Prepares Prints Publishes Raises Reads Reconstructs Records Refuses Removes Replaces Replays Reports Resizes Restores
-    Returns Rotates Runs Samples Saves Scales Scores Sends Serializes Serves Sets Shows Silences Smooths Splits
-    Starts Stops Stores Stretches Sums Takes Tells Times Trains Updates Uploads Verifies Waits Warns Writes Yields Zeroes"""
+    Adds Advances Answers Appends Applies Arranges Averages Begins Blends Bounds Builds Calls Changes Checks
+    Chooses Classifies Clears Clips Closes Compares Compiles Computes Constrains Converts Copies Counts Creates
+    Declares Decodes Describes Discards Divides Does Downloads Draws Encodes Ends Equalizes Erases Evaluates
+    Executes Exports Fills Finds Fine-tunes Fits Formats Gathers Holds Imports Inspects Inverts Joins Keeps Labels
+    Lists Loads Locks Logs Makes Maps Marks Measures Mirrors Mixes Moves Multiplies Normalizes Notes Opens Parses
+    Places Plans Predicts Prepares Prints Publishes Raises Reads Reconstructs Records Refuses Removes Replaces
+    Replays Reports Resizes Restores Returns Rotates Runs Samples Saves Scales Scores Sends Serializes Serves Sets
+    Shows Silences Smooths Splits Starts Stops Stores Stretches Sums Takes Tells Times Trains Updates Uploads
+    Verifies Waits Warns Writes Yields Zeroes"""
 
 
 def begins_with_verb(text: str) -> bool:
