@@ -88,6 +88,13 @@ create_workload() {
     check_command "$ROOT" --elsewhere --topology="$type" --slices="$slices" -- "${words[@]}" \
       || fail 'the command has problems, see above; nothing was submitted'
   fi
+  for one in "${words[@]}"; do
+    if [[ "$one" == --workdir=/*/* ]]; then  # beside the run directory, the cache outlives the nodes
+      one="${one#*=}"
+      words=(env "XDG_CACHE_HOME=${one%/*}/.cache" HF_HOME=/tmp/huggingface "${words[@]}")
+      break
+    fi
+  done
   # XPK restarts after the statuses 42 and 127 to 255 by itself.
   submit xpk workload create --cluster="$cluster" ${project:+--project="$project"} ${zone:+--zone="$zone"} \
     --workload="$name" --tpu-type="$type" --num-slices="$slices" --docker-image="$image" \

@@ -337,7 +337,7 @@ job_status() {
 
 fetch_run() {
   mkdir -p "$fetch"
-  run gcloud storage rsync --recursive --exclude='^checkpoints/.*' "$workdir" "$fetch" \
+  run gcloud storage rsync --recursive --exclude='^(checkpoints|\.cache)/.*' "$workdir" "$fetch" \
     || fail "the run is done, but $workdir could not be fetched; see above"
   say "run directory: $fetch (checkpoints stay in $workdir)"
 }
@@ -414,7 +414,7 @@ main() {
       start
       worker 0 'follow 1'
       worker all 'status 150'
-      run gcloud storage rsync --recursive --exclude='^checkpoints/.*' "$workdir" "$fetch"
+      run gcloud storage rsync --recursive --exclude='^(checkpoints|\.cache)/.*' "$workdir" "$fetch"
       if [ -z "$keep" ]; then delete_slice; fi ;;
   esac
 }

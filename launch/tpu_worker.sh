@@ -163,6 +163,8 @@ start() {
     folder="$(bring_workdir "$workdir")"
     if [[ "$*" == *'{workdir}'* ]]; then command=("${command[@]//'{workdir}'/$folder}")
     else command+=("--workdir=$folder"); fi
+    # Compiled programs, lists and checksums of data outlive the hosts; locks of the hub do not hold between hosts.
+    export XDG_CACHE_HOME="${XDG_CACHE_HOME:-$folder/.cache}" HF_HOME="${HF_HOME:-$HOME/.cache/huggingface}"
   fi
   export_place
   export PATH="$VENV/bin:$PATH" PYTHONUNBUFFERED=1

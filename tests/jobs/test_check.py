@@ -6,6 +6,7 @@ import os
 import pathlib
 
 import pytest
+import yaml
 
 from vit_jax.config import schema as s
 from vit_jax.core.errors import UserError
@@ -99,6 +100,17 @@ def test_the_template_runs_its_command_on_its_slices_once_its_names_are_filled_i
   found = check.read_manifest(written(tmp_path, ('replicas: 1', 'replicas: 2')))
   assert found.topology == 'v5e:4x4' and found.slices == 2
   assert found.line.startswith('vit-jax --config=vit_s16_i1k --config.data.data_dir=/data/tfds')
+
+
+def test_the_template_keeps_the_cache_in_the_bucket_of_runs() -> None:
+  """Programs that were compiled, lists and checksums are there at the next start, on other nodes."""
+  (jobset,) = yaml.safe_load_all(TEXT)
+  pod = jobset['spec']['replicatedJobs'][0]['template']['spec']['template']['spec']
+  (container,) = pod['containers']
+  cache = next(one['value'] for one in container['env'] if one['name'] == 'XDG_CACHE_HOME')
+  mounts = {one['mountPath']: one for one in container['volumeMounts']}
+  assert cache.startswith('/runs/') and not mounts['/runs'].get('readOnly')
+  assert next(one for one in pod['volumes'] if one['name'] == 'runs')['csi']['driver'].startswith('gcsfuse')
 
 
 @pytest.mark.parametrize(('old', 'new'), [

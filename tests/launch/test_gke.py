@@ -32,6 +32,9 @@ def test_a_command_becomes_a_workload_that_restarts_on_all_but_invalid_input(gke
   assert call.startswith('xpk workload create --cluster=c --zone=z --workload=w --tpu-type=v5litepod-16 --num-slices=2 '
                          '--docker-image=i --storage=data --max-restarts=100 --restart-on-exit-codes=1,70,75 ')
   assert call.endswith('--command=python x\\ y ')
+  gke.run('gke.sh', *XPK, '--', 'python', '--workdir=/runs/s16')
+  assert gke.calls[-1].endswith('--command=env XDG_CACHE_HOME=/runs/.cache HF_HOME=/tmp/huggingface '
+                                'python --workdir=/runs/s16 ')
 
 
 def test_a_command_of_this_program_is_checked_before_it_is_submitted(gke: Machines) -> None:

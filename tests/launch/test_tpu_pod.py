@@ -50,15 +50,17 @@ def test_a_type_that_the_api_does_not_have_gets_the_nearest_one(pod: Machines, g
 
 
 def test_a_run_is_requested_started_on_all_hosts_shown_fetched_and_its_slice_deleted(pod: Machines) -> None:
-  status, out, err = launch(pod, 'echo "host $VIT_JAX_PROCESS_ID of $VIT_JAX_NUM_PROCESSES at '
-                            '$VIT_JAX_COORDINATOR: $*; A=$A"', '--env=A=x y', '--spot', arguments=('two words', '$3'))
+  body = ('echo "host $VIT_JAX_PROCESS_ID of $VIT_JAX_NUM_PROCESSES at $VIT_JAX_COORDINATOR: $*; A=$A; '
+          'cache $XDG_CACHE_HOME"')
+  status, out, err = launch(pod, body, '--env=A=x y', '--spot', arguments=('two words', '$3'))
   assert status == 0, err
-  assert f'host 0 of 2 at 10.0.0.1:8476: two words $3 --workdir={pod.folder}/host0/vit_jax_job/workdir; A=x y' in out
+  run = f'{pod.folder}/host0/vit_jax_job/workdir'
+  assert f'host 0 of 2 at 10.0.0.1:8476: two words $3 --workdir={run}; A=x y; cache {run}/.cache' in out
   assert 'host 1' not in out  # the output of one host is enough
   assert pod.calls[1] == ('compute tpus queued-resources create pod --zone=here --node-id=pod '
                           '--accelerator-type=v3-32 --runtime-version=tpu-ubuntu2204-base --spot')
   assert pod.count('--metadata-cache-ttl-secs=0') == 2 and pod.count('--only-dir=runs/x') == 2
-  assert pod.count('storage rsync --recursive --exclude=^checkpoints/.* gs://b/runs/x runs/pod') == 1
+  assert pod.count('storage rsync --recursive --exclude=^(checkpoints|\\.cache)/.* gs://b/runs/x runs/pod') == 1
   assert pod.count('queued-resources delete') == 1 and 'delete' in pod.calls[-1]
 
 

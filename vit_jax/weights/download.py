@@ -104,7 +104,7 @@ def fetch(address: str, path: pathlib.Path, *, prove: Proof, opener: Opener = op
     UserError: the file cannot be downloaded or written, or is of another kind.
     TemporaryError: the server or the network failed, or the file is truncated or has a wrong checksum.
   """
-  part = path.with_name(f'{path.name}.{os.getpid()}.part')
+  part = path.with_name(f'{path.name}.{socket.gethostname()}-{os.getpid()}.part')  # of hosts that share the cache
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
     with opener(address) as response, open(part, 'wb') as out:
