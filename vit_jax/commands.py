@@ -215,6 +215,11 @@ def _read_number(text: str) -> float:
   return found
 
 
+def _read_count(text: str) -> float:
+  factor = {'K': 1e3, 'M': 1e6, 'B': 1e9}.get(text[-1:].upper())
+  return _read_number(text[:-1]) * factor if factor else _read_number(text)
+
+
 def _local_path(text: str) -> pathlib.Path:
   if not storage.is_local(text):
     raise ValueError
@@ -235,6 +240,7 @@ NAMES = Kind('A,B,…', 'names with commas', _names)
 PATHS = Kind('NAME=PATH,…', 'names with paths, NAME=PATH with commas', _read_paths)
 NUMBER = Kind('X', 'a number, at least 0', _read_number, 'at least 0')
 SHARE = Kind('X', 'a number, 0 to below 1', _share, '0 to below 1')
+COUNT = Kind('N', 'a number of parameters such as 30M or 1.2B', _read_count, 'such as 30M or 1.2B')
 GLOB = Kind('GLOB', 'a pattern such as *b16*', str)
 FILE = Kind('FILE', 'a file', str)
 LOCAL = Kind('PATH', 'a path on this machine', _local_path)
@@ -381,6 +387,11 @@ JOBS = {
         Flag('models', GLOB, 'the networks, for --config.model=NAME', '', alone='*'),
         Flag('weights', GLOB, 'the published weights, for --weights=NAME', '', alone='*'),
         Flag('records', GLOB, 'the published numbers that can be replayed, for vit-jax replay ID', '', alone='*'),
+        Flag('max_params', COUNT, 'only networks and weights with at most so many parameters', None, 'any number'),
+        Flag('family', GLOB, 'only networks and weights of this family, such as deit*', '', 'all'),
+        Flag('data', GLOB, 'only weights trained on this, such as imagenet-21k*', '', 'all'),
+        Flag('license', GLOB, 'only weights under this license, such as apache*', '', 'all'),
+        Flag('px', whole(1, 100_000), 'only weights for images of this side', 0, 'any'),
         Flag('format', choice('text', 'markdown', 'json'), 'of the output', 'text')), is_quick=True),
     'settings': Job('Show every setting of a config, its type, range and default, and where it was set.',
                     'jobs.settings', (), (

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -56,3 +58,31 @@ def test_a_pattern_without_a_match_is_an_error(capsys: pytest.CaptureFixture[str
       "got 'digts'. Did you mean digits or deit3_s16_i1k? List all names with vit-jax list --configs.")
   assert weights.startswith('--weights: expected a pattern such as *b16* that matches one of')
   assert 'Other names that work: ' in weights
+
+
+@pytest.mark.parametrize(('words', 'column', 'kept'), [
+    ('--weights --max_params=30M', 'parameters', lambda value: value <= 30e6),
+    ('--weights --license=apache*', 'license', lambda value: value == 'Apache-2.0'),
+    ('--weights --data=imagenet-21k+1k', 'data', lambda value: value == 'ImageNet-21k+1k'),
+    ('--weights --px=384', 'px', lambda value: value == 384),
+    ('--weights --family=dinov2', 'family', lambda value: value.startswith('DINOv2')),
+    ('--models --family=hybrid', 'family', lambda value: value == 'Hybrid'),
+    ('--models --max_params=0.1B', 'parameters', lambda value: value <= 1e8)])
+def test_filters_keep_what_matches_and_nothing_else(words: str, column: str, kept: Callable[[Any], bool],
+                                                    capsys: pytest.CaptureFixture[str]) -> None:
+  kind = words.split()[0].removeprefix('--')
+  every = listing.table(kind).entries
+  assert main.run(['list', *words.split(), '--format=json']) == 0
+  found = json.loads(capsys.readouterr().out)[kind]
+  assert found == [one for one in every if kept(one[column])] and 0 < len(found) < len(every)
+
+
+def test_filters_without_an_effect_or_a_match_are_errors(capsys: pytest.CaptureFixture[str]) -> None:
+  for words, error in (
+      (['--configs', '--px=224'], '--px: expected it with --weights, got it with --configs. Add --weights.'),
+      (['--models', '--data=x'], '--data: expected it with --weights, got it with --models. Add --weights.'),
+      (['--weights', '--family=foo', '--max_params=1K'], 'got --max_params=1000 --family=foo. Leave one out. What '
+       'there is: family: BiT, DINOv2'),
+      (['--weights', '--max_params=x'], "--max_params: expected a number of parameters such as 30M or 1.2B, got 'x'.")):
+    assert main.run(['list', *words]) == 2
+    assert error in capsys.readouterr().err

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import sys
 import warnings
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from vit_jax.config import catalog as configs
@@ -40,21 +42,38 @@ class Table(NamedTuple):
   entries: list[dict[str, object]]
 
 
-def run(*, models: str, weights: str, configs: str, records: str, format: str) -> int:
+class Filter(NamedTuple):
+  """What networks and weights must have, beside their names; the last three concern weights alone."""
+  max_params: float = math.inf
+  family: str = '*'
+  data: str = '*'
+  license: str = '*'
+  px: int = 0
+
+
+EVERY = Filter()
+
+
+def run(*, models: str, weights: str, configs: str, records: str, format: str, max_params: float | None, family: str,
+        data: str, license: str, px: int) -> int:
   """Prints what matches the patterns, `*` for all; configs if there is no pattern. Exit status 0.
+
+  The other arguments are those of `Filter`.
 
   Raises:
     UserError: nothing matches.
   """
   given = dict(zip(KINDS, (configs, models, weights, records), strict=True))
   given = {kind: pattern for kind, pattern in given.items() if pattern} or {'configs': '*'}
+  wanted = Filter(math.inf if max_params is None else max_params, family or '*', data or '*', license or '*', px)
+  _check(wanted, given)
   with contextlib.nullcontext() if [*given] == ['configs'] else console.stages_shown():
     console.begin_stage('importing jax')
     with warnings.catch_warnings():
       warnings.simplefilter('ignore')  # of an empty list, which is an error here
-      tables = {kind: table(kind, pattern) for kind, pattern in given.items()}
+      tables = {kind: table(kind, pattern, wanted) for kind, pattern in given.items()}
     console.end_stage()
-  if problems := [_no_match(kind, given[kind]) for kind, found in tables.items() if not found.rows]:
+  if problems := [_no_match(kind, given[kind], wanted) for kind, found in tables.items() if not found.rows]:
     raise UserError('\n'.join(problems))
   if format == 'json':
     print(json.dumps({kind: found.entries for kind, found in tables.items()}, indent=1, ensure_ascii=False))
@@ -64,17 +83,26 @@ def run(*, models: str, weights: str, configs: str, records: str, format: str) -
   return 0
 
 
-def table(kind: str, pattern: str = '*') -> Table:
+def _check(wanted: Filter, given: Mapping[str, str]) -> None:
+  """Raises UserError if a filter has no effect on what is listed."""
+  for name, value in wanted._asdict().items():
+    kinds = ('weights',) if name in ('data', 'license', 'px') else ('models', 'weights')
+    if value != getattr(EVERY, name) and not set(kinds) & set(given):
+      flags = ' or '.join(f'--{kind}' for kind in kinds)
+      raise UserError(f'--{name}: expected it with {flags}, got it with --{", --".join(given)}. Add {flags}.')
+
+
+def table(kind: str, pattern: str = '*', wanted: Filter = EVERY) -> Table:
   """Returns the table of one of `KINDS`."""
   match kind:
     case 'configs':
       return _configs(pattern)
     case 'models':
-      return _models(pattern)
+      return _models(pattern, wanted)
     case 'records':
       return _records(pattern)
     case _:
-      return _weights(pattern)
+      return _weights(pattern, wanted)
 
 
 def text(found: Table) -> str:
@@ -107,9 +135,9 @@ def _configs(pattern: str) -> Table:
       [{**one._asdict(), 'path': os.fspath(one.path)} for one in found])
 
 
-def _models(pattern: str) -> Table:
+def _models(pattern: str, wanted: Filter) -> Table:
   from vit_jax.recipes import catalog
-  found = catalog.list_models(pattern)
+  found = catalog.list_models(pattern, max_params=wanted.max_params, family=wanted.family)
   return Table(
       'Networks', 'Use a name as `--config.model=NAME`. Parameters include a linear head of 1,000 classes. GFLOPs are '
       'those of a forward pass of one image of the given side in pixels, with two FLOPs per multiply-add. Other patch '
@@ -121,9 +149,9 @@ def _models(pattern: str) -> Table:
       [one._asdict() for one in found])
 
 
-def _weights(pattern: str) -> Table:
+def _weights(pattern: str, wanted: Filter) -> Table:
   from vit_jax.weights import catalog
-  found = catalog.list_weights(pattern)
+  found = catalog.list_weights(pattern, **wanted._asdict())
   others = '; '.join(f'`{names}` ({what})' for names, what in catalog.PATTERNS)
   return Table(
       'Published weights', 'Use a name as `--weights=NAME`, `--config.init_from=NAME` or `vit_jax.load(NAME)`; the '
@@ -148,7 +176,15 @@ def _records(pattern: str) -> Table:
       [{'id': one.id, **records.to_plain(one)} for one in found])
 
 
-def _no_match(kind: str, pattern: str) -> str:
+def _no_match(kind: str, pattern: str, wanted: Filter) -> str:
+  if kind in ('models', 'weights') and wanted != EVERY and (matching := table(kind, pattern).entries):
+    set_ones = {name: value for name, value in wanted._asdict().items() if value != getattr(EVERY, name)}
+    flags = ' '.join(f'--{name}={value:g}' if name == 'max_params' else f'--{name}={value}'
+                     for name, value in set_ones.items())
+    known = '; '.join(f'{name}: {", ".join(sorted({str(one[name]) for one in matching}))}' for name in set_ones
+                      if name != 'max_params')
+    return (f'--{kind}: expected filters that some of {len(matching)} names pass, got {flags}. Leave one out.'
+            + f' What there is: {known}.' * bool(known))
   names = [row[0] for row in table(kind).rows]
   text = f'--{kind}: {globs.no_match(pattern, names)} List all names with vit-jax list --{kind}.'
   if kind != 'weights':

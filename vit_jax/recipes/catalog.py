@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import pathlib
 import re
 import warnings
@@ -79,8 +80,10 @@ class Network(NamedTuple):
     return sum(own.parameters.values()), sum(own.flops.values())
 
 
-def list_models(pattern: str = '*') -> list[Model]:
+def list_models(pattern: str = '*', *, max_params: float = math.inf, family: str = '*') -> list[Model]:
   """Returns the networks whose names match a pattern such as `*b16*`; case and separators may be left out.
+
+  `max_params` is the largest number of parameters, such as 30e6, and `family` a pattern of families, such as `deit*`.
 
   Plain ViTs are found by their names in timm too, such as `vit_tiny*`. ViTs and Mixers with any other patch side, and
   BiTs with any other factor, can be named but are not listed. Without a match, the list is empty and a warning names
@@ -89,7 +92,7 @@ def list_models(pattern: str = '*') -> list[Model]:
   found = [model(name) for name in sizes.names() if matches(name, pattern)]
   if not found:
     warnings.warn(f'list_models: {globs.no_match(pattern, sizes.names())}', stacklevel=2)
-  return found
+  return [one for one in found if one.parameters <= max_params and globs.matches(one.family, family)]
 
 
 def matches(name: str, pattern: str) -> bool:

@@ -6,6 +6,7 @@ were looked up.
 """
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from typing import NamedTuple
@@ -52,8 +53,12 @@ class KnownWeights(NamedTuple):
   address: str
 
 
-def list_weights(pattern: str = '*') -> list[KnownWeights]:
+def list_weights(pattern: str = '*', *, max_params: float = math.inf, family: str = '*', data: str = '*',
+                 license: str = '*', px: int = 0) -> list[KnownWeights]:
   """Returns the published weights whose names or models match a pattern such as `*dino*`.
+
+  `max_params` is the largest number of parameters, such as 30e6. `family`, `data` and `license` are patterns such as
+  `dinov*`, `ImageNet-1k` and `apache*`, and `px` is the side of the images (0 = any).
 
   `PATTERNS` has further names. Without a match, the list is empty and a warning names the most similar ones.
   """
@@ -61,7 +66,8 @@ def list_weights(pattern: str = '*') -> list[KnownWeights]:
            if globs.matches(name, pattern) or catalog.matches(_rule(name)[1], pattern)]
   if not found:
     warnings.warn(f'list_weights: {globs.no_match(pattern, known_weights.NAMES)} {others()}', stacklevel=2)
-  return [_entry(name) for name in found]
+  return [one for one in map(_entry, found) if one.parameters <= max_params and globs.matches(one.family, family)
+          and globs.matches(one.data, data) and globs.matches(one.license, license) and px in (0, one.px)]
 
 
 def others() -> str:
