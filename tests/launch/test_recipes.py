@@ -1,11 +1,15 @@
 """What else lies in launch/: the cluster description, the image, the notebook and the page that explains them."""
 from __future__ import annotations
 
+import json
 import pathlib
 import re
 from typing import Any
 
 import pytest
+import yaml
+
+from vit_jax import main
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LAUNCH = ROOT / 'launch'
@@ -61,7 +65,24 @@ def test_the_image_copies_what_exists_and_knows_the_extras_of_setup() -> None:
   for line in re.findall(r'^COPY (.*)$', text, re.MULTILINE):
     for name in line.split()[:-1]:
       assert (ROOT / name).exists(), name
-  extras = re.search(r'in ([a-z0-9|]+)\) ;;', text)
-  assert extras
+  extras = re.search(r'([a-z0-9|]+)\) pip install --editable "', text)
+  assert extras and extras[1] == 'tpu|gpu|gpu12'
   for extra in extras[1].split('|'):
     assert f"'{extra}': [" in (ROOT / 'setup.py').read_text()
+
+
+def test_the_last_target_of_the_image_is_the_job_and_compose_names_another() -> None:
+  targets = re.findall(r'^FROM \S+ AS (\w+)$', (LAUNCH / 'Dockerfile').read_text(), re.MULTILINE)
+  assert targets == ['base', 'serve', 'job']
+  service = yaml.safe_load((LAUNCH / 'compose.yaml').read_text())['services']['serve']
+  assert service['build']['target'] in targets and (LAUNCH / service['build']['context']).resolve() == ROOT
+  assert service['ports'] == ['127.0.0.1:8471:8471']  # of this machine alone
+  words = re.findall(r'^ENTRYPOINT (.*)$', (LAUNCH / 'Dockerfile').read_text(), re.MULTILINE)
+  assert json.loads(words[0])[3:] == ['serve', '--host=0.0.0.0']
+  assert main.parse([*json.loads(words[0])[3:], *service['command']]).values['port'] == 8471
+
+
+def test_the_conda_environment_installs_the_project() -> None:
+  found = yaml.safe_load((LAUNCH / 'environment.yml').read_text())
+  (pip,) = [one['pip'] for one in found['dependencies'] if isinstance(one, dict)]
+  assert pip == ['-e ..'] and (LAUNCH / '..' / 'setup.py').is_file()

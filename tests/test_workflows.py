@@ -1,0 +1,55 @@
+"""The workflows of the repository run commands that exist, on versions of Python that the package takes."""
+from __future__ import annotations
+
+import pathlib
+import re
+import shlex
+from importlib import metadata
+
+import pytest
+import yaml
+
+from vit_jax import main
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+WORKFLOWS = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / '.github' / 'workflows').glob('*.yml')}
+COMMANDS = [(f'{name}/{job}', step['run']) for name, flow in WORKFLOWS.items() for job, one in flow['jobs'].items()
+            for step in one['steps'] if 'run' in step]
+
+
+def test_there_are_a_workflow_for_each_change_and_one_for_each_night() -> None:
+  assert set(WORKFLOWS) == {'test', 'nightly'}
+  assert {'tests', 'docs'} == set(WORKFLOWS['test']['jobs'])
+  assert {'slow', 'lowest', 'plans', 'macos'} == set(WORKFLOWS['nightly']['jobs'])
+  for flow in WORKFLOWS.values():
+    assert flow['permissions'] == {'contents': 'read'}
+    assert all(one['timeout-minutes'] <= 180 for one in flow['jobs'].values())
+
+
+@pytest.mark.parametrize(('where', 'command'), COMMANDS)
+def test_a_step_runs_a_command_that_exists(where: str, command: str) -> None:
+  program, *words = shlex.split(command)
+  match program:
+    case 'bash':
+      assert (ROOT / words[0]).is_file()
+    case 'vit-jax':
+      main.parse(words)
+    case 'pip':
+      extras = re.search(r'\.\[(\w+)]', command)
+      assert extras is None or extras[1] in (metadata.metadata('vit-jax').get_all('Provides-Extra') or ())
+    case _:
+      assert program == 'mkdocs' and (ROOT / words[words.index('-f') + 1]).is_file()
+
+
+def test_the_versions_of_python_are_those_of_the_package() -> None:
+  versions = WORKFLOWS['test']['jobs']['tests']['strategy']['matrix']['python']
+  assert versions == ['3.11', '3.12', '3.13']
+  assert metadata.metadata('vit-jax')['Requires-Python'] == '>=3.11'
+
+
+def test_forms_for_issues_are_complete() -> None:
+  for path in (ROOT / '.github' / 'ISSUE_TEMPLATE').glob('*.yml'):
+    form = yaml.safe_load(path.read_text())
+    assert form['name'] and form['description'] and form['labels'], path
+    names = [one['id'] for one in form['body']]
+    assert len(names) == len(set(names)) and all(one['attributes']['label'] for one in form['body']), path
