@@ -88,6 +88,9 @@ def test_the_blocks_of_a_page_run(page: pathlib.Path, start: pathlib.Path, progr
                                   tmp_path: pathlib.Path) -> None:
   if page.name == 'zero_shot.md':
     pytest.importorskip('tokenizers')
+  if page.name == 'embed.md':
+    pytest.importorskip('pyarrow')
+    pytest.importorskip('pandas')
   folder, found = tmp_path / 'page', [block for block in blocks.read(page) if block.runs]
   shutil.copytree(start, folder)
   (folder / 'launch').symlink_to(ROOT / 'launch')

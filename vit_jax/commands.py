@@ -220,6 +220,13 @@ def _read_count(text: str) -> float:
   return _read_number(text[:-1]) * factor if factor else _read_number(text)
 
 
+def _read_blocks(text: str) -> list[int]:
+  found = [int(part) for part in text.split(',') if re.fullmatch(r' *-?[0-9]{1,6} *', part, re.ASCII)]
+  if len(found) != text.count(',') + 1 or 0 in found:
+    raise ValueError
+  return found
+
+
 def _local_path(text: str) -> pathlib.Path:
   if not storage.is_local(text):
     raise ValueError
@@ -274,6 +281,8 @@ JOBS = {
              'all weights are trained', alone='8')), base='finetune:B/16,own'),
     'evaluate': Job('Evaluate a run, or any weights: top-1, top-5, NLL; writes evaluate.json.', 'jobs.evaluate', (), (
         RUN, WEIGHTS._replace(help=f'{WEIGHTS.help}; several with commas are compared on one page'), CONFIG, *READING,
+        Flag('embedded', Kind('PATH', 'paths with commas', lambda text: text.split(',')),
+             'output of vit-jax embed, read instead of computing features; several with commas', []),
         Flag('to', STORED, 'directory for the results', None, 'the run directory'))),
     'predict': Job('Classify images; optionally save their attention overlays.', 'jobs.predict', (WEIGHTS,), (
         *READING, CLASSES, Flag('tokenizer', FILE, 'tokenizer file for --names', '', 'beside the weights'),
@@ -281,7 +290,18 @@ JOBS = {
         Flag('prompts', TEXT, 'template for --names, or clip_best, clip_paper', '', "'a photo of a {}.'"),
         Flag('top', whole(1), 'classes per image', 5), Flag('json', None, 'print one line of JSON per image'),
         Flag('overlay', None, 'also save each image with its attention overlay, in --to'), FOLLOW_LINKS,
-        Flag('to', LOCAL, 'folder of the overlays', None, 'overlays')), 'FILES and folders'),
+        Flag('to', LOCAL, 'table to write, FILE.csv or FILE.parquet; or the folder of the overlays', None,
+             'predictions are printed; overlays')), 'FILES and folders'),
+    'embed': Job('Write features, probabilities or tokens of images as files; resumes.', 'jobs.embed', (
+        WEIGHTS, Flag('to', LOCAL, 'folder to write, or FILE.npz, FILE.safetensors, FILE.parquet')), (
+        Flag('data', TEXT, 'images of a source, in place of files: folder:PATH, tfds:NAME, array_record:DIR', ''),
+        Flag('split', TEXT, 'split of --data, or a part of it such as train[:10%]', '', 'train'),
+        Flag('what', choice('features', 'probabilities', 'tokens'), 'what to write of each image', 'features'),
+        Flag('blocks', Kind('N,N,…', 'block numbers with commas, such as -4,-1', _read_blocks),
+             'features after these blocks, from 1 or from the end as -1, one after the other', [], 'of the head'),
+        Flag('format', choice('parquet', 'array_record', 'npz', 'safetensors'), 'of the files', '',
+             'the suffix of --to; of a folder parquet'),
+        *READING, CLASSES, FOLLOW_LINKS), '[FILES and folders]', base='evaluate'),
     'inspect': Job('Analyze a network: filters, positions, attention, features; writes a page.', 'inspect.job', (
         Flag('to', LOCAL, 'folder to write'),), (
         WEIGHTS._replace(help=f'{WEIGHTS.help}; several with commas are compared'), RUN, *READING, CLASSES,

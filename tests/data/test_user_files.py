@@ -15,8 +15,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.data.files import image_files, user_files
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.source import Source
-from vit_jax.data.sources import opening
-from vit_jax.jobs import predict
+from vit_jax.data.sources import image_list, opening
 
 LARGE = 2 * 10**9  # so that a test that fails takes no more memory
 
@@ -177,9 +176,9 @@ def test_masks_are_those_of_the_folder_alone(tmp_path: pathlib.Path, secret: pat
 
 def test_predict_reads_nothing_outside_of_a_folder(folder: pathlib.Path, secret: pathlib.Path) -> None:
   (folder / 'cat' / 'link.png').symlink_to(secret)
-  assert len(list(predict.find([str(folder)]))) == 6
-  assert len(list(predict.find([str(folder)], follow_links=True))) == 7
-  assert list(predict.find([str(folder / 'cat' / 'link.png')])) == [str(folder / 'cat' / 'link.png')]  # as given
+  assert len(list(image_list.find([str(folder)]))) == 6
+  assert len(list(image_list.find([str(folder)], follow_links=True))) == 7
+  assert list(image_list.find([str(folder / 'cat' / 'link.png')])) == [str(folder / 'cat' / 'link.png')]  # as given
 
 
 def test_a_file_that_is_too_large_is_a_bad_image(folder: pathlib.Path) -> None:

@@ -11,6 +11,7 @@ from PIL import Image
 
 from vit_jax import main
 from vit_jax.core.errors import UserError
+from vit_jax.data.sources import image_list
 from vit_jax.inspect.model import Model
 from vit_jax.jobs import predict
 from vit_jax.weights import loading
@@ -49,7 +50,7 @@ def test_files_and_folders_are_classified_in_order(
   assert run(pictures[4], str(tmp_path / 'in' / 'a'), str(tmp_path / 'in' / 'b'), '--top=2') == 0
   lines = capsys.readouterr().out.splitlines()
   want = [pictures[i] for i in (4, 0, 1, 3, 2)]
-  assert lines[::3] == want and list(predict.find([str(tmp_path / 'in')])) == sorted(pictures)
+  assert lines[::3] == want and list(image_list.find([str(tmp_path / 'in')])) == sorted(pictures)
   model = Model(loaded.weights('vit'))
   for i, path in enumerate(want):
     for line, guess in zip(lines[3 * i + 1:3 * i + 3], model.classify(path, top=2)[0], strict=True):
@@ -165,7 +166,7 @@ def test_weights_with_1000_outputs_get_the_names_of_imagenet_and_it_is_said(
 
 @pytest.mark.parametrize(('words', 'said'), [
     (['--top=0', 'a.jpg'], "--top: expected a whole number, at least 1, got '0'."),
-    (['--to=x', 'a.jpg'], '--to: expected --overlay as well'),
+    (['--to=x', 'a.jpg'], '--to: expected a table, FILE.csv or FILE.parquet, or --overlay as well'),
     ([], 'command line: expected FILES and folders, got none'),
     (['--weights=vit-headless', 'a.jpg'], 'vit-headless: expected weights with a classification head'),
     (['--classes=NAMES', 'a.jpg'], 'expected 7 names, one per output of the weights, got 2'),

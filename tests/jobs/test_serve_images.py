@@ -17,8 +17,9 @@ import pytest
 from PIL import Image
 
 from vit_jax.core.errors import UserError
+from vit_jax.data.sources import image_list
 from vit_jax.inspect.model import Guess, Model
-from vit_jax.jobs import predict, serve_images
+from vit_jax.jobs import serve_images
 from vit_jax.jobs.serve_http import Refused
 from vit_jax.jobs.serve_images import Folder, Network
 
@@ -168,7 +169,7 @@ def images(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def run(root: pathlib.Path, one: Network | None = None) -> Folder:
-  folder = Folder(str(root), one or network(), find=predict.find)
+  folder = Folder(str(root), one or network(), find=image_list.find)
   folder.run()
   return folder
 

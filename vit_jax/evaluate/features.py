@@ -27,7 +27,7 @@ from vit_jax.parallel import mesh as meshes
 from vit_jax.record.progress import TaskProgress
 
 Reader = Callable[[PyTree, Array], Array]
-"""Maps the selected parameters of a view and prepared images `[B, H, W, 3]` to features `[B, D]` f32."""
+"""Maps the selected parameters of a view and prepared images `[B, H, W, 3]` to features `[B, D]`, or `[B, …]`."""
 
 
 class Split:
@@ -73,7 +73,7 @@ class Split:
     table = self.stored(selected)
     began, self.spent_s = time.monotonic(), 0.
     if table is None:
-      table = self._store.make(self._identity, _digest(selected), self._layout, self._extract(selected))
+      table = self._store.make(self._identity, digest(selected), self._layout, self._counted(selected))
       self.spent_s = time.monotonic() - began
     return table
 
@@ -83,7 +83,7 @@ class Split:
     Raises:
       UserError: the features on disk are of other weights.
     """
-    return self._store.find(self._identity, _digest(selected), self._layout)
+    return self._store.find(self._identity, digest(selected), self._layout)
 
   def place(self, table: Table, start: int = 0, stop: int | None = None) -> dict[str, Array]:
     """Places rows `start` to `stop` of all G parts on the mesh: `features [G, R, D]`, `label example mask [G, R]`.
@@ -112,21 +112,32 @@ class Split:
 
     return {name: put(name) for name in Rows._fields}
 
-  def _extract(self, selected: PyTree) -> Iterator[Rows]:
-    """Yields rows `[P, b, …]` batch by batch; each batch is fetched while the next is computed."""
+  def extract(self, selected: PyTree) -> Iterator[tuple[Rows, int]]:
+    """Yields rows `[P, b, …]` batch by batch, with the number of valid examples on all processes.
+
+    Each batch is fetched while the next is computed. Every process must take all of them.
+
+    Raises:
+      UserError: features are not finite.
+    """
     waiting: tuple[Array, Array, Batch] | None = None
-    done = num_counted = 0
+    for batch in itertools.chain(self._loader.batches(), [None]):
+      ahead = None if batch is None else self._begin(selected, batch)
+      if waiting is not None:
+        features, counts, rows = waiting
+        broken, counted = jax.device_get(counts).tolist()
+        problems.check_finite(self.name, broken, selected)
+        yield self._fetch(features, rows), counted
+      waiting = ahead
+
+  def _counted(self, selected: PyTree) -> Iterator[Rows]:
+    """Yields the rows of all batches, with progress."""
+    num_counted = 0
     with self.count('images', self.num_examples) as progress:
-      for batch in itertools.chain(self._loader.batches(), [None]):
-        ahead = None if batch is None else self._begin(selected, batch)
-        if waiting is not None:
-          features, counts, rows = waiting
-          broken, counted = jax.device_get(counts).tolist()
-          problems.check_finite(self.name, broken, selected)
-          num_counted, done = num_counted + counted, done + self._layout.batch_size
-          progress.update(done)
-          yield self._fetch(features, rows)
-        waiting = ahead
+      for number, (rows, counted) in enumerate(self.extract(selected), 1):
+        num_counted += counted
+        progress.update(number * self._layout.batch_size)
+        yield rows
     problems.check_counted(self.name, num_counted, self.num_examples)
 
   def _begin(self, selected: PyTree, batch: Batch) -> tuple[Array, Array, Batch]:
@@ -157,20 +168,21 @@ def gather(placed: dict[str, Array], mesh: jax.sharding.Mesh) -> dict[str, HostA
   return jax.device_get(jax.jit(lambda x: x, out_shardings=whole)(placed))
 
 
-def _digest(selected: PyTree) -> str:
+def digest(selected: PyTree) -> str:
   """Returns the digest of all weights that features depend on."""
   return trees.digest({name: selected[name] for name in ('backbone', 'state') if name in selected})
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def read(reader: Reader, prepare: Prepare, mesh: Mesh, selected: PyTree, batch: Batch) -> tuple[Array, Array]:
-  """Returns features `[B, D]` f32, split as the batch, and the numbers of non-finite and of valid rows, `[2]` i32."""
+  """Returns features `[B, …]` f32, split as the batch, and the numbers of non-finite and of valid rows, `[2]` i32."""
   with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
     prepared = prepare(batch, jax.random.key(0), jnp.zeros((), jnp.int32))
-    features_BD = reader(selected, prepared['image']).astype(jnp.float32)
+    features = reader(selected, prepared['image']).astype(jnp.float32)
+    others = tuple(range(1, features.ndim))
     counts_B = batch['mask'] > 0
-    broken_B = ~jnp.isfinite(features_BD).all(-1) & counts_B
-    features_BD = jnp.where(counts_B[:, None], features_BD, 0.)
+    broken_B = ~jnp.isfinite(features).all(others) & counts_B
+    features = jnp.where(jnp.expand_dims(counts_B, others), features, 0.)
   counts = jnp.stack([broken_B.sum(), counts_B.sum()]).astype(jnp.int32)
-  return (jax.lax.with_sharding_constraint(features_BD, meshes.batch_sharding(mesh)),
+  return (jax.lax.with_sharding_constraint(features, meshes.batch_sharding(mesh)),
           jax.lax.with_sharding_constraint(counts, meshes.replicated(mesh)))

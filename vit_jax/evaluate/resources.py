@@ -161,12 +161,8 @@ class Resources:
     is_theirs = _is_of_big_vision(settings)
     recipe = squashed_crop(self.config) if is_theirs else self.config.data.recipe
     layers = settings.features if isinstance(settings, schema.FrozenEvaluation) else schema.FeatureLayers()
-    pictures = (self.config.image_px, recipe.eval_resize_px, recipe.eval_geometry,
-                *geometry.eval_resampling(recipe), recipe.mean, recipe.std,
-                recipe.exif_orientation, recipe.truncate)
-    identity = {'data': f'{source.digest} {len(source)}', 'pictures': repr(pictures),
-                'network': repr((self.config.model, self.config.head)), 'view': view,
-                'features': repr(layers) + ' after the hidden layer' * is_theirs, 'code': __version__}
+    identity = identify(source, recipe=recipe, image_px=self.config.image_px,
+                        network=(self.config.model, self.config.head), view=view, layers=layers, after_hidden=is_theirs)
     return Split(
         self._reader(name, layers, view, after_hidden=is_theirs), self.prepare,
         self.loader(source, size, in_memory=in_memory, recipe=recipe),
@@ -186,6 +182,16 @@ class Resources:
       else:
         self._readers[key] = Pooled(self.views[view])
     return self._readers[key]
+
+
+def identify(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, int],
+             network: tuple[schema.Model, schema.Head], view: str, layers: schema.FeatureLayers,
+             after_hidden: bool = False) -> dict[str, str]:
+  """Returns everything but the weights that features depend on, as text by name."""
+  pictures = (image_px, recipe.eval_resize_px, recipe.eval_geometry, *geometry.eval_resampling(recipe), recipe.mean,
+              recipe.std, recipe.exif_orientation, recipe.truncate)
+  return {'data': f'{source.digest} {len(source)}', 'pictures': repr(pictures), 'network': repr(network), 'view': view,
+          'features': repr(layers) + ' after the hidden layer' * after_hidden, 'code': __version__}
 
 
 def _is_of_big_vision(settings: schema.FeatureEvaluation) -> bool:

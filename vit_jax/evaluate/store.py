@@ -15,7 +15,7 @@ import os
 import pathlib
 import shutil
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,6 +24,7 @@ from jax.experimental import multihost_utils
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
+from vit_jax.evaluate import embedding_files
 
 log = logging.getLogger('vit_jax.evaluate')
 
@@ -86,11 +87,16 @@ Table = tuple[Rows, ...]
 
 
 class Store:
-  """Tables of features by identity; with `folder` None they are only in memory. Every process creates one."""
+  """Tables of features by identity; with `folder` None they are only in memory. Every process creates one.
 
-  def __init__(self, folder: pathlib.Path | None) -> None:
+  `embedded` are files and folders that `vit-jax embed` wrote: their features are used where everything that features
+  depend on is the same.
+  """
+
+  def __init__(self, folder: pathlib.Path | None, embedded: Sequence[pathlib.Path] = ()) -> None:
     self._folder = folder
     self._kept: dict[str, tuple[str, Layout, Table]] = {}
+    self._embedded = [(path, *embedding_files.open_complete(path)) for path in embedded]
 
   def find(self, identity: Mapping[str, str], weights: str, layout: Layout) -> Table | None:
     """Returns the table if every process has its part of it, else None.
@@ -102,7 +108,9 @@ class Store:
     kept = self._kept.get(what)
     if kept is not None and kept[:2] == (weights, layout):
       return kept[2]
-    found = None if self._folder is None else self._read(identity, weights, layout)
+    found = self._read_embedded(identity, weights, layout)
+    if found is None and self._folder is not None:
+      found = self._read(identity, weights, layout)
     if not _all_agree(found is not None):
       return None
     assert found is not None
@@ -130,6 +138,21 @@ class Store:
         writer.close()
     self._kept[what] = (weights, layout, table)
     return table
+
+  def _read_embedded(self, identity: Mapping[str, str], weights: str, layout: Layout) -> Table | None:
+    """Reads this process's rows from the first of the embedded files that has them."""
+    differing = []
+    for path, info, kind in self._embedded:
+      other = [name for name in identity if info.get('identity', {}).get(name) != identity[name]]
+      if not other and info['features_digest'] == weights and kind.read is not None:
+        log.info('Features are read from %s.', path)
+        return _table(kind.read(path), layout, info['shape'][0])
+      differing.append(f'{path} ({", ".join(sorted(other)) or "weights"})')
+    if differing:
+      log.warning('Features are computed for %s examples of %s: expected files of vit-jax embed with the same data, '
+                  'images, network and weights, got others in what is named: %s.', f'{layout.num_examples:,}',
+                  identity.get('data', '')[:_NAME], '; '.join(differing))
+    return None
 
   def _path(self, what: str, weights: str, layout: Layout, part: int) -> pathlib.Path | None:
     """Returns the path of a part without its suffix."""
@@ -265,6 +288,20 @@ def _gather(opened: list[Rows], own: Layout, layout: Layout, part: int) -> Rows:
     for target, source in zip(gathered, one, strict=True):
       target[mine] = source[rows[mine]]
   return Rows(*gathered)
+
+
+def _table(blocks: Iterable[embedding_files.Block], layout: Layout, width: int) -> Table:
+  """Returns the parts of a layout from examples in any order; those that are missing have mask 0."""
+  found = {part: Rows(np.zeros((layout.num_rows, width), np.float32), np.full(layout.num_rows, -1, np.int32),
+                      layout.examples(part).astype(np.int32), np.zeros(layout.num_rows, np.float32))
+           for part in layout.parts}
+  for block in blocks:
+    parts, rows = layout.find(block.id)
+    for part, table in found.items():
+      mine = parts == part
+      table.features[rows[mine]], table.label[rows[mine]] = block.values[mine], block.label[mine]
+      table.mask[rows[mine]] = 1.
+  return tuple(found[part] for part in layout.parts)
 
 
 def _open(path: pathlib.Path) -> Rows:

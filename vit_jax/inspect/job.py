@@ -21,10 +21,11 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.image import opencv
 from vit_jax.data.image.headers import BadImage
+from vit_jax.data.sources import image_list
 from vit_jax.inspect import embeddings, figures, measurements, page
 from vit_jax.inspect.model import Model
 from vit_jax.inspect.page import FILTERS, Inspection
-from vit_jax.jobs import predict, report_card
+from vit_jax.jobs import report_card
 from vit_jax.jobs import runtime as startup
 from vit_jax.objectives import mae
 from vit_jax.record import console, storage
@@ -57,7 +58,7 @@ def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to:
   if bool(weights) == (workdir is not None):
     raise UserError(f'--weights: expected either --weights or --workdir, got {"both" if weights else "none"}. Set one '
                     'of them to the network to inspect.')
-  paths = list(predict.find(files, follow_links=follow_links))
+  paths = list(image_list.find(files, follow_links=follow_links))
   startup.start()
   opencv.quieten()
   began = time.monotonic()

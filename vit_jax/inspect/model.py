@@ -6,9 +6,11 @@ per image.
 """
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import os
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +25,7 @@ from vit_jax.data.image import headers
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.labels import classes, imagenet
 from vit_jax.data.source import Record
+from vit_jax.data.sources import image_list
 from vit_jax.data.text.prompts import PLAIN
 from vit_jax.inspect import attention as maps
 from vit_jax.inspect import measurements
@@ -141,6 +144,31 @@ class Model:
     depths = [self._depth(one, least=0) for one in chosen if one is not None]
     found = self._over(images, lambda image: self._tokens(image, depths, as_grid=as_grid, norm=norm))
     return found[:, 0] if layers is None else found.swapaxes(0, 1)
+
+  def embed(self, images: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *,
+            to: str | os.PathLike[str], what: str = 'features', blocks: Sequence[int] = (), format: str = '',
+            follow_links: bool = False) -> None:
+    """Writes features of any number of image files as files; after a kill, the same call resumes.
+
+    Args:
+      images: files and folders, with all images in and below them.
+      to: folder to write, or `FILE.npz`, `FILE.safetensors` or `FILE.parquet`.
+      what: `features` (as `features(images)`), `probabilities`, or `tokens`, the patch tokens that the network ends
+        with, `[N, D]` an image.
+      blocks: features after these blocks, concatenated: from 1, or from the end as -1; () = those of the head.
+      format: of a folder, `parquet` or `array_record`; '' = `parquet`.
+      follow_links: also read files outside of a folder to which links in it lead.
+
+    Raises:
+      UserError: no image is found, the weights have no such output, or `to` has other content.
+    """
+    from vit_jax.inspect import many_images  # only here: few programs write files
+    paths = [os.fspath(one) for one in ([images] if isinstance(images, str | os.PathLike) else images)]
+    source = image_list.ImageList(list(image_list.find(paths, follow_links=follow_links)))
+    image_list.check_exist([source.describe(index) for index in range(len(source))])
+    recipe = dataclasses.replace(self._recipe, exif_orientation=True)
+    many_images.embed(self.weights, source, pathlib.Path(to), wanted=many_images.Wanted(what, tuple(blocks)),
+                      recipe=recipe, format=format)
 
   def _last_grid(self, image: Array) -> Array:
     """Returns the tokens that the network ends with, `[B, h, w, D]`."""

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.core.types import HostArray
+from vit_jax.core.types import Array, HostArray
 from vit_jax.data.text import prompts as prompting
 from vit_jax.evaluate.zeroshot import class_vectors
 from vit_jax.weights.text_encoder import TextEncoder
@@ -69,6 +69,12 @@ class ZeroShot:
     """Returns `scale * similarity + bias` of each image and name, `[B, C]` f32; `prepared` is that of `Model`."""
     vectors_BE = np.asarray(self._project(jnp.asarray(self._pooled(images, prepared))))
     return vectors_BE @ self._vectors_CE.T * np.float32(self._encoder.scale) + np.float32(self._encoder.bias)
+
+  def probabilities(self, pooled: Array) -> Array:
+    """Returns the probabilities of the names `[B, C]` for pooled features `[B, D]`; traceable."""
+    logits_BC = jnp.dot(self._encoder.project(pooled), self._vectors_CE.T, precision=jax.lax.Precision.HIGHEST)
+    logits_BC = logits_BC * self._encoder.scale + self._encoder.bias
+    return jax.nn.sigmoid(logits_BC) if self._encoder.is_sigmoid else jax.nn.softmax(logits_BC)
 
   def rank(self, logits: HostArray, *, top: int) -> list[Guess]:
     """Returns the `top` largest of `logits [C]` with names and probabilities, largest first."""

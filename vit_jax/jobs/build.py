@@ -9,7 +9,7 @@ import functools
 import logging
 import math
 import pathlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import jax
@@ -179,8 +179,8 @@ def check_size(data: schema.Data, train: Source) -> None:
 
 
 def evaluators(config: schema.Config, data: Data, objective: Viewed, *, mesh: Mesh, shard: Shard,
-               workdir: storage.Path | None = None, bar: bool = False,
-               weights: Weights | None = None) -> dict[str, dict[str, Measuring]]:
+               workdir: storage.Path | None = None, bar: bool = False, weights: Weights | None = None,
+               embedded: Sequence[pathlib.Path] = ()) -> dict[str, dict[str, Measuring]]:
   """Returns the evaluators by evaluation and view. They share loaders, and features of the same weights.
 
   Args:
@@ -192,6 +192,7 @@ def evaluators(config: schema.Config, data: Data, objective: Viewed, *, mesh: Me
     workdir: features are stored in its folder `features` if it is local, otherwise in memory.
     bar: whether progress may be shown as a bar.
     weights: that are evaluated, instead of those of a run; evaluations with texts look there for a text tower.
+    embedded: see `Store`.
   """
   def find_encoder(name: str, settings: schema.ZeroShot) -> Encoder:
     from vit_jax.jobs import text_towers  # only here: few runs read a text tower
@@ -200,7 +201,7 @@ def evaluators(config: schema.Config, data: Data, objective: Viewed, *, mesh: Me
   views = objective.views()
   folder = pathlib.Path(workdir) / 'features' if workdir is not None and storage.is_local(workdir) else None
   resources = Resources(config, data, views=views, backbone=backbones.build(config.model, config.image_px), mesh=mesh,
-                shard=shard, store=Store(folder), bar=bar,
+                shard=shard, store=Store(folder, embedded), bar=bar,
                 encoder=find_encoder)
   return evaluation.build(resources)
 

@@ -6,7 +6,8 @@ not touch before its own final evaluation.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+import pathlib
+from collections.abc import Collection, Sequence
 
 import jax.numpy as jnp
 
@@ -28,7 +29,8 @@ ELSEWHERE = 'Set --to=DIR to write the results elsewhere.'
 
 
 def run(config: schema.Config | None, workdir: storage.Path | None, *, to: storage.Path | None = None,
-        weights: str = '', reading: Reading = AS_FOUND, source: str, overridden: Collection[str]) -> int:
+        weights: str = '', reading: Reading = AS_FOUND, embedded: Sequence[str] = (), source: str,
+        overridden: Collection[str]) -> int:
   """Evaluates every view on every evaluation of the config; exit status 0.
 
   Args:
@@ -37,6 +39,7 @@ def run(config: schema.Config | None, workdir: storage.Path | None, *, to: stora
     to: where the results go instead; None = `workdir`.
     weights: what to evaluate instead of the run; '' = the run.
     reading: how `weights` are read.
+    embedded: files and folders of `vit-jax embed`; features of these weights are read there instead of computed.
     source: of the config, for messages.
     overridden: settings on the command line, which override those of the checkpoint.
   """
@@ -47,9 +50,15 @@ def run(config: schema.Config | None, workdir: storage.Path | None, *, to: stora
     workdir = to or workdir
     specs = [evaluate_weights.WeightsSpec(one, reading) for one in report_card.split_weights(weights)]
     if len(specs) > 1 or config.name == report_card.NAME:
+      if embedded:
+        raise UserError('--embedded: expected one of --weights and another config than report_card, got more. Remove '
+                        '--embedded.')
       return report_card.run(config, specs, overridden=overridden, workdir=workdir)
     spec, = specs
-    return evaluate_weights.run(config, spec, overridden=overridden, workdir=workdir)
+    return evaluate_weights.run(config, spec, overridden=overridden, workdir=workdir,
+                                embedded=[pathlib.Path(path) for path in embedded])
+  if embedded:
+    raise UserError('--weights: expected weights for --embedded, got none. A run stores features in its own folder.')
   if reading.preprocess or reading.model or reading.view:
     raise UserError('--weights: expected weights for --preprocess, --model and --view, got none. A run has settings of '
                     'its own.')

@@ -5,7 +5,7 @@ import dataclasses
 import logging
 import pathlib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -58,7 +58,8 @@ class Network:
     return {'student': self._view}
 
 
-def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str], workdir: storage.Path | None) -> int:
+def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str], workdir: storage.Path | None,
+        embedded: Sequence[pathlib.Path] = ()) -> int:
   """Evaluates weights on every evaluation of the config; exit status 0.
 
   Args:
@@ -66,10 +67,9 @@ def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str]
     spec: which weights.
     overridden: settings on the command line, which override those of the weights.
     workdir: directory for `evaluate.json`; None = `runs/evaluate/NAME`.
+    embedded: files of `vit-jax embed`, whose features are read instead of computed.
   """
-  if given := [name for name in overridden if name.startswith(('model.', 'head.'))]:
-    raise UserError(f'config.{given[0]}: expected the network of the weights, got an override. Set what tensors do not '
-                    'determine with --model=heads=N,gelu=exact,norm_eps=1e-6.')
+  check_overridden(overridden)
   if workdir is not None and (workdir / 'checkpoints').is_dir():
     raise UserError(f'--workdir: expected a directory without a run, got {workdir}. Use another one for the results of '
                     'these weights.')
@@ -86,7 +86,7 @@ def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str]
   devices.check_devices(config.model, mesh, name='model')
   network = Network(config, has_head=bool(found.num_classes))
   evaluators = build.evaluators(config, data, network, mesh=mesh, shard=shard, workdir=workdir,
-                                bar=config.train.progress, weights=found)
+                                bar=config.train.progress, weights=found, embedded=embedded)
   console.begin_stage('evaluating')
   final = results.measure(evaluators, network, state(found, mesh))
   console.end_stage()
@@ -95,6 +95,13 @@ def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str]
   run_directory.write_json(workdir / 'weights.json',
                            {'source': found.source, 'family': found.family, **found.report.plain()})
   return 0
+
+
+def check_overridden(overridden: Collection[str]) -> None:
+  """Raises UserError for overrides of the network, which is that of the weights."""
+  if given := [name for name in overridden if name.startswith(('model.', 'head.'))]:
+    raise UserError(f'config.{given[0]}: expected the network of the weights, got an override. Set what tensors do not '
+                    'determine with --model=heads=N,gelu=exact,norm_eps=1e-6.')
 
 
 def report(final: results.Final, out: storage.Path, step: int, config: schema.Config, data: build.Data,

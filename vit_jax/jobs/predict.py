@@ -1,7 +1,8 @@
 """`--job=predict`: classifies image files with any weights, optionally with attention overlays.
 
 Predictions are printed to standard output, one paragraph or one line of JSON per file; everything else goes to standard
-error. A file that cannot be read is reported and skipped; the exit status is then 2, or 75 if a later try may succeed.
+error. With `--to=FILE.csv` or `FILE.parquet` they are written as a table, which resumes (`predict_table.py`). A file
+that cannot be read is reported and skipped; the exit status is then 2, or 75 if a later try may succeed.
 """
 from __future__ import annotations
 
@@ -10,7 +11,6 @@ import dataclasses
 import itertools
 import json
 import logging
-import os
 import pathlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,16 +22,16 @@ from PIL import Image
 from vit_jax.core import failures, json_text, os_errors
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.files import image_files
-from vit_jax.data.files.user_files import Rules
 from vit_jax.data.image import opencv
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.image.headers import BadImage
+from vit_jax.data.sources import image_list
 from vit_jax.data.text.prompts import PLAIN
 from vit_jax.inspect import figures
 from vit_jax.inspect.images import UPRIGHT
 from vit_jax.inspect.model import BATCH, Guess, Model
 from vit_jax.inspect.zeroshot import ZeroShot
+from vit_jax.jobs import predict_table
 from vit_jax.jobs import runtime as startup
 from vit_jax.record import console
 from vit_jax.weights import inference, loading
@@ -40,7 +40,6 @@ from vit_jax.weights.reading import AS_FOUND, Reading
 log = logging.getLogger('vit_jax.jobs')
 OVERLAYS = 'overlays'
 THREADS = 8
-SHOWN = 5  # missing files in a message
 
 
 class Prepared(NamedTuple):
@@ -64,20 +63,25 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
     top: number of classes per image.
     json: print one line of JSON per file instead of text.
     overlay: also save each image with its attention overlay, in `to`.
-    to: folder; None = `overlays`.
+    to: a table, `FILE.csv` or `FILE.parquet`; or the folder of the overlays, None = `overlays`.
     follow_links: also read files outside of a folder to which links in it lead.
   """
-  if to is not None and not overlay:
-    raise UserError(f'--to: expected --overlay as well, got --to={to} alone. Predictions are printed; only overlays '
-                    'are files.')
+  is_table = to is not None and to.suffix in predict_table.SUFFIXES
+  if to is not None and not overlay and not is_table:
+    raise UserError(f'--to: expected a table, FILE.csv or FILE.parquet, or --overlay as well, got --to={to} alone.')
+  if is_table and (overlay or json):
+    raise UserError(f'--to: expected neither --overlay nor --json with a table, got --to={to}. Remove them, or '
+                    '--to.')
   check_names(names, prompts=prompts, tokenizer=tokenizer, classes=classes)
-  paths = list(find(files, follow_links=follow_links))
-  check_exist(paths)
+  paths = list(image_list.find(files, follow_links=follow_links))
+  image_list.check_exist(paths)
   startup.start()
   opencv.quieten()
   console.begin_stage('loading the weights')
   network = load(weights, reading, classes=classes, has_names=bool(names))
   classifier = choose_classifier(network, names, prompts=prompts, tokenizer=tokenizer)
+  if is_table and to is not None:
+    return predict_table.write(network, classifier, paths, to, top=top)
   targets = name_overlays(paths, to or pathlib.Path(OVERLAYS)) if overlay else {}
   properties = describe(network, classifier)
   bad: list[int] = []
@@ -157,39 +161,6 @@ def describe(network: Model, classifier: Model | ZeroShot | None = None) -> dict
   texts = {'class_names': 'given', 'probability': classifier.probability} if isinstance(classifier, ZeroShot) else {}
   return {'preprocessing': {**preprocessing, 'rule': network.weights.preprocess.rule}, 'class_names': names, **texts,
           'warnings': list(network.weights.report.warnings)}
-
-
-def find(given: Sequence[str], *, follow_links: bool = False) -> Iterator[str]:
-  """Yields the given files, and all images in and below the given folders, ordered by path.
-
-  Links in a folder that lead out of it are followed only with `follow_links`.
-
-  Raises:
-    UserError: a folder holds no image.
-  """
-  for name in given:
-    if not os.path.isdir(name):
-      yield name
-      continue
-    finder = image_files.Finder(Rules(follow_links))
-    below = sorted(os.path.join(name, found.path) for found in finder.find(name))
-    image_files.check(below, finder, name)
-    image_files.report(finder.ignored, name)
-    yield from below
-
-
-def check_exist(paths: Sequence[str]) -> None:
-  """Warns about files that do not exist, before weights are loaded and a program is compiled.
-
-  Raises:
-    UserError: none of them exists.
-  """
-  missing = [path for path in paths if not os.path.exists(path)]
-  named = ', '.join(missing[:SHOWN]) + (f' and {len(missing) - SHOWN:,} more' if len(missing) > SHOWN else '')
-  if missing and len(missing) == len(paths):
-    raise UserError(f'{named}: expected image files or folders of images, got no such file. Check the paths.')
-  if missing:
-    log.warning('%s of %s files do not exist: %s', f'{len(missing):,}', f'{len(paths):,}', named)
 
 
 def name_overlays(paths: Sequence[str], to: pathlib.Path) -> dict[str, pathlib.Path]:

@@ -14,9 +14,10 @@ from typing import Any
 
 from vit_jax.core.errors import UserError
 from vit_jax.data.image import opencv
+from vit_jax.data.sources import image_list
 from vit_jax.inspect import html_pages, predictions
 from vit_jax.inspect.model import Model
-from vit_jax.jobs import predict, report, report_page, serve_http
+from vit_jax.jobs import report, report_page, serve_http
 from vit_jax.jobs import runtime as startup
 from vit_jax.jobs.serve_http import Answer
 from vit_jax.jobs.serve_images import MAX_PIXELS, Folder, Network
@@ -61,7 +62,7 @@ def run(weights: str, workdir: storage.Path | None, files: Sequence[str], *, hos
     return True if workdir is None else max(checkpoint_files.steps(workdir / 'checkpoints'), default=None)
 
   network = Network(load, newest_step)
-  folder = Folder(files[0], network, find=predict.find) if files else None
+  folder = Folder(files[0], network, find=image_list.find) if files else None
   with Site(network, workdir, folder, title=weights or str(workdir)).serve(host, port) as server:
     if workdir is None:
       console.begin_stage('loading the weights')

@@ -71,21 +71,22 @@ def eval_recipe(weights: Weights) -> schema.Recipe:
 
 def parameters(weights: Weights) -> PyTree:
   """Returns the parameters that `function` takes."""
-  return _view(weights).select(weights.params, statistics(weights.state))
+  return view(weights).select(weights.params, statistics(weights.state))
 
 
 def function(weights: Weights) -> Callable[[PyTree, Array], Outputs]:
   """Maps `(parameters, image [B, H, W, 3] f32, normalized)` to features and logits (None without a head)."""
-  return _view(weights).predict
+  return view(weights).predict
 
 
 def head(weights: Weights, params: PyTree) -> Callable[[Features], Array] | None:
   """Maps features to logits `[B, C]` with these parameters; None without a head."""
-  logits = _view(weights).logits
+  logits = view(weights).logits
   return functools.partial(jax.jit(logits), params) if logits else None
 
 
-def _view(weights: Weights) -> NetworkView:
+def view(weights: Weights) -> NetworkView:
+  """Returns the network of these weights as the view of a run, with a head if they have one."""
   network = backbone(weights)
   if not weights.num_classes:
     return NetworkView(network)

@@ -1,0 +1,245 @@
+"""What a network gives for every image of a source, as files: features, probabilities or tokens.
+
+The examples are divided into shards in the order of the source. A shard is computed as a whole, in batches of its own,
+and is written under a temporary name, so that its bytes do not depend on the process that makes it, nor on kills. Each
+process of several makes some of the shards; all must share the folder. Finished shards have a note beside them
+(`NAME.done`). Everything is in `TARGET.part` until the end; then process 0 completes the target.
+"""
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from vit_jax.config import schema
+from vit_jax.core import os_errors
+from vit_jax.core.contracts import View
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Array, PyTree
+from vit_jax.data.device.prepare import prepare_eval
+from vit_jax.data.files import checksums
+from vit_jax.data.image import transform as transforms
+from vit_jax.data.pipeline import batches
+from vit_jax.data.pipeline import loader as loaders
+from vit_jax.data.source import ConcatSource, Part, Source
+from vit_jax.evaluate import features
+from vit_jax.evaluate.embedding_files import INFO, Block, Format, Notes
+from vit_jax.evaluate.features import Reader
+from vit_jax.evaluate.store import Store
+
+SHARD_BYTES, SHARD_EXAMPLES, SHARDS = 2**28, 2**12, 16
+"""The most that a shard holds, as it is in memory while it is made, and a kill loses it; and the number of shards of a
+small source, so that several processes have some each."""
+NOTE, PLAN, HALF = '.done', 'plan.json', '.half'
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Probabilities:
+  """Reads the softmax of the logits of a view, `[B, C]`."""
+  view: View
+
+  def __call__(self, selected: PyTree, image: Array) -> Array:
+    logits = self.view.predict(selected, image).logits
+    assert logits is not None
+    return jax.nn.softmax(logits.astype(jnp.float32))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tokens:
+  """Reads the patch tokens that a view ends with, row by row, after its last norm: `[B, N, D]`."""
+  view: View
+
+  def __call__(self, selected: PyTree, image: Array) -> Array:
+    return self.view.predict(selected, image).features.tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Extractor:
+  """Computes consecutive examples of a source on the devices of this process.
+
+  Args:
+    source: of the examples.
+    reader, selected: what is computed, and the parameters for it.
+    recipe, image_px: how images are prepared.
+    batch_size: over the devices of the mesh.
+    mesh: devices of this process alone.
+    threads: that read images; 0 = one per core.
+    on_done: called with the number of examples of the shard that are done, after each batch.
+  """
+  source: Source
+  reader: Reader
+  selected: PyTree
+  recipe: schema.Recipe
+  image_px: tuple[int, int]
+  batch_size: int
+  mesh: Mesh
+  threads: int = 0
+  on_done: Callable[[int], None] = lambda num: None
+
+  def shape(self) -> tuple[int, ...]:
+    """Returns the shape of the values of an example, without computing any."""
+    image = jax.ShapeDtypeStruct((1, *self.image_px, 3), jnp.float32)
+    return tuple(jax.eval_shape(self.reader, self.selected, image).shape[1:])
+
+  def __call__(self, rows: range) -> Block:
+    """Returns the values of a range of examples; those that cannot be decoded are zeros, and have a problem."""
+    part = ConcatSource([Part(self.source, rows.start, rows.stop)], name=self.source.name)
+    shard = features.meshes.local_rows(self.mesh)
+    loader = loaders.eval_loader(part, recipe=self.recipe, image_px=self.image_px, batch_size=self.batch_size,
+                                 shard=shard, threads=self.threads, workers=0)
+    split = features.Split(self.reader, prepare_eval(self.recipe), loader, batch_size=self.batch_size, mesh=self.mesh,
+                           store=Store(None), identity={}, name=self.source.name)
+    block = Block.empty(rows, self.shape())
+    try:
+      for number, (found, _) in enumerate(split.extract(self.selected)):
+        start = number * self.batch_size
+        stop = min(start + self.batch_size, len(rows))
+        flat = [x.reshape(-1, *x.shape[2:])[:stop - start] for x in found]
+        block.values[start:stop], block.label[start:stop] = flat[0], flat[1]
+        block.name[start:stop] = [part.describe(index) for index in range(start, stop)]
+        for row in np.flatnonzero(flat[3] == 0).tolist():
+          fit = transforms.eval_transform(self.recipe, self.image_px)
+          block.problem[start + row] = batches.reason_bad(part, start + row, fit)
+        self.on_done(stop)
+    finally:
+      loader.close()
+    return block
+
+
+def shard_size(num_examples: int, shape: Sequence[int], batch_size: int) -> int:
+  """Returns the number of examples of a shard, whole batches, given the shape of the values of an example."""
+  most = min(SHARD_EXAMPLES, SHARD_BYTES // (4 * math.prod(shape)), -(-num_examples // SHARDS))
+  return max(1, most // batch_size) * batch_size
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+  """Files to write.
+
+  target: a file or a folder, by the format.
+  info: what the files hold, as JSON has it; the same for every process. Its `num_examples` and `per_shard` say which
+    examples a shard has.
+  """
+  target: pathlib.Path
+  info: Mapping[str, Any]
+  format: Format
+
+  @property
+  def part(self) -> pathlib.Path:
+    return self.target.with_name(f'{self.target.name}.part')
+
+  @property
+  def shards(self) -> list[range]:
+    num, each = self.info['num_examples'], self.info['per_shard']
+    return [range(start, min(start + each, num)) for start in range(0, num, each)]
+
+  def path(self, number: int) -> pathlib.Path:
+    """Returns the path of an unfinished target's shard."""
+    return self.part / f'{self.info["what"]}-{number:05d}-of-{len(self.shards):05d}{self.format.suffix}'
+
+  def note(self, number: int) -> pathlib.Path:
+    return self.path(number).with_name(f'{self.path(number).name}{NOTE}')
+
+  def num_finished(self) -> int:
+    """Returns the number of examples of the shards that are finished, by any process."""
+    return sum(len(rows) for number, rows in enumerate(self.shards) if self.note(number).exists())
+
+
+def write(work: Work, compute: Callable[[range], Block], *, share: tuple[int, int] = (0, 1),
+          meet: Callable[[str], None] = lambda place: None) -> Notes | None:
+  """Writes what a network gives for a source.
+
+  Args:
+    work: the files.
+    compute: the values of a range of examples.
+    share: index of this process, and the number of processes.
+    meet: a barrier: returns when all processes have called it with this name.
+
+  Returns:
+    On process 0, a note of each shard: `num_rows`, `num_bad`. None if the same files exist already.
+
+  Raises:
+    UserError: the target, or its unfinished files, have other content, or cannot be written.
+  """
+  plan = json.dumps(work.info)
+  if work.target.exists() and not _is_empty(work.target):
+    if work.format.read_info(work.target) != json.loads(plan):
+      raise UserError(f'--to={work.target}: expected a new file or folder, got one with other content. Choose another, '
+                      'or remove it.')
+    return None
+  notes: Notes = []
+  meet('embedding seen')
+  try:
+    if not share[0]:
+      _begin(work, plan)
+    meet('embedding begun')
+    is_whole = (work.part / INFO).is_file()  # its last step was interrupted
+    for number, rows in enumerate(work.shards):
+      if number % share[1] == share[0] and not work.note(number).exists() and not is_whole:
+        _write_shard(work, number, compute(rows))
+    meet('embedding computed')
+    if not share[0]:
+      if not is_whole:
+        notes = [_read_note(work, number) for number in range(len(work.shards))]
+      _finish(work, notes)
+    meet('embedding whole')
+  except OSError as error:
+    raise os_errors.writing(f'--to={work.target}', error) from error
+  return notes
+
+
+def _is_empty(path: pathlib.Path) -> bool:
+  return path.is_dir() and not any(path.iterdir())
+
+
+def _begin(work: Work, plan: str) -> None:
+  """Makes the folder of unfinished files, or checks that it is of the same work."""
+  work.part.mkdir(parents=True, exist_ok=True)
+  path = work.part / PLAN
+  if path.is_file() and path.read_text() != plan:
+    raise UserError(f'{work.part}: expected unfinished files of the same command, got those of another one. Run that '
+                    'command again, remove the folder, or choose another --to.')
+  path.write_text(plan)
+  for leftover in work.part.glob(f'*{HALF}'):
+    leftover.unlink()
+
+
+def _write_shard(work: Work, number: int, block: Block) -> None:
+  path = work.path(number)
+  half = path.with_name(f'{path.name}{HALF}')
+  num_rows = work.format.write(half, block, work.info)
+  note = {'file': path.name, 'num_rows': num_rows, 'num_bytes': half.stat().st_size, 'sha256': checksums.sha256(half),
+          'num_bad': sum(map(bool, block.problem)), 'name_bytes': block.name_bytes()}
+  half.replace(path)
+  half.write_text(json.dumps(note))
+  half.replace(work.note(number))
+
+
+def _read_note(work: Work, number: int) -> dict[str, Any]:
+  """Returns the note of a finished shard."""
+  try:
+    found: dict[str, Any] = json.loads(work.note(number).read_text())
+  except FileNotFoundError:
+    raise UserError(f'--to={work.target}: expected a folder that all processes share, got no '
+                    f'{work.path(number).name} of another process in {work.part}. Choose a shared folder.') from None
+  return found
+
+
+def _finish(work: Work, notes: Sequence[Mapping[str, Any]]) -> None:
+  """Completes the target from all shards, and removes what was only needed for it."""
+  work.format.finish(work.part, work.target, work.info, notes)
+  if not work.part.exists():
+    return
+  for path in sorted(work.part.iterdir(), key=lambda path: path.name == PLAN):  # that last
+    path.unlink()
+  work.part.rmdir()
+
+
