@@ -13,7 +13,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
@@ -32,8 +32,8 @@ PYTHON = {'The package': tuple(f'{getattr(vit_jax, name).__module__}.{name}' for
 
 def pages() -> dict[str, str]:
   """The text of each generated page by its place on the site."""
-  return {'reference/jobs.md': jobs(), 'reference/settings.md': settings(), 'reference/python.md': python(),
-          'reference/contracts.md': contracts()}
+  return {'reference/jobs.md': jobs(), **{f'reference/{name}.md': text for name, text in settings().items()},
+          'reference/python.md': python(), 'reference/contracts.md': contracts()}
 
 
 def row(*cells: str) -> str:
@@ -73,22 +73,38 @@ def _default(flag: commands.Flag, is_needed: bool) -> str:
   return 'required' if is_needed else flag.usual or ('' if flag.default in (None, '', []) else f'`{flag.default}`')
 
 
-def settings() -> str:
-  """Every setting of a config: type, range, default and meaning, by its dotted name."""
+SECTIONS = {'model': 'the network', 'objective': 'what is learned', 'data': 'images and augmentation',
+            'optimizer': 'optimizer and schedule', 'evals': 'evaluations'}
+"""Sections of the settings with a page of their own; the others are on the first page."""
+
+
+def settings() -> dict[str, str]:
+  """Every setting of a config: type, range, default and meaning, by its dotted name; a page for each section."""
+  every = sorted(dict.fromkeys(_parts(schema.Config, '')), key=lambda part: part[0])
+  links = ', '.join(f'[`{name}`](settings_{name}.md) ({what})' for name, what in SECTIONS.items())
   lines = ['# Settings', '', 'Settings of a config, by the name with which `--config.NAME=VALUE` overrides them. '
            'Where a part may be of several types, `--config.PART=TYPE` selects one (`--config.optimizer=sgd`). '
            'Durations are text with a unit: `300 steps`, `20 epochs`, `1e6 examples`, or `10 %` of the run. Generated '
-           'from `vit_jax/config/schema/`.', '']
-  for name, kind in sorted(dict.fromkeys(_parts(schema.Config, '')), key=lambda part: part[0]):
+           'from `vit_jax/config/schema/`.', '', f'Sections with pages of their own: {links}.', '']
+  found = {'settings': '\n'.join([*lines, *_tables(part for part in every if part[0].split('.')[0] not in SECTIONS)])}
+  for section, what in SECTIONS.items():
+    own = [part for part in every if part[0].split('.')[0] == section]
+    found[f'settings_{section}'] = '\n'.join([f'# Settings: {section}', '', f'Settings of {what}. '
+                                              '[All sections](settings.md)', '', *_tables(own)])
+  return found
+
+
+def _tables(chosen: Iterable[tuple[str, type]]) -> Iterator[str]:
+  """The lines of the tables of some parts."""
+  for name, kind in chosen:
     title = f'{name}: {kind.__name__}' if name else 'The run: Config'
     told = describe.comments(kind)
     rows = [(f'`{f"{name}.{field.name}".lstrip(".")}`',
              '; '.join(filter(None, [type_text(field.type), range_text(field)])),
              f'`{_value(checks.default_of(field))}`', told.get(field.name) or _meaning(field.type))
             for field in dataclasses.fields(kind)]
-    lines += [f'## {title}', '', inspect.cleandoc(kind.__doc__ or ''), '',
-              *table(('setting', 'type, range and unit', 'default', 'meaning'), rows)]
-  return '\n'.join(lines)
+    yield from [f'## {title}', '', inspect.cleandoc(kind.__doc__ or ''), '',
+                *table(('setting', 'type, range and unit', 'default', 'meaning'), rows)]
 
 
 def _parts(kind: type, name: str, seen: frozenset[type] = frozenset()) -> Iterator[tuple[str, type]]:

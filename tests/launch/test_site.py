@@ -32,20 +32,37 @@ def test_the_page_of_jobs_has_every_flag_with_its_range_and_default() -> None:
     for flag in job.flags.values():
       assert f'| `--{flag.name}` |' in part, (name, flag.name)
   assert '| `--turns` | `N`, 1 to 10,000 | `7` | repetitions of every measurement |' in text
-  assert r'tfds:NAME\[/CONFIG\]' in text  # no link
+
+
+def all_settings() -> str:
+  return '\n'.join(load('reference').settings().values())
+
+
+def test_each_section_of_the_settings_has_a_page_and_nothing_is_on_two() -> None:
+  pages = load('reference').settings()
+  assert list(pages) == ['settings', *(f'settings_{name}' for name in load('reference').SECTIONS)]
+  rows = re.findall(r'^\| `([^`]+)`', all_settings(), re.M)
+  assert max(len(text) for text in pages.values()) < 0.5 * len(all_settings())
+  assert all(re.match(rf'{name.removeprefix("settings_")}\b', row) for name, text in pages.items() if name != 'settings'
+             for row in re.findall(r'^\| `([^`]+)`', text, re.M))
+  assert 'batch_size' in rows
 
 
 @pytest.mark.parametrize('config', [
     'digits', 'mae_cifar10', 'dino_cifar10', 'distill_i1k', 'bit_hyperrule:BiT-R50x1,pets'])
 def test_the_page_of_settings_has_every_setting_of_a_config(config: str) -> None:
-  listed = set(re.findall(r'^\| `([^`]+)`', load('reference').settings(), re.M))
+  listed = set(re.findall(r'^\| `([^`]+)`', all_settings(), re.M))
   for name in files.known_settings(config):
     if not name.startswith('objective.teacher.'):  # settings of a network, listed under `model`
       assert re.sub(r'^evals\.\w+', 'evals.NAME', name) in listed, name
 
 
+def test_brackets_of_a_cell_are_no_link() -> None:
+  assert load('reference').row('tfds:NAME[/CONFIG]', '`a[0]`', 'x|y') == r'| tfds:NAME\[/CONFIG\] | `a[0]` | x\|y |'
+
+
 def test_a_setting_is_described_by_type_range_unit_default_and_comment() -> None:
-  text = load('reference').settings()
+  text = all_settings()
   for row in ('| `image_px` | 2 times: whole number; 1 to 65535 px | `(224, 224)` | height, width |',
               '| `model.gelu` | `tanh`, `exact`', "| `train.log_every` | text; duration, not 0 | `'50 steps'`",
               '| `optimizer.lr` | number; at least 0 | `0.001` | at the peak of the schedule |'):
@@ -53,7 +70,7 @@ def test_a_setting_is_described_by_type_range_unit_default_and_comment() -> None
 
 
 def test_every_setting_has_a_meaning() -> None:
-  assert re.findall(r'^\| `([^`]+)`.*\|  \|$', load('reference').settings(), re.M) == []
+  assert re.findall(r'^\| `([^`]+)`.*\|  \|$', all_settings(), re.M) == []
 
 
 def test_every_page_is_in_the_navigation() -> None:
