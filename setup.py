@@ -36,6 +36,7 @@ setuptools.setup(
     'Intended Audience :: Science/Research',
     'Programming Language :: Python :: 3.11',
     'Programming Language :: Python :: 3.12',
+    'Programming Language :: Python :: 3.13',
     'Topic :: Scientific/Engineering :: Artificial Intelligence',
     'Topic :: Scientific/Engineering :: Image Recognition',
     'Typing :: Typed',

@@ -70,7 +70,7 @@ def test_the_public_names_are_those_of_the_documentation() -> None:
   assert sorted(re.findall(r'(?m)^\| `vit_jax\.(\w+)` \|', page)) == sorted(vit_jax.__all__)
   assert set(vit_jax.__all__) <= {*dir(vit_jax)}
   of_configs = re.findall(r'(?m)^\| `(vit_jax\.[\w.]+)\.(\w+)` \|', page)
-  assert len(of_configs) == 3
+  assert len(of_configs) == 4
   for owner, name in of_configs:
     assert hasattr(importlib.import_module(owner), name) or importlib.import_module(f'{owner}.{name}')
 
