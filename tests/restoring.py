@@ -1,10 +1,12 @@
 """Restores a large checkpoint in several processes: `python tests/restoring.py PHASE WORKDIR MIB FSDP`.
 
 PHASE `save` writes a state of so many MiB, sharded over FSDP devices and replicated over the others; `restore` reads it
-and prints seconds and the digest. `alone` makes each process read what it needs, as without `train/replicas.py`.
+and prints seconds and the digest. `alone` makes each process read what it needs, as without `train/replicas.py`. `copy`
+restores, and copies the state to the disk of each process, `LOCAL/PROCESS`; `restore` uses copies if LOCAL is set.
 """
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -18,7 +20,9 @@ from vit_jax.config import schema
 from vit_jax.core import trees
 from vit_jax.parallel import hosts
 from vit_jax.parallel import mesh as meshes
+from vit_jax.record import storage
 from vit_jax.train import checkpoint, replicas
+from vit_jax.train.local_copies import LocalCopies
 from vit_jax.train.state import TrainState
 
 LEAVES = 24
@@ -33,7 +37,9 @@ def main(phase: str, workdir: str, mib: str, fsdp: str) -> None:
   whole, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(None, 'fsdp'))
   abstract = TrainState(jax.ShapeDtypeStruct((), jnp.int32), shapes, {}, {})
   shardings = TrainState(whole, {name: split for name in shapes}, {}, {})
-  one = checkpoint.Checkpointer(f'{workdir}/checkpoints', keep=checkpoint.Keep(2))
+  root = storage.open_path(workdir)
+  local = LocalCopies(root, f'{os.environ["LOCAL"]}/{jax.process_index()}') if 'LOCAL' in os.environ else None
+  one = checkpoint.Checkpointer(root / 'checkpoints', keep=checkpoint.Keep(2), local=local)
   if phase == 'save':
     values = {name: np.random.default_rng(i).standard_normal(x.shape, np.float32)
               for i, (name, x) in enumerate(shapes.items())}
@@ -53,6 +59,11 @@ def main(phase: str, workdir: str, mib: str, fsdp: str) -> None:
     found = one.restore(abstract, shardings)
     assert found
     print(f'{phase} {time.monotonic() - began:.2f} s, digest {trees.digest(found.state.params)}', flush=True)
+    if phase == 'copy':
+      for step in (8, 9):  # the first one compiles
+        began = time.monotonic()
+        one.save_local(step, found.state, data={}, meta={})
+        print(f'copied in {time.monotonic() - began:.2f} s', flush=True)
   one.close()
 
 

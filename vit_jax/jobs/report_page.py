@@ -272,7 +272,9 @@ def _phases(r: _Record) -> list[tuple[str, str, str]]:
   if found.total_s <= 0:
     return []
   names = {'step': 'steps that advanced the run', 'lost': 'work lost since the last checkpoint before a kill',
-           'startup': 'start-up', 'data_wait': 'waiting for data', 'evaluate': 'evaluation'}
+           'startup': 'start-up', 'data_wait': 'waiting for data', 'evaluate': 'evaluation',
+           'checkpoint': 'saving checkpoints', 'restore': 'restoring checkpoints',
+           'local_checkpoint': 'saving local copies', 'local_restore': 'restoring local copies'}
   return [(names.get(name, name), format_duration(seconds), f'{100 * seconds / found.total_s:.1f} %')
           for name, seconds in sorted(found.seconds.items(), key=lambda item: -item[1])]
 

@@ -21,7 +21,8 @@ from vit_jax.weights import network
 
 TRAINING = (STEP, 'data_wait')
 """Phases of the clock in which the run trains."""
-NAMES = {STEP: 'steps', 'data_wait': 'waiting for data', 'evaluate': 'evaluation', 'checkpoint': 'checkpoints'}
+NAMES = {STEP: 'steps', 'data_wait': 'waiting for data', 'evaluate': 'evaluation', 'checkpoint': 'checkpoints',
+         'local_checkpoint': 'local copies', 'restore': 'restoring', 'local_restore': 'restoring local copies'}
 
 
 def start(parts: build.Parts, data: build.Data, workdir: storage.Path) -> str:

@@ -26,6 +26,7 @@ from vit_jax.record import clock as clocks
 from vit_jax.record import console, machine, origin, run_directory, storage
 from vit_jax.record.writer import Writer
 from vit_jax.train import checkpoint, diagnose, hooks, host_times, loop, profile, profile_requests, save_times, stopping
+from vit_jax.train.local_copies import LocalCopies
 from vit_jax.train.state import TrainState
 from vit_jax.weights.network import Weights
 
@@ -93,6 +94,7 @@ class Run:
                overridden: Collection[str] = ()) -> None:
     self.workdir, self._began, self._found = workdir, began, found
     self._restored_digest = ''
+    self._restore_s: dict[str, float] = {}  # by phase of the clock
     self.data = open_data(config)
     self.mesh, self.shard, self.parts = build.open_run(config, self.data, workdir=workdir, overridden=overridden)
     self.config = config = self.parts.config
@@ -100,7 +102,8 @@ class Run:
     self.evaluators = build.evaluators(config, self.data, self.parts.objective, mesh=self.mesh, shard=self.shard,
                                        workdir=workdir)
     self.checkpointer = checkpoint.Checkpointer(
-        workdir / 'checkpoints', keep=checkpoint.Keep.of(config.checkpoints, self.parts.lengths.steps))
+        workdir / 'checkpoints', keep=checkpoint.Keep.of(config.checkpoints, self.parts.lengths.steps),
+        local=LocalCopies(workdir, config.checkpoints.local_dir) if config.checkpoints.local else None)
     log.info('%s', summary.start(self.parts, self.data, workdir))
     log.debug('%s', summary.parameters(self.parts))
 
@@ -129,7 +132,8 @@ class Run:
         ended = loop.run(
             times.timed(tracing.mark(host_speed.timed(program.step_fn))), state, batches, start=start,
             total=start if early.reason else total,
-            hooks=[times, *self._hooks(writer, clock, latest), early, saving, asked, tracing, host_speed], clock=clock,
+            hooks=[times, *self._hooks(writer, clock, latest), early, saving,
+                   *self._local_hook(start, writer, clock, saving), asked, tracing, host_speed], clock=clock,
             should_stop=lambda step: (request.reason(step) or early.reason
                                       or (until and step == until and 'the end of the segment') or ''))
       if ended.error:
@@ -157,8 +161,11 @@ class Run:
   def _begin(self) -> tuple[TrainState, int]:
     """Returns the state of the newest complete checkpoint or a new one, and its step."""
     program, total = self.parts.program, self.parts.lengths.total_steps
+    began = time.monotonic()
     restored = self.checkpointer.restore(program.abstract_state, program.shardings)
-    if restored is None:
+    if restored:
+      self._restore_s['local_restore' if restored.is_local else 'restore'] = time.monotonic() - began
+    else:
       return self._initialize(), 0
     resume.check_data(restored.data, self.loader.info._asdict(), self.workdir)
     step = int(restored.state.step)
@@ -170,7 +177,8 @@ class Run:
     if step < total:
       resume.warn_of_machine(restored.meta)
     log.info('Already finished: step %s of %s in %s. Evaluating.' if step == total else
-             'Resuming at step %s of %s in %s.', f'{step:,}', f'{total:,}', self.workdir)
+             'Resuming at step %s of %s in %s, from the copies on the local disks of the hosts.' if restored.is_local
+             else 'Resuming at step %s of %s in %s.', f'{step:,}', f'{total:,}', self.workdir)
     return restored.state, step
 
   def _initialize(self) -> TrainState:
@@ -186,7 +194,9 @@ class Run:
     clock = clocks.Clock(
         self.config.batch_size, build.train_flops(self.parts) * self.config.batch_size,
         clocks.find_peak_flops(device.device_kind, jax.device_count()))
-    clock.charge('startup', startup_s)
+    clock.charge('startup', startup_s - sum(self._restore_s.values()))
+    for name, seconds in self._restore_s.items():
+      clock.charge(name, seconds)
     return clock
 
   def _hooks(self, writer: Writer, clock: clocks.Clock, latest: hooks.Latest) -> list[loop.Hook]:
@@ -263,6 +273,15 @@ class Run:
         save_times.of(self.config.checkpoints.every, self.parts.lengths.steps, start=start), self.checkpointer, writer,
         clock, data=self.loader.info._asdict(), meta=self._meta(), latest=latest)
 
+  def _local_hook(self, start: int, writer: Writer, clock: clocks.Clock,
+                  saving: hooks.Checkpoint) -> list[hooks.LocalCheckpoint]:
+    """Returns the hook that makes copies on local disks, if any are configured."""
+    if not (every := self.config.checkpoints.local):
+      return []
+    return [hooks.LocalCheckpoint(
+        save_times.of(every, self.parts.lengths.steps, start=start), self.checkpointer, writer, clock,
+        data=self.loader.info._asdict(), meta=self._meta(), saving=saving)]
+
   def _meta(self) -> dict[str, Any]:
     recipe = self.config.data.recipe
     how, antialias = geometry.eval_resampling(recipe)
@@ -306,6 +325,7 @@ class Run:
       latest.update({name: (total, number) for name, number in final.metrics.items()})
       saving.save(total, state)
       self.checkpointer.wait()
+      self.checkpointer.discard_local()
     times.finish()
     goodput_now = clock.goodput()
     writer.event('goodput', step=total, **goodput_now._asdict())

@@ -26,7 +26,7 @@ from vit_jax.record.reader import Event
 STEP = 'step'
 LOST = 'lost'
 _TRAINING = (STEP, 'data_wait')  # waiting for data slows training down; evaluating only interrupts it
-ONCE = ('startup', 'compile', 'restore')  # not repeated in the time that is left
+ONCE = ('startup', 'compile', 'restore', 'local_restore')  # not repeated in the time that is left
 
 # Dense bf16 FLOP/s of one jax device; the first pattern that is found in `device_kind` decides.
 _PEAK_FLOPS = (
@@ -99,7 +99,7 @@ class Clock:
   def phase(self, name: str) -> Iterator[None]:
     """Adds the time inside to the phase `name`; the time of a nested phase does not count for the outer one.
 
-    Usual names: startup, compile, restore, data_wait, evaluate, checkpoint.
+    Usual names: startup, compile, restore, local_restore, data_wait, evaluate, checkpoint, local_checkpoint.
     """
     if name in (STEP, LOST):
       raise ValueError(f'phase {name!r} is what the clock derives itself; choose another name')

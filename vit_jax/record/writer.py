@@ -37,7 +37,8 @@ from vit_jax.record.trackers import tensorboard
 from vit_jax.record.trackers.tracker import Guarded, Status
 
 FILE = reader.FILE
-_KEPT_AT_ONCE = ('checkpoint', 'stop')  # events that a run can resume from; neither they nor earlier lines may be lost
+_KEPT_AT_ONCE = ('checkpoint', 'local_checkpoint', 'stop')
+"""Events that a run can resume from; neither they nor earlier lines may be lost."""
 
 
 class Writer:

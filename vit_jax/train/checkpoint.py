@@ -22,6 +22,7 @@ from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.record import checkpoint_files, lease, storage
 from vit_jax.train import checkpoint_reader
 from vit_jax.train.checkpoint_reader import ITEMS, Restored
+from vit_jax.train.local_copies import LocalCopies
 from vit_jax.train.state import TrainState
 
 if TYPE_CHECKING:
@@ -84,10 +85,16 @@ class Checkpointer:
   """Saves and restores the states of one run directory. Every process creates one and calls the same methods.
 
   No file is written before `restore` or `save` is called.
+
+  Args:
+    folder: `checkpoints` of the run directory.
+    keep: which checkpoints are kept.
+    local: copies on the local disks of the hosts; None = none.
   """
 
-  def __init__(self, folder: storage.PathLike, *, keep: Keep) -> None:
+  def __init__(self, folder: storage.PathLike, *, keep: Keep, local: LocalCopies | None = None) -> None:
     self.reader = checkpoint_reader.Reader(folder)
+    self._local = local
     self.folder = self.reader.folder
     self._keep = keep
     self._opened: ocp.CheckpointManager | None = None
@@ -100,15 +107,18 @@ class Checkpointer:
   def restore(self, abstract: TrainState, shardings: TrainState) -> Restored | None:
     """Restores the newest undamaged checkpoint with these `shardings`; None if there is no checkpoint.
 
-    Damaged checkpoints are set aside, with a message, and files of an interrupted save are removed.
+    Complete copies on the local disks are used if they are newer than all checkpoints. Damaged checkpoints are set
+    aside, with a message, and files of an interrupted save are removed.
 
     Raises:
       UserError: checkpoints exist but belong to another model, all are damaged, or the system does not allow reading
         them or writing to the folder.
     """
-    steps = self.steps()
+    steps, found = self.steps(), None
     try:
-      found = self.reader.newest(abstract, shardings, set_aside=self._set_aside)
+      if self._local:
+        found = self._local.restore(abstract, shardings, newer_than=max(self.reader.agreed_steps(), default=-1))
+      found = found or self.reader.newest(abstract, shardings, set_aside=self._set_aside)
     except UserError as error:
       if steps and not self.steps():
         raise UserError(f'{error}\nAll of them were moved to {self.folder.parent / "damaged"}. To begin from nothing, '
@@ -150,6 +160,16 @@ class Checkpointer:
     self._is_pending = True
     return digests['params']
 
+  def save_local(self, step: int, state: TrainState, *, data: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+    """Copies the `state` to the local disks of the hosts, after `restore`; returns when it is copied to the hosts."""
+    assert self._local
+    self._local.save(step, state, data=data, meta=meta)
+
+  def discard_local(self) -> None:
+    """Removes the copies on the local disks of the hosts, which a checkpoint replaces."""
+    if self._local:
+      self._local.discard()
+
   def check(self) -> None:
     """Raises the error of `save` if a save in the background has failed; does not wait for an unfinished one.
 
@@ -165,6 +185,8 @@ class Checkpointer:
 
   def close(self) -> None:
     """Closes the manager. An error of a save is only logged here; `wait` raises it."""
+    if self._local:
+      self._local.wait()
     if self._opened is None:
       return
     try:

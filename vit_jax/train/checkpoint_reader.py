@@ -34,10 +34,14 @@ log = logging.getLogger('vit_jax.train')
 
 
 class Restored(NamedTuple):
-  """A verified checkpoint; `data` and `meta` are the arguments of `Checkpointer.save`."""
+  """A verified checkpoint; `data` and `meta` are the arguments of `Checkpointer.save`.
+
+  is_local: it was put together from copies on the local disks of the hosts.
+  """
   state: TrainState
   data: dict[str, Any]
   meta: dict[str, Any]
+  is_local: bool = False
 
 
 class _Item(NamedTuple):

@@ -237,6 +237,33 @@ class Checkpoint:
       raise
 
 
+class LocalCheckpoint:
+  """Copies the state to the local disks of the hosts, except at steps at which `saving` has saved it.
+
+  It must follow `saving` in the list of hooks.
+  """
+
+  def __init__(self, times: Times, checkpointer: Checkpointer, writer: Writer, clock: Clock, *,
+               data: Mapping[str, Any], meta: Mapping[str, Any], saving: Checkpoint) -> None:
+    self.every, self._times, self._saving = times.next, times, saving
+    self._checkpointer, self._writer, self._clock = checkpointer, writer, clock
+    self._data, self._meta = data, meta
+
+  def on_metrics(self, done: Done) -> None:
+    del done
+
+  def on_state(self, step: int, state: TrainState) -> None:
+    is_due = self._times.is_due(step)
+    self.every = self._times.next
+    if not is_due or self._saving.saved == step:
+      return
+    with self._clock.phase('local_checkpoint'):
+      self._writer.event('local_checkpoint', step=step)
+      self._checkpointer.save_local(step, state, data={**self._data, 'step': step}, meta=self._meta)
+    self._times.saved()
+    self._writer.event('goodput', step=step, **self._clock.goodput()._asdict())
+
+
 class Alarm:
   """Logs an alarm, also as an `alarm` event, whenever a metric stays low; ends the run if `stops`.
 

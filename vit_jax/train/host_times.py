@@ -27,8 +27,10 @@ from vit_jax.train.state import TrainState
 
 LATE = 0.05
 """A host is late if it is ready later than the median of the others by this share of the step, or more."""
+LEAST_STEPS = 8
+"""Steps whose means are compared; where the log has a shorter interval, several intervals are one."""
 SLOWER = 1.25
-"""Steps are slower if they take so many times those of the fastest interval of this process."""
+"""Steps are slower if they take so many times those of the fastest interval of this process, in two in a row."""
 FOLDER = 'hosts'
 CAUSES = {'data': 'waiting for data', 'host': 'by other work on the host'}
 StepFn = Callable[[TrainState, Batch], tuple[TrainState, Packed]]
@@ -102,8 +104,8 @@ class Stopwatch:
     self._free_s, self._waited_s = self._clock.training()
 
   def take(self, name: str, memory_gib: float | None) -> Times | None:
-    """Returns the means since the last call; None without a step."""
-    if not (num := len(self._steps)):
+    """Returns the means since the last call; None with fewer than `LEAST_STEPS`, which then count for the next one."""
+    if (num := len(self._steps)) < LEAST_STEPS:
       return None
     found = Times(statistics.fmean(self._steps), statistics.pstdev(self._steps), self._data_s / num,
                   max(0., self._ready_s - self._data_s) / num, memory_gib or 0., name)
@@ -147,7 +149,7 @@ class HostTimes:
     self._log_every, self._num_hosts, self._host, self._profile = log_every, num_hosts, host, profile
     self._named, self._waiting = _Repeated(), _Repeated()
     self._found: list[Late | None] = []
-    self._fastest_s = math.inf
+    self._fastest_s, self._num_slower = math.inf, 0
     self._pending: list[int] = []
 
   def timed(self, step_fn: StepFn) -> StepFn:
@@ -202,7 +204,8 @@ class HostTimes:
                        late_s=_rounded(late.late_s) if late else 0., cause=late.cause if late else '')
     step_s = statistics.median(one.step_s for one in hosts)
     self._fastest_s = min(self._fastest_s, step_s)
-    is_slower = step_s >= SLOWER * self._fastest_s
+    self._num_slower = self._num_slower + 1 if step_s >= SLOWER * self._fastest_s else 0
+    is_slower = self._num_slower > 1
     if self._named.is_due((late.host, late.cause) if late else 'devices' if is_slower else None):
       self._name(step, hosts, late, step_s if is_slower else 0.)
 

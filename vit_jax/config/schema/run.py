@@ -118,10 +118,15 @@ class Checkpoints(Settings):
   # Keep these for good; a multiple of `every`. '12 hours': at least so far apart.
   keep_every: str = duration('', off=True, wall=True)
   keep_best: str = ''  # name of a metric, such as test/top1; keeps its best one, and measures it at each
+  # Between two copies on the local disks of the hosts, such as '2 minutes'; '' = none. They replace a lost host.
+  local: str = duration('', off=True, wall=True)
+  local_dir: str = ''  # folder of these copies on each host, such as /dev/shm/vit_jax; '' = in that of temporary files
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     if self.keep_best:
       yield from _metric_problems(f'{name}.keep_best', self.keep_best, config)
+    if not self.local:
+      yield from no_effect(self, name, ('local_dir',), f"with {name}.local=''")
     if not durations.parse_wall(self.every):
       return
     if self.keep_best:
