@@ -63,6 +63,7 @@ class Server(http.server.ThreadingHTTPServer):
   `faults` are tried in order, and the first that fits a request meets it.
   """
   daemon_threads = True
+  request_queue_size = 1024  # connections that a client opens at once; each that is refused is tried again after 1 s
   page_size = 1000
 
   def __init__(self) -> None:
@@ -112,6 +113,7 @@ class Server(http.server.ThreadingHTTPServer):
 class _Handler(http.server.BaseHTTPRequestHandler):
   """One request. Paths are of cloud.google.com/storage/docs/json_api/v1."""
   protocol_version = 'HTTP/1.1'
+  disable_nagle_algorithm = True  # which waits 40 ms between the head and the body of an answer
   server: Server
 
   def log_message(self, *args: object) -> None:

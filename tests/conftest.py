@@ -141,6 +141,8 @@ def bucket(storage_server: buckets.Server) -> Iterator[buckets.Server]:
   """A stand-in for object storage, empty; any `gs://NAME/…` is in it."""
   storage_server.objects.clear()
   storage_server.requests.clear()
+  if ranges := sys.modules.get('vit_jax.data.files.ranges'):
+    ranges._state.generations.clear()  # of objects of other tests
   yield storage_server
   storage_server.broken = False
   storage_server.faults.clear()

@@ -9,7 +9,7 @@ import pytest
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import access
-from vit_jax.data.sources import folder, prepared, tfds
+from vit_jax.data.sources import folder, tfds
 
 
 def commands(where: str) -> list[str]:
@@ -22,26 +22,34 @@ def commands(where: str) -> list[str]:
 
 
 def test_google_storage_is_refused_with_the_commands_that_mount_and_copy_it() -> None:
-  mount, copy, launcher = commands('gs://b/sets/my set/')
+  mount, copy, launcher, direct = commands('gs://b/sets/my set/')
   assert shlex.split(mount)[-3:] == ['--only-dir=sets/my set', 'b', '/data'] and '--cache-dir=/cache' in mount
   assert shlex.split(copy) == ['gcloud', 'storage', 'rsync', '--recursive', 'gs://b/sets/my set', '/data']
-  assert '--data=gs://BUCKET/FOLDER' in launcher
+  assert '--data=gs://BUCKET/FOLDER' in launcher and direct.startswith('array_record:gs://BUCKET/FOLDER')
   assert '--only-dir' not in commands('gs://b')[0]
 
 
 def test_other_storage_has_its_own_commands() -> None:
-  mount, copy, _ = commands('s3://b/x')
+  mount, copy, *_ = commands('s3://b/x')
   assert mount == 'mount-s3 --read-only --cache=/cache --prefix=x/ b /data' and copy == 'aws s3 sync s3://b/x /data'
   with pytest.raises(UserError, match='Copy it to a folder'):
     access.resolve('hdfs://host/x', 'data.source')
 
 
-def test_every_kind_of_source_refuses_an_address() -> None:
+def test_other_kinds_of_sources_refuse_an_address() -> None:
   for opened in (lambda: folder.opener('gs://b/x', schema.Data(), (8, 8)),
-                 lambda: prepared.opener('gs://b/x', schema.Data(), (8, 8)),
                  lambda: tfds.opener('cars', schema.Data(data_dir='gs://b/x'), (8, 8))):
     with pytest.raises(UserError, match='got the address gs://b/x. Mount it with a cache'):
       opened()
+
+
+def test_prepared_datasets_are_located_in_buckets_and_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setenv('HOME', '/home/me')
+  found = [access.locate(where, 'x') for where in ('gs://b/x/', 's3://b', '~/x')]
+  assert found == ['gs://b/x', 's3://b', '/home/me/x']
+  for where in ('gs://', 'gs:///x', 'hdfs://b/x', 'gs:/b/x'):
+    with pytest.raises(UserError, match='^x: expected'):
+      access.locate(where, 'x')
 
 
 def test_paths_become_absolute_and_the_home_folder_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

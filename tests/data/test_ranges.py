@@ -64,6 +64,8 @@ def test_a_read_that_was_started_is_made_once(bucket: buckets.Server) -> None:
   before = bucket.requests.get('GET', 0)
   assert all(ranges.start(part) for part in parts)
   assert [ranges.read(*part) for part in parts] == [CONTENT[i:i + 100] for i in range(0, 2000, 100)]
+  for part in parts:
+    ranges.drop(part)
   assert bucket.requests['GET'] - before == 20
 
 
@@ -72,7 +74,10 @@ def test_a_range_that_two_started_is_read_by_both_with_one_request(bucket: bucke
   part, before = Range('gs://bucket/two', 0, 100), bucket.requests.get('GET', 0)
   assert ranges.start(part) and ranges.start(part)
   assert ranges.read(*part) == ranges.read(*part) == CONTENT[:100]
+  ranges.drop(part)
+  assert ranges.read(*part) == CONTENT[:100]
   assert bucket.requests['GET'] - before == 1
+  ranges.drop(part)
   assert ranges.read(*part) == CONTENT[:100]
   assert bucket.requests['GET'] - before == 2
 
@@ -80,13 +85,14 @@ def test_a_range_that_two_started_is_read_by_both_with_one_request(bucket: bucke
 def test_bytes_that_wait_are_bounded_and_dropped_ones_do_not_count(bucket: buckets.Server,
                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
   put(bucket, 'gs://bucket/many', CONTENT)
-  monkeypatch.setattr(ranges, '_ahead', ranges._Ahead())
-  ranges.set_max_bytes(250)
+  monkeypatch.setattr(ranges, '_state', ranges._State(ranges.Settings(ahead_bytes=250)))
   first, second, third = (Range('gs://bucket/many', i, 100) for i in (0, 100, 200))
   assert ranges.start(first) and ranges.start(second) and not ranges.start(third)
   ranges.drop(first)
   assert ranges.start(third)
   assert ranges.read(*third) == CONTENT[200:300]
+  assert not ranges.start(Range('gs://bucket/many', 0, 150))
+  ranges.drop(third)
   assert ranges.start(Range('gs://bucket/many', 0, 150))
 
 
@@ -99,6 +105,11 @@ def test_storage_that_is_away_is_a_temporary_error(bucket: buckets.Server, monke
   monkeypatch.setattr(buckets._Handler, 'do_GET', lambda self: __import__('time').sleep(1))
   with pytest.raises(TemporaryError, match=r'reading gs://bucket/away: expected success within'):
     ranges.read('gs://bucket/away', 0, 10)
+
+
+def test_a_name_that_no_bucket_has_is_an_error() -> None:
+  with pytest.raises(UserError, match='gs://b: expected the address of a bucket, got .*Invalid GCS bucket name'):
+    ranges.read('gs://b/x', 0, 10)
 
 
 def test_an_object_that_may_not_be_read_names_the_right_that_is_missing(bucket: buckets.Server,

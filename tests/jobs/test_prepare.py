@@ -345,10 +345,10 @@ def test_an_address_is_refused_by_name_wherever_a_path_is_given(images: pathlib.
                        ('data_dir', {'data': 'tfds:animals', 'data_dir': 'gs://b/x'})):
     with pytest.raises(UserError, match=f'{where}.*: {refused}'):
       prepare.run(tmp_path / 'set', **flags, build=lambda *_, **__: pytest.fail('it was built'))
-  for data in (schema.Data(source='array_record:gs://b/x'), schema.Data(source='folder:gs://b/x'),
+  for data in (schema.Data(source='array_record:az://b/x'), schema.Data(source='folder:gs://b/x'),
                schema.Data(source='tfds:animals', data_dir='gs://b/x'),
                schema.Data(source='vtab:svhn', data_dir='gs://b/x')):
-    with pytest.raises(UserError, match=refused):
+    with pytest.raises(UserError, match=refused.replace('gs://b/x. Mount it', '(gs://b/x. Mount|az://b/x. Copy) it')):
       opening.open_split(data, 'train', image_px=(8, 8))
   with pytest.raises(UserError, match=f'data.pseudo.labels: {refused}'):
     opening.open_sources(schema.Data(source='digits', pseudo=schema.Pseudo(source='digits', labels='gs://b/x')),

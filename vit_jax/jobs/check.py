@@ -14,7 +14,7 @@ import os
 import pathlib
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from vit_jax.config import schema
@@ -125,9 +125,10 @@ def _source_problems(setting: str, source: str, data: schema.Data, place: Place)
   kind, _, where = source.partition(':')
   try:
     if kind in ('folder', 'array_record') and where:
-      yield from _path_problems(f'{setting}={source}', where, place)
+      find = access.locate if kind == 'array_record' else access.resolve  # the others are not read from buckets
+      yield from _path_problems(f'{setting}={source}', where, place, find)
       if not place.elsewhere:
-        _check_here(kind, access.resolve(where, setting))
+        _check_here(kind, find(where, setting))
     elif kind in ('tfds', 'vtab') and where:
       if place.elsewhere:
         yield from _data_dir_problems(source, data, place)
@@ -141,11 +142,12 @@ def _source_problems(setting: str, source: str, data: schema.Data, place: Place)
     yield str(error)
 
 
-def _path_problems(what: str, where: str, place: Place) -> Iterator[str]:
+def _path_problems(what: str, where: str, place: Place,
+                   find: Callable[[str, str], str] = access.resolve) -> Iterator[str]:
   """Problems of a path on the hosts: absolute ones are theirs, relative ones must be in the checkout."""
   if '://' in where:
-    access.resolve(where, what)
-  if place.elsewhere and not where.startswith((DATA, '/', '~')) and not (place.root / where).exists():
+    find(where, what)
+  elif place.elsewhere and not where.startswith((DATA, '/', '~')) and not (place.root / where).exists():
     yield (f'{what}: expected a folder of the hosts, got a relative path, which is not in the checkout {place.root}. '
            f'Give the data to the launcher (--data=gs://BUCKET/FOLDER) and write {DATA} for its folder, or an absolute '
            'path.')
@@ -163,8 +165,7 @@ def _data_dir_problems(source: str, data: schema.Data, place: Place) -> Iterator
 def _check_here(kind: str, path: str) -> None:
   """Raises UserError unless there is such data; reads no image."""
   if kind == 'array_record':
-    folder = pathlib.Path(path)
-    prepared.read_info(folder.parent if set(folder.name) & set('*?[') else folder)
+    prepared.read_info(os.path.dirname(path) if prepared.is_pattern(path) else path)
   elif not os.path.isdir(path):
     raise UserError(f'data.source=folder:{path}: expected a folder of images, got no folder. Set '
                     '--config.data.source=folder:PATH, or add --elsewhere if the run is on other hosts.')

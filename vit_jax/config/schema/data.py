@@ -108,6 +108,9 @@ class Data(Settings):
   max_bad_images: int = ranged(100, COUNT_OR_0)    # undecodable images (distinct, on one host) that stop the run
   follow_links: bool = False  # also read files outside of a data folder to which symbolic links in it lead
   max_file_mib: int = ranged(512, Range(1, 2**20))  # MiB of an image or mask file; larger ones count as bad images
+  read_ahead_mib: int = ranged(256, Range(1, 2**20))  # of gs:// and s3://, read before they are needed, a process
+  cache_gib: int = ranged(0, Range(0, 2**20))      # of gs:// and s3:// kept in a folder of this machine; 0 = none
+  cache_dir: str = ''                              # that folder; '' = ~/.cache/vit_jax/objects
   verify_shards: VerifyShards = VerifyShards.LAZY  # of array_record:DIR in files
 
   def problems(self, config: Run, name: str) -> Iterator[str]:

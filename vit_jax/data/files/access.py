@@ -15,6 +15,7 @@ from typing import IO
 
 from vit_jax.core import address, os_errors
 from vit_jax.core.errors import TemporaryError, UserError
+from vit_jax.data.files import remote
 
 ADVICE = {
     errno.EMFILE: 'This process has too many open files. Raise the limit: ulimit -n 65536',
@@ -52,12 +53,22 @@ def resolve(where: str | os.PathLike[str], setting: str) -> str:
   return os.path.abspath(os.path.expanduser(text))
 
 
-def _advise_mount(address: str) -> str:
-  """Returns the commands that bring data in object storage to a folder.
+def locate(where: str | os.PathLike[str], setting: str) -> str:
+  """Returns the absolute path, or the address of a folder in object storage that is read directly.
 
-  They are not read image by image from there: ArrayRecord and TFRecord files have an index at their end or none at all,
-  and one process fetches about 1,000 images a second (docs/reference/data.md, "Object storage").
+  Raises:
+    UserError: it is an address of another kind.
   """
+  text = os.fspath(where)
+  if not remote.is_address(text):
+    return resolve(text, setting)
+  if not remote.split(text)[1]:
+    raise UserError(f'{setting}: expected an address such as {text.partition("://")[0]}://BUCKET/FOLDER, got {text}.')
+  return text.rstrip('/')
+
+
+def _advise_mount(address: str) -> str:
+  """Returns the commands that bring data in object storage to a folder; prepared datasets are read directly."""
   scheme, _, rest = address.partition('://')
   bucket, _, path = rest.strip('/').partition('/')
   whole, path, folder = shlex.quote(address.rstrip('/')), shlex.quote(path), '/data'
@@ -75,7 +86,8 @@ def _advise_mount(address: str) -> str:
     case _:
       return 'Copy it to a folder, and give the path of the folder.'
   return (f'Mount it with a cache of complete files, or copy it, and give the folder {folder}:\n  {mount}\n  {copy}\n'
-          '  launch/tpu_pod.sh does either on every host: --data=gs://BUCKET/FOLDER --data_mode=mount or copy.')
+          '  launch/tpu_pod.sh does either on every host: --data=gs://BUCKET/FOLDER --data_mode=mount or copy.\n'
+          '  array_record:gs://BUCKET/FOLDER, which --job=prepare writes, needs neither.')
 
 
 def cache_folder(name: str) -> pathlib.Path:

@@ -17,15 +17,16 @@ from typing import Any, TypeVar
 
 MAX_OPEN = 65_536  # files; some programs iterate over all numbers up to the limit
 MAX_THREADS = 16
-_SHARE, _OTHERS, _LEAST = 2, 56, 8  # others: a checkpoint alone opens about 20 files while it is written
+_SHARE, _OTHERS, _LEAST = 2, 60, 4  # others: a checkpoint alone opens about 20 files while it is written
 _File = TypeVar('_File')
 
 
 @dataclasses.dataclass(slots=True)
 class _Entry:
-  """An open file, and the number of threads that read it now."""
+  """An open file, the number of threads that read it now, and how many files of the system it stands for."""
   file: Any
   close: Callable[[Any], None]
+  num_files: int
   num_users: int = 0
 
 
@@ -50,17 +51,24 @@ class Pool:
   """
 
   def __init__(self, max_open: int) -> None:
-    self._max_open, self._lock = max_open, threading.Lock()
+    self._max_open, self._lock, self._num_files = max_open, threading.Lock(), 0
     self._entries: collections.OrderedDict[Hashable, _Entry] = collections.OrderedDict()
 
   def __len__(self) -> int:
     return len(self._entries)
 
-  def use(self, key: Hashable, open_file: Callable[[], _File], close: Callable[[_File], None]) -> _Use:
-    """Returns the context of the file of this key, which stays open during the `with` statement, and perhaps longer."""
+  def __contains__(self, key: Hashable) -> bool:
+    return key in self._entries
+
+  def use(self, key: Hashable, open_file: Callable[[], _File], close: Callable[[_File], None], *,
+          num_files: int = 1) -> _Use:
+    """Returns the context of the file of this key, which stays open during the `with` statement, and perhaps longer.
+
+    `num_files` is the number of open files of the system that it needs.
+    """
     entry = self._take(key, None)
     if entry is None:
-      made = _Entry(open_file(), close)  # outside of the lock: it takes milliseconds on a network file system
+      made = _Entry(open_file(), close, num_files)  # outside of the lock: it may take milliseconds
       entry = self._take(key, made)
       assert entry is not None
       if entry is not made:  # another thread was faster
@@ -72,10 +80,11 @@ class Pool:
     surplus: list[_Entry] = []
     with self._lock:
       entry.num_users -= 1
-      num = len(self._entries) - self._max_open
-      if num > 0:
-        idle = [key for key, entry in self._entries.items() if not entry.num_users][:num]
-        surplus = [self._entries.pop(key) for key in idle]
+      if self._num_files > self._max_open:
+        for key in [key for key, entry in self._entries.items() if not entry.num_users]:
+          if self._num_files > self._max_open:
+            surplus.append(self._entries.pop(key))
+            self._num_files -= surplus[-1].num_files
     for unused in surplus:
       unused.close(unused.file)
 
@@ -84,6 +93,7 @@ class Pool:
     with self._lock:
       if key not in self._entries and made is not None:
         self._entries[key] = made
+        self._num_files += made.num_files
       entry = self._entries.get(key)
       if entry is not None:
         entry.num_users += 1

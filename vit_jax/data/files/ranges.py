@@ -3,20 +3,24 @@
 Every reader of an indexed format (ArrayRecord in object storage, TFRecord, tar, Parquet) reads its records here. A path
 is a local one, or an address `gs://BUCKET/NAME` or `s3://BUCKET/NAME`, which `remote.py` reads.
 
-A record of object storage takes tens of milliseconds to arrive, so a loader starts reads before it needs them:
-`start` begins one, and the `read` of the same range waits for it. Bytes that were started and not yet read are bounded.
+A record of object storage takes tens of milliseconds to arrive, so a loader starts reads before it needs them
+(`start`, `drop`); bytes that were started and not yet dropped are bounded. A bounded folder may keep what was read
+(`range_cache.py`).
 """
 from __future__ import annotations
 
 import dataclasses
 import os
+import pathlib
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from vit_jax.core import retrying
-from vit_jax.data.files import open_files, remote, user_files
+from vit_jax.core.errors import UserError
+from vit_jax.data.files import access, open_files, range_cache, remote, user_files
 
 if TYPE_CHECKING:
+  from vit_jax.config import schema
   from vit_jax.data.files.remote import Future
 
 
@@ -27,6 +31,23 @@ class Range(NamedTuple):
   size: int
 
 
+class Settings(NamedTuple):
+  """How a process reads object storage.
+
+  ahead_bytes: that are read before they are needed, at most.
+  cache_bytes: of the folder with what was read; 0 = nothing is kept.
+  cache_dir: that folder, and that of temporary files; '' = in the user's cache, and the system's for temporary files.
+  """
+  ahead_bytes: int = 2**28
+  cache_bytes: int = 0
+  cache_dir: str = ''
+
+  @classmethod
+  def of(cls, data: schema.Data) -> Settings:
+    """Returns the settings of the data of a run."""
+    return cls(data.read_ahead_mib * 2**20, data.cache_gib * 2**30, data.cache_dir)
+
+
 @dataclasses.dataclass
 class _Started:
   """A read that has begun, and how many will use it."""
@@ -34,40 +55,44 @@ class _Started:
   num_users: int = 1
 
 
-class _Ahead:
-  """The reads that have begun in this process."""
+class _State:
+  """What a process has of remote objects: settings, reads that have begun, generations, and the cache."""
 
-  def __init__(self) -> None:
-    self.max_bytes = 2**28
-    self._lock, self._bytes = threading.Lock(), 0
-    self._started: dict[Range, _Started] = {}
-
-  def start(self, part: Range) -> bool:
-    with self._lock:
-      if (known := self._started.get(part)) is not None:
-        known.num_users += 1
-        return True
-      if self._started and self._bytes + part.size > self.max_bytes:
-        return False
-      self._started[part] = _Started(remote.submit(*part))
-      self._bytes += part.size
-    return True
-
-  def claim(self, part: Range) -> Future | None:
-    """Returns the read of a range, which counts one user less."""
-    if not self._started:
-      return None
-    with self._lock:
-      if (known := self._started.get(part)) is None:
-        return None
-      known.num_users -= 1
-      if not known.num_users:
-        del self._started[part]
-        self._bytes -= part.size
-    return known.future
+  def __init__(self, settings: Settings) -> None:
+    self.settings, self.lock, self.num_bytes = settings, threading.Lock(), 0
+    self.started: dict[Range, _Started] = {}
+    self.generations: dict[str, bytes] = {}
+    self.cache = _open_cache(settings)
 
 
-_ahead = _Ahead()
+def _open_cache(settings: Settings) -> range_cache.Cache | None:
+  if not settings.cache_bytes:
+    return None
+  folder = pathlib.Path(settings.cache_dir) if settings.cache_dir else access.cache_folder('objects')
+  try:
+    return range_cache.Cache(folder, settings.cache_bytes)
+  except OSError as error:
+    raise UserError(f'data.cache_dir: expected a folder that can be written, got {folder} ({error.strerror}). Choose '
+                    'another folder, or set data.cache_gib=0.') from error
+
+
+_state = _State(Settings())
+
+
+def configure(settings: Settings) -> None:
+  """Sets how this process reads object storage; loader processes get the settings of their parent.
+
+  Raises:
+    UserError: the folder for the cache cannot be written.
+  """
+  global _state
+  if settings != _state.settings:
+    _state = _State(settings)
+
+
+def settings() -> Settings:
+  """Returns how this process reads object storage."""
+  return _state.settings
 
 
 def read(path: str, offset: int, size: int) -> bytes:
@@ -76,10 +101,10 @@ def read(path: str, offset: int, size: int) -> bytes:
   Raises:
     OSError: the file cannot be read.
     TemporaryError: its storage still fails after a time.
-    UserError: the account of this machine may not read it.
+    UserError: the account of this machine may not read it, or it has changed since this process read from it.
   """
   if remote.is_address(path):
-    return read_object(Range(path, offset, size)).content
+    return _read_object(Range(path, offset, size))
 
   def once() -> bytes:
     with open_files.pool().use(('range', path), lambda: os.open(path, os.O_RDONLY), os.close) as opened:
@@ -90,7 +115,7 @@ def read(path: str, offset: int, size: int) -> bytes:
 def read_end(path: str, size: int) -> bytes:
   """Returns the last `size` bytes of a file, or all if it has fewer; raises as `read`."""
   if remote.is_address(path):
-    return read_object(Range(path, -size, size)).content
+    return _read_object(Range(path, -size, size))
   return read(path, max(0, os.path.getsize(path) - size), size)
 
 
@@ -103,7 +128,8 @@ def read_file(path: str, max_bytes: int) -> bytes:
   """
   if not remote.is_address(path):
     return user_files.read(path, max_bytes)
-  found = read(path, 0, max_bytes + 1)
+  found = retrying.retried(lambda: remote.take(remote.submit(path, 0, max_bytes + 1), path, 0).content,
+                           f'reading {path}')
   if len(found) > max_bytes:
     raise user_files.TooLarge(len(found))
   return found
@@ -120,30 +146,65 @@ def list_names(folder: str) -> list[str]:
   return retrying.retried(lambda: sorted(os.listdir(folder)), f'listing {folder}')
 
 
-def read_object(part: Range) -> remote.Answer:
-  """Returns a part of an object of object storage, which may have been started; raises as `read`."""
-  first = _ahead.claim(part)
+def _read_object(part: Range) -> bytes:
+  """Returns a part of an object, from the cache, from a read that was started, or from the storage."""
+  state, path, offset, size = _state, *part
+  generation = state.generations.get(path)
+  if state.cache and generation and (kept := state.cache.get(path, generation, offset, size)) is not None:
+    return kept
+  with state.lock:
+    begun = state.started.get(part)
+  first = begun.future if begun else None
 
   def once() -> remote.Answer:
     nonlocal first
     future, first = first, None  # after an error the range is read anew
-    return remote.take(remote.submit(*part) if future is None else future, part.path, part.offset)
-  return retrying.retried(once, f'reading {part.path}')
+    return remote.take(remote.submit(*part) if future is None else future, path, offset)
+  answer = retrying.retried(once, f'reading {path}')
+  if answer.generation and answer.generation != state.generations.setdefault(path, answer.generation):
+    raise UserError(f'{path}: expected an object that does not change, got another one during the run. Start the run '
+                    'again, if the object is the right one.')
+  if state.cache and answer.generation and offset >= 0 and len(answer.content) == size:
+    state.cache.put(path, answer.generation, offset, answer.content)
+  return answer.content
 
 
 def start(part: Range) -> bool:
   """Starts reading a part of a file that `read` will soon be called for; returns False if too many bytes are waiting.
 
-  Nothing is begun for a local file. Each range that was started must be read, or given up with `drop`.
+  Nothing is begun for a local file, or if the part is kept. Each `start` that returns True needs a `drop`, after the
+  part was read or when it is not needed any more.
   """
-  return not remote.is_address(part.path) or _ahead.start(part)
+  state, (path, offset, size) = _state, part
+  if not remote.is_address(path):
+    return True
+  with state.lock:
+    if (known := state.started.get(part)) is not None:
+      known.num_users += 1
+      return True
+    if state.started and state.num_bytes + size > state.settings.ahead_bytes:
+      return False
+  generation = state.generations.get(path)
+  if state.cache and generation and state.cache.has(path, generation, offset, size):
+    return True
+  future = remote.submit(*part)
+  with state.lock:
+    if (known := state.started.get(part)) is not None:  # another thread was faster
+      known.num_users += 1
+    else:
+      state.started[part] = _Started(future)
+      state.num_bytes += size
+  return True
 
 
 def drop(part: Range) -> None:
-  """Removes a range that was started, which will not be read."""
-  _ahead.claim(part)
+  """Removes a part that was started, which is not read any more by the caller."""
+  state = _state
+  with state.lock:
+    if (known := state.started.get(part)) is None:
+      return
+    known.num_users -= 1
+    if not known.num_users:
+      del state.started[part]
+      state.num_bytes -= part.size
 
-
-def set_max_bytes(num: int) -> None:
-  """Sets how many bytes may be started and not yet read, in this process."""
-  _ahead.max_bytes = num

@@ -7,6 +7,7 @@ such as Grain's are sequential), so they are read here, by an index of their fra
 from __future__ import annotations
 
 import bisect
+import contextlib
 import functools
 import itertools
 import os
@@ -18,7 +19,9 @@ import numpy as np
 
 from vit_jax.core import lazy
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import access, open_files, ranges, tfrecord_index
+from vit_jax.data.files import access, open_files, ranges, remote, remote_records, tfrecord_index
+from vit_jax.data.files.ranges import Range
+from vit_jax.data.files.remote_records import RemoteRecords
 from vit_jax.data.image.headers import BadImage
 
 if TYPE_CHECKING:
@@ -29,9 +32,6 @@ else:
                                                           'message_factory'))
 
 Values = list[bytes] | list[int] | list[float]
-# No threads in the reader: they would read ahead from a record, which is useless in a random order.
-_OPTIONS = 'readahead_buffer_size:0,max_parallelism:0'
-_BUFFER_BYTES = 32_768
 _SHOWN = 160  # characters of a reason
 
 
@@ -54,9 +54,12 @@ class ArrayRecords:
   The format has a checksum of every record, which the reader compares.
   """
 
-  def __init__(self, paths: Sequence[str], counts: Sequence[int]) -> None:
-    """Takes absolute paths, and the number of records of each file. Opens no file."""
-    self._paths, self._counts = tuple(paths), tuple(counts)
+  def __init__(self, paths: Sequence[str], counts: Sequence[int], sizes: Sequence[int] = ()) -> None:
+    """Takes absolute paths or addresses, the number of records of each file, and for addresses the size of each.
+
+    Opens no file.
+    """
+    self._paths, self._counts, self._sizes = tuple(paths), tuple(counts), tuple(sizes)
     self._ends = list(itertools.accumulate(counts))
     self._num = self._ends[-1] if self._ends else 0
 
@@ -81,6 +84,9 @@ class ArrayRecords:
     path, count = self._paths[file], self._counts[file]
     place = number - (self._ends[file] - count)
     try:
+      if remote.is_address(path):
+        with self._use(file) as opened:
+          return opened.read(place)
       with open_files.pool().use(('array_record', path), lambda: _open_array_record(path, count),
                                  lambda opened: opened.close()) as reader:
         found: bytes = reader.read(place, place + 1)[0]  # a list of places would take longer the more records there are
@@ -91,12 +97,34 @@ class ArrayRecords:
         raise system_error from error
       raise BadRecord(f'record {place} of {path} is damaged: {str(error)[:_SHOWN]}') from error
 
+  def opening(self, number: int) -> Range | None:
+    """Returns the range to read before `part` of a record is known; None if it is known, or the file is local."""
+    file = self.find_file(number)
+    path = self._paths[file]
+    if not remote.is_address(path) or ('array_record', path) in open_files.pool():
+      return None
+    return remote_records.find_end(path, self._counts[file], self._sizes[file])
+
+  def part(self, number: int) -> Range | None:
+    """Returns the range that is read for a record; None if the file is local. Raises as `RemoteRecords`."""
+    file = self.find_file(number)
+    if not remote.is_address(self._paths[file]):
+      return None
+    with self._use(file) as opened:
+      return opened.part(number - (self._ends[file] - self._counts[file]))
+
+  def _use(self, file: int) -> contextlib.AbstractContextManager[RemoteRecords]:
+    path, count, size = self._paths[file], self._counts[file], self._sizes[file]
+    return open_files.pool().use(('array_record', path), lambda: RemoteRecords(path, count, size), RemoteRecords.close,
+                                 num_files=RemoteRecords.NUM_FILES)
+
 
 def _open_array_record(path: str, count: int) -> Any:
   from array_record.python import array_record_module
   with open(path, 'rb'):  # raises OSError with a number, unlike the reader
     pass
-  reader = array_record_module.ArrayRecordReader(path, options=_OPTIONS, file_reader_buffer_size=_BUFFER_BYTES)
+  reader = array_record_module.ArrayRecordReader(path, options=remote_records.OPTIONS,
+                                                 file_reader_buffer_size=remote_records.BUFFER_BYTES)
   if (found := reader.num_records()) not in (0, count):  # 0 in a truncated file
     reader.close()
     raise UserError(f'{path}: expected {count:,} records, got {found:,}. Copy or prepare the dataset again.')

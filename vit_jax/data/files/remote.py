@@ -16,6 +16,7 @@ import re
 import resource
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from vit_jax.core import os_errors
 from vit_jax.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ SCHEMES = ('gs://', 's3://')
 ANSWER_S = 120.
 """Seconds until a request without an answer counts as failed."""
 _RETRIES = {'max_retries': 5, 'initial_delay': '0.5s', 'max_delay': '8s'}
-_FILES_EACH = 8  # open files of the process for each connection
+_FILES_EACH = 16  # open files of the process for each connection
 _DRIVERS = {'gs': 'gcs', 's3': 's3'}
 _ENDPOINTS = ('AWS_ENDPOINT_URL_S3', 'AWS_ENDPOINT_URL')
 _TOTAL = re.compile(r'total size (\d+)')
@@ -79,7 +80,10 @@ def _store(scheme: str, bucket: str) -> Any:
   try:
     return tensorstore.KvStore.open(spec, context=_context()).result(ANSWER_S)
   except ValueError as error:
-    raise _explained(error, address) from error
+    if os_errors.is_temporary(error):
+      raise _explained(error, address) from error
+    raise UserError(f'{address}: expected the address of a bucket, got "{str(error).splitlines()[0][:200]}". Correct '
+                    'it.') from error
 
 
 def submit(address: str, offset: int, size: int) -> Future:

@@ -18,7 +18,7 @@ from vit_jax.core.types import Batch, HostArray, Shard
 from vit_jax.data.files import access
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.image.transform import EvalTransform, Example, Shapes, Transform, eval_shapes
-from vit_jax.data.pipeline import order, shared
+from vit_jax.data.pipeline import ahead, order, shared
 from vit_jax.data.source import Source, title
 
 MAX_TRIES = 1_000  # bad images in a row
@@ -67,13 +67,13 @@ def decode_or_next(source: Source, index: int, transform: Callable[[int], Exampl
   """
   num = len(source)
   tries = min(num, MAX_TRIES)
-  for ahead in range(tries):
+  for more in range(tries):
     try:
-      return DecodedExample(transform((index + ahead) % num), ahead > 0)
+      return DecodedExample(transform((index + more) % num), more > 0)
     except BadImage as error:
       reason = error
     except (OSError, MemoryError) as error:
-      raise access.unreadable(error, source.describe((index + ahead) % num)) from error
+      raise access.unreadable(error, source.describe((index + more) % num)) from error
   raise UserError(f'{title(source)}: expected images that can be decoded, got {tries} bad images in a row, starting at '
                   f'{source.describe(index)}. The last reason: {reason}')
 
@@ -97,8 +97,9 @@ class TrainBatches:
     indexes = self.visit(positions)
     batch = _empty(len(indexes), self.shapes, allocate, zero=False) | {'index': indexes}
     rngs, source, transform = order.ExampleRngs(self.seed), self.source, self.transform
-    for row, (position, index) in enumerate(zip(positions.tolist(), indexes.tolist(), strict=True)):
-      decoded = decode_or_next(source, index, lambda i, p=position: transform(  # type: ignore[misc]
+    numbers, places = positions.tolist(), indexes.tolist()
+    for row in ahead.rows(source, places):
+      decoded = decode_or_next(source, places[row], lambda i, p=numbers[row]: transform(  # type: ignore[misc]
           source[i], rngs.at(p)))
       _write(batch, row, decoded)
     return batch
@@ -116,8 +117,10 @@ class EvalBatches:
     positions = number * self.batch_size + self.shard.rows(self.batch_size)
     batch = _empty(len(positions), _shapes(self.transform), allocate)
     batch['index'], batch['mask'] = _eval_rows(positions, num_examples=len(self.source))
-    for row in np.flatnonzero(batch['mask']).tolist():
-      index = int(batch['index'][row])
+    valid = np.flatnonzero(batch['mask'])
+    places = batch['index'][valid].tolist()
+    for number in ahead.rows(self.source, places):
+      row, index = int(valid[number]), places[number]
       try:
         _write(batch, row, DecodedExample(self.transform(self.source[index]), False))
       except BadImage:
@@ -170,8 +173,9 @@ def decode_all(source: Source, transform: EvalTransform, *, threads: int) -> Dec
   batch = _empty(len(source), _shapes(transform))
 
   def fill(start: int) -> None:
-    for row in range(start, min(start + _CHUNK, len(source))):
-      _write(batch, row, decode_or_next(source, row, lambda i: transform(source[i])))
+    numbers = range(start, min(start + _CHUNK, len(source)))
+    for place in ahead.rows(source, numbers):
+      _write(batch, numbers[place], decode_or_next(source, numbers[place], lambda i: transform(source[i])))
   with futures.ThreadPoolExecutor(threads) as pool:
     for done in [pool.submit(fill, start) for start in range(0, len(source), _CHUNK)]:
       done.result()

@@ -23,7 +23,7 @@ from typing import Protocol
 
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Batch
-from vit_jax.data.files import access
+from vit_jax.data.files import access, ranges
 from vit_jax.data.image import opencv
 from vit_jax.data.pipeline import capacity, shared
 
@@ -75,7 +75,8 @@ def _start_grain(make: Callable[[int], Batch], numbers: range, *, each: capacity
   if workers:
     _let_grain_read_its_flags()
     options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=capacity.HANDED)
-    stream = stream.mp_prefetch(options, worker_init_fn=functools.partial(start_worker, os.getpid()))
+    setup = functools.partial(_start_loader, os.getpid(), ranges.settings())
+    stream = stream.mp_prefetch(options, worker_init_fn=setup)
   return shared.Opened(iter(stream)) if is_shared else iter(stream)
 
 
@@ -182,6 +183,12 @@ def _start_shielded(batches: Iterator[Batch]) -> Batch:
     return pool.submit(next, batches).result()
   finally:
     pool.shutdown(wait=False)
+
+
+def _start_loader(parent: int, settings: ranges.Settings, index: int, count: int) -> None:
+  """Sets up a loader process, which reads object storage as its parent does."""
+  start_worker(parent, index, count)
+  ranges.configure(settings)
 
 
 def start_worker(parent: int, index: int, count: int) -> None:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from vit_jax.config import schema
 from vit_jax.core import implementation
 from vit_jax.core.errors import UserError
+from vit_jax.data.files import ranges
 from vit_jax.data.files.user_files import Rules
 from vit_jax.data.labels import classes
 from vit_jax.data.source import Source, has_masks, most_labels
@@ -86,6 +87,7 @@ def open_split(data: schema.Data, split: str, *, image_px: tuple[int, int]) -> S
   Raises:
     UserError: the source or the split is missing, the classes of a mixture differ, or the name of a class is not text.
   """
+  ranges.configure(ranges.Settings.of(data))
   source = _open(data, split, image_px=image_px)
   classes.check_text(source.class_names, where=source.name)
   return source

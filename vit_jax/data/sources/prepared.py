@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 from vit_jax.config import schema
 from vit_jax.config.schema import VerifyShards
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import access, checksums, json_fields, records, user_files, verification
+from vit_jax.data.files import access, checksums, json_fields, ranges, records, remote, user_files, verification
+from vit_jax.data.files.ranges import Range
 from vit_jax.data.files.user_files import Rules
 from vit_jax.data.labels import classes
 from vit_jax.data.source import Record, Source
@@ -41,12 +42,13 @@ class Shard(NamedTuple):
 class PreparedSource:
   """Shards of one split."""
 
-  def __init__(self, folder: pathlib.Path, shards: Sequence[Shard], *, name: str, class_names: tuple[str, ...],
+  def __init__(self, folder: str, shards: Sequence[Shard], *, name: str, class_names: tuple[str, ...],
                most_labels: int = 0, verify: checksums.Expected | None = None) -> None:
     """Takes the shards, and the checksums that are to be compared when they are used (`file`)."""
     self.name, self.class_names, self.most_labels, self._verify = name, class_names, most_labels, verify
     self._shards = [s.file for s in shards]
-    self._records = records.ArrayRecords([str(folder / s.file) for s in shards], [s.num_examples for s in shards])
+    self._records = records.ArrayRecords(
+        [f'{folder}/{s.file}' for s in shards], [s.num_examples for s in shards], [s.num_bytes for s in shards])
     text = ' '.join([*(s.sha256 for s in shards), *class_names])
     self.digest = hashlib.sha256(text.encode(errors='surrogateescape')).hexdigest()
 
@@ -67,6 +69,14 @@ class PreparedSource:
     number = self._records.find_file(index)
     return verification.File(self._verify, self._shards[number], number)
 
+  def opening(self, index: int) -> Range | None:
+    """Returns the range to read before `part` of an example is known; None if it is known, or the file is local."""
+    return self._records.opening(index)
+
+  def part(self, index: int) -> Range | None:
+    """Returns the range that is read for an example; None if the file is local."""
+    return self._records.part(index)
+
   def label(self, index: int) -> int:
     found = records.pick(self._records[index], 'labels' if self.most_labels else 'label')
     if self.most_labels:
@@ -85,14 +95,15 @@ class PreparedSource:
 def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
   """Opens the splits of a prepared dataset: its folder, or a pattern of shards in it such as `DIR/train-0000*`.
 
-  With `data.verify_shards=first`, the checksums of its shards are compared, each once.
+  With `data.verify_shards=first`, the checksums of its shards are compared, each once. Shards in object storage are
+  read by ranges; each is found, and its size compared, when it is used.
 
   Raises:
     UserError: there is no such dataset, or (when opening) it is incomplete.
   """
   del image_px
-  path = pathlib.Path(access.resolve(where, 'array_record:DIR'))
-  folder, pattern = (path.parent, path.name) if set(path.name) & set('*?[') else (path, '*')
+  path = access.locate(where, 'array_record:DIR')
+  folder, _, pattern = path.rpartition('/') if is_pattern(path) else (path, '', '*')
   info = read_info(folder)
 
   @functools.cache
@@ -103,16 +114,35 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
     if not shards:
       raise UserError(f'array_record:{where}: expected a pattern of shards of {name}, such as '
                       f'{", ".join(s.file for s in listed[:5])}, got none in {folder}.')
-    for shard in shards:
-      user_files.check_inside(str(folder / shard.file), str(folder), Rules.of(data))
-    _check_sizes(folder, shards)
-    expected = checksums.Expected(folder, {shard.file: shard.sha256 for shard in shards})
-    if data.verify_shards is VerifyShards.FIRST:
-      _check_sums(expected)
     return PreparedSource(folder, shards, name=f'array_record:{where}/{name}', class_names=info.class_names,
-                          most_labels=info.most_labels,
-                          verify=expected if data.verify_shards is VerifyShards.LAZY else None)
+                          most_labels=info.most_labels, verify=_check(folder, shards, data))
   return open_named
+
+
+def is_pattern(path: str) -> bool:
+  """Returns whether a path is a pattern of shards."""
+  return bool(set(path.rpartition('/')[2]) & set('*?['))
+
+
+def _check(folder: str, shards: Sequence[Shard], data: schema.Data) -> checksums.Expected | None:
+  """Checks shards as far as the settings ask for it, and returns the checksums that are left to compare.
+
+  Raises:
+    UserError: one is missing or has changed.
+  """
+  if remote.is_address(folder):
+    if data.verify_shards is VerifyShards.FIRST:
+      raise UserError(f'data.verify_shards: expected lazy or no with {folder}, whose shards are not read completely, '
+                      'got first. Each record is compared with its own checksum.')
+    return None
+  place = pathlib.Path(folder)
+  for shard in shards:
+    user_files.check_inside(str(place / shard.file), folder, Rules.of(data))
+  _check_sizes(place, shards)
+  expected = checksums.Expected(place, {shard.file: shard.sha256 for shard in shards})
+  if data.verify_shards is VerifyShards.FIRST:
+    _check_sums(expected)
+  return expected if data.verify_shards is VerifyShards.LAZY else None
 
 
 class Info(NamedTuple):
@@ -126,19 +156,19 @@ class Info(NamedTuple):
   made: Any
 
 
-def read_info(folder: pathlib.Path) -> Info:
-  """Returns the content of `folder/info.json`.
+def read_info(folder: str | os.PathLike[str]) -> Info:
+  """Returns the content of `folder/info.json`; the folder may be an address.
 
   Raises:
     UserError: it is missing, damaged, or of another format.
+    TemporaryError: its storage fails.
   """
-  path = folder / INFO
-  if not path.is_file():
-    part = folder.with_name(f'{folder.name}.part')
-    hint = (f'{part} is not finished: run the same --job=prepare again.' if part.is_dir() else
-            f'Prepare one with --job=prepare --data=folder:PATH --to={folder}.')
-    raise UserError(f'{folder}: expected a prepared dataset, got no {INFO}. {hint}')
-  found = json_fields.read(path, expected='the output of --job=prepare', advice=_AGAIN)
+  path, expected = f'{os.fspath(folder)}/{INFO}', 'the output of --job=prepare'
+  if remote.is_address(path):
+    found = json_fields.parse(_read_remote(path), path, expected=expected, advice=_AGAIN)
+  else:
+    _check_there(pathlib.Path(folder))
+    found = json_fields.read(path, expected=expected, advice=_AGAIN)
   kind = found.field('format')
   if kind.value != FORMAT:
     raise UserError(f'{path}: expected the format {FORMAT!r}, got {json_fields.describe(kind.value)}. Prepare the '
@@ -151,6 +181,27 @@ def read_info(folder: pathlib.Path) -> Info:
   most = found.optional('most_labels')
   return Info(splits_of, classes.from_json(found.field('class_names'), num_examples=num),
               most.whole(0, 2**31 - 1) if most else 0, found.field('made').value)
+
+
+def _read_remote(path: str) -> bytes:
+  try:
+    return ranges.read_file(path, user_files.TEXT_BYTES)
+  except FileNotFoundError:
+    raise UserError(f'{os.path.dirname(path)}: expected a prepared dataset, got no {INFO}. Prepare one with '
+                    '--job=prepare --data=folder:PATH --to=DIR, and copy it there: gcloud storage rsync --recursive '
+                    'DIR gs://BUCKET/DIR, or aws s3 sync DIR s3://BUCKET/DIR.') from None
+  except user_files.TooLarge as error:
+    raise UserError(f'{path}: expected at most {user_files.TEXT_BYTES:,} bytes, got {error}. {_AGAIN}') from None
+  except OSError as error:
+    raise access.unreadable(error, path) from error
+
+
+def _check_there(folder: pathlib.Path) -> None:
+  if not (folder / INFO).is_file():
+    part = folder.with_name(f'{folder.name}.part')
+    hint = (f'{part} is not finished: run the same --job=prepare again.' if part.is_dir() else
+            f'Prepare one with --job=prepare --data=folder:PATH --to={folder}.')
+    raise UserError(f'{folder}: expected a prepared dataset, got no {INFO}. {hint}')
 
 
 def read_shard(found: json_fields.Field) -> Shard:

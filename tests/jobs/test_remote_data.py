@@ -1,0 +1,54 @@
+"""Runs whose images are in object storage: the results are those of files, after kills and with few open files."""
+from __future__ import annotations
+
+import pathlib
+import signal
+import subprocess
+import sys
+
+import buckets
+import pytest
+import runs
+
+from tests.data import prepared_sets
+from vit_jax import main
+
+SETTINGS = ('--config.length=60 steps', '--config.checkpoints.every=10 steps', '--config.data.in_memory=no',
+            '--config.train.log_every=1 steps', '--config.data.workers=0')
+
+
+def start(workdir: pathlib.Path, source: str, *extra: str) -> subprocess.Popen[str]:
+  """A run with at most 64 open files."""
+  words = [sys.executable, '-m', 'vit_jax.main', '--config=digits', f'--workdir={workdir}', *runs.TINY, *SETTINGS,
+           f'--config.data.source=array_record:{source}', *extra]
+  return subprocess.Popen(['bash', '-c', 'ulimit -n 64; exec "$@"', 'bash', *words], env=runs.environment(),
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+
+
+@pytest.mark.slow(reason='40 s: four processes')
+def test_a_killed_run_on_object_storage_resumes_to_the_end_of_a_run_on_files(
+    bucket: buckets.Server, tmp_path: pathlib.Path) -> None:
+  folder = prepared_sets.write(tmp_path / 'set', num_shards=12)
+  address = prepared_sets.upload(folder, bucket, 'gs://bucket/sets/digits')
+  runs.finish(start(tmp_path / 'local', str(folder)))
+  cache = ('--config.data.cache_gib=1', f'--config.data.cache_dir={tmp_path / "kept"}')
+  for extra in ((), cache):
+    workdir = tmp_path / f'remote{len(extra)}'
+    process = start(workdir, address, *extra)
+    runs.wait_for_checkpoint(process, workdir, number=2)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    runs.finish(start(workdir, address, *extra))
+    assert runs.final(workdir)['params_digest'] == runs.final(tmp_path / 'local')['params_digest']
+  kept = [path for path in (tmp_path / 'kept').rglob('*') if path.is_file()]
+  assert len(kept) > 12
+  assert len({path.parent for path in kept}) == 2
+
+
+def test_the_description_of_data_in_object_storage_is_checked_before_a_run(
+    bucket: buckets.Server, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  address = prepared_sets.upload(prepared_sets.write(tmp_path / 'set'), bucket, 'gs://bucket/checked')
+  command = ['check', '--config=digits', f'--workdir={tmp_path / "run"}']
+  assert main.run([*command, f'--config.data.source=array_record:{address}']) == 0
+  assert main.run([*command, '--config.data.source=array_record:gs://bucket/none']) == 2
+  assert 'gs://bucket/none: expected a prepared dataset, got no info.json' in ''.join(capsys.readouterr())
