@@ -4,6 +4,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import jax
 import pytest
 
 from vit_jax.config import schema
@@ -34,3 +35,13 @@ def test_a_step_that_waits_gets_processes_or_is_told_their_number(caplog: pytest
 
 def test_a_step_that_does_not_wait_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
   assert decide(Found(alone_s=.1, step_s=.12, waiting=.04, busy_cores=14.), schema.AUTO_WORKERS, caplog) == (0, '')
+
+
+def test_a_process_that_logs_warnings_alone_warns(caplog: pytest.LogCaptureFixture,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+  waits = Found(alone_s=1_024 / 16_000, step_s=1_024 / 8_400, waiting=.45, busy_cores=14.)
+  for process, level in ((0, logging.INFO), (3, logging.WARNING)):
+    monkeypatch.setattr(jax, 'process_index', lambda process=process: process)
+    caplog.clear()
+    decide(waits, 0, caplog)
+    assert [one.levelno for one in caplog.records] == [level]

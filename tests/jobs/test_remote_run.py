@@ -120,3 +120,18 @@ def test_a_damaged_checkpoint_is_set_aside_and_others_are_averaged_in_object_sto
   found = bucket.names(WORKDIR)
   assert 'damaged/8/commit_success.txt' in found and 'checkpoints/9/commit_success.txt' in found
   assert not [n for n in found if n.startswith('checkpoints/8/')]
+
+
+@pytest.mark.slow(reason='about 30 s: a run that is asked for a profile while it trains')
+def test_a_run_in_object_storage_is_profiled_on_request(
+    bucket: buckets.Server, capsys: pytest.CaptureFixture[str]) -> None:
+  process = start(bucket, *TINY, '--config.train.log_every=10 steps', '--config.length=100_000 steps',
+                  '--config.checkpoints.every=1 hours', '--config.evals.test.every=1_000_000 steps',
+                  f'--workdir={WORKDIR}')
+  wait_for(bucket, process, 'metrics.jsonl')
+  assert main.run(['profile', f'--workdir={WORKDIR}', '--steps=2', '--timeout=120']) == 0
+  runs.kill(process)
+  assert f'{WORKDIR}/profile/host_0' in capsys.readouterr().out
+  found = bucket.names(f'{WORKDIR}/profile')
+  assert sum(name.startswith('host_0/') and name.endswith('.xplane.pb') for name in found) == 1
+  assert 'answer.json' in found and 'request.json' not in found

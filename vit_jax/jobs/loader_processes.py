@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import logging
 
+import jax
+
 from vit_jax.config import schema
 from vit_jax.core.contracts import Loader
 from vit_jax.core.types import Shard
@@ -35,7 +37,8 @@ def decide(found: host_speed.Found, images: float, supply: loaders.Supply, *, se
   host = min(step, images / found.step_s) if found.waiting >= WAITING else step
   measured = capacity.Measured(host, step, found.busy_cores)
   wanted = capacity.workers_after(measured, supply.workers, batch_bytes=supply.batch_bytes, here=here)
-  log.log(logging.DEBUG if measured.keeps_up else logging.INFO, '%s', capacity.describe(
+  slow = logging.WARNING if jax.process_index() else logging.INFO  # other processes than 0 log warnings alone
+  log.log(logging.DEBUG if measured.keeps_up else slow, '%s', capacity.describe(
       measured, supply.workers, wanted, setting=setting, here=here))
   if setting == schema.AUTO_WORKERS:
     supply.workers = wanted

@@ -182,9 +182,9 @@ class HostTimes:
     while self._pending:
       self._gather(self._pending.pop(0))
     late = [one for one in self._found if one]
-    if late:
-      host = statistics.mode(one.host for one in late)
-      own = [one for one in late if one.host == host]
+    host = statistics.mode(one.host for one in late) if late else 0
+    own = [one for one in late if one.host == host]
+    if len(own) > 1:
       log.warning('Host %d was late in %d of %d intervals, %s: by %s a step on average.', host, len(own),
                   len(self._found), CAUSES[statistics.mode(one.cause for one in own)],
                   _seconds(statistics.fmean(one.late_s for one in own)))

@@ -11,8 +11,9 @@ is random, and stands in `local.json` of the run directory. To restore, the proc
 have; of the newest step of which all pieces exist on some host, each process reads its files, and what is missing is
 sent through the mesh. The digests of the state are verified as those of a checkpoint are.
 
-Differs from Orbax (0.12, `experimental.emergency`): nothing is saved locally there if there is only one replica of the
-state, and restoring adds arrays to zeros, which turns -0.0 into 0.0.
+Orbax's `experimental.emergency` (0.12) is not used. With one replica of the state it saves nothing locally. With
+several, the first keeps no local copy, so that with two of them the loss of a host of the second leaves none. Hosts
+that lack a copy get it as a sum with zeros, which turns -0.0 into 0.0.
 """
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ Where the parameters are replicated over hosts, each of them would read the same
 is read by one replica, so that each byte is read once for the whole run, and all replicas read at the same time. The
 arrays then reach the other replicas through the mesh, as sums of their bits with zeros, so no bit changes.
 
-Differs from Orbax (0.12, `SingleReplicaArrayHandler`): one replica reads everything there, while the others wait, and
-arrays are summed as numbers, which turns -0.0 into 0.0.
+Orbax's `SingleReplicaArrayHandler` (0.12) is not used: one replica reads everything, while the others wait, and arrays
+are summed as numbers, which turns -0.0 into 0.0, so that their digests would differ.
 """
 from __future__ import annotations
 
