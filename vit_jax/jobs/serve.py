@@ -130,8 +130,8 @@ class Site:
     found: list[object] = []
     for name in _WATCHED if self._workdir is not None else ():
       path = os.path.join(self._workdir, name)  # type: ignore[arg-type]
-      stat = os.stat(path) if storage.is_local(path) and os.path.exists(path) else None
-      found.append((stat.st_mtime_ns, stat.st_size) if stat else None)
+      stats = [block.stat() for block in storage.blocks(path)] if storage.is_local(path) else []
+      found.append(tuple((stat.st_mtime_ns, stat.st_size) for stat in stats))
     return tuple(found)
 
   def _show_report(self) -> Answer:

@@ -103,6 +103,11 @@ class Lease:
       self.look()
       self._register.release(self._generation)
 
+  @property
+  def is_replaced(self) -> bool:
+    """Whether it is known that another run has taken over."""
+    return bool(self._replaced)
+
   def raise_if_replaced(self) -> None:
     """Raises Replaced if it is known that another run has taken over; reads nothing."""
     if self._replaced:
@@ -116,12 +121,12 @@ class Lease:
 
   def look(self) -> None:
     """Reads the lease once. Raises Replaced if another run has taken over, and errors of `storage.faults`."""
-    self.raise_if_replaced()
     with self._lock:
+      self.raise_if_replaced()
       began_s = _now_s()
-      self._generation, holder = self._read()
+      generation, holder = self._read()
       self._verify(holder)
-      self._confirmed_s = began_s
+      self._generation, self._confirmed_s = generation, began_s
 
   def check(self) -> None:
     """Reads the lease, before anything is written.
@@ -140,6 +145,7 @@ class Lease:
 
   def _renew(self) -> None:
     with self._lock:
+      self.raise_if_replaced()
       began_s = _now_s()
       self._generation, self._confirmed_s = self._write(), began_s
 

@@ -210,20 +210,21 @@ def join_growing(path: PathLike) -> None:
   place = open_path(path)
   if _block(place, 1).exists():
     write_bytes(place, read_growing(place))
-    _remove_blocks(place, 1)
+    for block in reversed(blocks(place)[1:]):
+      block.unlink()
 
 
 def _block(path: Path, number: int) -> Path:
   return path.with_name(f'{path.name}.{number:04d}') if number else path
 
 
-def _remove_blocks(path: Path, first: int) -> None:
-  """Removes the blocks from number `first` on, of which none may be missing; the last one first."""
+def blocks(path: PathLike) -> list[Path]:
+  """Returns the blocks of a growing file that exist, in their order."""
+  place = open_path(path)
   found: list[Path] = []
-  while (block := _block(path, first + len(found))).exists():
+  while (block := _block(place, len(found))).exists():
     found.append(block)
-  for block in reversed(found):
-    block.unlink()
+  return found
 
 
 class Mirror:
@@ -294,23 +295,19 @@ class Mirror:
     first = max(0, len(known) - 2)  # a resume may cut an incomplete end, which can be in two blocks
     with open(path, 'rb') as file:
       file.seek(first * BLOCK_BYTES)
-      blocks = _split(file.read())
-    if not known:
-      self._replace(target, blocks)
-      known.extend(map(zlib.crc32, blocks))
-      return
-    if first + len(blocks) < len(known):
-      _remove_blocks(target, first + len(blocks))
-    for number, block in enumerate(blocks, first):
-      if number >= len(known) or known[number] != zlib.crc32(block):
-        write_bytes(_block(target, number), block)
-        known[number:] = [zlib.crc32(block)]
-
-  def _replace(self, target: Path, blocks: Sequence[bytes]) -> None:
-    """Writes all blocks, the first one last: it ends what is read of a file that was copied there as a whole."""
-    _remove_blocks(target, len(blocks))
-    for number in reversed(range(len(blocks))):
-      write_bytes(_block(target, number), blocks[number])
+      content = _split(file.read())
+    if not known or first + len(content) < len(known):  # of an earlier, longer file
+      del known[first + len(content):]
+      for block in reversed(blocks(target)[first + len(content):]):
+        block.unlink()
+    if not known:  # the first block last, as it ends what is read of a file that was copied there as a whole
+      for number in reversed(range(len(content))):
+        write_bytes(_block(target, number), content[number])
+      known.extend(map(zlib.crc32, content))
+    for number, new in enumerate(content, first):
+      if number >= len(known) or known[number] != zlib.crc32(new):
+        write_bytes(_block(target, number), new)
+        known[number:] = [zlib.crc32(new)]
 
   def close(self) -> None:
     """Copies a last time, unless nothing may be written any more, and removes the local folder."""

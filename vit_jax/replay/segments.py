@@ -12,7 +12,7 @@ from typing import Any
 from vit_jax.core import failures
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import train
-from vit_jax.record import checkpoint_files, machine, reader
+from vit_jax.record import checkpoint_files, machine, reader, storage
 from vit_jax.replay import settings
 from vit_jax.replay.comparison import Status
 from vit_jax.replay.records import Record
@@ -90,7 +90,7 @@ def copy(workdir: pathlib.Path, step: int, work: pathlib.Path) -> None:
   shutil.copytree(workdir / 'checkpoints' / str(step), work / 'checkpoints' / str(step))
   for name in ('config.json', 'metrics.jsonl', 'norms.f32'):
     if (workdir / name).exists():
-      shutil.copy(workdir / name, work / name)
+      storage.write_bytes(work / name, storage.read_growing(workdir / name))
 
 
 def _machine(workdir: pathlib.Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import math
 import pathlib
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ else:
   managers = lazy.Module('orbax.checkpoint.checkpoint_managers')
 
 LOWER_IS_BETTER = ('nll', 'loss', 'ece')
+WAIT_S = 0.05  # between two looks at a save of several processes
 _DEFECTS = (TypeError, AttributeError, NameError, AssertionError, LookupError)
 """Errors of code, not of files, while a checkpoint is written."""
 log = logging.getLogger('vit_jax.train')
@@ -99,6 +101,7 @@ class Checkpointer:
     self._keep = keep
     self._opened: ocp.CheckpointManager | None = None
     self._is_pending = False
+    self._uncommitted: Exception | None = None
 
   def steps(self) -> list[int]:
     """Returns the steps of the complete checkpoints, oldest first."""
@@ -156,6 +159,7 @@ class Checkpointer:
         meta=ocp.args.JsonSave(checkpoint_files.seal(body)))
     announce(digests['params'])
     finite = {k: v for k, v in metrics.items() if math.isfinite(v)}
+    self.wait()
     self._guard(lambda: self._manager().save(step, args=args, metrics=finite or None, force=True))
     self._is_pending = True
     return digests['params']
@@ -175,19 +179,26 @@ class Checkpointer:
 
     Orbax's own `check_for_errors` does not report it, because the thread that finishes a save consumes the error.
     """
+    if self._uncommitted:
+      self.wait()
     if self._is_pending and not self._manager().is_saving_in_progress():
       self._is_pending = False
       self.wait()
 
   def wait(self) -> None:
     """Waits until the last save is complete. Raises the error of `save` if it failed."""
-    self._guard(lambda: self._manager().wait_until_finished())
+    self._guard(self._wait)
 
   def close(self) -> None:
-    """Closes the manager. An error of a save is only logged here; `wait` raises it."""
+    """Closes the manager. An error of a save is only logged here; `wait` raises it.
+
+    If process 0 could not commit a save, this does not wait: the other processes wait for it until this one ends.
+    """
     if self._local:
       self._local.wait()
-    if self._opened is None:
+    held = lease.find(self.folder)
+    is_lost = self._uncommitted is not None or held is not None and held.is_replaced
+    if self._opened is None or is_lost and jax.process_count() > 1:
       return
     try:
       self._opened.close()
@@ -210,7 +221,7 @@ class Checkpointer:
         self._set_aside(step)
     options = ocp.CheckpointManagerOptions(
         preservation_policy=self._keep.policy(), enable_async_checkpointing=True, create=True,
-        cleanup_tmp_directories=True, temporary_path_class=_checked(self.folder))
+        cleanup_tmp_directories=True, temporary_path_class=self._commit_class())
     self._opened = ocp.CheckpointManager(self.folder, options=options, item_names=(*ITEMS, 'data', 'meta'))
 
   def _guard(self, action: Callable[[], object]) -> None:
@@ -228,6 +239,35 @@ class Checkpointer:
                  f'{f"{advice} Then run" if advice else "Run"} the same command again: it continues from the newest '
                  f'whole checkpoint (steps on disk: {kept}).') from error
 
+  def _commit_class(self) -> type[Any]:
+    """Returns Orbax's class for the folders of checkpoints, with the run's lease read before one is committed."""
+    held, classes = lease.find(self.folder), ocp.path.atomicity
+    # Those that Orbax chooses itself: a folder is renamed, and in object storage a file is written last.
+    default = (classes.AtomicRenameTemporaryPath if isinstance(self.folder, pathlib.Path)
+               else classes.CommitFileTemporaryPath)
+    checkpointer = self
+
+    class Commit(default):  # type: ignore[misc, valid-type]
+      async def finalize(self) -> None:
+        try:
+          if held:
+            await asyncio.to_thread(held.check)
+          await super().finalize()
+        except Exception as error:
+          checkpointer._uncommitted = error
+          raise
+
+    return Commit
+
+  def _wait(self) -> None:
+    """Waits for the last save; Orbax itself would wait for the other processes, which wait for a commit that failed."""
+    manager = self._manager()
+    while jax.process_count() > 1 and not self._uncommitted and manager.is_saving_in_progress():
+      time.sleep(WAIT_S)
+    if self._uncommitted:
+      raise self._uncommitted
+    manager.wait_until_finished()
+
   def _set_aside(self, step: int) -> None:
     """Moves a damaged checkpoint to `damaged` of the run directory."""
     if jax.process_index() == 0:
@@ -240,22 +280,3 @@ class Checkpointer:
     names = (f'{step}', *(f'{step}-{i}' for i in range(2, 1000)))
     name = next(n for n in names if not (damaged / n).exists())
     storage.move(self.folder / str(step), damaged / name)
-
-
-def _checked(folder: storage.Path) -> type[Any] | None:
-  """Returns Orbax's class for the folders of checkpoints, which reads the run's lease before it commits one.
-
-  None without a lease: Orbax's own class.
-  """
-  if (held := lease.find(folder)) is None:
-    return None
-  check, classes = held.check, ocp.path.atomicity
-  # Those that Orbax chooses itself: a folder is renamed, and in object storage a file is written last.
-  default = classes.AtomicRenameTemporaryPath if isinstance(folder, pathlib.Path) else classes.CommitFileTemporaryPath
-
-  class Checked(default):  # type: ignore[misc, valid-type]
-    async def finalize(self) -> None:
-      await asyncio.to_thread(check)
-      await super().finalize()
-
-  return Checked
