@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -106,7 +106,7 @@ class ConcatSource(Derived):
   """Parts of sources, one after the other, as one source."""
 
   def __init__(self, parts: Sequence[Part], *, name: str, title: str = '') -> None:
-    self.name, self.title, self._parts = name, title, tuple(parts)
+    self.name, self.title, self.parts = name, title, tuple(parts)
     self.class_names = parts[0].source.class_names
     self._starts = [sum(p.stop - p.start for p in parts[:i]) for i in range(len(parts) + 1)]
     text = ' '.join(f'{p.source.digest}[{p.start}:{p.stop}]' for p in parts)
@@ -117,15 +117,35 @@ class ConcatSource(Derived):
 
   @property
   def most_labels(self) -> int:
-    counts = [most_labels(part.source) for part in self._parts]
+    counts = [most_labels(part.source) for part in self.parts]
     return UNKNOWN if UNKNOWN in counts else max(counts)
 
   def origin(self, index: int) -> tuple[Source, int]:
     if not 0 <= index < len(self):
       raise IndexError(f'{self.name}: expected an index below {len(self):,}, got {index}')
     number = bisect.bisect_right(self._starts, index) - 1
-    part = self._parts[number]
+    part = self.parts[number]
     return part.source, part.start + index - self._starts[number]
+
+
+def shard_sizes(source: Source) -> list[int] | None:
+  """Returns the number of examples in each shard of a source, in order; None if it does not consist of shards."""
+  if isinstance(source, ConcatSource):
+    inner = [(shard_sizes(part.source), part) for part in source.parts]
+    return None if any(sizes is None for sizes, _ in inner) else [
+        num for sizes, part in inner for num in _clipped(sizes or [], part.start, part.stop)]
+  if isinstance(source, Relabeled):
+    return shard_sizes(source.origin(0)[0])
+  return getattr(source, 'shard_sizes', None)
+
+
+def _clipped(sizes: Sequence[int], start: int, stop: int) -> Iterator[int]:
+  """Yields the number of examples of each shard between two places; shards without any are left out."""
+  first = 0
+  for size in sizes:
+    if (num := min(stop, first + size) - max(start, first)) > 0:
+      yield num
+    first += size
 
 
 class Subset(Derived):

@@ -82,7 +82,7 @@ def open_data(config: schema.Config) -> Data:
   """Opens the sources of a config."""
   console.begin_stage('opening the data')
   found = opening.open_sources(config.data, image_px=config.image_px)
-  in_memory = loaders.fits_in_memory(
+  in_memory = config.data.placement is schema.Placement.ANYWHERE and loaders.fits_in_memory(
       found.train, recipe=config.data.recipe, image_px=config.image_px, choice=config.data.in_memory)
   return Data(found.train, found.eval, found.class_names, in_memory)
 
@@ -156,7 +156,7 @@ def train_loader(config: schema.Config, data: Data, shard: Shard) -> Loader:
   return loaders.train_loader(
       data.train, recipe=d.recipe, image_px=config.image_px, batch_size=config.batch_size, seed=config.seed,
       shard=shard, workers=d.workers, threads=d.threads, in_memory=data.in_memory, max_bad_images=d.max_bad_images,
-      decode=d.decode, max_labels=d.max_labels, maps=kinds.of(config).open_maps(data.train))
+      decode=d.decode, placement=d.placement, max_labels=d.max_labels, maps=kinds.of(config).open_maps(data.train))
 
 
 def check_size(data: schema.Data, train: Source) -> None:

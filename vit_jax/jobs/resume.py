@@ -55,8 +55,11 @@ def check_data(saved: Mapping[str, Any], now: Mapping[str, Any], workdir: storag
   """Raises UserError if a run would continue with other data, or in another order, than before."""
   changed = [f'  {name}: {saved.get(name)} -> {value}' for name, value in now.items() if saved.get(name) != value]
   if changed:
+    placed = any('host_shards' in line for line in changed)
     raise UserError(f'--workdir={workdir}: expected a run on the same data in the same order, got changes:\n'
-                    + '\n'.join(changed) + '\nUse the data settings of that run, or another --workdir.')
+                    + '\n'.join(changed) + '\nUse the data settings of that run'
+                    + ' on as many hosts (data.placement), or train on from its weights (init_from) in' * placed
+                    + f'{"" if placed else ", or"} another --workdir.')
 
 
 def check_same(workdir: storage.Path, config: schema.Config) -> None:

@@ -131,7 +131,9 @@ def local_rows(mesh: Mesh, process_index: int | None = None) -> Shard:
   devices = mesh.devices.reshape(mesh.shape['data'] * mesh.shape['fsdp'], -1)
   mine = [part for part, along_tensor in enumerate(devices)
           if any(device.process_index == process_index for device in along_tensor)]
-  return Shard(tuple(mine), len(devices))
+  loading = [frozenset(device.process_index for device in along_tensor) for along_tensor in devices]
+  numbers = {processes: number for number, processes in enumerate(sorted(set(loading), key=sorted))}
+  return Shard(tuple(mine), len(devices), tuple(numbers[processes] for processes in loading))
 
 
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh, shard: Shard) -> dict[str, jax.Array]:

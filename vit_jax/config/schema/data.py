@@ -8,7 +8,7 @@ from vit_jax.config.schema.checks import Run, Settings, no_effect, problem, swit
 from vit_jax.config.schema.ranges import BELOW_1, COUNT, COUNT_OR_0, INSIDE, SEED, THREADS, Range, ranged
 from vit_jax.config.schema.recipe import Crop, Recipe
 
-__all__ = ('AUTO_WORKERS', 'Data', 'Decode', 'InMemory', 'MixClasses', 'Pseudo', 'VerifyShards')
+__all__ = ('AUTO_WORKERS', 'Data', 'Decode', 'InMemory', 'MixClasses', 'Placement', 'Pseudo', 'VerifyShards')
 
 
 class MixClasses(enum.Enum):
@@ -33,6 +33,13 @@ class Decode(enum.Enum):
   FULL = 'full'
   CROP = 'crop'  # what the crop shows, by nvImageCodec (extra `crop`; no GPU needed)
   REDUCED = 'reduced'  # at 1/2, 1/4 or 1/8 of the size where the crop is so much larger than its target; other pixels
+
+
+class Placement(enum.Enum):
+  """Which shards of the training split a host reads."""
+  ANYWHERE = 'anywhere'        # all; each batch is drawn from the complete split, whatever the number of hosts
+  HOST_SHARDS = 'host_shards'  # of H hosts, host h reads shards h, h + H, h + 2H, ..., so it needs no others
+  HOST_SHARDS_ANEW = 'host_shards_anew'  # an H-th of the shards, dealt anew for each epoch
 
 
 class VerifyShards(enum.Enum):
@@ -108,6 +115,7 @@ class Data(Settings):
   max_bad_images: int = ranged(100, COUNT_OR_0)    # undecodable images (distinct, on one host) that stop the run
   follow_links: bool = False  # also read files outside of a data folder to which symbolic links in it lead
   max_file_mib: int = ranged(512, Range(1, 2**20))  # MiB of an image or mask file; larger ones count as bad images
+  placement: Placement = Placement.ANYWHERE        # of the training images on several hosts
   read_ahead_mib: int = ranged(256, Range(1, 2**20))  # of gs:// and s3://, read before they are needed, a process
   cache_gib: int = ranged(0, Range(0, 2**20))      # of gs:// and s3:// kept in a folder of this machine; 0 = none
   cache_dir: str = ''                              # that folder; '' = ~/.cache/vit_jax/objects
@@ -122,10 +130,21 @@ class Data(Settings):
       yield from no_effect(self, name, ('mix_classes',), f'with {name}.source={self.source!r}, which is not a mixture')
     if self.in_memory is InMemory.YES:
       yield from self._in_memory_problems(name)
+    if self.placement is not Placement.ANYWHERE:
+      yield from self._placement_problems(name)
     if self.decode is not Decode.FULL and self.recipe.views.on:
       yield problem(f'{name}.decode', f'full with {name}.recipe.views.on=True, which takes several crops', self.decode)
     elif self.decode is not Decode.FULL and self.recipe.crop is Crop.RESIZE:
       yield problem(f'{name}.decode', f'full with {name}.recipe.crop=resize, which does not crop', self.decode)
+
+  def _placement_problems(self, name: str) -> Iterator[str]:
+    what = f'{name}.placement={self.placement.value}'
+    if self.source.startswith('mix:') or self.pseudo.source:
+      yield problem(f'{name}.placement', 'anywhere with several sources of training images', self.placement)
+    if self.in_memory is InMemory.YES:
+      yield problem(f'{name}.in_memory', f'auto or no with {what}, as each host holds all images', self.in_memory)
+    if self.recipe.repeats > 1:
+      yield problem(f'{name}.recipe.repeats', f'1 with {what}', self.recipe.repeats)
 
   def _in_memory_problems(self, name: str) -> Iterator[str]:
     if self.recipe.crop is not Crop.RESIZE:

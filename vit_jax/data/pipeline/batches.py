@@ -59,21 +59,25 @@ def reason_bad(source: Source, index: int, transform: EvalTransform) -> str:
   return ''
 
 
-def decode_or_next(source: Source, index: int, transform: Callable[[int], Example]) -> DecodedExample:
+def decode_or_next(source: Source, index: int, transform: Callable[[int], Example],
+                   within: range | None = None) -> DecodedExample:
   """Returns the example at `index`, or, if it cannot be decoded, the next good one in the order of the source.
+
+  Only examples `within` a range are taken, by default all.
 
   Raises:
     UserError: `MAX_TRIES` examples in a row, or all, are bad; or the data cannot be read.
   """
-  num = len(source)
-  tries = min(num, MAX_TRIES)
+  within = within or range(len(source))
+  tries = min(len(within), MAX_TRIES)
   for more in range(tries):
+    place = within[(index - within.start + more) % len(within)]
     try:
-      return DecodedExample(transform((index + more) % num), more > 0)
+      return DecodedExample(transform(place), more > 0)
     except BadImage as error:
       reason = error
     except (OSError, MemoryError) as error:
-      raise access.unreadable(error, source.describe((index + more) % num)) from error
+      raise access.unreadable(error, source.describe(place)) from error
   raise UserError(f'{title(source)}: expected images that can be decoded, got {tries} bad images in a row, starting at '
                   f'{source.describe(index)}. The last reason: {reason}')
 
@@ -99,8 +103,9 @@ class TrainBatches:
     rngs, source, transform = order.ExampleRngs(self.seed), self.source, self.transform
     numbers, places = positions.tolist(), indexes.tolist()
     for row in ahead.rows(source, places):
+      within = self.visit.shard(places[row]) if isinstance(self.visit, order.HostShards) else None
       decoded = decode_or_next(source, places[row], lambda i, p=numbers[row]: transform(  # type: ignore[misc]
-          source[i], rngs.at(p)))
+          source[i], rngs.at(p)), within)
       _write(batch, row, decoded)
     return batch
 

@@ -21,7 +21,7 @@ from vit_jax.data.files import open_files
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.labels import label_maps
 from vit_jax.data.pipeline import batches, capacity, order, prefetch, verifying
-from vit_jax.data.source import Source, title
+from vit_jax.data.source import Source, find_origin, shard_sizes, title
 from vit_jax.data.sources.mixture import Mixture
 from vit_jax.data.sources.pseudo import PseudoLabeled, TeacherLabels
 
@@ -174,7 +174,8 @@ class EvalLoader(_Loader):
 def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, int], batch_size: int,
                  seed: int, shard: Shard, workers: int, threads: int, in_memory: bool,
                  max_bad_images: int, decode: schema.Decode = schema.Decode.FULL, max_labels: int = 0,
-                 maps: label_maps.LabelMaps | None = None) -> TrainLoader:
+                 maps: label_maps.LabelMaps | None = None,
+                 placement: schema.Placement = schema.Placement.ANYWHERE) -> TrainLoader:
   """Returns batches of `image label index box bad` for training; with views, those in place of image and box.
 
   Args:
@@ -190,6 +191,7 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
     decode: which part of a JPEG that is cropped.
     max_labels: T of `label_list [B, T]`, which batches then also have; 0 = images have one class.
     maps: label maps of the source, which batches then also have.
+    placement: which shards each host reads; not with images in memory, repeats or several sources.
 
   Raises:
     UserError: sizes that do not fit together, or a decoder that is not installed.
@@ -206,7 +208,9 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
   shard.rows(batch_size)  # raises if the size does not fit
   fit = transforms.eval_transform(recipe, image_px, max_labels=max_labels)
   groups = schema.num_groups(batch_size, recipe.mix_group)
-  visit = _visit(source, seed=seed, repeats=recipe.repeats, batch_size=batch_size, groups=groups)
+  is_placed = placement is not schema.Placement.ANYWHERE
+  visit = (_place(source, shard, placement, batch_size=batch_size, seed=seed) if is_placed else
+           _visit(source, seed=seed, repeats=recipe.repeats, batch_size=batch_size, groups=groups))
   start: Start
   supply = None
   if in_memory:
@@ -221,6 +225,7 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
     start = supply = Supply(make, threads, workers, size)
   digest = source.digest if recipe.repeats == 1 else f'{source.digest} repeats={recipe.repeats}' + (
       f' groups={groups}' if groups > 1 else '')
+  digest += f' {placement.value}={visit.num_hosts}' if isinstance(visit, order.HostShards) else ''
   labels: Labels | None = (label_maps.MapLabels(maps) if maps else
                            TeacherLabels(source) if isinstance(source, PseudoLabeled) else None)
   info = LoaderInfo(source.name, len(source), batch_size, seed, digest + (labels.digest if labels else ''))
@@ -281,6 +286,38 @@ def _check_crop(recipe: schema.Recipe) -> None:
   if needs_host := transforms.host_only(recipe):
     raise UserError(f'data.in_memory: expected auto or no with {needs_host}, which need the stored image on the host '
                     'at every step, got yes. Set in_memory=auto, or data.recipe.crop=resize without such settings.')
+
+
+def _place(source: Source, shard: Shard, placement: schema.Placement, *, batch_size: int,
+           seed: int) -> order.HostShards:
+  """Returns the order of training in which each host reads its own shards.
+
+  Raises:
+    UserError: the source has no shards, or too few, or those of this host are not there.
+  """
+  sizes, hosts = shard_sizes(source), shard.hosts or (0,) * shard.count
+  num_hosts = max(hosts) + 1
+  if sizes is None:
+    raise UserError(f'data.placement: expected anywhere with {title(source)}, which does not consist of shards, got '
+                    f'{placement.value}. Prepare it: --job=prepare.')
+  if len(sizes) < num_hosts or len({hosts.count(host) for host in hosts}) > 1:
+    raise UserError(f'data.placement: expected at least one shard for each of {num_hosts} hosts that load equal parts '
+                    f'of a batch, got {len(sizes)} shards and parts of hosts {hosts}. Prepare the dataset with '
+                    f'--shards={8 * num_hosts}, or set data.placement=anywhere.')
+  visit = order.HostShards(np.array(sizes, np.int64), hosts, batch_size, seed,
+                           placement is schema.Placement.HOST_SHARDS_ANEW)
+  if placement is schema.Placement.HOST_SHARDS:
+    nums = [int(visit.sizes[visit.shards(host, 0)].sum()) for host in range(num_hosts)]
+    if max(nums) > 1.01 * min(nums):
+      log.warning('data.placement=host_shards: hosts have %s to %s images, and those of a host that has fewer are used '
+                  'more often. Prepare the dataset with a multiple of %s shards.', f'{min(nums):,}', f'{max(nums):,}',
+                  num_hosts)
+    starts = np.cumsum(visit.sizes) - visit.sizes
+    for start in starts[visit.shards(hosts[shard.parts[0]], 0)].tolist():
+      origin, place = find_origin(source, start)
+      if hasattr(origin, 'check_file'):
+        origin.check_file(place)
+  return visit
 
 
 def _visit(source: Source, *, seed: int, repeats: int, batch_size: int, groups: int) -> order.Visit:

@@ -16,7 +16,8 @@ import numpy as np
 from vit_jax.core.types import HostArray
 
 ROUNDS = 8  # 4 suffice for a pseudo-random permutation (Luby and Rackoff 1988); very small datasets need more
-_SHUFFLE, _AUGMENT = 1, 2  # separate the two random streams of a seed
+_SHUFFLE, _AUGMENT = 1, 2  # separate the random streams of a seed; `mixture` has 3
+_SHARDS, _HOST = 4, 5
 
 
 class Visit(Protocol):
@@ -63,6 +64,64 @@ class Repeated:
       return self.visit((steps * self.batch_size + slot * self.groups + group) // self.times)
     different = -(-self.batch_size // self.times)
     return self.visit(steps * different + rows % different)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HostShards:
+  """The order of a source of which each host reads only its own shards, in every epoch another permutation of them.
+
+  Of H hosts, host h has the shards h, h + H, h + 2H, ...; with `anew` those at these places of a permutation of the
+  shards that each epoch has of its own. An epoch takes ceil(S / H) examples of each host: a host that has fewer repeats
+  some, one that has more leaves some out, others in each epoch. The order is a function of (seed, position, H).
+
+  sizes: examples of each shard, `[N] i64`.
+  hosts: for each equal, contiguous part of a batch, the number of the host that loads it; each host has as many parts.
+  batch_size: rows of a batch.
+  """
+  sizes: HostArray
+  hosts: tuple[int, ...]
+  batch_size: int
+  seed: int
+  anew: bool = False
+
+  @property
+  def num_hosts(self) -> int:
+    return max(self.hosts) + 1
+
+  def __call__(self, positions: HostArray) -> HostArray:
+    steps, rows = np.divmod(np.asarray(positions, np.int64), self.batch_size)
+    hosts, each = np.array(self.hosts), self.batch_size // self.num_hosts
+    before = np.array([np.sum(hosts[:part] == host) for part, host in enumerate(self.hosts)])  # parts of the same host
+    parts, places = np.divmod(rows, self.batch_size // len(hosts))
+    own = steps * each + before[parts] * (self.batch_size // len(hosts)) + places
+    epochs, nth = np.divmod(own, -(-int(self.sizes.sum()) // self.num_hosts))
+    indexes = np.empty_like(own)
+    for host, epoch in np.unique(np.stack([hosts[parts], epochs]), axis=1).T.tolist():
+      here = (hosts[parts] == host) & (epochs == epoch)
+      indexes[here] = self._of_host(nth[here], host, epoch)
+    return indexes
+
+  def shards(self, host: int, epoch: int) -> HostArray:
+    """Returns the shards `[n] i64` that a host reads in an epoch."""
+    order = np.arange(len(self.sizes))
+    if self.anew:
+      keys = np.random.SeedSequence([_SHARDS, self.seed, epoch]).generate_state(ROUNDS, np.uint64)
+      order = permute(order, size=len(order), keys=keys)
+    return order[host::self.num_hosts]
+
+  def shard(self, index: int) -> range:
+    """Returns the examples of the shard of an example."""
+    ends = np.cumsum(self.sizes)
+    number = int(np.searchsorted(ends, index, side='right'))
+    return range(int(ends[number] - self.sizes[number]), int(ends[number]))
+
+  def _of_host(self, nth: HostArray, host: int, epoch: int) -> HostArray:
+    shards = self.shards(host, epoch)
+    starts, ends = np.cumsum(self.sizes) - self.sizes, np.cumsum(self.sizes[shards])
+    keys = np.random.SeedSequence([_HOST, self.seed, host, epoch]).generate_state(ROUNDS, np.uint64)
+    places = permute(nth % ends[-1], size=int(ends[-1]), keys=keys)
+    chosen = np.searchsorted(ends, places, side='right')
+    return starts[shards[chosen]] + places - (ends[chosen] - self.sizes[shards[chosen]])
 
 
 def shuffled(positions: HostArray, *, num_examples: int, seed: int) -> HostArray:

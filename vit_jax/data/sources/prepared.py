@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from vit_jax.config import schema
-from vit_jax.config.schema import VerifyShards
+from vit_jax.config.schema import Placement, VerifyShards
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import access, checksums, json_fields, ranges, records, remote, user_files, verification
 from vit_jax.data.files.ranges import Range
@@ -46,7 +46,8 @@ class PreparedSource:
                most_labels: int = 0, verify: checksums.Expected | None = None) -> None:
     """Takes the shards, and the checksums that are to be compared when they are used (`file`)."""
     self.name, self.class_names, self.most_labels, self._verify = name, class_names, most_labels, verify
-    self._shards = [s.file for s in shards]
+    self._folder, self._shards = folder, [s.file for s in shards]
+    self.shard_sizes = [s.num_examples for s in shards]
     self._records = records.ArrayRecords(
         [f'{folder}/{s.file}' for s in shards], [s.num_examples for s in shards], [s.num_bytes for s in shards])
     text = ' '.join([*(s.sha256 for s in shards), *class_names])
@@ -68,6 +69,13 @@ class PreparedSource:
       return None
     number = self._records.find_file(index)
     return verification.File(self._verify, self._shards[number], number)
+
+  def check_file(self, index: int) -> None:
+    """Raises UserError if the shard of an example is not on this host."""
+    path = f'{self._folder}/{self._shards[self._records.find_file(index)]}'
+    if not remote.is_address(path) and not os.path.isfile(path):
+      raise UserError(f'{path}: expected this shard on this host, got no file. Copy it here: of H hosts, host h reads '
+                      'the shards whose place in info.json is h, h + H, h + 2H, ...')
 
   def opening(self, index: int) -> Range | None:
     """Returns the range to read before `part` of an example is known; None if it is known, or the file is local."""
@@ -114,8 +122,10 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
     if not shards:
       raise UserError(f'array_record:{where}: expected a pattern of shards of {name}, such as '
                       f'{", ".join(s.file for s in listed[:5])}, got none in {folder}.')
+    part_is_enough = data.placement is Placement.HOST_SHARDS and name == _training_split(data, info)
     return PreparedSource(folder, shards, name=f'array_record:{where}/{name}', class_names=info.class_names,
-                          most_labels=info.most_labels, verify=_check(folder, shards, data))
+                          most_labels=info.most_labels,
+                          verify=_check(folder, shards, data, part_is_enough=part_is_enough))
   return open_named
 
 
@@ -124,8 +134,15 @@ def is_pattern(path: str) -> bool:
   return bool(set(path.rpartition('/')[2]) & set('*?['))
 
 
-def _check(folder: str, shards: Sequence[Shard], data: schema.Data) -> checksums.Expected | None:
+def _training_split(data: schema.Data, info: Info) -> str:
+  return splits.resolve(splits.parse(data.train_split)[0].name, info.splits, source=data.source)
+
+
+def _check(folder: str, shards: Sequence[Shard], data: schema.Data, *,
+           part_is_enough: bool) -> checksums.Expected | None:
   """Checks shards as far as the settings ask for it, and returns the checksums that are left to compare.
+
+  With `part_is_enough`, only shards that are there are checked.
 
   Raises:
     UserError: one is missing or has changed.
@@ -136,6 +153,8 @@ def _check(folder: str, shards: Sequence[Shard], data: schema.Data) -> checksums
                       'got first. Each record is compared with its own checksum.')
     return None
   place = pathlib.Path(folder)
+  if part_is_enough:
+    shards = [shard for shard in shards if (place / shard.file).is_file()]
   for shard in shards:
     user_files.check_inside(str(place / shard.file), folder, Rules.of(data))
   _check_sizes(place, shards)

@@ -67,6 +67,7 @@ class Stored:
     """Takes the name of the source, and for its digest how the records are read."""
     info, self.name = builder.info.splits[split], name
     self._records = open_records(builder, split, rules)
+    self.shard_sizes = [int(num) for num in info.shard_lengths]
     text = f'{builder.info.full_name} {split} {list(info.shard_lengths)} {info.num_bytes} {reading}'
     self.digest = hashlib.sha256(text.encode()).hexdigest()
 
