@@ -9,9 +9,9 @@ from vit_jax.record.writer import Writer
 
 
 def event(step: int, cause: str = 'data', late_s: float = .2, **more: object) -> Event:
-  return {'event': 'hosts', 'step': step, 'step_s': [.3, .3], 'deviation_s': [.01, .02], 'data_s': [0., .2],
-          'host_s': [.001, .003], 'memory_gib': [1.5, 2.], 'slowest': 1, 'slowest_name': 'b', 'late_s': late_s,
-          'cause': cause, **more}
+  return {'event': 'hosts', 'step': step, 'steps': 10, 'step_s': [.3, .3], 'deviation_s': [.01, .02],
+          'data_s': [0., .2], 'host_s': [.001, .003], 'memory_gib': [1.5, 2.], 'slowest': 1, 'slowest_name': 'b',
+          'late_s': late_s, 'cause': cause, **more}
 
 
 def test_means_of_each_host_and_who_was_late_are_shown() -> None:
@@ -20,7 +20,7 @@ def test_means_of_each_host_and_who_was_late_are_shown() -> None:
       ('0', '300 ms', '10 ms', '0 ms', '1 ms', '1.50 GiB', '0 of 3'),
       ('1', '300 ms', '20 ms', '267 ms', '3 ms', '2.00 GiB', '2 of 3')]
   assert found.sentences == ['Host 1 (b) was late in 2 of 3 intervals, waiting for data: it launched a step 300 ms '
-                             'after the others, on average.']
+                             'after the others on average, which cost the run up to 6 s.']
 
 
 def test_a_run_that_goes_on_with_fewer_hosts_shows_those() -> None:

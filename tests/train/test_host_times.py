@@ -14,7 +14,7 @@ from vit_jax.train.host_times import HostTimes, Late, Times
 
 
 def times(data_s: float, host_s: float, step_s: float = 1.) -> Times:
-  return Times(step_s, .1, data_s, host_s, 2., 'name')
+  return Times(step_s, .1, data_s, host_s, 2., 'name', 10)
 
 
 @pytest.mark.parametrize(('hosts', 'want'), [
@@ -76,7 +76,7 @@ def test_waits_and_other_work_of_steps_count_but_not_evaluations() -> None:
     run.go(.3, .1, evaluates_s=50. if step == 5 else 0.)
   own = Times(*json.loads(board.get('hosts/10/1')))
   assert own.step_s == pytest.approx(1.) and own.deviation_s == pytest.approx(0., abs=1e-6)
-  assert own.data_s == pytest.approx(.3) and own.host_s == pytest.approx(.1) and own.memory_gib > 0
+  assert own.data_s == pytest.approx(.3) and own.host_s == pytest.approx(.1) and own.memory_gib > 0 and own.steps == 9
 
 
 def test_process_0_names_the_late_host_records_it_and_says_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:

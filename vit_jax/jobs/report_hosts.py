@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from vit_jax.record.progress import format_duration
 from vit_jax.record.reader import Event
 
 COLUMNS = ('host', 'step', 'deviation', 'waiting for data', 'other work', 'memory', 'intervals late')
@@ -45,9 +46,10 @@ def _sentence(host: int, late: Sequence[Event], num: int) -> str:
   causes = [str(one['cause']) for one in late]
   cause = max(set(causes), key=causes.count)
   seconds = [_number(one.get('late_s')) for one in late]
+  total_s = math.fsum(_number(one.get('late_s')) * _number(one.get('steps')) for one in late)
   return (f'Host {host} ({late[-1].get("slowest_name", "")}) was late in {len(late)} of {num} intervals, '
           f'{_CAUSES.get(cause, cause)}: it launched a step {1000 * math.fsum(seconds) / len(seconds):,.3g} ms after '
-          'the others, on average.')
+          f'the others on average, which cost the run up to {format_duration(total_s)}.')
 
 
 def _numbers(event: Mapping[str, object], name: str) -> list[float]:

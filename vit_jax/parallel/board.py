@@ -65,7 +65,8 @@ class Shared(Board):
     try:
       return call()
     except Exception as error:  # jax has no type of its own for a key that is missing, nor for a lost connection
-      log.debug('The coordination service did not answer: %s', error)
+      if 'NOT_FOUND' not in str(error):
+        log.debug('The coordination service did not answer: %s', error)
       return otherwise
 
 

@@ -42,7 +42,7 @@ class Times(NamedTuple):
 
   step_s, deviation_s: mean and standard deviation of the time from one launch to the next.
   data_s: waiting for data.   host_s: other work of the host from the metrics of a step to the next launch.
-  memory_gib: used on its first device.   name: of the host.
+  memory_gib: used on its first device.   name: of the host.   steps: their number.
   """
   step_s: float
   deviation_s: float
@@ -50,6 +50,7 @@ class Times(NamedTuple):
   host_s: float
   memory_gib: float
   name: str
+  steps: int
 
   @property
   def ready_s(self) -> float:
@@ -108,7 +109,7 @@ class Stopwatch:
     if (num := len(self._steps)) < LEAST_STEPS:
       return None
     found = Times(statistics.fmean(self._steps), statistics.pstdev(self._steps), self._data_s / num,
-                  max(0., self._ready_s - self._data_s) / num, memory_gib or 0., name)
+                  max(0., self._ready_s - self._data_s) / num, memory_gib or 0., name, num)
     self._steps, self._data_s, self._ready_s = [], 0., 0.
     return found
 
@@ -198,9 +199,9 @@ class HostTimes:
     hosts = [Times(*json.loads(texts[str(host)])) for host in range(self._num_hosts)]
     late = find_late(hosts)
     self._found.append(late)
-    numbers = {name: [_rounded(getattr(one, name)) for one in hosts] for name in Times._fields[:-1]}
+    numbers = {name: [_rounded(getattr(one, name)) for one in hosts] for name in Times._fields[:-2]}
     last = max(range(len(hosts)), key=lambda i: hosts[i].ready_s)
-    self._writer.event('hosts', step=step, **numbers, slowest=last, slowest_name=hosts[last].name,
+    self._writer.event('hosts', step=step, steps=hosts[0].steps, **numbers, slowest=last, slowest_name=hosts[last].name,
                        late_s=_rounded(late.late_s) if late else 0., cause=late.cause if late else '')
     step_s = statistics.median(one.step_s for one in hosts)
     self._fastest_s = min(self._fastest_s, step_s)

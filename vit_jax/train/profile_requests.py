@@ -24,8 +24,8 @@ from vit_jax.train.state import TrainState
 
 AHEAD = 2
 """Steps from reading a request to the first one that is traced, as a process can be one step ahead of its metrics."""
-LAST_WAIT_S = 20.
-"""How long process 0 waits at the end of training for answers."""
+LAST_WAIT_S = 5.
+"""How long process 0 waits at the end of training for answers; a run that is preempted has little time to save."""
 log = logging.getLogger('vit_jax.train')
 
 
