@@ -26,8 +26,9 @@ bash launch/gpu_check.sh [DIR] [FLAGS]
   --only=tests,bench,search,switches
                          tests: kernels, steps, weights of other programs;  bench: attention by XLA and by cuDNN with
                          the batch sizes above;  search: both with the largest batch that fits;  switches: the second
-                         network with stacked layers, with scanned layers, and with each XLA flag for GPUs
-                         (vit_jax/parallel/xla_flags.py)
+                         network with stacked layers, with scanned layers, and with each set of XLA flags for GPUs
+                         (vit_jax/parallel/xla_flags.py): a test compares training steps with those of a CPU, and if it
+                         succeeds, the network is timed
 
 Writes DIR/summary.txt (one line per part: ok or failed, seconds), machine.txt (nvidia-smi, versions), a log of each
 part, and a folder with bench.md and bench.json for each measurement. If a part fails, the others still run. Exit
@@ -92,6 +93,16 @@ run_tests() {
     limited "$python" -m pytest -q -p no:cacheprovider -rs "${files[@]}"
 }
 
+# run_flag_tests SET: training steps with a set of XLA flags, compared with those of a CPU.
+run_flag_tests() {
+  local variables=() line platform=cuda,cpu
+  while IFS= read -r line; do variables+=("$line"); done < <("$python" -m vit_jax.parallel.xla_flags "$1")
+  if [ -n "$rehearse" ]; then platform=cpu; fi
+  VIT_JAX_TEST_PLATFORM="$platform" VIT_JAX_REHEARSE="$rehearse" JAX_DEFAULT_MATMUL_PRECISION=highest \
+    limited env ${variables[@]+"${variables[@]}"} "$python" -m pytest -q -p no:cacheprovider -rs tests/test_gpu.py \
+    -k 'steps or training'
+}
+
 # bench NAME MODEL ATTENTION BATCH FLAGS…: without crops the images stay in memory, which needs neither cv2 nor grain.
 bench() {
   local name="$1" model="$2" attention="$3" batch="$4" module=(vit_jax.main --job=bench)
@@ -123,13 +134,14 @@ bench_all() {
 }
 
 bench_switches() {
-  local i=$((${#networks[@]} > 1)) number=0 switch
-  bench switches-none "${networks[i]}" cudnn "${sizes[i]}"
-  bench layers-scanned "${networks[i]}" cudnn "${sizes[i]}" --config.model.execution=scan
-  while IFS= read -r switch; do
-    number=$((number + 1))
-    printf '%s: %s\n' "switches-$number" "$switch" | tee -a "$to/switches.txt"
-    XLA_FLAGS="${XLA_FLAGS:-} $switch" bench "switches-$number" "${networks[i]}" cudnn "${sizes[i]}"
+  local i=$((${#networks[@]} > 1)) name
+  bench flags-none "${networks[i]}" "$best" "${sizes[i]}"
+  bench layers-scanned "${networks[i]}" "$best" "${sizes[i]}" --config.model.execution=scan
+  "$python" -m vit_jax.parallel.xla_flags > "$to/flags.txt"
+  while IFS= read -r name; do
+    if part "tests-$name" run_flag_tests "$name"; then
+      bench "flags-$name" "${networks[i]}" "$best" "${sizes[i]}" --flags="$name"
+    fi
   done < <("$python" -m vit_jax.parallel.xla_flags gpu)
 }
 
@@ -137,7 +149,7 @@ to=runs/gpu python='' extra=gpu wheels='' torch='' turns=7 only=tests,bench,sear
 models=S/16,B/16,L/16 batch_sizes=256,256,128 quick='' rehearse='' limit_s=1000000 best=cudnn small=()
 case " $* " in
   *' --rehearse '*)
-    models=S/16,Ti/16 batch_sizes=4,4 turns=1 only=tests,bench best=xla
+    models=S/16,Ti/16 batch_sizes=4,4 turns=1 only=tests,bench,switches best=xla
     small=(--px=32 --config.model.depth=2) ;;
   *' --quick '*) models=L/16,B/16 batch_sizes=128,128 turns=3 only=tests,bench limit_s=560 ;;
 esac

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from vit_jax.config import schema
 from vit_jax.core import address
 from vit_jax.core.errors import UserError
+from vit_jax.parallel import xla_flags
 from vit_jax.record import console, storage
 from vit_jax.weights.reading import Reading
 
@@ -118,7 +119,8 @@ class Command(NamedTuple):
     flags; `reading`, the values of the flags `READING`, in place of those; and the function `read_line`.
     """
     from vit_jax.parallel import hardware
-    hardware.choose()  # before any job imports jax
+    values = dict(self.values)
+    hardware.choose(flags=values.pop('flags', ()))  # before any job imports jax
     job = JOBS[self.job]
     more: dict[str, Any] = {'files': self.files, 'changes': self.overrides,
                             'overridden': {one.partition('=')[0] for one in self.overrides},
@@ -130,7 +132,7 @@ class Command(NamedTuple):
     with contextlib.nullcontext() if job.is_quick else console.stages_shown():
       console.begin_stage('importing jax')
       run = importlib.import_module(f'vit_jax.{job.module}').run
-      parameters, values = inspect.signature(run).parameters, dict(self.values)
+      parameters = inspect.signature(run).parameters
       if 'reading' in parameters:
         values['reading'] = Reading(**{flag.name: values.pop(flag.name) for flag in READING})
       return run(**values | {name: more[name] for name in more.keys() & parameters} | given)
@@ -194,6 +196,13 @@ def choice(*names: str) -> Kind:
       raise ValueError
     return text
   return Kind(f'{{{",".join(names)}}}', f'one of {", ".join(names)}', read, '', names)
+
+
+def choices(*names: str) -> Kind:
+  """Several of some names, separated by commas."""
+  one = choice(*names)
+  return Kind('A,B,…', f'some of {", ".join(names)}, with commas', lambda text: [one.read(x) for x in text.split(',')],
+              '', names)
 
 
 def _share(text: str) -> float:
@@ -266,24 +275,26 @@ READING = (
     Flag('view', choice('student', 'ema', 'teacher'), 'which weights of a run', '', 'ema if the run has one'),
     Flag('allow_download', None, 'also download weights that only a file names: those that adapters of PEFT are for'),
     Flag('allow_nonfinite', None, 'also use weights with values that are not finite'))
+FLAGS = Flag('flags', choices(*xla_flags.SETS), 'sets of XLA flags: python -m vit_jax.parallel.xla_flags lists them',
+             [], 'none')
 FOLLOW_LINKS = Flag('follow_links', None, 'also read files outside of a folder to which symbolic links in it lead')
 SLICES = Flag('slices', whole(1, 10_000), 'number of such slices', 0, 'mesh.slices of the config')
 CLASSES = Flag('classes', FILE, 'file of class names, one line per output', '', 'those of the weights')
 
 JOBS = {
     'train': Job('Pre-train or fine-tune; evaluates, saves checkpoints, and resumes.', 'jobs.train', (CONFIG,), (
-        Flag('workdir', STORED, 'directory of the run, which is resumed if it exists', None, 'runs/CONFIG'),)),
+        Flag('workdir', STORED, 'directory of the run, which is resumed if it exists', None, 'runs/CONFIG'), FLAGS)),
     'finetune': Job('Fine-tune weights on your images; everything else follows from both.', 'jobs.finetune', (
         WEIGHTS, Flag('data', TEXT, 'images: folder:PATH, tfds:NAME or array_record:DIR')), (
         Flag('workdir', STORED, 'directory of the run, which is resumed if it exists', None,
              'runs/finetune_WEIGHTS_DATA'),
         Flag('lora', whole(1, 1024), 'rank of adapters (LoRA) to train in place of the weights; 8 without a number', 0,
-             'all weights are trained', alone='8')), base='finetune:B/16,own'),
+             'all weights are trained', alone='8'), FLAGS), base='finetune:B/16,own'),
     'evaluate': Job('Evaluate a run, or any weights: top-1, top-5, NLL; writes evaluate.json.', 'jobs.evaluate', (), (
         RUN, WEIGHTS._replace(help=f'{WEIGHTS.help}; several with commas are compared on one page'), CONFIG, *READING,
         Flag('embedded', Kind('PATH', 'paths with commas', lambda text: text.split(',')),
              'output of vit-jax embed, read instead of computing features; several with commas', []),
-        Flag('to', STORED, 'directory for the results', None, 'the run directory'))),
+        Flag('to', STORED, 'directory for the results', None, 'the run directory'), FLAGS)),
     'predict': Job('Classify images; optionally save their attention overlays.', 'jobs.predict', (WEIGHTS,), (
         *READING, CLASSES, Flag('tokenizer', FILE, 'tokenizer file for --names', '', 'beside the weights'),
         Flag('names', NAMES, 'names of classes in words, for CLIP, SigLIP and TIPS', [], 'the classes of the head'),
@@ -371,13 +382,13 @@ JOBS = {
         Flag('processes', whole(1, 1024), 'runs at the same time', 1),
         Flag('dry_run', None, 'list the runs with their cost, and run nothing'),
         Flag('topology', TEXT, 'with --dry_run: hardware for which to estimate hours, such as v3:4x4', '',
-             'this machine')), on_cpu=True),  # devices are for the runs, which are processes of their own
+             'this machine'), FLAGS), on_cpu=True),  # devices are for the runs, which are processes of their own
     'bench': Job('Time the parts of a run here: network, step, input.', 'bench.job', (
         CONFIG,), (
         Flag('models', NAMES, 'networks to time: S/16,B/16,Mixer-B/16', [], 'that of the config'),
         Flag('px', wholes(1, 65_535), 'sides of the images to time: 64,128,224', [], 'that of the config'),
         Flag('turns', whole(1, 10_000), 'repetitions of every measurement', 7),
-        Flag('search', None, 'time the largest batch that fits'),
+        Flag('search', None, 'time the largest batch that fits'), FLAGS,
         Flag('to', LOCAL, 'folder for bench.md and bench.json'))),
     'check': Job('Find problems of a run before hardware is requested for it; compiles nothing.', 'check', (), (
         CONFIG, Flag('line', TEXT, "command to check in place of --config: 'python -m vit_jax.main --config=…'", ''),

@@ -67,6 +67,27 @@ def test_attention_is_chosen_by_chip_and_model_where_it_is_auto(
   assert plain.model.attention.kernel is s.AttentionKernel.XLA, 'only where it is asked for'
 
 
+HALF = s.ViT(dtype=s.DType.BF16)
+
+
+@pytest.mark.parametrize('capability, model, expected', [
+    (9., HALF, 'cudnn'), (8., HALF, 'cudnn'), (7.5, HALF, 'xla'), (0., HALF, 'xla'), (9., s.ViT(), 'xla'),
+    (9., s.replaced(HALF, {'attention.dropout': .1}), 'xla'),
+    (9., s.replaced(HALF, {'kernels': s.Kernels.PLAIN}), 'xla'),
+    (9., s.replaced(HALF, {'positions': s.Relative()}), 'xla'), (9., s.replaced(HALF, {'heads': 64}), 'xla'),
+    (9., s.replaced(HALF, {'heads': 3}), 'cudnn'), (8.9, s.replaced(HALF, {'heads': 3}), 'xla'),
+    (8.9, s.replaced(HALF, {'heads': 6}), 'cudnn'), (9., s.replaced(HALF, {'heads': 2}), 'xla')])
+def test_attention_on_gpus_is_that_of_cudnn_where_it_has_it_and_the_config_asks(
+    capability: float, model: s.ViT, expected: str) -> None:
+  gpu = layout.Hardware('gpu', 'gpu', 8, 76., capability=capability)
+  config = s.Config(model=s.replaced(model, {'attention.kernel': s.AttentionKernel.AUTO}))
+  found = layout.choose(config, gpu, needs(1., .01)).config
+  assert isinstance(found.model, s.ViT) and found.model.attention.kernel.value == expected
+  check.check(found)
+  found = layout.choose(s.Config(model=model), gpu, needs(1., .01)).config
+  assert isinstance(found.model, s.ViT) and found.model.attention.kernel is s.AttentionKernel.XLA
+
+
 @pytest.mark.parametrize('name, platform, model, expected', [
     ('TPU v6 lite', 'tpu', s.ViT(), 'fused'), ('v6e', 'tpu', s.ViT(dropout=.1), 'xla'),
     ('v6e', 'tpu', s.ViT(mlp=s.SwiGlu()), 'xla'), ('v6e', 'tpu', s.ViT(kernels=s.Kernels.PLAIN), 'xla'),

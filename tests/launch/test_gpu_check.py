@@ -20,7 +20,11 @@ case "$*" in
   *"print(sys.executable)"*) echo "$0" ;;
   "-m venv"*) mkdir -p "${@: -1}/bin"; cp "$0" "${@: -1}/bin/python" ;;
   *"import jax"*) exit "${NO_GPU:-0}" ;;
-  *xla_flags*) printf '%s\n' --one=1 --two= ;;
+  *"xla_flags gpu") printf '%s\n' one two ;;
+  *"xla_flags one") printf '%s\n' "XLA_FLAGS=${XLA_FLAGS-} --one=1" NCCL=1 ;;
+  *"xla_flags two") echo 'A=b c' ;;
+  *xla_flags) echo 'all sets' ;;
+  "-m pytest"*) if [ -n "${WRONG-}" ] && [ "${XLA_FLAGS-}" != "${XLA_FLAGS#*--one=1}" ]; then exit 1; fi ;;
   *models=B/16*attention.kernel=cudnn*--to=*/bench*) echo 'broken'; exit "${BREAKS:-0}" ;;
 esac"""
 
@@ -45,11 +49,11 @@ def test_all_is_timed_after_the_tests_each_part_with_its_log(gpu: Machines) -> N
   lines = (gpu.folder / 'out' / 'summary.txt').read_text().splitlines()
   parts = [line.split()[-1] for line in lines]
   assert parts[:3] == ['machine', 'tests', 'bench-S_16-xla'] and all(line.startswith('ok') for line in lines)
-  assert len(parts) == 2 + 6 + 6 + 4 and len(set(parts)) == len(parts)
+  assert len(parts) == 2 + 6 + 6 + 6 and len(set(parts)) == len(parts)
   out = sorted(path.name for path in (gpu.folder / 'out').iterdir())
-  assert out == sorted(['machine.txt', 'summary.txt', 'switches.txt', *(f'{part}.log' for part in parts[1:])])
-  (tests,) = [call for call in gpu.calls if '-m pytest' in call]
-  assert 'tests/test_gpu.py' in tests and tests.endswith('| cuda,cpu')
+  assert out == sorted(['machine.txt', 'summary.txt', 'flags.txt', *(f'{part}.log' for part in parts[1:])])
+  tests, *of_flags = [call for call in gpu.calls if '-m pytest' in call]
+  assert 'tests/test_gpu.py' in tests and tests.endswith('| cuda,cpu') and len(of_flags) == 2
   (bench,) = [call for call in gpu.calls if '--to=' in call and 'bench-L_16-cudnn' in call]
   same = '--config=bench:bf16 --models=L/16 --turns=3 --config.model.attention.kernel=cudnn --config.batch_size=2 '
   assert bench.startswith(f'-m benchmarks.peers {same}') and gpu.count(f'-m vit_jax.main --job=bench {same}') == 1
@@ -69,10 +73,21 @@ def test_what_is_timed_needs_no_package_that_decodes_images(gpu: Machines) -> No
 def test_layers_and_switches_are_timed_one_by_one_beside_those_that_a_person_has_set(gpu: Machines) -> None:
   assert check(gpu, '--only=switches', XLA_FLAGS='--own=1').returncode == 0
   timed = [call.split(' | ') for call in gpu.calls if '--job=bench' in call]
-  assert [call[2] for call in timed] == ['--own=1', '--own=1', '--own=1 --one=1', '--own=1 --two=']
+  assert [call[2] for call in timed] == ['--own=1'] * 4
+  assert [call[0].partition('--flags=')[2].strip() for call in timed] == ['', '', 'one', 'two']
   assert ['execution=scan' in call[0] for call in timed] == [False, True, False, False]
   assert all('--models=B/16' in call[0] and 'attention.kernel=cudnn' in call[0] for call in timed)
-  assert (gpu.folder / 'out' / 'switches.txt').read_text() == 'switches-1: --one=1\nswitches-2: --two=\n'
+  tested = [call.split(' | ') for call in gpu.calls if '-m pytest' in call]
+  assert [call[2] for call in tested] == ['--own=1 --one=1', '--own=1']
+  assert all('-k steps or training' in call[0] for call in tested)
+  assert (gpu.folder / 'out' / 'flags.txt').read_text() == 'all sets\n'
+
+
+def test_flags_with_which_training_goes_wrong_are_not_timed(gpu: Machines) -> None:
+  assert check(gpu, '--only=switches', WRONG='1').returncode == 1
+  lines = (gpu.folder / 'out' / 'summary.txt').read_text().splitlines()
+  assert [line.split()[-1] for line in lines if line.startswith('failed')] == ['tests-one']
+  assert not gpu.count('--flags=one') and gpu.count('--flags=two') == 1
 
 
 def test_a_part_that_fails_is_reported_and_the_others_continue(gpu: Machines) -> None:
@@ -117,8 +132,9 @@ def test_quick_runs_the_tests_and_two_networks_with_the_peers_once_and_makes_one
 def test_a_rehearsal_needs_no_gpu(gpu: Machines) -> None:
   (gpu.folder / 'bin' / 'nvidia-smi').unlink()
   assert check(gpu, '--rehearse').returncode == 0
-  assert gpu.count('--px=32') == 4 and not gpu.count('attention.kernel=cudnn')
-  assert [call for call in gpu.calls if '-m pytest' in call][0].endswith('| cpu')
+  assert gpu.count('--px=32') == 4 + 4 and not gpu.count('attention.kernel=cudnn')
+  assert gpu.count('--flags=one') == gpu.count('--flags=two') == 1
+  assert all(call.endswith('| cpu') for call in gpu.calls if '-m pytest' in call)
 
 
 @pytest.mark.parametrize('arguments, said', [

@@ -1,13 +1,16 @@
 """XLA's switches: that they exist, and what is set where."""
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 
-from vit_jax.parallel import xla_flags
+from vit_jax import main
+from vit_jax.parallel import hardware, xla_flags
 
 
 def start_jax(flags: str) -> subprocess.CompletedProcess[str]:
@@ -18,8 +21,8 @@ def start_jax(flags: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow(reason='3 s: starts programs')
 def test_xla_knows_every_switch_of_the_table_and_no_other() -> None:
-  flags = [flag.text for platform in ('gpu', 'cpu') for flag in xla_flags.FLAGS[platform]]
-  known = ' '.join([*flags, *xla_flags.PORTABLE])
+  flags = [text for one in xla_flags.SETS.values() if one.platform != 'tpu' for text in one.flags]
+  known = ' '.join([*dict.fromkeys(flags), *xla_flags.PORTABLE])
   done = start_jax(known)
   assert done.returncode == 0 and done.stdout == '2\n', done.stderr
   broken = start_jax(known.replace('triton_gemm', 'tryton_gemm'))
@@ -27,15 +30,16 @@ def test_xla_knows_every_switch_of_the_table_and_no_other() -> None:
 
 
 def test_what_is_on_by_itself_has_a_known_effect() -> None:
-  flags = [flag for each in xla_flags.FLAGS.values() for flag in each]
-  assert all(flag.text.startswith('--xla_') and '=' in flag.text and flag.purpose and flag.effect for flag in flags)
-  assert not [flag.text for flag in flags if flag.default and flag.effect == 'not measured']
+  assert all(text.startswith('--xla_') and '=' in text for one in xla_flags.SETS.values() for text in one.flags)
+  assert all(one.purpose and one.effect and (one.flags or one.variables) for one in xla_flags.SETS.values())
+  on = [name for name, one in xla_flags.SETS.items() if one.default]
+  assert on == ['whole_kernels'] and xla_flags.SETS[on[0]].effect != 'not measured'
 
 
 @pytest.mark.parametrize('own', ['', '--a=1', ' --a=1  --b="2 3"'])
 def test_default_flags_are_added_to_the_flags_of_the_user(own: str) -> None:
   environ = {'LIBTPU_INIT_ARGS': own, 'XLA_FLAGS': own} if own else {}
-  for platform in (*xla_flags.FLAGS, *xla_flags.FLAGS):  # a process of a process adds nothing again
+  for platform in (*xla_flags.VARIABLES, *xla_flags.VARIABLES):  # a process of a process adds nothing again
     xla_flags.choose(environ, platform)
   default = '--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000'
   assert environ.pop('LIBTPU_INIT_ARGS') == f'{default} {own.strip()}'.strip() and xla_flags.defaults('tpu') == default
@@ -51,9 +55,47 @@ def test_the_user_changes_a_default_flag_by_setting_it() -> None:
 def test_the_table_is_printed_and_the_switches_of_a_platform_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
   xla_flags.main([])
   text = capsys.readouterr().out
-  assert all(flag.text in text and flag.effect in text for each in xla_flags.FLAGS.values() for flag in each)
-  assert 'tpu, LIBTPU_INIT_ARGS, set by default:' in text and 'gpu, XLA_FLAGS:' in text
+  for one in xla_flags.SETS.values():
+    assert all(shown in text for shown in (one.purpose, one.source, one.effect, *one.flags, *one.variables))
+  assert 'whole_kernels: tpu, set by default\n  LIBTPU_INIT_ARGS: --xla_jf' in text and 'gpu\n  XLA_FLAGS: --' in text
   xla_flags.main(['gpu'])
-  assert capsys.readouterr().out.splitlines() == [flag.text for flag in xla_flags.FLAGS['gpu']]
-  with pytest.raises(SystemExit, match='platform: expected one of tpu, gpu, cpu, got nvidia'):
+  assert capsys.readouterr().out.splitlines() == [
+      name for name, one in xla_flags.SETS.items() if one.platform == 'gpu']
+  with pytest.raises(SystemExit, match='name: expected one of tpu, gpu, cpu, whole_kernels, .*, got nvidia'):
     xla_flags.main(['nvidia'])
+
+
+def test_the_variables_of_sets_are_printed_with_those_of_the_user(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setenv('XLA_FLAGS', '--own=1')
+  monkeypatch.setenv('NCCL_PROTO', 'LL')
+  monkeypatch.delenv('NCCL_NVLS_ENABLE', raising=False)
+  monkeypatch.delenv('CUDA_DEVICE_MAX_CONNECTIONS', raising=False)
+  xla_flags.main(['cublas', 'nccl'])
+  assert sorted(capsys.readouterr().out.splitlines()) == [
+      'CUDA_DEVICE_MAX_CONNECTIONS=1', 'NCCL_NVLS_ENABLE=1', 'XLA_FLAGS=--xla_gpu_enable_triton_gemm=false --own=1']
+
+
+def test_of_two_sets_the_earlier_one_and_before_it_the_user_decides() -> None:
+  environ = {'XLA_FLAGS': '--xla_gpu_enable_triton_gemm=true'}
+  xla_flags.choose(environ, 'gpu', ['no_graphs', 'maxtext_node'])
+  flags = environ['XLA_FLAGS'].split()
+  names = [xla_flags.name_of(text) for text in flags]
+  assert len(names) == len(set(names)) and '--xla_gpu_enable_triton_gemm=true' in flags
+  assert '--xla_gpu_enable_command_buffer=' in flags
+  environ = {}
+  xla_flags.choose(environ, 'gpu', ['few_graphs', 'no_graphs'])
+  assert environ == {'XLA_FLAGS': '--xla_gpu_enable_command_buffer=FUSION,CUSTOM_CALL'}
+
+
+def test_a_job_sets_the_flags_that_the_command_line_names_before_jax_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+  environ = {'JAX_PLATFORMS': 'cpu'}
+  monkeypatch.setattr(os, 'environ', environ)
+  monkeypatch.setattr(hardware.choose, '__defaults__', (environ,))
+  monkeypatch.setattr(importlib, 'import_module', lambda name: types.SimpleNamespace(run=lambda **given: len(given)))
+  assert main.parse(['bench', '--config=digits', '--flags=cublas,user_buffers']).run(main.parse) == 6
+  assert environ == {'JAX_PLATFORMS': 'cpu', 'NCCL_NVLS_ENABLE': '1', 'XLA_FLAGS':
+                     '--xla_gpu_enable_nccl_user_buffers=true --xla_gpu_enable_triton_gemm=false'}
+  assert main.run(['train', '--config=digits', '--flags=overlpa']) == 2
+  assert 'Did you mean overlap?' in capsys.readouterr().err

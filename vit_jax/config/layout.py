@@ -23,8 +23,10 @@ the run's sizes. Its rules, in order:
     devices counts as the nearest one that does, which the error of the run then names.
 7.  If no pair fits, the next size of `fsdp` is tried. If nothing fits at all, the layout that needs the least memory is
     used, with a warning that names the smallest number of such devices that fits.
-8.  `attention` is `fused` on TPUs from v4 on, for models that it is for (BENCHMARKS.md has the times); `xla` elsewhere.
-    So is `mlp.kernel` on v6e. Neither is auto by default, as both forms differ by their rounding.
+8.  `attention` is `fused` on TPUs from v4 on, for models that it is for (BENCHMARKS.md has the times), and `cudnn` on
+    GPUs whose compute capability is known, from 8.0 on, for models that it is for (bfloat16, heads of 8, 16, … 128
+    channels, 256 from 9.0 on, no relative positions, no dropout of weights); `xla` elsewhere. `mlp.kernel` is `fused`
+    on v6e. Neither is auto by default, as the forms differ by their rounding.
 
 So a run that fits on one device as it is written runs as it is written. What was chosen is saved in `config.json` with
 the hardware (`mesh.chosen`, `mesh.chosen_for`): on the same hardware a resumed run keeps it, on other hardware these
@@ -40,6 +42,7 @@ from typing import Any, NamedTuple
 
 from vit_jax.config import check, schema
 from vit_jax.config.schema import AttentionKernel, Execution, Kernels, MlpKernel, Remat
+from vit_jax.config.schema.vit import OLD_CUDNN_WIDTH
 
 GIB = 2**30
 STATE_SHARE = 1 / 8
@@ -77,6 +80,7 @@ class Hardware(NamedTuple):
 
   memory_gib: of one of them that a program may use, 0 = not known.
   counts: numbers of such devices that there are in one slice; () = not known.
+  capability: the compute capability of a GPU, such as 9.0; 0 = not known.
   """
   name: str
   platform: str
@@ -84,6 +88,7 @@ class Hardware(NamedTuple):
   memory_gib: float
   slices: int = 1
   counts: tuple[int, ...] = ()
+  capability: float = 0.
 
   def __str__(self) -> str:
     return f'{self.num_devices} x {self.name}' + (f' in {self.slices} slices' if self.slices > 1 else '')
@@ -153,13 +158,24 @@ def plain(config: schema.Config) -> schema.Config:
 def _kernels(model: schema.Model, hardware: Hardware) -> Mapping[str, Any]:
   """Rule 8."""
   name = hardware.name.lower()
-  if not isinstance(model, schema.ViT) or hardware.platform != 'tpu' or model.kernels is not Kernels.FAST:
+  if not isinstance(model, schema.ViT) or model.kernels is not Kernels.FAST:
+    return XLA
+  if hardware.platform == 'gpu' and _has_cudnn(model, hardware.capability):
+    return {**XLA, 'model.attention.kernel': AttentionKernel.CUDNN}
+  if hardware.platform != 'tpu':
     return XLA
   is_attention = (model.width // model.heads in FUSED_CHANNELS and not model.attention.dropout
                   and not any(old in name for old in OLD_TPUS))
   is_mlp = 'v6' in name and model.has_simple_mlp
   return {'model.attention.kernel': AttentionKernel.FUSED if is_attention else AttentionKernel.XLA,
           'model.mlp.kernel': MlpKernel.FUSED if is_mlp else MlpKernel.XLA}
+
+
+def _has_cudnn(model: schema.ViT, capability: float) -> bool:
+  """Returns whether cuDNN computes the attention of a model on a GPU, where no setting of the model rules it out."""
+  attention = dataclasses.replace(model.attention, kernel=AttentionKernel.CUDNN)
+  is_old = model.width // model.heads > OLD_CUDNN_WIDTH and capability < 9
+  return capability >= 8 and not is_old and not any(attention.network_problems(model, 'model', 'model.attention'))
 
 
 def _execution(model: schema.Model) -> Execution:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import pathlib
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 
 from vit_jax.parallel import xla_flags
 
@@ -17,10 +17,14 @@ _GOOGLE_VENDOR = '0x1ae0'  # PCI vendor of TPUs
 _GPU_PLUGINS = ('jax_cuda13_plugin', 'jax_cuda12_plugin')
 
 
-def choose(environ: MutableMapping[str, str] = os.environ, *, root: pathlib.Path = pathlib.Path('/')) -> None:
-  """Adds the XLA flags, and sets `JAX_PLATFORMS` if libtpu is installed without a TPU; what the user sets stays."""
+def choose(environ: MutableMapping[str, str] = os.environ, *, flags: Iterable[str] = (),
+           root: pathlib.Path = pathlib.Path('/')) -> None:
+  """Adds the XLA flags, and sets `JAX_PLATFORMS` if libtpu is installed without a TPU; what the user sets stays.
+
+  `flags`: names of further sets of flags.
+  """
   is_tpu, has_gpu = has_tpu(environ, root), (root / 'dev/nvidiactl').exists()
-  xla_flags.choose(environ, 'tpu' if is_tpu else 'gpu' if has_gpu else 'cpu')
+  xla_flags.choose(environ, 'tpu' if is_tpu else 'gpu' if has_gpu else 'cpu', flags)
   if found := platforms(environ, root=root):
     environ['JAX_PLATFORMS'] = found
 

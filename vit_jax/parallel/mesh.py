@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -47,7 +48,10 @@ def find_hardware(slices: int) -> layout.Hardware:
   memory_gib = limit // 2**30  # devices of a kind differ by some bytes
   if jax.process_count() > 1:
     memory_gib = int(multihost_utils.broadcast_one_to_all(np.asarray(memory_gib, np.int32)))
-  return layout.Hardware(first.device_kind, first.platform, jax.device_count(), memory_gib, slices)
+  capability = str(getattr(first, 'compute_capability', ''))  # '9.0' of a GPU, '10.0a' of some
+  number = re.match(r'\d+(\.\d+)?', capability)
+  return layout.Hardware(first.device_kind, first.platform, jax.device_count(), memory_gib, slices,
+                         capability=float(number[0]) if number and first.platform == 'gpu' else 0.)
 
 
 def make(config: schema.Mesh, devices: Sequence[jax.Device] | None = None) -> Mesh:

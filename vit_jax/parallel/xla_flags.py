@@ -1,51 +1,112 @@
-"""XLA flags by platform: their purpose, and their known effect.
+"""Named sets of XLA flags and variables of the environment: their purpose, source, and known effect.
 
-Only a flag whose effect is known is set by default; the others are set by the user in the variable that jax reads at
-its start: `XLA_FLAGS='--a=1 --b=2' vit-jax train …`. The default flags are added to the user's own, except a flag that
-the user sets: `LIBTPU_INIT_ARGS='--c=3'` keeps the defaults and adds `--c=3`. `python -m vit_jax.parallel.xla_flags`
-prints the table, and with the name of a platform its flags alone; `launch/gpu_check.sh` times the flags of GPUs one by
-one.
+Only a set whose effect is known is on by default. The others are chosen by name, `vit-jax train --flags=overlap,nccl`,
+or written into the variable that jax reads at its start. What the user sets in the environment has precedence:
+`LIBTPU_INIT_ARGS='--c=3'` keeps the sets and adds `--c=3`. `python -m vit_jax.parallel.xla_flags` prints the table,
+with the name of a platform the names of its sets, and with the names of sets the variables that they set;
+`launch/gpu_check.sh` tests and times the sets of GPUs one by one.
 
-XLA aborts at its start if it does not know a flag; the tests try all of them. Imports no jax.
+XLA aborts at its start if it does not know a flag; the tests try all of those for GPUs and CPUs. Imports no jax.
 """
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import NamedTuple
 
 VARIABLES = {'tpu': 'LIBTPU_INIT_ARGS', 'gpu': 'XLA_FLAGS', 'cpu': 'XLA_FLAGS'}
 """The variables from which jax reads the flags of a platform."""
 
 
-class Flag(NamedTuple):
-  """A flag. `effect`: what was measured, and where; `default`: set unless the user sets this flag."""
-  text: str
+class FlagSet(NamedTuple):
+  """Flags and variables for one platform that belong together.
+
+  effect: what was measured, and where.    source: of the values, if others published them.
+  variables: of the environment, beside the flags.    default: on, except flags that the user sets.
+  """
+  platform: str
+  flags: tuple[str, ...]
   purpose: str
-  effect: str
+  effect: str = 'not measured'
+  source: str = ''
+  variables: Mapping[str, str] = {}
   default: bool = False
 
 
-# None for CPUs: no flag that was tried made a step faster.
-FLAGS = {
-    'tpu': (
-        Flag('--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000',
-             'gathers a sharded kernel before the product that needs it, instead of splitting the product into one '
-             'part for each device and summing the results in memory, as the compiler does if fsdp spans all devices',
-             'a step of L/16, 64 images a device, fsdp=16 on v5e:4x4: 393 ms, 823 without (cycles of libtpu 0.0.52, '
-             'not measured on a TPU)', default=True),
-    ),
-    'gpu': (
-        Flag('--xla_gpu_enable_latency_hiding_scheduler=true',
-             'sends gradients and sharded kernels between GPUs while products run; no effect on one GPU',
-             'not measured'),
-        Flag('--xla_gpu_all_reduce_combine_threshold_bytes=134217728',
-             'reduces up to 128 MiB of gradients in one call; no effect on one GPU', 'not measured'),
-        Flag('--xla_gpu_enable_triton_gemm=false', 'uses cuBLAS for all products', 'not measured'),
-        Flag('--xla_gpu_enable_command_buffer=', 'launches kernels one by one, not as CUDA graphs', 'not measured'),
-    ),
-    'cpu': (),
+_PIPELINED = tuple(f'--xla_gpu_enable_pipelined_{kind}=true' for kind in ('all_gather', 'reduce_scatter', 'all_reduce'))
+_MAXTEXT = (
+    '--xla_gpu_enable_latency_hiding_scheduler=true', '--xla_gpu_enable_triton_gemm=false',
+    '--xla_gpu_enable_command_buffer=', '--xla_gpu_enable_highest_priority_async_stream=true', *_PIPELINED,
+    '--xla_gpu_enable_while_loop_double_buffering=true', '--xla_gpu_enable_all_gather_combine_by_dim=false',
+    '--xla_gpu_enable_reduce_scatter_combine_by_dim=false', '--xla_disable_hlo_passes=rematerialization',
+    '--xla_gpu_all_gather_combine_threshold_bytes=134217728')
+_TOOLBOX = 'JAX-Toolbox, docs/GPU_performance.md (November 2026)'
+_MAXTEXT_GPU = 'MaxText, src/maxtext/configs/gpu/a3/llama_2_7b'
+_MAXTEXT_TPU = 'MaxText, benchmarks/xla_flags_library.py'
+
+SETS = {
+    'whole_kernels': FlagSet(
+        'tpu', ('--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000',),
+        'gathers a sharded kernel before the product that needs it, instead of splitting the product into one '
+        'part for each device and summing the results in memory, as the compiler does if fsdp spans all devices',
+        'a step of L/16, 64 images a device, fsdp=16 on v5e:4x4: 393 ms, 823 without (cycles of libtpu 0.0.52, '
+        'not measured on a TPU)', default=True),
+    'sparsecore': FlagSet(
+        'tpu', ('--xla_tpu_enable_sparse_core_collective_offload_all_gather=true',
+                '--xla_tpu_enable_sparse_core_collective_offload_reduce_scatter=true',
+                '--xla_tpu_enable_sparse_core_collective_offload_all_reduce=true',
+                '--xla_tpu_use_tc_device_shape_on_sc=true', '--xla_sc_enable_instruction_fusion=false',
+                '--xla_sc_disjoint_spmem=false', '--xla_sc_disable_megacore_partitioning=true',
+                '--xla_tpu_enable_async_collective_fusion_fuse_all_gather=false'),
+        'v6e and v5p: sends kernels and gradients by the SparseCores while products run. On v5e it is harmful: gathers '
+        'that run beside products there wait; v3 and v4 have no use of it',
+        'in a step of L/16, fsdp=8 on v6e:4x4, all 40 collectives above 64 KiB run beside the TensorCore, none without '
+        '(compiled with libtpu 0.0.52, not measured on a TPU)', _MAXTEXT_TPU),
+    'scatter_layout': FlagSet(
+        'tpu', ('--xla_tpu_use_minor_sharding_for_major_trivial_input=true',
+                '--xla_tpu_relayout_group_size_threshold_for_reduce_scatter=1',
+                '--xla_tpu_assign_all_reduce_scatter_layout=true'),
+        'lays gradients out so that more of their sums are reduce-scatters',
+        'a step of 2 layers of L/16, fsdp=8: of the gradients 33 MiB are scattered and 36 summed whole, 17 and 66 '
+        'without (compiled for v5e and v6e with libtpu 0.0.52, not measured on a TPU)', _MAXTEXT_TPU),
+    'latency_hiding': FlagSet(
+        'gpu', ('--xla_gpu_enable_latency_hiding_scheduler=true',),
+        'sends gradients and sharded kernels between GPUs while products run; no effect on one GPU',
+        source='JAX-Toolbox, docs/getting-started/environment-variables.md: the setting of its images'),
+    'overlap': FlagSet(
+        'gpu', ('--xla_gpu_enable_latency_hiding_scheduler=true', *_PIPELINED,
+                '--xla_gpu_enable_while_loop_double_buffering=true'),
+        'likewise, and moves collectives over the border of an iteration of scanned blocks and of microbatches',
+        source=_TOOLBOX),
+    'combine': FlagSet(
+        'gpu', ('--xla_gpu_all_reduce_combine_threshold_bytes=134217728',),
+        'reduces up to 128 MiB of gradients in one call; no effect on one GPU', source=f'{_MAXTEXT_GPU}/1vm.sh'),
+    'cublas': FlagSet('gpu', ('--xla_gpu_enable_triton_gemm=false',), 'uses cuBLAS for all products',
+                      source=f'{_MAXTEXT_GPU}/1vm.sh'),
+    'no_graphs': FlagSet('gpu', ('--xla_gpu_enable_command_buffer=',),
+                         'launches kernels one by one, not as CUDA graphs', source=f'{_MAXTEXT_GPU}/1vm.sh'),
+    'few_graphs': FlagSet('gpu', ('--xla_gpu_enable_command_buffer=FUSION,CUSTOM_CALL',),
+                          'CUDA graphs of fusions and custom calls alone, for B200', source=_TOOLBOX),
+    'nccl': FlagSet(
+        'gpu', (), 'sums by the switches of NVLink 4 (H100 and later), which takes memory of the GPU, and starts '
+        'kernels in one queue, so that collectives are not late; not for B200. No effect on one GPU', source=_TOOLBOX,
+        variables={'NCCL_NVLS_ENABLE': '1', 'CUDA_DEVICE_MAX_CONNECTIONS': '1', 'NCCL_PROTO': 'SIMPLE,LL,LL128'}),
+    'user_buffers': FlagSet(
+        'gpu', ('--xla_gpu_enable_nccl_user_buffers=true',),
+        'sends arrays from where they are, without copies, in a pool of memory of its own', source=_TOOLBOX,
+        variables={'NCCL_NVLS_ENABLE': '1'}),
+    'maxtext_node': FlagSet(
+        'gpu', (*_MAXTEXT, '--xla_gpu_all_reduce_combine_threshold_bytes=134217728',
+                '--xla_gpu_reduce_scatter_combine_threshold_bytes=67108864'),
+        'all that MaxText sets for Llama 2 7B with fsdp on 8 H100', source=f'{_MAXTEXT_GPU}/1vm.sh'),
+    'maxtext_nodes': FlagSet(
+        'gpu', (*_MAXTEXT, '--xla_gpu_all_reduce_combine_threshold_bytes=1073741824',
+                '--xla_gpu_reduce_scatter_combine_threshold_bytes=134217728'),
+        'all that MaxText sets for it with fsdp within and data between 16 nodes of 8 H100',
+        source=f'{_MAXTEXT_GPU}/16vm.sh'),
 }
+"""None is for CPUs: no flag that was tried made a step faster. Flags that XLA has dropped since are left out."""
 
 
 PORTABLE = ('--xla_cpu_enable_platform_dependent_math=false', '--xla_cpu_max_isa=AVX2')
@@ -54,12 +115,12 @@ PORTABLE = ('--xla_cpu_enable_platform_dependent_math=false', '--xla_cpu_max_isa
 
 def defaults(platform: str) -> str:
   """Returns the default flags of a platform, in the form of its variable."""
-  return ' '.join(flag.text for flag in FLAGS[platform] if flag.default)
+  return ' '.join(text for one in SETS.values() if one.default and one.platform == platform for text in one.flags)
 
 
 def merged(platform: str, own: str) -> str:
   """Returns the user's `own` flags of a platform after the default ones that the user does not set."""
-  return join([flag.text for flag in FLAGS[platform] if flag.default], own)
+  return join(defaults(platform).split(), own)
 
 
 def join(flags: Iterable[str], own: str) -> str:
@@ -73,24 +134,44 @@ def name_of(text: str) -> str:
   return text.partition('=')[0]
 
 
-def choose(environ: MutableMapping[str, str], platform: str) -> None:
-  """Adds the default flags of a platform to its variable; call it before jax starts."""
+def choose(environ: MutableMapping[str, str], platform: str, names: Iterable[str] = ()) -> None:
+  """Adds the default flags of a platform, and the sets of these names; call it before jax starts.
+
+  What the environment has, and the earlier one of two sets, has precedence. A set for another platform is added too:
+  jax does not use it.
+  """
+  for name in names:
+    chosen = SETS[name]
+    for variable, value in chosen.variables.items():
+      environ.setdefault(variable, value)
+    if chosen.flags:
+      variable = VARIABLES[chosen.platform]
+      environ[variable] = join(chosen.flags, environ.get(variable, ''))
   if defaults(platform):
     environ[VARIABLES[platform]] = merged(platform, environ.get(VARIABLES[platform], ''))
 
 
 def table() -> str:
-  """Returns all flags with their purposes and effects."""
-  return '\n\n'.join(
-      f'{platform}, {VARIABLES[platform]}{", set by default" * flag.default}:\n  {flag.text}\n'
-      f'  {flag.purpose}\n  effect: {flag.effect}' for platform, flags in FLAGS.items() for flag in flags)
+  """Returns all sets with their purposes, sources and effects."""
+  return '\n\n'.join('\n'.join(filter(None, [
+      f'{name}: {one.platform}{", set by default" * one.default}',
+      *(f'  {VARIABLES[one.platform]}: {text}' for text in one.flags),
+      *(f'  {variable}={value}' for variable, value in one.variables.items()), f'  {one.purpose}',
+      f'  source: {one.source}' * bool(one.source), f'  effect: {one.effect}'])) for name, one in SETS.items())
 
 
 def main(arguments: list[str]) -> None:
-  """Prints the table, or one line for each flag of a platform."""
-  if arguments and arguments[0] not in FLAGS:
-    sys.exit(f'platform: expected one of {", ".join(FLAGS)}, got {arguments[0]}.')
-  print('\n'.join(flag.text for flag in FLAGS[arguments[0]]) if arguments else table())
+  """Prints the table; or the names of the sets of a platform; or the variables that sets change, as NAME=VALUE."""
+  if arguments and arguments[0] in VARIABLES:
+    print('\n'.join(name for name, one in SETS.items() if one.platform == arguments[0]))
+  elif unknown := [name for name in arguments if name not in SETS]:
+    sys.exit(f'name: expected one of {", ".join([*VARIABLES, *SETS])}, got {unknown[0]}.')
+  elif arguments:
+    environ = dict(os.environ)
+    choose(environ, SETS[arguments[0]].platform, arguments)
+    print('\n'.join(f'{name}={value}' for name, value in environ.items() if os.environ.get(name) != value))
+  else:
+    print(table())
 
 
 if __name__ == '__main__':

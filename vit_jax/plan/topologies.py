@@ -35,6 +35,7 @@ class Chip(NamedTuple):
   clock_hz: of the cycles that the compiler counts; 0 = it counts none.
   cores: in one device, for core-days.
   between_bytes_s: its share of the bandwidth of its host to other slices; 0 = unknown.
+  capability: the compute capability of a GPU.
   """
   platform: str
   hbm_gib: float
@@ -44,6 +45,7 @@ class Chip(NamedTuple):
   clock_hz: float = 0.
   cores: int = 1
   between_bytes_s: float = 0.
+  capability: float = 0.
 
 
 # Peaks, memory and its bandwidth, links: Cloud TPU documentation; v2, v3: Jouppi et al. 2020 (CACM 63(7)), half a
@@ -60,9 +62,10 @@ CHIPS = {
     'v6e': Chip('tpu', 31.24, 918e12, 1640e9, 200e9, 1.75e9, between_bytes_s=12.5e9),
     'tpu7x': Chip('tpu', 96., 1153.5e12, 3690e9, 100e9, between_bytes_s=6.25e9),
     # NVIDIA datasheets, SXM, without sparsity; NVLink, one direction.
-    **dict.fromkeys(('gpu', 'a100'), Chip('gpu', 76., 312e12, 2039e9, 300e9)),  # `gpu`: the least of them
-    'h100': Chip('gpu', 76., 989e12, 3350e9, 450e9),
-    'h200': Chip('gpu', 134., 989e12, 4800e9, 450e9),
+    # `gpu`: the least of them.
+    **dict.fromkeys(('gpu', 'a100'), Chip('gpu', 76., 312e12, 2039e9, 300e9, capability=8.)),
+    'h100': Chip('gpu', 76., 989e12, 3350e9, 450e9, capability=9.),
+    'h200': Chip('gpu', 134., 989e12, 4800e9, 450e9, capability=9.),
     # A nominal simulated device, to try a plan on: the figures are a convention, not a measurement.
     'cpu': Chip('cpu', 8., .1e12, 10e9, 10e9),
 }
@@ -120,7 +123,7 @@ class Topology(NamedTuple):
     """As `config/layout.py` needs it to be described."""
     counts = {num_chips(grid) * _DEVICES_A_CHIP.get(self.kind, 1) for grid in GRIDS.get(self.kind, ())}
     return layout.Hardware(self.kind, self.chip.platform, self.num_devices, self.chip.hbm_gib, self.slices,
-                           tuple(sorted(counts)))
+                           tuple(sorted(counts)), self.chip.capability)
 
   @property
   def num_cores(self) -> int:

@@ -30,8 +30,9 @@ __all__ = ('AnyMlp', 'Attention', 'Axial', 'Block', 'BlockSettings', 'ClassToken
            'LayerNorm', 'Map', 'Mean', 'Mlp', 'MlpSettings', 'Norm', 'NormSettings', 'Parallel', 'PatchStem', 'Plain',
            'Pool', 'PoolSettings', 'QkvBias', 'ResNetStem', 'RmsNorm', 'Stem', 'StemSettings', 'SwiGlu', 'ViT')
 
-MOST_CUDNN_WIDTH = 256
-"""Most channels of a head in cuDNN, on Hopper and later."""
+MOST_CUDNN_WIDTH, OLD_CUDNN_WIDTH = 256, 128
+"""Most channels of a head in cuDNN: on Hopper (compute capability 9.0) and later, and on Ampere and Ada."""
+
 
 class QkvBias(enum.Enum):
   """Which of query, key and value have a bias."""

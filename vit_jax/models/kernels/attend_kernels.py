@@ -26,6 +26,7 @@ from jax.typing import DTypeLike
 
 from vit_jax.config import schema
 from vit_jax.config.schema import AttentionKernel, checks
+from vit_jax.config.schema.vit import OLD_CUDNN_WIDTH
 from vit_jax.core import lazy, numerics
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array
@@ -45,8 +46,6 @@ MOST_TOKENS = 1_024
 """Of a side of splash's blocks; such blocks compile for v4, v5e, v5p and v6e, in bf16 and f32 (libtpu 0.0.52)."""
 HEAD_AXES = ('tensor',)
 """Mesh axes that heads are split over."""
-NARROW = 128
-"""Most channels of a head that cuDNN supports below compute capability 9.0."""
 FUSED_CHANNELS = (64, 128)
 """Fewest and most channels of a head for the fused kernel."""
 OLD_TPUS = ('v2', 'v3')
@@ -252,7 +251,7 @@ def _device_problems(name: str, model: schema.ViT, kind: str, capability: float)
   elif capability < 8:
     yield checks.problem(own, f'xla on {kind}, as cuDNN needs compute capability 8.0 (Ampere), not {capability:.1f}',
                          kernel, advice)
-  elif capability < 9 and width > NARROW:
-    yield checks.problem(own, f'xla on {kind} for heads of more than {NARROW} channels (width={model.width} and heads='
-                         f'{model.heads} give {width}), which cuDNN supports from compute capability 9.0 on',
+  elif capability < 9 and width > OLD_CUDNN_WIDTH:
+    yield checks.problem(own, f'xla on {kind} for heads of more than {OLD_CUDNN_WIDTH} channels (width={model.width} '
+                         f'and heads={model.heads} give {width}), which cuDNN supports from compute capability 9.0 on',
                          kernel, advice)
