@@ -86,6 +86,7 @@ setuptools.setup(
     'onnx': ['onnx>=1.16', 'onnxruntime>=1.18'],  # to export networks, and to run what was exported
     'text': ['sentencepiece>=0.2', 'tokenizers>=0.20'],  # tokenizers of CLIP, SigLIP and TIPS
     'parquet': ['pyarrow>=17.0'],  # features and tables as Parquet files
+    'beam': ['apache-beam>=2.60'],  # `vit-jax prepare --runner`; Dataflow needs apache-beam[gcp]
     'wandb': ['wandb>=0.17'],  # trackers of runs
     'mlflow': ['mlflow-skinny>=2.14', 'sqlalchemy>=2.0', 'alembic>=1.10'],
     'gcs': ['gcsfs>=2025.2'],  # run directories on gs://

@@ -342,13 +342,16 @@ JOBS = {
         Flag('last', whole(2), 'number of the newest checkpoints to average; set this or --steps'),
         Flag('steps', wholes(0), 'steps of the checkpoints to average'), CONFIG)),
     'prepare': Job('Write images as ArrayRecord shards; or label maps by a trained network.', 'jobs.prepare', (
-        Flag('to', LOCAL, 'directory to write'),), (
+        Flag('to', STORED, 'directory to write'),), (
         Flag('data', TEXT, 'images to write: folder:PATH, tfds:NAME, wds:PATH or another source; or cifar10, cifar100, '
              'mnist', ''),
         Flag('archive', FILE, "file of CIFAR, or folder of MNIST's files", '', 'downloaded from the authors'),
         Flag('short_px', whole(1, 65_535), 'resize images to this short side', 0, 'files stay unchanged'),
         Flag('shards', whole(1, 100_000), 'number of files per split', 0, 'one per 256 MiB, or 8,192 images'),
         Flag('processes', whole(1, 1024), 'processes that write shards', 0, 'one per 8 cores'),
+        Flag('runner', TEXT, 'runner of Apache Beam that writes shards: DirectRunner, DataflowRunner, FlinkRunner, '
+             'SparkRunner', '', 'processes of this machine'),
+        Flag('runner_options', TEXT, "its options, such as '--project=P --region=R'", ''),
         Flag('quality', whole(1, 100), 'JPEG quality of resized images', None, '90'),
         Flag('seed', whole(0, 2**32 - 1), 'seed of the order of the examples', None,
              '0; of cifar10, cifar100 and mnist the order of their files'),

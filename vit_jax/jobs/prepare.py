@@ -6,16 +6,16 @@ import logging
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import access
 from vit_jax.data.source import Source, find_origin
-from vit_jax.data.sources import archives, opening, prepared, tfds, tfds_build
+from vit_jax.data.sources import archives, beam_shards, opening, prepared, tfds, tfds_build
 from vit_jax.data.sources import shards as writing
 from vit_jax.jobs import teacher_labels
-from vit_jax.record import progress
+from vit_jax.record import progress, storage
 from vit_jax.weights import download
 from vit_jax.weights.reading import AS_FOUND, Reading
 
@@ -24,11 +24,11 @@ SPLITS = ('train', 'test')
 _ANY_PX = (32, 32)  # only used by sources that generate images
 
 
-def run(to: pathlib.Path, *, data: str = '', short_px: int = 0, shards: int = 0, quality: int | None = None,
+def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0, quality: int | None = None,
         seed: int | None = None, splits: Sequence[str] = (), data_dir: str = '', archive: str = '', processes: int = 0,
         follow_links: bool = False, label_column: str = '', image_column: str = '', label_offset: int = 0,
-        classes: str = '', num_classes: int = 0, config: schema.Config | None = None, weights: str = '',
-        reading: Reading = AS_FOUND,
+        classes: str = '', num_classes: int = 0, runner: str = '', runner_options: str = '',
+        config: schema.Config | None = None, weights: str = '', reading: Reading = AS_FOUND,
         build: Callable[..., None] = tfds_build.build_in_process) -> int:
   """Writes shards of `data`, or the label maps of a config by the teacher `weights`; exit status 0.
 
@@ -42,6 +42,7 @@ def run(to: pathlib.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
     processes: that write shards; 0 = by the cores of this machine.
     follow_links: also read files outside of the folder to which links in it lead.
     label_column, image_column, label_offset, classes, num_classes: as in `schema.Data`.
+    runner, runner_options: of Apache Beam, see `beam_shards.write`; '' = this machine.
     config, weights, reading: see `teacher_labels.run`.
     build: prepares a TFDS dataset that is missing.
 
@@ -50,7 +51,7 @@ def run(to: pathlib.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
   """
   of_shards = {'data': data, 'short_px': short_px, 'shards': shards, 'quality': quality, 'seed': seed,
                'splits': splits, 'data_dir': data_dir, 'archive': archive, 'processes': processes,
-               'follow_links': follow_links}
+               'follow_links': follow_links, 'runner': runner, 'runner_options': runner_options}
   columns: dict[str, Any] = {'label_column': label_column, 'image_column': image_column, 'label_offset': label_offset,
                              'classes': classes, 'num_classes': num_classes}
   if config is not None or weights:
@@ -60,39 +61,70 @@ def run(to: pathlib.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
     if config is None or not weights:
       raise UserError('--config: expected both --config and --weights, which label maps need, got one of them. Set '
                       'both.')
-    return teacher_labels.run(config, weights, to, reading)
+    return teacher_labels.run(config, weights, _local(to), reading)
   if not data:
     raise UserError('--data: expected images to write as shards, got none. Set --data=folder:PATH, --data=tfds:NAME or '
                     '--data=cifar10; or --config and --weights for label maps.')
   if quality and not short_px:
     raise UserError('--quality: expected --short_px as well, got --quality alone. Images that are not resized keep '
                     'their bytes.')
+  if runner_options and not runner:
+    raise UserError('--runner_options: expected --runner as well, got --runner_options alone. Set --runner, such as '
+                    'DataflowRunner.')
+  if processes and runner:
+    raise UserError(f'--processes: expected no number with --runner, got {processes}. Set the number of workers in '
+                    '--runner_options.')
   is_archive = data in archives.ARCHIVES
   if archive and not is_archive:
     raise UserError(f'--archive: expected --data={", ".join(archives.ARCHIVES)}, got --data={data}. Remove it.')
   settings = writing.Settings(short_px=short_px, quality=quality or 90, num_shards=shards,
                               seed=seed if is_archive else seed or 0)
+  engine = Engine(processes, runner, runner_options)
+  if not runner:
+    _local(to)
   if is_archive:
-    return _write_splits(_open_archive(data, archive, splits or SPLITS), to, settings, processes=processes)
+    return _write_splits(functools.partial(_open_archive, data, archive, splits or SPLITS), to, settings, engine)
   return write_shards(schema.Data(source=data, data_dir=data_dir, follow_links=follow_links, **columns), to, settings,
-                      splits=splits or SPLITS, build=build, processes=processes)
+                      splits=splits or SPLITS, build=build, engine=engine)
 
 
-def write_shards(data: schema.Data, to: pathlib.Path, settings: writing.Settings, *, splits: Sequence[str],
-                 build: Callable[..., None], processes: int = 0) -> int:
+class Engine(NamedTuple):
+  """What writes shards: processes of this machine, or a runner of Apache Beam with its options."""
+  processes: int = 0
+  runner: str = ''
+  options: str = ''
+
+
+def write_shards(data: schema.Data, to: storage.Path, settings: writing.Settings, *, splits: Sequence[str],
+                 build: Callable[..., None], engine: Engine) -> int:
   """Prepares a dataset if it is missing, writes its splits as shards, and prints how to use them."""
   kind, _, where = data.source.partition(':')
   if kind == 'tfds' and not _is_prepared(where, data.data_dir):
     build(where, data_dir=tfds.data_folder(data.data_dir))
-  found = _open(data, splits)
-  root = access.resolve(where, '--data') if kind == 'folder' else _root(next(iter(found.values())))
-  return _write_splits(found, to, settings, processes=processes, root=root)
+  root = access.resolve(where, '--data') if kind == 'folder' else None
+  return _write_splits(functools.partial(_open, data, splits), to, settings, engine, root=root)
 
 
-def _write_splits(found: Mapping[str, Source], to: pathlib.Path, settings: writing.Settings, *, processes: int,
-                  root: str = '') -> int:
-  is_new = write(found, to, settings, root=root, processes=processes)
-  written = {name: sum(shard.num_examples for shard in some) for name, some in prepared.read_info(to).splits.items()}
+def _local(to: storage.Path) -> pathlib.Path:
+  if not isinstance(to, pathlib.Path):
+    raise UserError(f'--to: expected a folder of this machine, got {to}. With --runner=DirectRunner or another runner '
+                    'of Apache Beam, shards are written to object storage.')
+  return to
+
+
+def _write_splits(opener: beam_shards.Opener, to: storage.Path, settings: writing.Settings, engine: Engine, *,
+                  root: str | None = '') -> int:
+  """Writes splits; the names of examples are relative to `root`, and None stands for the folder of the source."""
+  found = opener()
+  root = _root(next(iter(found.values()))) if root is None else root
+  if engine.runner:
+    is_new = beam_shards.write(opener, str(to), settings, name_of=functools.partial(_shorten, root=root),
+                               runner=engine.runner, options=engine.options)
+  else:
+    is_new = write(found, _local(to), settings, root=root, processes=engine.processes)
+  with storage.local(str(to / prepared.INFO)) as info:
+    shards = prepared.read_info(info.parent).splits
+  written = {name: sum(shard.num_examples for shard in some) for name, some in shards.items()}
   for name, source in found.items():
     if left := len(source) - written[name]:
       log.warning('%s of the %s files of %s are not images and were left out.', f'{left:,}', f'{len(source):,}', name)

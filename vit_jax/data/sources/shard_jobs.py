@@ -103,7 +103,7 @@ def run_all(jobs: Sequence[Job], on_written: OnWritten, *, threads: int = 0) -> 
         elif job.written():
           on_written(job, len(job.indexes))
         else:
-          _finish(job, on_written, threads)
+          write_shard(job, on_written, threads)
     if len(waiting) == len(left):
       time.sleep(POLL_S)
     left = waiting
@@ -124,8 +124,8 @@ def _claim(path: pathlib.Path) -> Iterator[bool]:
     yield True
 
 
-def _finish(job: Job, on_written: OnWritten, threads: int) -> None:
-  """Writes a shard and its note."""
+def write_shard(job: Job, on_written: OnWritten = lambda job, num: None, threads: int = 0) -> prepared.Shard:
+  """Writes a shard and its note, and returns what the note says."""
   half = job.path.with_name(f'{job.path.name}.{socket.gethostname()}-{os.getpid()}{HALF}')
   num_examples = write_records(half, job, lambda num: on_written(job, num), threads)
   with open(half, 'rb') as file:
@@ -134,6 +134,7 @@ def _finish(job: Job, on_written: OnWritten, threads: int) -> None:
   half.replace(job.path)
   half.write_text(json.dumps(shard._asdict()))
   half.replace(job.path.with_name(f'{job.path.name}{NOTE}'))
+  return shard
 
 
 def write_records(path: pathlib.Path, job: Job, on_written: Callable[[int], None], threads: int) -> int:

@@ -20,10 +20,12 @@ import numpy as np
 
 from vit_jax.core import os_errors
 from vit_jax.core.errors import UserError
+from vit_jax.core.types import HostArray
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.pipeline import order
 from vit_jax.data.source import UNKNOWN, Record, Source, most_labels
 from vit_jax.data.sources import prepared, shard_jobs
+from vit_jax.data.sources.prepared import Shard
 from vit_jax.data.sources.shard_jobs import Job
 
 SHARD_BYTES, SHARD_RECORDS = 2**28, 2**13
@@ -66,10 +68,9 @@ def write(splits: Mapping[str, Source], folder: pathlib.Path, settings: Settings
   Raises:
     UserError: the folder has other content, or another process writes it with other settings.
   """
-  plan = {'from': {k: s.name for k, s in splits.items()}, 'digests': {k: s.digest for k, s in splits.items()},
-          **dataclasses.asdict(settings)}
+  plan = describe_plan(splits, settings)
   if folder.is_dir() and any(folder.iterdir()):
-    _check_same(folder, plan)
+    check_same(folder, plan)
     return False
   part = folder.with_name(f'{folder.name}.part')
   part.mkdir(parents=True, exist_ok=True)
@@ -80,11 +81,22 @@ def write(splits: Mapping[str, Source], folder: pathlib.Path, settings: Settings
     shard_jobs.run_in_processes(every, on_written, processes=processes or shard_jobs.default_processes(len(every)))
     with _closing(part) as is_mine:
       if is_mine:
-        several = {'most_labels': most} if (most := _most_labels(splits.values())) else {}
-        _close(part, folder, jobs, {'format': prepared.FORMAT, 'made': plan, 'class_names':
-                                    list(next(iter(splits.values())).class_names), **several})
-  _check_same(folder, plan)  # another process may have completed it
+        _close(part, folder, jobs, describe_content(splits, plan))
+  check_same(folder, plan)  # another process may have completed it
   return True
+
+
+def describe_plan(splits: Mapping[str, Source], settings: Settings) -> dict[str, Any]:
+  """Returns how a dataset is made, as `info.json` has it: equal plans make equal datasets."""
+  return {'from': {k: s.name for k, s in splits.items()}, 'digests': {k: s.digest for k, s in splits.items()},
+          **dataclasses.asdict(settings)}
+
+
+def describe_content(splits: Mapping[str, Source], plan: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns what `info.json` says of a dataset, without its shards."""
+  several = {'most_labels': most} if (most := _most_labels(splits.values())) else {}
+  return {'format': prepared.FORMAT, 'made': plan, 'class_names': list(next(iter(splits.values())).class_names),
+          **several}
 
 
 def _most_labels(found: Collection[Source]) -> int:
@@ -102,7 +114,8 @@ def _stored(source: Source, index: int) -> Record:
     return Record(b'', -1)
 
 
-def _check_same(folder: pathlib.Path, plan: Mapping[str, Any]) -> None:
+def check_same(folder: pathlib.Path, plan: Mapping[str, Any]) -> None:
+  """Raises UserError if a folder has other content than the dataset of this plan."""
   there = prepared.read_info(folder).made if (folder / prepared.INFO).is_file() else None
   if there != json.loads(json.dumps(plan)):
     what = 'a dataset prepared with other settings' if there else 'other content'
@@ -164,24 +177,67 @@ def _start_over_unless(part: pathlib.Path, plan: Mapping[str, Any]) -> None:
   path.write_text(text)
 
 
-def _jobs(split: str, source: Source, part: pathlib.Path, settings: Settings,
-          name_of: Callable[[str], str]) -> Iterator[Job]:
-  """Yields the shards of a split, each with a part of a random order. Raises UserError if it has no examples."""
+def count_shards(split: str, source: Source, settings: Settings) -> int:
+  """Returns the number of shards of a split. Raises UserError if it has no examples."""
   if not len(source):
     raise UserError(f'--data: expected at least one example in the split {split}, got none. Choose another '
                     'split or source.')
-  indexes = np.arange(len(source))
-  if settings.seed is not None:
-    indexes = order.shuffled(indexes, num_examples=len(source), seed=settings.seed)
   num = settings.num_shards
   if not num:  # by the sizes of the first examples
-    images = [_stored(source, i).image for i in indexes[:50].tolist()]
+    images = [_stored(source, i).image for i in _order(np.arange(min(50, len(source))), source, settings).tolist()]
     size = float(np.mean([len(image) if isinstance(image, bytes) else image.nbytes for image in images]))
     num = max(1, round(size * len(source) / SHARD_BYTES), -(-len(source) // SHARD_RECORDS))
-  num = min(len(source), num)
-  for number, chosen in enumerate(np.array_split(indexes, num)):
-    path = part / f'{split}-{number:05d}-of-{num:05d}.array_record'
-    yield Job(path, source, chosen, settings.short_px, settings.quality, name_of)
+  return min(len(source), num)
+
+
+def plan_shard(split: str, number: int, count: int, source: Source, part: pathlib.Path, settings: Settings,
+               name_of: Callable[[str], str]) -> Job:
+  """Returns shard `number` of the `count` shards of a split: its part of a random order."""
+  size, longer = divmod(len(source), count)  # the first `longer` shards have one example more
+  start = number * size + min(number, longer)
+  chosen = _order(np.arange(start, start + size + (number < longer)), source, settings)
+  path = part / file_name(split, number, count)
+  return Job(path, source, chosen, settings.short_px, settings.quality, name_of)
+
+
+def file_name(split: str, number: int, count: int) -> str:
+  """Returns the name of a shard."""
+  return f'{split}-{number:05d}-of-{count:05d}.array_record'
+
+
+def _jobs(split: str, source: Source, part: pathlib.Path, settings: Settings,
+          name_of: Callable[[str], str]) -> Iterator[Job]:
+  count = count_shards(split, source, settings)
+  for number in range(count):
+    yield plan_shard(split, number, count, source, part, settings, name_of)
+
+
+def _order(positions: HostArray, source: Source, settings: Settings) -> HostArray:
+  """Returns the examples at these positions of the order in which a split is written."""
+  if settings.seed is None:
+    return positions
+  return order.shuffled(positions, num_examples=len(source), seed=settings.seed)
+
+
+def finish(shards: Mapping[str, Sequence[Shard]], info: Mapping[str, Any],
+           num_examples: Mapping[str, int]) -> dict[str, str]:
+  """Returns the files that complete a dataset, by name; `info.json` last, which says that it is complete.
+
+  Args:
+    shards: of each split, all written.
+    info: from `describe_content`.
+    num_examples: of each split, with those that were left out.
+
+  Raises:
+    UserError: a split has no images.
+  """
+  for name, some in shards.items():
+    if not sum(shard.num_examples for shard in some):
+      raise UserError(f'--data: expected images in the split {name}, got {num_examples[name]:,} files that are not '
+                      'images. Their names and the reasons are above.')
+  content = {**info, 'splits': {name: [s._asdict() for s in some] for name, some in shards.items()}}
+  sums = ''.join(f'{s.sha256}  {s.file}\n' for some in shards.values() for s in some)
+  return {prepared.SUMS: sums, prepared.INFO: json.dumps(content, indent=1)}
 
 
 def _close(part: pathlib.Path, folder: pathlib.Path, jobs: Mapping[str, Sequence[Job]],
@@ -190,13 +246,9 @@ def _close(part: pathlib.Path, folder: pathlib.Path, jobs: Mapping[str, Sequence
   listed = {name: [shard for job in some if (shard := job.written())] for name, some in jobs.items()}
   for name, some in jobs.items():
     assert len(listed[name]) == len(some), f'{part}: a shard of {name} has no note'
-    if not sum(shard.num_examples for shard in listed[name]):
-      raise UserError(f'--data: expected images in the split {name}, got {sum(len(job.indexes) for job in some):,} '
-                      'files that are not images. Their names and the reasons are above.')
-  content = {**info, 'splits': {name: [s._asdict() for s in shards] for name, shards in listed.items()}}
-  (part / prepared.INFO).write_text(json.dumps(content, indent=1))
-  sums = ''.join(f'{s.sha256}  {s.file}\n' for shards in listed.values() for s in shards)
-  (part / prepared.SUMS).write_text(sums)
+  content = finish(listed, info, {name: sum(len(job.indexes) for job in some) for name, some in jobs.items()})
+  for name, text in content.items():
+    (part / name).write_text(text)
   known = {shard.file for shards in listed.values() for shard in shards}
   for leftover in sorted(part.iterdir(), key=lambda path: path.name in (_PLAN, _LOCK)):  # these last
     if leftover.name not in known | {prepared.INFO, prepared.SUMS}:
