@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
+import tempfile
 from typing import Any
 
 import jax
@@ -118,6 +120,18 @@ def test_copies_of_another_run_or_another_network_are_not_used(tmp_path: pathlib
   save(begun(tmp_path), 4)
   (tmp_path / 'run' / 'local.json').unlink()  # as with the run directory
   assert restore(LocalCopies(tmp_path / 'run', str(tmp_path / 'disk')), state(0)) is None
+
+
+def test_without_a_folder_copies_are_among_the_temporary_files_of_this_user(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path / 'temporary'))
+  (tmp_path / 'run').mkdir()
+  copies = LocalCopies(tmp_path / 'run')
+  restore(copies, state(0))
+  save(copies, 4)
+  found, = (tmp_path / 'temporary').rglob('0.own')
+  assert found.relative_to(tmp_path / 'temporary').parts[0] == f'vit_jax_local_{os.getuid()}'
+  assert found.parent.stat().st_mode & 0o77 == 0
 
 
 def test_a_full_disk_is_a_warning(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:

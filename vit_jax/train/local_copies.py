@@ -67,12 +67,13 @@ class LocalCopies:
 
   Args:
     workdir: of the run.
-    folder: on the local disk of each host; '' = `vit_jax_local` in the folder for temporary files.
+    folder: on the local disk of each host; '' = `vit_jax_local_UID` in the folder for temporary files.
   """
 
   def __init__(self, workdir: storage.Path, folder: str = '') -> None:
     self._workdir = workdir
-    self._root = pathlib.Path(folder or pathlib.Path(tempfile.gettempdir(), 'vit_jax_local')).expanduser().absolute()
+    default = pathlib.Path(tempfile.gettempdir(), f'vit_jax_local_{os.getuid()}')
+    self._root = (pathlib.Path(folder).expanduser() if folder else default).absolute()
     self._base = self._root
     self._layout: Layout | None = None
     self._thread: threading.Thread | None = None
