@@ -49,7 +49,7 @@ def test_commands_name_jobs_flags_and_configs_that_exist(page: pathlib.Path) -> 
   code = '\n'.join(re.sub(r'(?m) *# .*$', '', match[1] or match[2]) for match in CODE.finditer(text))
   for job, rest in COMMAND.findall(code):
     assert job in JOBS, f'{page.name}: {job}'
-    own = re.sub(r"--runner_options='[^']*'?", '--runner_options=x', rest)  # flags of another program
+    own = re.sub(r"--(runner|submit)_options='[^']*'?", r'--\1_options=x', rest)  # flags of another program
     for flag in re.findall(r' --([a-z_]+)[ =]', f'{own} '):
       assert flag in JOBS[job].flags or flag == 'config', f'{page.name}: {job} --{flag}'
     for config in re.findall(r'--config=(?:configs/)?([a-z]\w*)', rest):

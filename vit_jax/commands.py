@@ -236,6 +236,13 @@ def _read_blocks(text: str) -> list[int]:
   return found
 
 
+def _read_share(text: str) -> tuple[int, int]:
+  index, count = (int(part) for part in text.split('/'))
+  if not 0 <= index < count:
+    raise ValueError
+  return index, count
+
+
 def _local_path(text: str) -> pathlib.Path:
   if not storage.is_local(text):
     raise ValueError
@@ -257,6 +264,7 @@ PATHS = Kind('NAME=PATH,…', 'names with paths, NAME=PATH with commas', _read_p
 NUMBER = Kind('X', 'a number, at least 0', _read_number, 'at least 0')
 SHARE = Kind('X', 'a number, 0 to below 1', _share, '0 to below 1')
 COUNT = Kind('N', 'a number of parameters such as 30M or 1.2B', _read_count, 'such as 30M or 1.2B')
+SHARE_OF = Kind('I/N', 'a task and the number of tasks, such as 0/8', _read_share, 'such as 0/8')
 GLOB = Kind('GLOB', 'a pattern such as *b16*', str)
 FILE = Kind('FILE', 'a file', str)
 LOCAL = Kind('PATH', 'a path on this machine', _local_path)
@@ -385,7 +393,12 @@ JOBS = {
         Flag('processes', whole(1, 1024), 'runs at the same time', 1),
         Flag('dry_run', None, 'list the runs with their cost, and run nothing'),
         Flag('topology', TEXT, 'with --dry_run: hardware for which to estimate hours, such as v3:4x4', '',
-             'this machine'), FLAGS), on_cpu=True),  # devices are for the runs, which are processes of their own
+             'this machine'),
+        Flag('submit', choice('slurm', 'k8s'), 'write the job of a cluster into the study, and run nothing', ''),
+        Flag('tasks', whole(1, 10_000), 'with --submit: number of tasks, which share the runs', 0, 'one for each run'),
+        Flag('submit_options', TEXT, "with --submit=slurm: options of sbatch, such as '--partition=gpu --gpus=1'", ''),
+        Flag('share', SHARE_OF, 'take only the runs of this task of several, counted from 0', (0, 1), 'all runs'),
+        FLAGS), on_cpu=True),  # devices are for the runs, which are processes of their own
     'bench': Job('Time the parts of a run here: network, step, input.', 'bench.job', (
         CONFIG,), (
         Flag('models', NAMES, 'networks to time: S/16,B/16,Mixer-B/16', [], 'that of the config'),

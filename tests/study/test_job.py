@@ -13,9 +13,11 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
+import yaml
 
 from vit_jax import main
 from vit_jax.config import files, json_files, schema
@@ -448,3 +450,79 @@ def test_the_study_job_is_on_the_command_line(
   monkeypatch.chdir(tmp_path)
   assert main.run(['study', f'--config={tmp_path / "real.py"}']) == 0
   assert (tmp_path / 'runs' / 'real' / 'table.csv').is_file()
+
+
+def test_tasks_of_a_cluster_share_the_runs_by_their_index(tmp_path: pathlib.Path) -> None:
+  study = schema.Study('mine', {name: config() for name in 'abcde'})
+  assert job.run(study, tmp_path, share=(1, 2)) == 0 and order(tmp_path) == ['b', 'd']
+  assert job.run(study, tmp_path, share=(0, 2)) == 0 and order(tmp_path) == ['b', 'd', 'a', 'c', 'e']
+  assert [row['run'] for row in table(tmp_path)] == ['a', 'b', 'c', 'd', 'e']
+
+
+def test_a_later_stage_waits_for_the_runs_of_other_tasks(tmp_path: pathlib.Path) -> None:
+  def chosen(results: schema.Results) -> dict[str, schema.Config]:
+    best = max(results, key=lambda name: results[name].headline or 0)
+    return {f'{best}-{seed}': config(seed=seed) for seed in (1, 2)}
+
+  study = schema.Study('two', {'low': config(rate=.1), 'wait': config('wait', rate=.9), 'bad': config('fault')},
+                       then=(chosen,))
+  statuses: dict[int, int] = {}
+  tasks = [threading.Thread(target=lambda i=i: statuses.update(
+      {i: job.Coordinator(study, tmp_path, 1, dict(os.environ), (i, 2)).run()})) for i in range(2)]
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(job.signal, 'signal', lambda *_: None)  # handlers are set by the main thread alone
+    for task in tasks:
+      task.start()
+    time.sleep(1.)
+    assert set(order(tmp_path)) == {'low', 'wait', 'bad'}  # the first task has nothing left, and waits
+    (tmp_path / 'runs' / 'go').touch()
+    for task in tasks:
+      task.join(30)
+  assert statuses == {0: 2, 1: 0} and set(order(tmp_path)[3:]) == {'wait-1', 'wait-2'}
+
+
+def test_the_job_of_slurm_runs_each_task_with_its_share(tmp_path: pathlib.Path,
+                                                        capsys: pytest.CaptureFixture[str]) -> None:
+  source = '--config=finetune_sweep:B/16,own'
+  assert main.run(['study', source, f'--workdir={tmp_path}', '--processes=2', '--submit=slurm', '--tasks=4',
+                   '--submit_options=--partition=gpu --gpus=1']) == 0
+  path = tmp_path / 'submit' / 'job.sbatch'
+  assert f'Nothing was started. Submit the study with: sbatch {path}' in capsys.readouterr().out
+  text = path.read_text()
+  for line in ('#SBATCH --array=0-3', '#SBATCH --partition=gpu', f'#SBATCH --output={tmp_path}/submit/%a.log'):
+    assert line in text.splitlines()
+  assert f'-m vit_jax.main study {source} --workdir={tmp_path} --processes=2 --share="$SLURM_ARRAY_TASK_ID/4" &' in text
+  assert subprocess.run(['bash', '-n', str(path)], check=False).returncode == 0
+  for status, requeued in ((75, True), (137, True), (2, False), (0, False)):
+    (tmp_path / 'bin').mkdir(exist_ok=True)
+    for name, body in (('scontrol', f'echo "$@" >> {tmp_path}/requeued'), ('python', f'exit {status}')):
+      (tmp_path / 'bin' / name).write_text(f'#!/bin/sh\n{body}\n')
+      (tmp_path / 'bin' / name).chmod(0o755)
+    (tmp_path / 'requeued').unlink(missing_ok=True)
+    script = text.replace(sys.executable, str(tmp_path / 'bin' / 'python'))
+    done = subprocess.run(['bash', '-c', script], check=False, env={
+        'PATH': f'{tmp_path / "bin"}:{os.environ["PATH"]}', 'SLURM_ARRAY_TASK_ID': '1', 'SLURM_ARRAY_JOB_ID': '7'})
+    assert done.returncode == status and (tmp_path / 'requeued').exists() == requeued
+    assert not requeued or (tmp_path / 'requeued').read_text() == 'requeue 7_1\n'
+
+
+def test_the_job_of_kubernetes_is_indexed(tmp_path: pathlib.Path) -> None:
+  assert main.run(['study', '--config=finetune_sweep:B/16,own', f'--workdir={tmp_path}', '--submit=k8s']) == 0
+  found = yaml.safe_load((tmp_path / 'submit' / 'job.yaml').read_text())
+  spec, tasks = found['spec'], len(files.load_study('finetune_sweep:B/16,own', []).runs)
+  assert spec['completionMode'] == 'Indexed' and spec['completions'] == spec['parallelism'] == tasks
+  (container,) = spec['template']['spec']['containers']
+  assert container['args'][0].endswith(f'--share="$JOB_COMPLETION_INDEX/{tasks}"')
+  (rule,) = spec['podFailurePolicy']['rules']
+  assert rule['onExitCodes'] == {'containerName': 'study', 'operator': 'In', 'values': [2]}
+  assert container['volumeMounts'][0]['mountPath'] == str(tmp_path)
+
+
+@pytest.mark.parametrize(('words', 'error'), [
+    (['--tasks=3'], '--tasks, --submit_options: expected them with --submit'),
+    (['--share=3/3'], '--share: expected a task and the number of tasks, such as 0/8'),
+    (['--submit=pbs'], '--submit: expected one of slurm, k8s')])
+def test_flags_of_a_cluster_that_do_not_fit_are_named(words: list[str], error: str, tmp_path: pathlib.Path,
+                                                      capsys: pytest.CaptureFixture[str]) -> None:
+  assert main.run(['study', '--config=finetune_sweep:B/16,own', f'--workdir={tmp_path}', *words]) == 2
+  assert error in capsys.readouterr().err

@@ -2,7 +2,8 @@
 
 Each run is a separate process in WORKDIR/runs/NAME: a crash of one does not affect the others, and its memory and
 compiled programs are freed with it. When the study is started again, finished runs are not repeated, interrupted ones
-are resumed and failed ones are tried again. Several hosts that share WORKDIR share the runs.
+are resumed and failed ones are tried again. Several hosts that share WORKDIR share the runs: by locks if they start the
+same command, or by their index among the tasks of a cluster (`submit.py`).
 """
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import pathlib
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 
 from vit_jax.config import check, schema
@@ -20,6 +21,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.parallel import hosts
 from vit_jax.record.run_directory import default_name
 from vit_jax.study import estimate, runs, table
+from vit_jax.study import submit as submit_lib
 
 POLL_S = .1
 _NAME = re.compile(r'[\w.=+-]+')
@@ -28,7 +30,9 @@ Stage = Callable[[schema.Results], Configs]
 
 
 def run(config: schema.Study, workdir: pathlib.Path | None, *, processes: int = 1, dry_run: bool = False,
-        topology: str = '', environ: Mapping[str, str] | None = None) -> int:
+        topology: str = '', share: tuple[int, int] = submit_lib.ALL, submit: str = '', tasks: int = 0,
+        submit_options: str = '', source: str = '', changes: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None) -> int:
   """Runs a study, or with `dry_run` prints its runs and their cost.
 
   Args:
@@ -37,6 +41,10 @@ def run(config: schema.Study, workdir: pathlib.Path | None, *, processes: int = 
     processes: runs at the same time.
     dry_run: only print.
     topology: of a dry run, hardware for which to estimate hours, such as `v3:4x4`; '' = this machine.
+    share: the runs that this process takes; the others are awaited where later ones depend on them.
+    submit, tasks, submit_options: write a job of a cluster and run nothing, see `submit.write`; 0 tasks = one for each
+      run.
+    source, changes: of the config, for this job.
     environ: environment of the runs; None = that of this process.
 
   Returns:
@@ -51,10 +59,19 @@ def run(config: schema.Study, workdir: pathlib.Path | None, *, processes: int = 
   if dry_run:
     print(estimate.describe(config, workdir, topology=topology), flush=True)
     return 0
+  if bool(tasks or submit_options) and not submit:
+    raise UserError('--tasks, --submit_options: expected them with --submit, got them alone. Add --submit=slurm or '
+                    '--submit=k8s.')
+  if submit:
+    words = [source, *changes, f'--workdir={workdir}', f'--processes={processes}']
+    command = submit_lib.write(submit, words, workdir, name=config.name, tasks=tasks or len(config.runs),
+                               options=submit_options)
+    print(f'Nothing was started. Submit the study with: {command}', flush=True)
+    return 0
   if place := hosts.find_place(os.environ):
     raise UserError(f'VIT_JAX_DISTRIBUTED: expected off, as a study starts processes for its runs itself, got {place}. '
                     'Set VIT_JAX_DISTRIBUTED=off, and start one process per host.')
-  return Coordinator(config, workdir, processes, dict(os.environ if environ is None else environ)).run()
+  return Coordinator(config, workdir, processes, dict(os.environ if environ is None else environ), share).run()
 
 
 def check_names(configs: Configs) -> None:
@@ -80,7 +97,9 @@ def check_configs(configs: Configs) -> None:
 class Coordinator:
   """Starts the runs that are not finished, and writes the table."""
 
-  def __init__(self, study: schema.Study, workdir: pathlib.Path, processes: int, environ: dict[str, str]) -> None:
+  def __init__(self, study: schema.Study, workdir: pathlib.Path, processes: int, environ: dict[str, str],
+               share: tuple[int, int] = submit_lib.ALL) -> None:
+    self._share = share
     self._study, self._workdir, self._processes, self._environ = study, workdir, processes, environ
     self._tasks: dict[str, runs.Task] = {}
     self._failed: dict[str, str] = {}
@@ -137,9 +156,15 @@ class Coordinator:
     return tasks
 
   def _execute(self, tasks: list[runs.Task]) -> None:
-    """Returns when each task has finished or failed, or this process received a signal to stop."""
-    waiting = list(tasks)
-    while self._active or (waiting and not self._stopped_by):
+    """Returns when each task has finished or failed, or this process received a signal to stop.
+
+    Runs of the shares of other processes are awaited only if later runs depend on them.
+    """
+    index, count = self._share
+    waiting = tasks[index::count]
+    others = [task for task in tasks if task not in waiting] if self._study.then else []
+    while self._active or (waiting or others) and not self._stopped_by:
+      others = [task for task in others if not task.is_over]
       for task in [] if self._stopped_by else list(waiting):
         if task.is_done:  # by an earlier start, or by another process
           waiting.remove(task)
@@ -165,6 +190,7 @@ class Coordinator:
     elif status == failures.TRY_AGAIN and self._stopped_by:
       self._say(f'{self._place(task)}: stopped after saving')
     else:
+      (task.folder / runs.FAILED).write_text(f'{status}\n')
       self._failed[task.name] = reason = runs.explain(task.folder)
       self._say(f'{self._place(task)}: failed with exit status {status}; the other runs continue.\n{reason}')
 

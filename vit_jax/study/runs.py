@@ -23,7 +23,7 @@ from vit_jax.jobs import resume
 from vit_jax.record import reader, run_directory
 from vit_jax.train.checkpoint import LOWER_IS_BETTER
 
-OUTPUT = 'output.txt'
+OUTPUT, FAILED = 'output.txt', '.failed'
 CHILD = ('-m', 'vit_jax.study.child')
 TAIL_LINES = 6  # of the output of a failed run that are shown if no line has the error
 
@@ -38,6 +38,11 @@ class Task(NamedTuple):
   @property
   def is_done(self) -> bool:
     return (self.folder / 'final.json').is_file()
+
+  @property
+  def is_over(self) -> bool:
+    """Whether the run has finished, or failed at its last try."""
+    return self.is_done or (self.folder / FAILED).is_file()
 
   @property
   def is_started(self) -> bool:
@@ -120,6 +125,7 @@ def begin(task: Task, environ: dict[str, str]) -> Process | None:
   if not _lock(claim) or _is_locked(task.folder / '.lock') or task.is_done:
     claim.close()
     return None
+  (task.folder / FAILED).unlink(missing_ok=True)
   config = task.folder / 'config.json'
   run_directory.write_text(config, json_files.to_json(task.config))
   command = [sys.executable, *CHILD, str(os.getpid()), '--job=train', f'--config={config}', f'--workdir={task.folder}']
