@@ -78,13 +78,15 @@ setuptools.setup(
     'test': ['equinox>=0.11', 'mypy>=1.13', "nvidia-nvimgcodec-cu12>=0.9; sys_platform == 'linux'", 'onnx>=1.16',
              'onnxruntime>=1.18', 'ipykernel>=6.29', 'nbclient>=0.10', 'nbformat>=5.10', 'pandas>=2.2.2',
              'pyarrow>=17.0', 'pytest>=8.3', 'pytest-timeout>=2.3', 'pytest-xdist>=3.6', 'pyyaml>=6.0', 'ruff>=0.8',
-             'safetensors>=0.5', 'sentencepiece>=0.2', 'setuptools>=77', 'tensorboardX>=2.6.2', 'tokenizers>=0.20'],
+             'safetensors>=0.5', 'sentencepiece>=0.2', 'setuptools>=77', 'tensorboardX>=2.6.2', 'tifffile>=2024.2',
+             'tokenizers>=0.20'],
     'docs': ['mkdocs>=1.6,<2', 'mkdocs-material>=9.6', 'mkdocstrings[python]>=0.29'],  # the documentation site
     'crop': ["nvidia-nvimgcodec-cu12>=0.9; sys_platform == 'linux'"],  # decodes parts of a JPEG; needs no GPU
     'tfds': ['tensorflow>=2.18'],  # to prepare sets whose builders need it; nothing else does
     'plan': ["libtpu>=0.0.51; sys_platform == 'linux'"],  # the TPU compiler, for --job=plan on any machine
     'onnx': ['onnx>=1.16', 'onnxruntime>=1.18'],  # to export networks, and to run what was exported
     'text': ['sentencepiece>=0.2', 'tokenizers>=0.20'],  # tokenizers of CLIP, SigLIP and TIPS
+    'tiff': ['tifffile>=2024.2'],  # images of several channels
     'parquet': ['pyarrow>=17.0'],  # features and tables as Parquet files
     'beam': ['apache-beam>=2.60'],  # `vit-jax prepare --runner`; Dataflow needs apache-beam[gcp]
     'wandb': ['wandb>=0.17'],  # trackers of runs

@@ -415,3 +415,12 @@ def test_weights_come_back_from_each_format_or_it_refuses_them(
       want = logits(weights)
       np.testing.assert_allclose(logits(again), want, rtol=0, atol=1e-4 * np.abs(want).max(), err_msg=family)
   assert 'run' in written
+
+
+@every_kind
+def test_images_may_have_any_number_of_channels(name: str) -> None:
+  backbone, image = build.build_backbone(config(name)), jax.ShapeDtypeStruct((2, *PX, 5), jnp.float32)
+  params, state = jax.eval_shape(backbone.init, jax.random.key(0), image)
+  found, _ = jax.eval_shape(lambda p, s, x: backbone.apply(p, s, x, train=False, key=None), params, state, image)
+  assert found.pooled.shape[0] == 2
+  assert 5 in {leaf.shape[2] for leaf in jax.tree.leaves(params['stem']) if leaf.ndim == 4}

@@ -353,6 +353,7 @@ JOBS = {
         Flag('to', STORED, 'directory to write'),), (
         Flag('data', TEXT, 'images to write: folder:PATH, tfds:NAME, wds:PATH or another source; or cifar10, cifar100, '
              'mnist', ''),
+        Flag('channels', whole(1, 1024), 'channels of the images; of others than 3 mean and deviation are measured', 3),
         Flag('archive', FILE, "file of CIFAR, or folder of MNIST's files", '', 'downloaded from the authors'),
         Flag('short_px', whole(1, 65_535), 'resize images to this short side', 0, 'files stay unchanged'),
         Flag('shards', whole(1, 100_000), 'number of files per split', 0, 'one per 256 MiB, or 8,192 images'),

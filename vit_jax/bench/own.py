@@ -117,7 +117,8 @@ class Own:
 def count_flops(parts: build.Parts, *, num_classes: int) -> dict[str, float]:
   """Returns the FLOPs per call of each part of a run that computes."""
   one, config = build.train_flops(parts), parts.config
-  forward = sum(cost.forward(config.model, config.image_px, head=config.head, num_classes=num_classes).flops.values())
+  forward = sum(cost.forward(config.model, config.image_px, head=config.head, num_classes=num_classes,
+                             num_channels=config.data.channels).flops.values())
   return {'forward': forward * config.batch_size, **dict.fromkeys(
       ('gradient', 'step', 'together', 'loop', 'logged loop'), one * config.batch_size)}
 

@@ -86,7 +86,7 @@ class Extractor:
 
   def shape(self) -> tuple[int, ...]:
     """Returns the shape of the values of an example, without computing any."""
-    image = jax.ShapeDtypeStruct((1, *self.image_px, 3), jnp.float32)
+    image = jax.ShapeDtypeStruct((1, *self.image_px, self.recipe.channels), jnp.float32)
     return tuple(jax.eval_shape(self.reader, self.selected, image).shape[1:])
 
   def __call__(self, rows: range) -> Block:

@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.config import schema
+from vit_jax.config.schema.data import RGB
 from vit_jax.core.contracts import Viewed
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.image.headers import BadImage
@@ -161,7 +162,7 @@ def _write_predictions(workdir: storage.Path, final: Final, source: Source, clas
   right = np.flatnonzero(right)
   spread = right[np.linspace(0, len(right) - 1, min(NUM_EXAMPLES, len(right))).astype(int)]
   shown = []
-  for row in [*wrong, *spread]:
+  for row in [*wrong, *spread] if fit.recipe.channels == RGB else ():  # others cannot be drawn
     index = int(guesses.index[row])
     try:
       shown.append((index, source.describe(index), fit(source[index])['image']))

@@ -19,6 +19,7 @@ from jax import export
 
 from vit_jax.config import schema
 from vit_jax.config.schema.checks import kind
+from vit_jax.config.schema.data import RGB
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray
 from vit_jax.data.device.prepare import normalize
@@ -100,7 +101,7 @@ def write(weights: Weights, to: pathlib.Path, *, from_pixels: bool, any_size: bo
                          from_pixels=from_pixels), part, to)
     destination.publish(pathlib.Path(folder), to)
   console.end_stage()
-  shape = ', '.join(map(str, ('height', 'width', 3) if subject.multiple else subject.image.shape[1:]))
+  shape = ', '.join(map(str, ('height', 'width', weights.channels) if subject.multiple else subject.image.shape[1:]))
   print(f'Exported {weights.source} to {to}: image [batch, {shape}] {subject.image.dtype} to {subject.output}. For '
         f'{" and ".join(map(str, NUM_IMAGES))} images, its results differ from those of the network by at most '
         f'{difference:.1e} of the largest value (allowed: {TOLERANCE:.0e}).')
@@ -129,7 +130,10 @@ def make_subject(weights: Weights, *, from_pixels: bool, any_size: bool = False)
     found = infer(params, normalize(image, recipe) if from_pixels else image)
     return found.features.pooled if found.logits is None else found.logits
 
-  image = jax.ShapeDtypeStruct((1, *weights.preprocess.image_px, 3), jnp.uint8 if from_pixels else jnp.float32)
+  if from_pixels:
+    weights.check_rgb('--from_pixels')
+  image = jax.ShapeDtypeStruct((1, *weights.preprocess.image_px, weights.channels),
+                               jnp.uint8 if from_pixels else jnp.float32)
   return Subject(function, image, 'logits' if weights.num_classes else 'features',
                  _multiple(weights) if any_size else 0)
 
@@ -158,6 +162,8 @@ def describe(weights: Weights, *, from_pixels: bool, multiple: int = 0) -> dict[
   filtered = f'{how.interpolation.value}{", antialiased" if how.antialias else ""}'
   mean, std = (', '.join(f'{x:g}' for x in three) for three in (how.mean, how.std))
   values = 'RGB from 0 to 255; normalized inside' if from_pixels else f'(RGB / 255 - [{mean}]) / [{std}]'
+  if weights.channels != RGB:
+    values = f'(channels - [{mean}]) / [{std}]'
   resize = f'any height and width that are multiples of {multiple} px; of the weights: {resize}' if multiple else resize
   return {'source': weights.source, 'resize': f'{resize}, {filtered}', 'values': values,
           'classes': json.dumps(list(weights.class_names)) if weights.class_names else 'not known'}
@@ -172,7 +178,7 @@ def compare(subject: Subject, runner: Callable[[HostArray], HostArray]) -> float
   rng, worst = np.random.default_rng(0), 0.
   function = jax.jit(subject.function)
   for side in sizes(subject):
-    pixels = rng.integers(0, 256, (max(NUM_IMAGES), *side, 3), dtype=np.uint8)
+    pixels = rng.integers(0, 256, (max(NUM_IMAGES), *side, subject.image.shape[-1]), dtype=np.uint8)
     image = pixels if subject.image.dtype == jnp.uint8 else (pixels / 127.5 - 1).astype(np.float32)
     whole = np.asarray(function(image))  # compiled once a size, as results do not depend on the batch
     for num in NUM_IMAGES:

@@ -60,7 +60,7 @@ def write(path: pathlib.Path, function: Callable[[Array], Array], params: Params
 def free(image: jax.ShapeDtypeStruct, multiple: int) -> jax.ShapeDtypeStruct:
   """Returns the input with symbols for the number of images, and with `multiple` for sides that are multiples of it."""
   sides = [f'{multiple}*{name}' for name in SIDES] if multiple else [str(side) for side in image.shape[1:3]]
-  return jax.ShapeDtypeStruct(export.symbolic_shape(', '.join(['batch', *sides, '3'])), image.dtype)
+  return jax.ShapeDtypeStruct(export.symbolic_shape(', '.join(['batch', *sides, str(image.shape[-1])])), image.dtype)
 
 
 def _named(shape: Sequence[Any]) -> list[int | str]:

@@ -50,6 +50,7 @@ class Model:
   """
 
   def __init__(self, weights: Weights, *, batch_size: int = BATCH) -> None:
+    weights.check_rgb('this use of a network (predict, inspect, serve, the Python API)')
     self.weights, self._batch_size = weights, batch_size
     self.image_px = weights.preprocess.image_px
     self._params = jax.device_put(inference.parameters(weights))

@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from vit_jax.config import durations, json_files, layout, schema
+from vit_jax.config.schema.data import RGB
 from vit_jax.core import traced_costs, trees
 from vit_jax.core.contracts import Backbone, Loader, Objective, Prepare, Viewed
 from vit_jax.core.errors import UserError
@@ -25,7 +26,7 @@ from vit_jax.core.types import Array, Batch, Params, PyTree, Schedule, Shard
 from vit_jax.data.device.prepare import prepare_train
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.pipeline import loader as loaders
-from vit_jax.data.source import Source, title
+from vit_jax.data.source import Source, find_origin, title
 from vit_jax.data.sources import opening, pseudo
 from vit_jax.evaluate import evaluators as evaluation
 from vit_jax.evaluate.resources import Encoder, Resources
@@ -87,6 +88,29 @@ def open_data(config: schema.Config) -> Data:
   return Data(found.train, found.eval, found.class_names, in_memory)
 
 
+def measured(config: schema.Config, source: Source) -> schema.Config:
+  """Returns the config with mean and standard deviation of the channels of its images, if they are not RGB.
+
+  Raises:
+    UserError: neither the config nor the source has them.
+  """
+  recipe, num = config.data.recipe, config.data.channels
+  if num == RGB or not recipe.is_unmeasured:
+    return config
+  found = getattr(find_origin(source, 0)[0], 'statistics', None)
+  if found is None:
+    raise UserError(f'data.recipe.mean: expected mean and std of {num} channels, got none in the config and in '
+                    f'{title(source)}. Prepare the images, which measures them (vit-jax prepare --channels={num}), or '
+                    'set both.')
+  return with_normalization(config, found.mean, found.std)
+
+
+def with_normalization(config: schema.Config, mean: Sequence[float], std: Sequence[float]) -> schema.Config:
+  """Returns the config with another mean and standard deviation of the channels."""
+  recipe = dataclasses.replace(config.data.recipe, mean=tuple(mean), std=tuple(std))
+  return dataclasses.replace(config, data=dataclasses.replace(config.data, recipe=recipe))
+
+
 def open_mesh(config: schema.Config) -> tuple[Mesh, Shard]:
   """Returns the mesh over all devices, and this process's share of each batch."""
   mesh = meshes.make(config.mesh)
@@ -137,7 +161,7 @@ def lay_out(config: schema.Config, hardware: layout.Hardware, numbers: Numbers) 
     mesh = AbstractMesh((1, 1, 1), meshes.AXES, axis_types=(AxisType.Auto,) * 3)
     one = parts(alone, mesh=mesh, **numbers._asdict())  # type: ignore[arg-type]
     state = one.program.abstract_state
-    image = 8 * math.prod(config.image_px) * 3  # as it arrives and as it is prepared, f32
+    image = 8 * math.prod(config.image_px) * config.data.channels  # as it arrives and as it is prepared, f32
     kept = functools.cache(lambda remat: kept_bytes(one, dataclasses.replace(config.model, remat=remat)))
     sizes = layout.Sizes(trees.num_bytes((state.params, state.opt, state.extra)), trees.num_bytes(state.params),
                          lambda model: kept(model.remat) + image)
@@ -217,6 +241,8 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
     num_classes: classes of the head.
     in_memory: the images are in memory and have one size; crops and flips are done on the device.
   """
+  if (num := config.data.channels) != config.data.recipe.channels:  # of a plan, which opens no data
+    config = with_normalization(config, (0.,) * num, (1.,) * num)
   meshes.check_batch(mesh, config.batch_size, config.train.microbatches, what='batch_size')
   spec = kinds.of(config)
   for name, model in spec.models().items():

@@ -77,6 +77,7 @@ def _run(config: schema.Config, workdir: storage.Path, *, source: str, overridde
   destination.check_writable(out, setting='--to' if to else '--workdir', advice=ELSEWHERE)
   config = inherit.resolve(config, overridden, workdir).config
   data = build.open_data(config)
+  config = build.measured(config, data.train)
   mesh, shard, parts = build.open_run(config, data, workdir=workdir, overridden=overridden)
   config = parts.config
   console.begin_stage('reading the checkpoint')

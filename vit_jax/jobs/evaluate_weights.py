@@ -148,7 +148,7 @@ def with_weights(config: schema.Config, found: Weights, overridden: Collection[s
                           if f'data.recipe.{name}' not in overridden}
   return dataclasses.replace(
       config, model=found.model, head=found.head, image_px=p.image_px,
-      data=dataclasses.replace(config.data, recipe=dataclasses.replace(recipe, **kept)))
+      data=dataclasses.replace(config.data, channels=found.channels, recipe=dataclasses.replace(recipe, **kept)))
 
 
 def open_data(config: schema.Config, found: Weights) -> build.Data:

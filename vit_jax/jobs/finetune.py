@@ -76,7 +76,7 @@ def run(weights: str, data: str, workdir: storage.Path | None, *, lora: int, cha
   config = apply(make(network, found, lora), changes)
   log.info('%s', describe(config, found))
   status = train.run(config, workdir, overridden=overridden, found=network)
-  if not status and not process_id:
+  if not status and not process_id and network.channels == config.data.channels:
     print(f'Predict on other images:\n  {predict_command(where, found.evaluated)}', flush=True)
   return status
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vit_jax.config import schema
+from vit_jax.config.schema.data import RGB
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import access
 from vit_jax.data.source import Source, find_origin
@@ -27,7 +28,7 @@ _ANY_PX = (32, 32)  # only used by sources that generate images
 def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0, quality: int | None = None,
         seed: int | None = None, splits: Sequence[str] = (), data_dir: str = '', archive: str = '', processes: int = 0,
         follow_links: bool = False, label_column: str = '', image_column: str = '', label_offset: int = 0,
-        classes: str = '', num_classes: int = 0, runner: str = '', runner_options: str = '',
+        classes: str = '', num_classes: int = 0, channels: int = RGB, runner: str = '', runner_options: str = '',
         config: schema.Config | None = None, weights: str = '', reading: Reading = AS_FOUND,
         build: Callable[..., None] = tfds_build.build_in_process) -> int:
   """Writes shards of `data`, or the label maps of a config by the teacher `weights`; exit status 0.
@@ -41,7 +42,7 @@ def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
     archive: file of `archives.ARCHIVES`, or the folder that holds their files; '' = the user's cache, downloaded first.
     processes: that write shards; 0 = by the cores of this machine.
     follow_links: also read files outside of the folder to which links in it lead.
-    label_column, image_column, label_offset, classes, num_classes: as in `schema.Data`.
+    label_column, image_column, label_offset, classes, num_classes, channels: as in `schema.Data`.
     runner, runner_options: of Apache Beam, see `beam_shards.write`; '' = this machine.
     config, weights, reading: see `teacher_labels.run`.
     build: prepares a TFDS dataset that is missing.
@@ -53,10 +54,10 @@ def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
                'splits': splits, 'data_dir': data_dir, 'archive': archive, 'processes': processes,
                'follow_links': follow_links, 'runner': runner, 'runner_options': runner_options}
   columns: dict[str, Any] = {'label_column': label_column, 'image_column': image_column, 'label_offset': label_offset,
-                             'classes': classes, 'num_classes': num_classes}
+                             'classes': classes, 'num_classes': num_classes, 'channels': channels}
   if config is not None or weights:
     if problems := [f'--{name}: expected no flag of shards for label maps, got one. Remove it.'
-                    for name, value in (of_shards | columns).items() if value]:
+                    for name, value in (of_shards | columns).items() if value and (name, value) != ('channels', RGB)]:
       raise UserError('\n'.join(problems))
     if config is None or not weights:
       raise UserError('--config: expected both --config and --weights, which label maps need, got one of them. Set '
@@ -74,11 +75,15 @@ def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
   if processes and runner:
     raise UserError(f'--processes: expected no number with --runner, got {processes}. Set the number of workers in '
                     '--runner_options.')
+  if channels != RGB and (short_px or runner or data in archives.ARCHIVES):
+    other = '--short_px' if short_px else '--runner' if runner else f'--data={data}'
+    raise UserError(f'--channels: expected {RGB} with {other}, got {channels}. Files of other channels are stored as '
+                    'they are, by this machine.')
   is_archive = data in archives.ARCHIVES
   if archive and not is_archive:
     raise UserError(f'--archive: expected --data={", ".join(archives.ARCHIVES)}, got --data={data}. Remove it.')
   settings = writing.Settings(short_px=short_px, quality=quality or 90, num_shards=shards,
-                              seed=seed if is_archive else seed or 0)
+                              seed=seed if is_archive else seed or 0, channels=channels)
   engine = Engine(processes, runner, runner_options)
   if not runner:
     _local(to)
@@ -129,8 +134,9 @@ def _write_splits(opener: beam_shards.Opener, to: storage.Path, settings: writin
     if left := len(source) - written[name]:
       log.warning('%s of the %s files of %s are not images and were left out.', f'{left:,}', f'{len(source):,}', name)
   counts = ', '.join(f'{split} {num:,}' for split, num in written.items())
+  more = f' --config.data.channels={settings.channels}' if settings.channels != RGB else ''
   print(f'{"Written to" if is_new else "Already in"} {to}: {counts} images. Use them with '
-        f'--config.data.source=array_record:{to}')
+        f'--config.data.source=array_record:{to}{more}')
   return 0
 
 

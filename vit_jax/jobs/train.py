@@ -96,6 +96,7 @@ class Run:
     self._restored_digest = ''
     self._restore_s: dict[str, float] = {}  # by phase of the clock
     self.data = open_data(config)
+    config = build.measured(config, self.data.train)
     self.mesh, self.shard, self.parts = build.open_run(config, self.data, workdir=workdir, overridden=overridden)
     self.config = config = self.parts.config
     self.loader = build.train_loader(config, self.data, self.shard)

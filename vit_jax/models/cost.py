@@ -27,9 +27,10 @@ class Cost(NamedTuple):
   width: int
 
 
-def forward(model: schema.Model, image_px: tuple[int, int], *, head: schema.Head, num_classes: int) -> Cost:
+def forward(model: schema.Model, image_px: tuple[int, int], *, head: schema.Head, num_classes: int,
+            num_channels: int = 3) -> Cost:
   """Returns the cost of a network with its classification head; `num_classes=0` leaves the head out."""
-  about = (plain(model), image_px, head if num_classes else None, num_classes)
+  about = (plain(model), image_px, head if num_classes else None, num_classes, num_channels)
   return _forward(ByText(about, repr(about)))
 
 
@@ -48,9 +49,9 @@ class ByText:
 
 @functools.lru_cache(1000)
 def _forward(key: ByText) -> Cost:
-  model, image_px, head_settings, num_classes = key.value
+  model, image_px, head_settings, num_classes, num_channels = key.value
   backbone, rng = backbones.build(model, image_px), jax.random.key(0)
-  image = jax.ShapeDtypeStruct((1, *image_px, 3), jnp.float32)
+  image = jax.ShapeDtypeStruct((1, *image_px, num_channels), jnp.float32)
   params, state = jax.eval_shape(backbone.init, rng, image)
   pooled = jax.eval_shape(lambda p, s, x: backbone.apply(p, s, x, train=False, key=None)[0].pooled,
                           params, state, image)

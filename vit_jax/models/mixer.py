@@ -106,7 +106,7 @@ class Mixer:
     def init_block(key: Key) -> Params:
       return initial(self._block, key, tokens, rate=None, dropout_key=None)
 
-    return {'stem': self._stem.init(keys['stem'])[0],
+    return {'stem': self._stem.init(keys['stem'], image.shape[-1])[0],
             'blocks': jax.vmap(init_block)(jax.random.split(keys['blocks'], s.depth)),
             'norm': initial(self._norm, keys['norm'], jnp.zeros((1, s.width)))}, {}
 

@@ -27,7 +27,7 @@ TRAINED = sharding.TRAINED
 HEAD_DIST = 'head_dist'
 
 
-Pixels = tuple[float, float, float]
+Pixels = tuple[float, ...]
 
 
 def view(backbone: Backbone, head: Head) -> NetworkView:

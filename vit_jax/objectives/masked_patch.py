@@ -58,7 +58,7 @@ class MaskedPatch:
   """
 
   def __init__(self, backbone: TokenBackbone, *, patch: int, target: PatchTarget, corrupted: float, masked: float,
-               swapped: float, mean: tuple[float, float, float], std: tuple[float, float, float],
+               swapped: float, mean: tuple[float, ...], std: tuple[float, ...],
                laws: Laws = VISION_TRANSFORMER) -> None:
     """`mean` and `std` are what the images were normalized with; parameters start by `laws`."""
     self._backbone, self._patch, self._target, self._corrupted = backbone, patch, target, corrupted

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType
 
 from vit_jax.config import durations, schema
+from vit_jax.config.schema.data import RGB
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import build
@@ -96,7 +97,8 @@ def _size(config: schema.Config, num_examples: int, num_classes: int) -> tuple[i
 
   Tracing takes seconds for a large network, and a study may have hundreds of them.
   """
-  is_plain = isinstance(config.objective, schema.Supervised) and not config.head.probe
+  is_plain = (isinstance(config.objective, schema.Supervised) and not config.head.probe
+              and config.data.channels == RGB)
   if is_plain and not (isinstance(config.model, schema.ViT) and config.model.pool.distillation):
     model, px, head = config.model, config.image_px, config.head
     flops = cost.train_flops(model, px, head=head, num_classes=num_classes) * (2 if config.train.sam.rho else 1)

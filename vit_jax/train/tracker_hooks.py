@@ -37,7 +37,7 @@ class Images:
   def __init__(self, num: int, prepare: Prepare, show: Show, *, mean: tuple[float, ...], std: tuple[float, ...],
                mesh: Mesh, seed: int) -> None:
     self._num, self._show, self._is_done = num, show, False
-    mean_C, std_C = (np.asarray(three, np.float32).reshape(1, 1, 1, 3) for three in (mean, std))
+    mean_C, std_C = (np.asarray(each, np.float32).reshape(1, 1, 1, -1) for each in (mean, std))
 
     def pixels(batch: Batch, step: Array) -> Array:
       with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):

@@ -11,6 +11,7 @@ import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.config.schema import LastNorm, SinCos
+from vit_jax.config.schema.data import RGB
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Params, PyTree
@@ -68,6 +69,8 @@ def adapt(weights: Weights, target: Target) -> Adapted:
   elif STEM in leaves and STEM in wanted and leaves[STEM].shape != wanted[STEM].shape:
     leaves, more = _patches(leaves, target.model)
     lines += more
+  leaves, more = _channels(leaves, wanted)
+  lines += more
   if isinstance(weights.model, schema.Mixer) and isinstance(target.model, schema.Mixer):
     leaves, more = _grown(leaves, weights, target)
     lines += more
@@ -192,6 +195,16 @@ def _patches(leaves: Leaves, model: schema.Model) -> tuple[Leaves, list[Line]]:
           [Line(STEM, 'resized', f'patches of {kernel.shape[0]} to {new} px, by pseudo-inverse')])
 
 
+def _channels(leaves: Leaves, wanted: Leaves) -> tuple[Leaves, list[Line]]:
+  """Returns the leaves with kernels of RGB images for the channels of the run, if it has others."""
+  found = {name: new.shape[2] for name, leaf in leaves.items() if (new := wanted.get(name)) is not None
+           and leaf.ndim == new.ndim == 4 and leaf.shape[2] == RGB != new.shape[2]
+           and leaf.shape[:2] == new.shape[:2] and leaf.shape[3] == new.shape[3]}
+  return ({**leaves, **{name: resize.channels(leaves[name], num) for name, num in found.items()}},
+          [Line(name, 'resized', '3 channels to 1: their sum' if num == 1 else
+                f'3 channels to {num}: repeated, times 3 / {num}') for name, num in found.items()])
+
+
 def _grown(leaves: Leaves, weights: Weights, target: Target) -> tuple[Leaves, list[Line]]:
   """Returns the leaves of a Mixer for an image whose sides are integer multiples of the original ones."""
   assert isinstance(weights.model, schema.Mixer) and isinstance(target.model, schema.Mixer)
@@ -264,6 +277,8 @@ def _differences(leaves: Leaves, wanted: Leaves) -> list[str]:
 def preprocessing_differs(weights: Weights, recipe: schema.Recipe) -> list[str]:
   """Returns one sentence for each difference between the run's preprocessing and that of the weights."""
   p = weights.preprocess
+  if weights.channels != recipe.channels:
+    return []  # the statistics of other channels
   pairs = {'mean': (p.mean, tuple(recipe.mean)), 'std': (p.std, tuple(recipe.std))}
   return [f'data.recipe.{name}: expected {own}, as for the weights, got {now}. Set '
           f'--config.data.recipe.{name}={",".join(map(str, own))}.' for name, (own, now) in pairs.items()

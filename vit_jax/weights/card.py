@@ -108,7 +108,7 @@ def _made(source: str) -> list[str]:
 
 def _about(weights: Weights) -> str:
   m, px = weights.model, weights.preprocess.image_px
-  found = cost.forward(m, px, head=weights.head, num_classes=weights.num_classes)
+  found = cost.forward(m, px, head=weights.head, num_classes=weights.num_classes, num_channels=weights.channels)
   parameters, flops = sum(found.parameters.values()), sum(found.flops.values())
   shown = ('patch', 'width', 'depth', 'heads', 'mlp.hidden', 'registers', 'layers')
   sizes = [f'{key.partition(".")[0]} {value}' for key in shown if (value := setting(m, key))]
@@ -149,8 +149,8 @@ def _use(weights: Weights, name: str, written_as: str, is_folder: bool, from_pix
   if written_as in USE and (written_as != 'timm' or is_folder):
     head = 'ForImageClassification' if weights.num_classes else ''
     height, width = weights.preprocess.image_px
-    image = (f'np.zeros((1, {height}, {width}, 3), np.{"uint8" if from_pixels else "float32"})  # your images, '
-             'prepared as above')
+    kind = 'uint8' if from_pixels else 'float32'
+    image = (f'np.zeros((1, {height}, {width}, {weights.channels}), np.{kind})  # your images, prepared as above')
     blocks.append(USE[written_as].format(path=name.removeprefix('hf://'), head=head, image=image,
                                          where='hf-hub' if name.startswith('hf://') else 'local-dir',
                                          output='logits' if weights.num_classes else 'features'))

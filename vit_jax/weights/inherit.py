@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from vit_jax.config import json_files, schema
 from vit_jax.config.schema import Crop, InitSettings, Interpolation, checks
+from vit_jax.config.schema.data import RGB
 from vit_jax.core.redaction import redacted
 from vit_jax.record import storage
 from vit_jax.weights import loading, network, preprocess
@@ -64,7 +65,7 @@ def resolve(config: schema.Config, overridden: Collection[str], workdir: storage
 
 def unset(config: schema.Config, overridden: Collection[str]) -> list[str]:
   """Returns the names of the settings that weights can provide, and that neither recipe nor command line sets."""
-  groups = (*NETWORK_GROUPS, NORMALIZATION_GROUP,
+  groups = (*NETWORK_GROUPS, *([NORMALIZATION_GROUP] if config.data.channels == RGB else []),
             *([RESIZING_GROUP] if config.init_settings is InitSettings.WEIGHTS else []))
   now = _of_config(config)
   usual = _of_config(dataclasses.replace(config, model=_with_defaults(config.model), data=schema.Data()))

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 from vit_jax.config import schema
 from vit_jax.config.schema import checks
+from vit_jax.config.schema.data import RGB
+from vit_jax.core.errors import UserError
 from vit_jax.core.types import Params, PyTree
 from vit_jax.weights.hints import pool_word
 from vit_jax.weights.preprocess import Preprocess
@@ -39,6 +41,17 @@ class Weights(NamedTuple):
   source: str
   report: Report
   given: str = ''
+
+  @property
+  def channels(self) -> int:
+    """The number of channels of its images."""
+    return len(self.preprocess.mean)
+
+  def check_rgb(self, use: str) -> None:
+    """Raises UserError if its images have other channels than RGB, which `use` does not support."""
+    if self.channels != RGB:
+      raise UserError(f'{self.source}: expected weights for RGB images, got weights for {self.channels} channels, '
+                      f'which {use} does not support. vit-jax train, evaluate, embed --data and export do.')
 
 
 def describe(model: schema.Model) -> str:

@@ -23,7 +23,7 @@ class Preprocess(NamedTuple):
     preserving the aspect ratio.
   image_px: (height, width) of the network's input.
   interpolation, antialias: how pixels are resampled, as in `schema.Recipe`.
-  mean, std: of RGB in [0, 1].
+  mean, std: of RGB in [0, 1]; of other channels in their own units.
   rule: the rules that decided, for the report.
   truncate: whether values are truncated to integers, as in `schema.Recipe`.
   """
@@ -32,8 +32,8 @@ class Preprocess(NamedTuple):
   image_px: tuple[int, int]
   interpolation: Interpolation
   antialias: bool
-  mean: tuple[float, float, float]
-  std: tuple[float, float, float]
+  mean: tuple[float, ...]
+  std: tuple[float, ...]
   rule: str
   truncate: bool = False
 

@@ -97,3 +97,14 @@ def patches(kernel: HostArray, new: int) -> HostArray:
   # The pseudo-inverse of a Kronecker product is the product of the factors' pseudo-inverses.
   inverse = np.linalg.pinv(interpolate.bilinear(side, new).T)
   return np.einsum('ip,jq,pqcd->ijcd', inverse, inverse, kernel.astype(np.float64), optimize=True).astype(np.float32)
+
+
+def channels(kernel: HostArray, num: int) -> HostArray:
+  """Returns a first kernel `[h, w, 3, D]` for images of `num` channels, `[h, w, num, D]`, as timm adapts it.
+
+  For one channel it is the sum over RGB, so that a gray image gives what the same image in RGB gave. For others RGB is
+  repeated and multiplied by 3 / num, which keeps the size of the outputs (timm, `adapt_input_conv`).
+  """
+  if num == 1:
+    return kernel.sum(2, keepdims=True, dtype=kernel.dtype)
+  return np.tile(kernel, (1, 1, -(-num // 3), 1))[:, :, :num] * kernel.dtype.type(3 / num)

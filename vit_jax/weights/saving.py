@@ -49,6 +49,7 @@ def save(weights: Weights, to: str, *, family: str = '', overwrite: bool = False
     UserError: the format cannot hold the weights, `to` exists or cannot be written, or the weights differ when read
       back. No new file is left then, and an existing one is unchanged.
   """
+  weights.check_rgb('conversion')
   path = check(to, family=family, overwrite=overwrite)
   family = choose_family(weights, path, family)
   weights, notes = _with_table(weights, family)

@@ -1,6 +1,7 @@
 """Settings of data: sources, and how they are read."""
 import dataclasses
 import enum
+import functools
 from collections.abc import Iterator
 from dataclasses import field
 
@@ -8,6 +9,8 @@ from vit_jax.config.schema.checks import Run, Settings, no_effect, problem, swit
 from vit_jax.config.schema.ranges import BELOW_1, COUNT, COUNT_OR_0, INSIDE, SEED, THREADS, Range, ranged
 from vit_jax.config.schema.recipe import Crop, Recipe
 
+RGB = 3
+"""Channels of images in 8 bits, which the published recipes are for."""
 __all__ = ('AUTO_WORKERS', 'Data', 'Decode', 'InMemory', 'MixClasses', 'Placement', 'Pseudo', 'VerifyShards')
 
 
@@ -106,6 +109,8 @@ class Data(Settings):
   holdout_seed: int = ranged(0, SEED)  # of the choice of held-out examples
   mix_classes: MixClasses = MixClasses.SAME
   pseudo: Pseudo = field(default_factory=Pseudo)
+  # Of the images; 3 = RGB in 8 bits. Others keep their type: TIFF, .npy, gray images; only geometry augments them.
+  channels: int = ranged(3, Range(1, 1024))
   recipe: Recipe = field(default_factory=Recipe)
   in_memory: InMemory = InMemory.AUTO
   decode: Decode = Decode.FULL                    # of a JPEG that is cropped at random; full and crop: same pixels
@@ -128,6 +133,7 @@ class Data(Settings):
                     self.data_dir)
     if not self.source.startswith('mix:'):
       yield from no_effect(self, name, ('mix_classes',), f'with {name}.source={self.source!r}, which is not a mixture')
+    yield from self._channel_problems(config, name)
     if self.in_memory is InMemory.YES:
       yield from self._in_memory_problems(name)
     if self.placement is not Placement.ANYWHERE:
@@ -145,6 +151,35 @@ class Data(Settings):
       yield problem(f'{name}.in_memory', f'auto or no with {what}, as each host holds all images', self.in_memory)
     if self.recipe.repeats > 1:
       yield problem(f'{name}.recipe.repeats', f'1 with {what}', self.recipe.repeats)
+
+  def _channel_problems(self, config: Run, name: str) -> Iterator[str]:
+    """Yields problems of images that are not RGB: only their geometry can be changed."""
+    recipe = self.recipe
+    is_rgb = self.channels == RGB
+    for setting in ('mean', 'std'):
+      value = getattr(recipe, setting)
+      if len(value) != self.channels and (is_rgb or not recipe.is_unmeasured):
+        yield problem(f'{name}.recipe.{setting}', f'{self.channels} values, one for each of {name}.channels',
+                      tuple(value), '' if is_rgb else 'Leave both out to use those that vit-jax prepare measures.')
+    if is_rgb:
+      return
+    only = f'with {name}.channels={self.channels}, as it is for RGB images'
+    off = {'randaugment.layers': '0', 'jitter': 'none', 'rotate_degrees': '0', 'scale': '0', 'shear': '0'}
+    geometry = (one for one in ('truncate', 'rotate_degrees', 'scale', 'shear') if getattr(recipe, one))
+    for setting in (*recipe.on_host(), *geometry):
+      value = functools.reduce(getattr, setting.split('.'), recipe)
+      yield problem(f'{name}.recipe.{setting}', f'{off.get(setting, "False")} {only}', value)
+    if self.decode is not Decode.FULL:
+      yield problem(f'{name}.decode', f'full {only}', self.decode)
+    if self.pseudo.source:
+      yield problem(f'{name}.pseudo.source', f"'' {only}", self.pseudo.source)
+    if config.trackers.images:
+      yield problem('trackers.images', f'0 {only}', config.trackers.images)
+    if (objective := type(config.objective).__name__) != 'Supervised':
+      yield problem('objective', f'Supervised {only}', objective)
+    for key, one in config.evals.items():
+      if (kind := type(one).__name__) in ('Segmentation', 'ZeroShot'):
+        yield problem(f'evals.{key}', f'another evaluation {only}', kind)
 
   def _in_memory_problems(self, name: str) -> Iterator[str]:
     if self.recipe.crop is not Crop.RESIZE:

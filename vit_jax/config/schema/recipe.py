@@ -190,8 +190,9 @@ class Recipe(Settings):
   crop_interpolation: CropInterpolation = CropInterpolation.SAME  # of random crops in training; not of views
   antialias: bool = False  # the filter covers every stored pixel when shrinking (Pillow's)
   truncate: bool = False  # resized values are truncated to integers, as big_vision casts them; else they are rounded
-  mean: tuple[float, float, float] = ranged((.5, .5, .5), ANY)  # of RGB in [0, 1]
-  std: tuple[float, float, float] = ranged((.5, .5, .5), POSITIVE)  # of RGB in [0, 1]
+  # Of RGB in [0, 1]. With data.channels other than 3, of each channel in its units; left alone, as prepare measured.
+  mean: tuple[float, ...] = ranged((.5, .5, .5), ANY)
+  std: tuple[float, ...] = ranged((.5, .5, .5), POSITIVE)  # like mean
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     yield from ascending(f'{name}.crop_area', self.crop_area)
@@ -210,6 +211,17 @@ class Recipe(Settings):
     if self.views.on and (others := self._augmentations()):
       yield problem(f'{name}.views.on', 'False with augmentation of single images', True,
                     f'Views have their own colors and crops. Switch off {", ".join(others)}.')
+
+  @property
+  def channels(self) -> int:
+    """The number of channels of the images that this recipe is for, once mean and std are known."""
+    return len(self.mean)
+
+  @property
+  def is_unmeasured(self) -> bool:
+    """Whether mean and std are the defaults, which are for RGB."""
+    usual = (.5, .5, .5)
+    return tuple(self.mean) == tuple(self.std) == usual
 
   def on_host(self) -> list[str]:
     """Returns the augmentations that are applied on the host, by name."""

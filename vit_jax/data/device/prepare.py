@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.config import schema
+from vit_jax.config.schema.data import RGB
 from vit_jax.core.contracts import Prepare
 from vit_jax.core.types import Array, Batch, Key
 from vit_jax.data.device import mix, token_targets
@@ -66,9 +67,14 @@ def prepare_eval(recipe: schema.Recipe) -> Prepare:
 
 
 def normalize(image: Array, recipe: schema.Recipe) -> Array:
-  """Returns `image [..., H, W, 3]` in 0..255 as f32: (x / 255 - mean) / std, for each channel."""
-  shape = (1,) * (image.ndim - 1) + (3,)
+  """Returns `image [..., H, W, 3]` in 0..255 as f32: (x / 255 - mean) / std, for each channel.
+
+  With other channels than RGB, mean and std are in the units of the image: (x - mean) / std.
+  """
+  shape = (1,) * (image.ndim - 1) + (recipe.channels,)
   mean, std = (jnp.array(x, jnp.float32).reshape(shape) for x in (recipe.mean, recipe.std))
+  if recipe.channels != RGB:
+    return (image.astype(jnp.float32) - mean) / std
   return (image.astype(jnp.float32) / 255. - mean) / std
 
 

@@ -19,6 +19,8 @@ from vit_jax.data.files.user_files import OWN, Rules
 log = logging.getLogger('vit_jax.data')
 
 EXTENSIONS = ('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.webp', '.bmp', '.gif', '.tif', '.tiff', '.avif', '.jp2')
+ARRAY = '.npy'
+"""Extension of arrays, which are images if `data.channels` is not 3."""
 UNREAD = ('.heic', '.heif', '.jxl')
 """Extensions of images that are not supported."""
 _LINK, _OUT, _NONE = 'broken or circular links', 'links out of the folder', 'without an extension'
@@ -115,7 +117,7 @@ class Finder:
     """Returns the size of an image file in bytes; counts any other file and returns None."""
     extension = os.path.splitext(entry.name)[1].lower()
     try:
-      if entry.is_file() and extension in EXTENSIONS:
+      if entry.is_file() and (extension in EXTENSIONS or (self._rules.arrays and extension == ARRAY)):
         return entry.stat().st_size
       is_lost = entry.is_symlink() and not os.path.exists(entry.path)
     except OSError as error:

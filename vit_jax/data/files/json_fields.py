@@ -80,6 +80,12 @@ class Field(NamedTuple):
       raise self.error(f'a whole number from {low:,}' + (f' to {high:,}' if high < 2**62 else ''))
     return self.value
 
+  def number(self) -> float:
+    """Returns a finite number."""
+    if type(self.value) not in (int, float) or not abs(self.value) < 1e300:
+      raise self.error('a finite number')
+    return float(self.value)
+
   def _inside(self, name: str, value: Any) -> Field:
     return Field(value, self.file, self.advice, f'{self.place}{name}'.lstrip('.'))
 

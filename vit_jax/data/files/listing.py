@@ -194,7 +194,8 @@ def open_listing(root: str, prefixes: Sequence[str], rules: Rules = OWN) -> List
   Raises:
     UserError: a folder cannot be read.
   """
-  path = access.cache_folder('listings') / f'{_hash(os.path.realpath(root), str(rules.follow_links), *prefixes)}.arrays'
+  rule = f'{rules.follow_links}{" with arrays" * rules.arrays}'
+  path = access.cache_folder('listings') / f'{_hash(os.path.realpath(root), rule, *prefixes)}.arrays'
   if kept := _open_kept(root, path):
     return kept
   with _lock(path):

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import IO, NamedTuple
 
 from vit_jax.config import schema
+from vit_jax.config.schema.data import RGB
 from vit_jax.core import os_errors
 from vit_jax.core.errors import UserError
 from vit_jax.data.image.headers import BadImage
@@ -31,14 +32,16 @@ class Rules(NamedTuple):
 
   follow_links: also files outside of the folder to which links in it lead.
   max_bytes: of an image or mask.
+  arrays: files `.npy` are images, too.
   """
   follow_links: bool = False
   max_bytes: int = IMAGE_MIB * 2**20
+  arrays: bool = False
 
   @classmethod
   def of(cls, data: schema.Data) -> Rules:
     """Returns the rules that the settings of the data state."""
-    return cls(data.follow_links, data.max_file_mib * 2**20)
+    return cls(data.follow_links, data.max_file_mib * 2**20, data.channels != RGB)
 
 
 OWN = Rules()

@@ -122,6 +122,19 @@ def from_pillow(image: Image.Image, options: DecodeOptions) -> HostArray:
     return _read(image, options)
 
 
+def read_any_mode(encoded: bytes, kind: str, options: DecodeOptions) -> HostArray:
+  """Returns the pixels that Pillow reads from a file, `[H, W]` or `[H, W, C]`, with all bits, as they are stored.
+
+  Raises:
+    BadImage: not a complete image, or too large.
+  """
+  with _as_bad_image(kind):
+    image = _open(encoded, kind)
+    headers.check_size(image.size[1], image.size[0], options)
+    image.load()
+    return np.asarray(image)
+
+
 def read_header(encoded: bytes, kind: str) -> tuple[headers.Header, bytes]:
   """Returns the header of a file in a format that OpenCV decodes, and the bytes to pass to OpenCV.
 

@@ -206,6 +206,8 @@ def _warp(image: HostArray, size: tuple[int, int], window: Window) -> HostArray:
 
 def flip(image: HostArray) -> HostArray:
   """Mirrors `image [H, W, 3] u8` left to right; a copy, since writing a view into a batch is slow."""
+  if image.dtype != np.uint8:
+    return np.ascontiguousarray(image[:, ::-1])
   return cv2.flip(image, 1)
 
 

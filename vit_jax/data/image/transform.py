@@ -14,12 +14,14 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.image import colors, crops, decode, geometry, jpeg, randaugment
+from vit_jax.data.image import channels, colors, crops, decode, geometry, jpeg, randaugment
 from vit_jax.data.image.headers import DecodeOptions, decode_options
 from vit_jax.data.source import Record
 
 Example = dict[str, HostArray | np.int32]
 """`image [H, W, 3] u8`, `box [4] f32`, `label [] i32`, and with `max_labels` also `label_list [T] i32`.
+
+With other channels than RGB the image is `[H, W, C] f32`.
 
 A recipe with views gives `views_global` and `views_local` in place of image, box and list.
 """
@@ -40,6 +42,10 @@ class TrainTransform:
 
   def __call__(self, record: Record, rng: np.random.Generator) -> Example:
     recipe, options = self.recipe, decode_options(self.recipe)
+    if recipe.channels != channels.RGB:
+      image, box = channels.augment(channels.read(record.image, recipe.channels, options), recipe=recipe,
+                                    image_px=self.image_px, rng=rng)
+      return {'image': image, 'box': box, **host_labels(record, self.max_labels)}
     if recipe.crop is schema.Crop.RESIZE:
       image, box = geometry.fit(decode.as_rgb(record.image, options), recipe=recipe, image_px=self.image_px)
     else:
@@ -100,8 +106,12 @@ class EvalTransform:
   max_labels: int = 0
 
   def __call__(self, record: Record) -> Example:
-    stored = decode.as_rgb(record.image, decode_options(self.recipe))
-    image, box = geometry.fit(stored, recipe=self.recipe, image_px=self.image_px)
+    recipe, options = self.recipe, decode_options(self.recipe)
+    if recipe.channels != channels.RGB:
+      image, box = channels.fit(channels.read(record.image, recipe.channels, options), recipe=recipe,
+                                image_px=self.image_px)
+    else:
+      image, box = geometry.fit(decode.as_rgb(record.image, options), recipe=recipe, image_px=self.image_px)
     return {'image': image, 'box': box, **host_labels(record, self.max_labels)}
 
 
@@ -132,16 +142,17 @@ def train_shapes(recipe: schema.Recipe, image_px: tuple[int, int], *, max_labels
   """Returns the shapes of the examples of `train_transform`."""
   views, height, width = recipe.views, image_px[0], image_px[1]
   if not views.on:
-    return eval_shapes(image_px, max_labels=max_labels)
+    return eval_shapes(image_px, max_labels=max_labels, num_channels=recipe.channels)
   found: Shapes = {'views_global': ((2, height, width, 3), np.uint8), 'label': ((), np.int32)}
   if views.num_local:
     found['views_local'] = ((views.num_local, views.local_px, views.local_px, 3), np.uint8)
   return found
 
 
-def eval_shapes(image_px: tuple[int, int], *, max_labels: int = 0) -> Shapes:
-  """Returns the shapes of the examples of `eval_transform`."""
-  found: Shapes = {'image': ((*image_px, 3), np.uint8), 'label': ((), np.int32), 'box': ((4,), np.float32)}
+def eval_shapes(image_px: tuple[int, int], *, max_labels: int = 0, num_channels: int = channels.RGB) -> Shapes:
+  """Returns the shapes of the examples of `eval_transform`; images of other channels than RGB are f32."""
+  dtype = np.uint8 if num_channels == channels.RGB else np.float32
+  found: Shapes = {'image': ((*image_px, num_channels), dtype), 'label': ((), np.int32), 'box': ((4,), np.float32)}
   return found | {'label_list': ((max_labels,), np.int32)} if max_labels else found
 
 

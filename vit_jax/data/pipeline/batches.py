@@ -194,7 +194,7 @@ def _eval_rows(positions: HostArray, *, num_examples: int) -> tuple[HostArray, H
 
 
 def _shapes(transform: EvalTransform) -> Shapes:
-  return eval_shapes(transform.image_px, max_labels=transform.max_labels)
+  return eval_shapes(transform.image_px, max_labels=transform.max_labels, num_channels=transform.recipe.channels)
 
 
 def _empty(num: int, shapes: Shapes, allocate: shared.Allocate = shared.new, *, zero: bool = True) -> Batch:

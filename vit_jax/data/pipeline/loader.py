@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import math
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -247,8 +248,8 @@ def eval_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, i
   if len(source) > _MOST_EVALUATED:
     raise UserError(f'{title(source)}: expected at most {_MOST_EVALUATED:,} examples to evaluate, got {len(source):,}. '
                     'Evaluate a part of it, such as data.eval_split=test[:1000000].')
-  fit_shapes = transforms.eval_shapes(image_px, max_labels=max_labels)
-  capacity.check_batch('batch_size of an evaluation', batch_size, shard, {'image': ((*image_px, 3), np.uint8)})
+  fit_shapes = transforms.eval_shapes(image_px, max_labels=max_labels, num_channels=recipe.channels)
+  capacity.check_batch('batch_size of an evaluation', batch_size, shard, {'image': fit_shapes['image']})
   shard.rows(batch_size)
   fit = transforms.eval_transform(recipe, image_px, max_labels=max_labels)
   start: Start
@@ -278,7 +279,8 @@ def fits_in_memory(source: Source, *, recipe: schema.Recipe, image_px: tuple[int
   if choice is schema.InMemory.YES:
     _check_crop(recipe)
     return True
-  small = len(source) * image_px[0] * image_px[1] * 3 < MEMORY_LIMIT_BYTES
+  shape, dtype = transforms.eval_shapes(image_px, num_channels=recipe.channels)['image']
+  small = len(source) * math.prod(shape) * np.dtype(dtype).itemsize < MEMORY_LIMIT_BYTES
   return choice is schema.InMemory.AUTO and not transforms.host_only(recipe) and small
 
 

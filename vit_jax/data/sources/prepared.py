@@ -1,9 +1,10 @@
 """`array_record:DIR`: datasets written by `--job=prepare`, as ArrayRecord shards of `tf.Example` records.
 
 A record has `image` (the bytes of a file), `label` (its class) and `name`; if images have several classes, also
-`labels`, and `info.json` has their largest number. `info.json` also has the names of the classes, how the dataset was
-made, and size, number of examples and SHA-256 of each shard; `SHA256SUMS` is for `sha256sum -c`. A folder without
-`info.json` is not a prepared dataset.
+`labels`, and `info.json` has their largest number. Of images with other channels than RGB it has `channels`, and the
+mean and the standard deviation of each one in the training split. `info.json` also has the names of the classes, how
+the dataset was made, and size, number of examples and SHA-256 of each shard; `SHA256SUMS` is for `sha256sum -c`. A
+folder without `info.json` is not a prepared dataset.
 """
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Placement, VerifyShards
+from vit_jax.config.schema.data import RGB
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import access, checksums, json_fields, ranges, records, remote, user_files, verification
 from vit_jax.data.files.ranges import Range
@@ -39,13 +41,21 @@ class Shard(NamedTuple):
   sha256: str
 
 
+class Statistics(NamedTuple):
+  """Mean and standard deviation of each channel, in the units of the images."""
+  mean: tuple[float, ...]
+  std: tuple[float, ...]
+
+
 class PreparedSource:
   """Shards of one split."""
 
   def __init__(self, folder: str, shards: Sequence[Shard], *, name: str, class_names: tuple[str, ...],
-               most_labels: int = 0, verify: checksums.Expected | None = None) -> None:
+               most_labels: int = 0, verify: checksums.Expected | None = None,
+               statistics: Statistics | None = None) -> None:
     """Takes the shards, and the checksums that are to be compared when they are used (`file`)."""
     self.name, self.class_names, self.most_labels, self._verify = name, class_names, most_labels, verify
+    self.statistics = statistics
     self._folder, self._shards = folder, [s.file for s in shards]
     self.shard_sizes = [s.num_examples for s in shards]
     self._records = records.ArrayRecords(
@@ -113,6 +123,9 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
   path = access.locate(where, 'array_record:DIR')
   folder, _, pattern = path.rpartition('/') if is_pattern(path) else (path, '', '*')
   info = read_info(folder)
+  if (found := len(info.statistics.mean) if info.statistics else RGB) != data.channels:
+    raise UserError(f'data.channels: expected {found}, the number of channels of the images of {folder}, got '
+                    f'{data.channels}. Set --config.data.channels={found}.')
 
   @functools.cache
   def open_named(split: str) -> Source:
@@ -124,7 +137,7 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
                       f'{", ".join(s.file for s in listed[:5])}, got none in {folder}.')
     part_is_enough = data.placement is Placement.HOST_SHARDS and name == _training_split(data, info)
     return PreparedSource(folder, shards, name=f'array_record:{where}/{name}', class_names=info.class_names,
-                          most_labels=info.most_labels,
+                          most_labels=info.most_labels, statistics=info.statistics,
                           verify=_check(folder, shards, data, part_is_enough=part_is_enough))
   return open_named
 
@@ -168,11 +181,13 @@ class Info(NamedTuple):
   """Content of `info.json`: shards by split, classes, the largest number of labels (0 = each image has one class).
 
   made: how the dataset was made, as JSON has it.
+  statistics: of the channels, if they are not RGB.
   """
   splits: dict[str, tuple[Shard, ...]]
   class_names: tuple[str, ...]
   most_labels: int
   made: Any
+  statistics: Statistics | None = None
 
 
 def read_info(folder: str | os.PathLike[str]) -> Info:
@@ -199,7 +214,18 @@ def read_info(folder: str | os.PathLike[str]) -> Info:
   num = sum(shard.num_examples for some in splits_of.values() for shard in some)
   most = found.optional('most_labels')
   return Info(splits_of, classes.from_json(found.field('class_names'), num_examples=num),
-              most.whole(0, 2**31 - 1) if most else 0, found.field('made').value)
+              most.whole(0, 2**31 - 1) if most else 0, found.field('made').value, _read_statistics(found))
+
+
+def _read_statistics(found: json_fields.Field) -> Statistics | None:
+  channels = found.optional('channels')
+  if channels is None:
+    return None
+  num = channels.whole(1, 1024)
+  mean, std = (tuple(one.number() for one in found.field(name).items()) for name in ('mean', 'std'))
+  if len(mean) != num or len(std) != num or min(std) <= 0:
+    raise channels.error(f'{num} means and {num} standard deviations above 0')
+  return Statistics(mean, std)
 
 
 def _read_remote(path: str) -> bytes:

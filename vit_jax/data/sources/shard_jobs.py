@@ -10,6 +10,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import fcntl
+import io
 import json
 import logging
 import multiprocessing
@@ -21,10 +22,13 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.context import SpawnProcess
 from multiprocessing.sharedctypes import SynchronizedArray
 
+import numpy as np
+
+from vit_jax.config.schema.data import RGB
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.files import checksums, json_fields, open_files, records
-from vit_jax.data.image import decode, headers
+from vit_jax.data.image import channels, decode, headers
 from vit_jax.data.image.opencv import cv2
 from vit_jax.data.pipeline import prefetch
 from vit_jax.data.source import Source
@@ -37,41 +41,56 @@ CORES_EACH = 8
 """Cores for each process, by default: the threads of one process keep about so many busy."""
 SHARDS_EACH = 4
 """Fewer shards than this are not worth a process, which takes some seconds to start."""
+_ANY_SIZE = headers.DecodeOptions(max_pixels=2**30)
 _JPEG_PX = 65_500  # longest side that libjpeg writes
 log = logging.getLogger('vit_jax.data')
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """One shard to write: examples `indexes` of a source; `short_px` and `quality` as in `shards.Settings`. Pickles."""
+  """One shard to write: examples `indexes` of a source; the other settings as in `shards.Settings`. Pickles."""
   path: pathlib.Path
   source: Source
   indexes: HostArray
   short_px: int
   quality: int
   name_of: Callable[[str], str]
+  channels: int = RGB
 
-  def record(self, index: int) -> bytes | None:
-    """Returns the record of an example; None, with a line in the log, if it is not an image file."""
+  def record(self, index: int) -> tuple[bytes, HostArray | None] | None:
+    """Returns the record of an example, and unless it is RGB its `channels.sums`.
+
+    None, with a line in the log, if it is not an image file.
+    """
+    sums = None
     try:
       image, label, labels, _ = self.source[index]
-      if isinstance(image, bytes):
+      if self.channels != RGB:
+        sums = channels.sums(channels.read(image, self.channels, _ANY_SIZE))
+      elif isinstance(image, bytes):
         decode.read_size(image)
     except decode.BadImage as error:
       log.warning('%s is left out: %s', self.source.describe(index), error)
       return None
     several = {} if labels is None else {'labels': labels}
     name = self.name_of(self.source.describe(index))
-    return records.encode({'image': stored(image, short_px=self.short_px, quality=self.quality), 'label': label,
-                           'name': os.fsencode(name), **several})
+    content = stored(image, short_px=self.short_px, quality=self.quality) if sums is None else array_file(image)
+    return records.encode({'image': content, 'label': label, 'name': os.fsencode(name), **several}), sums
+
+  def sums(self) -> HostArray:
+    """Returns the sum of `channels.sums` of the examples of a finished shard."""
+    return np.asarray(json.loads(self.note.read_text())['sums'], np.float64)
+
+  @property
+  def note(self) -> pathlib.Path:
+    return self.path.with_name(f'{self.path.name}{NOTE}')
 
   def written(self) -> prepared.Shard | None:
     """Returns the note of a finished shard; None if it is missing or damaged, so that the shard is written again."""
-    note = self.path.with_name(f'{self.path.name}{NOTE}')
-    if not note.exists():
+    if not self.note.exists():
       return None
     try:
-      return prepared.read_shard(json_fields.read(note, expected='the note of a shard', advice=''))
+      return prepared.read_shard(json_fields.read(self.note, expected='the note of a shard', advice=''))
     except UserError as error:
       log.warning('%s The shard is written again.', error)
       return None
@@ -127,31 +146,46 @@ def _claim(path: pathlib.Path) -> Iterator[bool]:
 def write_shard(job: Job, on_written: OnWritten = lambda job, num: None, threads: int = 0) -> prepared.Shard:
   """Writes a shard and its note, and returns what the note says."""
   half = job.path.with_name(f'{job.path.name}.{socket.gethostname()}-{os.getpid()}{HALF}')
-  num_examples = write_records(half, job, lambda num: on_written(job, num), threads)
+  num_examples, sums = write_records(half, job, lambda num: on_written(job, num), threads)
   with open(half, 'rb') as file:
     os.fsync(file.fileno())
   shard = prepared.Shard(job.path.name, num_examples, half.stat().st_size, checksums.sha256(half))
   half.replace(job.path)
-  half.write_text(json.dumps(shard._asdict()))
-  half.replace(job.path.with_name(f'{job.path.name}{NOTE}'))
+  half.write_text(json.dumps({**shard._asdict(), **({'sums': sums.tolist()} if job.channels != RGB else {})}))
+  half.replace(job.note)
   return shard
 
 
-def write_records(path: pathlib.Path, job: Job, on_written: Callable[[int], None], threads: int) -> int:
-  """Writes the records of a shard, and returns their number: that of its examples which are image files."""
+def write_records(path: pathlib.Path, job: Job, on_written: Callable[[int], None], threads: int) -> tuple[
+    int, HostArray]:
+  """Writes the records of a shard: of its examples which are image files.
+
+  Returns:
+    Their number, and the sum of their `channels.sums`, in their order.
+  """
   from array_record.python import array_record_module as array_record
   writer = array_record.ArrayRecordWriter(str(path), 'group_size:1')  # one record per group, for random access
-  num = 0
+  num, sums = 0, np.zeros((3, job.channels))
   with concurrent.futures.ThreadPoolExecutor(open_files.num_threads(threads)) as pool:
     for start in range(0, len(job.indexes), _CHUNK):
       found = list(pool.map(job.record, job.indexes[start:start + _CHUNK].tolist()))
       for record in found:
         if record is not None:
-          writer.write(record)
+          writer.write(record[0])
           num += 1
+          sums = sums if record[1] is None else sums + record[1]
       on_written(len(found))
   writer.close()
-  return num
+  return num, sums
+
+
+def array_file(image: bytes | HostArray) -> bytes:
+  """Returns the bytes to store of an image with other channels than RGB: the file, or a `.npy` file of an array."""
+  if isinstance(image, bytes):
+    return image
+  out = io.BytesIO()
+  np.lib.format.write_array(out, np.ascontiguousarray(image), version=(1, 0))
+  return out.getvalue()
 
 
 def stored(image: bytes | HostArray, *, short_px: int, quality: int) -> bytes:

@@ -18,9 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.config.schema.data import RGB
 from vit_jax.core import os_errors
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
+from vit_jax.data.image import channels
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.pipeline import order
 from vit_jax.data.source import UNKNOWN, Record, Source, most_labels
@@ -43,11 +45,13 @@ class Settings:
   quality: JPEG quality of resized images, 1 to 100.
   num_shards: number of shards of each split; 0 = by `SHARD_BYTES` of the stored files, and by `SHARD_RECORDS`.
   seed: of the order of examples; None = that of the source.
+  channels: of the images; mean and standard deviation of others than RGB are measured.
   """
   short_px: int
   quality: int
   num_shards: int
   seed: int | None
+  channels: int = RGB
 
 
 def write(splits: Mapping[str, Source], folder: pathlib.Path, settings: Settings, *, name_of: Callable[[str], str],
@@ -81,15 +85,18 @@ def write(splits: Mapping[str, Source], folder: pathlib.Path, settings: Settings
     shard_jobs.run_in_processes(every, on_written, processes=processes or shard_jobs.default_processes(len(every)))
     with _closing(part) as is_mine:
       if is_mine:
-        _close(part, folder, jobs, describe_content(splits, plan))
+        _close(part, folder, jobs, describe_content(splits, plan) | _measured(jobs, settings.channels))
   check_same(folder, plan)  # another process may have completed it
   return True
 
 
 def describe_plan(splits: Mapping[str, Source], settings: Settings) -> dict[str, Any]:
   """Returns how a dataset is made, as `info.json` has it: equal plans make equal datasets."""
-  return {'from': {k: s.name for k, s in splits.items()}, 'digests': {k: s.digest for k, s in splits.items()},
+  plan = {'from': {k: s.name for k, s in splits.items()}, 'digests': {k: s.digest for k, s in splits.items()},
           **dataclasses.asdict(settings)}
+  if settings.channels == RGB:  # as plans were before there were others
+    del plan['channels']
+  return plan
 
 
 def describe_content(splits: Mapping[str, Source], plan: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,6 +104,22 @@ def describe_content(splits: Mapping[str, Source], plan: Mapping[str, Any]) -> d
   several = {'most_labels': most} if (most := _most_labels(splits.values())) else {}
   return {'format': prepared.FORMAT, 'made': plan, 'class_names': list(next(iter(splits.values())).class_names),
           **several}
+
+
+def _measured(jobs: Mapping[str, Sequence[Job]], num_channels: int) -> dict[str, Any]:
+  """Returns mean and standard deviation of each channel over `train`, or else the first split; {} for RGB.
+
+  Raises:
+    UserError: a channel has one value everywhere.
+  """
+  if num_channels == RGB:
+    return {}
+  split = 'train' if 'train' in jobs else next(iter(jobs))
+  mean, std = channels.statistics(np.sum([job.sums() for job in jobs[split]], axis=0))
+  if constant := [str(number) for number, value in enumerate(std) if not value > 0]:
+    raise UserError(f'--data: expected channels whose values differ, got {", ".join(constant)} (counted from 0) with '
+                    'one value in all images. Leave them out of the files.')
+  return {'channels': num_channels, 'mean': mean, 'std': std}
 
 
 def _most_labels(found: Collection[Source]) -> int:
@@ -197,7 +220,7 @@ def plan_shard(split: str, number: int, count: int, source: Source, part: pathli
   start = number * size + min(number, longer)
   chosen = _order(np.arange(start, start + size + (number < longer)), source, settings)
   path = part / file_name(split, number, count)
-  return Job(path, source, chosen, settings.short_px, settings.quality, name_of)
+  return Job(path, source, chosen, settings.short_px, settings.quality, name_of, settings.channels)
 
 
 def file_name(split: str, number: int, count: int) -> str:

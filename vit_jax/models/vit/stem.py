@@ -66,9 +66,9 @@ class Patches:
   bias: bool = True
   norm: bool = False
 
-  def init(self, key: Key) -> tuple[Params, PyTree]:
-    """Returns parameters, and running statistics or `{}`; the size of the image does not matter."""
-    image, network = jnp.zeros((1, self.model.patch, self.model.patch, 3)), self.network(train=False)
+  def init(self, key: Key, channels: int) -> tuple[Params, PyTree]:
+    """Returns parameters for images of so many channels, whatever their size, and running statistics or `{}`."""
+    image, network = jnp.zeros((1, self.model.patch, self.model.patch, channels)), self.network(train=False)
     if network is None:
       return initial(self._patches, key, image[None]), {}
     keys = split_key(key, 'patches', 'network')

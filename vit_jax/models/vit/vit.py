@@ -82,7 +82,7 @@ class ViT:
                 ('cls', s.pool.class_token))
     new = [name for name, is_used in optional if is_used]
     keys = split_key(key, 'stem', 'positions', 'blocks', 'norm', *new)
-    stem, state = self._stem.init(keys['stem'])
+    stem, state = self._stem.init(keys['stem'], image.shape[-1])
     params: Params = {
         'stem': stem,
         'blocks': jax.vmap(self._init_block)(jax.random.split(keys['blocks'], s.depth))}

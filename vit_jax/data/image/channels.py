@@ -1,0 +1,204 @@
+"""Images whose channels are not RGB, such as those of satellites and microscopes: `[H, W, C] f32` in stored units.
+
+TIFF, `.npy` and every format of `decode.py` are read with all their channels and bits: nothing is scaled or cut to 8
+bits, and 16-bit integers are exact in float32. `.npy` files are `[H, W]`, `[H, W, C]` or `[C, H, W]`. The channels of a
+TIFF are its samples or pages; Pillow reads one channel, `tifffile` (extra `tiff`) several. Resizing is done here, in
+float32:
+
+- with antialias, Pillow's filters: a triangle or a cubic (a = -0.5) that grows with the scale, normalized;
+- without, the filters of `resample.py`: bilinear, mean over the covered area, or cubic (a = -0.75, as OpenCV).
+
+Values are not rounded. The box is that of `geometry.py`.
+"""
+from __future__ import annotations
+
+import io
+import math
+import tokenize
+from typing import Any
+
+import numpy as np
+
+from vit_jax.config import schema
+from vit_jax.config.schema import Interpolation
+from vit_jax.config.schema.data import RGB
+from vit_jax.core import extras
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import HostArray
+from vit_jax.data.image import crops, decode, geometry, headers, resample
+from vit_jax.data.image.decode import Window
+from vit_jax.data.image.headers import BadImage, DecodeOptions
+from vit_jax.data.image.opencv import cv2
+
+_NUMPY = b'\x93NUMPY'
+_MOST_HEADER = 10_000  # bytes of the header of a .npy file, as NumPy allows
+
+
+def read(image: bytes | HostArray, channels: int, options: DecodeOptions) -> HostArray:
+  """Returns a stored image with this number of channels, `[H, W, C] f32`.
+
+  Raises:
+    BadImage: it is damaged, too large, has another number of channels, or values that are not finite numbers.
+    UserError: it is a TIFF of several channels, and tifffile is not installed.
+  """
+  pixels = _decode(image, channels, options) if isinstance(image, bytes) else image
+  pixels = _as_last(pixels, channels)
+  if pixels.dtype.kind not in 'uifb':
+    raise BadImage(f'pixels: expected integers or floating-point numbers, got {pixels.dtype}')
+  if 0 in pixels.shape[:2]:
+    raise BadImage(f'pixels: expected at least 1 x 1 px, got {pixels.shape[1]} x {pixels.shape[0]}')
+  with np.errstate(over='ignore'):
+    found = np.ascontiguousarray(pixels, np.float32)
+  if pixels.dtype.kind == 'f' and not np.isfinite(found).all():
+    raise BadImage('pixels: expected finite numbers, got NaN or infinity. Replace them, for example by the mean')
+  return found
+
+
+def fit(image: HostArray, *, recipe: schema.Recipe, image_px: tuple[int, int]) -> tuple[HostArray, HostArray]:
+  """Returns `image [H, W, C] f32` as evaluation sees it, `[*image_px, C]`, and its box, as `geometry.fit` does."""
+  interpolation, antialias = geometry.eval_resampling(recipe)
+  size, window = image_px, Window(0, 0, *image_px)
+  if recipe.eval_resize_px:
+    height, width = geometry.resized_size((image.shape[0], image.shape[1]), recipe.eval_resize_px,
+                                          geometry=recipe.eval_geometry)
+    size = max(image_px[0], height), max(image_px[1], width)
+    window = geometry.center_crop(size, image_px, geometry=recipe.eval_geometry)
+  return resize(image, size, window, interpolation=interpolation, antialias=antialias), crops.fractions(window, size)
+
+
+def augment(image: HostArray, *, recipe: schema.Recipe, image_px: tuple[int, int],
+            rng: np.random.Generator) -> tuple[HostArray, HostArray]:
+  """Returns the random crop, flip and shift of a recipe, `[*image_px, C] f32`, and its box `[4] f32`."""
+  if recipe.crop is schema.Crop.RESIZE:
+    found, box = fit(image, recipe=recipe, image_px=image_px)
+  else:
+    size = image.shape[0], image.shape[1]
+    window = crops.draw(recipe, size, rng)
+    interpolation = recipe.interpolation
+    if recipe.crop_interpolation is not schema.CropInterpolation.SAME:
+      interpolation = Interpolation(recipe.crop_interpolation.value)
+    found = resize(window.cut(image), image_px, Window(0, 0, *image_px), interpolation=interpolation,
+                   antialias=recipe.antialias)
+    box = crops.fractions(window, size)
+  return geometry.augment(found, box, recipe=recipe, rng=rng)
+
+
+def resize(image: HostArray, size: tuple[int, int], window: Window, *, interpolation: Interpolation,
+           antialias: bool) -> HostArray:
+  """Returns the part inside `window` of `image [H, W, C] f32` resized to `size` (height, width)."""
+  if image.shape[:2] == tuple(size):
+    return window.cut(image)
+  for axis, (start, num) in enumerate(((window.top, window.height), (window.left, window.width))):
+    taps, weights = filters(image.shape[axis], size[axis], start, num, interpolation=interpolation, antialias=antialias)
+    shape = (-1, *(1,) * (image.ndim - 1 - axis))
+    total = np.zeros((*image.shape[:axis], num, *image.shape[axis + 1:]), np.float32)
+    for one, weight in zip(taps, weights, strict=True):
+      total += np.take(image, one, axis=axis) * weight.reshape(shape)
+    image = total
+  return image
+
+
+def filters(stored: int, resized: int, start: int, num: int, *, interpolation: Interpolation,
+            antialias: bool) -> tuple[HostArray, HostArray]:
+  """Returns the stored pixels `[K, num]` of the `num` output pixels from `start` on, and their weights, f32."""
+  if interpolation is Interpolation.AREA:
+    cover = resample.cover(stored, resized, start, num)
+    return cover.taps, (cover.weights / cover.weights.sum(0)).astype(np.float32)
+  is_cubic, step = interpolation is Interpolation.BICUBIC, stored / resized
+  scale, half = max(1., step) if antialias else 1., 2. if is_cubic else 1.
+  center = (np.arange(start, start + num) + .5) * step
+  first = np.floor(center - half * scale - .5).astype(np.int64)
+  taps = first + np.arange(math.ceil(2 * half * scale) + 2)[:, None]
+  distance = np.abs(taps + .5 - center) / scale
+  weights = _cubic(distance, -.5 if antialias else -.75) if is_cubic else np.maximum(0., 1. - distance)
+  if antialias:  # Pillow leaves out what is beyond the image; the others repeat the outermost pixels
+    weights *= (taps >= 0) & (taps < stored)
+  return np.clip(taps, 0, stored - 1), (weights / weights.sum(0)).astype(np.float32)
+
+
+def _cubic(x: HostArray, a: float) -> HostArray:
+  """Returns the weights of the cubic convolution (Keys 1981) at distances x >= 0."""
+  near, far = ((a + 2) * x - (a + 3)) * x * x + 1, ((x - 5) * x + 8) * x * a - 4 * a
+  return np.where(x < 1, near, np.where(x < 2, far, 0.))
+
+
+def _decode(encoded: bytes, channels: int, options: DecodeOptions) -> HostArray:
+  if encoded.startswith(_NUMPY):
+    return _read_npy(encoded, channels, options)
+  kind = headers.detect_format(encoded)
+  if kind == 'tiff':
+    return _read_tiff(encoded, channels, options)
+  if kind in decode.PILLOW_READERS:
+    return decode.read_any_mode(encoded, kind, options)
+  header, encoded = decode.read_header(encoded, kind)
+  headers.check_size(header.height, header.width, options)
+  if kind == 'jpeg':
+    decode.check_end(encoded)
+  try:
+    found = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_UNCHANGED)
+  except cv2.error as error:
+    raise BadImage(f'not an image: {error.err or error}') from error
+  if found is None:
+    raise BadImage(f'not a complete {kind} image')
+  return found[..., [2, 1, 0, *range(3, found.shape[2])]] if found.ndim == 3 and found.shape[2] >= RGB else found
+
+
+def _read_npy(encoded: bytes, channels: int, options: DecodeOptions) -> HostArray:
+  """Returns the array of a .npy file; its size is compared with its header before memory is taken."""
+  file = io.BytesIO(encoded)
+  try:
+    version = np.lib.format.read_magic(file)
+    reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = reader(file, max_header_size=_MOST_HEADER)
+    size = math.prod(shape) * dtype.itemsize
+    if dtype.hasobject or len(encoded) - file.tell() < size or len(shape) not in (2, 3):
+      raise BadImage(f'the .npy file: expected an array [H, W, {channels}] of numbers, got the shape {shape} of '
+                     f'{dtype} in {len(encoded):,} bytes')
+    if math.prod(shape) > options.max_pixels * channels:
+      raise BadImage(f'the .npy file: expected at most {options.max_pixels:,} pixels, got the shape {shape}')
+    file.seek(0)
+    found: HostArray = np.lib.format.read_array(file, allow_pickle=False, max_header_size=_MOST_HEADER)
+    return found
+  except BadImage:
+    raise
+  except (*decode.DAMAGE, MemoryError, tokenize.TokenError) as error:
+    raise BadImage(f'not a complete .npy file: {error}') from error
+
+
+def _read_tiff(encoded: bytes, channels: int, options: DecodeOptions) -> HostArray:
+  if channels == 1:
+    return decode.read_any_mode(encoded, 'tiff', options)
+  tifffile = extras.load('tifffile', 'tiff', f'TIFF files of {channels} channels')
+  try:
+    with tifffile.TiffFile(io.BytesIO(encoded)) as file:
+      series = file.series[0]
+      if math.prod(series.shape) > options.max_pixels * channels:
+        raise BadImage(f'the TIFF: expected at most {options.max_pixels:,} pixels, got the shape {series.shape}')
+      return np.asarray(series.asarray())
+  except (BadImage, UserError):
+    raise
+  except Exception as error:  # tifffile raises errors of many kinds for damaged files
+    raise BadImage(f'not a complete TIFF image: {error or type(error).__name__}') from error
+
+
+def _as_last(pixels: HostArray, channels: int) -> HostArray:
+  """Returns an array with its channels last; raises BadImage if there is another number of them."""
+  pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+  if pixels.ndim == 3 and pixels.shape[2] != channels and pixels.shape[0] == channels:
+    pixels = np.moveaxis(pixels, 0, 2)
+  if pixels.ndim != 3 or pixels.shape[2] != channels:
+    raise BadImage(f'channels: expected {channels} (data.channels), got pixels of the shape {pixels.shape}')
+  return pixels
+
+
+def statistics(sums: Any) -> tuple[list[float], list[float]]:
+  """Returns mean and standard deviation of each channel, given `[3, C]` f64: number, sum and sum of squares."""
+  count, total, squares = np.asarray(sums, np.float64)
+  mean = total / count
+  return mean.tolist(), np.sqrt(np.maximum(squares / count - mean ** 2, 0.)).tolist()
+
+
+def sums(pixels: HostArray) -> HostArray:
+  """Returns `[3, C]` f64 of an image `[H, W, C]`: number of pixels, sum and sum of squares, for `statistics`."""
+  values = pixels.reshape(-1, pixels.shape[-1]).astype(np.float64)
+  return np.stack([np.full(values.shape[1], len(values), np.float64), values.sum(0), (values ** 2).sum(0)])
