@@ -201,3 +201,28 @@ def test_a_killed_program_leaves_no_process_and_no_shared_memory(tmp_path: pathl
     time.sleep(.2)
   assert not [pid for pid in family if alive(pid)]
   assert not held & set(os.listdir('/dev/shm'))
+
+
+WARNING = """
+import logging, sys
+import numpy as np
+from vit_jax.data.pipeline import prefetch
+from vit_jax.record import console
+def make(number):
+  logging.getLogger('vit_jax.storage').warning('reading %d failed and is tried again', number)
+  return {'index': np.arange(3)}
+if __name__ == '__main__':
+  console.name_host(3)
+  stream = prefetch.prefetched(make, range(2), threads=1, workers=1)
+  print(len(list(stream)))
+"""
+
+
+@pytest.mark.slow(reason='4 s: a process that starts a loader process')
+def test_warnings_of_a_loader_process_look_like_those_of_its_host(tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'warning.py').write_text(WARNING)
+  done = subprocess.run([sys.executable, str(tmp_path / 'warning.py')], capture_output=True, text=True, check=True,
+                        env=os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parents[2])}, timeout=120)
+  assert done.stdout == '2\n'
+  assert re.findall(r'^ *[\d.]+ s  (.*)$', done.stderr, re.M) == [
+      f'host 3: warning: reading {number} failed and is tried again' for number in range(2)], done.stderr

@@ -35,6 +35,18 @@ def test_messages_of_other_processes_of_a_run_name_their_host(monkeypatch: pytes
   assert formatted('odd\nso', logging.WARNING) == '  9.4 s  host 3: warning: odd\n         so'
 
 
+def test_a_loader_process_writes_as_the_process_that_started_it(monkeypatch: pytest.MonkeyPatch,
+                                                               capsys: pytest.CaptureFixture[str]) -> None:
+  own = logging.getLogger('vit_jax')
+  monkeypatch.setattr(own, 'handlers', [])
+  monkeypatch.setattr(own, 'propagate', True)
+  monkeypatch.setattr(console, '_host', '')
+  console.follow((time.monotonic() - 100., 'host 3: '))
+  logging.getLogger('vit_jax.storage').warning('tried again')
+  assert capsys.readouterr().err.endswith(' s  host 3: warning: tried again\n')
+  assert console.messages()[1] == 'host 3: '
+
+
 def test_a_terminal_gets_lines_of_its_width_and_a_file_whole_ones() -> None:
   text = ' '.join(['word'] * 40)
   assert '\n' not in formatted(text)

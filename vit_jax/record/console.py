@@ -76,6 +76,21 @@ def name_host(host: int) -> None:
   _host = f'host {host}: '
 
 
+def messages() -> tuple[float, str]:
+  """Returns what `follow` needs in a process that this one starts."""
+  return began_s(), _host
+
+
+def follow(begun: tuple[float, str]) -> None:
+  """Shows the warnings of this process, a loader process, in the form of the process that started it."""
+  global _host
+  start_s, _host = begun
+  handler = logging.StreamHandler()
+  handler.setFormatter(Formatter(handler.stream, began_s=start_s))
+  own = logging.getLogger('vit_jax')
+  own.handlers, own.propagate = [handler], False
+
+
 def elapsed(seconds: float) -> str:
   """Returns a duration in a column of seven characters: `  9.4 s`, and from 1,000 s on `0:16:40`."""
   if seconds < 1000:

@@ -26,6 +26,7 @@ from vit_jax.core.types import Batch
 from vit_jax.data.files import access, ranges
 from vit_jax.data.image import opencv
 from vit_jax.data.pipeline import capacity, shared
+from vit_jax.record import console
 
 log = logging.getLogger('vit_jax.data')
 
@@ -75,7 +76,7 @@ def _start_grain(make: Callable[[int], Batch], numbers: range, *, each: capacity
   if workers:
     _let_grain_read_its_flags()
     options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=capacity.HANDED)
-    setup = functools.partial(_start_loader, os.getpid(), ranges.settings())
+    setup = functools.partial(_start_loader, os.getpid(), ranges.settings(), console.messages())
     stream = stream.mp_prefetch(options, worker_init_fn=setup)
   return shared.Opened(iter(stream)) if is_shared else iter(stream)
 
@@ -185,9 +186,11 @@ def _start_shielded(batches: Iterator[Batch]) -> Batch:
     pool.shutdown(wait=False)
 
 
-def _start_loader(parent: int, settings: ranges.Settings, index: int, count: int) -> None:
-  """Sets up a loader process, which reads object storage as its parent does."""
+def _start_loader(parent: int, settings: ranges.Settings, messages: tuple[float, str], index: int,
+                  count: int) -> None:
+  """Sets up a loader process, which reads object storage and writes messages as its parent does."""
   start_worker(parent, index, count)
+  console.follow(messages)
   ranges.configure(settings)
 
 
