@@ -15,7 +15,7 @@ meanwhile. Therefore it reads the lease before it writes anything: a part of its
 checkpoint. If another run has taken it, `Replaced` is raised, which ends the run with status 2, so that launchers do
 not start it again beside the new holder. The check and the write are two operations: one write that a check has allowed
 can still come after the replacement. Arrays of a checkpoint are written without a check; they count for nothing without
-the commit.
+the commit. Before old checkpoints are removed, the lease is read again.
 """
 from __future__ import annotations
 

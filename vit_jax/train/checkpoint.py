@@ -240,7 +240,7 @@ class Checkpointer:
                  f'whole checkpoint (steps on disk: {kept}).') from error
 
   def _commit_class(self) -> type[Any]:
-    """Returns Orbax's class for the folders of checkpoints, with the run's lease read before one is committed."""
+    """Returns Orbax's class for the folders of checkpoints; it reads the run's lease before and after a commit."""
     held, classes = lease.find(self.folder), ocp.path.atomicity
     # Those that Orbax chooses itself: a folder is renamed, and in object storage a file is written last.
     default = (classes.AtomicRenameTemporaryPath if isinstance(self.folder, pathlib.Path)
@@ -253,6 +253,8 @@ class Checkpointer:
           if held:
             await asyncio.to_thread(held.check)
           await super().finalize()
+          if held:  # before Orbax removes the checkpoints that this one replaces
+            await asyncio.to_thread(held.check)
         except Exception as error:
           checkpointer._uncommitted = error
           raise
