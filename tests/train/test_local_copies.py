@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import shutil
 import tempfile
 from typing import Any
 
@@ -119,6 +120,16 @@ def test_copies_of_another_run_or_another_network_are_not_used(tmp_path: pathlib
   assert restore(LocalCopies(tmp_path / 'run', str(tmp_path / 'disk')), state(0, width=16)) is None
   save(begun(tmp_path), 4)
   (tmp_path / 'run' / 'local.json').unlink()  # as with the run directory
+  assert restore(LocalCopies(tmp_path / 'run', str(tmp_path / 'disk')), state(0)) is None
+
+
+def test_copies_of_a_host_that_was_away_are_not_used_after_the_run_has_continued_without_them(
+    tmp_path: pathlib.Path) -> None:
+  """The record of the run no longer has the steps up to that copy: another start has repeated them, maybe not all."""
+  save(begun(tmp_path), 4)
+  (tmp_path / 'disk').rename(tmp_path / 'away')
+  begun(tmp_path)
+  shutil.copytree(tmp_path / 'away', tmp_path / 'disk', dirs_exist_ok=True)
   assert restore(LocalCopies(tmp_path / 'run', str(tmp_path / 'disk')), state(0)) is None
 
 

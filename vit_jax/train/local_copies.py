@@ -98,6 +98,9 @@ class LocalCopies:
       step = _newest(layout, files, newer_than)
       if step is None:
         self._remove(self._steps())
+        with contextlib.suppress(OSError):  # another process of this host has files there
+          self._base.rmdir()
+        self._base = self._root / self._find_id(is_new=True)  # hosts that are away may have copies of lost steps
         return None
       own = files[step].get(jax.process_index(), [])
       read = {file: self._read(step, file) for file in own}
@@ -148,15 +151,18 @@ class LocalCopies:
     with contextlib.suppress(OSError):  # another process of this host has files there
       self._base.rmdir()
 
-  def _find_id(self) -> str:
-    """Returns the id of the run, which process 0 reads or creates."""
+  def _find_id(self, *, is_new: bool = False) -> str:
+    """Returns the id of the run's copies, which process 0 reads or creates."""
     found = np.zeros(16, np.uint8)
     if jax.process_index() == 0:
       path = self._workdir / NAME
+      number = uuid.uuid4()
       try:
-        number = uuid.UUID(json.loads(storage.read_text(path))['id'])
+        if not is_new:
+          number = uuid.UUID(json.loads(storage.read_text(path))['id'])
       except (FileNotFoundError, ValueError, KeyError, TypeError):
-        number = uuid.uuid4()
+        is_new = True
+      if is_new:
         run_directory.write_json(path, {'id': number.hex})
       found = np.frombuffer(number.bytes, np.uint8)
     if jax.process_count() > 1:
