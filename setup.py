@@ -73,6 +73,7 @@ setuptools.setup(
     'rich>=13.7',
     'scikit-learn>=1.5',
     'tensorflow-datasets>=4.9.7',
+    'tensorstore>=0.1.84',
   ],
   extras_require={
     'test': ['equinox>=0.11', 'mypy>=1.13', "nvidia-nvimgcodec-cu12>=0.9; sys_platform == 'linux'", 'onnx>=1.16',

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import pathlib
+import time
 
 import buckets
 import pytest
@@ -119,3 +120,42 @@ def test_an_object_that_may_not_be_read_names_the_right_that_is_missing(bucket: 
   monkeypatch.setattr(buckets._Handler, 'do_GET', refuse)
   with pytest.raises(UserError, match=r'gs://bucket/x: expected permission to read it, got .* roles/storage'):
     ranges.read('gs://bucket/x', 0, 10)
+
+
+@pytest.mark.parametrize('kind', ['503', '429', '500', 'lost answer'])
+def test_a_read_that_fails_for_a_time_is_repeated(bucket: buckets.Server, kind: str) -> None:
+  put(bucket, 'gs://bucket/busy', CONTENT)
+  fault = bucket.fail(kind, 'GET', 'bucket/busy')
+  part = Range('gs://bucket/busy', 5, 100)
+  assert ranges.start(part)
+  assert ranges.read(*part) == CONTENT[5:105] and len(fault.hits) == 1
+  ranges.drop(part)
+
+
+@pytest.mark.parametrize('kind', ['503', '429', '500'])
+def test_a_read_that_keeps_failing_is_a_temporary_error(bucket: buckets.Server, kind: str,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+  put(bucket, 'gs://bucket/down', CONTENT)
+  monkeypatch.setattr(retrying, 'PATIENCE_S', 0.)
+  monkeypatch.setattr(remote, '_RETRIES', {'max_retries': 1, 'initial_delay': '0.01s', 'max_delay': '0.01s'})
+  for cached in (remote._context, remote._store):
+    cached.cache_clear()
+  try:
+    bucket.fail(kind, 'GET', 'bucket/down', count=1_000)
+    with pytest.raises(TemporaryError, match='reading gs://bucket/down: expected success within 0 s, got'):
+      ranges.read('gs://bucket/down', 0, 10)
+  finally:
+    for cached in (remote._context, remote._store):
+      cached.cache_clear()
+
+
+def test_slow_answers_are_waited_for_together(bucket: buckets.Server) -> None:
+  put(bucket, 'gs://bucket/slow', CONTENT)
+  bucket.fail('slow', 'GET', 'bucket/slow', count=1_000, seconds=.2)
+  parts = [Range('gs://bucket/slow', i, 10) for i in range(40)]
+  began_s = time.monotonic()
+  assert all(ranges.start(part) for part in parts)
+  assert [ranges.read(*part) for part in parts] == [CONTENT[i:i + 10] for i in range(40)]
+  assert time.monotonic() - began_s < 4.  # one after the other they take 8 s
+  for part in parts:
+    ranges.drop(part)

@@ -1,12 +1,14 @@
 """Runs whose images are in object storage: the results are those of files, after kills and with few open files."""
 from __future__ import annotations
 
+import json
 import pathlib
 import signal
 import subprocess
 import sys
 
 import buckets
+import numpy as np
 import pytest
 import runs
 
@@ -52,3 +54,22 @@ def test_the_description_of_data_in_object_storage_is_checked_before_a_run(
   assert main.run([*command, f'--config.data.source=array_record:{address}']) == 0
   assert main.run([*command, '--config.data.source=array_record:gs://bucket/none']) == 2
   assert 'gs://bucket/none: expected a prepared dataset, got no info.json' in ''.join(capsys.readouterr())
+
+
+@pytest.mark.slow(reason='20 s: a run, two evaluations and two sets of features')
+def test_jobs_that_read_images_give_the_same_from_object_storage(
+    bucket: buckets.Server, tmp_path: pathlib.Path, one_device: None, no_page: None) -> None:
+  folder = prepared_sets.write(tmp_path / 'set')
+  address = prepared_sets.upload(folder, bucket, 'gs://bucket/jobs/digits')
+  assert main.run(['train', '--config=digits', f'--workdir={tmp_path / "run"}', *runs.TINY, '--config.length=20 steps',
+                   f'--config.data.source=array_record:{address}']) == 0
+  found = []
+  for name, where in (('local', folder), ('remote', address)):
+    assert main.run(['evaluate', f'--workdir={tmp_path / "run"}', f'--config.data.source=array_record:{where}',
+                     f'--to={tmp_path / name}']) == 0
+    assert main.run(['embed', f'--weights={tmp_path / "run"}', f'--data=array_record:{where}', '--split=test',
+                     f'--to={tmp_path / name}.npz']) == 0
+    evaluation = json.loads((tmp_path / name / 'evaluate.json').read_text())
+    with np.load(tmp_path / f'{name}.npz', allow_pickle=False) as saved:
+      found.append((evaluation['metrics'], saved['features'].tobytes()))
+  assert found[0] == found[1]

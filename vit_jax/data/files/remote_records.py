@@ -56,7 +56,11 @@ class RemoteRecords:
     from array_record.python import array_record_module
     self._path, self._num_bytes, self._lock = path, num_bytes, threading.Lock()
     end = _End(path, find_end(path, num_records, num_bytes))
-    self._chunks, self._firsts = end.offsets()
+    chunks, firsts = end.offsets()
+    if (found := int(firsts[-1])) != num_records:
+      raise UserError(f'{path}: expected {num_records:,} records, got {found:,}. {_AGAIN}')
+    self._chunks = chunks.astype(np.uint32 if num_bytes < 2**32 else np.int64)  # they stay in memory
+    self._firsts = None if len(firsts) == num_records + 1 else firsts  # None = a chunk for each record
     self._file, name = tempfile.mkstemp('.array_record', dir=ranges.settings().cache_dir or None)
     try:
       os.ftruncate(self._file, num_bytes)
@@ -67,13 +71,10 @@ class RemoteRecords:
       raise
     finally:
       os.unlink(name)  # the open files remain until they are closed, or the process ends
-    if (found := int(self._firsts[-1])) != num_records:
-      self.close()
-      raise UserError(f'{path}: expected {num_records:,} records, got {found:,}. {_AGAIN}')
 
   def part(self, place: int) -> Range:
     """Returns the range of the chunk of a record."""
-    chunk = int(np.searchsorted(self._firsts, place, side='right')) - 1
+    chunk = place if self._firsts is None else int(np.searchsorted(self._firsts, place, side='right')) - 1
     first, last = int(self._chunks[chunk]), int(self._chunks[chunk + 1])
     return Range(self._path, first, last - first)
 
