@@ -97,19 +97,21 @@ def test_a_full_folder_replaces_data_that_no_process_uses_the_oldest_first(tmp_p
     assert process.stdout and process.stdout.readline()
     return process
 
-  for name in ('old', 'newer'):
-    one = fill(name)
-    one.kill()
-    one.wait()
+  def kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
     time.sleep(.05)
+
   used = fill('used')
-  cache = Cache(tmp_path / 'kept', 2 * MIB + 2**19)
-  assert [find_all(cache, f'gs://b/{name}/x') > 0 for name in ('old', 'used')] == [False, True]
-  cache = Cache(tmp_path / 'kept', 2 * MIB + 2**19)  # uses none of them
-  put_all(cache, 'gs://b/now/x')
-  assert find_all(cache, 'gs://b/now/x') > 0 and find_all(cache, 'gs://b/used/x') > 0
-  used.kill()
-  used.wait()
+  for name in ('old', 'newer', 'now'):  # there is space for two
+    kill(fill(name))
+    found = Cache(tmp_path / 'kept', 2 * MIB + 2**19)
+    names = ('used', 'old', 'newer', 'now')
+    assert [other for other in names if find_all(found, f'gs://b/{other}/x')] == ['used', name]
+    for lock in found._groups.values():
+      lock.close()
+    open_files.pool.cache_clear()
+  kill(used)
 
 
 def test_a_kill_while_parts_are_written_leaves_only_complete_ones(tmp_path: pathlib.Path) -> None:

@@ -103,7 +103,9 @@ def test_a_changed_shard_stops_the_run_with_the_message_of_a_comparison_before_i
   assert 'train-00002-of-00004.array_record' not in verified
 
 
-def test_an_evaluation_ends_when_its_shards_are_verified(folder: pathlib.Path, digested: list[str]) -> None:
+def test_an_evaluation_ends_when_its_shards_are_verified_which_it_does_not_slow(
+    folder: pathlib.Path, digested: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(verification, 'BYTES_PER_S', 1_000.)
   source = prepared_sets.open_all(folder).eval
   assert len(list(evaluate(source).batches())) == 8 and len(digested) == 4
   prepared_sets.damage(folder / 'test-00001-of-00004.array_record')

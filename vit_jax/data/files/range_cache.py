@@ -56,7 +56,7 @@ class Cache:
     self._used = os.open(folder / _USED, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     with self._alone() as is_alone:
       if is_alone:
-        os.ftruncate(self._used, sum(map(_num_bytes, folder.iterdir())) // _UNIT)
+        self._recount()
 
   def get(self, path: str, generation: bytes, offset: int, size: int) -> bytes | None:
     """Returns a part of an object; None if it is not kept, or not as it was."""
@@ -96,13 +96,20 @@ class Cache:
     group = hashlib.sha256(path.rpartition('/')[0].encode()).hexdigest()[:32]
     with self._lock:
       if group not in self._groups or not (self.folder / group).is_dir():
-        (self.folder / group).mkdir(exist_ok=True)
-        lock = open(self.folder / group / _LOCK, 'ab')
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        os.utime(lock.fileno())
-        self._groups[group] = lock
+        self._groups[group] = self._enter(self.folder / group)
     name = hashlib.sha256(path.encode() + b'\0' + generation).hexdigest()[:32]
     return os.open(self.folder / group / name, os.O_RDWR | os.O_CREAT, 0o644)
+
+  def _enter(self, group: pathlib.Path) -> IO[bytes]:
+    """Creates the folder of a group, and returns its lock, which keeps other processes from removing it."""
+    while True:
+      group.mkdir(exist_ok=True)
+      lock = open(group / _LOCK, 'ab')
+      fcntl.flock(lock, fcntl.LOCK_SH)
+      if os.fstat(lock.fileno()).st_nlink:
+        os.utime(lock.fileno())
+        return lock
+      lock.close()  # the folder was removed before the lock was taken
 
   def _has_space(self, size: int) -> bool:
     if os.fstat(self._used).st_size * _UNIT + self._pending + size <= self._max_bytes:
@@ -117,16 +124,20 @@ class Cache:
   def _remove_unused(self) -> bool:
     """Removes the least recently used folder of objects that no process uses; returns whether there was one."""
     groups = [path for path in self.folder.iterdir() if path.is_dir() and path.name not in self._groups]
-    for group in sorted(groups, key=lambda path: path.stat().st_mtime):
+    for group in sorted(groups, key=lambda path: (path / _LOCK).stat().st_mtime if (path / _LOCK).exists() else 0):
       with contextlib.suppress(OSError), open(group / _LOCK, 'ab') as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        freed = _num_bytes(group) // _UNIT
+        freed = _num_bytes(group)
         shutil.rmtree(group)
-        os.ftruncate(self._used, max(0, os.fstat(self._used).st_size - freed))
-        log.info('%s: removed %s MiB of data that no process uses.', self.folder, f'{freed:,}')
+        self._recount()
+        log.info('%s: removed %.1f MiB of data that no process uses.', self.folder, freed / 2**20)
         self._full_s = -_AGAIN_S
         return True
     return False
+
+  def _recount(self) -> None:
+    """Sets the bytes of the folder to those that its files take now."""
+    os.ftruncate(self._used, -(-sum(map(_num_bytes, self.folder.iterdir())) // _UNIT))
 
   def _count(self, size: int) -> None:
     """Adds to the bytes of the folder: a byte of the file `used` for each MiB, which every process appends."""

@@ -44,9 +44,8 @@ class Background:
   """
 
   def __init__(self, files: Iterator[File]) -> None:
-    self._files, self._closed = files, threading.Event()
+    self._files, self._closed, self._hurried = files, threading.Event(), threading.Event()
     self._error: UserError | TemporaryError | None = None
-    self._is_slow = True
     self._thread = threading.Thread(target=self._run, name='verify', daemon=True)
     self._thread.start()
 
@@ -57,13 +56,14 @@ class Background:
 
   def finish(self) -> None:
     """Waits until all files are verified, which are now read as fast as possible; raises as `check`."""
-    self._is_slow = False
+    self._hurried.set()
     self._thread.join()
     self.check()
 
   def close(self) -> None:
     """Ends the thread."""
     self._closed.set()
+    self._hurried.set()
     self._thread.join(_CLOSING_S)
 
   def _run(self) -> None:
@@ -109,7 +109,8 @@ class Background:
       while block := file.read(_BLOCK_BYTES):
         found.update(block)
         done += len(block)
-        if self._closed.wait(max(0., started_s + done / BYTES_PER_S - time.monotonic()) if self._is_slow else 0.):
+        self._hurried.wait(max(0., started_s + done / BYTES_PER_S - time.monotonic()))
+        if self._closed.is_set():
           return None
     return found.hexdigest()
 
