@@ -12,6 +12,8 @@ from typing import Any, cast
 
 from vit_jax import commands
 from vit_jax.config import check, durations, schema
+from vit_jax.config.schema import ranges
+from vit_jax.core import implementation
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import check as places
 from vit_jax.record import storage
@@ -92,7 +94,19 @@ def _problems(config: schema.Config, workdir: storage.Path | None, place: places
     check.check(config)
   except UserError as error:
     return [str(error)]
-  return places.problems(config, workdir, place)
+  return [*_code_problems(config), *places.problems(config, workdir, place)]
+
+
+def _code_problems(config: schema.Config) -> list[str]:
+  """Returns the problems of a person's own code: of modules that settings name, which a run imports when it starts."""
+  found = []
+  for prefix, part in ranges.walk(config):
+    if implementation.is_own(type(part)) and hasattr(part, 'implementation'):
+      try:
+        implementation.of(part)
+      except UserError as error:
+        found.append(f'{prefix.rstrip(".")}: {error}')
+  return found
 
 
 def fit(config: schema.Config, topology: str, slices: int) -> str:

@@ -74,6 +74,35 @@ def test_the_new_part_has_the_defaults_of_its_name(override: str, path: str, exp
   assert before == schema.Config(head=schema.Head(pre_logits=3), optimizer=schema.AdamW(lr=7.))  # not changed in place
 
 
+@pytest.mark.parametrize(('before', 'override', 'after', 'said'), [
+    (schema.ViT(mlp=schema.Mlp(512, bias=False)), 'model.mlp=swiglu', schema.ViT(mlp=schema.SwiGlu(512, bias=False)),
+     'config.model.mlp=swiglu keeps hidden=512 (default: 2048), bias=False (default: True) of mlp.'),
+    (schema.ViT(block=schema.Plain(branch_scale=.5, layer_scale=.1)), 'model.block=parallel',
+     schema.ViT(block=schema.Parallel(branch_scale=.5)),
+     'config.model.block=parallel keeps branch_scale=0.5 (default: 1.0) of plain.'),
+    (schema.ViT(block=schema.Plain(layer_scale=.1)), 'model.block=axial',
+     schema.ViT(block=schema.Axial(layer_scale=.1)),
+     'config.model.block=axial keeps layer_scale=0.1 (default: 0.0) of plain.'),
+    (schema.ViT(norm=schema.LayerNorm(1e-5)), 'model.norm=rmsnorm', schema.ViT(norm=schema.RmsNorm(1e-5)),
+     'config.model.norm=rmsnorm keeps eps=1e-05 (default: 1e-06) of layernorm.'),
+    (schema.ViT(stem=schema.ResNetStem(width=48)), 'model.stem=convstem', schema.ViT(stem=schema.ConvStem()), ''),
+    (schema.ViT(mlp=schema.Mlp(512)), 'model.mlp=mlp', schema.ViT(), ''),
+    (schema.ViT(mlp=schema.Mlp(512)), 'model=vit', schema.ViT(), '')])
+def test_another_kind_of_a_part_keeps_the_settings_that_mean_the_same_and_says_so(
+    before: schema.ViT, override: str, after: schema.ViT, said: str, caplog: pytest.LogCaptureFixture) -> None:
+  configs = {name: schema.Config(model=before) for name in ('a', 'b')}
+  found = overrides.apply(configs, [override])
+  assert found['a'].model == found['b'].model == after
+  assert caplog.messages == [said] * bool(said)  # once for all runs of a study
+
+
+def test_a_setting_on_the_command_line_has_precedence_over_the_one_that_is_kept() -> None:
+  before = schema.Config(model=schema.ViT(mlp=schema.Mlp(512)))
+  for order in (['model.mlp.hidden=96', 'model.mlp=swiglu'], ['model.mlp=swiglu', 'model.mlp.hidden=96']):
+    model = overrides.apply({'': before}, order)[''].model
+    assert isinstance(model, schema.ViT) and model.mlp == schema.SwiGlu(96)
+
+
 @pytest.mark.parametrize(('override', 'message'), [
     ('optimizer=sgdd',
      "config.optimizer: expected adamw, adam, adafactor, lamb, lars, lion, rmsprop, sgd, or MODULE:CLASS of your "

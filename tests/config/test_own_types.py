@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from vit_jax import main
 from vit_jax.config import check, files, json_files, overrides, parts, schema
 from vit_jax.core import failures, implementation
 from vit_jax.core.errors import UserError
@@ -205,6 +206,22 @@ def test_own_code_that_takes_other_arguments_is_named(config: pathlib.Path) -> N
   assert isinstance(found, schema.Config)
   with pytest.raises(UserError, match='turning:Spec: expected code that is called with turns, share, crops, grid'):
     implementation.make(found.objective, grid=(2, 3))
+
+
+@pytest.mark.parametrize('code, said', [
+    ('Spec = 1', ''), ('import nothing_here', 'got ModuleNotFoundError: No module named'),
+    ('Spec = 1 / 0', 'codes.py, line 1: expected a module that can be imported, got ZeroDivisionError'),
+    ('Spce = 1', "objective: codes: expected 'Spec' in this module")])
+def test_check_imports_the_code_that_settings_name(config: pathlib.Path, tmp_path: pathlib.Path, code: str, said: str,
+                                                   capsys: pytest.CaptureFixture[str]) -> None:
+  changed = MODULE.replace('turning:Spec', 'codes:Spec').replace('turning:build', 'codes:Spec')
+  (tmp_path / 'turning.py').write_text(changed)
+  (tmp_path / 'codes.py').write_text(code)
+  try:
+    assert main.run(['check', f'--config={config}']) == (2 if said else 0)
+  finally:
+    sys.modules.pop('codes', None)
+  assert said in capsys.readouterr().err
 
 
 def test_an_unforeseen_error_beside_own_code_names_it_first(config: pathlib.Path, tmp_path: pathlib.Path) -> None:

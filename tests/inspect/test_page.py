@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import io
+import pathlib
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,25 @@ def test_the_highest_frequency_of_each_network_is_drawn_at_one(monkeypatch: pyte
   list(page._tokens([network('large', 8), network('small', 4)]))
   fourier, singular, *_ = drawn
   assert fourier == [[0., .25, .5, .75, 1.], [0., .5, 1.]] and singular == [[*range(1, 9)], [*range(1, 5)]]
+
+
+def test_networks_of_equal_names_are_two_networks(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  drawn: list[list[str]] = []
+  for name in ('heads_by_depth', 'lines_by_depth'):
+    monkeypatch.setattr(page.figures, name, lambda tables, *_, **__: drawn.append(list(tables)) or b'')
+  monkeypatch.setattr(page, '_maps', lambda one: iter(()))
+  text = pathlib.Path(page.write(tmp_path, [network('run', 8), network('run', 4)])).read_text()
+  assert len(drawn) == 5 and all(names == ['run (1)', 'run (2)'] for names in drawn)
+  assert 'run (1)' in text and 'run (2)' in text
+
+
+@pytest.mark.parametrize('names, distinct', [
+    (['a', 'b'], ['a', 'b']), (['a', 'b', 'a'], ['a (1)', 'b', 'a (3)']),
+    (['a', 'a', 'a (1)'], ['a (4)', 'a (2)', 'a (1)']),
+    (['a', 'a (4)', 'a (1)', 'a'], ['a (5)', 'a (4)', 'a (1)', 'a (8)'])])
+def test_a_number_makes_each_name_another(names: list[str], distinct: list[str]) -> None:
+  found = page.distinct(names)
+  assert len(set(found)) == len(names) and found == distinct
 
 
 def test_captions_say_what_belongs_to_which_network() -> None:

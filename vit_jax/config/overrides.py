@@ -2,7 +2,8 @@
 
 An override is `PATH=VALUE`. It sets a setting (`optimizer.lr=3e-4`), replaces a part by one of another name, with the
 defaults of that (`optimizer=sgd`, `model=S/16`, `objective=mae`), resets a part to its defaults (`head=default`), or
-chooses evaluations (`evals=test,knn`). Parts are replaced first, whatever the order.
+chooses evaluations (`evals=test,knn`). Parts are replaced first, whatever the order. Another kind of a part of a ViT
+keeps the settings that mean the same, such as the hidden width at `model.mlp=swiglu`.
 
 absl stops at the first bad flag with a traceback; here all unknown names (with the nearest known one) and all values
 that cannot be read are listed together. The values themselves are parsed by `ml_collections`.
@@ -13,11 +14,14 @@ import copy
 import dataclasses
 import enum
 import functools
+import inspect
+import logging
 import typing
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vit_jax.config import evaluations, parts, schema
+from vit_jax.config.schema import checks, layers
 from vit_jax.config.schema.checks import nearest
 from vit_jax.core import lazy
 from vit_jax.core.errors import UserError
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
   from ml_collections import config_flags
 else:
   flags, config_flags = lazy.Module('absl.flags'), lazy.Module('ml_collections.config_flags')
+
+log = logging.getLogger('vit_jax.config')
 
 UNREADABLE = (ValueError, TypeError, ArithmeticError, SyntaxError, RecursionError, MemoryError)
 """What `ml_collections` raises, beside `flags.Error`, for values that it cannot read; it evaluates tuples as Python."""
@@ -82,9 +88,9 @@ def apply(configs: Mapping[str, schema.Config], overrides: list[str], *,
     UserError: lists every unknown name and every value that cannot be read, and which of several configs it is for.
   """
   problems: dict[str, list[str]] = {}
-  found = {}
+  found, kept = {}, dict[str, None]()
   for name, config in configs.items():
-    config, rest, wrong = _with_parts(copy.deepcopy(config), overrides, models)
+    config, rest, wrong = _with_parts(copy.deepcopy(config), overrides, models, kept)
     named = [_by_name(config, one) for one in rest]
     wrong += [text for one in named for text in _problems(config, one)]
     for text in wrong:
@@ -95,12 +101,17 @@ def apply(configs: Mapping[str, schema.Config], overrides: list[str], *,
     raise UserError(f'{len(problems)} override{"s" * (len(problems) > 1)} cannot be applied:\n' + '\n'.join(
         f'  {text}' + (f' (of {", ".join(names)})' if len(names) < len(configs) else '')
         for text, names in problems.items()))
+  for text in kept:
+    log.warning('%s', text)
   return found
 
 
-def _with_parts(config: schema.Config, overrides: list[str], models: parts.Models | None) -> tuple[
-    schema.Config, list[str], list[str]]:
-  """The config with other parts, the overrides of single settings, and the problems of those of parts."""
+def _with_parts(config: schema.Config, overrides: list[str], models: parts.Models | None,
+                kept: dict[str, None]) -> tuple[schema.Config, list[str], list[str]]:
+  """The config with other parts, the overrides of single settings, and the problems of those of parts.
+
+  What parts keep is added to `kept`, as messages.
+  """
   rest, wrong = [], []
   for one in sorted(overrides, key=lambda one: one.partition('=')[0].count('.')):
     path, equals, value = one.partition('=')
@@ -109,7 +120,7 @@ def _with_parts(config: schema.Config, overrides: list[str], models: parts.Model
       if path == 'evals' and equals:
         config = dataclasses.replace(config, evals=_evaluations(config, value))
       elif declared is not None and equals:
-        _set(config, path, parts.by_name(declared, value, models))
+        _set(config, path, _kept(_get(config, path), parts.by_name(declared, value, models), path, kept))
       else:
         rest.append(one)
     except UserError as error:
@@ -118,6 +129,32 @@ def _with_parts(config: schema.Config, overrides: list[str], models: parts.Model
       of_part = f' Its settings are config.{", config.".join(inside)}.' if is_hint else ''
       wrong.append(f'config.{path}: {error}{of_part}')
   return config, rest, wrong
+
+
+def _kept(before: Any, part: Any, path: str, kept: dict[str, None]) -> Any:
+  """Returns a part of a ViT with the settings of the one before it that mean the same, if the kind changes.
+
+  They are those that a class above both kinds declares, such as `hidden` of `MlpSettings`. Elsewhere, for example in
+  optimizers, a value that is good for one kind is not good for another.
+  """
+  if not isinstance(part, layers.Part) or type(before) is type(part):
+    return part
+  shared = {name for kind in type(before).__mro__ if kind in type(part).__mro__
+            for name in inspect.get_annotations(kind)}
+  usual = {name: value for name, value in vars(part).items() if name in shared & vars(before).keys()}
+  values = {name: value for name in usual if (value := getattr(before, name)) != usual[name]}
+  if values:
+    shown = ', '.join(f'{name}={checks.shown(value)} (default: {checks.shown(usual[name])})'
+                      for name, value in values.items())
+    kept[f'config.{path}={checks.kind(part)} keeps {shown} of {checks.kind(before)}.'] = None
+  return checks.replaced(part, values)
+
+
+def _get(config: Any, path: str) -> Any:
+  """Returns the part at a dotted path."""
+  for name in path.split('.'):
+    config = config[name] if isinstance(config, dict) else getattr(config, name)
+  return config
 
 
 def _set(config: Any, path: str, part: Any) -> None:

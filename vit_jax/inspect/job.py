@@ -90,8 +90,7 @@ def _describe(network: Model, of_class: str, classes: str) -> int | None:
 
 def _short_names(names: Sequence[str]) -> list[str]:
   """Returns the last parts of paths, numbered where two are equal."""
-  short = [pathlib.Path(name.rstrip('/')).name or name for name in names]
-  return [name if short.count(name) == 1 else f'{name} ({i + 1})' for i, name in enumerate(short)]
+  return page.distinct([pathlib.Path(name.rstrip('/')).name or name for name in names])
 
 
 def _read(network: Model, paths: Sequence[str]) -> tuple[HostArray, list[str]]:

@@ -56,7 +56,12 @@ class Figure(NamedTuple):
 
 
 def write(to: pathlib.Path, inspections: Sequence[Inspection]) -> str:
-  """Writes all figures and `report.html` into a folder; returns the path of the page."""
+  """Writes all figures and `report.html` into a folder; returns the path of the page.
+
+  Networks of equal names are numbered.
+  """
+  names = distinct([one.name for one in inspections])
+  inspections = [one._replace(name=name) for one, name in zip(inspections, names, strict=True)]
   sections = [(title, drawn) for title, found in _sections(inspections) if (drawn := list(found))]
   for figure in (figure for _, drawn in sections for figure in drawn):
     (to / f'{figure.name}.png').write_bytes(figure.png)
@@ -64,10 +69,22 @@ def write(to: pathlib.Path, inspections: Sequence[Inspection]) -> str:
       ('–', '–') if one.measured is None else one.measured.distance_px.shape)] for one in inspections]
   page = to / 'report.html'
   page.write_text(html_pages.render(
-      'inspection.html', title=f'{inspections[0].name} – inspection', names=[one.name for one in inspections],
+      'inspection.html', title=f'{names[0]} – inspection', names=names,
       head=['weights', 'family', 'images', 'patches', 'blocks', 'heads'], rows=rows, sections=sections),
                   encoding='utf-8', errors='backslashreplace')
   return str(page)
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+  """Returns the names, with a number after those of which there are several: `run (1)`, `run (2)`."""
+  found: dict[str, None] = {name: None for name in names if names.count(name) == 1}
+  numbered = []
+  for i, name in enumerate(names, 1):
+    while names.count(name) > 1 and (shown := f'{name} ({i})') in found:
+      i += len(names)
+    numbered.append(name if names.count(name) == 1 else shown)
+    found[numbered[-1]] = None
+  return numbered
 
 
 def _sections(inspections: Sequence[Inspection]) -> Iterator[tuple[str, Iterator[Figure]]]:

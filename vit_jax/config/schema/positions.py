@@ -33,10 +33,12 @@ class PositionResize(enum.Enum):
 class PositionSettings(Part):
   """Base of the kinds of position embedding.
 
-  at: where they are added.    is_resizable: whether images of other sizes have positions.    is_rotary: whether
-  queries and keys are rotated.    has_table: whether there are learned vectors.    has_rows: one for each token.
+  at: where they are added.    resize: of learned vectors, for images of other sizes.
+  is_resizable: whether images of other sizes have positions.    is_rotary: whether queries and keys are rotated.
+  has_table: whether there are learned vectors.    has_rows: one for each token.
   """
   at: PositionsAt = PositionsAt.STEM
+  resize: PositionResize
   is_resizable: ClassVar[bool] = True
   is_rotary: ClassVar[bool] = False
   has_table: ClassVar[bool] = False

@@ -118,8 +118,10 @@ class BlockSettings(Part):
   """Base of the kinds of block.
 
   parts: paths of the blocks that it consists of; '' = itself.    layer_scale: initial factor of the branches; 0 = none.
+  branch_scale: each branch is multiplied with it before it is added.
   needs_grid: whether it needs all patch tokens of an image, in raster order.
   """
+  branch_scale: float
   parts: ClassVar[tuple[str, ...]] = ('',)
   needs_grid: ClassVar[bool] = False
 

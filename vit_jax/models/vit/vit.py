@@ -179,9 +179,18 @@ class ViT:
     x_BMD = tokens.astype(jnp.float32) if is_late else self._last_normed(params, tokens)
     with jax.named_scope('pool'):
       pooled_BD = self._pool.pooled(params.get('pool', {}), x_BMD)
+      self._check_pooled(pooled_BD, x_BMD.shape)
     pooled_BD = self._last_normed(params, pooled_BD) if is_late else pooled_BD
     distilled = constrain_batch(x_BMD[:, 1]) if self.settings.pool.distillation else None
     return Features(x_BMD[:, self.settings.num_extra:], constrain_batch(pooled_BD), grid, distilled)
+
+  def _check_pooled(self, pooled: Array, shape: tuple[int, ...]) -> None:
+    """Raises UserError if a person's own pool returns another shape than `[B, D]`, of tokens with `shape`."""
+    expected, found = (shape[0], shape[2]), getattr(pooled, 'shape', type(pooled).__name__)
+    if found != expected:
+      name = type(self.settings.pool).implementation
+      raise UserError(f'{name}: expected an array {expected} from `pooled`, for tokens {shape}, got {found}. Return '
+                      'one vector of the width of the network for each image.')
 
   def readout_weights(self, params: Params, tokens: Array) -> Array:
     """Weight of each token in the pooled features, `[B, M]` f32 with sum 1, for the output of the last block.
