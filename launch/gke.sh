@@ -23,7 +23,7 @@ bash launch/gke.sh --xpk [FLAGS] -- COMMAND…           checks a command; xpk w
   --no_check             do not check the run on this machine first (`vit-jax check`)
   --dry_run              print the command, submit nothing
 
-A workload is restarted after every end but 0 and 2 (invalid input or configuration), and resumes from its last
+A workload is restarted after every end but 0 and 2 (something that you must change), and resumes from its last
 checkpoint. XPK and launch/k8s.yaml mount memory at /dev/shm for libraries that use it; loader processes do not.
 TEXT
 }

@@ -4,12 +4,13 @@
 # Output is prefixed with [i]; LOG_DIR=DIR writes DIR/0.log, DIR/1.log … instead. A free port is chosen.
 # Ctrl-C and TERM go to all processes as TERM (the program saves and ends with 75). When a process fails, the others
 # get SIGTERM. A process that does not end within GRACE_S seconds (60 on request, 15 after a failure) is killed.
-# Exit status: the worst of all: the first failure before 75 before 0. A command of this project is checked first, once
-# for all processes (`vit-jax check`); NO_CHECK=1 skips that.
+# Exit status: the worst of all: 2 before the first failure before 75 before 0. MAX_FAILURES=N starts all processes again
+# after any status but 0 and 2, at most N times in a row without a new checkpoint in the command's --workdir. A command
+# of this project is checked first, once for all processes (`vit-jax check`); NO_CHECK=1 skips that.
 set -uo pipefail
 
 usage() {
-  sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+  sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
   exit 2
 }
 
@@ -21,11 +22,12 @@ shift 3
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 # shellcheck source=launch/check.sh
 source "$root/launch/check.sh"
+# shellcheck source=launch/statuses.sh
+source "$root/launch/statuses.sh"
 if [ -z "${NO_CHECK:-}" ]; then check_here "$root" -- "$@" || exit 2; fi
 
 folder="$(mktemp -d)"
-pids=() readers=() ended=()
-asked='' failed='' deadline='' worst=0
+signalled=''
 # Each process leads its own group, so that the processes it started can be ended with it.
 leader=()
 if command -v setsid >/dev/null; then leader=(setsid); fi
@@ -49,8 +51,9 @@ start() {
   local i="$1" out="$folder/$1"
   if [ -n "${LOG_DIR:-}" ]; then
     out="$LOG_DIR/$i.log"
-    : > "$out"
+    if [ -z "$attempts" ]; then : > "$out"; fi
   else
+    rm -f "$out"
     mkfifo "$out"
     prefix "$i" < "$out" 3>&- &
     readers+=($!)
@@ -58,7 +61,7 @@ start() {
   XLA_FLAGS="${XLA_FLAGS:-} --xla_force_host_platform_device_count=$devices" JAX_PLATFORMS=cpu \
     JAX_CPU_COLLECTIVES_IMPLEMENTATION=gloo VIT_JAX_COORDINATOR="127.0.0.1:$port" \
     VIT_JAX_NUM_PROCESSES="$count" VIT_JAX_PROCESS_ID="$i" \
-    ${leader[@]+"${leader[@]}"} "${@:2}" > "$out" 2>&1 < /dev/null 3>&- &
+    ${leader[@]+"${leader[@]}"} "${@:2}" >> "$out" 2>&1 < /dev/null 3>&- &
   pids+=($!)
 }
 
@@ -79,15 +82,16 @@ end_all() {
 
 # shellcheck disable=SC2317,SC2329  # called by the trap below
 on_signal() {
-  if [ -n "$asked" ]; then deadline=$SECONDS; return; fi
-  asked=1
+  if [ -n "$signalled" ]; then deadline=$SECONDS; return; fi
+  signalled=1 asked=1
   echo "local_processes: asked to stop; sending SIGTERM to all processes, waiting up to ${GRACE_S:-60} s" >&3
   end_all "${GRACE_S:-60}"
 }
 
-# Severity of a status: finished, killed after a request to end, saved, failed.
+# Severity of a status: finished, killed after a request to end, saved, failed, something that a person must change.
 rank() {
   if [ "$1" -eq 0 ]; then echo 0
+  elif [ "$1" -eq 2 ]; then echo 4
   elif [ "$1" -eq 75 ]; then echo 2
   elif [ "$1" -ge 128 ] && [ -n "$asked" ]; then echo 1
   else echo 3; fi
@@ -99,8 +103,8 @@ note_end() {
   ended[i]=1
   # Processes that it started and that still run are ended too.
   send KILL "${pids[i]}" group
-  # After a failure the others are ended by this script, so that their status has no meaning.
-  if [ "$status" -eq 0 ] || [ -n "$failed" ]; then return; fi
+  # After a failure the others are ended by this script, so that their status has no meaning, unless it is 2.
+  if [ "$status" -eq 0 ] || { [ -n "$failed" ] && [ "$status" -ne 2 ]; }; then return; fi
   if [ "$(rank "$status")" -gt "$(rank "$worst")" ]; then worst="$status"; fi
   if [ -n "$asked" ]; then return; fi
   if [ "$status" -eq 75 ]; then
@@ -124,33 +128,45 @@ finish() {
   rm -rf "$folder"
 }
 
+# Runs all processes until the last has ended; `worst` is their status then.
+run_all() {
+  local n running=$count
+  pids=() readers=() ended=() asked='' failed='' deadline='' worst=0
+  port="$(find_port)"
+  if [ -z "$port" ]; then echo 'local_processes: no free port between 20000 and 31999' >&3; exit 1; fi
+  for ((n = 0; n < count; n++)); do start "$n" "$@"; done
+  attempts+=1
+  while [ "$running" -gt 0 ]; do
+    for n in "${!pids[@]}"; do
+      if [ -n "${ended[n]:-}" ] || kill -0 "${pids[n]}" 2>/dev/null; then continue; fi
+      wait "${pids[n]}" 2>/dev/null
+      note_end "$n" $?
+      running=$((running - 1))
+    done
+    if [ "$running" -gt 0 ] && [ -n "$deadline" ] && [ "$SECONDS" -ge "$deadline" ]; then
+      for n in "${!pids[@]}"; do
+        if [ -z "${ended[n]:-}" ]; then
+          echo "local_processes: process $n did not end in time; killed" >&3
+          send KILL "${pids[n]}" group
+        fi
+      done
+      deadline=$((SECONDS + 5))
+    fi
+    sleep 0.1
+  done
+}
+
 # Suppresses the messages of the shell about killed jobs; this script prints its own.
 exec 3>&2
-port="$(find_port)"
-if [ -z "$port" ]; then echo 'local_processes: no free port between 20000 and 31999' >&2; exit 1; fi
+attempts='' pids=() readers=() ended=() asked='' deadline=''
 if [ -n "${LOG_DIR:-}" ]; then mkdir -p "$LOG_DIR" || exit 2; fi
 trap on_signal INT TERM
 trap finish EXIT
-for ((n = 0; n < count; n++)); do start "$n" "$@"; done
-
 exec 2> /dev/null
-running=$count
-while [ "$running" -gt 0 ]; do
-  for n in "${!pids[@]}"; do
-    if [ -n "${ended[n]:-}" ] || kill -0 "${pids[n]}" 2>/dev/null; then continue; fi
-    wait "${pids[n]}" 2>/dev/null
-    note_end "$n" $?
-    running=$((running - 1))
-  done
-  if [ "$running" -gt 0 ] && [ -n "$deadline" ] && [ "$SECONDS" -ge "$deadline" ]; then
-    for n in "${!pids[@]}"; do
-      if [ -z "${ended[n]:-}" ]; then
-        echo "local_processes: process $n did not end in time; killed" >&3
-        send KILL "${pids[n]}" group
-      fi
-    done
-    deadline=$((SECONDS + 5))
-  fi
-  sleep 0.1
+while true; do
+  run_all "$@"
+  if [[ "$(judge "$worst")" != again* ]] || [ -n "$signalled" ] || [ "${MAX_FAILURES:-0}" -eq 0 ]; then break; fi
+  count_failure "$folder/failures" "$MAX_FAILURES" "$(find_workdir "$@")" >&3 || break
+  echo "local_processes: ended with status $worst; starting all processes again" >&3
 done
 exit "$worst"

@@ -37,7 +37,7 @@ the job: the same command line follows it again.
   --env=NAME=VALUE       environment variable of the command; may be repeated
   --fetch=DIR            local folder for the run directory without its checkpoints; default: runs/NAME
   --keep                 keep the slice when done; otherwise a slice that was requested here is deleted after success
-  --max_failures=3       end after this many failures in a row, not counting preemptions and invalid input
+  --max_failures=3       end after this many failures in a row without a new checkpoint, not counting preemptions
   --poll_s=30            seconds between requests for the state of the queue
   --price=USD            price of a chip and hour, to show what a slice costs that is left; default: not shown
   --no_check             do not check the command on this machine first (`vit-jax check`)
@@ -45,8 +45,8 @@ the job: the same command line follows it again.
   --stop                 only make the job save and end
   --delete               only delete the slice
 
-Exit status: 0 done; 2 invalid input or configuration, see the message; 75 ended by --stop; 130 interrupted, while the
-job continues; else that of the last failure.
+Exit status: 0 done; 2 something that you must change, see the message; 75 ended by --stop, or the environment failed
+too often; 130 interrupted, while the job continues; else that of the last failure. README.md has the rule.
 TEXT
 }
 
@@ -62,6 +62,8 @@ say() {
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 # shellcheck source=launch/check.sh
 source "$ROOT/launch/check.sh"
+# shellcheck source=launch/statuses.sh
+source "$ROOT/launch/statuses.sh"
 
 name='' type='' zone='' project='' runtime='' workdir='' data='' data_mode=mount cache_dir='' setup='' fetch=''
 tier='' action=run keep='' dry_run='' max_failures=3 poll_s=30 created='' create_flags=() envs=() words=()
@@ -189,14 +191,25 @@ worker() {
   ssh_to "$1" "bash vit_jax/launch/tpu_worker.sh $2"
 }
 
+# Whether a message of gcloud is about its service or the network, so that the same call may succeed later.
+is_passing() {
+  grep -qiE 'UNAVAILABLE|DEADLINE|INTERNAL|timed? ?out|connection|temporar|unreachable|HTTPError 5|429|50[0234]' <<< "$1"
+}
+
 # State of the queued resource, '' if there is none.
 slice_state() {
-  local out
-  if out="$(queue describe --format='value(state.state)' 2>&1)"; then
-    tail -n 1 <<< "${out:-of no known state}"  # it exists and must not be requested again
-  elif ! grep -qiE 'NOT_FOUND|not found|was not found|does not exist' <<< "$out"; then
-    fail "the queue cannot be read: $out"
-  fi
+  local out tries=0
+  while true; do
+    if out="$(queue describe --format='value(state.state)' 2>&1)"; then
+      tail -n 1 <<< "${out:-of no known state}"  # it exists and must not be requested again
+      return
+    fi
+    if grep -qiE 'NOT_FOUND|not found|was not found|does not exist' <<< "$out"; then return; fi
+    is_passing "$out" || fail "the queue cannot be read: $out"
+    tries=$((tries + 1))
+    if [ "$tries" -gt "$max_failures" ]; then say "the queue cannot be read: $out"; exit 75; fi
+    sleep "$poll_s"
+  done
 }
 
 # States of all slices of the queued resource.
@@ -231,13 +244,16 @@ delete_slice() {
   queue delete --force --quiet
 }
 
+# Requests the slice; status 1 if the request may succeed later.
 create_slice() {
-  local nodes=(--node-id="$name")
+  local nodes=(--node-id="$name") out status=0
   if [ "$slices" -gt 1 ]; then nodes=(--node-count="$slices" --node-prefix="$name"); fi
-  queue create "${nodes[@]}" --accelerator-type="$type" --runtime-version="$runtime" ${tier:+"$tier"} \
-    ${create_flags[@]+"${create_flags[@]}"} \
-    || fail "the request was refused; see above. In doubt: is there quota for $type in $zone${tier:+ with $tier}?"
-  created=1
+  out="$(queue create "${nodes[@]}" --accelerator-type="$type" --runtime-version="$runtime" ${tier:+"$tier"} \
+    ${create_flags[@]+"${create_flags[@]}"} 2>&1)" || status=$?
+  if [ -n "$out" ]; then printf '%s\n' "$out"; fi
+  if [ "$status" -eq 0 ]; then created=1; return; fi
+  is_passing "$out" && return 1
+  fail "the request was refused; see above. In doubt: is there quota for $type in $zone${tier:+ with $tier}?"
 }
 
 # Returns when the slice is ready; requests it if needed, repeatedly.
@@ -253,7 +269,11 @@ ensure_slice() {
     if [ "$state" != "$before" ]; then say "slice $name: ${state:-none}"; fi
     before="$state"
     case "$state" in
-      '') say "requesting $type in $zone"; create_slice; continue ;;
+      '')
+        say "requesting $type in $zone"
+        if create_slice >&2; then continue; fi
+        refused=$((refused + 1))
+        if [ "$refused" -gt "$max_failures" ]; then say "the request failed $refused times, see above"; exit 75; fi ;;
       ACTIVE)
         case "$(node_states)" in
           *PREEMPTED* | *TERMINATED* | *STOPPED*) say 'its hosts are gone; requesting them again'; delete_slice; continue ;;
@@ -318,41 +338,61 @@ show() {
 }
 
 # The first host has ended: the others do so within the heartbeat timeout, 100 s, or never.
-# The state of the job in one word, from the answers of all hosts.
+# The state of the job in one word, or that of `judge` with its status, from the answers of all hosts.
 job_status() {
   local out words
   out="$(worker all "status ${VIT_JAX_WAIT_S:-150}" 2>/dev/null || true)"
   words=" $(grep -oE 'VIT_JAX_STATUS [^ ]+ [a-z0-9]+' <<< "$out" | awk '{print $3}' | sort -u | tr '\n' ' ')"
   case "$words" in
+    *' 2 '*) echo 'final 2' ;;
     ' ' | *' lost '*) echo lost ;;
-    *' 2 '*) echo 2 ;;
     *' stopped '*) echo stopped ;;
     ' running ') echo running ;;
     *' running '*) echo stuck ;;
-    *' 75 '*) echo 75 ;;
-    ' 0 ') echo 0 ;;
-    *) tr ' ' '\n' <<< "$words" | grep -vxE '0|' | sort -n | tail -n 1 ;;
+    *) judge "$words" ;;
   esac
 }
 
 fetch_run() {
+  local tries
   mkdir -p "$fetch"
-  run gcloud storage rsync --recursive --exclude='^(checkpoints|\.cache)/.*' "$workdir" "$fetch" \
-    || fail "the run is done, but $workdir could not be fetched; see above"
-  say "run directory: $fetch (checkpoints stay in $workdir)"
+  for ((tries = 0; tries <= max_failures; tries++)); do
+    if run gcloud storage rsync --recursive --exclude='^(checkpoints|\.cache)/.*' "$workdir" "$fetch"; then
+      say "run directory: $fetch (checkpoints stay in $workdir)"
+      return
+    fi
+    sleep "$poll_s"
+  done
+  say "the run is done, but $workdir could not be fetched; see above"
+  return 1
 }
 
+# Fetches the run and deletes the slice, which is not needed any more even if nothing could be fetched.
 finish() {
-  fetch_run
+  local status=0
+  fetch_run || status=75
   if [ -n "$created" ] && [ -z "$keep" ]; then
     delete_slice
   else
     say "$(cost_of_keeping)"
   fi
+  exit "$status"
 }
 
-# Counts a failure; ends after too many in a row.
+# Step of the newest checkpoint of the run; 0 if there is none or no host answers.
+newest_checkpoint() {
+  { worker 0 newest 2>/dev/null || true; } | awk '/^VIT_JAX_NEWEST [0-9]+$/ {step = $2} END {print step + 0}'
+}
+
+# Counts a failure, unless there is a checkpoint that is newer than at the one before; ends after too many in a row.
 count_failure() {
+  local now
+  now="$(newest_checkpoint)"
+  if [ "$now" -gt "$newest" ]; then
+    say "$2 after it had saved step $now"
+    newest="$now" failures=0
+    return
+  fi
   failures=$((failures + 1))
   say "$2 (failure $failures of at most $max_failures in a row)"
   if [ "$failures" -gt "$max_failures" ]; then
@@ -362,7 +402,7 @@ count_failure() {
 }
 
 supervise() {
-  local status began failures=0
+  local status began failures=0 newest=-1
   output="$(mktemp)"
   trap 'rm -f "$output"' EXIT
   trap 'say "the job continues; the same command line follows it again, --stop ends it"; exit 130' INT TERM
@@ -375,22 +415,23 @@ supervise() {
       continue
     fi
     began=$SECONDS
+    if [ "$newest" -lt 0 ]; then newest="$(newest_checkpoint)"; fi
     show
     if [ "$(slice_state)" != ACTIVE ]; then : > "$output"; continue; fi
     status="$(job_status)"
-    if [ $((SECONDS - began)) -gt 600 ]; then failures=0; fi  # not in a row
     case "$status" in
-      0) finish; return ;;
-      2)
+      'done 0') finish ;;
+      'final 2')
+        worker all message >&2 || true
         say "the program ended $((SECONDS - began)) s after its start; $(cost_of_keeping)"
-        fail "the program reports invalid input or configuration, see above. The same command line with it fixed runs" \
+        fail "the program reports something that you must change, see above. The same command line with it fixed runs" \
           "on the same slice at once" ;;
       stopped) say "stopped by --stop; $(cost_of_keeping)"; exit 75 ;;
-      75) say 'stopped and saved; starting it again'; : > "$output" ;;
       stuck) : > "$output"; worker all end || true; count_failure 1 'some hosts ended, others did not; ended them' ;;
       running) say 'connection lost; taking it up again' ;;
-      lost) : > "$output"; count_failure 1 'a host does not answer' ;;
-      *) : > "$output"; count_failure "$status" "the program failed with status $status" ;;
+      lost) : > "$output"; count_failure 75 'a host does not answer' ;;
+      'again 75') : > "$output"; count_failure 75 'the program stopped, or the environment failed; starting it again' ;;
+      again*) : > "$output"; count_failure "${status#again }" "the program failed with status ${status#again }" ;;
     esac
     sleep "$((poll_s < 10 ? poll_s : 10))"
   done

@@ -5,6 +5,8 @@
 #   running                          prints RUNNING HASH if a job runs
 #   follow LINE                      prints the output of the job from that line until it ends
 #   status SECONDS                   waits at most this long for its end, then prints VIT_JAX_STATUS HOST STATUS
+#   message                          prints the error message of a job that ended with status 2, with the name of the host
+#   newest                           prints VIT_JAX_NEWEST and the step of the newest checkpoint of the run
 #   stop                             sends TERM to the job, which saves and ends; it is not started again
 #   end                              sends TERM to the job, then KILL if it has not ended after 60 s
 # Answers are words on a line, not exit statuses, which ssh to several hosts does not return reliably.
@@ -12,6 +14,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=launch/setup_env.sh
 source launch/setup_env.sh
+# shellcheck source=launch/statuses.sh
+source launch/statuses.sh
 
 JOB="${VIT_JAX_JOB:-$HOME/vit_jax_job}"
 METADATA=http://metadata.google.internal/computeMetadata/v1/instance/attributes
@@ -21,6 +25,12 @@ PAUSE_S="${VIT_JAX_PAUSE_S:-1}"  # between checks of the job
 fail() {
   printf 'error: %s\n' "$*" >&2
   exit 2
+}
+
+# Ends with the status of what may succeed later.
+fail_now() {
+  printf 'error: %s\n' "$*" >&2
+  exit 75
 }
 
 # The images bring Python 3.10; a newer one is put beside it.
@@ -38,7 +48,7 @@ setup() {
 need_gcsfuse() {
   command -v gcsfuse >/dev/null && return
   sudo apt-get install --yes --quiet gcsfuse >/dev/null 2>&1 && return
-  fail "gcsfuse is not installed on $(hostname), and apt-get does not find it. Install it with --setup='…'"
+  fail_now "gcsfuse is not installed on $(hostname), and apt-get does not find it. Install it with --setup='…'"
 }
 
 # Free space on the disk of $1, in MB.
@@ -55,7 +65,7 @@ mount_bucket() {
   address="${address%/}"
   if [ "$address" != "${address%%/*}" ]; then only=("--only-dir=${address#*/}"); fi
   gcsfuse --implicit-dirs "${only[@]}" "${@:3}" "${address%%/*}" "$folder" >&2 \
-    || fail "$1 cannot be mounted on $(hostname); see above, and whether the service account may read it"
+    || fail_now "$1 cannot be mounted on $(hostname); see above, and whether the service account may read it"
 }
 
 # Makes the data at gs://… $1 readable on this host, by $2 = mount or copy; prints the folder.
@@ -181,8 +191,9 @@ job() {
   child=$!
   trap 'kill -TERM "$child" 2>/dev/null' TERM
   echo $$ > "$JOB/pid"
-  # A trap ends the wait too.
-  while kill -0 "$child" 2>/dev/null; do status=0; wait "$child" || status=$?; done
+  # A trap ends the wait too; the last one returns the status, also of a process that had ended before.
+  while kill -0 "$child" 2>/dev/null; do wait "$child" || true; done
+  wait "$child" || status=$?
   echo "$status" > "$JOB/status.part"
   mv "$JOB/status.part" "$JOB/status"
 }
@@ -206,6 +217,13 @@ status() {
   else echo "VIT_JAX_STATUS $(hostname) lost"; fi
 }
 
+message() {
+  local lines
+  if [ "$(cat "$JOB/status" 2>/dev/null)" != 2 ]; then return; fi
+  lines="$(tail -n 40 "$JOB/log" | sed -n '/^error: /,$p')"
+  printf '%s: %s\n' "$(hostname)" "${lines:-$(tail -n 5 "$JOB/log")}"
+}
+
 stop() {
   touch "$JOB/asked"  # requested by the user: must not be started again
   if is_running; then kill -TERM "$(cat "$JOB/pid")"; fi
@@ -218,7 +236,8 @@ end() {
 }
 
 case "${1:-}" in
-  setup | start | job | follow | status | stop | end) "$@" ;;
+  setup | start | job | follow | status | message | stop | end) "$@" ;;
+  newest) echo "VIT_JAX_NEWEST $(newest_step "$JOB/workdir")" ;;
   running) if is_running; then echo "RUNNING $(cat "$JOB/spec")"; else echo IDLE; fi ;;
   *) fail "tpu_worker.sh: unknown '${1:-}'; this script is run by tpu_pod.sh" ;;
 esac

@@ -75,11 +75,12 @@ def test_mistakes_are_reported(slurm: Machines, arguments: list[str], message: s
 
 
 @pytest.mark.parametrize(('status', 'requeued', 'said'), [
-  (0, 0, ''), (75, 1, 'Stopped and saved; queued again'), (2, 0, 'Invalid input or configuration'),
-  (9, 0, 'Failed with status 9; not queued again'),
+  (0, 0, ''), (2, 0, 'A process reports something that you must change'),
+  *((status, 1, f'Ended with status {status}: the program stopped, failed, or lost a host or its storage; queued again')
+    for status in (70, 75, 134, 137, 139)),
 ])
-def test_the_job_runs_on_all_nodes_and_only_75_queues_it_again(slurm: Machines, status: int, requeued: int,
-                                                               said: str) -> None:
+def test_the_job_runs_on_all_nodes_and_is_queued_again_unless_it_is_done_or_a_person_must_act(
+    slurm: Machines, status: int, requeued: int, said: str) -> None:
   found = slurm.run('gpu_slurm.sh', '--', BASH, '-c', f'echo "$0"; exit {status}', 'a b', **JOB)
   assert found.returncode == status and 'a b\n' in found.stdout and said in found.stdout
   assert (slurm.folder / 'told').read_text() == 'gpu07:32345 3 none\n'.replace('32345', str(20000 + 12345 % 12000))
@@ -99,3 +100,32 @@ def test_a_warning_of_slurm_reaches_the_program_which_saves(slurm: Machines, num
     out, _ = job.communicate(timeout=HANGS_S)
   assert job.returncode == 75 and 'saved\n' in out
   assert slurm.count('scontrol requeue 12345') == 1
+
+
+SEVERAL = r'''
+while [ "${1#--}" != "$1" ]; do shift; done
+worst=0
+for rank in 0 1 2; do
+  SLURM_PROCID=$rank "$@"; status=$?
+  if [ "$status" -gt "$worst" ]; then worst=$status; fi
+done
+exit "$worst"'''
+
+
+@pytest.mark.parametrize(('statuses', 'ended', 'requeued'), [
+  ('75 2 134', 2, 0), ('75 134 75', 134, 1), ('0 75 75', 75, 1), ('0 0 0', 0, 0), ('70 75 75', 70, 1)])
+def test_the_statuses_of_all_processes_decide(slurm: Machines, statuses: str, ended: int, requeued: int) -> None:
+  slurm.add('srun', SEVERAL)
+  found = slurm.run('gpu_slurm.sh', '--', BASH, '-c', f'all=({statuses}); exit ${{all[SLURM_PROCID]}}', **JOB)
+  assert found.returncode == ended and slurm.count('scontrol requeue') == requeued, found.stdout
+
+
+def test_failures_in_a_row_are_counted_over_the_starts_of_a_job(slurm: Machines) -> None:
+  workdir = slurm.folder / 'run'
+  words = ('--max_failures=1', '--', BASH, '-c', 'exit 75', 'x', f'--workdir={workdir}')
+  for step, requeued in ((0, 1), (20, 2), (20, 3), (20, 3)):
+    if step:
+      (workdir / 'checkpoints' / str(step)).mkdir(parents=True, exist_ok=True)
+    found = slurm.run('gpu_slurm.sh', *words, **JOB)
+    assert found.returncode == 75 and slurm.count('scontrol requeue') == requeued, (step, found.stdout)
+  assert 'Ended with status 75 too often; not queued again' in found.stdout

@@ -61,6 +61,19 @@ def test_the_status_is_the_worst(statuses: str, worst: int) -> None:
   assert run(2, f'all=({statuses}); exit ${{all[i]}}').returncode == worst
 
 
+def test_what_a_person_must_change_outweighs_a_crash() -> None:
+  assert run(2, 'if [ $i = 0 ]; then sleep .3; exit 134; fi; trap "exit 2" TERM; while :; do sleep .1; done'
+             ).returncode == 2
+
+
+@pytest.mark.parametrize(('status', 'starts'), [(75, 3), (70, 3), (137, 3), (2, 1), (0, 1)])
+def test_all_are_started_again_after_what_may_pass(status: int, starts: int, tmp_path: pathlib.Path) -> None:
+  body = f'echo x >> {tmp_path}/$i; if [ $i = 1 ]; then exit {status}; fi; exit 0'
+  found = run(2, body, MAX_FAILURES='2')
+  assert found.returncode == status and (tmp_path / '1').read_text().count('x') == starts, found.stderr
+  assert found.stderr.count('starting all processes again') == starts - 1
+
+
 def test_a_failure_outweighs_the_exit_status_of_stopped_processes() -> None:
   assert run(2, 'if [ $i = 0 ]; then sleep .2; exit 2; fi; trap "exit 75" TERM; while :; do sleep .1; done'
              ).returncode == 2

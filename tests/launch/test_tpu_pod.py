@@ -71,7 +71,8 @@ def test_a_preempted_slice_is_requested_again_and_75_starts_the_job_again(pod: M
                'echo SUSPENDED > "$FAKE/next"; mv "$FAKE/next" "$FAKE/states"; fi; exit 143')
   status, out, err = launch(pod, f'case $run in 1) {preempted} ;; 2) echo saved; exit 75 ;; 3) echo all done ;; esac')
   assert status == 0, err
-  assert 'preempted; requesting it again' in err and 'stopped and saved; starting it again' in err
+  assert 'preempted; requesting it again' in err
+  assert 'the program stopped, or the environment failed; starting it again (failure 1 of at most 3' in err
   assert out.count('saved\n') == 1 and out.count('all done\n') == 1
   assert pod.count('queued-resources create') == 2
   assert (pod.folder / 'runs0').read_text().count('x') == 3 == (pod.folder / 'runs1').read_text().count('x')
@@ -80,7 +81,7 @@ def test_a_preempted_slice_is_requested_again_and_75_starts_the_job_again(pod: M
 def test_status_2_stops_with_the_message_and_keeps_the_slice(pod: Machines) -> None:
   status, out, err = launch(pod, '[ "$INDEX" = 0 ] || exit 75; echo "error: no such setting" >&2; exit 2')
   assert status == 2 and 'error: no such setting' in out
-  assert 'invalid input or configuration, see above. The same command line with it fixed runs on the same slice' in err
+  assert 'something that you must change, see above. The same command line with it fixed runs on the same slice' in err
   assert 'slice pod is left, and paid for: 16 chips, so every hour costs 16 chip-hours. Delete it: ' in err
   assert 'bash launch/tpu_pod.sh --name=pod --zone=here --delete' in err
   assert pod.count('delete') == 0 and (pod.folder / 'runs0').read_text().count('x') == 1
@@ -264,3 +265,44 @@ def test_hosts_that_wait_for_one_that_ended_are_ended_too(pod: Machines) -> None
   status, _, err = launch(pod, body)
   assert status == 0 and 'some hosts ended, others did not; ended them' in err
   assert (pod.folder / 'runs1').read_text().count('x') == 2
+
+
+def test_one_host_with_status_2_ends_the_run_with_its_message_whatever_the_others_report(pod: Machines) -> None:
+  status, _, err = launch(pod, '[ "$INDEX" = 0 ] && exit 134; echo "error: no such file" >&2; exit 2')
+  assert status == 2 and ': error: no such file\n' in err and 'something that you must change, see above' in err
+  assert (pod.folder / 'runs0').read_text().count('x') == 1
+
+
+@pytest.mark.slow(reason='4 s: three starts')
+@pytest.mark.parametrize(('first', 'second'), [(134, 75), (75, 137), (70, 75)])
+def test_a_lost_host_starts_all_again_up_to_the_limit(pod: Machines, first: int, second: int) -> None:
+  status, _, err = launch(pod, f'[ "$INDEX" = 0 ] && exit {first}; exit {second}', '--max_failures=2')
+  failure = first if first != 75 else second
+  assert status == failure and f'failed with status {failure} (failure 3 of at most 2 in a row)' in err
+  assert (pod.folder / 'runs0').read_text().count('x') == 3 == (pod.folder / 'runs1').read_text().count('x')
+
+
+@pytest.mark.slow(reason='5 s: four starts')
+def test_failures_are_not_in_a_row_when_the_run_has_saved_between_them(pod: Machines) -> None:
+  body = 'mkdir -p "$HOME/vit_jax_job/workdir/checkpoints/$((run < 4 ? run * 5 : 15))"; [ $run = 6 ] || exit 75'
+  status, _, err = launch(pod, body, '--max_failures=2')
+  assert status == 0 and err.count('after it had saved step') >= 1, err
+  assert 'failure 2 of at most 2 in a row' in err and (pod.folder / 'runs0').read_text().count('x') == 6
+
+
+@pytest.mark.slow(reason='2 s')
+def test_a_service_that_does_not_answer_is_asked_again(pod: Machines) -> None:
+  once = 'case "$4" in describe|create) if [ ! -e "$FAKE/no$4" ]; then touch "$FAKE/no$4"; ' \
+         'echo "ERROR: UNAVAILABLE: try later" >&2; exit 1; fi ;; esac'
+  pod.add('gcloud', once + GCLOUD)
+  status, _, err = launch(pod, 'true')
+  assert status == 0, err
+  (pod.folder / 'broken').write_text('ERROR: UNAVAILABLE: try later')
+  assert launch(pod, 'true', '--max_failures=1')[0] == 75
+
+
+@pytest.mark.slow(reason='2 s')
+def test_a_run_that_cannot_be_fetched_does_not_keep_its_slice(pod: Machines) -> None:
+  pod.add('gcloud', 'if [ "$1 $2" = "storage rsync" ]; then exit 1; fi' + GCLOUD)
+  status, _, err = launch(pod, 'true', '--max_failures=1')
+  assert status == 75 and 'could not be fetched' in err and pod.count('queued-resources delete') == 1
