@@ -13,7 +13,7 @@ from vit_jax.config import schema
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.models import backbones
-from vit_jax.weights import adapt, resize, saving
+from vit_jax.weights import adapt, inherit, resize, saving
 from vit_jax.weights.adapt import Target
 from vit_jax.weights.preprocess import Preprocess
 
@@ -74,6 +74,12 @@ def test_weights_of_other_channels_do_not_fit() -> None:
 def test_the_statistics_of_rgb_are_not_compared_with_those_of_channels() -> None:
   bands = schema.Recipe(mean=(1.,) * 5, std=(1.,) * 5)
   assert not adapt.preprocessing_differs(made.network(), bands)
+
+
+@pytest.mark.parametrize('channels', [3, 13])
+def test_only_rgb_runs_take_mean_and_deviation_from_weights(channels: int) -> None:
+  config = schema.Config(init_from='x.npz', data=schema.Data(channels=channels))
+  assert ('data.recipe.mean' in inherit.unset(config, ())) is (channels == 3)
 
 
 def test_conversion_refuses_them_by_name(tmp_path: pathlib.Path) -> None:

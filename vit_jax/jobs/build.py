@@ -97,7 +97,8 @@ def measured(config: schema.Config, source: Source) -> schema.Config:
   recipe, num = config.data.recipe, config.data.channels
   if num == RGB or not recipe.is_unmeasured:
     return config
-  found = getattr(find_origin(source, 0)[0], 'statistics', None)
+  is_mixture = config.data.source.startswith('mix:')  # each of its sources has statistics of its own
+  found = None if is_mixture else getattr(find_origin(source, 0)[0], 'statistics', None)
   if found is None:
     raise UserError(f'data.recipe.mean: expected mean and std of {num} channels, got none in the config and in '
                     f'{title(source)}. Prepare the images, which measures them (vit-jax prepare --channels={num}), or '
