@@ -39,6 +39,22 @@ DROPPED = 'models/test_layers.py models/test_vit.py models/test_stack.py'
 OPTIM = 'optim train/test_step.py test_invariance.py'
 
 MUTATIONS = (
+    Mutation('record/mounts.py', 'return not _is_bucket(kind(path))', 'return True', 'record/test_mounts.py'),
+    Mutation('record/mounts.py', 'len(folder) >= longest', 'len(folder) > longest', 'record/test_mounts.py'),
+    Mutation('record/storage.py', 'for number in reversed(range(len(content))):', 'for number in range(len(content)):',
+             'record/test_mounts.py'),
+    Mutation('record/storage.py', 'write_bytes(place, read_growing(place))', 'pass', 'record/test_mounts.py'),
+    Mutation('record/writer.py', 'self._mirror.settle()', 'pass', 'record/test_mounts.py record/test_storage.py'),
+    Mutation('record/lease.py', 'if_equal=expected).result(ANSWER_S).generation or None',
+             'if_equal=None).result(ANSWER_S).generation or None', 'record/test_lease.py'),
+    Mutation('record/lease.py', "with open(path, 'xb') as file:", "with open(path, 'wb') as file:",
+             'record/test_lease.py'),
+    Mutation('record/lease.py', 'if not is_own or numbers[-1] != number:', 'if not is_own:', 'record/test_lease.py'),
+    Mutation('record/lease.py', "if holder.get('token') == self._own['token']:", 'if holder:',
+             'record/test_lease.py train/test_checkpoint.py'),
+    Mutation('record/run_directory.py', '  lease.check(path)\n', '', 'record/test_lease.py'),
+    Mutation('train/checkpoint.py', 'temporary_path_class=self._commit_class()', 'temporary_path_class=None',
+             'train/test_checkpoint.py'),
     Mutation('train/host_times.py', 'now_s - self._free_s', 'now_s - self._launched_s', 'train/test_host_times.py'),
     Mutation('train/host_times.py', 'if late_s < LATE * last.step_s or late_s <= 0:', 'if late_s <= 0:',
              'train/test_host_times.py'),
