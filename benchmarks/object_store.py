@@ -1,12 +1,12 @@
 """How fast one process reads the records of a prepared dataset from object storage, compared with local files.
 
-  python -m benchmarks.object_store [--latency_ms=20] [--images=FOLDER] [--num=6000] [--cores=2]
+  python -m benchmarks.object_store [--latency_ms=20] [--images=FOLDER] [--num=6000] [--cores=2] [--tls]
 
 A server on this machine, in a process of its own, answers each request for a range after the latency, as
 `gs://` (TENSORSTORE_GCS_HTTP_URL). The images are files below FOLDER, repeated, or random bytes of ImageNet's sizes
 (110 kB on average, log-normal). The reader takes batches of 128 in the order of training with as many threads as cores,
 without decoding: images/s of the first epoch and of a second one with the cache, its processor time for an image, and
-its peak memory. The server shares the cores with the reader.
+its peak memory. The server shares the cores with the reader. `--tls` encrypts, with a certificate that `openssl` makes.
 """
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ import os
 import pathlib
 import re
 import resource
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -54,7 +55,7 @@ def write(folder: pathlib.Path, images: str, num: int) -> None:
                                                 'class_names': list('abcdefghij')}))
 
 
-def serve(folder: str, latency_s: float, address: multiprocessing.Queue[int]) -> None:
+def serve(folder: str, latency_s: float, certificate: str, address: multiprocessing.Queue[int]) -> None:
   """Answers ranges of the files of a folder, each after the latency."""
   files = {path.name: os.open(path, os.O_RDONLY) for path in pathlib.Path(folder).iterdir()}
   sizes = {name: os.fstat(file).st_size for name, file in files.items()}
@@ -75,7 +76,10 @@ def serve(folder: str, latency_s: float, address: multiprocessing.Queue[int]) ->
         await writer.drain()
 
   async def main() -> None:
-    server = await asyncio.start_server(answer, '127.0.0.1', 0, backlog=2048)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if certificate else None
+    if context:
+      context.load_cert_chain(certificate)
+    server = await asyncio.start_server(answer, '127.0.0.1', 0, backlog=2048, ssl=context)
     address.put(server.sockets[0].getsockname()[1])
     await server.serve_forever()
 
@@ -86,13 +90,24 @@ def serve(folder: str, latency_s: float, address: multiprocessing.Queue[int]) ->
 
 
 @contextlib.contextmanager
-def served(folder: pathlib.Path, latency_s: float) -> Iterator[str]:
+def served(folder: pathlib.Path, latency_s: float, certificate: str) -> Iterator[str]:
   """Yields the address of a running server."""
   address: multiprocessing.Queue[int] = multiprocessing.Queue()
-  process = multiprocessing.Process(target=serve, args=(str(folder), latency_s, address), daemon=True)
+  process = multiprocessing.Process(target=serve, args=(str(folder), latency_s, certificate, address), daemon=True)
   process.start()
-  yield f'http://127.0.0.1:{address.get()}'
+  yield f'http{"s" if certificate else ""}://127.0.0.1:{address.get()}'
   process.terminate()
+
+
+def certify(folder: str) -> str:
+  """Returns the path of a certificate of this machine and its key."""
+  path = f'{folder}/certificate.pem'
+  subprocess.run(['openssl', 'req', '-x509', '-newkey', 'rsa:2048', '-nodes', '-keyout', path, '-out', f'{path}.part',
+                  '-days', '2', '-subj', '/CN=localhost', '-addext', 'subjectAltName=IP:127.0.0.1'], check=True,
+                 capture_output=True)
+  with open(path, 'ab') as file:
+    file.write(pathlib.Path(f'{path}.part').read_bytes())
+  return path
 
 
 def read(where: str, threads: int, cache_gib: int, cache_dir: str, num_epochs: int) -> None:
@@ -125,6 +140,7 @@ def main() -> None:
   parser.add_argument('--images', default='', help='a folder of JPEG files; default: random bytes of such sizes')
   parser.add_argument('--num', type=int, default=6_000)
   parser.add_argument('--cores', type=int, default=2)
+  parser.add_argument('--tls', action='store_true')
   parser.add_argument('--read', nargs=4, help=argparse.SUPPRESS)  # in a process of its own
   flags = parser.parse_args()
   if flags.read:
@@ -135,14 +151,16 @@ def main() -> None:
     write(folder, flags.images, flags.num)
     size = sum(path.stat().st_size for path in folder.iterdir()) / flags.num
     print(f'{flags.num:,} records of {size / 1e3:.0f} kB on average in {NUM_SHARDS} shards, {flags.cores} threads')
-    with served(folder, flags.latency_ms / 1e3) as address:
+    certificate = certify(scratch) if flags.tls else ''
+    with served(folder, flags.latency_ms / 1e3, certificate) as address:
       remote = f'object storage, {flags.latency_ms:g} ms'
       for title, where, cache in (('local files', str(folder), 0), (remote, 'gs://bucket/set', 0),
                                   ('the same, with a cache', 'gs://bucket/set', 100)):
         print(f'{title}:', flush=True)
         subprocess.run([sys.executable, '-m', 'benchmarks.object_store', f'--cores={flags.cores}', '--read', where,
                         str(cache), scratch if cache else '', '2'], check=True, env=os.environ | {
-                            'TENSORSTORE_GCS_HTTP_URL': address, 'GOOGLE_AUTH_TOKEN_FOR_TESTING': 'none'})
+                            'TENSORSTORE_GCS_HTTP_URL': address, 'GOOGLE_AUTH_TOKEN_FOR_TESTING': 'none',
+                            'TENSORSTORE_CA_BUNDLE': certificate})
   return None
 
 
