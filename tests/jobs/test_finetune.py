@@ -109,6 +109,7 @@ def test_the_run_has_the_network_of_the_weights_and_the_size_of_the_data(
   assert config.image_px == network.preprocess.image_px and config.data.holdout == finetune.SMALL_HOLDOUT
   assert (config.batch_size, config.length, config.init_from) == (8, '150 steps', 'some weights.npz')
   assert config.init_settings is schema.InitSettings.WEIGHTS
+  assert config.checkpoints == schema.Checkpoints(every=config.evals['val'].every, keep_best='val/top1')
 
 
 @pytest.mark.slow(reason='about 8 s: a run and a prediction')

@@ -46,7 +46,8 @@ def test_an_evaluation_is_a_line_with_its_main_metric_and_the_number_of_images()
 
 def test_the_end_names_a_better_step_only_if_there_was_one() -> None:
   rows = [{'step': 5., 'test/top1@ema': .8, 'test/top1': .9}, {'step': 6., 'test/top1@ema': .75}, {'step': 7.}]
-  assert 'The best test/top1@ema was 80.00%, at step 5;' in summary.best(FINAL, rows)
+  assert 'The best test/top1@ema was 80.00%, at step 5; the last one is that of' in summary.best(FINAL, rows)
+  assert 'at step 5; its checkpoint is kept' in summary.best(FINAL, rows, kept='test/top1@ema')
   assert summary.best(FINAL, rows[1:]) == summary.best(FINAL, []) == ''
   assert summary.best(FINAL._replace(headline=None), rows) == ''
 

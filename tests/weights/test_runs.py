@@ -1,6 +1,7 @@
 """Hostile run directories: arrays that are larger than their description are refused before they are read."""
 from __future__ import annotations
 
+import json
 import logging
 import pathlib
 import shutil
@@ -49,3 +50,40 @@ def test_nothing_is_logged_while_a_run_is_read(run: pathlib.Path, caplog: pytest
   with caplog.at_level(logging.WARNING, 'absl'):
     runs.read(run, view='')
     assert not caplog.records and logging.getLogger('absl').level == logging.WARNING
+
+
+def test_weights_of_a_run_that_keeps_its_best_checkpoint_are_the_best_ones(tmp_path: pathlib.Path,
+                                                                           caplog: pytest.LogCaptureFixture) -> None:
+  found = loaded.weights('vit')
+
+  def write(keep_best: str) -> pathlib.Path:
+    """A run with checkpoints of steps 5, 6 and 7, whose biases of the head are the step."""
+    run = tmp_path / (keep_best.replace('/', '_') or 'last')
+    config = schema.Config(model=found.model, head=found.head, image_px=loaded.PX,
+                           checkpoints=schema.Checkpoints(keep_best=keep_best))
+    for step in (5, 6, 7):
+      head = {**found.params['head'], 'bias': np.full(loaded.CLASSES, step, np.float32)}
+      runs.write(tmp_path / str(step), config, {**found.params, 'head': head}, {}, class_names=found.class_names,
+                 image_px=loaded.PX)
+      shutil.copytree(tmp_path / str(step) / 'checkpoints' / '0', run / 'checkpoints' / str(step))
+      shutil.move(tmp_path / str(step) / 'config.json', run / 'config.json')
+      shutil.rmtree(tmp_path / str(step))
+    rows = [{'step': 4, 'val/top1': .99, 'val/nll': .01}, {'step': 5, 'val/top1': .5, 'val/nll': .2},
+            {'step': 6, 'val/top1': .7, 'val/nll': .3}, {'step': 7, 'val/top1': .6, 'val/nll': 'nan'}]
+    (run / 'metrics.jsonl').write_text(''.join(f'{json.dumps({**row, "time_s": 0.})}\n' for row in rows))
+    return run
+
+  def step_of(path: pathlib.Path) -> int:
+    return int(runs.read(path, view='').params['head']['bias'][0])
+
+  with caplog.at_level(logging.INFO, 'vit_jax.weights'):
+    assert step_of(write('')) == 7 and not caplog.text
+    best = write('val/top1')
+    assert step_of(best) == 6  # step 4 has no checkpoint any more
+    assert 'the weights are those of step 6, the best val/top1 (0.7), not of the last step 7' in caplog.text
+  assert step_of(write('val/nll')) == 5  # lower is better, and not a number is not
+  assert step_of(best / 'checkpoints' / '7') == 7
+  (best / 'checkpoints' / '6' / 'meta' / 'metadata').write_text('{')
+  assert step_of(best) == 7  # the best one is damaged
+  (best / 'metrics.jsonl').unlink()
+  assert step_of(best) == 7

@@ -3,7 +3,8 @@
 The network, the form of its GELU, the normalization, the resolution and the resizing of images are those of the
 weights, and random crops are those of the program that they are from. Batch size, length and warm-up follow from the
 number of training images by the rules of `recipes.finetune.scale`, and the evaluated split by those of `choose_splits`;
-all are printed. Every other setting is the config's, and every setting but the network, the weights and the data can be
+all are printed. The checkpoint with the best accuracy on that split is kept, and the weights of the run are those of
+this checkpoint. Every other setting is the config's, and every setting but the network, the weights and the data can be
 overridden with `--config.NAME=VALUE`.
 """
 from __future__ import annotations
@@ -165,8 +166,11 @@ def make(network: Weights, found: Splits, lora: int = 0) -> schema.Config:
   model = network.model
   if isinstance(model, schema.ViT):  # the protocol starts with a head of zeros, whatever the network began with
     model = dataclasses.replace(model, init=schema.Init.VISION_TRANSFORMER)
+  # The best checkpoint of the validation images is kept, and weights of the run are those of this one.
+  every = config.evals[VAL].every
+  keep = config.checkpoints if found.data.max_labels else schema.Checkpoints(every=every, keep_best=f'{VAL}/top1')
   return dataclasses.replace(
-      config, name=run_name(network.source, found.data.source), init_from=network.source,
+      config, checkpoints=keep, name=run_name(network.source, found.data.source), init_from=network.source,
       batch_size=-(-config.batch_size // devices) * devices, model=model,
       image_px=network.preprocess.image_px, data=dataclasses.replace(found.data, recipe=recipe))
 

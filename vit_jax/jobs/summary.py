@@ -13,10 +13,9 @@ from vit_jax.evaluate import final as results
 from vit_jax.evaluate.results import Result
 from vit_jax.jobs import build
 from vit_jax.parallel.sharding import with_frozen
-from vit_jax.record import storage
+from vit_jax.record import reader, storage
 from vit_jax.record.clock import STEP, Goodput
 from vit_jax.record.progress import format_duration
-from vit_jax.train.checkpoint import LOWER_IS_BETTER
 from vit_jax.weights import network
 
 TRAINING = (STEP, 'data_wait')
@@ -89,17 +88,22 @@ def evaluated(name: str, step: int, total: int, found: Mapping[str, Result]) -> 
   return f'step {step:,}/{total:,}  {"  ".join(words)}  of {next(iter(found.values())).num_examples:,} images'
 
 
-def best(final: results.Final, rows: Sequence[Mapping[str, float]]) -> str:
-  """Returns a line about the best value of the main metric in the record of the run; '' if it is the last one."""
+def best(final: results.Final, rows: Sequence[Mapping[str, float]], *, kept: str = '') -> str:
+  """Returns a line about the best value of the main metric in the record of the run; '' if it is the last one.
+
+  `kept` is the metric whose best checkpoint is kept.
+  """
   if final.headline is None:
     return ''
   name = results.metric_name(final.name, final.headline.headline, final.view)
   measured = [(row[name], int(row['step'])) for row in rows if name in row]
-  sign = -1. if final.headline.headline in LOWER_IS_BETTER else 1.
+  sign = -1. if reader.is_lower_better(final.headline.headline) else 1.
   value, step = max(measured, key=lambda one: (sign * one[0], one[1]), default=(0., -1))
   if not measured or sign * value <= sign * final.headline.score:
     return ''
-  return f'The best {name} was {value:.2%}, at step {step:,}; the last one is that of the saved weights.'
+  used = ('its checkpoint is kept, and predict, evaluate --weights and other jobs use it' if name == kept else
+          'the last one is that of the saved weights')
+  return f'The best {name} was {value:.2%}, at step {step:,}; {used}.'
 
 
 def spent(goodput: Goodput, *, num_steps: int, batch_size: int) -> str:

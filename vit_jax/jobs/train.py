@@ -332,7 +332,8 @@ class Run:
     writer.event('goodput', step=total, **goodput_now._asdict())
     writer.close()
     log.info('%s', '\n'.join(filter(None, [
-        summary.best(final, resume.evaluated(self.workdir)) if not jax.process_index() else '',
+        summary.best(final, resume.evaluated(self.workdir),
+                     kept=self.config.checkpoints.keep_best) if not jax.process_index() else '',
         summary.spent(goodput_now, num_steps=total - start, batch_size=self.config.batch_size)])))
     self._write_results(final, saving.digest or self._restored_digest, total)
     return 0

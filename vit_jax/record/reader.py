@@ -16,11 +16,17 @@ from vit_jax.core import os_errors
 from vit_jax.record import storage
 
 FILE = 'metrics.jsonl'
+_LOWER_IS_BETTER = ('nll', 'loss', 'ece')
 _RECORDS_OF_TIME = ('start', 'goodput')  # events that stay valid when their steps are lost
 _BLOCK_BYTES = 2**18
 
 Row = dict[str, float]
 Event = dict[str, object]
+
+
+def is_lower_better(metric: str) -> bool:
+  """Returns whether lower values of a metric, such as `test/nll@ema`, are better."""
+  return metric.split('/')[-1].split('@')[0] in _LOWER_IS_BETTER
 
 
 class Run(NamedTuple):

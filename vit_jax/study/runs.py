@@ -21,7 +21,6 @@ from vit_jax.core import implementation, json_text, os_errors
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import resume
 from vit_jax.record import reader, run_directory
-from vit_jax.train.checkpoint import LOWER_IS_BETTER
 
 OUTPUT, FAILED = 'output.txt', '.failed'
 CHILD = ('-m', 'vit_jax.study.child')
@@ -94,7 +93,7 @@ class Task(NamedTuple):
     for row in reader.read(self.folder).rows:
       steps.setdefault(row['step'], {}).update(row)
     seen = [row for row in steps.values() if watched in row]
-    sign = -1. if watched.split('/')[-1].split('@')[0] in LOWER_IS_BETTER else 1.
+    sign = -1. if reader.is_lower_better(watched) else 1.
     return max(seen, key=lambda row: sign * row[watched]) if seen else {}
 
 

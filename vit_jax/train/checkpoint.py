@@ -20,7 +20,7 @@ import jax
 from vit_jax.config import durations, schema
 from vit_jax.core import lazy, os_errors, trees
 from vit_jax.core.errors import TemporaryError, UserError
-from vit_jax.record import checkpoint_files, lease, storage
+from vit_jax.record import checkpoint_files, lease, reader, storage
 from vit_jax.train import checkpoint_reader
 from vit_jax.train.checkpoint_reader import ITEMS, Restored
 from vit_jax.train.local_copies import LocalCopies
@@ -33,7 +33,6 @@ else:
   ocp = lazy.Module('orbax.checkpoint')
   managers = lazy.Module('orbax.checkpoint.checkpoint_managers')
 
-LOWER_IS_BETTER = ('nll', 'loss', 'ece')
 WAIT_S = 0.05  # between two looks at a save of several processes
 _DEFECTS = (TypeError, AttributeError, NameError, AssertionError, LookupError)
 """Errors of code, not of files, while a checkpoint is written."""
@@ -78,8 +77,7 @@ class Keep:
     value = metrics.get(self.best) if isinstance(metrics, Mapping) else None  # the file may be damaged
     if not isinstance(value, int | float):
       return -math.inf
-    name = self.best.split('/')[-1].split('@')[0]
-    value = -value if name in LOWER_IS_BETTER else value
+    value = -value if reader.is_lower_better(self.best) else value
     return value if math.isfinite(value) else -math.inf
 
 

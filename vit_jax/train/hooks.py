@@ -14,9 +14,10 @@ from vit_jax.config import schema
 from vit_jax.core.contracts import Watch
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Mean, Schedule
+from vit_jax.record import reader
 from vit_jax.record.clock import Clock
 from vit_jax.record.writer import Writer
-from vit_jax.train.checkpoint import LOWER_IS_BETTER, Checkpointer
+from vit_jax.train.checkpoint import Checkpointer
 from vit_jax.train.loop import Done
 from vit_jax.train.save_times import Times
 from vit_jax.train.state import TrainState
@@ -154,7 +155,7 @@ class EarlyStop:
   def __init__(self, metric: str, *, patience: int, min_delta: float, every: int, latest: Latest) -> None:
     self.every, self._metric, self._patience, self._min_delta = every, metric, patience, min_delta
     self._latest = latest
-    self._sign = -1. if metric.split('/')[-1].split('@')[0] in LOWER_IS_BETTER else 1.
+    self._sign = -1. if reader.is_lower_better(metric) else 1.
     self._best, self._best_step, self._since = -math.inf, 0, 0
 
   @property

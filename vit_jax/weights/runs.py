@@ -26,7 +26,7 @@ from vit_jax.core.os_errors import Damaged
 from vit_jax.core.types import Params, PyTree
 from vit_jax.models import adapters
 from vit_jax.parallel.sharding import FROZEN
-from vit_jax.record import checkpoint_files
+from vit_jax.record import checkpoint_files, reader
 
 if TYPE_CHECKING:
   import orbax.checkpoint as ocp
@@ -65,6 +65,8 @@ def _is_step(path: pathlib.Path) -> bool:
 def read(path: pathlib.Path, *, view: str) -> Found:
   """Reads a network of a run from its newest undamaged checkpoint, or from the checkpoint at `path`.
 
+  With `checkpoints.keep_best` the best one is read, and a line in the log names its step.
+
   Args:
     path: a run directory, or `RUN/checkpoints/STEP`.
     view: student, ema or teacher; '' = ema if the run has one.
@@ -76,10 +78,17 @@ def read(path: pathlib.Path, *, view: str) -> Found:
   is_step = _is_step(path)
   folder = path.parent if is_step else path / 'checkpoints'
   damaged: dict[int, str] = {}
+  config = json_files.read(folder.parent / 'config.json')
+  best = None if is_step or not config.checkpoints.keep_best else _best(folder, config.checkpoints.keep_best)
   while left := [one for one in checkpoint_files.steps(folder) if one not in damaged]:
-    step = int(path.name) if is_step else left[-1]
+    step = int(path.name) if is_step else best[0] if best and best[0] in left else left[-1]
     try:
-      return _read(folder / str(step), json_files.read(folder.parent / 'config.json'), view)
+      found = _read(folder / str(step), config, view)
+      if best and step == best[0] < left[-1]:
+        log.info('%s: the weights are those of step %s, the best %s (%.4g), not of the last step %s. --weights=%s has '
+                 'the last ones.', path, f'{step:,}', config.checkpoints.keep_best, best[1], f'{left[-1]:,}',
+                 folder / str(left[-1]))
+      return found
     except Damaged as error:
       now = checkpoint_files.steps(folder)
       if is_step and step not in now:
@@ -87,7 +96,7 @@ def read(path: pathlib.Path, *, view: str) -> Found:
                         f'It has: {", ".join(map(str, now)) or "none"}. Choose among these.') from error
       if is_step:
         raise UserError(f'{path}: expected a complete checkpoint, got a damaged one: {error}') from error
-      if step not in now or any(one > step and one not in damaged for one in now):
+      if step not in now or any(one > left[-1] and one not in damaged for one in now):
         continue  # the run is training: it has saved a newer checkpoint and removes this one
       damaged[step] = str(error)
       log.warning('Checkpoint %d of %s is damaged, and the one before it is used: %s', step, path, error)
@@ -96,6 +105,19 @@ def read(path: pathlib.Path, *, view: str) -> Found:
     raise UserError(f'{path}: expected a complete checkpoint, got damaged ones only:\n{reasons}')
   raise UserError(f'{path}: expected a run with a checkpoint, got one that has no complete checkpoint yet. Wait for '
                   'its first one.')
+
+
+def _best(folder: pathlib.Path, metric: str) -> tuple[int, float] | None:
+  """Returns the step of the checkpoint with the best value of a metric, and the value; None if none has one."""
+  try:
+    rows = reader.read(folder.parent).rows
+  except FileNotFoundError:
+    return None
+  kept, sign = checkpoint_files.steps(folder), -1. if reader.is_lower_better(metric) else 1.
+  found = {int(row['step']): row[metric] for row in rows
+           if row['step'] in kept and math.isfinite(row.get(metric, math.nan))}
+  step = max(found, key=lambda one: (sign * found[one], one), default=None)
+  return None if step is None else (step, found[step])
 
 
 def _read(folder: pathlib.Path, config: schema.Config, view: str) -> Found:
