@@ -88,6 +88,72 @@ def test_collectives_are_counted_by_kind_with_their_bytes() -> None:
       'collective-permute': (15, 15 * 128, 15 * 128)}    # its type names operand, result and two counters
 
 
+MANUAL = """HloModule jit_step, is_scheduled=true
+
+%async_collective_fusion.1 (p: f32[4,8]) -> f32[4,8] {
+  %all-gather.1.1 = f32[4,8]{1,0} all-gather(%p), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0}
+}
+
+%async-collective-start.1 (p.1: f32[1,8]) -> f32[4,8] {
+  ROOT %all-gather.1 = f32[4,8]{1,0} all-gather(%p.1), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0}
+}
+
+%async-collective-done.1 (p.2: f32[4,8]) -> f32[4,8] {
+  ROOT %all-gather.1.2 = f32[4,8]{1,0} all-gather(%p.2), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0}
+}
+
+%async-collective-start.2 (p.3: f32[1,8]) -> f32[4,8] {
+  ROOT %all-gather.2 = f32[4,8]{1,0} all-gather(%p.3), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0}
+}
+
+ENTRY %main (a: f32[1,8], b: f32[1,8]) -> f32[4,8] {
+  %a = f32[1,8]{1,0} parameter(0)
+  %start.1 = (f32[4,8]{1,0}, u32[]) fusion(%a), kind=kCustom, calls=%async-collective-start.1
+  %start.2 = (f32[4,8]{1,0}, u32[]) fusion(%a), kind=kCustom, calls=%async-collective-start.2
+  %part.1 = f32[4,8]{1,0} get-tuple-element(%start.1), index=0
+  %work = (f32[4,8]{1,0}, f32[4,8]{1,0}) fusion(%part.1, %b), kind=kOutput, calls=%async_collective_fusion.1
+  %part.2 = f32[4,8]{1,0} get-tuple-element(%work), index=0
+  %done = f32[4,8]{1,0} fusion(%part.2), kind=kCustom, calls=%async-collective-done.1
+  %hop.1 = (f32[4,8]{1,0}, f32[4,8]{1,0}, u32[], u32[]) collective-permute-start(%done), channel_id=1
+  %end.1 = f32[4,8]{1,0} collective-permute-done(%hop.1)
+  %hop.2 = (f32[4,8]{1,0}, f32[4,8]{1,0}, u32[], u32[]) collective-permute-start(%end.1), channel_id=1
+  %end.2 = f32[4,8]{1,0} collective-permute-done(%hop.2)
+  %swap.1 = ((f32[4,8]{1,0}), f32[4,8]{1,0}, u32[]) all-to-all-start(%end.2), channel_id=1, replica_groups={{0,1,2,3}}
+  %swapped.1 = f32[4,8]{1,0} all-to-all-done(%swap.1)
+  %swap.2 = f32[4,8]{1,0} all-to-all(%swapped.1), channel_id=1, replica_groups={{0,1,2,3}}
+  %cut.1 = (f32[4,8]{1,0}, f32[1,8]{1,0}) reduce-scatter-start(%swap.2), channel_id=1, replica_groups={{0,1,2,3}}
+  %cut.2 = f32[1,8]{1,0} reduce-scatter-done(%cut.1)
+  ROOT %cut.3 = f32[1,8]{1,0} reduce-scatter(%swap.2), channel_id=1, replica_groups={{0,1,2,3}}
+}
+"""
+
+
+def test_collectives_of_one_channel_are_counted_one_by_one_and_asynchronous_ones_once() -> None:
+  """All that `shard_map` makes has channel 1. The first gather is written three times, in fusions that follow."""
+  found = {row.kind: tuple(row)[1:] for row in compiled.read(MANUAL, num_devices=4).collectives}
+  assert found == {'all-gather': (2, 2 * 128, 2 * 96), 'reduce-scatter': (2, 2 * 128, 2 * 96),
+                   'all-to-all': (2, 2 * 128, 2 * 96), 'collective-permute': (2, 2 * 128, 2 * 128)}
+
+
+@pytest.mark.slow(reason='1 s: compiles')
+def test_the_permutes_of_a_shard_map_are_all_counted() -> None:
+  """A ring over four devices: the compiler of CPUs gives all of them channel 1, too."""
+  def ring(x: jax.Array) -> jax.Array:
+    total = x
+    for _ in range(3):
+      x = jax.lax.ppermute(x, 'data', [(i, (i + 1) % 4) for i in range(4)])
+      total = total + x
+    return total
+
+  where = mesh.make(schema.Mesh(4, 1, 1), jax.devices()[:4])
+  spec = PartitionSpec('data')
+  form = jax.shard_map(ring, mesh=where, in_specs=spec, out_specs=spec, check_vma=False)
+  text = jax.jit(form).lower(jnp.zeros((8, 16))).compile().as_text()
+  assert text
+  (row,) = compiled.read(text, num_devices=4).collectives
+  assert row == compiled.Collective('collective-permute', 3, 3 * 2 * 16 * 4, 3 * 2 * 16 * 4)
+
+
 KERNEL = """%splash_fwd.12 = (f32[4,8]{1,0}) custom-call(%x), custom_call_target="tpu_custom_call", attributes={m={
 "xprof_metadata":"{\\"block\\": 256}"
 }}, metadata={op_name="jit(step)/splash_fwd"}, backend_config={"custom_call_config":{"body":"TUzvUg"}}

@@ -4,9 +4,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
+import io
 import json
 import pathlib
-import subprocess
+import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +20,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.jobs import build
 from vit_jax.models import cost
 from vit_jax.plan import compile, compiled, plan, schedule, search, table, topologies
+from vit_jax.record import console
 
 TINY = ['--config=digits', '--config.model.depth=1', '--config.model.width=16', '--config.model.heads=2',
         '--config.model.mlp.hidden=24', '--config.batch_size=48', '--config.length=37 steps']
@@ -305,8 +308,7 @@ def test_a_compiler_that_fails_shows_the_end_of_what_it_said() -> None:
 
 
 def test_a_compiler_that_is_killed_says_what_may_be_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-  killed = subprocess.CompletedProcess('', -9, stdout='noise')
-  monkeypatch.setattr(compile.subprocess, 'run', lambda *args, **kwargs: killed)
+  monkeypatch.setattr(compile, '_run', lambda *args: (-9, ['noise']))
   with pytest.raises(UserError, match=r'failed \(status -9\):\nthe process was killed, .* out of memory'):
     compile.ask(compile.Request(files.load('digits', []), 'cpu:2', 1437, 10, False))
 
@@ -363,3 +365,19 @@ def test_the_time_by_schedule_stands_beside_the_estimate(monkeypatch: pytest.Mon
   assert '(50% of the time)' in text and 'estimate for 5 operations without a schedule' in text
   assert '| 100.00 | 100.0% | 50.00          |' in text
   assert 'step by schedule |' not in table.render(planned(monkeypatch, answer()))
+
+
+def test_the_stages_of_the_compiling_process_are_shown_with_their_time_and_no_other_output() -> None:
+  program = f'print("{compile._STAGE}compiling it for x", flush=True); print("noise"); raise SystemExit(3)'
+  shown = io.StringIO()
+  with console.stages_shown(shown):
+    assert compile._run([sys.executable, '-c', program], {}) == (3, ['noise'])
+  assert re.fullmatch(r' +\d+\.\d s  compiling it for x …\n', shown.getvalue()), shown.getvalue()
+
+
+@pytest.mark.slow(reason='10 s: compiles')
+def test_a_plan_shows_each_of_its_stages_once(capsys: pytest.CaptureFixture[str]) -> None:
+  assert main.run(['plan', *TINY, '--topology=cpu:1']) == 0
+  shown = [line.split(' s  ')[1] for line in capsys.readouterr().err.splitlines() if ' s  ' in line]
+  assert shown[-5:] == ['choosing the layout …', 'building the network …', 'tracing the step of 1 blocks …',
+                        'compiling it for cpu:1 …', 'reading the compiled program …']

@@ -21,12 +21,15 @@ from vit_jax.config import schema
 from vit_jax.core import implementation
 from vit_jax.core.errors import UserError
 from vit_jax.plan import bundles, compiled, schedule, topologies
+from vit_jax.record import console
 
 if TYPE_CHECKING:
   import jax
 
 FAILURE_LINES = 12
 """Lines of the compiler's own output that an error shows."""
+_STAGE = 'stage of vit_jax: '
+"""What the child process writes before the name of each stage."""
 
 
 class Request(NamedTuple):
@@ -87,15 +90,28 @@ def in_process(module: str, request: Any, topology: topologies.Topology) -> Answ
     dump.mkdir()
     if topology.chip.platform == 'tpu':  # the compiler reads its flags when its library is loaded
       environment['LIBTPU_INIT_ARGS'] += f' {bundles.flags(str(dump))}'
-    done = subprocess.run([sys.executable, '-m', module, str(asked), str(answer), str(dump)],
-                          env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    if done.returncode or not answer.exists():
-      tail = '\n'.join(done.stdout.splitlines()[-FAILURE_LINES:])
-      if done.returncode == -signal.SIGKILL:
+    status, lines = _run([sys.executable, '-m', module, str(asked), str(answer), str(dump)], environment)
+    if status or not answer.exists():
+      tail = '\n'.join(lines[-FAILURE_LINES:])
+      if status == -signal.SIGKILL:
         tail = ('the process was killed, probably because this machine ran out of memory. A full-size model needs a '
                 'few GiB.')
-      raise UserError(f'Compiling for {topology.label} failed (status {done.returncode}):\n{tail}')
+      raise UserError(f'Compiling for {topology.label} failed (status {status}):\n{tail}')
     return decode(json.loads(answer.read_text()))
+
+
+def _run(command: list[str], environment: dict[str, str]) -> tuple[int, list[str]]:
+  """Returns the exit status and the output of a process, and shows its stages as those of this one."""
+  lines = []
+  with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                        errors='replace') as process:
+    assert process.stdout is not None
+    for line in process.stdout:
+      if line.startswith(_STAGE):
+        console.begin_stage(line.removeprefix(_STAGE).rstrip('\n'))
+      else:
+        lines.append(line.rstrip('\n'))
+  return process.returncode, lines
 
 
 def decode(content: dict) -> Answer:
@@ -115,7 +131,8 @@ def measure(request: Request, dump: pathlib.Path) -> Answer:
   """Compiles in this process, whose environment must have been set, with the compiler's dump in the folder `dump`."""
   from vit_jax.jobs import build
   from vit_jax.parallel import mesh as meshes
-  topology = request.parse()
+  topology, depth = request.parse(), getattr(request.config.model, 'depth', 0)
+  print(f'{_STAGE}tracing the step' + f' of {depth} blocks' * bool(depth), flush=True)
   devices = topologies.open_devices(topology)
   parts = build.parts(request.config, mesh=meshes.make(request.config.mesh, devices),
                       num_examples=request.num_examples, num_classes=request.num_classes, in_memory=request.in_memory)
@@ -131,6 +148,7 @@ def examine(lower: Callable[[], jax.stages.Lowered], topology: topologies.Topolo
   began = time.monotonic()
   lowered = lower()
   lower_s, began = time.monotonic() - began, time.monotonic()
+  print(f'{_STAGE}compiling it for {topology.label}', flush=True)
   try:
     program = lowered.compile()
   except jax.errors.JaxRuntimeError as error:
@@ -139,6 +157,7 @@ def examine(lower: Callable[[], jax.stages.Lowered], topology: topologies.Topolo
       raise
     return Answer(overflow=lost, lower_s=lower_s, compile_s=time.monotonic() - began, device_kind=kind)
   compile_s = time.monotonic() - began
+  print(f'{_STAGE}reading the compiled program', flush=True)
   memory = program.memory_analysis()
   assert memory is not None, 'every backend that plans are made for reports its memory'
   # The CPU compiler leaves temporaries out of its peak; this sum is an upper bound.

@@ -84,10 +84,10 @@ def read(text: str, *, num_devices: int) -> Costs:
   program = hlo.parse(text)
   cycles, unknown_loops, unknown_cycles = 0, 0, 0
   sources: dict[str, None] = {}
-  found: dict[str, tuple[str, int, int, int]] = {}
+  found: list[tuple[str, int, int, int]] = []
   kernels: Counter[str] = Counter()
 
-  def visit(name: str, times: int, is_fused: bool, is_sure: bool) -> None:
+  def visit(name: str, times: int, is_fused: bool, is_sure: bool, is_again: bool) -> None:
     nonlocal cycles, unknown_loops, unknown_cycles
     for one in program.computations.get(name, ()):
       own = 0 if is_fused else times * one.cycles
@@ -95,17 +95,16 @@ def read(text: str, *, num_devices: int) -> Costs:
       if not own and is_kernel(one):
         kernels[re.sub(r'[.\d]+$', '', one.name)] += times
       kind = BETWEEN_SLICES if one.opcode == 'send' and _MEGASCALE in one.text else one.opcode.removesuffix('-start')
-      if kind in _LISTED:
-        key, entry = _collective(one, kind, times, name, num_devices)
-        found[key] = max(found.get(key, entry), entry, key=lambda x: x[1])
+      if kind in _LISTED and not is_again:
+        found.append(_collective(one, kind, times, name, num_devices))
       for called, trips in program.calls(one, name):
         if trips is None:
           unknown_loops += 1
           sources[_source(one)] = None
         visit(called, times * (1 if trips is None else trips), is_fused or one.opcode == 'fusion',
-              is_sure and trips is not None)
+              is_sure and trips is not None, is_again or _continues(program, one, name))
 
-  visit(program.entry, 1, False, True)
+  visit(program.entry, 1, False, True, False)
   return Costs(cycles, Unknown(unknown_loops, unknown_cycles, list(sources)), _by_kind(found),
                [Kernel(*row) for row in kernels.items()])
 
@@ -121,39 +120,56 @@ def _source(loop: Instruction) -> str:
   return '/'.join(n for n in names[1:] if n != 'vmap()') or 'an unnamed function'
 
 
-def _by_kind(found: dict[str, tuple[str, int, int, int]]) -> list[Collective]:
+def _continues(program: hlo.Program, one: Instruction, within: str) -> bool:
+  """Returns whether an instruction goes on with a collective that one of its operands has begun.
+
+  The TPU compiler writes an asynchronous collective several times: in the fusion that starts it, in those of the work
+  beside it, and in the one that waits for it, each of which gets the one before. Neither channels nor names tell that:
+  all collectives of `shard_map` have one channel, and the copies have names of their own.
+  """
+  if one.opcode.endswith(('-update', '-done')):
+    return True
+  own = _begun(program, one) if one.opcode == 'fusion' else set()
+  return bool(own) and any(own & _begun(program, before) for name in one.operands
+                           if (before := program.maker(within, name)) is not None and before.opcode == 'fusion')
+
+
+def _begun(program: hlo.Program, fusion: Instruction) -> set[tuple[str, ...]]:
+  """Returns kind, channel and type of the collectives in a fusion."""
+  return {(one.opcode, *re.findall(r'channel_id=(\d+)', one.text), one.type)
+          for name, _ in program.calls(fusion, '') for one in program.computations.get(name, ()) if one.opcode in KINDS}
+
+
+def _by_kind(found: list[tuple[str, int, int, int]]) -> list[Collective]:
   rows = []
   for kind in _LISTED:
-    own = [x for x in found.values() if x[0] == kind]
+    own = [x for x in found if x[0] == kind]
     if own:
       rows.append(Collective(kind, sum(x[1] for x in own), sum(x[1] * x[2] for x in own),
                              sum(x[1] * x[3] for x in own)))
   return rows
 
 
-def _collective(one: Instruction, kind: str, times: int, within: str,
-                num_devices: int) -> tuple[str, tuple[str, int, int, int]]:
-  """Returns the key of a collective, and (kind, times, bytes, sent bytes).
-
-  An asynchronous one appears several times with one channel.
-  """
+def _collective(one: Instruction, kind: str, times: int, within: str, num_devices: int) -> tuple[str, int, int, int]:
+  """Returns the kind of a collective, how often it runs, its bytes and its sent bytes."""
   size = _num_bytes(one.type)
   group = _group_size(one.text, num_devices)
   if kind == BETWEEN_SLICES:  # its type is (operand, counter, token)
     size = _num_bytes(re.sub(r'\bu32\[\]', '', one.type))
-    return f'{kind} {one.name}', (kind, times, size, size)
+    return kind, times, size, size
   if one.opcode == 'all-gather-start':  # its type is (operand, result)
     size = size * group // (group + 1)
-  elif one.opcode == 'collective-permute-start':
+  elif one.opcode in ('collective-permute-start', 'all-to-all-start'):
     size = _num_bytes(re.sub(r'\bu32\[\]', '', one.type)) // 2  # operand and result, without counters
-  if kind == 'reduce-scatter':
+  if one.opcode == 'reduce-scatter-start':
+    size = size * group // (group + 1)
+  elif kind == 'reduce-scatter':
     size *= group
   elif kind == 'all-reduce' and within.startswith('all-reduce-scatter'):  # the TPU compiler fuses these
     kind = 'reduce-scatter'
   share = (group - 1) / group
   sent = {'all-reduce': 2 * share, 'collective-permute': 1., 'collective-broadcast': 1.}.get(kind, share) * size
-  channel = re.search(r'channel_id=(\d+)', one.text)
-  return f'{kind} {channel[1] if channel else one.name}', (kind, times, size, int(sent))
+  return kind, times, size, int(sent)
 
 
 def _num_bytes(type_text: str) -> int:

@@ -87,6 +87,11 @@ class Program(NamedTuple):
     first = _value(self._element(within, loop.operands[0], int(index[1]))) or 0
     return max(0, -(-(last - first) // step))
 
+  def maker(self, within: str, name: str) -> Instruction | None:
+    """Returns the instruction that makes an array, behind copies and elements of tuples that it returns."""
+    one = self._find(within, name)
+    return self.maker(within, one.operands[0]) if one and one.opcode == 'get-tuple-element' else one
+
   def _step(self, body: str, index: int) -> int | None:
     """Returns the constant that the body of a loop adds to an element of its state; None if there is none."""
     root = self._root(body)

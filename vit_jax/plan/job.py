@@ -9,7 +9,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.plan import plan as plans
 from vit_jax.plan import search as plan_search
 from vit_jax.plan import study, table, topologies
-from vit_jax.record import run_directory, storage
+from vit_jax.record import console, run_directory, storage
 
 
 def run(config: schema.Config | schema.Study | None, topology: str, *, workdir: storage.Path | None = None,
@@ -42,10 +42,12 @@ def run(config: schema.Config | schema.Study | None, topology: str, *, workdir: 
     subject = plans.Subject(config, topologies.for_run(config, topology, slices), *plans.numbers(config))
     plan = plans.make(plans.lay_out(subject), is_quick=quick)
     text, content = table.render(plan), table.to_json(plan)
+  console.end_stage()
   print(text, flush=True)
   if search:
     tried = plan_search.search(plan)
     found = plan_search.render(tried)
+    console.end_stage()
     print(found, flush=True)
     text, content = f'{text}\n{found}', {**content, 'search': plan_search.to_json(tried)}
   if to is not None:

@@ -20,6 +20,7 @@ from vit_jax.jobs import build
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel import sharding
 from vit_jax.plan import compile, compiled, quick, topologies
+from vit_jax.record import console
 
 ASSUMED_MFU = .4
 """Used if the compiler counts no cycles; published pre-training of ViT on TPUv3 reaches 32 to 43 %."""
@@ -207,6 +208,7 @@ class Plan:
 
 def lay_out(subject: Subject) -> Subject:
   """Returns the subject with the layout that its run gets on the topology."""
+  console.begin_stage('choosing the layout')
   hardware = subject.topology.hardware
   found = build.lay_out(layout.reopen(subject.config, hardware), hardware, build.Numbers(
       subject.num_examples, subject.num_classes, subject.in_memory))
@@ -215,6 +217,7 @@ def lay_out(subject: Subject) -> Subject:
 
 def make(subject: Subject, *, is_quick: bool = False) -> Plan:
   """Plans a subject, and compiles it if the compiler for its hardware is installed; `is_quick`: see `quick`."""
+  console.begin_stage('building the network')
   parts = abstract_parts(subject)
   reason = topologies.missing(subject.topology)
   ask = quick.ask if is_quick else compile.ask

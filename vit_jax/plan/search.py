@@ -14,6 +14,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.jobs import build
 from vit_jax.plan import plan as plans
 from vit_jax.plan import table
+from vit_jax.record import console
 
 MAX_COMPILES = 10
 ENOUGH = 2
@@ -125,6 +126,7 @@ def _try(plan: plans.Plan, one: Candidate) -> Tried:
   made = plans.make(plan.subject._replace(config=_with(plan.parts.config, one)))
   lost = made.answer.overflow if made.answer else None
   note = plans.overflow_text(lost) if lost else 'fits' if made.fits else 'does not fit'
+  console.end_stage()
   print(f'  {_name(one)}: {note}', flush=True)
   return Tried(one, made, note)
 

@@ -16,7 +16,7 @@ from vit_jax.config import check, durations, schema
 from vit_jax.core.errors import UserError
 from vit_jax.plan import plan as plans
 from vit_jax.plan import table, topologies
-from vit_jax.record import run_directory, storage
+from vit_jax.record import console, run_directory, storage
 
 HEAD = ('program of', 'runs', 'px', 'batch', 'steps in total', 'peak GiB', 'step ms', 'collectives ms', 'core-days',
         'with collectives')
@@ -110,6 +110,7 @@ def make(study: schema.Study, topology: str, *, to: storage.Path | None,
   rows = []
   for program in programs(configs):
     rows.append(_row(program, topology, to, is_quick=is_quick))
+    console.end_stage()
     print(f'  {next(iter(program.steps))}: {rows[-1].problem or "planned"}', flush=True)
   text = '\n\n'.join(filter(None, [
       f'# Plan: {study.name}, {len(configs)} runs of {len(rows)} programs on {there.label}',
