@@ -61,6 +61,7 @@ def test_prepare_keeps_the_files_and_measures_the_training_split(bands: pathlib.
   assert found == {path.read_bytes() for path in (bands / 'train').rglob('*.npy')}
 
 
+@pytest.mark.slow(reason='three runs, an evaluation and an export: 3 s on an idle core; fine-tuning below trains, too')
 def test_a_run_learns_resumes_bit_for_bit_and_is_evaluated(
     shards: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str]) -> None:

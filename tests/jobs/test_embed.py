@@ -275,7 +275,7 @@ def test_evaluations_read_the_files_in_place_of_computing(
 
   def evaluate(name: str, *words: str) -> dict[str, float]:
     assert main.run(['evaluate', '--weights=vit', '--config=features', f'--config.data.source=folder:{folder}',
-                     '--config.evals=knn,logistic', '--config.evals.knn.neighbors=3', '--config.evals.knn.headline=3',
+                     '--config.evals=knn', '--config.evals.knn.neighbors=3', '--config.evals.knn.headline=3',
                      '--config.batch_size=4', f'--workdir={tmp_path / name}', *words]) == 0
     found: dict[str, float] = json.loads((tmp_path / name / 'evaluate.json').read_text())['metrics']
     return found
