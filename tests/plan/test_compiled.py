@@ -91,7 +91,11 @@ def test_collectives_are_counted_by_kind_with_their_bytes() -> None:
 MANUAL = """HloModule jit_step, is_scheduled=true
 
 %async_collective_fusion.1 (p: f32[4,8]) -> f32[4,8] {
-  %all-gather.1.1 = f32[4,8]{1,0} all-gather(%p), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0}
+  %all-gather.1.1 = f32[4,8]{1,0:T(8,128)S(1)} all-gather(%p), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0}
+}
+
+%fused_computation.1 (q: f32[4,8]) -> (f32[4,8], f32[4,8]) {
+  %inside = f32[4,8]{1,0} fusion(%q), kind=kCustom, calls=%async_collective_fusion.1
 }
 
 %async-collective-start.1 (p.1: f32[1,8]) -> f32[4,8] {
@@ -111,7 +115,7 @@ ENTRY %main (a: f32[1,8], b: f32[1,8]) -> f32[4,8] {
   %start.1 = (f32[4,8]{1,0}, u32[]) fusion(%a), kind=kCustom, calls=%async-collective-start.1
   %start.2 = (f32[4,8]{1,0}, u32[]) fusion(%a), kind=kCustom, calls=%async-collective-start.2
   %part.1 = f32[4,8]{1,0} get-tuple-element(%start.1), index=0
-  %work = (f32[4,8]{1,0}, f32[4,8]{1,0}) fusion(%part.1, %b), kind=kOutput, calls=%async_collective_fusion.1
+  %work = (f32[4,8]{1,0}, f32[4,8]{1,0}) fusion(%part.1, %b), kind=kOutput, calls=%fused_computation.1
   %part.2 = f32[4,8]{1,0} get-tuple-element(%work), index=0
   %done = f32[4,8]{1,0} fusion(%part.2), kind=kCustom, calls=%async-collective-done.1
   %hop.1 = (f32[4,8]{1,0}, f32[4,8]{1,0}, u32[], u32[]) collective-permute-start(%done), channel_id=1

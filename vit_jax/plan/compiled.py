@@ -135,9 +135,18 @@ def _continues(program: hlo.Program, one: Instruction, within: str) -> bool:
 
 
 def _begun(program: hlo.Program, fusion: Instruction) -> set[tuple[str, ...]]:
-  """Returns kind, channel and type of the collectives in a fusion."""
-  return {(one.opcode, *re.findall(r'channel_id=(\d+)', one.text), one.type)
-          for name, _ in program.calls(fusion, '') for one in program.computations.get(name, ()) if one.opcode in KINDS}
+  """Returns kind, channel and shape of the collectives in a fusion, and in those inside of it.
+
+  The layout may differ: the copies of one collective write to memory and to the chip.
+  """
+  found: set[tuple[str, ...]] = set()
+  for name, _ in program.calls(fusion, ''):
+    for one in program.computations.get(name, ()):
+      if one.opcode in KINDS:
+        found.add((one.opcode, *re.findall(r'channel_id=(\d+)', one.text), re.sub(r'\{[^}]*\}', '', one.type)))
+      elif one.opcode == 'fusion':
+        found |= _begun(program, one)
+  return found
 
 
 def _by_kind(found: list[tuple[str, int, int, int]]) -> list[Collective]:
