@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import errno
 import functools
 import os
 import pathlib
@@ -126,3 +127,19 @@ def test_more_shards_than_files_that_may_be_open_are_read(tmp_path: pathlib.Path
   paths = write_shards(tmp_path, 200)
   environ = os.environ | {'PYTHONPATH': os.pathsep.join(sys.path), 'XDG_CACHE_HOME': str(tmp_path / 'cache')}
   subprocess.run([sys.executable, '-c', SCRIPT, *paths], check=True, timeout=120, env=environ)
+
+
+def test_a_file_is_opened_in_place_of_an_idle_one_where_other_code_has_opened_many() -> None:
+  pool, closed, tries = open_files.Pool(4), list[str](), list[int]()
+  for name in ('a', 'b'):
+    with pool.use(name, lambda name=name: name, closed.append):
+      pass
+
+  def open_third() -> str:
+    tries.append(1)
+    if len(closed) < 1:
+      raise OSError(errno.EMFILE, 'Too many open files')
+    return 'c'
+
+  with pool.use('a', lambda: 'again', closed.append) as used, pool.use('c', open_third, closed.append) as third:
+    assert (used, third, closed, len(tries)) == ('a', 'c', ['b'], 2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import errno
 import functools
 import os
 import resource
@@ -68,7 +69,13 @@ class Pool:
     """
     entry = self._take(key, None)
     if entry is None:
-      made = _Entry(open_file(), close, num_files)  # outside of the lock: it may take milliseconds
+      try:
+        made = _Entry(open_file(), close, num_files)  # outside of the lock: it may take milliseconds
+      except OSError as error:
+        if error.errno != errno.EMFILE:
+          raise
+        self._close_idle()  # other code has more open files than usual, such as while a checkpoint is written
+        made = _Entry(open_file(), close, num_files)
       entry = self._take(key, made)
       assert entry is not None
       if entry is not made:  # another thread was faster
@@ -77,14 +84,20 @@ class Pool:
 
   def give_back(self, entry: _Entry) -> None:
     """Counts one user less; closes the least recently used files that no thread reads, down to the limit."""
-    surplus: list[_Entry] = []
     with self._lock:
       entry.num_users -= 1
-      if self._num_files > self._max_open:
-        for key in [key for key, entry in self._entries.items() if not entry.num_users]:
-          if self._num_files > self._max_open:
-            surplus.append(self._entries.pop(key))
-            self._num_files -= surplus[-1].num_files
+      is_full = self._num_files > self._max_open
+    if is_full:
+      self._close_idle(self._max_open)
+
+  def _close_idle(self, down_to: int = 0) -> None:
+    """Closes the least recently used files that no thread reads, down to a number of files."""
+    surplus: list[_Entry] = []
+    with self._lock:
+      for key in [key for key, entry in self._entries.items() if not entry.num_users]:
+        if self._num_files > down_to:
+          surplus.append(self._entries.pop(key))
+          self._num_files -= surplus[-1].num_files
     for unused in surplus:
       unused.close(unused.file)
 

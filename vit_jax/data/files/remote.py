@@ -29,6 +29,7 @@ ANSWER_S = 120.
 """Seconds until a request without an answer counts as failed."""
 _RETRIES = {'max_retries': 5, 'initial_delay': '0.5s', 'max_delay': '8s'}
 _FILES_EACH = 16  # open files of the process for each connection
+_FEW = 16  # connections of a process that may open few files
 _DRIVERS = {'gs': 'gcs', 's3': 's3'}
 _ENDPOINTS = ('AWS_ENDPOINT_URL_S3', 'AWS_ENDPOINT_URL')
 _TOTAL = re.compile(r'total size (\d+)')
@@ -63,6 +64,8 @@ def connections() -> int:
 @functools.cache
 def _context() -> Any:
   import tensorstore
+  if connections() < _FEW:
+    os.environ.setdefault('TENSORSTORE_HTTP_THREADS', '1')  # each of the usual four needs two files
   found: dict[str, Any] = {}
   for driver in _DRIVERS.values():
     found |= {f'{driver}_request_concurrency': {'limit': connections()}, f'{driver}_request_retries': _RETRIES}

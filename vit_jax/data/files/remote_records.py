@@ -21,7 +21,7 @@ import numpy as np
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.files import ranges
+from vit_jax.data.files import access, ranges
 from vit_jax.data.files.ranges import Range
 
 BLOCK_BYTES, _BLOCK_HEADER, _CHUNK = 2**16, 24, struct.Struct('<5Q')
@@ -66,8 +66,10 @@ class RemoteRecords:
       os.ftruncate(self._file, num_bytes)
       os.pwrite(self._file, end.content, end.part.offset)
       self._reader = array_record_module.ArrayRecordReader(name, options=OPTIONS, file_reader_buffer_size=BUFFER_BYTES)
-    except BaseException:
+    except BaseException as error:
       os.close(self._file)
+      if system_error := access.find_system_error(str(error)):
+        raise system_error from error
       raise
     finally:
       os.unlink(name)  # the open files remain until they are closed, or the process ends
