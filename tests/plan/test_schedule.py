@@ -61,6 +61,27 @@ def test_arrays_take_whole_tiles_and_none_where_they_are_on_the_chip(text: str, 
   assert schedule.array_bytes(text) == size
 
 
+CMEM_TEXT = """HloModule jit_step
+
+ENTRY %main (a: f32[8,128]) -> f32[8,128] {
+  %a = f32[8,128]{1,0:T(8,128)} parameter(0)
+  %near = f32[8,128]{1,0:T(8,128)S(1)} add(%a, %a), backend_config={"estimated_cycles":"9"}
+  %kept = f32[8,128]{1,0:T(8,128)S(3)} add(%near, %near), backend_config={"estimated_cycles":"9"}
+  %used = f32[8,128]{1,0:T(8,128)S(3)} add(%kept, %a), backend_config={"estimated_cycles":"9"}
+  ROOT %out = f32[8,128]{1,0:T(8,128)} add(%used, %kept), backend_config={"estimated_cycles":"9"}
+}
+"""
+
+
+def test_bytes_of_the_second_memory_on_the_chip_are_counted_apart_and_take_no_time() -> None:
+  size = 8 * 128 * 4
+  found, _ = schedule.read(CMEM_TEXT, {}, bytes_a_cycle=1.)
+  assert found.cmem_bytes == (1 + 2 + 2) * size  # of `kept`, `used` and `out`
+  assert found.cycles == pytest.approx((2 + 1 + 1) * size / schedule.REACHED, abs=4)  # `a` twice and once, and `out`
+  both, _ = schedule.read(CMEM_TEXT.replace('S(3)', 'S(1)'), {}, bytes_a_cycle=1.)
+  assert both.cmem_bytes == 0 and both.cycles == found.cycles
+
+
 TRAFFIC_TEXT = """HloModule jit_step
 
 %inner (p: f32[4,8,128]) -> f32[1,8,128] {

@@ -7,10 +7,13 @@ not in it. Collectives and asynchronous copies, which run beside the operations,
 
 The memory traffic is counted from the program's text: the result and the operands in the tiles that they are stored in.
 Arrays that the compiler keeps in on-chip memory (`S(1)` in the layout) are left out; of an operand that is only sliced,
-and of a result that is written in place, only the part that is touched is counted.
+and of a result that is written in place, only the part that is touched is counted. v4 has a second memory on the chip,
+of 128 MiB beside the vector memory (CMEM, `S(3)`). The rate of its transfers is not published, so that their bytes are
+counted apart, and their time is in neither figure.
 """
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import Counter
@@ -23,6 +26,8 @@ from vit_jax.plan.hlo import Instruction
 
 REACHED = .85
 """Part of the peak memory bandwidth that an operation is assumed to reach."""
+CMEM = 'S(3)'
+"""The second memory on the chip of v4, in a layout."""
 _ASYNCHRONOUS = ('-start', '-done', '-update')
 
 
@@ -33,9 +38,13 @@ _PARAMETER = re.compile(r' parameter\((\d+)\)')
 
 
 class Traffic:
-  """Counts the bytes of the instructions of a program; remembers which parts of its arguments a fusion reads."""
+  """Counts the bytes of the instructions of a program; remembers which parts of its arguments a fusion reads.
 
-  def __init__(self, program: hlo.Program) -> None:
+  `space`: the memory, as layouts name it; '' = that outside of the chip.
+  """
+
+  def __init__(self, program: hlo.Program, space: str = '') -> None:
+    self._array_bytes = functools.partial(array_bytes, space=space)
     self._computations = {name: {one.name: one for one in rows} for name, rows in program.computations.items()}
     self._parts: dict[tuple[str, int], int | None] = {}
 
@@ -43,9 +52,9 @@ class Traffic:
     """Returns the bytes that an instruction of the computation `within` reads and writes."""
     known = self._computations[within]
     fused = _CALLED.search(one.text) if one.opcode == 'fusion' else None
-    total = self._written(one, fused[1]) if fused else array_bytes(one.type)
+    total = self._written(one, fused[1]) if fused else self._array_bytes(one.type)
     for i, name in enumerate(one.operands):
-      size = array_bytes(known[name].type) if name in known else 0
+      size = self._array_bytes(known[name].type) if name in known else 0
       part = self._part(fused[1], i) if fused and size else None
       total += size if part is None else min(size, part)
     return total
@@ -54,9 +63,9 @@ class Traffic:
     """Returns the bytes of the result of a fusion; of an update in place only those of the new part."""
     inside = self._computations.get(fused, {})
     root = next((x for x in inside.values() if x.is_root), None)
-    if root is not None and root.opcode == 'dynamic-update-slice' and (size := array_bytes(one.type)):
+    if root is not None and root.opcode == 'dynamic-update-slice' and (size := self._array_bytes(one.type)):
       return min(size, array_bytes(inside[root.operands[1]].type, everywhere=True))
-    return array_bytes(one.type)
+    return self._array_bytes(one.type)
 
   def _part(self, fused: str, index: int) -> int | None:
     """Returns the bytes that a fusion reads of an operand through slices alone; None if it reads all of it."""
@@ -87,11 +96,11 @@ class Traffic:
     return total if names else None
 
 
-def array_bytes(type_text: str, *, everywhere: bool = False) -> int:
-  """Returns the bytes of all arrays of a type in their tiles; those in on-chip memory only if `everywhere`."""
+def array_bytes(type_text: str, *, everywhere: bool = False, space: str = '') -> int:
+  """Returns the bytes of all arrays of a type in their tiles: of those in the memory `space`, or `everywhere`."""
   total = 0
   for dtype, dims, layout in _ARRAY.findall(type_text):
-    if everywhere or 'S(' not in layout:
+    if everywhere or (space in layout if space else 'S(' not in layout):
       total += _padded([int(dim) for dim in dims.split(',') if dim], layout) * _item_bits(dtype) // 8
   return total
 
@@ -123,6 +132,7 @@ class Schedule(NamedTuple):
     them.
   unknown_loops: loops inside operations that are counted as one iteration.
   kernels: names of Pallas kernels without a schedule.
+  cmem_bytes: that operations read from and write to the second memory of v4's chip, whose time is not counted.
   """
   cycles: int
   memory_cycles: int
@@ -130,6 +140,7 @@ class Schedule(NamedTuple):
   uncounted_cycles: int
   unknown_loops: int
   kernels: list[str]
+  cmem_bytes: int = 0
 
 
 def read(text: str, counts: Mapping[str, Count], *,
@@ -143,7 +154,7 @@ def read(text: str, counts: Mapping[str, Count], *,
     bytes_a_cycle: peak bandwidth of the memory.
   """
   program = hlo.parse(text)
-  moved, alike = Traffic(program), _alike(program, counts)
+  moved, on_chip, alike = Traffic(program), Traffic(program, CMEM), _alike(program, counts)
   rows: Counter[tuple[str, str]] = Counter()
   sums: Counter[str] = Counter()
   kernels: dict[str, None] = {}
@@ -152,6 +163,7 @@ def read(text: str, counts: Mapping[str, Count], *,
     found = counts.get(one.name) or alike.get(_likeness(one))
     memory, own = moved.num_bytes(one, within) / bytes_a_cycle / REACHED, found.cycles if found else 0
     cycles = times * round(max(memory, own))
+    sums['cmem'] += times * on_chip.num_bytes(one, within)
     sums.update(cycles=cycles, memory=cycles * (memory > own), loops=times * (found.unknown_loops if found else 0))
     rows[compiled.place(one.source or one.opcode)] += cycles
     if found is None:
@@ -168,7 +180,7 @@ def read(text: str, counts: Mapping[str, Count], *,
 
   visit(program.entry, 1)
   return Schedule(sums['cycles'], sums['memory'], sums['uncounted'], sums['estimate'], sums['loops'],
-                  list(kernels)), dict(rows)
+                  list(kernels), sums['cmem']), dict(rows)
 
 
 def is_counted(one: Instruction) -> bool:

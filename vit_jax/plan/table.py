@@ -196,6 +196,9 @@ def _scheduled_rows(plan: plans.Plan) -> Iterator[tuple[str, str, str]]:
     yield 'not in it', f'{1e3 * second.uncounted_cycles / clock:.3g} ms', (
         f'estimate for {second.uncounted:,} operations without a schedule, of which only the bytes are counted; '
         f'{second.unknown_loops:,} inner loops of unknown length are counted as one iteration each')
+  if second.cmem_bytes:
+    yield 'not in it, on the chip', f'{second.cmem_bytes / 2**30:,.2f} GiB', (
+        'that operations read from and write to the second memory of the chip (CMEM of v4); its rate is not known')
 
 
 def _compiler_rows(answer: compile.Answer, clock_hz: float) -> Iterator[tuple[str, str, str]]:
