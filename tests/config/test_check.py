@@ -50,6 +50,7 @@ def test_a_good_config_passes() -> None:
     ({'optimizer': schema.Sgd(momentum=1.)}, 'optimizer.momentum: expected 0 to below 1, got 1.0'),
     ({'optimizer': schema.AdamW(schedule=schema.Schedule(end_lr=1.))}, 'optimizer.schedule.end_lr: expected at most'),
     ({'objective': schema.Supervised(label_smoothing=1.)}, 'objective.label_smoothing: expected 0 to below 1, got 1.0'),
+    ({'train': schema.Train(retry='5 steps')}, "train.retry: expected minutes or hours, such as '5 minutes', or '0'"),
     ({'checkpoints': schema.Checkpoints(local='soon')}, 'checkpoints.local: expected a number and a unit'),
     ({'checkpoints': schema.Checkpoints(local_dir='/dev/shm')},
      "checkpoints.local_dir: expected its default '' with checkpoints.local=''"),

@@ -19,7 +19,7 @@ def of(number: int) -> OSError:
 @pytest.mark.parametrize(('error', 'advice'), [
     (of(errno.EMFILE), 'ulimit -n'), (of(errno.ENOSPC), 'Free some space'), (of(errno.EDQUOT), 'Free some space'),
     (of(errno.EACCES), 'Change the permissions'), (of(errno.EIO), 'reports an error'),
-    (of(errno.EXDEV), 'Check the disk'),
+    (of(errno.EXDEV), 'Check the disk'), (TimeoutError('no answer'), 'Check the disk'),
     (MemoryError(), 'Free memory'), (RuntimeError('RESOURCE_EXHAUSTED: Out of memory'), 'Free memory'),
     (ValueError("RESOURCE_EXHAUSTED: Failed to open: Too many open files [os_error_code='24'] [x"), 'ulimit -n'),
     (RuntimeError('[Errno 28] No space left on device'), 'Free some space'),

@@ -1,5 +1,7 @@
 """Operations that fail for a temporary reason are repeated, and only those."""
+import email.message
 import errno
+import urllib.error
 
 import pytest
 
@@ -51,3 +53,36 @@ def test_after_the_patience_the_program_ends_with_75(waits: list[float]) -> None
     retrying.retried(Failing(*[OSError(errno.EIO, 'x')] * 99), 'reading x', patience_s=20)
   assert sum(waits) == 20
   assert failures.explain(found.value).status == 75
+
+
+def test_a_patience_of_zero_repeats_nothing(waits: list[float]) -> None:
+  with pytest.raises(OSError, match='x'):
+    retrying.retried(Failing(OSError(errno.EIO, 'x')), 'reading x', patience_s=0)
+  assert not waits
+
+
+def test_the_patience_of_the_process_counts_where_none_is_given(waits: list[float]) -> None:
+  retrying.configure(3.)
+  try:
+    with pytest.raises(TemporaryError, match='within 3 s'):
+      retrying.retried(Failing(*[OSError(errno.EIO, 'x')] * 99), lambda: 'reading x')
+  finally:
+    retrying.configure(None)
+  assert sum(waits) == 3 and retrying.patience() == retrying.PATIENCE_S
+
+
+@pytest.mark.parametrize(('asked', 'waited'), [('7', [7., 1.]), ('999', [40.]), ('0', [.5, 1.]), ('soon', [.5, 1.])])
+def test_a_server_that_asks_for_a_wait_gets_it_within_the_patience(
+    asked: str, waited: list[float], waits: list[float]) -> None:
+  headers = email.message.Message()
+  headers['Retry-After'] = asked
+  busy = urllib.error.HTTPError('a', 429, 'Too Many Requests', headers, None)
+  assert retrying.retried(Failing(busy, *[OSError(errno.EIO, 'x')] * (len(waited) - 1)), 'x', patience_s=40) == 'done'
+  assert waits == waited
+
+
+def test_what_says_that_it_was_repeated_is_not_repeated_again(waits: list[float]) -> None:
+  for error in (TemporaryError('x'), RuntimeError('DEADLINE_EXCEEDED: Barrier timed out')):
+    with pytest.raises(type(error)):
+      retrying.retried(Failing(error), 'reading x')
+  assert not waits

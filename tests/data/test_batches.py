@@ -11,7 +11,7 @@ import pytest
 import slices
 
 from vit_jax.config import schema
-from vit_jax.core import failures
+from vit_jax.core import failures, retrying
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Batch, Shard
 from vit_jax.data.files import access
@@ -129,7 +129,9 @@ class Failing:
 
 @pytest.mark.parametrize('number', [errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EIO, errno.ESTALE, errno.EACCES,
                                     errno.ENOENT, None])
-def test_an_error_of_the_system_stops_the_run_and_counts_as_no_bad_image(source: Counting, number: int | None) -> None:
+def test_an_error_of_the_system_stops_the_run_and_counts_as_no_bad_image(
+    source: Counting, number: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(retrying, 'PATIENCE_S', 0.)
   failing = Failing(source, MemoryError() if number is None else OSError(number, os.strerror(number)))
   number = errno.ENOMEM if number is None else number
   fit = transforms.eval_transform(RECIPE, PX)
@@ -142,6 +144,31 @@ def test_an_error_of_the_system_stops_the_run_and_counts_as_no_bad_image(source:
     message = str(found.value)
     assert source.describe(3) in message and f'got "{os.strerror(number)}"' in message  # type: ignore[operator]
     assert access.ADVICE[number] in message
+
+
+class Shaky(Failing):
+  """Fails with each of several errors once for every example, then reads it."""
+
+  def __init__(self, source: Source, *numbers: int) -> None:
+    super().__init__(source, OSError())
+    self._numbers, self.tries = numbers, dict[int, int]()
+
+  def __getitem__(self, index: int) -> Record:
+    found = self.tries[index] = self.tries.get(index, -1) + 1
+    if found < len(self._numbers):
+      raise OSError(self._numbers[found], os.strerror(self._numbers[found]))
+    return self._source[index]
+
+
+def test_a_batch_that_was_read_again_has_the_same_bits(source: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(retrying.time, 'sleep', lambda s: None)
+  alone = Shard((0,), 1)
+  for make in (lambda s: train(s, alone, 1), lambda s: evaluate(s, alone, 0)):
+    whole, shaky = make(source), Shaky(source, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
+    again = make(shaky)
+    assert set(shaky.tries.values()) == {3} and whole.keys() == again.keys()
+    for name in whole:
+      np.testing.assert_array_equal(whole[name], again[name], err_msg=name)
 
 
 @pytest.mark.quick('data=4,fsdp=4', reason='1 s: a program for each mesh')

@@ -12,7 +12,8 @@ import sys
 
 import pytest
 
-from vit_jax.data.files import open_files, records, tfrecord_index
+from vit_jax.core import retrying
+from vit_jax.data.files import open_files, ranges, records, tfrecord_index
 
 SCRIPT = """
 import os, pathlib, resource, sys
@@ -143,3 +144,24 @@ def test_a_file_is_opened_in_place_of_an_idle_one_where_other_code_has_opened_ma
 
   with pool.use('a', lambda: 'again', closed.append) as used, pool.use('c', open_third, closed.append) as third:
     assert (used, third, closed, len(tries)) == ('a', 'c', ['b'], 2)
+
+
+def test_a_file_that_the_file_system_lost_is_opened_anew_before_the_next_try(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  (tmp_path / 'a').write_bytes(b'0123456789')
+  read, stale, closed = os.pread, set[int](), list[int]()
+
+  def pread(file: int, size: int, offset: int) -> bytes:
+    if not stale:
+      stale.add(file)
+    if file in stale and file not in closed:
+      raise OSError(errno.ESTALE, 'Stale file handle')
+    return read(file, size, offset)
+
+  pool, close = open_files.Pool(4), os.close
+  monkeypatch.setattr(open_files, 'pool', lambda: pool)
+  monkeypatch.setattr(os, 'pread', pread)
+  monkeypatch.setattr(os, 'close', lambda file: (closed.append(file), close(file)))
+  monkeypatch.setattr(retrying.time, 'sleep', lambda s: None)
+  assert ranges.read(str(tmp_path / 'a'), 2, 3) == b'234'
+  assert closed == list(stale) and len(pool) == 1

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from vit_jax.config import schema
+from vit_jax.core import retrying
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Shard
 from vit_jax.data.files import open_files
@@ -226,3 +227,10 @@ def test_warnings_of_a_loader_process_look_like_those_of_its_host(tmp_path: path
   assert done.stdout == '2\n'
   assert re.findall(r'^ *[\d.]+ s  (.*)$', done.stderr, re.M) == [
       f'host 3: warning: reading {number} failed and is tried again' for number in range(2)], done.stderr
+
+
+def test_loader_processes_have_the_patience_of_their_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(retrying, '_patience_s', None)
+  monkeypatch.setattr(prefetch, 'start_worker', lambda *_: None)
+  prefetch._start_loader(1, prefetch.ranges.settings(), prefetch.console.messages(), 7., 0, 1)
+  assert retrying.patience() == 7.

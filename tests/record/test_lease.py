@@ -233,7 +233,7 @@ def test_a_bucket_without_write_permission_is_refused(bucket: buckets.Server) ->
 def test_a_lease_that_cannot_be_read_for_long_ends_the_run_as_temporary(
     workdir: str | pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   with lease.Lease(workdir, renew_s=99., expires_s=.1) as held:
-    monkeypatch.setattr(retrying, 'PATIENCE_S', 0.)
+    monkeypatch.setattr(retrying, 'PATIENCE_S', .01)
     monkeypatch.setattr(held._register, 'read', lambda: (_ for _ in ()).throw(TimeoutError('no answer')))
     with pytest.raises(TemporaryError, match='the lease on .* got no answer'):
       held.check()

@@ -13,7 +13,7 @@ import optax
 import pytest
 import saved
 
-from vit_jax.core import trees
+from vit_jax.core import retrying, trees
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.os_errors import Damaged
 from vit_jax.train import checkpoint, checkpoint_reader
@@ -167,6 +167,7 @@ def test_what_says_nothing_of_the_checkpoint_ends_the_job_and_sets_nothing_aside
       raise Exception('Encountered error while reading array index') from error
     raise error
 
+  monkeypatch.setattr(retrying, 'PATIENCE_S', 0.)
   monkeypatch.setattr(checkpoint_reader.ocp.StandardCheckpointHandler, 'restore', fail)
   checkpointer = checkpoint.Checkpointer(folder, keep=checkpoint.Keep(3))
   with pytest.raises(kind, match=r'2/params: expected to read it, got (.|\n)*run the same command again'):

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from vit_jax.core import hub as core_hub
+from vit_jax.core import retrying
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.weights import addresses, download, files, known_weights
 
@@ -263,6 +264,11 @@ def test_a_damaged_index_of_shards_is_said(tmp_path: pathlib.Path) -> None:
     (tmp_path / addresses.INDEX).write_text(content)
     with pytest.raises(UserError, match=says):
       addresses.weight_files(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(retrying, 'PATIENCE_S', 0.)
 
 
 def refusal(code: int, reason: str) -> urllib.error.HTTPError:

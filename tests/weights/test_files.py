@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from vit_jax.core import retrying
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.weights import files
 
@@ -66,6 +67,7 @@ def test_an_error_while_reading_is_not_one_of_the_path(
   def fail(*_: object) -> None:
     raise OSError(errno.EIO, 'Input/output error')
 
+  monkeypatch.setattr(retrying, 'PATIENCE_S', 0.)
   monkeypatch.setattr(files, '_kind', fail)
   with pytest.raises(TemporaryError, match=r'a\.npz: expected to read it, got "Input/output error"\. The disk or'):
     work(tmp_path / 'a.npz')

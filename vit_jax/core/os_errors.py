@@ -186,6 +186,8 @@ def _advice(error: BaseException) -> str:
     return _MEMORY
   if isinstance(error, OSError) and error.errno is not None:
     return _of_number(error.errno)
+  if isinstance(error, TimeoutError | ConnectionError):
+    return _DEVICE
   if isinstance(error, OSError):
     return '' if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError) else _of_text(str(error))
   is_elsewhere = type(error).__name__ in _JAX or _is_of_client(error)

@@ -9,6 +9,7 @@ import hashlib
 import logging
 from typing import NamedTuple
 
+from vit_jax.core import retrying
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.source import Source, reading_error
 
@@ -48,7 +49,7 @@ def read(source: Source) -> Content:
   by_class = [_Sum() for _ in names]
   for index in range(len(source)):
     try:
-      record = source[index]
+      record = retrying.retried(lambda: source[index], lambda: f'reading {source.describe(index)}')  # noqa: B023
     except (BadImage, OSError) as error:
       raise reading_error(error, source, index, expected='an image') from error
     stored = record.image

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from vit_jax.core import retrying
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.files import access
@@ -219,7 +220,8 @@ def read_labels(source: Source) -> HostArray:
   found = np.empty(len(source), np.int32)
   for index in range(len(source)):
     try:
-      found[index] = source.label(index)
+      found[index] = retrying.retried(lambda: source.label(index),  # noqa: B023
+                                      lambda: f'reading {source.describe(index)}')  # noqa: B023
     except (BadImage, OSError) as error:
       raise reading_error(error, source, index, expected='its class') from error
   return found

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from vit_jax.config import schema
+from vit_jax.core import retrying
 from vit_jax.data.files import open_files
 from vit_jax.jobs import cpu
 from vit_jax.parallel import hardware, hosts
@@ -37,6 +38,7 @@ def start(train: schema.Train | None = None, before: Mapping[str, Any] | None = 
     UserError: the processor or the environment does not allow it.
   """
   open_files.raise_limit()
+  retrying.configure(train.retry_s if train else None)
   root = logging.getLogger()
   # Some imports configure the root logger.
   root.handlers = [h for h in root.handlers if not type(h).__module__.startswith('absl')]

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from vit_jax.core import os_errors
+from vit_jax.core import os_errors, retrying
+from vit_jax.core.errors import TemporaryError
 from vit_jax.core.os_errors import Damaged
 
 VERSION = 1
@@ -35,7 +36,8 @@ def steps(folder: Any) -> list[int]:
     UserError: the system does not allow reading the folder.
   """
   try:
-    found = [path for path in folder.iterdir() if is_step(path.name) and path.is_dir()]
+    found = retrying.retried(lambda: [path for path in folder.iterdir() if is_step(path.name) and path.is_dir()],
+                             f'listing {folder}')
     return sorted(int(path.name) for path in found if isinstance(path, pathlib.Path) or (path / COMMITTED).exists())
   except (FileNotFoundError, NotADirectoryError):
     return []
@@ -82,7 +84,9 @@ def sha256(value: Any) -> str:
 def guard(what: str, action: Callable[[], T]) -> T:
   """Returns the result of reading `what` with a library, and converts its errors to `Damaged` or `Obstacle`."""
   try:
-    return action()
+    return retrying.retried(action, f'reading {what}')
+  except TemporaryError:
+    raise
   except Exception as error:  # Orbax raises plain Exception for a damaged array; zstd, json and TensorStore their own
     raise os_errors.reading(what, error) from error
 

@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple, overload
 import numpy as np
 
 from vit_jax.core.types import HostArray
-from vit_jax.record import storage
+from vit_jax.record import appending, storage
 
 FILE = 'norms.f32'
 Norms = Mapping[str, Mapping[str, Any]]
@@ -45,20 +45,21 @@ class NormsFile:
 
   def __init__(self, path: str, *, is_new: bool) -> None:
     self._path, self._is_new = path, is_new
-    self._file: IO[bytes] | None = None
+    self._file: appending.Appender | None = None
 
   def write(self, step: int, norms: Norms) -> None:
     """Adds the norms of a step."""
     if self._file is None:
-      self._file = _open(self._path, _leaves(norms), is_new=self._is_new)
+      with _open(self._path, _leaves(norms), is_new=self._is_new) as opened:
+        opened.flush()
+        self._file = appending.Appender(self._path, os.dup(opened.fileno()))
     values = [np.ravel(np.asarray(value, np.float32)) for by_path in norms.values() for value in by_path.values()]
     self._file.write(np.int64(step).tobytes() + np.concatenate([np.zeros(0, np.float32), *values]).tobytes())
-    self._file.flush()
 
   def settle(self) -> None:
     """Makes what was written durable."""
     if self._file is not None:
-      os.fsync(self._file.fileno())
+      self._file.settle()
 
   def close(self) -> None:
     if self._file is not None:

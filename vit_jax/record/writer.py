@@ -31,7 +31,7 @@ from types import TracebackType
 
 from vit_jax.core import os_errors
 from vit_jax.core.redaction import redacted
-from vit_jax.record import lease, machine, norms_file, reader, storage
+from vit_jax.record import appending, lease, machine, norms_file, reader, storage
 from vit_jax.record import progress as progress_lib
 from vit_jax.record.trackers import tensorboard
 from vit_jax.record.trackers.tracker import Guarded, Status
@@ -80,7 +80,7 @@ class Writer:
       self._time_offset_s = (
           reader.last_time_s(self._path) if os.path.exists(self._path) else 0.) - time.monotonic()
       _end_last_line(self._path)
-      self._file = open(self._path, 'a', encoding='utf-8', errors='backslashreplace')  # names of files
+      self._file = appending.Appender(self._path, os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666))
     self._trackers = trackers(folder) if trackers else [tensorboard.opened(folder, resumed_from)]
     self._status: Status = 'done'
     self._norms = norms_file.NormsFile(os.path.join(folder, norms_file.FILE), is_new=resumed_from is None)
@@ -148,7 +148,7 @@ class Writer:
       self._mirror.settle()
       return
     with self._writing():
-      os.fsync(self._file.fileno())
+      self._file.settle()
       self._norms.settle()
 
   def show(self, step: int, call: Callable[[Guarded, int], None]) -> None:
@@ -222,8 +222,8 @@ class Writer:
 
   def _append(self, row: Mapping[str, object]) -> None:
     with self._writing():
-      self._file.write(redacted(json.dumps(_to_json(row), allow_nan=False, ensure_ascii=False)) + '\n')
-      self._file.flush()
+      text = redacted(json.dumps(_to_json(row), allow_nan=False, ensure_ascii=False)) + '\n'
+      self._file.write(storage.encode(text))  # names of files need not be UTF-8
 
   @contextlib.contextmanager
   def _writing(self) -> Iterator[None]:

@@ -21,7 +21,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
-from vit_jax.core import os_errors
+from vit_jax.core import os_errors, retrying
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.redaction import redacted
 
@@ -105,7 +105,7 @@ def fetch(address: str, path: pathlib.Path, *, prove: Proof, opener: Opener = op
     TemporaryError: the server or the network failed, or the file is truncated or has a wrong checksum.
   """
   part = path.with_name(f'{path.name}.{socket.gethostname()}-{os.getpid()}.part')  # of hosts that share the cache
-  try:
+  def once() -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     with opener(address) as response, open(part, 'wb') as out:
       if wrong := _unfit(response.headers, path.parent, most_bytes):
@@ -114,7 +114,10 @@ def fetch(address: str, path: pathlib.Path, *, prove: Proof, opener: Opener = op
       wrong = _wrong(address, response.headers, digests, out.tell())
       out.flush()
       os.fsync(out.fileno())
-    if wrong:
+    return wrong
+
+  try:
+    if wrong := retrying.retried(once, f'downloading {_shown(address)}'):
       raise TemporaryError(f'{_shown(address)}: expected the whole file, got another: {wrong}. Nothing was kept. Try '
                            'again.')
     prove(part, _shown(address))

@@ -12,19 +12,20 @@ import pathlib
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, BinaryIO
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import ml_dtypes
 import numpy as np
 
-from vit_jax.core import json_text, os_errors
-from vit_jax.core.errors import UserError
+from vit_jax.core import json_text, os_errors, retrying
+from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.weights import archives, pickle_stack, pickles, safetensors
 
 if TYPE_CHECKING:
   from vit_jax.core.types import HostArray
 
+T = TypeVar('T')
 KINDS = 'npz, safetensors, PyTorch (.pth, .pt, .bin)'
 MOST_NAME = 500  # characters of a tensor's name
 MOST_JSON_BYTES = 16 << 20  # of a file beside the weights: 21,000 class names take 0.5 MB
@@ -43,8 +44,8 @@ def read(path: pathlib.Path, *, branch: str = '') -> dict[str, HostArray]:
   Raises:
     UserError: the file does not exist, is damaged, or holds no weights; the message names what it holds instead.
   """
-  with _open(path) as file, _explained(str(path), size := os.fstat(file.fileno()).st_size):
-    tensors = _read(file, str(path), size, branch)
+  with _explained(str(path), size := _size(path)):
+    tensors = _repeated(path, lambda file: _read(file, str(path), size, branch))
     for name in tensors:
       if not name.isprintable() or len(name) > MOST_NAME:
         raise ValueError(f'a tensor has the name {ascii(name)[:60]}')
@@ -64,7 +65,7 @@ def verify(path: pathlib.Path, *, shown_as: str) -> None:
   Raises:
     UserError: the file is not a weight file, or is damaged.
   """
-  with _open(path) as file, _explained(shown_as, size := os.fstat(file.fileno()).st_size):
+  def follow(file: BinaryIO) -> None:
     match _kind(file, shown_as, size):
       case 'zip':
         with archives.opened(file, size) as archive:
@@ -76,6 +77,9 @@ def verify(path: pathlib.Path, *, shown_as: str) -> None:
       case _:
         pickles.follow_old(file, size=size)
 
+  with _explained(shown_as, size := _size(path)):
+    _repeated(path, follow)
+
 
 def read_json(path: pathlib.Path) -> Any:
   """Returns the content of a JSON sidecar.
@@ -84,16 +88,26 @@ def read_json(path: pathlib.Path) -> Any:
     ValueError: the file is not JSON, or larger than `MOST_JSON_BYTES`.
     OSError: the file cannot be read.
   """
-  with open(path, 'rb') as file:
-    data = file.read(MOST_JSON_BYTES + 1)
+  data = _repeated(path, lambda file: file.read(MOST_JSON_BYTES + 1))
   if len(data) > MOST_JSON_BYTES:
     raise ValueError(f'it is larger than {MOST_JSON_BYTES >> 20} MiB')
   return json_text.parse(data)
 
 
-def _open(path: pathlib.Path) -> BinaryIO:
+def _repeated(path: pathlib.Path, work: Callable[[BinaryIO], T]) -> T:
+  """Returns what `work` makes of the opened file, from its beginning after each temporary error."""
+  def once() -> T:
+    with open(path, 'rb') as file:
+      return work(file)
+  return retrying.retried(once, f'reading {path}')
+
+
+def _size(path: pathlib.Path) -> int:
+  def once() -> int:
+    with open(path, 'rb') as file:
+      return os.fstat(file.fileno()).st_size
   try:
-    return open(path, 'rb')
+    return retrying.retried(once, f'opening {path}')
   except OSError as error:
     raise os_errors.kind(error)(f'{path}: expected a weight file, got "{error.strerror or error}". Check the '
                                 'path.') from error
@@ -162,7 +176,7 @@ def _explained(said: str, size: int) -> Iterator[None]:
   """Converts the errors of readers about damaged files to `UserError`."""
   try:
     yield
-  except UserError:
+  except (UserError, TemporaryError):
     raise
   except pickle_stack.Refused as error:
     raise UserError(f'{said}: expected weights alone, got {error}') from None

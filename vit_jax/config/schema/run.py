@@ -84,6 +84,8 @@ class Train(Settings):
   sam: Sam = field(default_factory=Sam)
   early_stop: EarlyStop = field(default_factory=EarlyStop)
   log_every: str = duration('50 steps', zero=False)  # between two lines of metrics
+  # How long reads and writes are repeated after their first failure, if storage or the network fails; '0' = not at all.
+  retry: str = '5 minutes'
   on_nonfinite: OnNonfinite = OnNonfinite.STOP
   progress: bool = True  # progress bar on a terminal, a line now and then elsewhere
   profile: str = ''  # steps to trace, first..last from 1, such as 100..105; in WORKDIR/profile; '' = none
@@ -94,7 +96,14 @@ class Train(Settings):
     """`accumulate`, or 1 where it is not chosen yet."""
     return max(1, self.accumulate)
 
+  @property
+  def retry_s(self) -> float:
+    """`retry` in seconds."""
+    return durations.parse_wall(self.retry) or 0.
+
   def problems(self, config: Run, name: str) -> Iterator[str]:
+    if self.retry != '0' and not durations.parse_wall(self.retry):
+      yield problem(f'{name}.retry', "minutes or hours, such as '5 minutes', or '0'", self.retry)
     yield from multiple('batch_size', config.batch_size, self.microbatches, f'{name}.accumulate={self.accumulate}')
     if self.accumulate > 1 and config.model.has_batch_norm:
       yield problem(f'{name}.accumulate', f'1 for {type(config.model).__name__}, whose BatchNorm needs statistics of '

@@ -29,6 +29,7 @@ class _Entry:
   close: Callable[[Any], None]
   num_files: int
   num_users: int = 0
+  is_dropped: bool = False
 
 
 class _Use:
@@ -41,8 +42,8 @@ class _Use:
   def __enter__(self) -> Any:
     return self._entry.file
 
-  def __exit__(self, *_: object) -> None:
-    self._pool.give_back(self._entry)
+  def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    self._pool.give_back(self._entry, is_broken=kind is not None)
 
 
 class Pool:
@@ -82,11 +83,20 @@ class Pool:
         close(made.file)
     return _Use(self, entry)
 
-  def give_back(self, entry: _Entry) -> None:
-    """Counts one user less; closes the least recently used files that no thread reads, down to the limit."""
+  def give_back(self, entry: _Entry, *, is_broken: bool = False) -> None:
+    """Counts one user less; closes the least recently used files that no thread reads, down to the limit.
+
+    A broken file, which a network file system may have lost, is opened anew at its next use.
+    """
     with self._lock:
       entry.num_users -= 1
-      is_full = self._num_files > self._max_open
+      if is_broken and not entry.is_dropped:
+        entry.is_dropped = True
+        self._num_files -= entry.num_files
+        self._entries = collections.OrderedDict((k, one) for k, one in self._entries.items() if one is not entry)
+      is_full, is_unused = self._num_files > self._max_open, entry.is_dropped and not entry.num_users
+    if is_unused:
+      entry.close(entry.file)
     if is_full:
       self._close_idle(self._max_open)
 

@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.config import schema
+from vit_jax.core import retrying
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch, HostArray
 from vit_jax.data.files import access
@@ -171,7 +172,7 @@ class MaskedImages:
     origin, row = find_origin(self.source, index)
     image_name, mask_name = origin.describe(row), origin.describe_mask(row)  # type: ignore[attr-defined]
     try:
-      record = self.source[index]
+      record = retrying.retried(lambda: self.source[index], f'reading {image_name}')
       image = decoding.as_rgb(record.image, decode_options(self.recipe))
       assert record.mask is not None
       mask = classes(decode(record.mask, size=(image.shape[0], image.shape[1])), self.values)

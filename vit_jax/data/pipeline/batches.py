@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vit_jax.core import retrying
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch, HostArray, Shard
 from vit_jax.data.files import access
@@ -51,7 +52,7 @@ class DecodedSource(NamedTuple):
 def reason_bad(source: Source, index: int, transform: EvalTransform) -> str:
   """Returns why an example cannot be used; '' if it can."""
   try:
-    transform(source[index])
+    retrying.retried(lambda: transform(source[index]), lambda: f'reading {source.describe(index)}')
   except BadImage as error:
     return str(error)
   except (OSError, MemoryError) as error:
@@ -73,7 +74,8 @@ def decode_or_next(source: Source, index: int, transform: Callable[[int], Exampl
   for more in range(tries):
     place = within[(index - within.start + more) % len(within)]
     try:
-      return DecodedExample(transform(place), more > 0)
+      return DecodedExample(retrying.retried(lambda: transform(place),  # noqa: B023
+                                             lambda: f'reading {source.describe(place)}'), more > 0)  # noqa: B023
     except BadImage as error:
       reason = error
     except (OSError, MemoryError) as error:
@@ -127,7 +129,9 @@ class EvalBatches:
     for number in ahead.rows(self.source, places):
       row, index = int(valid[number]), places[number]
       try:
-        _write(batch, row, DecodedExample(self.transform(self.source[index]), False))
+        example = retrying.retried(lambda: self.transform(self.source[index]),  # noqa: B023
+                                   lambda: f'reading {self.source.describe(index)}')  # noqa: B023
+        _write(batch, row, DecodedExample(example, False))
       except BadImage:
         batch['mask'][row], batch['bad'][row] = 0., True
         with contextlib.suppress(BadImage):  # of a damaged record the class is not known

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from typing import Protocol
 
+from vit_jax.core import retrying
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Batch
 from vit_jax.data.files import access, ranges
@@ -76,7 +77,7 @@ def _start_grain(make: Callable[[int], Batch], numbers: range, *, each: capacity
   if workers:
     _let_grain_read_its_flags()
     options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=capacity.HANDED)
-    setup = functools.partial(_start_loader, os.getpid(), ranges.settings(), console.messages())
+    setup = functools.partial(_start_loader, os.getpid(), ranges.settings(), console.messages(), retrying.patience())
     stream = stream.mp_prefetch(options, worker_init_fn=setup)
   return shared.Opened(iter(stream)) if is_shared else iter(stream)
 
@@ -186,12 +187,13 @@ def _start_shielded(batches: Iterator[Batch]) -> Batch:
     pool.shutdown(wait=False)
 
 
-def _start_loader(parent: int, settings: ranges.Settings, messages: tuple[float, str], index: int,
+def _start_loader(parent: int, settings: ranges.Settings, messages: tuple[float, str], patience_s: float, index: int,
                   count: int) -> None:
   """Sets up a loader process, which reads object storage and writes messages as its parent does."""
   start_worker(parent, index, count)
   console.follow(messages)
   ranges.configure(settings)
+  retrying.configure(patience_s)
 
 
 def start_worker(parent: int, index: int, count: int) -> None:
