@@ -1,6 +1,7 @@
 """The main job in one process: run, resume, finish again, evaluate, and what is left in the run directory."""
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -16,7 +17,7 @@ import pytest
 
 from vit_jax import main
 from vit_jax.config import json_files
-from vit_jax.core import types
+from vit_jax.core import retrying, types
 from vit_jax.core.errors import TemporaryError
 from vit_jax.data.pipeline import loader
 from vit_jax.jobs import report_page, resume, train
@@ -295,3 +296,48 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_a_message(
 def test_a_profile_outside_of_the_run_is_refused(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
   assert run(tmp_path, '--config.train.profile=11..13') == 2
   assert 'train.profile: expected steps from 1 to 12, the end of the run, got 11..13' in capsys.readouterr().err
+
+
+@pytest.mark.slow(reason='6 s: a run whose saves fail three times')
+@pytest.mark.parametrize('number', [errno.EIO, errno.ENOSPC])
+def test_saves_that_fail_for_a_time_are_repeated_and_change_no_bit(
+    done: pathlib.Path, tmp_path: pathlib.Path, number: int, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture) -> None:
+  from orbax.checkpoint import CheckpointManager
+  from orbax.checkpoint._src.path import atomicity
+  save, finalize, errors = CheckpointManager.save, atomicity.AtomicRenameTemporaryPath.finalize, [2, 1]
+
+  def failing(self: CheckpointManager, *words: object, **named: object) -> object:
+    if errors[0]:
+      errors[0] -= 1
+      raise OSError(number, os.strerror(number))
+    return save(self, *words, **named)
+
+  async def not_committed(self: object) -> None:
+    if errors[1]:
+      errors[1] -= 1
+      raise OSError(number, os.strerror(number))
+    await finalize(self)
+
+  monkeypatch.setattr(CheckpointManager, 'save', failing)
+  monkeypatch.setattr(atomicity.AtomicRenameTemporaryPath, 'finalize', not_committed)
+  monkeypatch.setattr(retrying, 'FIRST_WAIT_S', .01)
+  assert run(tmp_path / 'b') == 0
+  assert errors == [0, 0] and 'saving the checkpoint of step 5 failed and is tried again' in caplog.text
+  assert load(tmp_path / 'b' / 'final.json')['params_digest'] == load(done / 'final.json')['params_digest']
+  assert (tmp_path / 'b' / 'checkpoints' / '12').is_dir()
+  saved = [event['step'] for event in reader.read(tmp_path / 'b').events if event['event'] == 'checkpoint']
+  assert len(saved) == len(set(saved)) and {5, 12} <= set(saved)
+
+
+def test_a_storage_that_stays_broken_ends_the_run_with_75(
+    done: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str]) -> None:
+  from orbax.checkpoint import CheckpointManager
+
+  def failing(*_: object, **__: object) -> None:
+    raise OSError(errno.EIO, 'Input/output error')
+
+  monkeypatch.setattr(CheckpointManager, 'save', failing)
+  assert run(tmp_path / 'b', '--config.train.retry=0') == 75
+  assert 'A checkpoint could not be written to' in capsys.readouterr().err

@@ -30,7 +30,8 @@ def patience() -> float:
 
 
 def retried(operation: Callable[[], _Result], what: str | Callable[[], str], *,
-            patience_s: float | None = None) -> _Result:
+            patience_s: float | None = None,
+            choose: Callable[[BaseException], bool] | None = None) -> _Result:
   """Returns the result of `operation`, which is repeated after temporary errors, with waits that double.
 
   A server that asks for a longer wait (`Retry-After`) gets it, within the patience. A `TemporaryError` is not repeated,
@@ -40,10 +41,12 @@ def retried(operation: Callable[[], _Result], what: str | Callable[[], str], *,
     operation: reads or writes; repeating it has the same effect as doing it once.
     what: the operation, for messages, such as `reading gs://BUCKET/x`, or a function that returns it.
     patience_s: seconds after the first failure during which it is repeated; None = `patience()`.
+    choose: returns whether to repeat after an error; None = `is_worth`.
 
   Raises:
     TemporaryError: it still failed for a temporary reason. With a patience of 0, errors are those of the operation.
   """
+  choose = choose or is_worth
   started_s: float | None = None
   wait_s = FIRST_WAIT_S
   limit_s = patience() if patience_s is None else patience_s
@@ -53,7 +56,7 @@ def retried(operation: Callable[[], _Result], what: str | Callable[[], str], *,
     try:
       return operation()
     except Exception as error:
-      if not is_worth(error):
+      if not choose(error):
         raise
       now_s, name = time.monotonic(), what if isinstance(what, str) else what()
       started_s = now_s if started_s is None else started_s

@@ -299,8 +299,7 @@ class Run:
     if jax.process_count() > 1 or ended.step == start or saving.has_failed:  # the others wait in their next step
       return error
     try:
-      saving.save(ended.step, ended.state)
-      self.checkpointer.wait()
+      saving.save(ended.step, ended.state, wait=True)
     except (UserError, TemporaryError) as another:
       log.warning('Step %s could not be saved either: %s', f'{ended.step:,}', another)
       return error
@@ -308,8 +307,7 @@ class Run:
     return kind(f'{str(error).rstrip(".")}. Step {ended.step:,} is saved; run the same command again to resume.')
 
   def _pause(self, ended: loop.Ended, saving: hooks.Checkpoint, writer: Writer) -> int:
-    saving.save(ended.step, ended.state)
-    self.checkpointer.wait()
+    saving.save(ended.step, ended.state, wait=True)
     writer.event('stop', step=ended.step, reason=ended.reason)
     writer.close()
     print(f'Stopped by {ended.reason} after step {ended.step:,}, which is saved. Run the same command again to resume.',
@@ -324,8 +322,7 @@ class Run:
     if start < total:
       writer.write(total, final.metrics)
       latest.update({name: (total, number) for name, number in final.metrics.items()})
-      saving.save(total, state)
-      self.checkpointer.wait()
+      saving.save(total, state, wait=True)
       self.checkpointer.discard_local()
     times.finish()
     goodput_now = clock.goodput()

@@ -7,6 +7,7 @@ sets them aside, for the run that holds the lock on the run directory. No other 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import math
@@ -186,6 +187,13 @@ class Checkpointer:
   def wait(self) -> None:
     """Waits until the last save is complete. Raises the error of `save` if it failed."""
     self._guard(self._wait)
+
+  def reopen(self) -> None:
+    """Gives up a save that failed, so that another one can be made; for a run of one process."""
+    opened, self._opened, self._uncommitted, self._is_pending = self._opened, None, None, False
+    if opened is not None:
+      with contextlib.suppress(Exception):  # the error that the failed save has raised before
+        opened.close()
 
   def close(self) -> None:
     """Closes the manager. An error of a save is only logged here; `wait` raises it.

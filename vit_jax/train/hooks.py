@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from vit_jax.config import schema
+from vit_jax.core import retrying
 from vit_jax.core.contracts import Watch
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Mean, Schedule
@@ -202,27 +203,66 @@ class Checkpoint:
     self._checkpointer, self._writer, self._clock = checkpointer, writer, clock
     self._data, self._meta, self._latest = data, meta, latest
     self.digest, self.saved, self.has_failed = '', -1, False
+    self._announced, self._is_lost = -1, False
 
   def on_metrics(self, done: Done) -> None:
-    with self._in_place():
-      self._checkpointer.check()
+    try:
+      with self._in_place():
+        self._checkpointer.check()
+    except TemporaryError as error:
+      if not self._may_repeat():
+        raise
+      log.warning('%s\nThe state of the next step is saved in its place.', error)
+      self._forget()
+      self._is_lost, self.every = True, 1
 
   def on_state(self, step: int, state: TrainState) -> None:
-    is_due = self._times.is_due(step)
+    is_due = self._times.is_due(step) or self._is_lost
     self.every = self._times.next
     if is_due:
       self.save(step, state)
 
-  def save(self, step: int, state: TrainState) -> None:
-    """Saves the state, unless that of this step is saved."""
-    if step == self.saved:
-      return
+  def save(self, step: int, state: TrainState, *, wait: bool = False) -> None:
+    """Saves the state, unless that of this step is saved; `wait` until it is complete.
+
+    A run of one process repeats a save that fails for a temporary reason, for `retrying.patience()`.
+    """
+    def once() -> None:
+      if step != self.saved:
+        self._save(step, state)
+      if wait:
+        with self._in_place():
+          self._checkpointer.wait()
+
+    def is_worth(error: BaseException) -> bool:
+      if not isinstance(error, TemporaryError) or not self._may_repeat():
+        return False
+      self._forget()
+      return True
+
+    retrying.retried(once, f'saving the checkpoint of step {step:,}', choose=is_worth)
+    self._is_lost = self.has_failed = False
+
+  def _may_repeat(self) -> bool:
+    """Whether this process may save again: with several, they would all have to."""
+    return jax.process_count() == 1 and retrying.patience() > 0
+
+  def _forget(self) -> None:
+    self._checkpointer.reopen()
+    self.saved = -1
+
+  def _announce(self, step: int, digest: str) -> None:
+    if step != self._announced:
+      self._writer.event('checkpoint', step=step, params_digest=digest)
+      self._announced = step
+
+  def _save(self, step: int, state: TrainState) -> None:
     self._writer.check_place()
     with self._clock.phase('checkpoint'), self._in_place():
       metrics = {name: number for name, (at, number) in self._latest.items() if at == step}
       self.digest = self._checkpointer.save(
           step, state, data={**self._data, 'step': step}, meta=self._meta, metrics=metrics,
-          announce=lambda digest: self._writer.event('checkpoint', step=step, params_digest=digest))
+          announce=lambda digest: self._announce(step, digest))
     self.saved = step
     self._times.saved()
     self._writer.event('goodput', step=step, **self._clock.goodput()._asdict())
