@@ -10,7 +10,8 @@ import pytest
 import runs
 
 SIZE_KB = 2048
-SHORT = ('--config.length=20 steps', '--config.checkpoints.every=5 steps', '--config.train.log_every=1 steps')
+SHORT = ('--config.length=20 steps', '--config.checkpoints.every=5 steps', '--config.train.log_every=1 steps',
+         '--config.train.retry=0')
 
 
 @pytest.fixture
