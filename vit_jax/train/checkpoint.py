@@ -189,7 +189,7 @@ class Checkpointer:
     self._guard(self._wait)
 
   def reopen(self) -> None:
-    """Gives up a save that failed, so that another one can be made; for a run of one process."""
+    """Discards a save that failed, so that another one can be made; for a run of one process."""
     opened, self._opened, self._uncommitted, self._is_pending = self._opened, None, None, False
     if opened is not None:
       with contextlib.suppress(Exception):  # the error that the failed save has raised before
