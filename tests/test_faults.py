@@ -1,0 +1,31 @@
+"""Faults in phases of a run of two processes: it goes on by itself and ends with the bits of an undisturbed run."""
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import faults
+import pytest
+
+
+@pytest.mark.parametrize(('statuses', 'what'), [
+  ((0, 0), 'done'), ((75, -9), 'restart'), ((-9, 75), 'restart'), ((75, 75), 'restart'), ((134, 75), 'restart'),
+  ((70, 70), 'restart'), ((2, 2), 'end'), ((2, 75), 'end')])
+def test_all_launchers_do_the_same_after_the_end_of_the_processes(statuses: tuple[int, ...], what: str) -> None:
+  found = faults.launchers(statuses)
+  assert {found[name] for name in ('slurm', 'tpu_pod', 'k8s')} == {what}
+  assert {'done': found['local'] == '0', 'end': found['local'] == '2',
+          'restart': found['local'] not in ('0', '2')}[what]
+
+
+CELLS = ('kill0:save', 'kill1:step', 'stop1:step', '503:save')
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.slow(reason='about 2 min: four cells of the matrix, each of two or more starts of two processes')
+def test_a_part_of_the_matrix_ends_as_the_undisturbed_run() -> None:
+  """`python tests/faults.py` runs all."""
+  done = subprocess.run([sys.executable, str(faults.ROOT / 'tests' / 'faults.py'), *CELLS], capture_output=True,
+                        text=True)
+  assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+  assert f'{len(CELLS)} of {len(CELLS)} cells' in done.stdout
