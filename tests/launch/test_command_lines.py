@@ -28,7 +28,8 @@ from vit_jax.config import schema as s
 from vit_jax.core.errors import UserError
 
 PROGRAM = re.compile(r'(?:python -m vit_jax\.main|(?<![\w/.=-])vit-jax) +(.*)')
-LAUNCHER = re.compile(r'bash launch/(?:tpu_pod|gke|gpu_slurm|local_processes)\.sh .* -- ')
+LAUNCHER = re.compile(r'bash launch/(?:tpu_pod|gke|gpu_slurm|local_processes)\.sh .* -- '
+                      r'(?:python -m vit_jax\.main|vit-jax)(?: train)? --')
 CONTINUED = re.compile(r"\n +(?=(?:--[\w.]+=(?:'[^']*'|\S+) *)+$)", re.MULTILINE)
 PLACEHOLDERS = ('JOB', 'PATH', 'VALUE', '…')
 
@@ -61,7 +62,7 @@ def program_lines() -> dict[str, str]:
 
 
 def launcher_lines() -> list[str]:
-  """Complete commands of launchers, once each; also of the pages whose other commands run in a test of their own."""
+  """Complete commands of launchers that train, once each; also of pages whose other commands run in another test."""
   pages = [path.read_text() for path in [ROOT / 'README.md', *sorted(ROOT.glob('docs/**/*.md'))]]
   lines = [line.strip(' #`.') for text in [*texts().values(), *pages] for line in joined(text)]
   return list(dict.fromkeys(line for line in lines if LAUNCHER.search(line) and '…' not in line))
