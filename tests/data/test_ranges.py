@@ -136,7 +136,7 @@ def test_a_read_that_fails_for_a_time_is_repeated(bucket: buckets.Server, kind: 
 def test_a_read_that_keeps_failing_is_a_temporary_error(bucket: buckets.Server, kind: str,
                                                         monkeypatch: pytest.MonkeyPatch) -> None:
   put(bucket, 'gs://bucket/down', CONTENT)
-  monkeypatch.setattr(retrying, 'PATIENCE_S', 0.)
+  monkeypatch.setattr(retrying, 'patience', lambda: .01)
   monkeypatch.setattr(remote, '_RETRIES', {'max_retries': 1, 'initial_delay': '0.01s', 'max_delay': '0.01s'})
   for cached in (remote._context, remote._store):
     cached.cache_clear()

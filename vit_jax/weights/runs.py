@@ -78,9 +78,9 @@ def read(path: pathlib.Path, *, view: str) -> Found:
   is_step = _is_step(path)
   folder = path.parent if is_step else path / 'checkpoints'
   damaged: dict[int, str] = {}
-  config = json_files.read(folder.parent / 'config.json')
-  best = None if is_step or not config.checkpoints.keep_best else _best(folder, config.checkpoints.keep_best)
   while left := [one for one in checkpoint_files.steps(folder) if one not in damaged]:
+    config = json_files.read(folder.parent / 'config.json')
+    best = None if is_step or not config.checkpoints.keep_best else _best(folder, config.checkpoints.keep_best)
     step = int(path.name) if is_step else best[0] if best and best[0] in left else left[-1]
     try:
       found = _read(folder / str(step), config, view)
