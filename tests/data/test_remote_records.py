@@ -182,7 +182,7 @@ def test_opening_data_sets_how_their_process_and_its_loader_processes_read(tmp_p
   assert ranges.settings() == expected and (tmp_path / 'kept').is_dir()
   script = ('from vit_jax.data.files import ranges; from vit_jax.data.pipeline import prefetch; import os; '
             'from vit_jax.record import console; '
-            f'prefetch._start_loader(os.getppid(), ranges.{expected!r}, console.messages(), 0, 1); '
+            f'prefetch._start_loader(os.getppid(), ranges.{expected!r}, console.messages(), 5., 0, 1); '
             'print(ranges.settings())')
   found = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True, check=False, timeout=60)
   assert found.stdout.strip() == repr(expected), found.stderr
