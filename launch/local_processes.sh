@@ -52,17 +52,21 @@ start() {
   if [ -n "${LOG_DIR:-}" ]; then
     out="$LOG_DIR/$i.log"
     if [ -z "$attempts" ]; then : > "$out"; fi
+    exec 5>> "$out"
   else
     rm -f "$out"
     mkfifo "$out"
-    prefix "$i" < "$out" 3>&- &
+    # All ends are opened here: a process that is killed before it has opened its own would leave its reader waiting.
+    exec 4<> "$out" 5> "$out" 6< "$out"
+    prefix "$i" <&6 3>&- 4>&- 5>&- 6<&- &
     readers+=($!)
   fi
   XLA_FLAGS="${XLA_FLAGS:-} --xla_force_host_platform_device_count=$devices" JAX_PLATFORMS=cpu \
     JAX_CPU_COLLECTIVES_IMPLEMENTATION=gloo VIT_JAX_COORDINATOR="127.0.0.1:$port" \
     VIT_JAX_NUM_PROCESSES="$count" VIT_JAX_PROCESS_ID="$i" \
-    ${leader[@]+"${leader[@]}"} "${@:2}" >> "$out" 2>&1 < /dev/null 3>&- &
+    ${leader[@]+"${leader[@]}"} "${@:2}" >&5 2>&1 < /dev/null 3>&- 4>&- 5>&- 6<&- &
   pids+=($!)
+  exec 4>&- 5>&- 6<&-
 }
 
 # Sends signal $1 to process $2 and, if $3 is given, to all processes that it started.
