@@ -171,6 +171,14 @@ def test_images_without_labels_get_one_class_with_a_warning(tmp_path: pathlib.Pa
     one(tmp_path / 't', content, label_column='cls')
 
 
+def test_one_image_without_a_label_leaves_the_others_theirs(tmp_path: pathlib.Path) -> None:
+  members = [one for one in packed.members(FOUND) if one[0] not in (f'{FOUND[0].key}.cls', f'{FOUND[0].key}.json')]
+  source = one(tmp_path / 't', packed.tar(members), num_classes=3)
+  assert source.class_names != ('unlabeled',) and source[3].label == FOUND[3].label
+  with pytest.raises(BadImage):
+    source[0]  # which counts as an image that cannot be decoded
+
+
 def test_several_images_under_a_key_need_the_extension(tmp_path: pathlib.Path) -> None:
   content = packed.tar([('a.cls', b'0'), ('a.left.png', FOUND[0].image), ('a.jpg', b'x'), ('a.png', FOUND[1].image)])
   with pytest.raises(UserError, match="one image for each key, got 'a.jpg' and 'a.png'. Set data.image_column"):

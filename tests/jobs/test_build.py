@@ -1,11 +1,14 @@
 """What building a run checks before anything is allocated."""
 from __future__ import annotations
 
+import io
 import logging
 import pathlib
+import tarfile
 
 import pytest
 
+from tests.data.images import encode, random_image
 from vit_jax.config import files, json_files, layout, schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.source import Source
@@ -67,3 +70,16 @@ def test_a_run_is_laid_out_for_its_devices_and_keeps_its_layout_on_the_same_ones
   (tmp_path / 'config.json').write_text('{')
   assert build.open_run(config, data, workdir=tmp_path)[2].config == changed
   assert build.open_run(written, data, overridden=['mesh.fsdp'])[0].shape['fsdp'] == 8
+
+
+def test_images_without_labels_train_no_classifier(tmp_path: pathlib.Path) -> None:
+  with tarfile.open(tmp_path / 'x.tar', 'w') as archive:
+    for number in range(20):
+      content = encode(random_image(number, height=16, width=16), '.jpg')
+      info = tarfile.TarInfo(f'{number:04d}.jpg')
+      info.size = len(content)
+      archive.addfile(info, io.BytesIO(content))
+  data = schema.Data(source=f'wds:{tmp_path}')
+  with pytest.raises(UserError, match='data.source: expected images with labels for Supervised, got wds:.*have none'):
+    build.open_data(schema.Config(data=data, image_px=(16, 16)))
+  assert len(build.open_data(schema.Config(data=data, image_px=(16, 16), objective=schema.Mae())).train) == 18

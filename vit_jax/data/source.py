@@ -20,6 +20,8 @@ from vit_jax.data.image.headers import BadImage
 
 UNKNOWN = -1
 """Value of `most_labels` if images have several labels, and the largest number is not known without reading them."""
+UNLABELED = ('unlabeled',)
+"""The only class of images without labels."""
 
 
 class Record(NamedTuple):

@@ -17,6 +17,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
@@ -97,6 +98,9 @@ def choose(target: pathlib.Path, name: str = '') -> Format:
     UserError: a name that does not fit the suffix, or an optional package is missing.
   """
   by_suffix = FILES.get(target.suffix)
+  if not by_suffix and re.fullmatch(r'\.[a-z][a-z0-9]{1,6}', target.suffix):
+    raise UserError(f'--to: expected a file that ends in {", ".join(FILES)}, or the name of a folder without an '
+                    f'ending, got {target}. Change it.')
   if by_suffix and name not in ('', target.suffix[1:]):
     raise UserError(f'--format: expected {target.suffix[1:]}, the suffix of --to={target}, got {name}. Remove it, or '
                     'give --to a folder.')

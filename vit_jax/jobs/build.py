@@ -26,7 +26,7 @@ from vit_jax.core.types import Array, Batch, Params, PyTree, Schedule, Shard
 from vit_jax.data.device.prepare import prepare_train
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.pipeline import loader as loaders
-from vit_jax.data.source import Source, find_origin, title
+from vit_jax.data.source import UNLABELED, Source, find_origin, title
 from vit_jax.data.sources import opening, pseudo
 from vit_jax.evaluate import evaluators as evaluation
 from vit_jax.evaluate.resources import Encoder, Resources
@@ -83,6 +83,10 @@ def open_data(config: schema.Config) -> Data:
   """Opens the sources of a config."""
   console.begin_stage('opening the data')
   found = opening.open_sources(config.data, image_px=config.image_px)
+  if config.objective.has_head and found.class_names == UNLABELED:
+    raise UserError(f'data.source: expected images with labels for {type(config.objective).__name__}, got '
+                    f'{title(found.train)}, whose images have none. Set data.label_column if they have labels '
+                    'elsewhere, or train a self-supervised objective.')
   in_memory = config.data.placement is schema.Placement.ANYWHERE and loaders.fits_in_memory(
       found.train, recipe=config.data.recipe, image_px=config.image_px, choice=config.data.in_memory)
   return Data(found.train, found.eval, found.class_names, in_memory)

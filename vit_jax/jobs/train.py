@@ -70,11 +70,16 @@ def default_workdir(name: str) -> storage.Path:
   return storage.open_path(f'runs/{run_directory.default_name(name)}')
 
 
-def open_data(config: schema.Config) -> build.Data:
-  """Opens the data of a run. Errors also name the setting of the dataset, for first-time users of a config."""
+def open_data(config: schema.Config, *, is_own: bool = False) -> build.Data:
+  """Opens the data of a run.
+
+  Unless the source `is_own`, set by the person, errors also name its setting, for first-time users of a config.
+  """
   try:
     return build.open_data(config)
   except UserError as error:
+    if is_own:
+      raise
     about = next((text for name, text in _ABOUT.items() if config.data.source.startswith(f'folder:{name}')), '')
     raise UserError(f'{error}\nConfig {config.name} trains on data.source={config.data.source}. {about}Set your own '
                     'data with --config.data.source=folder:PATH, or try --config=digits, whose data is installed. The '
@@ -95,7 +100,7 @@ class Run:
     self.workdir, self._began, self._found = workdir, began, found
     self._restored_digest = ''
     self._restore_s: dict[str, float] = {}  # by phase of the clock
-    self.data = open_data(config)
+    self.data = open_data(config, is_own='data.source' in overridden)
     config = build.measured(config, self.data.train)
     self.mesh, self.shard, self.parts = build.open_run(config, self.data, workdir=workdir, overridden=overridden)
     self.config = config = self.parts.config

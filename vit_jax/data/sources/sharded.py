@@ -19,8 +19,6 @@ from vit_jax.data.sources import splits
 
 CLASSES = 'classes.txt'
 """The file beside the files of a dataset with the names of its classes, a line each, in the order of their numbers."""
-UNLABELED = ('unlabeled',)
-"""The only class of images without labels."""
 _SHOWN = 5
 
 

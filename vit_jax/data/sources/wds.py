@@ -12,9 +12,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from vit_jax.data.files import access, json_fields, ranges, tar_index, user_file
 from vit_jax.data.files.tar_index import Columns, Index
 from vit_jax.data.files.user_files import Rules
 from vit_jax.data.image.headers import BadImage
-from vit_jax.data.source import Record, Source
+from vit_jax.data.source import UNLABELED, Record, Source
 from vit_jax.data.sources import shard_files, sharded
 from vit_jax.data.sources.sharded import BadLabel, Classes, Found
 
@@ -35,6 +36,7 @@ log = logging.getLogger('vit_jax.data')
 EXTENSION, INFOS = '.tar', ('_info.json', 'info.json')
 _AGAIN = 'Copy the dataset again, or give a pattern of tar files.'
 _TEXT_BYTES = 2**20
+_LAST = 100  # examples
 
 
 class Files(NamedTuple):
@@ -182,7 +184,7 @@ def _read_info(file: str, folder: str, base: str, rules: Rules) -> Listed | None
 def open_found(listed: Listed, data: schema.Data, *, name: str) -> Callable[[str], Source]:
   """Opens the splits of tar files that are known; `name` is that of the source."""
   first = shard_files.defining(listed.splits)
-  columns = functools.cache(lambda: choose(listed.splits[first].paths[0], data))
+  columns = functools.cache(lambda: choose(listed.splits[first].paths, data))
   index = functools.cache(lambda split: _open(listed.splits[split], columns()))
 
   def labels_of(split: str) -> Found:
@@ -194,14 +196,16 @@ def open_found(listed: Listed, data: schema.Data, *, name: str) -> Callable[[str
     if columns().label and not len(index(split).labels):
       raise UserError(f'{where}: expected labels in {_member(columns().label)}, got none. Choose another split, or set '
                       'data.label_column.')
-    classes = (Classes(sharded.UNLABELED, {}, 0) if not columns().label else
+    classes = (Classes(UNLABELED, {}, 0) if not columns().label else
                sharded.number(data, listed.root, labels_of(split), lambda: labels_of(first), where=where))
     return TarSource(listed.splits[split], columns(), classes, name=where, root=listed.root, rules=Rules.of(data))
   return sharded.opener(listed.splits, data, open_split, where=name, read_labels=_first_labels)
 
 
-def choose(path: str, data: schema.Data) -> Columns:
-  """Returns which members have image and label, by the settings, or as the first example of a file has them.
+def choose(paths: Sequence[str], data: schema.Data) -> Columns:
+  """Returns which members have image and label, by the settings, or as the first example with a label has them.
+
+  All examples of the first file, and `_LAST` of the last one, are looked at before images count as unlabeled.
 
   Raises:
     UserError: `data.label_column` has another form, or the file is damaged.
@@ -211,16 +215,15 @@ def choose(path: str, data: schema.Data) -> Columns:
     raise UserError(f'data.label_column: expected an extension such as cls, or json/FIELD, got {data.label_column!r}.')
   if given:
     return Columns(data.image_column, data.label_column)
-  for example in tar_index.examples(path, Columns(data.image_column, 'json/label')):
-    if not example.image:
-      continue
-    if b'cls' in example.seen:
-      return Columns(data.image_column, 'cls')
-    if example.label is not None:
-      return Columns(data.image_column, 'json/label')
-    break
-  log.warning('%s has no .cls and no field `label` in .json: its images have no labels, and get the class %r.', path,
-              *sharded.UNLABELED)
+  wanted = Columns(data.image_column, 'json/label')
+  for path, most in ((paths[0], None), *((path, _LAST) for path in paths[-1:] if len(paths) > 1)):
+    for example in itertools.islice(tar_index.examples(path, wanted), most):
+      if b'cls' in example.seen:
+        return Columns(data.image_column, 'cls')
+      if example.label is not None:
+        return Columns(data.image_column, 'json/label')
+  log.warning('%s has no .cls and no field `label` in .json: its images have no labels, and get the class %r.',
+              paths[0], *UNLABELED)
   return Columns(data.image_column)
 
 

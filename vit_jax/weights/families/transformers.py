@@ -148,7 +148,8 @@ def kind_of(weights: Weights, kinds: Iterable[Kind]) -> Kind:
   changed = differing(m)
   if found := next((kind for kind in kinds if kind.holds(m, weights, changed)), None):
     return found
-  raise UserError('--family: expected a network that transformers has, got ' + '; '.join(obstacles(m, weights)) + '.')
+  raise UserError('--family: expected a network that transformers has, got ' + '; '.join(obstacles(m, weights))
+                  + '. Set --family=timm or --family=run.')
 
 
 def obstacles(m: schema.ViT, weights: Weights) -> list[str]:
