@@ -8,6 +8,8 @@ from importlib import metadata
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from vit_jax import main
 
@@ -53,3 +55,15 @@ def test_forms_for_issues_are_complete() -> None:
     assert form['name'] and form['description'] and form['labels'], path
     names = [one['id'] for one in form['body']]
     assert len(names) == len(set(names)) and all(one['attributes']['label'] for one in form['body']), path
+
+
+def test_the_constraints_pin_every_dependency_within_its_bounds() -> None:
+  pins = dict(line.split('==') for line in (ROOT / 'launch' / 'constraints.txt').read_text().splitlines()
+              if not line.startswith('#'))
+  named = {canonicalize_name(name): version for name, version in pins.items()}
+  needed = [Requirement(text) for text in metadata.requires('vit-jax') or ()
+            if 'extra' not in text or "extra == 'test'" in text.replace('"', "'")]
+  needed = [one for one in needed if one.marker is None or one.marker.evaluate({'extra': 'test'})]
+  assert len(needed) > 30
+  wrong = [str(one) for one in needed if not one.specifier.contains(named.get(canonicalize_name(one.name), '0'))]
+  assert not wrong
