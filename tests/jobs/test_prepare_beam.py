@@ -12,7 +12,8 @@ import pytest
 
 from tests.data.images import encode, random_image
 from vit_jax import main
-from vit_jax.data.sources import beam_shards, shard_jobs
+from vit_jax.config import schema
+from vit_jax.data.sources import beam_shards, opening, shard_jobs
 
 
 @pytest.fixture
@@ -141,3 +142,20 @@ def test_the_real_runner_writes_the_same_bytes(images: pathlib.Path, tmp_path: p
   assert main.run(command(images, tmp_path / 'there', '--runner=DirectRunner', options)) == 0
   assert content(tmp_path / 'there') == content(tmp_path / 'here')
   assert json.loads(content(tmp_path / 'there')['info.json'])['made']['num_shards'] == 5
+
+
+def test_a_dataset_in_object_storage_is_prepared_again(images: pathlib.Path, tmp_path: pathlib.Path,
+                                                       bucket: buckets.Server) -> None:
+  """With another size of the images, from one folder of a bucket to another."""
+  assert main.run(command(images, 'gs://mine/set', '--runner=DirectRunner')) == 0
+  words = ['prepare', '--splits=train,val', '--shards=2', '--short_px=16']
+  assert main.run([*words, '--data=array_record:gs://mine/set', '--to=gs://mine/small', '--runner=DirectRunner']) == 0
+  assert main.run(command(images, tmp_path / 'set')) == 0
+  assert main.run([*words, f'--data=array_record:{tmp_path / "set"}', f'--to={tmp_path / "small"}']) == 0
+  (tmp_path / 'fetched').mkdir()
+  for name in bucket.names('gs://mine/small'):
+    (tmp_path / 'fetched' / name).write_bytes(bucket.read(f'gs://mine/small/{name}'))
+  there, here = (opening.open_split(schema.Data(source=f'array_record:{tmp_path / name}'), 'train', image_px=(8, 8))
+                 for name in ('fetched', 'small'))
+  assert len(there) == len(here) == 37 and there.class_names == here.class_names
+  assert [there[i] for i in range(37)] == [here[i] for i in range(37)]
