@@ -473,11 +473,14 @@ def test_a_later_stage_waits_for_the_runs_of_other_tasks(tmp_path: pathlib.Path)
     patch.setattr(job.signal, 'signal', lambda *_: None)  # handlers are set by the main thread alone
     for task in tasks:
       task.start()
-    time.sleep(1.)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / 'runs' / 'order').exists() or len(order(tmp_path)) < 3:
+      assert time.monotonic() < deadline
+      time.sleep(.05)
     assert set(order(tmp_path)) == {'low', 'wait', 'bad'}  # the first task has nothing left, and waits
     (tmp_path / 'runs' / 'go').touch()
     for task in tasks:
-      task.join(30)
+      task.join(120)
   assert statuses == {0: 2, 1: 0} and set(order(tmp_path)[3:]) == {'wait-1', 'wait-2'}
 
 
