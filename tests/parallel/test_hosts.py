@@ -219,9 +219,9 @@ def test_the_end_of_a_process_ends_the_others_at_once_with_a_status_for_launcher
       ('os.kill(os.getpid(), 9)', -9, 75, 'process 1 of the run: expected it to run, got a closed connection'),
       ('hosts.leave(2)', 2, 2, 'process 1 of the run: expected it to run, got an end with status 2')):
     first, second = start_two(how)
-    assert second.wait(timeout=30) == own
+    assert second.wait(timeout=120) == own
     began = time.monotonic()
-    out, _ = first.communicate(timeout=30)
+    out, _ = first.communicate(timeout=120)
     assert first.returncode == others and said in out and time.monotonic() - began < 5
 
 
