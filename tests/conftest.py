@@ -35,6 +35,7 @@ import single
 from jax._src.xla_bridge import backends_are_initialized
 from markupsafe import Markup
 
+from vit_jax.core import retrying
 from vit_jax.jobs import cpu, runtime
 
 gc.disable()  # to the end of the collection, which leaves no garbage
@@ -124,6 +125,12 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     connect(self, address)  # type: ignore[arg-type]
 
   monkeypatch.setattr(socket.socket, 'connect', guarded)
+
+
+@pytest.fixture(autouse=True)
+def usual_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+  """A run that an earlier test made in this process sets how long operations are repeated: minutes."""
+  monkeypatch.setattr(retrying, '_patience_s', None)
 
 
 @pytest.fixture(scope='session')

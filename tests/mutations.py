@@ -95,8 +95,8 @@ MUTATIONS = (
              LOADER),
     Mutation('data/pipeline/batches.py', "return batch | {'index': index, 'mask': mask * ~batch['bad']}",
              "return batch | {'index': index, 'mask': mask}", LOADER),
-    Mutation('data/pipeline/batches.py', 'return DecodedExample(transform(place), more > 0)',
-             'return DecodedExample(transform(place), False)', LOADER),
+    Mutation('data/pipeline/batches.py', "lambda: f'reading {source.describe(place)}'), more > 0)",
+             "lambda: f'reading {source.describe(place)}'), False)", LOADER),
     Mutation('data/pipeline/loader.py', '-(-self.num_examples // self._batch_size)',
              'self.num_examples // self._batch_size', LOADER),
     Mutation('data/device/mix.py', 'weight = jnp.where(has_partner_B.reshape((-1,) + (1,) * (values.ndim - 1)), '

@@ -230,7 +230,6 @@ def test_warnings_of_a_loader_process_look_like_those_of_its_host(tmp_path: path
 
 
 def test_loader_processes_have_the_patience_of_their_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(retrying, '_patience_s', None)
   monkeypatch.setattr(prefetch, 'start_worker', lambda *_: None)
   prefetch._start_loader(1, prefetch.ranges.settings(), prefetch.console.messages(), 7., 0, 1)
   assert retrying.patience() == 7.
