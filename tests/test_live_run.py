@@ -41,7 +41,7 @@ READERS = {
     'convert': ('convert', '--weights={run}', '--to={out}.npz'),
     'init_from': ('train', '--config=digits', *runs.TINY, '--config.length=1 steps', '--config.init_from={run}',
                   '--workdir={out}')}
-OWN = {'evaluate': {'evaluate.json', 'predictions.npz'}, 'report': {'report.html'}}
+OWN = {'evaluate': {'evaluate.json', 'predictions.npz', 'report.html'}, 'report': {'report.html'}}
 """What a job writes into the run, by design."""
 
 

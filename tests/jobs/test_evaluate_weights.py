@@ -124,7 +124,8 @@ def test_without_a_workdir_results_go_where_they_say(here: pathlib.Path, tmp_pat
                                                      capsys: pytest.CaptureFixture[str]) -> None:
   monkeypatch.chdir(tmp_path)
   assert evaluate(here, 'named.npz') == 0
-  assert f'Written to {tmp_path}/runs/evaluate/named.npz/evaluate.json' in capsys.readouterr().out
+  folder = tmp_path / 'runs' / 'evaluate' / 'named.npz'
+  assert f'Written to {folder}/evaluate.json\nReport: {folder}/report.html' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(('file', 'words', 'says'), [

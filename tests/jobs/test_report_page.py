@@ -137,6 +137,31 @@ def test_one_table_of_results_is_enough_unless_the_run_was_evaluated_again(workd
 
 
 @pytest.mark.usefixtures('no_charts')
+def test_an_evaluation_that_was_written_elsewhere_is_shown_there_beside_the_training_of_the_run(
+    workdir: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  before = {path.name: path.read_bytes() for path in workdir.iterdir() if path.is_file()}
+  (other := tmp_path / 'other').mkdir()
+  (other / 'evaluate.json').write_text(json.dumps({'step': 9, 'metrics': {'test/nll': .5}}))
+  path = report_page.write_report(workdir, evaluated=other)
+  text = parse(path).text
+  assert path == str(other / 'report.html') and 'evaluated at step 9' in text and 'learning rate' in text
+  assert 'predictions.npz: no such file' in text and 'Confusion' not in text
+  assert {path.name: path.read_bytes() for path in workdir.iterdir() if path.is_file()} == before
+
+
+def test_the_page_of_weights_that_were_evaluated_has_their_results_and_misses_no_training(
+    tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'weights.json').write_text(json.dumps({'source': 'vit.npz', 'family': 'timm'}))
+  (tmp_path / 'config.json').write_text(json.dumps({'name': 'evaluate'}))
+  (tmp_path / 'evaluate.json').write_text(json.dumps({
+      'step': 0, 'evaluation': 'test', 'num_examples': 37, 'metrics': {'test/top1': .75, 'test/nll': 1.}}))
+  write_predictions(tmp_path, classes=7)
+  text = parse(report_page.write_report(tmp_path)).text
+  assert 'an evaluation of vit.npz' in text and '75.00 %test/top1 of 37 images' in text
+  assert 'Not in this report' not in text and 'running or stopped' not in text
+
+
+@pytest.mark.usefixtures('no_charts')
 @pytest.mark.parametrize(('classes', 'is_shown'), [(5, False), (6, True)])
 def test_the_best_five_of_at_most_five_classes_are_not_shown(workdir: pathlib.Path, classes: int,
                                                              is_shown: bool) -> None:

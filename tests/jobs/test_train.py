@@ -96,7 +96,8 @@ def test_evaluate_gives_the_numbers_of_the_run_for_any_batch_size(
   assert run(done, '--config.evals.test.batch_size=56', job='evaluate') == 0
   after = load(done / 'evaluate.json')
   assert after['num_examples'] == 360 and after['metrics'] == pytest.approx(before, rel=1e-6)
-  assert 'test (ema, 360 images): top1' in capsys.readouterr().out
+  out = capsys.readouterr().out
+  assert 'test (ema, 360 images): top1' in out and out.endswith(f'evaluate.json\nReport: {done}/report.html\n')
 
 
 def test_a_longer_run_goes_on_where_the_shorter_one_ended(

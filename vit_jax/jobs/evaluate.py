@@ -1,7 +1,7 @@
 """`--job=evaluate`: evaluates the newest complete checkpoint of a run, or any weights, and writes `evaluate.json`.
 
-The run may still be training: only `evaluate.json`, `predictions.npz` and `features/` are written, which training does
-not touch before its own final evaluation.
+The run may still be training: only `evaluate.json`, `predictions.npz`, `features/` and `report.html` are written, which
+training does not touch before its own final evaluation.
 """
 from __future__ import annotations
 
@@ -98,6 +98,7 @@ def _run(config: schema.Config, workdir: storage.Path, *, source: str, overridde
   final = results.measure(evaluators, parts.objective, restored.state)
   console.end_stage()
   evaluate_weights.report(final, out, step, config, data, restored.meta['digests']['params'])
+  evaluate_weights.write_page(workdir, out)
   return 0
 
 

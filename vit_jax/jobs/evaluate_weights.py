@@ -21,7 +21,7 @@ from vit_jax.data.labels import classes, imagenet
 from vit_jax.data.sources import opening
 from vit_jax.evaluate import final as results
 from vit_jax.evaluate import resources
-from vit_jax.jobs import build, resume
+from vit_jax.jobs import build, report_page, resume
 from vit_jax.jobs import runtime as startup
 from vit_jax.models import heads
 from vit_jax.models.kernels import devices
@@ -94,6 +94,7 @@ def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str]
   resume.write_config(workdir, config)
   run_directory.write_json(workdir / 'weights.json',
                            {'source': found.source, 'family': found.family, **found.report.plain()})
+  write_page(workdir, workdir)
   return 0
 
 
@@ -114,6 +115,13 @@ def report(final: results.Final, out: storage.Path, step: int, config: schema.Co
                 params_digest=params_digest)
   if jax.process_index() == 0:
     print(f'Written to {out / "evaluate.json"}', flush=True)
+
+
+def write_page(workdir: storage.Path, out: storage.Path) -> None:
+  """Writes the report of a run with the results in the directory `out`, and prints its path."""
+  if jax.process_index() == 0:
+    more = {} if out == workdir else {'evaluated': out}
+    print(f'Report: {report_page.write_or_warn(workdir, **more)}', flush=True)
 
 
 def default_workdir(where: str) -> pathlib.Path:

@@ -38,6 +38,7 @@ Json = dict[str, object]
 Values = dict[str, Any]
 """Values of a template."""
 
+PAGE = 'report.html'
 _NOTHING = reader.Run([], [], 0, 0)
 _MOST_ROWS = 5_000  # of training metrics, which are more than the pixels of a curve
 
@@ -45,6 +46,7 @@ class _Record(NamedTuple):
   """The files of a run directory; `missing` lists those that are not there or cannot be read.
 
   name: of the config; label: of the directory, which tells runs of one config apart.
+  source: of the weights, if they were only evaluated here; '' = a run.
   """
   name: str
   label: str
@@ -55,14 +57,17 @@ class _Record(NamedTuple):
   run: reader.Run
   predictions: dict[str, HostArray]
   missing: list[str]
+  source: str
 
 
-def write_report(workdirs: storage.PathLike | Sequence[storage.PathLike], out: storage.PathLike | None = None) -> str:
+def write_report(workdirs: storage.PathLike | Sequence[storage.PathLike], out: storage.PathLike | None = None, *,
+                 evaluated: storage.PathLike | None = None) -> str:
   """Writes the report of a run, or one that overlays the curves of several.
 
   Args:
     workdirs: a run directory, or several.
-    out: path of the page; None = `report.html` in the (first) run directory.
+    out: path of the page; None = `report.html` in the (first) run directory, or in `evaluated`.
+    evaluated: directory of the evaluation, if that of a single run was written elsewhere.
 
   Returns:
     The path of the page.
@@ -72,14 +77,17 @@ def write_report(workdirs: storage.PathLike | Sequence[storage.PathLike], out: s
   """
   if isinstance(workdirs, str | os.PathLike):
     workdirs = [workdirs]
-  page = to_html(workdirs)
-  path = os.path.join(workdirs[0], 'report.html') if out is None else os.fspath(out)
+  page = to_html(workdirs, evaluated=evaluated)
+  path = os.path.join(evaluated or workdirs[0], PAGE) if out is None else os.fspath(out)
   run_directory.write_bytes(path, storage.encode(page))
   return path
 
 
-def to_html(workdirs: Sequence[storage.PathLike], **more: object) -> str:
+def to_html(workdirs: Sequence[storage.PathLike], *, evaluated: storage.PathLike | None = None,
+            **more: object) -> str:
   """Returns the report of a run, or one that overlays the curves of several; `more` values are for the template.
+
+  The evaluation of a single run is read in the directory `evaluated`; None = in that of the run.
 
   Raises:
     ValueError: a run directory does not exist, or none was passed.
@@ -88,16 +96,17 @@ def to_html(workdirs: Sequence[storage.PathLike], **more: object) -> str:
   if absent or not workdirs:
     raise ValueError(f'workdirs: expected existing run directories, got {", ".join(absent) or "none"}. Pass the '
                      '--workdir of a run.')
-  return _render([_load(os.fspath(w), label) for w, label in zip(workdirs, _labels(workdirs), strict=True)], **more)
+  return _render([_load(os.fspath(w), label, os.fspath(evaluated or w))
+                  for w, label in zip(workdirs, _labels(workdirs), strict=True)], **more)
 
 
-def write_or_warn(workdir: storage.PathLike) -> str:
+def write_or_warn(workdir: storage.PathLike, **more: storage.PathLike) -> str:
   """Writes the report of one run like `write_report`. The results of the run exist already.
 
   An error is logged as a warning, and a sentence about it is returned.
   """
   try:
-    return write_report(workdir)
+    return write_report(workdir, **more)
   except Exception as error:  # of any library that draws: a finished run must not end as a failed one
     log.warning('The report could not be written: %s: %s. The results are complete.', type(error).__name__, error)
     return 'not written, see the warning above'
@@ -151,10 +160,11 @@ def _try(r: _Record, what: str, make: Callable[[], T]) -> T | None:
     return None
 
 
-def _load(workdir: str, label: str) -> _Record:
+def _load(workdir: str, label: str, evaluated: str) -> _Record:
   missing: list[str] = []
-  config, final, evaluation = (_load_json(workdir, name, missing)
-                               for name in ('config.json', 'final.json', 'evaluate.json'))
+  source = str(_load_json(workdir, 'weights.json', []).get('source', ''))
+  files = (workdir, 'config.json'), (workdir, 'final.json'), (evaluated, 'evaluate.json')
+  config, final, evaluation = (_load_json(folder, name, missing) for folder, name in files)
   try:
     run = reader.read(workdir, most_rows=_MOST_ROWS)
     if run.stride > 1:
@@ -168,8 +178,10 @@ def _load(workdir: str, label: str) -> _Record:
     run = _NOTHING
     missing.append(str(error))
   name = config.get('name') or os.path.basename(os.path.abspath(workdir))
-  arrays = _load_predictions(workdir, missing)
-  return _Record(str(name), label, workdir, config, final, evaluation, run, arrays, missing)
+  arrays = _load_predictions(evaluated, missing)
+  if source:  # weights that were evaluated have no training
+    missing = [line for line in missing if not line.startswith(('final.json: no such', 'metrics.jsonl: no such'))]
+  return _Record(str(name), label, workdir, config, final, evaluation, run, arrays, missing, source)
 
 
 def _load_json(workdir: str, name: str, missing: list[str]) -> Json:
@@ -198,6 +210,8 @@ def _load_predictions(workdir: str, missing: list[str]) -> dict[str, HostArray]:
 
 
 def _state(r: _Record) -> str:
+  if r.source:
+    return f'an evaluation of {r.source}'
   last = max((int(row['step']) for row in r.run.rows), default=0)
   resumes = sum(e['event'] == 'start' for e in r.run.events) - 1
   state = (f'finished at step {html_pages.format_value(r.final.get("step", last))}' if r.final
@@ -208,8 +222,9 @@ def _state(r: _Record) -> str:
 def _key_figures(r: _Record) -> Iterator[tuple[str, tuple[str, str]]]:
   """Yields names, values and notes of the numbers at the top of the page."""
   metrics = _mapping(r.final.get('metrics')) or {
-      name: value for row in r.run.rows for name, value in row.items()}
-  sizes = _mapping(r.final.get('num_examples'))
+      name: value for row in r.run.rows for name, value in row.items()} or _mapping(r.evaluation.get('metrics'))
+  sizes = _mapping(r.final.get('num_examples')) or {
+      str(r.evaluation.get('evaluation')): r.evaluation.get('num_examples')}
   for name, value in metrics.items():
     if re.fullmatch(r'.+/top1(@.*)?', name) and _number(value) is not None:
       size = sizes.get(name.split('/')[0])
