@@ -28,7 +28,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 def test_the_job_is_a_flag_or_the_first_word_and_defaults_to_train() -> None:
-  expected = Command('train', {'config': 'digits', 'workdir': pathlib.Path('/b'), 'flags': []})
+  expected = Command('train', {'config': 'digits', 'workdir': pathlib.Path('/b'), 'until': '', 'flags': []})
   for words in (['--config=digits', '--workdir=/b'], ['train', '--config', 'digits', '--workdir', '/b'],
                 ['--job=train', '-config=digits', '--workdir=/b'],
                 ['--config=digits', '--workdir=/b', '--job', 'train']):

@@ -291,7 +291,9 @@ CLASSES = Flag('classes', FILE, 'file of class names, one line per output', '', 
 
 JOBS = {
     'train': Job('Pre-train or fine-tune; evaluates, saves checkpoints, and resumes.', 'jobs.train', (CONFIG,), (
-        Flag('workdir', STORED, 'directory of the run, which is resumed if it exists', None, 'runs/CONFIG'), FLAGS)),
+        Flag('workdir', STORED, 'directory of the run, which is resumed if it exists', None, 'runs/CONFIG'),
+        Flag('until', TEXT, "pause after this part of the run, such as '25 %': evaluate, save, and end", '',
+             'the end of the run'), FLAGS)),
     'finetune': Job('Fine-tune weights on your images; everything else follows from both.', 'jobs.finetune', (
         WEIGHTS, Flag('data', TEXT, 'images: folder:PATH, tfds:NAME or array_record:DIR')), (
         Flag('workdir', STORED, 'directory of the run, which is resumed if it exists', None,

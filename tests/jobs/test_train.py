@@ -120,6 +120,31 @@ def test_a_longer_run_goes_on_where_the_shorter_one_ended(
   assert load(tmp_path / 'b' / 'final.json')['step'] == 13
 
 
+def test_a_run_that_pauses_twice_is_evaluated_there_and_ends_with_the_bits_of_one_that_does_not(
+    done: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  paused = tmp_path / 'paused'
+  assert run(paused, '--until=25 %') == 0  # 3 steps, between evaluations and checkpoints
+  assert 'Paused after step 3 of 12 by --until=25 %, evaluated and saved' in capsys.readouterr().out
+  assert not (paused / 'final.json').exists() and checkpoint_files.steps(paused / 'checkpoints') == [3]
+  first = load(paused / 'paused_25%.json')
+  assert run(paused, '--until=25 %') == 0 and load(paused / 'paused_25%.json')['metrics'] == first['metrics']
+  assert run(paused, '--until=5 steps') == 0
+  measured = {row['step']: row for row in reader.read(done).rows if 'test/top1' in row}
+  assert first['step'] == 3 and first['top1'] == first['metrics']['test/top1@ema'] and 3 not in measured
+  second = load(paused / 'paused_5steps.json')
+  assert second['metrics'].items() <= measured[5].items()
+  capsys.readouterr()
+  assert run(paused, '--until=4 steps') == 2
+  assert '--until: expected at least 5 steps, which the run in' in capsys.readouterr().err
+  assert run(paused, '--until=soon') == 2 and '--until: expected a number and a unit' in capsys.readouterr().err
+  assert run(paused) == 0
+  a, b = (load(w / 'final.json') for w in (done, paused))
+  assert a['params_digest'] == b['params_digest'] and a['metrics'] == b['metrics'] and b['step'] == 12
+  events = reader.read(paused).events
+  assert [e['step'] for e in events if e['event'] == 'stop'] == [3, 3, 5]
+  assert [e['resumed_from'] for e in events if e['event'] == 'start'] == [None, 3, 3, 5]
+
+
 @pytest.mark.slow(reason='9 s: a step is compiled and profiled; a longer run is above')
 def test_a_longer_run_resumes_in_a_relative_workdir_logs_what_changed_and_leaves_the_profile_it_was_asked_for(
     done: pathlib.Path, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,

@@ -254,8 +254,8 @@ def test_a_segment_ends_at_the_next_checkpoint_and_compares_its_digest(
   (run / 'checkpoints' / '2').mkdir(parents=True)
   (run / 'checkpoints' / '4').mkdir()
 
-  def train(config: Any, workdir: pathlib.Path, *, until: int) -> int:
-    assert until == 4 and config.seed == 3 and (workdir / 'checkpoints' / '2').is_dir()
+  def train(config: Any, workdir: pathlib.Path, *, until: str, is_segment: bool) -> int:
+    assert until == '4 steps' and is_segment and config.seed == 3 and (workdir / 'checkpoints' / '2').is_dir()
     with open(workdir / 'metrics.jsonl', 'a') as file:
       for line in ({'event': 'start', 'time_s': 2., 'resumed_from': 2, 'machine': MACHINE | {'cpu_isa': isa}},
                    {'event': 'checkpoint', 'time_s': 3., 'step': 4, 'params_digest': digest}):

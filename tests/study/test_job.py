@@ -486,15 +486,16 @@ def test_a_later_stage_waits_for_the_runs_of_other_tasks(tmp_path: pathlib.Path)
 
 def test_the_job_of_slurm_runs_each_task_with_its_share(tmp_path: pathlib.Path,
                                                         capsys: pytest.CaptureFixture[str]) -> None:
-  source = '--config=finetune_sweep:B/16,own'
-  assert main.run(['study', source, f'--workdir={tmp_path}', '--processes=2', '--submit=slurm', '--tasks=4',
+  source, images = '--config=finetune_sweep:B/16,own', '--config.data.source=folder:/data/photos'
+  assert main.run(['study', source, images, f'--workdir={tmp_path}', '--processes=2', '--submit=slurm', '--tasks=4',
                    '--submit_options=--partition=gpu --gpus=1']) == 0
   path = tmp_path / 'submit' / 'job.sbatch'
   assert f'Nothing was started. Submit the study with: sbatch {path}' in capsys.readouterr().out
   text = path.read_text()
   for line in ('#SBATCH --array=0-3', '#SBATCH --partition=gpu', f'#SBATCH --output={tmp_path}/submit/%a.log'):
     assert line in text.splitlines()
-  assert f'-m vit_jax.main study {source} --workdir={tmp_path} --processes=2 --share="$SLURM_ARRAY_TASK_ID/4" &' in text
+  assert (f'-m vit_jax.main study {source} {images} --workdir={tmp_path} --processes=2 '
+          '--share="$SLURM_ARRAY_TASK_ID/4" &') in text
   assert subprocess.run(['bash', '-n', str(path)], check=False).returncode == 0
   for status, requeued in ((75, True), (137, True), (2, False), (0, False)):
     (tmp_path / 'bin').mkdir(exist_ok=True)
@@ -510,7 +511,8 @@ def test_the_job_of_slurm_runs_each_task_with_its_share(tmp_path: pathlib.Path,
 
 
 def test_the_job_of_kubernetes_is_indexed(tmp_path: pathlib.Path) -> None:
-  assert main.run(['study', '--config=finetune_sweep:B/16,own', f'--workdir={tmp_path}', '--submit=k8s']) == 0
+  assert main.run(['study', '--config=finetune_sweep:B/16,own', '--config.data.source=folder:/data/photos',
+                   f'--workdir={tmp_path}', '--submit=k8s']) == 0
   found = yaml.safe_load((tmp_path / 'submit' / 'job.yaml').read_text())
   spec, tasks = found['spec'], len(files.load_study('finetune_sweep:B/16,own', []).runs)
   assert spec['completionMode'] == 'Indexed' and spec['completions'] == spec['parallelism'] == tasks
@@ -524,8 +526,9 @@ def test_the_job_of_kubernetes_is_indexed(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(('words', 'error'), [
     (['--tasks=3'], '--tasks, --submit_options: expected them with --submit'),
     (['--share=3/3'], '--share: expected a task and the number of tasks, such as 0/8'),
-    (['--submit=pbs'], '--submit: expected one of slurm, k8s')])
+    (['--submit=pbs'], '--submit: expected one of slurm, k8s'),
+    (['--submit=slurm'], 'data.source: expected a folder of images, got the placeholder folder:PATH')])
 def test_flags_of_a_cluster_that_do_not_fit_are_named(words: list[str], error: str, tmp_path: pathlib.Path,
                                                       capsys: pytest.CaptureFixture[str]) -> None:
   assert main.run(['study', '--config=finetune_sweep:B/16,own', f'--workdir={tmp_path}', *words]) == 2
-  assert error in capsys.readouterr().err
+  assert error in capsys.readouterr().err and not (tmp_path / 'submit').exists()

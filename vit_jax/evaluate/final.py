@@ -45,6 +45,11 @@ class Final(NamedTuple):
             for view, result in views.items() for metric, value in result.metrics.items()}
 
   @property
+  def score(self) -> float | None:
+    """The value of the main result, unless it is of segmentation; None without evaluations."""
+    return self.headline.score if self.headline and not self.headline.headline.startswith('miou') else None
+
+  @property
   def feature_seconds(self) -> dict[str, float]:
     """The part of `seconds` spent on computing features."""
     return {name: round(sum(one.features_s for one in group.values()), 3) for name, group in self.results.items()}
@@ -129,7 +134,7 @@ def _write_evaluation(workdir: storage.Path, final: Final, step: int, *, fit: tr
   content: dict[str, Any] = {
       'step': step, 'evaluation': final.name, 'view': final.view,
       'metric': headline.headline if headline else None,
-      'top1': headline.score if headline and not headline.headline.startswith('miou') else None,
+      'top1': final.score,
       'top5': headline.metrics.get('top5') if headline else None,
       'num_examples': headline.num_examples if headline else 0,
       'partial': any(result.is_partial for group in final.results.values() for result in group.values()),

@@ -34,15 +34,17 @@ log = logging.getLogger('vit_jax.jobs')
 
 
 def run(config: schema.Config, workdir: storage.Path | None = None, *, overridden: Collection[str] = (),
-        found: Weights | None = None, until: int = 0) -> int:
-  """Trains until the end (exit status 0) or until a signal to stop (`failures.TRY_AGAIN`).
+        found: Weights | None = None, until: str = '', is_segment: bool = False) -> int:
+  """Trains until the end or until `until` (exit status 0), or until a signal to stop (`failures.TRY_AGAIN`).
 
   Args:
     config: of the run.
     workdir: of the run; None = `runs/NAME`, where only a run with the same settings is resumed.
     overridden: settings on the command line, which override those of `config.init_from`.
     found: the weights of `config.init_from` if they have been read.
-    until: a step after which the run stops as by a signal; 0 = none.
+    until: the part of the run, such as '25 %' or '500 steps', after which it pauses: it is evaluated and saved, with
+      the results in `paused_UNTIL.json`, and continues as if it had not paused when it is started again; '' = the end.
+    is_segment: it is not evaluated there, and the exit status is that of a signal.
   """
   began, is_default = time.monotonic(), workdir is None
   workdir = workdir or default_workdir(config.name)
@@ -62,7 +64,7 @@ def run(config: schema.Config, workdir: storage.Path | None = None, *, overridde
       if reason := teacher_labels.ensure(config):
         print(f'Stopped by {reason} while the teacher labels images. Run the same command again to resume.', flush=True)
         return failures.TRY_AGAIN
-    return Run(config, workdir, began, found, overridden).run(until)
+    return Run(config, workdir, began, found, overridden).run(until, is_segment=is_segment)
 
 
 def default_workdir(name: str) -> storage.Path:
@@ -113,11 +115,15 @@ class Run:
     log.info('%s', summary.start(self.parts, self.data, workdir))
     log.debug('%s', summary.parameters(self.parts))
 
-  def run(self, until: int = 0) -> int:
-    """Restores or initializes the state, trains, evaluates; returns the exit status. `until`: see `train.run`."""
+  def run(self, until: str = '', *, is_segment: bool = False) -> int:
+    """Restores or initializes the state, trains, evaluates; returns the exit status. Arguments: see `train.run`."""
     total, program = self.parts.lengths.total_steps, self.parts.program
+    last = min(total, self._steps_of(until)) if until else total
     console.begin_stage('creating or restoring the state')
     state, start = self._begin()
+    if start > last:
+      raise UserError(f'--until: expected at least {start:,} steps, which the run in {self.workdir} has done, got '
+                      f'{until!r}, {last:,} steps. Set a larger part of the run, or use another --workdir.')
     resume.write_config(self.workdir, self.config)
     lost = resume.find_lost(self.workdir, start)
     writer = Writer(self.workdir, process_index=jax.process_index(), resumed_from=start or None,
@@ -132,24 +138,27 @@ class Run:
     batches = feed.Ahead(self.loader.batches(start), lambda batch: meshes.put_batch(batch, self.mesh, self.shard))
     host_speed = loader_processes.hook(self.config, self.loader, self.shard, clock)
     times, tracing = self._host_times(writer, clock), self._profile(start, clock)
-    console.begin_stage('reading the first batch, compiling the train step' if start < total else 'evaluating')
+    console.begin_stage('reading the first batch, compiling the train step' if start < last else 'evaluating')
     try:
       with self._profile_requests(tracing) as asked, tracing, stopping.StopRequest() as request:
         ended = loop.run(
             times.timed(tracing.mark(host_speed.timed(program.step_fn))), state, batches, start=start,
-            total=start if early.reason else total,
+            total=start if early.reason else last,
             hooks=[times, *self._hooks(writer, clock, latest), early, saving,
                    *self._local_hook(start, writer, clock, saving), asked, tracing, host_speed], clock=clock,
-            should_stop=lambda step: (request.reason(step) or early.reason
-                                      or (until and step == until and 'the end of the segment') or ''))
+            should_stop=lambda step: request.reason(step) or early.reason)
       if ended.error:
         raise self._save_after(ended.error, ended, start, saving)
       if ended.reason and ended.reason != early.reason:
         return self._pause(ended, saving, writer)
+      is_part = ended.step == last < total and not early.reason
+      if is_part and is_segment:
+        return self._pause(ended._replace(reason='the end of the segment'), saving, writer)
       if early.reason:
         log.info('Ended at step %s of %s by %s.', f'{ended.step:,}', f'{total:,}', early.reason)
       try:
-        return self._finish(ended.state, start, ended.step, saving, writer, clock, latest, times)
+        return self._finish(ended.state, start, ended.step, saving, writer, clock, latest, times,
+                            until=until if is_part else '')
       except TemporaryError as error:
         raise self._save_after(error, ended, start, saving) from error
     finally:
@@ -157,6 +166,13 @@ class Run:
       batches.close()
       self.loader.close()
       self.checkpointer.close()
+
+  def _steps_of(self, until: str) -> int:
+    """Returns the steps of `--until`."""
+    try:
+      return self.parts.lengths.steps(until)
+    except UserError as error:
+      raise UserError(f'--until: {error}') from None
 
   def _host_times(self, writer: Writer, clock: clocks.Clock) -> host_times.HostTimes:
     return host_times.HostTimes(
@@ -320,36 +336,45 @@ class Run:
     return failures.TRY_AGAIN
 
   def _finish(self, state: TrainState, start: int, total: int, saving: hooks.Checkpoint, writer: Writer,
-              clock: clocks.Clock, latest: hooks.Latest, times: host_times.HostTimes) -> int:
-    """Evaluates, saves, and writes results and report after `total` steps."""
+              clock: clocks.Clock, latest: hooks.Latest, times: host_times.HostTimes, *, until: str) -> int:
+    """Evaluates, saves, and writes results and report after `total` steps; `until` of a run that pauses there."""
     with clock.phase('evaluate'):
       final = results.measure(self.evaluators, self.parts.objective, state)
     if start < total:
       writer.write(total, final.metrics)
       latest.update({name: (total, number) for name, number in final.metrics.items()})
       saving.save(total, state, wait=True)
-      self.checkpointer.discard_local()
+      if not until:
+        self.checkpointer.discard_local()
     times.finish()
     goodput_now = clock.goodput()
     writer.event('goodput', step=total, **goodput_now._asdict())
+    if until:
+      writer.event('stop', step=total, reason=f'--until={until}')
     writer.close()
     log.info('%s', '\n'.join(filter(None, [
         summary.best(final, resume.evaluated(self.workdir),
                      kept=self.config.checkpoints.keep_best) if not jax.process_index() else '',
         summary.spent(goodput_now, num_steps=total - start, batch_size=self.config.batch_size)])))
-    self._write_results(final, saving.digest or self._restored_digest, total)
+    self._write_results(final, saving.digest or self._restored_digest, total, until)
     return 0
 
-  def _write_results(self, final: results.Final, digest: str, total: int) -> None:
+  def _write_results(self, final: results.Final, digest: str, total: int, until: str) -> None:
     seconds = time.monotonic() - self._began
-    fit = transforms.eval_transform(self.config.data.recipe, self.config.image_px)
-    results.write(self.workdir, final, total, fit=fit, source=resources.eval_source(self.config, self.data, final.name),
-                  class_names=self.data.class_names, params_digest=digest)
-    run_directory.write_json(self.workdir / 'final.json', {
+    content = {
         'step': total, 'seconds': seconds, 'processor_s': origin.processor_s(), 'params_digest': digest,
         'num_params': trees.num_elements(self.parts.program.abstract_state.params), 'metrics': final.metrics,
         'exaflops': build.train_flops(self.parts) * self.config.batch_size * total / 1e18,
-        'num_examples': {name: next(iter(group.values())).num_examples for name, group in final.results.items()}})
+        'num_examples': {name: next(iter(group.values())).num_examples for name, group in final.results.items()}}
+    if until:
+      run_directory.write_json(self.workdir / run_directory.paused_file(until), {**content, 'top1': final.score})
+      print(f'Paused after step {total:,} of {self.parts.lengths.total_steps:,} by --until={until}, evaluated and '
+            'saved. Run the same command without --until to continue.', flush=True)
+      return
+    fit = transforms.eval_transform(self.config.data.recipe, self.config.image_px)
+    results.write(self.workdir, final, total, fit=fit, source=resources.eval_source(self.config, self.data, final.name),
+                  class_names=self.data.class_names, params_digest=digest)
+    run_directory.write_json(self.workdir / 'final.json', content)
     if jax.process_index() == 0:
       page = report_page.write_or_warn(self.workdir)
       print(summary.last_line(final, seconds, page), flush=True)

@@ -111,6 +111,11 @@ def default_name(name: str) -> str:
   return re.sub(r'[^\w.=+-]+', '_', name).lstrip('.') or 'run'
 
 
+def paused_file(until: str) -> str:
+  """Returns the name of the file with the results of a run that paused after a part such as '25 %'."""
+  return f'paused_{until.replace(" ", "")}.json'
+
+
 def write_json(path: storage.PathLike, content: Mapping[str, Any]) -> None:
   """Replaces a JSON file atomically, with null for numbers that are not finite; only process 0 writes."""
   write_text(path, json.dumps(json_text.finite(content), indent=2, allow_nan=False) + '\n')

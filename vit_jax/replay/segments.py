@@ -33,7 +33,7 @@ def run(workdir: pathlib.Path, step: int, record: Record | None, to: pathlib.Pat
   copy(workdir, step, work)
   config = settings.read(workdir)
   print(f'Training {workdir} from step {step:,} to step {end:,} again.', flush=True)
-  status = train.run(config, work, until=end)
+  status = train.run(config, work, until=f'{end} steps', is_segment=True)
   if status not in (0, failures.TRY_AGAIN):
     return status
   now = checkpoints(work, None).get(end, '')

@@ -18,6 +18,8 @@ from types import FrameType
 from vit_jax.config import check, schema
 from vit_jax.core import failures
 from vit_jax.core.errors import UserError
+from vit_jax.data.sources import folder
+from vit_jax.jobs import check as places
 from vit_jax.parallel import hosts
 from vit_jax.record.run_directory import default_name
 from vit_jax.study import estimate, runs, table
@@ -63,7 +65,8 @@ def run(config: schema.Study, workdir: pathlib.Path | None, *, processes: int = 
     raise UserError('--tasks, --submit_options: expected them with --submit, got them alone. Add --submit=slurm or '
                     '--submit=k8s.')
   if submit:
-    words = [source, *changes, f'--workdir={workdir}', f'--processes={processes}']
+    refuse_placeholders(config.runs)
+    words = [source, *(f'--config.{one}' for one in changes), f'--workdir={workdir}', f'--processes={processes}']
     command = submit_lib.write(submit, words, workdir, name=config.name, tasks=tasks or len(config.runs),
                                options=submit_options)
     print(f'Nothing was started. Submit the study with: {command}', flush=True)
@@ -92,6 +95,18 @@ def check_configs(configs: Configs) -> None:
     raise UserError('\n'.join(['--config: expected a study of valid configs, got problems:', *(
         f'{line} (of {", ".join(names) if len(names) < len(configs) else "all runs"})'
         for line, names in problems.items())]))
+
+
+def refuse_placeholders(configs: Configs) -> None:
+  """Raises UserError for runs whose images are those of the placeholder `folder:PATH`.
+
+  Whether there are images elsewhere, where a job of a cluster runs, is not known here.
+  """
+  for config in configs.values():
+    for _, source in places.sources(config):
+      kind, _, where = source.partition(':')
+      if kind == 'folder':
+        folder.refuse_placeholder(where)
 
 
 class Coordinator:

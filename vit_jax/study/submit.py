@@ -30,7 +30,8 @@ cd {cwd}
 {command} --share="$SLURM_ARRAY_TASK_ID/{tasks}" &
 child=$! status=0
 trap 'kill -TERM "$child" 2>/dev/null' TERM
-while kill -0 "$child" 2>/dev/null; do status=0; wait "$child" || status=$?; done
+while kill -0 "$child" 2>/dev/null; do wait "$child"; done
+wait "$child" || status=$?  # also of a child that has ended before
 case "$status" in  # 75 = stopped, or the environment failed; 134, 137 and 139 = killed
   {retried})
     if [ "${{SLURM_RESTART_COUNT:-0}}" -lt 100 ]; then

@@ -56,11 +56,9 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
   """
   if by_file := label_file.opener(where, data, image_px):
     return by_file
-  given, root = where, access.resolve(where, 'folder:PATH')
+  refuse_placeholder(where)
+  root = access.resolve(where, 'folder:PATH')
   rules = Rules.of(data)
-  if given == 'PATH' and not os.path.isdir(root):
-    raise UserError(f'data.source: expected a folder of images, got the placeholder folder:PATH. Set '
-                    f'--config.data.source=folder:PATH, where PATH has {LAYOUT}.')
   if not os.path.isdir(root):
     raise UserError(f'{root}: expected a folder with {LAYOUT}, got no folder. Set --config.data.source=folder:PATH.')
   found = {name.lower(): name for name in _subfolders(root) if name.lower() in splits.NAMES}
@@ -83,6 +81,13 @@ def _open_split(root: str, name: str, *, train: str, rules: Rules) -> Source:
   found = _list(root, name, class_names, all_filled=name.lower() == 'train', rules=rules)
   files = listing.select(found, 'all', lambda: splits.scattered_paths(found.paths(), len(found), seed=0))
   return FolderSource(root, files, name=f'folder:{root}/{name}', class_names=class_names, rules=rules)
+
+
+def refuse_placeholder(where: str) -> None:
+  """Raises UserError for the folder `PATH`, which configs for own images name, unless there is one."""
+  if where == 'PATH' and not os.path.isdir(where):
+    raise UserError(f'data.source: expected a folder of images, got the placeholder folder:PATH. Set '
+                    f'--config.data.source=folder:PATH, where PATH has {LAYOUT}.')
 
 
 def _open_single(root: str, split: str, *, holdout: float, seed: int, rules: Rules) -> Source:
