@@ -35,7 +35,8 @@ MEASURED = pathlib.Path(__file__).with_name('fidelity_measured.md')
 COMMITS = {
     'big_vision': '0127fb6', 'vision_transformer': 'c6de1e5', 'mae': 'efb2a80', 'dino': '7c446df', 'dinov2': 'b8931f7',
     'deit': '7e160fe', 'TokenLabeling': '9dbfd59', 'noisystudent': 'aac52bf', 'axial-deeplab': '79088ed',
-    'big_transfer': '140de6e', 'tips': '4db271d', 'timm': '1.0.31', 'transformers': '5.23', 'PEFT': '0.21'}
+    'big_transfer': '140de6e', 'tips': '4db271d', 'timm': '1.0.31', 'transformers': '5.23', 'PEFT': '0.21',
+    'stable-pretraining': '0.1.8'}
 
 
 class Row(NamedTuple):
@@ -157,6 +158,11 @@ ROWS: dict[str, tuple[Row, ...]] = {
             'objectives/make_golden_dino.py'),
         Row('DINO', 'NumPy, float64', 'loss, center and teacher over three steps',
             'objectives/test_dino.py::test_loss_center_and_teacher_are_those_of_numpy_over_three_steps'),
+        Row('LeJEPA', 'stable-pretraining', 'both terms of the loss, and its gradient, on two grids',
+            'objectives/test_lejepa.py::test_terms_and_gradient_are_those_of_stable_pretraining',
+            'objectives/make_golden_lejepa.py'),
+        Row("LeJEPA, the paper's definition", 'NumPy, float64', 'loss and its terms',
+            'objectives/test_lejepa.py::test_loss_and_metrics_are_those_of_numpy'),
         Row('Sinkhorn-Knopp', 'NumPy, float64', 'assignments',
             'objectives/test_dino.py::test_sinkhorn_is_that_of_the_authors_and_takes_large_logits'),
         Row('distillation, hard and soft', 'deit', 'loss',

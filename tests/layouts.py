@@ -52,6 +52,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     'dino': {'objective': schema.Dino(out_dim=64, hidden_dim=32, bottleneck_dim=16, norm_last_layer=False),
              'data': VIEWS},
     'byol': {'objective': schema.Byol(hidden_dim=64, out_dim=32), 'data': VIEWS},
+    'lejepa': {'objective': schema.LeJepa(hidden_dim=64, out_dim=32), 'data': VIEWS},
     'token label': {'objective': schema.TokenLabel()},
     'distill': {'objective': schema.Distill(),
                 'model': dataclasses.replace(VIT, pool=schema.ClassToken(distillation=True))},

@@ -30,6 +30,7 @@ TASKS: dict[str, tuple[schema.Objective, dict[str, Any]]] = {
     'dino sinkhorn': (schema.Dino(out_dim=24, hidden_dim=16, bottleneck_dim=8, centering=schema.Centering.SINKHORN),
                       {'views': VIEWS}),
     'byol': (schema.Byol(hidden_dim=16, out_dim=8), {'views': dataclasses.replace(VIEWS, num_local=0)}),
+    'lejepa': (schema.LeJepa(hidden_dim=16, out_dim=8, directions=6), {'views': VIEWS}),
     'token label': (schema.TokenLabel(maps='x', map_grid=(3, 5), top=2), {}),
     'distill': (schema.Distill(schema.Teacher(model=OTHER), distill_type=schema.DistillType.SOFT, temperature=2.),
                 {'mixup': .3}),

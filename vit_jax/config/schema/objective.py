@@ -35,9 +35,9 @@ from vit_jax.config.schema.recipe import group_problems
 from vit_jax.config.schema.vit import LastNorm, Map, Mean, PatchStem, ViT
 
 __all__ = (
-    'COLOR_CELLS', 'Byol', 'Centering', 'ClassTarget', 'Collapse', 'Dino', 'Distill', 'DistillType', 'Loss', 'Mae',
-    'MaskedPatch', 'Objective', 'ObjectiveSettings', 'OnCollapse', 'PatchTarget', 'SoftMean', 'Supervised', 'Teacher',
-    'TokenLabel')
+    'COLOR_CELLS', 'Byol', 'Centering', 'ClassTarget', 'Collapse', 'Dino', 'Distill', 'DistillType', 'LeJepa',
+    'LeJepaCenter', 'LeJepaSample', 'LeJepaWeighting', 'Loss', 'Mae', 'MaskedPatch', 'Objective', 'ObjectiveSettings',
+    'OnCollapse', 'PatchTarget', 'SoftMean', 'Supervised', 'Teacher', 'TokenLabel')
 
 
 class Loss(enum.Enum):
@@ -221,6 +221,51 @@ class Byol(ObjectiveSettings):
       yield problem('data.recipe.views.num_local', '0 for objective Byol, which compares two global crops', num)
 
 
+class LeJepaCenter(enum.Enum):
+  """The point that the views of an image are drawn to."""
+  GLOBAL = 'global'  # the mean of its global views
+  ALL = 'all'        # the mean of all of its views
+
+
+class LeJepaSample(enum.Enum):
+  """What SIGReg takes as a sample of the distribution of embeddings."""
+  VIEW = 'view'    # the embeddings of one view of every image; the result is the mean over views
+  BATCH = 'batch'  # those of all views of every image
+
+
+class LeJepaWeighting(enum.Enum):
+  """How the invariance and SIGReg are added."""
+  CONVEX = 'convex'  # (1 - weight) * invariance + weight * SIGReg
+  SUM = 'sum'        # invariance + weight * SIGReg
+
+
+@dataclasses.dataclass
+class LeJepa(ObjectiveSettings):
+  """Prediction of views with normally distributed embeddings (arXiv 2511.08544). Needs `data.recipe.views`."""
+  implementation: ClassVar[str] = 'vit_jax.objectives.lejepa:Spec'
+  has_head: ClassVar[bool] = False
+  takes_views: ClassVar[bool] = True
+  has_statistics: ClassVar[bool] = False  # they would mix the crops that are compared
+  hidden_dim: int = ranged(2048, COUNT)    # width of the two hidden layers of the projector
+  out_dim: int = ranged(64, COUNT)         # width of embeddings
+  weight: float = ranged(.05, INSIDE)      # lambda, of SIGReg
+  weighting: LeJepaWeighting = LeJepaWeighting.CONVEX
+  center: LeJepaCenter = LeJepaCenter.GLOBAL
+  sample: LeJepaSample = LeJepaSample.VIEW
+  directions: int = ranged(1024, COUNT)    # random unit vectors of a step, on which embeddings are projected
+  t_max: float = ranged(5., POSITIVE)      # characteristic functions are compared on [-t_max, t_max]
+  t_points: int = ranged(9, Range(2, 10_000))  # equidistant points of [0, t_max]; those below 0 add nothing
+  collapse: Collapse = field(default_factory=Collapse)  # its threshold is that of `deviation`, which SIGReg draws to 1
+
+  def problems(self, config: checks.Run, name: str) -> Iterator[str]:
+    """Yields problems of microbatches, and of models that need one size of images."""
+    yield from super().problems(config, name)
+    if config.train.accumulate > 1:
+      yield problem('train.accumulate', '1 for objective LeJepa, which needs the complete batch',
+                    config.train.accumulate)
+    yield from local_crop_problems(config)
+
+
 class ClassTarget(enum.Enum):
   """The target of the class token in token labeling."""
   MAP = 'map'      # the label map over the whole crop (the authors' code)
@@ -300,5 +345,5 @@ class Distill(ObjectiveSettings):
       yield from no_effect(self, name, ['label_smoothing'], f'with {name}.weight=1, which leaves the labels out')
 
 
-Objective = Supervised | Mae | MaskedPatch | Dino | Byol | TokenLabel | Distill | ObjectiveSettings
+Objective = Supervised | Mae | MaskedPatch | Dino | Byol | LeJepa | TokenLabel | Distill | ObjectiveSettings
 """The built-in objectives; the last one stands for a person's own, which inherit from it (`core/implementation.py`)."""

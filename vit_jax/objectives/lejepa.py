@@ -1,0 +1,194 @@
+"""LeJEPA: views of an image are drawn together, and all embeddings to a normal distribution (arXiv 2511.08544).
+
+There is no teacher, no stopped gradient and no negative example. What prevents the collapse is SIGReg (sketched
+isotropic Gaussian regularization): on random directions, new at each step, the characteristic function of the
+embeddings is compared with that of the standard normal distribution.
+
+Three definitions were published. The defaults are those of the paper (Algorithms 1 and 2); the others are settings:
+
+  the authors' minimal program    t_max=3 t_points=17 center=all weight=0.02 directions=256
+  stable-pretraining              t_max=3 t_points=17 sample=batch weighting=sum weight=0.02
+
+Crops and colors are those of `data.recipe.views`.
+"""
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from vit_jax.config import schema
+from vit_jax.config.durations import Lengths
+from vit_jax.config.schema import Kernels, LeJepaCenter, LeJepaSample, LeJepaWeighting
+from vit_jax.core.axes import labelled
+from vit_jax.core.contracts import Backbone, View, Watch
+from vit_jax.core.numerics import constrain_batch, split_key
+from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Mean, Params, PyTree
+from vit_jax.models.heads import normalize
+from vit_jax.models.initialization import TORCH
+from vit_jax.models.kernels.forms import select
+from vit_jax.models.layers import Dense, applied, initial
+from vit_jax.objectives import spec
+from vit_jax.objectives.networks import NetworkView, init_backbone
+
+NORM_EPS = 1e-5  # of BatchNorm in PyTorch
+NUM_GLOBAL = 2  # views in `views_global`
+DEVIATION = 'deviation'
+"""Name of the metric that falls to 0 when all embeddings are the same."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Projector:
+  """Two hidden layers with BatchNorm and ReLU, and a dense layer, from any width to `out`.
+
+  BatchNorm has the statistics of the batch over all devices, never running ones: the projector is discarded after
+  training. Dense layers are in `dtype`, the norms and the result in f32.
+
+  Parameters, f32: `mlp1/{kernel [D, F], bias [F]}`, `mlp2/{kernel [F, F], bias [F]}`, `norm1` and `norm2`
+  `/{scale, bias} [F]`, `mlp3/{kernel [F, E], bias [E]}`.
+  """
+  hidden: int
+  out: int
+  dtype: DTypeLike
+  kernels: Kernels = Kernels.FAST
+
+  def init(self, key: Key, width: int) -> Params:
+    """Returns new parameters for features `[R, width]`."""
+    keys, inputs = split_key(key, 'mlp1', 'mlp2', 'mlp3'), (width, self.hidden, self.hidden)
+    params: Params = {name: initial(layer, keys[name], jnp.zeros((1, size)))
+                      for (name, layer), size in zip(self._layers.items(), inputs, strict=True)}
+    for name in ('norm1', 'norm2'):
+      params[name] = {'scale': labelled(jnp.ones(self.hidden), ('mlp',)),
+                      'bias': labelled(jnp.zeros(self.hidden), ('mlp',))}
+    return params
+
+  def apply(self, params: Params, features: Array, weight: Array) -> Array:
+    """Returns `[R, E]` f32 for features `[R, D]`; rows with `weight [R]` 0 do not count in the statistics."""
+    layers, x = self._layers, features
+    for number in '12':
+      x = applied(layers[f'mlp{number}'], params[f'mlp{number}'], x).astype(jnp.float32)
+      mean, variance = moments(x, weight)
+      own = params[f'norm{number}']
+      x = jax.nn.relu((x - mean) * jax.lax.rsqrt(variance + NORM_EPS) * own['scale'][None] + own['bias'][None])
+    return applied(layers['mlp3'], params['mlp3'], x).astype(jnp.float32)
+
+  @property
+  def _layers(self) -> dict[str, Dense]:
+    sizes = {'mlp1': (self.hidden, ('embed', 'mlp')), 'mlp2': (self.hidden, ('embed', 'mlp')),
+             'mlp3': (self.out, ('mlp', 'embed'))}
+    return {name: Dense(features=(size,), axes=axes, dtype=self.dtype, law=TORCH, forms=select(self.kernels))
+            for name, (size, axes) in sizes.items()}
+
+
+class LeJepa:
+  """Objective: `(1 - w) * mean over images i and views v of |z_iv - c_i|^2 / E + w * SIGReg(z)` (Algorithm 2).
+
+  z_iv is the embedding of a view, E its width, c_i the mean over the global views of the image.
+
+  Metrics beside the loss: `invariance` and `sigreg`, the two terms, and `deviation`, the mean over dimensions of the
+  standard deviation of embeddings: 1 for the distribution that SIGReg wants, 0 if all embeddings are the same.
+  """
+
+  def __init__(self, backbone: Backbone, projector: Projector, settings: schema.LeJepa) -> None:
+    self._backbone, self._projector, self._settings = backbone, projector, settings
+
+  def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
+    keys = split_key(key, 'backbone', 'projector')
+    backbone, _, features = init_backbone(self._backbone, keys['backbone'], batch['views_global'][:, 0])
+    return {'backbone': backbone, 'projector': self._projector.init(keys['projector'], features.pooled.shape[-1])}, {}
+
+  def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
+    del extra, step
+    keys = split_key(key, 'global', 'local', 'directions')
+    views = [name for name in ('views_global', 'views_local') if name in batch]
+    pooled = [self._pooled(params, batch[name], keys[name.removeprefix('views_')]) for name in views]
+    pooled_BVD = jnp.concatenate(pooled, axis=1)
+    num_images, num_views, width = pooled_BVD.shape
+    weight_B = jnp.ones(num_images) if 'mask' not in batch else (batch['mask'] > 0).astype(jnp.float32)
+    weight_BV = jnp.broadcast_to(weight_B[:, None], (num_images, num_views))
+    z_BVE = self._projector.apply(params['projector'], pooled_BVD.reshape(-1, width), weight_BV.reshape(-1))
+    z_BVE = constrain_batch(z_BVE.reshape(num_images, num_views, -1))
+    z_BVE = jnp.where(weight_BV[..., None] > 0, z_BVE, 0.)
+    draw = jax.random.normal(keys['directions'], (z_BVE.shape[-1], self._settings.directions))  # on all devices alike
+    value, metrics = terms(z_BVE, weight_B, normalize(draw, axis=0), self._settings)
+    spread = jnp.sqrt(moments(z_BVE.reshape(-1, z_BVE.shape[-1]), weight_BV.reshape(-1))[1]).mean()
+    total = jnp.maximum(weight_B.sum(), 1.)
+    means = {name: Mean(jax.lax.stop_gradient(one) * total, total)
+             for name, one in {**metrics, DEVIATION: spread}.items()}
+    return LossOut(Mean(value * total, total), means, {})
+
+  def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
+    del params, stats, step
+    return extra
+
+  def views(self) -> dict[str, View]:
+    return {'student': NetworkView(self._backbone)}
+
+  def _pooled(self, params: Params, views: Array, key: Key) -> Array:
+    """Returns the features `[B, V, D]` of `views [B, V, H, W, 3]`."""
+    features, _ = self._backbone.apply(params['backbone'], {}, views.reshape(-1, *views.shape[2:]), train=True, key=key)
+    return features.pooled.reshape(*views.shape[:2], -1)
+
+
+def moments(x: Array, weight: Array) -> tuple[Array, Array]:
+  """Returns mean and variance `[1, D]` of the rows of `x [R, D]` with `weight [R]` above 0."""
+  total, counts = jnp.maximum(weight.sum(), 1.), weight[:, None] > 0
+  mean = jnp.where(counts, x, 0.).sum(0, keepdims=True) / total
+  return mean, jnp.where(counts, jnp.square(x - mean), 0.).sum(0, keepdims=True) / total
+
+
+def terms(z: Array, weight: Array, directions: Array, settings: schema.LeJepa) -> tuple[Array, dict[str, Array]]:
+  """Returns the loss of embeddings `z [B, V, E]`, the global views first, and its terms `invariance` and `sigreg`.
+
+  `weight [B]` is 1 for the images that count, else 0. SIGReg is the mean Epps-Pulley statistic of the embeddings along
+  the unit vectors `directions [E, M]` (Algorithm 1).
+  """
+  s, weight_B = settings, weight
+  centered = z[:, :NUM_GLOBAL] if s.center is LeJepaCenter.GLOBAL else z
+  away_B = jnp.square(z - centered.mean(1, keepdims=True)).mean((1, 2))
+  invariance = (away_B * weight_B).sum() / jnp.maximum(weight_B.sum(), 1.)
+  x_BVM = jnp.einsum('bve,em->bvm', z, directions, precision=jax.lax.Precision.HIGHEST)
+  if s.sample is LeJepaSample.BATCH:
+    x_BVM, weight_B = x_BVM.reshape(-1, 1, x_BVM.shape[-1]), jnp.repeat(weight_B, z.shape[1])
+  regular = epps_pulley(x_BVM, weight_B, s.t_max, s.t_points).mean()
+  share = 1. - s.weight if s.weighting is LeJepaWeighting.CONVEX else 1.
+  return share * invariance + s.weight * regular, {'invariance': invariance, 'sigreg': regular}
+
+
+def epps_pulley(x: Array, weight: Array, t_max: float, t_points: int) -> Array:
+  """Returns the statistic of samples along the first axis, `[B, ...] -> [...]`: 0 if they are as standard normal ones.
+
+    N * integral over [-t_max, t_max] of |mean of exp(i t x) - phi(t)|^2 phi(t) dt,    phi(t) = exp(-t^2 / 2)
+
+  by the trapezoid rule. The integrand is even, so the points above 0 have twice their weight. N is the number of
+  samples with `weight [B]` 1.
+  """
+  t, gap = jnp.linspace(0., t_max, t_points).reshape(*(1,) * x.ndim, -1), t_max / (t_points - 1)
+  phi = jnp.exp(-jnp.square(t[0]) / 2.)
+  weights = 2. * gap * phi.at[..., jnp.array([0, t_points - 1])].divide(2.)
+  total = jnp.maximum(weight.sum(), 1.)
+
+  @jax.checkpoint  # sines and cosines of all samples would be kept for the backward pass
+  def characteristic(x: Array) -> tuple[Array, Array]:
+    angle, share = x[..., None] * t, weight.reshape(-1, *(1,) * x.ndim) / total
+    return (share * jnp.cos(angle)).sum(0), (share * jnp.sin(angle)).sum(0)
+
+  real, imaginary = characteristic(x)
+  return total * (weights * (jnp.square(real - phi) + jnp.square(imaginary))).sum(-1)
+
+
+class Spec(spec.Spec[schema.LeJepa]):
+  """Builds `LeJepa` from a config."""
+
+  def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> LeJepa:
+    s, model = self.settings, self.config.model
+    return LeJepa(backbone, Projector(s.hidden_dim, s.out_dim, jnp.dtype(model.dtype.value), model.kernels), s)
+
+  def watches(self, lengths: Lengths) -> list[Watch]:
+    c = self.settings.collapse
+    advice = 'All embeddings are nearly the same. Try a larger objective.weight, or a lower optimizer.lr'
+    return [Watch(DEVIATION, c.threshold, setting='objective.collapse.threshold', lasting=lengths.steps(c.patience),
+                  after=lengths.steps(c.after), stops=c.action is schema.OnCollapse.STOP, advice=advice)
+            ] if c.threshold else []
