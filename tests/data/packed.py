@@ -4,9 +4,12 @@ from __future__ import annotations
 import io
 import json
 import pathlib
+import struct
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
+
+import google_crc32c
 
 from tests.data.images import encode, random_image
 
@@ -57,3 +60,58 @@ def write_tars(folder: pathlib.Path, split: str, found: Sequence[Example], num: 
   for number in range(num):
     own = found[number * len(found) // num:(number + 1) * len(found) // num]
     (folder / f'set-{split}-{number:03d}.tar').write_bytes(tar(members(own)))
+
+
+def varint(number: int) -> bytes:
+  """A number as protobuf stores it: seven bits in each byte, the last ones first; negative ones in 64 bits."""
+  number, found = number % 2**64, bytearray()
+  while number > 127:
+    found.append(number & 127 | 128)
+    number >>= 7
+  return bytes([*found, number])
+
+
+def field(content: bytes, number: int = 1) -> bytes:
+  """A field of a message that has a length."""
+  return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def tf_example(features: Mapping[str, object]) -> bytes:
+  """A `tf.train.Example`: bytes, texts, numbers, or lists of one of them by name."""
+  entries = []
+  for name, value in features.items():
+    values = value if isinstance(value, list) else [value]
+    if values and isinstance(values[0], float):
+      content = field(field(struct.pack(f'<{len(values)}f', *values)), 2)
+    elif values and isinstance(values[0], int):
+      content = field(field(b''.join(map(varint, values))), 3)
+    else:
+      content = field(b''.join(field(v.encode() if isinstance(v, str) else v) for v in values), 1)
+    entries.append(field(field(name.encode()) + field(content, 2)))
+  return field(b''.join(entries))
+
+
+def tfrecord(found: Iterable[bytes]) -> bytes:
+  """A TFRecord file of these records."""
+  def masked(data: bytes) -> bytes:
+    crc = google_crc32c.value(data)
+    return struct.pack('<I', ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+  return b''.join(head + masked(head) + one + masked(one) for one in found
+                  for head in (struct.pack('<Q', len(one)),))
+
+
+def imagenet_features(example: Example) -> dict[str, object]:
+  """What the usual records of ImageNet have of an image; their classes begin at 1."""
+  return {'image/height': 8, 'image/width': 7, 'image/colorspace': 'RGB', 'image/channels': 3,
+          'image/class/label': example.label + 1, 'image/class/synset': f'n0000000{example.label}',
+          'image/class/text': NAMES[example.label], 'image/object/bbox/xmin': [.25, .5], 'image/format': 'PNG',
+          'image/object/bbox/label': [], 'image/filename': f'{example.key}.png', 'image/encoded': example.image}
+
+
+def write_tfrecords(folder: pathlib.Path, split: str, found: Sequence[Example], num: int = 3) -> None:
+  """Writes so many TFRecord files, with about as many examples each, with the features of ImageNet."""
+  folder.mkdir(parents=True, exist_ok=True)
+  for number in range(num):
+    own = found[number * len(found) // num:(number + 1) * len(found) // num]
+    (folder / f'{split}-{number:05d}-of-{num:05d}').write_bytes(
+        tfrecord(tf_example(imagenet_features(one)) for one in own))

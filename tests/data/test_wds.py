@@ -143,7 +143,7 @@ def test_a_key_ends_at_the_first_dot_of_the_base_name_and_a_repeated_extension_b
   assert [source.describe(i).rpartition('.tar/')[2] for i in range(len(source))] == [
       'd.x/a.PNG', 'b.png', 'b.png', 'f.png', 'b.png']
   assert [source.label(i) for i in (0, 2, 3, 4)] == [0, 1, 2, 0]
-  assert 'expected cls beside the image, got none' in reason(source, 1)
+  assert 'expected a label in .cls, got none' in reason(source, 1)
   for counted in ('keys without an image (2)', 'symbolic links (1)', 'hard links (1)',
                   'members without an extension (1)', 'members of the same name as the one before (1)'):
     assert counted in caplog.text, counted

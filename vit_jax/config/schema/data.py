@@ -90,7 +90,7 @@ class Pseudo(Settings):
 class Data(Settings):
   """Where images come from, and how they are read."""
   # digits | synthetic | folder:PATH | tfds:NAME[/CONFIG][:VERSION] | vtab:TASK | array_record:DIR | wds:PATH |
-  # mix:0.7*SOURCE,0.3*SOURCE | masks:PATH | masks:tfds:NAME[/CONFIG][:VERSION]
+  # tfrecord:PATH | mix:0.7*SOURCE,0.3*SOURCE | masks:PATH | masks:tfds:NAME[/CONFIG][:VERSION]
   source: str = 'digits'
   train_split: str = 'train'                       # TFDS syntax: train[:98%]
   eval_split: str = 'test'  # that evaluations use
@@ -100,10 +100,12 @@ class Data(Settings):
   num_classes: int = ranged(0, COUNT_OR_0)         # 0 = ask the source
   max_labels: int = ranged(0, Range(0, 1_000))     # of one image that may have several (multi-hot); 0 = each has one
   # Feature of a TFDS dataset with the class or classes, or its path (`objects/label`); '' = `label`, or the only one.
-  # wds: cls, or json/FIELD; '' = cls, or else json/label.
+  # wds: cls, or json/FIELD; '' = cls, or else json/label. tfrecord: '' = image/class/label, or else label.
   label_column: str = ''
-  image_column: str = ''  # wds: the extension of the images, such as jpg; '' = the only image of each key
-  label_offset: int = ranged(0, Range(-(2**31), 2**31 - 1))  # number of the first class in wds:, such as 1
+  # wds: the extension of the images, such as jpg; '' = the only image of each key.
+  # tfrecord: the feature with the image; '' = image/encoded, or else image.
+  image_column: str = ''
+  label_offset: int = ranged(0, Range(-(2**31), 2**31 - 1))  # number of the first class in the files, such as 1
   classes: str = ''  # file of the classes in the order of the network's outputs, a line each: n01440764 tench
   holdout: float = ranged(0.1, BELOW_1)            # part held out of a source that has a single split
   holdout_seed: int = ranged(0, SEED)  # of the choice of held-out examples

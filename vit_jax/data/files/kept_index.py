@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from vit_jax.data.files import access, open_files
+from vit_jax.data.files import access, open_files, ranges, remote
 
 if TYPE_CHECKING:
   from vit_jax.core.types import HostArray
@@ -38,23 +38,23 @@ def load(paths: Sequence[str], details: Sequence[object], cache: pathlib.Path, *
   """Returns a kept index if no file has changed; else makes it and keeps it.
 
   The index is kept in `FOLDER` beside the files, so that all hosts that share them share it, or in `cache` where that
-  folder cannot be written.
+  folder cannot be written, and for objects.
 
   Args:
-    paths: of the files.
+    paths: of the files, or addresses.
     details: for each file, what its part of the index depends on beside the file.
-    cache: the folder for indexes of files whose folder cannot be written.
+    cache: the folder for indexes of objects, and of files whose folder cannot be written.
     what: the kind of the files, for messages.
     make: makes the index.
     is_valid: whether an array that was kept can be the index.
 
   Raises:
-    OSError: a file is missing or cannot be read.
+    OSError, TemporaryError, UserError: a file is missing or cannot be read.
   """
-  stamps = [(s.st_size, s.st_mtime_ns) for s in map(os.stat, paths)]
-  found = list(zip(paths, details, stamps, strict=True))
+  found = list(zip(paths, details, ranges.stamps(paths), strict=True))
   places = [cache / _name([(p, n, *stamp) for p, n, stamp in found])]
-  if len(folders := {os.path.dirname(p) for p in paths}) == 1:  # by names, as hosts may mount it at other places
+  folders = {os.path.dirname(p) for p in paths}
+  if len(folders) == 1 and not remote.is_address(paths[0]):  # by names, as hosts may mount it at other places
     places.insert(0, pathlib.Path(*folders) / FOLDER / _name([(os.path.basename(p), n, *s) for p, n, s in found]))
   with _lock(cache, places):
     if (kept := _open_kept(places, is_valid)) is not None:

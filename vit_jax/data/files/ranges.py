@@ -13,6 +13,7 @@ import dataclasses
 import os
 import pathlib
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from vit_jax.core import retrying
@@ -95,8 +96,10 @@ def settings() -> Settings:
   return _state.settings
 
 
-def read(path: str, offset: int, size: int) -> bytes:
+def read(path: str, offset: int, size: int, *, keep: bool = True) -> bytes:
   """Returns up to `size` bytes of a file from `offset`; fewer at its end.
+
+  `keep`: the bytes may be kept in the folder of `data.cache_gib`, since they will be read again.
 
   Raises:
     OSError: the file cannot be read.
@@ -104,7 +107,7 @@ def read(path: str, offset: int, size: int) -> bytes:
     UserError: the account of this machine may not read it, or it has changed since this process read from it.
   """
   if remote.is_address(path):
-    return _read_object(Range(path, offset, size))
+    return _read_object(Range(path, offset, size), keep=keep)
 
   def once() -> bytes:
     with open_files.pool().use(('range', path), lambda: os.open(path, os.O_RDONLY), os.close) as opened:
@@ -115,7 +118,7 @@ def read(path: str, offset: int, size: int) -> bytes:
 def read_end(path: str, size: int) -> bytes:
   """Returns the last `size` bytes of a file, or all if it has fewer; raises as `read`."""
   if remote.is_address(path):
-    return _read_object(Range(path, -size, size))
+    return _read_object(Range(path, -size, size), keep=True)
   return read(path, max(0, os.path.getsize(path) - size), size)
 
 
@@ -135,22 +138,58 @@ def read_file(path: str, max_bytes: int) -> bytes:
   return found
 
 
-def list_names(folder: str) -> list[str]:
+def read_text(path: str, what: str, *, expected: str = 'a text file', advice: str = 'Check the path.') -> str:
+  """Returns the text of a file of at most `user_files.TEXT_BYTES` in UTF-8; arguments as `user_files.read_text`.
+
+  Raises:
+    TemporaryError: its storage still fails after a time.
+    UserError: it cannot be read, is too large, or is not text in UTF-8.
+  """
+  with user_files.explained(what, max_bytes=user_files.TEXT_BYTES, expected=expected, advice=advice):
+    return read_file(path, user_files.TEXT_BYTES).decode('utf-8-sig')
+
+
+def stamps(paths: Sequence[str]) -> list[tuple[object, ...]]:
+  """Returns for each file what changes when it is written again: size and time, or the generation of an object.
+
+  Raises:
+    OSError, TemporaryError, UserError: as `read`.
+  """
+  begun = [part for path in paths if remote.is_address(path) and start(part := Range(path, 0, 1))]
+  try:
+    return [_stamp(path) for path in paths]
+  finally:
+    for part in begun:
+      drop(part)
+
+
+def _stamp(path: str) -> tuple[object, ...]:
+  if remote.is_address(path):
+    _read_object(Range(path, 0, 1), keep=False)
+    return (_state.generations.get(path, b''),)
+  found = os.stat(path)
+  return found.st_size, found.st_mtime_ns
+
+
+def list_names(folder: str, start: str = '') -> list[str]:
   """Returns the names of the files in a folder, in order; in object storage also those below its folders.
+
+  Only names that begin with `start` are listed.
 
   Raises:
     OSError, TemporaryError, UserError: as `read`.
   """
   if remote.is_address(folder):
-    return retrying.retried(lambda: remote.list_names(folder), f'listing {folder}')
-  return retrying.retried(lambda: sorted(os.listdir(folder)), f'listing {folder}')
+    return retrying.retried(lambda: remote.list_names(folder, start), f'listing {folder}')
+  return retrying.retried(lambda: sorted(name for name in os.listdir(folder) if name.startswith(start)),
+                          f'listing {folder}')
 
 
-def _read_object(part: Range) -> bytes:
+def _read_object(part: Range, *, keep: bool) -> bytes:
   """Returns a part of an object, from the cache, from a read that was started, or from the storage."""
   state, path, offset, size = _state, *part
   generation = state.generations.get(path)
-  if state.cache and generation and (kept := state.cache.get(path, generation, offset, size)) is not None:
+  if keep and state.cache and generation and (kept := state.cache.get(path, generation, offset, size)) is not None:
     return kept
   with state.lock:
     begun = state.started.get(part)
@@ -164,7 +203,7 @@ def _read_object(part: Range) -> bytes:
   if answer.generation and answer.generation != state.generations.setdefault(path, answer.generation):
     raise UserError(f'{path}: expected an object that does not change, got another one during the run. Start the run '
                     'again, if the object is the right one.')
-  if state.cache and answer.generation and offset >= 0 and len(answer.content) == size:
+  if keep and state.cache and answer.generation and offset >= 0 and len(answer.content) == size:
     state.cache.put(path, answer.generation, offset, answer.content)
   return answer.content
 

@@ -131,15 +131,25 @@ def read_all(address: str) -> Answer:
   return take(_store(scheme, bucket).read(name), address, 0)
 
 
-def list_names(folder: str) -> list[str]:
-  """Returns the names of the objects below a folder, relative to it, in order; raises as `take`."""
+def list_names(folder: str, start: str = '') -> list[str]:
+  """Returns the names of the objects below a folder that begin with `start`, relative to it, in order.
+
+  Raises as `take`.
+  """
   import tensorstore
   scheme, bucket, name = split(folder.rstrip('/') + '/')
+  keys = os.fsencode(name + start)
+  end = keys.rstrip(b'\xff')  # the first key behind all that begin so
+  end = end[:-1] + bytes([end[-1] + 1]) if end else b''
+  store = _store(scheme, bucket)
   try:
-    found = _store(scheme, bucket).list(tensorstore.KvStore.KeyRange(name, f'{name[:-1]}0' if name else ''),
-                                        strip_prefix_length=len(name)).result(ANSWER_S)
+    found = store.list(tensorstore.KvStore.KeyRange(keys, end),
+                       strip_prefix_length=len(os.fsencode(name))).result(ANSWER_S)
+    # After a refusal, TensorStore's list of GCS ends without an error, which a read then has.
+    store.read(os.fsencode(name) + found[0] if found else keys or b'0', byte_range=slice(0, 1)).result(ANSWER_S)
   except ValueError as error:
-    raise _explained(error, folder) from error
+    if not _BEYOND.search(str(error)):  # an empty object
+      raise _explained(error, folder) from error
   return sorted(os.fsdecode(key) for key in found)
 
 

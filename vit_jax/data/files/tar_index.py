@@ -21,7 +21,9 @@ import numpy as np
 
 from vit_jax.core import json_text
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import access, kept_index, open_files, ranges
+from vit_jax.data.files import access, compression, kept_index, label_lists, open_files, windows
+from vit_jax.data.files.label_lists import Labels
+from vit_jax.data.files.windows import Window
 
 if TYPE_CHECKING:
   from vit_jax.core.types import HostArray
@@ -32,18 +34,14 @@ EXTENSIONS = frozenset((b'jpg', b'jpeg', b'jpe', b'jfif', b'png', b'webp', b'bmp
                         b'jp2', b'ppm', b'pgm', b'pbm'))
 """Extensions of members that are images."""
 COMPRESSED = ('.tar.gz', '.tgz', '.tar.zst', '.tar.bz2', '.tar.xz')
-MISSING = -2**62
-"""Label of an example whose label is missing or damaged."""
 PROCESSES_FROM = 2**20
 """Examples from which processes are started; one core takes about 30 s for them."""
-_BLOCK, _WINDOW, _REST = 512, 4096, 2**20
+_BLOCK, _REST = 512, 2**20
 _MOST_LABEL, _MOST_JSON = 64, 2**20  # bytes
-_MAGIC = {b'\x1f\x8b': 'gzip', b'\x28\xb5\x2f\xfd': 'Zstandard', b'BZh': 'bzip2', b'\xfd7zXZ': 'xz'}
 _ZEROS, _WHOLE = bytes(_BLOCK), re.compile(rb'\s*-?\d{1,18}\s*')
 _REGULAR, _LONG_NAME, _PAX = b'0\x007', b'L', b'x'
 _SKIPPED = {b'K', b'g', b'5'}  # long names of links, defaults of pax, folders
 _KINDS = {b'1': 'hard links', b'2': 'symbolic links', b'3': 'devices', b'4': 'devices', b'6': 'pipes'}
-Labels = tuple[int | str] | list[int | str]
 AGAIN = 'Copy it again, or leave it out of the pattern.'
 
 
@@ -63,9 +61,7 @@ class Index(NamedTuple):
   starts: `[F + 1] i64`, the first example of each file, and their number.
   offset, size: of each image, `[S] i64, [S] u4`.
   names, name_ends: names of the members with the images, one after the other, `[bytes] u8`, and their ends `[S] i64`.
-  labels: numbers, or places in `texts`, `[L] i64`; `MISSING` if there is none.
-  label_ends: `[S] i64`; empty if each example has one label.
-  texts, text_ends: names of classes, sorted; empty if labels are numbers.
+  labels, label_ends, texts, text_ends: see `label_lists.Stored`.
   captions: offset and size of the text of each example, `[S, 2] i64`, size -1 if it has none; or `[0, 2]`.
   """
   starts: HostArray
@@ -89,17 +85,6 @@ class Index(NamedTuple):
   def name(self, example: int) -> bytes:
     start = int(self.name_ends[example - 1]) if example else 0
     return self.names[start:int(self.name_ends[example])].tobytes()
-
-  def label(self, example: int) -> list[int]:
-    if not len(self.label_ends):
-      return self.labels[example:example + 1].tolist()
-    start = int(self.label_ends[example - 1]) if example else 0
-    return self.labels[start:int(self.label_ends[example])].tolist()
-
-  def class_texts(self) -> list[str]:
-    starts = [0, *self.text_ends.tolist()]
-    return [self.texts[a:b].tobytes().decode(errors='surrogatepass')
-            for a, b in zip(starts, starts[1:], strict=False)]
 
 
 class _Scanned(NamedTuple):
@@ -132,7 +117,7 @@ def load(paths: Sequence[str], columns: Columns, cache: pathlib.Path | None = No
         paths, [f'tar 1 {columns}'] * len(paths), cache or access.cache_folder('tar'), what='tar',
         make=lambda: _make(paths, columns), is_valid=lambda kept: _read(kept, len(paths)) is not None)
   except OSError as error:
-    raise access.unreadable(error, f'the tar file {error.filename}') from error
+    raise access.unreadable(error, f'the tar file {error.filename or paths[0]}') from error
   found = _read(packed, len(paths))
   assert found is not None
   return found
@@ -140,7 +125,11 @@ def load(paths: Sequence[str], columns: Columns, cache: pathlib.Path | None = No
 
 def examples(path: str, columns: Columns) -> Iterator[Example]:
   """Yields the examples of a file, in order; the errors are those of `load`."""
-  yield from _examples(path, _Window(path), columns, collections.Counter())
+  window = windows.open_window(path)
+  try:
+    yield from _examples(path, window, columns, collections.Counter())
+  finally:
+    window.close()
 
 
 def _read(packed: HostArray, num_files: int) -> Index | None:
@@ -150,12 +139,10 @@ def _read(packed: HostArray, num_files: int) -> Index | None:
   except (ValueError, TypeError):
     return None
   num = len(found.offset)
-  ends = ((found.starts[1:], num), (found.name_ends, len(found.names)), (found.text_ends, len(found.texts)),
-          (found.label_ends, len(found.labels)))
+  ends = ((found.starts[1:], num), (found.name_ends, len(found.names)))
   is_valid = (
       len(found.starts) == num_files + 1 and not found.starts[0] and len(found.size) == len(found.name_ends) == num
-      and all(not len(x) or (x[0] >= 0 and x[-1] == last and (np.diff(x) >= 0).all()) for x, last in ends)
-      and len(found.label_ends) in (0, num) and (len(found.label_ends) > 0 or len(found.labels) in (0, num))
+      and all(label_lists.are_ends(one, last) for one, last in ends) and label_lists.are_valid(found, num)
       and found.captions.shape in ((num, 2), (0, 2))
       and all(x.dtype.kind in 'iu' and x.ndim == (2 if x is found.captions else 1) for x in found)
       and (not num or int(found.offset.min()) >= 0))
@@ -193,8 +180,12 @@ class Scan:
 
   def one(self, path: str) -> _Scanned:
     """Returns what one file has."""
-    window, ignored = _Window(path), collections.Counter[str]()
-    rows = [(one.image, one.label, one.caption) for one in _examples(path, window, self.columns, ignored) if one.image]
+    window, ignored = windows.open_window(path), collections.Counter[str]()
+    try:
+      rows = [(one.image, one.label, one.caption)
+              for one in _examples(path, window, self.columns, ignored) if one.image]
+    finally:
+      window.close()
     images = [image for image, _, _ in rows]
     numbers = np.array([(image.offset, min(image.size, 2**32 - 1), len(image.name)) for image in images],
                        np.int64).reshape(-1, 3)
@@ -204,46 +195,17 @@ class Scan:
 
 
 def _join(found: Sequence[_Scanned]) -> Index:
-  labels = [label for one in found for label in one.labels]
-  values = {value for label in labels for value in label or ()}
-  texts = sorted({str(value) for value in values}) if any(isinstance(value, str) for value in values) else []
-  places = {text: place for place, text in enumerate(texts)}
-  is_single = not any(isinstance(label, list) for label in labels)
-  flat = [places[str(value)] if texts and value != MISSING else int(value)
-          for label in labels for value in ((MISSING,) if label is None else label)]
-  encoded = [text.encode(errors='surrogatepass') for text in texts]
   captions = np.concatenate([one.captions for one in found])
-  has_labels = any(label is not None for label in labels)
   return Index(
       starts=np.cumsum([0] + [len(one.offset) for one in found]),
       offset=np.concatenate([one.offset for one in found]), size=np.concatenate([one.size for one in found]),
       names=np.frombuffer(b''.join(one.names for one in found), np.uint8),
       name_ends=np.cumsum(np.concatenate([one.name_sizes for one in found]), dtype=np.int64),
-      labels=np.array(flat if has_labels else [], np.int64),
-      label_ends=np.array([], np.int64) if is_single or not has_labels else
-      np.cumsum([1 if label is None else len(label) for label in labels]),
-      texts=np.frombuffer(b''.join(encoded), np.uint8),
-      text_ends=np.cumsum([len(text) for text in encoded], dtype=np.int64),
+      **label_lists.join([label for one in found for label in one.labels]),
       captions=captions if len(captions) and (captions[:, 1] >= 0).any() else np.zeros((0, 2), np.int64))
 
 
-class _Window:
-  """Reads a file in order, some kilobytes at a time: a header, a small label and the next header are one request."""
-
-  def __init__(self, path: str) -> None:
-    self._path, self._start, self._content = path, 0, b''
-    self.size = os.path.getsize(path)
-
-  def read(self, offset: int, size: int) -> bytes:
-    """Returns up to `size` bytes."""
-    start = offset - self._start
-    if start < 0 or start + size > len(self._content):
-      self._start, self._content = offset, ranges.read(self._path, offset, max(size, _WINDOW))
-      start = 0
-    return self._content[start:start + size]
-
-
-def _members(path: str, window: _Window, ignored: collections.Counter[str]) -> Iterator[Member]:
+def _members(path: str, window: Window, ignored: collections.Counter[str]) -> Iterator[Member]:
   """Yields the ordinary files of an archive; counts other members in `ignored`."""
   place, longer = 0, dict[str, bytes]()
   while (header := window.read(place, _BLOCK)) != _ZEROS:
@@ -251,9 +213,9 @@ def _members(path: str, window: _Window, ignored: collections.Counter[str]) -> I
       raise _damaged(path, window, place, 'one without an end')
     kind, size = header[156:157], _number(header[124:136])
     if not _is_header(header) or size is None or size < 0:
-      raise _damaged(path, window, place, _compression(header) if not place else 'one that is damaged')
+      raise _damaged(path, window, place, _first(header) if not place else 'one that is damaged')
     data = place + _BLOCK
-    if kind not in _KINDS and data + size > window.size:
+    if kind not in _KINDS and not window.holds(data + size):
       raise _damaged(path, window, place, 'one that is truncated')
     if kind in (_PAX, _LONG_NAME):
       longer |= _long(path, window, data, size, kind)
@@ -269,7 +231,7 @@ def _members(path: str, window: _Window, ignored: collections.Counter[str]) -> I
         ignored[_KINDS[kind]] += 1
         size = 0
       elif kind in _REGULAR and not name.endswith(b'/'):
-        if data + size > window.size:
+        if not window.holds(data + size):
           raise _damaged(path, window, place, 'one that is truncated')
         yield Member(name, data, size)
     longer = longer if kind in (_PAX, _LONG_NAME, b'K', b'g') else {}
@@ -277,7 +239,7 @@ def _members(path: str, window: _Window, ignored: collections.Counter[str]) -> I
   _check_end(path, window, place)
 
 
-def _long(path: str, window: _Window, data: int, size: int, kind: bytes) -> dict[str, bytes]:
+def _long(path: str, window: Window, data: int, size: int, kind: bytes) -> dict[str, bytes]:
   """Returns the fields of a header that extends the next one: `path`, `size`, and those of sparse files."""
   content = window.read(data, size) if size <= _REST else b''
   if len(content) < size or size > _REST:
@@ -297,21 +259,20 @@ def _long(path: str, window: _Window, data: int, size: int, kind: bytes) -> dict
   return found
 
 
-def _check_end(path: str, window: _Window, place: int) -> None:
+def _check_end(path: str, window: Window, place: int) -> None:
   """Refuses an archive with something behind its end, such as another archive, which no program reads."""
-  rest = window.size - place
-  if rest > _REST or window.read(place, max(0, rest)).strip(b'\0'):
+  rest = window.read(place, _REST + 1)
+  if len(rest) > _REST or rest.strip(b'\0'):
     raise _damaged(path, window, place, 'more bytes behind the end of the archive, perhaps another one (join archives '
                    'with tar -A)')
 
 
-def _damaged(path: str, window: _Window, place: int, got: str) -> UserError:
-  return UserError(f'{path}: expected a complete tar archive, got {got}, at byte {place:,} of {window.size:,}. {AGAIN}')
+def _damaged(path: str, window: Window, place: int, got: str) -> UserError:
+  return UserError(f'{path}: expected a complete tar archive, got {got}, {window.place(place)}. {AGAIN}')
 
 
-def _compression(header: bytes) -> str:
-  kind = next((name for magic, name in _MAGIC.items() if header.startswith(magic)), '')
-  return f'a file compressed by {kind}, which cannot be read at random: decompress it' if kind else 'no header'
+def _first(header: bytes) -> str:
+  return compression.describe(header) or 'no header'
 
 
 def _is_header(header: bytes) -> bool:
@@ -350,7 +311,7 @@ class Example:
     self.label: Labels | None = None
 
 
-def _examples(path: str, window: _Window, columns: Columns, ignored: collections.Counter[str]) -> Iterator[Example]:
+def _examples(path: str, window: Window, columns: Columns, ignored: collections.Counter[str]) -> Iterator[Example]:
   """Yields the examples of an archive, in order; also those without an image, which are counted."""
   wanted, (label, _, field) = columns.image.lower().encode(), columns.label.partition('/')
   extension, current = label.encode(), Example(b'')
@@ -386,7 +347,7 @@ def _finished(example: Example, ignored: collections.Counter[str]) -> Iterator[E
     ignored['keys without an image'] += 1
 
 
-def _label(window: _Window, member: Member, field: str) -> Labels | None:
+def _label(window: Window, member: Member, field: str) -> Labels | None:
   """Returns the labels in a member, a list if they may be several; None if it is damaged."""
   content = window.read(member.offset, member.size) if member.size <= (_MOST_JSON if field else _MOST_LABEL) else b''
   if not field:

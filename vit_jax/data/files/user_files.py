@@ -138,7 +138,7 @@ def read_text(path: str | os.PathLike[str], what: str, *, max_bytes: int = TEXT_
   Raises:
     UserError: it cannot be read, is too large, or is not text in UTF-8.
   """
-  with _explained(what, max_bytes=max_bytes, expected=expected, advice=advice):
+  with explained(what, max_bytes=max_bytes, expected=expected, advice=advice):
     return read(os.path.expanduser(path), max_bytes).decode('utf-8-sig')
 
 
@@ -149,7 +149,7 @@ def read_lines(path: str | os.PathLike[str], what: str, *, max_bytes: int = LABE
   Raises:
     UserError: as `read_text`; also, it is not an ordinary file.
   """
-  with _explained(what, max_bytes=max_bytes, expected=expected, advice=advice):
+  with explained(what, max_bytes=max_bytes, expected=expected, advice=advice):
     found = os.stat(path)
     if not stat.S_ISREG(found.st_mode):
       raise UserError(f'{what}: expected {expected}, got something that is not a file. {advice}')
@@ -164,8 +164,8 @@ def read_lines(path: str | os.PathLike[str], what: str, *, max_bytes: int = LABE
 
 
 @contextlib.contextmanager
-def _explained(what: str, *, max_bytes: int, expected: str, advice: str) -> Iterator[None]:
-  """Raises UserError in place of the errors of reading a text."""
+def explained(what: str, *, max_bytes: int, expected: str, advice: str) -> Iterator[None]:
+  """Raises UserError, or TemporaryError, in place of the errors of reading a text; arguments as `read_text`."""
   def error(got: str) -> UserError:
     return UserError(f'{what}: expected {expected}, got {got}. {advice}')
   try:

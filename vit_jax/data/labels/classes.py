@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import collections
 import difflib
+import os
 from collections.abc import Sequence
 
 import numpy as np
 
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import json_fields, user_files
+from vit_jax.data.files import json_fields, ranges
 from vit_jax.data.files.json_fields import shown
 from vit_jax.data.source import Relabeled, Source
 
@@ -188,7 +189,7 @@ def read_map(path: str) -> dict[str, tuple[str, ...]]:
 def _lines(path: str, what: str) -> list[str]:
   """Returns the lines of a text file, stripped, without empty lines and comments."""
   found = []
-  for number, line in enumerate(user_files.read_text(path, what).splitlines(), 1):
+  for number, line in enumerate(ranges.read_text(os.path.expanduser(path), what).splitlines(), 1):
     if line.strip() and not line.lstrip().startswith('#'):
       if not json_fields.is_clean(line.strip()) or len(line) > _LINE:
         raise UserError(f'{what}, line {number:,}: expected at most {_LINE:,} characters, none of them control '

@@ -43,6 +43,7 @@ KINDS = {
     'vtab': Kind('vtab:TASK', f'{_HERE}.vtab:opener'),
     'array_record': Kind('array_record:DIR', f'{_HERE}.prepared:opener'),
     'wds': Kind('wds:PATH', f'{_HERE}.wds:opener'),
+    'tfrecord': Kind('tfrecord:PATH', f'{_HERE}.tfrecord:opener'),
     'masks': Kind('masks:PATH, masks:tfds:NAME[/CONFIG][:VERSION]', f'{_HERE}.masked:opener'),
 }
 FORMS = f'{", ".join(kind.forms for kind in KINDS.values())}, mix:WEIGHT*SOURCE,WEIGHT*SOURCE, MODULE:WHERE of your own'

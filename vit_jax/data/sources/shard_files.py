@@ -3,18 +3,18 @@
 A pattern is a path with braces, `{000..999}` or `{a,b}`, and the wildcards `*`, `?` and `[…]`; or a folder, all of
 whose files with the extension are meant. `{split}` stands for the name of a split. Without it, the split is the word
 `train`, `val`, `valid`, `validation` or `test` in the name of the file, or else in those of its folders below the
-pattern's own.
+pattern's own. A pattern or folder may be in object storage: `gs://BUCKET/DIR/{000..999}.tar`.
 """
 from __future__ import annotations
 
 import glob
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import access, json_fields, user_files
+from vit_jax.data.files import access, json_fields, ranges, remote, user_files
 from vit_jax.data.files.user_files import Rules
 from vit_jax.data.sources import splits
 
@@ -41,7 +41,8 @@ def defining(names: Iterable[str]) -> str:
   return 'train' if 'train' in (known := list(names)) else min(known)
 
 
-def find(where: str, extension: str, *, kind: str, rules: Rules, base: str = '') -> Shards:
+def find(where: str, extension: str, *, kind: str, rules: Rules, base: str = '',
+         fits: Callable[[str], bool] | None = None) -> Shards:
   """Returns the files of a pattern or folder.
 
   Args:
@@ -50,29 +51,41 @@ def find(where: str, extension: str, *, kind: str, rules: Rules, base: str = '')
     kind: of the source, for messages, such as `wds`.
     rules: of the data.
     base: the folder that no link may lead out of; '' = that of the pattern.
+    fits: whether a name is that of a file in a folder; None = it ends with the extension.
 
   Raises:
     UserError: no file, or one that a range names, exists; a file is outside of the folder; or its split is not clear.
+    TemporaryError: object storage fails.
   """
-  path = access.resolve(where, f'{kind}:PATH')
-  if os.path.isdir(path):
-    root, by_split = path, _by_words(path, list(_below(path, extension)), where=f'{kind}:{where}')
+  path = access.locate(where, f'{kind}:PATH')
+  wild = _WILD.search(path)
+  start = path[:wild.start()] if wild else path
+  try:
+    there = _open_bucket(path, start) if remote.is_address(path) else _Files()
+  except OSError as error:
+    raise access.unreadable(error, f'{kind}:{where}') from error
+  if there.is_folder(path):
+    ours = there.below(path, fits or (lambda name: name.endswith(extension)))
+    root, by_split = path, _by_words(path, ours, where=f'{kind}:{where}')
     if not by_split:
       raise UserError(f'{kind}:{where}: expected files *{extension} in or below this folder, got none. Correct the '
                       'path.')
   else:
-    wild = _WILD.search(path)
-    root = os.path.dirname(path[:wild.start()] if wild else path)
-    patterns = expand(path)
+    root, patterns = os.path.dirname(start), expand(path)
     named = [SPLIT in pattern for pattern in patterns]
-    by_split = (_by_name(patterns) if all(named) else
-                _by_words(root, [file for pattern in patterns for file in _matches(pattern)], where=f'{kind}:{where}'))
+    by_split = (_by_name(patterns, there) if all(named) else _by_words(
+        root, [file for pattern in patterns for file in there.matches(pattern)], where=f'{kind}:{where}'))
     if not by_split or (any(named) and not all(named)):
       raise UserError(f'{kind}:{where}: expected a pattern of files, with {SPLIT} for the name of the split, got none '
                       'that it fits. Correct the pattern.')
-  for file in (file for files in by_split.values() for file in files):
+  for file in (file for files in by_split.values() for file in files if not remote.is_address(file)):
     user_files.check_inside(file, base or root, rules)
   return Shards(root, {name: tuple(files) for name, files in by_split.items()})
+
+
+def is_pattern(path: str) -> bool:
+  """Returns whether a path has braces or wildcards."""
+  return bool(_WILD.search(path))
 
 
 def expand(pattern: str) -> list[str]:
@@ -100,36 +113,82 @@ def expand(pattern: str) -> list[str]:
   return [pattern[:found.start()] + part + rest for part in parts for rest in rests]
 
 
-def _matches(pattern: str) -> list[str]:
-  """Returns the files of a pattern without braces. Raises UserError if there is none."""
-  found = sorted(glob.glob(pattern, recursive=True)) if _WILD.search(pattern) else [pattern]
-  found = [file for file in found if os.path.isfile(file)]
-  if not found:
-    raise UserError(f'{pattern}: expected this file, or files of this pattern, got none. Correct the path or range.')
-  return found
+def _open_bucket(path: str, start: str) -> _Objects:
+  """Returns the objects whose addresses begin with `start`, the part of an address before the first wildcard.
+
+  Raises:
+    OSError, TemporaryError: they cannot be listed.
+    UserError: the wildcard is in the name of the bucket, or they may not be listed.
+  """
+  if start == path and not remote.split(path)[2]:
+    return _Objects(f'{path}/')
+  if not re.match('[a-z0-9]+://[^/]+/', start):
+    raise UserError(f'{path}: expected the name of a bucket before wildcards, such as '
+                    f'{remote.split(path)[0]}://BUCKET/DIR/*.tar, got a pattern of buckets. Correct the address.')
+  return _Objects(start)
 
 
-def _below(folder: str, extension: str) -> Iterator[str]:
-  """Yields the files with an extension in and below a folder, in order, without hidden ones."""
-  for here, folders, names in os.walk(folder):
-    folders[:] = sorted(name for name in folders if not name.startswith('.'))
-    for name in sorted(names):
-      if name.endswith(extension) and not name.startswith('.'):
-        yield os.path.join(here, name)
+class _Files:
+  """The files of this machine."""
+
+  def is_folder(self, path: str) -> bool:
+    return os.path.isdir(path)
+
+  def matches(self, pattern: str) -> list[str]:
+    """Returns the files of a pattern without braces, in order. Raises UserError if there is none."""
+    if not (found := self._find(pattern)):
+      raise UserError(f'{pattern}: expected this file, or files of this pattern, got none. Correct the path or range.')
+    return found
+
+  def below(self, folder: str, fits: Callable[[str], bool]) -> list[str]:
+    """Returns the files in and below a folder whose names fit, in order, without hidden ones."""
+    found = []
+    for here, folders, names in os.walk(folder):
+      folders[:] = sorted(name for name in folders if not name.startswith('.'))
+      found += [os.path.join(here, name) for name in sorted(names) if fits(name) and not name.startswith('.')]
+    return found
+
+  def _find(self, pattern: str) -> list[str]:
+    found = sorted(glob.glob(pattern, recursive=True)) if _WILD.search(pattern) else [pattern]
+    return [file for file in found if os.path.isfile(file)]
 
 
-def _by_name(patterns: Sequence[str]) -> dict[str, list[str]]:
+class _Objects(_Files):
+  """The objects whose addresses begin with a text, listed once."""
+
+  def __init__(self, start: str) -> None:
+    """Lists them. Raises OSError, TemporaryError or UserError if they cannot be listed."""
+    self._folder, _, name = start.rpartition('/')
+    self._found = [f'{self._folder}/{one}' for one in ranges.list_names(self._folder, name)]
+    self._known = set(self._found)
+
+  def is_folder(self, path: str) -> bool:
+    return path not in self._known and any(one.startswith(f'{path}/') for one in self._found)
+
+  def below(self, folder: str, fits: Callable[[str], bool]) -> list[str]:
+    names = [one.removeprefix(f'{folder}/').split('/') for one in self._found if one.startswith(f'{folder}/')]
+    return [f'{folder}/{"/".join(parts)}' for parts in names
+            if fits(parts[-1]) and not any(part.startswith('.') for part in parts)]
+
+  def _find(self, pattern: str) -> list[str]:
+    if not _WILD.search(pattern):
+      return [pattern] if pattern in self._known else []
+    wanted, hidden = re.compile(_translated(pattern)), f'{self._folder}/.'
+    return [one for one in self._found if wanted.fullmatch(one) and '/.' not in one[len(hidden) - 2:]]
+
+
+def _by_name(patterns: Sequence[str], there: _Files) -> dict[str, list[str]]:
   """Returns the files of patterns with `{split}` by the name of their split; each split has files of each pattern."""
   found: dict[str, list[str]] = {}
   for pattern in patterns:
     before, _, after = pattern.partition(SPLIT)
     wanted = re.compile(f'{_translated(before)}(?P<split>[A-Za-z_]+){_translated(after.replace(SPLIT, "*"))}')
-    for file in _matches(pattern.replace(SPLIT, '*')):
+    for file in there.matches(pattern.replace(SPLIT, '*')):
       if matched := wanted.fullmatch(file):
         found.setdefault(matched['split'], []).append(file)
   for pattern in patterns:
     for name in found:
-      _matches(pattern.replace(SPLIT, name))
+      there.matches(pattern.replace(SPLIT, name))
   return found
 
 

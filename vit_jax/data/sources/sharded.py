@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -11,11 +12,13 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.files import json_fields
+from vit_jax.data.files import access, json_fields, ranges, remote
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.labels import classes
 from vit_jax.data.source import Source, Subset
 from vit_jax.data.sources import splits
+
+log = logging.getLogger('vit_jax.data')
 
 CLASSES = 'classes.txt'
 """The file beside the files of a dataset with the names of its classes, a line each, in the order of their numbers."""
@@ -27,9 +30,13 @@ class BadLabel(BadImage):
 
 
 class Found(NamedTuple):
-  """The labels of the files that define the classes: their names, or for numbers the largest one, -1 if not known."""
+  """The labels of the files that define the classes: their names, or for numbers the largest one, -1 if not known.
+
+  smallest: of numbers, if it is known.
+  """
   texts: tuple[str, ...] = ()
   largest: int = -1
+  smallest: int = 0
 
 
 class Classes(NamedTuple):
@@ -69,9 +76,11 @@ def number(data: schema.Data, folder: str, own: Found, define: Callable[[], Foun
   Raises:
     UserError: the number of classes is not known, or too large, or a name is not one of the classes.
   """
-  listed = data.classes or (path if os.path.isfile(path := os.path.join(folder, CLASSES)) else '')
+  listed = data.classes or _find_list(folder)
   if listed:
     names = classes.read(listed, setting='data.classes' if data.classes else 'classes')
+    if not own.texts:
+      _check_first(define(), len(names), data.label_offset, where=where)
     places = classes.match(own.texts, names, where=listed) if own.texts else ()
     return Classes(names, dict(zip(own.texts, places, strict=True)), data.label_offset)
   found = define()
@@ -81,10 +90,37 @@ def number(data: schema.Data, folder: str, own: Found, define: Callable[[], Foun
                       f'{json_fields.listed(extra, _SHOWN)}. Set data.classes to a file with all classes.')
     return Classes(found.texts, {text: place for place, text in enumerate(found.texts)}, 0)
   num = data.num_classes or found.largest - data.label_offset + 1
+  _check_first(found, data.num_classes, data.label_offset, where=where)
   if not 0 < num <= classes.MOST_CLASSES:
     raise UserError(f'data.num_classes: expected 1 to {classes.MOST_CLASSES:,} for {where}, got {max(0, num):,}. Set '
                     'it, or data.classes to a file with the names of the classes.')
   return Classes(tuple(map(str, range(num))), {}, data.label_offset)
+
+
+def _find_list(folder: str) -> str:
+  """Returns the path of the list of classes beside the files; '' if there is none."""
+  path = os.path.join(folder, CLASSES)
+  try:
+    is_there = CLASSES in ranges.list_names(folder, CLASSES) if remote.is_address(folder) else os.path.isfile(path)
+  except OSError as error:
+    raise access.unreadable(error, path) from error
+  return path if is_there else ''
+
+
+def _check_first(found: Found, num_classes: int, offset: int, *, where: str) -> None:
+  """Warns of labels that begin at 1; `num_classes` as given, 0 if it follows from the labels.
+
+  Raises:
+    UserError: they are 1 to the number of classes, so the last class would be out of range.
+  """
+  if offset or found.texts or found.smallest != 1:
+    return
+  if found.largest == num_classes:
+    raise UserError(f'data.label_offset: expected 1, the number of the first class, for labels from 1 to '
+                    f'{found.largest:,} and {num_classes:,} classes of {where}, got 0. Set '
+                    '--config.data.label_offset=1.')
+  log.warning('%s: labels begin at 1, so class 0 has no images. If 1 is the number of the first class, set '
+              'data.label_offset=1.', where)
 
 
 def opener(shards: Mapping[str, object], data: schema.Data, open_split: Callable[[str], Source], *, where: str,

@@ -1,0 +1,212 @@
+"""Tar and TFRecord files in object storage: the examples of the local files, by few requests and in little memory."""
+from __future__ import annotations
+
+import pathlib
+import pickle
+import tracemalloc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import buckets
+import numpy as np
+import pytest
+
+from tests.data import packed
+from vit_jax.config import schema
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Shard
+from vit_jax.data.files import example_index, open_files, ranges, tar_index, windows
+from vit_jax.data.files.ranges import Settings
+from vit_jax.data.pipeline import ahead, loader
+from vit_jax.data.source import Source
+from vit_jax.data.sources import opening
+
+FOUND = packed.examples(23)
+WRITERS: dict[str, Callable[..., None]] = {'wds': packed.write_tars, 'tfrecord': packed.write_tfrecords}
+SETTINGS: dict[str, dict[str, Any]] = {'wds': {}, 'tfrecord': {'label_offset': 1}}
+KINDS = tuple(WRITERS)
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+  """Nothing that another test has started, kept or opened."""
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  monkeypatch.setattr(ranges, '_state', ranges._State(Settings()))
+  open_files.pool.cache_clear()
+  yield
+  open_files.pool.cache_clear()
+
+
+def put(server: buckets.Server, name: str, content: bytes) -> None:
+  server.generation += 1
+  server.objects[name] = (server.generation, content)
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest, bucket: buckets.Server, tmp_path: pathlib.Path) -> pathlib.Path:
+  """The examples in files, and the same files below `gs://bucket/set`."""
+  kind = request.getfixturevalue('kind') if 'kind' in request.fixturenames else 'wds'
+  WRITERS[kind](tmp_path / 'set', 'train', FOUND)
+  WRITERS[kind](tmp_path / 'set', 'validation', packed.examples(5, first=40), 1)
+  for path in (tmp_path / 'set').iterdir():
+    put(bucket, f'bucket/set/{path.name}', path.read_bytes())
+  return tmp_path / 'set'
+
+
+def opened(kind: str, where: object, split: str = 'train', **settings: Any) -> Source:
+  data = schema.Data(source=f'{kind}:{where}', **{**SETTINGS[kind], **settings})
+  return opening.open_split(data, split, image_px=(8, 8))
+
+
+PATTERNS = {'wds': ('gs://bucket/set', 'gs://bucket/set/', 'gs://bucket', 'gs://bucket/set/set-{split}-*.tar',
+                    'gs://bucket/set/set-train-{000..002}.tar', 'gs://bucket/*/set-{train,validation}-00[0-9].tar'),
+            'tfrecord': ('gs://bucket/set', 'gs://bucket/set/{split}-*-of-*', 'gs://bucket/set/train-0000?-of-00003',
+                         'gs://bucket/**/train-*')}
+
+
+@pytest.mark.parametrize(('kind', 'pattern'), [(kind, one) for kind in KINDS for one in PATTERNS[kind]])
+def test_patterns_and_folders_are_found_in_a_bucket(kind: str, pattern: str, folder: pathlib.Path,
+                                                    bucket: buckets.Server) -> None:
+  bucket.page_size = 3  # of lists
+  for name in ('set/classes.bak', 'set/.hidden-train.tar', 'set/.hidden-train.tfrecord', 'settings/x'):
+    put(bucket, f'bucket/{name}', b'no file of the set')
+  source = opened(kind, pattern)
+  assert [source[i][:2] for i in range(len(source))] == [(e.image, e.label) for e in FOUND]
+  assert source.digest == opened(kind, folder).digest
+  assert source.describe(9).startswith('gs://bucket/set/')
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('workers', [0, pytest.param(2, marks=pytest.mark.slow(reason='5 s: starts processes'))])
+def test_batches_are_those_of_the_files(kind: str, workers: int, folder: pathlib.Path) -> None:
+  def batches(where: object) -> list[dict[str, np.ndarray]]:
+    made = loader.train_loader(opened(kind, where), recipe=schema.Recipe(flip=True), image_px=(8, 8), batch_size=8,
+                               seed=3, shard=Shard((0,), 1), workers=workers, threads=2, in_memory=False,
+                               max_bad_images=0)
+    found = [{k: np.array(v) for k, v in b.items()} for _, b in zip(range(9), made.batches(0), strict=False)]
+    made.close()
+    return found
+  for one, other in zip(batches(folder), batches('gs://bucket/set'), strict=True):
+    assert one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_the_files_beside_tars_are_read_from_the_bucket(folder: pathlib.Path, bucket: buckets.Server) -> None:
+  put(bucket, 'bucket/set/classes.txt', b'ant\nbee\ncow\n')
+  assert opened('wds', 'gs://bucket/set').class_names == packed.NAMES
+  put(bucket, 'bucket/set/_info.json', b'{"splits": {"train": {"filenames": ["set-train-002.tar"]}}}')
+  assert len(opened('wds', 'gs://bucket/set')) == 8
+  put(bucket, 'bucket/set/_info.json', b'{"splits": {"train": {"filenames": ["set-train-003.tar"]}}}')
+  with pytest.raises(UserError, match='_info.json: expected the file gs://bucket/set/set-train-003.tar, got none'):
+    opened('wds', 'gs://bucket/set')
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_the_index_is_kept_in_the_cache_until_an_object_is_written_again(
+    kind: str, folder: pathlib.Path, bucket: buckets.Server, tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch) -> None:
+  source = opened(kind, 'gs://bucket/set')
+  kept = list((tmp_path / 'cache' / 'vit_jax' / {'wds': 'tar'}.get(kind, kind)).glob('*.npy'))
+  assert len(kept) == 1 and not any('.vit_jax_index' in name for name in bucket.objects)
+  bucket.requests.clear()
+  with monkeypatch.context() as patch:
+    for scan in (tar_index.Scan, example_index.Scan):
+      patch.setattr(scan, 'one', None)
+    other = pickle.loads(pickle.dumps(source))
+    assert bucket.requests == {'GET': 3}  # whether they are still the same
+    assert other[9] == source[9]
+  name = sorted(name for name in bucket.objects if 'train' in name)[0]
+  put(bucket, name, bucket.objects[name][1])
+  ranges._state.generations.clear()  # a new run
+  assert opened(kind, 'gs://bucket/set').digest == source.digest
+  assert len(list(kept[0].parent.glob('*.npy'))) == 2
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_an_object_that_changes_during_a_run_stops_it(kind: str, folder: pathlib.Path, bucket: buckets.Server) -> None:
+  source = opened(kind, 'gs://bucket/set')
+  name = sorted(name for name in bucket.objects if 'train' in name)[0]
+  put(bucket, name, bucket.objects[name][1])
+  with pytest.raises(UserError, match='expected an object that does not change, got another one during the run'):
+    source[0]
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_an_index_is_read_in_blocks_and_an_image_with_one_request(
+    kind: str, folder: pathlib.Path, bucket: buckets.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+  for block in (2**22, 2**12, 3_000):
+    monkeypatch.setattr(windows, 'BLOCK', block)
+    monkeypatch.setattr(ranges, '_state', ranges._State(Settings()))
+    path = max((one for one in folder.iterdir() if 'train-' in one.name), key=lambda one: one.stat().st_size)
+    bucket.requests.clear()
+    scan: Any = {'wds': tar_index.Scan(tar_index.Columns('', 'cls')),
+                 'tfrecord': example_index.Scan('image/class/label')}[kind]
+    for local, remote in zip(scan.one(str(path)), scan.one(f'gs://bucket/set/{path.name}'), strict=True):
+      np.testing.assert_equal(local, remote)
+    num_blocks = -(-path.stat().st_size // block)
+    assert bucket.requests['GET'] <= num_blocks + 10  # some ahead of the end; there are more headers than that
+    assert not ranges._state.started and not ranges._state.num_bytes
+  source = opened(kind, 'gs://bucket/set')
+  bucket.requests.clear()
+  for row in ahead.rows(source, [3, 9, 20]):
+    assert source[(3, 9, 20)[row]].image == FOUND[(3, 9, 20)[row]].image
+  assert bucket.requests == {'GET': 3} and not ranges._state.started
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_an_index_of_large_objects_takes_little_memory(kind: str, bucket: buckets.Server, tmp_path: pathlib.Path,
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(windows, 'BLOCK', 2**16)
+  large = [e._replace(image=e.image + bytes(200_000)) for e in FOUND]
+  WRITERS[kind](tmp_path / 'large', 'train', large, 1)
+  [path] = [one for one in (tmp_path / 'large').iterdir() if one.is_file()]
+  put(bucket, f'bucket/large/{path.name}', path.read_bytes())
+  opened(kind, tmp_path / 'large')  # imports
+  tracemalloc.start()
+  source = opened(kind, f'gs://bucket/large/{path.name}')
+  _, most = tracemalloc.get_traced_memory()
+  tracemalloc.stop()
+  assert len(source) == 23 and most < 2**21 < path.stat().st_size // 2
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_cache_keeps_images_and_not_the_blocks_of_the_index(kind: str, folder: pathlib.Path, bucket: buckets.Server,
+                                                              tmp_path: pathlib.Path) -> None:
+  source = opened(kind, 'gs://bucket/set', cache_gib=1, cache_dir=str(tmp_path / 'kept'))
+  assert not sum(one.stat().st_blocks for one in (tmp_path / 'kept').rglob('*') if one.is_file())
+  images = [source[i].image for i in range(23)]
+  bucket.requests.clear()
+  assert [source[i].image for i in range(23)] == images and not bucket.requests
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_damaged_truncated_missing_and_forbidden_objects_are_named(kind: str, folder: pathlib.Path,
+                                                                  bucket: buckets.Server) -> None:
+  name = sorted(name for name in bucket.objects if 'train' in name)[1]
+  whole = bucket.objects[name][1]
+  for content, said in ((whole[:len(whole) // 2], 'one (that is truncated|without an end)'),
+                        (b'\x1f\x8b' + whole, 'by gzip'), (whole[:1] + b'\xff' + whole[2:],
+                                                             'no (header|record), at byte 0')):
+    put(bucket, name, content)
+    ranges._state.generations.clear()
+    with pytest.raises(UserError, match=f'gs://{name}: expected a complete .*, got .*{said}'):
+      opened(kind, 'gs://bucket/set')
+  del bucket.objects[name]
+  pattern = {'wds': 'set-train-{000..002}.tar', 'tfrecord': 'train-{00000..00002}-of-00003'}[kind]
+  with pytest.raises(UserError, match=f'gs://{name}: expected this file, or files of this pattern, got none'):
+    opened(kind, f'gs://bucket/set/{pattern}')
+  with pytest.raises(UserError, match=r'expected files \*.* in or below this folder, got none|got none'):
+    opened(kind, 'gs://bucket/none')
+  with pytest.raises(UserError, match=r'gs://\*/x: expected the name of a bucket before wildcards'):
+    opened(kind, 'gs://*/x')
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_requests_that_fail_are_repeated(kind: str, folder: pathlib.Path, bucket: buckets.Server) -> None:
+  fault = bucket.fail('503', 'GET', 'bucket/set/*train*', count=1)
+  assert opened(kind, 'gs://bucket/set')[0].image == FOUND[0].image and len(fault.hits) == 1
+
+
+def test_a_bucket_that_cannot_be_listed_is_named(bucket: buckets.Server) -> None:
+  bucket.broken = True  # after which the list of TensorStore is empty
+  with pytest.raises(UserError, match=r'wds:gs://bucket/\*.tar.*: expected to read it, got ".*the network is away'):
+    opened('wds', 'gs://bucket/*.tar')
