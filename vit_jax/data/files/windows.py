@@ -40,7 +40,7 @@ class Window:
     return f'at byte {offset:,} of {self._size:,}'
 
   def close(self) -> None:
-    """Gives up what was read ahead."""
+    """Discards what was read ahead."""
 
 
 class RemoteWindow(Window):
