@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from vit_jax.config import schema
+from vit_jax.config import schema, searches
 from vit_jax.core import address
 from vit_jax.core.errors import UserError
 from vit_jax.parallel import xla_flags
@@ -265,6 +265,7 @@ NUMBER = Kind('X', 'a number, at least 0', _read_number, 'at least 0')
 SHARE = Kind('X', 'a number, 0 to below 1', _share, '0 to below 1')
 COUNT = Kind('N', 'a number of parameters such as 30M or 1.2B', _read_count, 'such as 30M or 1.2B')
 SHARE_OF = Kind('I/N', 'a task and the number of tasks, such as 0/8', _read_share, 'such as 0/8')
+SEARCH = Kind('METHOD', searches.METHODS, searches.parse)
 GLOB = Kind('GLOB', 'a pattern such as *b16*', str)
 FILE = Kind('FILE', 'a file', str)
 LOCAL = Kind('PATH', 'a path on this machine', _local_path)
@@ -400,6 +401,8 @@ JOBS = {
         Flag('submit', choice('slurm', 'k8s'), 'write the job of a cluster into the study, and run nothing', ''),
         Flag('tasks', whole(1, 10_000), 'with --submit: number of tasks, which share the runs', 0, 'one for each run'),
         Flag('submit_options', TEXT, "with --submit=slurm: options of sbatch, such as '--partition=gpu --gpus=1'", ''),
+        Flag('search', SEARCH, 'method for the ranges of the config: sobol:16 or halving:16,factor=4,rungs=3', None,
+             'as the config has it'),
         Flag('share', SHARE_OF, 'take only the runs of this task of several, counted from 0', (0, 1), 'all runs'),
         FLAGS), on_cpu=True),  # devices are for the runs, which are processes of their own
     'bench': Job('Time the parts of a run here: network, step, input.', 'bench.job', (

@@ -55,7 +55,7 @@ def test_a_pattern_without_a_match_is_an_error(capsys: pytest.CaptureFixture[str
   assert main.run(['list', '--configs=digts', '--weights=augreg']) == 2
   *_, configs, weights = capsys.readouterr().err.splitlines()
   assert configs.endswith(
-      "got 'digts'. Did you mean digits or deit3_s16_i1k? List all names with vit-jax list --configs.")
+      "got 'digts'. Did you mean digits or digits_search or deit3_s16_i1k? List all names with vit-jax list --configs.")
   assert weights.startswith('--weights: expected a pattern such as *b16* that matches one of')
   assert 'Other names that work: ' in weights
 

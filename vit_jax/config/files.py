@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vit_jax.config import json_files, overrides, parts, python_files, schema
+from vit_jax.config import json_files, overrides, parts, python_files, schema, searches
 from vit_jax.config.schema import ranges
 from vit_jax.core.errors import UserError
 
@@ -113,8 +113,11 @@ def _changed(study: schema.Study, changes: list[str], models: parts.Models | Non
       [schema.Results], dict[str, schema.Config]]:
     return lambda results: overrides.apply(more(results), changes, models=models)
 
-  runs = overrides.apply(study.runs, changes, models=models)
-  return dataclasses.replace(study, runs=runs, then=tuple(map(later, study.then)))
+  if study.search:
+    study = searches.expanded(study, changes, models=models)
+  else:
+    study = dataclasses.replace(study, runs=overrides.apply(study.runs, changes, models=models))
+  return dataclasses.replace(study, then=tuple(map(later, study.then)))
 
 
 def read(spec: str, *, models: parts.Models | None = None) -> schema.Config | schema.Study:
@@ -135,6 +138,10 @@ def read(spec: str, *, models: parts.Models | None = None) -> schema.Config | sc
   if not isinstance(found, schema.Config | schema.Study):
     raise UserError(f'{path}: expected a vit_jax.config.schema.Config or Study, or an ml_collections.ConfigDict, from '
                     f'get_config(), got {type(found).__name__}.')
+  if isinstance(found, schema.Study):
+    if found.search and found.runs:
+      raise UserError(f'{path}: expected a study with runs or with a search, got both. Remove one of them.')
+    found = searches.expanded(found, models=models)
   for config in found.runs.values() if isinstance(found, schema.Study) else [found]:
     for name, part in ranges.walk(config):
       if type(part).__module__ == python_files.MODULE:  # a run could not read its config again

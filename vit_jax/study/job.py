@@ -7,34 +7,46 @@ same command, or by their index among the tasks of a cluster (`submit.py`).
 """
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
+from typing import NamedTuple
 
-from vit_jax.config import check, schema
+from vit_jax.config import check, schema, searches
 from vit_jax.core import failures
-from vit_jax.core.errors import UserError
+from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.data.sources import folder
 from vit_jax.jobs import check as places
 from vit_jax.parallel import hosts
+from vit_jax.recipes import sizes
 from vit_jax.record.run_directory import default_name
-from vit_jax.study import estimate, runs, table
+from vit_jax.study import estimate, halving, runs, table
 from vit_jax.study import submit as submit_lib
 
 POLL_S = .1
 _NAME = re.compile(r'[\w.=+-]+')
 Configs = dict[str, schema.Config]
-Stage = Callable[[schema.Results], Configs]
+
+
+class Stage(NamedTuple):
+  """Runs that start together, as a function of the results before them.
+
+  until: the part of the run after which they pause; '' = the end.    continues: they are runs of the stage before.
+  """
+  select: Callable[[schema.Results], Configs]
+  until: str = ''
+  continues: bool = False
 
 
 def run(config: schema.Study, workdir: pathlib.Path | None, *, processes: int = 1, dry_run: bool = False,
         topology: str = '', share: tuple[int, int] = submit_lib.ALL, submit: str = '', tasks: int = 0,
-        submit_options: str = '', source: str = '', changes: Sequence[str] = (),
-        environ: Mapping[str, str] | None = None) -> int:
+        submit_options: str = '', search: schema.SearchMethod | None = None, source: str = '',
+        changes: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> int:
   """Runs a study, or with `dry_run` prints its runs and their cost.
 
   Args:
@@ -44,6 +56,7 @@ def run(config: schema.Study, workdir: pathlib.Path | None, *, processes: int = 
     dry_run: only print.
     topology: of a dry run, hardware for which to estimate hours, such as `v3:4x4`; '' = this machine.
     share: the runs that this process takes; the others are awaited where later ones depend on them.
+    search: in place of the method of the study's search; None = that one.
     submit, tasks, submit_options: write a job of a cluster and run nothing, see `submit.write`; 0 tasks = one for each
       run.
     source, changes: of the config, for this job.
@@ -52,6 +65,8 @@ def run(config: schema.Study, workdir: pathlib.Path | None, *, processes: int = 
   Returns:
     Exit status: 0 done, `failures.TRY_AGAIN` when stopped; with failed runs the worst of theirs, see `failures.worst`.
   """
+  if search is not None:
+    config = searches.expanded(config, changes, method=search, models=sizes.model)
   check_names(config.runs)
   check_configs(config.runs)
   workdir = workdir or pathlib.Path('runs', default_name(config.name)).absolute()
@@ -66,7 +81,8 @@ def run(config: schema.Study, workdir: pathlib.Path | None, *, processes: int = 
                     '--submit=k8s.')
   if submit:
     refuse_placeholders(config.runs)
-    words = [source, *(f'--config.{one}' for one in changes), f'--workdir={workdir}', f'--processes={processes}']
+    words = [source, *(f'--config.{one}' for one in changes), f'--workdir={workdir}', f'--processes={processes}',
+             *([f'--search={searches.text(search)}'] if search else [])]
     command = submit_lib.write(submit, words, workdir, name=config.name, tasks=tasks or len(config.runs),
                                options=submit_options)
     print(f'Nothing was started. Submit the study with: {command}', flush=True)
@@ -121,15 +137,23 @@ class Coordinator:
     self._statuses: list[int] = []
     self._active: list[runs.Process] = []
     self._stopped_by = ''
+    self._is_last = False  # no later stage depends on the results of this one
 
   def run(self) -> int:
     """Runs all stages and writes the table; returns the exit status."""
     before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+    if self._study.search:
+      halving.check_same(self._workdir, self._study.search)
     try:
-      for number, stage in enumerate(self._stages()):
+      stages = self._stages()
+      for number, stage in enumerate(stages):
         if self._stopped_by:
           break
+        self._is_last = number == len(stages) - 1
         self._execute(self._plan(stage, number))
+    except TemporaryError as error:
+      self._say(str(error))
+      self._statuses.append(failures.TRY_AGAIN)
     finally:
       for one in self._active:
         one.stop(signal.SIGTERM)
@@ -141,18 +165,31 @@ class Coordinator:
       return failures.TRY_AGAIN
     return failures.worst(self._statuses)
 
-  def _stages(self) -> Iterator[Stage]:
-    yield lambda results: self._study.runs
-    yield from self._study.then
+  def _stages(self) -> list[Stage]:
+    search, first = self._study.search, self._study.runs
+    found = [Stage(lambda results: first)]
+    if search:
+      rungs = halving.rungs(search.method)
+      found = [Stage(lambda results: first, rungs[0].until)]
+      found += [Stage(functools.partial(self._kept, search, number), rung.until, continues=True)
+                for number, rung in enumerate(rungs[1:])]
+    return [*found, *map(Stage, self._study.then)]
+
+  def _kept(self, search: schema.Search, number: int, results: schema.Results) -> Configs:
+    """Returns the runs that continue after a rung, which are those of the stage before."""
+    del results
+    at = halving.rungs(search.method)[number].until
+    names = halving.kept(self._workdir, search, number, [task for task in self._tasks.values() if task.until == at])
+    return {name: config for name, config in self._study.runs.items() if name in names}
 
   def _plan(self, stage: Stage, number: int) -> list[runs.Task]:
     """Returns the tasks of a stage; none, with a message, if the results so far do not determine them."""
     try:
-      configs = stage(self.results())
+      configs = stage.select(self.results())
       if number:
         check_names(configs)
         check_configs(configs)
-      if again := [name for name in configs if name in self._tasks]:
+      if again := [name for name in configs if name in self._tasks and not stage.continues]:
         raise UserError(f'runs: expected new names, got {", ".join(again)} again.')
     except UserError as error:
       if not number:
@@ -161,13 +198,14 @@ class Coordinator:
       self._statuses.append(failures.USER_ERROR)
       self._say(f'Stage {number + 1} cannot start: {error}')
       return []
-    tasks = [runs.Task(name, config, self._workdir / 'runs' / name) for name, config in configs.items()]
+    tasks = [runs.Task(name, config, self._workdir / 'runs' / name, stage.until) for name, config in configs.items()]
     for task in tasks:
       task.check()
     self._tasks |= {task.name: task for task in tasks}
     num_done = sum(task.is_done for task in tasks)
-    self._say(f'{self._study.name}: {len(tasks)} runs{", chosen by the results," if number else ""} in '
-              f'{self._workdir}, {num_done} of them finished; {self._processes} at a time.')
+    chosen, part = ', chosen by the results,' if number else '', f' to {stage.until}' if stage.until else ''
+    self._say(f'{self._study.name}: {len(tasks)} runs{part}{chosen} in {self._workdir}, {num_done} of them '
+              f'{"done" if part else "finished"}; {self._processes} at a time.')
     return tasks
 
   def _execute(self, tasks: list[runs.Task]) -> None:
@@ -176,8 +214,9 @@ class Coordinator:
     Runs of the shares of other processes are awaited only if later runs depend on them.
     """
     index, count = self._share
-    waiting = tasks[index::count]
-    others = [task for task in tasks if task not in waiting] if self._study.then else []
+    own = tasks[index::count]
+    waiting = [task for task in own if not (self._study.search and task.has_diverged)]
+    others = [task for task in tasks if task not in own] if not self._is_last else []
     while self._active or (waiting or others) and not self._stopped_by:
       others = [task for task in others if not task.is_over]
       for task in [] if self._stopped_by else list(waiting):
@@ -197,15 +236,17 @@ class Coordinator:
   def _end(self, task: runs.Task, status: int) -> None:
     """Prints how a run ended."""
     if status or not task.is_done:
-      self._statuses.append(status or failures.UNFORESEEN)
+      (task.folder / runs.FAILED).write_text(f'{status or failures.UNFORESEEN}\n')
+      if not (self._study.search and task.has_diverged):
+        self._statuses.append(status or failures.UNFORESEEN)
     if status == 0 and task.is_done:
       result = task.result()
       shown = '' if result.headline is None else f'{result.headline:.2%}, '
-      self._say(f'{self._place(task)}: {shown}{result.seconds:.0f} s')
+      part = f' paused at {task.until},' if task.until else ''
+      self._say(f'{self._place(task)}:{part} {shown}{result.seconds:.0f} s')
     elif status == failures.TRY_AGAIN and self._stopped_by:
       self._say(f'{self._place(task)}: stopped after saving')
     else:
-      (task.folder / runs.FAILED).write_text(f'{status}\n')
       self._failed[task.name] = reason = runs.explain(task.folder)
       self._say(f'{self._place(task)}: failed with exit status {status}; the other runs continue.\n{reason}')
 
@@ -214,12 +255,18 @@ class Coordinator:
 
   def results(self) -> schema.Results:
     """Returns the results of all finished runs."""
-    return {name: task.result() for name, task in self._tasks.items() if task.is_done}
+    return {name: task.result() for name, task in self._tasks.items() if task.is_finished}
 
   def _write(self) -> None:
+    tasks, search = self._tasks.values(), self._study.search
     open_ = {name: 'not finished' for name, task in self._tasks.items() if not task.is_done}
-    page = table.write(self._workdir, self._study, self.results(), open_ | self._failed)
-    self._say(f'{len(self._tasks) - len(open_)} of {len(self._tasks)} runs are finished'
+    study = halving.with_table(self._study, [task for task in tasks if task.name in self._study.runs])
+    page = table.write(self._workdir, study, self.results(), open_ | self._failed)
+    num_paused = sum(task.is_done and not task.is_finished for task in tasks)
+    if search and (best := halving.write_best(self._workdir, search, [*tasks])):
+      self._say(best)
+    self._say(f'{len(self._tasks) - len(open_) - num_paused} of {len(self._tasks)} runs are finished'
+              + (f', {num_paused} paused' if num_paused else '')
               + (f', {len(self._failed)} failed: {", ".join(self._failed)}' if self._failed else '')
               + f'. Table: {page}')
 

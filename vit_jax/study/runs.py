@@ -1,8 +1,9 @@
 """The runs of a study on disk and as processes: each is the train job in WORKDIR/runs/NAME.
 
-The directory of a run shows its state: `final.json` means finished, checkpoints mean started. So a study keeps no
-record of its own, and processes on several hosts that share the directory can work on the same study: a run belongs
-to the process that holds the lock on its `.claim`, which the system releases when that process ends.
+The directory of a run shows its state: `final.json` means finished, `paused_25%.json` paused there, checkpoints mean
+started. So a study keeps no record of its own, but for the decisions of a search (`halving.py`), and processes on
+several hosts that share the directory can work on the same study: a run belongs to the process that holds the lock on
+its `.claim`, which the system releases when that process ends.
 """
 from __future__ import annotations
 
@@ -21,27 +22,51 @@ from vit_jax.core import implementation, json_text, os_errors
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import resume
 from vit_jax.record import reader, run_directory
+from vit_jax.train import hooks
 
-OUTPUT, FAILED = 'output.txt', '.failed'
+FINAL, OUTPUT, FAILED = 'final.json', 'output.txt', '.failed'
 CHILD = ('-m', 'vit_jax.study.child')
 TAIL_LINES = 6  # of the output of a failed run that are shown if no line has the error
 
 _RESTORE = 'Restore it, or remove that folder to run it again.'
 
 class Task(NamedTuple):
-  """A run: its name, config and directory."""
+  """A run: its name, config and directory, and the part of it, such as '25 %', after which it pauses; '' = its end."""
   name: str
   config: schema.Config
   folder: pathlib.Path
+  until: str = ''
 
   @property
   def is_done(self) -> bool:
-    return (self.folder / 'final.json').is_file()
+    """Whether the run has finished, or paused after this part."""
+    return self._file.is_file()
+
+  @property
+  def is_finished(self) -> bool:
+    return (self.folder / FINAL).is_file()
+
+  @property
+  def failure(self) -> int:
+    """The exit status of the last try of a run that failed; 0 if it did not."""
+    path = self.folder / FAILED
+    return int(path.read_text().split()[0]) if path.is_file() else 0
+
+  @property
+  def has_diverged(self) -> bool:
+    """Whether the run failed because its loss was not finite."""
+    return bool(self.failure) and hooks.NOT_FINITE in explain(self.folder)
 
   @property
   def is_over(self) -> bool:
-    """Whether the run has finished, or failed at its last try."""
-    return self.is_done or (self.folder / FAILED).is_file()
+    """Whether the run is done, or failed at its last try."""
+    return self.is_done or bool(self.failure)
+
+  @property
+  def _file(self) -> pathlib.Path:
+    """The file with the results: of a run that ended early, as by early stopping, those of its end."""
+    paused = self.folder / run_directory.paused_file(self.until)
+    return paused if self.until and paused.is_file() else self.folder / FINAL
 
   @property
   def is_started(self) -> bool:
@@ -60,22 +85,23 @@ class Task(NamedTuple):
           'Use the settings of that study, another --workdir, or remove that folder.']))
 
   def result(self) -> schema.Result:
-    """Returns the results of the run.
+    """Returns the results of the run at its end, or where it paused.
 
     Raises:
       UserError: a file of the run cannot be read.
     """
     try:
+      file = self._file
       final, evaluation = (
-          json_text.Table(json_text.parse((self.folder / name).read_bytes()), str(self.folder / name), fix=_RESTORE)
-          for name in ('final.json', 'evaluate.json'))
+          json_text.Table(json_text.parse(path.read_bytes()), str(path), fix=_RESTORE)
+          for path in (file, self.folder / 'evaluate.json' if file.name == FINAL else file))
     except OSError as error:
       raise os_errors.kind(error)(f'{error.filename}: expected a file that can be read, got {error.strerror}. '
                                   f'{_RESTORE}') from error
     except UserError:
       raise
     except ValueError as error:
-      raise UserError(f'{self.folder}: expected final.json and evaluate.json as the run wrote them, got {error}. '
+      raise UserError(f'{self.folder}: expected {file.name} and evaluate.json as the run wrote them, got {error}. '
                       f'{_RESTORE}') from error
     numbers = final.table('metrics')
     metrics = {name: numbers.number(name, default=math.nan) for name in numbers.content}  # null = not finite
@@ -127,7 +153,8 @@ def begin(task: Task, environ: dict[str, str]) -> Process | None:
   (task.folder / FAILED).unlink(missing_ok=True)
   config = task.folder / 'config.json'
   run_directory.write_text(config, json_files.to_json(task.config))
-  command = [sys.executable, *CHILD, str(os.getpid()), '--job=train', f'--config={config}', f'--workdir={task.folder}']
+  command = [sys.executable, *CHILD, str(os.getpid()), '--job=train', f'--config={config}', f'--workdir={task.folder}',
+             *([f'--until={task.until}'] if task.until else [])]
   with open(task.folder / OUTPUT, 'ab') as output:
     # The process has its own session, so that it does not also receive Ctrl-C directly.
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,

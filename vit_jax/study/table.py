@@ -102,6 +102,7 @@ def _to_page(name: str, rows: Sequence[schema.Row], figure: bytes, missing: Mapp
 
 _SIZE = (5., 3.4)  # inches, of a panel
 _DPI = 150
+_MOST_NAMED = 10  # series in a legend
 
 
 def draw_figure(rows: Sequence[schema.Row], figures: Sequence[schema.Figure],
@@ -123,6 +124,7 @@ def draw_figure(rows: Sequence[schema.Row], figures: Sequence[schema.Figure],
 
 
 def _draw_panel(ax: Axes, rows: Sequence[schema.Row], curves: Sequence[schema.Row], settings: schema.Figure) -> None:
+  has_curves = bool(curves)
   rows, curves = ([row for row in group if isinstance(row.get(settings.y), int | float)
                    and row.get(settings.x) is not None] for group in (rows, curves))
   is_named = any(isinstance(row[settings.x], str) for row in rows)
@@ -137,11 +139,11 @@ def _draw_panel(ax: Axes, rows: Sequence[schema.Row], curves: Sequence[schema.Ro
     if points:
       ax.errorbar(
           x, y, error if settings.error else None,
-          marker='o', markersize=4, capsize=3, linestyle='none' if is_named or curves else '-', linewidth=1.3,
+          marker='o', markersize=4, capsize=3, linestyle='none' if is_named or has_curves else '-', linewidth=1.3,
           color=color, label=str(name))
     ax.plot([to_float(row[settings.x]) for row in curve], [to_float(row[settings.y]) for row in curve], linewidth=1.3,
             color=color, label=None if points else str(name))
-  if len(series) > 1:
+  if 1 < len(series) <= _MOST_NAMED:
     ax.legend(frameon=False, title=settings.series)
   if settings.log_x and not is_named:
     ax.set_xscale('log')

@@ -28,6 +28,8 @@ log = logging.getLogger('vit_jax.train')
 
 Latest = dict[str, tuple[int, float]]
 """The newest value of each evaluation metric, and its step."""
+NOT_FINITE = 'is not finite: loss'
+"""Part of the message of a run that stops because of its loss or gradient."""
 BLOCK = 1024
 """Steps whose learning rates are computed together."""
 
@@ -111,7 +113,7 @@ class Finite:
     weights = nonfinite_paths(metrics.norms.param)
     examples = self._diagnose(done)
     return '\n'.join([
-        f'Step {done.step} is not finite: loss {value(metrics.means["loss"]):.6g}, '
+        f'Step {done.step} {NOT_FINITE} {value(metrics.means["loss"]):.6g}, '
         f'gradient norm {float(metrics.grad_norm):.6g}.',
         f'  gradient of: {_some(nonfinite_paths(metrics.norms.grad))}',
         f'  parameters: {_some(weights) if weights else "all finite before the step"}',

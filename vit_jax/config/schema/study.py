@@ -1,12 +1,14 @@
 """A study: named runs of the train job, and what is made of their results."""
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import field
 
-from vit_jax.config.schema.checks import Settings
+from vit_jax.config.schema.checks import Run, Settings, problem
+from vit_jax.config.schema.ranges import ANY, COUNT, POSITIVE, SEED, Range, ranged
 from vit_jax.config.schema.run import Config
 
-__all__ = ('Figure', 'Result', 'Results', 'Row', 'Study')
+__all__ = ('Choices', 'Distribution', 'Figure', 'Halving', 'Integers', 'LogUniform', 'Result', 'Results', 'Row',
+           'Search', 'SearchMethod', 'Sobol', 'Study', 'Uniform')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +43,93 @@ class Figure(Settings):
   log_y: bool = False
 
 
+class _Interval(Settings):
+  """What distributions over an interval share."""
+  low: float
+  high: float
+
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    """Yields a problem of an interval without values."""
+    if not self.low < self.high:
+      yield problem(name, 'low < high', f'{self.low:g} and {self.high:g}')
+
+
+@dataclasses.dataclass
+class LogUniform(_Interval):
+  """Numbers whose logarithm is uniform between those of `low` and `high`, with 4 significant digits."""
+  low: float = ranged(1e-4, POSITIVE)
+  high: float = ranged(1e-2, POSITIVE)
+
+
+@dataclasses.dataclass
+class Uniform(_Interval):
+  """Numbers between `low` and `high`, in ten thousand steps or more."""
+  low: float = ranged(0., ANY)
+  high: float = ranged(1., ANY)
+
+
+@dataclasses.dataclass
+class Integers(_Interval):
+  """Whole numbers from `low` to `high`, both included."""
+  low: int = ranged(1, ANY)
+  high: int = ranged(2, ANY)
+
+
+@dataclasses.dataclass
+class Choices(Settings):
+  """Some values, such as `Choices((16, 32))` or `Choices(('adamw', 'sgd'))`."""
+  values: tuple[str | float | bool, ...] = ()
+
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    """Yields a problem of too few values."""
+    if len(self.values) < 2:
+      yield problem(name, 'at least two values', self.values)
+
+
+Distribution = LogUniform | Uniform | Integers | Choices
+
+
+@dataclasses.dataclass
+class Sobol(Settings):
+  """So many points, each trained to the end."""
+  points: int = ranged(16, COUNT)
+
+
+@dataclasses.dataclass
+class Halving(Settings):
+  """Successive halving (Jamieson and Talwalkar, 2016): of the points at a rung, the best 1 in `factor` continue.
+
+  The rungs are at 1, 1 / factor, 1 / factor^2, … of the length of each run. A run that continues does so from its own
+  checkpoint.
+  """
+  points: int = ranged(16, COUNT)
+  factor: int = ranged(4, Range(2, 64))
+  rungs: int = ranged(0, Range(0, 16))  # with the one at the end; 0 = until the points of a rung are fewer than factor
+
+
+SearchMethod = Sobol | Halving
+
+
+@dataclasses.dataclass
+class Search(Settings):
+  """Runs that differ in some settings, whose values are points of a Sobol sequence."""
+  base: Config = field(default_factory=Config)
+  ranges: dict[str, Distribution] = field(default_factory=dict)  # by setting, such as 'optimizer.lr'
+  metric: str = ''                    # decides, such as 'val/top1'; '' = the headline, the number a run is quoted by
+  method: SearchMethod = field(default_factory=Sobol)
+  seed: int = ranged(0, SEED)         # of the points
+
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    """Yields a problem of a search of nothing, or by a metric that no evaluation gives."""
+    if not self.ranges:
+      example = "{'optimizer.lr': LogUniform(1e-4, 1e-2)}"
+      yield problem(f'{name}.ranges', f'settings with their ranges, such as {example}', self.ranges)
+    evaluation = self.metric.partition('/')[0]
+    if self.metric and evaluation not in self.base.evals:
+      yield problem(f'{name}.metric', f'EVALUATION/METRIC of {", ".join(self.base.evals) or "evals, which has none"}',
+                    self.metric)
+
+
 @dataclasses.dataclass
 class Study(Settings):
   """Several runs. Their names are names of directories."""
@@ -52,3 +141,4 @@ class Study(Settings):
   figures: tuple[Figure, ...] = ()
   # Drawn into the figures as lines through these points, such as fits; the table's rows are then points without lines.
   curves: Callable[[Results], list[Row]] | None = None
+  search: Search | None = None  # makes the runs, which are then not given
