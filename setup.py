@@ -29,7 +29,7 @@ setuptools.setup(
   author='The vit_jax authors',
   license='Apache-2.0',
   license_files=['LICENSE'],
-  project_urls={'Paper': 'https://arxiv.org/abs/2010.11929'},
+  project_urls={'Source': 'https://github.com/OWNER/vit_jax', 'Paper': 'https://arxiv.org/abs/2010.11929'},
   keywords='vision transformer, ViT, JAX, Flax, image classification, self-supervised learning, TPU',
   classifiers=[
     'Development Status :: 4 - Beta',
@@ -81,7 +81,8 @@ setuptools.setup(
              'pyarrow>=17.0', 'pytest>=8.3', 'pytest-timeout>=2.3', 'pytest-xdist>=3.6', 'pyyaml>=6.0', 'ruff>=0.8',
              'safetensors>=0.5', 'sentencepiece>=0.2', 'setuptools>=77', 'tensorboardX>=2.6.2', 'tifffile>=2024.2',
              'tokenizers>=0.20'],
-    'docs': ['mkdocs>=1.6,<2', 'mkdocs-material>=9.6', 'mkdocstrings[python]>=0.29'],  # the documentation site
+    # the documentation site
+    'docs': ['mkdocs>=1.6,<2', 'mkdocs-material>=9.6', 'mkdocstrings[python]>=0.29', 'mike>=2.1'],
     'crop': ["nvidia-nvimgcodec-cu12>=0.9; sys_platform == 'linux'"],  # decodes parts of a JPEG; needs no GPU
     'tfds': ['tensorflow>=2.18'],  # to prepare sets whose builders need it; nothing else does
     'plan': ["libtpu>=0.0.51; sys_platform == 'linux'"],  # the TPU compiler, for --job=plan on any machine

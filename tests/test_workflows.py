@@ -19,8 +19,9 @@ COMMANDS = [(f'{name}/{job}', step['run']) for name, flow in WORKFLOWS.items() f
             for step in one['steps'] if 'run' in step]
 
 
-def test_there_are_a_workflow_for_each_change_and_one_for_each_night() -> None:
-  assert set(WORKFLOWS) == {'test', 'nightly'}
+def test_there_are_a_workflow_for_each_change_one_for_each_night_and_one_for_the_site() -> None:
+  assert set(WORKFLOWS) == {'test', 'nightly', 'site'}
+  assert WORKFLOWS['site']['jobs']['deploy']['permissions'] == {'contents': 'write'}  # its branch; no other writes
   assert {'tests', 'docs'} == set(WORKFLOWS['test']['jobs'])
   assert {'slow', 'lowest', 'plans', 'macos'} == set(WORKFLOWS['nightly']['jobs'])
   for flow in WORKFLOWS.values():
@@ -39,6 +40,8 @@ def test_a_step_runs_a_command_that_exists(where: str, command: str) -> None:
     case 'pip':
       extras = re.search(r'\.\[(\w+)]', command)
       assert extras is None or extras[1] in (metadata.metadata('vit-jax').get_all('Provides-Extra') or ())
+    case 'git':
+      assert words[0] == 'config'
     case _:
       assert program == 'mkdocs' and (ROOT / words[words.index('-f') + 1]).is_file()
 
@@ -46,7 +49,15 @@ def test_a_step_runs_a_command_that_exists(where: str, command: str) -> None:
 def test_the_versions_of_python_are_those_of_the_package() -> None:
   versions = WORKFLOWS['test']['jobs']['tests']['strategy']['matrix']['python']
   assert versions == ['3.11', '3.12', '3.13']
+  assert f'/badge/python-{"%20%7C%20".join(versions)}-blue' in (ROOT / 'README.md').read_text()
   assert metadata.metadata('vit-jax')['Requires-Python'] == '>=3.11'
+
+
+def test_badges_show_the_workflow_of_the_tests_and_the_license_of_the_package() -> None:
+  readme = (ROOT / 'README.md').read_text()
+  (workflow,) = re.findall(r'actions/workflows/(\w+)\.yml/badge\.svg', readme)
+  assert 'bash launch/test.sh' in {command for where, command in COMMANDS if where.startswith(f'{workflow}/')}
+  assert f'/badge/license-{metadata.metadata("vit-jax")["License"].replace("-", "--")}-blue' in readme
 
 
 def test_forms_for_issues_are_complete() -> None:

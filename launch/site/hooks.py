@@ -33,6 +33,11 @@ CSS = """.md-grid { max-width: 80rem; }
 .md-typeset table:not([class]) td:nth-child(3) { min-width: 5rem; }
 .md-typeset table code { white-space: nowrap; }
 .md-typeset table td:nth-child(n + 2) code { white-space: normal; overflow-wrap: break-word; }
+.md-tabs__item:not(.md-tabs__item--active) .md-tabs__link { opacity: 0.85; }
+[data-md-color-scheme="slate"][data-md-color-primary="indigo"] { --md-typeset-a-color: #82aaff;
+  --md-code-hl-number-color: #f08a7d; --md-code-hl-constant-color: #ab9df2; }
+.md-typeset img[width$="%"] { vertical-align: top; }
+@media (max-width: 44rem) { .md-typeset img[width$="%"] { width: 100%; } }
 """
 
 

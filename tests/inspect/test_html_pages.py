@@ -1,10 +1,33 @@
 """Templates escape values, show nested settings, and contain everything that a page needs."""
 from __future__ import annotations
 
+import pathlib
+import re
+
 import numpy as np
 import pytest
 
 from vit_jax.inspect import html_pages
+
+STYLE = pathlib.Path(html_pages.__file__).parent / 'templates' / 'style.css'
+
+
+def luminance(color: str) -> float:
+  """The relative luminance of WCAG 2.2."""
+  digits = color[1:] if len(color) == 7 else ''.join(2 * digit for digit in color[1:])
+  values = [int(digits[i:i + 2], 16) / 255 for i in (0, 2, 4)]
+  red, green, blue = (v / 12.92 if v <= .04045 else ((v + .055) / 1.055) ** 2.4 for v in values)
+  return .2126 * red + .7152 * green + .0722 * blue
+
+
+@pytest.mark.parametrize('mode', ['light', 'dark'])
+def test_texts_of_reports_have_a_contrast_of_4_5_in_both_modes(mode: str) -> None:
+  light, dark = re.findall(r':root \{([^}]*)\}', STYLE.read_text())
+  colors = dict(re.findall(r'--(\w+): (#\w+)', light if mode == 'light' else dark))
+  pairs = [(text, back) for text in ('text', 'quiet', 'good', 'bad') for back in ('page', 'card')]
+  for text, back in [*pairs, ('text', 'heat')]:  # counts of a confusion matrix are on cells between page and heat
+    low, high = sorted((luminance(colors[text]), luminance(colors[back])))
+    assert (high + .05) / (low + .05) >= 4.5, (text, back)
 
 
 def test_values_are_escaped_and_nothing_is_loaded_from_elsewhere() -> None:

@@ -41,6 +41,24 @@ def test_lines_fit_into_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
   assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
+@pytest.mark.parametrize('columns', [20, 40, 60, 80, 120])
+@pytest.mark.parametrize('kind', listing.KINDS)
+def test_rows_are_wrapped_to_the_terminal_and_lose_no_word(kind: str, columns: int) -> None:
+  table = listing.table(kind, '*')
+  shown, whole = listing.text(table, columns), listing.text(table)
+  assert max(map(len, shown.splitlines())) <= columns
+  assert ''.join(shown.split()) == ''.join(whole.split())
+
+
+def test_a_long_text_is_continued_below_itself_or_indented_where_little_room_is_left() -> None:
+  def shown(columns: int) -> list[str]:
+    table = listing.Table('', '', ('config', 'about'), 2, (False, False), [('a', 'b c d e f')], [])
+    return listing.text(table, columns).splitlines()
+  assert shown(12) == ['a  b c d e f'] and shown(8) == ['a  b c d', '   e f']
+  table = listing.Table('', '', ('name', 'about'), 2, (False, False), [('a' * 9, 'b c d e f')], [])
+  assert listing.text(table, 12).splitlines()[2:] == ['aaaaaaaaa', '    b c d e', '    f']
+
+
 def test_json_has_plain_numbers(capsys: pytest.CaptureFixture[str]) -> None:
   assert main.run(['list', '--models', '--weights=ViT-B_16-sam', '--format=json']) == 0
   found = json.loads(capsys.readouterr().out)

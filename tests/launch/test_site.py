@@ -2,14 +2,20 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
+import os
 import pathlib
 import re
+import shutil
+import subprocess
+import sys
 import types
 from typing import Any
 
 import pytest
 
+import vit_jax
 from vit_jax.commands import JOBS
 from vit_jax.config import files
 
@@ -103,3 +109,76 @@ def test_links_of_the_repository_become_links_of_the_site(caplog: pytest.LogCapt
     assert not caplog.records
     hooks.on_page_markdown('[a](../setup.py)', page('index.md'), None, known)
   assert 'docs/index.md: expected a link to a page of the site, got ../setup.py.' in caplog.text
+
+
+def test_the_address_of_the_repository_is_written_everywhere_from_one_setting(tmp_path: pathlib.Path) -> None:
+  repository, root = load('repository'), SITE.parents[1]
+  slug = repository.read()
+  names = [str(path.relative_to(root)) for path in repository.pages()]
+  assert {'README.md', 'CITATION.cff', 'docs/index.md', 'launch/site/mkdocs.yml', 'setup.py'} <= set(names)
+  assert len([name for name in names if name.endswith('.ipynb')]) == 6
+  for name in names:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_bytes((root / name).read_bytes())
+  for words in (['init', '-q'], ['add', '.']):
+    subprocess.run(['git', *words], cwd=tmp_path, check=True)
+  repository.write('someone/else', tmp_path)
+  assert repository.read(tmp_path) == 'someone/else'
+  for name in names:
+    text = (tmp_path / name).read_text()
+    assert text.count('someone/else') == (root / name).read_text().count(slug) and slug not in text
+
+
+def test_no_address_of_the_repository_differs_from_the_setting() -> None:
+  own = re.compile(r'(?:github\.com|colab\.research\.google\.com/github|img\.shields\.io/github/[\w/]+?/status)/'
+                   r'([\w.-]+/vit[_-]jax)\b')
+  done = subprocess.run(['git', 'grep', '-hI', 'vit[_-]jax'], cwd=SITE, capture_output=True, text=True, check=True)
+  found = set(own.findall(done.stdout))
+  assert found <= {load('repository').read()}
+
+
+@pytest.mark.parametrize('slug', ['someone', 'https://github.com/a/b', 'a/b c'])
+def test_an_address_that_is_no_repository_is_an_error(slug: str, tmp_path: pathlib.Path) -> None:
+  with pytest.raises(SystemExit, match='repository: expected OWNER/NAME'):
+    load('repository').write(slug, tmp_path)
+
+
+def test_the_version_stands_on_the_first_page_and_where_the_software_is_cited() -> None:
+  root = SITE.parents[1]
+  page = (root / 'docs' / 'index.md').read_text()
+  assert f'Version {vit_jax.__version__} ·' in page and f'version = {{{vit_jax.__version__}}}' in page
+  assert f'\nversion: {vit_jax.__version__}\n' in (root / 'CITATION.cff').read_text()
+
+
+def test_the_first_page_has_three_pictures_and_five_ways_to_begin() -> None:
+  page = (SITE.parents[1] / 'docs' / 'index.md').read_text()
+  pictures = re.findall(r'[("](\.\./\.github/gallery/[\w.]+)[)"]', page)
+  ways = re.findall(r'^- \*\*\[([^]]+)\]\(([\w/]+\.md)\)\*\*$', page, re.M)
+  assert len(set(pictures)) == 3 and len(ways) == 5
+  assert [path for _, path in ways] == ['tutorials/own_images.md', 'tutorials/finetuning.md', 'tutorials/pod.md',
+                                        'guides/convert.md', 'guides/own_loop.md']
+
+
+@pytest.mark.slow(reason='builds the site twice')
+@pytest.mark.skipif(not shutil.which('mike', path=pathlib.Path(sys.executable).parent), reason='needs the extra docs')
+def test_versions_of_the_site_are_deployed_beside_each_other(tmp_path: pathlib.Path) -> None:
+  clone = tmp_path / 'clone'
+  subprocess.run(['git', 'clone', '-q', '--depth=1', f'file://{SITE.parents[1]}', clone], check=True)
+  env = {**os.environ, 'PATH': f'{pathlib.Path(sys.executable).parent}:{os.environ["PATH"]}', 'GIT_AUTHOR_NAME': 'a',
+         'GIT_COMMITTER_NAME': 'a', 'GIT_AUTHOR_EMAIL': 'a@b.c', 'GIT_COMMITTER_EMAIL': 'a@b.c',
+         'PYTHONPATH': str(clone), 'NO_MKDOCS_2_WARNING': '1'}
+  version = vit_jax.__version__.rpartition('.')[0]
+  for words in (['dev'], ['latest']):
+    subprocess.run(['bash', 'launch/site/deploy.sh', *words], cwd=clone, env=env, check=True)
+
+  def show(path: str) -> str:
+    return subprocess.run(['git', 'show', f'gh-pages:{path}'], cwd=clone, text=True, capture_output=True,
+                          check=True).stdout
+
+  assert [(one['version'], one['aliases']) for one in json.loads(show('versions.json'))] == [
+      ('dev', []), (version, ['latest'])]
+  assert 'latest' in show('index.html')
+  for name in ('dev', version):
+    assert '"version": {"alias": true, "provider": "mike"}' in show(f'{name}/index.html')
+  done = subprocess.run(['bash', 'launch/site/deploy.sh', 'newest'], cwd=clone, env=env, capture_output=True, text=True)
+  assert done.returncode == 2 and "expected dev or latest, got 'newest'" in done.stderr

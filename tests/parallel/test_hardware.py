@@ -67,3 +67,24 @@ def test_a_machine_without_accelerator_and_one_told_so_compute_on_the_cpu(tmp_pa
   (tmp_path / 'dev' / 'nvidiactl').touch()
   assert not hardware.is_cpu_only({}, root=tmp_path) and hardware.is_cpu_only({'JAX_PLATFORMS': 'cpu'}, root=tmp_path)
   assert not hardware.is_cpu_only({'TPU_NAME': 'x'}, root=tmp_path)
+
+
+@pytest.mark.parametrize(('files', 'plugin', 'kind', 'extra'), [
+    ({}, '', 'cpu', ''),
+    ({'dev/accel0': ''}, '', 'tpu', 'tpu'),
+    ({'dev/vfio/0': '', 'sys/bus/pci/devices/0000:00:04.0/vendor': '0x1ae0\n'}, '', 'tpu', 'tpu'),  # v5e and v6e
+    ({'dev/nvidiactl': ''}, 'jax_cuda12_plugin', 'gpu', 'gpu12'),
+    ({'dev/nvidiactl': ''}, 'jax_cuda13_plugin', 'gpu', 'gpu'),
+    ({'dev/nvidiactl': ''}, '', 'gpu', 'gpu'),
+    ({'dev/nvidiactl': '', 'proc/driver/nvidia/version': 'NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15'},
+     '', 'gpu', 'gpu12'),
+    ({'dev/nvidiactl': '', 'proc/driver/nvidia/version':
+      'NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06'}, '', 'gpu', 'gpu'),
+])
+def test_the_extra_is_that_of_the_devices_and_keeps_the_cuda_of_an_installed_plugin(
+    files: dict[str, str], plugin: str, kind: str, extra: str, tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(hardware.importlib.util, 'find_spec', lambda name: name if name == plugin else None)
+  for name, text in files.items():
+    touch(tmp_path, name, text=text)
+  assert (hardware.kind({}, root=tmp_path), hardware.extra({}, root=tmp_path)) == (kind, extra)

@@ -10,8 +10,9 @@ import math
 import os
 import shutil
 import sys
+import textwrap
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from vit_jax.config import catalog as configs
@@ -21,7 +22,8 @@ from vit_jax.record import console
 
 KINDS = ('configs', 'models', 'weights', 'records')
 FORMATS = ('text', 'markdown', 'json')
-_SHORTEST = 40  # columns of a line that is cut
+_INDENT = '    '  # of what does not fit beside the other columns
+_NARROWEST = 20  # columns of a line
 
 
 class Table(NamedTuple):
@@ -78,8 +80,8 @@ def run(*, models: str, weights: str, configs: str, records: str, format: str, m
   if format == 'json':
     print(json.dumps({kind: found.entries for kind, found in tables.items()}, indent=1, ensure_ascii=False))
   else:
-    show = markdown if format == 'markdown' else text
-    print('\n\n'.join(show(found) for found in tables.values()))
+    columns = max(_NARROWEST, shutil.get_terminal_size().columns) if sys.stdout.isatty() else 0
+    print('\n\n'.join(markdown(found) if format == 'markdown' else text(found, columns) for found in tables.values()))
   return 0
 
 
@@ -105,17 +107,31 @@ def table(kind: str, pattern: str = '*', wanted: Filter = EVERY) -> Table:
       return _weights(pattern, wanted)
 
 
-def text(found: Table) -> str:
-  """Returns a line for each row, for configs without a heading, cut to the width of a terminal."""
+def text(found: Table, columns: int = 0) -> str:
+  """Returns a line for each row, for configs without a heading.
+
+  Rows that are longer than `columns` are wrapped; 0 = no limit.
+  """
   short = [row[:found.num_short] for row in found.rows]
   rows = short if found.columns[0] == 'config' else [found.columns[:found.num_short], *short]
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  lines = ['  '.join(f'{cell:>{width}}' if number else f'{cell:<{width}}' for cell, width, number in zip(
-      row, widths, found.is_number[:found.num_short], strict=True)).rstrip() for row in rows]
-  if sys.stdout.isatty():
-    most = max(_SHORTEST, shutil.get_terminal_size().columns)
-    lines = [line if len(line) <= most else f'{line[:most - 1]}…' for line in lines]
-  return '\n'.join(lines)
+  cells = [[f'{cell:>{width}}' if number else f'{cell:<{width}}' for cell, width, number in zip(
+      row, widths, found.is_number[:found.num_short], strict=True)] for row in rows]
+  return '\n'.join(_wrapped(row, columns) for row in cells)
+
+
+def _wrapped(cells: Sequence[str], columns: int) -> str:
+  """Returns a row whose last cell is continued below itself, or indented if little room is left beside the others."""
+  line, head = '  '.join(cells).rstrip(), '  '.join(cells[:-1])
+  if not columns or len(line) <= columns:
+    return line
+  if len(head) > columns:
+    start, rest, words = '', _INDENT, line
+  elif len(head) > columns // 2:
+    start, rest, words = f'{head.rstrip()}\n', _INDENT, _INDENT + cells[-1]
+  else:
+    start, rest, words = '', ' ' * (len(head) + 2), line
+  return start + textwrap.fill(words, columns, subsequent_indent=rest, break_on_hyphens=False)
 
 
 def markdown(found: Table) -> str:

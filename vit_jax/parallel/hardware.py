@@ -8,13 +8,15 @@ from __future__ import annotations
 import importlib.util
 import os
 import pathlib
+import re
 from collections.abc import Iterable, Mapping, MutableMapping
 
 from vit_jax.parallel import xla_flags
 
 _TPU_VARIABLES = ('TPU_ACCELERATOR_TYPE', 'TPU_WORKER_ID', 'TPU_NAME', 'COLAB_TPU_ADDR', 'TPU_WORKER_HOSTNAMES')
 _GOOGLE_VENDOR = '0x1ae0'  # PCI vendor of TPUs
-_GPU_PLUGINS = ('jax_cuda13_plugin', 'jax_cuda12_plugin')
+_GPU_PLUGINS = {'jax_cuda13_plugin': 'gpu', 'jax_cuda12_plugin': 'gpu12'}  # and the extras that have them
+_CUDA_13_DRIVER = 580  # the first version of the driver for CUDA 13
 
 
 def choose(environ: MutableMapping[str, str] = os.environ, *, flags: Iterable[str] = (),
@@ -23,8 +25,7 @@ def choose(environ: MutableMapping[str, str] = os.environ, *, flags: Iterable[st
 
   `flags`: names of further sets of flags.
   """
-  is_tpu, has_gpu = has_tpu(environ, root), (root / 'dev/nvidiactl').exists()
-  xla_flags.choose(environ, 'tpu' if is_tpu else 'gpu' if has_gpu else 'cpu', flags)
+  xla_flags.choose(environ, kind(environ, root=root), flags)
   if found := platforms(environ, root=root):
     environ['JAX_PLATFORMS'] = found
 
@@ -35,6 +36,27 @@ def platforms(environ: Mapping[str, str] = os.environ, *, root: pathlib.Path = p
     return ''
   can_use = (root / 'dev/nvidiactl').exists() and any(importlib.util.find_spec(name) for name in _GPU_PLUGINS)
   return 'cuda,cpu' if can_use else 'cpu'
+
+
+def kind(environ: Mapping[str, str] = os.environ, *, root: pathlib.Path = pathlib.Path('/')) -> str:
+  """Returns `tpu`, `gpu` or `cpu`: the fastest devices of this machine."""
+  return 'tpu' if has_tpu(environ, root) else 'gpu' if (root / 'dev/nvidiactl').exists() else 'cpu'
+
+
+def extra(environ: Mapping[str, str] = os.environ, *, root: pathlib.Path = pathlib.Path('/')) -> str:
+  """Returns the extra of the package with the jax for this machine; '' for a CPU.
+
+  A CUDA plug-in of jax that is installed decides which CUDA stays, so that the plug-in is updated together with jax. If
+  there is none, the version of the driver decides.
+  """
+  if (found := kind(environ, root=root)) != 'gpu':
+    return 'tpu' if found == 'tpu' else ''
+  for plugin, name in _GPU_PLUGINS.items():
+    if importlib.util.find_spec(plugin):
+      return name
+  driver = root / 'proc/driver/nvidia/version'
+  version = re.search(r'Kernel Module.*?(\d+)\.\d', driver.read_text()) if driver.exists() else None
+  return 'gpu12' if version and int(version[1]) < _CUDA_13_DRIVER else 'gpu'
 
 
 def has_tpu(environ: Mapping[str, str], root: pathlib.Path) -> bool:
