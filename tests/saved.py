@@ -10,7 +10,7 @@ import jax
 import programs
 
 from vit_jax.config import schema
-from vit_jax.objectives.ema import Ema
+from vit_jax.objectives.ema import Ema, Growing
 from vit_jax.objectives.supervised import Supervised
 from vit_jax.train import checkpoint
 from vit_jax.train.step import Program
@@ -21,7 +21,7 @@ KEEP = checkpoint.Keep(3, best='test/top1')
 def program(settings: str = 'one') -> Program:
   """A linear network with a moving average, whose state has every kind of item."""
   task = Supervised(fakes.PlainNet(), fakes.LinearHead(), num_classes=7, loss=schema.Loss.SOFTMAX, label_smoothing=0.)
-  return programs.build(Ema(task, .9), fakes.normalize, programs.MESHES[settings], like=programs.batch(),
+  return programs.build(Ema(task, Growing(.9)), fakes.normalize, programs.MESHES[settings], like=programs.batch(),
                         optimizer=schema.AdamW(weight_decay_mask=('.*/kernel',)))
 
 

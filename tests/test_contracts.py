@@ -14,7 +14,7 @@ import pytest
 
 from vit_jax.config import schema
 from vit_jax.models.vit import vit
-from vit_jax.objectives.ema import Ema
+from vit_jax.objectives.ema import Ema, Growing
 from vit_jax.objectives.supervised import Supervised
 from vit_jax.train import loop, step
 
@@ -29,8 +29,8 @@ TASKS = {
     'mae': fakes.FakeMae,
     'dino': fakes.FakeDino,
     'batchnorm': lambda: classifier(fakes.BatchNormNet()),
-    'ema of batchnorm': lambda: Ema(classifier(fakes.BatchNormNet()), .9),
-    'ema of dino': lambda: Ema(fakes.FakeDino(), .9),
+    'ema of batchnorm': lambda: Ema(classifier(fakes.BatchNormNet()), Growing(.9)),
+    'ema of dino': lambda: Ema(fakes.FakeDino(), Growing(.9)),
 }
 
 

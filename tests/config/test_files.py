@@ -108,7 +108,7 @@ def test_a_config_dict_is_converted_as_strictly(tmp_path: pathlib.Path) -> None:
   for part in (f'{path}: 8 settings cannot be read:\n',
                "config.lenght: expected the name of a setting, got 'lenght'. Did you mean config.length?",
                'config.batch_size: expected a whole number, got "128".',
-               "rmsprop, sgd, or MODULE:CLASS of your own, got 'sgdd'. Did you mean sgd?",
+               "rmsprop, schedulefree, sgd, or MODULE:CLASS of your own, got 'sgdd'. Did you mean sgd?",
                'config.model: expected settings with a type, one of ViT, ResNet, ',
                "config.train.early_stops: expected the name of a setting, got 'early_stops'. Did you mean "
                'config.train.early_stop?', 'config.train.sam.rho: expected a number, got null.',

@@ -105,8 +105,8 @@ def test_a_setting_on_the_command_line_has_precedence_over_the_one_that_is_kept(
 
 @pytest.mark.parametrize(('override', 'message'), [
     ('optimizer=sgdd',
-     "config.optimizer: expected adamw, adam, adafactor, lamb, lars, lion, rmsprop, sgd, or MODULE:CLASS of your "
-     "own, got 'sgdd'. Did you mean sgd?"),
+     "config.optimizer: expected adamw, adam, adafactor, lamb, lars, lion, muon, rmsprop, schedulefree, sgd, or MODULE:"
+     "CLASS of your own, got 'sgdd'. Did you mean sgd?"),
     ('model=S/0', 'config.model: expected SIZE/PATCH such as B/16, with SIZE one of'),
     ('model=huge', 'config.model: expected vit, resnet, mixer, efficientnet'),
     ('head=linear', "config.head: expected default, got 'linear'."),

@@ -28,7 +28,7 @@ def config(lora: schema.Lora = LORA, **more: Any) -> schema.Config:
 def supervised(lora: schema.Lora, *, decay: float = 0.) -> Any:
   task = adapters.around(Supervised(backbones.build(MODEL, (8, 8)), heads.Head(schema.Head()), num_classes=7,
                                     loss=schema.Loss.SOFTMAX, label_smoothing=0.), lora)
-  return ema.Ema(task, decay) if decay else task
+  return ema.Ema(task, ema.Growing(decay)) if decay else task
 
 
 def program(mesh: str = 'one', lora: schema.Lora = LORA, **how: Any) -> Any:

@@ -30,7 +30,7 @@ class Task:
 
 @pytest.mark.parametrize('warmup', Warmup)
 def test_the_average_follows_its_recurrence(warmup: schema.EmaWarmup) -> None:
-  task = ema.Ema(Task(), .7, warmup)
+  task = ema.Ema(Task(), ema.Growing(.7, warmup))
   extra, want = {'ema': {'w': jnp.ones(3)}}, np.ones(3)
   for step in range(6):
     w = np.arange(3.) * step
@@ -48,7 +48,7 @@ class Counting:
 
 
 def test_what_the_task_keeps_follows_its_own_rule() -> None:
-  task, extra = ema.Ema(Counting(), .7), {'ema': {'w': jnp.ones(3)}, 'inner': {'total': 1.}}
+  task, extra = ema.Ema(Counting(), ema.Growing(.7)), {'ema': {'w': jnp.ones(3)}, 'inner': {'total': 1.}}
   for step in range(3):
     extra = task.after_update({'w': jnp.zeros(3)}, extra, 10., jnp.asarray(step))
   assert extra['inner']['total'] == 2. * (2. * (2. + 10.) + 11.) + 12.
@@ -56,7 +56,7 @@ def test_what_the_task_keeps_follows_its_own_rule() -> None:
 
 def test_a_network_and_its_average_are_evaluated_by_the_same_program() -> None:
   one = Supervised(fakes.PlainNet(), fakes.LinearHead(), num_classes=3, loss=schema.Loss.SOFTMAX, label_smoothing=0.)
-  views = ema.Ema(one, .9).views()
+  views = ema.Ema(one, ema.Growing(.9)).views()
   assert views['student'].predict == views['ema'].predict
   own, average = ({'backbone': name, 'head': name} for name in ('own', 'average'))
   assert [view.select(own, {'ema': average})['head'] for view in views.values()] == ['own', 'average']

@@ -14,7 +14,7 @@ import pytest
 from vit_jax.config import schema
 from vit_jax.core.numerics import weighted_mean
 from vit_jax.core.types import LossOut
-from vit_jax.objectives.ema import Ema
+from vit_jax.objectives.ema import Ema, Growing
 from vit_jax.objectives.sam import Sam, follow_rate
 from vit_jax.objectives.supervised import Supervised
 
@@ -73,7 +73,7 @@ def after(task: Any, settings: str = 'one', accumulate: int = 1) -> Any:
 
 
 def wrapped(alpha: float = .3) -> Sam:
-  return Sam(Ema(classifier(), .9), rho=lambda step: jnp.asarray(.5), alpha=alpha)
+  return Sam(Ema(classifier(), Growing(.9)), rho=lambda step: jnp.asarray(.5), alpha=alpha)
 
 
 @functools.cache
@@ -91,10 +91,10 @@ def test_the_result_does_not_depend_on_the_mesh(alpha: float) -> None:
 
 @pytest.mark.slow(reason='2 s: two programs')
 def test_it_goes_around_an_average_or_into_it_and_views_pass_through() -> None:
-  inside = Ema(Sam(classifier(), rho=lambda step: jnp.asarray(.5), alpha=.3), .9)
+  inside = Ema(Sam(classifier(), rho=lambda step: jnp.asarray(.5), alpha=.3), Growing(.9))
   programs.assert_close(after(inside), after_wrapped(.3), rtol=1e-6)
   assert set(wrapped().views()) == {'student', 'ema'} == set(inside.views())
-  plain = after(Ema(classifier(), .9))
+  plain = after(Ema(classifier(), Growing(.9)))
   assert np.abs(plain.params['head']['kernel'] - after_wrapped(.3).params['head']['kernel']).max() > 1e-4
 
 

@@ -13,7 +13,8 @@ from vit_jax.optim import adam, optimizers
 
 LENGTHS = Lengths(num_examples=370, batch_size=37, total_steps=100)
 KINDS = [schema.AdamW(), schema.AdamW(mu_dtype=schema.DType.BF16), schema.Adam(weight_decay=.1), schema.Lamb(),
-         schema.Lars(trust_ratio_mask=['.*']), schema.Lion(), schema.Sgd(), schema.Adafactor(min_dim_size_to_factor=2)]
+         schema.Lars(trust_ratio_mask=['.*']), schema.Lion(), schema.Sgd(), schema.Adafactor(min_dim_size_to_factor=2),
+         schema.Muon(matrices=('head/kernel',), dtype=schema.DType.F32), schema.ScheduleFree()]
 
 
 def tree(seed: int) -> dict[str, dict[str, jax.Array]]:
@@ -32,7 +33,8 @@ def test_equals_optax() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6), (got, mine), (want, other))
 
 
-@pytest.mark.parametrize('kind', KINDS, ids=lambda kind: f'{type(kind).__name__}-{kind.mu_dtype.name}')
+@pytest.mark.parametrize('kind', KINDS, ids=lambda kind: '-'.join(
+    [type(kind).__name__, *([kind.mu_dtype.name] if hasattr(kind, 'mu_dtype') else [])]))
 def test_a_gradient_that_is_not_finite_leaves_the_state_as_it_was(kind: optimizers.Kind) -> None:
   optimizer = optimizers.build(kind, lambda step: jnp.asarray(.1), lengths=LENGTHS)
   update = jax.jit(optimizer.update)

@@ -95,8 +95,9 @@ def test_what_follows_nothing_and_is_no_vector_is_named(mesh: Mesh, stray: PyTre
 
 
 KINDS = {'adam': schema.Adam(), 'adamw': schema.AdamW(), 'adafactor': schema.Adafactor(),
-         'lamb': schema.Lamb(), 'lars': schema.Lars(), 'lion': schema.Lion(),
-         'rmsprop': schema.RMSProp(), 'sgd': schema.Sgd(momentum=.9)}
+         'lamb': schema.Lamb(), 'lars': schema.Lars(), 'lion': schema.Lion(), 'muon': schema.Muon(),
+         'rmsprop': schema.RMSProp(), 'schedule-free': schema.ScheduleFree(),
+         'sgd': schema.Sgd(momentum=.9)}
 
 
 @pytest.mark.parametrize('kind', KINDS)

@@ -17,6 +17,7 @@ _MOMENTS = ('lr', 'b1', 'b2', 'weight_decay', 'clip_norm', 'schedule')
 STATED: dict[str, tuple[str, ...]] = {
     'Config': ('length', 'batch_size', 'image_px', 'data', 'model', 'objective', 'optimizer'),
     'AdamW': _MOMENTS, 'Adam': _MOMENTS, 'Lamb': _MOMENTS, 'Lion': _MOMENTS,
+    'ScheduleFree': _MOMENTS, 'Muon': (*_MOMENTS, 'momentum', 'polynomials', 'scale'),
     'Adafactor': ('lr', 'b1', 'b2_cap', 'weight_decay', 'clip_norm', 'schedule'),
     'Sgd': ('lr', 'momentum', 'weight_decay', 'clip_norm', 'schedule'),
     'Lars': ('lr', 'momentum', 'trust_coefficient', 'weight_decay', 'clip_norm', 'schedule'),
@@ -83,8 +84,8 @@ def test_no_module_of_recipes_makes_a_run() -> None:
 
 
 def test_defaults_regularize_and_schedule_nothing() -> None:
-  for kind in (schema.AdamW, schema.Adam, schema.Adafactor, schema.Lamb, schema.Lars, schema.Lion, schema.RMSProp,
-               schema.Sgd):
+  for kind in (schema.AdamW, schema.Adam, schema.Adafactor, schema.Lamb, schema.Lars, schema.Lion, schema.Muon,
+               schema.RMSProp, schema.ScheduleFree, schema.Sgd):
     o = kind()
     assert (o.weight_decay, o.clip_norm, o.clip_tensor, o.clip_adaptive, o.layer_decay) == (0., 0., 0., 0., 1.), kind
     assert (o.schedule.decay, o.schedule.warmup, o.schedule.cooldown) == (schema.Decay.CONSTANT, '0 steps', ''), kind

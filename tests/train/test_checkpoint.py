@@ -20,7 +20,7 @@ import pytest
 from vit_jax.config import schema
 from vit_jax.core import failures, trees
 from vit_jax.core.errors import UserError
-from vit_jax.objectives.ema import Ema
+from vit_jax.objectives.ema import Ema, Growing
 from vit_jax.objectives.supervised import Supervised
 from vit_jax.record import lease, storage
 from vit_jax.train import checkpoint
@@ -32,7 +32,7 @@ DATA = programs.batch()
 def program(settings: str = 'one', *, classes: int = 7, ema: bool = True) -> Program:
   task = Supervised(fakes.PlainNet(), fakes.LinearHead(), num_classes=classes, loss=schema.Loss.SOFTMAX,
                     label_smoothing=0.)
-  return programs.build(Ema(task, .9) if ema else task, fakes.normalize, programs.MESHES[settings],
+  return programs.build(Ema(task, Growing(.9)) if ema else task, fakes.normalize, programs.MESHES[settings],
                         like=DATA, optimizer=schema.AdamW(weight_decay_mask=('.*/kernel',)))
 
 

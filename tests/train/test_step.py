@@ -13,7 +13,7 @@ from vit_jax.core.axes import labelled
 from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params
-from vit_jax.objectives.ema import Ema
+from vit_jax.objectives.ema import Ema, Growing
 from vit_jax.objectives.supervised import Supervised
 from vit_jax.train import diagnose, loop, step
 from vit_jax.train.state import TrainState
@@ -90,7 +90,7 @@ def bad_batch() -> Batch:
 @pytest.mark.parametrize('settings', ['one', 'data=8'])
 def test_a_step_that_is_not_finite_updates_nothing_but_the_count(settings: str) -> None:
   mesh, data = programs.MESHES[settings], bad_batch()
-  built = program(Ema(task(), .9), mesh, data=data)
+  built = program(Ema(task(), Growing(.9)), mesh, data=data)
   before = jax.device_get(built.init_fn())
   state, metrics = programs.run(built, mesh, data)
   assert not bool(metrics.ok) and int(state.step) == 1

@@ -19,7 +19,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from vit_jax.config import durations, json_files, layout, schema
 from vit_jax.config.schema.data import RGB
-from vit_jax.core import traced_costs, trees
+from vit_jax.core import implementation, traced_costs, trees
 from vit_jax.core.contracts import Backbone, Loader, Objective, Prepare, Viewed
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Batch, Params, PyTree, Schedule, Shard
@@ -256,7 +256,7 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
   backbone = build_backbone(config)
   task = build_objective(config, backbone, num_classes, lengths=lengths)
   peak = schedules.peak_rate(config.optimizer, batch_size=config.batch_size)
-  schedule = schedules.build(config.optimizer.schedule, peak=peak, lengths=lengths)
+  schedule = build_schedule(config, lengths)
   optimizer = optimizers.build(config.optimizer, schedule, lengths=lengths)
   task = sharpen(config, task, schedule, peak=peak)
   prepare = prepare_train(config.data.recipe, num_classes=num_classes, on_device_geometry=in_memory,
@@ -274,9 +274,18 @@ def build_backbone(config: schema.Config) -> Backbone:
 
 def build_objective(config: schema.Config, backbone: Backbone, num_classes: int, *,
                     lengths: durations.Lengths) -> Objective:
-  """Returns the objective of a config, with adapters and with an EMA of the parameters if configured."""
+  """Returns the objective of a config, with adapters and with an average of the parameters if configured."""
   objective = adapters.around(kinds.of(config).build(backbone, num_classes, lengths=lengths), config.lora)
-  return ema.Ema(objective, config.train.ema, config.train.ema_warmup) if config.train.ema else objective
+  if config.optimizer.average:
+    law = implementation.load(config.optimizer.average)(config.optimizer, build_schedule(config, lengths))
+    return ema.Ema(objective, law)
+  return ema.Ema(objective, ema.Growing(config.train.ema, config.train.ema_warmup)) if config.train.ema else objective
+
+
+def build_schedule(config: schema.Config, lengths: durations.Lengths) -> Schedule:
+  """Returns the learning rate of a config by step."""
+  peak = schedules.peak_rate(config.optimizer, batch_size=config.batch_size)
+  return schedules.build(config.optimizer.schedule, peak=peak, lengths=lengths)
 
 
 def sharpen(config: schema.Config, objective: Objective, schedule: Schedule, *, peak: float) -> Objective:

@@ -6,6 +6,8 @@ grows to its value as min(d, (1 + s) / (10 + s)), as TensorFlow's averages do. O
 """
 from __future__ import annotations
 
+from typing import Protocol
+
 import jax
 import jax.numpy as jnp
 
@@ -14,7 +16,32 @@ from vit_jax.core import trees
 from vit_jax.core.contracts import Objective, View
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree
 
-AVERAGE, INNER = 'ema', 'inner'
+AVERAGE, INNER, MEMORY = 'ema', 'inner', 'ema_memory'
+
+
+class Law(Protocol):
+  """The decay of an average at each update. Its memory is a tree of scalars, `{}` for none."""
+
+  def init(self) -> PyTree:
+    """Returns the memory before the first update."""
+    ...
+
+  def decay(self, memory: PyTree, step: Array) -> tuple[Array, PyTree]:
+    """Returns the decay after update number `step`, from 0, scalar f32, and the new memory."""
+    ...
+
+
+class Growing:
+  """A decay that is constant, but for its growth at the start."""
+
+  def __init__(self, decay: float, warmup: schema.EmaWarmup = schema.EmaWarmup.RATIO) -> None:
+    self._decay, self._warmup = decay, warmup
+
+  def init(self) -> PyTree:
+    return {}
+
+  def decay(self, memory: PyTree, step: Array) -> tuple[Array, PyTree]:
+    return decay_at(step, self._decay, self._warmup), memory
 
 
 class _Wrapped:
@@ -43,25 +70,28 @@ def decay_at(step: Array, decay: float, warmup: schema.EmaWarmup) -> Array:
 class Ema:
   """Objective: another one, with `average <- decay * average + (1 - decay) * params` after each update.
 
-  `warmup` lowers the decay at the start, so that the initialization soon loses its weight.
+  The law may lower the decay at the start, so that the initialization soon loses its weight.
   """
 
-  def __init__(self, inner: Objective, decay: float, warmup: schema.EmaWarmup = schema.EmaWarmup.RATIO) -> None:
-    self._inner, self._decay, self._warmup = inner, decay, warmup
+  def __init__(self, inner: Objective, law: Law) -> None:
+    self._inner, self._law = inner, law
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
     params, extra = self._inner.init(key, batch)
-    return params, {AVERAGE: jax.tree.map(lambda x: x + 0., params), **({INNER: extra} if extra else {})}
+    return params, _extra(jax.tree.map(lambda x: x + 0., params), extra, self._law.init())
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
     return self._inner.loss(params, extra.get(INNER, {}), batch, key, step)
 
   def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
     inner = self._inner.after_update(params, extra.get(INNER, {}), stats, step)
-    decay = decay_at(step, self._decay, self._warmup)
-    average = trees.map_once(lambda a, p: a + (1. - decay) * (p - a), extra[AVERAGE], params)
-    return {AVERAGE: average, **({INNER: inner} if inner else {})}
+    decay, memory = self._law.decay(extra.get(MEMORY, {}), step)
+    return _extra(trees.map_once(lambda a, p: a + (1. - decay) * (p - a), extra[AVERAGE], params), inner, memory)
 
   def views(self) -> dict[str, View]:
     inner = self._inner.views()
     return {**{name: _Wrapped(view) for name, view in inner.items()}, 'ema': _Wrapped(inner['student'], average=True)}
+
+
+def _extra(average: PyTree, inner: Extra, memory: PyTree) -> Extra:
+  return {AVERAGE: average, **({INNER: inner} if inner else {}), **({MEMORY: memory} if memory else {})}

@@ -10,6 +10,10 @@ optax transformation from gradients to updates, before decoupled weight decay an
 it uses, and the rest as `**_`. `coupled` is the weight decay that is part of the gradient or of the update; `schedule`
 maps a step to a learning rate. The transformation gets `step`, `grad_norm` and `ok` as extra arguments; `momentum.hold`
 adds the meaning of `ok` to one that ignores it, and `per_layer.per_layer` makes one act on each layer.
+
+A settings class may name a second transformation in `after_rate`, a function `(settings, schedule)`: it gets the steps
+of the parameters, in which learning rate and decay are. And a law of an average that is evaluated, in `average`, a
+function `(settings, schedule)` that returns an `objectives.ema.Law`.
 """
 from __future__ import annotations
 
@@ -31,8 +35,8 @@ def build(config: Kind, schedule: Schedule, *, lengths: Lengths) -> Optimizer:
   """Builds the optimizer of a config. What goes by path is checked when the state is made.
 
   In order: clip; moments and trust ratio, with coupled decay; decay by the learning rate; factors of layers and
-  rules; decay by the schedule alone; the learning rate. Frozen leaves are silent before and after, so that the
-  norm that is clipped is of what moves.
+  rules; decay by the schedule alone; the learning rate; what follows it. Frozen leaves are silent before and after,
+  so that the norm that is clipped is of what moves.
 
   Raises:
     UserError: if moments of the run, such as those of a ramp, are out of order.
@@ -50,7 +54,12 @@ def build(config: Kind, schedule: Schedule, *, lengths: Lengths) -> Optimizer:
   if by is schema.DecayBy.SCHEDULE and config.weight_decay:
     peak = schedules.peak_rate(config, batch_size=lengths.batch_size)
     parts.append(multipliers.add_decay(config, lengths, over=peak))
-  whole = optax.chain(*parts, scale_by_schedule(schedule))
+  parts.append(scale_by_schedule(schedule))
+  if frozen:
+    parts.append(freezing.silent(frozen_for))
+  if config.after_rate:
+    parts.append(implementation.load(config.after_rate)(config, schedule))
+  whole = optax.chain(*parts)
 
   def init(params: PyTree) -> PyTree:
     multipliers.check(params, config)
@@ -61,8 +70,7 @@ def build(config: Kind, schedule: Schedule, *, lengths: Lengths) -> Optimizer:
     if frozen:
       grads = freezing.silence(grads, frozen_for, step)
       grad_norm = freezing.whole_norm(grads)
-    updates, state = whole.update(grads, state, params, step=step, grad_norm=grad_norm, ok=ok)
-    return freezing.silence(updates, frozen_for, step) if frozen else updates, state
+    return whole.update(grads, state, params, step=step, grad_norm=grad_norm, ok=ok)
 
   return Optimizer(init, update)
 

@@ -66,15 +66,20 @@ def norms(name: str, x: Array) -> Array:
   return jnp.sqrt(jnp.square(x.astype(jnp.float32)).sum(axes, keepdims=True))
 
 
+def num_output_axes(name: str) -> int:
+  """Returns how many axes of a kernel, its last ones, are outputs.
+
+  These are two (heads, width of a head) for query, key and value, else one.
+  """
+  return 2 if name.split('/')[-2:-1] in (['query'], ['key'], ['value']) else 1
+
+
 def unit_norms(name: str, x: Array) -> Array:
   """Returns the Euclidean norm over the inputs of each output unit of a kernel, f32, with the leaf's rank.
 
-  Kernels end in their output axes: two (heads, width of a head) for query, key and value, else one. Any
-  other leaf is one unit a tensor.
+  Any other leaf is one unit a tensor.
   """
-  *_, parent, last = ('', *name.split('/'))
-  if last != 'kernel':
+  if name.split('/')[-1] != 'kernel':
     return norms(name, x)
-  outputs = 2 if parent in ('query', 'key', 'value') else 1
-  axes = tuple(range(1 if trees.is_stacked(name) else 0, x.ndim - outputs))
+  axes = tuple(range(1 if trees.is_stacked(name) else 0, x.ndim - num_output_axes(name)))
   return jnp.sqrt(jnp.square(x.astype(jnp.float32)).sum(axes, keepdims=True))

@@ -41,7 +41,7 @@ class Evaluation(Settings):
   source: str = ''                         # as data.source; '' = the same
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
-    if 'ema' in self.views and not config.train.ema:
+    if 'ema' in self.views and not config.has_average:
       yield problem(f'{name}.views', 'no ema with train.ema=0', self.views)
     best = config.checkpoints.keep_best
     if self.limit and f'evals.{best.split("/")[0]}' == name:

@@ -21,7 +21,8 @@ from vit_jax.config.schema.ranges import (
 )
 
 __all__ = ('Adafactor', 'Adam', 'AdamW', 'AnyOptimizer', 'Curve', 'Decay', 'DecayBy', 'Lamb', 'Lars', 'LayerGroups',
-           'Lion', 'Optimizer', 'PathRule', 'RMSProp', 'Ramp', 'Schedule', 'Sgd', 'Warmup')
+           'Lion', 'Muon', 'MuonScale', 'NewtonSchulz', 'Optimizer', 'PathRule', 'RMSProp', 'Ramp', 'Schedule',
+           'ScheduleFree', 'Sgd', 'Warmup')
 
 
 class Decay(enum.Enum):
@@ -136,6 +137,8 @@ class DecayBy(enum.Enum):
 @dataclasses.dataclass
 class Optimizer(Settings):
   """What every optimizer has. Not one itself."""
+  after_rate: ClassVar[str] = ''  # code of what comes after the learning rate (`optim/optimizers.py`)
+  average: ClassVar[str] = ''  # code of the law of the average that is evaluated, instead of train.ema
   lr: float = ranged(1e-3, NOT_NEGATIVE)  # at the peak of the schedule
   base_batch_size: int = ranged(0,
                                 COUNT_OR_0)  # examples a step that `lr` is for; it is scaled to the batch; 0 = as it is
@@ -248,6 +251,39 @@ class Lion(Optimizer):
   decay_by: DecayBy = DecayBy.LR
 
 
+class NewtonSchulz(enum.Enum):
+  """The polynomials of five Newton-Schulz iterations, which decide how near to 1 the singular values of updates are."""
+  KELLER = 'keller'  # one for all iterations (Jordan): .68 to 1.13
+  DION = 'dion'      # one for each (optax's name; timm: quintic): .98 to 1.03
+
+
+class MuonScale(enum.Enum):
+  """The length of a matrix's update, for inputs i and outputs o."""
+  RMS = 'rms'      # .2 sqrt(max(i, o)): root mean square .2, as AdamW's; its rates carry over (Moonlight)
+  SHAPE = 'shape'  # sqrt(max(1, o / i)) (Jordan); the learning rate is then about .02
+
+
+@dataclasses.dataclass
+class Muon(Optimizer):
+  """Muon: momentum made orthogonal for matrices of blocks, AdamW for other parameters (Jordan et al. 2024)."""
+  implementation: ClassVar[str] = 'vit_jax.optim.muon:muon'
+  matrices: tuple[str, ...] = ('(.*/)?blocks/.*kernel',)  # patterns of what is made orthogonal
+  momentum: float = ranged(.95, BELOW_1)  # decay of the mean of gradients
+  nesterov: bool = True  # the update looks one gradient ahead
+  polynomials: NewtonSchulz = NewtonSchulz.KELLER
+  dtype: DType = DType.BF16  # of the iterations
+  scale: MuonScale = MuonScale.RMS
+  b1: float = ranged(.9, BELOW_1)  # decay of AdamW's first moment
+  b2: float = ranged(.95, BELOW_1)  # decay of its second moment
+  eps: float = ranged(1e-8, POSITIVE)  # added to the root of the second moment
+  mu_dtype: DType = DType.F32  # momentum and first moment as they are kept
+  decay_by: DecayBy = DecayBy.LR
+
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    yield from super().problems(config, name)
+    yield from patterns(f'{name}.matrices', self.matrices)
+
+
 @dataclasses.dataclass
 class RMSProp(Optimizer):
   """RMSProp with momentum as TensorFlow 1 has it; weight decay is added to the gradient, as an L2 penalty is."""
@@ -258,6 +294,27 @@ class RMSProp(Optimizer):
   eps: float = ranged(1e-3, POSITIVE)          # added to the mean of squares, below the root
   momentum: float = ranged(.9, BELOW_1)        # of updates that are already multiplied by the learning rate
   mu_dtype: DType = DType.F32                    # momentum as it is kept
+
+
+@dataclasses.dataclass
+class ScheduleFree(Optimizer):
+  """Schedule-free AdamW: no decay of the learning rate; the average of the view `ema` is what is evaluated."""
+  implementation: ClassVar[str] = 'vit_jax.optim.schedule_free:adamw'
+  after_rate: ClassVar[str] = 'vit_jax.optim.schedule_free:interpolate'
+  average: ClassVar[str] = 'vit_jax.optim.schedule_free:Average'
+  lr: float = ranged(2.5e-3, NOT_NEGATIVE)  # after the warm-up
+  b1: float = ranged(.9, BELOW_1)  # weight of the average in the point where gradients are computed
+  b2: float = ranged(.999, BELOW_1)  # decay of the second moment
+  eps: float = ranged(1e-8, POSITIVE)  # added to the root of the second moment
+  decay_by: DecayBy = DecayBy.LR
+
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    yield from super().problems(config, name)
+    if self.schedule.decay is not Decay.CONSTANT or self.schedule.cooldown:
+      yield problem(f'{name}.schedule', 'decay=constant and no cooldown for ScheduleFree, whose average takes their '
+                    'place', f'decay={self.schedule.decay.value}, cooldown={self.schedule.cooldown!r}')
+    if config.train.ema:
+      yield problem('train.ema', f'0 with {name}=schedulefree, which has an average of its own', config.train.ema)
 
 
 @dataclasses.dataclass
@@ -276,5 +333,5 @@ class Sgd(Optimizer):
                            f'Set {name}.weight_decay for it.')
 
 
-AnyOptimizer = AdamW | Adam | Adafactor | Lamb | Lars | Lion | RMSProp | Sgd | Optimizer
+AnyOptimizer = AdamW | Adam | Adafactor | Lamb | Lars | Lion | Muon | RMSProp | ScheduleFree | Sgd | Optimizer
 """The built-in optimizers; the last one stands for a person's own, which inherit from it (`core/implementation.py`)."""

@@ -216,6 +216,11 @@ class Config(Settings):
   init_view: str = ''  # of a run given there: student, ema or teacher; '' = ema where there is one
   init_settings: InitSettings = InitSettings.WEIGHTS  # that are not set
 
+  @property
+  def has_average(self) -> bool:
+    """Whether there is a view `ema`: an average of the parameters."""
+    return bool(self.train.ema or self.optimizer.average)
+
   def problems(self, config: Run, name: str) -> Iterator[str]:
     if not self.init_from and self.init_view:
       yield problem('init_view', "'' without init_from", self.init_view, 'Set init_from to a run that has this view.')
@@ -235,7 +240,7 @@ def _metric_problems(name: str, text: str, config: Config) -> Iterator[str]:
   if isinstance(measured, TopK) and metric not in (known_metrics := (*TOP_K_METRICS, *measured.metrics)):
     yield problem(name, f'one of the metrics of evals.{evaluation}, {", ".join(known_metrics)}', text,
                   f'Others are measured if evals.{evaluation}.metrics names them.')
-  if view == 'ema' and not config.train.ema:
+  if view == 'ema' and not config.has_average:
     yield problem(name, 'no @ema with train.ema=0', text)
   if view == 'student':
     yield problem(name, f'{evaluation}/{metric} for the raw weights, without @', text)

@@ -1,0 +1,181 @@
+"""Muon: momentum made orthogonal for the matrices of blocks, AdamW for everything else.
+
+Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks". With `scale=rms`, updates are as long as
+those of AdamW, whose learning rate and weight decay carry over (Liu et al. 2025, arXiv 2502.16982, equation 4).
+
+Query, key and value are matrices of their own, `[D, A K]`, and so is each layer of a stack. A matrix is made orthogonal
+whole, on one device: the matrices of a shape are spread over the devices of the mesh before that, and come back to
+the layout of their parameters after it. So an update takes the time of `matrices / devices` matrices, rounded up, and
+its bits do not depend on how parameters are sharded.
+"""
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from vit_jax.config import schema
+from vit_jax.core import numerics, trees
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Array, PyTree
+from vit_jax.optim import adam, masks, per_layer
+
+Polynomials: TypeAlias = tuple[tuple[float, float, float], ...]
+
+POLYNOMIALS: dict[schema.NewtonSchulz, Polynomials] = {
+    schema.NewtonSchulz.KELLER: ((3.4445, -4.7750, 2.0315),) * 5,
+    schema.NewtonSchulz.DION: ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037),
+                               (2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012))}
+"""Coefficients of x, x^3 and x^5 in each iteration. They map the singular values of a matrix of norm 1 to about 1."""
+LEAST_NORM = 1e-7
+FEW = 4
+"""Matrices of one shape that a device takes before more devices are used."""
+RMS = .2
+"""Root mean square of an update of AdamW, as it is usually seen."""
+
+
+class MuonState(NamedTuple):
+  """`momentum`: mean of the gradients of matrices; `rest`: state of AdamW for the other parameters."""
+  momentum: PyTree
+  rest: PyTree
+
+
+def muon(config: schema.Muon, **_: Any) -> optax.GradientTransformation:
+  """Returns Muon for the parameters that `matrices` names, with AdamW for the others. The decay is applied later."""
+  rest = adam.scale_by_adam(config.b1, config.b2, config.eps, config.mu_dtype.value)
+
+  def init(params: PyTree) -> MuonState:
+    chosen = masks.mask(params, config.matrices, what='optimizer.matrices')
+    momentum = trees.map_named(lambda name, p: _zeros(name, p, config.mu_dtype.value), _only(True, chosen, params))
+    return MuonState(momentum, rest.init(_only(False, chosen, params)))
+
+  def update(updates: PyTree, state: MuonState, params: PyTree | None = None, *, ok: Array | bool = True,
+             **_: Any) -> tuple[PyTree, MuonState]:
+    del params
+    chosen = trees.map_named(lambda name, _: masks.matches(name, config.matrices), updates)
+    others, after = rest.update(_only(False, chosen, updates), state.rest, ok=ok)
+    grads = _only(True, chosen, updates)
+    beta = config.momentum
+    momentum = trees.map_once(lambda m, g: jnp.where(ok, beta * m.astype(jnp.float32) + (1. - beta) * g, m),
+                              state.momentum, grads)
+    ahead = trees.map_once(lambda m, g: beta * m + (1. - beta) * g, momentum, grads) if config.nesterov else momentum
+    moved = _orthogonal(ahead, config)
+    kept = jax.tree.map(lambda m: m.astype(config.mu_dtype.value), momentum)
+    return jax.tree.map(lambda is_matrix, one, other: one if is_matrix else other, chosen, moved, others,
+                        is_leaf=lambda x: isinstance(x, bool)), MuonState(kept, after)
+
+  return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _zeros(name: str, leaf: Array, dtype: Any) -> Array:
+  rows, columns = shape_of(name, leaf.shape)
+  if min(rows, columns) < 2:
+    raise UserError(f'optimizer.matrices: expected patterns of matrices, got {name!r} with the shape '
+                    f'{list(leaf.shape)}. Leave it to AdamW.')
+  return jnp.zeros(leaf.shape, dtype)
+
+
+def _only(wanted: bool, chosen: PyTree, tree: PyTree) -> PyTree:
+  """Returns the tree with `optax.MaskedNode` in place of the leaves that are not wanted."""
+  return jax.tree.map(lambda is_matrix, x: x if is_matrix is wanted else optax.MaskedNode(), chosen, tree)
+
+
+def shape_of(name: str, shape: Sequence[int]) -> tuple[int, int]:
+  """Returns inputs and outputs of the matrix that a leaf is, or that each of its layers is."""
+  own = tuple(shape[1:]) if trees.is_stacked(name) else tuple(shape)
+  split = len(own) - per_layer.num_output_axes(name)
+  return math.prod(own[:split]), math.prod(own[split:])
+
+
+def _orthogonal(tree: PyTree, config: schema.Muon) -> PyTree:
+  """Returns orthogonal matrices in place of those of the tree, scaled; all matrices of one shape at once."""
+  groups: dict[tuple[int, int], list[tuple[str, Array]]] = defaultdict(list)
+  for name, leaf in trees.flatten(tree).items():
+    rows, columns = shape_of(name, leaf.shape)
+    groups[min(rows, columns), max(rows, columns)].append((name, leaf))
+  found: dict[str, Array] = {}
+  for members in groups.values():
+    wide = [_wide(name, leaf).astype(config.dtype.value) for name, leaf in members]
+    done = _each_on_one_device(jnp.concatenate(wide), POLYNOMIALS[config.polynomials])
+    start = 0
+    for (name, leaf), one in zip(members, wide, strict=True):
+      own = done[start:start + len(one)]
+      own = own.swapaxes(1, 2) if _is_turned(name, leaf) else own
+      found[name] = _scale(config.scale, *shape_of(name, leaf.shape)) * own.reshape(leaf.shape).astype(jnp.float32)
+      start += len(one)
+  return trees.map_named(lambda name, _: found[name], tree)
+
+
+def _wide(name: str, leaf: Array) -> Array:
+  """Returns the matrices of a leaf, `[L, small, large]`."""
+  matrices = leaf.reshape(-1, *shape_of(name, leaf.shape))
+  return matrices.swapaxes(1, 2) if _is_turned(name, leaf) else matrices
+
+
+def _is_turned(name: str, leaf: Array) -> bool:
+  """Whether outputs come before inputs; in square matrices so that the width of the network comes first."""
+  rows, columns = shape_of(name, leaf.shape)
+  return rows > columns or (rows == columns and per_layer.num_output_axes(name) == 1)
+
+
+def _each_on_one_device(x: Array, polynomials: Polynomials) -> Array:
+  """Applies `newton_schulz` to `x [n, small, large]`, whose matrices are spread over the devices of the mesh.
+
+  Each way is a few exchanges along one axis of the mesh. A device takes its matrices one by one, so that their bits
+  do not depend on the number of devices.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty:
+    return _one_by_one(x, polynomials)
+  axes = spread(len(x), mesh.shape)
+  places = math.prod(mesh.shape[axis] for axis in axes)
+  ways = [(None, 'fsdp', 'tensor'), ('fsdp', None, 'tensor'), (('fsdp', 'tensor'), None, None), (axes, None, None)]
+  padded = jnp.pad(numerics.constrain(x, ways[0]), ((0, -len(x) % places), (0, 0), (0, 0)))
+  for way in ways:
+    padded = numerics.constrain(padded, way)
+  spec = jax.sharding.PartitionSpec(axes)
+  done = jax.shard_map(lambda own: _one_by_one(own, polynomials), in_specs=spec, out_specs=spec,
+                       check_vma=False)(padded)
+  for way in reversed(ways):
+    done = numerics.constrain(done, way)
+  return done[:len(x)]
+
+
+def spread(num_matrices: int, sizes: Mapping[str, int]) -> tuple[str, ...]:
+  """Returns the axes of the mesh over which matrices are spread: `data` only where the others leave a device many.
+
+  The results are sent to all devices along `data`, which costs more than a few matrices.
+  """
+  inner = sizes['fsdp'] * sizes['tensor']
+  return ('fsdp', 'tensor', 'data') if num_matrices > FEW * inner else ('fsdp', 'tensor')
+
+
+def _one_by_one(x: Array, polynomials: Polynomials) -> Array:
+  return jax.lax.map(lambda one: newton_schulz(one, polynomials), x)
+
+
+def _scale(scale: schema.MuonScale, rows: int, columns: int) -> float:
+  """Returns the factor of an orthogonal matrix with so many inputs and outputs."""
+  if scale is schema.MuonScale.RMS:
+    return float(RMS * math.sqrt(max(rows, columns)))
+  return math.sqrt(max(1., columns / rows))
+
+
+def newton_schulz(x: Array, polynomials: Polynomials) -> Array:
+  """Returns an approximation of `U V^T` for a matrix `x = U S V^T [small, large]`, in the dtype of `x`.
+
+  Each iteration applies an odd polynomial to the singular values, which the first division brings below 1.
+  Singular values of less than about a thousandth of the matrix's norm stay small.
+  """
+  precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+  norm = jnp.sqrt(jnp.square(x.astype(jnp.float32)).sum())
+  x = x / jnp.maximum(norm, LEAST_NORM).astype(x.dtype)
+  for a, b, c in polynomials:
+    gram = jnp.matmul(x, x.T, precision=precision)
+    x = a * x + jnp.matmul(b * gram + c * jnp.matmul(gram, gram, precision=precision), x, precision=precision)
+  return x
