@@ -60,7 +60,7 @@ def test_examples_are_in_the_stored_order_with_their_bytes_and_labels(tars: path
   assert source.class_names == ('0', '1', '2')
   assert source.describe(8) == str(tars / 'set-train-001.tar' / '000008.png')
   assert [source.label(i) for i in range(len(source))] == [e.label for e in FOUND]
-  assert source.caption(4) == f'an image of {NAMES[FOUND[4].label]}, é'  # type: ignore[attr-defined]
+  assert source.captions(4) == (f'an image of {NAMES[FOUND[4].label]}, é',)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(('column', 'names', 'several'), [

@@ -23,6 +23,7 @@ from vit_jax.train.step import Program
 MODEL = schema.ViT(patch=8, width=16, depth=2, heads=4, mlp=schema.Mlp(16), execution=schema.Execution.SCAN)
 OTHER = schema.ViT(patch=8, width=12, depth=1, heads=2, mlp=schema.Mlp(8))
 VIEWS = schema.Views(on=True, num_local=2, local_px=8)
+TEXT = schema.Text(length=6, width=16, depth=2, heads=4, mlp=24, pool=schema.TextPool.MEAN)
 TASKS: dict[str, tuple[schema.Objective, dict[str, Any]]] = {
     'mae': (schema.Mae(decoder_width=16, decoder_depth=1, decoder_heads=4), {}),
     'masked patch': (schema.MaskedPatch(), {}),
@@ -32,11 +33,13 @@ TASKS: dict[str, tuple[schema.Objective, dict[str, Any]]] = {
     'byol': (schema.Byol(hidden_dim=16, out_dim=8), {'views': dataclasses.replace(VIEWS, num_local=0)}),
     'lejepa': (schema.LeJepa(hidden_dim=16, out_dim=8, directions=6), {'views': VIEWS}),
     'token label': (schema.TokenLabel(maps='x', map_grid=(3, 5), top=2), {}),
+    'contrastive': (schema.Contrastive(text=TEXT, out_dim=12, form=schema.PairForm.RING, chunk=1), {}),
+    'contrastive softmax': (schema.Contrastive(text=TEXT, loss=schema.PairLoss.SOFTMAX, scale_max=100.), {}),
     'distill': (schema.Distill(schema.Teacher(model=OTHER), distill_type=schema.DistillType.SOFT, temperature=2.),
                 {'mixup': .3}),
 }
 FULL = 'data=2,fsdp=2,tensor=2'
-MOST = tuple(name for name in TASKS if name != 'dino sinkhorn')
+MOST = tuple(name for name in TASKS if name not in ('dino sinkhorn', 'contrastive softmax'))
 
 
 def config(name: str) -> schema.Config:
@@ -51,7 +54,8 @@ def config(name: str) -> schema.Config:
 def batch(c: schema.Config) -> dict[str, np.ndarray]:
   rng, found = np.random.default_rng(0), {}
   for name, x in build.abstract_batch(c).items():
-    found[name] = (rng.integers(0, 7 if 'label' in name else 256, x.shape) if np.issubdtype(x.dtype, np.integer)
+    found[name] = (rng.integers(0, 7 if 'label' in name else 256, x.shape) if x.dtype.kind in 'iu'
+                   else np.arange(x.shape[-1]) < rng.integers(1, 6, (16, 1)) if name == 'text_mask'
                    else rng.uniform(0., 1., x.shape)).astype(x.dtype)
   if 'box' in found:
     found['box'] = np.tile(np.array([[.1, .9, .7, .2]], np.float32), (16, 1))

@@ -52,10 +52,11 @@ Batch = dict[str, Any]
   views_global  [B, 2, H, W, 3]      views_local    [B, V, H, W, 3]
   token_labels  [B, N, k] i32        token_scores   [B, N, k] f32
   token_targets [B, N, C] f32, made by `Prepare`
+  text          [B, N] i32, tokens         text_mask     [B, N] bool, False for padding
 """
 BATCH_KEYS = frozenset({
     'image', 'label', 'label_list', 'labels', 'mask', 'index', 'box', 'bad', 'views_global', 'views_local',
-    'token_labels', 'token_scores', 'token_targets'})
+    'token_labels', 'token_scores', 'token_targets', 'text', 'text_mask'})
 
 Schedule = Callable[[Array | int], Array]
 """Maps a step (number of updates done before this one) to a value."""

@@ -13,6 +13,7 @@ from vit_jax.data.device.token_targets import Targets
 from vit_jax.data.image.transform import Shapes
 from vit_jax.data.labels.label_maps import LabelMaps
 from vit_jax.data.source import Source
+from vit_jax.data.text.captions import Texts
 from vit_jax.models.vit import vit
 
 S = TypeVar('S')
@@ -47,8 +48,16 @@ class Spec(abc.ABC, Generic[S]):
     """Returns how label maps become targets on the device; None if there are no label maps."""
     return None
 
+  def open_texts(self, source: Source) -> Texts | None:
+    """Opens the texts that the loader adds to its batches.
+
+    Raises UserError if they are missing.
+    """
+    del source
+    return None
+
   def batch_shapes(self) -> Shapes:
-    """Returns the shapes of the label maps of an example."""
+    """Returns the shapes of the label maps, or of the text, of an example."""
     return {}
 
   def watches(self, lengths: Lengths) -> list[Watch]:

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 import jax
 
-from vit_jax.config.schema import Gelu
+from vit_jax.config.schema import Gelu, TextPool
 from vit_jax.core import os_errors, trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.json_text import Table
 from vit_jax.core.redaction import redacted
 from vit_jax.core.types import Params
 from vit_jax.data.text import tokenizer
-from vit_jax.models.text.tower import TextPool, TextTower
+from vit_jax.models.text.tower import TextTower
 from vit_jax.weights import addresses, files, infer, sidecars, tables
 from vit_jax.weights.families import text as text_towers
 from vit_jax.weights.families.record import Tensors

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax.config.schema import TextRule
 from vit_jax.core import axes
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray, Params, PyTree
+from vit_jax.data.text import prompts as prompting
 from vit_jax.data.text import tokenizer
 from vit_jax.data.text.tokenizer import Tokenizer
 from vit_jax.models import heads
@@ -42,7 +42,7 @@ class TextEncoder:
     Raises:
       UserError: there is no tokenizer, or it is that of another model.
     """
-    self.source, self.rule = weights.source, rule_of(weights.family)
+    self.source, self.rule = weights.source, prompting.rule_of(weights.family)
     self.scale, self.bias, self.is_sigmoid = weights.scale, weights.bias, weights.is_sigmoid
     if not tokenizer_file:
       addresses.fetch_tokenizer(weights.source, tokenizer.FILES[weights.family])
@@ -87,11 +87,6 @@ def load(where: str, image: Weights, *, tokenizer_file: str = '', mesh: Mesh | N
     UserError: there is no text tower or no tokenizer, or they cannot be read.
   """
   return TextEncoder(texts.load(where, image=image), image, tokenizer_file=tokenizer_file, mesh=mesh)
-
-
-def rule_of(family: str) -> TextRule:
-  """Returns how the texts of a family were simplified in its training."""
-  return TextRule.CANONICAL if family == tokenizer.SIGLIP else TextRule.LOWER
 
 
 def _placed(params: Params, tower: TextTower, mesh: Mesh | None) -> PyTree:

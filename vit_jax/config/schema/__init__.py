@@ -11,6 +11,7 @@ No `from __future__ import annotations` in this package and no `Literal`: `confi
 from vit_jax.config.schema.arguments import parse_arg as parse_arg
 from vit_jax.config.schema.checks import problem as problem
 from vit_jax.config.schema.checks import replaced as replaced
+from vit_jax.config.schema.contrastive import *  # noqa: F403
 from vit_jax.config.schema.data import *  # noqa: F403
 from vit_jax.config.schema.evals import *  # noqa: F403
 from vit_jax.config.schema.layers import *  # noqa: F403

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from vit_jax.config.schema import checks
 from vit_jax.config.schema.checks import no_effect, problem
+from vit_jax.config.schema.contrastive import Contrastive
 from vit_jax.config.schema.model import Head, Model
 from vit_jax.config.schema.objective_base import (
   ObjectiveSettings,
@@ -345,5 +346,6 @@ class Distill(ObjectiveSettings):
       yield from no_effect(self, name, ['label_smoothing'], f'with {name}.weight=1, which leaves the labels out')
 
 
-Objective = Supervised | Mae | MaskedPatch | Dino | Byol | LeJepa | TokenLabel | Distill | ObjectiveSettings
+Objective = (Supervised | Mae | MaskedPatch | Dino | Byol | LeJepa | TokenLabel | Distill | Contrastive
+             | ObjectiveSettings)
 """The built-in objectives; the last one stands for a person's own, which inherit from it (`core/implementation.py`)."""

@@ -21,6 +21,7 @@ from vit_jax.data.image.headers import BadImage
 from vit_jax.data.image.transform import EvalTransform, Example, Shapes, Transform, eval_shapes
 from vit_jax.data.pipeline import ahead, order, shared
 from vit_jax.data.source import Source, title
+from vit_jax.data.text.captions import Texts
 
 MAX_TRIES = 1_000  # bad images in a row
 _CHUNK = 64        # examples that a thread decodes at a time
@@ -49,10 +50,15 @@ class DecodedSource(NamedTuple):
     return {name: x[index] for name, x in self._asdict().items() if x is not None}
 
 
-def reason_bad(source: Source, index: int, transform: EvalTransform) -> str:
-  """Returns why an example cannot be used; '' if it can."""
+def reason_bad(source: Source, index: int, transform: EvalTransform, texts: Texts | None = None) -> str:
+  """Returns why an example cannot be used, with its texts if there are some; '' if it can."""
+  def read() -> None:
+    example = transform(source[index])
+    if texts:
+      texts.add(example, index, 0)
+
   try:
-    retrying.retried(lambda: transform(source[index]), lambda: f'reading {source.describe(index)}')
+    retrying.retried(read, lambda: f'reading {source.describe(index)}')
   except BadImage as error:
     return str(error)
   except (OSError, MemoryError) as error:
@@ -88,7 +94,8 @@ def decode_or_next(source: Source, index: int, transform: Callable[[int], Exampl
 class TrainBatches:
   """Maps a number to the training batch `image label index box bad`, decoded and augmented on the host.
 
-  A recipe with views has those in place of image and box, as `shapes` defines.
+  A recipe with views has those in place of image and box, as `shapes` defines. With `texts` it also has `text` and
+  `text_mask`.
   """
   source: Source
   transform: Transform
@@ -97,6 +104,7 @@ class TrainBatches:
   seed: int
   batch_size: int
   shard: Shard
+  texts: Texts | None = None
 
   def __call__(self, number: int, allocate: shared.Allocate = shared.new) -> Batch:
     positions = number * self.batch_size + self.shard.rows(self.batch_size)
@@ -106,9 +114,12 @@ class TrainBatches:
     numbers, places = positions.tolist(), indexes.tolist()
     for row in ahead.rows(source, places):
       within = self.visit.shard(places[row]) if isinstance(self.visit, order.HostShards) else None
-      decoded = decode_or_next(source, places[row], lambda i, p=numbers[row]: transform(  # type: ignore[misc]
-          source[i], rngs.at(p)), within)
-      _write(batch, row, decoded)
+
+      def make(index: int, position: int = numbers[row]) -> Example:
+        example = transform(source[index], rngs.at(position))
+        return self.texts.add(example, index, position) if self.texts else example
+
+      _write(batch, row, decode_or_next(source, places[row], make, within))
     return batch
 
 

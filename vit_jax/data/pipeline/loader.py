@@ -25,6 +25,7 @@ from vit_jax.data.pipeline import batches, capacity, order, prefetch, verifying
 from vit_jax.data.source import Source, find_origin, shard_sizes, title
 from vit_jax.data.sources.mixture import Mixture
 from vit_jax.data.sources.pseudo import PseudoLabeled, TeacherLabels
+from vit_jax.data.text.captions import Texts
 
 log = logging.getLogger('vit_jax.data')
 
@@ -49,9 +50,9 @@ class Labels(Protocol):
 class BadImages:
   """The bad images found so far, each logged once."""
 
-  def __init__(self, source: Source, transform: transforms.EvalTransform) -> None:
+  def __init__(self, source: Source, transform: transforms.EvalTransform, texts: Texts | None = None) -> None:
     self.found: set[int] = set()
-    self._source, self._transform = source, transform
+    self._source, self._transform, self._texts = source, transform, texts
 
   def record(self, batch: Batch) -> None:
     """Logs the rows of `batch` that are marked in `bad`."""
@@ -59,7 +60,7 @@ class BadImages:
       if index not in self.found:
         self.found.add(index)
         log.warning('bad image: %s: %s', self._source.describe(index),
-                    batches.reason_bad(self._source, index, self._transform))
+                    batches.reason_bad(self._source, index, self._transform, self._texts))
 
   def check(self, limit: int) -> None:
     """Raises a UserError if there are more than `limit`."""
@@ -175,7 +176,7 @@ class EvalLoader(_Loader):
 def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, int], batch_size: int,
                  seed: int, shard: Shard, workers: int, threads: int, in_memory: bool,
                  max_bad_images: int, decode: schema.Decode = schema.Decode.FULL, max_labels: int = 0,
-                 maps: label_maps.LabelMaps | None = None,
+                 maps: label_maps.LabelMaps | None = None, texts: Texts | None = None,
                  placement: schema.Placement = schema.Placement.ANYWHERE) -> TrainLoader:
   """Returns batches of `image label index box bad` for training; with views, those in place of image and box.
 
@@ -192,6 +193,7 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
     decode: which part of a JPEG that is cropped.
     max_labels: T of `label_list [B, T]`, which batches then also have; 0 = images have one class.
     maps: label maps of the source, which batches then also have.
+    texts: of the source, which batches then also have; not with images in memory.
     placement: which shards each host reads; not with images in memory, repeats or several sources.
 
   Raises:
@@ -204,7 +206,8 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
                     f'{batch_size}. Set --config.batch_size={1 << len(source).bit_length() - 1}.')
   if seed < 0:
     raise UserError(f'seed: expected 0 or more, got {seed}.')
-  shapes = transforms.train_shapes(recipe, image_px, max_labels=max_labels)
+  assert not (in_memory and texts)
+  shapes = transforms.train_shapes(recipe, image_px, max_labels=max_labels) | (texts.shapes if texts else {})
   capacity.check_batch('batch_size', batch_size, shard, shapes)
   shard.rows(batch_size)  # raises if the size does not fit
   fit = transforms.eval_transform(recipe, image_px, max_labels=max_labels)
@@ -220,7 +223,7 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
     start = functools.partial(map, batches.MemoryTrainBatches(decoded, visit, batch_size, shard))
   else:
     transform = transforms.train_transform(recipe, image_px, decode=decode, max_labels=max_labels)
-    make = batches.TrainBatches(source, transform, visit, shapes, seed, batch_size, shard)
+    make = batches.TrainBatches(source, transform, visit, shapes, seed, batch_size, shard, texts)
     size = capacity.batch_bytes(batch_size, shard, shapes)
     workers = capacity.workers_at_start(workers, num_examples=len(source), batch_bytes=size, here=capacity.machine())
     start = supply = Supply(make, threads, workers, size)
@@ -229,13 +232,14 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
   digest += f' {placement.value}={visit.num_hosts}' if isinstance(visit, order.HostShards) else ''
   labels: Labels | None = (label_maps.MapLabels(maps) if maps else
                            TeacherLabels(source) if isinstance(source, PseudoLabeled) else None)
-  info = LoaderInfo(source.name, len(source), batch_size, seed, digest + (labels.digest if labels else ''))
+  info = LoaderInfo(source.name, len(source), batch_size, seed, digest + (labels.digest if labels else '') +
+                    (texts.digest if texts else ''))
   rows = shard.rows(batch_size)
 
   def use(first: int) -> verifying.Used:
     return verifying.Used(source, lambda number: visit(number * batch_size + rows), start=first,
                           ahead=-(-len(source) // batch_size))
-  return TrainLoader(source, start, visit=visit, info=info, bad=BadImages(source, fit), use=use,
+  return TrainLoader(source, start, visit=visit, info=info, bad=BadImages(source, fit, texts), use=use,
                      max_bad_images=max_bad_images, labels=labels, supply=supply)
 
 

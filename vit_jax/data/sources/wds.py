@@ -5,7 +5,7 @@ PATH is a pattern such as `DIR/imagenet1k-{split}-*.tar` or `gs://BUCKET/{000..9
 examples is the stored one, file by file, so another distribution of the same examples over files has the same order.
 
 A label is a whole number in the member `.cls`, or a number, a name, or a list of them in a field of `.json`. Texts in
-`.txt` are captions.
+`.txt` are captions, one a line.
 """
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class TarSource(IndexedSource):
       raise BadImage(f'the image is truncated: {path} ends in it')
     return image
 
-  def caption(self, index: int) -> str:
-    """Returns the text beside an image, `.txt`.
+  def captions(self, index: int) -> tuple[str, ...]:
+    """Returns the texts beside an image: the lines of `.txt` that are not empty.
 
     Raises:
       BadImage: it is missing, truncated, larger than 1 MiB, or not UTF-8.
@@ -82,7 +82,7 @@ class TarSource(IndexedSource):
     content = ranges.read(self._place(index)[0], offset, size)
     try:
       if len(content) == size:
-        return content.decode()
+        return tuple(line.strip() for line in content.decode().splitlines() if line.strip())
     except UnicodeDecodeError:
       pass
     raise BadImage('the example: expected a complete text in UTF-8 beside the image, got a damaged one')

@@ -18,6 +18,7 @@ from vit_jax.config.schema import TextRule
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import json_fields
 from vit_jax.data.labels import classes
+from vit_jax.data.text.tokenizer import SIGLIP
 
 PLACE = '{}'
 NAMES_FILE = 'clip_imagenet_names.txt'
@@ -123,6 +124,11 @@ def simplify(text: str, rule: TextRule, *, keep: str = '') -> str:
   parts = text.replace('_', ' ').split(keep) if keep else [text.replace('_', ' ')]
   bare = keep.join(part.translate(_NO_PUNCTUATION) for part in parts)
   return re.sub(r'\s+', ' ', bare.lower()).strip()
+
+
+def rule_of(family: str) -> TextRule:
+  """Returns how the texts of a family of tokenizers were simplified in its training."""
+  return TextRule.CANONICAL if family == SIGLIP else TextRule.LOWER
 
 
 def build(names: Sequence[str], templates: Sequence[str], rule: TextRule, *, synonyms: bool = False,

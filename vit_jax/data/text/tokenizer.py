@@ -7,9 +7,11 @@ whether they add them:
   CLIP      start, text, end; padded with the end; a long text is cut before the end
   SigLIP    text, end; padded with the end, or with `<pad>` if the vocabulary is Gemma's (SigLIP 2)
   TIPS      text; padded with 0
+  bytes     the bytes of UTF-8, each plus 3, end (1); padded with 0: ByT5 (arXiv 2105.13626). It has no file.
 """
 from __future__ import annotations
 
+import hashlib
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -20,10 +22,10 @@ from vit_jax.core import extras, json_text, os_errors
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 
-CLIP, SIGLIP, TIPS = 'clip', 'siglip', 'tips'
-FAMILIES = (CLIP, SIGLIP, TIPS)
+CLIP, SIGLIP, TIPS, BYTES = 'clip', 'siglip', 'tips', 'bytes'
+FAMILIES = (CLIP, SIGLIP, TIPS, BYTES)
 FILES = {CLIP: ('tokenizer.json', 'vocab.json'), SIGLIP: ('spiece.model', 'tokenizer.json', 'tokenizer.model'),
-         TIPS: ('tokenizer.model', 'tokenizer.json')}
+         TIPS: ('tokenizer.model', 'tokenizer.json'), BYTES: ()}
 """Names of tokenizer files by family, the first found is used. `vocab.json` needs `merges.txt` beside it."""
 _MOST_BYTES = 2**28  # 8 times the largest one, of 256,000 pieces
 _CLIP_WORDS = (r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+")
@@ -46,7 +48,7 @@ class Tokenizer:
   """The tokenizer of a family.
 
   Args:
-    path: its file.
+    path: its file; None for `BYTES`, which has none.
     family: one of `FAMILIES`.
     length: N.
 
@@ -54,10 +56,10 @@ class Tokenizer:
     UserError: the file cannot be read, lacks the special tokens of the family, or its package is not installed.
   """
 
-  def __init__(self, path: pathlib.Path, *, family: str, length: int) -> None:
+  def __init__(self, path: pathlib.Path | None, *, family: str, length: int) -> None:
     assert family in FAMILIES, family
-    self.path, self._family, self._length = path, family, length
-    self._encoder = _read(path)
+    self.path, self.length, self._family = path, length, family
+    self._encoder = _read(path) if path else _bytes()
     self._start = self._end = self._pad = 0
     if family == CLIP:
       self._start, self._end = self._special('<|startoftext|>'), self._special('<|endoftext|>')
@@ -66,20 +68,40 @@ class Tokenizer:
       is_gemma = self._encoder.find('<eos>') is not None
       self._end = self._special('<eos>' if is_gemma else '</s>')
       self._pad = self._special('<pad>') if is_gemma else self._end
+    elif family == BYTES:
+      self._end = 1
+
+  @property
+  def digest(self) -> str:
+    """Identity of what texts become: the family, the length, and the file."""
+    content = self.path.read_bytes() if self.path else b''
+    return f'{self._family} {self.length} {hashlib.sha256(content).hexdigest()[:16]}'
+
+  def check(self, vocabulary: int, setting: str) -> None:
+    """Raises UserError if the tokenizer has special tokens that a vocabulary of this size does not have."""
+    if (highest := max(self._start, self._end, self._pad)) >= vocabulary:
+      raise UserError(f'{setting}: expected more than {highest:,}, the id of a special token of {self.path}, got '
+                      f'{vocabulary:,}. Set it to the number of tokens of the tokenizer.')
+
+  def __getstate__(self) -> dict[str, Any]:
+    return {'path': self.path, 'family': self._family, 'length': self.length}
+
+  def __setstate__(self, state: dict[str, Any]) -> None:
+    Tokenizer.__init__(self, **state)
 
   def __call__(self, texts: Sequence[str]) -> Tokens:
     """Returns the ids of texts, padded or cut to the length."""
-    ids = np.full((len(texts), self._length), self._pad, np.int32)
-    mask = np.zeros((len(texts), self._length), bool)
+    ids = np.full((len(texts), self.length), self._pad, np.int32)
+    mask = np.zeros((len(texts), self.length), bool)
     for row, text in enumerate(texts):
       found = self._encoder.ids(text)
       match self._family:
         case 'clip':
-          found = [self._start, *found[:self._length - 2], self._end]
-        case 'siglip':
-          found = [*found[:self._length - 1], self._end]
+          found = [self._start, *found[:self.length - 2], self._end]
+        case 'siglip' | 'bytes':
+          found = [*found[:self.length - 1], self._end]
         case _:
-          found = found[:self._length]
+          found = found[:self.length]
       ids[row, :len(found)], mask[row, :len(found)] = found, True
     return Tokens(ids, mask)
 
@@ -132,6 +154,10 @@ def _read(path: pathlib.Path) -> _Encoder:
   except Exception as error:  # `tokenizers` raises the bare class for a damaged file
     raise UserError(f'{path}: expected a tokenizer, got a damaged file: {ascii(str(error))[1:-1][:200]}. Fetch it '
                     'again.') from error
+
+
+def _bytes() -> _Encoder:
+  return _Encoder(lambda text: [byte + 3 for byte in text.encode(errors='replace')], lambda piece: None)
 
 
 def _sentencepiece(path: pathlib.Path) -> _Encoder:

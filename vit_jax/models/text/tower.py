@@ -18,16 +18,16 @@ Knows no file format, no tokenizer and no image.
 from __future__ import annotations
 
 import dataclasses
-import enum
 from typing import assert_never
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.nn import initializers
+from jax.typing import DTypeLike
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Execution, Gelu, Remat
+from vit_jax.config.schema import Execution, Gelu, Remat, TextPool
 from vit_jax.core.axes import labelled
 from vit_jax.core.numerics import split_key
 from vit_jax.core.types import Array, HostArray, Key, Params
@@ -38,13 +38,6 @@ from vit_jax.models.vit.block import Plain
 from vit_jax.models.vit.context import Context
 
 SLOWEST = 10_000.  # the longest period of a sinusoid is 2 pi times this, the shortest 2 pi (TIPS)
-
-
-class TextPool(enum.Enum):
-  """Which output of the blocks becomes the vector of a text."""
-  LAST = 'last'  # of the last token, padding or not (SigLIP)
-  END = 'end'    # of the first token with the highest id, which ends the text (CLIP)
-  MEAN = 'mean'  # the mean over the tokens that are not padding (TIPS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +58,8 @@ class TextTower:
     is_sinusoidal: whether positions are fixed sinusoids, and embeddings are multiplied by sqrt(D).
     out_width: E, of the projection; 0 = there is none, and E = D.
     projection_bias: whether the projection has a bias.
+    dtype: of the products.
+    execution, remat: how the blocks are run, and what they save for the backward pass.
   """
   vocabulary: int
   length: int
@@ -79,6 +74,9 @@ class TextTower:
   is_sinusoidal: bool = False
   out_width: int = 0
   projection_bias: bool = True
+  dtype: DTypeLike = jnp.float32
+  execution: Execution = Execution.SCAN
+  remat: Remat = Remat.NONE
 
   def init(self, key: Key) -> Params:
     """Returns new parameters."""
@@ -120,8 +118,9 @@ class TextTower:
       return applied(self._block, params, x_BND, num_images=x_BND.shape[0], rate=rate, dropout_key=key,
                      capture=False, mask=seen)[0]
 
-    x_BND = stack.run(layer, params['blocks'], x_BND, ready=lambda params: params, rates=None, keys=None,
-                      execution=Execution.SCAN, remat=Remat.NONE)
+    is_f32 = self.dtype == jnp.float32
+    x_BND = stack.run(layer, params['blocks'], x_BND.astype(self.dtype), rates=None, keys=None, remat=self.remat,
+                      ready=(lambda params: params) if is_f32 else stack.cast(self.dtype), execution=self.execution)
     pooled_BD = self._pooled(applied(self._norm, params['norm'], x_BND), tokens, mask)
     if not self.out_width:
       return pooled_BD
@@ -149,7 +148,7 @@ class TextTower:
 
   @property
   def _block(self) -> Plain:
-    context = Context(norm=schema.LayerNorm(self.norm_eps), gelu=self.gelu, dtype=jnp.float32)
+    context = Context(norm=schema.LayerNorm(self.norm_eps), gelu=self.gelu, dtype=self.dtype)
     return Plain(heads=self.heads, attention=schema.Attention(), mlp=schema.Mlp(self.mlp), context=context)
 
   @property

@@ -1,0 +1,138 @@
+"""Texts of training images as tokens: captions that a source stores, or templates with the names of classes.
+
+Of several texts of an image one is drawn in each epoch, by (seed, example, epoch) alone, so that batches do not depend
+on workers, processes or a restart. An image without a usable text counts as one that cannot be decoded.
+"""
+from __future__ import annotations
+
+import abc
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from vit_jax.config import schema
+from vit_jax.config.schema import TextRule, Tokens
+from vit_jax.core.errors import UserError
+from vit_jax.data.image.headers import BadImage
+from vit_jax.data.image.transform import Example, Shapes
+from vit_jax.data.source import UNLABELED, Source, find_origin, title
+from vit_jax.data.text import prompts as prompting
+from vit_jax.data.text import tokenizer as tokenizers
+from vit_jax.data.text.tokenizer import Tokenizer
+
+_DRAW = 6  # separates the random stream of a seed; `pipeline/order.py` and `sources/mixture.py` have the others
+
+
+def shapes(length: int) -> Shapes:
+  """Returns the arrays that the text of an example adds to a batch."""
+  return {'text': ((length,), np.int32), 'text_mask': ((length,), np.bool_)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts(abc.ABC):
+  """The texts of the examples of a source; pickles to few bytes.
+
+  source: of the images.
+  tokenizer, rule: of the texts.
+  seed: of the draw among several texts of an image.
+  """
+  source: Source
+  tokenizer: Tokenizer
+  rule: TextRule
+  seed: int
+
+  @abc.abstractmethod
+  def of(self, index: int, label: int) -> Sequence[str]:
+    """Returns all texts of an example, not simplified. Raises BadImage if it has none that can be used."""
+
+  @property
+  @abc.abstractmethod
+  def identity(self) -> str:
+    """What the texts depend on beside source, tokenizer and rule."""
+
+  @property
+  def digest(self) -> str:
+    """Appended to the digest of the source."""
+    return f' texts={self.tokenizer.digest} {self.rule.value} {self.identity}'
+
+  @property
+  def shapes(self) -> Shapes:
+    return shapes(self.tokenizer.length)
+
+  def add(self, example: Example, index: int, position: int) -> Example:
+    """Returns a decoded example with its text for this position in the order of training.
+
+    Raises:
+      BadImage: it has no usable text.
+    """
+    texts, epoch = self.of(index, int(example['label'])), position // len(self.source)
+    chosen = 0 if len(texts) == 1 else int(np.random.SeedSequence(
+        [_DRAW, self.seed, index, epoch]).generate_state(1)[0]) % len(texts)
+    ids, mask = self.tokenizer([prompting.simplify(texts[chosen], self.rule)])
+    return {**example, 'text': ids[0], 'text_mask': mask[0]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Captions(Texts):
+  """The captions that a source stores with its images."""
+  identity = 'captions'
+
+  def of(self, index: int, label: int) -> Sequence[str]:
+    stored, place = find_origin(self.source, index)
+    if not has_captions(stored):
+      raise UserError(f'objective.prompts: expected a template for the names of classes, got {""!r}, which takes '
+                      f'captions, and {title(stored)} has none. Set it, or another data.source.')
+    found: Sequence[str] = stored.captions(place)  # type: ignore[attr-defined]
+    if not found:
+      raise BadImage('the example: expected a caption, got an empty text')
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompts(Texts):
+  """Templates with the names of the classes; the first of several synonyms."""
+  words: tuple[str, ...] = ()
+  templates: tuple[str, ...] = ()
+
+  @property
+  def identity(self) -> str:
+    return f'{self.templates} {self.words}'
+
+  def of(self, index: int, label: int) -> Sequence[str]:
+    if label < 0:
+      raise BadImage('the example: expected a class, whose name is its text, got none')
+    return prompting.build([self.words[label]], self.templates, TextRule.NONE)[0]
+
+
+def has_captions(source: Source) -> bool:
+  """Returns whether a stored source has captions."""
+  return hasattr(source, 'captions')
+
+
+def open_texts(source: Source, text: schema.Text, *, prompts: str, names: str, seed: int) -> Texts:
+  """Returns the texts of a source, of its captions, or with `prompts` of the names of its classes.
+
+  Raises:
+    UserError: it has neither, or there is no tokenizer.
+  """
+  if text.tokens is not Tokens.BYTES and not text.tokenizer:
+    raise UserError('objective.text.tokenizer: expected the file of a tokenizer, got none. Set it, or '
+                    'objective.text.tokens=bytes, which needs none.')
+  family = text.tokens.value
+  path = None if text.tokens is Tokens.BYTES else tokenizers.find(
+      pathlib.Path(), family, given=text.tokenizer, source='objective.text')
+  made = Tokenizer(path, family=family, length=text.length)
+  made.check(text.vocabulary, 'objective.text.vocabulary')
+  common = (source, made, prompting.rule_of(family) if text.text_rule is TextRule.AUTO else text.text_rule, seed)
+  if not prompts:
+    found = Captions(*common)
+    if not has_captions(find_origin(source, 0)[0]):
+      found.of(0, -1)  # raises
+    return found
+  if source.class_names == UNLABELED:
+    raise UserError(f"objective.prompts: expected '' with {title(source)}, whose images have no classes, got "
+                    f'{prompts!r}. Leave it out to train on captions.')
+  words = prompting.class_names(source.class_names, names, setting='objective.names')
+  return Prompts(*common, words=words, templates=prompting.find_templates(prompts, setting='objective.prompts'))

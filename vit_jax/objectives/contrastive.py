@@ -1,0 +1,163 @@
+"""Training on images and texts: SigLIP (Zhai et al. 2023, arXiv 2303.15343), CLIP (Radford et al. 2021, 2103.00020) and
+LiT (Zhai et al. 2021, 2111.07991), whose image tower is frozen.
+
+An image tower and a text tower give vectors of unit length; the loss compares all pairs of a batch
+(`objectives/pair_losses.py`). A tower whose parameters are all frozen for the whole run only evaluates: it has no
+dropout and no backward pass.
+
+Differs from CLIP: its program clips the scale of the logits after each update. Here the scale is limited where it is
+used, and its parameter gets no gradient that would increase it beyond the limit.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from vit_jax.config import schema
+from vit_jax.config.durations import Lengths
+from vit_jax.config.schema import Activation, Gelu, PairLoss, TextProjection
+from vit_jax.core import trees
+from vit_jax.core.axes import labelled
+from vit_jax.core.contracts import Backbone, View
+from vit_jax.core.numerics import split_key, weighted_mean
+from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree
+from vit_jax.data.image.transform import Shapes
+from vit_jax.data.source import Source
+from vit_jax.data.text import captions
+from vit_jax.models import cost, heads
+from vit_jax.models.text.tower import TextTower
+from vit_jax.objectives import pair_losses, spec
+from vit_jax.objectives.networks import STATE, NetworkView, init_backbone, statistics
+from vit_jax.optim import freezing
+
+SCALES = {PairLoss.SIGMOID: 10., PairLoss.SOFTMAX: 1 / .07}
+"""Published scales of the logits at the start: SigLIP's t' = ln 10, and CLIP's t' = ln(1 / 0.07)."""
+PARTS = ('head', 'text', 'logits')
+"""What a view has beside the backbone: the projection of images, the text tower, scale and bias of the logits."""
+
+
+class Contrastive:
+  """Objective: images and their texts get similar vectors, others different ones.
+
+    x = unit(W backbone(image)), without W if `out_dim` is 0;  y = unit(tower(text))
+    logits = e^t' x·y + b, and their loss over all pairs
+
+  Parameters: `backbone`, `head/kernel` (W), `text`, and `logits/{scale, bias}`, which are t' and b (sigmoid only).
+
+  Metrics beside the loss: `similarity`, the mean cosine of an image and its own text, `scale` and `bias` of the logits.
+
+  Args:
+    backbone: of images.
+    tower: of texts, with vectors of the width of those of images.
+    settings: of the objective.
+    dtype: of the products of vectors.
+    is_frozen: whether a parameter, by its path, is frozen for the whole run.
+  """
+
+  def __init__(self, backbone: Backbone, tower: TextTower, settings: schema.Contrastive, *, dtype: DTypeLike,
+               is_frozen: Callable[[str], bool] = lambda name: False) -> None:
+    self._backbone, self._tower, self._settings = backbone, tower, settings
+    self._head, self._dtype, self._is_frozen = head(), dtype, is_frozen
+
+  def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
+    keys, s = split_key(key, 'backbone', 'head', 'text'), self._settings
+    backbone, state, features = init_backbone(self._backbone, keys['backbone'], batch['image'])
+    params = {'backbone': backbone, 'text': self._tower.init(keys['text'])}
+    if s.out_dim:
+      params['head'] = self._head.init(keys['head'], features.pooled.shape[-1], s.out_dim)
+    logits = {'scale': math.log(s.scale_init or SCALES[s.loss])} | (
+        {'bias': s.bias_init} if s.loss is PairLoss.SIGMOID else {})
+    params['logits'] = {name: labelled(jnp.full((), value), ()) for name, value in logits.items()}
+    return params, statistics(state)
+
+  def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
+    del step
+    mask_B, logits, s = batch.get('mask'), params['logits'], self._settings
+    image_BE, state = self._image(params, extra, batch, key)
+    text_BE = self._text(params, batch)
+    scale = jnp.exp(limited(logits['scale'], math.log(s.scale_max)) if s.scale_max else logits['scale'])
+    bias = logits.get('bias', jnp.zeros(()))
+    pairs = pair_losses.Pairs(image_BE.astype(self._dtype), text_BE.astype(self._dtype), scale, bias, mask_B)
+    loss = pair_losses.mean_loss(pairs, s.loss, form=s.form, chunk=s.chunk)
+    each = {'similarity': (image_BE * text_BE).sum(-1), 'scale': scale, **({'bias': bias} if 'bias' in logits else {})}
+    metrics = {name: weighted_mean(jnp.broadcast_to(jax.lax.stop_gradient(x), len(image_BE)), mask_B)
+               for name, x in each.items()}
+    return LossOut(loss, metrics, statistics(state))
+
+  def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
+    del params, step
+    return {**extra, **stats}
+
+  def views(self) -> dict[str, View]:
+    return {'student': NetworkView(self._backbone, PARTS)}
+
+  def _image(self, params: Params, extra: Extra, batch: Batch, key: Key) -> tuple[Array, PyTree]:
+    """Returns the vectors of the images, `[B, E]` f32, and the state of the backbone."""
+    backbone, is_frozen = params['backbone'], self._are_frozen('backbone', params)
+    backbone = jax.lax.stop_gradient(backbone) if is_frozen else backbone
+    features, state = self._backbone.apply(backbone, extra.get(STATE, {}), batch['image'], train=not is_frozen,
+                                           key=None if is_frozen else key)
+    pooled_BD = features.pooled
+    projected = self._head.apply(params['head'], pooled_BD) if 'head' in params else pooled_BD
+    return heads.normalize(projected, axis=-1), extra.get(STATE, {}) if is_frozen else state
+
+  def _text(self, params: Params, batch: Batch) -> Array:
+    """Returns the vectors of the texts, `[B, E]` f32."""
+    tower = jax.lax.stop_gradient(params['text']) if self._are_frozen('text', params) else params['text']
+    return heads.normalize(self._tower.apply(tower, batch['text'], batch['text_mask']), axis=-1)
+
+  def _are_frozen(self, part: str, params: Params) -> bool:
+    return all(self._is_frozen(f'{part}/{name}') for name in trees.flatten(params[part]))
+
+
+@jax.custom_vjp
+def limited(x: Array, most: float) -> Array:
+  """Returns `min(x, most)`; at the limit and above it, its gradient only decreases x."""
+  return jnp.minimum(x, most)
+
+
+limited.defvjp(lambda x, most: (jnp.minimum(x, most), (x, most)),
+               lambda saved, g: (jnp.where(saved[0] < saved[1], g, jnp.maximum(g, 0.)), None))
+
+
+def head() -> heads.Head:
+  """Returns the projection of images: a matrix without a bias, as CLIP has it."""
+  return heads.Head(schema.Head(bias=False))
+
+
+def tower(settings: schema.Text, *, out_width: int, model: schema.Model | None = None) -> TextTower:
+  """Returns the text tower of these settings, whose vectors have `out_width` numbers.
+
+  `model` is the image tower, whose dtype and rematerialization it has in training.
+  """
+  gelu = None if settings.activation is Activation.RELU else Gelu(settings.activation.value)
+  run = {} if not isinstance(model, schema.ViT) else {
+      'dtype': jnp.dtype(model.dtype.value), 'execution': model.execution, 'remat': model.remat}
+  return TextTower(
+      settings.vocabulary, settings.length, settings.width, settings.depth, settings.heads, settings.mlp, gelu,
+      settings.norm_eps, settings.pool, is_causal=settings.causal, is_sinusoidal=settings.sinusoidal,
+      out_width=0 if settings.projection is TextProjection.NONE else out_width,
+      projection_bias=settings.projection is TextProjection.BIAS, **run)  # type: ignore[arg-type]
+
+
+class Spec(spec.Spec[schema.Contrastive]):
+  """Builds `Contrastive` from a config, with the texts of its examples."""
+
+  def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> Contrastive:
+    model, frozen_for = self.config.model, freezing.until(self.config.optimizer.rules, lengths.steps)
+    width = self.settings.out_dim or cost.forward(
+        model, self.config.image_px, head=self.config.head, num_classes=0, num_channels=self.config.data.channels).width
+    return Contrastive(
+        backbone, tower(self.settings.text, out_width=width, model=model), self.settings,
+        dtype=jnp.dtype(model.dtype.value), is_frozen=lambda name: frozen_for(name) >= lengths.total_steps)
+
+  def open_texts(self, source: Source) -> captions.Texts:
+    s = self.settings
+    return captions.open_texts(source, s.text, prompts=s.prompts, names=s.names, seed=self.config.seed)
+
+  def batch_shapes(self) -> Shapes:
+    return captions.shapes(self.settings.text.length)
