@@ -28,6 +28,10 @@ class Encoder(Protocol):
   """Maps texts and features of images to vectors of unit length in one space; `rule` is how texts are simplified."""
   rule: schema.TextRule
 
+  def at(self, selected: PyTree) -> Encoder:
+    """Returns the encoder with the selected parameters of a view; itself if the view has no text tower."""
+    ...
+
   def embed(self, prompts: Sequence[str]) -> HostArray:
     """Returns vectors of texts, `[T, E]` f32."""
     ...

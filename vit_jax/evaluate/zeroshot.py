@@ -6,9 +6,8 @@ the protocol: the list of templates, and the rule by which texts were simplified
 """
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.config.schema import TextRule
-from vit_jax.core.types import Array, HostArray, PyTree
+from vit_jax.core.types import HostArray, PyTree
 from vit_jax.data.text import prompts as prompting
 from vit_jax.evaluate import linear, problems
 from vit_jax.evaluate.features import Split
@@ -50,6 +49,7 @@ class ZeroShot:
                limit: int = 0) -> None:
     self._test, self._encoder, self._prompts = test, encoder, prompts
     self._protocol, self._limit = protocol, limit
+    self._classes: linear.Linear | None = None
 
   def run(self, selected: PyTree, step: int) -> dict[str, float]:
     """Returns the accuracies of the view's `selected` parameters."""
@@ -59,24 +59,25 @@ class ZeroShot:
   def measure(self, selected: PyTree) -> Result:
     """Returns the accuracies and the number of examples."""
     placed = self._test.place(self._test.table(selected))
-    vectors_GRE = _projected(self._encoder.project, placed['features'])
+    classes, encoder = self._classes_at(selected)
+    vectors_GRE = encoder.project(placed['features'])
     right, top, total = jax.device_get(
-        linear.count_right(self._classes, vectors_GRE, placed['label'], placed['mask'])).tolist()
+        linear.count_right(classes, vectors_GRE, placed['label'], placed['mask'])).tolist()
     problems.check_counted(self._test.name, total, self._test.num_examples)
     names = {metric: f'{metric}_{self._protocol}' for metric in ('top1', 'top5')}
     return Result(named({names['top1']: right / total, names['top5']: top / total}, self._limit), total, None,
                   mark(names['top1'], self._limit), self._test.spent_s)
 
-  @functools.cached_property
-  def _classes(self) -> linear.Linear:
-    """The vectors of the classes as a classifier without a bias."""
-    vectors_CE = class_vectors(self._encoder, self._prompts)
-    return linear.Linear(jnp.asarray(vectors_CE.T), jnp.zeros(len(vectors_CE)))
+  def _classes_at(self, selected: PyTree) -> tuple[linear.Linear, Encoder]:
+    """The vectors of the classes as a classifier without a bias, and the encoder of these weights.
 
-
-@functools.partial(jax.jit, static_argnums=0)
-def _projected(project: Callable[[Array], Array], features: Array) -> Array:
-  return project(features)
+    A text tower that is not of the view is asked once.
+    """
+    encoder = self._encoder.at(selected)
+    if encoder is not self._encoder or self._classes is None:
+      vectors_CE = class_vectors(encoder, self._prompts)
+      self._classes = linear.Linear(jnp.asarray(vectors_CE.T), jnp.zeros(len(vectors_CE)))
+    return self._classes, encoder
 
 
 def build(resources: Resources, name: str, settings: schema.ZeroShot) -> Make:

@@ -9,7 +9,7 @@ from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.models import cost
 from vit_jax.record import console
-from vit_jax.weights import loading
+from vit_jax.weights import loading, text_encoder
 from vit_jax.weights import text as texts
 from vit_jax.weights.network import Weights
 from vit_jax.weights.text_encoder import TextEncoder
@@ -32,6 +32,8 @@ def find(config: schema.Config, weights: Weights | None, name: str, settings: sc
     UserError: no weights are set, they have no text tower, or the network has features of another width.
   """
   console.begin_stage('loading the text tower')
+  if weights is None and not settings.weights and config.objective.takes_texts:
+    return text_encoder.of_run(config, mesh=mesh)
   image = weights if weights is not None and not settings.weights else None
   where = settings.weights or ((weights.given or weights.source) if weights else config.init_from)
   if not where:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -132,16 +133,19 @@ def head() -> heads.Head:
 def tower(settings: schema.Text, *, out_width: int, model: schema.Model | None = None) -> TextTower:
   """Returns the text tower of these settings, whose vectors have `out_width` numbers.
 
-  `model` is the image tower, whose dtype and rematerialization it has in training.
+  `model` is the image tower, whose dtype, kernels and rematerialization it has in training.
   """
   gelu = None if settings.activation is Activation.RELU else Gelu(settings.activation.value)
-  run = {} if not isinstance(model, schema.ViT) else {
-      'dtype': jnp.dtype(model.dtype.value), 'execution': model.execution, 'remat': model.remat}
+  run: dict[str, Any] = {}
+  if model is not None:
+    run = {'dtype': jnp.dtype(model.dtype.value), 'kernels': model.kernels}
+  if isinstance(model, schema.ViT | schema.Mixer):
+    run |= {'execution': model.execution, 'remat': model.remat}
   return TextTower(
       settings.vocabulary, settings.length, settings.width, settings.depth, settings.heads, settings.mlp, gelu,
       settings.norm_eps, settings.pool, is_causal=settings.causal, is_sinusoidal=settings.sinusoidal,
       out_width=0 if settings.projection is TextProjection.NONE else out_width,
-      projection_bias=settings.projection is TextProjection.BIAS, **run)  # type: ignore[arg-type]
+      projection_bias=settings.projection is TextProjection.BIAS, **run)
 
 
 class Spec(spec.Spec[schema.Contrastive]):

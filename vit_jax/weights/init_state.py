@@ -73,7 +73,8 @@ def _from_weights(found: Weights, config: schema.Config, program: Program, class
   for text in adapt.preprocessing_differs(found, config.data.recipe):
     log.warning('%s', text)
   shapes = program.abstract_state
-  target = Target(config.model, config.image_px, adapters.plain(with_frozen(shapes.params, shapes.extra)), class_names)
+  outputs = () if config.objective.takes_texts else class_names  # a projection has no classes
+  target = Target(config.model, config.image_px, adapters.plain(with_frozen(shapes.params, shapes.extra)), outputs)
   fitted = adapt.adapt(found, target)
   log.info('Into this run:\n%s', fitted.report.text())
   params, statistics = _leaves(fitted.params), _leaves(fitted.state)

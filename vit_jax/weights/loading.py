@@ -320,11 +320,13 @@ def _of_run(path: pathlib.Path, where: str, view: str, explicit: list[preparing.
   rule = preparing.PreprocessRule('the run', found.preprocess)
   decided, _ = preparing.decide([*explicit, rule], usual=recognize.usual('vision_transformer'), own_px=None)
   own = decided._replace(image_px=found.preprocess['image_px'])
-  head = found.config.head
-  num_classes = leaves['head/bias'].shape[-1] if 'head/bias' in leaves else 0
+  has_text = found.config.objective.takes_texts  # its head projects images, and its outputs are no classes
+  head = schema.Head(bias=False) if has_text else found.config.head
+  kernel = leaves.get('head/kernel' if has_text else 'head/bias')
+  num_classes = 0 if kernel is None else kernel.shape[-1]
   decoder = found.config.objective if isinstance(found.config.objective, schema.Mae) else None
   report = Report(tuple(Line(name, 'taken') for name in leaves),
                   (f'Run: step {found.step:,}, view {found.view}',), tuple(_unusable_values(leaves)))
-  names, more = _names(found.class_names, num_classes)
+  names, more = ((), []) if has_text else _names(found.class_names, num_classes)
   return at_size(Weights(found.config.model, head, num_classes, found.params, found.state, decoder, own, names, 'run',
                          where, report._replace(warnings=(*report.warnings, *more))), decided)

@@ -10,16 +10,20 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
-from vit_jax.config.schema import Gelu, TextPool
+from vit_jax.config import schema
+from vit_jax.config.schema import Gelu, TextPool, TextRule
 from vit_jax.core import os_errors, trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.json_text import Table
 from vit_jax.core.redaction import redacted
 from vit_jax.core.types import Params
-from vit_jax.data.text import tokenizer
+from vit_jax.data.text import prompts, tokenizer
+from vit_jax.models import cost
 from vit_jax.models.text.tower import TextTower
-from vit_jax.weights import addresses, files, infer, sidecars, tables
+from vit_jax.objectives import contrastive
+from vit_jax.weights import addresses, files, infer, runs, sidecars, tables
 from vit_jax.weights.families import text as text_towers
 from vit_jax.weights.families.record import Tensors
 from vit_jax.weights.families.text import Found
@@ -42,6 +46,8 @@ class TextWeights(NamedTuple):
   scale, bias: logits are `scale * similarity + bias`.
   is_sigmoid: whether a probability is the sigmoid of its logit (SigLIP), and not a softmax over texts.
   folder: in which the tokenizer is expected.
+  tokenizer_file: its path, if it is known; '' = in `folder`.
+  text_rule: how texts are simplified; AUTO = as the family does.
   source: path, address or name of the weights.
   report: how every tensor was used.
   """
@@ -54,6 +60,13 @@ class TextWeights(NamedTuple):
   folder: pathlib.Path
   source: str
   report: Report
+  tokenizer_file: str = ''
+  text_rule: TextRule = TextRule.AUTO
+
+  @property
+  def rule(self) -> TextRule:
+    """How texts are simplified; never `AUTO`."""
+    return prompts.rule_of(self.family) if self.text_rule is TextRule.AUTO else self.text_rule
 
 
 def load(where: str, *, image: Weights) -> TextWeights:
@@ -63,9 +76,8 @@ def load(where: str, *, image: Weights) -> TextWeights:
     UserError: the weights have no text tower, a tensor is missing or has no place, or both towers do not fit.
   """
   path = addresses.local(where)
-  if path.is_dir() and (path / 'checkpoints').is_dir():
-    raise UserError(f'{where}: expected weights with a text tower, got a run, which has none. Use the weights that the '
-                    'run began with.')
+  if runs.is_run(path):
+    return _of_run(path, redacted(where), image)
   shards = addresses.weight_files(path)
   tensors = {name: x for shard in shards for name, x in files.read(shard).items()}
   if not text_towers.has_text(tensors) and (beside := _beside(shards[0])):
@@ -74,6 +86,31 @@ def load(where: str, *, image: Weights) -> TextWeights:
     return _of_tensors(tensors, shards[0], redacted(where), image)
   except UserError as error:
     raise UserError(f'{where}, text tower: {error}') from None
+
+
+def _of_run(path: pathlib.Path, where: str, image: Weights) -> TextWeights:
+  found = runs.read(path, view='')
+  if not isinstance(found.config.objective, schema.Contrastive):
+    raise UserError(f'{where}: expected weights with a text tower, got a run without one. Use the weights that the run '
+                    'began with.')
+  text = of_config(found.config, found.params, where)
+  _check_width(text.tower, image)
+  return text
+
+
+def of_config(config: schema.Config, params: Params, where: str) -> TextWeights:
+  """Returns the text tower of a run that trains one, with its `params`; {} = they are not known yet."""
+  objective = config.objective
+  assert isinstance(objective, schema.Contrastive), objective
+  text, logits = objective.text, params.get('logits', {})
+  width = objective.out_dim or cost.forward(config.model, config.image_px, head=config.head, num_classes=0,
+                                            num_channels=config.data.channels).width
+  return TextWeights(
+      contrastive.tower(text, out_width=width), params.get('text', {}), text.tokens.value,
+      float(np.exp(logits.get('scale', 0.))), float(logits.get('bias', 0.)),
+      objective.loss is schema.PairLoss.SIGMOID, pathlib.Path(), where,
+      Report(tuple(Line(f'text/{name}', 'taken') for name in trees.flatten(params.get('text', {}))), (), ()),
+      tokenizer_file=text.tokenizer, text_rule=text.text_rule)
 
 
 def _beside(path: pathlib.Path) -> pathlib.Path | None:

@@ -1,6 +1,7 @@
 """Texts and features of images as vectors of one space, with the weights and the tokenizer of a model."""
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Sequence
 
@@ -9,14 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from vit_jax.config import schema
 from vit_jax.core import axes
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray, Params, PyTree
-from vit_jax.data.text import prompts as prompting
 from vit_jax.data.text import tokenizer
 from vit_jax.data.text.tokenizer import Tokenizer
 from vit_jax.models import heads
 from vit_jax.models.text.tower import TextTower
+from vit_jax.objectives import contrastive
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel import sharding
 from vit_jax.weights import addresses
@@ -35,23 +37,33 @@ class TextEncoder:
   is_sigmoid: whether a probability is the sigmoid of its logit, and not a softmax over texts.
   """
 
-  def __init__(self, weights: TextWeights, image: Weights, *, tokenizer_file: str = '',
+  def __init__(self, weights: TextWeights, image: Weights | None, *, tokenizer_file: str = '',
                mesh: Mesh | None = None) -> None:
     """Reads the tokenizer `tokenizer_file` ('' = beside the weights), and places the parameters on `mesh`.
+
+    `image` has the projection of images, if its network has one; None = parameters are those of a run, see `at`.
 
     Raises:
       UserError: there is no tokenizer, or it is that of another model.
     """
-    self.source, self.rule = weights.source, prompting.rule_of(weights.family)
+    self.source, self.rule = weights.source, weights.rule
     self.scale, self.bias, self.is_sigmoid = weights.scale, weights.bias, weights.is_sigmoid
-    if not tokenizer_file:
-      addresses.fetch_tokenizer(weights.source, tokenizer.FILES[weights.family])
-    path = tokenizer.find(weights.folder, weights.family, given=tokenizer_file, source=weights.source)
-    self._tokenizer = Tokenizer(path, family=weights.family, length=weights.tower.length)
+    self._tokenizer = _tokenizer(weights, tokenizer_file or weights.tokenizer_file)
     self._vocabulary, self._tower = weights.tower.vocabulary, weights.tower
-    self._params = _placed(weights.params, weights.tower, mesh)
+    self._params = weights.params and _placed(weights.params, weights.tower, mesh)
     self._whole = None if mesh is None else meshes.replicated(mesh)
-    self._image = image
+    has_head = image is not None and image.num_classes
+    head = heads.build(image.head, image.model) if image and has_head else contrastive.head()
+    self._project = jax.jit(functools.partial(_projected, head))  # copies share what is compiled
+    self._head_params: Params | None = image.params['head'] if image and has_head else None
+
+  def at(self, selected: PyTree) -> TextEncoder:
+    """Returns the encoder with the selected parameters of a view of a run; itself if they have no text tower."""
+    if 'text' not in selected:
+      return self
+    found = copy.copy(self)
+    found._params, found._head_params = selected['text'], selected.get('head')
+    return found
 
   def embed(self, prompts: Sequence[str]) -> HostArray:
     """Returns vectors of unit length, `[T, E]` f32.
@@ -73,11 +85,26 @@ class TextEncoder:
 
   def project(self, pooled: Array) -> Array:
     """Returns vectors of images of unit length, `[…, E]` f32, of pooled features `[…, D]`; traceable."""
-    if self._image.num_classes:
-      head = heads.build(self._image.head, self._image.model)
-      flat = pooled.reshape(-1, pooled.shape[-1])
-      pooled = head.apply(self._image.params['head'], flat).reshape(*pooled.shape[:-1], -1)
-    return heads.normalize(pooled, axis=-1)
+    return self._project(self._head_params, pooled)
+
+
+def _tokenizer(weights: TextWeights, given: str) -> Tokenizer:
+  """Returns the tokenizer of a text tower, from the given file, or from that beside its weights."""
+  path = None
+  if weights.family != tokenizer.BYTES:
+    if not given:
+      addresses.fetch_tokenizer(weights.source, tokenizer.FILES[weights.family])
+    path = tokenizer.find(weights.folder, weights.family, given=given, source=weights.source)
+  return Tokenizer(path, family=weights.family, length=weights.tower.length)
+
+
+def of_run(config: schema.Config, *, mesh: Mesh | None = None) -> TextEncoder:
+  """Returns the encoder of the text tower that a run trains, whose parameters `at` gives it.
+
+  Raises:
+    UserError: its tokenizer cannot be read.
+  """
+  return TextEncoder(texts.of_config(config, {}, 'the run'), None, mesh=mesh)
 
 
 def load(where: str, image: Weights, *, tokenizer_file: str = '', mesh: Mesh | None = None) -> TextEncoder:
@@ -99,6 +126,12 @@ def _placed(params: Params, tower: TextTower, mesh: Mesh | None) -> PyTree:
 
 def _padded(x: HostArray, size: int) -> HostArray:
   return np.concatenate([x, np.repeat(x[:1], size - len(x), 0)])
+
+
+def _projected(head: heads.Head, params: Params | None, pooled: Array) -> Array:
+  if params is not None:
+    pooled = head.apply(params, pooled.reshape(-1, pooled.shape[-1])).reshape(*pooled.shape[:-1], -1)
+  return heads.normalize(pooled, axis=-1)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -27,12 +27,13 @@ from jax.nn import initializers
 from jax.typing import DTypeLike
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Execution, Gelu, Remat, TextPool
+from vit_jax.config.schema import Execution, Gelu, Kernels, Remat, TextPool
 from vit_jax.core.axes import labelled
 from vit_jax.core.numerics import split_key
 from vit_jax.core.types import Array, HostArray, Key, Params
 from vit_jax.models import stack
 from vit_jax.models.initialization import lecun_normal
+from vit_jax.models.kernels.forms import select
 from vit_jax.models.layers import LayerNorm, applied, initial
 from vit_jax.models.vit.block import Plain
 from vit_jax.models.vit.context import Context
@@ -59,7 +60,7 @@ class TextTower:
     out_width: E, of the projection; 0 = there is none, and E = D.
     projection_bias: whether the projection has a bias.
     dtype: of the products.
-    execution, remat: how the blocks are run, and what they save for the backward pass.
+    execution, remat, kernels: how the blocks are run, what they save for the backward pass, and their forms.
   """
   vocabulary: int
   length: int
@@ -77,6 +78,7 @@ class TextTower:
   dtype: DTypeLike = jnp.float32
   execution: Execution = Execution.SCAN
   remat: Remat = Remat.NONE
+  kernels: Kernels = Kernels.FAST
 
   def init(self, key: Key) -> Params:
     """Returns new parameters."""
@@ -148,12 +150,13 @@ class TextTower:
 
   @property
   def _block(self) -> Plain:
-    context = Context(norm=schema.LayerNorm(self.norm_eps), gelu=self.gelu, dtype=self.dtype)
+    context = Context(norm=schema.LayerNorm(self.norm_eps), gelu=self.gelu, dtype=self.dtype,
+                      forms=select(self.kernels))
     return Plain(heads=self.heads, attention=schema.Attention(), mlp=schema.Mlp(self.mlp), context=context)
 
   @property
   def _norm(self) -> LayerNorm:
-    return LayerNorm(self.norm_eps)
+    return LayerNorm(self.norm_eps, select(self.kernels))
 
 
 def sinusoids(length: int, width: int) -> HostArray:

@@ -1,0 +1,30 @@
+"""LiT on CIFAR-10: a small text tower is trained for a frozen ViT-Ti/16, on prompts with the names of the classes.
+
+Data:     CIFAR-10 as `folder:DIR`, or as written by `vit-jax prepare --data=cifar10 --to=DIR`; the argument source=…
+Differs:  It follows no paper: LiT (arXiv 2111.07991) trains on captions. Of the 128 images of a batch about 13 have the
+          text of any class, and only one of these pairs counts as a match.
+Run:      python -m vit_jax.main --config=configs/lit_cifar10.py:source=folder:DIR --config.init_from=FILE
+Plan:     1 device; a text tower of 0.9 M parameters; about ten minutes on 2 CPU cores.
+Expected: see docs/guides/images_and_text.md.
+"""
+from vit_jax.config import schema as s
+from vit_jax.recipes import sizes
+
+FROZEN = (s.PathRule('backbone/.*', frozen_until='100 %'),)
+
+
+def get_config(arguments: str = '') -> s.Config:
+  """The run, on source=… with loss=sigmoid or softmax."""
+  given = s.parse_arg(arguments, source=(), loss=('sigmoid', 'softmax'))
+  recipe = s.Recipe(crop=s.Crop.RESIZE, flip=True, interpolation=s.Interpolation.BICUBIC, antialias=True)
+  return s.Config(
+      name=f'LiT CIFAR-10 {given["loss"]}', length='300 steps', batch_size=128, image_px=(64, 64),
+      data=s.Data(source=given['source'] or 'tfds:cifar10', recipe=recipe), model=sizes.vit('Ti/16'),
+      objective=s.Contrastive(
+          loss=s.PairLoss(given['loss']), prompts='clip_best',
+          text=s.Text(length=40, width=128, depth=4, heads=4, mlp=512)),
+      optimizer=s.AdamW(lr=1e-3, b2=.95, weight_decay=1e-4, clip_norm=1., rules=FROZEN,
+                        schedule=s.Schedule(s.Decay.COSINE, warmup='10 %')),
+      train=s.Train(cpu_threads=2),
+      evals={'zeroshot': s.ZeroShot(every='100 steps', batch_size=200, split='test[:20%]')},
+      checkpoints=s.Checkpoints(every='20 %'))
