@@ -54,12 +54,15 @@ def tar(found: Sequence[tuple[str, bytes]], kind: int = tarfile.USTAR_FORMAT, li
   return made.getvalue()
 
 
-def write_tars(folder: pathlib.Path, split: str, found: Sequence[Example], num: int = 3) -> None:
-  """Writes so many archives, with about as many examples each."""
+def write_tars(folder: pathlib.Path, split: str, found: Sequence[Example], num: int = 3, *,
+               texts: Mapping[int, bytes] | None = None) -> None:
+  """Writes so many archives, with about as many examples each; `texts` are the captions of some, by their number."""
+  changed = {f'{found[i].key}.txt': content for i, content in (texts or {}).items()}
   folder.mkdir(parents=True, exist_ok=True)
   for number in range(num):
     own = found[number * len(found) // num:(number + 1) * len(found) // num]
-    (folder / f'set-{split}-{number:03d}.tar').write_bytes(tar(members(own)))
+    content = [(name, changed.get(name, content)) for name, content in members(own)]
+    (folder / f'set-{split}-{number:03d}.tar').write_bytes(tar(content))
 
 
 def varint(number: int) -> bytes:

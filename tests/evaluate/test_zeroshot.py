@@ -26,6 +26,9 @@ class Toy:
   """
   source, rule = 'toy', TextRule.CANONICAL
 
+  def at(self, selected: object) -> Toy:
+    return self
+
   def __init__(self) -> None:
     words = [prompts.simplify(name, TextRule.CANONICAL).split() for name in NAMES]
     self._known = {word: center for every, center in zip(words, CENTERS, strict=True) for word in every}

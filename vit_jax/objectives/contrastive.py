@@ -29,7 +29,7 @@ from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree
 from vit_jax.data.image.transform import Shapes
 from vit_jax.data.source import Source
 from vit_jax.data.text import captions
-from vit_jax.models import cost, heads
+from vit_jax.models import cost, heads, initialization
 from vit_jax.models.text.tower import TextTower
 from vit_jax.objectives import pair_losses, spec
 from vit_jax.objectives.networks import STATE, NetworkView, init_backbone, statistics
@@ -126,8 +126,9 @@ limited.defvjp(lambda x, most: (jnp.minimum(x, most), (x, most)),
 
 
 def head() -> heads.Head:
-  """Returns the projection of images: a matrix without a bias, as CLIP has it."""
-  return heads.Head(schema.Head(bias=False))
+  """Returns the projection of images: a matrix without a bias, which starts at random, with variance 1 / D."""
+  laws = initialization.VISION_TRANSFORMER._replace(head=initialization.LECUN)
+  return heads.Head(schema.Head(bias=False), laws=laws)
 
 
 def tower(settings: schema.Text, *, out_width: int, model: schema.Model | None = None) -> TextTower:

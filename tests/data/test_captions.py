@@ -1,0 +1,133 @@
+"""Texts in training batches: drawn by seed, example and epoch, for any number of workers, and replaced if unusable."""
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import pathlib
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.data import packed
+from vit_jax.config import schema
+from vit_jax.config.schema import TextRule
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import Shard
+from vit_jax.data.image.headers import BadImage
+from vit_jax.data.pipeline import loader
+from vit_jax.data.source import Source
+from vit_jax.data.sources import opening
+from vit_jax.data.text import captions
+from vit_jax.data.text.tokenizer import Tokenizer
+
+TEXT = schema.Text(length=24)
+ALONE = Shard((0,), 1)
+RECIPE = schema.Recipe(crop=schema.Crop.RESIZE)
+EMPTY, BROKEN = 4, 9
+"""Examples whose caption is white space, and no UTF-8."""
+
+
+@pytest.fixture
+def tars(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Source:
+  """A source with three captions an image."""
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  texts = {i: f'one {i}\n\n  two {i}\nthree {i}'.encode() for i in range(23)} | {EMPTY: b' \n', BROKEN: b'\xff\xfe'}
+  packed.write_tars(tmp_path / 'tars', 'train', packed.examples(23), texts=texts)
+  return opening.open_split(schema.Data(source=f'wds:{tmp_path}/tars'), 'train', image_px=(8, 8))
+
+
+def decoded(ids: np.ndarray) -> str:
+  """What the tokens of bytes spell."""
+  return bytes(int(i) - 3 for i in ids if i >= 3).decode()
+
+
+def opened(source: Source, seed: int = 0, **settings: Any) -> captions.Texts:
+  return captions.open_texts(source, TEXT, **{'prompts': '', 'names': '', 'seed': seed, **settings})
+
+
+def batches(source: Source, num: int, start: int = 0, *, workers: int = 0, bad: int = 100,
+            shard: Shard = ALONE) -> list[dict[str, np.ndarray]]:
+  made = loader.train_loader(
+      source, recipe=RECIPE, image_px=(8, 8), batch_size=6, seed=0, shard=shard, workers=workers, threads=2,
+      in_memory=False, max_bad_images=bad, texts=opened(source))
+  found = [{k: np.array(v) for k, v in b.items()} for b in itertools.islice(made.batches(start), num)]
+  made.close()
+  return found
+
+
+def test_bytes_are_tokens_with_an_end_and_padding() -> None:
+  made = Tokenizer(None, family='bytes', length=6)
+  ids, mask = made(['é', 'abcdefgh'])
+  assert ids.tolist() == [[0xC3 + 3, 0xA9 + 3, 1, 0, 0, 0], [100, 101, 102, 103, 104, 1]]
+  assert mask.tolist() == [[True] * 3 + [False] * 3, [True] * 6]
+  again = pickle.loads(pickle.dumps(made))
+  assert again(['é']).ids.tolist() == ids[:1].tolist() and again.digest == made.digest
+
+
+def test_a_caption_is_drawn_by_seed_example_and_epoch(tars: Source) -> None:
+  def drawn(position: int, index: int = 2, seed: int = 0) -> str:
+    return decoded(opened(tars, seed).add({'label': np.int32(0)}, index, position)['text'])
+  epochs = [drawn(position) for position in range(0, 23 * 30, 23)]
+  assert set(epochs) == {'one 2', 'two 2', 'three 2'}
+  assert [drawn(position + 11) for position in range(0, 23 * 30, 23)] == epochs  # anywhere in the same epoch
+  assert [drawn(position, seed=1) for position in range(0, 23 * 30, 23)] != epochs
+  assert [drawn(position, 3).split()[0] for position in range(0, 23 * 30, 23)] != [one.split()[0] for one in epochs]
+
+
+def test_batches_have_the_text_of_their_image_for_any_shards_and_after_a_restart(tars: Source) -> None:
+  found = batches(tars, 8)
+  for batch in found:
+    assert batch['text'].shape == (6, 24) and batch['text_mask'].sum(1).tolist() == [
+        len(decoded(row)) + 1 for row in batch['text']]
+    for row, index in enumerate(batch['index'].tolist()):
+      replaced = {EMPTY: EMPTY + 1, BROKEN: BROKEN + 1}.get(index, index)
+      assert decoded(batch['text'][row]).split()[1] == str(replaced) and batch['bad'][row] == (replaced != index)
+  later = batches(tars, 3, start=5)
+  halves = [batches(tars, 8, shard=Shard((part,), 2)) for part in (0, 1)]
+  for name in ('text', 'text_mask', 'image', 'index'):
+    assert all((a[name] == b[name]).all() for a, b in zip(later, found[5:], strict=True))
+    joined = [np.concatenate([a[name], b[name]]) for a, b in zip(*halves, strict=True)]
+    assert all((a == b[name]).all() for a, b in zip(joined, found, strict=True))
+
+
+@pytest.mark.slow(reason='5 s: starts processes')
+def test_loader_processes_make_the_same_texts(tars: Source) -> None:
+  for a, b in zip(batches(tars, 4, workers=2), batches(tars, 4), strict=True):
+    assert (a['text'] == b['text']).all() and (a['index'] == b['index']).all()
+
+
+def test_captions_that_cannot_be_used_are_counted_and_named(tars: Source, caplog: pytest.LogCaptureFixture) -> None:
+  with caplog.at_level(logging.WARNING):
+    batches(tars, 8)
+  assert 'expected a caption, got an empty text' in caplog.text and 'complete text in UTF-8' in caplog.text
+  with pytest.raises(UserError, match='at most data.max_bad_images=1 images'):
+    batches(tars, 8, bad=1)
+
+
+def test_prompts_are_templates_with_the_names_of_the_classes(tars: Source) -> None:
+  named = opening.open_split(schema.Data(source=tars.name.rpartition('/')[0], label_column='json/label'), 'train',
+                             image_px=(8, 8))
+  texts = opened(named, prompts='a {}!')
+  assert {decoded(texts.add({'label': np.int32(c)}, c, 0)['text']) for c in range(3)} == {
+      f'a {name.lower()}!'.replace('_', ' ') for name in named.class_names}
+  many = opened(named, prompts='clip_best')
+  assert len({decoded(many.add({'label': np.int32(0)}, 0, 23 * e)['text']) for e in range(40)}) == 8
+  assert len(pickle.dumps(texts)) < 20_000
+  others = many, opened(named), dataclasses.replace(texts, rule=TextRule.NONE)
+  assert len({made.digest for made in (texts, *others)}) == 4
+  with pytest.raises(BadImage, match='expected a class'):
+    texts.add({'label': np.int32(-1)}, 0, 0)
+
+
+def test_a_source_without_captions_or_without_classes_is_named(tars: Source, tmp_path: pathlib.Path) -> None:
+  with pytest.raises(UserError, match='objective.prompts: expected a template .* takes captions, and digits'):
+    opened(opening.open_split(schema.Data(source='digits'), 'train', image_px=(8, 8)))
+  source = opening.open_split(schema.Data(source='digits'), 'train', image_px=(8, 8))
+  source.class_names = ('unlabeled',)
+  with pytest.raises(UserError, match="objective.prompts: expected '' with digits"):
+    opened(source, prompts='a {}')
+  with pytest.raises(UserError, match='objective.text.tokenizer: expected the file of a tokenizer, got none'):
+    captions.open_texts(tars, dataclasses.replace(TEXT, tokens=schema.Tokens.SIGLIP), prompts='', names='', seed=0)
