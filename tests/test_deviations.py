@@ -22,7 +22,7 @@ def test_the_page_has_every_difference() -> None:
 
 def test_a_difference_of_the_package_names_a_program_or_a_paper() -> None:
   known = ('big_vision', 'vision_transformer', 'timm', 'DeiT', 'dino', 'MAE', 'TokenLabeling', 'paper', 'PyTorch',
-           'torchvision', 'Pillow', 'TensorFlow', 'noisystudent', 'transformers', 'DINO')
+           'torchvision', 'Pillow', 'TensorFlow', 'noisystudent', 'transformers', 'DINO', 'CLIP')
   found = deviations.of_package()
   assert len(found) >= 8
   for one in found:
