@@ -229,6 +229,12 @@ def _read_count(text: str) -> float:
   return _read_number(text[:-1]) * factor if factor else _read_number(text)
 
 
+def _read_hours(text: str) -> float:
+  if not (found := _read_number(text.removesuffix('h'))) or not text.endswith('h'):
+    raise ValueError
+  return found
+
+
 def _read_blocks(text: str) -> list[int]:
   found = [int(part) for part in text.split(',') if re.fullmatch(r' *-?[0-9]{1,6} *', part, re.ASCII)]
   if len(found) != text.count(',') + 1 or 0 in found:
@@ -265,6 +271,7 @@ NUMBER = Kind('X', 'a number, at least 0', _read_number, 'at least 0')
 SHARE = Kind('X', 'a number, 0 to below 1', _share, '0 to below 1')
 COUNT = Kind('N', 'a number of parameters such as 30M or 1.2B', _read_count, 'such as 30M or 1.2B')
 SHARE_OF = Kind('I/N', 'a task and the number of tasks, such as 0/8', _read_share, 'such as 0/8')
+HOURS = Kind('HOURS', 'device-hours such as 3h or 0.5h', _read_hours, 'such as 3h or 0.5h')
 SEARCH = Kind('METHOD', searches.METHODS, searches.parse)
 GLOB = Kind('GLOB', 'a pattern such as *b16*', str)
 FILE = Kind('FILE', 'a file', str)
@@ -403,6 +410,7 @@ JOBS = {
         Flag('submit_options', TEXT, "with --submit=slurm: options of sbatch, such as '--partition=gpu --gpus=1'", ''),
         Flag('search', SEARCH, 'method for the ranges of the config: sobol:16 or halving:16,factor=4,rungs=3', None,
              'as the config has it'),
+        Flag('budget', HOURS, 'device-hours of all runs together, beyond which no run is started', 0., 'no limit'),
         Flag('share', SHARE_OF, 'take only the runs of this task of several, counted from 0', (0, 1), 'all runs'),
         FLAGS), on_cpu=True),  # devices are for the runs, which are processes of their own
     'bench': Job('Time the parts of a run here: network, step, input.', 'bench.job', (

@@ -353,8 +353,8 @@ def test_a_dry_run_tells_runs_parameters_flops_and_hours_and_starts_nothing(
 
 
 def test_hours_on_a_processor_without_a_known_peak_come_from_a_matrix_product() -> None:
-  flops_s, what = estimate.probe()
-  assert flops_s > 1e8 and what == 'a matrix product on 8 cpu'
+  flops_s, what, number = estimate.probe()
+  assert flops_s > 1e8 and what == 'a matrix product on 8 cpu' and number == 8
 
 
 def test_overrides_are_for_every_run_also_for_later_ones(tmp_path: pathlib.Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import fcntl
 import json
 import os
 import pathlib
@@ -18,7 +19,7 @@ import pytest
 from vit_jax import main
 from vit_jax.config import files, json_files, schema, searches
 from vit_jax.core.errors import UserError
-from vit_jax.study import halving, job
+from vit_jax.study import budget, estimate, halving, job
 from vit_jax.study import runs as study_runs
 from vit_jax.train import hooks
 
@@ -37,7 +38,15 @@ if fault.exists():
   sys.exit(75 if 'storage' in fault.read_text() else 2)
 share = float(until.removesuffix(' %')) / 100 if until else 1
 (workdir / 'checkpoints' / '1').mkdir(parents=True, exist_ok=True)
-text = json.dumps({'step': round(800 * share), 'seconds': 2., 'num_params': 11, 'exaflops': share, 'top1': .5,
+flops = workdir.parent.parent / 'flops'
+exaflops = share * (float(flops.read_text()) / 1e18 if flops.exists() else 1.)
+before = max((json.loads(path.read_text())['step'] for path in workdir.glob('paused*')), default=None)
+with open(workdir / 'metrics.jsonl', 'a') as file:
+  for event in ({'event': 'start', 'time_s': 0., 'devices': 2, 'resumed_from': before},
+                {'event': 'goodput', 'time_s': 1., 'step': round(800 * share), 'seconds': {
+                    'startup': 360., 'step': 3600. * (share - (before or 0) / 800)}}):
+    file.write(json.dumps(event) + '\\n')
+text = json.dumps({'step': round(800 * share), 'seconds': 2., 'num_params': 11, 'exaflops': exaflops, 'top1': .5,
                    'metrics': {'val/nll': abs(rate - .5) + 1 - share, 'val/top1': .1}})
 (workdir / 'evaluate.json').write_text(text)
 (workdir / (f'paused_{until.replace(" ", "")}.json' if until else 'final.json')).write_text(text)
@@ -180,24 +189,74 @@ def test_a_metric_that_runs_do_not_have_is_named(tmp_path: pathlib.Path) -> None
     job.run(one, tmp_path)
 
 
-def test_tasks_of_a_cluster_wait_for_each_other_at_each_rung(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  one = study(schema.Halving(8, 2))
+def in_tasks(one: schema.Study, workdir: pathlib.Path, count: int, patch: pytest.MonkeyPatch,
+             **more: float) -> dict[int, int]:
+  """Runs a study as the tasks of a cluster, side by side; the exit statuses by index."""
   statuses: dict[int, int] = {}
-  monkeypatch.setattr(job.signal, 'signal', lambda *_: None)  # handlers are set by the main thread alone
-  monkeypatch.setattr(os, 'getpid', threading.get_native_id)  # names of temporary files
+  patch.setattr(job.signal, 'signal', lambda *_: None)  # handlers are set by the main thread alone
+  patch.setattr(os, 'getpid', threading.get_native_id)  # names of temporary files
   tasks = [threading.Thread(target=lambda i=i: statuses.update(
-      {i: job.Coordinator(one, tmp_path, 1, dict(os.environ), (i, 3)).run()})) for i in range(3)]
+      {i: job.Coordinator(one, workdir, 1, dict(os.environ), (i, count), **more).run()})) for i in range(count)]
   for task in tasks:
     task.start()
   for task in tasks:
     task.join(240)
-  assert statuses == {0: 0, 1: 0, 2: 0}
+  return statuses
+
+
+def test_tasks_of_a_cluster_wait_for_each_other_at_each_rung(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  one = study(schema.Halving(8, 2))
+  assert in_tasks(one, tmp_path, 3, monkeypatch) == {0: 0, 1: 0, 2: 0}
   best, found = rates(one), order(tmp_path)
   assert sorted(found[:8]) == [f'{name} 12.5 %' for name in one.runs]
   assert sorted(found[8:12]) == sorted(f'{name} 25 %' for name in best[:4])
   assert sorted(found[12:14]) == sorted(f'{name} 50 %' for name in best[:2]) and found[14:] == [f'{best[0]} ']
   assert [row['run'] for row in table(tmp_path)][:2] == best[:2]
+
+
+@pytest.fixture
+def costs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  """A start takes 0.2 device-hours and a complete run 2, of which less is assumed at first."""
+  config = next(iter(study(schema.Sobol(1)).runs.values()))
+  (tmp_path / 'flops').write_text(str(flops := estimate.estimate(config, estimate.Known({}, {})).flops))
+  monkeypatch.setattr(estimate, 'find_speed', lambda done, topology: estimate.Speed(flops / 360, 'guess', 2))
+
+
+@pytest.mark.parametrize('processes', [1, 2])
+def test_no_run_is_started_beyond_the_budget(
+    tmp_path: pathlib.Path, costs: None, capsys: pytest.CaptureFixture[str], processes: int) -> None:
+  one = study(schema.Halving(4, 2))  # the rungs take 2.8, 1.4 and 1.2 device-hours
+  best = rates(one)
+  assert job.run(one, tmp_path, budget=4.5, processes=processes) == 0
+  assert sorted(order(tmp_path)[4:]) == sorted(f'{name} 50 %' for name in best[:2])
+  said = capsys.readouterr().out
+  assert ('The budget of 4.5 device-hours would be exceeded: 4.2 are used, 0 expected of runs that are under way, 1.2 '
+          f'of {best[0]}. No more runs are started.') in said
+  assert '4.2 of 4.5 device-hours are used. No more runs were started.' in said
+  assert f'Best: {best[0]}, val/nll' in said and 'after 400 steps (50 %)' in said
+  assert job.run(one, tmp_path, budget=5.5, processes=processes) == 0 and order(tmp_path)[6:] == [f'{best[0]} ']
+  assert '5.4 of 5.5 device-hours are used.\n' in capsys.readouterr().out
+
+
+def test_what_runs_under_way_will_take_counts(tmp_path: pathlib.Path, costs: None) -> None:
+  one = study(schema.Sobol(3))
+  tasks = [study_runs.Task(name, run, tmp_path / name) for name, run in one.runs.items()]
+  found = budget.Budget(.5)
+  assert found.refusal(tasks[0], tasks[1:]) == ''
+  for task in tasks[1:]:
+    task.folder.mkdir()
+  with open(tasks[1].folder / '.claim', 'w') as first, open(tasks[2].folder / '.claim', 'w') as second:
+    for file in (first, second):
+      fcntl.flock(file, fcntl.LOCK_EX)
+    assert '0 are used, 0.4 expected of runs that are under way, 0.2 of point000' in found.refusal(tasks[0], tasks[1:])
+  assert found.refusal(tasks[0], tasks[1:]) == ''
+
+
+def test_all_tasks_of_a_cluster_stop_at_the_budget(
+    tmp_path: pathlib.Path, costs: None, monkeypatch: pytest.MonkeyPatch) -> None:
+  assert in_tasks(study(schema.Halving(4, 2)), tmp_path, 2, monkeypatch, budget=1.5) == {0: 0, 1: 0}
+  assert len(order(tmp_path)) == 2 and not (tmp_path / 'search').exists()
 
 
 def test_the_method_is_on_the_command_line_and_in_the_job_of_a_cluster(
@@ -209,6 +268,10 @@ def test_the_method_is_on_the_command_line_and_in_the_job_of_a_cluster(
   assert '--search=halving:9,factor=3,rungs=0' in (tmp_path / 'submit' / 'job.sbatch').read_text()
   assert main.run(['study', '--config=digits', f'--workdir={tmp_path}', '--search=sobol:4']) == 2
   assert '--search: expected a study with ranges of settings, got one without' in capsys.readouterr().err
+  assert main.run([*words, '--submit=slurm', '--budget=2.5h']) == 0
+  assert '--search=halving:9,factor=3,rungs=0 --budget=2.5h' in (tmp_path / 'submit' / 'job.sbatch').read_text()
+  assert main.run([*words, '--budget=2']) == 2
+  assert '--budget: expected device-hours such as 3h or 0.5h, got' in capsys.readouterr().err
   assert main.run([*words[:-1], '--search=random:4']) == 2
   assert '--search: expected sobol:POINTS or halving:POINTS,factor=F,rungs=R, got' in capsys.readouterr().err
 

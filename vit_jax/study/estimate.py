@@ -52,9 +52,10 @@ class Known(NamedTuple):
 
 
 class Speed(NamedTuple):
-  """FLOP/s of training, and the source of the figure."""
+  """FLOP/s of training on all devices, the source of the figure, and the number of devices (0 = not known)."""
   flops_s: float
   source: str
+  num_devices: int = 0
 
 
 def describe(study: schema.Study, workdir: pathlib.Path, *, topology: str) -> str:
@@ -116,28 +117,29 @@ def find_speed(done: schema.Results, topology: str) -> Speed:
   if topology:
     there = topologies.parse(topology)
     peak = there.chip.peak_flops * there.num_devices
-    return Speed(peak * ASSUMED_MFU, f'{ASSUMED_MFU:.0%} of the peak of {there.name}')
+    return Speed(peak * ASSUMED_MFU, f'{ASSUMED_MFU:.0%} of the peak of {there.name}', there.num_devices)
   if done:
     seconds = sum(result.seconds for result in done.values())
     return Speed(1e18 * sum(result.exaflops for result in done.values()) / seconds, f'{len(done)} finished runs')
   answer = subprocess.run([sys.executable, '-m', 'vit_jax.study.estimate'], capture_output=True, text=True)
   if answer.returncode:
     raise UserError(f'--topology: expected hardware, or devices on this machine, got:\n{answer.stderr[-1000:]}')
-  flops_s, what = json.loads(answer.stdout.splitlines()[-1])
-  return Speed(flops_s * ASSUMED_MFU, f'{ASSUMED_MFU:.0%} of {what}')
+  flops_s, what, num_devices = json.loads(answer.stdout.splitlines()[-1])
+  return Speed(flops_s * ASSUMED_MFU, f'{ASSUMED_MFU:.0%} of {what}', num_devices)
 
 
-def probe() -> tuple[float, str]:
-  """Returns FLOP/s of the local devices and their names: the known peak, or a measured matrix product in f32."""
+def probe() -> tuple[float, str, int]:
+  """Returns FLOP/s of the local devices, their names and number: the known peak, or a measured product in f32."""
   kind, number = jax.devices()[0].device_kind, jax.device_count()
   if peak := clock.find_peak_flops(kind, number):
-    return peak, f'the peak of {number} {kind}'
+    return peak, f'the peak of {number} {kind}', number
   product, matrix = jax.jit(jnp.matmul), jnp.ones((_SIDE, _SIDE))
   product(matrix, matrix).block_until_ready()
   began = time.monotonic()
   for _ in range(_REPEATS):
     product(matrix, matrix).block_until_ready()
-  return 2. * _SIDE**3 * _REPEATS * number / (time.monotonic() - began), f'a matrix product on {number} {kind}'
+  flops_s = 2. * _SIDE**3 * _REPEATS * number / (time.monotonic() - began)
+  return flops_s, f'a matrix product on {number} {kind}', number
 
 
 def _counts(config: schema.Config) -> tuple[int, int]:

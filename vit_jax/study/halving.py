@@ -18,7 +18,6 @@ from vit_jax.config.schema import checks
 from vit_jax.core import failures, json_text
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.record import reader, run_directory
-from vit_jax.study import runs
 from vit_jax.study.runs import Task
 
 END, PART = '100 %', 'part %'
@@ -128,10 +127,8 @@ def _write_once(path: pathlib.Path, content: Mapping[str, object]) -> None:
 
 def at_rungs(search: schema.Search, tasks: Sequence[Task]) -> dict[str, list[Task]]:
   """Returns each run with the rungs at which it has results, the highest last; the best runs first."""
-  files = {rung.until: run_directory.paused_file(rung.until) if rung.until else runs.FINAL
-           for rung in rungs(search.method)}
-  found = {task.name: [task._replace(until=until) for until, file in files.items() if (task.folder / file).is_file()]
-           for task in tasks}
+  parts = {rung.until for rung in rungs(search.method)}
+  found = {task.name: [one for one in task.with_results() if one.until in parts] for task in tasks}
   order: list[str] = []
   for rung in reversed(rungs(search.method)):
     there = [ones[-1] for ones in found.values() if ones and ones[-1].until == rung.until]

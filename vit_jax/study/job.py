@@ -25,6 +25,7 @@ from vit_jax.jobs import check as places
 from vit_jax.parallel import hosts
 from vit_jax.recipes import sizes
 from vit_jax.record.run_directory import default_name
+from vit_jax.study import budget as budgets
 from vit_jax.study import estimate, halving, runs, table
 from vit_jax.study import submit as submit_lib
 
@@ -45,7 +46,7 @@ class Stage(NamedTuple):
 
 def run(config: schema.Study, workdir: pathlib.Path | None, *, processes: int = 1, dry_run: bool = False,
         topology: str = '', share: tuple[int, int] = submit_lib.ALL, submit: str = '', tasks: int = 0,
-        submit_options: str = '', search: schema.SearchMethod | None = None, source: str = '',
+        submit_options: str = '', search: schema.SearchMethod | None = None, budget: float = 0., source: str = '',
         changes: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> int:
   """Runs a study, or with `dry_run` prints its runs and their cost.
 
@@ -56,6 +57,7 @@ def run(config: schema.Study, workdir: pathlib.Path | None, *, processes: int = 
     dry_run: only print.
     topology: of a dry run, hardware for which to estimate hours, such as `v3:4x4`; '' = this machine.
     share: the runs that this process takes; the others are awaited where later ones depend on them.
+    budget: device-hours of all runs together, beyond which no run is started; 0 = no limit.
     search: in place of the method of the study's search; None = that one.
     submit, tasks, submit_options: write a job of a cluster and run nothing, see `submit.write`; 0 tasks = one for each
       run.
@@ -82,7 +84,8 @@ def run(config: schema.Study, workdir: pathlib.Path | None, *, processes: int = 
   if submit:
     refuse_placeholders(config.runs)
     words = [source, *(f'--config.{one}' for one in changes), f'--workdir={workdir}', f'--processes={processes}',
-             *([f'--search={searches.text(search)}'] if search else [])]
+             *([f'--search={searches.text(search)}'] if search else []),
+             *([f'--budget={budget!r}h'] if budget else [])]
     command = submit_lib.write(submit, words, workdir, name=config.name, tasks=tasks or len(config.runs),
                                options=submit_options)
     print(f'Nothing was started. Submit the study with: {command}', flush=True)
@@ -90,7 +93,8 @@ def run(config: schema.Study, workdir: pathlib.Path | None, *, processes: int = 
   if place := hosts.find_place(os.environ):
     raise UserError(f'VIT_JAX_DISTRIBUTED: expected off, as a study starts processes for its runs itself, got {place}. '
                     'Set VIT_JAX_DISTRIBUTED=off, and start one process per host.')
-  return Coordinator(config, workdir, processes, dict(os.environ if environ is None else environ), share).run()
+  return Coordinator(config, workdir, processes, dict(os.environ if environ is None else environ), share,
+                     budget).run()
 
 
 def check_names(configs: Configs) -> None:
@@ -129,8 +133,10 @@ class Coordinator:
   """Starts the runs that are not finished, and writes the table."""
 
   def __init__(self, study: schema.Study, workdir: pathlib.Path, processes: int, environ: dict[str, str],
-               share: tuple[int, int] = submit_lib.ALL) -> None:
+               share: tuple[int, int] = submit_lib.ALL, budget: float = 0.) -> None:
     self._share = share
+    self._budget = budgets.Budget(budget) if budget else None
+    self._is_spent = False  # the budget would be exceeded
     self._study, self._workdir, self._processes, self._environ = study, workdir, processes, environ
     self._tasks: dict[str, runs.Task] = {}
     self._failed: dict[str, str] = {}
@@ -147,7 +153,7 @@ class Coordinator:
     try:
       stages = self._stages()
       for number, stage in enumerate(stages):
-        if self._stopped_by:
+        if self._stopped_by or self._is_spent:
           break
         self._is_last = number == len(stages) - 1
         self._execute(self._plan(stage, number))
@@ -218,11 +224,15 @@ class Coordinator:
     waiting = [task for task in own if not (self._study.search and task.has_diverged)]
     others = [task for task in tasks if task not in own] if not self._is_last else []
     while self._active or (waiting or others) and not self._stopped_by:
-      others = [task for task in others if not task.is_over]
+      others = [task for task in others if not (task.is_over or self._is_spent or self._is_declined(task))]
       for task in [] if self._stopped_by else list(waiting):
         if task.is_done:  # by an earlier start, or by another process
           waiting.remove(task)
-        elif len(self._active) < self._processes and (process := runs.begin(task, self._environ)):
+        elif len(self._active) == self._processes:
+          break
+        elif self._declines(task):
+          waiting.remove(task)
+        elif process := runs.begin(task, self._environ):
           waiting.remove(task)
           self._active.append(process)
           self._say(f'{self._place(task)}: {"resumed" if task.is_started else "started"}; its output is in '
@@ -232,6 +242,26 @@ class Coordinator:
           self._active.remove(process)
           self._end(process.task, process.status)
       time.sleep(POLL_S)
+
+  def _declines(self, task: runs.Task) -> bool:
+    """Returns whether a run is not started because of the budget; after the first one, none is."""
+    if self._budget is None:
+      return False
+    if not self._is_spent:
+      others = [one for one in self._tasks.values() if one.name != task.name]
+      if reason := self._budget.refusal(task, others):
+        self._say(f'{reason} No more runs are started.')
+        self._is_spent = True
+    if self._is_spent:
+      self._budget.decline(task)
+    return self._is_spent
+
+  def _is_declined(self, task: runs.Task) -> bool:
+    """Returns whether another process does not start a run because of the budget; then this one stops, too."""
+    if self._budget is None or not self._budget.is_declined(task):
+      return False
+    self._is_spent = True
+    return True
 
   def _end(self, task: runs.Task, status: int) -> None:
     """Prints how a run ended."""
@@ -262,6 +292,8 @@ class Coordinator:
     open_ = {name: 'not finished' for name, task in self._tasks.items() if not task.is_done}
     study = halving.with_table(self._study, [task for task in tasks if task.name in self._study.runs])
     page = table.write(self._workdir, study, self.results(), open_ | self._failed)
+    if self._budget:
+      self._say(self._budget.used(tasks) + ' No more runs were started.' * self._is_spent)
     num_paused = sum(task.is_done and not task.is_finished for task in tasks)
     if search and (best := halving.write_best(self._workdir, search, [*tasks])):
       self._say(best)

@@ -24,7 +24,7 @@ from vit_jax.jobs import resume
 from vit_jax.record import reader, run_directory
 from vit_jax.train import hooks
 
-FINAL, OUTPUT, FAILED = 'final.json', 'output.txt', '.failed'
+FINAL, OUTPUT, CLAIM, FAILED = 'final.json', 'output.txt', '.claim', '.failed'
 CHILD = ('-m', 'vit_jax.study.child')
 TAIL_LINES = 6  # of the output of a failed run that are shown if no line has the error
 
@@ -63,6 +63,11 @@ class Task(NamedTuple):
     return self.is_done or bool(self.failure)
 
   @property
+  def is_claimed(self) -> bool:
+    """Whether a process works on the run."""
+    return _is_locked(self.folder / CLAIM)
+
+  @property
   def _file(self) -> pathlib.Path:
     """The file with the results: of a run that ended early, as by early stopping, those of its end."""
     paused = self.folder / run_directory.paused_file(self.until)
@@ -72,6 +77,13 @@ class Task(NamedTuple):
   def is_started(self) -> bool:
     checkpoints = self.folder / 'checkpoints'
     return checkpoints.is_dir() and any(path.name.isdigit() for path in checkpoints.iterdir())
+
+  def with_results(self) -> list[Task]:
+    """Returns the run at each part where it paused, in this order, and at its end if it has finished."""
+    found = [self._replace(until=f'{share} %') for path in self.folder.glob(run_directory.paused_file('*%'))
+             for share in [path.name.removeprefix('paused_').removesuffix('%.json')]]
+    found.sort(key=lambda one: float(one.until.removesuffix(' %')))
+    return [*found, *([self._replace(until='')] if self.is_finished else [])]
 
   def check(self) -> None:
     """Raises UserError if the directory holds this run with other settings."""
@@ -146,7 +158,7 @@ class Process:
 def begin(task: Task, environ: dict[str, str]) -> Process | None:
   """Starts or resumes a run; None if another process works on it."""
   task.folder.mkdir(parents=True, exist_ok=True)
-  claim = open(task.folder / '.claim', 'a+')
+  claim = open(task.folder / CLAIM, 'a+')
   if not _lock(claim) or _is_locked(task.folder / '.lock') or task.is_done:
     claim.close()
     return None
@@ -178,9 +190,9 @@ def _lock(file: IO[str]) -> bool:
 
 
 def _is_locked(path: pathlib.Path) -> bool:
-  """Returns whether a process holds the lock of a run directory.
+  """Returns whether a process holds the lock of a file, as of a run directory.
 
-  It may have outlived its study, or run without one.
+  That one may have outlived its study, or run without one.
   """
   if not path.exists():
     return False
