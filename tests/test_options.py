@@ -15,7 +15,7 @@ WITHOUT_A_CONFIG = {
         'Data.holdout_seed', 'Data.workers',
         'Data.threads', 'Data.max_bad_images', 'Data.follow_links', 'Data.max_file_mib',
         'Data.verify_shards', 'Data.placement', 'Data.read_ahead_mib', 'Data.cache_gib', 'Data.cache_dir',
-        'Data.decode', 'Train.on_nonfinite',
+        'Data.shuffle_mib', 'Data.decode', 'Train.on_nonfinite',
         'Train.progress', 'Train.profile', 'Train.dump_hlo', 'Evaluation.limit', 'Data.any_num_examples',
         'Recipe.max_image_pixels', 'Checkpoints.keep_latest', 'Mesh.data', 'Mesh.fsdp',
         'Mesh.tensor', 'Mesh.slices', 'Config.mesh', 'Config.trackers', 'Trackers.tensorboard', 'Trackers.wandb',

@@ -13,7 +13,7 @@ from vit_jax.config import schema
 from vit_jax.core import types
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Shard
-from vit_jax.data.pipeline import loader
+from vit_jax.data.pipeline import loader, order
 from vit_jax.data.source import Source
 from vit_jax.data.sources import mixture, opening
 
@@ -69,7 +69,7 @@ def test_a_mixture_goes_on_exactly_for_any_workers_and_shards(folders: list[path
 def test_each_source_has_its_share_and_each_example_its_turn(folders: list[pathlib.Path]) -> None:
   source = open_mixed(f'mix:3*folder:{folders[0]},1*folder:{folders[1]}').train
   assert isinstance(source, mixture.Mixture) and source.shares == (750, 250) and len(source) == 48
-  index = source.visit(5)(np.arange(4000))
+  index = source.visit(5, 1)(np.arange(4000))
   for rounds in index.reshape(4, 1000):
     assert (rounds >= 37).sum() == 250
   for low, high in ((0, 37), (37, 48)):
@@ -81,10 +81,11 @@ def test_each_source_has_its_share_and_each_example_its_turn(folders: list[pathl
 
 
 def test_the_order_is_a_function_of_seed_and_position(folders: list[pathlib.Path]) -> None:
-  visit = mixture.Visit((37, 11), (700, 300), 3)
+  visits = tuple(order.Shuffled(size, seed) for seed, size in enumerate((37, 11)))
+  visit = mixture.Visit(visits, (37, 11), (700, 300), 3)
   whole = visit(np.arange(3000))
   np.testing.assert_array_equal(visit(np.array([2999, 5, 1000])), whole[[2999, 5, 1000]])
-  assert (mixture.Visit((37, 11), (700, 300), 4)(np.arange(100)) != whole[:100]).any()
+  assert (mixture.Visit(visits, (37, 11), (700, 300), 4)(np.arange(100)) != whole[:100]).any()
   np.testing.assert_array_equal(pickle.loads(pickle.dumps(visit))(np.arange(50)), whole[:50])
 
 

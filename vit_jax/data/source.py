@@ -151,6 +151,28 @@ def _clipped(sizes: Sequence[int], start: int, stop: int) -> Iterator[int]:
     first += size
 
 
+class RowGroups(NamedTuple):
+  """The row groups of a source, each of which is read as a whole.
+
+  sizes: examples of each, in order, `[N] i64`.
+  num_bytes: of the images of each, decompressed, `[N] i64`.
+  held_bytes: of the row groups that a process may hold.
+  """
+  sizes: HostArray
+  num_bytes: HostArray
+  held_bytes: int
+
+  @property
+  def num_mixed(self) -> int:
+    """How many row groups are shuffled at a time, at least one: a quarter of the memory is for those that follow."""
+    return max(1, min(len(self.sizes), int(0.75 * self.held_bytes / max(1., float(self.num_bytes.mean())))))
+
+
+  def take(self, sizes: HostArray) -> RowGroups:
+    """Returns those of a part that has so many examples of each, `[N] i64`."""
+    return self._replace(sizes=sizes[sizes > 0], num_bytes=self.num_bytes[sizes > 0])
+
+
 class Subset(Derived):
   """The examples `rows` of a source."""
 
@@ -197,6 +219,31 @@ class Relabeled(Derived):
 
   def origin(self, index: int) -> tuple[Source, int]:
     return self._source, index
+
+
+def row_groups(source: Source) -> RowGroups | None:
+  """Returns the row groups of a source or of a part of one; None if its examples are read one by one."""
+  if isinstance(source, ConcatSource):
+    parts = [_clipped_groups(row_groups(part.source), part) for part in source.parts]
+    found = [part for part in parts if part]
+    return None if len(found) < len(parts) else RowGroups(
+        np.concatenate([one.sizes for one in found]), np.concatenate([one.num_bytes for one in found]),
+        found[0].held_bytes)
+  if isinstance(source, Relabeled):
+    return row_groups(source._source)
+  if isinstance(source, Subset):
+    inner, rows = row_groups(source._source), source._rows
+    if inner is None or (np.diff(rows) <= 0).any():
+      return None
+    return inner.take(np.diff(np.searchsorted(rows, np.append(0, np.cumsum(inner.sizes)))))
+  return getattr(source, 'row_groups', None)
+
+
+def _clipped_groups(found: RowGroups | None, part: Part) -> RowGroups | None:
+  if found is None:
+    return None
+  ends = np.cumsum(found.sizes)
+  return found.take(np.minimum(ends, part.stop) - np.maximum(ends - found.sizes, part.start))
 
 
 def take_first(source: Source, num: int) -> Source:

@@ -90,7 +90,7 @@ class Pseudo(Settings):
 class Data(Settings):
   """Where images come from, and how they are read."""
   # digits | synthetic | folder:PATH | tfds:NAME[/CONFIG][:VERSION] | vtab:TASK | array_record:DIR | wds:PATH |
-  # tfrecord:PATH | mix:0.7*SOURCE,0.3*SOURCE | masks:PATH | masks:tfds:NAME[/CONFIG][:VERSION]
+  # tfrecord:PATH | parquet:PATH | mix:0.7*SOURCE,0.3*SOURCE | masks:PATH | masks:tfds:NAME[/CONFIG][:VERSION]
   source: str = 'digits'
   train_split: str = 'train'                       # TFDS syntax: train[:98%]
   eval_split: str = 'test'  # that evaluations use
@@ -101,9 +101,11 @@ class Data(Settings):
   max_labels: int = ranged(0, Range(0, 1_000))     # of one image that may have several (multi-hot); 0 = each has one
   # Feature of a TFDS dataset with the class or classes, or its path (`objects/label`); '' = `label`, or the only one.
   # wds: cls, or json/FIELD; '' = cls, or else json/label. tfrecord: '' = image/class/label, or else label.
+  # parquet: a column; '' = label, or the only one of the type ClassLabel.
   label_column: str = ''
   # wds: the extension of the images, such as jpg; '' = the only image of each key.
   # tfrecord: the feature with the image; '' = image/encoded, or else image.
+  # parquet: a column; '' = that of the type Image, or image, or the only one with bytes.
   image_column: str = ''
   label_offset: int = ranged(0, Range(-(2**31), 2**31 - 1))  # number of the first class in the files, such as 1
   classes: str = ''  # file of the classes in the order of the network's outputs, a line each: n01440764 tench
@@ -126,6 +128,8 @@ class Data(Settings):
   read_ahead_mib: int = ranged(256, Range(1, 2**20))  # of gs:// and s3://, read before they are needed, a process
   cache_gib: int = ranged(0, Range(0, 2**20))      # of gs:// and s3:// kept in a folder of this machine; 0 = none
   cache_dir: str = ''                              # that folder; '' = ~/.cache/vit_jax/objects
+  # MiB of decoded row groups that a process holds, among which images of parquet: are shuffled.
+  shuffle_mib: int = ranged(1024, Range(1, 2**20))
   verify_shards: VerifyShards = VerifyShards.LAZY  # of array_record:DIR in files
 
   def problems(self, config: Run, name: str) -> Iterator[str]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vit_jax.core import retrying
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import access, open_files, range_cache, remote, user_files
+from vit_jax.data.files import access, group_cache, open_files, range_cache, remote, user_files
 
 if TYPE_CHECKING:
   from vit_jax.config import schema
@@ -38,15 +38,18 @@ class Settings(NamedTuple):
   ahead_bytes: that are read before they are needed, at most.
   cache_bytes: of the folder with what was read; 0 = nothing is kept.
   cache_dir: that folder, and that of temporary files; '' = in the user's cache, and the system's for temporary files.
+  group_bytes: of decoded row groups that are held.
   """
   ahead_bytes: int = 2**28
   cache_bytes: int = 0
   cache_dir: str = ''
+  group_bytes: int = 2**30
 
   @classmethod
   def of(cls, data: schema.Data) -> Settings:
     """Returns the settings of the data of a run."""
-    return cls(data.read_ahead_mib * 2**20, data.cache_gib * 2**30, data.cache_dir)
+    return cls(data.read_ahead_mib * 2**20, data.cache_gib * 2**30, data.cache_dir,
+               data.shuffle_mib * 2**20)
 
 
 @dataclasses.dataclass
@@ -57,13 +60,14 @@ class _Started:
 
 
 class _State:
-  """What a process has of remote objects: settings, reads that have begun, generations, and the cache."""
+  """What a process has of remote objects: settings, reads that have begun, generations, and the caches."""
 
   def __init__(self, settings: Settings) -> None:
     self.settings, self.lock, self.num_bytes = settings, threading.Lock(), 0
     self.started: dict[Range, _Started] = {}
     self.generations: dict[str, bytes] = {}
     self.cache = _open_cache(settings)
+    self.groups = group_cache.Cache(settings.group_bytes)
 
 
 def _open_cache(settings: Settings) -> range_cache.Cache | None:
@@ -94,6 +98,11 @@ def configure(settings: Settings) -> None:
 def settings() -> Settings:
   """Returns how this process reads object storage."""
   return _state.settings
+
+
+def groups() -> group_cache.Cache:
+  """Returns the decoded row groups of this process."""
+  return _state.groups
 
 
 def read(path: str, offset: int, size: int, *, keep: bool = True) -> bytes:

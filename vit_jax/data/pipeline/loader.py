@@ -21,7 +21,7 @@ from vit_jax.core.types import Batch, HostArray, Shard
 from vit_jax.data.files import open_files
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.labels import label_maps
-from vit_jax.data.pipeline import batches, capacity, order, prefetch, verifying
+from vit_jax.data.pipeline import batches, capacity, group_order, order, prefetch, verifying
 from vit_jax.data.source import Source, find_origin, shard_sizes, title
 from vit_jax.data.sources.mixture import Mixture
 from vit_jax.data.sources.pseudo import PseudoLabeled, TeacherLabels
@@ -230,6 +230,7 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
   digest = source.digest if recipe.repeats == 1 else f'{source.digest} repeats={recipe.repeats}' + (
       f' groups={groups}' if groups > 1 else '')
   digest += f' {placement.value}={visit.num_hosts}' if isinstance(visit, order.HostShards) else ''
+  digest += group_order.describe(visit)
   labels: Labels | None = (label_maps.MapLabels(maps) if maps else
                            TeacherLabels(source) if isinstance(source, PseudoLabeled) else None)
   info = LoaderInfo(source.name, len(source), batch_size, seed, digest + (labels.digest if labels else '') +
@@ -328,7 +329,9 @@ def _place(source: Source, shard: Shard, placement: schema.Placement, *, batch_s
 
 def _visit(source: Source, *, seed: int, repeats: int, batch_size: int, groups: int) -> order.Visit:
   """Returns the order of training."""
-  visit: order.Visit = source.visit(seed) if isinstance(source, Mixture) else order.Shuffled(len(source), seed)
+  new = -(-batch_size // repeats)  # examples of a batch that the batch before does not have
+  visit: order.Visit = (source.visit(seed, new) if isinstance(source, Mixture) else
+                        group_order.visit(source, seed, new))
   if repeats == 1:
     return visit
   if batch_size < 2 * repeats:

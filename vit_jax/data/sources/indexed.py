@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -19,6 +20,8 @@ from vit_jax.data.image.headers import BadImage
 from vit_jax.data.source import UNLABELED, Record, Source
 from vit_jax.data.sources import shard_files, sharded
 from vit_jax.data.sources.sharded import BadLabel, Classes, Found
+
+log = logging.getLogger('vit_jax.data')
 
 
 class Files(NamedTuple):
@@ -62,6 +65,8 @@ class IndexedSource:
   """
   behind_bytes: ClassVar[int] = 0
   """Bytes that are read behind each example, such as its checksum."""
+  may_lack_labels: ClassVar[bool] = False
+  """Whether a split may have no labels although others have some; its images then have the class `unlabeled`."""
 
   def __init__(self, files: Files, columns: Any, classes: Classes, *, name: str, root: str, rules: Rules) -> None:
     self.name, self.class_names, self.root = name, classes.names, root
@@ -171,10 +176,13 @@ def opener(kind: type[IndexedSource], listed: Listed, data: schema.Data, *, name
 
   def open_split(split: str) -> IndexedSource:
     where, column = f'{name}/{split}' if split else name, columns().label
-    if column and not len(index(split).labels):
+    is_labeled = bool(column and len(index(split).labels))
+    if column and not is_labeled and kind.may_lack_labels:
+      log.warning('%s has no labels: its images get the class %r.', where, *UNLABELED)
+    elif column and not is_labeled:
       raise UserError(f'{where}: expected labels in {kind.label_place(column)}, got none. Choose another split, or set '
                       'data.label_column.')
-    classes = (Classes(UNLABELED, {}, 0) if not column else
+    classes = (Classes(UNLABELED, {}, 0) if not is_labeled else
                sharded.number(data, listed.root, labels_of(split), lambda: labels_of(first), where=where))
     return kind(listed.splits[split], columns(), classes, name=where, root=listed.root, rules=Rules.of(data))
   return sharded.opener(listed.splits, data, open_split, where=name, read_labels=_first_labels)

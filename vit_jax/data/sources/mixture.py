@@ -19,7 +19,7 @@ import numpy as np
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.pipeline import order
+from vit_jax.data.pipeline import group_order, order
 from vit_jax.data.source import ConcatSource, Part, Relabeled, Source
 
 ROUND = 1_000
@@ -57,7 +57,8 @@ def parse(text: str) -> list[Weighted]:
 
 @dataclasses.dataclass(frozen=True)
 class Visit:
-  """The order of a mixture: an `order.Visit` over the concatenated sources."""
+  """The order of a mixture: an `order.Visit` over the concatenated sources, made of that of each source."""
+  visits: tuple[order.Visit, ...]
   sizes: tuple[int, ...]
   shares: tuple[int, ...]
   seed: int
@@ -69,10 +70,9 @@ class Visit:
       here = rounds == number
       sources, counts = self._round(int(number))
       chosen[here], nth[here] = sources[places[here]], counts[places[here]]
-    seeds = np.random.SeedSequence([_MIX, self.seed]).generate_state(len(self.sizes)).tolist()
-    for k, size in enumerate(self.sizes):
+    for k, visit in enumerate(self.visits):
       own = chosen == k
-      indexes[own] = order.shuffled(nth[own], num_examples=size, seed=seeds[k]) + sum(self.sizes[:k])
+      indexes[own] = visit(nth[own]) + sum(self.sizes[:k])
     return indexes
 
   def _round(self, number: int) -> tuple[HostArray, HostArray]:
@@ -97,9 +97,12 @@ class Mixture(ConcatSource):
     self.class_names, self.shares, self._sizes = class_names, shares(weights), tuple(len(s) for s in sources)
     self.digest = hashlib.sha256(f'{self.digest} {self.shares} {class_names}'.encode()).hexdigest()
 
-  def visit(self, seed: int) -> Visit:
+  def visit(self, seed: int, batch_size: int) -> Visit:
     """Returns the order of training."""
-    return Visit(self._sizes, self.shares, seed)
+    seeds = np.random.SeedSequence([_MIX, seed]).generate_state(len(self.parts)).tolist()
+    visits = tuple(group_order.visit(part.source, own, max(1, batch_size * share // ROUND))
+                   for part, own, share in zip(self.parts, seeds, self.shares, strict=True))
+    return Visit(visits, self._sizes, self.shares, seed)
 
 
 def mix(sources: Sequence[Source], weights: Sequence[float], *, name: str, separate: bool) -> Mixture:

@@ -44,6 +44,7 @@ KINDS = {
     'array_record': Kind('array_record:DIR', f'{_HERE}.prepared:opener'),
     'wds': Kind('wds:PATH', f'{_HERE}.wds:opener'),
     'tfrecord': Kind('tfrecord:PATH', f'{_HERE}.tfrecord:opener'),
+    'parquet': Kind('parquet:PATH', f'{_HERE}.parquet:opener'),
     'masks': Kind('masks:PATH, masks:tfds:NAME[/CONFIG][:VERSION]', f'{_HERE}.masked:opener'),
 }
 FORMS = f'{", ".join(kind.forms for kind in KINDS.values())}, mix:WEIGHT*SOURCE,WEIGHT*SOURCE, MODULE:WHERE of your own'

@@ -24,7 +24,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.image import channels
 from vit_jax.data.image.headers import BadImage
-from vit_jax.data.pipeline import order
+from vit_jax.data.pipeline import group_order
 from vit_jax.data.source import UNKNOWN, Record, Source, most_labels
 from vit_jax.data.sources import prepared, shard_jobs
 from vit_jax.data.sources.prepared import Shard
@@ -239,7 +239,7 @@ def _order(positions: HostArray, source: Source, settings: Settings) -> HostArra
   """Returns the examples at these positions of the order in which a split is written."""
   if settings.seed is None:
     return positions
-  return order.shuffled(positions, num_examples=len(source), seed=settings.seed)
+  return group_order.stored(source, settings.seed)(positions)
 
 
 def finish(shards: Mapping[str, Sequence[Shard]], info: Mapping[str, Any],

@@ -1,0 +1,381 @@
+"""Parquet files as a source: columns of every type, labels, splits, and files that are damaged or unlike the others."""
+from __future__ import annotations
+
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.data import packed, parquets
+from tests.data.packed import NAMES, Example
+from tests.data.parquets import class_label, described, pa, pq
+from vit_jax.config import schema
+from vit_jax.core.errors import TemporaryError, UserError
+from vit_jax.data.files import kept_index, parquet_index, ranges
+from vit_jax.data.image.headers import BadImage
+from vit_jax.data.source import Source, row_groups, title
+from vit_jax.data.sources import opening
+
+FOUND = packed.examples(23)
+BYTES = pa.array([e.image for e in FOUND], pa.binary())
+LABELS = [e.label for e in FOUND]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  monkeypatch.setattr(ranges, '_state', ranges._State(ranges.Settings()))  # no row groups of other files
+
+
+@pytest.fixture
+def files(tmp_path: pathlib.Path) -> pathlib.Path:
+  parquets.write(tmp_path / 'files', 'train', FOUND)
+  parquets.write(tmp_path / 'files', 'validation', packed.examples(5, first=40), 1)
+  return tmp_path / 'files'
+
+
+def opened(where: Any, split: str = 'train', **settings: Any) -> Source:
+  return opening.open_split(schema.Data(source=f'parquet:{where}', **settings), split, image_px=(8, 8))
+
+
+def one(folder: pathlib.Path, columns: Any, **settings: Any) -> Source:
+  """The source of a single file of these columns, or this table."""
+  folder.mkdir(exist_ok=True)
+  pq.write_table(columns if isinstance(columns, pa.Table) else pa.table(columns), folder / 'train-0.parquet',
+                 row_group_size=4)
+  return opened(folder, **settings)
+
+
+def reason(source: Source, index: int) -> str:
+  with pytest.raises(BadImage) as error:
+    source[index]
+  return str(error.value)
+
+
+def test_examples_are_in_the_stored_order_with_their_bytes_labels_and_names(files: pathlib.Path) -> None:
+  source = opened(files)
+  assert [source[i][:2] for i in range(len(source))] == [(e.image, e.label) for e in FOUND]
+  assert [source.label(i) for i in range(len(source))] == LABELS and source.class_names == NAMES
+  assert source.describe(8) == str(files / 'train-00001-of-00003.parquet' / '000008.png')
+  assert row_groups(source).sizes.tolist() == [3, 3, 1, 3, 3, 2, 3, 3, 2]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize('options', [
+    {'compression': kind} for kind in ('none', 'snappy', 'gzip', 'brotli', 'zstd', 'lz4')] + [
+    {'use_dictionary': False, 'data_page_version': '2.0'}, {'data_page_size': 100}, {'write_page_index': True},
+    {'write_page_checksum': True}], ids=str)
+def test_files_of_every_compression_and_layout_are_read(tmp_path: pathlib.Path, options: dict[str, Any]) -> None:
+  parquets.write(tmp_path / 'f', 'train', [*FOUND, *FOUND[:9]], 2, rows=7, **options)
+  source = opened(tmp_path / 'f')
+  assert [source[i][:2] for i in range(32)] == [(e.image, e.label) for e in [*FOUND, *FOUND[:9]]]
+
+
+@pytest.mark.parametrize('column', [
+    BYTES, BYTES.cast(pa.large_binary()), pa.chunked_array([BYTES[:5], BYTES[5:]]),
+    pa.StructArray.from_arrays([BYTES], ['bytes']), pa.StructArray.from_arrays([
+        pa.array([e.key for e in FOUND]), BYTES], ['path', 'bytes'])], ids=lambda column: str(column.type))
+def test_images_are_bytes_or_structs_with_them(tmp_path: pathlib.Path, column: Any) -> None:
+  source = one(tmp_path / 'f', {'picture': column, 'label': LABELS})
+  assert [source[i].image for i in range(23)] == [e.image for e in FOUND]
+  named = getattr(column.type, 'num_fields', 0) == 2
+  path = str(tmp_path / 'f' / 'train-0.parquet')
+  assert source.describe(8) == (f'{path}/000008' if named else f'{path}[8]')
+
+
+@pytest.mark.parametrize(('label', 'names', 'several'), [
+    (pa.array(LABELS, pa.int8()), ('0', '1', '2'), 0),
+    (pa.array(LABELS, pa.uint32()), ('0', '1', '2'), 0),
+    (pa.array([NAMES[label] for label in LABELS]), NAMES, 0),
+    (pa.array([NAMES[label] for label in LABELS], pa.large_string()), NAMES, 0),
+    (pa.array([NAMES[label] for label in LABELS]).dictionary_encode(), NAMES, 0),
+    (pa.array([[label, 0] for label in LABELS]), ('0', '1', '2'), 2),
+    (pa.array([[NAMES[label], NAMES[0]] for label in LABELS], pa.large_list(pa.string())), NAMES, 2)],
+    ids=lambda found: str(getattr(found, 'type', '')))
+def test_labels_are_numbers_texts_or_lists_of_them(tmp_path: pathlib.Path, label: Any, names: tuple[str, ...],
+                                                   several: int) -> None:
+  source = one(tmp_path / 'f', {'image': BYTES, 'label': label}, max_labels=several)
+  assert source.class_names == names and getattr(source, 'most_labels', 0) == several
+  for index, example in enumerate(FOUND):
+    assert source[index].label == source.label(index) == example.label
+    assert source[index].labels == ((example.label, 0) if several else None)
+
+
+@pytest.mark.parametrize('feature', [
+    [class_label(('x', 'y', 'z'))], {'feature': class_label(('x', 'y', 'z')), '_type': 'List'},
+    {'feature': class_label(('x', 'y', 'z')), 'length': -1, '_type': 'Sequence'}], ids=str)
+def test_lists_of_named_classes_have_their_names(tmp_path: pathlib.Path, feature: Any) -> None:
+  made = pa.table({'image': BYTES, 'tags': [[label] if label else [] for label in LABELS]})
+  made = made.replace_schema_metadata(described({'tags': feature}))
+  source = one(tmp_path / 'f', made, label_column='tags', max_labels=3)
+  assert source.class_names == ('x', 'y', 'z')
+  assert [source[i].labels for i in range(23)] == [(label,) if label else () for label in LABELS]
+
+
+@pytest.mark.parametrize('metadata', [b'{', b'[]', b'{"info": {"features": 3}}',
+                                      b'{"info": {"features": {"label": 3}}}',
+                                      b'{"info": {"features": {"label": {"_type": "ClassLabel", "names": [1, 2]}}}}'])
+def test_a_description_of_another_form_is_not_used(tmp_path: pathlib.Path, metadata: bytes) -> None:
+  made = pa.table({'image': BYTES, 'label': LABELS}).replace_schema_metadata({b'huggingface': metadata})
+  assert one(tmp_path / 'f', made).class_names == ('0', '1', '2')
+
+
+def test_names_of_classes_keep_the_order_of_the_description_and_a_list_gives_another(files: pathlib.Path) -> None:
+  made = parquets.table(FOUND, ('cow', 'bee', 'ant'))
+  source = one(files.parent / 'f', made)
+  assert source.class_names == ('cow', 'bee', 'ant') and source[1].label == FOUND[1].label
+  (files / 'classes.txt').write_text('bee\ncow\nant\n')
+  source = opened(files)
+  assert source.class_names == ('bee', 'cow', 'ant')
+  assert [source.label(i) for i in range(23)] == [(2, 0, 1)[label] for label in LABELS]
+
+
+def test_numbers_of_classes_can_begin_at_another_number(tmp_path: pathlib.Path) -> None:
+  source = one(tmp_path / 'f', {'image': BYTES, 'label': [label + 5 for label in LABELS]}, label_offset=5)
+  assert source.class_names == ('0', '1', '2') and [source.label(i) for i in range(23)] == LABELS
+
+
+def test_labels_that_are_missing_or_out_of_range_count_as_bad_images(tmp_path: pathlib.Path) -> None:
+  made = parquets.table(FOUND)
+  source = one(tmp_path / 'f', made.set_column(1, 'label', pa.array([None, -1, 7, *LABELS[3:]], pa.int64())))
+  assert 'expected a label in the column label, got none, or one' in reason(source, 0)
+  assert 'expected a label in the column label, got none, or one' in reason(source, 1)
+  assert 'expected one of the 3 classes' in reason(source, 2) and source[3].label == LABELS[3]
+
+
+def test_a_split_whose_labels_are_all_missing_and_files_without_labels_have_one_class(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+  parquets.write(tmp_path / 'f', 'train', FOUND)
+  made = parquets.table(FOUND)
+  pq.write_table(made.set_column(1, 'label', pa.array([-1] * 23, pa.int64())), tmp_path / 'f' / 'test-0.parquet')
+  test = opened(tmp_path / 'f', 'test')
+  assert test.class_names == ('unlabeled',) and test[3] == (FOUND[3].image, 0, None, None)
+  assert "test has no labels: its images get the class 'unlabeled'" in caplog.text
+  assert opened(tmp_path / 'f').class_names == NAMES
+  assert one(tmp_path / 'g', {'image': BYTES}).class_names == ('unlabeled',)
+
+
+def test_columns_are_chosen_by_type_and_name_and_several_are_asked_for(tmp_path: pathlib.Path) -> None:
+  made = pa.table({'left': BYTES, 'right': BYTES, 'fine': LABELS, 'coarse': LABELS, 'note': ['x'] * 23})
+  made = made.replace_schema_metadata(described({
+      'left': {'_type': 'Value'}, 'right': {'_type': 'Image'}, 'fine': class_label(('x', 'y', 'z')),
+      'coarse': class_label(('x', 'y', 'z', 'w'))}))
+  with pytest.raises(UserError, match=r"data.label_column: expected the name of the column with labels of .*as several "
+                     r"could be meant: fine, coarse, got ''. Set it."):
+    one(tmp_path / 'f', made)
+  assert one(tmp_path / 'f', made, label_column='coarse').class_names == ('x', 'y', 'z', 'w')
+  with pytest.raises(UserError, match=r"data.image_column: .*left, right, got ''"):
+    one(tmp_path / 'f', made.replace_schema_metadata(None))
+  assert one(tmp_path / 'f', {'id': [b'x'] * 23, 'image': BYTES})[3].image == FOUND[3].image
+  for settings, said in (({'image_column': 'none'}, r"data.image_column: expected one column of .*left \(binary\).*got "
+                          "'none'"), ({'image_column': 'fine'}, "got 'fine' of the type int64"),
+                         ({'label_column': 'none'}, "data.label_column: expected one column of .*got 'none'"),
+                         ({'label_column': 'left'}, "got 'left' of the type binary. Set another column")):
+    with pytest.raises(UserError, match=said):
+      one(tmp_path / 'f', made, **{'label_column': 'fine', **settings})
+  with pytest.raises(UserError, match=r'expected a column of images, .* got the columns x \(int64\)'):
+    one(tmp_path / 'f', {'x': LABELS})
+
+
+def test_images_may_be_files_below_the_folder_and_never_others(tmp_path: pathlib.Path) -> None:
+  folder = tmp_path / 'f'
+  (folder / 'sub').mkdir(parents=True)
+  (tmp_path / 'secret.png').write_bytes(FOUND[0].image)
+  (folder / 'link.png').symlink_to(tmp_path / 'secret.png')
+  (folder / 'sub' / 'a.png').write_bytes(FOUND[1].image)
+  (folder / 'big.png').write_bytes(bytes(2**20 + 1))
+  paths = ['sub/a.png', '../secret.png', str(tmp_path / 'secret.png'), 'link.png', 'gone.png', 'sub', '', 'big.png',
+           'a\0b']
+  labels = list(range(len(paths)))
+  bad = {1: "expected a path below .*, got '../secret.png'", 2: 'expected a path below', 3: "got 'link.png'",
+         4: 'expected the file .*gone.png, got "No such file', 5: 'got "Is a directory"', 6: 'got none',
+         7: 'expected at most 1,048,576', 8: 'expected a path below'}
+  for image in (paths, pa.array([{'bytes': None, 'path': path} for path in paths], parquets.IMAGE)):
+    source = one(folder, {'image': image, 'label': labels}, max_file_mib=1)
+    assert source[0].image == FOUND[1].image
+    for index, said in bad.items():
+      with pytest.raises(BadImage, match=said):
+        source[index]
+  assert row_groups(one(folder, {'image': paths})) is None  # nothing is read in row groups
+  assert one(folder, {'image': paths}, follow_links=True)[3].image == FOUND[0].image
+
+
+def test_an_image_that_is_missing_or_too_large_counts_as_bad(tmp_path: pathlib.Path) -> None:
+  source = one(tmp_path / 'f', {'image': [None, bytes(2**20 + 1), FOUND[2].image]}, max_file_mib=1)
+  assert 'expected an image in the column image, got none' in reason(source, 0)
+  assert 'the image has 1,048,577 bytes: expected at most 1,048,576' in reason(source, 1)
+  assert source[2].image == FOUND[2].image
+
+
+@pytest.mark.parametrize('pattern', ['files', 'files/{split}-*.parquet', 'files/*.parquet',
+                                     'files/{train,validation}-0000[0-9]-of-*.parquet'])
+def test_a_pattern_gives_splits(files: pathlib.Path, pattern: str) -> None:
+  assert len(opened(files.parent / pattern)) == len(FOUND)
+  assert len(opened(files.parent / pattern, 'test')) == len(opened(files.parent / pattern, 'val[:5]')) == 5
+  with pytest.raises(UserError, match="expected one of train, validation, got 'trian'. Did you mean train"):
+    opened(files.parent / pattern, 'trian')
+
+
+def test_a_part_of_files_without_splits_is_held_out(tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'f').mkdir()
+  pq.write_table(parquets.table(FOUND), tmp_path / 'f' / '0.parquet', row_group_size=5)
+  train, test = (opened(tmp_path / 'f', split, holdout=.25) for split in ('train', 'test'))
+  kept, held = ([s[i].image for i in range(len(s))] for s in (train, test))
+  assert len(held) == 6 and sorted(kept + held) == sorted(e.image for e in FOUND)
+  assert title(test) == f'parquet:{tmp_path / "f"}, the 25 % held out'
+  found = row_groups(train)
+  assert found and found.sizes.sum() == 17 and len(found.sizes) <= 5
+
+
+def test_the_digest_depends_on_rows_labels_names_and_row_groups(files: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  parquets.write(tmp_path / 'same', 'train', FOUND)
+  assert opened(tmp_path / 'same').digest == opened(files).digest
+  for number, changed in enumerate((Example('000003', FOUND[3].image, 0), Example('x', FOUND[3].image, FOUND[3].label),
+                                    FOUND[3]._replace(image=FOUND[3].image + bytes(40)))):
+    assert changed != FOUND[3]
+    parquets.write(tmp_path / str(number), 'train', [*FOUND[:3], changed, *FOUND[4:]])
+    assert opened(tmp_path / str(number)).digest != opened(files).digest
+  parquets.write(tmp_path / 'rows', 'train', FOUND, rows=4)
+  assert opened(tmp_path / 'rows').digest != opened(files).digest  # their order in training is another one
+
+
+def test_a_file_that_is_cut_anywhere_is_refused(files: pathlib.Path) -> None:
+  path = files / 'train-00001-of-00003.parquet'
+  content = path.read_bytes()
+  for size in [0, 4, 7, 8, 12, *range(20, len(content), 777), len(content) - 1]:
+    path.write_bytes(content[:size])
+    with pytest.raises(UserError, match='train-00001-of-00003.parquet: expected a complete Parquet file, got'):
+      opened(files)
+
+
+def test_something_else_than_a_parquet_file_is_refused(files: pathlib.Path) -> None:
+  path = files / 'train-00001-of-00003.parquet'
+  content = path.read_bytes()
+  for found, said in ((b'', 'got an empty file'), (b'{"a": 1}' * 99, 'no footer at its end'),
+                      (content[:-8] + b'\xff\xff\xff\x7fPAR1', 'got a footer of 2,147,483,655 bytes'),
+                      (content[:-8] + b'\1\0\0\0PAR1', 'got a damaged one'), (content[:-4] + b'PARE', 'an encrypted')):
+    path.write_bytes(found)
+    with pytest.raises(UserError, match=said):
+      opened(files)
+
+
+def test_any_changed_byte_is_refused_counts_as_bad_images_or_leaves_the_rest(files: pathlib.Path) -> None:
+  path, rng = files / 'train-00001-of-00003.parquet', np.random.default_rng(0)
+  content, outcomes = path.read_bytes(), set()
+  for place in rng.integers(4, len(content) - 8, 150).tolist():
+    path.write_bytes(content[:place] + bytes([content[place] ^ (1 << place % 8)]) + content[place + 1:])
+    ranges._state = ranges._State(ranges.Settings())
+    try:
+      source = opened(files, label_column='label', image_column='image', num_classes=0)
+    except (UserError, TemporaryError) as error:
+      assert str(path) in str(error)
+      outcomes.add('refused')
+      continue
+    for index in range(len(source)):
+      try:
+        source[index]
+      except BadImage:
+        outcomes.add('bad')
+  assert outcomes == {'refused', 'bad'}
+
+
+def test_a_damaged_row_group_counts_as_bad_images_and_the_others_are_read(tmp_path: pathlib.Path) -> None:
+  parquets.write(tmp_path / 'f', 'train', FOUND, 1, write_page_checksum=True)
+  path = tmp_path / 'f' / 'train-00000-of-00001.parquet'
+  start = pq.read_metadata(path).row_group(1).column(0).dictionary_page_offset
+  content = bytearray(path.read_bytes())
+  content[start + 900] ^= 1
+  path.write_bytes(content)
+  source = opened(tmp_path / 'f')
+  assert all('the row group is damaged' in reason(source, i) for i in (3, 4, 5))
+  assert [source[i].image for i in (2, 6)] == [FOUND[2].image, FOUND[6].image] and source.label(4) == FOUND[4].label
+
+
+def test_a_file_with_other_columns_or_class_names_is_refused(files: pathlib.Path) -> None:
+  path = files / 'train-00002-of-00003.parquet'
+  made = parquets.table(FOUND)
+  for other, said in (
+      (made.drop(['label']), r"train-00002-of-00003.parquet: expected the column 'label' of the type int64, as the "
+       r'first file has it, got the columns image \(struct'),
+      (made.set_column(1, 'label', pa.array(LABELS, pa.int32())), "'label' of the type int64, as .* got int32"),
+      (made.set_column(0, 'image', BYTES), "'image' of the type struct.* got binary"),
+      (parquets.table(FOUND, ('a', 'b')), "expected the 3 class names of the first file for .*'label', got 2")):
+    pq.write_table(other, path)
+    with pytest.raises(UserError, match=said):
+      opened(files)
+  pq.write_table(made.slice(0, 0), path)  # without rows
+  assert len(opened(files)) == 15
+  with pytest.raises(UserError, match='expected rows with images, got none in 1 files'):
+    opened(path)
+
+
+def test_row_groups_that_are_too_large_are_refused_and_few_or_sorted_ones_warned_about(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+  found = parquets.large(300)
+  size = sum(len(e.image) for e in found)
+  assert 3 * 2**19 < size < 2**21
+  parquets.write(tmp_path / 'one', 'train', found, 1, rows=300)
+  with pytest.raises(UserError, match=r'expected row groups of at most data.shuffle_mib=1, as each is read as a '
+                     r'whole, got one of 2 MiB with 300 images. Write the files again with smaller ones, such as '
+                     r'row_group_size=\d of pyarrow.parquet.write_table, or run vit-jax prepare; or raise data'):
+    opened(tmp_path / 'one', shuffle_mib=1)
+  assert len(opened(tmp_path / 'one')) == 300 and not caplog.text  # all of it is held
+  parquets.write(tmp_path / 'few', 'train', found, 1, rows=100)
+  opened(tmp_path / 'few', shuffle_mib=1)
+  assert 'row groups of up to 1 MiB, of which 1 are shuffled at a time: images are shuffled among few' in caplog.text
+  caplog.clear()
+  names = [f'class {i}' for i in range(30)]
+  made = parquets.table([e._replace(label=i // 10) for i, e in enumerate(found)], names)
+  (tmp_path / 'sorted').mkdir()
+  pq.write_table(made, tmp_path / 'sorted' / 'train.parquet', row_group_size=10)
+  opened(tmp_path / 'sorted', shuffle_mib=1)
+  assert 'is sorted by class: the images of a row group have the same one' in caplog.text
+  caplog.clear()
+  made = parquets.table([e._replace(label=i * 7 % 30) for i, e in enumerate(found)], names)
+  pq.write_table(made, tmp_path / 'sorted' / 'train.parquet', row_group_size=10)
+  opened(tmp_path / 'sorted', shuffle_mib=1)
+  assert not caplog.text
+
+
+def test_files_outside_of_the_folder_are_read_only_if_the_setting_says_so(files: pathlib.Path,
+                                                                         tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'linked').mkdir()
+  (tmp_path / 'linked' / 'train-0.parquet').symlink_to(files / 'train-00000-of-00003.parquet')
+  with pytest.raises(UserError, match='expected a file or folder inside of .*linked, got a link to'):
+    opened(tmp_path / 'linked')
+  assert len(opened(tmp_path / 'linked', follow_links=True)) == 7
+
+
+def test_the_index_is_kept_mapped_and_made_again_if_it_is_damaged(files: pathlib.Path,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+  source = opened(files)
+  [kept] = (files / kept_index.FOLDER).iterdir()
+  with monkeypatch.context() as patch:
+    patch.setattr(parquet_index, '_scan', None)
+    other = pickle.loads(pickle.dumps(source))
+    assert len(pickle.dumps(source)) < 1500 and other[9] == source[9] and other.digest == source.digest
+  content = kept.read_bytes()
+  for damaged in (content[:-9], content[:200] + b'\xff' * 60 + content[260:], b'', content[:128] + content[192:]):
+    kept.write_bytes(damaged)
+    again = opened(files)
+    assert [again[i] for i in range(len(again))] == [source[i] for i in range(len(source))]
+
+
+def test_more_files_than_may_be_open_are_read(tmp_path: pathlib.Path) -> None:
+  for number in range(100):
+    pq.write_table(pa.table({'image': [b'%d' % number], 'label': [0]}), tmp_path / f'train-{number:03d}.parquet')
+  script = ('import sys\nfrom vit_jax.config import schema\nfrom vit_jax.data.sources import opening\n'
+            "source = opening.open_split(schema.Data(source=f'parquet:{sys.argv[1]}'), 'train', image_px=(8, 8))\n"
+            'assert [int(source[i * 37 % 100].image) for i in range(100)] == [i * 37 % 100 for i in range(100)]\n')
+  subprocess.run(['bash', '-c', 'ulimit -n 64; exec "$@"', 'bash', sys.executable, '-c', script, str(tmp_path)],
+                 check=True, env=os.environ | {'JAX_PLATFORMS': 'cpu'})
+
+
+def test_a_missing_package_is_named_with_what_installs_it(files: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setitem(sys.modules, 'pyarrow.parquet', None)
+  with pytest.raises(UserError, match='expected the Python package pyarrow, got none. Run: pip install .*pyarrow'):
+    opened(files)
