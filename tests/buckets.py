@@ -184,8 +184,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       self.server.send(len(content))
       return self._answer(200, content, generation)
     first, _, last = asked.removeprefix('bytes=').partition('-')
-    begin, end = (int(first), int(last) + 1 if last else len(content)) if first else (len(content) - int(last),
-                                                                                     len(content))
+    begin, end = (int(first), int(last) + 1 if last else len(content)) if first else (
+        max(0, len(content) - int(last)), len(content))
     if begin >= len(content):
       return self._answer(416, b'')
     end = min(end, len(content))

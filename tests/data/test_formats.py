@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.data import packed
+from tests.data import packed, parquets
 from vit_jax.config import schema
 from vit_jax.core.types import Batch, Shard
 from vit_jax.data import content
@@ -19,7 +19,7 @@ from vit_jax.jobs import prepare
 
 FOUND = packed.examples(41)
 BATCH = 8
-FORMATS = ('folder', 'array_record', 'wds')
+FORMATS = ('folder', 'array_record', 'parquet', 'wds')
 
 
 @pytest.fixture(scope='module')
@@ -34,6 +34,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Source]:
   in_order = [packed.Example(pathlib.Path(folder.describe(i)).stem, folder[i].image, folder.label(i))
               for i in range(len(folder))]
   packed.write_tars(root / 'wds', 'train', in_order)
+  parquets.write(root / 'parquet', 'train', in_order)
   prepare.run(root / 'array_record', data=f'wds:{root}/wds', label_column='json/label', splits=['train'])
 
   def open_format(name: str) -> Source:

@@ -1,4 +1,4 @@
-"""Tar and TFRecord files in object storage: the examples of the local files, by few requests and in little memory."""
+"""Files of several formats in object storage: the examples of the local files, by few requests and in little memory."""
 from __future__ import annotations
 
 import pathlib
@@ -11,20 +11,23 @@ import buckets
 import numpy as np
 import pytest
 
-from tests.data import packed
+from tests.data import packed, parquets
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Shard
-from vit_jax.data.files import example_index, open_files, ranges, tar_index, windows
+from vit_jax.data.files import example_index, open_files, parquet_index, ranges, tar_index, windows
 from vit_jax.data.files.ranges import Settings
 from vit_jax.data.pipeline import ahead, loader
 from vit_jax.data.source import Source
 from vit_jax.data.sources import opening
 
 FOUND = packed.examples(23)
-WRITERS: dict[str, Callable[..., None]] = {'wds': packed.write_tars, 'tfrecord': packed.write_tfrecords}
-SETTINGS: dict[str, dict[str, Any]] = {'wds': {}, 'tfrecord': {'label_offset': 1}}
+WRITERS: dict[str, Callable[..., None]] = {'wds': packed.write_tars, 'tfrecord': packed.write_tfrecords,
+                                           'parquet': parquets.write}
+SETTINGS: dict[str, dict[str, Any]] = {'wds': {}, 'tfrecord': {'label_offset': 1}, 'parquet': {}}
 KINDS = tuple(WRITERS)
+IN_BLOCKS = ('wds', 'tfrecord')
+"""Kinds whose files are read from their beginning for the index."""
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +64,8 @@ def opened(kind: str, where: object, split: str = 'train', **settings: Any) -> S
 PATTERNS = {'wds': ('gs://bucket/set', 'gs://bucket/set/', 'gs://bucket', 'gs://bucket/set/set-{split}-*.tar',
                     'gs://bucket/set/set-train-{000..002}.tar', 'gs://bucket/*/set-{train,validation}-00[0-9].tar'),
             'tfrecord': ('gs://bucket/set', 'gs://bucket/set/{split}-*-of-*', 'gs://bucket/set/train-0000?-of-00003',
-                         'gs://bucket/**/train-*')}
+                         'gs://bucket/**/train-*'),
+            'parquet': ('gs://bucket/set', 'gs://bucket/set/{split}-*.parquet')}
 
 
 @pytest.mark.parametrize(('kind', 'pattern'), [(kind, one) for kind in KINDS for one in PATTERNS[kind]])
@@ -111,6 +115,7 @@ def test_the_index_is_kept_in_the_cache_until_an_object_is_written_again(
   with monkeypatch.context() as patch:
     for scan in (tar_index.Scan, example_index.Scan):
       patch.setattr(scan, 'one', None)
+    patch.setattr(parquet_index, '_scan', None)
     other = pickle.loads(pickle.dumps(source))
     assert bucket.requests == {'GET': 3}  # whether they are still the same
     assert other[9] == source[9]
@@ -130,7 +135,7 @@ def test_an_object_that_changes_during_a_run_stops_it(kind: str, folder: pathlib
     source[0]
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', IN_BLOCKS)
 def test_an_index_is_read_in_blocks_and_an_image_with_one_request(
     kind: str, folder: pathlib.Path, bucket: buckets.Server, monkeypatch: pytest.MonkeyPatch) -> None:
   for block in (2**22, 2**12, 3_000):
@@ -152,7 +157,7 @@ def test_an_index_is_read_in_blocks_and_an_image_with_one_request(
   assert bucket.requests == {'GET': 3} and not ranges._state.started
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', IN_BLOCKS)
 def test_an_index_of_large_objects_takes_little_memory(kind: str, bucket: buckets.Server, tmp_path: pathlib.Path,
                                                        monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(windows, 'BLOCK', 2**16)
@@ -178,7 +183,7 @@ def test_a_cache_keeps_images_and_not_the_blocks_of_the_index(kind: str, folder:
   assert [source[i].image for i in range(23)] == images and not bucket.requests
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', IN_BLOCKS)
 def test_damaged_truncated_missing_and_forbidden_objects_are_named(kind: str, folder: pathlib.Path,
                                                                   bucket: buckets.Server) -> None:
   name = sorted(name for name in bucket.objects if 'train' in name)[1]
@@ -210,3 +215,28 @@ def test_a_bucket_that_cannot_be_listed_is_named(bucket: buckets.Server) -> None
   bucket.broken = True  # after which the list of TensorStore is empty
   with pytest.raises(UserError, match=r'wds:gs://bucket/\*.tar.*: expected to read it, got ".*the network is away'):
     opened('wds', 'gs://bucket/*.tar')
+
+
+def test_of_parquet_files_only_footers_labels_and_the_images_that_are_used_are_read(
+    bucket: buckets.Server, tmp_path: pathlib.Path) -> None:
+  large = [e._replace(image=e.image + np.random.default_rng(i).bytes(50_000)) for i, e in enumerate(FOUND)]
+  parquets.write(tmp_path / 'large', 'train', large, 1, rows=4)
+  [path] = (tmp_path / 'large').glob('*.parquet')
+  put(bucket, f'bucket/large/{path.name}', path.read_bytes())
+  bucket.sent = 0
+  source = opened('parquet', 'gs://bucket/large')
+  assert bucket.sent < 140_000 < path.stat().st_size // 8
+  bucket.sent = 0
+  bucket.requests.clear()
+  places = [9, 8, 2, 11, 10, 1]
+  for row in ahead.rows(source, places):
+    assert source[places[row]].image == large[places[row]].image
+  assert bucket.requests == {'GET': 2} and 400_000 < bucket.sent < 420_000 and not ranges._state.started
+  put(bucket, f'bucket/large/{path.name}', path.read_bytes()[:-500])
+  ranges._state.generations.clear()
+  with pytest.raises(UserError, match=f'{path.name}: expected a complete Parquet file, got no footer'):
+    opened('parquet', 'gs://bucket/large')
+  put(bucket, f'bucket/large/{path.name}', b'PAR1')
+  ranges._state.generations.clear()
+  with pytest.raises(UserError, match='expected a complete Parquet file, got no footer'):
+    opened('parquet', 'gs://bucket/large')

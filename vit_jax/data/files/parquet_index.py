@@ -162,7 +162,7 @@ class OpenFile(io.RawIOBase):
   def read(self, size: int = -1) -> bytes:
     start, size = self._place, self._size - self._place if size < 0 else size
     if self._content is None:
-      found = ranges.read(self._path, start, max(0, min(size, self._size - start)))
+      found = ranges.read(self._path, start, max(0, min(size, self._size - start)), keep=False)
     else:
       found = self._content[max(0, start - self._first):max(0, start - self._first + size)]
     self._place += len(found)

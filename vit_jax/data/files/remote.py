@@ -119,7 +119,8 @@ def take(future: Future, address: str, offset: int) -> Answer:
     end = int(total[1]) if (total := _TOTAL.search(text)) else 0
     if end <= offset:
       return Answer(b'', b'')
-    return take(submit(address, offset, end - offset), address, offset)
+    first = max(0, offset)  # all of an object that is smaller than the end that was asked for
+    return take(submit(address, first, end - first), address, first)
   if found.state != 'value':
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), address)
   return Answer(bytes(found.value), bytes(found.stamp.generation))

@@ -171,12 +171,13 @@ class ParquetSource(IndexedSource):
                       f'each is read as a whole, got one of {largest / 2**20:,.0f} MiB with {found.sizes[place]:,} '
                       f'images. {advice}; or raise data.shuffle_mib.')
     if found.num_mixed < _FEW:
-      log.warning('%s has row groups of up to %s MiB, of which %s are shuffled at a time: images are shuffled among few '
-                  'others. %s; or raise data.shuffle_mib=%s.', self.name, f'{largest / 2**20:,.0f}', found.num_mixed,
-                  advice, mib)
+      log.warning('%s has row groups of up to %s MiB, of which %s are shuffled at a time: images are shuffled among '
+                  'few others. %s; or raise data.shuffle_mib, which is %s.', self.name, f'{largest / 2**20:,.0f}',
+                  found.num_mixed, advice, mib)
     elif self._is_sorted(found):
-      log.warning('%s is sorted by class: the images of a row group have the same one, and are shuffled with those of %s '
-                  'others. Run vit-jax prepare, which allows to shuffle all images.', self.name, found.num_mixed - 1)
+      log.warning('%s is sorted by class: the images of a row group have the same one, and are shuffled with those of '
+                  '%s others. Run vit-jax prepare, whose datasets are shuffled as a whole.', self.name,
+                  found.num_mixed - 1)
 
   def _is_sorted(self, found: RowGroups) -> bool:
     """Returns whether most row groups have images of a single class, of more classes."""
