@@ -312,7 +312,9 @@ JOBS = {
         RUN, WEIGHTS._replace(help=f'{WEIGHTS.help}; several with commas are compared on one page'), CONFIG, *READING,
         Flag('embedded', Kind('PATH', 'paths with commas', lambda text: text.split(',')),
              'output of vit-jax embed, read instead of computing features; several with commas', []),
-        Flag('to', STORED, 'directory for the results', None, 'the run directory'), FLAGS)),
+        Flag('to', STORED, 'directory for the results', None, 'the run directory'),
+        Flag('by_class', None, 'also print precision, recall and F1 of each class'),
+        Flag('csv', LOCAL, 'file for precision, recall and F1 of each class, FILE.csv'), FLAGS)),
     'predict': Job('Classify images; optionally save their attention overlays.', 'jobs.predict', (WEIGHTS,), (
         *READING, CLASSES, Flag('tokenizer', FILE, 'tokenizer file for --names', '', 'beside the weights'),
         Flag('names', NAMES, 'names of classes in words, for CLIP, SigLIP and TIPS', [], 'the classes of the head'),

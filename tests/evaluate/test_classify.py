@@ -142,7 +142,10 @@ def test_an_example_without_any_right_class_does_not_count() -> None:
   keep = np.arange(SIZE) % 3 > 0
   assert result.num_examples == keep.sum()
   assert result.metrics['top1'] == pytest.approx((LOGITS.argmax(-1) == LABEL)[keep].mean())
-  assert sorted(result.guesses.index.tolist()) == np.flatnonzero(keep).tolist()
+  assert sorted(result.guesses.index.tolist()) == np.flatnonzero(keep).tolist() and result.guesses.is_single
+  labels[0, :2] = 1.
+  result = evaluator(Loader(16, labels), 'data=8').measure({})
+  assert not result.guesses.is_single
 
 
 def test_a_quick_look_says_so_in_every_number() -> None:

@@ -1,6 +1,7 @@
 """`evaluate --weights`: weights of any format on a folder, with labels that are outputs of the head."""
 from __future__ import annotations
 
+import csv
 import functools
 import json
 import pathlib
@@ -16,6 +17,7 @@ from vit_jax import main
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.image import decode, geometry
+from vit_jax.evaluate import by_class
 from vit_jax.jobs import evaluate as job
 from vit_jax.jobs import evaluate_weights
 from vit_jax.weights import inference, loading, saving
@@ -185,3 +187,32 @@ def test_a_projection_is_no_head_of_classes() -> None:
     evaluate_weights.check_head(made.network(num_classes=0), config, where='clip')
   evaluate_weights.check_head(found._replace(family='run'), config, where='a run of its own')
   evaluate_weights.check_head(found, schema.Config(evals={'knn': schema.Knn()}), where='clip')
+
+
+def test_precision_and_recall_of_each_class_are_printed_and_written_on_request(
+    here: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  assert evaluate(here, 'named.npz', f'--workdir={tmp_path}', '--by_class', f'--csv={tmp_path / "t.csv"}') == 0
+  with np.load(tmp_path / 'predictions.npz') as saved:
+    label, predicted, names = saved['label'], saved['top'][:, 0], saved['class_names']
+  table = list(csv.reader((tmp_path / 't.csv').read_text().splitlines()))
+  assert table[0] == [*by_class.COLUMNS] and [int(row[1]) for row in table[1:]] == sorted({*label, *predicted})
+  for row in table[1:]:
+    one, right = int(row[1]), ((label == predicted) & (label == int(row[1]))).sum()
+    assert row[0] == names[one] and [int(cell) for cell in row[5:]] == [(label == one).sum(), (predicted == one).sum()]
+    assert float(row[3]) == right / max((label == one).sum(), 1)
+  out = capsys.readouterr().out
+  assert 'By class (test):\nclass ' in out and '\nmacro mean ' in out and out.count('Written to') == 2
+
+
+@pytest.mark.parametrize(('words', 'says'), [
+    (['--by_class', '--config.evals=knn'], '--by_class: expected a first evaluation that predicts a class for each '
+     'image, such as topk, got knn. Set --config.evals=topk.'),
+    (['--csv=t.txt'], '--csv: expected FILE.csv in a folder that exists, got /'),
+    (['--csv=no/t.csv'], '/no/t.csv. Choose another path.'),
+    (['--csv=t.csv', '--config.data.max_labels=2'], '/t.csv: expected images with one class each, got folder:'),
+    (['--by_class', '--config=report_card'], '--by_class: expected one of --weights and another config than')])
+def test_a_table_of_classes_that_cannot_be_made_is_refused_before_the_evaluation(
+    words: list[str], says: str, here: pathlib.Path, tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str]) -> None:
+  assert evaluate(here, 'named.npz', f'--workdir={tmp_path / "w"}', *words) == 2
+  assert says in capsys.readouterr().err and not (tmp_path / 'w').exists()

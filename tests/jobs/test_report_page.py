@@ -8,6 +8,7 @@ import pathlib
 import re
 import sys
 
+import browser
 import numpy as np
 import pytest
 
@@ -45,7 +46,7 @@ class Parser(html.parser.HTMLParser):
     assert self.open.pop() == tag
 
   def handle_data(self, data: str) -> None:
-    self.text += data if self.open[-1:] != ['style'] else ''
+    self.text += data if self.open[-1:] not in (['style'], ['script']) else ''
 
 
 def parse(path: str) -> Parser:
@@ -57,6 +58,12 @@ def parse(path: str) -> Parser:
   assert all(re.match('data:|#', reference) for reference in parser.references), parser.references
   assert not re.search(r'https?://|@import|url\((?!#)', text)
   return parser
+
+
+def words(path: str) -> str:
+  """The text of a page, with one space between elements."""
+  page = pathlib.Path(path).read_text(encoding='utf-8').replace('<wbr>', '').replace('&nbsp;', ' ')
+  return ' '.join(re.sub('<[^>]*>', ' ', page).split())
 
 
 def write_metrics(workdir: pathlib.Path) -> None:
@@ -104,8 +111,8 @@ def workdir(tmp_path: pathlib.Path) -> pathlib.Path:
 def test_the_page_shows_all_files_of_a_run(workdir: pathlib.Path) -> None:
   page = parse(report_page.write_report(workdir))
   for text in ('digits & <more>', 'finished at step 10', 'resumed 1×, 2 steps repeated', '98.06 %',
-               'test/top1 of 37 images', '83.3 %', 'Accuracy by class', '3 min 20 s', '206', '2,680,000',
-               'learning rate', 'test/top1@ema', 'attn/query/kernel', '2 min 10 s65.0 %', '40 s20.0 %',
+               'test/top1 of 37 images', '83.3 %', 'Precision, recall and F1 by class', '3 min 20 s', '206',
+               '2,680,000', 'learning rate', 'test/top1@ema', 'attn/query/kernel', '2 min 10 s65.0 %', '40 s20.0 %',
                'before a kill30 s15.0 %', '<kind 3>', 'a.png', "vit-jax '--workdir=my run'", '0.10.2', 'deep'):
     assert text in page.text, text
   assert page.tags.count('svg') == 10  # five curves, the updates over time, three heat maps, one confusion matrix
@@ -119,6 +126,61 @@ def test_wrong_and_correct_examples_are_shown_separately(workdir: pathlib.Path) 
   wrong, correct = text[text.index('Wrong: 5 of 37'):].split('Correct: 32 of 37')
   assert 'a.png' in wrong and '<kind 1>, label: <kind 0>' in wrong
   assert 'c.png' in correct[:200]
+
+
+def write_gallery(workdir: pathlib.Path, *, is_single: bool = True) -> None:
+  """Class a has one mistake, class b two, of which the second is the more confident one, and class c none."""
+  label, predicted = np.array([0, 0, 1, 1, 1, 2]), np.array([0, 1, 0, 2, 1, 2])
+  np.savez(workdir / 'predictions.npz', split='test', view='student', is_single=is_single,
+           class_names=np.array(['a', 'b', 'c']), index=np.arange(6), label=label,
+           top=np.stack([predicted, (predicted + 1) % 3], 1),
+           probability=np.stack([[.9, .8, .6, .7, .9, .9], np.full(6, .1)], 1).astype(np.float32),
+           example_index=np.array([1, 2, 3]),
+           example_name=np.array(['/data/set/a/1.jpg', '/data/set/b/2.jpg', '/data/set/b/3.jpg']),
+           example_image=np.random.default_rng(0).integers(0, 255, (3, 120, 90, 3)).astype(np.uint8))
+
+
+@pytest.mark.usefixtures('no_charts')
+def test_mistakes_are_shown_by_class_the_most_confident_first(workdir: pathlib.Path) -> None:
+  write_gallery(workdir)
+  path = report_page.write_report(workdir)
+  assert ('Wrong: 3 of 6 images Files are in /data/set/ b: 2 of 3 wrong c , label: b · 70.0 % b/3.jpg a , label: b · '
+          '60.0 % b/2.jpg a: 1 of 2 wrong b , label: a · 80.0 % a/1.jpg') in words(path)
+  assert pathlib.Path(path).read_text().count('src="data:image/jpeg;base64,/9j/') == 3
+
+
+@pytest.mark.usefixtures('no_charts')
+def test_the_table_of_classes_is_sorted_by_f1_and_has_the_means(workdir: pathlib.Path) -> None:
+  write_gallery(workdir)
+  text = words(report_page.write_report(workdir))
+  assert ('class precision recall F1 images predicted b 50.0 % 33.3 % 40.0 % 3 2 a 50.0 % 50.0 % 50.0 % 2 2 '
+          'c 50.0 % 100.0 % 66.7 % 1 2') in text
+  assert 'Macro mean of 3 classes: precision 50.0 %, recall 61.1 %, F1 52.2 %. Weighted by images: precision' in text
+
+
+@pytest.mark.usefixtures('no_charts')
+def test_images_with_several_classes_have_no_table_of_classes(workdir: pathlib.Path) -> None:
+  write_gallery(workdir, is_single=False)
+  text = parse(report_page.write_report(workdir)).text
+  assert 'Wrong: 3 of 6 images' in text and 'recall' not in text
+
+
+@pytest.mark.slow(reason='2 s: a browser')
+@pytest.mark.skipif(browser.find() is None, reason='needs Chromium')
+def test_a_click_on_a_title_sorts_the_table_of_classes(workdir: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  write_gallery(workdir)
+  path = report_page.write_report(workdir)
+  with browser.Page(tmp_path / 'profile') as page:
+    page.show(width=390, dark=False)
+    page.open(pathlib.Path(path).as_uri())
+    def order() -> str:
+      rows = '[...document.querySelectorAll(".sortable tbody tr")]'
+      return page.run(f'{rows}.map(row => row.cells[0].textContent).join()')
+    assert order() == 'b,a,c'
+    for column, expected in ((1, 'a,b,c'), (1, 'c,b,a'), (3, 'c,a,b'), (4, 'c,a,b'), (4, 'b,a,c'), (5, 'b,a,c')):
+      page.click(f'.sortable th:nth-child({column}) button')
+      assert order() == expected, column
+    assert page.run('document.documentElement.scrollWidth') == 390 and not page.errors()
 
 
 @pytest.mark.usefixtures('no_charts')

@@ -67,11 +67,13 @@ def test_the_report_is_drawn_again_when_the_run_has_grown_and_the_run_stays_as_i
 
 def test_pages_load_only_the_script_of_this_server(tmp_path: pathlib.Path) -> None:
   pages = site(write_run(tmp_path / 'run')).pages()
-  script = pages['/live.js']()
-  assert script.kind.startswith('text/javascript') and b'http' not in script.body and b'innerHTML' not in script.body
+  for name in ('/live.js', '/sort.js'):
+    script = pages[name]()
+    assert script.kind.startswith('text/javascript') and b'http' not in script.body and b'innerHTML' not in script.body
   for address in ('/report', '/images'):
     body = pages[address]().body.decode()
-    assert body.count('<script') == 1 and '<script src="/live.js" defer>' in body and 'http' not in body
+    assert '<script src="/live.js" defer>' in body and body.count('<script src="/') == body.count('<script') == 2
+    assert 'http' not in body
 
 
 @pytest.fixture(scope='module')

@@ -7,7 +7,6 @@ not depend on the batch size.
 """
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import logging
@@ -40,7 +39,7 @@ Counted = tuple[dict[str, Mean | Array], dict[str, Array]]
 TOP = 5
 METRICS = ('top1', 'top5', 'nll')
 NUM_BINS = 15  # Guo et al. 2017, section 4
-_GUESSED = tuple(field.name for field in dataclasses.fields(Guesses))
+_GUESSED = ('index', 'label', 'top', 'probability')
 _EXCLUDED = -1e30  # logit of an excluded class: its probability is 0, and 0 times the finite logit is 0
 
 
@@ -82,6 +81,7 @@ class TopK:
     """
     totals: dict[str, np.ndarray] = {}
     parts: list[dict[str, np.ndarray]] = []
+    self._is_single = True
     done, total = 0, self._loader.num_examples
     with TaskProgress(self._name, total, unit='images', bar=self._bar, active=jax.process_index() == 0) as progress:
       for sums, rows in self._evaluated(selected):
@@ -96,7 +96,8 @@ class TopK:
     problems.check_counted(self._name, num_counted, total)
     metrics = {name: float(totals[name][0] / totals[name][1]) for name in METRICS}
     metrics |= {name: FURTHER[name].finish(totals[name]) for name in self._more}
-    guesses = Guesses(**{name: np.concatenate([part[name] for part in parts]) for name in _GUESSED})
+    guesses = Guesses(**{name: np.concatenate([part[name] for part in parts]) for name in _GUESSED},
+                      is_single=self._is_single)
     return Result(named(metrics, self._limit), num_counted, guesses, mark('top1', self._limit))
 
   def _evaluated(self, selected: PyTree) -> Iterator[tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
@@ -109,6 +110,7 @@ class TopK:
       waiting = ahead
 
   def _begin(self, selected: PyTree, batch: Batch) -> Counted:
+    self._is_single = self._is_single and has_one_target(batch)
     placed = meshes.put_batch(batch, self._mesh, self._rows)
     try:
       return _evaluate(self._predict, self._prepare, self._mesh, self._more, selected, self._allowed, placed)
@@ -151,10 +153,17 @@ def count(logits_BC: Array, batch: Batch, more: tuple[str, ...] = ()) -> Counted
       'nll': weighted_mean(nll_B, mask_B),
       **{name: FURTHER[name].collect(jnp.exp(log_p_top_BK[:, 0]), hits_BK[:, 0], target_BC, mask_B) for name in more}}
   label_B = batch['label'] if 'label' in batch else jnp.argmax(target_BC, -1)
-  if 'label_list' in batch:  # the predicted class if it is one of the targets, so that the row counts as correct
+  if 'label_list' in batch or 'labels' in batch:  # the predicted class if it is a target: the row counts as correct
     label_B = jnp.where(hits_BK[:, 0] > 0, top_BK[:, 0], label_B)
   return means, {'mask': mask_B, 'index': batch['index'], 'label': label_B, 'top': top_BK,
                  'probability': jnp.exp(log_p_top_BK)}
+
+
+def has_one_target(batch: Batch) -> bool:
+  """Returns whether no example of a batch on the host has several targets."""
+  several = [np.sum(batch['label_list'] >= 0, -1)] if 'label_list' in batch else []
+  several += [np.sum(batch['labels'] > 0, -1)] if 'labels' in batch else []
+  return all(int(counts.max(initial=0)) <= 1 for counts in several)
 
 
 class Further(NamedTuple):

@@ -1,6 +1,7 @@
 """The final results of a run or an evaluation: numbers, `evaluate.json`, `predictions.npz`."""
 from __future__ import annotations
 
+import collections
 import io
 import re
 import time
@@ -14,17 +15,20 @@ from PIL import Image
 from vit_jax.config import schema
 from vit_jax.config.schema.data import RGB
 from vit_jax.core.contracts import Viewed
+from vit_jax.core.types import HostArray
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.source import Source
 from vit_jax.evaluate import fewshot
 from vit_jax.evaluate.classify import TOP
-from vit_jax.evaluate.results import Measuring, Result, is_share
+from vit_jax.evaluate.results import Guesses, Measuring, Result, is_share
 from vit_jax.record import origin, run_directory, storage
 from vit_jax.train.state import TrainState
 
-NUM_EXAMPLES = 12
-"""Number of correctly and of wrongly classified images that are saved for the report."""
+NUM_CORRECT, NUM_WRONG, NUM_OF_CLASS = 14, 96, 7
+"""Images that are saved for the report: correct ones, and wrong ones at most, in all and of each class."""
+THUMBNAIL_PX = 160
+"""The longer side of these images at most."""
 
 
 class Final(NamedTuple):
@@ -161,22 +165,42 @@ def _write_predictions(workdir: storage.Path, final: Final, source: Source, clas
   if jax.process_index() or final.headline is None or final.headline.guesses is None:
     return
   guesses = final.headline.guesses
-  right = guesses.top[:, 0] == guesses.label
-  wrong = np.flatnonzero(~right)
-  wrong = wrong[np.argsort(-guesses.probability[wrong, 0], kind='stable')][:NUM_EXAMPLES]
-  right = np.flatnonzero(right)
-  spread = right[np.linspace(0, len(right) - 1, min(NUM_EXAMPLES, len(right))).astype(int)]
+  right = np.flatnonzero(guesses.top[:, 0] == guesses.label)
+  spread = right[np.linspace(0, len(right) - 1, min(NUM_CORRECT, len(right))).astype(int)]
   shown = []
-  for row in [*wrong, *spread] if fit.recipe.channels == RGB else ():  # others cannot be drawn
+  for row in [*choose_mistakes(guesses), *spread] if fit.recipe.channels == RGB else ():  # others cannot be drawn
     index = int(guesses.index[row])
     try:
-      shown.append((index, source.describe(index), fit(source[index])['image']))
+      shown.append((index, source.describe(index), _thumbnail(np.asarray(fit(source[index])['image']))))
     except BadImage:
       continue
   content = io.BytesIO()
   np.savez_compressed(
-      content, split=final.name, view=final.view, class_names=np.array(class_names), index=guesses.index,
+      content, split=final.name, view=final.view, is_single=guesses.is_single, class_names=np.array(class_names),
+      index=guesses.index,
       label=guesses.label, top=guesses.top, probability=guesses.probability,
       example_index=np.array([s[0] for s in shown], np.int32), example_name=np.array([s[1] for s in shown]),
       example_image=np.stack([s[2] for s in shown]) if shown else np.zeros((0, 1, 1, 3), np.uint8))
   run_directory.write_bytes(workdir / 'predictions.npz', content.getvalue())
+
+
+def choose_mistakes(guesses: Guesses) -> list[int]:
+  """Returns rows with wrong predictions: the most confident ones of each class, at most `NUM_OF_CLASS` of each.
+
+  If there are more than `NUM_WRONG`, each class has its first mistake before any class has its second one.
+  """
+  wrong = np.flatnonzero(guesses.top[:, 0] != guesses.label)
+  wrong = wrong[np.argsort(-guesses.probability[wrong, 0], kind='stable')]
+  rank, seen = np.zeros(len(wrong), int), collections.Counter[int]()
+  for place, label in enumerate(guesses.label[wrong].tolist()):
+    rank[place] = seen[label]
+    seen[label] += 1
+  order = np.argsort(rank, kind='stable')
+  return wrong[order[rank[order] < NUM_OF_CLASS]][:NUM_WRONG].tolist()
+
+
+def _thumbnail(image: HostArray) -> HostArray:
+  """Returns an image `[H, W, 3]` u8 whose longer side is at most `THUMBNAIL_PX`."""
+  small = Image.fromarray(image)
+  small.thumbnail((THUMBNAIL_PX, THUMBNAIL_PX))
+  return np.asarray(small)

@@ -26,11 +26,15 @@ def is_share(name: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Guesses:
-  """Predictions for each example: position in the source, label, most likely classes `[S, k]`, their probabilities."""
+  """Predictions for each example: position in the source, label, most likely classes `[S, k]`, their probabilities.
+
+  The label of an example with several is the predicted class if that is one of them; `is_single`: none has several.
+  """
   index: np.ndarray
   label: np.ndarray
   top: np.ndarray
   probability: np.ndarray
+  is_single: bool = True
 
 
 class Result(NamedTuple):

@@ -3,10 +3,11 @@
 Reads `predictions.npz`: `class_names [C]` text; for each image of a split `index [S]` i32 (position in the
 source), `label [S]` i32, and the k most probable classes `top [S, k]` i32 with `probability [S, k]` f32; for a few of
 them `example_index [E]` i32 (as in `index`), `example_name [E]` text, `example_image [E, H, W, 3]` uint8;
-`view` and `split`, text.
+`view` and `split`, text; `is_single`, bool, false if some images have several classes.
 """
 from __future__ import annotations
 
+import collections
 import os
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -16,11 +17,12 @@ import numpy as np
 from markupsafe import Markup
 
 from vit_jax.core.types import HostArray
+from vit_jax.evaluate import by_class
 from vit_jax.inspect import charts, html_pages
 
 _MAX_CLASSES = 40  # of a legible matrix
-_MAX_ROWS = 15  # of a table
-_MAX_EXAMPLES = 12  # of each kind
+_MAX_ROWS = 15  # of the table of pairs
+_MAX_BY_CLASS = 2_000  # rows of the table of classes
 _PER_IMAGE = ('index', 'label', 'top', 'probability')
 _PER_EXAMPLE = ('example_index', 'example_name', 'example_image')
 
@@ -30,31 +32,42 @@ class Confusion(NamedTuple):
 
   chart: the confusion matrix; None with more than `_MAX_CLASSES` classes.
   pairs: the most confused pairs: label, prediction, number of images, their share of the images with this label.
-  classes: accuracy by class, the lowest first: label, percent, number of images.
-  mean: mean of the accuracies of all classes that occur, in percent.
+  classes: class, precision, recall, F1, and the images with it and predicted as it, the lowest F1 first; () if images
+    have several classes.    num_measured: the number of such rows before they were cut.
+  means: the macro mean and the mean weighted by images of precision, recall and F1, as two sentences.
   """
   num_classes: int
   chart: Markup | None
   pairs: tuple[tuple[str, str, int, str], ...]
-  classes: tuple[tuple[str, str, int], ...]
-  mean: str
+  classes: tuple[tuple[str, str, str, str, int, int], ...]
+  num_measured: int
+  means: str
 
 
 class Example(NamedTuple):
-  """An image as PNG with its class, the predicted one and its probability; `is_small`: drawn with square pixels."""
+  """An image file with its class, the predicted one and its probability; `is_small`: drawn with square pixels."""
   label: str
   predicted: str
   probability: float
   name: str
-  png: bytes
+  file: bytes
   is_small: bool
 
 
+class Group(NamedTuple):
+  """Examples of wrong or of correct predictions, whose `kind` is a CSS class, by the title of a class."""
+  kind: str
+  title: str
+  note: str
+  by_class: dict[str, list[Example]]
+
+
 class Predictions(NamedTuple):
-  """The section of a report; `groups`: (CSS class, title, examples) of wrong and of correct predictions."""
+  """The section of a report; `folder` is that of all examples, whose names are relative to it."""
   title: str
   confusion: Confusion
-  groups: tuple[tuple[str, str, list[Example]], ...]
+  groups: tuple[Group, ...]
+  folder: str
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, HostArray]:
@@ -88,7 +101,16 @@ def load(path: str | os.PathLike[str]) -> dict[str, HostArray]:
 def summarize(arrays: Mapping[str, HostArray]) -> Predictions:
   """Returns what a report shows of the arrays that `load` returned."""
   of = ' of '.join(str(arrays[key]) for key in ('view', 'split') if key in arrays)
-  return Predictions(f'Predictions ({of})' if of else 'Predictions', _confusion(arrays), _group_examples(arrays))
+  folder = _common_folder([str(name) for name in arrays.get('example_name', ())])
+  return Predictions(f'Predictions ({of})' if of else 'Predictions', _confusion(arrays),
+                     _group_examples(arrays, folder), folder)
+
+
+def _common_folder(names: Sequence[str]) -> str:
+  """Returns the longest folder, with its slash, in which all files are; '' if there is none, or names are not paths."""
+  if not names or not all(name.startswith('/') or '://' in name for name in names):
+    return ''
+  return os.path.commonprefix([name[:name.rfind('/') + 1] for name in names]).rpartition('/')[0] + '/'
 
 
 def _confusion(arrays: Mapping[str, HostArray]) -> Confusion:
@@ -96,17 +118,35 @@ def _confusion(arrays: Mapping[str, HostArray]) -> Confusion:
   pairs, counts, sizes = _count_pairs(arrays, len(names))
   rows = [(names[t], names[p], int(n), f'{100 * n / sizes[t]:.1f} %') for (t, p), n in zip(pairs, counts, strict=True)
           if t != p]
-  right = np.zeros(len(names), np.int64)
-  same = pairs[:, 0] == pairs[:, 1]
-  right[pairs[same, 0]] = counts[same]
-  share = 100 * right / np.maximum(sizes, 1)
-  occur = np.flatnonzero(sizes)
-  lowest = sorted(occur, key=lambda c: (share[c], -sizes[c]))[:_MAX_ROWS]
+  scores = _score(arrays, len(names))
+  lowest = np.lexsort((-scores.num_images, scores.f1))[:_MAX_BY_CLASS].tolist() if scores else []
   return Confusion(
       len(names), _matrix(pairs, counts, names) if len(pairs) and len(names) <= _MAX_CLASSES else None,
       tuple(sorted(rows, key=lambda row: -row[2])[:_MAX_ROWS]),
-      tuple((names[c], f'{share[c]:.1f} %', int(sizes[c])) for c in lowest),
-      f'{share[occur].mean():.2f} %' if len(occur) else '')
+      tuple(_row(scores, row, names) for row in lowest) if scores else (), len(scores.label) if scores else 0,
+      _means(scores) if scores else '')
+
+
+def _score(arrays: Mapping[str, HostArray], num_classes: int) -> by_class.ByClass | None:
+  """Returns precision, recall and F1 by class; None without images, or if images have several classes."""
+  label, predicted = arrays['label'], arrays['top'][:, 0]
+  good = (label >= 0) & (label < num_classes) & (predicted >= 0) & (predicted < num_classes)
+  if not good.any() or not arrays.get('is_single', True):
+    return None
+  return by_class.measure(label[good], predicted[good])
+
+
+def _row(scores: by_class.ByClass, row: int, names: Sequence[str]) -> tuple[str, str, str, str, int, int]:
+  precision, recall, f1 = (f'{100 * share[row]:.1f} %' for share in (scores.precision, scores.recall, scores.f1))
+  return (names[scores.label[row]], precision, recall, f1, int(scores.num_images[row]),
+          int(scores.num_predicted[row]))
+
+
+def _means(scores: by_class.ByClass) -> str:
+  def shown(means: Mapping[str, float]) -> str:
+    return ', '.join(f'{name.replace("f1", "F1")} {100 * value:.1f} %' for name, value in means.items())
+  return (f'Macro mean of {len(scores.label):,} classes: {shown(scores.mean())}. '
+          f'Weighted by images: {shown(scores.weighted_mean())}.')
 
 
 def _matrix(pairs: HostArray, counts: HostArray, names: Sequence[str]) -> Markup:
@@ -115,22 +155,37 @@ def _matrix(pairs: HostArray, counts: HostArray, names: Sequence[str]) -> Markup
   return charts.draw_confusion(matrix, names)
 
 
-def _group_examples(arrays: Mapping[str, HostArray]) -> tuple[tuple[str, str, list[Example]], ...]:
-  """Returns examples of wrong predictions, the most confident first, and of correct ones."""
+def _group_examples(arrays: Mapping[str, HostArray], folder: str) -> tuple[Group, ...]:
+  """Returns examples of wrong predictions by class, the most confident first, and of correct ones."""
   if any(key not in arrays for key in _PER_EXAMPLE):
     return ()
   images = arrays['example_image']
   if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or 0 in images.shape:
     return ()
   row_of = {int(index): row for row, index in enumerate(arrays['index'])}
-  examples = [(row_of[int(index)], str(name), image) for index, name, image
+  examples = [(row_of[int(index)], str(name).removeprefix(folder), image) for index, name, image
               in zip(*(arrays[key] for key in _PER_EXAMPLE), strict=False) if int(index) in row_of]
   is_correct = arrays['top'][:, 0] == arrays['label']
   wrong = sorted((e for e in examples if not is_correct[e[0]]), key=lambda e: -arrays['probability'][e[0], 0])
-  correct = [e for e in examples if is_correct[e[0]]]
-  return tuple((kind, f'{kind.capitalize()}: {num:,} of {len(is_correct):,} images',
-                [_example(arrays, *example) for example in some[:_MAX_EXAMPLES]])
-               for kind, some, num in (('wrong', wrong, np.sum(~is_correct)), ('correct', correct, np.sum(is_correct))))
+  correct = [_example(arrays, *e) for e in examples if is_correct[e[0]]]
+  num_wrong = int(np.sum(~is_correct))
+  titles = [f'{kind}: {num:,} of {len(is_correct):,} images' for kind, num in (
+      ('Wrong', num_wrong), ('Correct', len(is_correct) - num_wrong))]
+  note = f'The {len(wrong):,} shown are the most confident ones of each class.' if len(wrong) < num_wrong else ''
+  return (Group('wrong', titles[0], note, _by_class(arrays, wrong)),
+          Group('correct', titles[1], '', {'': correct} if correct else {}))
+
+
+def _by_class(arrays: Mapping[str, HostArray], wrong: Sequence[tuple[int, str, HostArray]]) -> dict[str, list[Example]]:
+  """Returns examples by the title of their class, first the class with the most mistakes."""
+  labels, is_wrong = arrays['label'].tolist(), arrays['top'][:, 0] != arrays['label']
+  mistakes, sizes = collections.Counter(arrays['label'][is_wrong].tolist()), collections.Counter(labels)
+  found: dict[str, list[Example]] = {}
+  for row, name, image in sorted(wrong, key=lambda one: (-mistakes[labels[one[0]]], labels[one[0]])):  # stable
+    label = labels[row]
+    title = f'{_name_class(arrays, label)}: {mistakes[label]:,} of {sizes[label]:,} wrong'
+    found.setdefault(title, []).append(_example(arrays, row, name, image))
+  return found
 
 
 def _count_pairs(arrays: Mapping[str, HostArray], num_classes: int) -> tuple[HostArray, HostArray, HostArray]:
@@ -144,10 +199,10 @@ def _count_pairs(arrays: Mapping[str, HostArray], num_classes: int) -> tuple[Hos
 
 def _example(arrays: Mapping[str, HostArray], row: int, name: str, image: HostArray) -> Example:
   label, predicted = (_name_class(arrays, int(number)) for number in (arrays['label'][row], arrays['top'][row, 0]))
-  return Example(label, predicted, float(arrays['probability'][row, 0]), name, html_pages.to_png(image),
-                 is_small=max(image.shape[:2]) <= 96)
+  is_small = max(image.shape[:2]) <= 96
+  return Example(label, predicted, float(arrays['probability'][row, 0]), name,
+                 html_pages.to_png(image) if is_small else html_pages.to_jpeg(image), is_small)
 
 
 def _name_class(arrays: Mapping[str, HostArray], number: int) -> str:
-  names = np.atleast_1d(arrays['class_names'])
-  return str(names[number]) if 0 <= number < len(names) else f'class {number}'
+  return by_class.name_of(np.atleast_1d(arrays['class_names']).tolist(), number)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from vit_jax.config import check, provenance, schema
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
+from vit_jax.evaluate import by_class as by_classes
 from vit_jax.evaluate import final as results
 from vit_jax.jobs import build, evaluate_weights, report_card
 from vit_jax.jobs import runtime as startup
@@ -29,8 +30,8 @@ ELSEWHERE = 'Set --to=DIR to write the results elsewhere.'
 
 
 def run(config: schema.Config | None, workdir: storage.Path | None, *, to: storage.Path | None = None,
-        weights: str = '', reading: Reading = AS_FOUND, embedded: Sequence[str] = (), source: str,
-        overridden: Collection[str]) -> int:
+        weights: str = '', reading: Reading = AS_FOUND, embedded: Sequence[str] = (), by_class: bool = False,
+        csv: pathlib.Path | None = None, source: str, overridden: Collection[str]) -> int:
   """Evaluates every view on every evaluation of the config; exit status 0.
 
   Args:
@@ -40,9 +41,14 @@ def run(config: schema.Config | None, workdir: storage.Path | None, *, to: stora
     weights: what to evaluate instead of the run; '' = the run.
     reading: how `weights` are read.
     embedded: files and folders of `vit-jax embed`; features of these weights are read there instead of computed.
+    by_class: whether precision, recall and F1 of each class are printed.
+    csv: file for these numbers; None = none.
     source: of the config, for messages.
     overridden: settings on the command line, which override those of the checkpoint.
   """
+  table = by_classes.Wanted(by_class, csv)
+  if config is not None:
+    by_classes.check(table, config)
   if weights:
     assert config is not None
     if to is not None and workdir is not None:
@@ -53,10 +59,13 @@ def run(config: schema.Config | None, workdir: storage.Path | None, *, to: stora
       if embedded:
         raise UserError('--embedded: expected one of --weights and another config than report_card, got more. Remove '
                         '--embedded.')
+      if table.flag:
+        raise UserError(f'{table.flag}: expected one of --weights and another config than report_card, got more. '
+                        f'Remove {table.flag}.')
       return report_card.run(config, specs, overridden=overridden, workdir=workdir)
     spec, = specs
     return evaluate_weights.run(config, spec, overridden=overridden, workdir=workdir,
-                                embedded=[pathlib.Path(path) for path in embedded])
+                                embedded=[pathlib.Path(path) for path in embedded], table=table)
   if embedded:
     raise UserError('--weights: expected weights for --embedded, got none. A run stores features in its own folder.')
   if reading.preprocess or reading.model or reading.view:
@@ -65,11 +74,12 @@ def run(config: schema.Config | None, workdir: storage.Path | None, *, to: stora
   if workdir is None:
     raise UserError('--workdir: expected the directory of a run, got none. Set --workdir=DIR or --weights=FILE.')
   assert config is not None
-  return _run(config, workdir, source=source, overridden=overridden, allow_nonfinite=reading.allow_nonfinite, to=to)
+  return _run(config, workdir, source=source, overridden=overridden, allow_nonfinite=reading.allow_nonfinite, to=to,
+              table=table)
 
 
 def _run(config: schema.Config, workdir: storage.Path, *, source: str, overridden: Collection[str],
-         allow_nonfinite: bool, to: storage.Path | None) -> int:
+         allow_nonfinite: bool, to: storage.Path | None, table: by_classes.Wanted) -> int:
   check.check(config)
   startup.start()
   check_is_run(workdir)
@@ -97,7 +107,7 @@ def _run(config: schema.Config, workdir: storage.Path, *, source: str, overridde
   console.begin_stage('evaluating')
   final = results.measure(evaluators, parts.objective, restored.state)
   console.end_stage()
-  evaluate_weights.report(final, out, step, config, data, restored.meta['digests']['params'])
+  evaluate_weights.report(final, out, step, config, data, restored.meta['digests']['params'], table)
   evaluate_weights.write_page(workdir, out)
   return 0
 

@@ -19,8 +19,8 @@ from vit_jax.core.types import Params
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.labels import classes, imagenet
 from vit_jax.data.sources import opening
+from vit_jax.evaluate import by_class, resources
 from vit_jax.evaluate import final as results
-from vit_jax.evaluate import resources
 from vit_jax.jobs import build, report_page, resume
 from vit_jax.jobs import runtime as startup
 from vit_jax.models import heads
@@ -59,7 +59,7 @@ class Network:
 
 
 def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str], workdir: storage.Path | None,
-        embedded: Sequence[pathlib.Path] = ()) -> int:
+        embedded: Sequence[pathlib.Path] = (), table: by_class.Wanted = by_class.NOTHING) -> int:
   """Evaluates weights on every evaluation of the config; exit status 0.
 
   Args:
@@ -68,6 +68,7 @@ def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str]
     overridden: settings on the command line, which override those of the weights.
     workdir: directory for `evaluate.json`; None = `runs/evaluate/NAME`.
     embedded: files of `vit-jax embed`, whose features are read instead of computed.
+    table: what is shown of each class.
   """
   check_overridden(overridden)
   if workdir is not None and (workdir / 'checkpoints').is_dir():
@@ -90,7 +91,7 @@ def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str]
   console.begin_stage('evaluating')
   final = results.measure(evaluators, network, state(found, mesh))
   console.end_stage()
-  report(final, workdir, 0, config, data, trees.digest(found.params))
+  report(final, workdir, 0, config, data, trees.digest(found.params), table)
   resume.write_config(workdir, config)
   run_directory.write_json(workdir / 'weights.json',
                            {'source': found.source, 'family': found.family, **found.report.plain()})
@@ -106,8 +107,8 @@ def check_overridden(overridden: Collection[str]) -> None:
 
 
 def report(final: results.Final, out: storage.Path, step: int, config: schema.Config, data: build.Data,
-           params_digest: str) -> None:
-  """Prints the results, and then writes them into the directory `out`."""
+           params_digest: str, table: by_class.Wanted = by_class.NOTHING) -> None:
+  """Prints the results, and then writes them into the directory `out`, and a table of the classes if it is wanted."""
   if jax.process_index() == 0:
     results.show(final, num_classes=len(data.class_names), recipe=config.data.recipe)
   results.write(out, final, step, fit=transforms.eval_transform(config.data.recipe, config.image_px),
@@ -115,6 +116,9 @@ def report(final: results.Final, out: storage.Path, step: int, config: schema.Co
                 params_digest=params_digest)
   if jax.process_index() == 0:
     print(f'Written to {out / "evaluate.json"}', flush=True)
+    if final.headline:
+      view = f', {final.view} weights' if len(final.results[final.name]) > 1 else ''
+      by_class.show(table, final.headline.guesses, data.class_names, f'{final.name}{view}')
 
 
 def write_page(workdir: storage.Path, out: storage.Path) -> None:

@@ -270,7 +270,7 @@ def _predictions(r: _Record) -> predictions.Predictions | None:
   if not r.predictions:
     return None
   found = predictions.summarize(r.predictions)
-  if not any(examples for _, _, examples in found.groups):
+  if not any(group.by_class for group in found.groups):
     r.missing.append('predictions.npz: has no images of examples')
   return found
 

@@ -5,6 +5,7 @@ then computes on the CPU, as training holds the accelerator.
 """
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import pathlib
@@ -103,7 +104,8 @@ class Site:
 
   def pages(self) -> dict[str, serve_http.Page]:
     """Returns what makes the answer to each address."""
-    return {**self._pages, '/': next(iter(self._pages.values())), '/live.js': self._script, '/state': self._state}
+    return {**self._pages, '/': next(iter(self._pages.values())), '/state': self._state,
+            **{f'/{name}': functools.partial(_script, name) for name in ('live.js', 'sort.js')}}
 
   def serve(self, host: str, port: int) -> serve_http.Server:
     """Returns the server, which listens but does not answer yet.
@@ -116,9 +118,6 @@ class Site:
 
   def _render(self, template: str, here: str, **values: Any) -> bytes:
     return html_pages.render(template, menu=self._menu, here=here, **values).encode(errors='backslashreplace')
-
-  def _script(self) -> Answer:
-    return Answer(html_pages.read('live.js').encode(), 'text/javascript; charset=utf-8')
 
   def _state(self) -> Answer:
     """What the report and the folder's page depend on: the script loads them again when it changes."""
@@ -157,3 +156,7 @@ class Site:
         num_done=folder.num_done, num_images=len(folder.paths), num_right=right, num_labeled=len(folder.labels),
         error=folder.error, notes=list(folder.notes), mistakes=mistakes,
         confusion=predictions.summarize(arrays).confusion if arrays else None))
+
+
+def _script(name: str) -> Answer:
+  return Answer(html_pages.read(name).encode(), 'text/javascript; charset=utf-8')
