@@ -264,6 +264,14 @@ def _names(text: str) -> list[str]:
     raise ValueError(str(error)) from None
 
 
+def _read_runner(text: str) -> str:
+  if '.' not in text and text.lower() not in map(str.lower, RUNNERS):
+    raise ValueError
+  return text
+
+
+RUNNERS = ('DirectRunner', 'DataflowRunner', 'FlinkRunner', 'SparkRunner', 'PortableRunner', 'PrismRunner')
+RUNNER = Kind('NAME', f'one of {", ".join(RUNNERS)}, or another runner as MODULE.CLASS', _read_runner, '', RUNNERS)
 TEXT = Kind('TEXT', 'a value', str)
 NAMES = Kind('A,B,…', 'names with commas', _names)
 PATHS = Kind('NAME=PATH,…', 'names with paths, NAME=PATH with commas', _read_paths)
@@ -370,8 +378,8 @@ JOBS = {
         Flag('short_px', whole(1, 65_535), 'resize images to this short side', 0, 'files stay unchanged'),
         Flag('shards', whole(1, 100_000), 'number of files per split', 0, 'one per 256 MiB, or 8,192 images'),
         Flag('processes', whole(1, 1024), 'processes that write shards', 0, 'one per 8 cores'),
-        Flag('runner', TEXT, 'runner of Apache Beam that writes shards: DirectRunner, DataflowRunner, FlinkRunner, '
-             'SparkRunner', '', 'processes of this machine'),
+        Flag('runner', RUNNER, f'runner of Apache Beam that writes shards: {", ".join(RUNNERS)}', '',
+             'processes of this machine'),
         Flag('runner_options', TEXT, "its options, such as '--project=P --region=R'", ''),
         Flag('quality', whole(1, 100), 'JPEG quality of resized images', None, '90'),
         Flag('seed', whole(0, 2**32 - 1), 'seed of the order of the examples', None,

@@ -80,7 +80,7 @@ def parse(arguments: Sequence[str]) -> Command:
                for flag in job.needs if flag.kind and flag.name not in meant and not hasattr(texts, flag.name)]
   problems += _word_problems(job, files)
   if overrides and not job.has_settings:
-    problems.append(f'--config.{overrides[0]}: expected no override, as --job={name} takes no config. Remove it.')
+    problems.append(f'--config.{overrides[0]}: expected no override, as vit-jax {name} takes no config. Remove it.')
   if problems:
     problems += _config_problems(values.get('config') or job.base, overrides)
     raise UserError('\n'.join([*dict.fromkeys(problems), f'See vit-jax {name} --help.']))

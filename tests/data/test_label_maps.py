@@ -59,7 +59,7 @@ def test_a_writer_that_was_killed_goes_on(tmp_path: pathlib.Path) -> None:
   with pytest.raises(KeyboardInterrupt):
     label_maps.write(tmp_path / 'maps', info(), failing)
   assert not (tmp_path / 'maps').exists()
-  with pytest.raises(UserError, match='expected label maps, got no info.json. .*--job=prepare'):
+  with pytest.raises(UserError, match='expected label maps, got no info.json. .*vit-jax prepare'):
     label_maps.LabelMaps(tmp_path / 'maps.part')
   label_maps.write(tmp_path / 'maps', info(), failing)
   assert asked == [range(4), range(4, 8), range(4, 8), range(8, 11)]

@@ -72,3 +72,10 @@ def test_the_order_of_names_does_not_matter() -> None:
   backward = [names[::-1][i] for i in splits.scattered(names[::-1], seed=1)]
   assert forward == backward != names
   assert [names[i] for i in splits.scattered(names, seed=2)] != forward
+
+
+def test_another_split_in_place_of_test_is_a_warning_once_of_each_source(caplog: pytest.LogCaptureFixture) -> None:
+  for source in ('folder:warned', 'folder:warned', 'folder:another', 'folder:warned'):
+    assert splits.resolve('test', ['train', 'val'], source=source) == 'val'
+  assert [record.message for record in caplog.records] == [
+      f'{source} has no split test; using val instead.' for source in ('folder:warned', 'folder:another')]

@@ -81,7 +81,7 @@ def test_slices_versions_and_pickles_work(data_dir: pathlib.Path) -> None:
 def test_the_error_for_a_missing_dataset_names_the_folder(data_dir: pathlib.Path) -> None:
   with pytest.raises(UserError, match=f'tfds:plants is not prepared in {data_dir} .expected in {data_dir}/plant'
                                       's/.. Set another data.data_dir, or prepare it, which may need '
-                                      'TensorFlow: python -m vit_jax.main --job=prepare --data=tfds:plants --to=DIR, '
+                                      'TensorFlow: vit-jax prepare --data=tfds:plants --to=DIR, '
                                       'and then data.source=array_record:DIR'):
     open_all(data_dir, 'plants')
   with pytest.raises(UserError, match=f'expected in {data_dir}/animals/9.9.9'):

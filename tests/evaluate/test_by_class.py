@@ -76,3 +76,10 @@ def test_the_saved_mistakes_are_the_most_confident_ones_of_each_class_in_a_bound
 def test_saved_images_are_small() -> None:
   assert final._thumbnail(np.zeros((200, 400, 3), np.uint8)).shape == (80, 160, 3)
   assert final._thumbnail(np.ones((16, 16, 3), np.uint8)).shape == (16, 16, 3)
+
+
+@pytest.mark.parametrize(('metric', 'value', 'shown'), [
+    ('top1_k20', .98765, '98.77 %'), ('nll', 1.23456, '1.2346'), ('l2', 1e-6, '1e-06'), ('l2', 3.1623e-4, '0.000316'),
+    ('l2', 0., '0.0000')])
+def test_small_numbers_are_not_shown_as_zero(metric: str, value: float, shown: str) -> None:
+  assert final.format_number(metric, value) == shown

@@ -97,9 +97,18 @@ def test_filters_keep_what_matches_and_nothing_else(words: str, column: str, kep
 
 def test_filters_without_an_effect_or_a_match_are_errors(capsys: pytest.CaptureFixture[str]) -> None:
   for words, error in (
-      (['--configs', '--px=224'], '--px: expected it with --weights, got it with --configs. Add --weights.'),
-      (['--models', '--data=x'], '--data: expected it with --weights, got it with --models. Add --weights.'),
-      (['--weights', '--family=foo', '--max_params=1K'], 'got --max_params=1000 --family=foo. Leave one out. What '
+      (['--configs', '--px=224'], '--px: expected it with --weights alone, got it with --configs. Set --weights '
+       'instead.'),
+      (['--models', '--data=x'], '--data: expected it with --weights alone, got it with --models. Set --weights '
+       'instead.'),
+      (['--models', '--weights', '--px=224'], '--px: expected it with --weights alone, got it with --models, '
+       '--weights. Remove --models.'),
+      (['--weights', '--models', '--configs', '--max_params=1M'], '--max_params: expected it with --models or '
+       '--weights alone, got it with --configs, --models, --weights. Remove --configs.'),
+      (['--models', '--max_params=10'], 'got --max_params=10. Set another value.'),
+      (['--weights', '--max_params=1.5M', '--px=7'], 'got --max_params=1.5M --px=7. Leave one out. What there'),
+      (['--weights', '--px=7'], 'got --px=7. Set another value. What there is: px: 224, 384, '),
+      (['--weights', '--family=foo', '--max_params=1K'], 'got --max_params=1K --family=foo. Leave one out. What '
        'there is: family: BiT, DINOv2'),
       (['--weights', '--max_params=x'], "--max_params: expected a number of parameters such as 30M or 1.2B, got 'x'.")):
     assert main.run(['list', *words]) == 2

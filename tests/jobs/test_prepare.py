@@ -178,7 +178,7 @@ def test_a_killed_run_leaves_no_set_and_is_gone_on_with(images: pathlib.Path, tm
     run(images, tmp_path / 'set', shards=4)
   assert not (tmp_path / 'set').exists()
   with pytest.raises(UserError, match='/set: expected a prepared dataset, got no info.json. .*/set.part is not '
-                                      'finished: run the same --job=prepare again'):
+                                      'finished: run the same vit-jax prepare again'):
     open_all(tmp_path / 'set')
   calls[:] = ['x', 'y', 'z']
   run(images, tmp_path / 'set', shards=4)
@@ -411,7 +411,7 @@ def test_what_is_not_an_image_is_left_out(images: pathlib.Path, tmp_path: pathli
     to = tmp_path / f'set{short_px}'
     assert run(images, to, short_px=short_px, shards=3) == 0
     assert 'train 37, val 11 images' in capsys.readouterr().out
-    assert '8 of the 45 files of train are not images and were left out.' in caplog.text
+    assert '8 of the 45 images of train were left out, as the image or its label cannot be used; ' in caplog.text
     source = open_all(to).train
     assert len(source) == 37 and not any(name in source.describe(i) for i in range(37) for name in bad)
     assert f'{images}/train/ant/large.jpg is left out: the file has 2,000,000,000 bytes' in caplog.text
@@ -421,7 +421,7 @@ def test_what_is_not_an_image_is_left_out(images: pathlib.Path, tmp_path: pathli
 def test_a_split_without_an_image_is_an_error(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
   for path in (images / 'val').rglob('*.jpg'):
     path.write_bytes(b'text')
-  with pytest.raises(UserError, match='expected images in the split val, got 11 files that are not images'):
+  with pytest.raises(UserError, match='expected images in the split val, got 11 files whose image or label'):
     run(images, tmp_path / 'set')
   assert not (tmp_path / 'set').exists()
 

@@ -181,6 +181,6 @@ def test_recipes_take_the_source_as_an_argument(name: str) -> None:
 
 def test_a_missing_tfds_dataset_names_the_way_without_tensorflow(tmp_path: pathlib.Path) -> None:
   data = schema.Data(source='tfds:cifar10', data_dir=str(tmp_path))
-  advice = 'prepare it: python -m vit_jax.main --job=prepare --data=cifar10 --to='
+  advice = 'prepare it: vit-jax prepare --data=cifar10 --to='
   with pytest.raises(UserError, match=re.escape(advice)):
     opening.open_split(data, 'train', image_px=(8, 8))

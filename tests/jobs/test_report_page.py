@@ -196,6 +196,10 @@ def test_one_table_of_results_is_enough_unless_the_run_was_evaluated_again(workd
   text = parse(report_page.write_report(workdir)).text
   assert text.count('test/nll') == 2 and 'evaluated at step 9' in text
   assert 'Evaluated images: geometry torchvision, resize_px 248' in text
+  (workdir / 'evaluate.json').write_text(json.dumps({'metrics': metrics, 'preprocessing': {
+      'resize_px': 0, 'image_px': [16, 16], 'antialias': False, 'mean': [.5, .25, .5]}}))
+  text = parse(report_page.write_report(workdir)).text
+  assert 'Evaluated images: image_px 16 × 16, antialias no, mean 0.5 0.25 0.5, resized without a crop' in text
 
 
 @pytest.mark.usefixtures('no_charts')

@@ -371,7 +371,7 @@ def test_overrides_are_for_every_run_also_for_later_ones(tmp_path: pathlib.Path)
   assert 'config.model.heads: expected the name of a setting' in str(error.value) and '(of b)' in str(error.value)
   assert re.search(r'config.sed: expected the name of a setting. Did you mean config.seed\?$', str(error.value),
                    re.MULTILINE)
-  with pytest.raises(UserError, match='a study of several. Use --job=study'):
+  with pytest.raises(UserError, match='a study of several. Use vit-jax study'):
     files.load(str(path), [])
 
 

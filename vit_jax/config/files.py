@@ -83,7 +83,7 @@ def load(spec: str, changes: list[str], *, models: parts.Models | None = None) -
   """
   found = read(spec, models=models)
   if isinstance(found, schema.Study):
-    raise UserError(f'--config: expected a config of one run, got {spec}, a study of several. Use --job=study.')
+    raise UserError(f'--config: expected a config of one run, got {spec}, a study of several. Use vit-jax study.')
   return overrides.apply({'': found}, changes, models=models)['']
 
 

@@ -39,7 +39,7 @@ _MEMORY = re.compile(r'RESOURCE_EXHAUSTED(?=.*memory)|out of ?memory|insufficien
 _FULL = ('No space left on device', 'ENOSPC', 'Disk quota exceeded')
 _AGAIN = 'The same command resumes from the last checkpoint.'
 MORE_MEMORY = ('To use less: a smaller batch_size, train.accumulate=2 or more, model.remat=full, smaller evals.*.'
-               'batch_size, or data.in_memory=no; --job=plan shows what a config needs.')
+               'batch_size, or data.in_memory=no; vit-jax plan shows what a config needs.')
 
 INSTALL = 'Install the dependencies of vit_jax: pip install -e . in its checkout, or pip install of the package alone.'
 

@@ -120,8 +120,8 @@ def show(final: Final, *, num_classes: int, recipe: schema.Recipe) -> None:
   """Prints one line per evaluation and view, named if there are several."""
   for name, group in final.results.items():
     for view, result in group.items():
-      numbers = '  '.join(f'{metric} {100 * number:.2f} %' if is_share(metric) else f'{metric} {number:.4f}'
-                          for metric, number in result.metrics.items() if is_telling(metric, num_classes))
+      numbers = '  '.join(f'{metric} {format_number(metric, number)}' for metric, number in result.metrics.items()
+                          if is_telling(metric, num_classes))
       part = ', a part of the split' if result.is_partial else ''
       which = f'{view}, ' if len(group) > 1 else ''
       print(f'{name} ({which}{result.num_examples:,} images{part}): {numbers}')
@@ -129,6 +129,13 @@ def show(final: Final, *, num_classes: int, recipe: schema.Recipe) -> None:
     print(f'{name} took {final.seconds[name]:.1f} s{features}')
   print('Images are rotated by their EXIF orientation.' if recipe.exif_orientation else
         'The EXIF orientation of images is ignored, as in the published pipelines.', flush=True)
+
+
+def format_number(metric: str, number: float) -> str:
+  """Returns the value of a metric as text: in percent if it is a share, else with four decimals, or more if small."""
+  if is_share(metric):
+    return f'{100 * number:.2f} %'
+  return f'{number:.3g}' if 0. < abs(number) < 1e-3 else f'{number:.4f}'
 
 
 def _write_evaluation(workdir: storage.Path, final: Final, step: int, *, fit: transforms.EvalTransform,

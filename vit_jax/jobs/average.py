@@ -69,7 +69,7 @@ def run(config: schema.Config, workdir: storage.Path, *, to: storage.Path, last:
     resume.write_config(to, config)
   if jax.process_index() == 0:
     print(f'The average of {len(chosen)} checkpoints (steps {", ".join(map(str, chosen))}) is in {to}. Evaluate it '
-          f'with --job=evaluate --workdir={to}', flush=True)
+          f'with vit-jax evaluate --workdir={to}', flush=True)
   return 0
 
 

@@ -18,7 +18,7 @@ from vit_jax.data.source import Source
 from vit_jax.data.sources import image_list, opening
 from vit_jax.inspect import many_images
 from vit_jax.inspect.many_images import Stopped, Wanted
-from vit_jax.jobs import evaluate_weights
+from vit_jax.jobs import evaluate_weights, flag_names
 from vit_jax.jobs import runtime as startup
 from vit_jax.recipes import sizes
 from vit_jax.record import console
@@ -66,7 +66,8 @@ def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str 
     config = dataclasses.replace(config, data=dataclasses.replace(
         config.data, source=data, follow_links=config.data.follow_links or follow_links))
     console.begin_stage('opening the data')
-    source = opening.open_split(config.data, split or 'train', image_px=config.image_px)
+    with flag_names.shown({'data.source': '--data'}):
+      source = opening.open_split(config.data, split or 'train', image_px=config.image_px)
   elif 'data.recipe.exif_orientation' not in overridden:
     config = dataclasses.replace(config, data=dataclasses.replace(
         config.data, recipe=dataclasses.replace(config.data.recipe, exif_orientation=True)))

@@ -23,7 +23,7 @@ from vit_jax.config import files, overrides, schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.source import Source
 from vit_jax.data.sources import opening, splits
-from vit_jax.jobs import resume, train
+from vit_jax.jobs import flag_names, resume, train
 from vit_jax.jobs import runtime as startup
 from vit_jax.recipes import sizes
 from vit_jax.record import console, storage
@@ -70,7 +70,8 @@ def run(weights: str, data: str, workdir: storage.Path | None, *, lora: int, cha
   where = workdir or train.default_workdir(run_name(weights, data))
   process_id = startup.start(train_settings, resume.find_machine(where))
   console.begin_stage('opening the data')
-  found = choose_splits(open_settings(data, changes))
+  with flag_names.shown({'data.source': '--data'}):
+    found = choose_splits(open_settings(data, changes))
   console.begin_stage('loading the weights')
   view = next((one.partition('=')[2] for one in changes if one.startswith('init_view=')), '')
   network = loading.load(weights, view=view)

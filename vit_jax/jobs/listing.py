@@ -24,6 +24,7 @@ KINDS = ('configs', 'models', 'weights', 'records')
 FORMATS = ('text', 'markdown', 'json')
 _INDENT = '    '  # of what does not fit beside the other columns
 _NARROWEST = 20  # columns of a line
+_UNITS = {'K': 1e3, 'M': 1e6, 'B': 1e9}
 
 
 class Table(NamedTuple):
@@ -89,9 +90,10 @@ def _check(wanted: Filter, given: Mapping[str, str]) -> None:
   """Raises UserError if a filter has no effect on what is listed."""
   for name, value in wanted._asdict().items():
     kinds = ('weights',) if name in ('data', 'license', 'px') else ('models', 'weights')
-    if value != getattr(EVERY, name) and not set(kinds) & set(given):
+    if value != getattr(EVERY, name) and (others := [kind for kind in given if kind not in kinds]):
       flags = ' or '.join(f'--{kind}' for kind in kinds)
-      raise UserError(f'--{name}: expected it with {flags}, got it with --{", --".join(given)}. Add {flags}.')
+      advice = f'Remove --{", --".join(others)}' if len(others) < len(given) else f'Set {flags} instead'
+      raise UserError(f'--{name}: expected it with {flags} alone, got it with --{", --".join(given)}. {advice}.')
 
 
 def table(kind: str, pattern: str = '*', wanted: Filter = EVERY) -> Table:
@@ -172,13 +174,13 @@ def _weights(pattern: str, wanted: Filter) -> Table:
   return Table(
       'Published weights', 'Use a name as `--weights=NAME`, `--config.init_from=NAME` or `vit_jax.load(NAME)`; the '
       'file is downloaded once. Licenses are those of the repositories that publish the files, as far as known: check '
-      'them there before use. 0 px means that the '
-      f'name does not give the image size. Other names that work: {others}. This page is the output of '
+      'them there before use. A dash in the column px means that '
+      f'the name does not give the image size. Other names that work: {others}. This page is the output of '
       '`vit-jax list --weights --format=markdown`.',
       ('weights', 'parameters', 'px', 'license', 'data', 'model', 'classes', 'GFLOPs', 'source'), 5,
       (False, True, True, False, False, False, True, True, False),
-      [(one.name, _millions(one.parameters), str(one.px), one.license, one.data, one.model, f'{one.num_classes:,}',
-        _billions(one.flops), one.source) for one in found],
+      [(one.name, _millions(one.parameters), str(one.px or '–'), one.license, one.data, one.model,
+        f'{one.num_classes:,}', _billions(one.flops), one.source) for one in found],
       [one._asdict() for one in found])
 
 
@@ -195,11 +197,11 @@ def _records(pattern: str) -> Table:
 def _no_match(kind: str, pattern: str, wanted: Filter) -> str:
   if kind in ('models', 'weights') and wanted != EVERY and (matching := table(kind, pattern).entries):
     set_ones = {name: value for name, value in wanted._asdict().items() if value != getattr(EVERY, name)}
-    flags = ' '.join(f'--{name}={value:g}' if name == 'max_params' else f'--{name}={value}'
-                     for name, value in set_ones.items())
-    known = '; '.join(f'{name}: {", ".join(sorted({str(one[name]) for one in matching}))}' for name in set_ones
-                      if name != 'max_params')
-    return (f'--{kind}: expected filters that some of {len(matching)} names pass, got {flags}. Leave one out.'
+    flags = ' '.join(f'--{name}={_count(value) if name == "max_params" else value}' for name, value in set_ones.items())
+    advice = 'Leave one out' if len(set_ones) > 1 else 'Set another value'
+    known = '; '.join(f'{name}: {", ".join(sorted({str(one[name]) for one in matching if one[name]}))}'
+                      for name in set_ones if name != 'max_params')
+    return (f'--{kind}: expected filters that some of {len(matching)} names pass, got {flags}. {advice}.'
             + f' What there is: {known}.' * bool(known))
   names = [row[0] for row in table(kind).rows]
   text = f'--{kind}: {globs.no_match(pattern, names)} List all names with vit-jax list --{kind}.'
@@ -207,6 +209,12 @@ def _no_match(kind: str, pattern: str, wanted: Filter) -> str:
     return text
   from vit_jax.weights import catalog
   return f'{text} {catalog.others()}'
+
+
+def _count(number: float) -> str:
+  """Returns a number of parameters as a flag has it: 30M, 1.2B."""
+  unit = next((unit for unit in ('B', 'M', 'K') if number >= _UNITS[unit]), '')
+  return f'{number / _UNITS.get(unit, 1.):.12g}{unit}'
 
 
 def _millions(number: int) -> str:

@@ -15,7 +15,7 @@ from vit_jax.data.files import access
 from vit_jax.data.source import Source, find_origin
 from vit_jax.data.sources import archives, beam_shards, opening, prepared, tfds, tfds_build
 from vit_jax.data.sources import shards as writing
-from vit_jax.jobs import teacher_labels
+from vit_jax.jobs import flag_names, teacher_labels
 from vit_jax.record import progress, storage
 from vit_jax.weights import download
 from vit_jax.weights.reading import AS_FOUND, Reading
@@ -89,8 +89,9 @@ def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
     _local(to)
   if is_archive:
     return _write_splits(functools.partial(_open_archive, data, archive, splits or SPLITS), to, settings, engine)
-  return write_shards(schema.Data(source=data, data_dir=data_dir, follow_links=follow_links, **columns), to, settings,
-                      splits=splits or SPLITS, build=build, engine=engine)
+  with flag_names.shown({'data.source': '--data', **{f'data.{name}': f'--{name}' for name in ('data_dir', *columns)}}):
+    return write_shards(schema.Data(source=data, data_dir=data_dir, follow_links=follow_links, **columns), to, settings,
+                        splits=splits or SPLITS, build=build, engine=engine)
 
 
 class Engine(NamedTuple):
@@ -132,7 +133,8 @@ def _write_splits(opener: beam_shards.Opener, to: storage.Path, settings: writin
   written = {name: sum(shard.num_examples for shard in some) for name, some in shards.items()}
   for name, source in found.items():
     if left := len(source) - written[name]:
-      log.warning('%s of the %s files of %s are not images and were left out.', f'{left:,}', f'{len(source):,}', name)
+      log.warning('%s of the %s images of %s were left out, as the image or its label cannot be used; the warnings '
+                  'above say why.', f'{left:,}', f'{len(source):,}', name)
   counts = ', '.join(f'{split} {num:,}' for split, num in written.items())
   more = f' --config.data.channels={settings.channels}' if settings.channels != RGB else ''
   print(f'{"Written to" if is_new else "Already in"} {to}: {counts} images. Use them with '

@@ -255,8 +255,18 @@ def _results(r: _Record) -> Values:
     tables.append((f'evaluated at step {html_pages.format_value(r.evaluation.get("step", "?"))}', own))
   return {'tables': [(title, [(name, html_pages.format_metric(name, value)) for name, value in metrics.items()])
                      for title, metrics in tables],
-          'preprocessing': ', '.join(f'{name} {value}' for name, value
-                                     in _mapping(r.evaluation.get('preprocessing')).items())}
+          'preprocessing': _describe_images(_mapping(r.evaluation.get('preprocessing')))}
+
+
+def _describe_images(preprocessing: Json) -> str:
+  """Returns the preprocessing of evaluated images in words."""
+  def shown(name: str, value: object) -> str:
+    if isinstance(value, bool):
+      return 'yes' if value else 'no'
+    joint = ' × ' if name == 'image_px' else ' '
+    return joint.join(map(html_pages.format_value, value)) if isinstance(value, list) else str(value)
+  words = [f'{name} {shown(name, value)}' for name, value in preprocessing.items() if (name, value) != ('resize_px', 0)]
+  return ', '.join(words + ['resized without a crop'] * (preprocessing.get('resize_px') == 0))
 
 
 def _informative(r: _Record, metrics: Json) -> Json:

@@ -73,7 +73,7 @@ def run(config: schema.Config, where: str, to: pathlib.Path, reading: Reading = 
                     'labeling.')
   startup.start()
   if jax.process_count() > 1:
-    raise UserError(f'--job=prepare: expected one process, got {jax.process_count()}. Run it on one host.')
+    raise UserError(f'vit-jax prepare: expected one process, got {jax.process_count()}. Run it on one host.')
   found = loading.load(where, **reading._asdict())
   log.info('Teacher: %s', loading.text(found))
   data = build.open_data(config)

@@ -73,7 +73,7 @@ def parse_pool(text: str) -> str:
   if text in UNPOOLED:
     raise UserError(f'--model=pool: expected one of {", ".join(names)}, got {text}. Such a network gives one answer '
                     'for each token, and all that is computed here is of whole images. Set pool=mean or pool=cls; '
-                    '--job=inspect reads single tokens.')
+                    'vit-jax inspect reads single tokens.')
   if text and text not in names:
     raise UserError(f'--model=pool: expected one of {", ".join(names)}, got {text}.')
   return _OTHER_POOLS.get(text, text)

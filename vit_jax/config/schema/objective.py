@@ -278,7 +278,7 @@ class TokenLabel(ObjectiveSettings):
   """Token labeling (arXiv 2104.10858): every patch token has its own target, in addition to the class of the image."""
   implementation: ClassVar[str] = 'vit_jax.objectives.token_label:Spec'
   needs_tokens: ClassVar[bool] = True
-  maps: str = ''                                       # directory of label maps, written by --job=prepare --weights=
+  maps: str = ''                                       # directory of label maps, written by vit-jax prepare --weights=
   dense_weight: float = ranged(1., POSITIVE)           # beta, of the mean loss over tokens; that of the class is 1
   mix_token: bool = False                              # MixToken: a box of tokens comes from another image
   mix_group: int = ranged(0, COUNT_OR_0)               # consecutive images of a microbatch with one box; 0 = all

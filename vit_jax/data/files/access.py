@@ -87,7 +87,7 @@ def _advise_mount(address: str) -> str:
       return 'Copy it to a folder, and give the path of the folder.'
   return (f'Mount it with a cache of complete files, or copy it, and give the folder {folder}:\n  {mount}\n  {copy}\n'
           '  launch/tpu_pod.sh does either on every host: --data=gs://BUCKET/FOLDER --data_mode=mount or copy.\n'
-          '  array_record:gs://BUCKET/FOLDER, which --job=prepare writes, needs neither, nor do wds: and tfrecord:.')
+          '  array_record:gs://BUCKET/FOLDER, which vit-jax prepare writes, needs neither, nor do wds: and tfrecord:.')
 
 
 def cache_folder(name: str) -> pathlib.Path:

@@ -123,7 +123,7 @@ def open_logits(path: str, source: Source, *, grid: tuple[int, int], top: int,
     UserError: they are missing, or do not belong to this source and config.
   """
   if not path:
-    raise UserError("objective.maps: expected a directory of label maps, got ''. Write one with --job=prepare "
+    raise UserError("objective.maps: expected a directory of label maps, got ''. Write one with vit-jax prepare "
                     '--config=CONFIG --weights=TEACHER --to=DIR.')
   maps = LabelMaps(pathlib.Path(access.resolve(path, 'objective.maps')), rules)
   check(maps.info, {'digest': source.digest, 'num_examples': len(source), 'num_classes': len(source.class_names),
@@ -139,9 +139,9 @@ def read_info(folder: pathlib.Path) -> Info:
   """
   path = folder / INFO
   if not path.is_file():
-    raise UserError(f'{folder}: expected label maps, got no {INFO}. Write them with --job=prepare --config=CONFIG '
+    raise UserError(f'{folder}: expected label maps, got no {INFO}. Write them with vit-jax prepare --config=CONFIG '
                     '--weights=TEACHER --to=DIR.')
-  found = json_fields.read(path, expected='the output of --job=prepare', advice=_AGAIN)
+  found = json_fields.read(path, expected='the output of vit-jax prepare', advice=_AGAIN)
   kind = found.optional('format')
   if kind is None or kind.value != FORMAT:
     raise UserError(f'{path}: expected the format {FORMAT!r}, got another one. Write the maps again.')

@@ -306,7 +306,7 @@ def _place(source: Source, shard: Shard, placement: schema.Placement, *, batch_s
   num_hosts = max(hosts) + 1
   if sizes is None:
     raise UserError(f'data.placement: expected anywhere with {title(source)}, which does not consist of shards, got '
-                    f'{placement.value}. Prepare it: --job=prepare.')
+                    f'{placement.value}. Prepare it with vit-jax prepare.')
   if len(sizes) < num_hosts or len({hosts.count(host) for host in hosts}) > 1:
     raise UserError(f'data.placement: expected at least one shard for each of {num_hosts} hosts that load equal parts '
                     f'of a batch, got {len(sizes)} shards and parts of hosts {hosts}. Prepare the dataset with '

@@ -197,7 +197,7 @@ def read_info(folder: str | os.PathLike[str]) -> Info:
     UserError: it is missing, damaged, or of another format.
     TemporaryError: its storage fails.
   """
-  path, expected = f'{os.fspath(folder)}/{INFO}', 'the output of --job=prepare'
+  path, expected = f'{os.fspath(folder)}/{INFO}', 'the output of vit-jax prepare'
   if remote.is_address(path):
     found = json_fields.parse(_read_remote(path), path, expected=expected, advice=_AGAIN)
   else:
@@ -233,7 +233,7 @@ def _read_remote(path: str) -> bytes:
     return ranges.read_file(path, user_files.TEXT_BYTES)
   except FileNotFoundError:
     raise UserError(f'{os.path.dirname(path)}: expected a prepared dataset, got no {INFO}. Prepare one with '
-                    '--job=prepare --data=folder:PATH --to=DIR, and copy it there: gcloud storage rsync --recursive '
+                    'vit-jax prepare --data=folder:PATH --to=DIR, and copy it there: gcloud storage rsync --recursive '
                     'DIR gs://BUCKET/DIR, or aws s3 sync DIR s3://BUCKET/DIR.') from None
   except user_files.TooLarge as error:
     raise UserError(f'{path}: expected at most {user_files.TEXT_BYTES:,} bytes, got {error}. {_AGAIN}') from None
@@ -244,8 +244,8 @@ def _read_remote(path: str) -> bytes:
 def _check_there(folder: pathlib.Path) -> None:
   if not (folder / INFO).is_file():
     part = folder.with_name(f'{folder.name}.part')
-    hint = (f'{part} is not finished: run the same --job=prepare again.' if part.is_dir() else
-            f'Prepare one with --job=prepare --data=folder:PATH --to={folder}.')
+    hint = (f'{part} is not finished: run the same vit-jax prepare again.' if part.is_dir() else
+            f'Prepare one with vit-jax prepare --data=folder:PATH --to={folder}.')
     raise UserError(f'{folder}: expected a prepared dataset, got no {INFO}. {hint}')
 
 

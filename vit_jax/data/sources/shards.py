@@ -256,8 +256,8 @@ def finish(shards: Mapping[str, Sequence[Shard]], info: Mapping[str, Any],
   """
   for name, some in shards.items():
     if not sum(shard.num_examples for shard in some):
-      raise UserError(f'--data: expected images in the split {name}, got {num_examples[name]:,} files that are not '
-                      'images. Their names and the reasons are above.')
+      raise UserError(f'--data: expected images in the split {name}, got {num_examples[name]:,} files whose image or '
+                      'label cannot be used. Their names and the reasons are above.')
   content = {**info, 'splits': {name: [s._asdict() for s in some] for name, some in shards.items()}}
   sums = ''.join(f'{s.sha256}  {s.file}\n' for some in shards.values() for s in some)
   return {prepared.SUMS: sums, prepared.INFO: json.dumps(content, indent=1)}

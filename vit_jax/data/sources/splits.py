@@ -6,6 +6,7 @@ nearest example, counted in the fixed order of the source.
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import logging
 import math
@@ -87,11 +88,17 @@ def resolve(name: str, known: Iterable[str], *, source: str) -> str:
     if other in names:
       return other
   if name == 'test' and (validation := [n for n in SYNONYMS if n in names]):
-    log.warning('%s has no split test; using %s instead.', source, validation[0])
+    _warn_of_validation(source, validation[0])
     return validation[0]
   near = difflib.get_close_matches(name, names, n=1)
   hint = f' Did you mean {near[0]}?' if near else ''
   raise NoSplit(f'split of {source}: expected one of {json_fields.listed(names, 20)}, got {name!r}.{hint}')
+
+
+@functools.cache
+def _warn_of_validation(source: str, split: str) -> None:
+  """Warns once of each source, which a run opens several times."""
+  log.warning('%s has no split test; using %s instead.', source, split)
 
 
 def resolve_part(name: str, *, source: str) -> str:

@@ -170,8 +170,8 @@ def find(name: str, *, data_dir: str) -> str:
   version = version or max(_versions(folder), key=lambda v: tuple(map(int, v.split('.'))), default='')
   found = os.path.join(folder, version)
   if not version or not os.path.isfile(os.path.join(found, 'dataset_info.json')):
-    advice = (f'prepare it: python -m vit_jax.main --job=prepare --data={path}' if path in archives.ARCHIVES else
-              f'prepare it, which may need TensorFlow: python -m vit_jax.main --job=prepare --data=tfds:{name}')
+    advice = (f'prepare it: vit-jax prepare --data={path}' if path in archives.ARCHIVES else
+              f'prepare it, which may need TensorFlow: vit-jax prepare --data=tfds:{name}')
     raise UserError(f'tfds:{name} is not prepared in {data_dir} (expected in {found}). Set another data.data_dir, or '
                     f'{advice} --to=DIR, and then data.source=array_record:DIR')
   return found
