@@ -39,6 +39,15 @@ def test_what_does_not_divide_over_the_devices_is_refused(capsys: pytest.Capture
   assert message in checked(capsys, '--config=digits', *words)
 
 
+def test_fewer_slices_than_at_the_first_start_show_their_microbatches(capsys: pytest.CaptureFixture[str]) -> None:
+  words = ('--config=digits', '--topology=v4:2x2x1', '--config.mesh.slices=0', '--config.mesh.chosen_slices=2')
+  assert 'slices,' not in checked(capsys, *words)
+  assert 'Layout for 8 x v4 in 2 slices' in (text := checked(capsys, *words, '--slices=1'))
+  assert 'On 1 of 2 slices, 2 microbatches.' in text
+  assert ('mesh.slices: expected 1 or 2 slices, over which batch_size=128 divides, got 3; the run began on 2.'
+          in checked(capsys, *words, '--slices=3'))
+
+
 def test_unknown_hardware_is_refused_elsewhere_too_with_the_known_names(capsys: pytest.CaptureFixture[str]) -> None:
   text = checked(capsys, '--config=digits', '--elsewhere', '--topology=v4-33')
   assert "expected one of the topologies below, got 'v4-33'" in text and '16x16x16' in text

@@ -23,7 +23,7 @@ WITHOUT_A_CONFIG = {
         'ZeroShot.tokenizer', 'ZeroShot.prompts', 'ZeroShot.names', 'ZeroShot.synonyms', 'ZeroShot.text_rule'},
     'for research on networks, which no recipe here needs': {
         'ViT.kernels', 'Rotary.base', 'Rotary.mixed', 'Plain.mlp_scale', 'Mlp.bias', 'Mlp.inner_norm'},
-    'written by the program': {'Mesh.chosen', 'Mesh.chosen_for'},
+    'written by the program': {'Mesh.chosen', 'Mesh.chosen_for', 'Mesh.chosen_slices', 'Mesh.chosen_parts'},
     'the same in every recipe here: its default': {'AdamW.b1', 'AdamW.eps', 'Attention.dropout'},
     'to go on with recipes of others: those of timm, and DINOv2, whose patch embedding learns at a fifth of the rate': {
         'Optimizer.layer_groups', 'PathRule.lr', 'Head.bias'},

@@ -139,7 +139,7 @@ def fit(config: schema.Config, topology: str, slices: int) -> str:
 def _check_batches(config: schema.Config, mesh: Any) -> None:
   """Raises UserError with every batch, of training and of evaluations, that does not divide over the devices."""
   from vit_jax.parallel import mesh as meshes
-  wanted = {'batch_size': (config.batch_size, config.train.microbatches)}
+  wanted = {'batch_size': (config.batch_size, config.microbatches)}
   wanted |= {f'evals.{name}.batch_size': (one.batch_size, 1) for name, one in config.evals.items() if one.batch_size}
   problems = []
   for what, (size, accumulate) in wanted.items():

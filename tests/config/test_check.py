@@ -58,7 +58,7 @@ def test_a_good_config_passes() -> None:
     ({'checkpoints': schema.Checkpoints(keep_best='val/top1')}, 'expected EVALUATION/METRIC with one of the eval'),
     ({'mesh': M(-1, -1, 1)}, 'mesh: expected -1 (the remaining devices) for at most one axis'),
     ({'mesh': M(0, 1, 1)}, 'mesh.data: expected 1 to 1048576, or -1, got 0'),
-    ({'mesh': M(slices=0)}, 'mesh.slices: expected at least 1, got 0'),
+    ({'mesh': M(slices=-1)}, 'mesh.slices: expected at least 0, got -1'),
     ({'mesh': M(9, 1, 1, slices=2)}, 'mesh.data: expected a multiple of mesh.slices=2, or -1, got 9.'),
     ({'evals': {'test': schema.TopK(views=('ema',))}}, 'evals.test.views: expected no ema with train.ema=0'),
     ({'evals': {'test': schema.TopK(every='often')}}, 'evals.test.every'),
@@ -88,7 +88,7 @@ def test_each_part_checks_itself_and_gets_its_path_and_the_complete_config(monke
 
 
 def test_problems_of_one_part_are_found_without_those_of_the_others() -> None:
-  config = dataclasses.replace(GOOD, batch_size=-1, mesh=M(-1, -1, 1, slices=0))
+  config = dataclasses.replace(GOOD, batch_size=-1, mesh=M(-1, -1, 1, slices=-1))
   assert check.problems(config, of='mesh') == [
-      'mesh.slices: expected at least 1, got 0.',
+      'mesh.slices: expected at least 0, got -1.',
       "mesh: expected -1 (the remaining devices) for at most one axis, got {'data': -1, 'fsdp': -1, 'tensor': 1}."]

@@ -85,6 +85,20 @@ def test_gpus_that_say_they_are_in_one_slice_are_laid_out_by_process() -> None:
   assert [d.process_index for d in layout(schema.Mesh(-1, 2, 1, slices=3), devices)[:, 0, 0]] == [0, 1, 2]
 
 
+def test_slices_are_counted_by_their_index_and_on_cpus_by_processes() -> None:
+  assert meshes.count_slices(tpus(slices=3)) == 3
+  assert meshes.count_slices([dataclasses.replace(d, platform='cpu') for d in gpus(2, 2, 2)]) == 3
+  assert meshes.count_slices(gpus(2, 2)) == 1  # without an index
+  assert meshes.count_slices(jax.devices()) == 1
+
+
+def test_a_mesh_of_as_many_slices_as_there_are_is_that_of_their_number() -> None:
+  devices = tpus(slices=3)
+  counted = meshes.make(schema.Mesh(-1, 2, 1, slices=0), devices)
+  assert counted.shape == {'data': 6, 'fsdp': 2, 'tensor': 1}
+  np.testing.assert_array_equal(counted.devices, meshes.make(schema.Mesh(-1, 2, 1, slices=3), devices).devices)
+
+
 @pytest.mark.parametrize(('slices', 'devices', 'said'), [
     (2, tpus(slices=4), 'mesh.slices: expected 4, for 16 devices in 4 slices, got 2'),
     (2, tpus(slices=1), 'mesh.slices: expected 1, for 4 devices in 1 slices, got 2'),

@@ -42,3 +42,20 @@ def combinations(config: schema.Config, *, of: str = '') -> Iterator[str]:
   for prefix, part in ranges.walk(config):
     if ranges.is_inside(prefix, of):
       yield from part.problems(config, prefix.rstrip('.'))
+  if not of and not config.mesh.slices:
+    yield from _slices_problems(config)
+
+
+def _slices_problems(config: schema.Config) -> Iterator[str]:
+  """Yields why a run could not continue on fewer slices: more microbatches would change its results."""
+  count = config.train.microbatches
+  alone = schema.replaced(config, {'mesh.slices': 1})
+  more = schema.replaced(alone, {'train.accumulate': 2 * count, 'batch_size': 2 * config.batch_size})
+  reasons = [problem for problem in combinations(more) if problem not in set(combinations(alone))]
+  if rho := config.train.sam.rho:
+    reasons.append(f'train.sam.rho={rho:g}: each microbatch has a perturbation of its own')
+  if getattr(config.objective, 'mix_token', False):
+    reasons.append('objective.mix_token=True: each microbatch mixes its own images')
+  for reason in reasons:
+    yield checks.problem('mesh.slices', 'the number of slices, as the results depend on the number of microbatches',
+                         0, f'With 0 a run on fewer slices has more of them. {reason.rstrip(".")}.')

@@ -195,7 +195,8 @@ def reopen(config: schema.Config, hardware: Hardware, overridden: Collection[str
 def unchosen(config: schema.Config, overridden: Collection[str] = ()) -> schema.Config:
   """Returns the config with all settings that were chosen for hardware as auto again; `overridden` ones stay."""
   again = {name: AUTO[name] for name in config.mesh.chosen if name in AUTO and name not in overridden}
-  return put(config, {**again, 'mesh.chosen': (), 'mesh.chosen_for': ''})
+  return put(config, {**again, 'mesh.chosen': (), 'mesh.chosen_for': '', 'mesh.chosen_slices': 0,
+                      'mesh.chosen_parts': 1})
 
 
 def keep(config: schema.Config, before: schema.Config, hardware: Hardware) -> schema.Config:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from vit_jax.config import durations, json_files, layout, schema
+from vit_jax.config import durations, elastic, json_files, layout, schema
 from vit_jax.config.schema.data import RGB
 from vit_jax.core import implementation, traced_costs, trees
 from vit_jax.core.contracts import Backbone, Loader, Objective, Prepare, Viewed
@@ -137,15 +137,20 @@ def open_run(config: schema.Config, data: Data, *, workdir: storage.Path | None 
   hardware = meshes.find_hardware(config.mesh.slices)
   numbers = Numbers(config.data.num_examples or len(data.train), len(data.class_names), data.in_memory)
   before = _saved_config(workdir)
-  if before and before.mesh.chosen_for not in ('', str(hardware)):
-    log.info('The run was laid out for %s before; it is laid out anew for %s.', before.mesh.chosen_for, hardware)
-  config = layout.reopen(config, hardware, overridden)
-  config = layout.keep(config, before, hardware) if before else config
-  found = lay_out(config, hardware, numbers)
+  first = elastic.first_hardware(config, before, hardware)
+  if before and before.mesh.chosen_for not in ('', str(first)):
+    log.info('The run was laid out for %s before; it is laid out anew for %s.', before.mesh.chosen_for, first)
+  config = layout.reopen(config, first, overridden)
+  config = layout.keep(config, before, first) if before else config
+  found = lay_out(config, first, numbers)
   log.log(logging.WARNING if not found.fits else logging.DEBUG if hardware.platform == 'cpu' else logging.INFO, '%s',
           found.text)
-  mesh, shard = open_mesh(found.config)
-  return mesh, shard, parts(found.config, mesh=mesh, **numbers._asdict())
+  config = elastic.fit(found.config, first, hardware)
+  if hardware.slices != first.slices:
+    log.info('This start runs on %s. The order of the data, the images and random numbers of each step, and the memory '
+             'that a device needs stay.', elastic.text(**elastic.describe(config, hardware.slices)))
+  mesh, shard = open_mesh(config)
+  return mesh, shard, parts(config, mesh=mesh, **numbers._asdict())
 
 
 def _saved_config(workdir: storage.Path | None) -> schema.Config | None:
@@ -250,7 +255,7 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
   """
   if (num := config.data.channels) != config.data.recipe.channels:  # of a plan, which opens no data
     config = with_normalization(config, (0.,) * num, (1.,) * num)
-  meshes.check_batch(mesh, config.batch_size, config.train.microbatches, what='batch_size')
+  meshes.check_batch(mesh, config.batch_size, config.microbatches, what='batch_size')
   spec = kinds.of(config)
   for name, model in spec.models().items():
     devices.check_devices(model, mesh, name=name)
@@ -265,7 +270,7 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
                           soft_labels=bool(config.data.pseudo.source), targets=spec.targets())
   program = steps.build(
       task, optimizer, prepare, mesh=mesh, batch=abstract_batch(config), seed=config.seed,
-      accumulate=config.train.microbatches)
+      accumulate=config.train.microbatches, parts=config.mesh.chosen_parts)
   return Parts(config, mesh, lengths, num_classes, backbone, task, schedule, optimizer, prepare, program)
 
 

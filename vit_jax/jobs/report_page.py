@@ -23,6 +23,7 @@ import numpy as np
 from markupsafe import Markup
 
 from vit_jax import __version__
+from vit_jax.config import elastic
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.evaluate import final as results
@@ -216,7 +217,18 @@ def _state(r: _Record) -> str:
   resumes = sum(e['event'] == 'start' for e in r.run.events) - 1
   state = (f'finished at step {html_pages.format_value(r.final.get("step", last))}' if r.final
            else f'at step {last:,}, running or stopped')
-  return state + (f' · resumed {resumes}×, {r.run.lost_steps:,} steps repeated' if resumes > 0 else '')
+  state += f' · resumed {resumes}×, {r.run.lost_steps:,} steps repeated' if resumes > 0 else ''
+  return ' · '.join([state, *_slices(r.run.events)])
+
+
+def _slices(events: Sequence[Json]) -> Iterator[str]:
+  """Yields on how many slices a run was from which step on, where that changed."""
+  before = None
+  for event in (e for e in events if e['event'] == 'start'):
+    now, first, count = (int(_number(event.get(name)) or 0) for name in ('slices', 'first_slices', 'microbatches'))
+    if first and now != (before or first):
+      yield f'from step {int(_number(event.get("resumed_from")) or 0):,} on {elastic.text(now, first, count)}'
+    before = now or before
 
 
 def _key_figures(r: _Record) -> Iterator[tuple[str, tuple[str, str]]]:

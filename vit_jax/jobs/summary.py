@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
-from vit_jax.config import schema
+from vit_jax.config import elastic, schema
 from vit_jax.core import trees
 from vit_jax.data.source import title
 from vit_jax.evaluate import final as results
 from vit_jax.evaluate.results import Result
 from vit_jax.jobs import build
+from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel.sharding import with_frozen
 from vit_jax.record import reader, storage
 from vit_jax.record.clock import STEP, Goodput
@@ -46,8 +47,14 @@ def start(parts: build.Parts, data: build.Data, workdir: storage.Path) -> str:
       f'          {type(optimizer).__name__}, learning rate {optimizer.lr:g}, {optimizer.schedule.decay.value}, '
       f'warm-up of {warmup:,} step{"s" * (warmup != 1)}',
       f'Layout    {jax.device_count()} x {jax.devices()[0].device_kind}: {mesh}, {_dtype(config)}, '
-      f'{config.train.microbatches} microbatch{"es" * (config.train.microbatches > 1)} a step',
+      f'{_microbatches(config)} a step',
       f'Memory    {state_mib:,.1f} MiB of state over all devices, {opt_mib:,.1f} MiB of it of the optimizer'])
+
+
+def _microbatches(config: schema.Config) -> str:
+  if on_slices := elastic.describe(config, meshes.count_slices(jax.devices())):
+    return elastic.text(**on_slices)
+  return f'{config.microbatches} microbatch{"es" * (config.microbatches > 1)}'
 
 
 def _evaluations(config: schema.Config, data: build.Data) -> list[str]:

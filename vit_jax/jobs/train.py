@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from vit_jax import __version__
-from vit_jax.config import check, durations, provenance, schema
+from vit_jax.config import check, durations, elastic, provenance, schema
 from vit_jax.core import failures, trees
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.data.image import geometry
@@ -130,7 +130,7 @@ class Run:
                     progress_total=total, progress=self.config.train.progress and start < total,
                     trackers=trackers.opener(self.config, self.workdir, start or None))
     writer.event('start', **origin.describe(), devices=jax.device_count(), processes=jax.process_count(),
-                 lost=lost._asdict())
+                 **elastic.describe(self.config, meshes.count_slices(jax.devices())), lost=lost._asdict())
     clock = self._clock(time.monotonic() - self._began)
     latest: hooks.Latest = {}
     saving = self._saving_hook(start, writer, clock, latest)

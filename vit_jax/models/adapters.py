@@ -106,8 +106,7 @@ def network(params: Params, frozen: Params, settings: Lora, *, key: Key | None) 
     if m is not None:
       leaves[f'{layer}/{GAIN}'] = m / jax.lax.stop_gradient(_norm(leaves[f'{layer}/kernel'], a, b * settings.scale))
     if key is not None and settings.dropout:
-      keys = jax.random.split(jax.random.fold_in(key, i), a.shape[0])
-      leaves[f'{layer}/{KEY}'] = jax.random.key_data(keys)
+      leaves[f'{layer}/{KEY}'] = jax.random.split(jax.random.fold_in(key, i), a.shape[0])
       leaves[f'{layer}/{RATE}'] = jnp.full(a.shape[0], settings.dropout)
   return trees.unflatten(leaves)
 
@@ -185,5 +184,5 @@ def _dropped(x: Array, adapter: Mapping[str, Array]) -> Array:
   if KEY not in adapter:
     return x
   rate = adapter[RATE]
-  keep = jax.random.bernoulli(jax.random.wrap_key_data(adapter[KEY]), 1. - rate, x.shape)
+  keep = jax.random.bernoulli(adapter[KEY], 1. - rate, x.shape)
   return jnp.where(keep, x / (1. - rate).astype(x.dtype), jnp.zeros_like(x))

@@ -1,6 +1,7 @@
 """The mesh of devices, and the rows of a batch that this process holds."""
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import re
@@ -34,16 +35,26 @@ def shape(config: schema.Mesh, num_devices: int) -> tuple[int, int, int]:
     named = ', '.join(f'{axis}={size}' for axis, size in zip(AXES, sizes, strict=True))
     raise UserError(f'mesh: expected sizes whose product is {num_devices}, the number of devices, got {named}. -1 '
                     'takes the remaining devices, 0 is chosen from the hardware.')
-  if sizes[0] % config.slices:
+  if sizes[0] % (config.slices or 1):
     raise UserError(f'mesh.slices: expected a divisor of data={sizes[0]} (of {num_devices} devices with '
                     f'fsdp={sizes[1]}, tensor={sizes[2]}), got {config.slices}. fsdp and tensor stay inside one '
                     'slice.')
   return sizes[0], sizes[1], sizes[2]
 
 
+def count_slices(devices: Sequence[jax.Device]) -> int:
+  """Returns in how many slices devices are: by their `slice_index`; on CPUs each process is a slice."""
+  is_cpu = devices[0].platform == 'cpu'
+  return len({d.process_index if is_cpu else getattr(d, 'slice_index', 0) for d in devices})
+
+
 def find_hardware(slices: int) -> layout.Hardware:
-  """Describes the devices of this run for `config/layout.py`, in the same way on every process."""
-  first = jax.local_devices()[0]
+  """Describes the devices of this run for `config/layout.py`, in the same way on every process.
+
+  Args:
+    slices: that they are in; 0 = to be counted.
+  """
+  first, slices = jax.local_devices()[0], slices or count_slices(jax.devices())
   limit = (first.memory_stats() or {}).get('bytes_limit', 0) if first.platform != 'cpu' else 0
   memory_gib = limit // 2**30  # devices of a kind differ by some bytes
   if jax.process_count() > 1:
@@ -61,9 +72,10 @@ def make(config: schema.Mesh, devices: Sequence[jax.Device] | None = None) -> Me
     UserError: it does not fit the devices, or the slices that they are in.
   """
   devices = jax.devices() if devices is None else devices
-  sizes = shape(config, len(devices))
-  if config.slices > 1:
-    return Mesh(arrange(sizes, slices=config.slices, devices=devices), AXES, axis_types=(AxisType.Auto,) * 3)
+  slices = config.slices or count_slices(devices)
+  sizes = shape(dataclasses.replace(config, slices=slices), len(devices))
+  if slices > 1:
+    return Mesh(arrange(sizes, slices=slices, devices=devices), AXES, axis_types=(AxisType.Auto,) * 3)
   found = len({getattr(d, 'slice_index', 0) for d in devices})
   if found > 1:
     raise UserError(f'mesh.slices: expected {found}, the number of slices that the {len(devices)} devices are in, got '

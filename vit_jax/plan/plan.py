@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
-from vit_jax.config import layout, schema
+from vit_jax.config import elastic, layout, schema
 from vit_jax.core import os_errors, trees
-from vit_jax.core.errors import UserError
+from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.jobs import build
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel import sharding
@@ -75,7 +75,7 @@ class Plan:
   @property
   def rows(self) -> int:
     """Images of one device in one microbatch."""
-    return self.parts.config.batch_size // self._batch_shards // self.parts.config.train.microbatches
+    return self.parts.config.batch_size // self._batch_shards // self.parts.config.microbatches
 
   @property
   def peak_gib(self) -> float:
@@ -114,7 +114,7 @@ class Plan:
     """A lower bound: products at peak rate, or one read and one write of state and saved activations."""
     own, chip = self.memory, self.subject.topology.chip
     moved = 2 * (own['parameters'] + own['optimizer'] + own['extra'] + own['gradients']
-                 + own['activations'] * self.parts.config.train.microbatches)
+                 + own['activations'] * self.parts.config.microbatches)
     ideal = self.flops_per_step / self.subject.topology.num_devices / chip.peak_flops
     return 1e3 * max(ideal, moved / chip.hbm_bytes_s)
 
@@ -207,12 +207,26 @@ class Plan:
 
 
 def lay_out(subject: Subject) -> Subject:
-  """Returns the subject with the layout that its run gets on the topology."""
+  """Returns the subject with the layout that its run gets on the topology.
+
+  With `mesh.slices=0`, a run that began on `mesh.chosen_slices` slices keeps the layout for these.
+  """
   console.begin_stage('choosing the layout')
-  hardware = subject.topology.hardware
-  found = build.lay_out(layout.reopen(subject.config, hardware), hardware, build.Numbers(
+  config, now = subject.config, subject.topology.hardware
+  first = now
+  if not config.mesh.slices and config.mesh.chosen_slices:
+    first = elastic.on_slices(now, config.mesh.chosen_slices)
+  found = build.lay_out(layout.reopen(config, first), first, build.Numbers(
       subject.num_examples, subject.num_classes, subject.in_memory))
-  return subject._replace(config=found.config, layout=found.text, fits_by_arithmetic=found.fits)
+  try:
+    fitted = elastic.fit(found.config, first, now)
+  except TemporaryError as error:  # of a run, whose slices may come back
+    raise UserError(str(error)) from error
+  text = found.text
+  if now.slices != first.slices:
+    text += f'\nOn {elastic.text(**elastic.describe(fitted, now.slices))}.'
+  return subject._replace(config=layout.put(fitted, {'mesh.slices': now.slices}), layout=text,
+                          fits_by_arithmetic=found.fits)
 
 
 def make(subject: Subject, *, is_quick: bool = False) -> Plan:

@@ -130,7 +130,7 @@ def _row(program: Program, topology: str, to: storage.Path | None, *, is_quick: 
   if path is not None and path.is_file():
     return Row(program, json.loads(path.read_text()), '')
   try:
-    there = topologies.parse(topology, slices=program.config.mesh.slices)
+    there = topologies.for_run(program.config, topology)
     subject = plans.lay_out(plans.Subject(program.config, there, *program.numbers))
     content = table.to_json(plans.make(subject, is_quick=is_quick))
   except UserError as error:

@@ -165,15 +165,15 @@ def for_run(config: schema.Config, text: str, slices: int = 0) -> Topology:
   Args:
     config: of the run.
     text: the name of one slice.
-    slices: number of slices of the hardware; 0 = as in the config.
+    slices: number of slices of the hardware; 0 = as in the config, with its `mesh.slices=0` as at the first start.
 
   Raises:
     UserError: unknown name, or the config has another number of slices.
   """
-  if slices and slices != config.mesh.slices:
+  if slices and config.mesh.slices not in (0, slices):
     raise UserError(f'mesh.slices: expected {slices}, the number of slices of the hardware, got {config.mesh.slices}. '
                     f'Add --config.mesh.slices={slices} to the command.')
-  return parse(text, slices=config.mesh.slices)
+  return parse(text, slices=slices or config.mesh.slices or config.mesh.chosen_slices or 1)
 
 
 def _known() -> Iterator[str]:

@@ -49,7 +49,7 @@ def ideal_bytes(plan: plans.Plan) -> int:
     tokens = math.prod(side // config.model.patch for side in config.image_px) + 1
     sums = config.model.depth * (4 if config.model.remat.saves_everything else 6)
     total += sums * 2 * _share(mesh.shape['tensor']) * plan.rows * tokens * config.model.width * item
-  return round(config.train.microbatches * total)
+  return round(config.microbatches * total)
 
 
 def _share(places: int) -> float:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from vit_jax.core import axes, numerics, trees
+from vit_jax.core import axes, numerics, row_keys, trees
 from vit_jax.core.contracts import Objective, Prepare
 from vit_jax.core.types import Array, ArrayLike, Batch, Extra, Key, LossOut, Params, PyTree
 from vit_jax.optim.optimizers import Optimizer
@@ -39,11 +39,12 @@ class Program(NamedTuple):
 
 
 def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh: Mesh, batch: Batch,
-          seed: int, accumulate: int) -> Program:
+          seed: int, accumulate: int, parts: int = 1) -> Program:
   """Builds init and step for global batches of the shapes of `batch` (arrays or ShapeDtypeStructs).
 
   Random keys depend only on (seed, step), so resuming needs no saved generator. `accumulate` microbatches
-  give the gradient of the complete batch: sums are added and divided once.
+  give the gradient of the complete batch: sums are added and divided once. Each of them may be computed in several
+  `parts`, one after the other, with the random numbers of the whole: the result differs by the rounding of sums alone.
   """
   prepared = _preparing(prepare, seed)
   with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
@@ -58,7 +59,7 @@ def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh:
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, Packed]:
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
       batch, key = prepared(batch, state.step)
-      state, metrics = _step(state, batch, key, objective, optimizer, accumulate)
+      state, metrics = _step(state, batch, key, objective, optimizer, accumulate, parts)
       return state, pack(metrics)
 
   abstract, labels = axes.trace(init)
@@ -98,9 +99,9 @@ def _place(abstract: TrainState, labels: TrainState, mesh: Mesh) -> TrainState:
 
 
 def _step(state: TrainState, batch: Batch, key: Key, objective: Objective, optimizer: Optimizer,
-          accumulate: int) -> tuple[TrainState, StepMetrics]:
+          accumulate: int, parts: int) -> tuple[TrainState, StepMetrics]:
   """One step on a prepared batch; the key is of the loss."""
-  out, grads = _gradients(objective, state, batch, key, accumulate)
+  out, grads = _gradients(objective, state, batch, key, accumulate, parts)
   grad_sums = _squares(grads)
   grad_norm = jnp.sqrt(sum((x.sum() for x in grad_sums.values()), jnp.zeros(())))
   ok = jnp.isfinite(out.loss.value) & jnp.isfinite(grad_norm)
@@ -115,31 +116,42 @@ def _step(state: TrainState, batch: Batch, key: Key, objective: Objective, optim
       {'loss': out.loss, **out.metrics}, grad_norm, norms, ok)
 
 
-def _gradients(objective: Objective, state: TrainState, batch: Batch, key: Key,
-               accumulate: int) -> tuple[LossOut, PyTree]:
-  """Returns loss and gradient of the mean over the complete batch, from `accumulate` sequential microbatches."""
-  rows = next(iter(batch.values())).shape[0] / accumulate
+def _gradients(objective: Objective, state: TrainState, batch: Batch, key: Key, accumulate: int,
+               parts: int) -> tuple[LossOut, PyTree]:
+  """Returns loss and gradient of the mean over the complete batch, from sequential microbatches in `parts` each.
+
+  Microbatch i has the rows i, i + accumulate, …, and its part j every `parts`-th of them, from the j-th on. So part j
+  of microbatch i is the one that `_split` numbers i + accumulate * j.
+  """
+  count = accumulate * parts
+  rows = next(iter(batch.values())).shape[0] / count
 
   def total(params: Params, extra: Extra, batch: Batch, key: Key) -> tuple[Array, LossOut]:
     out = objective.loss(params, extra, batch, key, state.step)
     # The total weight of several microbatches is only known after the last one.
-    return out.loss.sum / (jax.lax.stop_gradient(_weight(out)) if accumulate == 1 else rows), out
+    return out.loss.sum / (jax.lax.stop_gradient(_weight(out)) if count == 1 else rows), out
 
   differentiate = jax.grad(total, has_aux=True)
-  if accumulate == 1:
+  if count == 1:
     grads, out = differentiate(state.params, state.extra, batch, key)
     return out, grads
 
+  def own_key(i: Array) -> Key:
+    if parts == 1:
+      return jax.random.fold_in(key, i)
+    whole = key if accumulate == 1 else jax.random.fold_in(key, i % accumulate)
+    return row_keys.of_part(whole, i // accumulate, parts=parts, rows=int(rows))
+
   def one(carry: PyTree, xs: tuple[Batch, Array]) -> tuple[PyTree, None]:
     micro, i = xs
-    got = differentiate(state.params, state.extra, micro, jax.random.fold_in(key, i))
+    got = differentiate(state.params, state.extra, micro, own_key(i))
     return jax.tree.map(jnp.add, carry, got), None
 
-  micros = _split(batch, accumulate)
+  micros = _split(batch, count)
   shapes = jax.eval_shape(lambda: differentiate(
       state.params, state.extra, jax.tree.map(lambda x: x[0], micros), key))
   zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-  (grads, out), _ = jax.lax.scan(one, zeros, (micros, jnp.arange(accumulate)))
+  (grads, out), _ = jax.lax.scan(one, zeros, (micros, jnp.arange(count)))
   scale = rows / _weight(out)
   return out, jax.tree.map(lambda g: g * scale.astype(g.dtype), grads)
 
@@ -148,10 +160,10 @@ def _weight(out: LossOut) -> Array:
   return jnp.maximum(out.loss.weight, 1e-12)
 
 
-def _split(batch: Batch, accumulate: int) -> Batch:
-  """Reshapes `[B, …]` to `[accumulate, B / accumulate, …]`; rows stay on their devices."""
+def _split(batch: Batch, count: int) -> Batch:
+  """Reshapes `[B, …]` to `[count, B / count, …]`; rows stay on their devices."""
   def split(x: Array) -> Array:
-    x = x.reshape(x.shape[0] // accumulate, accumulate, *x.shape[1:]).swapaxes(0, 1)
+    x = x.reshape(x.shape[0] // count, count, *x.shape[1:]).swapaxes(0, 1)
     return numerics.constrain(x, (None, numerics.BATCH_AXES) + (None,) * (x.ndim - 2))
 
   return jax.tree.map(split, batch)

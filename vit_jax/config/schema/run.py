@@ -6,7 +6,7 @@ from dataclasses import field
 
 from vit_jax.config import durations
 from vit_jax.config.schema.checks import Run, Settings, at_most, multiple, no_effect, problem, switched_off
-from vit_jax.config.schema.data import Data
+from vit_jax.config.schema.data import Data, Placement
 from vit_jax.config.schema.evals import TOP_K_METRICS, Eval, TopK
 from vit_jax.config.schema.lora import Lora
 from vit_jax.config.schema.model import Head, Model
@@ -151,9 +151,13 @@ class Mesh(Settings):
   data: int = ranged(-1, MESH)            # splits the batch
   fsdp: int = ranged(0, MESH_OR_AUTO)     # splits the batch, parameters and optimizer state
   tensor: int = ranged(0, MESH_OR_AUTO)   # splits heads, MLP and classes
-  slices: int = ranged(1, COUNT)  # TPU slices, or nodes, that `data` goes over first; fsdp and tensor stay inside one
+  # TPU slices, or nodes, that `data` goes over first; fsdp and tensor stay inside one. 0 = as many as there are at each
+  # start: a run that lost a slice continues on the others, with more microbatches.
+  slices: int = ranged(1, COUNT_OR_0)
   chosen: tuple[str, ...] = ()    # written by the program: settings that were auto, such as mesh.fsdp, model.remat
   chosen_for: str = ''            # written by the program: the hardware that they were chosen for
+  chosen_slices: int = ranged(0, COUNT_OR_0)  # written by the program: slices of the first start, with slices=0
+  chosen_parts: int = ranged(1, COUNT)        # written by the program: parts of each microbatch, on fewer slices
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     """Yields problems of sizes that do not describe a grid.
@@ -163,8 +167,13 @@ class Mesh(Settings):
     sizes = {'data': self.data, 'fsdp': self.fsdp, 'tensor': self.tensor}
     if list(sizes.values()).count(-1) > 1:
       yield problem(name, '-1 (the remaining devices) for at most one axis', sizes)
-    if self.data > 0:
+    if self.slices and self.data > 0:
       yield from multiple(f'{name}.data', self.data, self.slices, f'{name}.slices={self.slices}, or -1')
+    if not self.slices and self.data != -1:
+      yield problem(f'{name}.data', f'-1 with {name}.slices=0, as the number of devices may change', self.data)
+    if not self.slices and config.data.placement is not Placement.ANYWHERE:
+      yield problem('data.placement', f'anywhere with {name}.slices=0, as the others depend on the number of hosts',
+                    config.data.placement)
 
 
 @dataclasses.dataclass
@@ -220,6 +229,11 @@ class Config(Settings):
   def has_average(self) -> bool:
     """Whether there is a view `ema`: an average of the parameters."""
     return bool(self.train.ema or self.optimizer.average)
+
+  @property
+  def microbatches(self) -> int:
+    """Microbatches of a step: `train.accumulate`, on fewer slices than at the first start times the parts of each."""
+    return self.train.microbatches * self.mesh.chosen_parts
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     if not self.init_from and self.init_view:
