@@ -60,16 +60,18 @@ def test_files_and_folders_are_classified_in_order(
       assert abs(float(shown) - 100 * guess.probability) < .0051
 
 
-def test_json_is_a_line_for_each_file(pictures: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_a_line_about_the_network_and_one_for_each_file(
+    pictures: list[str], capsys: pytest.CaptureFixture[str]) -> None:
   assert run(*pictures[:2], '--json', '--top', '3') == 0
-  rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+  head, *rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+  assert set(head) == {'preprocessing', 'class_names', 'warnings'} and {*rows[0], *rows[1]} == {'file', 'classes'}
   assert [row['file'] for row in rows] == pictures[:2] and all(len(row['classes']) == 3 for row in rows)
   assert set(rows[0]['classes'][0]) == {'label', 'name', 'probability'}
-  assert rows[0]['preprocessing'] == {
+  assert head['preprocessing'] == {
       'geometry': 'torchvision', 'resize_px': 40, 'image_px': list(loaded.PX), 'interpolation': 'bicubic',
       'antialias': True, 'truncate': False, 'mean': [.5, .4, .3], 'std': [.2, .3, .4], 'exif_orientation': True,
       'rule': 'given'}
-  assert rows[0]['warnings'] == []
+  assert head['warnings'] == []
   chances = [guess['probability'] for guess in rows[0]['classes']]
   assert chances == sorted(chances, reverse=True) and 0 < sum(chances) <= 1
 
@@ -92,8 +94,8 @@ def test_what_cannot_be_read_is_told_and_skipped(
   assert f'{bad[2]}: No such file or directory' in err and '3 of 5 files could not be read' in caplog.text
   assert f'1 of 5 files do not exist: {bad[2]}\n' in caplog.text
   assert run(bad[0], pictures[0], '--json') == 2
-  rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-  assert rows[0]['error'].startswith('not an image') and 'classes' in rows[1]
+  head, *rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+  assert 'preprocessing' in head and rows[0]['error'].startswith('not an image') and 'classes' in rows[1]
 
 
 def test_files_that_do_not_exist_are_an_error_before_weights_are_loaded(
@@ -114,10 +116,10 @@ def test_only_unreadable_files_are_no_crash(tmp_path: pathlib.Path, capsys: pyte
 def test_any_number_of_files_gives_the_same(
     pictures: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
   assert run(*pictures * 2, '--json') == 0
-  many = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+  many = [json.loads(line) for line in capsys.readouterr().out.splitlines()][1:]
   monkeypatch.setattr(predict, 'BATCH', 3)
   assert run(*pictures * 2, '--json') == 0
-  few = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+  few = [json.loads(line) for line in capsys.readouterr().out.splitlines()][1:]
   assert [row['file'] for row in few] == pictures * 2
   for a, b in zip(many, few, strict=True):
     np.testing.assert_allclose([g['probability'] for g in a['classes']], [g['probability'] for g in b['classes']],
@@ -154,14 +156,14 @@ def test_weights_with_1000_outputs_get_the_names_of_imagenet_and_it_is_said(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
   monkeypatch.setattr(loading, 'load', lambda where, **_: loaded.weights('vit', num_classes=1_000, names=False))
   assert run(pictures[0], '--json', '--top=1000') == 0
-  row = json.loads(capsys.readouterr().out)
+  head, row = map(json.loads, capsys.readouterr().out.splitlines())
   assert {guess['name'] for guess in row['classes'] if guess['label'] == 281} == {'tabby'}
-  assert row['class_names'] == 'ImageNet-1k, assumed' and 'the names of ImageNet-1k are used' in caplog.text
+  assert head['class_names'] == 'ImageNet-1k, assumed' and 'the names of ImageNet-1k are used' in caplog.text
   assert predict.load('x').find_class('tench') == 0
   (tmp_path / 'names').write_text('\n'.join(f'sort {i}' for i in range(1_000)))
   assert run(pictures[0], '--json', '--top=1000', f'--classes={tmp_path / "names"}') == 0
-  row = json.loads(capsys.readouterr().out)
-  assert all(guess['name'] == f'sort {guess["label"]}' for guess in row['classes']) and row['class_names'] == 'given'
+  head, row = map(json.loads, capsys.readouterr().out.splitlines())
+  assert all(guess['name'] == f'sort {guess["label"]}' for guess in row['classes']) and head['class_names'] == 'given'
 
 
 @pytest.mark.parametrize(('words', 'said'), [

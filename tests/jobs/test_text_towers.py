@@ -109,8 +109,8 @@ def test_files_are_classified_by_names_on_the_command_line(
   assert out.splitlines() == [str(image), *(f'  {100 * g.probability:6.2f} %  {g.name}' for g in guesses)]
   assert 'Each probability is the sigmoid of one name alone' in caplog.text
   assert main.run(['predict', f'--weights={here / "siglip"}', '--names=cat', '--prompts={}', '--json', str(image)]) == 0
-  line = json.loads(capsys.readouterr().out)
-  assert line['classes'][0]['name'] == 'cat' and 'sigmoid' in line['probability'] and line['class_names'] == 'given'
+  head, line = map(json.loads, capsys.readouterr().out.splitlines())
+  assert line['classes'][0]['name'] == 'cat' and 'sigmoid' in head['probability'] and head['class_names'] == 'given'
 
 
 @pytest.mark.parametrize(('words', 'message'), [

@@ -73,7 +73,7 @@ def test_every_job_and_the_api_take_images_of_the_size_that_is_asked_for(
   assert api.features(image).shape == (1, 32) and api.prepare(image).shape == (32, 48, 3)
   assert api.features(image, layer=1).shape == (1, 1 + 4 * 6, 32)
   assert main.run(['predict', f'--weights={file}', '--preprocess=image=32x48', '--json', image]) == 0
-  line = json.loads(capsys.readouterr().out.splitlines()[-1])
+  line = json.loads(capsys.readouterr().out.splitlines()[1])
   assert line['classes'][0]['name'] == api.classify(image)[0][0].name
   assert main.run(['export', f'--weights={file}', '--preprocess=image=32x48', f'--to={tmp_path / "a.onnx"}']) == 0
   pixels = np.asarray(api.normalize(api.prepare(image)[None]))

@@ -1,8 +1,9 @@
 """`--job=predict`: classifies image files with any weights, optionally with attention overlays.
 
 Predictions are printed to standard output, one paragraph or one line of JSON per file; everything else goes to standard
-error. With `--to=FILE.csv` or `FILE.parquet` they are written as a table, which resumes (`predict_table.py`). A file
-that cannot be read is reported and skipped; the exit status is then 2, or 75 if a later try may succeed.
+error. The first line of JSON has what holds for all files: preprocessing, class names, warnings. With `--to=FILE.csv`
+or `FILE.parquet` they are written as a table, which resumes (`predict_table.py`). A file that cannot be read is
+reported and skipped; the exit status is then 2, or 75 if a later try may succeed.
 """
 from __future__ import annotations
 
@@ -83,12 +84,13 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
   if is_table and to is not None:
     return predict_table.write(network, classifier, paths, to, top=top)
   targets = name_overlays(paths, to or pathlib.Path(OVERLAYS)) if overlay else {}
-  properties = describe(network, classifier)
   bad: list[int] = []
   console.begin_stage('compiling, reading the first images')
+  if json:
+    print(_to_json(describe(network, classifier)), flush=True)
   for batch in _batches(network, paths):
     good = [one for one in batch if one.image is not None]
-    _show_classes(batch, classifier, top=top, properties=properties if json else None)
+    _show_classes(batch, classifier, top=top, as_json=json)
     bad += [one.status for one in batch if one.image is None]
     if overlay and good:
       _write_overlays(network, good, targets)
@@ -99,16 +101,15 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
   return failures.worst(bad)
 
 
-def _show_classes(batch: Sequence[Prepared], classifier: Model | ZeroShot, *, top: int,
-                  properties: dict[str, object] | None) -> None:
-  """Classifies a batch and prints a line for each file: JSON with these properties, or without any, text."""
+def _show_classes(batch: Sequence[Prepared], classifier: Model | ZeroShot, *, top: int, as_json: bool) -> None:
+  """Classifies a batch and prints each file as a line of JSON, or as lines of text."""
   images = [one.image for one in batch if one.image is not None]
   logits = iter(classifier.logits(images, prepared=True) if images else [])
   console.end_stage()
   for one in batch:
     found = [] if one.image is None else classifier.rank(next(logits), top=top)
-    print(_as_text(one, found) if properties is None else _as_json(one, found, properties), flush=True,
-          file=sys.stderr if properties is None and one.image is None else sys.stdout)
+    print(_as_json(one, found) if as_json else _as_text(one, found), flush=True,
+          file=sys.stderr if one.image is None and not as_json else sys.stdout)
 
 
 def check_names(names: Sequence[str], *, prompts: str, tokenizer: str, classes: str) -> None:
@@ -150,7 +151,7 @@ def load(where: str, reading: Reading = AS_FOUND, *, classes: str = '', has_name
 
 
 def describe(network: Model, classifier: Model | ZeroShot | None = None) -> dict[str, object]:
-  """Returns the fields about the network in every line of JSON: preprocessing, whose class names, and warnings.
+  """Returns the first line of JSON, about the network: preprocessing, whose class names, and warnings.
 
   With names of a person also what the probabilities are.
   """
@@ -212,9 +213,11 @@ def _as_text(one: Prepared, found: Sequence[Guess]) -> str:
   return '\n'.join([one.path, *(f'  {100 * guess.probability:6.2f} %  {guess.name}' for guess in found)])
 
 
-def _as_json(one: Prepared, found: Sequence[Guess], properties: Mapping[str, object]) -> str:
+def _as_json(one: Prepared, found: Sequence[Guess]) -> str:
   if one.image is None:
     return json.dumps({'file': one.path, 'error': one.problem})
-  classes = [guess._asdict() for guess in found]
-  return json.dumps(json_text.finite({'file': one.path, 'classes': classes, **properties}), ensure_ascii=False,
-                    allow_nan=False)
+  return _to_json({'file': one.path, 'classes': [guess._asdict() for guess in found]})
+
+
+def _to_json(content: Mapping[str, object]) -> str:
+  return json.dumps(json_text.finite(content), ensure_ascii=False, allow_nan=False)
