@@ -154,6 +154,17 @@ def read_tars(folder: pathlib.Path) -> tuple[int, list[str]]:
   return open_data(f'wds:{folder}')
 
 
+def record_files() -> Content:
+  found = [packed.tf_example(packed.imagenet_features(packed.Example(f'{i}', image(i), i % 3))) for i in range(NUM)]
+  return {'train-0.tfrecord': packed.tfrecord(found[:4]), 'train-1.tfrecord': packed.tfrecord(found[4:])}
+
+
+def read_records(folder: pathlib.Path) -> tuple[int, list[str]]:
+  """With labels as names, and as numbers."""
+  open_data(f'tfrecord:{folder}', label_column='image/class/text')
+  return open_data(f'tfrecord:{folder}', label_offset=1)
+
+
 def mask_files(kind: str) -> Content:
   found, rng = {'classes.txt': '\n'.join(CLASSES).encode()}, np.random.default_rng(0)
   for number in range(3):
@@ -225,6 +236,7 @@ READERS = {
     'tfds': (functools.partial(tfds_files, 'tfrecord'), lambda name: name.endswith(('.json', '.txt')), read_tfds),
     'tfrecord': (functools.partial(tfds_files, 'tfrecord'), lambda name: '.tfrecord' in name, read_tfds),
     'wds': (tar_files, lambda name: name.endswith('.tar'), read_tars),
+    'records': (record_files, lambda name: name.endswith('.tfrecord'), read_records),
     **{f'masks_{kind}': (functools.partial(mask_files, kind), lambda name: name.startswith(('masks', 'classes')),
                          read_masks) for kind in ('png', 'gif', 'tif', 'bmp')},
     'label_maps': (map_files, lambda name: True, read_maps),
@@ -295,6 +307,28 @@ def of_members(rng: fuzzing.Rng, content: bytes) -> bytes:
   return packed.tar(found, kinds[int(rng.integers(3)) if all(len(n) < 99 for n, _ in found) else 1], links)
 
 
+def of_features(rng: fuzzing.Rng, content: bytes) -> bytes:
+  """A whole file with features of other values, kinds or names, or with a record that is changed as bytes."""
+  found = []
+  for number in range(4):
+    features = packed.imagenet_features(packed.Example(f'{number}', image(number), number % 3))
+    for _ in range(int(rng.integers(3))):
+      name = str(rng.choice(sorted(features)))
+      values = (b'', image(0), 3, -1, 2**63 - 1, [1, 2], [], .5, [b'ant', b'bee'], b'\xff\xfe', 'a\nb',
+                list(range(9_000)))
+      match int(rng.integers(3)):
+        case 0:
+          features[name] = values[int(rng.integers(len(values)))]
+        case 1:
+          del features[name]
+        case _:
+          features[str(rng.choice(['', 'ü', 'x' * 300, 'image/class/label ', '\x00']))] = features.pop(name)
+    found.append(packed.tf_example(features))
+    if rng.random() < .3:
+      found[-1] = fuzzing.mutate(rng, found[-1], fuzzing.OF_BYTES)[1]
+  return packed.tfrecord(found)
+
+
 def mask_values(rng: fuzzing.Rng, content: bytes) -> bytes:
   """A whole mask of another mode, size, range, or number of frames."""
   mode = str(rng.choice(['1', 'L', 'P', 'I', 'F', 'I;16', 'RGB', 'RGBA', 'LA', 'CMYK', 'PA']))
@@ -315,6 +349,8 @@ def mask_values(rng: fuzzing.Rng, content: bytes) -> bytes:
 def mutations(reader: str, name: str) -> list[Callable[[fuzzing.Rng, bytes], bytes]]:
   if name.endswith(('.json', '.jsonl')) and name != 'real.json':
     return [*fuzzing.OF_TEXT, *[json_fields] * 2 * len(fuzzing.OF_TEXT)]
+  if reader == 'records':
+    return [*fuzzing.OF_BYTES, *[of_features] * 8]
   if '.tfrecord' in name or name.endswith('array_record'):
     return [*fuzzing.OF_BYTES, *[of_records('tfrecord' if '.tfrecord' in name else 'array_record')] * 6]
   if name.endswith('.tar'):

@@ -10,7 +10,7 @@ from tests import fuzzing
 
 linux = pytest.mark.skipif(sys.platform != 'linux', reason='limits memory as Linux does')
 READERS = ('labels_csv', 'labels_tsv', 'labels_jsonl', 'info', 'shards', 'shards_of_several', 'tfds', 'tfrecord',
-           'wds', 'masks_png', 'masks_gif', 'masks_tif', 'masks_bmp', 'label_maps', 'classes')
+           'wds', 'records', 'masks_png', 'masks_gif', 'masks_tif', 'masks_bmp', 'label_maps', 'classes')
 
 
 def run(reader: str, first: int, last: int, home: pathlib.Path) -> list[fuzzing.Result]:
@@ -35,6 +35,6 @@ def test_thousands_of_mutated_files_are_read_or_refused(reader: str, tmp_path: p
 
 
 @linux
-@pytest.mark.parametrize('reader', ['labels_jsonl', 'info', 'wds'])
+@pytest.mark.parametrize('reader', ['labels_jsonl', 'info', 'wds', 'records'])
 def test_some_mutated_files_are_read_or_refused(reader: str, tmp_path: pathlib.Path) -> None:
   run(reader, 5000, 5060, tmp_path)

@@ -19,7 +19,7 @@ import numpy as np
 
 from vit_jax.core import lazy
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import access, open_files, ranges, remote, remote_records, tfrecord_index
+from vit_jax.data.files import access, json_fields, open_files, ranges, remote, remote_records, tfrecord_index
 from vit_jax.data.files.ranges import Range
 from vit_jax.data.files.remote_records import RemoteRecords
 from vit_jax.data.image.headers import BadImage
@@ -33,6 +33,7 @@ else:
 
 Values = list[bytes] | list[int] | list[float]
 _SHOWN = 160  # characters of a reason
+_LISTED = 20  # features in a message
 
 
 class BadRecord(BadImage):
@@ -230,7 +231,8 @@ def first(features: Mapping[str, Sequence[Any]], name: str) -> bytes | int | flo
   """Returns the first value of a feature. Raises BadRecord if there is none."""
   values = features.get(name)
   if not values:
-    raise BadRecord(f'the record: expected the feature {name!r}, got {", ".join(sorted(features)) or "no features"}')
+    got = json_fields.listed(sorted(features), _LISTED) or 'no features'
+    raise BadRecord(f'the record: expected the feature {name!r}, got {got}')
   found: bytes | int | float = values[0]
   return found
 
