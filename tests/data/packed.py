@@ -6,7 +6,7 @@ import json
 import pathlib
 import struct
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import google_crc32c
@@ -28,14 +28,24 @@ def examples(num: int, *, first: int = 0) -> list[Example]:
   return [Example(f'{i:06d}', encode(random_image(i)), i * 5 % 7 % len(NAMES)) for i in range(first, first + num)]
 
 
-def members(found: Iterable[Example]) -> list[tuple[str, bytes]]:
+def members(found: Iterable[Example], names: Sequence[str] = NAMES) -> list[tuple[str, bytes]]:
   """The members of an archive of these examples, with labels as a number, by name, and as a list, and a caption."""
   made = []
   for key, image, label in found:
-    content = {'label': NAMES[label], 'both': [NAMES[label], NAMES[0]], 'deep': {'er': label}}
-    made += [(f'{key}.cls', str(label).encode()), (f'{key}.json', json.dumps(content).encode()), (f'{key}.png', image),
-             (f'{key}.txt', f'an image of {NAMES[label]}, é'.encode())]
+    content = {'label': names[label], 'both': [names[label], names[0]], 'deep': {'er': label}}
+    made += [(f'{key}.cls', str(label).encode()), (f'{key}.json', json.dumps(content).encode()),
+             (f'{key}.{extension(image)}', image), (f'{key}.txt', f'an image of {names[label]}, é'.encode())]
   return made
+
+
+def extension(image: bytes) -> str:
+  return 'jpg' if image.startswith(b'\xff\xd8') else 'png'
+
+
+def renamed(archive: bytes, name_of: Callable[[str], str]) -> bytes:
+  """An archive with other names of its members."""
+  with tarfile.open(fileobj=io.BytesIO(archive)) as stored:
+    return tar([(name_of(one.name), stored.extractfile(one).read()) for one in stored])  # type: ignore[union-attr]
 
 
 def tar(found: Sequence[tuple[str, bytes]], kind: int = tarfile.USTAR_FORMAT, links: Mapping[str, bytes] = {},
@@ -54,14 +64,14 @@ def tar(found: Sequence[tuple[str, bytes]], kind: int = tarfile.USTAR_FORMAT, li
   return made.getvalue()
 
 
-def write_tars(folder: pathlib.Path, split: str, found: Sequence[Example], num: int = 3, *,
-               texts: Mapping[int, bytes] | None = None) -> None:
+def write_tars(folder: pathlib.Path, split: str, found: Sequence[Example], num: int = 3,
+               names: Sequence[str] = NAMES, *, texts: Mapping[int, bytes] | None = None) -> None:
   """Writes so many archives, with about as many examples each; `texts` are the captions of some, by their number."""
   changed = {f'{found[i].key}.txt': content for i, content in (texts or {}).items()}
   folder.mkdir(parents=True, exist_ok=True)
   for number in range(num):
     own = found[number * len(found) // num:(number + 1) * len(found) // num]
-    content = [(name, changed.get(name, content)) for name, content in members(own)]
+    content = [(name, changed.get(name, content)) for name, content in members(own, names)]
     (folder / f'set-{split}-{number:03d}.tar').write_bytes(tar(content))
 
 
@@ -103,18 +113,20 @@ def tfrecord(found: Iterable[bytes]) -> bytes:
                   for head in (struct.pack('<Q', len(one)),))
 
 
-def imagenet_features(example: Example) -> dict[str, object]:
+def imagenet_features(example: Example, names: Sequence[str] = NAMES) -> dict[str, object]:
   """What the usual records of ImageNet have of an image; their classes begin at 1."""
   return {'image/height': 8, 'image/width': 7, 'image/colorspace': 'RGB', 'image/channels': 3,
           'image/class/label': example.label + 1, 'image/class/synset': f'n0000000{example.label}',
-          'image/class/text': NAMES[example.label], 'image/object/bbox/xmin': [.25, .5], 'image/format': 'PNG',
-          'image/object/bbox/label': [], 'image/filename': f'{example.key}.png', 'image/encoded': example.image}
+          'image/class/text': names[example.label], 'image/object/bbox/xmin': [.25, .5], 'image/format': 'PNG',
+          'image/object/bbox/label': [], 'image/filename': f'{example.key}.{extension(example.image)}',
+          'image/encoded': example.image}
 
 
-def write_tfrecords(folder: pathlib.Path, split: str, found: Sequence[Example], num: int = 3) -> None:
+def write_tfrecords(folder: pathlib.Path, split: str, found: Sequence[Example], num: int = 3,
+                    names: Sequence[str] = NAMES) -> None:
   """Writes so many TFRecord files, with about as many examples each, with the features of ImageNet."""
   folder.mkdir(parents=True, exist_ok=True)
   for number in range(num):
     own = found[number * len(found) // num:(number + 1) * len(found) // num]
     (folder / f'{split}-{number:05d}-of-{num:05d}').write_bytes(
-        tfrecord(tf_example(imagenet_features(one)) for one in own))
+        tfrecord(tf_example(imagenet_features(one, names)) for one in own))

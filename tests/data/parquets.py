@@ -37,12 +37,12 @@ def table(found: Sequence[Example], names: Sequence[str] = NAMES) -> Any:
 
 
 def write(folder: pathlib.Path, split: str, found: Sequence[Example], num: int = 3, *, rows: int = 3,
-          **options: Any) -> None:
+          names: Sequence[str] = NAMES, **options: Any) -> None:
   """Writes so many files, with about as many examples each, in row groups of `rows`."""
   folder.mkdir(parents=True, exist_ok=True)
   for number in range(num):
     own = found[number * len(found) // num:(number + 1) * len(found) // num]
-    pq.write_table(table(own), folder / f'{split}-{number:05d}-of-{num:05d}.parquet', row_group_size=rows, **options)
+    pq.write_table(table(own, names), folder / f'{split}-{number:05d}-of-{num:05d}.parquet', row_group_size=rows, **options)
 
 
 def large(num: int) -> list[Example]:
