@@ -42,7 +42,8 @@ def write(folder: pathlib.Path, split: str, found: Sequence[Example], num: int =
   folder.mkdir(parents=True, exist_ok=True)
   for number in range(num):
     own = found[number * len(found) // num:(number + 1) * len(found) // num]
-    pq.write_table(table(own, names), folder / f'{split}-{number:05d}-of-{num:05d}.parquet', row_group_size=rows, **options)
+    path = folder / f'{split}-{number:05d}-of-{num:05d}.parquet'
+    pq.write_table(table(own, names), path, row_group_size=rows, **options)
 
 
 def large(num: int) -> list[Example]:

@@ -199,7 +199,7 @@ def test_files_of_webdataset_and_tensorflow_are_read(tmp_path: pathlib.Path) -> 
   for i, example in enumerate(packed.examples(9)):
     np.testing.assert_array_equal(decode.decode(records[i].image), random_image(i))
     assert records.label(i) == example.label
-    assert tars.caption(i) == f'an image of {packed.NAMES[example.label]}'  # type: ignore[attr-defined]
+    assert tars.captions(i) == (f'an image of {packed.NAMES[example.label]}',)  # type: ignore[attr-defined]
     assert records.describe(i).endswith(f'({example.key}.png)')
   with pytest.raises(UserError, match='train.tfrecord: expected a complete TFRecord file, got a file compressed by gz'):
     opening.open_split(schema.Data(source=f'tfrecord:{tmp_path}/compressed'), 'train', image_px=(8, 8))
