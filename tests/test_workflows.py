@@ -4,6 +4,8 @@ from __future__ import annotations
 import pathlib
 import re
 import shlex
+import subprocess
+import sys
 from importlib import metadata
 
 import pytest
@@ -78,3 +80,15 @@ def test_the_constraints_pin_every_dependency_within_its_bounds() -> None:
   assert len(needed) > 30
   wrong = [str(one) for one in needed if not one.specifier.contains(named.get(canonicalize_name(one.name), '0'))]
   assert not wrong
+
+
+@pytest.mark.slow(reason='resolves all dependencies, over the network')
+def test_the_constraints_can_be_installed() -> None:
+  if sys.version_info[:2] != (3, 11):
+    pytest.skip('the versions are those for Python 3.11')
+  pip = [sys.executable, '-m', 'pip', 'install', '--dry-run', '--ignore-installed', '--quiet', '--retries=0']
+  if subprocess.run([*pip, '--no-deps', 'absl-py'], check=False).returncode:
+    pytest.skip('needs a network with a package index')
+  done = subprocess.run([*pip, '-c', 'launch/constraints.txt', '.[test]'], cwd=ROOT, capture_output=True, text=True,
+                        check=False)
+  assert done.returncode == 0, done.stderr

@@ -25,6 +25,9 @@ ELSEWHERE = {'BENCHMARKS.md': 'benchmarks.md', 'launch/README.md': 'launch.md', 
 INSTEAD = {'README.md': 'index.md', 'configs': 'reference/config_names.md'}
 """Files of the repository, and the pages to which links to them lead."""
 LINK = re.compile(r'(\]\(|(?:src|href)=")([^)"\s:#]+)(?=[)"#])')
+CELL = re.compile(r'<td.*?</td>', re.S)
+CODE = re.compile(r'(?<=<code>)[^<]+(?=</code>)')
+BREAK = re.compile(r'(?<=\w)(?:_|::|/|\.|,)(?=\w)')
 CSS = """.md-grid { max-width: 80rem; }
 .md-typeset h1, .md-typeset h2 { color: inherit; font-weight: 500; }
 .md-typeset table:not([class]) { font-size: 0.7rem; }
@@ -32,12 +35,15 @@ CSS = """.md-grid { max-width: 80rem; }
 .md-typeset table:not([class]) td:last-child { min-width: 10rem; }
 .md-typeset table:not([class]) td:nth-child(3) { min-width: 5rem; }
 .md-typeset table code { white-space: nowrap; }
-.md-typeset table td:nth-child(n + 2) code { white-space: normal; overflow-wrap: break-word; }
+.md-typeset table td:nth-child(n + 2) code { white-space: normal; overflow-wrap: break-word; word-break: normal; }
 .md-tabs__item:not(.md-tabs__item--active) .md-tabs__link { opacity: 0.85; }
 [data-md-color-scheme="slate"][data-md-color-primary="indigo"] { --md-typeset-a-color: #82aaff;
   --md-code-hl-number-color: #f08a7d; --md-code-hl-constant-color: #ab9df2; }
 .md-typeset img[width$="%"] { vertical-align: top; }
-@media (max-width: 44rem) { .md-typeset img[width$="%"] { width: 100%; } }
+@media (max-width: 44rem) {
+  .md-typeset img[width$="%"] { width: 100%; }
+  .md-typeset table:not([class]) :is(th, td):nth-child(n + 2) { min-width: 8rem; }
+}
 """
 
 
@@ -70,6 +76,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
   return re.sub(r'(```.*?```|`[^`\n]*`)|' + LINK.pattern,
                 lambda m: m[0] if m[1] else led(LINK.match(m[0] + m.string[m.end()])), markdown, flags=re.S)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+  """Lets names in cells of tables break after `_`, `::`, `/`, `.` and `,`, and nowhere else."""
+  return CELL.sub(lambda cell: CODE.sub(lambda code: BREAK.sub(r'\g<0><wbr>', code[0]), cell[0]), html)
 
 
 def site_place(path: str) -> str:

@@ -111,6 +111,13 @@ def test_links_of_the_repository_become_links_of_the_site(caplog: pytest.LogCapt
   assert 'docs/index.md: expected a link to a page of the site, got ../setup.py.' in caplog.text
 
 
+def test_names_in_tables_may_break_between_their_words_and_code_elsewhere_stays() -> None:
+  pytest.importorskip('mkdocs')
+  found = load('hooks').on_page_content('<p><code>a_b</code></p><td>a_b <code>t/test_a.py::test_b</code></td>',
+                                        None, None, Fakes())
+  assert found == ('<p><code>a_b</code></p><td>a_b <code>t/<wbr>test_<wbr>a.<wbr>py::<wbr>test_<wbr>b</code></td>')
+
+
 def test_the_address_of_the_repository_is_written_everywhere_from_one_setting(tmp_path: pathlib.Path) -> None:
   repository, root = load('repository'), SITE.parents[1]
   slug = repository.read()
