@@ -29,6 +29,14 @@ class Repo:
   gated: bool = False
   private: bool = False
   commit: str = COMMIT
+  others: dict[str, Repo] = dataclasses.field(default_factory=dict)
+  """Other revisions."""
+
+  def at(self, revision: str) -> Repo | None:
+    """Returns the repository at a branch, tag or commit; None if there is no such revision."""
+    if revision in ('main', self.commit):
+      return self
+    return next((one for name, one in self.others.items() if revision in (name, one.commit)), None)
 
 
 class Hub(http.server.ThreadingHTTPServer):
@@ -67,11 +75,21 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     self._answer_file(with_body=False)
 
   def do_GET(self) -> None:
-    found = re.fullmatch(r'/api/models/([^/]+/[^/]+)(?:/revision/[^/]+)?', urllib.parse.urlsplit(self.path).path)
-    if found is None or found[1] not in self.server.repos:
+    found = re.fullmatch(r'/api/(models|datasets)/([^/]+/[^/]+)(?:/revision/([^/]+))?',
+                         urllib.parse.urlsplit(self.path).path)
+    name = f'{"datasets/" if found[1] == "datasets" else ""}{found[2]}' if found else ''
+    if found is None or (name not in self.server.repos and found[1] == 'models') or self.server.broken:
       return self._answer_file(with_body=True)
-    repo = self.server.repos[found[1]]
-    return self._send_json({'id': found[1], 'sha': repo.commit, 'private': repo.private, 'tags': [], 'downloads': 0,
+    token = self.headers.get('Authorization', '').removeprefix('Bearer ')
+    self.server.asked.append(('GET', self.path, token))
+    if name not in self.server.repos:
+      return self._send(401, {'X-Error-Code': 'RepoNotFound'}, b'')
+    repo = self.server.repos[name].at(urllib.parse.unquote(found[3] or 'main'))
+    if repo is None:
+      return self._send(404, {'X-Error-Code': 'RevisionNotFound'}, b'')
+    if repo.gated and token not in self.server.accepted:
+      return self._send(403, {'X-Error-Code': 'GatedRepo'}, b'')
+    return self._send_json({'id': found[2], 'sha': repo.commit, 'private': repo.private, 'tags': [], 'downloads': 0,
                             'siblings': [{'rfilename': name} for name in repo.files]})
 
   def do_PUT(self) -> None:
@@ -126,8 +144,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
   def _answer_file(self, with_body: bool) -> None:
     token = self.headers.get('Authorization', '').removeprefix('Bearer ')
-    path = urllib.parse.unquote(self.path)
-    self.server.asked.append((self.command, path, token))
+    path = self.path
+    self.server.asked.append((self.command, urllib.parse.unquote(path), token))
     if self.server.broken:
       return self._send(503, {}, b'')
     found = re.fullmatch(r'/((?:datasets/)?[^/]+/[^/]+)/resolve/([^/]+)/(.+)', path)
@@ -138,11 +156,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       return self._send(403 if token else 401, {'X-Error-Code': 'GatedRepo', 'X-Error-Message': 'Access is restricted'},
                         b'')
     assert found is not None
-    if found[2] not in ('main', repo.commit):
+    repo, name = repo.at(urllib.parse.unquote(found[2])), urllib.parse.unquote(found[3])
+    if repo is None:
       return self._send(404, {'X-Error-Code': 'RevisionNotFound'}, b'')
-    if found[3] not in repo.files:
+    if name not in repo.files:
       return self._send(404, {'X-Error-Code': 'EntryNotFound', 'X-Repo-Commit': repo.commit}, b'')
-    content = repo.files[found[3]]
+    content = repo.files[name]
     tag = hashlib.sha256(content).hexdigest()
     return self._send(200, {'ETag': f'"{tag}"', 'X-Repo-Commit': repo.commit, 'X-Linked-Size': str(len(content))},
                       content, with_body)

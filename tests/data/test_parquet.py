@@ -1,9 +1,12 @@
 """Parquet files as a source: columns of every type, labels, splits, and files that are damaged or unlike the others."""
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import pathlib
 import pickle
+import shutil
 import subprocess
 import sys
 from typing import Any
@@ -17,6 +20,7 @@ from tests.data.parquets import class_label, described, pa, pq
 from vit_jax.config import schema
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.data.files import kept_index, parquet_index, ranges
+from vit_jax.data.image import decode
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.source import Source, row_groups, title
 from vit_jax.data.sources import opening
@@ -373,6 +377,23 @@ def test_more_files_than_may_be_open_are_read(tmp_path: pathlib.Path) -> None:
             'assert [int(source[i * 37 % 100].image) for i in range(100)] == [i * 37 % 100 for i in range(100)]\n')
   subprocess.run(['bash', '-c', 'ulimit -n 64; exec "$@"', 'bash', sys.executable, '-c', script, str(tmp_path)],
                  check=True, env=os.environ | {'JAX_PLATFORMS': 'cpu'})
+
+
+@pytest.mark.parametrize('column', ['', 'tags'])
+def test_files_of_the_package_datasets_are_read_as_it_reads_them(column: str, tmp_path: pathlib.Path) -> None:
+  golden = pathlib.Path(__file__).with_name('golden_datasets.parquet')
+  shutil.copy(golden, tmp_path / 'train.parquet')
+  expected = json.loads(golden.with_suffix('.json').read_text())
+  source = opened(tmp_path, label_column=column, max_labels=2)
+  assert source.class_names == tuple(expected['names'])
+  found = [source[i] for i in range(7)]
+  assert [hashlib.sha256(one.image).hexdigest() for one in found] == expected['sha256']
+  assert [decode.decode(bytes(one.image)).shape[1::-1] for one in found] == [tuple(size) for size in expected['size']]
+  assert [os.path.basename(source.describe(i)) for i in range(7)] == expected['path']
+  if column:
+    assert [list(one.labels or ()) for one in found] == expected['tags']
+  else:
+    assert [one.label for one in found] == expected['label']
 
 
 def test_a_missing_package_is_named_with_what_installs_it(files: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

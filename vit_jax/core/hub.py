@@ -5,6 +5,7 @@ files in the cache that other programs share. It takes 0.2 s to import, so it is
 """
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import re
@@ -106,15 +107,8 @@ def fetch(repository: Repository, file: str, *, most_bytes: int, offline: bool =
     # This also stores which commit the revision is, so that it is found offline.
     path = huggingface_hub.hf_hub_download(repo, file, repo_type=kind, revision=revision, endpoint=constants.ENDPOINT)
     return File(pathlib.Path(path), _commit(pathlib.Path(path)), is_new=known is None)
-  except errors.GatedRepoError as error:
-    raise UserError(_gated(repository, error)) from error
-  except errors.RepositoryNotFoundError as error:
-    raise NoRepository(f'{repository}: expected a {repository.kind} of {constants.ENDPOINT}, got none of this name '
-                       f'that can be read with {_whose_token()}. Check the name. For a private one, run `hf auth '
-                       'login` or set HF_TOKEN.') from error
-  except errors.RevisionNotFoundError as error:
-    raise UserError(f'{repository}: expected a branch, tag or commit of {repository.page}, got '
-                    f'{repository.revision!r}. Leave it out for the newest one.') from error
+  except (errors.GatedRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
+    raise _refused(repository, error) from error
   except errors.LocalEntryNotFoundError as error:  # a kind of EntryNotFoundError, but the hub did not answer
     raise _unreachable(repository, error) from error
   except errors.EntryNotFoundError:
@@ -123,6 +117,42 @@ def fetch(repository: Repository, file: str, *, most_bytes: int, offline: bool =
     if (known := _cached(repository, file)) is not None:
       return known
     raise _unreachable(repository, error) from error
+
+
+class Listing(NamedTuple):
+  """The commit of a revision, in hexadecimal digits, and the names of its files."""
+  commit: str
+  files: tuple[str, ...]
+
+
+def find(repository: Repository) -> Listing | None:
+  """Returns the commit and the files of a revision, which is kept in the cache; None if there is no such revision.
+
+  Where the hub is not used or cannot be reached, these are the commit and the files that the cache has.
+
+  Raises:
+    UserError: the repository does not exist, or may not be read with this token.
+    TemporaryError: the hub cannot be reached, and the cache does not have the revision.
+  """
+  if is_offline():
+    return _cached_listing(repository)
+  try:
+    found = huggingface_hub.HfApi(endpoint=constants.ENDPOINT).repo_info(
+        f'{repository.owner}/{repository.name}', repo_type=repository.kind, revision=repository.revision)
+  except errors.RevisionNotFoundError:
+    return None
+  except (errors.GatedRepoError, errors.RepositoryNotFoundError) as error:
+    raise _refused(repository, error) from error
+  except (errors.HTTPError, ConnectionError, TimeoutError) as error:
+    if (known := _cached_listing(repository)) is not None:
+      return known
+    raise _unreachable(repository, error) from error
+  if found.sha != repository.revision:
+    with contextlib.suppress(OSError):  # as the package does when it downloads a file
+      place = _cache_folder(repository) / 'refs' / repository.revision
+      place.parent.mkdir(parents=True, exist_ok=True)
+      place.write_text(str(found.sha))
+  return Listing(str(found.sha), tuple(one.rfilename for one in getattr(found, 'siblings', None) or ()))
 
 
 def list_files(repository: Repository) -> list[str]:
@@ -185,6 +215,33 @@ def _cached(repository: Repository, file: str) -> File | None:
   found = huggingface_hub.try_to_load_from_cache(f'{repository.owner}/{repository.name}', file,
                                                  repo_type=repository.kind, revision=repository.revision)
   return File(pathlib.Path(found), _commit(pathlib.Path(found)), is_new=False) if isinstance(found, str) else None
+
+
+def _cache_folder(repository: Repository) -> pathlib.Path:
+  return pathlib.Path(constants.HF_HUB_CACHE) / f'{repository.kind}s--{repository.owner}--{repository.name}'
+
+
+def _cached_listing(repository: Repository) -> Listing | None:
+  """Returns the commit and the files that the cache has of a revision; None if it has none."""
+  folder, commit = _cache_folder(repository), repository.revision
+  with contextlib.suppress(OSError):
+    commit = (folder / 'refs' / repository.revision).read_text().strip()
+  if not commit or not (snapshot := folder / 'snapshots' / commit).is_dir():
+    return None
+  return Listing(commit, tuple(sorted(
+      path.relative_to(snapshot).as_posix() for path in snapshot.rglob('*') if path.is_file())))
+
+
+def _refused(repository: Repository, error: Exception) -> UserError:
+  """Returns the error about a repository that may not be read, or that is not there."""
+  if isinstance(error, errors.GatedRepoError):
+    return UserError(_gated(repository, error))
+  if isinstance(error, errors.RevisionNotFoundError):
+    return UserError(f'{repository}: expected a branch, tag or commit of {repository.page}, got '
+                     f'{repository.revision!r}. Leave it out for the newest one.')
+  return NoRepository(f'{repository}: expected a {repository.kind} of {constants.ENDPOINT}, got none of this name '
+                      f'that can be read with {_whose_token()}. Check the name. For a private one, run `hf auth '
+                      'login` or set HF_TOKEN.')
 
 
 def _commit(path: pathlib.Path) -> str:

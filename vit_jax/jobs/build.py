@@ -136,7 +136,7 @@ def open_run(config: schema.Config, data: Data, *, workdir: storage.Path | None 
   console.begin_stage('building the network')
   hardware = meshes.find_hardware(config.mesh.slices)
   numbers = Numbers(config.data.num_examples or len(data.train), len(data.class_names), data.in_memory)
-  before = _saved_config(workdir)
+  before = saved_config(workdir)
   first = elastic.first_hardware(config, before, hardware)
   if before and before.mesh.chosen_for not in ('', str(first)):
     log.info('The run was laid out for %s before; it is laid out anew for %s.', before.mesh.chosen_for, first)
@@ -153,7 +153,7 @@ def open_run(config: schema.Config, data: Data, *, workdir: storage.Path | None 
   return mesh, shard, parts(config, mesh=mesh, **numbers._asdict())
 
 
-def _saved_config(workdir: storage.Path | None) -> schema.Config | None:
+def saved_config(workdir: storage.Path | None) -> schema.Config | None:
   """Returns the config saved with the run in `workdir`; None for a new run, or if that file is damaged."""
   if workdir is None or not (workdir / 'config.json').is_file():
     return None

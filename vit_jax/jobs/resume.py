@@ -1,6 +1,7 @@
 """The config of a run directory, and what must not change when the run is resumed."""
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -11,10 +12,13 @@ import jax
 from vit_jax.config import json_files, layout, provenance, schema
 from vit_jax.core import os_errors
 from vit_jax.core.errors import UserError
+from vit_jax.data.sources import opening
+from vit_jax.jobs import build
 from vit_jax.record import checkpoint_files, clock, machine, progress, reader, run_directory, storage
 
 log = logging.getLogger('vit_jax.jobs')
 T = TypeVar('T')
+Settings = TypeVar('Settings', schema.Data, schema.Pseudo, schema.Evaluation)
 _OF_THE_MACHINE = ('mesh', *layout.AUTO, 'train.progress', 'train.cpu_threads', 'data.workers', 'data.threads')
 """Settings that may differ when a run is resumed on other hardware."""
 _UNIMPORTANT = ('mesh.chosen', 'trackers.')
@@ -97,6 +101,22 @@ def recall(read: Callable[[], list[T]]) -> list[T]:
     return read()
   except FileNotFoundError:
     return []
+
+
+def pin_sources(config: schema.Config, workdir: storage.Path) -> schema.Config:
+  """Returns the config with each dataset of a hub at a commit: that of the run in `workdir`, or else the present one.
+
+  Raises:
+    UserError, TemporaryError: a dataset is not found.
+  """
+  before = build.saved_config(workdir)
+  known = [one.source for one in (before.data, before.data.pseudo, *before.evals.values())] if before else []
+
+  def pinned(settings: Settings) -> Settings:
+    return dataclasses.replace(settings, source=opening.pin(settings.source, known))
+  return dataclasses.replace(
+      config, data=dataclasses.replace(pinned(config.data), pseudo=pinned(config.data.pseudo)),
+      evals={name: pinned(one) for name, one in config.evals.items()})
 
 
 def write_config(workdir: storage.Path, config: schema.Config) -> None:

@@ -55,6 +55,7 @@ def run(config: schema.Config, workdir: storage.Path | None = None, *, overridde
     from vit_jax.weights import inherit  # only here: most runs read no weights, and reading them is many modules
     config, found = inherit.resolve(config, overridden, workdir, found)
     check.check(config)
+  config = resume.pin_sources(config, workdir)
   if is_default:
     resume.check_same(workdir, config)
   # Processes of one run may share the directory; process 0 locks it for all.

@@ -94,6 +94,12 @@ class IndexedSource:
     """Returns how messages name where the label is."""
     raise NotImplementedError
 
+  @staticmethod
+  def has_names(columns: Any) -> bool:
+    """Returns whether each file names all classes, so that no other split defines them."""
+    del columns
+    return False
+
   def identity(self) -> Iterator[HostArray]:
     """Yields what identifies the examples, wherever they are."""
     raise NotImplementedError
@@ -182,8 +188,9 @@ def opener(kind: type[IndexedSource], listed: Listed, data: schema.Data, *, name
     elif column and not is_labeled:
       raise UserError(f'{where}: expected labels in {kind.label_place(column)}, got none. Choose another split, or set '
                       'data.label_column.')
+    defining = split if kind.has_names(columns()) else first
     classes = (Classes(UNLABELED, {}, 0) if not is_labeled else
-               sharded.number(data, listed.root, labels_of(split), lambda: labels_of(first), where=where))
+               sharded.number(data, listed.root, labels_of(split), lambda: labels_of(defining), where=where))
     return kind(listed.splits[split], columns(), classes, name=where, root=listed.root, rules=Rules.of(data))
   return sharded.opener(listed.splits, data, open_split, where=name, read_labels=_first_labels)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from vit_jax.config import schema
@@ -34,7 +34,7 @@ class Kind(NamedTuple):
   opener: str
 
 
-_HERE = 'vit_jax.data.sources'
+_HERE, _HUB = 'vit_jax.data.sources', 'hf:'
 KINDS = {
     'digits': Kind('digits', f'{_HERE}.builtin:digits_opener'),
     'synthetic': Kind('synthetic', f'{_HERE}.builtin:synthetic_opener'),
@@ -45,6 +45,7 @@ KINDS = {
     'wds': Kind('wds:PATH', f'{_HERE}.wds:opener'),
     'tfrecord': Kind('tfrecord:PATH', f'{_HERE}.tfrecord:opener'),
     'parquet': Kind('parquet:PATH', f'{_HERE}.parquet:opener'),
+    'hf': Kind('hf:OWNER/NAME[@REVISION][/SUBSET]', f'{_HERE}.hf:opener'),
     'masks': Kind('masks:PATH, masks:tfds:NAME[/CONFIG][:VERSION]', f'{_HERE}.masked:opener'),
 }
 FORMS = f'{", ".join(kind.forms for kind in KINDS.values())}, mix:WEIGHT*SOURCE,WEIGHT*SOURCE, MODULE:WHERE of your own'
@@ -106,6 +107,27 @@ def _open(data: schema.Data, split: str, *, image_px: tuple[int, int]) -> Source
   if not data.classes or has_masks(source):
     return source
   return classes.renumbered(source, classes.read(data.classes), where=f'data.classes={data.classes}')
+
+
+def pin(source: str, known: Collection[str] = ()) -> str:
+  """Returns a source whose content does not change any more: datasets of the hub at a commit, others as they are.
+
+  Args:
+    source: as `data.source`.
+    known: sources of a run that resumes, whose commits are kept.
+
+  Raises:
+    UserError, TemporaryError: a dataset of the hub is not found.
+  """
+  kind, _, where = source.partition(':')
+  if kind == 'mix' and f'*{_HUB}' in source:
+    terms, inner = mixture.parse(where), [one.source for each in known if each.startswith('mix:')
+                                          for one in mixture.parse(each.partition(':')[2])]
+    return 'mix:' + ','.join(f'{term.weight:g}*{pin(term.source, inner)}' for term in terms)
+  if source.startswith(_HUB):
+    from vit_jax.data.sources import hf
+    return f'{_HUB}{hf.pin(where, known)}'
+  return source
 
 
 def find_opener(source: str) -> Opener:

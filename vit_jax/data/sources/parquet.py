@@ -68,6 +68,10 @@ class ParquetSource(IndexedSource):
                   'class %r.', paths[0], *UNLABELED)
     return found
 
+  @staticmethod
+  def has_names(columns: Columns) -> bool:
+    return bool(columns.names)
+
   def identity(self) -> Iterator[HostArray]:
     found = self._index
     yield from (found.ends, found.size, found.names, found.labels, found.label_ends)
