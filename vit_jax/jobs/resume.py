@@ -110,7 +110,8 @@ def pin_sources(config: schema.Config, workdir: storage.Path) -> schema.Config:
     UserError, TemporaryError: a dataset is not found.
   """
   before = build.saved_config(workdir)
-  known = [one.source for one in (before.data, before.data.pseudo, *before.evals.values())] if before else []
+  known = [before.data.source, before.data.pseudo.source] if before else []
+  known += [one.source for one in before.evals.values()] if before else []
 
   def pinned(settings: Settings) -> Settings:
     return dataclasses.replace(settings, source=opening.pin(settings.source, known))
