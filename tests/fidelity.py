@@ -163,6 +163,8 @@ ROWS: dict[str, tuple[Row, ...]] = {
             'objectives/make_golden_lejepa.py'),
         Row("LeJEPA, the paper's definition", 'NumPy, float64', 'loss and its terms',
             'objectives/test_lejepa.py::test_loss_and_metrics_are_those_of_numpy'),
+        Row('I-JEPA', 'NumPy, float64', 'loss, each block with its own patches alone, without padding',
+            'objectives/test_ijepa.py::test_the_loss_is_that_of_numpy_without_padding'),
         Row('Sinkhorn-Knopp', 'NumPy, float64', 'assignments',
             'objectives/test_dino.py::test_sinkhorn_is_that_of_the_authors_and_takes_large_logits'),
         Row('distillation, hard and soft', 'deit', 'loss',

@@ -54,6 +54,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
              'data': VIEWS},
     'byol': {'objective': schema.Byol(hidden_dim=64, out_dim=32), 'data': VIEWS},
     'lejepa': {'objective': schema.LeJepa(hidden_dim=64, out_dim=32), 'data': VIEWS},
+    'ijepa': {'objective': schema.IJepa(predictor_width=64, predictor_depth=1, predictor_heads=8)},
     'token label': {'objective': schema.TokenLabel()},
     'distill': {'objective': schema.Distill(),
                 'model': dataclasses.replace(VIT, pool=schema.ClassToken(distillation=True))},

@@ -32,6 +32,7 @@ TASKS: dict[str, tuple[schema.Objective, dict[str, Any]]] = {
                       {'views': VIEWS}),
     'byol': (schema.Byol(hidden_dim=16, out_dim=8), {'views': dataclasses.replace(VIEWS, num_local=0)}),
     'lejepa': (schema.LeJepa(hidden_dim=16, out_dim=8, directions=6), {'views': VIEWS}),
+    'ijepa': (schema.IJepa(predictor_width=16, predictor_depth=1, predictor_heads=4, num_targets=2, min_context=1), {}),
     'token label': (schema.TokenLabel(maps='x', map_grid=(3, 5), top=2), {}),
     'contrastive': (schema.Contrastive(text=TEXT, out_dim=12, form=schema.PairForm.RING, chunk=1), {}),
     'contrastive softmax': (schema.Contrastive(text=TEXT, loss=schema.PairLoss.SOFTMAX, scale_max=100.), {}),

@@ -32,6 +32,7 @@ STATED: dict[str, tuple[str, ...]] = {
     'Dino': tuple(field.name for field in dataclasses.fields(schema.Dino) if field.name != 'collapse'),
     'Byol': tuple(field.name for field in dataclasses.fields(schema.Byol) if field.name != 'collapse'),
     'LeJepa': tuple(field.name for field in dataclasses.fields(schema.LeJepa) if field.name != 'collapse'),
+    'IJepa': tuple(field.name for field in dataclasses.fields(schema.IJepa) if field.name != 'collapse'),
     'TokenLabel': tuple(field.name for field in dataclasses.fields(schema.TokenLabel) if field.name != 'maps'),
     'Distill': ('teacher', 'distill_type', 'weight', 'label_smoothing'),
     'Supervised': ('loss', 'label_smoothing'),

@@ -46,8 +46,10 @@ class TokenBackbone(Backbone, Protocol):
     ...
 
   def encode(self, params: Params, tokens: Array, positions: Array, *, grid: tuple[int, int],
-             train: bool, key: Key | None) -> Features:
+             train: bool, key: Key | None, mask: Array | None = None) -> Features:
     """Encodes any subset of tokens `[B, n, D]` with their positions `[n, D]` or `[B, n, D]`.
+
+    Tokens with `mask [B, n]` False are not attended to, and their features have no meaning; None = there are none.
 
     Raises UserError for a subset if the blocks depend on the positions of tokens in the grid.
     """

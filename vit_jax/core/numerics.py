@@ -51,6 +51,13 @@ def weighted_mean(values_B: Array, mask_B: Array | None = None) -> Mean:
   return Mean(jnp.where(mask_B > 0, values_B * mask_B, 0.).sum(), mask_B.sum())
 
 
+def moments(x: Array, weight: Array) -> tuple[Array, Array]:
+  """Returns mean and variance `[1, D]` of the rows of `x [R, D]` with `weight [R]` above 0."""
+  total, counts = jnp.maximum(weight.sum(), 1.), weight[:, None] > 0
+  mean = jnp.where(counts, x, 0.).sum(0, keepdims=True) / total
+  return mean, jnp.where(counts, jnp.square(x - mean), 0.).sum(0, keepdims=True) / total
+
+
 def is_finite(tree: PyTree) -> Array:
   """Returns whether all entries of all floating leaves are finite, as a scalar bool."""
   leaves = [jnp.isfinite(x).all() for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]

@@ -32,8 +32,10 @@ MLP_RATIO = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Decoder:
-  """Width E, depth and heads of a decoder; GELU, epsilon, dtype, kernels and execution are those of the encoder.
+class Narrow:
+  """Width E, depth and heads of a narrow transformer on the tokens of an encoder.
+
+  GELU, epsilon, dtype, kernels and execution are those of the encoder.
 
   encoder: settings of the encoder.
   """
@@ -64,6 +66,51 @@ class Decoder:
     """A new mask token, `[1, 1, E]`."""
     return labelled(self._context.laws.mask(key, (1, 1, self.width)), (None, 'tokens', None))
 
+  def _run(self, params: Params, x_BME: Array, mask: Array | None = None) -> Array:
+    """Returns `x [B, M, E]` after all blocks; `mask` broadcasts to `[B, A, M, M]`, None = all are attended to."""
+    def layer(params: Params, x: Array, rate: Array | None, key: Key | None) -> Array:
+      y, _ = applied(self._block, params, x, num_images=x.shape[0], rate=rate, dropout_key=key, capture=False,
+                     mask=mask)
+      return constrain_batch(y)
+
+    return stack.run(layer, params, x_BME, ready=stack.cast(self._context.dtype), rates=None, keys=None,
+                     execution=self.encoder.execution, remat=self.encoder.remat)
+
+  @property
+  def _context(self) -> Context:
+    return dataclasses.replace(context.of(self.encoder), norm=schema.LayerNorm(self.encoder.norm.eps), dropout=0.)
+
+  @property
+  def _norm(self) -> nn.Module:
+    return self._context.make_norm()
+
+  def _dense(self, width: int) -> Dense:
+    return Dense(features=(width,), axes=('embed', None), dtype=self._context.dtype, law=self._context.laws.decoder,
+                 num_batch_dims=2, forms=self._context.forms)
+
+  @property
+  def _embed(self) -> Dense:
+    return self._dense(self.width)
+
+  @property
+  def _predict(self) -> Dense:
+    return self._dense(self._num_outputs)
+
+  @property
+  def _num_outputs(self) -> int:
+    """Outputs of a token: the values of a patch."""
+    return self.encoder.patch ** 2 * 3
+
+  @property
+  def _block(self) -> Plain:
+    return Plain(heads=self.heads, attention=schema.Attention(), mlp=schema.Mlp(MLP_RATIO * self.width),
+                 context=self._context)
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder(Narrow):
+  """The decoder of a masked autoencoder."""
+
   def apply(self, params: Params, mask_token: Array, tokens: Array, cls: Array | None, *, places: Array,
             grid: tuple[int, int]) -> Array:
     """Predicts the pixels of every patch.
@@ -93,36 +140,3 @@ class Decoder:
     x_BME = constrain_batch(jnp.concatenate([first, x_BNE], axis=1))
     y_BME = applied(self._norm, params['norm'], self._run(params['blocks'], x_BME))
     return constrain_batch(applied(self._predict, params['predict'], y_BME[:, num_first:]).astype(jnp.float32))
-
-  def _run(self, params: Params, x_BME: Array) -> Array:
-    def layer(params: Params, x: Array, rate: Array | None, key: Key | None) -> Array:
-      y, _ = applied(self._block, params, x, num_images=x.shape[0], rate=rate, dropout_key=key, capture=False)
-      return constrain_batch(y)
-
-    return stack.run(layer, params, x_BME, ready=stack.cast(self._context.dtype), rates=None, keys=None,
-                     execution=self.encoder.execution, remat=self.encoder.remat)
-
-  @property
-  def _context(self) -> Context:
-    return dataclasses.replace(context.of(self.encoder), norm=schema.LayerNorm(self.encoder.norm.eps), dropout=0.)
-
-  @property
-  def _norm(self) -> nn.Module:
-    return self._context.make_norm()
-
-  def _dense(self, width: int) -> Dense:
-    return Dense(features=(width,), axes=('embed', None), dtype=self._context.dtype, law=self._context.laws.decoder,
-                 num_batch_dims=2, forms=self._context.forms)
-
-  @property
-  def _embed(self) -> Dense:
-    return self._dense(self.width)
-
-  @property
-  def _predict(self) -> Dense:
-    return self._dense(self.encoder.patch ** 2 * 3)
-
-  @property
-  def _block(self) -> Plain:
-    return Plain(heads=self.heads, attention=schema.Attention(), mlp=schema.Mlp(MLP_RATIO * self.width),
-                 context=self._context)

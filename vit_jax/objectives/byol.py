@@ -128,8 +128,5 @@ class Spec(spec.Spec[schema.Byol]):
     return Byol(backbone, projector, predictor, momentum=schedules.ramp(s.momentum, lengths=lengths))
 
   def watches(self, lengths: Lengths) -> list[Watch]:
-    c = self.settings.collapse
     advice = 'All projections are the same. Try a lower optimizer.lr, or objective.momentum closer to 1'
-    return [Watch(SPREAD, c.threshold, setting='objective.collapse.threshold', lasting=lengths.steps(c.patience),
-                  after=lengths.steps(c.after), stops=c.action is schema.OnCollapse.STOP, advice=advice)
-            ] if c.threshold else []
+    return spec.alarm(self.settings.collapse, SPREAD, lengths, advice)

@@ -162,7 +162,4 @@ class Spec(spec.Spec[schema.Dino]):
                 centering=s.centering, center_momentum=s.center_momentum)
 
   def watches(self, lengths: Lengths) -> list[Watch]:
-    c = self.settings.collapse
-    return [Watch(INFORMATION, c.threshold, setting='objective.collapse.threshold', lasting=lengths.steps(c.patience),
-                  after=lengths.steps(c.after), stops=c.action is schema.OnCollapse.STOP, advice=ADVICE)
-            ] if c.threshold else []
+    return spec.alarm(self.settings.collapse, INFORMATION, lengths, ADVICE)

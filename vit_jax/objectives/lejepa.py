@@ -24,7 +24,7 @@ from vit_jax.config.durations import Lengths
 from vit_jax.config.schema import Kernels, LeJepaCenter, LeJepaSample, LeJepaWeighting
 from vit_jax.core.axes import labelled
 from vit_jax.core.contracts import Backbone, View, Watch
-from vit_jax.core.numerics import constrain_batch, split_key
+from vit_jax.core.numerics import constrain_batch, moments, split_key
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Mean, Params, PyTree
 from vit_jax.models.heads import normalize
 from vit_jax.models.initialization import TORCH
@@ -132,13 +132,6 @@ class LeJepa:
     return features.pooled.reshape(*views.shape[:2], -1)
 
 
-def moments(x: Array, weight: Array) -> tuple[Array, Array]:
-  """Returns mean and variance `[1, D]` of the rows of `x [R, D]` with `weight [R]` above 0."""
-  total, counts = jnp.maximum(weight.sum(), 1.), weight[:, None] > 0
-  mean = jnp.where(counts, x, 0.).sum(0, keepdims=True) / total
-  return mean, jnp.where(counts, jnp.square(x - mean), 0.).sum(0, keepdims=True) / total
-
-
 def terms(z: Array, weight: Array, directions: Array, settings: schema.LeJepa) -> tuple[Array, dict[str, Array]]:
   """Returns the loss of embeddings `z [B, V, E]`, the global views first, and its terms `invariance` and `sigreg`.
 
@@ -187,8 +180,5 @@ class Spec(spec.Spec[schema.LeJepa]):
     return LeJepa(backbone, Projector(s.hidden_dim, s.out_dim, jnp.dtype(model.dtype.value), model.kernels), s)
 
   def watches(self, lengths: Lengths) -> list[Watch]:
-    c = self.settings.collapse
     advice = 'All embeddings are nearly the same. Try a larger objective.weight, or a lower optimizer.lr'
-    return [Watch(DEVIATION, c.threshold, setting='objective.collapse.threshold', lasting=lengths.steps(c.patience),
-                  after=lengths.steps(c.after), stops=c.action is schema.OnCollapse.STOP, advice=advice)
-            ] if c.threshold else []
+    return spec.alarm(self.settings.collapse, DEVIATION, lengths, advice)

@@ -76,11 +76,8 @@ class Mae:
 
   def encode(self, params: Params, image: Array, choice: patches.Choice, *, train: bool, key: Key | None) -> Features:
     """Returns the features of the visible patches: `tokens [B, n, D]` in the order of `choice.chosen`."""
-    grid, backbone = self._grid(image), params['backbone']
-    visible_BnP = patches.pick(patches.patchify(image, self._patch), choice.chosen)
-    tokens_BnD = self._backbone.embed(backbone, patches.strip(visible_BnP, self._patch))
-    positions_BnD = self._backbone.positions(backbone, grid)[choice.chosen]
-    return self._backbone.encode(backbone, tokens_BnD, positions_BnD, grid=grid, train=train, key=key)
+    return patches.encode(self._backbone, params['backbone'], image, choice.chosen, patch=self._patch, train=train,
+                          key=key)
 
   def predict(self, params: Params, image: Array, choice: patches.Choice, *, train: bool, key: Key | None) -> Array:
     """Returns the predictions `[B, N, P * P * 3]` f32 of all patches."""

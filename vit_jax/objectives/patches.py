@@ -1,4 +1,4 @@
-"""Images as patches, and random subsets of them: what MAE and masked patch prediction share."""
+"""Images as patches, and random subsets of them: what MAE, I-JEPA and masked patch prediction share."""
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -6,7 +6,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from vit_jax.core.types import Array, Key
+from vit_jax.core.contracts import TokenBackbone
+from vit_jax.core.types import Array, Features, Key, Params
 
 EPS = 1e-6  # MAE: added to the variance of a patch
 
@@ -47,6 +48,16 @@ def strip(patches: Array, patch: int) -> Array:
 def pick(patches: Array, numbers: Array) -> Array:
   """Returns the patches or tokens `[B, N, ...]` at `numbers [B, n]`."""
   return jnp.take_along_axis(patches, numbers[..., None], axis=1)
+
+
+def encode(backbone: TokenBackbone, params: Params, image: Array, numbers: Array, *, patch: int, train: bool,
+           key: Key | None, mask: Array | None = None) -> Features:
+  """Encodes the patches at `numbers [B, n]` of `image [B, H, W, 3]`; those with `mask [B, n]` False are not seen."""
+  grid = image.shape[1] // patch, image.shape[2] // patch
+  seen_BnP = pick(patchify(image, patch), numbers)
+  tokens_BnD = backbone.embed(params, strip(seen_BnP, patch))
+  positions_BnD = backbone.positions(params, grid)[numbers]
+  return backbone.encode(params, tokens_BnD, positions_BnD, grid=grid, train=train, key=key, mask=mask)
 
 
 def num_kept(num_patches: int, share: float) -> int:

@@ -77,6 +77,13 @@ class Spec(abc.ABC, Generic[S]):
     return vit.num_tokens(self.vit, self.config.image_px)[0]
 
 
+def alarm(collapse: schema.Collapse, metric: str, lengths: Lengths, advice: str) -> list[Watch]:
+  """Returns the alarm for a metric that falls to 0 when a network collapses; [] with a threshold of 0."""
+  return [Watch(metric, collapse.threshold, setting='objective.collapse.threshold',
+                lasting=lengths.steps(collapse.patience), after=lengths.steps(collapse.after),
+                stops=collapse.action is schema.OnCollapse.STOP, advice=advice)] if collapse.threshold else []
+
+
 def tokens(backbone: Backbone) -> tuple[TokenBackbone, schema.ViT]:
   """Returns a backbone as one on patch tokens, and its settings. Raises UserError if it has none."""
   if not isinstance(backbone, vit.ViT):

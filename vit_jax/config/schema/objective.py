@@ -36,9 +36,9 @@ from vit_jax.config.schema.recipe import group_problems
 from vit_jax.config.schema.vit import LastNorm, Map, Mean, PatchStem, ViT
 
 __all__ = (
-    'COLOR_CELLS', 'Byol', 'Centering', 'ClassTarget', 'Collapse', 'Dino', 'Distill', 'DistillType', 'LeJepa',
-    'LeJepaCenter', 'LeJepaSample', 'LeJepaWeighting', 'Loss', 'Mae', 'MaskedPatch', 'Objective', 'ObjectiveSettings',
-    'OnCollapse', 'PatchTarget', 'SoftMean', 'Supervised', 'Teacher', 'TokenLabel')
+    'COLOR_CELLS', 'Byol', 'Centering', 'ClassTarget', 'Collapse', 'Dino', 'Distill', 'DistillType', 'IJepa',
+    'JepaLoss', 'LeJepa', 'LeJepaCenter', 'LeJepaSample', 'LeJepaWeighting', 'Loss', 'Mae', 'MaskedPatch', 'Objective',
+    'ObjectiveSettings', 'OnCollapse', 'PatchTarget', 'SoftMean', 'Supervised', 'Teacher', 'TokenLabel')
 
 
 class Loss(enum.Enum):
@@ -75,6 +75,20 @@ class Supervised(ObjectiveSettings):
       yield f'{name}.class_weights: expected a number for each of data.num_classes={num_classes}, got {len(weights)}.'
 
 
+def _subset_problems(m: Model, kind: str) -> Iterator[str]:
+  """Yields problems of a model that cannot encode a subset of the patches."""
+  if not isinstance(m, ViT):
+    return
+  unsupported = {
+      'positions=relative': isinstance(m.positions, Relative), f'block={checks.kind(m.block)}': m.block.needs_grid,
+      'positions.at=layers': m.positions.at is PositionsAt.LAYERS, 'pool=map': isinstance(m.pool, Map),
+      'pool.class_token=true': isinstance(m.pool, Mean) and m.pool.class_token,
+      'last_norm=pooled': m.last_norm is LastNorm.POOLED, 'pool.distillation=true': m.pool.distillation,
+      f'stem={type(m.stem).__name__}': not isinstance(m.stem, PatchStem)}
+  for setting in (setting for setting, is_set in unsupported.items() if is_set):
+    yield f'model: expected one that encodes a subset of the patches, for objective {kind}, got model.{setting}.'
+
+
 @dataclasses.dataclass
 class Mae(ObjectiveSettings):
   """Masked autoencoder (arXiv 2111.06377): reconstructs the patches that the encoder does not see."""
@@ -90,23 +104,14 @@ class Mae(ObjectiveSettings):
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
     """Yields problems of shares that leave nothing to do, widths of the decoder, and encoders that need all patches."""
     yield from super().problems(config, name)
-    num, m = num_patches(config), config.model
+    num = num_patches(config)
     if num and not 0 < num_kept(num, self.mask_ratio) < num:
       yield problem(f'{name}.mask_ratio', f'a share that leaves 1 to {num - 1} of {num} patches visible',
                     self.mask_ratio)
     yield from checks.multiple(f'{name}.decoder_width', self.decoder_width, self.decoder_heads,
                                f'{name}.decoder_heads={self.decoder_heads}')
     yield from checks.multiple(f'{name}.decoder_width', self.decoder_width, 4, '4, for 2-D sine-cosine positions')
-    if not isinstance(m, ViT):
-      return
-    unsupported = {
-        'positions=relative': isinstance(m.positions, Relative), f'block={checks.kind(m.block)}': m.block.needs_grid,
-        'positions.at=layers': m.positions.at is PositionsAt.LAYERS, 'pool=map': isinstance(m.pool, Map),
-        'pool.class_token=true': isinstance(m.pool, Mean) and m.pool.class_token,
-        'last_norm=pooled': m.last_norm is LastNorm.POOLED, 'pool.distillation=true': m.pool.distillation,
-        f'stem={type(m.stem).__name__}': not isinstance(m.stem, PatchStem)}
-    for setting in (setting for setting, is_set in unsupported.items() if is_set):
-      yield f'model: expected one that encodes a subset of the patches, for objective Mae, got model.{setting}.'
+    yield from _subset_problems(config.model, 'Mae')
 
 
 COLOR_CELLS = 4
@@ -267,6 +272,53 @@ class LeJepa(ObjectiveSettings):
     yield from local_crop_problems(config)
 
 
+class JepaLoss(enum.Enum):
+  """The distance of predicted features from their targets, a mean over channels."""
+  L2 = 'l2'                # the squared error (I-JEPA paper, section 3)
+  SMOOTH_L1 = 'smooth_l1'  # half of it below an error of 1, then linear (ports of the program)
+
+
+@dataclasses.dataclass
+class IJepa(ObjectiveSettings):
+  """Prediction of the features of blocks of an image (arXiv 2301.08243). The recipe should only crop."""
+  implementation: ClassVar[str] = 'vit_jax.objectives.ijepa:Spec'
+  has_head: ClassVar[bool] = False
+  needs_tokens: ClassVar[bool] = True
+  has_statistics: ClassVar[bool] = False
+  predictor_width: int = ranged(384, COUNT)               # channels of a token in the predictor
+  predictor_depth: int = ranged(12, Range(1, 10_000))     # blocks of the predictor
+  predictor_heads: int = ranged(16, COUNT)                # attention heads of the predictor
+  num_targets: int = ranged(4, Range(1, 1000))            # target blocks of an image, which may overlap
+  target_area: tuple[float, float] = ranged((.15, .2), UP_TO_1)      # range of the area of a target block, of the image
+  target_aspect: tuple[float, float] = ranged((.75, 1.5), POSITIVE)  # range of its height divided by its width
+  context_area: tuple[float, float] = ranged((.85, 1.), UP_TO_1)     # range of the area of the context, a square block
+  # The encoder gets at most this share of the patches: if more are in the context and in no target, some at random.
+  context_ratio: float = ranged(.5, UP_TO_1)
+  min_context: int = ranged(10, COUNT)                    # patches of a context; blocks with fewer are drawn again
+  loss: JepaLoss = JepaLoss.L2
+  momentum: Ramp = field(default_factory=lambda: Ramp(.996, 1., curve=Curve.LINEAR))  # of the target encoder
+  collapse: Collapse = field(default_factory=Collapse)    # its threshold is that of `deviation`, at most 1
+
+  def slots(self, num_patches: int) -> int:
+    """Returns how many patches the encoder gets."""
+    return int(num_patches * self.context_ratio + 1e-6)
+
+  def problems(self, config: checks.Run, name: str) -> Iterator[str]:
+    """Yields problems of blocks, of widths of the predictor, and of encoders that need all patches."""
+    yield from super().problems(config, name)
+    yield from ramp_problems(f'{name}.momentum', self.momentum, SHARE)
+    for setting in ('target_area', 'target_aspect', 'context_area'):
+      yield from checks.ascending(f'{name}.{setting}', getattr(self, setting))
+    num = num_patches(config)
+    if num and self.slots(num) < self.min_context:
+      yield problem(f'{name}.context_ratio', f'a share of at least {name}.min_context={self.min_context} of {num} '
+                    'patches', self.context_ratio)
+    yield from checks.multiple(f'{name}.predictor_width', self.predictor_width, self.predictor_heads,
+                               f'{name}.predictor_heads={self.predictor_heads}')
+    yield from checks.multiple(f'{name}.predictor_width', self.predictor_width, 4, '4, for 2-D sine-cosine positions')
+    yield from _subset_problems(config.model, 'IJepa')
+
+
 class ClassTarget(enum.Enum):
   """The target of the class token in token labeling."""
   MAP = 'map'      # the label map over the whole crop (the authors' code)
@@ -346,6 +398,6 @@ class Distill(ObjectiveSettings):
       yield from no_effect(self, name, ['label_smoothing'], f'with {name}.weight=1, which leaves the labels out')
 
 
-Objective = (Supervised | Mae | MaskedPatch | Dino | Byol | LeJepa | TokenLabel | Distill | Contrastive
-             | ObjectiveSettings)
+Objective = (Supervised | Mae | MaskedPatch | Dino | Byol | LeJepa | IJepa | TokenLabel | Distill
+             | Contrastive | ObjectiveSettings)
 """The built-in objectives; the last one stands for a person's own, which inherit from it (`core/implementation.py`)."""
