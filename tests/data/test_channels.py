@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
+import pathlib
 
 import cv2
 import numpy as np
@@ -12,13 +14,15 @@ from PIL import Image
 from vit_jax.config import schema
 from vit_jax.config.schema import Geometry, Interpolation
 from vit_jax.core.errors import UserError
-from vit_jax.core.types import HostArray
+from vit_jax.core.types import HostArray, Shard
 from vit_jax.data.device.prepare import normalize
-from vit_jax.data.image import channels, geometry
+from vit_jax.data.image import channels, decode, geometry
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.image.decode import Window
 from vit_jax.data.image.headers import AS_STORED, BadImage, DecodeOptions
-from vit_jax.data.source import Record
+from vit_jax.data.pipeline import loader
+from vit_jax.data.source import Record, Subset
+from vit_jax.data.sources import opening
 
 RNG = np.random.default_rng(0)
 BANDS = RNG.integers(0, 65_536, (20, 30, 5), np.uint16)
@@ -68,6 +72,58 @@ def test_one_channel_is_read_from_every_format() -> None:
   assert channels.read(pillow(small[..., 0], 'JPEG'), 1, AS_STORED).shape == (20, 30, 1)
   rgba = RNG.integers(0, 256, (6, 7, 4), np.uint8)
   np.testing.assert_array_equal(channels.read(pillow(rgba, 'PNG'), 4, AS_STORED), rgba)
+
+
+def rgb_files(image: HostArray) -> dict[str, bytes]:
+  """An RGB image of 16 bits in every format that can have it."""
+  write = pytest.importorskip('tifffile').imwrite
+
+  def of_tiff(array: HostArray, **options: object) -> bytes:
+    write(out := io.BytesIO(), array, photometric='rgb', **options)
+    return out.getvalue()
+  planes = np.moveaxis(image, 2, 0)
+  return {'png': cv2.imencode('.png', image[..., ::-1])[1].tobytes(), 'tiff': of_tiff(image),
+          'big endian': of_tiff(image, byteorder='>'), 'zlib': of_tiff(image, compression='zlib'),
+          'zlib planes': of_tiff(planes, planarconfig='separate', compression='zlib'),
+          'planes': of_tiff(planes, planarconfig='separate')}
+
+
+def test_of_three_channels_of_16_bits_the_upper_8_are_read_or_the_file_is_refused() -> None:
+  image = BANDS[..., :3]
+  for name, file in rgb_files(image).items():
+    if name == 'planes':
+      with pytest.raises(BadImage, match='a TIFF of 3 planes with 16 bits: expected channels that are stored together'):
+        decode.decode(file)
+    else:
+      np.testing.assert_array_equal(decode.decode(file), image >> 8, name)
+  eight = io.BytesIO()
+  pytest.importorskip('tifffile').imwrite(eight, np.moveaxis((image >> 8).astype(np.uint8), 2, 0), photometric='rgb',
+                                          planarconfig='separate')
+  np.testing.assert_array_equal(decode.decode(eight.getvalue()), image >> 8)
+
+
+def test_training_with_three_channels_sees_images_of_16_bits_as_those_of_their_upper_8(tmp_path: pathlib.Path) -> None:
+  for index in range(16):
+    image = RNG.integers(0, 65_536, (12, 10, 3), np.uint16)
+    files = {'deep': rgb_files(image)[('png', 'tiff')[index % 2]],
+             'flat': cv2.imencode('.png', (image >> 8).astype(np.uint8)[..., ::-1])[1].tobytes()}
+    for kind, file in files.items():
+      extension = 'tif' if file == files['deep'] and index % 2 else 'png'
+      path = tmp_path / kind / 'train' / f'class{index % 3}' / f'{index:02d}.{extension}'
+      path.parent.mkdir(parents=True, exist_ok=True)
+      path.write_bytes(file)
+  found = []
+  for kind in ('deep', 'flat'):
+    source = opening.open_split(schema.Data(source=f'folder:{tmp_path}/{kind}'), 'train', image_px=(8, 8))
+    in_order = Subset(source, sorted(range(16), key=lambda i: pathlib.Path(source.describe(i)).stem), name='images')
+    made = loader.train_loader(in_order, recipe=schema.Recipe(flip=True), image_px=(8, 8), batch_size=8, seed=0,
+                               shard=Shard((0,), 1), workers=0, threads=1, in_memory=False, max_bad_images=0)
+    found.append([{k: np.array(v) for k, v in b.items()} for b in itertools.islice(made.batches(0), 4)])
+    made.close()
+  for one, other in zip(*found, strict=True):
+    assert one['image'].dtype == np.uint8 and one.keys() == other.keys()
+    for name in one:
+      np.testing.assert_array_equal(one[name], other[name])
 
 
 def lying(array: HostArray) -> bytes:

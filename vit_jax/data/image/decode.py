@@ -28,6 +28,7 @@ PILLOW_READERS = {'gif': 'GifImagePlugin.GifImageFile', 'tiff': 'TiffImagePlugin
 DAMAGE = (OSError, SyntaxError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, EOFError,
            RuntimeError, ArithmeticError, struct.error, zlib.error, UnidentifiedImageError,
            Image.DecompressionBombError)  # each of them was raised by Pillow for some damaged file
+_BITS, _PLANES, _SEPARATE = 258, 284, 2  # tags of TIFF files, and the value of planes that follow each other
 _SIXTEEN_BITS = ('I;16', 'I;16L', 'I;16B', 'I;16N')
 _JPEG_START, _JPEG_SCAN, _JPEG_END = b'\xff\xd8', b'\xff\xda', b'\xff\xd9'
 
@@ -225,12 +226,23 @@ def _read(image: Image.Image, options: DecodeOptions) -> HostArray:
   width, height = image.size
   headers.check_size(height, width, options)
   is_tiff = image.format == 'TIFF'
+  if is_tiff:
+    _check_planes(image)
   stored = image.getexif().get(headers.ORIENTATION, 1) if is_tiff else 1
   image.load()  # applies the orientation of a TIFF
   pixels = _levels(image)
   if not options.upright:
     return orient(pixels, _INVERSE.get(stored, 1))
   return orient(pixels, image.getexif().get(headers.ORIENTATION, 1))
+
+
+def _check_planes(image: Image.Image) -> None:
+  """Raises BadImage if a TIFF has planes of more than 8 bits without compression, which Pillow decodes wrongly."""
+  tags = getattr(image, 'tag_v2', {})
+  bits = tags.get(_BITS, (1,))
+  if tags.get(_PLANES) == _SEPARATE and len(bits) > 1 and max(bits) > 8 and image.info.get('compression') == 'raw':
+    raise BadImage(f'a TIFF of {len(bits)} planes with {max(bits)} bits: expected channels that are stored together '
+                   'or compressed. Save it with planarconfig=contig')
 
 
 def _levels(image: Image.Image) -> HostArray:
