@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -34,20 +34,25 @@ NUM_SHARDS = 16
 
 
 def write(folder: pathlib.Path, images: str, num: int) -> None:
-  """Writes a prepared dataset of `num` records."""
+  """Writes a prepared dataset of `num` records: files below a folder, repeated, or random bytes."""
+  rng = np.random.default_rng(0)
+  files = [path.read_bytes() for path in sorted(pathlib.Path(images).rglob('*.[jJ]*'))] if images else []
+  sizes = np.clip(rng.lognormal(11.5, .5, num), 5e3, 2e6).astype(int).tolist()
+  write_records(folder, [files[row % len(files)] if files else rng.bytes(sizes[row]) for row in range(num)], NUM_SHARDS)
+
+
+def write_records(folder: pathlib.Path, images: Sequence[bytes], num_shards: int) -> None:
+  """Writes a prepared dataset of these images."""
   from array_record.python import array_record_module
 
   from vit_jax.data.files import checksums, records
-  rng = np.random.default_rng(0)
-  files = [path.read_bytes() for path in sorted(pathlib.Path(images).rglob('*.[jJ]*'))] if images else []
   folder.mkdir(parents=True)
   listed = []
-  for number, rows in enumerate(np.array_split(np.arange(num), NUM_SHARDS)):
-    path = folder / f'train-{number:05d}-of-{NUM_SHARDS:05d}.array_record'
+  for number, rows in enumerate(np.array_split(np.arange(len(images)), num_shards)):
+    path = folder / f'train-{number:05d}-of-{num_shards:05d}.array_record'
     writer = array_record_module.ArrayRecordWriter(str(path), 'group_size:1')
     for row in rows.tolist():
-      image = files[row % len(files)] if files else rng.bytes(int(np.clip(rng.lognormal(11.5, .5), 5e3, 2e6)))
-      writer.write(records.encode({'image': image, 'label': row % 10, 'name': str(row).encode()}))
+      writer.write(records.encode({'image': images[row], 'label': row % 10, 'name': str(row).encode()}))
     writer.close()
     listed.append({'file': path.name, 'num_examples': len(rows), 'num_bytes': path.stat().st_size,
                    'sha256': checksums.sha256(path)})
