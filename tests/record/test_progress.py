@@ -159,3 +159,18 @@ def test_a_terminal_on_which_nothing_else_draws_has_a_bar_with_the_rate(
     one.update(48)
   assert [record.message for record in caplog.records] == ['evals.knn (x): 40 images']
   assert '40/40' in (shown := sys.stdout.getvalue()) and '20 images/s' in shown
+
+
+@pytest.mark.parametrize(('total', 'repeats', 'said'), [
+    (1_000, 1, ['evals.probe (x): takes about 16 min 40 s, as 1,000 steps take 1 s each.']),
+    (80, 2, ['evals.probe (x): takes about 2 min 40 s, as 160 steps take 1 s each.']), (80, 1, [])])
+def test_a_long_task_says_so_once_its_speed_without_compilation_is_known(
+    total: int, repeats: int, said: list[str], caplog: pytest.LogCaptureFixture) -> None:
+  time = Time()
+  with caplog.at_level(logging.INFO), progress_lib.TaskProgress(
+      'evals.probe (x)', total, unit='steps', bar=False, active=True, repeats=repeats, now=time) as one:
+    for done, second in enumerate((4., 8., 8.5, 10.), 1):  # the first two include compilation
+      time.now = second
+      one.update(done)
+      assert not caplog.records or done == 4
+  assert [record.message for record in caplog.records if 'left' not in record.message] == said

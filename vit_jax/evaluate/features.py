@@ -60,9 +60,9 @@ class Split:
   def layout(self) -> Layout:
     return self._layout
 
-  def count(self, unit: str, total: int) -> TaskProgress:
-    """Returns the progress display of work on the split."""
-    return TaskProgress(self.name, total, unit=unit, bar=self._bar, active=jax.process_index() == 0)
+  def count(self, unit: str, total: int, *, repeats: int = 1) -> TaskProgress:
+    """Returns the progress display of work on the split, the first of several if it is done `repeats` times."""
+    return TaskProgress(self.name, total, unit=unit, bar=self._bar, active=jax.process_index() == 0, repeats=repeats)
 
   def table(self, selected: PyTree) -> Table:
     """Returns the features of these weights. Every process must call it.

@@ -79,7 +79,7 @@ def train(features: Array, label: Array, weight: Array, example: Array, rates: H
   for epoch in range(recipe.epochs):
     mixed = np.random.Generator(np.random.Philox(key=epoch)).permutation(rows)
     batches = mixed[:len(rows) // size * size].reshape(-1, size)
-    carry = _epoch(carry, features, label, batches, rates, recipe, lengths, mesh)
+    carry = jax.block_until_ready(_epoch(carry, features, label, batches, rates, recipe, lengths, mesh))
     on_step((epoch + 1) * len(batches))
   return _folded(carry[0], carry[2], recipe.normalize)
 
@@ -174,7 +174,8 @@ class Probe:
     return linear.result(self._train, self._test, test, best, 'lr', self._limit)
 
   def _fit(self, data: linear.Data, rates: Sequence[float]) -> Linear:
-    with self._train.count('steps', self._recipe.num_steps(int(data.weight.sum()))) as tally:
+    several = 2 if len(rates) > 1 else 1  # the best rate is then used with all examples
+    with self._train.count('steps', self._recipe.num_steps(int(data.weight.sum())), repeats=several) as tally:
       return train(data.features, data.label, data.weight, data.example, np.asarray(rates, np.float32), self._recipe,
                    num_classes=self._num_classes, mesh=self._train.mesh, on_step=tally.update)
 

@@ -30,6 +30,8 @@ else:
 log = logging.getLogger('vit_jax.record')
 
 _LINE_EVERY_S = 10.
+_MEASURED_S = 1.
+LONG_S = 120.
 _ACCURACY = re.compile(r'(?!train/)[^/]+/(top1|\d+shot)[^/]*')
 
 
@@ -158,7 +160,9 @@ class TaskProgress:
   """Progress of one task inside a job: a bar on a terminal, otherwise log lines; use it in a `with` statement.
 
   During training, which has its own bar, it is always lines, because two bars cannot share a terminal. Each line names
-  the task; for a bar, one line above it does.
+  the task; for a bar, one line above it does. A task of more than `LONG_S` seconds says so once its speed is known,
+  `_MEASURED_S` seconds after its second update: before it, programs are compiled for the first batch and for what the
+  program itself returns.
 
   Args:
     name: of the task, for lines.
@@ -166,12 +170,15 @@ class TaskProgress:
     unit: what is counted, such as `images`.
     bar: whether a bar may be shown. Only one process shows progress.
     active: False = show nothing.
+    repeats: number of such tasks that follow one another, with this one.
     now: a monotonic clock, in seconds.
   """
 
-  def __init__(self, name: str, total: int, *, unit: str, bar: bool, active: bool,
+  def __init__(self, name: str, total: int, *, unit: str, bar: bool, active: bool, repeats: int = 1,
                now: Callable[[], float] = time.monotonic) -> None:
     self._name, self._total, self._unit, self._now = name, total, unit, now
+    self._repeats, self._has_speed = repeats, False
+    self._times: list[tuple[int, float]] = []  # what was done at the first two updates, and when
     self._active, self._began_s = active, now()
     self._line_at_s = self._began_s
     self._bar: Progress | None = None
@@ -191,12 +198,30 @@ class TaskProgress:
     """Advances to `done` of the total."""
     done, passed_s = min(done, self._total), self._now() - self._began_s
     rate = done / passed_s if passed_s > 0 else 0.
+    self._warn_if_long(done)
     if self._bar is not None:
       self._bar.update(done, {'train/images_per_s': rate} if self._unit == 'images' else {})
     elif self._active and self._now() - self._line_at_s >= _LINE_EVERY_S:
       self._line_at_s = self._now()
       left = f', {format_duration((self._total - done) / rate)} left' if rate else ''
       log.info('%s: %s of %s %s%s', self._name, f'{done:,}', f'{self._total:,}', self._unit, left)
+
+
+  def _warn_if_long(self, done: int) -> None:
+    """Logs once how long a long task takes, from the units after the second update."""
+    if len(self._times) < 2:
+      self._times.append((done, self._now()))
+      return
+    first, began_s = self._times[1]
+    passed_s = self._now() - began_s
+    if self._has_speed or not self._active or done == first or passed_s < _MEASURED_S:
+      return
+    self._has_speed = True
+    total = self._total * self._repeats
+    seconds = passed_s / (done - first) * total
+    if seconds > LONG_S:
+      log.info('%s: takes about %s, as %s %s take %s each.', self._name, format_duration(seconds), f'{total:,}',
+               self._unit, f'{passed_s / (done - first):.2g} s')
 
 
 def format_duration(seconds: float) -> str:
