@@ -315,7 +315,9 @@ JOBS = {
         Flag('workdir', STORED, 'directory of the run, which is resumed if it exists', None,
              'runs/finetune_WEIGHTS_DATA'),
         Flag('lora', whole(1, 1024), 'rank of adapters (LoRA) to train in place of the weights; 8 without a number', 0,
-             'all weights are trained', alone='8'), FLAGS), base='finetune:B/16,own'),
+             'all weights are trained', alone='8'),
+        Flag('compare', choice('yes', 'no'), 'whether to compare the finished run with k-NN and logistic regression on '
+             'frozen features, if there are at most 5,000 images', 'yes'), FLAGS), base='finetune:B/16,own'),
     'evaluate': Job('Evaluate a run, or any weights: top-1, top-5, NLL; writes evaluate.json.', 'jobs.evaluate', (), (
         RUN, WEIGHTS._replace(help=f'{WEIGHTS.help}; several with commas are compared on one page'), CONFIG, *READING,
         Flag('embedded', Kind('PATH', 'paths with commas', lambda text: text.split(',')),

@@ -18,7 +18,7 @@ from vit_jax.config.schema import Geometry
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Shard
-from vit_jax.jobs import build, finetune
+from vit_jax.jobs import build, finetune, frozen_features
 from vit_jax.parallel import mesh as meshes
 from vit_jax.weights import inherit, init_state, runs, saving
 
@@ -114,7 +114,8 @@ def test_the_run_has_the_network_of_the_weights_and_the_size_of_the_data(
 
 @pytest.mark.slow(reason='about 8 s: a run and a prediction')
 @pytest.mark.usefixtures('here')
-def test_twenty_images_are_enough_and_the_last_line_predicts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_twenty_images_are_enough_and_the_last_line_predicts(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
   words = [*WORDS, '--config.length=5 steps', '--config.evals.val.every=2 steps',
            '--config.checkpoints.every=100 %']
   assert main.run(words) == 0
@@ -130,6 +131,13 @@ def test_twenty_images_are_enough_and_the_last_line_predicts(capsys: pytest.Capt
   assert all(name in predicted for name in ('ant', 'bee', 'cat')) and predicted.startswith('photos/')
   assert main.run(words) == 0  # nothing is left to do
   assert capsys.readouterr().out.splitlines()[-1] == out.splitlines()[-1]
+  kept = json.loads((workdir / frozen_features.FILE).read_text())['compared']
+  assert caplog.text.count('Features of some weights.npz without fine-tuning: k-NN ') == 2 and kept['num_images'] == 5
+  assert caplog.text.count(f'Compared in {kept["seconds"]:.0f} s.') == 2  # it is computed once
+  assert main.run([*words, '--workdir=plain', '--compare=no']) == 0
+  final, plain = (json.loads((folder / 'final.json').read_text()) for folder in (workdir, pathlib.Path('plain')))
+  assert plain['params_digest'] == final['params_digest'] and plain['metrics'] == final['metrics']
+  assert not pathlib.Path('plain', frozen_features.FILE).exists() and caplog.text.count('without fine-tuning') == 2
 
 
 def test_a_batch_is_a_multiple_of_the_devices(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +212,8 @@ def test_lora_trains_adapters_with_adamw(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_run_of_adapters_resumes_to_the_same_bits_and_is_read_merged(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
   words = [*WORDS, '--lora=2', '--config.lora.dora=true', '--config.lora.dropout=.1', '--config.train.ema=.5',
-           '--config.length=4 steps', '--config.evals.val.every=4 steps', '--config.checkpoints.every=2 steps']
+           '--config.length=4 steps', '--config.evals.val.every=4 steps', '--config.checkpoints.every=2 steps',
+           '--compare=no']
   assert main.run(words) == 0
   workdir, network = pathlib.Path('runs/finetune_some_weights_photos'), made.network()
   whole = json.loads((workdir / 'final.json').read_text())
@@ -238,3 +247,39 @@ def test_the_threads_of_the_run_are_fixed_before_its_devices_are_initialized(mon
   with pytest.raises(InterruptedError) as found:
     finetune.run('gs://b/ti16.npz', 'folder:my/pets', None, lora=0, changes=['train.cpu_threads=3'], overridden=())
   assert found.value.args == (3, {'of': str(finetune.train.default_workdir('finetune ti16 pets'))})
+
+
+@pytest.mark.parametrize(('tuned', 'is_as_good'), [(.9, True), (.94, True), (.96, False)])
+def test_frozen_features_that_are_as_good_are_recommended(tuned: float, is_as_good: bool) -> None:
+  found = frozen_features.Compared(knn=.8, logistic=.92, num_images=100, seconds=12.3)
+  data = schema.Data(source='folder:my photos', eval_split='val', holdout=.2)
+  text = frozen_features.describe(found, tuned, 'vit.npz', data)
+  assert text.startswith('Features of vit.npz without fine-tuning: k-NN 80.00%, logistic regression 92.00%; '
+                         f'fine-tuned {tuned:.2%} of 100 images (standard error ')
+  assert text.endswith("--config.data.source='folder:my photos' --config.data.eval_split=val "
+                       '--config.data.holdout=0.2') == is_as_good
+  assert ('as good here' in text) == is_as_good
+
+
+@pytest.mark.usefixtures('here')
+def test_frozen_features_are_compared_only_of_few_images_with_one_class_each(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+  found, network = splits('folder:photos'), made.network()
+  config = finetune.make(network, found)
+  data = build.Data(found.train, found.evaluated, found.train.class_names, in_memory=False)
+  asked: list[object] = []
+  monkeypatch.setattr(frozen_features.resume, 'evaluated', lambda workdir: [{'val/top1': .5}, {'val/top1@ema': .25}])
+  monkeypatch.setattr(frozen_features, '_compare', lambda *given: asked.append(given) or 1 // 0)
+
+  def report(config: schema.Config) -> int:
+    frozen_features.report(tmp_path, config, data, network, metric='val/top1')
+    return len(asked)
+
+  several = dataclasses.replace(config, data=dataclasses.replace(config.data, max_labels=2))
+  gray = dataclasses.replace(config, data=dataclasses.replace(config.data, channels=1))
+  assert report(several) == report(gray) == 0
+  monkeypatch.setattr(frozen_features, 'MOST_IMAGES', 20)
+  assert report(config) == 0 and not caplog.records
+  monkeypatch.setattr(frozen_features, 'MOST_IMAGES', 21)
+  assert report(config) == 1  # and the error does not end the finished run
+  assert 'Frozen features were not compared: ZeroDivisionError' in caplog.text

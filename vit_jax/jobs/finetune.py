@@ -23,7 +23,7 @@ from vit_jax.config import files, overrides, schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.source import Source
 from vit_jax.data.sources import opening, splits
-from vit_jax.jobs import flag_names, resume, train
+from vit_jax.jobs import build, flag_names, frozen_features, resume, train
 from vit_jax.jobs import runtime as startup
 from vit_jax.recipes import sizes
 from vit_jax.record import console, storage
@@ -50,8 +50,8 @@ class Splits(NamedTuple):
   evaluated: Source
 
 
-def run(weights: str, data: str, workdir: storage.Path | None, *, lora: int, changes: Sequence[str],
-        overridden: Collection[str]) -> int:
+def run(weights: str, data: str, workdir: storage.Path | None, *, lora: int, compare: str = 'yes',
+        changes: Sequence[str], overridden: Collection[str]) -> int:
   """Fine-tunes until the end (exit status 0) or until a signal to stop, as `train.run` does.
 
   Args:
@@ -59,6 +59,7 @@ def run(weights: str, data: str, workdir: storage.Path | None, *, lora: int, cha
     data: the images, as `data.source`.
     workdir: of the run; None = `runs/finetune_WEIGHTS_DATA`, where only a run with the same settings is resumed.
     lora: rank of adapters to train in place of all weights; 0 = train all.
+    compare: 'yes' = compare a finished run with frozen features, see `frozen_features`.
     changes: overrides of the config, `NAME=VALUE` each.
     overridden: their names.
 
@@ -78,6 +79,9 @@ def run(weights: str, data: str, workdir: storage.Path | None, *, lora: int, cha
   config = apply(make(network, found, lora), changes)
   log.info('%s', describe(config, found))
   status = train.run(config, workdir, overridden=overridden, found=network)
+  if not status and compare == 'yes':
+    sources = build.Data(found.train, found.evaluated, found.train.class_names, in_memory=False)
+    frozen_features.report(where, config, sources, network, metric=f'{VAL}/top1')
   if not status and not process_id and network.channels == config.data.channels:
     print(f'Predict on other images:\n  {predict_command(where, found.evaluated)}', flush=True)
   return status

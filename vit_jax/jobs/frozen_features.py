@@ -1,0 +1,114 @@
+"""Compares a fine-tuned network with its pretrained one, whose features classify without any fine-tuning.
+
+On a small dataset, k-NN or logistic regression on the features of the pretrained weights may be as good as fine-tuning,
+and needs one forward pass over the images. The comparison is made after the run has ended and changes none of its
+results; it is kept in `frozen_features.json`.
+"""
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+import shlex
+import time
+from typing import NamedTuple
+
+import jax
+
+from vit_jax.config import check, files, schema
+from vit_jax.evaluate import final as results
+from vit_jax.jobs import build, evaluate_weights, resume
+from vit_jax.record import console, run_directory, storage
+from vit_jax.weights.network import Weights
+
+log = logging.getLogger('vit_jax.jobs')
+FILE = 'frozen_features.json'
+MOST_IMAGES = 5_000
+"""Training and evaluated images, with more of which nothing is compared."""
+NEIGHBORS = 10
+SPLITS = ('source', 'train_split', 'eval_split', 'holdout')
+"""Settings that decide which images are trained and evaluated on."""
+
+
+class Compared(NamedTuple):
+  """Accuracies of k-NN and of logistic regression on the evaluated images, their number, and the seconds it took."""
+  knn: float
+  logistic: float
+  num_images: int
+  seconds: float
+
+
+def report(workdir: storage.Path, config: schema.Config, data: build.Data, network: Weights, *, metric: str) -> None:
+  """Prints how good frozen features are, unless the images are many or have no single class. Never raises an error.
+
+  Args:
+    workdir: of the finished run.
+    config: of the run.
+    data: of the run.
+    network: the pretrained weights.
+    metric: the accuracy of the run to compare with, such as `val/top1`.
+  """
+  has_features = network.channels == config.data.channels and not config.data.max_labels
+  if not has_features or jax.process_count() > 1 or len(data.train) + len(data.eval) > MOST_IMAGES:
+    return
+  accuracies = [row[name] for row in resume.evaluated(workdir) for name in (metric, f'{metric}@ema') if name in row]
+  if not accuracies:
+    return
+  try:
+    found = _read(workdir, network, data) or _compare(workdir, config, data, network)
+  except Exception as error:  # of any part: the run has finished, and must not end as a failed one
+    log.warning('Frozen features were not compared: %s: %s. The results of the run are complete.',
+                type(error).__name__, error)
+    return
+  log.info('%s', describe(found, max(accuracies), network.source, config.data))
+
+
+def describe(found: Compared, tuned: float, weights: str, data: schema.Data) -> str:
+  """Returns a line with the accuracies; and if that of frozen features is as high, how to use them.
+
+  They are as good if the better one is not lower than the fine-tuned weights by more than one standard error.
+  """
+  best, num = max(found.knn, found.logistic), found.num_images
+  error = math.sqrt(tuned * (1 - tuned) / num)
+  text = (f'Features of {weights} without fine-tuning: k-NN {found.knn:.2%}, logistic regression {found.logistic:.2%}; '
+          f'fine-tuned {tuned:.2%} of {num:,} images (standard error {error:.2%}). Compared in {found.seconds:.0f} s.')
+  if best < tuned - error:
+    return text
+  usual = files.load('features', []).data
+  changed = [f'--config.data.{name}={shlex.quote(str(value))}' for name in SPLITS
+             if (value := getattr(data, name)) != getattr(usual, name)]
+  return (f'{text}\nFrozen features are as good here, and need no training. To measure them again:\n  vit-jax evaluate '
+          f'--weights={shlex.quote(weights)} --config=features --config.evals=knn,logistic {" ".join(changed)}')
+
+
+def _read(workdir: storage.Path, network: Weights, data: build.Data) -> Compared | None:
+  """Returns the comparison of an earlier start; None if there is none of these weights and images."""
+  try:
+    kept = json.loads(storage.read_text(workdir / FILE))
+    return Compared(**kept['compared']) if kept['of'] == _identity(network, data) else None
+  except (OSError, ValueError, TypeError, KeyError):
+    return None
+
+
+def _identity(network: Weights, data: build.Data) -> list[str]:
+  return [network.source, data.train.digest, data.eval.digest]
+
+
+def _compare(workdir: storage.Path, config: schema.Config, data: build.Data, network: Weights) -> Compared:
+  console.begin_stage('comparing with frozen features of the pretrained weights')
+  began = time.monotonic()
+  evals: dict[str, schema.Eval] = {'knn': schema.Knn(neighbors=(NEIGHBORS,), headline=NEIGHBORS),
+                                   'logistic': schema.Logistic()}
+  own = dataclasses.replace(files.load('evaluate', []), data=config.data, evals=evals, batch_size=config.batch_size)
+  own = evaluate_weights.with_weights(own, network, ())
+  check.check(own)
+  mesh, shard = build.open_mesh(own)
+  views = evaluate_weights.Network(own, has_head=False)
+  measured = results.measure(build.evaluators(own, data, views, mesh=mesh, shard=shard, bar=config.train.progress),
+                             views, evaluate_weights.state(network, mesh)).results
+  console.end_stage()
+  knn, logistic = (next(iter(measured[name].values())) for name in evals)
+  found = Compared(knn.score, logistic.score, knn.num_examples, round(time.monotonic() - began, 1))
+  run_directory.write_json(workdir / FILE, {'of': _identity(network, data), 'compared': found._asdict()})
+  return found
