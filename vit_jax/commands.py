@@ -349,7 +349,14 @@ JOBS = {
         WEIGHTS._replace(help=f'{WEIGHTS.help}; several with commas are compared'), RUN, *READING, CLASSES,
         FOLLOW_LINKS,
         Flag('discard', SHARE, 'share of the smallest weights in each row of attention that rollout ignores', 0.),
-        Flag('of_class', TEXT, 'class of the relevance maps, by index or name', '', 'the predicted class')),
+        Flag('of_class', TEXT, 'class of the relevance maps, by index or name', '', 'the predicted class'),
+        Flag('dense', None, 'draw the patch tokens of each image instead: principal components, and classes'),
+        Flag('foreground', SHARE, 'with --dense: also draw the foreground alone, where the first component of an '
+             'image, scaled to [0, 1], exceeds this, such as 0.5', 0., 'not drawn'),
+        Flag('block', whole(1, 10_000), 'with --dense: take tokens after this block', 0, 'the last one'),
+        Flag('probe', TEXT, 'with --dense: run of evaluate --config=dense_probe, whose classes are drawn', '', 'none'),
+        Flag('masks', TEXT, "with --dense: folder of masks with the images' names, to draw errors of --probe", '',
+             'none')),
         '[FILES and folders]'),
     'convert': Job('Convert weights between formats, with a report of every tensor.', 'jobs.convert', (
         WEIGHTS, Flag('to', FILE, 'file or folder to write')), (

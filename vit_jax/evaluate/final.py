@@ -100,7 +100,7 @@ def in_order(evaluators: Mapping[str, Mapping[str, Measuring]]) -> list[str]:
 
 def write(workdir: storage.Path, final: Final, step: int, *, fit: transforms.EvalTransform, source: Source,
           class_names: tuple[str, ...], params_digest: str) -> None:
-  """Writes `evaluate.json`, `predictions.npz`, and the figures of evaluations as `figures/EVALUATION/NAME.png`.
+  """Writes `evaluate.json`, `predictions.npz`, figures as `figures/EVALUATION/NAME.png`, and `probes/EVALUATION.npz`.
 
   Args:
     workdir: the run directory.
@@ -114,6 +114,7 @@ def write(workdir: storage.Path, final: Final, step: int, *, fit: transforms.Eva
   _write_evaluation(workdir, final, step, fit=fit, params_digest=params_digest)
   _write_predictions(workdir, final, source, class_names, fit)
   _write_figures(workdir, final)
+  _write_arrays(workdir, final)
 
 
 def show(final: Final, *, num_classes: int, recipe: schema.Recipe) -> None:
@@ -164,6 +165,18 @@ def _write_figures(workdir: storage.Path, final: Final) -> None:
         content = io.BytesIO()
         Image.fromarray(image).save(content, 'png')
         run_directory.write_bytes(folder / f'{figure}.png', content.getvalue())
+
+
+def _write_arrays(workdir: storage.Path, final: Final) -> None:
+  """Writes the classifiers of evaluations as `probes/EVALUATION.npz`."""
+  for name, views in final.results.items():
+    for view, result in views.items() if jax.process_index() == 0 else ():
+      if result.arrays:
+        (workdir / 'probes').mkdir(parents=True, exist_ok=True)
+        content = io.BytesIO()
+        np.savez(content, **result.arrays)  # type: ignore[arg-type]
+        run_directory.write_bytes(workdir / 'probes' / f'{metric_name(name, "", view).replace("/", "")}.npz',
+                                  content.getvalue())
 
 
 def _write_predictions(workdir: storage.Path, final: Final, source: Source, class_names: tuple[str, ...],

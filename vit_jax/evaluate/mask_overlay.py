@@ -21,19 +21,22 @@ def color(number: int) -> tuple[int, int, int]:
   return round(255 * red), round(255 * green), round(255 * blue)
 
 
-def draw(image: HostArray, masks: Mapping[str, HostArray], class_names: Sequence[str]) -> HostArray:
+def draw(image: HostArray, masks: Mapping[str, HostArray], class_names: Sequence[str], *,
+         before: Mapping[str, HostArray] | None = None, after: Mapping[str, HostArray] | None = None) -> HostArray:
   """Returns the image and a copy under each mask in a row, with titles, and the classes that occur, u8.
 
   Args:
     image: `[H, W, 3]` u8.
     masks: `[H, W]` of classes by title; pixels of class -1 show the image.
     class_names: of all classes.
+    before, after: other images of the same size by title, drawn before and after those with masks.
   """
   times = -(-MIN_PX // min(image.shape[:2]))
   height, width = (times * side for side in image.shape[:2])
-  present = np.unique(np.concatenate([mask.ravel() for mask in masks.values()]))
+  present = np.unique(np.concatenate([np.zeros(0, int), *(mask.ravel() for mask in masks.values())]))
   legend = [int(number) for number in present if number >= 0]
-  panels = {'image': image, **{title: _covered(image, mask) for title, mask in masks.items()}}
+  panels = {'image': image, **(before or {}), **{title: _covered(image, mask) for title, mask in masks.items()},
+            **(after or {})}
   total = (width + _MARGIN_PX) * len(panels) - _MARGIN_PX
   columns = max(1, total // 120)
   page = Image.new('RGB', (total, height + _LINE_PX * (1 + -(-len(legend) // columns)) + _MARGIN_PX), 'white')

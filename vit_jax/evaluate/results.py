@@ -46,6 +46,7 @@ class Result(NamedTuple):
   headline: name of the main metric; '' = no metric is an accuracy.
   features_s: seconds spent on computing features; 0 = no features were needed, or they were stored.
   figures: images to save, `[H, W, 3]` u8 by name.
+  arrays: a classifier that can be applied to other images, to save; {} = none.
   """
   metrics: dict[str, float]
   num_examples: int
@@ -53,6 +54,7 @@ class Result(NamedTuple):
   headline: str
   features_s: float = 0.
   figures: Mapping[str, np.ndarray] = {}
+  arrays: Mapping[str, np.ndarray] = {}
 
   @property
   def score(self) -> float:

@@ -39,6 +39,26 @@ class Head(NamedTuple):
   score: Heads
 
 
+class Probe(NamedTuple):
+  """A linear classifier of standardized tokens, as it is saved: `kernel [D, C]`, `bias [C]`, `mean std [D]`.
+
+  class_names: of the masks.    blocks: after which tokens are read, concatenated; () = the last one.
+  norm: whether the last norm is applied to them.    values: of masks, the first class and the one to ignore.
+  """
+  kernel: HostArray
+  bias: HostArray
+  mean: HostArray
+  std: HostArray
+  class_names: HostArray
+  blocks: HostArray
+  norm: HostArray
+  values: HostArray
+
+  def score(self, tokens: HostArray) -> HostArray:
+    """Returns the scores `[…, C]` f32 of tokens `[…, D]`."""
+    return (tokens - self.mean) / self.std @ self.kernel + self.bias
+
+
 class Segmentation:
   """Evaluator of one view: mIoU, pixel accuracy and IoU by class, of each classifier.
 
@@ -66,17 +86,20 @@ class Segmentation:
     data = self._train.table(selected, Draw(s.tokens_per_image, s.token_seed))
     metrics: dict[str, float] = {}
     heads = [self._nearest(data, k) for k in s.neighbors]
+    arrays: dict[str, HostArray] = {}
     if s.l2:
       best = self._fit(data)
+      arrays = self._probe(best[0])._asdict()
       heads.insert(0, Head(f'linear.l2_{f"{s.l2[0]:g}" if len(s.l2) == 1 else "sweep"}', best[0]))
       metrics[f'l2.{heads[0].name}.{self._protocol}'] = best[1]
     matrices, figures = self._count(selected, heads)
     for head, matrix in zip(heads, confusion.total(matrices), strict=True):
       metrics |= self._metrics(head.name, matrix)
     headline = mark(f'miou.{heads[0].name}.{self._protocol}', s.limit)
-    return Result(named(metrics, s.limit), self._test.num_examples, None, headline, figures=figures)
+    return Result(named(metrics, s.limit), self._test.num_examples, None, headline, figures=figures,
+                  arrays=arrays)
 
-  def _fit(self, data: linear.Data) -> tuple[Heads, float]:
+  def _fit(self, data: linear.Data) -> tuple[functools.partial[Array], float]:
     """Returns the logistic regression with the best penalty, and the penalty."""
     s = self._settings
     mean, std = linear.moments(data.features, data.weight)
@@ -86,6 +109,14 @@ class Segmentation:
     best = linear.choose(fit, data._replace(features=x), s.l2, name=self._train.name, hold=self._hold,
                          rank=linear.by_nll, extend=True)
     return functools.partial(_linear_scores, best.linear, mean, std), best.setting
+
+  def _probe(self, fitted: functools.partial[Array]) -> Probe:
+    """Returns the classifier of `_fit` with what is needed to apply it."""
+    classifier, mean, std = (jax.device_get(part) for part in fitted.args)
+    values = self._test.images.values
+    return Probe(classifier.kernel, classifier.bias, mean, std, np.array(self._class_names),
+                 np.array(self._settings.features.blocks, np.int32), np.array(self._settings.norm),
+                 np.array([values.first, values.ignore]))
 
   def _hold(self) -> HostArray:
     """Returns which training images choose the penalty, `[S]` bool: evenly spaced ones."""

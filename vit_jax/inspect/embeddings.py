@@ -4,6 +4,8 @@ In NumPy, as each runs once for a model or a folder of images.
 """
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from vit_jax.core.types import HostArray
@@ -66,11 +68,47 @@ def token_colors(tokens: HostArray) -> HostArray:
     `[B, N, 3]` f64 in [0, 1]; 2 % of the values at each end are clipped.
   """
   rows = np.asarray(tokens, np.float64).reshape(-1, tokens.shape[-1])
+  return to_unit(principal(rows).parts).reshape(*tokens.shape[:2], 3)
+
+
+class Principal(NamedTuple):
+  """Principal components of rows: `parts [n, 3]` f64, the rows in them, and their shares of the variance `[3]`."""
+  parts: HostArray
+  share: HostArray
+
+
+def principal(rows: HostArray) -> Principal:
+  """Returns the first three principal components of rows `[n, d]`; each axis has a positive largest entry."""
   centered = rows - rows.mean(0)
-  _, vectors = np.linalg.eigh(centered.T @ centered)
-  parts = centered @ signed(vectors[:, :-4:-1].T).T
+  values, vectors = np.linalg.eigh(centered.T @ centered)
+  share = np.maximum(values[:-4:-1], 0) / max(values.sum(), 1e-300)
+  return Principal(centered @ signed(vectors[:, :-4:-1].T).T, share)
+
+
+def to_unit(parts: HostArray) -> HostArray:
+  """Returns columns of `[n, c]` scaled to [0, 1]; 2 % of the values at each end are clipped."""
   low, high = np.percentile(parts, (2, 98), axis=0)
-  return np.clip((parts - low) / np.maximum(high - low, 1e-12), 0, 1).reshape(*tokens.shape[:2], 3)
+  return np.clip((parts - low) / np.maximum(high - low, 1e-12), 0, 1)
+
+
+def foreground(tokens: HostArray, threshold: float) -> HostArray:
+  """Returns which tokens of an image are in the foreground, `[h, w]` bool, by their first principal component.
+
+  DINOv2 (arXiv 2304.07193, Figure 1) takes one component for several images of the same kind; here each image has its
+  own, so that images need not be alike. Which of its ends is the foreground is arbitrary: the tokens at the border of
+  the image are taken to be more often background.
+
+  Args:
+    tokens: `[h, w, D]`.
+    threshold: of the component, scaled to [0, 1] over the image.
+  """
+  h, w, width = tokens.shape
+  first = principal(tokens.reshape(-1, width).astype(np.float64)).parts[:, 0].reshape(h, w)
+  scaled = (first - first.min()) / max(float(np.ptp(first)), 1e-12)
+  border = np.ones((h, w), bool)
+  border[1:-1, 1:-1] = False
+  is_reversed = not border.all() and scaled[border].mean() > scaled[~border].mean()
+  return (1 - scaled if is_reversed else scaled) > threshold
 
 
 def linear_cka(x: HostArray, y: HostArray) -> float:

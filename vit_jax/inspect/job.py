@@ -22,7 +22,9 @@ from vit_jax.core.types import HostArray
 from vit_jax.data.image import opencv
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.sources import image_list
+from vit_jax.inspect import dense as pictures
 from vit_jax.inspect import embeddings, figures, measurements, page
+from vit_jax.inspect.images import decode
 from vit_jax.inspect.model import Model
 from vit_jax.inspect.page import FILTERS, Inspection
 from vit_jax.jobs import report_card
@@ -38,7 +40,8 @@ NUM_MAPS = 16  # images with attention maps
 
 
 def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to: pathlib.Path, discard: float,
-        of_class: str, reading: Reading, classes: str, follow_links: bool = False) -> int:
+        of_class: str, reading: Reading, classes: str, follow_links: bool = False, dense: bool = False,
+        probe: str = '', masks: str = '', foreground: float = 0., block: int = 0) -> int:
   """Inspects networks on images.
 
   Args:
@@ -51,6 +54,7 @@ def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to:
     reading: how weights are read, see `weights.loading.load`.
     classes: file of class names, one line for each output; '' = those of the weights.
     follow_links: also read files outside of a folder to which links in it lead.
+    dense: draw the patch tokens of each image instead, with the other arguments, which are those of `dense.Options`.
 
   Returns:
     Exit status: 0, or 2 if an image could not be read.
@@ -58,6 +62,9 @@ def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to:
   if bool(weights) == (workdir is not None):
     raise UserError(f'--weights: expected either --weights or --workdir, got {"both" if weights else "none"}. Set one '
                     'of them to the network to inspect.')
+  options = pictures.Options(probe, masks, foreground, block)
+  if not dense and options != pictures.Options():
+    raise UserError('--probe, --masks, --foreground, --block: expected --dense as well, got them alone. Add --dense.')
   paths = list(image_list.find(files, follow_links=follow_links))
   startup.start()
   opencv.quieten()
@@ -65,6 +72,8 @@ def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to:
   console.begin_stage('loading the weights')
   names = report_card.split_weights(weights) if weights else [str(workdir)]
   networks = [Model(inference.load(name, reading, classes=classes)) for name in names]
+  if dense:
+    return _run_dense(networks, names, paths, to, options)
   numbers = [_describe(network, of_class, classes) for network in networks]
   to.mkdir(parents=True, exist_ok=True)
   console.begin_stage('compiling and measuring')
@@ -79,6 +88,29 @@ def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to:
   console.end_stage()
   print(f'Report: {report}', flush=True)
   return 2 if num_bad else 0
+
+
+def _run_dense(networks: Sequence[Model], names: Sequence[str], paths: Sequence[str], to: pathlib.Path,
+               options: pictures.Options) -> int:
+  """Draws the patch tokens of each image; returns the exit status."""
+  if len(networks) != 1 or not paths:
+    raise UserError(f'--dense: expected one network and at least one image, got {len(networks)} and {len(paths)}. Pass '
+                    'one of the --weights, and images after the flags.')
+  images, good = [], []
+  for path in paths:
+    try:
+      images.append(decode(path))
+      good.append(path)
+    except (BadImage, OSError) as error:
+      log.error('%s: %s; skipped', path, error)
+  if not images:
+    raise UserError('--dense: expected at least one image that can be read, got none. See the messages above.')
+  to.mkdir(parents=True, exist_ok=True)
+  console.begin_stage('reading the tokens, drawing')
+  said = pictures.write(networks[0], _short_names(names)[0], images, good, to, options)
+  console.end_stage()
+  print(f'{said}\nPictures: {to / "dense"}, report: {to / "report.html"}', flush=True)
+  return 2 if len(good) < len(paths) else 0
 
 
 def _describe(network: Model, of_class: str, classes: str) -> int | None:

@@ -118,7 +118,8 @@ class Model:
     return self._over(images, lambda image: self._outputs(image).logits, prepared=prepared)
 
   def features(self, images: ImageLike | Sequence[ImageLike], *, layer: int | None = None,
-               layers: Sequence[int] | None = None, as_grid: bool = False, norm: bool = False) -> HostArray:
+               layers: Sequence[int] | None = None, as_grid: bool = False, norm: bool = False,
+               prepared: bool = False) -> HostArray:
     """Returns features of each image, f32.
 
     Args:
@@ -131,6 +132,7 @@ class Model:
         `layers`. Without a layer they are the tokens that the network ends with, after its last norm.
       norm: of grids, apply the last norm to each layer, as DINOv2's programs do for dense tasks; otherwise the tokens
         are those of the residual stream. A network whose norm follows pooling has none for its tokens.
+      prepared: the images have the size of the network's input, as outputs of `prepare` do, `[B, H, W, 3]` u8.
 
     Raises:
       UserError: there is no such block, or the settings exclude each other.
@@ -138,12 +140,14 @@ class Model:
     if layer is not None and layers is not None or norm and not as_grid:
       raise UserError('features: expected layer or layers, and norm=True with as_grid=True only, got others.')
     if layer is None and layers is None:
-      return self._over(images, self._last_grid if as_grid else lambda image: self._outputs(image).features.pooled)
+      return self._over(images, self._last_grid if as_grid else lambda image: self._outputs(image).features.pooled,
+                        prepared=prepared)
     chosen = [layer] if layers is None else list(layers)
     if not chosen:
       raise UserError('layers: expected at least one block, got none.')
     depths = [self._depth(one, least=0) for one in chosen if one is not None]
-    found = self._over(images, lambda image: self._tokens(image, depths, as_grid=as_grid, norm=norm))
+    found = self._over(images, lambda image: self._tokens(image, depths, as_grid=as_grid, norm=norm),
+                       prepared=prepared)
     return found[:, 0] if layers is None else found.swapaxes(0, 1)
 
   def embed(self, images: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *,
