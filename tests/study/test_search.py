@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import threading
@@ -264,6 +265,10 @@ def test_the_method_is_on_the_command_line_and_in_the_job_of_a_cluster(
   words = ['study', '--config=digits_search', f'--workdir={tmp_path}', '--search=halving:9,factor=3']
   assert main.run([*words, '--dry_run', '--topology=cpu:8']) == 0
   assert 'point008' in (said := capsys.readouterr().out) and 'point009' not in said
+  total, = re.findall(r'In total ([0-9.e-]+) exaFLOPs', said)
+  halved, = re.findall(
+      r'halving trains 9 to 11.1111 %, 3 to 33.3333 %, 1 to 100 %: about ([0-9.e-]+) exaFLOPs and', said)
+  assert float(halved) / float(total) == pytest.approx((9 / 9 + 3 * 2 / 9 + 2 / 3) / 9, rel=.02)
   assert main.run([*words, '--submit=slurm', '--tasks=3']) == 0
   assert '--search=halving:9,factor=3,rungs=0' in (tmp_path / 'submit' / 'job.sbatch').read_text()
   assert main.run(['study', '--config=digits', f'--workdir={tmp_path}', '--search=sobol:4']) == 2

@@ -9,9 +9,11 @@ import collections
 import dataclasses
 import json
 import pathlib
+import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -28,7 +30,7 @@ from vit_jax.parallel import mesh as meshes
 from vit_jax.plan import topologies
 from vit_jax.plan.plan import ASSUMED_MFU
 from vit_jax.record import clock
-from vit_jax.study import runs
+from vit_jax.study import halving, runs
 
 _SIDE, _REPEATS = 1024, 8  # size of the matrix product that measures the speed of a processor without a known peak
 
@@ -75,7 +77,20 @@ def describe(study: schema.Study, workdir: pathlib.Path, *, topology: str) -> st
       costs[name] = estimate(config, known)
   done = {name: task.result() for name, task in tasks.items() if task.is_done}
   speed = find_speed(done, topology)
-  return _table(study.name, costs, done, speed) + note
+  return _table(study.name, costs, done, speed) + _halved(study, costs, speed) + note
+
+
+def _halved(study: schema.Study, costs: Mapping[str, Cost], speed: Speed) -> str:
+  """Returns a sentence on the cost of a search that does not train all of its runs to the end; '' for others."""
+  if study.search is None or len(rungs := halving.rungs(study.search.method)) == 1:
+    return ''
+  mean = statistics.fmean(costs[name].flops for name in study.runs)
+  parts = [float(rung.label.removesuffix(' %')) / 100 for rung in rungs]
+  steps_of = zip(rungs, parts, [0., *parts[:-1]], strict=True)
+  flops = mean * sum(rung.runs * (part - before) for rung, part, before in steps_of)
+  steps = ', '.join(f'{rung.runs} to {rung.label}' for rung in rungs)
+  return (f'\nOf these runs, halving trains {steps}: about {flops / 1e18:.3g} exaFLOPs and '
+          f'{flops / speed.flops_s / 3600:.3g} hours from the start.')
 
 
 def estimate(config: schema.Config, known: Known) -> Cost:
