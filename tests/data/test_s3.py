@@ -13,18 +13,25 @@ from collections.abc import Iterator
 import pytest
 import runs
 
-from tests.data import prepared_sets
+from tests.data import packed, prepared_sets
 
 SCRIPT = """
 import sys
 from tests.data import prepared_sets
+from vit_jax.config import schema
 from vit_jax.data.files import ranges
+from vit_jax.data.sources import opening
 address, local = sys.argv[1:]
 one, other = (prepared_sets.open_all(where).train for where in (address, local))
 assert one.digest == other.digest and len(one) == len(other)
 assert all(one[i].image == other[i].image for i in range(0, len(one), 50))
 assert ranges.read('s3://bucket/set/info.json', 10**6, 10) == b''
 assert 'info.json' in ranges.list_names('s3://bucket/set')
+for kind, pattern in (('wds', 'set-train-{000..002}.tar'), ('tfrecord', 'train-0000?-of-00003')):
+  one, other = (opening.open_split(schema.Data(source=f'{kind}:{where}/{pattern}'), 'train', image_px=(8, 8))
+                for where in (address, local))
+  assert one.digest == other.digest and [one[i] for i in range(23)] == [other[i] for i in range(23)]
+  assert one.describe(0).startswith('s3://bucket/set/')
 try:
   ranges.read('s3://bucket/secret/x', 0, 10)
 except ValueError as error:
@@ -51,8 +58,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     self.signed.append('AWS4-HMAC-SHA256' in self.headers.get('Authorization', ''))
     name = urllib.parse.unquote(url.path).removeprefix('/bucket').strip('/')
     if 'list-type=2' in url.query:
+      prefix = dict(urllib.parse.parse_qsl(url.query)).get('prefix', '')
       keys = ''.join(f'<Contents><Key>set/{path.name}</Key><Size>{path.stat().st_size}</Size></Contents>'
-                     for path in sorted(self.folder.iterdir()))
+                     for path in sorted(self.folder.iterdir()) if f'set/{path.name}'.startswith(prefix))
       return self.answer(200, f'<?xml version="1.0"?><ListBucketResult><KeyCount>1</KeyCount><IsTruncated>false'
                               f'</IsTruncated>{keys}</ListBucketResult>'.encode())
     if name.startswith('secret'):
@@ -85,6 +93,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def server(tmp_path: pathlib.Path) -> Iterator[str]:
   Handler.folder = prepared_sets.write(tmp_path / 'set')
+  packed.write_tars(Handler.folder, 'train', packed.examples(23))
+  packed.write_tfrecords(Handler.folder, 'train', packed.examples(23))
   Handler.signed = []
   with http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler) as found:
     found.daemon_threads = True

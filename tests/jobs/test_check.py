@@ -58,6 +58,24 @@ def test_data_here_are_looked_up() -> None:
   assert problems(config('synthetic')) == ''
 
 
+@pytest.mark.parametrize('kind', ['wds', 'tfrecord', 'parquet'])
+def test_patterns_of_files_are_looked_up_here_and_their_folder_in_the_checkout_for_hosts(
+    kind: str, tmp_path: pathlib.Path) -> None:
+  assert f'{tmp_path}/set/train-*: expected this file, or files of this pattern, got none' in problems(
+      config(f'{kind}:{tmp_path}/set/train-*'))
+  assert f'Add --config.data.source={kind}:{{data}} to the command.' in problems(
+      config(f'{kind}:JFT'), elsewhere=True, data='gs://b/d')
+  assert problems(config(f'{kind}:{{data}}/train-*'), elsewhere=True, data='gs://b/d') == ''
+  where = f'{kind}:mine/{{train,val}}-*'
+  assert 'expected a folder of the hosts, got a relative path' in problems(config(where), elsewhere=True, root=tmp_path)
+  (tmp_path / 'mine').mkdir()
+  assert problems(config(where), elsewhere=True, root=tmp_path) == ''
+  assert problems(config(f'{kind}:gs://bucket/set/train-*'), elsewhere=True) == ''
+  assert 'got the address https://a/b' in problems(config(f'{kind}:https://a/b'), elsewhere=True)
+  (tmp_path / 'mine' / 'train-0').touch()
+  assert problems(config(f'{kind}:{tmp_path}/mine/train-*')) == ''
+
+
 def test_weights_of_this_machine_do_not_reach_the_hosts(tmp_path: pathlib.Path) -> None:
   (tmp_path / 'runs' / 'b16').mkdir(parents=True)
   own = dataclasses.replace(config(), init_from='runs/b16')

@@ -21,13 +21,15 @@ from vit_jax.config import schema
 from vit_jax.core import os_errors
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import access
-from vit_jax.data.sources import mixture, opening, prepared, tfds, vtab
+from vit_jax.data.sources import mixture, opening, prepared, shard_files, tfds, vtab
 from vit_jax.record import storage
 
 DATA, WORKDIR = '{data}', '{workdir}'
 """Words of a command for which launchers put in folders of the hosts."""
-SETTINGS = {'folder': 'source=folder:{data}', 'array_record': 'source=array_record:{data}',
-            'tfds': 'data_dir={data}', 'vtab': 'data_dir={data}'}
+PACKED = ('parquet', 'tfrecord', 'wds')
+"""Kinds of sources that are patterns of files."""
+SETTINGS = {kind: f'source={kind}:{DATA}' for kind in ('folder', 'array_record', *PACKED)} | {
+    'tfds': 'data_dir={data}', 'vtab': 'data_dir={data}'}
 """The setting of `data` in which a config names a folder, by the kind of its source."""
 FEW_FILES = 20_000
 """Folders with more files are not listed, since that takes seconds to minutes; few batches are as large."""
@@ -129,6 +131,10 @@ def _source_problems(setting: str, source: str, data: schema.Data, place: Place)
       yield from _path_problems(f'{setting}={source}', where, place, find)
       if not place.elsewhere:
         _check_here(kind, find(where, setting))
+    elif kind in PACKED and where:
+      yield from _path_problems(f'{setting}={source}', where, place, access.locate)
+      if not place.elsewhere:
+        opening.find_opener(source)(where, data, schema.Config().image_px)  # lists the files
     elif kind in ('tfds', 'vtab') and where:
       if place.elsewhere:
         yield from _data_dir_problems(source, data, place)
@@ -147,7 +153,8 @@ def _path_problems(what: str, where: str, place: Place,
   """Problems of a path on the hosts: absolute ones are theirs, relative ones must be in the checkout."""
   if '://' in where:
     find(where, what)
-  elif place.elsewhere and not where.startswith((DATA, '/', '~')) and not (place.root / where).exists():
+  elif place.elsewhere and not where.startswith((DATA, '/', '~')) and not (
+      place.root / shard_files.folder_of(where)).exists():
     yield (f'{what}: expected a folder of the hosts, got a relative path, which is not in the checkout {place.root}. '
            f'Give the data to the launcher (--data=gs://BUCKET/FOLDER) and write {DATA} for its folder, or an absolute '
            'path.')

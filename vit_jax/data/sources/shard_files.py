@@ -88,6 +88,12 @@ def is_pattern(path: str) -> bool:
   return bool(_WILD.search(path))
 
 
+def folder_of(path: str) -> str:
+  """Returns a path itself, or the folder of a pattern, which has no braces and wildcards."""
+  found = _WILD.search(path)
+  return os.path.dirname(path[:found.start()]) if found else path
+
+
 def expand(pattern: str) -> list[str]:
   """Returns the patterns that one with braces stands for, in its order; `{split}` stays.
 
