@@ -59,6 +59,7 @@ def stand_in(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, request: p
   if 'real' not in request.node.name:
     (tmp_path / 'stand_in.py').write_text(STAND_IN)
     monkeypatch.setattr(study_runs, 'CHILD', (str(tmp_path / 'stand_in.py'),))
+    monkeypatch.setattr(job, 'POLL_S', .02)
 
 
 def study(method: schema.SearchMethod, **more: object) -> schema.Study:
@@ -205,6 +206,7 @@ def in_tasks(one: schema.Study, workdir: pathlib.Path, count: int, patch: pytest
   return statuses
 
 
+@pytest.mark.slow(reason='3 s: three coordinators; tests/study/test_job.py has tasks that wait for a stage')
 def test_tasks_of_a_cluster_wait_for_each_other_at_each_rung(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   one = study(schema.Halving(8, 2))
@@ -224,6 +226,7 @@ def costs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(estimate, 'find_speed', lambda done, topology: estimate.Speed(flops / 360, 'guess', 2))
 
 
+@pytest.mark.quick('1', reason='3 s: the same with two processes')
 @pytest.mark.parametrize('processes', [1, 2])
 def test_no_run_is_started_beyond_the_budget(
     tmp_path: pathlib.Path, costs: None, capsys: pytest.CaptureFixture[str], processes: int) -> None:
@@ -254,6 +257,7 @@ def test_what_runs_under_way_will_take_counts(tmp_path: pathlib.Path, costs: Non
   assert found.refusal(tasks[0], tasks[1:]) == ''
 
 
+@pytest.mark.slow(reason='3 s: two coordinators; the budget of one is above')
 def test_all_tasks_of_a_cluster_stop_at_the_budget(
     tmp_path: pathlib.Path, costs: None, monkeypatch: pytest.MonkeyPatch) -> None:
   assert in_tasks(study(schema.Halving(4, 2)), tmp_path, 2, monkeypatch, budget=1.5) == {0: 0, 1: 0}
