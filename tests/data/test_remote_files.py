@@ -17,9 +17,10 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Shard
 from vit_jax.data.files import example_index, open_files, parquet_index, ranges, tar_index, windows
 from vit_jax.data.files.ranges import Settings
+from vit_jax.data.files.user_files import Rules
 from vit_jax.data.pipeline import ahead, loader
 from vit_jax.data.source import Source
-from vit_jax.data.sources import opening
+from vit_jax.data.sources import opening, wds
 
 FOUND = packed.examples(23)
 WRITERS: dict[str, Callable[..., None]] = {'wds': packed.write_tars, 'tfrecord': packed.write_tfrecords,
@@ -92,6 +93,15 @@ def test_batches_are_those_of_the_files(kind: str, workers: int, folder: pathlib
     return found
   for one, other in zip(batches(folder), batches('gs://bucket/set'), strict=True):
     assert one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_what_is_beside_a_folder_is_not_listed(folder: pathlib.Path, bucket: buckets.Server) -> None:
+  bucket.page_size = 10
+  for number in range(500):
+    put(bucket, f'bucket/set-large/{number}.tar', b'')
+  bucket.requests.clear()
+  wds.find('gs://bucket/set', Rules())
+  assert bucket.requests['GET'] < 10
 
 
 def test_the_files_beside_tars_are_read_from_the_bucket(folder: pathlib.Path, bucket: buckets.Server) -> None:

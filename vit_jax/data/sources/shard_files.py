@@ -126,8 +126,8 @@ def _open_bucket(path: str, start: str) -> _Objects:
     OSError, TemporaryError: they cannot be listed.
     UserError: the wildcard is in the name of the bucket, or they may not be listed.
   """
-  if start == path and not remote.split(path)[2]:
-    return _Objects(f'{path}/')
+  if start == path and ((inside := _Objects(f'{path}/')).is_folder(path) or not remote.split(path)[2]):
+    return inside  # not also what is beside it, such as PATH-large/
   if not re.match('[a-z0-9]+://[^/]+/', start):
     raise UserError(f'{path}: expected the name of a bucket before wildcards, such as '
                     f'{remote.split(path)[0]}://BUCKET/DIR/*.tar, got a pattern of buckets. Correct the address.')
