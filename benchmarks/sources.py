@@ -1,4 +1,5 @@
-"""Compares how many images per second one core reads from several sources of the same images, in a random order.
+"""Compares how many images per second one core reads from several sources of the same images, in the order of
+training.
 
   python -m benchmarks.sources array_record:DIR wds:PATH [SOURCE ...]
   python -m benchmarks.sources --images=FOLDER [--num=5000]
@@ -7,6 +8,7 @@ With `--images`, the files below the folder are written as ArrayRecord, tar, TFR
 8 each, in a random order. Each source is opened for the first time, which makes its index. Reading alone, and reading
 with decoding and a random crop, are measured in processor seconds, so that the disk does not count. Sources are
 interleaved, a pass of `--reads` images each, and the median over the rounds is printed; `ratio` is to the first source.
+`--held_mib` is `data.shuffle_mib`: with less than the images have, row groups are read again, as in a large set.
 """
 from __future__ import annotations
 
@@ -29,11 +31,12 @@ from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import records, tfrecord_index
 from vit_jax.data.image import opencv, transform
+from vit_jax.data.pipeline import group_order
 from vit_jax.data.source import Source
 from vit_jax.data.sources import opening
 
 NUM_IMAGES, ROUNDS = 5_000, 9
-IMAGE_PX = (32, 32)
+IMAGE_PX, BATCH = (32, 32), 256
 SHARDS = 8
 
 
@@ -45,10 +48,9 @@ def measure(sources: Mapping[str, Source], *, num_images: int, rounds: int) -> d
       'read, decode and crop': lambda source, index: crop(source[index], rng)}
   rates: dict[str, dict[str, list[float]]] = {kind: {name: [] for name in sources} for kind in kinds}
   for turn in range(rounds + 1):
-    places = np.random.default_rng(turn).random(num_images)
     for kind, use in kinds.items():
       for name, source in sources.items():
-        indexes = (places * len(source)).astype(int).tolist()
+        indexes = group_order.visit(source, turn, BATCH)(np.arange(num_images)).tolist()
         started_s = time.process_time()
         for index in indexes:
           use(source, index)
@@ -117,6 +119,7 @@ def main(arguments: Sequence[str]) -> int:
   parser.add_argument('--images', default='', help='folder of JPEG files, which are written in every format')
   parser.add_argument('--num', type=int, default=NUM_IMAGES, help='of these images')
   parser.add_argument('--reads', type=int, default=NUM_IMAGES, help='images that a pass reads')
+  parser.add_argument('--held_mib', type=int, default=1024, help='of decoded row groups that are held')
   flags = parser.parse_args(arguments)
   if bool(flags.sources) is bool(flags.images):
     parser.print_usage(sys.stderr)
@@ -124,18 +127,18 @@ def main(arguments: Sequence[str]) -> int:
   opencv.quieten()
   try:
     with written(flags.images, flags.num) if flags.images else contextlib.nullcontext(flags.sources) as names:
-      return compare(names, flags.reads)
+      return compare(names, flags.reads, flags.held_mib)
   except UserError as error:
     print(f'error: {error}', file=sys.stderr)
     return 2
 
 
-def compare(names: Sequence[str], num_images: int) -> int:
+def compare(names: Sequence[str], num_images: int, held_mib: int) -> int:
   """Prints the tables of sources, and the time to open each for the first time, which makes its index; status 0."""
   sources = {}
   for name in names:
     started_s = time.process_time()
-    sources[name] = opening.open_split(schema.Data(source=name), 'train', image_px=IMAGE_PX)
+    sources[name] = opening.open_split(schema.Data(source=name, shuffle_mib=held_mib), 'train', image_px=IMAGE_PX)
     seconds = time.process_time() - started_s
     num = len(sources[name])
     print(f'{name}: {num:,} images, opened in {seconds:.2f} s of processor time ({1e6 * seconds / num:.0f} µs each)')

@@ -35,7 +35,7 @@ from vit_jax.data.sources.sharded import Classes
 log = logging.getLogger('vit_jax.data')
 
 EXTENSION = '.parquet'
-_FEW = 8  # row groups in a window, below which a message advises to write smaller ones
+_FEW = 4  # row groups in a window, below which a message advises to write smaller ones
 
 
 class ParquetSource(IndexedSource):
