@@ -34,7 +34,7 @@ def test_images_are_written_in_every_format_and_compared(tmp_path: pathlib.Path,
   images = [encode(random_image(i), '.jpg') for i in range(3)]
   for number, image in enumerate(images):
     (tmp_path / f'{number}.jpg').write_bytes(image)
-  assert sources.main([f'--images={tmp_path}', '--num=20', '--reads=5']) == 0
+  assert sources.main([f'--images={tmp_path}', '--num=20', '--reads=5', '--held_mib=1']) == 0
   said = capsys.readouterr().out
   for kind in ('array_record', 'wds', 'tfrecord'):
     assert f'/{kind}: 20 images, opened in' in said, kind
