@@ -375,3 +375,29 @@ def test_a_directory_that_is_written_has_a_name_in_utf_8(flag: str, capsys: pyte
   assert main.run([job, f'{name}={os.fsdecode(bytes([0x63, 0xe9]))}']) == 2
   said = capsys.readouterr().err
   assert f'error: {name}: expected a path in UTF-8' in said and 'got c\\xe9. Choose' in said
+
+
+SHARDS = [f'wds:/data/v2/train-{number:03}.tar' for number in range(6)]
+
+
+@pytest.mark.parametrize(('words', 'said'), [
+    ([f'--config.data.source={one}' for one in SHARDS],
+     f"--config.data.source: expected one value, got '{SHARDS[0]}' and '{SHARDS[1]}' and '{SHARDS[2]}' and 3 more. "
+     'Quote a range in braces, so that the shell does not expand it: '
+     "--config.data.source='wds:/data/v2/train-{000..005}.tar'."),
+    (['--config.data.source=folder:a', '--config.data.source=folder:b'],
+     "--config.data.source: expected one value, got 'folder:a' and 'folder:b'.\n"),
+    (['--workdir=runs/1', '--workdir=runs/2'], "--workdir: expected one value, got 'runs/1' and 'runs/2'. Quote a "
+     "range in braces, so that the shell does not expand it: --workdir='runs/{1..2}'."),
+    (['--workdir=runs/1a2', '--workdir=runs/2a3'], "got 'runs/1a2' and 'runs/2a3'.\n")])
+def test_one_of_several_paths_is_not_taken_silently(words: list[str], said: str) -> None:
+  with pytest.raises(UserError) as error:
+    main.parse(['--config=from_folder', *words])
+  assert said in str(error.value)
+
+
+def test_the_last_of_several_values_is_taken_and_both_are_named(caplog: pytest.LogCaptureFixture) -> None:
+  words = [f'--config.{one}' for one in ('length=1 steps', 'seed=3', 'length=2 steps', 'seed=3')]
+  assert main.parse(['--config=digits', *words]).overrides[2] == 'length=2 steps'
+  assert [record.message for record in caplog.records] == [
+      "--config.length: got '1 steps' and '2 steps'. The last one is used."]

@@ -12,9 +12,11 @@ import contextlib
 import difflib
 import gc
 import io
+import logging
 import multiprocessing
 import os
 import pathlib
+import re
 import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +28,7 @@ from vit_jax.core import failures
 from vit_jax.core.errors import UserError
 from vit_jax.record import console
 
+log = logging.getLogger('vit_jax')
 HELP_WORDS = ('-h', '--help', '-help')
 HELP = """Vision Transformers in JAX, from raw images to the tables of the paper.
 
@@ -78,7 +81,7 @@ def parse(arguments: Sequence[str]) -> Command:
   problems += [f'--{flag.name}: expected {flag.kind.expected}, got none. The {name} job needs '
                f'--{flag.name}={flag.kind.metavar}: {flag.help}.'
                for flag in job.needs if flag.kind and flag.name not in meant and not hasattr(texts, flag.name)]
-  problems += _word_problems(job, files)
+  problems += _word_problems(job, files) + _repeated(overrides)
   if overrides and not job.has_settings:
     problems.append(f'--config.{overrides[0]}: expected no override, as vit-jax {name} takes no config. Remove it.')
   if problems:
@@ -140,9 +143,44 @@ def _value(flag: Flag, texts: list[str] | bool) -> Any:
   """The value of a flag that is given once, or several times with the same text; True for a switch."""
   if isinstance(texts, bool):
     return texts
-  if len(set(texts)) > 1:
-    raise UserError(f'--{flag.name}: expected one value, got {" and ".join(map(repr, texts))}.')
+  if len(values := list(dict.fromkeys(texts))) > 1:
+    raise UserError(f'--{flag.name}: expected one value, got {_listed(values)}.{_quoted(f"--{flag.name}", values)}')
   return flag.read(texts[0])
+
+
+def _repeated(overrides: Sequence[str]) -> list[str]:
+  """Returns the problems of settings with several paths or sources, and warns of those with several other values.
+
+  A later value overrides an earlier one, so that a script can change its own defaults. Of paths this is an error: a
+  shell makes several arguments of a range in braces that is not quoted.
+  """
+  given: dict[str, dict[str, None]] = {}
+  for name, _, value in (one.partition('=') for one in overrides):
+    given.setdefault(name, {})[value] = None
+  problems = []
+  for name, values in given.items():
+    listed = _listed(list(values))
+    if len(values) > 1 and any('/' in value or ':' in value for value in values):
+      problems.append(f'--config.{name}: expected one value, got {listed}.{_quoted(f"--config.{name}", list(values))}')
+    elif len(values) > 1:
+      log.warning('--config.%s: got %s. The last one is used.', name, listed)
+  return problems
+
+
+def _listed(values: Sequence[str]) -> str:
+  more = f' and {len(values) - 3:,} more' if len(values) > 4 else ''
+  return ' and '.join(map(repr, values[:3] if more else values)) + more
+
+
+def _quoted(flag: str, values: Sequence[str]) -> str:
+  """Returns a hint if values differ in one number only, as a shell makes them of a range in braces; else ''."""
+  parts = [re.split(r'(\d+)', value) for value in values]
+  places = [place for place, texts in enumerate(zip(*parts, strict=False)) if len(set(texts)) > 1]
+  if len({len(one) for one in parts}) > 1 or len(places) != 1 or not places[0] % 2:
+    return ''
+  place, first = places[0], parts[0]
+  whole = ''.join([*first[:place], f'{{{first[place]}..{parts[-1][place]}}}', *first[place + 1:]])
+  return f" Quote a range in braces, so that the shell does not expand it: {flag}='{whole}'."
 
 
 def _explain(word: str, job: Job, config: str) -> str:

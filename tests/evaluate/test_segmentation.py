@@ -203,7 +203,7 @@ def test_masks_and_classes_are_not_mixed_up(weights: str, root: pathlib.Path, tm
                                             capsys: pytest.CaptureFixture[str]) -> None:
   assert evaluate(weights, root, tmp_path, '--config.evals=knn') == 2
   assert 'evals.knn: expected a source whose images have classes, got masks:' in capsys.readouterr().err
-  assert evaluate(weights, root, tmp_path, '--config.data.source=digits') == 2
+  assert evaluate(weights, root, tmp_path, '--config.evals.dense.source=digits') == 2
   assert 'evals.dense: expected a source whose images have masks, got digits/' in capsys.readouterr().err
   assert evaluate(weights, root, tmp_path, '--config.evals.dense.num_classes=9') == 2
   assert 'evals.dense.num_classes: expected 3, got 9. masks:' in capsys.readouterr().err
