@@ -303,7 +303,7 @@ def test_predictions_are_a_table(suffix: str, folder: pathlib.Path, tmp_path: pa
   assert main.run([*words, f'--to={to}']) == 2  # one file is no image
   capsys.readouterr()
   assert main.run([*words, '--json']) == 2
-  printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+  _, *printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
   rows = list(csv.DictReader(open(to))) if suffix == 'csv' else pq.read_table(to).to_pylist()
   assert [row['file'] for row in rows] == [one['file'] for one in printed] and len(rows) == NUM + 1
   for row, one in zip(rows, printed, strict=True):
