@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import programs
 import pytest
 
+from tests.objectives import make_golden_pair_losses as golden
 from vit_jax.config.schema import PairForm, PairLoss
 from vit_jax.objectives import pair_losses
 from vit_jax.objectives.pair_losses import Pairs
@@ -102,6 +104,27 @@ def test_the_matrix_on_a_mesh_is_the_definition_in_f64(loss: PairLoss) -> None:
 @pytest.mark.parametrize(('form', 'mesh'), [(PairForm.MATRIX, 'one'), (PairForm.RING, 'data=8')])
 def test_rows_with_mask_0_are_neither_images_nor_texts(loss: PairLoss, form: PairForm, mesh: str) -> None:
   check(found(loss, form, mesh, masked=True), wanted(loss, MASK))
+
+
+@pytest.mark.parametrize('loss', PairLoss)
+@pytest.mark.parametrize(('form', 'mesh'), [(PairForm.MATRIX, 'one'), (PairForm.RING, 'data=8')])
+def test_losses_and_gradients_are_those_of_open_clip(loss: PairLoss, form: PairForm, mesh: str) -> None:
+  want = {'bias': 0.} | json.loads(golden.FILE.read_text())[loss.value]
+  on, (image, text) = programs.mesh(programs.MESHES[mesh]), golden.vectors()
+  given = (jnp.asarray(image, jnp.float32), jnp.asarray(text, jnp.float32), jnp.float32(golden.SCALE),
+           jnp.float32(golden.BIAS if loss is PairLoss.SIGMOID else 0.))
+
+  @jax.jit
+  def both(given: Any) -> Any:
+    with jax.sharding.use_abstract_mesh(on.abstract_mesh):
+      return jax.value_and_grad(lambda given: pair_losses.mean_loss(Pairs(*given), loss, form=form).value)(given)
+
+  value, slopes = jax.device_get(both(jax.device_put(given, (*[meshes.batch_sharding(on)] * 2,
+                                                             *[meshes.replicated(on)] * 2))))
+  # As in `check`: a logit is off by (E + 2) u (|s| + |b|), and sums of B terms by B u, relative to magnitudes below 10.
+  atol = 10 * (golden.E + 2 + 2 * golden.B) * 2.**-24 * (golden.SCALE + abs(golden.BIAS))
+  for name, x in {'loss': value, **dict(zip(('image', 'text', 'scale', 'bias'), slopes, strict=True))}.items():
+    np.testing.assert_allclose(x, want[name], rtol=0, atol=atol, err_msg=name)
 
 
 def test_a_chunk_that_does_not_divide_the_rows_is_made_smaller() -> None:

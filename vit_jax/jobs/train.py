@@ -51,7 +51,7 @@ def run(config: schema.Config, workdir: storage.Path | None = None, *, overridde
   check.check(config)
   trackers.check(config)
   process_id = startup.start(config.train, resume.find_machine(workdir))
-  if config.init_from:
+  if config.init_from or config.objective.has_weights:
     from vit_jax.weights import inherit  # only here: most runs read no weights, and reading them is many modules
     config, found = inherit.resolve(config, overridden, workdir, found)
     check.check(config)
@@ -206,7 +206,7 @@ class Run:
 
   def _initialize(self) -> TrainState:
     """Returns the state of step 0, with the weights that the config names."""
-    if not self.config.init_from and not isinstance(self.config.objective, schema.Distill):
+    if not self.config.init_from and not self.config.objective.has_weights:
       return self.parts.program.init_fn()
     from vit_jax.weights import init_state
     found, self._found = self._found, None  # frees its arrays

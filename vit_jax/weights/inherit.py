@@ -49,6 +49,7 @@ def resolve(config: schema.Config, overridden: Collection[str], workdir: storage
   Raises:
     UserError: `init_from` cannot be read.
   """
+  config = _with_text_tower(config, workdir)
   if not config.init_from or config.init_settings is InitSettings.CONFIG:
     return Resolved(config, None)
   if before := _started(config, workdir):
@@ -61,6 +62,21 @@ def resolve(config: schema.Config, overridden: Collection[str], workdir: storage
                  if chosen[name] != _of_config(config).get(name)]:
     log.info('Taken from %s, because the config does not set them: %s', config.init_from, ', '.join(changed))
   return Resolved(dataclasses.replace(_replaced(config, chosen), init_settings=InitSettings.CONFIG), found)
+
+
+def _with_text_tower(config: schema.Config, workdir: storage.Path) -> schema.Config:
+  """Returns the config with the text tower of the weights that its objective begins with, if it does."""
+  objective = config.objective
+  if not isinstance(objective, schema.Contrastive) or not objective.text.weights:
+    return config
+  before = _started(config, workdir)
+  if before and isinstance(before.objective, schema.Contrastive) and (
+      before.objective.text.weights == redacted(objective.text.weights)):
+    found = dataclasses.replace(before.objective.text, weights=objective.text.weights)
+  else:
+    from vit_jax.weights import text as texts  # only here: few runs have a text tower
+    found = texts.settings(objective.text)
+  return dataclasses.replace(config, objective=dataclasses.replace(objective, text=found))
 
 
 def unset(config: schema.Config, overridden: Collection[str]) -> list[str]:

@@ -60,6 +60,8 @@ def begin(config: schema.Config, program: Program, class_names: tuple[str, ...],
                                        class_names)
   if isinstance(config.objective, schema.Distill):
     given['teacher'] = _teacher(config.objective.teacher, config, program, class_names)
+  if isinstance(config.objective, schema.Contrastive) and config.objective.text.weights:
+    given['text'] = _text_tower(config.objective.text.weights, config, program)
   state = program.init_fn()
   for one in given.values():
     state = state._replace(params=_replaced(state.params, one.params), extra=_replaced(state.extra, one.extra))
@@ -104,6 +106,23 @@ def _teacher(teacher: schema.Teacher, config: schema.Config, program: Program,
   leaves = {**_leaves(fitted.params), **{f'state/{name}': leaf for name, leaf in _leaves(fitted.state).items()}}
   return InitArrays({}, {f'{place}/{name}': leaf for place in TRAINED for name, leaf in leaves.items()},
                _record(found, fitted))
+
+
+def _text_tower(where: str, config: schema.Config, program: Program) -> InitArrays:
+  """Returns a trained text tower; with scale and bias of the logits, if both towers are of the same weights."""
+  from vit_jax.weights import text as texts  # only here: few runs have a text tower
+  found = texts.load_alone(where)
+  log.info('%s', texts.describe(found))
+  shapes = program.abstract_state
+  wanted = with_frozen(shapes.params, shapes.extra)
+  if differences := trees.difference(found.params, wanted['text'], found_name='the weights', wanted_name='the run'):
+    raise UserError(f'objective.text.weights: expected a text tower that fits this run, got {where}:\n{differences}')
+  params = {f'text/{name}': leaf for name, leaf in _leaves(found.params).items()}
+  if where == config.init_from:
+    logits = {'logits/scale': np.log(found.scale), 'logits/bias': found.bias}
+    params |= {name: np.asarray(x, np.float32) for name, x in logits.items() if name in trees.flatten(wanted)}
+  return InitArrays(params, {f'{place}/{name}': leaf for place in COPIES for name, leaf in params.items()},
+                    {'source': found.source, 'family': found.family, 'read': found.report.plain()})
 
 
 def _leaves(tree: PyTree) -> dict[str, np.ndarray]:

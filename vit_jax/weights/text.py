@@ -5,6 +5,7 @@ found beside that of the images by its name.
 """
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ import jax
 import numpy as np
 
 from vit_jax.config import schema
-from vit_jax.config.schema import Gelu, TextPool, TextRule
+from vit_jax.config.schema import Activation, Gelu, TextPool, TextProjection, TextRule, Tokens
 from vit_jax.core import os_errors, trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.json_text import Table
@@ -23,7 +24,7 @@ from vit_jax.data.text import prompts, tokenizer
 from vit_jax.models import cost
 from vit_jax.models.text.tower import TextTower
 from vit_jax.objectives import contrastive
-from vit_jax.weights import addresses, files, infer, runs, sidecars, tables
+from vit_jax.weights import addresses, files, infer, loading, runs, sidecars, tables
 from vit_jax.weights.families import text as text_towers
 from vit_jax.weights.families.record import Tensors
 from vit_jax.weights.families.text import Found
@@ -111,6 +112,42 @@ def of_config(config: schema.Config, params: Params, where: str) -> TextWeights:
       objective.loss is schema.PairLoss.SIGMOID, pathlib.Path(), where,
       Report(tuple(Line(f'text/{name}', 'taken') for name in trees.flatten(params.get('text', {}))), (), ()),
       tokenizer_file=text.tokenizer, text_rule=text.text_rule)
+
+
+def load_alone(where: str) -> TextWeights:
+  """Loads the text tower of weights that also have an image tower. Raises UserError as `load`."""
+  return load(where, image=loading.load(where))
+
+
+def settings(given: schema.Text) -> schema.Text:
+  """Returns the settings of the text tower of `given.weights`; the other settings are those that are given.
+
+  Raises:
+    UserError: the weights have no text tower, or there is no tokenizer.
+  """
+  found = load_alone(given.weights)
+  tower, path = found.tower, find_tokenizer(found, given.tokenizer)
+  projection = TextProjection.NONE if not tower.out_width else (
+      TextProjection.BIAS if tower.projection_bias else TextProjection.PLAIN)
+  return dataclasses.replace(
+      given, tokens=Tokens(found.family), tokenizer=str(path or ''), vocabulary=tower.vocabulary, length=tower.length,
+      width=tower.width, depth=tower.depth, heads=tower.heads, mlp=tower.mlp,
+      activation=Activation.RELU if tower.gelu is None else Activation(tower.gelu.value), norm_eps=tower.norm_eps,
+      pool=tower.pool, causal=tower.is_causal, sinusoidal=tower.is_sinusoidal, projection=projection)
+
+
+def find_tokenizer(weights: TextWeights, given: str = '') -> pathlib.Path | None:
+  """Returns the file of the tokenizer of a text tower, the given one or that beside its weights; None if it has none.
+
+  Raises:
+    UserError: there is no such file.
+  """
+  given = given or weights.tokenizer_file
+  if weights.family == tokenizer.BYTES:
+    return None
+  if not given:
+    addresses.fetch_tokenizer(weights.source, tokenizer.FILES[weights.family])
+  return tokenizer.find(weights.folder, weights.family, given=given, source=weights.source)
 
 
 def _beside(path: pathlib.Path) -> pathlib.Path | None:

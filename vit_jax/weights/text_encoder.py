@@ -14,14 +14,12 @@ from vit_jax.config import schema
 from vit_jax.core import axes
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray, Params, PyTree
-from vit_jax.data.text import tokenizer
 from vit_jax.data.text.tokenizer import Tokenizer
 from vit_jax.models import heads
 from vit_jax.models.text.tower import TextTower
 from vit_jax.objectives import contrastive
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel import sharding
-from vit_jax.weights import addresses
 from vit_jax.weights import text as texts
 from vit_jax.weights.network import Weights
 from vit_jax.weights.text import TextWeights
@@ -48,7 +46,8 @@ class TextEncoder:
     """
     self.source, self.rule = weights.source, weights.rule
     self.scale, self.bias, self.is_sigmoid = weights.scale, weights.bias, weights.is_sigmoid
-    self._tokenizer = _tokenizer(weights, tokenizer_file or weights.tokenizer_file)
+    self._tokenizer = Tokenizer(texts.find_tokenizer(weights, tokenizer_file), family=weights.family,
+                                length=weights.tower.length)
     self._vocabulary, self._tower = weights.tower.vocabulary, weights.tower
     self._params = weights.params and _placed(weights.params, weights.tower, mesh)
     self._whole = None if mesh is None else meshes.replicated(mesh)
@@ -86,16 +85,6 @@ class TextEncoder:
   def project(self, pooled: Array) -> Array:
     """Returns vectors of images of unit length, `[…, E]` f32, of pooled features `[…, D]`; traceable."""
     return self._project(self._head_params, pooled)
-
-
-def _tokenizer(weights: TextWeights, given: str) -> Tokenizer:
-  """Returns the tokenizer of a text tower, from the given file, or from that beside its weights."""
-  path = None
-  if weights.family != tokenizer.BYTES:
-    if not given:
-      addresses.fetch_tokenizer(weights.source, tokenizer.FILES[weights.family])
-    path = tokenizer.find(weights.folder, weights.family, given=given, source=weights.source)
-  return Tokenizer(path, family=weights.family, length=weights.tower.length)
 
 
 def of_run(config: schema.Config, *, mesh: Mesh | None = None) -> TextEncoder:

@@ -113,6 +113,10 @@ class Contrastive(ObjectiveSettings):
   prompts: str = ''
   names: str = ''                           # of classes, for the prompts; as in ZeroShot
 
+  @property
+  def has_weights(self) -> bool:
+    return bool(self.text.weights)
+
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
     """Yields problems of settings without effect, and of microbatches, which have other pairs than the batch."""
     yield from super().problems(config, name)

@@ -20,6 +20,11 @@ class ObjectiveSettings(checks.Settings):
   takes_texts: ClassVar[bool] = False    # a text of each image; images are then not held in memory
   has_statistics: ClassVar[bool] = True  # running statistics of BatchNorm may be updated
 
+  @property
+  def has_weights(self) -> bool:
+    """Whether the objective itself begins with weights, beside those of `init_from`."""
+    return False
+
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
     """Yields problems of settings elsewhere that this kind of objective cannot use."""
     kind, model = type(self).__name__, type(config.model).__name__
