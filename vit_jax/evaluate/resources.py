@@ -107,7 +107,7 @@ class Resources:
   """
 
   def __init__(self, config: schema.Config, data: Data, *, views: Mapping[str, View], backbone: Backbone, mesh: Mesh,
-               shard: Shard, store: Store, bar: bool, encoder: Callable[[str, schema.ZeroShot], Encoder]) -> None:
+               shard: Shard, store: Store, bar: bool, encoder: Callable[[str, schema.TextEvaluation], Encoder]) -> None:
     self.config, self.class_names, self.views, self.mesh = config, data.class_names, views, mesh
     self.prepare, self.store, self.bar = prepare_eval(config.data.recipe), store, bar
     self._data, self._backbone, self._shard, self.encoder = data, backbone, shard, encoder

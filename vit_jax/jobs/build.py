@@ -230,7 +230,7 @@ def evaluators(config: schema.Config, data: Data, objective: Viewed, *, mesh: Me
     weights: that are evaluated, instead of those of a run; evaluations with texts look there for a text tower.
     embedded: see `Store`.
   """
-  def find_encoder(name: str, settings: schema.ZeroShot) -> Encoder:
+  def find_encoder(name: str, settings: schema.TextEvaluation) -> Encoder:
     from vit_jax.jobs import text_towers  # only here: few runs read a text tower
     return text_towers.find(config, weights, name, settings, mesh=mesh)
 

@@ -17,7 +17,7 @@ from vit_jax.weights.text_encoder import TextEncoder
 log = logging.getLogger('vit_jax.jobs')
 
 
-def find(config: schema.Config, weights: Weights | None, name: str, settings: schema.ZeroShot, *,
+def find(config: schema.Config, weights: Weights | None, name: str, settings: schema.TextEvaluation, *,
          mesh: Mesh) -> TextEncoder:
   """Returns the encoder of texts of an evaluation.
 

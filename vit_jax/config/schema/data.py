@@ -184,7 +184,7 @@ class Data(Settings):
     if (objective := type(config.objective).__name__) != 'Supervised':
       yield problem('objective', f'Supervised {only}', objective)
     for key, one in config.evals.items():
-      if (kind := type(one).__name__) in ('Segmentation', 'ZeroShot'):
+      if (kind := type(one).__name__) in ('CaptionRetrieval', 'Segmentation', 'ZeroShot'):
         yield problem(f'evals.{key}', f'another evaluation {only}', kind)
 
   def _in_memory_problems(self, name: str) -> Iterator[str]:

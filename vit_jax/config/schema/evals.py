@@ -21,8 +21,9 @@ from vit_jax.config.schema.ranges import (
     ranged,
 )
 
-__all__ = ('Eval', 'Evaluation', 'FeatureEvaluation', 'FewShot', 'FewShotProtocol', 'FrozenEvaluation', 'Gallery',
-           'Knn', 'Logistic', 'Probe', 'Real', 'Retrieval', 'Segmentation', 'TextRule', 'TopK', 'ZeroShot')
+__all__ = ('CaptionRetrieval', 'Eval', 'Evaluation', 'FeatureEvaluation', 'FewShot', 'FewShotProtocol',
+           'FrozenEvaluation', 'Gallery', 'Knn', 'Logistic', 'Probe', 'Real', 'Retrieval', 'Segmentation',
+           'TextEvaluation', 'TextRule', 'TopK', 'ZeroShot')
 
 TOP_K_METRICS = ('top1', 'top5', 'nll')
 """What `TopK` always measures."""
@@ -210,24 +211,41 @@ class TextRule(enum.Enum):
 
 
 @dataclasses.dataclass
-class ZeroShot(FeatureEvaluation):
+class TextEvaluation(FeatureEvaluation):
+  """Evaluations with texts, for weights with a text tower, and for runs that train one."""
+  weights: str = ''             # with the text tower; '' = those that are evaluated; of a run its own, or init_from
+  tokenizer: str = ''           # its file; '' = beside the weights
+  text_rule: TextRule = TextRule.AUTO
+
+
+@dataclasses.dataclass
+class ZeroShot(TextEvaluation):
   """Zero-shot classification by texts (CLIP, arXiv 2103.00020, section 3.1.4), for weights with a text tower.
 
   An image belongs to the class whose vector is most similar. The vector of a class is the mean of those of its prompts.
   """
   implementation: ClassVar[str] = 'vit_jax.evaluate.zeroshot:build'
-  weights: str = ''             # with the text tower; '' = those that are evaluated, or init_from of a run
-  tokenizer: str = ''           # its file; '' = beside the weights
   # class_name_only, clip_paper (81 templates), clip_best (8), or a template such as 'a photo of a {}.'
   prompts: str = 'clip_best'
   names: str = ''               # '' = of the data; clip_imagenet; or a file with one name of a class per line
   synonyms: bool = False        # of several names with commas, all are used, and not only the first
-  text_rule: TextRule = TextRule.AUTO
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     yield from super().problems(config, name)
     if '{}' in self.prompts and self.prompts.count('{}') != 1:
       yield problem(f'{name}.prompts', 'one {} for the name of the class', self.prompts)
+
+
+@dataclasses.dataclass
+class CaptionRetrieval(TextEvaluation):
+  """Recall@K between images and their captions, both ways (arXiv 2103.00020, Table 13), of a source with captions."""
+  implementation: ClassVar[str] = 'vit_jax.evaluate.caption_retrieval:build'
+  ranks: tuple[int, ...] = ranged((1, 5, 10), COUNT)  # values of K; the first one is the headline
+  captions: int = ranged(5, COUNT)  # most captions of an image, its first ones (COCO: 5)
+
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    yield from super().problems(config, name)
+    yield from _not_empty(f'{name}.ranks', self.ranks)
 
 
 @dataclasses.dataclass
@@ -270,5 +288,6 @@ class Segmentation(FrozenEvaluation):
       yield from no_effect(self, name, ('token_seed',), f'with {name}.tokens_per_image=0, which takes all')
 
 
-Eval = TopK | Real | FewShot | Knn | Retrieval | Logistic | Probe | Segmentation | ZeroShot | Evaluation
+Eval = (TopK | Real | FewShot | Knn | Retrieval | Logistic | Probe | Segmentation | ZeroShot | CaptionRetrieval
+        | Evaluation)
 """The built-in evaluations; the last one stands for a person's own, which inherit from it, or from a class below it."""
