@@ -4,13 +4,14 @@
 # Output is prefixed with [i]; LOG_DIR=DIR writes DIR/0.log, DIR/1.log … instead. A free port is chosen.
 # Ctrl-C and TERM go to all processes as TERM (the program saves and ends with 75). When a process fails, the others
 # get SIGTERM. A process that does not end within GRACE_S seconds (60 on request, 15 after a failure) is killed.
-# Exit status: the worst of all: 2 before the first failure before 75 before 0. MAX_FAILURES=N starts all processes again
-# after any status but 0 and 2, at most N times in a row without a new checkpoint in the command's --workdir. A command
-# of this project is checked first, once for all processes (`vit-jax check`); NO_CHECK=1 skips that.
+# Exit status: that of all processes by the rule of statuses.sh (2 of any, else the largest failure, else 75, else 0),
+# whichever ended first; a process that only this script has ended does not count. MAX_FAILURES=N starts all processes
+# again after any status but 0 and 2, at most N times in a row without a new checkpoint in the command's --workdir. A
+# command of this project is checked first, once for all processes (`vit-jax check`); NO_CHECK=1 skips that.
 set -uo pipefail
 
 usage() {
-  sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+  sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
   exit 2
 }
 
@@ -75,12 +76,12 @@ send() {
   kill "-$1" "$2" 2>/dev/null
 }
 
-# Signals the processes that are still running to end, and sets the deadline.
+# Signals the processes that are still running to end, and sets the deadline. `sent` is the status that follows.
 end_all() {
   local i
   deadline=$((SECONDS + $1))
   for i in "${!pids[@]}"; do
-    if [ -z "${ended[i]:-}" ]; then send TERM "${pids[i]}"; fi
+    if [ -z "${ended[i]:-}" ] && send TERM "${pids[i]}"; then sent[i]=143; fi
   done
 }
 
@@ -92,33 +93,33 @@ on_signal() {
   end_all "${GRACE_S:-60}"
 }
 
-# Severity of a status: finished, killed after a request to end, saved, failed, something that a person must change.
-rank() {
-  if [ "$1" -eq 0 ]; then echo 0
-  elif [ "$1" -eq 2 ]; then echo 4
-  elif [ "$1" -eq 75 ]; then echo 2
-  elif [ "$1" -ge 128 ] && [ -n "$asked" ]; then echo 1
-  else echo 3; fi
-}
-
 # Records that process $1 ended with status $2.
 note_end() {
   local i="$1" status="$2"
   ended[i]=1
   # Processes that it started and that still run are ended too.
   send KILL "${pids[i]}" group
-  # After a failure the others are ended by this script, so that their status has no meaning, unless it is 2.
-  if [ "$status" -eq 0 ] || { [ -n "$failed" ] && [ "$status" -ne 2 ]; }; then return; fi
-  if [ "$(rank "$status")" -gt "$(rank "$worst")" ]; then worst="$status"; fi
-  if [ -n "$asked" ]; then return; fi
+  if [ "$status" -eq "${sent[i]:-0}" ]; then
+    by_us="$status"  # it had not ended by itself
+    return
+  fi
+  statuses+=("$status")
+  if [ "$status" -eq 0 ] || [ -n "$asked" ]; then return; fi
+  asked=1
   if [ "$status" -eq 75 ]; then
-    asked=1
     end_all "${GRACE_S:-60}"
   else
-    failed=1
     echo "local_processes: process $i ended with status $status" >&3
     end_all "${GRACE_S:-15}"
   fi
+}
+
+# The status of all processes: that of those that ended by themselves, if they did not just finish.
+judge_all() {
+  local verdict
+  verdict="$(judge ${statuses[@]+"${statuses[@]}"})"
+  worst="${verdict#* }"
+  if [ "$worst" -eq 0 ]; then worst="$by_us"; fi
 }
 
 # shellcheck disable=SC2317,SC2329  # called by the trap below
@@ -135,7 +136,7 @@ finish() {
 # Runs all processes until the last has ended; `worst` is their status then.
 run_all() {
   local n running=$count
-  pids=() readers=() ended=() asked='' failed='' deadline='' worst=0
+  pids=() readers=() ended=() sent=() statuses=() asked='' deadline='' by_us=0
   port="$(find_port)"
   if [ -z "$port" ]; then echo 'local_processes: no free port between 20000 and 31999' >&3; exit 1; fi
   for ((n = 0; n < count; n++)); do start "$n" "$@"; done
@@ -151,18 +152,19 @@ run_all() {
       for n in "${!pids[@]}"; do
         if [ -z "${ended[n]:-}" ]; then
           echo "local_processes: process $n did not end in time; killed" >&3
-          send KILL "${pids[n]}" group
+          send KILL "${pids[n]}" group && sent[n]=137
         fi
       done
       deadline=$((SECONDS + 5))
     fi
     sleep 0.1
   done
+  judge_all
 }
 
 # Suppresses the messages of the shell about killed jobs; this script prints its own.
 exec 3>&2
-attempts='' pids=() readers=() ended=() asked='' deadline=''
+attempts='' pids=() readers=() ended=() sent=() asked='' deadline=''
 if [ -n "${LOG_DIR:-}" ]; then mkdir -p "$LOG_DIR" || exit 2; fi
 trap on_signal INT TERM
 trap finish EXIT

@@ -1,6 +1,7 @@
 """Faults in phases of a run of two processes: it goes on by itself and ends with the bits of an undisturbed run."""
 from __future__ import annotations
 
+import pathlib
 import subprocess
 import sys
 
@@ -16,6 +17,16 @@ def test_all_launchers_do_the_same_after_the_end_of_the_processes(statuses: tupl
   assert {found[name] for name in ('slurm', 'tpu_pod', 'k8s')} == {what}
   assert {'done': found['local'] == '0', 'end': found['local'] == '2',
           'restart': found['local'] not in ('0', '2')}[what]
+
+
+def test_without_a_c_compiler_faults_of_files_are_skipped_with_the_reason(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(faults.shutil, 'which', lambda name: None)
+  assert faults.compile_shim(tmp_path) == ''
+  matrix = faults.Matrix(tmp_path, has_shim=False)
+  cells = [matrix.run(fault, 'save') for fault in faults.OF_FILES]
+  assert all('skipped: no C compiler' in line for line in faults.table(cells).splitlines()[2:])
+  assert not any(cell.statuses or cell.ok for cell in cells)
 
 
 CELLS = ('kill0:save', 'kill1:step', 'stop1:step', '503:save')

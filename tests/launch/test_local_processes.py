@@ -61,6 +61,26 @@ def test_the_status_is_the_worst(statuses: str, worst: int) -> None:
   assert run(2, f'all=({statuses}); exit ${{all[i]}}').returncode == worst
 
 
+@pytest.mark.parametrize(('statuses', 'found'), [
+  ((75, 137), 137), ((70, 134), 134), ((2, 75), 2), ((2, 139), 2), ((0, 75), 75), ((75, 75), 75), ((0, 70), 70)])
+@pytest.mark.parametrize('first', [0, 1])
+def test_the_status_is_that_of_the_one_rule_whichever_process_ended_first(
+    statuses: tuple[int, int], found: int, first: int, tmp_path: pathlib.Path) -> None:
+  judged = subprocess.run([BASH, '-c', f'source {ROOT}/launch/statuses.sh; judge {statuses[0]} {statuses[1]}'],
+                          capture_output=True, text=True, check=True).stdout
+  body = (f'all=({statuses[0]} {statuses[1]}); trap "exit ${{all[i]}}" TERM; '
+          f'if [ $i = {first} ]; then until [ -e {tmp_path}/other ]; do sleep .02; done; '
+          f'else touch {tmp_path}/other; for n in {{1..10}}; do sleep .05; done; fi; exit ${{all[i]}}')
+  assert run(2, body).returncode == found == int(judged.split()[1])
+
+
+def test_a_process_that_the_script_ended_does_not_count_but_where_none_ended_by_itself() -> None:
+  wait = 'while :; do sleep .05; done'
+  assert run(2, f'if [ $i = 0 ]; then exit 75; fi; {wait}').returncode == 75
+  assert run(2, f'if [ $i = 0 ]; then exit 75; fi; trap "" TERM; {wait}', GRACE_S='1').returncode == 75
+  assert run(2, f'if [ $i = 0 ]; then exit 0; fi; sleep .3; kill -15 $PPID; {wait}').returncode == 143
+
+
 def test_what_a_person_must_change_outweighs_a_crash() -> None:
   assert run(2, 'if [ $i = 0 ]; then sleep .3; exit 134; fi; trap "exit 2" TERM; while :; do sleep .1; done'
              ).returncode == 2

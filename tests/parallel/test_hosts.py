@@ -185,6 +185,8 @@ def test_importing_touches_no_device() -> None:
   subprocess.run([sys.executable, '-c', code], check=True)
 
 
+WAITS_S = 600
+"""How long a process would wait for another one that has ended."""
 PROGRAM = """
 import os, sys, time
 from vit_jax.parallel import hosts
@@ -192,15 +194,15 @@ hosts.initialize()
 print('in', flush=True)
 if os.environ['VIT_JAX_PROCESS_ID'] == '1':
   {end}
-time.sleep(60)
-"""
+time.sleep(""" + f'{WAITS_S})\n'
 
 
 def start_two(end: str, **env: str) -> list[subprocess.Popen[str]]:
   """Two processes of one run; process 1 ends that way."""
   address = f'127.0.0.1:{free_port()}'
   common = {'VIT_JAX_COORDINATOR': address, 'VIT_JAX_NUM_PROCESSES': '2', 'JAX_PLATFORMS': 'cpu',
-            'PYTHONPATH': ':'.join(path for path in sys.path if path), 'PATH': '', **env}
+            'PYTHONPATH': ':'.join(path for path in sys.path if path), 'PATH': '',
+            'VIT_JAX_HEARTBEAT_TIMEOUT_S': str(WAITS_S), **env}
   return [subprocess.Popen([sys.executable, '-c', PROGRAM.format(end=end)], text=True, stdout=subprocess.PIPE,
                            stderr=subprocess.STDOUT, env=common | {'VIT_JAX_PROCESS_ID': str(i)}) for i in range(2)]
 
@@ -208,27 +210,29 @@ def start_two(end: str, **env: str) -> list[subprocess.Popen[str]]:
 @pytest.mark.slow(reason='2 s: starts programs')
 def test_a_process_that_leaves_does_not_wait_for_the_others() -> None:
   first, second = start_two('hosts.leave(2)')
-  assert second.wait(timeout=30) == 2
+  assert second.wait(timeout=WAITS_S / 4) == 2
   first.kill()
   first.communicate()
 
 
 def test_the_end_of_a_process_ends_the_others_at_once_with_a_status_for_launchers() -> None:
-  """A kill: 75. An error: the same status. Nothing waits for jax, which would abort the process."""
+  """A kill: 75. An error: the same status. Nothing waits for jax, which would abort the process with status 134.
+
+  At once is: long before the heartbeat timeout, by what the connection says. A busy machine may take seconds.
+  """
   for how, own, others, said in (
       ('os.kill(os.getpid(), 9)', -9, 75, 'process 1 of the run: expected it to run, got a closed connection'),
       ('hosts.leave(2)', 2, 2, 'process 1 of the run: expected it to run, got an end with status 2')):
     first, second = start_two(how)
-    assert second.wait(timeout=120) == own
-    began = time.monotonic()
-    out, _ = first.communicate(timeout=120)
-    assert first.returncode == others and said in out and time.monotonic() - began < 5
+    assert second.wait(timeout=WAITS_S / 4) == own
+    out, _ = first.communicate(timeout=WAITS_S / 4)
+    assert first.returncode == others and said in out
 
 
 def test_a_process_that_stops_ends_the_others_in_bounded_time_and_itself_when_it_continues() -> None:
   first, second = start_two('os.kill(os.getpid(), 19)', VIT_JAX_HEARTBEAT_TIMEOUT_S='2')
-  out, _ = first.communicate(timeout=30)
+  out, _ = first.communicate(timeout=WAITS_S / 4)
   assert first.returncode == 75 and 'expected a sign of it within 2 s, got none' in out
   second.send_signal(18)
-  out, _ = second.communicate(timeout=30)
+  out, _ = second.communicate(timeout=WAITS_S / 4)
   assert second.returncode == 75 and 'process 1 of the run: expected signs of this process in time' in out
