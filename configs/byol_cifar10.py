@@ -33,5 +33,7 @@ def get_config(arguments: str = '') -> s.Config:
                         schedule=s.Schedule(s.Decay.COSINE, warmup='10 %', end_lr=1e-6)),
       train=s.Train(cpu_threads=2),
       evals={'knn': s.Knn(every='20 %', views=('teacher',), train_split='train[:10%]', split='test[:20%]',
-                          batch_size=500)},
+                          batch_size=500),
+             'health': s.Health(every='20 %', images=1000, min_rank=2., views=('teacher',), split='test[:20%]',
+                                batch_size=500)},
       checkpoints=s.Checkpoints(every='20 %'))

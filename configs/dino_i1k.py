@@ -91,5 +91,6 @@ def get_config(arguments: str = '') -> s.Config:
           clip_tensor=size.clip, weight_decay_mask=DECAYED + (LENGTHS if size.learned_norm else ()),
           schedule=s.Schedule(s.Decay.COSINE, warmup='10 epochs', warmup_form=s.Warmup.LINSPACE, end_lr=size.end_lr),
           rules=(s.PathRule('projector/prototypes/.*', frozen_until=f'{size.frozen} epochs'),)),
-      evals={'knn': s.Knn(every='20 epochs', views=('teacher',))},
+      evals={'knn': s.Knn(every='20 epochs', views=('teacher',)),
+             'health': s.Health(every='1 epoch', images=4096, min_rank=2., views=('teacher',))},
       checkpoints=s.Checkpoints(every='5 epochs'))

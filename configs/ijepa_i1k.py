@@ -49,5 +49,6 @@ def get_config(arguments: str = '') -> s.Config:
       optimizer=s.AdamW(lr=1e-3, b1=.9, b2=.999, weight_decay=.04,
                         weight_decay_ramp=s.Ramp(1., 10., curve=s.Curve.LINEAR), clip_norm=0.,
                         schedule=s.Schedule(s.Decay.COSINE, warmup='15 epochs', warmup_lr=1e-4, end_lr=1e-6)),
-      evals={'knn': s.Knn(every='20 epochs', views=('teacher',))},
+      evals={'knn': s.Knn(every='20 epochs', views=('teacher',)),
+             'health': s.Health(every='1 epoch', images=4096, min_rank=2., views=('teacher',))},
       checkpoints=s.Checkpoints(every='5 epochs'))

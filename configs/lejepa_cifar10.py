@@ -34,5 +34,6 @@ def get_config(arguments: str = '') -> s.Config:
       optimizer=s.AdamW(lr=1e-3, b1=.9, b2=.999, weight_decay=.05, clip_norm=0.,
                         schedule=s.Schedule(s.Decay.COSINE, warmup='10 %', end_lr=1e-6)),
       train=s.Train(cpu_threads=2),
-      evals={'knn': s.Knn(every='20 %', train_split='train[:10%]', split='test[:20%]', batch_size=500)},
+      evals={'knn': s.Knn(every='20 %', train_split='train[:10%]', split='test[:20%]', batch_size=500),
+             'health': s.Health(every='20 %', images=1000, min_rank=2., split='test[:20%]', batch_size=500)},
       checkpoints=s.Checkpoints(every='20 %'))

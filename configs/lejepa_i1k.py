@@ -45,5 +45,6 @@ def get_config(arguments: str = '') -> s.Config:
                          t_points=9),
       optimizer=s.AdamW(lr=5e-4, b1=.9, b2=.999, weight_decay=.05, clip_norm=0.,
                         schedule=s.Schedule(s.Decay.COSINE, warmup='1 epoch', end_lr=5e-7)),
-      evals={'knn': s.Knn(every='10 epochs')},
+      evals={'knn': s.Knn(every='10 epochs'),
+             'health': s.Health(every='1 epoch', images=4096, min_rank=2.)},
       checkpoints=s.Checkpoints(every='5 epochs'))

@@ -44,5 +44,6 @@ def get_config(arguments: str = '') -> s.Config:
       optimizer=s.AdamW(lr=1.5e-4, base_batch_size=256, b1=.9, weight_decay=.05, weight_decay_mask=DECAYED, b2=.95,
                         clip_norm=0.,
                         schedule=s.Schedule(s.Decay.COSINE, warmup='40 epochs', warmup_form=s.Warmup.FROM_ZERO)),
-      evals={'knn': s.Knn(every='100 epochs')},
+      evals={'knn': s.Knn(every='100 epochs'),
+             'health': s.Health(every='5 epochs', images=4096, min_rank=2.)},
       checkpoints=s.Checkpoints(every='5 epochs'))

@@ -149,6 +149,18 @@ def test_a_student_begins_with_its_teacher_never_changes_it_and_its_alarms_are_h
   assert [(e['step'], e['below']) for e in record.events if e['event'] == 'alarm'] == [(2, 2.)]
 
 
+@pytest.mark.slow(reason='4 s: compiles a train step; tests/evaluate/test_health.py has the alarm of an evaluation')
+def test_features_of_low_rank_raise_an_alarm(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+  health = schema.Health(every='1 steps', images=20, min_rank=1e6, batch_size=20)
+  assert train.run(config(MAE, evals={'health': health}), tmp_path / 'low') == 0
+  record = reader.read(tmp_path / 'low')
+  assert len([row for row in record.rows if 'health/rank_me' in row and 'health/alignment' in row]) == 2
+  assert [(e['step'], e['metric'], e['below']) for e in record.events if e['event'] == 'alarm'] == [
+      (1, 'health/rank_me', 1e6), (2, 'health/rank_me', 1e6)]
+  assert 'is below evals.health.min_rank=1e+06' in caplog.text
+
+
 def _extra(run: pathlib.Path) -> dict[str, np.ndarray]:
   step = max(int(p.name) for p in (run / 'checkpoints').iterdir())
   return {name: np.asarray(x) for name, x in trees.flatten(

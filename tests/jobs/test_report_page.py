@@ -120,6 +120,19 @@ def test_the_page_shows_all_files_of_a_run(workdir: pathlib.Path) -> None:
   assert 'Not in this report' not in page.text
 
 
+def test_the_page_shows_health_and_alarms(workdir: pathlib.Path) -> None:
+  with writer_lib.Writer(workdir, process_index=0, resumed_from=10, progress_total=20, progress=False) as writer:
+    for step in (11, 12, 13):
+      writer.write(step, {'health/rank_me@teacher': 1. + step, 'health/alignment': .1, 'train/teacher_entropy': 2.,
+                          'train/used_prototypes': .5, 'train/deviation': .4})
+    for step in (12, 13):
+      writer.event('alarm', step=step, metric='health/rank_me@teacher', value=1.25, below=2.)
+  text = words(report_page.write_report(workdir))
+  assert 'Alarm, 2 times, first at step 12: health/rank_me@teacher was 1.25, below 2' in text
+  for title in ('RankMe of features', 'Spread of features', 'Alignment and uniformity', 'Teacher', 'Prototypes in use'):
+    assert title in text, title
+
+
 @pytest.mark.usefixtures('no_charts')
 def test_wrong_and_correct_examples_are_shown_separately(workdir: pathlib.Path) -> None:
   text = parse(report_page.write_report(workdir)).text

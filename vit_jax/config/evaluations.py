@@ -22,7 +22,8 @@ def dino_probe() -> schema.Probe:
 
 NAMES: dict[str, Callable[[], schema.Eval]] = {
     'topk': schema.TopK, 'real': schema.Real, 'fewshot': schema.FewShot, 'knn': schema.Knn,
-    'retrieval': schema.Retrieval, 'logistic': schema.Logistic, 'probe_mae': schema.Probe, 'probe_dino': dino_probe,
+    'retrieval': schema.Retrieval, 'health': schema.Health, 'logistic': schema.Logistic, 'probe_mae': schema.Probe,
+    'probe_dino': dino_probe,
     'zeroshot': schema.ZeroShot, 'caption_retrieval': schema.CaptionRetrieval, 'segmentation': schema.Segmentation}
 """Names that `--config.evals=knn,logistic` accepts in addition to those of the config."""
 

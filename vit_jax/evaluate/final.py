@@ -75,8 +75,8 @@ def is_telling(metric: str, num_classes: float) -> bool:
 def measure(evaluators: dict[str, dict[str, Measuring]], objective: Viewed, state: TrainState) -> Final:
   """Runs every evaluation of every view.
 
-  The headline is the first evaluation of the EMA weights if they exist, else of the raw weights; this choice does not
-  depend on the results.
+  The headline is the first evaluation that has one, of the EMA weights if they exist, else of the raw weights; this
+  choice does not depend on the results.
   """
   views = objective.views()
   results: dict[str, dict[str, Result]] = {}
@@ -89,7 +89,8 @@ def measure(evaluators: dict[str, dict[str, Measuring]], objective: Viewed, stat
   results = {name: results[name] for name in evaluators}
   for name, group in results.items():
     view = 'ema' if 'ema' in group else next(iter(group))
-    return Final(results, group[view], name, view, seconds)
+    if group[view].headline:
+      return Final(results, group[view], name, view, seconds)
   return Final(results, None, '', '', seconds)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -37,6 +37,15 @@ class Guesses:
   is_single: bool = True
 
 
+class Low(NamedTuple):
+  """A metric that is too low for a network of use: its value, the limit, the limit's setting, and what to do."""
+  metric: str
+  value: float
+  below: float
+  setting: str
+  advice: str
+
+
 class Result(NamedTuple):
   """The result of an evaluator.
 
@@ -47,6 +56,7 @@ class Result(NamedTuple):
   features_s: seconds spent on computing features; 0 = no features were needed, or they were stored.
   figures: images to save, `[H, W, 3]` u8 by name.
   arrays: a classifier that can be applied to other images, to save; {} = none.
+  alarms: metrics that are too low, of which a run warns.
   """
   metrics: dict[str, float]
   num_examples: int
@@ -55,6 +65,7 @@ class Result(NamedTuple):
   features_s: float = 0.
   figures: Mapping[str, np.ndarray] = {}
   arrays: Mapping[str, np.ndarray] = {}
+  alarms: Sequence[Low] = ()
 
   @property
   def score(self) -> float:

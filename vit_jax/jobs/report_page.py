@@ -141,7 +141,7 @@ def _of_run(r: _Record, *, is_single: bool) -> Values:
   hidden = ('event', 'time_s', 'resumed_from', 'lost', 'command')
   shown: Values = {
       'name': r.name, 'label': r.label, 'workdir': r.workdir, 'state': _state(r), 'key_figures': dict(_key_figures(r)),
-      'digest': _digest(r), 'config': r.config,
+      'digest': _digest(r), 'config': r.config, 'alarms': list(_alarms(r)),
       'command': shlex.join(map(str, command)) if isinstance(command, list) else str(command),
       'environment': {name: value for name, value in start.items() if name not in hidden}}
   return shown | (_results(r) | {'predictions': _try(r, 'predictions', lambda: _predictions(r)),
@@ -254,6 +254,19 @@ def _key_figures(r: _Record) -> Iterator[tuple[str, tuple[str, str]]]:
     yield 'parameters', (f'{num_params:,.0f}', '')
 
 
+def _alarms(r: _Record) -> Iterator[str]:
+  """Yields a sentence for each metric that raised alarms."""
+  found: dict[str, list[Json]] = {}
+  for one in r.run.events:
+    if one['event'] == 'alarm':
+      found.setdefault(str(one.get('metric')), []).append(one)
+  for metric, those in found.items():
+    first = those[0]
+    times = 'once' if len(those) == 1 else f'{len(those)} times'
+    yield (f'Alarm, {times}, first at step {html_pages.format_value(first.get("step"))}: {metric} was '
+           f'{html_pages.format_value(first.get("value"))}, below {html_pages.format_value(first.get("below"))}.')
+
+
 def _digest(r: _Record) -> str:
   """Returns the digest of the parameters at the end, or else of the newest checkpoint."""
   saved = (e.get('params_digest') for e in reversed(r.run.events) if e['event'] == 'checkpoint')
@@ -347,6 +360,12 @@ CURVE_KINDS = (
     CurveKind('Accuracy', '%', r'train/accuracy|.+/(top1(_k20)?|10shot)([.]partial\d+)?(@.*)?', 100.,
          smooths='train/accuracy', note='train/accuracy is that of batches, faintly each, with their augmentation. '
          'Evaluations are not smoothed.'),
+    CurveKind('RankMe of features', 'dimensions', r'.+/rank_me([.]partial\d+)?(@.*)?'),
+    CurveKind('Spread of features', 'standard deviation',
+              r'train/(deviation|spread)|.+/deviation([.]partial\d+)?(@.*)?'),
+    CurveKind('Alignment and uniformity', '', r'.+/(alignment|uniformity)([.]partial\d+)?(@.*)?'),
+    CurveKind('Teacher', 'nats', r'train/(teacher_entropy|information)'),
+    CurveKind('Prototypes in use', '%', r'train/used_prototypes', 100.),
     CurveKind('Learning rate', 'learning rate', r'train/lr'),
     CurveKind('Gradient norm', 'L2 norm', r'train/grad_norm', is_log=True),
     CurveKind('Speed', 'images/s', r'train/images_per_s'),

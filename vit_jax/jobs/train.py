@@ -17,6 +17,7 @@ from vit_jax.data.image import geometry
 from vit_jax.data.image import transform as transforms
 from vit_jax.evaluate import final as results
 from vit_jax.evaluate import resources
+from vit_jax.evaluate.results import Result
 from vit_jax.jobs import build, loader_processes, report_page, resume, summary, trackers
 from vit_jax.jobs import runtime as startup
 from vit_jax.objectives import kinds
@@ -234,20 +235,21 @@ class Run:
     found += trackers.hooks(config, parts, writer, self.mesh)
     found += [hooks.Alarm(watch, writer) for watch in kinds.of(config).watches(parts.lengths)]
     every = {name: parts.lengths.steps(config.evals[name].every) for name in results.in_order(self.evaluators)}
-    found += [hooks.Evaluate(every[name], self._evaluation(name), writer, clock, latest) for name in every]
+    found += [hooks.Evaluate(every[name], self._evaluation(name, writer), writer, clock, latest) for name in every]
     if best := config.checkpoints.keep_best:  # each checkpoint is evaluated, in addition to the evaluation's own steps
-      found.append(hooks.Evaluate(parts.lengths.steps(config.checkpoints.every), self._evaluation(best.split('/')[0]),
-                                  writer, clock, latest, metric=best))
+      found.append(hooks.Evaluate(parts.lengths.steps(config.checkpoints.every),
+                                  self._evaluation(best.split('/')[0], writer), writer, clock, latest, metric=best))
     return found
 
-  def _evaluation(self, name: str) -> Callable[[TrainState, int], Mapping[str, float]]:
-    """Returns a function that evaluates every view of an evaluation and returns the metrics by name."""
+  def _evaluation(self, name: str, writer: Writer) -> Callable[[TrainState, int], Mapping[str, float]]:
+    """Returns a function that evaluates every view of an evaluation, warns, and returns the metrics by name."""
     views = self.parts.objective.views()
 
     def evaluate(state: TrainState, step: int) -> Mapping[str, float]:
       found = {view: one.measure(views[view].select(state.params, state.extra))
                for view, one in self.evaluators[name].items()}
       log.info('%s', summary.evaluated(name, step, self.parts.lengths.total_steps, found))
+      _raise_alarms(name, found, step, writer)
       return {results.metric_name(name, metric, view): number
               for view, result in found.items() for metric, number in result.metrics.items()}
 
@@ -342,6 +344,8 @@ class Run:
     with clock.phase('evaluate'):
       final = results.measure(self.evaluators, self.parts.objective, state)
     if start < total:
+      for name, found in final.results.items():
+        _raise_alarms(name, found, total, writer)
       writer.write(total, final.metrics)
       latest.update({name: (total, number) for name, number in final.metrics.items()})
       saving.save(total, state, wait=True)
@@ -379,3 +383,13 @@ class Run:
     if jax.process_index() == 0:
       page = report_page.write_or_warn(self.workdir)
       print(summary.last_line(final, seconds, page), flush=True)
+
+
+def _raise_alarms(name: str, found: Mapping[str, Result], step: int, writer: Writer) -> None:
+  """Logs the metrics of an evaluation that are too low, by view, also as events."""
+  for view, result in found.items():
+    for low in result.alarms:
+      metric = results.metric_name(name, low.metric, view)
+      writer.event('alarm', step=step, metric=metric, value=low.value, below=low.below)
+      log.warning('ALARM at step %s: %s=%.4g is below %s=%g.\n  %s.', f'{step:,}', metric, low.value, low.setting,
+                  low.below, low.advice)

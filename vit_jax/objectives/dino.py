@@ -47,7 +47,9 @@ class Dino:
 
   Metrics beside the loss, in nats: `teacher_entropy`, `student_entropy` (of the large crops), `kl` of the two (loss
   minus teacher's entropy), `information` (`H(mean of P_t) - mean of H(P_t)`: 0 when all outputs of the teacher are the
-  same, whether uniform or peaked), `below_uniform` (`ln K - loss`: 0 for uniform outputs); and `center_norm`.
+  same, whether uniform or peaked), `below_uniform` (`ln K - loss`: 0 for uniform outputs). Also `center_norm`, and
+  `used_prototypes`: the share of prototypes that are the most likely one of a teacher's output, of as many as the batch
+  can have.
 
   extra: `teacher/{backbone, projector}`, `center [1, K]`.
   """
@@ -117,7 +119,9 @@ class Dino:
     weight_B = jnp.ones_like(loss_B) if mask_B is None else mask_B
     mean_K = jnp.where(weight_B[:, None] > 0, targets_BtK.mean(1), 0.).sum(0) / jnp.maximum(weight_B.sum(), 1.)
     each = {'teacher_entropy': teacher_B, 'student_entropy': student_B, 'kl': loss_B - teacher_B,
-            INFORMATION: entropy(mean_K) - teacher_B, 'below_uniform': jnp.log(targets_BtK.shape[-1]) - loss_B,
+            INFORMATION: entropy(mean_K) - teacher_B,
+            'used_prototypes': jnp.broadcast_to(share_used(targets_BtK, weight_B), loss_B.shape),
+            'below_uniform': jnp.log(targets_BtK.shape[-1]) - loss_B,
             'center_norm': jnp.broadcast_to(jnp.linalg.norm(extra[CENTER]), loss_B.shape)}
     return {name: weighted_mean(jax.lax.stop_gradient(values_B), mask_B) for name, values_B in each.items()}
 
@@ -128,6 +132,14 @@ def cross_entropy(targets_BtK: Array, log_p_BVK: Array) -> Array:
   num_teacher, num_student = pairs_BtV.shape[1:]
   counts_tV = 1. - jnp.eye(num_teacher, num_student)
   return (pairs_BtV * counts_tV[None]).sum((1, 2)) / counts_tV.sum()
+
+
+def share_used(targets_BtK: Array, weight_B: Array) -> Array:
+  """Returns the share of prototypes that are the largest of a target, of as many as B t targets can have."""
+  num_images, num_crops, num = targets_BtK.shape
+  counts_R = jnp.repeat((weight_B > 0).astype(jnp.float32), num_crops)
+  used_K = jnp.zeros(num).at[targets_BtK.argmax(-1).reshape(-1)].max(counts_R)
+  return used_K.sum() / min(num, num_images * num_crops)
 
 
 def entropy(p: Array) -> Array:

@@ -22,7 +22,7 @@ from vit_jax.config.schema.ranges import (
 )
 
 __all__ = ('CaptionRetrieval', 'Eval', 'Evaluation', 'FeatureEvaluation', 'FewShot', 'FewShotProtocol',
-           'FrozenEvaluation', 'Gallery', 'Knn', 'Logistic', 'Probe', 'Real', 'Retrieval', 'Segmentation',
+           'FrozenEvaluation', 'Gallery', 'Health', 'Knn', 'Logistic', 'Probe', 'Real', 'Retrieval', 'Segmentation',
            'TextEvaluation', 'TextRule', 'TopK', 'ZeroShot')
 
 TOP_K_METRICS = ('top1', 'top5', 'nll')
@@ -142,6 +142,14 @@ class Knn(FrozenEvaluation):
     yield from _not_empty(f'{name}.neighbors', self.neighbors)
     if self.headline not in self.neighbors:
       yield problem(f'{name}.headline', f'one of {name}.neighbors={self.neighbors}', self.headline)
+
+
+@dataclasses.dataclass
+class Health(FeatureEvaluation):
+  """Whether features collapse, without labels: RankMe, deviation by dimension, uniformity and alignment."""
+  implementation: ClassVar[str] = 'vit_jax.evaluate.health:build'
+  images: int = ranged(1024, COUNT)           # at most so many of the split, at equal distances
+  min_rank: float = ranged(2., NOT_NEGATIVE)  # RankMe below which an alarm is raised
 
 
 class Gallery(enum.Enum):
@@ -289,5 +297,5 @@ class Segmentation(FrozenEvaluation):
 
 
 Eval = (TopK | Real | FewShot | Knn | Retrieval | Logistic | Probe | Segmentation | ZeroShot | CaptionRetrieval
-        | Evaluation)
+        | Health | Evaluation)
 """The built-in evaluations; the last one stands for a person's own, which inherit from it, or from a class below it."""

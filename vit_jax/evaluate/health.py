@@ -1,0 +1,129 @@
+"""Health of features, without labels: whether they collapse, and how much of their space they use.
+
+Of the features `f [S, D]` of some images:
+
+  rank_me     exp(entropy of the normalized singular values of f) (Garrido et al. 2023, arXiv 2210.02885, eq. 3):
+              from 1, all features in one direction, to min(S, D)
+  deviation   mean over dimensions of the standard deviation of unit features, times sqrt(D): 0 if all are the same,
+              about 1 if they have all directions
+  uniformity  log of the mean over pairs of images of exp(-2 |u_i - u_j|^2), of unit features (Wang and Isola 2020,
+              arXiv 2005.10242, section 4.1.2): 0 if all are the same, below -3 if they are spread well
+  alignment   mean over images of |u - u'|^2, where u' is of the mirrored middle of the image, 3/4 of its sides (section
+              4.1.1, with one augmentation for all recipes): 0 if both have the same features
+
+Low alignment is good only where deviation and uniformity are: it is 0 after a collapse, too. The features are those
+that a head would read. All numbers are computed on the host in float64.
+"""
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.config import schema
+from vit_jax.core.contracts import View
+from vit_jax.core.types import Array, HostArray, PyTree
+from vit_jax.data.source import Source, Subset, title
+from vit_jax.evaluate import features, problems
+from vit_jax.evaluate.features import Split
+from vit_jax.evaluate.resources import Make, Resources, identify
+from vit_jax.evaluate.results import Low, Measuring, Result, named
+
+TINY = 1e-7  # added to shares of singular values (RankMe)
+MIDDLE = .75  # of the sides of the image
+BLOCK = 1024  # images at a time, of which all pairs with the others are compared
+ADVICE = ('The features of all images are nearly the same. Look at train/deviation, train/spread or train/information '
+          'of the objective, and try a lower optimizer.lr')
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pairs:
+  """Reads the features of an image, and after them those of its mirrored middle: `[B, 2 D]`."""
+  view: View
+
+  def __call__(self, selected: PyTree, image: Array) -> Array:
+    height, width = image.shape[1:3]
+    h, w = round(MIDDLE * height), round(MIDDLE * width)
+    top, left = (height - h) // 2, (width - w) // 2
+    other = jax.image.resize(image[:, top:top + h, left:left + w], image.shape, 'bilinear')[:, :, ::-1]
+    found = [self.view.predict(selected, x).features.pooled for x in (image, other)]
+    return jnp.concatenate(found, axis=-1)
+
+
+class Health:
+  """Evaluator of one view: `rank_me`, `deviation`, `uniformity` and `alignment`.
+
+  Args:
+    split: of features as `Pairs` reads them.
+    min_rank: RankMe below which an alarm is raised.
+    setting: its name.
+    limit: number of examples to which the split was truncated by `limit`; 0 = not truncated.
+  """
+
+  def __init__(self, split: Split, *, min_rank: float, setting: str, limit: int = 0) -> None:
+    self._split, self._min_rank, self._setting, self._limit = split, min_rank, setting, limit
+
+  def run(self, selected: PyTree, step: int) -> dict[str, float]:
+    """Returns the metrics of the view's `selected` parameters."""
+    del step
+    return self.measure(selected).metrics
+
+  def measure(self, selected: PyTree) -> Result:
+    """Returns the metrics, and the alarm if RankMe is low."""
+    rows = features.gather(self._split.place(self._split.table(selected)), self._split.mesh)
+    both = rows['features'][rows['mask'] > 0].astype(np.float64)
+    problems.check_counted(self._split.name, len(both), self._split.num_examples)
+    x, other = np.split(both, 2, axis=-1)
+    units = unit(x)
+    rank = rank_me(x)
+    metrics = {'rank_me': rank, 'deviation': float(units.std(0).mean() * units.shape[1] ** .5),
+               'uniformity': uniformity(units), 'alignment': float(np.square(units - unit(other)).sum(-1).mean())}
+    alarms = (Low('rank_me', rank, self._min_rank, self._setting, ADVICE),) if rank < self._min_rank else ()
+    return Result(named(metrics, self._limit), len(both), None, '', self._split.spent_s, alarms=alarms)
+
+
+def unit(x: HostArray) -> HostArray:
+  """Returns rows of length 1; rows of zeros stay."""
+  return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
+
+
+def rank_me(x: HostArray) -> float:
+  """Returns the exponential of the entropy of the singular values of `x [S, D]`, divided by their sum."""
+  values = np.linalg.svd(x, compute_uv=False)
+  p = values / max(values.sum(), 1e-300) + TINY
+  return float(np.exp(-(p * np.log(p)).sum()))
+
+
+def uniformity(units: HostArray) -> float:
+  """Returns the log of the mean of `exp(-2 |u_i - u_j|^2)` over pairs of different rows; 0 for a single row."""
+  total, num = 0., len(units)
+  for start in range(0, num, BLOCK):
+    cosine = units[start:start + BLOCK] @ units.T
+    total += float(np.exp(-4. * (1. - cosine)).sum())
+  own = float(np.exp(-4. * (1. - np.square(units).sum(-1))).sum())
+  return float(np.log((total - own) / (num * (num - 1)))) if num > 1 else 0.
+
+
+def spread(source: Source, num: int) -> Source:
+  """Returns `num` examples at equal distances, as a source may be in the order of its classes; all if it has fewer."""
+  if num >= len(source):
+    return source
+  return Subset(source, np.arange(num) * len(source) // num, name=f'{num} of {source.name}')
+
+
+def build(resources: Resources, name: str, settings: schema.Health) -> Make:
+  """Builds the evaluator for each view."""
+  source, config = spread(resources.eval_source(name), settings.images), resources.config
+  size = resources.batch_size(name, settings)
+
+  def make(view: str) -> Measuring:
+    identity = identify(source, recipe=config.data.recipe, image_px=config.image_px, view=view,
+                        network=(config.model, config.head), layers=schema.FeatureLayers())
+    split = Split(Pairs(resources.views[view]), resources.prepare, resources.loader(source, size, in_memory=True),
+                  batch_size=size, mesh=resources.mesh, store=resources.store,
+                  identity={**identity, 'features': f'pairs with the mirrored middle {MIDDLE}'},
+                  name=f'evals.{name} ({title(source)}, {view})', bar=resources.bar)
+    return Health(split, min_rank=settings.min_rank, setting=f'evals.{name}.min_rank', limit=settings.limit)
+  return make
