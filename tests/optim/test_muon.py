@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -137,3 +138,20 @@ def test_the_mesh_does_not_change_a_bit(shape: tuple[int, int, int]) -> None:
     together, _ = jax.jit(transformation.update)(placed, transformation.init(placed))
   for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(together), strict=True):
     np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(('shape', 'want'), [((1, 8, 1), {'all-to-all'}), ((1, 4, 2), {'all-to-all'}),
+                                             ((2, 4, 1), {'all-to-all', 'all-gather'}), ((8, 1, 1), {'all-gather'})])
+def test_matrices_are_exchanged_and_sent_whole_only_along_data(shape: tuple[int, int, int], want: set[str]) -> None:
+  """Gathering each matrix on every device would send `fsdp * tensor` times as much."""
+  mesh = programs.mesh(schema.Mesh(*shape))
+  at = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, 'fsdp', 'tensor'))
+  tree_of = {'blocks': {name: {'kernel': jax.ShapeDtypeStruct((24, 16, 32), jnp.float32, sharding=at)}
+                        for name in ('up', 'gate')}}
+  transformation = muon.muon(F32)
+  state = muon.MuonState(tree_of, jax.eval_shape(transformation.init, tree_of).rest)
+  with jax.sharding.set_mesh(mesh):
+    placed = jax.tree.map(lambda x: x.sharding, tree_of)
+    compiled = jax.jit(transformation.update, out_shardings=(placed, None)).lower(tree_of, state).compile()
+  names = 'all-to-all|all-gather|all-reduce|reduce-scatter|collective-permute'
+  assert set(re.findall(rf' ({names})(?:-start)?\(', compiled.as_text())) == want
