@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import logging
 import pathlib
 import pickle
@@ -120,6 +121,27 @@ def test_prompts_are_templates_with_the_names_of_the_classes(tars: Source) -> No
   assert len({made.digest for made in (texts, *others)}) == 4
   with pytest.raises(BadImage, match='expected a class'):
     texts.add({'label': np.int32(-1)}, 0, 0)
+
+
+def test_a_folder_has_captions_in_lines_of_json(tmp_path: pathlib.Path) -> None:
+  lines = [{'image': f'{i}.png', 'captions': [f'one {i}', ' ', f'two {i}']} for i in range(6)]
+  lines[4]['captions'] = []
+  for example, line in zip(packed.examples(6), lines, strict=True):
+    (tmp_path / str(line['image'])).write_bytes(example.image)
+  (tmp_path / 'captions_train.jsonl').write_text('\n'.join(map(json.dumps, lines)))
+  source = opening.open_split(schema.Data(source=f'folder:{tmp_path}'), 'train', image_px=(8, 8))
+  again = pickle.loads(pickle.dumps(source))
+  assert source.class_names == ('unlabeled',) and len(source) == 6 and opening.check_labels(source, schema.Data())
+  for index in range(6):
+    number = pathlib.Path(source.describe(index)).stem
+    assert again.captions(index) == ((f'one {number}', f'two {number}') if number != '4' else ())
+    assert source[index].image == packed.examples(6)[int(number)].image
+  lines[0]['captions'] = ['other']
+  (tmp_path / 'captions_train.jsonl').write_text('\n'.join(map(json.dumps, lines)))
+  other = opening.open_split(schema.Data(source=f'folder:{tmp_path}'), 'train', image_px=(8, 8))
+  assert other.digest != source.digest
+  found = batches(source, 2)
+  assert all(decoded(row).split()[0] in ('one', 'two') for batch in found for row in batch['text'])
 
 
 def test_a_source_without_captions_or_without_classes_is_named(tars: Source, tmp_path: pathlib.Path) -> None:

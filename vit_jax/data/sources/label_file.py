@@ -8,6 +8,9 @@ relative to PATH:
               A first line whose first cell is `image`, `path` or `file` is a header and skipped.
   .jsonl      a JSON object in each line: {"image": "cats/1.jpg", "labels": ["cat", "sofa"]}
 
+Files named `captions_train.jsonl` and so on, or `captions.jsonl`, have captions of images, and no labels:
+{"image": "cats/1.jpg", "captions": ["a cat on a sofa", "a pet"]}.
+
 The classes are those of the training file, or else of the first file by name; they are sorted by name. In training, an
 image without a class is an example of no class; in evaluations, it does not count.
 """
@@ -16,6 +19,7 @@ from __future__ import annotations
 import csv
 import functools
 import hashlib
+import itertools
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -28,20 +32,24 @@ from vit_jax.core import os_errors
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import access, json_fields, user_files
 from vit_jax.data.files.user_files import OWN, Rules
-from vit_jax.data.source import Record, Source
+from vit_jax.data.image.headers import BadImage
+from vit_jax.data.source import UNLABELED, Record, Source
 from vit_jax.data.sources import splits
 
 EXTENSIONS = ('.csv', '.tsv', '.jsonl')
-NAME, SINGLE = 'labels', ''
+NAME, CAPTIONS, SINGLE = 'labels', 'captions', ''
 _HEADERS = ('image', 'path', 'file')
 _SHOWN = 5  # problems in a message
+Line = tuple[int, str, tuple[str, ...], tuple[str, ...]]
+"""Number of a line, path of its image, classes and captions."""
 
 
 class Image(NamedTuple):
-  """A line of a label file: path relative to the folder, size in bytes, class names."""
+  """A line of a label file: path relative to the folder, size in bytes, class names, or captions."""
   path: str
   size: int
   labels: tuple[str, ...]
+  captions: tuple[str, ...] = ()
 
 
 class LabeledFiles:
@@ -76,6 +84,35 @@ class LabeledFiles:
 
   def _labels_of(self, index: int) -> list[int]:
     return self._labels[self._label_ends[index]:self._label_ends[index + 1]].tolist()
+
+
+class CaptionedFiles(LabeledFiles):
+  """Image files below `root` with captions and without classes."""
+
+  def __init__(self, root: str, images: Sequence[Image], *, name: str, title: str = '', rules: Rules = OWN) -> None:
+    super().__init__(root, images, name=name, class_names=UNLABELED, title=title, rules=rules)
+    encoded = [[text.encode(errors='surrogatepass') for text in image.captions] for image in images]
+    self._texts = b''.join(text for texts in encoded for text in texts)
+    self._text_ends = np.cumsum([0] + [len(text) for texts in encoded for text in texts])
+    self._ends = np.cumsum([0] + [len(texts) for texts in encoded])
+    self.digest = hashlib.sha256(self.digest.encode() + self._texts + self._text_ends.tobytes()
+                                 + self._ends.tobytes()).hexdigest()
+    self.most_labels = 0
+
+  def __getitem__(self, index: int) -> Record:
+    return Record(user_files.read_image(self.describe(index), self._rules.max_bytes), 0)
+
+  def label(self, index: int) -> int:
+    return 0
+
+  def captions(self, index: int) -> tuple[str, ...]:
+    """Returns the texts of an image that are not empty. Raises BadImage if one is not valid Unicode."""
+    ends = self._text_ends[self._ends[index]:self._ends[index + 1] + 1].tolist()
+    try:
+      texts = [self._texts[start:end].decode() for start, end in itertools.pairwise(ends)]
+    except UnicodeDecodeError:
+      raise BadImage('the example: expected captions of valid Unicode, got half of a surrogate pair') from None
+    return tuple(text.strip() for text in texts if text.strip())
 
 
 def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source] | None:
@@ -115,7 +152,8 @@ def _find(root: str) -> dict[str, str]:
   for name in sorted(os.listdir(root)) if os.path.isdir(root) else []:
     stem, ending = os.path.splitext(name)
     start, _, split = stem.partition('_')
-    if start == NAME and ending in EXTENSIONS and (split in splits.NAMES or stem == NAME):
+    endings = {NAME: EXTENSIONS, CAPTIONS: ('.jsonl',)}.get(start, ())
+    if ending in endings and (split in splits.NAMES or stem == start):
       found.setdefault(split, []).append(name)
   if any(len(names) > 1 for names in found.values()) or (SINGLE in found and len(found) > 1):
     listed = ', '.join(name for names in found.values() for name in names)
@@ -142,12 +180,16 @@ def _open_single(root: str, file: str, split: str, class_names: tuple[str, ...],
 def _source(root: str, images: Sequence[Image], name: str, class_names: tuple[str, ...], *, seed: int,
             rules: Rules, title: str = '') -> Source:
   order = splits.scattered([image.path for image in images], seed=seed)
+  if class_names == UNLABELED:
+    return CaptionedFiles(root, [images[i] for i in order], name=f'folder:{root}/{name}', title=title, rules=rules)
   return LabeledFiles(root, [images[i] for i in order], name=f'folder:{root}/{name}', class_names=class_names,
                        title=title, rules=rules)
 
 
 def _class_names(root: str, file: str, rules: Rules) -> tuple[str, ...]:
-  names = tuple(sorted({c for *_, labels in _lines(os.path.join(root, file), root, rules) for c in labels}))
+  if file.startswith(CAPTIONS):
+    return UNLABELED
+  names = tuple(sorted({c for _, _, labels, _ in _lines(os.path.join(root, file), root, rules) for c in labels}))
   if not names:
     raise UserError(f'{os.path.join(root, file)}: expected at least one class, got none. {_FORM}')
   return names
@@ -160,14 +202,14 @@ def read(root: str, file: str, rules: Rules = OWN) -> Iterator[Image]:
     UserError: a line has another form, or lists an image that is missing, outside of the folder, or listed before.
   """
   path, seen, problems, inside = os.path.join(root, file), set[str](), list[str](), _Inside(root, rules)
-  for number, image, labels in _lines(path, root, rules):
+  for number, image, labels, captions in _lines(path, root, rules):
     if (name := os.path.normpath(image)) in seen:
       problems.append(f'line {number:,}: {json_fields.describe(image)} twice')
     elif isinstance(found := inside.size(image), str):
       problems.append(f'line {number:,}: {json_fields.describe(image)}, {found}')
     else:
       seen.add(name)
-      yield Image(image, found, labels)
+      yield Image(image, found, labels, captions)
   if problems or not seen:
     raise UserError(f'{path}: expected each image below {root} at most once, got '
                     + ('; '.join(problems[:_SHOWN]) or 'no image')
@@ -211,30 +253,36 @@ _FORM = ('Write lines of .csv as `cats/1.jpg,cat,sofa`, of .tsv the same with ta
          '{"image": "cats/1.jpg", "labels": ["cat", "sofa"]}.')
 
 
-def _lines(path: str, root: str, rules: Rules) -> Iterator[tuple[int, str, tuple[str, ...]]]:
-  """Yields number, image path and classes of each line that is not empty."""
+def _lines(path: str, root: str, rules: Rules) -> Iterator[Line]:
+  """Yields each line that is not empty."""
   user_files.check_inside(path, root, rules)
   lines = user_files.read_lines(path, path, expected='a text file in UTF-8', advice=_FORM)
   yield from _json_lines(path, lines) if path.endswith('.jsonl') else _cells(path, lines)
 
 
-def _cells(path: str, lines: Iterator[str]) -> Iterator[tuple[int, str, tuple[str, ...]]]:
+def _cells(path: str, lines: Iterator[str]) -> Iterator[Line]:
   rows = csv.reader(lines, delimiter='\t' if path.endswith('.tsv') else ',')
   try:
     for row in rows:
       cells = [cell.strip() for cell in row]
       if any(cells) and not (rows.line_num == 1 and cells[0].lower() in _HEADERS):
-        yield rows.line_num, cells[0], tuple(dict.fromkeys(cell for cell in cells[1:] if cell))
+        yield rows.line_num, cells[0], tuple(dict.fromkeys(cell for cell in cells[1:] if cell)), ()
   except csv.Error:  # a cell is too long
     raise UserError(f'{path}, line {rows.line_num:,}: expected cells of at most {csv.field_size_limit():,} characters, '
                     'got a longer one, perhaps after a quotation mark that is not closed. Close it.') from None
 
 
-def _json_lines(path: str, lines: Iterator[str]) -> Iterator[tuple[int, str, tuple[str, ...]]]:
+def _json_lines(path: str, lines: Iterator[str]) -> Iterator[Line]:
+  name = CAPTIONS if os.path.basename(path).startswith(CAPTIONS) else NAME
   for number, line in enumerate(lines, 1):
     if not line.strip():
       continue
-    entry = json_fields.parse(line, f'{path}, line {number:,}', expected='an object with `image` and `labels`',
+    entry = json_fields.parse(line, f'{path}, line {number:,}', expected=f'an object with `image` and `{name}`',
                               advice=_FORM)
-    labels = [label.text().strip() for label in entry.field('labels').items()]
-    yield number, entry.field('image').text(), tuple(dict.fromkeys(label for label in labels if label))
+    items = list(entry.field(name).items())
+    image = entry.field('image').text()
+    if name == CAPTIONS:
+      yield number, image, (), tuple(item.value if isinstance(item.value, str) else item.text() for item in items)
+    else:
+      labels = [label.text().strip() for label in items]
+      yield number, image, tuple(dict.fromkeys(label for label in labels if label)), ()
