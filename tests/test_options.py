@@ -19,8 +19,11 @@ WITHOUT_A_CONFIG = {
         'Train.progress', 'Train.profile', 'Train.dump_hlo', 'Evaluation.limit', 'Data.any_num_examples',
         'Recipe.max_image_pixels', 'Checkpoints.keep_latest', 'Mesh.data', 'Mesh.fsdp',
         'Mesh.tensor', 'Mesh.slices', 'Config.mesh', 'Config.trackers', 'Trackers.tensorboard', 'Trackers.wandb',
-        'Train.portable', 'Trackers.mlflow', 'Trackers.images', 'Trackers.histograms', 'ZeroShot.weights',
-        'ZeroShot.tokenizer', 'ZeroShot.prompts', 'ZeroShot.names', 'ZeroShot.synonyms', 'ZeroShot.text_rule'},
+        'Train.portable', 'Train.retry', 'Trackers.mlflow', 'Trackers.images', 'Trackers.histograms',
+        'TextEvaluation.weights',
+        'TextEvaluation.tokenizer', 'TextEvaluation.text_rule', 'ZeroShot.prompts', 'ZeroShot.names',
+        'ZeroShot.synonyms', 'CaptionRetrieval.captions', 'CaptionRetrieval.ranks', 'Checkpoints.local',
+        'Checkpoints.local_dir', 'Data.channels'},
     'for research on networks, which no recipe here needs': {
         'ViT.kernels', 'Rotary.base', 'Rotary.mixed', 'Plain.mlp_scale', 'Mlp.bias', 'Mlp.inner_norm'},
     'written by the program': {'Mesh.chosen', 'Mesh.chosen_for', 'Mesh.chosen_slices', 'Mesh.chosen_parts'},
