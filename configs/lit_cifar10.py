@@ -23,7 +23,7 @@ def get_config(arguments: str = '') -> s.Config:
       objective=s.Contrastive(
           loss=s.PairLoss(given['loss']), prompts='clip_best',
           text=s.Text(length=40, width=128, depth=4, heads=4, mlp=512)),
-      optimizer=s.AdamW(lr=1e-3, b2=.95, weight_decay=1e-4, clip_norm=1., rules=FROZEN,
+      optimizer=s.AdamW(lr=1e-3, b1=.9, b2=.95, weight_decay=1e-4, clip_norm=1., rules=FROZEN,
                         schedule=s.Schedule(s.Decay.COSINE, warmup='10 %')),
       train=s.Train(cpu_threads=2),
       evals={'zeroshot': s.ZeroShot(every='100 steps', batch_size=200, split='test[:20%]')},

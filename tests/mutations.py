@@ -153,8 +153,8 @@ MUTATIONS = (
              CHECKPOINT),
     Mutation('train/checkpoint.py', 'value = -value if reader.is_lower_better(self.best) else value', '', CHECKPOINT),
     Mutation('train/checkpoint.py', 'managers.LatestN(self.latest)', 'managers.LatestN(self.latest + 1)', CHECKPOINT),
-    Mutation('data/pipeline/batches.py', 'source[i], rngs.at(p)), within)',
-             'source[i], rngs.at(p % self.batch_size)), within)', LOADER),
+    Mutation('data/pipeline/batches.py', 'transform(source[index], rngs.at(position))',
+             'transform(source[index], rngs.at(position % self.batch_size))', LOADER),
     Mutation('data/pipeline/batches.py', 'if first != self._first:', 'if self._first < 0:', LOADER),
     Mutation('data/pipeline/order.py', '[_AUGMENT, seed]', '[_AUGMENT, 0]', 'data/test_order.py ' + LOADER),
     Mutation('data/pipeline/order.py', 'rows % different)', 'rows // self.times)', 'data/test_order.py ' + LOADER),
@@ -262,8 +262,8 @@ MUTATIONS = (
              'numerics.select(step <= length, state, new)', OPTIM),
     Mutation('optim/adafactor.py', 'over / over.mean(small, keepdims=True)', 'over', OPTIM),
     Mutation('optim/per_layer.py', 'range(1 if trees.is_stacked(name) else 0, x.ndim))\n  return jnp.sqrt(jnp.square('
-             'x.astype(jnp.float32)).sum(axes, keepdims=True))\n\n\ndef unit', 'range(x.ndim))\n  return jnp.sqrt('
-             'jnp.square(x.astype(jnp.float32)).sum(axes, keepdims=True))\n\n\ndef unit', OPTIM),
+             'x.astype(jnp.float32)).sum(axes, keepdims=True))\n\n\ndef num_', 'range(x.ndim))\n  return jnp.sqrt('
+             'jnp.square(x.astype(jnp.float32)).sum(axes, keepdims=True))\n\n\ndef num_', OPTIM),
     Mutation('models/layers.py', '1. / (1. - rate), 0.)', '1., 0.)', DROPPED),
     Mutation('models/layers.py', 'jax.random.bernoulli(key, 1. - rate, (num_images,))',
              'jnp.repeat(jax.random.bernoulli(key, 1. - rate, (1,)), num_images)', DROPPED),

@@ -36,16 +36,6 @@ def silence(tree: PyTree, frozen_for: Until, step: Array) -> PyTree:
   return trees.map_named(one, tree)
 
 
-def silent(frozen_for: Until) -> optax.GradientTransformationExtraArgs:
-  """Returns `silence` as a transformation."""
-  def update(updates: PyTree, state: PyTree, params: PyTree | None = None, *, step: Array,
-             **_: Any) -> tuple[PyTree, PyTree]:
-    del params
-    return silence(updates, frozen_for, step), state
-
-  return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
-
-
 def freeze(make: Callable[[], optax.GradientTransformation], frozen_for: Until, *, lengths: Sequence[int],
            total: int) -> list[optax.GradientTransformation]:
   """Returns an optimizer for each length of freezing, to be chained: each acts on its parameters alone.

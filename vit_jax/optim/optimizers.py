@@ -54,12 +54,7 @@ def build(config: Kind, schedule: Schedule, *, lengths: Lengths) -> Optimizer:
   if by is schema.DecayBy.SCHEDULE and config.weight_decay:
     peak = schedules.peak_rate(config, batch_size=lengths.batch_size)
     parts.append(multipliers.add_decay(config, lengths, over=peak))
-  parts.append(scale_by_schedule(schedule))
-  if frozen:
-    parts.append(freezing.silent(frozen_for))
-  if config.after_rate:
-    parts.append(implementation.load(config.after_rate)(config, schedule))
-  whole = optax.chain(*parts)
+  whole = optax.chain(*parts, scale_by_schedule(schedule))
 
   def init(params: PyTree) -> PyTree:
     multipliers.check(params, config)
@@ -70,9 +65,11 @@ def build(config: Kind, schedule: Schedule, *, lengths: Lengths) -> Optimizer:
     if frozen:
       grads = freezing.silence(grads, frozen_for, step)
       grad_norm = freezing.whole_norm(grads)
-    return whole.update(grads, state, params, step=step, grad_norm=grad_norm, ok=ok)
+    updates, state = whole.update(grads, state, params, step=step, grad_norm=grad_norm, ok=ok)
+    return freezing.silence(updates, frozen_for, step) if frozen else updates, state
 
-  return Optimizer(init, update)
+  steps = Optimizer(init, update)
+  return optax.chain(steps, implementation.load(config.after_rate)(config, schedule)) if config.after_rate else steps
 
 
 def _clip(config: Kind) -> list[optax.GradientTransformation]:
