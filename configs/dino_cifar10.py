@@ -42,7 +42,5 @@ def get_config(arguments: str = '') -> s.Config:
           rules=(s.PathRule('projector/prototypes/.*', frozen_until='5 %'),)),
       train=s.Train(cpu_threads=2),
       evals={'knn': s.Knn(every='20 %', views=('teacher',), train_split='train[:10%]', split='test[:20%]',
-                          batch_size=500),
-             'health': s.Health(every='20 %', images=1000, min_rank=2., views=('teacher',), split='test[:20%]',
-                                batch_size=500)},
+                          batch_size=500)},
       checkpoints=s.Checkpoints(every='20 %'))

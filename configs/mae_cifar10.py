@@ -30,6 +30,5 @@ def get_config(arguments: str = '') -> s.Config:
       train=s.Train(cpu_threads=2),
       evals={'knn': s.Knn(every='20 %', train_split=seen, split=test, batch_size=500),
              'logistic': s.Logistic(every='100 %', l2=(1e-4, 1e-3, 1e-2, .1), train_split=seen, split=test,
-                                    batch_size=500),
-             'health': s.Health(every='20 %', images=1000, min_rank=2., split='test[:20%]', batch_size=500)},
+                                    batch_size=500)},
       checkpoints=s.Checkpoints(every='20 %'))

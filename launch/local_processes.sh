@@ -152,7 +152,8 @@ run_all() {
       for n in "${!pids[@]}"; do
         if [ -z "${ended[n]:-}" ]; then
           echo "local_processes: process $n did not end in time; killed" >&3
-          send KILL "${pids[n]}" group && sent[n]=137
+          sent[n]=137
+          send KILL "${pids[n]}" group
         fi
       done
       deadline=$((SECONDS + 5))
