@@ -146,7 +146,7 @@ def test_without_the_hub_the_cache_is_read_if_it_has_all_files_of_the_split(
     file.unlink()
     with pytest.raises(UserError, match='expected the 2 files of the split of data/train-00000.*parquet, got 1'):
       opened('me/pets')
-    with pytest.raises(UserError, match='hf://me/other: expected a branch, tag or commit of the cache, as HF_HUB_OFF'):
+    with pytest.raises(UserError, match='hf://me/other: expected a dataset and revision in the cache.* Unset it'):
       opened('me/other')
   hub.broken = True
   with pytest.raises(TemporaryError, match='hf://me/other: expected an answer of'):

@@ -74,6 +74,11 @@ def test_patterns_and_folders_give_the_files_of_a_split(files: pathlib.Path, pat
   assert len(opened(files.parent / pattern, label_offset=1)) == 23
 
 
+def test_braces_inside_of_braces_are_refused(files: pathlib.Path) -> None:
+  with pytest.raises(UserError, match='expected braces that are closed and not nested, got .* inside of others'):
+    opened(files.parent / 'set/{train-{00000..00002},test-00000}-of-00003', label_offset=1)
+
+
 @pytest.mark.parametrize(('column', 'names'), [('image/class/synset', tuple(f'n0000000{i}' for i in range(3))),
                                                ('image/class/text', NAMES), ('image/class/label', ('0', '1', '2'))])
 def test_labels_are_numbers_or_names(files: pathlib.Path, column: str, names: tuple[str, ...]) -> None:

@@ -103,9 +103,11 @@ def _find(repository: Repository) -> tuple[Repository, tuple[str, ...]]:
   """Returns the repository at a commit, and the names of its files."""
   found = hub.find(repository)
   if found is None:
-    where = 'the cache, as HF_HUB_OFFLINE=1' if hub.is_offline() else repository.page
-    raise UserError(f'{repository}: expected a branch, tag or commit of {where}, got {repository.revision!r}, which it '
-                    'does not have. Correct it, or leave it out for the newest one.')
+    if hub.is_offline():
+      raise UserError(f'{repository}: expected a dataset and revision in the cache, since HF_HUB_OFFLINE=1, got '
+                      f'revision {repository.revision!r}, which is not there. Unset it to download the dataset.')
+    raise UserError(f'{repository}: expected a branch, tag or commit of {repository.page}, got '
+                    f'{repository.revision!r}, which it does not have. Correct it, or leave it out for the newest one.')
   return repository._replace(revision=found.commit), found.files
 
 

@@ -100,11 +100,14 @@ def expand(pattern: str) -> list[str]:
   `{000..102}` has the numbers of that many digits, and `{a,b}` its parts.
 
   Raises:
-    UserError: it stands for too many.
+    UserError: it stands for too many, or has braces inside braces.
   """
   found = _BRACES.search(pattern)
   if not found:
     return [pattern]
+  if '{' in pattern[:found.start()].replace(SPLIT, ''):
+    raise UserError(f'{pattern}: expected braces that are closed and not nested, got {found[0]} inside of others. '
+                    'List the parts, such as {train-000,val-000}, or use wildcards.')
   if numbers := _RANGE.fullmatch(found[1]):
     first, last = numbers['first'], numbers['last']
     width = len(first) if first.startswith('0') or len(first) == len(last) else 0
