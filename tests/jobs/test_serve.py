@@ -173,12 +173,18 @@ def test_in_a_browser_the_report_grows_with_the_run_and_what_is_unfolded_stays_s
     page.show(width=390, dark=False)
     page.open(f'{url}/report')
     assert 'train/loss 0.125' not in page.run('document.body.innerText')
-    page.click('details summary')
+    assert page.run('document.querySelector("details[open]") !== null')  # mistakes of a class
+    page.click('details:not([open]) > summary')
+    unfolded = page.run('[...document.querySelectorAll("details")].map(one => one.open).join()')
+    page.click('details[open] > summary')
+    folded = page.run('[...document.querySelectorAll("details")].map(one => one.open).join()')
+    assert unfolded != folded
     page.run('window.same = document.documentElement')
     with open(grown / 'metrics.jsonl', 'a') as file:
       file.write('{"step": 7, "time_s": 9999.0, "train/loss": 0.125}\n')
     page.wait('document.body.innerText.includes("train/loss 0.125")')
-    assert page.run('document.querySelector("details").open && window.same === document.documentElement')
+    assert page.run('[...document.querySelectorAll("details")].map(one => one.open).join()') == folded
+    assert page.run('window.same === document.documentElement')
     assert page.errors() == []
 
 

@@ -1,6 +1,7 @@
 """Who a process is among others, as the environment says it; and the meeting before jax starts."""
 from __future__ import annotations
 
+import atexit
 import socket
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from vit_jax.core import failures
 from vit_jax.core.errors import TemporaryError, UserError
-from vit_jax.parallel import hosts
+from vit_jax.parallel import hosts, peers
 from vit_jax.parallel.hosts import Place
 
 TOLD = {'VIT_JAX_COORDINATOR': 'first:7777', 'VIT_JAX_NUM_PROCESSES': '3', 'VIT_JAX_PROCESS_ID': '2'}
@@ -227,6 +228,27 @@ def test_the_end_of_a_process_ends_the_others_at_once_with_a_status_for_launcher
     assert second.wait(timeout=WAITS_S / 4) == own
     out, _ = first.communicate(timeout=WAITS_S / 4)
     assert first.returncode == others and said in out
+
+
+def test_the_last_line_of_a_process_arrives_although_its_earlier_lines_and_ours_are_on_the_way(
+    monkeypatch: pytest.MonkeyPatch) -> None:
+  """What waits for the receipt of an earlier line is thrown away when a connection with unread lines is closed."""
+  monkeypatch.setattr(peers.Peers, '_run', lambda self: self._send(peers.ALIVE))
+  with socket.create_server(('127.0.0.1', 0)) as server:
+    own = socket.create_connection(server.getsockname())
+    other = server.accept()[0]
+  own.sendall(b'vit_jax 1 2\n')  # as `hosts.meet`
+  assert other.recv(64) == b'vit_jax 1 2\n'
+  other.sendall(hosts.GO)
+  assert own.recv(64) == hosts.GO
+  other.sendall(peers.ALIVE)
+  ending = peers.Peers(1, {0: own}, timeout_s=WAITS_S)
+  other.recv(64, socket.MSG_PEEK)
+  ending.tell(2)
+  atexit.unregister(ending.tell)
+  own.close()
+  assert other.recv(64, socket.MSG_WAITALL) == peers.ALIVE + b'end 2 1\n'
+  other.close()
 
 
 def test_a_process_that_stops_ends_the_others_in_bounded_time_and_itself_when_it_continues() -> None:

@@ -108,14 +108,10 @@ def _located(path: pathlib.Path, error: BaseException, message: str) -> UserErro
     file, number, function = (frames[-1].filename, frames[-1].lineno or 0, frames[-1].name) if frames else (file, 0, '')
   code = linecache.getline(file, number).strip()[:120] if number else ''
   where = f', line {number}' * bool(number) + f', in {function}' * (function not in ('', '<module>'))
-  return UserError(_printable(f'{file}{where}: {message}' + f'\n    {code}' * bool(code)))
+  return UserError(f'{file}{where}: {message}' + f'\n    {code}' * bool(code))
 
 
 def _is_persons(file: str, config: str) -> bool:
   """Returns whether a file is that of the config, or a module of the person."""
   return file == config or implementation.is_persons(file)
 
-
-def _printable(text: str) -> str:
-  """Returns a text without control characters for a terminal, which code may contain."""
-  return ''.join(letter if letter.isprintable() or letter == '\n' else ascii(letter)[1:-1] for letter in text)

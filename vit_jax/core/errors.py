@@ -2,11 +2,20 @@
 from vit_jax.core.redaction import redacted
 
 
+def printable(text: str) -> str:
+  """Returns a text without control characters for a terminal, which names of files and code may contain."""
+  return text if text.isprintable() else ''.join(
+      letter if letter.isprintable() or letter == '\n' else ascii(letter)[1:-1] for letter in text)
+
+
 class UserError(ValueError):
-  """Reports invalid input or configuration. It is shown as one message, without traceback, passwords and tokens."""
+  """Reports invalid input or configuration. It is shown as one message, without traceback.
+
+  The message has no passwords, tokens and control characters.
+  """
 
   def __str__(self) -> str:
-    return redacted(super().__str__())
+    return redacted(printable(super().__str__()))
 
 
 class TemporaryError(RuntimeError):
@@ -16,4 +25,4 @@ class TemporaryError(RuntimeError):
   """
 
   def __str__(self) -> str:
-    return redacted(super().__str__())
+    return redacted(printable(super().__str__()))

@@ -48,6 +48,8 @@ class Peers:
     self._selector = selectors.DefaultSelector()
     for other, connection in connections.items():
       connection.setblocking(False)
+      # A line is sent at once: one that waits for the receipt of an earlier one is lost if the process ends meanwhile.
+      connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
       self._selector.register(connection, selectors.EVENT_READ, other)
     threading.Thread(target=self._run, name='peers', daemon=True).start()
     atexit.register(self.tell, 0)  # before jax's, which waits for the others

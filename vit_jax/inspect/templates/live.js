@@ -98,14 +98,26 @@ function watchImages(drop) {
   document.addEventListener('paste', event => take([...event.clipboardData.files]));
 }
 
+// The titles of an element that unfolds and of those around it, with the heading above.
+function pathTo(one) {
+  const titles = [];
+  for (let at = one; at && at.tagName !== 'MAIN'; at = at.parentElement) {
+    if (at.tagName === 'DETAILS') titles.push(at.querySelector('summary').textContent);
+    for (let above = at; above; above = above.previousElementSibling) {
+      if (/^H[23]$/.test(above.tagName)) { titles.push(above.textContent); break; }
+    }
+  }
+  return titles.join(' / ');
+}
+
 // Loads the page again where what it shows has changed, and keeps the place and what is unfolded.
 async function follow(known) {
   try {
     const state = await (await fetch('/state')).text();
     if (known !== null && state !== known) {
       const page = new DOMParser().parseFromString(await (await fetch(location.pathname)).text(), 'text/html');
-      const unfolded = [...document.querySelectorAll('details')].map(one => one.open);
-      [...page.querySelectorAll('details')].forEach((one, i) => { one.open = unfolded[i] ?? false; });
+      const unfolded = new Map([...document.querySelectorAll('details')].map(one => [pathTo(one), one.open]));
+      for (const one of page.querySelectorAll('details')) one.open = unfolded.get(pathTo(one)) ?? one.open;
       document.querySelector('main').replaceWith(page.querySelector('main'));
       document.title = page.title;
     }
