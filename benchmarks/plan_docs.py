@@ -70,7 +70,7 @@ def section(plans: Sequence[dict[str, Any]]) -> str:
 def lines(plans: Sequence[dict[str, Any]]) -> str:
   """What follows the command of `Plan:` in the docstring of a config."""
   found = ['Compiled without the hardware, not measured on a TPU (launch/plans.sh). Times in ms; core-days of the',
-           'steps without collectives, and with all of them.']
+           'steps without collectives, and with the exposed ones.']
   if any(plan['quick'] for plan in plans):
     found.append('Quick: programs of {} and {} blocks, extended to all blocks.'.format(*quick.DEPTHS))
   shown = [('topology', 'layout', 'GiB', 'step', 'collectives', 'core-days', 'with', 'made')]

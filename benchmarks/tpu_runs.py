@@ -3,7 +3,7 @@
   python -m benchmarks.tpu_runs DIR
 
 DIR has a folder with a `plan.json` for each run. Core-days follow from the estimate of a step, without collectives, and
-with all of them added, as if none ran beside the step's other work; the truth lies between.
+with the time that the step waits for them.
 """
 from __future__ import annotations
 

@@ -417,7 +417,7 @@ JOBS = {
         CONFIG, RUN._replace(help='directory of a run to plan, in place of --config'), SLICES,
         Flag('to', STORED, 'directory for plan.md and plan.json; of a study, what it has is not compiled again'),
         Flag('quick', None, 'compile unrolled networks with 2 and 4 blocks, and extend the figures to all blocks'),
-        Flag('search', None, 'also search for settings that fit, and the fastest of them')), on_cpu=True),
+        Flag('search', None, 'also search for settings that fit, and the fastest of them'), FLAGS), on_cpu=True),
     'study': Job('Run several configs, in order or in parallel, and write one table; resumes.', 'study.job', (
         CONFIG,), (
         Flag('workdir', LOCAL, 'directory of the study, which is resumed if it exists', None, 'runs/STUDY'),

@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -143,6 +144,29 @@ def test_a_run_that_pauses_twice_is_evaluated_there_and_ends_with_the_bits_of_on
   events = reader.read(paused).events
   assert [e['step'] for e in events if e['event'] == 'stop'] == [3, 3, 5]
   assert [e['resumed_from'] for e in events if e['event'] == 'start'] == [None, 3, 3, 5]
+
+
+def test_a_program_that_jaxlib_cannot_print_gives_a_warning_and_the_run_continues(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+  """So it is with calls of SparseCores, in jaxlib 0.10.2."""
+  class Program:
+    """A step that lowers and compiles to itself."""
+    step_fn, abstract_state = property(lambda self: self), None
+
+    def lower(self, *_: object) -> Program:
+      return self
+
+    def compile(self) -> Program:
+      return self
+
+    def as_text(self) -> str:
+      raise jax.errors.JaxRuntimeError('INTERNAL: async-update should have 1 operands\nmore')
+
+  monkeypatch.setattr(train.build, 'abstract_batch', lambda config: None)
+  one = SimpleNamespace(workdir=tmp_path, config=None, parts=SimpleNamespace(program=Program()))
+  train.Run._dump_hlo(one)  # type: ignore[arg-type]
+  assert 'train.dump_hlo: expected a program that jaxlib can print, got INTERNAL: async-update should' in caplog.text
+  assert '--xla_jf_dump_to=DIR' in caplog.text and not (tmp_path / 'hlo').exists()
 
 
 @pytest.mark.slow(reason='9 s: a step is compiled and profiled; a longer run is above')

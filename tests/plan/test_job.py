@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import pytest
 
 from vit_jax import main
@@ -19,7 +20,7 @@ from vit_jax.config import files, json_files
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import build
 from vit_jax.models import cost
-from vit_jax.plan import compile, compiled, plan, schedule, search, table, topologies
+from vit_jax.plan import compile, compiled, overlap, plan, schedule, search, table, topologies
 from vit_jax.record import console
 
 TINY = ['--config=digits', '--config.model.depth=1', '--config.model.width=16', '--config.model.heads=2',
@@ -194,7 +195,7 @@ def test_what_goes_between_slices_is_listed_with_a_time_of_its_own(monkeypatch: 
   assert 'on 2 slices of v5e:16x16, 512 devices' in text and 'data-center network' in text
   ms = 1e3 * 2**20 / 3.125e9
   assert any([cell.strip() for cell in line.split('|')][1:6:4] == ['between slices', f'{ms:.2f}']
-             for line in text.splitlines() if line.count('|') == 6)
+             for line in text.splitlines() if line.count('|') == 7)
   assert f'| {ms:.3f} ms ' in text and 'at 3.125 GB/s a device; not included in other figures' in text
   assert content['between_slices_ms'] == pytest.approx(ms)
   assert content['slices'] == 2 and content['collectives_ms'] == pytest.approx(.7)
@@ -365,6 +366,60 @@ def test_the_time_by_schedule_stands_beside_the_estimate(monkeypatch: pytest.Mon
   assert '(50% of the time)' in text and 'estimate for 5 operations without a schedule' in text
   assert '| 100.00 | 100.0% | 50.00          |' in text
   assert 'step by schedule |' not in table.render(planned(monkeypatch, answer()))
+
+
+def test_the_step_with_collectives_has_those_that_the_core_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+  """One of the 3 all-reduces' milliseconds is exposed; without a schedule all of them count."""
+  second = schedule.Schedule(47_000_000, 0, 0, 0, 0, [])
+  waits = [overlap.Wait('all-reduce', 3, 3_000_000, 1_000_000)]
+  found = planned(monkeypatch, answer()._replace(schedule=second, waits=waits))
+  content, text = found.to_json(), table.render(found)
+  assert content['collectives_ms'] == 3. and content['exposed_collectives_ms'] == 1.
+  assert content['step_ms_with_collectives'] == 101. and found.step_ms_with_collectives == 101.
+  assert content['collectives'][0]['ms'] == 3. and content['collectives'][0]['exposed_ms'] == 1.
+  cells = {row[1].strip(): row[2:4] for row in (line.split('|') for line in text.splitlines()) if len(row) == 5}
+  assert cells['exposed'][0].strip() == '1 ms' and '2.0% of the step by schedule' in cells['exposed'][1]
+  assert '| 3.00 | 1.00       |' in text
+  before = planned(monkeypatch, answer())
+  assert before.to_json()['exposed_collectives_ms'] is None and before.step_ms_with_collectives == 101.
+  assert '| exposed |' not in table.render(before)
+
+
+def test_a_program_without_estimates_takes_the_time_of_its_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+  second = schedule.Schedule(47_000_000, 0, 0, 0, 0, [])
+  none = answer()._replace(costs=answer().costs._replace(cycles=0), schedule=second, waits=[])
+  found = planned(monkeypatch, none)
+  content = found.to_json()
+  assert content['step_ms_source'] == 'schedule' and content['assumed_mfu'] is None
+  assert content['estimated_step_ms'] == content['scheduled_step_ms'] == 50.
+  assert 'because the text of the program has no estimates' in table.render(found)
+
+
+def test_where_jaxlib_cannot_print_a_program_the_compilers_dump_is_read(tmp_path: pathlib.Path) -> None:
+  class Offloaded:
+    def as_text(self) -> str:
+      raise jax.errors.JaxRuntimeError('async-update instruction should have 1 operands but sees 2')
+
+  with pytest.raises(jax.errors.JaxRuntimeError, match='async-update'):
+    compile.scheduled_text(Offloaded(), tmp_path)  # type: ignore[arg-type]
+  for name, content in (('1-TLP-hlo.txt', 'small'), ('2-TLP-hlo.txt', 'the step'), ('3-fusion-hlo.txt', 'x' * 99)):
+    (tmp_path / name).write_text(content)
+  assert compile.scheduled_text(Offloaded(), tmp_path) == 'the step'  # type: ignore[arg-type]
+
+
+@pytest.mark.slow(reason='30 s: compiles')
+@pytest.mark.skipif(importlib.util.find_spec('libtpu') is None, reason='the TPU compiler (libtpu) is not installed')
+def test_a_plan_with_sparsecores_reads_the_dump_and_finds_less_exposed(tmp_path: pathlib.Path,
+                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setenv('LIBTPU_INIT_ARGS', '')  # which the flags change
+  words = ['--config=vit_l16_jft', '--config.model.depth=1', '--config.model.execution=unrolled',
+           '--config.model.remat=none', '--config.data.num_classes=1000',
+           '--config.batch_size=256', '--config.mesh.fsdp=4', '--config.mesh.data=-1', '--topology=v6e:2x4']
+  plain = run(tmp_path / 'plain', *words)
+  offloaded = run(tmp_path / 'offloaded', *words, '--flags=sparsecore')
+  assert plain['step_ms_source'] == 'compiler_cycles' and offloaded['step_ms_source'] == 'schedule'
+  assert plain['exposed_collectives_ms'] > .9 * plain['collectives_ms'] > 0
+  assert offloaded['exposed_collectives_ms'] < .5 * plain['exposed_collectives_ms']
 
 
 def test_the_stages_of_the_compiling_process_are_shown_with_their_time_and_no_other_output() -> None:

@@ -42,10 +42,10 @@ def test_equal_operations_share_a_schedule() -> None:
 
 def test_operations_of_a_plan_have_both_times(tmp_path: pathlib.Path) -> None:
   chip = topologies.CHIPS['v6e']
-  assert compile.times(TEXT, tmp_path, chip) == (None, compiled.operations(TEXT))
+  assert compile.times(TEXT, bundles.read(tmp_path), chip) == (None, compiled.operations(TEXT))
   for name, lines in GOLDEN['dump'].items():
     (tmp_path / name).write_text('\n'.join(lines))
-  second, found = compile.times(TEXT, tmp_path, chip)
+  second, found = compile.times(TEXT, bundles.read(tmp_path), chip)
   assert second == schedule.read(TEXT, COUNTS, bytes_a_cycle=RATE)[0]
   assert {(one.place.split('/')[-1], one.cycles, one.scheduled) for one in found} == {
       ('tanh', 3460, 276), ('pallas_call', 0, 587), ('dot_general', 5060, PRODUCT), ('dynamic_update_slice', 2125, 3)}

@@ -63,6 +63,26 @@ def test_windowed_gathers_are_gathers_too(kinds: dict[str, Any], number: int) ->
   assert len(warn.find(found)) == number
 
 
+def test_gradients_that_are_summed_whole_are_reported_with_the_flags_to_compare() -> None:
+  """What `data` has to sum, in float32, is an eighth of the kernels, and all of the others."""
+  words = 'mesh.fsdp=8', 'mesh.data=-1', 'model.width=2048', 'model.mlp.hidden=8192'
+  few = planned(*words, topology='v5e:16x16', all_gather=(4, 1), all_reduce=(4, 30_000_000))
+  assert warn.find(few) == []
+  whole = planned(*words, topology='v5e:16x16', all_gather=(4, 1), all_reduce=(4, 100_000_000))
+  pairs = zip(plan.jax.tree.leaves(whole.parts.program.abstract_state.params),
+              plan.jax.tree.leaves(whole.parts.program.shardings.params), strict=True)
+  needed = sum(leaf.size * 4 / (8 if 'fsdp' in placed.spec else 1) for leaf, placed in pairs)
+  assert 20e6 < needed < 30e6
+  assert (f'Gradients are summed whole: all-reduces of 95 MiB, of which this layout needs {needed / 2**20:.0f} MiB.'
+          in text(whole))
+  assert 'Compare --flags=scatter_layout.' in text(whole)
+  trillium = planned(*words, topology='v6e:16x16', all_gather=(4, 1), all_reduce=(4, 100_000_000))
+  assert 'Compare --flags=sparsecore.' in text(trillium)
+  everywhere = planned(*words, topology='v5e:2x4', all_gather=(4, 1), all_reduce=(4, 100_000_000))
+  assert 'Set --config.mesh.fsdp=4 --config.mesh.data=-1, or compare --flags=scatter_layout.' in text(everywhere)
+  assert 'summed whole' not in text(planned('mesh.fsdp=1', all_reduce=(4, 100_000_000)))
+
+
 def test_shards_that_are_no_whole_tiles_are_reported_with_the_fsdp_that_would_be() -> None:
   found = planned('mesh.fsdp=128', 'model.width=1536', 'model.mlp.hidden=6144', all_gather=(1, 1))
   rows = 1536 // 128

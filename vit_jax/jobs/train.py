@@ -285,11 +285,18 @@ class Run:
     """Writes the optimized program of the train step, compiled from shapes as in a plan.
 
     This is a separate compilation, cached on disk for the next dump; the first step may have to compile again. All
-    processes compile, and process 0 writes.
+    processes compile, and process 0 writes. A program that jaxlib cannot print gives a warning.
     """
     path = self.workdir / 'hlo' / 'train_step.txt'
     lowered = self.parts.program.step_fn.lower(self.parts.program.abstract_state, build.abstract_batch(self.config))
-    text = lowered.compile().as_text() or ''
+    program = lowered.compile()
+    try:
+      text = program.as_text() or ''
+    except jax.errors.JaxRuntimeError as error:  # jaxlib 0.10.2 cannot read calls of SparseCores back
+      log.warning('train.dump_hlo: expected a program that jaxlib can print, got %s. Set LIBTPU_INIT_ARGS='
+                  '"--xla_jf_dump_to=DIR --xla_jf_dump_hlo_text=true": the compiler writes its text into the '
+                  'directory.', str(error).partition('\n')[0])
+      return
     run_directory.write_text(path, text)
     log.info('The compiled train step is in %s', path)
 

@@ -46,9 +46,15 @@ class _Loop(NamedTuple):
 
 
 def flags(folder: str) -> str:
-  """Returns the compiler's flags that write the dump into an existing folder."""
-  return (f'--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true '
+  """Returns the compiler's flags that write the dump, and the text of the program, into an existing folder."""
+  return (f'--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true --xla_jf_dump_hlo_text=true '
           '--xla_jf_dump_llo_pass_label_regex=^final_bundles')
+
+
+def program_text(folder: pathlib.Path) -> str:
+  """Returns the scheduled text of the largest program of a dump; '' if it has none."""
+  texts = [path.read_text(errors='replace') for path in folder.glob('*-TLP-hlo.txt')]
+  return max(texts, key=len, default='')
 
 
 def read(folder: pathlib.Path) -> dict[str, Count]:

@@ -14,13 +14,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vit_jax.config import schema
 from vit_jax.core import implementation
 from vit_jax.core.errors import UserError
-from vit_jax.plan import bundles, compiled, schedule, topologies
+from vit_jax.plan import bundles, compiled, hlo, overlap, schedule, topologies
 from vit_jax.record import console
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class Answer(NamedTuple):
   peak_bytes: highest memory use, arguments included.
   operations: those with cycles, and kernels; the most expensive first.
   schedule: the second time of the step; None if the platform has none.
+  waits: time of the collectives, and what of it the core waits; None if the platform has no schedule.
   """
   overflow: compiled.Overflow | None = None
   argument_bytes: int = 0
@@ -63,6 +64,7 @@ class Answer(NamedTuple):
   device_kind: str = ''
   operations: Sequence[compiled.Operation] = ()
   schedule: schedule.Schedule | None = None
+  waits: Sequence[overlap.Wait] | None = None
 
 
 def ask(request: Request) -> Answer:
@@ -122,9 +124,10 @@ def decode(content: dict) -> Answer:
   costs = compiled.Costs(cycles, compiled.Unknown(*unknown), [compiled.Collective(*row) for row in rows],
                          [compiled.Kernel(*row) for row in kernels])
   parts = [compiled.Operation(*row) for row in content.pop('operations')]
-  second = content.pop('schedule')
+  second, waits = content.pop('schedule'), content.pop('waits')
   return Answer(compiled.Overflow(*lost) if lost else None, costs=costs, operations=parts,
-                schedule=schedule.Schedule(*second) if second else None, **content)
+                schedule=schedule.Schedule(*second) if second else None,
+                waits=None if waits is None else [overlap.Wait(*row) for row in waits], **content)
 
 
 def measure(request: Request, dump: pathlib.Path) -> Answer:
@@ -164,16 +167,44 @@ def examine(lower: Callable[[], jax.stages.Lowered], topology: topologies.Topolo
   total = (memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
            - memory.alias_size_in_bytes)
   peak = memory.peak_memory_in_bytes if topology.chip.platform == 'tpu' else total
-  text = program.as_text() or ''
-  second, found = times(text, dump, topology.chip)
+  text, counts = scheduled_text(program, dump), bundles.read(dump)
+  second, found = times(text, counts, topology.chip)
   return Answer(None, memory.argument_size_in_bytes, memory.temp_size_in_bytes, memory.alias_size_in_bytes, peak,
-                compiled.read(text, num_devices=topology.num_devices), lower_s, compile_s, kind, found, second)
+                compiled.read(text, num_devices=topology.num_devices), lower_s, compile_s, kind, found, second,
+                waits(text, counts, topology))
 
 
-def times(text: str, dump: pathlib.Path,
+def scheduled_text(program: jax.stages.Compiled, dump: pathlib.Path) -> str:
+  """Returns the text of a compiled program, or that of the dump where jaxlib cannot print it.
+
+  jaxlib 0.10.2 cannot read calls of SparseCores back. The text of the dump has no estimates of cycles.
+  """
+  import jax
+  try:
+    return program.as_text() or ''
+  except jax.errors.JaxRuntimeError:
+    if text := bundles.program_text(dump):
+      return text
+    raise
+
+
+def waits(text: str, counts: Mapping[str, bundles.Count], topology: topologies.Topology) -> list[overlap.Wait] | None:
+  """Returns how long the collectives of a program take and are waited for; None if its operations have no times."""
+  chip = topology.chip
+  if chip.platform != 'tpu' or not chip.clock_hz:
+    return None
+
+  def seconds(program: hlo.Program) -> Callable[[hlo.Instruction, str], float]:
+    clock = schedule.Clock(program, counts, chip.hbm_bytes_s / chip.clock_hz)
+    return lambda one, within: (clock.cycles(one, within) if counts else one.cycles) / chip.clock_hz
+
+  return overlap.read(text, overlap.Links(chip.ring_bytes_s, topology.num_devices), seconds)
+
+
+def times(text: str, counts: Mapping[str, bundles.Count],
           chip: topologies.Chip) -> tuple[schedule.Schedule | None, list[compiled.Operation]]:
-  """Returns the second time of a program's text, None if the dump is empty, and its operations with both times."""
-  found, counts = compiled.operations(text), bundles.read(dump)
+  """Returns the second time of a program's text, None without counts, and its operations with both times."""
+  found = compiled.operations(text)
   if not counts or not chip.clock_hz:
     return None, found
   second, by_place = schedule.read(text, counts, bytes_a_cycle=chip.hbm_bytes_s / chip.clock_hz)

@@ -96,13 +96,13 @@ def read(text: str, *, num_devices: int) -> Costs:
         kernels[re.sub(r'[.\d]+$', '', one.name)] += times
       kind = BETWEEN_SLICES if one.opcode == 'send' and _MEGASCALE in one.text else one.opcode.removesuffix('-start')
       if kind in _LISTED and not is_again:
-        found.append(_collective(one, kind, times, name, num_devices))
+        found.append(collective(one, kind, times, name, num_devices))
       for called, trips in program.calls(one, name):
         if trips is None:
           unknown_loops += 1
           sources[_source(one)] = None
         visit(called, times * (1 if trips is None else trips), is_fused or one.opcode == 'fusion',
-              is_sure and trips is not None, is_again or _continues(program, one, name))
+              is_sure and trips is not None, is_again or continues(program, one, name))
 
   visit(program.entry, 1, False, True, False)
   return Costs(cycles, Unknown(unknown_loops, unknown_cycles, list(sources)), _by_kind(found),
@@ -120,21 +120,25 @@ def _source(loop: Instruction) -> str:
   return '/'.join(n for n in names[1:] if n != 'vmap()') or 'an unnamed function'
 
 
-def _continues(program: hlo.Program, one: Instruction, within: str) -> bool:
-  """Returns whether an instruction goes on with a collective that one of its operands has begun.
+def continues(program: hlo.Program, one: Instruction, within: str) -> bool:
+  """Returns whether an instruction goes on with a collective that one of its operands has begun."""
+  return one.opcode.endswith(('-update', '-done')) or one.opcode == 'fusion' and bool(continued(program, one, within))
+
+
+def continued(program: hlo.Program, one: Instruction, within: str) -> str:
+  """Returns the name of the fusion whose collective a fusion goes on with; '' if there is none.
 
   The TPU compiler writes an asynchronous collective several times: in the fusion that starts it, in those of the work
   beside it, and in the one that waits for it, each of which gets the one before. Neither channels nor names tell that:
   all collectives of `shard_map` have one channel, and the copies have names of their own.
   """
-  if one.opcode.endswith(('-update', '-done')):
-    return True
-  own = _begun(program, one) if one.opcode == 'fusion' else set()
-  return bool(own) and any(own & _begun(program, before) for name in one.operands
-                           if (before := program.maker(within, name)) is not None and before.opcode == 'fusion')
+  own = begun(program, one)
+  makers = (program.maker(within, name) for name in (one.operands if own else ()))
+  return next((before.name for before in makers
+               if before is not None and before.opcode == 'fusion' and own & begun(program, before)), '')
 
 
-def _begun(program: hlo.Program, fusion: Instruction) -> set[tuple[str, ...]]:
+def begun(program: hlo.Program, fusion: Instruction) -> set[tuple[str, ...]]:
   """Returns kind, channel and shape of the collectives in a fusion, and in those inside of it.
 
   The layout may differ: the copies of one collective write to memory and to the chip.
@@ -145,7 +149,7 @@ def _begun(program: hlo.Program, fusion: Instruction) -> set[tuple[str, ...]]:
       if one.opcode in KINDS:
         found.add((one.opcode, *re.findall(r'channel_id=(\d+)', one.text), re.sub(r'\{[^}]*\}', '', one.type)))
       elif one.opcode == 'fusion':
-        found |= _begun(program, one)
+        found |= begun(program, one)
   return found
 
 
@@ -159,10 +163,10 @@ def _by_kind(found: list[tuple[str, int, int, int]]) -> list[Collective]:
   return rows
 
 
-def _collective(one: Instruction, kind: str, times: int, within: str, num_devices: int) -> tuple[str, int, int, int]:
+def collective(one: Instruction, kind: str, times: int, within: str, num_devices: int) -> tuple[str, int, int, int]:
   """Returns the kind of a collective, how often it runs, its bytes and its sent bytes."""
   size = _num_bytes(one.type)
-  group = _group_size(one.text, num_devices)
+  group = group_size(one.text, num_devices)
   if kind == BETWEEN_SLICES:  # its type is (operand, counter, token)
     size = _num_bytes(re.sub(r'\bu32\[\]', '', one.type))
     return kind, times, size, size
@@ -191,7 +195,7 @@ def _num_bytes(type_text: str) -> int:
   return total
 
 
-def _group_size(text: str, num_devices: int) -> int:
+def group_size(text: str, num_devices: int) -> int:
   """Returns how many devices take part in a collective, from any of the three forms of `replica_groups`."""
   if named := re.search(r'replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}', text):
     sizes = dict(re.findall(r"'([^']+)'=(\d+)", named[1]))

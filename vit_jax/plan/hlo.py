@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 _COMPUTATION = re.compile(r'(ENTRY )?%?([\w.\-]+) \(.*\{$')
+_END = re.compile(r'\}(, execution_thread="\w+")?$')
 _INSTRUCTION = re.compile(r'\s+(ROOT )?%?([\w.\-]+) = (.*)')
 _OPCODE = re.compile(r' ([a-z][a-z0-9\-]*)\(')
 _CALLED = re.compile(r'(calls|body|condition|to_apply)=%?([\w.\-]+)')
+_OFFLOADED = re.compile(r'called_computations=\{%?([\w.\-]+)\}')
 _BRANCHES = re.compile(r'branch_computations=\{([^}]*)\}')
 _OPERAND = re.compile(r'%([\w.\-]+)')
 _CONSTANT = re.compile(r'[su]\d+\[\]\S* constant\((-?\d+)\)')
@@ -64,6 +66,8 @@ class Program(NamedTuple):
       yield called['calls'], 1
     elif one.opcode == 'call':
       yield called['to_apply'], 1
+    elif one.opcode == 'custom-call-start':  # what the SparseCores run
+      yield from ((name, 1) for name in _OFFLOADED.findall(one.text))
 
   def trips(self, loop: Instruction, within: str) -> int | None:
     """Returns the trip count of a loop: as stated, or from its counter; None if the loop has no counter.
@@ -123,11 +127,11 @@ def _value(one: Instruction | None) -> int | None:
 
 
 def parse(text: str) -> Program:
-  """Parses the text that `compiled.as_text()` returns."""
+  """Parses the text that `compiled.as_text()` returns, or that of the compiler's dump."""
   computations: dict[str, list[Instruction]] = {}
   entry, current = '', None
   for line in text.splitlines():
-    if current and line != '}' and not line.startswith(' '):  # continued metadata of a kernel
+    if current and not _END.match(line) and not line.startswith(' '):  # continued metadata of a kernel
       current[-1] = current[-1]._replace(text=current[-1].text + line)
     elif not line.startswith(' '):
       head = _COMPUTATION.match(line)

@@ -129,12 +129,17 @@ class Plan:
 
   @property
   def step_ms(self) -> float | None:
-    """Time without collectives, from the compiler's cycles or else the assumed MFU; None if it does not fit."""
+    """Time without collectives; None if it does not fit.
+
+    It is that of the compiler's cycles, or else of the schedule, or else of the assumed MFU.
+    """
     chip = self.subject.topology.chip
     if not self.fits:
       return None
     if self.answer and self.has_cycles:
       return 1e3 * self.answer.costs.cycles / chip.clock_hz
+    if self.scheduled_ms:
+      return self.scheduled_ms
     return 1e3 * self.flops_per_step / self.subject.topology.num_devices / chip.peak_flops / ASSUMED_MFU
 
   @property
@@ -151,7 +156,28 @@ class Plan:
   @property
   def collectives_ms(self) -> float:
     """Time of all collectives within a slice around one ring of neighbors, without any overlap."""
+    if self.answer and self.answer.waits is not None:
+      return sum(one.ns for one in self.answer.waits) / 1e6
     return 1e3 * self.sent_bytes() / self.subject.topology.chip.ring_bytes_s
+
+  @property
+  def exposed_ms(self) -> float | None:
+    """Time that the core waits for collectives within a slice, by the schedule; None if there is no schedule."""
+    if self.answer is None or self.answer.waits is None:
+      return None
+    return sum(one.exposed_ns for one in self.answer.waits) / 1e6
+
+  @property
+  def step_ms_with_collectives(self) -> float | None:
+    """Time of a step with the collectives that it waits for: all of them if there is no schedule."""
+    if self.step_ms is None:
+      return None
+    return self.step_ms + (self.collectives_ms if self.exposed_ms is None else self.exposed_ms)
+
+  @property
+  def step_ms_source(self) -> str:
+    """What `step_ms` is from."""
+    return 'compiler_cycles' if self.has_cycles else 'schedule' if self.scheduled_ms else 'assumed_mfu'
 
   @property
   def between_slices_ms(self) -> float | None:
@@ -171,7 +197,8 @@ class Plan:
   def to_json(self) -> dict[str, Any]:
     """Returns the content of `plan.json`; null where a figure is undefined because the program does not fit."""
     step, answer, topology = self.step_ms, self.answer, self.subject.topology
-    both = None if step is None else step + self.collectives_ms
+    both, waits = self.step_ms_with_collectives, self.answer.waits if self.answer else None
+    by_kind = {one.kind: {'ms': one.ns / 1e6, 'exposed_ms': one.exposed_ns / 1e6} for one in waits or ()}
     return {
         'config': self.parts.config.name, 'topology': topology.name, 'slices': topology.slices,
         'num_devices': topology.num_devices,
@@ -183,8 +210,9 @@ class Plan:
         'memory_bytes_per_device': self.memory, 'large_whole_bytes': self.whole_bytes,
         'argument_bytes': answer.argument_bytes if answer else None,
         'temp_bytes': answer.temp_bytes if answer else None,
-        'estimated_step_ms': step, 'step_ms_source': 'compiler_cycles' if self.has_cycles else 'assumed_mfu',
-        'assumed_mfu': None if self.has_cycles else ASSUMED_MFU, 'collectives_ms': self.collectives_ms,
+        'estimated_step_ms': step, 'step_ms_source': self.step_ms_source,
+        'assumed_mfu': ASSUMED_MFU if self.step_ms_source == 'assumed_mfu' else None,
+        'collectives_ms': self.collectives_ms, 'exposed_collectives_ms': self.exposed_ms,
         'between_slices_ms': self.between_slices_ms, 'scheduled_step_ms': self.scheduled_ms,
         'schedule': answer.schedule._asdict() if answer and answer.schedule else None,
         'step_ms_with_collectives': both, 'roofline_ms': self.roofline_ms,
@@ -196,8 +224,8 @@ class Plan:
         'core_days': None if step is None else self.core_days(step),
         'core_days_with_collectives': None if both is None else self.core_days(both),
         'paper_core_days': PAPER_CORE_DAYS.get(self.parts.config.name),
-        'collectives': [{'kind': row.kind, 'count': row.calls, 'bytes': row.num_bytes,
-                         'sent_bytes': row.sent_bytes} for row in answer.costs.collectives] if answer else [],
+        'collectives': [{'kind': row.kind, 'count': row.calls, 'bytes': row.num_bytes, 'sent_bytes': row.sent_bytes,
+                         **by_kind.get(row.kind, {})} for row in answer.costs.collectives] if answer else [],
         'operations': [one._asdict() for one in answer.operations] if answer else [],
         'uncounted_kernels': {kernel.name: kernel.calls for kernel in self.uncounted},
         'unknown_loops': answer.costs.unknown._asdict() if answer else None,

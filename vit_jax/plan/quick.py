@@ -56,6 +56,7 @@ def _at(depth: int, low: compile.Answer, high: compile.Answer) -> compile.Answer
   return line(low, high)._replace(
       costs=costs, lower_s=low.lower_s + high.lower_s, compile_s=low.compile_s + high.compile_s,
       operations=sorted(lines(low.operations, high.operations), key=lambda one: -one.cycles),
+      waits=None if high.waits is None else lines(low.waits or (), high.waits),
       schedule=line(low.schedule, high.schedule) if low.schedule and high.schedule else None)
 
 

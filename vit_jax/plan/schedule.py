@@ -29,6 +29,8 @@ REACHED = .85
 CMEM = 'S(3)'
 """The second memory on the chip of v4, in a layout."""
 _ASYNCHRONOUS = ('-start', '-done', '-update')
+_OPERATIONS = ('fusion', 'convolution', 'copy', 'reduce', 'broadcast', 'convert', 'sqrt', 'scatter', 'gather', 'sort')
+"""Opcodes that take time of the core, where the text has no estimates."""
 
 
 _ARRAY = re.compile(r'\b(pred|bf16|[sufc]\d+|f8\w+)\[([\d,]*)\](?:\{([^}]*)\})?')
@@ -154,15 +156,14 @@ def read(text: str, counts: Mapping[str, Count], *,
     bytes_a_cycle: peak bandwidth of the memory.
   """
   program = hlo.parse(text)
-  moved, on_chip, alike = Traffic(program), Traffic(program, CMEM), _alike(program, counts)
+  clock, on_chip = Clock(program, counts, bytes_a_cycle), Traffic(program, CMEM)
   rows: Counter[tuple[str, str]] = Counter()
   sums: Counter[str] = Counter()
   kernels: dict[str, None] = {}
 
   def add(one: Instruction, within: str, times: int) -> None:
-    found = counts.get(one.name) or alike.get(_likeness(one))
-    memory, own = moved.num_bytes(one, within) / bytes_a_cycle / REACHED, found.cycles if found else 0
-    cycles = times * round(max(memory, own))
+    found, memory = clock.count(one), clock.memory(one, within)
+    cycles, own = times * clock.cycles(one, within), found.cycles if found else 0
     sums['cmem'] += times * on_chip.num_bytes(one, within)
     sums.update(cycles=cycles, memory=cycles * (memory > own), loops=times * (found.unknown_loops if found else 0))
     rows[compiled.place(one.source or one.opcode)] += cycles
@@ -172,9 +173,9 @@ def read(text: str, counts: Mapping[str, Count], *,
 
   def visit(name: str, times: int) -> None:
     for one in program.computations.get(name, ()):
-      if is_counted(one):
+      if clock.is_counted(one):
         add(one, name, times)
-      if one.opcode != 'fusion':
+      if one.opcode not in ('fusion', 'custom-call-start'):
         for called, trips in program.calls(one, name):
           visit(called, times * (1 if trips is None else trips))
 
@@ -183,19 +184,44 @@ def read(text: str, counts: Mapping[str, Count], *,
                   list(kernels), sums['cmem']), dict(rows)
 
 
-def is_counted(one: Instruction) -> bool:
-  """Returns whether an instruction takes time of the core: operations of XLA with an estimate, and kernels."""
-  kind = one.opcode.removesuffix('-start').removesuffix('-done')
-  if kind in compiled.KINDS or one.opcode.endswith(_ASYNCHRONOUS):
-    return False
-  return one.cycles > 0 or compiled.is_kernel(one)
+class Clock:
+  """The cycles of the operations of a program: of each the larger of its instruction bundles and its bytes.
+
+  `counts` and `bytes_a_cycle` are those of `read`.
+  """
+
+  def __init__(self, program: hlo.Program, counts: Mapping[str, Count], bytes_a_cycle: float) -> None:
+    self._program, self._counts, self._moved, self._rate = program, counts, Traffic(program), bytes_a_cycle
+    # The compiler's dump has the text from before the estimates: there, all that has a schedule is an operation.
+    self._has_estimates = any(one.cycles for one in program.computations.get(program.entry, ()))
+    self._alike = {_likeness(one): counts[one.name] for rows in program.computations.values() for one in rows
+                   if one.name in counts and self.is_counted(one)}
+
+  def is_counted(self, one: Instruction) -> bool:
+    """Returns whether an instruction takes time of the core: operations of XLA with an estimate, and kernels."""
+    kind = one.opcode.removesuffix('-start').removesuffix('-done')
+    if kind in compiled.KINDS or one.opcode.endswith(_ASYNCHRONOUS):
+      return False
+    if self._has_estimates or one.opcode not in _OPERATIONS:
+      return one.cycles > 0 or compiled.is_kernel(one)
+    return not compiled.begun(self._program, one)
+
+  def count(self, one: Instruction) -> Count | None:
+    """Returns the schedule of an operation, or that of an equal one; None if there is neither."""
+    return self._counts.get(one.name) or self._alike.get(_likeness(one))
+
+  def memory(self, one: Instruction, within: str) -> float:
+    """Returns the cycles that the bytes of an operation take."""
+    return self._moved.num_bytes(one, within) / self._rate / REACHED
+
+  def cycles(self, one: Instruction, within: str) -> int:
+    """Returns the cycles of an operation of the computation `within`; 0 if it takes no time of the core."""
+    if not self.is_counted(one):
+      return 0
+    found = self.count(one)
+    return round(max(self.memory(one, within), found.cycles if found else 0))
 
 
 def _likeness(one: Instruction) -> tuple[str, str, int]:
   return one.opcode, one.type, one.cycles
 
-
-def _alike(program: hlo.Program, counts: Mapping[str, Count]) -> dict[tuple[str, str, int], Count]:
-  """Counts by opcode, type and estimate, for operations whose equals were scheduled."""
-  return {_likeness(one): counts[one.name] for rows in program.computations.values() for one in rows
-          if one.name in counts and is_counted(one)}

@@ -44,8 +44,8 @@ class Tried(NamedTuple):
 
   @property
   def step_ms(self) -> float | None:
-    """Time with all collectives, so that sharding is compared with its cost."""
-    return None if self.plan is None or self.plan.step_ms is None else self.plan.step_ms + self.plan.collectives_ms
+    """Time with exposed collectives, so that sharding is compared with its cost."""
+    return None if self.plan is None else self.plan.step_ms_with_collectives
 
 
 def candidates(plan: plans.Plan) -> list[Candidate]:

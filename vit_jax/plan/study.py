@@ -116,7 +116,7 @@ def make(study: schema.Study, topology: str, *, to: storage.Path | None,
       f'# Plan: {study.name}, {len(configs)} runs of {len(rows)} programs on {there.label}',
       table.table(HEAD, [*map(_cells, rows), _total(rows)]), *_problems(rows),
       'Not measured. Core-days are those of the steps of all runs, one run at a time on all devices, without '
-      'collectives and with all of them; evaluation and start are not in them.', note]))
+      'collectives and with those that the step waits for; evaluation and start are not in them.', note]))
   return text, {'study': study.name, 'topology': there.name, 'note': note, 'programs': [
       {'runs': row.program.steps, 'plan': row.plan, 'problem': row.problem,
        'core_days': row.core_days('estimated_step_ms'),

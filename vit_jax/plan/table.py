@@ -138,6 +138,8 @@ def time_rows(plan: plans.Plan) -> Iterator[tuple[str, str, str]]:
   if plan.has_cycles:
     how = (f'cycles that the compiler estimates, at {chip.clock_hz / 1e9:g} GHz; without collectives, host and '
            'input')
+  elif plan.step_ms_source == 'schedule':
+    how = 'by schedule, because the text of the program has no estimates'
   else:
     how = f'FLOPs at an assumed MFU of {plans.ASSUMED_MFU:.0%}'
   more, less = ('> ', '< ') if plan.uncounted else ('', '')
@@ -150,6 +152,10 @@ def time_rows(plan: plans.Plan) -> Iterator[tuple[str, str, str]]:
   if plan.answer:
     yield 'collectives', f'{_short(plan.collectives_ms)} ms', \
         f'one ring at {chip.ring_bytes_s / 1e9:g} GB/s, without overlap'
+  if (exposed := plan.exposed_ms) is not None:
+    share = f'; {exposed / plan.scheduled_ms:.1%} of the step by schedule' if plan.scheduled_ms else ''
+    yield 'exposed', f'{_short(exposed)} ms', \
+        f'of the collectives, those that no work beside them hides, by the schedule{share}'
   if between := plan.between_slices_ms:
     yield 'between slices', f'{_short(between)} ms', \
         f'data-center network at {chip.between_bytes_s / 1e9:g} GB/s a device; not included in other figures'
@@ -161,14 +167,14 @@ def time_rows(plan: plans.Plan) -> Iterator[tuple[str, str, str]]:
 def _cost_rows(plan: plans.Plan, step: float, more: str, less: str) -> Iterator[tuple[str, str, str]]:
   """Returns utilization, hours and core-days of the run, by the time of a step in ms.
 
-  They are also given with all collectives added.
+  They are also given with the collectives added that the step waits for: all of them where there is no schedule.
 
   Args:
     plan: of the run.
     step: time of a step in ms.
     more, less: what is put before bounds, `> ` and `< `; '' = they are estimates.
   """
-  both, total = step + plan.collectives_ms, plan.parts.lengths.total_steps
+  both, total = plan.step_ms_with_collectives or step, plan.parts.lengths.total_steps
 
   def added(value: str) -> str:
     return f'; {value} with collectives' if plan.answer else ''
@@ -234,13 +240,15 @@ def operations(plan: plans.Plan) -> str:
 
 def collectives(plan: plans.Plan) -> str:
   assert plan.answer is not None
-  chip = plan.subject.topology.chip
+  chip, waits = plan.subject.topology.chip, {one.kind: one for one in plan.answer.waits or ()}
   rows = []
   for row in plan.answer.costs.collectives:
     rate = chip.between_bytes_s if row.kind == compiled.BETWEEN_SLICES else chip.ring_bytes_s
+    wait = waits.get(row.kind)
+    ms = wait.ns / 1e6 if wait else 1e3 * row.sent_bytes / rate if rate else None
     rows.append((row.kind, f'{row.calls:,}', f'{row.num_bytes / 2**20:,.1f}', f'{row.sent_bytes / 2**20:,.1f}',
-                 f'{1e3 * row.sent_bytes / rate:.2f}' if rate else '-'))
-  shown = table(('kind', 'count', 'MiB of results', 'MiB sent', 'ms'), rows) if rows else 'None.'
+                 '-' if ms is None else f'{ms:.2f}', f'{wait.exposed_ns / 1e6:.2f}' if wait else '-'))
+  shown = table(('kind', 'count', 'MiB of results', 'MiB sent', 'ms', 'exposed ms'), rows) if rows else 'None.'
   shown += f'\n\nThis layout needs {warn.ideal_bytes(plan) / 2**20:,.1f} MiB sent within a slice.'
   if any(row[0] == compiled.BETWEEN_SLICES for row in rows):
     shown += '\n\nTransfers between slices use the data-center network; no sum here includes their time.'

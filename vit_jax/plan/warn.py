@@ -20,12 +20,16 @@ from vit_jax.plan import plan as plans
 EXCESS = 1.5
 """Bytes sent, as a multiple of the ideal, above which a plan has a warning."""
 GATHERS, SUMS = 2, 1  # of a kernel in a microbatch: forward and backward; its gradient
+SUM_BYTES = 4
+"""Of an element of a gradient that is summed over `data`: in float32, as compilers do where they like."""
+SPARSECORE = ('v5p', 'v6e')
+"""TPUs for which `--flags=sparsecore` is."""
 _SHOWN = 3  # parameters that a warning names
 
 
 def find(plan: plans.Plan) -> list[str]:
   """Returns the warnings of a plan, in full sentences; none if it is not compiled or does not fit."""
-  return [*_row_problems(plan), *_gather_problems(plan), *_excess_problems(plan)]
+  return [*_row_problems(plan), *_gather_problems(plan), *_whole_sum_problems(plan), *_excess_problems(plan)]
 
 
 def ideal_bytes(plan: plans.Plan) -> int:
@@ -134,6 +138,25 @@ def _gather_problems(plan: plans.Plan) -> Iterator[str]:
            f'--config.mesh.fsdp={shape["fsdp"] // 2} --config.mesh.data=-1.')
   else:
     yield f'{text}Its kernels are not exchanged, or its activations are split in another way than planned.'
+
+
+def _whole_sum_problems(plan: plans.Plan) -> Iterator[str]:
+  """Yields a problem if a program that gathers kernels sums their gradients whole, and not by parts."""
+  mesh, chip = plan.parts.mesh.shape, plan.subject.topology
+  rows = {row.kind: row for row in plan.answer.costs.collectives} if plan.answer else {}
+  if mesh['fsdp'] == 1 or 'all-reduce' not in rows or not {'all-gather', 'collective-permute'} & rows.keys():
+    return
+  needed = sum(math.prod(leaf.shape) * SUM_BYTES / _places(spec, 'fsdp', mesh['fsdp']) / _places(
+      spec, 'tensor', mesh['tensor']) for _, leaf, spec in _leaves(plan)) * plan.parts.config.microbatches
+  found = rows['all-reduce'].num_bytes
+  if mesh['tensor'] > 1 or found <= needed + plans.LARGE_BYTES:
+    return
+  flags = 'sparsecore' if chip.kind in SPARSECORE else 'scatter_layout'
+  is_all = mesh['fsdp'] == chip.num_devices // chip.slices and chip.chip.platform == 'tpu'
+  advice = f'--config.mesh.fsdp={mesh["fsdp"] // 2} --config.mesh.data=-1, or compare' if is_all else 'Compare'
+  yield (f'Gradients are summed whole: all-reduces of {found / 2**20:,.0f} MiB, of which this layout needs '
+         f'{needed / 2**20:,.0f} MiB. A reduce-scatter over mesh.fsdp={mesh["fsdp"]} would send half as much. '
+         f'{"Set " * is_all}{advice} --flags={flags}.')
 
 
 def _excess_problems(plan: plans.Plan) -> Iterator[str]:
