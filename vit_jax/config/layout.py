@@ -13,7 +13,9 @@ the run's sizes. Its rules, in order:
     memory. Otherwise it is the smallest size with which the share of one device is that small. Sizes are the divisors
     of the devices of one slice that divide the width of the model: those from 8 (the devices of one host or node) on,
     such as 8, 16, 32 of 32 devices and 12 of 12; smaller ones, 2 and 4 of 12 devices for a width of 1,024, only where
-    there is no other.
+    there is no other. On TPUs `fsdp` has at most half of the devices of a single slice where that is not slower: over
+    all of them the compiler sums gradients whole, which sends twice as much as scattering them, and counts as a third
+    more than the gathers of rule 6.
 5.  Blocks are unrolled, which is faster by about an eighth, up to 32 of them; more are scanned, because an unrolled
     program takes 3 to 6 times as long to compile.
 6.  `remat` and `accumulate` are the fastest pair, by the relative times below, with which state, gradients and
@@ -235,13 +237,22 @@ def _search(config: schema.Config, hardware: Hardware, sizes: Sizes) -> _Way:
   possible = fsdp_sizes(config, hardware, tensor)
   preferred = next((f for f in possible if (sizes.state + sizes.gradients) / f / tensor
                     <= STATE_SHARE * hardware.memory_gib * GIB), possible[-1])
+  together = [[f] for f in possible if f >= preferred]
+  if _sums_whole(preferred, hardware):
+    together = [[*(f for f in possible if 1 < f < preferred)][-1:] + [preferred]]
   tried: list[_Way] = []
-  for fsdp in (f for f in possible if f >= preferred):
-    ways = sorted(_ways(config, hardware, sizes, fsdp, tensor), key=lambda way: (way.time, way.need))
+  for some in together:
+    ways = sorted((way for fsdp in some for way in _ways(config, hardware, sizes, fsdp, tensor)),
+                  key=lambda way: (way.time, way.need))
     if found := next((way for way in ways if _fits(way, hardware)), None):
       return found
     tried += ways
   return min(tried, key=lambda way: way.need)
+
+
+def _sums_whole(fsdp: int, hardware: Hardware) -> bool:
+  """Returns whether the compiler sums gradients whole: that of TPUs, if `fsdp` has all devices (libtpu 0.0.52)."""
+  return hardware.platform == 'tpu' and fsdp == hardware.num_devices
 
 
 def _fits(way: _Way, hardware: Hardware) -> bool:
@@ -293,7 +304,10 @@ def fsdp_sizes(config: schema.Config, hardware: Hardware, tensor: int) -> list[i
     return [max(1, in_slice * hardware.slices // config.mesh.data)]
   width = getattr(config.model, 'width', 0) if hasattr(config.model, 'depth') else 0  # of convolutions each has its own
   sizes = [f for f in range(2, in_slice + 1) if in_slice % f == 0 and width % f == 0]
-  return [1, *([f for f in sizes if f >= min(FIRST_FSDP, in_slice)] or sizes)]
+  first = min(FIRST_FSDP, in_slice)
+  if _sums_whole(first, hardware):
+    first = max(2, first // 2)
+  return [1, *([f for f in sizes if f >= first] or sizes)]
 
 
 def _ways(config: schema.Config, hardware: Hardware, sizes: Sizes, fsdp: int, tensor: int) -> Iterator[_Way]:
@@ -312,7 +326,8 @@ def _ways(config: schema.Config, hardware: Hardware, sizes: Sizes, fsdp: int, te
       images = batch_size // (shards * accumulate)
       need = (sizes.state + sizes.gradients) / fsdp / tensor + images * sizes.activations(one.model) / tensor
       time = REMAT_TIME[remat] * (1 + MICROBATCH_TIME * (accumulate - 1))
-      yield _Way(one, time + accumulate * _gather_time(config, shards) * (fsdp > 1), need)
+      sent = (fsdp > 1) * (4 / 3 if _sums_whole(fsdp, hardware) else 1)
+      yield _Way(one, time + accumulate * _gather_time(config, shards) * sent, need)
 
 
 def _gather_time(config: schema.Config, shards: int) -> float:

@@ -12,7 +12,7 @@ let a collective run beside other operations; the core waits for all others from
 The core is followed through the program with the time of each operation (`schedule.Clock`), and the links of the device
 with the time of each collective: they carry one after another, in the order in which they begin. A permutation uses the
 links of one direction. The time of a collective is that of its bytes around one ring of neighbors, but at least
-`HOP_S` for each hop.
+`HOP_S` for each hop; there are at most as many hops as between the farthest devices of a square torus.
 """
 from __future__ import annotations
 
@@ -180,30 +180,25 @@ class _Core:
 def _transfer(one: Instruction, kind: str, within: str, links: Links) -> _Transfer:
   """Returns the time of a collective around one ring, as long as it takes alone."""
   kind, _, size, sent = compiled.collective(one, kind, 1, within, links.num_devices)
-  group = compiled.group_size(one.text, links.num_devices)
+  group, farthest = compiled.group_size(one.text, links.num_devices), max(1, round(math.sqrt(links.num_devices)))
+  hops = min(group // 2, farthest)
   match kind:
     case 'collective-permute' | 'collective-broadcast':
-      hops, direction = _shift(one.text, links.num_devices)
-      return _Transfer(kind, max(hops * HOP_S, 2 * hops * sent / links.bytes_s), (direction,))
+      distance = _shift(one.text)
+      hops = min(abs(distance), farthest)
+      return _Transfer(kind, max(hops * HOP_S, 2 * hops * sent / links.bytes_s), (int(distance < 0),))
     case 'all-to-all':  # a part for each other device, which is a quarter of the ring away on average
-      hops, sent = group // 2, round(size * group / 4)
+      sent = round(size * group / 4)
     case 'all-reduce':
-      hops = 2 * (group // 2)
-    case _:
-      hops = group // 2
+      hops *= 2
   return _Transfer(kind, max(hops * HOP_S, sent / links.bytes_s))
 
 
-def _shift(text: str, num_devices: int) -> tuple[int, int]:
-  """Returns the hops of a permutation along a ring, and its direction.
+def _shift(text: str) -> int:
+  """Returns by how many places a permutation shifts along a ring; negative = the other way.
 
-  Most pairs of a shift by a few places have their distance; those around the end have the distance the other way. There
-  are at most as many hops as between the farthest devices of a square torus.
+  Pairs of a shift have one of two distances: one way, or, around the end of the ring, the other way.
   """
   pairs = re.search(r'source_target_pairs=\{\{([\d,{} ]*)\}\}', text)
   found = [int(b) - int(a) for a, b in re.findall(r'(\d+),(\d+)', pairs[1])] if pairs else []
-  apart = [distance for distance in found if distance]
-  if not apart:
-    return 1, 0
-  nearest = min(apart, key=abs)
-  return min(abs(nearest), max(1, round(math.sqrt(num_devices)))), int(nearest < 0)
+  return min((distance for distance in found if distance), key=abs, default=1)
