@@ -120,7 +120,9 @@ class Command(NamedTuple):
     """
     from vit_jax.parallel import hardware
     values = dict(self.values)
-    hardware.choose(flags=values.pop('flags', ()))  # before any job imports jax
+    flags = values.pop('flags', ())
+    check_flags(flags, values.get('topology') or os.environ.get('TPU_ACCELERATOR_TYPE', ''))
+    hardware.choose(flags=flags)  # before any job imports jax
     job = JOBS[self.job]
     more: dict[str, Any] = {'files': self.files, 'changes': self.overrides,
                             'overridden': {one.partition('=')[0] for one in self.overrides},
@@ -136,6 +138,23 @@ class Command(NamedTuple):
       if 'reading' in parameters:
         values['reading'] = Reading(**{flag.name: values.pop(flag.name) for flag in READING})
       return run(**values | {name: more[name] for name in more.keys() & parameters} | given)
+
+
+def check_flags(names: Sequence[str], hardware: str) -> None:
+  """Raises `UserError` for sets of XLA flags that are not for a TPU of this name, such as `v5e:4x4` or `v5litepod-16`.
+
+  Hardware that is not known passes.
+  """
+  limited = [name for name in names if xla_flags.SETS[name].chips]
+  if not limited or not hardware:
+    return
+  from vit_jax.plan import topologies
+  first = re.split('[:-]', hardware.strip().lower())[0]
+  chip = topologies.NICKNAMES.get(first, first)
+  for name in limited:
+    if chip in topologies.GRIDS and chip not in xla_flags.SETS[name].chips:
+      raise UserError(f'--flags: expected sets of flags for {chip}, got {name}, which is for '
+                      f'{" and ".join(xla_flags.SETS[name].chips)}. Leave it out.')
 
 
 def load_config(command: Command) -> tuple[schema.Config | schema.Study | None, str]:

@@ -88,6 +88,25 @@ def test_of_two_sets_the_earlier_one_and_before_it_the_user_decides() -> None:
   assert environ == {'XLA_FLAGS': '--xla_gpu_enable_command_buffer=FUSION,CUSTOM_CALL'}
 
 
+@pytest.mark.parametrize(('topology', 'kind', 'refused'), [
+    ('v5e:4x4', '', 'v5e'), ('', 'v5litepod-16', 'v5e'), ('v4-32', 'v6e-8', 'v4'), ('tpu7x:2x2x1', '', 'tpu7x'),
+    ('v6e:4x4', 'v5litepod-16', ''), ('trillium-16', '', ''), ('', 'v6e-8', ''), ('h200:8', '', ''), ('', '', '')])
+def test_flags_for_other_tpus_are_refused_by_topology_or_machine(
+    topology: str, kind: str, refused: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str]) -> None:
+  """On v5e the flags of SparseCores are harmful: gathers that run beside products would wait."""
+  environ = {'JAX_PLATFORMS': 'cpu', 'TPU_ACCELERATOR_TYPE': kind}
+  monkeypatch.setattr(os, 'environ', environ)
+  monkeypatch.setattr(hardware.choose, '__defaults__', (environ,))
+  monkeypatch.setattr(importlib, 'import_module', lambda name: types.SimpleNamespace(run=lambda **given: 0))
+  words = ['plan', f'--topology={topology}'] if topology else ['train']
+  assert main.run([*words, '--config=digits', '--flags=scatter_layout,sparsecore']) == (2 if refused else 0)
+  error = capsys.readouterr().err
+  assert ('sparse_core' in environ.get('LIBTPU_INIT_ARGS', '')) is not bool(refused)
+  if refused:
+    assert f'--flags: expected sets of flags for {refused}, got sparsecore, which is for v5p and v6e.' in error
+
+
 def test_a_job_sets_the_flags_that_the_command_line_names_before_jax_starts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
   environ = {'JAX_PLATFORMS': 'cpu'}

@@ -24,6 +24,7 @@ class FlagSet(NamedTuple):
 
   effect: what was measured, and where.    source: of the values, if others published them.
   variables: of the environment, beside the flags.    default: on, except flags that the user sets.
+  chips: the TPUs that it is for; () = all devices of the platform.
   """
   platform: str
   flags: tuple[str, ...]
@@ -32,6 +33,7 @@ class FlagSet(NamedTuple):
   source: str = ''
   variables: Mapping[str, str] = {}
   default: bool = False
+  chips: tuple[str, ...] = ()
 
 
 _PIPELINED = tuple(f'--xla_gpu_enable_pipelined_{kind}=true' for kind in ('all_gather', 'reduce_scatter', 'all_reduce'))
@@ -62,7 +64,7 @@ SETS = {
         'v6e and v5p: sends kernels and gradients by the SparseCores while products run. On v5e it is harmful: gathers '
         'that run beside products there wait; v3 and v4 have no use of it',
         'in a step of L/16, fsdp=8 on v6e:4x4, all 40 collectives above 64 KiB run beside the TensorCore, none without '
-        '(compiled with libtpu 0.0.52, not measured on a TPU)', _MAXTEXT_TPU),
+        '(compiled with libtpu 0.0.52, not measured on a TPU)', _MAXTEXT_TPU, chips=('v5p', 'v6e')),
     'scatter_layout': FlagSet(
         'tpu', ('--xla_tpu_use_minor_sharding_for_major_trivial_input=true',
                 '--xla_tpu_relayout_group_size_threshold_for_reduce_scatter=1',

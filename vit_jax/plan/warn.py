@@ -14,6 +14,7 @@ import jax
 
 from vit_jax.config import schema
 from vit_jax.core import trees
+from vit_jax.parallel import xla_flags
 from vit_jax.parallel.sharding import TILE_ROWS
 from vit_jax.plan import plan as plans
 
@@ -22,8 +23,6 @@ EXCESS = 1.5
 GATHERS, SUMS = 2, 1  # of a kernel in a microbatch: forward and backward; its gradient
 SUM_BYTES = 4
 """Of an element of a gradient that is summed over `data`: in float32, as compilers do where they like."""
-SPARSECORE = ('v5p', 'v6e')
-"""TPUs for which `--flags=sparsecore` is."""
 _SHOWN = 3  # parameters that a warning names
 
 
@@ -151,7 +150,7 @@ def _whole_sum_problems(plan: plans.Plan) -> Iterator[str]:
   found = rows['all-reduce'].num_bytes
   if mesh['tensor'] > 1 or found <= needed + plans.LARGE_BYTES:
     return
-  flags = 'sparsecore' if chip.kind in SPARSECORE else 'scatter_layout'
+  flags = 'sparsecore' if chip.kind in xla_flags.SETS['sparsecore'].chips else 'scatter_layout'
   is_all = mesh['fsdp'] == chip.num_devices // chip.slices and chip.chip.platform == 'tpu'
   advice = f'--config.mesh.fsdp={mesh["fsdp"] // 2} --config.mesh.data=-1, or compare' if is_all else 'Compare'
   yield (f'Gradients are summed whole: all-reduces of {found / 2**20:,.0f} MiB, of which this layout needs '
