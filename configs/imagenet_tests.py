@@ -9,6 +9,7 @@ Source:   ReaL: arXiv 2006.07159, any of an image's labels counts as correct and
 Differs:  No difference is known.
 Run:      python -m vit_jax.main --job=evaluate --config=configs/imagenet_tests.py --weights=FILE --config.evals=val,v2
           --config.evals.real.labels=real.json takes the ReaL labels from the authors' file
+          …--config.data.recipe.eval_native_patch=16 shows complete images at their own aspect; patches of 16
           …--config.evals=object --config.evals.object.source=folder:PATH --config.evals.object.classes=FILE
 Plan:     any machine; 50,000 images each of val, real and Sketch, 10,000 of V2, 7,500 of -A, 30,000 of -R
 Expected: ViT-B/16 AugReg at 224 px: 84.53, ReaL 88.89, V2 74.10, -A 43.13, -R 56.86, Sketch 43.26 (timm's tables)

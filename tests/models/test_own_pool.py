@@ -11,7 +11,7 @@ import pytest
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.core.types import Array, Params
+from vit_jax.core.types import Array, NativeImages, Params
 from vit_jax.models import backbones
 from vit_jax.models.vit import pool
 
@@ -53,3 +53,12 @@ def test_another_shape_is_an_error_that_names_both(
     features(form, monkeypatch)
   assert str(error.value).endswith(f'LargestPool: expected an array (3, 16) from `pooled`, for tokens (3, 4, 16), got '
                                    f'{got}. Return one vector of the width of the network for each image.')
+
+
+def test_a_pool_without_a_mask_is_refused_for_images_at_their_own_aspect() -> None:
+  model = schema.ViT(width=16, depth=1, heads=2, patch=8, mlp=schema.Mlp(16), pool=Largest())
+  network = backbones.build(model, (16, 16))
+  params, state = network.init(jax.random.key(0), jnp.zeros((1, 16, 16, 3)))
+  images = NativeImages(jnp.zeros((1, 4, 192)), jnp.ones((1, 2), jnp.int32))
+  with pytest.raises(UserError, match=r'LargestPool: expected a method pooled\(params, x_BMD, mask\)'):
+    network.apply(params, state, images, train=False, key=None)

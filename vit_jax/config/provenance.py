@@ -20,7 +20,7 @@ _RUNNING = ('dtype', 'execution', 'unroll', 'remat', 'full_remat', 'kernel', 'dr
             'drop_path_even', 'norm_momentum', 'bias_init', 'probe', 'init')
 """Settings of a network that evaluation does not depend on."""
 _PREPROCESSING = ('eval_resize_px', 'eval_geometry', 'eval_area', 'interpolation', 'antialias', 'truncate', 'mean',
-                  'std')
+                  'std', 'eval_native_patch')
 _DECODING = ('type', 'norm_pix_loss', 'decoder_heads')
 log = logging.getLogger('vit_jax.config')
 

@@ -45,6 +45,7 @@ Batch = dict[str, Any]
   label_list    [B, T] i32, every class of an image, padded with -1; used instead of `label`
   labels        [B, C] f32, soft or multi-hot targets; used instead of both
   mask          [B] f32, 0 where the row is padding
+  grid          [B, 2] i32, rows and columns of patches of images at their own aspect; image then has their patches
   index         [B] i32, position in the source, which determines ids and file names
   box           [B, 4] f32, the crop as (top, left, bottom, right), fractions of the stored image; left > right
                 if it is flipped, and outside [0, 1] if it is shifted
@@ -55,8 +56,25 @@ Batch = dict[str, Any]
   text          [B, N] i32, tokens         text_mask     [B, N] bool, False for padding
 """
 BATCH_KEYS = frozenset({
-    'image', 'label', 'label_list', 'labels', 'mask', 'index', 'box', 'bad', 'views_global', 'views_local',
+    'image', 'grid', 'label', 'label_list', 'labels', 'mask', 'index', 'box', 'bad', 'views_global', 'views_local',
     'token_labels', 'token_scores', 'token_targets', 'text', 'text_mask'})
+
+
+class NativeImages(NamedTuple):
+  """Images at their own aspect ratios, cut into patches; a network takes them in place of `[B, H, W, 3]`.
+
+  patches: `[B, N, P * P * 3]` f32, normalized, in raster order, the pixels of a patch row by row. The first
+    `grid[:, 0] * grid[:, 1]` of each image count; the others are padding, and any finite values.
+  grid: `[B, 2]` i32, rows and columns of patches.
+  """
+  patches: Array
+  grid: Array
+
+  @property
+  def mask(self) -> Array:
+    """Which patches are of the image and no padding, `[B, N]` bool."""
+    return jnp.arange(self.patches.shape[1])[None] < (self.grid[:, 0] * self.grid[:, 1])[:, None]
+
 
 Schedule = Callable[[Array | int], Array]
 """Maps a step (number of updates done before this one) to a value."""

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import io
 import re
 import time
@@ -188,11 +189,11 @@ def _write_predictions(workdir: storage.Path, final: Final, source: Source, clas
   guesses = final.headline.guesses
   right = np.flatnonzero(guesses.top[:, 0] == guesses.label)
   spread = right[np.linspace(0, len(right) - 1, min(NUM_CORRECT, len(right))).astype(int)]
-  shown = []
+  shown, drawn = [], dataclasses.replace(fit, recipe=transforms.at_one_size(fit.recipe))
   for row in [*choose_mistakes(guesses), *spread] if fit.recipe.channels == RGB else ():  # others cannot be drawn
     index = int(guesses.index[row])
     try:
-      shown.append((index, source.describe(index), _thumbnail(np.asarray(fit(source[index])['image']))))
+      shown.append((index, source.describe(index), _thumbnail(np.asarray(drawn(source[index])['image']))))
     except BadImage:
       continue
   content = io.BytesIO()

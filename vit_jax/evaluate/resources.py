@@ -193,7 +193,8 @@ def identify(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, int]
              after_hidden: bool = False) -> dict[str, str]:
   """Returns everything but the weights that features depend on, as text by name."""
   pictures = (image_px, recipe.eval_resize_px, recipe.eval_geometry, *geometry.eval_resampling(recipe), recipe.mean,
-              recipe.std, recipe.exif_orientation, recipe.truncate)
+              recipe.std, recipe.exif_orientation, recipe.truncate,
+              *((recipe.eval_native_patch,) if recipe.eval_native_patch else ()))
   return {'data': f'{source.digest} {len(source)}', 'pictures': repr(pictures), 'network': repr(network), 'view': view,
           'features': repr(layers) + ' after the hidden layer' * after_hidden, 'code': __version__}
 
@@ -211,7 +212,8 @@ def squashed_crop(config: schema.Config) -> schema.Recipe:
   resize_px = round(max(config.image_px) * 256 / 224)
   return dataclasses.replace(
       config.data.recipe, eval_resize_px=resize_px, eval_geometry=schema.Geometry.HUGGINGFACE,
-      interpolation=schema.Interpolation.BILINEAR, antialias=False, eval_area=False, truncate=True)
+      interpolation=schema.Interpolation.BILINEAR, antialias=False, eval_area=False, truncate=True,
+      eval_native_patch=0)
 
 
 def eval_source(config: schema.Config, data: Data, evaluation: str) -> Source:

@@ -158,6 +158,8 @@ def with_weights(config: schema.Config, found: Weights, overridden: Collection[s
   p, recipe = found.preprocess, config.data.recipe
   kept: dict[str, Any] = {name: value for name, value in preprocess.recipe_values(p).items()
                           if f'data.recipe.{name}' not in overridden}
+  if recipe.eval_native_patch and 'data.recipe.eval_resize_px' not in overridden:
+    kept['eval_resize_px'] = 0  # complete images
   return dataclasses.replace(
       config, model=found.model, head=found.head, image_px=p.image_px,
       data=dataclasses.replace(config.data, channels=found.channels, recipe=dataclasses.replace(recipe, **kept)))

@@ -19,6 +19,7 @@ from vit_jax.config.schema.ranges import (
     Range,
     ranged,
 )
+from vit_jax.config.schema.vit import ViT
 
 __all__ = (
     'Crop', 'CropInterpolation', 'CropSampler', 'Erase', 'Geometry', 'Interpolation', 'Jitter', 'OpTable',
@@ -185,6 +186,9 @@ class Recipe(Settings):
   views: Views = field(default_factory=Views)
   eval_resize_px: int = ranged(0, PX_OR_0)  # short side before the center crop; 0 = squash to image_px
   eval_geometry: Geometry = Geometry.BIG_VISION  # of resizing and cropping, where eval_resize_px is set
+  # Side of the patches of images that evaluation resizes to their own aspect, which is that of the network; an image
+  # gets at most as many patches as image_px has. 0 = all images have image_px.
+  eval_native_patch: int = ranged(0, PX_OR_0)
   eval_area: bool = False  # evaluation resizes by `area`, whatever the next says (big_vision)
   interpolation: Interpolation = Interpolation.BILINEAR
   crop_interpolation: CropInterpolation = CropInterpolation.SAME  # of random crops in training; not of views
@@ -255,6 +259,8 @@ class Recipe(Settings):
       yield from no_effect(self, name, ('crop_interpolation',), f'with {name}.interpolation={self.interpolation.value}')
 
   def _resize_problems(self, config: Run, name: str) -> Iterator[str]:
+    if self.eval_native_patch:
+      yield from self._native_problems(config, name)
     if self.eval_resize_px and self.eval_resize_px < max(config.image_px):
       yield problem(f'{name}.eval_resize_px', f'0, or at least image_px={config.image_px}', self.eval_resize_px)
     if self.interpolation is Interpolation.AREA:
@@ -264,6 +270,16 @@ class Recipe(Settings):
     if self.eval_area and self.crop is Crop.RESIZE and self.interpolation is not Interpolation.AREA:
       yield problem(f'{name}.eval_area', f'False with {name}.crop=resize, where training resizes as evaluation does',
                     True, f'Set {name}.interpolation=area for both.')
+
+  def _native_problems(self, config: Run, name: str) -> Iterator[str]:
+    if not isinstance(config.model, ViT) or self.eval_native_patch != config.model.patch:
+      own = getattr(config.model, 'patch', 0)
+      yield problem(f'{name}.eval_native_patch', f'0, or the patch of a ViT, here {own}', self.eval_native_patch)
+    if self.eval_resize_px:
+      yield problem(f'{name}.eval_resize_px', f'0 with {name}.eval_native_patch, which shows complete images',
+                    self.eval_resize_px)
+    if self.channels != 3:
+      yield problem(f'{name}.eval_native_patch', f'0 with {self.channels} channels', self.eval_native_patch)
 
   def _mixing_problems(self, config: Run, name: str) -> Iterator[str]:
     for mixing in ('mixup', 'cutmix'):

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from vit_jax.config import schema
 from vit_jax.config.schema.data import RGB
 from vit_jax.core.contracts import Prepare
-from vit_jax.core.types import Array, Batch, Key
+from vit_jax.core.types import Array, Batch, Key, NativeImages
 from vit_jax.data.device import mix, token_targets
 from vit_jax.data.image.geometry import inverse_affine
 
@@ -59,10 +59,14 @@ def prepare_train(recipe: schema.Recipe, *, num_classes: int, on_device_geometry
 
 
 def prepare_eval(recipe: schema.Recipe) -> Prepare:
-  """Returns the device part of evaluation: normalization."""
+  """Returns the device part of evaluation: normalization; images with a `grid` become `NativeImages`."""
   def prepare(batch: Batch, key: Key, step: Array) -> Batch:
     del key, step
-    return batch | {'image': normalize(batch['image'], recipe)}
+    image = normalize(batch['image'], recipe)
+    if 'grid' not in batch:
+      return batch | {'image': image}
+    patches = image.reshape(image.shape[0], -1, recipe.eval_native_patch ** 2 * recipe.channels)
+    return batch | {'image': NativeImages(patches, batch['grid'])}
   return prepare
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.image import channels, colors, crops, decode, geometry, jpeg, randaugment
+from vit_jax.data.image import channels, colors, crops, decode, geometry, jpeg, native, randaugment
 from vit_jax.data.image.headers import DecodeOptions, decode_options
 from vit_jax.data.source import Record
 
@@ -28,6 +28,7 @@ A recipe with views gives `views_global` and `views_local` in place of image, bo
 Transform = Callable[[Record, np.random.Generator], Example]
 Shapes = dict[str, tuple[tuple[int, ...], type]]
 """Shape and dtype of the arrays of an example, by name."""
+WHOLE = np.array([0, 0, 1, 1], np.float32)  # box of a complete image
 FIRST, SECOND, LOCAL = 0, 1, 2  # indices into `schema.Views.blur` and `.solarize`
 
 
@@ -110,6 +111,9 @@ class EvalTransform:
     if recipe.channels != channels.RGB:
       image, box = channels.fit(channels.read(record.image, recipe.channels, options), recipe=recipe,
                                 image_px=self.image_px)
+    elif recipe.eval_native_patch:
+      image, grid = native.fit(decode.as_rgb(record.image, options), recipe=recipe, image_px=self.image_px)
+      return {'image': image, 'grid': grid, 'box': WHOLE, **host_labels(record, self.max_labels)}
     else:
       image, box = geometry.fit(decode.as_rgb(record.image, options), recipe=recipe, image_px=self.image_px)
     return {'image': image, 'box': box, **host_labels(record, self.max_labels)}
@@ -149,10 +153,15 @@ def train_shapes(recipe: schema.Recipe, image_px: tuple[int, int], *, max_labels
   return found
 
 
-def eval_shapes(image_px: tuple[int, int], *, max_labels: int = 0, num_channels: int = channels.RGB) -> Shapes:
-  """Returns the shapes of the examples of `eval_transform`; images of other channels than RGB are f32."""
+def eval_shapes(image_px: tuple[int, int], *, max_labels: int = 0, num_channels: int = channels.RGB,
+                has_grid: bool = False) -> Shapes:
+  """Returns the shapes of the examples of `eval_transform`; images of other channels than RGB are f32.
+
+  `has_grid`: images have their own aspect.
+  """
   dtype = np.uint8 if num_channels == channels.RGB else np.float32
   found: Shapes = {'image': ((*image_px, num_channels), dtype), 'label': ((), np.int32), 'box': ((4,), np.float32)}
+  found |= {'grid': ((2,), np.int32)} if has_grid else {}
   return found | {'label_list': ((max_labels,), np.int32)} if max_labels else found
 
 
@@ -198,9 +207,15 @@ def read_as(recipe: schema.Recipe, other: schema.Recipe) -> schema.Recipe:
   return dataclasses.replace(recipe, exif_orientation=other.exif_orientation, max_image_pixels=other.max_image_pixels)
 
 
+def at_one_size(recipe: schema.Recipe) -> schema.Recipe:
+  """Returns a recipe that evaluates all images at one size, also where they should have their own aspect."""
+  return dataclasses.replace(recipe, eval_native_patch=0)
+
+
 def eval_summary(recipe: schema.Recipe, image_px: tuple[int, int]) -> dict[str, object]:
   """Returns the preprocessing of evaluation, for reports and JSON: names as in `weights.preprocess.Preprocess`."""
   interpolation, antialias = geometry.eval_resampling(recipe)
   return {'geometry': recipe.eval_geometry.value, 'resize_px': recipe.eval_resize_px, 'image_px': list(image_px),
           'interpolation': interpolation.value, 'antialias': antialias, 'truncate': recipe.truncate,
-          'mean': list(recipe.mean), 'std': list(recipe.std), 'exif_orientation': recipe.exif_orientation}
+          'mean': list(recipe.mean), 'std': list(recipe.std), 'exif_orientation': recipe.exif_orientation,
+          **({'native_patch': recipe.eval_native_patch} if recipe.eval_native_patch else {})}

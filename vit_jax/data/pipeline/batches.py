@@ -209,7 +209,8 @@ def _eval_rows(positions: HostArray, *, num_examples: int) -> tuple[HostArray, H
 
 
 def _shapes(transform: EvalTransform) -> Shapes:
-  return eval_shapes(transform.image_px, max_labels=transform.max_labels, num_channels=transform.recipe.channels)
+  return eval_shapes(transform.image_px, max_labels=transform.max_labels, num_channels=transform.recipe.channels,
+                     has_grid=transform.recipe.eval_native_patch > 0)
 
 
 def _empty(num: int, shapes: Shapes, allocate: shared.Allocate = shared.new, *, zero: bool = True) -> Batch:

@@ -210,7 +210,7 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
   shapes = transforms.train_shapes(recipe, image_px, max_labels=max_labels) | (texts.shapes if texts else {})
   capacity.check_batch('batch_size', batch_size, shard, shapes)
   shard.rows(batch_size)  # raises if the size does not fit
-  fit = transforms.eval_transform(recipe, image_px, max_labels=max_labels)
+  fit = transforms.eval_transform(transforms.at_one_size(recipe), image_px, max_labels=max_labels)
   groups = schema.num_groups(batch_size, recipe.mix_group)
   is_placed = placement is not schema.Placement.ANYWHERE
   visit = (_place(source, shard, placement, batch_size=batch_size, seed=seed) if is_placed else
@@ -248,17 +248,19 @@ def eval_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, i
                 shard: Shard, threads: int, workers: int, in_memory: bool = False, max_labels: int = 0) -> EvalLoader:
   """Returns batches of `image label index box mask` with every example of `source` once.
 
-  Arguments are those of `train_loader`; `in_memory` decodes once for all passes and does not change results.
+  Arguments are those of `train_loader`; `in_memory` decodes once for all passes and does not change results; images
+  at their own aspect are not held in memory.
   """
   if len(source) > _MOST_EVALUATED:
     raise UserError(f'{title(source)}: expected at most {_MOST_EVALUATED:,} examples to evaluate, got {len(source):,}. '
                     'Evaluate a part of it, such as data.eval_split=test[:1000000].')
-  fit_shapes = transforms.eval_shapes(image_px, max_labels=max_labels, num_channels=recipe.channels)
+  fit_shapes = transforms.eval_shapes(image_px, max_labels=max_labels, num_channels=recipe.channels,
+                                      has_grid=recipe.eval_native_patch > 0)
   capacity.check_batch('batch_size of an evaluation', batch_size, shard, {'image': fit_shapes['image']})
   shard.rows(batch_size)
   fit = transforms.eval_transform(recipe, image_px, max_labels=max_labels)
   start: Start
-  if in_memory:
+  if in_memory and not recipe.eval_native_patch:
     decoded = batches.decode_all(source, fit, threads=open_files.num_threads(threads))
     start = functools.partial(map, batches.MemoryEvalBatches(decoded, batch_size, shard))
   else:

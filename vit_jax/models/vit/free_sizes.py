@@ -41,7 +41,11 @@ def matrix(old: int, new: Any, how: PositionResize, *, is_own: Array) -> Array:
     how: which program's interpolation.
     is_own: 1 where both sides of the grid are those of the positions, else 0; nothing is resized then.
   """
-  index = jnp.arange(new)
+  return weights(jnp.arange(new), old, new, how, is_own=is_own)
+
+
+def weights(index: Array, old: int, new: Any, how: PositionResize, *, is_own: Array) -> Array:
+  """Rows `[n, old]` f32 of the matrix of `matrix`, those of the new tokens `index [n]`; `new` may be traced."""
   match how:
     case PositionResize.ALIGNED:
       return _between(index * (old - 1), jnp.maximum(jnp.asarray(new) - 1, 1), old)

@@ -29,15 +29,19 @@ class AttentionPool(nn.Module, kw_only=True):
   context: Context
 
   @nn.compact
-  def __call__(self, tokens: Array, *, capture: bool = False) -> tuple[Array, dict[str, Array]]:
-    """`[B, N, D]` f32 to pooled `[B, D]` f32, and with `capture` `attention [B, A, 1, N]`."""
+  def __call__(self, tokens: Array, *, capture: bool = False,
+               mask: Array | None = None) -> tuple[Array, dict[str, Array]]:
+    """`[B, N, D]` f32 to pooled `[B, D]` f32, and with `capture` `attention [B, A, 1, N]`.
+
+    `mask [B, N]` bool says which tokens are attended to; None = all.
+    """
     num_images, _, width = tokens.shape
     f32 = context.f32(self.context)
     probe = param(self, 'probe', f32.laws.map_probe, (1, 1, width), (None, 'tokens', None))
     probe_BD = jnp.broadcast_to(probe[0], (num_images, width))
     attn = Attention(heads=self.heads, laws=f32.laws.pool, context=f32, name='attn')
     y_BD, captured = attn(probe_BD, tokens.reshape(-1, width), num_sequences=num_images, dropout_key=None,
-                          capture=capture)
+                          capture=capture, mask=None if mask is None else mask[:, None, None])
     return y_BD + Mlp(hidden=self.hidden, context=f32, name='mlp')(f32.make_norm('norm')(y_BD), None), captured
 
 
@@ -57,9 +61,12 @@ class ClassToken:
     del key
     return {}
 
-  def pooled(self, params: Params, x_BMD: Array) -> Array:
-    """Returns `[B, D]` from the normed sequence of class and distillation token, registers and patches `[B, M, D]`."""
-    del params
+  def pooled(self, params: Params, x_BMD: Array, mask: Array | None = None) -> Array:
+    """Returns `[B, D]` from the normed sequence of class and distillation token, registers and patches `[B, M, D]`.
+
+    `mask [B, M]` bool says which tokens are no padding; None = all.
+    """
+    del params, mask
     return x_BMD[:, 0]
 
   def weights(self, params: Params, x_BMD: Array) -> Array:
@@ -75,8 +82,13 @@ class ClassToken:
 class Mean(ClassToken):
   """The mean over patch tokens (Appendix D.3)."""
 
-  def pooled(self, params: Params, x_BMD: Array) -> Array:
-    return x_BMD[:, self.model.num_extra:].mean(1)
+  def pooled(self, params: Params, x_BMD: Array, mask: Array | None = None) -> Array:
+    extra = self.model.num_extra
+    if mask is None:
+      return x_BMD[:, extra:].mean(1)
+    is_patch_BN = mask[:, extra:]
+    sum_BD = jnp.where(is_patch_BN[..., None], x_BMD[:, extra:], 0.).sum(1)
+    return sum_BD / is_patch_BN.sum(1, keepdims=True).astype(sum_BD.dtype)
 
   def _weights(self, num_tokens: int) -> Array:
     extra = self.model.num_extra
@@ -87,7 +99,7 @@ class Mean(ClassToken):
 class First(ClassToken):
   """The first patch token."""
 
-  def pooled(self, params: Params, x_BMD: Array) -> Array:
+  def pooled(self, params: Params, x_BMD: Array, mask: Array | None = None) -> Array:
     return x_BMD[:, self.model.num_extra]
 
   def _weights(self, num_tokens: int) -> Array:
@@ -103,8 +115,9 @@ class Map(ClassToken):
   def init(self, key: Key) -> Params:
     return initial(self._network, key, jnp.zeros((1, 1, self.model.width)))
 
-  def pooled(self, params: Params, x_BMD: Array) -> Array:
-    pooled_BD: Array = applied(self._network, params, x_BMD[:, self._num_unseen:])[0]
+  def pooled(self, params: Params, x_BMD: Array, mask: Array | None = None) -> Array:
+    seen = {} if mask is None else {'mask': mask[:, self._num_unseen:]}
+    pooled_BD: Array = applied(self._network, params, x_BMD[:, self._num_unseen:], **seen)[0]
     return pooled_BD
 
   def weights(self, params: Params, x_BMD: Array) -> Array:

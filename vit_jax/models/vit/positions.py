@@ -108,6 +108,18 @@ class NoPositions:
     del table
     return jnp.zeros((grid[0] * grid[1], self.model.width))
 
+  def of_grids(self, table: PyTree | None, grid_B2: Array, num_tokens: int) -> Array:
+    """Returns positions `[B, N, D]` of images with grids `[B, 2]` of their own; those of padding have no meaning.
+
+    Raises:
+      UserError: for kinds that have no such positions yet.
+    """
+    del table
+    if type(self) is not NoPositions:
+      raise UserError(f'data.recipe.eval_native_patch: expected model.positions=learned or none, got '
+                      f'{schema.checks.kind(self.model.positions)}. Set it to 0.')
+    return jnp.zeros((grid_B2.shape[0], num_tokens, self.model.width))
+
   def of_first(self, table: PyTree | None) -> Array:
     """Returns the vectors of class and distillation token, `[num_first, D]` f32; zeros if they have none."""
     del table
@@ -183,6 +195,23 @@ class Learned(NoPositions):
     if table is None:
       return super().of_patches(table, grid)
     return resize(table[0, self.model.num_first:], self.grid, grid, self.resize)
+
+  def of_grids(self, table: PyTree | None, grid_B2: Array, num_tokens: int) -> Array:
+    if table is None or self.at is PositionsAt.LAYERS:
+      raise UserError('data.recipe.eval_native_patch: expected positions that are added once, got '
+                      'model.positions.at=layers. Set it to 0.')
+    (h, w), number = self.grid, jnp.arange(num_tokens)
+
+    def mixed(grid: Array) -> Array:
+      """Returns the weight of each learned vector in that of each token, `[N, h * w]`."""
+      is_own, (rows, columns) = free_sizes.same(self.grid, (grid[0], grid[1])), grid
+      row = jnp.minimum(number // columns, rows - 1)  # padding repeats the last row, so that its values are finite
+      along_h = free_sizes.weights(row, h, rows, self.resize, is_own=is_own)
+      along_w = free_sizes.weights(number % columns, w, columns, self.resize, is_own=is_own)
+      return (along_h[:, :, None] * along_w[:, None]).reshape(num_tokens, h * w)
+
+    return jnp.einsum('bnm,md->bnd', jax.vmap(mixed)(grid_B2), table[0, self.model.num_first:],
+                      precision=jax.lax.Precision.HIGHEST)
 
   def of_first(self, table: PyTree | None) -> Array:
     return super().of_first(table) if table is None else table[0, :self.model.num_first]

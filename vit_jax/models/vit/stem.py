@@ -92,10 +92,13 @@ class Patches:
     h, w, channels = image.shape[1] // p, image.shape[2] // p, image.shape[3]
     patches = image.astype(self.context.dtype).reshape(num_images, h, p, w, p, channels).transpose(0, 1, 3, 2, 4, 5)
     rows = jax.lax.optimization_barrier(patches.reshape(num_images, h * w, p * p * channels))
-    own = {'kernel': params['kernel'].reshape(rows.shape[-1], self.model.width),
+    return self.embedded(params, rows), state
+
+  def embedded(self, params: Params, patches: Array) -> Array:
+    """Maps patches `[B, N, p * p * C]` in the compute dtype to tokens `[B, N, D]`."""
+    own = {'kernel': params['kernel'].reshape(patches.shape[-1], self.model.width),
            **({'bias': params['bias']} if self.bias else {})}
-    tokens_BND = applied(self._patches, own, rows)
-    return constrain_batch(tokens_BND), state
+    return constrain_batch(applied(self._patches, own, patches))
 
   @property
   def stride(self) -> int:

@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 
 import flax.linen as nn
 import jax
@@ -49,7 +50,7 @@ from vit_jax.core import implementation
 from vit_jax.core.axes import labelled
 from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import constrain_batch, split_key
-from vit_jax.core.types import Array, Features, Key, Params, PyTree
+from vit_jax.core.types import Array, Features, Key, NativeImages, Params, PyTree
 from vit_jax.models import stack
 from vit_jax.models.layers import applied, dropout, initial
 from vit_jax.models.vit import context
@@ -104,13 +105,34 @@ class ViT:
       params['positions'] = self._positions.init(keys['positions'])
     return params, {'stem': state} if state else {}
 
-  def apply(self, params: Params, state: PyTree, image: Array, *, train: bool,
+  def apply(self, params: Params, state: PyTree, image: Array | NativeImages, *, train: bool,
             key: Key | None) -> tuple[Features, PyTree]:
-    """Features (f32) of `image [B, H, W, 3]` f32, and the new state."""
+    """Features (f32) of `image [B, H, W, 3]` f32, and the new state.
+
+    Of images at their own aspect, the grid of the features is `(1, N)`, and tokens of padding have no meaning.
+    """
+    if isinstance(image, NativeImages):
+      return self._of_native(params, image, train=train, key=key), state
     grid = self._grid(image)
     tokens_BND, state = self.stem(params, state, image, train=train)
     positions_ND = self.positions(params, grid)
     return self.encode(params, tokens_BND, positions_ND, grid=grid, train=train, key=key), state
+
+  def _of_native(self, params: Params, images: NativeImages, *, train: bool, key: Key | None) -> Features:
+    """Features of images at their own aspect: padding is attended to by no token, and is not pooled."""
+    s, mask_BN = self.settings, images.mask
+    if type(s.stem) is not type(schema.ViT().stem):
+      raise UserError(f'data.recipe.eval_native_patch: expected model.stem=patches, got {kind(s.stem)}. Set it to 0.')
+    if 'mask' not in inspect.signature(self._pool.pooled).parameters:
+      raise UserError(f'{type(s.pool).implementation}: expected a method pooled(params, x_BMD, mask) for images at '
+                      'their own aspect, got one without mask. Add it, or set data.recipe.eval_native_patch=0.')
+    num_tokens = images.patches.shape[1]
+    positions_BND = self._positions.of_grids(params.get('positions'), images.grid, num_tokens)
+    with jax.named_scope('stem'):
+      tokens_BND = self._stem.embedded(params['stem'], images.patches.astype(self._context.dtype))
+    tokens_BND, grid = self._normed(params, 'stem_norm', tokens_BND), (1, num_tokens)
+    x_BMD = self._encoded(params, tokens_BND, positions_BND, grid=grid, train=train, key=key, mask=mask_BN)
+    return self.finish(params, x_BMD, grid=grid, mask=self._with_extra(mask_BN))
 
   def stem(self, params: Params, state: PyTree, image: Array, *, train: bool) -> tuple[Array, PyTree]:
     """Patch tokens `[B, N, D]` in the compute dtype, and the new state."""
@@ -150,6 +172,12 @@ class ViT:
     Raises:
       UserError: if the blocks need all tokens and these are not.
     """
+    x_BMD = self._encoded(params, tokens, positions, grid=grid, train=train, key=key, mask=mask)
+    return self.finish(params, x_BMD, grid=grid)
+
+  def _encoded(self, params: Params, tokens: Array, positions: Array, *, grid: tuple[int, int],
+               train: bool, key: Key | None, mask: Array | None) -> Array:
+    """The output of the last block, `[B, M, D]`; arguments as of `encode`."""
     s = self.settings
     self._check_complete(tokens.shape[1], grid, mask)
     is_random = train and (s.dropout > 0. or s.drop_path > 0. or s.attention.dropout > 0.)
@@ -158,8 +186,7 @@ class ViT:
     x_BMD = constrain_batch(dropout(self._sequence(params, tokens, positions), s.dropout, keys[0]))
     x_BMD = self._normed(params, 'norm_before', x_BMD)
     shared = self._positions.in_blocks(params.get('positions'), positions)
-    x_BMD = self._run(params['blocks'], x_BMD, shared=shared, grid=grid, key=keys[1], mask=mask)
-    return self.finish(params, x_BMD, grid=grid)
+    return self._run(params['blocks'], x_BMD, shared=shared, grid=grid, key=keys[1], mask=mask)
 
   def begin(self, params: Params, image: Array, state: PyTree | None = None) -> Array:
     """The input of the first block for `image [B, H, W, 3]`: `[B, M, D]` in the compute dtype.
@@ -170,15 +197,16 @@ class ViT:
     x_BMD = self._sequence(params, tokens_BND, self.positions(params, self._grid(image)))
     return self._normed(params, 'norm_before', x_BMD)
 
-  def finish(self, params: Params, tokens: Array, *, grid: tuple[int, int]) -> Features:
-    """Normalizes and pools (eq. 4) the output `[B, M, D]` of the last block.
+  def finish(self, params: Params, tokens: Array, *, grid: tuple[int, int], mask: Array | None = None) -> Features:
+    """Normalizes and pools (eq. 4) the output `[B, M, D]` of the last block; of it the tokens of `mask [B, M]`, if any.
 
     With `last_norm=pooled` the mean is normalized, and the tokens of the features are not.
     """
     is_late = self.settings.last_norm is LastNorm.POOLED
     x_BMD = tokens.astype(jnp.float32) if is_late else self._last_normed(params, tokens)
     with jax.named_scope('pool'):
-      pooled_BD = self._pool.pooled(params.get('pool', {}), x_BMD)
+      seen = {} if mask is None else {'mask': mask}
+      pooled_BD = self._pool.pooled(params.get('pool', {}), x_BMD, **seen)
       self._check_pooled(pooled_BD, x_BMD.shape)
     pooled_BD = self._last_normed(params, pooled_BD) if is_late else pooled_BD
     distilled = constrain_batch(x_BMD[:, 1]) if self.settings.pool.distillation else None
@@ -231,7 +259,7 @@ class ViT:
     """All blocks."""
     s = self.settings
     if mask is not None:  # extra tokens are always attended to
-      mask = jnp.pad(mask, ((0, 0), (s.num_extra, 0)), constant_values=True)[:, None, None]
+      mask = self._with_extra(mask)[:, None, None]
 
     def layer(params: Params, x: Array, rate: Array | None, key: Key | None) -> Array:
       y, _ = self._layer(_without_positions(params), x, params.get('positions', shared), grid=grid, rate=rate, key=key,
@@ -249,6 +277,10 @@ class ViT:
     with jax.named_scope('blocks'):
       return stack.run(layer, params, x_BMD, ready=ready, rates=rates_L, keys=keys_L, execution=s.execution,
                        remat=s.remat, full_remat=s.full_remat, unroll=s.unroll)
+
+  def _with_extra(self, mask_BN: Array) -> Array:
+    """A mask of all tokens `[B, M]`, in which class token and registers are seen."""
+    return jnp.pad(mask_BN, ((0, 0), (self.settings.num_extra, 0)), constant_values=True)
 
   def _check_complete(self, num_tokens: int, grid: tuple[int, int], mask: Array | None = None) -> None:
     """Raises UserError if positions or blocks need all patch tokens of `grid`, and these are not."""

@@ -1,0 +1,104 @@
+"""Images at their own aspect: the search for the grid, patches on the host, and batches."""
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from vit_jax.config import schema
+from vit_jax.core.types import Shard
+from vit_jax.data.image import geometry, native
+from vit_jax.data.pipeline import loader
+from vit_jax.data.source import Record
+from vit_jax.evaluate import resources
+
+RECIPE = schema.Recipe(eval_native_patch=4, antialias=True)
+PX = (16, 16)
+
+
+class Images:
+  """Images of several sizes, without files."""
+  name, digest, class_names = 'images', 'images', ('a', 'b')
+
+  def __len__(self) -> int:
+    return 7
+
+  def __getitem__(self, index: int) -> Record:
+    rng = np.random.default_rng(index)
+    return Record(rng.integers(0, 256, (*rng.integers(5, 60, 2), 3), dtype=np.uint8), index % 2)
+
+  def label(self, index: int) -> int:
+    return index % 2
+
+  def describe(self, index: int) -> str:
+    return f'image {index}'
+
+
+def largest(size: tuple[int, int], patch: int, most: int) -> tuple[int, int]:
+  """The largest grid along the diagonal, exactly: rows and columns grow one after the other, in integers."""
+  (h, w), (rows, columns) = size, (1, 1)
+  while True:
+    grows_rows, grows_columns = rows * w <= columns * h, columns * h <= rows * w
+    new = rows + grows_rows, columns + grows_columns
+    if math.prod(new) > most:
+      return rows, columns
+    rows, columns = new
+
+
+@pytest.mark.parametrize('num_tokens', [64, 196, 256])
+def test_the_grid_is_the_largest_along_the_diagonal_but_for_the_precision_of_the_search(num_tokens: int) -> None:
+  rng = np.random.default_rng(num_tokens)
+  sizes = [(int(h), int(w)) for h, w in np.exp(rng.uniform(np.log(32), np.log(2000), (1000, 2)))
+           if max(h / w, w / h) < num_tokens / 2]
+  found = [native.choose_grid(size, 16, num_tokens) for size in sizes]
+  same = np.mean([grid == largest(size, 16, num_tokens) for grid, size in zip(found, sizes, strict=True)])
+  assert same > .99 and all(math.prod(grid) <= num_tokens for grid in found)
+
+
+@pytest.mark.parametrize(('size', 'grid'), [
+    ((500, 375), (16, 12)), ((375, 500), (12, 16)), ((224, 224), (14, 14)), ((1, 5000), (1, 196)),
+    ((5000, 1), (196, 1)), ((16, 16), (14, 14))])
+def test_grids_of_some_sizes(size: tuple[int, int], grid: tuple[int, int]) -> None:
+  assert native.choose_grid(size, 16, 196) == grid
+
+
+def test_patches_are_those_of_the_resized_image_and_zeros_follow() -> None:
+  image = Images()[3].image
+  assert isinstance(image, np.ndarray)
+  packed, grid = native.fit(image, recipe=RECIPE, image_px=PX)
+  rows, columns = grid.tolist()
+  assert packed.shape == (16, 16, 3) and (rows, columns) == native.choose_grid(image.shape[:2], 4, 16)
+  resized = geometry.resize(image, (rows * 4, columns * 4), antialias=True)
+  patches = packed.reshape(16, 4, 4, 3)
+  for number in range(16):
+    row, column = divmod(number, columns)
+    own = resized[4 * row:4 * row + 4, 4 * column:4 * column + 4] if row < rows else np.zeros((4, 4, 3))
+    np.testing.assert_array_equal(patches[number], own)
+
+
+def test_batches_are_equal_for_any_number_of_workers_and_have_grids() -> None:
+  def batches(workers: int, *, in_memory: bool = False) -> list[dict[str, np.ndarray]]:
+    made = loader.eval_loader(Images(), recipe=RECIPE, image_px=PX, batch_size=4, shard=Shard((0,), 1), threads=1,
+                              workers=workers, in_memory=in_memory)
+    return [{name: np.array(value) for name, value in batch.items()} for batch in made.batches()]
+
+  alone = batches(0)
+  assert [batch['grid'].shape for batch in alone] == [(4, 2), (4, 2)] and alone[0]['grid'].all()
+  for others in (batches(2), batches(0, in_memory=True)):
+    for one, other in zip(alone, others, strict=True):
+      assert one.keys() == other.keys()
+      for name, value in one.items():
+        np.testing.assert_array_equal(value, other[name], err_msg=name)
+
+
+def test_training_images_and_few_shot_images_of_big_vision_keep_one_size() -> None:
+  recipe = dataclasses.replace(RECIPE, crop=schema.Crop.RESIZE)
+  made = loader.train_loader(Images(), recipe=recipe, image_px=PX, batch_size=4, seed=0, shard=Shard((0,), 1),
+                             workers=0, threads=1, in_memory=True, max_bad_images=0)
+  batch = next(iter(made.batches(0)))
+  plain = geometry.fit(Images()[int(batch['index'][0])].image, recipe=recipe, image_px=PX)[0]
+  np.testing.assert_array_equal(batch['image'][0], plain)
+  config = schema.Config(data=schema.Data(recipe=RECIPE))
+  assert not resources.squashed_crop(config).eval_native_patch
