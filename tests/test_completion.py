@@ -36,7 +36,7 @@ def fish_complete(line: str, folder: pathlib.Path) -> list[str]:
 
 
 @pytest.mark.parametrize(('line', 'offered'), [
-    ('vit-jax pre', ['predict', 'prepare']),
+    ('vit-jax pre', ['pretrain', 'predict', 'prepare']),
     ('vit-jax predict --to', ['--tokenizer=', '--top=', '--to=']),
     ('vit-jax predict --ov', ['--overlay']),
     ('vit-jax --conf', ['--config=']),
@@ -70,7 +70,7 @@ def test_the_script_is_printed_for_known_shells_only(capsys: pytest.CaptureFixtu
 
 @pytest.mark.skipif(not shutil.which('fish'), reason='fish is not installed')
 @pytest.mark.parametrize(('line', 'offered'), [
-    ('vit-jax pre', ['predict', 'prepare']),
+    ('vit-jax pre', ['predict', 'prepare', 'pretrain']),
     ('vit-jax predict --to', ['--to', '--tokenizer', '--top']),
     ('vit-jax predict --ov', ['--overlay']),
     ('vit-jax --conf', ['--config']),

@@ -50,7 +50,7 @@ def test_jobs_get_values_of_the_type_of_each_flag() -> None:
 
 @pytest.mark.parametrize(('words', 'said'), [
     (['--confg=a'], ['--confg: expected a known flag, got --confg. Did you mean --config?\nSee vit-jax']),
-    (['--job=trian'], ['--job: expected one of train, finetune, evaluate', 'got trian. Did you mean train?']),
+    (['--job=trian'], ['--job: expected one of train, finetune, pretrain, evaluate', 'got trian. Did you mean train?']),
     (['--job=train', '--job=plan'], ['--job: expected one job, got train and plan.']),
     (['train', 'digits'], ["a flag such as --config=digits, got 'digits'. Did you mean --conf"]),
     (['finetune:B/16,own'], ["got 'finetune:B/16,own'. Did you mean --config=finetune:B/16,own?"]),

@@ -337,6 +337,12 @@ JOBS = {
              'all weights are trained', alone='8'),
         Flag('compare', choice('yes', 'no'), 'whether to compare the finished run with k-NN and logistic regression on '
              'frozen features, if there are at most 5,000 images', 'yes'), FLAGS), base='finetune:B/16,own'),
+    'pretrain': Job('Continue the pre-training of weights on your images, without their labels.', 'jobs.pretrain', (
+        WEIGHTS, Flag('data', TEXT, 'images: folder:PATH, tfds:NAME or array_record:DIR')), (
+        Flag('objective', choice('dino', 'lejepa', 'mae', 'ijepa'), 'what is learned', 'dino'),
+        Flag('warm_heads', TEXT, 'how long the backbone is frozen while the new heads learn', '', '10 %'),
+        Flag('workdir', STORED, 'directory of the run, which is resumed if it exists', None,
+             'runs/pretrain_WEIGHTS_DATA'), FLAGS), base='pretrain:B/16'),
     'evaluate': Job('Evaluate a run, or any weights: top-1, top-5, NLL; writes evaluate.json.', 'jobs.evaluate', (), (
         RUN, WEIGHTS._replace(help=f'{WEIGHTS.help}; several with commas are compared on one page'), CONFIG, *READING,
         Flag('embedded', Kind('PATH', 'paths with commas', lambda text: text.split(',')),

@@ -38,7 +38,7 @@ def fill(root: pathlib.Path, *folders: str, each: int) -> str:
 
 
 def splits(source: str, *changes: str) -> finetune.Splits:
-  return finetune.choose_splits(finetune.open_settings(source, changes))
+  return finetune.choose_splits(finetune.open_settings(finetune.load_config(), source, changes))
 
 
 @pytest.mark.parametrize(('folders', 'each', 'train', 'evaluated'), [
@@ -151,7 +151,7 @@ def test_a_new_head_starts_as_in_the_protocol_whatever_the_network_began_with() 
   network = made.network()
   assert isinstance(network.model, schema.ViT)
   network = network._replace(model=dataclasses.replace(network.model, init=schema.Init.DINO))
-  config = finetune.make(network, finetune.choose_splits(finetune.open_settings('synthetic', ['data.num_classes=5'])))
+  config = finetune.make(network, splits('synthetic', 'data.num_classes=5'))
   assert config.model == dataclasses.replace(network.model, init=schema.Init.VISION_TRANSFORMER)
 
 
@@ -159,7 +159,7 @@ def test_a_new_head_starts_as_in_the_protocol_whatever_the_network_began_with() 
     ('torchvision', 'torchvision'), ('huggingface', 'torchvision'), ('big_vision', 'tensorflow')])
 def test_random_crops_are_those_of_the_program_of_the_weights(geometry: str, sampler: str) -> None:
   network = made.network(preprocess=made.HOW._replace(geometry=Geometry(geometry)))
-  found = finetune.choose_splits(finetune.open_settings('synthetic', ['data.num_classes=5']))
+  found = splits('synthetic', 'data.num_classes=5')
   config = finetune.make(network, found)
   assert config.data.recipe.crop_sampler.value == sampler
   assert f'--config.data.recipe.crop_sampler={sampler}' in finetune.describe(config, found)
@@ -175,7 +175,7 @@ def test_fine_tuning_on_the_same_batches_is_timms(tmp_path: pathlib.Path) -> Non
   network = test_golden.load('timm_vit', tmp_path)
   changes = [f'length={num_steps} steps', 'optimizer.schedule.warmup=2 steps', 'batch_size=8', 'optimizer.lr=.1',
              'optimizer.mu_dtype=float32', 'data.recipe.crop=resize', 'data.recipe.flip=false', 'data.num_classes=5']
-  found = finetune.choose_splits(finetune.open_settings('synthetic', changes))
+  found = splits('synthetic', *changes)
   config = finetune.apply(finetune.make(network, found), changes)
   config, *_ = inherit.resolve(config, [one.partition('=')[0] for one in changes], tmp_path, network)
   mesh = meshes.make(config.mesh)

@@ -66,13 +66,14 @@ def run(weights: str, data: str, workdir: storage.Path | None, *, lora: int, com
   Raises:
     UserError: the weights, the images or an override cannot be used.
   """
-  check_changes(changes, lora)
-  train_settings = apply(load_config(lora=lora), [one for one in changes if one.startswith('train.')]).train
-  where = workdir or train.default_workdir(run_name(weights, data))
+  base = load_config(lora=lora)
+  check_changes(base, changes)
+  train_settings = apply(base, [one for one in changes if one.startswith('train.')]).train
+  where = workdir or train.default_workdir(run_name('finetune', weights, data))
   process_id = startup.start(train_settings, resume.find_machine(where))
   console.begin_stage('opening the data')
   with flag_names.shown({'data.source': '--data'}):
-    found = choose_splits(open_settings(data, changes))
+    found = choose_splits(open_settings(base, data, changes))
   console.begin_stage('loading the weights')
   view = next((one.partition('=')[2] for one in changes if one.startswith('init_view=')), '')
   network = loading.load(weights, view=view)
@@ -87,12 +88,12 @@ def run(weights: str, data: str, workdir: storage.Path | None, *, lora: int, com
   return status
 
 
-def check_changes(changes: Sequence[str], lora: int = 0) -> None:
-  """Raises UserError for overrides that cannot be applied, before anything is read."""
+def check_changes(base: schema.Config, changes: Sequence[str]) -> None:
+  """Raises UserError for overrides of a config that cannot be applied, before anything is read."""
   for name in (one.partition('=')[0] for one in changes):
     if name in FLAGS:
       raise UserError(f'config.{name}: expected no override, as {FLAGS[name]} gives it, got one. Remove it.')
-  apply(load_config(lora=lora), [one for one in changes if not one.startswith(('model.', 'head.'))])
+  apply(base, [one for one in changes if not one.startswith(('model.', 'head.'))])
 
 
 def load_config(num_examples: int = 0, *, lora: int = 0) -> schema.Config:
@@ -108,16 +109,15 @@ def apply(config: schema.Config, changes: Sequence[str]) -> schema.Config:
   return overrides.apply({'': config}, list(changes), models=sizes.model)['']
 
 
-def open_settings(source: str, changes: Sequence[str]) -> schema.Data:
-  """Returns the settings of the data with their overrides; `eval_split` is '' unless it is overridden.
+def open_settings(base: schema.Config, source: str, changes: Sequence[str]) -> schema.Data:
+  """Returns the settings of the data of a config with their overrides; `eval_split` is '' unless it is overridden.
 
   Raises:
     UserError: the source has no kind.
   """
   if ':' not in source and os.path.isdir(source):
     raise UserError(f'--data: expected one of {opening.FORMS}, got {source!r}. Set --data=folder:{source}.')
-  config = load_config()
-  config = dataclasses.replace(config, data=dataclasses.replace(config.data, source=source, eval_split=''))
+  config = dataclasses.replace(base, data=dataclasses.replace(base.data, source=source, eval_split=''))
   return apply(config, [one for one in changes if one.startswith('data.')]).data
 
 
@@ -175,7 +175,7 @@ def make(network: Weights, found: Splits, lora: int = 0) -> schema.Config:
   every = config.evals[VAL].every
   keep = config.checkpoints if found.data.max_labels else schema.Checkpoints(every=every, keep_best=f'{VAL}/top1')
   return dataclasses.replace(
-      config, checkpoints=keep, name=run_name(network.source, found.data.source), init_from=network.source,
+      config, checkpoints=keep, name=run_name('finetune', network.source, found.data.source), init_from=network.source,
       batch_size=-(-config.batch_size // devices) * devices, model=model,
       image_px=network.preprocess.image_px, data=dataclasses.replace(found.data, recipe=recipe))
 
@@ -191,9 +191,9 @@ def choose_sampler(network: Weights) -> schema.CropSampler:
   return schema.CropSampler.TENSORFLOW if is_tensorflow else schema.CropSampler.TORCHVISION
 
 
-def run_name(weights: str, data: str) -> str:
+def run_name(job: str, weights: str, data: str) -> str:
   """Returns the name of a run."""
-  return f'finetune {_stem(weights)} {_stem(data)}'
+  return f'{job} {_stem(weights)} {_stem(data)}'
 
 
 def _stem(where: str) -> str:
