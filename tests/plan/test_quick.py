@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 
 from vit_jax.config import files
-from vit_jax.plan import compile, compiled, quick, schedule
+from vit_jax.plan import compile, compiled, overlap, quick, schedule
 
 
 def request(*overrides: str) -> compile.Request:
@@ -21,7 +21,8 @@ def answer(request: compile.Request) -> compile.Answer:
   operations = [compiled.Operation('forward', 'Block/mlp', depth, 4 * depth, 2 * depth),
                 compiled.Operation('update', 'head', 1, 30, 20)]
   return compile.Answer(None, 11 * depth, 12 * depth, 0, 1_000 + 13 * depth, costs, 1., 2., 'TPU v3', operations,
-                        schedule.Schedule(50 + 3 * depth, depth, 2 * depth, 0, 0, []))
+                        schedule.Schedule(50 + 3 * depth, depth, 2 * depth, 0, 0, []),
+                        [overlap.Wait('all-gather', 1 + 6 * depth, 40 * depth, 7 + 2 * depth)])
 
 
 def test_the_figures_of_all_blocks_are_on_the_line_through_two_shallow_programs() -> None:
