@@ -94,6 +94,7 @@ def test_what_is_no_method_is_refused(text: str) -> None:
     ({'ranges': {'optimizer.lr': schema.LogUniform(0., 1.)}}, 'optimizer.lr.low: expected more than 0, got 0.0'),
     ({'ranges': {'batch_size': schema.Choices((8,))}}, 'batch_size: expected at least two values'),
     ({'ranges': {'optimizer.rate': schema.Uniform(0., 1.)}}, 'config.optimizer.rate: expected the name of a setting'),
+    ({'method': schema.Halving(2, 4)}, 'search.method.points: expected at least search.method.factor=4, of which'),
     ({'metric': 'val/top1'}, "search.metric: expected EVALUATION/METRIC of test, got 'val/top1'"),
 ])
 def test_a_search_that_makes_no_sense_is_refused(change: dict[str, object], error: str) -> None:

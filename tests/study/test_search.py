@@ -269,6 +269,7 @@ def test_the_method_is_on_the_command_line_and_in_the_job_of_a_cluster(
   words = ['study', '--config=digits_search', f'--workdir={tmp_path}', '--search=halving:9,factor=3']
   assert main.run([*words, '--dry_run', '--topology=cpu:8']) == 0
   assert 'point008' in (said := capsys.readouterr().out) and 'point009' not in said
+  assert re.search(r'^point008: optimizer.lr=\S+, .*batch_size=(64|128)', said, re.M)
   total, = re.findall(r'In total ([0-9.e-]+) exaFLOPs', said)
   halved, = re.findall(
       r'halving trains 9 to 11.1111 %, 3 to 33.3333 %, 1 to 100 %: about ([0-9.e-]+) exaFLOPs and', said)

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType
 
-from vit_jax.config import durations, schema
+from vit_jax.config import durations, schema, searches
 from vit_jax.config.schema.data import RGB
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
@@ -77,7 +77,15 @@ def describe(study: schema.Study, workdir: pathlib.Path, *, topology: str) -> st
       costs[name] = estimate(config, known)
   done = {name: task.result() for name, task in tasks.items() if task.is_done}
   speed = find_speed(done, topology)
-  return _table(study.name, costs, done, speed) + _halved(study, costs, speed) + note
+  return _table(study.name, costs, done, speed) + _points(study) + _halved(study, costs, speed) + note
+
+
+def _points(study: schema.Study) -> str:
+  """Returns the values that a search chooses for each run, a line each; '' for other studies."""
+  if study.search is None:
+    return ''
+  points = zip(study.runs, searches.draw(study.search), strict=True)
+  return ''.join(f'\n{name}: ' + ', '.join(f'{key}={value}' for key, value in one.items()) for name, one in points)
 
 
 def _halved(study: schema.Study, costs: Mapping[str, Cost], speed: Speed) -> str:

@@ -210,7 +210,8 @@ class Coordinator:
     self._tasks |= {task.name: task for task in tasks}
     num_done = sum(task.is_done for task in tasks)
     chosen, part = ', chosen by the results,' if number else '', f' to {stage.until}' if stage.until else ''
-    self._say(f'{self._study.name}: {len(tasks)} runs{part}{chosen} in {self._workdir}, {num_done} of them '
+    number_of = f'{len(tasks)} run' + 's' * (len(tasks) != 1)
+    self._say(f'{self._study.name}: {number_of}{part}{chosen} in {self._workdir}, {num_done} of them '
               f'{"done" if part else "finished"}; {self._processes} at a time.')
     return tasks
 

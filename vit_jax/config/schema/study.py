@@ -106,6 +106,12 @@ class Halving(Settings):
   factor: int = ranged(4, Range(2, 64))
   rungs: int = ranged(0, Range(0, 16))  # with the one at the end; 0 = until the points of a rung are fewer than factor
 
+  def problems(self, config: Run, name: str) -> Iterator[str]:
+    """Yields a problem of so few points that none is compared with others."""
+    if self.points < self.factor and not self.rungs:
+      yield problem(f'{name}.points', f'at least {name}.factor={self.factor}, of which the best one continues',
+                    self.points, 'Search more points, or set a smaller factor.')
+
 
 SearchMethod = Sobol | Halving
 

@@ -92,7 +92,8 @@ def resolve(name: str, known: Iterable[str], *, source: str) -> str:
     return validation[0]
   near = difflib.get_close_matches(name, names, n=1)
   hint = f' Did you mean {near[0]}?' if near else ''
-  raise NoSplit(f'split of {source}: expected one of {json_fields.listed(names, 20)}, got {name!r}.{hint}')
+  raise NoSplit(f'split of {source}: expected one of {json_fields.listed(names, 20)}, got {name!r}.{hint} Change '
+                'data.train_split, data.eval_split, or the split of the evaluation.')
 
 
 @functools.cache
