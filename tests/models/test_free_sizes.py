@@ -17,7 +17,8 @@ SIZES = ((14, 9), (7, 30), (16, 1), (37, 16))
 @functools.cache
 def matrices() -> dict[PositionResize, list[jax.Array]]:
   """Of all conventions, from one program."""
-  make = jax.jit(lambda is_own: {how.name: [free_sizes.matrix(old, new, how, is_own=is_own) for old, new in SIZES]
+  make = jax.jit(lambda is_own: {how.name: [
+      free_sizes.weights(jnp.arange(new), old, new, how, is_own=is_own) for old, new in SIZES]
                                  for how in PositionResize})
   return {PositionResize[name]: found for name, found in make(jnp.zeros((), jnp.int32)).items()}
 
@@ -32,7 +33,8 @@ def test_each_convention_has_the_matrix_of_known_sizes(how: PositionResize) -> N
 def test_the_offset_of_dino_leaves_a_grid_of_its_own_size_alone() -> None:
   own = free_sizes.same((14, 9), (14, 9))
   assert int(own) == 1 and int(free_sizes.same((14, 9), (14, 8))) == 0
-  make = jax.jit(lambda is_own: free_sizes.matrix(14, 14, PositionResize.BICUBIC_OFFSET, is_own=is_own))
+  make = jax.jit(lambda is_own: free_sizes.weights(jnp.arange(14), 14, 14, PositionResize.BICUBIC_OFFSET,
+                                                   is_own=is_own))
   np.testing.assert_array_equal(make(own), np.eye(14))
   other = make(jnp.zeros((), jnp.int32))
   assert np.abs(other - np.eye(14)).max() > .01

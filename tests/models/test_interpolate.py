@@ -13,6 +13,7 @@ from vit_jax.config.schema import PositionResize
 from vit_jax.models.vit import interpolate
 
 ALIGNED = PositionResize.ALIGNED
+SQUARE = PositionResize.BICUBIC_ANTIALIAS_SQUARE
 FOUND = np.load(pathlib.Path(__file__).with_name('golden_positions.npz'))
 
 # The first six make the published loaders return zeros in the last row and column.
@@ -56,12 +57,19 @@ def test_resize_at_equal_size_is_the_identity() -> None:
 
 
 @pytest.mark.parametrize('number', range(len(golden.GRIDS)))
-@pytest.mark.parametrize('how', [how.value for how in PositionResize if how is not ALIGNED])
+@pytest.mark.parametrize('how', [how.value for how in PositionResize if how not in (ALIGNED, SQUARE)])
 def test_the_other_conventions_are_those_of_pytorch_and_dino(how: str, number: int) -> None:
   old, new = golden.GRIDS[number]
   found = resize(golden.drawn(old), old, new, PositionResize(how))
   # 16 products of weights below 1.3 with values below 2, in f32 on both sides, and their f32 scale of coordinates
   np.testing.assert_allclose(found, FOUND[f'{how} {number}'], rtol=0, atol=5e-5)
+
+
+def test_positions_that_keep_the_aspect_are_the_first_ones_of_a_square() -> None:
+  positions = np.random.default_rng(0).normal(size=(16, 5)).astype(np.float32)
+  square = resize(positions, (4, 4), (7, 7), PositionResize.BICUBIC_ANTIALIAS).reshape(7, 7, 5)
+  found = resize(positions, (4, 4), (7, 3), SQUARE).reshape(7, 3, 5)
+  np.testing.assert_allclose(found, square[:, :3], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize('how', PositionResize)

@@ -25,7 +25,8 @@ def convention(family: str, named: PositionResize | None, *, has_registers: bool
       transformers.
   """
   found = recognize.position_resize(family) or named or PositionResize.BICUBIC_ANTIALIAS
-  is_torch = found not in (PositionResize.ALIGNED, PositionResize.BILINEAR, PositionResize.BILINEAR_ANTIALIAS)
+  is_torch = found not in (PositionResize.ALIGNED, PositionResize.BILINEAR, PositionResize.BILINEAR_ANTIALIAS,
+                           PositionResize.BICUBIC_ANTIALIAS_SQUARE)
   return PositionResize.BICUBIC_ANTIALIAS if has_registers and is_torch else found
 
 
@@ -44,7 +45,7 @@ def positions(table: HostArray, old_grid: tuple[int, int], new_grid: tuple[int, 
   """
   if old_grid == new_grid:
     return table
-  rows, columns = (interpolate.matrix(o, n, how) for o, n in zip(old_grid, new_grid, strict=True))
+  rows, columns = interpolate.both(old_grid, new_grid, how)
   grid_hwD = table.reshape(*old_grid, -1).astype(np.float64)
   resized = np.einsum('ih,jw,hwd->ijd', rows, columns, grid_hwD, optimize=True)
   return resized.reshape(-1, table.shape[-1]).astype(np.float32)

@@ -27,6 +27,8 @@ class PositionResize(enum.Enum):
   BICUBIC_OFFSET = 'bicubic_offset'        # likewise, with scale (n + 0.1) / M for M -> n tokens: DINO, DINOv2
   BICUBIC_ANTIALIAS = 'bicubic_antialias'  # a = -1/2, borders aligned, antialiased: timm, DINOv2 with registers
   BILINEAR = 'bilinear'          # borders aligned, no antialiasing: Perception Encoder
+  # Likewise, to a square of the longer side, of which the other is cut off: timm's NaFlexViT that keeps the aspect.
+  BICUBIC_ANTIALIAS_SQUARE = 'bicubic_antialias_square'
   BILINEAR_ANTIALIAS = 'bilinear_antialias'  # borders aligned, antialiased: TIPS, SigLIP 2 of any size
 
 

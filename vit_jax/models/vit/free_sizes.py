@@ -32,20 +32,24 @@ def same(first: tuple[Any, Any], second: tuple[Any, Any]) -> Array:
   return rows * columns
 
 
-def matrix(old: int, new: Any, how: PositionResize, *, is_own: Array) -> Array:
-  """Matrix `[new, old]` f32 that resizes positions along one axis, as `interpolate.matrix`.
-
-  Args:
-    old: number of tokens that the positions were made for.
-    new: number of tokens; a symbol or an integer.
-    how: which program's interpolation.
-    is_own: 1 where both sides of the grid are those of the positions, else 0; nothing is resized then.
-  """
-  return weights(jnp.arange(new), old, new, how, is_own=is_own)
+def sides(grid: tuple[Any, Any], how: PositionResize) -> tuple[Any, Any]:
+  """The grid that positions are resized to, of which `grid` is the top left part."""
+  if how is not PositionResize.BICUBIC_ANTIALIAS_SQUARE:
+    return grid
+  side = jnp.maximum(jnp.asarray(grid[0]), jnp.asarray(grid[1]))
+  return side, side
 
 
 def weights(index: Array, old: int, new: Any, how: PositionResize, *, is_own: Array) -> Array:
-  """Rows `[n, old]` f32 of the matrix of `matrix`, those of the new tokens `index [n]`; `new` may be traced."""
+  """Rows `[n, old]` f32 of the matrix that resizes positions along one axis, as `interpolate.matrix`.
+
+  Args:
+    index: `[n]` i32, the new tokens whose rows are wanted.
+    old: number of tokens that the positions were made for.
+    new: number of tokens; a symbol, an integer, or traced.
+    how: which program's interpolation.
+    is_own: 1 where both sides of the grid are those of the positions, else 0; nothing is resized then.
+  """
   match how:
     case PositionResize.ALIGNED:
       return _between(index * (old - 1), jnp.maximum(jnp.asarray(new) - 1, 1), old)
@@ -56,7 +60,7 @@ def weights(index: Array, old: int, new: Any, how: PositionResize, *, is_own: Ar
     case PositionResize.BILINEAR:
       last = 2 * (old - 1) * jnp.asarray(new)
       return _between(jnp.clip((2 * index + 1) * old - new, 0, last), 2 * jnp.asarray(new), old)
-    case PositionResize.BICUBIC_ANTIALIAS:
+    case PositionResize.BICUBIC_ANTIALIAS | PositionResize.BICUBIC_ANTIALIAS_SQUARE:
       return _antialiased(index, old, new, lambda x: _cubic(x, ANTIALIASED))
     case PositionResize.BILINEAR_ANTIALIAS:
       return _antialiased(index, old, new, _triangle)

@@ -92,7 +92,7 @@ def _antialiased(old: int, new: int, kernel: Callable[[np.ndarray], np.ndarray])
 
 
 def matrix(old: int, new: int, how: PositionResize) -> np.ndarray:
-  """Matrix `[new, old]` f64 that resizes positions along one axis."""
+  """Matrix `[new, old]` f64 that resizes positions along one axis; of a square if `how` says so."""
   match how:
     case PositionResize.ALIGNED:
       return interpolation(old, new).astype(np.float64)
@@ -100,7 +100,7 @@ def matrix(old: int, new: int, how: PositionResize) -> np.ndarray:
       return bicubic(old, new)
     case PositionResize.BICUBIC_OFFSET:
       return bicubic(old, new, offset=OFFSET)
-    case PositionResize.BICUBIC_ANTIALIAS:
+    case PositionResize.BICUBIC_ANTIALIAS | PositionResize.BICUBIC_ANTIALIAS_SQUARE:
       return bicubic_antialias(old, new)
     case PositionResize.BILINEAR:
       return bilinear(old, new)
@@ -108,13 +108,21 @@ def matrix(old: int, new: int, how: PositionResize) -> np.ndarray:
       return bilinear_antialias(old, new)
 
 
+def both(old: tuple[int, int], new: tuple[int, int], how: PositionResize) -> tuple[np.ndarray, np.ndarray]:
+  """Matrices `[h', h]` and `[w', w]` f64 for both sides of a grid."""
+  sides = (max(new),) * 2 if how is PositionResize.BICUBIC_ANTIALIAS_SQUARE else new
+  rows, columns = (matrix(o, side, how)[:n] for o, side, n in zip(old, sides, new, strict=True))
+  return rows, columns
+
+
 def matrices(old: tuple[int, int], new: tuple[int, int], how: PositionResize) -> tuple[Array, Array]:
   """Matrices `[h', h]` and `[w', w]` f32 for both sides of a grid; new sides may be symbols of `jax.export`."""
   if not free_sizes.is_free(new):
-    rows, columns = (jnp.asarray(matrix(o, n, how), jnp.float32) for o, n in zip(old, new, strict=True))
+    rows, columns = (jnp.asarray(one, jnp.float32) for one in both(old, new, how))
     return rows, columns
   is_own = free_sizes.same(old, new)
-  rows, columns = (free_sizes.matrix(o, n, how, is_own=is_own) for o, n in zip(old, new, strict=True))
+  rows, columns = (free_sizes.weights(jnp.arange(n), o, side, how, is_own=is_own)
+                   for o, n, side in zip(old, new, free_sizes.sides(new, how), strict=True))
   return rows, columns
 
 

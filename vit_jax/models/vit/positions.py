@@ -206,8 +206,9 @@ class Learned(NoPositions):
       """Returns the weight of each learned vector in that of each token, `[N, h * w]`."""
       is_own, (rows, columns) = free_sizes.same(self.grid, (grid[0], grid[1])), grid
       row = jnp.minimum(number // columns, rows - 1)  # padding repeats the last row, so that its values are finite
-      along_h = free_sizes.weights(row, h, rows, self.resize, is_own=is_own)
-      along_w = free_sizes.weights(number % columns, w, columns, self.resize, is_own=is_own)
+      height, width = free_sizes.sides((rows, columns), self.resize)
+      along_h = free_sizes.weights(row, h, height, self.resize, is_own=is_own)
+      along_w = free_sizes.weights(number % columns, w, width, self.resize, is_own=is_own)
       return (along_h[:, :, None] * along_w[:, None]).reshape(num_tokens, h * w)
 
     return jnp.einsum('bnm,md->bnd', jax.vmap(mixed)(grid_B2), table[0, self.model.num_first:],

@@ -19,6 +19,7 @@ from vit_jax.weights.families import (
     mae,
     mixer,
     moco,
+    naflex,
     pe,
     rope_vit,
     siglip,
@@ -29,4 +30,4 @@ from vit_jax.weights.families import (
 
 FAMILIES = tuple(module.FAMILY for module in (
     vision_transformer, mixer, bit, efficientnet, big_vision, deit, clip, aimv2, pe, siglip, dinov3, rope_vit, eva02,
-    mae, dino, tips, dinov2, ijepa, moco, vit))
+    mae, dino, tips, dinov2, ijepa, moco, naflex, vit))
