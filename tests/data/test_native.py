@@ -16,6 +16,13 @@ from vit_jax.evaluate import resources
 
 RECIPE = schema.Recipe(eval_native_patch=4, antialias=True)
 PX = (16, 16)
+TRANSFORMERS = (
+    ((291, 3135), 196, (4, 44)), ((56, 2204), 256, (3, 85)), ((1562, 105), 256, (60, 4)), ((30, 317), 196, (4, 43)),
+    ((1651, 30), 256, (111, 2)), ((1420, 102), 64, (28, 2)), ((717, 188), 64, (16, 4)),
+    ((2561, 2229), 1024, (34, 30)), ((49, 44), 256, (17, 15)), ((5970, 3744), 64, (10, 6)),
+    ((739, 25), 1024, (170, 6)), ((114, 505), 1024, (15, 67)), ((32, 259), 64, (3, 21)), ((734, 69), 1024, (102, 10)),
+    ((680, 326), 196, (19, 10)), ((4701, 62), 256, (128, 2)))
+"""Sizes, most patches of 16 px, and the grids of the image processor of SigLIP 2 in transformers 5.23."""
 
 
 class Images:
@@ -62,6 +69,10 @@ def test_the_grid_is_the_largest_along_the_diagonal_but_for_the_precision_of_the
     ((5000, 1), (196, 1)), ((16, 16), (14, 14))])
 def test_grids_of_some_sizes(size: tuple[int, int], grid: tuple[int, int]) -> None:
   assert native.choose_grid(size, 16, 196) == grid
+
+
+def test_grids_are_those_of_transformers() -> None:
+  assert all(native.choose_grid(size, 16, most) == grid for size, most, grid in TRANSFORMERS)
 
 
 def test_patches_are_those_of_the_resized_image_and_zeros_follow() -> None:
