@@ -90,6 +90,15 @@ def test_other_jobs_and_studies_are_checked_too(capsys: pytest.CaptureFixture[st
   assert 'the evaluate command' in checked(capsys, '--line=vit-jax evaluate --weights=ViT-B_16-i21k --config=digits')
 
 
+def test_rows_of_parquet_files_are_counted(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
+  pytest.importorskip('pyarrow')
+  from tests.data import parquets
+  parquets.write(tmp_path, 'train', parquets.large(12))
+  words = ['--config=from_folder', f'--config.data.source=parquet:{tmp_path}']
+  assert 'batch_size: expected at most 12, the number' in checked(capsys, *words, '--config.batch_size=13')
+  assert 'Checked the ' in checked(capsys, *words, '--config.batch_size=8')
+
+
 def test_a_batch_with_more_images_than_there_are_is_refused_unless_counting_takes_long(
     capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   for name in ('a/1.png', 'a/2.png', 'b/1.png', 'b/2.png', 'b/3.png'):

@@ -81,7 +81,7 @@ def _count(config: schema.Config, place: Place) -> int:
   kind, _, where = data.source.partition(':')
   if data.pseudo.source:
     return 0
-  if place.elsewhere or not (kind in ('digits', 'array_record') or (kind == 'folder' and _has_few(where))):
+  if place.elsewhere or not (kind in ('digits', 'array_record', 'parquet') or (kind == 'folder' and _has_few(where))):
     return data.num_examples
   data = dataclasses.replace(data, verify_shards=schema.VerifyShards.NO)
   return len(opening.open_split(data, data.train_split, image_px=config.image_px))
