@@ -120,7 +120,8 @@ def test_in_bf16_products_are_narrow_and_parameters_are_not() -> None:
 
 
 @pytest.mark.parametrize(('changes', 'message'), [
-    ({'train.accumulate': 2}, 'train.accumulate: expected 1 for objective Contrastive, which compares all pairs'),
+    ({'train.accumulate': 2, 'train.sam.rho': .1}, 'train.accumulate: expected 1 with train.sam.rho=0.1 for objective '
+     'Contrastive, which compares all examples'),
     ({'objective.loss': PairLoss.SOFTMAX, 'objective.bias_init': -5.}, 'objective.bias_init: expected its default'),
     ({'objective.form': schema.PairForm.MATRIX, 'objective.chunk': 8}, 'objective.chunk: expected its default'),
     ({'objective.names': 'x'}, 'objective.names: expected its default'),

@@ -238,7 +238,6 @@ def test_a_small_deviation_raises_an_alarm_unless_the_threshold_is_0() -> None:
 
 
 @pytest.mark.parametrize(('given', 'said'), [
-    (config(accumulate=2), 'train.accumulate: expected 1 for objective LeJepa, which needs the complete batch, got 2'),
     (config(model=schema.EfficientNet()), 'model: expected one without BatchNorm for objective LeJepa'),
     (config(weight=1.), 'objective.weight: expected more than 0 to below 1, got 1'),
     (config(t_points=1), 'objective.t_points: expected 2 to 10000, got 1'),

@@ -69,6 +69,8 @@ REMAT_TIME = {Remat.NONE: .98, Remat.NAMES: 1., Remat.QKV: 1.08, Remat.MLP: 1.16
 EXECUTION_TIME = {Execution.UNROLLED: 1., Execution.SCAN: 1.14}
 MICROBATCH_TIME = .02
 """A further microbatch: its share of fixed work."""
+SECOND_PASS_TIME = 1 / 3
+"""The further forward pass of microbatches whose examples are compared (`train/coupled.py`)."""
 GATHER_TOKENS = 1_000
 """Tokens of a device, forward and backward, that take as long as gathering kernels twice and scattering their gradient.
 
@@ -326,6 +328,7 @@ def _ways(config: schema.Config, hardware: Hardware, sizes: Sizes, fsdp: int, te
       images = batch_size // (shards * accumulate)
       need = (sizes.state + sizes.gradients) / fsdp / tensor + images * sizes.activations(one.model) / tensor
       time = REMAT_TIME[remat] * (1 + MICROBATCH_TIME * (accumulate - 1))
+      time += SECOND_PASS_TIME * (accumulate > 1 and config.objective.compares_examples)
       sent = (fsdp > 1) * (4 / 3 if _sums_whole(fsdp, hardware) else 1)
       yield _Way(one, time + accumulate * _gather_time(config, shards) * sent, need)
 

@@ -5,8 +5,8 @@ do not add a special case to `train/step.py` or `train/loop.py`.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from vit_jax.core.types import Array, Batch, Extra, Features, HostArray, Key, LossOut, Outputs, Params, PyTree
 
@@ -122,6 +122,45 @@ class Objective(Viewed, Protocol):
   def views(self) -> dict[str, View]:
     """Returns the networks that can be evaluated by name; `student` always exists."""
     ...
+
+
+class Coupling(NamedTuple):
+  """The loss of an objective that compares the examples of a batch, in two parts.
+
+  `loss(params, extra, batch, key, step)` of the objective is that of `compare` for the rows of `embed`, with the
+  `stats` of `embed`. So a step of several microbatches has the loss of the whole batch: the rows of all microbatches,
+  which are small, are compared at once.
+
+  embed: `(params, extra, batch, key, step) -> (rows, stats)` for any rows of a batch. `rows` is a tree of arrays
+    `[B, ...]` of floating point, each row of which depends on its own example alone.
+  compare: `(params, extra, rows, batch, key, step) -> LossOut` for the whole batch, with `stats` `{}`.
+  """
+  embed: Callable[[Params, Extra, Batch, Key, Array], tuple[PyTree, PyTree]]
+  compare: Callable[[Params, Extra, PyTree, Batch, Key, Array], LossOut]
+
+  def inside(self, select: Callable[[Params, Extra, Key], tuple[Params, Extra]]) -> Coupling:
+    """Returns the same parts for an objective around this one, of whose state `select` returns that of this one."""
+    def embed(params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> tuple[PyTree, PyTree]:
+      return self.embed(*select(params, extra, key), batch, key, step)
+
+    def compare(params: Params, extra: Extra, rows: PyTree, batch: Batch, key: Key, step: Array) -> LossOut:
+      return self.compare(*select(params, extra, key), rows, batch, key, step)
+
+    return Coupling(embed, compare)
+
+
+@runtime_checkable
+class Coupled(Protocol):
+  """What an objective has beside `Objective` if its loss compares the examples of a batch."""
+
+  def coupling(self) -> Coupling | None:
+    """Returns the two parts of the loss; None if the loss is a mean over examples, as for most objectives."""
+    ...
+
+
+def coupling(objective: Objective) -> Coupling | None:
+  """Returns the two parts of the loss of an objective that compares examples; None for a mean over examples."""
+  return objective.coupling() if isinstance(objective, Coupled) else None
 
 
 class Watch(NamedTuple):

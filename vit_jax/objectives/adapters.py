@@ -9,8 +9,8 @@ from __future__ import annotations
 import jax
 
 from vit_jax.config import schema
-from vit_jax.core import trees
-from vit_jax.core.contracts import Objective, View
+from vit_jax.core import contracts, trees
+from vit_jax.core.contracts import Coupling, Objective, View
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Outputs, Params, PyTree
 from vit_jax.models import adapters
 from vit_jax.parallel.sharding import FROZEN
@@ -36,9 +36,16 @@ class Adapters:
     return trained, {FROZEN: {'backbone': backbone}, **({INNER: extra} if extra else {})}
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
+    return self._inner.loss(*self._select(params, extra, key), batch, key, step)
+
+  def coupling(self) -> Coupling | None:
+    inner = contracts.coupling(self._inner)
+    return inner and inner.inside(self._select)
+
+  def _select(self, params: Params, extra: Extra, key: Key) -> tuple[Params, Extra]:
+    """Returns parameters, with adapters, and `extra` of the other objective."""
     drop = jax.random.fold_in(key, self._settings.rank) if self._settings.dropout else None
-    network = adapters.network(params, extra[FROZEN], self._settings, key=drop)
-    return self._inner.loss(network, extra.get(INNER, {}), batch, key, step)
+    return adapters.network(params, extra[FROZEN], self._settings, key=drop), extra.get(INNER, {})
 
   def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
     whole = adapters.merge(params, extra[FROZEN], self._settings)

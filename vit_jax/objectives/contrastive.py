@@ -23,7 +23,7 @@ from vit_jax.config.durations import Lengths
 from vit_jax.config.schema import Activation, Gelu, PairLoss, TextProjection
 from vit_jax.core import trees
 from vit_jax.core.axes import labelled
-from vit_jax.core.contracts import Backbone, View
+from vit_jax.core.contracts import Backbone, Coupling, View
 from vit_jax.core.numerics import split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree
 from vit_jax.data.image.transform import Shapes
@@ -76,10 +76,21 @@ class Contrastive:
     return params, statistics(state)
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
+    rows, stats = self._embed(params, extra, batch, key, step)
+    return self._compare(params, extra, rows, batch, key, step)._replace(stats=stats)
+
+  def coupling(self) -> Coupling:
+    return Coupling(self._embed, self._compare)
+
+  def _embed(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> tuple[PyTree, PyTree]:
+    """Returns the vectors of images and texts, and the statistics of the backbone."""
     del step
-    mask_B, logits, s = batch.get('mask'), params['logits'], self._settings
     image_BE, state = self._image(params, extra, batch, key)
-    text_BE = self._text(params, batch)
+    return (image_BE, self._text(params, batch)), statistics(state)
+
+  def _compare(self, params: Params, extra: Extra, rows: PyTree, batch: Batch, key: Key, step: Array) -> LossOut:
+    del extra, key, step
+    (image_BE, text_BE), mask_B, logits, s = rows, batch.get('mask'), params['logits'], self._settings
     scale = jnp.exp(limited(logits['scale'], math.log(s.scale_max)) if s.scale_max else logits['scale'])
     bias = logits.get('bias', jnp.zeros(()))
     pairs = pair_losses.Pairs(image_BE.astype(self._dtype), text_BE.astype(self._dtype), scale, bias, mask_B)
@@ -87,7 +98,7 @@ class Contrastive:
     each = {'similarity': (image_BE * text_BE).sum(-1), 'scale': scale, **({'bias': bias} if 'bias' in logits else {})}
     metrics = {name: weighted_mean(jnp.broadcast_to(jax.lax.stop_gradient(x), len(image_BE)), mask_B)
                for name, x in each.items()}
-    return LossOut(loss, metrics, statistics(state))
+    return LossOut(loss, metrics, {})
 
   def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
     del params, step

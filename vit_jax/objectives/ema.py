@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.config import schema
-from vit_jax.core import trees
-from vit_jax.core.contracts import Objective, View
+from vit_jax.core import contracts, trees
+from vit_jax.core.contracts import Coupling, Objective, View
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree
 
 AVERAGE, INNER, MEMORY = 'ema', 'inner', 'ema_memory'
@@ -82,6 +82,10 @@ class Ema:
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
     return self._inner.loss(params, extra.get(INNER, {}), batch, key, step)
+
+  def coupling(self) -> Coupling | None:
+    inner = contracts.coupling(self._inner)
+    return inner and inner.inside(lambda params, extra, key: (params, extra.get(INNER, {})))
 
   def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
     inner = self._inner.after_update(params, extra.get(INNER, {}), stats, step)

@@ -23,7 +23,7 @@ from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
 from vit_jax.config.schema import Kernels, LeJepaCenter, LeJepaSample, LeJepaWeighting
 from vit_jax.core.axes import labelled
-from vit_jax.core.contracts import Backbone, View, Watch
+from vit_jax.core.contracts import Backbone, Coupling, View, Watch
 from vit_jax.core.numerics import constrain_batch, moments, split_key
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Mean, Params, PyTree
 from vit_jax.models.heads import normalize
@@ -34,6 +34,7 @@ from vit_jax.objectives import spec
 from vit_jax.objectives.networks import NetworkView, init_backbone
 
 NORM_EPS = 1e-5  # of BatchNorm in PyTorch
+KEYS = ('global', 'local', 'directions')
 NUM_GLOBAL = 2  # views in `views_global`
 DEVIATION = 'deviation'
 """Name of the metric that falls to 0 when all embeddings are the same."""
@@ -100,11 +101,23 @@ class LeJepa:
     return {'backbone': backbone, 'projector': self._projector.init(keys['projector'], features.pooled.shape[-1])}, {}
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
+    rows, stats = self._embed(params, extra, batch, key, step)
+    return self._compare(params, extra, rows, batch, key, step)._replace(stats=stats)
+
+  def coupling(self) -> Coupling:
+    return Coupling(self._embed, self._compare)
+
+  def _embed(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> tuple[PyTree, PyTree]:
+    """Returns the features of all views, `[B, V, D]`, and no statistics."""
     del extra, step
-    keys = split_key(key, 'global', 'local', 'directions')
+    keys = split_key(key, *KEYS)
     views = [name for name in ('views_global', 'views_local') if name in batch]
     pooled = [self._pooled(params, batch[name], keys[name.removeprefix('views_')]) for name in views]
-    pooled_BVD = jnp.concatenate(pooled, axis=1)
+    return jnp.concatenate(pooled, axis=1), {}
+
+  def _compare(self, params: Params, extra: Extra, rows: PyTree, batch: Batch, key: Key, step: Array) -> LossOut:
+    del extra, step
+    pooled_BVD, keys = rows, split_key(key, *KEYS)
     num_images, num_views, width = pooled_BVD.shape
     weight_B = jnp.ones(num_images) if 'mask' not in batch else (batch['mask'] > 0).astype(jnp.float32)
     weight_BV = jnp.broadcast_to(weight_B[:, None], (num_images, num_views))

@@ -278,7 +278,8 @@ def abstract_parts(subject: Subject) -> build.Parts:
 def numbers(config: schema.Config) -> tuple[int, int, bool]:
   """Returns examples, classes, and whether images come from memory: from the config, else from its source."""
   data = config.data
-  if data.num_examples and data.num_classes and data.in_memory is not schema.InMemory.YES:
+  has_classes = data.num_classes or config.objective.takes_texts  # which have names in place of classes
+  if data.num_examples and has_classes and data.in_memory is not schema.InMemory.YES:
     return data.num_examples, data.num_classes, False
   try:
     opened = build.open_data(config)

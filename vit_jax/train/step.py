@@ -13,12 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from vit_jax.core import axes, numerics, row_keys, trees
+from vit_jax.core import axes, contracts, numerics, row_keys, trees
 from vit_jax.core.contracts import Objective, Prepare
 from vit_jax.core.types import Array, ArrayLike, Batch, Extra, Key, LossOut, Params, PyTree
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel import sharding
+from vit_jax.train import coupled
 from vit_jax.train.metrics import Norms, Packed, StepMetrics, pack
 from vit_jax.train.state import TrainState
 
@@ -121,7 +122,7 @@ def _gradients(objective: Objective, state: TrainState, batch: Batch, key: Key, 
   """Returns loss and gradient of the mean over the complete batch, from sequential microbatches in `parts` each.
 
   Microbatch i has the rows i, i + accumulate, …, and its part j every `parts`-th of them, from the j-th on. So part j
-  of microbatch i is the one that `_split` numbers i + accumulate * j.
+  of microbatch i is the one that `coupled.divided` numbers i + accumulate * j.
   """
   count = accumulate * parts
   rows = next(iter(batch.values())).shape[0] / count
@@ -147,7 +148,10 @@ def _gradients(objective: Objective, state: TrainState, batch: Batch, key: Key, 
     got = differentiate(state.params, state.extra, micro, own_key(i))
     return jax.tree.map(jnp.add, carry, got), None
 
-  micros = _split(batch, count)
+  micros = coupled.divided(batch, count)
+  if coupling := contracts.coupling(objective):
+    return coupled.gradients(coupling, state, batch, key, micros, own_key)
+
   shapes = jax.eval_shape(lambda: differentiate(
       state.params, state.extra, jax.tree.map(lambda x: x[0], micros), key))
   zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
@@ -158,15 +162,6 @@ def _gradients(objective: Objective, state: TrainState, batch: Batch, key: Key, 
 
 def _weight(out: LossOut) -> Array:
   return jnp.maximum(out.loss.weight, 1e-12)
-
-
-def _split(batch: Batch, count: int) -> Batch:
-  """Reshapes `[B, …]` to `[count, B / count, …]`; rows stay on their devices."""
-  def split(x: Array) -> Array:
-    x = x.reshape(x.shape[0] // count, count, *x.shape[1:]).swapaxes(0, 1)
-    return numerics.constrain(x, (None, numerics.BATCH_AXES) + (None,) * (x.ndim - 2))
-
-  return jax.tree.map(split, batch)
 
 
 def _squares(tree: PyTree) -> dict[str, Array]:

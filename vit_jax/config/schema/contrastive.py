@@ -101,6 +101,7 @@ class Contrastive(ObjectiveSettings):
   implementation: ClassVar[str] = 'vit_jax.objectives.contrastive:Spec'
   has_head: ClassVar[bool] = False
   takes_texts: ClassVar[bool] = True
+  compares_examples: ClassVar[bool] = True
   loss: PairLoss = PairLoss.SIGMOID
   text: Text = field(default_factory=Text)
   out_dim: int = ranged(0, COUNT_OR_0)  # to which images are projected, without bias (CLIP); 0 = features as they are
@@ -118,7 +119,7 @@ class Contrastive(ObjectiveSettings):
     return bool(self.text.weights)
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    """Yields problems of settings without effect, and of microbatches, which have other pairs than the batch."""
+    """Yields problems of settings without effect, and of those that do not go with texts."""
     yield from super().problems(config, name)
     if self.loss is PairLoss.SOFTMAX:
       yield from no_effect(self, name, ('bias_init',), f'with {name}.loss=softmax, which a bias does not change')
@@ -128,9 +129,6 @@ class Contrastive(ObjectiveSettings):
       yield from no_effect(self, name, ('names',), f"with {name}.prompts='', which takes captions")
     elif '{}' in self.prompts and self.prompts.count('{}') != 1:
       yield problem(f'{name}.prompts', 'one {} for the name of the class', self.prompts)
-    if config.train.accumulate > 1:
-      yield problem('train.accumulate', '1 for objective Contrastive, which compares all pairs of the complete batch',
-                    config.train.accumulate, 'Set it to 1, and model.remat=full if the batch does not fit.')
     if config.data.in_memory.value == 'yes':
       yield problem('data.in_memory', 'auto or no for objective Contrastive, whose texts are drawn on the host at '
                     'every step', config.data.in_memory)

@@ -249,6 +249,7 @@ class LeJepaWeighting(enum.Enum):
 class LeJepa(ObjectiveSettings):
   """Prediction of views with normally distributed embeddings (arXiv 2511.08544). Needs `data.recipe.views`."""
   implementation: ClassVar[str] = 'vit_jax.objectives.lejepa:Spec'
+  compares_examples: ClassVar[bool] = True
   has_head: ClassVar[bool] = False
   takes_views: ClassVar[bool] = True
   has_statistics: ClassVar[bool] = False  # they would mix the crops that are compared
@@ -264,11 +265,8 @@ class LeJepa(ObjectiveSettings):
   collapse: Collapse = field(default_factory=Collapse)  # its threshold is that of `deviation`, which SIGReg draws to 1
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    """Yields problems of microbatches, and of models that need one size of images."""
+    """Yields problems of models that need one size of images."""
     yield from super().problems(config, name)
-    if config.train.accumulate > 1:
-      yield problem('train.accumulate', '1 for objective LeJepa, which needs the complete batch',
-                    config.train.accumulate)
     yield from local_crop_problems(config)
 
 

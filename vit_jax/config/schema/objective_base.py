@@ -19,6 +19,7 @@ class ObjectiveSettings(checks.Settings):
   takes_views: ClassVar[bool] = False    # several crops of an image: `data.recipe.views`
   takes_texts: ClassVar[bool] = False    # a text of each image; images are then not held in memory
   has_statistics: ClassVar[bool] = True  # running statistics of BatchNorm may be updated
+  compares_examples: ClassVar[bool] = False  # `Coupling` of the contracts: microbatches take a second forward pass
 
   @property
   def has_weights(self) -> bool:

@@ -108,6 +108,9 @@ class Train(Settings):
     if self.accumulate > 1 and config.model.has_batch_norm:
       yield problem(f'{name}.accumulate', f'1 for {type(config.model).__name__}, whose BatchNorm needs statistics of '
                     'the complete batch', self.accumulate)
+    if self.accumulate > 1 and self.sam.rho and config.objective.compares_examples:
+      yield problem(f'{name}.accumulate', f'1 with {name}.sam.rho={self.sam.rho:g} for objective '
+                    f'{type(config.objective).__name__}, which compares all examples of the batch', self.accumulate)
     if self.portable and self.cpu_threads < 2:  # with one thread, some sums follow the caches of the processor
       yield problem(f'{name}.cpu_threads', f'at least 2 with {name}.portable=true', self.cpu_threads,
                     f'Set --config.{name}.cpu_threads=2, or the number of cores of the machines.')
