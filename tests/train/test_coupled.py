@@ -23,6 +23,7 @@ RNG = np.random.default_rng(0)
 PAIRS = {'image': RNG.integers(0, 256, (32, 8, 8, 3), dtype=np.uint8),
          'text': RNG.integers(3, 259, (32, 6)).astype(np.int32), 'text_mask': np.ones((32, 6), bool),
          'mask': (np.arange(32) % 5 > 0).astype(np.float32)}
+LARGE = {name: np.repeat(x, 16, 0) for name, x in PAIRS.items()}
 FROZEN = schema.AdamW(rules=(schema.PathRule('backbone/.*', frozen_until='100 %'),))
 SAME = {'rtol': 2e-5, 'atol': 2e-6}
 
@@ -59,6 +60,16 @@ def whole(loss: PairLoss) -> tuple[Any, Any]:
 def test_microbatches_have_the_loss_and_the_gradient_of_the_whole_batch(
     loss: PairLoss, settings: str, form: PairForm) -> None:
   programs.assert_close(step(contrastive(loss=loss, form=form), settings, accumulate=4), whole(loss), **SAME)
+
+
+@pytest.mark.slow(reason='5 s: compiles two steps')
+def test_the_compiled_step_needs_less_memory_with_microbatches() -> None:
+  def temporaries(accumulate: int) -> int:
+    program = programs.build(task(contrastive()), fakes.normalize, programs.MESHES['one'], like=LARGE,
+                             accumulate=accumulate, optimizer=schema.Sgd(weight_decay=0., clip_norm=0., momentum=0.))
+    return int(program.step_fn.lower(program.abstract_state, LARGE).compile().memory_analysis().temp_size_in_bytes)
+
+  assert temporaries(16) < .5 * temporaries(1)
 
 
 def test_scale_and_bias_learn_from_all_pairs_and_a_frozen_tower_does_not() -> None:
