@@ -158,6 +158,8 @@ ROWS: dict[str, tuple[Row, ...]] = {
             'objectives/make_golden_dino.py'),
         Row('DINO', 'NumPy, float64', 'loss, center and teacher over three steps',
             'objectives/test_dino.py::test_loss_center_and_teacher_are_those_of_numpy_over_three_steps'),
+        Row('DINOv2', 'NumPy, float64', 'loss and its terms, one head or two, both kinds of centering',
+            'objectives/test_dinov2.py::test_every_term_is_that_of_numpy'),
         Row('LeJEPA', 'stable-pretraining', 'both terms of the loss, and its gradient, on two grids',
             'objectives/test_lejepa.py::test_terms_and_gradient_are_those_of_stable_pretraining',
             'objectives/make_golden_lejepa.py'),

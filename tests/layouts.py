@@ -52,6 +52,8 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     'masked patch': {'objective': schema.MaskedPatch()},
     'dino': {'objective': schema.Dino(out_dim=64, hidden_dim=32, bottleneck_dim=16, norm_last_layer=False),
              'data': VIEWS},
+    'dinov2': {'objective': schema.Dinov2(out_dim=64, hidden_dim=32, bottleneck_dim=16, patch_out_dim=32,
+                                          patch_bottleneck_dim=16), 'data': VIEWS},
     'byol': {'objective': schema.Byol(hidden_dim=64, out_dim=32), 'data': VIEWS},
     'lejepa': {'objective': schema.LeJepa(hidden_dim=64, out_dim=32), 'data': VIEWS},
     'ijepa': {'objective': schema.IJepa(predictor_width=64, predictor_depth=1, predictor_heads=8)},

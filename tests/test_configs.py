@@ -52,8 +52,8 @@ def test_a_config_loads_and_checks(name: str) -> None:
 
 
 @pytest.mark.quick(
-    'byol_cifar10', 'cifar10', 'digits', 'dino_cifar10', 'distill_cifar10', 'ijepa_cifar10', 'lejepa_cifar10',
-    'linear_probe', 'mae_i1k', 'masked_patch_cifar10', 'vit_s16_i1k',
+    'byol_cifar10', 'cifar10', 'digits', 'dino_cifar10', 'dinov2_cifar10', 'distill_cifar10', 'ijepa_cifar10',
+    'lejepa_cifar10', 'linear_probe', 'mae_i1k', 'masked_patch_cifar10', 'vit_s16_i1k',
     reason='1 s each; the networks, objectives and optimizers of the others have tests of their own')
 @pytest.mark.parametrize('name', NAMES)
 def test_a_config_builds(name: str) -> None:
@@ -94,10 +94,10 @@ def test_the_list_shows_each_with_its_first_line() -> None:
 
 
 TORCHVISION = {
-    'deit_b16_i1k', 'deit3_s16_i1k', 'dino_i1k', 'dino_cifar10', 'ijepa_i1k', 'ijepa_cifar10', 'lejepa_i1k',
-    'lejepa_cifar10', 'mae_i1k', 'mae_finetune', 'mae_scratch_i1k', 'token_label_i1k', 'token_label_finetune',
-    'distill_i1k', 'from_folder', 'evaluate', 'features', 'bench', 'dense_probe', 'imagenet_tests', 'report_card',
-    'pretrain'}
+    'deit_b16_i1k', 'deit3_s16_i1k', 'dino_i1k', 'dino_cifar10', 'dinov2_i1k', 'dinov2_cifar10', 'ijepa_i1k',
+    'ijepa_cifar10', 'lejepa_i1k', 'lejepa_cifar10', 'mae_i1k', 'mae_finetune', 'mae_scratch_i1k',
+    'token_label_i1k', 'token_label_finetune', 'distill_i1k', 'from_folder', 'evaluate', 'features', 'bench',
+    'dense_probe', 'imagenet_tests', 'report_card', 'pretrain'}
 
 
 @pytest.mark.parametrize('name', NAMES)

@@ -30,6 +30,8 @@ TASKS: dict[str, tuple[schema.Objective, dict[str, Any]]] = {
     'dino': (schema.Dino(out_dim=24, hidden_dim=16, bottleneck_dim=8, norm_last_layer=False), {'views': VIEWS}),
     'dino sinkhorn': (schema.Dino(out_dim=24, hidden_dim=16, bottleneck_dim=8, centering=schema.Centering.SINKHORN),
                       {'views': VIEWS}),
+    'dinov2': (schema.Dinov2(out_dim=24, hidden_dim=16, bottleneck_dim=8, patch_out_dim=16, patch_bottleneck_dim=8,
+                             group=4), {'views': VIEWS}),
     'byol': (schema.Byol(hidden_dim=16, out_dim=8), {'views': dataclasses.replace(VIEWS, num_local=0)}),
     'lejepa': (schema.LeJepa(hidden_dim=16, out_dim=8, directions=6), {'views': VIEWS}),
     'ijepa': (schema.IJepa(predictor_width=16, predictor_depth=1, predictor_heads=4, num_targets=2, min_context=1), {}),

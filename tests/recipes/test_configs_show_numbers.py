@@ -30,6 +30,7 @@ STATED: dict[str, tuple[str, ...]] = {
     'Mae': tuple(field.name for field in dataclasses.fields(schema.Mae)),
     'MaskedPatch': tuple(field.name for field in dataclasses.fields(schema.MaskedPatch)),
     'Dino': tuple(field.name for field in dataclasses.fields(schema.Dino) if field.name != 'collapse'),
+    'Dinov2': tuple(field.name for field in dataclasses.fields(schema.Dinov2) if field.name != 'collapse'),
     'Byol': tuple(field.name for field in dataclasses.fields(schema.Byol) if field.name != 'collapse'),
     'LeJepa': tuple(field.name for field in dataclasses.fields(schema.LeJepa) if field.name != 'collapse'),
     'IJepa': tuple(field.name for field in dataclasses.fields(schema.IJepa) if field.name != 'collapse'),

@@ -165,13 +165,20 @@ class Spec(spec.Spec[schema.Dino]):
   """Builds `Dino` from a config."""
 
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> Dino:
-    s, dtype = self.settings, jnp.dtype(self.config.model.dtype.value)
-    rates = Rates(teacher_temperature=schedules.ramp(s.teacher_temperature, lengths=lengths),
-                  momentum=schedules.ramp(s.momentum, lengths=lengths))
-    projector = Projector(s.out_dim, s.hidden_dim, s.bottleneck_dim, not s.norm_last_layer, dtype,
-                          self.config.model.kernels, initialization.laws(self.config.model).projector)
-    return Dino(backbone, projector, rates=rates, student_temperature=s.student_temperature,
-                centering=s.centering, center_momentum=s.center_momentum)
+    s = self.settings
+    return Dino(backbone, self.projector(s.out_dim, s.bottleneck_dim), rates=self.rates(lengths),
+                student_temperature=s.student_temperature, centering=s.centering, center_momentum=s.center_momentum)
+
+  def projector(self, prototypes: int, bottleneck: int) -> Projector:
+    """Returns a head with so many outputs and so wide a bottleneck."""
+    s, model = self.settings, self.config.model
+    return Projector(prototypes, s.hidden_dim, bottleneck, not s.norm_last_layer, jnp.dtype(model.dtype.value),
+                     model.kernels, initialization.laws(model).projector)
+
+  def rates(self, lengths: Lengths) -> Rates:
+    """Returns what changes over the run."""
+    return Rates(teacher_temperature=schedules.ramp(self.settings.teacher_temperature, lengths=lengths),
+                 momentum=schedules.ramp(self.settings.momentum, lengths=lengths))
 
   def watches(self, lengths: Lengths) -> list[Watch]:
     return spec.alarm(self.settings.collapse, INFORMATION, lengths, ADVICE)

@@ -36,9 +36,9 @@ from vit_jax.config.schema.recipe import group_problems
 from vit_jax.config.schema.vit import LastNorm, Map, Mean, PatchStem, ViT
 
 __all__ = (
-    'COLOR_CELLS', 'Byol', 'Centering', 'ClassTarget', 'Collapse', 'Dino', 'Distill', 'DistillType', 'IJepa',
-    'JepaLoss', 'LeJepa', 'LeJepaCenter', 'LeJepaSample', 'LeJepaWeighting', 'Loss', 'Mae', 'MaskedPatch', 'Objective',
-    'ObjectiveSettings', 'OnCollapse', 'PatchTarget', 'SoftMean', 'Supervised', 'Teacher', 'TokenLabel')
+    'COLOR_CELLS', 'Byol', 'Centering', 'ClassTarget', 'Collapse', 'Dino', 'Dinov2', 'Distill', 'DistillType',
+    'IJepa', 'JepaLoss', 'LeJepa', 'LeJepaCenter', 'LeJepaSample', 'LeJepaWeighting', 'Loss', 'Mae', 'MaskedPatch',
+    'Objective', 'ObjectiveSettings', 'OnCollapse', 'PatchTarget', 'SoftMean', 'Supervised', 'Teacher', 'TokenLabel')
 
 
 class Loss(enum.Enum):
@@ -205,6 +205,38 @@ class Dino(ObjectiveSettings):
       yield problem('train.accumulate', f'1 with {name}.centering=sinkhorn, which needs the complete batch',
                     config.train.accumulate, f'Set it to 1, or {name}.centering=mean.')
     yield from local_crop_problems(config)
+
+
+@dataclasses.dataclass
+class Dinov2(Dino):
+  """DINO with masked patches and spread features (DINOv2, arXiv 2304.07193). Needs `data.recipe.views`."""
+  implementation: ClassVar[str] = 'vit_jax.objectives.dinov2:Spec'
+  needs_tokens: ClassVar[bool] = True
+  momentum: Ramp = field(default_factory=lambda: Ramp(.992, 1.))  # of the teacher
+  dino_weight: float = ranged(1., NOT_NEGATIVE)   # of the loss between crops
+  ibot_weight: float = ranged(1., NOT_NEGATIVE)   # of the loss on masked patches
+  koleo_weight: float = ranged(.1, NOT_NEGATIVE)  # of the loss that spreads the features of images
+  patch_out_dim: int = ranged(0, COUNT_OR_0)      # outputs of a separate head of patches; 0 = they share DINO's head
+  patch_bottleneck_dim: int = ranged(256, COUNT)  # width before the last layer of a separate head
+  mask_share: float = ranged(.5, UP_TO_1)         # share of the global crops of which patches are masked
+  mask_ratio: tuple[float, float] = ranged((.1, .5), UP_TO_1)  # range of the share of patches that such a crop loses
+  # Consecutive images of the batch that share the shares above, and among which KoLeo looks for the nearest one.
+  group: int = ranged(64, Range(2, 1_000_000))
+
+  def problems(self, config: checks.Run, name: str) -> Iterator[str]:
+    """Yields problems of groups, of masks without patches, of microbatches, and of a head that is not used."""
+    yield from super().problems(config, name)
+    yield from checks.multiple('batch_size', config.batch_size, self.group, f'{name}.group={self.group}')
+    yield from checks.ascending(f'{name}.mask_ratio', self.mask_ratio)
+    if (num := num_patches(config)) and int(num * self.mask_ratio[1]) < 1:
+      yield problem(f'{name}.mask_ratio', f'an end of at least one of {num} patches', self.mask_ratio)
+    if int(2 * self.group * self.mask_share) < 1:
+      yield problem(f'{name}.mask_share', f'at least one of 2 x {name}.group={self.group} crops', self.mask_share)
+    if not self.patch_out_dim:
+      yield from no_effect(self, name, ['patch_bottleneck_dim'], f'with {name}.patch_out_dim=0')
+    if config.train.accumulate > 1 and self.centering is not Centering.SINKHORN:
+      yield problem('train.accumulate', '1 for objective Dinov2, whose groups and masks need the complete batch',
+                    config.train.accumulate)
 
 
 @dataclasses.dataclass
@@ -400,6 +432,6 @@ class Distill(ObjectiveSettings):
       yield from no_effect(self, name, ['label_smoothing'], f'with {name}.weight=1, which leaves the labels out')
 
 
-Objective = (Supervised | Mae | MaskedPatch | Dino | Byol | LeJepa | IJepa | TokenLabel | Distill
+Objective = (Supervised | Mae | MaskedPatch | Dino | Dinov2 | Byol | LeJepa | IJepa | TokenLabel | Distill
              | Contrastive | ObjectiveSettings)
 """The built-in objectives; the last one stands for a person's own, which inherit from it (`core/implementation.py`)."""

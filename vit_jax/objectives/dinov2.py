@@ -1,0 +1,244 @@
+"""DINOv2: DINO, prediction of masked patches (iBOT), and features of images that are spread (arXiv 2304.07193).
+
+The student sees a part of the global crops with blocks of patches masked, the teacher sees all of them whole. On the
+masked patches the student learns to predict the teacher's output for the same patch. KoLeo draws the features of each
+image away from those of the nearest other one.
+
+Images of the batch form groups of a fixed size, which stand for the batch of one device in the authors' program: the
+shares of masked patches are spread evenly over the crops of a group, and KoLeo looks for neighbors in it. So the loss
+does not depend on the number of devices, and a group has a fixed number of slots for masked patches.
+
+Differs from the DINOv2 program: blocks of masked patches are drawn on the device, in at most 64 tries an image, which
+leaves out less than 1 % of the patches that the program masks; and KoLeo and masks have groups of a set size, not a
+device's batch.
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.config import schema
+from vit_jax.config.durations import Lengths
+from vit_jax.config.schema import Centering
+from vit_jax.core.axes import labelled
+from vit_jax.core.contracts import Backbone, TokenBackbone
+from vit_jax.core.numerics import constrain_batch, split_key
+from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Mean, Params, PyTree
+from vit_jax.models.heads import Projector
+from vit_jax.models.vit.vit import TOKENS
+from vit_jax.objectives import dino, patches, spec
+from vit_jax.objectives.dino import CENTER, SINKHORN_ROUNDS, TEACHER, Dino, Rates, sinkhorn
+
+PATCH_CENTER = 'patch_center'
+"""Key of `extra` for the center of the outputs for masked patches."""
+NUM_GLOBAL = 2
+TRIES, FAILURES = 64, 10  # rectangles drawn for a crop at most, and how many in a row may not fit
+LEAST, LARGEST = 4, .5  # patches of a rectangle, and their share of the image
+ASPECT = .3, 1 / .3
+KOLEO_EPS = 1e-8
+
+
+class Masks(NamedTuple):
+  """Masked patches: `is_masked [B, 2, N]` bool, and slots for them by group, `number` and `weight`, `[G, s]`.
+
+  A slot has the `number` of a patch among the `group * 2 * N` of its group, and the `weight` 1 / (masked patches of its
+  crop), 0 if the slot is not used.
+  """
+  is_masked: Array
+  number: Array
+  weight: Array
+
+
+class Dinov2(Dino):
+  """Objective: `w_d L_DINO + w_i L_iBOT + w_k (KoLeo(x_1) + KoLeo(x_2))`, x_v the class features of a global crop.
+
+    L_iBOT = 1 / (2 B) sum over masked patches j of -1 / n_j sum_k P_t(j, k) log P_s(j, k),  n_j: masked in its crop
+    KoLeo(x) = -mean over images i of log |x_i - x_nn(i)|,  x of length 1, nn(i) the nearest other one in the group
+
+  L_DINO is that of `Dino`, with masked global crops. With Sinkhorn centering, P_t of patches is
+  `sinkhorn(g_t / T_t)` over the masked patches of the whole batch.
+
+  Metrics beside those of DINO: `dino`, `ibot` and `koleo` (the terms, the last one without its weight), and `masked`,
+  the share of masked patches of all global crops.
+
+  extra: as of `Dino`, and `patch_center [1, K]`.
+  """
+
+  def __init__(self, backbone: TokenBackbone, projector: Projector, patch_projector: Projector | None,
+               settings: schema.Dinov2, *, patch: int, rates: Rates) -> None:
+    super().__init__(backbone, projector, student_temperature=settings.student_temperature, rates=rates,
+                     centering=settings.centering, center_momentum=settings.center_momentum)
+    self._tokens, self._patch_projector, self._settings, self._patch = backbone, patch_projector, settings, patch
+
+  def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
+    params, extra = super().init(key, batch)
+    width = jax.eval_shape(lambda: self._tokens.embed(params['backbone'], batch['views_global'][:, 0])).shape[-1]
+    new: Params = {'mask_token': labelled(jnp.zeros((1, 1, width)), TOKENS)}
+    num, projector = self._projector.prototypes, self._patch_projector
+    if projector is not None:
+      new['patch_projector'] = projector.init(jax.random.fold_in(key, 2), width)
+      num = projector.prototypes
+    teacher = jax.tree.map(lambda x: x + 0., new)
+    return {**params, **new}, {**extra, TEACHER: {**extra[TEACHER], **teacher}, PATCH_CENTER: jnp.zeros((1, num))}
+
+  def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
+    mask_B = batch.get('mask')
+    weight_B = jnp.ones(len(batch['views_global'])) if mask_B is None else (mask_B > 0).astype(jnp.float32)
+    views, keys = _counted(batch['views_global'], weight_B), split_key(key, 'global', 'local', 'masks')
+    masks = self.draw(keys['masks'], views)
+    pooled_B2D, student_GsK = self._encode(params, views, masks, hide=True, train=True, key=keys['global'])
+    student_BVK = self._project(params, pooled_B2D)
+    if 'views_local' in batch:
+      local = _counted(batch['views_local'], weight_B)
+      student_BVK = jnp.concatenate([student_BVK, self._outputs(params, local, train=True, key=keys['local'])], axis=1)
+    teacher_B2D, teacher_GsK = jax.lax.stop_gradient(
+        self._encode(extra[TEACHER], views, masks, hide=False, train=False, key=None))
+    teacher_BtK = jax.lax.stop_gradient(self._project(extra[TEACHER], teacher_B2D))
+    targets_BtK = self._targets(teacher_BtK, extra[CENTER], mask_B, step)
+    log_p_BVK = jax.nn.log_softmax(student_BVK / self._student_temperature)
+    dino_B = dino.cross_entropy(targets_BtK, log_p_BVK)
+    weight_Gs = masks.weight * jnp.take_along_axis(
+        weight_B.reshape(masks.number.shape[0], -1), masks.number // masks.is_masked[0].size, axis=1)
+    wanted_GsK = self._patch_targets(teacher_GsK, extra[PATCH_CENTER], weight_Gs, step)
+    error_Gs = -(wanted_GsK * jax.nn.log_softmax(student_GsK / self._student_temperature)).sum(-1)
+    s, total = self._settings, weight_B.sum()
+    terms = {'dino': (dino_B * weight_B).sum(), 'ibot': (error_Gs * weight_Gs).sum() / NUM_GLOBAL,
+             'koleo': (koleo(pooled_B2D, weight_B, s.group).sum(1) * weight_B).sum()}
+    value = s.dino_weight * terms['dino'] + s.ibot_weight * terms['ibot'] + s.koleo_weight * terms['koleo']
+    terms['masked'] = (masks.is_masked.mean((1, 2)) * weight_B).sum()
+    metrics = {name: Mean(jax.lax.stop_gradient(x), total) for name, x in terms.items()}
+    used_Gs1 = (weight_Gs > 0)[..., None]
+    stats = {'sum': (teacher_BtK * weight_B[:, None, None]).sum((0, 1))[None], 'count': NUM_GLOBAL * total,
+             'patch_sum': jnp.where(used_Gs1, teacher_GsK, 0.).sum((0, 1))[None], 'patch_count': used_Gs1.sum() * 1.}
+    return LossOut(Mean(value, total), {**self._health(targets_BtK, log_p_BVK, dino_B, extra, mask_B), **metrics},
+                   stats)
+
+  def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
+    center, m = extra[PATCH_CENTER], self._center_momentum
+    if self._centering is Centering.MEAN:
+      center = m * center + (1. - m) * stats['patch_sum'] / jnp.maximum(stats['patch_count'], 1.)
+    return {**super().after_update(params, extra, stats, step), PATCH_CENTER: center}
+
+  def draw(self, key: Key, views: Array) -> Masks:
+    """Draws the masked patches of global crops `[B, 2, H, W, 3]`."""
+    s, keys = self._settings, split_key(key, 'counts', 'order', 'blocks')
+    grid = views.shape[2] // self._patch, views.shape[3] // self._patch
+    num_patches, num_groups, num_crops = grid[0] * grid[1], views.shape[0] // s.group, NUM_GLOBAL * s.group
+    num_hidden = int(num_crops * s.mask_share + 1e-6)
+    edges = np.linspace(*s.mask_ratio, num_hidden + 1)
+    share_Gh = edges[None, :-1] + np.diff(edges)[None] * jax.random.uniform(keys['counts'], (num_groups, num_hidden))
+    count_Gh = jnp.minimum((num_patches * share_Gh).astype(jnp.int32), slots(edges, num_patches)[None])
+    count_Gc = jnp.pad(count_Gh, ((0, 0), (0, num_crops - num_hidden)))
+    order_Gc = jnp.argsort(jax.random.uniform(keys['order'], count_Gc.shape), axis=1)
+    wanted_Gc = jnp.take_along_axis(count_Gc, order_Gc, axis=1)
+    is_masked_GcN = blocks(keys['blocks'], wanted_Gc, grid)
+    flat_Gn = is_masked_GcN.reshape(num_groups, -1)
+    number_Gs = jnp.argsort(~flat_Gn, axis=1, stable=True)[:, :int(slots(edges, num_patches).sum())]
+    each_Gc = 1. / jnp.maximum(is_masked_GcN.sum(-1), 1)
+    weight_Gs = jnp.where(jnp.take_along_axis(flat_Gn, number_Gs, axis=1),
+                          jnp.take_along_axis(each_Gc, number_Gs // num_patches, axis=1), 0.)
+    return Masks(constrain_batch(is_masked_GcN.reshape(*views.shape[:2], num_patches)), number_Gs, weight_Gs)
+
+  def _encode(self, params: Params, views: Array, masks: Masks, *, hide: bool, train: bool,
+              key: Key | None) -> tuple[Array, Array]:
+    """Returns the features of global crops, `[B, 2, D]`, and the outputs for masked patches, `[G, s, K]`.
+
+    The backbone does not see the masked patches if `hide`.
+    """
+    images = views.reshape(-1, *views.shape[2:])
+    grid, backbone = (images.shape[1] // self._patch, images.shape[2] // self._patch), params['backbone']
+    tokens = self._tokens.embed(backbone, images)
+    if hide:
+      is_masked = masks.is_masked.reshape(*tokens.shape[:2], 1)
+      tokens = jnp.where(is_masked, params['mask_token'].astype(tokens.dtype), tokens)
+    features = self._tokens.encode(backbone, tokens, self._tokens.positions(backbone, grid), grid=grid, train=train,
+                                   key=key)
+    picked_GsD = patches.pick(features.tokens.reshape(len(masks.number), -1, tokens.shape[-1]), masks.number)
+    picked_RD = picked_GsD.reshape(-1, tokens.shape[-1])
+    outputs_RK = (self._projector.apply(params['projector'], picked_RD) if self._patch_projector is None
+                  else self._patch_projector.apply(params['patch_projector'], picked_RD))
+    return features.pooled.reshape(*views.shape[:2], -1), outputs_RK.reshape(*masks.number.shape, -1)
+
+  def _project(self, params: Params, pooled_BVD: Array) -> Array:
+    outputs_RK = self._projector.apply(params['projector'], pooled_BVD.reshape(-1, pooled_BVD.shape[-1]))
+    return outputs_RK.reshape(*pooled_BVD.shape[:2], -1)
+
+  def _patch_targets(self, teacher_GsK: Array, center_1K: Array, weight_Gs: Array, step: Array) -> Array:
+    """Returns the targets P_t of slots, `[G, s, K]`; those of slots with weight 0 have no meaning."""
+    temperature = self._rates.teacher_temperature(step)
+    if self._centering is not Centering.SINKHORN:
+      return jax.nn.softmax((teacher_GsK - center_1K[None]) / temperature)
+    rows = teacher_GsK.reshape(-1, teacher_GsK.shape[-1]) / temperature
+    return sinkhorn(rows, weight_Gs.reshape(-1), rounds=SINKHORN_ROUNDS).reshape(teacher_GsK.shape)
+
+
+def _counted(views: Array, weight_B: Array) -> Array:
+  """Returns views of zeros for images that do not count, so that what these hold cannot spread."""
+  return jnp.where(weight_B.reshape(-1, *(1,) * (views.ndim - 1)) > 0, views, 0.)
+
+
+def slots(edges: np.ndarray, num_patches: int) -> np.ndarray:
+  """Returns the largest numbers of patches for shares between two neighbors of `edges`, `[h] i32`."""
+  return (num_patches * edges[1:] + 1e-6).astype(np.int32)
+
+
+def blocks(key: Key, wanted: Array, grid: tuple[int, int]) -> Array:
+  """Masks up to `wanted [...]` patches of each image by rectangles, `[..., N]` bool (BEiT, with DINOv2's constants).
+
+  A rectangle has 4 patches to half of the image, at most as many as are still wanted, and a ratio of height to width
+  of 0.3 to 3.3, uniform in its logarithm. One that does not fit, or that adds none or too many patches, is drawn again;
+  after 10 of them in a row the image is left as it is.
+  """
+  (height, width), wanted_R = grid, wanted.reshape(-1)
+  noise_TR4 = jax.random.uniform(key, (TRIES, wanted_R.size, 4))
+  row_1N, column_1N = jnp.divmod(jnp.arange(height * width)[None], width)
+  most = int(LARGEST * height * width)
+
+  def one(carry: tuple[Array, Array], noise_R4: Array) -> tuple[tuple[Array, Array], None]:
+    masked_RN, failures_R = carry
+    room_R = jnp.minimum(wanted_R - masked_RN.sum(1), most)
+    area_R = LEAST + noise_R4[:, 0] * (room_R - LEAST)
+    ratio_R = jnp.exp(np.log(ASPECT[0]) + noise_R4[:, 1] * np.log(ASPECT[1] / ASPECT[0]))
+    h_R, w_R = (jnp.round(jnp.sqrt(jnp.maximum(x, 0.))).astype(jnp.int32) for x in (area_R * ratio_R, area_R / ratio_R))
+    top_R, left_R = ((noise * (size - side + 1)).astype(jnp.int32) for noise, size, side in (
+        (noise_R4[:, 2], height, h_R), (noise_R4[:, 3], width, w_R)))
+    inside_RN = ((row_1N >= top_R[:, None]) & (row_1N < (top_R + h_R)[:, None])
+                 & (column_1N >= left_R[:, None]) & (column_1N < (left_R + w_R)[:, None]))
+    new_R = (inside_RN & ~masked_RN).sum(1)
+    fits_R = (h_R < height) & (w_R < width) & (new_R > 0) & (new_R <= room_R) & (failures_R < FAILURES)
+    return (masked_RN | (inside_RN & fits_R[:, None]), jnp.where(fits_R, 0, failures_R + 1)), None
+
+  start = jnp.zeros((wanted_R.size, height * width), bool), jnp.zeros(wanted_R.size, jnp.int32)
+  (masked_RN, _), _ = jax.lax.scan(one, start, noise_TR4)
+  return masked_RN.reshape(*wanted.shape, -1)
+
+
+def koleo(features: Array, weight: Array, group: int) -> Array:
+  """Returns `-log` of the distance of each of the features `[B, V, D]` to the nearest one of its view, `[B, V]`.
+
+  Neighbors are looked for in groups of `group` consecutive images with `weight [B]` above 0.
+  """
+  x_BVD = features.astype(jnp.float32)
+  x_BVD = x_BVD * jax.lax.rsqrt(jnp.maximum(jnp.square(x_BVD).sum(-1, keepdims=True), KOLEO_EPS ** 2))
+  x_GVgD = x_BVD.reshape(-1, group, *x_BVD.shape[1:]).swapaxes(1, 2)
+  fixed_GVgD = jax.lax.stop_gradient(x_GVgD)
+  dots = jnp.einsum('avid,avjd->avij', fixed_GVgD, fixed_GVgD, precision=jax.lax.Precision.HIGHEST)
+  dots = jnp.where(jnp.eye(group, dtype=bool)[None, None], -1., dots)
+  dots = jnp.where(weight.reshape(-1, 1, 1, group) > 0, dots, -2.)
+  nearest_GVgD = jnp.take_along_axis(x_GVgD, dots.argmax(-1)[..., None], axis=2)
+  distance_GVg = jnp.sqrt(jnp.square(x_GVgD - nearest_GVgD + KOLEO_EPS).sum(-1))
+  return -jnp.log(distance_GVg + KOLEO_EPS).swapaxes(1, 2).reshape(x_BVD.shape[:2])
+
+
+class Spec(dino.Spec):
+  """Builds `Dinov2` from a config."""
+
+  def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> Dinov2:
+    s, (tokens, model) = self.settings, spec.tokens(backbone)
+    assert isinstance(s, schema.Dinov2), s
+    patch_projector = self.projector(s.patch_out_dim, s.patch_bottleneck_dim) if s.patch_out_dim else None
+    return Dinov2(tokens, self.projector(s.out_dim, s.bottleneck_dim), patch_projector, s, patch=model.patch,
+                  rates=self.rates(lengths))
