@@ -11,7 +11,8 @@ Run:      python -m vit_jax.main --config=configs/dinov2_cifar10.py --workdir=ru
 Plan:     1 device, 0.28 M parameters; 48,000 images, minutes of one CPU core.
 Expected: 20 nearest neighbors by the teacher 26.9 % at the end, 28.4 % at step 300 (2,000 test images, 5,000 labeled
           ones, JPEG copies, one seed). `dino_cifar10` on the same images and machine has 29.0 %, the same network at
-          initialization 26.4 to 27.2 %: masked patches and KoLeo do not help so small and short a run.
+          initialization 26.4 to 27.2 %: masked patches do not help so small and short a run. With
+          --config.objective.ibot_weight=0 29.8 %, with --config.objective.koleo_weight=0 27.9 %.
 """
 from vit_jax.config import schema as s
 
