@@ -186,7 +186,7 @@ def slots(edges: np.ndarray, num_patches: int) -> np.ndarray:
 
 
 def blocks(key: Key, wanted: Array, grid: tuple[int, int]) -> Array:
-  """Masks up to `wanted [...]` patches of each image by rectangles, `[..., N]` bool (BEiT, with DINOv2's constants).
+  """Returns masks of up to `wanted [...]` patches by rectangles, `[..., N]` bool (BEiT, with DINOv2's constants).
 
   A rectangle has 4 patches to half of the image, at most as many as are still wanted, and a ratio of height to width
   of 0.3 to 3.3, uniform in its logarithm. One that does not fit, or that adds none or too many patches, is drawn again;
