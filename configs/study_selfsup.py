@@ -50,4 +50,5 @@ def get_config(arguments: str = '') -> s.Study:
     then: tuple[Callable[[s.Results], dict[str, s.Config]], ...] = (equal_seconds,)
   else:
     first, then = runs(names, lambda name: f'{images or IMAGES} examples'), ()
-  return s.Study('self-supervision', first, then, lambda results: selfsup.rows(results, names), selfsup.FIGURES)
+  views = {name: selfsup.POINTS[name].view for name in names}
+  return s.Study('self-supervision', first, then, lambda results: selfsup.rows(results, views), selfsup.FIGURES)

@@ -120,18 +120,23 @@ def steps(results: s.Results, name: str, seconds: float) -> int:
   return max(1, int(seconds * (measured.step - 1) / measured.training_processor_s))
 
 
-def rows(results: s.Results, names: Iterable[str]) -> list[s.Row]:
-  """Returns a row for each objective, with median, smallest and largest result of its seeds."""
+def rows(results: s.Results, views: Mapping[str, str], column: str = 'objective') -> list[s.Row]:
+  """Returns a row for each objective, with median, smallest and largest result of its seeds.
+
+  Args:
+    results: of runs named `NAME_seedN`.
+    views: whose features count, by name.
+    column: heading of the names.
+  """
   found: list[s.Row] = []
-  for name in names:
+  for name, view in views.items():
     runs = [result for run, result in results.items() if run.rpartition('_seed')[0] == name]
     if not runs:
       continue
-    view = POINTS[name].view
     trained = runs[0].step * runs[0].config.batch_size if name != UNTRAINED else 0
-    row: s.Row = {'objective': name, 'images': trained, 'updates': runs[0].step if trained else 0, 'seeds': len(runs)}
-    for column, metric in ((K_NN, KNN), (LOGISTIC_REGRESSION, LOGISTIC), ('own head %', HEAD)):
-      row |= spread(column, metric + (f'@{view}' if view else ''), [one.metrics for one in runs])
+    row: s.Row = {column: name, 'images': trained, 'updates': runs[0].step if trained else 0, 'seeds': len(runs)}
+    for heading, metric in ((K_NN, KNN), (LOGISTIC_REGRESSION, LOGISTIC), ('own head %', HEAD)):
+      row |= spread(heading, metric + (f'@{view}' if view else ''), [one.metrics for one in runs])
     found.append({**row, 'training processor seconds': round(statistics.median(
         one.training_processor_s for one in runs), 1), 'parameters': runs[0].num_params})
   return found
