@@ -41,7 +41,7 @@ def get_config(arguments: str = '') -> s.Study:
             for seed in range(int(given['seeds'])) for name in names}
 
   def equal_seconds(results: s.Results) -> dict[str, s.Config]:
-    return runs(trained, lambda name: f'{selfsup.steps(results, name, seconds)} steps')
+    return runs(trained, lambda name: f'{selfsup.images(results, name, seconds)} examples')
 
   trained = [name for name in names if name != selfsup.UNTRAINED]
   if seconds and trained:

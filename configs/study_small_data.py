@@ -11,12 +11,10 @@ Run:      python -m vit_jax.main --job=study --config=configs/study_small_data.p
 Plan:     as study_selfsup.py; every run uses one core
 Expected: see docs/explanation/selfsup.md.
 """
-import dataclasses
-
 from vit_jax.config import schema as s
 from vit_jax.recipes import selfsup, studies
 
-IMAGES, SPLIT = 100_000, 'train[:10000]'
+IMAGES, SPLIT = 100_000, selfsup.LABELED
 VARIANTS: dict[str, dict[str, object]] = {
     'base': {},
     'batch_128': {'batch_size': 128}, 'batch_256': {'batch_size': 256},
@@ -40,10 +38,8 @@ def get_config(arguments: str = '') -> s.Study:
 
   def run(name: str, seed: int) -> s.Config:
     config = selfsup.run(OBJECTIVES.get(name, 'dino'), size=given['network'], seed=seed, length=length,
-                         source=given['source'] or 'tfds:cifar10')
-    changed = s.replaced(config, {'data.train_split': SPLIT, **VARIANTS.get(name, {})})
-    return dataclasses.replace(changed, name=name, evals={
-        key: dataclasses.replace(one, train_split=SPLIT) for key, one in config.evals.items()})
+                         source=given['source'] or 'tfds:cifar10', train_split=SPLIT)
+    return s.replaced(config, {'name': name, **VARIANTS.get(name, {})})
 
   runs = {f'{name}_seed{seed}': run(name, seed) for seed in range(int(given['seeds'])) for name in names}
   views = {name: selfsup.POINTS[OBJECTIVES.get(name, 'dino')].view for name in names}

@@ -40,13 +40,12 @@ class Point(NamedTuple):
 def untrained(config: s.Config) -> s.Config:
   """Returns a run that leaves the network as it was initialized."""
   evals = {name: one for name, one in config.evals.items() if name != 'head'}
-  return dataclasses.replace(config, length='1 steps', optimizer=dataclasses.replace(config.optimizer, lr=0.),
-                             train=dataclasses.replace(config.train, ema=0.), evals=evals)
+  return s.replaced(config, {'length': '1 steps', 'optimizer.lr': 0., 'train.ema': 0., 'evals': evals})
 
 
 def without_koleo(config: s.Config) -> s.Config:
   """Returns DINOv2's run without the loss that spreads the features."""
-  return dataclasses.replace(config, objective=dataclasses.replace(config.objective, koleo_weight=0.))
+  return s.replaced(config, {'objective.koleo_weight': 0.})
 
 
 POINTS = {
@@ -71,35 +70,35 @@ def fitted(config: s.Config, model: s.ViT) -> s.Config:
   With few patches, I-JEPA accepts smaller contexts, so that there are such blocks.
   """
   assert isinstance(config.model, s.ViT)
-  names = {one.name for one in dataclasses.fields(config.objective)}
-  changes = {name: getattr(config.objective, name) * model.width // config.model.width
-             for name in ('hidden_dim', 'decoder_width', 'predictor_width') if name in names}
+  changes: dict[str, object] = {'model': model}
+  for name in ('hidden_dim', 'decoder_width', 'predictor_width'):
+    if width := getattr(config.objective, name, 0):
+      changes[f'objective.{name}'] = width * model.width // config.model.width
   if isinstance(config.objective, s.IJepa):
     most = config.objective.slots((config.image_px[0] // model.patch) ** 2)
-    changes['min_context'] = min(config.objective.min_context, most // 2)
-  return dataclasses.replace(config, model=model, objective=dataclasses.replace(config.objective, **changes))
+    changes['objective.min_context'] = min(config.objective.min_context, most // 2)
+  return s.replaced(config, changes)
 
 
-def run(name: str, *, size: str, source: str, seed: int, length: str) -> s.Config:
-  """Returns the run of an objective."""
+def run(name: str, *, size: str, source: str, seed: int, length: str, train_split: str = 'train') -> s.Config:
+  """Returns the run of an objective; neighbors are searched among the images of `train_split`."""
   point = POINTS[name]
   base = files.load(f'{point.recipe}{"," if ":" in point.recipe else ":"}source={source}', [])
   recipe = base.data.recipe
   if base.objective.takes_views:
     crops = files.load(DINO, []).data.recipe
-    local = recipe.views.num_local and crops.views.num_local
-    recipe = dataclasses.replace(crops, views=dataclasses.replace(crops.views, num_local=local))
+    recipe = s.replaced(crops, {'views.num_local': recipe.views.num_local and crops.views.num_local})
   views = (point.view,) if point.view else ()
   evals: dict[str, s.Eval] = {
-      'knn': s.Knn(every='100 %', neighbors=(20,), views=views, batch_size=500),
+      'knn': s.Knn(every='100 %', train_split=train_split, neighbors=(20,), views=views, batch_size=500),
       'logistic': s.Logistic(every='100 %', train_split=LABELED, l2=PENALTIES, max_steps=100, views=views,
-                              batch_size=500)}
+                             batch_size=500)}
   if base.objective.has_head:
     evals['head'] = s.TopK(every='100 %', views=views, batch_size=500)
-  return point.change(fitted(dataclasses.replace(
-      base, name=name, seed=seed, length=length, evals=evals, checkpoints=s.Checkpoints(every='100 %', keep_latest=1),
-      data=dataclasses.replace(base.data, recipe=recipe, workers=0, threads=1),
-      train=dataclasses.replace(base.train, cpu_threads=1)), network(size)))
+  return point.change(fitted(s.replaced(base, {
+      'name': name, 'seed': seed, 'length': length, 'evals': evals, 'data.recipe': recipe, 'data.workers': 0,
+      'data.threads': 1, 'train.cpu_threads': 1, 'data.train_split': train_split,
+      'checkpoints': s.Checkpoints(every='100 %', keep_latest=1)}), network(size)))
 
 
 def cost_run(name: str, *, size: str, source: str) -> s.Config:
@@ -107,8 +106,8 @@ def cost_run(name: str, *, size: str, source: str) -> s.Config:
   return dataclasses.replace(run(name, size=size, source=source, seed=0, length=f'{COST_IMAGES} examples'), evals={})
 
 
-def steps(results: s.Results, name: str, seconds: float) -> int:
-  """Returns the number of steps that take so many processor seconds, by the run that measured their cost.
+def images(results: s.Results, name: str, seconds: float) -> int:
+  """Returns the images of whole steps that take so many processor seconds, by the run that measured their cost.
 
   Raises:
     UserError: it has not been measured yet.
@@ -117,7 +116,7 @@ def steps(results: s.Results, name: str, seconds: float) -> int:
   if measured is None or not measured.training_processor_s:
     raise UserError(f'seconds: expected the measured cost of a step of {name}, got none. The study measures it first; '
                     'or set images=.')
-  return max(1, int(seconds * (measured.step - 1) / measured.training_processor_s))
+  return measured.config.batch_size * max(1, int(seconds * (measured.step - 1) / measured.training_processor_s))
 
 
 def rows(results: s.Results, views: Mapping[str, str], column: str = 'objective') -> list[s.Row]:
@@ -143,8 +142,9 @@ def rows(results: s.Results, views: Mapping[str, str], column: str = 'objective'
 
 
 def spread(column: str, metric: str, metrics: Iterable[Mapping[str, float]]) -> s.Row:
-  """Returns median, smallest and largest value of a metric over runs in percent; no columns for a metric without one."""
+  """Returns median, smallest and largest value of a metric over runs, in percent; {} if none has it."""
   values = sorted(round(100 * one[metric], 2) for one in metrics if metric in one)
   if not values:
     return {}
-  return {column: round(statistics.median(values), 2), f'{column}, smallest': values[0], f'{column}, largest': values[-1]}
+  return {column: round(statistics.median(values), 2), f'{column}, smallest': values[0],
+          f'{column}, largest': values[-1]}
