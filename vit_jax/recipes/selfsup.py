@@ -142,9 +142,7 @@ def rows(results: s.Results, views: Mapping[str, str], column: str = 'objective'
 
 
 def spread(column: str, metric: str, metrics: Iterable[Mapping[str, float]]) -> s.Row:
-  """Returns median, smallest and largest value of a metric over runs, in percent; {} if none has it."""
+  """Returns median, smallest and largest value of a metric over runs, in percent; None if no run has it."""
   values = sorted(round(100 * one[metric], 2) for one in metrics if metric in one)
-  if not values:
-    return {}
-  return {column: round(statistics.median(values), 2), f'{column}, smallest': values[0],
-          f'{column}, largest': values[-1]}
+  middle, low, high = (round(statistics.median(values), 2), values[0], values[-1]) if values else (None, None, None)
+  return {column: middle, f'{column}, smallest': low, f'{column}, largest': high}

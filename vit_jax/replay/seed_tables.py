@@ -14,7 +14,7 @@ from vit_jax.config import durations
 from vit_jax.core.errors import UserError
 from vit_jax.replay.records import Record
 
-_SOURCE = re.compile(r',?source=[^,]*')
+_SOURCE = re.compile(r'source=[^,]*,?')
 
 
 class Seeds(NamedTuple):
@@ -89,4 +89,4 @@ def _images(record: Record) -> str:
 def _config(record: Record) -> str:
   """Returns the config of the last command, without the source of its images."""
   (found,) = (word.partition('=')[2] for word in record.words()[-1] if word.startswith('--config='))
-  return _SOURCE.sub('', found)
+  return _SOURCE.sub('', found).rstrip(':,')
