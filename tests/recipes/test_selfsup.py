@@ -12,7 +12,8 @@ from vit_jax.recipes import selfsup
 STUDY = 'study_selfsup:source=folder:there'
 
 
-def result(config: schema.Config, metrics: dict[str, float], *, step: int = 7, processor_s: float = 0.) -> schema.Result:
+def result(config: schema.Config, metrics: dict[str, float], *, step: int = 7,
+           processor_s: float = 0.) -> schema.Result:
   return schema.Result(config, 'somewhere', step, 1., 11, 1., metrics, None, training_processor_s=processor_s)
 
 
