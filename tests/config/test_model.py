@@ -42,6 +42,11 @@ def test_networks_of_convolutions_have_no_execution_and_compute_units_again_or_n
      'model.last_norm: expected tokens or none with model.pool=classtoken, got pooled. Set model.pool=mean'),
     (schema.ViT(pool=schema.Mean(class_token=True), block=schema.Axial()),
      "model.pool: expected mean or map, without a class token, with model.block=axial, got 'one with a class"),
+    (schema.ViT(patch_dropout=.5, block=schema.Axial(), pool=schema.Mean()),
+     'model.patch_dropout: expected 0 with model.block=axial, which needs all patches, got 0.5.'),
+    (schema.ViT(patch_dropout=.5, positions=schema.Relative()), 'expected 0 with model.positions=relative, which'),
+    (schema.ViT(patch_dropout=.5, positions=schema.Learned(schema.PositionsAt.LAYERS)),
+     'model.patch_dropout: expected 0 with model.positions.at=layers, which needs all patches, got 0.5.'),
     (schema.ViT(drop_path_even=True), 'model.drop_path_even: expected its default False with model.drop_path=0'),
     (schema.ViT(attention=schema.Attention(kernel=AttentionKernel.CUDNN)),
      'model.attention.kernel: expected xla with model.dtype=float32, got cudnn. Set model.dtype=bfloat16 to use '
@@ -58,3 +63,8 @@ def test_problems_of_a_network_are_found_by_the_check_of_a_config(model: schema.
   with pytest.raises(UserError) as error:
     check.check(schema.Config(model=model))
   assert said in str(error.value)
+
+
+def test_patch_dropout_is_refused_for_objectives_that_choose_patches() -> None:
+  with pytest.raises(UserError, match='model.patch_dropout: expected 0 with objective Mae, which needs all patches'):
+    check.check(schema.Config(model=schema.ViT(patch_dropout=.5), objective=schema.Mae()))

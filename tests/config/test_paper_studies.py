@@ -11,7 +11,8 @@ from vit_jax.core.errors import UserError
 from vit_jax.recipes import ablations, data_size, noisy_student, published, scaling, sizes
 
 SPECS = ['study_scaling', 'study_scaling:small', 'study_data_size', 'study_data_size:i1k', 'study_data_size:small',
-         'study_data_size:sets', 'study_optimizers', 'noisy_student', 'noisy_student:cifar10',
+         'study_data_size:sets', 'study_optimizers', 'study_selfsup', 'study_small_data', 'noisy_student',
+         'noisy_student:cifar10',
          'noisy_student:cifar10,teacher=x.npz,model=BiT',
          *(f'ablations:{which},{scale}' for which in (*ablations.VARIANTS, 'optimizer') for scale in ('jft', 'small'))]
 

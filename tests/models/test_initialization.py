@@ -206,4 +206,5 @@ def test_a_run_of_an_earlier_version_starts_as_it_did_and_weights_do_not_depend_
 
 def test_each_program_has_its_laws_and_a_comparison() -> None:
   assert set(initialization.LAWS) == set(Init)
-  assert {one.value for one in Init} <= set(CASES) == set(GOLDEN)
+  programs_of_authors = {one.value for one in Init} - {'mimetic'}  # tests/models/test_mimetic.py
+  assert programs_of_authors <= set(CASES) == set(GOLDEN)

@@ -13,7 +13,7 @@ from vits import MODELS, PLAIN, PX, forward, numpy_vit, parameters, some_image
 
 from vit_jax.config import schema
 from vit_jax.config.schema import DType, Execution, LastNorm, PositionsAt, Remat
-from vit_jax.core import trees
+from vit_jax.core import traced_costs, trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Params
 from vit_jax.models import cost
@@ -74,6 +74,32 @@ def test_stochastic_depth_spares_the_first_block_unless_it_is_even(is_even: bool
       **params['blocks']['mlp']['down'], 'bias': first.at[0, 3].add(1.)}}}}
   run = jax.jit(lambda p: backbone.apply(p, {}, image, train=True, key=jax.random.key(0, impl='unsafe_rbg'))[0].tokens)
   assert np.allclose(run(params), run(moved)) == is_even
+
+
+def test_patch_dropout_keeps_another_part_of_each_image_with_its_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+  settings = tiny(pool=schema.Mean(), patch_dropout=.5)
+  backbone, image = vit.build(settings, PX), some_image()
+  marks = jnp.arange(6.)[:, None] * jnp.ones((1, 32))
+  monkeypatch.setattr(vit.ViT, 'stem', lambda *_, **__: (jnp.tile(marks, (6, 1, 1)), {}))
+  monkeypatch.setattr(vit.ViT, 'positions', lambda *_: 10. * marks)
+  monkeypatch.setattr(vit.ViT, 'encode', lambda _, __, tokens, positions, **___: (tokens, positions))
+  (tokens, positions), _ = backbone.apply({}, {}, image, train=True, key=jax.random.key(0))
+  kept = np.asarray(tokens[..., 0])
+  np.testing.assert_array_equal(positions, 10. * tokens)
+  assert kept.shape == (6, 3) and all(len(set(row)) == 3 for row in kept.tolist())
+  assert len({tuple(sorted(row)) for row in kept.tolist()}) > 2
+  (tokens, positions), _ = backbone.apply({}, {}, image, train=False, key=None)
+  assert tokens.shape == (6, 6, 32) and positions.shape == (6, 32)
+
+
+def test_flops_of_training_are_those_of_the_patches_that_are_kept() -> None:
+  def flops(share: float) -> float:
+    backbone = vit.build(tiny(pool=schema.Mean(), kernels=schema.Kernels.PLAIN, patch_dropout=share), PX)
+    found = traced_costs.flops(lambda p, x: backbone.apply(p, {}, x, train=True, key=jax.random.key(0))[0].pooled,
+                               vits.shapes_of(tiny(pool=schema.Mean())), some_image())
+    return sum(count for scope, count in found.items() if 'mlp' in scope)
+
+  assert flops(.5) == flops(0.) / 2 and flops(.99) == flops(0.) / 6
 
 
 def test_parameter_paths_and_shapes_are_the_public_format() -> None:

@@ -196,7 +196,7 @@ MAE = VISION_TRANSFORMER._replace(  # facebookresearch/mae@efb2a80, models_mae.p
 LAWS = {
     Init.VISION_TRANSFORMER: VISION_TRANSFORMER, Init.BIG_VISION: BIG_VISION, Init.MAE: MAE, Init.DINO: DINO,
     Init.DINOV2: DINOV2, Init.DEIT: DEIT, Init.DEIT3: DEIT3, Init.LVVIT: LVVIT, Init.TIMM: TIMM,
-    Init.TIMM_JAX: TIMM_JAX}
+    Init.TIMM_JAX: TIMM_JAX, Init.MIMETIC: VISION_TRANSFORMER}
 
 
 def laws(model: schema.Model) -> Laws:

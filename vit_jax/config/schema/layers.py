@@ -49,6 +49,7 @@ class Init(enum.Enum):
   LVVIT = 'lvvit'      # zihangJiang/TokenLabeling
   TIMM = 'timm'        # timm 1.0, weight_init=''
   TIMM_JAX = 'timm_jax'  # timm 1.0, weight_init='jax'
+  MIMETIC = 'mimetic'  # vision_transformer, with attention near multiples of the identity (arXiv 2305.09828)
 
 
 class DType(enum.Enum):

@@ -23,7 +23,7 @@ from vit_jax.config.schema.layers import (
     Part,
     Remat,
 )
-from vit_jax.config.schema.positions import Learned, Positions, Relative
+from vit_jax.config.schema.positions import Learned, Positions, PositionsAt, Relative
 from vit_jax.config.schema.ranges import BELOW_1, COUNT, COUNT_OR_0, NOT_NEGATIVE, POSITIVE, PX, Range, ranged
 
 __all__ = ('AnyMlp', 'Attention', 'Axial', 'Block', 'BlockSettings', 'ClassToken', 'ConvStem', 'First', 'LastNorm',
@@ -326,6 +326,8 @@ class ViT(checks.Settings):
   dropout: float = ranged(0., BELOW_1)    # after positions, attention output, MLP activation and output
   drop_path: float = ranged(0., BELOW_1)  # stochastic depth of the last block; grows linearly from 0
   drop_path_even: bool = False            # `drop_path` in every block alike (CaiT, DeiT III)
+  # Share of the patches of each image that training leaves out at random (PatchDropout 2208.07220, FLIP 2212.00794).
+  patch_dropout: float = ranged(0., BELOW_1)
   dtype: DType = DType.F32
   kernels: Kernels = Kernels.FAST
   execution: Execution = Execution.AUTO
@@ -370,6 +372,16 @@ class ViT(checks.Settings):
     if self.last_norm is LastNorm.POOLED and not isinstance(self.pool, Mean):
       yield checks.problem(f'{name}.last_norm', f'tokens or none with {name}.pool={checks.kind(self.pool)}',
                            self.last_norm, f'Set {name}.pool=mean, which it normalizes.')
+    if self.patch_dropout:
+      yield from self._patch_dropout_problems(config, name)
     for part in dataclasses.fields(self):
       if isinstance(settings := getattr(self, part.name), Part):
         yield from settings.network_problems(self, name, f'{name}.{part.name}')
+
+  def _patch_dropout_problems(self, config: checks.Run, name: str) -> Iterator[str]:
+    needs_all = {f'{name}.block={checks.kind(self.block)}': self.block.needs_grid,
+                 f'{name}.positions=relative': isinstance(self.positions, Relative),
+                 f'{name}.positions.at=layers': self.positions.at is PositionsAt.LAYERS,
+                 f'objective {type(config.objective).__name__}': config.objective.needs_tokens}
+    for what in (what for what, is_so in needs_all.items() if is_so):
+      yield checks.problem(f'{name}.patch_dropout', f'0 with {what}, which needs all patches', self.patch_dropout)

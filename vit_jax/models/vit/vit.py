@@ -44,7 +44,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.config import check, schema
-from vit_jax.config.schema import LastNorm, PositionsAt, layers
+from vit_jax.config.schema import Init, LastNorm, PositionsAt, layers, objective_base
 from vit_jax.config.schema.checks import kind
 from vit_jax.core import implementation
 from vit_jax.core.axes import labelled
@@ -53,7 +53,7 @@ from vit_jax.core.numerics import constrain_batch, split_key
 from vit_jax.core.types import Array, Features, Key, NativeImages, Params, PyTree
 from vit_jax.models import stack
 from vit_jax.models.layers import applied, dropout, initial
-from vit_jax.models.vit import context
+from vit_jax.models.vit import context, mimetic
 from vit_jax.models.vit.pool import ClassToken
 from vit_jax.models.vit.positions import NoPositions, check_all
 from vit_jax.models.vit.stem import Patches
@@ -115,8 +115,19 @@ class ViT:
       return self._of_native(params, image, train=train, key=key), state
     grid = self._grid(image)
     tokens_BND, state = self.stem(params, state, image, train=train)
-    positions_ND = self.positions(params, grid)
-    return self.encode(params, tokens_BND, positions_ND, grid=grid, train=train, key=key), state
+    positions = self.positions(params, grid)
+    if train and self.settings.patch_dropout:
+      assert key is not None, 'train=True with patch_dropout needs a key'
+      keys = split_key(key, 'patches', 'blocks')
+      key, (tokens_BND, positions) = keys['blocks'], self._without_some(tokens_BND, positions, keys['patches'])
+    return self.encode(params, tokens_BND, positions, grid=grid, train=train, key=key), state
+
+  def _without_some(self, tokens_BND: Array, positions_NC: Array, key: Key) -> tuple[Array, Array]:
+    """Returns a random subset of the patch tokens of each image `[B, n, D]`, and their positions `[B, n, C]`."""
+    num_images, num_patches, _ = tokens_BND.shape
+    num_kept = max(1, objective_base.num_kept(num_patches, self.settings.patch_dropout))
+    kept_Bn = jnp.argsort(jax.random.uniform(key, (num_images, num_patches)), axis=1)[:, :num_kept]
+    return constrain_batch(jnp.take_along_axis(tokens_BND, kept_Bn[..., None], axis=1)), positions_NC[kept_Bn]
 
   def _of_native(self, params: Params, images: NativeImages, *, train: bool, key: Key | None) -> Features:
     """Features of images at their own aspect: padding is attended to by no token, and is not pooled."""
@@ -321,7 +332,20 @@ class ViT:
     # One token is enough, unless positions know the number of all.
     grid = (1, 1) if self.settings.positions.is_resizable else self._cut(self.image_px)
     x = jnp.zeros((grid[0] * grid[1], self.settings.width), self._context.dtype)
-    return initial(self._block, key, x, num_images=1, grid=grid, rate=None, dropout_key=None, capture=False)
+    keys = split_key(key, 'block', *self.settings.block.parts) if self.settings.init is Init.MIMETIC else {'block': key}
+    block = initial(self._block, keys['block'], x, num_images=1, grid=grid, rate=None, dropout_key=None, capture=False)
+    return self._with_mimetic(block, keys) if self.settings.init is Init.MIMETIC else block
+
+  def _with_mimetic(self, block: Params, keys: dict[str, Key]) -> Params:
+    """Returns a block whose attention starts near multiples of the identity; `keys` by the parts of the block."""
+    for part in self.settings.block.parts:
+      own = block[part] if part else block
+      if 'attn' not in own:
+        raise UserError("model.init: expected another one than mimetic for a block without 'attn', got mimetic. Set "
+                        'model.init=vision_transformer.')
+      new = {**own, 'attn': mimetic.attention(own['attn'], keys[part])}
+      block = {**block, part: new} if part else new
+    return block
 
   @functools.cached_property
   def _context(self) -> context.Context:
