@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests on a machine with one NVIDIA GPU, then times networks. Not yet run on a GPU.
+# Runs the tests on a machine with one NVIDIA GPU, then times networks. Its parts tests and steps ran on an H200.
 # See the usage text below, and README.md in this folder.
 set -uo pipefail
 
@@ -16,8 +16,9 @@ bash launch/gpu_check.sh [DIR] [FLAGS]
                          interpreter has
   --quick                the most important parts within ten minutes, for a machine that is lent for a short time: with
                          python3 unless --python is set, and with its torch and timm if it has them. Tests of
-                         tests/test_gpu.py, then forward pass and step of L/16 and B/16, batch 128, with attention by
-                         cuDNN and by XLA; the peers are timed once each. All results are also in the archive DIR.tar.gz
+                         tests/test_gpu.py, then steps of L/16 (scanned layers) and B/16, batch 128, with attention by
+                         cuDNN and by XLA, compiled at the same time by python -m benchmarks.steps, beside timm with
+                         torch.compile. All results are also in the archive DIR.tar.gz
   --rehearse             as --quick, on the CPU of any machine and with small shapes: shows that all parts can run
   --torch=PYTHON         an interpreter with torch for CUDA and timm, to time them beside vit_jax
   --models=S/16,B/16,L/16
@@ -84,13 +85,14 @@ raise SystemExit(d.platform != "gpu")'
 
 # By default GPUs round f32 products to tf32; the tests compare to 1e-5, so the highest precision is set.
 run_tests() {
-  local files=(tests/test_gpu.py) platform=cuda,cpu
+  local files=(tests/test_gpu.py) platform=cuda,cpu workers=()
+  if [ -n "$quick" ] && "$python" -c 'import xdist' 2>/dev/null; then workers=(-n 4); fi  # most of it is compilation
   if [ -z "$quick" ]; then
     files+=(tests/models/test_fast_forms.py tests/models/test_attend_kernels.py tests/weights/test_golden.py)
   fi
   if [ -n "$rehearse" ]; then platform=cpu; fi
   VIT_JAX_TEST_PLATFORM="$platform" VIT_JAX_REHEARSE="$rehearse" JAX_DEFAULT_MATMUL_PRECISION=highest \
-    limited "$python" -m pytest -q -p no:cacheprovider -rs "${files[@]}"
+    limited "$python" -m pytest -q -p no:cacheprovider -rs ${workers[@]+"${workers[@]}"} "${files[@]}"
 }
 
 # run_flag_tests SET: training steps with a set of XLA flags, compared with those of a CPU.
@@ -110,18 +112,21 @@ bench() {
   if [[ " $* " = *' --against='* ]]; then module=(benchmarks.peers); fi
   part "$name" "$python" -m "${module[@]}" --config=bench:bf16 --models="$model" --turns="$turns" \
     --config.model.attention.kernel="$attention" --config.batch_size="$batch" --config.data.recipe.crop=resize \
-    --to="$to/$name" "${parts[@]}" "${small[@]}" "$@"
+    --to="$to/$name" "${small[@]}" "$@"
 }
 
-# Peers are timed beside one form of attention only, as each takes half a minute to compile.
+# An unrolled step of L/16 takes minutes to compile, a scanned one about one.
 bench_quick() {
-  local i
+  local i kernel rows='' row
   for i in "${!networks[@]}"; do
-    bench "bench-${networks[i]/\//_}-$best" "${networks[i]}" "$best" "${sizes[i]}" "${against[@]}"
+    for kernel in $(printf '%s\n' "$best" xla | uniq); do
+      row="${networks[i]}:${sizes[i]}:attention.kernel=$kernel"
+      if [ "${networks[i]}" = L/16 ]; then row="$row:execution=scan"; fi
+      if [ -n "$rehearse" ]; then row="$row:depth=2"; fi
+      rows="$rows${rows:+,}$row"
+    done
   done
-  for i in "${!networks[@]}"; do
-    bench "bench-${networks[i]/\//_}-xla-only" "${networks[i]}" xla "${sizes[i]}"
-  done
+  part steps "$python" -m benchmarks.steps --rows="$rows" --turns="$turns" --to="$to/steps" "${against[@]}"
 }
 
 bench_all() {
@@ -146,7 +151,7 @@ bench_switches() {
 }
 
 to=runs/gpu python='' extra=gpu wheels='' torch='' turns=7 only=tests,bench,search,switches failures=0
-models=S/16,B/16,L/16 batch_sizes=256,256,128 quick='' rehearse='' limit_s=1000000 best=cudnn small=() parts=()
+models=S/16,B/16,L/16 batch_sizes=256,256,128 quick='' rehearse='' limit_s=1000000 best=cudnn small=()
 case " $* " in
   *' --rehearse '*)
     models=S/16,Ti/16 batch_sizes=4,4 turns=1 only=tests,bench,switches best=xla
@@ -184,7 +189,7 @@ wheels="${wheels:+$(cd "$wheels" && pwd)}"
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 : > "$to/summary.txt"
 if [ -n "$quick" ]; then
-  python="${python:-python3}" parts=(--parts=forward,step)
+  python="${python:-python3}"
   if [ -z "$torch" ] && "$python" -c 'import torch, timm' 2> "$to/torch.log"; then torch="$python"; fi
 fi
 if [ -n "$python" ] && [ -n "$wheels" ]; then
@@ -202,10 +207,11 @@ fi
 export XLA_PYTHON_CLIENT_MEM_FRACTION="${XLA_PYTHON_CLIENT_MEM_FRACTION:-.9}"
 against=()
 if [ -n "$torch" ]; then
-  # Both programs share one GPU: neither may reserve all of its memory.
-  export XLA_PYTHON_CLIENT_PREALLOCATE=false
   against=("--against=timm=$torch,timm-compiled=$torch")
+  if [ -n "$quick" ]; then against=("--against=timm-compiled=$torch"); fi
 fi
+# Several programs share one GPU: none may reserve all of its memory.
+if [ -n "$torch$quick" ]; then export XLA_PYTHON_CLIENT_PREALLOCATE=false; fi
 if [ -n "$rehearse" ]; then export JAX_PLATFORMS=cpu; fi
 part machine describe_machine || fail "jax sees no GPU here; see $to/machine.log"
 mv "$to/machine.log" "$to/machine.txt"

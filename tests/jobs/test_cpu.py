@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jax
 import pytest
 import runs
 
@@ -178,3 +179,14 @@ def test_the_machine_before_is_that_of_the_newest_readable_checkpoint(
   resume.warn_of_machine({'machine': found | {'cpu_model': 'Other'}})
   assert 'The run continues, but not bit for bit as on the machine before:\n  cpu_threads: 3 -> ' in caplog.text
   assert f'\n  cpu_model: Other -> {machine.cpu_model() or "none"}\n' in caplog.text
+
+
+def test_a_resume_on_a_gpu_is_not_exact_without_the_flags_for_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  monkeypatch.setenv('XLA_FLAGS', '--xla_gpu_deterministic_ops=true --xla_dump_to=x')
+  resume.warn_of_machine({})
+  assert not caplog.text
+  monkeypatch.setenv('XLA_FLAGS', '--xla_gpu_deterministic_ops=false')
+  resume.warn_of_machine({})
+  assert 'started with --flags=deterministic resumes with the same bits' in caplog.text

@@ -114,15 +114,19 @@ def test_without_a_network_all_comes_from_a_folder_of_wheels(gpu: Machines) -> N
   assert pathlib.Path(gpu.folder, 'runs', 'gpu', 'summary.txt').exists()
 
 
-def test_quick_runs_the_tests_and_two_networks_with_the_peers_once_and_makes_one_archive(gpu: Machines) -> None:
+def test_quick_runs_the_tests_and_steps_of_two_networks_and_makes_one_archive(gpu: Machines) -> None:
   (gpu.folder / 'wheels').mkdir()
   (gpu.folder / 'wheels' / 'a.whl').touch()
   found = check(gpu, '--quick', f'--wheels={gpu.folder / "wheels"}')
   assert found.returncode == 0, found.stdout + found.stderr
   assert [line.split()[-1] for line in (gpu.folder / 'out' / 'summary.txt').read_text().splitlines()] == [
-      'machine', 'tests', 'bench-L_16-cudnn', 'bench-B_16-cudnn', 'bench-L_16-xla-only', 'bench-B_16-xla-only']
+      'machine', 'tests', 'steps']
   (tests,) = [call for call in gpu.calls if '-m pytest' in call]
-  assert tests.endswith('| cuda,cpu') and 'test_golden' not in tests and gpu.count('--against=timm=') == 2
+  assert tests.endswith('| cuda,cpu') and 'test_golden' not in tests
+  (steps,) = [call for call in gpu.calls if '-m benchmarks.steps' in call]
+  kernels = [f':attention.kernel={kernel}' for kernel in ('cudnn', 'xla')]
+  rows = [f'L/16:128{kernel}:execution=scan' for kernel in kernels] + [f'B/16:128{kernel}' for kernel in kernels]
+  assert f'--rows={",".join(rows)} ' in steps and '--against=timm-compiled=' in steps
   (install,) = [call for call in gpu.calls if 'pip install' in call]
   assert '--no-index --no-deps' in install and f'--target {gpu.folder}/out/packages' in install
   with tarfile.open(gpu.folder / 'out.tar.gz') as archive:
@@ -132,7 +136,8 @@ def test_quick_runs_the_tests_and_two_networks_with_the_peers_once_and_makes_one
 def test_a_rehearsal_needs_no_gpu(gpu: Machines) -> None:
   (gpu.folder / 'bin' / 'nvidia-smi').unlink()
   assert check(gpu, '--rehearse').returncode == 0
-  assert gpu.count('--px=32') == 4 + 4 and not gpu.count('attention.kernel=cudnn')
+  assert gpu.count('--px=32') == 4 and not gpu.count('attention.kernel=cudnn')
+  assert gpu.count('--rows=S/16:4:attention.kernel=xla:depth=2,Ti/16:4:attention.kernel=xla:depth=2') == 1
   assert gpu.count('--flags=one') == gpu.count('--flags=two') == 1
   assert all(call.endswith('| cpu') for call in gpu.calls if '-m pytest' in call)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from vit_jax.core import os_errors
 from vit_jax.core.errors import UserError
 from vit_jax.data.sources import opening
 from vit_jax.jobs import build
+from vit_jax.parallel import xla_flags
 from vit_jax.record import checkpoint_files, clock, machine, progress, reader, run_directory, storage
 
 log = logging.getLogger('vit_jax.jobs')
@@ -53,6 +55,9 @@ def warn_of_machine(meta: Mapping[str, Any]) -> None:
   if found := machine.differences(meta.get('machine', {}), machine.describe()):
     log.warning('The run continues, but not bit for bit as on the machine before:\n%s', '\n'.join(
         f'  {name}: {old or "none"} -> {new or "none"}' for name, (old, new) in found.items()))
+  if jax.default_backend() == 'gpu' and not xla_flags.has(os.environ, 'deterministic'):
+    log.warning('The run continues, but not bit for bit: on GPUs XLA chooses kernels by timing them. A run that is '
+                'started with --flags=deterministic resumes with the same bits.')
 
 
 def check_data(saved: Mapping[str, Any], now: Mapping[str, Any], workdir: storage.Path) -> None:
