@@ -213,7 +213,7 @@ def squashed_crop(config: schema.Config) -> schema.Recipe:
   return dataclasses.replace(
       config.data.recipe, eval_resize_px=resize_px, eval_geometry=schema.Geometry.HUGGINGFACE,
       interpolation=schema.Interpolation.BILINEAR, antialias=False, eval_area=False, truncate=True,
-      eval_native_patch=0)
+      eval_native_patch=0, native_lengths=())
 
 
 def eval_source(config: schema.Config, data: Data, evaluation: str) -> Source:
