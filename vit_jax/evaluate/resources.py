@@ -243,7 +243,7 @@ def _open_split(config: schema.Config, settings: schema.Evaluation, split: str) 
   own = config.data
   if settings.source:  # the evaluation itself maps the classes of this source
     own = dataclasses.replace(own, source=settings.source, classes='', num_classes=0, num_examples=0, label_column='',
-                              image_column='', label_offset=0)
+                              image_column='', caption_column='', label_offset=0)
   return opening.check_labels(opening.open_split(own, split, image_px=config.image_px), own)
 
 
