@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import jax
+import numpy as np
 
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Batch
@@ -80,7 +81,7 @@ def run(step_fn: Callable[[TrainState, Batch], tuple[TrainState, Packed]], state
     except (UserError, TemporaryError) as stopped:
       error = stopped
       break
-    shapes = tuple(x.shape for x in jax.tree.leaves(batch))
+    shapes = tuple(np.shape(x) for x in jax.tree.leaves(batch))
     with contextlib.nullcontext() if shapes in compiled else clock.phase('compile'):
       state, metrics = step_fn(state, batch)  # returns before the device has finished
     compiled.add(shapes)

@@ -73,7 +73,7 @@ class ViT:
   image_px: tuple[int, int]
 
   def init(self, key: Key, image: Array | NativeImages) -> tuple[Params, PyTree]:
-    """Parameters, and running statistics `{'stem': ...}` of a stem that has some, else `{}`.
+    """Returns parameters, and running statistics `{'stem': ...}` of a stem that has some, else `{}`.
 
     `image [B, H, W, 3]` must be of `image_px`; only its shape is read. Images at their own aspect have any grid.
     """
