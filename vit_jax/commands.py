@@ -398,7 +398,9 @@ JOBS = {
     'export': Job('Export a network as StableHLO or ONNX, to run without this package.', 'export.job', (
         WEIGHTS, Flag('to', LOCAL, 'file to write: NAME.stablehlo or NAME.onnx')), (
         *READING, Flag('from_pixels', None, 'the input is uint8, and normalized inside'),
-        Flag('any_size', None, 'the input has any height and width that are multiples of the patch side')),
+        Flag('any_size', None, 'the input has any height and width that are multiples of the patch side'),
+        Flag('texts', None, 'export the text tower and its tokenizer too, and vectors of unit length'),
+        Flag('tokenizer', FILE, 'file of the tokenizer of --texts', '', 'the one beside the weights')),
         on_cpu=True),  # so that the file does not depend on this machine
     'average': Job('Average several checkpoints of a run into a new run directory, to evaluate it.', 'jobs.average', (
         RUN, Flag('to', STORED, 'directory of the averaged run')), (
