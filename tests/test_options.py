@@ -11,7 +11,8 @@ NOT_BY_NAME = {
 
 WITHOUT_A_CONFIG = {
     'said for a machine, for data or for an occasion, not by a recipe': {
-        'Data.data_dir', 'Data.label_column', 'Data.image_column', 'Data.label_offset', 'Data.holdout',
+        'Data.data_dir', 'Data.label_column', 'Data.image_column', 'Data.caption_column', 'Data.label_offset',
+        'Data.holdout',
         'Data.holdout_seed', 'Data.workers',
         'Data.threads', 'Data.max_bad_images', 'Data.follow_links', 'Data.max_file_mib',
         'Data.verify_shards', 'Data.placement', 'Data.read_ahead_mib', 'Data.cache_gib', 'Data.cache_dir',

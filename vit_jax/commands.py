@@ -361,9 +361,12 @@ JOBS = {
              'predictions are printed; overlays')), 'FILES and folders'),
     'embed': Job('Write features, probabilities or tokens of images as files; resumes.', 'jobs.embed', (
         WEIGHTS, Flag('to', LOCAL, 'folder to write, or FILE.npz, FILE.safetensors, FILE.parquet')), (
-        Flag('data', TEXT, 'images of a source, in place of files: folder:PATH, tfds:NAME, array_record:DIR', ''),
+        Flag('data', TEXT, 'images of a source, in place of files: folder:PATH, tfds:NAME, array_record:DIR; or '
+             'texts:FILE, a text in each line', ''),
         Flag('split', TEXT, 'split of --data, or a part of it such as train[:10%]', '', 'train'),
-        Flag('what', choice('features', 'probabilities', 'tokens'), 'what to write of each image', 'features'),
+        Flag('what', choice('features', 'probabilities', 'tokens', 'vectors', 'texts'), 'what to write of each image; '
+             'vectors are compared with texts, which are the captions', 'features'),
+        Flag('tokenizer', FILE, 'tokenizer file for vectors and texts', '', 'beside the weights'),
         Flag('blocks', Kind('N,N,…', 'block numbers with commas, such as -4,-1', _read_blocks),
              'features after these blocks, from 1 or from the end as -1, one after the other', [], 'of the head'),
         Flag('format', choice('parquet', 'array_record', 'npz', 'safetensors'), 'of the files', '',
@@ -398,7 +401,9 @@ JOBS = {
     'export': Job('Export a network as StableHLO or ONNX, to run without this package.', 'export.job', (
         WEIGHTS, Flag('to', LOCAL, 'file to write: NAME.stablehlo or NAME.onnx')), (
         *READING, Flag('from_pixels', None, 'the input is uint8, and normalized inside'),
-        Flag('any_size', None, 'the input has any height and width that are multiples of the patch side')),
+        Flag('any_size', None, 'the input has any height and width that are multiples of the patch side'),
+        Flag('texts', None, 'export the text tower and its tokenizer too, and vectors of unit length'),
+        Flag('tokenizer', FILE, 'file of the tokenizer of --texts', '', 'the one beside the weights')),
         on_cpu=True),  # so that the file does not depend on this machine
     'average': Job('Average several checkpoints of a run into a new run directory, to evaluate it.', 'jobs.average', (
         RUN, Flag('to', STORED, 'directory of the averaged run')), (

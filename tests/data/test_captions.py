@@ -153,3 +153,89 @@ def test_a_source_without_captions_or_without_classes_is_named(tars: Source, mon
     opened(source, prompts='a {}')
   with pytest.raises(UserError, match='objective.text.tokenizer: expected the file of a tokenizer, got none'):
     captions.open_texts(tars, dataclasses.replace(TEXT, tokens=schema.Tokens.SIGLIP), prompts='', names='', seed=0)
+
+
+TEXTS: list[Any] = [['a cat', ' ', 'a pet'], ['é'], [], ['one'], ['two\nlines'], ['x']]
+"""Captions of six images, some of them empty."""
+FOUND = packed.examples(6)
+EXPECTED = [('a cat', 'a pet'), ('é',), (), ('one',), ('two\nlines',), ('x',)]
+
+
+def in_parquet(folder: pathlib.Path, name: str) -> None:
+  pa, pq = pytest.importorskip('pyarrow'), pytest.importorskip('pyarrow.parquet')
+  values = pa.array(TEXTS, pa.list_(pa.string()))
+  if name == 'text':
+    values = pa.array([' '.join(one) or None for one in TEXTS], pa.string())
+  pq.write_table(pa.table({'image': [one.image for one in FOUND], name: values}), folder / 'train.parquet',
+                 row_group_size=4)
+
+
+def in_tfrecords(folder: pathlib.Path, name: str) -> None:
+  (folder / 'train.tfrecord').write_bytes(packed.tfrecord(
+      packed.tf_example({'image': one.image, name: [text.encode() for text in texts]})
+      for one, texts in zip(FOUND, TEXTS, strict=True)))
+
+
+def in_tars(folder: pathlib.Path, name: str) -> None:
+  members = []
+  for one, texts in zip(FOUND, TEXTS, strict=True):
+    members += [(f'{one.key}.json', json.dumps({'a': {name: texts[0] if len(texts) == 1 else texts}}).encode()),
+                (f'{one.key}.png', one.image)]
+  (folder / 'train.tar').write_bytes(packed.tar(members))
+
+
+@pytest.mark.parametrize(('kind', 'write', 'name', 'column'), [
+    ('parquet', in_parquet, 'captions', ''), ('parquet', in_parquet, 'sentences', 'sentences'),
+    ('tfrecord', in_tfrecords, 'caption', ''), ('tfrecord', in_tfrecords, 'image/words', 'image/words'),
+    ('wds', in_tars, 'caption', 'json/a/caption')])
+def test_captions_are_read_from_columns_features_and_fields(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, kind: str, write: Any, name: str, column: str) -> None:
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  write(tmp_path, name)
+  data = schema.Data(source=f'{kind}:{tmp_path}', caption_column=column)
+  source = opening.open_split(data, 'train', image_px=(8, 8))
+  again = pickle.loads(pickle.dumps(source))
+  assert [again.captions(i) for i in range(6)] == EXPECTED and source.class_names == ('unlabeled',)
+  assert [source[i].image for i in range(6)] == [one.image for one in FOUND]
+  texts = opened(source)
+  assert decoded(texts.add({'label': np.int32(0)}, 3, 0)['text']) == 'one'
+  with pytest.raises(BadImage, match='expected a caption, got an empty text'):
+    texts.add({'label': np.int32(0)}, 2, 0)
+
+
+def test_a_column_with_a_text_an_image_is_read_too(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  in_parquet(tmp_path, 'text')
+  source = opening.open_split(schema.Data(source=f'parquet:{tmp_path}'), 'train', image_px=(8, 8))
+  assert [source.captions(i) for i in range(4)] == [('a cat   a pet',), ('é',), (), ('one',)]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(('kind', 'write', 'said'), [
+    ('parquet', in_parquet, "data.caption_column: expected one column of .*, got 'words'"),
+    ('tfrecord', in_tfrecords, "data.caption_column: expected a feature with captions, got 'words'"),
+    ('wds', in_tars, 'expected a text of at most 1 MiB beside the image, got none')])
+def test_columns_that_are_not_there_are_named(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, kind: str,
+                                              write: Any, said: str) -> None:
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  write(tmp_path, 'caption')
+  with pytest.raises((UserError, BadImage), match=said):
+    source = opening.open_split(schema.Data(source=f'{kind}:{tmp_path}', caption_column='words'), 'train',
+                                image_px=(8, 8))
+    opened(source).add({'label': np.int32(0)}, 0, 0)
+  if kind == 'wds':
+    with pytest.raises(UserError, match='data.caption_column: expected an extension such as txt, or json/FIELD'):
+      opening.open_split(schema.Data(source=f'wds:{tmp_path}', caption_column='json'), 'train', image_px=(8, 8))
+
+
+def test_captions_that_are_no_text_are_bad(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  (tmp_path / 'train.tfrecord').write_bytes(packed.tfrecord(
+      packed.tf_example({'image': one.image, 'caption': [b'\xff\xfe']}) for one in FOUND))
+  (tmp_path / 'train.tar').write_bytes(packed.tar([
+      (f'{one.key}.{kind}', content) for one in FOUND
+      for kind, content in (('json', b'{"text": 3}'), ('png', one.image))]))
+  for source, column in (('tfrecord', ''), ('wds', 'json/text')):
+    found = opening.open_split(schema.Data(source=f'{source}:{tmp_path}', caption_column=column), 'train',
+                               image_px=(8, 8))
+    with pytest.raises(BadImage, match='expected captions in UTF-8 in .*, got others'):
+      found.captions(0)  # type: ignore[attr-defined]

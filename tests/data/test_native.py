@@ -2,15 +2,17 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
 import pytest
 
 from vit_jax.config import schema
-from vit_jax.core.types import Shard
-from vit_jax.data.image import geometry, native
-from vit_jax.data.pipeline import loader
+from vit_jax.core.types import Batch, Shard
+from vit_jax.data.image import crops, geometry, native
+from vit_jax.data.image import transform as transforms
+from vit_jax.data.pipeline import loader, order
 from vit_jax.data.source import Record
 from vit_jax.evaluate import resources
 
@@ -113,3 +115,63 @@ def test_training_images_and_few_shot_images_of_big_vision_keep_one_size() -> No
   np.testing.assert_array_equal(batch['image'][0], plain)
   config = schema.Config(data=schema.Data(recipe=RECIPE))
   assert not resources.squashed_crop(config).eval_native_patch
+
+
+ALONE = Shard((0,), 1)
+
+
+def train_batches(start: int = 0, *, workers: int = 0, shard: Shard = ALONE) -> list[Batch]:
+  recipe = dataclasses.replace(RECIPE, native_lengths=(6, 9, 20), crop_area=(.3, 1.))
+  made = loader.train_loader(Images(), recipe=recipe, image_px=PX, batch_size=4, seed=3, shard=shard, workers=workers,
+                             threads=1, in_memory=False, max_bad_images=0)
+  batches = [{name: np.array(value) for name, value in batch.items()}
+             for batch in itertools.islice(made.batches(start), 6)]
+  made.close()
+  return batches
+
+
+def assert_same(first: list[Batch], second: list[Batch]) -> None:
+  for one, other in zip(first, second, strict=True):
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+      np.testing.assert_array_equal(value, other[name], err_msg=name)
+
+
+def test_each_training_batch_has_one_of_the_lengths_and_follows_from_seed_and_step() -> None:
+  batches = train_batches()
+  lengths = [batch['image'].shape[1] // 4 for batch in batches]
+  assert set(lengths) == {6, 9, 20}
+  assert lengths == [(6, 9, 20)[order.draw_length(3, step, 3)] for step in range(6)]
+  for batch, length in zip(batches, lengths, strict=True):
+    num = batch['grid'].prod(-1)
+    assert (num > 0).all() and (num <= length).all() and not batch['image'][0, num[0] * 4:].any()
+  assert_same(train_batches(2)[:4], batches[2:])
+
+
+def test_hosts_draw_the_same_length_and_load_their_rows() -> None:
+  whole, halves = train_batches(), [train_batches(shard=Shard((part,), 2)) for part in range(2)]
+  assert_same(whole, [{name: np.concatenate([one[name], other[name]]) for name in one}
+                      for one, other in zip(*halves, strict=True)])
+
+
+@pytest.mark.slow(reason='3 s: two processes')
+def test_training_batches_are_equal_for_any_number_of_workers() -> None:
+  assert_same(train_batches(workers=2), train_batches())
+
+
+def test_each_length_is_drawn_as_often_as_it_is_listed() -> None:
+  counts = np.bincount([order.draw_length(0, step, 4) for step in range(2_000)], minlength=4)
+  np.testing.assert_allclose(counts, 500, atol=4 * math.sqrt(2_000 * 3 / 16))
+
+
+def test_crops_keep_the_aspect_of_the_image_and_are_not_squashed() -> None:
+  size, recipe = (300, 100), schema.Recipe(crop_area=(.2, .2), crop_aspect=(1., 1.))
+  windows = [crops.draw(recipe, size, np.random.default_rng(seed), relative=True) for seed in range(20)]
+  assert {(one.height, one.width) for one in windows} == {(134, 45)} and len({one.top for one in windows}) > 5
+  assert crops.draw(recipe, size, np.random.default_rng(0)).height == 77
+  image = np.zeros((*size, 3), np.uint8)
+  image[:, :50] = 255
+  made = transforms.train_transform(dataclasses.replace(RECIPE, crop=schema.Crop.RESIZE, flip=False), PX, num_tokens=12)
+  example = made(Record(image, 0), np.random.default_rng(0))
+  assert example['grid'].tolist() == [6, 2] and example['box'].tolist() == [0, 0, 1, 1]
+  assert [int(patch.mean()) > 127 for patch in example['image'].reshape(12, -1)] == [True, False] * 6

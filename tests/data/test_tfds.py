@@ -324,3 +324,38 @@ def test_columns_with_classes_are_found_inside_of_dictionaries_and_of_one_sequen
               'i': tfds.features.Sequence(tfds.features.Sequence(label)), 'j': tfds.features.Text()}
   found = {column.path: column.several for column in stored_tfds.class_columns(features)}
   assert found == {'a': False, 'b/c': False, 'b/d': True, 'e/f': True, 'e/g/h': True}
+
+
+class Captioned(tfds.core.GeneratorBasedBuilder):  # type: ignore[misc]
+  """Images with captions and objects, as `coco_captions` has them."""
+  VERSION = tfds.core.Version('1.0.0')
+  url_infos: dict[str, object] = {}
+
+  def _info(self) -> object:
+    return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict({
+        'image': tfds.features.Image(), 'captions': tfds.features.Sequence({
+            'id': np.int64, 'text': tfds.features.Text()}),
+        'objects': tfds.features.Sequence({'label': tfds.features.ClassLabel(num_classes=3)})}))
+
+  def _split_generators(self, dl_manager: object) -> dict[str, object]:
+    return {'train': self._generate_examples()}
+
+  def _generate_examples(self) -> Iterator[tuple[int, dict[str, object]]]:
+    for i in range(3):
+      path = pathlib.Path(self._data_dir_root) / f'c{i}.jpg'
+      path.write_bytes(encode(random_image(i), '.jpg'))
+      yield i, {'image': str(path), 'captions': [{'id': j, 'text': f'text {i} {j}'} for j in range(i)],
+                'objects': [{'label': i}]}
+
+
+def test_captions_are_read_from_a_sequence_and_no_classes_are_needed(tmp_path: pathlib.Path) -> None:
+  Captioned(data_dir=tmp_path, file_format='array_record').download_and_prepare()
+  fields = {'train_split': 'train', 'eval_split': 'train'}
+  source = open_all(tmp_path, 'captioned', **fields).train
+  by_image = {encode(random_image(i), '.jpg'): tuple(f'text {i} {j}' for j in range(i)) for i in range(3)}
+  assert {source[i].image: source.captions(i) for i in range(3)} == by_image
+  assert source.class_names == ('unlabeled',) and source[0].label == 0
+  with pytest.raises(UserError, match=r"data.caption_column: expected a feature of .* \(captions/text\), got 'words'"):
+    open_all(tmp_path, 'captioned', caption_column='words', **fields)
+  labeled = open_all(tmp_path, 'captioned', label_column='objects/label', max_labels=1, **fields).train
+  assert labeled[0].labels is not None

@@ -98,6 +98,19 @@ def test_a_step_is_compiled_for_simulated_devices_and_measured(
   assert '**Fits**' in text and 'assumed MFU of 40%' in text and 'head/kernel' in text
 
 
+def test_each_length_of_sequences_is_planned_and_a_step_is_their_mean(
+    tmp_path: pathlib.Path, no_compiler: None) -> None:
+  found = run(tmp_path, *TINY, '--topology=v5e:2x2', '--config.data.recipe.eval_native_patch=4',
+              '--config.data.recipe.native_lengths=4,16,16', '--config.train.accumulate=2')
+  short, long = found['lengths']
+  assert (short['tokens'], short['microbatches']) == (4, 1) and (long['tokens'], long['microbatches']) == (16, 2)
+  assert short['estimated_step_ms'] < long['estimated_step_ms']
+  mean = (short['estimated_step_ms'] + 2 * long['estimated_step_ms']) / 3
+  assert found['estimated_step_ms'] == pytest.approx(mean) and found['mfu'] == pytest.approx(plan.ASSUMED_MFU)
+  assert found['peak_gib_per_device'] == long['peak_gib_per_device']
+  assert '| 16                  | 67%          | 2            |' in (tmp_path / 'plan.md').read_text()
+
+
 @pytest.mark.slow(reason='5 s: traces L/16; planned below are two of its layers')
 def test_the_run_of_the_paper_is_planned_without_data_and_without_the_compiler(
     tmp_path: pathlib.Path, no_compiler: None, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ from vit_jax.config import schema
 from vit_jax.core import os_errors
 from vit_jax.core.contracts import View
 from vit_jax.core.errors import UserError
-from vit_jax.core.types import Array, PyTree
+from vit_jax.core.types import Array, HostArray, PyTree
 from vit_jax.data.device.prepare import prepare_eval
 from vit_jax.data.files import checksums
 from vit_jax.data.image import transform as transforms
@@ -50,6 +50,16 @@ class Probabilities:
     logits = self.view.predict(selected, image).logits
     assert logits is not None
     return jax.nn.softmax(logits.astype(jnp.float32))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Vectors:
+  """Reads the vectors that are compared with those of texts, of unit length."""
+  view: View
+  project: Callable[[Array], Array]
+
+  def __call__(self, selected: PyTree, image: Array) -> Array:
+    return self.project(self.view.predict(selected, image).features.pooled)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -112,6 +122,29 @@ class Extractor:
     finally:
       loader.close()
     return block
+
+
+@dataclasses.dataclass(frozen=True)
+class TextRows:
+  """Computes the vectors of texts.
+
+  encode: maps texts to vectors of unit length, `[T, E]` f32.
+  texts: as they are written to the files; `ids [T] i64` are their lines, or the images that they belong to.
+  simplify: what the tower gets of a text.
+  on_done: called with the number of texts of the shard that are done.
+  """
+  encode: Callable[[Sequence[str]], HostArray]
+  texts: Sequence[str]
+  ids: HostArray
+  simplify: Callable[[str], str]
+  on_done: Callable[[int], None] = lambda num: None
+
+  def __call__(self, rows: range) -> Block:
+    given = self.texts[rows.start:rows.stop]
+    values = self.encode([self.simplify(text) for text in given])
+    self.on_done(len(given))
+    block = Block.empty(rows, values.shape[1:])
+    return dataclasses.replace(block, id=self.ids[rows.start:rows.stop], name=list(given), values=values)
 
 
 def shard_size(num_examples: int, shape: Sequence[int], batch_size: int) -> int:

@@ -213,7 +213,7 @@ def squashed_crop(config: schema.Config) -> schema.Recipe:
   return dataclasses.replace(
       config.data.recipe, eval_resize_px=resize_px, eval_geometry=schema.Geometry.HUGGINGFACE,
       interpolation=schema.Interpolation.BILINEAR, antialias=False, eval_area=False, truncate=True,
-      eval_native_patch=0)
+      eval_native_patch=0, native_lengths=())
 
 
 def eval_source(config: schema.Config, data: Data, evaluation: str) -> Source:
@@ -243,7 +243,7 @@ def _open_split(config: schema.Config, settings: schema.Evaluation, split: str) 
   own = config.data
   if settings.source:  # the evaluation itself maps the classes of this source
     own = dataclasses.replace(own, source=settings.source, classes='', num_classes=0, num_examples=0, label_column='',
-                              image_column='', label_offset=0)
+                              image_column='', caption_column='', label_offset=0)
   return opening.check_labels(opening.open_split(own, split, image_px=config.image_px), own)
 
 

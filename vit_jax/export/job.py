@@ -9,7 +9,7 @@ import dataclasses
 import json
 import pathlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -21,7 +21,7 @@ from vit_jax.config import schema
 from vit_jax.config.schema.checks import kind
 from vit_jax.config.schema.data import RGB
 from vit_jax.core.errors import UserError
-from vit_jax.core.types import Array, HostArray
+from vit_jax.core.types import Array, HostArray, Params
 from vit_jax.data.device.prepare import normalize
 from vit_jax.export import onnx
 from vit_jax.jobs import runtime as startup
@@ -44,8 +44,18 @@ class Subject(NamedTuple):
   multiple: int = 0  # px, of any height and width that the function takes; 0 = those of `image` alone
 
 
-def run(weights: str, to: pathlib.Path, *, reading: Reading, from_pixels: bool, any_size: bool) -> int:
-  """Exports weights, given as for `weights.loading.load`; exit status 0."""
+def run(weights: str, to: pathlib.Path, *, reading: Reading, from_pixels: bool, any_size: bool, texts: bool = False,
+        tokenizer: str = '') -> int:
+  """Exports weights, given as for `weights.loading.load`; exit status 0.
+
+  With `texts`, the text tower and the tokenizer (a file; '' = beside the weights) are exported too.
+  """
+  if tokenizer and not texts:
+    raise UserError('--tokenizer: expected --texts as well, got --tokenizer alone. Set --texts to export the text '
+                    'tower.')
+  if texts:
+    from vit_jax.export import towers  # only here: it reads text towers
+    towers.check(to)
   check(to)
   startup.start()
   console.begin_stage('loading the weights')
@@ -53,6 +63,9 @@ def run(weights: str, to: pathlib.Path, *, reading: Reading, from_pixels: bool, 
   console.end_stage()
   print(loading.text(found))
   console.begin_stage('exporting, running the result beside the network')
+  if texts:
+    towers.write(found, to, from_pixels=from_pixels, any_size=any_size, tokenizer=tokenizer)
+    return 0
   write(found, to, from_pixels=from_pixels, any_size=any_size)
   return 0
 
@@ -90,26 +103,31 @@ def write(weights: Weights, to: pathlib.Path, *, from_pixels: bool, any_size: bo
   about = describe(weights, from_pixels=from_pixels, multiple=subject.multiple)
   with tempfile.TemporaryDirectory(dir=to.parent, prefix='.export') as folder:
     part = pathlib.Path(folder) / to.name
-    if to.suffix == '.onnx':
-      onnx.write(part, subject.function, inference.parameters(weights), subject.image, output=subject.output,
-                        about=about, multiple=subject.multiple)
-      difference = compare(subject, lambda image: onnx.run(part, image))
-    else:
-      part.write_bytes(to_stablehlo(subject))
-      difference = compare(subject, from_stablehlo(part.read_bytes()))
-    card.place(card.text(weights, to.name, written_as=to.suffix[1:], how=_checked(difference, subject.multiple),
+    worst = write_subject(subject, part, params=inference.parameters(weights), about=about)
+    card.place(card.text(weights, to.name, written_as=to.suffix[1:], how=checked(worst, subject.multiple),
                          from_pixels=from_pixels), part, to)
     destination.publish(pathlib.Path(folder), to)
   console.end_stage()
   shape = ', '.join(map(str, ('height', 'width', weights.channels) if subject.multiple else subject.image.shape[1:]))
   print(f'Exported {weights.source} to {to}: image [batch, {shape}] {subject.image.dtype} to {subject.output}. For '
         f'{" and ".join(map(str, NUM_IMAGES))} images, its results differ from those of the network by at most '
-        f'{difference:.1e} of the largest value (allowed: {TOLERANCE:.0e}).')
+        f'{worst:.1e} of the largest value (allowed: {TOLERANCE:.0e}).')
   print('\n'.join(f'  {name}: {text if len(text) < 100 else text[:97] + "..."}' for name, text in about.items()),
         flush=True)
 
 
-def _checked(difference: float, multiple: int) -> str:
+def write_subject(subject: Subject, path: pathlib.Path, *, params: Params, about: Mapping[str, str]) -> float:
+  """Writes one function, and returns the largest difference from its results; raises as `compare`."""
+  if path.suffix == '.onnx':
+    onnx.write(path, subject.function, params, subject.image, output=subject.output, about=about,
+               multiple=subject.multiple)
+    return compare(subject, lambda image: onnx.run(path, image))
+  path.write_bytes(to_stablehlo(subject))
+  return compare(subject, from_stablehlo(path.read_bytes()))
+
+
+def checked(difference: float, multiple: int) -> str:
+  """Returns what was checked of a file, for its card."""
   sizes = f', and any height and width that are multiples of {multiple} px' if multiple else ''
   return (f'Exported by vit_jax in float32 for any batch size{sizes}: the largest difference from the network is '
           f'{difference:.0e} of the largest output.')
@@ -121,6 +139,17 @@ def make_subject(weights: Weights, *, from_pixels: bool, any_size: bool = False)
   Raises:
     UserError: `any_size`, and the network takes one size of images only.
   """
+  function = make_function(weights, from_pixels=from_pixels)
+  if from_pixels:
+    weights.check_rgb('--from_pixels')
+  image = jax.ShapeDtypeStruct((1, *weights.preprocess.image_px, weights.channels),
+                               jnp.uint8 if from_pixels else jnp.float32)
+  return Subject(function, image, 'logits' if weights.num_classes else 'features',
+                 _multiple(weights) if any_size else 0)
+
+
+def make_function(weights: Weights, *, from_pixels: bool, is_pooled: bool = False) -> Callable[[Array], Array]:
+  """Returns the logits of weights as a function of images, in f32; the features without a head, or if `is_pooled`."""
   plain = {'dtype': schema.DType.F32} | ({'execution': schema.Execution.UNROLLED} if hasattr(
       weights.model, 'execution') else {})
   weights = weights._replace(model=dataclasses.replace(weights.model, **plain))  # type: ignore[arg-type]
@@ -128,14 +157,9 @@ def make_subject(weights: Weights, *, from_pixels: bool, any_size: bool = False)
 
   def function(image: Array) -> Array:
     found = infer(params, normalize(image, recipe) if from_pixels else image)
-    return found.features.pooled if found.logits is None else found.logits
+    return found.features.pooled if found.logits is None or is_pooled else found.logits
 
-  if from_pixels:
-    weights.check_rgb('--from_pixels')
-  image = jax.ShapeDtypeStruct((1, *weights.preprocess.image_px, weights.channels),
-                               jnp.uint8 if from_pixels else jnp.float32)
-  return Subject(function, image, 'logits' if weights.num_classes else 'features',
-                 _multiple(weights) if any_size else 0)
+  return function
 
 
 def _multiple(weights: Weights) -> int:
@@ -182,13 +206,23 @@ def compare(subject: Subject, runner: Callable[[HostArray], HostArray]) -> float
     image = pixels if subject.image.dtype == jnp.uint8 else (pixels / 127.5 - 1).astype(np.float32)
     whole = np.asarray(function(image))  # compiled once a size, as results do not depend on the batch
     for num in NUM_IMAGES:
-      expected, got = whole[:num], np.asarray(runner(image[:num]))
-      if expected.shape != got.shape:
-        raise UserError(f'--to: expected {subject.output} {expected.shape} for {num} images, got {got.shape} from the '
-                        'file. The file was not kept.')
-      worst = float(np.maximum(worst, np.abs(expected - got).max() / max(1., np.abs(expected).max())))  # keeps nan
+      got = np.asarray(runner(image[:num]))
+      worst = float(np.maximum(worst, difference(whole[:num], got, what=subject.output)))  # keeps nan
+  return within(worst, what=subject.output)
+
+
+def difference(expected: HostArray, got: HostArray, *, what: str) -> float:
+  """Returns the largest difference of results, relative to the largest one or 1; raises UserError if shapes differ."""
+  if expected.shape != got.shape:
+    raise UserError(f'--to: expected {what} {expected.shape} for {len(expected)} images, got {got.shape} from the '
+                    'file. The file was not kept.')
+  return float(np.abs(expected - got).max() / max(1., np.abs(expected).max()))
+
+
+def within(worst: float, *, what: str) -> float:
+  """Returns the largest difference. Raises UserError if it is above `TOLERANCE`, or nan."""
   if not worst <= TOLERANCE:
-    raise UserError(f'--to: expected a file whose {subject.output} differ from those of the network by at most '
+    raise UserError(f'--to: expected a file whose {what} differ from those of the network by at most '
                     f'{TOLERANCE:.0e} of the largest value, got {worst:.1e}. The file was not kept.')
   return worst
 

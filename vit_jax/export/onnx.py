@@ -35,18 +35,33 @@ def write(path: pathlib.Path, function: Callable[[Array], Array], params: Params
   Raises:
     UserError: onnx is not installed, or the network has an operation without a rule.
   """
+  write_graph(path, function, params, {'image': free(image, multiple)}, output=output, about=about,
+              factors={'batch': 1, **(dict.fromkeys(SIDES, multiple) if multiple else {})})
+
+
+def write_graph(path: pathlib.Path, function: Callable[..., Array], params: Params,
+                inputs: Mapping[str, jax.ShapeDtypeStruct], *, factors: Mapping[str, int], output: str,
+                about: Mapping[str, str]) -> None:
+  """Writes a function of several arrays as ONNX, as `write`.
+
+  Args:
+    path, params, output, about: see `write`.
+    function: of the inputs, in their order.
+    inputs: by name; unknown dimensions are symbols, which the first input has.
+    factors: of each symbol, the multiple that a dimension is of it.
+  """
   onnx = extras.load('onnx', 'onnx', '--to=FILE.onnx')
-  image = free(image, multiple)
-  traced = jax.make_jaxpr(function)(image)
+  traced = jax.make_jaxpr(function)(*inputs.values())
   writer = export_graph.Writer(onnx.helper, names_of(params), rules.RULES)
-  start = export_graph.Value('image', image.shape)
-  writer.dimensions.read(start.name, start.shape, {'batch': 1, **(dict.fromkeys(SIDES, multiple) if multiple else {})})
-  found, = writer.write(traced.jaxpr, traced.consts, [start])
+  starts = [export_graph.Value(name, one.shape) for name, one in inputs.items()]
+  writer.dimensions.read(starts[0].name, starts[0].shape, factors)
+  found, = writer.write(traced.jaxpr, traced.consts, starts)
   writer.nodes.append(onnx.helper.make_node('Identity', [found.name], [output], name='result'))
   shape = traced.out_avals[0].shape
-  kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(image.dtype))
   graph = onnx.helper.make_graph(
-      writer.nodes, 'vit_jax', [onnx.helper.make_tensor_value_info('image', kind, _named(image.shape))],
+      writer.nodes, 'vit_jax', [onnx.helper.make_tensor_value_info(
+          name, onnx.helper.np_dtype_to_tensor_dtype(np.dtype(one.dtype)), _named(one.shape))
+          for name, one in inputs.items()],
       [onnx.helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, _named(shape))],
       [onnx.numpy_helper.from_array(array, name) for name, array in writer.stored.items()])
   model = onnx.helper.make_model(graph, producer_name='vit_jax', ir_version=IR_VERSION,
@@ -80,9 +95,14 @@ def run(path: pathlib.Path, image: HostArray) -> HostArray:
   Raises:
     UserError: onnxruntime is not installed.
   """
+  return run_graph(path, {'image': image})
+
+
+def run_graph(path: pathlib.Path, inputs: Mapping[str, HostArray]) -> HostArray:
+  """Runs a file of several inputs, as `run`."""
   onnxruntime = extras.load('onnxruntime', 'onnx', '--to=FILE.onnx')
   session = onnxruntime.InferenceSession(str(path), providers=['CPUExecutionProvider'])
-  found, = session.run(None, {'image': image})
+  found, = session.run(None, dict(inputs))
   return found
 
 

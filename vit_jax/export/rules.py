@@ -15,7 +15,7 @@ OPSET = 20  # the first with GELU; supported by onnxruntime 1.17 and later
 SAME_NAME = {
     'add': 'Add', 'sub': 'Sub', 'mul': 'Mul', 'div': 'Div', 'max': 'Max', 'neg': 'Neg', 'exp': 'Exp', 'tanh': 'Tanh',
     'logistic': 'Sigmoid', 'sqrt': 'Sqrt', 'erf': 'Erf', 'min': 'Min', 'abs': 'Abs', 'sin': 'Sin', 'cos': 'Cos',
-    'eq': 'Equal', 'lt': 'Less'}
+    'eq': 'Equal', 'lt': 'Less', 'gt': 'Greater', 'and': 'And'}
 """Operations without settings that broadcast over dimensions of 1."""
 
 
@@ -122,7 +122,9 @@ def _split(w: Writer, equation: Any, x: Any) -> list[Value]:
 
 
 def _gather(w: Writer, equation: Any, x: Any, indices: Any) -> list[Value]:
-  """Gathers from constant indices that form a grid, as in `x[:, 0]` and `x[:, ::2, ::2]`."""
+  """Gathers from constant indices that form a grid, as in `x[:, 0]` and `x[:, ::2, ::2]`; or rows of a table."""
+  if isinstance(indices, Value) and (found := _rows(w, equation, x, indices)):
+    return [found]
   numbers, sizes = equation.params['dimension_numbers'], equation.params['slice_sizes']
   shape, out = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
   along = {} if isinstance(indices, Value) else _grid(np.asarray(indices), numbers.start_index_map)
@@ -146,6 +148,31 @@ def _gather(w: Writer, equation: Any, x: Any, indices: Any) -> list[Value]:
   order = [next(slices) if i in numbers.offset_dims else next(picks) for i in range(len(out))] if along else range(
       len(kept))
   return [w.reshaped(w.transposed(found, list(order)), out)]
+
+
+def _rows(w: Writer, equation: Any, x: Any, indices: Value) -> Value | None:
+  """Gathers rows of a table, `x[i]`, or a row of each example, `x[b, i_b]`; None for other gathers.
+
+  Indices are inside of the table; where they are not, the trace has NaN, and the file an error.
+  """
+  numbers, shape, out = equation.params['dimension_numbers'], equation.invars[0].aval.shape, equation.outvars[0].aval
+  batch = len(numbers.operand_batching_dims)
+  is_row = (numbers.operand_batching_dims == numbers.start_indices_batching_dims == tuple(range(batch)) and batch < 2
+            and numbers.start_index_map == numbers.collapsed_slice_dims == (batch,)
+            and tuple(equation.params['slice_sizes']) == (1,) * (batch + 1) + tuple(shape[batch + 1:])
+            and numbers.offset_dims == tuple(range(len(out.shape) - len(shape) + batch + 1, len(out.shape))))
+  if not is_row:
+    return None
+  whole, places = w.expanded(x, shape), w.expanded(indices, equation.invars[1].aval.shape)
+  wide = w.node('Cast', places.name, shape=places.shape, to=w.helper.np_dtype_to_tensor_dtype(np.dtype(np.int64)))
+  return w.node('GatherND', whole.name, wide.name, shape=out.shape, batch_dims=batch)
+
+
+def _argmax(w: Writer, equation: Any, x: Any) -> list[Value]:
+  axis, = equation.params['axes']
+  whole = w.expanded(x, equation.invars[0].aval.shape)
+  found = w.node('ArgMax', whole.name, shape=equation.outvars[0].aval.shape, axis=axis, keepdims=0)
+  return [w.node('Cast', found.name, shape=found.shape, to=_kind(w, equation))]
 
 
 def _grid(indices: np.ndarray, places: Sequence[int]) -> dict[int, int] | None:
@@ -291,6 +318,7 @@ RULES = Rules(SAME_NAME, {
     'slice': _slice,
     'split': _split,
     'gather': _gather,
+    'argmax': _argmax,
     'pad': _pad,
     'reduce_sum': _reduce_sum,
     'reduce_max': _reduce_max,

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import pathlib
 import signal
@@ -17,10 +18,11 @@ from vit_jax import __version__
 from vit_jax.config import schema
 from vit_jax.core import failures, trees
 from vit_jax.core.errors import UserError
+from vit_jax.core.types import Array
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.source import Source
 from vit_jax.evaluate import embedding, embedding_files, features, resources
-from vit_jax.evaluate.embedding import Extractor, Work
+from vit_jax.evaluate.embedding import Extractor, TextRows, Work
 from vit_jax.evaluate.embedding_files import Notes
 from vit_jax.evaluate.features import Reader
 from vit_jax.models import backbones, intermediates
@@ -32,7 +34,7 @@ from vit_jax.weights import inference
 from vit_jax.weights.network import Weights
 
 log = logging.getLogger('vit_jax.jobs')
-FEATURES, PROBABILITIES, TOKENS = 'features', 'probabilities', 'tokens'
+FEATURES, PROBABILITIES, TOKENS, VECTORS = 'features', 'probabilities', 'tokens', 'vectors'
 BATCH = 64
 
 
@@ -42,9 +44,13 @@ class Stopped(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-  """What to compute: `features`, `probabilities` or `tokens`; features after `blocks` (() = those of the head)."""
+  """What to compute: `features`, `probabilities`, `tokens` or `vectors`; features after `blocks` (() = the head's).
+
+  project: from features to the vectors that are compared with those of texts.
+  """
   what: str = FEATURES
   blocks: tuple[int, ...] = ()
+  project: Callable[[Array], Array] | None = None
 
   def reader(self, found: Weights) -> Reader:
     """Returns the function of parameters and images.
@@ -66,6 +72,8 @@ class Wanted:
       return resources.Tapped(backbone, schema.FeatureLayers(self.blocks))
     readers: dict[str, Callable[[Any], Reader]] = {
         FEATURES: resources.Pooled, PROBABILITIES: embedding.Probabilities, TOKENS: embedding.Tokens}
+    if self.project is not None:
+      readers[VECTORS] = functools.partial(embedding.Vectors, project=self.project)
     if self.what not in readers:
       raise UserError(f'what: expected one of {", ".join(readers)}, got {self.what!r}.')
     return readers[self.what](view)
@@ -126,7 +134,7 @@ def extract(found: Weights, reader: Reader, source: Source, *, recipe: schema.Re
   return Extractor(source, reader, selected, recipe, found.preprocess.image_px, batch_size, mesh, threads)
 
 
-def write(work: Work, extractor: Extractor, *, shown: bool = True) -> Notes | None:
+def write(work: Work, extractor: Extractor | TextRows, *, shown: bool = True) -> Notes | None:
   """Writes files with progress, images per second and the time left; see `embedding.write`.
 
   Raises:

@@ -22,7 +22,7 @@ from vit_jax.config.schema.data import RGB
 from vit_jax.core import implementation, traced_costs, trees
 from vit_jax.core.contracts import Backbone, Loader, Objective, Prepare, Viewed
 from vit_jax.core.errors import UserError
-from vit_jax.core.types import Array, Batch, Params, PyTree, Schedule, Shard
+from vit_jax.core.types import Array, Batch, NativeImages, Params, PyTree, Schedule, Shard
 from vit_jax.data.device.prepare import prepare_train
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.pipeline import loader as loaders
@@ -307,11 +307,13 @@ def sharpen(config: schema.Config, objective: Objective, schedule: Schedule, *, 
 
 
 def abstract_batch(config: schema.Config) -> Batch:
-  """Returns the shapes of a global training batch, as yielded by the loader."""
+  """Returns the shapes of a global training batch, as yielded by the loader; of several, the largest."""
   def array(dtype: type, *shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((config.batch_size, *shape), dtype)
 
-  shapes = transforms.train_shapes(config.data.recipe, config.image_px, max_labels=config.data.max_labels)
+  recipe = config.data.recipe
+  shapes = transforms.train_shapes(recipe, config.image_px, max_labels=config.data.max_labels,
+                                   num_tokens=max(recipe.native_lengths, default=0))
   if config.data.pseudo.source:
     top = config.data.pseudo.top
     shapes |= {'token_labels': ((1, top), np.int32), 'token_scores': ((1, top), np.float32)}
@@ -324,23 +326,31 @@ def train_flops(parts: Parts) -> float:
   """Returns the FLOPs of one image in one training step: all networks on all their inputs, forward and backward.
 
   The gradient by the image counts too, so that a classifier costs three times its forward pass, as the papers count.
-  What is computed again under remat is not counted. SAM doubles the FLOPs.
+  What is computed again under remat is not counted. SAM doubles the FLOPs. Of images at their own aspect it is the mean
+  over the numbers of tokens, whose padding counts too.
   """
-  return _train_flops(cost.ByText(parts, repr((parts.config, parts.num_classes))))
+  lengths = parts.config.data.recipe.native_lengths or (0,)
+  return sum(_train_flops(cost.ByText((parts, length), repr((parts.config, parts.num_classes, length))))
+             for length in lengths) / len(lengths)
 
 
 @functools.lru_cache(16)  # each key keeps a run's objects alive
 def _train_flops(key: cost.ByText) -> float:
-  parts: Parts = key.value
+  parts, length = key.value
   config = parts.config
 
   def gradient(params: Params, images: Batch, others: Batch) -> PyTree:
     loss = _abstract_loss(parts, cost.plain(config))
-    return jax.grad(lambda params, images: loss(params, images | others), argnums=(0, 1))(params, images)
+    return jax.grad(lambda params, images: loss(params, images | others), argnums=(0, 1),
+                    allow_int=True)(params, images)  # grids are integers
 
-  batch = parts.program.prepared
-  images = {name: shape for name, shape in batch.items()
-            if shape.ndim > 3 and jnp.issubdtype(shape.dtype, jnp.floating)}
+  batch = dict(parts.program.prepared)
+  if length:
+    patches, grid = batch['image']
+    shorter = jax.ShapeDtypeStruct((patches.shape[0], length, patches.shape[2]), patches.dtype)
+    batch['image'] = NativeImages(shorter, grid)  # type: ignore[arg-type]
+  images = {name: shape for name, shape in batch.items() if isinstance(shape, NativeImages) or (
+      shape.ndim > 3 and jnp.issubdtype(shape.dtype, jnp.floating))}
   others = {name: shape for name, shape in batch.items() if name not in images}
   flops = traced_costs.flops(gradient, parts.program.abstract_state.params, images, others)
   return sum(flops.values()) / config.batch_size * (2 if config.train.sam.rho else 1)
@@ -358,9 +368,9 @@ def _kept_bytes(key: cost.ByText) -> int:
       'model.execution': schema.Execution.SCAN, 'model.attention.kernel': schema.AttentionKernel.XLA,
       'model.mlp.kernel': schema.MlpKernel.XLA})
   loss = _abstract_loss(parts, config)
-  few, more = (traced_costs.kept_bytes(loss, parts.program.abstract_state.params, {
-      name: jax.ShapeDtypeStruct((rows, *shape.shape[1:]), shape.dtype)
-      for name, shape in parts.program.prepared.items()}) for rows in (FEW_ROWS, 2 * FEW_ROWS))
+  few, more = (traced_costs.kept_bytes(loss, parts.program.abstract_state.params, jax.tree.map(
+      lambda shape: jax.ShapeDtypeStruct((rows, *shape.shape[1:]), shape.dtype),  # noqa: B023
+      parts.program.prepared)) for rows in (FEW_ROWS, 2 * FEW_ROWS))
   return (more - few) // FEW_ROWS
 
 

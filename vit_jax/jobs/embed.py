@@ -2,20 +2,29 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
 import pathlib
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 import jax
+import numpy as np
 
-from vit_jax.config import check, overrides
+from vit_jax.config import check, overrides, schema
 from vit_jax.config import files as config_files
+from vit_jax.config.schema import TextRule
 from vit_jax.core import failures
 from vit_jax.core.errors import UserError
+from vit_jax.core.types import HostArray
+from vit_jax.data.files import user_files
 from vit_jax.data.image import opencv
 from vit_jax.data.labels import classes as naming
 from vit_jax.data.source import Source
 from vit_jax.data.sources import image_list, opening
+from vit_jax.data.text import prompts
+from vit_jax.evaluate import caption_retrieval, embedding, embedding_files
+from vit_jax.evaluate.embedding import TextRows
 from vit_jax.inspect import many_images
 from vit_jax.inspect.many_images import Stopped, Wanted
 from vit_jax.jobs import evaluate_weights, flag_names
@@ -23,14 +32,21 @@ from vit_jax.jobs import runtime as startup
 from vit_jax.recipes import sizes
 from vit_jax.record import console
 from vit_jax.weights import inference
+from vit_jax.weights.network import Weights
 from vit_jax.weights.reading import AS_FOUND, Reading
 
+if TYPE_CHECKING:
+  from vit_jax.weights.text_encoder import TextEncoder
+
 log = logging.getLogger('vit_jax.jobs')
+
+LINES, TEXTS = 'texts:', 'texts'
+_MOST_CAPTIONS = 1_000  # of an image
 
 
 def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str = '', split: str = '',
         what: str = many_images.FEATURES, blocks: Sequence[int] = (), format: str = '', classes: str = '',
-        follow_links: bool = False, reading: Reading = AS_FOUND, changes: Sequence[str] = (),
+        follow_links: bool = False, tokenizer: str = '', reading: Reading = AS_FOUND, changes: Sequence[str] = (),
         overridden: Collection[str] = ()) -> int:
   """Writes what weights give for images; exit status 0, or 75 after a signal to stop.
 
@@ -39,7 +55,9 @@ def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str 
     to, format: see `many_images.embed`.
     files: files and folders of images.
     data, split: a source in place of files, and its split; '' = `train`.
-    what, blocks: see `many_images.Wanted`.
+    what, blocks: see `many_images.Wanted`; and `texts`, the vectors of the captions of a source. `data=texts:FILE`
+      has a text in each line.
+    tokenizer: of `texts` and `vectors`; '' = beside the weights.
     follow_links: also read files outside of a folder to which links in it lead.
     changes: overrides of the config `evaluate`, `NAME=VALUE` each: `data`, `batch_size`, `image_px`.
     overridden: their names.
@@ -52,6 +70,10 @@ def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str 
                     'folders, or set --data=folder:PATH.')
   if split and not data:
     raise UserError(f'--split: expected --data as well, got --split={split} alone. Files have no splits.')
+  if is_lines := data.startswith(LINES):
+    what = _of_lines(what, split)
+  if tokenizer and what not in (TEXTS, many_images.VECTORS):
+    raise UserError(f'--tokenizer: expected --what=texts or vectors, got --what={what}. Remove --tokenizer.')
   evaluate_weights.check_overridden(overridden)
   config = overrides.apply({'': config_files.load('evaluate', [])}, list(changes), models=sizes.model)['']
   source = _open_files(files, follow_links) if files else None
@@ -62,6 +84,9 @@ def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str 
     found = inference.with_class_names(found, naming.read(classes, setting='--classes'), source=f'--classes={classes}')
   config = evaluate_weights.with_weights(config, found, overridden)
   check.check(config)
+  if is_lines:
+    return _write_texts(found, _lines(data.removeprefix(LINES)), data, to, config=config, format=format,
+                        tokenizer=tokenizer)
   if source is None:
     config = dataclasses.replace(config, data=dataclasses.replace(
         config.data, source=data, follow_links=config.data.follow_links or follow_links))
@@ -71,10 +96,13 @@ def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str 
   elif 'data.recipe.exif_orientation' not in overridden:
     config = dataclasses.replace(config, data=dataclasses.replace(
         config.data, recipe=dataclasses.replace(config.data.recipe, exif_orientation=True)))
+  if what == TEXTS:
+    return _write_texts(found, _captions(source), source.name, to, config=config, format=format, tokenizer=tokenizer)
+  project = _encoder(found, tokenizer).project if what == many_images.VECTORS else None
   console.begin_stage('compiling, reading the first images')
   try:
     notes = many_images.embed(
-        found, source, to, wanted=Wanted(what, tuple(blocks)), recipe=config.data.recipe, format=format,
+        found, source, to, wanted=Wanted(what, tuple(blocks), project), recipe=config.data.recipe, format=format,
         batch_size=config.batch_size, threads=config.data.threads, shown=config.train.progress)
   except Stopped as stopped:
     log.warning('Stopped by %s. The same command resumes.', stopped)
@@ -84,6 +112,64 @@ def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str 
     bad = sum(note['num_bad'] for note in notes or ())
     print(f'{"Already in" if notes is None else "Written to"} {to}: {what} of {len(source):,} images'
           + (f', {bad:,} of which could not be decoded and have no row.' if bad else '.'), flush=True)
+  return 0
+
+
+def _of_lines(what: str, split: str) -> str:
+  if what not in (many_images.FEATURES, TEXTS):
+    raise UserError(f'--what: expected texts with --data=texts:FILE, got {what}. Remove --what.')
+  if split:
+    raise UserError(f'--split: expected none with --data=texts:FILE, got {split}. Remove it.')
+  return TEXTS
+
+
+def _encoder(found: Weights, tokenizer: str) -> TextEncoder:
+  """Returns the text side of weights. Raises UserError if they have none."""
+  from vit_jax.weights import text_encoder  # only here: most weights are read without it
+  console.begin_stage('loading the text tower')
+  return text_encoder.load(found.given or found.source, found, tokenizer_file=tokenizer)
+
+
+def _lines(path: str) -> tuple[list[str], HostArray]:
+  """Returns the lines of a file that are not empty, and their numbers from 0."""
+  text = user_files.read_text(path, f'--data=texts:{path}', expected='a text in each line, in UTF-8',
+                              advice='Correct the file.')
+  lines = text.splitlines()
+  numbers = [number for number, line in enumerate(lines) if line.strip()]
+  if not numbers:
+    raise UserError(f'--data=texts:{path}: expected a text in each line, got none. Correct the file.')
+  return [lines[number].strip() for number in numbers], np.array(numbers, np.int64)
+
+
+def _captions(source: Source) -> tuple[list[str], HostArray]:
+  """Returns all captions of a source, and the number of the image of each; images without any are left out."""
+  found = caption_retrieval.read_texts(source, TextRule.NONE, _MOST_CAPTIONS, '--what=texts')
+  pairs = [(text, index) for index, texts in enumerate(found) for text in texts]
+  return [text for text, _ in pairs], np.array([index for _, index in pairs], np.int64)
+
+
+def _write_texts(found: Weights, given: tuple[list[str], HostArray], source: str, to: pathlib.Path, *,
+                 config: schema.Config, format: str, tokenizer: str) -> int:
+  """Writes the vectors of texts; exit status as of `run`."""
+  (texts, ids), encoder = given, _encoder(found, tokenizer)
+  shape = encoder.embed(texts[:1]).shape[1:]
+  info = {'format': embedding_files.FORMAT, 'what': TEXTS, 'shape': list(shape), 'dtype': 'float32', 'blocks': [],
+          'num_examples': len(texts), 'per_shard': embedding.shard_size(len(texts), shape, config.batch_size),
+          'batch_size': config.batch_size, 'source': source, 'class_names': [], 'output_names': [],
+          'texts_digest': hashlib.sha256('\0'.join(texts).encode(errors='surrogatepass')).hexdigest(),
+          'scale': encoder.scale, 'bias': encoder.bias,
+          **many_images.describe(found, config.data.recipe), 'identity': '', 'features_digest': ''}
+  rows = TextRows(encoder.embed, texts, ids, lambda text: prompts.simplify(text, encoder.rule))
+  console.begin_stage('compiling')
+  try:
+    notes = many_images.write(embedding.Work(to, info, embedding_files.choose(to, format)), rows,
+                              shown=config.train.progress)
+  except Stopped as stopped:
+    log.warning('Stopped by %s. The same command resumes.', stopped)
+    return failures.TRY_AGAIN
+  console.end_stage()
+  if jax.process_index() == 0:
+    print(f'{"Already in" if notes is None else "Written to"} {to}: vectors of {len(texts):,} texts.', flush=True)
   return 0
 
 

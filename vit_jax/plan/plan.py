@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +22,7 @@ from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel import sharding
 from vit_jax.plan import compile, compiled, quick, topologies
 from vit_jax.record import console
+from vit_jax.train import step as steps
 
 ASSUMED_MFU = .4
 """Used if the compiler counts no cycles; published pre-training of ViT on TPUv3 reaches 32 to 43 %."""
@@ -50,12 +52,16 @@ class Subject(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class Plan:
   """A planned run. `answer` is the compiler's report; None = not compiled, for this `reason`; `is_quick`: see `quick`.
+
+  of_lengths: where steps have sequences of several lengths, the plan of each; this one is then of the longest, but the
+    times of a step with and without collectives are the mean over all steps.
   """
   subject: Subject
   parts: build.Parts
   answer: compile.Answer | None
   reason: str
   is_quick: bool = False
+  of_lengths: dict[int, Plan] = dataclasses.field(default_factory=dict)
 
   @property
   def memory(self) -> dict[str, int]:
@@ -112,11 +118,19 @@ class Plan:
   @property
   def roofline_ms(self) -> float:
     """A lower bound: products at peak rate, or one read and one write of state and saved activations."""
+    if self.of_lengths:
+      return self._mean(lambda plan: plan.roofline_ms) or 0.
     own, chip = self.memory, self.subject.topology.chip
     moved = 2 * (own['parameters'] + own['optimizer'] + own['extra'] + own['gradients']
                  + own['activations'] * self.parts.config.microbatches)
     ideal = self.flops_per_step / self.subject.topology.num_devices / chip.peak_flops
     return 1e3 * max(ideal, moved / chip.hbm_bytes_s)
+
+  def _mean(self, value: Callable[[Plan], float | None]) -> float | None:
+    """Returns the mean of a figure over the steps of all lengths; None if one of them has none."""
+    found = [value(self.of_lengths[length]) for length in self.parts.config.data.recipe.native_lengths]
+    known = [one for one in found if one is not None]
+    return sum(known) / len(known) if len(known) == len(found) else None
 
   @property
   def has_cycles(self) -> bool:
@@ -136,6 +150,8 @@ class Plan:
     chip = self.subject.topology.chip
     if not self.fits:
       return None
+    if self.of_lengths:
+      return self._mean(lambda plan: plan.step_ms)
     if self.answer and self.has_cycles:
       return 1e3 * self.answer.costs.cycles / chip.clock_hz
     if self.scheduled_ms:
@@ -172,6 +188,8 @@ class Plan:
     """Time of a step with the collectives that it waits for: all of them if there is no schedule."""
     if self.step_ms is None:
       return None
+    if self.of_lengths:
+      return self._mean(lambda plan: plan.step_ms_with_collectives)
     return self.step_ms + (self.collectives_ms if self.exposed_ms is None else self.exposed_ms)
 
   @property
@@ -224,6 +242,9 @@ class Plan:
         'core_days': None if step is None else self.core_days(step),
         'core_days_with_collectives': None if both is None else self.core_days(both),
         'paper_core_days': PAPER_CORE_DAYS.get(self.parts.config.name),
+        'lengths': [{'tokens': length, 'microbatches': one.parts.config.train.microbatches,
+                     'peak_gib_per_device': one.peak_gib, 'estimated_step_ms': one.step_ms}
+                    for length, one in self.of_lengths.items()],
         'collectives': [{'kind': row.kind, 'count': row.calls, 'bytes': row.num_bytes, 'sent_bytes': row.sent_bytes,
                          **by_kind.get(row.kind, {})} for row in answer.costs.collectives] if answer else [],
         'operations': [one._asdict() for one in answer.operations] if answer else [],
@@ -260,10 +281,22 @@ def lay_out(subject: Subject) -> Subject:
 def make(subject: Subject, *, is_quick: bool = False) -> Plan:
   """Plans a subject, and compiles it if the compiler for its hardware is installed; `is_quick`: see `quick`."""
   console.begin_stage('building the network')
-  parts = abstract_parts(subject)
+  parts, lengths = abstract_parts(subject), subject.config.data.recipe.native_lengths
   reason = topologies.missing(subject.topology)
+  if len(set(lengths)) > 1:
+    each = {length: make(at_length(subject, length), is_quick=is_quick) for length in sorted(set(lengths))}
+    return Plan(subject, parts, each[max(lengths)].answer, reason, is_quick, each)
   ask = quick.ask if is_quick else compile.ask
   return Plan(subject, parts, None if reason else ask(subject.request()), reason, is_quick)
+
+
+def at_length(subject: Subject, length: int) -> Subject:
+  """Returns the subject with the steps of one of its lengths of sequences alone, and with their microbatches."""
+  config = subject.config
+  share = length / max(config.data.recipe.native_lengths)
+  return subject._replace(config=layout.put(config, {
+      'data.recipe.native_lengths': (length,),
+      'train.accumulate': steps.fewest_microbatches(config.train.microbatches, share)}))
 
 
 def abstract_parts(subject: Subject) -> build.Parts:

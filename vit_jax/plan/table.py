@@ -39,12 +39,23 @@ def render(plan: plans.Plan) -> str:
       verdict(plan), *(f'**Warning**: {one}' for one in warn.find(plan)),
       *_section(plan, 'Memory of one device', table(('what', 'GiB', 'how known'), memory_rows(plan))),
       *_section(plan, 'Time and cost', table(('figure', 'value', 'how known'), list(time_rows(plan))))]
+  if plan.of_lengths:
+    sections += _section(plan, 'Steps by the length of their sequences', _lengths(plan))
   if plan.answer and not plan.answer.overflow:
     if plan.has_cycles:
       sections += _section(plan, 'Where the cycles of one step go', operations(plan))
     sections += _section(plan, 'Collectives of one step, one device', collectives(plan))
   sections += _section(plan, 'Parameters', parameters(plan))
   return '\n\n'.join(sections)
+
+
+def _lengths(plan: plans.Plan) -> str:
+  """Returns a table of the steps of each length; the other sections are of the longest one."""
+  drawn = plan.parts.config.data.recipe.native_lengths
+  rows = [(f'{length:,}', f'{drawn.count(length) / len(drawn):.0%}', str(one.parts.config.train.microbatches),
+           f'{one.peak_gib:.2f}', '-' if one.step_ms is None else _short(one.step_ms))
+          for length, one in plan.of_lengths.items()]
+  return table(('patches of an image', 'of the steps', 'microbatches', 'peak GiB', 'step ms'), rows)
 
 
 def _precision(plan: plans.Plan) -> str:

@@ -9,6 +9,9 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+import jax
+import numpy as np
+
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Batch
 from vit_jax.train.metrics import Packed, StepMetrics
@@ -63,10 +66,12 @@ def run(step_fn: Callable[[TrainState, Batch], tuple[TrainState, Packed]], state
         should_stop: Callable[[int], str]) -> Ended:
   """Runs steps `start` to `total`, or until `should_stop(step)` gives a reason.
 
+  The first step of each shape of batches counts as compilation.
+
   If the next batch cannot be loaded, or a hook fails for a temporary reason, the loop ends with this error and a valid
   state.
   """
-  step, reason = start, ''
+  step, reason, compiled = start, '', set[tuple[tuple[int, ...], ...]]()
   error: UserError | TemporaryError | None = None
   late: _Late | None = None
   while step < total and not reason:
@@ -76,8 +81,10 @@ def run(step_fn: Callable[[TrainState, Batch], tuple[TrainState, Packed]], state
     except (UserError, TemporaryError) as stopped:
       error = stopped
       break
-    with clock.phase('compile') if step == start else contextlib.nullcontext():
+    shapes = tuple(np.shape(x) for x in jax.tree.leaves(batch))
+    with contextlib.nullcontext() if shapes in compiled else clock.phase('compile'):
       state, metrics = step_fn(state, batch)  # returns before the device has finished
+    compiled.add(shapes)
     before, step, late = late, step + 1, _Late(step + 1, metrics, batch)
     try:
       _hand_over(before, state, hooks)

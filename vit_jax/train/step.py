@@ -5,6 +5,7 @@ It does not depend on the model. The planner compiles the result of `build`, so 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -43,11 +44,14 @@ def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh:
           seed: int, accumulate: int, parts: int = 1) -> Program:
   """Builds init and step for global batches of the shapes of `batch` (arrays or ShapeDtypeStructs).
 
+  Images of other batches may be smaller, if they have their own aspect: the step is compiled for each size, and takes
+  `fewest_microbatches`.
+
   Random keys depend only on (seed, step), so resuming needs no saved generator. `accumulate` microbatches
   give the gradient of the complete batch: sums are added and divided once. Each of them may be computed in several
   `parts`, one after the other, with the random numbers of the whole: the result differs by the rounding of sums alone.
   """
-  prepared = _preparing(prepare, seed)
+  prepared, largest = _preparing(prepare, seed), _image_size(batch)
   with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
     shapes, _ = jax.eval_shape(prepared, _structs(batch, meshes.batch_sharding(mesh)),
                                jax.ShapeDtypeStruct((), jnp.int32))
@@ -59,8 +63,9 @@ def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh:
 
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, Packed]:
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+      share = _image_size(batch) / largest
       batch, key = prepared(batch, state.step)
-      state, metrics = _step(state, batch, key, objective, optimizer, accumulate, parts)
+      state, metrics = _step(state, batch, key, objective, optimizer, fewest_microbatches(accumulate, share), parts)
       return state, pack(metrics)
 
   abstract, labels = axes.trace(init)
@@ -70,6 +75,20 @@ def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh:
       jax.jit(step, in_shardings=(placed, meshes.batch_sharding(mesh)), out_shardings=(placed, whole),
               donate_argnums=0),
       jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes))
+
+
+def fewest_microbatches(most: int, share: float) -> int:
+  """Returns the microbatches of a batch whose images have a `share` of the size of the largest ones.
+
+  It is the smallest divisor of `most`, the microbatches of the largest images, with which a microbatch is not larger
+  than theirs.
+  """
+  return next(count for count in range(1, most + 1) if most % count == 0 and count >= most * share)
+
+
+def _image_size(batch: Batch) -> int:
+  """Returns the number of values of the images of a batch; 1 if it has none of this name."""
+  return math.prod(batch['image'].shape) if 'image' in batch else 1
 
 
 def _preparing(prepare: Prepare, seed: int) -> Callable[[Batch, Array], tuple[Batch, Key]]:
@@ -125,7 +144,7 @@ def _gradients(objective: Objective, state: TrainState, batch: Batch, key: Key, 
   of microbatch i is the one that `coupled.divided` numbers i + accumulate * j.
   """
   count = accumulate * parts
-  rows = next(iter(batch.values())).shape[0] / count
+  rows = jax.tree.leaves(batch)[0].shape[0] / count
 
   def total(params: Params, extra: Extra, batch: Batch, key: Key) -> tuple[Array, LossOut]:
     out = objective.loss(params, extra, batch, key, state.step)

@@ -100,6 +100,7 @@ class Contrastive(ObjectiveSettings):
   """
   implementation: ClassVar[str] = 'vit_jax.objectives.contrastive:Spec'
   has_head: ClassVar[bool] = False
+  takes_native: ClassVar[bool] = True
   takes_texts: ClassVar[bool] = True
   compares_examples: ClassVar[bool] = True
   loss: PairLoss = PairLoss.SIGMOID

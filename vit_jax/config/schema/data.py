@@ -107,6 +107,9 @@ class Data(Settings):
   # tfrecord: the feature with the image; '' = image/encoded, or else image.
   # parquet: a column; '' = that of the type Image, or image, or the only one with bytes.
   image_column: str = ''
+  # Captions. wds: the extension of texts, a caption in each line, or json/FIELD; '' = txt. parquet: a column of texts
+  # or lists of texts; tfrecord: a feature; TFDS: a feature or its path (`captions/text`); '' = caption, captions, text.
+  caption_column: str = ''
   label_offset: int = ranged(0, Range(-(2**31), 2**31 - 1))  # number of the first class in the files, such as 1
   classes: str = ''  # file of the classes in the order of the network's outputs, a line each: n01440764 tench
   holdout: float = ranged(0.1, BELOW_1)            # part held out of a source that has a single split

@@ -52,6 +52,7 @@ class Loss(enum.Enum):
 class Supervised(ObjectiveSettings):
   """Classification with labels."""
   implementation: ClassVar[str] = 'vit_jax.objectives.supervised:Spec'
+  takes_native: ClassVar[bool] = True
   loss: Loss = Loss.SOFTMAX
   label_smoothing: float = ranged(0., BELOW_1)  # targets become (1 - x) * target + x / classes, for every loss
   # Of sigmoid and bce: targets above it become 1, others 0; -1 = off.

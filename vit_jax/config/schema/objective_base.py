@@ -17,6 +17,7 @@ class ObjectiveSettings(checks.Settings):
   has_head: ClassVar[bool] = True        # a classification head, which learns from labels
   needs_tokens: ClassVar[bool] = False   # the patch tokens of a ViT
   takes_views: ClassVar[bool] = False    # several crops of an image: `data.recipe.views`
+  takes_native: ClassVar[bool] = False   # images at their own aspect: `data.recipe.native_lengths`
   takes_texts: ClassVar[bool] = False    # a text of each image; images are then not held in memory
   has_statistics: ClassVar[bool] = True  # running statistics of BatchNorm may be updated
   compares_examples: ClassVar[bool] = False  # `Coupling` of the contracts: microbatches take a second forward pass

@@ -189,6 +189,9 @@ class Recipe(Settings):
   # Side of the patches of images that evaluation resizes to their own aspect, which is that of the network; an image
   # gets at most as many patches as image_px has. 0 = all images have image_px.
   eval_native_patch: int = ranged(0, PX_OR_0)
+  # Training at the own aspect too: the largest numbers of patches of an image, of which each step draws one; a number
+  # that is there twice is drawn twice as often. () = images of image_px. Needs eval_native_patch.
+  native_lengths: tuple[int, ...] = ranged((), COUNT)
   eval_area: bool = False  # evaluation resizes by `area`, whatever the next says (big_vision)
   interpolation: Interpolation = Interpolation.BILINEAR
   crop_interpolation: CropInterpolation = CropInterpolation.SAME  # of random crops in training; not of views
@@ -259,7 +262,7 @@ class Recipe(Settings):
       yield from no_effect(self, name, ('crop_interpolation',), f'with {name}.interpolation={self.interpolation.value}')
 
   def _resize_problems(self, config: Run, name: str) -> Iterator[str]:
-    if self.eval_native_patch:
+    if self.eval_native_patch or self.native_lengths:
       yield from self._native_problems(config, name)
     if self.eval_resize_px and self.eval_resize_px < max(config.image_px):
       yield problem(f'{name}.eval_resize_px', f'0, or at least image_px={config.image_px}', self.eval_resize_px)
@@ -280,6 +283,24 @@ class Recipe(Settings):
                     self.eval_resize_px)
     if self.channels != 3:
       yield problem(f'{name}.eval_native_patch', f'0 with {self.channels} channels', self.eval_native_patch)
+    if self.native_lengths:
+      yield from self._native_training_problems(config, name)
+
+  def _native_training_problems(self, config: Run, name: str) -> Iterator[str]:
+    """Yields problems of training on images of several sizes, which are patches when they reach the device."""
+    if not config.objective.takes_native:
+      yield problem(f'{name}.native_lengths', f'() for objective {type(config.objective).__name__}, which takes images '
+                    'of one size', self.native_lengths)
+    data, erase = config.data, self.erase
+    for setting, value in (('mixup', self.mixup), ('cutmix', self.cutmix), ('erase.probability', erase.probability)):
+      if value:
+        yield problem(f'{name}.{setting}', f'0 with {name}.native_lengths, whose images have several sizes', value)
+    if data.decode.value == 'reduced':
+      yield problem('data.decode', f'full or crop with {name}.native_lengths', data.decode)
+    if data.pseudo.source:
+      yield problem('data.pseudo.source', f"'' with {name}.native_lengths", data.pseudo.source)
+    if config.trackers.images:
+      yield problem('trackers.images', f'0 with {name}.native_lengths', config.trackers.images)
 
   def _mixing_problems(self, config: Run, name: str) -> Iterator[str]:
     for mixing in ('mixup', 'cutmix'):

@@ -49,7 +49,7 @@ def prepare_train(recipe: schema.Recipe, *, num_classes: int, on_device_geometry
     else:
       if on_device_geometry:
         batch = augment_geometry(batch | {'image': batch['image'].astype(jnp.float32)}, geometry_key, recipe=recipe)
-      batch = batch | {'image': normalize(batch['image'], recipe)}
+      batch = _normalized(batch, recipe)
       if recipe.erase.probability:
         batch = erase(batch, erase_key, settings=recipe.erase)
       if recipe.mixup or recipe.cutmix:
@@ -62,12 +62,17 @@ def prepare_eval(recipe: schema.Recipe) -> Prepare:
   """Returns the device part of evaluation: normalization; images with a `grid` become `NativeImages`."""
   def prepare(batch: Batch, key: Key, step: Array) -> Batch:
     del key, step
-    image = normalize(batch['image'], recipe)
-    if 'grid' not in batch:
-      return batch | {'image': image}
-    patches = image.reshape(image.shape[0], -1, recipe.eval_native_patch ** 2 * recipe.channels)
-    return batch | {'image': NativeImages(patches, batch['grid'])}
+    return _normalized(batch, recipe)
   return prepare
+
+
+def _normalized(batch: Batch, recipe: schema.Recipe) -> Batch:
+  """Returns the batch with normalized images; those with a `grid` become `NativeImages`."""
+  image = normalize(batch['image'], recipe)
+  if 'grid' not in batch:
+    return batch | {'image': image}
+  patches = image.reshape(image.shape[0], -1, recipe.eval_native_patch ** 2 * recipe.channels)
+  return batch | {'image': NativeImages(patches, batch['grid'])}
 
 
 def normalize(image: Array, recipe: schema.Recipe) -> Array:

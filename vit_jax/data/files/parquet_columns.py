@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import json_fields
+from vit_jax.data.text import stored
 
 _IMAGE_NAMES = ('image', 'img', 'jpg', 'jpeg', 'png', 'webp')
 _LABEL_NAMES = ('label', 'labels', 'cls')
@@ -26,6 +27,7 @@ class Columns(NamedTuple):
   label: the column with the labels; '' = none.
   types: of the image and the label column, which all files must have.
   names: of the classes, if the labels are numbers of classes with names (`ClassLabel` of Hugging Face).
+  caption: the column with captions, texts or lists of texts; '' = none.
   """
   image: str
   leaf: str
@@ -33,18 +35,20 @@ class Columns(NamedTuple):
   label: str
   types: tuple[str, str]
   names: tuple[str, ...] = ()
+  caption: str = ''
 
 
-def choose(path: str, found: Any, image: str, label: str) -> Columns:
+def choose(path: str, found: Any, image: str, label: str, caption: str = '') -> Columns:
   """Returns which columns have image and label, by these settings, or by their names and types.
 
   Images are in the column of the type `Image` that the package `datasets` describes in the metadata, or in one named
-  `image`, or in the only one with bytes; labels in `label`, or in the only one of type `ClassLabel`.
+  `image`, or in the only one with bytes; labels in `label`, or in the only one of type `ClassLabel`; captions in
+  `caption`, `captions`, `text` or `texts`, if it has texts.
 
   Args:
     path: of the file.
     found: its `pyarrow.parquet.FileMetaData`.
-    image, label: names of columns; '' = to be found.
+    image, label, caption: names of columns; '' = to be found.
 
   Raises:
     UserError: there is no such column, or several could be meant.
@@ -63,7 +67,12 @@ def choose(path: str, found: Any, image: str, label: str) -> Columns:
   if kind and not _is_label(kind):
     raise UserError(f'data.label_column: expected a column of whole numbers, texts, or lists of them in {path}, got '
                     f'{label!r} of the type {kind}. Set another column.')
-  return Columns(image, leaf, names, label, (str(own.type), str(kind)), _class_names(features.get(label)))
+  if caption and not _are_texts(_field(schema, caption, 'data.caption_column', path).type):
+    raise UserError(f'data.caption_column: expected a column of texts, or of lists of them, in {path}, got {caption!r} '
+                    f'of the type {schema.field(caption).type}. Set another column.')
+  caption = caption or next((one for one in stored.NAMES if one in schema.names and one != label
+                             and _are_texts(schema.field(one).type)), '')
+  return Columns(image, leaf, names, label, (str(own.type), str(kind)), _class_names(features.get(label)), caption)
 
 
 def check(path: str, found: Any, columns: Columns) -> None:
@@ -75,6 +84,9 @@ def check(path: str, found: Any, columns: Columns) -> None:
     if name and own != kind:
       raise UserError(f'{path}: expected the column {name!r} of the type {kind}, as the first file has it, got '
                       f'{own or f"the columns {_types(schema)}"}. Leave it out of the pattern, or write it again.')
+  if columns.caption and (columns.caption not in schema.names or not _are_texts(schema.field(columns.caption).type)):
+    raise UserError(f'{path}: expected captions in the column {columns.caption!r}, as the first file has them, got the '
+                    f'columns {_types(schema)}. Leave it out of the pattern, or write it again.')
   if columns.label and (names := _class_names(_features(found).get(columns.label))) != columns.names:
     raise UserError(f'{path}: expected the {len(columns.names):,} class names of the first file for the column '
                     f'{columns.label!r}, got {len(names):,} others. Leave the file out of the pattern.')
@@ -128,6 +140,11 @@ def _is_bytes(kind: Any) -> bool:
 def is_text(kind: Any) -> bool:
   import pyarrow as pa
   return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _are_texts(kind: Any) -> bool:
+  import pyarrow as pa
+  return is_text(kind.value_type if pa.types.is_list(kind) or pa.types.is_large_list(kind) else kind)
 
 
 def _is_label(kind: Any) -> bool:

@@ -127,14 +127,14 @@ def metadata(footer: bytes) -> Any:
   return parquet().read_metadata(pa.BufferReader(_MAGIC + footer))
 
 
-def choose(path: str, image: str, label: str) -> Columns:
-  """Returns which columns of a file have image and label; see `parquet_columns.choose`.
+def choose(path: str, image: str, label: str, caption: str = '') -> Columns:
+  """Returns which columns of a file have image, label and captions; see `parquet_columns.choose`.
 
   Raises:
     UserError: there are no such columns, or several; or the file is damaged.
   """
   try:
-    return parquet_columns.choose(path, _parsed(path, _footer(path)[0]), image, label)
+    return parquet_columns.choose(path, _parsed(path, _footer(path)[0]), image, label, caption)
   except OSError as error:
     raise access.unreadable(error, path) from error
 
@@ -326,13 +326,24 @@ def _groups(path: str, found: Any, leaf: str, size: int) -> HostArray:
       rows.append((group.num_rows, 0, 0, 0))
       continue
     own = group.column(column)
-    places = [place for place in (own.dictionary_page_offset, own.data_page_offset) if place]
-    offset, num_bytes = min(places, default=0), own.total_compressed_size
+    offset, num_bytes = place_of(own)
     if group.num_rows < 0 or offset < len(_MAGIC) or num_bytes < 0 or offset + num_bytes > size - _END:
       raise UserError(f'{path}: expected row groups inside of the file, got one of {num_bytes:,} bytes at byte '
                       f'{offset:,}. {AGAIN}')
     rows.append((group.num_rows, offset, num_bytes, max(0, own.total_uncompressed_size)))
   return np.array(rows, np.int64).reshape(-1, 4)
+
+
+def place_of(chunk: Any) -> tuple[int, int]:
+  """Returns where the bytes of a column in a row group are, and their number, by its metadata."""
+  places = [place for place in (chunk.dictionary_page_offset, chunk.data_page_offset) if place]
+  return min(places, default=0), chunk.total_compressed_size
+
+
+def place_of_texts(footer: Any, group: int, name: str) -> tuple[int, int]:
+  """Returns where the bytes of a column of texts, or of lists of texts, in a row group are, and their number."""
+  column = next(i for i in range(footer.num_columns) if footer.schema.column(i).path.partition('.')[0] == name)
+  return place_of(footer.row_group(group).column(column))
 
 
 def _values(column: Any, leaf: str) -> Any:

@@ -50,9 +50,11 @@ class Columns(NamedTuple):
 
   image: such as `jpg`; '' = the only image of each example.
   label: `cls`, a whole number; `json/FIELD`, whole numbers or names; or '', if there are no labels.
+  caption: `txt` or another extension, or `json/FIELD`; captions may be missing.
   """
   image: str = ''
   label: str = ''
+  caption: str = 'txt'
 
 
 class Index(NamedTuple):
@@ -314,7 +316,7 @@ class Example:
 def _examples(path: str, window: Window, columns: Columns, ignored: collections.Counter[str]) -> Iterator[Example]:
   """Yields the examples of an archive, in order; also those without an image, which are counted."""
   wanted, (label, _, field) = columns.image.lower().encode(), columns.label.partition('/')
-  extension, current = label.encode(), Example(b'')
+  extension, texts, current = label.encode(), columns.caption.partition('/')[0].encode(), Example(b'')
   for member in _members(path, window, ignored):
     base = member.name[member.name.rfind(b'/') + 1:]
     stem, dot, ending = base.partition(b'.')
@@ -327,6 +329,8 @@ def _examples(path: str, window: Window, columns: Columns, ignored: collections.
       yield from _finished(current, ignored)
       current = Example(key)
     current.seen.add(ending)
+    if ending == texts:
+      current.caption = member
     if ending == extension:
       current.label = _label(window, member, field)
     elif ending == wanted if wanted else ending in EXTENSIONS:
@@ -335,8 +339,6 @@ def _examples(path: str, window: Window, columns: Columns, ignored: collections.
                         f'and {member.name.decode(errors="replace")!r}. Set data.image_column to the extension of the '
                         'images, such as jpg.')
       current.image = member
-    elif ending == b'txt':
-      current.caption = member
   yield from _finished(current, ignored)
 
 

@@ -19,10 +19,15 @@ CROP_TRIES = 10
 _f32 = np.float32
 
 
-def draw(recipe: schema.Recipe, size: tuple[int, int], rng: np.random.Generator) -> Window:
-  """Returns the random crop of a recipe for an image of `size` (height, width)."""
+def draw(recipe: schema.Recipe, size: tuple[int, int], rng: np.random.Generator, *, relative: bool = False) -> Window:
+  """Returns the random crop of a recipe for an image of `size` (height, width).
+
+  With `relative`, `crop_aspect` is relative to the aspect of the image.
+  """
   if recipe.crop is schema.Crop.INCEPTION:
-    return sample(recipe.crop_sampler, size, rng=rng, area=recipe.crop_area, aspect=recipe.crop_aspect,
+    low, high = recipe.crop_aspect
+    own = size[1] / size[0] if relative else 1.
+    return sample(recipe.crop_sampler, size, rng=rng, area=recipe.crop_area, aspect=(low * own, high * own),
                   tries=recipe.crop_tries, covered=recipe.crop_covered)
   return window_crop(size, rng=rng, area=recipe.crop_area)
 

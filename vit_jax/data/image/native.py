@@ -37,18 +37,33 @@ def choose_grid(size: tuple[int, int], patch: int, num_tokens: int) -> tuple[int
 
 
 def fit(image: HostArray, *, recipe: schema.Recipe, image_px: tuple[int, int]) -> tuple[HostArray, HostArray]:
-  """Returns the patches of `image [H, W, 3] u8` at its own aspect, and their grid `[2] i32`.
+  """Returns the patches of `image [H, W, 3] u8` at its own aspect, and their grid `[2] i32`, for evaluation.
 
-  There are as many patches as in an image of `image_px`, in raster order, and zeros at the end. They are returned as an
-  array `[*image_px, 3] u8`, so that batches have the same shape for either kind of image.
+  There are as many patches as in an image of `image_px`. They are returned as an array `[*image_px, 3] u8`, so that
+  batches have the same shape for either kind of image.
   """
   side = recipe.eval_native_patch
   num_tokens = image_px[0] * image_px[1] // side ** 2
-  rows, columns = choose_grid((image.shape[0], image.shape[1]), side, num_tokens)
   interpolation, antialias = geometry.eval_resampling(recipe)
-  resized = geometry.resize(image, (rows * side, columns * side), antialias=antialias, interpolation=interpolation,
-                            truncate=recipe.truncate)
-  patches = resized.reshape(rows, side, columns, side, 3).swapaxes(1, 2).reshape(rows * columns, -1)
-  padded = np.zeros((num_tokens, side * side * 3), np.uint8)
-  padded[:len(patches)] = patches
-  return padded.reshape(*image_px, 3), np.array([rows, columns], np.int32)
+  resized = geometry.resize(image, size((image.shape[0], image.shape[1]), side, num_tokens), antialias=antialias,
+                            interpolation=interpolation, truncate=recipe.truncate)
+  patches, grid = cut(resized, side, num_tokens)
+  return patches.reshape(*image_px, 3), grid
+
+
+def size(image: tuple[int, int], patch: int, num_tokens: int) -> tuple[int, int]:
+  """Returns height and width, px, to which an image of this height and width is resized."""
+  rows, columns = choose_grid(image, patch, num_tokens)
+  return rows * patch, columns * patch
+
+
+def cut(image: HostArray, patch: int, num_tokens: int) -> tuple[HostArray, HostArray]:
+  """Returns the patches of an image `[h P, w P, 3] u8`, and their grid `[2] i32`.
+
+  The patches, `[num_tokens * P, P, 3] u8`, are in raster order, below each other; zeros follow the last one.
+  """
+  rows, columns = image.shape[0] // patch, image.shape[1] // patch
+  patches = image.reshape(rows, patch, columns, patch, 3).swapaxes(1, 2)
+  padded = np.zeros((num_tokens * patch, patch, 3), np.uint8)
+  padded[:rows * columns * patch] = patches.reshape(-1, patch, 3)
+  return padded, np.array([rows, columns], np.int32)

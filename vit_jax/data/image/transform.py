@@ -21,7 +21,7 @@ from vit_jax.data.source import Record
 Example = dict[str, HostArray | np.int32]
 """`image [H, W, 3] u8`, `box [4] f32`, `label [] i32`, and with `max_labels` also `label_list [T] i32`.
 
-With other channels than RGB the image is `[H, W, C] f32`.
+With other channels than RGB the image is `[H, W, C] f32`. At its own aspect it is patches and a `grid` (`native.py`).
 
 A recipe with views gives `views_global` and `views_local` in place of image, box and list.
 """
@@ -57,6 +57,31 @@ class TrainTransform:
     image, box = geometry.augment(image, box, recipe=recipe, rng=rng)
     image = augment_colors(image, recipe=recipe, rng=rng)
     return {'image': image, 'box': box, **host_labels(record, self.max_labels)}
+
+
+@dataclasses.dataclass(frozen=True)
+class NativeTransform:
+  """The host part of training at the own aspect of images, with at most `num_tokens` patches.
+
+  A crop is drawn whose aspect is that of the image times a number in `crop_aspect`; it is resized to a grid of its own
+  aspect, then turned, flipped and shifted, and its colors are changed.
+  """
+  recipe: schema.Recipe
+  num_tokens: int
+  open_image: Callable[[bytes | HostArray, DecodeOptions], decode.DecodedImage | jpeg.PartialJpeg] = decode.open_image
+  max_labels: int = 0
+
+  def __call__(self, record: Record, rng: np.random.Generator) -> Example:
+    recipe, patch = self.recipe, self.recipe.eval_native_patch
+    stored = self.open_image(record.image, decode_options(recipe))
+    window = decode.Window(0, 0, *stored.size)
+    if recipe.crop is not schema.Crop.RESIZE:
+      window = crops.draw(recipe, stored.size, rng, relative=True)
+    target = native.size((window.height, window.width), patch, self.num_tokens)
+    image = geometry.resize_crop(stored.cut(window), target, recipe=recipe)
+    image, box = geometry.augment(image, crops.fractions(window, stored.size), recipe=recipe, rng=rng)
+    patches, grid = native.cut(augment_colors(image, recipe=recipe, rng=rng), patch, self.num_tokens)
+    return {'image': patches, 'grid': grid, 'box': box, **host_labels(record, self.max_labels)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,11 +145,19 @@ class EvalTransform:
 
 
 def train_transform(recipe: schema.Recipe, image_px: tuple[int, int], *, decode: schema.Decode = schema.Decode.FULL,
-                    max_labels: int = 0) -> Transform:
-  """Returns `(record, rng) -> Example` for training; pickles. Raises UserError if the decoder is not installed."""
+                    max_labels: int = 0, num_tokens: int = 0) -> Transform:
+  """Returns `(record, rng) -> Example` for training; pickles. Raises UserError if the decoder is not installed.
+
+  With `num_tokens`, images have their own aspect and at most so many patches.
+  """
   px = image_px[0], image_px[1]
   if recipe.views.on:
     return ViewsTransform(recipe, px)
+  if num_tokens:
+    if decode is schema.Decode.CROP:
+      jpeg.check_installed()
+      return NativeTransform(recipe, num_tokens, jpeg.open_partial, max_labels)
+    return NativeTransform(recipe, num_tokens, max_labels=max_labels)
   match decode:
     case schema.Decode.FULL:
       return TrainTransform(recipe, px, max_labels=max_labels)
@@ -142,9 +175,13 @@ def eval_transform(recipe: schema.Recipe, image_px: tuple[int, int], *, max_labe
   return EvalTransform(recipe, (image_px[0], image_px[1]), max_labels)
 
 
-def train_shapes(recipe: schema.Recipe, image_px: tuple[int, int], *, max_labels: int = 0) -> Shapes:
+def train_shapes(recipe: schema.Recipe, image_px: tuple[int, int], *, max_labels: int = 0,
+                 num_tokens: int = 0) -> Shapes:
   """Returns the shapes of the examples of `train_transform`."""
   views, height, width = recipe.views, image_px[0], image_px[1]
+  if num_tokens:
+    patch = recipe.eval_native_patch
+    return eval_shapes((num_tokens * patch, patch), max_labels=max_labels, has_grid=True)
   if not views.on:
     return eval_shapes(image_px, max_labels=max_labels, num_channels=recipe.channels)
   found: Shapes = {'views_global': ((2, height, width, 3), np.uint8), 'label': ((), np.int32)}
@@ -197,6 +234,7 @@ def host_labels(record: Record, max_labels: int) -> Example:
 def host_only(recipe: schema.Recipe) -> str:
   """Returns the settings of a recipe that must be applied on the host, anew for every image; '' if there are none."""
   found = {f'crop={recipe.crop.value}': recipe.crop is not schema.Crop.RESIZE, 'views.on=true': recipe.views.on,
+           'native_lengths': bool(recipe.native_lengths),
            f'randaugment.layers={recipe.randaugment.layers}': recipe.randaugment.layers > 0,
            'three_augment=true': recipe.three_augment, 'jitter': colors.is_on(recipe.jitter)}
   return ', '.join(f'data.recipe.{name}' for name, needed in found.items() if needed)
@@ -209,7 +247,7 @@ def read_as(recipe: schema.Recipe, other: schema.Recipe) -> schema.Recipe:
 
 def at_one_size(recipe: schema.Recipe) -> schema.Recipe:
   """Returns a recipe that evaluates all images at one size, also where they should have their own aspect."""
-  return dataclasses.replace(recipe, eval_native_patch=0)
+  return dataclasses.replace(recipe, eval_native_patch=0, native_lengths=())
 
 
 def eval_summary(recipe: schema.Recipe, image_px: tuple[int, int]) -> dict[str, object]:

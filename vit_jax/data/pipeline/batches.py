@@ -124,6 +124,20 @@ class TrainBatches:
 
 
 @dataclasses.dataclass(frozen=True)
+class NativeBatches:
+  """Maps a number to a training batch of images at their own aspect, whose number of tokens is drawn for each batch.
+
+  kinds: of each number of tokens, what makes its batches; all have the same examples.
+  seed: of the draw.
+  """
+  kinds: tuple[TrainBatches, ...]
+  seed: int
+
+  def __call__(self, number: int, allocate: shared.Allocate = shared.new) -> Batch:
+    return self.kinds[order.draw_length(self.seed, number, len(self.kinds))](number, allocate)
+
+
+@dataclasses.dataclass(frozen=True)
 class EvalBatches:
   """Maps a number to an evaluation batch; rows beyond the end have mask 0, as do bad images."""
   source: Source

@@ -143,7 +143,7 @@ class TrainLoader(_Loader):
 class Supply:
   """Starts threads or processes. `workers`, the number of processes, may be changed while they run: the batches of
   another number of them follow, and are the same. `batch_bytes` are those of this host's part of a batch."""
-  make: batches.TrainBatches
+  make: batches.TrainBatches | batches.NativeBatches
   threads: int
   workers: int
   batch_bytes: int
@@ -207,7 +207,9 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
   if seed < 0:
     raise UserError(f'seed: expected 0 or more, got {seed}.')
   assert not (in_memory and texts)
-  shapes = transforms.train_shapes(recipe, image_px, max_labels=max_labels) | (texts.shapes if texts else {})
+  kinds = [transforms.train_shapes(recipe, image_px, max_labels=max_labels, num_tokens=num_tokens)
+           | (texts.shapes if texts else {}) for num_tokens in recipe.native_lengths or (0,)]
+  shapes = max(kinds, key=capacity.example_bytes)
   capacity.check_batch('batch_size', batch_size, shard, shapes)
   shard.rows(batch_size)  # raises if the size does not fit
   fit = transforms.eval_transform(transforms.at_one_size(recipe), image_px, max_labels=max_labels)
@@ -222,15 +224,18 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
     decoded = batches.decode_all(source, fit, threads=open_files.num_threads(threads))
     start = functools.partial(map, batches.MemoryTrainBatches(decoded, visit, batch_size, shard))
   else:
-    transform = transforms.train_transform(recipe, image_px, decode=decode, max_labels=max_labels)
-    make = batches.TrainBatches(source, transform, visit, shapes, seed, batch_size, shard, texts)
+    made = tuple(batches.TrainBatches(
+        source, transforms.train_transform(recipe, image_px, decode=decode, max_labels=max_labels,
+                                           num_tokens=num_tokens), visit, own, seed, batch_size, shard, texts)
+        for num_tokens, own in zip(recipe.native_lengths or (0,), kinds, strict=True))
+    make = batches.NativeBatches(made, seed) if recipe.native_lengths else made[0]
     size = capacity.batch_bytes(batch_size, shard, shapes)
     workers = capacity.workers_at_start(workers, num_examples=len(source), batch_bytes=size, here=capacity.machine())
     start = supply = Supply(make, threads, workers, size)
   digest = source.digest if recipe.repeats == 1 else f'{source.digest} repeats={recipe.repeats}' + (
       f' groups={groups}' if groups > 1 else '')
   digest += f' {placement.value}={visit.num_hosts}' if isinstance(visit, order.HostShards) else ''
-  digest += group_order.describe(visit)
+  digest += group_order.describe(visit) + (f' lengths={recipe.native_lengths}' if recipe.native_lengths else '')
   labels: Labels | None = (label_maps.MapLabels(maps) if maps else
                            TeacherLabels(source) if isinstance(source, PseudoLabeled) else None)
   info = LoaderInfo(source.name, len(source), batch_size, seed, digest + (labels.digest if labels else '') +

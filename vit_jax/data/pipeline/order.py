@@ -17,7 +17,12 @@ from vit_jax.core.types import HostArray
 
 ROUNDS = 8  # 4 suffice for a pseudo-random permutation (Luby and Rackoff 1988); very small datasets need more
 _SHUFFLE, _AUGMENT = 1, 2  # separate the random streams of a seed; `mixture` has 3
-_SHARDS, _HOST = 4, 5
+_SHARDS, _HOST, _LENGTH = 4, 5, 7  # `text/captions.py` has 6
+
+
+def draw_length(seed: int, step: int, num: int) -> int:
+  """Returns which of `num` lengths of sequences the batch of a step has: uniform, the same on all hosts."""
+  return int(np.random.SeedSequence([_LENGTH, seed, step]).generate_state(1)[0]) % num
 
 
 class Visit(Protocol):

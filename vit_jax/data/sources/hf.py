@@ -59,7 +59,8 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
     wanted = '' if '' in by_split else splits.resolve(split, by_split, source=f'hf:{where}')
     found = {wanted: _download(repository, by_split[wanted])}
     if wanted and wanted != 'train' and 'train' in by_split:
-      columns = parquet_index.choose(found[wanted][0], data.image_column, data.label_column)
+      columns = parquet_index.choose(found[wanted][0], data.image_column, data.label_column,
+                                     data.caption_column)
       if columns.label and not columns.names and not data.classes:  # the training files define the classes
         found['train'] = _download(repository, by_split['train'])
     root = os.path.commonpath([os.path.dirname(path) for paths in found.values() for path in paths])

@@ -2,7 +2,8 @@
 
 PATH is a pattern such as `DIR/train-*.parquet` or a folder (`shard_files.py`). A row is an example. Its image is bytes,
 a struct with bytes, as Hugging Face writes it, or the path of a file in or below the folder of the Parquet files. Its
-label is a whole number, with names if the file describes a `ClassLabel`, a text, or a list of them.
+label is a whole number, with names if the file describes a `ClassLabel`, a text, or a list of them. Captions are a text
+or a list of texts.
 
 A row group, some hundred rows, is read and decoded as a whole and kept in a bounded cache of the process, so training
 visits the rows in windows of row groups (`pipeline/group_order.py`).
@@ -31,6 +32,7 @@ from vit_jax.data.sources import indexed, shard_files
 from vit_jax.data.sources.indexed import Files, IndexedSource, Listed
 from vit_jax.data.sources.shard_files import Shards
 from vit_jax.data.sources.sharded import Classes
+from vit_jax.data.text import stored
 
 log = logging.getLogger('vit_jax.data')
 
@@ -62,8 +64,8 @@ class ParquetSource(IndexedSource):
 
   @staticmethod
   def choose(paths: Sequence[str], data: schema.Data) -> Columns:
-    found = parquet_index.choose(paths[0], data.image_column, data.label_column)
-    if not found.label:
+    found = parquet_index.choose(paths[0], data.image_column, data.label_column, data.caption_column)
+    if not found.label and not found.caption:
       log.warning('%s has no column `label`, and none of the type ClassLabel: its images have no labels, and get the '
                   'class %r.', paths[0], *UNLABELED)
     return found
@@ -91,6 +93,20 @@ class ParquetSource(IndexedSource):
     labels = self.labels(index)
     image = self._image(index)
     return Record.multilabel(image, labels) if self.most_labels else Record(image, labels[0])
+
+  @property
+  def caption_column(self) -> str:
+    return str(self._columns.caption)
+
+  def captions(self, index: int) -> tuple[str, ...]:
+    """Returns the texts of an image that are not empty. Raises BadImage if its row group is damaged."""
+    group = self._index.find_group(index)
+    footer = parquet_index.metadata(self._index.footer(int(self._index.file[group])))
+    part = Range(self._files.paths[int(self._index.file[group])], *parquet_index.place_of_texts(
+        footer, int(self._index.group[group]), self.caption_column))
+    column: _Values = ranges.groups().get(part, lambda: self._decode(group, part, self.caption_column))
+    found: Any = column[index - self._index.first_row(group)]
+    return stored.texts(found if isinstance(found, list) else [found], f'the column {self.caption_column}')
 
   def describe(self, index: int) -> str:
     file = int(np.searchsorted(self._index.starts, index, side='right')) - 1
@@ -121,19 +137,19 @@ class ParquetSource(IndexedSource):
 
   def _values(self, group: int) -> _Values:
     """Returns the images of a row group, from the cache or the file."""
-    found: _Values = ranges.groups().get(self._range(group), lambda: self._decode(group))
+    part = self._range(group)
+    found: _Values = ranges.groups().get(part, lambda: self._decode(group, part, self._columns.leaf))
     return found
 
-  def _decode(self, group: int) -> tuple[_Values, int]:
-    """Returns the images of a row group, and their bytes."""
-    part, found = self._range(group), self._index
+  def _decode(self, group: int, part: Range, leaf: str) -> tuple[_Values, int]:
+    """Returns the values of a column in a row group, which are a part of its file, and their bytes."""
+    found = self._index
     content = ranges.read(*part)
     if len(content) < part.size:
       raise BadImage(f'the row group is truncated: {part.path} ends in it')
     try:
       footer = parquet_index.metadata(found.footer(int(found.file[group])))
-      column = parquet_index.read_column(part.path, content, footer, int(found.group[group]), self._columns.leaf,
-                                         part.offset)
+      column = parquet_index.read_column(part.path, content, footer, int(found.group[group]), leaf, part.offset)
       values = _Values(column)
       if len(values) != int(found.ends[group]) - found.first_row(group):
         raise ValueError(f'{len(values):,} rows')
@@ -202,16 +218,16 @@ class _Values:
   def __len__(self) -> int:
     return self._ends[-1] if self._ends else 0
 
-  def __getitem__(self, row: int) -> bytes | None:
+  def __getitem__(self, row: int) -> Any:
     number = bisect.bisect_right(self._ends, row)
-    found: bytes | None = self._chunks[number][row - (self._ends[number - 1] if number else 0)].as_py()
+    found: Any = self._chunks[number][row - (self._ends[number - 1] if number else 0)].as_py()
     return found
 
 
 def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
   """Opens the splits of Parquet files.
 
-  `data.image_column` and `data.label_column` are columns.
+  `data.image_column`, `data.label_column` and `data.caption_column` are columns.
 
   Raises:
     UserError: there are no such files, pyarrow is not installed, or (when opening) they are damaged.

@@ -21,8 +21,9 @@ from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.data.files import access, json_fields, records, user_files
 from vit_jax.data.files.user_files import OWN, Rules
 from vit_jax.data.labels import classes
-from vit_jax.data.source import UNKNOWN, Record, Source
+from vit_jax.data.source import UNKNOWN, UNLABELED, Record, Source
 from vit_jax.data.sources import archives, splits
+from vit_jax.data.text import stored
 
 if TYPE_CHECKING:
   from tensorflow_datasets.core import DatasetBuilder
@@ -39,7 +40,8 @@ _ERRORS = (ValueError, KeyError, TypeError, AttributeError, OSError, RuntimeErro
 
 
 class Columns(NamedTuple):
-  """The features that hold image and class, the names of the classes, and whether an image has several classes."""
+  """The features that hold image and class ('' = none), the names of the classes, and whether an image has several.
+  """
   image: str
   label: str
   class_names: tuple[str, ...]
@@ -81,13 +83,22 @@ class Stored:
 class TfdsSource(Stored):
   """A split with images and their classes."""
 
-  def __init__(self, builder: DatasetBuilder, split: str, *, columns: Columns, rules: Rules = OWN) -> None:
+  def __init__(self, builder: DatasetBuilder, split: str, *, columns: Columns, caption_column: str = '',
+               rules: Rules = OWN) -> None:
     super().__init__(builder, split, name=f'tfds:{builder.info.full_name}/{split}', reading=columns, rules=rules)
-    self.class_names, self._columns = columns.class_names, columns
+    self.class_names, self._columns, self.caption_column = columns.class_names, columns, caption_column
     self.most_labels = UNKNOWN if columns.several else 0
+
+  def captions(self, index: int) -> tuple[str, ...]:
+    """Returns the texts of an image that are not empty. Raises BadImage if one is not UTF-8, or the record is damaged.
+    """
+    name = self.caption_column
+    return stored.texts(records.pick(self._records[index], name).get(name, ()), f'the feature {name}')
 
   def __getitem__(self, index: int) -> Record:
     column = self._columns.label
+    if not column:
+      return Record(records.encoded(records.pick(self._records[index], self._columns.image), self._columns.image), 0)
     found = records.pick(self._records[index], self._columns.image, column)
     image = records.encoded(found, self._columns.image)
     if self._columns.several:  # objects of one class may be several
@@ -100,6 +111,8 @@ class TfdsSource(Stored):
     return {name: x[0] if x and isinstance(x[0], bytes) else x for name, x in found.items()}
 
   def label(self, index: int) -> int:
+    if not self._columns.label:
+      return 0
     found = records.parse(self._records[index])
     if self._columns.several:
       return next(iter(records.classes(found, self._columns.label, len(self.class_names))), -1)
@@ -122,7 +135,9 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
   @functools.cache
   def open_named(split: str) -> Source:
     found = splits.resolve(split, builder().info.splits, source=f'tfds:{where}')
-    source = TfdsSource(builder(), found, columns=_columns(builder(), folder, data.label_column), rules=rules)
+    captions = _captions(builder(), folder, data.caption_column)
+    columns = _columns(builder(), folder, data.label_column, has_captions=bool(captions))
+    source = TfdsSource(builder(), found, columns=columns, caption_column=captions, rules=rules)
     if not source.most_labels:
       _check_labels(source)
     return source
@@ -205,13 +220,37 @@ def image_columns(builder: DatasetBuilder) -> list[str]:
   return [name for name, feature in dict(builder.info.features).items() if isinstance(feature, tfds.features.Image)]
 
 
-def _columns(builder: DatasetBuilder, folder: str, label_column: str) -> Columns:
+def _captions(builder: DatasetBuilder, folder: str, given: str) -> str:
+  """Returns the feature with captions, such as `captions/text`; '' if there is none. Raises UserError if it is unknown.
+  """
+  found = list(_texts(dict(builder.info.features)))
+  if given and given not in found:
+    raise UserError(f'data.caption_column: expected a feature of {folder} with texts ({", ".join(found) or "none"}), '
+                    f'got {given!r}.')
+  usual = [*stored.NAMES, *(f'{name}/text' for name in stored.NAMES)]
+  return given or next((name for name in usual if name in found), '')
+
+
+def _texts(features: Mapping[str, Any], prefix: str = '') -> Iterator[str]:
+  """Yields the features with texts, also inside of dictionaries and of sequences."""
+  import tensorflow_datasets as tfds
+  for name, feature in features.items():
+    inner, path = feature.feature if isinstance(feature, tfds.features.Sequence) else feature, f'{prefix}{name}'
+    if isinstance(inner, tfds.features.Text):
+      yield path
+    elif isinstance(inner, tfds.features.FeaturesDict):
+      yield from _texts(dict(inner), f'{path}/')
+
+
+def _columns(builder: DatasetBuilder, folder: str, label_column: str, *, has_captions: bool = False) -> Columns:
   features = dict(builder.info.features)
   image = _the_one(image_columns(builder), 'image', folder)
   found = {column.path: column for column in class_columns(features)}
   if label_column and label_column not in found:
     known = ', '.join(sorted(found)) or 'none'
     raise UserError(f'data.label_column: expected a feature of {folder} with classes ({known}), got {label_column!r}.')
+  if has_captions and not label_column and not any(path in ('label', 'labels') for path in found):
+    return Columns(image, '', UNLABELED)
   single = [path for path, column in found.items() if not column.several and '/' not in path]
   lists = [path for path, column in found.items() if column.several and '/' not in path]
   path = label_column or (_the_one(single, 'label', folder) if single else

@@ -2,8 +2,9 @@
 
 PATH is a pattern such as `DIR/{split}-*-of-*`, or a folder of such files (`shard_files.py`), also in object storage.
 `data.image_column` and `data.label_column` name the features with the encoded image and with its class or classes:
-whole numbers, the first of which is `data.label_offset`, or names. By default those of ImageNet as TPU programs store
-it, `image/encoded` and `image/class/label`, or of TFDS, `image` and `label`.
+whole numbers, the first of which is `data.label_offset`, or names; `data.caption_column` that with captions. By default
+those of ImageNet as TPU programs store it, `image/encoded` and `image/class/label`, or of TFDS, `image` and `label`;
+and `image/caption`, `caption` and other usual names.
 
 The index (`files/example_index.py`) has the place, the checksum and the labels of each record. The checksum of a record
 is compared whenever it is read; one that differs counts as an image that cannot be decoded.
@@ -27,10 +28,12 @@ from vit_jax.data.files.user_files import Rules
 from vit_jax.data.source import UNLABELED, Source
 from vit_jax.data.sources import indexed, shard_files
 from vit_jax.data.sources.indexed import Files, IndexedSource, Listed
+from vit_jax.data.text import stored
 
 log = logging.getLogger('vit_jax.data')
 
 IMAGES, LABELS, NAMES = ('image/encoded', 'image'), ('image/class/label', 'label'), ('image/filename', 'file_name')
+CAPTIONS = (*(f'image/{name}' for name in stored.NAMES), *stored.NAMES)
 """Usual names of the features: those of ImageNet as TPU programs store it, and of TFDS."""
 _FILE = re.compile(r'\.tfrecords?(-\d+-of-\d+)?$|-\d{4,}-of-\d{4,}$|\.tfrec$')
 _COMPRESSED = ('.gz', '.zst', '.bz2', '.xz')
@@ -39,9 +42,10 @@ _KINDS = {bytes: 'bytes', int: 'int64', float: 'float'}
 
 
 class Columns(NamedTuple):
-  """The features with image and label; '' = there are no labels."""
+  """The features with image, label and captions; '' = there are none."""
   image: str
   label: str
+  caption: str = ''
 
 
 class TfRecordSource(IndexedSource):
@@ -69,6 +73,16 @@ class TfRecordSource(IndexedSource):
 
   def read(self, index: int, path: str, offset: int, size: int) -> bytes:
     return records.encoded(records.pick(self._record(index), self._columns.image), self._columns.image)
+
+  @property
+  def caption_column(self) -> str:
+    return str(self._columns.caption)
+
+  def captions(self, index: int) -> tuple[str, ...]:
+    """Returns the texts of an image that are not empty. Raises BadImage if one is not UTF-8, or the record is damaged.
+    """
+    name = self.caption_column
+    return stored.texts(records.pick(self._record(index), name).get(name, ()), f'the feature {name}')
 
   def describe(self, index: int) -> str:
     path = self._place(index)[0]
@@ -124,7 +138,10 @@ def choose(paths: Sequence[str], data: schema.Data) -> Columns:
   if not label:
     log.warning('%s has no feature %s: its images have no labels, and get the class %r. It has %s.', paths[0],
                 ' or '.join(LABELS), *UNLABELED, _listed(kinds))
-  return Columns(image, label)
+  caption = data.caption_column
+  if caption and kinds.get(caption) != 'bytes':
+    raise _missing(paths[0], 'data.caption_column', 'a feature with captions', caption, kinds)
+  return Columns(image, label, caption or next((name for name in CAPTIONS if kinds.get(name) == 'bytes'), ''))
 
 
 def _features(paths: Sequence[str]) -> dict[str, str]:

@@ -4,11 +4,12 @@ PATH is a pattern such as `DIR/imagenet1k-{split}-*.tar` or `gs://BUCKET/{000..9
 (`shard_files.py`); a file `_info.json` in a folder lists the files of each split, as timm writes it. The order of the
 examples is the stored one, file by file, so another distribution of the same examples over files has the same order.
 
-A label is a whole number in the member `.cls`, or a number, a name, or a list of them in a field of `.json`. Texts in
-`.txt` are captions, one a line.
+A label is a whole number in the member `.cls`, or a number, a name, or a list of them in a field of `.json`. Captions
+are the lines of `.txt`, or a text or a list of texts in a field of `.json`.
 """
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from vit_jax.config import schema
+from vit_jax.core import json_text
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.files import access, json_fields, ranges, remote, tar_index, user_files
@@ -26,12 +28,12 @@ from vit_jax.data.image.headers import BadImage
 from vit_jax.data.source import UNLABELED, Source
 from vit_jax.data.sources import indexed, shard_files
 from vit_jax.data.sources.indexed import Files, IndexedSource, Listed
+from vit_jax.data.text import stored
 
 log = logging.getLogger('vit_jax.data')
 
 EXTENSION, INFOS = '.tar', ('_info.json', 'info.json')
 _AGAIN = 'Copy the dataset again, or give a pattern of tar files.'
-_TEXT_BYTES = 2**20
 _LAST = 100  # examples
 
 
@@ -69,23 +71,25 @@ class TarSource(IndexedSource):
     return image
 
   def captions(self, index: int) -> tuple[str, ...]:
-    """Returns the texts beside an image: the lines of `.txt` that are not empty.
+    """Returns the texts beside an image that are not empty: the lines of a member, or those in a field of `.json`.
 
     Raises:
-      BadImage: it is missing, truncated, larger than 1 MiB, or not UTF-8.
+      BadImage: they are missing, truncated, larger than 1 MiB, not UTF-8, or not JSON.
       OSError: its file cannot be read.
     """
     offset, size = self._index.captions[index].tolist() if len(self._index.captions) else (0, -1)
-    if not 0 <= size <= _TEXT_BYTES:
+    if not 0 <= size <= stored.MOST_BYTES:
       raise BadImage('the example: expected a text of at most 1 MiB beside the image, got '
                      + (f'{size:,} bytes' if size > 0 else 'none'))
     content = ranges.read(self._place(index)[0], offset, size)
-    try:
-      if len(content) == size:
-        return tuple(line.strip() for line in content.decode().splitlines() if line.strip())
-    except UnicodeDecodeError:
-      pass
-    raise BadImage('the example: expected a complete text in UTF-8 beside the image, got a damaged one')
+    _, *field = self._columns.caption.split('/')
+    values = None
+    if len(content) == size:
+      with contextlib.suppress(ValueError, RecursionError):  # no UTF-8, or no JSON
+        values = stored.field(json_text.parse(content), field) if field else content.decode().splitlines()
+    if values is None:
+      raise BadImage('the example: expected a complete text in UTF-8 beside the image, got a damaged one')
+    return stored.texts(values, f'.{self._columns.caption}')
 
   def describe(self, index: int) -> str:
     return os.path.join(self._place(index)[0], os.fsdecode(self._index.name(index)))
@@ -94,7 +98,8 @@ class TarSource(IndexedSource):
 def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
   """Opens the splits of tar files.
 
-  `data.label_column` is `cls` or `json/FIELD`, `data.image_column` the extension of the images.
+  `data.label_column` is `cls` or `json/FIELD`, `data.image_column` the extension of the images, `data.caption_column`
+  that of captions or `json/FIELD`.
 
   Raises:
     UserError: there are no such files, they are compressed, or (when opening) damaged.
@@ -167,20 +172,23 @@ def choose(paths: Sequence[str], data: schema.Data) -> Columns:
   All examples of the first file, and `_LAST` of the last one, are looked at before images count as unlabeled.
 
   Raises:
-    UserError: `data.label_column` has another form, or the file is damaged.
+    UserError: `data.label_column` or `data.caption_column` has another form, or the file is damaged.
   """
+  caption = data.caption_column or 'txt'
+  if (caption.partition('/')[0] == 'json') is not bool(caption.partition('/')[2]):
+    raise UserError(f'data.caption_column: expected an extension such as txt, or json/FIELD, got {caption!r}.')
   given, _, field = data.label_column.partition('/')
   if data.label_column and (not given or (given == 'json') is not bool(field)):
     raise UserError(f'data.label_column: expected an extension such as cls, or json/FIELD, got {data.label_column!r}.')
   if given:
-    return Columns(data.image_column, data.label_column)
-  wanted = Columns(data.image_column, 'json/label')
+    return Columns(data.image_column, data.label_column, caption)
+  wanted = Columns(data.image_column, 'json/label', caption)
   for path, most in ((paths[0], None), *((path, _LAST) for path in paths[-1:] if len(paths) > 1)):
     for example in itertools.islice(tar_index.examples(path, wanted), most):
       if b'cls' in example.seen:
-        return Columns(data.image_column, 'cls')
+        return Columns(data.image_column, 'cls', caption)
       if example.label is not None:
-        return Columns(data.image_column, 'json/label')
+        return wanted
   log.warning('%s has no .cls and no field `label` in .json: its images have no labels, and get the class %r.',
               paths[0], *UNLABELED)
-  return Columns(data.image_column)
+  return Columns(data.image_column, caption=caption)

@@ -77,13 +77,17 @@ class Texts(abc.ABC):
 @dataclasses.dataclass(frozen=True)
 class Captions(Texts):
   """The captions that a source stores with its images."""
-  identity = 'captions'
+
+  @property
+  def identity(self) -> str:
+    column = getattr(find_origin(self.source, 0)[0], 'caption_column', '')
+    return f'captions {column}' if column else 'captions'
 
   def of(self, index: int, label: int) -> Sequence[str]:
     stored, place = find_origin(self.source, index)
     if not has_captions(stored):
       raise UserError(f'objective.prompts: expected a template for the names of classes, got {""!r}, which takes '
-                      f'captions, and {title(stored)} has none. Set it, or another data.source.')
+                      f'captions, and {title(stored)} has none. Set it, data.caption_column or another data.source.')
     found: Sequence[str] = stored.captions(place)  # type: ignore[attr-defined]
     if not found:
       raise BadImage('the example: expected a caption, got an empty text')
@@ -108,7 +112,7 @@ class Prompts(Texts):
 
 def has_captions(source: Source) -> bool:
   """Returns whether a stored source has captions."""
-  return hasattr(source, 'captions')
+  return hasattr(source, 'captions') and bool(getattr(source, 'caption_column', True))
 
 
 def open_texts(source: Source, text: schema.Text, *, prompts: str, names: str, seed: int) -> Texts:

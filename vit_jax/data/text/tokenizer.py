@@ -72,6 +72,20 @@ class Tokenizer:
       self._end = 1
 
   @property
+  def family(self) -> str:
+    return self._family
+
+  @property
+  def special(self) -> tuple[int, int, int]:
+    """The ids of start, end and padding; 0 for those that the family does not have."""
+    return self._start, self._end, self._pad
+
+  @property
+  def has_end(self) -> bool:
+    """Whether a text ends with a token of its own."""
+    return self._family != TIPS
+
+  @property
   def digest(self) -> str:
     """Identity of what texts become: the family, the length, and the file."""
     content = self.path.read_bytes() if self.path else b''
@@ -172,6 +186,12 @@ def _sentencepiece(path: pathlib.Path) -> _Encoder:
 
 
 def _tokenizers(path: pathlib.Path) -> _Encoder:
+  found = open_file(path)
+  return _Encoder(lambda text: list(found.encode(text, add_special_tokens=False).ids), found.token_to_id)
+
+
+def open_file(path: pathlib.Path) -> Any:
+  """Returns a tokenizer of the package `tokenizers`, which neither pads nor cuts texts. Raises as `_read`."""
   import tokenizers
   try:
     json_text.parse(path.read_bytes())
@@ -180,7 +200,7 @@ def _tokenizers(path: pathlib.Path) -> _Encoder:
   found: Any = _clip_bpe(path) if path.name == 'vocab.json' else tokenizers.Tokenizer.from_file(str(path))
   found.no_padding()
   found.no_truncation()
-  return _Encoder(lambda text: list(found.encode(text, add_special_tokens=False).ids), found.token_to_id)
+  return found
 
 
 def _clip_bpe(path: pathlib.Path) -> Any:

@@ -72,18 +72,22 @@ class ViT:
   settings: schema.ViT
   image_px: tuple[int, int]
 
-  def init(self, key: Key, image: Array) -> tuple[Params, PyTree]:
-    """Parameters, and running statistics `{'stem': ...}` of a stem that has some, else `{}`.
+  def init(self, key: Key, image: Array | NativeImages) -> tuple[Params, PyTree]:
+    """Returns parameters, and running statistics `{'stem': ...}` of a stem that has some, else `{}`.
 
-    `image [B, H, W, 3]` must be of `image_px`; only its shape is read.
+    `image [B, H, W, 3]` must be of `image_px`; only its shape is read. Images at their own aspect have any grid.
     """
-    assert tuple(image.shape[1:3]) == tuple(self.image_px), (image.shape, self.image_px)
     s, laws = self.settings, self._context.laws
+    if isinstance(image, NativeImages):
+      num_channels = image.patches.shape[-1] // s.patch ** 2
+    else:
+      assert tuple(image.shape[1:3]) == tuple(self.image_px), (image.shape, self.image_px)
+      num_channels = image.shape[-1]
     optional = (('registers', s.registers), ('pool', s.pool.has_parameters), ('dist', s.pool.distillation),
                 ('cls', s.pool.class_token))
     new = [name for name, is_used in optional if is_used]
     keys = split_key(key, 'stem', 'positions', 'blocks', 'norm', *new)
-    stem, state = self._stem.init(keys['stem'], image.shape[-1])
+    stem, state = self._stem.init(keys['stem'], num_channels)
     params: Params = {
         'stem': stem,
         'blocks': jax.vmap(self._init_block)(jax.random.split(keys['blocks'], s.depth))}

@@ -1,0 +1,95 @@
+"""Tokenizers as one file for the package `tokenizers`, with everything that this package does to a text around it.
+
+The file simplifies a text by the rule of its family, tokenizes it, adds the special tokens, cuts it and pads it to the
+length of the text tower. Files of SentencePiece cannot be written in this form: the `tokenizer.json` beside one, with
+which most models are published too, is written in place of it.
+"""
+from __future__ import annotations
+
+import pathlib
+import re
+import string
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vit_jax.config.schema import TextRule
+from vit_jax.core import extras
+from vit_jax.core.errors import UserError
+from vit_jax.data.text import prompts
+from vit_jax.data.text.tokenizer import CLIP, Tokenizer, open_file
+
+_PIECES = {0: '<pad>', 1: '</s>', 2: '<unk>'}
+"""Special tokens of bytes (ByT5)."""
+
+
+def write(tokenizer: Tokenizer, rule: TextRule, path: pathlib.Path, *, samples: Sequence[str]) -> None:
+  """Writes a tokenizer, with the simplification of texts before it.
+
+  Raises:
+    UserError: it is a SentencePiece model, `tokenizers` is not installed, or the file gives other ids for a sample.
+  """
+  package, own = extras.load('tokenizers', 'text', '--texts'), tokenizer.path
+  if own and own.suffix == '.model':
+    if not own.with_name('tokenizer.json').is_file():
+      raise UserError(f'--tokenizer: expected tokenizer.json, or vocab.json with merges.txt, got {own}. Put the '
+                      'tokenizer.json of the same model beside it, or set --tokenizer to it.')
+    own = own.with_name('tokenizer.json')
+  found = open_file(own) if own else _bytes(package)
+  _simplify(package, found, rule)
+  start, end, pad = tokenizer.special
+  _add_special(package, found, tokenizer, start, end)
+  found.enable_truncation(tokenizer.length)
+  found.enable_padding(length=tokenizer.length, pad_id=pad, pad_token=found.id_to_token(pad) or '<pad>')
+  found.save(str(path))
+  again = package.Tokenizer.from_file(str(path))
+  ids, mask = tokenizer([prompts.simplify(text, rule) for text in samples])
+  for text, row, seen in zip(samples, ids, mask, strict=True):
+    got = again.encode(text)
+    if list(got.ids) != row.tolist() or not np.array_equal(got.attention_mask, seen):
+      raise UserError(f'--tokenizer: expected a tokenizer whose file gives the same ids, got others for {text[:60]!r} '
+                      f'with {own or "bytes"}. Use the tokenizer.json that was published with the weights.')
+
+
+def _bytes(package: Any) -> Any:
+  """Returns the tokenizer of bytes, each plus 3."""
+  letters = _alphabet()
+  found = package.Tokenizer(package.models.BPE(
+      {**{piece: number for number, piece in _PIECES.items()},
+       **{letters[byte]: byte + len(_PIECES) for byte in range(256)}}, []))
+  found.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+  return found
+
+
+def _alphabet() -> list[str]:
+  """Returns the letter that stands for each byte in `ByteLevel`: itself if it is printable, else one from 256 on."""
+  printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+  others = iter(range(256, 512))
+  return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+def _simplify(package: Any, found: Any, rule: TextRule) -> None:
+  """Puts the simplification of `prompts.simplify` before the own normalization of a tokenizer."""
+  kinds, steps = package.normalizers, []
+  if rule is not TextRule.NONE:
+    steps = [kinds.Replace('_', ' ')]
+  if rule is TextRule.CANONICAL:
+    steps += [kinds.Replace(package.Regex(f'[{re.escape(string.punctuation)}]'), ''), kinds.Lowercase(),
+              kinds.Replace(package.Regex(r'\s+'), ' '), kinds.Strip()]
+  elif rule is TextRule.LOWER:
+    steps.append(kinds.Lowercase())
+  if own := found.normalizer:
+    steps.append(own)
+  if steps:
+    found.normalizer = kinds.Sequence(steps)
+
+
+def _add_special(package: Any, found: Any, tokenizer: Tokenizer, start: int, end: int) -> None:
+  """Replaces what a file adds to a text by the special tokens of the family."""
+  before = [found.id_to_token(start)] if tokenizer.family == CLIP else []
+  after = [found.id_to_token(end)] if tokenizer.has_end else []
+  names = {name: number for name, number in (*((one, start) for one in before), *((one, end) for one in after))}
+  found.post_processor = package.processors.TemplateProcessing(
+      single=[*before, '$A', *after], special_tokens=list(names.items()))
+
