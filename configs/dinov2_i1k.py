@@ -8,12 +8,12 @@ Source:   arXiv 2304.07193, and its program, facebookresearch/dinov2 `ssl_defaul
           two heads of 131,072, SwiGLU. Probabilities of blur are those that the program has, whose class inverts
           the ones it is given.
 Differs:  Gradients are clipped at a norm of 3 over all parameters, in the program for backbone and heads alone. Drop
-          path leaves out branches for each image alone, in the program for a set number of images. S/14 and B/14 are
+          path leaves out branches for each image alone, in the program for a set number of images. S and B are
           not published as recipes (their weights are distilled): they have the numbers of L/16 but for stochastic depth
           0.1. L/14 was trained on LVD-142M. Prototypes have length 1 throughout.
 Run:      python -m vit_jax.main --config=configs/dinov2_i1k.py:L/16 --workdir=runs/dinov2_l16
           --config.model.dtype=bfloat16
-          Or S/14, B/14, L/14. `teacher` is the network to use: --config.init_from=runs/dinov2_l16
+          Or S/16, B/16, S/14, B/14, L/14. `teacher` is the network to use: --config.init_from=runs/dinov2_l16
           --config.init_view=teacher
           A collapse is logged, and ends the run with --config.objective.collapse.action=stop.
 Plan:     python -m vit_jax.main --job=plan --config=configs/dinov2_i1k.py:L/16 --topology=v3:8x8
@@ -53,7 +53,8 @@ class Size(NamedTuple):
 
 _SHORT = Size(100, 2048, 64, 4e-3, 10, 10., .9, .3, .992, s.Centering.MEAN, 65_536, 256, 0, 96)
 _OWN = _SHORT._replace(drop_path=.1, local_px=98)
-SIZES = {'L/16': _SHORT, 'S/14': _OWN, 'B/14': _OWN,
+_SIXTEEN = _SHORT._replace(drop_path=.1)
+SIZES = {'L/16': _SHORT, 'S/16': _SIXTEEN, 'B/16': _SIXTEEN, 'S/14': _OWN, 'B/14': _OWN,
          'L/14': Size(500, 3072, 32, 2e-4, 80, 5., 1., .4, .994, s.Centering.SINKHORN, 131_072, 384, 131_072, 98)}
 
 
@@ -68,7 +69,7 @@ def _model(name: str, size: Size) -> s.ViT:
 
 
 def get_config(arguments: str = '') -> s.Config:
-  """The run of L/16, S/14, B/14 or L/14."""
+  """The run of L/16, S/16, B/16, S/14, B/14 or L/14."""
   given = s.parse_arg(arguments, size=tuple(SIZES))
   size, model = SIZES[given['size']], _model(given['size'], SIZES[given['size']])
   lowest = size.layer_decay ** (model.depth + 1)  # the mask token counts to the first layer
@@ -86,8 +87,9 @@ def get_config(arguments: str = '') -> s.Config:
               eval_geometry=s.Geometry.TORCHVISION, mean=(.485, .456, .406), std=(.229, .224, .225))),
       model=model,
       objective=s.Dinov2(
-          dino_weight=1., ibot_weight=1., koleo_weight=.1, mask_share=.5, mask_ratio=(.1, .5), group=size.group,
-          out_dim=size.out_dim, hidden_dim=2048, bottleneck_dim=size.bottleneck_dim, norm_last_layer=True,
+          dino_weight=1., ibot_weight=1., koleo_weight=.1, koleo_crops=2, mask_share=.5, mask_ratio=(.1, .5),
+          group=size.group, out_dim=size.out_dim, hidden_dim=2048, bottleneck_dim=size.bottleneck_dim,
+          norm_last_layer=True,
           patch_out_dim=size.patch_out_dim, patch_bottleneck_dim=256, student_temperature=.1,
           teacher_temperature=s.Ramp(.04, .07, until=f'{30 * EPOCH} steps', curve=s.Curve.LINEAR),
           momentum=s.Ramp(size.momentum, 1.), centering=size.centering, center_momentum=.9),

@@ -160,6 +160,11 @@ ROWS: dict[str, tuple[Row, ...]] = {
             'objectives/test_dino.py::test_loss_center_and_teacher_are_those_of_numpy_over_three_steps'),
         Row('DINOv2', 'NumPy, float64', 'loss and its terms, one head or two, both kinds of centering',
             'objectives/test_dinov2.py::test_every_term_is_that_of_numpy'),
+        Row('DINOv3: Gram anchoring', 'NumPy, float64', 'term and gradient, crops of the same and of twice the size',
+            'objectives/test_dinov3.py::test_the_term_and_its_gradient_are_those_of_numpy'),
+        Row('feature distillation', 'NumPy, float64', 'loss, its terms and gradient, both distances',
+            'objectives/test_feature_distill.py::'
+            'test_loss_and_gradient_are_those_of_numpy_and_rows_that_do_not_count_change_nothing'),
         Row('LeJEPA', 'stable-pretraining', 'both terms of the loss, and its gradient, on two grids',
             'objectives/test_lejepa.py::test_terms_and_gradient_are_those_of_stable_pretraining',
             'objectives/make_golden_lejepa.py'),

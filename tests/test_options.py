@@ -26,7 +26,8 @@ WITHOUT_A_CONFIG = {
         'ZeroShot.synonyms', 'CaptionRetrieval.captions', 'CaptionRetrieval.ranks', 'Checkpoints.local',
         'Checkpoints.local_dir', 'Data.channels'},
     'for research on networks, which no recipe here needs': {
-        'ViT.kernels', 'Rotary.base', 'Rotary.mixed', 'Plain.mlp_scale', 'Mlp.bias', 'Mlp.inner_norm'},
+        'ViT.kernels', 'Rotary.base', 'Rotary.mixed', 'Plain.mlp_scale', 'Mlp.bias', 'Mlp.inner_norm',
+        'UnitInterval.shift', 'UnitInterval.jitter'},
     'written by the program': {'Mesh.chosen', 'Mesh.chosen_for', 'Mesh.chosen_slices', 'Mesh.chosen_parts'},
     'the same in every recipe here: its default': {'AdamW.b1', 'AdamW.eps', 'Attention.dropout'},
     'to go on with recipes of others: those of timm, and DINOv2, whose patch embedding learns at a fifth of the rate': {

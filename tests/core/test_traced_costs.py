@@ -66,7 +66,8 @@ def test_branches_count_once_if_they_cost_the_same_and_are_refused_otherwise() -
     return lambda x, w: lax.cond(x[0, 0] > 0, lambda: x @ w, lambda: other(x @ w))
 
   assert total(branching(jnp.tanh), X, W) == 150
-  with pytest.raises(ValueError, match='expected branches with equal FLOPs'):
+  assert total(lambda x, w: lax.cond(x[0, 0] > 0, lambda: x, lambda: x @ w @ w), X, W) == 300  # not from the start
+  with pytest.raises(ValueError, match='expected branches with equal FLOPs or none'):
     total(lambda x, w: lax.cond(x[0, 0] > 0, lambda: x @ w, lambda: x @ w @ w), X, W)
   with pytest.raises(ValueError, match='expected a loop without FLOPs'):
     total(lambda x, w: lax.while_loop(lambda x: x[0, 0] > 0, lambda x: x @ w, x), X, W)

@@ -153,6 +153,6 @@ def test_a_loader_adds_label_maps_and_replaced_images_have_their_own_class(tmp_p
   assert source.info.digest.startswith(f'{images.digest} maps=') and source.info.num_examples == 9
   source.close()
   replaced = label_maps.MapLabels(maps).add({'index': np.array([5, 0]), 'label': np.array([1, 3], np.int32),
-                                             'bad': np.array([False, True])})
+                                             'bad': np.array([False, True])}, np.array([8, 9]))
   assert replaced['token_labels'][..., 0].tolist() == [[4005, 4105], [3, 3]]
   assert replaced['token_scores'][1].tolist() == [[30.], [30.]]

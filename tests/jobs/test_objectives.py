@@ -19,14 +19,15 @@ from vit_jax.core import trees
 from vit_jax.core.contracts import Watch
 from vit_jax.core.errors import UserError
 from vit_jax.data.image import transform as transforms
-from vit_jax.data.labels import label_maps
+from vit_jax.data.labels import label_maps, stored_features
 from vit_jax.data.source import Record
 from vit_jax.data.sources import opening
-from vit_jax.jobs import build, teacher_labels, train
+from vit_jax.jobs import build, teacher_features, teacher_labels, train
 from vit_jax.objectives import kinds
 from vit_jax.record import reader
 from vit_jax.weights import loading
 from vit_jax.weights.network import Weights
+from vit_jax.weights.reading import AS_FOUND
 
 pytestmark = pytest.mark.usefixtures('one_device', 'no_page')
 
@@ -188,6 +189,76 @@ def test_what_was_learned_without_labels_is_handed_on_by_one_line(
   if view == 'teacher':
     student = params(tmp_path / 'before', 'student')
     assert any((student[key] != before[key]).any() for key in backbone)
+
+
+@pytest.mark.slow(reason='25 s: stores features, and compiles two train steps')
+def test_stored_features_train_as_the_teacher_itself_and_go_on_after_a_stop(
+    teacher: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  """16 steps of 40 crops of 137 images, two of each: the third pass repeats the first. Stored in half precision."""
+  task = schema.FeatureDistill(schema.FeatureTeacher(str(teacher), px=12))
+  cropped = schema.Data(source='digits', train_split='train[:137]', recipe=schema.Recipe(crop_area=(.5, 1.)))
+  wide = schema.ViT(**{**vars(MODEL), 'width': 8})
+
+  def run(objective: schema.Objective, name: str, steps: int = 16, **changes: Any) -> list[float]:
+    given = config(objective, steps, data=cropped, model=wide, **changes)
+    assert train.run(given, tmp_path / name) == 0
+    return [row['train/loss'] for row in reader.read(tmp_path / name).rows if 'train/loss' in row]
+
+  twice = dataclasses.replace(task, stored_epochs=2)
+  stored = config(twice, data=cropped, model=wide, batch_size=60)  # of another batch size
+  assert teacher_features.run(stored, str(teacher), tmp_path / 'features', AS_FOUND) == 0
+  assert stored_features.read_info(tmp_path / 'features')[:3] == (274, 16, 16)
+  used = dataclasses.replace(twice, teacher=schema.FeatureTeacher(), features=str(tmp_path / 'features'))
+  online, read = run(task, 'online'), run(used, 'read')
+  assert len(online) == 16 and online[-1] < .8 * online[0]
+  np.testing.assert_allclose(read[:6], online[:6], rtol=2e-3)  # 240 of 274 crops; f16, and 1 - cosine of 0.1 to 1
+  assert not np.allclose(read[7:], online[7:], rtol=1e-3)  # which has other crops in its third pass
+  assert not _extra_exists(tmp_path / 'read') and len(_extra(tmp_path / 'online')) > 10
+  before = trees.digest(loading.load(str(tmp_path / 'read')).params)
+  for until in ('7 steps', ''):
+    assert train.run(config(used, 16, data=cropped, model=wide), tmp_path / 'again', until=until) == 0
+  assert trees.digest(loading.load(str(tmp_path / 'again')).params) == before
+  with pytest.raises(UserError, match='expected features of the crops of this run'):
+    run(used, 'other', seed=1)
+
+
+def _extra_exists(run: pathlib.Path) -> bool:
+  step = max(int(p.name) for p in (run / 'checkpoints').iterdir())
+  return (run / 'checkpoints' / str(step) / 'extra').exists()
+
+
+DINOV3 = schema.Dinov3(out_dim=8, hidden_dim=8, bottleneck_dim=4, group=4, patch_out_dim=6, patch_bottleneck_dim=4)
+
+
+@pytest.mark.slow(reason='7 s: three runs are built')
+def test_a_gram_teacher_begins_with_the_weights_of_a_run_or_of_init_from(tmp_path: pathlib.Path) -> None:
+  """Other runs, of networks with other heads, give their teacher alone; the student begins as `init_from` says."""
+  before, other = (begun.write(config(objective, seed=seed), tmp_path / name) for objective, seed, name in (
+      (DINOV3, 0, 'before'), (DINO, 1, 'other')))
+  gram = schema.Gram(weights=str(other), view='teacher')
+  for given, want in ((gram, params(other, 'teacher')), (schema.Gram(), params(before, 'student'))):
+    run = train.Run(config(dataclasses.replace(DINOV3, gram=given), init_from=str(before)),
+                    tmp_path / f'run{bool(given.weights)}', time.monotonic())
+    state, _ = run._begin()
+    run.loader.close()
+    begins, fixed, old = (trees.flatten(tree) for tree in (state.params, state.extra['gram'], params(before)))
+    assert {name for name in want if name.startswith('backbone')} == fixed.keys() and len(fixed) > 10
+    assert all((leaf == want[name]).all() for name, leaf in fixed.items())
+    assert begins.keys() == old.keys() and all((leaf == old[name]).all() for name, leaf in begins.items())
+  with pytest.raises(UserError, match='expected'):
+    train.Run(config(dataclasses.replace(DINOV3, gram=schema.Gram(weights=str(tmp_path / 'none')))),
+              tmp_path / 'wrong', time.monotonic())._begin()
+
+
+@pytest.mark.slow(reason='4 s: two runs are built')
+def test_a_separate_head_of_patches_may_be_new_or_of_no_use(tmp_path: pathlib.Path) -> None:
+  pairs = {'new': (DINO, DINOV3), 'unused': (DINOV3, schema.Supervised())}
+  for name, (first, then) in pairs.items():
+    run = train.Run(config(then, init_from=str(begun.write(config(first), tmp_path / name))), tmp_path / f'then {name}',
+                    time.monotonic())
+    state, _ = run._begin()
+    run.loader.close()
+    assert ('patch_projector' in state.params) == (name == 'new')
 
 
 @pytest.mark.slow(reason='10 s: compiles a train step')

@@ -82,6 +82,50 @@ def test_rotary_positions_turn_pairs_of_channels_by_row_and_column(grid: tuple[i
   np.testing.assert_array_equal(found[:, :extra], x[:, :extra])  # class token and register have no place
 
 
+def test_training_shifts_and_scales_coordinates_alike_for_all_images() -> None:
+  """In the unit interval, for tables with and without learned vectors; evaluation has the coordinates as they are."""
+  still, moving = (schema.UnitInterval(*x) for x in ((), (.3, 1.5, 2.)))
+  kinds = schema.Rotary(coordinates=moving), schema.LearnedRotary(coordinates=moving)
+  plain, one, learned = (made(dataclasses.replace(ROTARY, positions=kind), (3, 5)) for kind in (
+      schema.Rotary(coordinates=still), *kinds))
+  assert [table.is_drawn for table in (plain, one, learned)] == [False, True, True]
+  places = one.of_patches(None, (3, 5))
+  want = plain.in_blocks(None, plain.of_patches(None, (3, 5)))
+  np.testing.assert_allclose(one.in_blocks(None, places), want, rtol=0, atol=2e-5)  # angles of up to 2 pi in f32
+  move = jax.jit(one.drawn)
+  draws = []
+  for seed in range(200):
+    found = np.asarray(move(places, jax.random.key(seed)), np.float64)
+    scale = np.ptp(found, axis=0) / np.ptp(np.asarray(places, np.float64), axis=0)
+    np.testing.assert_allclose(found, (np.asarray(places) + (found.mean(0) / scale)) * scale, atol=2e-5)
+    draws.append([*(found.mean(0) / scale / (2 * np.pi)), *np.log(scale)])
+  x, y, log_x, log_y = np.array(draws).T
+  for shift in (x, y):
+    assert np.abs(shift).max() < .3001 and .14 < shift.std() < .2 and abs(np.corrcoef(x, y)[0, 1]) < .3
+  for log in (log_x, log_y):
+    wanted = (np.log(2)**2 + np.log(1.5)**2) / 3
+    assert .9 < np.abs(log).max() < np.log(3.) and np.var(log) == pytest.approx(wanted, rel=.3)
+  assert np.abs(log_x - log_y).max() < 2 * np.log(1.5) + 1e-5 and np.corrcoef(log_x, log_y)[0, 1] > .5
+  both, key = jnp.concatenate([jnp.ones((15, 32)), places], axis=1), jax.random.key(7)
+  np.testing.assert_array_equal(learned.drawn(both, key),
+                                jnp.concatenate([both[:, :32], one.drawn(places, key)], axis=1))
+
+
+@pytest.mark.slow(reason='2 s: a network, three times')
+def test_a_network_in_training_has_moved_coordinates_and_else_those_of_the_grid() -> None:
+  settings = dataclasses.replace(ROTARY, positions=schema.Rotary(coordinates=schema.UnitInterval(rescale=2.)))
+  params, image, backbone = vits.parameters(ROTARY), vits.some_image(), vit.build(settings, vits.PX)
+
+  def pooled(network: vit.ViT, train: bool, seed: int) -> jax.Array:
+    return network.apply(params, {}, image, train=train, key=jax.random.key(seed))[0].pooled
+
+  still = vit.build(dataclasses.replace(ROTARY, positions=schema.Rotary(coordinates=schema.UnitInterval())), vits.PX)
+  np.testing.assert_allclose(pooled(backbone, False, 0), pooled(still, True, 0), atol=1e-4)
+  one, again, other = (pooled(backbone, True, seed) for seed in (0, 0, 1))
+  np.testing.assert_array_equal(one, again)
+  assert jnp.abs(one - other).max() > 1e-3
+
+
 @pytest.mark.slow(reason='2 s; the network in float64 has rotary positions')
 def test_rotary_logits_depend_on_the_offset_of_two_patches_alone() -> None:
   query, key = np.random.default_rng(0).normal(size=(2, 16)).astype(np.float32)

@@ -27,7 +27,7 @@ BATCH = {'views_global': RNG.normal(size=(8, 2, PX, PX, 3)).astype(np.float32),
          'views_local': RNG.normal(size=(8, 3, 4, 4, 3)).astype(np.float32)}
 SHARED = schema.Dinov2(group=GROUP, mask_ratio=(.2, .5), dino_weight=.7, ibot_weight=1.3, koleo_weight=.4,
                        center_momentum=.8)
-APART = dataclasses.replace(SHARED, patch_out_dim=7)
+APART = dataclasses.replace(SHARED, patch_out_dim=7, koleo_crops=1)
 STEP = np.asarray(1, np.int32)
 
 
@@ -61,7 +61,7 @@ def task(settings: schema.Dinov2) -> dinov2.Dinov2:
   head = functools.partial(Projector, hidden=5, bottleneck=4, learned_norm=False, dtype=jnp.float32)
   separate = head(settings.patch_out_dim) if settings.patch_out_dim else None
   backbone: Any = Mixing()
-  return dinov2.Dinov2(backbone, head(K), separate, settings, patch=PATCH, rates=rates)
+  return dinov2.Dinov2(backbone, head(K), separate, settings, PATCH, rates=rates)
 
 
 @functools.cache
@@ -128,7 +128,7 @@ def numpy_loss(params: Any, extra: Any, settings: schema.Dinov2, count: int = 8)
   patch_p = np.log(test_dino.softmax(head(params[name], student[masked]) / .1))
   weight = (masked / np.maximum(masked.sum(-1, keepdims=True), 1))[masked]
   unit, spread = x / np.linalg.norm(x, axis=-1, keepdims=True), 0.
-  for view in range(2):
+  for view in range(settings.koleo_crops):
     for i in range(count):
       others = [j for j in range(i // GROUP * GROUP, min(i // GROUP * GROUP + GROUP, count)) if j != i]
       nearest = max(others, key=lambda j: unit[i, view] @ unit[j, view])

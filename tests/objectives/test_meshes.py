@@ -32,10 +32,14 @@ TASKS: dict[str, tuple[schema.Objective, dict[str, Any]]] = {
                       {'views': VIEWS}),
     'dinov2': (schema.Dinov2(out_dim=24, hidden_dim=16, bottleneck_dim=8, patch_out_dim=16, patch_bottleneck_dim=8,
                              group=4), {'views': VIEWS}),
+    'dinov3': (schema.Dinov3(out_dim=24, hidden_dim=16, bottleneck_dim=8, patch_out_dim=16, patch_bottleneck_dim=8,
+                             group=4, gram=schema.Gram(start='1 steps', step='1 steps')),
+               {'views': dataclasses.replace(VIEWS, gram_scale=2.)}),
     'byol': (schema.Byol(hidden_dim=16, out_dim=8), {'views': dataclasses.replace(VIEWS, num_local=0)}),
     'lejepa': (schema.LeJepa(hidden_dim=16, out_dim=8, directions=6), {'views': VIEWS}),
     'ijepa': (schema.IJepa(predictor_width=16, predictor_depth=1, predictor_heads=4, num_targets=2, min_context=1), {}),
     'token label': (schema.TokenLabel(maps='x', map_grid=(3, 5), top=2), {}),
+    'feature distill': (schema.FeatureDistill(schema.FeatureTeacher(model=OTHER, px=24)), {}),
     'contrastive': (schema.Contrastive(text=TEXT, out_dim=12, form=schema.PairForm.RING, chunk=1), {}),
     'contrastive softmax': (schema.Contrastive(text=TEXT, loss=schema.PairLoss.SOFTMAX, scale_max=100.), {}),
     'distill': (schema.Distill(schema.Teacher(model=OTHER), distill_type=schema.DistillType.SOFT, temperature=2.),
@@ -86,7 +90,7 @@ def after(name: str, settings: str = 'one') -> tuple[Any, Any]:
 def begin(name: str) -> TrainState:
   """The initial state; a teacher that has learned nothing would teach nothing."""
   found: TrainState = jax.device_get(program(name).init_fn())
-  return found._replace(extra=programs.draw(found.extra)) if name == 'distill' else found
+  return found._replace(extra=programs.draw(found.extra)) if 'distill' in name else found
 
 
 def chosen(*names: str) -> list[Any]:

@@ -20,7 +20,8 @@ def flops(function: Callable[..., Any], *args: PyTree) -> dict[str, int]:
   """Returns the FLOPs of one call by scope, two per multiply-add; `args` may be shapes (`jax.ShapeDtypeStruct`).
 
   Matrix products and convolutions count, elementwise work does not, as in the papers. A convolution counts the products
-  with its padding, and of a dilated input those with its elements alone. A scan counts its body once per iteration.
+  with its padding, and of a dilated input those with its elements alone. A scan counts its body once per iteration. Of
+  two branches, one of which has no FLOPs, the other counts: a part that is computed only from some step on.
   The scope of an operation is the path of modules and `jax.named_scope` names around it, such as `blocks/attn/query`.
 
   Raises:
@@ -49,9 +50,10 @@ def _count(jaxpr: Any, times: int, outer: str, found: collections.Counter[str]) 
         branches = [collections.Counter[str]() for _ in params['branches']]
         for branch, own in zip(params['branches'], branches, strict=True):
           _count(branch.jaxpr, times, scope, own)
-        if any(own != branches[0] for own in branches):
-          raise ValueError(f'{scope}: expected branches with equal FLOPs, got {branches}.')
-        found.update(branches[0])
+        costly = [own for own in branches if own] or branches
+        if any(own != costly[0] for own in costly):
+          raise ValueError(f'{scope}: expected branches with equal FLOPs or none, got {branches}.')
+        found.update(costly[0])
       case 'while':
         own = collections.Counter[str]()
         _count(params['cond_jaxpr'].jaxpr, 1, scope, own)

@@ -51,13 +51,16 @@ Batch = dict[str, Any]
                 if it is flipped, and outside [0, 1] if it is shifted
   bad           [B] bool, the image could not be decoded and was replaced
   views_global  [B, 2, H, W, 3]      views_local    [B, V, H, W, 3]
+  views_gram    [B, 2, H, W, 3], larger copies of views_global
   token_labels  [B, N, k] i32        token_scores   [B, N, k] f32
   token_targets [B, N, C] f32, made by `Prepare`
+  teacher_pooled [B, D] f16          teacher_patches [B, N, D] f16, stored features of a teacher
   text          [B, N] i32, tokens         text_mask     [B, N] bool, False for padding
 """
 BATCH_KEYS = frozenset({
-    'image', 'grid', 'label', 'label_list', 'labels', 'mask', 'index', 'box', 'bad', 'views_global', 'views_local',
-    'token_labels', 'token_scores', 'token_targets', 'text', 'text_mask'})
+    'image', 'grid', 'label', 'label_list', 'labels', 'mask', 'index', 'box', 'bad', 'views_global', 'views_gram',
+    'views_local', 'token_labels', 'token_scores', 'token_targets', 'teacher_pooled', 'teacher_patches', 'text',
+    'text_mask'})
 
 
 class NativeImages(NamedTuple):

@@ -87,7 +87,7 @@ def open_data(config: schema.Config) -> Data:
     raise UserError(f'data.source: expected images with labels for {type(config.objective).__name__}, got '
                     f'{title(found.train)}, whose images have none. Set data.label_column if they have labels '
                     'elsewhere, or train a self-supervised objective.')
-  may_be = config.data.placement is schema.Placement.ANYWHERE and not config.objective.takes_texts
+  may_be = config.data.placement is schema.Placement.ANYWHERE and not config.objective.on_host
   in_memory = may_be and loaders.fits_in_memory(
       found.train, recipe=config.data.recipe, image_px=config.image_px, choice=config.data.in_memory)
   return Data(found.train, found.eval, found.class_names, in_memory)
@@ -192,7 +192,7 @@ def train_loader(config: schema.Config, data: Data, shard: Shard) -> Loader:
       data.train, recipe=d.recipe, image_px=config.image_px, batch_size=config.batch_size, seed=config.seed,
       shard=shard, workers=d.workers, threads=d.threads, in_memory=data.in_memory, max_bad_images=d.max_bad_images,
       decode=d.decode, placement=d.placement, max_labels=d.max_labels, maps=kinds.of(config).open_maps(data.train),
-      texts=kinds.of(config).open_texts(data.train))
+      texts=kinds.of(config).open_texts(data.train), features=kinds.of(config).open_features(data.train))
 
 
 def check_size(data: schema.Data, train: Source) -> None:

@@ -31,7 +31,7 @@ def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
         classes: str = '', num_classes: int = 0, channels: int = RGB, runner: str = '', runner_options: str = '',
         config: schema.Config | None = None, weights: str = '', reading: Reading = AS_FOUND,
         build: Callable[..., None] = tfds_build.build_in_process) -> int:
-  """Writes shards of `data`, or the label maps of a config by the teacher `weights`; exit status 0.
+  """Writes shards of `data`, or label maps or features for a config by the teacher `weights`; exit status 0.
 
   Args:
     to: directory to write.
@@ -44,7 +44,7 @@ def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
     follow_links: also read files outside of the folder to which links in it lead.
     label_column, image_column, label_offset, classes, num_classes, channels: as in `schema.Data`.
     runner, runner_options: of Apache Beam, see `beam_shards.write`; '' = this machine.
-    config, weights, reading: see `teacher_labels.run`.
+    config, weights, reading: see `teacher_labels.run` and `teacher_features.run`.
     build: prepares a TFDS dataset that is missing.
 
   Raises:
@@ -62,6 +62,9 @@ def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
     if config is None or not weights:
       raise UserError('--config: expected both --config and --weights, which label maps need, got one of them. Set '
                       'both.')
+    if isinstance(config.objective, schema.FeatureDistill):
+      from vit_jax.jobs import teacher_features  # only here: few runs store features
+      return teacher_features.run(config, weights, _local(to), reading)
     return teacher_labels.run(config, weights, _local(to), reading)
   if not data:
     raise UserError('--data: expected images to write as shards, got none. Set --data=folder:PATH, --data=tfds:NAME or '

@@ -24,7 +24,7 @@ from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
 from vit_jax.config.schema import Centering
 from vit_jax.core.axes import labelled
-from vit_jax.core.contracts import Backbone, TokenBackbone
+from vit_jax.core.contracts import Backbone, TokenBackbone, Watch
 from vit_jax.core.numerics import constrain_batch, split_key
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Mean, Params, PyTree
 from vit_jax.models.heads import Projector
@@ -34,6 +34,8 @@ from vit_jax.objectives.dino import CENTER, SINKHORN_ROUNDS, TEACHER, Dino, Rate
 
 PATCH_CENTER = 'patch_center'
 """Key of `extra` for the center of the outputs for masked patches."""
+PATCH_INFORMATION = 'patch_information'
+"""Name of the metric that falls to 0 when the teacher's outputs for masked patches collapse."""
 NUM_GLOBAL = 2
 TRIES, FAILURES = 64, 10  # rectangles drawn for a crop at most, and how many in a row may not fit
 LEAST, LARGEST = 4, .5  # patches of a rectangle, and their share of the image
@@ -61,14 +63,17 @@ class Dinov2(Dino):
   L_DINO is that of `Dino`, with masked global crops. With Sinkhorn centering, P_t of patches is
   `sinkhorn(g_t / T_t)` over the masked patches of the whole batch.
 
-  Metrics beside those of DINO: `dino`, `ibot` and `koleo` (the terms, the last one without its weight), and `masked`,
-  the share of masked patches of all global crops.
+  KoLeo is summed over `koleo_crops` global crops.
+
+  Metrics beside those of DINO: `dino`, `ibot` and `koleo` (the terms, the last one without its weight), `masked`, the
+  share of masked patches of all global crops, and of the targets of masked patches `patch_entropy`,
+  `patch_information` and `patch_used_prototypes`, as DINO has them of crops.
 
   extra: as of `Dino`, and `patch_center [1, K]`.
   """
 
   def __init__(self, backbone: TokenBackbone, projector: Projector, patch_projector: Projector | None,
-               settings: schema.Dinov2, *, patch: int, rates: Rates) -> None:
+               settings: schema.Dinov2, patch: int, *, rates: Rates) -> None:
     super().__init__(backbone, projector, student_temperature=settings.student_temperature, rates=rates,
                      centering=settings.centering, center_momentum=settings.center_momentum)
     self._tokens, self._patch_projector, self._settings, self._patch = backbone, patch_projector, settings, patch
@@ -85,16 +90,20 @@ class Dinov2(Dino):
     return {**params, **new}, {**extra, TEACHER: {**extra[TEACHER], **teacher}, PATCH_CENTER: jnp.zeros((1, num))}
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
+    return self._losses(params, extra, batch, key, step)[0]
+
+  def _losses(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> tuple[LossOut, Array]:
+    """Returns the loss, and the student's patch tokens of the global crops, `[B, 2, N, D]`, some of them masked."""
     mask_B = batch.get('mask')
     weight_B = jnp.ones(len(batch['views_global'])) if mask_B is None else (mask_B > 0).astype(jnp.float32)
-    views, keys = _counted(batch['views_global'], weight_B), split_key(key, 'global', 'local', 'masks')
+    views, keys = counted(batch['views_global'], weight_B), split_key(key, 'global', 'local', 'masks')
     masks = self.draw(keys['masks'], views)
-    pooled_B2D, student_GsK = self._encode(params, views, masks, hide=True, train=True, key=keys['global'])
+    pooled_B2D, student_GsK, tokens_B2ND = self._encode(params, views, masks, hide=True, train=True, key=keys['global'])
     student_BVK = self._project(params, pooled_B2D)
     if 'views_local' in batch:
-      local = _counted(batch['views_local'], weight_B)
+      local = counted(batch['views_local'], weight_B)
       student_BVK = jnp.concatenate([student_BVK, self._outputs(params, local, train=True, key=keys['local'])], axis=1)
-    teacher_B2D, teacher_GsK = jax.lax.stop_gradient(
+    teacher_B2D, teacher_GsK, _ = jax.lax.stop_gradient(
         self._encode(extra[TEACHER], views, masks, hide=False, train=False, key=None))
     teacher_BtK = jax.lax.stop_gradient(self._project(extra[TEACHER], teacher_B2D))
     targets_BtK = self._targets(teacher_BtK, extra[CENTER], mask_B, step)
@@ -106,15 +115,15 @@ class Dinov2(Dino):
     error_Gs = -(wanted_GsK * jax.nn.log_softmax(student_GsK / self._student_temperature)).sum(-1)
     s, total = self._settings, weight_B.sum()
     terms = {'dino': (dino_B * weight_B).sum(), 'ibot': (error_Gs * weight_Gs).sum() / NUM_GLOBAL,
-             'koleo': (koleo(pooled_B2D, weight_B, s.group).sum(1) * weight_B).sum()}
+             'koleo': (koleo(pooled_B2D[:, :s.koleo_crops], weight_B, s.group).sum(1) * weight_B).sum()}
     value = s.dino_weight * terms['dino'] + s.ibot_weight * terms['ibot'] + s.koleo_weight * terms['koleo']
     terms['masked'] = (masks.is_masked.mean((1, 2)) * weight_B).sum()
-    metrics = {name: Mean(jax.lax.stop_gradient(x), total) for name, x in terms.items()}
     used_Gs1 = (weight_Gs > 0)[..., None]
+    metrics = {**self._health(targets_BtK, log_p_BVK, dino_B, extra, mask_B), **_patch_health(wanted_GsK, used_Gs1),
+               **{name: Mean(jax.lax.stop_gradient(x), total) for name, x in terms.items()}}
     stats = {'sum': (teacher_BtK * weight_B[:, None, None]).sum((0, 1))[None], 'count': NUM_GLOBAL * total,
              'patch_sum': jnp.where(used_Gs1, teacher_GsK, 0.).sum((0, 1))[None], 'patch_count': used_Gs1.sum() * 1.}
-    return LossOut(Mean(value, total), {**self._health(targets_BtK, log_p_BVK, dino_B, extra, mask_B), **metrics},
-                   stats)
+    return LossOut(Mean(value, total), metrics, stats), tokens_B2ND
 
   def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
     center, m = extra[PATCH_CENTER], self._center_momentum
@@ -143,8 +152,8 @@ class Dinov2(Dino):
     return Masks(constrain_batch(is_masked_GcN.reshape(*views.shape[:2], num_patches)), number_Gs, weight_Gs)
 
   def _encode(self, params: Params, views: Array, masks: Masks, *, hide: bool, train: bool,
-              key: Key | None) -> tuple[Array, Array]:
-    """Returns the features of global crops, `[B, 2, D]`, and the outputs for masked patches, `[G, s, K]`.
+              key: Key | None) -> tuple[Array, Array, Array]:
+    """Returns features of global crops, `[B, 2, D]`, outputs for masked patches, `[G, s, K]`, and all patch tokens.
 
     The backbone does not see the masked patches if `hide`.
     """
@@ -160,7 +169,8 @@ class Dinov2(Dino):
     picked_RD = picked_GsD.reshape(-1, tokens.shape[-1])
     outputs_RK = (self._projector.apply(params['projector'], picked_RD) if self._patch_projector is None
                   else self._patch_projector.apply(params['patch_projector'], picked_RD))
-    return features.pooled.reshape(*views.shape[:2], -1), outputs_RK.reshape(*masks.number.shape, -1)
+    return (features.pooled.reshape(*views.shape[:2], -1), outputs_RK.reshape(*masks.number.shape, -1),
+            features.tokens.reshape(*views.shape[:2], *features.tokens.shape[1:]))
 
   def _project(self, params: Params, pooled_BVD: Array) -> Array:
     outputs_RK = self._projector.apply(params['projector'], pooled_BVD.reshape(-1, pooled_BVD.shape[-1]))
@@ -175,7 +185,18 @@ class Dinov2(Dino):
     return sinkhorn(rows, weight_Gs.reshape(-1), rounds=SINKHORN_ROUNDS).reshape(teacher_GsK.shape)
 
 
-def _counted(views: Array, weight_B: Array) -> Array:
+def _patch_health(targets_GsK: Array, used_Gs1: Array) -> dict[str, Mean]:
+  """Returns entropy, information and share of prototypes of the targets of masked patches, as metrics."""
+  rows_RK, used_R = targets_GsK.reshape(-1, targets_GsK.shape[-1]), used_Gs1.reshape(-1).astype(jnp.float32)
+  total = jnp.maximum(used_R.sum(), 1.)
+  mean_K = jnp.where(used_R[:, None] > 0, rows_RK, 0.).sum(0) / total
+  each = jnp.where(used_R > 0, dino.entropy(rows_RK), 0.).sum() / total
+  values = {'patch_entropy': each, PATCH_INFORMATION: dino.entropy(mean_K) - each,
+            'patch_used_prototypes': dino.share_used(rows_RK[:, None], used_R)}
+  return {name: Mean(jax.lax.stop_gradient(x) * total, total) for name, x in values.items()}
+
+
+def counted(views: Array, weight_B: Array) -> Array:
   """Returns views of zeros for images that do not count, so that what these hold cannot spread."""
   return jnp.where(weight_B.reshape(-1, *(1,) * (views.ndim - 1)) > 0, views, 0.)
 
@@ -237,8 +258,17 @@ class Spec(dino.Spec):
   """Builds `Dinov2` from a config."""
 
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> Dinov2:
+    return Dinov2(*self.networks(backbone), rates=self.rates(lengths))
+
+  def networks(self, backbone: Backbone) -> tuple[TokenBackbone, Projector, Projector | None, schema.Dinov2, int]:
+    """Returns the arguments of `Dinov2` beside its rates: networks, settings, and the side of a patch."""
     s, (tokens, model) = self.settings, spec.tokens(backbone)
     assert isinstance(s, schema.Dinov2), s
     patch_projector = self.projector(s.patch_out_dim, s.patch_bottleneck_dim) if s.patch_out_dim else None
-    return Dinov2(tokens, self.projector(s.out_dim, s.bottleneck_dim), patch_projector, s, patch=model.patch,
-                  rates=self.rates(lengths))
+    return tokens, self.projector(s.out_dim, s.bottleneck_dim), patch_projector, s, model.patch
+
+  def watches(self, lengths: Lengths) -> list[Watch]:
+    s = self.settings
+    assert isinstance(s, schema.Dinov2), s
+    watched = [dino.INFORMATION] * (s.dino_weight > 0) + [PATCH_INFORMATION] * (s.ibot_weight > 0)
+    return [watch for name in watched for watch in spec.alarm(s.collapse, name, lengths, dino.ADVICE)]

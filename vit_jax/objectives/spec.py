@@ -12,6 +12,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.data.device.token_targets import Targets
 from vit_jax.data.image.transform import Shapes
 from vit_jax.data.labels.label_maps import LabelMaps
+from vit_jax.data.labels.stored_features import StoredFeatures
 from vit_jax.data.source import Source
 from vit_jax.data.text.captions import Texts
 from vit_jax.models.vit import vit
@@ -56,8 +57,16 @@ class Spec(abc.ABC, Generic[S]):
     del source
     return None
 
+  def open_features(self, source: Source) -> StoredFeatures | None:
+    """Opens the features of a teacher that the loader adds to its batches.
+
+    Raises UserError if they are missing or do not fit.
+    """
+    del source
+    return None
+
   def batch_shapes(self) -> Shapes:
-    """Returns the shapes of the label maps, or of the text, of an example."""
+    """Returns the shapes of the label maps, of the text, or of the stored features of an example."""
     return {}
 
   def watches(self, lengths: Lengths) -> list[Watch]:

@@ -225,7 +225,7 @@ def _dropped(leaves: Leaves, wanted: Leaves, weights: Weights, target: Target) -
   """Returns the leaves without those that a rule drops for this run."""
   heads = r'(head|head_dist)(/.*)?'
   rules = [(r'decoder/.*|mask_token', 'the run reconstructs no images'),
-           (r'(projector|aux|predict|text|logits)(/.*)?', 'of another objective'),
+           (r'((patch_)?projector|aux|predict|text|logits)(/.*)?', 'of another objective'),
            (r'backbone/cls', 'the run pools without a class token'),
            (r'backbone/dist|head_dist/.*', 'the run has no distillation token'),
            (r'backbone/pool/.*', 'the run pools without attention'),
@@ -264,7 +264,7 @@ def _newness(name: str) -> str:
            (r'backbone/cls', 'the weights pool without a class token'),
            (r'backbone/dist', 'the weights have no distillation token'),
            (r'backbone/pool/.*', 'the weights pool without attention'),
-           (r'(decoder|projector|aux|predict|text|logits)(/.*)?|mask_token', "of the run's objective")]
+           (r'(decoder|(patch_)?projector|aux|predict|text|logits)(/.*)?|mask_token', "of the run's objective")]
   return next((rule for pattern, rule in rules if re.fullmatch(pattern, name)), '')
 
 

@@ -49,7 +49,7 @@ def resolve(config: schema.Config, overridden: Collection[str], workdir: storage
   Raises:
     UserError: `init_from` cannot be read.
   """
-  config = _with_text_tower(config, workdir)
+  config = _with_feature_teacher(_with_text_tower(config, workdir), workdir)
   if not config.init_from or config.init_settings is InitSettings.CONFIG:
     return Resolved(config, None)
   if before := _started(config, workdir):
@@ -77,6 +77,26 @@ def _with_text_tower(config: schema.Config, workdir: storage.Path) -> schema.Con
     from vit_jax.weights import text as texts  # only here: few runs have a text tower
     found = texts.settings(objective.text)
   return dataclasses.replace(config, objective=dataclasses.replace(objective, text=found))
+
+
+def _with_feature_teacher(config: schema.Config, workdir: storage.Path) -> schema.Config:
+  """Returns the config with the network of the teacher whose features its objective predicts, if it has one."""
+  objective = config.objective
+  if not isinstance(objective, schema.FeatureDistill) or objective.features or not objective.teacher.weights:
+    return config
+  own, before = objective.teacher, _started(config, workdir)
+  if before and isinstance(before.objective, schema.FeatureDistill) and (
+      before.objective.teacher.weights == redacted(own.weights)):
+    teacher = dataclasses.replace(before.objective.teacher, weights=own.weights, view=own.view, px=own.px)
+  else:
+    teacher = feature_teacher(own, loading.load(own.weights, view=own.view), config.model)
+  return dataclasses.replace(config, objective=dataclasses.replace(objective, teacher=teacher))
+
+
+def feature_teacher(settings: schema.FeatureTeacher, found: Weights, student: schema.Model) -> schema.FeatureTeacher:
+  """Returns the settings of a teacher with network and normalization of its weights, in the dtype of the student."""
+  model = dataclasses.replace(found.model, dtype=student.dtype)
+  return dataclasses.replace(settings, model=model, mean=tuple(found.preprocess.mean), std=tuple(found.preprocess.std))
 
 
 def unset(config: schema.Config, overridden: Collection[str]) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.config import schema
@@ -13,7 +14,7 @@ from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import PyTree
 from vit_jax.data.labels import classes
-from vit_jax.models import adapters
+from vit_jax.models import adapters, backbones
 from vit_jax.parallel.sharding import with_frozen
 from vit_jax.record import run_directory, storage
 from vit_jax.train.state import TrainState
@@ -26,7 +27,7 @@ log = logging.getLogger('vit_jax.weights')
 
 WRAPPED = ('', 'inner/', 'inner/inner/')
 """Prefixes of the parts of `extra` of an objective, without and with others (EMA, adapters) around it."""
-COPIES = tuple(f'{prefix}{name}' for prefix in WRAPPED for name in ('ema', 'teacher', 'frozen'))
+COPIES = tuple(f'{prefix}{name}' for prefix in WRAPPED for name in ('ema', 'teacher', 'frozen', 'gram'))
 """Parts of `extra` that are initialized as copies of the parameters, or hold those that are not trained."""
 STATES = tuple(f'{prefix}model_state' for prefix in WRAPPED)
 TRAINED = tuple(f'{prefix}trained' for prefix in WRAPPED)
@@ -60,6 +61,10 @@ def begin(config: schema.Config, program: Program, class_names: tuple[str, ...],
                                        class_names)
   if isinstance(config.objective, schema.Distill):
     given['teacher'] = _teacher(config.objective.teacher, config, program, class_names)
+  if isinstance(config.objective, schema.FeatureDistill) and not config.objective.features:
+    given['teacher'] = _feature_teacher(config.objective.teacher, config)
+  if isinstance(config.objective, schema.Dinov3) and config.objective.gram.weights:
+    given['gram'] = _gram(config.objective.gram, config, program)
   if isinstance(config.objective, schema.Contrastive) and config.objective.text.weights:
     given['text'] = _text_tower(config.objective.text.weights, config, program)
   state = program.init_fn()
@@ -106,6 +111,41 @@ def _teacher(teacher: schema.Teacher, config: schema.Config, program: Program,
   leaves = {**_leaves(fitted.params), **{f'state/{name}': leaf for name, leaf in _leaves(fitted.state).items()}}
   return InitArrays({}, {f'{place}/{name}': leaf for place in TRAINED for name, leaf in leaves.items()},
                _record(found, fitted))
+
+
+def _feature_teacher(teacher: schema.FeatureTeacher, config: schema.Config) -> InitArrays:
+  """Returns the teacher whose features are predicted, which is part of `extra`."""
+  if not teacher.weights:
+    raise UserError("objective.teacher.weights: expected a weight file, got ''. Set it to those of a trained network, "
+                    'or set objective.features to stored features.')
+  found = loading.load(teacher.weights, view=teacher.view)
+  log.info('Teacher: %s', loading.text(found))
+  params, record = adapted_teacher(found, config)
+  leaves = _leaves(params)
+  return InitArrays({}, {f'{place}/{name}': leaf for place in TRAINED for name, leaf in leaves.items()}, record)
+
+
+def adapted_teacher(found: Weights, config: schema.Config) -> tuple[PyTree, dict[str, object]]:
+  """Returns backbone and state of a teacher at the size of images that it sees, and a record of what was changed."""
+  assert isinstance(config.objective, schema.FeatureDistill), config.objective
+  teacher, px = config.objective.teacher, config.objective.teacher.image_px(config.image_px)
+  network, image = backbones.build(teacher.model, px), jnp.zeros((1, *px, 3))
+  like = {'backbone': jax.eval_shape(lambda: network.init(jax.random.key(0), image)[0])}
+  own = found._replace(params={'backbone': found.params['backbone']})
+  fitted = adapt.adapt(own, Target(teacher.model, px, like, None))
+  return {**fitted.params, **({'state': fitted.state} if fitted.state else {})}, _record(found, fitted)
+
+
+def _gram(gram: schema.Gram, config: schema.Config, program: Program) -> InitArrays:
+  """Returns the Gram teacher of DINOv3, a backbone like that of the run, which is part of `extra`."""
+  found = loading.load(gram.weights, view=gram.view)
+  log.info('Gram teacher: %s', loading.text(found))
+  backbone = with_frozen(program.abstract_state.params, program.abstract_state.extra)['backbone']
+  own = found._replace(params={'backbone': found.params['backbone']})
+  fitted = adapt.adapt(own, Target(config.model, config.image_px, {'backbone': adapters.plain(backbone)}, ()))
+  leaves = _leaves(fitted.params)
+  return InitArrays({}, {f'{prefix}gram/{name}': leaf for prefix in WRAPPED for name, leaf in leaves.items()},
+                    _record(found, fitted))
 
 
 def _text_tower(where: str, config: schema.Config, program: Program) -> InitArrays:

@@ -14,6 +14,7 @@ from vit_jax.config.schema.checks import replaced as replaced
 from vit_jax.config.schema.contrastive import *  # noqa: F403
 from vit_jax.config.schema.data import *  # noqa: F403
 from vit_jax.config.schema.evals import *  # noqa: F403
+from vit_jax.config.schema.feature_distill import *  # noqa: F403
 from vit_jax.config.schema.layers import *  # noqa: F403
 from vit_jax.config.schema.lora import *  # noqa: F403
 from vit_jax.config.schema.model import *  # noqa: F403

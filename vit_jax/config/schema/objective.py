@@ -8,6 +8,7 @@ from typing import ClassVar
 from vit_jax.config.schema import checks
 from vit_jax.config.schema.checks import no_effect, problem
 from vit_jax.config.schema.contrastive import Contrastive
+from vit_jax.config.schema.feature_distill import FeatureDistill
 from vit_jax.config.schema.model import Head, Model
 from vit_jax.config.schema.objective_base import (
   ObjectiveSettings,
@@ -36,9 +37,10 @@ from vit_jax.config.schema.recipe import group_problems
 from vit_jax.config.schema.vit import LastNorm, Map, Mean, PatchStem, ViT
 
 __all__ = (
-    'COLOR_CELLS', 'Byol', 'Centering', 'ClassTarget', 'Collapse', 'Dino', 'Dinov2', 'Distill', 'DistillType',
-    'IJepa', 'JepaLoss', 'LeJepa', 'LeJepaCenter', 'LeJepaSample', 'LeJepaWeighting', 'Loss', 'Mae', 'MaskedPatch',
-    'Objective', 'ObjectiveSettings', 'OnCollapse', 'PatchTarget', 'SoftMean', 'Supervised', 'Teacher', 'TokenLabel')
+    'COLOR_CELLS', 'Byol', 'Centering', 'ClassTarget', 'Collapse', 'Dino', 'Dinov2', 'Dinov3', 'Distill',
+    'DistillType', 'Gram', 'IJepa', 'JepaLoss', 'LeJepa', 'LeJepaCenter', 'LeJepaSample', 'LeJepaWeighting', 'Loss',
+    'Mae', 'MaskedPatch', 'Objective', 'ObjectiveSettings', 'OnCollapse', 'PatchTarget', 'SoftMean', 'Supervised',
+    'Teacher', 'TokenLabel')
 
 
 class Loss(enum.Enum):
@@ -217,6 +219,7 @@ class Dinov2(Dino):
   dino_weight: float = ranged(1., NOT_NEGATIVE)   # of the loss between crops
   ibot_weight: float = ranged(1., NOT_NEGATIVE)   # of the loss on masked patches
   koleo_weight: float = ranged(.1, NOT_NEGATIVE)  # of the loss that spreads the features of images
+  koleo_crops: int = ranged(2, Range(1, 2))       # global crops whose features it spreads, from the first on
   patch_out_dim: int = ranged(0, COUNT_OR_0)      # outputs of a separate head of patches; 0 = they share DINO's head
   patch_bottleneck_dim: int = ranged(256, COUNT)  # width before the last layer of a separate head
   mask_share: float = ranged(.5, UP_TO_1)         # share of the global crops of which patches are masked
@@ -238,6 +241,45 @@ class Dinov2(Dino):
     if config.train.accumulate > 1 and self.centering is not Centering.SINKHORN:
       yield problem('train.accumulate', '1 for objective Dinov2, whose groups and masks need the complete batch',
                     config.train.accumulate)
+
+
+@dataclasses.dataclass
+class Gram(checks.Settings):
+  """Gram anchoring: patch tokens keep the similarities that they had in an earlier network, the Gram teacher.
+
+  With `weights` '' that network is the teacher of this run at `step`.
+  """
+  weight: float = ranged(2., POSITIVE)  # of the mean squared difference of Gram matrices
+  start: str = duration('0 steps')      # of the term
+  weights: str = ''                     # a run directory or weight file; '' = of this run
+  view: str = ''                        # of a run given there: student, ema or teacher; '' = ema where there is one
+  step: str = duration('0 steps')       # of this run; at 0 steps it has the weights of `init_from`
+  refresh: str = duration('', off=True, zero=False)  # so often after `start` it becomes the teacher of then; '' = never
+  refreshes: int = ranged(3, COUNT)     # times that this happens at most
+
+  def problems(self, config: checks.Run, name: str) -> Iterator[str]:
+    """Yields problems of settings that have no effect."""
+    if self.weights:
+      yield from no_effect(self, name, ['step'], f'with {name}.weights={self.weights}')
+    else:
+      yield from no_effect(self, name, ['view'], f"with {name}.weights=''")
+    if not self.refresh:
+      yield from no_effect(self, name, ['refreshes'], f"with {name}.refresh=''")
+
+
+@dataclasses.dataclass
+class Dinov3(Dinov2):
+  """DINOv2 with Gram anchoring (DINOv3, arXiv 2508.10104). Needs `data.recipe.views`."""
+  implementation: ClassVar[str] = 'vit_jax.objectives.dinov3:Spec'
+  takes_copies: ClassVar[bool] = True
+  momentum: Ramp = field(default_factory=lambda: Ramp(.999, .999))  # of the teacher
+  centering: Centering = Centering.SINKHORN
+  koleo_crops: int = ranged(1, Range(1, 2))  # global crops whose features KoLeo spreads, from the first on
+  gram: Gram = field(default_factory=Gram)
+
+  @property
+  def has_weights(self) -> bool:
+    return bool(self.gram.weights)
 
 
 @dataclasses.dataclass
@@ -433,6 +475,6 @@ class Distill(ObjectiveSettings):
       yield from no_effect(self, name, ['label_smoothing'], f'with {name}.weight=1, which leaves the labels out')
 
 
-Objective = (Supervised | Mae | MaskedPatch | Dino | Dinov2 | Byol | LeJepa | IJepa | TokenLabel | Distill
-             | Contrastive | ObjectiveSettings)
+Objective = (Supervised | Mae | MaskedPatch | Dino | Dinov2 | Dinov3 | Byol | LeJepa | IJepa | TokenLabel | Distill
+             | FeatureDistill | Contrastive | ObjectiveSettings)
 """The built-in objectives; the last one stands for a person's own, which inherit from it (`core/implementation.py`)."""

@@ -18,6 +18,7 @@ class ObjectiveSettings(checks.Settings):
   needs_tokens: ClassVar[bool] = False   # the patch tokens of a ViT
   takes_views: ClassVar[bool] = False    # several crops of an image: `data.recipe.views`
   takes_native: ClassVar[bool] = False   # images at their own aspect: `data.recipe.native_lengths`
+  takes_copies: ClassVar[bool] = False   # larger copies of the global crops: `data.recipe.views.gram_scale`
   takes_texts: ClassVar[bool] = False    # a text of each image; images are then not held in memory
   has_statistics: ClassVar[bool] = True  # running statistics of BatchNorm may be updated
   compares_examples: ClassVar[bool] = False  # `Coupling` of the contracts: microbatches take a second forward pass
@@ -26,6 +27,11 @@ class ObjectiveSettings(checks.Settings):
   def has_weights(self) -> bool:
     """Whether the objective itself begins with weights, beside those of `init_from`."""
     return False
+
+  @property
+  def on_host(self) -> bool:
+    """Whether images are prepared on the host, and not held in memory for the device."""
+    return self.takes_texts
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
     """Yields problems of settings elsewhere that this kind of objective cannot use."""

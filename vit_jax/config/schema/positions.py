@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from vit_jax.config.schema import checks
 from vit_jax.config.schema.layers import Network, Part
-from vit_jax.config.schema.ranges import ANY, COUNT_OR_0, Range, ranged
+from vit_jax.config.schema.ranges import ANY, COUNT_OR_0, NOT_NEGATIVE, Range, ranged
 
 __all__ = ('ByIndex', 'Frequencies', 'Learned', 'Learned2d', 'LearnedRotary', 'NoPositions', 'PositionResize',
            'PositionSettings', 'Positions', 'PositionsAt', 'Relative', 'Rotary', 'SinCos', 'UnitInterval')
@@ -108,7 +108,19 @@ class ByIndex(checks.Settings):
 
 @dataclasses.dataclass
 class UnitInterval(checks.Settings):
-  """Rows and columns count by the center of the patch in an image from -1 to 1, times 2 pi (DINOv3)."""
+  """Rows and columns count by the center of the patch in an image from -1 to 1, times 2 pi (DINOv3).
+
+  In training these coordinates can change at random, at each pass alike for all images: `(c + a) b s`. Both coordinates
+  have an `a` and a `b` of their own, and share `s`. So the network does not depend on one size of images.
+  """
+  shift: float = ranged(0., NOT_NEGATIVE)     # a is uniform in [-shift, shift]
+  jitter: float = ranged(1., Range(1, 100))   # log b is uniform in [-log jitter, log jitter]
+  rescale: float = ranged(1., Range(1, 100))  # log s is uniform in [-log rescale, log rescale]
+
+  @property
+  def is_drawn(self) -> bool:
+    """Whether coordinates change in training."""
+    return self.shift > 0 or self.jitter > 1 or self.rescale > 1
 
 
 @dataclasses.dataclass

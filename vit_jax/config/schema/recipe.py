@@ -137,12 +137,20 @@ class Views(Settings):
   solarize: tuple[float, float, float] = ranged((0., .2, 0.), SHARE)  # probability: first and second global, local
   grayscale: float = ranged(.2, SHARE)                                # probability
   jitter: Jitter = field(default_factory=lambda: Jitter(.4, .4, .2, .1, probability=.8))
+  # Size of copies of the global crops for the Gram teacher of Dinov3, divided by theirs; 1 = it sees the crops.
+  gram_scale: float = ranged(1., Range(1, 8))
+
+  def gram_px(self, image_px: tuple[int, int]) -> tuple[int, int]:
+    """Returns height and width of the copies for a Gram teacher."""
+    return round(image_px[0] * self.gram_scale), round(image_px[1] * self.gram_scale)
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     if not self.on:
       yield from switched_off(self, name, f'with {name}.on=False')
       return
     objective = config.objective
+    if self.gram_scale > 1:
+      yield from self._copy_problems(config, name)
     if not objective.takes_views:
       yield problem(f'{name}.on', f'False for objective {type(objective).__name__}, which takes one image', True)
     if self.num_local:
@@ -150,6 +158,14 @@ class Views(Settings):
       yield from multiple(f'{name}.local_px', self.local_px, patch, f'model.patch={patch}')
     yield from ascending(f'{name}.global_area', self.global_area)
     yield from ascending(f'{name}.local_area', self.local_area)
+
+  def _copy_problems(self, config: Run, name: str) -> Iterator[str]:
+    objective, patch = config.objective, getattr(config.model, 'patch', 1)
+    if not objective.takes_copies:
+      yield problem(f'{name}.gram_scale', f'1 for objective {type(objective).__name__}, which has no Gram teacher',
+                    self.gram_scale)
+    for side in self.gram_px(config.image_px):
+      yield from multiple(f'{name}.gram_scale times image_px={config.image_px}', side, patch, f'model.patch={patch}')
 
 
 @dataclasses.dataclass

@@ -5,6 +5,7 @@ The host ends with uint8 at the training resolution; normalization and mixing ha
 """
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from typing import assert_never
@@ -89,6 +90,9 @@ class ViewsTransform:
   """Several views of one image for self-supervised training: two large crops and some small ones (DINO, arXiv
   2104.14294): `views_global [2, H, W, 3] u8`, `views_local [V, h, w, 3] u8`, `label`.
 
+  With `views.gram_scale` above 1 also `views_gram [2, H', W', 3] u8`: the global crops at a larger size, with the same
+  flips and colors; sigma of the blur is the same number of pixels.
+
   Each view: random crop, resize, flip, color jitter, grayscale, blur, solarize, in this order. The two global views
   differ in how often they are blurred and solarized.
   """
@@ -97,21 +101,36 @@ class ViewsTransform:
 
   def __call__(self, record: Record, rng: np.random.Generator) -> Example:
     stored, views = decode.as_rgb(record.image, decode_options(self.recipe)), self.recipe.views
-    both = [self.view(stored, rng, kind=kind) for kind in (FIRST, SECOND)]
+    both, copies = [], []
+    for kind in (FIRST, SECOND):
+      cut = self._cut(stored, rng, kind=kind)
+      if views.gram_scale > 1:  # with random numbers of its own, the same ones
+        copies.append(self._seen(cut, copy.deepcopy(rng), kind=kind, px=views.gram_px(self.image_px)))
+      both.append(self._seen(cut, rng, kind=kind, px=self.image_px))
     example: Example = {'views_global': np.stack(both), 'label': np.int32(record.label)}
+    if copies:
+      example['views_gram'] = np.stack(copies)
     if views.num_local:
       example['views_local'] = np.stack([self.view(stored, rng, kind=LOCAL) for _ in range(views.num_local)])
     return example
 
   def view(self, stored: HostArray, rng: np.random.Generator, *, kind: int) -> HostArray:
     """Returns one view of the decoded image `[H, W, 3] u8`."""
+    px = (self.recipe.views.local_px,) * 2 if kind == LOCAL else self.image_px
+    return self._seen(self._cut(stored, rng, kind=kind), rng, kind=kind, px=px)
+
+  def _cut(self, stored: HostArray, rng: np.random.Generator, *, kind: int) -> HostArray:
     recipe, views = self.recipe, self.recipe.views
-    local = kind == LOCAL
     window = crops.sample(recipe.crop_sampler, (stored.shape[0], stored.shape[1]), rng=rng,
-                          area=views.local_area if local else views.global_area, aspect=recipe.crop_aspect,
+                          area=views.local_area if kind == LOCAL else views.global_area, aspect=recipe.crop_aspect,
                           tries=recipe.crop_tries, covered=recipe.crop_covered)
-    image = geometry.resize(window.cut(stored), (views.local_px,) * 2 if local else self.image_px,
-                            antialias=recipe.antialias, interpolation=recipe.interpolation, truncate=recipe.truncate)
+    return window.cut(stored)
+
+  def _seen(self, cut: HostArray, rng: np.random.Generator, *, kind: int, px: tuple[int, int]) -> HostArray:
+    """Returns a crop after resizing, flip and colors."""
+    recipe, views = self.recipe, self.recipe.views
+    image = geometry.resize(cut, px, antialias=recipe.antialias, interpolation=recipe.interpolation,
+                            truncate=recipe.truncate)
     if recipe.flip and rng.random() < 0.5:
       image = np.ascontiguousarray(geometry.flip(image))
     image = colors.jitter(image, views.jitter, rng)
@@ -185,6 +204,8 @@ def train_shapes(recipe: schema.Recipe, image_px: tuple[int, int], *, max_labels
   if not views.on:
     return eval_shapes(image_px, max_labels=max_labels, num_channels=recipe.channels)
   found: Shapes = {'views_global': ((2, height, width, 3), np.uint8), 'label': ((), np.int32)}
+  if views.gram_scale > 1:
+    found['views_gram'] = ((2, *views.gram_px(image_px), 3), np.uint8)
   if views.num_local:
     found['views_local'] = ((views.num_local, views.local_px, views.local_px, 3), np.uint8)
   return found

@@ -106,8 +106,9 @@ class MapLabels:
     self._maps = maps
     self.digest = f' maps={hashlib.sha256(str(maps.info).encode()).hexdigest()}'
 
-  def add(self, batch: Batch) -> Batch:
+  def add(self, batch: Batch, positions: HostArray) -> Batch:
     """Returns the batch with its label maps."""
+    del positions
     labels, scores = self._maps.read(batch['index'])
     replaced = np.flatnonzero(batch['bad'])
     labels[replaced], scores[replaced] = batch['label'][replaced, None, None], 0.

@@ -95,7 +95,7 @@ class TrainBatches:
   """Maps a number to the training batch `image label index box bad`, decoded and augmented on the host.
 
   A recipe with views has those in place of image and box, as `shapes` defines. With `texts` it also has `text` and
-  `text_mask`.
+  `text_mask`. With a `period` the first so many positions are repeated, with the same crops.
   """
   source: Source
   transform: Transform
@@ -105,9 +105,11 @@ class TrainBatches:
   batch_size: int
   shard: Shard
   texts: Texts | None = None
+  period: int = 0
 
   def __call__(self, number: int, allocate: shared.Allocate = shared.new) -> Batch:
     positions = number * self.batch_size + self.shard.rows(self.batch_size)
+    positions = positions % self.period if self.period else positions
     indexes = self.visit(positions)
     batch = _empty(len(indexes), self.shapes, allocate, zero=False) | {'index': indexes}
     rngs, source, transform = order.ExampleRngs(self.seed), self.source, self.transform

@@ -21,6 +21,7 @@ from vit_jax.core.types import Batch, HostArray, Shard
 from vit_jax.data.files import open_files
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.labels import label_maps
+from vit_jax.data.labels.stored_features import StoredFeatures
 from vit_jax.data.pipeline import batches, capacity, group_order, order, prefetch, verifying
 from vit_jax.data.source import Source, find_origin, shard_sizes, title
 from vit_jax.data.sources.mixture import Mixture
@@ -42,8 +43,8 @@ class Labels(Protocol):
   digest: str
   """Appended to the digest of the source."""
 
-  def add(self, batch: Batch) -> Batch:
-    """Returns the batch with its labels."""
+  def add(self, batch: Batch, positions: HostArray) -> Batch:
+    """Returns the batch with its labels, of the rows at `positions [B]` of the stream."""
     ...
 
 
@@ -117,11 +118,11 @@ class TrainLoader(_Loader):
   """Endless training batches; a `core.contracts.Loader`."""
 
   def __init__(self, source: Source, start: Start, *, visit: order.Visit, info: LoaderInfo, bad: BadImages,
-               use: Callable[[int], verifying.Used], max_bad_images: int, labels: Labels | None = None,
-               supply: Supply | None = None) -> None:
+               use: Callable[[int], verifying.Used], max_bad_images: int, rows: HostArray,
+               labels: Labels | None = None, supply: Supply | None = None) -> None:
     super().__init__(start, bad, use)
     self.info, self.supply, self.describe, self._visit = info, supply, source.describe, visit
-    self._max_bad_images, self._labels = max_bad_images, labels
+    self._max_bad_images, self._labels, self._rows = max_bad_images, labels, rows
 
   def batches(self, start: int) -> Iterator[Batch]:
     """Yields this process's rows of the global batches from step `start` on.
@@ -130,9 +131,9 @@ class TrainLoader(_Loader):
       UserError: more than `max_bad_images` images could not be decoded in the batches taken.
       UserError: a file has another checksum than it should.
     """
-    for batch in self._run(range(start, _LAST_BATCH)):
+    for number, batch in enumerate(self._run(range(start, _LAST_BATCH)), start):
       self.bad.check(self._max_bad_images)
-      yield self._labels.add(batch) if self._labels else batch
+      yield self._labels.add(batch, number * self.info.batch_size + self._rows) if self._labels else batch
 
   def indexes(self, step: int) -> HostArray:
     """Returns the indexes `[B] i64` of the examples of the global batch of a step, all rows."""
@@ -177,6 +178,7 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
                  seed: int, shard: Shard, workers: int, threads: int, in_memory: bool,
                  max_bad_images: int, decode: schema.Decode = schema.Decode.FULL, max_labels: int = 0,
                  maps: label_maps.LabelMaps | None = None, texts: Texts | None = None,
+                 features: StoredFeatures | None = None,
                  placement: schema.Placement = schema.Placement.ANYWHERE) -> TrainLoader:
   """Returns batches of `image label index box bad` for training; with views, those in place of image and box.
 
@@ -194,6 +196,7 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
     max_labels: T of `label_list [B, T]`, which batches then also have; 0 = images have one class.
     maps: label maps of the source, which batches then also have.
     texts: of the source, which batches then also have; not with images in memory.
+    features: of a teacher, which batches then also have; their crops are repeated. Not with images in memory.
     placement: which shards each host reads; not with images in memory, repeats or several sources.
 
   Raises:
@@ -206,7 +209,7 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
                     f'{batch_size}. Set --config.batch_size={1 << len(source).bit_length() - 1}.')
   if seed < 0:
     raise UserError(f'seed: expected 0 or more, got {seed}.')
-  assert not (in_memory and texts)
+  assert not (in_memory and (texts or features))
   kinds = [transforms.train_shapes(recipe, image_px, max_labels=max_labels, num_tokens=num_tokens)
            | (texts.shapes if texts else {}) for num_tokens in recipe.native_lengths or (0,)]
   shapes = max(kinds, key=capacity.example_bytes)
@@ -217,6 +220,11 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
   is_placed = placement is not schema.Placement.ANYWHERE
   visit = (_place(source, shard, placement, batch_size=batch_size, seed=seed) if is_placed else
            _visit(source, seed=seed, repeats=recipe.repeats, batch_size=batch_size, groups=groups))
+  grouped = group_order.describe(visit)
+  if features:
+    if is_placed:
+      raise UserError(f'data.placement: expected anywhere with objective.features, got {placement.value}.')
+    visit = order.Cycled(visit, features.info.num_rows)
   start: Start
   supply = None
   if in_memory:
@@ -226,7 +234,8 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
   else:
     made = tuple(batches.TrainBatches(
         source, transforms.train_transform(recipe, image_px, decode=decode, max_labels=max_labels,
-                                           num_tokens=num_tokens), visit, own, seed, batch_size, shard, texts)
+                                           num_tokens=num_tokens), visit, own, seed, batch_size, shard, texts,
+        features.info.num_rows if features else 0)
         for num_tokens, own in zip(recipe.native_lengths or (0,), kinds, strict=True))
     make = batches.NativeBatches(made, seed) if recipe.native_lengths else made[0]
     size = capacity.batch_bytes(batch_size, shard, shapes)
@@ -235,9 +244,9 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
   digest = source.digest if recipe.repeats == 1 else f'{source.digest} repeats={recipe.repeats}' + (
       f' groups={groups}' if groups > 1 else '')
   digest += f' {placement.value}={visit.num_hosts}' if isinstance(visit, order.HostShards) else ''
-  digest += group_order.describe(visit) + (f' lengths={recipe.native_lengths}' if recipe.native_lengths else '')
-  labels: Labels | None = (label_maps.MapLabels(maps) if maps else
-                           TeacherLabels(source) if isinstance(source, PseudoLabeled) else None)
+  digest += grouped + (f' lengths={recipe.native_lengths}' if recipe.native_lengths else '')
+  labels: Labels | None = (label_maps.MapLabels(maps) if maps else features or (
+      TeacherLabels(source) if isinstance(source, PseudoLabeled) else None))
   info = LoaderInfo(source.name, len(source), batch_size, seed, digest + (labels.digest if labels else '') +
                     (texts.digest if texts else ''))
   rows = shard.rows(batch_size)
@@ -246,7 +255,7 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
     return verifying.Used(source, lambda number: visit(number * batch_size + rows), start=first,
                           ahead=-(-len(source) // batch_size))
   return TrainLoader(source, start, visit=visit, info=info, bad=BadImages(source, fit, texts), use=use,
-                     max_bad_images=max_bad_images, labels=labels, supply=supply)
+                     max_bad_images=max_bad_images, rows=rows, labels=labels, supply=supply)
 
 
 def eval_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, int], batch_size: int,

@@ -43,6 +43,16 @@ class Shuffled:
 
 
 @dataclasses.dataclass(frozen=True)
+class Cycled:
+  """The first `period` positions again and again."""
+  visit: Visit
+  period: int
+
+  def __call__(self, positions: HostArray) -> HostArray:
+    return self.visit(positions % self.period)
+
+
+@dataclasses.dataclass(frozen=True)
 class Repeated:
   """Each example `times` times in a global batch, with another augmentation each time (arXiv 1901.09335).
 

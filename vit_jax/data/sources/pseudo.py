@@ -70,8 +70,9 @@ class TeacherLabels:
   def __init__(self, source: PseudoLabeled) -> None:
     self._maps, self._rows, self._num_own = source.maps(), source.rows, source.num_own
 
-  def add(self, batch: Batch) -> Batch:
+  def add(self, batch: Batch, positions: HostArray) -> Batch:
     """Returns the batch with predictions; labeled images, and those that replace a bad image, have their class."""
+    del positions
     shape = (len(batch['label']), 1, self._maps.info.top)
     labels, scores = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
     labels[:, 0, 0], scores[:, 0, 0] = batch['label'], 1.

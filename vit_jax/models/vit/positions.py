@@ -95,6 +95,11 @@ class NoPositions:
   at: PositionsAt = PositionsAt.STEM
   acts_in_attention = False
 
+  @property
+  def is_drawn(self) -> bool:
+    """Whether training changes positions at random, by `drawn`."""
+    return False
+
   def init(self, key: Key) -> PyTree:
     """Returns a new table of learned positions; None if there is none."""
     del key
@@ -124,6 +129,10 @@ class NoPositions:
     """Returns the vectors of class and distillation token, `[num_first, D]` f32; zeros if they have none."""
     del table
     return jnp.zeros((self.model.num_first, self.model.width))
+
+  def drawn(self, positions: Array, key: Key) -> Array:
+    """Returns the positions of patch tokens for one pass of training, changed at random."""
+    raise NotImplementedError
 
   def at_stem(self, positions: Array) -> Array | None:
     """Returns what is added to the tokens of the stem, `[1, n, D]` or `[B, n, D]`; None if nothing is.

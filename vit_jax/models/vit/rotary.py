@@ -18,7 +18,7 @@ from vit_jax.models.vit.positions import Learned, NoPositions, batched, library
 
 
 def coordinates(side: int, settings: schema.ByIndex | schema.UnitInterval) -> np.ndarray:
-  """Angles `[side]` f64 of the rows or columns of a grid, in radians at frequency 1.
+  """Returns the angles `[side]` f64 of the rows or columns of a grid, in radians at frequency 1.
 
   By index `(i + offset) g / side`, or without `grid` g `i + offset`: neighbors then have the same angle between them in
   images of any size, and otherwise the same share of the image has. In the unit interval (DINOv3, arXiv 2508.10104,
@@ -31,7 +31,7 @@ def coordinates(side: int, settings: schema.ByIndex | schema.UnitInterval) -> np
 
 
 def angles_of(coordinates: Array, frequencies: Array) -> Array:
-  """Cosines and sines `[.., M, A, K]` f32 of the angles `x f_x + y f_y` (RoPE-ViT, eq. 9, mixed).
+  """Returns cosines and sines `[.., M, A, K]` f32 of the angles `x f_x + y f_y` (RoPE-ViT, eq. 9, mixed).
 
   Args:
     coordinates: `[.., M, 2]` f32, column and row of each token; zeros for tokens without a place.
@@ -88,15 +88,33 @@ class Rotary(NoPositions):
 
     The axial form of RoPE-ViT (arXiv 2403.13298, section 3.2, eq. 6 to 8): the angles of the token in column x and row
     y are `x theta_t`, then `y theta_t`, with `theta_t = base^(-t / (K / 4))`, `t = 0 .. K / 4 - 1`. With `mixed` x and
-    y themselves, `[h * w, 2]`, as each block has frequencies of its own.
+    y themselves, `[h * w, 2]`, as each block has frequencies of its own; and where training changes them.
     """
     xp = library(grid)
     y, x = xp.meshgrid(*(coordinates(side, self.coordinates) for side in grid), indexing='ij')
-    if self.mixed:
+    if self.mixed or self.is_drawn:
       return jnp.asarray(xp.concatenate([x.reshape(-1, 1), y.reshape(-1, 1)], axis=1).astype(np.float32))
-    theta = self.base ** -(np.arange(self._head // 4) / (self._head // 4))
-    angles = xp.concatenate([x.reshape(-1, 1) * theta[None], y.reshape(-1, 1) * theta[None]], axis=1)
+    angles = xp.concatenate([x.reshape(-1, 1) * self._theta[None], y.reshape(-1, 1) * self._theta[None]], axis=1)
     return jnp.asarray(xp.concatenate([xp.cos(angles), xp.sin(angles)], axis=1).astype(np.float32))
+
+  @property
+  def is_drawn(self) -> bool:
+    return isinstance(self.coordinates, UnitInterval) and self.coordinates.is_drawn
+
+  def drawn(self, positions: Array, key: Key) -> Array:
+    """Returns positions whose coordinates, the last two entries, are shifted and scaled (`schema.UnitInterval`).
+
+    Each number is a scalar of its own, so that it is the same for all parts of a batch (`core/row_keys.py`).
+    """
+    c, keys = self.coordinates, jax.random.split(key, 5)
+    assert isinstance(c, UnitInterval), c
+    largest = [2 * np.pi * c.shift] * 2 + [np.log(c.jitter)] * 2 + [np.log(c.rescale)]
+    draws = jnp.stack([most * jax.random.uniform(own, (), jnp.float32, -1., 1.)
+                       for own, most in zip(keys, largest, strict=True)])
+    places = (1,) * (positions.ndim - 1) + (2,)
+    moved = positions[..., -2:] + draws[:2].reshape(places)
+    moved = moved * jnp.exp(draws[2:4] + draws[4:]).reshape(places)
+    return jnp.concatenate([positions[..., :-2], moved], axis=-1)
 
   def at_stem(self, positions: Array) -> Array | None:
     return None
@@ -106,6 +124,10 @@ class Rotary(NoPositions):
     positions = batched(positions)
     if self.mixed:  # zeros: angles of 0
       return jnp.pad(positions[..., -2:], ((0, 0), (self.model.num_extra, 0), (0, 0)))
+    if self.is_drawn:
+      theta = jnp.asarray(self._theta, jnp.float32)[None, None]
+      angles = jnp.concatenate([positions[..., -2:-1] * theta, positions[..., -1:] * theta], axis=-1)
+      positions = jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)
     positions = positions[..., -self._head:]
     shape = positions.shape[0], self.model.num_extra, positions.shape[2] // 2  # cosine 1 and sine 0
     return jnp.concatenate([jnp.concatenate([jnp.ones(shape), jnp.zeros(shape)], axis=-1), positions], axis=1)
@@ -123,6 +145,11 @@ class Rotary(NoPositions):
     if positions is None:
       return query, key, None
     return rotated(query, positions), rotated(key, positions), None
+
+  @property
+  def _theta(self) -> np.ndarray:
+    """The frequencies `theta_t` of each axis, `[K / 4]` f64."""
+    return self.base ** -(np.arange(self._head // 4) / (self._head // 4))
 
   @property
   def _head(self) -> int:

@@ -180,7 +180,7 @@ class ViT:
       positions: `[n, D]` or `[B, n, D]` f32, those of the tokens.
       grid: of the image; also passed on to the features.
       train: switches dropout and stochastic depth on.
-      key: for these; may be None if there are none.
+      key: for these, and for positions that training changes; may be None if there are none.
       mask: bool, `[B, n]`: which tokens are attended to, all alike by every token; None = all. The features of the
         others have no meaning, and pooling does not know of the mask.
 
@@ -198,6 +198,9 @@ class ViT:
     is_random = train and (s.dropout > 0. or s.drop_path > 0. or s.attention.dropout > 0.)
     assert key is not None or not is_random, 'train=True with dropout or drop_path needs a key'
     keys = jax.random.split(key, 2) if is_random and key is not None else (None, None)
+    if train and self._positions.is_drawn:
+      assert key is not None, 'train=True with positions that are drawn needs a key'
+      positions = self._positions.drawn(positions, jax.random.fold_in(key, 2))
     x_BMD = constrain_batch(dropout(self._sequence(params, tokens, positions), s.dropout, keys[0]))
     x_BMD = self._normed(params, 'norm_before', x_BMD)
     shared = self._positions.in_blocks(params.get('positions'), positions)

@@ -1,0 +1,206 @@
+"""Feature distillation: a small network learns to predict the features of a large frozen one, without labels.
+
+From each crop, linear maps of the student's pooled features and of its patch tokens predict what the teacher computes
+for the same crop, which it may see at another size. The distillation of DINOv3 (arXiv 2508.10104, section 5.2) has the
+losses of DINO and iBOT in their place; those need the teacher's heads, which released weights do not have.
+"""
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.config import schema
+from vit_jax.config.durations import Lengths
+from vit_jax.config.schema import FeatureDistance, PositionResize
+from vit_jax.core.contracts import Backbone, View
+from vit_jax.core.errors import UserError
+from vit_jax.core.numerics import split_key, weighted_mean
+from vit_jax.core.types import Array, Batch, Extra, Features, Key, LossOut, Params, PyTree
+from vit_jax.data.image.transform import Shapes
+from vit_jax.data.labels import stored_features
+from vit_jax.data.labels.stored_features import PATCHES, POOLED, StoredFeatures
+from vit_jax.data.source import Source
+from vit_jax.models import backbones
+from vit_jax.models.heads import normalize
+from vit_jax.models.initialization import TORCH
+from vit_jax.models.kernels.forms import select
+from vit_jax.models.layers import Dense, applied, initial
+from vit_jax.models.vit import interpolate
+from vit_jax.objectives import spec
+from vit_jax.objectives.networks import STATE, NetworkView, init_backbone, statistics
+from vit_jax.parallel import sharding
+
+TRAINED = sharding.TRAINED
+"""Key of `extra` for the teacher: `backbone`, `state`. It never changes."""
+PREDICT = 'predict'
+"""Key of the parameters for the linear maps to the teacher's features."""
+
+
+class Trained:
+  """The teacher of a run: a network, the images that it expects, and the grid of patches that the student has.
+
+  Args:
+    settings: of the teacher.
+    recipe: of the student, with whose mean and deviation images are normalized.
+    image_px: of the student.
+    grid: patches of the student; None: only pooled features are computed.
+  """
+
+  def __init__(self, settings: schema.FeatureTeacher, recipe: schema.Recipe, image_px: tuple[int, int],
+               grid: tuple[int, int] | None) -> None:
+    self._px, self._grid = settings.image_px(image_px), grid
+    self.backbone = backbones.build(settings.model, self._px)
+    own, seen = (settings.mean, settings.std), (recipe.mean, recipe.std)
+    self._own, self._seen = ([jnp.array(x, jnp.float32).reshape(1, 1, 1, 3) for x in pair] for pair in (own, seen))
+
+  def init(self, key: Key, num: int) -> PyTree:
+    """Returns an untrained network of the same shapes; training starts from weights."""
+    params, state, _ = init_backbone(self.backbone, key, jnp.zeros((num, *self._px, 3)))
+    return {'backbone': params, **({'state': state} if state else {})}
+
+  def features(self, teacher: PyTree, image: Array) -> dict[str, Array]:
+    """Returns `teacher_pooled [B, D]` and `teacher_patches [B, N, D]` f32 for images normalized for the student.
+
+    Images are resized to the size of the teacher, and its patch tokens to the grid of the student, both bicubic and
+    antialiased. No gradient flows through.
+    """
+    image = (image * self._seen[1] + self._seen[0] - self._own[0]) / self._own[1]
+    image = resized(image, self._px)
+    features, _ = self.backbone.apply(teacher['backbone'], teacher.get('state', {}), image, train=False, key=None)
+    found = {POOLED: features.pooled.astype(jnp.float32)}
+    if self._grid is not None:
+      tokens = features.tokens.astype(jnp.float32)
+      width = tokens.shape[-1]
+      found[PATCHES] = resized(tokens.reshape(-1, *features.grid, width), self._grid).reshape(len(image), -1, width)
+    return jax.lax.stop_gradient(found)
+
+
+def resized(image: Array, size: tuple[int, int]) -> Array:
+  """Returns images or maps `[B, H, W, C]` of another height and width, bicubic and antialiased."""
+  if image.shape[1:3] == tuple(size):
+    return image
+  rows, columns = interpolate.matrices((image.shape[1], image.shape[2]), size, PositionResize.BICUBIC_ANTIALIAS)
+  return jnp.einsum('ih,jw,bhwc->bijc', rows, columns, image, precision=jax.lax.Precision.HIGHEST)
+
+
+class FeatureDistill:
+  """Objective: `w_p d(M_p x, t) + w_n mean over patches n of d(M_n x_n, t_n)`, d the distance of the settings.
+
+  x and x_n are the student's pooled features and patch tokens, t and t_n those of the teacher, M_p and M_n linear maps.
+  The teacher's features are in the batch if they are stored; else the teacher is part of the state and is run.
+
+  Metrics beside the loss: `pooled_distance` and `patch_distance`, the terms without their weights, and
+  `pooled_cosine`, the mean cosine of predicted and pooled features.
+  """
+
+  def __init__(self, backbone: Backbone, settings: schema.FeatureDistill, teacher: Trained | None,
+               maps: dict[str, Dense]) -> None:
+    """`maps` are by the name of their target."""
+    self._backbone, self._settings, self._teacher, self._maps = backbone, settings, teacher, maps
+
+  def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
+    keys, image = split_key(key, 'backbone', 'teacher', POOLED, PATCHES), batch['image']
+    params, state, features = init_backbone(self._backbone, keys['backbone'], image)
+    width = features.pooled.shape[-1]
+    predict = {name: initial(layer, keys[name], jnp.zeros((1, width))) for name, layer in self._maps.items()}
+    extra = {} if self._teacher is None else {TRAINED: self._teacher.init(keys['teacher'], len(image))}
+    return {'backbone': params, PREDICT: predict}, {**extra, **statistics(state)}
+
+  def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
+    del step
+    image, mask_B, s = batch['image'], batch.get('mask'), self._settings
+    features, state = self._backbone.apply(params['backbone'], extra.get(STATE, {}), image, train=True, key=key)
+    wanted = self._teacher.features(extra[TRAINED], image) if self._teacher else batch
+    found = {name: self._predicted(params[PREDICT][name], name, features) for name in self._maps}
+    terms = {name: distance(found[name], wanted[name], s.distance) for name in self._maps}
+    weights = {POOLED: s.pooled_weight, PATCHES: s.patch_weight}
+    loss_B = sum((weights[name] * terms[name] for name in terms), jnp.zeros(len(image)))
+    metrics = {names: terms[name] for name, names in (
+        (POOLED, 'pooled_distance'), (PATCHES, 'patch_distance')) if name in terms}
+    if POOLED in found:
+      metrics['pooled_cosine'] = 1. - distance(found[POOLED], wanted[POOLED], FeatureDistance.COSINE)
+    return LossOut(weighted_mean(loss_B, mask_B), {
+        name: weighted_mean(jax.lax.stop_gradient(x), mask_B) for name, x in metrics.items()}, statistics(state))
+
+  def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
+    del params, step
+    return {**extra, **stats}
+
+  def views(self) -> dict[str, View]:
+    return {'student': NetworkView(self._backbone)}
+
+  def _predicted(self, params: Params, name: str, features: Features) -> Array:
+    """Returns the prediction of the teacher's features of this name, f32."""
+    x = features.pooled if name == POOLED else features.tokens
+    rows = applied(self._maps[name], params, x.reshape(-1, x.shape[-1]))
+    return rows.reshape(*x.shape[:-1], -1).astype(jnp.float32)
+
+
+def distance(predicted: Array, wanted: Array, kind: FeatureDistance) -> Array:
+  """Returns the distance of feature vectors `[B, D]`, or its mean over those of an image `[B, N, D]`; `[B]` f32."""
+  wanted = wanted.astype(jnp.float32)
+  match kind:
+    case FeatureDistance.COSINE:
+      each = 1. - (normalize(predicted, axis=-1) * normalize(wanted, axis=-1)).sum(-1)
+    case FeatureDistance.MSE:
+      each = jnp.square(predicted - wanted).mean(-1)
+  return each.reshape(len(each), -1).mean(1)
+
+
+class Spec(spec.Spec[schema.FeatureDistill]):
+  """Builds `FeatureDistill` from a config."""
+
+  def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> FeatureDistill:
+    s, model = self.settings, self.config.model
+    if s.features:
+      teacher, widths = None, {name: shape[-1] for name, (shape, _) in self.batch_shapes().items()}
+    else:
+      teacher = self.teacher()
+      image = jnp.zeros((1, *s.teacher.image_px(self.config.image_px), 3))
+      width = jax.eval_shape(lambda: init_backbone(teacher.backbone, jax.random.key(0), image)[2].pooled).shape[-1]
+      widths = {name: width for name in self.names()}
+    maps = {name: Dense(features=(widths[name],), axes=('embed', 'mlp'), dtype=jnp.dtype(model.dtype.value), law=TORCH,
+                        forms=select(model.kernels)) for name in self.names()}
+    return FeatureDistill(backbone, s, teacher, maps)
+
+  def names(self) -> list[str]:
+    """Returns the names of the teacher's features that the loss uses."""
+    s = self.settings
+    return [POOLED] * (s.pooled_weight > 0) + [PATCHES] * (s.patch_weight > 0)
+
+  def teacher(self) -> Trained:
+    """Returns the teacher, whose patch tokens are those of the student's grid."""
+    s, px = self.settings, self.config.image_px
+    patch = getattr(self.config.model, 'patch', 1)
+    return Trained(s.teacher, self.config.data.recipe, px, (px[0] // patch, px[1] // patch) if s.patch_weight else None)
+
+  def models(self) -> dict[str, schema.Model]:
+    own = {} if self.settings.features else {'objective.teacher.model': self.settings.teacher.model}
+    return {**super().models(), **own}
+
+  def batch_shapes(self) -> Shapes:
+    if not self.settings.features:
+      return {}
+    info = stored_features.read_info(pathlib.Path(self.settings.features))
+    found: dict[str, Any] = info.shapes()
+    return {name: (found[name], np.float16) for name in self.names() if name in found}
+
+  def open_features(self, source: Source) -> StoredFeatures | None:
+    s = self.settings
+    if not s.features:
+      return None
+    patch = getattr(self.config.model, 'patch', 1)
+    num = self.config.image_px[0] // patch * (self.config.image_px[1] // patch)
+    found = StoredFeatures(pathlib.Path(s.features), self.names())
+    rows = s.stored_epochs * len(source)
+    if found.info.num_rows != rows:
+      raise UserError(f'objective.stored_epochs: expected {found.info.num_rows / len(source):g}, passes over '
+                      f'{len(source):,} images in {s.features}, got {s.stored_epochs}. Set it, or write them again.')
+    if s.patch_weight and found.info.num_patches != num:
+      raise UserError(f'objective.features: expected features of the {num} patches of model and image_px, got '
+                      f'{found.info.num_patches} in {s.features}. Store features again with this config.')
+    return found
