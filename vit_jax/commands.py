@@ -403,7 +403,14 @@ JOBS = {
         *READING, Flag('from_pixels', None, 'the input is uint8, and normalized inside'),
         Flag('any_size', None, 'the input has any height and width that are multiples of the patch side'),
         Flag('texts', None, 'export the text tower and its tokenizer too, and vectors of unit length'),
-        Flag('tokenizer', FILE, 'file of the tokenizer of --texts', '', 'the one beside the weights')),
+        Flag('tokenizer', FILE, 'file of the tokenizer of --texts', '', 'the one beside the weights'),
+        Flag('quantize', choice('int8'), 'products of the ONNX file, with ranges measured on --data', '',
+             'float32'),
+        Flag('data', TEXT, 'images for --quantize: folder:PATH, tfds:NAME, array_record:DIR', ''),
+        Flag('split', TEXT, 'split of --data', '', 'train'),
+        Flag('images', whole(1, 10_000), 'number of images of --data to measure', 64),
+        Flag('min_sqnr', NUMBER, 'products whose signal-to-noise ratio in int8 is below this, in dB, stay in float32',
+             20.)),
         on_cpu=True),  # so that the file does not depend on this machine
     'average': Job('Average several checkpoints of a run into a new run directory, to evaluate it.', 'jobs.average', (
         RUN, Flag('to', STORED, 'directory of the averaged run')), (

@@ -1,7 +1,7 @@
 """`--job=export`: writes a network as one file that runs without this project, StableHLO or ONNX.
 
 Each file is read back and run on several batch sizes, and must give the same results as the network. Networks are
-exported in f32, independent of the dtype that they were trained in.
+exported in f32, independent of the dtype that they were trained in; ONNX files can have their products in int8.
 """
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import dataclasses
 import json
 import pathlib
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -17,13 +17,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
+from vit_jax.config import files as config_files
 from vit_jax.config import schema
 from vit_jax.config.schema.checks import kind
 from vit_jax.config.schema.data import RGB
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray, Params
 from vit_jax.data.device.prepare import normalize
-from vit_jax.export import onnx
+from vit_jax.data.image import transform as transforms
+from vit_jax.data.sources import opening
+from vit_jax.export import int8, onnx
+from vit_jax.jobs import evaluate_weights, flag_names
 from vit_jax.jobs import runtime as startup
 from vit_jax.record import console, destination
 from vit_jax.weights import card, inference, loading
@@ -44,15 +48,30 @@ class Subject(NamedTuple):
   multiple: int = 0  # px, of any height and width that the function takes; 0 = those of `image` alone
 
 
+class Calibration(NamedTuple):
+  """Images on which the ranges of int8 are measured; see `int8.quantize`."""
+  images: HostArray
+  min_sqnr: float
+
+
 def run(weights: str, to: pathlib.Path, *, reading: Reading, from_pixels: bool, any_size: bool, texts: bool = False,
-        tokenizer: str = '') -> int:
+        tokenizer: str = '', quantize: str = '', data: str = '', split: str = '', images: int = 64,
+        min_sqnr: float = 20.) -> int:
   """Exports weights, given as for `weights.loading.load`; exit status 0.
 
-  With `texts`, the text tower and the tokenizer (a file; '' = beside the weights) are exported too.
+  Args:
+    weights, reading: see `weights.loading.load`.
+    to, from_pixels, any_size: see `write`.
+    texts: the text tower and the tokenizer are exported, too.
+    tokenizer: a file; '' = the one beside the weights.
+    quantize: '' or `int8`, of the products of an ONNX file.
+    data, split, images: source, split ('' = `train`) and number of images on which the ranges of int8 are measured.
+    min_sqnr: dB, products with a larger error in int8 stay in float32.
+
+  Raises:
+    UserError: flags contradict each other, or as `write`.
   """
-  if tokenizer and not texts:
-    raise UserError('--tokenizer: expected --texts as well, got --tokenizer alone. Set --texts to export the text '
-                    'tower.')
+  _check_flags(to, texts=texts, tokenizer=tokenizer, quantize=quantize, data=data)
   if texts:
     from vit_jax.export import towers  # only here: it reads text towers
     towers.check(to)
@@ -62,12 +81,34 @@ def run(weights: str, to: pathlib.Path, *, reading: Reading, from_pixels: bool, 
   found = loading.load(weights, **reading._asdict())
   console.end_stage()
   print(loading.text(found))
+  calibration = None
+  if quantize:
+    console.begin_stage('reading images')
+    calibration = Calibration(_read_images(found, data, split or 'train', images, from_pixels=from_pixels), min_sqnr)
+    console.end_stage()
   console.begin_stage('exporting, running the result beside the network')
   if texts:
     towers.write(found, to, from_pixels=from_pixels, any_size=any_size, tokenizer=tokenizer)
     return 0
-  write(found, to, from_pixels=from_pixels, any_size=any_size)
+  write(found, to, from_pixels=from_pixels, any_size=any_size, calibration=calibration)
   return 0
+
+
+def _read_images(weights: Weights, data: str, split: str, number: int, *, from_pixels: bool) -> HostArray:
+  """Returns images that lie evenly in a source, `[N, H, W, C]`, as the exported file takes them."""
+  if not isinstance(weights.model, schema.ViT | schema.Mixer):
+    raise UserError(f'--quantize: expected a Vision Transformer or a Mixer, got {type(weights.model).__name__}, whose '
+                    'convolutions stay in float32. Leave --quantize out.')
+  config = evaluate_weights.with_weights(config_files.load('evaluate', []), weights, ())
+  config = dataclasses.replace(config, data=dataclasses.replace(config.data, source=data))
+  with flag_names.shown({'data.source': '--data'}):
+    source = opening.open_split(config.data, split, image_px=config.image_px)
+  if not len(source):
+    raise UserError(f'--data: expected at least one image, got none in {source.name}. Choose another --split.')
+  transform = transforms.eval_transform(config.data.recipe, config.image_px)
+  rows = np.linspace(0, len(source) - 1, min(number, len(source))).astype(int)
+  pixels = np.stack([transform(source[int(row)])['image'] for row in rows])
+  return pixels if from_pixels else np.asarray(normalize(jnp.asarray(pixels), inference.eval_recipe(weights)))
 
 
 def check(to: pathlib.Path) -> pathlib.Path:
@@ -79,13 +120,34 @@ def check(to: pathlib.Path) -> pathlib.Path:
   path = destination.checked(to)
   if path.suffix not in SUFFIXES:
     raise UserError(f'--to: expected a name that ends in {" or ".join(SUFFIXES)}, got {to}. Change it.')
-  for one in (path, path.with_name(onnx.beside(path))):
+  for one in (path, path.with_name(onnx.beside(path)), path.with_name(table_name(path))):
     if one.exists() or one.is_symlink():
       raise UserError(f'--to: expected a new path, got {to}, and {one.name} exists. Choose another path.')
   return path
 
 
-def write(weights: Weights, to: pathlib.Path, *, from_pixels: bool, any_size: bool = False) -> None:
+def table_name(path: pathlib.Path) -> str:
+  """Returns the name of the file with the errors of products in int8."""
+  return f'{path.name}.int8.json'
+
+
+def _check_flags(to: pathlib.Path, *, texts: bool, tokenizer: str, quantize: str, data: str) -> None:
+  """Raises UserError if flags contradict each other."""
+  if tokenizer and not texts:
+    raise UserError('--tokenizer: expected --texts as well, got --tokenizer alone. Set --texts to export the text '
+                    'tower.')
+  if texts and quantize:
+    raise UserError(f'--quantize: expected an export without --texts, got {quantize}. Leave one of them out.')
+  if quantize and to.suffix != '.onnx':
+    raise UserError(f'--quantize: expected --to=FILE.onnx, got {to}. StableHLO is exported in float32.')
+  if bool(quantize) != bool(data):
+    wanted = 'images for' if quantize else 'none without'
+    raise UserError(f'--data: expected {wanted} --quantize, got {data or "none"}. ' + (
+        'Set --data=folder:PATH, to measure ranges on them.' if quantize else 'Set --quantize=int8.'))
+
+
+def write(weights: Weights, to: pathlib.Path, *, from_pixels: bool, any_size: bool = False,
+          calibration: Calibration | None = None) -> None:
   """Exports weights, and prints a description of the file.
 
   Args:
@@ -93,25 +155,36 @@ def write(weights: Weights, to: pathlib.Path, *, from_pixels: bool, any_size: bo
     to: a new file; its suffix selects the format.
     from_pixels: the input is uint8 of the network's size, and is normalized inside.
     any_size: the input may have any height and width that the patches tile.
+    calibration: products of the ONNX file are in int8, with ranges of these images; None = all of it is in float32.
 
   Raises:
-    UserError: as `check`, the network takes one size of images only, or the results of the file differ from those of
-      the network; then no file is kept.
+    UserError: as `check` and `int8.quantize`, the network takes one size of images only, or the results of the file
+      differ from those of the network; then no file is kept.
   """
   to = check(to)
   subject = make_subject(weights, from_pixels=from_pixels, any_size=any_size)
   about = describe(weights, from_pixels=from_pixels, multiple=subject.multiple)
-  with tempfile.TemporaryDirectory(dir=to.parent, prefix='.export') as folder:
+  quantized = None
+  with tempfile.TemporaryDirectory(dir=to.parent, prefix='.export') as folder, \
+      tempfile.TemporaryDirectory(dir=to.parent, prefix='.export_float32') as scratch:
     part = pathlib.Path(folder) / to.name
-    worst = write_subject(subject, part, params=inference.parameters(weights), about=about)
-    card.place(card.text(weights, to.name, written_as=to.suffix[1:], how=checked(worst, subject.multiple),
-                         from_pixels=from_pixels), part, to)
+    exact = pathlib.Path(scratch) / to.name if calibration else part
+    difference = write_subject(subject, exact, params=inference.parameters(weights), about=about)
+    if calibration:
+      quantized = int8.quantize(exact, part, calibration.images, min_sqnr=calibration.min_sqnr)
+      part.with_name(table_name(part)).write_text(json.dumps(quantized.plain(), indent=1) + '\n', encoding='utf-8')
+    card.place(card.text(weights, to.name, written_as=to.suffix[1:],
+                         how=checked(difference, subject.multiple, quantized), from_pixels=from_pixels), part, to)
+    sizes = [sum(one.stat().st_size for one in (path, path.with_name(onnx.beside(path))) if one.exists()) / 1e6
+             for path in ((exact, part) if calibration else ())]
     destination.publish(pathlib.Path(folder), to)
   console.end_stage()
   shape = ', '.join(map(str, ('height', 'width', weights.channels) if subject.multiple else subject.image.shape[1:]))
   print(f'Exported {weights.source} to {to}: image [batch, {shape}] {subject.image.dtype} to {subject.output}. For '
-        f'{" and ".join(map(str, NUM_IMAGES))} images, its results differ from those of the network by at most '
-        f'{worst:.1e} of the largest value (allowed: {TOLERANCE:.0e}).')
+        f'{" and ".join(map(str, NUM_IMAGES))} images, its results{" in float32" if quantized else ""} differ from '
+        f'those of the network by at most {difference:.1e} of the largest value (allowed: {TOLERANCE:.0e}).')
+  if quantized:
+    print(_int8_text(quantized, sizes, to))
   print('\n'.join(f'  {name}: {text if len(text) < 100 else text[:97] + "..."}' for name, text in about.items()),
         flush=True)
 
@@ -126,11 +199,22 @@ def write_subject(subject: Subject, path: pathlib.Path, *, params: Params, about
   return compare(subject, from_stablehlo(path.read_bytes()))
 
 
-def checked(difference: float, multiple: int) -> str:
+def _int8_text(found: int8.Quantized, sizes: Sequence[float], to: pathlib.Path) -> str:
+  kept = sum(one.sqnr < found.min_sqnr for one in found.products)
+  return (f'{len(found.products) - kept} of {len(found.products)} products are in int8, with ranges of '
+          f'{found.num_images} images, on which {found.agreement:.1%} of the predictions are those of float32 (output '
+          f'signal-to-noise ratio {found.sqnr:.1f} dB). The file has {sizes[1]:.1f} MB, in float32 {sizes[0]:.1f}.\n'
+          f'Signal-to-noise ratio of each product alone, in dB (* below {found.min_sqnr:g}: stays in float32), also in '
+          f'{table_name(to)}:\n{found.table()}')
+
+
+def checked(difference: float, multiple: int, quantized: int8.Quantized | None = None) -> str:
   """Returns what was checked of a file, for its card."""
   sizes = f', and any height and width that are multiples of {multiple} px' if multiple else ''
+  more = (f' Then products were quantized to int8: {quantized.agreement:.1%} of the predictions for '
+          f'{quantized.num_images} images are those of float32.') if quantized else ''
   return (f'Exported by vit_jax in float32 for any batch size{sizes}: the largest difference from the network is '
-          f'{difference:.0e} of the largest output.')
+          f'{difference:.0e} of the largest output.{more}')
 
 
 def make_subject(weights: Weights, *, from_pixels: bool, any_size: bool = False) -> Subject:

@@ -67,9 +67,20 @@ def write_graph(path: pathlib.Path, function: Callable[..., Array], params: Para
   model = onnx.helper.make_model(graph, producer_name='vit_jax', ir_version=IR_VERSION,
                                  opset_imports=[onnx.helper.make_opsetid('', rules.OPSET)])
   onnx.helper.set_model_props(model, {**about, 'opset': str(rules.OPSET)})
-  is_large = sum(array.nbytes for array in writer.stored.values()) > MAX_BYTES
-  onnx.save_model(model, str(path), save_as_external_data=is_large, location=beside(path) if is_large else None)
+  save(model, path)
   onnx.checker.check_model(str(path), full_check=True)
+
+
+def is_large(model: Any) -> bool:
+  """Returns whether the parameters of a model do not go into the file of its graph."""
+  return sum(tensor.ByteSize() for tensor in model.graph.initializer) > MAX_BYTES
+
+
+def save(model: Any, path: pathlib.Path) -> None:
+  """Writes a model, with large parameters as a file of their own."""
+  onnx = extras.load('onnx', 'onnx', '--to=FILE.onnx')
+  apart = is_large(model)
+  onnx.save_model(model, str(path), save_as_external_data=apart, location=beside(path) if apart else None)
 
 
 def free(image: jax.ShapeDtypeStruct, multiple: int) -> jax.ShapeDtypeStruct:
@@ -100,10 +111,18 @@ def run(path: pathlib.Path, image: HostArray) -> HostArray:
 
 def run_graph(path: pathlib.Path, inputs: Mapping[str, HostArray]) -> HostArray:
   """Runs a file of several inputs, as `run`."""
-  onnxruntime = extras.load('onnxruntime', 'onnx', '--to=FILE.onnx')
-  session = onnxruntime.InferenceSession(str(path), providers=['CPUExecutionProvider'])
-  found, = session.run(None, dict(inputs))
+  found, = session(path).run(None, dict(inputs))
   return found
+
+
+def session(path: pathlib.Path) -> Any:
+  """Returns the session of onnxruntime for a file, on the CPU.
+
+  Raises:
+    UserError: onnxruntime is not installed.
+  """
+  onnxruntime = extras.load('onnxruntime', 'onnx', '--to=FILE.onnx')
+  return onnxruntime.InferenceSession(str(path), providers=['CPUExecutionProvider'])
 
 
 def names_of(params: Params) -> dict[str, str]:

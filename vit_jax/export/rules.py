@@ -212,9 +212,14 @@ def _reduce_max(w: Writer, equation: Any, x: Any) -> list[Value]:
 
 def _dot_general(w: Writer, equation: Any, x: Any, y: Any) -> list[Value]:
   (contract_x, contract_y), (batch_x, batch_y) = equation.params['dimension_numbers']
+  shape, rank = equation.outvars[0].aval.shape, len(equation.invars[0].aval.shape)
+  if not batch_x and tuple(contract_x) == (rank - 1,) and not isinstance(y, Value):
+    left = w.expanded(x, equation.invars[0].aval.shape)
+    right = _matrices(w, y, equation.invars[1].aval.shape, batch_y, contract_y, contract_last=False)
+    product = w.node('MatMul', left.name, right.name, shape=(*left.shape[:-1], right.shape[-1]))
+    return [w.reshaped(product, shape)]
   left = _matrices(w, x, equation.invars[0].aval.shape, batch_x, contract_x, contract_last=True)
   right = _matrices(w, y, equation.invars[1].aval.shape, batch_y, contract_y, contract_last=False)
-  shape = equation.outvars[0].aval.shape
   product = w.node('MatMul', left.name, right.name, shape=(*left.shape[:-1], right.shape[-1]))
   return [w.reshaped(product, shape)]
 
