@@ -22,6 +22,7 @@ class Outcome(NamedTuple):
   config: the directory with the config; of the last one of several runs.
   commit: of the code; '' = not known.    machine: see `record/machine.py`.
   processor_s: 0 = not known.
+  cost: of one run that was started once: `exaflops` of training, `seconds` from its start to its end, and `devices`.
   """
   kind: str
   values: dict[str, float]
@@ -33,6 +34,7 @@ class Outcome(NamedTuple):
   processor_s: float
   config: pathlib.Path
   history: dict[str, float] = {}
+  cost: dict[str, float] = {}
 
 
 def read(path: pathlib.Path) -> Outcome:
@@ -63,7 +65,12 @@ def _of_run(path: pathlib.Path) -> Outcome:
   return Outcome('train', _numbers(final['metrics']), final['params_digest'], saved,
                  (tuple(start.get('command', ())[1:]),), start.get('commit', ''), start.get('machine', {}),
                  final.get('processor_s', 0.) if starts == 1 else 0., path,
-                 _history(record.rows))
+                 _history(record.rows), _cost(final, start) if starts == 1 else {})
+
+
+def _cost(final: dict[str, Any], start: dict[str, Any]) -> dict[str, float]:
+  return {name: value for name, value in (('exaflops', final.get('exaflops')), ('seconds', final.get('seconds')),
+                                          ('devices', start.get('devices'))) if value}
 
 
 def _history(rows: list[reader.Row]) -> dict[str, float]:

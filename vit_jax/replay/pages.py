@@ -3,8 +3,9 @@
   python -m vit_jax.replay.pages
 
 Between `<!-- records: PATTERN PATTERN -->` and `<!-- end of the records -->` it writes a table of the records with
-these ids; between `<!-- claim: ID -->` and `<!-- end -->` the claim of one, or between `<!-- claim: ID = TEXT -->` and
-`<!-- end -->` another text with its values. The rest of a page stays.
+these ids, and with `speedrun` in place of `records` also what each cost (`ledger.py`). Between `<!-- claim: ID -->` and
+`<!-- end -->` it writes the claim of one, and between `<!-- claim: ID = TEXT -->` and `<!-- end -->` another text with
+its values. The rest of a page stays.
 """
 from __future__ import annotations
 
@@ -16,19 +17,23 @@ import sys
 from vit_jax.core import globs
 from vit_jax.core.errors import UserError
 from vit_jax.record import origin
-from vit_jax.replay import records
+from vit_jax.replay import ledger, records
 from vit_jax.replay.records import Record
 
 PAGES = ('README.md', 'BENCHMARKS.md', 'docs/explanation/results.md', 'docs/explanation/fidelity.md',
-         'tests/fidelity_measured.md')
-"""The pages with numbers of records. The last one is the lower part of the one before."""
+         'tests/fidelity_measured.md', 'docs/guides/speedrun.md')
+"""The pages with numbers of records. The last but one is the lower part of the one before."""
 HEAD = '| result | made on | replay |\n|---|---|---|\n'
-_TABLE = re.compile(r'(<!-- records: ([^>]*) -->\n)(.*?)(<!-- end of the records -->)', re.S)
+_TABLE = re.compile(r'(<!-- (records|speedrun): ([^>]*) -->\n)(.*?)(<!-- end of the records -->)', re.S)
 _CLAIM = re.compile(r'(<!-- claim: ([\w.-]+)(?: = (.*?))? -->)(.*?)(<!-- end -->)', re.S)
 
 
-def table(patterns: str) -> str:
+def table(patterns: str, kind: str = 'records') -> str:
   """Returns a table of the records whose ids match one of several patterns, in the order of the patterns.
+
+  Args:
+    patterns: with spaces between them.
+    kind: `records`, or `speedrun` for a table of costs.
 
   Raises:
     UserError: a pattern matches no record.
@@ -40,7 +45,11 @@ def table(patterns: str) -> str:
         name for name in known if globs.matches(name, pattern)]):
       raise UserError(f'records: {globs.no_match(pattern, known)}')
     found += [name for name in own if name not in found]
-  return HEAD + ''.join(f'| {" | ".join(cells(_read(name)))} |\n' for name in found)
+  own_records = [_read(name) for name in found]
+  if kind == 'speedrun':
+    costs = zip(own_records, ledger.cells(own_records), strict=True)
+    return ledger.HEAD + ''.join(f'| {" | ".join((*cost, *cells(one)[1:]))} |\n' for one, cost in costs)
+  return HEAD + ''.join(f'| {" | ".join(cells(one))} |\n' for one in own_records)
 
 
 def cells(record: Record) -> tuple[str, str, str]:
@@ -72,7 +81,7 @@ def _read(name: str) -> Record:
 
 def filled(text: str) -> str:
   """Returns the text of a page with the numbers of the records."""
-  text = _TABLE.sub(lambda found: f'{found[1]}{table(found[2])}{found[4]}', text)
+  text = _TABLE.sub(lambda found: f'{found[1]}{table(found[3], found[2])}{found[5]}', text)
 
   def with_values(found: re.Match[str]) -> str:
     record = _read(found[2])
@@ -87,7 +96,7 @@ def shown() -> set[str]:
   found: set[str] = set()
   for page in PAGES:
     text = (origin.ROOT / page).read_text()
-    found |= {name for match in _TABLE.finditer(text) for name in re.findall(r': `([\w.-]+)` \|$', match[3], re.M)}
+    found |= {name for match in _TABLE.finditer(text) for name in re.findall(r': `([\w.-]+)` \|$', match[4], re.M)}
     found |= {match[2] for match in _CLAIM.finditer(text)}
   return found
 
