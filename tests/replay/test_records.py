@@ -85,8 +85,8 @@ def test_a_speedrun_shows_what_each_record_cost_and_its_gain() -> None:
         'processor_s': seconds, 'exaflops': 3e-5, 'seconds': 20., 'devices': 4,
         'machine': {'cpu_model': model, 'device_kind': kind}})
 
-  one, two, other, empty = ledger.cells([
-      record('a', 3000.), record('b', 1500.), record('c', 100., 'B', 'NVIDIA H100'), Record('d', 'A.', 'train', (), {})])
+  one, two, other, empty = ledger.cells([record('a', 3000.), record('b', 1500.), record('c', 100., 'B', 'NVIDIA H100'),
+                                         Record('d', 'A.', 'train', (), {})])
   # 3e13 FLOPs at 5 % of 197e12, 918e12 and 989e12 FLOP/s
   assert one == ('Muon: 75.12 % \\| of all.', '3,000', '–', '3e-05', '–', '3.0, 0.7, 0.6')
   assert two[1:3] == ('1,500', '2.00×') and other[1:5] == ('100', '–', '3e-05', '80')
