@@ -79,8 +79,8 @@ def finished(results: s.Results, seeds: Seeds, suffix: str = '') -> list[s.Resul
 
 
 def processor_s(results: s.Results, seeds: Seeds) -> float:
-  """Returns the median of the processor seconds of the finished runs; 0 in an estimate."""
-  return statistics.median(one.processor_s for one in finished(results, seeds))
+  """Returns the median of the processor seconds of training of the finished runs; 0 in an estimate."""
+  return statistics.median(one.training_processor_s for one in finished(results, seeds))
 
 
 def best(results: s.Results, rates: list[Seeds]) -> Seeds:
@@ -116,4 +116,4 @@ def summary(found: list[s.Result]) -> s.Row:
   return {'top1 %': round(statistics.median(top1), 2), 'lowest': round(min(top1), 2), 'highest': round(max(top1), 2),
           'half of the range': round((max(top1) - min(top1)) / 2, 2), 'seeds': len(found),
           'steps': round(statistics.median(one.step for one in found)),
-          'processor s': round(statistics.median(one.processor_s for one in found), 1)}
+          'processor s': round(statistics.median(one.training_processor_s for one in found), 1)}

@@ -16,8 +16,8 @@ bash launch/gpu_check.sh [DIR] [FLAGS]
                          interpreter has
   --quick                the most important parts within ten minutes, for a machine that is lent for a short time: with
                          python3 unless --python is set, and with its torch and timm if it has them. Tests of
-                         tests/test_gpu.py, then B/16 and L/16, batch 128, with attention by cuDNN and by XLA; the peers
-                         are timed once each. All results are also in the archive DIR.tar.gz
+                         tests/test_gpu.py, then forward pass and step of L/16 and B/16, batch 128, with attention by
+                         cuDNN and by XLA; the peers are timed once each. All results are also in the archive DIR.tar.gz
   --rehearse             as --quick, on the CPU of any machine and with small shapes: shows that all parts can run
   --torch=PYTHON         an interpreter with torch for CUDA and timm, to time them beside vit_jax
   --models=S/16,B/16,L/16
@@ -110,7 +110,7 @@ bench() {
   if [[ " $* " = *' --against='* ]]; then module=(benchmarks.peers); fi
   part "$name" "$python" -m "${module[@]}" --config=bench:bf16 --models="$model" --turns="$turns" \
     --config.model.attention.kernel="$attention" --config.batch_size="$batch" --config.data.recipe.crop=resize \
-    --to="$to/$name" "${small[@]}" "$@"
+    --to="$to/$name" "${parts[@]}" "${small[@]}" "$@"
 }
 
 # Peers are timed beside one form of attention only, as each takes half a minute to compile.
@@ -146,7 +146,7 @@ bench_switches() {
 }
 
 to=runs/gpu python='' extra=gpu wheels='' torch='' turns=7 only=tests,bench,search,switches failures=0
-models=S/16,B/16,L/16 batch_sizes=256,256,128 quick='' rehearse='' limit_s=1000000 best=cudnn small=()
+models=S/16,B/16,L/16 batch_sizes=256,256,128 quick='' rehearse='' limit_s=1000000 best=cudnn small=() parts=()
 case " $* " in
   *' --rehearse '*)
     models=S/16,Ti/16 batch_sizes=4,4 turns=1 only=tests,bench,switches best=xla
@@ -184,7 +184,7 @@ wheels="${wheels:+$(cd "$wheels" && pwd)}"
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 : > "$to/summary.txt"
 if [ -n "$quick" ]; then
-  python="${python:-python3}"
+  python="${python:-python3}" parts=(--parts=forward,step)
   if [ -z "$torch" ] && "$python" -c 'import torch, timm' 2> "$to/torch.log"; then torch="$python"; fi
 fi
 if [ -n "$python" ] && [ -n "$wheels" ]; then

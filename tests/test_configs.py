@@ -97,7 +97,7 @@ TORCHVISION = {
     'deit_b16_i1k', 'deit3_s16_i1k', 'dino_i1k', 'dino_cifar10', 'dinov2_i1k', 'dinov2_cifar10', 'ijepa_i1k',
     'ijepa_cifar10', 'lejepa_i1k', 'lejepa_cifar10', 'mae_i1k', 'mae_finetune', 'mae_scratch_i1k',
     'token_label_i1k', 'token_label_finetune', 'distill_i1k', 'from_folder', 'evaluate', 'features', 'bench',
-    'dense_probe', 'imagenet_tests', 'report_card', 'pretrain'}
+    'dense_probe', 'imagenet_tests', 'report_card', 'pretrain', 'study_small_data'}
 
 
 @pytest.mark.parametrize('name', NAMES)

@@ -462,6 +462,7 @@ JOBS = {
         CONFIG,), (
         Flag('models', NAMES, 'networks to time: S/16,B/16,Mixer-B/16', [], 'that of the config'),
         Flag('px', wholes(1, 65_535), 'sides of the images to time: 64,128,224', [], 'that of the config'),
+        Flag('parts', NAMES, 'parts of a run to time: forward,step', [], 'all'),
         Flag('turns', whole(1, 10_000), 'repetitions of every measurement', 7),
         Flag('search', None, 'time the largest batch that fits'), FLAGS,
         Flag('to', LOCAL, 'folder for bench.md and bench.json'))),

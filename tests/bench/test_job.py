@@ -26,7 +26,7 @@ TINY = ['--config=bench', '--config.image_px=16,16', '--config.model.patch=8', '
 def soon_done(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
   """Turns as short as can be, a large product that is not, and one device."""
   monkeypatch.setattr(job, 'MIN_S', .001)
-  monkeypatch.setitem(bench_own._SIDE, 'cpu', 64)
+  monkeypatch.setitem(bench_own.MATMUL_SIDE, 'cpu', 64)
   with single.one_device():
     yield
 
@@ -45,6 +45,8 @@ def test_flops_are_those_of_the_models_cost() -> None:
     (['--px=16,20'], 'patch'),
     (['--turns=none'], "--turns: expected a whole number, 1 to 10,000, got 'none'."),
     (['--models=Q/16'], 'Q/16'),
+    (['--parts=step,stop'], '--parts: expected some of forward, gradient, step, input, together, loop, logged loop, '
+                            "got 'stop'."),
 ])
 def test_what_cannot_be_timed_is_said(words: list[str], said: str, caplog: pytest.LogCaptureFixture,
                                       capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,6 +88,16 @@ def test_networks_are_timed_at_each_size_and_drawn(tmp_path: pathlib.Path, monke
   assert [(one['model'], one['px']) for one in found] == [('ViT-S/16 at 24 px', 24), ('ViT-S/16 at 16 px', 16)]
   assert found[0]['parts'][0]['flops'] > 2 * found[1]['parts'][0]['flops']
   assert (tmp_path / 'sizes.png').read_bytes()[:4] == b'\x89PNG' and 'ViT-S/16 at 24 px' in capsys.readouterr().out
+
+
+def test_only_chosen_parts_are_timed_of_all_programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(bench_own, 'Own', Sized)
+  for chosen, found in (('step', {'step', 'step of other 1.0'}), ('input,forward', {'input', 'forward'})):
+    assert main.run(['bench', *TINY, '--turns=1', f'--parts={chosen}', f'--to={tmp_path}'], others=Slower()) == 0
+    parts = json.loads((tmp_path / 'bench.json').read_text())['networks'][0]['parts']
+    assert {one['part'] for one in parts} == found
+  assert main.run(['bench', *TINY, '--px=24,16', '--turns=1', '--parts=step', f'--to={tmp_path}']) == 0
+  assert not (tmp_path / 'sizes.png').exists()
 
 
 class Slower(timing.Others):

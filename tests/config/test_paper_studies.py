@@ -11,7 +11,8 @@ from vit_jax.core.errors import UserError
 from vit_jax.recipes import ablations, data_size, noisy_student, published, scaling, sizes
 
 SPECS = ['study_scaling', 'study_scaling:small', 'study_data_size', 'study_data_size:i1k', 'study_data_size:small',
-         'study_data_size:sets', 'study_optimizers', 'noisy_student', 'noisy_student:cifar10',
+         'study_data_size:sets', 'study_optimizers', 'study_selfsup', 'study_small_data', 'noisy_student',
+         'noisy_student:cifar10',
          'noisy_student:cifar10,teacher=x.npz,model=BiT',
          *(f'ablations:{which},{scale}' for which in (*ablations.VARIANTS, 'optimizer') for scale in ('jft', 'small'))]
 
@@ -253,7 +254,7 @@ def test_optimizers_are_compared_at_equal_steps_and_at_equal_processor_seconds()
   def made(runs: dict[str, schema.Config], more: float = 0.) -> schema.Results:
     return {name: dataclasses.replace(
         result(run, name, (.2 if 'muon' in name else .1) + .01 * run.seed + .1 * ('_lr0.004_' in name) + more),
-        processor_s=80. if 'muon' in name else 60.) for name, run in runs.items()}
+        training_processor_s=80. if 'muon' in name else 60.) for name, run in runs.items()}
 
   results = made(study.runs)
   again = study.then[0](results)

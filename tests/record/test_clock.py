@@ -46,6 +46,16 @@ def test_rates_count_steps_and_data_waits_but_not_evaluations_and_checkpoints() 
   assert rates.mfu == pytest.approx(.1)  # 30 FLOPs in 3 s on 100 FLOP/s
 
 
+def test_processor_seconds_of_training_are_those_of_steps_and_data_waits() -> None:
+  time, processor = Time(), Time()
+  clock = clock_lib.Clock(6, 30., 100., now=time, processor=processor)
+  for phase, spent in (('compile', 1000.), ('data_wait', 3.), ('evaluate', 500.), ('data_wait', 4.)):
+    with clock.phase(phase):
+      processor.now += spent
+    processor.now += 20.
+  assert clock.training_processor_s() == pytest.approx(3. + 4. + 4 * 20.)
+
+
 def test_rates_are_of_the_window_since_the_last_call() -> None:
   clock, time = make()
   run_steps(clock, time, steps=2, seconds=5.)

@@ -8,7 +8,7 @@ import pytest
 from vit_jax import commands, main
 from vit_jax.config import check
 from vit_jax.record import origin
-from vit_jax.replay import inputs, ledger, pages, records, settings
+from vit_jax.replay import inputs, ledger, pages, records, seed_tables, settings
 from vit_jax.replay.records import Record
 
 RECORDS = {path.stem: records.read_file(path) for path in records.paths()}
@@ -94,7 +94,7 @@ def test_a_speedrun_shows_what_each_record_cost_and_its_gain() -> None:
 
 
 def test_the_table_of_a_speedrun_has_the_columns_of_its_head_and_shows_its_records() -> None:
-  page = '<!-- speedrun: digits* -->\n| old |\n<!-- end of the records -->'
+  page = '<!-- speedrun: digits* -->\n| old |\n<!-- end of the speedrun -->'
   _, head, line, *rows, _ = pages.filled(page).splitlines()
   assert len({row.replace('\\|', '').count('|') for row in (head, line, *rows)}) == 1
   assert len(rows) == 3 and rows[0].endswith(': `digits` |')
@@ -115,3 +115,28 @@ def test_a_missing_field_is_named() -> None:
   for name in whole:
     with pytest.raises(ValueError, match=f'^no field `{name}`$'):
       records.from_plain('one', {key: value for key, value in whole.items() if key != name})
+
+
+def study(name: str, values: dict[str, float], length: str = '640 examples') -> Record:
+  return Record(f'selfsup_{name}', 'A.', 'train', (f'vit-jax study --config=study_selfsup:source=x,objectives={name}',),
+                values, settings={'length': length}, made={'training_processor_s': 90., 'date': '2026-11-27'})
+
+
+def test_a_comparison_has_median_and_range_over_seeds_and_the_best_first() -> None:
+  dino = study('dino', {'dino_seed0 knn/top1_k20@teacher': .30, 'dino_seed1 knn/top1_k20@teacher': .34,
+                        'dino_seed2 knn/top1_k20@teacher': .31, 'dino_seed0 knn/top5_k20@teacher': .9,
+                        'median knn/top1_k20@teacher': .31})
+  other = study('random', {'random_seed0 knn/top1_k20': .25}, '1 steps')
+  text = seed_tables.table([other, dino], {'knn/top1_k20': 'k-NN'}, dino, {
+      one.id: ('here', f'not yet: `{one.id}`') for one in (dino, other)})
+  assert text.splitlines()[2:] == [
+      '| `dino` | 640 | 30 | 31.0 % (30.0 to 34.0) |  | 3 | `study_selfsup:objectives=dino` | here | not yet: '
+      '`selfsup_dino` |',
+      '| `random` | none | 90 | 25.0 % | -6.0 | 1 | `study_selfsup:objectives=random` | here | not yet: '
+      '`selfsup_random` |']
+
+
+def test_a_record_without_seeds_is_not_compared() -> None:
+  record = study('dino', {'knn/top1_k20': .3})
+  with pytest.raises(records.UserError, match='selfsup_dino: expected runs NAME_seedN of one name with knn/top1_k20'):
+    seed_tables.read(record, ['knn/top1_k20'])

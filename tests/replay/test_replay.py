@@ -54,8 +54,8 @@ def write_run(workdir: pathlib.Path, words: list[str], *, top1: float = .75, dig
       {'event': 'checkpoint', 'time_s': 2., 'step': 4, 'params_digest': digest}]
   (workdir / 'metrics.jsonl').write_text(''.join(f'{json.dumps(line)}\n' for line in lines))
   (workdir / 'final.json').write_text(json.dumps(
-      {'step': 4, 'seconds': 9., 'processor_s': 7.5, 'exaflops': 2e-9, 'params_digest': digest,
-       'metrics': {'test/top1': top1, 'test/nll': .25}}))
+      {'step': 4, 'seconds': 9., 'processor_s': 7.5, 'training_processor_s': 5.25, 'exaflops': 2e-9,
+       'params_digest': digest, 'metrics': {'test/top1': top1, 'test/nll': .25}}))
 
 
 @pytest.fixture
@@ -102,6 +102,22 @@ def test_a_record_has_everything_that_a_replay_needs_and_no_path(record: pathlib
   assert found.settings['seed'] == 3 and found.settings['data.source'] == 'folder:{photos}' and not found.found
   assert found.made['commit'] == 'c0ffee' and found.made['processor_s'] == 7.5 and found.made['machine'] == MACHINE
   assert [found.made[name] for name in ('exaflops', 'seconds', 'devices')] == [2e-9, 9., 1]
+
+
+def test_a_record_of_a_study_has_the_processor_seconds_of_all_of_its_runs(folder: pathlib.Path,
+                                                                          tmp_path: pathlib.Path) -> None:
+  words = [word.format(folder=folder) for word in COMMAND]
+  for seed in (0, 1):
+    write_run(tmp_path / 'study' / 'runs' / f'dino_seed{seed}', words, top1=.5 + seed / 4)
+  to = tmp_path / 'record.json'
+  common = ['record', str(tmp_path / 'study'), f'--data=photos={folder}', f'--to={to}', '--claim={median test/top1}.']
+  study = 'vit-jax study --config=study_selfsup:source=folder:{photos},objectives=dino,seeds=2 --workdir={work}/study'
+  assert main.run([*common, f'--command={study}']) == 0
+  found = records.read(str(to))
+  assert found.sentence == '0.625.'
+  assert (found.made['processor_s'], found.made['training_processor_s']) == (15., 10.5)
+  assert main.run([*common, f'--command={study} && vit-jax train --config=digits']) == 0  # its cost is not known
+  assert not {'processor_s', 'training_processor_s'} & records.read(str(to)).made.keys()
 
 
 def test_an_equal_outcome_ends_with_status_0(replay: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,7 @@ from vit_jax.bench import results
 from vit_jax.bench.results import Report, Row
 from vit_jax.bench.timing import Others, Part, Spent
 from vit_jax.config import check, layout, schema
+from vit_jax.core.errors import UserError
 from vit_jax.jobs import runtime as startup
 from vit_jax.recipes import sizes
 from vit_jax.record import clock
@@ -29,14 +30,15 @@ log = logging.getLogger('vit_jax.jobs')
 MIN_S = .5  # of one part in one turn, so that the clock's resolution and the first call do not matter
 
 
-def run(config: schema.Config, *, models: Sequence[str], px: Sequence[int], turns: int, search: bool,
-        to: pathlib.Path | None, others: Others | None = None) -> int:
+def run(config: schema.Config, *, models: Sequence[str], px: Sequence[int], parts: Sequence[str], turns: int,
+        search: bool, to: pathlib.Path | None, others: Others | None = None) -> int:
   """Times networks and prints a table.
 
   Args:
     config: of a train run; its model, batch, data and optimizer are timed.
     models: names of `recipes.sizes.model` to time instead of the config's own.
     px: sides of square images to time instead of the config's own; each network is timed at each.
+    parts: names of `own.PARTS` to time; () = all. Only what these need is compiled.
     turns: repetitions of every measurement.
     search: time the largest batch, a power of two, whose step fits in memory.
     to: folder for `bench.md` and `bench.json`, and `sizes.png` for several sides; None = only print.
@@ -46,6 +48,7 @@ def run(config: schema.Config, *, models: Sequence[str], px: Sequence[int], turn
     Exit status 0.
   """
   others = others or Others()
+  _check_parts(parts)
   networks = [(name, _with_model(config, name)) for name in models] or [(config.name, config)]
   networks = [pair for name, one in networks for pair in _at_sizes(name, one, px)]
   for _, one in networks:
@@ -57,7 +60,7 @@ def run(config: schema.Config, *, models: Sequence[str], px: Sequence[int], turn
     if search:
       one = layout.plain(one)
       one = dataclasses.replace(one, batch_size=bench_own.largest_batch(one))
-    reports.append(_measure(name, one, others, turns=turns))
+    reports.append(_measure(name, one, others, chosen=parts or bench_own.PARTS, turns=turns))
   text = results.render(reports)
   print(text, flush=True)
   if to is not None:
@@ -69,7 +72,7 @@ def _write(to: pathlib.Path, text: str, reports: Sequence[Report]) -> None:
   to.mkdir(parents=True, exist_ok=True)
   (to / 'bench.md').write_text(text + '\n', encoding='utf-8')
   (to / 'bench.json').write_text(json.dumps(results.describe(reports), indent=2) + '\n', encoding='utf-8')
-  if len({report.px for report in reports}) > 1:
+  if len({report.px for report in reports}) > 1 and any(row.part == 'forward' for row in reports[0].rows):
     (to / 'sizes.png').write_bytes(results.figure(reports))
 
 
@@ -93,11 +96,18 @@ def _at_sizes(name: str, config: schema.Config, px: Sequence[int]) -> list[tuple
   return found or [(name, config)]
 
 
-def _measure(name: str, config: schema.Config, others: Others, *, turns: int) -> Report:
+def _check_parts(parts: Sequence[str]) -> None:
+  if unknown := [part for part in parts if part not in bench_own.PARTS]:
+    raise UserError(f'--parts: expected some of {", ".join(bench_own.PARTS)}, got {", ".join(map(repr, unknown))}.')
+
+
+def _measure(name: str, config: schema.Config, others: Others, *, chosen: Sequence[str], turns: int) -> Report:
   with contextlib.closing(bench_own.Own(config)) as own:
     parts, flops = own.parts(), own.flops()
     with others.opened(config, own.num_classes) as more:
-      spent = take_turns({**parts, **more}, turns=turns, min_s=MIN_S)
+      timed = {part: run for part, run in {**parts, **more}.items()
+               if part.partition(' of ')[0] in (*chosen, bench_own.MATMUL)}
+      spent = take_turns(timed, turns=turns, min_s=MIN_S)
   matmul = statistics.median(one.clock_s for one in spent.pop(bench_own.MATMUL))
   rows = [_row(name, part, spent, images=config.batch_size, flops=flops) for part in spent]
   device = jax.devices()[0].device_kind

@@ -24,7 +24,7 @@ from vit_jax.plan import topologies
 
 PARTS = ('forward', 'gradient', 'step', 'input', 'together', 'loop', 'logged loop')
 MATMUL = 'matmul'
-_SIDE = {'cpu': 2048, 'gpu': 8192, 'tpu': 8192}  # of the square matrices of a large product
+MATMUL_SIDE = {'cpu': 2048, 'gpu': 8192, 'tpu': 8192}  # of the square matrices of a large product
 _SHARE = .9  # of memory that a searched batch may take
 
 
@@ -51,7 +51,7 @@ class Own:
         lambda: program.step_fn.lower(program.abstract_state, build.abstract_batch(config)))
     self._state = program.init_fn()
     self._batch = self._next()
-    side = _SIDE[jax.devices()[0].platform if jax.devices()[0].platform in _SIDE else 'cpu']
+    side = MATMUL_SIDE[jax.devices()[0].platform if jax.devices()[0].platform in MATMUL_SIDE else 'cpu']
     self.matmul_flops = 2. * side**3 * jax.device_count()
     self._square = jnp.ones((jax.device_count(), side, side), config.model.dtype.value)
 
@@ -166,10 +166,10 @@ def measure_compilation(lower: Callable[[], jax.stages.Lowered]) -> Compiled:
     for name, value in before.items():
       jax.config.update(name, value)
     compilation_cache.reset_cache()
-  return Compiled(seconds[0], seconds[1], _bytes(program))
+  return Compiled(seconds[0], seconds[1], count_bytes(program))
 
 
-def _bytes(program: jax.stages.Compiled) -> int:
+def count_bytes(program: jax.stages.Compiled) -> int:
   """Returns the peak memory of the program on a device: arguments, temporaries and outputs, without aliases."""
   memory = program.memory_analysis()
   if memory is None:
@@ -208,7 +208,7 @@ def _step_bytes(config: schema.Config) -> int:
   run_parts = build.parts(config, mesh=mesh, num_examples=config.data.num_examples or len(data.train),
                           num_classes=len(data.class_names), in_memory=data.in_memory)
   program = run_parts.program
-  return _bytes(program.step_fn.lower(program.abstract_state, build.abstract_batch(config)).compile())
+  return count_bytes(program.step_fn.lower(program.abstract_state, build.abstract_batch(config)).compile())
 
 
 def _doubled(size: int) -> Iterator[int]:

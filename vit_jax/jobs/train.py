@@ -368,13 +368,16 @@ class Run:
         summary.best(final, resume.evaluated(self.workdir),
                      kept=self.config.checkpoints.keep_best) if not jax.process_index() else '',
         summary.spent(goodput_now, num_steps=total - start, batch_size=self.config.batch_size)])))
-    self._write_results(final, saving.digest or self._restored_digest, total, until)
+    self._write_results(final, saving.digest or self._restored_digest, total, until,
+                        training_processor_s=clock.training_processor_s())
     return 0
 
-  def _write_results(self, final: results.Final, digest: str, total: int, until: str) -> None:
+  def _write_results(self, final: results.Final, digest: str, total: int, until: str, *,
+                     training_processor_s: float) -> None:
     seconds = time.monotonic() - self._began
     content = {
-        'step': total, 'seconds': seconds, 'processor_s': origin.processor_s(), 'params_digest': digest,
+        'step': total, 'seconds': seconds, 'processor_s': origin.processor_s(),
+        'training_processor_s': round(training_processor_s, 2), 'params_digest': digest,
         'num_params': trees.num_elements(self.parts.program.abstract_state.params), 'metrics': final.metrics,
         'exaflops': build.train_flops(self.parts) * self.config.batch_size * total / 1e18,
         'num_examples': {name: next(iter(group.values())).num_examples for name, group in final.results.items()}}

@@ -72,6 +72,12 @@ SETS = {
         'lays gradients out so that more of their sums are reduce-scatters',
         'a step of 2 layers of L/16, fsdp=8: of the gradients 33 MiB are scattered and 36 summed whole, 17 and 66 '
         'without (compiled for v5e and v6e with libtpu 0.0.52, not measured on a TPU)', _MAXTEXT_TPU),
+    'deterministic': FlagSet(
+        'gpu', ('--xla_gpu_deterministic_ops=true',),
+        'gives the same bits each time a program runs: XLA neither chooses kernels by timing them nor adds in an order '
+        'that varies. A run resumes bit for bit on a GPU only with it',
+        'two runs of configs/digits.py on an H200 had equal metrics with it, and different ones without (jax 0.11.2)',
+        'XLA, xla/debug_options_flags.cc'),
     'latency_hiding': FlagSet(
         'gpu', ('--xla_gpu_enable_latency_hiding_scheduler=true',),
         'sends gradients and sharded kernels between GPUs while products run; no effect on one GPU',

@@ -79,17 +79,19 @@ class Clock:
     flops_per_step: of the model on one global batch, forward and backward; 0 = unknown.
     peak_flops: FLOP/s of all devices together, from `find_peak_flops`; None = unknown.
     now: a monotonic clock, in seconds.
+    processor: the processor seconds of this process so far, of all its threads.
   """
 
   def __init__(self, images_per_step: int, flops_per_step: float, peak_flops: float | None, *,
-               now: Callable[[], float] = time.monotonic) -> None:
+               now: Callable[[], float] = time.monotonic, processor: Callable[[], float] = time.process_time) -> None:
     self._images_per_step = images_per_step
     self._flops_per_step = flops_per_step
     self._peak_flops = peak_flops
-    self._now = now
+    self._now, self._processor = now, processor
     self._seconds: dict[str, float] = {STEP: 0.}
     self._open: list[str] = []
-    self._charged_until = now()
+    self._charged_until, self._processor_until = now(), processor()
+    self._training_processor_s = 0.
     self._steps = 0
     self._phases: dict[str, tuple[float, int, float]] = {}  # seconds of the first time, times, seconds of all
     self._warm = (0, 0.)  # steps and recurring seconds after the first tick; time before it is mostly not recurring
@@ -163,11 +165,18 @@ class Clock:
     """Returns the seconds of steps and data waits so far, and those of the waits alone."""
     return self._training_s(), self._seconds.get('data_wait', 0.)
 
+  def training_processor_s(self) -> float:
+    """Returns the processor seconds of steps and data waits so far, without those of loader processes."""
+    self._charge()
+    return self._training_processor_s
+
   def _charge(self) -> None:
-    now = self._now()
+    now, processor = self._now(), self._processor()
     name = self._open[-1] if self._open else STEP
     self._seconds[name] = self._seconds.get(name, 0.) + now - self._charged_until
-    self._charged_until = now
+    if name in _TRAINING:
+      self._training_processor_s += processor - self._processor_until
+    self._charged_until, self._processor_until = now, processor
 
   def _repeating_s(self) -> float:
     self._charge()

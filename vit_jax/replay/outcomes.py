@@ -21,7 +21,7 @@ class Outcome(NamedTuple):
   commands: as they were typed, without the name of the program.
   config: the directory with the config; of the last one of several runs.
   commit: of the code; '' = not known.    machine: see `record/machine.py`.
-  processor_s: 0 = not known.
+  processor_s: 0 = not known.    training_processor_s: the part of the steps and their data; 0 = not known.
   cost: of one run that was started once: `exaflops` of training, `seconds` from its start to its end, and `devices`.
   """
   kind: str
@@ -34,6 +34,7 @@ class Outcome(NamedTuple):
   processor_s: float
   config: pathlib.Path
   history: dict[str, float] = {}
+  training_processor_s: float = 0.
   cost: dict[str, float] = {}
 
 
@@ -65,12 +66,13 @@ def _of_run(path: pathlib.Path) -> Outcome:
   return Outcome('train', _numbers(final['metrics']), final['params_digest'], saved,
                  (tuple(start.get('command', ())[1:]),), start.get('commit', ''), start.get('machine', {}),
                  final.get('processor_s', 0.) if starts == 1 else 0., path,
-                 _history(record.rows), _cost(final, start) if starts == 1 else {})
+                 _history(record.rows), final.get('training_processor_s', 0.) if starts == 1 else 0.,
+                 _cost(final, start) if starts == 1 else {})
 
 
 def _cost(final: dict[str, Any], start: dict[str, Any]) -> dict[str, float]:
-  return {name: value for name, value in (('exaflops', final.get('exaflops')), ('seconds', final.get('seconds')),
-                                          ('devices', start.get('devices'))) if value}
+  found = {'exaflops': final.get('exaflops'), 'seconds': final.get('seconds'), 'devices': start.get('devices')}
+  return {name: value for name, value in found.items() if value}
 
 
 def _history(rows: list[reader.Row]) -> dict[str, float]:
@@ -93,7 +95,8 @@ def _of_several(runs: dict[str, Outcome]) -> Outcome:
   return Outcome('train', values, '', {name: run.params_digest for name, run in runs.items()},
                  tuple(line for run in runs.values() for line in run.commands), last.commit, last.machine,
                  sum(run.processor_s for run in runs.values()), last.config,
-                 {f'{name} {metric}': value for name, run in runs.items() for metric, value in run.history.items()})
+                 {f'{name} {metric}': value for name, run in runs.items() for metric, value in run.history.items()},
+                 sum(run.training_processor_s for run in runs.values()))
 
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:

@@ -3,9 +3,11 @@
   python -m vit_jax.replay.pages
 
 Between `<!-- records: PATTERN PATTERN -->` and `<!-- end of the records -->` it writes a table of the records with
-these ids, and with `speedrun` in place of `records` also what each cost (`ledger.py`). Between `<!-- claim: ID -->` and
-`<!-- end -->` it writes the claim of one, and between `<!-- claim: ID = TEXT -->` and `<!-- end -->` another text with
-its values. The rest of a page stays.
+these ids; between `<!-- claim: ID -->` and `<!-- end -->` the claim of one, or between `<!-- claim: ID = TEXT -->` and
+`<!-- end -->` another text with its values. Between `<!-- seeds of METRIC = HEADING, … against ID: PATTERN … -->` and
+`<!-- end of the seeds -->` it writes a comparison of studies, a row each (`seed_tables.py`). Between `<!-- speedrun:
+PATTERN PATTERN -->` and `<!-- end of the speedrun -->` it writes records with their cost (`ledger.py`). The rest of a
+page stays.
 """
 from __future__ import annotations
 
@@ -17,23 +19,26 @@ import sys
 from vit_jax.core import globs
 from vit_jax.core.errors import UserError
 from vit_jax.record import origin
-from vit_jax.replay import ledger, records
+from vit_jax.replay import ledger, records, seed_tables
 from vit_jax.replay.records import Record
 
-PAGES = ('README.md', 'BENCHMARKS.md', 'docs/explanation/results.md', 'docs/explanation/fidelity.md',
-         'tests/fidelity_measured.md', 'docs/guides/speedrun.md')
-"""The pages with numbers of records. The last but one is the lower part of the one before."""
+PAGES = ('README.md', 'BENCHMARKS.md', 'docs/explanation/results.md', 'docs/explanation/selfsup.md',
+         'docs/guides/speedrun.md', 'docs/explanation/fidelity.md', 'tests/fidelity_measured.md')
+"""The pages with numbers of records. The last one is the lower part of the one before."""
 HEAD = '| result | made on | replay |\n|---|---|---|\n'
-_TABLE = re.compile(r'(<!-- (records|speedrun): ([^>]*) -->\n)(.*?)(<!-- end of the records -->)', re.S)
+_TABLE = re.compile(r'(<!-- records: ([^>]*) -->\n)(.*?)(<!-- end of the records -->)', re.S)
+_SEEDS = re.compile(r'(<!-- seeds of ([^>]*?) against ([\w.-]+): ([^>]*?) -->\n)(.*?)(<!-- end of the seeds -->)', re.S)
+_SPEEDRUN = re.compile(r'(<!-- speedrun: ([^>]*) -->\n)(.*?)(<!-- end of the speedrun -->)', re.S)
 _CLAIM = re.compile(r'(<!-- claim: ([\w.-]+)(?: = (.*?))? -->)(.*?)(<!-- end -->)', re.S)
 
 
-def table(patterns: str, kind: str = 'records') -> str:
-  """Returns a table of the records whose ids match one of several patterns, in the order of the patterns.
+def table(patterns: str) -> str:
+  """Returns a table of the records whose ids match one of several patterns; see `names`."""
+  return HEAD + ''.join(f'| {" | ".join(cells(_read(name)))} |\n' for name in names(patterns))
 
-  Args:
-    patterns: with spaces between them.
-    kind: `records`, or `speedrun` for a table of costs.
+
+def names(patterns: str) -> list[str]:
+  """Returns the ids of the records that match one of several patterns, in the order of the patterns.
 
   Raises:
     UserError: a pattern matches no record.
@@ -45,27 +50,31 @@ def table(patterns: str, kind: str = 'records') -> str:
         name for name in known if globs.matches(name, pattern)]):
       raise UserError(f'records: {globs.no_match(pattern, known)}')
     found += [name for name in own if name not in found]
-  own_records = [_read(name) for name in found]
-  if kind == 'speedrun':
-    costs = zip(own_records, ledger.cells(own_records), strict=True)
-    return ledger.HEAD + ''.join(f'| {" | ".join((*cost, *cells(one)[1:]))} |\n' for one, cost in costs)
-  return HEAD + ''.join(f'| {" | ".join(cells(one))} |\n' for one in own_records)
+  return found
 
 
 def cells(record: Record) -> tuple[str, str, str]:
   """Returns the row of a record: its sentence, where and when it was made, and how it is replayed."""
-  return record.sentence.replace('|', '\\|'), _made(record), _replay(record)
+  return record.sentence.replace('|', '\\|'), made(record), replay(record)
 
 
-def _made(record: Record) -> str:
-  made, machine = record.made, record.made.get('machine', {})
-  parts = [machine.get('cpu_model', 'unknown machine'), machine.get('cpu_isa', ''), made.get('date', ''),
-           f'`{made["commit"][:7]}`' if made.get('commit') else '',
-           f'{made["processor_s"]:,.0f} processor s' if made.get('processor_s') else '']
+def made(record: Record) -> str:
+  """Returns the machine, the date and the commit of a record, and its processor seconds."""
+  spent = record.made.get('processor_s')
+  return place(record) + (f', {spent:,.0f} processor s' if spent else '')
+
+
+def place(record: Record) -> str:
+  """Returns the machine, the date and the commit of a record."""
+  machine, commit = record.made.get('machine', {}), record.made.get('commit')
+  device = machine.get('device_kind', 'cpu')
+  parts = ['' if device == 'cpu' else device, machine.get('cpu_model', 'unknown machine'), machine.get('cpu_isa', ''),
+           record.made.get('date', ''), f'`{commit[:7]}`' if commit else '']
   return ', '.join(filter(None, parts))
 
 
-def _replay(record: Record) -> str:
+def replay(record: Record) -> str:
+  """Returns when and how a record was replayed, and its id."""
   if record.kind == 'measurement':
     return f'measured, not replayed: `{record.id}`'
   if not record.replayed.startswith('20'):
@@ -79,9 +88,26 @@ def _read(name: str) -> Record:
   return records.read(name)
 
 
+def seeds(metrics: str, against: str, patterns: str) -> str:
+  """Returns a table that compares the studies of some records: `METRIC = HEADING, …`, an id, and patterns of ids."""
+  found = [_read(name) for name in names(patterns)]
+  headings = {metric.strip(): heading.strip() for metric, _, heading in (
+      one.partition('=') for one in metrics.split(','))}
+  return seed_tables.table(found, headings, _read(against), {one.id: (place(one), replay(one)) for one in found})
+
+
+def speedrun(patterns: str) -> str:
+  """Returns a table of the costs of some records, in the order of the patterns; see `names`."""
+  found = [_read(name) for name in names(patterns)]
+  costs = zip(ledger.cells(found), found, strict=True)
+  return ledger.HEAD + ''.join(f'| {" | ".join((*cost, place(one), replay(one)))} |\n' for cost, one in costs)
+
+
 def filled(text: str) -> str:
   """Returns the text of a page with the numbers of the records."""
-  text = _TABLE.sub(lambda found: f'{found[1]}{table(found[3], found[2])}{found[5]}', text)
+  text = _TABLE.sub(lambda found: f'{found[1]}{table(found[2])}{found[4]}', text)
+  text = _SPEEDRUN.sub(lambda found: f'{found[1]}{speedrun(found[2])}{found[4]}', text)
+  text = _SEEDS.sub(lambda found: f'{found[1]}{seeds(found[2], found[3], found[4])}{found[6]}', text)
 
   def with_values(found: re.Match[str]) -> str:
     record = _read(found[2])
@@ -96,7 +122,8 @@ def shown() -> set[str]:
   found: set[str] = set()
   for page in PAGES:
     text = (origin.ROOT / page).read_text()
-    found |= {name for match in _TABLE.finditer(text) for name in re.findall(r': `([\w.-]+)` \|$', match[4], re.M)}
+    found |= {name for pattern, body in ((_TABLE, 3), (_SPEEDRUN, 3), (_SEEDS, 5)) for match in pattern.finditer(text)
+              for name in re.findall(r': `([\w.-]+)` \|$', match[body], re.M)}
     found |= {match[2] for match in _CLAIM.finditer(text)}
   return found
 

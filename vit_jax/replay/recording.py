@@ -70,9 +70,15 @@ def make(path: pathlib.Path, name: str, claim: str, data: Mapping[str, str], tol
       files=inputs.files(words, data),
       data=inputs.contents(own, is_trained=found.kind == 'train', found=data),
       made={'date': datetime.datetime.now(datetime.UTC).date().isoformat(), 'commit': found.commit,
-            'machine': found.machine} | ({} if lines else {'processor_s': found.processor_s} | found.cost))
+            'machine': found.machine} | ({} if lines and job != 'study' else _spent(found) | found.cost))
   console.end_stage()
   return with_claimed(record, found)
+
+
+def _spent(found: outcomes.Outcome) -> dict[str, float]:
+  """Returns the processor seconds of a run, or of all runs of a study, and those of training, where they are known."""
+  training_s = round(found.training_processor_s, 2)
+  return {'processor_s': round(found.processor_s, 2)} | ({'training_processor_s': training_s} if training_s else {})
 
 
 def with_claimed(record: Record, found: outcomes.Outcome) -> Record:

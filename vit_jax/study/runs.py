@@ -120,7 +120,7 @@ class Task(NamedTuple):
     return schema.Result(
         self.config, str(self.folder), final.whole('step'), final.number('seconds', 0),
         final.whole('num_params', 0, 2**53), final.number('exaflops', 0), metrics,
-        evaluation.number('top1', default=None), self._best(), final.number('processor_s', 0))
+        evaluation.number('top1', default=None), self._best(), final.number('training_processor_s', 0, default=0.))
 
   def _best(self) -> dict[str, float]:
     """Returns all metrics of the step at which the watched metric was best, from its latest rows."""

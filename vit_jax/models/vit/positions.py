@@ -170,7 +170,7 @@ class NoPositions:
 
 
 def batched(positions: Array) -> Array:
-  """Positions `[n, C]` or `[B, n, C]` with an axis of images."""
+  """Returns positions `[n, C]` or `[B, n, C]` with an axis of images."""
   return positions[None] if positions.ndim == 2 else positions
 
 
