@@ -245,3 +245,33 @@ def test_the_ablation_of_positions_stands_beside_table_eight() -> None:
   assert set(study.runs) == set(published.TABLE_8) and study.table
   rows = study.table({name: result(run, name, .6) for name, run in study.runs.items()})
   assert {row['run']: row['Table 8 %'] for row in rows} == published.TABLE_8
+
+
+def test_optimizers_are_compared_at_equal_steps_and_at_equal_processor_seconds() -> None:
+  study = files.load_study('study_optimizers:optimizers=adamw+muon,steps=100', [])
+  assert len(study.runs) == 2 * 2 * 3 * 3 and {run.length for run in study.runs.values()} == {'100 steps'}
+
+  def made(runs: dict[str, schema.Config], more: float = 0.) -> schema.Results:
+    return {name: dataclasses.replace(
+        result(run, name, (.2 if 'muon' in name else .1) + .01 * run.seed + .1 * ('_lr0.004_' in name) + more),
+        training_processor_s=80. if 'muon' in name else 60.) for name, run in runs.items()}
+
+  results = made(study.runs)
+  again = study.then[0](results)
+  assert list(again) == [f'muon_{kind}_lr0.004_seed{seed}_equal_seconds' for kind in ('light', 'full')
+                         for seed in range(3)]
+  assert {run.length for run in again.values()} == {'75 steps'}  # 60 s of 80 s
+  assert study.table
+  rows = {(row['optimizer'], row['learning rate']): row for row in study.table(results | made(again, -.05))}
+  muon, adamw = rows['muon, full', .004], rows['adamw, full', .004]
+  assert (muon['top1 %'], muon['lowest'], muon['highest'], muon['half of the range'], muon['seeds']) == (
+      31., 30., 32., 1., 3)
+  assert muon['best rate'] == 'yes' and rows['muon, full', .002]['best rate'] == 'no'
+  assert (muon['top1 % at equal seconds'], adamw['top1 % at equal seconds']) == (26., 21.)
+  assert (muon['processor s'], adamw['processor s at equal seconds']) == (80., 60.)
+  assert rows['muon, full', .002]['top1 % at equal seconds'] is None
+
+
+def test_a_study_of_optimizers_without_adamw_has_equal_steps_alone() -> None:
+  study = files.load_study('study_optimizers:optimizers=muon+lion,seeds=1', [])
+  assert len(study.runs) == 12 and not study.then

@@ -8,7 +8,7 @@ import pytest
 from vit_jax import commands, main
 from vit_jax.config import check
 from vit_jax.record import origin
-from vit_jax.replay import inputs, pages, records, seed_tables, settings
+from vit_jax.replay import inputs, ledger, pages, records, seed_tables, settings
 from vit_jax.replay.records import Record
 
 RECORDS = {path.stem: records.read_file(path) for path in records.paths()}
@@ -77,6 +77,28 @@ def test_a_number_that_was_typed_into_a_page_is_replaced() -> None:
   made = 'one of 2 cores of an Intel Xeon, 2026-11-22'
   assert f'| {record.sentence} | {made} | measured, not replayed: `bench_step_s16` |' in text
   assert shlex.split(record.command[0])[0] == 'taskset'
+
+
+def test_a_speedrun_shows_what_each_record_cost_and_its_gain() -> None:
+  def record(name: str, seconds: float, model: str = 'A', kind: str = 'cpu') -> Record:
+    return Record(name, 'Muon: {test/top1:.2%} | of all.', 'train', (), {'test/top1': .7512}, made={
+        'processor_s': seconds, 'exaflops': 3e-5, 'seconds': 20., 'devices': 4,
+        'machine': {'cpu_model': model, 'device_kind': kind}})
+
+  one, two, other, empty = ledger.cells([record('a', 3000.), record('b', 1500.), record('c', 100., 'B', 'NVIDIA H100'),
+                                         Record('d', 'A.', 'train', (), {})])
+  # 3e13 FLOPs at 5 % of 197e12, 918e12 and 989e12 FLOP/s
+  assert one == ('Muon: 75.12 % \\| of all.', '3,000', '–', '3e-05', '–', '3.0, 0.7, 0.6')
+  assert two[1:3] == ('1,500', '2.00×') and other[1:5] == ('100', '–', '3e-05', '80')
+  assert empty == ('A.', '–', '–', '–', '–', '–, –, –')
+
+
+def test_the_table_of_a_speedrun_has_the_columns_of_its_head_and_shows_its_records() -> None:
+  page = '<!-- speedrun: digits* -->\n| old |\n<!-- end of the speedrun -->'
+  _, head, line, *rows, _ = pages.filled(page).splitlines()
+  assert len({row.replace('\\|', '').count('|') for row in (head, line, *rows)}) == 1
+  assert len(rows) == 3 and rows[0].endswith(': `digits` |')
+  assert '| 68 |' in rows[0] and rows[0].startswith(f'| {RECORDS["digits"].sentence} |')
 
 
 def test_a_row_says_how_a_record_is_replayed() -> None:

@@ -48,14 +48,14 @@ def write_run(workdir: pathlib.Path, words: list[str], *, top1: float = .75, dig
   (workdir / 'config.json').write_text(json_files.to_json(config))
   lines: list[dict[str, Any]] = [
       {'event': 'start', 'time_s': 0., 'resumed_from': None, 'command': words, 'commit': 'c0ffee',
-       'machine': MACHINE | {'cpu_isa': isa}},
+       'machine': MACHINE | {'cpu_isa': isa}, 'devices': 1},
       {'step': 2, 'time_s': 1., 'test/top1': .5},
       {'event': 'checkpoint', 'time_s': 1., 'step': 2, 'params_digest': 'ab'},
       {'event': 'checkpoint', 'time_s': 2., 'step': 4, 'params_digest': digest}]
   (workdir / 'metrics.jsonl').write_text(''.join(f'{json.dumps(line)}\n' for line in lines))
   (workdir / 'final.json').write_text(json.dumps(
-      {'step': 4, 'processor_s': 7.5, 'training_processor_s': 5.25, 'params_digest': digest,
-       'metrics': {'test/top1': top1, 'test/nll': .25}}))
+      {'step': 4, 'seconds': 9., 'processor_s': 7.5, 'training_processor_s': 5.25, 'exaflops': 2e-9,
+       'params_digest': digest, 'metrics': {'test/top1': top1, 'test/nll': .25}}))
 
 
 @pytest.fixture
@@ -101,6 +101,7 @@ def test_a_record_has_everything_that_a_replay_needs_and_no_path(record: pathlib
   assert sorted(found.data) == ['folder:{photos} test', 'folder:{photos} train']
   assert found.settings['seed'] == 3 and found.settings['data.source'] == 'folder:{photos}' and not found.found
   assert found.made['commit'] == 'c0ffee' and found.made['processor_s'] == 7.5 and found.made['machine'] == MACHINE
+  assert [found.made[name] for name in ('exaflops', 'seconds', 'devices')] == [2e-9, 9., 1]
 
 
 def test_a_record_of_a_study_has_the_processor_seconds_of_all_of_its_runs(folder: pathlib.Path,

@@ -22,6 +22,7 @@ class Outcome(NamedTuple):
   config: the directory with the config; of the last one of several runs.
   commit: of the code; '' = not known.    machine: see `record/machine.py`.
   processor_s: 0 = not known.    training_processor_s: the part of the steps and their data; 0 = not known.
+  cost: of one run that was started once: `exaflops` of training, `seconds` from its start to its end, and `devices`.
   """
   kind: str
   values: dict[str, float]
@@ -34,6 +35,7 @@ class Outcome(NamedTuple):
   config: pathlib.Path
   history: dict[str, float] = {}
   training_processor_s: float = 0.
+  cost: dict[str, float] = {}
 
 
 def read(path: pathlib.Path) -> Outcome:
@@ -64,7 +66,13 @@ def _of_run(path: pathlib.Path) -> Outcome:
   return Outcome('train', _numbers(final['metrics']), final['params_digest'], saved,
                  (tuple(start.get('command', ())[1:]),), start.get('commit', ''), start.get('machine', {}),
                  final.get('processor_s', 0.) if starts == 1 else 0., path,
-                 _history(record.rows), final.get('training_processor_s', 0.) if starts == 1 else 0.)
+                 _history(record.rows), final.get('training_processor_s', 0.) if starts == 1 else 0.,
+                 _cost(final, start) if starts == 1 else {})
+
+
+def _cost(final: dict[str, Any], start: dict[str, Any]) -> dict[str, float]:
+  found = {'exaflops': final.get('exaflops'), 'seconds': final.get('seconds'), 'devices': start.get('devices')}
+  return {name: value for name, value in found.items() if value}
 
 
 def _history(rows: list[reader.Row]) -> dict[str, float]:

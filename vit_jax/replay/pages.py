@@ -5,7 +5,9 @@
 Between `<!-- records: PATTERN PATTERN -->` and `<!-- end of the records -->` it writes a table of the records with
 these ids; between `<!-- claim: ID -->` and `<!-- end -->` the claim of one, or between `<!-- claim: ID = TEXT -->` and
 `<!-- end -->` another text with its values. Between `<!-- seeds of METRIC = HEADING, … against ID: PATTERN … -->` and
-`<!-- end of the seeds -->` it writes a comparison of studies, a row each (`seed_tables.py`). The rest of a page stays.
+`<!-- end of the seeds -->` it writes a comparison of studies, a row each (`seed_tables.py`). Between `<!-- speedrun:
+PATTERN PATTERN -->` and `<!-- end of the speedrun -->` it writes records with their cost (`ledger.py`). The rest of a
+page stays.
 """
 from __future__ import annotations
 
@@ -17,15 +19,16 @@ import sys
 from vit_jax.core import globs
 from vit_jax.core.errors import UserError
 from vit_jax.record import origin
-from vit_jax.replay import records, seed_tables
+from vit_jax.replay import ledger, records, seed_tables
 from vit_jax.replay.records import Record
 
 PAGES = ('README.md', 'BENCHMARKS.md', 'docs/explanation/results.md', 'docs/explanation/selfsup.md',
-         'docs/explanation/fidelity.md', 'tests/fidelity_measured.md')
+         'docs/guides/speedrun.md', 'docs/explanation/fidelity.md', 'tests/fidelity_measured.md')
 """The pages with numbers of records. The last one is the lower part of the one before."""
 HEAD = '| result | made on | replay |\n|---|---|---|\n'
 _TABLE = re.compile(r'(<!-- records: ([^>]*) -->\n)(.*?)(<!-- end of the records -->)', re.S)
 _SEEDS = re.compile(r'(<!-- seeds of ([^>]*?) against ([\w.-]+): ([^>]*?) -->\n)(.*?)(<!-- end of the seeds -->)', re.S)
+_SPEEDRUN = re.compile(r'(<!-- speedrun: ([^>]*) -->\n)(.*?)(<!-- end of the speedrun -->)', re.S)
 _CLAIM = re.compile(r'(<!-- claim: ([\w.-]+)(?: = (.*?))? -->)(.*?)(<!-- end -->)', re.S)
 
 
@@ -93,9 +96,17 @@ def seeds(metrics: str, against: str, patterns: str) -> str:
   return seed_tables.table(found, headings, _read(against), {one.id: (place(one), replay(one)) for one in found})
 
 
+def speedrun(patterns: str) -> str:
+  """Returns a table of the costs of some records, in the order of the patterns; see `names`."""
+  found = [_read(name) for name in names(patterns)]
+  costs = zip(ledger.cells(found), found, strict=True)
+  return ledger.HEAD + ''.join(f'| {" | ".join((*cost, place(one), replay(one)))} |\n' for cost, one in costs)
+
+
 def filled(text: str) -> str:
   """Returns the text of a page with the numbers of the records."""
   text = _TABLE.sub(lambda found: f'{found[1]}{table(found[2])}{found[4]}', text)
+  text = _SPEEDRUN.sub(lambda found: f'{found[1]}{speedrun(found[2])}{found[4]}', text)
   text = _SEEDS.sub(lambda found: f'{found[1]}{seeds(found[2], found[3], found[4])}{found[6]}', text)
 
   def with_values(found: re.Match[str]) -> str:
@@ -111,7 +122,7 @@ def shown() -> set[str]:
   found: set[str] = set()
   for page in PAGES:
     text = (origin.ROOT / page).read_text()
-    found |= {name for pattern, body in ((_TABLE, 3), (_SEEDS, 5)) for match in pattern.finditer(text)
+    found |= {name for pattern, body in ((_TABLE, 3), (_SPEEDRUN, 3), (_SEEDS, 5)) for match in pattern.finditer(text)
               for name in re.findall(r': `([\w.-]+)` \|$', match[body], re.M)}
     found |= {match[2] for match in _CLAIM.finditer(text)}
   return found

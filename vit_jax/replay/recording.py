@@ -70,7 +70,7 @@ def make(path: pathlib.Path, name: str, claim: str, data: Mapping[str, str], tol
       files=inputs.files(words, data),
       data=inputs.contents(own, is_trained=found.kind == 'train', found=data),
       made={'date': datetime.datetime.now(datetime.UTC).date().isoformat(), 'commit': found.commit,
-            'machine': found.machine} | ({} if lines and job != 'study' else _spent(found)))
+            'machine': found.machine} | ({} if lines and job != 'study' else _spent(found) | found.cost))
   console.end_stage()
   return with_claimed(record, found)
 
