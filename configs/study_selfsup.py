@@ -5,8 +5,8 @@ Data:     CIFAR-10 as written by `vit-jax prepare --data=cifar10 --to=DIR`, with
           labels.
 Source:   each objective has the settings of its own recipe (`dino_cifar10`, `mae_cifar10` and so on)
 Differs:  It follows no paper. All runs have one network, the crops of `dino_cifar10` where the objective compares crops
-          (`byol` without the small ones), and the same evaluations of mean-pooled features, on all images: 20 nearest
-          neighbors and logistic regression. `dino_ibot` is `dinov2` without KoLeo.
+          (`byol` without the small ones), and the same evaluations of mean-pooled features: 20 nearest neighbors and
+          logistic regression, with the labels of 10,000 images. `dino_ibot` is `dinov2` without KoLeo.
 Run:      python -m vit_jax.main --job=study --config=configs/study_selfsup.py --workdir=runs/selfsup
           …/study_selfsup.py:images=300000,network=small,objectives=dino+mae,seeds=3 selects images, network, runs
           …/study_selfsup.py:seconds=300 gives each run as many processor seconds of training, by the cost of a step

@@ -49,6 +49,8 @@ def test_rates_count_steps_and_data_waits_but_not_evaluations_and_checkpoints() 
 def test_processor_seconds_of_training_are_those_of_steps_and_data_waits() -> None:
   time, processor = Time(), Time()
   clock = clock_lib.Clock(6, 30., 100., now=time, processor=processor)
+  processor.now += 7000.  # before the first step
+  clock.tick()
   for phase, spent in (('compile', 1000.), ('data_wait', 3.), ('evaluate', 500.), ('data_wait', 4.)):
     with clock.phase(phase):
       processor.now += spent

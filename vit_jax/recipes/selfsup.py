@@ -19,7 +19,7 @@ from vit_jax.core.errors import UserError
 COST_IMAGES = 6_400
 """Images of the run that measures the cost of a step."""
 LABELED = 'train[:20%]'
-"""The images whose labels logistic regression uses."""
+"""The images whose labels both evaluations use, so that their features are computed once."""
 PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 KNN, LOGISTIC, HEAD = 'knn/top1_k20', 'logistic/top1', 'head/top1'
 K_NN, LOGISTIC_REGRESSION = 'k-NN %', 'logistic %'
@@ -81,7 +81,7 @@ def fitted(config: s.Config, model: s.ViT) -> s.Config:
 
 
 def run(name: str, *, size: str, source: str, seed: int, length: str, train_split: str = 'train') -> s.Config:
-  """Returns the run of an objective; neighbors are searched among the images of `train_split`."""
+  """Returns the run of an objective."""
   point = POINTS[name]
   base = files.load(f'{point.recipe}{"," if ":" in point.recipe else ":"}source={source}', [])
   recipe = base.data.recipe
@@ -90,7 +90,7 @@ def run(name: str, *, size: str, source: str, seed: int, length: str, train_spli
     recipe = s.replaced(crops, {'views.num_local': recipe.views.num_local and crops.views.num_local})
   views = (point.view,) if point.view else ()
   evals: dict[str, s.Eval] = {
-      'knn': s.Knn(every='100 %', train_split=train_split, neighbors=(20,), views=views, batch_size=500),
+      'knn': s.Knn(every='100 %', train_split=LABELED, neighbors=(20,), views=views, batch_size=500),
       'logistic': s.Logistic(every='100 %', train_split=LABELED, l2=PENALTIES, max_steps=100, views=views,
                              batch_size=500)}
   if base.objective.has_head:

@@ -166,7 +166,7 @@ class Clock:
     return self._training_s(), self._seconds.get('data_wait', 0.)
 
   def training_processor_s(self) -> float:
-    """Returns the processor seconds of steps and data waits so far, without those of loader processes."""
+    """Returns the processor seconds of steps and data waits after the first tick, without those of loader processes."""
     self._charge()
     return self._training_processor_s
 
@@ -174,7 +174,7 @@ class Clock:
     now, processor = self._now(), self._processor()
     name = self._open[-1] if self._open else STEP
     self._seconds[name] = self._seconds.get(name, 0.) + now - self._charged_until
-    if name in _TRAINING:
+    if name in _TRAINING and self._steps:
       self._training_processor_s += processor - self._processor_until
     self._charged_until, self._processor_until = now, processor
 

@@ -24,7 +24,7 @@ class Result:
   headline: float | None      # the one metric a single number is quoted from; None = it has no evaluation
   # Metrics, and `step`, where the metric of train.early_stop, or else checkpoints.keep_best, was best; {} without one.
   best: dict[str, float] = field(default_factory=dict)
-  training_processor_s: float = 0.  # of the steps of its last start and their data; without compilation and evaluation
+  training_processor_s: float = 0.  # of the steps of its last start and their data, after the first step
 
 
 Results = dict[str, Result]
