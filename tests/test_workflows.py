@@ -25,7 +25,7 @@ def test_there_are_a_workflow_for_each_change_one_for_each_night_and_one_for_the
   assert set(WORKFLOWS) == {'test', 'nightly', 'site'}
   assert WORKFLOWS['site']['jobs']['deploy']['permissions'] == {'contents': 'write'}  # its branch; no other writes
   assert {'tests', 'docs'} == set(WORKFLOWS['test']['jobs'])
-  assert {'slow', 'lowest', 'plans', 'macos'} == set(WORKFLOWS['nightly']['jobs'])
+  assert {'slow', 'lowest', 'plans', 'gpu_rehearsal', 'macos'} == set(WORKFLOWS['nightly']['jobs'])
   for flow in WORKFLOWS.values():
     assert flow['permissions'] == {'contents': 'read'}
     assert all(one['timeout-minutes'] <= 180 for one in flow['jobs'].values())
