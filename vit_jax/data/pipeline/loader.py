@@ -25,7 +25,7 @@ from vit_jax.data.pipeline import batches, capacity, group_order, order, prefetc
 from vit_jax.data.source import Source, find_origin, shard_sizes, title
 from vit_jax.data.sources.mixture import Mixture
 from vit_jax.data.sources.pseudo import PseudoLabeled, TeacherLabels
-from vit_jax.data.text.captions import Texts
+from vit_jax.data.text.captions import AnyTexts
 
 log = logging.getLogger('vit_jax.data')
 
@@ -50,7 +50,7 @@ class Labels(Protocol):
 class BadImages:
   """The bad images found so far, each logged once."""
 
-  def __init__(self, source: Source, transform: transforms.EvalTransform, texts: Texts | None = None) -> None:
+  def __init__(self, source: Source, transform: transforms.EvalTransform, texts: AnyTexts | None = None) -> None:
     self.found: set[int] = set()
     self._source, self._transform, self._texts = source, transform, texts
 
@@ -176,7 +176,7 @@ class EvalLoader(_Loader):
 def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, int], batch_size: int,
                  seed: int, shard: Shard, workers: int, threads: int, in_memory: bool,
                  max_bad_images: int, decode: schema.Decode = schema.Decode.FULL, max_labels: int = 0,
-                 maps: label_maps.LabelMaps | None = None, texts: Texts | None = None,
+                 maps: label_maps.LabelMaps | None = None, texts: AnyTexts | None = None,
                  placement: schema.Placement = schema.Placement.ANYWHERE) -> TrainLoader:
   """Returns batches of `image label index box bad` for training; with views, those in place of image and box.
 
