@@ -435,7 +435,11 @@ JOBS = {
         Flag('data_dir', FILE, 'folder of TFDS datasets', '', '$TFDS_DATA_DIR, or ~/tensorflow_datasets'),
         *(Flag(name, kind, f'as data.{name} of a config', default) for name, kind, default in (
             ('label_column', TEXT, ''), ('image_column', TEXT, ''), ('label_offset', whole(-2**31), 0),
-            ('classes', FILE, ''), ('num_classes', whole(0), 0))),
+            ('classes', FILE, ''), ('num_classes', whole(0), 0), ('caption_column', TEXT, ''))),
+        Flag('tokens', choice('bytes', 'siglip', 'clip', 'tips'), 'store captions too, and the ids of their tokens', '',
+             'without captions'),
+        Flag('tokenizer', FILE, 'file of the tokenizer of --tokens, but for bytes', ''),
+        Flag('text_rule', choice('auto', 'canonical', 'lower', 'none'), 'how captions are simplified', 'auto'),
         CONFIG._replace(help='for label maps: config of the run that will use them'),
         WEIGHTS._replace(help=f'for label maps: the teacher; {WEIGHTS.help}'), *READING)),
     'report': Job('Write report.html of a run, or one page that compares several.', 'study.table', (

@@ -87,11 +87,21 @@ def test_weights_with_texts_are_classified_by_names_and_their_projection_is_no_h
     place = tmp_path / 'photos' / 'test' / f'red boat {label}'
     place.mkdir(parents=True)
     (place / '0.png').write_bytes(images.encode(images.random_image(label, height=40, width=36)))
-  assert main.run(['evaluate', f'--weights={places}', '--config=report_card', '--config.evals=topk,zeroshot',
+  (tmp_path / 'pairs').mkdir()
+  for label in range(5):
+    (tmp_path / 'pairs' / f'{label}.png').write_bytes(images.encode(images.random_image(label, height=40, width=36)))
+  (tmp_path / 'pairs' / 'captions_test.jsonl').write_text('\n'.join(
+      json.dumps({'image': f'{label}.png', 'captions': [f'boat {label}']}) for label in range(5)))
+  assert main.run(['evaluate', f'--weights={places}', '--config=report_card',
+                   '--config.evals=topk,zeroshot,caption_retrieval',
+                   f'--config.evals.caption_retrieval.source=folder:{tmp_path / "pairs"}',
                    f'--config.data.source=folder:{tmp_path / "photos"}', '--config.batch_size=8',
                    f'--workdir={tmp_path / "card"}']) == 0
   clip, none = json.loads((tmp_path / 'card' / 'report_card.json').read_text())['weights']
-  assert clip['num_examples'] == {'zeroshot': 16} and 'zeroshot/top1_clip_best_lower' in clip['metrics']
+  assert clip['num_examples'] == {'zeroshot': 16, 'caption_retrieval': 5}
+  assert clip['metrics']['caption_retrieval/recall5_text'] == 1.
+  assert 'recall1_text' in (tmp_path / 'card' / 'report_card.html').read_text().replace('<wbr>', '')
+  assert 'zeroshot/top1_clip_best_lower' in clip['metrics']
   assert 'a projection to 16 numbers' in clip['not_measured']['topk']
   assert 'text tower' in none['not_measured']['zeroshot'] and not none['metrics']
   assert 'zeroshot of none.npz is not measured' in capsys.readouterr().out

@@ -97,9 +97,9 @@ def write(weights: Weights, to: pathlib.Path, *, from_pixels: bool, any_size: bo
                          from_pixels=from_pixels), part.image, to)
     destination.publish(pathlib.Path(folder), to)
   found = files(to)
-  print(f'Exported {weights.source} to {found.image.name} ({image.image.dtype} images to {OUTPUT}), {found.text.name} '
-        f'(ids of {text.tower.length} tokens to {OUTPUT}), {found.tokenizer.name} and {found.pairs.name} in '
-        f'{to.parent.resolve()}. The results of images and texts differ from those of the networks by at most '
+  print(f'Exported {weights.source} to {to} ({image.image.dtype} images to {OUTPUT}), {found.text.name} '
+        f'(ids of {text.tower.length} tokens to {OUTPUT}), {found.tokenizer.name} and {found.pairs.name}. '
+        f'The results of images and texts differ from those of the networks by at most '
         f'{worst[0]:.1e} and {worst[1]:.1e} of the largest value (allowed: {job.TOLERANCE:.0e}); the tokenizer gives '
         f'the same ids for {len(SAMPLES)} texts.', flush=True)
 

@@ -9,12 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vit_jax.config import schema
+from vit_jax.config.schema import TextRule, Tokens
 from vit_jax.config.schema.data import RGB
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import access
-from vit_jax.data.source import Source, find_origin
+from vit_jax.data.source import Source, find_origin, title
 from vit_jax.data.sources import archives, beam_shards, opening, prepared, tfds, tfds_build
 from vit_jax.data.sources import shards as writing
+from vit_jax.data.text import captions, encoded
+from vit_jax.data.text.encoded import Encoder
 from vit_jax.jobs import flag_names, teacher_labels
 from vit_jax.record import progress, storage
 from vit_jax.weights import download
@@ -28,7 +31,8 @@ _ANY_PX = (32, 32)  # only used by sources that generate images
 def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0, quality: int | None = None,
         seed: int | None = None, splits: Sequence[str] = (), data_dir: str = '', archive: str = '', processes: int = 0,
         follow_links: bool = False, label_column: str = '', image_column: str = '', label_offset: int = 0,
-        classes: str = '', num_classes: int = 0, channels: int = RGB, runner: str = '', runner_options: str = '',
+        classes: str = '', num_classes: int = 0, channels: int = RGB, caption_column: str = '', tokens: str = '',
+        tokenizer: str = '', text_rule: str = TextRule.AUTO.value, runner: str = '', runner_options: str = '',
         config: schema.Config | None = None, weights: str = '', reading: Reading = AS_FOUND,
         build: Callable[..., None] = tfds_build.build_in_process) -> int:
   """Writes shards of `data`, or label maps or features for a config by the teacher `weights`; exit status 0.
@@ -43,6 +47,8 @@ def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
     processes: that write shards; 0 = by the cores of this machine.
     follow_links: also read files outside of the folder to which links in it lead.
     label_column, image_column, label_offset, classes, num_classes, channels: as in `schema.Data`.
+    caption_column: as in `schema.Data`.
+    tokens, tokenizer, text_rule: as in `schema.Text`: the captions are stored with their ids; '' = without captions.
     runner, runner_options: of Apache Beam, see `beam_shards.write`; '' = this machine.
     config, weights, reading: see `teacher_labels.run` and `teacher_features.run`.
     build: prepares a TFDS dataset that is missing.
@@ -52,7 +58,8 @@ def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
   """
   of_shards = {'data': data, 'short_px': short_px, 'shards': shards, 'quality': quality, 'seed': seed,
                'splits': splits, 'data_dir': data_dir, 'archive': archive, 'processes': processes,
-               'follow_links': follow_links, 'runner': runner, 'runner_options': runner_options}
+               'follow_links': follow_links, 'runner': runner, 'runner_options': runner_options, 'tokens': tokens,
+               'tokenizer': tokenizer, 'caption_column': caption_column}
   columns: dict[str, Any] = {'label_column': label_column, 'image_column': image_column, 'label_offset': label_offset,
                              'classes': classes, 'num_classes': num_classes, 'channels': channels}
   if config is not None or weights:
@@ -82,19 +89,38 @@ def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
     other = '--short_px' if short_px else '--runner' if runner else f'--data={data}'
     raise UserError(f'--channels: expected {RGB} with {other}, got {channels}. Files of other channels are stored as '
                     'they are, by this machine.')
+  encoder = _encoder(tokens, tokenizer, text_rule, caption_column, runner=runner, data=data)
   is_archive = data in archives.ARCHIVES
   if archive and not is_archive:
     raise UserError(f'--archive: expected --data={", ".join(archives.ARCHIVES)}, got --data={data}. Remove it.')
   settings = writing.Settings(short_px=short_px, quality=quality or 90, num_shards=shards,
-                              seed=seed if is_archive else seed or 0, channels=channels)
+                              seed=seed if is_archive else seed or 0, channels=channels, captions=encoder)
   engine = Engine(processes, runner, runner_options)
   if not runner:
     _local(to)
   if is_archive:
     return _write_splits(functools.partial(_open_archive, data, archive, splits or SPLITS), to, settings, engine)
+  columns |= {'caption_column': caption_column}
   with flag_names.shown({'data.source': '--data', **{f'data.{name}': f'--{name}' for name in ('data_dir', *columns)}}):
     return write_shards(schema.Data(source=data, data_dir=data_dir, follow_links=follow_links, **columns), to, settings,
                         splits=splits or SPLITS, build=build, engine=engine)
+
+
+def _encoder(tokens: str, tokenizer: str, text_rule: str, caption_column: str, *, runner: str,
+             data: str) -> Encoder | None:
+  """Returns what encodes the captions; None without `tokens`. Raises UserError for flags that cannot be combined."""
+  if not tokens:
+    for name, value in (('tokenizer', tokenizer), ('caption_column', caption_column)):
+      if value:
+        raise UserError(f'--{name}: expected --tokens as well, got --{name} alone. Set --tokens to store the captions.')
+    return None
+  if runner or data in archives.ARCHIVES:
+    raise UserError(f'--tokens: expected none with {"--runner" if runner else f"--data={data}"}, got {tokens}. '
+                    'Captions are encoded by this machine, from a source that has some.')
+  if bool(tokenizer) is (tokens == Tokens.BYTES.value):
+    raise UserError(f'--tokenizer: expected {"no file with --tokens=bytes" if tokenizer else "a file"}, got '
+                    f'{tokenizer or "none"}.')
+  return encoded.open_encoder(Tokens(tokens), tokenizer, TextRule(text_rule))
 
 
 class Engine(NamedTuple):
@@ -125,6 +151,10 @@ def _write_splits(opener: beam_shards.Opener, to: storage.Path, settings: writin
                   root: str | None = '') -> int:
   """Writes splits; the names of examples are relative to `root`, and None stands for the folder of the source."""
   found = opener()
+  for source in found.values() if settings.captions else ():
+    if len(source) and not captions.has_captions(find_origin(source, 0)[0]):
+      raise UserError(f'--tokens: expected a source with captions, got {title(source)}. Set --caption_column, or leave '
+                      'out --tokens.')
   root = _root(next(iter(found.values()))) if root is None else root
   if engine.runner:
     is_new = beam_shards.write(opener, str(to), settings, name_of=functools.partial(_shorten, root=root),

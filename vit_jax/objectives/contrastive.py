@@ -171,7 +171,7 @@ class Spec(spec.Spec[schema.Contrastive]):
         backbone, tower(self.settings.text, out_width=width, model=model), self.settings,
         dtype=jnp.dtype(model.dtype.value), is_frozen=lambda name: frozen_for(name) >= lengths.total_steps)
 
-  def open_texts(self, source: Source) -> captions.Texts:
+  def open_texts(self, source: Source) -> captions.AnyTexts:
     s = self.settings
     return captions.open_texts(source, s.text, prompts=s.prompts, names=s.names, seed=self.config.seed)
 

@@ -14,7 +14,7 @@ from vit_jax.data.image.transform import Shapes
 from vit_jax.data.labels.label_maps import LabelMaps
 from vit_jax.data.labels.stored_features import StoredFeatures
 from vit_jax.data.source import Source
-from vit_jax.data.text.captions import Texts
+from vit_jax.data.text.captions import AnyTexts
 from vit_jax.models.vit import vit
 
 S = TypeVar('S')
@@ -49,7 +49,7 @@ class Spec(abc.ABC, Generic[S]):
     """Returns how label maps become targets on the device; None if there are no label maps."""
     return None
 
-  def open_texts(self, source: Source) -> Texts | None:
+  def open_texts(self, source: Source) -> AnyTexts | None:
     """Opens the texts that the loader adds to its batches.
 
     Raises UserError if they are missing.

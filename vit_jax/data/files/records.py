@@ -214,13 +214,15 @@ def _read(record: bytes) -> Any:
     raise BadRecord(f'not a tf.Example record: {len(record):,} bytes, starting with {record[:4]!r}') from error
 
 
-def encode(features: Mapping[str, bytes | int | Sequence[int]]) -> bytes:
-  """Returns a `tf.Example` record with one value or a list of integers per feature, in this order."""
+def encode(features: Mapping[str, bytes | int | Sequence[int] | Sequence[bytes]]) -> bytes:
+  """Returns a `tf.Example` record with one value or a list per feature, in this order."""
   found = _example()()
   for name, value in features.items():
     entry = found.features.feature.add(key=name)
     if isinstance(value, bytes):
       entry.value.bytes_list.value.append(value)
+    elif not isinstance(value, int) and value and isinstance(value[0], bytes):
+      entry.value.bytes_list.value.extend(value)
     else:
       entry.value.int64_list.value.extend([value] if isinstance(value, int) else value)
   encoded: bytes = found.SerializeToString()

@@ -21,7 +21,7 @@ from vit_jax.data.image.headers import BadImage
 from vit_jax.data.image.transform import EvalTransform, Example, Shapes, Transform, eval_shapes
 from vit_jax.data.pipeline import ahead, order, shared
 from vit_jax.data.source import Source, title
-from vit_jax.data.text.captions import Texts
+from vit_jax.data.text.captions import AnyTexts
 
 MAX_TRIES = 1_000  # bad images in a row
 _CHUNK = 64        # examples that a thread decodes at a time
@@ -50,7 +50,7 @@ class DecodedSource(NamedTuple):
     return {name: x[index] for name, x in self._asdict().items() if x is not None}
 
 
-def reason_bad(source: Source, index: int, transform: EvalTransform, texts: Texts | None = None) -> str:
+def reason_bad(source: Source, index: int, transform: EvalTransform, texts: AnyTexts | None = None) -> str:
   """Returns why an example cannot be used, with its texts if there are some; '' if it can."""
   def read() -> None:
     example = transform(source[index])
@@ -104,7 +104,7 @@ class TrainBatches:
   seed: int
   batch_size: int
   shard: Shard
-  texts: Texts | None = None
+  texts: AnyTexts | None = None
   period: int = 0
 
   def __call__(self, number: int, allocate: shared.Allocate = shared.new) -> Batch:

@@ -26,7 +26,7 @@ from vit_jax.data.pipeline import batches, capacity, group_order, order, prefetc
 from vit_jax.data.source import Source, find_origin, shard_sizes, title
 from vit_jax.data.sources.mixture import Mixture
 from vit_jax.data.sources.pseudo import PseudoLabeled, TeacherLabels
-from vit_jax.data.text.captions import Texts
+from vit_jax.data.text.captions import AnyTexts
 
 log = logging.getLogger('vit_jax.data')
 
@@ -51,7 +51,7 @@ class Labels(Protocol):
 class BadImages:
   """The bad images found so far, each logged once."""
 
-  def __init__(self, source: Source, transform: transforms.EvalTransform, texts: Texts | None = None) -> None:
+  def __init__(self, source: Source, transform: transforms.EvalTransform, texts: AnyTexts | None = None) -> None:
     self.found: set[int] = set()
     self._source, self._transform, self._texts = source, transform, texts
 
@@ -177,7 +177,7 @@ class EvalLoader(_Loader):
 def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, int], batch_size: int,
                  seed: int, shard: Shard, workers: int, threads: int, in_memory: bool,
                  max_bad_images: int, decode: schema.Decode = schema.Decode.FULL, max_labels: int = 0,
-                 maps: label_maps.LabelMaps | None = None, texts: Texts | None = None,
+                 maps: label_maps.LabelMaps | None = None, texts: AnyTexts | None = None,
                  features: StoredFeatures | None = None,
                  placement: schema.Placement = schema.Placement.ANYWHERE) -> TrainLoader:
   """Returns batches of `image label index box bad` for training; with views, those in place of image and box.
@@ -202,13 +202,7 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
   Raises:
     UserError: sizes that do not fit together, or a decoder that is not installed.
   """
-  if not len(source):
-    raise UserError(f'{title(source)}: expected at least one example, got none. Choose another split or source.')
-  if batch_size > len(source):
-    raise UserError(f'batch_size: expected at most {len(source)}, the number of examples of {title(source)}, got '
-                    f'{batch_size}. Set --config.batch_size={1 << len(source).bit_length() - 1}.')
-  if seed < 0:
-    raise UserError(f'seed: expected 0 or more, got {seed}.')
+  _check_sizes(source, batch_size=batch_size, seed=seed)
   assert not (in_memory and (texts or features))
   kinds = [transforms.train_shapes(recipe, image_px, max_labels=max_labels, num_tokens=num_tokens)
            | (texts.shapes if texts else {}) for num_tokens in recipe.native_lengths or (0,)]
@@ -216,15 +210,8 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
   capacity.check_batch('batch_size', batch_size, shard, shapes)
   shard.rows(batch_size)  # raises if the size does not fit
   fit = transforms.eval_transform(transforms.at_one_size(recipe), image_px, max_labels=max_labels)
-  groups = schema.num_groups(batch_size, recipe.mix_group)
-  is_placed = placement is not schema.Placement.ANYWHERE
-  visit = (_place(source, shard, placement, batch_size=batch_size, seed=seed) if is_placed else
-           _visit(source, seed=seed, repeats=recipe.repeats, batch_size=batch_size, groups=groups))
-  grouped = group_order.describe(visit)
-  if features:
-    if is_placed:
-      raise UserError(f'data.placement: expected anywhere with objective.features, got {placement.value}.')
-    visit = order.Cycled(visit, features.info.num_rows)
+  visit, grouped = _order(source, shard, recipe, placement, batch_size=batch_size, seed=seed,
+                          period=features.info.num_rows if features else 0)
   start: Start
   supply = None
   if in_memory:
@@ -241,10 +228,7 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
     size = capacity.batch_bytes(batch_size, shard, shapes)
     workers = capacity.workers_at_start(workers, num_examples=len(source), batch_bytes=size, here=capacity.machine())
     start = supply = Supply(make, threads, workers, size)
-  digest = source.digest if recipe.repeats == 1 else f'{source.digest} repeats={recipe.repeats}' + (
-      f' groups={groups}' if groups > 1 else '')
-  digest += f' {placement.value}={visit.num_hosts}' if isinstance(visit, order.HostShards) else ''
-  digest += grouped + (f' lengths={recipe.native_lengths}' if recipe.native_lengths else '')
+  digest = source.digest + grouped + (f' lengths={recipe.native_lengths}' if recipe.native_lengths else '')
   labels: Labels | None = (label_maps.MapLabels(maps) if maps else features or (
       TeacherLabels(source) if isinstance(source, PseudoLabeled) else None))
   info = LoaderInfo(source.name, len(source), batch_size, seed, digest + (labels.digest if labels else '') +
@@ -256,6 +240,31 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
                           ahead=-(-len(source) // batch_size))
   return TrainLoader(source, start, visit=visit, info=info, bad=BadImages(source, fit, texts), use=use,
                      max_bad_images=max_bad_images, rows=rows, labels=labels, supply=supply)
+
+
+def _check_sizes(source: Source, *, batch_size: int, seed: int) -> None:
+  if not len(source):
+    raise UserError(f'{title(source)}: expected at least one example, got none. Choose another split or source.')
+  if batch_size > len(source):
+    raise UserError(f'batch_size: expected at most {len(source)}, the number of examples of {title(source)}, got '
+                    f'{batch_size}. Set --config.batch_size={1 << len(source).bit_length() - 1}.')
+  if seed < 0:
+    raise UserError(f'seed: expected 0 or more, got {seed}.')
+
+
+def _order(source: Source, shard: Shard, recipe: schema.Recipe, placement: schema.Placement, *, batch_size: int,
+           seed: int, period: int) -> tuple[order.Visit, str]:
+  """Returns the order of the examples, of which the first `period` are repeated if it is set, and its description."""
+  groups = schema.num_groups(batch_size, recipe.mix_group)
+  is_placed = placement is not schema.Placement.ANYWHERE
+  if period and is_placed:
+    raise UserError(f'data.placement: expected anywhere with objective.features, got {placement.value}.')
+  visit = (_place(source, shard, placement, batch_size=batch_size, seed=seed) if is_placed else
+           _visit(source, seed=seed, repeats=recipe.repeats, batch_size=batch_size, groups=groups))
+  text = '' if recipe.repeats == 1 else f' repeats={recipe.repeats}' + (f' groups={groups}' if groups > 1 else '')
+  text += f' {placement.value}={visit.num_hosts}' if isinstance(visit, order.HostShards) else ''
+  text += group_order.describe(visit)
+  return (order.Cycled(visit, period) if period else visit), text
 
 
 def eval_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, int], batch_size: int,

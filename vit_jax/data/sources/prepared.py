@@ -2,7 +2,8 @@
 
 A record has `image` (the bytes of a file), `label` (its class) and `name`; if images have several classes, also
 `labels`, and `info.json` has their largest number. Of images with other channels than RGB it has `channels`, and the
-mean and the standard deviation of each one in the training split. `info.json` also has the names of the classes, how
+mean and the standard deviation of each one in the training split. With captions (`vit-jax prepare --tokens=…`) it has
+these and their ids (`text/encoded.py`). `info.json` also has the names of the classes, how
 the dataset was made, and size, number of examples and SHA-256 of each shard; `SHA256SUMS` is for `sha256sum -c`. A
 folder without `info.json` is not a prepared dataset.
 """
@@ -27,6 +28,8 @@ from vit_jax.data.files.user_files import Rules
 from vit_jax.data.labels import classes
 from vit_jax.data.source import Record, Source
 from vit_jax.data.sources import splits
+from vit_jax.data.text import encoded
+from vit_jax.data.text.encoded import Encoding
 
 FORMAT = 'vit_jax images 1'
 INFO, SUMS = 'info.json', 'SHA256SUMS'
@@ -52,10 +55,10 @@ class PreparedSource:
 
   def __init__(self, folder: str, shards: Sequence[Shard], *, name: str, class_names: tuple[str, ...],
                most_labels: int = 0, verify: checksums.Expected | None = None,
-               statistics: Statistics | None = None) -> None:
+               statistics: Statistics | None = None, encoding: Encoding | None = None) -> None:
     """Takes the shards, and the checksums that are to be compared when they are used (`file`)."""
     self.name, self.class_names, self.most_labels, self._verify = name, class_names, most_labels, verify
-    self.statistics = statistics
+    self.statistics, self.encoding = statistics, encoding
     self._folder, self._shards = folder, [s.file for s in shards]
     self.shard_sizes = [s.num_examples for s in shards]
     self._records = records.ArrayRecords(
@@ -72,6 +75,18 @@ class PreparedSource:
     if self.most_labels:
       return Record.multilabel(image, records.classes(found, 'labels', len(self.class_names)))
     return Record(image, records.label(found, 'label', len(self.class_names)))
+
+  @property
+  def caption_column(self) -> str:
+    return encoded.CAPTIONS if self.encoding else ''
+
+  def captions(self, index: int) -> tuple[str, ...]:
+    """Returns the captions of an image. Raises BadImage if the record is damaged."""
+    return encoded.texts(records.pick(self._records[index], encoded.CAPTIONS))
+
+  def token_ids(self, index: int) -> list[list[int]]:
+    """Returns the ids of each caption of an image. Raises BadImage if the record is damaged."""
+    return encoded.rows(records.pick(self._records[index], encoded.IDS, encoded.ENDS), self.name)
 
   def file(self, index: int) -> verification.File | None:
     """Returns the shard of an example, if its checksum is to be compared when it is used."""
@@ -137,7 +152,7 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
                       f'{", ".join(s.file for s in listed[:5])}, got none in {folder}.')
     part_is_enough = data.placement is Placement.HOST_SHARDS and name == _training_split(data, info)
     return PreparedSource(folder, shards, name=f'array_record:{where}/{name}', class_names=info.class_names,
-                          most_labels=info.most_labels, statistics=info.statistics,
+                          most_labels=info.most_labels, statistics=info.statistics, encoding=info.encoding,
                           verify=_check(folder, shards, data, part_is_enough=part_is_enough))
   return open_named
 
@@ -182,12 +197,14 @@ class Info(NamedTuple):
 
   made: how the dataset was made, as JSON has it.
   statistics: of the channels, if they are not RGB.
+  encoding: of the captions; None if it has none.
   """
   splits: dict[str, tuple[Shard, ...]]
   class_names: tuple[str, ...]
   most_labels: int
   made: Any
   statistics: Statistics | None = None
+  encoding: Encoding | None = None
 
 
 def read_info(folder: str | os.PathLike[str]) -> Info:
@@ -214,7 +231,8 @@ def read_info(folder: str | os.PathLike[str]) -> Info:
   num = sum(shard.num_examples for some in splits_of.values() for shard in some)
   most = found.optional('most_labels')
   return Info(splits_of, classes.from_json(found.field('class_names'), num_examples=num),
-              most.whole(0, 2**31 - 1) if most else 0, found.field('made').value, _read_statistics(found))
+              most.whole(0, 2**31 - 1) if most else 0, found.field('made').value, _read_statistics(found),
+              encoded.from_json(texts) if (texts := found.optional('texts')) else None)
 
 
 def _read_statistics(found: json_fields.Field) -> Statistics | None:

@@ -31,8 +31,9 @@ from vit_jax.data.files import checksums, json_fields, open_files, records
 from vit_jax.data.image import channels, decode, headers
 from vit_jax.data.image.opencv import cv2
 from vit_jax.data.pipeline import prefetch
-from vit_jax.data.source import Source
+from vit_jax.data.source import Source, find_origin
 from vit_jax.data.sources import prepared
+from vit_jax.data.text.encoded import Encoder
 
 NOTE, HALF, LOCK = '.done', '.half', '.lock'
 POLL_S = 0.5
@@ -56,14 +57,18 @@ class Job:
   quality: int
   name_of: Callable[[str], str]
   channels: int = RGB
+  captions: Encoder | None = None
 
   def record(self, index: int) -> tuple[bytes, HostArray | None] | None:
     """Returns the record of an example, and unless it is RGB its `channels.sums`.
 
-    None, with a line in the log, if it is not an image file.
+    None, with a line in the log, if it is not an image file, or has no usable caption although it should.
     """
-    sums = None
+    sums, texts = None, dict[str, list[bytes] | list[int]]()
     try:
+      if self.captions:
+        origin, place = find_origin(self.source, index)
+        texts = self.captions.features(origin.captions(place))  # type: ignore[attr-defined]
       image, label, labels, _ = self.source[index]
       if self.channels != RGB:
         sums = channels.sums(channels.read(image, self.channels, _ANY_SIZE))
@@ -75,7 +80,7 @@ class Job:
     several = {} if labels is None else {'labels': labels}
     name = self.name_of(self.source.describe(index))
     content = stored(image, short_px=self.short_px, quality=self.quality) if sums is None else array_file(image)
-    return records.encode({'image': content, 'label': label, 'name': os.fsencode(name), **several}), sums
+    return records.encode({'image': content, 'label': label, 'name': os.fsencode(name), **several, **texts}), sums
 
   def sums(self) -> HostArray:
     """Returns the sum of `channels.sums` of the examples of a finished shard."""

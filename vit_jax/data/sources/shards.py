@@ -29,6 +29,7 @@ from vit_jax.data.source import UNKNOWN, Record, Source, most_labels
 from vit_jax.data.sources import prepared, shard_jobs
 from vit_jax.data.sources.prepared import Shard
 from vit_jax.data.sources.shard_jobs import Job
+from vit_jax.data.text.encoded import Encoder
 
 SHARD_BYTES, SHARD_RECORDS = 2**28, 2**13
 """About how much a shard holds by default: opening one takes 0.2 ms with 1,000 records, 0.6 ms with 8,000 and 11 ms
@@ -46,12 +47,14 @@ class Settings:
   num_shards: number of shards of each split; 0 = by `SHARD_BYTES` of the stored files, and by `SHARD_RECORDS`.
   seed: of the order of examples; None = that of the source.
   channels: of the images; mean and standard deviation of others than RGB are measured.
+  captions: encodes the captions of the images, which are stored too; None = they are left out.
   """
   short_px: int
   quality: int
   num_shards: int
   seed: int | None
   channels: int = RGB
+  captions: Encoder | None = None
 
 
 def write(splits: Mapping[str, Source], folder: pathlib.Path, settings: Settings, *, name_of: Callable[[str], str],
@@ -93,9 +96,12 @@ def write(splits: Mapping[str, Source], folder: pathlib.Path, settings: Settings
 def describe_plan(splits: Mapping[str, Source], settings: Settings) -> dict[str, Any]:
   """Returns how a dataset is made, as `info.json` has it: equal plans make equal datasets."""
   plan = {'from': {k: s.name for k, s in splits.items()}, 'digests': {k: s.digest for k, s in splits.items()},
-          **dataclasses.asdict(settings)}
+          **{one.name: getattr(settings, one.name) for one in dataclasses.fields(settings)}}
   if settings.channels == RGB:  # as plans were before there were others
     del plan['channels']
+  del plan['captions']
+  if settings.captions:
+    plan['texts'] = settings.captions.encoding.to_json()
   return plan
 
 
@@ -103,7 +109,7 @@ def describe_content(splits: Mapping[str, Source], plan: Mapping[str, Any]) -> d
   """Returns what `info.json` says of a dataset, without its shards."""
   several = {'most_labels': most} if (most := _most_labels(splits.values())) else {}
   return {'format': prepared.FORMAT, 'made': plan, 'class_names': list(next(iter(splits.values())).class_names),
-          **several}
+          **several, **({'texts': plan['texts']} if 'texts' in plan else {})}
 
 
 def _measured(jobs: Mapping[str, Sequence[Job]], num_channels: int) -> dict[str, Any]:
@@ -220,7 +226,7 @@ def plan_shard(split: str, number: int, count: int, source: Source, part: pathli
   start = number * size + min(number, longer)
   chosen = _order(np.arange(start, start + size + (number < longer)), source, settings)
   path = part / file_name(split, number, count)
-  return Job(path, source, chosen, settings.short_px, settings.quality, name_of, settings.channels)
+  return Job(path, source, chosen, settings.short_px, settings.quality, name_of, settings.channels, settings.captions)
 
 
 def file_name(split: str, number: int, count: int) -> str:

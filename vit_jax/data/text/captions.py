@@ -9,6 +9,7 @@ import abc
 import dataclasses
 import pathlib
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -18,9 +19,11 @@ from vit_jax.core.errors import UserError
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.image.transform import Example, Shapes
 from vit_jax.data.source import UNLABELED, Source, find_origin, title
+from vit_jax.data.text import encoded
 from vit_jax.data.text import prompts as prompting
 from vit_jax.data.text import tokenizer as tokenizers
-from vit_jax.data.text.tokenizer import Tokenizer
+from vit_jax.data.text.encoded import Encoding
+from vit_jax.data.text.tokenizer import Tokenizer, frame
 
 _DRAW = 6  # separates the random stream of a seed; `pipeline/order.py` and `sources/mixture.py` have the others
 
@@ -28,6 +31,29 @@ _DRAW = 6  # separates the random stream of a seed; `pipeline/order.py` and `sou
 def shapes(length: int) -> Shapes:
   """Returns the arrays that the text of an example adds to a batch."""
   return {'text': ((length,), np.int32), 'text_mask': ((length,), np.bool_)}
+
+
+def draw(seed: int, num: int, index: int, epoch: int) -> int:
+  """Returns which of `num` texts of an example is taken in an epoch."""
+  return 0 if num == 1 else int(np.random.SeedSequence([_DRAW, seed, index, epoch]).generate_state(1)[0]) % num
+
+
+class AnyTexts(Protocol):
+  """The texts of the examples of a source, as the loader takes them."""
+
+  @property
+  def digest(self) -> str:
+    """Appended to the digest of the source."""
+    ...
+
+  @property
+  def shapes(self) -> Shapes:
+    """The arrays that a text adds to an example."""
+    ...
+
+  def add(self, example: Example, index: int, position: int) -> Example:
+    """Returns a decoded example with its text. Raises BadImage if it has no usable text."""
+    ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,9 +93,8 @@ class Texts(abc.ABC):
     Raises:
       BadImage: it has no usable text.
     """
-    texts, epoch = self.of(index, int(example['label'])), position // len(self.source)
-    chosen = 0 if len(texts) == 1 else int(np.random.SeedSequence(
-        [_DRAW, self.seed, index, epoch]).generate_state(1)[0]) % len(texts)
+    texts = self.of(index, int(example['label']))
+    chosen = draw(self.seed, len(texts), index, position // len(self.source))
     ids, mask = self.tokenizer([prompting.simplify(texts[chosen], self.rule)])
     return {**example, 'text': ids[0], 'text_mask': mask[0]}
 
@@ -95,6 +120,32 @@ class Captions(Texts):
 
 
 @dataclasses.dataclass(frozen=True)
+class EncodedCaptions:
+  """The captions of a prepared dataset, as ids that are stored there; as `Texts`. Pickles to few bytes."""
+  source: Source
+  encoding: Encoding
+  length: int
+  seed: int
+
+  @property
+  def digest(self) -> str:
+    own = ' '.join(map(str, self.encoding.to_json().values()))
+    return f' texts=encoded {self.length} {own}'
+
+  @property
+  def shapes(self) -> Shapes:
+    return shapes(self.length)
+
+  def add(self, example: Example, index: int, position: int) -> Example:
+    """See `Texts.add`."""
+    stored, place = find_origin(self.source, index)
+    rows, e = stored.token_ids(place), self.encoding  # type: ignore[attr-defined]
+    row = rows[draw(self.seed, len(rows), index, position // len(self.source))]
+    ids, mask = frame([row], family=e.tokens.value, length=self.length, special=(e.start, e.end, e.pad))
+    return {**example, 'text': ids[0], 'text_mask': mask[0]}
+
+
+@dataclasses.dataclass(frozen=True)
 class Prompts(Texts):
   """Templates with the names of the classes; the first of several synonyms."""
   words: tuple[str, ...] = ()
@@ -115,12 +166,16 @@ def has_captions(source: Source) -> bool:
   return hasattr(source, 'captions') and bool(getattr(source, 'caption_column', True))
 
 
-def open_texts(source: Source, text: schema.Text, *, prompts: str, names: str, seed: int) -> Texts:
+def open_texts(source: Source, text: schema.Text, *, prompts: str, names: str, seed: int) -> Texts | EncodedCaptions:
   """Returns the texts of a source, of its captions, or with `prompts` of the names of its classes.
 
   Raises:
-    UserError: it has neither, or there is no tokenizer.
+    UserError: it has neither, there is no tokenizer, or captions were encoded by another one.
   """
+  stored = find_origin(source, 0)[0] if len(source) else source
+  if not prompts and (encoding := getattr(stored, 'encoding', None)):
+    encoded.check(encoding, text, title(stored))
+    return EncodedCaptions(source, encoding, text.length, seed)
   if text.tokens is not Tokens.BYTES and not text.tokenizer:
     raise UserError('objective.text.tokenizer: expected the file of a tokenizer, got none. Set it, or '
                     'objective.text.tokens=bytes, which needs none.')

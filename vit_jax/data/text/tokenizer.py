@@ -103,21 +103,14 @@ class Tokenizer:
   def __setstate__(self, state: dict[str, Any]) -> None:
     Tokenizer.__init__(self, **state)
 
+  def pieces(self, text: str) -> list[int]:
+    """Returns the ids of a text without special tokens, neither cut nor padded."""
+    return self._encoder.ids(text)
+
   def __call__(self, texts: Sequence[str]) -> Tokens:
     """Returns the ids of texts, padded or cut to the length."""
-    ids = np.full((len(texts), self.length), self._pad, np.int32)
-    mask = np.zeros((len(texts), self.length), bool)
-    for row, text in enumerate(texts):
-      found = self._encoder.ids(text)
-      match self._family:
-        case 'clip':
-          found = [self._start, *found[:self.length - 2], self._end]
-        case 'siglip' | 'bytes':
-          found = [*found[:self.length - 1], self._end]
-        case _:
-          found = found[:self.length]
-      ids[row, :len(found)], mask[row, :len(found)] = found, True
-    return Tokens(ids, mask)
+    return frame([self._encoder.ids(text) for text in texts], family=self._family, length=self.length,
+                 special=self.special)
 
   def _special(self, piece: str) -> int:
     found = self._encoder.find(piece)
@@ -125,6 +118,23 @@ class Tokenizer:
       raise UserError(f'{self.path}: expected the tokenizer of a {self._family} model, got one without the token '
                       f'{piece}. Use the file that was published with the weights.')
     return found
+
+
+def frame(pieces: Sequence[Sequence[int]], *, family: str, length: int, special: tuple[int, int, int]) -> Tokens:
+  """Returns the ids of texts with the special tokens (start, end, padding) of a family, padded or cut to a length."""
+  start, end, pad = special
+  ids = np.full((len(pieces), length), pad, np.int32)
+  mask = np.zeros((len(pieces), length), bool)
+  for row, found in enumerate(pieces):
+    match family:
+      case 'clip':
+        found = [start, *found[:length - 2], end]
+      case 'siglip' | 'bytes':
+        found = [*found[:length - 1], end]
+      case _:
+        found = found[:length]
+    ids[row, :len(found)], mask[row, :len(found)] = found, True
+  return Tokens(ids, mask)
 
 
 def find(folder: pathlib.Path, family: str, *, given: str = '', source: str) -> pathlib.Path:
