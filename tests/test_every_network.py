@@ -26,7 +26,7 @@ from vit_jax.config import check, schema
 from vit_jax.core import numerics, trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Params
-from vit_jax.export import job
+from vit_jax.export import functions
 from vit_jax.export import onnx as export_onnx
 from vit_jax.inspect import layerwise
 from vit_jax.inspect.model import Model
@@ -381,11 +381,12 @@ needs_onnx = pytest.mark.skipif(not {'onnx', 'onnxruntime'} <= {m.name for m in 
 def test_both_exports_give_what_the_network_does(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
   monkeypatch.setitem(loaded.MODELS, name, variants.network(name))
-  subject = job.make_subject(loaded.weights(name), from_pixels=False)
+  subject = functions.make_subject(loaded.weights(name), from_pixels=False)
   image = np.random.default_rng(0).normal(size=(3, *subject.image.shape[1:])).astype(np.float32)
   want = np.asarray(jax.jit(subject.function)(image))
   export_onnx.write(tmp_path / 'a.onnx', subject.function, {}, subject.image, output='logits', about={}, multiple=0)
-  for found in (export_onnx.run(tmp_path / 'a.onnx', image), job.from_stablehlo(job.to_stablehlo(subject))(image)):
+  read = functions.from_stablehlo(functions.to_stablehlo(subject))
+  for found in (export_onnx.run(tmp_path / 'a.onnx', image), read(image)):
     np.testing.assert_allclose(found, want, atol=1e-4 * max(1., np.abs(want).max()), rtol=0)
 
 

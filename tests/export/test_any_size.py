@@ -12,7 +12,7 @@ import pytest
 from vit_jax.config import schema
 from vit_jax.config.schema import LastNorm, PositionResize, PositionsAt
 from vit_jax.core.errors import UserError
-from vit_jax.export import job
+from vit_jax.export import functions, job
 from vit_jax.export import onnx as export_onnx
 
 needs_onnx = pytest.mark.skipif(not {'onnx', 'onnxruntime'} <= {m.name for m in __import__('pkgutil').iter_modules()},
@@ -37,12 +37,12 @@ NETWORKS = {
 }
 
 
-def subject(monkeypatch: pytest.MonkeyPatch, name: str) -> job.Subject:
+def subject(monkeypatch: pytest.MonkeyPatch, name: str) -> functions.Subject:
   monkeypatch.setitem(loaded.MODELS, f'any size {name}', dataclasses.replace(SMALL, **NETWORKS[name]))
-  return job.make_subject(loaded.weights(f'any size {name}'), from_pixels=False, any_size=True)
+  return functions.make_subject(loaded.weights(f'any size {name}'), from_pixels=False, any_size=True)
 
 
-def write(found: job.Subject, path: pathlib.Path) -> pathlib.Path:
+def write(found: functions.Subject, path: pathlib.Path) -> pathlib.Path:
   export_onnx.write(path, found.function, {}, found.image, output='logits', about={}, multiple=found.multiple)
   return path
 
@@ -64,7 +64,7 @@ def test_one_onnx_file_gives_the_results_of_the_network_at_five_sizes(
 @pytest.mark.slow(reason='4 s: five programs, twice')
 def test_one_stablehlo_file_gives_the_results_of_the_network_at_five_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
   found = subject(monkeypatch, 'bicubic_antialias')
-  run, function = job.from_stablehlo(job.to_stablehlo(found)), jax.jit(found.function)
+  run, function = functions.from_stablehlo(functions.to_stablehlo(found)), jax.jit(found.function)
   for px in SIZES:
     image = np.random.default_rng(0).normal(size=(2, *px, 3)).astype(np.float32)
     want = np.asarray(function(image))
@@ -90,8 +90,8 @@ def test_a_file_of_any_size_says_so_and_is_checked_at_three_sizes(
 
 def test_the_check_is_at_the_own_size_and_at_one_wider_and_one_higher() -> None:
   image = jax.ShapeDtypeStruct((1, 32, 48, 3), np.float32)
-  assert job.sizes(job.Subject(lambda x: x, image, 'logits')) == [(32, 48)]
-  assert job.sizes(job.Subject(lambda x: x, image, 'logits', 8)) == [(32, 48), (16, 56), (40, 32)]
+  assert functions.sizes(functions.Subject(lambda x: x, image, 'logits')) == [(32, 48)]
+  assert functions.sizes(functions.Subject(lambda x: x, image, 'logits', 8)) == [(32, 48), (16, 56), (40, 32)]
 
 
 @pytest.mark.parametrize('name, said', [
@@ -100,4 +100,4 @@ def test_the_check_is_at_the_own_size_and_at_one_wider_and_one_higher() -> None:
 def test_networks_of_one_size_are_refused_by_name(name: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setitem(loaded.MODELS, 'relative', dataclasses.replace(SMALL, positions=schema.Relative()))
   with pytest.raises(UserError, match=f'--any_size: expected a Vision Transformer of patches .* {said}'):
-    job.make_subject(loaded.weights(name), from_pixels=False, any_size=True)
+    functions.make_subject(loaded.weights(name), from_pixels=False, any_size=True)

@@ -13,7 +13,7 @@ from PIL import Image
 
 from vit_jax import main
 from vit_jax.core.errors import UserError
-from vit_jax.export import int8, job
+from vit_jax.export import functions, int8, job
 from vit_jax.export import onnx as export_onnx
 from vit_jax.weights import loading
 
@@ -37,7 +37,7 @@ def with_large_unit() -> object:
 
 
 def write_float(weights: object, path: pathlib.Path) -> pathlib.Path:
-  found = job.make_subject(weights, from_pixels=False)
+  found = functions.make_subject(weights, from_pixels=False)
   export_onnx.write(path, found.function, job.inference.parameters(weights), found.image, output='logits',
                     about={'classes': 'seven'})
   return path

@@ -17,7 +17,7 @@ from vit_jax import main
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu
 from vit_jax.core.errors import UserError
-from vit_jax.export import graph, job, rules
+from vit_jax.export import functions, graph, job, rules
 from vit_jax.export import onnx as export_onnx
 from vit_jax.inspect.model import Model
 from vit_jax.models.kernels import norm_act
@@ -46,7 +46,7 @@ def reference(name: str) -> np.ndarray:
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
   """Files are not compared with the network when they are written: the test does it, with other images."""
-  monkeypatch.setattr(job, 'compare', lambda subject, runner: 0.)
+  monkeypatch.setattr(functions, 'compare', lambda subject, runner: 0.)
 
 
 SLOW = {'efficientnet', 'hybrid'}  # their operations are in other networks, or in the test of operations below
@@ -121,7 +121,7 @@ def test_pixels_are_normalized_inside_on_request(suffix: str, tmp_path: pathlib.
   job.write(found, path, from_pixels=True)
   model = Model(found)
   pixels = np.stack([model.prepare(picture) for picture in loaded.pictures(2)])
-  got = export_onnx.run(path, pixels) if suffix == '.onnx' else job.from_stablehlo(path.read_bytes())(pixels)
+  got = export_onnx.run(path, pixels) if suffix == '.onnx' else functions.from_stablehlo(path.read_bytes())(pixels)
   np.testing.assert_allclose(got, model.logits(pixels, prepared=True), atol=1e-4, rtol=1e-4)
   card = path.with_name(f'{path.name}.md').read_text()
   assert 'RGB from 0 to 255, u8' in card and f'image = np.zeros({(1, *pixels.shape[1:])}, np.uint8)' in card
@@ -132,7 +132,7 @@ def test_pixels_are_normalized_inside_on_request(suffix: str, tmp_path: pathlib.
 def test_networks_without_a_head_give_features(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
   job.write(loaded.weights('vit', num_classes=0), tmp_path / 'a.stablehlo', from_pixels=False)
   assert 'to features' in capsys.readouterr().out
-  assert job.from_stablehlo((tmp_path / 'a.stablehlo').read_bytes())(images()).shape == (5, 32)
+  assert functions.from_stablehlo((tmp_path / 'a.stablehlo').read_bytes())(images()).shape == (5, 32)
 
 
 @needs_onnx
@@ -144,12 +144,13 @@ def test_a_file_with_other_results_is_not_kept(tmp_path: pathlib.Path, monkeypat
 
 
 def test_a_wrong_shape_and_nan_are_errors() -> None:
-  subject = job.Subject(lambda image: image.mean((1, 2)), jax.ShapeDtypeStruct((1, 4, 4, 3), jnp.float32), 'logits')
+  shape = jax.ShapeDtypeStruct((1, 4, 4, 3), jnp.float32)
+  subject = functions.Subject(lambda image: image.mean((1, 2)), shape, 'logits')
   with pytest.raises(UserError, match=r'expected logits \(1, 3\) for 1 images, got \(1, 2\)'):
-    job.compare(subject, lambda image: image.mean((1, 2))[:, :2])
+    functions.compare(subject, lambda image: image.mean((1, 2))[:, :2])
   with pytest.raises(UserError, match='of the largest value, got nan'):
-    job.compare(subject, lambda image: image.mean((1, 2)) * np.nan)
-  assert job.compare(subject, lambda image: image.mean((1, 2)) + 5e-5) == pytest.approx(5e-5, rel=.1)
+    functions.compare(subject, lambda image: image.mean((1, 2)) * np.nan)
+  assert functions.compare(subject, lambda image: image.mean((1, 2)) + 5e-5) == pytest.approx(5e-5, rel=.1)
 
 
 @needs_onnx
@@ -233,7 +234,7 @@ def test_networks_are_exported_in_f32() -> None:
   found = loaded.weights('vit')
   slow = found._replace(model=schema.ViT(**{**vars(found.model), 'dtype': schema.DType.BF16,
                                             'execution': schema.Execution.SCAN}))
-  subject = job.make_subject(slow, from_pixels=False)
+  subject = functions.make_subject(slow, from_pixels=False)
   np.testing.assert_allclose(jax.jit(subject.function)(images()), reference('vit'), rtol=1e-5, atol=1e-5)
 
 

@@ -30,7 +30,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray
 from vit_jax.data.text import exported
 from vit_jax.data.text.tokenizer import Tokenizer
-from vit_jax.export import job, onnx
+from vit_jax.export import functions, onnx
 from vit_jax.models import heads
 from vit_jax.record import destination
 from vit_jax.weights import card, inference, text_encoder
@@ -59,9 +59,9 @@ def files(to: pathlib.Path) -> Files:
 
 
 def check(to: pathlib.Path) -> Files:
-  """Checks the paths before anything is read, and returns them. Raises UserError as `job.check`."""
-  found = files(job.check(to))
-  job.check(found.text)
+  """Checks the paths before anything is read, and returns them. Raises UserError as `functions.check`."""
+  found = files(functions.check(to))
+  functions.check(found.text)
   for one in (found.tokenizer, found.pairs):
     if one.exists():
       raise UserError(f'--to: expected a new path, got {to}, and {one.name} exists. Choose another path.')
@@ -83,30 +83,30 @@ def write(weights: Weights, to: pathlib.Path, *, from_pixels: bool, any_size: bo
   check(to)
   text = texts.load(weights.given or weights.source, image=weights)
   encoder = text_encoder.TextEncoder(text, weights, tokenizer_file=tokenizer)
-  image = job.make_subject(weights, from_pixels=from_pixels, any_size=any_size)
+  image = functions.make_subject(weights, from_pixels=from_pixels, any_size=any_size)
   image = image._replace(function=_vectors(weights, encoder, from_pixels=from_pixels), output=OUTPUT)
   made = Tokenizer(texts.find_tokenizer(text, tokenizer), family=text.family, length=text.tower.length)
   with tempfile.TemporaryDirectory(dir=to.parent, prefix='.export') as folder:
     part = files(pathlib.Path(folder) / to.name)
-    about = job.describe(weights, from_pixels=from_pixels, multiple=image.multiple)
-    worst = [job.write_subject(image, part.image, params=inference.parameters(weights), about=about)]
+    about = functions.describe(weights, from_pixels=from_pixels, multiple=image.multiple)
+    worst = [functions.write_subject(image, part.image, params=inference.parameters(weights), about=about)]
     exported.write(made, text.rule, part.tokenizer, samples=SAMPLES)
     worst.append(_write_text(text, made, part.text))
     part.pairs.write_text(json.dumps(_pairs(text), indent=1) + '\n')
-    card.place(card.text(weights, to.name, written_as=to.suffix[1:], how=job.checked(max(worst), image.multiple),
+    card.place(card.text(weights, to.name, written_as=to.suffix[1:], how=functions.checked(max(worst), image.multiple),
                          from_pixels=from_pixels), part.image, to)
     destination.publish(pathlib.Path(folder), to)
   found = files(to)
   print(f'Exported {weights.source} to {to} ({image.image.dtype} images to {OUTPUT}), {found.text.name} '
         f'(ids of {text.tower.length} tokens to {OUTPUT}), {found.tokenizer.name} and {found.pairs.name}. '
-        f'The results of images and texts differ from those of the networks by at most '
-        f'{worst[0]:.1e} and {worst[1]:.1e} of the largest value (allowed: {job.TOLERANCE:.0e}); the tokenizer gives '
-        f'the same ids for {len(SAMPLES)} texts.', flush=True)
+        f'The results of images and texts differ from those of the networks by at most {worst[0]:.1e} and '
+        f'{worst[1]:.1e} of the largest value (allowed: {functions.TOLERANCE:.0e}); the tokenizer gives the same ids '
+        f'for {len(SAMPLES)} texts.', flush=True)
 
 
 def _vectors(weights: Weights, encoder: text_encoder.TextEncoder, *, from_pixels: bool) -> Callable[[Array], Array]:
   """Returns the function of images whose results are vectors of unit length."""
-  features = job.make_function(weights, from_pixels=from_pixels, is_pooled=True)
+  features = functions.make_function(weights, from_pixels=from_pixels, is_pooled=True)
   return lambda image: encoder.project(features(image))
 
 
@@ -136,14 +136,14 @@ def _write_text(text: TextWeights, tokenizer: Tokenizer, path: pathlib.Path) -> 
                      about={'source': text.source, **{name: json.dumps(value) for name, value in _pairs(text).items()}})
     runner: Callable[[dict[str, HostArray]], HostArray] = lambda given: onnx.run_graph(path, given)
   else:
-    content = bytes(export.export(jax.jit(function), platforms=job.PLATFORMS)(*inputs.values()).serialize())
+    content = bytes(export.export(jax.jit(function), platforms=functions.PLATFORMS)(*inputs.values()).serialize())
     path.write_bytes(content)
     call = jax.jit(export.deserialize(bytearray(content)).call)
     runner = lambda given: np.asarray(call(*given.values()))
-  ids, seen = tokenizer(SAMPLES[:max(job.NUM_IMAGES) + 2])
+  ids, seen = tokenizer(SAMPLES[:max(functions.NUM_IMAGES) + 2])
   given = {name: {'tokens': ids, 'mask': seen.astype(np.int32)}[name] for name in inputs}
   expected, worst = np.asarray(jax.jit(function)(*given.values())), 0.
-  for num in (*job.NUM_IMAGES, len(ids)):
+  for num in (*functions.NUM_IMAGES, len(ids)):
     got = runner({name: x[:num] for name, x in given.items()})
-    worst = float(np.maximum(worst, job.difference(expected[:num], got, what=OUTPUT)))  # keeps nan
-  return job.within(worst, what=OUTPUT)
+    worst = float(np.maximum(worst, functions.difference(expected[:num], got, what=OUTPUT)))  # keeps nan
+  return functions.within(worst, what=OUTPUT)
