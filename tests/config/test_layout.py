@@ -14,7 +14,10 @@ from vit_jax.recipes import sizes
 GIB = 2**30
 V3 = layout.Hardware('v3', 'tpu', 8, 15.48, counts=(8, 16, 32))
 H200 = layout.Hardware('h200', 'gpu', 12, 134.)
-AUTO = ('mesh.fsdp', 'mesh.tensor', 'train.accumulate', 'model.remat', 'model.execution')
+AUTO = ('mesh.fsdp', 'mesh.tensor', 'train.accumulate', 'model.remat', 'model.execution', 'model.attention.kernel',
+        'model.mlp.kernel')
+KERNELS = AUTO[5:]
+HALF = s.ViT(dtype=s.DType.BF16)
 
 
 def needs(state_gib: float, image_gib: float) -> layout.Sizes:
@@ -47,58 +50,96 @@ def test_a_run_that_fits_on_one_device_runs_as_it_is_written() -> None:
   assert way(found.config) == (1, 1, 1, 'none', 'unrolled')
 
 
-@pytest.mark.parametrize('name, platform, model, expected', [
-    ('TPU v4', 'tpu', s.ViT(), 'fused'), ('v6e', 'tpu', s.ViT(width=1408, heads=16), 'fused'),
-    ('TPU v3', 'tpu', s.ViT(), 'xla'), ('v2', 'tpu', s.ViT(), 'xla'), ('h100', 'gpu', s.ViT(), 'xla'),
-    ('v6e', 'tpu', s.ViT(width=768, heads=16), 'xla'), ('v6e', 'tpu', s.ViT(attention=s.Attention(dropout=.1)), 'xla'),
-    ('v6e', 'tpu', s.ViT(kernels=s.Kernels.PLAIN), 'xla'), ('cpu', 'cpu', s.ViT(), 'xla')])
-def test_attention_is_chosen_by_chip_and_model_where_it_is_auto(
-    name: str, platform: str, model: s.ViT, expected: str) -> None:
-  config = s.Config(model=s.replaced(model, {'attention.kernel': s.AttentionKernel.AUTO}))
-  check.check(config)
-  found = layout.choose(config, layout.Hardware(name, platform, 8, 30.), needs(1., .01))
-  assert isinstance(found.config.model, s.ViT) and found.config.model.attention.kernel.value == expected
-  assert (', attention.kernel=fused' in found.text) == (expected == 'fused')
+def chosen(model: s.ViT, hardware: layout.Hardware) -> layout.Layout:
+  check.check(s.Config(model=model))
+  found = layout.choose(s.Config(model=model), hardware, needs(1., .01))
+  check.check(found.config)
+  return found
+
+
+@pytest.mark.parametrize('name, platform, changes, expected', [
+    ('TPU v4', 'tpu', {}, ''), ('v6e', 'tpu', {'width': 1408, 'heads': 16}, ''),
+    ('TPU v3', 'tpu', {}, 'it needs TPU v4 or later, not TPU v3'),
+    ('v2', 'tpu', {}, 'it needs TPU v4 or later, not v2'),
+    ('h100', 'gpu', {}, 'it needs compute capability 8.0, not an unknown one'),
+    ('v6e', 'tpu', {'heads': 16}, 'heads have 48 channels, not 64, 72, … 128'),
+    ('v6e', 'tpu', {'attention.dropout': .1}, 'it has no dropout of weights (attention.dropout=0.1), in training'),
+    ('v6e', 'tpu', {'positions': s.Relative()}, 'it has no relative positions'),
+    ('v6e', 'tpu', {'dtype': s.DType.F32}, 'its times are known for bfloat16, not float32'),
+    ('v6e', 'tpu', {'kernels': s.Kernels.PLAIN}, 'kernels=plain')])
+def test_attention_is_chosen_by_chip_and_model_and_the_layout_says_why_not(
+    name: str, platform: str, changes: dict, expected: str) -> None:
+  found = chosen(s.replaced(HALF, changes), layout.Hardware(name, platform, 8, 30.))
+  assert isinstance(found.config.model, s.ViT)
+  kernel = found.config.model.attention.kernel
+  assert kernel is (s.AttentionKernel.XLA if expected else s.AttentionKernel.FUSED)
+  assert (', attention.kernel=fused' in found.text) == (not expected)
+  assert (f'\n  attention.kernel=xla: {expected}.' in found.text) == bool(expected)
   assert 'model.attention.kernel' in found.config.mesh.chosen
   again = layout.unchosen(found.config).model
   assert isinstance(again, s.ViT) and again.attention.kernel is s.AttentionKernel.AUTO
-  plain = layout.choose(s.Config(model=model), layout.Hardware(name, platform, 8, 30.), needs(1., .01)).config
-  assert isinstance(plain.model, s.ViT)
-  assert plain.model.attention.kernel is s.AttentionKernel.XLA, 'only where it is asked for'
+  set_by_hand = chosen(s.replaced(HALF, {**changes, 'attention.kernel': s.AttentionKernel.XLA}),
+                       layout.Hardware(name, platform, 8, 30.))
+  assert isinstance(set_by_hand.config.model, s.ViT)
+  assert set_by_hand.config.model.attention.kernel is s.AttentionKernel.XLA
+  assert 'attention.kernel' not in set_by_hand.text
 
 
-HALF = s.ViT(dtype=s.DType.BF16)
-
-
-@pytest.mark.parametrize('capability, model, expected', [
-    (9., HALF, 'cudnn'), (8., HALF, 'cudnn'), (7.5, HALF, 'xla'), (0., HALF, 'xla'), (9., s.ViT(), 'xla'),
-    (9., s.replaced(HALF, {'attention.dropout': .1}), 'xla'),
-    (9., s.replaced(HALF, {'kernels': s.Kernels.PLAIN}), 'xla'),
-    (9., s.replaced(HALF, {'positions': s.Relative()}), 'xla'), (9., s.replaced(HALF, {'heads': 64}), 'xla'),
-    (9., s.replaced(HALF, {'heads': 3}), 'cudnn'), (8.9, s.replaced(HALF, {'heads': 3}), 'xla'),
-    (8.9, s.replaced(HALF, {'heads': 6}), 'cudnn'), (9., s.replaced(HALF, {'heads': 2}), 'xla')])
-def test_attention_on_gpus_is_that_of_cudnn_where_it_has_it_and_the_config_asks(
-    capability: float, model: s.ViT, expected: str) -> None:
+@pytest.mark.parametrize('capability, changes, expected', [
+    (9., {}, ''), (8., {}, ''), (7.5, {}, 'it needs compute capability 8.0, not 7.5'),
+    (0., {}, 'it needs compute capability 8.0, not an unknown one'),
+    (9., {'dtype': s.DType.F32}, 'it is for bfloat16, not float32'),
+    (9., {'attention.dropout': .1}, 'it has no dropout of weights (attention.dropout=0.1), in training'),
+    (9., {'kernels': s.Kernels.PLAIN}, 'kernels=plain'),
+    (9., {'positions': s.Relative()}, 'it has no relative positions'),
+    (9., {'heads': 64}, 'heads have 12 channels, not 8, 16, … 256'), (9., {'heads': 3}, ''),
+    (8.9, {'heads': 3}, 'heads have 256 channels, not 8, 16, … 128'), (8.9, {'heads': 6}, ''),
+    (9., {'heads': 2}, 'heads have 384 channels, not 8, 16, … 256')])
+def test_attention_on_gpus_is_that_of_cudnn_where_it_has_it(capability: float, changes: dict, expected: str) -> None:
   gpu = layout.Hardware('gpu', 'gpu', 8, 76., capability=capability)
-  config = s.Config(model=s.replaced(model, {'attention.kernel': s.AttentionKernel.AUTO}))
-  found = layout.choose(config, gpu, needs(1., .01)).config
-  assert isinstance(found.model, s.ViT) and found.model.attention.kernel.value == expected
-  check.check(found)
-  found = layout.choose(s.Config(model=model), gpu, needs(1., .01)).config
-  assert isinstance(found.model, s.ViT) and found.model.attention.kernel is s.AttentionKernel.XLA
+  found = chosen(s.replaced(HALF, changes), gpu)
+  assert isinstance(found.config.model, s.ViT)
+  assert found.config.model.attention.kernel.value == ('xla' if expected else 'cudnn')
+  assert (f'\n  attention.kernel=xla: {expected}.' in found.text) == bool(expected)
+  assert '\n  mlp.kernel=xla: ' in found.text
 
 
-@pytest.mark.parametrize('name, platform, model, expected', [
-    ('TPU v6 lite', 'tpu', s.ViT(), 'fused'), ('v6e', 'tpu', s.ViT(dropout=.1), 'xla'),
-    ('v6e', 'tpu', s.ViT(mlp=s.SwiGlu()), 'xla'), ('v6e', 'tpu', s.ViT(kernels=s.Kernels.PLAIN), 'xla'),
-    ('v5e', 'tpu', s.ViT(), 'xla'), ('v4', 'tpu', s.ViT(), 'xla'), ('cpu', 'cpu', s.ViT(), 'xla')])
-def test_the_kernel_of_the_mlp_is_chosen_likewise(name: str, platform: str, model: s.ViT, expected: str) -> None:
-  config = s.Config(model=s.replaced(model, {'mlp.kernel': s.MlpKernel.AUTO} if isinstance(model.mlp, s.Mlp) else {}))
-  found = layout.choose(config, layout.Hardware(name, platform, 8, 30.), needs(1., .01))
-  assert isinstance(found.config.model, s.ViT) and found.config.model.mlp.kernel.value == expected
-  assert (', mlp.kernel=fused' in found.text) == (expected == 'fused')
-  assert isinstance(model.mlp, s.SwiGlu) or 'model.mlp.kernel' in found.config.mesh.chosen
-  assert 'model.attention.kernel' not in found.config.mesh.chosen
+@pytest.mark.parametrize('name, platform, changes, expected', [
+    ('TPU v6 lite', 'tpu', {}, ''), ('v6e', 'tpu', {'dropout': .1}, 'it is for an MLP with biases, without SwiGLU'),
+    ('v6e', 'tpu', {'kernels': s.Kernels.PLAIN}, 'kernels=plain'),
+    ('v6e', 'tpu', {'dtype': s.DType.F32}, 'its times are known for bfloat16'),
+    ('v5e', 'tpu', {}, 'it is faster on TPU v6e, not on v5e'), ('v4', 'tpu', {}, 'it is faster on TPU v6e, not on v4')])
+def test_the_kernel_of_the_mlp_is_chosen_likewise(name: str, platform: str, changes: dict, expected: str) -> None:
+  found = chosen(s.replaced(HALF, changes), layout.Hardware(name, platform, 8, 30.))
+  assert isinstance(found.config.model, s.ViT)
+  assert found.config.model.mlp.kernel is (s.MlpKernel.XLA if expected else s.MlpKernel.FUSED)
+  assert (', mlp.kernel=fused' in found.text) == (not expected)
+  assert (f'\n  mlp.kernel=xla: {expected}' in found.text) == bool(expected)
+  assert 'model.mlp.kernel' in found.config.mesh.chosen
+
+
+def test_swiglu_and_networks_without_attention_have_no_kernel_to_choose() -> None:
+  swiglu = chosen(s.replaced(HALF, {'mlp': s.SwiGlu()}), V3._replace(name='v6e'))
+  assert 'model.mlp.kernel' not in swiglu.config.mesh.chosen and 'mlp.kernel' not in swiglu.text
+  mixer = layout.choose(s.Config(model=s.Mixer()), V3, needs(1., .01))
+  assert not set(KERNELS) & set(mixer.config.mesh.chosen) and 'kernel' not in mixer.text
+
+
+@pytest.mark.parametrize('hardware', [layout.Hardware('cpu', 'cpu', 1, 0.), layout.Hardware('new', 'gpu', 8, 0.)])
+def test_xla_computes_on_cpus_and_where_memory_is_not_known(hardware: layout.Hardware) -> None:
+  model = layout.choose(s.Config(model=HALF), hardware, None).config.model
+  assert isinstance(model, s.ViT)
+  assert model.attention.kernel is s.AttentionKernel.XLA and model.mlp.kernel is s.MlpKernel.XLA
+
+
+def test_a_run_that_was_laid_out_before_kernels_were_chosen_keeps_its_layout_and_its_kernels() -> None:
+  v6e = layout.Hardware('v6e', 'tpu', 8, 30.)
+  now = layout.choose(s.Config(model=HALF), v6e, needs(1., .01)).config
+  old = s.replaced(now, {'model.attention.kernel': s.AttentionKernel.XLA, 'model.mlp.kernel': s.MlpKernel.XLA,
+                         'model.remat': s.Remat.QKV, 'mesh.chosen': AUTO[:5]})
+  kept = layout.keep(s.Config(model=HALF), old, v6e).model
+  assert isinstance(kept, s.ViT) and kept.remat is s.Remat.QKV
+  assert (kept.attention.kernel, kept.mlp.kernel) == (s.AttentionKernel.XLA, s.MlpKernel.XLA)
 
 
 @pytest.mark.parametrize('state_gib, fsdp', [(1.9, 1), (2., 8), (15.4, 8), (15.6, 16), (31.5, 16), (900., 32)])
@@ -220,9 +261,9 @@ def test_settings_with_a_value_keep_it() -> None:
   config = s.Config(mesh=s.Mesh(fsdp=4), train=s.Train(accumulate=2),
                     model=s.ViT(remat=s.Remat.QKV, execution=s.Execution.SCAN))
   found = layout.choose(config, V3, needs(12., .1))
-  assert way(found.config) == (4, 1, 2, 'qkv', 'scan') and found.config.mesh.chosen == ('mesh.tensor',)
+  assert way(found.config) == (4, 1, 2, 'qkv', 'scan') and found.config.mesh.chosen == ('mesh.tensor', *KERNELS)
   assert 'Set in the config: mesh.fsdp, train.accumulate, model.remat, model.execution.' in found.text
-  explicit = dataclasses.replace(config, mesh=s.Mesh(-1, 4, 1))
+  explicit = layout.put(dataclasses.replace(config, mesh=s.Mesh(-1, 4, 1)), layout.XLA)
   assert layout.choose(explicit, V3, None) == layout.Layout(explicit, layout.choose(explicit, V3, None).text)
   data = layout.choose(s.Config(mesh=s.Mesh(data=2)), V3, needs(12., .1)).config.mesh
   assert (data.data, data.fsdp, data.tensor) == (2, 4, 1)

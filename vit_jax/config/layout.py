@@ -25,10 +25,10 @@ the run's sizes. Its rules, in order:
     devices counts as the nearest one that does, which the error of the run then names.
 7.  If no pair fits, the next size of `fsdp` is tried. If nothing fits at all, the layout that needs the least memory is
     used, with a warning that names the smallest number of such devices that fits.
-8.  `attention` is `fused` on TPUs from v4 on, for models that it is for (BENCHMARKS.md has the times), and `cudnn` on
-    GPUs whose compute capability is known, from 8.0 on, for models that it is for (bfloat16, heads of 8, 16, … 128
-    channels, 256 from 9.0 on, no relative positions, no dropout of weights); `xla` elsewhere. `mlp.kernel` is `fused`
-    on v6e. Neither is auto by default, as the forms differ by their rounding.
+8.  `attention.kernel` is `fused` on TPUs from v4 on, for models that it is for (BENCHMARKS.md has the times), and
+    `cudnn` on GPUs whose compute capability is known, from 8.0 on, for models that it is for (bfloat16, heads of 8, 16,
+    … 128 channels, 256 from 9.0 on, no relative positions, no dropout of weights); `xla` elsewhere. `mlp.kernel` is
+    `fused` on v6e (`config/kernels.py`). The forms differ by their rounding.
 
 So a run that fits on one device as it is written runs as it is written. What was chosen is saved in `config.json` with
 the hardware (`mesh.chosen`, `mesh.chosen_for`): on the same hardware a resumed run keeps it, on other hardware these
@@ -42,9 +42,8 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from vit_jax.config import check, schema
-from vit_jax.config.schema import AttentionKernel, Execution, Kernels, MlpKernel, Remat
-from vit_jax.config.schema.vit import OLD_CUDNN_WIDTH
+from vit_jax.config import check, kernels, schema
+from vit_jax.config.schema import AttentionKernel, Execution, MlpKernel, Remat
 
 GIB = 2**30
 STATE_SHARE = 1 / 8
@@ -53,10 +52,6 @@ USABLE = .9
 """Part of a device's memory that a layout may fill by arithmetic."""
 FIRST_FSDP = 8
 MOST_UNROLLED = 32
-FUSED_CHANNELS = range(64, 129, 8)
-"""Channels of a head that `fused` is for."""
-OLD_TPUS = ('v2', 'v3')
-"""TPUs that it is not for."""
 ACCUMULATE = (1, 2, 4, 8, 16, 32, 64)
 AUTO: dict[str, Any] = {'mesh.fsdp': 0, 'mesh.tensor': 0, 'train.accumulate': 0, 'model.remat': Remat.AUTO,
                         'model.execution': Execution.AUTO, 'model.attention.kernel': AttentionKernel.AUTO,
@@ -159,27 +154,9 @@ def plain(config: schema.Config) -> schema.Config:
                         'model.execution': _execution(config.model), **XLA})
 
 
-def _kernels(model: schema.Model, hardware: Hardware) -> Mapping[str, Any]:
+def _kernels(model: schema.Model, hardware: Hardware) -> kernels.Choice:
   """Rule 8."""
-  name = hardware.name.lower()
-  if not isinstance(model, schema.ViT) or model.kernels is not Kernels.FAST:
-    return XLA
-  if hardware.platform == 'gpu' and _has_cudnn(model, hardware.capability):
-    return {**XLA, 'model.attention.kernel': AttentionKernel.CUDNN}
-  if hardware.platform != 'tpu':
-    return XLA
-  is_attention = (model.width // model.heads in FUSED_CHANNELS and not model.attention.dropout
-                  and not any(old in name for old in OLD_TPUS))
-  is_mlp = 'v6' in name and model.has_simple_mlp
-  return {'model.attention.kernel': AttentionKernel.FUSED if is_attention else AttentionKernel.XLA,
-          'model.mlp.kernel': MlpKernel.FUSED if is_mlp else MlpKernel.XLA}
-
-
-def _has_cudnn(model: schema.ViT, capability: float) -> bool:
-  """Returns whether cuDNN computes the attention of a model on a GPU, where no setting of the model rules it out."""
-  attention = dataclasses.replace(model.attention, kernel=AttentionKernel.CUDNN)
-  is_old = model.width // model.heads > OLD_CUDNN_WIDTH and capability < 9
-  return capability >= 8 and not is_old and not any(attention.network_problems(model, 'model', 'model.attention'))
+  return kernels.choose(model, platform=hardware.platform, name=hardware.name, capability=hardware.capability)
 
 
 def _execution(model: schema.Model) -> Execution:
@@ -205,11 +182,13 @@ def unchosen(config: schema.Config, overridden: Collection[str] = ()) -> schema.
 
 def keep(config: schema.Config, before: schema.Config, hardware: Hardware) -> schema.Config:
   """Returns the config with what the run's saved config `before` chose on the same hardware for such a step."""
+  names = auto(config)
   is_same = (str(hardware) == before.mesh.chosen_for and before.batch_size == config.batch_size
-             and type(before.model) is type(config.model) and set(before.mesh.chosen) == set(auto(config)))
+             and type(before.model) is type(config.model)
+             and {*before.mesh.chosen, *XLA} == {*names, *XLA})  # kernels were not chosen by default before
   if not is_same:
     return config
-  return put(config, {name: _value(before, name) for name in (*before.mesh.chosen, 'mesh.chosen', 'mesh.chosen_for')})
+  return put(config, {name: _value(before, name) for name in (*names, 'mesh.chosen', 'mesh.chosen_for')})
 
 
 def choose(config: schema.Config, hardware: Hardware, sizes: Sizes | None) -> Layout:
@@ -317,10 +296,11 @@ def _ways(config: schema.Config, hardware: Hardware, sizes: Sizes, fsdp: int, te
   shards = max(1, hardware.num_devices // tensor)
   counts = (config.train.accumulate,) if config.train.accumulate else ACCUMULATE
   remats = tuple(REMAT_TIME) if config.model.remat is Remat.AUTO else (config.model.remat,)
+  chosen = _kernels(config.model, hardware)
   for accumulate, remat in itertools.product(counts, remats):
     one = _fill(config, {'mesh.fsdp': fsdp, 'mesh.tensor': tensor, 'train.accumulate': accumulate,
                          'model.remat': remat, 'model.execution': _execution(config.model),
-                         **_kernels(config.model, hardware)})
+                         'model.attention.kernel': chosen.attention, 'model.mlp.kernel': chosen.mlp})
     is_first = (accumulate, remat) == (counts[0], remats[0])
     batch_size = nearest_batch(config.batch_size, shards * accumulate)
     one_batch = put(one, {'batch_size': batch_size}) if config.batch_size % shards else one
@@ -358,7 +338,7 @@ def nearest_batch(batch_size: int, parts: int) -> int:
 
 
 def _answer(way: _Way, names: Collection[str], hardware: Hardware, sizes: Sizes) -> Layout:
-  """Returns the layout, with two lines on what was chosen and why."""
+  """Returns the layout, with lines on what was chosen and why."""
   config, have = way.config, hardware.memory_gib
   state, share = (sizes.state + sizes.gradients) / GIB, config.mesh.fsdp * config.mesh.tensor
   given = [name for name in AUTO if name not in names and _value(config, name) not in (None, *XLA.values())]
@@ -367,6 +347,10 @@ def _answer(way: _Way, names: Collection[str], hardware: Hardware, sizes: Sizes)
            f'  State and gradients take {state / share:.2f} GiB a device'
            + f' ({state:.2f} GiB if replicated)' * (share > 1)
            + f', with activations {way.need / GIB:.2f} of {have:.2f} GiB, by arithmetic.']
+  found = _kernels(config.model, hardware)
+  for name, why in {'attention.kernel': found.why_attention, 'mlp.kernel': found.why_mlp}.items():
+    if why and f'model.{name}' in names:
+      lines.append(f'  {name}=xla: {why}.')
   return Layout(_recorded(config, names, hardware), '\n'.join(lines), _fits(way, hardware))
 
 

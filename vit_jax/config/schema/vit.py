@@ -50,7 +50,7 @@ class Attention(Part):
   inner_norm: bool = False  # a norm before the output matrix (EVA-02's CLIP)
   # of attention weights; a setting of vision_transformer, 0 in its models
   dropout: float = ranged(0., BELOW_1)
-  kernel: AttentionKernel = AttentionKernel.XLA
+  kernel: AttentionKernel = AttentionKernel.AUTO
   implementation: ClassVar[str] = 'vit_jax.models.vit.attention:Attention'
 
   def network_problems(self, model: Network, name: str, own: str) -> Iterator[str]:
@@ -92,7 +92,7 @@ class Mlp(MlpSettings):
   hidden: int = ranged(3072, COUNT)  # width between the matrices
   bias: bool = True         # the matrices have a bias
   inner_norm: bool = False  # a norm before the second matrix
-  kernel: MlpKernel = MlpKernel.XLA
+  kernel: MlpKernel = MlpKernel.AUTO
   implementation: ClassVar[str] = 'vit_jax.models.vit.mlp:Mlp'
   layers: ClassVar[tuple[str, ...]] = ('mlp/up', 'mlp/down')
 

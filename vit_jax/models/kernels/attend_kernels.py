@@ -24,7 +24,8 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
-from vit_jax.config import schema
+from vit_jax.config import kernels, schema
+from vit_jax.config.kernels import HOPPER, LEAST_CAPABILITY, OLD_TPUS
 from vit_jax.config.schema import AttentionKernel, checks
 from vit_jax.config.schema.vit import OLD_CUDNN_WIDTH
 from vit_jax.core import lazy, numerics
@@ -46,10 +47,6 @@ MOST_TOKENS = 1_024
 """Of a side of splash's blocks; such blocks compile for v4, v5e, v5p and v6e, in bf16 and f32 (libtpu 0.0.52)."""
 HEAD_AXES = ('tensor',)
 """Mesh axes that heads are split over."""
-FUSED_CHANNELS = (64, 128)
-"""Fewest and most channels of a head for the fused kernel."""
-OLD_TPUS = ('v2', 'v3')
-"""Mosaic, which compiles Pallas, multiplies no bf16 for them: `Unsupported matmul RHS type` (libtpu 0.0.52)."""
 
 
 _by_xla = jax.jit(by_xla.attend, inline=True)  # traced once for each shape and mesh
@@ -102,14 +99,12 @@ def fused_vmem_bytes(mesh: Mesh | AbstractMesh) -> int:
 def fused_problem(mesh: Mesh | AbstractMesh, shape: fused_attention.Shape, itemsize: int) -> str:
   """What the fused kernel needs and does not have, on TPUs of a mesh; '' if it runs there."""
   device = mesh.abstract_mesh.abstract_device
-  kind, (fewest, most) = device.device_kind if device else '', FUSED_CHANNELS
+  kind = device.device_kind if device else ''
   places = prod(mesh.shape[axis] for axis in HEAD_AXES if axis in mesh.axis_names)
   own = shape._replace(heads=shape.heads // places) if shape.heads % places == 0 else shape
   need = own.vmem_bytes(itemsize)
-  if any(old in kind.lower() for old in OLD_TPUS):
-    return f'it needs TPU v4 or later, not {kind}'
-  if not fewest <= shape.channels <= most or shape.channels % 8:
-    return f'heads have {shape.channels} channels, not {fewest}, {fewest + 8}, … {most}'
+  if wrong_text := kernels.fused_heads_problem(shape.channels, kind):
+    return wrong_text
   if own.heads * own.channels % LANES:
     return f'{own.heads} heads of {own.channels} channels on a device do not fill tiles of {LANES}'
   if need > fused_vmem_bytes(mesh):
@@ -228,11 +223,8 @@ def check_devices(model: schema.Model, mesh: Mesh | AbstractMesh, *, name: str) 
 
 def _unfused(model: schema.ViT, mesh: Mesh | AbstractMesh) -> str:
   """Why the fused kernel does not compute attention in training; '' if it does. Of tokens only the images are known."""
-  if model.attention.dropout:
-    return f'it has no dropout of weights (attention.dropout={model.attention.dropout}), in training'
-  if isinstance(model.positions, schema.Relative):
-    return 'it has no relative positions'
-  return fused_problem(mesh, fused_attention.Shape(1, model.heads, model.width // model.heads), 2)
+  wrong_text = kernels.unfused_attention(model)
+  return wrong_text or fused_problem(mesh, fused_attention.Shape(1, model.heads, model.width // model.heads), 2)
 
 
 def _capability(mesh: Mesh | AbstractMesh) -> float:
@@ -248,10 +240,10 @@ def _device_problems(name: str, model: schema.ViT, kind: str, capability: float)
     if model.dtype is schema.DType.BF16 and any(old in kind.lower() for old in OLD_TPUS):
       yield checks.problem(own, f'xla with dtype=bfloat16 on {kind}, as Pallas multiplies bf16 only from v4 on',
                            kernel, advice)
-  elif capability < 8:
-    yield checks.problem(own, f'xla on {kind}, as cuDNN needs compute capability 8.0 (Ampere), not {capability:.1f}',
-                         kernel, advice)
-  elif capability < 9 and width > OLD_CUDNN_WIDTH:
+  elif capability < LEAST_CAPABILITY:
+    yield checks.problem(own, f'xla on {kind}, as cuDNN needs compute capability {LEAST_CAPABILITY} (Ampere), '
+                         f'not {capability:.1f}', kernel, advice)
+  elif capability < HOPPER and width > OLD_CUDNN_WIDTH:
     yield checks.problem(own, f'xla on {kind} for heads of more than {OLD_CUDNN_WIDTH} channels (width={model.width} '
-                         f'and heads={model.heads} give {width}), which cuDNN supports from compute capability 9.0 on',
-                         kernel, advice)
+                         f'and heads={model.heads} give {width}), which cuDNN supports from compute capability '
+                         f'{HOPPER} on', kernel, advice)

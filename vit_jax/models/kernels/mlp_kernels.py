@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
-from vit_jax.config import schema
+from vit_jax.config import kernels, schema
 from vit_jax.config.schema import Gelu, MlpKernel
 from vit_jax.core import numerics
 from vit_jax.core.types import Array
@@ -89,6 +89,4 @@ def check_devices(model: schema.Model, mesh: Mesh | AbstractMesh, *, name: str) 
 
 def _unfused(model: schema.ViT, mesh: Mesh | AbstractMesh) -> str:
   """Why the fused kernel does not compute the MLP in training; '' if it does. Of tokens only the images are known."""
-  if not model.has_simple_mlp:
-    return 'it is for an MLP with biases, without SwiGLU, inner_norm or dropout'
-  return problem(mesh, (1, 1, model.width), model.mlp.hidden, 2)
+  return kernels.unfused_mlp(model) or problem(mesh, (1, 1, model.width), model.mlp.hidden, 2)
