@@ -44,8 +44,6 @@ from vit_jax.weights.network import Weights
 
 SIZE_TOLERANCE = .01
 """Relative difference that is allowed between the size of a dataset and `data.num_examples`."""
-FEW_ROWS = 2
-"""Images of the smallest batch whose activations are counted; two, as some objectives compare images."""
 
 log = logging.getLogger('vit_jax.jobs')
 
@@ -368,10 +366,11 @@ def _kept_bytes(key: cost.ByText) -> int:
       'model.execution': schema.Execution.SCAN, 'model.attention.kernel': schema.AttentionKernel.XLA,
       'model.mlp.kernel': schema.MlpKernel.XLA})
   loss = _abstract_loss(parts, config)
+  least = config.objective.least_rows
   few, more = (traced_costs.kept_bytes(loss, parts.program.abstract_state.params, jax.tree.map(
       lambda shape: jax.ShapeDtypeStruct((rows, *shape.shape[1:]), shape.dtype),  # noqa: B023
-      parts.program.prepared)) for rows in (FEW_ROWS, 2 * FEW_ROWS))
-  return (more - few) // FEW_ROWS
+      parts.program.prepared)) for rows in (least, 2 * least))
+  return (more - few) // least
 
 
 def _abstract_loss(parts: Parts, config: schema.Config) -> Callable[[Params, Batch], Array]:

@@ -227,6 +227,10 @@ class Dinov2(Dino):
   # Consecutive images of the batch that share the shares above, and among which KoLeo looks for the nearest one.
   group: int = ranged(64, Range(2, 1_000_000))
 
+  @property
+  def least_rows(self) -> int:
+    return self.group
+
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
     """Yields problems of groups, of masks without patches, of microbatches, and of a head that is not used."""
     yield from super().problems(config, name)

@@ -29,6 +29,11 @@ class ObjectiveSettings(checks.Settings):
     return False
 
   @property
+  def least_rows(self) -> int:
+    """Images of the smallest batch that the loss can be computed of; others are multiples of it."""
+    return 2  # some objectives compare images
+
+  @property
   def on_host(self) -> bool:
     """Whether images are prepared on the host, and not held in memory for the device."""
     return self.takes_texts
