@@ -7,8 +7,8 @@ Differs:  It follows no single paper.
 Run:      python -m vit_jax.main --job=evaluate --config=configs/report_card.py --weights=A.safetensors,B.npz \
               --config.data.source=folder:PATH
           writes runs/report_card/report_card.html and report_card.json; --config.evals=knn,retrieval takes some.
-          Zero-shot needs a text tower, retrieval of captions one and captions, such as
-          --config.evals.caption_retrieval.source=wds:PATH, and segmentation images with masks, such as
+          Zero-shot needs a text tower; so does the retrieval of captions, and captions:
+          --config.evals.caption_retrieval.source=wds:PATH; and segmentation masks:
           --config.evals.segmentation.source=masks:PATH
 Plan:     any machine; one pass over both splits for each of the weights
 Expected: a number for each evaluation that the weights can have, and the reason for the others

@@ -50,7 +50,7 @@ TEXTS = ['a photo of a cat', 'Two_dogs, here!']
 
 
 @pytest.mark.parametrize('family', [one if one == 'clip' else pytest.param(one, marks=pytest.mark.slow(reason='4 s'))
-                                    for one in ('clip', 'siglip2', 'naflex')])
+                                    for one in ('clip', 'siglip', 'siglip2', 'naflex')])
 def test_both_files_give_the_vectors_of_the_networks(family: str, tmp_path: pathlib.Path) -> None:
   where, files = written(family, tmp_path)
   of_texts, images = vectors(where, TEXTS)
@@ -85,13 +85,21 @@ def test_bytes_have_a_tokenizer_file_too(tmp_path: pathlib.Path, rule: TextRule)
   assert made.ids == [0xC3 + 3, 0xA9 + 3, 1, *[0] * 21] and sum(made.attention_mask) == 3
 
 
-def test_a_sentencepiece_model_needs_the_tokenizer_file_of_the_same_model_beside_it(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize('rule', [TextRule.CANONICAL, TextRule.LOWER, TextRule.NONE])
+def test_unigrams_of_sentencepiece_become_a_tokenizer_file(tmp_path: pathlib.Path, rule: TextRule) -> None:
   where = pathlib.Path(text_models.write('siglip', tmp_path / 'siglip'))
   made = Tokenizer(where / 'spiece.model', family='siglip', length=16)
-  with pytest.raises(UserError, match=r'--tokenizer: expected tokenizer.json, .*, got .*spiece.model. Put'):
-    exported.write(made, TextRule.CANONICAL, tmp_path / 'a.json', samples=towers.SAMPLES)
-  other = text_models.write('siglip2', tmp_path / 'siglip2')
-  shutil.copy(f'{other}/tokenizer.json', where)
+  exported.write(made, rule, tmp_path / 'a.json', samples=(*towers.SAMPLES, 'the theory of 3 cats, 4 hats'))
+
+
+def test_the_tokenizer_file_beside_a_sentencepiece_model_is_taken_and_must_be_that_of_the_same_model(
+    tmp_path: pathlib.Path) -> None:
+  where, tips = (pathlib.Path(text_models.write(one, tmp_path / one)) for one in ('siglip', 'tips'))
+  other = Tokenizer(tips / 'tokenizer.model', family='tips', length=16)
+  with pytest.raises(UserError, match=r'--tokenizer: expected tokenizer.json, .*, got .*tokenizer.model. Put'):
+    exported.write(other, TextRule.LOWER, tmp_path / 'a.json', samples=towers.SAMPLES)
+  shutil.copy(pathlib.Path(text_models.write('siglip2', tmp_path / 'siglip2')) / 'tokenizer.json', where)
+  made = Tokenizer(where / 'spiece.model', family='siglip', length=16)
   with pytest.raises(UserError, match='expected a tokenizer whose file gives the same ids'):
     exported.write(made, TextRule.CANONICAL, tmp_path / 'a.json', samples=towers.SAMPLES)
 

@@ -1,8 +1,8 @@
 """Tokenizers as one file for the package `tokenizers`, with everything that this package does to a text around it.
 
 The file simplifies a text by the rule of its family, tokenizes it, adds the special tokens, cuts it and pads it to the
-length of the text tower. Files of SentencePiece cannot be written in this form: the `tokenizer.json` beside one, with
-which most models are published too, is written in place of it.
+length of the text tower. Of the files of SentencePiece, unigrams (SigLIP) have this form too; in place of another one,
+the `tokenizer.json` beside it is written.
 """
 from __future__ import annotations
 
@@ -28,15 +28,13 @@ def write(tokenizer: Tokenizer, rule: TextRule, path: pathlib.Path, *, samples: 
   """Writes a tokenizer, with the simplification of texts before it.
 
   Raises:
-    UserError: it is a SentencePiece model, `tokenizers` is not installed, or the file gives other ids for a sample.
+    UserError: it is a SentencePiece model of another kind than unigrams without a `tokenizer.json` beside it,
+      `tokenizers` is not installed, or the file gives other ids for a sample.
   """
   package, own = extras.load('tokenizers', 'text', '--texts'), tokenizer.path
-  if own and own.suffix == '.model':
-    if not own.with_name('tokenizer.json').is_file():
-      raise UserError(f'--tokenizer: expected tokenizer.json, or vocab.json with merges.txt, got {own}. Put the '
-                      'tokenizer.json of the same model beside it, or set --tokenizer to it.')
+  if own and own.suffix == '.model' and own.with_name('tokenizer.json').is_file():
     own = own.with_name('tokenizer.json')
-  found = open_file(own) if own else _bytes(package)
+  found = _bytes(package) if not own else _unigram(package, own) if own.suffix == '.model' else open_file(own)
   _simplify(package, found, rule)
   start, end, pad = tokenizer.special
   _add_special(package, found, tokenizer, start, end)
@@ -50,6 +48,26 @@ def write(tokenizer: Tokenizer, rule: TextRule, path: pathlib.Path, *, samples: 
     if list(got.ids) != row.tolist() or not np.array_equal(got.attention_mask, seen):
       raise UserError(f'--tokenizer: expected a tokenizer whose file gives the same ids, got others for {text[:60]!r} '
                       f'with {own or "bytes"}. Use the tokenizer.json that was published with the weights.')
+
+
+def _unigram(package: Any, path: pathlib.Path) -> Any:
+  """Returns the tokenizer of a SentencePiece file with unigrams. Raises UserError if it is of another kind."""
+  content = extras.load('sentencepiece.sentencepiece_model_pb2', 'text', '--texts').ModelProto()
+  content.ParseFromString(path.read_bytes())
+  trained, normal, kinds = content.trainer_spec, content.normalizer_spec, package.normalizers
+  if trained.model_type != trained.UNIGRAM:
+    raise UserError('--tokenizer: expected tokenizer.json, vocab.json with merges.txt, or a SentencePiece model with '
+                    f'unigrams, got {path}. Put the tokenizer.json of the same model beside it, or set --tokenizer to '
+                    'it.')
+  found = package.Tokenizer(package.models.Unigram(
+      [(one.piece, one.score) for one in content.pieces], trained.unk_id, trained.byte_fallback))
+  steps = [kinds.Precompiled(normal.precompiled_charsmap)] if normal.precompiled_charsmap else []
+  if normal.remove_extra_whitespaces:
+    steps += [kinds.Strip(), kinds.Replace(package.Regex(' {2,}'), ' ')]
+  found.normalizer = kinds.Sequence(steps)
+  found.pre_tokenizer = package.pre_tokenizers.Metaspace(
+      prepend_scheme='always' if normal.add_dummy_prefix else 'never')
+  return found
 
 
 def _bytes(package: Any) -> Any:
