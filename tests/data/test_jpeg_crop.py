@@ -50,6 +50,15 @@ def test_a_part_has_the_pixels_of_the_whole(name: str) -> None:
 
 
 @needs_codec
+def test_single_columns_and_rows_have_the_pixels_of_the_whole() -> None:
+  encoded = coded((33, 20), cv2.IMWRITE_JPEG_SAMPLING_FACTOR, 0x221111)  # colors at half of the size
+  whole, opened = decode.decode(encoded), jpeg.open_partial(encoded)
+  for place in range(20):
+    for window in (decode.Window(5, place, 19, 1), decode.Window(place, 0, 1, 20), decode.Window(place, place, 1, 1)):
+      np.testing.assert_array_equal(opened.cut(window), window.cut(whole), err_msg=str(window))
+
+
+@needs_codec
 @pytest.mark.parametrize('orientation', range(1, 9))
 def test_a_part_of_an_image_that_is_turned_has_the_pixels_of_the_whole(orientation: int) -> None:
   encoded = headers.write_orientation(FILES['usual'], orientation)

@@ -12,7 +12,7 @@ import itertools
 import os
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -33,8 +33,11 @@ from vit_jax.inspect.images import ImageLike, decode, listed
 from vit_jax.inspect.layerwise import Driver
 from vit_jax.inspect.zeroshot import Guess, ZeroShot, rank
 from vit_jax.models import cost, counting
-from vit_jax.weights import functional, inference, saving, text_encoder
+from vit_jax.weights import functional, inference, saving
 from vit_jax.weights.network import Weights
+
+if TYPE_CHECKING:
+  from vit_jax.weights.text_encoder import TextEncoder
 
 BATCH = 32
 
@@ -58,7 +61,7 @@ class Model:
     self._apply = jax.jit(inference.function(weights))
     named = len(weights.class_names) == weights.num_classes
     assumed = not named and imagenet.by_count(weights.num_classes)
-    self._encoder: text_encoder.TextEncoder | None = None
+    self._encoder: TextEncoder | None = None
     self.assumed_classes = assumed.title if assumed else ''
     self._names = assumed.names if assumed else weights.class_names if named else ()
     self.class_names = self._names or tuple(f'class {i}' for i in range(weights.num_classes))
@@ -93,6 +96,7 @@ class Model:
     `prompts` is a template with `{}` for the name, several, or `clip_paper`, `clip_best` or `class_name_only`;
     `tokenizer` is its file, '' = beside the weights. Raises UserError if there is no text tower or no tokenizer.
     """
+    from vit_jax.weights import text_encoder  # only here: most programs predict the classes of a head
     if self._encoder is None or tokenizer:
       where = self.weights.given or self.weights.source
       self._encoder = text_encoder.load(where, self.weights, tokenizer_file=tokenizer)

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +10,9 @@ import numpy as np
 
 from vit_jax.core.types import Array, HostArray
 from vit_jax.data.text import prompts as prompting
-from vit_jax.evaluate.zeroshot import class_vectors
-from vit_jax.weights.text_encoder import TextEncoder
+
+if TYPE_CHECKING:
+  from vit_jax.weights.text_encoder import TextEncoder
 
 
 class Guess(NamedTuple):
@@ -52,6 +53,7 @@ class ZeroShot:
 
   def __init__(self, pooled: Callable[[Any, bool], HostArray], encoder: TextEncoder, names: Sequence[str],
                prompts: str | Sequence[str]) -> None:
+    from vit_jax.evaluate.zeroshot import class_vectors  # only here: most programs predict the classes of a head
     prompting.check_names(names)
     self.class_names = tuple(names)
     templates = prompting.find_templates(prompts, setting='prompts')

@@ -32,7 +32,6 @@ from vit_jax.inspect import figures
 from vit_jax.inspect.images import UPRIGHT
 from vit_jax.inspect.model import BATCH, Guess, Model
 from vit_jax.inspect.zeroshot import ZeroShot
-from vit_jax.jobs import predict_table
 from vit_jax.jobs import runtime as startup
 from vit_jax.record import console
 from vit_jax.weights import inference, loading
@@ -67,7 +66,10 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
     to: a table, `FILE.csv` or `FILE.parquet`; or the folder of the overlays, None = `overlays`.
     follow_links: also read files outside of a folder to which links in it lead.
   """
-  is_table = to is not None and to.suffix in predict_table.SUFFIXES
+  is_table = False
+  if to is not None:
+    from vit_jax.jobs import predict_table  # only here: few programs write tables
+    is_table = to.suffix in predict_table.SUFFIXES
   if to is not None and not overlay and not is_table:
     raise UserError(f'--to: expected a table, FILE.csv or FILE.parquet, or --overlay as well, got --to={to} alone.')
   if is_table and (overlay or json):

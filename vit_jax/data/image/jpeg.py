@@ -33,6 +33,9 @@ from vit_jax.data.image.opencv import cv2
 
 SCALES = (8, 4, 2)
 """Divisors of the size that libjpeg can decode at, largest first."""
+FEWEST_COLUMNS = 2
+"""That are decoded: libjpeg-turbo smooths colors at half of the size from both sides, and of the first column alone
+from no side, which gives other pixels."""
 _PACKAGE, _EXTENSION = 'nvidia.nvimgcodec', 'libjpeg_turbo_ext.so*'
 _CHANNELS = (1, 3)  # gray and YCbCr
 _thread, _lock = threading.local(), threading.Lock()
@@ -69,9 +72,12 @@ class PartialJpeg(_Jpeg):
     """Decodes the part `[h, w, 3] u8` inside a window. Raises BadImage as `decode.decode` does."""
     codec, (decoder, params) = _codec(), _decoder()
     top, left, height, width = self._in_file(window)
-    region = codec.Region(top, left, top + height, left + width)
+    right = min(left + max(width, FEWEST_COLUMNS), self._stored[1])
+    region = codec.Region(top, left, top + height, right)
     image = decoder.decode(self._stream.get_sub_code_stream(region=region), params=params)
-    return self._cut_decoded(window) if image is None else decode.orient(np.asarray(image), self._orientation)
+    if image is None:
+      return self._cut_decoded(window)
+    return decode.orient(np.asarray(image)[:, :width], self._orientation)
 
   def _in_file(self, window: Window) -> Window:
     """Returns the window in the stored image of a window of the upright image."""
