@@ -416,7 +416,7 @@ JOBS = {
         RUN, Flag('to', STORED, 'directory of the averaged run')), (
         Flag('last', whole(2), 'number of the newest checkpoints to average; set this or --steps'),
         Flag('steps', wholes(0), 'steps of the checkpoints to average'), CONFIG)),
-    'prepare': Job('Write images as ArrayRecord shards; or label maps by a trained network.', 'jobs.prepare', (
+    'prepare': Job('Write images as ArrayRecord shards; or label maps or features by a network.', 'jobs.prepare', (
         Flag('to', STORED, 'directory to write'),), (
         Flag('data', TEXT, 'images to write: folder:PATH, tfds:NAME, wds:PATH or another source; or cifar10, cifar100, '
              'mnist', ''),
@@ -440,8 +440,8 @@ JOBS = {
              'without captions'),
         Flag('tokenizer', FILE, 'file of the tokenizer of --tokens, but for bytes', ''),
         Flag('text_rule', choice('auto', 'canonical', 'lower', 'none'), 'how captions are simplified', 'auto'),
-        CONFIG._replace(help='for label maps: config of the run that will use them'),
-        WEIGHTS._replace(help=f'for label maps: the teacher; {WEIGHTS.help}'), *READING)),
+        CONFIG._replace(help='for label maps and features: config of the run that will use them'),
+        WEIGHTS._replace(help=f'for label maps and features: the teacher; {WEIGHTS.help}'), *READING)),
     'report': Job('Write report.html of a run, or one page that compares several.', 'study.table', (
         Flag('workdir', SEVERAL, 'directory of the run; several with commas'),), (
         Flag('to', FILE, 'page to write', '', 'report.html in the run directory'),)),

@@ -325,8 +325,8 @@ def test_any_source_can_be_prepared_also_one_without_files(tmp_path: pathlib.Pat
     ({'data': 'masks:x'}, "got 'masks:x'. Prepare the sources of a mixture one by one."),
     ({'splits': ['train[:5]']}, '--splits: expected names of complete splits, got train[:5]'),
     ({'splits': ['tran']}, "expected one of train, val, got 'tran'"),
-    ({'weights': 'x', 'seed': 3}, '--data: expected no flag of shards for label maps, got one. Remove it.\n--seed:'),
-    ({'weights': 'x', 'data': ''}, 'expected both --config and --weights, which label maps need, got one of them'),
+    ({'weights': 'x', 'seed': 3}, '--data: expected no flag of shards with --config, got one. Remove it.\n--seed:'),
+    ({'weights': 'x', 'data': ''}, 'both --config and --weights, which label maps and features need, got one'),
 ])
 def test_flags_that_do_not_go_together_are_refused(images: pathlib.Path, tmp_path: pathlib.Path, flags: dict[str, Any],
                                                    said: str) -> None:

@@ -1,4 +1,6 @@
-"""`--job=prepare`: writes images as ArrayRecord shards, which `array_record:DIR` reads; or label maps of a teacher."""
+"""`--job=prepare`: writes images as ArrayRecord shards, which `array_record:DIR` reads; or what a
+teacher computes for a config: label maps or features.
+"""
 from __future__ import annotations
 
 import functools
@@ -39,7 +41,8 @@ def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
 
   Args:
     to: directory to write.
-    data: a source, such as `folder:PATH`, but for mixtures and masks; or one of `archives.ARCHIVES`; '' for label maps.
+    data: a source, such as `folder:PATH`, but for mixtures and masks; or one of `archives.ARCHIVES`; '' with a
+      config.
     short_px, shards, quality, seed: see `shards.Settings`; None = 90, and 0 or for archives the order of their files.
     splits: names; () = train and test.
     data_dir: folder of TFDS datasets.
@@ -63,19 +66,19 @@ def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
   columns: dict[str, Any] = {'label_column': label_column, 'image_column': image_column, 'label_offset': label_offset,
                              'classes': classes, 'num_classes': num_classes, 'channels': channels}
   if config is not None or weights:
-    if problems := [f'--{name}: expected no flag of shards for label maps, got one. Remove it.'
+    if problems := [f'--{name}: expected no flag of shards with --config, got one. Remove it.'
                     for name, value in (of_shards | columns).items() if value and (name, value) != ('channels', RGB)]:
       raise UserError('\n'.join(problems))
     if config is None or not weights:
-      raise UserError('--config: expected both --config and --weights, which label maps need, got one of them. Set '
-                      'both.')
+      raise UserError('--config: expected both --config and --weights, which label maps and features need, got one of '
+                      'them. Set both.')
     if isinstance(config.objective, schema.FeatureDistill):
       from vit_jax.jobs import teacher_features  # only here: few runs store features
       return teacher_features.run(config, weights, _local(to), reading)
     return teacher_labels.run(config, weights, _local(to), reading)
   if not data:
     raise UserError('--data: expected images to write as shards, got none. Set --data=folder:PATH, --data=tfds:NAME or '
-                    '--data=cifar10; or --config and --weights for label maps.')
+                    '--data=cifar10; or --config and --weights for label maps or features.')
   if quality and not short_px:
     raise UserError('--quality: expected --short_px as well, got --quality alone. Images that are not resized keep '
                     'their bytes.')
