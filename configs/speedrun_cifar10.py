@@ -23,7 +23,7 @@ CHANGES: dict[str, dict[str, Any]] = {
                                  schedule=LINEAR)},
     'mimetic': {'model.init': s.Init.MIMETIC, 'model.positions': s.SinCos()},
     'patch_dropout': {'model.patch_dropout': .5}}
-# Of patch_dropout to 75 % that of the record. The others are estimates from runs of 8 and 12 epochs (the page has them).
+# Of patch_dropout to 75 % that of the record. The others are estimates from the runs of 8 and 12 epochs on the page.
 LENGTHS = {'75': {'baseline': '40 epochs', 'muon': '13 epochs', 'mimetic': '6 epochs', 'patch_dropout': '7 epochs'},
            '80': {'baseline': '80 epochs', 'muon': '26 epochs', 'mimetic': '10 epochs', 'patch_dropout': '14 epochs'}}
 
