@@ -17,7 +17,7 @@ import time
 import pytest
 import runs
 
-from vit_jax import commands, main
+from vit_jax import commands, flag_kinds, main
 from vit_jax.commands import JOBS, Command
 from vit_jax.config import files, json_files
 from vit_jax.core.errors import UserError
@@ -42,7 +42,7 @@ def test_overrides_are_collected() -> None:
 
 def test_jobs_get_values_of_the_type_of_each_flag() -> None:
   got = main.parse(['bench', '--config=digits', '--px=64,128', '--models=S/16, B/16', '--search', '--to=out'])
-  assert got.values == {'config': 'digits', 'px': [64, 128], 'models': ['S/16', 'B/16'], 'turns': 7,
+  assert got.values == {'config': 'digits', 'px': [64, 128], 'models': ['S/16', 'B/16'], 'parts': [], 'turns': 7,
                         'search': True, 'flags': [], 'to': pathlib.Path('out').absolute()}
   got = main.parse(['inspect', 'a.jpg', '--to=x', '--weights=w', 'b', '--discard=.9'])
   assert got.files == ('a.jpg', 'b') and got.values['discard'] == 0.9 and got.values['workdir'] is None
@@ -162,10 +162,10 @@ def test_a_report_of_several_runs_needs_a_path(workdirs: str, said: str, capsys:
 
 
 def test_names_may_have_commas_inside_of_quotes() -> None:
-  assert commands.NAMES.read('cat, red boat,') == ['cat', 'red boat']
-  assert commands.NAMES.read('"tench, Tinca tinca", goldfish') == ['tench, Tinca tinca', 'goldfish']
+  assert flag_kinds.NAMES.read('cat, red boat,') == ['cat', 'red boat']
+  assert flag_kinds.NAMES.read('"tench, Tinca tinca", goldfish') == ['tench, Tinca tinca', 'goldfish']
   with pytest.raises(ValueError, match='end of data'):
-    commands.NAMES.read('"tench, goldfish')
+    flag_kinds.NAMES.read('"tench, goldfish')
 
 
 def test_a_mistake_is_one_message_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:

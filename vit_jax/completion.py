@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vit_jax.commands import FILE, GLOB, JOBS, LOCAL, SEVERAL, STORED, WEIGHTS, Flag
+from vit_jax.commands import JOBS, WEIGHTS, Flag
 from vit_jax.config import files as configs
 from vit_jax.core.errors import UserError
+from vit_jax.flag_kinds import FILE, GLOB, LOCAL, SEVERAL, STORED
 
 SCRIPT = """{setup}_vit_jax() {{
   local line=${{COMP_LINE:0:$COMP_POINT}} job=train flags='' values='' one
