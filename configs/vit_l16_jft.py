@@ -9,12 +9,11 @@ Source:   arXiv 2010.11929, Table 3 (lr 4e-4, decay 0.1, linear, dropout 0; no c
 Differs:  No program was published for JFT. Not stated by the paper and chosen here: the learning rate falls to 0, where
           that of ImageNet-21k ends at 1e-5 (an author's statement), and at most 8 labels of an image are used.
 Run:      python -m vit_jax.main --config=configs/vit_l16_jft.py --workdir=runs/vit_l16_jft
-          --config.model.attention.kernel=auto --config.model.mlp.kernel=auto computes by kernels on the TPUs where they
-          are faster (docs/explanation/layout.md).
+          Kernels compute attention and the MLP on the TPUs where they are faster (docs/explanation/layout.md).
 Plan:     python -m vit_jax.main --job=plan --config=configs/vit_l16_jft.py --topology=v3:16x16
           Compiled without the hardware, not measured on a TPU (launch/plans.sh). Times in ms; core-days of the
           steps without collectives, and with all of them.
-          Quick: programs of 2 and 4 blocks, extended to all blocks.
+          Quick: programs of 2 and 4 blocks, extended to all blocks. Made with --config.model.attention.kernel=xla.
           topology   layout          GiB   step  collectives  core-days  with  made
           v3:16x16   data=64 fsdp=8  1.72  81.1  25.0         498        651   2026-11-23, quick
           v4:4x4x8   data=16 fsdp=8  5.54  82.0  22.7         252        321   2026-11-22, quick
