@@ -161,7 +161,7 @@ def choose(environ: MutableMapping[str, str], platform: str, names: Iterable[str
 
 
 def has(environ: Mapping[str, str], name: str) -> bool:
-  """Whether the environment has all flags of a set."""
+  """Returns whether the environment has all flags of a set."""
   chosen = SETS[name]
   return set(chosen.flags) <= set(environ.get(VARIABLES[chosen.platform], '').split())
 
