@@ -91,6 +91,7 @@ def test_variants_differ_from_dino_in_one_setting_on_the_same_images() -> None:
   base = runs['base_seed0']
   assert {run.data.train_split for run in runs.values()} == {selfsup.LABELED}
   assert isinstance(base.evals['knn'], schema.Knn) and base.evals['knn'].train_split == selfsup.LABELED
-  assert dataclasses.replace(runs['batch_256_seed0'], name='base', batch_size=64) == base
+  large = runs['batch_256_seed0']
+  assert large.batch_size == 256 and dataclasses.replace(large, name='base', batch_size=64) == base
   changed = dataclasses.replace(runs['momentum_0.996_seed0'], name='base')
   assert changed != base and schema.replaced(changed, {'objective.momentum.start': .99}) == base
