@@ -398,7 +398,7 @@ JOBS = {
         Flag('license', TEXT, 'license of what is published', '', 'that of the weights from which it was made'),
         Flag('private', None, 'a new repository is private'),
         Flag('message', TEXT, 'message of the commit', 'Weights written by vit_jax'), *READING, CLASSES), on_cpu=True),
-    'export': Job('Export a network as StableHLO or ONNX, to run without this package.', 'export.job', (
+    'export': Job('Export a network as StableHLO or ONNX, to run without this package.', 'export.command', (
         WEIGHTS, Flag('to', LOCAL, 'file to write: NAME.stablehlo or NAME.onnx')), (
         *READING, Flag('from_pixels', None, 'the input is uint8, and normalized inside'),
         Flag('any_size', None, 'the input has any height and width that are multiples of the patch side'),

@@ -1,4 +1,4 @@
-"""`--job=export`: writes a network as one file that runs without this project, StableHLO or ONNX.
+"""Writes a network as one file that runs without this project, StableHLO or ONNX; for `--job=export`.
 
 Each file is read back and run on several batch sizes, and must give the same results as the network. Networks are
 exported in f32, independent of the dtype that they were trained in.
@@ -24,11 +24,9 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray, Params
 from vit_jax.data.device.prepare import normalize
 from vit_jax.export import onnx
-from vit_jax.jobs import runtime as startup
 from vit_jax.record import console, destination
-from vit_jax.weights import card, inference, loading
+from vit_jax.weights import card, inference
 from vit_jax.weights.network import Weights
-from vit_jax.weights.reading import Reading
 
 PLATFORMS = ('cpu', 'cuda', 'rocm', 'tpu')
 SUFFIXES = ('.stablehlo', '.onnx')
@@ -42,32 +40,6 @@ class Subject(NamedTuple):
   image: jax.ShapeDtypeStruct
   output: str
   multiple: int = 0  # px, of any height and width that the function takes; 0 = those of `image` alone
-
-
-def run(weights: str, to: pathlib.Path, *, reading: Reading, from_pixels: bool, any_size: bool, texts: bool = False,
-        tokenizer: str = '') -> int:
-  """Exports weights, given as for `weights.loading.load`; exit status 0.
-
-  With `texts`, the text tower and the tokenizer (a file; '' = beside the weights) are exported too.
-  """
-  if tokenizer and not texts:
-    raise UserError('--tokenizer: expected --texts as well, got --tokenizer alone. Set --texts to export the text '
-                    'tower.')
-  if texts:
-    from vit_jax.export import towers  # only here: it reads text towers
-    towers.check(to)
-  check(to)
-  startup.start()
-  console.begin_stage('loading the weights')
-  found = loading.load(weights, **reading._asdict())
-  console.end_stage()
-  print(loading.text(found))
-  console.begin_stage('exporting, running the result beside the network')
-  if texts:
-    towers.write(found, to, from_pixels=from_pixels, any_size=any_size, tokenizer=tokenizer)
-    return 0
-  write(found, to, from_pixels=from_pixels, any_size=any_size)
-  return 0
 
 
 def check(to: pathlib.Path) -> pathlib.Path:
