@@ -137,7 +137,7 @@ class EncodedCaptions:
     return shapes(self.length)
 
   def add(self, example: Example, index: int, position: int) -> Example:
-    """See `Texts.add`."""
+    """Returns a decoded example with one of its captions for this position, as `Texts.add`."""
     stored, place = find_origin(self.source, index)
     rows, e = stored.token_ids(place), self.encoding  # type: ignore[attr-defined]
     row = rows[draw(self.seed, len(rows), index, position // len(self.source))]
