@@ -30,8 +30,8 @@ def get_config() -> s.Config:
           source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
           recipe=s.Recipe(
               eval_native_patch=16, native_lengths=(128, 256, 576, 784, 1024),
-              crop=s.Crop.INCEPTION, crop_area=(.05, 1.), crop_aspect=(.75, 4 / 3), flip=True,
-              interpolation=s.Interpolation.BICUBIC, antialias=True,
+              crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TORCHVISION, crop_area=(.05, 1.),
+              crop_aspect=(.75, 4 / 3), flip=True, interpolation=s.Interpolation.BICUBIC, antialias=True,
               randaugment=s.RandAugment(layers=2, magnitude=10., table=s.OpTable.AUGREG))),
       model=model,
       objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=0.),
