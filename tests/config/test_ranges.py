@@ -35,7 +35,7 @@ def test_every_number_of_the_schema_has_a_range_that_holds_its_default() -> None
 
 def test_every_length_of_time_is_declared_as_one() -> None:
   """Texts whose default is a duration, and those that are off with '' but take one."""
-  off = {'cooldown', 'hold', 'frozen_until', 'keep_every', 'local', 'histograms', 'stairs', 'lag'}
+  off = {'cooldown', 'hold', 'frozen_until', 'keep_every', 'local', 'histograms', 'stairs', 'lag', 'refresh'}
   for kind, field in FIELDS:
     texts = field.default if isinstance(field.default, tuple) else (field.default,)
     is_one = field.name in off or field.name == 'milestones' or any(map(is_duration, texts))
