@@ -5,8 +5,8 @@ import dataclasses
 import hashlib
 import logging
 import pathlib
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -65,11 +65,7 @@ def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str 
   Raises:
     UserError: the weights, the images or an override cannot be used, or `to` has other content.
   """
-  if bool(files) == bool(data):
-    raise UserError(f'--data: expected either a source or files, got {"both" if data else "none"}. Name files and '
-                    'folders, or set --data=folder:PATH.')
-  if split and not data:
-    raise UserError(f'--split: expected --data as well, got --split={split} alone. Files have no splits.')
+  _check_flags(files, data, split)
   if is_lines := data.startswith(LINES):
     what = _of_lines(what, split)
   if tokenizer and what not in (TEXTS, many_images.VECTORS):
@@ -88,11 +84,7 @@ def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str 
     return _write_texts(found, _lines(data.removeprefix(LINES)), data, to, config=config, format=format,
                         tokenizer=tokenizer)
   if source is None:
-    config = dataclasses.replace(config, data=dataclasses.replace(
-        config.data, source=data, follow_links=config.data.follow_links or follow_links))
-    console.begin_stage('opening the data')
-    with flag_names.shown({'data.source': '--data'}):
-      source = opening.open_split(config.data, split or 'train', image_px=config.image_px)
+    config, source = _open_split(config, data, split or 'train', follow_links)
   elif 'data.recipe.exif_orientation' not in overridden:
     config = dataclasses.replace(config, data=dataclasses.replace(
         config.data, recipe=dataclasses.replace(config.data.recipe, exif_orientation=True)))
@@ -109,10 +101,32 @@ def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str 
     return failures.TRY_AGAIN
   console.end_stage()
   if jax.process_index() == 0:
-    bad = sum(note['num_bad'] for note in notes or ())
-    print(f'{"Already in" if notes is None else "Written to"} {to}: {what} of {len(source):,} images'
-          + (f', {bad:,} of which could not be decoded and have no row.' if bad else '.'), flush=True)
+    _report(to, what, len(source), notes)
   return 0
+
+
+def _report(to: pathlib.Path, what: str, num_images: int, notes: Sequence[Mapping[str, Any]] | None) -> None:
+  bad = sum(note['num_bad'] for note in notes or ())
+  print(f'{"Already in" if notes is None else "Written to"} {to}: {what} of {num_images:,} images'
+        + (f', {bad:,} of which could not be decoded and have no row.' if bad else '.'), flush=True)
+
+
+def _check_flags(files: Sequence[str], data: str, split: str) -> None:
+  """Raises UserError if flags cannot be combined."""
+  if bool(files) == bool(data):
+    raise UserError(f'--data: expected either a source or files, got {"both" if data else "none"}. Name files and '
+                    'folders, or set --data=folder:PATH.')
+  if split and not data:
+    raise UserError(f'--split: expected --data as well, got --split={split} alone. Files have no splits.')
+
+
+def _open_split(config: schema.Config, data: str, split: str, follow_links: bool) -> tuple[schema.Config, Source]:
+  """Returns the config with a source in place of its own, and a split of that source."""
+  config = dataclasses.replace(config, data=dataclasses.replace(
+      config.data, source=data, follow_links=config.data.follow_links or follow_links))
+  console.begin_stage('opening the data')
+  with flag_names.shown({'data.source': '--data'}):
+    return config, opening.open_split(config.data, split, image_px=config.image_px)
 
 
 def _of_lines(what: str, split: str) -> str:

@@ -69,16 +69,41 @@ def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
     if problems := [f'--{name}: expected no flag of shards with --config, got one. Remove it.'
                     for name, value in (of_shards | columns).items() if value and (name, value) != ('channels', RGB)]:
       raise UserError('\n'.join(problems))
-    if config is None or not weights:
-      raise UserError('--config: expected both --config and --weights, which label maps and features need, got one of '
-                      'them. Set both.')
-    if isinstance(config.objective, schema.FeatureDistill):
-      from vit_jax.jobs import teacher_features  # only here: few runs store features
-      return teacher_features.run(config, weights, _local(to), reading)
-    return teacher_labels.run(config, weights, _local(to), reading)
+    return _by_teacher(config, weights, to, reading)
   if not data:
     raise UserError('--data: expected images to write as shards, got none. Set --data=folder:PATH, --data=tfds:NAME or '
                     '--data=cifar10; or --config and --weights for label maps or features.')
+  _check_flags(data, short_px=short_px, quality=quality, processes=processes, channels=channels, archive=archive,
+               runner=runner, runner_options=runner_options)
+  encoder = _encoder(tokens, tokenizer, text_rule, caption_column, runner=runner, data=data)
+  is_archive = data in archives.ARCHIVES
+  settings = writing.Settings(short_px=short_px, quality=quality or 90, num_shards=shards,
+                              seed=seed if is_archive else seed or 0, channels=channels, captions=encoder)
+  engine = Engine(processes, runner, runner_options)
+  if not runner:
+    _local(to)
+  if is_archive:
+    return _write_splits(functools.partial(_open_archive, data, archive, splits or SPLITS), to, settings, engine)
+  columns |= {'caption_column': caption_column}
+  with flag_names.shown({'data.source': '--data', **{f'data.{name}': f'--{name}' for name in ('data_dir', *columns)}}):
+    return write_shards(schema.Data(source=data, data_dir=data_dir, follow_links=follow_links, **columns), to, settings,
+                        splits=splits or SPLITS, build=build, engine=engine)
+
+
+def _by_teacher(config: schema.Config | None, weights: str, to: storage.Path, reading: Reading) -> int:
+  """Writes label maps or features of a teacher; exit status 0."""
+  if config is None or not weights:
+    raise UserError('--config: expected both --config and --weights, which label maps and features need, got one of '
+                    'them. Set both.')
+  if isinstance(config.objective, schema.FeatureDistill):
+    from vit_jax.jobs import teacher_features  # only here: few runs store features
+    return teacher_features.run(config, weights, _local(to), reading)
+  return teacher_labels.run(config, weights, _local(to), reading)
+
+
+def _check_flags(data: str, *, short_px: int, quality: int | None, processes: int, channels: int, archive: str,
+                 runner: str, runner_options: str) -> None:
+  """Raises UserError if flags cannot be combined."""
   if quality and not short_px:
     raise UserError('--quality: expected --short_px as well, got --quality alone. Images that are not resized keep '
                     'their bytes.')
@@ -92,21 +117,8 @@ def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
     other = '--short_px' if short_px else '--runner' if runner else f'--data={data}'
     raise UserError(f'--channels: expected {RGB} with {other}, got {channels}. Files of other channels are stored as '
                     'they are, by this machine.')
-  encoder = _encoder(tokens, tokenizer, text_rule, caption_column, runner=runner, data=data)
-  is_archive = data in archives.ARCHIVES
-  if archive and not is_archive:
+  if archive and data not in archives.ARCHIVES:
     raise UserError(f'--archive: expected --data={", ".join(archives.ARCHIVES)}, got --data={data}. Remove it.')
-  settings = writing.Settings(short_px=short_px, quality=quality or 90, num_shards=shards,
-                              seed=seed if is_archive else seed or 0, channels=channels, captions=encoder)
-  engine = Engine(processes, runner, runner_options)
-  if not runner:
-    _local(to)
-  if is_archive:
-    return _write_splits(functools.partial(_open_archive, data, archive, splits or SPLITS), to, settings, engine)
-  columns |= {'caption_column': caption_column}
-  with flag_names.shown({'data.source': '--data', **{f'data.{name}': f'--{name}' for name in ('data_dir', *columns)}}):
-    return write_shards(schema.Data(source=data, data_dir=data_dir, follow_links=follow_links, **columns), to, settings,
-                        splits=splits or SPLITS, build=build, engine=engine)
 
 
 def _encoder(tokens: str, tokenizer: str, text_rule: str, caption_column: str, *, runner: str,

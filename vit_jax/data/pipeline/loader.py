@@ -210,8 +210,8 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
   capacity.check_batch('batch_size', batch_size, shard, shapes)
   shard.rows(batch_size)  # raises if the size does not fit
   fit = transforms.eval_transform(transforms.at_one_size(recipe), image_px, max_labels=max_labels)
-  visit, grouped = _order(source, shard, recipe, placement, batch_size=batch_size, seed=seed,
-                          period=features.info.num_rows if features else 0)
+  period = features.info.num_rows if features else 0
+  visit, grouped = _order(source, shard, recipe, placement, batch_size=batch_size, seed=seed, period=period)
   start: Start
   supply = None
   if in_memory:
@@ -219,27 +219,27 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
     decoded = batches.decode_all(source, fit, threads=open_files.num_threads(threads))
     start = functools.partial(map, batches.MemoryTrainBatches(decoded, visit, batch_size, shard))
   else:
-    made = tuple(batches.TrainBatches(
-        source, transforms.train_transform(recipe, image_px, decode=decode, max_labels=max_labels,
-                                           num_tokens=num_tokens), visit, own, seed, batch_size, shard, texts,
-        features.info.num_rows if features else 0)
-        for num_tokens, own in zip(recipe.native_lengths or (0,), kinds, strict=True))
+    made = tuple(batches.TrainBatches(source, transforms.train_transform(
+        recipe, image_px, decode=decode, max_labels=max_labels, num_tokens=num_tokens), visit, own, seed, batch_size,
+        shard, texts, period) for num_tokens, own in zip(recipe.native_lengths or (0,), kinds, strict=True))
     make = batches.NativeBatches(made, seed) if recipe.native_lengths else made[0]
     size = capacity.batch_bytes(batch_size, shard, shapes)
     workers = capacity.workers_at_start(workers, num_examples=len(source), batch_bytes=size, here=capacity.machine())
     start = supply = Supply(make, threads, workers, size)
-  digest = source.digest + grouped + (f' lengths={recipe.native_lengths}' if recipe.native_lengths else '')
   labels: Labels | None = (label_maps.MapLabels(maps) if maps else features or (
       TeacherLabels(source) if isinstance(source, PseudoLabeled) else None))
-  info = LoaderInfo(source.name, len(source), batch_size, seed, digest + (labels.digest if labels else '') +
-                    (texts.digest if texts else ''))
+  digest = ''.join((source.digest, grouped, f' lengths={recipe.native_lengths}' if recipe.native_lengths else '',
+                    labels.digest if labels else '', texts.digest if texts else ''))
   rows = shard.rows(batch_size)
-
-  def use(first: int) -> verifying.Used:
-    return verifying.Used(source, lambda number: visit(number * batch_size + rows), start=first,
-                          ahead=-(-len(source) // batch_size))
-  return TrainLoader(source, start, visit=visit, info=info, bad=BadImages(source, fit, texts), use=use,
+  return TrainLoader(source, start, visit=visit, info=LoaderInfo(source.name, len(source), batch_size, seed, digest),
+                     bad=BadImages(source, fit, texts), use=functools.partial(_used, source, visit, batch_size, rows),
                      max_bad_images=max_bad_images, rows=rows, labels=labels, supply=supply)
+
+
+def _used(source: Source, visit: order.Visit, batch_size: int, rows: HostArray, first: int) -> verifying.Used:
+  """Returns what batches from number `first` on use of a source."""
+  return verifying.Used(source, lambda number: visit(number * batch_size + rows), start=first,
+                        ahead=-(-len(source) // batch_size))
 
 
 def _check_sizes(source: Source, *, batch_size: int, seed: int) -> None:
