@@ -237,6 +237,8 @@ def test_names_replace_whole_paths_and_back() -> None:
   text = inputs.named('folder:/data/ab and /data/a/x and /data/abc', found)
   assert text == 'folder:{ab} and {a}/x and /data/abc'
   assert inputs.filled([text], found) == ['folder:/data/ab and /data/a/x and /data/abc']
+  given = '--config=speedrun_cifar10:source=folder:cifar10 --config=my-cifar10.py --to=x/cifar10'
+  assert inputs.named(given, {'c': 'cifar10'}) == given.replace('folder:cifar10', 'folder:{c}')
 
 
 @pytest.mark.parametrize(('change', 'message'), [

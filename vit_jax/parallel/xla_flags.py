@@ -75,9 +75,9 @@ SETS = {
     'deterministic': FlagSet(
         'gpu', ('--xla_gpu_deterministic_ops=true',),
         'gives the same bits each time a program runs: XLA neither chooses kernels by timing them nor adds in an order '
-        'that varies. Only with it a run continues bit for bit on a GPU',
+        'that varies. A run can continue bit for bit on a GPU only with it',
         'on an H200 (jax 0.11.2) three runs of configs/digits.py, one of which was killed, had the same digest, and '
-        'three without it had three; a step of L/16, 128 images, takes 3 % longer',
+        'three without it had three; a step of L/16, 128 images, took 3 % longer in another process',
         'XLA, xla/debug_options_flags.cc'),
     'latency_hiding': FlagSet(
         'gpu', ('--xla_gpu_enable_latency_hiding_scheduler=true',),

@@ -76,7 +76,7 @@ def named(text: str, found: Mapping[str, str]) -> str:
   """Returns a text with names in place of paths: the opposite of `filled`."""
   pairs = [(path, name) for name, own in found.items() for path in (own, os.path.abspath(own))]
   for path, name in sorted(pairs, key=lambda pair: -len(pair[0])):
-    text = re.sub(rf'{re.escape(path.rstrip("/"))}(?![\w.-])', f'{{{name}}}', text)
+    text = re.sub(rf'(?<![\w./-]){re.escape(path.rstrip("/"))}(?![\w.-])', f'{{{name}}}', text)
   return text
 
 
