@@ -32,12 +32,13 @@ def same(first: tuple[Any, Any], second: tuple[Any, Any]) -> Array:
   return rows * columns
 
 
-def sides(grid: tuple[Any, Any], how: PositionResize) -> tuple[Any, Any]:
-  """The grid that positions are resized to, of which `grid` is the top left part."""
+def sides(grid: tuple[Any, Any], how: PositionResize, *, is_own: Array) -> tuple[Any, Any]:
+  """The grid that positions are resized to, of which `grid` is the top left part; `is_own` as of `weights`."""
   if how is not PositionResize.BICUBIC_ANTIALIAS_SQUARE:
     return grid
-  side = jnp.maximum(jnp.asarray(grid[0]), jnp.asarray(grid[1]))
-  return side, side
+  rows, columns = (jnp.asarray(side) for side in grid)
+  larger = jnp.maximum(rows, columns)
+  return rows + (1 - is_own) * (larger - rows), columns + (1 - is_own) * (larger - columns)
 
 
 def weights(index: Array, old: int, new: Any, how: PositionResize, *, is_own: Array) -> Array:

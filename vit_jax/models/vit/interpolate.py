@@ -122,7 +122,7 @@ def matrices(old: tuple[int, int], new: tuple[int, int], how: PositionResize) ->
     return rows, columns
   is_own = free_sizes.same(old, new)
   rows, columns = (free_sizes.weights(jnp.arange(n), o, side, how, is_own=is_own)
-                   for o, n, side in zip(old, new, free_sizes.sides(new, how), strict=True))
+                   for o, n, side in zip(old, new, free_sizes.sides(new, how, is_own=is_own), strict=True))
   return rows, columns
 
 

@@ -215,7 +215,7 @@ class Learned(NoPositions):
       """Returns the weight of each learned vector in that of each token, `[N, h * w]`."""
       is_own, (rows, columns) = free_sizes.same(self.grid, (grid[0], grid[1])), grid
       row = jnp.minimum(number // columns, rows - 1)  # padding repeats the last row, so that its values are finite
-      height, width = free_sizes.sides((rows, columns), self.resize)
+      height, width = free_sizes.sides((rows, columns), self.resize, is_own=is_own)
       along_h = free_sizes.weights(row, h, height, self.resize, is_own=is_own)
       along_w = free_sizes.weights(number % columns, w, width, self.resize, is_own=is_own)
       return (along_h[:, :, None] * along_w[:, None]).reshape(num_tokens, h * w)
