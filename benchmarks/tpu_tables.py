@@ -47,7 +47,8 @@ OVERRIDES = (
     f'data.num_examples={NUM_EXAMPLES}', f'data.num_classes={NUM_CLASSES}')
 """What big_vision's step has, too."""
 OURS: dict[str, dict[str, str]] = {
-    'plain': {}, 'fused': {'attention': 'fused'}, 'fused_mlp': {'attention': 'fused', 'mlp_kernel': 'fused'}}
+    'plain': {'attention': 'xla', 'mlp_kernel': 'xla'}, 'fused': {'attention': 'fused', 'mlp_kernel': 'xla'},
+    'fused_mlp': {'attention': 'fused', 'mlp_kernel': 'fused'}}
 """Names of our programs, and the kernels of their blocks, as `tpu_block.Request` names them."""
 PATHS = {'mlp': 'mlp.hidden', 'attention': 'attention.kernel', 'mlp_kernel': 'mlp.kernel'}
 """Settings of a model that have another name in a `tpu_block.Request`."""

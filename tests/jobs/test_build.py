@@ -56,10 +56,10 @@ def test_a_run_is_laid_out_for_its_devices_and_keeps_its_layout_on_the_same_ones
   fake_devices(monkeypatch, .01)  # an eighth is less than the 2 MB of state and gradients
   with caplog.at_level(logging.INFO, logger='vit_jax'):
     mesh, shard, parts = build.open_run(config, data)
-  assert dict(mesh.shape) == {'data': 1, 'fsdp': 8, 'tensor': 1} and shard.count == 8
-  assert 'Layout for 8 x fake 0.01 GiB: data=1 fsdp=8 tensor=1' in caplog.text
+  assert dict(mesh.shape) == {'data': 2, 'fsdp': 4, 'tensor': 1} and shard.count == 8
+  assert 'Layout for 8 x fake 0.01 GiB: data=2 fsdp=4 tensor=1' in caplog.text
   written = parts.config
-  assert written.mesh.fsdp == 8 and not layout.auto(written)
+  assert written.mesh.fsdp == 4 and not layout.auto(written)
   (tmp_path / 'config.json').write_text(json_files.to_json(layout.put(written, {'train.accumulate': 4})))
   assert build.open_run(config, data, workdir=tmp_path)[2].config.train.accumulate == 4
   fake_devices(monkeypatch, 16.)
@@ -69,7 +69,7 @@ def test_a_run_is_laid_out_for_its_devices_and_keeps_its_layout_on_the_same_ones
   assert 'laid out for 8 x fake 0.01 GiB before; it is laid out anew for 8 x fake 16.0 GiB' in caplog.text
   (tmp_path / 'config.json').write_text('{')
   assert build.open_run(config, data, workdir=tmp_path)[2].config == changed
-  assert build.open_run(written, data, overridden=['mesh.fsdp'])[0].shape['fsdp'] == 8
+  assert build.open_run(written, data, overridden=['mesh.fsdp'])[0].shape['fsdp'] == 4
 
 
 def test_images_without_labels_train_no_classifier(tmp_path: pathlib.Path) -> None:
