@@ -49,7 +49,7 @@ Model = Network
 def soon_done(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
   """Turns as short as can be, a large product that is not, and one device."""
   monkeypatch.setattr(job, 'MIN_S', .001)
-  monkeypatch.setitem(bench_own._SIDE, 'cpu', 64)
+  monkeypatch.setitem(bench_own.MATMUL_SIDE, 'cpu', 64)
   with single.one_device():
     yield
 
