@@ -234,7 +234,15 @@ def check_size(data: schema.Data, train: Source) -> None:
 def evaluators(config: schema.Config, data: Data, objective: Viewed, *, mesh: Mesh, shard: Shard,
                workdir: storage.Path | None = None, bar: bool = False, weights: Weights | None = None,
                embedded: Sequence[pathlib.Path] = ()) -> dict[str, dict[str, Measuring]]:
-  """Returns the evaluators by evaluation and view. They share loaders, and features of the same weights.
+  """Returns the evaluators by evaluation and view; arguments are those of `resources`."""
+  return evaluation.build(resources(config, data, objective, mesh=mesh, shard=shard, workdir=workdir, bar=bar,
+                                    weights=weights, embedded=embedded))
+
+
+def resources(config: schema.Config, data: Data, objective: Viewed, *, mesh: Mesh, shard: Shard,
+              workdir: storage.Path | None = None, bar: bool = False, weights: Weights | None = None,
+              embedded: Sequence[pathlib.Path] = ()) -> Resources:
+  """Returns what the evaluators share: sources, loaders, and features of the same weights.
 
   Args:
     config: checked.
@@ -253,10 +261,8 @@ def evaluators(config: schema.Config, data: Data, objective: Viewed, *, mesh: Me
 
   views = objective.views()
   folder = pathlib.Path(workdir) / 'features' if workdir is not None and storage.is_local(workdir) else None
-  resources = Resources(config, data, views=views, backbone=backbones.build(config.model, config.image_px), mesh=mesh,
-                shard=shard, store=Store(folder, embedded), bar=bar,
-                encoder=find_encoder)
-  return evaluation.build(resources)
+  return Resources(config, data, views=views, backbone=backbones.build(config.model, config.image_px), mesh=mesh,
+                   shard=shard, store=Store(folder, embedded), bar=bar, encoder=find_encoder)
 
 
 def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: int,
