@@ -21,7 +21,7 @@ from vit_jax.config import schema
 from vit_jax.core import os_errors
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import access
-from vit_jax.data.sources import mixture, opening, prepared, shard_files, tfds, vtab
+from vit_jax.data.sources import folder, mixture, opening, prepared, shard_files, tfds, vtab
 from vit_jax.record import storage
 
 DATA, WORKDIR = '{data}', '{workdir}'
@@ -191,8 +191,9 @@ def _check_here(kind: str, path: str) -> None:
   if kind == 'array_record':
     prepared.read_info(os.path.dirname(path) if prepared.is_pattern(path) else path)
   elif not os.path.isdir(path):
+    folder.refuse_placeholder(os.path.relpath(path))
     raise UserError(f'data.source=folder:{path}: expected a folder of images, got no folder. Set '
-                    '--config.data.source=folder:PATH, or add --elsewhere if the run is on other hosts.')
+                    '--config.data.source=folder:PATH; for a run on other hosts, use vit-jax check --elsewhere.')
 
 
 def _weights_problems(config: schema.Config, place: Place) -> Iterator[str]:
