@@ -9,8 +9,8 @@ shares of masked patches are spread evenly over the crops of a group, and KoLeo 
 does not depend on the number of devices, and a group has a fixed number of slots for masked patches.
 
 Differs from the DINOv2 program: blocks of masked patches are drawn on the device, in at most 64 tries an image, which
-leaves out less than 1 % of the patches that the program masks; and KoLeo and masks have groups of a set size, not a
-device's batch.
+leaves out less than 1 % of the patches that the program masks; KoLeo and masks have groups of a set size, not a
+device's batch; and without local crops L_DINO is a mean over two pairs, where the program divides by three.
 """
 from __future__ import annotations
 
