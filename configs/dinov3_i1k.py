@@ -19,8 +19,8 @@ Run:      python -m vit_jax.main --config=configs/dinov3_i1k.py:L/16 --workdir=r
           Or S/16, B/16. steps=300000 or 100000 shortens the first stage, and all that is a share of it.
           The last stage, from the teacher of the first one:
           python -m vit_jax.main --config=configs/dinov3_i1k.py:L/16,stage=highres --config.init_from=runs/dinov3_l16
-          --config.init_view=teacher --config.objective.gram.weights=runs/dinov3_l16
-          --config.objective.gram.view=teacher --config.model.dtype=bfloat16 --workdir=runs/dinov3_l16_512
+          --config.init_view=teacher --config.model.dtype=bfloat16 --workdir=runs/dinov3_l16_512
+          Its Gram teacher has these weights, too, or those of --config.objective.gram.weights=…
 Plan:     python -m vit_jax.main --job=plan --config=configs/dinov3_i1k.py:L/16 --topology=v5e:16x16
           --config.model.dtype=bfloat16
 Expected: not run here. In the paper's ablation of 7 billion parameters, Gram anchoring takes ADE20k from 50.3 to 53.6

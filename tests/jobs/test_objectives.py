@@ -235,7 +235,7 @@ def test_a_gram_teacher_begins_with_the_weights_of_a_run_or_of_init_from(tmp_pat
   """Other runs, of networks with other heads, give their teacher alone; the student begins as `init_from` says."""
   before, other = (begun.write(config(objective, seed=seed), tmp_path / name) for objective, seed, name in (
       (DINOV3, 0, 'before'), (DINO, 1, 'other')))
-  gram = schema.Gram(weights=str(other), view='teacher')
+  gram = schema.Gram(weights=str(other), step='1 steps')  # of a run with a teacher that one; step is not read
   for given, want in ((gram, params(other, 'teacher')), (schema.Gram(), params(before, 'student'))):
     run = train.Run(config(dataclasses.replace(DINOV3, gram=given), init_from=str(before)),
                     tmp_path / f'run{bool(given.weights)}', time.monotonic())

@@ -138,7 +138,7 @@ def adapted_teacher(found: Weights, config: schema.Config) -> tuple[PyTree, dict
 
 def _gram(gram: schema.Gram, config: schema.Config, program: Program) -> InitArrays:
   """Returns the Gram teacher of DINOv3, a backbone like that of the run, which is part of `extra`."""
-  found = loading.load(gram.weights, view=gram.view)
+  found = loading.load(gram.weights, view=gram.view, first='teacher')
   log.info('Gram teacher: %s', loading.text(found))
   backbone = with_frozen(program.abstract_state.params, program.abstract_state.extra)['backbone']
   own = found._replace(params={'backbone': found.params['backbone']})

@@ -251,22 +251,21 @@ class Dinov2(Dino):
 class Gram(checks.Settings):
   """Gram anchoring: patch tokens keep the similarities that they had in an earlier network, the Gram teacher.
 
-  With `weights` '' that network is the teacher of this run at `step`.
+  That network has the `weights`, or it is the teacher of this run at `step`, which is not read with `weights`.
   """
   weight: float = ranged(2., POSITIVE)  # of the mean squared difference of Gram matrices
   start: str = duration('0 steps')      # of the term
   weights: str = ''                     # a run directory or weight file; '' = of this run
-  view: str = ''                        # of a run given there: student, ema or teacher; '' = ema where there is one
+  # Of a run given there: student, ema or teacher; '' = the first of teacher, ema and student that it has.
+  view: str = ''
   step: str = duration('0 steps')       # of this run; at 0 steps it has the weights of `init_from`
   refresh: str = duration('', off=True, zero=False)  # so often after `start` it becomes the teacher of then; '' = never
   refreshes: int = ranged(3, COUNT)     # times that this happens at most
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
     """Yields problems of settings that have no effect."""
-    if self.weights:
-      yield from no_effect(self, name, ['step'], f'with {name}.weights={self.weights}')
-    else:
-      yield from no_effect(self, name, ['view'], f"with {name}.weights=''")
+    if not self.weights:
+      yield from no_effect(self, name, ['view'], f"with {name}.weights=''", f'Set {name}.weights, or leave it out.')
     if not self.refresh:
       yield from no_effect(self, name, ['refreshes'], f"with {name}.refresh=''")
 
