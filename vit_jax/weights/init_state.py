@@ -61,8 +61,9 @@ def begin(config: schema.Config, program: Program, class_names: tuple[str, ...],
                                        class_names)
   if isinstance(config.objective, schema.Distill):
     given['teacher'] = _teacher(config.objective.teacher, config, program, class_names)
-  if isinstance(config.objective, schema.FeatureDistill) and not config.objective.features:
-    given['teacher'] = _feature_teacher(config.objective.teacher, config)
+  if isinstance(config.objective, schema.Dinov2Distill) or isinstance(config.objective, schema.FeatureDistill) and (
+      not config.objective.features):
+    given['teacher'] = _feature_teacher(config.objective, config)
   if isinstance(config.objective, schema.Dinov3) and config.objective.gram.weights:
     given['gram'] = _gram(config.objective.gram, config, program)
   if isinstance(config.objective, schema.Contrastive) and config.objective.text.weights:
@@ -113,22 +114,26 @@ def _teacher(teacher: schema.Teacher, config: schema.Config, program: Program,
                _record(found, fitted))
 
 
-def _feature_teacher(teacher: schema.FeatureTeacher, config: schema.Config) -> InitArrays:
-  """Returns the teacher whose features are predicted, which is part of `extra`."""
+def _feature_teacher(objective: schema.FeatureDistill | schema.Dinov2Distill, config: schema.Config) -> InitArrays:
+  """Returns the frozen teacher whose features or outputs are predicted, which is part of `extra`."""
+  teacher, has_heads = objective.teacher, isinstance(objective, schema.Dinov2Distill)
   if not teacher.weights:
-    raise UserError("objective.teacher.weights: expected a weight file, got ''. Set it to those of a trained network, "
-                    'or set objective.features to stored features.')
-  found = loading.load(teacher.weights, view=teacher.view)
+    raise UserError("objective.teacher.weights: expected a weight file, got ''. Set it to those of a trained network"
+                    + ('.' if has_heads else ', or set objective.features to stored features.'))
+  found = loading.load(teacher.weights, view=teacher.view, first='teacher' if has_heads else '')
   log.info('Teacher: %s', loading.text(found))
   params, record = adapted_teacher(found, config)
+  if has_heads:
+    params |= {name: tree for name, tree in found.params.items() if name.endswith('projector')}
   leaves = _leaves(params)
   return InitArrays({}, {f'{place}/{name}': leaf for place in TRAINED for name, leaf in leaves.items()}, record)
 
 
-def adapted_teacher(found: Weights, config: schema.Config) -> tuple[PyTree, dict[str, object]]:
+def adapted_teacher(found: Weights, config: schema.Config) -> tuple[dict[str, PyTree], dict[str, object]]:
   """Returns backbone and state of a teacher at the size of images that it sees, and a record of what was changed."""
-  assert isinstance(config.objective, schema.FeatureDistill), config.objective
-  teacher, px = config.objective.teacher, config.objective.teacher.image_px(config.image_px)
+  objective = config.objective
+  assert isinstance(objective, schema.FeatureDistill | schema.Dinov2Distill), objective
+  teacher, px = objective.teacher, objective.teacher.image_px(config.image_px)
   network, image = backbones.build(teacher.model, px), jnp.zeros((1, *px, 3))
   like = {'backbone': jax.eval_shape(lambda: network.init(jax.random.key(0), image)[0])}
   own = found._replace(params={'backbone': found.params['backbone']})
