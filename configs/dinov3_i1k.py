@@ -19,8 +19,8 @@ Run:      python -m vit_jax.main --config=configs/dinov3_i1k.py:L/16 --workdir=r
           Or S/16, B/16. steps=300000 or 100000 shortens the first stage, and all that is a share of it.
           The last stage, from the teacher of the first one:
           python -m vit_jax.main --config=configs/dinov3_i1k.py:L/16,stage=highres --config.init_from=runs/dinov3_l16
-          --config.init_view=teacher --config.objective.gram.weights=runs/dinov3_l16
-          --config.objective.gram.view=teacher --config.model.dtype=bfloat16 --workdir=runs/dinov3_l16_512
+          --config.init_view=teacher --config.model.dtype=bfloat16 --workdir=runs/dinov3_l16_512
+          Its Gram teacher has these weights, too, or those of --config.objective.gram.weights=…
 Plan:     python -m vit_jax.main --job=plan --config=configs/dinov3_i1k.py:L/16 --topology=v5e:16x16
           --config.model.dtype=bfloat16
 Expected: not run here. In the paper's ablation of 7 billion parameters, Gram anchoring takes ADE20k from 50.3 to 53.6
@@ -49,7 +49,7 @@ def get_config(arguments: str = '') -> s.Config:
                 step='0 steps' if is_high else f'{steps // 5} steps')
   if not is_high:
     gram = dataclasses.replace(gram, refresh=f'{steps // 100} steps', refreshes=3)
-  frozen = (s.PathRule('.*projector/prototypes/.*', frozen_until='1_250 steps'),)  # of new heads
+  still = (s.PathRule('.*projector/prototypes/.*', lr=s.Ramp(0., 1., begin='1_250 steps', until='1_250 steps')),)
   return s.Config(
       name=f'dinov3 {name} {given["stage"]}', length='10_000 steps' if is_high else f'{steps * 26 // 25} steps',
       batch_size=4096, image_px=(px, px),
@@ -65,17 +65,19 @@ def get_config(arguments: str = '') -> s.Config:
       model=model,
       objective=s.Dinov3(
           dino_weight=1., ibot_weight=1., koleo_weight=.1, koleo_crops=1, mask_share=.5, mask_ratio=(.1, .5), group=16,
-          out_dim=131_072, hidden_dim=2048, bottleneck_dim=384, norm_last_layer=True, patch_out_dim=131_072,
+          out_dim=131_072, hidden_dim=2048, bottleneck_dim=384, norm_last_layer=False, patch_out_dim=131_072,
           patch_bottleneck_dim=256, student_temperature=.1,
           teacher_temperature=s.Ramp(.07 if is_high else .04, .07, until=warmup, curve=s.Curve.LINEAR),
           momentum=s.Ramp(.999, .999), centering=s.Centering.SINKHORN, center_momentum=.9, gram=gram),
       optimizer=s.AdamW(
-          lr=4e-4, b1=.9, b2=.999, weight_decay=.04, clip_norm=3., layer_decay=.98,
-          weight_decay_mask=('.*/kernel', 'backbone/cls', 'backbone/registers', 'mask_token'),
+          lr=4e-4, b1=.9, b2=.999, weight_decay=.04, clip_norm=3., clip_parts=('projector/.*', 'patch_projector/.*'),
+          layer_decay=.98,
+          weight_decay_mask=('.*/kernel', 'backbone/cls', 'backbone/registers', 'mask_token',
+                             '.*projector/prototypes/norm'),
           schedule=s.Schedule(s.Decay.CONSTANT, warmup=warmup),
           rules=(s.PathRule('backbone/stem/.*', lr=.2),
                  s.PathRule('mask_token', lr=.98 ** (model.depth + 1)),  # it counts to the first layer
-                 *(() if is_high else frozen))),
+                 *(() if is_high else still))),
       evals={'knn': s.Knn(every='5 %', views=('teacher',)),
              'health': s.Health(every='1 %', images=4096, min_rank=2., views=('teacher',))},
       checkpoints=s.Checkpoints(every='1_000 steps'))

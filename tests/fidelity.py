@@ -160,6 +160,13 @@ ROWS: dict[str, tuple[Row, ...]] = {
             'objectives/test_dino.py::test_loss_center_and_teacher_are_those_of_numpy_over_three_steps'),
         Row('DINOv2', 'NumPy, float64', 'loss and its terms, one head or two, both kinds of centering',
             'objectives/test_dinov2.py::test_every_term_is_that_of_numpy'),
+        Row('DINOv2, steps of the recipe: terms, gradient, AdamW, clipping, schedules, teacher', 'dinov2',
+            'four steps from equal weights, crops and masks, both kinds of centering',
+            'objectives/test_dinov2_steps.py::test_steps_of_the_recipe_are_those_of_the_authors_program',
+            'objectives/make_golden_dinov2.py'),
+        Row('distillation with the losses of DINOv2', 'NumPy, float64', 'loss, its terms and gradient',
+            'objectives/test_dinov2_distill.py::'
+            'test_every_term_and_the_gradient_are_those_of_numpy_with_the_frozen_network'),
         Row('DINOv3: Gram anchoring', 'NumPy, float64', 'term and gradient, crops of the same and of twice the size',
             'objectives/test_dinov3.py::test_the_term_and_its_gradient_are_those_of_numpy'),
         Row('feature distillation', 'NumPy, float64', 'loss, its terms and gradient, both distances',

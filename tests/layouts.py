@@ -55,6 +55,8 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     'dinov2': {'objective': schema.Dinov2(out_dim=64, hidden_dim=32, bottleneck_dim=16, patch_out_dim=32,
                                           patch_bottleneck_dim=16), 'data': VIEWS},
     'dinov3': {'objective': schema.Dinov3(out_dim=64, hidden_dim=32, bottleneck_dim=16), 'data': VIEWS},
+    'dinov2 distill': {'objective': schema.Dinov2Distill(
+        out_dim=64, hidden_dim=32, bottleneck_dim=16, teacher=schema.FeatureTeacher(model=VIT)), 'data': VIEWS},
     'byol': {'objective': schema.Byol(hidden_dim=64, out_dim=32), 'data': VIEWS},
     'lejepa': {'objective': schema.LeJepa(hidden_dim=64, out_dim=32), 'data': VIEWS},
     'ijepa': {'objective': schema.IJepa(predictor_width=64, predictor_depth=1, predictor_heads=8)},

@@ -95,7 +95,8 @@ def test_the_list_shows_each_with_its_first_line() -> None:
 
 
 TORCHVISION = {
-    'deit_b16_i1k', 'deit3_s16_i1k', 'dino_i1k', 'dino_cifar10', 'dinov2_i1k', 'dinov2_cifar10', 'dinov3_i1k',
+    'deit_b16_i1k', 'deit3_s16_i1k', 'dino_i1k', 'dino_cifar10', 'dinov2_i1k', 'dinov2_cifar10',
+    'dinov2_distill_i1k', 'dinov3_i1k',
     'dinov3_cifar10', 'feature_distill_cifar10', 'ijepa_i1k', 'ijepa_cifar10', 'lejepa_i1k', 'lejepa_cifar10',
     'mae_i1k', 'mae_finetune', 'mae_scratch_i1k',
     'token_label_i1k', 'token_label_finetune', 'distill_i1k', 'from_folder', 'evaluate', 'features', 'bench',

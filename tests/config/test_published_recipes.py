@@ -44,11 +44,47 @@ def test_dino_has_the_arguments_that_others_repeat_of_its_published_weights(size
   assert ('projector/prototypes/norm' in o.weight_decay_mask) != c.objective.norm_last_layer
 
 
+# facebookresearch/dinov2@b8931f7, configs/ssl_default_config.yaml and train/{vitl16_short, vitl14, vitg14}.yaml
+DINOV2 = {  # epochs, batch, a device's, lr, warm-up, end of decay, layers, drop, momentum, out, bottleneck, local px
+    'L/16': (100, 2048, 64, .004, 10, .4, .9, .3, .992, 65_536, 256, 96),
+    'L/14': (500, 3072, 32, .0002, 80, .2, 1., .4, .994, 131_072, 384, 98),
+    'g/14': (500, 3072, 12, .0002, 80, .2, 1., .4, .994, 131_072, 384, 98),  # batch of all devices: paper, Table 16
+}
+
+
+@pytest.mark.parametrize('size', DINOV2)
+def test_dinov2_has_the_numbers_of_its_programs_configs(size: str) -> None:
+  epochs, batch, group, lr, warmup, end, layers, drop, momentum, out, bottleneck, px = DINOV2[size]
+  c = files.load(f'dinov2_i1k:{size}', [])
+  check.check(c)
+  assert isinstance(c.optimizer, s.AdamW) and isinstance(c.objective, s.Dinov2) and isinstance(c.model, s.ViT)
+  o, one, views, m, is_long = c.optimizer, c.objective, c.data.recipe.views, c.model, size != 'L/16'
+  assert (c.length, c.batch_size, one.group) == (f'{epochs * 1250} steps', batch, group)
+  assert o.lr == pytest.approx(lr * (batch / 1024) ** .5)
+  assert (o.schedule.decay, o.schedule.warmup, o.schedule.end_lr) == (s.Decay.COSINE, f'{warmup * 1250} steps', 1e-6)
+  assert (o.b1, o.b2, o.clip_norm, o.layer_decay, o.weight_decay) == (.9, .999, 3., layers, .04)
+  assert o.weight_decay * o.weight_decay_ramp.end == pytest.approx(end) and len(o.clip_parts) == 1 + is_long
+  assert (m.drop_path, m.drop_path_even, m.block.layer_scale, m.init) == (drop, True, 1e-5, s.Init.DINOV2)
+  assert (m.gelu, m.norm.eps, isinstance(m.mlp, s.SwiGlu)) == (s.Gelu.EXACT, 1e-6, is_long)
+  assert (m.width, m.depth, m.heads) == ((1536, 40, 24) if size == 'g/14' else (1024, 24, 16))
+  assert (one.momentum.start, one.momentum.end, one.student_temperature) == (momentum, 1., .1)
+  warm = one.teacher_temperature
+  assert (warm.start, warm.end, warm.until) == (.04, .07, f'{30 * 1250 - 1} steps')  # np.linspace
+  assert (one.out_dim, one.bottleneck_dim, one.hidden_dim, one.patch_out_dim) == (out, bottleneck, 2048, out * is_long)
+  assert (one.patch_bottleneck_dim, one.koleo_weight, one.mask_share, one.mask_ratio) == (256, .1, .5, (.1, .5))
+  assert (one.centering, one.center_momentum) == (s.Centering.SINKHORN if is_long else s.Centering.MEAN, .9)
+  assert (views.num_local, views.local_px, views.global_area, views.local_area) == (8, px, (.32, 1.), (.05, .32))
+  stem, token, last = o.rules
+  assert (stem.lr, token.lr) == (.2, pytest.approx(layers ** (m.depth + 1)))
+  assert last.lr == s.Ramp(0., 1., begin='1250 steps', until='1250 steps')
+
+
 @pytest.mark.parametrize(('recipe', 'init'), [
     ('vit_b16_jft', 'vision_transformer'), ('vit_l16_i21k', 'vision_transformer'), ('finetune', 'vision_transformer'),
     ('vit_s16_i1k', 'big_vision'), ('augreg:Ti/16,i1k', 'big_vision'), ('vit_g14_jft3b', 'big_vision'),
     ('gsam_b32_i1k', 'big_vision'), ('optimizers_s16_i1k', 'big_vision'),
     ('distill_i1k:teach=consistent', 'big_vision'),
+    ('dinov2_i1k', 'dinov2'), ('dinov3_i1k:L/16', 'dinov2'),
     ('dino_i1k', 'dino'), ('deit_b16_i1k', 'deit'), ('distill_i1k:teach=soft', 'deit'), ('mae_scratch_i1k', 'deit'),
     ('deit3_s16_i1k', 'deit3'), ('token_label_i1k', 'lvvit'), ('token_label_finetune', 'lvvit'), ('mae_i1k', 'mae'),
     ('mae_finetune', 'mae'), ('linear_probe:B/16', 'mae'), ('linear_probe:S/16,protocol=dino', 'dino')])

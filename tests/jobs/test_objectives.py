@@ -14,7 +14,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from vit_jax.config import durations, schema
+from vit_jax.config import durations, json_files, schema
 from vit_jax.core import trees
 from vit_jax.core.contracts import Watch
 from vit_jax.core.errors import UserError
@@ -25,7 +25,7 @@ from vit_jax.data.sources import opening
 from vit_jax.jobs import build, teacher_features, teacher_labels, train
 from vit_jax.objectives import kinds
 from vit_jax.record import reader
-from vit_jax.weights import loading
+from vit_jax.weights import inherit, loading
 from vit_jax.weights.network import Weights
 from vit_jax.weights.reading import AS_FOUND
 
@@ -235,7 +235,7 @@ def test_a_gram_teacher_begins_with_the_weights_of_a_run_or_of_init_from(tmp_pat
   """Other runs, of networks with other heads, give their teacher alone; the student begins as `init_from` says."""
   before, other = (begun.write(config(objective, seed=seed), tmp_path / name) for objective, seed, name in (
       (DINOV3, 0, 'before'), (DINO, 1, 'other')))
-  gram = schema.Gram(weights=str(other), view='teacher')
+  gram = schema.Gram(weights=str(other), step='1 steps')  # of a run with a teacher that one; step is not read
   for given, want in ((gram, params(other, 'teacher')), (schema.Gram(), params(before, 'student'))):
     run = train.Run(config(dataclasses.replace(DINOV3, gram=given), init_from=str(before)),
                     tmp_path / f'run{bool(given.weights)}', time.monotonic())
@@ -248,6 +248,28 @@ def test_a_gram_teacher_begins_with_the_weights_of_a_run_or_of_init_from(tmp_pat
   with pytest.raises(UserError, match='expected'):
     train.Run(config(dataclasses.replace(DINOV3, gram=schema.Gram(weights=str(tmp_path / 'none')))),
               tmp_path / 'wrong', time.monotonic())._begin()
+
+
+@pytest.mark.slow(reason='6 s: runs are built, and one trains')
+def test_a_run_with_heads_teaches_another_network_which_takes_the_sizes_of_its_heads(tmp_path: pathlib.Path) -> None:
+  heads = dataclasses.replace(DINOV3, norm_last_layer=False, hidden_dim=12)
+  before = begun.write(config(heads), tmp_path / 'before')
+  teacher = schema.FeatureTeacher(str(before), px=16)
+  given = config(schema.Dinov2Distill(group=4, teacher=teacher), model=schema.ViT(**{**vars(MODEL), 'width': 8}))
+  assert train.run(given, tmp_path / 'run') == 0
+  found = json_files.read(tmp_path / 'run' / 'config.json').objective
+  assert isinstance(found, schema.Dinov2Distill) and isinstance(found.teacher.model, schema.ViT)
+  for name in inherit.HEAD_SIZES:
+    assert getattr(found, name) == getattr(heads, name), name
+  assert found.teacher.model.width == MODEL.width and not found.norm_last_layer
+  want, extra = params(before, 'teacher'), _extra(tmp_path / 'run')
+  trained = {name.removeprefix('trained/'): leaf for name, leaf in extra.items() if name.startswith('trained/')}
+  assert trained.keys() == {name for name in want if name != 'mask_token'}
+  assert all((leaf == want[name]).all() for name, leaf in trained.items())
+  assert 'projector/mlp1/kernel' in params(tmp_path / 'run', 'teacher')
+  alone = begun.write(config(MAE), tmp_path / 'alone')
+  with pytest.raises(UserError, match='objective.teacher.weights: expected a run of DINOv2, whose heads teach, got'):
+    train.run(config(schema.Dinov2Distill(group=4, teacher=schema.FeatureTeacher(str(alone)))), tmp_path / 'wrong')
 
 
 @pytest.mark.slow(reason='4 s: two runs are built')

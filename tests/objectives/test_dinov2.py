@@ -114,10 +114,15 @@ def targets(outputs: np.ndarray, center: np.ndarray, centering: Centering) -> np
   return (q * rows).T
 
 
-def numpy_loss(params: Any, extra: Any, settings: schema.Dinov2, count: int = 8) -> dict[str, float]:
-  """The terms, by loops over pairs, patches and neighbors; images from `count` on do not count."""
-  masked, data = is_masked()[:count], {k: v[:count] for k, v in BATCH.items()}
-  student, teacher = encode(params, data['views_global'], masked), encode(extra['teacher'], data['views_global'])
+def numpy_loss(params: Any, extra: Any, settings: schema.Dinov2, count: int = 8, *, hides: bool = True,
+               compared: np.ndarray | None = None) -> dict[str, float]:
+  """The terms, by loops over pairs, patches and neighbors; images from `count` on do not count.
+
+  `compared` are the patches of the second term, None: those that are masked, which the student does not see if `hides`.
+  """
+  masked, data = (is_masked() if compared is None else compared)[:count], {k: v[:count] for k, v in BATCH.items()}
+  student, teacher = encode(params, data['views_global'], masked if hides else None), encode(
+      extra['teacher'], data['views_global'])
   x, name = student.mean(2), 'patch_projector' if settings.patch_out_dim else 'projector'
   seen = np.concatenate([x, encode(params, data['views_local']).mean(2)], 1)
   log_p = np.log(test_dino.softmax(head(params['projector'], seen) / .1))

@@ -169,6 +169,10 @@ def test_a_config_has_its_moments_and_both_alarms() -> None:
   assert [watch.metric for watch in kinds.of(given).watches(lengths)] == ['information', 'patch_information']
   params, extra = jax.eval_shape(one.init, jax.random.key(0), {'views_global': jnp.zeros((8, 2, 16, 16, 3))})
   assert trees.flatten(extra['gram']).keys() == {f'backbone/{name}' for name in trees.flatten(params['backbone'])}
+  other = config(schema.Gram(start='600 steps', step='50 %', weights='x'))  # weights take the place of the step
+  check.check(other)
+  begun = kinds.of(other).build(vit.build(given.model, given.image_px), 3, lengths=lengths)
+  assert isinstance(begun, dinov3.Dinov3) and begun._moments == Moments(600, 0, 0, 3)
   late = config(schema.Gram(start='2 steps', step='3 steps'))
   with pytest.raises(UserError, match='objective.gram.step: expected a moment before objective.gram.start=2 steps'):
     kinds.of(late).build(vit.build(late.model, late.image_px), 3, lengths=lengths)
@@ -176,7 +180,6 @@ def test_a_config_has_its_moments_and_both_alarms() -> None:
 
 @pytest.mark.parametrize(('given', 'said'), [
     ({'gram': schema.Gram(view='teacher')}, 'objective.gram.view: expected its default'),
-    ({'gram': schema.Gram(weights='x', step='1 steps')}, 'objective.gram.step: expected its default'),
     ({'gram': schema.Gram(refreshes=2)}, 'objective.gram.refreshes: expected its default'),
     ({'gram': schema.Gram(weight=0.)}, 'objective.gram.weight: expected'),
     ({'views': {'gram_scale': 1.3}}, 'data.recipe.views.gram_scale times image_px=(16, 16): expected a multiple of'),

@@ -1,4 +1,4 @@
-"""Clipping by tensor and by unit, against NumPy; each layer for itself."""
+"""Clipping by part, by tensor and by unit, against NumPy; each layer for itself."""
 from __future__ import annotations
 
 import jax
@@ -28,6 +28,19 @@ def test_each_tensor_keeps_to_the_limit_and_short_ones_stay() -> None:
       want = g[layer] * min(1, 2 / np.linalg.norm(g[layer]))
       np.testing.assert_allclose(got[k][layer], want, rtol=1e-5, err_msg=k)
   np.testing.assert_allclose(got['blocks/query/kernel'][0], GRADS['blocks/query/kernel'][0], rtol=1e-6)
+
+
+def test_parts_are_clipped_apart_and_the_rest_is_one_more() -> None:
+  optimizer = clipping.by_norm(2., ['head/.*', 'blocks', 'blocks/(query|out)/.*'])  # whole names
+  grads = trees.unflatten({k: v.astype(np.float32) for k, v in GRADS.items()})
+  updates = jax.jit(lambda g: optimizer.update(g, optimizer.init(g), grad_norm=np.float32(0))[0])(grads)
+  parts = [['head/kernel'], ['blocks/query/kernel', 'blocks/out/kernel'], ['blocks/norm1/scale', 'cls']]
+  norms = [np.sqrt(sum((GRADS[name] ** 2).sum() for name in names)) for names in parts]
+  assert min(norms) > 2. > np.linalg.norm(GRADS['cls'])
+  for names, norm in zip(parts, norms, strict=True):
+    for name in names:
+      want = GRADS[name] * min(1., 2. / norm)
+      np.testing.assert_allclose(trees.flatten(updates)[name], want, rtol=1e-5, err_msg=name)
 
 
 def test_query_key_and_value_are_clipped_as_the_one_tensor_that_dino_has() -> None:

@@ -31,6 +31,8 @@ STATED: dict[str, tuple[str, ...]] = {
     'MaskedPatch': tuple(field.name for field in dataclasses.fields(schema.MaskedPatch)),
     'Dino': tuple(field.name for field in dataclasses.fields(schema.Dino) if field.name != 'collapse'),
     'Dinov2': tuple(field.name for field in dataclasses.fields(schema.Dinov2) if field.name != 'collapse'),
+    'Dinov2Distill': tuple(
+        field.name for field in dataclasses.fields(schema.Dinov2Distill) if field.name != 'collapse'),
     'Dinov3': tuple(field.name for field in dataclasses.fields(schema.Dinov3) if field.name != 'collapse'),
     'Gram': ('weight', 'start', 'step'),
     'Byol': tuple(field.name for field in dataclasses.fields(schema.Byol) if field.name != 'collapse'),

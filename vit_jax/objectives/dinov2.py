@@ -9,8 +9,8 @@ shares of masked patches are spread evenly over the crops of a group, and KoLeo 
 does not depend on the number of devices, and a group has a fixed number of slots for masked patches.
 
 Differs from the DINOv2 program: blocks of masked patches are drawn on the device, in at most 64 tries an image, which
-leaves out less than 1 % of the patches that the program masks; and KoLeo and masks have groups of a set size, not a
-device's batch.
+leaves out less than 1 % of the patches that the program masks; KoLeo and masks have groups of a set size, not a
+device's batch; and without local crops L_DINO is a mean over two pairs, where the program divides by three.
 """
 from __future__ import annotations
 
@@ -71,6 +71,8 @@ class Dinov2(Dino):
 
   extra: as of `Dino`, and `patch_center [1, K]`.
   """
+  hides = True
+  """Whether the student does not see the patches that the masks name."""
 
   def __init__(self, backbone: TokenBackbone, projector: Projector, patch_projector: Projector | None,
                settings: schema.Dinov2, patch: int, *, rates: Rates) -> None:
@@ -98,14 +100,13 @@ class Dinov2(Dino):
     weight_B = jnp.ones(len(batch['views_global'])) if mask_B is None else (mask_B > 0).astype(jnp.float32)
     views, keys = counted(batch['views_global'], weight_B), split_key(key, 'global', 'local', 'masks')
     masks = self.draw(keys['masks'], views)
-    pooled_B2D, student_GsK, tokens_B2ND = self._encode(params, views, masks, hide=True, train=True, key=keys['global'])
+    pooled_B2D, student_GsK, tokens_B2ND = self._encode(params, views, masks, hide=self.hides, train=True,
+                                                        key=keys['global'])
     student_BVK = self._project(params, pooled_B2D)
     if 'views_local' in batch:
       local = counted(batch['views_local'], weight_B)
       student_BVK = jnp.concatenate([student_BVK, self._outputs(params, local, train=True, key=keys['local'])], axis=1)
-    teacher_B2D, teacher_GsK, _ = jax.lax.stop_gradient(
-        self._encode(extra[TEACHER], views, masks, hide=False, train=False, key=None))
-    teacher_BtK = jax.lax.stop_gradient(self._project(extra[TEACHER], teacher_B2D))
+    teacher_BtK, teacher_GsK = jax.lax.stop_gradient(self._taught(extra, views, masks))
     targets_BtK = self._targets(teacher_BtK, extra[CENTER], mask_B, step)
     log_p_BVK = jax.nn.log_softmax(student_BVK / self._student_temperature)
     dino_B = dino.cross_entropy(targets_BtK, log_p_BVK)
@@ -165,16 +166,25 @@ class Dinov2(Dino):
       tokens = jnp.where(is_masked, params['mask_token'].astype(tokens.dtype), tokens)
     features = self._tokens.encode(backbone, tokens, self._tokens.positions(backbone, grid), grid=grid, train=train,
                                    key=key)
-    picked_GsD = patches.pick(features.tokens.reshape(len(masks.number), -1, tokens.shape[-1]), masks.number)
-    picked_RD = picked_GsD.reshape(-1, tokens.shape[-1])
-    outputs_RK = (self._projector.apply(params['projector'], picked_RD) if self._patch_projector is None
-                  else self._patch_projector.apply(params['patch_projector'], picked_RD))
-    return (features.pooled.reshape(*views.shape[:2], -1), outputs_RK.reshape(*masks.number.shape, -1),
-            features.tokens.reshape(*views.shape[:2], *features.tokens.shape[1:]))
+    tokens_B2ND = features.tokens.reshape(*views.shape[:2], *features.tokens.shape[1:])
+    return features.pooled.reshape(*views.shape[:2], -1), self._project_patches(params, tokens_B2ND, masks), tokens_B2ND
+
+  def _taught(self, extra: Extra, views: Array, masks: Masks) -> tuple[Array, Array]:
+    """Returns the teacher's outputs for global crops, `[B, 2, K]`, and for masked patches, `[G, s, K]`."""
+    pooled_B2D, outputs_GsK, _ = self._encode(extra[TEACHER], views, masks, hide=False, train=False, key=None)
+    return self._project(extra[TEACHER], pooled_B2D), outputs_GsK
 
   def _project(self, params: Params, pooled_BVD: Array) -> Array:
     outputs_RK = self._projector.apply(params['projector'], pooled_BVD.reshape(-1, pooled_BVD.shape[-1]))
     return outputs_RK.reshape(*pooled_BVD.shape[:2], -1)
+
+  def _project_patches(self, params: Params, tokens_B2ND: Array, masks: Masks) -> Array:
+    """Returns the outputs for the patches of the slots, `[G, s, K]`."""
+    picked_GsD = patches.pick(tokens_B2ND.reshape(len(masks.number), -1, tokens_B2ND.shape[-1]), masks.number)
+    picked_RD = picked_GsD.reshape(-1, picked_GsD.shape[-1])
+    outputs_RK = (self._projector.apply(params['projector'], picked_RD) if self._patch_projector is None
+                  else self._patch_projector.apply(params['patch_projector'], picked_RD))
+    return outputs_RK.reshape(*masks.number.shape, -1)
 
   def _patch_targets(self, teacher_GsK: Array, center_1K: Array, weight_Gs: Array, step: Array) -> Array:
     """Returns the targets P_t of slots, `[G, s, K]`; those of slots with weight 0 have no meaning."""

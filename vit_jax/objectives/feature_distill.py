@@ -1,8 +1,9 @@
 """Feature distillation: a small network learns to predict the features of a large frozen one, without labels.
 
 From each crop, linear maps of the student's pooled features and of its patch tokens predict what the teacher computes
-for the same crop, which it may see at another size. The distillation of DINOv3 (arXiv 2508.10104, section 5.2) has the
-losses of DINO and iBOT in their place; those need the teacher's heads, which released weights do not have.
+for the same crop, which it may see at another size. The distillation of DINOv2 and DINOv3 (arXiv 2508.10104, section
+5.2) has the losses of DINO and iBOT in their place (`dinov2_distill.py`); those need the teacher's heads, which most
+released weights do not have.
 """
 from __future__ import annotations
 
@@ -61,6 +62,11 @@ class Trained:
     """Returns an untrained network of the same shapes; training starts from weights."""
     params, state, _ = init_backbone(self.backbone, key, jnp.zeros((num, *self._px, 3)))
     return {'backbone': params, **({'state': state} if state else {})}
+
+  def width(self) -> int:
+    """Returns the number of channels of the features."""
+    image = jnp.zeros((1, *self._px, 3))
+    return int(jax.eval_shape(lambda: init_backbone(self.backbone, jax.random.key(0), image)[2].pooled).shape[-1])
 
   def features(self, teacher: PyTree, image: Array) -> dict[str, Array]:
     """Returns `teacher_pooled [B, D]` and `teacher_patches [B, N, D]` f32 for images normalized for the student.
@@ -160,9 +166,7 @@ class Spec(spec.Spec[schema.FeatureDistill]):
       teacher, widths = None, {name: shape[-1] for name, (shape, _) in self.batch_shapes().items()}
     else:
       teacher = self.teacher()
-      image = jnp.zeros((1, *s.teacher.image_px(self.config.image_px), 3))
-      width = jax.eval_shape(lambda: init_backbone(teacher.backbone, jax.random.key(0), image)[2].pooled).shape[-1]
-      widths = {name: width for name in self.names()}
+      widths = dict.fromkeys(self.names(), teacher.width())
     maps = {name: Dense(features=(widths[name],), axes=('embed', 'mlp'), dtype=jnp.dtype(model.dtype.value), law=TORCH,
                         forms=select(model.kernels)) for name in self.names()}
     return FeatureDistill(backbone, s, teacher, maps)

@@ -1,7 +1,8 @@
-"""Gradients kept from being too long: the whole, each tensor, or each output unit. None keeps state."""
+"""Gradients kept from being too long: the whole, parts of it, each tensor, or each output unit. None keeps state."""
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,14 +19,30 @@ QKV = re.compile(r'(.*blocks/(?:.*/)?attn/)(?:query|key|value)(/(?:kernel|bias))
 """Projections of a block that the PyTorch programs keep in one tensor."""
 
 
-def by_norm(limit: float) -> optax.GradientTransformationExtraArgs:
-  """Scales the whole gradient down to norm `limit` if `grad_norm` exceeds it."""
+def by_norm(limit: float, parts: Sequence[str] = ()) -> optax.GradientTransformationExtraArgs:
+  """Scales the whole gradient down to norm `limit` if `grad_norm` exceeds it.
 
+  With `parts`, patterns of path names, each part has a norm of its own, which takes the place of `grad_norm`: a leaf
+  is of the first pattern that matches, and the other leaves are one more part. FSDP in PyTorch, by whose modules
+  DINOv2's program clips, divides by the norm plus 1e-6.
+  """
   def update(updates: PyTree, state: PyTree, params: PyTree | None = None, *, grad_norm: Array,
              **_: Any) -> tuple[PyTree, PyTree]:
     del params
-    factor = limit / jnp.maximum(grad_norm, limit)
-    return jax.tree.map(lambda u: u * factor.astype(u.dtype), updates), state
+    if not parts:
+      factor = limit / jnp.maximum(grad_norm, limit)
+      return jax.tree.map(lambda u: u * factor.astype(u.dtype), updates), state
+    squares: dict[str, Array] = {}
+    for name, u in trees.flatten(updates).items():
+      squares[part(name)] = jnp.square(u.astype(jnp.float32)).sum() + squares.get(part(name), 0.)
+
+    def clip(name: str, u: Array) -> Array:
+      return u * (limit / jnp.maximum(jnp.sqrt(squares[part(name)]), limit)).astype(u.dtype)
+
+    return trees.map_named(clip, updates), state
+
+  def part(name: str) -> str:
+    return next((pattern for pattern in parts if re.fullmatch(pattern, name)), '')
 
   return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 

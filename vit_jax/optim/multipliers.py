@@ -98,6 +98,7 @@ def check(params: PyTree, config: schema.Optimizer) -> None:
   """Raises UserError if a pattern or a layer-wise decay does not fit the parameters."""
   masks.check_rules(params, config.rules)
   masks.mask(params, config.weight_decay_mask if config.weight_decay else (), what='optimizer.weight_decay_mask')
+  masks.mask(params, config.clip_parts, what='optimizer.clip_parts')
   if trusted := getattr(config, 'trust_ratio_mask', ()):
     masks.mask(params, trusted, what='optimizer.trust_ratio_mask')
   if config.layer_decay != 1.:

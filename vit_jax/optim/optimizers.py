@@ -75,7 +75,7 @@ def build(config: Kind, schedule: Schedule, *, lengths: Lengths) -> Optimizer:
 def _clip(config: Kind) -> list[optax.GradientTransformation]:
   found: list[optax.GradientTransformation] = []
   if config.clip_norm:
-    found.append(clipping.by_norm(config.clip_norm))
+    found.append(clipping.by_norm(config.clip_norm, config.clip_parts))
   if config.clip_tensor:
     found.append(clipping.by_tensor_norm(config.clip_tensor))
   if config.clip_adaptive:

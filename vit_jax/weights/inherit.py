@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from vit_jax.config import json_files, schema
 from vit_jax.config.schema import Crop, InitSettings, Interpolation, checks
 from vit_jax.config.schema.data import RGB
+from vit_jax.core import trees
+from vit_jax.core.errors import UserError
 from vit_jax.core.redaction import redacted
 from vit_jax.record import storage
 from vit_jax.weights import loading, network, preprocess
@@ -26,6 +28,9 @@ NETWORK_GROUPS = (('model.gelu',), ('model.norm.eps',), ('model.norm_eps',), ('m
 NORMALIZATION_GROUP = ('data.recipe.mean', 'data.recipe.std')
 RESIZING_GROUP = tuple(f'data.recipe.{name}' for name in (
     'eval_resize_px', 'eval_geometry', 'eval_area', 'interpolation', 'antialias', 'truncate'))
+
+HEAD_SIZES = ('out_dim', 'hidden_dim', 'bottleneck_dim', 'norm_last_layer', 'patch_out_dim', 'patch_bottleneck_dim')
+"""Settings of DINO's heads."""
 
 Values = dict[str, Any]
 
@@ -80,23 +85,46 @@ def _with_text_tower(config: schema.Config, workdir: storage.Path) -> schema.Con
 
 
 def _with_feature_teacher(config: schema.Config, workdir: storage.Path) -> schema.Config:
-  """Returns the config with the network of the teacher whose features its objective predicts, if it has one."""
+  """Returns the config with the network of its frozen teacher, if it has one, and with the sizes of its heads."""
   objective = config.objective
-  if not isinstance(objective, schema.FeatureDistill) or objective.features or not objective.teacher.weights:
+  if not isinstance(objective, schema.FeatureDistill | schema.Dinov2Distill) or not objective.teacher.weights or (
+      isinstance(objective, schema.FeatureDistill) and objective.features):
     return config
   own, before = objective.teacher, _started(config, workdir)
-  if before and isinstance(before.objective, schema.FeatureDistill) and (
+  if before and isinstance(before.objective, type(objective)) and (
       before.objective.teacher.weights == redacted(own.weights)):
     teacher = dataclasses.replace(before.objective.teacher, weights=own.weights, view=own.view, px=own.px)
+    sizes = {name: getattr(before.objective, name) for name in HEAD_SIZES if hasattr(objective, name)}
   else:
-    teacher = feature_teacher(own, loading.load(own.weights, view=own.view), config.model)
-  return dataclasses.replace(config, objective=dataclasses.replace(objective, teacher=teacher))
+    has_heads = isinstance(objective, schema.Dinov2Distill)
+    found = loading.load(own.weights, view=own.view, first='teacher' if has_heads else '')
+    teacher, sizes = feature_teacher(own, found, config.model), head_sizes(found) if has_heads else {}
+    if changed := [f'{name}={value}' for name, value in sizes.items() if getattr(objective, name) != value]:
+      log.info('Taken from the heads of %s: %s', own.weights, ', '.join(changed))
+  return dataclasses.replace(config, objective=dataclasses.replace(objective, teacher=teacher, **sizes))
 
 
 def feature_teacher(settings: schema.FeatureTeacher, found: Weights, student: schema.Model) -> schema.FeatureTeacher:
   """Returns the settings of a teacher with network and normalization of its weights, in the dtype of the student."""
   model = dataclasses.replace(found.model, dtype=student.dtype)
   return dataclasses.replace(settings, model=model, mean=tuple(found.preprocess.mean), std=tuple(found.preprocess.std))
+
+
+def head_sizes(found: Weights) -> Values:
+  """Returns the settings of DINO's heads that weights have.
+
+  Raises:
+    UserError: they have none.
+  """
+  if 'projector' not in found.params:
+    raise UserError(f'objective.teacher.weights: expected a run of DINOv2, whose heads teach, got {found.source} '
+                    'without heads. Use objective FeatureDistill, which needs none.')
+  shapes = {name: leaf.shape for name, leaf in trees.flatten(found.params).items()}
+  bottleneck, num = shapes['projector/prototypes/kernel']
+  patches, num_patches = shapes.get('patch_projector/prototypes/kernel', (256, 0))  # 256: not used, the default
+  return {'out_dim': num, 'hidden_dim': shapes['projector/mlp1/kernel'][-1], 'bottleneck_dim': bottleneck,
+          'norm_last_layer': 'projector/prototypes/norm' not in shapes, 'patch_out_dim': num_patches,
+          'patch_bottleneck_dim': patches}
 
 
 def unset(config: schema.Config, overridden: Collection[str]) -> list[str]:

@@ -71,7 +71,7 @@ def named(config: schema.Config) -> dict[str, str]:
     UserError: a teacher has none.
   """
   task, found = config.objective, {'init_from': config.init_from}
-  if isinstance(task, schema.Distill | schema.FeatureDistill) and task.has_weights:
+  if isinstance(task, schema.Distill | schema.FeatureDistill | schema.Dinov2Distill) and task.has_weights:
     found['objective.teacher.weights'] = task.teacher.weights
     if not task.teacher.weights:
       stored = ', or set objective.features to stored features' * isinstance(task, schema.FeatureDistill)
@@ -96,8 +96,8 @@ def given(config: schema.Config, program: Program, class_names: tuple[str, ...],
                                         class_names)
   if isinstance(config.objective, schema.Distill):
     arrays['teacher'] = _teacher(config.objective.teacher, config, program, class_names)
-  if isinstance(config.objective, schema.FeatureDistill) and 'objective.teacher.weights' in wanted:
-    arrays['teacher'] = _feature_teacher(config.objective.teacher, config)
+  if isinstance(config.objective, schema.FeatureDistill | schema.Dinov2Distill) and 'objective.teacher.weights' in wanted:
+    arrays['teacher'] = _feature_teacher(config.objective, config)
   if isinstance(config.objective, schema.Dinov3) and 'objective.gram.weights' in wanted:
     arrays['gram'] = _gram(config.objective.gram, config, program)
   if isinstance(config.objective, schema.Contrastive) and 'objective.text.weights' in wanted:
@@ -141,19 +141,23 @@ def _teacher(teacher: schema.Teacher, config: schema.Config, program: Program,
                _record(found, fitted))
 
 
-def _feature_teacher(teacher: schema.FeatureTeacher, config: schema.Config) -> InitArrays:
-  """Returns the teacher whose features are predicted, which is part of `extra`."""
-  found = loading.load(teacher.weights, view=teacher.view)
+def _feature_teacher(objective: schema.FeatureDistill | schema.Dinov2Distill, config: schema.Config) -> InitArrays:
+  """Returns the frozen teacher whose features or outputs are predicted, which is part of `extra`."""
+  teacher, has_heads = objective.teacher, isinstance(objective, schema.Dinov2Distill)
+  found = loading.load(teacher.weights, view=teacher.view, first='teacher' if has_heads else '')
   log.info('Teacher: %s', loading.text(found))
   params, record = adapted_teacher(found, config)
+  if has_heads:
+    params |= {name: tree for name, tree in found.params.items() if name.endswith('projector')}
   leaves = _leaves(params)
   return InitArrays({}, {f'{place}/{name}': leaf for place in TRAINED for name, leaf in leaves.items()}, record)
 
 
-def adapted_teacher(found: Weights, config: schema.Config) -> tuple[PyTree, dict[str, object]]:
+def adapted_teacher(found: Weights, config: schema.Config) -> tuple[dict[str, PyTree], dict[str, object]]:
   """Returns backbone and state of a teacher at the size of images that it sees, and a record of what was changed."""
-  assert isinstance(config.objective, schema.FeatureDistill), config.objective
-  teacher, px = config.objective.teacher, config.objective.teacher.image_px(config.image_px)
+  objective = config.objective
+  assert isinstance(objective, schema.FeatureDistill | schema.Dinov2Distill), objective
+  teacher, px = objective.teacher, objective.teacher.image_px(config.image_px)
   network, image = backbones.build(teacher.model, px), jnp.zeros((1, *px, 3))
   like = {'backbone': jax.eval_shape(lambda: network.init(jax.random.key(0), image)[0])}
   own = found._replace(params={'backbone': found.params['backbone']})
@@ -163,7 +167,7 @@ def adapted_teacher(found: Weights, config: schema.Config) -> tuple[PyTree, dict
 
 def _gram(gram: schema.Gram, config: schema.Config, program: Program) -> InitArrays:
   """Returns the Gram teacher of DINOv3, a backbone like that of the run, which is part of `extra`."""
-  found = loading.load(gram.weights, view=gram.view)
+  found = loading.load(gram.weights, view=gram.view, first='teacher')
   log.info('Gram teacher: %s', loading.text(found))
   backbone = with_frozen(program.abstract_state.params, program.abstract_state.extra)['backbone']
   own = found._replace(params={'backbone': found.params['backbone']})

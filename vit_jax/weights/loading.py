@@ -44,8 +44,8 @@ from vit_jax.weights.preprocess import Preprocess
 from vit_jax.weights.report import Line, Report
 
 
-def load(where: str, *, preprocess: str = '', model: str = '', view: str = '', allow_download: bool = False,
-         allow_nonfinite: bool = False) -> Weights:
+def load(where: str, *, preprocess: str = '', model: str = '', view: str = '', first: str = '',
+         allow_download: bool = False, allow_nonfinite: bool = False) -> Weights:
   """Loads the weights at `where`.
 
   Args:
@@ -56,6 +56,7 @@ def load(where: str, *, preprocess: str = '', model: str = '', view: str = '', a
     model: settings that tensors do not determine: `heads=6,gelu=exact,norm_eps=1e-6,image=224x320`; '' = nothing.
     view: of a run directory: student, ema or teacher, '' = ema where there is one; of a PyTorch file with several
       networks, which one.
+    first: the view of a run directory that '' means where the run has it, before ema.
     allow_download: whether weights are downloaded that only the config of adapters names.
     allow_nonfinite: whether parameters may be infinite or NaN, with a warning in the report.
 
@@ -63,18 +64,18 @@ def load(where: str, *, preprocess: str = '', model: str = '', view: str = '', a
     UserError: the file does not exist, is not a weight file, a tensor is missing or has no place, or a value is not
       finite.
   """
-  found = _load(where, preprocess, model, view, allow_download)
+  found = _load(where, preprocess, model, view, first, allow_download)
   if not allow_nonfinite and (bad := _not_finite(trees.flatten(found.params) | trees.flatten(found.state))):
     raise UserError(f'--weights={where}: expected weights with finite values, got {bad}. Use other weights, such as an '
                     'earlier checkpoint, or add --allow_nonfinite to use these.')
   return found._replace(given=where)
 
 
-def _load(where: str, preprocess: str, model: str, view: str, allow_download: bool) -> Weights:
+def _load(where: str, preprocess: str, model: str, view: str, first: str, allow_download: bool) -> Weights:
   explicit, hints = preparing.parse(preprocess), model_hints.parse(model)
   path, where = addresses.local(where), redacted(where)
   if runs.is_run(path):
-    return _of_run(path, where, view, explicit, hints)
+    return _of_run(where, runs.read(path, view=view, first=first), explicit, hints)
   adapter = peft.read(path) if peft.is_adapter(path) else None
   shards = addresses.weight_files(
       peft.resolve(adapter, where, allow_download=allow_download) if adapter else path)
@@ -312,10 +313,8 @@ def _not_finite(leaves: Leaves) -> str:
   return f'infinite or NaN values in {", ".join(bad[:3])}{more}' if bad else ''
 
 
-def _of_run(path: pathlib.Path, where: str, view: str, explicit: list[preparing.PreprocessRule],
-            hints: Hints) -> Weights:
+def _of_run(where: str, found: runs.Found, explicit: list[preparing.PreprocessRule], hints: Hints) -> Weights:
   """Returns weights from the newest complete checkpoint of a run."""
-  found = runs.read(path, view=view)
   if hints != Hints():
     raise UserError(f'--model: expected none for the run {where}, whose config has all settings. Leave it out.')
   leaves = trees.flatten(found.params)

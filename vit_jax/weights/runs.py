@@ -62,14 +62,15 @@ def _is_step(path: pathlib.Path) -> bool:
   return path.name.isdigit() and path.parent.name == 'checkpoints' and (path / 'params').is_dir()
 
 
-def read(path: pathlib.Path, *, view: str) -> Found:
+def read(path: pathlib.Path, *, view: str, first: str = '') -> Found:
   """Reads a network of a run from its newest undamaged checkpoint, or from the checkpoint at `path`.
 
   With `checkpoints.keep_best` the best one is read, and a line in the log names its step.
 
   Args:
     path: a run directory, or `RUN/checkpoints/STEP`.
-    view: student, ema or teacher; '' = ema if the run has one.
+    view: student, ema or teacher; '' = the first of `first`, ema and student that the run has.
+    first: see `view`.
 
   Raises:
     UserError: there is no checkpoint, all are damaged, or the run has no such view.
@@ -83,7 +84,7 @@ def read(path: pathlib.Path, *, view: str) -> Found:
     best = None if is_step or not config.checkpoints.keep_best else _best(folder, config.checkpoints.keep_best)
     step = int(path.name) if is_step else best[0] if best and best[0] in left else left[-1]
     try:
-      found = _read(folder / str(step), config, view)
+      found = _read(folder / str(step), config, view, first)
       if best and step == best[0] < left[-1]:
         log.info('%s: the weights are those of step %s, the best %s (%.4g), not of the last step %s. --weights=%s has '
                  'the last ones.', path, f'{step:,}', config.checkpoints.keep_best, best[1], f'{left[-1]:,}',
@@ -120,14 +121,14 @@ def _best(folder: pathlib.Path, metric: str) -> tuple[int, float] | None:
   return None if step is None else (step, found[step])
 
 
-def _read(folder: pathlib.Path, config: schema.Config, view: str) -> Found:
+def _read(folder: pathlib.Path, config: schema.Config, view: str, first: str) -> Found:
   body = checkpoint_files.read_meta(folder)
   if body['version'] != checkpoint_files.VERSION:
     raise UserError(f'{folder}: expected layout version {checkpoint_files.VERSION}, got {body["version"]}.')
   provenance.check(body, config, said=str(folder.parents[1] / 'config.json'))
   params = _item(folder, body, 'params')
   extra = _item(folder, body, 'extra') if 'extra' in body['shapes'] else {}
-  chosen, network, state = select(params, extra, view, where=str(folder), lora=config.lora)
+  chosen, network, state = select(params, extra, view, first=first, where=str(folder), lora=config.lora)
   p = body['preprocessing']
   values = {'mean': tuple(p['mean']), 'std': tuple(p['std']), 'image_px': tuple(body['image_px']),
             'resize': int(p['eval_resize_px']), 'interpolation': Interpolation(p['interpolation']),
@@ -179,7 +180,8 @@ def _memory_bytes() -> int:
   return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
 
 
-def select(params: Params, extra: PyTree, view: str, *, where: str, lora: schema.Lora) -> tuple[str, Params, PyTree]:
+def select(params: Params, extra: PyTree, view: str, *, where: str, lora: schema.Lora,
+           first: str = '') -> tuple[str, Params, PyTree]:
   """Returns the network of a view: its name, parameters with merged adapters, and running statistics.
 
   Raises:
@@ -190,7 +192,7 @@ def select(params: Params, extra: PyTree, view: str, *, where: str, lora: schema
   views = {'student': params, **({'ema': parts['ema']} if 'ema' in parts else {})}
   views = {name: adapters.merge(found, frozen, lora) for name, found in views.items()} if frozen else views
   views |= {'teacher': parts['teacher']} if 'teacher' in parts else {}
-  view = view or ('ema' if 'ema' in views else 'student')
+  view = view or next(name for name in (first, 'ema', 'student') if name in views)
   if view not in views:
     raise UserError(f'{where} has no view {view!r}; it has {", ".join(views)}')
   return view, dict(views[view]), state

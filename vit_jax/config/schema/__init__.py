@@ -13,6 +13,7 @@ from vit_jax.config.schema.checks import problem as problem
 from vit_jax.config.schema.checks import replaced as replaced
 from vit_jax.config.schema.contrastive import *  # noqa: F403
 from vit_jax.config.schema.data import *  # noqa: F403
+from vit_jax.config.schema.dino import *  # noqa: F403
 from vit_jax.config.schema.evals import *  # noqa: F403
 from vit_jax.config.schema.feature_distill import *  # noqa: F403
 from vit_jax.config.schema.layers import *  # noqa: F403

@@ -37,6 +37,29 @@ class FeatureTeacher(checks.Settings):
     return (self.px, self.px) if self.px else (student_px[0], student_px[1])
 
 
+def teacher_problems(config: checks.Run, name: str, teacher: FeatureTeacher, *, patches: str) -> Iterator[str]:
+  """Yields problems of the images that a teacher sees, and of networks whose patches are compared.
+
+  `patches` says where they are, such as `with objective.patch_weight=1.0`; '' = nowhere.
+  """
+  for setting in ('mean', 'std'):
+    if len(value := getattr(teacher, setting)) != RGB:
+      yield problem(f'{name}.{setting}', f'{RGB} numbers', value)
+  if config.data.channels != RGB:
+    yield problem('data.channels', f'{RGB} for objective {type(config.objective).__name__}', config.data.channels)
+  for setting, model in (('model', config.model), (f'{name}.model', teacher.model)) if patches else ():
+    if not isinstance(model, ViT):
+      yield f'{setting}: expected a ViT {patches}, got {type(model).__name__}.'
+
+
+def size_problems(config: checks.Run, name: str, teacher: FeatureTeacher) -> Iterator[str]:
+  """Yields problems of a size of images that the patches of the teacher do not divide."""
+  patch = getattr(teacher.model, 'patch', 1)
+  is_known = teacher.model != ViT()  # before the weights are read it has the default
+  for side in teacher.image_px(config.image_px) if is_known else ():
+    yield from checks.multiple(f'{name}.px', side, patch, f'{name}.model.patch={patch}')
+
+
 @dataclasses.dataclass
 class FeatureDistill(ObjectiveSettings):
   """Features of a frozen teacher as targets, pooled ones and those of patches, through a linear map."""
@@ -63,21 +86,11 @@ class FeatureDistill(ObjectiveSettings):
     yield from super().problems(config, name)
     if not self.pooled_weight and not self.patch_weight:
       yield problem(f'{name}.pooled_weight', f'more than 0 with {name}.patch_weight=0', 0)
-    for setting in ('mean', 'std'):
-      if len(value := getattr(self.teacher, setting)) != RGB:
-        yield problem(f'{name}.teacher.{setting}', f'{RGB} numbers', value)
-    if config.data.channels != RGB:
-      yield problem('data.channels', f'{RGB} for objective FeatureDistill', config.data.channels)
-    if self.patch_weight:
-      for setting, model in (('model', config.model), (f'{name}.teacher.model', self.teacher.model)):
-        if not isinstance(model, ViT):
-          yield f'{setting}: expected a ViT with {name}.patch_weight={self.patch_weight}, got {type(model).__name__}.'
+    yield from teacher_problems(config, f'{name}.teacher', self.teacher,
+                                patches=f'with {name}.patch_weight={self.patch_weight}' if self.patch_weight else '')
     if not self.features:
       yield from no_effect(self, name, ['stored_epochs'], f"with {name}.features=''")
-      patch = getattr(self.teacher.model, 'patch', 1)
-      is_known = self.teacher.model != ViT()  # before the weights are read it has the default
-      for side in self.teacher.image_px(config.image_px) if is_known else ():
-        yield from checks.multiple(f'{name}.teacher.px', side, patch, f'{name}.teacher.model.patch={patch}')
+      yield from size_problems(config, f'{name}.teacher', self.teacher)
     elif config.data.recipe.erase.probability:
       yield problem('data.recipe.erase.probability', f'0 with {name}.features, as it is drawn anew in each step',
                     config.data.recipe.erase.probability)

@@ -8,6 +8,7 @@ from typing import ClassVar
 from vit_jax.config.schema import checks
 from vit_jax.config.schema.checks import no_effect, problem
 from vit_jax.config.schema.contrastive import Contrastive
+from vit_jax.config.schema.dino import Collapse, Dino, Dinov2, Dinov2Distill, Dinov3
 from vit_jax.config.schema.feature_distill import FeatureDistill
 from vit_jax.config.schema.model import Head, Model
 from vit_jax.config.schema.objective_base import (
@@ -30,17 +31,15 @@ from vit_jax.config.schema.ranges import (
   SHARE,
   UP_TO_1,
   Range,
-  duration,
   ranged,
 )
 from vit_jax.config.schema.recipe import group_problems
 from vit_jax.config.schema.vit import LastNorm, Map, Mean, PatchStem, ViT
 
 __all__ = (
-    'COLOR_CELLS', 'Byol', 'Centering', 'ClassTarget', 'Collapse', 'Dino', 'Dinov2', 'Dinov3', 'Distill',
-    'DistillType', 'Gram', 'IJepa', 'JepaLoss', 'LeJepa', 'LeJepaCenter', 'LeJepaSample', 'LeJepaWeighting', 'Loss',
-    'Mae', 'MaskedPatch', 'Objective', 'ObjectiveSettings', 'OnCollapse', 'PatchTarget', 'SoftMean', 'Supervised',
-    'Teacher', 'TokenLabel')
+    'COLOR_CELLS', 'Byol', 'ClassTarget', 'Distill', 'DistillType', 'IJepa', 'JepaLoss', 'LeJepa', 'LeJepaCenter',
+    'LeJepaSample', 'LeJepaWeighting', 'Loss', 'Mae', 'MaskedPatch', 'Objective', 'ObjectiveSettings', 'PatchTarget',
+    'SoftMean', 'Supervised', 'Teacher', 'TokenLabel')
 
 
 class Loss(enum.Enum):
@@ -151,139 +150,6 @@ class MaskedPatch(ObjectiveSettings):
                     f'{self.random_patch_prob}', self.mask_token_prob)
     if self.target is PatchTarget.COLORS:
       yield from checks.multiple('model.patch', patch, COLOR_CELLS, f'{COLOR_CELLS} with {name}.target=colors')
-
-
-class Centering(enum.Enum):
-  """What prevents the collapse of DINO's teacher to the same output for all images."""
-  MEAN = 'mean'          # subtracts an EMA of its outputs (DINO)
-  SINKHORN = 'sinkhorn'  # spreads its outputs evenly over the batch, in three rounds (SwAV, DINOv2)
-  NONE = 'none'          # nothing: collapses (DINO paper, section 5.3)
-
-
-class OnCollapse(enum.Enum):
-  """What the alarm does."""
-  WARN = 'warn'  # logs a warning, once, and an event in the record
-  STOP = 'stop'  # ends the run with an error
-
-
-@dataclasses.dataclass
-class Collapse(checks.Settings):
-  """The alarm for a collapsed network: its outputs hold too little information about the image for too long.
-
-  The information is H(mean output) - mean of H(output), in nats, between image and prototype: 0 if the outputs for all
-  images are the same, whether uniform or peaked.
-  """
-  threshold: float = ranged(.05, NOT_NEGATIVE)  # nats, of the teacher over a batch
-  patience: str = duration('2 %')               # below the threshold without interruption, before the alarm is raised
-  after: str = duration('5 %')                  # from the start of the run, where outputs carry little information
-  action: OnCollapse = OnCollapse.WARN
-
-
-@dataclasses.dataclass
-class Dino(ObjectiveSettings):
-  """Self-distillation without labels (arXiv 2104.14294). Needs `data.recipe.views`."""
-  implementation: ClassVar[str] = 'vit_jax.objectives.dino:Spec'
-  has_head: ClassVar[bool] = False
-  takes_views: ClassVar[bool] = True
-  has_statistics: ClassVar[bool] = False  # they would mix the crops that are compared
-  out_dim: int = ranged(65_536, COUNT)      # K, outputs of the projection head
-  hidden_dim: int = ranged(2048, COUNT)     # width of its MLP
-  bottleneck_dim: int = ranged(256, COUNT)  # width before the last layer
-  norm_last_layer: bool = True  # the rows of the last layer have norm 1, which is safer; False: their norms are learned
-  student_temperature: float = ranged(.1, POSITIVE)  # of the softmax of the student
-  teacher_temperature: Ramp = field(default_factory=lambda: Ramp(.04, .07, until='30 epochs', curve=Curve.LINEAR))
-  momentum: Ramp = field(default_factory=lambda: Ramp(.996, 1.))  # of the teacher
-  centering: Centering = Centering.MEAN
-  center_momentum: float = ranged(.9, BELOW_1)  # of the EMA of the center
-  collapse: Collapse = field(default_factory=Collapse)
-
-  def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    """Yields problems of ramps, of centering, and of models that need one size of images."""
-    yield from super().problems(config, name)
-    yield from ramp_problems(f'{name}.teacher_temperature', self.teacher_temperature, Range(1e-6))
-    yield from ramp_problems(f'{name}.momentum', self.momentum, SHARE)
-    if self.centering is not Centering.MEAN:
-      yield from no_effect(self, name, ['center_momentum'], f'with {name}.centering={self.centering.value}')
-    if self.centering is Centering.SINKHORN and config.train.accumulate > 1:
-      yield problem('train.accumulate', f'1 with {name}.centering=sinkhorn, which needs the complete batch',
-                    config.train.accumulate, f'Set it to 1, or {name}.centering=mean.')
-    yield from local_crop_problems(config)
-
-
-@dataclasses.dataclass
-class Dinov2(Dino):
-  """DINO with masked patches and spread features (DINOv2, arXiv 2304.07193). Needs `data.recipe.views`."""
-  implementation: ClassVar[str] = 'vit_jax.objectives.dinov2:Spec'
-  needs_tokens: ClassVar[bool] = True
-  momentum: Ramp = field(default_factory=lambda: Ramp(.992, 1.))  # of the teacher
-  dino_weight: float = ranged(1., NOT_NEGATIVE)   # of the loss between crops
-  ibot_weight: float = ranged(1., NOT_NEGATIVE)   # of the loss on masked patches
-  koleo_weight: float = ranged(.1, NOT_NEGATIVE)  # of the loss that spreads the features of images
-  koleo_crops: int = ranged(2, Range(1, 2))       # global crops whose features it spreads, from the first on
-  patch_out_dim: int = ranged(0, COUNT_OR_0)      # outputs of a separate head of patches; 0 = they share DINO's head
-  patch_bottleneck_dim: int = ranged(256, COUNT)  # width before the last layer of a separate head
-  mask_share: float = ranged(.5, UP_TO_1)         # share of the global crops of which patches are masked
-  mask_ratio: tuple[float, float] = ranged((.1, .5), UP_TO_1)  # range of the share of patches that such a crop loses
-  # Consecutive images of the batch that share the shares above, and among which KoLeo looks for the nearest one.
-  group: int = ranged(64, Range(2, 1_000_000))
-
-  @property
-  def least_rows(self) -> int:
-    return self.group
-
-  def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    """Yields problems of groups, of masks without patches, of microbatches, and of a head that is not used."""
-    yield from super().problems(config, name)
-    yield from checks.multiple('batch_size', config.batch_size, self.group, f'{name}.group={self.group}')
-    yield from checks.ascending(f'{name}.mask_ratio', self.mask_ratio)
-    if (num := num_patches(config)) and int(num * self.mask_ratio[1]) < 1:
-      yield problem(f'{name}.mask_ratio', f'an end of at least one of {num} patches', self.mask_ratio)
-    if int(2 * self.group * self.mask_share) < 1:
-      yield problem(f'{name}.mask_share', f'at least one of 2 x {name}.group={self.group} crops', self.mask_share)
-    if not self.patch_out_dim:
-      yield from no_effect(self, name, ['patch_bottleneck_dim'], f'with {name}.patch_out_dim=0')
-    if config.train.accumulate > 1 and self.centering is not Centering.SINKHORN:
-      yield problem('train.accumulate', '1 for objective Dinov2, whose groups and masks need the complete batch',
-                    config.train.accumulate)
-
-
-@dataclasses.dataclass
-class Gram(checks.Settings):
-  """Gram anchoring: patch tokens keep the similarities that they had in an earlier network, the Gram teacher.
-
-  With `weights` '' that network is the teacher of this run at `step`.
-  """
-  weight: float = ranged(2., POSITIVE)  # of the mean squared difference of Gram matrices
-  start: str = duration('0 steps')      # of the term
-  weights: str = ''                     # a run directory or weight file; '' = of this run
-  view: str = ''                        # of a run given there: student, ema or teacher; '' = ema where there is one
-  step: str = duration('0 steps')       # of this run; at 0 steps it has the weights of `init_from`
-  refresh: str = duration('', off=True, zero=False)  # so often after `start` it becomes the teacher of then; '' = never
-  refreshes: int = ranged(3, COUNT)     # times that this happens at most
-
-  def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    """Yields problems of settings that have no effect."""
-    if self.weights:
-      yield from no_effect(self, name, ['step'], f'with {name}.weights={self.weights}')
-    else:
-      yield from no_effect(self, name, ['view'], f"with {name}.weights=''")
-    if not self.refresh:
-      yield from no_effect(self, name, ['refreshes'], f"with {name}.refresh=''")
-
-
-@dataclasses.dataclass
-class Dinov3(Dinov2):
-  """DINOv2 with Gram anchoring (DINOv3, arXiv 2508.10104). Needs `data.recipe.views`."""
-  implementation: ClassVar[str] = 'vit_jax.objectives.dinov3:Spec'
-  takes_copies: ClassVar[bool] = True
-  momentum: Ramp = field(default_factory=lambda: Ramp(.999, .999))  # of the teacher
-  centering: Centering = Centering.SINKHORN
-  koleo_crops: int = ranged(1, Range(1, 2))  # global crops whose features KoLeo spreads, from the first on
-  gram: Gram = field(default_factory=Gram)
-
-  @property
-  def has_weights(self) -> bool:
-    return bool(self.gram.weights)
 
 
 @dataclasses.dataclass
@@ -479,6 +345,6 @@ class Distill(ObjectiveSettings):
       yield from no_effect(self, name, ['label_smoothing'], f'with {name}.weight=1, which leaves the labels out')
 
 
-Objective = (Supervised | Mae | MaskedPatch | Dino | Dinov2 | Dinov3 | Byol | LeJepa | IJepa | TokenLabel | Distill
-             | FeatureDistill | Contrastive | ObjectiveSettings)
+Objective = (Supervised | Mae | MaskedPatch | Dino | Dinov2 | Dinov2Distill | Dinov3 | Byol | LeJepa | IJepa
+             | TokenLabel | Distill | FeatureDistill | Contrastive | ObjectiveSettings)
 """The built-in objectives; the last one stands for a person's own, which inherit from it (`core/implementation.py`)."""

@@ -147,6 +147,9 @@ class Optimizer(Settings):
   weight_decay_mask: tuple[str, ...] = ('.*/kernel',)  # patterns of whole path names
   schedule: Schedule = field(default_factory=Schedule)
   clip_norm: float = ranged(0., NOT_NEGATIVE)  # of the whole gradient; 0 = off
+  # Patterns of parts of the parameters whose gradients are clipped apart, each with a norm of its own; the rest is one
+  # more part. A parameter belongs to the first pattern that matches its whole path name. () = the whole is one.
+  clip_parts: tuple[str, ...] = ()
   clip_tensor: float = ranged(0., NOT_NEGATIVE)  # norm of each tensor's gradient, layer by layer (qkv is one); 0 = off
   # Gradient over parameter norm, each output unit; not the head; 0 = off.
   clip_adaptive: float = ranged(0., NOT_NEGATIVE)
@@ -167,7 +170,9 @@ class Optimizer(Settings):
     elif not hasattr(config.model, 'depth'):
       yield problem(f'{name}.layer_decay', f'1 for {type(config.model).__name__}, which has no blocks to count',
                     self.layer_decay)
-    for mask in ('weight_decay_mask', 'trust_ratio_mask'):
+    if not self.clip_norm:
+      yield from no_effect(self, name, ('clip_parts',), f'with {name}.clip_norm=0')
+    for mask in ('weight_decay_mask', 'trust_ratio_mask', 'clip_parts'):
       yield from patterns(f'{name}.{mask}', getattr(self, mask, ()))
     if not self.weight_decay:
       yield from no_effect(self, name, ('weight_decay_ramp',), f'with {name}.weight_decay=0')

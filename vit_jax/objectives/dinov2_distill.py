@@ -1,0 +1,81 @@
+"""Distillation with the losses of DINOv2: a frozen network and its heads teach a smaller one (2304.07193, section 5).
+
+The teacher is a network that was trained by DINOv2 or DINOv3, with its heads: it takes the place of the EMA of the
+student. An EMA of the student is kept beside it, and is the network to use at the end. No patch is hidden from the
+student, and recipes drop no paths. The other terms of the loss stay as they are.
+
+Weights without heads cannot teach in this way; feature distillation is for them.
+
+Differs from the DINOv2 paper, which does not say on which patches of the global crops the loss of iBOT is: here they
+are drawn as those that DINOv2 masks, or are all with `mask_share` 1 and `mask_ratio` 1, 1.
+"""
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from vit_jax.config import schema
+from vit_jax.config.durations import Lengths
+from vit_jax.core.contracts import Backbone, TokenBackbone
+from vit_jax.core.types import Array, Batch, Extra, Key, Params, PyTree
+from vit_jax.data.labels.stored_features import PATCHES, POOLED
+from vit_jax.models.heads import Projector
+from vit_jax.objectives import dinov2
+from vit_jax.objectives.dino import TEACHER, Rates
+from vit_jax.objectives.dinov2 import NUM_GLOBAL, Dinov2, Masks
+from vit_jax.objectives.feature_distill import TRAINED, Trained
+
+
+class Dinov2Distill(Dinov2):
+  """Objective: that of `Dinov2`, with the outputs g_t of a frozen network, and nothing masked for the student.
+
+  extra: as of `Dinov2`, where `teacher` is the EMA of the student, and `trained/{backbone, projector, …}`, the frozen
+  network and its heads.
+  """
+  hides = False
+
+  def __init__(self, backbone: TokenBackbone, projector: Projector, patch_projector: Projector | None,
+               settings: schema.Dinov2, patch: int, *, rates: Rates, teacher: Trained, width: int) -> None:
+    """`width` is that of the teacher's features."""
+    super().__init__(backbone, projector, patch_projector, settings, patch, rates=rates)
+    self._teacher, self._width = teacher, width
+
+  def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
+    params, extra = super().init(key, batch)
+    heads: dict[str, PyTree] = {'projector': self._projector.init(key, self._width)}
+    if self._patch_projector is not None:
+      heads['patch_projector'] = self._patch_projector.init(key, self._width)
+    own = ({name: x for name, x in tree.items() if name != 'mask_token'} for tree in (params, extra[TEACHER]))
+    return next(own), {**extra, TEACHER: next(own), TRAINED: {**self._teacher.init(key, 1), **heads}}
+
+  def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
+    return {**super().after_update(params, extra, stats, step), TRAINED: extra[TRAINED]}
+
+  def draw(self, key: Key, views: Array) -> Masks:
+    s, patch = self._settings, self._patch
+    if s.mask_share < 1. or s.mask_ratio[0] < 1.:
+      return super().draw(key, views)
+    num = (views.shape[2] // patch) * (views.shape[3] // patch)
+    number = jnp.arange(NUM_GLOBAL * s.group * num)[None]
+    number_Gs = jnp.broadcast_to(number, (len(views) // s.group, number.shape[1]))
+    return Masks(jnp.ones((*views.shape[:2], num), bool), number_Gs, jnp.full(number_Gs.shape, 1. / num))
+
+  def _taught(self, extra: Extra, views: Array, masks: Masks) -> tuple[Array, Array]:
+    found = self._teacher.features(extra[TRAINED], views.reshape(-1, *views.shape[2:]))
+    pooled, tokens = (found[name].reshape(*views.shape[:2], *found[name].shape[1:]) for name in (POOLED, PATCHES))
+    return self._project(extra[TRAINED], pooled), self._project_patches(extra[TRAINED], tokens, masks)
+
+
+class Spec(dinov2.Spec):
+  """Builds `Dinov2Distill` from a config."""
+
+  def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> Dinov2Distill:
+    s, px = self.settings, self.config.image_px
+    assert isinstance(s, schema.Dinov2Distill), s
+    patch = self.vit.patch
+    teacher = Trained(s.teacher, self.config.data.recipe, px, (px[0] // patch, px[1] // patch))
+    return Dinov2Distill(*self.networks(backbone), rates=self.rates(lengths), teacher=teacher, width=teacher.width())
+
+  def models(self) -> dict[str, schema.Model]:
+    s = self.settings
+    assert isinstance(s, schema.Dinov2Distill), s
+    return {**super().models(), 'objective.teacher.model': s.teacher.model}
