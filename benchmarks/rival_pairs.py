@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from benchmarks import rival
 from vit_jax.config.schema import PairLoss
 from vit_jax.core.errors import UserError
-from vit_jax.plan import compile, topologies
+from vit_jax.plan import compile, quick, topologies
 
 if TYPE_CHECKING:
   import jax
 
 TRAINER = 'big_vision/trainers/proj/image_text/siglip.py'
 LENGTH, VOCABULARY, WIDTH, PX = 64, 32_000, 768, 224  # of texts and images of B/16, arXiv 2303.15343
+DEPTH = 12
 ADAM = {'b2': .95}
 
 
@@ -32,15 +33,17 @@ class Request(NamedTuple):
 
   checkout: folder that has the package `big_vision`.
   batch: pairs of all devices.
-  whole_mib: parameters above this size are split over all devices; None = none is.
+  whole_mib: parameters above this size are split over all devices; None = none is, as its trainer has it.
   scan: blocks in a loop, of which nothing is saved for the backward pass; else unrolled, and everything is.
+  depth: blocks of each tower.
   """
   checkout: str
   topology: str
   batch: int
   loss: PairLoss
-  whole_mib: int | None = rival.WHOLE_MIB
+  whole_mib: int | None = None
   scan: bool = False
+  depth: int = DEPTH
 
 
 def ask(request: Request) -> compile.Answer:
@@ -51,6 +54,14 @@ def ask(request: Request) -> compile.Answer:
   """
   rival.check(request.checkout)
   return compile.in_process('benchmarks.rival_pairs', request, topologies.parse(request.topology))
+
+
+def ask_quick(request: Request) -> compile.Answer:
+  """Returns the answer by two shallow programs, as quick plans do; unrolled programs of all blocks take long."""
+  if request.scan:
+    return ask(request)
+  low, high = (ask(request._replace(depth=depth)) for depth in quick.DEPTHS)
+  return ask(request) if low.overflow or high.overflow else quick.extend(request.depth, low, high)
 
 
 def measure(request: Request, dump: pathlib.Path) -> compile.Answer:
@@ -66,9 +77,10 @@ def lower(request: Request, devices: Any) -> jax.stages.Lowered:
   import jax.numpy as jnp
   towers, *_ = rival.modules(request.checkout, 'models.proj.image_text.two_towers', 'models.vit',
                              'models.proj.image_text.text_transformer')
+  blocks = {'scan': request.scan, 'depth': request.depth}
   network = towers.Model(
-      image={'variant': 'B/16', 'pool_type': 'map', 'dtype_mm': 'bfloat16', 'scan': request.scan},
-      text={'variant': 'B', 'vocab_size': VOCABULARY, 'scan': request.scan},
+      image={'variant': 'B/16', 'pool_type': 'map', 'dtype_mm': 'bfloat16'} | blocks,
+      text={'variant': 'B', 'vocab_size': VOCABULARY} | blocks,
       out_dim=(None, WIDTH), temperature_init=10., bias_init=-10. if request.loss is PairLoss.SIGMOID else None)
   batch = (jax.ShapeDtypeStruct((request.batch, PX, PX, 3), jnp.float32),
            jax.ShapeDtypeStruct((request.batch, LENGTH), jnp.int32))

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import pair_losses, rival, rival_pairs
 from benchmarks.pair_losses import Request
 from vit_jax.config.schema import PairForm, PairLoss
-from vit_jax.plan import compile, compiled, overlap, plan, schedule
+from vit_jax.plan import compile, compiled, overlap, plan, quick, schedule
 
 RING = Request('v5e:2x2', 128, 128, PairLoss.SIGMOID, PairForm.RING)
 
@@ -41,8 +41,8 @@ def test_losses_and_steps_of_both_programs_make_one_table(
     asked.append(request)
     return ANSWER
 
-  for module in (pair_losses, rival_pairs, compile):
-    monkeypatch.setattr(module, 'ask', ask)
+  for module, name in ((pair_losses, 'ask'), (rival_pairs, 'ask_quick'), (quick, 'ask')):
+    monkeypatch.setattr(module, name, ask)
   monkeypatch.setattr(rival, 'check', lambda checkout: None)
   monkeypatch.setattr(plan, 'lay_out', lambda subject: subject)
   pair_losses.run(['v5e:4x4', '--pairs=128', f'--big_vision={tmp_path}', '--parts=losses,steps', '--loss=softmax'])

@@ -12,6 +12,7 @@ import pytest
 from benchmarks import pair_losses, rival_pairs
 from vit_jax.config.schema import PairForm, PairLoss
 from vit_jax.core.errors import UserError
+from vit_jax.plan import compile
 
 TRAINER = """
 import a_package_that_is_missing
@@ -35,8 +36,9 @@ import jax.numpy as jnp
 
 class Model:
   def __init__(self, image, text, out_dim, temperature_init, bias_init):
-    assert image == {'variant': 'B/16', 'pool_type': 'map', 'dtype_mm': 'bfloat16', 'scan': True}, image
-    assert text == {'variant': 'B', 'vocab_size': 32_000, 'scan': True} and out_dim == (None, 768), (text, out_dim)
+    blocks = {'scan': True, 'depth': 12}
+    assert image == {'variant': 'B/16', 'pool_type': 'map', 'dtype_mm': 'bfloat16'} | blocks, image
+    assert text == {'variant': 'B', 'vocab_size': 32_000} | blocks and out_dim == (None, 768), (text, out_dim)
     assert (temperature_init, bias_init) == (10., -10.)
 
   def init(self, key, image, text):
@@ -93,6 +95,19 @@ def test_the_step_has_the_towers_of_the_checkout_and_splits_pairs(checkout: str)
   (state, _, images, texts), _ = rival_pairs.lower(request, devices).in_avals
   assert images.shape == (4, 224, 224, 3) and texts.shape == (4, 64) and texts.dtype == 'int32'
   assert state['params']['kernel'].shape == (3, 8)
+
+
+def test_a_quick_step_is_on_the_line_through_shallow_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+  asked = []
+
+  def ask(request: rival_pairs.Request) -> compile.Answer:
+    asked.append(request.depth)
+    return compile.Answer(peak_bytes=100 + 10 * request.depth)
+
+  monkeypatch.setattr(rival_pairs, 'ask', ask)
+  request = rival_pairs.Request('', 'v5e:4x4', 64, PairLoss.SIGMOID)
+  assert rival_pairs.ask_quick(request).peak_bytes == 220 and asked == [2, 4]
+  assert rival_pairs.ask_quick(request._replace(scan=True)).peak_bytes == 220 and asked == [2, 4, 12]
 
 
 def test_a_checkout_without_the_trainer_is_refused(checkout: str) -> None:
