@@ -18,7 +18,7 @@ import itertools
 import pathlib
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks import rival, rival_pairs
 from vit_jax.config import files
@@ -79,18 +79,20 @@ def lower(request: Request, devices: list[jax.Device]) -> jax.stages.Lowered:
                                  sharding=meshes.batch_sharding(mesh))
   scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
 
+  given: Any = Pairs(*[vectors] * 2, *[scalar] * 2)  # type: ignore[arg-type]
   if request.checkout:
     given = {'zimg': vectors, 'ztxt': vectors, 't': scalar} | (
         {'b': scalar} if request.loss is PairLoss.SIGMOID else {})
     theirs = rival_pairs.mean_loss(request.checkout, request.loss, lambda variables, *_, **__: (
         variables['params']['zimg'], variables['params']['ztxt'], variables['params']))
-    return jax.jit(jax.value_and_grad(lambda params: theirs(params, None, None, None))).lower(given)
 
-  def both(pairs: Pairs) -> tuple[jax.Array, Pairs]:
+  def both(given: Any) -> tuple[jax.Array, Any]:
+    if request.checkout:
+      return jax.value_and_grad(lambda params: theirs(params, None, None, None))(given)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-      return jax.value_and_grad(lambda pairs: mean_loss(pairs, request.loss, form=request.form).value)(pairs)
+      return jax.value_and_grad(lambda pairs: mean_loss(pairs, request.loss, form=request.form).value)(given)
 
-  return jax.jit(both).lower(Pairs(*[vectors] * 2, *[scalar] * 2))  # type: ignore[arg-type]
+  return jax.jit(both, out_shardings=(whole, jax.tree.map(lambda x: x.sharding, given))).lower(given)
 
 
 def cells(answer: compile.Answer, chip: topologies.Chip) -> tuple[str, ...]:
