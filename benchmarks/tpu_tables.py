@@ -40,6 +40,8 @@ TOPOLOGIES = ('v6e:4x4', 'v5e:4x4', 'v4:2x2x4', 'v3:2x2')
 FILE = 'figures.jsonl'
 BEGIN, END = '<!--tpu_tables-->', '<!--/tpu_tables-->'
 ONE_DEVICE = {'v6e': 'v6e:1x1', 'v5e': 'v5e:1x1', 'v4': 'v4:2x2x1', 'v3': 'v3:2x2'}
+BLOCKS = ('Plain', 'encoderblock')
+"""What the places of operations in our and in big_vision's blocks have: the names of their modules."""
 BLOCK = 0
 """Number of blocks that stands for one block alone, on one device."""
 NUM_EXAMPLES, NUM_CLASSES, IMAGE_PX = 1_281_167, 1_000, 224
@@ -150,7 +152,7 @@ def measure(row: Row, depth: int, *, checkout: str) -> Figures:
 
 def _is_repeated(one: compiled.Operation) -> bool:
   """Whether a step has as much more of an operation as it has more blocks; all but a few parameters are of blocks."""
-  return one.phase == 'update' or re.search('Block|encoderblock', one.place) is not None
+  return one.phase == 'update' or re.search('|'.join(BLOCKS), one.place) is not None
 
 
 def _block_request(row: Row, checkout: str) -> tpu_block.Request:

@@ -10,6 +10,7 @@ from benchmarks import tpu_block, tpu_tables
 from benchmarks.tpu_tables import Figures, Row
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
+from vit_jax.models.vit import block
 from vit_jax.plan import compile, compiled, overlap, schedule
 
 PLAIN, FUSED = Row('L/16', 'v6e:4x4', 'plain'), Row('L/16', 'v6e:4x4', 'fused')
@@ -57,9 +58,9 @@ def test_figures_at_the_complete_depth_lie_on_a_line() -> None:
 
 def test_figures_have_kernels_by_schedule_and_know_what_blocks_and_the_update_take(
     monkeypatch: pytest.MonkeyPatch) -> None:
-  operations = [compiled.Operation('forward', 'Block/mlp/up/dot_general', 4, 400, 100),
+  operations = [compiled.Operation('forward', f'{block.Plain.__name__}/mlp/up/dot_general', 4, 400, 100),
                 compiled.Operation('backward', 'Transformer/encoderblock_1/dot_general', 1, 40, 10),
-                compiled.Operation('forward', 'Block/attn/fused_attention', 4, 0, 7),
+                compiled.Operation('forward', f'{block.Plain.__name__}/attn/fused_attention', 4, 0, 7),
                 compiled.Operation('update', 'sqrt', 1, 2, 1), compiled.Operation('forward', 'Dense/dot', 1, 8, 3)]
   sent = [compiled.Collective('all-gather', 1, 10, 400), compiled.Collective(compiled.BETWEEN_SLICES, 1, 1, 10**9)]
   answer = compile.Answer(costs=compiled.NOTHING._replace(cycles=450, collectives=sent), peak_bytes=2**31,
