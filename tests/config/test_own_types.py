@@ -208,13 +208,13 @@ def test_own_code_that_takes_other_arguments_is_named(config: pathlib.Path) -> N
     implementation.make(found.objective, grid=(2, 3))
 
 
-WORKING = '''
+WORKING = """
 from vit_jax.config import schema
 from vit_jax.objectives import supervised
 
 def Spec(config, settings, own=None):
   return supervised.Spec(config, schema.Supervised()) if own is None else lambda view: None
-'''
+"""
 """Code of both an objective and an evaluation."""
 
 
