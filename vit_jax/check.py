@@ -81,7 +81,8 @@ def read(line: str) -> commands.Command:
                     'remove the backslash at the end.') from None
   start = next((i for i, word in enumerate(words) if word.endswith(PROGRAMS)), None)
   if start is None:
-    raise UserError(f'--line: expected a command with {" or ".join(PROGRAMS)}, got {line!r}.')
+    raise UserError(f'--line: expected a command with {" or ".join(PROGRAMS)}, got {line!r}. '
+                    'Give the complete command in quotes.')
   return main.parse(words[start + 1:])
 
 

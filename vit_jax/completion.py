@@ -66,7 +66,8 @@ SHELLS = (*SETUP, 'fish')
 def run(files: Sequence[str]) -> int:
   """Prints the script for the shell that is the only argument; exit status 0."""
   if len(files) != 1 or files[0] not in SHELLS:
-    raise UserError(f'completion: expected {", ".join(SETUP)} or fish, got {" ".join(files)}.')
+    raise UserError(f'completion: expected {", ".join(SETUP)} or fish, got {" ".join(files)}. '
+                    'Name the shell that you use.')
   print(fish() if files[0] == 'fish' else script(files[0]), end='')
   return 0
 

@@ -208,8 +208,18 @@ def test_own_code_that_takes_other_arguments_is_named(config: pathlib.Path) -> N
     implementation.make(found.objective, grid=(2, 3))
 
 
+WORKING = """
+from vit_jax.config import schema
+from vit_jax.objectives import supervised
+
+def Spec(config, settings, own=None):
+  return supervised.Spec(config, schema.Supervised()) if own is None else lambda view: None
+"""
+"""Code of both an objective and an evaluation."""
+
+
 @pytest.mark.parametrize('code, said', [
-    ('Spec = 1', ''), ('import nothing_here', 'got ModuleNotFoundError: No module named'),
+    (WORKING, ''), ('import nothing_here', 'got ModuleNotFoundError: No module named'),
     ('Spec = 1 / 0', 'codes.py, line 1: expected a module that can be imported, got ZeroDivisionError'),
     ('Spce = 1', "objective: codes: expected 'Spec' in this module")])
 def test_check_imports_the_code_that_settings_name(config: pathlib.Path, tmp_path: pathlib.Path, code: str, said: str,

@@ -82,7 +82,7 @@ def test_the_position_ablation_has_the_cells_of_the_papers_table() -> None:
 def test_an_unknown_name_lists_the_known_ones(name: str) -> None:
   with pytest.raises(UserError) as error:
     sizes.vit(name)
-  assert str(error.value).endswith(f'got {name!r}.')
+  assert str(error.value).endswith(f'got {name!r}. Choose one of these sizes.')
   assert 'one of mu Ti S M B L So400m H g g-opt G G-opt e 22B and PATCH' in str(error.value)
 
 

@@ -98,7 +98,8 @@ def _at_sizes(name: str, config: schema.Config, px: Sequence[int]) -> list[tuple
 
 def _check_parts(parts: Sequence[str]) -> None:
   if unknown := [part for part in parts if part not in bench_own.PARTS]:
-    raise UserError(f'--parts: expected some of {", ".join(bench_own.PARTS)}, got {", ".join(map(repr, unknown))}.')
+    raise UserError(f'--parts: expected some of {", ".join(bench_own.PARTS)}, got {", ".join(map(repr, unknown))}. '
+                    'Correct the names.')
 
 
 def _measure(name: str, config: schema.Config, others: Others, *, chosen: Sequence[str], turns: int) -> Report:

@@ -38,7 +38,7 @@ def parse(text: str) -> Duration:
   """
   found = _PATTERN.fullmatch(text)
   if not found:
-    raise UserError(f'expected {EXPECTED}, got {text[:60]!r}.')
+    raise UserError(f'expected {EXPECTED}, got {text[:60]!r}. Write a number and a unit.')
   unit = found[2] if found[2] == '%' else found[2].rstrip('s') + 's'
   value = float(found[1].replace('_', ''))
   if value > MOST[unit]:
@@ -78,11 +78,11 @@ def in_steps(text: str, *, num_examples: int, batch_size: int, total_steps: int 
     case _:
       if total_steps is None:
         raise UserError('length: expected steps, epochs or examples, as a percentage is of the run itself, got '
-                        f'{text!r}.')
+                        f'{text!r}. Set the length of the run in one of these units.')
       steps = value / 100 * total_steps
   if steps > MOST['steps']:
     raise UserError(f'expected at most {MOST["steps"]:,} steps, got {text!r}, which is {steps:,.0f} steps of '
-                    f'{batch_size:,} examples.')
+                    f'{batch_size:,} examples. Set a shorter duration.')
   return int(steps + .5)
 
 
@@ -96,7 +96,8 @@ def parse_steps(text: str) -> tuple[int, int] | None:
     return None
   found = re.fullmatch(r'\s*([0-9][0-9_]{0,15})\s*\.\.\s*([0-9][0-9_]{0,15})\s*', text, re.ASCII)
   if not found or not 1 <= int(found[1]) <= int(found[2]) <= MOST['steps']:
-    raise UserError(f"expected first..last, from 1 and in order, such as '100..105', got {text[:60]!r}.")
+    raise UserError(f"expected first..last, from 1 and in order, such as '100..105', got {text[:60]!r}. "
+                    'Write two numbers of steps.')
   return int(found[1]), int(found[2])
 
 

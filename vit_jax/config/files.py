@@ -137,7 +137,7 @@ def read(spec: str, *, models: parts.Models | None = None) -> schema.Config | sc
       raise UserError(f'{path}: {error}') from None
   if not isinstance(found, schema.Config | schema.Study):
     raise UserError(f'{path}: expected a vit_jax.config.schema.Config or Study, or an ml_collections.ConfigDict, from '
-                    f'get_config(), got {type(found).__name__}.')
+                    f'get_config(), got {type(found).__name__}. Return one of these.')
   if isinstance(found, schema.Study):
     if found.search and found.runs:
       raise UserError(f'{path}: expected a study with runs or with a search, got both. Remove one of them.')

@@ -173,7 +173,8 @@ def _evaluations(config: schema.Config, text: str) -> dict[str, schema.Eval]:
   names = [name.strip() for name in text.split(',') if name.strip()]
   known = [*config.evals, *evaluations.NAMES]
   if unknown := [name for name in names if name not in known]:
-    raise UserError(f'expected names of evaluations ({", ".join(dict.fromkeys(known))}), got {", ".join(unknown)}.')
+    raise UserError(f'expected names of evaluations ({", ".join(dict.fromkeys(known))}), got {", ".join(unknown)}. '
+                    'Name some of these, with commas.')
   return {name: config.evals.get(name) or evaluations.named(name) for name in names}
 
 

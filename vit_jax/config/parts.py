@@ -59,7 +59,7 @@ def own_kind(declared: Any, name: str) -> type | None:
   if not (isinstance(found, type) and issubclass(found, parent) and dataclasses.is_dataclass(found)
           and hasattr(found, 'implementation')):
     raise UserError(f'expected a dataclass that inherits from {parent.__name__} and names its implementation, got '
-                    f'{name}.')
+                    f'{name}. Name another class, or let it inherit.')
   return found
 
 
@@ -177,7 +177,8 @@ class _Reader:
       elif plain:
         return self.typed(value, plain[0], name)
       if not isinstance(value, str):
-        raise UserError(f'expected settings with a type, one of {", ".join(parts)}, got {_text(value)}.')
+        raise UserError(f'expected settings with a type, one of {", ".join(parts)}, got {_text(value)}. '
+                        'Set `type` to one of these.')
       usual = by_name(declared, value, self._models)
     except UserError as error:
       self.problems.append(f'{name}: {error}')

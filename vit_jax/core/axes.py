@@ -79,7 +79,8 @@ def resolved(labels: PyTree) -> dict[str, Axes]:
       return name
     names = found[other].names if other in found else None
     if names is None or int(dimension) >= len(names):
-      raise UserError(f'{path}: expected the axis of a parameter, got {name!r}, which does not exist.')
+      raise UserError(f'{path}: expected the axis of a parameter, got {name!r}, which does not exist. '
+                      'Use the name of an axis in vit_jax/core/axes.py, or None.')
     return names[int(dimension)]
 
   return {path: axes if axes.names is None else Axes(tuple(resolve(name, path) for name in axes.names))

@@ -58,7 +58,7 @@ def make(settings: Any, **context: Any) -> Any:
     except TypeError as error:
       given = ', '.join([*own, *context])
       raise UserError(f'{type(settings).implementation}: expected code that is called with {given}, got one with other '
-                      f'arguments ({error}).') from None
+                      f'arguments ({error}). Change its arguments.') from None
   return found(**own, **context)
 
 
@@ -88,7 +88,8 @@ def import_module(name: str) -> types.ModuleType:
   """
   first, here = name.partition('.')[0], os.getcwd()
   if not _NAME.fullmatch(name) or len(name) > _LONGEST or first in sys.stdlib_module_names:
-    raise UserError(f'{name[:60]!r}: expected the name of a Python module, and not of one that Python itself has.')
+    raise UserError(f'{name[:60]!r}: expected the name of a Python module, and not of one that Python itself has. '
+                    'Rename it.')
   if first not in sys.modules and any(os.path.exists(os.path.join(here, path)) for path in (first, f'{first}.py')):
     look_in(here)
   try:
@@ -146,7 +147,7 @@ def _located(name: str, error: Exception) -> UserError:
     where = f'{frames[-1].filename}, line {frames[-1].lineno}' if frames else name
   lines = str(error.msg if isinstance(error, SyntaxError) else error).strip().splitlines()
   raised = f'{type(error).__name__}{": " + lines[0][:300] if lines else ""}'
-  return UserError(f'{where}: expected a module that can be imported, got {raised}.')
+  return UserError(f'{where}: expected a module that can be imported, got {raised}. Correct the error in the module.')
 
 
 for _folder in filter(None, os.environ.get(_FOLDERS, '').split(os.pathsep)):

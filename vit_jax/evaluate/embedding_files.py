@@ -105,7 +105,8 @@ def choose(target: pathlib.Path, name: str = '') -> Format:
     raise UserError(f'--format: expected {target.suffix[1:]}, the suffix of --to={target}, got {name}. Remove it, or '
                     'give --to a folder.')
   if not by_suffix and name in ('npz', 'safetensors'):
-    raise UserError(f'--to={target}: expected a file with the suffix .{name}, which --format={name} writes, got none.')
+    raise UserError(f'--to={target}: expected a file with the suffix .{name}, which --format={name} writes, got none. '
+                    'Change the suffix or --format.')
   chosen = by_suffix or FOLDERS[name or 'parquet']
   if chosen.suffix == '.parquet':
     _pyarrow()

@@ -20,7 +20,8 @@ def build(resources: Resources) -> dict[str, dict[str, Measuring]]:
   for name, settings in resources.config.evals.items():
     chosen = settings.views or tuple(resources.views)
     if not set(chosen) <= set(resources.views):
-      raise UserError(f'evals.{name}.views: expected some of {", ".join(resources.views)}, got {", ".join(chosen)}.')
+      raise UserError(f'evals.{name}.views: expected some of {", ".join(resources.views)}, got {", ".join(chosen)}. '
+                      'Set some of these views.')
     make: Make = implementation.of(settings)(resources, name, settings)
     found[name] = {view: make(view) for view in chosen}
   return found

@@ -14,7 +14,7 @@ _MOST_NAMES = 5
 def check_size(name: str, num_examples: int) -> None:
   """Raises UserError if a split is empty."""
   if not num_examples:
-    raise UserError(f'{name}: expected a split with at least one example, got none.')
+    raise UserError(f'{name}: expected a split with at least one example, got none. Choose another split.')
 
 
 def check_classes(predicted: int, known: int) -> None:
@@ -28,7 +28,7 @@ def check_counted(name: str, num_counted: int, num_examples: int) -> None:
   """Raises UserError if a split has no valid example."""
   if not num_counted:
     raise UserError(f'{name}: expected an example that can be decoded and has a label, got none among '
-                    f'{num_examples:,}.')
+                    f'{num_examples:,}. Choose another split, or correct its files.')
 
 
 def check_finite(name: str, num_broken: int, selected: PyTree) -> None:

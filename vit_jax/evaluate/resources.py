@@ -210,7 +210,7 @@ class Resources:
     if key not in self._readers:
       if tap.blocks and not intermediates.is_layered(self._backbone):
         raise UserError(f'evals.{name}.features.blocks: expected () for {type(self.config.model).__name__}, which has '
-                        f'no blocks to read after, got {tap.blocks}.')
+                        f'no blocks to read after, got {tap.blocks}. Remove it.')
       if tap.blocks and intermediates.is_layered(self._backbone):
         self._readers[key] = Tapped(self._backbone, tap)
       elif after_hidden:
@@ -299,4 +299,5 @@ def check_same(name: str, train: Source, test: Source) -> None:
     check_single(f'evals.{name}', source)
   if train.class_names != test.class_names:
     raise UserError(f'evals.{name}: expected two splits with the same classes, got {train.name} with '
-                    f'{len(train.class_names)} classes and {test.name} with {len(test.class_names)}.')
+                    f'{len(train.class_names)} classes and {test.name} with {len(test.class_names)}. '
+                    'Choose splits of one dataset.')

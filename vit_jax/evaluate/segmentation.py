@@ -169,7 +169,8 @@ class Segmentation:
 
   def _metrics(self, name: str, matrix: HostArray) -> dict[str, float]:
     if not matrix.sum():
-      raise UserError(f'{self._test.name}: expected a pixel that counts, got none.')
+      raise UserError(f'{self._test.name}: expected a pixel that counts, got none. '
+                      'Choose another split, or another class to ignore.')
     found, where = confusion.scores(matrix), f'{name}.{self._protocol}'
     classes = {f'iou.{where}.class_{re.sub(r"[^A-Za-z0-9_-]", "_", one)}': float(value)
                for one, value in zip(self._class_names, found.iou, strict=True) if not np.isnan(value)}
@@ -235,7 +236,8 @@ def build(resources: Resources, name: str, settings: schema.Segmentation) -> Mak
   layered = backbone if intermediates.is_layered(backbone) else None
   if layered is None and (settings.features.blocks or not settings.norm):
     raise UserError(f'evals.{name}.features.blocks: expected () and norm=true for {type(config.model).__name__}, which '
-                    f'has no blocks to read after, got {settings.features.blocks} and norm={settings.norm}.')
+                    f'has no blocks to read after, got {settings.features.blocks} and norm={settings.norm}. '
+                    'Remove both.')
   blocks = settings.features.blocks or (-1,)
   depth = getattr(config.model, 'depth', 0)
   layers = 'last' if layered is None else f'b{"+".join(map(str, intermediates.numbers(blocks, depth)))}'

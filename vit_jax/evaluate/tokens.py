@@ -161,7 +161,8 @@ class Tokens:
     total = sum(len(label) for _, label, _ in rows)
     num_rows = _most(-(-total // parts))
     if not num_rows:
-      raise UserError(f'{self.name}: expected a training image with a pixel that counts, got none.')
+      raise UserError(f'{self.name}: expected a training image with a pixel that counts, got none. '
+                      'Choose another split, or another class to ignore.')
     width = rows[0][0].shape[1]
     local = [np.zeros((num_rows * parts, *shape), kind) for shape, kind in (
         ((width,), np.float32), ((), np.int32), ((), np.float32), ((), np.int32))]

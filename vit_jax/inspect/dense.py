@@ -179,13 +179,14 @@ def _read_mask(folder: str, path: str, size: tuple[int, ...], probe: Probe) -> H
   file = next((one for suffix in _SUFFIXES if (one := pathlib.Path(folder, f'{stem}{suffix}')).is_file()), None)
   if file is None:
     raise UserError(f'--masks: expected {stem}.png (or {", ".join(_SUFFIXES[1:])}) in {folder}, as for every image, '
-                    'got no such file.')
+                    'got no such file. Add the mask, or leave the image out.')
   first, ignore = (int(value) for value in probe.values)
   try:
     values = masks.decode(file.read_bytes(), size=(size[0], size[1]))
     return masks.classes(values, masks.MaskValues(first, ignore, len(probe.class_names)))
   except masks.WrongSize as error:
-    raise UserError(f'{file}: expected {size[0]} x {size[1]} px, the size of {path}, got {error}.') from error
+    raise UserError(f'{file}: expected {size[0]} x {size[1]} px, the size of {path}, got {error}. '
+                    'Make the mask in the size of its image.') from error
   except masks.BadMask as error:
     raise UserError(f'{file}: {error}.') from error
 

@@ -48,4 +48,4 @@ def decode(image: ImageLike) -> HostArray:
       return decoding.decode(user_files.read_image(image), UPRIGHT)
   what = f'an array {image.shape} of {image.dtype}' if isinstance(image, np.ndarray) else type(image).__name__
   raise UserError(f'images: expected a uint8 array [H, W, 3], [H, W] or [B, H, W, 3], a PIL image, a path or the bytes '
-                  f'of a file, got {what}.')
+                  f'of a file, got {what}. Pass one of these.')

@@ -75,7 +75,7 @@ class Wanted:
     if self.project is not None:
       readers[VECTORS] = functools.partial(embedding.Vectors, project=self.project)
     if self.what not in readers:
-      raise UserError(f'what: expected one of {", ".join(readers)}, got {self.what!r}.')
+      raise UserError(f'what: expected one of {", ".join(readers)}, got {self.what!r}. Choose one of these.')
     return readers[self.what](view)
 
 

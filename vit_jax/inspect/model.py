@@ -142,13 +142,14 @@ class Model:
       UserError: there is no such block, or the settings exclude each other.
     """
     if layer is not None and layers is not None or norm and not as_grid:
-      raise UserError('features: expected layer or layers, and norm=True with as_grid=True only, got others.')
+      raise UserError('features: expected layer or layers, and norm=True with as_grid=True only, got others. '
+                      'Leave out the other arguments.')
     if layer is None and layers is None:
       return self._over(images, self._last_grid if as_grid else lambda image: self._outputs(image).features.pooled,
                         prepared=prepared)
     chosen = [layer] if layers is None else list(layers)
     if not chosen:
-      raise UserError('layers: expected at least one block, got none.')
+      raise UserError('layers: expected at least one block, got none. Pass the numbers of blocks.')
     depths = [self._depth(one, least=0) for one in chosen if one is not None]
     found = self._over(images, lambda image: self._tokens(image, depths, as_grid=as_grid, norm=norm),
                        prepared=prepared)
@@ -311,7 +312,7 @@ class Model:
     """Applies `function` to any number of normalized images, in batches of a few sizes."""
     every = list(listed(images))
     if not every:
-      raise UserError('images: expected at least one image, got none.')
+      raise UserError('images: expected at least one image, got none. Pass images.')
     rows = []
     for start in range(0, len(every), self._batch_size):
       batch = np.stack([np.asarray(image) if prepared else self._prepare(image)

@@ -71,7 +71,8 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
     from vit_jax.jobs import predict_table  # only here: few programs write tables
     is_table = to.suffix in predict_table.SUFFIXES
   if to is not None and not overlay and not is_table:
-    raise UserError(f'--to: expected a table, FILE.csv or FILE.parquet, or --overlay as well, got --to={to} alone.')
+    raise UserError(f'--to: expected a table, FILE.csv or FILE.parquet, or --overlay as well, got --to={to} alone. '
+                    'Name a table, or add --overlay.')
   if is_table and (overlay or json):
     raise UserError(f'--to: expected neither --overlay nor --json with a table, got --to={to}. Remove them, or '
                     '--to.')

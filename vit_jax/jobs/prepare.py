@@ -136,7 +136,7 @@ def _encoder(tokens: str, tokenizer: str, text_rule: str, caption_column: str, *
                     'Captions are encoded by this machine, from a source that has some.')
   if bool(tokenizer) is (tokens == Tokens.BYTES.value):
     raise UserError(f'--tokenizer: expected {"no file with --tokens=bytes" if tokenizer else "a file"}, got '
-                    f'{tokenizer or "none"}.')
+                    f'{tokenizer or "none"}. {"Remove" if tokenizer else "Set"} --tokenizer.')
   return encoded.open_encoder(Tokens(tokens), tokenizer, TextRule(text_rule))
 
 
@@ -247,7 +247,8 @@ def _open_archive(name: str, given: str, splits: Sequence[str]) -> dict[str, Sou
     UserError: there is no such split; a file is missing, cannot be downloaded, or has another checksum.
   """
   if unknown := sorted(set(splits) - set(archives.SPLITS)):
-    raise UserError(f'--splits: expected some of {", ".join(archives.SPLITS)}, got {", ".join(unknown)}.')
+    raise UserError(f'--splits: expected some of {", ".join(archives.SPLITS)}, got {", ".join(unknown)}. '
+                    'Name some of these splits.')
   paths = [_find_file(name, file, given) for file in archives.ARCHIVES[name].files]
   return {split: archives.Archived(name, paths, split) for split in splits}
 

@@ -58,7 +58,8 @@ def _target(to: str) -> hub.Repository:
     raise UserError(f'--to: expected hf://OWNER/NAME, got {to}. Files and folders are written by vit-jax convert.')
   repository, file = hub.parse(rest)
   if file or repository.revision != 'main':
-    raise UserError(f'--to: expected hf://OWNER/NAME without a file or revision, got {to}.')
+    raise UserError(f'--to: expected hf://OWNER/NAME without a file or revision, got {to}. '
+                    'Leave out what follows the name.')
   return repository
 
 

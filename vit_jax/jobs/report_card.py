@@ -65,7 +65,7 @@ def split_weights(text: str) -> list[str]:
   """Returns the weights of `--weights=A,B`; a file whose name has a comma is one. Raises UserError for none."""
   found = [text] if addresses.exists(text) else [one.strip() for one in text.split(',') if one.strip()]
   if not found:
-    raise UserError(f'--weights: expected weights, or several with commas, got {text!r}.')
+    raise UserError(f'--weights: expected weights, or several with commas, got {text!r}. Correct the list.')
   return found
 
 

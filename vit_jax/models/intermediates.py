@@ -63,7 +63,7 @@ def numbers(blocks: Sequence[int], depth: int) -> list[int]:
   places = [block if block > 0 else depth + 1 + block for block in blocks]
   if sorted(set(places)) != places or not 1 <= places[0] <= places[-1] <= depth:
     raise UserError(f'blocks: expected ascending numbers from 1 to {depth}, or from -{depth} to -1, for a network of '
-                    f'{depth} blocks, got {", ".join(map(str, blocks))}.')
+                    f'{depth} blocks, got {", ".join(map(str, blocks))}. Choose other blocks.')
   return places
 
 

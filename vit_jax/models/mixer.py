@@ -124,7 +124,7 @@ class Mixer:
     num_known = params['blocks']['tokens']['up']['kernel'].shape[1]
     if grid[0] * grid[1] != num_known:
       raise UserError(f'image_px: expected a size of {num_known} patches of {s.patch} px, which the MLP over tokens '
-                      f'was made for, got {image.shape[1:3]}, which has {grid[0] * grid[1]}.')
+                      f'was made for, got {image.shape[1:3]}, which has {grid[0] * grid[1]}. Use images of that size.')
     is_random = train and (s.dropout > 0. or s.drop_path > 0.)
     assert key is not None or not is_random, 'train=True with dropout or drop_path needs a key'
     with jax.named_scope('stem'):

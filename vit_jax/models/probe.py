@@ -76,7 +76,7 @@ class Frozen:
       return features, features.pooled.astype(jnp.float32)
     if not intermediates.is_layered(self.backbone):
       raise UserError(f'head.features.blocks: expected () for {type(self.backbone).__name__}, which has no blocks to '
-                      f'read after, got {self.features.blocks}.')
+                      f'read after, got {self.features.blocks}. Remove it.')
     found = intermediates.read(self.backbone, params, image, self.features.blocks, inner)
     return found[-1], intermediates.concatenate(found, patches=self.features.patches)
 

@@ -28,7 +28,8 @@ def find_depth(params: PyTree) -> int:
   depths = {leaf.shape[0] for name, leaf in trees.flatten(params).items()
             if name.startswith(BODY) and trees.is_stacked(name)}
   if len(depths) != 1:
-    raise UserError('optimizer.layer_decay: expected 1 for a backbone without transformer blocks, got another value.')
+    raise UserError('optimizer.layer_decay: expected 1 for a backbone without transformer blocks, got another value. '
+                    'Set optimizer.layer_decay=1.')
   return depths.pop()
 
 

@@ -96,7 +96,8 @@ def _find_moments(schedule: schema.Schedule, lengths: Lengths) -> _Moments:
                     '--config.length.')
   if drops != sorted(set(drops)) or drops and not warmup <= drops[0] <= drops[-1] < total:
     raise UserError(f'optimizer.schedule.milestones: expected ascending ones from the end of the warm-up (step '
-                    f'{warmup:,}) to before the end of the run ({total:,}), got {schedule.milestones}, steps {drops}.')
+                    f'{warmup:,}) to before the end of the run ({total:,}), got {schedule.milestones}, steps {drops}. '
+                    'Set others.')
   return _Moments(total, warmup, cooldown, hold, max(1, lengths.steps(schedule.every)),
                   max(1, lengths.steps(schedule.timescale)), lengths.steps(schedule.stairs) if schedule.stairs else 0,
                   lengths.steps(schedule.lag) if schedule.lag else 0, tuple(drops))
@@ -138,7 +139,7 @@ def ramp(setting: float | schema.Ramp, *, lengths: Lengths) -> Schedule:
   begin, until = lengths.steps(setting.begin), lengths.steps(setting.until)
   if begin > until:
     raise UserError(f'ramp: expected an end after its start at {setting.begin!r} ({begin:,} steps), got '
-                    f'{setting.until!r} ({until:,}).')
+                    f'{setting.until!r} ({until:,}). Set a later end.')
 
   stairs = lengths.steps(setting.stairs) if setting.stairs else 0
 

@@ -125,7 +125,7 @@ def read_timeouts(environment: Mapping[str, str]) -> Timeouts:
   found = Timeouts(*(_number(environment, name, default) for name, default in names.items()))
   for name, value in zip(names, found, strict=True):
     if value < 1:
-      raise UserError(f'{name}: expected at least 1 second, got {value}.')
+      raise UserError(f'{name}: expected at least 1 second, got {value}. Set a longer time.')
   return found
 
 
@@ -137,7 +137,8 @@ def find_place(environment: Mapping[str, str]) -> Place | None:
   """
   asked = environment.get('VIT_JAX_DISTRIBUTED', '')
   if asked not in ('', 'auto', 'off'):
-    raise UserError(f'VIT_JAX_DISTRIBUTED: expected auto, off or nothing, got {asked!r}.')
+    raise UserError(f'VIT_JAX_DISTRIBUTED: expected auto, off or nothing, got {asked!r}. '
+                    'Set one of these, or unset it.')
   if asked == 'off':
     return None
   place: Place | None
@@ -153,7 +154,8 @@ def find_place(environment: Mapping[str, str]) -> Place | None:
   if place is None or place.num_processes == 1:
     return None
   if not 0 <= place.process_id < place.num_processes:
-    raise UserError(f'rank of this process: expected 0 to {place.num_processes - 1}, got {place.process_id}.')
+    raise UserError(f'rank of this process: expected 0 to {place.num_processes - 1}, got {place.process_id}. '
+                    'Start as many processes as the number of them says.')
   return place
 
 
@@ -161,7 +163,7 @@ def _place_as_given(environment: Mapping[str, str]) -> Place:
   coordinator = environment['VIT_JAX_COORDINATOR']
   if not re.fullmatch(r'.+:\d+', coordinator):
     raise UserError(f'VIT_JAX_COORDINATOR: expected HOST:PORT of process 0, such as 10.0.0.2:{TPU_PORT}, got '
-                    f'{coordinator!r}.')
+                    f'{coordinator!r}. Set host and port.')
   names = ('VIT_JAX_PROCESS_ID', 'SLURM_PROCID', 'JOB_COMPLETION_INDEX')
   name = next((n for n in names if environment.get(n)), names[0])
   return Place(coordinator, _number(environment, 'VIT_JAX_NUM_PROCESSES'), _number(environment, name),
@@ -210,7 +212,7 @@ def _number(environment: Mapping[str, str], name: str, default: int | None = Non
   if not text and default is not None:
     return default
   if not re.fullmatch(r'\d+', text):
-    raise UserError(f'{name}: expected a whole number, got {text!r}.')
+    raise UserError(f'{name}: expected a whole number, got {text!r}. Correct the variable.')
   return int(text)
 
 

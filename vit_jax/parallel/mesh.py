@@ -38,7 +38,7 @@ def shape(config: schema.Mesh, num_devices: int) -> tuple[int, int, int]:
   if sizes[0] % (config.slices or 1):
     raise UserError(f'mesh.slices: expected a divisor of data={sizes[0]} (of {num_devices} devices with '
                     f'fsdp={sizes[1]}, tensor={sizes[2]}), got {config.slices}. fsdp and tensor stay inside one '
-                    'slice.')
+                    'slice. Set other sizes: fsdp and tensor stay inside one slice.')
   return sizes[0], sizes[1], sizes[2]
 
 
@@ -108,7 +108,7 @@ def arrange(sizes: tuple[int, int, int], *, slices: int, devices: Sequence[jax.D
                     f'{slices}.')
   if len(set(counts.values())) > 1:
     each = ', '.join(str(counts[key]) for key in sorted(counts))
-    raise UserError(f'mesh.slices: expected {what} with equal numbers of devices, got {each}.')
+    raise UserError(f'mesh.slices: expected {what} with equal numbers of devices, got {each}. Start on equal slices.')
   if len(counts) == slices:
     return mesh_utils.create_hybrid_device_mesh(
         inner, (slices, 1, 1), devices, process_is_granule=not is_sliced, allow_split_physical_axes=True)

@@ -229,5 +229,5 @@ def open_devices(topology: Topology) -> Sequence[jax.Device]:
   devices = jax.devices()
   if len(devices) < topology.num_devices:
     raise UserError(f'--topology: expected at most {len(devices)} devices, which this machine has, got '
-                    f'{topology.name}.')
+                    f'{topology.name}. Choose a smaller number.')
   return devices[:topology.num_devices]

@@ -33,9 +33,11 @@ def sizes(text: str, default: Sequence[int]) -> list[int]:
     try:
       found.append(int(float(part)))
     except ValueError:
-      raise UserError(f'subsets: expected numbers of images such as 1000+4000+16000, got {part!r}.') from None
+      raise UserError(f'subsets: expected numbers of images such as 1000+4000+16000, got {part!r}. '
+                      'Correct the numbers.') from None
   if any(number < 1 for number in found):
-    raise UserError(f'subsets: expected positive numbers of images such as 1000+4000+16000, got {text}.')
+    raise UserError(f'subsets: expected positive numbers of images such as 1000+4000+16000, got {text}. '
+                    'Correct the numbers.')
   return sorted(set(found)) or list(default)
 
 

@@ -151,7 +151,7 @@ def vit(name: str) -> schema.ViT:
   found = re.fullmatch(r'(?:ViT-)?([A-Za-z0-9-]+)[/_](\d+)', name)
   if not found or found[1] not in VIT or int(found[2]) < 1:
     raise UserError(f'model: expected SIZE/PATCH such as B/16, with SIZE one of {" ".join(VIT)} and PATCH in pixels, '
-                    f'got {name!r}.')
+                    f'got {name!r}. Choose one of these sizes.')
   size = VIT[found[1]]
   return schema.ViT(patch=int(found[2]), width=size.width, depth=size.depth, heads=size.heads,
                     mlp=schema.Mlp(size.mlp))
@@ -166,7 +166,7 @@ def resnet(name: str) -> schema.ResNet:
   found = re.fullmatch(r'(R\d+)x(\d+)', name)
   if not found or found[1] not in RESNET or int(found[2]) < 1:
     raise UserError(f'model: expected BiT-DEPTHxFACTOR such as BiT-R50x1, with DEPTH one of {" ".join(RESNET)} and '
-                    f'FACTOR that of the channels, got {name!r}.')
+                    f'FACTOR that of the channels, got {name!r}. Choose one of these depths.')
   return schema.ResNet(layers=RESNET[found[1]], width=64 * int(found[2]))
 
 
@@ -179,7 +179,7 @@ def mixer(name: str) -> schema.Mixer:
   found = re.fullmatch(r'([A-Z])[/_](\d+)', name)
   if not found or found[1] not in MIXER or int(found[2]) < 1:
     raise UserError(f'model: expected Mixer-SIZE/PATCH such as Mixer-B/16, with SIZE one of {" ".join(MIXER)} and '
-                    f'PATCH in pixels, got {name!r}.')
+                    f'PATCH in pixels, got {name!r}. Choose one of these sizes.')
   width, depth, tokens_mlp, channels_mlp = MIXER[found[1]]
   return schema.Mixer(patch=int(found[2]), width=width, depth=depth, tokens_mlp=tokens_mlp, channels_mlp=channels_mlp)
 
@@ -201,7 +201,8 @@ def efficientnet_px(name: str) -> int:
 
 def _efficientnet(name: str) -> tuple[float, float, int, float]:
   if name not in EFFICIENTNET:
-    raise UserError(f'model: expected EfficientNet-SIZE, with SIZE one of {" ".join(EFFICIENTNET)}, got {name!r}.')
+    raise UserError(f'model: expected EfficientNet-SIZE, with SIZE one of {" ".join(EFFICIENTNET)}, got {name!r}. '
+                    'Choose one of these sizes.')
   return EFFICIENTNET[name]
 
 
@@ -280,4 +281,4 @@ def small(name: str, factor: int = 2) -> schema.Model:
     case 'BiT':
       return schema.ResNet(layers=(2, 3, 2), width=32)
     case _:
-      raise UserError(f'model: expected one of {", ".join(SMALL)}, got {name!r}.')
+      raise UserError(f'model: expected one of {", ".join(SMALL)}, got {name!r}. Choose one of these.')

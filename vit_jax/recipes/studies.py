@@ -36,7 +36,7 @@ def number(name: str, text: str) -> int:
     UserError: it is not a whole number.
   """
   if text and not text.isdecimal():
-    raise UserError(f'{name}: expected a whole number, got {text!r}.')
+    raise UserError(f'{name}: expected a whole number, got {text!r}. Correct the number.')
   return int(text or 0)
 
 
@@ -63,7 +63,7 @@ def best(results: schema.Results, names: Iterable[str]) -> str:
   known = {name: score for name, score in scores.items() if score is not None and math.isfinite(score)}
   if not known:
     raise UserError(f'results: expected at least one finished run with an evaluation among {", ".join(wanted)}, got '
-                    'none.')
+                    'none. Start the study again, to repeat the runs that failed.')
   return max(known, key=lambda name: known[name])
 
 

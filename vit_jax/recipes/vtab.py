@@ -66,7 +66,8 @@ def finals(build: Build, tasks: Iterable[str], results: s.Results, points: Seque
     config = build(task, point, 'final')
     found |= {f'{key(task)}_seed{seed}': dataclasses.replace(config, seed=seed) for seed in range(seeds)}
   if not found:
-    raise UserError('results: expected at least one finished run to choose by, got none.')
+    raise UserError('results: expected at least one finished run to choose by, got none. '
+                    'Start the study again, to repeat the runs that failed.')
   return found
 
 

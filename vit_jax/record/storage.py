@@ -66,7 +66,7 @@ def open_path(path: PathLike) -> Path:
   if is_local(text):
     return pathlib.Path(text).expanduser().absolute()
   if not text.startswith(REMOTE) or not text.removeprefix(REMOTE).strip('/'):
-    raise UserError(f'{text}: expected a folder or {REMOTE}BUCKET/PATH for a run.')
+    raise UserError(f'{text}: expected a folder or {REMOTE}BUCKET/PATH for a run. Correct the address.')
   if not any(importlib.util.find_spec(name) for name in _PACKAGES):
     raise extras.missing('gcsfs', 'gcs', text)
   from etils import epath  # imported here because local runs do not need it

@@ -28,7 +28,7 @@ def run(*, files: Sequence[str], claim: str, to: pathlib.Path, data: Mapping[str
     read_line: reads a command line.
   """
   if len(files) != 1:
-    raise UserError(f'record: expected one directory, got {" and ".join(files) or "none"}.')
+    raise UserError(f'record: expected one directory, got {" and ".join(files) or "none"}. Name one directory.')
   if to.suffix != '.json':
     raise UserError(f'--to: expected a file NAME.json, got {to}. Add the suffix.')
   if (tolerance or elsewhere) and not reason:

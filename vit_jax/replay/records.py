@@ -112,7 +112,7 @@ def read_file(path: pathlib.Path) -> Record:
     raise os_errors.kind(error)(f'{path}: expected a record, got "{error.strerror}". List all records with vit-jax '
                                 'list --records.') from error
   except ValueError as error:
-    raise UserError(f'{path}: expected a record as JSON, got {error}.') from error
+    raise UserError(f'{path}: expected a record as JSON, got {error}. Write it again with vit-jax record.') from error
 
 
 def paths() -> list[pathlib.Path]:

@@ -39,7 +39,7 @@ def read(record: Record, metrics: Sequence[str]) -> Seeds:
       found[known].append(value)
   if len(names) != 1:
     raise UserError(f'{record.id}: expected runs NAME_seedN of one name with {", ".join(metrics)}, got '
-                    f'{", ".join(sorted(names)) or "none"}.')
+                    f'{", ".join(sorted(names)) or "none"}. Record such runs.')
   return Seeds(names.pop(), found)
 
 

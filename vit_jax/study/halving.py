@@ -56,7 +56,7 @@ def score(search: schema.Search, result: schema.Result) -> float | None:
   value = result.metrics.get(search.metric) if search.metric else result.headline
   if value is None:
     raise UserError(f'search.metric: expected one of {", ".join(result.metrics) or "the metrics of evals"}, got '
-                    f'{search.metric!r}, which {result.workdir} does not have.')
+                    f'{search.metric!r}, which {result.workdir} does not have. Set one of these.')
   return (-value if reader.is_lower_better(search.metric) else value) if math.isfinite(value) else None
 
 

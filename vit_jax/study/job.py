@@ -102,7 +102,7 @@ def check_names(configs: Configs) -> None:
   odd = [name for name in configs if not _NAME.fullmatch(name) or name.startswith('.')]
   if odd or not configs:
     raise UserError('--config: expected a study whose runs have names of letters, digits and . _ - = +, got '
-                    f'{", ".join(map(repr, odd)) or "no runs"}.')
+                    f'{", ".join(map(repr, odd)) or "no runs"}. Rename the runs.')
 
 
 def check_configs(configs: Configs) -> None:
@@ -211,7 +211,7 @@ class Coordinator:
         check_names(configs)
         check_configs(configs)
       if again := [name for name in configs if name in self._tasks and not stage.continues]:
-        raise UserError(f'runs: expected new names, got {", ".join(again)} again.')
+        raise UserError(f'runs: expected new names, got {", ".join(again)} again. Rename the runs of this stage.')
     except UserError as error:
       if not number:
         raise

@@ -70,7 +70,7 @@ def make_rows(study: schema.Study, results: schema.Results) -> list[schema.Row]:
   unknown = {name for f in study.figures for name in (f.x, f.y, f.series, f.error) if name} - set(_columns(rows))
   if rows and unknown:
     raise UserError(f'figures of {study.name}: expected columns of its table, {", ".join(_columns(rows))}, got '
-                    f'{", ".join(sorted(unknown))}.')
+                    f'{", ".join(sorted(unknown))}. Name such columns.')
   if any(one.limit for result in results.values() for one in result.config.evals.values()):
     rows = [{**row, 'partial': 'some runs were evaluated on a part of their split'} for row in rows]
   return rows

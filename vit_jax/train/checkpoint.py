@@ -61,7 +61,7 @@ class Keep:
     keep_every = steps(settings.keep_every) if settings.keep_every else 0
     if keep_every and (not every or keep_every % every):
       raise UserError(f'checkpoints.keep_every: expected a multiple of checkpoints.every={settings.every!r}, {every} '
-                      f'steps, got {settings.keep_every!r}, {keep_every} steps.')
+                      f'steps, got {settings.keep_every!r}, {keep_every} steps. Set such a multiple.')
     return cls(settings.keep_latest, keep_every, settings.keep_best)
 
   def policy(self) -> managers.PreservationPolicy:

@@ -51,7 +51,7 @@ class Profile:
     self._first, self._last = steps
     if self._last > total:
       raise UserError(f'train.profile: expected steps from 1 to {total}, the end of the run, got '
-                      f'{self._first}..{self._last}.')
+                      f'{self._first}..{self._last}. Set earlier steps.')
     if process_index:
       return
     self._first = max(self._first, start + 1)

@@ -124,7 +124,7 @@ def _kind(file: BinaryIO, said: str, size: int) -> str:
   if start[:2] == b'\x80\x02':
     return 'old'
   raise UserError(f'{said}: expected a weight file ({KINDS}) or the directory of a run or a model, got '
-                  f'{describe(start, size)}.')
+                  f'{describe(start, size)}. Check the path.')
 
 
 def _read(file: BinaryIO, said: str, size: int, branch: str) -> Mapping[str, HostArray]:
@@ -146,7 +146,7 @@ def _is_torch(archive: zipfile.ZipFile, said: str) -> bool:
   if any(name.endswith('.npy') for name in inside):
     return False
   shown = ', '.join(ascii(name)[1:-1][:60] for name in inside[:4]) or 'nothing'
-  raise UserError(f'{said}: expected a weight file ({KINDS}), got a zip of {shown}.')
+  raise UserError(f'{said}: expected a weight file ({KINDS}), got a zip of {shown}. Give the weight file in it.')
 
 
 def describe(start: bytes, size: int) -> str:

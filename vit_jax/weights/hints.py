@@ -75,7 +75,7 @@ def parse_pool(text: str) -> str:
                     'for each token, and all that is computed here is of whole images. Set pool=mean or pool=cls; '
                     'vit-jax inspect reads single tokens.')
   if text and text not in names:
-    raise UserError(f'--model=pool: expected one of {", ".join(names)}, got {text}.')
+    raise UserError(f'--model=pool: expected one of {", ".join(names)}, got {text}. Choose one of these.')
   return _OTHER_POOLS.get(text, text)
 
 
@@ -94,7 +94,8 @@ def parse_whole(flag: str, name: str, text: str, low: int, high: int) -> int:
   if not text:
     return 0
   if not re.fullmatch(r'[0-9]{1,9}', text) or not low <= int(text) <= high:
-    raise UserError(f'{flag}={name}: expected a whole number, {low:,} to {high:,}, got {text[:40]!r}.')
+    raise UserError(f'{flag}={name}: expected a whole number, {low:,} to {high:,}, got {text[:40]!r}. '
+                    'Correct the number.')
   return int(text)
 
 
@@ -107,13 +108,14 @@ def parse_number(flag: str, name: str, text: str, low: float, high: float) -> fl
   except ValueError:
     found = math.nan
   if not low <= found <= high:
-    raise UserError(f'{flag}={name}: expected a number, {low:g} to {high:g}, got {text[:40]!r}.')
+    raise UserError(f'{flag}={name}: expected a number, {low:g} to {high:g}, got {text[:40]!r}. Correct the number.')
   return found
 
 
 def parse_px(flag: str, text: str) -> tuple[int, int]:
   """Parses the size of images of a flag, `224` or `224x320` (height x width), px. Raises UserError."""
   if not re.fullmatch(r'[0-9]+(x[0-9]+)?', text):
-    raise UserError(f'{flag}=image: expected a size such as 224 or 224x320, got {text[:40]!r}.')
+    raise UserError(f'{flag}=image: expected a size such as 224 or 224x320, got {text[:40]!r}. '
+                    'Write the size in one of these forms.')
   height, _, width = text.partition('x')
   return parse_whole(flag, 'image', height, 1, MOST_PX), parse_whole(flag, 'image', width or height, 1, MOST_PX)

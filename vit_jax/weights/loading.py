@@ -283,7 +283,8 @@ def _fixed_positions(model: schema.Model, leaves: Leaves, family: str) -> list[s
   if not isinstance(model, schema.ViT) or 'backbone/positions' in leaves or model.positions != schema.SinCos():
     return []
   if family != 'big_vision':
-    raise UserError('expected position embeddings, got none: they are rotary or absent, which is not supported')
+    raise UserError('expected position embeddings, got none: they are rotary or absent, which is not supported. Choose '
+                    'other weights.')
   return ['it has no position embeddings; they are assumed to be fixed (sincos), as in big_vision']
 
 

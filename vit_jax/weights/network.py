@@ -51,7 +51,7 @@ class Weights(NamedTuple):
     """Raises UserError if its images have other channels than RGB, which `use` does not support."""
     if self.channels != RGB:
       raise UserError(f'{self.source}: expected weights for RGB images, got weights for {self.channels} channels, '
-                      f'which {use} does not support. vit-jax train, evaluate, embed --data and export do.')
+                      f'which {use} does not support. Use vit-jax train, evaluate, embed --data or export.')
 
 
 def describe(model: schema.Model) -> str:

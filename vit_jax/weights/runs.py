@@ -124,7 +124,8 @@ def _best(folder: pathlib.Path, metric: str) -> tuple[int, float] | None:
 def _read(folder: pathlib.Path, config: schema.Config, view: str, first: str) -> Found:
   body = checkpoint_files.read_meta(folder)
   if body['version'] != checkpoint_files.VERSION:
-    raise UserError(f'{folder}: expected layout version {checkpoint_files.VERSION}, got {body["version"]}.')
+    raise UserError(f'{folder}: expected layout version {checkpoint_files.VERSION}, got {body["version"]}. '
+                    'Read it with the version of this program that wrote it.')
   provenance.check(body, config, said=str(folder.parents[1] / 'config.json'))
   params = _item(folder, body, 'params')
   extra = _item(folder, body, 'extra') if 'extra' in body['shapes'] else {}

@@ -36,7 +36,8 @@ def parse_arg(text: str, **kinds: tuple[str, ...]) -> dict[str, str]:
     else:
       found[key] = value
   if problems and not kinds:
-    raise UserError(f'arguments: expected none after the colon, as this config takes none, got {text!r}.')
+    raise UserError(f'arguments: expected none after the colon, as this config takes none, got {text!r}. '
+                    'Remove the colon and what follows it.')
   if problems:
     known = [f'  {kind}=' + (f'{" | ".join(filter(None, values))}' if any(values) else '...')
              for kind, values in kinds.items()]

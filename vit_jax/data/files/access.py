@@ -63,7 +63,8 @@ def locate(where: str | os.PathLike[str], setting: str) -> str:
   if not remote.is_address(text):
     return resolve(text, setting)
   if not remote.split(text)[1]:
-    raise UserError(f'{setting}: expected an address such as {text.partition("://")[0]}://BUCKET/FOLDER, got {text}.')
+    raise UserError(f'{setting}: expected an address such as {text.partition("://")[0]}://BUCKET/FOLDER, got {text}. '
+                    'Correct the address.')
   return text.rstrip('/')
 
 

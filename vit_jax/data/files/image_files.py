@@ -170,4 +170,4 @@ def check(found: Sequence[object], finder: Finder, where: str) -> None:
   """Raises UserError if no image was found."""
   if not found:
     raise UserError(f'{where}: expected images with the extension {" ".join(EXTENSIONS)} in or below it, got '
-                    f'{describe(finder.ignored) or "none"}.')
+                    f'{describe(finder.ignored) or "none"}. Name another folder.')

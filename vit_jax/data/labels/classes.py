@@ -103,7 +103,8 @@ def find(names: Sequence[str], named: int | str, *, count: int) -> int:
   if isinstance(named, int) or _is_number(named):
     if 0 <= int(named) < count:
       return int(named)
-    raise UserError(f'class: expected 0 to {count - 1}, as the network has {count} classes, got {named}.')
+    raise UserError(f'class: expected 0 to {count - 1}, as the network has {count} classes, got {named}. '
+                    'Choose another class.')
   wanted = _key(named)
   called = [_parts(name) | {_key(one) for one in name.partition(' ')[2].split(',')} |
             {_key(one) for one in name.split(',')} for name in names]
@@ -141,7 +142,8 @@ def map_classes(own: Sequence[str], network: Sequence[str], *, path: str, where:
     UserError: a name is unknown, ambiguous, or repeated.
   """
   if twice := _repeated(own):
-    raise UserError(f'{where}: expected each class of the source once, got {_some(twice)} twice.')
+    raise UserError(f'{where}: expected each class of the source once, got {_some(twice)} twice. '
+                    'Remove the repeated lines.')
   if path:
     return _from_file(own, network, path)
   if tuple(own) == tuple(network):
@@ -177,7 +179,7 @@ def read_map(path: str) -> dict[str, tuple[str, ...]]:
   else:
     if wrong := [line for line in lines if ':' not in line]:
       raise UserError(f'{path}: expected lines such as `alarm_clock: n02708093; n03196217`, got '
-                      f'{json_fields.describe(wrong[0])}.')
+                      f'{json_fields.describe(wrong[0])}. Correct the line.')
     entries = [(name.strip(), rest.strip()) for name, _, rest in (line.partition(':') for line in lines)]
   twice = _repeated([name for name, _ in entries])
   if twice or not entries:

@@ -50,7 +50,7 @@ def read(path: str) -> Labels:
   if not is_valid:
     size = f'{len(found):,} entries' if isinstance(found, list) else json_fields.describe(found)
     raise UserError(f'{path}: expected a list of {NUM_IMAGES:,} lists of classes from 0 to {NUM_CLASSES - 1}, got '
-                    f'{size}.')
+                    f'{size}. Download real.json again.')
   return tuple(tuple(one) for one in found)
 
 
@@ -80,14 +80,15 @@ def read_predictions(path: str) -> HostArray:
     if not (0 <= place < NUM_IMAGES and words[-1].isdecimal() and len(words[-1]) < 10
             and int(words[-1]) < NUM_CLASSES):
       raise UserError(f'{path}, line {at}: expected an image and its class, from 0 to {NUM_CLASSES - 1}, such as '
-                      f'`ILSVRC2012_val_00000293.JPEG 65`, got {line[:80]!r}.')
+                      f'`ILSVRC2012_val_00000293.JPEG 65`, got {line[:80]!r}. Correct the line.')
     if found[place] >= 0:
-      raise UserError(f'{path}, line {at}: expected one line for each image, got a second one for {place + 1:08}.')
+      raise UserError(f'{path}, line {at}: expected one line for each image, got a second one for {place + 1:08}. '
+                      'Remove one of them.')
     found[place] = int(words[-1])
   missing = np.flatnonzero(found < 0)
   if missing.size:
     raise UserError(f'{path}: expected a line for each of {NUM_IMAGES:,} images, got none for {missing.size:,}, such '
-                    f'as ILSVRC2012_val_{missing[0] + 1:08}.')
+                    f'as ILSVRC2012_val_{missing[0] + 1:08}. Add the missing lines.')
   return found
 
 
@@ -95,7 +96,8 @@ def main(arguments: Sequence[str]) -> int:
   """Scores a file of predictions; returns the exit status."""
   try:
     if len(arguments) != 2:
-      raise UserError('expected two files: python -m vit_jax.data.labels.real real.json PREDICTIONS')
+      raise UserError(f'expected two files, got {len(arguments)}. Run python -m vit_jax.data.labels.real real.json '
+                      'PREDICTIONS.')
     labels = read(arguments[0])
     predicted = read_predictions(arguments[1])
   except UserError as error:

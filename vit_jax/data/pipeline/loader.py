@@ -249,7 +249,7 @@ def _check_sizes(source: Source, *, batch_size: int, seed: int) -> None:
     raise UserError(f'batch_size: expected at most {len(source)}, the number of examples of {title(source)}, got '
                     f'{batch_size}. Set --config.batch_size={1 << len(source).bit_length() - 1}.')
   if seed < 0:
-    raise UserError(f'seed: expected 0 or more, got {seed}.')
+    raise UserError(f'seed: expected 0 or more, got {seed}. Set another seed.')
 
 
 def _order(source: Source, shard: Shard, recipe: schema.Recipe, placement: schema.Placement, *, batch_size: int,
@@ -258,7 +258,8 @@ def _order(source: Source, shard: Shard, recipe: schema.Recipe, placement: schem
   groups = schema.num_groups(batch_size, recipe.mix_group)
   is_placed = placement is not schema.Placement.ANYWHERE
   if period and is_placed:
-    raise UserError(f'data.placement: expected anywhere with objective.features, got {placement.value}.')
+    raise UserError(f'data.placement: expected anywhere with objective.features, got {placement.value}. '
+                    'Set data.placement=anywhere.')
   visit = (_place(source, shard, placement, batch_size=batch_size, seed=seed) if is_placed else
            _visit(source, seed=seed, repeats=recipe.repeats, batch_size=batch_size, groups=groups))
   text = '' if recipe.repeats == 1 else f' repeats={recipe.repeats}' + (f' groups={groups}' if groups > 1 else '')
@@ -361,5 +362,5 @@ def _visit(source: Source, *, seed: int, repeats: int, batch_size: int, groups: 
     return visit
   if batch_size < 2 * repeats:
     raise UserError(f'batch_size: expected at least {2 * repeats}, two different examples with data.recipe.repeats='
-                    f'{repeats}, got {batch_size}.')
+                    f'{repeats}, got {batch_size}. Set a larger batch_size, or data.recipe.repeats=1.')
   return order.Repeated(visit, repeats, batch_size, groups)

@@ -103,7 +103,7 @@ def synthetic_opener(where: str, data: schema.Data, image_px: tuple[int, int]) -
   del where
   if data.num_examples < 0 or data.num_classes < 0:
     raise UserError(f'data.num_examples and data.num_classes: expected 0 or more, got {data.num_examples} and '
-                    f'{data.num_classes}.')
+                    f'{data.num_classes}. Set other numbers.')
 
   def open_named(split: str) -> Source:
     split = splits.resolve(split, ('train', 'test'), source='synthetic')

@@ -93,7 +93,8 @@ def refuse_placeholder(where: str) -> None:
 def _open_single(root: str, split: str, *, holdout: float, seed: int, rules: Rules) -> Source:
   """Opens `train` or `test` of a folder without split folders."""
   if not 0 < holdout < 1:
-    raise UserError(f'data.holdout: expected a fraction between 0 and 1, such as 0.1, got {holdout}.')
+    raise UserError(f'data.holdout: expected a fraction between 0 and 1, such as 0.1, got {holdout}. '
+                    'Set such a fraction.')
   split = splits.resolve_part(split, source=f'folder:{root}')
   class_names = _class_names(root, '')
   found = _list(root, '', class_names, all_filled=True, rules=rules)
@@ -105,7 +106,7 @@ def _open_single(root: str, split: str, *, holdout: float, seed: int, rules: Rul
   files = listing.select(found, f'{split} {holdout} {seed}', choose)
   if not len(files):
     raise UserError(f'{root}: expected at least two images in some class, so that data.holdout={holdout} leaves images '
-                    f'to test on, got {len(found)} images.')
+                    f'to test on, got {len(found)} images. Add images, or set data.holdout.')
   return FolderSource(root, files, name=f'folder:{root}/{split}', class_names=class_names,
                       title=splits.part_title(f'folder:{root}', split, holdout), rules=rules)
 

@@ -140,7 +140,7 @@ def _open_single(root: str, split: str, *, holdout: float, seed: int, rules: Rul
   num = max(1, round(holdout * len(order)))
   if num >= len(order):
     raise UserError(f'{root}: expected at least two images, so that data.holdout={holdout} leaves some to train on, '
-                    f'got {len(order)}.')
+                    f'got {len(order)}. Add images, or set data.holdout.')
   chosen = order[num:] if split == 'train' else order[:num]
   return FolderMasks(root, [pairs[i] for i in chosen], name=f'masks:{root}/{split}',
                      class_names=_class_names(root, rules), rules=rules)
@@ -181,7 +181,7 @@ def _by_name(root: str, folder: str, extensions: Sequence[str], rules: Rules) ->
     name, extension = os.path.splitext(os.path.relpath(file.path, folder))
     if extension.lower() in extensions and found.setdefault(name, file.path) != file.path:
       raise UserError(f'{os.path.join(root, folder)}: expected one file of each name, got {found[name]} and '
-                      f'{file.path}.')
+                      f'{file.path}. Remove or rename one of them.')
   image_files.report(finder.ignored, os.path.join(root, folder))
   return found
 

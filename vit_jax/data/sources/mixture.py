@@ -43,12 +43,14 @@ def parse(text: str) -> list[Weighted]:
   """
   matches = [_TERM.fullmatch(term) for term in _COMMA.split(text)]
   if len(matches) < 2 or not all(matches):
-    raise UserError(f'data.source: expected {FORM}, got mix:{text}.')
+    raise UserError(f'data.source: expected {FORM}, got mix:{text}. '
+                    'Write each source as WEIGHT*SOURCE, with commas between them.')
   terms = [Weighted(float(m['weight']), m['source']) for m in matches if m]
   total = sum(t.weight for t in terms)
   for term in terms:
     if term.source.startswith('mix:'):
-      raise UserError(f'data.source: expected all sources of a mixture in one list, got {term.source!r} inside of it.')
+      raise UserError(f'data.source: expected all sources of a mixture in one list, got {term.source!r} inside of it. '
+                      'Write its sources into the outer list.')
     if not total or term.weight / total < 1 / ROUND:
       raise UserError(f'data.source: expected weights of at least 0.001 of their sum, got {term.weight:g} for '
                       f'{term.source}. Set a larger weight, or remove the source.')

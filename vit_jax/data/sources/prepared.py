@@ -149,7 +149,7 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
     shards = [s for s in listed if fnmatch.fnmatch(s.file, pattern)]
     if not shards:
       raise UserError(f'array_record:{where}: expected a pattern of shards of {name}, such as '
-                      f'{", ".join(s.file for s in listed[:5])}, got none in {folder}.')
+                      f'{", ".join(s.file for s in listed[:5])}, got none in {folder}. Correct the pattern.')
     part_is_enough = data.placement is Placement.HOST_SHARDS and name == _training_split(data, info)
     return PreparedSource(folder, shards, name=f'array_record:{where}/{name}', class_names=info.class_names,
                           most_labels=info.most_labels, statistics=info.statistics, encoding=info.encoding,

@@ -139,7 +139,8 @@ def opener(shards: Mapping[str, object], data: schema.Data, open_split: Callable
     if '' not in shards:
       return open_split(splits.resolve(name, shards, source=where))
     if not 0 < data.holdout < 1:
-      raise UserError(f'data.holdout: expected a fraction between 0 and 1, such as 0.1, got {data.holdout}.')
+      raise UserError(f'data.holdout: expected a fraction between 0 and 1, such as 0.1, got {data.holdout}. '
+                      'Set such a fraction.')
     part = splits.resolve_part(name, source=where)
     whole = open_split('')
     mixed = np.random.Generator(np.random.Philox(key=data.holdout_seed)).permutation(len(whole))

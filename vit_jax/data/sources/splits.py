@@ -52,7 +52,7 @@ def parse(text: str) -> list[Term]:
   matches = [_TERM.fullmatch(term) for term in text.split('+')]
   if not all(matches):
     raise UserError(f'split: expected a name or a slice such as train, train[:98%], train[-100:] or '
-                    f'train[:800]+val[:200], got {text!r}.')
+                    f'train[:800]+val[:200], got {text!r}. Write the split in one of these forms.')
   return [Term(m['name'], m['lower'] or '', m['upper'] or '') for m in matches if m]
 
 
@@ -66,7 +66,7 @@ def bounds(term: Term, num_examples: int) -> tuple[int, int]:
   stop = _position(term.upper, num_examples, default=num_examples)
   if not 0 <= start < stop <= num_examples:
     raise UserError(f'split {term.name}[{term.lower}:{term.upper}]: expected at least one of {num_examples:,} '
-                    f'examples, got {start} to {stop}.')
+                    f'examples, got {start} to {stop}. Choose another part.')
   return start, stop
 
 

@@ -226,7 +226,7 @@ def _captions(builder: DatasetBuilder, folder: str, given: str) -> str:
   found = list(_texts(dict(builder.info.features)))
   if given and given not in found:
     raise UserError(f'data.caption_column: expected a feature of {folder} with texts ({", ".join(found) or "none"}), '
-                    f'got {given!r}.')
+                    f'got {given!r}. Set one of these.')
   usual = [*stored.NAMES, *(f'{name}/text' for name in stored.NAMES)]
   return given or next((name for name in usual if name in found), '')
 
@@ -248,7 +248,8 @@ def _columns(builder: DatasetBuilder, folder: str, label_column: str, *, has_cap
   found = {column.path: column for column in class_columns(features)}
   if label_column and label_column not in found:
     known = ', '.join(sorted(found)) or 'none'
-    raise UserError(f'data.label_column: expected a feature of {folder} with classes ({known}), got {label_column!r}.')
+    raise UserError(f'data.label_column: expected a feature of {folder} with classes ({known}), got {label_column!r}. '
+                    'Set one of these.')
   if has_captions and not label_column and not any(path in ('label', 'labels') for path in found):
     return Columns(image, '', UNLABELED)
   single = [path for path, column in found.items() if not column.several and '/' not in path]

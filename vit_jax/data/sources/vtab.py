@@ -195,7 +195,7 @@ class VtabSource(tfds.Stored):
     names = tuple(builder.info.features[task.label_feature].names) if task.label_feature else ()
     if names and len(names) != task.num_classes:
       raise UserError(f'{builder.info.full_name}: expected {task.num_classes} classes, as VTAB has in {task.name}, got '
-                      f'{len(names)}.')
+                      f'{len(names)}. Prepare the dataset again, in the version that VTAB names.')
     self.class_names = names or tuple(f'{task.name} {i}' for i in range(task.num_classes))
 
   def __getitem__(self, index: int) -> Record:
@@ -218,7 +218,8 @@ class VtabSource(tfds.Stored):
       raise records.BadRecord(f'the record: expected the features of {self._task.dataset}, got '
                               f'{", ".join(sorted(features)) or "none"}') from error
     if not 0 <= label < self._task.num_classes:
-      raise UserError(f'{self.name}: expected classes from 0 to {self._task.num_classes - 1}, got {label}.')
+      raise UserError(f'{self.name}: expected classes from 0 to {self._task.num_classes - 1}, got {label}. '
+                      'Prepare the dataset again, in the version that VTAB names.')
     return label
 
 

@@ -176,10 +176,12 @@ def choose(paths: Sequence[str], data: schema.Data) -> Columns:
   """
   caption = data.caption_column or 'txt'
   if (caption.partition('/')[0] == 'json') is not bool(caption.partition('/')[2]):
-    raise UserError(f'data.caption_column: expected an extension such as txt, or json/FIELD, got {caption!r}.')
+    raise UserError(f'data.caption_column: expected an extension such as txt, or json/FIELD, got {caption!r}. '
+                    'Set one of these forms.')
   given, _, field = data.label_column.partition('/')
   if data.label_column and (not given or (given == 'json') is not bool(field)):
-    raise UserError(f'data.label_column: expected an extension such as cls, or json/FIELD, got {data.label_column!r}.')
+    raise UserError(f'data.label_column: expected an extension such as cls, or json/FIELD, got {data.label_column!r}. '
+                    'Set one of these forms.')
   if given:
     return Columns(data.image_column, data.label_column, caption)
   wanted = Columns(data.image_column, 'json/label', caption)

@@ -187,7 +187,8 @@ def batched(positions: Array) -> Array:
 def check_all(setting: str, num_tokens: int, grid: tuple[int, int]) -> None:
   """Raises UserError, which names a setting, if `num_tokens` is not the number of patch tokens of `grid`."""
   if num_tokens != grid[0] * grid[1]:
-    raise UserError(f'{setting}: expected all {grid[0]} x {grid[1]} patch tokens of an image, got {num_tokens}.')
+    raise UserError(f'{setting}: expected all {grid[0]} x {grid[1]} patch tokens of an image, got {num_tokens}. '
+                    'Leave no token out.')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

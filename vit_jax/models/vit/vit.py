@@ -307,7 +307,8 @@ class ViT:
       setting = f'model.block={kind(self.settings.block)}'
       check_all(setting, num_tokens, grid)
       if mask is not None:
-        raise UserError(f'{setting}: expected every patch token to be attended to, got a mask of tokens.')
+        raise UserError(f'{setting}: expected every patch token to be attended to, got a mask of tokens. '
+                        'Choose another block, or images of one size.')
 
   def _own(self, table: PyTree, grid: tuple[int, int]) -> Array:
     """Positions `[1, M, D]` of one block, from its table."""
