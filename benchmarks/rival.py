@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import pathlib
 import sys
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks import child
@@ -52,10 +53,22 @@ def ask(request: Request) -> compile.Answer:
   Raises:
     UserError: the checkout has no big_vision, or the compiler failed.
   """
-  if not (pathlib.Path(request.checkout) / 'big_vision' / 'sharding.py').is_file():
-    raise UserError(f'--big_vision: expected a folder with the package big_vision, got {request.checkout}. '
-                    'Give a checkout of its repository.')
+  check(request.checkout)
   return compile.in_process('benchmarks.rival', request, topologies.parse(request.topology))
+
+
+def check(checkout: str) -> None:
+  """Raises a `UserError` if a folder has no big_vision."""
+  if not (pathlib.Path(checkout) / 'big_vision' / 'sharding.py').is_file():
+    raise UserError(f'--big_vision: expected a folder with the package big_vision, got {checkout}. '
+                    'Give a checkout of its repository.')
+
+
+def modules(checkout: str, *names: str) -> list[Any]:
+  """Imports modules of a checkout."""
+  sys.path.insert(0, checkout)
+  with child.without_unused():
+    return [importlib.import_module(f'big_vision.{name}') for name in names]
 
 
 def measure(request: Request, dump: pathlib.Path) -> compile.Answer:
@@ -67,44 +80,67 @@ def measure(request: Request, dump: pathlib.Path) -> compile.Answer:
 
 def lower(request: Request, devices: Any) -> jax.stages.Lowered:
   """The step, lowered for devices that need not be here."""
-  import flax.linen as nn
   import jax
   import jax.numpy as jnp
-  import numpy as np
-  from jax.sharding import Mesh, NamedSharding, PartitionSpec
-  sys.path.insert(0, request.checkout)
-  with child.without_unused():
-    vit, optimizers, shardings = (importlib.import_module(f'big_vision.{name}')
-                                  for name in ('models.vit', 'optax', 'sharding'))
-  sizes, mesh = request.network, Mesh(np.asarray(devices).reshape(-1), ('data',))
+  sizes, (vit,) = request.network, modules(request.checkout, 'models.vit')
   network = vit.Model(sizes['classes'], patch_size=(sizes['patch'],) * 2, width=sizes['width'], depth=sizes['depth'],
                       mlp_dim=sizes['mlp'], num_heads=sizes['heads'], pool_type='gap', scan=request.scan,
                       dtype_mm='bfloat16')
+
+  def loss(params: Any, key: jax.Array, images: jax.Array, labels: jax.Array) -> jax.Array:
+    logits, _ = network.apply({'params': params}, images, train=True, rngs={'dropout': key})
+    return -jnp.mean(jnp.sum(jax.nn.log_softmax(logits) * labels, 1))
+
+  batch = [jax.ShapeDtypeStruct((request.batch, *shape), jnp.float32)
+           for shape in ((sizes['px'], sizes['px'], 3), (sizes['classes'],))]
+  params = jax.eval_shape(network.init, jax.eval_shape(lambda: jax.random.key(0)), batch[0])['params']
+  return lower_step(request, devices, Task(params, loss, batch, {'mu_dtype': 'bfloat16'}))
+
+
+class Task(NamedTuple):
+  """What a step learns.
+
+  params: shapes of the parameters.
+  loss: of parameters, a key, and the arrays of a batch.
+  batch: shapes of these arrays, without sharding.
+  adam: settings of big_vision's Adam.
+  """
+  params: Any
+  loss: Callable[..., Any]
+  batch: Sequence[Any]
+  adam: dict[str, Any]
+
+
+def lower_step(request: Any, devices: Any, task: Task) -> jax.stages.Lowered:
+  """The step of a task; `request` says which parameters are sharded, and where the checkout is."""
+  import flax.linen as nn
+  import jax
+  import numpy as np
+  from jax.sharding import Mesh, NamedSharding, PartitionSpec
+  optimizers, shardings = modules(request.checkout, 'optax', 'sharding')
+  mesh = Mesh(np.asarray(devices).reshape(-1), ('data',))
   split = NamedSharding(mesh, PartitionSpec('data'))
-  images = jax.ShapeDtypeStruct((request.batch, sizes['px'], sizes['px'], 3), jnp.float32, sharding=split)
-  labels = jax.ShapeDtypeStruct((request.batch, sizes['classes']), jnp.float32, sharding=split)
-  key = jax.eval_shape(lambda: jax.random.key(0))
-  params = jax.eval_shape(network.init, key, images)['params']
-  optimizer = _optimizer(optimizers, params)
-  state = {'params': params, 'opt': jax.eval_shape(optimizer.init, params)}
+  batch = [jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=split) for one in task.batch]
+  optimizer = _optimizer(optimizers, task)
+  state = {'params': task.params, 'opt': jax.eval_shape(optimizer.init, task.params)}
   rule = 'replicate' if request.whole_mib is None else (
       f"fsdp(axis='data', min_size_to_shard_mb={request.whole_mib})")
   placed = shardings.infer_sharding(state, strategy=[('.*', rule)], mesh=mesh)
   state = jax.tree.map(lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), state, placed)
-  step = jax.jit(_step(network, optimizer), donate_argnums=0,
+  step = jax.jit(_step(task.loss, optimizer), donate_argnums=0,
                  out_shardings=(placed, NamedSharding(mesh, PartitionSpec())))
   with jax.set_mesh(mesh), nn.logical_axis_rules([('act_batch', 'data')]):
-    return step.lower(state, key, images, labels)
+    return step.lower(state, jax.eval_shape(lambda: jax.random.key(0)), *batch)
 
 
-def _optimizer(optimizers: Any, params: Any) -> Any:
-  config = _Settings(grad_clip_norm=1., optax_name='scale_by_adam', optax={'mu_dtype': 'bfloat16'}, lr=1e-3, wd=1e-4,
+def _optimizer(optimizers: Any, task: Task) -> Any:
+  config = _Settings(grad_clip_norm=1., optax_name='scale_by_adam', optax=task.adam, lr=1e-3, wd=1e-4,
                      schedule={'warmup_steps': 10_000, 'decay_type': 'cosine'})
-  return optimizers.make(config, params, sched_kw=STEPS)[0]
+  return optimizers.make(config, task.params, sched_kw=STEPS)[0]
 
 
-def _step(network: Any, optimizer: Any) -> Any:
-  """The function of a step: state, key, images and labels to the next state and four numbers."""
+def _step(loss: Callable[..., Any], optimizer: Any) -> Any:
+  """The function of a step: state, key and the arrays of a batch to the next state and four numbers."""
   import jax
   import jax.numpy as jnp
   import optax
@@ -112,12 +148,8 @@ def _step(network: Any, optimizer: Any) -> Any:
   def norm(tree: Any) -> jax.Array:
     return jnp.sqrt(sum(jnp.sum(leaf * leaf) for leaf in jax.tree.leaves(tree)))
 
-  def step(state: Any, key: jax.Array, images: jax.Array, labels: jax.Array) -> Any:
-    def loss(params: Any) -> jax.Array:
-      logits, _ = network.apply({'params': params}, images, train=True, rngs={'dropout': key})
-      return -jnp.mean(jnp.sum(jax.nn.log_softmax(logits) * labels, 1))
-
-    value, gradients = jax.value_and_grad(loss)(state['params'])
+  def step(state: Any, key: jax.Array, *batch: jax.Array) -> Any:
+    value, gradients = jax.value_and_grad(loss)(state['params'], key, *batch)
     updates, opt = optimizer.update(gradients, state['opt'], state['params'])
     params = optax.apply_updates(state['params'], updates)
     return {'params': params, 'opt': opt}, (value, norm(gradients), norm(params), norm(updates))

@@ -4,16 +4,18 @@
 
 Each row is a program that is compiled with a small number of unrolled blocks. At the complete depth its operations
 within blocks and the update of parameters take as much longer as there are more blocks, the others once; with two
-numbers of blocks all figures, memory too, follow from `a + b depth`. `--depths=0` compiles one block alone, forward and
-backward, on one device (`tpu_block.py`). All rows have the same batch per device, dtype, optimizer and no
-rematerialization. Both times of `plan` are given, without collectives. DIR has the figures of each program as a line of
-`figures.jsonl`, so that a later call compiles only what is missing, and the tables in `tables.md`, or with `--into`
-between the two comments of that Markdown file. Nothing runs on a TPU.
+numbers of blocks all figures, memory too, follow from `a + b depth`; the complete depth gives the program as it is.
+`--depths=0` compiles one block alone, forward and backward, on one device (`tpu_block.py`). All rows have the same
+batch per device, dtype and optimizer; all but `auto`, whose layout is the one that a run chooses by itself, have no
+rematerialization. Both times of `plan` are given, without collectives, and the time that the core waits for these. DIR
+has the figures of each program as a line of `figures.jsonl`, so that a later call compiles only what is missing, and
+the tables in `tables.md`, or with `--into` between the two comments of that Markdown file. Nothing runs on a TPU.
 """
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import pathlib
 import re
 import sys
@@ -38,15 +40,19 @@ TOPOLOGIES = ('v6e:4x4', 'v5e:4x4', 'v4:2x2x4', 'v3:2x2')
 FILE = 'figures.jsonl'
 BEGIN, END = '<!--tpu_tables-->', '<!--/tpu_tables-->'
 ONE_DEVICE = {'v6e': 'v6e:1x1', 'v5e': 'v5e:1x1', 'v4': 'v4:2x2x1', 'v3': 'v3:2x2'}
+BLOCKS = ('Plain', 'encoderblock')
+"""What the places of operations in our and in big_vision's blocks have: the names of their modules."""
 BLOCK = 0
 """Number of blocks that stands for one block alone, on one device."""
 NUM_EXAMPLES, NUM_CLASSES, IMAGE_PX = 1_281_167, 1_000, 224
 OVERRIDES = (
     'train.accumulate=1', 'data.recipe.mixup=0', 'model.dropout=0', 'model.pool=mean', 'model.dtype=bf16',
-    'model.execution=unrolled', 'model.remat=none', 'optimizer.mu_dtype=bf16',
-    f'data.num_examples={NUM_EXAMPLES}', f'data.num_classes={NUM_CLASSES}')
+    'optimizer.mu_dtype=bf16', f'data.num_examples={NUM_EXAMPLES}', f'data.num_classes={NUM_CLASSES}')
 """What big_vision's step has, too."""
+AUTO = 'auto'
+"""The program with the kernels, rematerialization, loop and sharding that the layout of a run chooses."""
 OURS: dict[str, dict[str, str]] = {
+    AUTO: {'attention': 'auto', 'mlp_kernel': 'auto'},
     'plain': {'attention': 'xla', 'mlp_kernel': 'xla'}, 'fused': {'attention': 'fused', 'mlp_kernel': 'xla'},
     'fused_mlp': {'attention': 'fused', 'mlp_kernel': 'fused'}}
 """Names of our programs, and the kernels of their blocks, as `tpu_block.Request` names them."""
@@ -82,6 +88,7 @@ class Figures(NamedTuple):
 
   estimate_ms: the compiler's, which has nothing of kernels; their time by schedule is added.
   blocks_estimate_ms, blocks_scheduled_ms: the parts of both times that blocks and the update take.
+  exposed_ms: what of the collectives the core waits for; NaN in files of before 2026-11-28.
   """
   estimate_ms: float
   scheduled_ms: float
@@ -89,6 +96,7 @@ class Figures(NamedTuple):
   peak_gib: float
   blocks_estimate_ms: float
   blocks_scheduled_ms: float
+  exposed_ms: float = math.nan
 
   def at(self, depth: int, *, own_depth: int, other: Figures, other_depth: int) -> Figures:
     """Figures at another depth, on the line through these and those of another depth."""
@@ -101,7 +109,7 @@ class Figures(NamedTuple):
     blocks = self.blocks_estimate_ms * times, self.blocks_scheduled_ms * times
     return Figures(self.estimate_ms - self.blocks_estimate_ms + blocks[0],
                    self.scheduled_ms - self.blocks_scheduled_ms + blocks[1], self.collectives_ms * times, self.peak_gib,
-                   *blocks)
+                   *blocks, self.exposed_ms * times)
 
 
 def rows(only: Sequence[str] = ()) -> list[Row]:
@@ -138,12 +146,13 @@ def measure(row: Row, depth: int, *, checkout: str) -> Figures:
                  1e3 * sent / topology.chip.ring_bytes_s,
                  (answer.temp_bytes if depth == BLOCK else answer.peak_bytes) / plan.GIB,
                  sum(one.cycles or one.scheduled or 0 for one in repeated) * ms,
-                 sum(one.scheduled or 0 for one in repeated) * ms)
+                 sum(one.scheduled or 0 for one in repeated) * ms,
+                 math.nan if answer.waits is None else sum(one.exposed_ns for one in answer.waits) / 1e6)
 
 
 def _is_repeated(one: compiled.Operation) -> bool:
   """Whether a step has as much more of an operation as it has more blocks; all but a few parameters are of blocks."""
-  return one.phase == 'update' or re.search('Block|encoderblock', one.place) is not None
+  return one.phase == 'update' or re.search('|'.join(BLOCKS), one.place) is not None
 
 
 def _block_request(row: Row, checkout: str) -> tpu_block.Request:
@@ -155,9 +164,11 @@ def _block_request(row: Row, checkout: str) -> tpu_block.Request:
 
 def _request(row: Row, depth: int) -> compile.Request:
   topology, sizes = topologies.parse(row.topology), {**SIZES[row.model], 'depth': depth}
+  fixed = () if row.program == AUTO else (
+      'model.execution=unrolled', 'model.remat=none', f'mesh.fsdp={topology.num_devices}')
   config = files.load('vit_l16_i1k', [
       *OVERRIDES, *(f'model.{PATHS.get(name, name)}={value}' for name, value in (sizes | OURS[row.program]).items()),
-      f'batch_size={row.batch}', f'mesh.fsdp={topology.num_devices}'])
+      *fixed, f'batch_size={row.batch}'])
   return plan.lay_out(plan.Subject(config, topology, NUM_EXAMPLES, NUM_CLASSES, in_memory=False)).request()
 
 
@@ -165,7 +176,7 @@ def collect(asked: Sequence[Row], depths: Sequence[int], folder: pathlib.Path, *
   """Compiles what the folder lacks, and keeps the figures there."""
   for row in asked:
     for depth in depths if checkout or row.program in OURS else ():
-      is_double = depth == BLOCK and row.program in RIVALS and row.program != 'big_vision'  # it differs in sharding
+      is_double = depth == BLOCK and row.program in (AUTO, *RIVALS) and row.program != 'big_vision'  # a step differs
       if not is_double and depth not in found(row, folder):
         began = time.monotonic()
         figures = measure(row, depth, checkout=checkout)
@@ -182,7 +193,7 @@ def found(row: Row, folder: pathlib.Path) -> dict[int, Figures]:
   for line in path.read_text().splitlines() if path.exists() else ():
     content = json.loads(line)
     if tuple(content['row']) == row:
-      result[content['depth']] = Figures(*(content[name] for name in Figures._fields))
+      result[content['depth']] = Figures(*(content[name] for name in Figures._fields if name in content))
   return dict(sorted(result.items()))
 
 
@@ -192,6 +203,8 @@ def complete(row: Row, folder: pathlib.Path) -> tuple[Figures, str] | None:
   by_depth.pop(BLOCK, None)
   if not by_depth:
     return None
+  if depth in by_depth:
+    return by_depth[depth], f'{depth}, all'
   (one, first), (two, last) = [*by_depth.items()][0], [*by_depth.items()][-1]
   if one == two:
     return first.scaled(depth, one), str(one)
@@ -200,8 +213,8 @@ def complete(row: Row, folder: pathlib.Path) -> tuple[Figures, str] | None:
 
 def render(folder: pathlib.Path) -> str:
   """The tables of all rows that the folder has, as Markdown."""
-  head = ('topology, images a device', 'program', 'estimate, ms', 'by schedule, ms', 'collectives, ms', 'peak GiB',
-          'best big_vision / this', 'compiled blocks')
+  head = ('topology, images a device', 'program', 'estimate, ms', 'by schedule, ms', 'collectives, ms', 'exposed, ms',
+          'peak GiB', 'best big_vision / this', 'compiled blocks')
   parts = []
   for model, sizes in SIZES.items():
     steps = [line for topology in TOPOLOGIES for line in _of_topology(model, topology, folder)]
@@ -230,7 +243,8 @@ def _of_topology(model: str, topology: str, folder: pathlib.Path, *,
       continue
     peak = f'{own.peak_gib:.2f}' + f' with {depths} blocks' * depths.isdecimal()
     yield (f'{topology}, {row.images}', row.program, f'{own.estimate_ms:.1f}', f'{own.scheduled_ms:.1f}',
-           f'{own.collectives_ms:.1f}', peak, ratios, depths)
+           f'{own.collectives_ms:.1f}', '–' if math.isnan(own.exposed_ms) else f'{own.exposed_ms:.1f}', peak, ratios,
+           depths)
 
 
 def _block(row: Row, folder: pathlib.Path) -> tuple[Figures, str] | None:

@@ -94,7 +94,7 @@ def test_rows_of_parquet_files_are_counted(capsys: pytest.CaptureFixture[str], t
   pytest.importorskip('pyarrow')
   from tests.data import parquets
   parquets.write(tmp_path, 'train', parquets.large(12))
-  words = ['--config=from_folder', f'--config.data.source=parquet:{tmp_path}']
+  words = ['--config=from_folder', f'--config.data.source=parquet:{tmp_path}', '--config.data.eval_split=train']
   assert 'batch_size: expected at most 12, the number' in checked(capsys, *words, '--config.batch_size=14')
   assert 'Checked the ' in checked(capsys, *words, '--config.batch_size=8')
 

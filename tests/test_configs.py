@@ -109,3 +109,11 @@ def test_random_crops_are_those_of_the_authors_program(name: str) -> None:
   if recipe.crop is schema.Crop.INCEPTION:
     others = {'linear_probe': schema.CropSampler.CLIPPED, **dict.fromkeys(TORCHVISION, schema.CropSampler.TORCHVISION)}
     assert recipe.crop_sampler is others.get(name, schema.CropSampler.TENSORFLOW)
+
+
+def test_every_config_of_cifar10_takes_the_prepared_set_as_an_argument() -> None:
+  """As docs/reference/data.md says."""
+  names = [name for name in NAMES if name.endswith('cifar10')]
+  assert len(names) > 10
+  for name in names:
+    assert files.load(f'{name}:source=array_record:data/cifar10', []).data.source == 'array_record:data/cifar10', name

@@ -54,6 +54,22 @@ def test_cudnn_is_as_near_to_f32_as_bf16_is(num_tokens: int, width: int) -> None
     assert max(found) < NEAR, (form.__name__, found)
 
 
+@CUDNN
+@pytest.mark.parametrize('num_tokens', [64, 66, 192])
+def test_gradients_are_finite_where_all_logits_are_far_below_0(num_tokens: int) -> None:
+  query, key, value = (jax.random.normal(jax.random.key(i), (2, num_tokens, 3, 64)) for i in range(3))
+  query, key = .1 * query.at[..., 0].set(10.), (.1 * key).at[..., 0].set(-120. * 8)  # each logit is near -120
+
+  mesh = meshes.make(schema.Mesh(1, 1, 1), jax.devices()[:1])
+
+  def total(*args: Array) -> Array:
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+      return jnp.sin(attend_kernels.attend(*args, kernel=AttentionKernel.CUDNN).astype(jnp.float32)).sum()
+
+  found = jax.jit(jax.grad(total, argnums=(0, 1, 2)))(*(x.astype(jnp.bfloat16) for x in (query, key, value)))
+  assert all(bool(jnp.isfinite(x).all()) for x in found)
+
+
 def losses(attention: AttentionKernel, dtype: DType, remat: Remat = Remat.NONE, *, steps: int = STEPS,
            platform: str | None = None) -> list[float]:
   """Of some steps of a small ViT on the same random images, 17 tokens, on one device."""

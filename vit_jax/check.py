@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pathlib
 import shlex
+from collections.abc import Collection
 from typing import Any, cast
 
 from vit_jax import commands
@@ -19,12 +20,10 @@ from vit_jax.jobs import check as places
 from vit_jax.record import storage
 
 PROGRAMS = ('vit_jax.main', 'vit-jax')
-# Used where neither the config nor a dataset on this machine has them. Large, so that no schedule is longer than a run.
-ASSUMED_EXAMPLES, ASSUMED_CLASSES = 10**9, 1_000
 
 
 def run(config: schema.Config | None, *, line: str, topology: str, slices: int, data: str, elsewhere: bool,
-        manifest: str, workdir: storage.Path | None) -> int:
+        manifest: str, workdir: storage.Path | None, overridden: Collection[str] = ()) -> int:
   """Prints one line on what was checked; exit status 0.
 
   Args:
@@ -36,6 +35,7 @@ def run(config: schema.Config | None, *, line: str, topology: str, slices: int, 
     elsewhere: the run is on other hosts, which have a copy of this checkout and other files.
     manifest: path of a JobSet, which has the command and the hardware.
     workdir: of the run.
+    overridden: settings on the command line.
 
   Raises:
     UserError: lists all problems.
@@ -50,12 +50,13 @@ def run(config: schema.Config | None, *, line: str, topology: str, slices: int, 
   if line:
     command = read(line)
     job, workdir = command.job, command.values.get('workdir')
+    overridden = {one.partition('=')[0] for one in command.overrides}
     subject = _config_of(command)
   place = places.Place(elsewhere, data, pathlib.Path.cwd())
   configs = list(subject.runs.values()) if isinstance(subject, schema.Study) else [subject] if subject else []
   problems = [problem for one in configs for problem in _problems(one, workdir, place)]
   if job == 'train' and not problems:
-    problems += [problem for one in configs for problem in places.training_problems(one, place)]
+    problems += [problem for one in configs for problem in places.training_problems(one, place, workdir, overridden)]
   if problems:
     raise UserError('\n'.join(dict.fromkeys(problems)))
   text = ''
@@ -163,8 +164,6 @@ def _mesh_of(config: schema.Config, topology: Any) -> Any:
 
 def _numbers(config: schema.Config) -> tuple[int, int, bool]:
   """Examples, classes and whether images come from memory; without opening data that the config does not describe."""
+  from vit_jax.jobs import check_run
   from vit_jax.plan import plan as plans
-  data = config.data
-  if data.source == 'digits':
-    return plans.numbers(config)
-  return data.num_examples or ASSUMED_EXAMPLES, data.num_classes or ASSUMED_CLASSES, False
+  return plans.numbers(config) if config.data.source == 'digits' else check_run.known_numbers(config)

@@ -254,7 +254,7 @@ JOBS = {
              'texts:FILE, a text in each line', ''),
         Flag('split', TEXT, 'split of --data, or a part of it such as train[:10%]', '', 'train'),
         Flag('what', choice('features', 'probabilities', 'tokens', 'vectors', 'texts'), 'what to write of each image; '
-             'vectors are compared with texts, which are the captions', 'features'),
+             'vectors are compared with texts, which are the captions', '', 'features'),
         Flag('tokenizer', FILE, 'tokenizer file for vectors and texts', '', 'beside the weights'),
         Flag('blocks', BLOCKS,
              'features after these blocks, from 1 or from the end as -1, one after the other', [], 'of the head'),
@@ -297,9 +297,9 @@ JOBS = {
              'float32'),
         Flag('data', TEXT, 'images for --quantize: folder:PATH, tfds:NAME, array_record:DIR', ''),
         Flag('split', TEXT, 'split of --data', '', 'train'),
-        Flag('images', whole(1, 10_000), 'number of images of --data to measure', 64),
+        Flag('images', whole(1, 10_000), 'number of images of --data to measure', None, '64'),
         Flag('min_sqnr', NUMBER, 'products whose signal-to-noise ratio in int8 is below this, in dB, stay in float32',
-             20.)),
+             None, '20')),
         on_cpu=True),  # so that the file does not depend on this machine
     'average': Job('Average several checkpoints of a run into a new run directory, to evaluate it.', 'jobs.average', (
         RUN, Flag('to', STORED, 'directory of the averaged run')), (

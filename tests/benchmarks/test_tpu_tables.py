@@ -1,6 +1,7 @@
 """Tables of steps on TPUs: which programs are compiled, what is kept, and the figures at the complete depth."""
 from __future__ import annotations
 
+import json
 import pathlib
 
 import pytest
@@ -9,7 +10,8 @@ from benchmarks import tpu_block, tpu_tables
 from benchmarks.tpu_tables import Figures, Row
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.plan import compile, compiled, schedule
+from vit_jax.models.vit import block
+from vit_jax.plan import compile, compiled, overlap, schedule
 
 PLAIN, FUSED = Row('L/16', 'v6e:4x4', 'plain'), Row('L/16', 'v6e:4x4', 'fused')
 OTHER = Row('L/16', 'v6e:4x4', 'big_vision')
@@ -17,7 +19,7 @@ OTHER = Row('L/16', 'v6e:4x4', 'big_vision')
 
 def test_rows_are_all_or_those_that_are_named() -> None:
   every = tpu_tables.rows()
-  assert len(every) == len(set(every)) == 3 * (4 * 7 - 1 - 2)
+  assert len(every) == len(set(every)) == 3 * (4 * 8 - 1 - 2)
   assert not [row for row in every if row.program == 'fused' and row.topology.startswith('v3')]
   assert {row.topology for row in every if row.program == 'fused_mlp'} == {'v6e:4x4', 'v5e:4x4'}
   assert tpu_tables.rows(['L/16', 'v6e', 'plain', 'fused', 'big_vision']) == [PLAIN, FUSED, OTHER]
@@ -26,7 +28,7 @@ def test_rows_are_all_or_those_that_are_named() -> None:
     tpu_tables.rows(['v9', 'B/16', 'v6e'])
 
 
-@pytest.mark.slow(reason='1 s of tracing')
+@pytest.mark.slow(reason='6 s of tracing and layouts')
 def test_our_programs_have_the_sizes_of_a_row_and_no_rematerialization() -> None:
   config = tpu_tables._request(Row('H/14', 'v3:2x2', 'plain'), 2).config
   model = config.model
@@ -40,30 +42,35 @@ def test_our_programs_have_the_sizes_of_a_row_and_no_rematerialization() -> None
     model = tpu_tables._request(FUSED._replace(program=program), 2).config.model
     assert isinstance(model, schema.ViT)
     assert (model.attention.kernel, model.mlp.kernel) == (schema.AttentionKernel.FUSED, mlp_kernel)
+  config = tpu_tables._request(FUSED._replace(program='auto'), 2).config
+  assert isinstance(config.model, schema.ViT)
+  assert 'mesh.fsdp' in config.mesh.chosen and config.model.attention.kernel is schema.AttentionKernel.FUSED
+  assert (config.model.mlp.kernel, config.model.execution) == (schema.MlpKernel.FUSED, schema.Execution.UNROLLED)
 
 
 def test_figures_at_the_complete_depth_lie_on_a_line() -> None:
   # 1 + 2 depth, 3 + depth, 5, depth / 2, 2 depth, and depth
-  at_two, at_four = Figures(5., 5., 5., 1., 4., 2.), Figures(9., 7., 5., 2., 8., 4.)
-  assert at_two.at(24, own_depth=2, other=at_four, other_depth=4) == Figures(49., 27., 5., 12., 48., 24.)
+  at_two, at_four = Figures(5., 5., 5., 1., 4., 2., 1.), Figures(9., 7., 5., 2., 8., 4., 3.)
+  assert at_two.at(24, own_depth=2, other=at_four, other_depth=4) == Figures(49., 27., 5., 12., 48., 24., 23.)
   # From one depth alone: the same times, collectives in proportion, memory as it is.
-  assert at_two.scaled(24, 2) == Figures(49., 27., 60., 1., 48., 24.)
+  assert at_two.scaled(24, 2) == Figures(49., 27., 60., 1., 48., 24., 12.)
 
 
 def test_figures_have_kernels_by_schedule_and_know_what_blocks_and_the_update_take(
     monkeypatch: pytest.MonkeyPatch) -> None:
-  operations = [compiled.Operation('forward', 'Block/mlp/up/dot_general', 4, 400, 100),
+  operations = [compiled.Operation('forward', f'{block.Plain.__name__}/mlp/up/dot_general', 4, 400, 100),
                 compiled.Operation('backward', 'Transformer/encoderblock_1/dot_general', 1, 40, 10),
-                compiled.Operation('forward', 'Block/attn/fused_attention', 4, 0, 7),
+                compiled.Operation('forward', f'{block.Plain.__name__}/attn/fused_attention', 4, 0, 7),
                 compiled.Operation('update', 'sqrt', 1, 2, 1), compiled.Operation('forward', 'Dense/dot', 1, 8, 3)]
   sent = [compiled.Collective('all-gather', 1, 10, 400), compiled.Collective(compiled.BETWEEN_SLICES, 1, 1, 10**9)]
   answer = compile.Answer(costs=compiled.NOTHING._replace(cycles=450, collectives=sent), peak_bytes=2**31,
-                          operations=operations, schedule=schedule.Schedule(121, 0, 0, 0, 0, []))
+                          operations=operations, waits=[overlap.Wait('all-gather', 1, 3 * 10**6, 2 * 10**6)],
+                          schedule=schedule.Schedule(121, 0, 0, 0, 0, []))
   monkeypatch.setattr(compile, 'ask', lambda _: answer)
   monkeypatch.setattr(tpu_tables, '_request', lambda row, depth: None)
   cycles, chip = 1e3 / 1.75e9, 200e9
   assert tpu_tables.measure(FUSED, 4, checkout='') == pytest.approx(Figures(
-      457 * cycles, 121 * cycles, 1e3 * 400 / chip, 2., 449 * cycles, 118 * cycles))
+      457 * cycles, 121 * cycles, 1e3 * 400 / chip, 2., 449 * cycles, 118 * cycles, 2.))
 
 
 def checkout(folder: pathlib.Path) -> str:
@@ -85,7 +92,7 @@ def test_only_what_is_missing_is_compiled_and_tables_have_what_is_there(
   def measure(row: Row, depth: int, *, checkout: str) -> Figures:
     compiled.append((row, depth))
     each = {'plain': 3., 'fused': 2., 'big_vision': 4., 'big_vision, scanned': 6.}[row.program]
-    return Figures(10. + depth * each, depth * each, 1., 1., depth * each, depth * each)
+    return Figures(10. + depth * each, depth * each, 1., 1., depth * each, depth * each, .5)
 
   monkeypatch.setattr(tpu_tables, 'measure', measure)
   assert tpu_tables.main([str(tmp_path), '--only=L/16,v6e,plain,fused,big_vision', '--depths=2,4']) == 0
@@ -99,8 +106,17 @@ def test_only_what_is_missing_is_compiled_and_tables_have_what_is_there(
   # 24 blocks: 10 + 72 and 10 + 96 by the estimate, 72 and 96 by schedule.
   plain = next(line for line in text.splitlines() if '| plain' in line)
   assert [cell.strip() for cell in plain.split('|')][1:-1] == [
-      'v6e:4x4, 64', 'plain', '82.0', '72.0', '1.0', '1.00', '1.29, 1.33', '2, 4']
+      'v6e:4x4, 64', 'plain', '82.0', '72.0', '1.0', '0.5', '1.00', '1.29, 1.33', '2, 4']
   assert '58.0' in text and text.startswith('L/16, 24 blocks, 224 px:')
+
+
+def test_a_program_of_the_complete_depth_counts_alone(tmp_path: pathlib.Path) -> None:
+  lines = [{'row': PLAIN, 'depth': depth, **Figures(ms, ms, 1., 9., ms, ms)._asdict()}
+           for depth, ms in ((4, 7.), (24, 50.))]
+  del lines[1]['exposed_ms']  # a file of before this figure
+  (tmp_path / tpu_tables.FILE).write_text(''.join(json.dumps(line) + '\n' for line in lines))
+  row = tpu_tables.render(tmp_path).splitlines()[-1]
+  assert [cell.strip() for cell in row.split('|')][3:-1] == ['50.0', '50.0', '1.0', '–', '9.00', '–', '24, all']
 
 
 def test_a_program_that_fails_is_told_and_what_was_found_before_is_kept(

@@ -8,6 +8,7 @@ import pickle
 import options
 import pytest
 
+from vit_jax.config import check
 from vit_jax.config import schema as s
 from vit_jax.config.schema import checks
 
@@ -52,3 +53,19 @@ def test_a_setting_without_effect_is_named_with_its_default() -> None:
 def test_values_are_shown_as_they_are_set(value: object, text: str) -> None:
   message = checks.problem('a.b', 'c', value, 'Do that.')
   assert message.startswith(f'a.b: expected c, got {text}') and message.endswith('. Do that.') and len(message) < 130
+
+
+@pytest.mark.parametrize('source, setting', [
+    ('folder:photos', 'caption_column'), ('digits', 'label_column'), ('array_record:x', 'image_column'),
+    ('mix:0.5*folder:a,0.5*folder:b', 'caption_column')])
+def test_a_column_of_a_source_without_columns_is_refused(source: str, setting: str) -> None:
+  found = check.problems(s.Config(data=dataclasses.replace(s.Data(source=source), **{setting: 'x'})))
+  said = f"data.{setting}: expected '' with data.source={source!r}, which has no columns, got 'x'. Leave it out."
+  assert len(found) == 1 and found[0].startswith(said)
+  assert ('captions_train.jsonl' in found[0]) == (setting == 'caption_column')
+
+
+@pytest.mark.parametrize('source', ['parquet:x', 'mine:x', 'mix:0.5*folder:a,0.5*parquet:b', 'hf:a/b', 'tfds:x'])
+def test_a_column_of_other_sources_is_not_refused(source: str) -> None:
+  data = s.Data(source=source, caption_column='x', label_column='y', image_column='z')
+  assert check.problems(s.Config(data=data)) == []

@@ -118,6 +118,43 @@ def test_the_kernel_of_the_mlp_is_chosen_likewise(name: str, platform: str, chan
   assert 'model.mlp.kernel' in found.config.mesh.chosen
 
 
+@pytest.mark.parametrize('name, platform, kernel, expected', [
+    ('h200', 'gpu', 'fused', 'it is for TPUs from v4 on, not h200'), ('h200', 'gpu', 'cudnn', ''),
+    ('h200', 'gpu', 'splash', 'it is for TPUs, not h200'), ('v5e', 'tpu', 'cudnn', 'it is for NVIDIA GPUs, not v5e'),
+    ('cpu', 'cpu', 'fused', 'it is for TPUs from v4 on, not cpu'), ('v4', 'tpu', 'fused', ''),
+    ('v3', 'tpu', 'fused', 'it needs TPU v4 or later, not v3')])
+def test_a_kernel_that_is_set_for_other_devices_is_not_named_as_used_and_the_layout_says_which_have_it(
+    name: str, platform: str, kernel: str, expected: str) -> None:
+  model = s.replaced(HALF, {'attention.kernel': s.AttentionKernel(kernel)})
+  hardware, line = layout.Hardware(name, platform, 8, 30.), f'attention.kernel={kernel} has no effect, and XLA computes'
+  found = chosen(model, hardware)
+  assert (f', attention.kernel={kernel}' in found.text) == (not expected)
+  assert (f'\n  {line} in its place: {expected}.' in found.text) == bool(expected)
+  assert (line in layout.choose(found.config, hardware, None).text) == bool(expected)  # where nothing is auto
+
+
+def test_a_kernel_of_the_mlp_that_is_set_for_other_devices_is_explained_likewise() -> None:
+  model = s.replaced(HALF, {'mlp.kernel': s.MlpKernel.FUSED})
+  text = chosen(model, layout.Hardware('h200', 'gpu', 8, 30.)).text
+  assert '\n  mlp.kernel=fused has no effect, and XLA computes in its place: it is for TPU v5e and v6e, not h2' in text
+  assert ', mlp.kernel=fused' not in text
+  assert ', mlp.kernel=fused' in chosen(model, layout.Hardware('v5e', 'tpu', 8, 30.)).text
+
+
+@pytest.mark.parametrize('name, platform', [('v5e', 'tpu'), ('h200', 'gpu')])
+def test_training_at_the_own_aspect_uses_no_kernel_of_attention_as_padding_needs_a_mask(name: str,
+                                                                                         platform: str) -> None:
+  native = s.Config(model=HALF, data=s.Data(recipe=s.Recipe(native_lengths=(4,), eval_native_patch=HALF.patch)))
+  hardware, why = layout.Hardware(name, platform, 8, 30., capability=9.), 'padding needs a mask.'
+  found = layout.choose(native, hardware, needs(1., .01))
+  assert isinstance(found.config.model, s.ViT) and found.config.model.attention.kernel is s.AttentionKernel.XLA
+  assert '\n  attention.kernel=xla: images at their own aspect' in found.text and why in found.text
+  kernel = s.AttentionKernel.CUDNN if platform == 'gpu' else s.AttentionKernel.FUSED
+  by_hand = layout.choose(s.replaced(native, {'model.attention.kernel': kernel}), hardware, needs(1., .01))
+  assert f', attention.kernel={kernel.value}' not in by_hand.text
+  assert f'attention.kernel={kernel.value} has no effect' in by_hand.text and why in by_hand.text
+
+
 def test_swiglu_and_networks_without_attention_have_no_kernel_to_choose() -> None:
   swiglu = chosen(s.replaced(HALF, {'mlp': s.SwiGlu()}), V3._replace(name='v6e'))
   assert 'model.mlp.kernel' not in swiglu.config.mesh.chosen and 'mlp.kernel' not in swiglu.text

@@ -66,6 +66,8 @@ def test_a_recipe_with_everything_that_goes_together_passes() -> None:
      'data.recipe.crop_interpolation: expected its default same with data.recipe.interpolation=bilinear, got bilinear'),
     (R(crop_interpolation=schema.CropInterpolation.BICUBIC, crop=schema.Crop.RESIZE), 'with data.recipe.crop=resize'),
     (R(eval_native_patch=8), 'data.recipe.eval_native_patch: expected 0, or the patch of a ViT, here 16, got 8'),
+    (R(native_lengths=(4,)), 'data.recipe.eval_native_patch: expected the patch of a ViT, here 16, with data.recipe.'
+     'native_lengths, got 0. Set it, or data.recipe.native_lengths=().'),
     (R(eval_native_patch=16, eval_resize_px=256), 'data.recipe.eval_resize_px: expected 0 with data.recipe.eval_nat'),
     (R(eval_area=True, crop=schema.Crop.RESIZE), 'eval_area: expected False with data.recipe.crop=resize, where '),
     (R(views=V(on=True)), 'data.recipe.views.on: expected False for objective Supervised, which takes one image'),

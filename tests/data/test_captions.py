@@ -123,6 +123,14 @@ def test_prompts_are_templates_with_the_names_of_the_classes(tars: Source) -> No
     texts.add({'label': np.int32(-1)}, 0, 0)
 
 
+@pytest.mark.parametrize('line', ['{"image": "0.png"}', 'no json', '{"image": "x.png", "captions": []}'])
+def test_messages_about_a_file_of_captions_speak_of_captions(line: str, tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'captions_train.jsonl').write_text(line)
+  with pytest.raises(UserError, match='Write lines as .*"captions": ') as caught:
+    opening.open_split(schema.Data(source=f'folder:{tmp_path}'), 'train', image_px=(32, 32))
+  assert 'label' not in str(caught.value).replace(str(tmp_path), '')
+
+
 def test_a_folder_has_captions_in_lines_of_json(tmp_path: pathlib.Path) -> None:
   lines = [{'image': f'{i}.png', 'captions': [f'one {i}', ' ', f'two {i}']} for i in range(6)]
   lines[4]['captions'] = []

@@ -11,10 +11,10 @@ from tests import fuzzing
 from tests.data import make_golden_prompts as golden
 from vit_jax.config.schema import TextRule
 from vit_jax.core.errors import UserError
+from vit_jax.data.labels import imagenet
 from vit_jax.data.text import prompts
 
 FOUND = json.loads(pathlib.Path(__file__).with_name('golden_prompts.json').read_text())
-IDS = tuple(f'n{i:08d}' for i in range(1000))
 
 
 def test_prompts_are_those_of_big_vision() -> None:
@@ -41,7 +41,11 @@ def test_other_rules_keep_punctuation_and_case() -> None:
 
 def test_names_are_those_of_the_data_or_of_clip_for_the_ids_of_imagenet() -> None:
   assert prompts.class_names(['b', 'a'], '', setting='x') == ('b', 'a')
-  assert prompts.class_names(IDS, '', setting='x')[:2] == ('tench', 'goldfish')
+  known = imagenet.by_count(1_000)
+  assert known is not None and prompts.class_names(known.ids, '', setting='x') == prompts.clip_imagenet_names()
+  some = ['n01443537', 'n01440764 tench, in words']
+  assert prompts.class_names(some, '', setting='x') == ('goldfish', 'tench')
+  assert prompts.class_names(some, 'clip_imagenet', setting='x') == ('goldfish', 'tench')
   assert prompts.class_names(['c'] * 1000, 'clip_imagenet', setting='x')[0] == 'tench'
 
 

@@ -129,6 +129,11 @@ def test_the_command_writes_a_file_a_table_and_a_card(tmp_path: pathlib.Path, mo
     ('vit --quantize=int8 --data=folder:x --to=a.stablehlo', '--quantize: expected --to=FILE.onnx, got '),
     ('vit --quantize=int8 --to=a.onnx', '--data: expected images for --quantize, got none. Set --data=folder:PATH'),
     ('vit --data=folder:x --to=a.onnx', '--data: expected none without --quantize, got folder:x. Set --quantize=int8'),
+    ('vit --min_sqnr=10 --to=a.onnx', '--min_sqnr: expected --quantize=int8 as well, got --min_sqnr=10.0 alone.'),
+    ('vit --min_sqnr=20 --images=64 --split=test --to=a.onnx', '--split: expected --quantize=int8 as well'),
+    ('vit --images=64 --to=a.onnx', '--images: expected --quantize=int8 as well, got --images=64 alone.'),
+    ('vit --quantize=int8 --data=digits --split=trian --to=a.onnx',
+     "split of digits: expected one of test, train, got 'trian'. Did you mean train? Change --split."),
     ('bit --quantize=int8 --data=folder:x --to=a.onnx',
      '--quantize: expected a Vision Transformer or a Mixer, got ResNet'),
     ('vit --quantize=int8 --data=folder:x --to=a.onnx', 'got no folder. Set --data=folder:PATH')])

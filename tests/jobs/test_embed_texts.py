@@ -73,14 +73,26 @@ def test_captions_and_images_of_a_source_have_vectors_of_one_space(weights: str,
 @pytest.mark.parametrize(('content', 'flags', 'said'), [
     ('\n \n', (), 'expected a text in each line, got none'),
     ('a', ('--what=tokens',), '--what: expected texts with --data=texts:FILE, got tokens'),
+    ('a', ('--what=features',), '--what: expected texts with --data=texts:FILE, got features. Remove --what.'),
+    ('a', ('--blocks=1,2',), '--blocks: expected none with texts, got 1,2. Remove it.'),
+    ('a', ('--follow_links',), '--follow_links: expected none with texts, got true. Remove it.'),
     ('a', ('--split=train',), '--split: expected none with --data=texts:FILE'),
-    (None, (), 'expected a text in each line')])
+    (None, (), 'texts.txt: expected a file with a text in each line, got no file of this name. Correct the path.')])
 def test_what_cannot_be_embedded_is_named(weights: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str],
                                           content: str | None, flags: tuple[str, ...], said: str) -> None:
   if content is not None:
     (tmp_path / 'texts.txt').write_text(content)
   assert embed(weights, tmp_path / 'a.npz', f'--data=texts:{tmp_path}/texts.txt', *flags) == 2
   assert said in capsys.readouterr().err and not (tmp_path / 'a.npz').exists()
+
+
+def test_texts_of_a_source_without_captions_are_refused_with_where_to_name_another(
+    weights: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  assert embed(weights, tmp_path / 'a.npz', '--data=digits', '--what=texts') == 2
+  said = capsys.readouterr().err
+  assert '--what=texts: expected a source with captions, got digits/train. Name another source with --data' in said
+  assert embed(weights, tmp_path / 'a.npz', '--data=digits', '--split=all') == 2
+  assert "got 'all'. Change --split." in capsys.readouterr().err
 
 
 def test_a_tokenizer_without_texts_is_refused(weights: str, tmp_path: pathlib.Path,

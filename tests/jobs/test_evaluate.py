@@ -55,7 +55,7 @@ def test_the_numbers_are_printed_before_they_are_written(
   config = files.load('digits', [])
   data: Any = type('Data', (), {'class_names': ('a', 'b')})
   with pytest.raises(UserError, match='the disk is full'):
-    evaluate_weights.report(results.Final({}, None, '', '', {}), tmp_path, 1, config, data, '')
+    evaluate_weights.report(results.Final({}, None, '', '', {}), tmp_path, 1, config, data, '', {})
   assert capsys.readouterr().out == 'top1 50 %\n'
 
 

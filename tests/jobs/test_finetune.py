@@ -137,6 +137,9 @@ def test_twenty_images_are_enough_and_the_last_line_predicts(
   assert main.run([*words, '--workdir=plain', '--compare=no']) == 0
   final, plain = (json.loads((folder / 'final.json').read_text()) for folder in (workdir, pathlib.Path('plain')))
   assert plain['params_digest'] == final['params_digest'] and plain['metrics'] == final['metrics']
+  read, evaluated = final['data'], json.loads((workdir / 'evaluate.json').read_text())['data']
+  assert read == evaluated and {name: one['examples'] for name, one in read.items()} == {
+      'folder:photos train': 10, 'folder:photos val': 5} and all(len(one['digest']) > 31 for one in read.values())
   assert not pathlib.Path('plain', frozen_features.FILE).exists() and caplog.text.count('without fine-tuning') == 2
 
 

@@ -328,5 +328,5 @@ def test_a_collapse_is_heard_and_can_end_the_run(tmp_path: pathlib.Path, caplog:
 
 @pytest.mark.slow(reason='5 s, with the teacher')
 def test_other_configs_and_teachers_are_no_use_for_label_maps(teacher: pathlib.Path, tmp_path: pathlib.Path) -> None:
-  with pytest.raises(UserError, match='objective: expected TokenLabel, got Supervised'):
+  with pytest.raises(UserError, match='expected TokenLabel, .*, got Supervised. Name a config .*prepare --data='):
     teacher_labels.run(config(schema.Supervised()), str(teacher), tmp_path / 'maps')

@@ -173,7 +173,24 @@ def test_without_a_mesh_attention_is_that_of_xla(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize('num_tokens, mask', [(196, 'NO_MASK'), (17, 'PADDING')])
 def test_cudnn_is_lowered_to_its_kernels_for_each_device_and_an_even_number_of_tokens(
     num_tokens: int, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
-  """With a stand-in for the library, whose version is asked for: lowering for GPUs needs none."""
+  text = lowered_for_cuda(num_tokens, monkeypatch)
+  assert re.findall(r'@(__cudnn\S+?)\(', text) == ['__cudnn$fmhaSoftmax', '__cudnn$fmhaSoftmaxBackward']
+  even = num_tokens + num_tokens % 2
+  assert f'dimensions": ["2", "2", "{even}", "{even}"]' in text.replace(r'\22', '"')
+  assert f'mask_type": "{mask}"' in text.replace(r'\22', '"')
+
+
+@pytest.mark.parametrize('num_tokens, is_cudnn', [(64, False), (63, False), (66, True), (128, True), (576, False)])
+def test_half_a_tile_of_cudnn_is_left_to_xla(num_tokens: int, is_cudnn: bool, monkeypatch: pytest.MonkeyPatch,
+                                             caplog: pytest.LogCaptureFixture) -> None:
+  attend_kernels.log_once.cache_clear()
+  with caplog.at_level('INFO'):
+    assert ('__cudnn$' in lowered_for_cuda(num_tokens, monkeypatch)) == is_cudnn
+  assert (f"cuDNN's gradient for {num_tokens} tokens" in caplog.text) != is_cudnn
+
+
+def lowered_for_cuda(num_tokens: int, monkeypatch: pytest.MonkeyPatch) -> str:
+  """Returns the program of a gradient, lowered with a stand-in for cuDNN, whose version is asked for."""
   monkeypatch.setattr('jax._src.cudnn.fused_attention_stablehlo.cuda_versions',
                       SimpleNamespace(cudnn_get_version=lambda: 91_000))
   monkeypatch.setattr(numerics, 'mesh_platform', lambda: 'gpu')
@@ -186,8 +203,4 @@ def test_cudnn_is_lowered_to_its_kernels_for_each_device_and_an_even_number_of_t
 
   placed = NamedSharding(mesh, PartitionSpec(('data', 'fsdp'), None, 'tensor'))
   one = jax.ShapeDtypeStruct((8, num_tokens, 4, 64), jnp.bfloat16, sharding=placed)
-  text = jax.jit(gradient).trace(one, one, one).lower(lowering_platforms=('cuda',)).as_text()
-  assert re.findall(r'@(__cudnn\S+?)\(', text) == ['__cudnn$fmhaSoftmax', '__cudnn$fmhaSoftmaxBackward']
-  even = num_tokens + num_tokens % 2
-  assert f'dimensions": ["2", "2", "{even}", "{even}"]' in text.replace(r'\22', '"')
-  assert f'mask_type": "{mask}"' in text.replace(r'\22', '"')
+  return jax.jit(gradient).trace(one, one, one).lower(lowering_platforms=('cuda',)).as_text()

@@ -86,5 +86,5 @@ def test_gradients_are_finite_and_none_reaches_padding() -> None:
                          ids=str)
 def test_positions_without_a_form_for_own_aspects_are_refused(positions: Any) -> None:
   built, params = network(positions=positions)
-  with pytest.raises(UserError, match=r'eval_native_patch: expected .*positions'):
+  with pytest.raises(UserError, match=r'model.positions.*: expected .* for images at their own aspect, got'):
     pooled(built, params, native())

@@ -3,8 +3,9 @@ from __future__ import annotations
 
 import pytest
 
-from vit_jax.config import files
-from vit_jax.plan import compile, compiled, overlap, quick, schedule
+from vit_jax.config import files, schema
+from vit_jax.plan import compile, compiled, overlap, quick
+from vit_jax.plan.schedule import Schedule
 
 
 def request(*overrides: str) -> compile.Request:
@@ -21,7 +22,7 @@ def answer(request: compile.Request) -> compile.Answer:
   operations = [compiled.Operation('forward', 'Block/mlp', depth, 4 * depth, 2 * depth),
                 compiled.Operation('update', 'head', 1, 30, 20)]
   return compile.Answer(None, 11 * depth, 12 * depth, 0, 1_000 + 13 * depth, costs, 1., 2., 'TPU v3', operations,
-                        schedule.Schedule(50 + 3 * depth, depth, 2 * depth, 0, 0, []),
+                        Schedule(50 + 3 * depth, depth, 2 * depth, 0, 0, []),
                         [overlap.Wait('all-gather', 1 + 6 * depth, 40 * depth, 7 + 2 * depth)])
 
 
@@ -36,6 +37,20 @@ def test_the_figures_of_all_blocks_are_on_the_line_through_two_shallow_programs(
   assert asked == [2, 4] and found.costs == exact.costs and found.schedule == exact.schedule
   assert found._replace(lower_s=1., compile_s=2., operations=()) == exact._replace(operations=())
   assert sorted(found.operations) == sorted(exact.operations) and found.compile_s == 4.
+
+
+@pytest.mark.parametrize(('depth', 'asked'), [(12, [2, 4]), (6, [6, 6])])
+def test_a_text_tower_as_deep_as_that_of_images_has_as_few_blocks(depth: int, asked: list[int]) -> None:
+  config = files.load('siglip_b16', ['model.execution=unrolled', f'objective.text.depth={depth}'])
+  found = []
+
+  def ask(one: compile.Request) -> compile.Answer:
+    assert isinstance(one.config.objective, schema.Contrastive)
+    found.append(one.config.objective.text.depth)
+    return answer(one)
+
+  quick.ask(request()._replace(config=config), by=ask)
+  assert found == asked
 
 
 @pytest.mark.parametrize('override', ['model.execution=scan', 'model.depth=4', 'model.full_remat=3'])

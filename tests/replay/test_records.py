@@ -1,6 +1,7 @@
 """The records of the repository: they are complete, their commands still give their settings, and pages show them."""
 from __future__ import annotations
 
+import pathlib
 import shlex
 
 import pytest
@@ -85,20 +86,33 @@ def test_a_speedrun_shows_what_each_record_cost_and_its_gain() -> None:
         'processor_s': seconds, 'exaflops': 3e-5, 'seconds': 20., 'devices': 4,
         'machine': {'cpu_model': model, 'device_kind': kind}})
 
-  one, two, other, empty = ledger.cells([record('a', 3000.), record('b', 1500.), record('c', 100., 'B', 'NVIDIA H100'),
-                                         Record('d', 'A.', 'train', (), {})])
+  one, two, other, empty, three = ledger.cells([
+      record('a', 3000.), record('b', 1500.), record('c', 100., 'B', 'NVIDIA H100'), Record('d', 'A.', 'train', (), {}),
+      record('e', 1000.)])
   # 3e13 FLOPs at 5 % of 197e12, 918e12 and 989e12 FLOP/s
   assert one == ('Muon: 75.12 % \\| of all.', '3,000', '–', '3e-05', '–', '3.0, 0.7, 0.6')
   assert two[1:3] == ('1,500', '2.00×') and other[1:5] == ('100', '–', '3e-05', '80')
-  assert empty == ('A.', '–', '–', '–', '–', '–, –, –')
+  assert empty == ('A.', '–', '–', '–', '–', '–, –, –') and three[2] == '1.50×'  # over the last one of its processor
+
+
+def test_records_of_a_speedrun_are_shown_as_they_improved_whatever_their_names(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(records, 'FOLDER', tmp_path)
+  monkeypatch.setattr(pages, '_read', records.read)  # without its cache
+  for name, seconds, date in (('run_patch', 800., '2026-11-27'), ('run_b', 500., '2026-11-28'),
+                              ('run_a', 600., '2026-11-28')):
+    records.write(Record(name, f'{name}.', 'train', ('vit-jax train',), {'a': 1.}, made={
+        'date': date, 'processor_s': seconds, 'machine': {'cpu_model': 'A'}}), tmp_path / f'{name}.json')
+  rows = [line.split(' | ')[:3] for line in pages.speedrun('run_*').splitlines()[2:]]
+  assert rows == [['| run_patch.', '800', '–'], ['| run_a.', '600', '1.33×'], ['| run_b.', '500', '1.20×']]
 
 
 def test_the_table_of_a_speedrun_has_the_columns_of_its_head_and_shows_its_records() -> None:
   page = '<!-- speedrun: digits* -->\n| old |\n<!-- end of the speedrun -->'
   _, head, line, *rows, _ = pages.filled(page).splitlines()
   assert len({row.replace('\\|', '').count('|') for row in (head, line, *rows)}) == 1
-  assert len(rows) == 3 and rows[0].endswith(': `digits` |')
-  assert '| 68 |' in rows[0] and rows[0].startswith(f'| {RECORDS["digits"].sentence} |')
+  own = next(row for row in rows if row.endswith(': `digits` |'))
+  assert len(rows) == 3 and '| 68 |' in own and own.startswith(f'| {RECORDS["digits"].sentence} |')
 
 
 def test_a_row_says_how_a_record_is_replayed() -> None:

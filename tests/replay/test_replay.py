@@ -12,6 +12,7 @@ from data import images
 
 from vit_jax import main
 from vit_jax.config import files, json_files
+from vit_jax.evaluate import resources
 from vit_jax.recipes import sizes
 from vit_jax.replay import inputs, job, records, segments
 from vit_jax.replay.comparison import Status
@@ -248,6 +249,28 @@ def test_a_file_that_is_no_record_is_an_error(record: pathlib.Path, change: dict
                                               capsys: pytest.CaptureFixture[str]) -> None:
   record.write_text(json.dumps(json.loads(record.read_text()) | change))
   assert main.run(['replay', str(record)]) == 2 and message in capsys.readouterr().err
+
+
+def test_a_run_whose_data_were_changed_since_is_not_recorded(
+    record: pathlib.Path, folder: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  config = json_files.read(tmp_path / 'run' / 'config.json')
+  splits = inputs.splits(config, is_trained=True)
+  read = {f'{source} {split}': resources.fingerprint(inputs.open_split(config, source, split))._asdict()
+          for source, split in splits}
+  words = ['record', str(tmp_path / 'run'), f'--claim={CLAIM}', f'--data=photos={folder}', f'--to={tmp_path}/2.json']
+  change(tmp_path / 'run' / 'final.json', data=read)
+  assert main.run(words) == 0
+  (folder / 'train' / 'cat' / '0.png').rename(folder / 'train' / 'cat' / 'x.png')
+  assert main.run(words) == 2
+  was, now = read[f'folder:{folder} train']['digest'][:12], 'got 4 images with digest '
+  said = capsys.readouterr().err
+  assert f'folder:{folder} train: expected the 4 images with digest {was} that the result is of, {now}' in said
+  assert 'Put the data back as they were, or run the command again.' in said and f'{folder} test' not in said
+  change(tmp_path / 'run' / 'final.json', data={name: one | {'digest': ''} for name, one in read.items()})
+  assert main.run(words) == 0  # an evaluation of weights knows the number alone
+  (folder / 'test' / 'dog' / '1.png').unlink()
+  assert main.run(words) == 2
+  assert f'folder:{folder} test: expected the 4 images that the result is of, got 3 images' in capsys.readouterr().err
 
 
 def test_what_cannot_be_replayed_or_recorded_is_explained(

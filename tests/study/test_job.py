@@ -314,6 +314,22 @@ def test_a_study_that_makes_no_sense_is_refused_before_a_run(
   assert not (tmp_path / 'runs').exists()
 
 
+def test_missing_data_are_named_before_the_first_run_and_not_for_runs_that_are_finished(tmp_path: pathlib.Path) -> None:
+  def of(where: str) -> schema.Config:
+    return dataclasses.replace(config(), data=schema.Data(source=f'folder:{where}'))
+  with pytest.raises(UserError) as caught:
+    start(tmp_path / 'study', {'a': of('PATH'), 'b': of(f'{tmp_path}/none'), 'c': config()})
+  lines = str(caught.value).splitlines()
+  assert 'expected a study whose data are on this machine, got problems:' in lines[0] and len(lines) == 3
+  assert 'got the placeholder folder:PATH' in lines[1] and lines[1].endswith('(of a)')
+  assert f'folder:{tmp_path}/none: expected a folder of images, got no folder' in lines[2] and '(of b)' in lines[2]
+  assert not (tmp_path / 'study').exists()
+  (tmp_path / 'photos').mkdir()
+  assert start(tmp_path / 'study', {'a': of(f'{tmp_path}/photos')}) == 0
+  (tmp_path / 'photos').rmdir()
+  assert start(tmp_path / 'study', {'a': of(f'{tmp_path}/photos')}) == 0
+
+
 @pytest.mark.parametrize(('flags', 'said'), [
     ({'topology': 'v3:4x4'}, '--topology: expected --dry_run as well, got --topology=v3:4x4 alone'),
 ])

@@ -189,6 +189,14 @@ def test_class_names_that_do_not_fit_the_head_are_left_out_and_said(tmp_path: pa
   assert '2 class names in the sidecar do not match the 7 outputs' in str(found.report.warnings)
 
 
+def test_class_names_beside_weights_without_a_head_are_no_reason_to_warn(tmp_path: pathlib.Path) -> None:
+  saving.save(made.network(num_classes=0, class_names=()), str(tmp_path / 'a.npz'))
+  beside = tmp_path / 'a.npz.json'
+  beside.write_text(json.dumps(json.loads(beside.read_text()) | {'class_names': ['x']}))
+  found = loading.load(str(tmp_path / 'a.npz'))
+  assert found.class_names == () and 'class names' not in str(found.report.warnings)
+
+
 @pytest.mark.parametrize('pool', [schema.Mean(), schema.Map()])
 def test_the_pooling_is_that_of_the_weights(pool: schema.PoolSettings, tmp_path: pathlib.Path) -> None:
   assert loading.load(file(tmp_path, timm(pool=pool)), model='heads=4').model.pool == pool

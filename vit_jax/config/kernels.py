@@ -15,6 +15,8 @@ FUSED_CHANNELS = range(64, 129, 8)
 """Channels of a head that the fused attention kernel is for."""
 OLD_TPUS = ('v2', 'v3')
 """Mosaic, which compiles Pallas, multiplies no bf16 for them: `Unsupported matmul RHS type` (libtpu 0.0.52)."""
+MLP_CHIPS = {'v5e': ('v5e', 'v5 lite'), 'v6e': ('v6e', 'v6 lite')}
+"""TPUs with enough memory for both kernels of an MLP and their gradients, and their names among jax's devices."""
 LEAST_CAPABILITY, HOPPER = 8., 9.
 """Compute capabilities of GPUs: the lowest one with cuDNN's attention, and that from which it has wide heads."""
 
@@ -27,7 +29,8 @@ class Choice(NamedTuple):
   why_mlp: str = ''
 
 
-def choose(model: schema.Model, *, platform: str, name: str, capability: float = 0.) -> Choice:
+def choose(model: schema.Model, *, platform: str, name: str, capability: float = 0.,
+           is_native: bool = False) -> Choice:
   """Returns the kernels with which a model is trained on devices.
 
   Args:
@@ -35,20 +38,60 @@ def choose(model: schema.Model, *, platform: str, name: str, capability: float =
     platform: of the devices: `cpu`, `gpu` or `tpu`.
     name: of a device, such as `v5e` or `NVIDIA H100`.
     capability: the compute capability of a GPU; 0 = not known.
+    is_native: whether it is trained on images at their own aspect.
   """
   if not isinstance(model, schema.ViT):
     return Choice(AttentionKernel.XLA, MlpKernel.XLA, *['it is not a Vision Transformer'] * 2)
+  attention = AttentionKernel.FUSED if platform == 'tpu' else AttentionKernel.CUDNN
+  why_attention = 'kernels are for TPUs and GPUs' if platform == 'cpu' else attention_problem(
+      model, attention, platform=platform, name=name, capability=capability, is_native=is_native)
+  why_mlp = mlp_problem(model, platform=platform, name=name)
   if platform == 'tpu':
     unknown = '' if model.dtype is DType.BF16 else f'its times are known for bfloat16, not {model.dtype.value}'
-    attention, why_attention = AttentionKernel.FUSED, fused_attention_problem(model, name) or unknown
-    why_mlp = fused_mlp_problem(model, name) or unknown
-  else:
-    attention, why_mlp = AttentionKernel.CUDNN, 'it is for TPUs'
-    why_attention = cudnn_problem(model, capability) if platform == 'gpu' else 'kernels are for TPUs and GPUs'
+    why_attention, why_mlp = why_attention or unknown, slow_mlp_problem(name) or why_mlp or unknown
   if model.kernels is not Kernels.FAST:
     why_attention = why_mlp = f'kernels={model.kernels.value}'
   return Choice(AttentionKernel.XLA if why_attention else attention, MlpKernel.XLA if why_mlp else MlpKernel.FUSED,
                 why_attention, why_mlp)
+
+
+def attention_problem(model: schema.ViT, kernel: AttentionKernel, *, platform: str, name: str, capability: float,
+                      is_native: bool) -> str:
+  """Returns why a kernel does not compute the attention of a model on devices; '' if it does.
+
+  Arguments are those of `choose`.
+  """
+  if platform != kernel.platform:
+    kinds = {AttentionKernel.CUDNN: 'NVIDIA GPUs', AttentionKernel.FUSED: 'TPUs from v4 on'}
+    return f'it is for {kinds.get(kernel, "TPUs")}, not {name}'
+  if is_native:
+    return 'images at their own aspect are padded, and padding needs a mask'
+  match kernel:
+    case AttentionKernel.FUSED:
+      return fused_attention_problem(model, name)
+    case AttentionKernel.CUDNN:
+      return cudnn_problem(model, capability)
+  return unfused_attention(model)
+
+
+def mlp_problem(model: schema.ViT, *, platform: str, name: str) -> str:
+  """Returns why the fused kernel does not compute the MLP of a model on devices; '' if it does."""
+  chips = ' and '.join(MLP_CHIPS)
+  return (f'it is for TPU {chips}, not {name}' if platform != 'tpu' else mlp_chip_problem(name)) or unfused_mlp(model)
+
+
+def mlp_chip_problem(name: str) -> str:
+  """Returns why the fused kernel for the MLP does not run on TPUs of this name; '' if it does."""
+  is_known = any(known in name.lower() for names in MLP_CHIPS.values() for known in names)
+  return '' if is_known else f'it needs TPU {" or ".join(MLP_CHIPS)}, not {name}'
+
+
+def slow_mlp_problem(name: str) -> str:
+  """Returns why the fused kernel for the MLP is not chosen on TPUs of this name; '' if it is.
+
+  It runs on v5e too, where the products alone take nearly as long as XLA's MLP.
+  """
+  return '' if 'v6' in name.lower() else f'it is faster on TPU v6e, not on {name}'
 
 
 def fused_attention_problem(model: schema.ViT, name: str) -> str:
@@ -69,16 +112,6 @@ def unfused_attention(model: schema.ViT) -> str:
   if model.attention.dropout:
     return f'it has no dropout of weights (attention.dropout={model.attention.dropout}), in training'
   return 'it has no relative positions' if isinstance(model.positions, schema.Relative) else ''
-
-
-def fused_mlp_problem(model: schema.ViT, name: str) -> str:
-  """Returns why the fused kernel is not chosen for the MLP of a model on TPUs of this name; '' if it is.
-
-  It runs on v5e too, where the products alone take nearly as long as XLA's MLP.
-  """
-  if 'v6' not in name.lower():
-    return f'it is faster on TPU v6e, not on {name}'
-  return unfused_mlp(model)
 
 
 def unfused_mlp(model: schema.ViT) -> str:

@@ -27,8 +27,9 @@ the run's sizes. Its rules, in order:
     used, with a warning that names the smallest number of such devices that fits.
 8.  `attention.kernel` is `fused` on TPUs from v4 on, for models that it is for (BENCHMARKS.md has the times), and
     `cudnn` on GPUs whose compute capability is known, from 8.0 on, for models that it is for (bfloat16, heads of 8, 16,
-    … 128 channels, 256 from 9.0 on, no relative positions, no dropout of weights); `xla` elsewhere. `mlp.kernel` is
-    `fused` on v6e (`config/kernels.py`). The forms differ by their rounding.
+    … 128 channels, 256 from 9.0 on, no relative positions, no dropout of weights); `xla` elsewhere, and for training on
+    images at their own aspect, whose padding needs a mask. `mlp.kernel` is `fused` on v6e (`config/kernels.py`). The
+    forms differ by their rounding.
 
 So a run that fits on one device as it is written runs as it is written. What was chosen is saved in `config.json` with
 the hardware (`mesh.chosen`, `mesh.chosen_for`): on the same hardware a resumed run keeps it, on other hardware these
@@ -154,9 +155,28 @@ def plain(config: schema.Config) -> schema.Config:
                         'model.execution': _execution(config.model), **XLA})
 
 
-def _kernels(model: schema.Model, hardware: Hardware) -> kernels.Choice:
+def _kernels(config: schema.Config, hardware: Hardware) -> kernels.Choice:
   """Rule 8."""
-  return kernels.choose(model, platform=hardware.platform, name=hardware.name, capability=hardware.capability)
+  return kernels.choose(config.model, platform=hardware.platform, name=hardware.name, capability=hardware.capability,
+                        is_native=_is_native(config))
+
+
+def _is_native(config: schema.Config) -> bool:
+  return bool(config.data.recipe.native_lengths)
+
+
+def _unused(config: schema.Config, hardware: Hardware) -> dict[str, str]:
+  """Returns the kernels of the config in whose place XLA computes on this hardware, and why."""
+  model, found = config.model, dict[str, str]()
+  if not isinstance(model, schema.ViT):
+    return found
+  if (attention := model.attention.kernel).platform:
+    found[f'attention.kernel={attention.value}'] = kernels.attention_problem(
+        model, attention, platform=hardware.platform, name=hardware.name,
+        capability=hardware.capability or math.inf, is_native=_is_native(config))
+  if model.mlp.kernel is MlpKernel.FUSED:
+    found['mlp.kernel=fused'] = kernels.mlp_problem(model, platform=hardware.platform, name=hardware.name)
+  return {name: why for name, why in found.items() if why}
 
 
 def _execution(model: schema.Model) -> Execution:
@@ -202,11 +222,12 @@ def choose(config: schema.Config, hardware: Hardware, sizes: Sizes | None) -> La
   names = auto(config)
   if not names:
     why = 'as it was chosen before' if config.mesh.chosen else 'as set in the config'
-    return Layout(config, f'Layout for {hardware}: {_shown(config, hardware)}; {why}.')
+    return Layout(config, _with_unused(f'Layout for {hardware}: {_shown(config, hardware)}; {why}.', config, hardware))
   if hardware.platform == 'cpu' or not hardware.memory_gib or sizes is None:
     config = plain(config)
     why = 'on CPUs nothing is split or recomputed' if hardware.platform == 'cpu' else 'memory of a device not known'
-    return Layout(_recorded(config, names, hardware), f'Layout for {hardware}: {_shown(config, hardware)}; {why}.')
+    text = _with_unused(f'Layout for {hardware}: {_shown(config, hardware)}; {why}.', config, hardware)
+    return Layout(_recorded(config, names, hardware), text)
   way = _search(config, hardware, sizes)
   found = _answer(way, names, hardware, sizes)
   return found if found.fits else found._replace(text=f'{found.text}\n{_advice(config, hardware, sizes)}')
@@ -296,7 +317,7 @@ def _ways(config: schema.Config, hardware: Hardware, sizes: Sizes, fsdp: int, te
   shards = max(1, hardware.num_devices // tensor)
   counts = (config.train.accumulate,) if config.train.accumulate else ACCUMULATE
   remats = tuple(REMAT_TIME) if config.model.remat is Remat.AUTO else (config.model.remat,)
-  chosen = _kernels(config.model, hardware)
+  chosen = _kernels(config, hardware)
   for accumulate, remat in itertools.product(counts, remats):
     one = _fill(config, {'mesh.fsdp': fsdp, 'mesh.tensor': tensor, 'train.accumulate': accumulate,
                          'model.remat': remat, 'model.execution': _execution(config.model),
@@ -347,11 +368,18 @@ def _answer(way: _Way, names: Collection[str], hardware: Hardware, sizes: Sizes)
            f'  State and gradients take {state / share:.2f} GiB a device'
            + f' ({state:.2f} GiB if replicated)' * (share > 1)
            + f', with activations {way.need / GIB:.2f} of {have:.2f} GiB, by arithmetic.']
-  found = _kernels(config.model, hardware)
+  found = _kernels(config, hardware)
   for name, why in {'attention.kernel': found.why_attention, 'mlp.kernel': found.why_mlp}.items():
     if why and f'model.{name}' in names:
       lines.append(f'  {name}=xla: {why}.')
-  return Layout(_recorded(config, names, hardware), '\n'.join(lines), _fits(way, hardware))
+  text = _with_unused('\n'.join(lines), config, hardware)
+  return Layout(_recorded(config, names, hardware), text, _fits(way, hardware))
+
+
+def _with_unused(text: str, config: schema.Config, hardware: Hardware) -> str:
+  """Returns a text with a line for each kernel of the config that is not used."""
+  return '\n'.join([text, *(f'  {name} has no effect, and XLA computes in its place: {why}.'
+                            for name, why in _unused(config, hardware).items())])
 
 
 def _shown(config: schema.Config, hardware: Hardware) -> str:
@@ -362,8 +390,9 @@ def _shown(config: schema.Config, hardware: Hardware) -> str:
   images = config.batch_size / max(1, data) / max(1, mesh.fsdp) / max(1, config.train.accumulate)
   run = f', {model.execution.value}' if hasattr(model, 'execution') else ''
   if isinstance(model, schema.ViT):
-    kernel = model.attention.kernel
-    run += f', attention.kernel={kernel.value}' if kernel.platform else ''
-    run += ', mlp.kernel=fused' if model.mlp.kernel is MlpKernel.FUSED else ''
+    is_set = {f'attention.kernel={model.attention.kernel.value}': bool(model.attention.kernel.platform),
+              'mlp.kernel=fused': model.mlp.kernel is MlpKernel.FUSED}
+    unused = _unused(config, hardware)
+    run += ''.join(f', {name}' for name, is_on in is_set.items() if is_on and name not in unused)
   return (f'data={data} fsdp={mesh.fsdp} tensor={mesh.tensor}, remat={model.remat.value}{run}, {model.dtype.value}, '
           f'accumulate={config.train.accumulate} ({images:g} images a device and microbatch)')

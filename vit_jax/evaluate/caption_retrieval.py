@@ -102,8 +102,14 @@ def _place(values_QG: HostArray, own_Q: HostArray) -> HostArray:
   return found
 
 
-def read_texts(source: Source, rule: TextRule, most: int, where: str) -> list[list[str]]:
+def read_texts(source: Source, rule: TextRule, most: int, where: str, *, advice: str = '') -> list[list[str]]:
   """Returns up to `most` captions of each example, simplified; none where they cannot be used.
+
+  Args:
+    source: of images with captions.
+    rule, most: of the captions.
+    where: begins messages.
+    advice: what to do about a source without captions; '' = of an evaluation.
 
   Raises:
     UserError: the source has no captions.
@@ -112,8 +118,8 @@ def read_texts(source: Source, rule: TextRule, most: int, where: str) -> list[li
   for index in range(len(source)):
     stored, place = find_origin(source, index)
     if not captions.has_captions(stored):
-      raise UserError(f'{where}: expected a source with captions, got {title(stored)}. Set {where}.source=wds:PATH, or '
-                      'leave this evaluation out.')
+      raise UserError(f'{where}: expected a source with captions, got {title(stored)}. ' + (
+          advice or f'Set {where}.source=wds:PATH, or leave this evaluation out.'))
     found.append([])
     with contextlib.suppress(BadImage):
       found[-1] = [prompting.simplify(text, rule) for text in stored.captions(place)[:most]]  # type: ignore[attr-defined]

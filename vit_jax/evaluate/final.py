@@ -20,7 +20,7 @@ from vit_jax.core.types import HostArray
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.source import Source
-from vit_jax.evaluate import fewshot
+from vit_jax.evaluate import fewshot, resources
 from vit_jax.evaluate.classify import TOP
 from vit_jax.evaluate.results import Guesses, Measuring, Result, is_share
 from vit_jax.record import origin, run_directory, storage
@@ -101,7 +101,7 @@ def in_order(evaluators: Mapping[str, Mapping[str, Measuring]]) -> list[str]:
 
 
 def write(workdir: storage.Path, final: Final, step: int, *, fit: transforms.EvalTransform, source: Source,
-          class_names: tuple[str, ...], params_digest: str) -> None:
+          class_names: tuple[str, ...], params_digest: str, data: Mapping[str, resources.Fingerprint]) -> None:
   """Writes `evaluate.json`, `predictions.npz`, figures as `figures/EVALUATION/NAME.png`, and `probes/EVALUATION.npz`.
 
   Args:
@@ -112,8 +112,9 @@ def write(workdir: storage.Path, final: Final, step: int, *, fit: transforms.Eva
     source: of the headline evaluation.
     class_names: of the outputs.
     params_digest: of the weights, for `evaluate.json`, which also says how it was made (`record/origin.py`).
+    data: what the evaluations read, by source and split.
   """
-  _write_evaluation(workdir, final, step, fit=fit, params_digest=params_digest)
+  _write_evaluation(workdir, final, step, fit=fit, params_digest=params_digest, data=data)
   _write_predictions(workdir, final, source, class_names, fit)
   _write_figures(workdir, final)
   _write_arrays(workdir, final)
@@ -142,7 +143,7 @@ def format_number(metric: str, number: float) -> str:
 
 
 def _write_evaluation(workdir: storage.Path, final: Final, step: int, *, fit: transforms.EvalTransform,
-                      params_digest: str) -> None:
+                      params_digest: str, data: Mapping[str, resources.Fingerprint]) -> None:
   """Writes `evaluate.json`; `fit` is the preprocessing of its images."""
   headline = final.headline
   content: dict[str, Any] = {
@@ -154,7 +155,8 @@ def _write_evaluation(workdir: storage.Path, final: Final, step: int, *, fit: tr
       'partial': any(result.is_partial for group in final.results.values() for result in group.values()),
       'metrics': final.metrics, 'seconds': final.seconds, 'feature_seconds': final.feature_seconds,
       'preprocessing': transforms.eval_summary(fit.recipe, fit.image_px), 'params_digest': params_digest,
-      **origin.describe(), 'processor_s': origin.processor_s()}
+      'data': {name: one._asdict() for name, one in data.items()}, **origin.describe(),
+      'processor_s': origin.processor_s()}
   run_directory.write_json(workdir / 'evaluate.json', content)
 
 

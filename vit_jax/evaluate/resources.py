@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from jax.sharding import Mesh
 
@@ -43,6 +43,17 @@ class Encoder(Protocol):
 
 Make = Callable[[str], Measuring]
 """Maps the name of a view to its evaluator."""
+
+
+class Fingerprint(NamedTuple):
+  """Size and digest of a source, by which a record sees that images were changed after a run; '' = not known."""
+  examples: int
+  digest: str
+
+
+def fingerprint(source: Source) -> Fingerprint:
+  """Returns the fingerprint of a source; no image is read."""
+  return Fingerprint(len(source), source.digest)
 
 
 class Data(Protocol):
@@ -113,6 +124,20 @@ class Resources:
     self._data, self._backbone, self._shard, self.encoder = data, backbone, shard, encoder
     self._loaders: dict[tuple[str, int, str], loaders.EvalLoader] = {}
     self._readers: dict[tuple[str, str, bool], Reader] = {}
+    self._opened: dict[str, Source] = {}
+
+  def fingerprints(self) -> dict[str, Fingerprint]:
+    """Returns what the evaluations read, by source and split as in the config."""
+    found = {}
+    for name, source in self._opened.items():
+      is_given = source is self._data.train or source is self._data.eval  # maybe with the classes of weights
+      found[name] = Fingerprint(len(source), '') if is_given else fingerprint(source)
+    return found
+
+  def _note(self, settings: schema.Evaluation, split: str, source: Source) -> None:
+    own = self.config.data
+    if settings.source != own.source:  # where both name it, its classes may be others (`open_split`)
+      self._opened[f'{settings.source or own.source} {split}'] = source
 
   @property
   def backbone(self) -> Backbone:
@@ -121,13 +146,20 @@ class Resources:
 
   def eval_source(self, name: str) -> Source:
     """Returns the test source of an evaluation. Raises UserError if it has masks and the evaluation needs classes."""
-    found = eval_source(self.config, self._data, name)
-    check_masks(f'evals.{name}', found, self.config.evals[name])
+    settings = self.config.evals[name]
+    whole = _whole_eval_source(self.config, self._data, settings)
+    self._note(settings, settings.split or self.config.data.eval_split, whole)
+    found = take_first(whole, settings.limit)
+    check_masks(f'evals.{name}', found, settings)
     return found
 
   def sources(self, name: str) -> tuple[Source, Source]:
     """Returns the training and the test source of an evaluation. Raises UserError if their classes differ."""
-    train, test = train_source(self.config, self._data, name), self.eval_source(name)
+    settings = self.config.evals[name]
+    assert isinstance(settings, schema.FrozenEvaluation)
+    whole, test = _whole_train_source(self.config, self._data, settings), self.eval_source(name)
+    self._note(settings, settings.train_split or self.config.data.train_split, whole)
+    train = whole if isinstance(settings, schema.FewShot) else take_first(whole, settings.limit)  # it draws from all
     check_masks(f'evals.{name}', train, self.config.evals[name])
     check_same(name, train, test)
     return train, test
@@ -219,30 +251,28 @@ def squashed_crop(config: schema.Config) -> schema.Recipe:
 def eval_source(config: schema.Config, data: Data, evaluation: str) -> Source:
   """Returns the test source of an evaluation, up to its limit."""
   settings = config.evals.get(evaluation)
-  if settings is None:
-    return data.eval
-  found = data.eval
+  return take_first(_whole_eval_source(config, data, settings), settings.limit) if settings else data.eval
+
+
+def _whole_eval_source(config: schema.Config, data: Data, settings: schema.Evaluation) -> Source:
   # Evaluations of features do not use the classes of loaded weights.
   is_own = isinstance(settings, schema.FeatureEvaluation) and data.train is data.eval
   if settings.split or settings.source or is_own:
-    found = _open_split(config, settings, settings.split or config.data.eval_split)
-  return take_first(found, settings.limit)
+    return open_split(config, settings.source, settings.split or config.data.eval_split)
+  return data.eval
 
 
-def train_source(config: schema.Config, data: Data, evaluation: str) -> Source:
-  """Returns the training source of an evaluation, up to its limit; few-shot evaluation uses the complete source."""
-  settings = config.evals[evaluation]
-  assert isinstance(settings, schema.FrozenEvaluation)
-  found = data.train
+def _whole_train_source(config: schema.Config, data: Data, settings: schema.FrozenEvaluation) -> Source:
   if settings.train_split or settings.source or data.train is data.eval:
-    found = _open_split(config, settings, settings.train_split or config.data.train_split)
-  return found if isinstance(settings, schema.FewShot) else take_first(found, settings.limit)
+    return open_split(config, settings.source, settings.train_split or config.data.train_split)
+  return data.train
 
 
-def _open_split(config: schema.Config, settings: schema.Evaluation, split: str) -> Source:
+def open_split(config: schema.Config, source: str, split: str) -> Source:
+  """Opens a split of the source of an evaluation; '' = that of the run, with the classes of its config."""
   own = config.data
-  if settings.source:  # the evaluation itself maps the classes of this source
-    own = dataclasses.replace(own, source=settings.source, classes='', num_classes=0, num_examples=0, label_column='',
+  if source:  # the evaluation itself maps the classes of this source
+    own = dataclasses.replace(own, source=source, classes='', num_classes=0, num_examples=0, label_column='',
                               image_column='', caption_column='', label_offset=0)
   return opening.check_labels(opening.open_split(own, split, image_px=config.image_px), own)
 

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import pathlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.device.prepare import normalize
 from vit_jax.data.image import transform as transforms
-from vit_jax.data.sources import opening
+from vit_jax.data.sources import opening, splits
 from vit_jax.export import functions, int8, onnx
 from vit_jax.jobs import evaluate_weights, flag_names
 from vit_jax.jobs import runtime as startup
@@ -29,6 +29,9 @@ from vit_jax.record import console, destination
 from vit_jax.weights import card, inference, loading
 from vit_jax.weights.network import Weights
 from vit_jax.weights.reading import Reading
+
+IMAGES, MIN_SQNR = 64, 20.
+"""Images on which ranges are measured, and dB of error up to which a product is in int8, unless flags say otherwise."""
 
 
 class Calibration(NamedTuple):
@@ -38,8 +41,8 @@ class Calibration(NamedTuple):
 
 
 def run(weights: str, to: pathlib.Path, *, reading: Reading, from_pixels: bool, any_size: bool, texts: bool = False,
-        tokenizer: str = '', quantize: str = '', data: str = '', split: str = '', images: int = 64,
-        min_sqnr: float = 20.) -> int:
+        tokenizer: str = '', quantize: str = '', data: str = '', split: str = '', images: int | None = None,
+        min_sqnr: float | None = None) -> int:
   """Exports weights, given as for `weights.loading.load`; exit status 0.
 
   Args:
@@ -48,13 +51,15 @@ def run(weights: str, to: pathlib.Path, *, reading: Reading, from_pixels: bool, 
     texts: the text tower and the tokenizer are exported, too.
     tokenizer: a file; '' = the one beside the weights.
     quantize: '' or `int8`, of the products of an ONNX file.
-    data, split, images: source, split ('' = `train`) and number of images on which the ranges of int8 are measured.
-    min_sqnr: dB, products with a larger error in int8 stay in float32.
+    data, split: source and split ('' = `train`) of the images on which the ranges of int8 are measured.
+    images: their number; None = 64.
+    min_sqnr: dB, products with a larger error in int8 stay in float32; None = 20.
 
   Raises:
     UserError: flags contradict each other, or as `write`.
   """
-  _check_flags(to, texts=texts, tokenizer=tokenizer, quantize=quantize, data=data)
+  _check_flags(to, texts=texts, tokenizer=tokenizer, quantize=quantize, data=data,
+               of_int8={'split': split or None, 'images': images, 'min_sqnr': min_sqnr})
   if texts:
     from vit_jax.export import towers  # only here: it reads text towers
     towers.check(to)
@@ -67,7 +72,9 @@ def run(weights: str, to: pathlib.Path, *, reading: Reading, from_pixels: bool, 
   calibration = None
   if quantize:
     console.begin_stage('reading images')
-    calibration = Calibration(_read_images(found, data, split or 'train', images, from_pixels=from_pixels), min_sqnr)
+    measured = _read_images(found, data, split or 'train', IMAGES if images is None else images,
+                            from_pixels=from_pixels)
+    calibration = Calibration(measured, MIN_SQNR if min_sqnr is None else min_sqnr)
     console.end_stage()
   console.begin_stage('exporting, running the result beside the network')
   if texts:
@@ -84,7 +91,7 @@ def _read_images(weights: Weights, data: str, split: str, number: int, *, from_p
                     'convolutions stay in float32. Leave --quantize out.')
   config = evaluate_weights.with_weights(config_files.load('evaluate', []), weights, ())
   config = dataclasses.replace(config, data=dataclasses.replace(config.data, source=data))
-  with flag_names.shown({'data.source': '--data'}):
+  with flag_names.shown({'data.source': '--data', splits.SETTINGS: '--split'}):
     source = opening.open_split(config.data, split, image_px=config.image_px)
   if not len(source):
     raise UserError(f'--data: expected at least one image, got none in {source.name}. Choose another --split.')
@@ -94,7 +101,8 @@ def _read_images(weights: Weights, data: str, split: str, number: int, *, from_p
   return pixels if from_pixels else np.asarray(normalize(jnp.asarray(pixels), inference.eval_recipe(weights)))
 
 
-def _check_flags(to: pathlib.Path, *, texts: bool, tokenizer: str, quantize: str, data: str) -> None:
+def _check_flags(to: pathlib.Path, *, texts: bool, tokenizer: str, quantize: str, data: str,
+                 of_int8: Mapping[str, object]) -> None:
   """Raises UserError if flags contradict each other."""
   if tokenizer and not texts:
     raise UserError('--tokenizer: expected --texts as well, got --tokenizer alone. Set --texts to export the text '
@@ -107,6 +115,10 @@ def _check_flags(to: pathlib.Path, *, texts: bool, tokenizer: str, quantize: str
     wanted = 'images for' if quantize else 'none without'
     raise UserError(f'--data: expected {wanted} --quantize, got {data or "none"}. ' + (
         'Set --data=folder:PATH, to measure ranges on them.' if quantize else 'Set --quantize=int8.'))
+  for name, value in of_int8.items():
+    if value is not None and not quantize:
+      raise UserError(f'--{name}: expected --quantize=int8 as well, got --{name}={value} alone. Remove it, or set '
+                      '--quantize=int8 and --data.')
 
 
 def write(weights: Weights, to: pathlib.Path, *, from_pixels: bool, any_size: bool = False,

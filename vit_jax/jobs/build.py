@@ -25,9 +25,12 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Batch, NativeImages, Params, PyTree, Schedule, Shard
 from vit_jax.data.device.prepare import prepare_train
 from vit_jax.data.image import transform as transforms
+from vit_jax.data.labels.label_maps import LabelMaps
+from vit_jax.data.labels.stored_features import StoredFeatures
 from vit_jax.data.pipeline import loader as loaders
 from vit_jax.data.source import UNLABELED, Source, find_origin, title
 from vit_jax.data.sources import opening, pseudo
+from vit_jax.data.text.captions import AnyTexts
 from vit_jax.evaluate import evaluators as evaluation
 from vit_jax.evaluate.resources import Encoder, Resources
 from vit_jax.evaluate.results import Measuring
@@ -61,6 +64,13 @@ class Numbers(NamedTuple):
   num_examples: int
   num_classes: int
   in_memory: bool
+
+
+class ExtraTargets(NamedTuple):
+  """What the loader adds to batches: label maps, texts, or stored features of a teacher."""
+  maps: LabelMaps | None
+  texts: AnyTexts | None
+  features: StoredFeatures | None
 
 
 class Parts(NamedTuple):
@@ -189,8 +199,17 @@ def train_loader(config: schema.Config, data: Data, shard: Shard) -> Loader:
   return loaders.train_loader(
       data.train, recipe=d.recipe, image_px=config.image_px, batch_size=config.batch_size, seed=config.seed,
       shard=shard, workers=d.workers, threads=d.threads, in_memory=data.in_memory, max_bad_images=d.max_bad_images,
-      decode=d.decode, placement=d.placement, max_labels=d.max_labels, maps=kinds.of(config).open_maps(data.train),
-      texts=kinds.of(config).open_texts(data.train), features=kinds.of(config).open_features(data.train))
+      decode=d.decode, placement=d.placement, max_labels=d.max_labels, **open_targets(config, data.train)._asdict())
+
+
+def open_targets(config: schema.Config, source: Source) -> ExtraTargets:
+  """Opens what the objective trains on beside images and classes.
+
+  Raises:
+    UserError: it is missing, or does not fit the images.
+  """
+  spec = kinds.of(config)
+  return ExtraTargets(spec.open_maps(source), spec.open_texts(source), spec.open_features(source))
 
 
 def check_size(data: schema.Data, train: Source) -> None:
@@ -215,7 +234,15 @@ def check_size(data: schema.Data, train: Source) -> None:
 def evaluators(config: schema.Config, data: Data, objective: Viewed, *, mesh: Mesh, shard: Shard,
                workdir: storage.Path | None = None, bar: bool = False, weights: Weights | None = None,
                embedded: Sequence[pathlib.Path] = ()) -> dict[str, dict[str, Measuring]]:
-  """Returns the evaluators by evaluation and view. They share loaders, and features of the same weights.
+  """Returns the evaluators by evaluation and view; arguments are those of `resources`."""
+  return evaluation.build(resources(config, data, objective, mesh=mesh, shard=shard, workdir=workdir, bar=bar,
+                                    weights=weights, embedded=embedded))
+
+
+def resources(config: schema.Config, data: Data, objective: Viewed, *, mesh: Mesh, shard: Shard,
+              workdir: storage.Path | None = None, bar: bool = False, weights: Weights | None = None,
+              embedded: Sequence[pathlib.Path] = ()) -> Resources:
+  """Returns what the evaluators share: sources, loaders, and features of the same weights.
 
   Args:
     config: checked.
@@ -234,10 +261,8 @@ def evaluators(config: schema.Config, data: Data, objective: Viewed, *, mesh: Me
 
   views = objective.views()
   folder = pathlib.Path(workdir) / 'features' if workdir is not None and storage.is_local(workdir) else None
-  resources = Resources(config, data, views=views, backbone=backbones.build(config.model, config.image_px), mesh=mesh,
-                shard=shard, store=Store(folder, embedded), bar=bar,
-                encoder=find_encoder)
-  return evaluation.build(resources)
+  return Resources(config, data, views=views, backbone=backbones.build(config.model, config.image_px), mesh=mesh,
+                   shard=shard, store=Store(folder, embedded), bar=bar, encoder=find_encoder)
 
 
 def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: int,

@@ -14,14 +14,14 @@ import os
 import pathlib
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 from vit_jax.config import schema
 from vit_jax.core import os_errors
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import access
-from vit_jax.data.sources import mixture, opening, prepared, shard_files, tfds, vtab
+from vit_jax.data.sources import folder, mixture, opening, prepared, shard_files, tfds, vtab
 from vit_jax.record import storage
 
 DATA, WORKDIR = '{data}', '{workdir}'
@@ -63,28 +63,45 @@ def problems(config: schema.Config, workdir: storage.Path | None, place: Place) 
   return list(dict.fromkeys(found))
 
 
-def training_problems(config: schema.Config, place: Place) -> list[str]:
-  """Returns the problems of a training run with its images: a batch with more of them than there are."""
+def training_problems(config: schema.Config, place: Place, workdir: storage.Path | None = None,
+                      overridden: Collection[str] = ()) -> list[str]:
+  """Returns the problems of a training run that the objects of it find when they are built (`check_run.py`).
+
+  Args:
+    config: without `problems`.
+    place: of the run.
+    workdir: of the run; None = the default.
+    overridden: settings on the command line.
+  """
+  from vit_jax.jobs import check_run  # only here: other jobs are checked without importing jax
+  found = []
   try:
     num_images = _count(config, place)
   except UserError as error:
     return [str(error)]
-  if not 0 < num_images < config.batch_size:
-    return []
-  return [f'batch_size: expected at most {num_images:,}, the number of training images of {config.data.source}, got '
-          f'{config.batch_size:,}. Set --config.batch_size={_round_down(num_images)}.']
+  if 0 < num_images < config.batch_size:
+    found = [f'batch_size: expected at most {num_images:,}, the number of training images of {config.data.source}, got '
+             f'{config.batch_size:,}. Set --config.batch_size={_round_down(num_images)}.']
+  is_quick = not config.data.pseudo.source and all(_is_quick(source, place) for _, source in sources(config))
+  return [*found, *check_run.problems(config, workdir, overridden, elsewhere=place.elsewhere, is_quick=is_quick)]
 
 
 def _count(config: schema.Config, place: Place) -> int:
   """Returns the number of training images; 0 if it is not known without a long listing."""
   data = config.data
-  kind, _, where = data.source.partition(':')
   if data.pseudo.source:
     return 0
-  if place.elsewhere or not (kind in ('digits', 'array_record', 'parquet') or (kind == 'folder' and _has_few(where))):
+  if data.source == 'synthetic' or not _is_quick(data.source, place):
     return data.num_examples
   data = dataclasses.replace(data, verify_shards=schema.VerifyShards.NO)
   return len(opening.open_split(data, data.train_split, image_px=config.image_px))
+
+
+def _is_quick(source: str, place: Place) -> bool:
+  """Whether a source is on this machine, and is listed quickly."""
+  kind, _, where = source.partition(':')
+  return not place.elsewhere and (
+      kind in ('digits', 'synthetic', 'array_record', 'parquet') or (kind == 'folder' and _has_few(where)))
 
 
 def _has_few(where: str) -> bool:
@@ -174,8 +191,9 @@ def _check_here(kind: str, path: str) -> None:
   if kind == 'array_record':
     prepared.read_info(os.path.dirname(path) if prepared.is_pattern(path) else path)
   elif not os.path.isdir(path):
+    folder.refuse_placeholder(os.path.relpath(path))
     raise UserError(f'data.source=folder:{path}: expected a folder of images, got no folder. Set '
-                    '--config.data.source=folder:PATH, or add --elsewhere if the run is on other hosts.')
+                    '--config.data.source=folder:PATH; for a run on other hosts, use vit-jax check --elsewhere.')
 
 
 def _weights_problems(config: schema.Config, place: Place) -> Iterator[str]:

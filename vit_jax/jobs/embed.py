@@ -21,7 +21,7 @@ from vit_jax.data.files import user_files
 from vit_jax.data.image import opencv
 from vit_jax.data.labels import classes as naming
 from vit_jax.data.source import Source
-from vit_jax.data.sources import image_list, opening
+from vit_jax.data.sources import image_list, opening, splits
 from vit_jax.data.text import prompts
 from vit_jax.evaluate import caption_retrieval, embedding, embedding_files
 from vit_jax.evaluate.embedding import TextRows
@@ -45,7 +45,7 @@ _MOST_CAPTIONS = 1_000  # of an image
 
 
 def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str = '', split: str = '',
-        what: str = many_images.FEATURES, blocks: Sequence[int] = (), format: str = '', classes: str = '',
+        what: str = '', blocks: Sequence[int] = (), format: str = '', classes: str = '',
         follow_links: bool = False, tokenizer: str = '', reading: Reading = AS_FOUND, changes: Sequence[str] = (),
         overridden: Collection[str] = ()) -> int:
   """Writes what weights give for images; exit status 0, or 75 after a signal to stop.
@@ -55,8 +55,8 @@ def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str 
     to, format: see `many_images.embed`.
     files: files and folders of images.
     data, split: a source in place of files, and its split; '' = `train`.
-    what, blocks: see `many_images.Wanted`; and `texts`, the vectors of the captions of a source. `data=texts:FILE`
-      has a text in each line.
+    what, blocks: see `many_images.Wanted`, '' = `features`; and `texts`, the vectors of the captions of a source.
+      `data=texts:FILE` has a text in each line.
     tokenizer: of `texts` and `vectors`; '' = beside the weights.
     follow_links: also read files outside of a folder to which links in it lead.
     changes: overrides of the config `evaluate`, `NAME=VALUE` each: `data`, `batch_size`, `image_px`.
@@ -68,6 +68,9 @@ def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str 
   _check_flags(files, data, split)
   if is_lines := data.startswith(LINES):
     what = _of_lines(what, split)
+  what = what or many_images.FEATURES
+  if what == TEXTS:
+    _check_texts(blocks=blocks, classes=classes, follow_links=follow_links and is_lines)
   if tokenizer and what not in (TEXTS, many_images.VECTORS):
     raise UserError(f'--tokenizer: expected --what=texts or vectors, got --what={what}. Remove --tokenizer.')
   evaluate_weights.check_overridden(overridden)
@@ -125,16 +128,24 @@ def _open_split(config: schema.Config, data: str, split: str, follow_links: bool
   config = dataclasses.replace(config, data=dataclasses.replace(
       config.data, source=data, follow_links=config.data.follow_links or follow_links))
   console.begin_stage('opening the data')
-  with flag_names.shown({'data.source': '--data'}):
+  with flag_names.shown({'data.source': '--data', splits.SETTINGS: '--split'}):
     return config, opening.open_split(config.data, split, image_px=config.image_px)
 
 
 def _of_lines(what: str, split: str) -> str:
-  if what not in (many_images.FEATURES, TEXTS):
+  if what not in ('', TEXTS):
     raise UserError(f'--what: expected texts with --data=texts:FILE, got {what}. Remove --what.')
   if split:
     raise UserError(f'--split: expected none with --data=texts:FILE, got {split}. Remove it.')
   return TEXTS
+
+
+def _check_texts(*, blocks: Sequence[int], classes: str, follow_links: bool) -> None:
+  """Raises UserError for flags of images, which the vectors of texts do not depend on."""
+  given = {'blocks': ','.join(map(str, blocks)), 'classes': classes, 'follow_links': 'true' * follow_links}
+  if problems := [f'--{name}: expected none with texts, got {value}. Remove it.'
+                  for name, value in given.items() if value]:
+    raise UserError('\n'.join(problems))
 
 
 def _encoder(found: Weights, tokenizer: str) -> TextEncoder:
@@ -146,6 +157,9 @@ def _encoder(found: Weights, tokenizer: str) -> TextEncoder:
 
 def _lines(path: str) -> tuple[list[str], HostArray]:
   """Returns the lines of a file that are not empty, and their numbers from 0."""
+  if not pathlib.Path(path).expanduser().exists():
+    raise UserError(f'--data=texts:{path}: expected a file with a text in each line, got no file of this name. Correct '
+                    'the path.')
   text = user_files.read_text(path, f'--data=texts:{path}', expected='a text in each line, in UTF-8',
                               advice='Correct the file.')
   lines = text.splitlines()
@@ -157,7 +171,9 @@ def _lines(path: str) -> tuple[list[str], HostArray]:
 
 def _captions(source: Source) -> tuple[list[str], HostArray]:
   """Returns all captions of a source, and the number of the image of each; images without any are left out."""
-  found = caption_retrieval.read_texts(source, TextRule.NONE, _MOST_CAPTIONS, '--what=texts')
+  advice = ('Name another source with --data, or write the texts into a file, a text in each line, and set '
+            '--data=texts:FILE.')
+  found = caption_retrieval.read_texts(source, TextRule.NONE, _MOST_CAPTIONS, '--what=texts', advice=advice)
   pairs = [(text, index) for index, texts in enumerate(found) for text in texts]
   return [text for text, _ in pairs], np.array([index for _, index in pairs], np.int64)
 

@@ -15,6 +15,7 @@ from vit_jax.config import check, provenance, schema
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.evaluate import by_class as by_classes
+from vit_jax.evaluate import evaluators as evaluation
 from vit_jax.evaluate import final as results
 from vit_jax.jobs import build, evaluate_weights, report_card
 from vit_jax.jobs import runtime as startup
@@ -102,12 +103,14 @@ def _run(config: schema.Config, workdir: storage.Path, *, source: str, overridde
     check_finite(restored.state, f'--workdir={workdir}')
   step = int(restored.state.step)
   log.info('Evaluating step %s of %s.', f'{step:,}', workdir)
-  evaluators = build.evaluators(config, data, parts.objective, mesh=mesh, shard=shard, workdir=out,
-                                bar=config.train.progress)
+  shared = build.resources(config, data, parts.objective, mesh=mesh, shard=shard, workdir=out,
+                           bar=config.train.progress)
+  evaluators = evaluation.build(shared)
   console.begin_stage('evaluating')
   final = results.measure(evaluators, parts.objective, restored.state)
   console.end_stage()
-  evaluate_weights.report(final, out, step, config, data, restored.meta['digests']['params'], table)
+  evaluate_weights.report(final, out, step, config, data, restored.meta['digests']['params'], shared.fingerprints(),
+                          table)
   evaluate_weights.write_page(workdir, out)
   return 0
 

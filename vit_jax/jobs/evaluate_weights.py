@@ -5,7 +5,7 @@ import dataclasses
 import logging
 import pathlib
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +20,7 @@ from vit_jax.data.image import transform as transforms
 from vit_jax.data.labels import classes, imagenet
 from vit_jax.data.sources import opening
 from vit_jax.evaluate import by_class, resources
+from vit_jax.evaluate import evaluators as evaluation
 from vit_jax.evaluate import final as results
 from vit_jax.jobs import build, report_page, resume
 from vit_jax.jobs import runtime as startup
@@ -86,12 +87,13 @@ def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str]
   mesh, shard = build.open_mesh(config)
   devices.check_devices(config.model, mesh, name='model')
   network = Network(config, has_head=bool(found.num_classes))
-  evaluators = build.evaluators(config, data, network, mesh=mesh, shard=shard, workdir=workdir,
-                                bar=config.train.progress, weights=found, embedded=embedded)
+  shared = build.resources(config, data, network, mesh=mesh, shard=shard, workdir=workdir, bar=config.train.progress,
+                           weights=found, embedded=embedded)
+  evaluators = evaluation.build(shared)
   console.begin_stage('evaluating')
   final = results.measure(evaluators, network, state(found, mesh))
   console.end_stage()
-  report(final, workdir, 0, config, data, trees.digest(found.params), table)
+  report(final, workdir, 0, config, data, trees.digest(found.params), shared.fingerprints(), table)
   resume.write_config(workdir, config)
   run_directory.write_json(workdir / 'weights.json',
                            {'source': found.source, 'family': found.family, **found.report.plain()})
@@ -107,13 +109,14 @@ def check_overridden(overridden: Collection[str]) -> None:
 
 
 def report(final: results.Final, out: storage.Path, step: int, config: schema.Config, data: build.Data,
-           params_digest: str, table: by_class.Wanted = by_class.NOTHING) -> None:
+           params_digest: str, read: Mapping[str, resources.Fingerprint],
+           table: by_class.Wanted = by_class.NOTHING) -> None:
   """Prints the results, and then writes them into the directory `out`, and a table of the classes if it is wanted."""
   if jax.process_index() == 0:
     results.show(final, num_classes=len(data.class_names), recipe=config.data.recipe)
   results.write(out, final, step, fit=transforms.eval_transform(config.data.recipe, config.image_px),
                 source=resources.eval_source(config, data, final.name), class_names=data.class_names,
-                params_digest=params_digest)
+                params_digest=params_digest, data=read)
   if jax.process_index() == 0:
     print(f'Written to {out / "evaluate.json"}', flush=True)
     if final.headline:

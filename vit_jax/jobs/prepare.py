@@ -86,8 +86,10 @@ def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
     return _write_splits(functools.partial(_open_archive, data, archive, splits or SPLITS), to, settings, engine)
   columns |= {'caption_column': caption_column}
   with flag_names.shown({'data.source': '--data', **{f'data.{name}': f'--{name}' for name in ('data_dir', *columns)}}):
-    return write_shards(schema.Data(source=data, data_dir=data_dir, follow_links=follow_links, **columns), to, settings,
-                        splits=splits or SPLITS, build=build, engine=engine)
+    found = schema.Data(source=data, data_dir=data_dir, follow_links=follow_links, **columns)
+    if problems := [*found.column_problems('data')]:
+      raise UserError('\n'.join(problems))
+    return write_shards(found, to, settings, splits=splits or SPLITS, build=build, engine=engine)
 
 
 def _by_teacher(config: schema.Config | None, weights: str, to: storage.Path, reading: Reading) -> int:

@@ -69,8 +69,9 @@ def run(config: schema.Config, where: str, to: pathlib.Path, reading: Reading = 
   """
   check.check(config)
   if not isinstance(config.objective, schema.TokenLabel):
-    raise UserError(f'objective: expected TokenLabel, got {type(config.objective).__name__}. Label maps are for token '
-                    'labeling.')
+    raise UserError('objective: expected TokenLabel, whose label maps a teacher writes, or FeatureDistill, whose '
+                    f'features it writes, got {type(config.objective).__name__}. Name a config with one of them; to '
+                    'write images as shards, use vit-jax prepare --data=folder:PATH, without --config.')
   startup.start()
   if jax.process_count() > 1:
     raise UserError(f'vit-jax prepare: expected one process, got {jax.process_count()}. Run it on one host.')

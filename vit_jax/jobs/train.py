@@ -15,6 +15,7 @@ from vit_jax.core import failures, trees
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.data.image import geometry
 from vit_jax.data.image import transform as transforms
+from vit_jax.evaluate import evaluators as evaluation
 from vit_jax.evaluate import final as results
 from vit_jax.evaluate import resources
 from vit_jax.evaluate.results import Result
@@ -109,8 +110,9 @@ class Run:
     self.mesh, self.shard, self.parts = build.open_run(config, self.data, workdir=workdir, overridden=overridden)
     self.config = config = self.parts.config
     self.loader = build.train_loader(config, self.data, self.shard)
-    self.evaluators = build.evaluators(config, self.data, self.parts.objective, mesh=self.mesh, shard=self.shard,
-                                       workdir=workdir)
+    self._resources = build.resources(config, self.data, self.parts.objective, mesh=self.mesh, shard=self.shard,
+                                      workdir=workdir)
+    self.evaluators = evaluation.build(self._resources)
     self.checkpointer = checkpoint.Checkpointer(
         workdir / 'checkpoints', keep=checkpoint.Keep.of(config.checkpoints, self.parts.lengths.steps),
         local=LocalCopies(workdir, config.checkpoints.local_dir) if config.checkpoints.local else None)
@@ -380,7 +382,8 @@ class Run:
         'training_processor_s': round(training_processor_s, 2), 'params_digest': digest,
         'num_params': trees.num_elements(self.parts.program.abstract_state.params), 'metrics': final.metrics,
         'exaflops': build.train_flops(self.parts) * self.config.batch_size * total / 1e18,
-        'num_examples': {name: next(iter(group.values())).num_examples for name, group in final.results.items()}}
+        'num_examples': {name: next(iter(group.values())).num_examples for name, group in final.results.items()},
+        'data': {name: one._asdict() for name, one in self._fingerprints().items()}}
     if until:
       run_directory.write_json(self.workdir / run_directory.paused_file(until), {**content, 'top1': final.score})
       print(f'Paused after step {total:,} of {self.parts.lengths.total_steps:,} by --until={until}, evaluated and '
@@ -388,11 +391,20 @@ class Run:
       return
     fit = transforms.eval_transform(self.config.data.recipe, self.config.image_px)
     results.write(self.workdir, final, total, fit=fit, source=resources.eval_source(self.config, self.data, final.name),
-                  class_names=self.data.class_names, params_digest=digest)
+                  class_names=self.data.class_names, params_digest=digest, data=self._fingerprints())
     run_directory.write_json(self.workdir / 'final.json', content)
     if jax.process_index() == 0:
       page = report_page.write_or_warn(self.workdir)
       print(summary.last_line(final, seconds, page), flush=True)
+
+
+  def _fingerprints(self) -> dict[str, resources.Fingerprint]:
+    """Returns what the run read, by source and split; not the images that a teacher labeled."""
+    own = self.config.data
+    found = {f'{own.source} {own.eval_split}': self.data.eval}
+    if not own.pseudo.source:
+      found[f'{own.source} {own.train_split}'] = self.data.train
+    return self._resources.fingerprints() | {name: resources.fingerprint(source) for name, source in found.items()}
 
 
 def _raise_alarms(name: str, found: Mapping[str, Result], step: int, writer: Writer) -> None:

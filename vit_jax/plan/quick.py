@@ -3,7 +3,8 @@
 A program of unrolled blocks takes as long to compile as it has blocks, and each block adds the same time, memory and
 collectives. So the figures of `DEPTHS` blocks give those of any number: `a + b depth`. What is not proportional is what
 the compiler does once for all blocks, such as joining small collectives. A scanned network compiles as fast with any
-depth, and is compiled as it is.
+depth, and is compiled as it is. A text tower that is as deep as the network of images has as many blocks in both
+programs; one of another depth keeps all of its blocks.
 """
 from __future__ import annotations
 
@@ -31,14 +32,22 @@ def ask(request: compile.Request, *, by: Ask | None = None) -> compile.Answer:
   if not is_shorter(request.config):
     return by(request)
   depth: int = request.config.model.depth  # type: ignore[union-attr]
-  low, high = (by(request._replace(config=layout.put(request.config, {'model.depth': few}))) for few in DEPTHS)
+  low, high = (by(request._replace(config=_shallow(request.config, few))) for few in DEPTHS)
   if low.overflow or high.overflow:
     return by(request)
-  return _at(depth, low, high)
+  return extend(depth, low, high)
 
 
-def _at(depth: int, low: compile.Answer, high: compile.Answer) -> compile.Answer:
-  """Returns the figures at another depth, on the line through two answers."""
+def _shallow(config: schema.Config, few: int) -> schema.Config:
+  changes = {'model.depth': few}
+  objective = config.objective
+  if isinstance(objective, schema.Contrastive) and objective.text.depth == getattr(config.model, 'depth', 0):
+    changes['objective.text.depth'] = few
+  return layout.put(config, changes)
+
+
+def extend(depth: int, low: compile.Answer, high: compile.Answer) -> compile.Answer:
+  """Returns the figures at a depth, on the line through the answers for `DEPTHS` blocks."""
   share = (depth - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
 
   def line(a: Any, b: Any) -> Any:

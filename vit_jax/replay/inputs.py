@@ -16,6 +16,7 @@ from vit_jax.data import content
 from vit_jax.data.files import checksums
 from vit_jax.data.source import Source
 from vit_jax.data.sources import opening
+from vit_jax.evaluate import resources
 from vit_jax.record import checkpoint_files
 
 VARIABLE = 'VIT_JAX_DATA'
@@ -94,10 +95,33 @@ def splits(config: schema.Config, *, is_trained: bool) -> list[tuple[str, str]]:
 
 
 def open_split(config: schema.Config, source: str, split: str) -> Source:
-  """Opens a split, with the classes of the config only if it is of the config's source."""
-  data = config.data if source == config.data.source else dataclasses.replace(
-      config.data, source=source, classes='', num_classes=0, num_examples=0)
-  return opening.open_split(data, split, image_px=config.image_px)
+  """Opens a split as a run does, with the classes of the config only if it is of the config's source."""
+  if source == config.data.pseudo.source:
+    data = dataclasses.replace(config.data, source=source, classes='', num_classes=0, num_examples=0)
+    return opening.open_split(data, split, image_px=config.image_px)
+  return resources.open_split(config, '' if source == config.data.source else source, split)
+
+
+def check_unchanged(config: schema.Config, read: Mapping[str, resources.Fingerprint]) -> None:
+  """Checks that sources are those that a run or an evaluation read, by the names, number and sizes of their files.
+
+  Raises:
+    UserError: one is missing or was changed since.
+  """
+  changed = []
+  for where, before in read.items():
+    source, _, split = where.rpartition(' ')
+    now = resources.fingerprint(open_split(config, source, split))
+    if before.examples != now.examples or before.digest not in ('', now.digest):
+      now = now if before.digest else now._replace(digest='')
+      changed.append(f'{where}: expected the {_shown(before)} that the result is of, got {_shown(now)}. Put the data '
+                     'back as they were, or run the command again.')
+  if changed:
+    raise UserError('\n'.join(changed))
+
+
+def _shown(one: resources.Fingerprint) -> str:
+  return f'{one.examples:,} images' + f' with digest {one.digest[:12]}' * bool(one.digest)
 
 
 def contents(config: schema.Config, *, is_trained: bool, found: Mapping[str, str]) -> dict[str, content.Content]:

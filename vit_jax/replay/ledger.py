@@ -1,4 +1,4 @@
-"""The table of a speedrun: records of the same goal, each with what it cost and its gain over the one before."""
+"""The table of a speedrun: records of the same goal, each with its cost and its gain over the one before."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -13,22 +13,29 @@ HEAD = (f'| record | processor s | gain | exaFLOPs | device s | {", ".join(CHIPS
         'made on | replay |\n|---|---:|---:|---:|---:|---:|---|---|\n').replace('%', ' %')
 
 
+def in_order(found: Sequence[Record]) -> list[Record]:
+  """Returns records as they improved: by their date, and of one day the one with the most processor seconds first."""
+  return sorted(found, key=lambda one: (one.made.get('date', ''), -one.made.get('processor_s', 0.), one.id))
+
+
 def cells(found: Sequence[Record]) -> Iterator[tuple[str, ...]]:
   """Yields the first columns of the row of each record, in their order.
 
-  The gain is how many times fewer processor seconds a record takes than the one before, on a processor of the same
-  model. Device seconds are those of accelerators, from the start of the process to its end.
+  The gain is how many times fewer processor seconds a record takes than the last one before it on a processor of the
+  same model. Device seconds are those of accelerators, from the start of the process to its end.
   """
-  before: Record | None = None
+  before: dict[str, Record] = {}  # by the model of the processor
   for record in found:
+    model = record.made.get('machine', {}).get('cpu_model', '')
     made = record.made
     flops = 1e18 * made.get('exaflops', 0.)
     is_accelerator = made.get('machine', {}).get('device_kind', 'cpu') != 'cpu'
     device_s = made.get('seconds', 0.) * made.get('devices', 1) if is_accelerator else 0.
     yield (record.sentence.replace('|', '\\|'), _number(made.get('processor_s', 0.), ',.0f'),
-           _gain(before, record), _number(flops / 1e18, '.3g'),
+           _gain(before.get(model), record), _number(flops / 1e18, '.3g'),
            _number(device_s, ',.0f'), ', '.join(_number(seconds, '.1f') for seconds in chip_seconds(flops).values()))
-    before = record
+    if model and record.made.get('processor_s'):
+      before[model] = record
 
 
 def chip_seconds(flops: float) -> dict[str, float]:
@@ -38,10 +45,9 @@ def chip_seconds(flops: float) -> dict[str, float]:
 
 
 def _gain(before: Record | None, record: Record) -> str:
-  """Returns the factor between two records; '–' for the first one and on processors of different models."""
-  models = [one.made.get('machine', {}).get('cpu_model') for one in (before, record) if one]
-  seconds = [one.made.get('processor_s', 0.) for one in (before, record) if one]
-  return f'{seconds[0] / seconds[1]:.2f}×' if len(set(models)) == 1 < len(models) and all(seconds) else '–'
+  """Returns the factor between two records; '–' for the first one of a model, and where the seconds are not known."""
+  seconds = record.made.get('processor_s', 0.)
+  return f'{before.made["processor_s"] / seconds:.2f}×' if before and seconds else '–'
 
 
 def _number(value: float, spec: str) -> str:

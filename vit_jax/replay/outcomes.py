@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from vit_jax.core import os_errors
 from vit_jax.core.errors import UserError
+from vit_jax.evaluate.resources import Fingerprint
 from vit_jax.record import reader
 
 
@@ -22,6 +23,7 @@ class Outcome(NamedTuple):
   config: the directory with the config; of the last one of several runs.
   commit: of the code; '' = not known.    machine: see `record/machine.py`.
   processor_s: 0 = not known.    training_processor_s: the part of the steps and their data; 0 = not known.
+  data: examples and digest of what was read, by source and split; of the last one of several runs.
   cost: of one run that was started once: `exaflops` of training, `seconds` from its start to its end, and `devices`.
   """
   kind: str
@@ -36,6 +38,7 @@ class Outcome(NamedTuple):
   history: dict[str, float] = {}
   training_processor_s: float = 0.
   cost: dict[str, float] = {}
+  data: dict[str, Fingerprint] = {}
 
 
 def read(path: pathlib.Path) -> Outcome:
@@ -51,7 +54,7 @@ def read(path: pathlib.Path) -> Outcome:
     content = _json(file)
     return Outcome('evaluation', _numbers(content['metrics']), content.get('params_digest', ''), {},
                    (tuple(content.get('command', ())[1:]),), content.get('commit', ''), content.get('machine', {}),
-                   content.get('processor_s', 0.), file.parent)
+                   content.get('processor_s', 0.), file.parent, data=_fingerprints(content))
   if runs := sorted(one.parent for one in path.glob('runs/*/final.json')):
     return _of_several({run.name: _of_run(run) for run in runs})
   raise UserError(f'{path}: expected the directory of a run that has ended, or an evaluate.json, got neither. Run the '
@@ -67,7 +70,11 @@ def _of_run(path: pathlib.Path) -> Outcome:
                  (tuple(start.get('command', ())[1:]),), start.get('commit', ''), start.get('machine', {}),
                  final.get('processor_s', 0.) if starts == 1 else 0., path,
                  _history(record.rows), final.get('training_processor_s', 0.) if starts == 1 else 0.,
-                 _cost(final, start) if starts == 1 else {})
+                 _cost(final, start) if starts == 1 else {}, _fingerprints(final))
+
+
+def _fingerprints(content: dict[str, Any]) -> dict[str, Fingerprint]:
+  return {name: Fingerprint(**one) for name, one in content.get('data', {}).items()}
 
 
 def _cost(final: dict[str, Any], start: dict[str, Any]) -> dict[str, float]:
@@ -96,7 +103,7 @@ def _of_several(runs: dict[str, Outcome]) -> Outcome:
                  tuple(line for run in runs.values() for line in run.commands), last.commit, last.machine,
                  sum(run.processor_s for run in runs.values()), last.config,
                  {f'{name} {metric}': value for name, run in runs.items() for metric, value in run.history.items()},
-                 sum(run.training_processor_s for run in runs.values()))
+                 sum(run.training_processor_s for run in runs.values()), data=last.data)
 
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:

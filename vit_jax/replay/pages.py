@@ -97,8 +97,8 @@ def seeds(metrics: str, against: str, patterns: str) -> str:
 
 
 def speedrun(patterns: str) -> str:
-  """Returns a table of the costs of some records, in the order of the patterns; see `names`."""
-  found = [_read(name) for name in names(patterns)]
+  """Returns a table of the costs of some records as they improved; see `names`."""
+  found = ledger.in_order([_read(name) for name in names(patterns)])
   costs = zip(ledger.cells(found), found, strict=True)
   return ledger.HEAD + ''.join(f'| {" | ".join((*cost, place(one), replay(one)))} |\n' for cost, one in costs)
 

@@ -62,6 +62,7 @@ def make(path: pathlib.Path, name: str, claim: str, data: Mapping[str, str], tol
   resolved = settings.given(own, data)
   parsed = settings.given(configs[-1], data) if len(configs) == 1 else resolved
   console.begin_stage('reading the data')
+  inputs.check_unchanged(own, found.data)
   record = Record(
       id=name, claim=claim, kind=found.kind, command=tuple(shlex.join(['vit-jax', *one]) for one in words),
       values=found.values, tolerance=tolerance, params_digest=found.params_digest, checkpoints=found.checkpoints,

@@ -107,13 +107,28 @@ def check_names(configs: Configs) -> None:
 
 def check_configs(configs: Configs) -> None:
   """Raises UserError with the problems of all configs, each problem once."""
-  problems: dict[str, list[str]] = {}
+  _refuse({name: check.problems(config) for name, config in configs.items()}, 'a study of valid configs')
+
+
+def check_places(configs: Configs) -> None:
+  """Raises UserError with all data of configs that are not on this machine, each once."""
+  found: dict[str, list[str]] = {}  # by what the places are, which most runs of a study share
+  keys = {name: repr((list(places.sources(config)), config.data)) for name, config in configs.items()}
   for name, config in configs.items():
-    for problem in check.problems(config):
+    if keys[name] not in found:
+      found[keys[name]] = places.problems(config, None, places.Place())
+  _refuse({name: found[key] for name, key in keys.items()}, 'a study whose data are on this machine')
+
+
+def _refuse(found: Mapping[str, Sequence[str]], expected: str) -> None:
+  """Raises UserError with the problems of runs by name, if there are any."""
+  problems: dict[str, list[str]] = {}
+  for name, lines in found.items():
+    for problem in lines:
       problems.setdefault(f'  {problem}', []).append(name)
   if problems:
-    raise UserError('\n'.join(['--config: expected a study of valid configs, got problems:', *(
-        f'{line} (of {", ".join(names) if len(names) < len(configs) else "all runs"})'
+    raise UserError('\n'.join([f'--config: expected {expected}, got problems:', *(
+        f'{line} (of {", ".join(names) if len(names) < len(found) else "all runs"})'
         for line, names in problems.items())]))
 
 
@@ -207,6 +222,7 @@ class Coordinator:
     tasks = [runs.Task(name, config, self._workdir / 'runs' / name, stage.until) for name, config in configs.items()]
     for task in tasks:
       task.check()
+    check_places({task.name: task.config for task in tasks if not task.is_done})
     self._tasks |= {task.name: task for task in tasks}
     num_done = sum(task.is_done for task in tasks)
     chosen, part = ', chosen by the results,' if number else '', f' to {stage.until}' if stage.until else ''

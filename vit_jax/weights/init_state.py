@@ -55,25 +55,54 @@ def begin(config: schema.Config, program: Program, class_names: tuple[str, ...],
   Raises:
     UserError: weights cannot be loaded or do not fit; raised before any array is on a device.
   """
-  given: dict[str, InitArrays] = {}
-  if config.init_from:
-    given['init_from'] = _from_weights(found or loading.load(config.init_from, view=config.init_view), config, program,
-                                       class_names)
-  if isinstance(config.objective, schema.Distill):
-    given['teacher'] = _teacher(config.objective.teacher, config, program, class_names)
-  if isinstance(config.objective, schema.Dinov2Distill) or isinstance(config.objective, schema.FeatureDistill) and (
-      not config.objective.features):
-    given['teacher'] = _feature_teacher(config.objective, config)
-  if isinstance(config.objective, schema.Dinov3) and config.objective.gram.weights:
-    given['gram'] = _gram(config.objective.gram, config, program)
-  if isinstance(config.objective, schema.Contrastive) and config.objective.text.weights:
-    given['text'] = _text_tower(config.objective.text.weights, config, program)
+  arrays = given(config, program, class_names, found)
   state = program.init_fn()
-  for one in given.values():
+  for one in arrays.values():
     state = state._replace(params=_replaced(state.params, one.params), extra=_replaced(state.extra, one.extra))
-  if given:
-    run_directory.write_json(workdir / 'init.json', {name: one.record for name, one in given.items()})
+  if arrays:
+    run_directory.write_json(workdir / 'init.json', {name: one.record for name, one in arrays.items()})
   return state
+
+
+def named(config: schema.Config) -> dict[str, str]:
+  """Returns the weights that a run begins with, by the setting that names them.
+
+  Raises:
+    UserError: a teacher has none.
+  """
+  task, found = config.objective, {'init_from': config.init_from}
+  if isinstance(task, schema.Distill | schema.FeatureDistill | schema.Dinov2Distill) and task.has_weights:
+    found['objective.teacher.weights'] = task.teacher.weights
+    if not task.teacher.weights:
+      stored = ', or set objective.features to stored features' * isinstance(task, schema.FeatureDistill)
+      raise UserError("objective.teacher.weights: expected a weight file, got ''. Set it to those of a trained network"
+                      f'{stored}.')
+  if isinstance(task, schema.Dinov3):
+    found['objective.gram.weights'] = task.gram.weights
+  if isinstance(task, schema.Contrastive):
+    found['objective.text.weights'] = task.text.weights
+  return {name: where for name, where in found.items() if where}
+
+
+def given(config: schema.Config, program: Program, class_names: tuple[str, ...],
+          found: Weights | None = None) -> dict[str, InitArrays]:
+  """Returns the arrays that weights give to the state of step 0, by what they are for; nothing is on a device yet.
+
+  Arguments and errors are those of `begin`.
+  """
+  wanted, arrays = named(config), dict[str, InitArrays]()
+  if config.init_from:
+    arrays['init_from'] = _from_weights(found or loading.load(config.init_from, view=config.init_view), config, program,
+                                        class_names)
+  if isinstance(config.objective, schema.Distill):
+    arrays['teacher'] = _teacher(config.objective.teacher, config, program, class_names)
+  if isinstance(config.objective, schema.FeatureDistill | schema.Dinov2Distill) and 'objective.teacher.weights' in wanted:
+    arrays['teacher'] = _feature_teacher(config.objective, config)
+  if isinstance(config.objective, schema.Dinov3) and 'objective.gram.weights' in wanted:
+    arrays['gram'] = _gram(config.objective.gram, config, program)
+  if isinstance(config.objective, schema.Contrastive) and 'objective.text.weights' in wanted:
+    arrays['text'] = _text_tower(config.objective.text.weights, config, program)
+  return arrays
 
 
 def _from_weights(found: Weights, config: schema.Config, program: Program, class_names: tuple[str, ...]) -> InitArrays:
@@ -95,8 +124,6 @@ def _from_weights(found: Weights, config: schema.Config, program: Program, class
 def _teacher(teacher: schema.Teacher, config: schema.Config, program: Program,
              class_names: tuple[str, ...]) -> InitArrays:
   """Returns the trained teacher of distillation, which is part of `extra`."""
-  if not teacher.weights:
-    raise UserError("objective.teacher.weights: expected a weight file, got ''. Set it to those of a trained network.")
   found = loading.load(teacher.weights)
   log.info('Teacher: %s', loading.text(found))
   check_order(found, class_names, is_listed=bool(config.data.classes))
@@ -117,9 +144,6 @@ def _teacher(teacher: schema.Teacher, config: schema.Config, program: Program,
 def _feature_teacher(objective: schema.FeatureDistill | schema.Dinov2Distill, config: schema.Config) -> InitArrays:
   """Returns the frozen teacher whose features or outputs are predicted, which is part of `extra`."""
   teacher, has_heads = objective.teacher, isinstance(objective, schema.Dinov2Distill)
-  if not teacher.weights:
-    raise UserError("objective.teacher.weights: expected a weight file, got ''. Set it to those of a trained network"
-                    + ('.' if has_heads else ', or set objective.features to stored features.'))
   found = loading.load(teacher.weights, view=teacher.view, first='teacher' if has_heads else '')
   log.info('Teacher: %s', loading.text(found))
   params, record = adapted_teacher(found, config)

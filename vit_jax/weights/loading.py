@@ -266,6 +266,8 @@ def _check_complete(leaves: Leaves, wanted: Params) -> None:
 
 
 def _names(names: tuple[str, ...], num_classes: int) -> tuple[tuple[str, ...], list[str]]:
+  if not num_classes:  # features, without a head whose outputs the names would be of
+    return (), []
   if names and len(names) != num_classes:
     return (), [f'{len(names)} class names in the sidecar do not match the {num_classes} outputs of '
                 'the head; they are ignored']

@@ -86,6 +86,10 @@ class Pseudo(Settings):
       yield problem('data.recipe.views.on', f'False with {name}.source', True)
 
 
+WITHOUT_COLUMNS = ('digits', 'synthetic', 'folder', 'array_record')
+"""Kinds of sources whose files have no columns to choose from."""
+
+
 @dataclasses.dataclass
 class Data(Settings):
   """Where images come from, and how they are read."""
@@ -142,6 +146,7 @@ class Data(Settings):
                     self.data_dir)
     if not self.source.startswith('mix:'):
       yield from no_effect(self, name, ('mix_classes',), f'with {name}.source={self.source!r}, which is not a mixture')
+    yield from self.column_problems(name)
     yield from self._channel_problems(config, name)
     if self.in_memory is InMemory.YES:
       yield from self._in_memory_problems(name)
@@ -160,6 +165,17 @@ class Data(Settings):
       yield problem(f'{name}.in_memory', f'auto or no with {what}, as each host holds all images', self.in_memory)
     if self.recipe.repeats > 1:
       yield problem(f'{name}.recipe.repeats', f'1 with {what}', self.recipe.repeats)
+
+  def column_problems(self, name: str) -> Iterator[str]:
+    """Yields the columns that are set for a source without columns."""
+    terms = self.source.removeprefix('mix:').split(',') if self.source.startswith('mix:') else [self.source]
+    kinds = {term.rpartition('*')[2].partition(':')[0] for term in (*terms, self.pseudo.source) if term}
+    for setting in ('label_column', 'image_column', 'caption_column') if kinds <= set(WITHOUT_COLUMNS) else ():
+      if value := getattr(self, setting):
+        advice = 'Leave it out.' + (' Captions of a folder are in captions_train.jsonl and so on.'
+                                    if kinds == {'folder'} and setting == 'caption_column' else '')
+        yield problem(f'{name}.{setting}', f"'' with {name}.source={self.source!r}, which has no columns", value,
+                      advice)
 
   def _channel_problems(self, config: Run, name: str) -> Iterator[str]:
     """Yields problems of images that are not RGB: only their geometry can be changed."""

@@ -292,8 +292,13 @@ class Recipe(Settings):
 
   def _native_problems(self, config: Run, name: str) -> Iterator[str]:
     if not isinstance(config.model, ViT) or self.eval_native_patch != config.model.patch:
-      own = getattr(config.model, 'patch', 0)
-      yield problem(f'{name}.eval_native_patch', f'0, or the patch of a ViT, here {own}', self.eval_native_patch)
+      own = getattr(config.model, 'patch', 0) if isinstance(config.model, ViT) else 0
+      wanted = f'the patch of a ViT, here {own or "none"}'
+      if self.native_lengths:
+        wanted, advice = f'{wanted}, with {name}.native_lengths', f'Set it, or {name}.native_lengths=().'
+      else:
+        wanted, advice = f'0, or {wanted}', ''
+      yield problem(f'{name}.eval_native_patch', wanted, self.eval_native_patch, advice)
     if self.eval_resize_px:
       yield problem(f'{name}.eval_resize_px', f'0 with {name}.eval_native_patch, which shows complete images',
                     self.eval_resize_px)

@@ -187,11 +187,11 @@ def _source(root: str, images: Sequence[Image], name: str, class_names: tuple[st
 
 
 def _class_names(root: str, file: str, rules: Rules) -> tuple[str, ...]:
-  if file.startswith(CAPTIONS):
+  if _is_captions(file):
     return UNLABELED
   names = tuple(sorted({c for _, _, labels, _ in _lines(os.path.join(root, file), root, rules) for c in labels}))
   if not names:
-    raise UserError(f'{os.path.join(root, file)}: expected at least one class, got none. {_FORM}')
+    raise UserError(f'{os.path.join(root, file)}: expected at least one class, got none. {_form(file)}')
   return names
 
 
@@ -213,7 +213,7 @@ def read(root: str, file: str, rules: Rules = OWN) -> Iterator[Image]:
   if problems or not seen:
     raise UserError(f'{path}: expected each image below {root} at most once, got '
                     + ('; '.join(problems[:_SHOWN]) or 'no image')
-                    + (f'; and {len(problems) - _SHOWN:,} more' if len(problems) > _SHOWN else '') + f'. {_FORM}')
+                    + (f'; and {len(problems) - _SHOWN:,} more' if len(problems) > _SHOWN else '') + f'. {_form(path)}')
 
 
 class _Inside:
@@ -249,14 +249,22 @@ class _Inside:
     return found.st_size
 
 
-_FORM = ('Write lines of .csv as `cats/1.jpg,cat,sofa`, of .tsv the same with tabs, of .jsonl '
-         '{"image": "cats/1.jpg", "labels": ["cat", "sofa"]}.')
+def _is_captions(path: str) -> bool:
+  return os.path.basename(path).startswith(CAPTIONS)
+
+
+def _form(path: str) -> str:
+  """Returns how to write the lines of a file."""
+  if _is_captions(path):
+    return 'Write lines as {"image": "cats/1.jpg", "captions": ["a cat on a sofa", "a pet"]}.'
+  return ('Write lines of .csv as `cats/1.jpg,cat,sofa`, of .tsv the same with tabs, of .jsonl '
+          '{"image": "cats/1.jpg", "labels": ["cat", "sofa"]}.')
 
 
 def _lines(path: str, root: str, rules: Rules) -> Iterator[Line]:
   """Yields each line that is not empty."""
   user_files.check_inside(path, root, rules)
-  lines = user_files.read_lines(path, path, expected='a text file in UTF-8', advice=_FORM)
+  lines = user_files.read_lines(path, path, expected='a text file in UTF-8', advice=_form(path))
   yield from _json_lines(path, lines) if path.endswith('.jsonl') else _cells(path, lines)
 
 
@@ -273,12 +281,12 @@ def _cells(path: str, lines: Iterator[str]) -> Iterator[Line]:
 
 
 def _json_lines(path: str, lines: Iterator[str]) -> Iterator[Line]:
-  name = CAPTIONS if os.path.basename(path).startswith(CAPTIONS) else NAME
+  name = CAPTIONS if _is_captions(path) else NAME
   for number, line in enumerate(lines, 1):
     if not line.strip():
       continue
     entry = json_fields.parse(line, f'{path}, line {number:,}', expected=f'an object with `image` and `{name}`',
-                              advice=_FORM)
+                              advice=_form(path))
     items = list(entry.field(name).items())
     image = entry.field('image').text()
     if name == CAPTIONS:

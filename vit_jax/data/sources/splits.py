@@ -26,6 +26,8 @@ log = logging.getLogger('vit_jax.data')
 SYNONYMS = ('val', 'valid', 'validation')
 NAMES = ('train', *SYNONYMS, 'test')
 """Splits that a folder may have."""
+SETTINGS = 'data.train_split, data.eval_split, or the split of the evaluation'
+"""The settings that name splits; a job with a flag for it replaces this in messages."""
 _BOUND = r'-?\d[\d_]*%?'
 _TERM = re.compile(rf'\s*(?P<name>[\w.-]+)\s*(\[\s*(?P<lower>{_BOUND})?\s*:\s*(?P<upper>{_BOUND})?\s*\])?\s*')
 
@@ -92,8 +94,8 @@ def resolve(name: str, known: Iterable[str], *, source: str) -> str:
     return validation[0]
   near = difflib.get_close_matches(name, names, n=1)
   hint = f' Did you mean {near[0]}?' if near else ''
-  raise NoSplit(f'split of {source}: expected one of {json_fields.listed(names, 20)}, got {name!r}.{hint} Change '
-                'data.train_split, data.eval_split, or the split of the evaluation.')
+  raise NoSplit(f'split of {source}: expected one of {json_fields.listed(names, 20)}, got {name!r}.{hint} '
+                f'Change {SETTINGS}.')
 
 
 @functools.cache

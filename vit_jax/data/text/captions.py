@@ -112,7 +112,8 @@ class Captions(Texts):
     stored, place = find_origin(self.source, index)
     if not has_captions(stored):
       raise UserError(f'objective.prompts: expected a template for the names of classes, got {""!r}, which takes '
-                      f'captions, and {title(stored)} has none. Set it, data.caption_column or another data.source.')
+                      f'captions, and {title(stored)} has none. Set it, or give captions: by data.caption_column of a '
+                      'source with columns, in captions_train.jsonl of a folder.')
     found: Sequence[str] = stored.captions(place)  # type: ignore[attr-defined]
     if not found:
       raise BadImage('the example: expected a caption, got an empty text')

@@ -17,11 +17,12 @@ from collections.abc import Sequence
 from vit_jax.config.schema import TextRule
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import json_fields
-from vit_jax.data.labels import classes
+from vit_jax.data.labels import classes, imagenet
 from vit_jax.data.text.tokenizer import SIGLIP
 
 PLACE = '{}'
 NAMES_FILE = 'clip_imagenet_names.txt'
+CLIP_IMAGENET = 'clip_imagenet'
 PLAIN = 'a photo of a {}.'  # CLIP, section 3.1.4
 _NO_PUNCTUATION = str.maketrans('', '', string.punctuation)
 _NAME = 1_000  # characters; a text tower reads at most 77 tokens
@@ -57,21 +58,32 @@ def clip_imagenet_names() -> tuple[str, ...]:
   return tuple(line for line in lines if not line.startswith('#'))
 
 
+@functools.cache
+def _clip_names_by_id() -> dict[str, str]:
+  """Returns the names of the classes of ImageNet-1k by their WordNet ids."""
+  known = imagenet.by_count(1_000)
+  assert known is not None
+  return dict(zip(known.ids, clip_imagenet_names(), strict=True))
+
+
 def class_names(own: Sequence[str], choice: str, *, setting: str) -> tuple[str, ...]:
   """Returns the names to fill in for the classes of a dataset.
 
   Args:
     own: the names of the dataset.
-    choice: '' = these names, but those of CLIP where they are the 1,000 WordNet ids of ImageNet-1k; `clip_imagenet` =
-      those of CLIP; else a file with one name per line.
+    choice: '' = these names, but those of CLIP where they are WordNet ids of ImageNet-1k, of all its classes or of
+      some; `clip_imagenet` = those of CLIP; else a file with one name per line.
     setting: names the choice in messages.
 
   Raises:
     UserError: there is another number of names than classes, or the names are WordNet ids of other classes.
   """
   has_ids = [bool(_WORDNET.match(name)) for name in own]
-  is_imagenet = len(own) == len(clip_imagenet_names()) and all(has_ids) and list(own) == sorted(own)
-  if choice == 'clip_imagenet' or not choice and is_imagenet:
+  clip = _clip_names_by_id()
+  ids = [name.split()[0] for name in own] if all(has_ids) else []
+  if choice in ('', CLIP_IMAGENET) and ids and set(ids) <= set(clip):
+    found = tuple(clip[one] for one in ids)
+  elif choice == CLIP_IMAGENET:
     found = clip_imagenet_names()
   elif choice:
     found = classes.read(choice, setting=setting)

@@ -24,8 +24,6 @@ from vit_jax.models.kernels.tiles import LANES
 log = logging.getLogger('vit_jax.models')
 
 PLATFORM = 'tpu'
-CHIPS = {'v5e': ('v5e', 'v5 lite'), 'v6e': ('v6e', 'v6 lite')}
-"""Chips with enough memory for both kernels of an MLP and their gradients, and their names among jax's devices."""
 UNSPLIT = ('tensor',)
 """Mesh axes that the hidden width is split over, which the kernel does not support."""
 
@@ -51,8 +49,8 @@ def problem(mesh: Mesh | AbstractMesh, shape: tuple[int, ...], hidden: int, item
   places = prod(mesh.shape[axis] for axis in UNSPLIT if axis in mesh.axis_names)
   images, tokens, width = shape
   need = fused_mlp.Shape(images, tokens, width, hidden).vmem_bytes(itemsize)
-  if not any(name in kind.lower() for names in CHIPS.values() for name in names):
-    return f'it needs TPU {" or ".join(CHIPS)}, not {kind}'
+  if wrong_text := kernels.mlp_chip_problem(kind):
+    return wrong_text
   if places > 1:
     return f'the mesh splits the hidden width over {places} devices (tensor={places})'
   if width % LANES or hidden % LANES:

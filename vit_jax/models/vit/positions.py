@@ -121,8 +121,9 @@ class NoPositions:
     """
     del table
     if type(self) is not NoPositions:
-      raise UserError(f'data.recipe.eval_native_patch: expected model.positions=learned or none, got '
-                      f'{schema.checks.kind(self.model.positions)}. Set it to 0.')
+      raise UserError('model.positions: expected learned or nopositions for images at their own aspect, got '
+                      f'{schema.checks.kind(self.model.positions)}. Set it, or data.recipe.eval_native_patch=0 and '
+                      'data.recipe.native_lengths=() for images of one size.')
     return jnp.zeros((grid_B2.shape[0], num_tokens, self.model.width))
 
   def of_first(self, table: PyTree | None) -> Array:
@@ -207,8 +208,8 @@ class Learned(NoPositions):
 
   def of_grids(self, table: PyTree | None, grid_B2: Array, num_tokens: int) -> Array:
     if table is None or self.at is PositionsAt.LAYERS:
-      raise UserError('data.recipe.eval_native_patch: expected positions that are added once, got '
-                      'model.positions.at=layers. Set it to 0.')
+      raise UserError('model.positions.at: expected stem or shared for images at their own aspect, got layers. Set it, '
+                      'or data.recipe.eval_native_patch=0 and data.recipe.native_lengths=() for images of one size.')
     (h, w), number = self.grid, jnp.arange(num_tokens)
 
     def mixed(grid: Array) -> Array:

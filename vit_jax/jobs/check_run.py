@@ -1,0 +1,161 @@
+"""What `train` refuses when it builds the objects of a run, found by building them, without devices and compiler.
+
+The weights, the data, the objective with its texts, label maps and stored features, and the evaluators are made by the
+functions that a run calls (`build.py`, `weights/init_state.py`). Networks and parameters are shapes. What would take
+long or need a network is left to the run: large weights, those that are not on this machine, and sources that are not
+listed quickly.
+"""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import pathlib
+from collections.abc import Callable, Collection, Iterator
+from typing import TypeVar
+
+import jax
+
+from vit_jax.config import check, layout, schema
+from vit_jax.config.schema import ranges
+from vit_jax.core.errors import UserError
+from vit_jax.data.text import prompts as prompting
+from vit_jax.jobs import build, train
+from vit_jax.models import cost
+from vit_jax.parallel import mesh as meshes
+from vit_jax.record import storage
+from vit_jax.weights import addresses, inherit, init_state
+from vit_jax.weights.network import Weights
+
+ASSUMED_STEPS, ASSUMED_CLASSES = 1_000_000, 1_000
+"""Steps of an epoch and classes, where neither the config nor a dataset on this machine has them.
+
+So many steps that no schedule is longer than a run, and few enough for a thousand epochs.
+"""
+LARGE_BYTES = 4 << 30
+"""Weights of more bytes are not read, which takes memory and the better part of a minute."""
+T = TypeVar('T')
+
+
+class Finder:
+  """Calls functions and collects what they refuse."""
+
+  def __init__(self) -> None:
+    self.problems: list[str] = []
+
+  def of(self, work: Callable[[], T]) -> T | None:
+    """Returns what a function returns; None if it raises UserError, which is a problem."""
+    try:
+      return work()
+    except UserError as error:
+      if str(error) not in self.problems:
+        self.problems.append(str(error))
+      return None
+
+
+def problems(config: schema.Config, workdir: storage.Path | None, overridden: Collection[str], *, elsewhere: bool,
+             is_quick: bool) -> list[str]:
+  """Returns the problems of a training run that its config and the files on this machine show.
+
+  Args:
+    config: checked, without problems of its settings and places.
+    workdir: of the run; None = the default.
+    overridden: settings on the command line.
+    elsewhere: the run is on other hosts, whose files are not known.
+    is_quick: its sources are on this machine and are listed quickly.
+  """
+  with _quiet():
+    finder = Finder()
+    named = finder.of(lambda: init_state.named(config)) or {}
+    for prefix, part in ranges.walk(config):
+      if prompts := getattr(part, 'prompts', ''):
+        finder.of(functools.partial(prompting.find_templates, prompts, setting=f'{prefix}prompts'))
+    named |= {f'evals.{name}.weights': one.weights for name, one in config.evals.items()
+              if isinstance(one, schema.TextEvaluation) and one.weights}
+    paths = [] if elsewhere else [_path(where, finder) for where in dict.fromkeys(named.values())]
+    is_known = not finder.problems and not elsewhere and _can_be_read(paths)
+    found: Weights | None = None
+    if is_known and named:
+      resolved = finder.of(lambda: _resolved(config, workdir, overridden))
+      if resolved is None:
+        return finder.problems
+      config, found = resolved
+    data = finder.of(lambda: build.open_data(_unverified(config))) if is_quick else None
+    if is_quick and data is None:
+      return finder.problems
+    _build(config, data, found, finder, is_known=is_known)
+    return finder.problems
+
+
+def _path(where: str, finder: Finder) -> pathlib.Path | None:
+  """Returns the local path of weights; None if they are not on this machine, which is a problem of paths alone."""
+  if not addresses.exists(pathlib.Path(where).expanduser()) and addresses.is_remote(where):
+    with contextlib.suppress(UserError):
+      return addresses.local(where, offline=True)
+    return None
+  return finder.of(lambda: addresses.local(where))
+
+
+def _can_be_read(paths: list[pathlib.Path | None]) -> bool:
+  """Whether all weights are on this machine, and are read in seconds."""
+  sizes = [sum(file.stat().st_size for file in (path.rglob('*') if path.is_dir() else [path]) if file.is_file())
+           for path in paths if path]
+  return None not in paths and sum(sizes) <= LARGE_BYTES
+
+
+def _resolved(config: schema.Config, workdir: storage.Path | None, overridden: Collection[str]) -> inherit.Resolved:
+  """Returns the config with the settings that a run takes from its weights. Raises UserError if they do not fit."""
+  found = inherit.resolve(config, overridden, workdir or train.default_workdir(config.name))
+  check.check(found.config)
+  return found
+
+
+def _unverified(config: schema.Config) -> schema.Config:
+  return dataclasses.replace(config, data=dataclasses.replace(config.data, verify_shards=schema.VerifyShards.NO))
+
+
+def _build(config: schema.Config, data: build.Data | None, found: Weights | None, finder: Finder, *,
+           is_known: bool) -> None:
+  """Builds a run on one device of this machine. What depends on the devices of the run is left out."""
+  mesh = meshes.make(schema.Mesh(1, 1, 1), jax.devices()[:1])
+  config = layout.plain(cost.plain(dataclasses.replace(config, mesh=schema.Mesh(1, 1, 1))))
+  if data:
+    opened = data
+    measured = finder.of(lambda: build.measured(config, opened.train))
+    if measured is None:
+      return
+    config = measured
+  numbers = known_numbers(config)
+  if data:
+    numbers = build.Numbers(config.data.num_examples or len(data.train), len(data.class_names), data.in_memory)
+  parts = finder.of(lambda: build.parts(config, mesh=mesh, **numbers._asdict()))
+  if not data:
+    return
+  opened = data._replace(in_memory=False)  # else evaluators decode all images now
+  finder.of(lambda: build.check_size(config.data, opened.train))
+  targets = finder.of(lambda: build.open_targets(config, opened.train))
+  if not parts or not targets or not is_known:  # evaluators would find the same again
+    return
+  finder.of(lambda: build.evaluators(config, opened, parts.objective, mesh=mesh, shard=meshes.local_rows(mesh)))
+  if config.init_from or config.objective.has_weights:
+    finder.of(lambda: init_state.given(config, parts.program, opened.class_names, found))
+
+
+def known_numbers(config: schema.Config) -> build.Numbers:
+  """Returns the numbers of the data that the config describes, or assumed ones."""
+  data = config.data
+  return build.Numbers(data.num_examples or ASSUMED_STEPS * config.batch_size, data.num_classes or ASSUMED_CLASSES,
+                       in_memory=False)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+  """Hides warnings, which the run itself shows."""
+  log = logging.getLogger('vit_jax')
+  before = log.level
+  log.setLevel(logging.ERROR)
+  try:
+    yield
+  finally:
+    log.setLevel(before)
