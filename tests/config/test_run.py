@@ -32,6 +32,8 @@ def ruled(**settings: object) -> dict[str, object]:
 @pytest.mark.parametrize(('changes', 'said'), [
     ({'optimizer': Sgd(clip_norm=1., clip_tensor=3.)},
      "optimizer: expected at most one of clip_norm, clip_tensor, got {'clip_norm': 1.0, 'clip_tensor': 3.0}. Set the"),
+    ({'optimizer': Sgd(clip_parts=('head/.*',))}, 'optimizer.clip_parts: expected its default'),
+    ({'optimizer': Sgd(clip_norm=1., clip_parts=('(a',))}, 'optimizer.clip_parts: expected'),
     ({'optimizer': Sgd(clip_adaptive=-1.)}, 'optimizer.clip_adaptive: expected at least 0, got -1.0'),
     ({'train': Train(profile='5..3')}, 'train.profile: expected first..last, from 1 and in order'),
     ({'optimizer': Sgd(base_batch_size=-1)}, 'optimizer.base_batch_size: expected at least 0, got -1'),

@@ -245,6 +245,7 @@ def test_a_pattern_that_matches_nothing_is_an_error_that_shows_names() -> None:
   for config, said in [
       (schema.AdamW(weight_decay=.1, weight_decay_mask=('kernel',)),
        r"optimizer.weight_decay_mask: 'kernel' matches no parameter.*blocks/kernel"),
+      (schema.Sgd(clip_norm=1., clip_parts=('kernel',)), "optimizer.clip_parts: 'kernel' matches no parameter"),
       (schema.Lars(trust_ratio_mask=('kernel',)), "optimizer.trust_ratio_mask: 'kernel' matches no parameter"),
       (schema.Sgd(rules=(schema.PathRule('.*'), schema.PathRule('head/.*'))),
        "optimizer.rules: 'head/.*' decides no parameter.*the first rule that matches decides")]:

@@ -96,7 +96,8 @@ def given(config: schema.Config, program: Program, class_names: tuple[str, ...],
                                         class_names)
   if isinstance(config.objective, schema.Distill):
     arrays['teacher'] = _teacher(config.objective.teacher, config, program, class_names)
-  if isinstance(config.objective, schema.FeatureDistill | schema.Dinov2Distill) and 'objective.teacher.weights' in wanted:
+  if 'objective.teacher.weights' in wanted and isinstance(
+      config.objective, schema.FeatureDistill | schema.Dinov2Distill):
     arrays['teacher'] = _feature_teacher(config.objective, config)
   if isinstance(config.objective, schema.Dinov3) and 'objective.gram.weights' in wanted:
     arrays['gram'] = _gram(config.objective.gram, config, program)
