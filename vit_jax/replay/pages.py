@@ -23,7 +23,8 @@ from vit_jax.replay import ledger, records, seed_tables
 from vit_jax.replay.records import Record
 
 PAGES = ('README.md', 'BENCHMARKS.md', 'docs/explanation/results.md', 'docs/explanation/selfsup.md',
-         'docs/guides/speedrun.md', 'docs/explanation/fidelity.md', 'tests/fidelity_measured.md')
+         'docs/guides/speedrun.md', 'docs/guides/images_and_text.md', 'docs/guides/choose_an_optimizer.md',
+         'docs/explanation/fidelity.md', 'tests/fidelity_measured.md')
 """The pages with numbers of records. The last one is the lower part of the one before."""
 HEAD = '| result | made on | replay |\n|---|---|---|\n'
 _TABLE = re.compile(r'(<!-- records: ([^>]*) -->\n)(.*?)(<!-- end of the records -->)', re.S)
