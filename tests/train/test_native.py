@@ -93,7 +93,7 @@ def test_microbatches_give_the_step_of_the_whole_batch_at_each_length() -> None:
 
 
 @pytest.mark.parametrize(('change', 'said'), [
-    ({'eval_native_patch': 0}, 'data.recipe.eval_native_patch: expected 4,'),
+    ({'eval_native_patch': 0}, 'data.recipe.eval_native_patch: expected the patch of a ViT, here 4, with'),
     ({'mixup': .2}, 'data.recipe.mixup: expected 0 with data.recipe.native_lengths'),
     ({'native_lengths': (6, 0)}, 'data.recipe.native_lengths: expected'),
     ({'erase': schema.Erase(probability=.2)}, 'data.recipe.erase.probability: expected 0 with')])

@@ -77,8 +77,8 @@ SETS = {
         'gives the same bits each time a program runs: XLA neither chooses kernels by timing them nor adds in an order '
         'that varies. A run can continue bit for bit on a GPU only with it',
         'on an H200 (jax 0.11.2) three runs of configs/digits.py, one of which was killed, had the same digest, and '
-        'three without it had three; on an H100 a run that continued from a checkpoint had that of two whole runs; a step of '
-        'L/16, 128 images, took 3 % longer in another process, on the H200',
+        'three without it had three; on an H100 a run that continued from a checkpoint had that of two whole runs; a '
+        'step of L/16, 128 images, took 3 % longer in another process, on the H200',
         'XLA, xla/debug_options_flags.cc'),
     'latency_hiding': FlagSet(
         'gpu', ('--xla_gpu_enable_latency_hiding_scheduler=true',),
