@@ -372,3 +372,12 @@ def assert_fits(config: s.Config, hardware: layout.Hardware) -> None:
   found = build.lay_out(config, hardware, build.Numbers(config.data.num_examples or 1_000_000, 1_000, False))
   assert found.fits, found.text
   check.check(found.config)
+
+
+@pytest.mark.parametrize('px, kernel', [(32, s.AttentionKernel.XLA), (96, s.AttentionKernel.XLA),
+                                        (64, s.AttentionKernel.CUDNN)])
+def test_cudnn_is_not_chosen_for_images_that_end_with_half_a_tile(px: int, kernel: s.AttentionKernel) -> None:
+  model = s.ViT(patch=4, width=192, heads=3, pool=s.Mean(), dtype=s.DType.BF16)
+  config = s.Config(batch_size=64, image_px=(px, px), length='10 steps', model=model)
+  found = layout.choose(config, layout.Hardware('h100', 'gpu', 1, 80., capability=9.), None)
+  assert layout._kernels(found.config, layout.Hardware('h100', 'gpu', 1, 80., capability=9.)).attention is kernel

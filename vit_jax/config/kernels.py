@@ -17,6 +17,8 @@ OLD_TPUS = ('v2', 'v3')
 """Mosaic, which compiles Pallas, multiplies no bf16 for them: `Unsupported matmul RHS type` (libtpu 0.0.52)."""
 MLP_CHIPS = {'v5e': ('v5e', 'v5 lite'), 'v6e': ('v6e', 'v6 lite')}
 """TPUs with enough memory for both kernels of an MLP and their gradients, and their names among jax's devices."""
+CUDNN_TILE = 128
+"""Keys that the backward pass of cuDNN's attention takes at a time, on GPUs of compute capability 9.0."""
 LEAST_CAPABILITY, HOPPER = 8., 9.
 """Compute capabilities of GPUs: the lowest one with cuDNN's attention, and that from which it has wide heads."""
 
@@ -30,7 +32,7 @@ class Choice(NamedTuple):
 
 
 def choose(model: schema.Model, *, platform: str, name: str, capability: float = 0.,
-           is_native: bool = False) -> Choice:
+           is_native: bool = False, num_tokens: int = 0) -> Choice:
   """Returns the kernels with which a model is trained on devices.
 
   Args:
@@ -39,12 +41,14 @@ def choose(model: schema.Model, *, platform: str, name: str, capability: float =
     name: of a device, such as `v5e` or `NVIDIA H100`.
     capability: the compute capability of a GPU; 0 = not known.
     is_native: whether it is trained on images at their own aspect.
+    num_tokens: of an image; 0 = not known.
   """
   if not isinstance(model, schema.ViT):
     return Choice(AttentionKernel.XLA, MlpKernel.XLA, *['it is not a Vision Transformer'] * 2)
   attention = AttentionKernel.FUSED if platform == 'tpu' else AttentionKernel.CUDNN
   why_attention = 'kernels are for TPUs and GPUs' if platform == 'cpu' else attention_problem(
-      model, attention, platform=platform, name=name, capability=capability, is_native=is_native)
+      model, attention, platform=platform, name=name, capability=capability, is_native=is_native,
+      num_tokens=num_tokens)
   why_mlp = mlp_problem(model, platform=platform, name=name)
   if platform == 'tpu':
     unknown = '' if model.dtype is DType.BF16 else f'its times are known for bfloat16, not {model.dtype.value}'
@@ -56,7 +60,7 @@ def choose(model: schema.Model, *, platform: str, name: str, capability: float =
 
 
 def attention_problem(model: schema.ViT, kernel: AttentionKernel, *, platform: str, name: str, capability: float,
-                      is_native: bool) -> str:
+                      is_native: bool, num_tokens: int) -> str:
   """Returns why a kernel does not compute the attention of a model on devices; '' if it does.
 
   Arguments are those of `choose`.
@@ -70,7 +74,7 @@ def attention_problem(model: schema.ViT, kernel: AttentionKernel, *, platform: s
     case AttentionKernel.FUSED:
       return fused_attention_problem(model, name)
     case AttentionKernel.CUDNN:
-      return cudnn_problem(model, capability)
+      return cudnn_problem(model, capability) or half_tile_problem(num_tokens)
   return unfused_attention(model)
 
 
@@ -130,3 +134,16 @@ def cudnn_problem(model: schema.ViT, capability: float) -> str:
   if width % 8 or width > most:
     return f'heads have {width} channels, not 8, 16, … {most}'
   return unfused_attention(model)
+
+
+def half_tile_problem(num_keys: int) -> str:
+  """Returns why cuDNN's kernel is not used for so many keys; '' if it is.
+
+  Its backward pass takes 128 keys at a time. Where the last ones are 64, it fills the other half with logits of 0 in
+  place of none, which overflow if all true logits of a query are below about -88: the gradient is NaN then (seen with
+  64 tokens on an H100; pytorch/pytorch#196678). Nothing keeps logits from there, since a shift of all of them, as by
+  the bias of keys, does not change the result.
+  """
+  if (num_keys + num_keys % 2) % CUDNN_TILE != CUDNN_TILE // 2:
+    return ''
+  return f"cuDNN's gradient for {num_keys} tokens, of which the last {CUDNN_TILE // 2} fill half a tile, can be NaN"

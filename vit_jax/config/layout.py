@@ -158,7 +158,15 @@ def plain(config: schema.Config) -> schema.Config:
 def _kernels(config: schema.Config, hardware: Hardware) -> kernels.Choice:
   """Rule 8."""
   return kernels.choose(config.model, platform=hardware.platform, name=hardware.name, capability=hardware.capability,
-                        is_native=_is_native(config))
+                        is_native=_is_native(config), num_tokens=_num_tokens(config))
+
+
+def _num_tokens(config: schema.Config) -> int:
+  """Returns the tokens of an image of the size of the config; 0 if the network is no Vision Transformer."""
+  model = config.model
+  if not isinstance(model, schema.ViT):
+    return 0
+  return math.prod(side // model.patch for side in config.image_px) + model.num_extra
 
 
 def _is_native(config: schema.Config) -> bool:
@@ -173,7 +181,8 @@ def _unused(config: schema.Config, hardware: Hardware) -> dict[str, str]:
   if (attention := model.attention.kernel).platform:
     found[f'attention.kernel={attention.value}'] = kernels.attention_problem(
         model, attention, platform=hardware.platform, name=hardware.name,
-        capability=hardware.capability or math.inf, is_native=_is_native(config))
+        capability=hardware.capability or math.inf, is_native=_is_native(config),
+        num_tokens=_num_tokens(config))
   if model.mlp.kernel is MlpKernel.FUSED:
     found['mlp.kernel=fused'] = kernels.mlp_problem(model, platform=hardware.platform, name=hardware.name)
   return {name: why for name, why in found.items() if why}

@@ -45,8 +45,6 @@ log = logging.getLogger('vit_jax.models')
 
 MOST_TOKENS = 1_024
 """Of a side of splash's blocks; such blocks compile for v4, v5e, v5p and v6e, in bf16 and f32 (libtpu 0.0.52)."""
-CUDNN_TILE = 128
-"""Keys that the backward pass of cuDNN takes at a time, on GPUs of compute capability 9.0."""
 HEAD_AXES = ('tensor',)
 """Mesh axes that heads are split over."""
 
@@ -66,7 +64,7 @@ def attend(query: Array, key: Array, value: Array, *, kernel: AttentionKernel) -
     case AttentionKernel.XLA | AttentionKernel.AUTO:
       return _by_xla(query, key, value)
     case AttentionKernel.CUDNN:
-      if wrong_text := half_tile_problem(key.shape[1]):
+      if wrong_text := kernels.half_tile_problem(key.shape[1]):
         log_once(f'attention.kernel=cudnn does not apply, and XLA computes attention: {wrong_text}.')
         return _by_xla(query, key, value)
       return on_each_device(cudnn, query, key, value)
@@ -142,19 +140,6 @@ def cudnn(query: Array, key: Array, value: Array) -> Array:
   mixed_BQAK = jax.nn.dot_product_attention(_even(query), _even(key), _even(value), key_value_seq_lengths=lengths,
                                             implementation='cudnn')
   return mixed_BQAK[:, :num_queries]
-
-
-def half_tile_problem(num_keys: int) -> str:
-  """Returns why cuDNN's kernel is not used for so many keys; '' if it is.
-
-  Its backward pass takes 128 keys at a time. Where the last ones are 64, it fills the other half with logits of 0 in
-  place of none, which overflow if all true logits of a query are below about -88: the gradient is NaN then (seen with
-  64 tokens on an H100; pytorch/pytorch#196678). Nothing keeps logits from there, since a shift of all of them, as by
-  the bias of keys, does not change the result.
-  """
-  if (num_keys + num_keys % 2) % CUDNN_TILE != CUDNN_TILE // 2:
-    return ''
-  return f"cuDNN's gradient for {num_keys} tokens, of which the last {CUDNN_TILE // 2} fill half a tile, can be NaN"
 
 
 def _even(x: Array) -> Array:
