@@ -318,12 +318,13 @@ def test_missing_data_are_named_before_the_first_run_and_not_for_runs_that_are_f
   def of(where: str) -> schema.Config:
     return dataclasses.replace(config(), data=schema.Data(source=f'folder:{where}'))
   with pytest.raises(UserError) as caught:
-    start(tmp_path / 'study', {'a': of('PATH'), 'b': of(f'{tmp_path}/none'), 'c': config()})
+    start(tmp_path / 'study', {'a': of('PATH'), 'b': of(f'{tmp_path}/none')})
   lines = str(caught.value).splitlines()
   assert 'expected a study whose data are on this machine, got problems:' in lines[0] and len(lines) == 3
   assert 'got the placeholder folder:PATH' in lines[1] and lines[1].endswith('(of a)')
   assert f'folder:{tmp_path}/none: expected a folder of images, got no folder' in lines[2] and '(of b)' in lines[2]
   assert not (tmp_path / 'study').exists()
+  job.check_places({'a': of('PATH'), 'c': config()})  # one of them can run
   (tmp_path / 'photos').mkdir()
   assert start(tmp_path / 'study', {'a': of(f'{tmp_path}/photos')}) == 0
   (tmp_path / 'photos').rmdir()

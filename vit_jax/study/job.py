@@ -111,13 +111,17 @@ def check_configs(configs: Configs) -> None:
 
 
 def check_places(configs: Configs) -> None:
-  """Raises UserError with all data of configs that are not on this machine, each once."""
+  """Raises UserError with what lacks, each once, if the data of no config are on this machine.
+
+  Where some are, the others fail one by one, so that a study of many datasets makes what it can.
+  """
   found: dict[str, list[str]] = {}  # by what the places are, which most runs of a study share
   keys = {name: repr((list(places.sources(config)), config.data)) for name, config in configs.items()}
   for name, config in configs.items():
     if keys[name] not in found:
       found[keys[name]] = places.problems(config, None, places.Place())
-  _refuse({name: found[key] for name, key in keys.items()}, 'a study whose data are on this machine')
+  if all(found.values()):
+    _refuse({name: found[key] for name, key in keys.items()}, 'a study whose data are on this machine')
 
 
 def _refuse(found: Mapping[str, Sequence[str]], expected: str) -> None:
