@@ -9,7 +9,7 @@ import pytest
 from vit_jax import commands, main
 from vit_jax.config import check
 from vit_jax.record import origin
-from vit_jax.replay import inputs, ledger, pages, records, seed_tables, settings
+from vit_jax.replay import comparison, inputs, ledger, pages, records, seed_tables, settings
 from vit_jax.replay.records import Record
 
 RECORDS = {path.stem: records.read_file(path) for path in records.paths()}
@@ -154,3 +154,12 @@ def test_a_record_without_seeds_is_not_compared() -> None:
   record = study('dino', {'knn/top1_k20': .3})
   with pytest.raises(records.UserError, match='selfsup_dino: expected runs NAME_seedN of one name with knn/top1_k20'):
     seed_tables.read(record, ['knn/top1_k20'])
+
+
+def test_the_text_before_a_replay_names_the_device_of_the_record() -> None:
+  def of(device: str) -> str:
+    made = {'date': '2026-11-28', 'machine': {'device_kind': device, 'cpu_model': 'Xeon'}}
+    return comparison.header(records.Record('a', 'A.', 'train', (), {}, made=made))
+
+  assert of('NVIDIA H100') == 'A.\nRecorded: 2026-11-28, NVIDIA H100, Xeon'
+  assert of('cpu') == 'A.\nRecorded: 2026-11-28, Xeon'

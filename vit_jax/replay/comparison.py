@@ -79,8 +79,10 @@ def _digests(record: Record, found: Outcome) -> list[str]:
 def header(record: Record) -> str:
   """Returns the text before a replay: the claim, and where it is from."""
   made = record.made
+  machine = made.get('machine', {})
+  device = machine.get('device_kind', 'cpu')
   parts = [made.get('date', ''), f'commit {made["commit"][:12]}' if made.get('commit') else '',
-           made.get('machine', {}).get('cpu_model', ''),
+           '' if device == 'cpu' else device, machine.get('cpu_model', ''),
            f'{made["processor_s"]:,.0f} processor seconds' if made.get('processor_s') else '']
   return f'{record.sentence}\nRecorded: {", ".join(filter(None, parts)) or "without a machine"}'
 
