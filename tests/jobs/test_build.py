@@ -6,6 +6,7 @@ import logging
 import pathlib
 import tarfile
 
+import jax
 import pytest
 
 from tests.data.images import encode, random_image
@@ -83,3 +84,15 @@ def test_images_without_labels_train_no_classifier(tmp_path: pathlib.Path) -> No
   with pytest.raises(UserError, match='data.source: expected images with labels for Supervised, got wds:.*have none'):
     build.open_data(schema.Config(data=data, image_px=(16, 16)))
   assert len(build.open_data(schema.Config(data=data, image_px=(16, 16), objective=schema.Mae())).train) == 18
+
+
+@pytest.mark.parametrize('until, weights, is_random', [('100 %', '', True), ('50 %', '', False),
+                                                       ('100 %', 'some.npz', False)])
+def test_a_network_that_is_frozen_for_the_whole_run_needs_weights(until: str, weights: str, is_random: bool) -> None:
+  rules = (schema.PathRule('backbone/.*', frozen_until=until),)
+  model = schema.ViT(patch=8, width=16, depth=1, heads=2, mlp=schema.Mlp(16))
+  config = schema.Config(batch_size=8, image_px=(16, 16), length='10 steps', model=model, init_from=weights,
+                         optimizer=schema.AdamW(rules=rules))
+  parts = build.parts(config, mesh=meshes.make(schema.Mesh(1, 1, 1), jax.devices()[:1]), num_examples=80, num_classes=3,
+                      in_memory=False)
+  assert build.keeps_random_network(parts) is is_random

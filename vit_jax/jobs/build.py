@@ -38,7 +38,7 @@ from vit_jax.evaluate.store import Store
 from vit_jax.models import backbones, cost, probe
 from vit_jax.models.kernels import devices
 from vit_jax.objectives import adapters, ema, kinds
-from vit_jax.optim import optimizers, schedules
+from vit_jax.optim import freezing, optimizers, schedules
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record import console, storage
@@ -327,6 +327,14 @@ def sharpen(config: schema.Config, objective: Objective, schedule: Schedule, *, 
   rho_end = settings.rho if settings.rho_end < 0 else settings.rho_end
   return sam.Sam(objective, alpha=settings.alpha, rho=sam.follow_rate(
       schedule, peak=peak, end=config.optimizer.schedule.end_lr, rho=settings.rho, rho_end=rho_end))
+
+
+def keeps_random_network(parts: Parts) -> bool:
+  """Returns whether the network begins at random, and rules of the optimizer freeze all of it for the whole run."""
+  frozen_for = freezing.until(parts.config.optimizer.rules, parts.lengths.steps)
+  names = [name for name in trees.flatten(parts.program.abstract_state.params) if name.startswith('backbone/')]
+  return bool(names) and not parts.config.init_from and all(
+      frozen_for(name) >= parts.lengths.total_steps for name in names)
 
 
 def abstract_batch(config: schema.Config) -> Batch:

@@ -209,6 +209,9 @@ class Run:
 
   def _initialize(self) -> TrainState:
     """Returns the state of step 0, with the weights that the config names."""
+    if build.keeps_random_network(self.parts):
+      log.warning('init_from: expected weights for a network that is frozen for the whole run, got none, so that it '
+                  'stays random. Set --config.init_from.')
     if not self.config.init_from and not self.config.objective.has_weights:
       return self.parts.program.init_fn()
     from vit_jax.weights import init_state
