@@ -76,7 +76,8 @@ def named(config: schema.Config) -> dict[str, str]:
     if not task.teacher.weights:
       stored = ', or set objective.features to stored features' * isinstance(task, schema.FeatureDistill)
       kind = 'a run of DINOv2 or DINOv3' if isinstance(task, schema.Dinov2Distill) else 'a weight file'
-      raise UserError(f"objective.teacher.weights: expected {kind}, got ''. Set it to that of a trained network{stored}.")
+      raise UserError(f"objective.teacher.weights: expected {kind}, got ''. Set it to that of a trained network"
+                      f'{stored}.')
   if isinstance(task, schema.Dinov3):
     found['objective.gram.weights'] = task.gram.weights
   if isinstance(task, schema.Contrastive):
