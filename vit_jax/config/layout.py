@@ -27,9 +27,9 @@ the run's sizes. Its rules, in order:
     used, with a warning that names the smallest number of such devices that fits.
 8.  `attention.kernel` is `fused` on TPUs from v4 on, for models that it is for (BENCHMARKS.md has the times), and
     `cudnn` on GPUs whose compute capability is known, from 8.0 on, for models that it is for (bfloat16, heads of 8, 16,
-    … 128 channels, 256 from 9.0 on, no relative positions, no dropout of weights); `xla` elsewhere, and for training on
-    images at their own aspect, whose padding needs a mask. `mlp.kernel` is `fused` on v6e (`config/kernels.py`). The
-    forms differ by their rounding.
+    … 128 channels, 256 from 9.0 on, no relative positions, no dropout of weights); `xla` elsewhere, for training on
+    images at their own aspect, whose padding needs a mask, and in place of `cudnn` for numbers of tokens at which its
+    gradient can be NaN. `mlp.kernel` is `fused` on v6e (`config/kernels.py`). The forms differ by their rounding.
 
 So a run that fits on one device as it is written runs as it is written. What was chosen is saved in `config.json` with
 the hardware (`mesh.chosen`, `mesh.chosen_for`): on the same hardware a resumed run keeps it, on other hardware these

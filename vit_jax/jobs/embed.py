@@ -71,8 +71,7 @@ def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str 
   what = what or many_images.FEATURES
   if what == TEXTS:
     _check_texts(blocks=blocks, classes=classes, follow_links=follow_links and is_lines)
-  if tokenizer and what not in (TEXTS, many_images.VECTORS):
-    raise UserError(f'--tokenizer: expected --what=texts or vectors, got --what={what}. Remove --tokenizer.')
+  _check_tokenizer(tokenizer, what)
   evaluate_weights.check_overridden(overridden)
   config = overrides.apply({'': config_files.load('evaluate', [])}, list(changes), models=sizes.model)['']
   source = _open_files(files, follow_links) if files else None
@@ -106,6 +105,12 @@ def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str 
   if jax.process_index() == 0:
     _report(to, what, len(source), notes)
   return 0
+
+
+def _check_tokenizer(tokenizer: str, what: str) -> None:
+  """Raises UserError if nothing reads the tokenizer."""
+  if tokenizer and what not in (TEXTS, many_images.VECTORS):
+    raise UserError(f'--tokenizer: expected --what=texts or vectors, got --what={what}. Remove --tokenizer.')
 
 
 def _report(to: pathlib.Path, what: str, num_images: int, notes: Sequence[Mapping[str, Any]] | None) -> None:
