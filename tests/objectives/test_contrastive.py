@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.config import check, schema
+from vit_jax.config import check, files, schema
 from vit_jax.config.schema import PairLoss, TextPool, TextProjection
 from vit_jax.core import trees
 from vit_jax.jobs import build
@@ -136,3 +137,11 @@ def test_in_bf16_products_are_narrow_and_parameters_are_not() -> None:
 ])
 def test_settings_that_do_not_fit_are_named(changes: dict[str, Any], message: str) -> None:
   assert any(found.startswith(message) for found in check.problems(schema.replaced(config(), changes)))
+
+
+def test_the_small_lit_recipe_expects_one_match_in_its_batch() -> None:
+  config = files.load('lit_cifar10', [])
+  assert isinstance(config.objective, schema.Contrastive)
+  assert config.objective.bias_init == pytest.approx(-math.log(config.batch_size - 1))
+  softmax = files.load('lit_cifar10:loss=softmax', []).objective
+  assert isinstance(softmax, schema.Contrastive) and softmax.loss is schema.PairLoss.SOFTMAX
