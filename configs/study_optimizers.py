@@ -6,7 +6,7 @@ Differs:  It follows no paper. The middle rates were the best of earlier single 
           ten times the decay of AdamW (arXiv 2302.06675, section 5).
 Run:      python -m vit_jax.main --job=study --config=configs/study_optimizers.py --workdir=runs/optimizers
           …/study_optimizers.py:steps=800,optimizers=adamw+muon,seeds=1 selects runs
-Plan:     72 runs of 400 steps of 64 images, one for each optimizer, recipe, rate and seed. Then the best rate of each
+Plan:     72 runs of 300 steps of 64 images, one for each optimizer, recipe, rate and seed. Then the best rate of each
           optimizer but AdamW again, for as many steps as take the processor seconds of AdamW: 18 runs. 0.3 M
           parameters; two to three hours of one processor core
 Expected: see docs/guides/choose_an_optimizer.md, for one seed at equal steps.
@@ -42,7 +42,7 @@ def get_config(arguments: str = '') -> s.Study:
   given = s.parse_arg(arguments, source=('',), steps=('',), optimizers=('',), seeds=('3', '1', '2', '4', '5'))
   chosen = studies.choose('optimizers', given['optimizers'], OPTIMIZERS)
   base = files.load('cifar10:source=' + given['source'] if given['source'] else 'cifar10', [])
-  steps = studies.number('steps', given['steps']) or 400
+  steps = studies.number('steps', given['steps']) or 300
   base.length, base.batch_size = f'{steps} steps', 64
   base.train = dataclasses.replace(base.train, ema=0., cpu_threads=1)
   base.evals = {'test': s.TopK(every='100 %', batch_size=500)}
