@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from vit_jax import main
-from vit_jax.config import json_files
+from vit_jax.config import json_files, layout
 from vit_jax.core import retrying, types
 from vit_jax.core.errors import TemporaryError
 from vit_jax.data.pipeline import loader
@@ -291,6 +291,17 @@ def test_a_finished_run_is_not_measured_as_another_network(
     assert run(done, extra) == 2
     assert 'got one with other settings:\n' in capsys.readouterr().err
     assert {name: (done / name).read_bytes() for name in before} == before
+
+
+def test_what_a_run_chooses_for_itself_is_no_change(done: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+  chosen = json_files.read(done / 'config.json')
+  assert chosen.mesh.chosen
+  path = done / 'config.json'
+  path.write_text(json_files.to_json(layout.unchosen(chosen)))  # as a study writes it before the run starts
+  resume.write_config(done, chosen)
+  assert not caplog.text and json_files.read(path) == chosen
+  resume.write_config(done, layout.put(chosen, {'optimizer.lr': 1.}))
+  assert 'These settings differ from those the run was started with:\n  optimizer.lr: ' in caplog.text
 
 
 @pytest.mark.parametrize('content', [b'', b'{"name": ', b'\xff\xfe'])

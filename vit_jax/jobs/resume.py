@@ -135,8 +135,10 @@ def write_config(workdir: storage.Path, config: schema.Config) -> None:
 
 def _warn_of_changes(path: storage.Path, config: schema.Config) -> None:
   try:
-    changed = changes(json.loads(path.read_text()), config)
-  except (ValueError, RecursionError, IsADirectoryError) as error:
+    before = json.loads(path.read_text())
+    # A study writes the config of a run before the run has chosen its layout.
+    changed = changes(before, config if before['mesh']['chosen'] else layout.unchosen(config))
+  except (KeyError, TypeError, ValueError, RecursionError, IsADirectoryError) as error:
     log.warning('%s is damaged (%s) and is replaced by the config of this command.', path, os_errors.first_line(error))
     return
   except OSError as error:
