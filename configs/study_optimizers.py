@@ -2,8 +2,8 @@
 
 Data:     CIFAR-10 as written by `vit-jax prepare --data=cifar10 --to=DIR`, with the argument source=array_record:DIR;
           or a TFDS `cifar10` (the default), or source=folder:PATH.
-Differs:  It follows no paper. The middle rates were the best of earlier single runs of 400 steps of 128 images; Lion has
-          ten times the decay of AdamW (arXiv 2302.06675, section 5).
+Differs:  It follows no paper. The middle rates were the best of earlier single runs of 400 steps of 128 images. Lion
+          has ten times the decay of AdamW (arXiv 2302.06675, section 5).
 Run:      python -m vit_jax.main --job=study --config=configs/study_optimizers.py --workdir=runs/optimizers
           …/study_optimizers.py:steps=800,optimizers=adamw+muon,seeds=1 selects runs
 Plan:     72 runs of 300 steps of 64 images, one for each optimizer, recipe, rate and seed. Then the best rate of each

@@ -79,7 +79,7 @@ VIEWS = {'views_global': np.stack([DATA['image']] * 2, 1), 'views_local': DATA['
          'label': DATA['label'], 'index': DATA['index']}
 DRAWING: dict[str, tuple[dict[str, object], Batch]] = {
     'blocks': ({}, DATA), 'adapters': ({'lora': schema.Lora(rank=2, dropout=.2)}, DATA),
-    'patches': ({'model': {'patch_dropout': .5}}, DATA),
+    'patches': ({'model': {'patch_dropout_parts': (.5, .25)}}, DATA),
     'axial': ({'model': {'block': schema.Axial(.5), 'pool': schema.Mean()}}, DATA),
     'mae': ({'objective': schema.Mae()}, DATA), 'masked patches': ({'objective': schema.MaskedPatch()}, DATA),
     'dino': ({'objective': schema.Dino(out_dim=8, hidden_dim=8, bottleneck_dim=4)}, VIEWS),

@@ -37,7 +37,7 @@ from vit_jax.evaluate.results import Measuring
 from vit_jax.evaluate.store import Store
 from vit_jax.models import backbones, cost, probe
 from vit_jax.models.kernels import devices
-from vit_jax.objectives import adapters, ema, kinds
+from vit_jax.objectives import adapters, ema, kinds, phases
 from vit_jax.optim import freezing, optimizers, schedules
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import mesh as meshes
@@ -305,7 +305,11 @@ def build_backbone(config: schema.Config) -> Backbone:
 def build_objective(config: schema.Config, backbone: Backbone, num_classes: int, *,
                     lengths: durations.Lengths) -> Objective:
   """Returns the objective of a config, with adapters and with an average of the parameters if configured."""
-  objective = adapters.around(kinds.of(config).build(backbone, num_classes, lengths=lengths), config.lora)
+  def make(model: schema.Model) -> Objective:
+    own = dataclasses.replace(config, model=model)
+    return kinds.of(own).build(backbone if model is config.model else build_backbone(own), num_classes, lengths=lengths)
+
+  objective = adapters.around(phases.build(config.model, make, total_steps=lengths.total_steps), config.lora)
   if config.optimizer.average:
     law = implementation.load(config.optimizer.average)(config.optimizer, build_schedule(config, lengths))
     return ema.Ema(objective, law)
@@ -357,12 +361,15 @@ def train_flops(parts: Parts) -> float:
   """Returns the FLOPs of one image in one training step: all networks on all their inputs, forward and backward.
 
   The gradient by the image counts too, so that a classifier costs three times its forward pass, as the papers count.
-  What is computed again under remat is not counted. SAM doubles the FLOPs. Of images at their own aspect it is the mean
-  over the numbers of tokens, whose padding counts too.
+  What is computed again under remat is not counted. SAM doubles the FLOPs. It is the mean over the parts of the run,
+  and of images at their own aspect over the numbers of tokens, whose padding counts too.
   """
-  lengths = parts.config.data.recipe.native_lengths or (0,)
-  return sum(_train_flops(cost.ByText((parts, length), repr((parts.config, parts.num_classes, length))))
-             for length in lengths) / len(lengths)
+  found = []
+  for model in phases.models(parts.config.model):
+    own = parts._replace(config=dataclasses.replace(parts.config, model=model))
+    found += [_train_flops(cost.ByText((own, length), repr((own.config, parts.num_classes, length))))
+              for length in parts.config.data.recipe.native_lengths or (0,)]
+  return sum(found) / len(found)
 
 
 @functools.lru_cache(16)  # each key keeps a run's objects alive
@@ -389,7 +396,8 @@ def _train_flops(key: cost.ByText) -> float:
 
 def kept_bytes(parts: Parts, model: schema.Model) -> int:
   """Returns the bytes that one image keeps for the backward pass of `model`, which may differ in what it saves."""
-  return _kept_bytes(cost.ByText((parts, model), repr((parts.config, parts.num_classes, model))))
+  return max(_kept_bytes(cost.ByText((parts, one), repr((parts.config, parts.num_classes, one))))
+             for one in phases.models(model))
 
 
 @functools.lru_cache(16)  # each key keeps a run's objects alive

@@ -328,6 +328,7 @@ class ViT(checks.Settings):
   drop_path_even: bool = False            # `drop_path` in every block alike (CaiT, DeiT III)
   # Share of the patches of each image that training leaves out at random (PatchDropout 2208.07220, FLIP 2212.00794).
   patch_dropout: float = ranged(0., BELOW_1)
+  patch_dropout_parts: tuple[float, ...] = ranged((), BELOW_1)  # the shares in equally long parts of the run
   dtype: DType = DType.F32
   kernels: Kernels = Kernels.FAST
   execution: Execution = Execution.AUTO
@@ -372,7 +373,10 @@ class ViT(checks.Settings):
     if self.last_norm is LastNorm.POOLED and not isinstance(self.pool, Mean):
       yield checks.problem(f'{name}.last_norm', f'tokens or none with {name}.pool={checks.kind(self.pool)}',
                            self.last_norm, f'Set {name}.pool=mean, which it normalizes.')
-    if self.patch_dropout:
+    if self.patch_dropout and self.patch_dropout_parts:
+      yield checks.problem(f'{name}.patch_dropout', f'0 with {name}.patch_dropout_parts, which take its place',
+                           self.patch_dropout, 'Set one of them.')
+    if any((self.patch_dropout, *self.patch_dropout_parts)):
       yield from self._patch_dropout_problems(config, name)
     for part in dataclasses.fields(self):
       if isinstance(settings := getattr(self, part.name), Part):
@@ -384,4 +388,5 @@ class ViT(checks.Settings):
                  f'{name}.positions.at=layers': self.positions.at is PositionsAt.LAYERS,
                  f'objective {type(config.objective).__name__}': config.objective.needs_tokens}
     for what in (what for what, is_so in needs_all.items() if is_so):
-      yield checks.problem(f'{name}.patch_dropout', f'0 with {what}, which needs all patches', self.patch_dropout)
+      setting = 'patch_dropout' if self.patch_dropout else 'patch_dropout_parts'
+      yield checks.problem(f'{name}.{setting}', f'0 with {what}, which needs all patches', getattr(self, setting))
