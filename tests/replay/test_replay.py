@@ -121,6 +121,22 @@ def test_a_record_of_a_study_has_the_processor_seconds_of_all_of_its_runs(folder
   assert not {'processor_s', 'training_processor_s'} & records.read(str(to)).made.keys()
 
 
+def test_a_record_of_a_study_has_the_median_and_the_range_of_runs_that_differ_in_the_seed_alone(
+    folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  words = [word.format(folder=folder) for word in COMMAND]
+  for seed in range(4):
+    write_run(tmp_path / 'study' / 'runs' / f'lion_lr1_seed{seed}_equal', words, top1=.5 + seed / 8)
+  write_run(tmp_path / 'study' / 'runs' / 'lion_lr2_seed0', words, top1=1.)
+  to = tmp_path / 'record.json'
+  assert main.run(['record', str(tmp_path / 'study'), f'--data=photos={folder}', f'--to={to}',
+                   '--command=vit-jax study --config=study_optimizers',
+                   '--claim={median lion_lr1_equal test/top1}, {lowest lion_lr1_equal test/top1} to '
+                   '{highest lion_lr1_equal test/top1}']) == 0
+  found = records.read(str(to))
+  assert found.sentence == '0.6875, 0.5 to 0.875'
+  assert 'median lion_lr2 test/top1' not in found.values
+
+
 def test_an_equal_outcome_ends_with_status_0(replay: Run, capsys: pytest.CaptureFixture[str]) -> None:
   assert replay() == Status.EQUAL == 0
   shown = capsys.readouterr().out

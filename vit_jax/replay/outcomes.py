@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import statistics
 from typing import Any, NamedTuple
 
@@ -16,7 +17,8 @@ class Outcome(NamedTuple):
   """What a directory has to say of a result.
 
   kind: `train` or `evaluation`.
-  values: metrics at the end, by name; of several runs after the name of each, with their `median`.
+  values: metrics at the end, by name; of several runs after the name of each, with their `median`; of a study
+    also median, lowest and highest value of the runs that differ in the seed alone.
   history: of evaluations during training, `METRIC at STEP` and `best METRIC`; of several runs after the name of each.
   params_digest: of the parameters; '' of several runs.    checkpoints: the same by step, or by the name of the run.
   commands: as they were typed, without the name of the program.
@@ -99,11 +101,23 @@ def _of_several(runs: dict[str, Outcome]) -> Outcome:
   shared = set.intersection(*(set(run.values) for run in runs.values()))
   values |= {f'median {metric}': statistics.median(run.values[metric] for run in runs.values())
              for metric in sorted(shared)}
+  values |= _of_seeds(runs)
   return Outcome('train', values, '', {name: run.params_digest for name, run in runs.items()},
                  tuple(line for run in runs.values() for line in run.commands), last.commit, last.machine,
                  sum(run.processor_s for run in runs.values()), last.config,
                  {f'{name} {metric}': value for name, run in runs.items() for metric, value in run.history.items()},
                  sum(run.training_processor_s for run in runs.values()), data=last.data)
+
+
+def _of_seeds(runs: dict[str, Outcome]) -> dict[str, float]:
+  """Returns `median GROUP METRIC`, `lowest …` and `highest …` of the runs of a study that differ in the seed alone."""
+  groups: dict[str, list[Outcome]] = {}
+  for name, run in runs.items():
+    groups.setdefault(re.sub(r'_seed\d+', '', name), []).append(run)
+  several = {name: group for name, group in groups.items() if len(group) > 1 and len(groups) > 1}
+  return {f'{word} {name} {metric}': choose(run.values[metric] for run in group)
+          for name, group in several.items() for metric in sorted(set.intersection(*(set(one.values) for one in group)))
+          for word, choose in (('median', statistics.median), ('lowest', min), ('highest', max))}
 
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
