@@ -245,11 +245,16 @@ def _used(source: Source, visit: order.Visit, batch_size: int, rows: HostArray, 
 def _check_sizes(source: Source, *, batch_size: int, seed: int) -> None:
   if not len(source):
     raise UserError(f'{title(source)}: expected at least one example, got none. Choose another split or source.')
-  if batch_size > len(source):
-    raise UserError(f'batch_size: expected at most {len(source)}, the number of examples of {title(source)}, got '
-                    f'{batch_size}. Set --config.batch_size={1 << len(source).bit_length() - 1}.')
+  check_batch_size(batch_size, len(source), title(source))
   if seed < 0:
     raise UserError(f'seed: expected 0 or more, got {seed}. Set another seed.')
+
+
+def check_batch_size(batch_size: int, num_examples: int, where: str) -> None:
+  """Raises UserError if a training batch has more examples than the source, whose title is `where`."""
+  if batch_size > num_examples:
+    raise UserError(f'batch_size: expected at most {num_examples:,}, the number of examples of {where}, got '
+                    f'{batch_size:,}. Set --config.batch_size={1 << num_examples.bit_length() - 1}.')
 
 
 def _order(source: Source, shard: Shard, recipe: schema.Recipe, placement: schema.Placement, *, batch_size: int,
