@@ -241,7 +241,8 @@ JOBS = {
         Flag('csv', LOCAL, 'file for precision, recall and F1 of each class, FILE.csv'), FLAGS)),
     'predict': Job('Classify images; optionally save their attention overlays.', 'jobs.predict', (WEIGHTS,), (
         *READING, CLASSES, Flag('tokenizer', FILE, 'tokenizer file for --names', '', 'beside the weights'),
-        Flag('names', NAMES, 'names of classes in words, for CLIP, SigLIP and TIPS', [], 'the classes of the head'),
+        Flag('names', NAMES, 'for CLIP, SigLIP and TIPS: classes in words, a file with one per line, or clip_imagenet',
+             [], 'the classes of the head'),
         Flag('prompts', TEXT, 'template for --names, or clip_best, clip_paper', '', "'a photo of a {}.'"),
         Flag('top', whole(1), 'classes per image', 5),
         Flag('json', None, 'print JSON: a line about preprocessing and classes, then one line per image'),
