@@ -139,7 +139,8 @@ def test_images_of_another_shape_are_resized_to_at_least_their_longer_side() -> 
 def test_a_setting_that_the_weights_of_a_teacher_decide_is_refused_on_the_command_line(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   """It would have no effect. One that is as in the weights, and those of the recipe, are accepted."""
-  projector = {'mlp1': {'kernel': np.zeros((32, 12))}, 'prototypes': {'kernel': np.zeros((4, 24)), 'norm': np.zeros(24)}}
+  prototypes = {'kernel': np.zeros((4, 24)), 'norm': np.zeros(24)}
+  projector = {'mlp1': {'kernel': np.zeros((32, 12))}, 'prototypes': prototypes}
   teacher = given()._replace(params={**given().params, 'projector': projector})
   monkeypatch.setattr(loading, 'load', lambda where, **_: teacher)
   own = schema.FeatureTeacher('run', model=schema.ViT(width=32, heads=4, depth=5))

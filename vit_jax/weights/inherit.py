@@ -7,6 +7,7 @@ setting does. The resolved config is written to `config.json`, from which a resu
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
@@ -111,12 +112,14 @@ def _check_not_set(given: schema.Objective, made: schema.Objective, overridden: 
   problems = []
   for name in sorted(overridden):
     part, _, rest = name.partition('.')
-    own, new = network.setting(given, rest), network.setting(made, rest)
     is_taken = rest in HEAD_SIZES or (rest.startswith('teacher.') and not rest.endswith('.dtype'))
-    if part == 'objective' and is_taken and own != new and not dataclasses.is_dataclass(own):
-      problems.append(f'{name}: expected {checks.shown(new)}, as in objective.teacher.weights, got {checks.shown(own)}. '
-                      'Leave it out, since the network of the teacher and the sizes of its heads follow from its '
-                      'weights.')
+    if part != 'objective' or not is_taken:
+      continue
+    own, new = (functools.reduce(getattr, rest.split('.'), one) for one in (given, made))
+    if own != new and not dataclasses.is_dataclass(own):
+      problems.append(f'{name}: expected {checks.shown(new)}, as in objective.teacher.weights, got '
+                      f'{checks.shown(own)}. Leave it out, since the network of the teacher and the sizes of its heads '
+                      'follow from its weights.')
   if problems:
     raise UserError('\n'.join(problems))
 
