@@ -67,7 +67,8 @@ class Flag(NamedTuple):
     """
     assert self.kind is not None
     if not text:
-      raise UserError(f'--{self.name}: expected {self.kind.expected}, got none. Set --{self.name}={self.kind.metavar}.')
+      raise UserError(f'--{self.name}: expected {self.kind.expected}, got none. Set --{self.name}={self.kind.metavar}: '
+                      f'{self.help}.')
     if self.kind.metavar in ('DIR', 'PATH') and any('\udc80' <= c <= '\udcff' for c in text):
       raise UserError(f'--{self.name}: expected a path in UTF-8, as the libraries that write there need it, got '
                       f'{os.fsencode(text).decode(errors="backslashreplace")}. Choose another name.')
