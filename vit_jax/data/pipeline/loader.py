@@ -119,8 +119,9 @@ class TrainLoader(_Loader):
 
   def __init__(self, source: Source, start: Start, *, visit: order.Visit, info: LoaderInfo, bad: BadImages,
                use: Callable[[int], verifying.Used], max_bad_images: int, rows: HostArray,
-               labels: Labels | None = None, supply: Supply | None = None) -> None:
+               labels: Labels | None = None, texts: AnyTexts | None = None, supply: Supply | None = None) -> None:
     super().__init__(start, bad, use)
+    self.texts = texts
     self.info, self.supply, self.describe, self._visit = info, supply, source.describe, visit
     self._max_bad_images, self._labels, self._rows = max_bad_images, labels, rows
 
@@ -233,7 +234,7 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
   rows = shard.rows(batch_size)
   return TrainLoader(source, start, visit=visit, info=LoaderInfo(source.name, len(source), batch_size, seed, digest),
                      bad=BadImages(source, fit, texts), use=functools.partial(_used, source, visit, batch_size, rows),
-                     max_bad_images=max_bad_images, rows=rows, labels=labels, supply=supply)
+                     max_bad_images=max_bad_images, rows=rows, labels=labels, texts=texts, supply=supply)
 
 
 def _used(source: Source, visit: order.Visit, batch_size: int, rows: HostArray, first: int) -> verifying.Used:
