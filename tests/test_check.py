@@ -95,23 +95,37 @@ def test_rows_of_parquet_files_are_counted(capsys: pytest.CaptureFixture[str], t
   from tests.data import parquets
   parquets.write(tmp_path, 'train', parquets.large(12))
   words = ['--config=from_folder', f'--config.data.source=parquet:{tmp_path}', '--config.data.eval_split=train']
-  assert 'batch_size: expected at most 12, the number' in checked(capsys, *words, '--config.batch_size=14')
+  assert 'batch_size: expected at most 12, the number of ex' in checked(capsys, *words, '--config.batch_size=14')
   assert 'Checked the ' in checked(capsys, *words, '--config.batch_size=8')
 
 
-def test_a_batch_with_more_images_than_there_are_is_refused_unless_counting_takes_long(
+def empty_images(folder: pathlib.Path, *names: str) -> str:
+  """Creates files, of which no image is read, and returns the source."""
+  for name in names:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).touch()
+  return f'folder:{folder}'
+
+
+def test_a_batch_with_more_images_than_there_are_is_refused_in_large_folders_too(
     capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  for name in ('a/1.png', 'a/2.png', 'b/1.png', 'b/2.png', 'b/3.png'):
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).touch()
-  words = ['--config=from_folder', f'--config.data.source=folder:{tmp_path}']
-  message = f'batch_size: expected at most 4, the number of training images of folder:{tmp_path}, got 6.'
+  source = empty_images(tmp_path, 'a/1.png', 'a/2.png', 'b/1.png', 'b/2.png', 'b/3.png')
+  words = ['--config=from_folder', f'--config.data.source={source}']
+  message = f'batch_size: expected at most 4, the number of examples of {source}, all but the 10 % held out, got 6.'
   assert f'{message} Set --config.batch_size=4.' in checked(capsys, *words, '--config.batch_size=6')
-  assert 'Checked the ' in checked(capsys, *words, '--config.batch_size=4')  # one of five is held out
+  assert 'Listing' not in (text := checked(capsys, *words, '--config.batch_size=4')) and 'Checked the ' in text
   monkeypatch.setattr(places, 'FEW_FILES', 4)
-  assert 'Checked the ' in checked(capsys, *words, '--config.batch_size=6')
-  counted = [*words, '--config.batch_size=10', '--config.data.num_examples=8']
-  assert 'expected at most 8, the number' in checked(capsys, *counted)
+  text = checked(capsys, *words, '--config.batch_size=6')
+  assert f'Listing {source}, which has more than 4 files. The list is kept for the run.' in text and message in text
+
+
+def test_a_batch_is_compared_with_the_number_in_the_config_where_the_data_are_not_here(
+    capsys: pytest.CaptureFixture[str]) -> None:
+  words = ['--config=from_folder', '--config.data.source=folder:/data', '--elsewhere', '--config.batch_size=10']
+  assert 'Checked the ' in checked(capsys, *words)
+  counted = [*words, '--config.data.num_examples=8']
+  assert 'batch_size: expected at most 8, the number of examples of folder:/data, got 10.' in checked(capsys, *counted)
+  assert 'Checked the ' in checked(capsys, *counted, '--config.data.any_num_examples=true')
 
 
 def test_images_are_counted_for_training_only(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:

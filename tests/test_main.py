@@ -60,7 +60,7 @@ def test_jobs_get_values_of_the_type_of_each_flag() -> None:
     (['--epochs=3', '--warmpu=2', '--bs=4'],
      ['--config.length?\n', '--config.batch_size?\n', '--config.optimizer.schedule.warmup']),
     (['--config=digits', '--config.optimizer.rl=3', '--config.seed=x', '--workdir='],
-     ['--workdir: expected a directory on this machine or on gs://, got none. Set --workdir=DIR.',
+     ['--workdir: expected a directory on this machine or on gs://, got none. Set --workdir=DIR: dir',
       'config.optimizer.rl: expected the name of a setting', "config.seed: expected a whole number, got 'x'."]),
     (['--config=digitz', '--top=3'],
      ["--config: expected the name of a config or the path of a Python file, got 'digitz'.",
@@ -81,8 +81,8 @@ def test_jobs_get_values_of_the_type_of_each_flag() -> None:
      ['--runner: expected one of DirectRunner, DataflowRunner, ', "got 'DirektRunner'. Did you mean DirectRunner?"]),
     (['study', '--config=digits', '--processes=0'], ['--processes: expected a whole number, 1 to 1,024']),
     (['report', '--workdir=a', '--workdir=b'], ["--workdir: expected one value, got 'a' and 'b'."]),
-    (['report', '--workdir=a', '--to='], ['--to: expected a file, got none. Set --to=FILE.']),
-    (['--config', '--workdir=x'], ['--config: expected the name or path of a config, got none. Set --config=NAME.']),
+    (['report', '--workdir=a', '--to='], ['--to: expected a file, got none. Set --to=FILE: ']),
+    (['--config', '--workdir=x'], ['name or path of a config, got none. Set --config=NAME: name or path']),
 ])
 def test_all_mistakes_are_listed_together(words: list[str], said: list[str]) -> None:
   with pytest.raises(UserError) as error:

@@ -67,7 +67,8 @@ class Flag(NamedTuple):
     """
     assert self.kind is not None
     if not text:
-      raise UserError(f'--{self.name}: expected {self.kind.expected}, got none. Set --{self.name}={self.kind.metavar}.')
+      raise UserError(f'--{self.name}: expected {self.kind.expected}, got none. Set --{self.name}={self.kind.metavar}: '
+                      f'{self.help}.')
     if self.kind.metavar in ('DIR', 'PATH') and any('\udc80' <= c <= '\udcff' for c in text):
       raise UserError(f'--{self.name}: expected a path in UTF-8, as the libraries that write there need it, got '
                       f'{os.fsencode(text).decode(errors="backslashreplace")}. Choose another name.')
@@ -241,7 +242,8 @@ JOBS = {
         Flag('csv', LOCAL, 'file for precision, recall and F1 of each class, FILE.csv'), FLAGS)),
     'predict': Job('Classify images; optionally save their attention overlays.', 'jobs.predict', (WEIGHTS,), (
         *READING, CLASSES, Flag('tokenizer', FILE, 'tokenizer file for --names', '', 'beside the weights'),
-        Flag('names', NAMES, 'names of classes in words, for CLIP, SigLIP and TIPS', [], 'the classes of the head'),
+        Flag('names', NAMES, 'for CLIP, SigLIP and TIPS: classes in words, a file with one per line, or clip_imagenet',
+             [], 'the classes of the head'),
         Flag('prompts', TEXT, 'template for --names, or clip_best, clip_paper', '', "'a photo of a {}.'"),
         Flag('top', whole(1), 'classes per image', 5),
         Flag('json', None, 'print JSON: a line about preprocessing and classes, then one line per image'),

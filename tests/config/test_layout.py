@@ -57,16 +57,20 @@ def chosen(model: s.ViT, hardware: layout.Hardware) -> layout.Layout:
   return found
 
 
+NO_TIMES = 'the times of the fused kernel are known only for bfloat16, not for float32'
+OLD_GPU = "cuDNN's attention needs compute capability 8.0, and that of this GPU is"
+
+
 @pytest.mark.parametrize('name, platform, changes, expected', [
     ('TPU v4', 'tpu', {}, ''), ('v6e', 'tpu', {'width': 1408, 'heads': 16}, ''),
-    ('TPU v3', 'tpu', {}, 'it needs TPU v4 or later, not TPU v3'),
-    ('v2', 'tpu', {}, 'it needs TPU v4 or later, not v2'),
-    ('h100', 'gpu', {}, 'it needs compute capability 8.0, not an unknown one'),
-    ('v6e', 'tpu', {'heads': 16}, 'heads have 48 channels, not 64, 72, … 128'),
-    ('v6e', 'tpu', {'attention.dropout': .1}, 'it has no dropout of weights (attention.dropout=0.1), in training'),
-    ('v6e', 'tpu', {'positions': s.Relative()}, 'it has no relative positions'),
-    ('v6e', 'tpu', {'dtype': s.DType.F32}, 'its times are known for bfloat16, not float32'),
-    ('v6e', 'tpu', {'kernels': s.Kernels.PLAIN}, 'kernels=plain')])
+    ('TPU v3', 'tpu', {}, 'the fused kernel runs only on TPU v4 and later, not on TPU v3'),
+    ('v2', 'tpu', {}, 'the fused kernel runs only on TPU v4 and later, not on v2'),
+    ('h100', 'gpu', {}, f'{OLD_GPU} not known'),
+    ('v6e', 'tpu', {'heads': 16}, 'the heads have 48 channels, and the fused kernel takes 64, 72, … 128'),
+    ('v6e', 'tpu', {'attention.dropout': .1}, 'only XLA has dropout of attention weights (attention.dropout=0.1)'),
+    ('v6e', 'tpu', {'positions': s.Relative()}, 'only XLA has relative positions'),
+    ('v6e', 'tpu', {'dtype': s.DType.F32}, NO_TIMES),
+    ('v6e', 'tpu', {'kernels': s.Kernels.PLAIN}, 'model.kernels=plain is set')])
 def test_attention_is_chosen_by_chip_and_model_and_the_layout_says_why_not(
     name: str, platform: str, changes: dict, expected: str) -> None:
   found = chosen(s.replaced(HALF, changes), layout.Hardware(name, platform, 8, 30.))
@@ -74,7 +78,7 @@ def test_attention_is_chosen_by_chip_and_model_and_the_layout_says_why_not(
   kernel = found.config.model.attention.kernel
   assert kernel is (s.AttentionKernel.XLA if expected else s.AttentionKernel.FUSED)
   assert (', attention.kernel=fused' in found.text) == (not expected)
-  assert (f'\n  attention.kernel=xla: {expected}.' in found.text) == bool(expected)
+  assert (f'\n  attention.kernel=xla was chosen: {expected}.' in found.text) == bool(expected)
   assert 'model.attention.kernel' in found.config.mesh.chosen
   again = layout.unchosen(found.config).model
   assert isinstance(again, s.ViT) and again.attention.kernel is s.AttentionKernel.AUTO
@@ -86,43 +90,46 @@ def test_attention_is_chosen_by_chip_and_model_and_the_layout_says_why_not(
 
 
 @pytest.mark.parametrize('capability, changes, expected', [
-    (9., {}, ''), (8., {}, ''), (7.5, {}, 'it needs compute capability 8.0, not 7.5'),
-    (0., {}, 'it needs compute capability 8.0, not an unknown one'),
-    (9., {'dtype': s.DType.F32}, 'it is for bfloat16, not float32'),
-    (9., {'attention.dropout': .1}, 'it has no dropout of weights (attention.dropout=0.1), in training'),
-    (9., {'kernels': s.Kernels.PLAIN}, 'kernels=plain'),
-    (9., {'positions': s.Relative()}, 'it has no relative positions'),
-    (9., {'heads': 64}, 'heads have 12 channels, not 8, 16, … 256'), (9., {'heads': 3}, ''),
-    (8.9, {'heads': 3}, 'heads have 256 channels, not 8, 16, … 128'), (8.9, {'heads': 6}, ''),
-    (9., {'heads': 2}, 'heads have 384 channels, not 8, 16, … 256')])
+    (9., {}, ''), (8., {}, ''), (7.5, {}, f'{OLD_GPU} 7.5'),
+    (0., {}, f'{OLD_GPU} not known'),
+    (9., {'dtype': s.DType.F32}, "cuDNN's attention takes bfloat16, not float32"),
+    (9., {'attention.dropout': .1}, 'only XLA has dropout of attention weights (attention.dropout=0.1)'),
+    (9., {'kernels': s.Kernels.PLAIN}, 'model.kernels=plain is set'),
+    (9., {'positions': s.Relative()}, 'only XLA has relative positions'),
+    (9., {'heads': 64}, "the heads have 12 channels, and cuDNN's attention takes 8, 16, … 256"), (9., {'heads': 3}, ''),
+    (8.9, {'heads': 3}, "the heads have 256 channels, and cuDNN's attention takes 8, 16, … 128"),
+    (8.9, {'heads': 6}, ''),
+    (9., {'heads': 2}, "the heads have 384 channels, and cuDNN's attention takes 8, 16, … 256")])
 def test_attention_on_gpus_is_that_of_cudnn_where_it_has_it(capability: float, changes: dict, expected: str) -> None:
   gpu = layout.Hardware('gpu', 'gpu', 8, 76., capability=capability)
   found = chosen(s.replaced(HALF, changes), gpu)
   assert isinstance(found.config.model, s.ViT)
   assert found.config.model.attention.kernel.value == ('xla' if expected else 'cudnn')
-  assert (f'\n  attention.kernel=xla: {expected}.' in found.text) == bool(expected)
-  assert '\n  mlp.kernel=xla: ' in found.text
+  assert (f'\n  attention.kernel=xla was chosen: {expected}.' in found.text) == bool(expected)
+  assert '\n  mlp.kernel=xla was chosen: ' in found.text
 
 
 @pytest.mark.parametrize('name, platform, changes, expected', [
-    ('TPU v6 lite', 'tpu', {}, ''), ('v6e', 'tpu', {'dropout': .1}, 'it is for an MLP with biases, without SwiGLU'),
-    ('v6e', 'tpu', {'kernels': s.Kernels.PLAIN}, 'kernels=plain'),
-    ('v6e', 'tpu', {'dtype': s.DType.F32}, 'its times are known for bfloat16'),
-    ('v5e', 'tpu', {}, 'it is faster on TPU v6e, not on v5e'), ('v4', 'tpu', {}, 'it is faster on TPU v6e, not on v4')])
+    ('TPU v6 lite', 'tpu', {}, ''), ('v6e', 'tpu', {'dropout': .1}, 'the fused kernel takes an MLP with biases'),
+    ('v6e', 'tpu', {'kernels': s.Kernels.PLAIN}, 'model.kernels=plain is set'),
+    ('v6e', 'tpu', {'dtype': s.DType.F32}, NO_TIMES),
+    ('v5e', 'tpu', {}, 'the fused kernel is faster than XLA only on TPU v6e, not on v5e'),
+    ('v4', 'tpu', {}, 'the fused kernel is faster than XLA only on TPU v6e, not on v4')])
 def test_the_kernel_of_the_mlp_is_chosen_likewise(name: str, platform: str, changes: dict, expected: str) -> None:
   found = chosen(s.replaced(HALF, changes), layout.Hardware(name, platform, 8, 30.))
   assert isinstance(found.config.model, s.ViT)
   assert found.config.model.mlp.kernel is (s.MlpKernel.XLA if expected else s.MlpKernel.FUSED)
   assert (', mlp.kernel=fused' in found.text) == (not expected)
-  assert (f'\n  mlp.kernel=xla: {expected}' in found.text) == bool(expected)
+  assert (f'\n  mlp.kernel=xla was chosen: {expected}' in found.text) == bool(expected)
   assert 'model.mlp.kernel' in found.config.mesh.chosen
 
 
 @pytest.mark.parametrize('name, platform, kernel, expected', [
-    ('h200', 'gpu', 'fused', 'it is for TPUs from v4 on, not h200'), ('h200', 'gpu', 'cudnn', ''),
-    ('h200', 'gpu', 'splash', 'it is for TPUs, not h200'), ('v5e', 'tpu', 'cudnn', 'it is for NVIDIA GPUs, not v5e'),
-    ('cpu', 'cpu', 'fused', 'it is for TPUs from v4 on, not cpu'), ('v4', 'tpu', 'fused', ''),
-    ('v3', 'tpu', 'fused', 'it needs TPU v4 or later, not v3')])
+    ('h200', 'gpu', 'fused', 'this kernel runs only on TPUs from v4 on, not on h200'), ('h200', 'gpu', 'cudnn', ''),
+    ('h200', 'gpu', 'splash', 'this kernel runs only on TPUs, not on h200'),
+    ('v5e', 'tpu', 'cudnn', 'this kernel runs only on NVIDIA GPUs, not on v5e'),
+    ('cpu', 'cpu', 'fused', 'this kernel runs only on TPUs from v4 on, not on cpu'), ('v4', 'tpu', 'fused', ''),
+    ('v3', 'tpu', 'fused', 'the fused kernel runs only on TPU v4 and later, not on v3')])
 def test_a_kernel_that_is_set_for_other_devices_is_not_named_as_used_and_the_layout_says_which_have_it(
     name: str, platform: str, kernel: str, expected: str) -> None:
   model = s.replaced(HALF, {'attention.kernel': s.AttentionKernel(kernel)})
@@ -136,7 +143,7 @@ def test_a_kernel_that_is_set_for_other_devices_is_not_named_as_used_and_the_lay
 def test_a_kernel_of_the_mlp_that_is_set_for_other_devices_is_explained_likewise() -> None:
   model = s.replaced(HALF, {'mlp.kernel': s.MlpKernel.FUSED})
   text = chosen(model, layout.Hardware('h200', 'gpu', 8, 30.)).text
-  assert '\n  mlp.kernel=fused has no effect, and XLA computes in its place: it is for TPU v5e and v6e, not h2' in text
+  assert '\n  mlp.kernel=fused has no effect, and XLA computes in its place: the fused kernel runs only on TPU ' in text
   assert ', mlp.kernel=fused' not in text
   assert ', mlp.kernel=fused' in chosen(model, layout.Hardware('v5e', 'tpu', 8, 30.)).text
 
@@ -145,10 +152,10 @@ def test_a_kernel_of_the_mlp_that_is_set_for_other_devices_is_explained_likewise
 def test_training_at_the_own_aspect_uses_no_kernel_of_attention_as_padding_needs_a_mask(name: str,
                                                                                          platform: str) -> None:
   native = s.Config(model=HALF, data=s.Data(recipe=s.Recipe(native_lengths=(4,), eval_native_patch=HALF.patch)))
-  hardware, why = layout.Hardware(name, platform, 8, 30., capability=9.), 'padding needs a mask.'
+  hardware, why = layout.Hardware(name, platform, 8, 30., capability=9.), 'padding needs a mask, which only XLA has.'
   found = layout.choose(native, hardware, needs(1., .01))
   assert isinstance(found.config.model, s.ViT) and found.config.model.attention.kernel is s.AttentionKernel.XLA
-  assert '\n  attention.kernel=xla: images at their own aspect' in found.text and why in found.text
+  assert '\n  attention.kernel=xla was chosen: images at their own aspect' in found.text and why in found.text
   kernel = s.AttentionKernel.CUDNN if platform == 'gpu' else s.AttentionKernel.FUSED
   by_hand = layout.choose(s.replaced(native, {'model.attention.kernel': kernel}), hardware, needs(1., .01))
   assert f', attention.kernel={kernel.value}' not in by_hand.text

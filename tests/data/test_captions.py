@@ -119,6 +119,8 @@ def test_prompts_are_templates_with_the_names_of_the_classes(tars: Source) -> No
   assert len(pickle.dumps(texts)) < 20_000
   others = many, opened(named), dataclasses.replace(texts, rule=TextRule.NONE)
   assert len({made.digest for made in (texts, *others)}) == 4
+  assert texts.sample() == f'a {named.class_names[named.label(0)].lower()}!'.replace('_', ' ')
+  assert opened(tars).sample() == 'one 0'
   with pytest.raises(BadImage, match='expected a class'):
     texts.add({'label': np.int32(-1)}, 0, 0)
 

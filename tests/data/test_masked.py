@@ -14,7 +14,7 @@ from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.image import masks
 from vit_jax.data.source import Source, has_masks
-from vit_jax.data.sources import opening
+from vit_jax.data.sources import opening, tfds_build
 
 tfds = pytest.importorskip('tensorflow_datasets')
 
@@ -98,7 +98,8 @@ class OxfordIiitPet(tfds.core.GeneratorBasedBuilder):
 
 
 def test_tfds_sets_have_masks_without_tensorflow(tmp_path: pathlib.Path) -> None:
-  OxfordIiitPet(data_dir=tmp_path, file_format='array_record').download_and_prepare()
+  with tfds_build.scratch():
+    OxfordIiitPet(data_dir=tmp_path, file_format='array_record').download_and_prepare()
   source = opened('tfds:oxford_iiit_pet', data_dir=str(tmp_path))
   assert (len(source), source.class_names) == (4, ('pet', 'background', 'border')) and has_masks(source)
   values = [int(masks.decode(source[i].mask or b'').max()) for i in range(4)]

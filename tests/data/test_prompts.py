@@ -56,6 +56,29 @@ def test_names_of_a_file_replace_those_of_the_data(tmp_path: pathlib.Path) -> No
     prompts.class_names(['a', 'b', 'c'], str(tmp_path / 'names.txt'), setting='evals.z.names')
 
 
+def test_names_of_a_command_line_may_be_a_list_or_a_file(tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'names').write_text('cat\nred boat, at sea\n')
+  assert prompts.given_names([str(tmp_path / 'names')], setting='--names') == ('cat', 'red boat, at sea')
+  found = prompts.given_names(['clip_imagenet'], setting='--names')
+  prompts.check_names(found)
+  assert len(found) == 998 and found[:2] == ('tench', 'goldfish') and set(found) == set(prompts.clip_imagenet_names())
+  for names in ([], ['cat'], ['N/A'], ['red_boat'], ['cat', 'dog/wolf']):
+    assert prompts.given_names(names, setting='--names') == tuple(names)
+
+
+@pytest.mark.parametrize(('names', 'message'), [
+  (['none.txt'], "or clip_imagenet, got 'none.txt', and there is no such file. Correct the path."),
+  (['./none'], "got './none', and there is no such file"),
+  (['cat', 'none.txt'], "got 'none.txt' as one of 2 names. Give the file or list alone."),
+  (['clip_imagenet', 'cat'], "got 'clip_imagenet' as one of 2 names"),
+  (['imagenet'], "got 'imagenet'. Did you mean clip_imagenet[?]"),
+  (['clip_best'], "got 'clip_best', a list of templates. Set --prompts=clip_best, and name the classes."),
+])
+def test_files_and_lists_that_do_not_exist_are_no_names_of_classes(names: list[str], message: str) -> None:
+  with pytest.raises(UserError, match=f'--names: expected names with commas, a file with one name .*{message}'):
+    prompts.given_names(names, setting='--names')
+
+
 def test_wordnet_ids_of_other_classes_are_refused() -> None:
   with pytest.raises(UserError, match='x: expected names in words, got WordNet ids such as n00000001'):
     prompts.class_names(['n00000001', 'n00000002'], '', setting='x')

@@ -20,7 +20,7 @@ from vit_jax.data.files import kept_index, tfrecord_index
 from vit_jax.data.image import decode
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.source import UNKNOWN, Source, most_labels
-from vit_jax.data.sources import opening
+from vit_jax.data.sources import opening, tfds_build
 from vit_jax.data.sources import tfds as stored_tfds
 from vit_jax.jobs import prepare
 
@@ -52,7 +52,8 @@ class Animals(tfds.core.GeneratorBasedBuilder):
 @pytest.fixture(scope='module')
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
   root = tmp_path_factory.mktemp('tfds')
-  Animals(data_dir=root, file_format='array_record').download_and_prepare()
+  with tfds_build.scratch():
+    Animals(data_dir=root, file_format='array_record').download_and_prepare()
   return root
 
 
@@ -277,7 +278,8 @@ SEEN = ((0, 2), (), (1,), (2, 1, 0))
 @pytest.fixture(scope='module')
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
   root = tmp_path_factory.mktemp('scenes')
-  Scenes(data_dir=root, file_format='array_record').download_and_prepare()
+  with tfds_build.scratch():
+    Scenes(data_dir=root, file_format='array_record').download_and_prepare()
   return root
 
 
@@ -349,7 +351,8 @@ class Captioned(tfds.core.GeneratorBasedBuilder):  # type: ignore[misc]
 
 
 def test_captions_are_read_from_a_sequence_and_no_classes_are_needed(tmp_path: pathlib.Path) -> None:
-  Captioned(data_dir=tmp_path, file_format='array_record').download_and_prepare()
+  with tfds_build.scratch():
+    Captioned(data_dir=tmp_path, file_format='array_record').download_and_prepare()
   fields = {'train_split': 'train', 'eval_split': 'train'}
   source = open_all(tmp_path, 'captioned', **fields).train
   by_image = {encode(random_image(i), '.jpg'): tuple(f'text {i} {j}' for j in range(i)) for i in range(3)}

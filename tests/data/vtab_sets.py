@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tests.data.images import encode
+from vit_jax.data.sources import tfds_build
 
 CLEVR_DEPTHS = (8., 8.25, 8.5, 8.75, 9.25, 9.75, 10.5, 7.)
 CLEVR_BINS = (0, 1, 1, 2, 3, 4, 5, 0)  # a depth on an edge is below it
@@ -195,7 +196,8 @@ def write(dataset: str, root: pathlib.Path, sizes: Mapping[str, int]) -> None:
         yield i, fixture.example(i, images[i % len(images)])
 
   Builder.name = name
-  Builder(data_dir=root, file_format='array_record').download_and_prepare()
+  with tfds_build.scratch():
+    Builder(data_dir=root, file_format='array_record').download_and_prepare()
 
 
 def _write_pictures(folder: pathlib.Path, pixels: tuple[int, int, int]) -> list[str]:

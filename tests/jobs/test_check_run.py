@@ -9,7 +9,8 @@ import pytest
 from tests.weights import made
 from vit_jax.config import files
 from vit_jax.config import schema as s
-from vit_jax.jobs import check, check_run
+from vit_jax.core.errors import UserError
+from vit_jax.jobs import check, check_run, train
 from vit_jax.weights import saving
 
 LIT = ('objective.text.depth=1', 'objective.text.width=16', 'objective.text.heads=2', 'objective.text.mlp=16',
@@ -97,5 +98,52 @@ def test_the_teacher_is_read_so_that_its_patches_and_the_shapes_of_arrays_are_kn
 
 
 def test_evaluations_that_cannot_be_built_are_refused() -> None:
-  text = found('digits', 'evals.test.split=no_such_split')
-  assert "split of digits: expected one of test, train, got 'no_such_split'." in text
+  wanted = "split of digits: expected one of test, train, got 'no_such_split'."
+  assert wanted in found('digits', 'evals.test.split=no_such_split')
+  assert wanted in found('digits', 'evals.test.split=no_such_split', 'init_from=ViT-B_16-i21k')  # it is not here
+
+
+@pytest.fixture
+def in_a_folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+  """A run of LiT on a folder of empty files that counts as a large one, beside three names and weights of width 32."""
+  monkeypatch.setattr(check, 'FEW_FILES', 0)
+  (tmp_path / 'three.txt').write_text('a\nb\nc\n')
+  network = s.ViT(patch=16, width=32, depth=1, heads=2, mlp=s.Mlp(16))
+  saving.save(made.network(network, num_classes=0, class_names=()), str(tmp_path / 'wide.npz'))
+  for name in (*(f'train/{kind}/{number}.png' for kind in 'ab' for number in range(5)), 'test/a/1.png'):
+    (tmp_path / 'images' / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / 'images' / name).touch()
+  return ['lit_cifar10', *LIT, f'data.source=folder:{tmp_path}/images', 'batch_size=8', 'evals.zeroshot.split=train']
+
+
+def test_problems_in_a_large_folder_are_found_together(tmp_path: pathlib.Path, in_a_folder: list[str]) -> None:
+  assert "expected one of test, train, got 'validation'" in found(*in_a_folder, 'data.eval_split=validation')
+  text = found(*in_a_folder, f'objective.names={tmp_path}/three.txt', 'batch_size=16', f'init_from={tmp_path}/wide.npz')
+  for problem in ('objective.names: expected 2 names, one for each class', 'or set --config.model.width=32.',
+                  'batch_size: expected at most 10, the number of examples'):
+    assert problem in text, text
+
+
+@pytest.mark.slow(reason='2 s: six runs are begun; the test above finds the same problems')
+@pytest.mark.parametrize(('wanted', 'overrides'), [
+  ("expected one of test, train, got 'validation'", 'data.eval_split=validation'),
+  ('objective.names=none.txt: expected a text file, got "No such', 'objective.names=none.txt'),
+  ('objective.names: expected 2 names, one for each class', 'objective.names={}/three.txt'),
+  ('which takes captions, and folder:', 'objective.prompts='),
+  ('batch_size: expected at most 10, the number of examples', 'batch_size=16'),
+  ('or set --config.model.width=32.', 'init_from={}/wide.npz'),
+])
+def test_the_check_has_the_words_of_training(wanted: str, overrides: str, tmp_path: pathlib.Path,
+                                             in_a_folder: list[str]) -> None:
+  words = [*in_a_folder, overrides.format(tmp_path)]
+  assert wanted in (text := found(*words))
+  with pytest.raises(UserError) as error:
+    train.run(files.load(words[0], words[1:]), tmp_path / 'run', overridden={word.partition('=')[0] for word in words})
+  assert str(error.value) == text
+
+
+def test_weights_are_compared_with_the_network_where_the_data_are_not_opened(tmp_path: pathlib.Path) -> None:
+  network = s.ViT(patch=16, width=32, depth=1, heads=2, mlp=s.Mlp(16))
+  saving.save(made.network(network, num_classes=0, class_names=()), str(tmp_path / 'wide.npz'))
+  words = ['lit_cifar10:source=hf:owner/name', *LIT, f'init_from={tmp_path}/wide.npz']
+  assert 'or set --config.model.width=32.' in found(*words) and found(*words, 'model.width=32') == ''

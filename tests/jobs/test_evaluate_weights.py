@@ -111,6 +111,17 @@ def test_preprocessing_is_that_of_the_weights_unless_a_person_says_otherwise(
   assert nll[0] == pytest.approx(by_hand(here, mean=.3)['nll'], abs=1e-4) and nll[1] != nll[0]
 
 
+@pytest.mark.slow(reason='1.5 s: evaluates twice')
+def test_another_evaluation_in_a_directory_replaces_the_first_and_is_no_run_that_goes_on(
+    here: pathlib.Path, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+  caplog.set_level('INFO')
+  assert evaluate(here, 'named.npz', f'--workdir={tmp_path}') == 0 and 'earlier evaluation' not in caplog.text
+  assert evaluate(here, 'named.npz', f'--workdir={tmp_path}', '--config.data.recipe.mean=.3,.3,.3') == 0
+  assert f'{tmp_path} has the results of an earlier evaluation, which are replaced.' in caplog.text
+  assert 'These settings differ' not in caplog.text
+  assert json.loads((tmp_path / 'config.json').read_text())['data']['recipe']['mean'] == [.3, .3, .3]
+
+
 def test_images_of_another_size_get_resized_positions_and_the_same_part_of_the_image(
     here: pathlib.Path, tmp_path: pathlib.Path) -> None:
   assert evaluate(here, 'named.npz', f'--workdir={tmp_path}', '--config.image_px=40,24') == 0

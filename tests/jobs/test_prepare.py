@@ -11,6 +11,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import types
@@ -386,6 +387,19 @@ def test_a_builder_that_lacks_tensorflow_says_what_to_install(monkeypatch: pytes
   said = capsys.readouterr().err
   assert 'tfds:plants needs the package tensorflow, which is not installed' in said
   assert "pip install 'tensorflow>=" in said
+
+
+def test_a_builder_leaves_no_temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+  import tensorflow_datasets as tfds
+  made = []
+
+  def builder(name: str, **_: object) -> object:
+    made.append(pathlib.Path(tempfile.mkdtemp('tfds')))  # as the constructor does
+    return types.SimpleNamespace(download_and_prepare=lambda: None)
+  monkeypatch.setattr(tfds, 'builder', builder)
+  monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
+  assert tfds_build.main(['plants', '/nowhere']) == 0
+  assert made[0].is_relative_to(tmp_path) and not [*tmp_path.iterdir()] and tempfile.gettempdir() == str(tmp_path)
 
 
 def test_a_set_of_another_format_is_refused(images: pathlib.Path, tmp_path: pathlib.Path) -> None:

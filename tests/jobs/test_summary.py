@@ -33,6 +33,13 @@ def test_the_start_says_what_is_trained_on_what_for_how_long(tmp_path: pathlib.P
   for evals, said in ((three, ': test\n          masks:scenes, test: dense\n          digits, val: rest\nSchedule'),
                       ({'dense': masks}, 'Evaluated masks:scenes, test: dense\n'), ({}, 'Evaluated nothing\n')):
     assert said in summary.start(parts._replace(config=dataclasses.replace(parts.config, evals=evals)), data, tmp_path)
+  assert 'frozen for' not in text and 'texts such' not in text
+  rules = (schema.PathRule('backbone/.*', frozen_until='100 %'), schema.PathRule('head/kernel', frozen_until='100 %'))
+  optimizer = dataclasses.replace(parts.config.optimizer, rules=rules)
+  text = summary.start(parts._replace(config=dataclasses.replace(parts.config, optimizer=optimizer)), data, tmp_path,
+                       text='a photo of a 7.')
+  assert '\n          frozen for the whole run: backbone (104,704 of these parameters)\nTraining' in text
+  assert "(digits/train), in memory\n          texts such as 'a photo of a 7.'\nEvaluated" in text
   counted = [int(line.split()[-1].replace(',', '')) for line in summary.parameters(parts).splitlines()[1:]]
   assert sum(counted) == 105_354
 

@@ -108,6 +108,9 @@ def test_files_are_classified_by_names_on_the_command_line(
   guesses = vit_jax.load(here / 'siglip').classify(image, names=['cat', 'red boat'])[0]
   assert out.splitlines() == [str(image), *(f'  {100 * g.probability:6.2f} %  {g.name}' for g in guesses)]
   assert 'Each probability is the sigmoid of one name alone' in caplog.text
+  (here / 'names.txt').write_text('cat\nred boat\n')
+  words = [f'--weights={here / "siglip"}', f'--names={here / "names.txt"}', '--top=2', str(image)]
+  assert main.run(['predict', *words]) == 0 and capsys.readouterr().out == out
   assert main.run(['predict', f'--weights={here / "siglip"}', '--names=cat', '--prompts={}', '--json', str(image)]) == 0
   head, line = map(json.loads, capsys.readouterr().out.splitlines())
   assert line['classes'][0]['name'] == 'cat' and 'sigmoid' in head['probability'] and head['class_names'] == 'given'
@@ -115,7 +118,8 @@ def test_files_are_classified_by_names_on_the_command_line(
 
 @pytest.mark.parametrize(('words', 'message'), [
     (['--prompts=a {}'], '--prompts: expected --names as well, got --prompts=a {} alone.'),
-    (['--names=cat', '--classes=x.txt'], '--classes: expected none with --names, got x.txt.')])
+    (['--names=cat', '--classes=x.txt'], '--classes: expected none with --names, got x.txt.'),
+    (['--names=none.txt'], "or clip_imagenet, got 'none.txt', and there is no such file. Correct the path.")])
 def test_flags_that_do_not_fit_together_are_refused(words: list[str], message: str,
                                                     capsys: pytest.CaptureFixture[str]) -> None:
   assert main.run(['predict', '--weights=nowhere', *words, 'a.png']) == 2

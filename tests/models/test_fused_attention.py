@@ -89,8 +89,9 @@ def mesh_of(kind: str, platform: str = 'tpu', *, tensor: int = 1) -> AbstractMes
 
 @pytest.mark.parametrize(('kind', 'shape', 'tensor', 'said'), [
     ('TPU v4', (196, 16, 64), 1, ''), ('TPU v5 lite', (576, 16, 64), 1, ''), ('TPU v6 lite', (257, 16, 88), 1, ''),
-    ('TPU v6 lite', (197, 16, 80), 2, ''), ('TPU v3', (196, 16, 64), 1, 'it needs TPU v4 or later, not TPU v3'),
-    ('TPU v4', (196, 16, 32), 1, 'heads have 32 channels, not 64, 72, … 128'),
+    ('TPU v6 lite', (197, 16, 80), 2, ''),
+    ('TPU v3', (196, 16, 64), 1, 'the fused kernel runs only on TPU v4 and later, not on TPU v3'),
+    ('TPU v4', (196, 16, 32), 1, 'the heads have 32 channels, and the fused kernel takes 64, 72, … 128'),
     ('TPU v4', (196, 12, 64), 4, '3 heads of 64 channels on a device do not fill tiles of 128'),
     ('TPU v4', (576, 16, 64), 1, '576 tokens need 26 MiB on the chip, more than TPU v4 has')])
 def test_where_the_kernel_does_not_apply_there_is_a_reason(
@@ -123,11 +124,11 @@ VIT = schema.ViT(width=1024, heads=16, attention=FUSED)
 
 
 @pytest.mark.parametrize(('model', 'mesh', 'said'), [
-    (VIT, mesh_of('TPU v6 lite'), ''), (VIT, mesh_of('TPU v3'), 'it needs TPU v4 or later'),
+    (VIT, mesh_of('TPU v6 lite'), ''), (VIT, mesh_of('TPU v3'), 'the fused kernel runs only on TPU v4 and later'),
     (VIT, mesh_of('cpu', 'cpu'), 'attention.kernel=fused is for TPUs; on cpu XLA computes attention'),
     (schema.replaced(VIT, {'attention.dropout': .1}), mesh_of('TPU v4'),
-     'does not apply, and XLA computes attention, as with kernel=xla: it has no dropout of weights'),
-    (schema.replaced(VIT, {'positions': schema.Relative()}), mesh_of('TPU v4'), 'it has no relative positions')])
+     'does not apply, and XLA computes attention, as with kernel=xla: only XLA has dropout of attention weights'),
+    (schema.replaced(VIT, {'positions': schema.Relative()}), mesh_of('TPU v4'), 'only XLA has relative positions')])
 def test_a_run_without_the_kernel_says_so(
     model: schema.ViT, mesh: AbstractMesh, said: str, caplog: pytest.LogCaptureFixture) -> None:
   caplog.set_level(logging.INFO)

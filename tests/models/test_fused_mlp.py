@@ -110,7 +110,7 @@ def mesh_of(kind: str, platform: str = 'tpu', *, tensor: int = 1) -> AbstractMes
 
 @pytest.mark.parametrize(('kind', 'sizes', 'tensor', 'said'), [
     ('TPU v5 lite', (196, 1024, 4096), 1, ''), ('TPU v6 lite', (256, 1280, 5120), 1, ''),
-    ('TPU v4', (196, 1024, 4096), 1, 'it needs TPU v5e or v6e, not TPU v4'),
+    ('TPU v4', (196, 1024, 4096), 1, 'the fused kernel runs only on TPU v5e and v6e, not on TPU v4'),
     ('TPU v6 lite', (196, 1024, 4096), 2, 'the mesh splits the hidden width over 2 devices (tensor=2)'),
     ('TPU v6 lite', (196, 192, 768), 1, 'widths of 192 and 768 do not fill tiles of 128'),
     ('TPU v6 lite', (256, 1664, 8192), 1,
@@ -126,9 +126,9 @@ FUSED = schema.Mlp(4096, kernel=MlpKernel.FUSED)
 
 
 @pytest.mark.parametrize(('options', 'mesh', 'said'), [
-    ({}, mesh_of('TPU v6 lite'), ''), ({}, mesh_of('TPU v3'), 'it needs TPU v5e or v6e'),
+    ({}, mesh_of('TPU v6 lite'), ''), ({}, mesh_of('TPU v3'), 'the fused kernel runs only on TPU v5e and v6e'),
     ({}, mesh_of('cpu', 'cpu'), 'mlp.kernel=fused is for TPUs; on cpu XLA computes the MLP'),
-    ({'dropout': .1}, mesh_of('TPU v6 lite'), 'without SwiGLU, inner_norm or dropout')])
+    ({'dropout': .1}, mesh_of('TPU v6 lite'), 'without SwiGLU, inner_norm and dropout')])
 def test_a_run_without_the_kernel_says_so(
     options: dict[str, float], mesh: AbstractMesh, said: str, caplog: pytest.LogCaptureFixture) -> None:
   caplog.set_level(logging.INFO)

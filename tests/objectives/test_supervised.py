@@ -70,5 +70,5 @@ def test_class_weights_are_the_same_over_microbatches(accumulate: int) -> None:
 
 
 def test_class_weights_must_have_one_number_for_each_class() -> None:
-  with pytest.raises(UserError, match='class_weights: expected a number for each of the 4 classes, got 2'):
+  with pytest.raises(UserError, match='class_weights: expected a number for each of the 4 classes, got 2. Give '):
     task(class_weights=(1., 2.))

@@ -14,7 +14,7 @@ from vit_jax import main
 from vit_jax.config import files, json_files
 from vit_jax.evaluate import resources
 from vit_jax.recipes import sizes
-from vit_jax.replay import inputs, job, records, segments
+from vit_jax.replay import inputs, job, recording, records, segments
 from vit_jax.replay.comparison import Status
 
 MACHINE = {'device_kind': 'cpu', 'cpu_threads': 2, 'cores': 2, 'cpu_model': 'X', 'cpu_isa': 'AVX2', 'XLA_FLAGS': '',
@@ -105,6 +105,11 @@ def test_a_record_has_everything_that_a_replay_needs_and_no_path(record: pathlib
   assert [found.made[name] for name in ('exaflops', 'seconds', 'devices')] == [2e-9, 9., 1]
 
 
+@pytest.mark.parametrize('switch', ['-q', '--verbose'])
+def test_the_switches_of_messages_are_not_part_of_the_command(switch: str) -> None:
+  assert recording.command(['train', '--config=digits', switch, '--workdir=x']) == ['train', '--config=digits']
+
+
 def test_a_record_of_a_study_has_the_processor_seconds_of_all_of_its_runs(folder: pathlib.Path,
                                                                           tmp_path: pathlib.Path) -> None:
   words = [word.format(folder=folder) for word in COMMAND]
@@ -188,6 +193,8 @@ def test_a_changed_image_and_a_changed_label_are_named_before_anything_runs(
   assert replay() == Status.DATA
   shown = capsys.readouterr().out
   assert f'folder:{{photos}} {split}: other images, in class dog' in shown and '$ vit-jax' not in shown
+  assert ('\nSet --data=photos=PATH to those of the record, or run the command with these data and write a record of '
+          'it with vit-jax record.\n') in shown
   path.unlink()
   (folder / split / 'cat' / '1.png').write_bytes(before)
   assert replay() == Status.DATA
@@ -200,7 +207,8 @@ def test_a_changed_setting_is_named_before_anything_runs(
   change(record, command=[line.replace('seed=3', 'seed=4')])
   assert replay() == Status.CONFIG
   shown = capsys.readouterr().out
-  assert 'nothing was run: config\n  seed: 3 -> 4\n' in shown and '$ vit-jax' not in shown
+  assert 'nothing was run: config\n  seed: 3 -> 4\nCheck out the commit of the record, c0ffee, or' in shown
+  assert '$ vit-jax' not in shown
   change(record, command=[line.replace(' --config.seed=3', '')])
   assert replay() == Status.CONFIG and '  seed: 3 -> 0 (the default)\n' in capsys.readouterr().out
 
@@ -303,6 +311,10 @@ def test_what_cannot_be_replayed_or_recorded_is_explained(
   run = str(tmp_path / 'run')
   assert 'expected names of values in braces, got {a}' in error('record', run, '--claim={a}', to)
   assert 'expected why the values may differ' in error('record', run, '--claim=x', to, '--tolerance=.1')
+  assert ("--claim: expected a sentence with a value in braces, such as {test/top1:.3g}, got '75 % are right'. Use "
+          'test/top1, test/nll, or METRIC at STEP.') in error('record', run, '--claim=75 % are right', to)
+  empty = error('record', run, '--claim', to)
+  assert '--claim: expected a value, got none. Set --claim=TEXT: the result as a sentence; {test/top1:.1%}' in empty
   assert 'expected a file NAME.json' in error('record', run, '--claim=x', '--to=x')
 
 

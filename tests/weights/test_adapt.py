@@ -171,6 +171,8 @@ def test_fixed_positions_become_learned_ones() -> None:
     ({'gelu': Gelu.EXACT}, {}, 'model.gelu: expected exact, as in the weights, got tanh. Set --config.model.gelu=e'),
     ({'norm.eps': 1e-12}, {}, 'Set --config.model.norm.eps=1e-12'),
     ({}, {'depth': 3}, r'~ backbone/blocks/attn/key/bias: float32\[2, 4, 8\] in the weights, float32\[3, 4, 8\] in'),
+    ({}, {'depth': 3}, r'\n  Use weights of the network of this run, or set --config.model.depth=2.$'),
+    ({}, {'stem': schema.ResNetStem((1,))}, 'or set model to that of the weights.$'),
     ({}, {'registers': 2}, '- backbone/registers'),
     ({'registers': 2}, {}, r'\+ backbone/registers'),
     ({'block.layer_scale': .1}, {}, r'\+ backbone/blocks/scale1'),

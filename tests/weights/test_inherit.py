@@ -6,6 +6,7 @@ import functools
 import logging
 import pathlib
 
+import numpy as np
 import pytest
 
 from tests.weights import made
@@ -133,3 +134,19 @@ def test_images_of_another_shape_are_resized_to_at_least_their_longer_side() -> 
   assert preprocess.scaled(HOW, (112, 112)).resize_px == 124
   assert preprocess.scaled(HOW, (112, 160)).resize_px == 160
   assert preprocess.scaled(HOW._replace(resize_px=0), (112, 160)).resize_px == 0
+
+
+def test_a_setting_that_the_weights_of_a_teacher_decide_is_refused_on_the_command_line(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  """It would have no effect. One that is as in the weights, and those of the recipe, are accepted."""
+  prototypes = {'kernel': np.zeros((4, 24)), 'norm': np.zeros(24)}
+  projector = {'mlp1': {'kernel': np.zeros((32, 12))}, 'prototypes': prototypes}
+  teacher = given()._replace(params={**given().params, 'projector': projector})
+  monkeypatch.setattr(loading, 'load', lambda where, **_: teacher)
+  own = schema.FeatureTeacher('run', model=schema.ViT(width=32, heads=4, depth=5))
+  run = schema.Config(objective=schema.Dinov2Distill(teacher=own, out_dim=23, hidden_dim=12))
+  found = inherit.resolve(run, {'objective.hidden_dim', 'objective.teacher.weights'}, tmp_path).config.objective
+  assert isinstance(found, schema.Dinov2Distill) and (found.out_dim, found.bottleneck_dim) == (24, 4)
+  with pytest.raises(UserError, match='objective.out_dim: expected 24, as in objective.teacher.weights, got 23. Leave '
+                                      r'it out.*\nobjective.teacher.model.depth: expected \d, as .*, got 5'):
+    inherit.resolve(run, {'objective.out_dim', 'objective.hidden_dim', 'objective.teacher.model.depth'}, tmp_path)

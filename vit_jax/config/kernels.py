@@ -44,17 +44,18 @@ def choose(model: schema.Model, *, platform: str, name: str, capability: float =
     num_tokens: of an image; 0 = not known.
   """
   if not isinstance(model, schema.ViT):
-    return Choice(AttentionKernel.XLA, MlpKernel.XLA, *['it is not a Vision Transformer'] * 2)
+    return Choice(AttentionKernel.XLA, MlpKernel.XLA, *['the network is not a Vision Transformer'] * 2)
   attention = AttentionKernel.FUSED if platform == 'tpu' else AttentionKernel.CUDNN
-  why_attention = 'kernels are for TPUs and GPUs' if platform == 'cpu' else attention_problem(
+  why_attention = 'the other kernels run only on TPUs and GPUs' if platform == 'cpu' else attention_problem(
       model, attention, platform=platform, name=name, capability=capability, is_native=is_native,
       num_tokens=num_tokens)
-  why_mlp = mlp_problem(model, platform=platform, name=name)
+  why_mlp = mlp_problem(model, name)
   if platform == 'tpu':
-    unknown = '' if model.dtype is DType.BF16 else f'its times are known for bfloat16, not {model.dtype.value}'
+    unknown = '' if model.dtype is DType.BF16 else (
+        f'the times of the fused kernel are known only for bfloat16, not for {model.dtype.value}')
     why_attention, why_mlp = why_attention or unknown, slow_mlp_problem(name) or why_mlp or unknown
   if model.kernels is not Kernels.FAST:
-    why_attention = why_mlp = f'kernels={model.kernels.value}'
+    why_attention = why_mlp = f'model.kernels={model.kernels.value} is set'
   return Choice(AttentionKernel.XLA if why_attention else attention, MlpKernel.XLA if why_mlp else MlpKernel.FUSED,
                 why_attention, why_mlp)
 
@@ -67,9 +68,9 @@ def attention_problem(model: schema.ViT, kernel: AttentionKernel, *, platform: s
   """
   if platform != kernel.platform:
     kinds = {AttentionKernel.CUDNN: 'NVIDIA GPUs', AttentionKernel.FUSED: 'TPUs from v4 on'}
-    return f'it is for {kinds.get(kernel, "TPUs")}, not {name}'
+    return f'this kernel runs only on {kinds.get(kernel, "TPUs")}, not on {name}'
   if is_native:
-    return 'images at their own aspect are padded, and padding needs a mask'
+    return 'images at their own aspect are padded, and padding needs a mask, which only XLA has'
   match kernel:
     case AttentionKernel.FUSED:
       return fused_attention_problem(model, name)
@@ -78,16 +79,15 @@ def attention_problem(model: schema.ViT, kernel: AttentionKernel, *, platform: s
   return unfused_attention(model)
 
 
-def mlp_problem(model: schema.ViT, *, platform: str, name: str) -> str:
-  """Returns why the fused kernel does not compute the MLP of a model on devices; '' if it does."""
-  chips = ' and '.join(MLP_CHIPS)
-  return (f'it is for TPU {chips}, not {name}' if platform != 'tpu' else mlp_chip_problem(name)) or unfused_mlp(model)
+def mlp_problem(model: schema.ViT, name: str) -> str:
+  """Returns why the fused kernel does not compute the MLP of a model on devices of this name; '' if it does."""
+  return mlp_chip_problem(name) or unfused_mlp(model)
 
 
 def mlp_chip_problem(name: str) -> str:
-  """Returns why the fused kernel for the MLP does not run on TPUs of this name; '' if it does."""
+  """Returns why the fused kernel for the MLP does not run on devices of this name; '' if it does."""
   is_known = any(known in name.lower() for names in MLP_CHIPS.values() for known in names)
-  return '' if is_known else f'it needs TPU {" or ".join(MLP_CHIPS)}, not {name}'
+  return '' if is_known else f'the fused kernel runs only on TPU {" and ".join(MLP_CHIPS)}, not on {name}'
 
 
 def slow_mlp_problem(name: str) -> str:
@@ -95,7 +95,7 @@ def slow_mlp_problem(name: str) -> str:
 
   It runs on v5e too, where the products alone take nearly as long as XLA's MLP.
   """
-  return '' if 'v6' in name.lower() else f'it is faster on TPU v6e, not on {name}'
+  return '' if 'v6' in name.lower() else f'the fused kernel is faster than XLA only on TPU v6e, not on {name}'
 
 
 def fused_attention_problem(model: schema.ViT, name: str) -> str:
@@ -106,21 +106,23 @@ def fused_attention_problem(model: schema.ViT, name: str) -> str:
 def fused_heads_problem(channels: int, name: str) -> str:
   """Returns why the fused kernel is not for heads of so many channels on TPUs of this name; '' if it is."""
   if any(old in name.lower() for old in OLD_TPUS):
-    return f'it needs TPU v4 or later, not {name}'
+    return f'the fused kernel runs only on TPU v4 and later, not on {name}'
   first, second, *_, last = FUSED_CHANNELS
-  return '' if channels in FUSED_CHANNELS else f'heads have {channels} channels, not {first}, {second}, … {last}'
+  return '' if channels in FUSED_CHANNELS else (
+      f'the heads have {channels} channels, and the fused kernel takes {first}, {second}, … {last}')
 
 
 def unfused_attention(model: schema.ViT) -> str:
   """Returns what the attention of a model has that no kernel computes in training; '' if there is nothing."""
   if model.attention.dropout:
-    return f'it has no dropout of weights (attention.dropout={model.attention.dropout}), in training'
-  return 'it has no relative positions' if isinstance(model.positions, schema.Relative) else ''
+    return f'only XLA has dropout of attention weights (attention.dropout={model.attention.dropout})'
+  return 'only XLA has relative positions' if isinstance(model.positions, schema.Relative) else ''
 
 
 def unfused_mlp(model: schema.ViT) -> str:
   """Returns what the MLP of a model has that the fused kernel does not compute; '' if there is nothing."""
-  return '' if model.has_simple_mlp else 'it is for an MLP with biases, without SwiGLU, inner_norm or dropout'
+  return '' if model.has_simple_mlp else (
+      'the fused kernel takes an MLP with biases, without SwiGLU, inner_norm and dropout')
 
 
 def cudnn_problem(model: schema.ViT, capability: float) -> str:
@@ -128,11 +130,12 @@ def cudnn_problem(model: schema.ViT, capability: float) -> str:
   width = model.width // model.heads
   most = MOST_CUDNN_WIDTH if capability >= HOPPER else OLD_CUDNN_WIDTH
   if capability < LEAST_CAPABILITY:
-    return f'it needs compute capability {LEAST_CAPABILITY}, not {capability or "an unknown one"}'
+    return (f"cuDNN's attention needs compute capability {LEAST_CAPABILITY}, and that of this GPU is "
+            f'{capability or "not known"}')
   if model.dtype is not DType.BF16:
-    return f'it is for bfloat16, not {model.dtype.value}'
+    return f"cuDNN's attention takes bfloat16, not {model.dtype.value}"
   if width % 8 or width > most:
-    return f'heads have {width} channels, not 8, 16, … {most}'
+    return f"the heads have {width} channels, and cuDNN's attention takes 8, 16, … {most}"
   return unfused_attention(model)
 
 

@@ -184,7 +184,7 @@ def _unused(config: schema.Config, hardware: Hardware) -> dict[str, str]:
         capability=hardware.capability or math.inf, is_native=_is_native(config),
         num_tokens=_num_tokens(config))
   if model.mlp.kernel is MlpKernel.FUSED:
-    found['mlp.kernel=fused'] = kernels.mlp_problem(model, platform=hardware.platform, name=hardware.name)
+    found['mlp.kernel=fused'] = kernels.mlp_problem(model, hardware.name)
   return {name: why for name, why in found.items() if why}
 
 
@@ -380,7 +380,7 @@ def _answer(way: _Way, names: Collection[str], hardware: Hardware, sizes: Sizes)
   found = _kernels(config, hardware)
   for name, why in {'attention.kernel': found.why_attention, 'mlp.kernel': found.why_mlp}.items():
     if why and f'model.{name}' in names:
-      lines.append(f'  {name}=xla: {why}.')
+      lines.append(f'  {name}=xla was chosen: {why}.')
   text = _with_unused('\n'.join(lines), config, hardware)
   return Layout(_recorded(config, names, hardware), text, _fits(way, hardware))
 

@@ -20,7 +20,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from vit_jax.config import durations, elastic, json_files, layout, schema
 from vit_jax.config.schema.data import RGB
 from vit_jax.core import implementation, traced_costs, trees
-from vit_jax.core.contracts import Backbone, Loader, Objective, Prepare, Viewed
+from vit_jax.core.contracts import Backbone, Objective, Prepare, Viewed
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Batch, NativeImages, Params, PyTree, Schedule, Shard
 from vit_jax.data.device.prepare import prepare_train
@@ -187,7 +187,7 @@ def lay_out(config: schema.Config, hardware: layout.Hardware, numbers: Numbers) 
   return layout.choose(config, hardware, sizes)
 
 
-def train_loader(config: schema.Config, data: Data, shard: Shard) -> Loader:
+def train_loader(config: schema.Config, data: Data, shard: Shard) -> loaders.TrainLoader:
   """Returns the loader of training batches.
 
   Raises:

@@ -9,7 +9,6 @@ A JobSet manifest for a TPU slice has the command and the hardware; what would m
 """
 from __future__ import annotations
 
-import dataclasses
 import os
 import pathlib
 import re
@@ -32,7 +31,7 @@ SETTINGS = {kind: f'source={kind}:{DATA}' for kind in ('folder', 'array_record',
     'tfds': 'data_dir={data}', 'vtab': 'data_dir={data}'}
 """The setting of `data` in which a config names a folder, by the kind of its source."""
 FEW_FILES = 20_000
-"""Folders with more files are not listed, since that takes seconds to minutes; few batches are as large."""
+"""Listing a folder with more files takes seconds to minutes, which a line announces."""
 CHIPS = {'tpu-v4-podslice': 'v4', 'tpu-v5-lite-podslice': 'v5e', 'tpu-v5p-slice': 'v5p', 'tpu-v6e-slice': 'v6e',
          'tpu7x': 'tpu7x'}
 """The name of a chip by the value of the node label `cloud.google.com/gke-tpu-accelerator`."""
@@ -74,34 +73,18 @@ def training_problems(config: schema.Config, place: Place, workdir: storage.Path
     overridden: settings on the command line.
   """
   from vit_jax.jobs import check_run  # only here: other jobs are checked without importing jax
-  found = []
-  try:
-    num_images = _count(config, place)
-  except UserError as error:
-    return [str(error)]
-  if 0 < num_images < config.batch_size:
-    found = [f'batch_size: expected at most {num_images:,}, the number of training images of {config.data.source}, got '
-             f'{config.batch_size:,}. Set --config.batch_size={_round_down(num_images)}.']
-  is_quick = not config.data.pseudo.source and all(_is_quick(source, place) for _, source in sources(config))
-  return [*found, *check_run.problems(config, workdir, overridden, elsewhere=place.elsewhere, is_quick=is_quick)]
+  named = [source for _, source in sources(config)]
+  is_here = not place.elsewhere and not config.data.pseudo.source and all(map(_is_here, named))
+  for source in dict.fromkeys(named) if is_here else ():
+    if source.startswith('folder:') and not _has_few(source.partition(':')[2]):
+      print(f'Listing {source}, which has more than {FEW_FILES:,} files. The list is kept for the run.', flush=True)
+  return check_run.problems(config, workdir, overridden, elsewhere=place.elsewhere, is_here=is_here)
 
 
-def _count(config: schema.Config, place: Place) -> int:
-  """Returns the number of training images; 0 if it is not known without a long listing."""
-  data = config.data
-  if data.pseudo.source:
-    return 0
-  if data.source == 'synthetic' or not _is_quick(data.source, place):
-    return data.num_examples
-  data = dataclasses.replace(data, verify_shards=schema.VerifyShards.NO)
-  return len(opening.open_split(data, data.train_split, image_px=config.image_px))
-
-
-def _is_quick(source: str, place: Place) -> bool:
-  """Whether a source is on this machine, and is listed quickly."""
+def _is_here(source: str) -> bool:
+  """Whether a source is one of files of this machine, or of an index that is read in seconds."""
   kind, _, where = source.partition(':')
-  return not place.elsewhere and (
-      kind in ('digits', 'synthetic', 'array_record', 'parquet') or (kind == 'folder' and _has_few(where)))
+  return kind in opening.KINDS and kind != 'hf' and not (kind in ('wds', 'tfrecord') and '://' in where)
 
 
 def _has_few(where: str) -> bool:
@@ -111,11 +94,6 @@ def _has_few(where: str) -> bool:
     if num_files > FEW_FILES:
       return False
   return True
-
-
-def _round_down(number: int) -> int:
-  """Returns the largest power of two that is not larger."""
-  return 1 << (number.bit_length() - 1)
 
 
 def sources(config: schema.Config) -> Iterator[tuple[str, str]]:

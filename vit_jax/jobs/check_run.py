@@ -1,9 +1,9 @@
 """What `train` refuses when it builds the objects of a run, found by building them, without devices and compiler.
 
 The weights, the data, the objective with its texts, label maps and stored features, and the evaluators are made by the
-functions that a run calls (`build.py`, `weights/init_state.py`). Networks and parameters are shapes. What would take
-long or need a network is left to the run: large weights, those that are not on this machine, and sources that are not
-listed quickly.
+functions that a run calls (`build.py`, `weights/init_state.py`). Networks and parameters are shapes. What needs a
+network connection is left to the run, as are large weights, weights that are not on this machine, and images that a
+teacher labels.
 """
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ import jax
 from vit_jax.config import check, layout, schema
 from vit_jax.config.schema import ranges
 from vit_jax.core.errors import UserError
+from vit_jax.data.pipeline import loader as loaders
+from vit_jax.data.source import title
 from vit_jax.data.text import prompts as prompting
 from vit_jax.jobs import build, train
 from vit_jax.models import cost
@@ -55,7 +57,7 @@ class Finder:
 
 
 def problems(config: schema.Config, workdir: storage.Path | None, overridden: Collection[str], *, elsewhere: bool,
-             is_quick: bool) -> list[str]:
+             is_here: bool) -> list[str]:
   """Returns the problems of a training run that its config and the files on this machine show.
 
   Args:
@@ -63,7 +65,7 @@ def problems(config: schema.Config, workdir: storage.Path | None, overridden: Co
     workdir: of the run; None = the default.
     overridden: settings on the command line.
     elsewhere: the run is on other hosts, whose files are not known.
-    is_quick: its sources are on this machine and are listed quickly.
+    is_here: its sources are on this machine.
   """
   with _quiet():
     finder = Finder()
@@ -81,8 +83,8 @@ def problems(config: schema.Config, workdir: storage.Path | None, overridden: Co
       if resolved is None:
         return finder.problems
       config, found = resolved
-    data = finder.of(lambda: build.open_data(_unverified(config))) if is_quick else None
-    if is_quick and data is None:
+    data = finder.of(lambda: build.open_data(_unverified(config))) if is_here else None
+    if is_here and data is None:
       return finder.problems
     _build(config, data, found, finder, is_known=is_known)
     return finder.problems
@@ -121,25 +123,27 @@ def _build(config: schema.Config, data: build.Data | None, found: Weights | None
   mesh = meshes.make(schema.Mesh(1, 1, 1), jax.devices()[:1])
   config = layout.plain(cost.plain(dataclasses.replace(config, mesh=schema.Mesh(1, 1, 1))))
   if data:
-    opened = data
-    measured = finder.of(lambda: build.measured(config, opened.train))
+    measured = finder.of(lambda: build.measured(config, data.train))
     if measured is None:
       return
     config = measured
   numbers = known_numbers(config)
   if data:
     numbers = build.Numbers(config.data.num_examples or len(data.train), len(data.class_names), data.in_memory)
+    finder.of(lambda: loaders.check_batch_size(config.batch_size, len(data.train), title(data.train)))
+  elif config.data.num_examples and not config.data.any_num_examples:
+    finder.of(lambda: loaders.check_batch_size(config.batch_size, config.data.num_examples, config.data.source))
   parts = finder.of(lambda: build.parts(config, mesh=mesh, **numbers._asdict()))
+  if parts and is_known and (data or not config.objective.has_head):  # a head is compared by its classes
+    finder.of(lambda: init_state.given(config, parts.program, data.class_names if data else (), found))
   if not data:
     return
   opened = data._replace(in_memory=False)  # else evaluators decode all images now
   finder.of(lambda: build.check_size(config.data, opened.train))
   targets = finder.of(lambda: build.open_targets(config, opened.train))
-  if not parts or not targets or not is_known:  # evaluators would find the same again
-    return
-  finder.of(lambda: build.evaluators(config, opened, parts.objective, mesh=mesh, shard=meshes.local_rows(mesh)))
-  if config.init_from or config.objective.has_weights:
-    finder.of(lambda: init_state.given(config, parts.program, opened.class_names, found))
+  has_texts = any(isinstance(one, schema.TextEvaluation) for one in config.evals.values())
+  if parts and targets and (is_known or not has_texts):  # else they would read the weights again
+    finder.of(lambda: build.evaluators(config, opened, parts.objective, mesh=mesh, shard=meshes.local_rows(mesh)))
 
 
 def known_numbers(config: schema.Config) -> build.Numbers:

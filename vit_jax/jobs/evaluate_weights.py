@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from vit_jax.config import check, schema
+from vit_jax.config import check, json_files, schema
 from vit_jax.core import trees
 from vit_jax.core.contracts import View
 from vit_jax.core.errors import UserError
@@ -22,7 +22,7 @@ from vit_jax.data.sources import opening
 from vit_jax.evaluate import by_class, resources
 from vit_jax.evaluate import evaluators as evaluation
 from vit_jax.evaluate import final as results
-from vit_jax.jobs import build, report_page, resume
+from vit_jax.jobs import build, report_page
 from vit_jax.jobs import runtime as startup
 from vit_jax.models import heads
 from vit_jax.models.kernels import devices
@@ -78,6 +78,8 @@ def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str]
   workdir = workdir or default_workdir(spec.where)
   destination.check_writable(workdir, setting='--workdir', advice='Set another --workdir.')
   startup.start()
+  if (workdir / 'evaluate.json').exists():
+    log.info('%s has the results of an earlier evaluation, which are replaced.', workdir)
   found = load(config, spec, overridden)
   check_head(found, config, where=spec.where)
   config = with_weights(config, found, overridden)
@@ -94,7 +96,7 @@ def run(config: schema.Config, spec: WeightsSpec, *, overridden: Collection[str]
   final = results.measure(evaluators, network, state(found, mesh))
   console.end_stage()
   report(final, workdir, 0, config, data, trees.digest(found.params), shared.fingerprints(), table)
-  resume.write_config(workdir, config)
+  run_directory.write_text(workdir / 'config.json', json_files.to_json(config))  # not of a run that continues
   run_directory.write_json(workdir / 'weights.json',
                            {'source': found.source, 'family': found.family, **found.report.plain()})
   write_page(workdir, workdir)

@@ -27,7 +27,7 @@ from vit_jax.data.image import opencv
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.sources import image_list
-from vit_jax.data.text.prompts import PLAIN
+from vit_jax.data.text.prompts import PLAIN, given_names
 from vit_jax.inspect import figures
 from vit_jax.inspect.images import UPRIGHT
 from vit_jax.inspect.model import BATCH, Guess, Model
@@ -59,7 +59,8 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
   Args:
     weights, reading, classes: see `weights.inference.load`.
     files: files and folders.
-    names, prompts, tokenizer: classify by texts, see `Model.zero_shot`; no names = by the head.
+    names: classes in words, or the list or file that has them, see `prompts.given_names`; none = those of the head.
+    prompts, tokenizer: of the names, see `Model.zero_shot`.
     top: number of classes per image.
     json: print one line of JSON per file instead of text.
     overlay: also save each image with its attention overlay, in `to`.
@@ -77,6 +78,7 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
     raise UserError(f'--to: expected neither --overlay nor --json with a table, got --to={to}. Remove them, or '
                     '--to.')
   check_names(names, prompts=prompts, tokenizer=tokenizer, classes=classes)
+  names = given_names(names, setting='--names')
   paths = list(image_list.find(files, follow_links=follow_links))
   image_list.check_exist(paths)
   startup.start()

@@ -8,10 +8,12 @@ import numpy as np
 
 from vit_jax.config import elastic, schema
 from vit_jax.core import trees
+from vit_jax.data.files import json_fields
 from vit_jax.data.source import title
 from vit_jax.evaluate import final as results
 from vit_jax.evaluate.results import Result
 from vit_jax.jobs import build
+from vit_jax.optim import freezing
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel.sharding import with_frozen
 from vit_jax.record import reader, storage
@@ -25,8 +27,13 @@ NAMES = {STEP: 'steps', 'data_wait': 'waiting for data', 'evaluate': 'evaluation
          'local_checkpoint': 'local copies', 'restore': 'restoring', 'local_restore': 'restoring local copies'}
 
 
-def start(parts: build.Parts, data: build.Data, workdir: storage.Path) -> str:
-  """Returns the summary at the start: network, data, layout, memory and schedule; computed without devices."""
+def start(parts: build.Parts, data: build.Data, workdir: storage.Path, *, text: str = '') -> str:
+  """Returns the summary at the start: network, data, layout, memory and schedule; computed without devices.
+
+  Args:
+    parts, data, workdir: of the run.
+    text: one of those that it trains on; '' = it trains on none, or none can be shown.
+  """
   config, lengths, state = parts.config, parts.lengths, parts.program.abstract_state
   optimizer, num_params = config.optimizer, trees.num_elements(state.params)
   frozen = trees.num_elements(with_frozen(state.params, state.extra)) - num_params
@@ -39,8 +46,10 @@ def start(parts: build.Parts, data: build.Data, workdir: storage.Path) -> str:
       f'Network   {network.describe(config.model)}',
       f'          {num_params:,} parameters{f" to train, {frozen:,} frozen" * bool(frozen)}, '
       f'{build.train_flops(parts) / 1e9:,.3g} GFLOP an image and training step',
+      *_frozen(parts),
       f'Training  {lengths.num_examples:,} images of {parts.num_classes:,} classes ({title(data.train)})'
       + (', in memory' if data.in_memory else ''),
+      *([f'          texts such as {json_fields.describe(text)}'] if text else []),
       'Evaluated ' + '\n          '.join(_evaluations(config, data)),
       f'Schedule  {lengths.total_steps:,} steps of {config.batch_size:,} images, '
       f'{lengths.total_steps / lengths.steps_an_epoch:,.1f} epochs',
@@ -49,6 +58,18 @@ def start(parts: build.Parts, data: build.Data, workdir: storage.Path) -> str:
       f'Layout    {jax.device_count()} x {jax.devices()[0].device_kind}: {mesh}, {_dtype(config)}, '
       f'{_microbatches(config)} a step',
       f'Memory    {state_mib:,.1f} MiB of state over all devices, {opt_mib:,.1f} MiB of it of the optimizer'])
+
+
+def _frozen(parts: build.Parts) -> list[str]:
+  """Returns a line on the parts whose parameters are all frozen to the end by rules of the optimizer, if there are any.
+  """
+  frozen_for, sizes = freezing.until(parts.config.optimizer.rules, parts.lengths.steps), dict[str, list[int]]()
+  for name, leaf in trees.flatten(parts.program.abstract_state.params).items():
+    is_frozen = frozen_for(name) >= parts.lengths.total_steps
+    sizes.setdefault(name.partition('/')[0], []).append(int(np.prod(leaf.shape, dtype=np.int64)) if is_frozen else -1)
+  found = {part: sum(each) for part, each in sizes.items() if min(each) >= 0}
+  return [f'          frozen for the whole run: {", ".join(found)} ({sum(found.values()):,} of these parameters)'
+          ] if found else []
 
 
 def _microbatches(config: schema.Config) -> str:

@@ -116,7 +116,8 @@ class Run:
     self.checkpointer = checkpoint.Checkpointer(
         workdir / 'checkpoints', keep=checkpoint.Keep.of(config.checkpoints, self.parts.lengths.steps),
         local=LocalCopies(workdir, config.checkpoints.local_dir) if config.checkpoints.local else None)
-    log.info('%s', summary.start(self.parts, self.data, workdir))
+    log.info('%s', summary.start(self.parts, self.data, workdir,
+                                 text=self.loader.texts.sample() if self.loader.texts else ''))
     log.debug('%s', summary.parameters(self.parts))
 
   def run(self, until: str = '', *, is_segment: bool = False) -> int:

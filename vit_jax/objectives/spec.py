@@ -96,5 +96,6 @@ def alarm(collapse: schema.Collapse, metric: str, lengths: Lengths, advice: str)
 def tokens(backbone: Backbone) -> tuple[TokenBackbone, schema.ViT]:
   """Returns a backbone as one on patch tokens, and its settings. Raises UserError if it has none."""
   if not isinstance(backbone, vit.ViT):
-    raise UserError(f'model: expected a ViT, as this objective needs patch tokens, got {type(backbone).__name__}.')
+    raise UserError(f'model: expected a ViT, as this objective needs patch tokens, got {type(backbone).__name__}. '
+                    'Set --config.model to a ViT such as S/16, or use another objective.')
   return backbone, backbone.settings

@@ -33,7 +33,7 @@ class Supervised:
                label_smoothing: float, threshold: float = -1., class_weights: Sequence[float] = ()) -> None:
     if class_weights and len(class_weights) != num_classes:
       raise UserError(f'objective.class_weights: expected a number for each of the {num_classes} classes, got '
-                      f'{len(class_weights)}.')
+                      f'{len(class_weights)}. Give them in the order of the classes, or leave them out.')
     self._backbone, self._head, self._num_classes = backbone, head, num_classes
     self._loss, self._smoothing, self._threshold = loss, label_smoothing, threshold
     self._class_weights = class_weights

@@ -81,7 +81,7 @@ class Replay:
       if lines:
         console.end_stage()
         print('\n'.join([f'DIFFERS from the record, so nothing was run: {status.name.lower()}',
-                         *(f'  {line}' for line in lines)]), flush=True)
+                         *(f'  {line}' for line in lines), self._advice(status)]), flush=True)
         return status
     console.end_stage()
     with _directory(to) as work:
@@ -105,6 +105,15 @@ class Replay:
     if mark and not status:
       _mark(self.record, spent_s)
     return status
+
+  def _advice(self, status: Status) -> str:
+    """Returns what to do about other data or settings than those of the record."""
+    flag = ','.join(f'{name}=PATH' for name in self.found)
+    first = (f'Check out the commit of the record, {str(self.record.made.get("commit", "not known"))[:12]}'
+             if status is Status.CONFIG else f'Set --data={flag} to those of the record' if flag else
+             'Put those of the record in their place')
+    what = 'these settings' if status is Status.CONFIG else 'these data'
+    return f'{first}, or run the command with {what} and write a record of it with vit-jax record.'
 
   def other_data(self) -> list[str]:
     """Returns how data and weights differ from those of the record."""

@@ -49,6 +49,7 @@ def make(path: pathlib.Path, name: str, claim: str, data: Mapping[str, str], tol
     UserError: there is none, its command cannot be run again, or the claim names a value that it does not have.
   """
   found = outcomes.read(path)
+  check_claim(claim, found)
   typed = [shlex.split(line)[1:] for line in lines.split('&&')] if lines else [command(one) for one in found.commands]
   job, configs = read_line(typed[-1])
   if job == 'evaluate' and not any(word.startswith('--weights') for word in typed[-1]):
@@ -82,28 +83,35 @@ def _spent(found: outcomes.Outcome) -> dict[str, float]:
   return {'processor_s': round(found.processor_s, 2)} | ({'training_processor_s': training_s} if training_s else {})
 
 
-def with_claimed(record: Record, found: outcomes.Outcome) -> Record:
-  """Returns the record with the values of evaluations during training that its claim names.
-
-  Raises:
-    UserError: the claim names a value that there is not.
-  """
-  names = [match[1] for match in records.VALUE.finditer(record.claim)]
+def check_claim(claim: str, found: outcomes.Outcome) -> None:
+  """Raises UserError if a claim has no value, which no replay could compare, or names one that the outcome has not."""
+  names = _claimed(claim)
   if odd := [name for name in names if name not in found.values | found.history]:
     raise UserError(f'--claim: expected names of values in braces, got {{{odd[0]}}}. Use {", ".join(found.values)}, or '
                     'METRIC at STEP.')
+  if not names:
+    raise UserError(f'--claim: expected a sentence with a value in braces, such as {{{next(iter(found.values))}:.3g}}, '
+                    f'got {claim!r}. Use {", ".join(found.values)}, or METRIC at STEP.')
+
+
+def with_claimed(record: Record, found: outcomes.Outcome) -> Record:
+  """Returns the record with the values of evaluations during training that its claim names."""
   return dataclasses.replace(record, values=record.values | {
-      name: found.history[name] for name in names if name not in found.values})
+      name: found.history[name] for name in _claimed(record.claim) if name not in found.values})
+
+
+def _claimed(claim: str) -> list[str]:
+  return [match[1] for match in records.VALUE.finditer(claim)]
 
 
 def command(words: Sequence[str]) -> list[str]:
-  """Returns a command without the directory that it wrote into.
+  """Returns a command without the directory that it wrote into, and without the switches of messages.
 
   Raises:
     UserError: the result is not of the command line.
   """
   found: list[str] = []
-  rest = list(words)
+  rest = console.take(words)[0]
   while rest:
     word = rest.pop(0)
     if word in ('--workdir', '-workdir') and rest:

@@ -25,6 +25,8 @@ BACKBONE, POSITIONS, STEM = 'backbone/', 'backbone/positions', 'backbone/stem/ke
 NORM = 'backbone/norm/'
 NUMERICS = ('gelu', 'norm.eps', 'norm_eps')
 """Settings that shapes do not determine, and that must agree with the weights."""
+SIZES = ('width', 'depth', 'heads', 'mlp.hidden', 'registers')
+"""Settings that are advised where the shapes of tensors differ."""
 
 
 class Adapted(NamedTuple):
@@ -41,11 +43,13 @@ class Target(NamedTuple):
   like: arrays or shapes of all parameters of the run, including keys other than `backbone` and `head`.
   class_names: of the run; the head is only kept if the weights have the same classes in the same order. None = the
     head is always kept.
+  place: of the settings of the network in the config, for messages.
   """
   model: schema.Model
   image_px: tuple[int, int]
   like: Params
   class_names: tuple[str, ...] | None
+  place: str = 'model'
 
 
 def adapt(weights: Weights, target: Target) -> Adapted:
@@ -61,7 +65,7 @@ def adapt(weights: Weights, target: Target) -> Adapted:
   """
   leaves = {name: np.asarray(leaf) for name, leaf in trees.flatten(weights.params).items()}
   wanted = trees.flatten(target.like)
-  problems = _numerics(weights.model, target.model)
+  problems = _numerics(weights.model, target)
   lines: list[Line] = []
   if isinstance(weights.model, schema.ViT) and isinstance(target.model, schema.ViT):
     leaves, more = _resized(leaves, weights, target.model, target)
@@ -83,7 +87,8 @@ def adapt(weights: Weights, target: Target) -> Adapted:
   lines += [Line(name, 'new', rule) for name in wanted
             if name not in leaves and not keeps_all and (rule := _newness(name))]
   explained = {line.name for line in lines if line.what == 'new'}
-  problems += _differences(leaves, {name: leaf for name, leaf in wanted.items() if name not in explained})
+  if differences := _differences(leaves, {name: leaf for name, leaf in wanted.items() if name not in explained}):
+    problems += [*differences, _advice(weights.model, target)]
   if problems:
     raise UserError(f'{weights.source} ({describe(weights.model)}) does not fit this run ({describe(target.model)}):\n'
                     + '\n'.join(f'  {problem}' for problem in problems))
@@ -109,11 +114,20 @@ def _new_norm(leaves: Leaves, model: schema.Model) -> tuple[Leaves, list[Line]]:
           [Line(name, 'new', f'the run normalizes {what}, the weights do not') for name in names])
 
 
-def _numerics(found: schema.Model, wanted: schema.Model) -> list[str]:
+def _numerics(found: schema.Model, target: Target) -> list[str]:
   """Returns the settings that must agree with the weights and do not."""
-  pairs = [(name, setting(found, name), setting(wanted, name)) for name in NUMERICS]
-  return [f'model.{name}: expected {_plain(a)}, as in the weights, got {_plain(b)}. Set '
-          f'--config.model.{name}={_plain(a)}.' for name, a, b in pairs if a is not None and b is not None and a != b]
+  pairs = [(f'{target.place}.{name}', setting(found, name), setting(target.model, name)) for name in NUMERICS]
+  return [f'{name}: expected {_plain(a)}, as in the weights, got {_plain(b)}. Set --config.{name}={_plain(a)}.'
+          for name, a, b in pairs if a is not None and b is not None and a != b]
+
+
+def _advice(found: schema.Model, target: Target) -> str:
+  """Returns what to do about tensors of other shapes: the settings of the network that differ from the weights."""
+  changes = [f'--config.{target.place}.{name}={own}' for name in SIZES
+             if (own := setting(found, name)) is not None and own != setting(target.model, name)]
+  if type(found) is not type(target.model) or not changes:
+    return f'Use weights of the network of this run, or set {target.place} to that of the weights.'
+  return f'Use weights of the network of this run, or set {" ".join(changes)}.'
 
 
 def _plain(value: object) -> object:

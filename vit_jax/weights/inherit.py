@@ -7,6 +7,7 @@ setting does. The resolved config is written to `config.json`, from which a resu
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
@@ -52,9 +53,9 @@ def resolve(config: schema.Config, overridden: Collection[str], workdir: storage
     found: the weights if they have been read; None = read them.
 
   Raises:
-    UserError: `init_from` cannot be read.
+    UserError: `init_from` cannot be read, or the command line sets what follows from the weights of the teacher.
   """
-  config = _with_feature_teacher(_with_text_tower(config, workdir), workdir)
+  config = _with_feature_teacher(_with_text_tower(config, workdir), overridden, workdir)
   if not config.init_from or config.init_settings is InitSettings.CONFIG:
     return Resolved(config, None)
   if before := _started(config, workdir):
@@ -84,7 +85,7 @@ def _with_text_tower(config: schema.Config, workdir: storage.Path) -> schema.Con
   return dataclasses.replace(config, objective=dataclasses.replace(objective, text=found))
 
 
-def _with_feature_teacher(config: schema.Config, workdir: storage.Path) -> schema.Config:
+def _with_feature_teacher(config: schema.Config, overridden: Collection[str], workdir: storage.Path) -> schema.Config:
   """Returns the config with the network of its frozen teacher, if it has one, and with the sizes of its heads."""
   objective = config.objective
   if not isinstance(objective, schema.FeatureDistill | schema.Dinov2Distill) or not objective.teacher.weights or (
@@ -101,7 +102,26 @@ def _with_feature_teacher(config: schema.Config, workdir: storage.Path) -> schem
     teacher, sizes = feature_teacher(own, found, config.model), head_sizes(found) if has_heads else {}
     if changed := [f'{name}={value}' for name, value in sizes.items() if getattr(objective, name) != value]:
       log.info('Taken from the heads of %s: %s', own.weights, ', '.join(changed))
-  return dataclasses.replace(config, objective=dataclasses.replace(objective, teacher=teacher, **sizes))
+  made = dataclasses.replace(objective, teacher=teacher, **sizes)
+  _check_not_set(objective, made, overridden)
+  return dataclasses.replace(config, objective=made)
+
+
+def _check_not_set(given: schema.Objective, made: schema.Objective, overridden: Collection[str]) -> None:
+  """Raises UserError with every setting of the command line that the weights of a teacher have otherwise."""
+  problems = []
+  for name in sorted(overridden):
+    part, _, rest = name.partition('.')
+    is_taken = rest in HEAD_SIZES or (rest.startswith('teacher.') and not rest.endswith('.dtype'))
+    if part != 'objective' or not is_taken:
+      continue
+    own, new = (functools.reduce(getattr, rest.split('.'), one) for one in (given, made))
+    if own != new and not dataclasses.is_dataclass(own):
+      problems.append(f'{name}: expected {checks.shown(new)}, as in objective.teacher.weights, got '
+                      f'{checks.shown(own)}. Leave it out, since the network of the teacher and the sizes of its heads '
+                      'follow from its weights.')
+  if problems:
+    raise UserError('\n'.join(problems))
 
 
 def feature_teacher(settings: schema.FeatureTeacher, found: Weights, student: schema.Model) -> schema.FeatureTeacher:

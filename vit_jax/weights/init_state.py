@@ -137,7 +137,7 @@ def _teacher(teacher: schema.Teacher, config: schema.Config, program: Program,
     extra = extra['inner']
   trained = extra['trained']
   like = {name: trained[name] for name in ('backbone', 'head')}
-  fitted = adapt.adapt(found, Target(teacher.model, config.image_px, like, None))
+  fitted = adapt.adapt(found, Target(teacher.model, config.image_px, like, None, 'objective.teacher.model'))
   leaves = {**_leaves(fitted.params), **{f'state/{name}': leaf for name, leaf in _leaves(fitted.state).items()}}
   return InitArrays({}, {f'{place}/{name}': leaf for place in TRAINED for name, leaf in leaves.items()},
                _record(found, fitted))

@@ -119,8 +119,9 @@ class TrainLoader(_Loader):
 
   def __init__(self, source: Source, start: Start, *, visit: order.Visit, info: LoaderInfo, bad: BadImages,
                use: Callable[[int], verifying.Used], max_bad_images: int, rows: HostArray,
-               labels: Labels | None = None, supply: Supply | None = None) -> None:
+               labels: Labels | None = None, texts: AnyTexts | None = None, supply: Supply | None = None) -> None:
     super().__init__(start, bad, use)
+    self.texts = texts
     self.info, self.supply, self.describe, self._visit = info, supply, source.describe, visit
     self._max_bad_images, self._labels, self._rows = max_bad_images, labels, rows
 
@@ -233,7 +234,7 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
   rows = shard.rows(batch_size)
   return TrainLoader(source, start, visit=visit, info=LoaderInfo(source.name, len(source), batch_size, seed, digest),
                      bad=BadImages(source, fit, texts), use=functools.partial(_used, source, visit, batch_size, rows),
-                     max_bad_images=max_bad_images, rows=rows, labels=labels, supply=supply)
+                     max_bad_images=max_bad_images, rows=rows, labels=labels, texts=texts, supply=supply)
 
 
 def _used(source: Source, visit: order.Visit, batch_size: int, rows: HostArray, first: int) -> verifying.Used:
@@ -245,11 +246,16 @@ def _used(source: Source, visit: order.Visit, batch_size: int, rows: HostArray, 
 def _check_sizes(source: Source, *, batch_size: int, seed: int) -> None:
   if not len(source):
     raise UserError(f'{title(source)}: expected at least one example, got none. Choose another split or source.')
-  if batch_size > len(source):
-    raise UserError(f'batch_size: expected at most {len(source)}, the number of examples of {title(source)}, got '
-                    f'{batch_size}. Set --config.batch_size={1 << len(source).bit_length() - 1}.')
+  check_batch_size(batch_size, len(source), title(source))
   if seed < 0:
     raise UserError(f'seed: expected 0 or more, got {seed}. Set another seed.')
+
+
+def check_batch_size(batch_size: int, num_examples: int, where: str) -> None:
+  """Raises UserError if a training batch has more examples than the source, whose title is `where`."""
+  if batch_size > num_examples:
+    raise UserError(f'batch_size: expected at most {num_examples:,}, the number of examples of {where}, got '
+                    f'{batch_size:,}. Set --config.batch_size={1 << num_examples.bit_length() - 1}.')
 
 
 def _order(source: Source, shard: Shard, recipe: schema.Recipe, placement: schema.Placement, *, batch_size: int,

@@ -4,9 +4,11 @@ Most builders need TensorFlow, which must not share a process with JAX's devices
 """
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 
 from vit_jax.core import extras, failures, os_errors
 from vit_jax.core.errors import TemporaryError, UserError
@@ -28,12 +30,29 @@ def build_in_process(name: str, *, data_dir: str) -> None:
     raise kind(f'tfds:{name}: expected to prepare it in {data_dir}, got exit status {status}; see the message above.')
 
 
+@contextlib.contextmanager
+def scratch() -> Iterator[None]:
+  """Sends temporary files of this process to a folder that is removed at the end.
+
+  The constructor of a builder whose dataset is not prepared leaves an empty folder `/tmp/tmp…tfds` otherwise
+  (`DatasetInfo.initialize_from_bucket` of tensorflow_datasets 4.9).
+  """
+  before = tempfile.tempdir
+  with tempfile.TemporaryDirectory(prefix='vit_jax_tfds_') as folder:
+    tempfile.tempdir = folder
+    try:
+      yield
+    finally:
+      tempfile.tempdir = before
+
+
 def main(arguments: Sequence[str]) -> int:
   """Runs in the other process; returns the exit status."""
   import tensorflow_datasets as tfds
   name, data_dir = arguments
   try:
-    tfds.builder(name, data_dir=data_dir, file_format='array_record').download_and_prepare()
+    with scratch():
+      tfds.builder(name, data_dir=data_dir, file_format='array_record').download_and_prepare()
   except ModuleNotFoundError as error:
     print(f'error: preparing tfds:{name} needs the package {error.name}, which is not installed. It is '
           f'needed to prepare the dataset, not to read it. Run: {extras.install("tfds")}', file=sys.stderr)

@@ -55,6 +55,10 @@ class AnyTexts(Protocol):
     """Returns a decoded example with its text. Raises BadImage if it has no usable text."""
     ...
 
+  def sample(self) -> str:
+    """Returns a text as the tower reads it, for a person; '' if there is none that can be shown."""
+    ...
+
 
 @dataclasses.dataclass(frozen=True)
 class Texts(abc.ABC):
@@ -97,6 +101,13 @@ class Texts(abc.ABC):
     chosen = draw(self.seed, len(texts), index, position // len(self.source))
     ids, mask = self.tokenizer([prompting.simplify(texts[chosen], self.rule)])
     return {**example, 'text': ids[0], 'text_mask': mask[0]}
+
+  def sample(self) -> str:
+    """Returns a text of the first example; '' if it has none."""
+    try:
+      return prompting.simplify(self.of(0, self.source.label(0))[0], self.rule)
+    except (BadImage, OSError):  # the loader counts and reports it
+      return ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +155,10 @@ class EncodedCaptions:
     row = rows[draw(self.seed, len(rows), index, position // len(self.source))]
     ids, mask = frame([row], family=e.tokens.value, length=self.length, special=(e.start, e.end, e.pad))
     return {**example, 'text': ids[0], 'text_mask': mask[0]}
+
+  def sample(self) -> str:
+    """Returns '', since only the ids of tokens are stored."""
+    return ''
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,9 +7,11 @@ their source.
 from __future__ import annotations
 
 import collections
+import difflib
 import functools
 import importlib.resources
 import json
+import os
 import re
 import string
 from collections.abc import Sequence
@@ -27,6 +29,9 @@ PLAIN = 'a photo of a {}.'  # CLIP, section 3.1.4
 _NO_PUNCTUATION = str.maketrans('', '', string.punctuation)
 _NAME = 1_000  # characters; a text tower reads at most 77 tokens
 _WORDNET = re.compile(r'n\d{8}\b')
+_FILE = re.compile(r'^(/|~|\.{1,2}/)|\.(txt|csv|tsv|jsonl?|lst|names|ya?ml)$', re.IGNORECASE)
+"""A text that is a path, and no name of a class."""
+_NEAR = .75  # of `imagenet` and `clip_imagenet`, by difflib
 
 
 @functools.cache
@@ -96,6 +101,34 @@ def class_names(own: Sequence[str], choice: str, *, setting: str) -> tuple[str, 
     raise UserError(f'{setting}: expected {len(own):,} names, one for each class of the data, got {len(found):,}. Set '
                     'a file with one name per line, in the order of the classes.')
   return found
+
+
+def given_names(names: Sequence[str], *, setting: str) -> tuple[str, ...]:
+  """Returns the names of a command line: themselves, or if there is one, those of the list or file that it names.
+
+  The list `clip_imagenet` has two names twice, of which one each is returned.
+
+  Raises:
+    UserError: there is no such file, a file or list is one of several names, or a name is that of templates; the
+      message names `setting`.
+  """
+  expected = f'{setting}: expected names with commas, a file with one name per line, or {CLIP_IMAGENET}, got'
+  if len(names) != 1:
+    if lists := [one for one in names if one == CLIP_IMAGENET or _FILE.search(one)]:
+      raise UserError(f'{expected} {lists[0]!r} as one of {len(names):,} names. Give the file or list alone.')
+    return tuple(names)
+  (name,) = names
+  if name == CLIP_IMAGENET:
+    return tuple(dict.fromkeys(clip_imagenet_names()))
+  if os.path.isfile(os.path.expanduser(name)):
+    return classes.read(name, setting=setting)
+  if _FILE.search(name):
+    raise UserError(f'{expected} {name!r}, and there is no such file. Correct the path.')
+  if name in template_sets():
+    raise UserError(f'{expected} {name!r}, a list of templates. Set --prompts={name}, and name the classes.')
+  if difflib.get_close_matches(name.lower(), [CLIP_IMAGENET], cutoff=_NEAR):
+    raise UserError(f'{expected} {name!r}. Did you mean {CLIP_IMAGENET}?')
+  return (name,)
 
 
 def check_names(names: Sequence[str]) -> None:
