@@ -253,23 +253,23 @@ def test_optimizers_are_compared_at_equal_steps_and_at_equal_processor_seconds()
 
   def made(runs: dict[str, schema.Config], more: float = 0.) -> schema.Results:
     return {name: dataclasses.replace(
-        result(run, name, (.2 if 'muon' in name else .1) + .01 * run.seed + .1 * ('_lr0.004_' in name) + more),
+        result(run, name, (.2 if 'muon' in name else .1) + .01 * run.seed + .1 * ('_lr0.012_' in name or '_lr0.002_' in name) + more),
         training_processor_s=80. if 'muon' in name else 60.) for name, run in runs.items()}
 
   results = made(study.runs)
   again = study.then[0](results)
-  assert list(again) == [f'muon_{kind}_lr0.004_seed{seed}_equal_seconds' for kind in ('light', 'full')
+  assert list(again) == [f'muon_{kind}_lr0.012_seed{seed}_equal_seconds' for kind in ('light', 'full')
                          for seed in range(3)]
   assert {run.length for run in again.values()} == {'75 steps'}  # 60 s of 80 s
   assert study.table
   rows = {(row['optimizer'], row['learning rate']): row for row in study.table(results | made(again, -.05))}
-  muon, adamw = rows['muon, full', .004], rows['adamw, full', .004]
+  muon, adamw = rows['muon, full', .012], rows['adamw, full', .002]
   assert (muon['top1 %'], muon['lowest'], muon['highest'], muon['half of the range'], muon['seeds']) == (
       31., 30., 32., 1., 3)
-  assert muon['best rate'] == 'yes' and rows['muon, full', .002]['best rate'] == 'no'
+  assert muon['best rate'] == 'yes' and rows['muon, full', .006]['best rate'] == 'no'
   assert (muon['top1 % at equal seconds'], adamw['top1 % at equal seconds']) == (26., 21.)
   assert (muon['processor s'], adamw['processor s at equal seconds']) == (80., 60.)
-  assert rows['muon, full', .002]['top1 % at equal seconds'] is None
+  assert rows['muon, full', .006]['top1 % at equal seconds'] is None
 
 
 def test_a_study_of_optimizers_without_adamw_has_equal_steps_alone() -> None:
