@@ -253,7 +253,8 @@ def test_optimizers_are_compared_at_equal_steps_and_at_equal_processor_seconds()
 
   def made(runs: dict[str, schema.Config], more: float = 0.) -> schema.Results:
     return {name: dataclasses.replace(
-        result(run, name, (.2 if 'muon' in name else .1) + .01 * run.seed + .1 * ('_lr0.012_' in name or '_lr0.002_' in name) + more),
+        result(run, name, (.2 if 'muon' in name else .1) + .01 * run.seed + more
+               + .1 * ('_lr0.012_' in name or '_lr0.002_' in name)),
         training_processor_s=80. if 'muon' in name else 60.) for name, run in runs.items()}
 
   results = made(study.runs)
