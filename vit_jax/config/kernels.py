@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from vit_jax.config import schema
-from vit_jax.config.schema import AttentionKernel, DType, Kernels, MlpKernel
+from vit_jax.config.schema import AttentionKernel, DType, Kernels, MlpKernel, Quantize
 from vit_jax.config.schema.vit import MOST_CUDNN_WIDTH, OLD_CUDNN_WIDTH
 
 FUSED_CHANNELS = range(64, 129, 8)
@@ -120,7 +120,9 @@ def unfused_attention(model: schema.ViT) -> str:
 
 def unfused_mlp(model: schema.ViT) -> str:
   """Returns what the MLP of a model has that the fused kernel does not compute; '' if there is nothing."""
-  return '' if model.has_simple_mlp else 'it is for an MLP with biases, without SwiGLU, inner_norm or dropout'
+  if not model.has_simple_mlp:
+    return 'it is for an MLP with biases, without SwiGLU, inner_norm or dropout'
+  return '' if model.quantize is Quantize.NONE else f'its products are not quantized (quantize={model.quantize.value})'
 
 
 def cudnn_problem(model: schema.ViT, capability: float) -> str:

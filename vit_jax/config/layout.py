@@ -397,11 +397,13 @@ def _shown(config: schema.Config, hardware: Hardware) -> str:
   split = max(1, mesh.fsdp) * max(1, mesh.tensor)
   data = mesh.data if mesh.data != -1 else max(1, hardware.num_devices // split)
   images = config.batch_size / max(1, data) / max(1, mesh.fsdp) / max(1, config.train.accumulate)
-  run = f', {model.execution.value}' if hasattr(model, 'execution') else ''
+  run, quantized = f', {model.execution.value}' if hasattr(model, 'execution') else '', ''
   if isinstance(model, schema.ViT):
     is_set = {f'attention.kernel={model.attention.kernel.value}': bool(model.attention.kernel.platform),
               'mlp.kernel=fused': model.mlp.kernel is MlpKernel.FUSED}
     unused = _unused(config, hardware)
     run += ''.join(f', {name}' for name, is_on in is_set.items() if is_on and name not in unused)
-  return (f'data={data} fsdp={mesh.fsdp} tensor={mesh.tensor}, remat={model.remat.value}{run}, {model.dtype.value}, '
-          f'accumulate={config.train.accumulate} ({images:g} images a device and microbatch)')
+    quantized = f' (products of blocks in {model.quantize.value})' * (model.quantize is not schema.Quantize.NONE)
+  return (f'data={data} fsdp={mesh.fsdp} tensor={mesh.tensor}, remat={model.remat.value}{run}, '
+          f'{model.dtype.value}{quantized}, accumulate={config.train.accumulate} '
+          f'({images:g} images a device and microbatch)')
