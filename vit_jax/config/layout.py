@@ -29,7 +29,8 @@ the run's sizes. Its rules, in order:
     `cudnn` on GPUs whose compute capability is known, from 8.0 on, for models that it is for (bfloat16, heads of 8, 16,
     … 128 channels, 256 from 9.0 on, no relative positions, no dropout of weights); `xla` elsewhere, for training on
     images at their own aspect, whose padding needs a mask, and in place of `cudnn` for numbers of tokens at which its
-    gradient can be NaN. `mlp.kernel` is `fused` on v6e (`config/kernels.py`). The forms differ by their rounding.
+    gradient can be NaN. `mlp.kernel` is `fused` on v6e, unless `model.quantize` is set
+    (`config/kernels.py`). The forms differ by their rounding.
 
 So a run that fits on one device as it is written runs as it is written. What was chosen is saved in `config.json` with
 the hardware (`mesh.chosen`, `mesh.chosen_for`): on the same hardware a resumed run keeps it, on other hardware these
