@@ -392,19 +392,24 @@ def _with_unused(text: str, config: schema.Config, hardware: Hardware) -> str:
                             for name, why in _unused(config, hardware).items())])
 
 
+def dtype_text(model: schema.Model) -> str:
+  """Returns the compute dtype of a network, and that of the products of its blocks if they are quantized."""
+  dtype, how = getattr(model, 'dtype', schema.DType.F32), getattr(model, 'quantize', schema.Quantize.NONE)
+  return dtype.value + f' (products of blocks in {how.value})' * (how is not schema.Quantize.NONE)
+
+
 def _shown(config: schema.Config, hardware: Hardware) -> str:
   """Formats the layout in a line: axes, dtype, images of a device, and how the blocks are run."""
   mesh, model = config.mesh, config.model
   split = max(1, mesh.fsdp) * max(1, mesh.tensor)
   data = mesh.data if mesh.data != -1 else max(1, hardware.num_devices // split)
   images = config.batch_size / max(1, data) / max(1, mesh.fsdp) / max(1, config.train.accumulate)
-  run, quantized = f', {model.execution.value}' if hasattr(model, 'execution') else '', ''
+  run = f', {model.execution.value}' if hasattr(model, 'execution') else ''
   if isinstance(model, schema.ViT):
     is_set = {f'attention.kernel={model.attention.kernel.value}': bool(model.attention.kernel.platform),
               'mlp.kernel=fused': model.mlp.kernel is MlpKernel.FUSED}
     unused = _unused(config, hardware)
     run += ''.join(f', {name}' for name, is_on in is_set.items() if is_on and name not in unused)
-    quantized = f' (products of blocks in {model.quantize.value})' * (model.quantize is not schema.Quantize.NONE)
   return (f'data={data} fsdp={mesh.fsdp} tensor={mesh.tensor}, remat={model.remat.value}{run}, '
-          f'{model.dtype.value}{quantized}, accumulate={config.train.accumulate} '
+          f'{dtype_text(model)}, accumulate={config.train.accumulate} '
           f'({images:g} images a device and microbatch)')

@@ -1,0 +1,32 @@
+"""A run with `model.quantize`: its losses for 200 steps, and accuracy, near those of the compute dtype."""
+from __future__ import annotations
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from vit_jax import main
+from vit_jax.record import reader
+
+
+def run(workdir: pathlib.Path, quantize: str) -> tuple[np.ndarray, float]:
+  """The loss of each step, and the share of test images that the weights classify correctly."""
+  assert main.run(['--job=train', '--config=digits', '--config.length=200 steps', '--config.train.log_every=1 steps',
+                   '--config.evals.test.every=100 %', '--config.checkpoints.every=100 %', f'--workdir={workdir}',
+                   '--config.train.ema=0', f'--config.model.quantize={quantize}']) == 0
+  losses = np.array([row['train/loss'] for row in reader.read(workdir).rows if 'train/loss' in row])
+  return losses, json.loads((workdir / 'final.json').read_text())['metrics']['test/top1']
+
+
+@pytest.mark.slow(reason='three runs of 200 steps: two minutes')
+def test_a_run_of_digits_learns_as_with_float32(tmp_path: pathlib.Path) -> None:
+  plain, top1 = run(tmp_path / 'none', 'none')
+  for how, least, early in (('int8', 1e-5, .02), ('fp8', 1e-4, .1)):
+    losses, own = run(tmp_path / how, how)
+    gap, means = np.abs(losses - plain), np.abs((losses - plain).reshape(10, 20).mean(1))
+    print(f'{how}: {gap[:20].max():.1e} in 20 steps, {means.max():.1e} between means of 20, '
+          f'top-1 {own:.4f} of {top1:.4f}')
+    assert least < gap[:20].max() < early, how  # it is not the run with float32, and near it
+    assert means.max() < .1 and abs(own - top1) < .03, how
