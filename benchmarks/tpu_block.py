@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks import child
 from vit_jax.config import schema
-from vit_jax.config.schema import AttentionKernel, Gelu, MlpKernel
+from vit_jax.config.schema import AttentionKernel, Gelu, Kernels, MlpKernel, Quantize
 from vit_jax.plan import compile, topologies
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Request(NamedTuple):
   """A block to compile for the first device of a topology.
 
-  attention, mlp_kernel: `attention.kernel` and `mlp.kernel` of a model, of our block.
+  attention, mlp_kernel, quantize: `attention.kernel`, `mlp.kernel` and `quantize` of a model, of our block.
   checkout: folder with the package `big_vision`, whose block is compiled; '' = ours.
   """
   topology: str
@@ -36,6 +36,7 @@ class Request(NamedTuple):
   mlp: int
   attention: str = 'xla'
   mlp_kernel: str = 'xla'
+  quantize: str = 'none'
   checkout: str = ''
 
 
@@ -82,11 +83,13 @@ def lower(request: Request, device: jax.Device) -> jax.stages.Lowered:
 def _ours(request: Request) -> tuple[Any, dict[str, Any]]:
   import jax.numpy as jnp
 
+  from vit_jax.models.kernels import forms
   from vit_jax.models.vit.block import Plain
   from vit_jax.models.vit.context import Context
   block = Plain(heads=request.heads, attention=schema.Attention(kernel=AttentionKernel(request.attention)),
                 mlp=schema.Mlp(request.mlp, kernel=MlpKernel(request.mlp_kernel)),
-                context=Context(norm=schema.LayerNorm(), gelu=Gelu.TANH, dtype=jnp.bfloat16))
+                context=Context(norm=schema.LayerNorm(), gelu=Gelu.TANH, dtype=jnp.bfloat16,
+                                forms=forms.select(Kernels.FAST, Quantize(request.quantize))))
   return block, {'num_images': request.images, 'rate': None, 'dropout_key': None, 'capture': False}
 
 

@@ -54,12 +54,14 @@ AUTO = 'auto'
 OURS: dict[str, dict[str, str]] = {
     AUTO: {'attention': 'auto', 'mlp_kernel': 'auto'},
     'plain': {'attention': 'xla', 'mlp_kernel': 'xla'}, 'fused': {'attention': 'fused', 'mlp_kernel': 'xla'},
-    'fused_mlp': {'attention': 'fused', 'mlp_kernel': 'fused'}}
+    'fused_mlp': {'attention': 'fused', 'mlp_kernel': 'fused'},
+    'int8': {'attention': 'fused', 'mlp_kernel': 'xla', 'quantize': 'int8'},
+    'fp8': {'attention': 'fused', 'mlp_kernel': 'xla', 'quantize': 'fp8'}}
 """Names of our programs, and the kernels of their blocks, as `tpu_block.Request` names them."""
 PATHS = {'mlp': 'mlp.hidden', 'attention': 'attention.kernel', 'mlp_kernel': 'mlp.kernel'}
 """Settings of a model that have another name in a `tpu_block.Request`."""
-WITHOUT = {'v4': ('fused_mlp',), 'v3': ('fused', 'fused_mlp')}
-"""Our programs whose kernels are not for a chip."""
+WITHOUT = {'v5e': ('fp8',), 'v4': ('fused_mlp', 'int8', 'fp8'), 'v3': ('fused', 'fused_mlp', 'int8', 'fp8')}
+"""Our programs whose kernels or narrow products a chip does not have, or has no faster."""
 RIVALS: dict[str, tuple[int | None, bool]] = {
     'big_vision': (rival.WHOLE_MIB, False), 'big_vision, all sharded': (0, False),
     'big_vision, replicated': (None, False), 'big_vision, scanned': (rival.WHOLE_MIB, True)}

@@ -57,5 +57,13 @@ def test_our_block_is_lowered_with_both_passes() -> None:
   _check(tpu_block.lower(REQUEST, jax.devices()[0]), num_matrices=6)
 
 
+def test_our_block_is_lowered_with_quantized_products() -> None:
+  for quantize, dtype in (('none', ''), ('int8', 'xi8>'), ('fp8', 'xf8E4M3FN>')):
+    text = tpu_block.lower(REQUEST._replace(quantize=quantize), jax.devices()[0]).as_text()
+    lines = [line for line in text.splitlines() if 'dot_general' in line and any(
+        name in line for name in ('xi8>', 'xf8E4M3FN>'))]
+    assert len(lines) == (12 if dtype else 0) and all(dtype in line for line in lines), quantize
+
+
 def test_the_block_of_a_checkout_is_lowered_in_the_same_way(checkout: str) -> None:
   _check(tpu_block.lower(REQUEST._replace(checkout=checkout), jax.devices()[0]), num_matrices=1)

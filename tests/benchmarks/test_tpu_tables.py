@@ -19,7 +19,7 @@ OTHER = Row('L/16', 'v6e:4x4', 'big_vision')
 
 def test_rows_are_all_or_those_that_are_named() -> None:
   every = tpu_tables.rows()
-  assert len(every) == len(set(every)) == 3 * (4 * 8 - 1 - 2)
+  assert len(every) == len(set(every)) == 3 * (4 * 10 - 1 - 3 - 4)
   assert not [row for row in every if row.program == 'fused' and row.topology.startswith('v3')]
   assert {row.topology for row in every if row.program == 'fused_mlp'} == {'v6e:4x4', 'v5e:4x4'}
   assert tpu_tables.rows(['L/16', 'v6e', 'plain', 'fused', 'big_vision']) == [PLAIN, FUSED, OTHER]

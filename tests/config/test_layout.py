@@ -113,6 +113,7 @@ def test_attention_on_gpus_is_that_of_cudnn_where_it_has_it(capability: float, c
     ('TPU v6 lite', 'tpu', {}, ''), ('v6e', 'tpu', {'dropout': .1}, 'the fused kernel takes an MLP with biases'),
     ('v6e', 'tpu', {'kernels': s.Kernels.PLAIN}, 'model.kernels=plain is set'),
     ('v6e', 'tpu', {'dtype': s.DType.F32}, NO_TIMES),
+    ('v6e', 'tpu', {'quantize': s.Quantize.INT8}, 'the products of the fused kernel are not quantized'),
     ('v5e', 'tpu', {}, 'the fused kernel is faster than XLA only on TPU v6e, not on v5e'),
     ('v4', 'tpu', {}, 'the fused kernel is faster than XLA only on TPU v6e, not on v4')])
 def test_the_kernel_of_the_mlp_is_chosen_likewise(name: str, platform: str, changes: dict, expected: str) -> None:
@@ -138,6 +139,13 @@ def test_a_kernel_that_is_set_for_other_devices_is_not_named_as_used_and_the_lay
   assert (f', attention.kernel={kernel}' in found.text) == (not expected)
   assert (f'\n  {line} in its place: {expected}.' in found.text) == bool(expected)
   assert (line in layout.choose(found.config, hardware, None).text) == bool(expected)  # where nothing is auto
+
+
+@pytest.mark.parametrize('how', s.Quantize)
+def test_the_layout_says_which_products_are_quantized_and_keeps_the_kernel_of_attention(how: s.Quantize) -> None:
+  found = chosen(s.replaced(HALF, {'quantize': how}), layout.Hardware('v6e', 'tpu', 8, 30.)).text
+  assert (f', bfloat16 (products of blocks in {how.value}), ' in found) == (how is not s.Quantize.NONE)
+  assert ', attention.kernel=fused' in found and 'none' not in found.replace('remat=none', '')
 
 
 def test_a_kernel_of_the_mlp_that_is_set_for_other_devices_is_explained_likewise() -> None:

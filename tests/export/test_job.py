@@ -233,6 +233,7 @@ def test_constants_are_moved_as_jax_moves_them() -> None:
 def test_networks_are_exported_in_f32() -> None:
   found = loaded.weights('vit')
   slow = found._replace(model=schema.ViT(**{**vars(found.model), 'dtype': schema.DType.BF16,
+                                            'quantize': schema.Quantize.INT8,
                                             'execution': schema.Execution.SCAN}))
   subject = functions.make_subject(slow, from_pixels=False)
   np.testing.assert_allclose(jax.jit(subject.function)(images()), reference('vit'), rtol=1e-5, atol=1e-5)

@@ -28,6 +28,9 @@ def test_the_start_says_what_is_trained_on_what_for_how_long(tmp_path: pathlib.P
                '45 steps of 128 images, 4.0 epochs', 'AdamW, learning rate 0.002, cosine, warm-up of 2 steps',
                '8 x cpu: data=8 fsdp=1 tensor=1, bfloat16, 1 microbatch a step', '1.6 MiB of state'):
     assert said in text, said
+  narrow = schema.replaced(parts.config, {'model.quantize': schema.Quantize.FP8})
+  assert ', bfloat16 (products of blocks in fp8), 1 microbatch' in summary.start(
+      parts._replace(config=narrow), data, tmp_path)
   masks = schema.Segmentation(source='masks:scenes')
   three = {'test': schema.TopK(), 'dense': masks, 'rest': schema.Knn(split='val')}
   for evals, said in ((three, ': test\n          masks:scenes, test: dense\n          digits, val: rest\nSchedule'),

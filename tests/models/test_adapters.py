@@ -13,7 +13,7 @@ import vits
 
 from vit_jax.config import schema
 from vit_jax.core import trees
-from vit_jax.core.types import Key, Params
+from vit_jax.core.types import Array, Key, Params
 from vit_jax.models import adapters, mixer
 from vit_jax.models.vit import vit
 
@@ -160,7 +160,11 @@ def test_dropout_is_that_of_the_formula(dora: bool) -> None:
   key = jax.random.key(3)
   adapter = {'lora_a': a, 'lora_b': b, 'lora_key': jax.random.key_data(key), 'lora_rate': jnp.float32(.25)}
   adapter |= {'lora_gain': gain} if dora else {}
-  got = adapters.product(lambda x, w, b: x @ w + b[None], x, w, bias, adapter)
+
+  def dense(x: Array, w: Array, b: Array) -> Array:
+    return x @ w + b[None]
+
+  got = adapters.product(dense, x, w, bias, adapter, dense)
   kept = jnp.where(jax.random.bernoulli(key, .75, x.shape), x / .75, 0.)
   want = x @ w + bias[None] + (((gain - 1.)[None] * (kept @ w) + gain[None] * (kept @ a @ b)) if dora
                                else kept @ a @ b)  # PEFT: DoraLinearLayer.forward without a base result

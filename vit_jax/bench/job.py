@@ -77,9 +77,9 @@ def _write(to: pathlib.Path, text: str, reports: Sequence[Report]) -> None:
 
 
 def _with_model(config: schema.Config, name: str) -> schema.Config:
-  """Returns the config with another network that keeps the config's dtype, execution, remat, pool and attention."""
-  kept = {field: getattr(config.model, field) for field in ('dtype', 'execution', 'remat', 'pool', 'attention')
-          if hasattr(config.model, field)}
+  """Returns the config with another network that keeps the config's dtypes, execution, remat, pool and attention."""
+  fields = ('dtype', 'quantize', 'execution', 'remat', 'pool', 'attention')
+  kept = {field: getattr(config.model, field) for field in fields if hasattr(config.model, field)}
   model = sizes.model(name.removeprefix('ViT-'))
   return dataclasses.replace(config, name=name, model=dataclasses.replace(
       model, **{field: value for field, value in kept.items() if hasattr(model, field)}))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from vit_jax.config import schema
-from vit_jax.config.schema import AttentionKernel, DType, Kernels, MlpKernel
+from vit_jax.config.schema import AttentionKernel, DType, Kernels, MlpKernel, Quantize
 from vit_jax.config.schema.vit import MOST_CUDNN_WIDTH, OLD_CUDNN_WIDTH
 
 FUSED_CHANNELS = range(64, 129, 8)
@@ -121,8 +121,10 @@ def unfused_attention(model: schema.ViT) -> str:
 
 def unfused_mlp(model: schema.ViT) -> str:
   """Returns what the MLP of a model has that the fused kernel does not compute; '' if there is nothing."""
-  return '' if model.has_simple_mlp else (
-      'the fused kernel takes an MLP with biases, without SwiGLU, inner_norm and dropout')
+  if not model.has_simple_mlp:
+    return 'the fused kernel takes an MLP with biases, without SwiGLU, inner_norm and dropout'
+  return '' if model.quantize is Quantize.NONE else (
+      f'the products of the fused kernel are not quantized, as quantize={model.quantize.value} asks')
 
 
 def cudnn_problem(model: schema.ViT, capability: float) -> str:

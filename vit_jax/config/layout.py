@@ -29,7 +29,8 @@ the run's sizes. Its rules, in order:
     `cudnn` on GPUs whose compute capability is known, from 8.0 on, for models that it is for (bfloat16, heads of 8, 16,
     … 128 channels, 256 from 9.0 on, no relative positions, no dropout of weights); `xla` elsewhere, for training on
     images at their own aspect, whose padding needs a mask, and in place of `cudnn` for numbers of tokens at which its
-    gradient can be NaN. `mlp.kernel` is `fused` on v6e (`config/kernels.py`). The forms differ by their rounding.
+    gradient can be NaN. `mlp.kernel` is `fused` on v6e, unless `model.quantize` is set
+    (`config/kernels.py`). The forms differ by their rounding.
 
 So a run that fits on one device as it is written runs as it is written. What was chosen is saved in `config.json` with
 the hardware (`mesh.chosen`, `mesh.chosen_for`): on the same hardware a resumed run keeps it, on other hardware these
@@ -391,6 +392,12 @@ def _with_unused(text: str, config: schema.Config, hardware: Hardware) -> str:
                             for name, why in _unused(config, hardware).items())])
 
 
+def dtype_text(model: schema.Model) -> str:
+  """Returns the compute dtype of a network, and that of the products of its blocks if they are quantized."""
+  dtype, how = getattr(model, 'dtype', schema.DType.F32), getattr(model, 'quantize', schema.Quantize.NONE)
+  return dtype.value + f' (products of blocks in {how.value})' * (how is not schema.Quantize.NONE)
+
+
 def _shown(config: schema.Config, hardware: Hardware) -> str:
   """Formats the layout in a line: axes, dtype, images of a device, and how the blocks are run."""
   mesh, model = config.mesh, config.model
@@ -403,5 +410,6 @@ def _shown(config: schema.Config, hardware: Hardware) -> str:
               'mlp.kernel=fused': model.mlp.kernel is MlpKernel.FUSED}
     unused = _unused(config, hardware)
     run += ''.join(f', {name}' for name, is_on in is_set.items() if is_on and name not in unused)
-  return (f'data={data} fsdp={mesh.fsdp} tensor={mesh.tensor}, remat={model.remat.value}{run}, {model.dtype.value}, '
-          f'accumulate={config.train.accumulate} ({images:g} images a device and microbatch)')
+  return (f'data={data} fsdp={mesh.fsdp} tensor={mesh.tensor}, remat={model.remat.value}{run}, '
+          f'{dtype_text(model)}, accumulate={config.train.accumulate} '
+          f'({images:g} images a device and microbatch)')

@@ -94,8 +94,8 @@ def make_subject(weights: Weights, *, from_pixels: bool, any_size: bool = False)
 
 def make_function(weights: Weights, *, from_pixels: bool, is_pooled: bool = False) -> Callable[[Array], Array]:
   """Returns the logits of weights as a function of images, in f32; the features without a head, or if `is_pooled`."""
-  plain = {'dtype': schema.DType.F32} | ({'execution': schema.Execution.UNROLLED} if hasattr(
-      weights.model, 'execution') else {})
+  plain = {'dtype': schema.DType.F32, 'quantize': schema.Quantize.NONE, 'execution': schema.Execution.UNROLLED}
+  plain = {name: value for name, value in plain.items() if hasattr(weights.model, name)}
   weights = weights._replace(model=dataclasses.replace(weights.model, **plain))  # type: ignore[arg-type]
   infer, params, recipe = inference.function(weights), inference.parameters(weights), inference.eval_recipe(weights)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
-from vit_jax.config import elastic, schema
+from vit_jax.config import elastic, layout, schema
 from vit_jax.core import trees
 from vit_jax.data.files import json_fields
 from vit_jax.data.source import title
@@ -55,7 +55,7 @@ def start(parts: build.Parts, data: build.Data, workdir: storage.Path, *, text: 
       f'{lengths.total_steps / lengths.steps_an_epoch:,.1f} epochs',
       f'          {type(optimizer).__name__}, learning rate {optimizer.lr:g}, {optimizer.schedule.decay.value}, '
       f'warm-up of {warmup:,} step{"s" * (warmup != 1)}',
-      f'Layout    {jax.device_count()} x {jax.devices()[0].device_kind}: {mesh}, {_dtype(config)}, '
+      f'Layout    {jax.device_count()} x {jax.devices()[0].device_kind}: {mesh}, {layout.dtype_text(config.model)}, '
       f'{_microbatches(config)} a step',
       f'Memory    {state_mib:,.1f} MiB of state over all devices, {opt_mib:,.1f} MiB of it of the optimizer'])
 
@@ -88,11 +88,6 @@ def _evaluations(config: schema.Config, data: build.Data) -> list[str]:
   lines += [f'{source or config.data.source}, {split or config.data.eval_split}: {", ".join(names)}'
             for (source, split), names in by_split.items()]
   return lines or ['nothing']
-
-
-def _dtype(config: schema.Config) -> str:
-  dtype = getattr(config.model, 'dtype', None)
-  return dtype.value if isinstance(dtype, schema.DType) else 'float32'
 
 
 def parameters(parts: build.Parts) -> str:

@@ -151,7 +151,8 @@ def merged(kernel: Any, a: Any, b: Any, m: Any | None, *, scale: float) -> Any:
   return w_LIO.reshape(kernel.shape)
 
 
-def product(dense: Dense, x: Array, kernel: Array, bias: Array, adapter: Mapping[str, Array]) -> Array:
+def product(dense: Dense, x: Array, kernel: Array, bias: Array, adapter: Mapping[str, Array],
+            low_rank: Dense) -> Array:
   """Returns `x W + bias` with the adapter of W applied, unmerged; without an adapter if it is empty.
 
   Args:
@@ -160,6 +161,7 @@ def product(dense: Dense, x: Array, kernel: Array, bias: Array, adapter: Mapping
     kernel: `[*in, *out]`, same dtype.
     bias: `[*out]`, same dtype.
     adapter: of `USED`, those that the layer's parameters hold, in any dtype. A and B may have heads split or not.
+    low_rank: computes the products with A and B, as `dense`.
   """
   if not adapter:
     return dense(x, kernel, bias)
@@ -167,7 +169,7 @@ def product(dense: Dense, x: Array, kernel: Array, bias: Array, adapter: Mapping
   a = adapter[A].astype(x.dtype).reshape(*kernel.shape[:kernel.ndim - bias.ndim], rank)
   b = adapter[B].astype(x.dtype).reshape(rank, *bias.shape)
   dropped = _dropped(x, adapter)
-  low = dense(dense(dropped, a, jnp.zeros(rank, x.dtype)), b, jnp.zeros_like(bias))
+  low = low_rank(low_rank(dropped, a, jnp.zeros(rank, x.dtype)), b, jnp.zeros_like(bias))
   if GAIN not in adapter:
     return dense(x, kernel, bias) + low
   lead = range(low.ndim - bias.ndim)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.config import schema
-from vit_jax.config.schema import AttentionKernel, Execution, Kernels, MlpKernel, Remat
+from vit_jax.config.schema import AttentionKernel, Execution, Kernels, MlpKernel, Quantize, Remat
 from vit_jax.core import traced_costs, trees
 from vit_jax.models import backbones, heads
 
@@ -85,7 +85,8 @@ def plain(settings: Any) -> Any:
   """
   if not dataclasses.is_dataclass(settings) or isinstance(settings, type):
     return settings
-  forms: dict[str, Any] = {'kernels': Kernels.PLAIN, 'execution': Execution.SCAN, 'remat': Remat.NONE, 'full_remat': 0}
+  forms: dict[str, Any] = {'kernels': Kernels.PLAIN, 'quantize': Quantize.NONE, 'execution': Execution.SCAN,
+                           'remat': Remat.NONE, 'full_remat': 0}
   kernels = {AttentionKernel: AttentionKernel.XLA, MlpKernel: MlpKernel.XLA}
   own = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
   is_model = 'remat' in own

@@ -135,7 +135,7 @@ class Dense(nn.Module, kw_only=True):
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
-    return adapters.product(self.forms.dense, *self._operands(x), self._adapter())
+    return adapters.product(self.forms.dense, *self._operands(x), self._adapter(), self.forms.low_rank)
 
   def _operands(self, x: Array) -> tuple[Array, Array, Array]:
     """Input, kernel and bias in the compute dtype."""
@@ -169,7 +169,8 @@ class Projection(Dense, kw_only=True):
   @nn.compact
   def __call__(self, x: Array) -> tuple[Array, Array]:  # type: ignore[override]
     x, kernel, bias = self._operands(x)
-    return adapters.product(self.forms.dense, x, kernel, jnp.zeros_like(bias), self._adapter()), bias
+    return adapters.product(self.forms.dense, x, kernel, jnp.zeros_like(bias), self._adapter(),
+                            self.forms.low_rank), bias
 
 
 class Weights(Dense, kw_only=True):

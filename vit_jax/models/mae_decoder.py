@@ -78,7 +78,10 @@ class Narrow:
 
   @property
   def _context(self) -> Context:
-    return dataclasses.replace(context.of(self.encoder), norm=schema.LayerNorm(self.encoder.norm.eps), dropout=0.)
+    return self._changed(context.of(self.encoder))
+
+  def _changed(self, of_encoder: Context) -> Context:
+    return dataclasses.replace(of_encoder, norm=schema.LayerNorm(self.encoder.norm.eps), dropout=0.)
 
   @property
   def _norm(self) -> nn.Module:
@@ -104,7 +107,7 @@ class Narrow:
   @property
   def _block(self) -> Plain:
     return Plain(heads=self.heads, attention=schema.Attention(), mlp=schema.Mlp(MLP_RATIO * self.width),
-                 context=self._context)
+                 context=self._changed(context.of_blocks(self.encoder)))
 
 
 @dataclasses.dataclass(frozen=True)

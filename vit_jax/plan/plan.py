@@ -222,6 +222,7 @@ class Plan:
         'num_devices': topology.num_devices,
         'num_cores': topology.num_cores, 'mesh': dict(self.parts.mesh.shape), 'measured': False,
         'layout': self.subject.layout, 'dtype': self.parts.config.model.dtype.value,
+        'quantize': getattr(self.parts.config.model, 'quantize', schema.Quantize.NONE).value,
         'compiled': answer is not None, 'reason': self.reason, 'fits': self.fits,
         'quick': self.is_quick and quick.is_shorter(self.parts.config),
         'peak_gib_per_device': self.peak_gib, 'hbm_gib_per_device': topology.chip.hbm_gib,

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.config import schema
+from vit_jax.config import layout, schema
 from vit_jax.core import trees
 from vit_jax.plan import compile, compiled, quick, schedule, warn
 from vit_jax.plan import plan as plans
@@ -33,7 +33,7 @@ def render(plan: plans.Plan) -> str:
   sections = [
       f'# Plan: {config.name} on {topology.label}, {topology.num_devices} devices',
       f'{config.batch_size:,} images a step on {axes}; {plan.rows} a device and microbatch; '
-      f'{config.model.dtype.value}, {_execution(config.model)}{_remat(config.model)}. {made}, '
+      f'{layout.dtype_text(config.model)}, {_execution(config.model)}{_remat(config.model)}. {made}, '
       f'{plan.to_json()["date"]}.',
       *filter(None, (plan.subject.layout, _precision(plan), _quick(plan))),
       verdict(plan), *(f'**Warning**: {one}' for one in warn.find(plan)),

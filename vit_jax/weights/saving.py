@@ -223,8 +223,8 @@ def _ours(weights: Weights, *, written_as: str) -> dict[str, Any]:
 
 
 _TRAINING = ('dropout', 'drop_path', 'drop_path_even', 'patch_dropout', 'patch_dropout_parts', 'attention.dropout',
-             'stem.norm_momentum', 'norm_momentum', 'dtype', 'kernels', 'attention.kernel', 'mlp.kernel', 'execution',
-             'unroll', 'remat', 'full_remat', 'block.layer_scale', 'init')
+             'stem.norm_momentum', 'norm_momentum', 'dtype', 'quantize', 'kernels', 'attention.kernel', 'mlp.kernel',
+             'execution', 'unroll', 'remat', 'full_remat', 'block.layer_scale', 'init')
 """Settings that do not change the function of a model; of LayerScale only its presence matters."""
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from vit_jax.config.schema import checks
 
-__all__ = ('AttentionKernel', 'DType', 'Execution', 'Gelu', 'Init', 'Kernels', 'MlpKernel', 'Remat')
+__all__ = ('AttentionKernel', 'DType', 'Execution', 'Gelu', 'Init', 'Kernels', 'MlpKernel', 'Quantize', 'Remat')
 
 
 Network = Any
@@ -84,6 +84,16 @@ class Kernels(enum.Enum):
   """Which form of attention, dense layers, norms, GELU and depthwise convolutions a network computes with."""
   FAST = 'fast'    # gradients written by hand: faster, with less memory; first-order reverse mode only
   PLAIN = 'plain'  # differentiated by JAX: jax.jvp, jax.linearize and Hessian-vector products work
+
+
+class Quantize(enum.Enum):
+  """Dtype of the products of blocks: query, key, value and output of attention, and those of the MLP.
+
+  The gradient of kernels, norms, softmax and its products, stem, pooling, head and adapters stay in the compute dtype.
+  """
+  NONE = 'none'  # the compute dtype
+  INT8 = 'int8'  # forward products and the gradient of their inputs (arXiv 2304.13013, SwitchBack)
+  FP8 = 'fp8'    # the same in float8_e4m3fn
 
 
 class AttentionKernel(enum.Enum):

@@ -21,6 +21,7 @@ from vit_jax.config.schema.layers import (
     MlpKernel,
     Network,
     Part,
+    Quantize,
     Remat,
 )
 from vit_jax.config.schema.positions import Learned, Positions, PositionsAt, Relative
@@ -99,6 +100,9 @@ class Mlp(MlpSettings):
   def network_problems(self, model: Network, name: str, own: str) -> Iterator[str]:
     if self.kernel is MlpKernel.FUSED and model.kernels is Kernels.PLAIN:
       yield checks.problem(f'{own}.kernel', f'xla with {name}.kernels=plain', self.kernel, f'Set {own}.kernel=xla.')
+    if self.kernel is MlpKernel.FUSED and model.quantize is not Quantize.NONE:
+      yield checks.problem(f'{own}.kernel', f'auto or xla with {name}.quantize={model.quantize.value}, as the fused '
+                           f'kernel multiplies in {name}.dtype', self.kernel, f'Set {own}.kernel=xla.')
 
 
 @dataclasses.dataclass
@@ -331,6 +335,7 @@ class ViT(checks.Settings):
   patch_dropout_parts: tuple[float, ...] = ranged((), BELOW_1)  # the shares in equally long parts of the run
   dtype: DType = DType.F32
   kernels: Kernels = Kernels.FAST
+  quantize: Quantize = Quantize.NONE      # dtype of the products of blocks
   execution: Execution = Execution.AUTO
   unroll: int = ranged(1, COUNT)          # blocks an iteration of the scan
   remat: Remat = Remat.AUTO
@@ -373,6 +378,9 @@ class ViT(checks.Settings):
     if self.last_norm is LastNorm.POOLED and not isinstance(self.pool, Mean):
       yield checks.problem(f'{name}.last_norm', f'tokens or none with {name}.pool={checks.kind(self.pool)}',
                            self.last_norm, f'Set {name}.pool=mean, which it normalizes.')
+    if self.quantize is not Quantize.NONE and self.kernels is Kernels.PLAIN:
+      yield checks.problem(f'{name}.kernels', f'fast with {name}.quantize={self.quantize.value}, whose gradients are '
+                           'written by hand', self.kernels, f'Set {name}.kernels=fast or {name}.quantize=none.')
     if self.patch_dropout and self.patch_dropout_parts:
       yield checks.problem(f'{name}.patch_dropout', f'0 with {name}.patch_dropout_parts, which take its place',
                            self.patch_dropout, 'Set one of them.')

@@ -44,7 +44,7 @@ def plain_dense(x: Array, kernel: Array, bias: Array) -> Array:
     `[*rows, *out]`, same dtype.
   """
   lead = x.ndim - (kernel.ndim - bias.ndim)
-  y = _dot(x, kernel, range(lead, x.ndim), range(x.ndim - lead))
+  y = contract(x, kernel, range(lead, x.ndim), range(x.ndim - lead))
   return y + jnp.expand_dims(bias, range(lead))
 
 
@@ -72,8 +72,8 @@ def _backward(saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array, Arra
 def _pull(x: Array, kernel: Array, dy: Array) -> tuple[Array, Array, Array]:
   num_in = (x.ndim + kernel.ndim - dy.ndim) // 2
   rows = range(x.ndim - num_in)
-  dx = _dot(dy, kernel, range(len(rows), dy.ndim), range(num_in, kernel.ndim))
-  return dx, _dot(x, dy, rows, rows), dy.sum(tuple(rows), dtype=jnp.float32).astype(dy.dtype)
+  dx = contract(dy, kernel, range(len(rows), dy.ndim), range(num_in, kernel.ndim))
+  return dx, contract(x, dy, rows, rows), dy.sum(tuple(rows), dtype=jnp.float32).astype(dy.dtype)
 
 
 def _pull_rows_first(x: Array, kernel: Array, dy: Array) -> tuple[Array, Array, Array]:
@@ -84,8 +84,9 @@ def _pull_rows_first(x: Array, kernel: Array, dy: Array) -> tuple[Array, Array, 
   return dx.reshape(x.shape), dkernel.reshape(kernel.shape), dbias.reshape(kernel.shape[num_in:])
 
 
-def _dot(a: Array, b: Array, of_a: range, of_b: range) -> Array:
-  return lax.dot_general(a, b, ((tuple(of_a), tuple(of_b)), ((), ())))
+def contract(a: Array, b: Array, of_a: range, of_b: range, sums: DTypeLike | None = None) -> Array:
+  """Returns the product of two arrays over these axes of both; `sums` is its dtype, None = that of the arrays."""
+  return lax.dot_general(a, b, ((tuple(of_a), tuple(of_b)), ((), ())), preferred_element_type=sums)
 
 
 dense.defvjp(_forward, _backward)

@@ -12,14 +12,18 @@ from typing import NamedTuple
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.config.schema import AttentionKernel, Kernels
+from vit_jax.config.schema import AttentionKernel, Kernels, Quantize
 from vit_jax.core.types import Array
-from vit_jax.models.kernels import attend, attend_kernels, dense, depthwise, norm_act
+from vit_jax.models.kernels import attend, attend_kernels, dense, depthwise, norm_act, quantized
 
 
 class Forms(NamedTuple):
-  """One form of each operation; arguments and results are those of the functions named `plain_…`."""
+  """One form of each operation; arguments and results are those of the functions named `plain_…`.
+
+  `low_rank` is `dense` for the products of adapters, which are never quantized.
+  """
   dense: Callable[[Array, Array, Array], Array]
+  low_rank: Callable[[Array, Array, Array], Array]
   shared: Callable[..., tuple[Array, ...]]
   layer_norm: Callable[..., Array]
   gelu: Callable[..., Array]
@@ -37,12 +41,26 @@ def _once(form: Callable[..., Array], *static: int) -> Callable[..., Array]:
   return jax.jit(form, static_argnums=static, inline=True)
 
 
-FAST = Forms(_once(dense.dense), dense.shared, _once(norm_act.layer_norm, 3), _once(norm_act.gelu, 1),
+_FAST_DENSE, _PLAIN_DENSE = _once(dense.dense), _once(dense.plain_dense)
+FAST = Forms(_FAST_DENSE, _FAST_DENSE, dense.shared, _once(norm_act.layer_norm, 3), _once(norm_act.gelu, 1),
              _once(depthwise.depthwise, 2, 3), attend_kernels.attend)
-PLAIN = Forms(_once(dense.plain_dense), dense.plain_shared, _once(norm_act.plain_layer_norm, 3),
+PLAIN = Forms(_PLAIN_DENSE, _PLAIN_DENSE, dense.plain_shared, _once(norm_act.plain_layer_norm, 3),
               _once(norm_act.plain_gelu, 1), depthwise.plain_depthwise, _plain_attend)
 
 
-def select(kernels: Kernels) -> Forms:
-  """The forms that a network with this setting computes with."""
-  return {Kernels.FAST: FAST, Kernels.PLAIN: PLAIN}[kernels]
+def _quantized(how: Quantize) -> Forms:
+  """The fast forms with quantized products; `dense` is a function of its own, as a trace is kept for each function."""
+
+  def form(x: Array, kernel: Array, bias: Array) -> Array:
+    return quantized.dense(x, kernel, bias, how)
+
+  return FAST._replace(dense=_once(form))
+
+
+QUANTIZED = {how: _quantized(how) for how in quantized.NARROW}
+
+
+def select(kernels: Kernels, quantize: Quantize = Quantize.NONE) -> Forms:
+  """The forms that a network with these settings computes with; only the fast ones can be quantized."""
+  assert kernels is Kernels.FAST or quantize is Quantize.NONE, (kernels, quantize)
+  return QUANTIZED.get(quantize) or {Kernels.FAST: FAST, Kernels.PLAIN: PLAIN}[kernels]

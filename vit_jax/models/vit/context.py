@@ -34,9 +34,14 @@ class Context:
 
 
 def of(model: schema.ViT) -> Context:
-  """Returns the context of a network's blocks."""
+  """Returns the context of what is not in the blocks of a network, such as stem, norms and pool."""
   return Context(norm=model.norm, gelu=model.gelu, dtype=jnp.dtype(model.dtype.value), dropout=model.dropout,
                  laws=initialization.laws(model), forms=select(model.kernels))
+
+
+def of_blocks(model: schema.ViT) -> Context:
+  """Returns the context of a network's blocks, whose products may be quantized."""
+  return dataclasses.replace(of(model), forms=select(model.kernels, model.quantize))
 
 
 def f32(context: Context) -> Context:

@@ -379,7 +379,7 @@ class ViT:
   def _block(self) -> nn.Module:
     s, positions = self.settings, self._positions
     block: nn.Module = implementation.make(
-        s.block, heads=s.heads, attention=s.attention, mlp=s.mlp, context=self._context,
+        s.block, heads=s.heads, attention=s.attention, mlp=s.mlp, context=context.of_blocks(s),
         positions=positions if positions.acts_in_attention else None)
     return block
 
