@@ -9,7 +9,7 @@ Run:      python -m vit_jax.main --job=study --config=configs/study_optimizers.p
 Plan:     72 runs of 300 steps of 64 images, one for each optimizer, recipe, rate and seed. Then the best rate of each
           optimizer but AdamW again, for as many steps as take the processor seconds of AdamW: 18 runs. 0.3 M
           parameters; two to three hours of one processor core
-Expected: see docs/guides/choose_an_optimizer.md, for one seed at equal steps.
+Expected: see docs/guides/choose_an_optimizer.md.
 """
 import dataclasses
 import statistics
