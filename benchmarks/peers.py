@@ -75,7 +75,7 @@ def settings(config: schema.Config, num_classes: int) -> dict[str, Any]:
       and model.positions.at is schema.PositionsAt.STEM
       and model.pool in (schema.ClassToken(), schema.Mean())
       and model.last_norm is schema.LastNorm.TOKENS and model.gelu is not Gelu.QUICK
-      and not (model.registers or model.norm_before))
+      and model.quantize is schema.Quantize.NONE and not (model.registers or model.norm_before))
   if not plain or not isinstance(optimizer, schema.AdamW) or not isinstance(config.objective, schema.Supervised):
     raise UserError('--against: expected a plain ViT with class token or mean pooling and learned positions, trained '
                     f'on classes with AdamW, got {type(model).__name__}, {type(config.objective).__name__} and '
