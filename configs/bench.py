@@ -9,7 +9,8 @@ Run:      python -m vit_jax.main --job=bench --config=configs/bench.py --models=
           --search finds the largest batch;
           python -m benchmarks.peers --against=timm,transformers times those in the same run.
           To compare ways of running the blocks:
-          --config.model.execution=scan, or with it --config.model.unroll=2.
+          --config.model.execution=scan, or with it --config.model.unroll=2; the products of blocks in int8 or fp8:
+          --config.model.quantize=int8.
           With images of your own:
           --config.data.source=folder:PATH --config.data.num_classes=0 --config.data.num_examples=0
 Expected: a table of milliseconds, images/s and utilization, with what a large product reaches beside it.

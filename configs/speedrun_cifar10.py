@@ -6,7 +6,8 @@ Source:   docs/guides/speedrun.md has the rules and the records. Each entry of C
           ones: Muon (Jordan et al. 2024), mimetic initialization (arXiv 2305.09828), PatchDropout (arXiv 2208.07220).
 Differs:  The papers' networks are larger and train for longer.
 Run:      python -m vit_jax.main --config=configs/speedrun_cifar10.py --workdir=runs/speedrun
-          …/speedrun_cifar10.py:80 trains to 80 %; …:upto=baseline is the recipe without any change
+          …/speedrun_cifar10.py:80 trains to 80 %; …:upto=baseline is the recipe without any change;
+          --config.model.patch_dropout=0 --config.model.patch_dropout_parts=0.75,0.5,0 changes the share during the run
 Plan:     1 device, 0.6 M parameters; about 15 minutes of one CPU core
 Expected: see docs/guides/speedrun.md.
 """
