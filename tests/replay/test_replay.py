@@ -12,9 +12,10 @@ from data import images
 
 from vit_jax import main
 from vit_jax.config import files, json_files
+from vit_jax.core.errors import UserError
 from vit_jax.evaluate import resources
 from vit_jax.recipes import sizes
-from vit_jax.replay import inputs, job, recording, records, segments
+from vit_jax.replay import inputs, job, outcomes, recording, records, segments
 from vit_jax.replay.comparison import Status
 
 MACHINE = {'device_kind': 'cpu', 'cpu_threads': 2, 'cores': 2, 'cpu_model': 'X', 'cpu_isa': 'AVX2', 'XLA_FLAGS': '',
@@ -140,6 +141,9 @@ def test_a_record_of_a_study_has_the_median_and_the_range_of_runs_that_differ_in
   found = records.read(str(to))
   assert found.sentence == '0.6875, 0.5 to 0.875'
   assert 'median lion_lr2 test/top1' not in found.values
+  more = len(found.values) - recording.MOST_NAMED
+  with pytest.raises(UserError, match=rf'got \{{x\}}. Use .* and {more} others, or METRIC at STEP.$'):
+    recording.check_claim('{x}', outcomes.read(tmp_path / 'study'))
 
 
 def test_an_equal_outcome_ends_with_status_0(replay: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,9 @@ from vit_jax.replay import inputs, outcomes, records, settings
 from vit_jax.replay.job import ReadLine
 from vit_jax.replay.records import Record, Tolerance
 
+MOST_NAMED = 12
+"""Names of values in a message."""
+
 
 def run(*, files: Sequence[str], claim: str, to: pathlib.Path, data: Mapping[str, str], command: str,
         tolerance: float, elsewhere: float, reason: str, read_line: ReadLine) -> int:
@@ -87,17 +90,23 @@ def check_claim(claim: str, found: outcomes.Outcome) -> None:
   """Raises UserError if a claim has no value, which no replay could compare, or names one that the outcome has not."""
   names = _claimed(claim)
   if odd := [name for name in names if name not in found.values | found.history]:
-    raise UserError(f'--claim: expected names of values in braces, got {{{odd[0]}}}. Use {", ".join(found.values)}, or '
-                    'METRIC at STEP.')
+    raise UserError(f'--claim: expected names of values in braces, got {{{odd[0]}}}. Use {_some(found)}, or METRIC at '
+                    'STEP.')
   if not names:
     raise UserError(f'--claim: expected a sentence with a value in braces, such as {{{next(iter(found.values))}:.3g}}, '
-                    f'got {claim!r}. Use {", ".join(found.values)}, or METRIC at STEP.')
+                    f'got {claim!r}. Use {_some(found)}, or METRIC at STEP.')
 
 
 def with_claimed(record: Record, found: outcomes.Outcome) -> Record:
   """Returns the record with the values of evaluations during training that its claim names."""
   return dataclasses.replace(record, values=record.values | {
       name: found.history[name] for name in _claimed(record.claim) if name not in found.values})
+
+
+def _some(found: outcomes.Outcome) -> str:
+  """Returns the names of the first values of an outcome; a study has hundreds."""
+  names, more = list(found.values), len(found.values) - MOST_NAMED
+  return ', '.join(names[:MOST_NAMED]) + (f' and {more:,} others' if more > 0 else '')
 
 
 def _claimed(claim: str) -> list[str]:
