@@ -100,7 +100,7 @@ def _to_page(name: str, rows: Sequence[schema.Row], figure: bytes, missing: Mapp
                            figure=figure, missing=missing)
 
 
-_SIZE = (5., 3.4)  # inches, of a panel
+_SIZE = (6., 3.4)  # inches, of a panel with its legend
 _DPI = 150
 _MOST_NAMED = 10  # series in a legend
 
@@ -144,7 +144,7 @@ def _draw_panel(ax: Axes, rows: Sequence[schema.Row], curves: Sequence[schema.Ro
     ax.plot([to_float(row[settings.x]) for row in curve], [to_float(row[settings.y]) for row in curve], linewidth=1.3,
             color=color, label=None if points else str(name))
   if 1 < len(series) <= _MOST_NAMED:
-    ax.legend(frameon=False, title=settings.series)
+    ax.legend(frameon=False, title=settings.series, loc='center left', bbox_to_anchor=(1, .5))  # beside the points
   if settings.log_x and not is_named:
     ax.set_xscale('log')
   if settings.log_y:
