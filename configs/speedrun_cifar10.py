@@ -3,12 +3,13 @@
 Data:     CIFAR-10 as a folder of images, train/CLASS and test/CLASS, with source=folder:PATH; as written by `vit-jax
           prepare --data=cifar10 --to=DIR`, with source=array_record:DIR; or a TFDS `cifar10` (the default).
 Source:   docs/guides/speedrun.md has the rules and the records. Each entry of CHANGES is one change, kept by all later
-          ones: Muon (Jordan et al. 2024), mimetic initialization (arXiv 2305.09828), PatchDropout (arXiv 2208.07220).
+          ones: Muon (Jordan et al. 2024), mimetic initialization (arXiv 2305.09828), PatchDropout (arXiv 2208.07220),
+          norms of query and key (arXiv 2302.05442), no shifts, pixel values of deviation 1, and Muon for the patches.
 Differs:  The papers' networks are larger and train for longer.
 Run:      python -m vit_jax.main --config=configs/speedrun_cifar10.py --workdir=runs/speedrun
           …/speedrun_cifar10.py:80 trains to 80 %; …:upto=baseline is the recipe without any change;
           --config.model.patch_dropout=0 --config.model.patch_dropout_parts=0.75,0.5,0 changes the share during the run
-Plan:     1 device, 0.6 M parameters; about 15 minutes of one CPU core
+Plan:     1 device, 0.6 M parameters; about 8 minutes of one CPU core
 Expected: see docs/guides/speedrun.md.
 """
 from typing import Any
@@ -23,10 +24,17 @@ CHANGES: dict[str, dict[str, Any]] = {
                                  scale=s.MuonScale.RMS, polynomials=s.NewtonSchulz.KELLER, dtype=s.DType.F32,
                                  schedule=LINEAR)},
     'mimetic': {'model.init': s.Init.MIMETIC, 'model.positions': s.SinCos()},
-    'patch_dropout': {'model.patch_dropout': .5}}
-# Of patch_dropout to 75 % that of the record. The others are estimates from the runs of 8 and 12 epochs on the page.
-LENGTHS = {'75': {'baseline': '40 epochs', 'muon': '13 epochs', 'mimetic': '6 epochs', 'patch_dropout': '7 epochs'},
-           '80': {'baseline': '80 epochs', 'muon': '26 epochs', 'mimetic': '10 epochs', 'patch_dropout': '14 epochs'}}
+    'patch_dropout': {'model.patch_dropout': .5},
+    'qk_norm': {'model.attention.qk_norm': True},
+    'no_shift': {'data.recipe.shift_px': 0},
+    'deviation': {'data.recipe.std': (.25, .25, .25)},
+    'muon_patches': {'optimizer.matrices': ('(.*/)?blocks/.*kernel', '(.*/)?stem/kernel')}}
+# Of patch_dropout and later ones to 75 % those of the records, others are estimates from the runs on the page.
+LENGTHS = {
+    '75': {'baseline': '40 epochs', 'muon': '13 epochs', 'mimetic': '6 epochs', 'patch_dropout': '7 epochs',
+           'qk_norm': '6 epochs', 'no_shift': '5 epochs', 'deviation': '4.5 epochs', 'muon_patches': '4 epochs'},
+    '80': {'baseline': '80 epochs', 'muon': '26 epochs', 'mimetic': '10 epochs', 'patch_dropout': '14 epochs',
+           'qk_norm': '12 epochs', 'no_shift': '10 epochs', 'deviation': '9 epochs', 'muon_patches': '8 epochs'}}
 
 
 def get_config(arguments: str = '') -> s.Config:
@@ -41,7 +49,7 @@ def get_config(arguments: str = '') -> s.Config:
       model=s.ViT(patch=4, width=128, depth=4, heads=4, mlp=s.Mlp(256), pool=s.Mean()),
       objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=.1),
       optimizer=s.AdamW(lr=2e-3, b1=.9, b2=.999, weight_decay=.05, clip_norm=1., schedule=LINEAR),
-      train=s.Train(cpu_threads=2, ema=0.),
+      train=s.Train(cpu_threads=1, ema=0.),
       evals={'test': s.TopK(every='100 %', batch_size=500)},
       checkpoints=s.Checkpoints(every='100 %'))
   for name in names[:names.index(given['upto']) + 1]:

@@ -7,7 +7,7 @@ import pytest
 
 from vit_jax.config import check, durations, files, schema
 
-CHANGES = ('baseline', 'muon', 'mimetic', 'patch_dropout')
+CHANGES = ('baseline', 'muon', 'mimetic', 'patch_dropout', 'qk_norm', 'no_shift', 'deviation', 'muon_patches')
 
 
 def load(target: str, upto: str) -> schema.Config:
@@ -27,10 +27,16 @@ def test_the_rules_hold_for_every_record(target: str, upto: str) -> None:
 
 def test_a_change_is_kept_by_the_later_ones_and_80_percent_takes_longer() -> None:
   runs = [load('75', upto) for upto in CHANGES]
-  assert [type(run.optimizer).__name__ for run in runs] == ['AdamW', 'Muon', 'Muon', 'Muon']
-  vits = [run.model for run in runs if isinstance(run.model, schema.ViT)]
-  assert [one.init is schema.Init.MIMETIC for one in vits] == [False, False, True, True]
-  assert [one.patch_dropout for one in vits] == [0., 0., 0., .5]
+  # Each condition is first true of one of the changes, and then of all after it.
+  first = (('muon', lambda run: isinstance(run.optimizer, schema.Muon)),
+           ('mimetic', lambda run: run.model.init is schema.Init.MIMETIC),
+           ('patch_dropout', lambda run: run.model.patch_dropout == .5),
+           ('qk_norm', lambda run: run.model.attention.qk_norm),
+           ('no_shift', lambda run: not run.data.recipe.shift_px),
+           ('deviation', lambda run: run.data.recipe.std == (.25, .25, .25)),
+           ('muon_patches', lambda run: any('stem' in one for one in getattr(run.optimizer, 'matrices', ()))))
+  for name, is_so in first:
+    assert [is_so(run) for run in runs] == [index >= CHANGES.index(name) for index in range(len(CHANGES))], name
   assert files.load('speedrun_cifar10:source=digits', []) == runs[-1]
   for upto in CHANGES:
     short, long = (durations.parse(load(target, upto).length).value for target in ('75', '80'))
