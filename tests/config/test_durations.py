@@ -38,3 +38,8 @@ def test_parts_of_a_run() -> None:
 def test_a_run_cannot_be_a_percentage_of_itself() -> None:
   with pytest.raises(UserError, match='length: expected steps, epochs or examples'):
     durations.lengths('10 %', num_examples=1, batch_size=1)
+
+
+def test_a_run_of_more_steps_than_can_be_counted_names_its_setting() -> None:
+  with pytest.raises(UserError, match=r"^length: expected at most 2,147,483,647 steps, got '9e8 epochs'"):
+    durations.lengths('9e8 epochs', num_examples=1000, batch_size=8)

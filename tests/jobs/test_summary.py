@@ -31,12 +31,17 @@ def test_the_start_says_what_is_trained_on_what_for_how_long(tmp_path: pathlib.P
   narrow = schema.replaced(parts.config, {'model.quantize': schema.Quantize.FP8})
   assert ', bfloat16 (products of blocks in fp8), 1 microbatch' in summary.start(
       parts._replace(config=narrow), data, tmp_path)
+  for shares, said in (({'patch_dropout': .5}, '0.5\n'),
+                       ({'patch_dropout_parts': (.75, .75, .5, 0.)}, '0.75, 0.5 from step 24 on, 0 from step 35 on\n')):
+    fewer = schema.replaced(parts.config, {f'model.{name}': value for name, value in shares.items()})
+    assert f' steps\n          patches left out: {said}Layout' in summary.start(
+        parts._replace(config=fewer), data, tmp_path)
   masks = schema.Segmentation(source='masks:scenes')
   three = {'test': schema.TopK(), 'dense': masks, 'rest': schema.Knn(split='val')}
   for evals, said in ((three, ': test\n          masks:scenes, test: dense\n          digits, val: rest\nSchedule'),
                       ({'dense': masks}, 'Evaluated masks:scenes, test: dense\n'), ({}, 'Evaluated nothing\n')):
     assert said in summary.start(parts._replace(config=dataclasses.replace(parts.config, evals=evals)), data, tmp_path)
-  assert 'frozen for' not in text and 'texts such' not in text
+  assert not any(said in text for said in ('frozen for', 'texts such', 'left out'))
   rules = (schema.PathRule('backbone/.*', frozen_until='100 %'), schema.PathRule('head/kernel', frozen_until='100 %'))
   optimizer = dataclasses.replace(parts.config.optimizer, rules=rules)
   text = summary.start(parts._replace(config=dataclasses.replace(parts.config, optimizer=optimizer)), data, tmp_path,

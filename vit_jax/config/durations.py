@@ -36,14 +36,20 @@ def parse(text: str) -> Duration:
   Raises:
     UserError: it is not one, or longer than `MOST`.
   """
-  found = _PATTERN.fullmatch(text)
+  found = read(text)
   if not found:
     raise UserError(f'expected {EXPECTED}, got {text[:60]!r}. Write a number and a unit.')
-  unit = found[2] if found[2] == '%' else found[2].rstrip('s') + 's'
-  value = float(found[1].replace('_', ''))
-  if value > MOST[unit]:
-    raise UserError(f'expected at most {MOST[unit]:,} {unit}, got {text[:60]!r}.')
-  return Duration(value, unit)
+  if found.value > MOST[found.unit]:
+    raise UserError(f'expected at most {MOST[found.unit]:,} {found.unit}, got {text[:60]!r}.')
+  return found
+
+
+def read(text: str) -> Duration | None:
+  """Reads a duration, however long; None if it is none."""
+  found = _PATTERN.fullmatch(text)
+  if not found:
+    return None
+  return Duration(float(found[1].replace('_', '')), found[2] if found[2] == '%' else found[2].rstrip('s') + 's')
 
 
 def parse_wall(text: str) -> float | None:
@@ -81,7 +87,8 @@ def in_steps(text: str, *, num_examples: int, batch_size: int, total_steps: int 
                         f'{text!r}. Set the length of the run in one of these units.')
       steps = value / 100 * total_steps
   if steps > MOST['steps']:
-    raise UserError(f'expected at most {MOST["steps"]:,} steps, got {text!r}, which is {steps:,.0f} steps of '
+    name = 'length: ' * (total_steps is None)
+    raise UserError(f'{name}expected at most {MOST["steps"]:,} steps, got {text!r}, which is {steps:,.0f} steps of '
                     f'{batch_size:,} examples. Set a shorter duration.')
   return int(steps + .5)
 

@@ -1,6 +1,7 @@
 """What a run says of itself: at its start, after each evaluation, and at its end."""
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -13,6 +14,7 @@ from vit_jax.data.source import title
 from vit_jax.evaluate import final as results
 from vit_jax.evaluate.results import Result
 from vit_jax.jobs import build
+from vit_jax.objectives import phases
 from vit_jax.optim import freezing
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel.sharding import with_frozen
@@ -55,6 +57,7 @@ def start(parts: build.Parts, data: build.Data, workdir: storage.Path, *, text: 
       f'{lengths.total_steps / lengths.steps_an_epoch:,.1f} epochs',
       f'          {type(optimizer).__name__}, learning rate {optimizer.lr:g}, {optimizer.schedule.decay.value}, '
       f'warm-up of {warmup:,} step{"s" * (warmup != 1)}',
+      *_patch_dropout(config.model, lengths.total_steps),
       f'Layout    {jax.device_count()} x {jax.devices()[0].device_kind}: {mesh}, {layout.dtype_text(config.model)}, '
       f'{_microbatches(config)} a step',
       f'Memory    {state_mib:,.1f} MiB of state over all devices, {opt_mib:,.1f} MiB of it of the optimizer'])
@@ -70,6 +73,17 @@ def _frozen(parts: build.Parts) -> list[str]:
   found = {part: sum(each) for part, each in sizes.items() if min(each) >= 0}
   return [f'          frozen for the whole run: {", ".join(found)} ({sum(found.values()):,} of these parameters)'
           ] if found else []
+
+
+def _patch_dropout(model: schema.Model, total_steps: int) -> list[str]:
+  """Returns a line on the share of patches that training leaves out, and from which step, if it leaves out any."""
+  shares = [getattr(one, 'patch_dropout', 0.) for one in phases.models(model)]
+  if not any(shares):
+    return []
+  starts = phases.starts(total_steps, len(shares))
+  changes = [next(part) for _, part in itertools.groupby(zip(shares, starts, strict=True), key=lambda part: part[0])]
+  return ['          patches left out: ' + ', '.join(
+      f'{share:g}' + f' from step {start + 1:,} on' * bool(start) for share, start in changes)]
 
 
 def _microbatches(config: schema.Config) -> str:

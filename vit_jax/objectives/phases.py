@@ -28,6 +28,11 @@ def models(model: schema.Model) -> tuple[schema.Model, ...]:
                for share in model.patch_dropout_parts)
 
 
+def starts(total_steps: int, num_parts: int) -> list[int]:
+  """Returns the steps that are done when each of the equally long parts of a run begins."""
+  return [-(-total_steps * part // num_parts) for part in range(num_parts)]
+
+
 def build(model: schema.Model, make: Callable[[schema.Model], Objective], *, total_steps: int) -> Objective:
   """Returns the objective of a run, from a function that makes it with the network of a part of the run."""
   parts = models(model)
@@ -45,7 +50,7 @@ class Phases:
 
   def __init__(self, objectives: Sequence[Objective], order: Sequence[int], total_steps: int) -> None:
     self._objectives, self._order = objectives, order
-    self._starts = [-(-total_steps * part // len(order)) for part in range(1, len(order))]
+    self._starts = starts(total_steps, len(order))[1:]
 
   def init(self, key: Key, batch: Batch) -> tuple[Params, Extra]:
     return self._objectives[0].init(key, batch)

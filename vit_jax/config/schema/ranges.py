@@ -16,7 +16,6 @@ from typing import Any
 
 from vit_jax.config import durations
 from vit_jax.config.schema import checks
-from vit_jax.core.errors import UserError
 
 MOST = 3.4028234663852886e38   # largest float32, in which all numbers are used
 LEAST = 1.1754943508222875e-38  # smallest normal float32; what is nearer to 0 counts as 0 on many devices
@@ -65,9 +64,8 @@ class Span:
     """Returns what was expected instead of the text; None if it is one of them."""
     if (self.off and not text) or (self.wall and durations.parse_wall(text)):
       return None
-    try:
-      parsed = durations.parse(text)
-    except UserError:
+    parsed = durations.read(text)
+    if not parsed:
       return durations.EXPECTED + ", or '20 minutes' or '1.5 hours'" * self.wall
     if parsed.unit == '%' and not self.percent:
       return 'steps, epochs or examples, as a percentage is of the run itself'
