@@ -7,8 +7,7 @@ import pytest
 
 from vit_jax.config import check, durations, files, schema
 
-CHANGES = ('baseline', 'muon', 'mimetic', 'patch_dropout', 'microbatches', 'qk_norm', 'no_shift', 'deviation',
-           'muon_patches')
+CHANGES = ('baseline', 'muon', 'mimetic', 'patch_dropout', 'qk_norm', 'no_shift', 'deviation', 'muon_patches')
 
 
 def load(target: str, upto: str) -> schema.Config:
@@ -32,7 +31,6 @@ def test_a_change_is_kept_by_the_later_ones_and_80_percent_takes_longer() -> Non
   first = (('muon', lambda run: isinstance(run.optimizer, schema.Muon)),
            ('mimetic', lambda run: run.model.init is schema.Init.MIMETIC),
            ('patch_dropout', lambda run: run.model.patch_dropout == .5),
-           ('microbatches', lambda run: run.train.accumulate == 8),
            ('qk_norm', lambda run: run.model.attention.qk_norm),
            ('no_shift', lambda run: not run.data.recipe.shift_px),
            ('deviation', lambda run: run.data.recipe.std == (.25, .25, .25)),
