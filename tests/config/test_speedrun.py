@@ -7,7 +7,7 @@ import pytest
 
 from vit_jax.config import check, durations, files, schema
 
-CHANGES = ('baseline', 'muon', 'mimetic', 'patch_dropout', 'qk_norm', 'no_shift', 'deviation', 'muon_patches')
+CHANGES = ('baseline', 'muon', 'mimetic', 'patch_dropout', 'qk_norm', 'no_shift', 'muon_patches')
 
 
 def load(target: str, upto: str) -> schema.Config:
@@ -33,7 +33,7 @@ def test_a_change_is_kept_by_the_later_ones_and_80_percent_takes_longer() -> Non
            ('patch_dropout', lambda run: run.model.patch_dropout == .5),
            ('qk_norm', lambda run: run.model.attention.qk_norm),
            ('no_shift', lambda run: not run.data.recipe.shift_px),
-           ('deviation', lambda run: run.data.recipe.std == (.25, .25, .25)),
+           ('muon_patches', lambda run: run.data.recipe.std == (.25, .25, .25)),
            ('muon_patches', lambda run: any('stem' in one for one in getattr(run.optimizer, 'matrices', ()))))
   for name, is_so in first:
     assert [is_so(run) for run in runs] == [index >= CHANGES.index(name) for index in range(len(CHANGES))], name
