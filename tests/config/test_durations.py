@@ -40,6 +40,11 @@ def test_a_run_cannot_be_a_percentage_of_itself() -> None:
     durations.lengths('10 %', num_examples=1, batch_size=1)
 
 
+def test_too_long_a_duration_is_refused_with_the_longest() -> None:
+  with pytest.raises(UserError, match=r"expected at most 1,000,000,000 epochs, got '2e9 epochs'. Set a shorter dur"):
+    durations.parse('2e9 epochs')
+
+
 def test_a_run_of_more_steps_than_can_be_counted_names_its_setting() -> None:
   with pytest.raises(UserError, match=r"^length: expected at most 2,147,483,647 steps, got '9e8 epochs'"):
     durations.lengths('9e8 epochs', num_examples=1000, batch_size=8)

@@ -235,15 +235,19 @@ def test_data_that_nobody_gave_skip_the_replay_with_a_reason(
   assert replay(data=folder / 'missing') == 2
 
 
-def test_a_name_is_explained_as_other_records_explain_it(record: pathlib.Path, folder: pathlib.Path,
-                                                         tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-                                                         ) -> None:
+def test_a_name_is_explained_as_records_of_the_same_images_do(
+    record: pathlib.Path, folder: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   assert not records.read_file(record).about
   change(record, about={'photos': 'eight small images', 'weights': 'of a small network'})
   monkeypatch.setattr(records, 'FOLDER', record.parent)
   assert main.run(['record', str(tmp_path / 'run'), f'--claim={CLAIM}', f'--data=photos={folder}',
                    f'--to={tmp_path / "later" / "2.json"}']) == 0
   assert records.read_file(tmp_path / 'later' / '2.json').about == {'photos': 'eight small images'}
+  images = records.read_file(record).data
+  change(record, data={name: {**content._asdict(), 'images': '0' * 64} for name, content in images.items()})
+  assert main.run(['record', str(tmp_path / 'run'), f'--claim={CLAIM}', f'--data=photos={folder}',
+                   f'--to={tmp_path / "later" / "3.json"}']) == 0
+  assert not records.read_file(tmp_path / 'later' / '3.json').about, 'of other images with the same name'
 
 
 def test_a_command_that_fails_ends_the_replay_with_its_status(

@@ -40,7 +40,8 @@ def parse(text: str) -> Duration:
   if not found:
     raise UserError(f'expected {EXPECTED}, got {text[:60]!r}. Write a number and a unit.')
   if found.value > MOST[found.unit]:
-    raise UserError(f'expected at most {MOST[found.unit]:,} {found.unit}, got {text[:60]!r}.')
+    raise UserError(f'expected at most {MOST[found.unit]:,} {found.unit}, got {text[:60]!r}. Set a shorter '
+                    'duration.')
   return found
 
 

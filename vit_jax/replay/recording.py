@@ -72,18 +72,21 @@ def make(path: pathlib.Path, name: str, claim: str, data: Mapping[str, str], tol
       values=found.values, tolerance=tolerance, params_digest=found.params_digest, checkpoints=found.checkpoints,
       settings=resolved, config_digest=settings.digest(own, data),
       found=tuple(sorted(key for key in parsed.keys() | resolved.keys() if parsed.get(key) != resolved.get(key))),
-      files=inputs.files(words, data), about=_about(inputs.names(words)),
+      files=inputs.files(words, data),
       data=inputs.contents(own, is_trained=found.kind == 'train', found=data),
       made={'date': datetime.datetime.now(datetime.UTC).date().isoformat(), 'commit': found.commit,
             'machine': found.machine} | ({} if lines and job != 'study' else _spent(found) | found.cost))
   console.end_stage()
-  return with_claimed(record, found)
+  return dataclasses.replace(with_claimed(record, found), about=_about(record))
 
 
-def _about(names: Sequence[str]) -> dict[str, str]:
-  """Returns what the records of the repository say of these names of data and weights, where they do."""
-  known = {name: text for path in records.paths() for name, text in records.read_file(path).about.items()}
-  return {name: known[name] for name in names if name in known}
+def _about(record: Record) -> dict[str, str]:
+  """Returns what other records say of its names of data and weights, where the content is the same."""
+  own = record.data | record.files
+  return {name: text for path in records.paths() for other in [records.read_file(path)]
+          for name, text in other.about.items()
+          if any(f'{{{name}}}' in key or key == name for key, content in (other.data | other.files).items()
+                 if own.get(key) == content)}
 
 
 def _spent(found: outcomes.Outcome) -> dict[str, float]:
