@@ -5,6 +5,7 @@ import functools
 import io
 import pathlib
 
+import jax
 import jax.numpy as jnp
 import loaded
 import numpy as np
@@ -44,7 +45,7 @@ def test_every_family_classifies_and_gives_features(name: str) -> None:
   found = loaded.weights(name)
   model, images = network(name), loaded.pictures(2)
   prepared = jnp.asarray(np.stack([by_hand(image) for image in images]))
-  logits, features = model._apply(inference.parameters(found), prepared)  # as compiled for `model`
+  logits, features = jax.jit(inference.function(found))(inference.parameters(found), prepared)
   np.testing.assert_allclose(model.logits(images), logits, rtol=2e-4, atol=2e-4)
   np.testing.assert_allclose(model.features(images), features.pooled, rtol=2e-4, atol=2e-4)
   assert model.features(images).shape == (2, features.pooled.shape[1])

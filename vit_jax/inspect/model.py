@@ -58,7 +58,9 @@ class Model:
     self.image_px = weights.preprocess.image_px
     self._params = jax.device_put(inference.parameters(weights))
     self._recipe = inference.eval_recipe(weights)
-    self._apply = jax.jit(inference.function(weights))
+    self._normalize = jax.jit(functools.partial(normalize, recipe=self._recipe))
+    infer = inference.function(weights)
+    self._apply = jax.jit(lambda params, pixels: infer(params, normalize(pixels, self._recipe)))
     named = len(weights.class_names) == weights.num_classes
     assumed = not named and imagenet.by_count(weights.num_classes)
     self._encoder: TextEncoder | None = None
@@ -119,7 +121,7 @@ class Model:
     if not self.weights.num_classes:
       raise UserError(f'{self.weights.source}: expected weights with a classification head, got weights without one. '
                       'Use features(), or weights that were trained on classes.')
-    return self._over(images, lambda image: self._outputs(image).logits, prepared=prepared)
+    return self._over(images, lambda pixels: self._outputs(pixels).logits, prepared=prepared)
 
   def features(self, images: ImageLike | Sequence[ImageLike], *, layer: int | None = None,
                layers: Sequence[int] | None = None, as_grid: bool = False, norm: bool = False,
@@ -145,13 +147,13 @@ class Model:
       raise UserError('features: expected layer or layers, and norm=True with as_grid=True only, got others. '
                       'Leave out the other arguments.')
     if layer is None and layers is None:
-      return self._over(images, self._last_grid if as_grid else lambda image: self._outputs(image).features.pooled,
+      return self._over(images, self._last_grid if as_grid else lambda pixels: self._outputs(pixels).features.pooled,
                         prepared=prepared)
     chosen = [layer] if layers is None else list(layers)
     if not chosen:
       raise UserError('layers: expected at least one block, got none. Pass the numbers of blocks.')
     depths = [self._depth(one, least=0) for one in chosen if one is not None]
-    found = self._over(images, lambda image: self._tokens(image, depths, as_grid=as_grid, norm=norm),
+    found = self._over(images, lambda pixels: self._tokens(pixels, depths, as_grid=as_grid, norm=norm),
                        prepared=prepared)
     return found[:, 0] if layers is None else found.swapaxes(0, 1)
 
@@ -180,15 +182,15 @@ class Model:
     many_images.embed(self.weights, source, pathlib.Path(to), wanted=many_images.Wanted(what, tuple(blocks)),
                       recipe=recipe, format=format)
 
-  def _last_grid(self, image: Array) -> Array:
+  def _last_grid(self, pixels: Array) -> Array:
     """Returns the tokens that the network ends with, `[B, h, w, D]`."""
-    found = self._outputs(image).features
-    return found.tokens.reshape(image.shape[0], *map(int, found.grid), -1)
+    found = self._outputs(pixels).features
+    return found.tokens.reshape(pixels.shape[0], *map(int, found.grid), -1)
 
-  def _tokens(self, image: Array, depths: Sequence[int], *, as_grid: bool, norm: bool) -> Array:
+  def _tokens(self, pixels: Array, depths: Sequence[int], *, as_grid: bool, norm: bool) -> Array:
     """Returns the tokens after each of `depths`, `[B, n, M, D]`, or as grids `[B, n, h, w, D]`."""
-    found = {}
-    for depth, tokens, _ in itertools.islice(self.driver.layers(image, capture=False), max(depths) + 1):
+    found, layers = {}, self.driver.layers(self.normalize(pixels), capture=False)
+    for depth, tokens, _ in itertools.islice(layers, max(depths) + 1):
       if depth in depths:
         x = self.driver.finish(tokens, grid=self.grid).tokens if norm else tokens
         h, w = self.grid
@@ -203,8 +205,8 @@ class Model:
     """
     depth = self._depth(layer, least=1)
 
-    def one(image: Array) -> Array:
-      found = next(itertools.islice(self.driver.layers(image, capture=True), depth, None)).attention
+    def one(pixels: Array) -> Array:
+      found = next(itertools.islice(self.driver.layers(self.normalize(pixels), capture=True), depth, None)).attention
       assert found is not None
       return found
     return self._over(images, one)
@@ -221,9 +223,9 @@ class Model:
     """
     driver = self.driver
 
-    def one(image: Array) -> Array:
-      product, tokens = None, image
-      for layer in driver.layers(image, capture=True):
+    def one(pixels: Array) -> Array:
+      product, tokens = None, pixels
+      for layer in driver.layers(self.normalize(pixels), capture=True):
         tokens = layer.tokens
         if layer.attention is not None:
           product = maps.roll(product, layer.attention, discard=0.)
@@ -309,7 +311,7 @@ class Model:
 
   def _over(self, images: ImageLike | Sequence[ImageLike], function: Callable[[Array], Array | None], *,
             prepared: bool = False) -> HostArray:
-    """Applies `function` to any number of normalized images, in batches of a few sizes."""
+    """Applies `function` to any number of outputs of `prepare`, `[B, H, W, 3]` u8, in batches of a few sizes."""
     every = list(listed(images))
     if not every:
       raise UserError('images: expected at least one image, got none. Pass images.')
@@ -318,7 +320,7 @@ class Model:
       batch = np.stack([np.asarray(image) if prepared else self._prepare(image)
                         for image in every[start:start + self._batch_size]])
       padded = np.concatenate([batch, np.repeat(batch[:1], _room(len(batch), self._batch_size) - len(batch), 0)])
-      rows.append(np.asarray(function(normalize(jnp.asarray(padded), self._recipe)))[:len(batch)])
+      rows.append(np.asarray(function(jnp.asarray(padded)))[:len(batch)])
     return np.concatenate(rows)
 
   def _prepare(self, image: ImageLike) -> HostArray:
@@ -330,10 +332,10 @@ class Model:
                                else str(error)) from error
 
   def _pooled(self, images: ImageLike | Sequence[ImageLike], is_prepared: bool) -> HostArray:
-    return self._over(images, lambda image: self._outputs(image).features.pooled, prepared=is_prepared)
+    return self._over(images, lambda pixels: self._outputs(pixels).features.pooled, prepared=is_prepared)
 
-  def _outputs(self, image: Array) -> Outputs:
-    return self._apply(self._params, image)
+  def _outputs(self, pixels: Array) -> Outputs:
+    return self._apply(self._params, pixels)
 
   def _depth(self, layer: int, *, least: int) -> int:
     """Returns the index of a block, which may be counted from the end."""
@@ -349,9 +351,9 @@ class Model:
     """Maps features to logits; None without a head."""
     return inference.head(self.weights, self._params)
 
-  def normalize(self, images: HostArray) -> Array:
+  def normalize(self, images: HostArray | Array) -> Array:
     """Normalizes outputs of `prepare`, `[B, H, W, 3]` u8 to f32."""
-    return normalize(jnp.asarray(images), self._recipe)
+    return self._normalize(jnp.asarray(images))
 
   @functools.cached_property
   def driver(self) -> Driver:
