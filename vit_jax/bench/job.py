@@ -12,6 +12,7 @@ import json
 import logging
 import pathlib
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -28,6 +29,7 @@ from vit_jax.record import clock
 
 log = logging.getLogger('vit_jax.jobs')
 MIN_S = .5  # of one part in one turn, so that the clock's resolution and the first call do not matter
+PAUSE_S = .2
 
 
 def run(config: schema.Config, *, models: Sequence[str], px: Sequence[int], parts: Sequence[str], turns: int,
@@ -130,7 +132,10 @@ def _row(model: str, part: str, spent: Mapping[str, Sequence[Spent]], *, images:
 
 def take_turns(parts: Mapping[str, Part], *, turns: int,
                min_s: float) -> dict[str, list[Spent]]:
-  """Returns seconds per call of each part, one for each turn; a turn calls a part for about `min_s` seconds."""
+  """Returns seconds per call of each part, one for each turn; a turn calls a part for about `min_s` seconds.
+
+  A pause before each part lets other programs finish what follows their answer, such as freeing memory.
+  """
   counts = {}
   for name, part in parts.items():
     part(1)  # compiles, fills caches
@@ -139,5 +144,6 @@ def take_turns(parts: Mapping[str, Part], *, turns: int,
   for turn in range(turns):
     log.info('Turn %d of %d.', turn + 1, turns)
     for name, part in parts.items():
+      time.sleep(PAUSE_S)
       spent[name].append(Spent(*(seconds / counts[name] for seconds in part(counts[name]))))
   return spent
