@@ -17,7 +17,8 @@ the run's sizes. Its rules, in order:
     all of them the compiler sums gradients whole, which sends twice as much as scattering them, and counts as a third
     more than the gathers of rule 6.
 5.  Blocks are unrolled, which is faster by about an eighth, up to 32 of them; more are scanned, because an unrolled
-    program takes 3 to 6 times as long to compile.
+    program takes 3 to 6 times as long to compile. On CPUs evaluations scan them all the same
+    (`models/backbones.py:for_evaluation`).
 6.  `remat` and `accumulate` are the fastest pair, by the relative times below, with which state, gradients and
     activations take at most 90 % of the memory. With `fsdp`, each microbatch gathers all kernels anew, which counts as
     the time of `GATHER_TOKENS` further tokens on every device. Accumulation is considered only where it does not change
@@ -208,6 +209,11 @@ def unchosen(config: schema.Config, overridden: Collection[str] = ()) -> schema.
   again = {name: AUTO[name] for name in config.mesh.chosen if name in AUTO and name not in overridden}
   return put(config, {**again, 'mesh.chosen': (), 'mesh.chosen_for': '', 'mesh.chosen_slices': 0,
                       'mesh.chosen_parts': 1})
+
+
+def with_open_execution(config: schema.Config) -> schema.Config:
+  """Returns the config with `model.execution` auto again if it was chosen; it was chosen for training."""
+  return put(config, {'model.execution': Execution.AUTO}) if 'model.execution' in config.mesh.chosen else config
 
 
 def keep(config: schema.Config, before: schema.Config, hardware: Hardware) -> schema.Config:

@@ -13,12 +13,11 @@ from vit_jax.core import axes, trees
 from vit_jax.core.contracts import Backbone
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Features, Key, Outputs, Params, PyTree
-from vit_jax.models import heads
+from vit_jax.models import backbones, heads, probe
 from vit_jax.objectives import distill
 from vit_jax.objectives.networks import NetworkView
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel import sharding
-from vit_jax.weights import inference
 from vit_jax.weights.network import Weights
 
 
@@ -86,7 +85,7 @@ def make(weights: Weights, *, num_classes: int | None = None, seed: int = 0) -> 
   count = weights.num_classes if num_classes is None else num_classes
   kept = ('backbone', *(('head', distill.HEAD_DIST) if num_classes is None and count else ()))
   params = {name: jax.tree.map(jnp.asarray, weights.params[name]) for name in kept if name in weights.params}
-  backbone = inference.backbone(weights)
+  backbone = probe.around(backbones.build(weights.model, weights.preprocess.image_px), weights.head)
   if num_classes:
     fresh = _init(weights, backbone, num_classes, jax.random.key(seed))
     params |= {name: part for name, part in fresh.items() if name != 'backbone'}

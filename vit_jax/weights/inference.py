@@ -60,8 +60,9 @@ def describe_class_names(weights: Weights, *, classes: str) -> str:
 
 
 def backbone(weights: Weights) -> Backbone:
-  """Returns the network under the head of these weights."""
-  return probe.around(backbones.build(weights.model, weights.preprocess.image_px), weights.head)
+  """Returns the network under the head of these weights, for evaluation."""
+  model = backbones.for_evaluation(weights.model, jax.default_backend())
+  return probe.around(backbones.build(model, weights.preprocess.image_px), weights.head)
 
 
 def eval_recipe(weights: Weights) -> schema.Recipe:

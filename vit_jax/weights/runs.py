@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from vit_jax.config import json_files, provenance, schema
+from vit_jax.config import json_files, layout, provenance, schema
 from vit_jax.config.schema import Geometry, Interpolation
 from vit_jax.core import lazy, trees
 from vit_jax.core.errors import UserError
@@ -137,7 +137,8 @@ def _read(folder: pathlib.Path, config: schema.Config, view: str, first: str) ->
             'geometry': Geometry(p.get('eval_geometry', Geometry.BIG_VISION.value))}  # not in runs of version 0.1
   frozen = _unwrapped(extra).get(FROZEN, {}) if chosen != 'teacher' else {}
   trained = {'student': params, 'ema': extra.get('ema', {})}[chosen] if frozen else {}
-  return Found(config, int(body['step']), chosen, network, state, values, tuple(body['class_names']), trained, frozen)
+  return Found(layout.with_open_execution(config), int(body['step']), chosen, network, state, values,
+               tuple(body['class_names']), trained, frozen)
 
 
 def _item(folder: pathlib.Path, body: Mapping[str, Any], name: str) -> PyTree:
