@@ -18,7 +18,7 @@ from vit_jax.data.source import Record
 from vit_jax.data.sources import builtin, opening
 
 END = b'\xff\xd9'
-SAME = (schema.Decode.FULL, schema.Decode.CROP)
+SAME = (schema.Decode.FULL, schema.Decode.CROP, schema.Decode.AUTO)
 needs_codec = pytest.mark.skipif(not jpeg.is_installed(), reason='nvImageCodec is not installed: the extra `crop`')
 
 
@@ -83,11 +83,13 @@ def test_a_part_of_too_large_an_image_is_refused_in_the_same_words() -> None:
     schema.Recipe(crop=schema.Crop.WINDOW, crop_area=(.05, .9))])
 def test_a_recipe_gives_the_same_example(recipe: schema.Recipe) -> None:
   record = Record(FILES['usual'], 3)
-  want, got = (transforms.train_transform(recipe, (32, 48), decode=decode) for decode in SAME)
+  want, *others = (transforms.train_transform(recipe, (32, 48), decode=decode) for decode in SAME)
   for seed in range(9):
-    first, second = (one(record, np.random.default_rng(seed)) for one in (want, got))
-    for name in first:
-      np.testing.assert_array_equal(first[name], second[name])
+    first = want(record, np.random.default_rng(seed))
+    for got in others:
+      second = got(record, np.random.default_rng(seed))
+      for name in first:
+        np.testing.assert_array_equal(first[name], second[name])
 
 
 @needs_codec
@@ -115,6 +117,42 @@ def test_without_the_package_a_run_says_what_to_install(monkeypatch: pytest.Monk
                         decode=schema.Decode.CROP)
 
 
+@needs_codec
+def test_auto_decodes_parts_where_they_have_the_pixels_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+  jpeg.is_exact.cache_clear()
+  assert isinstance(jpeg.open_fastest(FILES['usual']), jpeg.PartialJpeg)
+  assert isinstance(jpeg.open_fastest(FILES['PNG']), decode.DecodedImage) and not caplog.records
+  exact, last = jpeg.PartialJpeg.cut, decode.Window(47, 1, 28, 17)
+  monkeypatch.setattr(jpeg.PartialJpeg, 'cut', lambda self, window: exact(self, window) ^ (window == last))
+  jpeg.is_exact.cache_clear()
+  for _ in range(2):
+    assert isinstance(jpeg.open_fastest(FILES['usual']), decode.DecodedImage)
+  warning, = caplog.messages
+  assert 'nvImageCodec does not give the pixels of OpenCV here (4:2:0, 4:2:2, 4:4:4, progressive, gray)' in warning
+  jpeg.is_exact.cache_clear()
+
+
+def test_auto_decodes_the_whole_where_there_is_no_package(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+  monkeypatch.setattr(jpeg, '_PACKAGE', 'nowhere.codec')
+  jpeg.is_exact.cache_clear()
+  assert isinstance(jpeg.open_fastest(FILES['usual']), decode.DecodedImage) and not caplog.records
+  jpeg.is_exact.cache_clear()
+
+
+@needs_codec
+def test_a_package_that_cannot_be_loaded_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+  def fail() -> None:
+    raise ImportError('libjpeg.so: cannot open shared object file')
+  monkeypatch.setattr(jpeg, '_load_codec', fail)
+  jpeg.is_exact.cache_clear()
+  assert isinstance(jpeg.open_fastest(FILES['usual']), decode.DecodedImage)
+  assert '(ImportError: libjpeg.so: cannot open shared object file)' in caplog.text
+  jpeg.is_exact.cache_clear()
+
+
 @pytest.mark.parametrize('recipe, why', [
     (schema.Recipe(crop=schema.Crop.RESIZE), 'expected full with data.recipe.crop=resize, which does not crop'),
     (schema.Recipe(views=schema.Views(on=True)), 'expected full with data.recipe.views.on=True, which takes several')])
@@ -134,7 +172,7 @@ def test_a_loader_with_several_threads_gives_the_same_batches(workers: int, tmp_
   source = opening.open_split(schema.Data(source=f'folder:{tmp_path}'), 'train', image_px=(16, 24))
   made = [loader.train_loader(source, recipe=schema.Recipe(), image_px=(16, 24), batch_size=4, seed=0,
                               shard=Shard((0,), 1), workers=workers, threads=3, in_memory=False, max_bad_images=0,
-                              decode=decode) for decode in SAME]
+                              decode=decode) for decode in SAME[:2]]
   first, second = (list(itertools.islice(one.batches(0), 5)) for one in made)
   for one in made:
     one.close()

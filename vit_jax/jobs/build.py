@@ -296,7 +296,7 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
       task, optimizer, prepare, mesh=mesh, batch=abstract_batch(config), seed=config.seed,
       accumulate=config.train.microbatches, parts=config.mesh.chosen_parts)
   own = layout.with_open_execution(config)
-  own = dataclasses.replace(own, model=backbones.for_evaluation(own.model, mesh.devices.flat[0].platform))
+  own = dataclasses.replace(own, model=backbones.for_evaluation(own.model, jax.default_backend()))
   evaluated = build_objective(own, build_backbone(own), num_classes, lengths=lengths)
   return Parts(config, mesh, lengths, num_classes, backbone, task, evaluated, schedule, optimizer, prepare, program)
 

@@ -33,9 +33,15 @@ class InMemory(enum.Enum):
 
 class Decode(enum.Enum):
   """How much of a stored JPEG is decoded where a recipe crops it at random."""
+  AUTO = 'auto'  # crop if its library is installed and gives the pixels of full on this machine; else full
   FULL = 'full'
   CROP = 'crop'  # what the crop shows, by nvImageCodec (extra `crop`; no GPU needed)
   REDUCED = 'reduced'  # at 1/2, 1/4 or 1/8 of the size where the crop is so much larger than its target; other pixels
+
+  @property
+  def is_partial(self) -> bool:
+    """Whether less than the complete file must be decoded."""
+    return self in (Decode.CROP, Decode.REDUCED)
 
 
 class Placement(enum.Enum):
@@ -124,7 +130,7 @@ class Data(Settings):
   channels: int = ranged(3, Range(1, 1024))
   recipe: Recipe = field(default_factory=Recipe)
   in_memory: InMemory = InMemory.AUTO
-  decode: Decode = Decode.FULL                    # of a JPEG that is cropped at random; full and crop: same pixels
+  decode: Decode = Decode.AUTO                    # of a JPEG that is cropped at random; only reduced: other pixels
   # Loader processes; 0 = threads of this process; -1 or auto = by cores, dataset, and what the first steps show.
   workers: int = ranged(AUTO_WORKERS, Range(0, 1024, also=(AUTO_WORKERS,)))
   threads: int = ranged(0, THREADS)                # reading and decoding; 0 = one a core, at most 16 in a process
@@ -152,9 +158,9 @@ class Data(Settings):
       yield from self._in_memory_problems(name)
     if self.placement is not Placement.ANYWHERE:
       yield from self._placement_problems(name)
-    if self.decode is not Decode.FULL and self.recipe.views.on:
+    if self.decode.is_partial and self.recipe.views.on:
       yield problem(f'{name}.decode', f'full with {name}.recipe.views.on=True, which takes several crops', self.decode)
-    elif self.decode is not Decode.FULL and self.recipe.crop is Crop.RESIZE:
+    elif self.decode.is_partial and self.recipe.crop is Crop.RESIZE:
       yield problem(f'{name}.decode', f'full with {name}.recipe.crop=resize, which does not crop', self.decode)
 
   def _placement_problems(self, name: str) -> Iterator[str]:
@@ -194,7 +200,7 @@ class Data(Settings):
     for setting in (*recipe.on_host(), *geometry):
       value = functools.reduce(getattr, setting.split('.'), recipe)
       yield problem(f'{name}.recipe.{setting}', f'{off.get(setting, "False")} {only}', value)
-    if self.decode is not Decode.FULL:
+    if self.decode.is_partial:
       yield problem(f'{name}.decode', f'full {only}', self.decode)
     if self.pseudo.source:
       yield problem(f'{name}.pseudo.source', f"'' {only}", self.pseudo.source)

@@ -317,7 +317,7 @@ class Recipe(Settings):
       if value:
         yield problem(f'{name}.{setting}', f'0 with {name}.native_lengths, whose images have several sizes', value)
     if data.decode.value == 'reduced':
-      yield problem('data.decode', f'full or crop with {name}.native_lengths', data.decode)
+      yield problem('data.decode', f'auto, full or crop with {name}.native_lengths', data.decode)
     if data.pseudo.source:
       yield problem('data.pseudo.source', f"'' with {name}.native_lengths", data.pseudo.source)
     if config.trackers.images:

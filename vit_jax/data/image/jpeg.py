@@ -1,8 +1,10 @@
-"""Two ways to decode less than a complete JPEG for a random crop; other formats are decoded completely.
+"""Ways to decode less than a complete JPEG for a random crop; other formats are decoded completely.
 
 `open_partial` decodes only the part inside the crop, with nvImageCodec's libjpeg-turbo: the extra `crop` of setup.py.
 It needs no GPU, and gives the same pixels as cropping the decoded image. CMYK and damaged files are decoded by
-`decode.decode`, with the same error messages.
+`decode.decode`, with the same error messages. `open_fastest` does the same where the library is installed, after it has
+compared pixels of a few pictures on this machine: OpenCV has another build of libjpeg-turbo, and the versions of both
+change independently.
 
 `ReducedOpener` decodes at 1/2, 1/4 or 1/8 of the size where the crop is at least so many times larger than its target.
 libjpeg-turbo then computes smaller inverse transforms of the 8 x 8 blocks (DCT scaling), which average pixels: photos
@@ -15,11 +17,13 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
+import logging
 import os
 import pathlib
 import tempfile
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -39,6 +43,23 @@ from no side, which gives other pixels."""
 _PACKAGE, _EXTENSION = 'nvidia.nvimgcodec', 'libjpeg_turbo_ext.so*'
 _CHANNELS = (1, 3)  # gray and YCbCr
 _thread, _lock = threading.local(), threading.Lock()
+log = logging.getLogger('vit_jax.data')
+
+
+class Opened(Protocol):
+  """An image of which parts can be had."""
+
+  @property
+  def size(self) -> tuple[int, int]:
+    """Height and width, px."""
+    ...
+
+  def cut(self, window: Window) -> HostArray:
+    """Returns the part `[h, w, 3] u8` inside a window. Raises BadImage if it cannot be decoded."""
+    ...
+
+
+Opener = Callable[[bytes | HostArray, DecodeOptions], Opened]
 
 
 class _Jpeg:
@@ -101,6 +122,47 @@ def open_partial(image: bytes | HostArray, options: DecodeOptions = AS_STORED) -
     except RuntimeError:  # a header that nvImageCodec cannot read
       pass
   return decode.open_image(image, options)
+
+
+def open_fastest(image: bytes | HostArray, options: DecodeOptions = AS_STORED) -> DecodedImage | PartialJpeg:
+  """Opens as `open_partial` if that gives the pixels of complete pictures on this machine, else as
+  `decode.open_image`."""
+  is_partial = isinstance(image, bytes) and decode.is_jpeg(image) and is_exact()
+  return open_partial(image, options) if is_partial else decode.open_image(image, options)
+
+
+@functools.cache
+def is_exact() -> bool:
+  """Returns whether nvImageCodec is installed and decodes parts of pictures to the pixels of OpenCV; a process compares
+  once, in a few ms, and warns if they differ."""
+  if not is_installed():
+    return False
+  try:
+    wrong = [name for name, encoded in _samples().items() if not _is_equal(encoded)]
+  except (ImportError, OSError, RuntimeError) as error:
+    wrong = [f'{type(error).__name__}: {error}']
+  if wrong:
+    log.warning('JPEG files are decoded completely: nvImageCodec does not give the pixels of OpenCV here (%s). Set '
+                'data.decode=full to be rid of this warning.', ', '.join(wrong))
+  return not wrong
+
+
+def _samples() -> dict[str, bytes]:
+  """Returns pictures of smooth noise in the forms that JPEG files have, by name."""
+  image = cv2.resize(np.random.default_rng(0).integers(0, 256, (9, 11, 3), np.uint8), (107, 75),
+                     interpolation=cv2.INTER_CUBIC)
+  flags = {'4:2:0': (cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420),
+           '4:2:2': (cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_422),
+           '4:4:4': (cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444),
+           'progressive': (cv2.IMWRITE_JPEG_PROGRESSIVE, 1)}
+  return {**{name: cv2.imencode('.jpg', image, one)[1].tobytes() for name, one in flags.items()},
+          'gray': cv2.imencode('.jpg', image[..., 0])[1].tobytes()}
+
+
+def _is_equal(encoded: bytes) -> bool:
+  whole, opened = decode.decode(encoded), open_partial(encoded)
+  windows = (Window(0, 0, 75, 107), Window(13, 22, 41, 70), Window(30, 51, 1, 3), Window(47, 1, 28, 17))
+  return isinstance(opened, PartialJpeg) and all(np.array_equal(opened.cut(one), one.cut(whole)) for one in windows)
 
 
 def is_installed() -> bool:

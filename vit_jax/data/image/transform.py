@@ -16,7 +16,7 @@ from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.image import channels, colors, crops, decode, geometry, jpeg, native, randaugment
-from vit_jax.data.image.headers import DecodeOptions, decode_options
+from vit_jax.data.image.headers import decode_options
 from vit_jax.data.source import Record
 
 Example = dict[str, HostArray | np.int32]
@@ -38,8 +38,7 @@ class TrainTransform:
   """The host part of a training recipe: crop, resize, affine, flip, shift, and then colors, in this order."""
   recipe: schema.Recipe
   image_px: tuple[int, int]
-  open_image: Callable[[bytes | HostArray, DecodeOptions],
-                       decode.DecodedImage | jpeg.PartialJpeg | jpeg.ReducedJpeg] = decode.open_image
+  open_image: jpeg.Opener = decode.open_image
   max_labels: int = 0
 
   def __call__(self, record: Record, rng: np.random.Generator) -> Example:
@@ -69,7 +68,7 @@ class NativeTransform:
   """
   recipe: schema.Recipe
   num_tokens: int
-  open_image: Callable[[bytes | HostArray, DecodeOptions], decode.DecodedImage | jpeg.PartialJpeg] = decode.open_image
+  open_image: jpeg.Opener = decode.open_image
   max_labels: int = 0
 
   def __call__(self, record: Record, rng: np.random.Generator) -> Example:
@@ -172,21 +171,26 @@ def train_transform(recipe: schema.Recipe, image_px: tuple[int, int], *, decode:
   px = image_px[0], image_px[1]
   if recipe.views.on:
     return ViewsTransform(recipe, px)
+  opener = _opener(decode, recipe, px)
   if num_tokens:
-    if decode is schema.Decode.CROP:
-      jpeg.check_installed()
-      return NativeTransform(recipe, num_tokens, jpeg.open_partial, max_labels)
-    return NativeTransform(recipe, num_tokens, max_labels=max_labels)
-  match decode:
+    return NativeTransform(recipe, num_tokens, opener, max_labels)
+  return TrainTransform(recipe, px, opener, max_labels)
+
+
+def _opener(choice: schema.Decode, recipe: schema.Recipe, image_px: tuple[int, int]) -> jpeg.Opener:
+  """Returns the function that opens images for a recipe."""
+  match choice:
+    case schema.Decode.AUTO:
+      return decode.open_image if recipe.crop is schema.Crop.RESIZE else jpeg.open_fastest
     case schema.Decode.FULL:
-      return TrainTransform(recipe, px, max_labels=max_labels)
+      return decode.open_image
     case schema.Decode.REDUCED:
-      return TrainTransform(recipe, px, jpeg.ReducedOpener(px), max_labels)
+      return jpeg.ReducedOpener(image_px)
     case schema.Decode.CROP:
       jpeg.check_installed()
-      return TrainTransform(recipe, px, jpeg.open_partial, max_labels)
+      return jpeg.open_partial
     case _:
-      assert_never(decode)
+      assert_never(choice)
 
 
 def eval_transform(recipe: schema.Recipe, image_px: tuple[int, int], *, max_labels: int = 0) -> EvalTransform:

@@ -14,9 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.config import schema
+from vit_jax.core import extras
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Shard
 from vit_jax.data.files import open_files
+from vit_jax.data.image import jpeg
 from vit_jax.data.image.transform import Shapes
 
 MEMORY_SHARE = 0.25
@@ -157,8 +159,9 @@ def describe(found: Measured, workers: int, wanted: int, *, setting: int, here: 
     return f'{begin}{busy}; ' + (f'{wanted} loader processes take over now (data.workers={wanted}).'
                                  if setting == schema.AUTO_WORKERS else f'set data.workers={wanted}.')
   if found.busy_cores >= BUSY * here.cores:
-    return (f'{begin}its {here.cores} cores are busy. Store smaller images (vit-jax prepare --short_px), set '
-            'data.decode=crop, or use a host with more cores.')
+    partial = '' if jpeg.is_installed() else f'decode only crops of JPEG files ({extras.install("crop")}), '
+    return (f'{begin}its {here.cores} cores are busy. Store smaller images (vit-jax prepare --short_px), {partial}'
+            'or use a host with more cores.')
   return (f'{begin}{own} use {found.busy_cores:.1f} of {here.cores} cores, and there is no memory for more processes. '
           'If the disk is the limit, copy the data to a faster one.')
 
