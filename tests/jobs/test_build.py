@@ -11,9 +11,7 @@ import pytest
 
 from tests.data.images import encode, random_image
 from vit_jax.config import files, json_files, layout, schema
-from vit_jax.core.contracts import View
 from vit_jax.core.errors import UserError
-from vit_jax.core.types import PyTree
 from vit_jax.data.source import Source
 from vit_jax.data.sources import opening
 from vit_jax.jobs import build
@@ -98,21 +96,3 @@ def test_a_network_that_is_frozen_for_the_whole_run_needs_weights(until: str, we
   parts = build.parts(config, mesh=meshes.make(schema.Mesh(1, 1, 1), jax.devices()[:1]), num_examples=80, num_classes=3,
                       in_memory=False)
   assert build.keeps_random_network(parts) is is_random
-
-
-def scans(view: View, selected: PyTree) -> int:
-  """The loops in the evaluation of a view."""
-  return str(jax.make_jaxpr(view.predict)(selected, jax.numpy.zeros((1, 8, 8, 3)))).count(' scan[')
-
-
-@pytest.mark.parametrize(('overrides', 'expected'), [([], 1), (['model.execution=unrolled'], 0)])
-def test_evaluations_on_a_cpu_loop_over_the_blocks_unless_the_config_unrolls_them(
-    tmp_path: pathlib.Path, overrides: list[str], expected: int) -> None:
-  config = layout.choose(files.load('digits', overrides), layout.Hardware('cpu', 'cpu', 1, 0., 1), None).config
-  assert config.model.execution is schema.Execution.UNROLLED
-  parts = build.parts(config, mesh=meshes.make(config.mesh, jax.devices()[:1]), num_examples=100, num_classes=10,
-                      in_memory=False)
-  params = parts.program.abstract_state.params
-  trained, evaluated = (one.views()['student'] for one in (parts.objective, parts.evaluated))
-  assert scans(trained, trained.select(params, {})) == 0
-  assert scans(evaluated, evaluated.select(params, {})) == expected

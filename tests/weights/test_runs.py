@@ -1,6 +1,7 @@
 """Hostile run directories: arrays that are larger than their description are refused before they are read."""
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import pathlib
@@ -50,6 +51,16 @@ def test_nothing_is_logged_while_a_run_is_read(run: pathlib.Path, caplog: pytest
   with caplog.at_level(logging.WARNING, 'absl'):
     runs.read(run, view='')
     assert not caplog.records and logging.getLogger('absl').level == logging.WARNING
+
+
+@pytest.mark.parametrize(('chosen', 'expected'), [(('model.execution',), 'auto'), ((), 'unrolled')])
+def test_how_blocks_are_run_is_open_again_if_it_was_chosen_for_training(
+    tmp_path: pathlib.Path, chosen: tuple[str, ...], expected: str) -> None:
+  found = loaded.weights('vit')
+  model = dataclasses.replace(found.model, execution=schema.Execution.UNROLLED)  # type: ignore[call-arg]
+  config = schema.Config(model=model, head=found.head, image_px=loaded.PX, mesh=schema.Mesh(chosen=chosen))
+  runs.write(tmp_path, config, found.params, {}, class_names=found.class_names, image_px=loaded.PX)
+  assert runs.read(tmp_path, view='').config.model.execution is schema.Execution(expected)
 
 
 def test_weights_of_a_run_that_keeps_its_best_checkpoint_are_the_best_ones(tmp_path: pathlib.Path,

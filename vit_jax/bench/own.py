@@ -65,7 +65,7 @@ class Own:
     key, step = jax.random.key(0), jnp.zeros((), jnp.int32)
     with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
       prepared = jax.jit(prepare)(self._batch, key, step)
-    view, state = self.run_parts.evaluated.views()['student'], self._state
+    view, state = objective.views()['student'], self._state
     evaluated = jax.tree.map(jnp.copy, (state.params, state.extra))  # steps donate the buffers of the state
 
     @jax.jit

@@ -17,8 +17,7 @@ the run's sizes. Its rules, in order:
     all of them the compiler sums gradients whole, which sends twice as much as scattering them, and counts as a third
     more than the gathers of rule 6.
 5.  Blocks are unrolled, which is faster by about an eighth, up to 32 of them; more are scanned, because an unrolled
-    program takes 3 to 6 times as long to compile. On CPUs evaluations scan them all the same
-    (`models/backbones.py:for_evaluation`).
+    program takes 3 to 6 times as long to compile.
 6.  `remat` and `accumulate` are the fastest pair, by the relative times below, with which state, gradients and
     activations take at most 90 % of the memory. With `fsdp`, each microbatch gathers all kernels anew, which counts as
     the time of `GATHER_TOKENS` further tokens on every device. Accumulation is considered only where it does not change

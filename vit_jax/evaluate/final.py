@@ -73,13 +73,13 @@ def is_telling(metric: str, num_classes: float) -> bool:
   return not is_sure and not re.search(r'_seed\d+|(^|/)iou\.', metric)
 
 
-def measure(evaluators: dict[str, dict[str, Measuring]], evaluated: Viewed, state: TrainState) -> Final:
+def measure(evaluators: dict[str, dict[str, Measuring]], objective: Viewed, state: TrainState) -> Final:
   """Runs every evaluation of every view.
 
   The headline is the first evaluation that has one, of the EMA weights if they exist, else of the raw weights; this
   choice does not depend on the results.
   """
-  views = evaluated.views()
+  views = objective.views()
   results: dict[str, dict[str, Result]] = {}
   seconds: dict[str, float] = {}
   for name in in_order(evaluators):

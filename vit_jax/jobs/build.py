@@ -74,14 +74,13 @@ class ExtraTargets(NamedTuple):
 
 
 class Parts(NamedTuple):
-  """All objects of a run except for its state; `evaluated` has the views of the objective."""
+  """All objects of a run except for its state."""
   config: schema.Config
   mesh: Mesh
   lengths: durations.Lengths
   num_classes: int
   backbone: Backbone
   objective: Objective
-  evaluated: Viewed
   schedule: Schedule
   optimizer: Optimizer
   prepare: Prepare
@@ -232,15 +231,15 @@ def check_size(data: schema.Data, train: Source) -> None:
       '--config.data.any_num_examples=true to keep the schedule of the larger or smaller dataset.')
 
 
-def evaluators(config: schema.Config, data: Data, evaluated: Viewed, *, mesh: Mesh, shard: Shard,
+def evaluators(config: schema.Config, data: Data, objective: Viewed, *, mesh: Mesh, shard: Shard,
                workdir: storage.Path | None = None, bar: bool = False, weights: Weights | None = None,
                embedded: Sequence[pathlib.Path] = ()) -> dict[str, dict[str, Measuring]]:
   """Returns the evaluators by evaluation and view; arguments are those of `resources`."""
-  return evaluation.build(resources(config, data, evaluated, mesh=mesh, shard=shard, workdir=workdir, bar=bar,
+  return evaluation.build(resources(config, data, objective, mesh=mesh, shard=shard, workdir=workdir, bar=bar,
                                     weights=weights, embedded=embedded))
 
 
-def resources(config: schema.Config, data: Data, evaluated: Viewed, *, mesh: Mesh, shard: Shard,
+def resources(config: schema.Config, data: Data, objective: Viewed, *, mesh: Mesh, shard: Shard,
               workdir: storage.Path | None = None, bar: bool = False, weights: Weights | None = None,
               embedded: Sequence[pathlib.Path] = ()) -> Resources:
   """Returns what the evaluators share: sources, loaders, and features of the same weights.
@@ -248,7 +247,7 @@ def resources(config: schema.Config, data: Data, evaluated: Viewed, *, mesh: Mes
   Args:
     config: checked.
     data: of the run.
-    evaluated: provides the views.
+    objective: provides the views.
     mesh: of the parameters.
     shard: the rows of each batch that this process feeds.
     workdir: features are stored in its folder `features` if it is local, otherwise in memory.
@@ -260,7 +259,7 @@ def resources(config: schema.Config, data: Data, evaluated: Viewed, *, mesh: Mes
     from vit_jax.jobs import text_towers  # only here: few runs read a text tower
     return text_towers.find(config, weights, name, settings, mesh=mesh)
 
-  views = evaluated.views()
+  views = objective.views()
   folder = pathlib.Path(workdir) / 'features' if workdir is not None and storage.is_local(workdir) else None
   return Resources(config, data, views=views, backbone=backbones.build(config.model, config.image_px), mesh=mesh,
                    shard=shard, store=Store(folder, embedded), bar=bar, encoder=find_encoder)
@@ -295,10 +294,7 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
   program = steps.build(
       task, optimizer, prepare, mesh=mesh, batch=abstract_batch(config), seed=config.seed,
       accumulate=config.train.microbatches, parts=config.mesh.chosen_parts)
-  own = layout.with_open_execution(config)
-  own = dataclasses.replace(own, model=backbones.for_evaluation(own.model, jax.default_backend()))
-  evaluated = build_objective(own, build_backbone(own), num_classes, lengths=lengths)
-  return Parts(config, mesh, lengths, num_classes, backbone, task, evaluated, schedule, optimizer, prepare, program)
+  return Parts(config, mesh, lengths, num_classes, backbone, task, schedule, optimizer, prepare, program)
 
 
 def build_backbone(config: schema.Config) -> Backbone:

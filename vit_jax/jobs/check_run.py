@@ -143,7 +143,7 @@ def _build(config: schema.Config, data: build.Data | None, found: Weights | None
   targets = finder.of(lambda: build.open_targets(config, opened.train))
   has_texts = any(isinstance(one, schema.TextEvaluation) for one in config.evals.values())
   if parts and targets and (is_known or not has_texts):  # else they would read the weights again
-    finder.of(lambda: build.evaluators(config, opened, parts.evaluated, mesh=mesh, shard=meshes.local_rows(mesh)))
+    finder.of(lambda: build.evaluators(config, opened, parts.objective, mesh=mesh, shard=meshes.local_rows(mesh)))
 
 
 def known_numbers(config: schema.Config) -> build.Numbers:

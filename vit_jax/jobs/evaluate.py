@@ -103,11 +103,11 @@ def _run(config: schema.Config, workdir: storage.Path, *, source: str, overridde
     check_finite(restored.state, f'--workdir={workdir}')
   step = int(restored.state.step)
   log.info('Evaluating step %s of %s.', f'{step:,}', workdir)
-  shared = build.resources(config, data, parts.evaluated, mesh=mesh, shard=shard, workdir=out,
+  shared = build.resources(config, data, parts.objective, mesh=mesh, shard=shard, workdir=out,
                            bar=config.train.progress)
   evaluators = evaluation.build(shared)
   console.begin_stage('evaluating')
-  final = results.measure(evaluators, parts.evaluated, restored.state)
+  final = results.measure(evaluators, parts.objective, restored.state)
   console.end_stage()
   evaluate_weights.report(final, out, step, config, data, restored.meta['digests']['params'], shared.fingerprints(),
                           table)

@@ -24,7 +24,7 @@ from vit_jax.evaluate import evaluators as evaluation
 from vit_jax.evaluate import final as results
 from vit_jax.jobs import build, report_page
 from vit_jax.jobs import runtime as startup
-from vit_jax.models import backbones, heads
+from vit_jax.models import heads
 from vit_jax.models.kernels import devices
 from vit_jax.objectives import distill
 from vit_jax.objectives.networks import NetworkView, statistics
@@ -51,8 +51,7 @@ class Network:
   """Loaded weights with views, as evaluations need them."""
 
   def __init__(self, config: schema.Config, *, has_head: bool) -> None:
-    model = backbones.for_evaluation(config.model, jax.default_backend())
-    backbone = build.build_backbone(dataclasses.replace(config, model=model))
+    backbone = build.build_backbone(config)
     self._view: View = (distill.view(backbone, heads.build(config.head, config.model)) if has_head
                         else NetworkView(backbone))
 

@@ -110,7 +110,7 @@ class Run:
     self.mesh, self.shard, self.parts = build.open_run(config, self.data, workdir=workdir, overridden=overridden)
     self.config = config = self.parts.config
     self.loader = build.train_loader(config, self.data, self.shard)
-    self._resources = build.resources(config, self.data, self.parts.evaluated, mesh=self.mesh, shard=self.shard,
+    self._resources = build.resources(config, self.data, self.parts.objective, mesh=self.mesh, shard=self.shard,
                                       workdir=workdir)
     self.evaluators = evaluation.build(self._resources)
     self.checkpointer = checkpoint.Checkpointer(
@@ -249,7 +249,7 @@ class Run:
 
   def _evaluation(self, name: str, writer: Writer) -> Callable[[TrainState, int], Mapping[str, float]]:
     """Returns a function that evaluates every view of an evaluation, warns, and returns the metrics by name."""
-    views = self.parts.evaluated.views()
+    views = self.parts.objective.views()
 
     def evaluate(state: TrainState, step: int) -> Mapping[str, float]:
       found = {view: one.measure(views[view].select(state.params, state.extra))
@@ -355,7 +355,7 @@ class Run:
               clock: clocks.Clock, latest: hooks.Latest, times: host_times.HostTimes, *, until: str) -> int:
     """Evaluates, saves, and writes results and report after `total` steps; `until` of a run that pauses there."""
     with clock.phase('evaluate'):
-      final = results.measure(self.evaluators, self.parts.evaluated, state)
+      final = results.measure(self.evaluators, self.parts.objective, state)
     if start < total:
       for name, found in final.results.items():
         _raise_alarms(name, found, total, writer)
