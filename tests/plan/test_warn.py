@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from vit_jax.config import files
-from vit_jax.parallel import sharding
+from vit_jax.parallel import sharding, xla_flags
 from vit_jax.plan import compile, compiled, plan, table, topologies, warn
 
 SMALL = ('model.depth=1', 'model.heads=8', 'data.num_classes=1000')
@@ -63,7 +63,8 @@ def test_windowed_gathers_are_gathers_too(kinds: dict[str, Any], number: int) ->
   assert len(warn.find(found)) == number
 
 
-def test_gradients_that_are_summed_whole_are_reported_with_the_flags_to_compare() -> None:
+def test_gradients_that_are_summed_whole_are_reported_with_the_flags_to_compare(
+    monkeypatch: pytest.MonkeyPatch) -> None:
   """What `data` has to sum, in float32, is an eighth of the kernels, and all of the others."""
   words = 'mesh.fsdp=8', 'mesh.data=-1', 'model.width=2048', 'model.mlp.hidden=8192'
   few = planned(*words, topology='v5e:16x16', all_gather=(4, 1), all_reduce=(4, 30_000_000))
@@ -81,6 +82,9 @@ def test_gradients_that_are_summed_whole_are_reported_with_the_flags_to_compare(
   everywhere = planned(*words, topology='v5e:2x4', all_gather=(4, 1), all_reduce=(4, 100_000_000))
   assert 'Set --config.mesh.fsdp=4 --config.mesh.data=-1, or compare --flags=scatter_layout.' in text(everywhere)
   assert 'summed whole' not in text(planned('mesh.fsdp=1', all_reduce=(4, 100_000_000)))
+  monkeypatch.setenv('LIBTPU_INIT_ARGS', ' '.join(xla_flags.SETS['scatter_layout'].flags))
+  assert '--flags=scatter_layout is set and leaves these.' in text(whole)
+  assert 'Set --config.mesh.fsdp=4 --config.mesh.data=-1.' in text(everywhere)
 
 
 def test_shards_that_are_no_whole_tiles_are_reported_with_the_fsdp_that_would_be() -> None:

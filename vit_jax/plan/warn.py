@@ -8,6 +8,7 @@ one in which the compiler did what the layout asks for.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 
 import jax
@@ -152,10 +153,12 @@ def _whole_sum_problems(plan: plans.Plan) -> Iterator[str]:
     return
   flags = 'sparsecore' if chip.kind in xla_flags.SETS['sparsecore'].chips else 'scatter_layout'
   is_all = mesh['fsdp'] == chip.num_devices // chip.slices and chip.chip.platform == 'tpu'
-  advice = f'--config.mesh.fsdp={mesh["fsdp"] // 2} --config.mesh.data=-1, or compare' if is_all else 'Compare'
+  smaller = f'Set --config.mesh.fsdp={mesh["fsdp"] // 2} --config.mesh.data=-1' if is_all else ''
+  compare = '' if xla_flags.has(os.environ, flags) else f'compare --flags={flags}'
+  advice = ', or '.join(filter(None, (smaller, compare)))
   yield (f'Gradients are summed whole: all-reduces of {found / 2**20:,.0f} MiB, of which this layout needs '
          f'{needed / 2**20:,.0f} MiB. A reduce-scatter over mesh.fsdp={mesh["fsdp"]} would send half as much. '
-         f'{"Set " * is_all}{advice} --flags={flags}.')
+         + (f'{advice[0].upper()}{advice[1:]}.' if advice else f'--flags={flags} is set and leaves these.'))
 
 
 def _excess_problems(plan: plans.Plan) -> Iterator[str]:
