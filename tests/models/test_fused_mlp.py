@@ -179,6 +179,7 @@ def test_the_module_has_the_same_parameters_result_and_gradients() -> None:
   (plain, wanted), (fused, found) = (run(kernel, *args, mesh.abstract_mesh) for kernel in (MlpKernel.XLA,
                                                                                            MlpKernel.FUSED))
   assert 'fused_mlp_backward' in fused and 'fused_mlp' not in plain
+  assert fused.count('reduce_scatter[') == fused.count('all_gather[') == 2  # of both matrices, over fsdp
   assert jax.tree.structure(found) == jax.tree.structure(wanted)
   for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
     # sums of 2,560 terms of all images, tokens and channels, each of the magnitude of the largest result

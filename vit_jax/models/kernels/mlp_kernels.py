@@ -1,7 +1,9 @@
 """The choice of what computes the MLP of a block, and the devices that the fused kernel runs on (`model.mlp.kernel`).
 
 XLA cannot partition a kernel for several devices, so that each device runs it on its own images, with all of both
-kernels of the MLP. Knows nothing of parameters or dropout.
+matrices of the MLP. Where `fsdp` splits these, their shards are gathered beside the kernel, so that what becomes of the
+gather in the backward pass is a scatter of gradients; given whole, they would be summed whole. Knows nothing of
+parameters or dropout.
 """
 from __future__ import annotations
 
@@ -26,6 +28,8 @@ log = logging.getLogger('vit_jax.models')
 PLATFORM = 'tpu'
 UNSPLIT = ('tensor',)
 """Mesh axes that the hidden width is split over, which the kernel does not support."""
+SHARDS = 'fsdp'
+"""Mesh axis that splits both matrices along the width of the network (`parallel/sharding.py`)."""
 
 
 def is_fused(kernel: MlpKernel, shape: tuple[int, ...], hidden: int, dtype: DTypeLike, *, is_adapted: bool) -> bool:
@@ -63,12 +67,18 @@ def problem(mesh: Mesh | AbstractMesh, shape: tuple[int, ...], hidden: int, item
 
 def mlp(x: Array, kernel1: Array, bias1: Array, kernel2: Array, bias2: Array, gelu: Gelu) -> Array:
   """`fused_mlp.mlp` of the images that each device holds."""
-  spec = PartitionSpec(dividing(jax.sharding.get_abstract_mesh(), numerics.BATCH_AXES, x.shape[0]))
+  mesh, whole = jax.sharding.get_abstract_mesh(), PartitionSpec()
+  images = PartitionSpec(dividing(mesh, numerics.BATCH_AXES, x.shape[0]))
+  shards = dividing(mesh, (SHARDS,), x.shape[-1])
+  rows, columns = PartitionSpec(shards), PartitionSpec(None, shards)
 
-  def form(*inputs: Array) -> Array:
-    return fused_mlp.mlp(*inputs, gelu)
+  def form(x: Array, kernel1: Array, bias1: Array, kernel2: Array, bias2: Array) -> Array:
+    if shards:
+      kernel1 = jax.lax.all_gather(kernel1, SHARDS, axis=0, tiled=True)
+      kernel2 = jax.lax.all_gather(kernel2, SHARDS, axis=1, tiled=True)
+    return fused_mlp.mlp(x, kernel1, bias1, kernel2, bias2, gelu)
 
-  return jax.shard_map(form, in_specs=(spec, *(PartitionSpec(),) * 4), out_specs=spec,
+  return jax.shard_map(form, in_specs=(images, rows, whole, columns, whole), out_specs=images,
                        check_vma=False)(x, kernel1, bias1, kernel2, bias2)
 
 
