@@ -42,7 +42,7 @@ FEWEST_COLUMNS = 2
 from no side, which gives other pixels."""
 _PACKAGE, _EXTENSION = 'nvidia.nvimgcodec', 'libjpeg_turbo_ext.so*'
 _CHANNELS = (1, 3)  # gray and YCbCr
-_thread, _lock = threading.local(), threading.Lock()
+_thread, _lock, _comparing = threading.local(), threading.Lock(), threading.Lock()
 log = logging.getLogger('vit_jax.data')
 
 
@@ -131,10 +131,17 @@ def open_fastest(image: bytes | HostArray, options: DecodeOptions = AS_STORED) -
   return open_partial(image, options) if is_partial else decode.open_image(image, options)
 
 
-@functools.cache
 def is_exact() -> bool:
-  """Returns whether nvImageCodec is installed and decodes parts of pictures to the pixels of OpenCV; a process compares
-  once, in a few ms, and warns if they differ."""
+  """Returns whether nvImageCodec is installed and decodes parts of pictures to the pixels of OpenCV.
+
+  A process compares once, in a few ms, and warns if they differ; safe for threads.
+  """
+  with _comparing:
+    return _compare()
+
+
+@functools.cache
+def _compare() -> bool:
   if not is_installed():
     return False
   try:
