@@ -64,7 +64,7 @@ def test_jobs_get_values_of_the_type_of_each_flag() -> None:
       'config.optimizer.rl: expected the name of a setting', "config.seed: expected a whole number, got 'x'."]),
     (['--config=digitz', '--top=3'],
      ["--config: expected the name of a config or the path of a Python file, got 'digitz'.",
-      '--top: expected a flag of this job, got one of predict. Remove it.']),
+      '--top: expected a flag of this job, got one of predict. Remove it, or run one of these.']),
     (['report', '--workdir=x', '--config.a=1'], ['--config.a=1: expected no override, as vit-jax report takes no c']),
     (['predict', '--weights=x', 'a.jpg', '--top=0'], ["--top: expected a whole number, at least 1, got '0'."]),
     (['predict', '--weights=x', 'a.jpg', '--json=1'], ["--json: expected no value, got '1'. Set --json alone."]),

@@ -191,7 +191,7 @@ def _explain(word: str, job: Job, config: str) -> str:
   if equals:
     return f'--{name}: expected no value, got {value!r}. Set --{name} alone.'
   if owners := [other for other, one in JOBS.items() if name in one.flags]:
-    return f'--{name}: expected a flag of this job, got one of {", ".join(owners)}. Remove it.'
+    return f'--{name}: expected a flag of this job, got one of {", ".join(owners)}. Remove it, or run one of these.'
   wanted = ELSEWHERE.get(name.replace('-', '_'), name.replace('-', '_'))
   near = _nearest(wanted, job.flags, prefix='--')
   settings = files.known_settings(config) if job.has_settings else []

@@ -87,6 +87,7 @@ def test_the_whole_line_goes_before_its_parts() -> None:
 @pytest.mark.parametrize(('names', 'named', 'says'), [
     (LINES, 'crane', r"got 'crane', the name of 2: 2 \(n02012849 crane\), 3 \(n03126707 crane\)\.$"),
     (LINES, 'tinch', "expected a number or the name of one class, got 'tinch', the name of none. Did you mean tench"),
+    (('cat', 'red boat'), 'zebra', "got 'zebra', the name of none. Known: cat, red boat.$"),
     (LINES, 5, 'class: expected 0 to 4, as the network has 5 classes, got 5'),
     (LINES, -1, 'class: expected 0 to 4, .*, got -1'),
     ((), 'tench', 'These weights have no class names; set them with classes=FILE')])

@@ -154,8 +154,8 @@ def test_a_package_that_cannot_be_loaded_is_not_used(
 
 
 @pytest.mark.parametrize('recipe, why', [
-    (schema.Recipe(crop=schema.Crop.RESIZE), 'expected full with data.recipe.crop=resize, which does not crop'),
-    (schema.Recipe(views=schema.Views(on=True)), 'expected full with data.recipe.views.on=True, which takes several')])
+    (schema.Recipe(crop=schema.Crop.RESIZE), 'expected auto or full with data.recipe.crop=resize, which does not crop'),
+    (schema.Recipe(views=schema.Views(on=True)), 'expected auto or full with data.recipe.views.on=True, which takes')])
 def test_decoding_the_crop_is_refused_for_recipes_without_a_single_crop(recipe: schema.Recipe, why: str) -> None:
   config = schema.Config(data=schema.Data(recipe=recipe, decode=schema.Decode.CROP))
   with pytest.raises(UserError, match=why):

@@ -75,6 +75,8 @@ def test_the_config_of_a_run_names_its_file(tmp_path: pathlib.Path, capsys: pyte
 
 @pytest.mark.parametrize(('words', 'said'), [
     ((), 'settings: expected the name of a config, got none.'),
+    (('data.decode',), 'expected the name of a config first, got the setting data.decode. Run vit-jax settings '
+     'CONFIG data.decode.'),
     (('digits', 'optimzer'), "expected a part or the name of a setting, got 'optimzer'. Did you mean optimizer?"),
     (('digitz',), 'Did you mean digits?'),
     (('digits', '--config.sed=1'), 'Did you mean')])

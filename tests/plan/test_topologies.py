@@ -72,8 +72,12 @@ def test_gpus_are_planned_for_where_there_are_enough(monkeypatch: pytest.MonkeyP
 
 
 def test_the_nearest_name_is_suggested() -> None:
-  with pytest.raises(UserError, match='Did you mean v3-512?'):
-    topologies.parse('v3-513')
+  for text, near in (('v3-513', 'v3-512'), ('v5e:16', 'v5e-16'), ('v5e-4x4', 'v5e:4x4'), ('v6e:16x17', 'v6e:16x16')):
+    with pytest.raises(UserError, match=rf'Did you mean {near}\?$'):
+      topologies.parse(text)
+  with pytest.raises(UserError) as refused:
+    topologies.parse('v9:4x4')
+  assert 'Did you mean' not in str(refused.value)
 
 
 def test_a_missing_compiler_is_reported_with_install_instructions(monkeypatch: pytest.MonkeyPatch) -> None:

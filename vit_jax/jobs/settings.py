@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json as json_lib
+import re
 import shutil
 import sys
 import textwrap
@@ -19,6 +20,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.recipes import sizes
 
 DEFAULT, COMMAND_LINE = 'default', 'command line'
+_SETTING = re.compile(r'(?!.*\.(py|json)$)\w+(\.\w+)+')
 _COLUMNS = 80  # where the output is not a terminal
 _WIDEST = (21, 18, 15)  # columns of names, values and defaults
 HEAD = ('setting', 'value', 'default', 'set by')
@@ -49,6 +51,9 @@ def run(files: Sequence[str], *, config: schema.Config | schema.Study | None, so
   words = list(files)
   if config is None and not words:
     raise UserError('settings: expected the name of a config, got none. Run vit-jax settings CONFIG.')
+  if config is None and _SETTING.fullmatch(words[0]):
+    raise UserError(f'settings: expected the name of a config first, got the setting {words[0]}. Run vit-jax settings '
+                    f'CONFIG {" ".join(words)}.')
   spec = words.pop(0) if config is None else source.removeprefix('--config=')
   found = [one for one in of(spec, changes) if not changed or one.set_by != DEFAULT]
   chosen = select(found, words)

@@ -130,6 +130,15 @@ class Topology(NamedTuple):
     return self.num_devices * self.chip.cores
 
 
+def _nearest(name: str) -> list[str]:
+  """Returns the known name that is most like one of the same chip; none for an unknown chip."""
+  kind, sign, size = re.split('([:-]|$)', name, maxsplit=1)
+  grids = [f'{chip}:{grid}' for chip, known in GRIDS.items() for grid in known]
+  names = [one for one in (*grids, *ALIASES) if re.split('[:-]', one)[0] == kind]
+  other = f'{kind}{"-" if sign == ":" else ":"}{size}'
+  return [other] if other in names else difflib.get_close_matches(name, names, 1)
+
+
 def parse(text: str, *, slices: int = 1) -> Topology:
   """Parses a slice: a grid of chips, a name of cloud providers (`v3-512`), or a number (`cpu:8`, `h200:8`).
 
@@ -149,8 +158,7 @@ def parse(text: str, *, slices: int = 1) -> Topology:
     return Topology(f'{kind}:{size}', kind, CHIPS[kind], num_devices * slices, slices)
   if kind in CHIPS and kind not in GRIDS and re.fullmatch(r'[1-9]\d{0,4}', size):
     return Topology(name, kind, CHIPS[kind], int(size))
-  names = [f'{k}:{grid}' for k, grids in GRIDS.items() for grid in grids]
-  near = difflib.get_close_matches(name, [*names, *ALIASES], 1)
+  near = _nearest(name)
   numbered = '  '.join(f'{k}:N' for k in CHIPS if k not in GRIDS)
   raise UserError('\n'.join([f'--topology: expected one of the topologies below, got {text!r}.', *_known(),
                              f'  N devices: {numbered}',

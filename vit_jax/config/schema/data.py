@@ -159,9 +159,10 @@ class Data(Settings):
     if self.placement is not Placement.ANYWHERE:
       yield from self._placement_problems(name)
     if self.decode.is_partial and self.recipe.views.on:
-      yield problem(f'{name}.decode', f'full with {name}.recipe.views.on=True, which takes several crops', self.decode)
+      yield problem(f'{name}.decode', f'auto or full with {name}.recipe.views.on=True, which takes several crops',
+                    self.decode)
     elif self.decode.is_partial and self.recipe.crop is Crop.RESIZE:
-      yield problem(f'{name}.decode', f'full with {name}.recipe.crop=resize, which does not crop', self.decode)
+      yield problem(f'{name}.decode', f'auto or full with {name}.recipe.crop=resize, which does not crop', self.decode)
 
   def _placement_problems(self, name: str) -> Iterator[str]:
     what = f'{name}.placement={self.placement.value}'
@@ -201,7 +202,7 @@ class Data(Settings):
       value = functools.reduce(getattr, setting.split('.'), recipe)
       yield problem(f'{name}.recipe.{setting}', f'{off.get(setting, "False")} {only}', value)
     if self.decode.is_partial:
-      yield problem(f'{name}.decode', f'full {only}', self.decode)
+      yield problem(f'{name}.decode', f'auto or full {only}', self.decode)
     if self.pseudo.source:
       yield problem(f'{name}.pseudo.source', f"'' {only}", self.pseudo.source)
     if config.trackers.images:

@@ -25,6 +25,7 @@ Targets = tuple[tuple[int, ...], ...]
 """For each class of a source, the classes of the network that count as correct."""
 _SEPARATOR = ';'
 _SHOWN = 6
+_LISTED = 20  # classes, all of which a message may name
 _LINE = 100_000  # characters; a class map in JSON may be one line
 MOST_CLASSES = 100_000
 """Classes that a description may list for fewer images than classes: 4 times those of ImageNet-21k."""
@@ -117,7 +118,8 @@ def find(names: Sequence[str], named: int | str, *, count: int) -> int:
   raise UserError(f'class: expected a number or the name of one class, got {json_fields.describe(named)}, the name of '
                   f'{len(found) or "none"}' + (f': {several}' if several else '') + '.'
                   + ('' if names else ' These weights have no class names; set them with classes=FILE.')
-                  + (f' Did you mean {_some(near)}?' if near else ''))
+                  + (f' Did you mean {_some(near)}?' if near else
+                     f' Known: {", ".join(map(shown, names))}.' if not found and 0 < len(names) <= _LISTED else ''))
 
 
 def renumbered(source: Source, names: tuple[str, ...], *, where: str) -> Source:
