@@ -386,6 +386,8 @@ JOBS = {
         Flag('data', PATHS, 'paths of data and weights by the names that replace them in the record', {}, 'none'),
         Flag('command', TEXT, 'lines that make the result, joined by &&, with {work} for a fresh directory', '',
              'the one that made it'),
+        Flag('values', GLOB, 'of a study, only the values with such names, several with commas, and those of the claim',
+             '*', 'all'),
         Flag('tolerance', NUMBER, 'how far values may differ on a machine with the same bits; 0 = not one bit', 0.),
         Flag('elsewhere', NUMBER, 'how far values may differ on any other machine', 0.),
         Flag('reason', TEXT, 'why values may differ', '')), 'RUN, a directory or an evaluate.json', on_cpu=True),

@@ -140,7 +140,13 @@ def test_a_record_of_a_study_has_the_median_and_the_range_of_runs_that_differ_in
                    '{highest lion_lr1_equal test/top1}']) == 0
   found = records.read(str(to))
   assert found.sentence == '0.6875, 0.5 to 0.875'
-  assert 'median lion_lr2 test/top1' not in found.values
+  assert 'median lion_lr2 test/top1' not in found.values and 'lion_lr2_seed0 test/nll' in found.values
+  few = recording.with_values(found, ['lowest *', '*seed0* test/top1'])
+  assert {*few.values} == {*(f'{word} lion_lr1_equal test/top1' for word in ('highest', 'lowest', 'median')),
+                           'lowest lion_lr1_equal test/nll', 'lion_lr1_seed0_equal test/top1',
+                           'lion_lr2_seed0 test/top1'}
+  with pytest.raises(UserError, match="--values: expected patterns of names of values, got 'x', which none has. Use "):
+    recording.with_values(found, ['x'])
   more = len(found.values) - recording.MOST_NAMED
   with pytest.raises(UserError, match=rf'got \{{x\}}. Use .* and {more} others, or METRIC at STEP.$'):
     recording.check_claim('{x}', outcomes.read(tmp_path / 'study'))

@@ -3,9 +3,10 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import fnmatch
 import pathlib
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from vit_jax.core.errors import UserError
 from vit_jax.record import console
@@ -18,7 +19,7 @@ MOST_NAMED = 12
 
 
 def run(*, files: Sequence[str], claim: str, to: pathlib.Path, data: Mapping[str, str], command: str,
-        tolerance: float, elsewhere: float, reason: str, read_line: ReadLine) -> int:
+        values: str = '*', tolerance: float, elsewhere: float, reason: str, read_line: ReadLine) -> int:
   """Writes the record of the outcome in a directory; exit status 0.
 
   Args:
@@ -27,6 +28,7 @@ def run(*, files: Sequence[str], claim: str, to: pathlib.Path, data: Mapping[str
     to: the file to write.
     data: paths by the names that replace them in the record.
     command: lines for a shell joined by &&, in place of those that the result has.
+    values: patterns of the names of values that the record keeps, with commas.
     tolerance, elsewhere, reason: see `records.Tolerance`.
     read_line: reads a command line.
   """
@@ -39,6 +41,7 @@ def run(*, files: Sequence[str], claim: str, to: pathlib.Path, data: Mapping[str
                     'nothing.')
   record = make(pathlib.Path(files[0]), to.stem, claim, data, Tolerance(tolerance, elsewhere, reason), read_line,
                 command)
+  record = with_values(record, values.split(','))
   records.write(record, to)
   print(f'{record.sentence}\nWritten: {to}. Replay it with vit-jax replay {to}', flush=True)
   return 0
@@ -99,11 +102,11 @@ def check_claim(claim: str, found: outcomes.Outcome) -> None:
   """Raises UserError if a claim has no value, which no replay could compare, or names one that the outcome has not."""
   names = _claimed(claim)
   if odd := [name for name in names if name not in found.values | found.history]:
-    raise UserError(f'--claim: expected names of values in braces, got {{{odd[0]}}}. Use {_some(found)}, or METRIC at '
-                    'STEP.')
+    raise UserError(f'--claim: expected names of values in braces, got {{{odd[0]}}}. Use {_some(found.values)}, or '
+                    'METRIC at STEP.')
   if not names:
     raise UserError(f'--claim: expected a sentence with a value in braces, such as {{{next(iter(found.values))}:.3g}}, '
-                    f'got {claim!r}. Use {_some(found)}, or METRIC at STEP.')
+                    f'got {claim!r}. Use {_some(found.values)}, or METRIC at STEP.')
 
 
 def with_claimed(record: Record, found: outcomes.Outcome) -> Record:
@@ -112,9 +115,22 @@ def with_claimed(record: Record, found: outcomes.Outcome) -> Record:
       name: found.history[name] for name in _claimed(record.claim) if name not in found.values})
 
 
-def _some(found: outcomes.Outcome) -> str:
-  """Returns the names of the first values of an outcome; a study has hundreds."""
-  names, more = list(found.values), len(found.values) - MOST_NAMED
+def with_values(record: Record, patterns: Sequence[str]) -> Record:
+  """Returns the record with the values whose names match one of the patterns, and those that its claim names.
+
+  Raises:
+    UserError: no value has a name of a pattern.
+  """
+  if odd := [one for one in patterns if not fnmatch.filter(record.values, one)]:
+    raise UserError(f'--values: expected patterns of names of values, got {odd[0]!r}, which none has. Use '
+                    f'{_some(record.values)}.')
+  kept = {*_claimed(record.claim), *(name for one in patterns for name in fnmatch.filter(record.values, one))}
+  return dataclasses.replace(record, values={name: value for name, value in record.values.items() if name in kept})
+
+
+def _some(values: Collection[str]) -> str:
+  """Returns the first of the names of values; a study has hundreds."""
+  names, more = list(values), len(values) - MOST_NAMED
   return ', '.join(names[:MOST_NAMED]) + (f' and {more:,} others' if more > 0 else '')
 
 
