@@ -148,6 +148,20 @@ def test_the_layout_says_which_products_are_quantized_and_keeps_the_kernel_of_at
   assert ', attention.kernel=fused' in found and 'none' not in found.replace('remat=none', '')
 
 
+@pytest.mark.parametrize('how, slow, fast', [
+    (s.Quantize.INT8, ('v3', 'v4', 'TPU v4'), ('v5e', 'TPU v5 lite', 'v5p', 'v6e', 'tpu7x', 'h200')),
+    (s.Quantize.FP8, ('v4', 'v5e', 'v5p', 'TPU v6 lite', 'a100'), ('tpu7x', 'h200')),
+    (s.Quantize.NONE, (), ('v4', 'a100'))])
+def test_products_that_are_no_faster_on_a_device_are_reported(
+    how: s.Quantize, slow: tuple[str, ...], fast: tuple[str, ...]) -> None:
+  for name in (*slow, *fast):
+    platform, capability = ('gpu', {'a100': 8., 'h200': 9.}[name]) if name[0] in 'ah' else ('tpu', 0.)
+    hardware = layout.Hardware(name, platform, 8, 30., capability=capability)
+    text = chosen(s.replaced(HALF, {'quantize': how}), hardware).text
+    line = f'model.quantize={how.value} makes no step faster here: {name} multiplies no faster in {how.value} than in'
+    assert (line in text) == (name in slow), name
+
+
 def test_a_kernel_of_the_mlp_that_is_set_for_other_devices_is_explained_likewise() -> None:
   model = s.replaced(HALF, {'mlp.kernel': s.MlpKernel.FUSED})
   text = chosen(model, layout.Hardware('h200', 'gpu', 8, 30.)).text

@@ -21,6 +21,8 @@ CUDNN_TILE = 128
 """Keys that the backward pass of cuDNN's attention takes at a time, on GPUs of compute capability 9.0."""
 LEAST_CAPABILITY, HOPPER = 8., 9.
 """Compute capabilities of GPUs: the lowest one with cuDNN's attention, and that from which it has wide heads."""
+FLOAT8_CAPABILITY = 8.9
+"""The lowest compute capability of GPUs with products in float8."""
 
 
 class Choice(NamedTuple):
@@ -125,6 +127,22 @@ def unfused_mlp(model: schema.ViT) -> str:
     return 'the fused kernel takes an MLP with biases, without SwiGLU, inner_norm and dropout'
   return '' if model.quantize is Quantize.NONE else (
       f'the products of the fused kernel are not quantized, as quantize={model.quantize.value} asks')
+
+
+def quantize_problem(quantize: Quantize, *, platform: str, name: str, capability: float = 0.) -> str:
+  """Returns why products in 8 bits are no faster than in bfloat16 on devices of this name; '' if they may be.
+
+  Of TPUs, those from v5e on double the rate in int8, and TPU7x in float8; GPUs have float8 from capability 8.9 on.
+  Arguments are those of `choose`.
+  """
+  match quantize:
+    case Quantize.INT8:
+      is_slow = platform == 'tpu' and any(old in name.lower() for old in (*OLD_TPUS, 'v4'))
+    case Quantize.FP8:
+      is_slow = platform == 'tpu' and '7' not in name or platform == 'gpu' and 0 < capability < FLOAT8_CAPABILITY
+    case _:
+      is_slow = False
+  return f'{name} multiplies no faster in {quantize.value} than in bfloat16' if is_slow else ''
 
 
 def cudnn_problem(model: schema.ViT, capability: float) -> str:

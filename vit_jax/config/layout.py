@@ -393,9 +393,14 @@ def _answer(way: _Way, names: Collection[str], hardware: Hardware, sizes: Sizes)
 
 
 def _with_unused(text: str, config: schema.Config, hardware: Hardware) -> str:
-  """Returns a text with a line for each kernel of the config that is not used."""
-  return '\n'.join([text, *(f'  {name} has no effect, and XLA computes in its place: {why}.'
-                            for name, why in _unused(config, hardware).items())])
+  """Returns a text with a line for each kernel of the config that is not used, and for products that gain nothing."""
+  lines = [f'  {name} has no effect, and XLA computes in its place: {why}.'
+           for name, why in _unused(config, hardware).items()]
+  how = getattr(config.model, 'quantize', schema.Quantize.NONE)
+  if slow := kernels.quantize_problem(how, platform=hardware.platform, name=hardware.name,
+                                      capability=hardware.capability):
+    lines.append(f'  model.quantize={how.value} makes no step faster here: {slow}.')
+  return '\n'.join([text, *lines])
 
 
 def dtype_text(model: schema.Model) -> str:
