@@ -172,11 +172,12 @@ def test_a_loader_with_several_threads_gives_the_same_batches(workers: int, tmp_
   source = opening.open_split(schema.Data(source=f'folder:{tmp_path}'), 'train', image_px=(16, 24))
   made = [loader.train_loader(source, recipe=schema.Recipe(), image_px=(16, 24), batch_size=4, seed=0,
                               shard=Shard((0,), 1), workers=workers, threads=3, in_memory=False, max_bad_images=0,
-                              decode=decode) for decode in SAME[:2]]
-  first, second = (list(itertools.islice(one.batches(0), 5)) for one in made)
+                              decode=decode) for decode in SAME]
+  first, *others = (list(itertools.islice(one.batches(0), 5)) for one in made)
   for one in made:
     one.close()
-  for a, b in zip(first, second, strict=True):
-    assert a.keys() == b.keys()
-    for name in a:
-      np.testing.assert_array_equal(a[name], b[name])
+  for second in others:
+    for a, b in zip(first, second, strict=True):
+      assert a.keys() == b.keys()
+      for name in a:
+        np.testing.assert_array_equal(a[name], b[name])
