@@ -26,6 +26,7 @@ TINY = ['--config=bench', '--config.image_px=16,16', '--config.model.patch=8', '
 def soon_done(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
   """Turns as short as can be, a large product that is not, and one device."""
   monkeypatch.setattr(job, 'MIN_S', .001)
+  monkeypatch.setattr(job, 'PAUSE_S', 0.)
   monkeypatch.setitem(bench_own.MATMUL_SIDE, 'cpu', 64)
   with single.one_device():
     yield
@@ -123,8 +124,10 @@ def test_ratios_are_shown_beside_another_program_alone(tmp_path: pathlib.Path, m
   assert (other['ratio'], other['processor_ratio']) == pytest.approx((2., 4.))
 
 
-def test_turns_are_taken_in_order_and_a_call_is_as_long_as_asked() -> None:
-  seen = []
+def test_turns_are_taken_in_order_after_a_pause_and_a_call_is_as_long_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+  seen: list[tuple[str, float]] = []
+  monkeypatch.setattr(job, 'PAUSE_S', .25)
+  monkeypatch.setattr(job.time, 'sleep', lambda seconds: seen.append(('pause', seconds)))
 
   def part(name: str, seconds: float) -> bench_own.Part:
     def run(count: int) -> bench_own.Spent:
@@ -134,7 +137,7 @@ def test_turns_are_taken_in_order_and_a_call_is_as_long_as_asked() -> None:
 
   found = job.take_turns({'a': part('a', .1), 'b': part('b', 2.)}, turns=2, min_s=.5)
   assert found == {'a': [pytest.approx((.1, .3))] * 2, 'b': [(2., 6.)] * 2}
-  assert seen[4:] == [('a', 5), ('b', 1)] * 2
+  assert seen[4:] == [('pause', .25), ('a', 5), ('pause', .25), ('b', 1)] * 2
 
 
 @pytest.mark.slow(reason='2 s: releases all that was compiled')
