@@ -74,6 +74,14 @@ def test_processes_follow_what_the_step_takes(measured: Measured, now: int, batc
     assert f'; set data.workers={wanted}.' in capacity.describe(measured, now, wanted, setting=now, here=TPU_HOST)
 
 
+def test_busy_cores_are_told_of_the_decoder_of_crops_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+  for is_installed in (True, False):
+    monkeypatch.setattr(capacity.jpeg, 'is_installed', lambda is_installed=is_installed: is_installed)
+    text = capacity.describe(Measured(900, 16_000, 230.), 3, 3, setting=AUTO, here=TPU_HOST)
+    assert ('decode only crops of JPEG files (pip install ' in text) == (not is_installed)
+    assert text.endswith(', or use a host with more cores.')
+
+
 @pytest.mark.parametrize(('threads', 'workers', 'batch_bytes', 'cores', 'expected'), [
     (0, 0, 10, 4, (4, 4)), (0, 0, 10, 112, (16, 16)), (0, 7, 10, 112, (16, 16)), (0, 10, 10, 112, (12, 12)),
     (6, 4, 10, 112, (2, 2)), (40, 0, 0, 4, (40, 40)),

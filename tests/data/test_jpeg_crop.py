@@ -123,6 +123,9 @@ def test_auto_decodes_parts_where_they_have_the_pixels_of_the_whole(
   jpeg._compare.cache_clear()
   assert isinstance(jpeg.open_fastest(FILES['usual']), jpeg.PartialJpeg)
   assert isinstance(jpeg.open_fastest(FILES['PNG']), decode.DecodedImage) and not caplog.records
+  for crop, opener in ((schema.Crop.INCEPTION, jpeg.open_fastest), (schema.Crop.RESIZE, decode.open_image)):
+    made = transforms.train_transform(schema.Recipe(crop=crop), (8, 8), decode=schema.Decode.AUTO)
+    assert isinstance(made, transforms.TrainTransform) and made.open_image is opener
   exact, last = jpeg.PartialJpeg.cut, decode.Window(47, 1, 28, 17)
   monkeypatch.setattr(jpeg.PartialJpeg, 'cut', lambda self, window: exact(self, window) ^ (window == last))
   jpeg._compare.cache_clear()

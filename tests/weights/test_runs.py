@@ -53,11 +53,12 @@ def test_nothing_is_logged_while_a_run_is_read(run: pathlib.Path, caplog: pytest
     assert not caplog.records and logging.getLogger('absl').level == logging.WARNING
 
 
-@pytest.mark.parametrize(('chosen', 'expected'), [(('model.execution',), 'auto'), ((), 'unrolled')])
-def test_how_blocks_are_run_is_open_again_if_it_was_chosen_for_training(
-    tmp_path: pathlib.Path, chosen: tuple[str, ...], expected: str) -> None:
+@pytest.mark.parametrize(('execution', 'chosen', 'expected'), [
+    ('unrolled', ('model.execution',), 'auto'), ('scan', ('model.execution',), 'scan'), ('unrolled', (), 'unrolled')])
+def test_how_blocks_are_run_is_open_again_if_they_were_unrolled_for_training(
+    tmp_path: pathlib.Path, execution: str, chosen: tuple[str, ...], expected: str) -> None:
   found = loaded.weights('vit')
-  model = dataclasses.replace(found.model, execution=schema.Execution.UNROLLED)  # type: ignore[call-arg]
+  model = dataclasses.replace(found.model, execution=schema.Execution(execution))  # type: ignore[call-arg]
   config = schema.Config(model=model, head=found.head, image_px=loaded.PX, mesh=schema.Mesh(chosen=chosen))
   runs.write(tmp_path, config, found.params, {}, class_names=found.class_names, image_px=loaded.PX)
   assert runs.read(tmp_path, view='').config.model.execution is schema.Execution(expected)

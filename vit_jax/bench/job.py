@@ -29,7 +29,7 @@ from vit_jax.record import clock
 
 log = logging.getLogger('vit_jax.jobs')
 MIN_S = .5  # of one part in one turn, so that the clock's resolution and the first call do not matter
-PAUSE_S = .2
+PAUSE_S = .2  # before each part, see `take_turns`
 
 
 def run(config: schema.Config, *, models: Sequence[str], px: Sequence[int], parts: Sequence[str], turns: int,

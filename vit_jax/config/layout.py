@@ -5,8 +5,8 @@ the run's sizes. Its rules, in order:
 
 1.  Settings with a value keep it. Only `mesh.fsdp`, `mesh.tensor`, `train.accumulate`, `model.remat`,
     `model.execution`, `model.attention.kernel` and `model.mlp.kernel` can be; `mesh.data` takes the remaining devices.
-2.  On CPUs, and where the memory of a device is not known, nothing is split or recomputed: all devices share the
-    batch, everything is saved, and there is one microbatch.
+2.  On CPUs, and where the memory of a device is not known, no parameter is split and nothing is recomputed: all
+    devices share the batch, everything is saved, and there is one microbatch.
 3.  `tensor` is 1. If a step has fewer images than there are devices, it is the smallest size that leaves one image for
     each place along `data` and `fsdp`.
 4.  `fsdp` is 1 if state (parameters, optimizer state, averages, teachers) and gradients take at most 1/8 of a device's
@@ -211,8 +211,9 @@ def unchosen(config: schema.Config, overridden: Collection[str] = ()) -> schema.
 
 
 def with_open_execution(config: schema.Config) -> schema.Config:
-  """Returns the config with `model.execution` auto again if it was chosen; it was chosen for training."""
-  return put(config, {'model.execution': Execution.AUTO}) if 'model.execution' in config.mesh.chosen else config
+  """Returns the config with `model.execution` auto again if it was chosen to be unrolled, for the backward pass."""
+  is_open = 'model.execution' in config.mesh.chosen and _value(config, 'model.execution') is Execution.UNROLLED
+  return put(config, {'model.execution': Execution.AUTO}) if is_open else config
 
 
 def keep(config: schema.Config, before: schema.Config, hardware: Hardware) -> schema.Config:
