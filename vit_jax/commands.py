@@ -386,7 +386,7 @@ JOBS = {
         Flag('data', PATHS, 'paths of data and weights by the names that replace them in the record', {}, 'none'),
         Flag('command', TEXT, 'lines that make the result, joined by &&, with {work} for a fresh directory', '',
              'the one that made it'),
-        Flag('values', GLOB, 'of a study, only the values with such names, several with commas, and those of the claim',
+        Flag('values', GLOB, 'only values of such names, several patterns with commas, and those that the claim names',
              '*', 'all'),
         Flag('tolerance', NUMBER, 'how far values may differ on a machine with the same bits; 0 = not one bit', 0.),
         Flag('elsewhere', NUMBER, 'how far values may differ on any other machine', 0.),

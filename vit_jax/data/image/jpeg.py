@@ -150,7 +150,7 @@ def _compare() -> bool:
     wrong = [f'{type(error).__name__}: {error}']
   if wrong:
     log.warning('JPEG files are decoded completely: nvImageCodec does not give the pixels of OpenCV here (%s). Set '
-                'data.decode=full to be rid of this warning.', ', '.join(wrong))
+                'data.decode=full to avoid this warning.', ', '.join(wrong))
   return not wrong
 
 
