@@ -2,9 +2,9 @@
 
   python -m benchmarks.host_images DATASET [DATASET ...]
 
-A DATASET is a folder of images (see `folder.py`) or of shards written by `--job=prepare` (see `prepared.py`). Reading,
-decoding, geometry and colors are measured in processor seconds, so that the disk does not count. Recipes and datasets
-are interleaved, a chunk each, and the median over the rounds is printed: other load slows down all of them.
+A DATASET is a folder of images (see `folder.py`) or of shards written by `--job=prepare` (see `array_record.py`).
+Reading, decoding, geometry and colors are measured in processor seconds, so that the disk does not count. Recipes and
+datasets are interleaved, a chunk each, and the median over the rounds is printed: other load slows down all of them.
 """
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
+from vit_jax.data.formats import array_record
 from vit_jax.data.image import jpeg, opencv, transform
-from vit_jax.data.source import Source
-from vit_jax.data.sources import opening, prepared
+from vit_jax.data.source import Source, read_one
+from vit_jax.data.sources import opening
 from vit_jax.recipes import augreg
 
 NUM_IMAGES, CHUNK, ROUNDS = 500, 40, 9
@@ -55,8 +56,6 @@ RECIPES: dict[str, schema.Recipe] = {
 
 PARTIAL = 'crop and flip, only the crop decoded'
 """'crop and flip' with `data.decode=crop`, if nvImageCodec is installed."""
-REDUCED = 'crop and flip, large crops reduced'
-"""'crop and flip' with `data.decode=reduced`."""
 
 
 class Speed(NamedTuple):
@@ -71,7 +70,6 @@ def measure(sets: Mapping[str, Source], *, rounds: int, chunk: int,
             image_px: tuple[int, int] = IMAGE_PX) -> dict[str, dict[str, Speed]]:
   """Measures the host part of each recipe on each dataset, interleaved, in one thread, in processor seconds."""
   transforms = {name: transform.train_transform(recipe, image_px) for name, recipe in RECIPES.items()}
-  transforms[REDUCED] = transform.train_transform(schema.Recipe(), image_px, decode=schema.Decode.REDUCED)
   if jpeg.is_installed():
     transforms[PARTIAL] = transform.train_transform(schema.Recipe(), image_px, decode=schema.Decode.CROP)
   rates: dict[str, dict[str, list[float]]] = {name: {one: [] for one in sets} for name in transforms}
@@ -82,7 +80,7 @@ def measure(sets: Mapping[str, Source], *, rounds: int, chunk: int,
       for one, source in sets.items():
         started_s = time.process_time()
         for i in (places * min(len(source), NUM_IMAGES)).astype(int).tolist():
-          prepare(source[i], rng)
+          prepare(read_one(source, i), rng)
         if turn:  # the first round warms up
           rates[name][one].append(chunk / max(1e-9, time.process_time() - started_s))
   first = next(iter(sets))
@@ -101,7 +99,7 @@ def open_set(where: str) -> Source:
   Raises:
     UserError: the folder has neither.
   """
-  kind = 'array_record' if (pathlib.Path(where) / prepared.INFO).is_file() else 'folder'
+  kind = 'array_record' if (pathlib.Path(where) / array_record.INFO).is_file() else 'folder'
   return opening.open_split(schema.Data(source=f'{kind}:{where}'), 'train', image_px=IMAGE_PX)
 
 

@@ -23,8 +23,8 @@ from benchmarks.pipe import JsonProcess
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Shard
+from vit_jax.data import loader
 from vit_jax.data.image import jpeg, opencv
-from vit_jax.data.pipeline import loader
 
 BATCH, BATCHES, ROUNDS = 64, 3, 9
 ACCURATE = 'INTEGER_ACCURATE'

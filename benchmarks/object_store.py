@@ -2,11 +2,11 @@
 
   python -m benchmarks.object_store [--latency_ms=20] [--images=FOLDER] [--num=6000] [--cores=2] [--tls]
 
-A server on this machine, in a process of its own, answers each request for a range after the latency, as
-`gs://` (TENSORSTORE_GCS_HTTP_URL). The images are files below FOLDER, repeated, or random bytes of ImageNet's sizes
-(110 kB on average, log-normal). The reader takes batches of 128 in the order of training with as many threads as cores,
-without decoding: images/s of the first epoch and of a second one with the cache, its processor time for an image, and
-its peak memory. The server shares the cores with the reader. `--tls` encrypts, with a certificate that `openssl` makes.
+A server on this machine, in a process of its own, answers each request for a range after the latency, as `gs://`
+(TENSORSTORE_GCS_HTTP_URL). The images are files below FOLDER, repeated, or random bytes of ImageNet's sizes (110 kB on
+average, log-normal). The reader takes batches of 128 in the order of training with as many threads as cores, without
+decoding: images/s of two epochs, its processor time for an image, and its peak memory. The server shares the cores with
+the reader. `--tls` encrypts, with a certificate that `openssl` makes.
 """
 from __future__ import annotations
 
@@ -45,14 +45,15 @@ def write_records(folder: pathlib.Path, images: Sequence[bytes], num_shards: int
   """Writes a prepared dataset of these images."""
   from array_record.python import array_record_module
 
-  from vit_jax.data.files import checksums, records
+  from vit_jax.data.files import checksums
+  from vit_jax.data.formats import example
   folder.mkdir(parents=True)
   listed = []
   for number, rows in enumerate(np.array_split(np.arange(len(images)), num_shards)):
     path = folder / f'train-{number:05d}-of-{num_shards:05d}.array_record'
     writer = array_record_module.ArrayRecordWriter(str(path), 'group_size:1')
     for row in rows.tolist():
-      writer.write(records.encode({'image': images[row], 'label': row % 10, 'name': str(row).encode()}))
+      writer.write(example.encode({'image': images[row], 'label': row % 10, 'name': str(row).encode()}))
     writer.close()
     listed.append({'file': path.name, 'num_examples': len(rows), 'num_bytes': path.stat().st_size,
                    'sha256': checksums.sha256(path)})
@@ -115,18 +116,18 @@ def certify(folder: str) -> str:
   return path
 
 
-def read(where: str, threads: int, cache_gib: int, cache_dir: str, num_epochs: int) -> None:
+def read(where: str, threads: int, num_epochs: int) -> None:
   """Reads epochs of a dataset, and prints what each took."""
   from vit_jax.config import schema
-  from vit_jax.data.pipeline import ahead, order
+  from vit_jax.data import order
   from vit_jax.data.sources import opening
-  source = opening.open_split(schema.Data(source=f'array_record:{where}', cache_gib=cache_gib, cache_dir=cache_dir,
-                                          verify_shards=schema.VerifyShards.NO), 'train', image_px=(224, 224))
+  data = schema.Data(source=f'array_record:{where}')
+  source = opening.open_split(data, 'train', image_px=(224, 224))
   num_batches = len(source) // BATCH
 
   def batch(number: int) -> int:
     indexes = order.shuffled(number * BATCH + np.arange(BATCH), num_examples=len(source), seed=0).tolist()
-    return sum(len(source[indexes[row]].image) for row in ahead.rows(source, indexes))
+    return sum(len(record.image) for record in source.read(indexes))
 
   for epoch in range(num_epochs):
     began_s, own_s = time.monotonic(), time.process_time()
@@ -146,11 +147,11 @@ def main() -> None:
   parser.add_argument('--num', type=int, default=6_000)
   parser.add_argument('--cores', type=int, default=2)
   parser.add_argument('--tls', action='store_true')
-  parser.add_argument('--read', nargs=4, help=argparse.SUPPRESS)  # in a process of its own
+  parser.add_argument('--read', nargs=2, help=argparse.SUPPRESS)  # in a process of its own
   flags = parser.parse_args()
   if flags.read:
-    where, gib, folder, num_epochs = flags.read
-    return read(where, flags.cores, int(gib), folder, int(num_epochs))
+    where, num_epochs = flags.read
+    return read(where, flags.cores, int(num_epochs))
   with tempfile.TemporaryDirectory() as scratch:
     folder = pathlib.Path(scratch) / 'set'
     write(folder, flags.images, flags.num)
@@ -159,11 +160,10 @@ def main() -> None:
     certificate = certify(scratch) if flags.tls else ''
     with served(folder, flags.latency_ms / 1e3, certificate) as address:
       remote = f'object storage, {flags.latency_ms:g} ms'
-      for title, where, cache in (('local files', str(folder), 0), (remote, 'gs://bucket/set', 0),
-                                  ('the same, with a cache', 'gs://bucket/set', 100)):
+      for title, where in (('local files', str(folder)), (remote, 'gs://bucket/set')):
         print(f'{title}:', flush=True)
         subprocess.run([sys.executable, '-m', 'benchmarks.object_store', f'--cores={flags.cores}', '--read', where,
-                        str(cache), scratch if cache else '', '2'], check=True, env=os.environ | {
+                        '2'], check=True, env=os.environ | {
                             'TENSORSTORE_GCS_HTTP_URL': address, 'GOOGLE_AUTH_TOKEN_FOR_TESTING': 'none',
                             'TENSORSTORE_CA_BUNDLE': certificate})
   return None

@@ -1,16 +1,12 @@
-"""Times other programs beside ours, in the same run as `vit-jax bench` and interleaved with it.
+"""Other programs beside ours in `benchmarks.bench` and `benchmarks.steps`, timed in the same turns.
 
-  python -m benchmarks.peers --config=bench --against=timm,big_vision=CHECKOUT [flags and overrides of vit-jax bench]
-
-`--against` names programs: timm, timm-compiled, transformers, transformers-compiled or big_vision, each with the path
-of a Python that has it, `NAME=PATH`, unless this one does; for big_vision also of a checkout. Each runs in a process of
-its own: it gets the sizes of a plain ViT, builds that network with its own program, and runs parts on request over a
-pipe (`child.py`, which imports nothing of ours, so that it runs in any Python). Ratios are medians of the ratios of
-each turn. Exit status 2: a program could not be timed; the others were.
+`--against` names them: timm, timm-compiled, transformers, transformers-compiled or big_vision, each with the path of a
+Python that has it, `NAME=PATH`, unless this one does; for big_vision also of a checkout. Each runs in a process of its
+own: it gets the sizes of a plain ViT, builds that network with its own program, and runs parts on request over a pipe
+(`child.py`, which imports nothing of ours, so that it runs in any Python).
 """
 from __future__ import annotations
 
-import argparse
 import contextlib
 import difflib
 import functools
@@ -22,8 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.pipe import JsonProcess
-from vit_jax import main as program
-from vit_jax.bench.timing import Others, Part, Spent
+from benchmarks.timing import Part, Spent
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu
 from vit_jax.core.errors import UserError
@@ -116,7 +111,7 @@ class Child:
     self._pipe.close()
 
 
-class Peers(Others):
+class Peers:
   """The peers of a run; `failures` says which could not be timed, and why."""
 
   def __init__(self, peers: Sequence[Peer]) -> None:
@@ -124,10 +119,13 @@ class Peers(Others):
     self.failures: list[str] = []
 
   def check(self, config: schema.Config) -> None:
-    settings(config, 0)
+    """Raises UserError if they do not have the network of this config."""
+    if self._peers:
+      settings(config, 0)
 
   @contextlib.contextmanager
   def opened(self, config: schema.Config, num_classes: int) -> Iterator[dict[str, Part]]:
+    """Yields their parts by the names `PART of PROGRAM`, where PART is one of `bench.PARTS`."""
     with contextlib.ExitStack() as stack:
       parts: dict[str, Part] = {}
       for peer in self._peers:
@@ -139,23 +137,3 @@ class Peers(Others):
         stack.callback(child.close)
         parts |= {f'{part} of {child.label}': run for part, run in child.parts().items()}
       yield parts
-
-
-def main(arguments: Sequence[str]) -> int:
-  """Runs `vit-jax bench` with the peers; prints why some could not be timed."""
-  parser = argparse.ArgumentParser(prog='python -m benchmarks.peers', description=__doc__, allow_abbrev=False,
-                                   formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument('--against', required=True, metavar='NAME[=PATH],…', help=', '.join(PEERS))
-  given, rest = parser.parse_known_args(arguments)
-  try:
-    peers = Peers(parse(given.against.split(',')))
-  except UserError as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2
-  status = program.run(['bench', *rest], others=peers)
-  print(''.join(f'error: {failure}\n' for failure in peers.failures), end='', file=sys.stderr)
-  return status or 2 * bool(peers.failures)
-
-
-if __name__ == '__main__':
-  sys.exit(main(sys.argv[1:]))

@@ -19,7 +19,7 @@ from vit_jax.plan import quick, table
 
 GUIDE = 'docs/guides/read_a_plan.md'
 MARKS = ('<!-- plans of runs: written by launch/plans.sh -->', '<!-- end of the plans of runs -->')
-HEAD = ('run', 'topology, devices', 'layout', 'peak GiB', 'step ms', 'by schedule', 'collectives ms', 'core-days',
+HEAD = ('run', 'topology, devices', 'layout', 'peak GiB', 'step ms', 'lower bound', 'collectives ms', 'core-days',
         'with collectives', 'paper', 'warnings', 'made')
 _PLAN = re.compile(r'^(Plan: +(?:[^\n]*\\\n)*[^\n]*\n)(?: [^\n]*\n)*', re.MULTILINE)
 

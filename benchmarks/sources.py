@@ -29,10 +29,10 @@ import numpy as np
 from benchmarks import host_images, object_store
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import records, tfrecord_index
+from vit_jax.data import windows
+from vit_jax.data.formats import example, tfrecord
 from vit_jax.data.image import opencv, transform
-from vit_jax.data.pipeline import group_order
-from vit_jax.data.source import Source
+from vit_jax.data.source import Source, read_one
 from vit_jax.data.sources import opening
 
 NUM_IMAGES, ROUNDS = 5_000, 9
@@ -44,13 +44,13 @@ def measure(sources: Mapping[str, Source], *, num_images: int, rounds: int) -> d
   """Returns the speed of each source, by what is done with an image."""
   crop, rng = transform.train_transform(schema.Recipe(), IMAGE_PX), np.random.default_rng(0)
   kinds: dict[str, Callable[[Source, int], object]] = {
-      'read': lambda source, index: source[index],
-      'read, decode and crop': lambda source, index: crop(source[index], rng)}
+      'read': lambda source, index: read_one(source, index),
+      'read, decode and crop': lambda source, index: crop(read_one(source, index), rng)}
   rates: dict[str, dict[str, list[float]]] = {kind: {name: [] for name in sources} for kind in kinds}
   for turn in range(rounds + 1):
     for kind, use in kinds.items():
       for name, source in sources.items():
-        indexes = group_order.visit(source, turn, BATCH)(np.arange(num_images)).tolist()
+        indexes = windows.visit(source, turn, BATCH)(np.arange(num_images)).tolist()
         started_s = time.process_time()
         for index in indexes:
           use(source, index)
@@ -87,9 +87,9 @@ def _write_tar(path: pathlib.Path, images: Sequence[bytes], rows: Sequence[int])
 def _write_tfrecord(path: pathlib.Path, images: Sequence[bytes], rows: Sequence[int]) -> None:
   with open(path, 'wb') as file:
     for row in rows:
-      record = records.encode({'image/class/label': row % 10, 'image/encoded': images[row]})
+      record = example.encode({'image/class/label': row % 10, 'image/encoded': images[row]})
       size = len(record).to_bytes(8, 'little')
-      file.write(size + tfrecord_index.mask(size) + record + tfrecord_index.mask(record))
+      file.write(size + tfrecord.mask(size) + record + tfrecord.mask(record))
 
 
 def _write_parquet(path: pathlib.Path, images: Sequence[bytes], rows: Sequence[int]) -> None:

@@ -2,11 +2,11 @@
 
   python -m benchmarks.steps --rows=L/16:128,L/16:128:attention.kernel=xla --against=timm-compiled=PYTHON --to=DIR
 
-A row is NETWORK:BATCH, followed by settings of the network, `:name=value`. `vit-jax bench` compiles one network after
-the other, which takes minutes for each on an accelerator; here all programs are compiled at the same time, by threads,
-and then timed interleaved, with nothing else running. `--against` times other programs as `benchmarks.peers` does, for
-the first row of each network and batch. `--limit_s` leaves out rows that are not compiled by then. `--flags` names sets
-of XLA flags (`vit_jax/parallel/xla_flags.py`), which hold for all rows.
+A row is NETWORK:BATCH, followed by settings of the network, `:name=value`. `benchmarks.bench` compiles one network
+after the other, which takes minutes for each on an accelerator; here all programs are compiled at the same time, by
+threads, and then timed interleaved, with nothing else running. `--against` times other programs as `benchmarks.bench`
+does, for the first row of each network and batch. `--limit_s` leaves out rows that are not compiled by then. `--flags`
+names sets of XLA flags (`vit_jax/parallel/xla_flags.py`), which hold for all rows.
 
 Weights are random numbers of the size of initial ones, as products of zeros are faster than those of real weights.
 """
@@ -24,8 +24,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks import peers
-from vit_jax.bench.timing import Part, Spent
+from benchmarks import peers, timing
+from benchmarks.timing import Part, Spent
 from vit_jax.config import check, files, schema
 from vit_jax.core.errors import UserError
 from vit_jax.parallel import xla_flags
@@ -66,12 +66,13 @@ class Wanted(NamedTuple):
 
 
 class Row(NamedTuple):
-  """A compiled step. flops: per call.   bytes: peak memory of the program on a device."""
+  """A compiled step. flops: per call.   bytes: peak memory of the program on a device.   text: of the program."""
   wanted: Wanted
   run: Callable[[], Part]
   flops: float
   compile_s: float
   bytes: int
+  text: str
 
 
 def compile_row(wanted: Wanted) -> Row:
@@ -79,7 +80,7 @@ def compile_row(wanted: Wanted) -> Row:
   import jax
   import numpy as np
 
-  from vit_jax.bench import own
+  from benchmarks import bench_parts
   from vit_jax.jobs import build
   from vit_jax.parallel import mesh as meshes
   config = wanted.config()
@@ -110,14 +111,15 @@ def compile_row(wanted: Wanted) -> Row:
     placed = jax.device_put(batch, meshes.batch_sharding(parts.mesh))
 
     def timed(count: int) -> Spent:
-      clock_s, processor_s = time.perf_counter(), time.process_time()
+      began = timing.now()
       for _ in range(count):
         held[0], metrics = step(held[0], placed)
       jax.block_until_ready(metrics)
-      return Spent(time.perf_counter() - clock_s, time.process_time() - processor_s)
+      return timing.since(began)
     return timed
 
-  return Row(wanted, run, build.train_flops(parts) * wanted.batch_size, compile_s, own.count_bytes(step))
+  return Row(wanted, run, build.train_flops(parts) * wanted.batch_size, compile_s, bench_parts.count_bytes(step),
+             step.as_text() or '')
 
 
 def compile_all(wanted: Sequence[Wanted], limit_s: float) -> Iterator[Row]:
@@ -142,11 +144,11 @@ def matmul(side: int) -> Part:
   multiply = jax.jit(lambda x: x @ x)
 
   def timed(count: int) -> Spent:
-    clock_s, processor_s = time.perf_counter(), time.process_time()
+    began = timing.now()
     for _ in range(count):
       last = multiply(square)
     jax.block_until_ready(last)
-    return Spent(time.perf_counter() - clock_s, time.process_time() - processor_s)
+    return timing.since(began)
   return timed
 
 
@@ -231,15 +233,15 @@ def main(arguments: Sequence[str], *, around: Around = lambda measure: measure()
 def _measured(rows: Sequence[Row], others: Sequence[Other], turns: int, around: Around) -> tuple[str, dict[str, Any]]:
   import jax
 
-  from vit_jax.bench import job, own
+  from benchmarks import bench_parts
   from vit_jax.record import clock, machine
-  side = own.MATMUL_SIDE[jax.devices()[0].platform]
+  side = bench_parts.MATMUL_SIDE[jax.devices()[0].platform]
   parts, known = {row.wanted.name: row.run() for row in rows}, {row.wanted.name for row in rows}
   beside = {other.name: other.beside for other in others if other.beside in known}
   parts |= {other.name: other.child.parts()['step'] for other in others if other.name in beside}
-  parts[own.MATMUL] = matmul(side)
-  spent = around(lambda: job.take_turns(parts, turns=turns, min_s=job.MIN_S))
-  matmul_flops = 2. * side**3 / statistics.median(one.clock_s for one in spent.pop(own.MATMUL))
+  parts[bench_parts.MATMUL] = matmul(side)
+  spent = around(lambda: timing.take_turns(parts, turns=turns))
+  matmul_flops = 2. * side**3 / statistics.median(one.clock_s for one in spent.pop(bench_parts.MATMUL))
   kind = jax.devices()[0].device_kind
   text = '\n'.join([f'{jax.device_count()} x {kind}, jax {jax.__version__}, medians of {turns} turns; a product of '
                     f'{side:,} x {side:,} matrices in bf16: {matmul_flops / 1e12:,.0f} TFLOP/s', '',

@@ -15,7 +15,7 @@ from typing import Any
 
 from vit_jax.plan import table
 
-HEAD = ('run', 'devices', 'peak GiB per device', 'step ms', 'by schedule, ms', 'collectives ms', 'core-days',
+HEAD = ('run', 'devices', 'peak GiB per device', 'step ms', 'lower bound, ms', 'collectives ms', 'core-days',
         'with collectives', 'paper')
 
 

@@ -215,7 +215,7 @@ def complete(row: Row, folder: pathlib.Path) -> tuple[Figures, str] | None:
 
 def render(folder: pathlib.Path) -> str:
   """The tables of all rows that the folder has, as Markdown."""
-  head = ('topology, images a device', 'program', 'estimate, ms', 'by schedule, ms', 'collectives, ms', 'exposed, ms',
+  head = ('topology, images a device', 'program', 'estimate, ms', 'lower bound, ms', 'collectives, ms', 'exposed, ms',
           'peak GiB', 'best big_vision / this', 'compiled blocks')
   parts = []
   for model, sizes in SIZES.items():

@@ -35,6 +35,7 @@ def get_config(arguments: str = '') -> s.Config:
                       wd=('0.1', '0.03'), epochs=('300', '30'))
   level = augreg.by_name(given['aug'])
   recipe = s.Recipe(
+      exif_orientation=s.Exif.FALSE,
       crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.), crop_aspect=(.75, 1.33),
       flip=True,
       randaugment=augreg.randaugment(level), mixup=level.mixup, eval_resize_px=256, eval_area=True, truncate=True)

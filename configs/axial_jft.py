@@ -29,7 +29,8 @@ def get_config(arguments: str = '') -> s.Config:
   return s.Config(
       name=f'axial {size}', length='7 epochs', batch_size=4096, image_px=(224, 224),
       data=s.Data(source='folder:JFT-300M', num_examples=303_000_000, num_classes=18_291, max_labels=8,
-                  recipe=s.Recipe(crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
+                  recipe=s.Recipe(exif_orientation=s.Exif.FALSE,
+                                  crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
                                   crop_aspect=(.75, 1.33), flip=True)),
       model=model,
       head=s.Head(bias_init=-10.), objective=s.Supervised(s.Loss.SIGMOID, label_smoothing=0.),

@@ -1,13 +1,13 @@
-"""A plain ViT on synthetic images, to measure the speed of a machine: for `--job=bench`.
+"""A plain ViT on synthetic images, to measure the speed of a machine: for `benchmarks.bench`.
 
 Data:     none; images of noise, 1,000 classes.
 Differs:  It follows no paper.
-Run:      python -m vit_jax.main --job=bench --config=configs/bench.py --models=S/16,B/16 --to=DIR
+Run:      python -m benchmarks.bench --config=configs/bench.py --models=S/16,B/16 --to=DIR
           --config=configs/bench.py:bf16 computes in bfloat16, which accelerators need for speed, and then
           --config.model.attention.kernel=cudnn attends by cuDNN's kernel on GPUs, and
           --config.model.attention.kernel=fused --config.model.mlp.kernel=fused computes by Pallas kernels on TPU v6e;
           --search finds the largest batch;
-          python -m benchmarks.peers --against=timm,transformers times those in the same run.
+          --against=timm,transformers times those in the same run.
           To compare ways of running the blocks:
           --config.model.execution=scan, or with it --config.model.unroll=2; the products of blocks in int8 or fp8:
           --config.model.quantize=int8.

@@ -23,6 +23,7 @@ from vit_jax.recipes import sizes
 
 MODELS = ('BiT-R50x1', 'BiT-R50x3', 'BiT-R101x1', 'BiT-R101x3', 'BiT-R152x2', 'BiT-R152x4')
 _RECIPE = s.Recipe(
+    exif_orientation=s.Exif.FALSE,
     crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.), crop_aspect=(.75, 1.33),
     flip=True, eval_resize_px=256, eval_area=True, truncate=True)
 DATA = {

@@ -72,6 +72,7 @@ def get_config(arguments: str = '') -> s.Config:
       data=s.Data(
           source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
           recipe=s.Recipe(
+              exif_orientation=s.Exif.FALSE,
               crop_sampler=s.CropSampler.TORCHVISION, crop_aspect=(.75, 4 / 3), flip=True,
               views=s.Views(on=True, num_local=10, global_area=(size.cut, 1.), local_area=(.05, size.cut), local_px=96,
                             blur=(1., .1, .5), solarize=(0., .2, 0.), grayscale=.2,

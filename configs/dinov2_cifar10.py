@@ -30,7 +30,8 @@ def get_config(arguments: str = '') -> s.Config:
       model=s.ViT(patch=8, width=64, depth=3, heads=4, mlp=s.Mlp(128), pool=s.Mean(),
                   positions=s.Learned(resize=s.PositionResize.BICUBIC_OFFSET)),
       objective=s.Dinov2(
-          dino_weight=1., ibot_weight=1., koleo_weight=.1, koleo_crops=2, patch_out_dim=0, patch_bottleneck_dim=256,
+          dino_weight=1., local_weight=1., ibot_weight=1., koleo_weight=.1, koleo_crops=2, patch_out_dim=0,
+          patch_bottleneck_dim=256,
           mask_share=.5, mask_ratio=(.1, .5), group=16,
           out_dim=1024, hidden_dim=256, bottleneck_dim=64, momentum=s.Ramp(.99, 1.),
           teacher_temperature=s.Ramp(.04, .06, until='30 %', curve=s.Curve.LINEAR), norm_last_layer=True,

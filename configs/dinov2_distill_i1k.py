@@ -5,9 +5,10 @@ Data:     TFDS `imagenet2012`, or a folder: --config.data.source=folder:PATH; 1,
 Source:   arXiv 2304.07193, section 5 ("Model distillation") and Table 16: 625,000 steps of 2,048 images, learning rate
           1e-3 after 100,000 steps of warm-up, decay 0.04 to 0.2, no stochastic depth, nothing masked, an EMA of the
           student by momentum 0.994 to 1, which is the result. The rest is that of `dinov2_i1k:g/14`.
-Differs:  The paper does not say on which patches the loss of iBOT is, here 10 to 50 % of half of the global crops; nor
-          which numbers the program had beside those of Table 16. It trains on LVD-142M. The program of the distillation
-          is not public.
+Differs:  The program of this distillation is not public, and the paper does not state which numbers it had beside those
+          of Table 16, nor on which patches the loss of iBOT is. They are those of the distillation in
+          facebookresearch/dinov3 (`dinov3_vitl16_lvd1689m_distilled.yaml`): 10 to 50 % of half of the global crops, of
+          which nothing is hidden. The paper trains on LVD-142M.
 Run:      python -m vit_jax.main --config=configs/dinov2_distill_i1k.py:S/14 --workdir=runs/dinov2_s14
           --config.objective.teacher.weights=runs/dinov2_g14 --config.model.dtype=bfloat16
           Or B/14, L/14. The teacher is a run of `dinov2_i1k` or `dinov3_i1k`, whose own heads teach: their sizes are
@@ -34,6 +35,7 @@ def get_config(arguments: str = '') -> s.Config:
       data=s.Data(
           source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
           recipe=s.Recipe(
+              exif_orientation=s.Exif.FALSE,
               crop_sampler=s.CropSampler.TORCHVISION, crop_aspect=(.75, 4 / 3), flip=True,
               views=s.Views(on=True, num_local=8, global_area=(.32, 1.), local_area=(.05, .32), local_px=98,
                             blur=(0., .9, .5), solarize=(0., .2, 0.), grayscale=.2,
@@ -43,7 +45,8 @@ def get_config(arguments: str = '') -> s.Config:
       model=model,
       objective=s.Dinov2Distill(
           teacher=s.FeatureTeacher(model=teacher, mean=(.485, .456, .406), std=(.229, .224, .225)),
-          dino_weight=1., ibot_weight=1., koleo_weight=.1, koleo_crops=2, mask_share=.5, mask_ratio=(.1, .5), group=32,
+          dino_weight=1., local_weight=1., ibot_weight=1., koleo_weight=.1, koleo_crops=2, mask_share=.5,
+          mask_ratio=(.1, .5), group=32,
           out_dim=131_072, hidden_dim=2048, bottleneck_dim=384, norm_last_layer=False, patch_out_dim=131_072,
           patch_bottleneck_dim=256, student_temperature=.1,
           teacher_temperature=s.Ramp(.04, .07, until=f'{30 * 1250 - 1} steps', curve=s.Curve.LINEAR),

@@ -86,6 +86,7 @@ def get_config(arguments: str = '') -> s.Config:
       data=s.Data(
           source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
           recipe=s.Recipe(
+              exif_orientation=s.Exif.FALSE,
               crop_sampler=s.CropSampler.TORCHVISION, crop_aspect=(.75, 4 / 3), flip=True,
               views=s.Views(on=True, num_local=8, global_area=(.32, 1.), local_area=(.05, .32), local_px=size.local_px,
                             blur=(0., .9, .5), solarize=(0., .2, 0.), grayscale=.2,
@@ -94,7 +95,8 @@ def get_config(arguments: str = '') -> s.Config:
               eval_geometry=s.Geometry.TORCHVISION, mean=(.485, .456, .406), std=(.229, .224, .225))),
       model=model,
       objective=s.Dinov2(
-          dino_weight=1., ibot_weight=1., koleo_weight=.1, koleo_crops=2, mask_share=.5, mask_ratio=(.1, .5),
+          dino_weight=1., local_weight=1., ibot_weight=1., koleo_weight=.1, koleo_crops=2, mask_share=.5,
+          mask_ratio=(.1, .5),
           group=size.group, out_dim=size.out_dim, hidden_dim=2048, bottleneck_dim=size.bottleneck_dim,
           norm_last_layer=False, patch_out_dim=size.patch_out_dim, patch_bottleneck_dim=256, student_temperature=.1,
           teacher_temperature=s.Ramp(.04, .07, until=f'{30 * EPOCH - 1} steps', curve=s.Curve.LINEAR),

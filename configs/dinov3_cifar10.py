@@ -31,7 +31,8 @@ def get_config(arguments: str = '') -> s.Config:
       model=s.ViT(patch=8, width=64, depth=3, heads=4, mlp=s.Mlp(128), pool=s.Mean(), registers=2,
                   positions=s.Rotary(coordinates=s.UnitInterval(rescale=2.))),
       objective=s.Dinov3(
-          dino_weight=1., ibot_weight=1., koleo_weight=.1, koleo_crops=1, patch_out_dim=0, patch_bottleneck_dim=256,
+          dino_weight=1., local_weight=1., ibot_weight=1., koleo_weight=.1, koleo_crops=1, patch_out_dim=0,
+          patch_bottleneck_dim=256,
           mask_share=.5, mask_ratio=(.1, .5), group=16, out_dim=1024, hidden_dim=256, bottleneck_dim=64,
           momentum=s.Ramp(.99, .99), norm_last_layer=True, student_temperature=.1, centering=s.Centering.SINKHORN,
           center_momentum=.9, teacher_temperature=s.Ramp(.04, .06, until='30 %', curve=s.Curve.LINEAR),

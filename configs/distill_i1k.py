@@ -42,6 +42,7 @@ def get_config(arguments: str = '') -> s.Config:
   model.gelu, model.drop_path = s.Gelu.EXACT, 0. if is_consistent else .1
   model.init = s.Init.BIG_VISION if is_consistent else s.Init.DEIT
   deit = s.Recipe(
+      exif_orientation=s.Exif.FALSE,
       crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TORCHVISION, crop_area=(.08, 1.), crop_aspect=(.75, 4 / 3),
       flip=True, interpolation=s.Interpolation.BICUBIC, antialias=True, eval_resize_px=256,
       eval_geometry=s.Geometry.TORCHVISION,
@@ -49,7 +50,8 @@ def get_config(arguments: str = '') -> s.Config:
       erase=s.Erase(.25, area=(.02, 1 / 3), aspect=(.3, 1 / .3)),
       mixup=.8, cutmix=1., mix_group=64 if given['size'] == 'B/16' else 256, repeats=3,
       mean=(.485, .456, .406), std=(.229, .224, .225))
-  mixed = s.Recipe(crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
+  mixed = s.Recipe(exif_orientation=s.Exif.FALSE,
+                   crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
                    crop_aspect=(.75, 1.33), flip=True, mixup=1., eval_resize_px=256, eval_area=True,
                    truncate=True)
   config = s.Config(

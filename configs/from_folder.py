@@ -1,7 +1,7 @@
 """A ViT from scratch on your own images.
 
 Data:     PATH/{train,val|test}/<class>/*.jpg, or PATH/<class>/… (then 10 % are held out). Also PNG, WebP, BMP, GIF,
-          TIFF, AVIF and JPEG 2000. The EXIF orientation is applied.
+          TIFF, AVIF, JPEG 2000 and PPM. The EXIF orientation is applied.
 Differs:  It follows no paper.
 Run:      python -m vit_jax.main --config=configs/from_folder.py --config.data.source=folder:PATH --workdir=runs/mine
 Sizes:    --config=configs/from_folder.py:S/16 selects another model, --config=configs/from_folder.py:DINOv2-reg-S/14 or
@@ -34,7 +34,7 @@ def get_config(size: str = 'Ti/16') -> s.Config:
       name=f'from_folder {size}', length='100 epochs', batch_size=64, image_px=(224, 224),
       data=s.Data(source='folder:PATH', recipe=s.Recipe(
           crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TORCHVISION, crop_area=(.25, 1.), crop_aspect=(.75, 4 / 3),
-          flip=True, mixup=.2, eval_resize_px=256, exif_orientation=True)),
+          flip=True, mixup=.2, eval_resize_px=256)),
       model=model,
       objective=s.Supervised(loss=s.Loss.SOFTMAX, label_smoothing=.1),
       optimizer=s.AdamW(lr=5e-4, b1=.9, b2=.999, weight_decay=.1, clip_norm=1.,

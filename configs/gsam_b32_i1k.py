@@ -29,6 +29,7 @@ def get_config() -> s.Config:
       data=s.Data(
           source='tfds:imagenet2012', train_split='train[:99%]', eval_split='validation', num_examples=1_268_355,
           num_classes=1_000, recipe=s.Recipe(
+              exif_orientation=s.Exif.FALSE,
               crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
               crop_aspect=(.75, 1.33), flip=True, eval_resize_px=256, eval_area=True, truncate=True)),
       model=model,

@@ -30,6 +30,7 @@ def get_config(arguments: str = '') -> s.Config:
   if isinstance(network, s.ViT):
     network = dataclasses.replace(network, gelu=s.Gelu.EXACT, init=s.Init.MAE if is_mae else s.Init.DINO)
   recipe = s.Recipe(
+      exif_orientation=s.Exif.FALSE,
       crop=s.Crop.INCEPTION, crop_area=(.08, 1.), crop_aspect=(.75, 4 / 3), flip=True,
       crop_sampler=s.CropSampler.CLIPPED if is_mae else s.CropSampler.TORCHVISION,
       crop_interpolation=s.CropInterpolation.SAME if is_mae else s.CropInterpolation.BILINEAR,

@@ -25,7 +25,8 @@ def get_config() -> s.Config:
   return s.Config(
       name='LiT COCO B/16', length='5000 steps', batch_size=512, image_px=(224, 224),
       data=s.Data(source='wds:PATH', num_examples=82_783, any_num_examples=True,
-                  recipe=s.Recipe(crop=s.Crop.RESIZE, flip=True,
+                  recipe=s.Recipe(exif_orientation=s.Exif.FALSE,
+                                  crop=s.Crop.RESIZE, flip=True,
                                   randaugment=s.RandAugment(layers=2, magnitude=10., table=s.OpTable.AUGREG))),
       model=model,
       objective=s.Contrastive(

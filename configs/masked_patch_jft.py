@@ -24,7 +24,8 @@ def get_config(arguments: str = '') -> s.Config:
   return s.Config(
       name=f'masked_patch {given["target"]}', length='1_000_000 steps', batch_size=4096, image_px=(224, 224),
       data=s.Data(source='folder:JFT-300M', num_examples=303_000_000, num_classes=18_291,
-                  recipe=s.Recipe(crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
+                  recipe=s.Recipe(exif_orientation=s.Exif.FALSE,
+                                  crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
                                   crop_aspect=(.75, 1.33), flip=True)),
       model=sizes.vit('B/16'),
       objective=s.MaskedPatch(s.PatchTarget(given['target']), mask_ratio=.5, mask_token_prob=.8, random_patch_prob=.1),

@@ -29,6 +29,7 @@ def get_config() -> s.Config:
       data=s.Data(
           source='tfds:imagenet2012', eval_split='validation', num_examples=1_281_167, num_classes=1_000,
           recipe=s.Recipe(
+              exif_orientation=s.Exif.FALSE,
               eval_native_patch=16, native_lengths=(128, 256, 576, 784, 1024),
               crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TORCHVISION, crop_area=(.05, 1.),
               crop_aspect=(.75, 4 / 3), flip=True, interpolation=s.Interpolation.BICUBIC, antialias=True,

@@ -14,8 +14,8 @@ Source:   arXiv 1911.04252 and its program (google-research/noisystudent@aac52bf
           is the mean, with eps, the squares that RMSProp begins with and the penalty divided to match, which gives the
           same updates. Ratios, rounds and the length at 800 px are of the paper and were not checked again.
 Differs:  Labeled images of a student have no label smoothing (0.1 there); the head starts at zero (there uniform in
-          ±1 / sqrt(classes)); BatchNorm is over the whole batch; the paper does not state which layers are fixed: here
-          the stem and stages 1 to 4, whose running statistics are still updated.
+          ±1 / sqrt(classes)); BatchNorm is over the whole batch; neither paper nor scripts state which layers are
+          fixed (`fix_layer_num`): here the stem and stages 1 to 4, whose running statistics are still updated.
 Run:      python -m vit_jax.main --job=study --config=configs/noisy_student.py:cifar10 --workdir=runs/noisy
           configs/noisy_student.py:cifar10,rounds=2,model=BiT selects another network (ViT, hybrid, BiT, or a name
           such as EfficientNet-B0); --config=configs/noisy_student.py:cifar10,teacher=FILE starts from these weights.
@@ -96,6 +96,7 @@ def large_run(model: str, source: str, number: int) -> s.Config:
 def recipe(px: int) -> s.Recipe:
   """The program's images: TensorFlow's crops, bicubic without antialias, evaluated with 32 px around the center."""
   return s.Recipe(
+      exif_orientation=s.Exif.FALSE,
       crop=s.Crop.INCEPTION, crop_area=(.08, 1.), crop_aspect=(.75, 4 / 3), flip=True,
       crop_sampler=s.CropSampler.TENSORFLOW, crop_tries=10, crop_covered=.1,  # preprocessing.py
       randaugment=s.RandAugment(layers=2, magnitude=27., table=s.OpTable.AUGREG),

@@ -43,6 +43,7 @@ def get_config(arguments: str = '') -> s.Config:
           source='tfds:imagenet2012', train_split='train[:99%]', eval_split='validation', num_examples=1_268_355,
           num_classes=1_000,
           recipe=s.Recipe(
+              exif_orientation=s.Exif.FALSE,
               crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
               crop_aspect=(.75, 1.33), flip=True,
               randaugment=s.RandAugment(layers=2, magnitude=10., table=s.OpTable.AUGREG), mixup=.2, eval_resize_px=256,

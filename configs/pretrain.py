@@ -67,8 +67,7 @@ def _lejepa(steps: int) -> Method:
   views = s.Views(on=True, num_local=4, global_area=(.3, 1.), local_area=(.05, .3), local_px=96, blur=(.5, .5, .5),
                   solarize=(.2, .2, .2), grayscale=.2, jitter=s.Jitter(.4, .4, .2, .1, probability=.8))
   return Method(
-      s.LeJepa(hidden_dim=2048, out_dim=64, weight=.05, weighting=s.LeJepaWeighting.CONVEX,
-               center=s.LeJepaCenter.GLOBAL, sample=s.LeJepaSample.VIEW, directions=1024, t_max=5., t_points=17),
+      s.LeJepa(hidden_dim=2048, out_dim=64, weight=.05, directions=1024, t_max=5., t_points=17),
       s.Recipe(crop_sampler=s.CropSampler.TORCHVISION, crop_aspect=(.75, 4 / 3), flip=True, views=views))
 
 

@@ -34,6 +34,7 @@ def get_config(arguments: str = '') -> s.Config:
       data=s.Data(
           source='folder:JFT-300M', num_examples=303_000_000, num_classes=18_291, max_labels=8,
           recipe=s.Recipe(
+              exif_orientation=s.Exif.FALSE,
               crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
               crop_aspect=(.75, 1.33), flip=True, mean=(.5, .5, .5), std=(.5, .5, .5))),
       model=model,

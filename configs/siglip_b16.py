@@ -22,7 +22,8 @@ def get_config() -> s.Config:
   return s.Config(
       name='siglip B/16', length='40e9 examples', batch_size=32_768, image_px=(224, 224),
       data=s.Data(source='wds:PATH', num_examples=1_000_000_000, any_num_examples=True,
-                  recipe=s.Recipe(crop=s.Crop.RESIZE, flip=False)),
+                  recipe=s.Recipe(exif_orientation=s.Exif.FALSE,
+                                  crop=s.Crop.RESIZE, flip=False)),
       model=model,
       objective=s.Contrastive(
           loss=s.PairLoss.SIGMOID, scale_init=10., bias_init=-10.,

@@ -8,8 +8,7 @@ Source:   docs/guides/speedrun.md has the rules and the records. Each entry of C
           its matrix and pixel values divided by about their standard deviation.
 Differs:  The papers' networks are larger and train for longer.
 Run:      python -m vit_jax.main --config=configs/speedrun_cifar10.py --workdir=runs/speedrun
-          …/speedrun_cifar10.py:80 trains to 80 %; …:upto=baseline is the recipe without any change;
-          --config.model.patch_dropout=0 --config.model.patch_dropout_parts=0.75,0.5,0 changes the share during the run
+          …/speedrun_cifar10.py:80 trains to 80 %; …:upto=baseline is the recipe without any change
 Plan:     1 device, 0.6 M parameters; about 9 minutes of one CPU core
 Expected: see docs/guides/speedrun.md.
 """

@@ -29,7 +29,8 @@ def get_config(arguments: str = '') -> s.Config:
   return s.Config(
       name='vit_22b_jft4b', length='177_000 steps', batch_size=65_536, image_px=(224, 224),
       data=s.Data(source='folder:JFT-4B', num_examples=4_000_000_000, num_classes=30_000, max_labels=8,
-                  recipe=s.Recipe(crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
+                  recipe=s.Recipe(exif_orientation=s.Exif.FALSE,
+                                  crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
                                   crop_aspect=(.75, 1.33), flip=True,
                                   eval_resize_px=256, eval_area=True, truncate=True)),
       model=model,

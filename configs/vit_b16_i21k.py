@@ -33,6 +33,7 @@ def get_config(arguments: str = '') -> s.Config:
       data=s.Data(
           source='folder:imagenet21k', num_examples=14_197_122, num_classes=21_841,
           recipe=s.Recipe(
+              exif_orientation=s.Exif.FALSE,
               crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
               crop_aspect=(.75, 1.33), flip=True, mean=(.5, .5, .5), std=(.5, .5, .5))),
       model=model,

@@ -31,7 +31,8 @@ def get_config(arguments: str = '') -> s.Config:
   return s.Config(
       name=f'{size} jft3b', length='1_000_000 steps', batch_size=16_384, image_px=(224, 224),
       data=s.Data(source='folder:JFT-3B', num_examples=3_000_000_000, num_classes=29_593, max_labels=8,
-                  recipe=s.Recipe(crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
+                  recipe=s.Recipe(exif_orientation=s.Exif.FALSE,
+                                  crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
                                   crop_aspect=(.75, 1.33), flip=True,
                                   eval_resize_px=256, eval_area=True, truncate=True)),
       model=model,

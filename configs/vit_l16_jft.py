@@ -37,6 +37,7 @@ def get_config(arguments: str = '') -> s.Config:
           source='folder:JFT-300M', num_examples=303_000_000, num_classes=18_291,
           max_labels=8,  # 1.26 on average; the highest number is not published
           recipe=s.Recipe(
+              exif_orientation=s.Exif.FALSE,
               crop=s.Crop.INCEPTION, crop_sampler=s.CropSampler.TENSORFLOW, crop_area=(.05, 1.),
               crop_aspect=(.75, 1.33), flip=True, mean=(.5, .5, .5), std=(.5, .5, .5))),
       model=model,

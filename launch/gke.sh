@@ -28,36 +28,14 @@ checkpoint. XPK and launch/k8s.yaml mount memory at /dev/shm for libraries that 
 TEXT
 }
 
-fail() {
-  printf 'error: %s\n' "$*" >&2
-  exit 2
-}
-
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+# shellcheck source=launch/flags.sh
+source "$ROOT/launch/flags.sh"
 # shellcheck source=launch/check.sh
 source "$ROOT/launch/check.sh"
 
 xpk='' cluster='' project='' zone='' name='' type='' slices=1 image='' no_check='' dry_run='' manifest=''
 storages=() words=()
-
-parse() {
-  while [ $# -gt 0 ]; do
-    case "$1" in
-      --cluster=* | --project=* | --zone=* | --name=* | --type=* | --slices=* | --image=*)
-        local flag="${1%%=*}"
-        printf -v "${flag#--}" '%s' "${1#*=}" ;;
-      --storage=*) storages+=("$1") ;;
-      --xpk) xpk=1 ;;
-      --no_check) no_check=1 ;;
-      --dry_run) dry_run=1 ;;
-      --help | -h) usage; exit 0 ;;
-      --) shift; words=("$@"); return ;;
-      --*) fail "$1: no such flag; see --help" ;;
-      *) manifest="$1" ;;
-    esac
-    shift
-  done
-}
 
 # Runs a command that $1 is part of, or prints it.
 submit() {
@@ -83,7 +61,7 @@ create_workload() {
   [ "${#words[@]}" -gt 0 ] || problems+=('expected a command after --, got none')
   [[ "$slices" =~ ^[1-9][0-9]*$ ]] || problems+=("--slices: expected a whole number, got $slices")
   [ -z "$manifest" ] || problems+=("expected a command after --, got $manifest")
-  if [ "${#problems[@]}" -gt 0 ]; then printf 'error: %s\n' "${problems[@]}" >&2; exit 2; fi
+  fail_with ${problems[@]+"${problems[@]}"}
   if [ -z "$no_check" ]; then
     check_command "$ROOT" --elsewhere --topology="$type" --slices="$slices" -- "${words[@]}" \
       || fail 'the command has problems, see above; nothing was submitted'
@@ -102,5 +80,16 @@ create_workload() {
     --command="$(printf '%q ' "${words[@]}")"
 }
 
-parse "$@"
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --storage=*) storages+=("$1") ;;
+    --xpk) xpk=1 ;;
+    --no_check) no_check=1 ;;
+    --dry_run) dry_run=1 ;;
+    --) words=("${@:2}"); break ;;
+    --* | -h) set_flag 'cluster project zone name type slices image' "$1" ;;
+    *) manifest="$1" ;;
+  esac
+  shift
+done
 if [ -n "$xpk" ]; then create_workload; else apply_manifest; fi

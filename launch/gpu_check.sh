@@ -8,18 +8,16 @@ usage() {
 bash launch/gpu_check.sh [DIR] [FLAGS]
 
   DIR                    output folder; default: runs/gpu
-  --python=PYTHON        an interpreter with all dependencies; without it, .venv is created with jax for GPUs and the
-                         test extra
+  --python=PYTHON        an interpreter with all dependencies; default: .venv, made with jax for GPUs and the extra test
   --extra=gpu            extra of setup.py: gpu (CUDA 13) or gpu12 (CUDA 12)
   --wheels=FOLDER        install from the wheels in this folder, without a network; it must contain setuptools. With
-                         --python or --quick they are unpacked into DIR/packages, which is put before what that
-                         interpreter has
-  --quick                the most important parts within ten minutes, for a machine that is lent for a short time: with
-                         python3 unless --python is set, and with its torch and timm if it has them. Tests of
-                         tests/test_gpu.py, then steps of L/16 (scanned layers) and B/16, batch 128, with attention by
-                         cuDNN and by XLA, compiled at the same time by python -m benchmarks.steps, beside timm with
-                         torch.compile. All results are also in the archive DIR.tar.gz
+                         --python or --quick they are unpacked into DIR/packages, before what that interpreter has
+  --quick                the most important parts within ten minutes: tests/test_gpu.py, then steps of L/16 (scanned
+                         layers) and B/16, batch 128, with attention by cuDNN and by XLA (benchmarks.steps), by python3
+                         unless --python is set, beside its timm with torch.compile if it has it; makes DIR.tar.gz
   --rehearse             as --quick, on the CPU of any machine and with small shapes: shows that all parts can run
+  --call=N               one of five calls within ten minutes each that measure what plans for GPUs assume, see
+                         benchmarks.gpu_calls; also with --rehearse
   --torch=PYTHON         an interpreter with torch for CUDA and timm, to time them beside vit_jax
   --models=S/16,B/16,L/16
   --batch_sizes=256,256,128   the batch size of each network
@@ -27,9 +25,8 @@ bash launch/gpu_check.sh [DIR] [FLAGS]
   --only=tests,bench,search,switches
                          tests: kernels, steps, weights of other programs;  bench: attention by XLA and by cuDNN with
                          the batch sizes above;  search: both with the largest batch that fits;  switches: the second
-                         network with stacked layers, with scanned layers, and with each set of XLA flags for GPUs
-                         (vit_jax/parallel/xla_flags.py): a test compares training steps with those of a CPU, and if it
-                         succeeds, the network is timed
+                         network with stacked and with scanned layers, and with each set of XLA flags for GPUs
+                         (vit_jax/parallel/xla_flags.py) with which training steps are those of a CPU
 
 Writes DIR/summary.txt (one line per part: ok or failed, seconds), machine.txt (nvidia-smi, versions), a log of each
 part, and a folder with bench.md and bench.json for each measurement. If a part fails, the others still run. Exit
@@ -37,28 +34,19 @@ status: 0 all parts succeeded, 1 a part failed, 2 invalid input or configuration
 TEXT
 }
 
-fail() {
-  printf 'error: %s\n' "$*" >&2
-  exit 2
-}
+# shellcheck source=launch/flags.sh
+source "$(dirname "${BASH_SOURCE[0]}")/flags.sh"
 
 # part NAME COMMAND…: runs it with a log of its own and a line in the summary. With --quick, for as long as is left.
 part() {
   local name="$1" began="$SECONDS" result=ok
-  shift
   printf '%s … ' "$name"
-  if [ "$SECONDS" -ge "$limit_s" ]; then
-    echo 'no time left'
-    printf '%-7s %5d s  %s: no time left\n' failed 0 "$name" >> "$to/summary.txt"
-    failures=$((failures + 1))
-    return 1
-  fi
-  if ! limited "$@" < /dev/null > "$to/$name.log" 2>&1; then
-    result=failed failures=$((failures + 1))
+  if [ "$SECONDS" -ge "$limit_s" ]; then result=failed name="$1: no time left"
+  elif ! limited "${@:2}" < /dev/null > "$to/$name.log" 2>&1; then result=failed
   fi
   printf '%s, %d s\n' "$result" "$((SECONDS - began))"
   printf '%-7s %5d s  %s\n' "$result" "$((SECONDS - began))" "$name" >> "$to/summary.txt"
-  [ "$result" = ok ]
+  [ "$result" = ok ] || { failures=$((failures + 1)); return 1; }
 }
 
 # limited COMMAND…: functions are run as they are; programs are stopped at the limit.
@@ -83,34 +71,37 @@ print(d.device_kind, d.platform, getattr(d, "compute_capability", ""), "jax", ja
 raise SystemExit(d.platform != "gpu")'
 }
 
-# By default GPUs round f32 products to tf32; the tests compare to 1e-5, so the highest precision is set.
-run_tests() {
-  local files=(tests/test_gpu.py) platform=cuda,cpu workers=()
-  if [ -n "$quick" ] && "$python" -c 'import xdist' 2>/dev/null; then workers=(-n 4); fi  # most of it is compilation
-  if [ -z "$quick" ]; then
-    files+=(tests/models/test_fast_forms.py tests/models/test_attend_kernels.py tests/weights/test_golden.py)
-  fi
+# run_pytest VARIABLES… -- FILES…. By default GPUs round f32 products to tf32; the tests compare to 1e-5, so the highest
+# precision is set.
+run_pytest() {
+  local platform=cuda,cpu variables=()
+  while [ "$1" != -- ]; do variables+=("$1"); shift; done
   if [ -n "$rehearse" ]; then platform=cpu; fi
   VIT_JAX_TEST_PLATFORM="$platform" VIT_JAX_REHEARSE="$rehearse" JAX_DEFAULT_MATMUL_PRECISION=highest \
-    limited "$python" -m pytest -q -p no:cacheprovider -rs ${workers[@]+"${workers[@]}"} "${files[@]}"
+    limited env ${variables[@]+"${variables[@]}"} "$python" -m pytest -q -p no:cacheprovider -rs "${@:2}"
+}
+
+run_tests() {
+  local files=(tests/test_gpu.py)
+  if [ -z "$quick" ]; then
+    files+=(tests/models/test_fast_forms.py tests/models/test_attend_kernels.py tests/weights/test_golden.py)
+  elif "$python" -c 'import xdist' 2>/dev/null; then files+=(-n 4)  # most of it is compilation
+  fi
+  run_pytest -- "${files[@]}"
 }
 
 # run_flag_tests SET: training steps with a set of XLA flags, compared with those of a CPU.
 run_flag_tests() {
-  local variables=() line platform=cuda,cpu
+  local variables=() line
   while IFS= read -r line; do variables+=("$line"); done < <("$python" -m vit_jax.parallel.xla_flags "$1")
-  if [ -n "$rehearse" ]; then platform=cpu; fi
-  VIT_JAX_TEST_PLATFORM="$platform" VIT_JAX_REHEARSE="$rehearse" JAX_DEFAULT_MATMUL_PRECISION=highest \
-    limited env ${variables[@]+"${variables[@]}"} "$python" -m pytest -q -p no:cacheprovider -rs tests/test_gpu.py \
-    -k 'steps or training'
+  run_pytest ${variables[@]+"${variables[@]}"} -- tests/test_gpu.py -k 'steps or training'
 }
 
 # bench NAME MODEL ATTENTION BATCH FLAGS…: without crops the images stay in memory, which needs neither cv2 nor grain.
 bench() {
-  local name="$1" model="$2" attention="$3" batch="$4" module=(vit_jax.main --job=bench)
+  local name="$1" model="$2" attention="$3" batch="$4"
   shift 4
-  if [[ " $* " = *' --against='* ]]; then module=(benchmarks.peers); fi
-  part "$name" "$python" -m "${module[@]}" --config=bench:bf16 --models="$model" --turns="$turns" \
+  part "$name" "$python" -m benchmarks.bench --config=bench:bf16 --models="$model" --turns="$turns" \
     --config.model.attention.kernel="$attention" --config.batch_size="$batch" --config.data.recipe.crop=resize \
     --to="$to/$name" "${small[@]}" "$@"
 }
@@ -151,7 +142,7 @@ bench_switches() {
 }
 
 to=runs/gpu python='' extra=gpu wheels='' torch='' turns=7 only=tests,bench,search,switches failures=0
-models=S/16,B/16,L/16 batch_sizes=256,256,128 quick='' rehearse='' limit_s=1000000 best=cudnn small=()
+models=S/16,B/16,L/16 batch_sizes=256,256,128 call='' quick='' rehearse='' limit_s=1000000 best=cudnn small=()
 case " $* " in
   *' --rehearse '*)
     models=S/16,Ti/16 batch_sizes=4,4 turns=1 only=tests,bench,switches best=xla
@@ -160,13 +151,9 @@ case " $* " in
 esac
 while [ $# -gt 0 ]; do
   case "$1" in
-    --python=* | --extra=* | --wheels=* | --torch=* | --models=* | --batch_sizes=* | --turns=* | --only=*)
-      flag="${1%%=*}"
-      printf -v "${flag#--}" '%s' "${1#*=}" ;;
     --quick) quick=1 ;;
     --rehearse) quick=1 rehearse=1 ;;
-    --help | -h) usage; exit 0 ;;
-    -*) fail "$1: no such flag; see --help" ;;
+    -*) set_flag 'python extra wheels torch models batch_sizes turns only call' "$1" ;;
     *) to="$1" ;;
   esac
   shift
@@ -175,11 +162,9 @@ IFS=, read -ra networks <<< "$models"
 IFS=, read -ra sizes <<< "$batch_sizes"
 [ "${#networks[@]}" = "${#sizes[@]}" ] || fail "--models has ${#networks[@]} networks, but --batch_sizes ${#sizes[@]}"
 for word in ${only//,/ }; do
-  case "$word" in
-    tests | bench | search | switches) ;;
-    *) fail "--only: expected some of tests,bench,search,switches, got $word" ;;
-  esac
+  [[ " tests bench search switches " = *" $word "* ]] || fail "--only: expected some of tests,bench,search,switches, got $word"
 done
+[[ -z "$call" || "$call" = [1-5] ]] || fail "--call: expected 1 to 5, got $call"
 [ -n "$rehearse" ] || command -v nvidia-smi >/dev/null || fail 'nvidia-smi: expected a machine with an NVIDIA GPU and its driver, got none'
 [ -z "$wheels" ] || [ -d "$wheels" ] || fail "--wheels=$wheels: no such folder"
 
@@ -213,6 +198,9 @@ fi
 # Several programs share one GPU: none may reserve all of its memory.
 if [ -n "$torch$quick" ]; then export XLA_PYTHON_CLIENT_PREALLOCATE=false; fi
 if [ -n "$rehearse" ]; then export JAX_PLATFORMS=cpu; fi
+if [ -n "$call" ]; then
+  exec "$python" -m benchmarks.gpu_calls --call="$call" --to="$to" ${torch:+--torch="$torch"} ${rehearse:+--rehearse}
+fi
 part machine describe_machine || fail "jax sees no GPU here; see $to/machine.log"
 mv "$to/machine.log" "$to/machine.txt"
 if [[ ",$only," = *,tests,* ]]; then part tests run_tests; fi

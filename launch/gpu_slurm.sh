@@ -48,41 +48,33 @@ status=$?
 echo "$status" > "$1/${SLURM_PROCID:-0}"
 exit "$status"'
 
-fail() {
-  printf 'error: %s\n' "$*" >&2
-  exit 2
-}
-
 submit() {
   local nodes='' gpus='' name=vit_jax cpus='' logs=runs/slurm warn_s=120 max_failures='' only='' no_check=''
   local flags=() limit=() root here=()
-  local nodes_and_gpus='expected whole numbers: --nodes=N --gpus=G'
+  root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+  # shellcheck source=launch/flags.sh
+  source "$root/launch/flags.sh"
+  # shellcheck source=launch/check.sh
+  source "$root/launch/check.sh"
   while [ $# -gt 0 ]; do
     case "$1" in
-      --nodes=* | --gpus=* | --name=* | --cpus=* | --logs=* | --warn_s=* | --max_failures=*)
-        local flag="${1%%=*}"
-        printf -v "${flag#--}" '%s' "${1#*=}" ;;
       --time=* | --partition=* | --account=* | --qos=*) flags+=("$1") ;;
       --sbatch_flag=*) flags+=("${1#*=}") ;;
       --dry_run | --check) only="$1" ;;
       --no_check) no_check=1 ;;
-      --help | -h) usage; exit 0 ;;
       --) shift; break ;;
-      *) fail "$1: no such flag; see --help" ;;
+      *) set_flag 'nodes gpus name cpus logs warn_s max_failures' "$1" ;;
     esac
     shift
   done
-  [[ "$nodes" =~ ^[1-9][0-9]*$ && "$gpus" =~ ^[1-9][0-9]*$ ]] || fail "$nodes_and_gpus"
+  [[ "$nodes" =~ ^[1-9][0-9]*$ && "$gpus" =~ ^[1-9][0-9]*$ ]] || fail 'expected whole numbers: --nodes=N --gpus=G'
   [ $# -gt 0 ] || fail 'expected a command after --, got none'
   [[ -z "$max_failures" || "$max_failures" =~ ^[0-9]+$ ]] || fail "--max_failures: expected a number, got $max_failures"
   if [ -n "$max_failures" ]; then limit=("--max_failures=$max_failures"); fi
-  root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
   if ! command -v sbatch >/dev/null; then
     [ -n "$only" ] || fail 'sbatch: expected a login node of a Slurm cluster, got a machine without it. Add --check to check the command here, or --dry_run to see what would be submitted'
     here=(--elsewhere)
   fi
-  # shellcheck source=launch/check.sh
-  source "$root/launch/check.sh"
   if [ -z "$no_check" ]; then
     check_command "$root" --topology="gpu:$((nodes * gpus))" ${here[@]+"${here[@]}"} -- "$@" \
       || fail 'the command has problems, see above; nothing was submitted'
@@ -99,7 +91,7 @@ submit() {
 
 # The job, on its first node. Slurm runs a copy of this file, in the folder --chdir named.
 job() {
-  local first status=0 step asked='' limit=3 folder found=() root
+  local first status=0 step asked='' limit=3 folder found=() root verdict
   if [ "$1" != -- ]; then limit="${1#*=}"; shift; fi
   shift  # --
   for root in "$PWD" "$(dirname "${BASH_SOURCE[0]}")/.."; do
@@ -127,24 +119,20 @@ job() {
   # srun returns the largest status; a process that it killed leaves no file.
   mapfile -t found < <(cat "$folder/now/"* 2>/dev/null)
   if [ "${#found[@]}" -lt "$SLURM_JOB_NUM_NODES" ]; then found+=("$status"); fi
-  case "$(judge "${found[@]}")" in
-    done*) status=0; rm -rf "$folder" ;;
-    final*)
-      status=2
-      echo 'A process reports something that you must change, see its message above; not queued again' ;;
-    *)
-      status="$(judge "${found[@]}")"
-      status="${status#again }"
-      if [ -n "$asked" ]; then
-        echo 'Stopped and saved; queued again'
-        scontrol requeue "$SLURM_JOB_ID"
-      elif count_failure "$folder/failures" "$limit" "$(find_workdir "$@")"; then
-        echo "Ended with status $status: the program stopped, failed, or lost a host or its storage; queued again"
-        scontrol requeue "$SLURM_JOB_ID"
-      else
-        echo "Ended with status $status too often; not queued again"
-      fi ;;
-  esac
+  read -r verdict status <<< "$(judge "${found[@]}")"
+  if [ "$verdict" = done ]; then
+    rm -rf "$folder"
+  elif [ "$verdict" = final ]; then
+    echo 'A process reports something that you must change, see its message above; not queued again'
+  elif [ -n "$asked" ]; then
+    echo 'Stopped and saved; queued again'
+    scontrol requeue "$SLURM_JOB_ID"
+  elif count_failure "$folder/failures" "$limit" "$(find_workdir "$@")"; then
+    echo "Ended with status $status: the program stopped, failed, or lost a host or its storage; queued again"
+    scontrol requeue "$SLURM_JOB_ID"
+  else
+    echo "Ended with status $status too often; not queued again"
+  fi
   exit "$status"
 }
 

@@ -11,15 +11,13 @@
 set -uo pipefail
 
 usage() {
-  sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
-  exit 2
+  sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
 }
 
-if [ "${1:-}" = --help ]; then (usage 2>&1) || exit 0; fi
+if [ "${1:-}" = --help ]; then usage; exit 0; fi
 count="${1:-}" devices="${2:-}"
-[[ "$count" =~ ^[1-9][0-9]*$ && "$devices" =~ ^[1-9][0-9]*$ && "${3:-}" = -- && $# -gt 3 ]] || usage
+[[ "$count" =~ ^[1-9][0-9]*$ && "$devices" =~ ^[1-9][0-9]*$ && "${3:-}" = -- && $# -gt 3 ]] || { usage >&2; exit 2; }
 shift 3
-
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 # shellcheck source=launch/check.sh
 source "$root/launch/check.sh"
@@ -27,11 +25,16 @@ source "$root/launch/check.sh"
 source "$root/launch/statuses.sh"
 if [ -z "${NO_CHECK:-}" ]; then check_here "$root" -- "$@" || exit 2; fi
 
+# Process i of a start has pids[i] until it has ended; sent[i] is the status that follows from our last signal to it.
+pids=() readers=() sent=() asked='' deadline='' signalled=''
 folder="$(mktemp -d)"
-signalled=''
 # Each process leads its own group, so that the processes it started can be ended with it.
 leader=()
 if command -v setsid >/dev/null; then leader=(setsid); fi
+
+say() {
+  echo "local_processes: $*" >&3
+}
 
 # A free port below those that the system assigns.
 find_port() {
@@ -42,138 +45,106 @@ find_port() {
   done
 }
 
-# Passes its input on, line by line, with a name in front.
-prefix() {
-  local line
-  while IFS= read -r line || [ -n "$line" ]; do printf '[%s] %s\n' "$1" "$line"; done
-}
-
+# start I COMMAND…
 start() {
-  local i="$1" out="$folder/$1"
+  local out="$folder/$1" line
   if [ -n "${LOG_DIR:-}" ]; then
-    out="$LOG_DIR/$i.log"
-    if [ -z "$attempts" ]; then : > "$out"; fi
-    exec 5>> "$out"
+    exec 5>> "$LOG_DIR/$1.log"
   else
     rm -f "$out"
     mkfifo "$out"
     # All ends are opened here: a process that is killed before it has opened its own would leave its reader waiting.
     exec 4<> "$out" 5> "$out" 6< "$out"
-    prefix "$i" <&6 3>&- 4>&- 5>&- 6<&- &
+    while IFS= read -r line || [ -n "$line" ]; do printf '[%s] %s\n' "$1" "$line"; done <&6 3>&- 4>&- 5>&- 6<&- &
     readers+=($!)
   fi
   XLA_FLAGS="${XLA_FLAGS:-} --xla_force_host_platform_device_count=$devices" JAX_PLATFORMS=cpu \
     JAX_CPU_COLLECTIVES_IMPLEMENTATION=gloo VIT_JAX_COORDINATOR="127.0.0.1:$port" \
-    VIT_JAX_NUM_PROCESSES="$count" VIT_JAX_PROCESS_ID="$i" \
+    VIT_JAX_NUM_PROCESSES="$count" VIT_JAX_PROCESS_ID="$1" \
     ${leader[@]+"${leader[@]}"} "${@:2}" >&5 2>&1 < /dev/null 3>&- 4>&- 5>&- 6<&- &
   pids+=($!)
   exec 4>&- 5>&- 6<&-
 }
 
-# Sends signal $1 to process $2 and, if $3 is given, to all processes that it started.
-send() {
-  if [ -n "${3:-}" ] && [ "${#leader[@]}" -gt 0 ]; then kill "-$1" -- "-$2" 2>/dev/null; fi
-  kill "-$1" "$2" 2>/dev/null
+# end_group I: kills process i and all that it started.
+end_group() {
+  if [ "${#leader[@]}" -gt 0 ]; then kill -KILL -- "-${pids[$1]}"; fi
+  kill -KILL "${pids[$1]}"
 }
 
-# Signals the processes that are still running to end, and sets the deadline. `sent` is the status that follows.
+# end_all SECONDS: signals the processes that are still running to end, and sets the deadline.
 end_all() {
   local i
-  deadline=$((SECONDS + $1))
+  asked=1 deadline=$((SECONDS + $1))
   for i in "${!pids[@]}"; do
-    if [ -z "${ended[i]:-}" ] && send TERM "${pids[i]}"; then sent[i]=143; fi
+    if kill -TERM "${pids[i]}"; then sent[i]=143; fi
   done
 }
 
 # shellcheck disable=SC2317,SC2329  # called by the trap below
 on_signal() {
   if [ -n "$signalled" ]; then deadline=$SECONDS; return; fi
-  signalled=1 asked=1
-  echo "local_processes: asked to stop; sending SIGTERM to all processes, waiting up to ${GRACE_S:-60} s" >&3
+  signalled=1
+  say "asked to stop; sending SIGTERM to all processes, waiting up to ${GRACE_S:-60} s"
   end_all "${GRACE_S:-60}"
-}
-
-# Records that process $1 ended with status $2.
-note_end() {
-  local i="$1" status="$2"
-  ended[i]=1
-  # Processes that it started and that still run are ended too.
-  send KILL "${pids[i]}" group
-  if [ "$status" -eq "${sent[i]:-0}" ]; then
-    by_us="$status"  # it had not ended by itself
-    return
-  fi
-  statuses+=("$status")
-  if [ "$status" -eq 0 ] || [ -n "$asked" ]; then return; fi
-  asked=1
-  if [ "$status" -eq 75 ]; then
-    end_all "${GRACE_S:-60}"
-  else
-    echo "local_processes: process $i ended with status $status" >&3
-    end_all "${GRACE_S:-15}"
-  fi
-}
-
-# The status of all processes: that of those that ended by themselves, if they did not just finish.
-judge_all() {
-  local verdict
-  verdict="$(judge ${statuses[@]+"${statuses[@]}"})"
-  worst="${verdict#* }"
-  if [ "$worst" -eq 0 ]; then worst="$by_us"; fi
 }
 
 # shellcheck disable=SC2317,SC2329  # called by the trap below
 finish() {
   local i
   trap '' INT TERM
-  for i in "${!pids[@]}"; do
-    if [ -z "${ended[i]:-}" ]; then send KILL "${pids[i]}" group; fi
-  done
-  for i in ${readers[@]+"${readers[@]}"}; do wait "$i" 2>/dev/null; done
+  for i in "${!pids[@]}"; do end_group "$i"; done
+  for i in ${readers[@]+"${readers[@]}"}; do wait "$i"; done
   rm -rf "$folder"
 }
 
 # Runs all processes until the last has ended; `worst` is their status then.
 run_all() {
-  local n running=$count
-  pids=() readers=() ended=() sent=() statuses=() asked='' deadline='' by_us=0
+  local i status statuses=() by_us=0
+  pids=() readers=() sent=() asked='' deadline=''
   port="$(find_port)"
-  if [ -z "$port" ]; then echo 'local_processes: no free port between 20000 and 31999' >&3; exit 1; fi
-  for ((n = 0; n < count; n++)); do start "$n" "$@"; done
-  attempts+=1
-  while [ "$running" -gt 0 ]; do
-    for n in "${!pids[@]}"; do
-      if [ -n "${ended[n]:-}" ] || kill -0 "${pids[n]}" 2>/dev/null; then continue; fi
-      wait "${pids[n]}" 2>/dev/null
-      note_end "$n" $?
-      running=$((running - 1))
+  if [ -z "$port" ]; then say 'no free port between 20000 and 31999'; exit 1; fi
+  for ((i = 0; i < count; i++)); do start "$i" "$@"; done
+  while [ "${#pids[@]}" -gt 0 ]; do
+    for i in "${!pids[@]}"; do
+      if kill -0 "${pids[i]}"; then continue; fi
+      wait "${pids[i]}"
+      status=$?
+      end_group "$i"  # processes that it started and that still run
+      unset "pids[i]"
+      if [ "$status" -eq "${sent[i]:-0}" ] && [ "$status" -ne 0 ]; then by_us="$status"; continue; fi
+      statuses+=("$status")
+      if [ "$status" -eq 0 ] || [ -n "$asked" ]; then continue; fi
+      if [ "$status" -ne 75 ]; then say "process $i ended with status $status"; fi
+      end_all "${GRACE_S:-$((status == 75 ? 60 : 15))}"
     done
-    if [ "$running" -gt 0 ] && [ -n "$deadline" ] && [ "$SECONDS" -ge "$deadline" ]; then
-      for n in "${!pids[@]}"; do
-        if [ -z "${ended[n]:-}" ]; then
-          echo "local_processes: process $n did not end in time; killed" >&3
-          sent[n]=137
-          send KILL "${pids[n]}" group
-        fi
+    if [ -n "$deadline" ] && [ "$SECONDS" -ge "$deadline" ]; then
+      for i in "${!pids[@]}"; do
+        say "process $i did not end in time; killed"
+        sent[i]=137
+        end_group "$i"
       done
       deadline=$((SECONDS + 5))
     fi
     sleep 0.1
   done
-  judge_all
+  worst="$(judge ${statuses[@]+"${statuses[@]}"})"
+  worst="${worst#* }"
+  # That of the processes that ended by themselves, if they did not just finish.
+  if [ "$worst" -eq 0 ]; then worst="$by_us"; fi
 }
 
-# Suppresses the messages of the shell about killed jobs; this script prints its own.
-exec 3>&2
-attempts='' pids=() readers=() ended=() sent=() asked='' deadline=''
-if [ -n "${LOG_DIR:-}" ]; then mkdir -p "$LOG_DIR" || exit 2; fi
+if [ -n "${LOG_DIR:-}" ]; then
+  mkdir -p "$LOG_DIR" || exit 2
+  for ((i = 0; i < count; i++)); do : > "$LOG_DIR/$i.log"; done
+fi
 trap on_signal INT TERM
 trap finish EXIT
-exec 2> /dev/null
+exec 3>&2 2> /dev/null  # without the messages of the shell about killed jobs; `say` prints those of this script
 while true; do
   run_all "$@"
   if [[ "$(judge "$worst")" != again* ]] || [ -n "$signalled" ] || [ "${MAX_FAILURES:-0}" -eq 0 ]; then break; fi
   count_failure "$folder/failures" "$MAX_FAILURES" "$(find_workdir "$@")" >&3 || break
-  echo "local_processes: ended with status $worst; starting all processes again" >&3
+  say "ended with status $worst; starting all processes again"
 done
 exit "$worst"

@@ -21,10 +21,8 @@ not compiled again. Exit status: 0 all parts succeeded, 1 a part failed, 2 inval
 TEXT
 }
 
-fail() {
-  printf 'error: %s\n' "$*" >&2
-  exit 2
-}
+# shellcheck source=launch/flags.sh
+source "$(dirname "${BASH_SOURCE[0]}")/flags.sh"
 
 # Name, config and topology of each complete run, in its automatic layout.
 RUNS=(
@@ -34,63 +32,45 @@ RUNS=(
   '22B@v4 vit_22b_jft4b v4:8x8x8'
 )
 
-# is_asked NAME: whether --rows has this row, or the model of it.
-is_asked() {
-  [ -z "$rows" ] || [[ ",$rows," = *",$1,"* ]] || [[ ",$rows," = *",${1%%@*},"* ]]
-}
-
-# run_plan CONFIG TOPOLOGY: plans a complete run, unless its folder has a plan.
-run_plan() {
-  local config="$1" topology="$2" folder
-  folder="$to/runs/$(basename "${config%%:*}" .py)-${topology//[:x]/_}${quick:+-quick}"
-  if [ ! -f "$folder/plan.json" ]; then
-    "$python" -m vit_jax.main --job=plan --config="$config" --topology="$topology" --to="$folder" $quick \
-      > "$folder.log" 2>&1 || { echo "$config on $topology failed; see $folder.log" >&2; failures=$((failures + 1)); }
-  fi
-}
-
+# Plans each complete run that --rows asks for, by its name or its model, unless its folder has a plan.
 runs() {
-  local name config topology
+  local row name config topology folder
   mkdir -p "$to/runs"
   for row in "${RUNS[@]}"; do
     read -r name config topology <<< "$row"
-    if is_asked "$name"; then run_plan "$config" "$topology"; fi
+    folder="$to/runs/$(basename "${config%%:*}" .py)-${topology//[:x]/_}${quick:+-quick}"
+    if [ -f "$folder/plan.json" ] || [[ -n "$rows" && ",$rows," != *",$name,"* && ",$rows," != *",${name%%@*},"* ]]; then
+      continue
+    fi
+    "$python" -m vit_jax.main --job=plan --config="$config" --topology="$topology" --to="$folder" $quick \
+      > "$folder.log" 2>&1 || { echo "$config on $topology failed; see $folder.log" >&2; failures=$((failures + 1)); }
   done
   "$python" -m benchmarks.tpu_runs "$to/runs" | tee "$to/runs.md"
   if [ "$write" = 1 ]; then "$python" -m benchmarks.plan_docs "$to/runs" || failures=$((failures + 1)); fi
 }
 
-# check_rows: refuses rows that are none.
-check_rows() {
-  local word names=()
-  for row in "${RUNS[@]}"; do names+=("${row%% *}" "${row%%@*}"); done
-  for word in ${rows//,/ }; do
-    [[ " ${names[*]} " = *" $word "* ]] || fail "--rows: expected some of $(printf '%s\n' "${names[@]}" | sort -u | xargs), got $word"
+# check_words FLAG WORDS KNOWN…: fails for a word that is not known.
+check_words() {
+  local word
+  for word in ${2//,/ }; do
+    [[ " ${*:3} " = *" $word "* ]] || fail "$1: expected some of $(IFS=,; echo "${*:3}"), got $word"
   done
 }
 
 to=runs/plans python='' parts=steps,runs rows='' quick='' write=0 failures=0 flags=()
 while [ $# -gt 0 ]; do
   case "$1" in
-    --python=*) python="${1#*=}" ;;
-    --parts=*) parts="${1#*=}" ;;
-    --rows=*) rows="${1#*=}" ;;
     --quick) quick=--quick ;;
     --write) write=1 ;;
     --big_vision=* | --only=*) flags+=("$1") ;;
-    --help | -h) usage; exit 0 ;;
-    -*) fail "$1: no such flag; see --help" ;;
+    -*) set_flag 'python parts rows' "$1" ;;
     *) to="$1" ;;
   esac
   shift
 done
-for part in ${parts//,/ }; do
-  case "$part" in
-    steps | runs) ;;
-    *) fail "--parts: expected some of steps,runs, got $part" ;;
-  esac
-done
-check_rows
+check_words --parts "$parts" steps runs
+# shellcheck disable=SC2046  # names are words
+check_words --rows "$rows" $(for row in "${RUNS[@]}"; do row="${row%% *}"; printf '%s\n' "$row" "${row%@*}"; done | sort -u)
 mkdir -p "$to" || fail "$to: expected a folder that can be created"
 to="$(cd "$to" && pwd)"
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2

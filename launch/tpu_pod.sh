@@ -8,9 +8,8 @@ usage() {
 bash launch/tpu_pod.sh --name=NAME --type=TYPE --zone=ZONE --workdir=gs://BUCKET/RUN [FLAGS] -- COMMAND…
 
 Requests the slice (a queued resource), or uses the existing one of that name; copies this checkout to its hosts;
-installs; starts COMMAND on all of them; shows the output of the first; fetches the run directory. When the slice is
-preempted, it is requested again and COMMAND resumes from its last checkpoint. Interrupting this script does not stop
-the job: the same command line follows it again.
+installs; starts COMMAND on all; shows the output of the first; fetches the run directory. A preempted slice is
+requested again, and COMMAND resumes. Interrupting this script does not stop the job: the same line follows it again.
 
   bash launch/tpu_pod.sh --name=l16-jft --type=v3-512 --zone=europe-west4-a --spot \
     --data=gs://my-bucket/jft --workdir=gs://my-bucket/runs/l16-jft \
@@ -50,16 +49,13 @@ too often; 130 interrupted, while the job continues; else that of the last failu
 TEXT
 }
 
-fail() {
-  printf 'error: %s\n' "$*" >&2
-  exit 2
-}
-
 say() {
   printf '%s %s\n' "$(date +%H:%M:%S)" "$*" >&2
 }
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+# shellcheck source=launch/flags.sh
+source "$ROOT/launch/flags.sh"
 # shellcheck source=launch/check.sh
 source "$ROOT/launch/check.sh"
 # shellcheck source=launch/statuses.sh
@@ -70,12 +66,10 @@ tier='' action=run keep='' dry_run='' max_failures=3 poll_s=30 created='' create
 slices=1 price='' no_check=''
 
 parse() {
+  local flags='name type zone project runtime workdir data data_mode cache_dir setup fetch max_failures poll_s'
+  flags+=' slices price'
   while [ $# -gt 0 ]; do
     case "$1" in
-      --name=* | --type=* | --zone=* | --project=* | --runtime=* | --workdir=* | --data=* | --data_mode=* | \
-        --cache_dir=* | --setup=* | --fetch=* | --max_failures=* | --poll_s=* | --slices=* | --price=*)
-        local flag="${1%%=*}"
-        printf -v "${flag#--}" '%s' "${1#*=}" ;;
       --spot | --reserved)
         if [ -n "$tier" ] && [ "$tier" != "$1" ]; then fail "expected one of $tier and $1, got both"; fi
         tier="$1" ;;
@@ -86,9 +80,8 @@ parse() {
       --dry_run) dry_run=1 ;;
       --stop) action=stop ;;
       --delete) action=delete ;;
-      --help | -h) usage; exit 0 ;;
-      --) shift; words=("$@"); return ;;
-      *) fail "$1: no such flag; see --help" ;;
+      --) words=("${@:2}"); return ;;
+      *) set_flag "$flags" "$1" ;;
     esac
     shift
   done
@@ -150,7 +143,7 @@ check() {
       *) problems+=("--type=$type: expected a type with a known image. Set --runtime=VERSION") ;;
     esac
   fi
-  if [ "${#problems[@]}" -gt 0 ]; then printf 'error: %s\n' "${problems[@]}" >&2; exit 2; fi
+  fail_with ${problems[@]+"${problems[@]}"}
   [ -n "$dry_run" ] || command -v gcloud >/dev/null || fail 'gcloud: expected the Google Cloud CLI, which is not installed'
 }
 
@@ -169,26 +162,19 @@ queue() {
   run gcloud compute tpus queued-resources "$1" "$name" "${place[@]}" "${@:2}"
 }
 
-# A line for bash on hosts $1 (0 = the first of all, or all).
-ssh_to() {
-  if [ "$slices" -gt 1 ]; then
-    run gcloud compute tpus queued-resources ssh "$name" "${place[@]}" --node="$1" --worker="$1" --command="$2"
+# on_hosts ssh|scp N WORDS…: with hosts N (0 = the first of all, or all) of the slice, or of all slices.
+on_hosts() {
+  local kind=tpu-vm node=()
+  if [ "$slices" -gt 1 ]; then kind=queued-resources node=(--node="$2"); fi
+  if [ "$1" = ssh ]; then
+    run gcloud compute tpus "$kind" ssh "$name" "${place[@]}" ${node[@]+"${node[@]}"} --worker="$2" --command="$3"
   else
-    run gcloud compute tpus tpu-vm ssh "$name" "${place[@]}" --worker="$1" --command="$2"
-  fi
-}
-
-# Copies the file $1 to $2 in the home folders of all hosts.
-copy_to() {
-  if [ "$slices" -gt 1 ]; then
-    run gcloud compute tpus queued-resources scp "$1" "$name:$2" "${place[@]}" --node=all --worker=all
-  else
-    run gcloud compute tpus tpu-vm scp "$1" "$name:$2" "${place[@]}" --worker=all
+    run gcloud compute tpus "$kind" scp "$3" "$name:$4" "${place[@]}" ${node[@]+"${node[@]}"} --worker="$2"
   fi
 }
 
 worker() {
-  ssh_to "$1" "bash vit_jax/launch/tpu_worker.sh $2"
+  on_hosts ssh "$1" "bash vit_jax/launch/tpu_worker.sh $2"
 }
 
 # Whether a message of gcloud is about its service or the network, so that the same call may succeed later.
@@ -214,28 +200,22 @@ slice_state() {
 
 # States of all slices of the queued resource.
 node_states() {
-  local one nodes=("$name") states=''
+  local one nodes=("$name")
   if [ "$slices" -gt 1 ]; then nodes=(); for ((one = 0; one < slices; one++)); do nodes+=("$name-$one"); done; fi
   for one in "${nodes[@]}"; do
-    states+=" $(run gcloud compute tpus tpu-vm describe "$one" "${place[@]}" --format='value(state)' 2>/dev/null || true)"
+    run gcloud compute tpus tpu-vm describe "$one" "${place[@]}" --format='value(state)' 2>/dev/null || true
   done
-  echo "$states"
 }
 
-# Chips of all slices. Types up to v4, and v5p, count cores, of which a chip has two.
-chips() {
-  local number="${type##*-}"
-  case "$type" in v2-* | v3-* | v4-* | v5p-*) number=$((number / 2)) ;; esac
-  echo $((number * slices))
-}
-
-# What the slice costs while it is left, and the command that deletes it.
+# What the slices cost while they are left, and the command that deletes them. Types up to v4, and v5p, count cores, of
+# which a chip has two.
 cost_of_keeping() {
-  local text
-  text="slice $name is left, and paid for"
+  local text="slice $name is left, and paid for" chips="${type##*-}"
   if [[ "$type" =~ -[0-9]+$ ]]; then
-    text+=": $(chips) chips, so every hour costs $(chips) chip-hours"
-    if [ -n "$price" ]; then text+=", $(awk "BEGIN {printf \"%.2f\", $(chips) * $price}") USD at --price=$price"; fi
+    case "$type" in v2-* | v3-* | v4-* | v5p-*) chips=$((chips / 2)) ;; esac
+    chips=$((chips * slices))
+    text+=": $chips chips, so every hour costs $chips chip-hours"
+    if [ -n "$price" ]; then text+=", $(awk "BEGIN {printf \"%.2f\", $chips * $price}") USD at --price=$price"; fi
   fi
   echo "$text. Delete it: bash launch/tpu_pod.sh --name=$name --zone=$zone${project:+ --project=$project} --delete"
 }
@@ -299,16 +279,13 @@ install() {
   # Status 1 of tar: a file changed while it was read, for example by an editor.
   run tar -czf "$archive" -C "$ROOT" --exclude=./.git --exclude=./.venv --exclude=./runs --exclude=./build \
     --exclude=__pycache__ --exclude='.*_cache' --exclude='*.egg-info' . || [ $? -eq 1 ] || return 1
-  if ! copy_to "$archive" vit_jax.tgz; then
-    rm -rf "$(dirname "$archive")"
-    return 1
-  fi
+  on_hosts scp all "$archive" vit_jax.tgz || { rm -rf "$(dirname "$archive")"; return 1; }
   rm -rf "$(dirname "$archive")"
   # Unpacked into a new folder, so that files deleted here are deleted there too. The environment is kept.
   remote='set -e; rm -rf vit_jax.new; mkdir vit_jax.new; tar -xzf vit_jax.tgz -C vit_jax.new;'
   remote+=' if [ -d vit_jax/.venv ]; then mv vit_jax/.venv vit_jax.new/; fi; rm -rf vit_jax; mv vit_jax.new vit_jax'
-  ssh_to all "$remote" || return 1
-  if [ -n "$setup" ]; then ssh_to all "$setup" || return 1; fi
+  on_hosts ssh all "$remote" || return 1
+  if [ -n "$setup" ]; then on_hosts ssh all "$setup" || return 1; fi
   if [ -n "$dry_run" ]; then worker all setup; return; fi
   out="$(worker all setup 2>&1 | tee /dev/stderr)" || true
   [[ "$out" == *VIT_JAX_READY* ]]
@@ -353,30 +330,26 @@ job_status() {
   esac
 }
 
-fetch_run() {
-  local tries
-  mkdir -p "$fetch"
-  for ((tries = 0; tries <= max_failures; tries++)); do
-    if run gcloud storage rsync --recursive --exclude='^(checkpoints|\.cache)/.*' "$workdir" "$fetch"; then
-      say "run directory: $fetch (checkpoints stay in $workdir)"
-      return
-    fi
-    sleep "$poll_s"
-  done
-  say "the run is done, but $workdir could not be fetched; see above"
-  return 1
-}
-
 # Fetches the run and deletes the slice, which is not needed any more even if nothing could be fetched.
 finish() {
-  local status=0
-  fetch_run || status=75
+  local status=75 tries
+  mkdir -p "$fetch"
+  for ((tries = 0; tries <= max_failures && status > 0; tries++)); do
+    if [ "$tries" -gt 0 ]; then sleep "$poll_s"; fi
+    if copy_back; then status=0; fi
+  done
+  if [ "$status" -eq 0 ]; then say "run directory: $fetch (checkpoints stay in $workdir)"
+  else say "the run is done, but $workdir could not be fetched; see above"; fi
   if [ -n "$created" ] && [ -z "$keep" ]; then
     delete_slice
   else
     say "$(cost_of_keeping)"
   fi
   exit "$status"
+}
+
+copy_back() {
+  run gcloud storage rsync --recursive --exclude='^(checkpoints|\.cache)/.*' "$workdir" "$fetch"
 }
 
 # Step of the newest checkpoint of the run; 0 if there is none or no host answers.
@@ -455,7 +428,7 @@ main() {
       start
       worker 0 'follow 1'
       worker all 'status 150'
-      run gcloud storage rsync --recursive --exclude='^(checkpoints|\.cache)/.*' "$workdir" "$fetch"
+      copy_back
       if [ -z "$keep" ]; then delete_slice; fi ;;
   esac
 }

@@ -12,6 +12,8 @@
 # Answers are words on a line, not exit statuses, which ssh to several hosts does not return reliably.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=launch/flags.sh
+source launch/flags.sh
 # shellcheck source=launch/setup_env.sh
 source launch/setup_env.sh
 # shellcheck source=launch/statuses.sh
@@ -21,11 +23,6 @@ JOB="${VIT_JAX_JOB:-$HOME/vit_jax_job}"
 METADATA=http://metadata.google.internal/computeMetadata/v1/instance/attributes
 RESERVE_MB=10240  # of the cache's disk, kept free
 PAUSE_S="${VIT_JAX_PAUSE_S:-1}"  # between checks of the job
-
-fail() {
-  printf 'error: %s\n' "$*" >&2
-  exit 2
-}
 
 # Ends with the status of what may succeed later.
 fail_now() {
@@ -45,34 +42,24 @@ setup() {
   echo "VIT_JAX_READY $(hostname)"
 }
 
-need_gcsfuse() {
-  command -v gcsfuse >/dev/null && return
-  sudo apt-get install --yes --quiet gcsfuse >/dev/null 2>&1 && return
-  fail_now "gcsfuse is not installed on $(hostname), and apt-get does not find it. Install it with --setup='…'"
-}
-
-# Free space on the disk of $1, in MB.
-free_mb() {
-  df --output=avail --block-size=1M "$1" | tail -n 1 | tr -d ' '
-}
-
 # Mounts gs://… $1 at $2, with the options after them; does nothing if it is mounted.
 mount_bucket() {
   local address="${1#gs://}" folder="$2" only=()
   mkdir -p "$folder"
   if mountpoint --quiet "$folder"; then return; fi
-  need_gcsfuse
+  command -v gcsfuse >/dev/null || sudo apt-get install --yes --quiet gcsfuse >/dev/null 2>&1 \
+    || fail_now "gcsfuse is not installed on $(hostname), and apt-get does not find it. Install it with --setup='…'"
   address="${address%/}"
   if [ "$address" != "${address%%/*}" ]; then only=("--only-dir=${address#*/}"); fi
   gcsfuse --implicit-dirs "${only[@]}" "${@:3}" "${address%%/*}" "$folder" >&2 \
     || fail_now "$1 cannot be mounted on $(hostname); see above, and whether the service account may read it"
 }
 
-# Makes the data at gs://… $1 readable on this host, by $2 = mount or copy; prints the folder.
+# Makes the data at gs://… $1 readable on this host, by $2 = mount or copy with the folder $3; prints the folder.
 bring_data() {
-  local folder="$JOB/data" cache="${CACHE_DIR:-$JOB/cache}" needed free
+  local folder="$JOB/data" cache="$3" needed free
   mkdir -p "$cache"
-  free=$(free_mb "$cache")
+  free=$(df --output=avail --block-size=1M "$cache" | tail -n 1 | tr -d ' ')  # MB
   if [ "$2" = mount ]; then
     # Records are read in random order. Therefore complete files are fetched, in parallel parts.
     mount_bucket "$1" "$folder" -o ro --cache-dir="$cache" --file-cache-max-size-mb=$((free - RESERVE_MB)) \
@@ -89,13 +76,6 @@ bring_data() {
     fi
     gcloud storage rsync --recursive "$1" "$folder" >&2
   fi
-  echo "$folder"
-}
-
-# Mounts the run directory gs://… $1; prints the folder. Writes of one host must be visible to the others at once.
-bring_workdir() {
-  local folder="$JOB/workdir"
-  mount_bucket "$1" "$folder" --metadata-cache-ttl-secs=0 --rename-dir-limit=100000
   echo "$folder"
 }
 
@@ -142,16 +122,11 @@ note_failure() {
 
 # Starts the job, independent of this connection; or prints that it runs.
 start() {
-  local spec='' data='' mode=mount workdir='' folder command=()
+  local spec='' data='' data_mode=mount cache_dir='' workdir='' folder command=()
   while [ "$1" != -- ]; do
     case "$1" in
-      --spec=*) spec="${1#*=}" ;;
-      --data=*) data="${1#*=}" ;;
-      --data_mode=*) mode="${1#*=}" ;;
-      --cache_dir=*) CACHE_DIR="${1#*=}" ;;
-      --workdir=*) workdir="${1#*=}" ;;
       --env=*) export "${1#--env=}" ;;
-      *) fail "tpu_worker.sh start: unknown $1" ;;
+      *) set_flag 'spec data data_mode cache_dir workdir' "$1" ;;
     esac
     shift
   done
@@ -166,14 +141,15 @@ start() {
   exec 2> >(tee -a "$JOB/log" >&2)
   command=("$@")
   if [ -n "$data" ]; then
-    folder="$(bring_data "$data" "$mode")"
+    folder="$(bring_data "$data" "$data_mode" "${cache_dir:-$JOB/cache}")"
     command=("${command[@]//'{data}'/$folder}")
   fi
   if [ -n "$workdir" ]; then
-    folder="$(bring_workdir "$workdir")"
+    folder="$JOB/workdir"  # writes of one host must be visible to the others at once
+    mount_bucket "$workdir" "$folder" --metadata-cache-ttl-secs=0 --rename-dir-limit=100000
     if [[ "$*" == *'{workdir}'* ]]; then command=("${command[@]//'{workdir}'/$folder}")
     else command+=("--workdir=$folder"); fi
-    # Compiled programs, lists and checksums of data outlive the hosts; locks of the hub do not hold between hosts.
+    # Compiled programs and lists of data outlive the hosts; locks of the hub do not hold between hosts.
     export XDG_CACHE_HOME="${XDG_CACHE_HOME:-$folder/.cache}" HF_HOME="${HF_HOME:-$HOME/.cache/huggingface}"
   fi
   export_place

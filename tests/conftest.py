@@ -35,7 +35,7 @@ import single
 from jax._src.xla_bridge import backends_are_initialized
 from markupsafe import Markup
 
-from vit_jax.core import retrying
+from vit_jax.core import failures
 from vit_jax.jobs import cpu, runtime
 
 gc.disable()  # to the end of the collection, which leaves no garbage
@@ -130,7 +130,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def usual_patience(monkeypatch: pytest.MonkeyPatch) -> None:
   """A run that an earlier test made in this process sets how long operations are repeated: minutes."""
-  monkeypatch.setattr(retrying, '_patience_s', None)
+  monkeypatch.setattr(failures, '_patience_s', None)
 
 
 @pytest.fixture(scope='session')
@@ -148,8 +148,8 @@ def bucket(storage_server: buckets.Server) -> Iterator[buckets.Server]:
   """A stand-in for object storage, empty; any `gs://NAME/…` is in it."""
   storage_server.objects.clear()
   storage_server.requests.clear()
-  if ranges := sys.modules.get('vit_jax.data.files.ranges'):
-    ranges._state.generations.clear()  # of objects of other tests
+  if storage := sys.modules.get('vit_jax.data.storage'):
+    storage._state.generations.clear()  # of objects of other tests
   yield storage_server
   storage_server.broken = False
   storage_server.faults.clear()

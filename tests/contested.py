@@ -1,4 +1,4 @@
-"""The program with the stand-in for a bucket and a lease of seconds: `python tests/contested.py --job=train …`."""
+"""The program with the stand-in for a bucket and short waits: `python tests/contested.py --job=train …`."""
 from __future__ import annotations
 
 import sys
@@ -8,8 +8,8 @@ import buckets
 if __name__ == '__main__':
   buckets.install()
   from vit_jax import main
-  from vit_jax.core import retrying
-  from vit_jax.record import lease, storage
-  lease.RENEW_S, lease.EXPIRES_S, retrying.FIRST_WAIT_S = 1., 8., .2
-  storage.Mirror.__init__.__kwdefaults__['every_s'] = .5  # also lines that are then lost reach the bucket
+  from vit_jax.core import failures
+  from vit_jax.record import growing
+  failures.FIRST_WAIT_S = .2
+  growing.Mirror.__init__.__kwdefaults__['every_s'] = .5  # also lines that are then lost reach the bucket
   sys.exit(main.run())

@@ -80,9 +80,9 @@ def work(rank: int, words: list[str], environment: dict[str, str], folder: str, 
     sys.path.insert(0, str(ROOT / 'tests'))
     import buckets
     buckets.install()
-  from vit_jax.core import retrying
-  retrying.PATIENCE_S, retrying.FIRST_WAIT_S = PATIENCE_S, .1
-  retrying.configure = lambda patience_s: None  # train.retry has minutes
+  from vit_jax.core import failures
+  failures.PATIENCE_S, failures.FIRST_WAIT_S = PATIENCE_S, .1
+  failures.configure = lambda patience_s: None  # train.retry has minutes
   _mark(rank, pathlib.Path(folder), phase)
   import atexit
 

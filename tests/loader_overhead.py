@@ -30,9 +30,9 @@ def write(folder: pathlib.Path) -> None:
   """Writes the records of each set."""
   from array_record.python import array_record_module
 
-  from vit_jax.data.files import records, tfrecord_index
-  mask, rng = tfrecord_index.mask, np.random.default_rng(0)
-  made = [records.encode({'image': rng.bytes(IMAGE_BYTES), 'label': i % 1_000, 'name': b'n0144/%08d.jpg' % i})
+  from vit_jax.data.formats import example, tfrecord
+  mask, rng = tfrecord.mask, np.random.default_rng(0)
+  made = [example.encode({'image': rng.bytes(IMAGE_BYTES), 'label': i % 1_000, 'name': b'n0144/%08d.jpg' % i})
           for i in range(NUM)]
   for size in filter(None, SETS.values()):
     for start in range(0, NUM, size):
@@ -49,22 +49,22 @@ def write(folder: pathlib.Path) -> None:
 def measure(folder: pathlib.Path) -> dict[str, float]:
   """Returns microseconds for an image, by set; runs in a process whose PYTHONPATH selects the checkout."""
   from vit_jax.core.types import Shard
-  from vit_jax.data.files import records
+  from vit_jax.data import loader, order
+  from vit_jax.data.formats import array_record, tfds, tfrecord
   from vit_jax.data.image import transform
-  from vit_jax.data.pipeline import batches, order
-  from vit_jax.data.sources import prepared, tfds
   image, box = np.zeros((2, 2, 3), np.uint8), np.zeros(4, np.float32)
   found = {}
   for name, size in SETS.items():
     if size:
-      shards = [prepared.Shard(f'{size}-{i}', size, 0, '') for i in range(NUM // size)]
-      source = prepared.PreparedSource(folder, shards, name=name, class_names=('a',))
+      shards = [array_record.Shard(f'{size}-{i}', size, 0, '') for i in range(NUM // size)]
+      source = array_record.PreparedSource(folder, shards, name=name, class_names=('a',))
     else:
       source = object.__new__(tfds.TfdsSource)
       source._columns, source.name = tfds.Columns('image', 'label', ('a',)), name
-      source._records = records.TfRecords([str(folder / 'tfrecord')], [NUM])
-    make = batches.TrainBatches(source, lambda record, _: {'image': image, 'box': box, 'label': np.int32(record.label)},
-                              order.Shuffled(NUM, 0), transform.eval_shapes((2, 2)), 0, BATCH, Shard((0,), 1))
+      source._records = tfrecord.TfRecords([str(folder / 'tfrecord')], [NUM])
+    kind = loader.Kind(lambda record, _: {'image': image, 'box': box, 'label': np.int32(record.label)},
+                       transform.eval_shapes((2, 2)))
+    make = loader.Train(source, (kind,), order.Shuffled(NUM, 0), 0, BATCH, Shard((0,), 1))
     for number in range(BATCHES):  # opens all files, and has the records in the system's memory
       make(number)
     began = time.process_time()

@@ -47,12 +47,12 @@ def batch(size: int = 32, px: int = 8, classes: int = 7) -> dict[str, np.ndarray
 
 
 def build(objective: Objective, prepare: Prepare, settings: schema.Mesh, *,
-          like: dict[str, np.ndarray], accumulate: int = 1, parts: int = 1, seed: int = 0,
+          like: dict[str, np.ndarray], accumulate: int = 1, seed: int = 0,
           optimizer: optimizers.Kind | None = None) -> steps.Program:
   optimizer = optimizer or schema.Sgd(weight_decay=0., clip_norm=1.)
   lengths = durations.Lengths(num_examples=1000, batch_size=len(next(iter(like.values()))), total_steps=100)
   return steps.build(objective, optimizers.build(optimizer, lambda step: jnp.asarray(.1), lengths=lengths), prepare,
-                     mesh=mesh(settings), batch=like, seed=seed, accumulate=accumulate, parts=parts)
+                     mesh=mesh(settings), batch=like, seed=seed, accumulate=accumulate)
 
 
 def train_flops(config: schema.Config, num_classes: int = 10) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 
 def record() -> None:
   """Makes the training loader write number, index and digest of each row of its batches."""
-  from vit_jax.data.pipeline import loader
+  from vit_jax.data import loader
   inner = loader.TrainLoader.batches
   path = pathlib.Path(os.environ['BATCHES'], f'{time.time():.0f}.{os.environ.get("VIT_JAX_PROCESS_ID", "0")}.txt')
 

@@ -23,9 +23,13 @@ def environment() -> dict[str, str]:
 
 def start(workdir: pathlib.Path, *extra: str, config: str = 'digits') -> subprocess.Popen[str]:
   """A training run of a tiny model in a process group of its own, on one device."""
-  return subprocess.Popen(
-      [sys.executable, '-m', 'vit_jax.main', f'--config={config}', f'--workdir={workdir}', *TINY, *extra],
-      env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+  return begin(f'--config={config}', f'--workdir={workdir}', *TINY, *extra)
+
+
+def begin(*words: str) -> subprocess.Popen[str]:
+  """Starts any job in a process group of its own, on one device."""
+  return subprocess.Popen([sys.executable, '-m', 'vit_jax.main', *words], env=environment(), stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, start_new_session=True)
 
 
 def finish(process: subprocess.Popen[str], *, status: int = 0, timeout_s: float = 180.) -> str:

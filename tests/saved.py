@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import fakes
 import jax
+import jax.numpy as jnp
 import programs
 
 from vit_jax.config import schema
@@ -31,9 +32,8 @@ def write(folder: pathlib.Path, built: Program, steps: list[int]) -> dict[int, s
   digests = {}
   for step in steps:
     state = built.init_fn()
-    state = state._replace(params=jax.tree.map(lambda x, step=step: x + step, state.params))
-    digests[step] = checkpointer.save(step, state, data={'seed': step}, meta={'name': 'x'},
-                                      metrics={'test/top1': step / 100})
+    state = state._replace(step=jnp.int32(step), params=jax.tree.map(lambda x, step=step: x + step, state.params))
+    digests[step] = checkpointer.save(state, {'name': 'x', 'data': {'seed': step}}, {'test/top1': step / 100})
   checkpointer.wait()
   checkpointer.close()
   return digests

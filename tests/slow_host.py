@@ -9,19 +9,19 @@ import sys
 import time
 from typing import Any
 
-from vit_jax.data.pipeline import batches
+from vit_jax.data import loader
 
 
 def install(seconds: float) -> None:
   """Makes each image of a training batch take so many seconds more."""
-  make = batches.TrainBatches.__call__
+  make = loader.Train.__call__
 
-  def slowly(self: batches.TrainBatches, number: int, *allocate: Any) -> dict[str, Any]:
+  def slowly(self: loader.Train, number: int, *allocate: Any) -> dict[str, Any]:
     batch = make(self, number, *allocate)
     time.sleep(seconds * len(batch['index']))
     return batch
 
-  batches.TrainBatches.__call__ = slowly  # type: ignore[method-assign]
+  loader.Train.__call__ = slowly  # type: ignore[method-assign]
 
 
 if __name__ == '__main__':

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -22,6 +24,7 @@ from PIL import Image
 from runs import environment
 
 from tests.weights import text_models
+from vit_jax import main
 
 ROOT = blocks.ROOT
 WITH_BLOCKS = [page for page in blocks.PAGES if any(block.runs for block in blocks.read(page))]
@@ -32,12 +35,12 @@ SEED_RUNS = (['train', '--config=digits', '--workdir=runs/digits', *blocks.DIGIT
 """What the folder of a page begins with."""
 
 
-def write_images(folder: pathlib.Path) -> None:
+def write_images(folder: pathlib.Path, num: int = 10) -> None:
   """Images of three classes, by color, and a few more that have none."""
   rng = np.random.default_rng(0)
   for number, name in enumerate(('bird', 'cat', 'dog')):
     (folder / 'photos' / name).mkdir(parents=True)
-    for index in range(10):
+    for index in range(num):
       noise = rng.integers(0, 120, (40, 48, 3)) + 100 * (np.arange(3) == number)
       Image.fromarray(noise.astype(np.uint8)).save(folder / 'photos' / name / f'{index}.jpg')
   shutil.copytree(folder / 'photos' / 'cat', folder / 'new_photos')
@@ -79,6 +82,48 @@ def start(programs: dict[str, str], tmp_path_factory: pytest.TempPathFactory) ->
                           timeout=blocks.TIMEOUT_S)
     assert done.returncode == 0, f'{words}\n{done.stdout}\n{done.stderr}'
   return folder
+
+
+SMALLER = re.compile(
+    r'config[.](length|batch_size|image_px|model[.](depth|width|heads|mlp[.]hidden|patch|pool)|checkpoints[.].*'
+    r'|evals|evals[.].*[.](every|batch_size|max_steps|neighbors|headline|split|train_split)'
+    r'|data[.]recipe[.](eval_resize_px|native_lengths)|optimizer[.]schedule[.]warmup|train[.]accumulate'
+    r'|objective[.](out_dim|hidden_dim|group|text[.]depth|teacher[.]px))|search|preprocess|segment|dry_run|to')
+"""Flags that make a run smaller, or fit it to a smaller set."""
+
+
+def test_flags_that_do_not_show_only_make_a_run_smaller() -> None:
+  """Weights that are downloaded have a stand-in; whatever else a command needs is on the page."""
+  wrong = []
+  for page in blocks.PAGES:
+    for block in blocks.read(page):
+      for flag in (flag for flags in block.flags.values() for flag in flags):
+        name, _, value = flag.removeprefix('--').partition('=')
+        is_stand_in = name in ('weights', 'config.init_from') and value in ('', 'vit.safetensors')
+        if not SMALLER.fullmatch(name) and not is_stand_in:
+          wrong.append(f'{block.where}: {flag}')
+  assert not wrong
+
+
+def printed(job: str) -> Iterator[tuple[str, list[str]]]:
+  """The commands of a job on all pages that begin with nothing but `photos`, each with its place."""
+  for page in blocks.PAGES:
+    for block in blocks.read(page):
+      for line in block.text.replace('\\\n', ' ').splitlines() if block.runs and block.language == 'sh' else ():
+        needs_more = any(name in line for name in ('init_from', 'teacher.weights'))
+        if f'vit-jax {job} ' in line and 'folder:photos' in line and not needs_more:
+          yield block.where, shlex.split(line.partition(f'vit-jax {job}')[2], comments=True)
+
+
+@pytest.mark.slow(reason='1 s for each of 8 commands')
+@pytest.mark.parametrize(('where', 'words'), [pytest.param(*one, id=one[0]) for one in printed('train')])
+def test_a_training_command_is_right_as_it_is_printed(
+    where: str, words: list[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str]) -> None:
+  """With 240 images of a reader."""
+  write_images(tmp_path, num=80)
+  monkeypatch.chdir(tmp_path)
+  assert main.run(['check', *words]) == 0, capsys.readouterr().err
 
 
 @pytest.mark.slow(reason='10 to 100 s for a page, compilation included')

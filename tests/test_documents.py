@@ -49,7 +49,7 @@ def test_commands_name_jobs_flags_and_configs_that_exist(page: pathlib.Path) -> 
   code = '\n'.join(re.sub(r'(?m) *# .*$', '', match[1] or match[2]) for match in CODE.finditer(text))
   for job, rest in COMMAND.findall(code):
     assert job in JOBS, f'{page.name}: {job}'
-    own = re.sub(r"--(runner|submit)_options='[^']*'?", r'--\1_options=x', rest)  # flags of another program
+    own = re.sub(r"--(runner)_options='[^']*'?", r'--\1_options=x', rest)  # flags of another program
     for flag in re.findall(r' --([a-z_]+)[ =]', f'{own} '):
       assert flag in JOBS[job].flags or flag == 'config', f'{page.name}: {job} --{flag}'
     for config in re.findall(r'--config=(?:configs/)?([a-z]\w*)', rest):
@@ -64,7 +64,7 @@ def test_modules_that_commands_run_can_be_run() -> None:
     path = ROOT / name
     if path.is_file() and path.suffix in TEXTS and not path.name.startswith('test_'):
       found |= {module: name for module in MODULE.findall(path.read_text())}
-  assert {'vit_jax.main', 'benchmarks.peers', 'benchmarks.loaders', 'tests.changed'} <= found.keys()
+  assert {'vit_jax.main', 'benchmarks.bench', 'benchmarks.loaders', 'tests.changed'} <= found.keys()
   for module, name in found.items():
     path = ROOT / f'{module.replace(".", "/")}.py'
     assert path.is_file() and "if __name__ == '__main__':" in path.read_text(), f'{name}: python -m {module}'
@@ -116,9 +116,10 @@ def test_the_code_of_a_guide_is_found_beside_its_config(
       config = files.load(title, [])
       check.check(config)
       assert json_files.from_json(json_files.to_json(config)) == config
-      own = [part for _, part in ranges.walk(config) if implementation.is_own(type(part))]
+      own = [part for _, part in ranges.walk(config) if implementation.is_own_type(type(part))]
       assert own and all(callable(implementation.of(part)) for part in own)
     elif 'def opener(' in (tmp_path / title).read_text():
+      implementation.note_command_line(f'{title.removesuffix(".py")}:x')  # as the command line does
       assert callable(opening.find_opener(f'{title.removesuffix(".py")}:x'))
 
 

@@ -17,12 +17,14 @@ from vit_jax.record import reader
 STEPS = 60
 RUN = ('--config=digits', '--config.mesh.slices=0', '--config.model.depth=1', '--config.model.width=16',
        '--config.model.heads=2', '--config.model.mlp.hidden=16', '--config.batch_size=48',
-       '--config.model.dropout=.1', '--config.model.drop_path=.1', f'--config.length={STEPS} steps',
+       f'--config.length={STEPS} steps',
        '--config.optimizer=sgd', '--config.optimizer.lr=.05',  # Adam would enlarge the rounding of gradients near 0
        '--config.checkpoints.every=10 steps', '--config.train.log_every=1 steps', '--config.train.progress=false',
        '--config.evals.test.every=30 steps', '--config.evals.test.batch_size=80', '--config.data.workers=0')
 LIMIT_S = 300.
 """Of one start on a busy machine; an idle one takes about 10 s."""
+AGAIN = {75, -signal.SIGABRT}
+"""Statuses of a process of a run that has lost another one; jax aborts it, if no operation fails before."""
 
 
 def start(workdir: pathlib.Path, slices: int, log: pathlib.Path, *more: str) -> list[subprocess.Popen[bytes]]:
@@ -33,7 +35,7 @@ def start(workdir: pathlib.Path, slices: int, log: pathlib.Path, *more: str) -> 
   for rank in range(slices):
     environment = runs.environment() | {
         'JAX_CPU_COLLECTIVES_IMPLEMENTATION': 'gloo', 'VIT_JAX_COORDINATOR': f'127.0.0.1:{port}',
-        'VIT_JAX_NUM_PROCESSES': str(slices), 'VIT_JAX_PROCESS_ID': str(rank),
+        'VIT_JAX_NUM_PROCESSES': str(slices), 'VIT_JAX_PROCESS_ID': str(rank), 'VIT_JAX_HEARTBEAT_TIMEOUT_S': '40',
         'XLA_FLAGS': '--xla_backend_optimization_level=0 --xla_force_host_platform_device_count=2'}
     with open(log.with_suffix(f'.{rank}'), 'wb') as out:
       found.append(subprocess.Popen([sys.executable, '-m', 'vit_jax.main', f'--workdir={workdir}', *RUN, *more],
@@ -46,11 +48,11 @@ def end(processes: list[subprocess.Popen[bytes]]) -> list[int]:
 
 
 def finish(workdir: pathlib.Path, slices: int, log: pathlib.Path) -> str:
-  """Runs to the end, as launchers do, which repeat 75: gloo gives up after 30 s on a busy machine. What it wrote."""
+  """Runs to the end, as launchers do, which repeat 75 and 134: gloo gives up after 30 s on a busy machine. Its log."""
   for _ in range(4):
     statuses = end(start(workdir, slices, log))
     said = log.with_suffix('.0').read_text()
-    if set(statuses) != {75}:
+    if not {*statuses} <= AGAIN:
       break
   assert statuses == [0] * slices, said
   return said
@@ -66,9 +68,9 @@ def interrupt(workdir: pathlib.Path, slices: int, log: pathlib.Path, *, step: in
       processes[-1].send_signal(by)
     statuses, said = end(processes), log.with_suffix('.0').read_text()
     if is_there:
-      assert statuses[0] == 75, said
+      assert statuses[0] in AGAIN, said
       return said
-    assert set(statuses) == {75}, said
+    assert {*statuses} <= AGAIN, said
   raise AssertionError(said)
 
 

@@ -88,4 +88,5 @@ def test_a_source_can_be_opened_by_its_form(name: str) -> None:
   kind = opening.KINDS[name]
   assert kind.forms.startswith(name)
   assert callable(opening.find_opener(kind.forms.split(',')[0]))
-  assert list(inspect.signature(implementation.load(kind.opener)).parameters) == ['where', 'data', 'image_px']
+  parameters = list(inspect.signature(implementation.load(kind.opener)).parameters)
+  assert parameters == ['where', 'data', 'image_px'] + ['order'] * (name in opening._SORTED)

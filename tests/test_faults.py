@@ -29,11 +29,11 @@ def test_without_a_c_compiler_faults_of_files_are_skipped_with_the_reason(
   assert not any(cell.statuses or cell.ok for cell in cells)
 
 
-CELLS = ('kill0:save', 'kill1:step', 'stop1:step', '503:save')
+CELLS = ('kill0:save', 'kill1:step', 'stop1:step', 'eio:save', '503:save')
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.slow(reason='about 2 min: four cells of the matrix, each of two or more starts of two processes')
+@pytest.mark.slow(reason='about 3 min: five cells of the matrix, each of two or more starts of two processes')
 def test_a_part_of_the_matrix_ends_as_the_undisturbed_run() -> None:
   """`python tests/faults.py` runs all."""
   done = subprocess.run([sys.executable, str(faults.ROOT / 'tests' / 'faults.py'), *CELLS], capture_output=True,

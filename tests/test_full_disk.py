@@ -42,9 +42,9 @@ def test_each_stage_ends_with_one_message_and_the_run_continues_when_there_is_ro
   A save in the background takes the last room, so that it is chance whether it is noticed there or in the record.
   """
   runs.finish(runs.start(tmp_path / 'whole', *SHORT))
-  record = 'metrics.jsonl: expected to write it, got No space left on device'
-  for left_kb, said in ((0, [f'error: --workdir={disk / "run"}: expected a folder that can be written, got No space']),
-                        (8, ['config.json: expected to write it, got No space left on device']),
+  record = 'metrics.jsonl: expected to write it, got "No space left on device'
+  for left_kb, said in ((0, [f'error: --workdir={disk / "run"}: expected to write it, got "No space']),
+                        (8, ['config.json: expected to write it, got "No space left on device']),
                         (40, [record]),
                         (300, [f'could not be written to {disk / "run" / "checkpoints"}: No space left', record])):
     fill(disk, left_kb)

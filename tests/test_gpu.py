@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import pathlib
 
@@ -52,6 +53,23 @@ def test_cudnn_is_as_near_to_f32_as_bf16_is(num_tokens: int, width: int) -> None
   for form in (attend_kernels.cudnn, attend.attend):
     found = [distance(a, b) for a, b in zip(both(form, *args), exact, strict=True)]
     assert max(found) < NEAR, (form.__name__, found)
+
+
+@CUDNN
+@pytest.mark.parametrize('filling', [0., 1., float('nan')])
+def test_a_token_that_fills_the_keys_up_has_no_effect_and_gradients_of_zero(filling: float) -> None:
+  query, key, value = (jax.random.normal(jax.random.key(i), (4, 198, 3, 64)).astype(jnp.bfloat16) for i in range(3))
+  args = query, key.at[:, 197].mul(filling), value.at[:, 197].mul(filling)
+
+  def total(form: object, *args: Array) -> Array:
+    return jnp.sin(form(*args)[:, :197].astype(jnp.float32)).sum()  # type: ignore[operator]
+
+  gradient = jax.jit(jax.grad(functools.partial(total, functools.partial(attend_kernels.cudnn, num_keys=197)),
+                              argnums=(0, 1, 2)))(*args)
+  cut = jax.jit(jax.grad(functools.partial(total, attend_kernels.cudnn), argnums=(0, 1, 2)))(
+      *(x[:, :197] for x in args))
+  assert all(bool((one[:, 197] == 0).all()) for one in gradient)
+  assert max(distance(a[:, :197], b) for a, b in zip(gradient, cut, strict=True)) < NEAR
 
 
 @CUDNN

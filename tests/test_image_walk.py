@@ -45,6 +45,6 @@ def test_functions_in_parentheses_are_in_the_file_before_them() -> None:
 
 def test_names_of_variants_are_in_the_file_of_their_row() -> None:
   variants = re.findall(r'`(\w+)`(?:,)? in (\d+)', PAGE)
-  assert {name for name, _ in variants} >= {'ViewsTransform', 'EvalTransform', 'EvalBatches', 'EvalLoader'}
+  assert {name for name, _ in variants} >= {'ViewsTransform', 'EvalTransform', 'Eval', 'EvalLoader'}
   for name, number in variants:
     assert name in definitions(FILE.findall(ROWS[int(number) - 1][1])[0]), name

@@ -21,7 +21,7 @@ FLOORS = [
     ['data', 'objectives', 'evaluate', 'weights', 'train'],
     ['inspect', 'jobs', 'replay'],
     ['plan', 'export'],
-    ['study', 'bench'],
+    ['study'],
 ]
 """Packages from the ground up. No import runs upward; the modules outside packages (main, api) are on top."""
 APART = {'data': {'objectives', 'evaluate', 'weights', 'train'}, 'optim': {'models'}, 'parallel': {'models'},
@@ -33,7 +33,7 @@ ONLY_IN = {
     'grain': ('data/', 'jobs/train.py'),
     'tensorflow_datasets': ('data/',),
     'cv2': ('data/',),
-    'orbax': ('train/checkpoint.py', 'train/checkpoint_reader.py', 'weights/runs.py'),
+    'orbax': ('train_plain.py', 'train/checkpoint.py', 'train/checkpoint_reader.py', 'weights/runs.py'),
     'absl': ('main.py', 'config/', 'data/'),
     'tokenizers': ('data/text/',),
     'sentencepiece': ('data/text/',),
@@ -135,8 +135,7 @@ SLOW = ('cv2', 'tensorboardX', 'grain', 'sklearn', 'matplotlib', 'tensorflow_dat
 """Packages that only the code that uses them imports."""
 OF_FEW_RUNS = tuple(f'vit_jax.{name}' for name in (
     'evaluate.knn', 'evaluate.segmentation', 'jobs.teacher_labels', 'jobs.text_towers', 'objectives.sam',
-    'record.trackers.mlflow_run', 'record.trackers.weights_and_biases', 'train.tracker_hooks', 'weights.init_state',
-    'weights.loading'))
+    'train.tracker_hooks', 'weights.init_state', 'weights.loading'))
 """Modules of this package that a run imports only where its config names them."""
 STARTS = {
     'the package, its help and a wrong flag': """
@@ -154,7 +153,7 @@ STARTS = {
                           data=s.Data(source='synthetic', recipe=s.Recipe(crop=s.Crop.RESIZE)))
         with tempfile.TemporaryDirectory() as folder:
           run = train.Run(config, pathlib.Path(folder), 0.)
-          assert run.checkpointer.restore(run.parts.program.abstract_state, run.parts.program.shardings) is None
+          assert run.checkpointer.restore(run.parts.program.placed_state) is None
           assert len(next(run.loader.batches(0))['image']) == 8
         """}
 

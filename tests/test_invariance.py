@@ -13,7 +13,7 @@ import pytest
 
 from vit_jax.config import schema
 from vit_jax.core import trees
-from vit_jax.core.types import Array, Batch, Key, Shard
+from vit_jax.core.types import Batch, Shard
 from vit_jax.data.device.prepare import prepare_train
 from vit_jax.jobs import build
 from vit_jax.parallel import mesh as meshes
@@ -71,41 +71,6 @@ def test_steps_agree_on_fewer_devices(num_devices: int, monkeypatch: pytest.Monk
 @pytest.mark.parametrize('settings', ['one', *dear(FULL)])
 def test_four_microbatches_are_the_whole_batch(settings: str) -> None:
   programs.assert_close(after(settings, accumulate=4), after(), **SAME)
-
-
-RANDOM: dict[str, object] = {'dropout': .1, 'drop_path': .2, 'drop_path_even': True,
-                            'attention': schema.Attention(dropout=.1)}
-VIEWS = {'views_global': np.stack([DATA['image']] * 2, 1), 'views_local': DATA['image'][:, None, :8, :8],
-         'label': DATA['label'], 'index': DATA['index']}
-DRAWING: dict[str, tuple[dict[str, object], Batch]] = {
-    'blocks': ({}, DATA), 'adapters': ({'lora': schema.Lora(rank=2, dropout=.2)}, DATA),
-    'patches': ({'model': {'patch_dropout_parts': (.5, .25)}}, DATA),
-    'axial': ({'model': {'block': schema.Axial(.5), 'pool': schema.Mean()}}, DATA),
-    'mae': ({'objective': schema.Mae()}, DATA), 'masked patches': ({'objective': schema.MaskedPatch()}, DATA),
-    'dino': ({'objective': schema.Dino(out_dim=8, hidden_dim=8, bottleneck_dim=4)}, VIEWS),
-    'mixer': ({'model': schema.Mixer(8, 16, 1, tokens_mlp=8, channels_mlp=8, dropout=.1, drop_path=.2)}, DATA)}
-
-
-@pytest.mark.parametrize('name', ['blocks', *dear(*(name for name in DRAWING if name != 'blocks'))])
-def test_a_microbatch_in_parts_draws_and_sums_as_the_whole(name: str) -> None:
-  """As on fewer slices. The last lines show that the draws matter."""
-  changes, data = DRAWING[name]
-  model = changes.get('model', {})
-  c = config(depth=1, **RANDOM, **(model if isinstance(model, dict) else {}))
-  c = dataclasses.replace(c, **{k: v for k, v in changes.items() if not isinstance(v, dict)})
-  task = build.build_objective(c, build.build_backbone(c), 7, lengths=programs.LENGTHS)
-
-  def normalize(batch: Batch, key: Key, step: Array) -> Batch:
-    return {k: v.astype(jnp.float32) / 127.5 - 1. if v.dtype == np.uint8 else v for k, v in batch.items()}
-
-  def found(seed: int = 0, parts: int = 1) -> object:
-    program = programs.build(task, normalize, programs.MESHES['one'], like=data, parts=parts, seed=seed)
-    state, metrics = programs.run(program, programs.MESHES['one'], data, 1, start=start(program.abstract_state))
-    return state.params, metrics.means
-
-  programs.assert_close(found(parts=2), found(), **SAME)
-  with pytest.raises(AssertionError):
-    programs.assert_close(found(seed=1), found(), **SAME)
 
 
 @pytest.mark.slow(reason='3 s each; tests/models/test_stack.py has the networks alone')

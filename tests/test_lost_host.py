@@ -10,7 +10,7 @@ import pytest
 import runs
 from tensorboardX.proto import event_pb2
 
-from vit_jax.record import norms_file, reader
+from vit_jax.record import reader
 
 SHORT = (*runs.TINY, '--config.length=40 steps', '--config.checkpoints.every=10 steps',
          '--config.train.log_every=1 steps')
@@ -49,7 +49,7 @@ def test_a_record_on_a_mounted_bucket_has_every_step_once_after_hosts_are_lost(t
   assert [e['resumed_from'] for e in run.events if e['event'] == 'start'] == [None, 10, 20, 30]
   assert [e['step'] for e in run.events if e['event'] == 'checkpoint'] == [10, 20, 30, 40] and not run.num_broken
   assert [row['step'] for row in run.rows if 'train/loss' in row] == every
-  assert [event['step'] for event in norms_file.read(mount / 'run')] == every
+  assert [event['step'] for event in run.events if event['event'] == 'norms'] == every
   assert board_steps(mount / 'run') == every
 
 

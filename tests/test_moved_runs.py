@@ -13,7 +13,8 @@ import runs
 
 from tests.data import packed
 from tests.data.images import encode
-from vit_jax.data.sources import builtin
+from vit_jax.data.formats import builtin
+from vit_jax.data.source import read_one
 
 pytestmark = pytest.mark.slow(reason='5 min on two busy cores: five runs, most of several processes')
 STEPS, DEVICES = 40, 8
@@ -31,7 +32,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
   folder = tmp_path_factory.mktemp('digits')
   for split, shards in (('train', 5), ('test', 2)):
     source = builtin.open_digits(split)
-    found = [packed.Example(f'{i:06d}', encode(source[i].image.repeat(3, axis=2)), source[i].label)
+    found = [packed.Example(f'{i:06d}', encode(read_one(source, i).image.repeat(3, axis=2)), read_one(source, i).label)
              for i in range(len(source))]
     packed.write_tars(folder / 'wds', split, found, shards, NAMES)
     packed.write_tfrecords(folder / 'tfrecord', split, found, shards, NAMES)

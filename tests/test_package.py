@@ -3,9 +3,11 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 
 import pytest
@@ -30,7 +32,7 @@ def test_a_wheel_has_all_that_the_program_needs_and_says_what_it_is(tmp_path: pa
   source.mkdir()
   for name in ('vit_jax', 'configs', 'benchmarks'):
     shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns('__pycache__'))
-  for name in ('setup.py', 'pyproject.toml', 'README.md', 'LICENSE'):
+  for name in ('setup.py', 'pyproject.toml', 'README.md', 'LICENSE', 'MANIFEST.in'):
     shutil.copy(ROOT / name, source)
   python(source, '-c', WHEEL.format(str(tmp_path)))
   (wheel,) = tmp_path.glob('vit_jax-*.whl')
@@ -42,13 +44,36 @@ def test_a_wheel_has_all_that_the_program_needs_and_says_what_it_is(tmp_path: pa
   assert 'vit_jax/py.typed' in names and 'vit_jax/configs/digits.py' in names
   assert any(name.startswith('vit_jax/inspect/templates/') for name in names)
   assert any(name.endswith('LICENSE') for name in names)
+  assert 'vit_jax/records/digits.json' in names and 'importlib_resources' in metadata
+  links = re.findall(r'\]\(([^)]*)\)|src="([^"]*)"', metadata)
+  assert len(links) > 40 and all(re.match(r'https?://|#', one or other) for one, other in links)
+  assert '/vit_jax/blob/main/docs/' in metadata and '/vit_jax/raw/main/.github/' in metadata
   labels = ('imagenet_1k.txt', 'imagenet_21k.txt', 'LICENSE_WORDNET')
   assert {f'vit_jax/data/labels/{name}' for name in labels} <= {*names}
   assert 'Author: The vit_jax authors' in metadata and 'License-Expression: Apache-2.0' in metadata.replace(
       'License: Apache-2.0', 'License-Expression: Apache-2.0') and '## Start' in metadata
   found = python(elsewhere, '-P', '-c', f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); "
-                 "from vit_jax import main; print(main.__file__); main.run(['list']); main.run(['--version'])")
+                 "from vit_jax import main; print(main.__file__); main.run(['list']); main.run(['--version']); "
+                 "main.run(['list', '--records=digits'])")
+  assert re.search(r'^digits +train ', found, re.M)
   assert str(tmp_path / 'site') in found and 'vit_l16_jft' in found and 'vit_jax ' in found
+
+
+@pytest.mark.slow(reason='5 s: packs all files')
+def test_a_source_distribution_has_all_tests_and_what_they_read(tmp_path: pathlib.Path) -> None:
+  kept = subprocess.run(['git', 'ls-files'], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split('\n')
+  if not any(kept):
+    pytest.skip('not a git checkout')
+  source = tmp_path / 'source'
+  for name in filter(None, kept):
+    if (ROOT / name).is_file():
+      (source / name).parent.mkdir(parents=True, exist_ok=True)
+      shutil.copy(ROOT / name, source / name)
+  python(source, '-c', WHEEL.replace('wheel', 'sdist').format(str(tmp_path)))
+  (path,) = tmp_path.glob('vit_jax-*.tar.gz')
+  with tarfile.open(path) as archive:
+    names = {name.partition('/')[2] for name in archive.getnames()}
+  assert {*filter(None, kept)} - names == set()
 
 
 def test_the_program_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:

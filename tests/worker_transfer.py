@@ -9,7 +9,6 @@ test; its figures are quoted in BENCHMARKS.md.
 """
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import pathlib
@@ -17,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -33,8 +33,8 @@ class Images:
   def __len__(self) -> int:
     return 10**6
 
-  def __getitem__(self, index: int) -> int:
-    return index
+  def read(self, rows: Sequence[int]) -> Iterator[int]:
+    return iter(rows)
 
   def __call__(self, record: int, rng: np.random.Generator) -> dict[str, object]:
     return {'image': self.image, 'box': self.box, 'label': np.int32(0)}
@@ -55,13 +55,12 @@ def spent() -> tuple[float, float]:
 def measure() -> list[float]:
   """Returns microseconds for an image; runs in a process whose PYTHONPATH selects the checkout."""
   from vit_jax.core.types import Shard
+  from vit_jax.data import loader, order, workers
   from vit_jax.data.image import transform
-  from vit_jax.data.pipeline import batches, order, prefetch
   shapes, images = transform.eval_shapes((PX, PX)), Images()
-  make = batches.TrainBatches(images, images, order.Shuffled(len(images), 0), shapes, 0, BATCH, Shard((0,), 1))
-  known = 'batch_bytes' in inspect.signature(prefetch.prefetched).parameters
-  stream = prefetch.prefetched(make, range(10**6), threads=1, workers=1,
-                               **({'batch_bytes': BATCH * PX * PX * 3} if known else {}))
+  kind = loader.Kind(images, shapes)
+  make = loader.Train(images, (kind,), order.Shuffled(len(images), 0), 0, BATCH, Shard((0,), 1))
+  stream = workers.batches(make, range(10**6), workers.Workers(1, 1, BATCH * PX * PX * 3))
   for number, batch in enumerate(stream):
     assert batch['image'].reshape(-1)[::4096].sum(dtype=np.int64) == 7 * (BATCH * PX * PX * 3 // 4096)
     if number == WARM:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import jax
 
+from vit_jax.core import implementation
 from vit_jax.inspect.model import Guess, Model
 from vit_jax.parallel import hardware
 from vit_jax.weights import inference
@@ -23,23 +24,26 @@ __all__ = ['Guess', 'Model', 'load']
 
 def load(where: str | os.PathLike[str], *, preprocess: str = '', model: str = '', view: str = '',
          classes: str | os.PathLike[str] | Sequence[str] = (), allow_download: bool = False,
-         allow_nonfinite: bool = False) -> Model:
+         allow_nonfinite: bool = False, allow_code: bool = False) -> Model:
   """Returns the network of a weight file, a folder, a run directory, a URL or a known name, ready to use.
 
   Args:
     where: see `vit_jax.weights.loading.load`.
     preprocess: replaces the preprocessing found with the weights, such as `imagenet` or `resize=248,image=224`.
     model: settings that the tensors do not determine, such as `heads=6,gelu=exact`.
-    view: of a run directory: student, ema or teacher; '' = ema if the run has one.
+    view: of a run directory: student, ema or teacher; of a file with several networks, which; '' = the one for use.
     classes: names of the outputs in their order, or a file with one name per line; () = those of the weights.
     allow_download: also download weights that only the config of adapters names.
     allow_nonfinite: also use weights with values that are not finite.
+    allow_code: also run modules of the current folder that `config.json` of a run names for its network.
 
   Raises:
     UserError: the weights cannot be read, or there are none; then the error is a FileNotFoundError too.
   """
   if (platforms := hardware.platforms()) and not getattr(jax.config, 'jax_platforms', None):
     jax.config.update('jax_platforms', platforms)  # otherwise libtpu logs that this machine has no TPU
+  if allow_code:
+    implementation.trust_folder(os.getcwd())
   file, names = (os.fspath(classes), ()) if isinstance(classes, str | os.PathLike) else ('', tuple(classes))
   reading = Reading(preprocess, model, view, allow_download, allow_nonfinite)
   found = inference.load(os.fspath(where), reading, classes=file)

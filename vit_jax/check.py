@@ -9,7 +9,7 @@ from __future__ import annotations
 import pathlib
 import shlex
 from collections.abc import Collection
-from typing import Any, cast
+from typing import Any
 
 from vit_jax import commands
 from vit_jax.config import check, durations, schema
@@ -23,7 +23,7 @@ PROGRAMS = ('vit_jax.main', 'vit-jax')
 
 
 def run(config: schema.Config | None, *, line: str, topology: str, slices: int, data: str, elsewhere: bool,
-        manifest: str, workdir: storage.Path | None, overridden: Collection[str] = ()) -> int:
+        manifest: str, workdir: storage.Path | None, allow_code: bool, overridden: Collection[str] = ()) -> int:
   """Prints one line on what was checked; exit status 0.
 
   Args:
@@ -35,6 +35,7 @@ def run(config: schema.Config | None, *, line: str, topology: str, slices: int, 
     elsewhere: the run is on other hosts, which have a copy of this checkout and other files.
     manifest: path of a JobSet, which has the command and the hardware.
     workdir: of the run.
+    allow_code: also read a config of the manifest that is not one of this package, which runs it.
     overridden: settings on the command line.
 
   Raises:
@@ -46,12 +47,16 @@ def run(config: schema.Config | None, *, line: str, topology: str, slices: int, 
   if manifest:
     line, topology, slices = places.read_manifest(manifest)
     elsewhere = True
-  job, subject = 'train', cast('schema.Config | schema.Study | None', config)
+    from vit_jax.replay import planned
+    if not allow_code and (found := planned.code(_words(line))):  # what is not of this package
+      raise UserError('\n'.join(f'{manifest}: {one}.' for one in found))
+  job: str = 'train'
+  subject: schema.Config | schema.Study | None = config
   if line:
     command = read(line)
     job, workdir = command.job, command.values.get('workdir')
     overridden = {one.partition('=')[0] for one in command.overrides}
-    subject = _config_of(command)
+    subject = commands.load_config(command)[0] if 'config' in commands.JOBS[job].flags else None
   place = places.Place(elsewhere, data, pathlib.Path.cwd())
   configs = list(subject.runs.values()) if isinstance(subject, schema.Study) else [subject] if subject else []
   problems = [problem for one in configs for problem in _problems(one, workdir, place)]
@@ -74,6 +79,11 @@ def read(line: str) -> commands.Command:
     UserError: it is not one of this program, or has unknown flags.
   """
   from vit_jax import main
+  return main.parse(_words(line))
+
+
+def _words(line: str) -> list[str]:
+  """Returns the arguments of a command line of this program; raises UserError if it is not one."""
   try:
     words = shlex.split(line)
   except ValueError:
@@ -83,11 +93,7 @@ def read(line: str) -> commands.Command:
   if start is None:
     raise UserError(f'--line: expected a command with {" or ".join(PROGRAMS)}, got {line!r}. '
                     'Give the complete command in quotes.')
-  return main.parse(words[start + 1:])
-
-
-def _config_of(command: commands.Command) -> schema.Config | schema.Study | None:
-  return commands.load_config(command)[0] if 'config' in commands.JOBS[command.job].flags else None
+  return words[start + 1:]
 
 
 def _problems(config: schema.Config, workdir: storage.Path | None, place: places.Place) -> list[str]:
@@ -96,19 +102,14 @@ def _problems(config: schema.Config, workdir: storage.Path | None, place: places
     check.check(config)
   except UserError as error:
     return [str(error)]
-  return [*_code_problems(config), *places.problems(config, workdir, place)]
-
-
-def _code_problems(config: schema.Config) -> list[str]:
-  """Returns the problems of a person's own code: of modules that settings name, which a run imports when it starts."""
   found = []
-  for prefix, part in ranges.walk(config):
-    if implementation.is_own(type(part)) and hasattr(part, 'implementation'):
+  for prefix, part in ranges.walk(config):  # modules of a person that settings name, which a run imports when it starts
+    if implementation.is_own_type(type(part)) and hasattr(part, 'implementation'):
       try:
         implementation.of(part)
       except UserError as error:
         found.append(f'{prefix.rstrip(".")}: {error}')
-  return found
+  return [*found, *places.problems(config, workdir, place)]
 
 
 def fit(config: schema.Config, topology: str, slices: int) -> str:
@@ -118,17 +119,20 @@ def fit(config: schema.Config, topology: str, slices: int) -> str:
     UserError: the hardware is not known, the mesh or the batch does not divide over its devices, a schedule is longer
       than the run, the slices differ from those of the config, or the memory of a device is too small by arithmetic.
   """
+  from vit_jax.jobs import check_run
   from vit_jax.models.kernels import devices
   from vit_jax.objectives import kinds
   from vit_jax.optim import schedules
   from vit_jax.plan import plan as plans
   from vit_jax.plan import topologies
   hardware = topologies.for_run(config, topology, slices)
-  subject = plans.lay_out(plans.Subject(config, hardware, *_numbers(config)))
+  # Data that the config does not describe are not opened.
+  numbers = plans.numbers(config) if config.data.source == 'digits' else check_run.known_numbers(config)
+  subject = plans.lay_out(plans.Subject(config, hardware, *numbers))
   if not subject.fits_by_arithmetic:
     raise UserError(f'{subject.layout}\n--topology: expected hardware with the memory for this run, got {topology}. '
                     'Use more or larger devices, a smaller network, or a smaller batch_size.')
-  mesh = _mesh_of(subject.config, hardware)
+  mesh: Any = plans.abstract_mesh(subject)
   _check_batches(subject.config, mesh)
   lengths = durations.lengths(config.length, num_examples=subject.num_examples, batch_size=config.batch_size)
   peak = schedules.peak_rate(config.optimizer, batch_size=config.batch_size)
@@ -151,20 +155,3 @@ def _check_batches(config: schema.Config, mesh: Any) -> None:
       problems.append(str(error))
   if problems:
     raise UserError('\n'.join(problems))
-
-
-def _mesh_of(config: schema.Config, topology: Any) -> Any:
-  """Returns the mesh of a run on hardware that is not here."""
-  from jax.sharding import AbstractDevice, AbstractMesh, AxisType
-
-  from vit_jax.parallel import mesh as meshes
-  sizes = meshes.shape(config.mesh, topology.num_devices)
-  device = AbstractDevice(topology.kind, None, topology.chip.platform)
-  return AbstractMesh(sizes, meshes.AXES, axis_types=(AxisType.Auto,) * len(sizes), abstract_device=device)
-
-
-def _numbers(config: schema.Config) -> tuple[int, int, bool]:
-  """Examples, classes and whether images come from memory; without opening data that the config does not describe."""
-  from vit_jax.jobs import check_run
-  from vit_jax.plan import plan as plans
-  return plans.numbers(config) if config.data.source == 'digits' else check_run.known_numbers(config)

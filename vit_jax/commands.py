@@ -17,14 +17,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from vit_jax.config import schema
-from vit_jax.core import address
+from vit_jax.core import address, implementation
 from vit_jax.core.errors import UserError
 from vit_jax.flag_kinds import (
   BLOCKS,
   COUNT,
   FILE,
   GLOB,
-  HOURS,
   LOCAL,
   NAMES,
   NUMBER,
@@ -116,8 +115,8 @@ class Command(NamedTuple):
   overrides: tuple[str, ...] = ()
   files: tuple[str, ...] = ()
 
-  def run(self, parse: Callable[[Sequence[str]], Command], **given: Any) -> int:
-    """Runs the job and returns its exit status; `parse` reads other command lines, `given` goes to the job's function.
+  def run(self, parse: Callable[[Sequence[str]], Command]) -> int:
+    """Runs the job and returns its exit status; `parse` reads other command lines.
 
     A job also gets, if its function has these parameters: `config`, parsed; `source` of the config, for messages;
     `changes`, the overrides of the command line, and `overridden`, their names; `files`, the arguments that are no
@@ -125,6 +124,9 @@ class Command(NamedTuple):
     """
     from vit_jax.parallel import hardware
     values = dict(self.values)
+    if values.get('allow_code'):
+      implementation.trust_folder(os.getcwd())
+    implementation.note_command_line(str(values.get('data') or ''))
     flags = values.pop('flags', ())
     check_flags(flags, values.get('topology') or os.environ.get('TPU_ACCELERATOR_TYPE', ''))
     hardware.choose(flags=flags)  # before any job imports jax
@@ -142,7 +144,9 @@ class Command(NamedTuple):
       parameters = inspect.signature(run).parameters
       if 'reading' in parameters:
         values['reading'] = Reading(**{flag.name: values.pop(flag.name) for flag in READING})
-      return run(**values | {name: more[name] for name in more.keys() & parameters} | given)
+      if 'allow_code' not in parameters:
+        values.pop('allow_code', None)
+      return run(**values | {name: more[name] for name in more.keys() & parameters})
 
 
 def check_flags(names: Sequence[str], hardware: str) -> None:
@@ -205,13 +209,18 @@ READING = (
     Flag('preprocess', TEXT, 'preprocessing of images: half, imagenet, clip, zero_one, or resize=248,image=224', '',
          'detected from the weights'),
     Flag('model', TEXT, 'settings that tensors do not determine, such as heads=6,gelu=exact,norm_eps=1e-6', ''),
-    Flag('view', choice('student', 'ema', 'teacher'), 'which weights of a run', '', 'ema if the run has one'),
+    Flag('view', Kind('NAME', 'student, ema, teacher, or the name of a network in a file', str,
+                      choices=('student', 'ema', 'teacher')),
+         'which weights of a run: student, ema or teacher; or which network of a file with several', '',
+         'ema if the run has one; of a file, the network for inference'),
     Flag('allow_download', None, 'also download weights that only a file names: those that adapters of PEFT are for'),
     Flag('allow_nonfinite', None, 'also use weights with values that are not finite'))
 FLAGS = Flag('flags', choices(*xla_flags.SETS), 'sets of XLA flags: python -m vit_jax.parallel.xla_flags lists them',
              [], 'none')
 FOLLOW_LINKS = Flag('follow_links', None, 'also read files outside of a folder to which symbolic links in it lead')
 SLICES = Flag('slices', whole(1, 10_000), 'number of such slices', 0, 'mesh.slices of the config')
+ALLOW_CODE = Flag('allow_code', None, 'also run modules of the current folder that files such as config.json name')
+OVERWRITE = Flag('overwrite', None, 'replace what is at --to')
 CLASSES = Flag('classes', FILE, 'file of class names, one line per output', '', 'those of the weights')
 
 JOBS = {
@@ -235,11 +244,12 @@ JOBS = {
              'runs/pretrain_WEIGHTS_DATA'), FLAGS), base='pretrain:B/16'),
     'evaluate': Job('Evaluate a run, or any weights: top-1, top-5, NLL; writes evaluate.json.', 'jobs.evaluate', (), (
         RUN, WEIGHTS._replace(help=f'{WEIGHTS.help}; several with commas are compared on one page'), CONFIG, *READING,
-        Flag('embedded', Kind('PATH', 'paths with commas', lambda text: text.split(',')),
+        Flag('embedded', Kind('PATH', 'paths with commas', lambda text: [*map(os.path.expanduser, text.split(','))]),
              'output of vit-jax embed, read instead of computing features; several with commas', []),
         Flag('to', STORED, 'directory for the results', None, 'the run directory'),
         Flag('by_class', None, 'also print precision, recall and F1 of each class'),
-        Flag('csv', LOCAL, 'file for precision, recall and F1 of each class, FILE.csv'), FLAGS)),
+        Flag('csv', LOCAL, 'file for precision, recall and F1 of each class, FILE.csv'),
+        Flag('overwrite', None, 'replace the file of --csv, and results of other weights or data'), FLAGS)),
     'predict': Job('Classify images; optionally save their attention overlays.', 'jobs.predict', (WEIGHTS,), (
         *READING, CLASSES, Flag('tokenizer', FILE, 'tokenizer file for --names', '', 'beside the weights'),
         Flag('names', NAMES, 'for CLIP, SigLIP and TIPS: classes in words, a file with one per line, or clip_imagenet',
@@ -249,18 +259,20 @@ JOBS = {
         Flag('json', None, 'print JSON: a line about preprocessing and classes, then one line per image'),
         Flag('overlay', None, 'also save each image with its attention overlay, in --to'), FOLLOW_LINKS,
         Flag('to', LOCAL, 'table to write, FILE.csv or FILE.parquet; or the folder of the overlays', None,
-             'predictions are printed; overlays')), 'FILES and folders'),
+             'predictions are printed; overlays'),
+        Flag('overwrite', None, 'replace overlays that are in --to')), 'FILES and folders'),
     'embed': Job('Write features, probabilities or tokens of images as files; resumes.', 'jobs.embed', (
-        WEIGHTS, Flag('to', LOCAL, 'folder to write, or FILE.npz, FILE.safetensors, FILE.parquet')), (
+        WEIGHTS, Flag('to', LOCAL, 'folder to write, or FILE.npz, FILE.parquet')), (
         Flag('data', TEXT, 'images of a source, in place of files: folder:PATH, tfds:NAME, array_record:DIR; or '
              'texts:FILE, a text in each line', ''),
-        Flag('split', TEXT, 'split of --data, or a part of it such as train[:10%]', '', 'train'),
+        Flag('split', TEXT, 'split of --data, or a part of it such as train[:10%]', '', 'train; all images of data '
+             'without splits'),
         Flag('what', choice('features', 'probabilities', 'tokens', 'vectors', 'texts'), 'what to write of each image; '
              'vectors are compared with texts, which are the captions', '', 'features'),
         Flag('tokenizer', FILE, 'tokenizer file for vectors and texts', '', 'beside the weights'),
         Flag('blocks', BLOCKS,
              'features after these blocks, from 1 or from the end as -1, one after the other', [], 'of the head'),
-        Flag('format', choice('parquet', 'array_record', 'npz', 'safetensors'), 'of the files', '',
+        Flag('format', choice('parquet', 'npz'), 'of the files', '',
              'the suffix of --to; of a folder parquet'),
         *READING, CLASSES, FOLLOW_LINKS), '[FILES and folders]', base='evaluate'),
     'inspect': Job('Analyze a network: filters, positions, attention, features; writes a page.', 'inspect.job', (
@@ -273,15 +285,15 @@ JOBS = {
         Flag('foreground', SHARE, 'with --dense: also draw the foreground alone, where the first component of an '
              'image, scaled to [0, 1], exceeds this, such as 0.5', 0., 'not drawn'),
         Flag('block', whole(1, 10_000), 'with --dense: take tokens after this block', 0, 'the last one'),
-        Flag('probe', TEXT, 'with --dense: run of evaluate --config=dense_probe, whose classes are drawn', '', 'none'),
-        Flag('masks', TEXT, "with --dense: folder of masks with the images' names, to draw errors of --probe", '',
-             'none')),
+        Flag('probe', FILE, 'with --dense: run of evaluate --config=dense_probe, whose classes are drawn', '', 'none'),
+        Flag('masks', FILE, "with --dense: folder of masks with the images' names, to draw errors of --probe", '',
+             'none'), OVERWRITE),
         '[FILES and folders]'),
     'convert': Job('Convert weights between formats, with a report of every tensor.', 'jobs.convert', (
         WEIGHTS, Flag('to', FILE, 'file or folder to write')), (
         Flag('family', choice('vision_transformer', 'big_vision', 'timm', 'huggingface', 'bit', 'run', 'peft'),
              'format to write', '', 'by the suffix of --to'),
-        *READING, CLASSES, Flag('overwrite', None, 'replace what is at --to')), on_cpu=True),
+        *READING, CLASSES, OVERWRITE), on_cpu=True),
     'push': Job('Publish weights on the Hugging Face hub, with a model card.', 'jobs.push', (
         WEIGHTS, Flag('to', TEXT, 'hf://OWNER/NAME, which is created if it does not exist')), (
         Flag('family', choice('huggingface', 'timm', 'run'), 'format: for transformers, timm, or this package',
@@ -307,7 +319,7 @@ JOBS = {
         RUN, Flag('to', STORED, 'directory of the averaged run')), (
         Flag('last', whole(2), 'number of the newest checkpoints to average; set this or --steps'),
         Flag('steps', wholes(0), 'steps of the checkpoints to average'), CONFIG)),
-    'prepare': Job('Write images as ArrayRecord shards; or label maps or features by a network.', 'jobs.prepare', (
+    'prepare': Job('Write images as ArrayRecord shards; or label maps by a network.', 'jobs.prepare', (
         Flag('to', STORED, 'directory to write'),), (
         Flag('data', TEXT, 'images to write: folder:PATH, tfds:NAME, wds:PATH or another source; or cifar10, cifar100, '
              'mnist', ''),
@@ -316,6 +328,7 @@ JOBS = {
         Flag('short_px', whole(1, 65_535), 'resize images to this short side', 0, 'files stay unchanged'),
         Flag('shards', whole(1, 100_000), 'number of files per split', 0, 'one per 256 MiB, or 8,192 images'),
         Flag('processes', whole(1, 1024), 'processes that write shards', 0, 'one per 8 cores'),
+        Flag('share', SHARE_OF, 'write only the shards of this host of several, counted from 0', (0, 1), 'all shards'),
         Flag('runner', RUNNER, f'runner of Apache Beam that writes shards: {", ".join(RUNNER.choices)}', '',
              'processes of this machine'),
         Flag('runner_options', TEXT, "its options, such as '--project=P --region=R'", ''),
@@ -331,15 +344,11 @@ JOBS = {
              'without captions'),
         Flag('tokenizer', FILE, 'file of the tokenizer of --tokens, but for bytes', ''),
         Flag('text_rule', choice('auto', 'canonical', 'lower', 'none'), 'how captions are simplified', 'auto'),
-        CONFIG._replace(help='for label maps and features: config of the run that will use them'),
-        WEIGHTS._replace(help=f'for label maps and features: the teacher; {WEIGHTS.help}'), *READING)),
+        CONFIG._replace(help='for label maps: config of the run that will use them'),
+        WEIGHTS._replace(help=f'for label maps: the teacher; {WEIGHTS.help}'), *READING)),
     'report': Job('Write report.html of a run, or one page that compares several.', 'study.table', (
         Flag('workdir', SEVERAL, 'directory of the run; several with commas'),), (
-        Flag('to', FILE, 'page to write', '', 'report.html in the run directory'),)),
-    'profile': Job('Take a profile of steps of a running run, on any of its hosts.', 'jobs.profile', (RUN,), (
-        Flag('host', wholes(0), 'indexes of the hosts (processes) to profile', [0]),
-        Flag('steps', whole(1, 10_000), 'number of steps', 5),
-        Flag('timeout', whole(1), 'seconds to wait for the profile', 600)), on_cpu=True, is_quick=True),
+        Flag('to', FILE, 'page to write', '', 'report.html in the run directory'), OVERWRITE)),
     'serve': Job('Serve a live page: the report of a run, classes of your images, mistakes.', 'jobs.serve', (), (
         WEIGHTS, RUN, *READING, CLASSES,
         Flag('host', TEXT, 'address to listen on; 0.0.0.0 = all networks, without a password', '127.0.0.1'),
@@ -349,7 +358,9 @@ JOBS = {
         CONFIG, RUN._replace(help='directory of a run to plan, in place of --config'), SLICES,
         Flag('to', STORED, 'directory for plan.md and plan.json; of a study, what it has is not compiled again'),
         Flag('quick', None, 'compile unrolled networks with 2 and 4 blocks, and extend the figures to all blocks'),
-        Flag('search', None, 'also search for settings that fit, and the fastest of them'), FLAGS), on_cpu=True),
+        Flag('search', None, 'also search for settings that fit, and the fastest of them'),
+        Flag('price', NUMBER, 'price of one chip or GPU for an hour, in any currency', 0., 'unknown'), FLAGS),
+                on_cpu=True),
     'study': Job('Run several configs, in order or in parallel, and write one table; resumes.', 'study.job', (
         CONFIG,), (
         Flag('workdir', LOCAL, 'directory of the study, which is resumed if it exists', None, 'runs/STUDY'),
@@ -357,22 +368,10 @@ JOBS = {
         Flag('dry_run', None, 'list the runs with their cost, and run nothing'),
         Flag('topology', TEXT, 'with --dry_run: hardware for which to estimate hours, such as v3:4x4', '',
              'this machine'),
-        Flag('submit', choice('slurm', 'k8s'), 'write the job of a cluster into the study, and run nothing', ''),
-        Flag('tasks', whole(1, 10_000), 'with --submit: number of tasks, which share the runs', 0, 'one for each run'),
-        Flag('submit_options', TEXT, "with --submit=slurm: options of sbatch, such as '--partition=gpu --gpus=1'", ''),
         Flag('search', SEARCH, 'method for the ranges of the config: sobol:16 or halving:16,factor=4,rungs=3', None,
              'as the config has it'),
-        Flag('budget', HOURS, 'device-hours of all runs together, beyond which no run is started', 0., 'no limit'),
         Flag('share', SHARE_OF, 'take only the runs of this task of several, counted from 0', (0, 1), 'all runs'),
         FLAGS), on_cpu=True),  # devices are for the runs, which are processes of their own
-    'bench': Job('Time the parts of a run here: network, step, input.', 'bench.job', (
-        CONFIG,), (
-        Flag('models', NAMES, 'networks to time: S/16,B/16,Mixer-B/16', [], 'that of the config'),
-        Flag('px', wholes(1, 65_535), 'sides of the images to time: 64,128,224', [], 'that of the config'),
-        Flag('parts', NAMES, 'parts of a run to time: forward,step', [], 'all'),
-        Flag('turns', whole(1, 10_000), 'repetitions of every measurement', 7),
-        Flag('search', None, 'time the largest batch that fits'), FLAGS,
-        Flag('to', LOCAL, 'folder for bench.md and bench.json'))),
     'check': Job('Find problems of a run before hardware is requested for it; compiles nothing.', 'check', (), (
         CONFIG, Flag('line', TEXT, "command to check in place of --config: 'python -m vit_jax.main --config=…'", ''),
         Flag('topology', TEXT, 'also check mesh, batch and memory for this hardware, such as v3-512', ''),
@@ -390,7 +389,8 @@ JOBS = {
              '*', 'all'),
         Flag('tolerance', NUMBER, 'how far values may differ on a machine with the same bits; 0 = not one bit', 0.),
         Flag('elsewhere', NUMBER, 'how far values may differ on any other machine', 0.),
-        Flag('reason', TEXT, 'why values may differ', '')), 'RUN, a directory or an evaluate.json', on_cpu=True),
+        Flag('reason', TEXT, 'why values may differ', ''), OVERWRITE),
+        'RUN, a directory or an evaluate.json', on_cpu=True),
     'replay': Job('Run the command of a record again, and compare every number and every bit.', 'replay.job', (), (
         Flag('data', PATHS, 'paths of the data and the weights of the record, by name', {}, '$VIT_JAX_DATA/NAME'),
         Flag('to', LOCAL, 'directory to keep the run in', None, 'a temporary one, kept if it differs'),
@@ -416,3 +416,5 @@ JOBS = {
     'completion': Job('Print a completion script: eval "$(vit-jax completion bash)".', 'completion', (), (),
                       'bash or zsh', is_quick=True),
 }
+JOBS |= {name: job._replace(takes=(*job.takes, ALLOW_CODE)) for name, job in JOBS.items()
+         if name not in ('report', 'list', 'completion')}

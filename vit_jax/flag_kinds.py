@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import pathlib
 import re
 from collections.abc import Callable
@@ -71,7 +72,7 @@ def _read_paths(text: str) -> dict[str, str]:
   pairs = [part.partition('=') for part in text.split(',')]
   if not all(name and path for name, _, path in pairs):
     raise ValueError
-  return {name.strip(): path for name, _, path in pairs}
+  return {name.strip(): os.path.expanduser(path) for name, _, path in pairs}
 
 
 def _read_number(text: str) -> float:
@@ -83,12 +84,6 @@ def _read_number(text: str) -> float:
 def _read_count(text: str) -> float:
   factor = {'K': 1e3, 'M': 1e6, 'B': 1e9}.get(text[-1:].upper())
   return _read_number(text[:-1]) * factor if factor else _read_number(text)
-
-
-def _read_hours(text: str) -> float:
-  if not (found := _read_number(text.removesuffix('h'))) or not text.endswith('h'):
-    raise ValueError
-  return found
 
 
 def _read_blocks(text: str) -> list[int]:
@@ -136,10 +131,9 @@ NUMBER = Kind('X', 'a number, at least 0', _read_number, 'at least 0')
 SHARE = Kind('X', 'a number, 0 to below 1', _share, '0 to below 1')
 COUNT = Kind('N', 'a number of parameters such as 30M or 1.2B', _read_count, 'such as 30M or 1.2B')
 SHARE_OF = Kind('I/N', 'a task and the number of tasks, such as 0/8', _read_share, 'such as 0/8')
-HOURS = Kind('HOURS', 'device-hours such as 3h or 0.5h', _read_hours, 'such as 3h or 0.5h')
 SEARCH = Kind('METHOD', searches.METHODS, searches.parse)
 GLOB = Kind('GLOB', 'a pattern such as *b16*', str)
-FILE = Kind('FILE', 'a file', str)
+FILE = Kind('FILE', 'a file', os.path.expanduser)
 LOCAL = Kind('PATH', 'a path on this machine', _local_path)
 STORED = Kind('DIR', 'a directory on this machine or on gs://', storage.open_path)
 SEVERAL = Kind('DIR', 'directories with commas', lambda text: [storage.open_path(part) for part in text.split(',')])

@@ -16,15 +16,12 @@ import logging
 import multiprocessing
 import os
 import pathlib
-import re
-import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from types import FrameType
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vit_jax.commands import JOBS, Command, Flag, Job
-from vit_jax.core import failures
+from vit_jax.core import failures, implementation, reports, signals
 from vit_jax.core.errors import UserError
 from vit_jax.record import console
 
@@ -50,9 +47,9 @@ The same command resumes a run that was stopped. --version shows the versions of
 VIT_JAX_TRACEBACK=1 in the environment does.
 
 Exit status: 0 done; 2 an error that you can fix, with a message; 70 an error in this program, with a file to report;
-75 stopped by SIGTERM or SIGINT after saving, or storage, the network or another host failed: run the same command again
-to resume; 130 interrupted without saving; 141 the reader of the output ended. Of replay also 3 to 7: what differs, see
-docs/guides/replay.md.
+75 stopped by SIGTERM, SIGUSR1 or SIGINT after saving, or storage, the network or another host failed: run the same
+command again to resume; 130 interrupted without saving; 141 the reader of the output ended. Of replay also 3 to 7: what
+differs, see docs/guides/replay.md.
 """
 OVERRIDES = """Settings of the config are overridden with --config.NAME=VALUE, for example
   --config.optimizer.lr=3e-4 --config.length='20 epochs'"""
@@ -144,7 +141,8 @@ def _value(flag: Flag, texts: list[str] | bool) -> Any:
   if isinstance(texts, bool):
     return texts
   if len(values := list(dict.fromkeys(texts))) > 1:
-    raise UserError(f'--{flag.name}: expected one value, got {_listed(values)}.{_quoted(f"--{flag.name}", values)}')
+    raise UserError(f'--{flag.name}: expected one value, got {_listed(values)}. Set one, and quote a range '
+                    'in braces.')
   return flag.read(texts[0])
 
 
@@ -161,7 +159,7 @@ def _repeated(overrides: Sequence[str]) -> list[str]:
   for name, values in given.items():
     listed = _listed(list(values))
     if len(values) > 1 and any('/' in value or ':' in value for value in values):
-      problems.append(f'--config.{name}: expected one value, got {listed}.{_quoted(f"--config.{name}", list(values))}')
+      problems.append(f'--config.{name}: expected one value, got {listed}. Set one, and quote a range in braces.')
     elif len(values) > 1:
       log.warning('--config.%s: got %s. The last one is used.', name, listed)
   return problems
@@ -170,17 +168,6 @@ def _repeated(overrides: Sequence[str]) -> list[str]:
 def _listed(values: Sequence[str]) -> str:
   more = f' and {len(values) - 3:,} more' if len(values) > 4 else ''
   return ' and '.join(map(repr, values[:3] if more else values)) + more
-
-
-def _quoted(flag: str, values: Sequence[str]) -> str:
-  """Returns a hint if values differ in one number only, as a shell makes them of a range in braces; else ''."""
-  parts = [re.split(r'(\d+)', value) for value in values]
-  places = [place for place, texts in enumerate(zip(*parts, strict=False)) if len(set(texts)) > 1]
-  if len({len(one) for one in parts}) > 1 or len(places) != 1 or not places[0] % 2:
-    return ''
-  place, first = places[0], parts[0]
-  whole = ''.join([*first[:place], f'{{{first[place]}..{parts[-1][place]}}}', *first[place + 1:]])
-  return f" Quote a range in braces, so that the shell does not expand it: {flag}='{whole}'."
 
 
 def _explain(word: str, job: Job, config: str) -> str:
@@ -279,12 +266,11 @@ def help_text(arguments: Sequence[str] = ()) -> str:
   return HELP.format(jobs='\n'.join(f'  {name:<{width}}{job.line}' for name, job in JOBS.items()))
 
 
-def run(arguments: Sequence[str] | None = None, **given: Any) -> int:
+def run(arguments: Sequence[str] | None = None) -> int:
   """Runs a command line and returns its exit status; every exception becomes a message, see `core/failures.py`.
 
   Args:
     arguments: after the program's name; None = those of this process.
-    **given: further arguments of the job's function, which no flag sets.
   """
   words = list(sys.argv[1:] if arguments is None else arguments)
   try:
@@ -293,15 +279,15 @@ def run(arguments: Sequence[str] | None = None, **given: Any) -> int:
     print(failures.explain(error, words).message, file=sys.stderr)
     return failures.USER_ERROR
   with console.chosen(how):
-    return _run(words, given)
+    return _run(words)
 
 
-def _run(arguments: list[str], given: Mapping[str, Any]) -> int:
+def _run(arguments: list[str]) -> int:
   try:
     if isinstance(sys.stdout, io.TextIOWrapper):
       sys.stdout.reconfigure(errors='backslashreplace')  # names of files need not be text
     if arguments in (['--version'], ['version']):
-      print(failures.versions())
+      print(reports.versions())
       status = 0
     elif not {*arguments}.isdisjoint(HELP_WORDS) or arguments[:1] == ['help']:
       print(help_text(arguments), end='')
@@ -311,7 +297,7 @@ def _run(arguments: list[str], given: Mapping[str, Any]) -> int:
             file=sys.stderr)
       status = failures.USER_ERROR
     else:
-      status = parse(arguments).run(parse, **given)
+      status = parse(arguments).run(parse)
     sys.stdout.flush()
     return status
   except SystemExit:
@@ -319,18 +305,12 @@ def _run(arguments: list[str], given: Mapping[str, Any]) -> int:
   except BaseException as error:
     failure = failures.explain(error, arguments)
   failures.drop_output()
-  if failure.message:
+  if failure.message and (failure.status != signals.INTERRUPTED or signals.ending().take()):
     with contextlib.suppress(OSError):
       print(failure.message, file=sys.stderr, flush=True)
   if 'vit_jax.parallel.hosts' in sys.modules:
     sys.modules['vit_jax.parallel.hosts'].leave(failure.status)  # a normal exit would wait for the other processes
   return failure.status
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-  del frame
-  signal.signal(number, lambda *_: failures.interrupt_at_once())
-  raise KeyboardInterrupt
 
 
 def open_streams() -> None:
@@ -351,12 +331,12 @@ def open_streams() -> None:
 def program() -> None:
   """Runs the command line of this process and exits. A second Ctrl-C exits at once, without closing anything."""
   open_streams()
+  implementation.leave_current_folder()
   gc.set_threshold(50_000, 20, 50)  # by default, the search for garbage is a tenth of the time to the first step
   os.environ.setdefault('PYTHONWARNINGS', 'ignore:resource_tracker')  # it warns of semaphores that an interrupt leaves
-  if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, _interrupt)
+  signals.watch()
   status = run()
-  if status == failures.INTERRUPTED:  # a normal exit would wait for threads and for saves
+  if status == signals.INTERRUPTED:  # a normal exit would wait for threads and for saves
     for child in multiprocessing.active_children():
       child.terminate()
     os._exit(status)

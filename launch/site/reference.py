@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import html
 import importlib
 import inspect
 import pathlib
@@ -36,10 +37,17 @@ def pages() -> dict[str, str]:
           'reference/python.md': python(), 'reference/contracts.md': contracts()}
 
 
+_CODE_OR_MARK = re.compile(r'(`[^`]*`)|([][*{}\\`]|(?<!\w)_|_(?!\w))|([<>&])')
+
+
+def escaped(text: str) -> str:
+  """Returns plain text with code in backticks as Markdown: nothing else in it is emphasis, a link or HTML."""
+  return _CODE_OR_MARK.sub(lambda m: m[1] or (f'\\{m[2]}' if m[2] else html.escape(m[3])), text)
+
+
 def row(*cells: str) -> str:
-  """A row of a table, in which `|` separates no cells and brackets outside of code are no links."""
-  escaped = (re.sub(r'(`[^`]*`)|(?=[][])', lambda m: m[1] or '\\', cell) for cell in cells)
-  return '| ' + ' | '.join(cell.replace('|', '\\|').replace('\n', ' ') for cell in escaped) + ' |'
+  """A row of a table, in which `|` separates no cells."""
+  return '| ' + ' | '.join(escaped(cell).replace('|', '\\|').replace('\n', ' ') for cell in cells) + ' |'
 
 
 def table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
@@ -54,7 +62,7 @@ def jobs() -> str:
   for name, job in commands.JOBS.items():
     usage = ' '.join(['vit-jax', name, *(f'--{flag.name}={flag.kind.metavar}' for flag in job.needs if flag.kind),
                       '[--flag=VALUE …]' if job.takes else '', job.words]).strip()
-    lines += [f'## {name}', '', job.line, '', '```text', ' '.join(usage.split()), '```', '']
+    lines += [f'## {name}', '', escaped(job.line), '', '```text', ' '.join(usage.split()), '```', '']
     rows = [(f'`--{flag.name}`', _flag_type(flag), _default(flag, flag in job.needs), flag.help)
             for flag in job.flags.values()]
     lines += table(('flag', 'type and range', 'default', 'meaning'), rows) if rows else []
@@ -103,7 +111,7 @@ def _tables(chosen: Iterable[tuple[str, type]]) -> Iterator[str]:
              '; '.join(filter(None, [type_text(field.type), range_text(field)])),
              f'`{_value(checks.default_of(field))}`', told.get(field.name) or _meaning(field.type))
             for field in dataclasses.fields(kind)]
-    yield from [f'## {title}', '', inspect.cleandoc(kind.__doc__ or ''), '',
+    yield from [f'## {title}', '', escaped(inspect.cleandoc(kind.__doc__ or '')), '',
                 *table(('setting', 'type, range and unit', 'default', 'meaning'), rows)]
 
 

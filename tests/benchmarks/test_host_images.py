@@ -10,25 +10,25 @@ from tests.data.images import encode, random_image
 from vit_jax import main
 from vit_jax.config import check, schema
 from vit_jax.data.image import jpeg
-from vit_jax.data.source import Record
+from vit_jax.data.source import Record, Rows
 
 
-class Images:
+class Images(Rows):
   """A source of five images that records what is read."""
   name, class_names, digest = 'images', ('0',), ''
 
   def __init__(self) -> None:
-    self.read: list[int] = []
+    self.found: list[int] = []
 
   def __len__(self) -> int:
     return 5
 
-  def __getitem__(self, index: int) -> Record:
-    self.read.append(index)
-    return Record(encode(random_image(index)), 0)
+  def example(self, row: int) -> Record:
+    self.found.append(row)
+    return Record(encode(random_image(row)), (0,))
 
-  def label(self, index: int) -> int:
-    return 0
+  def labels(self, row: int) -> tuple[int, ...]:
+    return (0,)
 
   def describe(self, index: int) -> str:
     return str(index)
@@ -38,12 +38,12 @@ def test_every_recipe_is_measured_on_every_dataset_interleaved() -> None:
   sets = {'a': Images(), 'b': Images()}
   found = host_images.measure(sets, rounds=3, chunk=2, image_px=(16, 16))
   assert set(found) == {'a', 'b'} and set(found['a']) == set(found['b'])
-  assert set(found['a']) - {host_images.PARTIAL, host_images.REDUCED} == set(host_images.RECIPES)
+  assert set(found['a']) - {host_images.PARTIAL} == set(host_images.RECIPES)
   assert (host_images.PARTIAL in found['a']) == jpeg.is_installed()
   assert all(0 < s.smallest <= s.median <= s.largest for speeds in found.values() for s in speeds.values())
   assert {s.ratio for s in found['a'].values()} == {1.} and all(s.ratio > 0 for s in found['b'].values())
-  assert sets['a'].read == sets['b'].read
-  assert len(sets['a'].read) == (3 + 1) * 2 * (len(host_images.RECIPES) + 1 + jpeg.is_installed())
+  assert sets['a'].found == sets['b'].found
+  assert len(sets['a'].found) == (3 + 1) * 2 * (len(host_images.RECIPES) + jpeg.is_installed())
 
 
 def test_its_recipes_are_valid_for_training() -> None:
@@ -67,8 +67,8 @@ def test_folders_of_images_and_of_shards_are_distinguished(
   capsys.readouterr()
   assert host_images.main([images, shards]) == 0
   lines = capsys.readouterr().out.splitlines()
-  assert [lines[0], lines[4]] == [images, shards] and lines[2].endswith('1.00')
-  assert lines[2].startswith('crop and flip') and len(lines[6].split()) == 3 + 4
+  assert [lines[0], lines[3]] == [images, shards] and lines[2].endswith('1.00')
+  assert lines[2].startswith('crop and flip') and len(lines[5].split()) == 3 + 4
 
 
 def test_a_missing_folder_is_named_in_the_error(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Other programs beside `vit-jax bench`: those that can and those that cannot be timed."""
+"""Other programs beside `benchmarks.bench`: those that can and those that cannot be timed."""
 from __future__ import annotations
 
 import json
@@ -10,9 +10,7 @@ from collections.abc import Iterator
 import pytest
 import single
 
-from benchmarks import child, peers
-from vit_jax.bench import job
-from vit_jax.bench import own as bench_own
+from benchmarks import bench, bench_parts, child, peers, timing
 from vit_jax.config import files
 from vit_jax.core.errors import UserError
 from vit_jax.record import machine
@@ -48,8 +46,8 @@ Model = Network
 @pytest.fixture
 def soon_done(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
   """Turns as short as can be, a large product that is not, and one device."""
-  monkeypatch.setattr(job, 'MIN_S', .001)
-  monkeypatch.setitem(bench_own.MATMUL_SIDE, 'cpu', 64)
+  monkeypatch.setattr(timing, 'MIN_S', .001)
+  monkeypatch.setitem(bench_parts.MATMUL_SIDE, 'cpu', 64)
   with single.one_device():
     yield
 
@@ -69,14 +67,14 @@ def test_all_parts_are_timed_also_beside_a_peer_and_one_that_is_not_there_is_tol
   (tmp_path / 'empty').mkdir()
   to = tmp_path / 'out'
   words = f'big_vision={checkout},big_vision={tmp_path / "empty"}'
-  assert peers.main([*TINY, '--turns=2', f'--against={words}', f'--to={to}']) == 2
+  assert bench.main([*TINY, '--turns=2', f'--against={words}', f'--to={to}']) == 2
   shown, said = capsys.readouterr()
   assert 'error: --against=big_vision: expected a network to time, got ModuleNotFoundError: No module named' in said
   found = json.loads((to / 'bench.json').read_text())
   network = found['networks'][0]
   by_part = {one['part']: one for one in network['parts']}
   beside = {part for part in by_part if 'big_vision (jax ' in part}
-  assert set(by_part) - beside == set(bench_own.PARTS)
+  assert set(by_part) - beside == set(bench.PARTS)
   assert {part.split(' of ')[0] for part in beside} == {'forward', 'gradient', 'step'}
   for one in by_part.values():
     assert len(one['processor_s']) == len(one['seconds']) == 2 and min(one['processor_s']) > 0
@@ -100,11 +98,10 @@ def test_a_peer_in_torch_names_its_matrix_library() -> None:
     (['--against=tim'], '--against: expected some of timm, timm-compiled'),
     (['--against=timm=/nothing/here'], 'Python that has timm, or of a checkout, got /nothing/here'),
     (['--against=timm', '--config.model.registers=2'], '--against: expected a plain ViT'),
-    (['--against=timm', '--turns=none'], "--turns: expected a whole number, 1 to 10,000, got 'none'."),
 ])
 def test_what_cannot_be_timed_is_said(words: list[str], said: str, caplog: pytest.LogCaptureFixture,
                                       capsys: pytest.CaptureFixture[str]) -> None:
-  assert peers.main([*TINY, *words]) == 2
+  assert bench.main([*TINY, *words]) == 2
   assert said in capsys.readouterr().err + caplog.text
 
 
@@ -115,5 +112,5 @@ def test_peers_are_only_compared_with_what_they_have() -> None:
 
 
 def test_jax_is_imported_after_the_command_line_has_chosen_the_platform() -> None:
-  code = "import sys, benchmarks.peers; sys.exit('jax' in sys.modules)"
+  code = "import sys, benchmarks.bench; sys.exit('jax' in sys.modules)"
   assert subprocess.run([sys.executable, '-c', code], cwd=ROOT, check=False).returncode == 0

@@ -7,9 +7,8 @@ import pathlib
 import pytest
 import single
 
-from benchmarks import steps
-from vit_jax.bench import job, own
-from vit_jax.bench.timing import Spent
+from benchmarks import bench_parts, steps, timing
+from benchmarks.timing import Spent
 
 TINY = 'mu/16:2:depth=1:width=16:heads=2:mlp.hidden=16'
 
@@ -25,7 +24,7 @@ def test_a_row_that_cannot_be_read_is_an_error(text: str, said: str, capsys: pyt
 
 def test_the_table_has_the_rates_and_how_much_faster_ours_is() -> None:
   wanted = steps.Wanted('L/16', 8, ('execution=scan',))
-  rows = [steps.Row(wanted, lambda: lambda count: Spent(1., 1.), 4e12, 30., 2**31)]
+  rows = [steps.Row(wanted, lambda: lambda count: Spent(1., 1.), 4e12, 30., 2**31, '')]
   spent = {'L/16 execution=scan': [Spent(.02, .1), Spent(.04, .1), Spent(.03, .1)],
            'L/16 of other': [Spent(.04, .1), Spent(.04, .1), Spent(.03, .1)]}
   text = steps.render(rows, spent, {'L/16 of other': 'L/16 execution=scan'}, peak_flops=1e15, matmul_flops=4e14)
@@ -39,8 +38,8 @@ def test_the_table_has_the_rates_and_how_much_faster_ours_is() -> None:
 @pytest.mark.slow(reason='8 s: compiles two steps')
 def test_steps_are_timed_while_nothing_else_runs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
                                                  capsys: pytest.CaptureFixture[str]) -> None:
-  monkeypatch.setattr(job, 'MIN_S', .001)
-  monkeypatch.setitem(own.MATMUL_SIDE, 'cpu', 64)
+  monkeypatch.setattr(timing, 'MIN_S', .001)
+  monkeypatch.setitem(bench_parts.MATMUL_SIDE, 'cpu', 64)
   events = []
 
   def around(measure: steps.Measure) -> dict[str, list[Spent]]:
@@ -50,7 +49,7 @@ def test_steps_are_timed_while_nothing_else_runs(tmp_path: pathlib.Path, monkeyp
   with single.one_device():
     assert steps.main([f'--rows={TINY},{TINY}:execution=scan', '--turns=2', f'--to={tmp_path}'], around=around) == 0
   names = [TINY.replace(':2:', ' ').replace(':', ' '), f"{TINY.replace(':2:', ' ').replace(':', ' ')} execution=scan"]
-  assert events == [sorted([*names, own.MATMUL])]
+  assert events == [sorted([*names, bench_parts.MATMUL])]
   found = json.loads((tmp_path / 'steps.json').read_text())
   assert list(found['steps']) == names and all(len(times) == 2 for times in found['steps'].values())
   assert found['rows'][0]['flops'] == found['rows'][1]['flops'] > 0

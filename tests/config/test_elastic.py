@@ -85,9 +85,7 @@ VIEWS = schema.Data(recipe=schema.Recipe(views=schema.Views(on=True)))
     ({'head': schema.Head(probe=True, batch_norm=True), 'optimizer': FROZEN}, 'head.batch_norm=true'),
     ({'train': schema.Train(sam=schema.Sam(rho=.1))}, 'train.sam.rho=0.1: each microbatch has'),
     ({'objective': schema.TokenLabel(mix_token=True)}, 'objective.mix_token=True: each microbatch mixes'),
-    ({'mesh': schema.Mesh(8, slices=0)}, 'mesh.data: expected -1 with mesh.slices=0'),
-    ({'data': schema.Data(source='array_record:/x', placement=schema.Placement.HOST_SHARDS)},
-     'data.placement: expected anywhere with mesh.slices=0')])
+    ({'mesh': schema.Mesh(8, slices=0)}, 'mesh.data: expected -1 with mesh.slices=0')])
 def test_what_more_microbatches_or_other_hosts_would_change_is_refused_before_the_first_start(
     changes: dict, said: str) -> None:
   refused = schema.Config(**{'mesh': schema.Mesh(slices=0), **changes})

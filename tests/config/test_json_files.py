@@ -44,6 +44,17 @@ def test_what_an_older_file_lacks_has_its_default() -> None:
   assert json_files.from_json(json.dumps(saved)) == schema.Config(seed=3)
 
 
+def test_settings_that_are_gone_are_read_if_they_change_nothing() -> None:
+  old = {'data': {'type': 'Data', 'placement': 'anywhere', 'verify_shards': 'lazy'},
+         'model': {'type': 'ViT', 'patch_dropout_parts': []}, 'objective': {'type': 'LeJepa', 'center': 'global'},
+         'checkpoints': {'type': 'Checkpoints', 'local': '2 minutes', 'local_dir': '/dev/shm'}}
+  assert json_files.from_json(json.dumps(old)) == schema.Config(objective=schema.LeJepa())
+  with pytest.raises(UserError, match="config.optimizer.nesterov: expected the name of a setting, got 'nesterov'"):
+    json_files.from_json('{"optimizer": {"type": "Muon", "nesterov": false}}')
+  with pytest.raises(UserError, match="config.data.placement: expected the name of a setting, got 'placement'"):
+    json_files.from_json('{"data": {"placement": "host_shards"}}')
+
+
 def test_all_settings_that_cannot_be_read_are_listed(tmp_path: pathlib.Path) -> None:
   saved = json.loads(json_files.to_json(schema.Config()))
   saved['sed'] = 1
@@ -73,7 +84,7 @@ def test_other_files_are_not_configs(text: str, said: str) -> None:
 
 @pytest.mark.parametrize(('content', 'said'), [
     (b'', 'got an empty file'), (b' \n', 'got an empty file'), (b'{"seed": 1', 'got text that is not JSON'),
-    (b'\xff\xfe\x00', 'got bytes that are not UTF-8'), (b'[' * 100_000, 'got text that is not JSON'),
+    (b'\xff\xfe\x00', 'which is not UTF-8'), (b'[' * 100_000, 'got text that is not JSON'),
     (b'{"model": 5}', r'config.model: expected settings with a type, one of ViT'),
     (b'5', 'config: expected settings of type Config, got 5'),
     (b'{"model": {"type": []}}', r'config.model: expected settings with a type, one of ViT'),
@@ -88,7 +99,7 @@ def test_a_damaged_file_is_an_error_that_says_what_to_do(tmp_path: pathlib.Path,
 
 def test_a_folder_in_place_of_the_file_is_an_error(tmp_path: pathlib.Path) -> None:
   (tmp_path / 'config.json').mkdir()
-  with pytest.raises(UserError, match='config.json: expected a file that can be read, got Is a directory'):
+  with pytest.raises(UserError, match='config.json: expected a config as JSON, got "Is a directory"'):
     json_files.read(tmp_path / 'config.json')
 
 

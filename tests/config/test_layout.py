@@ -127,7 +127,6 @@ def test_the_kernel_of_the_mlp_is_chosen_likewise(name: str, platform: str, chan
 
 @pytest.mark.parametrize('name, platform, kernel, expected', [
     ('h200', 'gpu', 'fused', 'this kernel runs only on TPUs from v4 on, not on h200'), ('h200', 'gpu', 'cudnn', ''),
-    ('h200', 'gpu', 'splash', 'this kernel runs only on TPUs, not on h200'),
     ('v5e', 'tpu', 'cudnn', 'this kernel runs only on NVIDIA GPUs, not on v5e'),
     ('cpu', 'cpu', 'fused', 'this kernel runs only on TPUs from v4 on, not on cpu'), ('v4', 'tpu', 'fused', ''),
     ('v3', 'tpu', 'fused', 'the fused kernel runs only on TPU v4 and later, not on v3')])
@@ -150,16 +149,22 @@ def test_the_layout_says_which_products_are_quantized_and_keeps_the_kernel_of_at
 
 @pytest.mark.parametrize('how, slow, fast', [
     (s.Quantize.INT8, ('v3', 'v4', 'TPU v4'), ('v5e', 'TPU v5 lite', 'v5p', 'v6e', 'tpu7x', 'h200')),
-    (s.Quantize.FP8, ('v4', 'v5e', 'v5p', 'TPU v6 lite', 'a100'), ('tpu7x', 'h200')),
+    (s.Quantize.FP8, ('v4', 'v5e', 'v5p', 'TPU v6 lite', 'a100'), ('tpu7x', 'gb200')),
     (s.Quantize.NONE, (), ('v4', 'a100'))])
 def test_products_that_are_no_faster_on_a_device_are_reported(
     how: s.Quantize, slow: tuple[str, ...], fast: tuple[str, ...]) -> None:
   for name in (*slow, *fast):
-    platform, capability = ('gpu', {'a100': 8., 'h200': 9.}[name]) if name[0] in 'ah' else ('tpu', 0.)
+    platform, capability = ('gpu', {'a100': 8., 'h200': 9., 'gb200': 10.}[name]) if name[0] in 'ahg' else ('tpu', 0.)
     hardware = layout.Hardware(name, platform, 8, 30., capability=capability)
     text = chosen(s.replaced(HALF, {'quantize': how}), hardware).text
     line = f'model.quantize={how.value} makes no step faster here: {name} multiplies no faster in {how.value} than in'
     assert (line in text) == (name in slow), name
+
+
+def test_fp8_on_hopper_is_said_to_be_slower_by_estimate() -> None:
+  hardware = layout.Hardware('h200', 'gpu', 1, 134., capability=9.)
+  text = chosen(s.replaced(HALF, {'quantize': s.Quantize.FP8}), hardware).text
+  assert 'quantize=fp8 makes no step faster here: by the estimate of the compiler a step of L/16 takes 12 % lon' in text
 
 
 def test_a_kernel_of_the_mlp_that_is_set_for_other_devices_is_explained_likewise() -> None:
@@ -240,6 +245,27 @@ def test_every_divisor_of_the_devices_that_divides_the_width_is_a_size_of_fsdp(
     devices: int, width: int, expected: list[int]) -> None:
   config = s.Config(model=s.ViT(width=width, heads=8))
   assert layout.fsdp_sizes(config, layout.Hardware('h200', 'gpu', devices, 134.), 1) == expected
+
+
+@pytest.mark.parametrize('name, devices, slices, gib, expected', [
+    ('h100', 8, 1, 1.61, 8), ('NVIDIA H200', 4, 1, 1.61, 4), ('NVIDIA H100 80GB HBM3', 8, 1, 5., 8),
+    ('h100', 8, 1, .4, 1),  # S/16: 2 % by the estimate
+    ('h100', 16, 1, 1.61, 1), ('h100', 8, 2, 1.61, 1),  # several nodes
+    ('NVIDIA H100 PCIe', 8, 1, 1.61, 1), ('NVIDIA H200 NVL', 4, 1, 1.61, 1), ('NVIDIA L40S', 8, 1, 1.61, 1)])
+def test_gpus_of_one_node_divide_the_state_of_networks_from_b16_on(name: str, devices: int, slices: int, gib: float,
+                                                                   expected: int) -> None:
+  hardware = layout.Hardware(name, 'gpu', devices, 76., slices, capability=9.)
+  found = layout.choose(s.Config(batch_size=128 * devices), hardware, needs(gib, .01))
+  assert found.config.mesh.fsdp == expected
+  assert (f'which no GPU has timed: blocks on joined rows, the XLA flags cublas, fsdp={expected}.' in found.text) == (
+      expected > 1)
+  assert 'which no GPU has timed' in found.text
+
+
+def test_what_a_config_sets_is_not_said_to_be_estimated() -> None:
+  config = s.Config(batch_size=1024, mesh=s.Mesh(fsdp=8), model=s.ViT(dropout=.1))
+  found = layout.choose(config, layout.Hardware('h100', 'gpu', 8, 76., capability=9.), needs(1.61, .01))
+  assert 'which no GPU has timed: the XLA flags cublas.' in found.text
 
 
 @pytest.mark.parametrize('exponent', range(11))

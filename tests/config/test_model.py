@@ -1,12 +1,17 @@
 """Tests of the checks of the settings of networks."""
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from vit_jax.config import check, schema
 from vit_jax.config.schema import AttentionKernel, Execution, Remat
 from vit_jax.core.errors import UserError
 from vit_jax.recipes import sizes
+
+HALF_CUDNN = functools.partial(
+    schema.ViT, dtype=schema.DType.BF16, attention=schema.Attention(kernel=AttentionKernel.CUDNN))
 
 
 @pytest.mark.parametrize('name, has', [('EfficientNet-B0', True), ('LV-ViT-T/16', True), ('R50+B/16', False),
@@ -53,12 +58,12 @@ def test_networks_of_convolutions_have_no_execution_and_compute_units_again_or_n
      'cuDNN.'),
     (schema.ViT(attention=schema.Attention(kernel=AttentionKernel.CUDNN), width=60, heads=5, dtype=schema.DType.BF16),
      'expected xla unless heads have 8, 16, … 256 channels (model.width=60 and model.heads=5 give 12), got cudnn.'),
-    (schema.ViT(attention=schema.Attention(kernel=AttentionKernel.SPLASH), positions=schema.Relative()),
-     'model.attention.kernel: expected xla with model.positions=relative, got splash. Set model.attention.kernel=xla.'),
-    (schema.ViT(attention=schema.Attention(kernel=AttentionKernel.SPLASH), kernels=schema.Kernels.PLAIN),
-     'model.attention.kernel: expected xla with model.kernels=plain, got splash. Set model.attention.kernel=xla.'),
-    (schema.ViT(attention=schema.Attention(kernel=AttentionKernel.SPLASH, dropout=.1)),
-     'model.attention.kernel: expected xla with model.attention.dropout=0.1, got splash.')])
+    (HALF_CUDNN(positions=schema.Relative()),
+     'model.attention.kernel: expected xla with model.positions=relative, got cudnn. Set model.attention.kernel=xla.'),
+    (HALF_CUDNN(kernels=schema.Kernels.PLAIN),
+     'model.attention.kernel: expected xla with model.kernels=plain, got cudnn. Set model.attention.kernel=xla.'),
+    (HALF_CUDNN(attention=schema.Attention(kernel=AttentionKernel.CUDNN, dropout=.1)),
+     'model.attention.kernel: expected xla with model.attention.dropout=0.1, got cudnn.')])
 def test_problems_of_a_network_are_found_by_the_check_of_a_config(model: schema.Model, said: str) -> None:
   with pytest.raises(UserError) as error:
     check.check(schema.Config(model=model))

@@ -116,7 +116,7 @@ def test_a_setting_on_the_command_line_has_precedence_over_the_one_that_is_kept(
     ('model.mlp=16', "got '16'. Its settings are config.model.mlp.hidden, config.model.mlp.bias, "),
     ('model.swiglu=true', 'config.model.swiglu: expected the name of a setting. Did you mean config.model.mlp=swiglu?'),
     ('model.norm_eps=1e-5', 'Did you mean config.model.norm.eps?'),
-    ('data.decode=whole', "config.data.decode: expected one of auto, full, crop, reduced, got 'whole'.")])
+    ('data.decode=whole', "config.data.decode: expected one of auto, full, crop, got 'whole'.")])
 def test_unknown_names_are_refused_with_the_known_ones(override: str, message: str) -> None:
   with pytest.raises(UserError) as error:
     overrides.apply({'': files.load('digits', [])}, [override], models=sizes.model)

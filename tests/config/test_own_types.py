@@ -59,7 +59,7 @@ def get_config():
 def config(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pathlib.Path]:
   """A config whose objective and evaluation are in `turning.py` beside it."""
   monkeypatch.setattr(sys, 'path', [*sys.path])
-  monkeypatch.setattr(implementation, '_added', [])
+  monkeypatch.setattr(implementation, '_trusted_folders', [])
   (tmp_path / 'turning.py').write_text(MODULE)
   (tmp_path / 'mine.py').write_text(CONFIG)
   yield tmp_path / 'mine.py'
@@ -105,15 +105,31 @@ def test_a_missing_module_is_a_message_that_says_where_it_was_looked_for(
   saved.parent.mkdir()
   saved.write_text(json_files.to_json(files.load(str(config), [])))
   monkeypatch.setattr(sys, 'path', [one for one in sys.path if one != str(tmp_path)])
-  monkeypatch.setattr(implementation, '_added', [])
+  monkeypatch.setattr(implementation, '_trusted_folders', [])
   sys.modules.pop('turning')
   monkeypatch.chdir(saved.parent)
   with pytest.raises(UserError) as error:
     json_files.read(saved)
   assert 'config.objective: turning: expected a Python module, got none.' in str(error.value)
-  assert f'among the installed packages and in {saved.parent}' in str(error.value)
-  monkeypatch.chdir(tmp_path)  # it is found in the current folder
+  assert 'It was looked for among the installed packages. Put turning.py beside the config of' in str(error.value)
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(UserError, match=f'got one of the current folder, {tmp_path}, which was not run'):
+    json_files.read(saved)
+  files.load('digits', ['objective=turning:Turn'])  # the command line names the module, and with it the folder
   assert type(json_files.read(saved).objective).__name__ == 'Turn'
+
+
+def test_a_config_that_is_read_for_its_network_keeps_parts_whose_code_is_not_there(config: pathlib.Path) -> None:
+  text = json_files.to_json(files.load(str(config), ['objective.turns=3']))
+  sys.modules.pop('turning')
+  (config.parent / 'turning.py').unlink()
+  found = json_files.from_json(text, code='model')
+  assert isinstance(found.objective, schema.ObjectiveSettings) and isinstance(found.evals['count'], schema.Evaluation)
+  assert json_files.flat(json.loads(json_files.to_json(found))) == json_files.flat(json.loads(text))
+  plain = json.loads(text)
+  plain['objective'] |= {'not a name': 1, 'problems': 2, 'class': 3}
+  with pytest.raises(UserError, match='3 settings cannot be read:'):
+    parts.from_plain(plain, code='model')
 
 
 def test_the_command_line_names_it_for_any_config(config: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +153,7 @@ def test_only_settings_classes_of_the_part_are_taken(config: pathlib.Path, name:
 @pytest.mark.parametrize('name', ['antigravity:Turn', 'os.path:join', ':', 'x:', '..:x', f'{"x" * 300}:y', 'a b:c'])
 def test_a_file_of_settings_runs_no_module_of_python_and_no_name_breaks_it(
     name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(implementation, '_added', [])  # folders of other tests
+  monkeypatch.setattr(implementation, '_trusted_folders', [])  # folders of other tests
   with pytest.raises(UserError) as error:
     parts.from_plain({'objective': {'type': name}})
   assert 'config.objective: ' in str(error.value) and len(str(error.value)) < 600

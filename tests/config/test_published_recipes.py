@@ -79,6 +79,70 @@ def test_dinov2_has_the_numbers_of_its_programs_configs(size: str) -> None:
   assert last.lr == s.Ramp(0., 1., begin='1250 steps', until='1250 steps')
 
 
+# facebookresearch/dinov3@6876159, configs/train/vitl_im1k_lin834.yaml, dinov3_vit7b16_{gram_anchor,high_res_adapt}.yaml
+DINOV3 = {  # steps, batch, px, group, rate, b2, clip, layers, momentum, temperature, flips, pairs with local crops
+    'pretrain': (125_000, 2048, (224, 96), 64, .001 * 4 * 2 ** .5, .999, 3., .9, (.992, 1.), (.04, .07), True, 1.),
+    'gram': (40_000, 4096, (256, 112), 16, 3e-5 * 4 * 2, .99, 30., .98, (.999, .999), (.07, .07), False, .5),
+    'highres': (30_000, 4096, (512, 112), 16, 1.25e-5 * 4 * 2, .99, 30., .98, (.999, .999), (.07, .07), False, .5),
+}
+
+
+@pytest.mark.parametrize('stage', DINOV3)
+def test_dinov3_has_the_numbers_of_its_programs_configs(stage: str) -> None:
+  steps, batch, px, group, lr, b2, clip, layers, momentum, temperature, flip, local = DINOV3[stage]
+  c = files.load(f'dinov3_i1k:L/16,stage={stage}', [])
+  check.check(c)
+  assert isinstance(c.optimizer, s.AdamW) and isinstance(c.objective, s.Dinov2) and isinstance(c.model, s.ViT)
+  o, one, views, m = c.optimizer, c.objective, c.data.recipe.views, c.model
+  assert int(c.length.split()[0].replace('_', '')) == steps and c.batch_size == batch
+  assert (c.image_px[0], views.local_px, one.group, c.data.recipe.flip) == (*px, group, flip)
+  assert (o.lr, o.b1, o.b2, o.clip_norm, o.layer_decay) == (pytest.approx(lr), .9, b2, clip, layers)
+  assert (o.weight_decay, o.weight_decay_ramp.end) == (.04, 10. if stage == 'pretrain' else 1.)
+  assert (one.momentum.start, one.momentum.end, one.local_weight) == (*momentum, local)
+  assert (one.teacher_temperature.start, one.teacher_temperature.end) == temperature
+  assert (one.out_dim, one.bottleneck_dim, one.patch_out_dim, one.patch_bottleneck_dim) == (65_536, 256) * 2
+  assert (one.centering, one.koleo_weight, one.koleo_crops, one.hidden_dim) == (s.Centering.SINKHORN, .1, 2, 2048)
+  assert (m.registers, m.drop_path, m.block.layer_scale, m.norm.eps) == (0, .3, 1e-5, 1e-6)
+  assert (m.attention.qkv_bias, m.positions.base) == (s.QkvBias.ALL, 100.)
+  rates = {rule.paths: rule.lr for rule in o.rules}
+  if stage == 'pretrain':
+    assert type(one) is s.Dinov2 and o.schedule.decay is s.Decay.COSINE and o.schedule.end_lr == 1e-6
+    assert o.schedule.warmup == '12500 steps' and rates['backbone/stem/.*'] == .2
+    assert rates['.*projector/prototypes/.*'] == s.Ramp(0., 1., begin='1250 steps', until='1250 steps')
+  else:
+    assert isinstance(one, s.Dinov3) and not views.gram_colors
+    assert (one.gram.weight, bool(one.gram.refresh)) == ((2., True) if stage == 'gram' else (1.5, False))
+    assert views.gram_scale == (2. if stage == 'gram' else 1.5)
+  if stage == 'highres':
+    assert rates == {paths: s.Ramp(0., value, until='10_000 steps') for paths, value in (
+        ('backbone/stem/.*', .2), ('mask_token', .98 ** 25), ('.*', 1.))}
+
+
+def test_ijepa_has_the_numbers_of_its_programs_config() -> None:
+  """facebookresearch/ijepa@52c1ae9, configs/in1k_vith14_ep300.yaml."""
+  c = files.load('ijepa_i1k:H/14', [])
+  check.check(c)
+  assert isinstance(c.optimizer, s.AdamW) and isinstance(c.objective, s.IJepa)
+  o, one = c.optimizer, c.objective
+  assert (c.length, c.batch_size, o.lr, o.schedule.warmup, o.schedule.warmup_lr, o.schedule.end_lr) == (
+      '300 epochs', 2048, .001, '40 epochs', .0002, 1e-6)
+  assert (o.weight_decay, o.weight_decay_ramp) == (.04, s.Ramp(1., 10., curve=s.Curve.COSINE))
+  assert 'mask_token' in o.weight_decay_mask and c.data.recipe.interpolation is s.Interpolation.BILINEAR
+  assert (one.num_targets, one.target_area, one.target_aspect, one.context_area, one.min_context) == (
+      4, (.15, .2), (.75, 1.5), (.85, 1.), 10)
+  assert (one.predictor_width, one.predictor_depth, one.loss) == (384, 12, s.JepaLoss.SMOOTH_L1)
+  assert (one.momentum.start, one.momentum.end, one.momentum.curve) == (.996, 1., s.Curve.LINEAR)
+  assert .26 <= one.context_ratio <= .28  # of 60 batches of 128 images of 16 x 16 patches, cut to the shortest: .271
+
+
+def test_lejepa_has_the_numbers_of_its_programs_scripts() -> None:
+  """rbalestr-lab/lejepa@eddffdd, scripts/launch_proj_ablation.md."""
+  c = files.load('lejepa_i1k:L/14', [])
+  assert (c.length, c.batch_size, c.optimizer.lr, c.optimizer.weight_decay, c.model.drop_path) == (
+      '100 epochs', 512, 5e-4, 5e-2, .1)
+  assert (c.objective.weight, c.objective.directions, c.objective.out_dim) == (.05, 1024, 512)
+
+
 @pytest.mark.parametrize(('recipe', 'init'), [
     ('vit_b16_jft', 'vision_transformer'), ('vit_l16_i21k', 'vision_transformer'), ('finetune', 'vision_transformer'),
     ('vit_s16_i1k', 'big_vision'), ('augreg:Ti/16,i1k', 'big_vision'), ('vit_g14_jft3b', 'big_vision'),

@@ -75,7 +75,7 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: pathlib.Path, monkeypatc
     raise PermissionError(13, 'Permission denied', str(self))
 
   monkeypatch.setattr(pathlib.Path, 'read_bytes', denied)
-  with pytest.raises(UserError, match='mine.py: expected a Python file that can be read, got: Permission denied.'):
+  with pytest.raises(UserError, match='mine.py: expected to read it, got "Permission denied"'):
     files.load(str(path), [])
 
 

@@ -78,8 +78,8 @@ def test_parts_are_chosen_by_name() -> None:
 @pytest.mark.parametrize(('text', 'method'), [
     ('sobol:32', schema.Sobol(32)), ('halving:9,factor=3', schema.Halving(9, 3)), ('sobol', schema.Sobol()),
     ('halving:16,factor=2,rungs=3', schema.Halving(16, 2, 3))])
-def test_a_method_is_read_and_written(text: str, method: schema.SearchMethod) -> None:
-  assert searches.parse(text) == method and searches.parse(searches.text(method)) == method
+def test_a_method_is_read(text: str, method: schema.SearchMethod) -> None:
+  assert searches.parse(text) == method
 
 
 @pytest.mark.parametrize('text', ['random:3', 'sobol:0', 'sobol:x', 'halving:4,factor=1', ''])

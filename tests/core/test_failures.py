@@ -1,14 +1,18 @@
-"""Every exception becomes an exit status and a message; the traceback of an unexpected one is saved in a file."""
+"""Every failure has a meaning: what the person has to change, what is repeated, and the end of the program."""
 from __future__ import annotations
 
+import email.message
 import errno
 import os
 import pathlib
+import urllib.error
 
 import pytest
 
 from vit_jax.core import failures, implementation
 from vit_jax.core.errors import TemporaryError, UserError
+
+Runtime = type('JaxRuntimeError', (RuntimeError,), {})
 
 
 def raised(error: BaseException, cause: BaseException | None = None) -> BaseException:
@@ -42,33 +46,6 @@ def test_a_package_that_is_not_installed_is_named() -> None:
   assert explain(raised(ModuleNotFoundError('', name='vit_jax.nowhere')), XDG_STATE_HOME='/dev/null').status == 70
 
 
-def test_where_the_state_directory_cannot_be_made_a_temporary_file_holds_the_traceback(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  (tmp_path / 'file').touch()
-  monkeypatch.setattr(failures.tempfile, 'tempdir', str(tmp_path))
-  _, message = explain(raised(KeyError()), XDG_STATE_HOME=str(tmp_path / 'file'))
-  [path] = tmp_path.glob('vit_jax-failure-*')
-  assert str(path) in message and 'Traceback' in path.read_text()
-
-
-def test_where_no_file_can_be_written_the_traceback_is_printed(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(failures.tempfile, 'tempdir', str(tmp_path / 'absent'))
-  status, message = explain(raised(KeyError('x')), XDG_STATE_HOME='/dev/null')
-  assert status == 70 and message.startswith('Command: ') and 'Traceback' in message
-
-
-def test_old_tracebacks_are_deleted(tmp_path: pathlib.Path) -> None:
-  folder = tmp_path / 'vit_jax'
-  folder.mkdir()
-  for i in range(30):
-    (folder / f'failure-2000-{i:02}.txt').touch()
-  explain(raised(KeyError()), XDG_STATE_HOME=str(tmp_path))
-  kept = sorted(path.name for path in folder.iterdir())
-  assert len(kept) == failures.MOST_FILES and kept[0] == 'failure-2000-11.txt' and 'failure-2000-29.txt' in kept
-
-
-Runtime = type('JaxRuntimeError', (RuntimeError,), {})
 LOST = [
     Runtime('UNAVAILABLE: Task /job:jax_worker/replica:0/task:1 heartbeat timeout.'),
     Runtime('DEADLINE_EXCEEDED: Barrier timed out. Id: x. This usually happens because a task triggered the barrier'),
@@ -92,6 +69,7 @@ LOST = [
     (ValueError('Error writing "x": [OS error 28: ENOSPC No space left on device]'), 75, 'Free some space'),
     (MemoryError('Unable to allocate 9 GiB'), 2, 'expected enough memory, got MemoryError: Unable to allocate 9 GiB.'),
     (RuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\nmore'), 2, 'train.accumulate=2'),
+    (RuntimeError('INTERNAL: YNNPACK operation failed: error'), 2, 'expected enough memory, got RuntimeError'),
     (RuntimeError('RESOURCE_EXHAUSTED: too many requests'), 70, 'unforeseen RuntimeError'),
     (ValueError('UNKNOWN: Gloo all-reduce failed: [tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:58502'), 75,
      'error: the connection to another process of the run was lost (ValueError: UNKNOWN: Gloo all-reduce failed'),
@@ -105,6 +83,9 @@ LOST = [
     (Runtime('INTERNAL: Accelerator device halted prematurely, perhaps due to an on-device check-failure'), 70,
      'unforeseen JaxRuntimeError'),
     *((error, 75, 'error: the connection to another process of the run was lost') for error in LOST),
+    (Runtime('RESOURCE_EXHAUSTED: /x.pb; No space left on device'), 75, 'Free some space'),
+    (KeyError('Connection refused'), 70, 'unforeseen KeyError'),
+    (AssertionError('Input/output error'), 70, 'unforeseen AssertionError'),
     (ValueError('wrong'), 70, 'error: unforeseen ValueError: wrong. This is an error in vit_jax.'),
     (RecursionError(), 70, 'RecursionError')], ids=lambda x: str(x)[:40])
 def test_each_kind_has_its_status(error: BaseException, status: int, said: str, tmp_path: pathlib.Path) -> None:
@@ -141,3 +122,195 @@ def test_a_broken_pipe_is_quiet_only_where_it_is_standard_output(
     ([1], 70)])
 def test_of_several_programs_what_a_person_must_change_comes_first(statuses: list[int], worst: int) -> None:
   assert failures.worst(statuses) == worst
+
+
+def of(number: int) -> OSError:
+  return OSError(number, os.strerror(number))
+
+
+@pytest.mark.parametrize(('error', 'advice'), [
+    (of(errno.EMFILE), 'ulimit -n'), (of(errno.ENOSPC), 'Free some space'), (of(errno.EDQUOT), 'Free some space'),
+    (of(errno.EACCES), 'Change the permissions'), (of(errno.EIO), 'reports an error'),
+    (of(errno.EXDEV), 'Check the disk'), (TimeoutError('no answer'), 'Check the disk'),
+    (MemoryError(), 'Free memory'), (RuntimeError('RESOURCE_EXHAUSTED: Out of memory'), 'Free memory'),
+    (ValueError("RESOURCE_EXHAUSTED: Failed to open: Too many open files [os_error_code='24'] [x"), 'ulimit -n'),
+    (RuntimeError('[Errno 28] No space left on device'), 'Free some space'),
+    (of(errno.ENOENT), ''), (of(errno.EISDIR), ''), (FileNotFoundError('not in the bucket'), ''),
+    (ValueError("NOT_FOUND: no manifest [os_error_code='2']"), ''), (ValueError('DATA_LOSS: bad magic'), ''),
+    (KeyError('body'), ''), (RecursionError('too deep'), '')])
+def test_errors_of_the_system_are_distinguished_from_damaged_files(error: Exception, advice: str) -> None:
+  found = failures.advice(error)
+  assert (advice in found) if advice else found == ''
+  wrapped = Exception('outer')
+  wrapped.__cause__ = error
+  assert failures.advice(wrapped) == found
+
+
+def test_a_failed_device_does_not_make_a_file_damaged() -> None:
+  assert 'devices' in failures.advice(Runtime('INTERNAL: stream did not block'))
+
+
+def test_messages_name_the_first_cause_and_what_to_do() -> None:
+  outer = Exception('Encountered error while reading')
+  outer.__cause__ = ValueError("x: Too many open files [os_error_code='24'] [tensorstore_spec='…']\nmore")
+  error = failures.reading('run/checkpoints/2', outer)
+  assert isinstance(error, UserError)
+  assert str(error).startswith('run/checkpoints/2: expected to read it, got "Too many open files". Raise the limit')
+  damaged = failures.reading('f', ValueError('bad magic'))
+  assert isinstance(damaged, failures.Damaged) and str(damaged) == 'bad magic'
+  assert 'Free some space' in str(failures.writing('f', of(errno.ENOSPC)))
+  assert 'Move away' in str(failures.writing('f', of(errno.EISDIR)))
+
+
+def test_a_cause_that_goes_in_circles_ends() -> None:
+  error = ValueError('a')
+  error.__cause__ = error
+  assert failures.advice(error) == '' and failures.first_line(error) == 'a'
+
+
+def client(name: str, **fields: object) -> Exception:
+  """An error of a client of object storage."""
+  error = type(name, (Exception,), {'__module__': 'gcsfs.retry'})('x')
+  error.__dict__.update(fields)
+  return error
+
+
+def raised_while_handling(error: Exception) -> Exception:
+  try:
+    try:
+      raise error
+    except Exception:
+      raise ValueError('could not save')  # noqa: B904
+  except ValueError as found:
+    return found
+
+
+@pytest.mark.parametrize('error', [
+    *map(of, [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOSPC, errno.EDQUOT, errno.ENOTCONN]),
+    client('HttpError', code=503), client('HttpError', code='429'), client('HttpError'), client('ServerDisconnected'),
+    urllib.error.HTTPError('x', 502, 'Bad gateway', email.message.Message(), None), TimeoutError(),
+    raised_while_handling(of(errno.EIO)), RuntimeError('[Errno 122] Disk quota exceeded'),
+    ValueError("UNAVAILABLE: Error reading x [os_error_code='5']")], ids=str)
+def test_the_environment_may_do_better_later(error: Exception) -> None:
+  assert failures.kind(error) is TemporaryError
+  assert isinstance(failures.writing('f', error), TemporaryError)
+
+
+@pytest.mark.parametrize('error', [
+    *map(of, [errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.ENOENT, errno.ENOTDIR, errno.EFBIG]),
+    client('HttpError', code=403), client('HttpError', code=401), client('DefaultCredentialsError'),
+    client('NotFound'), urllib.error.HTTPError('x', 403, 'Forbidden', email.message.Message(), None),
+    MemoryError(), ValueError("PERMISSION_DENIED: x [os_error_code='13']"), UserError('x: UNAVAILABLE')], ids=str)
+def test_a_person_has_to_change_what_a_later_try_meets_again(error: Exception) -> None:
+  assert failures.kind(error) is UserError
+  assert isinstance(failures.writing('f', error), UserError)
+
+
+def test_an_unknown_error_of_the_runtime_while_a_file_is_written_is_one_of_the_environment() -> None:
+  assert isinstance(failures.writing('f', Runtime('INTERNAL: stream did not block')), TemporaryError)
+  assert isinstance(failures.writing('f', Runtime('RESOURCE_EXHAUSTED: 9 GiB')), UserError)
+
+
+class Failing:
+  """Fails with these errors, one a call, then returns 'done'."""
+
+  def __init__(self, *errors: BaseException) -> None:
+    self.errors = list(errors)
+
+  def __call__(self) -> str:
+    if self.errors:
+      raise self.errors.pop(0)
+    return 'done'
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+  found: list[float] = []
+  now = [0.]
+  monkeypatch.setattr(failures.time, 'monotonic', lambda: now[0])
+  monkeypatch.setattr(failures.time, 'sleep', lambda s: (found.append(s), now.__setitem__(0, now[0] + s)))
+  return found
+
+
+@pytest.mark.parametrize('error', [
+    OSError(errno.EIO, 'x'), OSError(errno.ESTALE, 'x'), ConnectionResetError(), TimeoutError(),
+    RuntimeError('UNAVAILABLE: no route'), RuntimeError('HTTP status 503'), RuntimeError("[os_error_code='110']")])
+def test_a_temporary_error_is_repeated_with_waits_that_double(error: BaseException, waits: list[float],
+                                                              caplog: pytest.LogCaptureFixture) -> None:
+  assert failures.retried(Failing(error, error, error), 'reading x') == 'done'
+  assert waits == [.5, 1., 2.]
+  assert caplog.text.count('reading x failed and is tried again') == 3
+
+
+@pytest.mark.parametrize('error', [FileNotFoundError(errno.ENOENT, 'x'), PermissionError(errno.EACCES, 'x'),
+                                   UserError('x'), ValueError('x'), RuntimeError('INVALID_ARGUMENT: 503 rows')])
+def test_another_error_is_raised_at_once(error: BaseException, waits: list[float]) -> None:
+  with pytest.raises(type(error)):
+    failures.retried(Failing(error), 'reading x')
+  assert not waits
+
+
+def test_after_the_patience_the_program_ends_with_75(waits: list[float]) -> None:
+  with pytest.raises(TemporaryError, match='reading x: expected success within 20 s, got ') as found:
+    failures.retried(Failing(*[OSError(errno.EIO, 'x')] * 99), 'reading x', patience_s=20)
+  assert sum(waits) == 20
+  assert failures.explain(found.value).status == 75
+
+
+def test_a_patience_of_zero_repeats_nothing(waits: list[float]) -> None:
+  with pytest.raises(OSError, match='x'):
+    failures.retried(Failing(OSError(errno.EIO, 'x')), 'reading x', patience_s=0)
+  assert not waits
+
+
+def test_the_patience_of_the_process_counts_where_none_is_given(waits: list[float]) -> None:
+  failures.configure(3.)
+  try:
+    with pytest.raises(TemporaryError, match='within 3 s'):
+      failures.retried(Failing(*[OSError(errno.EIO, 'x')] * 99), lambda: 'reading x')
+  finally:
+    failures.configure(None)
+  assert sum(waits) == 3 and failures.patience() == failures.PATIENCE_S
+
+
+@pytest.mark.parametrize(('asked', 'waited'), [('7', [7., 1.]), ('999', [40.]), ('0', [.5, 1.]), ('soon', [.5, 1.])])
+def test_a_server_that_asks_for_a_wait_gets_it_within_the_patience(
+    asked: str, waited: list[float], waits: list[float]) -> None:
+  headers = email.message.Message()
+  headers['Retry-After'] = asked
+  busy = urllib.error.HTTPError('a', 429, 'Too Many Requests', headers, None)
+  assert failures.retried(Failing(busy, *[OSError(errno.EIO, 'x')] * (len(waited) - 1)), 'x', patience_s=40) == 'done'
+  assert waits == waited
+
+
+def test_what_says_that_it_was_repeated_is_not_repeated_again(waits: list[float]) -> None:
+  for error in (TemporaryError('x'), RuntimeError('DEADLINE_EXCEEDED: Barrier timed out')):
+    with pytest.raises(type(error)):
+      failures.retried(Failing(error), 'reading x')
+  assert not waits
+
+
+def test_what_is_stored_is_repeated_and_ends_with_an_error_for_the_person(waits: list[float]) -> None:
+  assert failures.stored(Failing(OSError(errno.EIO, 'x')), 'a') == 'done' and waits == [.5]
+  for error in (PermissionError(errno.EACCES, 'x'), client('HttpError', code=403)):
+    with pytest.raises(UserError, match='^a: expected to write it, got "'):
+      failures.stored(Failing(error), 'a')
+  with pytest.raises(KeyError):  # an error of the program
+    failures.stored(Failing(KeyError('x')), 'a')
+
+
+@pytest.mark.parametrize(('error', 'number'), [
+    (RuntimeError('record 3: Input/output error; reading'), errno.EIO), (RuntimeError('[Errno 28] x'), errno.ENOSPC),
+    (ValueError("x: failed [os_error_code='13']"), errno.EACCES), (MemoryError(), errno.ENOMEM),
+    (RuntimeError('UNAVAILABLE: Input/output error'), None), (client('HttpError', code=403), None),
+    (ValueError('bad magic'), None)], ids=str)
+def test_an_error_of_the_system_in_the_text_of_a_library_is_found(error: Exception, number: int | None) -> None:
+  found = failures.system_error(error, '/a/b')
+  assert found is None if number is None else found is not None and (found.errno, found.filename) == (number, '/a/b')
+
+
+def test_statuses_of_http_and_words_of_libraries_have_the_meaning_of_error_numbers() -> None:
+  assert failures.advice(client('HttpError', code=403)) == failures.MEANINGS[errno.EACCES].advice
+  assert failures.advice(RuntimeError('Disk quota exceeded')) == failures.MEANINGS[errno.EDQUOT].advice
+  assert failures.kind(RuntimeError('Connection reset by peer')) is TemporaryError
+  assert failures.advice(client('HttpError', code=404)) == '' == failures.advice(ValueError('x: Is a directory'))

@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import pathlib
+import types
 from collections.abc import Iterator
+from typing import Any
 
 import hubs
 import pytest
@@ -60,6 +62,20 @@ def test_without_an_answer_the_cache_is_used_and_otherwise_the_command_may_be_re
   server.broken = True
   assert fetch('o/m/a.txt') == found._replace(is_new=False)
   with pytest.raises(TemporaryError, match=f'^hf://o/m: expected an answer of {server.address}, got "'):
+    fetch('o/m/sub/b.txt')
+
+
+def test_what_the_cache_has_is_used_where_a_token_may_not_read_it(
+    server: hubs.Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+  found = fetch('o/m/a.txt')
+  assert found is not None
+
+  def refuse(*_: object, **__: object) -> None:
+    answer: Any = types.SimpleNamespace(status_code=403, headers={}, request=None)
+    raise hub.errors.HfHubHTTPError('403 Forbidden', response=answer)
+  monkeypatch.setattr(hub.huggingface_hub, 'get_hf_file_metadata', refuse)
+  assert fetch('o/m/a.txt') == found._replace(is_new=False)
+  with pytest.raises(UserError, match='expected a token that may read there, got status 403'):
     fetch('o/m/sub/b.txt')
 
 

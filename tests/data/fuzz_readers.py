@@ -23,12 +23,13 @@ from tests.data import packed
 from tests.data.images import encode, random_image
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import records, tfrecord_index
+from vit_jax.data import answers, loader
+from vit_jax.data.formats import array_record, tfrecord
+from vit_jax.data.formats import example as messages
 from vit_jax.data.image import masks, transform
-from vit_jax.data.labels import classes, label_maps, real
-from vit_jax.data.pipeline import batches
+from vit_jax.data.labels import classes, real
 from vit_jax.data.source import Source
-from vit_jax.data.sources import opening, prepared
+from vit_jax.data.sources import opening
 from vit_jax.jobs import prepare
 
 NUM, CLASSES = 6, ('ant', 'bee', 'cow')
@@ -43,13 +44,13 @@ def image(number: int, extension: str = '.png') -> bytes:
 
 def usable(source: Source) -> tuple[int, list[str]]:
   """The number of usable examples, and the reasons of the others."""
-  reasons = [reason for i in range(min(len(source), 40)) if (reason := batches.reason_bad(source, i, FIT))]
+  reasons = [reason for i in range(min(len(source), 40)) if (reason := loader.reason_bad(source, i, FIT))]
   [source.describe(i) for i in range(min(len(source), 3))]
   return min(len(source), 40) - len(reasons), reasons
 
 
 def open_data(source: str, split: str = 'train', **settings: Any) -> tuple[int, list[str]]:
-  data = schema.Data(source=source, verify_shards=False, max_labels=3, **settings)
+  data = schema.Data(source=source, max_labels=3, **settings)
   return usable(opening.check_labels(opening.open_split(data, split, image_px=(8, 8)), data))
 
 
@@ -93,12 +94,12 @@ def read_prepared(folder: pathlib.Path) -> tuple[int, list[str]]:
 
 def read_shards(folder: pathlib.Path) -> tuple[int, list[str]]:
   """Shards of any size, as the description then says."""
-  info = json.loads((folder / prepared.INFO).read_text())
+  info = json.loads((folder / array_record.INFO).read_text())
   for shards in info['splits'].values():
     for shard in shards:
       shard['num_bytes'] = (folder / shard['file']).stat().st_size
       shard['num_examples'] = min(shard['num_examples'], shard['num_bytes'])
-  (folder / prepared.INFO).write_text(json.dumps(info))
+  (folder / array_record.INFO).write_text(json.dumps(info))
   return read_prepared(folder)
 
 
@@ -121,7 +122,7 @@ def tfds_files(kind: str) -> Content:
 
 
 def example(number: int) -> bytes:
-  return records.encode({'image': image(number), 'label': number % 3, 'file_name': f'{number}.png'.encode(),
+  return messages.encode({'image': image(number), 'label': number % 3, 'file_name': f'{number}.png'.encode(),
                          'labels': [0, 1], 'name': f'{number}.png'.encode()})
 
 
@@ -129,7 +130,7 @@ def shard(kind: str, found: list[bytes]) -> bytes:
   """The records as a TFRecord or ArrayRecord file."""
   if kind == 'tfrecord':
     frames = [(len(one).to_bytes(8, 'little'), one) for one in found]
-    return b''.join(size + tfrecord_index.mask(size) + one + tfrecord_index.mask(one) for size, one in frames)
+    return b''.join(size + tfrecord.mask(size) + one + tfrecord.mask(one) for size, one in frames)
   from array_record.python import array_record_module
   writer = array_record_module.ArrayRecordWriter('shard.part', 'group_size:1')
   for one in found:
@@ -189,14 +190,14 @@ def read_masks(folder: pathlib.Path) -> tuple[int, list[str]]:
 def map_files() -> Content:
   folder, rng = pathlib.Path('maps'), np.random.default_rng(0)
   if not folder.exists():
-    info = label_maps.Info('folder:x', 'abc', NUM, (2, 2), 2, 3, 4, {'teacher': 't.npz'}, label_maps.LOGITS)
-    label_maps.write(folder, info, lambda rows: (rng.integers(0, 3, (len(rows), 2, 2, 2)),
+    info = answers.Info('folder:x', 'abc', NUM, (2, 2), 2, 3, 4, {'teacher': 't.npz'}, answers.LOGITS)
+    answers.write(folder, info, lambda rows: (rng.integers(0, 3, (len(rows), 2, 2, 2)),
                                                  rng.normal(size=(len(rows), 2, 2, 2))))
   return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def read_maps(folder: pathlib.Path) -> tuple[int, list[str]]:
-  maps = label_maps.LabelMaps(folder)
+  maps = answers.Answers(folder)
   num = min(maps.info.num_examples, 40)
   maps.read(np.arange(num))
   maps.surest()
@@ -268,9 +269,9 @@ def of_records(kind: str) -> Callable[[fuzzing.Rng, bytes], bytes]:
                   'labels': [[-1], [3], list(range(1_000)), b'x', [2**62]], 'name': [b'\xff\0', 3, b'../a', b'a\nb']}
         name = str(rng.choice(sorted(values)))
         value = values[name][int(rng.integers(len(values[name])))]
-        found[at] = records.encode({'image': image(1), 'label': 1, 'labels': [1], 'name': b'x', name: value})
+        found[at] = messages.encode({'image': image(1), 'label': 1, 'labels': [1], 'name': b'x', name: value})
       case 2:
-        found[at] = records.encode({name: value for name, value in (
+        found[at] = messages.encode({name: value for name, value in (
             ('image', image(2)), ('label', 1), ('labels', [1]), ('name', b'x')) if rng.random() < .6})
       case _:
         found = [found[int(i)] for i in rng.integers(0, NUM, int(rng.integers(1, 2 * NUM)))]

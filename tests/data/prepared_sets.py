@@ -9,7 +9,9 @@ import tempfile
 import buckets
 
 from vit_jax.config import schema
-from vit_jax.data.sources import builtin, opening, shards
+from vit_jax.data import prepare
+from vit_jax.data.formats import builtin
+from vit_jax.data.sources import opening
 
 NUM_TRAIN, NUM_TEST = 1437, 360  # digits
 
@@ -19,7 +21,7 @@ def _written(num_shards: int) -> pathlib.Path:
   """One for all tests of a process."""
   folder = pathlib.Path(tempfile.mkdtemp(prefix='prepared_')) / 'set'
   splits = {'train': builtin.open_digits('train'), 'test': builtin.open_digits('test')}
-  shards.write(splits, folder, shards.Settings(0, 92, num_shards, 0), name_of=str, on_written=lambda num: None)
+  prepare.write(splits, folder, prepare.Settings(0, 92, num_shards, 0), name_of=str, run=prepare.Here())
   return folder
 
 

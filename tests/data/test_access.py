@@ -7,9 +7,10 @@ import shlex
 import pytest
 
 from vit_jax.config import schema
+from vit_jax.core import failures
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import access
-from vit_jax.data.sources import folder, tfds
+from vit_jax.data.formats import folder, tfds
 
 
 def commands(where: str) -> list[str]:
@@ -58,5 +59,5 @@ def test_paths_become_absolute_and_the_home_folder_is_known(monkeypatch: pytest.
 
 
 def test_errors_of_the_system_say_what_to_do() -> None:
-  error = access.unreadable(OSError(errno.ENOTCONN, 'x', '/mnt/a'), 'image 3')
+  error = failures.unreadable(OSError(errno.ENOTCONN, 'x', '/mnt/a'), 'image 3')
   assert 'image 3 (/mnt/a): expected to read it' in str(error) and 'Mount it again' in str(error)

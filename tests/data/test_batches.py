@@ -11,29 +11,30 @@ import pytest
 import slices
 
 from vit_jax.config import schema
-from vit_jax.core import failures, retrying
+from vit_jax.core import failures
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Batch, Shard
-from vit_jax.data.files import access
+from vit_jax.data import loader, order
+from vit_jax.data.formats.builtin import Arrays
 from vit_jax.data.image import transform as transforms
-from vit_jax.data.pipeline import batches, loader, order
-from vit_jax.data.source import Record, Source
+from vit_jax.data.source import Record, Rows, Source, read_one
 from vit_jax.data.sources import opening
 from vit_jax.parallel import mesh as meshes
 
 BATCH, PX = 16, (8, 10)
 RECIPE = schema.Recipe()
+KIND = loader.Kind(transforms.train_transform(RECIPE, PX), transforms.train_shapes(RECIPE, PX))
 # The parts of each of four hosts on a slice of 16 chips, by mesh.
 HOSTS = {layout: [meshes.local_rows(meshes.make(schema.Mesh(*sizes), slices.devices('v5e:4x4')), i)  # type: ignore[arg-type]
                   for i in range(4)] for layout, sizes in {'data=16': (16, 1, 1), 'data=4,fsdp=4': (4, 4, 1),
                                                            'data=4,tensor=4': (4, 1, 4)}.items()}
 
 
-class Counting:
+class Counting(Rows):
   """A source that notes what is read of it."""
 
   def __init__(self, source: Source) -> None:
-    self._source, self.read = source, list[int]()
+    self._source, self.found = source, list[int]()
 
   def __getattr__(self, name: str) -> object:
     return getattr(self._source, name)
@@ -41,9 +42,9 @@ class Counting:
   def __len__(self) -> int:
     return len(self._source)
 
-  def __getitem__(self, index: int) -> Record:
-    self.read.append(index)
-    return self._source[index]
+  def example(self, row: int) -> Record:
+    self.found.append(row)
+    return read_one(self._source, row)
 
 
 @pytest.fixture(scope='module')
@@ -52,13 +53,11 @@ def source(image_folder: pathlib.Path) -> Counting:
 
 
 def train(source: Counting, shard: Shard, number: int) -> Batch:
-  make = batches.TrainBatches(source, transforms.train_transform(RECIPE, PX), order.Shuffled(len(source), 5),
-                              transforms.train_shapes(RECIPE, PX), 5, BATCH, shard)
-  return make(number)
+  return loader.Train(source, (KIND,), order.Shuffled(len(source), 5), 5, BATCH, shard)(number)
 
 
 def evaluate(source: Counting, shard: Shard, number: int) -> Batch:
-  return batches.EvalBatches(source, transforms.eval_transform(RECIPE, PX), BATCH, shard)(number)
+  return loader.Eval(source, transforms.eval_transform(RECIPE, PX), BATCH, shard)(number)
 
 
 @pytest.mark.parametrize('make', [train, evaluate])
@@ -68,23 +67,23 @@ def test_a_host_makes_its_rows_of_the_global_batch_and_reads_no_other(source: Co
   assert callable(make)
   whole = make(source, Shard((0,), 1), 2)
   for shard in HOSTS[layout]:
-    source.read.clear()
+    source.found.clear()
     batch, rows = make(source, shard, 2), shard.rows(BATCH)
     assert len(rows) == BATCH * len(shard.parts) // shard.count
     for name in whole:
       np.testing.assert_array_equal(batch[name], whole[name][rows], err_msg=name)
     counted = rows if make is train else rows[whole['mask'][rows] > 0]
-    assert source.read == whole['index'][counted].tolist()
+    assert source.found == whole['index'][counted].tolist()
 
 
-class Numbers:
+class Numbers(Rows):
   """Six examples, each of them its number."""
 
   def __len__(self) -> int:
     return 6
 
-  def __getitem__(self, index: int) -> int:
-    return index
+  def example(self, row: int) -> int:  # type: ignore[override]
+    return row
 
 
 def test_the_randomness_of_an_example_is_that_of_its_position_in_the_run() -> None:
@@ -93,7 +92,7 @@ def test_the_randomness_of_an_example_is_that_of_its_position_in_the_run() -> No
 
   shard, visit = Shard((1,), 2), order.Shuffled(6, 5)
   shapes = {'record': ((), np.int64), 'drawn': ((), np.float64)}
-  make = batches.TrainBatches(Numbers(), draw, visit, shapes, 5, 4, shard)  # type: ignore[arg-type]
+  make = loader.Train(Numbers(), (loader.Kind(draw, shapes),), visit, 5, 4, shard)  # type: ignore[arg-type]
   made = [make(number) for number in range(5)]
   positions = [4 * number + row for number in range(5) for row in (2, 3)]
   drawn = np.concatenate([batch['drawn'] for batch in made]).tolist()
@@ -102,14 +101,14 @@ def test_the_randomness_of_an_example_is_that_of_its_position_in_the_run() -> No
 
 
 def test_from_memory_every_batch_has_its_own_place_in_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(batches, '_POSITIONS', 4)  # of two batches
+  monkeypatch.setattr(loader, '_POSITIONS', 4)  # of two batches
   zeros, visit = np.zeros(6, np.int32), order.Shuffled(6, 5)
-  make = batches.MemoryTrainBatches(batches.DecodedSource(zeros, zeros, zeros, zeros), visit, 4, Shard((1,), 2))
+  make = loader.MemoryTrain(dict.fromkeys(('image', 'label', 'box', 'bad'), zeros), visit, 4, Shard((1,), 2))
   for number in (0, 1, 2, 5, 3, 0):
     assert make(number)['index'].tolist() == visit(4 * number + np.array([2, 3])).tolist()
 
 
-class Failing:
+class Failing(Rows):
   """A source that the system does not let be read at one place."""
 
   def __init__(self, source: Source, error: Exception) -> None:
@@ -121,29 +120,29 @@ class Failing:
   def __len__(self) -> int:
     return len(self._source)
 
-  def __getitem__(self, index: int) -> Record:
-    if index == 3:
+  def example(self, row: int) -> Record:
+    if row == 3:
       raise self._error
-    return self._source[index]
+    return read_one(self._source, row)
 
 
 @pytest.mark.parametrize('number', [errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EIO, errno.ESTALE, errno.EACCES,
                                     errno.ENOENT, None])
 def test_an_error_of_the_system_stops_the_run_and_counts_as_no_bad_image(
     source: Counting, number: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(retrying, 'PATIENCE_S', 0.)
+  monkeypatch.setattr(failures, 'PATIENCE_S', 0.)
   failing = Failing(source, MemoryError() if number is None else OSError(number, os.strerror(number)))
   number = errno.ENOMEM if number is None else number
   fit = transforms.eval_transform(RECIPE, PX)
   alone = Shard((0,), 1)
   for make in (lambda: [train(failing, alone, n) for n in range(3)], lambda: evaluate(failing, alone, 0),  # type: ignore[arg-type]
-               lambda: batches.decode_all(failing, fit, threads=2), lambda: batches.reason_bad(failing, 3, fit)):
+               lambda: loader.decode_all(failing, fit, threads=2), lambda: loader.reason_bad(failing, 3, fit)):
     with pytest.raises((UserError, TemporaryError)) as found:
       make()
     assert failures.explain(found.value).status == (75 if number in (errno.ENOSPC, errno.EIO, errno.ESTALE) else 2)
     message = str(found.value)
     assert source.describe(3) in message and f'got "{os.strerror(number)}"' in message  # type: ignore[operator]
-    assert access.ADVICE[number] in message
+    assert failures.MEANINGS[number].advice in message
 
 
 class Shaky(Failing):
@@ -153,15 +152,15 @@ class Shaky(Failing):
     super().__init__(source, OSError())
     self._numbers, self.tries = numbers, dict[int, int]()
 
-  def __getitem__(self, index: int) -> Record:
-    found = self.tries[index] = self.tries.get(index, -1) + 1
+  def example(self, row: int) -> Record:
+    found = self.tries[row] = self.tries.get(row, -1) + 1
     if found < len(self._numbers):
       raise OSError(self._numbers[found], os.strerror(self._numbers[found]))
-    return self._source[index]
+    return read_one(self._source, row)
 
 
 def test_a_batch_that_was_read_again_has_the_same_bits(source: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(retrying.time, 'sleep', lambda s: None)
+  monkeypatch.setattr(failures.time, 'sleep', lambda s: None)
   alone = Shard((0,), 1)
   for make in (lambda s: train(s, alone, 1), lambda s: evaluate(s, alone, 0)):
     whole, shaky = make(source), Shaky(source, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
@@ -171,13 +170,19 @@ def test_a_batch_that_was_read_again_has_the_same_bits(source: Counting, monkeyp
       np.testing.assert_array_equal(whole[name], again[name], err_msg=name)
 
 
+def test_an_empty_source_is_decoded_to_nothing() -> None:
+  empty = Arrays(np.zeros((0, 8, 8, 3), np.uint8), np.zeros(0, np.int32), name='empty', class_names=('a', 'b'))
+  decoded = loader.decode_all(empty, transforms.eval_transform(RECIPE, PX), threads=1)
+  assert {len(array) for array in decoded.values()} == {0}
+
+
 @pytest.mark.quick('data=4,fsdp=4', reason='1 s: a program for each mesh')
 @pytest.mark.parametrize('layout', HOSTS)
 def test_from_memory_the_rows_are_the_same(source: Counting, layout: str) -> None:
-  decoded = batches.decode_all(source, transforms.eval_transform(RECIPE, PX), threads=2)
+  decoded = loader.decode_all(source, transforms.eval_transform(RECIPE, PX), threads=2)
   visit = order.Shuffled(len(source), 5)
-  for make in (lambda shard: batches.MemoryTrainBatches(decoded, visit, BATCH, shard)(3),
-               lambda shard: batches.MemoryEvalBatches(decoded, BATCH, shard)(2)):
+  for make in (lambda shard: loader.MemoryTrain(decoded, visit, BATCH, shard)(3),
+               lambda shard: loader.MemoryEval(decoded, BATCH, shard)(2)):
     whole = make(Shard((0,), 1))
     for shard in HOSTS[layout]:
       batch = make(shard)
@@ -185,19 +190,19 @@ def test_from_memory_the_rows_are_the_same(source: Counting, layout: str) -> Non
         np.testing.assert_array_equal(batch[name], whole[name][shard.rows(BATCH)], err_msg=name)
 
 
-class Huge:
+class Huge(Rows):
   """Three thousand million examples, of which the last is damaged."""
   name, class_names, digest = 'huge', ('a',), '0'
 
   def __len__(self) -> int:
     return 3_000_000_000
 
-  def __getitem__(self, index: int) -> Record:
-    assert 0 <= index < len(self)
-    return Record(b'' if index == len(self) - 1 else np.full((9, 9, 3), index % 256, np.uint8), 0)
+  def example(self, row: int) -> Record:
+    assert 0 <= row < len(self)
+    return Record(b'' if row == len(self) - 1 else np.full((9, 9, 3), row % 256, np.uint8), (0,))
 
-  def label(self, index: int) -> int:
-    return 0
+  def labels(self, row: int) -> tuple[int, ...]:
+    return (0,)
 
   def describe(self, index: int) -> str:
     return f'huge[{index}]'
@@ -210,9 +215,7 @@ def far(positions: np.ndarray) -> np.ndarray:
 
 def test_examples_beyond_32_bits_keep_their_index_and_a_bad_one_is_named(caplog: pytest.LogCaptureFixture) -> None:
   source, shard = Huge(), Shard((0,), 1)
-  make = batches.TrainBatches(source, transforms.train_transform(RECIPE, PX), far, transforms.train_shapes(RECIPE, PX),
-                              5, 4, shard)
-  batch = make(0)
+  batch = loader.Train(source, (KIND,), far, 5, 4, shard)(0)
   assert batch['index'].tolist() == [2_999_999_999, 2_999_999_998, 2_999_999_997, 2_999_999_996]
   assert batch['bad'].tolist() == [True, False, False, False]
   bad = loader.BadImages(source, transforms.eval_transform(RECIPE, PX))

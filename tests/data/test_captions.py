@@ -17,9 +17,9 @@ from vit_jax.config import schema
 from vit_jax.config.schema import TextRule
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Shard
+from vit_jax.data import loader
 from vit_jax.data.image.headers import BadImage
-from vit_jax.data.pipeline import loader
-from vit_jax.data.source import Source
+from vit_jax.data.source import Source, first_label, read_one
 from vit_jax.data.sources import opening
 from vit_jax.data.text import captions
 from vit_jax.data.text.tokenizer import Tokenizer
@@ -119,7 +119,7 @@ def test_prompts_are_templates_with_the_names_of_the_classes(tars: Source) -> No
   assert len(pickle.dumps(texts)) < 20_000
   others = many, opened(named), dataclasses.replace(texts, rule=TextRule.NONE)
   assert len({made.digest for made in (texts, *others)}) == 4
-  assert texts.sample() == f'a {named.class_names[named.label(0)].lower()}!'.replace('_', ' ')
+  assert texts.sample() == f'a {named.class_names[first_label(named, 0)].lower()}!'.replace('_', ' ')
   assert opened(tars).sample() == 'one 0'
   with pytest.raises(BadImage, match='expected a class'):
     texts.add({'label': np.int32(-1)}, 0, 0)
@@ -145,7 +145,7 @@ def test_a_folder_has_captions_in_lines_of_json(tmp_path: pathlib.Path) -> None:
   for index in range(6):
     number = pathlib.Path(source.describe(index)).stem
     assert again.captions(index) == ((f'one {number}', f'two {number}') if number != '4' else ())
-    assert source[index].image == packed.examples(6)[int(number)].image
+    assert read_one(source, index).image == packed.examples(6)[int(number)].image
   lines[0]['captions'] = ['other']
   (tmp_path / 'captions_train.jsonl').write_text('\n'.join(map(json.dumps, lines)))
   other = opening.open_split(schema.Data(source=f'folder:{tmp_path}'), 'train', image_px=(8, 8))
@@ -206,7 +206,7 @@ def test_captions_are_read_from_columns_features_and_fields(
   source = opening.open_split(data, 'train', image_px=(8, 8))
   again = pickle.loads(pickle.dumps(source))
   assert [again.captions(i) for i in range(6)] == EXPECTED and source.class_names == ('unlabeled',)
-  assert [source[i].image for i in range(6)] == [one.image for one in FOUND]
+  assert [read_one(source, i).image for i in range(6)] == [one.image for one in FOUND]
   texts = opened(source)
   assert decoded(texts.add({'label': np.int32(0)}, 3, 0)['text']) == 'one'
   with pytest.raises(BadImage, match='expected a caption, got an empty text'):

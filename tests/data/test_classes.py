@@ -10,6 +10,7 @@ from tests.data import images
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.labels import classes
+from vit_jax.data.source import first_label, read_one
 from vit_jax.data.sources import opening
 
 LINES = ('n01440764 tench, Tinca tinca', 'n01443537 goldfish, Carassius auratus', 'n02012849 crane',
@@ -43,10 +44,10 @@ def test_a_folder_with_some_of_the_classes_has_labels_of_all(tmp_path: pathlib.P
   data = schema.Data(source=f'folder:{tmp_path / "set"}', classes=str(tmp_path / 'words.txt'))
   found = opening.open_sources(data, image_px=(12, 12))
   assert found.class_names == LINES and found.eval.class_names == LINES
-  assert sorted(found.eval.label(i) for i in range(2)) == [1, 4]
+  assert sorted(first_label(found.eval, i) for i in range(2)) == [1, 4]
   for i in range(2):
-    assert found.train[i].label == found.train.label(i)
-    assert ('n01443537' in found.train.describe(i)) == (found.train.label(i) == 1)
+    assert read_one(found.train, i).label == first_label(found.train, i)
+    assert ('n01443537' in found.train.describe(i)) == (first_label(found.train, i) == 1)
   plain = opening.open_sources(schema.Data(source=data.source), image_px=(12, 12))
   assert plain.train.digest != found.train.digest
 
@@ -59,13 +60,28 @@ def test_each_source_of_a_mixture_goes_by_the_list(tmp_path: pathlib.Path) -> No
                      classes=str(tmp_path / 'words.txt'))
   found = opening.open_sources(data, image_px=(12, 12))
   assert found.class_names == LINES
-  np.testing.assert_array_equal([found.train.label(i) for i in range(2)], [4, 1])
+  np.testing.assert_array_equal([first_label(found.train, i) for i in range(2)], [4, 1])
+
+
+def test_a_list_may_have_a_name_twice_which_no_folder_has(tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'list.txt').write_text('tench\ncrane\ncat\ncrane\n')
+  names = classes.read(str(tmp_path / 'list.txt'))
+  assert names == ('tench', 'crane', 'cat', 'crane')
+  assert classes.match(['cat', 'tench'], names, where='x') == (2, 0)
+  with pytest.raises(UserError, match='1 that match several: crane. .* Of lines that are alike, make each one diff'):
+    classes.match(['cat', 'crane'], names, where='x')
+  with pytest.raises(UserError, match=r"got 'crane', the name of 2: 1 \(crane\), 3 \(crane\)"):
+    classes.find(names, 'crane', count=4)
+
+
+def test_lines_end_where_editors_end_them(tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'list.txt').write_bytes('a\u2028b\r\nc\rd'.encode())
+  assert classes.read(str(tmp_path / 'list.txt')) == ('a\u2028b', 'c', 'd')
 
 
 @pytest.mark.parametrize(('text', 'says'), [
     (None, 'expected a text file, got "No such file'),
-    ('\n# nothing\n', 'expected one line for each class, .*, got no class'),
-    ('a\nb\na\n', 'expected one line for each class, .*, got a twice')])
+    ('\n# nothing\n', 'expected one line for each class, .*, got no class')])
 def test_a_file_that_is_no_list_is_refused(text: str | None, says: str, tmp_path: pathlib.Path) -> None:
   if text is not None:
     (tmp_path / 'words.txt').write_text(text)

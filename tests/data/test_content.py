@@ -4,14 +4,13 @@ from __future__ import annotations
 import pathlib
 import shutil
 
-import numpy as np
 import pytest
 from data import images
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data import content
-from vit_jax.data.source import Relabeled, Subset
+from vit_jax.data.source import Part, Parts, take
 from vit_jax.data.sources import opening
 
 
@@ -86,11 +85,12 @@ def test_decoded_images_and_parts_of_a_source_have_a_content() -> None:
   digits = opening.open_split(schema.Data(source='digits'), 'test', image_px=(16, 16))
   whole = content.read(digits)
   assert whole.examples == 360 and len(whole.classes.split()) == 10
-  backwards = content.read(Subset(digits, range(359, -1, -1), name='x'))
+  backwards = content.read(take(digits, range(359, -1, -1), name='x'))
   assert backwards._replace(order='') == whole._replace(order='') and backwards.order != whole.order
 
 
 def test_a_class_without_images_counts() -> None:
-  digits = Subset(opening.open_split(schema.Data(source='digits'), 'test', image_px=(16, 16)), [0, 1], name='x')
-  before, more = content.read(digits), Relabeled(digits, np.arange(10), (*digits.class_names, 'ten'))
+  digits = take(opening.open_split(schema.Data(source='digits'), 'test', image_px=(16, 16)), [0, 1], name='x')
+  more = Parts([Part(digits, labels=tuple(range(10)))], class_names=(*digits.class_names, 'ten'))
+  before = content.read(digits)
   assert content.differences(before, content.read(more), more.class_names) == ['the same images with other labels']

@@ -13,7 +13,7 @@ from tests.data.images import encode, random_image
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.image import decode
-from vit_jax.data.source import Source, title
+from vit_jax.data.source import Source, first_label, read_one, title
 from vit_jax.data.sources import opening
 
 
@@ -30,13 +30,13 @@ def test_classes_are_sorted_and_labels_follow(image_folder: pathlib.Path) -> Non
   assert (len(opened.train), len(opened.eval)) == (37, 20)
   assert opened.class_names == ('ant', 'bee', 'cow', 'dog', 'elk', 'fox', 'gnu')
   for i, path in enumerate(paths(opened.train)):
-    assert pathlib.Path(path).parent.name == opened.class_names[opened.train.label(i)]
-    assert opened.train[i][:2] == (pathlib.Path(path).read_bytes(), opened.train.label(i))
+    assert pathlib.Path(path).parent.name == opened.class_names[first_label(opened.train, i)]
+    assert read_one(opened.train, i)[:2] == (pathlib.Path(path).read_bytes(), opened.train.labels(i))
 
 
 def test_a_slice_holds_all_classes(image_folder: pathlib.Path) -> None:
   part = open_all(image_folder, train_split='train[:60%]').train
-  assert len(part) == 22 and len({part.label(i) for i in range(22)}) == 7
+  assert len(part) == 22 and len({first_label(part, i) for i in range(22)}) == 7
 
 
 def test_extensions_in_any_case_and_images_deeper_inside_are_found(tmp_path: pathlib.Path) -> None:
@@ -48,7 +48,7 @@ def test_extensions_in_any_case_and_images_deeper_inside_are_found(tmp_path: pat
       path.write_bytes(encode(random_image(i), '.png'))
   train = open_all(tmp_path).train
   assert sorted(pathlib.Path(p).name for p in paths(train)) == ['1.JPG', '2.jpeg', '3.Png', '4.webp', '5.BMP']
-  assert decode.decode(train[0].image).shape == (12, 15, 3)
+  assert decode.decode(read_one(train, 0).image).shape == (12, 15, 3)
 
 
 def test_validation_stands_in_where_there_is_no_test(tmp_path: pathlib.Path, write_split: Callable[..., None],
@@ -69,7 +69,7 @@ def test_a_single_folder_is_split_in_proportion_whatever_the_file_system_says(
   first, second = open_all(tmp_path / 'one'), open_all(tmp_path / 'two')
   assert (len(first.train), len(first.eval)) == (126, 14)
   assert not set(paths(first.train)) & set(paths(first.eval))
-  assert collections.Counter(first.eval.label(i) for i in range(14)) == dict.fromkeys(range(7), 2)
+  assert collections.Counter(first_label(first.eval, i) for i in range(14)) == dict.fromkeys(range(7), 2)
   assert first.train.digest == second.train.digest
   assert paths(open_all(tmp_path / 'one', holdout_seed=1).eval) != paths(first.eval)
   assert len(open_all(tmp_path / 'one', holdout=.5, eval_split='val').eval) == 70
@@ -101,7 +101,7 @@ def test_a_split_for_evaluation_alone_needs_no_train(tmp_path: pathlib.Path,
 
 def test_it_pickles_small(image_folder: pathlib.Path) -> None:
   train = open_all(image_folder).train
-  assert len(pickle.dumps(train)) < 3000
+  assert len(pickle.dumps(train)) < 1000
   assert paths(pickle.loads(pickle.dumps(train))) == paths(train)
 
 

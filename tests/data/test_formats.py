@@ -26,11 +26,9 @@ from tests.data.packed import Example
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch, Shard
-from vit_jax.data import content
-from vit_jax.data.files import ranges
+from vit_jax.data import content, loader, order, storage
 from vit_jax.data.image import decode
-from vit_jax.data.pipeline import loader, order
-from vit_jax.data.source import Source, Subset
+from vit_jax.data.source import Source, first_label, read_one, take
 from vit_jax.data.sources import opening
 from vit_jax.jobs import prepare
 
@@ -54,7 +52,7 @@ def write(root: pathlib.Path, found: Sequence[Example], *, shards: int = 3) -> N
 def write_packed(root: pathlib.Path, *, shards: int) -> None:
   """Writes the images of `root/folder` in the other formats, in their order; labels are names."""
   folder = opening.open_split(schema.Data(source=f'folder:{root}/folder'), 'train', image_px=(8, 8))
-  in_order = [Example(pathlib.Path(folder.describe(i)).stem, bytes(folder[i].image), folder.label(i))
+  in_order = [Example(pathlib.Path(folder.describe(i)).stem, bytes(read_one(folder, i).image), first_label(folder, i))
               for i in range(len(folder))]
   packed.write_tars(root / 'wds', 'train', in_order, shards, names=folder.class_names)
   packed.write_tfrecords(root / 'tfrecord', 'train', in_order, shards, names=folder.class_names)
@@ -77,14 +75,14 @@ def open_format(root: pathlib.Path, name: str, bucket: buckets.Server | None = N
   if kind != 'array_record':
     return source
   stored = order.shuffled(np.arange(len(source)), num_examples=len(source), seed=0)  # as `prepare` stores them
-  return Subset(source, np.argsort(stored), name=source.name)
+  return take(source, np.argsort(stored), name=source.name)
 
 
 @pytest.fixture(autouse=True)
 def own_state(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   """Nothing that another test has kept."""
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
-  monkeypatch.setattr(ranges, '_state', ranges._State(ranges.Settings()))
+  monkeypatch.setattr(storage, '_state', storage._State(storage.Settings()))
 
 
 @pytest.fixture(scope='module')
@@ -195,10 +193,10 @@ def test_files_of_webdataset_and_tensorflow_are_read(tmp_path: pathlib.Path) -> 
     (tmp_path / kind).mkdir(exist_ok=True)
     (tmp_path / kind / name.replace('.gz', '.tfrecord')).write_bytes(stored[name].tobytes())
   tars, records = (open_format(tmp_path, name) for name in ('wds', 'tfrecord'))
-  assert [tars[i][:2] for i in range(9)] == [records[i][:2] for i in range(9)] and len(tars) == len(records) == 9
+  assert list(tars.read(range(9))) == list(records.read(range(9))) and len(tars) == len(records) == 9
   for i, example in enumerate(packed.examples(9)):
-    np.testing.assert_array_equal(decode.decode(records[i].image), random_image(i))
-    assert records.label(i) == example.label
+    np.testing.assert_array_equal(decode.decode(read_one(records, i).image), random_image(i))
+    assert first_label(records, i) == example.label
     assert tars.captions(i) == (f'an image of {packed.NAMES[example.label]}',)  # type: ignore[attr-defined]
     assert records.describe(i).endswith(f'({example.key}.png)')
   with pytest.raises(UserError, match='train.tfrecord: expected a complete TFRecord file, got a file compressed by gz'):

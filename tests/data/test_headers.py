@@ -3,11 +3,12 @@ from __future__ import annotations
 
 import io
 import struct
+import tracemalloc
 import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from tests.data.images import random_image
 from vit_jax.config import check, schema
@@ -62,9 +63,76 @@ def test_an_orientation_is_read_in_both_byte_orders_and_types_and_nonsense_is_no
       other = struct.pack(f'{order}HHII', 0x0100, 4, 1, 99)
       block = start + struct.pack(f'{order}IH', 8, 2) + other + entry
       assert headers.read_orientation(block) == 6
-      assert [headers.read_orientation(block[:end]) for end in range(len(block) - 4)] == [1] * (len(block) - 4)
+      assert [headers.read_orientation(block[:end]) for end in range(len(block) - 4)] == [0] * (len(block) - 4)
   nine = b'MM\0*' + struct.pack('>IHHHIHxx', 8, 1, headers.ORIENTATION, 3, 1, 9)
-  assert headers.read_orientation(nine) == headers.read_orientation(b'') == headers.read_orientation(b'XX*\0') == 1
+  assert headers.read_orientation(nine) == 1
+  assert headers.read_orientation(b'') == headers.read_orientation(b'XX*\0') == 0
+
+
+XMP = b'<x:xmpmeta><rdf:Description tiff:Orientation%s/></x:xmpmeta>'
+
+
+def raw_profile(block: bytes) -> str:
+  """An EXIF block as ImageMagick writes it into a PNG."""
+  digits = block.hex()
+  return f'\nexif\n{len(block):8}\n' + '\n'.join(digits[i:i + 72] for i in range(0, len(digits), 72)) + '\n'
+
+
+def noted(kind: str, *, xmp: bytes = b'', exif: int = 0, text: str = '', zip: bool = False) -> bytes:
+  """An image of 12 x 15 px with the orientation in XMP, in EXIF, or as text of a PNG."""
+  options: dict[str, object] = {}
+  if exif:
+    options['exif'] = Image.Exif()
+    options['exif'][headers.ORIENTATION] = exif  # type: ignore[index]
+  if kind == 'PNG':
+    info = PngImagePlugin.PngInfo()
+    if xmp:
+      info.add_itxt('XML:com.adobe.xmp', xmp.decode(), zip=zip)
+    if text:
+      info.add_text('Raw profile type exif', text, zip=zip)
+    options['pnginfo'] = info
+  elif xmp:
+    options['xmp'] = xmp
+  out = io.BytesIO()
+  Image.fromarray(random_image(0)).save(out, kind, **options)
+  return out.getvalue()
+
+
+@pytest.mark.parametrize('encoded', [
+    *(noted(kind, xmp=XMP % form) for kind in ('JPEG', 'WEBP', 'PNG', 'TIFF', 'AVIF') for form in (b'="6"', b'>8<')),
+    noted('PNG', xmp=XMP % b'="3"', zip=True), noted('JPEG', xmp=XMP % b'="6"', exif=3),
+    noted('WEBP', xmp=XMP % b'="6"', exif=3), noted('JPEG', xmp=XMP % b'="9"'), noted('JPEG', xmp=XMP % b''),
+    *(noted('PNG', text=raw_profile(write), zip=zip) for zip in (False, True)
+      for write in (headers.write_orientation(b'..', 6)[6:], headers.write_orientation(b'..', 8)[12:])),
+    noted('PNG', text='\nexif\n   8\nno digits\n'), noted('PNG', text=raw_profile(b'Exif\0\0'), xmp=XMP % b'="5"')])
+def test_an_orientation_in_xmp_or_as_text_is_that_of_pillow(encoded: bytes) -> None:
+  image, plain = Image.open(io.BytesIO(encoded)), decode.decode(encoded)
+  try:
+    wanted = image.getexif().get(headers.ORIENTATION, 1)
+  except ValueError:  # text without digits
+    wanted = 1
+  wanted = wanted if wanted in TURNED else 1
+  assert decode.find_orientation(encoded) == wanted
+  np.testing.assert_array_equal(decode.decode(encoded, DecodeOptions(upright=True)), by_pillow(plain, wanted))
+
+
+def test_a_text_of_a_png_is_not_unpacked_without_a_limit() -> None:
+  long = b'x' * 20_000_000
+  packed = chunk(b'zTXt', b'Raw profile type exif\0\0' + zlib.compress(long))
+  encoded = png(2, 2, b'\0' * 14)
+  tracemalloc.start()
+  try:
+    assert decode.find_orientation(encoded[:33] + packed + encoded[33:]) == 1
+    assert tracemalloc.get_traced_memory()[1] < 5e6
+  finally:
+    tracemalloc.stop()
+
+
+def test_chunks_behind_a_webp_are_not_read() -> None:
+  encoded = noted('WEBP', xmp=XMP % b'="6"')
+  exif = headers.write_orientation(b'..', 3)[6:]
+  behind = b'EXIF' + struct.pack('<I', len(exif)) + exif
+  assert decode.find_orientation(encoded + behind) == 6
 
 
 def test_an_orientation_is_written_into_a_jpeg() -> None:
@@ -95,7 +163,7 @@ def test_sizes_of_all_kinds_of_webp_are_read(options: dict[str, object]) -> None
 
 
 def test_a_recipe_says_how_many_pixels_there_may_be_and_whether_images_are_turned() -> None:
-  record, px = Record(saved('PNG', orientation=6), 0), (15, 12)
+  record, px = Record(saved('PNG', orientation=6), (0,)), (15, 12)
   plain = schema.Recipe(crop=schema.Crop.RESIZE, flip=False)
   upright = schema.Recipe(crop=schema.Crop.RESIZE, flip=False, exif_orientation=True)
   stored = transforms.eval_transform(plain, px[::-1])(record)['image']

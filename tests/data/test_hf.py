@@ -14,8 +14,9 @@ from tests.data.packed import NAMES, Example
 from tests.data.parquets import pa, pq
 from vit_jax.config import schema
 from vit_jax.core.errors import TemporaryError, UserError
-from vit_jax.data.source import Source
-from vit_jax.data.sources import hf, opening
+from vit_jax.data.formats import hf
+from vit_jax.data.source import Source, first_label, read_one
+from vit_jax.data.sources import opening
 
 FOUND, HELD = packed.examples(9), packed.examples(4, first=20)
 
@@ -46,7 +47,7 @@ def opened(where: str, split: str = 'train', **settings: Any) -> Source:
 
 
 def images(source: Source) -> list[bytes]:
-  return [bytes(source[i].image) for i in range(len(source))]
+  return [bytes(read_one(source, i).image) for i in range(len(source))]
 
 
 def downloads(hub: hubs.Hub) -> list[str]:
@@ -60,7 +61,7 @@ def test_a_split_is_downloaded_once_and_only_when_it_is_opened(hub: hubs.Hub) ->
   hub.repos['datasets/me/pets'] = pets()
   source = opened('me/pets')
   assert images(source) == [e.image for e in FOUND] and source.class_names == NAMES
-  assert [source.label(i) for i in range(9)] == [e.label for e in FOUND] and source.name == 'hf:me/pets/train'
+  assert [first_label(source, i) for i in range(9)] == [e.label for e in FOUND] and source.name == 'hf:me/pets/train'
   assert sorted(downloads(hub)) == ['train-00000-of-00002.parquet', 'train-00001-of-00002.parquet']
   assert images(opened('me/pets', 'test')) == [e.image for e in HELD]  # it has no split of this name
   assert downloads(hub) == ['validation-00000-of-00001.parquet']  # which names the classes, too

@@ -2,8 +2,10 @@
 from __future__ import annotations
 
 import io
+import lzma
 import struct
 import time
+import tracemalloc
 import zlib
 
 import numpy as np
@@ -12,9 +14,9 @@ from PIL import Image, TiffImagePlugin
 
 from tests import fuzzing
 from tests.data.images import encode, random_image
-from vit_jax.data.image import decode, headers
+from vit_jax.data import prepare
+from vit_jax.data.image import channels, decode, headers, masks
 from vit_jax.data.image.headers import BadImage, DecodeOptions
-from vit_jax.data.sources import shard_jobs
 
 UPRIGHT = DecodeOptions(upright=True)
 JPEG = encode(random_image(0), '.jpg')
@@ -63,7 +65,7 @@ def test_an_orientation_of_a_tiff_that_is_none_changes_nothing(value: object) ->
   content = saved(Image.fromarray(random_image(0)), 'TIFF', tiffinfo=tags)
   assert decode.find_orientation(content) == 1
   assert (decode.decode(content, UPRIGHT) == random_image(0)).all()
-  assert shard_jobs.stored(content, short_px=6, quality=90)[:2] == b'\xff\xd8'
+  assert prepare.stored(content, prepare.Settings(6, 90, 0, 0))[:2] == b'\xff\xd8'
 
 
 def png(width: int, height: int, pixels: bytes = b'') -> bytes:
@@ -155,3 +157,47 @@ def test_every_mode_is_decoded_or_refused_with_a_reason(kind: str, mode: str, op
   assert found.shape == (12, 15, 3) and found.dtype == np.uint8
   if mode == 'I;16':
     assert (found[..., 0] == gray).all()
+
+
+def tiff(strip: bytes, num: int, compression: int, *, tile: int = 0, rows: int = 16) -> bytes:
+  """A TIFF of 16 x 16 px whose only strip or tile are these bytes."""
+  strip += b'\0' * (len(strip) % 2)
+  bits = 8 + len(strip)
+  tags = {256: 16, 257: 16, 258: bits if num > 2 else 8, 259: compression, 262: 2 if num == 3 else 1, 277: num}
+  tags |= {322: tile, 323: tile, 324: 8, 325: len(strip)} if tile else {273: 8, 278: rows, 279: len(strip)}
+  entries = [struct.pack('<HHII', tag, 4, 1, value) if tag != 258 else struct.pack('<HHII', tag, 3, num, value)
+             for tag, value in sorted(tags.items())]
+  start = bits + 2 * num
+  return (b'II*\0' + struct.pack('<I', start) + strip + struct.pack(f'<{num}H', *[8] * num)
+          + struct.pack('<H', len(entries)) + b''.join(entries) + bytes(4))
+
+
+PACKED = {'zlib': (8, zlib.compress(bytes(40_000_000))), 'old zlib': (32946, zlib.compress(bytes(40_000_000))),
+          'lzma': (34925, lzma.compress(bytes(40_000_000))), 'PackBits': (32773, b'\x81\0' * 300_000)}
+
+
+@pytest.mark.parametrize('kind', PACKED)
+@pytest.mark.parametrize('options', [{}, {'tile': 16}, {'rows': 65_535}])
+def test_a_strip_of_a_tiff_is_not_unpacked_to_more_than_its_pixels(kind: str, options: dict[str, int]) -> None:
+  pytest.importorskip('tifffile')
+  compression, packed = PACKED[kind]
+  content = tiff(packed, 5, compression, **options)
+  tracemalloc.start()
+  try:
+    with pytest.raises(BadImage, match='the TIFF: expected a strip or tile that is unpacked to 1,280 bytes'):
+      channels.read(content, 5, DecodeOptions())
+    assert tracemalloc.get_traced_memory()[1] < 10e6
+  finally:
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize('num', [1, 3, 5])
+def test_a_tiff_with_tiles_larger_than_an_image_is_refused(num: int) -> None:
+  pytest.importorskip('tifffile')
+  content = tiff(zlib.compress(bytes(1_000)), num, 8, tile=24_000)
+  for read in (decode.decode,) if num == 3 else (lambda one: channels.read(one, num, DecodeOptions()),):
+    with pytest.raises(BadImage, match='the TIFF.* tiles of .*24,?000'):
+      read(content)
+  if num == 1:
+    with pytest.raises(masks.BadMask, match='cannot be decoded'):
+      masks.decode(content)

@@ -12,9 +12,10 @@ from tests.data.images import random_image
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import image_files
-from vit_jax.data.image import decode
-from vit_jax.data.source import Source
-from vit_jax.data.sources import folder, opening
+from vit_jax.data.formats import folder, tar
+from vit_jax.data.image import decode, headers, masks
+from vit_jax.data.source import Source, read_one
+from vit_jax.data.sources import opening
 
 
 def find(root: pathlib.Path) -> tuple[list[str], dict[str, int]]:
@@ -27,7 +28,8 @@ def open_train(root: pathlib.Path) -> Source:
 
 
 def test_every_ending_that_is_taken_can_be_decoded(tmp_path: pathlib.Path) -> None:
-  kinds = {'.jpe': 'JPEG', '.jfif': 'JPEG', '.tif': 'TIFF', '.jp2': 'JPEG2000'}
+  kinds = {'.jp2': 'JPEG2000', '.j2k': 'JPEG2000', '.j2c': 'JPEG2000', '.jpx': 'JPEG2000', '.mpo': 'JPEG'}
+  kinds |= {'.dib': 'BMP', '.jpe': 'JPEG', '.jfif': 'JPEG', '.tif': 'TIFF'}
   for ending in image_files.EXTENSIONS:
     path = tmp_path / 'train' / 'ant' / f'one{ending}'
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -35,8 +37,27 @@ def test_every_ending_that_is_taken_can_be_decoded(tmp_path: pathlib.Path) -> No
   source = open_train(tmp_path)
   assert len(source) == len(image_files.EXTENSIONS)
   for index in range(len(source)):
-    image = source[index].image
+    image = read_one(source, index).image
     assert isinstance(image, bytes) and decode.decode(image).shape == (12, 15, 3)
+
+
+def test_the_endings_of_folders_and_tar_files_are_those_of_the_decoder() -> None:
+  assert {*decode.PILLOW_READERS, 'jpeg', 'png', 'webp', 'bmp'} == {*headers.FORMATS}
+  assert {f'.{ending.decode()}' for ending in tar.EXTENSIONS} == {*image_files.EXTENSIONS}
+  assert {*masks.EXTENSIONS} < {*image_files.EXTENSIONS} and not {*image_files.UNREAD} & {*image_files.EXTENSIONS}
+
+
+@pytest.mark.parametrize('ending', ['.ppm', '.pgm', '.pbm', '.pnm', '.PPM'])
+def test_a_folder_of_portable_maps_is_read(ending: str, tmp_path: pathlib.Path) -> None:
+  for name in ('ant', 'bee'):
+    for number in range(2):
+      path = tmp_path / 'train' / name / f'{number}{ending}'
+      path.parent.mkdir(parents=True, exist_ok=True)
+      Image.fromarray(random_image(number)).save(path, 'PPM')
+  source = open_train(tmp_path)
+  assert len(source) == 4
+  image = read_one(source, 0).image
+  assert isinstance(image, bytes) and decode.decode(image).shape == (12, 15, 3)
 
 
 def test_links_in_circles_are_passed_over_and_counted(tmp_path: pathlib.Path, write_split: Callable[..., None],

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import threading
 
 import cv2
 import numpy as np
@@ -69,6 +71,26 @@ def test_a_cut_jpeg_is_found_by_its_missing_end_even_if_the_decoder_is_silent(
     with pytest.raises(headers.BadImage, match='the JPEG is truncated: no end marker in [0-9,]+ bytes'):
       decode.decode(cut)
   decode.decode(encoded + b'bytes after the end')
+
+
+@pytest.mark.parametrize(('kind', 'options'), [
+    ('JPEG', {}), ('JPEG', {'progressive': True}), ('JPEG', {'restart_marker_blocks': 1}), ('MPO', {'save_all': True}),
+    ('PNG', {}), ('WEBP', {}), ('BMP', {}), ('GIF', {}), ('TIFF', {'compression': 'tiff_lzw'}), ('AVIF', {})])
+def test_a_video_behind_an_image_is_not_read(kind: str, options: dict[str, object]) -> None:
+  encoded = saved(random_image(0, height=40, width=60), kind, **options)
+  plain = decode.decode(encoded)
+  video = np.random.default_rng(0).bytes(300_000)
+  for start in range(0, 30_000, 3_000):  # each has other markers, and another last one
+    np.testing.assert_array_equal(decode.decode(encoded + b'\0\0\0\x18ftypmp42' + video[start:-1 - start]), plain)
+
+
+def test_a_cut_progressive_jpeg_is_bad_although_its_tables_have_the_bytes_of_an_end() -> None:
+  encoded = saved(random_image(0, height=40, width=60), 'JPEG', progressive=True)
+  place = encoded.rindex(b'\xff\xda')
+  table = b'\xff\xc4\x00\x05\xff\xd9\x00'  # skipped by its length
+  with pytest.raises(headers.BadImage, match='the JPEG is truncated'):
+    decode.check_end(encoded[:place] + table + encoded[place:-2])
+  decode.check_end(encoded[:place] + table + encoded[place:] + b'...')
 
 
 def test_text_and_nothing_are_bad_and_say_so() -> None:
@@ -178,3 +200,61 @@ def test_a_window_is_what_resizing_first_and_cropping_gives() -> None:
   window = crops.window_crop((160, 160), rng=np.random.default_rng(1), area=(.64, .64))
   cut = geometry.resize(window.cut(image), (128, 128), antialias=False)
   np.testing.assert_array_equal(cut, image[window.top:window.top + 128, window.left:window.left + 128])
+
+
+def deep(most: int, *shape: int) -> np.ndarray:
+  """An image of 16 bits with values up to `most`."""
+  found = np.random.default_rng(0).integers(0, most + 1, shape, np.uint16)
+  found.flat[0] = most
+  return found
+
+
+def as_tiff(image: np.ndarray) -> bytes:
+  return cv2.imencode('.tif', image)[1].tobytes()
+
+
+def as_png(image: np.ndarray) -> bytes:
+  return cv2.imencode('.png', image)[1].tobytes()
+
+
+DARK = {
+    'gray PNG': (as_png(deep(4_095, 12, 15)), '4,095', 12), 'RGB PNG': (as_png(deep(1_023, 12, 15, 3)), '1,023', 10),
+    'PNG with alpha': (as_png(deep(16_383, 12, 15, 4)), '16,383', 14),
+    'gray TIFF': (as_tiff(deep(4_000, 9, 9)), '4,000', 12),
+    'RGB TIFF': (as_tiff(deep(4_095, 12, 15, 3)), '4,095', 12), '8 bits in 16': (as_png(deep(200, 12, 15)), '200', 8)}
+
+
+@pytest.mark.parametrize('kind', DARK)
+def test_values_of_fewer_bits_in_an_image_of_16_bits_are_reported_once(
+    kind: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(decode, '_warned', threading.Event())
+  encoded, most, bits = DARK[kind]
+  for _ in range(2):
+    decode.decode(encoded)
+  line, = caplog.messages
+  assert f'has values up to {most} of 65,535' in line and f'values of {bits} bits, set data.channels=1' in line
+  caplog.clear()
+  monkeypatch.setattr(decode, '_warned', threading.Event())
+  decode.from_pillow(Image.open(io.BytesIO(encoded)), decode.AS_STORED)
+  assert len(caplog.messages) == (kind in ('gray PNG', 'gray TIFF', 'RGB TIFF', '8 bits in 16'))
+
+
+@pytest.mark.parametrize('encoded', [
+    as_png(deep(65_535, 12, 15)), as_tiff(deep(65_535, 12, 15)), as_png(np.zeros((5, 5), np.uint16)),
+    as_png(deep(255, 12, 15).astype(np.uint8) // 9), b'P5 4 2 4095\n' + deep(4_095, 8).astype('>u2').tobytes()],
+    ids=['PNG', 'TIFF', 'black', '8 bits', '12 bits that say so'])
+def test_other_images_are_not_reported(encoded: bytes, caplog: pytest.LogCaptureFixture,
+                                       monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(decode, '_warned', threading.Event())
+  decode.decode(encoded)
+  assert not caplog.messages
+
+
+def test_a_tiff_that_says_12_bits_is_read_as_such() -> None:
+  pixels = deep(4_095, 10, 12)
+  pairs = pixels.reshape(-1, 2)
+  packed = np.stack([pairs[:, 0] >> 4, (pairs[:, 0] & 15) << 4 | pairs[:, 1] >> 8, pairs[:, 1] & 255], 1)
+  tags = {256: 12, 257: 10, 258: 12, 259: 1, 262: 1, 273: 8, 277: 1, 278: 10, 279: 180}
+  encoded = (b'II*\0' + struct.pack('<I', 188) + packed.astype(np.uint8).tobytes() + struct.pack('<H', len(tags))
+             + b''.join(struct.pack('<HHII', tag, 4, 1, value) for tag, value in tags.items()) + bytes(4))
+  np.testing.assert_array_equal(decode.decode(encoded)[..., 0], pixels >> 4)

@@ -11,11 +11,12 @@ import pytest
 from vit_jax.config import check, schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Shard
+from vit_jax.data import loader
+from vit_jax.data.formats import builtin
 from vit_jax.data.image import crops, decode, headers, jpeg
 from vit_jax.data.image import transform as transforms
-from vit_jax.data.pipeline import loader
 from vit_jax.data.source import Record
-from vit_jax.data.sources import builtin, opening
+from vit_jax.data.sources import opening
 
 END = b'\xff\xd9'
 SAME = (schema.Decode.FULL, schema.Decode.CROP, schema.Decode.AUTO)
@@ -82,7 +83,7 @@ def test_a_part_of_too_large_an_image_is_refused_in_the_same_words() -> None:
 @pytest.mark.parametrize('recipe', [schema.Recipe(crop_sampler=sampler) for sampler in schema.CropSampler] + [
     schema.Recipe(crop=schema.Crop.WINDOW, crop_area=(.05, .9))])
 def test_a_recipe_gives_the_same_example(recipe: schema.Recipe) -> None:
-  record = Record(FILES['usual'], 3)
+  record = Record(FILES['usual'], (3,))
   want, *others = (transforms.train_transform(recipe, (32, 48), decode=decode) for decode in SAME)
   for seed in range(9):
     first = want(record, np.random.default_rng(seed))

@@ -16,9 +16,9 @@ from vit_jax import main
 from vit_jax.config import schema
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Shard
-from vit_jax.data.pipeline import loader
-from vit_jax.data.source import Source, most_labels
-from vit_jax.data.sources import opening, shards
+from vit_jax.data import loader, prepare
+from vit_jax.data.source import Source, read_one
+from vit_jax.data.sources import opening
 from vit_jax.jobs import report_page
 
 LABELS = [('cat', 'sofa'), ('dog',), (), ('cat', 'dog', 'sofa'), ('sofa',), ('dog', 'cat'), ('cat',)]
@@ -45,7 +45,7 @@ def open_all(root: pathlib.Path, **fields: object) -> opening.Sources:
 
 def listed(source: Source) -> dict[str, tuple[str, ...]]:
   """Class names by file name."""
-  return {pathlib.Path(source.describe(i)).stem: tuple(source.class_names[c] for c in source[i].labels or ())
+  return {pathlib.Path(source.describe(i)).stem: tuple(source.class_names[c] for c in read_one(source, i).labels or ())
           for i in range(len(source))}
 
 
@@ -53,14 +53,14 @@ def listed(source: Source) -> dict[str, tuple[str, ...]]:
 def test_every_form_gives_the_same_images_and_labels(tmp_path: pathlib.Path, ending: str) -> None:
   make(make(tmp_path, f'labels_train.{ending}'), f'labels_test.{ending}', labels=LABELS[:2], start=7)
   opened = open_all(tmp_path)
-  assert opened.class_names == NAMES and most_labels(opened.train) == 3
+  assert opened.class_names == NAMES and opened.train.most_labels == 3
   assert listed(opened.train) == {str(i): names for i, names in enumerate(LABELS)}
   assert listed(opened.eval) == {'7': LABELS[0], '8': LABELS[1]}
   for i in range(7):
-    record = opened.train[i]
-    assert record.label == opened.train.label(i) == ((*record.labels, -1)[0] if record.labels is not None else None)
+    record = read_one(opened.train, i)
+    assert record.labels == opened.train.labels(i)
   copy = pickle.loads(pickle.dumps(opened.train))
-  assert copy[3] == opened.train[3] and copy.digest == opened.train.digest
+  assert read_one(copy, 3) == read_one(opened.train, 3) and copy.digest == opened.train.digest
 
 
 def test_a_header_and_empty_cells_are_skipped(tmp_path: pathlib.Path) -> None:
@@ -140,7 +140,7 @@ def test_batches_list_the_labels_of_each_image(tmp_path: pathlib.Path, in_memory
   batches = [next(training.batches(0)), *evaluation.batches()]
   for batch in batches:
     for row in np.flatnonzero(batch.get('mask', np.ones(4))).tolist():
-      expected = source[int(batch['index'][row])].labels or ()
+      expected = read_one(source, int(batch['index'][row])).labels or ()
       assert batch['label_list'][row].tolist() == [*expected, *[-1] * (3 - len(expected))]
       assert batch['label'][row] == (*expected, -1)[0]
   assert len(batches) == 3 and batches[0]['label_list'].dtype == np.int32
@@ -151,12 +151,12 @@ def test_batches_list_the_labels_of_each_image(tmp_path: pathlib.Path, in_memory
 def test_a_prepared_set_keeps_all_labels(tmp_path: pathlib.Path) -> None:
   pytest.importorskip('array_record')
   source = open_all(make(tmp_path / 'from', 'labels_train.csv'), eval_split='train').train
-  settings = shards.Settings(short_px=0, quality=90, num_shards=1, seed=0)
-  shards.write({'train': source}, tmp_path / 'to', settings, name_of=str, on_written=lambda num: None)
+  settings = prepare.Settings(short_px=0, quality=90, num_shards=1, seed=0)
+  prepare.write({'train': source}, tmp_path / 'to', settings, name_of=str, run=prepare.Here())
   data = schema.Data(source=f'array_record:{tmp_path / "to"}', eval_split='train', max_labels=3)
   again = opening.open_sources(data, image_px=(8, 8)).train
-  assert sorted(again[i][1:] for i in range(7)) == sorted(source[i][1:] for i in range(7))
-  assert most_labels(again) == 3 and again.class_names == NAMES
+  assert sorted(read_one(again, i)[1:] for i in range(7)) == sorted(read_one(source, i)[1:] for i in range(7))
+  assert again.most_labels == 3 and again.class_names == NAMES
 
 
 def test_classes_in_another_order_renumber_every_label(tmp_path: pathlib.Path) -> None:
@@ -164,7 +164,7 @@ def test_classes_in_another_order_renumber_every_label(tmp_path: pathlib.Path) -
   make(tmp_path / 'set', 'labels_train.csv')
   source = open_all(tmp_path / 'set', eval_split='train[:3]', classes=str(tmp_path / 'classes.txt'))
   assert listed(source.train) == {str(i): names for i, names in enumerate(LABELS)}
-  assert source.class_names == ('sofa', 'bird', 'dog', 'cat') and most_labels(source.eval) == 3
+  assert source.class_names == ('sofa', 'bird', 'dog', 'cat') and source.eval.most_labels == 3
 
 
 TINY = ('--config.model.depth=1', '--config.model.width=16', '--config.model.heads=2', '--config.model.mlp.hidden=16',
@@ -188,7 +188,7 @@ def test_a_folder_with_a_label_file_is_trained_and_any_label_is_right(
   assert final['num_examples'] == {'test': 6}  # one of the seven has no label
   found = np.load(tmp_path / 'run/predictions.npz')
   test = open_all(tmp_path / 'set').eval
-  hits = [int(top[0]) in (test[int(i)].labels or ()) for i, top in zip(found['index'], found['top'], strict=True)]
+  hits = [int(top[0]) in test.labels(int(i)) for i, top in zip(found['index'], found['top'], strict=True)]
   evaluated = json.loads((tmp_path / 'run/evaluate.json').read_text())
   assert evaluated['top1'] == pytest.approx(np.mean(hits))
   np.testing.assert_array_equal(found['label'] == found['top'][:, 0], hits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import pathlib
+import threading
 from collections.abc import Callable
 
 import cv2
@@ -14,9 +15,10 @@ from tests.data.images import encode, random_image
 from vit_jax.config import schema
 from vit_jax.core import errors, types
 from vit_jax.core.types import Shard
-from vit_jax.data.pipeline import loader
-from vit_jax.data.source import Source
+from vit_jax.data import loader
+from vit_jax.data.source import Rows, Source, first_label
 from vit_jax.data.sources import opening
+from vit_jax.parallel import feed
 
 INCEPTION = schema.Recipe(shift_px=1, rotate_degrees=5.)
 RESIZE = schema.Recipe(crop=schema.Crop.RESIZE)
@@ -34,7 +36,7 @@ def train(source: Source, **changes: object) -> loader.TrainLoader:
   return loader.train_loader(source, **(settings | changes))
 
 
-class Empty:
+class Empty(Rows):
   """A source without examples."""
   name, title, digest, class_names = 'folder:none', '', '', ()
 
@@ -91,7 +93,7 @@ def test_batches_have_the_promised_keys_types_and_shapes(image_folder: pathlib.P
 def test_rows_belong_together(image_folder: pathlib.Path, memory: dict[str, object]) -> None:
   source = source_of(image_folder)
   for batch in take(train(source, **memory), 7):
-    assert batch['label'].tolist() == [source.label(i) for i in batch['index'].tolist()]
+    assert batch['label'].tolist() == [first_label(source, i) for i in batch['index'].tolist()]
 
 
 def test_the_same_seed_gives_the_same_batches_and_another_one_others(image_folder: pathlib.Path,
@@ -157,7 +159,7 @@ def test_evaluation_sees_each_example_once(image_folder: pathlib.Path, batch_siz
   index = np.concatenate([b['index'] for b in batches])
   assert len(mask) == -(-37 // batch_size) * batch_size
   np.testing.assert_array_equal(index[mask], np.arange(37))
-  assert np.concatenate([b['label'] for b in batches])[mask].tolist() == [source.label(i) for i in range(37)]
+  assert np.concatenate([b['label'] for b in batches])[mask].tolist() == [first_label(source, i) for i in range(37)]
   assert set(batches[0]) == {'image', 'label', 'index', 'box', 'mask'}
 
 
@@ -203,7 +205,7 @@ def test_bad_images_are_replaced_by_the_next_good_one_and_marked(damaged: Source
   for index in bad_indexes(damaged):
     successor = next(i % 44 for i in range(index + 1, index + 44) if i % 44 not in bad_indexes(damaged))
     np.testing.assert_array_equal(rows[index][0], rows[successor][0])
-    assert rows[index][1] == damaged.label(successor)
+    assert rows[index][1] == first_label(damaged, successor)
 
 
 def test_each_bad_image_is_logged_once_with_its_reason(damaged: Source, memory: dict[str, object],
@@ -303,3 +305,30 @@ def test_what_the_host_must_do_is_not_left_to_memory(image_folder: pathlib.Path)
   assert not loader.fits_in_memory(source, recipe=recipe, image_px=(8, 8), choice=schema.InMemory.AUTO)
   with pytest.raises(errors.UserError, match='expected auto or no with data.recipe.randaugment.layers=2'):
     train(source, recipe=recipe, in_memory=True)
+
+
+def test_an_iterator_is_closed_once_and_closing_waits_for_the_thread_that_closes_it(
+    image_folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  began, going, closed = threading.Event(), threading.Event(), list[str]()
+
+  class Slow:
+    def __iter__(self) -> Slow:
+      return self
+
+    def __next__(self) -> types.Batch:
+      return {'index': np.zeros(6, np.int64), 'bad': np.zeros(6, bool)}
+
+    def close(self) -> None:
+      began.set()
+      assert going.wait(10)
+      closed.append(threading.current_thread().name)
+
+  made = train(source_of(image_folder))
+  monkeypatch.setattr(made, '_start', lambda numbers: Slow())
+  ahead = feed.Ahead(made.batches(0), lambda batch: batch)
+  monkeypatch.setattr(feed, 'CLOSE_S', 0.)
+  ahead.close()
+  assert began.wait(10)
+  threading.Timer(.1, going.set).start()
+  made.close()
+  assert closed == ['feed']

@@ -12,9 +12,10 @@ from PIL import Image
 from tests.data.images import encode, random_image
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
+from vit_jax.data.formats import tfds_build
 from vit_jax.data.image import masks
-from vit_jax.data.source import Source, has_masks
-from vit_jax.data.sources import opening, tfds_build
+from vit_jax.data.source import Source, has_masks, read_one
+from vit_jax.data.sources import opening
 
 tfds = pytest.importorskip('tensorflow_datasets')
 
@@ -42,7 +43,7 @@ def test_every_image_comes_with_its_mask(tmp_path: pathlib.Path, names: tuple[st
   assert (len(train), len(test), train.class_names, has_masks(train)) == (5, 2, ('sky', 'sea'), True)
   for source in (train, pickle.loads(pickle.dumps(train)), opened(tmp_path, 'train[1:4]+val')):
     for i in range(len(source)):
-      record = source[i]
+      record = read_one(source, i)
       number = int(pathlib.Path(source.describe(i)).stem)
       assert record.mask is not None and (masks.decode(record.mask) == number).all() and record.label == -1
   assert has_masks(opened(tmp_path, 'train[1:4]+val'))
@@ -55,6 +56,8 @@ def test_a_folder_without_splits_is_divided(tmp_path: pathlib.Path) -> None:
   assert (len(train), len(test), train.class_names) == (7, 3, ())
   names = [source.describe(i) for source in (train, test) for i in range(len(source))]
   assert len(set(names)) == 10 and names != sorted(names)  # a slice has images from all places
+  whole = opened(tmp_path, 'all', holdout=.3)
+  assert {whole.describe(i) for i in range(len(whole))} == set(names)
 
 
 def test_missing_masks_are_named(tmp_path: pathlib.Path) -> None:
@@ -102,7 +105,7 @@ def test_tfds_sets_have_masks_without_tensorflow(tmp_path: pathlib.Path) -> None
     OxfordIiitPet(data_dir=tmp_path, file_format='array_record').download_and_prepare()
   source = opened('tfds:oxford_iiit_pet', data_dir=str(tmp_path))
   assert (len(source), source.class_names) == (4, ('pet', 'background', 'border')) and has_masks(source)
-  values = [int(masks.decode(source[i].mask or b'').max()) for i in range(4)]
+  values = [int(masks.decode(read_one(source, i).mask or b'').max()) for i in range(4)]
   assert sorted(values) == [1, 1, 2, 3] and source.first_class == 1  # type: ignore[attr-defined]
   assert source.describe_mask(2).endswith('train[2], segmentation_mask')  # type: ignore[attr-defined]
   with pytest.raises(UserError, match='expected the features image and trimap, got .*image.*Set data.label_column'):

@@ -14,10 +14,10 @@ import pytest
 from tests.data.images import encode, random_image
 from vit_jax.config import schema
 from vit_jax.core.types import Shard
+from vit_jax.data import loader
 from vit_jax.data.device.prepare import prepare_train
 from vit_jax.data.image import crops, decode
 from vit_jax.data.image import transform as transforms
-from vit_jax.data.pipeline import loader
 from vit_jax.data.source import Record
 from vit_jax.data.sources import opening
 
@@ -31,7 +31,7 @@ def views(**changes: object) -> schema.Recipe:
 
 
 def make(recipe: schema.Recipe, seed: int = 0) -> dict[str, np.ndarray]:
-  return transforms.train_transform(recipe, (8, 10))(Record(encode(IMAGE), 3), np.random.default_rng(seed))
+  return transforms.train_transform(recipe, (8, 10))(Record(encode(IMAGE), (3,)), np.random.default_rng(seed))
 
 
 def test_views_have_the_promised_shapes() -> None:
@@ -67,7 +67,7 @@ def test_crops_keep_to_their_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_kind_of_view_has_its_own_chances() -> None:
   image = np.full((60, 80, 3), 200, np.uint8)
   image[:, ::8] = 255
-  record = Record(image, 0)
+  record = Record(image, (0,))
   for name in ('solarize', 'blur'):
     for kind in range(3):
       chances = tuple(float(k == kind) for k in range(3))
@@ -123,5 +123,6 @@ def test_loaders_and_the_device_take_views(image_folder: pathlib.Path) -> None:
 
 
 def test_small_pictures_are_enlarged() -> None:
-  example = transforms.train_transform(views(), (8, 10))(Record(cv2.resize(IMAGE, (5, 4)), 0), np.random.default_rng(0))
+  record = Record(cv2.resize(IMAGE, (5, 4)), (0,))
+  example = transforms.train_transform(views(), (8, 10))(record, np.random.default_rng(0))
   assert example['views_global'].shape == (2, 8, 10, 3)

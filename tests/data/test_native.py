@@ -10,10 +10,10 @@ import pytest
 
 from vit_jax.config import schema
 from vit_jax.core.types import Batch, Shard
+from vit_jax.data import loader, order
 from vit_jax.data.image import crops, geometry, native
 from vit_jax.data.image import transform as transforms
-from vit_jax.data.pipeline import loader, order
-from vit_jax.data.source import Record
+from vit_jax.data.source import Record, Rows, read_one
 from vit_jax.evaluate import resources
 
 RECIPE = schema.Recipe(eval_native_patch=4, antialias=True)
@@ -27,19 +27,19 @@ TRANSFORMERS = (
 """Sizes, most patches of 16 px, and the grids of the image processor of SigLIP 2 in transformers 5.23."""
 
 
-class Images:
+class Images(Rows):
   """Images of several sizes, without files."""
   name, digest, class_names = 'images', 'images', ('a', 'b')
 
   def __len__(self) -> int:
     return 7
 
-  def __getitem__(self, index: int) -> Record:
-    rng = np.random.default_rng(index)
-    return Record(rng.integers(0, 256, (*rng.integers(5, 60, 2), 3), dtype=np.uint8), index % 2)
+  def example(self, row: int) -> Record:
+    rng = np.random.default_rng(row)
+    return Record(rng.integers(0, 256, (*rng.integers(5, 60, 2), 3), dtype=np.uint8), self.labels(row))
 
-  def label(self, index: int) -> int:
-    return index % 2
+  def labels(self, row: int) -> tuple[int, ...]:
+    return (row % 2,)
 
   def describe(self, index: int) -> str:
     return f'image {index}'
@@ -78,7 +78,7 @@ def test_grids_are_those_of_transformers() -> None:
 
 
 def test_patches_are_those_of_the_resized_image_and_zeros_follow() -> None:
-  image = Images()[3].image
+  image = read_one(Images(), 3).image
   assert isinstance(image, np.ndarray)
   packed, grid = native.fit(image, recipe=RECIPE, image_px=PX)
   rows, columns = grid.tolist()
@@ -111,7 +111,7 @@ def test_training_images_and_few_shot_images_of_big_vision_keep_one_size() -> No
   made = loader.train_loader(Images(), recipe=recipe, image_px=PX, batch_size=4, seed=0, shard=Shard((0,), 1),
                              workers=0, threads=1, in_memory=True, max_bad_images=0)
   batch = next(iter(made.batches(0)))
-  plain = geometry.fit(Images()[int(batch['index'][0])].image, recipe=recipe, image_px=PX)[0]
+  plain = geometry.fit(read_one(Images(), int(batch['index'][0])).image, recipe=recipe, image_px=PX)[0]
   np.testing.assert_array_equal(batch['image'][0], plain)
   config = schema.Config(data=schema.Data(recipe=RECIPE))
   assert not resources.squashed_crop(config).eval_native_patch
@@ -141,7 +141,7 @@ def test_each_training_batch_has_one_of_the_lengths_and_follows_from_seed_and_st
   batches = train_batches()
   lengths = [batch['image'].shape[1] // 4 for batch in batches]
   assert set(lengths) == {6, 9, 20}
-  assert lengths == [(6, 9, 20)[order.draw_length(3, step, 3)] for step in range(6)]
+  assert lengths == [(6, 9, 20)[order.draw_length_index(3, step, 3)] for step in range(6)]
   for batch, length in zip(batches, lengths, strict=True):
     num = batch['grid'].prod(-1)
     assert (num > 0).all() and (num <= length).all() and not batch['image'][0, num[0] * 4:].any()
@@ -160,7 +160,7 @@ def test_training_batches_are_equal_for_any_number_of_workers() -> None:
 
 
 def test_each_length_is_drawn_as_often_as_it_is_listed() -> None:
-  counts = np.bincount([order.draw_length(0, step, 4) for step in range(2_000)], minlength=4)
+  counts = np.bincount([order.draw_length_index(0, step, 4) for step in range(2_000)], minlength=4)
   np.testing.assert_allclose(counts, 500, atol=4 * math.sqrt(2_000 * 3 / 16))
 
 
@@ -172,6 +172,6 @@ def test_crops_keep_the_aspect_of_the_image_and_are_not_squashed() -> None:
   image = np.zeros((*size, 3), np.uint8)
   image[:, :50] = 255
   made = transforms.train_transform(dataclasses.replace(RECIPE, crop=schema.Crop.RESIZE, flip=False), PX, num_tokens=12)
-  example = made(Record(image, 0), np.random.default_rng(0))
+  example = made(Record(image, (0,)), np.random.default_rng(0))
   assert example['grid'].tolist() == [6, 2] and example['box'].tolist() == [0, 0, 1, 1]
   assert [int(patch.mean()) > 127 for patch in example['image'].reshape(12, -1)] == [True, False] * 6

@@ -12,18 +12,20 @@ import sys
 
 import pytest
 
-from vit_jax.core import retrying
-from vit_jax.data.files import open_files, ranges, records, tfrecord_index
+from vit_jax.core import failures
+from vit_jax.data import storage
+from vit_jax.data.files import open_files
+from vit_jax.data.formats import array_record, tfrecord
 
 SCRIPT = """
 import os, pathlib, resource, sys
 import numpy as np
-from vit_jax.data.files import open_files, records
+from vit_jax.data.files import open_files
 paths = sys.argv[1:]
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
 open_files.raise_limit()
-for kind in (records.ArrayRecords, records.TfRecords):
-  chosen = [p for p in paths if p.endswith('.array_record') == (kind is records.ArrayRecords)]
+for kind in (array_record.ArrayRecords, tfrecord.TfRecords):
+  chosen = [p for p in paths if p.endswith('.array_record') == (kind is array_record.ArrayRecords)]
   stored = kind(chosen, [1] * len(chosen))
   order = np.random.default_rng(0).permutation(len(chosen)).tolist()
   assert [stored[i] for i in order] == [str(i).encode() for i in order]
@@ -44,7 +46,7 @@ def write_shards(folder: pathlib.Path, num: int) -> list[str]:
     writer.write(record)
     writer.close()
     head = struct.pack('<Q', len(record))
-    mask = tfrecord_index.mask
+    mask = tfrecord.mask
     (folder / f'{number:04d}.tfrecord').write_bytes(head + mask(head) + record + mask(record))
   return sorted(map(str, folder.iterdir()))
 
@@ -111,12 +113,12 @@ def test_the_limit_is_raised_to_what_the_system_allows(monkeypatch: pytest.Monke
 def test_an_error_of_the_system_is_no_damage_of_a_record(tmp_path: pathlib.Path,
                                                          monkeypatch: pytest.MonkeyPatch) -> None:
   paths = [p for p in write_shards(tmp_path, 1) if p.endswith('array_record')]
-  stored = records.ArrayRecords(paths, [1])
+  stored = array_record.ArrayRecords(paths, [1])
   for text in ('open() failed: Too many open files; opening x', 'pread() failed: Input/output error; at byte 5'):
     def fail(path: str, count: int, text: str = text) -> None:
       raise RuntimeError(text)
     with monkeypatch.context() as patch, pytest.raises(OSError, match='Too many open files|output error') as found:
-      patch.setattr(records, '_open_array_record', fail)
+      patch.setattr(array_record, '_open_array_record', fail)
       patch.setattr(open_files, 'pool', functools.partial(open_files.Pool, 1))
       stored[0]
     assert found.value.filename == paths[0]
@@ -162,6 +164,6 @@ def test_a_file_that_the_file_system_lost_is_opened_anew_before_the_next_try(
   monkeypatch.setattr(open_files, 'pool', lambda: pool)
   monkeypatch.setattr(os, 'pread', pread)
   monkeypatch.setattr(os, 'close', lambda file: (closed.append(file), close(file)))
-  monkeypatch.setattr(retrying.time, 'sleep', lambda s: None)
-  assert ranges.read(str(tmp_path / 'a'), 2, 3) == b'234'
+  monkeypatch.setattr(failures.time, 'sleep', lambda s: None)
+  assert storage.read(str(tmp_path / 'a'), 2, 3) == b'234'
   assert closed == list(stale) and len(pool) == 1

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.data import make_golden_mixing as golden
-from vit_jax.data.pipeline import order
+from vit_jax.data import order
 
 
 @pytest.mark.parametrize('size', [1, 2, 3, 37, 64, 65, 1000])

@@ -19,21 +19,24 @@ from tests.data.packed import NAMES, Example
 from tests.data.parquets import class_label, described, pa, pq
 from vit_jax.config import schema
 from vit_jax.core.errors import TemporaryError, UserError
-from vit_jax.data.files import kept_index, parquet_index, ranges
+from vit_jax.data import index as indexes
+from vit_jax.data.formats import parquet
 from vit_jax.data.image import decode
 from vit_jax.data.image.headers import BadImage
-from vit_jax.data.source import Source, row_groups, title
+from vit_jax.data.index import FOLDER
+from vit_jax.data.source import Source, first_label, read_one, row_groups, title
 from vit_jax.data.sources import opening
 
 FOUND = packed.examples(23)
 BYTES = pa.array([e.image for e in FOUND], pa.binary())
 LABELS = [e.label for e in FOUND]
+POOLS: list[Any] = []
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
-  monkeypatch.setattr(ranges, '_state', ranges._State(ranges.Settings()))  # no row groups of other files
+  parquet.cache_of.cache_clear()  # no row groups of other files
 
 
 @pytest.fixture
@@ -57,14 +60,14 @@ def one(folder: pathlib.Path, columns: Any, **settings: Any) -> Source:
 
 def reason(source: Source, index: int) -> str:
   with pytest.raises(BadImage) as error:
-    source[index]
+    read_one(source, index)
   return str(error.value)
 
 
 def test_examples_are_in_the_stored_order_with_their_bytes_labels_and_names(files: pathlib.Path) -> None:
   source = opened(files)
-  assert [source[i][:2] for i in range(len(source))] == [(e.image, e.label) for e in FOUND]
-  assert [source.label(i) for i in range(len(source))] == LABELS and source.class_names == NAMES
+  assert [read_one(source, i)[:2] for i in range(len(source))] == [(e.image, (e.label,)) for e in FOUND]
+  assert [first_label(source, i) for i in range(len(source))] == LABELS and source.class_names == NAMES
   assert source.describe(8) == str(files / 'train-00001-of-00003.parquet' / '000008.png')
   assert row_groups(source).sizes.tolist() == [3, 3, 1, 3, 3, 2, 3, 3, 2]  # type: ignore[union-attr]
 
@@ -76,7 +79,7 @@ def test_examples_are_in_the_stored_order_with_their_bytes_labels_and_names(file
 def test_files_of_every_compression_and_layout_are_read(tmp_path: pathlib.Path, options: dict[str, Any]) -> None:
   parquets.write(tmp_path / 'f', 'train', [*FOUND, *FOUND[:9]], 2, rows=7, **options)
   source = opened(tmp_path / 'f')
-  assert [source[i][:2] for i in range(32)] == [(e.image, e.label) for e in [*FOUND, *FOUND[:9]]]
+  assert [read_one(source, i)[:2] for i in range(32)] == [(e.image, (e.label,)) for e in [*FOUND, *FOUND[:9]]]
 
 
 @pytest.mark.parametrize('column', [
@@ -85,7 +88,7 @@ def test_files_of_every_compression_and_layout_are_read(tmp_path: pathlib.Path, 
         pa.array([e.key for e in FOUND]), BYTES], ['path', 'bytes'])], ids=lambda column: str(column.type))
 def test_images_are_bytes_or_structs_with_them(tmp_path: pathlib.Path, column: Any) -> None:
   source = one(tmp_path / 'f', {'picture': column, 'label': LABELS})
-  assert [source[i].image for i in range(23)] == [e.image for e in FOUND]
+  assert [read_one(source, i).image for i in range(23)] == [e.image for e in FOUND]
   named = getattr(column.type, 'num_fields', 0) == 2
   path = str(tmp_path / 'f' / 'train-0.parquet')
   assert source.describe(8) == (f'{path}/000008' if named else f'{path}[8]')
@@ -105,8 +108,8 @@ def test_labels_are_numbers_texts_or_lists_of_them(tmp_path: pathlib.Path, label
   source = one(tmp_path / 'f', {'image': BYTES, 'label': label}, max_labels=several)
   assert source.class_names == names and getattr(source, 'most_labels', 0) == several
   for index, example in enumerate(FOUND):
-    assert source[index].label == source.label(index) == example.label
-    assert source[index].labels == ((example.label, 0) if several else None)
+    assert read_one(source, index).label == first_label(source, index) == example.label
+    assert read_one(source, index).labels == ((example.label, 0) if several else (example.label,))
 
 
 @pytest.mark.parametrize('feature', [
@@ -117,7 +120,7 @@ def test_lists_of_named_classes_have_their_names(tmp_path: pathlib.Path, feature
   made = made.replace_schema_metadata(described({'tags': feature}))
   source = one(tmp_path / 'f', made, label_column='tags', max_labels=3)
   assert source.class_names == ('x', 'y', 'z')
-  assert [source[i].labels for i in range(23)] == [(label,) if label else () for label in LABELS]
+  assert [read_one(source, i).labels for i in range(23)] == [(label,) if label else () for label in LABELS]
 
 
 @pytest.mark.parametrize('metadata', [b'{', b'[]', b'{"info": {"features": 3}}',
@@ -128,19 +131,45 @@ def test_a_description_of_another_form_is_not_used(tmp_path: pathlib.Path, metad
   assert one(tmp_path / 'f', made).class_names == ('0', '1', '2')
 
 
+def test_lists_of_nothing_but_null_are_no_labels(tmp_path: pathlib.Path) -> None:
+  labels = pa.array([[None]] * 3, pa.list_(pa.int64()))
+  rows = pa.table({'image': BYTES[:3], 'label': labels})
+  (tmp_path / 'x').mkdir()
+  pq.write_table(rows, tmp_path / 'x' / 'train-0.parquet')
+  source = opening.open_split(schema.Data(source=f'parquet:{tmp_path}/x'), 'train', image_px=(8, 8))
+  assert source.most_labels == 0 and [source.labels(row) for row in range(3)] == [(0,)] * 3
+
+
 def test_names_of_classes_keep_the_order_of_the_description_and_a_list_gives_another(files: pathlib.Path) -> None:
   made = parquets.table(FOUND, ('cow', 'bee', 'ant'))
   source = one(files.parent / 'f', made)
-  assert source.class_names == ('cow', 'bee', 'ant') and source[1].label == FOUND[1].label
+  assert source.class_names == ('cow', 'bee', 'ant') and read_one(source, 1).label == FOUND[1].label
   (files / 'classes.txt').write_text('bee\ncow\nant\n')
   source = opened(files)
   assert source.class_names == ('bee', 'cow', 'ant')
-  assert [source.label(i) for i in range(23)] == [(2, 0, 1)[label] for label in LABELS]
+  assert [first_label(source, i) for i in range(23)] == [(2, 0, 1)[label] for label in LABELS]
 
 
 def test_numbers_of_classes_can_begin_at_another_number(tmp_path: pathlib.Path) -> None:
   source = one(tmp_path / 'f', {'image': BYTES, 'label': [label + 5 for label in LABELS]}, label_offset=5)
-  assert source.class_names == ('0', '1', '2') and [source.label(i) for i in range(23)] == LABELS
+  assert source.class_names == ('0', '1', '2') and [first_label(source, i) for i in range(23)] == LABELS
+
+
+@pytest.mark.parametrize(('shift', 'listed', 'says'), [
+    (1, False, 'expected 1, the number of the first class, for labels from 1 to 3 and 3 classes of .*, got 0. Set'),
+    (1, True, 'expected 1, the number'), (2, False, 'expected 2, the number'), (-1, False, '')])
+def test_labels_beyond_the_names_of_the_description_ask_for_the_offset(shift: int, listed: bool, says: str,
+                                                                       tmp_path: pathlib.Path) -> None:
+  parquets.write(tmp_path / 'f', 'train', [e._replace(label=e.label + shift) for e in FOUND])
+  (tmp_path / 'names.txt').write_text('\n'.join(reversed(NAMES)))
+  settings = {'classes': str(tmp_path / 'names.txt')} if listed else {}
+  if says:
+    with pytest.raises(UserError, match=f'data.label_offset: {says}'):
+      opened(tmp_path / 'f', **settings)
+    source = opened(tmp_path / 'f', label_offset=shift, **settings)
+    assert [source.class_names[first_label(source, i)] for i in range(23)] == [NAMES[label] for label in LABELS]
+  else:  # a negative one is none
+    assert len(opened(tmp_path / 'f')) == 23
 
 
 def test_labels_that_are_missing_or_out_of_range_count_as_bad_images(tmp_path: pathlib.Path) -> None:
@@ -148,7 +177,7 @@ def test_labels_that_are_missing_or_out_of_range_count_as_bad_images(tmp_path: p
   source = one(tmp_path / 'f', made.set_column(1, 'label', pa.array([None, -1, 7, *LABELS[3:]], pa.int64())))
   assert 'expected a label in the column label, got none, or one' in reason(source, 0)
   assert 'expected a label in the column label, got none, or one' in reason(source, 1)
-  assert 'expected one of the 3 classes' in reason(source, 2) and source[3].label == LABELS[3]
+  assert 'expected one of the 3 classes' in reason(source, 2) and read_one(source, 3).label == LABELS[3]
 
 
 def test_a_split_whose_labels_are_all_missing_and_files_without_labels_have_one_class(
@@ -157,7 +186,7 @@ def test_a_split_whose_labels_are_all_missing_and_files_without_labels_have_one_
   made = parquets.table(FOUND)
   pq.write_table(made.set_column(1, 'label', pa.array([-1] * 23, pa.int64())), tmp_path / 'f' / 'test-0.parquet')
   test = opened(tmp_path / 'f', 'test')
-  assert test.class_names == ('unlabeled',) and test[3] == (FOUND[3].image, 0, None, None)
+  assert test.class_names == ('unlabeled',) and read_one(test, 3) == (FOUND[3].image, (0,), None)
   assert "test has no labels: its images get the class 'unlabeled'" in caplog.text
   assert opened(tmp_path / 'f').class_names == NAMES
   assert one(tmp_path / 'g', {'image': BYTES}).class_names == ('unlabeled',)
@@ -174,7 +203,7 @@ def test_columns_are_chosen_by_type_and_name_and_several_are_asked_for(tmp_path:
   assert one(tmp_path / 'f', made, label_column='coarse').class_names == ('x', 'y', 'z', 'w')
   with pytest.raises(UserError, match=r"data.image_column: .*left, right, got ''"):
     one(tmp_path / 'f', made.replace_schema_metadata(None))
-  assert one(tmp_path / 'f', {'id': [b'x'] * 23, 'image': BYTES})[3].image == FOUND[3].image
+  assert read_one(one(tmp_path / 'f', {'id': [b'x'] * 23, 'image': BYTES}), 3).image == FOUND[3].image
   for settings, said in (({'image_column': 'none'}, r"data.image_column: expected one column of .*left \(binary\).*got "
                           "'none'"), ({'image_column': 'fine'}, "got 'fine' of the type int64"),
                          ({'label_column': 'none'}, "data.label_column: expected one column of .*got 'none'"),
@@ -200,19 +229,19 @@ def test_images_may_be_files_below_the_folder_and_never_others(tmp_path: pathlib
          7: 'expected at most 1,048,576', 8: 'expected a path below'}
   for image in (paths, pa.array([{'bytes': None, 'path': path} for path in paths], parquets.IMAGE)):
     source = one(folder, {'image': image, 'label': labels}, max_file_mib=1)
-    assert source[0].image == FOUND[1].image
+    assert read_one(source, 0).image == FOUND[1].image
     for index, said in bad.items():
       with pytest.raises(BadImage, match=said):
-        source[index]
+        read_one(source, index)
   assert row_groups(one(folder, {'image': paths})) is None  # nothing is read in row groups
-  assert one(folder, {'image': paths}, follow_links=True)[3].image == FOUND[0].image
+  assert read_one(one(folder, {'image': paths}, follow_links=True), 3).image == FOUND[0].image
 
 
 def test_an_image_that_is_missing_or_too_large_counts_as_bad(tmp_path: pathlib.Path) -> None:
   source = one(tmp_path / 'f', {'image': [None, bytes(2**20 + 1), FOUND[2].image]}, max_file_mib=1)
   assert 'expected an image in the column image, got none' in reason(source, 0)
   assert 'the image has 1,048,577 bytes: expected at most 1,048,576' in reason(source, 1)
-  assert source[2].image == FOUND[2].image
+  assert read_one(source, 2).image == FOUND[2].image
 
 
 @pytest.mark.parametrize('pattern', ['files', 'files/{split}-*.parquet', 'files/*.parquet',
@@ -228,7 +257,7 @@ def test_a_part_of_files_without_splits_is_held_out(tmp_path: pathlib.Path) -> N
   (tmp_path / 'f').mkdir()
   pq.write_table(parquets.table(FOUND), tmp_path / 'f' / '0.parquet', row_group_size=5)
   train, test = (opened(tmp_path / 'f', split, holdout=.25) for split in ('train', 'test'))
-  kept, held = ([s[i].image for i in range(len(s))] for s in (train, test))
+  kept, held = ([record.image for record in s.read(range(len(s)))] for s in (train, test))
   assert len(held) == 6 and sorted(kept + held) == sorted(e.image for e in FOUND)
   assert title(test) == f'parquet:{tmp_path / "f"}, the 25 % held out'
   found = row_groups(train)
@@ -272,7 +301,7 @@ def test_any_changed_byte_is_refused_counts_as_bad_images_or_leaves_the_rest(fil
   content, outcomes = path.read_bytes(), set()
   for place in rng.integers(4, len(content) - 8, 150).tolist():
     path.write_bytes(content[:place] + bytes([content[place] ^ (1 << place % 8)]) + content[place + 1:])
-    ranges._state = ranges._State(ranges.Settings())
+    parquet.cache_of.cache_clear()
     try:
       source = opened(files, label_column='label', image_column='image', num_classes=0)
     except (UserError, TemporaryError) as error:
@@ -281,7 +310,7 @@ def test_any_changed_byte_is_refused_counts_as_bad_images_or_leaves_the_rest(fil
       continue
     for index in range(len(source)):
       try:
-        source[index]
+        read_one(source, index)
       except BadImage:
         outcomes.add('bad')
   assert outcomes == {'refused', 'bad'}
@@ -296,7 +325,8 @@ def test_a_damaged_row_group_counts_as_bad_images_and_the_others_are_read(tmp_pa
   path.write_bytes(content)
   source = opened(tmp_path / 'f')
   assert all('the row group is damaged' in reason(source, i) for i in (3, 4, 5))
-  assert [source[i].image for i in (2, 6)] == [FOUND[2].image, FOUND[6].image] and source.label(4) == FOUND[4].label
+  assert [read_one(source, i).image for i in (2, 6)] == [FOUND[2].image, FOUND[6].image]
+  assert first_label(source, 4) == FOUND[4].label
 
 
 def test_a_file_with_other_columns_or_class_names_is_refused(files: pathlib.Path) -> None:
@@ -357,24 +387,27 @@ def test_files_outside_of_the_folder_are_read_only_if_the_setting_says_so(files:
 def test_the_index_is_kept_mapped_and_made_again_if_it_is_damaged(files: pathlib.Path,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
   source = opened(files)
-  [kept] = (files / kept_index.FOLDER).iterdir()
+  [kept] = (files / FOLDER).iterdir()
   with monkeypatch.context() as patch:
-    patch.setattr(parquet_index, '_scan', None)
+    patch.setattr(indexes, 'scan_all', None)
     other = pickle.loads(pickle.dumps(source))
-    assert len(pickle.dumps(source)) < 1500 and other[9] == source[9] and other.digest == source.digest
+    assert len(pickle.dumps(source)) < 1500 and other.digest == source.digest
+    assert read_one(other, 9) == read_one(source, 9)
   content = kept.read_bytes()
   for damaged in (content[:-9], content[:200] + b'\xff' * 60 + content[260:], b'', content[:128] + content[192:]):
     kept.write_bytes(damaged)
     again = opened(files)
-    assert [again[i] for i in range(len(again))] == [source[i] for i in range(len(source))]
+    assert [read_one(again, i) for i in range(len(again))] == [read_one(source, i) for i in range(len(source))]
 
 
 def test_more_files_than_may_be_open_are_read(tmp_path: pathlib.Path) -> None:
   for number in range(100):
     pq.write_table(pa.table({'image': [b'%d' % number], 'label': [0]}), tmp_path / f'train-{number:03d}.parquet')
   script = ('import sys\nfrom vit_jax.config import schema\nfrom vit_jax.data.sources import opening\n'
+            'from vit_jax.data.source import read_one\n'
             "source = opening.open_split(schema.Data(source=f'parquet:{sys.argv[1]}'), 'train', image_px=(8, 8))\n"
-            'assert [int(source[i * 37 % 100].image) for i in range(100)] == [i * 37 % 100 for i in range(100)]\n')
+            'places = [i * 37 % 100 for i in range(100)]\n'
+            'assert [int(read_one(source, i).image) for i in places] == places\n')
   subprocess.run(['bash', '-c', 'ulimit -n 64; exec "$@"', 'bash', sys.executable, '-c', script, str(tmp_path)],
                  check=True, env=os.environ | {'JAX_PLATFORMS': 'cpu'})
 
@@ -386,7 +419,7 @@ def test_files_of_the_package_datasets_are_read_as_it_reads_them(column: str, tm
   expected = json.loads(golden.with_suffix('.json').read_text())
   source = opened(tmp_path, label_column=column, max_labels=2)
   assert source.class_names == tuple(expected['names'])
-  found = [source[i] for i in range(7)]
+  found = [read_one(source, i) for i in range(7)]
   assert [hashlib.sha256(one.image).hexdigest() for one in found] == expected['sha256']
   assert [decode.decode(bytes(one.image)).shape[1::-1] for one in found] == [tuple(size) for size in expected['size']]
   assert [os.path.basename(source.describe(i)) for i in range(7)] == expected['path']
@@ -400,3 +433,48 @@ def test_a_missing_package_is_named_with_what_installs_it(files: pathlib.Path, m
   monkeypatch.setitem(sys.modules, 'pyarrow.parquet', None)
   with pytest.raises(UserError, match='expected the Python package pyarrow, got none. Run: pip install .*pyarrow'):
     opened(files)
+
+
+@pytest.mark.parametrize('place', ['flat image', 'nested image', 'label', 'labels', 'caption', 'captions'])
+def test_rows_that_share_a_long_value_share_its_memory(place: str, tmp_path: pathlib.Path) -> None:
+  num, shared = 1_000, np.random.default_rng(0).bytes(200_000)  # 200 MB if each row had its own
+  text, small = shared.hex()[:200_000], FOUND[0].image
+  images = pa.array([shared if place == 'flat image' else small] * num, pa.binary())
+  if place == 'nested image':
+    images = pa.array([{'bytes': shared, 'path': 'x.png'}] * num, parquets.IMAGE)
+  columns = {'image': images, 'label': {'label': [text] * num, 'labels': [[text]] * num}.get(place, ['a'] * num),
+             'text': {'caption': [text] * num, 'captions': [[text, 'b']] * num}.get(place, ['c'] * num)}
+  (tmp_path / 'x').mkdir()
+  pq.write_table(pa.table(columns), tmp_path / 'x' / 'train-0.parquet', row_group_size=num)
+  del columns, images
+  before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+  POOLS.append(pool)  # arrays may outlive the test
+  pa.set_memory_pool(pool)
+  try:
+    source = opened(tmp_path / 'x', caption_column='text')
+    assert read_one(source, 0).image == read_one(source, num - 1).image == (shared if 'image' in place else small)
+    assert source.captions(num - 1)[0] == (text if 'caption' in place else 'c')
+    assert source.class_names == ((text,) if 'label' in place else ('a',))
+  finally:
+    pa.set_memory_pool(before)
+  assert pool.max_memory() < 20_000_000
+
+
+def test_images_whose_size_in_memory_is_not_known_are_refused(tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'x').mkdir()
+  pq.write_table(pa.table({'image': BYTES, 'label': LABELS}), tmp_path / 'x' / 'train-0.parquet',
+                 use_dictionary=False, column_encoding={'image': 'DELTA_BYTE_ARRAY'})
+  with pytest.raises(UserError, match='expected images that are stored as they are or in a dictionary, got the enc'):
+    opened(tmp_path / 'x')
+
+
+def test_a_path_that_no_file_has_is_refused(tmp_path: pathlib.Path) -> None:
+  long = pa.array([{'bytes': FOUND[0].image, 'path': 'x' * 5_000}], parquets.IMAGE)
+  with pytest.raises(UserError, match=r'got a damaged one \("a path of 5,000 bytes"\)'):
+    one(tmp_path / 'x', {'image': long, 'label': [0]})
+
+
+def test_texts_that_a_dictionary_has_but_no_row_are_no_classes(tmp_path: pathlib.Path) -> None:
+  codes = pa.DictionaryArray.from_arrays(pa.array([2, None, 0]), pa.array(['dog', 'unused', 'cat']))
+  source = one(tmp_path / 'x', {'image': BYTES[:3], 'label': codes})
+  assert source.class_names == ('cat', 'dog') and [first_label(source, i) for i in (0, 2)] == [0, 1]

@@ -12,11 +12,11 @@ import pytest
 from vit_jax.config import check, schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch, Shard
+from vit_jax.data import answers, loader
 from vit_jax.data.device.prepare import prepare_train
-from vit_jax.data.labels import label_maps
-from vit_jax.data.pipeline import loader
-from vit_jax.data.source import Source
-from vit_jax.data.sources import opening, pseudo
+from vit_jax.data.formats import pseudo
+from vit_jax.data.source import first_label, read_one
+from vit_jax.data.sources import opening
 
 CLASSES = 10
 RECIPE = schema.Recipe(crop=schema.Crop.RESIZE, flip=False)
@@ -51,15 +51,16 @@ def test_none_is_sure_enough() -> None:
   assert not len(pseudo.select(np.zeros(4, np.uint16), np.full(4, .2, np.float16), threshold=.3, per_class=5))
 
 
-def answers(folder: pathlib.Path, *, top: int = 3, teacher: str = 'runs/teacher') -> tuple[np.ndarray, np.ndarray]:
-  """Label maps of the test split of the digits, whatever the pictures are."""
+def write_answers(folder: pathlib.Path, *, top: int = 3, teacher: str = 'runs/teacher', are_readable: bool = True,
+                  **made: object) -> tuple[np.ndarray, np.ndarray]:
+  """Answers about the test split of the digits, whatever the pictures are."""
   source = opening.open_split(schema.Data(source='digits'), 'test', image_px=(8, 8))
   rng = np.random.default_rng(3)
-  scores = np.sort(rng.dirichlet(np.full(CLASSES, .3), len(source)))[:, ::-1][:, :top].astype(np.float16)
+  scores = np.sort(rng.dirichlet(np.full(CLASSES, .3), len(source)))[:, ::-1][:, :top].astype(np.float16) * are_readable
   classes = np.argsort(rng.uniform(size=(len(source), CLASSES)))[:, :top]
-  info = label_maps.Info(source.name, source.digest, len(source), (1, 1), top, CLASSES, 100, {'teacher': teacher},
-                         label_maps.PROBABILITIES)
-  label_maps.write(folder, info, lambda rows: (classes[rows.start:rows.stop, None, None],
+  info = answers.Info(source.name, source.digest, len(source), (1, 1), top, CLASSES, 100, {'teacher': teacher, **made},
+                         answers.PROBABILITIES)
+  answers.write(folder, info, lambda rows: (classes[rows.start:rows.stop, None, None],
                                                scores[rows.start:rows.stop, None, None]))
   return classes, scores
 
@@ -70,9 +71,9 @@ def data(folder: pathlib.Path, **settings: object) -> schema.Data:
   return schema.Data(source='digits', recipe=RECIPE, pseudo=schema.Pseudo(**given))  # type: ignore[arg-type]
 
 
-def batches(source: Source, num: int) -> list[Batch]:
+def batches(source: pseudo.PseudoLabeled, num: int) -> list[Batch]:
   soft = loader.train_loader(source, recipe=RECIPE, image_px=(8, 8), batch_size=50, seed=0, shard=Shard((0,), 1),
-                             workers=0, threads=1, in_memory=True, max_bad_images=0)
+                             workers=0, threads=1, in_memory=True, max_bad_images=0, extra=source.extra())
   assert soft.info.digest == source.digest
   stream = soft.batches(0)
   found = [next(stream) for _ in range(num)]
@@ -81,7 +82,7 @@ def batches(source: Source, num: int) -> list[Batch]:
 
 
 def test_a_batch_has_the_share_and_the_targets_of_both_kinds(tmp_path: pathlib.Path) -> None:
-  classes, scores = answers(tmp_path / 'labels')
+  classes, scores = write_answers(tmp_path / 'labels')
   opened = opening.open_sources(data(tmp_path / 'labels'), image_px=(8, 8))
   train, test = opened.train, opened.eval
   rows = pseudo.select(classes[:, 0], scores[:, 0], threshold=.6, per_class=9)
@@ -94,19 +95,20 @@ def test_a_batch_has_the_share_and_the_targets_of_both_kinds(tmp_path: pathlib.P
     for row, index in enumerate(batch['index'].tolist()):
       want = np.zeros(CLASSES)
       if index < 1437:
-        want[train.label(index)] = 1.
+        want[first_label(train, index)] = 1.
       else:
         num_taught += 1
         place = rows[index - 1437]
         np.add.at(want, classes[place], scores[place].astype(np.float64))
-        assert (train[index].image == test[place].image).all() and train.label(index) == classes[place, 0]
+        assert (read_one(train, index).image == read_one(test, place).image).all()
+        assert first_label(train, index) == classes[place, 0]
         assert train.describe(index) == test.describe(int(place))
       np.testing.assert_allclose(done['labels'][row], want / want.sum(), atol=1e-3)
   assert num_taught == 250  # a round of 1,000 has its share exactly
 
 
 def test_what_goes_to_loader_processes_is_small_and_the_digest_tells_labels_apart(tmp_path: pathlib.Path) -> None:
-  answers(tmp_path / 'labels')
+  write_answers(tmp_path / 'labels')
   digests = set()
   for settings in ({}, {'per_class': 5}, {'threshold': .7}, {'share': .5}):
     train = opening.open_sources(data(tmp_path / 'labels', **settings), image_px=(8, 8)).train
@@ -122,9 +124,24 @@ def test_what_goes_to_loader_processes_is_small_and_the_digest_tells_labels_apar
     ({'split': 'train'}, r'expected label maps with digest .*num_examples 1437, got 360'),
     ({'threshold': .9999}, r'data.pseudo.threshold: expected at most 0.87, .* of the 360 images .*, got 0.9999')])
 def test_labels_that_do_not_fit_are_refused(tmp_path: pathlib.Path, settings: dict[str, object], said: str) -> None:
-  answers(tmp_path / 'labels')
+  write_answers(tmp_path / 'labels')
   with pytest.raises(UserError, match=said):
     opening.open_sources(data(tmp_path / 'labels', **settings), image_px=(8, 8))
+
+
+def test_images_of_which_none_could_be_read_are_not_blamed_on_the_threshold(tmp_path: pathlib.Path) -> None:
+  write_answers(tmp_path / 'labels', are_readable=False)
+  with pytest.raises(UserError, match='data.pseudo.source: expected images .* got 360 .* of which none could be read'):
+    opening.open_sources(data(tmp_path / 'labels'), image_px=(8, 8))
+
+
+def test_labels_for_other_names_of_classes_are_refused(tmp_path: pathlib.Path) -> None:
+  names = opening.open_split(schema.Data(source='digits'), 'train', image_px=(8, 8)).class_names
+  for folder, classes in (('same', names), ('other', names[::-1])):
+    write_answers(tmp_path / folder, classes=pseudo.classes_digest(classes))
+  opening.open_sources(data(tmp_path / 'same'), image_px=(8, 8))
+  with pytest.raises(UserError, match='labels for the 10 classes .* got those for other names or another order'):
+    opening.open_sources(data(tmp_path / 'other'), image_px=(8, 8))
 
 
 def test_settings_that_make_no_sense_are_all_told() -> None:

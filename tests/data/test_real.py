@@ -15,7 +15,7 @@ from tests.data.images import encode, random_image
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.labels import real
-from vit_jax.data.source import Source, Subset
+from vit_jax.data.source import Source, take
 from vit_jax.data.sources import opening
 
 RNG = np.random.default_rng(0)
@@ -108,7 +108,7 @@ def test_images_are_found_by_their_number_in_any_order_and_part(path: str, tmp_p
   want = {f'ILSVRC2012_val_{n:08}.JPEG': tuple(lists()[n - 1]) for n in numbers}
   found = real.of_source(source, path)
   assert found == tuple(want[pathlib.Path(source.describe(i)).name] for i in range(5))
-  part = Subset(source, [3, 1], name='two')
+  part = take(source, [3, 1], name='two')
   assert real.of_source(part, path) == (found[3], found[1])
   half = opening.open_split(schema.Data(source=f'folder:{tmp_path}'), 'val[2:]', image_px=(8, 8))
   assert real.of_source(half, path) == found[2:]
@@ -136,10 +136,10 @@ class Stored:
 
 
 def test_sets_of_tfds_know_file_names_and_perhaps_labels(path: str) -> None:
-  source = Stored([{'file_name': b'ILSVRC2012_val_00000293.JPEG', 'real_label': np.array([3, 5])},
-                   {'file_name': b'ILSVRC2012_val_00000007.JPEG', 'real_label': np.array([], np.int64)}])
+  source = Stored([{'file_name': [b'ILSVRC2012_val_00000293.JPEG'], 'real_label': [3, 5]},
+                   {'file_name': [b'ILSVRC2012_val_00000007.JPEG'], 'real_label': []}])
   assert real.of_source(source, '') == ((3, 5), ())
-  assert real.of_source(Subset(source, [1], name='one'), path) == (tuple(lists()[6]),)
+  assert real.of_source(take(source, [1], name='one'), path) == (tuple(lists()[6]),)
 
 
 def test_a_source_without_such_labels_is_refused(tmp_path: pathlib.Path) -> None:

@@ -1,6 +1,7 @@
 """Files of several formats in object storage: the examples of the local files, by few requests and in little memory."""
 from __future__ import annotations
 
+import collections
 import pathlib
 import pickle
 import tracemalloc
@@ -9,18 +10,19 @@ from typing import Any
 
 import buckets
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from tests.data import packed, parquets
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Shard
-from vit_jax.data.files import example_index, open_files, parquet_index, ranges, tar_index, windows
-from vit_jax.data.files.ranges import Settings
+from vit_jax.data import index, loader, storage
+from vit_jax.data.files import open_files
 from vit_jax.data.files.user_files import Rules
-from vit_jax.data.pipeline import ahead, loader
-from vit_jax.data.source import Source
-from vit_jax.data.sources import opening, wds
+from vit_jax.data.formats import parquet, tar, tfrecord
+from vit_jax.data.source import Source, read_one
+from vit_jax.data.sources import opening
 
 FOUND = packed.examples(23)
 WRITERS: dict[str, Callable[..., None]] = {'wds': packed.write_tars, 'tfrecord': packed.write_tfrecords,
@@ -35,8 +37,9 @@ IN_BLOCKS = ('wds', 'tfrecord')
 def own_state(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
   """Nothing that another test has started, kept or opened."""
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
-  monkeypatch.setattr(ranges, '_state', ranges._State(Settings()))
+  monkeypatch.setattr(storage, '_state', storage._State(storage.Settings()))
   open_files.pool.cache_clear()
+  parquet.cache_of.cache_clear()
   yield
   open_files.pool.cache_clear()
 
@@ -76,7 +79,7 @@ def test_patterns_and_folders_are_found_in_a_bucket(kind: str, pattern: str, fol
   for name in ('set/classes.bak', 'set/.hidden-train.tar', 'set/.hidden-train.tfrecord', 'settings/x'):
     put(bucket, f'bucket/{name}', b'no file of the set')
   source = opened(kind, pattern)
-  assert [source[i][:2] for i in range(len(source))] == [(e.image, e.label) for e in FOUND]
+  assert [read_one(source, i)[:2] for i in range(len(source))] == [(e.image, (e.label,)) for e in FOUND]
   assert source.digest == opened(kind, folder).digest
   assert source.describe(9).startswith('gs://bucket/set/')
 
@@ -100,7 +103,7 @@ def test_what_is_beside_a_folder_is_not_listed(folder: pathlib.Path, bucket: buc
   for number in range(500):
     put(bucket, f'bucket/set-large/{number}.tar', b'')
   bucket.requests.clear()
-  wds.find('gs://bucket/set', Rules())
+  tar.find('gs://bucket/set', Rules())
   assert bucket.requests['GET'] < 10
 
 
@@ -119,21 +122,79 @@ def test_the_index_is_kept_in_the_cache_until_an_object_is_written_again(
     kind: str, folder: pathlib.Path, bucket: buckets.Server, tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch) -> None:
   source = opened(kind, 'gs://bucket/set')
-  kept = list((tmp_path / 'cache' / 'vit_jax' / {'wds': 'tar'}.get(kind, kind)).glob('*.npy'))
-  assert len(kept) == 1 and not any('.vit_jax_index' in name for name in bucket.objects)
+  kept = list((tmp_path / 'cache' / 'vit_jax' / {'wds': 'tar'}.get(kind, kind)).glob('*.arrow'))
+  assert len(kept) == 1 and [name for name in bucket.objects if '.vit_jax_index' in name] == [
+      f'bucket/set/.vit_jax_index/{kept[0].name}']
   bucket.requests.clear()
   with monkeypatch.context() as patch:
-    for scan in (tar_index.Scan, example_index.Scan):
-      patch.setattr(scan, 'one', None)
-    patch.setattr(parquet_index, '_scan', None)
+    refuse_to_scan(patch)
     other = pickle.loads(pickle.dumps(source))
     assert bucket.requests == {'GET': 3}  # whether they are still the same
-    assert other[9] == source[9]
+    assert read_one(other, 9) == read_one(source, 9)
   name = sorted(name for name in bucket.objects if 'train' in name)[0]
   put(bucket, name, bucket.objects[name][1])
-  ranges._state.generations.clear()  # a new run
+  storage._state.generations.clear()  # a new run
   assert opened(kind, 'gs://bucket/set').digest == source.digest
-  assert len(list(kept[0].parent.glob('*.npy'))) == 2
+  assert len(list(kept[0].parent.glob('*.arrow'))) == 2
+
+
+def refuse_to_scan(patch: pytest.MonkeyPatch) -> None:
+  patch.setattr(index, 'scan_all', None)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_another_host_reads_the_index_from_the_bucket_and_a_damaged_one_is_made_again(
+    kind: str, folder: pathlib.Path, bucket: buckets.Server, tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch) -> None:
+  source = opened(kind, 'gs://bucket/set')
+  [name] = [name for name in bucket.objects if '.vit_jax_index' in name]
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'other'))
+  with monkeypatch.context() as patch:
+    refuse_to_scan(patch)
+    pickle.loads(pickle.dumps(source))
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'third'))
+  good = bucket.objects[name][1]
+  put(bucket, name, good[:100] + bytes([good[100] ^ 1]) + good[101:])
+  assert opened(kind, 'gs://bucket/set').digest == source.digest and bucket.objects[name][1] == good
+
+
+def forged(content: bytes, name: str, folder: pathlib.Path, changes: dict[str, Any]) -> bytes:
+  """Returns an index with other columns and the right checksum, as whoever may write the bucket can make it."""
+  folder.mkdir(exist_ok=True)
+  place = folder / pathlib.Path(name).name
+  place.write_bytes(content)
+  rows = index.read_sealed(place)
+  for column, values in changes.items():
+    kept = rows.drop_columns([column]) if column in rows.column_names else rows
+    rows = kept.append_column(column, values) if len(values) else kept
+  place.unlink()
+  index.write_sealed(place, rows)
+  return place.read_bytes()
+
+
+def ends_beyond() -> pa.Array:
+  """Bytes that end behind the end of their buffer."""
+  ends = pa.py_buffer(np.array([0, *[2**40] * 22, 1], np.int64))
+  return pa.Array.from_buffers(pa.large_binary(), 23, [None, ends, pa.py_buffer(b'x')])
+
+
+@pytest.mark.parametrize(('kind', 'changes'), [('parquet' if 'place' in one else 'wds', one) for one in (
+    {'file': pa.array([0] * 22 + [3], pa.int32())}, {'file': pa.array([-1] + [0] * 22, pa.int32())},
+    {'file': pa.array([1] * 8 + [0] * 15, pa.int32())}, {'offset': pa.array([-2] * 23)},
+    {'offset': pa.array([.5] * 23)}, {'offset': pa.array([None] * 23, pa.int64())}, {'size': pa.array([-1] * 23)},
+    {'name': ends_beyond()}, {'name': pa.array([])}, {'label': pa.array(['x'] * 23)}, {'more': pa.array([0] * 23)},
+    {'place': pa.array([0, 2] + [0] * 21)})],
+    ids=lambda one: one if isinstance(one, str) else ' '.join(f'{name} {x.type}' for name, x in one.items()))
+def test_an_index_with_impossible_places_in_a_bucket_is_made_again(
+    kind: str, changes: dict[str, Any], folder: pathlib.Path, bucket: buckets.Server, tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch) -> None:
+  source = opened(kind, 'gs://bucket/set')
+  [name] = [name for name in bucket.objects if '.vit_jax_index' in name]
+  good = bucket.objects[name][1]
+  assert forged(good, name, tmp_path / 'forged', {}) == good
+  put(bucket, name, forged(good, name, tmp_path / 'forged', changes))
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'other'))
+  assert opened(kind, 'gs://bucket/set').digest == source.digest and bucket.objects[name][1] == good
 
 
 @pytest.mark.parametrize('kind', KINDS)
@@ -142,35 +203,35 @@ def test_an_object_that_changes_during_a_run_stops_it(kind: str, folder: pathlib
   name = sorted(name for name in bucket.objects if 'train' in name)[0]
   put(bucket, name, bucket.objects[name][1])
   with pytest.raises(UserError, match='expected an object that does not change, got another one during the run'):
-    source[0]
+    read_one(source, 0)
 
 
 @pytest.mark.parametrize('kind', IN_BLOCKS)
 def test_an_index_is_read_in_blocks_and_an_image_with_one_request(
     kind: str, folder: pathlib.Path, bucket: buckets.Server, monkeypatch: pytest.MonkeyPatch) -> None:
   for block in (2**22, 2**12, 3_000):
-    monkeypatch.setattr(windows, 'BLOCK', block)
-    monkeypatch.setattr(ranges, '_state', ranges._State(Settings()))
+    monkeypatch.setattr(storage.Window, 'BLOCK', block)
+    monkeypatch.setattr(storage, '_state', storage._State(storage.Settings()))
     path = max((one for one in folder.iterdir() if 'train-' in one.name), key=lambda one: one.stat().st_size)
     bucket.requests.clear()
-    scan: Any = {'wds': tar_index.Scan(tar_index.Columns('', 'cls')),
-                 'tfrecord': example_index.Scan('image/class/label')}[kind]
-    for local, remote in zip(scan.one(str(path)), scan.one(f'gs://bucket/set/{path.name}'), strict=True):
+    scan: Any = {'wds': lambda path: [*tar.scan(path, collections.Counter(), columns=tar.Columns('', 'cls'))],
+                 'tfrecord': lambda path: [*tfrecord.scan(path, collections.Counter(), label='image/class/label')],
+                 }[kind]
+    for local, remote in zip(scan(str(path)), scan(f'gs://bucket/set/{path.name}'), strict=True):
       np.testing.assert_equal(local, remote)
     num_blocks = -(-path.stat().st_size // block)
     assert bucket.requests['GET'] <= num_blocks + 10  # some ahead of the end; there are more headers than that
-    assert not ranges._state.started and not ranges._state.num_bytes
+    assert not storage._state.num_bytes
   source = opened(kind, 'gs://bucket/set')
   bucket.requests.clear()
-  for row in ahead.rows(source, [3, 9, 20]):
-    assert source[(3, 9, 20)[row]].image == FOUND[(3, 9, 20)[row]].image
-  assert bucket.requests == {'GET': 3} and not ranges._state.started
+  assert [record.image for record in source.read([3, 9, 20])] == [FOUND[row].image for row in (3, 9, 20)]
+  assert bucket.requests == {'GET': 3} and not storage._state.num_bytes
 
 
 @pytest.mark.parametrize('kind', IN_BLOCKS)
 def test_an_index_of_large_objects_takes_little_memory(kind: str, bucket: buckets.Server, tmp_path: pathlib.Path,
                                                        monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(windows, 'BLOCK', 2**16)
+  monkeypatch.setattr(storage.Window, 'BLOCK', 2**16)
   large = [e._replace(image=e.image + bytes(200_000)) for e in FOUND]
   WRITERS[kind](tmp_path / 'large', 'train', large, 1)
   [path] = [one for one in (tmp_path / 'large').iterdir() if one.is_file()]
@@ -183,16 +244,6 @@ def test_an_index_of_large_objects_takes_little_memory(kind: str, bucket: bucket
   assert len(source) == 23 and most < 2**21 < path.stat().st_size // 2
 
 
-@pytest.mark.parametrize('kind', KINDS)
-def test_a_cache_keeps_images_and_not_the_blocks_of_the_index(kind: str, folder: pathlib.Path, bucket: buckets.Server,
-                                                              tmp_path: pathlib.Path) -> None:
-  source = opened(kind, 'gs://bucket/set', cache_gib=1, cache_dir=str(tmp_path / 'kept'))
-  assert not sum(one.stat().st_blocks for one in (tmp_path / 'kept').rglob('*') if one.is_file())
-  images = [source[i].image for i in range(23)]
-  bucket.requests.clear()
-  assert [source[i].image for i in range(23)] == images and not bucket.requests
-
-
 @pytest.mark.parametrize('kind', IN_BLOCKS)
 def test_damaged_truncated_missing_and_forbidden_objects_are_named(kind: str, folder: pathlib.Path,
                                                                   bucket: buckets.Server) -> None:
@@ -202,7 +253,7 @@ def test_damaged_truncated_missing_and_forbidden_objects_are_named(kind: str, fo
                         (b'\x1f\x8b' + whole, 'by gzip'), (whole[:1] + b'\xff' + whole[2:],
                                                              'no (header|record), at byte 0')):
     put(bucket, name, content)
-    ranges._state.generations.clear()
+    storage._state.generations.clear()
     with pytest.raises(UserError, match=f'gs://{name}: expected a complete .*, got .*{said}'):
       opened(kind, 'gs://bucket/set')
   del bucket.objects[name]
@@ -218,7 +269,7 @@ def test_damaged_truncated_missing_and_forbidden_objects_are_named(kind: str, fo
 @pytest.mark.parametrize('kind', KINDS)
 def test_requests_that_fail_are_repeated(kind: str, folder: pathlib.Path, bucket: buckets.Server) -> None:
   fault = bucket.fail('503', 'GET', 'bucket/set/*train*', count=1)
-  assert opened(kind, 'gs://bucket/set')[0].image == FOUND[0].image and len(fault.hits) == 1
+  assert read_one(opened(kind, 'gs://bucket/set'), 0).image == FOUND[0].image and len(fault.hits) == 1
 
 
 def test_a_bucket_that_cannot_be_listed_is_named(bucket: buckets.Server) -> None:
@@ -239,14 +290,14 @@ def test_of_parquet_files_only_footers_labels_and_the_images_that_are_used_are_r
   bucket.sent = 0
   bucket.requests.clear()
   places = [9, 8, 2, 11, 10, 1]
-  for row in ahead.rows(source, places):
-    assert source[places[row]].image == large[places[row]].image
-  assert bucket.requests == {'GET': 2} and 400_000 < bucket.sent < 420_000 and not ranges._state.started
+  assert [record.image for record in source.read(places)] == [large[row].image for row in places]
+  assert bucket.requests == {'GET': 2} and 400_000 < bucket.sent < 420_000 and not storage._state.num_bytes
+  assert len(list(source.read(places))) == 6 and bucket.requests == {'GET': 2}, 'kept row groups are not sent again'
   put(bucket, f'bucket/large/{path.name}', path.read_bytes()[:-500])
-  ranges._state.generations.clear()
+  storage._state.generations.clear()
   with pytest.raises(UserError, match=f'{path.name}: expected a complete Parquet file, got no footer'):
     opened('parquet', 'gs://bucket/large')
   put(bucket, f'bucket/large/{path.name}', b'PAR1')
-  ranges._state.generations.clear()
+  storage._state.generations.clear()
   with pytest.raises(UserError, match='expected a complete Parquet file, got no footer'):
     opened('parquet', 'gs://bucket/large')

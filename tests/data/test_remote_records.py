@@ -4,6 +4,8 @@ from __future__ import annotations
 import pathlib
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 
 import buckets
@@ -12,11 +14,11 @@ import pytest
 
 from tests.data import prepared_sets
 from vit_jax.config import schema
-from vit_jax.core.errors import UserError
+from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Shard
-from vit_jax.data.files import open_files, ranges, records, remote_records
-from vit_jax.data.files.ranges import Settings
-from vit_jax.data.pipeline import ahead, loader
+from vit_jax.data import loader, storage
+from vit_jax.data.files import open_files
+from vit_jax.data.formats import array_record, example, remote_records
 from vit_jax.data.source import Source
 
 SIZES = np.random.default_rng(3).integers(0, 40_000, 300).tolist()
@@ -27,7 +29,7 @@ CONTENT = [np.random.default_rng(i).bytes(n) if i % 2 else bytes(n) for i, n in 
 def own_state(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
   """Nothing that another test has started, kept or opened."""
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
-  monkeypatch.setattr(ranges, '_state', ranges._State(Settings()))
+  monkeypatch.setattr(storage, '_state', storage._State(storage.Settings()))
   open_files.pool.cache_clear()
   yield
   open_files.pool.cache_clear()
@@ -48,8 +50,8 @@ def put(server: buckets.Server, path: pathlib.Path) -> str:
   return f'gs://bucket/{path.name}'
 
 
-def open_remote(server: buckets.Server, path: pathlib.Path, num: int) -> records.ArrayRecords:
-  return records.ArrayRecords([put(server, path)], [num], [path.stat().st_size])
+def open_remote(server: buckets.Server, path: pathlib.Path, num: int) -> array_record.ArrayRecords:
+  return array_record.ArrayRecords([put(server, path)], [num], [path.stat().st_size])
 
 
 @pytest.mark.parametrize('options', ['group_size:1', 'group_size:1,uncompressed', 'group_size:7', 'group_size:300',
@@ -79,15 +81,27 @@ def test_offsets_longer_than_expected_are_read_in_a_second_request(
 def test_the_local_file_takes_no_space_and_leaves_nothing(bucket: buckets.Server, tmp_path: pathlib.Path,
                                                          monkeypatch: pytest.MonkeyPatch) -> None:
   import os
-  monkeypatch.setattr(ranges, '_state', ranges._State(Settings(cache_dir=str(tmp_path / 'here'))))
   (tmp_path / 'here').mkdir()
+  monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path / 'here'))
   path = write(tmp_path / 'x', 'group_size:1,uncompressed', CONTENT)
   opened = remote_records.RemoteRecords(put(bucket, path), 300, path.stat().st_size)
   for place in range(300):
-    assert opened.read(place) == CONTENT[place]
+    assert opened.decode(place, storage.read(*opened.part(place))) == CONTENT[place]
     assert os.fstat(opened._file).st_blocks == 0
   assert list((tmp_path / 'here').iterdir()) == []
   opened.close()
+
+
+def test_storage_that_fails_is_no_damaged_record(bucket: buckets.Server, tmp_path: pathlib.Path,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+  found = open_remote(bucket, write(tmp_path / 'x.array_record', 'group_size:1', [b'one', b'two']), 2)
+  assert found[0] == b'one'
+
+  def fail(*_: object) -> bytes:
+    raise TemporaryError('reading gs://bucket/x: expected success within 300 s, got HTTP 503.')
+  monkeypatch.setattr(storage, 'read', fail)
+  with pytest.raises(TemporaryError, match='got HTTP 503'):
+    found[1]
 
 
 def test_a_damaged_record_is_a_bad_image_and_others_are_read(bucket: buckets.Server, tmp_path: pathlib.Path) -> None:
@@ -99,7 +113,7 @@ def test_a_damaged_record_is_a_bad_image_and_others_are_read(bucket: buckets.Ser
   for place in range(300):
     try:
       assert found[place] == CONTENT[place]
-    except records.BadRecord as error:
+    except example.BadRecord as error:
       bad.append(str(error))
   assert len(bad) == 1 and 'of gs://bucket/x is damaged: Corrupted Riegeli/records file' in bad[0]
 
@@ -115,7 +129,7 @@ def test_another_file_is_an_error_that_names_it(bucket: buckets.Server, tmp_path
   address = put(bucket, path)
   bucket.objects['bucket/x'] = (99, change(path.read_bytes()))  # type: ignore[operator]
   with pytest.raises(UserError, match=f'gs://bucket/x: .*{said}'):
-    _ = records.ArrayRecords([address], [300], [path.stat().st_size])[0]
+    _ = array_record.ArrayRecords([address], [300], [path.stat().st_size])[0]
 
 
 def test_another_number_of_records_is_an_error(bucket: buckets.Server, tmp_path: pathlib.Path) -> None:
@@ -129,12 +143,6 @@ def both(bucket: buckets.Server, tmp_path: pathlib.Path) -> tuple[Source, Source
   folder = prepared_sets.write(tmp_path / 'set')
   address = prepared_sets.upload(folder, bucket, f'gs://bucket/{tmp_path.name}/digits')
   return prepared_sets.open_all(folder).train, prepared_sets.open_all(address).train
-
-
-def count_started(source: Source) -> tuple[int, int]:
-  """The reads of a source that have begun, and their bytes; threads of other tests may still read theirs."""
-  own = [part for part in ranges._state.started if part.path.startswith(source.name.split(':', 1)[1][:-len('/train')])]
-  return len(own), sum(part.size for part in own)
 
 
 def train(source: Source, workers: int = 0, threads: int = 2) -> loader.TrainLoader:
@@ -152,38 +160,28 @@ def test_batches_are_those_of_the_files(both: tuple[Source, Source], workers: in
     made.close()
 
 
-def test_reads_of_a_batch_begin_before_they_are_needed_and_none_is_left(both: tuple[Source, Source]) -> None:
-  _, source = both
-  indexes = np.random.default_rng(0).permutation(len(source))[:200].tolist()
-  waiting = []
-  for row in ahead.rows(source, indexes):
-    waiting.append(count_started(source)[0])
-    assert source[indexes[row]].image
-  assert waiting == [min(ahead.MOST_ROWS, 200 - row) for row in range(200)]
-  assert count_started(source) == (0, 0)
-  given_up = ahead.rows(source, indexes)
+def test_reads_of_a_batch_begin_before_they_are_needed_and_none_is_left(
+    both: tuple[Source, Source], bucket: buckets.Server) -> None:
+  indexes = np.random.default_rng(0).permutation(len(both[1]))[:200].tolist()
+  bucket.fail('slow', 'GET', 'bucket/*.array_record', count=1_000, seconds=.05)
+  began_s = time.monotonic()
+  assert [one.image for one in both[1].read(indexes)] == [one.image for one in both[0].read(indexes)]
+  assert time.monotonic() - began_s < 3. and not storage._state.num_bytes  # one after the other they take 10 s
+  given_up = both[1].read(indexes)
   next(given_up)
-  assert count_started(source)[0] == ahead.MOST_ROWS
-  given_up.close()  # type: ignore[attr-defined]
-  assert count_started(source) == (0, 0)
-
-
-def test_bytes_that_wait_are_bounded(both: tuple[Source, Source], monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(ranges, '_state', ranges._State(Settings(ahead_bytes=3_000)))
-  for row in ahead.rows(both[1], list(range(100))):
-    assert 0 < count_started(both[1])[1] <= 3_000 and both[1][row].image
-  assert count_started(both[1]) == (0, 0)
+  assert storage._state.num_bytes
+  del given_up
+  assert not storage._state.num_bytes
 
 
 def test_opening_data_sets_how_their_process_and_its_loader_processes_read(tmp_path: pathlib.Path) -> None:
-  prepared_sets.open_all(prepared_sets.write(tmp_path / 'set'), read_ahead_mib=3, cache_gib=2,
-                         cache_dir=str(tmp_path / 'kept'))
-  expected = Settings(3 * 2**20, 2 * 2**30, str(tmp_path / 'kept'))
-  assert ranges.settings() == expected and (tmp_path / 'kept').is_dir()
-  script = ('from vit_jax.data.files import ranges; from vit_jax.data.pipeline import prefetch; import os; '
+  prepared_sets.open_all(prepared_sets.write(tmp_path / 'set'), read_ahead_mib=3)
+  expected = storage.Settings(3 * 2**20)
+  assert storage.settings() == expected
+  script = ('from vit_jax.data import storage; from vit_jax.data import workers; import os; '
             'from vit_jax.record import console; '
-            f'prefetch._start_loader(os.getppid(), ranges.{expected!r}, console.messages(), 5., 0, 1); '
-            'print(ranges.settings())')
+            f'workers._start_loader(os.getppid(), storage.{expected!r}, console.messages(), 5., 0, 1); '
+            'print(storage.settings())')
   found = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True, check=False, timeout=60)
   assert found.stdout.strip() == repr(expected), found.stderr
 
@@ -192,8 +190,6 @@ def test_a_shard_that_is_missing_or_another_dataset_is_named(bucket: buckets.Ser
   with pytest.raises(UserError, match='gs://bucket/none: expected a prepared dataset, got no info.json'):
     prepared_sets.open_all('gs://bucket/none')
   address = prepared_sets.upload(prepared_sets.write(tmp_path / 'set'), bucket, 'gs://bucket/sets/digits')
-  with pytest.raises(UserError, match='data.verify_shards: expected lazy or no with gs://bucket/sets/digits'):
-    prepared_sets.open_all(address, verify_shards=schema.VerifyShards.FIRST)
   opened = prepared_sets.open_all(f'{address}/t*-00001-of-*')
   assert len(opened.train) < prepared_sets.NUM_TRAIN
   del bucket.objects['bucket/sets/digits/train-00001-of-00004.array_record']

@@ -18,26 +18,27 @@ from tests.data import packed, prepared_sets
 SCRIPT = """
 import sys
 from tests.data import prepared_sets
+from vit_jax.data.source import read_one
 from vit_jax.config import schema
-from vit_jax.data.files import ranges
+from vit_jax.data import storage
 from vit_jax.data.sources import opening
 address, local = sys.argv[1:]
 one, other = (prepared_sets.open_all(where).train for where in (address, local))
 assert one.digest == other.digest and len(one) == len(other)
-assert all(one[i].image == other[i].image for i in range(0, len(one), 50))
-assert ranges.read('s3://bucket/set/info.json', 10**6, 10) == b''
-assert 'info.json' in ranges.list_names('s3://bucket/set')
+assert all(read_one(one, i).image == read_one(other, i).image for i in range(0, len(one), 50))
+assert storage.read('s3://bucket/set/info.json', 10**6, 10) == b''
+assert 'info.json' in storage.list_names('s3://bucket/set')
 for kind, pattern in (('wds', 'set-train-{000..002}.tar'), ('tfrecord', 'train-0000?-of-00003')):
   one, other = (opening.open_split(schema.Data(source=f'{kind}:{where}/{pattern}'), 'train', image_px=(8, 8))
                 for where in (address, local))
-  assert one.digest == other.digest and [one[i] for i in range(23)] == [other[i] for i in range(23)]
+  assert one.digest == other.digest and list(one.read(range(23))) == list(other.read(range(23)))
   assert one.describe(0).startswith('s3://bucket/set/')
 try:
-  ranges.read('s3://bucket/secret/x', 0, 10)
+  storage.read('s3://bucket/secret/x', 0, 10)
 except ValueError as error:
   print(error)
 try:
-  ranges.read('s3://bucket/set/none', 0, 10)
+  storage.read('s3://bucket/set/none', 0, 10)
 except FileNotFoundError as error:
   print(error)
 """

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from vit_jax.core.types import Batch
-from vit_jax.data.pipeline import shared
-from vit_jax.data.pipeline.shared import Lease, Opened, SharedMake
+from vit_jax.data import shared
+from vit_jax.data.shared import Lease, MakeSharedBatch, OpenedBatches
 
 pytestmark = pytest.mark.skipif(not shared.is_possible(), reason='this platform has no such memory')
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not shared.is_possible(), reason='this platform 
 class Numbers:
   """Batches whose arrays are their number; the first row of `image` is only written if the number is even."""
 
-  def __call__(self, number: int, allocate: shared.Allocate = shared.new) -> Batch:
+  def __call__(self, number: int, allocate: shared.Allocate = shared.allocate_private) -> Batch:
     batch = allocate({'image': ((3, 50), np.uint8), 'label': ((3,), np.int32), 'bad': ((3,), bool)}, zero=number > 4)
     batch['image'][number % 2:] = number
     batch['label'][:] = number
@@ -29,17 +29,17 @@ class Numbers:
     return batch | {'index': np.arange(3) + number, 'bad': np.ones(3, bool)}
 
 
-def leases(make: SharedMake, numbers: range) -> Iterator[Lease]:
+def leases(make: MakeSharedBatch, numbers: range) -> Iterator[Lease]:
   yield from (pickle.loads(pickle.dumps(make(number))) for number in numbers)
 
 
-def num_segments(make: SharedMake) -> int:
+def num_segments(make: MakeSharedBatch) -> int:
   return len({id(segment) for segment in make._segments})
 
 
 def test_batches_are_those_of_this_process_and_segments_are_used_again() -> None:
-  make = pickle.loads(pickle.dumps(SharedMake(Numbers())))
-  for number, batch in enumerate(Opened(leases(make, range(9)))):
+  make = pickle.loads(pickle.dumps(MakeSharedBatch(Numbers())))
+  for number, batch in enumerate(OpenedBatches(leases(make, range(9)))):
     expected = Numbers()(number)
     assert batch.keys() == expected.keys()
     for name, array in expected.items():
@@ -51,8 +51,8 @@ def test_batches_are_those_of_this_process_and_segments_are_used_again() -> None
 
 
 def test_memory_that_anything_refers_to_is_not_used_again() -> None:
-  make = SharedMake(Numbers())
-  batches = Opened(leases(make, range(9)))
+  make = MakeSharedBatch(Numbers())
+  batches = OpenedBatches(leases(make, range(9)))
   row, label = next(batches)['image'][1:], next(batches)['label'].reshape(1, 3)
   on_device = jax.device_put(next(batches)['image'])
   for batch in batches:
@@ -67,7 +67,7 @@ def test_memory_that_anything_refers_to_is_not_used_again() -> None:
 
 
 def test_a_batch_that_fails_gives_its_memory_back() -> None:
-  make = SharedMake(Numbers())
+  make = MakeSharedBatch(Numbers())
   for _ in range(3):
     with pytest.raises(ValueError, match='broken'):
       make(9)
@@ -75,8 +75,8 @@ def test_a_batch_that_fails_gives_its_memory_back() -> None:
 
 
 def test_arrays_outlive_what_opened_them() -> None:
-  source = leases(SharedMake(Numbers()), range(3))
-  batches = Opened(source)
+  source = leases(MakeSharedBatch(Numbers()), range(3))
+  batches = OpenedBatches(source)
   one = next(batches)
   batches.close()
   gc.collect(1)
@@ -91,4 +91,4 @@ def test_the_segment_of_a_process_that_has_ended_ends_the_batches() -> None:
     yield gone
     raise RuntimeError('Worker process was terminated unexpectedly with exit code -9')
   with pytest.raises(RuntimeError, match='exit code -9'):
-    next(Opened(until_it_shows()))
+    next(OpenedBatches(until_it_shows()))

@@ -68,10 +68,10 @@ def test_held_out_classes_keep_their_share() -> None:
 
 def test_the_order_of_names_does_not_matter() -> None:
   names = [f'{i}.jpg' for i in range(50)]
-  forward = [names[i] for i in splits.scattered(names, seed=1)]
-  backward = [names[::-1][i] for i in splits.scattered(names[::-1], seed=1)]
+  forward = [names[i] for i in splits.scattered(map(str.encode, names), len(names), seed=1)]
+  backward = [names[::-1][i] for i in splits.scattered(map(str.encode, names[::-1]), len(names), seed=1)]
   assert forward == backward != names
-  assert [names[i] for i in splits.scattered(names, seed=2)] != forward
+  assert [names[i] for i in splits.scattered(map(str.encode, names), len(names), seed=2)] != forward
 
 
 def test_another_split_in_place_of_test_is_a_warning_once_of_each_source(caplog: pytest.LogCaptureFixture) -> None:

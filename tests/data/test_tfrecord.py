@@ -3,23 +3,23 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import logging
 import pathlib
 import pickle
 import re
 import zlib
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.data import packed
 from tests.data.packed import NAMES, Example, field, tf_example, tfrecord, varint
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import example_index, kept_index, open_files
+from vit_jax.data import index as indexes
+from vit_jax.data.files import open_files
 from vit_jax.data.image.headers import BadImage
-from vit_jax.data.source import Source
+from vit_jax.data.index import FOLDER
+from vit_jax.data.source import Source, first_label, read_one
 from vit_jax.data.sources import opening
 
 FOUND = packed.examples(23)
@@ -53,14 +53,14 @@ def one(folder: pathlib.Path, content: bytes, **settings: Any) -> Source:
 
 def reason(source: Source, index: int) -> str:
   with pytest.raises(BadImage) as error:
-    source[index]
+    read_one(source, index)
   return str(error.value)
 
 
 def test_records_are_in_the_stored_order_with_their_bytes_and_labels(files: pathlib.Path) -> None:
   source = opened(files, label_offset=1)
-  assert [source[i][:2] for i in range(len(source))] == [(e.image, e.label) for e in FOUND]
-  assert [source.label(i) for i in range(len(source))] == [e.label for e in FOUND]
+  assert [read_one(source, i)[:2] for i in range(len(source))] == [(e.image, (e.label,)) for e in FOUND]
+  assert [first_label(source, i) for i in range(len(source))] == [e.label for e in FOUND]
   assert source.class_names == ('0', '1', '2')
   assert source.describe(9) == f'{files}/train-00001-of-00003[2] (000009.png)'
   assert len(opened(files, 'test', label_offset=1)) == 5
@@ -84,13 +84,13 @@ def test_braces_inside_of_braces_are_refused(files: pathlib.Path) -> None:
 def test_labels_are_numbers_or_names(files: pathlib.Path, column: str, names: tuple[str, ...]) -> None:
   source = opened(files, label_column=column, label_offset=column == 'image/class/label')
   assert source.class_names == names
-  assert [source[i].label for i in range(23)] == [e.label for e in FOUND]
+  assert [read_one(source, i).label for i in range(23)] == [e.label for e in FOUND]
 
 
 def test_the_features_of_tfds_are_read_without_a_setting(tmp_path: pathlib.Path) -> None:
   source = one(tmp_path / 't', tfrecord(tf_example({'file_name': e.key, 'image': e.image, 'label': e.label})
                                         for e in FOUND))
-  assert [source[i][:2] for i in range(23)] == [(e.image, e.label) for e in FOUND]
+  assert [read_one(source, i)[:2] for i in range(23)] == [(e.image, (e.label,)) for e in FOUND]
   assert source.describe(3).endswith('train.tfrecord[3] (000003)')
 
 
@@ -98,7 +98,7 @@ def test_features_of_other_names_are_set_and_a_missing_one_is_refused_with_those
     files: pathlib.Path, tmp_path: pathlib.Path) -> None:
   own = tfrecord(tf_example({'jpeg': e.image, 'kind': e.label}) for e in FOUND)
   source = one(tmp_path / 't', own, image_column='jpeg', label_column='kind')
-  assert [source[i][:2] for i in range(23)] == [(e.image, e.label) for e in FOUND]
+  assert [read_one(source, i)[:2] for i in range(23)] == [(e.image, (e.label,)) for e in FOUND]
   first = f'{files}/train-00000-of-00003'
   for setting, wanted in (('image_column', 'a feature with encoded images, such as image/encoded'),
                           ('label_column', 'a feature with numbers or names of classes, such as image/class/label')):
@@ -121,7 +121,7 @@ def test_labels_from_1_to_the_number_of_classes_ask_for_the_offset(files: pathli
   for settings in ({'num_classes': 3}, {'classes': str(files.parent / 'names.txt')}):
     with pytest.raises(UserError, match=said):
       opened(files, **settings)
-    assert opened(files, **settings, label_offset=1)[1].label == FOUND[1].label
+    assert first_label(opened(files, **settings, label_offset=1), 1) == FOUND[1].label
   caplog.clear()
   assert opened(files).class_names == ('0', '1', '2', '3')  # as sets with a background class have it
   assert 'labels begin at 1, so class 0 has no images' in caplog.text
@@ -130,12 +130,30 @@ def test_labels_from_1_to_the_number_of_classes_ask_for_the_offset(files: pathli
   assert 'labels begin at 1' not in caplog.text
 
 
+@pytest.mark.parametrize(('own', 'settings', 'says'), [
+    ((0, 1, 2), {}, 'expected labels from 1 to 3, as in the training files, got 0 to 2. If both number'),
+    ((2, 3, 4), {}, 'got 2 to 4'), ((0, 1, 2), {'num_classes': 3, 'label_offset': 1}, 'got 0 to 2'),
+    ((2, 3), {}, ''), ((1, 2), {}, 'labels begin at 1'), ((0, 1, 2), {'num_classes': 4}, ''),
+    ((-1, 2), {}, ''), (('cat', 'dog'), {}, 'expected numbers of classes, as in the training files, got names: cat, ')])
+def test_splits_number_their_classes_alike(own: tuple[int | str, ...], settings: dict[str, int], says: str,
+                                           tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+  for split, labels in (('train', (1, 2, 3)), ('test', own)):
+    records = [tf_example({'image': FOUND[0].image, 'label': label}) for label in labels]
+    (tmp_path / f'{split}.tfrecord').write_bytes(tfrecord(records))
+  if says.startswith('labels begin') or not says:
+    opened(tmp_path, 'test', **settings)
+    assert bool(says) is ('/test: labels begin at 1' in caplog.text)
+  else:
+    with pytest.raises(UserError, match=f'/test: .*{says}'):
+      opened(tmp_path, 'test', **settings)
+
+
 def test_several_labels_of_an_image_are_all_read(tmp_path: pathlib.Path) -> None:
   labels = [[0], [2, 1, 2], [], [1, 0]]
   content = tfrecord(tf_example({'image': e.image, 'label': these}) for e, these in zip(FOUND, labels, strict=False))
   without = tfrecord([tf_example({'image': FOUND[4].image})])
   source = one(tmp_path / 't', content + without, max_labels=2)
-  assert [source[i].labels for i in range(5)] == [(0,), (2, 1), (), (1, 0), ()]
+  assert [read_one(source, i).labels for i in range(5)] == [(0,), (2, 1), (), (1, 0), ()]
   assert source.most_labels == 2  # type: ignore[attr-defined]
 
 
@@ -143,7 +161,7 @@ def test_labels_that_are_missing_or_out_of_range_count_as_bad_images(tmp_path: p
   labels: list[Any] = [1, [], -1, 7, .5, 2**62, 2]
   source = one(tmp_path / 't', tfrecord([*(tf_example({'image': e.image, 'label': label}) for e, label in zip(
       FOUND, labels, strict=False)), tf_example({'image': FOUND[9].image})]), num_classes=3)
-  assert (source[0].label, source[6].label, len(source)) == (1, 2, 8)
+  assert (read_one(source, 0).label, read_one(source, 6).label, len(source)) == (1, 2, 8)
   for index in (1, 2, 3, 4, 5, 7):
     said = reason(source, index)
     assert 'the label: expected 0 to 2' in said or 'expected a label in the feature label, got none, or' in said
@@ -152,8 +170,9 @@ def test_labels_that_are_missing_or_out_of_range_count_as_bad_images(tmp_path: p
 def test_images_without_labels_get_one_class_with_a_warning(tmp_path: pathlib.Path,
                                                             caplog: pytest.LogCaptureFixture) -> None:
   source = one(tmp_path / 't', tfrecord(tf_example({'image': e.image, 'label': .5, 'of': 3}) for e in FOUND))
-  assert source.class_names == ('unlabeled',) and source[3] == (FOUND[3].image, 0, None, None)
-  assert "get the class 'unlabeled'. It has image (bytes), label (float), of (int64)" in caplog.text
+  assert source.class_names == ('unlabeled',) and read_one(source, 3) == (FOUND[3].image, (0,), None)
+  assert "get the class 'unlabeled'. The first records of " in caplog.text
+  assert 'have image (bytes), label (float), of (int64).' in caplog.text
 
 
 def test_messages_of_other_forms_are_read_as_protobuf_reads_them(tmp_path: pathlib.Path) -> None:
@@ -169,7 +188,7 @@ def test_messages_of_other_forms_are_read_as_protobuf_reads_them(tmp_path: pathl
            field(b'other', 7), field(image) + field(b'') + field(label(2)), field(image + label(2)) + b'\x10\x05',
            field(field(field(b'label') + field(field(b''), 2)) + image + label(2))]
   source = one(tmp_path / 't', tfrecord(forms))
-  assert [source[i][:2] for i in range(len(forms))] == [(FOUND[0].image, 2)] * len(forms)
+  assert [read_one(source, i)[:2] for i in range(len(forms))] == [(FOUND[0].image, (2,))] * len(forms)
   broken = [long, b'', field(image + b'\xff' * 20), field(image)[:-3], image, b'\x0a\xff' + b'\xff' * 9 + b'\x01']
   source = one(tmp_path / 't', tfrecord([*[tf_example({'image': FOUND[0].image, 'label': 1})] * 100, *broken]))
   for index in range(100, len(source)):
@@ -223,7 +242,7 @@ def test_a_record_with_another_checksum_counts_as_a_bad_image(files: pathlib.Pat
   for again in (source, opened(files, label_offset=1)):
     assert re.fullmatch(rf'the record at byte [\d,]+ of {path} does not match its checksum', reason(again, 8))
     assert again.describe(8) == f'{path}[1]'
-    assert [again[i].image for i in (7, 9)] == [FOUND[7].image, FOUND[9].image]
+    assert [read_one(again, i).image for i in (7, 9)] == [FOUND[7].image, FOUND[9].image]
 
 
 def test_the_digest_depends_on_the_records_and_not_on_their_distribution_over_files(files: pathlib.Path,
@@ -243,37 +262,24 @@ def test_a_part_of_files_without_splits_is_held_out(tmp_path: pathlib.Path) -> N
   (tmp_path / 't' / 'data.tfrecord').write_bytes(tfrecord(tf_example({'image': e.image, 'label': e.label})
                                                           for e in FOUND))
   train, test = (opened(tmp_path / 't', split, holdout=.25) for split in ('train', 'test'))
-  kept, held = ([s[i].image for i in range(len(s))] for s in (train, test))
+  kept, held = ([record.image for record in s.read(range(len(s)))] for s in (train, test))
   assert len(held) == 6 and sorted(kept + held) == sorted(e.image for e in FOUND)
 
 
 def test_the_index_is_kept_mapped_and_made_again_if_it_is_damaged(files: pathlib.Path,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
   source = opened(files, label_offset=1)
-  [kept] = (files / kept_index.FOLDER).iterdir()
+  [kept] = (files / FOLDER).iterdir()
   with monkeypatch.context() as patch:
-    patch.setattr(example_index.Scan, 'one', None)
+    patch.setattr(indexes, 'scan_all', None)
     other = pickle.loads(pickle.dumps(source))
-    assert len(pickle.dumps(source)) < 1500 and other[9] == source[9] and other.digest == source.digest
+    assert len(pickle.dumps(source)) < 1500 and other.digest == source.digest
+    assert read_one(other, 9) == read_one(source, 9)
   content = kept.read_bytes()
   for damaged in (content[:-9], content[:200] + b'\xff' * 60 + content[260:], b'', content[:128] + content[192:]):
     kept.write_bytes(damaged)
     again = opened(files, label_offset=1)
-    assert [again[i] for i in range(len(again))] == [source[i] for i in range(len(source))]
-
-
-def test_processes_give_the_same_index_as_threads(files: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
-                                                  caplog: pytest.LogCaptureFixture) -> None:
-  caplog.set_level(logging.INFO, 'vit_jax.data')
-  paths = sorted(map(str, files.glob('train*')))
-  expected = example_index._make(paths, 'image/class/label')
-  assert not caplog.records
-  monkeypatch.setattr(example_index, 'PROCESSES_FROM', 1)
-  monkeypatch.setattr(example_index.open_files, 'num_threads', lambda _: 2)
-  monkeypatch.setattr(kept_index, 'in_processes', lambda work, files, cores: [
-      pickle.loads(pickle.dumps(work))(files[i::cores]) for i in range(cores)])
-  np.testing.assert_array_equal(example_index._make(paths, 'image/class/label'), expected)
-  assert 'Indexing 3 TFRecord files with about 21 records, once ...' in caplog.text
+    assert [read_one(again, i) for i in range(len(again))] == [read_one(source, i) for i in range(len(source))]
 
 
 def test_an_image_that_is_too_large_counts_as_bad(tmp_path: pathlib.Path) -> None:
@@ -289,4 +295,4 @@ def test_a_file_that_has_shrunk_gives_bad_images_and_one_that_is_gone_an_error(f
   (files / 'train-00002-of-00003').unlink()
   open_files.pool.cache_clear()  # which has the file open
   with pytest.raises(FileNotFoundError):
-    source[22]
+    read_one(source, 22)

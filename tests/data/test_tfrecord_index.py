@@ -1,16 +1,20 @@
 """The index of TFRecord files: made in parallel, kept where the files are, and made again if one of them changes."""
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import pathlib
+import pickle
 import struct
+from collections.abc import Callable
+from typing import Any
 
-import numpy as np
 import pytest
 
-from vit_jax.data.files import kept_index, records, tfrecord_index
-from vit_jax.data.files.kept_index import FOLDER
-from vit_jax.data.files.tfrecord_index import File
+from vit_jax.data import index
+from vit_jax.data.formats import tfrecord
+from vit_jax.data.index import FOLDER
 
 COUNTS = [3, 0, 5, 1]
 
@@ -24,7 +28,7 @@ def write(folder: pathlib.Path) -> list[str]:
     for _ in range(count):
       record = b'%03d' % number + bytes(number * 7)
       head = struct.pack('<Q', len(record))
-      frames.append(head + tfrecord_index.mask(head) + record + tfrecord_index.mask(record))
+      frames.append(head + tfrecord.mask(head) + record + tfrecord.mask(record))
       number += 1
     (folder / f'{place}.tfrecord').write_bytes(b''.join(frames))
   return sorted(map(str, folder.glob('*.tfrecord')))
@@ -36,16 +40,22 @@ def paths(tmp_path: pathlib.Path) -> list[str]:
 
 
 def numbers(paths: list[str], cache: pathlib.Path) -> list[int]:
-  stored = records.TfRecords(paths, COUNTS, cache=cache)
+  stored = tfrecord.TfRecords(paths, COUNTS, cache=cache)
   return [int(stored[i][:3]) for i in range(len(stored))]
+
+
+def scan(paths: list[str]) -> Callable[[str], Any]:
+  """What an index does with each file."""
+  counted = functools.partial(tfrecord.scan_counted, counts=dict(zip(paths, COUNTS, strict=True)))
+  return functools.partial(index._scanned, scan=counted, types=tfrecord._PLACES)
 
 
 def test_the_index_is_kept_beside_the_files_and_moves_with_them(
     paths: list[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   assert numbers(paths, tmp_path / 'cache') == list(range(9))
-  assert len(list((tmp_path / 'set' / FOLDER).iterdir())) == 1 and not list((tmp_path / 'cache').glob('*.npy'))
+  assert len(list((tmp_path / 'set' / FOLDER).iterdir())) == 1 and not list((tmp_path / 'cache').glob('*.arrow'))
   (tmp_path / 'set').rename(tmp_path / 'moved')
-  monkeypatch.setattr(tfrecord_index, '_scan', None)
+  monkeypatch.setattr(index, 'scan_all', None)
   assert numbers([p.replace('/set/', '/moved/') for p in paths], tmp_path / 'other') == list(range(9))
 
 
@@ -54,9 +64,9 @@ def test_the_index_of_a_set_that_cannot_be_written_is_in_the_cache(
     caplog: pytest.LogCaptureFixture) -> None:
   (tmp_path / 'set' / FOLDER).write_text('no folder')
   assert numbers(paths, tmp_path / 'cache') == list(range(9))
-  assert len(list((tmp_path / 'cache').glob('*.npy'))) == 1
+  assert len(list((tmp_path / 'cache').glob('*.arrow'))) == 1
   with monkeypatch.context() as patch:
-    patch.setattr(tfrecord_index, '_scan', None)
+    patch.setattr(index, 'scan_all', None)
     assert numbers(paths, tmp_path / 'cache') == list(range(9))
   (tmp_path / 'full').write_text('no folder')
   assert numbers(paths, tmp_path / 'full') == list(range(9))
@@ -76,22 +86,22 @@ def test_a_changed_file_and_a_damaged_index_are_noticed(paths: list[str], tmp_pa
 
 
 def test_processes_give_the_same_index_and_threads_do_where_there_are_none(
-    paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-  files = [File(number, path, count) for number, (path, count) in enumerate(zip(paths, COUNTS, strict=True))]
-  expected = np.concatenate(tfrecord_index.scan_all(files))
-  monkeypatch.setattr(tfrecord_index, 'PROCESSES_FROM', 1)
-  monkeypatch.setattr(tfrecord_index.open_files, 'num_threads', lambda _: 3)
-  shares = [tfrecord_index.scan_all(files[i::3]) for i in range(3)]
-  for found in (shares, None):
-    monkeypatch.setattr(kept_index, 'in_processes', lambda work, given, cores, found=found: found)
-    np.testing.assert_array_equal(tfrecord_index._make(files), expected)
+    paths: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+  caplog.set_level(logging.INFO, 'vit_jax.data')
+  def scanned() -> list[list[list[int]]]:
+    return [list(rows.to_pydict().values()) for rows in index.scan_all(scan(paths), paths, what='TFRecord')]
+  expected = scanned()
+  assert len(expected) == 4 and not caplog.records
+  monkeypatch.setattr(index, 'PROCESSES_FROM', 1)
+  monkeypatch.setattr(index.open_files, 'num_threads', lambda _: 2)
+  for in_processes in (lambda work, given, cores: [pickle.loads(pickle.dumps(work))(given[i::cores])
+                                                   for i in range(cores)], lambda *_: None):
+    monkeypatch.setattr(index, 'in_processes', in_processes)
+    assert scanned() == expected
+  assert 'Indexing 4 TFRecord files with about 12 examples, once ...' in caplog.text
 
 
 @pytest.mark.slow(reason='3 s: starts two processes')
-def test_processes_are_started_and_index(paths: list[str], tmp_path: pathlib.Path) -> None:
-  files = [File(number, path, count) for number, (path, count) in enumerate(zip(paths, COUNTS, strict=True))]
-  shares = kept_index.in_processes(tfrecord_index.scan_all, files, 2)
-  assert shares is not None
-  for found, expected in zip(shares, [tfrecord_index.scan_all(files[i::2]) for i in range(2)], strict=True):
-    for one, two in zip(found, expected, strict=True):
-      np.testing.assert_array_equal(one, two)
+def test_processes_are_started_and_index(paths: list[str]) -> None:
+  shares = index.in_processes(functools.partial(index.in_threads, scan(paths)), paths, 2)
+  assert shares is not None and [[len(rows) for rows in share] for share in shares] == [[3, 5], [0, 1]]

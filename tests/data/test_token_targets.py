@@ -10,13 +10,12 @@ import pytest
 
 from vit_jax.config import schema
 from vit_jax.core.types import Shard
+from vit_jax.data import answers, loader
 from vit_jax.data.device import token_targets
 from vit_jax.data.device.prepare import prepare_train
+from vit_jax.data.formats.builtin import Arrays
 from vit_jax.data.image import transform as transforms
-from vit_jax.data.labels import label_maps
-from vit_jax.data.pipeline import loader
 from vit_jax.data.source import Record
-from vit_jax.data.sources.builtin import Arrays
 
 STORED, GRID, PX = (10, 15), (4, 6), (24, 36)
 ROWS, COLUMNS = (axis.astype(np.float32) for axis in np.divmod(np.arange(150), 15))
@@ -56,7 +55,7 @@ def on_map(fractions: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize('seed', range(6))
 def test_a_map_is_cut_and_mirrored_as_the_picture_is(seed: int) -> None:
   recipe = schema.Recipe(crop_area=(.2, .6))
-  example = transforms.train_transform(recipe, PX)(Record(coded((240, 320)), 3), np.random.default_rng(seed))
+  example = transforms.train_transform(recipe, PX)(Record(coded((240, 320)), (3,)), np.random.default_rng(seed))
   box = example['box']
   assert not np.allclose(box, [0, 0, 1, 1])
   np.testing.assert_allclose(places(box[None])[0], on_map(seen(example['image'])[:, :2]), atol=.12)
@@ -64,7 +63,7 @@ def test_a_map_is_cut_and_mirrored_as_the_picture_is(seed: int) -> None:
 
 def test_some_of_these_pictures_are_mirrored() -> None:
   recipe = schema.Recipe(crop_area=(.2, .6))
-  boxes = [transforms.train_transform(recipe, PX)(Record(coded((240, 320)), 3), np.random.default_rng(seed))['box']
+  boxes = [transforms.train_transform(recipe, PX)(Record(coded((240, 320)), (3,)), np.random.default_rng(seed))['box']
            for seed in range(6)]
   assert {bool(b[1] > b[3]) for b in boxes} == {True, False}
 
@@ -140,19 +139,19 @@ def test_a_mirrored_box_is_the_box_of_the_mirrored_map() -> None:
 
 def test_a_loader_adds_label_maps_and_replaced_images_have_their_own_class(tmp_path: pathlib.Path) -> None:
   images = Arrays(np.zeros((9, 4, 4, 3), np.uint8), np.arange(9, dtype=np.int32), name='some', class_names=('a',))
-  info = label_maps.Info('some', 'digest', 9, (1, 2), 1, 5000, 4, {}, label_maps.LOGITS)
-  label_maps.write(tmp_path / 'maps', info, lambda rows: (
+  info = answers.Info('some', 'digest', 9, (1, 2), 1, 5000, 4, {}, answers.LOGITS)
+  answers.write(tmp_path / 'maps', info, lambda rows: (
       np.array([[[[4000 + r], [4100 + r]]] for r in rows]), np.full((len(rows), 1, 2, 1), .5)))
-  maps = label_maps.LabelMaps(tmp_path / 'maps')
+  maps = answers.Answers(tmp_path / 'maps')
   source = loader.train_loader(images, recipe=schema.Recipe(crop=schema.Crop.RESIZE), image_px=(4, 4), batch_size=9,
                                seed=0, shard=Shard((0,), 1), workers=0, threads=1, in_memory=True, max_bad_images=0,
-                               maps=maps)
+                               extra=answers.Extra(maps))
   batch = next(source.batches(3))
   assert batch['token_labels'][..., 0].tolist() == [[4000 + i, 4100 + i] for i in batch['index'].tolist()]
   assert batch['token_labels'].dtype == np.int32 and batch['token_scores'].dtype == np.float32
   assert source.info.digest.startswith(f'{images.digest} maps=') and source.info.num_examples == 9
   source.close()
-  replaced = label_maps.MapLabels(maps).add({'index': np.array([5, 0]), 'label': np.array([1, 3], np.int32),
-                                             'bad': np.array([False, True])}, np.array([8, 9]))
+  replaced = answers.Extra(maps)({'index': np.array([5, 0]), 'label': np.array([1, 3], np.int32),
+                                  'bad': np.array([False, True])}, np.array([8, 9]))
   assert replaced['token_labels'][..., 0].tolist() == [[4005, 4105], [3, 3]]
   assert replaced['token_scores'][1].tolist() == [[30.], [30.]]

@@ -99,5 +99,17 @@ def test_a_tokenizer_has_a_largest_size(tmp_path: pathlib.Path) -> None:
   path = tmp_path / 'tokenizer.json'
   path.touch()
   os.truncate(path, 300 * 10**6)
-  with pytest.raises(UserError, match='expected a tokenizer of at most 268,435,456 bytes, got 300,000,000'):
+  with pytest.raises(UserError, match='expected a tokenizer of at most 67,108,864 bytes, got 300,000,000'):
     tokenizer.Tokenizer(path, family=tokenizer.CLIP, length=8)
+
+
+def test_a_pattern_that_takes_too_long_is_an_error_of_its_file(tmp_path: pathlib.Path) -> None:
+  """`tokenizers` ends with a panic then, which is no `Exception`."""
+  from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+  made = Tokenizer(models.BPE({'a': 0, '<|startoftext|>': 1, '<|endoftext|>': 2}, []))
+  made.pre_tokenizer = pre_tokenizers.Split(Regex('(a+)+$'), 'isolated')
+  made.save(str(tmp_path / 'tokenizer.json'))
+  found = tokenizer.Tokenizer(tmp_path / 'tokenizer.json', family=tokenizer.CLIP, length=9)
+  assert found(['aaa']).ids.shape == (1, 9)
+  with pytest.raises(UserError, match=r'tokenizer.json: expected patterns that split texts, got one that fails'):
+    found(['a' * 40 + '!'])

@@ -42,7 +42,7 @@ def test_training_examples_are_the_part_of_the_picture_that_the_box_says() -> No
   transform = transforms.train_transform(schema.Recipe(), (8, 10))
   mirrored = set()
   for seed in range(20):
-    example = transform(Record(encode(image), 3), np.random.default_rng(seed))
+    example = transform(Record(encode(image), (3,)), np.random.default_rng(seed))
     top, left, bottom, right = example['box'] * [60, 80, 60, 80]
     mirrored.add(bool(left > right))
     low, high = sorted((round(float(left)), round(float(right))))
@@ -56,7 +56,7 @@ def test_training_examples_are_the_part_of_the_picture_that_the_box_says() -> No
 def test_a_transform_is_a_function_of_record_and_generator_and_pickles() -> None:
   transform = transforms.train_transform(EVERYTHING, (8, 8))
   copy = pickle.loads(pickle.dumps(transform))
-  record = Record(random_image(0), 1)
+  record = Record(random_image(0), (1,))
   one, two = transform(record, np.random.default_rng(4)), copy(record, np.random.default_rng(4))
   other = transform(record, np.random.default_rng(5))
   np.testing.assert_array_equal(one['image'], two['image'])
@@ -88,7 +88,7 @@ def with_geometry() -> dict[str, np.ndarray]:
 def test_every_field_of_geometry_acts_on_host_and_device(field: str) -> None:
   recipe, batch = GEOMETRY[field], host_batch()
   transform = transforms.train_transform(recipe, (12, 15))
-  hosted = np.stack([transform(Record(image, 0), np.random.default_rng(i))['image']
+  hosted = np.stack([transform(Record(image, (0,)), np.random.default_rng(i))['image']
                      for i, image in enumerate(batch['image'])])
   assert (hosted != batch['image']).any()
   assert np.abs(with_geometry()[field] - plain(recipe)).max() > .05
@@ -107,20 +107,20 @@ def test_on_the_host_path_the_device_only_normalizes() -> None:
 
 def test_evaluation_squashes_or_takes_the_middle() -> None:
   image = random_image(0, height=20, width=40)
-  squashed = transforms.eval_transform(RESIZE, (8, 8))(Record(image, 0))
+  squashed = transforms.eval_transform(RESIZE, (8, 8))(Record(image, (0,)))
   np.testing.assert_array_equal(squashed['image'], geometry.resize(image, (8, 8), antialias=False))
   np.testing.assert_array_equal(squashed['box'], [0, 0, 1, 1])
-  middle = transforms.eval_transform(schema.Recipe(eval_resize_px=10), (8, 8))(Record(image, 0))
+  middle = transforms.eval_transform(schema.Recipe(eval_resize_px=10), (8, 8))(Record(image, (0,)))
   np.testing.assert_allclose(middle['box'], [.1, .3, .9, .7], atol=1e-6)
 
 
 def test_evaluation_may_shrink_by_area_where_training_does_not() -> None:
   image = random_image(0, height=20, width=40)
   recipe = schema.Recipe(eval_resize_px=10, eval_area=True, interpolation=schema.Interpolation.BICUBIC, antialias=True)
-  seen = transforms.eval_transform(recipe, (8, 8))(Record(image, 0))['image']
+  seen = transforms.eval_transform(recipe, (8, 8))(Record(image, (0,)))['image']
   means = image.reshape(10, 2, 20, 2, 3).astype(np.float64).mean((1, 3))[1:9, 6:14]
   np.testing.assert_allclose(seen, means, atol=.51)
-  train = [transforms.train_transform(r, (8, 8))(Record(image, 0), np.random.default_rng(1))['image']
+  train = [transforms.train_transform(r, (8, 8))(Record(image, (0,)), np.random.default_rng(1))['image']
            for r in (recipe, dataclasses.replace(recipe, eval_area=False))]
   np.testing.assert_array_equal(*train)
 
@@ -129,7 +129,7 @@ def test_crops_may_be_resized_otherwise_than_evaluation_does() -> None:
   bicubic = schema.Recipe(crop_area=(.3, .3), interpolation=schema.Interpolation.BICUBIC, antialias=True)
   recipe = dataclasses.replace(bicubic, crop_interpolation=schema.CropInterpolation.BILINEAR)
   bilinear = dataclasses.replace(bicubic, interpolation=schema.Interpolation.BILINEAR)
-  record = Record(random_image(0, height=20, width=40), 0)
+  record = Record(random_image(0, height=20, width=40), (0,))
   made = [transforms.train_transform(r, (8, 8))(record, np.random.default_rng(1))['image'] for r in (recipe, bilinear)]
   np.testing.assert_array_equal(*made)
   seen = [transforms.eval_transform(r, (8, 8))(record)['image'] for r in (recipe, bicubic, bilinear)]
@@ -139,7 +139,7 @@ def test_crops_may_be_resized_otherwise_than_evaluation_does() -> None:
 
 def test_gray_pictures_get_three_equal_channels() -> None:
   gray = random_image(0)[..., :1]
-  out = transforms.eval_transform(RESIZE, (12, 15))(Record(gray, 0))
+  out = transforms.eval_transform(RESIZE, (12, 15))(Record(gray, (0,)))
   np.testing.assert_array_equal(out['image'], np.repeat(gray, 3, 2))
 
 
@@ -158,7 +158,7 @@ def test_prepared_batches_depend_on_key_and_not_on_call() -> None:
 def test_every_field_of_the_host_acts(field: str, value: object) -> None:
   plain = transforms.train_transform(RESIZE, (8, 10))
   changed = transforms.train_transform(dataclasses.replace(RESIZE, **{field: value}), (8, 10))
-  pairs = [(t(Record(random_image(i), 0), np.random.default_rng(i))['image'] for t in (plain, changed))
+  pairs = [(t(Record(random_image(i), (0,)), np.random.default_rng(i))['image'] for t in (plain, changed))
            for i in range(6)]
   assert any((one != two).any() for one, two in pairs)
 

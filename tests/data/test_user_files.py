@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import subprocess
 import sys
 
 import pytest
@@ -11,11 +10,13 @@ import pytest
 from tests import fuzzing
 from tests.data.images import encode, random_image
 from vit_jax.config import schema
+from vit_jax.core import documents
 from vit_jax.core.errors import UserError
 from vit_jax.data.files import image_files, user_files
+from vit_jax.data.formats import image_list
 from vit_jax.data.image.headers import BadImage
-from vit_jax.data.source import Source
-from vit_jax.data.sources import image_list, opening
+from vit_jax.data.source import Source, read_one
+from vit_jax.data.sources import opening
 
 LARGE = 2 * 10**9  # so that a test that fails takes no more memory
 
@@ -188,12 +189,12 @@ def test_a_file_that_is_too_large_is_a_bad_image(folder: pathlib.Path) -> None:
   if not source.describe(rows[0]).endswith('cat/0.png'):
     source, rows = opened(f'folder:{folder}', 'test', holdout=.2), [0]
   with pytest.raises(BadImage, match='has 2,000,000,000 bytes: expected at most 536,870,912. .* data.max_file_mib'):
-    source[rows[0]]
+    read_one(source, rows[0])
   (folder / 'labels.csv').write_text('cat/0.png,cat\ndog/0.png,dog\n')
   found = [opened(f'folder:{folder}', split, holdout=.5)for split in ('train', 'test')]
   large = next(one for one in found if one.describe(0).endswith('cat/0.png'))
   with pytest.raises(BadImage, match='2,000,000,000 bytes'):
-    large[0]
+    read_one(large, 0)
 
 
 def test_the_limit_is_a_setting(folder: pathlib.Path) -> None:
@@ -201,17 +202,17 @@ def test_the_limit_is_a_setting(folder: pathlib.Path) -> None:
   with pytest.raises(BadImage, match='has 1,048,577 bytes: expected at most 1,048,576'):
     for split in ('train', 'test'):
       source = opened(f'folder:{folder}', split, max_file_mib=1)
-      [source[i] for i in range(len(source))]
+      [read_one(source, i) for i in range(len(source))]
   source = opened(f'folder:{folder}', max_file_mib=2)
-  assert [source[i] for i in range(len(source))]
+  assert [read_one(source, i) for i in range(len(source))]
 
 
-def test_a_pipe_is_read_up_to_the_limit(tmp_path: pathlib.Path) -> None:
-  with subprocess.Popen(['head', '-c', '5000', '/dev/zero'], stdout=subprocess.PIPE) as child:
-    assert child.stdout is not None
-    assert user_files.read(f'/dev/fd/{child.stdout.fileno()}', 5000) == bytes(5000)
-  with pytest.raises(user_files.TooLarge):
-    user_files.read('/dev/zero', 10**7)
+@pytest.mark.parametrize('kind', ['a pipe', 'a device'])
+def test_what_is_no_regular_file_is_refused_at_once(kind: str, tmp_path: pathlib.Path) -> None:
+  path = tmp_path / 'file'
+  os.mkfifo(path) if kind == 'a pipe' else path.symlink_to('/dev/zero')
+  with pytest.raises(OSError, match=f'{kind} in place of a file'):
+    documents.read_bytes(path, 10**7)
 
 
 @pytest.mark.parametrize(('content', 'said'), [
@@ -219,21 +220,21 @@ def test_a_pipe_is_read_up_to_the_limit(tmp_path: pathlib.Path) -> None:
 def test_the_line_of_a_byte_that_is_no_text_is_named(content: bytes, said: str, tmp_path: pathlib.Path) -> None:
   path = tmp_path / 'a.txt'
   path.write_bytes(content)
-  assert said in message(lambda: user_files.read_text(path, 'x'))
+  assert said in message(lambda: documents.read_text(path, 'x'))
   assert said in message(lambda: list(user_files.read_lines(path, 'x')))
 
 
 def test_texts_have_a_limit_and_may_begin_with_a_mark(tmp_path: pathlib.Path) -> None:
   path = tmp_path / 'a.txt'
   path.write_bytes(b'\xef\xbb\xbfcat\r\ndog')
-  assert user_files.read_text(path, 'x') == 'cat\r\ndog'
+  assert documents.read_text(path, 'x') == 'cat\r\ndog'
   assert list(user_files.read_lines(path, 'x')) == ['cat\r\n', 'dog']
   sparse(path)
   assert 'got a file of 2,000,000,000 bytes; at most 67,108,864 are read' in message(
-      lambda: user_files.read_text(path, 'x'))
+      lambda: documents.read_text(path, 'x'))
   assert 'at most 1,073,741,824 are read' in message(lambda: list(user_files.read_lines(path, 'x')))
-  assert 'No such file' in message(lambda: user_files.read_text(tmp_path / 'lost', 'x'))
-  assert 'a path with a zero byte' in message(lambda: user_files.read_text('a\0b', 'x'))
+  assert 'No such file' in message(lambda: documents.read_text(tmp_path / 'lost', 'x'))
+  assert 'a path with a zero byte' in message(lambda: documents.read_text('a\0b', 'x'))
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='limits memory as Linux does')
@@ -248,15 +249,15 @@ def test_files_of_20_gb_take_no_memory(tmp_path: pathlib.Path) -> None:
       'from vit_jax.data.files import user_files\n'
       'from vit_jax.config import schema\n'
       'from vit_jax.data.image.headers import BadImage\n'
-      'from vit_jax.data.labels import classes, label_maps, real\n'
-      'from vit_jax.data.sources import label_file, prepared\n'
+      'from vit_jax.data import answers\nfrom vit_jax.data.labels import classes, real\n'
+      'from vit_jax.data.formats import label_files\nfrom vit_jax.data.formats import array_record\n'
       'from vit_jax.inspect import images\n'
       f'root = pathlib.Path({str(tmp_path)!r})\n'
       'reads = [lambda: images.decode(str(root / "x.jpg")), lambda: classes.read(str(root / "x.jpg")),\n'
       '         lambda: classes.read_map(str(root / "x.jpg")), lambda: real.read(str(root / "x.jpg")),\n'
-      '         lambda: real.read_predictions(str(root / "x.jpg")), lambda: prepared.read_info(root),\n'
-      '         lambda: label_maps.read_info(root), \n'
-      '         lambda: label_file.opener(str(root), schema.Data(holdout=.5), (8, 8))("train")]\n'
+      '         lambda: real.read_predictions(str(root / "x.jpg")), lambda: array_record.read_info(root),\n'
+      '         lambda: answers.read_info(root), \n'
+      '         lambda: label_files.opener(str(root), schema.Data(holdout=.5))("train")]\n'
       'case = lambda number: fuzzing.outcome(reads[number], refusals=(BadImage, fuzzing.UserError))\n'
       'fuzzing.main(case, sys.argv[1:], num_bytes=300 * 2**20)\n')
   sparse(tmp_path / 'x.jpg', 20 * 10**9)
@@ -278,14 +279,14 @@ def test_a_class_folder_whose_name_is_no_text_is_an_error(name: bytes, folder: p
 def test_an_image_may_have_any_name(folder: pathlib.Path) -> None:
   image(folder / 'cat' / os.fsdecode(b'\xff\n\x1b.png'))
   source = opened(f'folder:{folder}', holdout=.01)
-  assert all(source[i].image for i in range(len(source)))
+  assert all(read_one(source, i).image for i in range(len(source)))
   assert [name for i in range(len(source)) if (name := source.describe(i)).endswith(os.fsdecode(b'\xff\n\x1b.png'))]
 
 
 @pytest.mark.parametrize(('lines', 'said'), [
     ('"cat/0.png', 'at least one class, got none'),
     ('cat/0.png,"' + 'a' * 200_000, 'line 1: expected cells of at most 131,072 characters'),
-    ('cat/0.png,a\x1b[2J', 'without control characters, got a\\x1b[2J'), (',,,\n', 'got no image')])
+    ('cat/0.png,a\x1b[2J', 'without control characters, got a\\x1b[2J'), (',,,\n', 'at least one class, got none')])
 def test_a_label_file_with_odd_cells_is_an_error(lines: str, said: str, folder: pathlib.Path) -> None:
   (folder / 'labels_train.csv').write_text(lines)
   assert said in message(lambda: opened(f'folder:{folder}'))
@@ -299,7 +300,7 @@ def test_a_label_file_with_odd_cells_is_an_error(lines: str, said: str, folder: 
     ('{"image": "cat/0.png", "labels": ["\\ud800"]}', "labels[0]: expected text without control characters, got '\\u"),
     ('{"image": "cat/0.png", "image": "x", "labels": []}', "the field 'image' twice"),
     ('{"image": "cat/0.png", "labels": [' + '9' * 5_000 + ']}', 'a number of too many digits'),
-    ('3', 'expected an object, got 3'), ('{"image": "cat/0.png"', 'no JSON at line 1, column 22'),
+    ('3', 'expected a JSON object, got 3'), ('{"image": "cat/0.png"', 'no JSON at line 1, column 22'),
     ('{}', 'expected the field labels, got none')])
 def test_a_line_of_json_names_its_field(line: str, said: str, folder: pathlib.Path) -> None:
   (folder / 'labels_train.jsonl').write_text(line)

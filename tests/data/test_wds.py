@@ -8,18 +8,20 @@ import pickle
 import subprocess
 import sys
 import tarfile
+import time
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.data import packed
 from tests.data.packed import NAMES, Example
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import kept_index, open_files, tar_index
+from vit_jax.data import index as indexes
+from vit_jax.data.files import open_files
 from vit_jax.data.image.headers import BadImage
-from vit_jax.data.source import Source, title
+from vit_jax.data.index import FOLDER
+from vit_jax.data.source import Source, first_label, read_one, title
 from vit_jax.data.sources import opening
 
 FOUND = packed.examples(23)
@@ -50,16 +52,16 @@ def one(folder: pathlib.Path, content: bytes, **settings: Any) -> Source:
 
 def reason(source: Source, index: int) -> str:
   with pytest.raises(BadImage) as error:
-    source[index]
+    read_one(source, index)
   return str(error.value)
 
 
 def test_examples_are_in_the_stored_order_with_their_bytes_and_labels(tars: pathlib.Path) -> None:
   source = opened(tars)
-  assert [source[i][:2] for i in range(len(source))] == [(e.image, e.label) for e in FOUND]
+  assert [read_one(source, i)[:2] for i in range(len(source))] == [(e.image, (e.label,)) for e in FOUND]
   assert source.class_names == ('0', '1', '2')
   assert source.describe(8) == str(tars / 'set-train-001.tar' / '000008.png')
-  assert [source.label(i) for i in range(len(source))] == [e.label for e in FOUND]
+  assert [first_label(source, i) for i in range(len(source))] == [e.label for e in FOUND]
   assert source.captions(4) == (f'an image of {NAMES[FOUND[4].label]}, é',)  # type: ignore[attr-defined]
 
 
@@ -71,8 +73,8 @@ def test_labels_are_numbers_names_or_lists_of_them(tars: pathlib.Path, column: s
   source = opened(tars, label_column=column, max_labels=several)
   assert source.class_names == names and getattr(source, 'most_labels', 0) == several
   for index, example in enumerate(FOUND):
-    assert source[index].label == example.label
-    assert source[index].labels == (tuple(dict.fromkeys((example.label, 0))) if several else None)
+    assert read_one(source, index).label == example.label
+    assert read_one(source, index).labels == (tuple(dict.fromkeys((example.label, 0))) if several else (example.label,))
 
 
 def test_the_digest_depends_on_images_labels_and_names_and_not_on_their_distribution_over_files(
@@ -88,11 +90,12 @@ def test_the_digest_depends_on_images_labels_and_names_and_not_on_their_distribu
 
 def test_names_of_classes_come_from_a_list_beside_the_files_or_from_the_setting(tars: pathlib.Path) -> None:
   (tars / 'classes.txt').write_text('\n'.join(NAMES))
-  assert opened(tars).class_names == NAMES and opened(tars, 'validation')[2].label == 42 * 5 % 7 % 3
+  assert opened(tars).class_names == NAMES and first_label(opened(tars, 'validation'), 2) == 42 * 5 % 7 % 3
   (tars / 'other.txt').write_text('cow\nbee\nant\n')
-  assert opened(tars, classes=str(tars / 'other.txt'))[1].label == FOUND[1].label  # numbers are places in the list
+  other = opened(tars, classes=str(tars / 'other.txt'))
+  assert first_label(other, 1) == FOUND[1].label  # numbers are places in the list
   by_name = opened(tars, classes=str(tars / 'other.txt'), label_column='json/label')
-  assert by_name.class_names == ('cow', 'bee', 'ant') and by_name[1].label == 2 - FOUND[1].label
+  assert by_name.class_names == ('cow', 'bee', 'ant') and first_label(by_name, 1) == 2 - FOUND[1].label
 
 
 def test_numbers_of_classes_can_begin_at_another_number(tars: pathlib.Path) -> None:
@@ -100,7 +103,7 @@ def test_numbers_of_classes_can_begin_at_another_number(tars: pathlib.Path) -> N
   assert source.class_names == ('0', '1')
   for index, example in enumerate(FOUND):
     if example.label:
-      assert source[index].label == example.label - 1
+      assert read_one(source, index).label == example.label - 1
     else:
       assert reason(source, index) == 'the label: expected 1 to 2, got 0'
 
@@ -117,7 +120,7 @@ def test_the_training_files_define_the_classes(tmp_path: pathlib.Path) -> None:
 def test_long_names_of_every_format_are_read(tmp_path: pathlib.Path, kind: int) -> None:
   folder = '/'.join(['a' * 40] * 4 if kind == tarfile.USTAR_FORMAT else ['b' * 100, 'ü' * 90])
   source = one(tmp_path / 't', packed.tar(packed.members([e._replace(key=f'{folder}/{e.key}') for e in FOUND]), kind))
-  assert [source[i].image for i in range(len(source))] == [e.image for e in FOUND]
+  assert [read_one(source, i).image for i in range(len(source))] == [e.image for e in FOUND]
   assert source.describe(3) == str(tmp_path / 't' / 'train-0.tar' / folder / '000003.png')
 
 
@@ -129,7 +132,7 @@ def test_a_size_in_an_extended_header_is_used(tmp_path: pathlib.Path) -> None:
   header[-512 + 148:-512 + 156] = b'%06o\0 ' % (sum(header[-512:]) - sum(header[-512 + 148:-512 + 156]) + 256)
   source = one(tmp_path / 't', bytes(header) + FOUND[0].image.ljust(-(-info.size // 512) * 512, b'\0')
                + packed.tar([('a.cls', b'0')]))
-  assert source[0].image == FOUND[0].image
+  assert read_one(source, 0).image == FOUND[0].image
 
 
 def test_a_key_ends_at_the_first_dot_of_the_base_name_and_a_repeated_extension_begins_a_new_example(
@@ -142,7 +145,7 @@ def test_a_key_ends_at_the_first_dot_of_the_base_name_and_a_repeated_extension_b
       ('b.png', image[4]), ('b.cls', b'0')], links={'g.png': tarfile.SYMTYPE, 'h.png': tarfile.LNKTYPE}))
   assert [source.describe(i).rpartition('.tar/')[2] for i in range(len(source))] == [
       'd.x/a.PNG', 'b.png', 'b.png', 'f.png', 'b.png']
-  assert [source.label(i) for i in (0, 2, 3, 4)] == [0, 1, 2, 0]
+  assert [first_label(source, i) for i in (0, 2, 3, 4)] == [0, 1, 2, 0]
   assert 'expected a label in .cls, got none' in reason(source, 1)
   for counted in ('keys without an image (2)', 'symbolic links (1)', 'hard links (1)',
                   'members without an extension (1)', 'members of the same name as the one before (1)'):
@@ -154,18 +157,18 @@ def test_labels_that_are_missing_damaged_or_out_of_range_count_as_bad_images(tmp
   found = [m for i, label in enumerate(labels) for m in ((f'{i}.cls', label), (f'{i}.png', FOUND[i].image))]
   source = one(tmp_path / 't', packed.tar([*found, ('9.png', FOUND[9].image)]), num_classes=3)
   bad = [i for i in range(len(source)) if i not in (0, 7)]
-  assert len(source) == 9 and source[0].label == 1 and source[7].label == 2
+  assert len(source) == 9 and read_one(source, 0).label == 1 and read_one(source, 7).label == 2
   for index in bad:
     assert 'the label: expected 0 to 2' in (said := reason(source, index)) or 'one that is damaged' in said
     with pytest.raises(BadImage):
-      source.label(index)
+      first_label(source, index)
 
 
 def test_images_without_labels_get_one_class_with_a_warning(tmp_path: pathlib.Path,
                                                             caplog: pytest.LogCaptureFixture) -> None:
   content = packed.tar([m for m in packed.members(FOUND) if m[0].endswith(('.png', '.txt'))])
   source = one(tmp_path / 't', content)
-  assert source.class_names == ('unlabeled',) and source[3] == (FOUND[3].image, 0, None, None)
+  assert source.class_names == ('unlabeled',) and read_one(source, 3) == (FOUND[3].image, (0,), None)
   assert "get the class 'unlabeled'" in caplog.text
   with pytest.raises(UserError, match='expected labels in .cls, got none'):
     one(tmp_path / 't', content, label_column='cls')
@@ -174,17 +177,17 @@ def test_images_without_labels_get_one_class_with_a_warning(tmp_path: pathlib.Pa
 def test_one_image_without_a_label_leaves_the_others_theirs(tmp_path: pathlib.Path) -> None:
   members = [one for one in packed.members(FOUND) if one[0] not in (f'{FOUND[0].key}.cls', f'{FOUND[0].key}.json')]
   source = one(tmp_path / 't', packed.tar(members), num_classes=3)
-  assert source.class_names != ('unlabeled',) and source[3].label == FOUND[3].label
+  assert source.class_names != ('unlabeled',) and read_one(source, 3).label == FOUND[3].label
   with pytest.raises(BadImage):
-    source[0]  # which counts as an image that cannot be decoded
+    read_one(source, 0)  # which counts as an image that cannot be decoded
 
 
 def test_several_images_under_a_key_need_the_extension(tmp_path: pathlib.Path) -> None:
   content = packed.tar([('a.cls', b'0'), ('a.left.png', FOUND[0].image), ('a.jpg', b'x'), ('a.png', FOUND[1].image)])
   with pytest.raises(UserError, match="one image for each key, got 'a.jpg' and 'a.png'. Set data.image_column"):
     one(tmp_path / 't', content)
-  assert one(tmp_path / 't', content, image_column='png')[0].image == FOUND[1].image
-  assert one(tmp_path / 't', content, image_column='left.png')[0].image == FOUND[0].image
+  assert read_one(one(tmp_path / 't', content, image_column='png'), 0).image == FOUND[1].image
+  assert read_one(one(tmp_path / 't', content, image_column='left.png'), 0).image == FOUND[0].image
   with pytest.raises(UserError, match='expected members with .webp, got none in 1 files'):
     one(tmp_path / 't', content, image_column='webp')
 
@@ -231,7 +234,7 @@ def test_a_part_of_files_without_splits_is_held_out(tmp_path: pathlib.Path) -> N
   (tmp_path / 't' / '0.tar').write_bytes(packed.tar(packed.members(FOUND)))
   train, test = (opened(tmp_path / 't', split, holdout=.25) for split in ('train', 'test'))
   images = {e.image: e.label for e in FOUND}
-  kept, held = ([s[i].image for i in range(len(s))] for s in (train, test))
+  kept, held = ([record.image for record in s.read(range(len(s)))] for s in (train, test))
   assert len(held) == 6 and sorted(kept + held) == sorted(images)
   assert sorted(kept, key=list(images).index) == kept  # in the stored order
   for label in range(3):
@@ -246,7 +249,7 @@ def test_a_description_as_timm_writes_it_lists_the_files(tars: pathlib.Path) -> 
     (tars / '_info.json').write_text(json.dumps({'splits': {'train': listed | changes}}))
   describe()
   source = opened(tars)
-  assert [source[i].image for i in range(15)] == [e.image for e in [*FOUND[15:], *FOUND[:7]]]
+  assert [read_one(source, i).image for i in range(15)] == [e.image for e in [*FOUND[15:], *FOUND[:7]]]
   for changes, said in (({'shard_lengths': [8, 9]}, 'set-train-000.tar: expected 9 images, as its description says'),
                         ({'filenames': ['../x.tar', 'y.tar']}, 'expected files in this folder'),
                         ({'filenames': ['x.tar', 'y.tar']}, 'expected the file .*x.tar, got none'),
@@ -302,7 +305,7 @@ def test_a_file_that_has_shrunk_gives_bad_images_and_one_that_is_gone_an_error(t
   (tars / 'set-train-002.tar').unlink()
   open_files.pool.cache_clear()  # which has the file open
   with pytest.raises(FileNotFoundError):
-    source[22]
+    read_one(source, 22)
 
 
 def test_an_image_that_is_too_large_counts_as_bad(tmp_path: pathlib.Path) -> None:
@@ -322,27 +325,17 @@ def test_files_outside_of_the_folder_are_read_only_if_the_setting_says_so(
 def test_the_index_is_kept_mapped_and_made_again_if_it_is_damaged(tars: pathlib.Path,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
   source = opened(tars)
-  [kept] = (tars / kept_index.FOLDER).iterdir()
+  [kept] = (tars / FOLDER).iterdir()
   with monkeypatch.context() as patch:
-    patch.setattr(tar_index.Scan, 'one', None)
+    patch.setattr(indexes, 'scan_all', None)
     other = pickle.loads(pickle.dumps(source))
-    assert len(pickle.dumps(source)) < 1500 and other[9] == source[9] and other.digest == source.digest
+    assert len(pickle.dumps(source)) < 1500 and other.digest == source.digest
+    assert read_one(other, 9) == read_one(source, 9)
   content = kept.read_bytes()
   for damaged in (content[:-9], content[:200] + b'\xff' * 60 + content[260:], b'', content[:128] + content[192:]):
     kept.write_bytes(damaged)
     again = opened(tars)
-    assert [again[i] for i in range(len(again))] == [source[i] for i in range(len(source))]
-
-
-def test_processes_give_the_same_index_as_threads(tars: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  paths = sorted(map(str, tars.glob('*.tar')))
-  columns = tar_index.Columns('', 'cls')
-  expected = tar_index._make(paths, columns)
-  monkeypatch.setattr(tar_index, 'PROCESSES_FROM', 1)
-  monkeypatch.setattr(tar_index.open_files, 'num_threads', lambda _: 2)
-  monkeypatch.setattr(kept_index, 'in_processes', lambda work, files, cores: [
-      pickle.loads(pickle.dumps(work))(files[i::cores]) for i in range(cores)])
-  np.testing.assert_array_equal(tar_index._make(paths, columns), expected)
+    assert [read_one(again, i) for i in range(len(again))] == [read_one(source, i) for i in range(len(source))]
 
 
 def test_more_archives_than_files_may_be_open_are_read(tmp_path: pathlib.Path) -> None:
@@ -350,7 +343,24 @@ def test_more_archives_than_files_may_be_open_are_read(tmp_path: pathlib.Path) -
     (tmp_path / f'train-{number:03d}.tar').write_bytes(packed.tar([(f'{number}.png', b'%d' % number),
                                                                   (f'{number}.cls', b'0')]))
   script = ('import sys\nfrom vit_jax.config import schema\nfrom vit_jax.data.sources import opening\n'
+            'from vit_jax.data.source import read_one\n'
             "source = opening.open_split(schema.Data(source=f'wds:{sys.argv[1]}'), 'train', image_px=(8, 8))\n"
-            'assert [int(source[i * 37 % 100].image) for i in range(100)] == [i * 37 % 100 for i in range(100)]\n')
+            'places = [i * 37 % 100 for i in range(100)]\n'
+            'assert [int(read_one(source, i).image) for i in places] == places\n')
   subprocess.run(['bash', '-c', 'ulimit -n 64; exec "$@"', 'bash', sys.executable, '-c', script, str(tmp_path)],
                  check=True, env=os.environ | {'JAX_PLATFORMS': 'cpu'})
+
+
+def test_a_header_of_very_many_records_is_read_at_once(tmp_path: pathlib.Path) -> None:
+  records, extended = b'5 a=\n' * 200_000, tarfile.TarInfo('pax')
+  extended.type, extended.size = b'x', len(records)
+  before = extended.tobuf(tarfile.USTAR_FORMAT) + records + bytes(-len(records) % 512)
+  began_s = time.process_time()
+  source = one(tmp_path / 't', before + packed.tar([('a.cls', b'0'), ('a.png', FOUND[0].image)]))
+  assert read_one(source, 0).image == FOUND[0].image and time.process_time() - began_s < 3
+
+
+def test_numbers_that_are_not_finite_beside_a_label_do_not_matter(tmp_path: pathlib.Path) -> None:
+  source = one(tmp_path / 't', packed.tar([('a.json', b'{"label": 2, "unsafe": NaN, "size": 1e999}'),
+                                           ('a.png', FOUND[0].image)]), label_column='json/label')
+  assert first_label(source, 0) == 2

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tests.data.images import encode
-from vit_jax.data.sources import tfds_build
+from vit_jax.data.formats import tfds_build
 
 CLEVR_DEPTHS = (8., 8.25, 8.5, 8.75, 9.25, 9.75, 10.5, 7.)
 CLEVR_BINS = (0, 1, 1, 2, 3, 4, 5, 0)  # a depth on an edge is below it

@@ -192,3 +192,12 @@ def test_nothing_to_count_is_refused() -> None:
 
 def test_a_config_may_name_what_there_is() -> None:
   assert set(evals.MORE_METRICS) == classify.FURTHER.keys()
+
+
+def test_an_excluded_class_is_never_right() -> None:
+  """Of two classes that are allowed, five cannot be predicted; two images are of an excluded class."""
+  allowed = np.array([False, False, False, False, True, True, False])
+  logits = np.where(allowed[None], LOGITS[:3], classify._EXCLUDED)
+  batch = {'label': np.array([0, 4, 1]), 'mask': np.ones(3, np.float32), 'index': np.arange(3)}
+  means, _ = count(logits, batch)
+  assert float(means['top5'].value) == pytest.approx(1 / 3)

@@ -14,6 +14,7 @@ from vit_jax import main
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array
+from vit_jax.data.source import read_one
 from vit_jax.data.sources import opening
 from vit_jax.evaluate import linear, logistic, probe, resources
 from vit_jax.jobs import report_page
@@ -133,9 +134,10 @@ def test_a_quick_look_is_marked_in_every_output(done: pathlib.Path, capsys: pyte
 def write_digits(folder: pathlib.Path, names: dict[int, str]) -> None:
   source = opening.open_split(schema.Data(source='digits'), 'test', image_px=(8, 8))
   for i in range(120):
-    record = source[i]
-    if record.label in names:
-      path = folder / 'test' / names[record.label] / f'{i}.png'
+    record = read_one(source, i)
+    (label,) = record.labels
+    if label in names:
+      path = folder / 'test' / names[label] / f'{i}.png'
       path.parent.mkdir(parents=True, exist_ok=True)
       cv2.imwrite(str(path), record.image)
 

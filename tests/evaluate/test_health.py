@@ -11,6 +11,7 @@ import pytest
 from tests.evaluate import rows
 from vit_jax.config import schema
 from vit_jax.core.types import Array, Features, Outputs, PyTree
+from vit_jax.data.source import find_origin
 from vit_jax.data.sources import opening
 from vit_jax.evaluate import health
 
@@ -93,5 +94,5 @@ def test_the_other_image_is_the_mirrored_middle() -> None:
 def test_images_are_taken_at_equal_distances() -> None:
   digits = opening.open_split(schema.Data(source='digits'), 'test', image_px=(8, 8))
   few = health.spread(digits, 4)
-  assert [few.origin(i)[1] for i in range(4)] == [len(digits) * i // 4 for i in range(4)]  # type: ignore[attr-defined]
+  assert [find_origin(few, i)[1] for i in range(4)] == [len(digits) * i // 4 for i in range(4)]
   assert health.spread(digits, len(digits)) is digits

@@ -19,8 +19,8 @@ from vit_jax import main
 from vit_jax.config import check, schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, PyTree
+from vit_jax.data import workers
 from vit_jax.data.image.masks import MaskedImages, MaskValues
-from vit_jax.data.pipeline import capacity
 from vit_jax.data.sources import opening
 from vit_jax.evaluate import confusion, segmentation
 from vit_jax.evaluate.tokens import Draw, Tokens
@@ -143,7 +143,7 @@ def test_tokens_are_drawn_by_a_seed_and_named(root: pathlib.Path) -> None:
 
 
 def test_tokens_that_do_not_fit_into_memory_are_refused(root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(capacity, 'memory_bytes', lambda: 4 * 9 * 10 * 24)  # ten tokens of six channels an image
+  monkeypatch.setattr(workers, 'memory_bytes', lambda: 4 * 9 * 10 * 24)  # ten tokens of six channels an image
   with pytest.raises(UserError, match=r'evals.dense \(train\): expected training tokens that fit into .* of 9 images. '
                                       'Set tokens_per_image of the evaluation to at most 10.'):
     tokens(root, 'train', 'one').table(rows.weights(), Draw(0, 0))

@@ -187,6 +187,8 @@ def test_relevance_is_of_the_given_class(vit: Model) -> None:
     ('vit', lambda m: m.logits([]), 'images: expected at least one image, got none'),
     ('vit', lambda m: m.logits(np.zeros((4, 4, 3))), r'expected a uint8 array .* got an array \(4, 4, 3\) of float64'),
     ('vit', lambda m: m.logits(np.zeros((4, 4, 2), np.uint8)), 'images: expected a uint8 array'),
+    ('vit', lambda m: m.logits([np.zeros((0, 0, 3), np.uint8)]), r'got an array \(0, 0, 3\) of uint8. Pass'),
+    ('vit', lambda m: m.logits(Image.new('RGB', (0, 4))), r'got Image \(0, 4\). Pass'),
     ('vit', lambda m: m.logits(3), 'got int'),
 ])
 def test_impossible_requests_are_errors(name: str, call: object, said: str) -> None:

@@ -57,7 +57,10 @@ def test_clip_gives_a_softmax_and_siglip_a_sigmoid(models: dict[str, Model]) -> 
     assert {guess.name for guess in first} == set(NAMES)
     assert [guess.probability for guess in first] == sorted((guess.probability for guess in first), reverse=True)
     logits = model.zero_shot(NAMES).logits(IMAGES[0])[0]
-    want = 1. / (1. + np.exp(-logits)) if family == 'siglip' else np.exp(logits) / np.exp(logits).sum()
+    shares = np.exp(logits) / np.exp(logits).sum()
+    want = 1. / (1. + np.exp(-logits)) if family == 'siglip' else shares
+    found = [guess.share for guess in sorted(first)]
+    assert found == (pytest.approx(shares.tolist(), rel=1e-5) if family == 'siglip' else [None] * 3)
     found = [guess.probability for guess in first]
     np.testing.assert_allclose(found, want[[guess.label for guess in first]], rtol=1e-4)
   assert 'softmax' in models['clip'].zero_shot(NAMES).probability
@@ -105,3 +108,10 @@ def test_a_tokenizer_with_a_larger_vocabulary_is_refused(models: dict[str, Model
 def test_ranks_are_those_of_the_logits() -> None:
   found = zeroshot.rank(np.float32([-2., 1., 1., 0.]), 'abcd', top=3, is_sigmoid=True)
   assert [guess.name for guess in found] == ['b', 'c', 'd'] and found[2].probability == .5
+
+
+@pytest.mark.parametrize(('is_sigmoid', 'scale'), [(False, 1000.), (True, 100.)])
+def test_equal_rounded_probabilities_are_ranked_by_logits(is_sigmoid: bool, scale: float) -> None:
+  logits = scale * np.float32([1, 3, 2, 4])
+  found = zeroshot.rank(logits, 'abcd', top=4, is_sigmoid=is_sigmoid)
+  assert ''.join(guess.name for guess in found) == 'dbca' and found[1].probability == found[2].probability

@@ -43,10 +43,10 @@ def program() -> Program:
 
 def states(workdir: pathlib.Path) -> dict[int, TrainState]:
   saved = checkpoint_reader.Reader(workdir / 'checkpoints')
-  found = {step: jax.device_get(saved.read(step, program().abstract_state, program().shardings).state)
+  found = {step: jax.device_get(saved.read(step, program().placed_state).state)
            for step in saved.steps()}
   with pytest.raises(UserError, match='has no checkpoint of step 3; it has: '):
-    saved.read(3, program().abstract_state, program().shardings)
+    saved.read(3, program().placed_state)
   return found
 
 
@@ -75,19 +75,20 @@ def test_the_mean_is_a_run_of_its_own_that_evaluates(
 
 def test_parameters_and_views_are_averaged_and_the_rest_is_that_of_the_newest() -> None:
   class Saved:
-    def read(self, step: int, abstract: object, shardings: object) -> checkpoint_reader.Restored:
+    def read(self, step: int, abstract: object) -> checkpoint_reader.Restored:
       params, views = {'kernel': np.full((2, 3), step, np.float32)}, {'ema': {'kernel': np.float32(2 * step)}}
       state = TrainState(np.int32(step), params, {'mu': np.float32(step)}, views | {'seen': np.int32(step)})
-      return checkpoint_reader.Restored(state, {}, {'step': step})
+      return checkpoint_reader.Restored(state, {'step': step})
 
   compared: list[object] = []
-  parts = types.SimpleNamespace(program=types.SimpleNamespace(abstract_state=None, shardings=None))
-  newest, state = average._average(Saved(), [2, 3, 7], parts, compared.append)  # type: ignore[arg-type]
+  parts = types.SimpleNamespace(program=types.SimpleNamespace(placed_state=None))
+  _, newest, state = average._newest_average(
+      lambda: [2, 3, 7], Saved(), parts, compared.append, tries=1)  # type: ignore[arg-type]
   # Two means of f32 values below 16, each of three operations.
   np.testing.assert_allclose(state.params['kernel'], np.full((2, 3), 4.), rtol=6 * 2.**-24)
   np.testing.assert_allclose(state.extra['ema']['kernel'], 8., rtol=6 * 2.**-24)
   assert (int(state.step), float(state.opt['mu']), int(state.extra['seen'])) == (7, 7., 7)
-  assert newest.meta == {'step': 7} and compared == [{'step': 2}, {'step': 3}, {'step': 7}]
+  assert newest.about == {'step': 7} and compared == [{'step': 2}, {'step': 3}, {'step': 7}]
 
 
 @pytest.mark.parametrize(('flags', 'said'), [
@@ -112,19 +113,26 @@ def test_a_directory_with_checkpoints_is_not_written_to(
   assert 'expected the directory of a run' in capsys.readouterr().err
 
 
-def test_the_newest_checkpoints_are_chosen_again_when_a_live_run_removed_one(monkeypatch: pytest.MonkeyPatch) -> None:
-  lists, asked = [[2, 4], [4, 6], [6, 8]], []
+@pytest.mark.slow(reason='6 s with the run that it reads')
+def test_a_directory_with_other_files_is_not_written_to(
+    done: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  (tmp_path / 'features-00000-of-00001.parquet').write_text('x')
+  assert main.run(['--job=average', f'--workdir={done}', '--last=2', f'--to={tmp_path}']) == 2
+  assert f'--to: expected a new or empty directory, got {tmp_path}, which has files.' in capsys.readouterr().err
+  assert len(list(tmp_path.iterdir())) == 1
 
-  def average_of(reader: Any, steps: list[int], parts: Any, compare: Any) -> tuple[str, str]:
-    asked.append(steps)
-    if steps != [6, 8]:
-      raise checkpoint_reader.Removed(f'{steps[0]}: gone')
-    return 'newest', 'state'
 
-  monkeypatch.setattr(average, '_average', average_of)
-  find = iter(lists)
-  assert average._newest_average(lambda: next(find), None, None, lambda _: None, tries=5) == (  # type: ignore[arg-type]
-      [6, 8], 'newest', 'state')
-  assert asked == lists
+def test_the_newest_checkpoints_are_chosen_again_when_a_live_run_removed_one() -> None:
+  class Saved:
+    def read(self, step: int, abstract: object) -> checkpoint_reader.Restored:
+      if step < 6:
+        raise checkpoint_reader.Removed(f'{step}: gone')
+      return checkpoint_reader.Restored(TrainState(np.int32(step), {'a': np.float32(step)}, {}, {}), {'step': step})
+
+  parts = types.SimpleNamespace(program=types.SimpleNamespace(placed_state=None))
+  find = iter([[2, 4], [4, 6], [6, 8]])
+  steps, newest, state = average._newest_average(
+      lambda: next(find), Saved(), parts, lambda _: None, tries=5)  # type: ignore[arg-type]
+  assert (steps, newest.about, float(state.params['a'])) == ([6, 8], {'step': 8}, 7.)
   with pytest.raises(checkpoint_reader.Removed, match='2: gone'):
-    average._newest_average(lambda: [2, 4], None, None, lambda _: None, tries=1)  # type: ignore[arg-type]
+    average._newest_average(lambda: [2, 4], Saved(), parts, lambda _: None, tries=1)  # type: ignore[arg-type]

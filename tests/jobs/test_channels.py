@@ -11,7 +11,9 @@ import pytest
 from vit_jax import main
 from vit_jax.config import check, files, schema
 from vit_jax.core.errors import UserError
-from vit_jax.data.sources import opening, prepared
+from vit_jax.data.formats import array_record
+from vit_jax.data.source import read_one
+from vit_jax.data.sources import opening
 from vit_jax.jobs import build
 from vit_jax.recipes import sizes
 from vit_jax.train.stopping import StopRequest
@@ -57,7 +59,7 @@ def test_prepare_keeps_the_files_and_measures_the_training_split(bands: pathlib.
   np.testing.assert_allclose(info['mean'], pixels.mean(0), rtol=1e-12)
   np.testing.assert_allclose(info['std'], pixels.std(0), rtol=1e-9)
   source = opening.open_split(schema.Data(source=f'array_record:{shards}', channels=BANDS), 'train', image_px=(8, 8))
-  found = {source[i].image for i in range(len(source))}
+  found = {read_one(source, i).image for i in range(len(source))}
   assert found == {path.read_bytes() for path in (bands / 'train').rglob('*.npy')}
 
 
@@ -116,7 +118,7 @@ def load(*changes: str) -> schema.Config:
     (['data.recipe.mean=1,2,3'], 'data.recipe.mean: expected 13 values, one for each of data.channels'),
     (['objective=mae'], 'objective: expected Supervised with data.channels=13'),
     (['trackers.images=4'], 'trackers.images: expected 0 with data.channels=13'),
-    (['data.decode=reduced'], 'data.decode: expected auto or full with data.channels=13'),
+    (['data.decode=crop'], 'data.decode: expected auto or full with data.channels=13'),
     (['evals=test,segmentation'], 'evals.segmentation: expected another evaluation with data.channels=13')])
 def test_what_is_for_rgb_images_is_refused_by_name(changes: list[str], said: str) -> None:
   assert said in '\n'.join(check.problems(load(*changes)))
@@ -165,4 +167,4 @@ def test_the_plan_of_rgb_images_is_as_before(tmp_path: pathlib.Path) -> None:
   info = json.loads((tmp_path / 'x' / 'info.json').read_text())
   assert set(info) == {'format', 'made', 'class_names', 'splits'}
   assert list(info['made']) == ['from', 'digests', 'short_px', 'quality', 'num_shards', 'seed']
-  assert prepared.read_info(tmp_path / 'x').statistics is None
+  assert array_record.read_info(tmp_path / 'x').statistics is None

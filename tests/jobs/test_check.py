@@ -10,7 +10,7 @@ import yaml
 
 from vit_jax.config import schema as s
 from vit_jax.core.errors import UserError
-from vit_jax.data.pipeline import shared
+from vit_jax.data import shared
 from vit_jax.jobs import check
 
 
@@ -121,7 +121,7 @@ def test_the_template_runs_its_command_on_its_slices_once_its_names_are_filled_i
 
 
 def test_the_template_keeps_the_cache_in_the_bucket_of_runs() -> None:
-  """Programs that were compiled, lists and checksums are there at the next start, on other nodes."""
+  """Programs that were compiled and lists are there at the next start, on other nodes."""
   (jobset,) = yaml.safe_load_all(TEXT)
   pod = jobset['spec']['replicatedJobs'][0]['template']['spec']['template']['spec']
   (container,) = pod['containers']

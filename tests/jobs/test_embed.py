@@ -14,9 +14,9 @@ from PIL import Image
 
 from tests.weights import made
 from vit_jax import main
+from vit_jax.core import files
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.files import records
 from vit_jax.evaluate import embedding, embedding_files, features
 from vit_jax.evaluate.embedding import Work
 from vit_jax.inspect import many_images
@@ -26,8 +26,7 @@ from vit_jax.weights import loading
 
 pytestmark = pytest.mark.usefixtures('one_device')
 NUM = 9
-FORMATS = {'npz': 'x.npz', 'safetensors': 'x.safetensors', 'array_record': 'x', 'parquet': 'x',
-           'one parquet': 'x.parquet'}
+FORMATS = {'npz': 'x.npz', 'parquet': 'x', 'one parquet': 'x.parquet'}
 
 
 @pytest.fixture(autouse=True)
@@ -64,19 +63,6 @@ def read(path: pathlib.Path, what: str = 'features') -> tuple[dict[str, HostArra
     with np.load(path) as file:
       return dict(zip(file['name'].tolist(), file[what], strict=True)), file['name'].tolist(), json.loads(
           str(file['info']))
-  if path.suffix == '.safetensors':
-    safetensors = pytest.importorskip('safetensors')
-    with safetensors.safe_open(path, 'np') as file:
-      names = [bytes(row).rstrip(b'\0').decode() for row in file.get_tensor('name')]
-      return dict(zip(names, file.get_tensor(what), strict=True)), names, json.loads(file.metadata()['info'])
-  if list(path.glob('*.array_record')):
-    from array_record.python import array_record_module
-    info = json.loads((path / 'info.json').read_text())
-    rows = [records.parse(one) for shard in info['shards'] for one in array_record_module.ArrayRecordReader(
-        str(path / shard['file'])).read_all()]
-    names = [row['name'][0].decode() for row in rows]
-    return {name: np.frombuffer(row[what][0], '<f4').reshape(info['shape'])
-            for name, row in zip(names, rows, strict=True)}, names, info
   pq = pytest.importorskip('pyarrow.parquet')
   table = pq.read_table(path if path.is_file() else sorted(map(str, path.glob('*.parquet'))))
   info = json.loads(table.schema.metadata[b'vit_jax']) if path.is_file() else json.loads(
@@ -98,19 +84,38 @@ def test_every_format_holds_the_features_of_the_files_in_their_order(
   found, names, info = read(to)
   paths = sorted(str(path) for path in folder.rglob('?.png'))
   assert names == paths and info['num_rows'] == NUM and info['num_bad'] == 1 and info['num_examples'] == NUM + 1
-  assert 'bad.png: not an image' in caplog.text and not (tmp_path / f'{to.name}.part').exists()
+  assert 'bad.png: not an image' in caplog.text and not list(tmp_path.glob('*.part'))
   expected = Model(made.network()).features(paths)
   np.testing.assert_allclose(np.stack([found[path] for path in paths]), expected, atol=2e-6)
   assert info['preprocessing']['exif_orientation'] is True and info['shape'] == [expected.shape[1]]
-  block = next(embedding_files.open_complete(to)[1].read(to))  # type: ignore[misc]
+  block = next(embedding_files.read(to, *embedding_files.open_complete(to)))
   assert block.id[:4].tolist() == [0, 1, 2, 3][:len(block.id)] and (block.label == -1).all()
+
+
+@pytest.mark.parametrize('source', ['classes', 'labels', 'splits'])
+def test_every_image_of_a_folder_is_taken_or_said_to_be_left_out(
+    source: str, folder: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture) -> None:
+  (folder / 'train' / 'b' / 'bad.png').unlink()
+  if source == 'splits':
+    (folder / 'train' / 'c').rename(folder / 'c')
+    (folder / 'test').mkdir()
+    (folder / 'c').rename(folder / 'test' / 'a')
+  elif source == 'labels':
+    (folder / 'train' / 'labels.csv').write_text(''.join(f'{"abc"[i % 3]}/{i}.png,{"xy"[i % 2]}\n' for i in range(NUM)))
+  where = folder if source == 'splits' else folder / 'train'
+  assert run(f'--to={tmp_path / "x.npz"}', f'--data=folder:{where}') == 0
+  said = 'only the split train is read; left out: test. Set --split to read another one.'
+  assert (said in caplog.text) is (source == 'splits')
+  num = 6 if source == 'splits' else NUM
+  assert f'features of {num} images.' in capsys.readouterr().out and len(read(tmp_path / 'x.npz')[0]) == num
 
 
 def test_a_source_has_labels_and_positions(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
   assert run(f'--to={tmp_path / "x.npz"}', f'--data=folder:{folder}', '--split=train') == 0
   with np.load(tmp_path / 'x.npz') as found:
     info = json.loads(str(found['info']))
-    assert info['class_names'] == ['a', 'b', 'c'] and info['preprocessing']['exif_orientation'] is False
+    assert info['class_names'] == ['a', 'b', 'c'] and info['preprocessing']['exif_orientation'] is True
     for name, label in zip(found['name'].tolist(), found['label'].tolist(), strict=True):
       assert pathlib.Path(name).parent.name == 'abc'[label]
     assert len(found['id']) == NUM and sorted({*range(10)} - {*found['id'].tolist()}) != []
@@ -162,10 +167,10 @@ def test_what_was_stopped_resumes_to_the_same_bytes(
   with monkeypatch.context() as patch:
     interrupt(patch, name, at)
     assert run(f'--to={to}', folder, *kind) == 130
-  part = tmp_path / f'{to.name}.part'
+  [part] = tmp_path.glob(f'{to.name}.*.part')
   kept = {path.name: path.stat().st_mtime_ns for path in part.iterdir() if path.name.startswith('features')}
   assert len([name for name in kept if name.endswith('.done')]) == (2 if at == 3 else 3) and not to.exists()
-  (part / 'features-00002-of-00003.parquet.half').write_bytes(b'of a killed process')
+  (part / '.vit_jax-0123456789abcdef.part').write_bytes(b'of a killed process')
   calls = interrupt(monkeypatch, '_write_shard', 99)
   assert run(f'--to={to}', folder, *kind) == 0
   assert len(calls) == (1 if at == 3 else 0) and not part.exists()
@@ -176,13 +181,13 @@ def test_a_folder_whose_last_step_was_stopped_is_completed(folder: pathlib.Path,
                                                            monkeypatch: pytest.MonkeyPatch) -> None:
   to, whole = tmp_path / 'x', tmp_path / 'whole'
   for path in (whole, to):
-    assert run(f'--to={path}', folder, '--format=array_record') == 0
-  to.rename(tmp_path / 'x.part')  # as if it was killed before the folder was renamed
-  plan = {k: v for k, v in json.loads((whole / 'info.json').read_text()).items()
-          if k not in ('num_rows', 'num_bad', 'shards')}
-  (tmp_path / 'x.part' / 'plan.json').write_text(json.dumps(plan))
+    assert run(f'--to={path}', folder, '--format=parquet') == 0
+  plan = json.dumps(embedding_files.planned(json.loads((whole / 'info.json').read_text())))
+  part = files.Unfinished(to, plan, ()).folder
+  to.rename(part)  # as if it was killed before the folder was renamed
+  (part / 'plan.json').write_text(plan)
   calls = interrupt(monkeypatch, '_write_shard', 1)
-  assert run(f'--to={to}', folder, '--format=array_record') == 0
+  assert run(f'--to={to}', folder, '--format=parquet') == 0
   assert not calls and contents(to) == contents(whole)
 
 
@@ -198,7 +203,7 @@ def test_processes_share_the_shards(tmp_path: pathlib.Path) -> None:
   computed: dict[int, list[range]] = {0: [], 1: []}
 
   def work(name: str) -> Work:
-    return Work(tmp_path / name, info, embedding_files.choose(tmp_path / name, 'array_record'))
+    return Work(tmp_path / name, info, embedding_files.choose(tmp_path / name, 'parquet'))
 
   def compute(process: int) -> Callable[[range], embedding_files.Block]:
     def one(rows: range) -> embedding_files.Block:
@@ -208,7 +213,8 @@ def test_processes_share_the_shards(tmp_path: pathlib.Path) -> None:
       return block
     return one
 
-  (tmp_path / 'x.part').mkdir()
+  with work('x').unfinished.open():
+    pass
   embedding.write(work('x'), compute(1), share=(1, 2))  # its barriers are the order here
   embedding.write(work('x'), compute(0), share=(0, 2))
   assert computed == {0: [range(0, 3), range(6, 9)], 1: [range(3, 6), range(9, 10)]}
@@ -227,10 +233,6 @@ def test_complete_files_are_kept_and_others_refused(folder: pathlib.Path, tmp_pa
   assert f'Already in {to}: features of 10 images.' in capsys.readouterr().out
   assert run(f'--to={to}', folder, '--what=tokens') == 2
   assert 'expected a new file or folder, got one with other content' in capsys.readouterr().err
-  (tmp_path / 'y.npz.part').mkdir()
-  (tmp_path / 'y.npz.part' / 'plan.json').write_text('{}')
-  assert run(f'--to={tmp_path / "y.npz"}', folder) == 2
-  assert 'expected unfinished files of the same command, got those of another one' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(('words', 'said'), [
@@ -242,6 +244,8 @@ def test_complete_files_are_kept_and_others_refused(folder: pathlib.Path, tmp_pa
     (['FOLDER', '--blocks=77'], 'blocks: expected ascending numbers from 1 to'),
     (['FOLDER', '--what=probabilities', '--weights=vit-headless'], '--what: expected features or tokens for'),
     (['FOLDER', '--format=npz'], 'expected a file with the suffix .npz, which --format=npz writes, got none'),
+    (['FOLDER', '--to=x.safetensors'], '--to: expected a file that ends in .parquet, .npz, or the name of a folder'),
+    (['FOLDER', '--format=array_record'], '--format: expected one of parquet, npz, got'),
     (['FOLDER', '--to=x.npz', '--format=parquet'], '--format: expected npz, the suffix of --to='),
     (['nowhere.jpg'], 'expected image files or folders of images, got no such file'),
     (['FOLDER', '--config.model.depth=3'], 'expected the network of the weights')])
@@ -269,7 +273,7 @@ def test_evaluations_read_the_files_in_place_of_computing(
     path = folder / 'test' / 'abc'[i % 3] / f'{i}.png'
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(np.random.default_rng(9 + i).integers(0, 256, (50, 40, 3), np.uint8)).save(path)
-  sets = {'train': tmp_path / 'train.npz', 'test': tmp_path / 'test.safetensors'}
+  sets = {'train': tmp_path / 'train.npz', 'test': tmp_path / 'test.parquet'}
   for split, path in sets.items():
     assert run(f'--to={path}', f'--data=folder:{folder}', f'--split={split}') == 0
 

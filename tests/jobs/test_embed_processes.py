@@ -34,18 +34,18 @@ def is_process(number: int, to: pathlib.Path, index: int) -> bool:
 def test_a_killed_process_and_a_restart_give_the_files_of_one_process(tmp_path: pathlib.Path) -> None:
   subprocess.run([*PROGRAM, '--config=digits', f'--workdir={tmp_path / "run"}', *TINY], env=ENVIRONMENT, check=True,
                  capture_output=True, timeout=300)
-  words = ['embed', f'--weights={tmp_path / "run"}', '--data=digits', '--format=array_record', '--config.batch_size=8']
+  words = ['embed', f'--weights={tmp_path / "run"}', '--data=digits', '--config.batch_size=8']
   whole, to = tmp_path / 'whole', tmp_path / 'two'
   subprocess.run([*PROGRAM, *words, f'--to={whole}'], env=ENVIRONMENT, check=True, capture_output=True, timeout=300)
   process = subprocess.Popen([*LAUNCH, *PROGRAM, *words, f'--to={to}'], env=ENVIRONMENT, stdout=subprocess.PIPE,
                              stderr=subprocess.STDOUT, text=True, start_new_session=True)
-  part, until = tmp_path / 'two.part', time.monotonic() + 300
-  while not list(part.glob('*.done')) and time.monotonic() < until:
+  until = time.monotonic() + 300
+  while not list(tmp_path.glob('two.*.part/*.done')) and time.monotonic() < until:
     time.sleep(.01)
   found = [int(path.name) for path in pathlib.Path('/proc').glob('[0-9]*') if is_process(int(path.name), to, 1)]
   os.kill(found[0], signal.SIGKILL)
   assert process.wait(timeout=120), process.communicate()[0]
-  kept = {path.name: path.read_bytes() for path in part.glob('*.array_record')}
+  kept = {path.name: path.read_bytes() for path in tmp_path.glob('two.*.part/*.parquet')}
   assert kept and not to.exists()
   done = subprocess.run([*LAUNCH, *PROGRAM, *words, f'--to={to}'], env=ENVIRONMENT, capture_output=True, text=True,
                         timeout=300)

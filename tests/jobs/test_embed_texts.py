@@ -48,6 +48,13 @@ def test_each_line_of_a_file_is_a_text(weights: str, tmp_path: pathlib.Path,
   assert 'got one with other content' in capsys.readouterr().err
 
 
+def test_other_separators_than_those_of_editors_end_no_line(weights: str, tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'texts.txt').write_bytes('one\u2028two\r\nthree\x0cfour\u0085five\n'.encode())
+  assert embed(weights, tmp_path / 'a.npz', f'--data=texts:{tmp_path}/texts.txt') == 0
+  found = np.load(tmp_path / 'a.npz')
+  assert (found['id'].tolist(), found['name'].tolist()) == ([0, 1], ['one\u2028two', 'three\x0cfour\x85five'])
+
+
 @pytest.mark.slow(reason='4 s')
 def test_captions_and_images_of_a_source_have_vectors_of_one_space(weights: str, tmp_path: pathlib.Path) -> None:
   rng = np.random.default_rng(0)

@@ -5,6 +5,7 @@ import errno
 import json
 import math
 import pathlib
+import types
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,9 +14,10 @@ import pytest
 from vit_jax import main
 from vit_jax.config import files
 from vit_jax.core.errors import UserError
+from vit_jax.evaluate import by_class
 from vit_jax.evaluate import final as results
 from vit_jax.inspect.model import Guess
-from vit_jax.jobs import evaluate, evaluate_weights, predict
+from vit_jax.jobs import evaluate, predict
 from vit_jax.record import destination, run_directory
 from vit_jax.train.state import TrainState
 
@@ -50,12 +52,13 @@ def test_the_numbers_are_printed_before_they_are_written(
     raise UserError('the disk is full')
 
   monkeypatch.setattr(results, 'write', full)
-  monkeypatch.setattr(evaluate_weights.resources, 'eval_source', lambda *_: None)
+  monkeypatch.setattr(evaluate.resources, 'eval_source', lambda *_: None)
   monkeypatch.setattr(results, 'show', lambda *_, **__: print('top1 50 %'))
-  config = files.load('digits', [])
-  data: Any = type('Data', (), {'class_names': ('a', 'b')})
+  state: Any = TrainState(jnp.ones(()), {}, {}, {})
+  data = types.SimpleNamespace(class_names=('a', 'b'))
+  found: Any = types.SimpleNamespace(config=files.load('digits', []), state=state, digest='', data=data)
   with pytest.raises(UserError, match='the disk is full'):
-    evaluate_weights.report(results.Final({}, None, '', '', {}), tmp_path, 1, config, data, '', {})
+    evaluate.report(results.Final({}, None, '', '', {}), found, tmp_path, {}, by_class.NOTHING)
   assert capsys.readouterr().out == 'top1 50 %\n'
 
 

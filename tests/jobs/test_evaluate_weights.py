@@ -5,19 +5,22 @@ import csv
 import functools
 import json
 import pathlib
+import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import vit_jax
 from tests.data import images
 from tests.weights import made
 from vit_jax import main
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data.image import decode, geometry
-from vit_jax.evaluate import by_class
+from vit_jax.data.source import first_label
+from vit_jax.evaluate import by_class, several_labels
 from vit_jax.jobs import evaluate as job
 from vit_jax.jobs import evaluate_weights
 from vit_jax.weights import inference, loading, saving
@@ -88,8 +91,27 @@ def test_a_folder_with_some_classes_is_measured_by_their_names(
   config = json.loads((tmp_path / 'config.json').read_text())
   assert found['preprocessing'] == {
       'geometry': 'torchvision', 'resize_px': 36, 'image_px': [32, 32], 'interpolation': 'bicubic', 'antialias': True,
-      'truncate': False, 'mean': [.5] * 3, 'std': [.5] * 3, 'exif_orientation': False}
+      'truncate': False, 'mean': [.5] * 3, 'std': [.5] * 3, 'exif_orientation': True}
   assert config['data']['recipe']['eval_resize_px'] == 36 and config['model']['width'] == 32
+
+
+def test_several_labels_an_image_have_average_precision_area_and_f1(
+    here: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  lines = [f'test/{name}/{k}.png,{",".join(dict.fromkeys([name, OWN[k]]))}' for name in OWN for k in range(3)]
+  folder = tmp_path / 'several'
+  shutil.copytree(here / 'set', folder)
+  (folder / 'labels_test.csv').write_text('\n'.join(lines))
+  assert main.run(['evaluate', f'--weights={here / "named.npz"}', f'--config.data.source=folder:{folder}',
+                   '--config.data.max_labels=2', '--config.batch_size=8', f'--workdir={tmp_path / "out"}']) == 0
+  metrics = read(tmp_path / 'out')['metrics']
+  network = vit_jax.load(str(here / 'named.npz'))
+  logits = network.logits([str(folder / line.split(',')[0]) for line in lines])
+  names = [line.split()[0] for line in made.CLASSES]
+  target = np.array([[name in line.split(',')[1:] for name in names] for line in lines])
+  want = several_labels.measure(np.asarray(logits), target)
+  assert {f'test/{name}' for name in want} <= set(metrics)
+  assert {name: metrics[f'test/{name}'] for name in want} == pytest.approx(want)
+  assert f'map {100 * want["map"]:.2f} %  auroc {100 * want["auroc"]:.2f} %' in capsys.readouterr().out
 
 
 def test_what_learns_from_features_goes_by_the_classes_of_the_folder(here: pathlib.Path,
@@ -139,6 +161,28 @@ def test_without_a_workdir_results_go_where_they_say(here: pathlib.Path, tmp_pat
   assert evaluate(here, 'named.npz') == 0
   folder = tmp_path / 'runs' / 'evaluate' / 'named.npz'
   assert f'Written to {folder}/evaluate.json\nReport: {folder}/report.html' in capsys.readouterr().out
+  first = (folder / 'evaluate.json').read_bytes()
+  own, moved = made.network(), shutil.copytree(here, tmp_path / 'moved')
+  head = {**own.params['head'], 'bias': own.params['head']['bias'] + 1}
+  (tmp_path / 'others').mkdir()
+  saving.save(own._replace(params={**own.params, 'head': head}), str(tmp_path / 'others' / 'named.npz'))
+  for root, file, got in ((here, f'{tmp_path}/others/named.npz', 'other weights'),
+                          (moved, 'named.npz', 'other data (folder:')):
+    assert evaluate(root, file) == 2 and (folder / 'evaluate.json').read_bytes() == first
+    said = f'--workdir={folder}: expected a new directory, or results of these weights and data, got those of {got}'
+    assert said in capsys.readouterr().err
+  assert evaluate(moved, 'named.npz', '--overwrite') == 0 and evaluate(moved, 'named.npz') == 0
+
+
+def test_results_of_a_person_are_not_replaced(here: pathlib.Path, tmp_path: pathlib.Path,
+                                              monkeypatch: pytest.MonkeyPatch,
+                                              capsys: pytest.CaptureFixture[str]) -> None:
+  monkeypatch.chdir(tmp_path)
+  folder = tmp_path / 'runs' / 'evaluate' / 'named.npz'
+  folder.mkdir(parents=True)
+  (folder / 'evaluate.json').write_text('mine')
+  assert evaluate(here, 'named.npz', '--overwrite') == 2 and (folder / 'evaluate.json').read_text() == 'mine'
+  assert 'got one with another evaluate.json' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(('file', 'words', 'says'), [
@@ -146,7 +190,8 @@ def test_without_a_workdir_results_go_where_they_say(here: pathlib.Path, tmp_pat
      'each output, in their order, such as "n01440764 tench". For weights with other classes than the data, '
      '--config.evals=knn,fewshot'),
     ('named.npz', ['--config.model.depth=3'], 'config.model.depth: expected the network of the weights'),
-    ('named.npz', ['--view=ema', '--config.data.classes=no.txt'], 'data.classes=no.txt: expected a text file'),
+    ('named.npz', ['--config.data.classes=no.txt'], 'data.classes=no.txt: expected a text file'),
+    ('named.npz', ['--view=ema'], "--view: expected none for a file with one network, got 'ema'. Leave it out."),
     ('headless.npz', [], 'expected weights with a classification head')])
 def test_what_cannot_be_measured_is_said_and_leaves_nothing(
     file: str, words: list[str], says: str, here: pathlib.Path, tmp_path: pathlib.Path,
@@ -155,6 +200,51 @@ def test_what_cannot_be_measured_is_said_and_leaves_nothing(
     saving.save(made.network(num_classes=0, class_names=()), str(here / file))
   assert evaluate(here, file, f'--workdir={tmp_path / "w"}', *words) == 2
   assert says in capsys.readouterr().err and not (tmp_path / 'w').exists()
+
+
+NAMED = [f'kind_{i}' for i in range(12)]
+
+
+def nameless(root: pathlib.Path, names: list[str], class_names: tuple[str, ...] = ()) -> tuple[int, dict]:
+  """Evaluates weights with twelve outputs on a picture for each, whose classes have these names."""
+  weights = root / 'twelve.npz'
+  root.mkdir(exist_ok=True)
+  saving.save(made.network(num_classes=12, class_names=class_names), str(weights))
+  for i, name in enumerate(names):
+    (root / 'set' / 'test' / name).mkdir(parents=True)
+    (root / 'set' / 'test' / name / 'x.png').write_bytes(images.encode(images.random_image(i)))
+  status = main.run(['evaluate', f'--weights={weights}', f'--config.data.source=folder:{root / "set"}',
+                     '--config.batch_size=12', f'--workdir={root / "out"}'])
+  return status, read(root / 'out')['metrics'] if not status else {}
+
+
+@pytest.fixture(scope='module')
+def by_name(tmp_path_factory: pytest.TempPathFactory) -> dict:
+  """The metrics of named weights on folders of these names."""
+  return nameless(tmp_path_factory.mktemp('named'), NAMED, tuple(NAMED))[1]
+
+
+@pytest.mark.parametrize(('form', 'class_names'), [('{}', ()), ('{:03}', ()), ('{}', tuple(NAMED))],
+                         ids=['numbers', 'padded', 'of named outputs'])
+def test_folders_with_the_numbers_of_the_outputs_are_these_outputs(
+    form: str, class_names: tuple[str, ...], by_name: dict, tmp_path: pathlib.Path) -> None:
+  status, found = nameless(tmp_path, [form.format(i) for i in range(12)], class_names)
+  # The sum of the 12 losses has another order, as the files have.
+  assert status == 0 and found == pytest.approx(by_name, rel=12 * 2**-24)
+
+
+@pytest.mark.parametrize('names', [NAMED, [str(i) for i in range(1, 13)], [f'c{i}' for i in range(12)]],
+                         ids=['names', 'from one', 'names that end with numbers'])
+def test_an_order_of_classes_that_would_be_a_guess_is_refused(
+    names: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  assert nameless(tmp_path, names)[0] == 2
+  assert ('expected weights that name their classes, or data that say which class is which output, got neither: the '
+          'classes of the data are sorted by name, ') in (text := capsys.readouterr().err)
+  assert 'Set --config.data.classes=FILE, with a line for each output, in their order, such as' in text
+  (tmp_path / 'classes.txt').write_text('\n'.join(names))
+  assert main.run(['evaluate', f'--weights={tmp_path / "twelve.npz"}', f'--config.data.source=folder:{tmp_path}/set',
+                   '--config.batch_size=12', f'--workdir={tmp_path / "out"}',
+                   f'--config.data.classes={tmp_path / "classes.txt"}']) == 0
 
 
 def test_a_run_of_its_own_is_not_written_over(here: pathlib.Path, tmp_path: pathlib.Path,
@@ -183,7 +273,7 @@ def test_folders_with_wordnet_ids_are_outputs_of_imagenet(tmp_path: pathlib.Path
   config = schema.Config(data=data, evals={'test': schema.TopK()})
   with caplog.at_level('INFO'):
     opened = evaluate_weights.open_data(config, found).eval
-  assert {pathlib.Path(opened.describe(i)).parent.name: opened.label(i) for i in range(3)} == ids
+  assert {pathlib.Path(opened.describe(i)).parent.name: first_label(opened, i) for i in range(3)} == ids
   assert '3 classes of the data are WordNet ids, and are evaluated as outputs of the 1,000 classes of Im' in caplog.text
   (tmp_path / 'n01440764').rename(tmp_path / 'n99999999')
   with pytest.raises(UserError, match=r'expected classes of ImageNet-1k, got 1 of 3 that are not there: n99999999\.'):

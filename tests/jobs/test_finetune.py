@@ -3,23 +3,26 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pathlib
 import shlex
 import shutil
 
 import numpy as np
 import pytest
+import saved
 
 from tests.data import images
 from tests.weights import made, test_golden
 from vit_jax import main
-from vit_jax.config import schema
+from vit_jax.config import json_files, schema
 from vit_jax.config.schema import Geometry
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Shard
-from vit_jax.jobs import build, finetune, frozen_features
+from vit_jax.jobs import build, finetune, frozen_features, resume
 from vit_jax.parallel import mesh as meshes
+from vit_jax.record import chosen
 from vit_jax.weights import inherit, init_state, runs, saving
 
 pytestmark = [pytest.mark.xdist_group('test_finetune'),  # in one worker, for what the tests share
@@ -112,6 +115,24 @@ def test_the_run_has_the_network_of_the_weights_and_the_size_of_the_data(
   assert config.checkpoints == schema.Checkpoints(every=config.evals['val'].every, keep_best='val/top1')
 
 
+@pytest.mark.usefixtures('here')
+@pytest.mark.parametrize(('before', 'said'), [
+    ('others.npz', 'one that began from others.npz. Use others.npz, or another --workdir'),
+    ('', 'one that began from none. Leave them out, or use another --workdir')])
+def test_a_run_that_began_from_other_weights_is_not_continued(
+    before: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+  workdir = pathlib.Path('run')
+  saved.write(workdir / 'checkpoints', saved.program(), [3])
+  (workdir / 'config.json').write_text(json_files.to_json(schema.Config(init_from=before)))
+  files = saved.snapshot(workdir)
+  for words in (WORDS, ('train', '--config=digits', '--config.init_from=some weights.npz')):
+    assert main.run([*words, '--workdir=run']) == 2
+    error = capsys.readouterr().err
+    assert f'expected a run that began from the weights some weights.npz, got {said}' in error
+  assert saved.snapshot(workdir) == files
+  resume.check_weights(workdir, schema.Config(init_from=os.path.abspath(before) if before else ''))
+
+
 @pytest.mark.slow(reason='about 8 s: a run and a prediction')
 @pytest.mark.usefixtures('here')
 def test_twenty_images_are_enough_and_the_last_line_predicts(
@@ -124,6 +145,7 @@ def test_twenty_images_are_enough_and_the_last_line_predicts(
   config = json.loads((workdir / 'config.json').read_text())
   assert config['model']['gelu'] == network.model.gelu.value
   assert config['data']['recipe']['mean'] == list(network.preprocess.mean)
+  assert config['data']['recipe']['exif_orientation'] is True
   assert '"val/top1"' in (workdir / 'metrics.jsonl').read_text()
   command = shlex.split(out.splitlines()[-1])
   assert command[0] == 'vit-jax' and main.run(command[1:]) == 0
@@ -271,7 +293,8 @@ def test_frozen_features_are_compared_only_of_few_images_with_one_class_each(
   config = finetune.make(network, found)
   data = build.Data(found.train, found.evaluated, found.train.class_names, in_memory=False)
   asked: list[object] = []
-  monkeypatch.setattr(frozen_features.resume, 'evaluated', lambda workdir: [{'val/top1': .5}, {'val/top1@ema': .25}])
+  monkeypatch.setattr(frozen_features.chosen, 'choose', lambda workdir, metric: chosen.Chosen(3, 5, metric, .5))
+  monkeypatch.setattr(frozen_features.chosen, 'measured', lambda workdir, step: {3: {'val/top1': .5}}[step])
   monkeypatch.setattr(frozen_features, '_compare', lambda *given: asked.append(given) or 1 // 0)
 
   def report(config: schema.Config) -> int:

@@ -20,13 +20,13 @@ FLAGS = {'data.source': '--data', 'data.label_column': '--label_column', 'data.c
     ('config.data.classes=a.txt: no', '--classes=a.txt: no'),
     ('/x/data.source, data.source_px and data.classes.txt', '/x/data.source, data.source_px and data.classes.txt')])
 def test_settings_are_replaced_where_they_are_complete_names(text: str, shown: str) -> None:
-  with pytest.raises(UserError) as error, flag_names.shown(FLAGS):
+  with pytest.raises(UserError) as error, flag_names.naming_flags(FLAGS):
     raise UserError(text)
   assert str(error.value) == shown
 
 
 def test_the_kind_of_an_error_stays() -> None:
-  with pytest.raises(splits.NoSplit), flag_names.shown(FLAGS):
+  with pytest.raises(splits.NoSplit), flag_names.naming_flags(FLAGS):
     raise splits.NoSplit('x')
 
 

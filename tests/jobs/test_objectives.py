@@ -18,16 +18,15 @@ from vit_jax.config import durations, json_files, schema
 from vit_jax.core import trees
 from vit_jax.core.contracts import Watch
 from vit_jax.core.errors import UserError
+from vit_jax.data import answers
 from vit_jax.data.image import transform as transforms
-from vit_jax.data.labels import label_maps, stored_features
-from vit_jax.data.source import Record
+from vit_jax.data.source import Record, read_one
 from vit_jax.data.sources import opening
-from vit_jax.jobs import build, teacher_features, teacher_labels, train
+from vit_jax.jobs import build, teacher_labels, train
 from vit_jax.objectives import kinds
 from vit_jax.record import reader
 from vit_jax.weights import inherit, loading
 from vit_jax.weights.network import Weights
-from vit_jax.weights.reading import AS_FOUND
 
 pytestmark = pytest.mark.usefixtures('one_device', 'no_page')
 
@@ -76,11 +75,11 @@ def maps(teacher: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pat
 @pytest.mark.slow(reason='5 s: a teacher is built and asked')
 def test_label_maps_are_what_the_teacher_says_of_each_patch(teacher: pathlib.Path, maps: pathlib.Path) -> None:
   source = opening.open_split(schema.Data(source='digits'), 'train[:137]', image_px=(16, 16))
-  stored = label_maps.LabelMaps(maps)
+  stored = answers.Answers(maps)
   assert stored.info.num_examples == len(source) == 137 and stored.info.digest == source.digest
   classes, scores = stored.read(np.array([136, 3]))
   assert classes.shape == (2, 16, 2) and classes.max() < 10 and (scores[..., 0] >= scores[..., 1]).all()
-  _check_against(loading.load(str(teacher)), source[3].image, classes[1], scores[1])
+  _check_against(loading.load(str(teacher)), read_one(source, 3).image, classes[1], scores[1])
 
 
 @pytest.mark.slow(reason='1 s, with the maps')
@@ -90,8 +89,8 @@ def test_other_label_maps_than_the_config_says_are_refused(maps: pathlib.Path, t
   with pytest.raises(UserError, match=r'expected label maps with top 3, got 2\.'):
     train.run(config(dataclasses.replace(TASK, maps=str(maps), top=3)), tmp_path / 'wrong')
   old = shutil.copytree(maps, tmp_path / 'old_maps')
-  info = json.loads((old / label_maps.INFO).read_text())
-  (old / label_maps.INFO).write_text(json.dumps(info | {'scores': 'probabilities'}))
+  info = json.loads((old / answers.INFO).read_text())
+  (old / answers.INFO).write_text(json.dumps(info | {'scores': 'probabilities'}))
   with pytest.raises(UserError, match=r'expected label maps with scores logits, got probabilities\.'):
     train.run(config(dataclasses.replace(TASK, maps=str(old))), tmp_path / 'old')
 
@@ -100,7 +99,7 @@ def test_other_label_maps_than_the_config_says_are_refused(maps: pathlib.Path, t
 def test_a_student_is_given_the_label_maps_of_its_images(maps: pathlib.Path, tmp_path: pathlib.Path) -> None:
   run = train.Run(config(dataclasses.replace(TASK, maps=str(maps))), tmp_path, time.monotonic())
   batch = next(iter(run.loader.batches(0)))
-  classes, scores = label_maps.LabelMaps(maps).read(batch['index'])
+  classes, scores = answers.Answers(maps).read(batch['index'])
   np.testing.assert_array_equal(batch['token_labels'], classes)
   np.testing.assert_array_equal(batch['token_scores'], scores)
   _, metrics = jax.eval_shape(run.parts.program.step_fn, run.parts.program.abstract_state, batch)
@@ -118,7 +117,7 @@ def test_label_maps_train_a_student(maps: pathlib.Path, tmp_path: pathlib.Path) 
 
 def _check_against(found: Weights, image: Any, classes: np.ndarray, scores: np.ndarray) -> None:
   """Patch by patch, from the network's tokens."""
-  example = transforms.eval_transform(STILL, (16, 16))(Record(image, 0))
+  example = transforms.eval_transform(STILL, (16, 16))(Record(image, (0,)))
   tokens = build.build_backbone(config(schema.Supervised())).apply(
       found.params['backbone'], {}, example['image'][None].astype(np.float32) / 127.5 - 1, train=False,
       key=None)[0].tokens[0]
@@ -189,42 +188,6 @@ def test_what_was_learned_without_labels_is_handed_on_by_one_line(
   if view == 'teacher':
     student = params(tmp_path / 'before', 'student')
     assert any((student[key] != before[key]).any() for key in backbone)
-
-
-@pytest.mark.slow(reason='25 s: stores features, and compiles two train steps')
-def test_stored_features_train_as_the_teacher_itself_and_go_on_after_a_stop(
-    teacher: pathlib.Path, tmp_path: pathlib.Path) -> None:
-  """16 steps of 40 crops of 137 images, two of each: the third pass repeats the first. Stored in half precision."""
-  task = schema.FeatureDistill(schema.FeatureTeacher(str(teacher), px=12))
-  cropped = schema.Data(source='digits', train_split='train[:137]', recipe=schema.Recipe(crop_area=(.5, 1.)))
-  wide = schema.ViT(**{**vars(MODEL), 'width': 8})
-
-  def run(objective: schema.Objective, name: str, steps: int = 16, **changes: Any) -> list[float]:
-    given = config(objective, steps, data=cropped, model=wide, **changes)
-    assert train.run(given, tmp_path / name) == 0
-    return [row['train/loss'] for row in reader.read(tmp_path / name).rows if 'train/loss' in row]
-
-  twice = dataclasses.replace(task, stored_epochs=2)
-  stored = config(twice, data=cropped, model=wide, batch_size=60)  # of another batch size
-  assert teacher_features.run(stored, str(teacher), tmp_path / 'features', AS_FOUND) == 0
-  assert stored_features.read_info(tmp_path / 'features')[:3] == (274, 16, 16)
-  used = dataclasses.replace(twice, teacher=schema.FeatureTeacher(), features=str(tmp_path / 'features'))
-  online, read = run(task, 'online'), run(used, 'read')
-  assert len(online) == 16 and online[-1] < .8 * online[0]
-  np.testing.assert_allclose(read[:6], online[:6], rtol=2e-3)  # 240 of 274 crops; f16, and 1 - cosine of 0.1 to 1
-  assert not np.allclose(read[7:], online[7:], rtol=1e-3)  # which has other crops in its third pass
-  assert not _extra_exists(tmp_path / 'read') and len(_extra(tmp_path / 'online')) > 10
-  before = trees.digest(loading.load(str(tmp_path / 'read')).params)
-  for until in ('7 steps', ''):
-    assert train.run(config(used, 16, data=cropped, model=wide), tmp_path / 'again', until=until) == 0
-  assert trees.digest(loading.load(str(tmp_path / 'again')).params) == before
-  with pytest.raises(UserError, match='expected features of the crops of this run'):
-    run(used, 'other', seed=1)
-
-
-def _extra_exists(run: pathlib.Path) -> bool:
-  step = max(int(p.name) for p in (run / 'checkpoints').iterdir())
-  return (run / 'checkpoints' / str(step) / 'extra').exists()
 
 
 DINOV3 = schema.Dinov3(out_dim=8, hidden_dim=8, bottleneck_dim=4, group=4, patch_out_dim=6, patch_bottleneck_dim=4)

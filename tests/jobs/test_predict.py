@@ -2,19 +2,24 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
+import shutil
 
 import loaded
 import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax import main
+import vit_jax
+from vit_jax import flag_kinds, main
+from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data.sources import image_list
+from vit_jax.data.formats import image_list
+from vit_jax.inspect import images
 from vit_jax.inspect.model import Model
 from vit_jax.jobs import predict
-from vit_jax.weights import loading
+from vit_jax.weights import loading, runs, saving
 from vit_jax.weights.report import Report
 
 
@@ -96,6 +101,20 @@ def test_what_cannot_be_read_is_told_and_skipped(
   assert run(bad[0], pictures[0], '--json') == 2
   head, *rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
   assert 'preprocessing' in head and rows[0]['error'].startswith('not an image') and 'classes' in rows[1]
+
+
+def test_a_pipe_in_place_of_a_file_is_refused_at_once(
+    tmp_path: pathlib.Path, pictures: list[str], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str]) -> None:
+  pipes = [str(tmp_path / name) for name in ('image.png', 'weights.npz', 'weights.safetensors', 'weights.pth')]
+  for one in pipes:
+    os.mkfifo(one)
+  assert run(pictures[0], pipes[0]) == 2
+  assert f'{pipes[0]}: a pipe in place of a file' in capsys.readouterr().err
+  monkeypatch.undo()
+  for one in pipes[1:]:
+    assert run(f'--weights={one}', pictures[0]) == 2
+    assert f'{one}: expected to read it, got "a pipe in place of a file"' in capsys.readouterr().err
 
 
 def test_files_that_do_not_exist_are_an_error_before_weights_are_loaded(
@@ -195,3 +214,55 @@ def test_other_jobs_take_no_files() -> None:
 def test_files_with_one_name_get_overlays_of_their_own() -> None:
   found = predict.name_overlays(['a/x.jpg', 'b/x.png', 'x_2.jpg', 'c/x.jpg'], pathlib.Path('o'))
   assert [str(path) for path in found.values()] == ['o/x.png', 'o/x_2.png', 'o/x_2_2.png', 'o/x_3.png']
+
+
+def test_a_tilde_in_the_name_of_an_image_is_the_home_directory(
+    pictures: list[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str]) -> None:
+  monkeypatch.setenv('HOME', str(pathlib.Path(pictures[0]).parent))
+  monkeypatch.chdir(tmp_path)
+  name = pathlib.Path(pictures[0]).name
+  assert run(f'~/{name}', '--json') == 0
+  assert json.loads(capsys.readouterr().out.splitlines()[1])['file'] == pictures[0]
+  np.testing.assert_array_equal(images.decode(f'~/{name}'), images.decode(pictures[0]))
+  shutil.copytree(pathlib.Path(pictures[0]).parent, tmp_path / '~')  # is what is named
+  assert run(f'~/{name}', '--json') == 0
+  assert json.loads(capsys.readouterr().out.splitlines()[1])['file'] == f'~/{name}'
+
+
+@pytest.mark.parametrize(('flag', 'given', 'expected'), [
+    ('FILE', '~/x.txt', '{home}/x.txt'), ('PATHS', 'a=~/x,b=y', {'a': '{home}/x', 'b': 'y'}),
+    ('LOCAL', '~/x.csv', '{home}/x.csv'), ('FILE', 'hf://a/b', 'hf://a/b')])
+def test_a_tilde_in_a_flag_is_the_home_directory(flag: str, given: str, expected: object, tmp_path: pathlib.Path,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setenv('HOME', str(tmp_path))
+  found = getattr(flag_kinds, flag).read(given)
+  assert str(found) == str(expected).replace('{home}', str(tmp_path))
+
+
+def test_a_class_that_is_a_decision_of_its_own_has_its_sigmoid(
+    pictures: list[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture) -> None:
+  config = schema.Config(model=loaded.MODELS['vit'], image_px=loaded.PX,
+                         objective=schema.Supervised(loss=schema.Loss.SIGMOID))
+  one = loaded.weights('vit')
+  runs.write(tmp_path / 'run', config, one.params, one.state, class_names=one.class_names, image_px=loaded.PX)
+  monkeypatch.undo()
+  for where in (tmp_path / 'run', tmp_path / 'one.npz', tmp_path / 'again'):  # converted files keep it
+    model = vit_jax.load(where)
+    want = 1 / (1 + np.exp(-model.logits(pictures[:1])[0].astype(np.float64)))
+    for path in (tmp_path / 'one.npz', tmp_path / 'again'):
+      if not path.exists():
+        saving.save(model.weights, str(path), family='run' if path.name == 'again' else '')
+    caplog.clear()
+    assert run(f'--weights={where}', pictures[0], '--json', '--top=9') == 0
+    head, row = map(json.loads, capsys.readouterr().out.splitlines())
+    assert 'sigmoid of one class alone' in head['probability'] and head['probability'] in caplog.text
+    found = {one['label']: one['probability'] for one in row['classes']}
+    assert found == pytest.approx(dict(enumerate(want)), abs=1e-5)
+    assert set(row['classes'][0]) == {'label', 'name', 'probability'}
+    assert run(f'--weights={where}', pictures[0], f'--to={where}.csv', '--top=1') == 0
+    assert float(pathlib.Path(f'{where}.csv').read_text().split(',')[-1]) == pytest.approx(want.max(), abs=1e-5)
+    model.embed(pictures[0], to=f'{where}_p.npz', what='probabilities')
+    np.testing.assert_allclose(np.load(f'{where}_p.npz')['probabilities'][0], want, atol=1e-5)
+    capsys.readouterr()

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,11 +27,15 @@ from etils import epath
 from tests.data.images import encode, random_image
 from vit_jax import main
 from vit_jax.config import schema
+from vit_jax.core import files
 from vit_jax.core.errors import TemporaryError, UserError
+from vit_jax.data import loader, order
+from vit_jax.data import prepare as writing
+from vit_jax.data.formats import array_record, tfds_build
 from vit_jax.data.image import decode, headers
 from vit_jax.data.image import transform as transforms
-from vit_jax.data.pipeline import batches, order
-from vit_jax.data.sources import opening, prepared, shard_jobs, shards, tfds_build
+from vit_jax.data.source import first_label, read_one
+from vit_jax.data.sources import opening
 from vit_jax.jobs import prepare
 
 CLASSES = ('ant', 'bee', 'cow', 'dog', 'elk', 'fox', 'gnu')
@@ -61,10 +66,10 @@ def test_bytes_labels_and_names_come_back_in_another_order(images: pathlib.Path,
   stored = opening.open_sources(schema.Data(source=f'folder:{images}'), image_px=(8, 8))
   assert opened.class_names == CLASSES
   for new, old in ((opened.train, stored.train), (opened.eval, stored.eval)):
-    rows = [new[i] for i in range(len(new))]
-    assert {r.image: r.label for r in rows} == {old[i].image: old[i].label for i in range(len(old))}
-    assert [r.image for r in rows] != [old[i].image for i in range(len(old))]
-    assert [new.label(i) for i in range(len(new))] == [r.label for r in rows]
+    rows = list(new.read(range(len(new))))
+    assert {r.image: r.label for r in rows} == {r.image: r.label for r in old.read(range(len(old)))}
+    assert [r.image for r in rows] != [r.image for r in old.read(range(len(old)))]
+    assert [first_label(new, i) for i in range(len(new))] == [r.label for r in rows]
     for i in range(len(new)):
       name = new.describe(i).partition(' (')[2].rstrip(')')
       assert (images / name).read_bytes() == rows[i].image
@@ -75,13 +80,13 @@ def test_the_seed_says_the_order_and_shards_are_even(images: pathlib.Path, tmp_p
   for name, seed in (('a', 0), ('b', 0), ('c', 5)):
     run(images, tmp_path / name, seed=seed, shards=3)
   a, b, c = (open_all(tmp_path / n).train for n in 'abc')
-  rows = [[s[i].image for i in range(37)] for s in (a, b, c)]
+  rows = [[record.image for record in s.read(range(37))] for s in (a, b, c)]
   assert rows[0] == rows[1] and rows[0] != rows[2]
   assert a.digest == b.digest != c.digest
-  listed = prepared.read_info(tmp_path / 'a').splits
+  listed = array_record.read_info(tmp_path / 'a').splits
   assert [s.num_examples for s in listed['train']] == [13, 12, 12] and sorted(listed) == ['train', 'val']
   part = open_all(tmp_path / 'a' / '*-0000[12]-of-*', eval_split='train').train
-  assert [part[i].image for i in range(24)] == rows[0][13:]
+  assert [read_one(part, i).image for i in range(24)] == rows[0][13:]
 
 
 def test_the_checksums_are_those_of_the_files(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -102,42 +107,32 @@ def test_shrinking_keeps_small_pictures_and_damaged_files(images: pathlib.Path, 
   for i in range(len(train)):
     name = train.describe(i).partition(' (')[2].rstrip(')')
     if name.endswith('bad.jpg'):
-      assert train[i].image == damaged
+      assert read_one(train, i).image == damaged
       continue
     number = int(pathlib.Path(name).stem)
-    new, old = decode.decode(train[i].image), decode.decode((images / name).read_bytes())
+    new, old = decode.decode(read_one(train, i).image), decode.decode((images / name).read_bytes())
     if number <= 8:
-      assert train[i].image == (images / name).read_bytes()
+      assert read_one(train, i).image == (images / name).read_bytes()
     else:
       assert new.shape == (20, round((15 + number) * 20 / (12 + number)), 3)
       small = cv2.resize(old, new.shape[1::-1], interpolation=cv2.INTER_AREA)
       assert abs(new.astype(int) - small).mean() < 6  # JPEG of a colorful picture, colors at half the resolution
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  """Where it is noted which shards are right."""
-  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
-
-
-def test_a_changed_shard_is_refused_or_its_damaged_record_counts_as_a_bad_image(
-    images: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_a_damaged_record_counts_as_a_bad_image(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
   run(images, tmp_path / 'set', shards=2)
   whole = open_all(tmp_path / 'set').train
   path = tmp_path / 'set' / 'train-00001-of-00002.array_record'
   damaged = bytearray(path.read_bytes())
   damaged[3_000] ^= 1  # in the record of an image
   path.write_bytes(damaged)
-  with pytest.raises(UserError, match=f'{tmp_path}/set: expected unchanged shards, got 1 of 2 .*: {path.name}: '
-                                      'expected SHA-256 .*, got .* data.verify_shards=no reads them'):
-    open_all(tmp_path / 'set', verify_shards=schema.VerifyShards.FIRST)
-  source = open_all(tmp_path / 'set', verify_shards=schema.VerifyShards.NO).train
+  source = open_all(tmp_path / 'set').train
   fit = transforms.eval_transform(schema.Recipe(), (8, 8))
-  [(bad, reason)] = [(i, reason) for i in range(37) if (reason := batches.reason_bad(source, i, fit))]
+  [(bad, reason)] = [(i, reason) for i in range(37) if (reason := loader.reason_bad(source, i, fit))]
   assert f'record {bad - 19} of {path} is damaged: Corrupted' in reason
-  assert source.describe(bad) == f'array_record:{tmp_path}/set/train[{bad}]' and source[bad + 1] == whole[bad + 1]
-  found = batches.decode_or_next(source, bad, lambda i: {'at': source[i] and i})
-  assert found.bad and found.example['at'] == bad + 1
+  assert source.describe(bad) == f'array_record:{tmp_path}/set/train[{bad}]'
+  assert read_one(source, bad + 1) == read_one(whole, bad + 1)
+  assert np.flatnonzero(loader.decode_all(source, fit, threads=2)['bad']).tolist() == [bad]
 
 
 def test_a_damaged_description_is_named(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -156,7 +151,7 @@ def test_shrinking_keeps_the_orientation(images: pathlib.Path, tmp_path: pathlib
   path.write_bytes(headers.write_orientation(path.read_bytes(), 6))
   run(images, tmp_path / 'set', short_px=20)
   train = open_all(tmp_path / 'set').train
-  found = {train.describe(i).partition(' (')[2].rstrip(')'): train[i].image for i in range(len(train))}
+  found = {train.describe(i).partition(' (')[2].rstrip(')'): read_one(train, i).image for i in range(len(train))}
   turned = {name for name, image in found.items() if decode.find_orientation(image) != 1}
   assert turned == {'train/ant/35.jpg'}
   assert decode.find_orientation(found['train/ant/35.jpg']) == 6
@@ -166,27 +161,27 @@ def test_shrinking_keeps_the_orientation(images: pathlib.Path, tmp_path: pathlib
 def test_a_killed_run_leaves_no_set_and_is_gone_on_with(images: pathlib.Path, tmp_path: pathlib.Path,
                                                         monkeypatch: pytest.MonkeyPatch) -> None:
   run(images, tmp_path / 'whole', shards=4)
-  write, calls = shard_jobs.write_records, []
+  write, calls = writing.write_records, []
 
-  def dying(path: pathlib.Path, job: shard_jobs.Job, on_written: Callable[[int], None], threads: int) -> int:
-    calls.append(path.name)
+  def dying(path: pathlib.Path, job: writing.Job, on_written: Callable[[int], None], threads: int) -> Any:
+    calls.append(job.file)
     if len(calls) == 3:
       path.write_bytes(b'half a shard')
       raise KeyboardInterrupt
     return write(path, job, on_written, threads)
-  monkeypatch.setattr(shard_jobs, 'write_records', dying)
+  monkeypatch.setattr(writing, 'write_records', dying)
   with pytest.raises(KeyboardInterrupt):
     run(images, tmp_path / 'set', shards=4)
   assert not (tmp_path / 'set').exists()
-  with pytest.raises(UserError, match='/set: expected a prepared dataset, got no info.json. .*/set.part is not '
+  with pytest.raises(UserError, match=r'/set: expected a prepared dataset, got no info.json. .*/set\.\w+\.part is not '
                                       'finished: run the same vit-jax prepare again'):
     open_all(tmp_path / 'set')
   calls[:] = ['x', 'y', 'z']
   run(images, tmp_path / 'set', shards=4)
   assert [c.split('-')[1] for c in calls[3:7]] == ['00002', '00003', '00000', '00001']  # two of train were done
   one, two = open_all(tmp_path / 'whole').train, open_all(tmp_path / 'set').train
-  assert [one[i] for i in range(37)] == [two[i] for i in range(37)] and one.digest == two.digest
-  assert not (tmp_path / 'set.part').exists()
+  assert list(one.read(range(37))) == list(two.read(range(37))) and one.digest == two.digest
+  assert not list(tmp_path.glob('*.part'))
 
 
 def content(folder: pathlib.Path) -> dict[str, bytes]:
@@ -195,33 +190,50 @@ def content(folder: pathlib.Path) -> dict[str, bytes]:
 
 def test_shards_are_bounded_in_records_and_bytes(images: pathlib.Path, tmp_path: pathlib.Path,
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(shards, 'SHARD_RECORDS', 10)
+  monkeypatch.setattr(writing, 'SHARD_RECORDS', 10)
   run(images, tmp_path / 'set')
-  splits = prepared.read_info(tmp_path / 'set').splits
+  splits = array_record.read_info(tmp_path / 'set').splits
   assert [s.num_examples for s in splits['train']] == [10, 9, 9, 9] and len(splits['val']) == 2
-  monkeypatch.setattr(shards, 'SHARD_BYTES', 2_000)
+  monkeypatch.setattr(writing, 'SHARD_BYTES', 2_000)
   run(images, tmp_path / 'bytes')
-  assert len(prepared.read_info(tmp_path / 'bytes').splits['train']) > 4
+  assert len(array_record.read_info(tmp_path / 'bytes').splits['train']) > 4
 
 
-def test_the_same_command_joins_and_both_end_with_the_dataset(
-    images: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_write_shares_of_the_shards_and_the_last_one_completes_the_dataset(
+    images: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str]) -> None:
   run(images, tmp_path / 'alone', shards=6)
-  write, writers, both, met = shard_jobs.write_records, dict[str, int](), threading.Barrier(2), list[bool]()
+  write, writers, both, met = writing.write_records, dict[str, int](), threading.Barrier(2), list[bool]()
 
-  def slowly(path: pathlib.Path, job: shard_jobs.Job, on_written: Callable[[int], None], threads: int) -> int:
-    assert job.path.name not in writers  # no shard is written twice
-    writers[job.path.name] = threading.get_ident()
+  def slowly(path: pathlib.Path, job: writing.Job, on_written: Callable[[int], None], threads: int) -> Any:
+    assert job.file not in writers  # no shard is written twice
+    writers[job.file] = threading.get_ident()
     if not met:
       both.wait(10)
       met.append(True)
     return write(path, job, on_written, threads)
-  monkeypatch.setattr(shard_jobs, 'write_records', slowly)
-  monkeypatch.setattr(shard_jobs, 'POLL_S', 0.01)
+  monkeypatch.setattr(writing, 'write_records', slowly)
+  words = {'shards': 6}
+  met.append(True)
+  assert run(images, tmp_path / 'set', share=(2, 3), **words) == 0
+  assert f'Share 2/3 of {tmp_path}/set is written' in capsys.readouterr().out and not (tmp_path / 'set').exists()
+  met.clear()
   with concurrent.futures.ThreadPoolExecutor(2) as pool:
-    assert [one.result() for one in [pool.submit(run, images, tmp_path / 'set', shards=6) for _ in range(2)]] == [0, 0]
-  assert len(writers) == 12 and len(set(writers.values())) == 2
-  assert content(tmp_path / 'set') == content(tmp_path / 'alone') and not (tmp_path / 'set.part').exists()
+    assert [one.result() for one in [pool.submit(run, images, tmp_path / 'set', share=(number, 3), **words)
+                                     for number in range(2)]] == [0, 0]
+  assert len(writers) == 12 and len(set(writers.values())) == 3
+  assert content(tmp_path / 'set') == content(tmp_path / 'alone') and not list(tmp_path.glob('*.part'))
+  assert run(images, tmp_path / 'set', share=(0, 3), **words) == 0 and 'Already in' in capsys.readouterr().out
+
+
+def test_a_missing_image_is_an_error_of_a_share_too(images: pathlib.Path, tmp_path: pathlib.Path,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+  def fail(*_: object) -> Any:
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), 'lost.png')
+  monkeypatch.setattr(writing, 'write_records', fail)
+  for share in ((0, 1), (0, 3)):
+    with pytest.raises((OSError, UserError), match='No such file'):
+      run(images, tmp_path / 'set', shards=6, share=share)
 
 
 @pytest.mark.parametrize('error', [errno.ENOSPC, errno.EACCES])
@@ -230,30 +242,42 @@ def test_an_error_of_the_disk_is_not_called_one_of_locks(
   def fail(*_: object) -> None:
     raise OSError(error, os.strerror(error), 'plan.json')
 
-  monkeypatch.setattr(shards, '_start_over_unless', fail)
-  with pytest.raises((UserError, TemporaryError), match=fr'set\.part: expected to write it, got {os.strerror(error)}'):
-    run(images, tmp_path / 'set')
+  with monkeypatch.context() as patch:
+    patch.setattr(files.Unfinished, '_begin', fail)
+    with pytest.raises((UserError, TemporaryError), match=fr'set: expected to write it, got "{os.strerror(error)}'):
+      run(images, tmp_path / 'set')
   monkeypatch.setattr(fcntl, 'flock', fail)
   with pytest.raises((UserError, TemporaryError), match=r'expected a file system with locks \(flock\), got'):
     run(images, tmp_path / 'set')
 
 
+def test_splits_and_classes_that_are_not_written_are_named(images: pathlib.Path, tmp_path: pathlib.Path,
+                                                           caplog: pytest.LogCaptureFixture) -> None:
+  shutil.copytree(images / 'train', images / 'test')
+  run(images, tmp_path / 'set')
+  assert f'folder:{images} has other splits, which are left out: val. Set --splits=test,train,val to' in caplog.text
+  assert 'expected folders of classes' not in caplog.text
+  shutil.copytree(images / 'train', tmp_path / 'years' / '2019')
+  shutil.copytree(images / 'train', tmp_path / 'years' / '2020')
+  with pytest.raises(UserError, match='expected folders of classes, got folders with the same folders in each: 2019, '
+                     '2020 have .* set --classes=FILE'):
+    run(tmp_path / 'years', tmp_path / 'other')
+  (tmp_path / 'list.txt').write_text('2019\n2020\n')
+  run(tmp_path / 'years', tmp_path / 'other', classes=str(tmp_path / 'list.txt'))
+
+
 def test_a_split_without_examples_is_named(tmp_path: pathlib.Path) -> None:
-  settings = shards.Settings(short_px=0, quality=90, num_shards=0, seed=0)
+  settings = writing.Settings(short_px=0, quality=90, num_shards=0, seed=0)
   source = type('Empty', (), {'name': 'x', 'digest': 'x', 'class_names': ('a',), '__len__': lambda self: 0})()
   with pytest.raises(UserError, match='--data: expected at least one example in the split train, got none'):
-    shards.write({'train': source}, tmp_path / 'to', settings, name_of=str, on_written=lambda num: None)
+    writing.write({'train': source}, tmp_path / 'to', settings, name_of=str, run=writing.Here())
 
 
 def test_another_process_with_other_settings_is_no_partner(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
-  part = tmp_path / 'set.part'
-  part.mkdir()
-  (part / 'plan.json').write_text('{"seed": 5}')
-  with open(part / '.lock', 'w') as lock:
-    fcntl.flock(lock, fcntl.LOCK_SH)
-    with pytest.raises(UserError, match='set.part: expected no other process to write it, got one with other settings'):
-      run(images, tmp_path / 'set')
-  assert run(images, tmp_path / 'set') == 0  # it has ended: its plan is dropped
+  said = 'set: expected no other process to write it, got one with other settings'
+  with files.Unfinished(tmp_path / 'set', '{"seed": 5}', ()).open() as part, pytest.raises(UserError, match=said):
+    run(images, tmp_path / 'set')
+  assert run(images, tmp_path / 'set') == 0 and (part / 'plan.json').read_text() == '{"seed": 5}'  # it has ended
 
 
 @pytest.mark.slow(reason='30 s: starts processes four times')
@@ -263,7 +287,7 @@ def test_processes_that_are_killed_leave_what_another_start_completes(images: pa
   command = [sys.executable, '-m', 'vit_jax.main', '--job=prepare', f'--data=folder:{images}', f'--to={tmp_path}/set',
              '--shards=9', '--processes=2']
   running = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
-  while running.poll() is None and not list((tmp_path / 'set.part').glob('*.done')):
+  while running.poll() is None and not list(tmp_path.glob('set.*.part/*.done')):
     time.sleep(0.01)
   os.killpg(running.pid, signal.SIGKILL)
   running.wait()
@@ -273,14 +297,18 @@ def test_processes_that_are_killed_leave_what_another_start_completes(images: pa
   assert content(tmp_path / 'set') == content(tmp_path / 'alone')
 
 
-def test_other_settings_start_over(images: pathlib.Path, tmp_path: pathlib.Path,
-                                   monkeypatch: pytest.MonkeyPatch) -> None:
-  finish = shards._close
-  monkeypatch.setattr(shards, '_close', lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
-  with pytest.raises(KeyboardInterrupt):
-    run(images, tmp_path / 'set', seed=1)
-  monkeypatch.setattr(shards, '_close', finish)
+def test_unfinished_shards_with_other_settings_are_kept_and_named(
+    images: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture) -> None:
+  with monkeypatch.context() as patch:
+    patch.setattr(writing.storage, 'write_bytes', lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+      run(images, tmp_path / 'set', seed=1)
+  [part] = tmp_path.glob('set.*.part')
+  before = content(part)
   run(images, tmp_path / 'set', seed=2)
+  assert f'{part} has unfinished files of a command with other settings, which are kept.' in caplog.text
+  assert content(part) == before
   run(images, tmp_path / 'other', seed=2)
   assert open_all(tmp_path / 'set').train.digest == open_all(tmp_path / 'other').train.digest
 
@@ -315,8 +343,9 @@ def test_any_source_can_be_prepared_also_one_without_files(tmp_path: pathlib.Pat
   stored = order.shuffled(np.arange(len(digits)), num_examples=len(digits), seed=0).tolist()
   assert source.class_names == digits.class_names
   for index in range(0, len(source), 50):
-    np.testing.assert_array_equal(decode.as_rgb(source[index].image), decode.as_rgb(digits[stored[index]].image))
-    assert source[index].label == digits[stored[index]].label
+    np.testing.assert_array_equal(decode.decode(read_one(source, index).image),
+                                  decode.decode(read_one(digits, stored[index]).image))
+    assert read_one(source, index).label == read_one(digits, stored[index]).label
 
 
 @pytest.mark.parametrize(('flags', 'said'), [
@@ -325,16 +354,17 @@ def test_any_source_can_be_prepared_also_one_without_files(tmp_path: pathlib.Pat
     ({'data': 'mix:1*digits,1*synthetic'}, '--data: expected one source of images with classes, such as folder:PATH'),
     ({'data': 'masks:x'}, "got 'masks:x'. Prepare the sources of a mixture one by one."),
     ({'splits': ['train[:5]']}, '--splits: expected names of complete splits, got train[:5]'),
+    ({'share': (1, 2), 'runner': 'DirectRunner'}, '--share: expected no share with --runner, got 1/2'),
     ({'splits': ['tran']}, "expected one of train, val, got 'tran'"),
     ({'weights': 'x', 'seed': 3}, '--data: expected no flag of shards with --config, got one. Remove it.\n--seed:'),
-    ({'weights': 'x', 'data': ''}, 'both --config and --weights, which label maps and features need, got one'),
+    ({'weights': 'x', 'data': ''}, 'both --config and --weights, which label maps need, got one'),
 ])
 def test_flags_that_do_not_go_together_are_refused(images: pathlib.Path, tmp_path: pathlib.Path, flags: dict[str, Any],
                                                    said: str) -> None:
   with pytest.raises(UserError) as error:
     run(images, tmp_path / 'set', **flags)
   assert said in str(error.value)
-  assert not (tmp_path / 'set').exists() and not (tmp_path / 'set.part').exists()
+  assert not (tmp_path / 'set').exists() and not list(tmp_path.glob('*.part'))
 
 
 def test_an_address_is_refused_by_name_wherever_a_path_is_given(images: pathlib.Path, tmp_path: pathlib.Path,
@@ -385,7 +415,7 @@ def test_a_builder_that_lacks_tensorflow_says_what_to_install(monkeypatch: pytes
   monkeypatch.setattr(tfds, 'builder', builder)
   assert tfds_build.main(['plants', '/nowhere']) == tfds_build.MISSING
   said = capsys.readouterr().err
-  assert 'tfds:plants needs the package tensorflow, which is not installed' in said
+  assert 'tfds:plants needs the Python module tensorflow, which is not installed' in said
   assert "pip install 'tensorflow>=" in said
 
 
@@ -449,13 +479,13 @@ def test_nothing_outside_of_the_folder_becomes_a_record(images: pathlib.Path, tm
   for name, num in (('own', 37), ('linked', 38)):
     source = open_all(tmp_path / name).train
     assert len(source) == num
-    assert any(source[i].image == secret.read_bytes() for i in range(num)) == (name == 'linked')
+    assert any(read_one(source, i).image == secret.read_bytes() for i in range(num)) == (name == 'linked')
 
 
 def test_a_very_long_image_is_kept_as_it_is(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
   """Its JPEG would be longer than that format allows."""
   long = encode(np.zeros((4, 60_000, 3), np.uint8), '.png')
   (images / 'train' / 'ant' / 'long.png').write_bytes(long)
-  assert shard_jobs.stored(long, short_px=3, quality=90)[:2] == b'\xff\xd8'
+  assert writing.stored(long, writing.Settings(3, 90, 0, 0))[:2] == b'\xff\xd8'
   longer = encode(np.zeros((2, 200_000, 3), np.uint8), '.png')
-  assert shard_jobs.stored(longer, short_px=1, quality=90) == longer
+  assert writing.stored(longer, writing.Settings(1, 90, 0, 0)) == longer

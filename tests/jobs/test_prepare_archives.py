@@ -14,8 +14,10 @@ import pytest
 from vit_jax.config import files, schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
+from vit_jax.data.formats import archives, array_record
 from vit_jax.data.image import decode
-from vit_jax.data.sources import archives, opening, prepared
+from vit_jax.data.source import first_label, read_one
+from vit_jax.data.sources import opening
 from vit_jax.jobs import prepare
 from vit_jax.weights import download
 
@@ -86,7 +88,7 @@ def test_images_labels_and_classes_are_those_of_the_files_in_their_order(
   assert prepare.run(tmp_path / 'set', data=dataset, archive=str(published)) == 0
   opened = open_all(tmp_path / 'set')
   assert list(opened.class_names) == names
-  rows = [source[i] for source in (opened.train, opened.eval) for i in range(len(source))]
+  rows = [read_one(source, i) for source in (opened.train, opened.eval) for i in range(len(source))]
   assert [row.label for row in rows] == labels and len(opened.train) == 10
   expected = IMAGES if dataset == 'cifar10' else IMAGES[[*range(10), 11]] if dataset == 'cifar100' else np.repeat(
       IMAGES[:, :28, :28, :1], 3, axis=3)
@@ -99,9 +101,9 @@ def test_images_labels_and_classes_are_those_of_the_files_in_their_order(
 def test_a_seed_shuffles_and_splits_can_be_chosen(published: pathlib.Path, tmp_path: pathlib.Path) -> None:
   archive = str(published / 'cifar-10-binary.tar.gz')
   prepare.run(tmp_path / 'set', data='cifar10', archive=archive, seed=1, splits=['train'])
-  assert list(prepared.read_info(tmp_path / 'set').splits) == ['train']
-  labels = [opening.open_split(schema.Data(source=f'array_record:{tmp_path}/set'), 'train', image_px=(8, 8)).label(i)
-            for i in range(10)]
+  assert list(array_record.read_info(tmp_path / 'set').splits) == ['train']
+  source = opening.open_split(schema.Data(source=f'array_record:{tmp_path}/set'), 'train', image_px=(8, 8))
+  labels = [first_label(source, i) for i in range(10)]
   assert sorted(labels) == list(range(10)) != labels
   with pytest.raises(UserError, match='--splits: expected some of train, test, got val'):
     prepare.run(tmp_path / 'other', data='cifar10', archive=archive, splits=['val'])

@@ -13,7 +13,9 @@ import pytest
 from tests.data.images import encode, random_image
 from vit_jax import main
 from vit_jax.config import schema
-from vit_jax.data.sources import beam_shards, opening, shard_jobs
+from vit_jax.data import beam as runners
+from vit_jax.data import prepare
+from vit_jax.data.sources import opening
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def images(tmp_path: pathlib.Path) -> pathlib.Path:
 @pytest.fixture(autouse=True)
 def beam(monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setitem(sys.modules, 'apache_beam', beams.module())
-  monkeypatch.setattr(beam_shards, '_opened', {})
+  monkeypatch.setattr(runners, '_opened', {})
   beams.COUNTED.clear()
   beams.OPTIONS.clear()
 
@@ -59,21 +61,22 @@ def test_the_bytes_are_those_of_the_local_command(images: pathlib.Path, tmp_path
 def test_an_interrupted_pipeline_goes_on_with_the_shards_that_are_missing(
     images: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   assert main.run(command(images, tmp_path / 'here')) == 0
-  real, written = shard_jobs.write_shard, list[str]()
+  real, written = prepare.write_shard, list[str]()
 
-  def write(job: shard_jobs.Job, *arguments: object) -> object:
+  def write(job: prepare.Job, *arguments: object) -> object:
     if len(written) == 4:
       raise KeyboardInterrupt
-    written.append(job.path.name)
+    written.append(job.file)
     return real(job, *arguments)  # type: ignore[arg-type]
 
-  monkeypatch.setattr(shard_jobs, 'write_shard', write)
+  monkeypatch.setattr(prepare, 'write_shard', write)
   assert main.run(command(images, tmp_path / 'there', '--runner=DirectRunner')) == 130
-  assert not (tmp_path / 'there').exists() and len(list((tmp_path / 'there.part').glob('*.done'))) == 4
+  assert not (tmp_path / 'there').exists() and len(list(tmp_path.glob('there.*.part/*.done'))) == 4
   before = set(written)
-  (tmp_path / 'there.part' / f'{written[0]}.done').write_text('{')  # damaged: this shard is written again
+  [part] = tmp_path.glob('there.*.part')
+  (part / f'{written[0]}.done').write_text('{')  # damaged: this shard is written again
   written[:] = []
-  monkeypatch.setattr(shard_jobs, 'write_shard', lambda job: (written.append(job.path.name), real(job))[1])
+  monkeypatch.setattr(prepare, 'write_shard', lambda job: (written.append(job.file), real(job))[1])
   assert main.run(command(images, tmp_path / 'there', '--runner=DirectRunner')) == 0
   assert len(written) == 7 and len(set(written) & before) == 1
   assert content(tmp_path / 'there') == content(tmp_path / 'here')
@@ -102,13 +105,13 @@ def test_other_content_is_left_alone(images: pathlib.Path, tmp_path: pathlib.Pat
 
 def test_workers_must_see_the_same_files(images: pathlib.Path, tmp_path: pathlib.Path,
                                          monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-  real = beam_shards.shards.count_shards
+  real = prepare._count_shards
 
   def count(split: str, *arguments: object) -> int:
     (images / 'train' / 'ant' / f'{split}.jpg').write_bytes(encode(random_image(99, height=20, width=20), '.jpg'))
     return real(split, *arguments)  # type: ignore[arg-type]
 
-  monkeypatch.setattr(beam_shards.shards, 'count_shards', count)
+  monkeypatch.setattr(prepare, '_count_shards', count)
   assert main.run(command(images, tmp_path / 'set', '--runner=DirectRunner')) == 2
   assert '--data: expected the same files for every worker, got others on' in capsys.readouterr().err
 
@@ -158,4 +161,4 @@ def test_a_dataset_in_object_storage_is_prepared_again(images: pathlib.Path, tmp
   there, here = (opening.open_split(schema.Data(source=f'array_record:{tmp_path / name}'), 'train', image_px=(8, 8))
                  for name in ('fetched', 'small'))
   assert len(there) == len(here) == 37 and there.class_names == here.class_names
-  assert [there[i] for i in range(37)] == [here[i] for i in range(37)]
+  assert list(there.read(range(37))) == list(here.read(range(37)))

@@ -18,7 +18,7 @@ from vit_jax.config.schema import TextRule, Tokens
 from vit_jax.core.errors import UserError
 from vit_jax.data.source import Source
 from vit_jax.data.sources import opening
-from vit_jax.data.text import captions, encoded, prompts
+from vit_jax.data.text import captions, prompts, stored
 from vit_jax.evaluate import caption_retrieval
 
 EMPTY = 4
@@ -81,7 +81,7 @@ def test_another_tokenizer_family_or_rule_than_that_of_the_dataset_is_refused(ta
   texts_of(source, tokenizer=str(second), **kept)  # an equal file elsewhere
   (second / 'vocab.json').write_text((second / 'vocab.json').read_text() + ' ')
   info = json.loads((tmp_path / 'set' / 'info.json').read_text())['texts']
-  assert info['tokenizer'] == encoded.file_digest(first / 'vocab.json') != encoded.file_digest(second / 'vocab.json')
+  assert info['tokenizer'] == stored.file_digest(first / 'vocab.json') != stored.file_digest(second / 'vocab.json')
   differs = f'tokenizer: expected the file with the SHA-256 {info["tokenizer"]}'
   for settings, said in (({'tokenizer': str(second)}, differs),
                          ({'text_rule': TextRule.NONE}, 'text_rule: expected lower, with which'),
@@ -119,6 +119,6 @@ def test_flags_that_do_not_go_together_are_named(tars: str, tmp_path: pathlib.Pa
 
 def test_damaged_ids_are_a_bad_image() -> None:
   for found in ({'tokens': [1, 2], 'token_ends': [3]}, {'tokens': [1]}, {'tokens': [1, 2], 'token_ends': [2, 1, 2]}):
-    with pytest.raises(encoded.BadImage, match='expected the ids of captions'):
-      encoded.rows(found, 'set')
-  assert encoded.rows({'tokens': [1, 2, 3], 'token_ends': [2, 2, 3]}, 'set') == [[1, 2], [], [3]]
+    with pytest.raises(stored.BadImage, match='expected the ids of captions'):
+      stored.ids(found, 'set')
+  assert stored.ids({'tokens': [1, 2, 3], 'token_ends': [2, 2, 3]}, 'set') == [[1, 2], [], [3]]

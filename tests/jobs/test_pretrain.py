@@ -58,6 +58,24 @@ def test_the_run_has_the_network_of_the_weights_and_the_size_of_the_data(
 
 
 @pytest.mark.usefixtures('here')
+def test_another_optimizer_has_no_frozen_part(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+  assert not configs_given(monkeypatch, '--config.optimizer=lion').optimizer.rules
+  assert 'evaluated on 5.' in caplog.text and '--warm_heads' not in caplog.text
+
+
+@pytest.mark.usefixtures('here')
+@pytest.mark.parametrize(('words', 'view'), [
+    (('--config.evals=',), ''), (('--objective=dino', "--config.evals.knn.views=('teacher','student')"), 'teacher')])
+def test_the_commands_at_the_end_name_the_first_evaluated_view(
+    words: tuple[str, ...], view: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+  monkeypatch.setattr(pretrain.train, 'run', lambda *_, **__: 0)
+  assert main.run([*WORDS, *words]) == 0
+  said = capsys.readouterr().out
+  assert 'vit-jax embed --weights=' in said and (f' --view={view} ' in said if view else '--view' not in said)
+
+
+@pytest.mark.usefixtures('here')
 def test_small_crops_follow_the_size_of_images_unless_they_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
   patch = made.network().model.patch
   sides = [configs_given(monkeypatch, *words).data.recipe.views.local_px for words in (
@@ -83,6 +101,10 @@ def test_what_cannot_be_is_named(capsys: pytest.CaptureFixture[str]) -> None:
   assert '--warm_heads: expected' in said('--warm_heads=soon') and '--objective: expected' in said('--objective=clip')
   assert 'config.model: expected no override, as --weights gives it' in said('--config.model=Mixer')
   assert 'Did you mean' in said('--config.optimizer.lrr=1')
+
+
+def test_the_name_of_a_run_has_no_token_of_an_address() -> None:
+  assert finetune.run_name('pretrain', 'https://host/a/vit.npz?token=se.cret', 'folder:photos') == 'pretrain vit photos'
 
 
 def test_batch_and_length_follow_from_the_number_of_images() -> None:

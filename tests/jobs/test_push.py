@@ -15,6 +15,7 @@ from vit_jax import main
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import push
+from vit_jax.record import checkpoint_files
 from vit_jax.weights import saving
 
 
@@ -40,8 +41,8 @@ def begin_run(folder: pathlib.Path, *, source: str = '') -> pathlib.Path:
   command = ['/x/vit-jax', 'train', '--config=digits', '--workdir=/home/me/runs/a', '--config.length=4 steps']
   start = {'event': 'start', 'time_s': 0., 'command': command, 'commit': 'abc',
            'machine': {'versions': dict.fromkeys(('vit_jax', 'jax', 'jaxlib', 'flax', 'optax'), '1.0')}}
-  (folder / 'metrics.jsonl').write_text(json.dumps(start) + '\n')
-  (folder / 'final.json').write_text(json.dumps({'params_digest': 'd1ge57', 'metrics': {'test/top1': .5}}))
+  (folder / 'metrics.jsonl').write_text(f'{json.dumps(start)}\n{json.dumps({"step": 0, "test/top1": .5})}\n')
+  (folder / 'final.json').write_text(json.dumps({'params_digest': 'd1ge57', 'metrics': {'test/top1': .25}}))
   return folder
 
 
@@ -62,9 +63,11 @@ def test_a_run_is_published_in_each_format_and_loaded_from_the_hub(hub: hubs.Hub
 
 
 def test_the_card_has_results_the_command_and_the_digest(hub: hubs.Hub, tmp_path: pathlib.Path) -> None:
-  assert main.run(['push', f'--weights={begin_run(tmp_path / "run")}', '--to=hf://me/mine', '--license=mit']) == 0
+  run = begin_run(tmp_path / 'run')
+  digest = checkpoint_files.read_meta(run / 'checkpoints' / '0')['digests']['params']
+  assert main.run(['push', f'--weights={run}', '--to=hf://me/mine', '--license=mit']) == 0
   card = hub.repos['me/mine'].files['README.md'].decode()
-  for text in ('license: "mit"', '# mine\n', "vit-jax train --config=digits '--config.length=4 steps'\n", '`d1ge57`',
+  for text in ('license: "mit"', '# mine\n', "vit-jax train --config=digits '--config.length=4 steps'\n", digest,
                'commit `abc`', '| test/top1 | 0.5000 |', "from_pretrained('me/mine')", "vit_jax.load('hf://me/mine')"):
     assert text in card, text
   assert '/home/me' not in card

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 
 import pytest
@@ -45,7 +46,7 @@ def test_a_folder_that_is_no_run_gets_no_page(tmp_path: pathlib.Path, capsys: py
 
 @pytest.mark.parametrize('name', ['config.json', 'final.json', 'evaluate.json'])
 @pytest.mark.parametrize(('content', 'said'), [
-    (b'', 'an empty file'), (b'[]', '[]'), (b'{"a', 'no JSON at line 1'), (b'\xff\x00', 'no JSON at line 1, column 1'),
+    (b'', 'an empty file'), (b'[]', 'a list of 0'), (b'{"a', 'no JSON at line 1'), (b'\xff\x00', 'text that is not'),
     (b'[' * 100_000, 'JSON that is nested too deep')])
 def test_damaged_records_are_named_with_status_2_beside_a_page_of_the_rest(
     workdir: pathlib.Path, name: str, content: bytes, said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,6 +54,28 @@ def test_damaged_records_are_named_with_status_2_beside_a_page_of_the_rest(
   assert report(workdir) == 2
   assert f'{workdir / name}: expected a JSON object, got {said}' in capsys.readouterr().err
   assert name in (workdir / 'report.html').read_text()
+
+
+@pytest.mark.parametrize('name', ['config.json', 'final.json', 'evaluate.json'])
+def test_a_record_that_is_too_large_is_not_read(workdir: pathlib.Path, name: str,
+                                                capsys: pytest.CaptureFixture[str]) -> None:
+  (workdir / name).touch()
+  os.truncate(workdir / name, 2**26 + 1)
+  assert report(workdir) == 2
+  assert f'{workdir / name}: expected a JSON object, got a file of 67,108,865 bytes' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('name', ['config.json', 'final.json', 'evaluate.json', 'metrics.jsonl',
+                                  'predictions.npz'])
+@pytest.mark.parametrize('kind', ['a pipe', 'a device'])
+def test_what_is_no_regular_file_is_named_and_not_waited_for(
+    workdir: pathlib.Path, name: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+  (workdir / 'metrics.jsonl').write_text('{"step": 3, "time_s": 1, "train/loss": 2}\n')
+  (workdir / name).unlink(missing_ok=True)
+  os.mkfifo(workdir / name) if kind == 'a pipe' else (workdir / name).symlink_to('/dev/zero')
+  assert report(workdir) == 2 * name.endswith('.json')
+  page, said = (workdir / 'report.html').read_text(), f'{kind} in place of a file'
+  assert said in page or name.endswith('.json') and said in capsys.readouterr().err
 
 
 def test_a_config_of_another_run_is_refused(workdir: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,7 +76,7 @@ def write_metrics(workdir: pathlib.Path) -> None:
                             'train/grad_norm': 1., 'train/images_per_s': 200. + step})
       writer.write(steps[-1], {'test/top1': .5, 'test/top1@ema': .75})
       norms = {'backbone/blocks/attn/query/kernel': [1., math.nan, 0.], 'head/bias': 2.}
-      writer.norms(steps[-1], {'grad': norms, 'param': norms, 'update': norms})
+      writer.event('norms', step=steps[-1], grad=norms, param=norms, update=norms)
       writer.event('goodput', step=5, seconds={'step': 50., 'compile': 10.})
       writer.event('goodput', step=steps[-1], seconds={'step': 80., 'compile': 20., 'data_wait': math.nan})
 

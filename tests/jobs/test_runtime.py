@@ -1,8 +1,10 @@
-"""Simulated devices get threads enough not to wait for one another."""
+"""Simulated devices get threads enough not to wait for one another; messages have one form."""
 from __future__ import annotations
 
+import logging
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -46,3 +48,17 @@ def test_programs_for_another_pool_are_in_another_folder(
 @pytest.mark.skipif(not pathlib.Path('/proc/self/task').exists(), reason='elsewhere a job sets its pool again')
 def test_the_pool_of_these_tests_is_wide_and_not_handed_on() -> None:
   assert 'PJRT_NPROC' not in os.environ
+
+
+def test_messages_have_one_form_whatever_configured_the_root_logger(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+  root, other = logging.getLogger(), logging.NullHandler()
+  for name in ('', 'vit_jax', 'absl', 'asyncio'):
+    monkeypatch.setattr(logging.getLogger(name), 'level', logging.getLogger(name).level)
+  for before, after in (([], 1), ([logging.StreamHandler(), other], 2), ([other], 1)):
+    monkeypatch.setattr(root, 'handlers', before)
+    runtime.start_logging()
+    runtime.start_logging()  # by a second job
+    logging.getLogger('vit_jax.jobs').warning('odd')
+    assert len(root.handlers) == after and (other in root.handlers) == (other in before)
+    assert re.fullmatch(r' *[\d.]+ s  warning: odd\n' if before != [other] else '', capsys.readouterr().err)

@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import browser
 import pytest
@@ -20,7 +20,7 @@ from PIL import Image
 
 from vit_jax import main
 from vit_jax.jobs import serve
-from vit_jax.jobs.serve_images import Network
+from vit_jax.jobs.serve_images import Answer
 from vit_jax.record import storage
 
 
@@ -31,9 +31,8 @@ def write_run(workdir: pathlib.Path) -> pathlib.Path:
   return workdir
 
 
-def site(workdir: pathlib.Path) -> serve.Site:
-  return serve.Site(Network(lambda: 1 / 0, lambda: None), storage.open_path(workdir), None,  # type: ignore[arg-type]
-                    title='mine')
+def pages_of(workdir: pathlib.Path) -> dict[str, Callable[[], Answer]]:
+  return serve.Pages(storage.open_path(workdir), None, title='mine').by_address()
 
 
 @pytest.mark.parametrize(('words', 'said'), [
@@ -54,8 +53,7 @@ def test_the_report_is_drawn_again_when_the_run_has_grown_and_the_run_stays_as_i
   drawn = []
   to_html = serve.report_page.to_html
   monkeypatch.setattr(serve.report_page, 'to_html', lambda *args, **named: drawn.append(1) or to_html(*args, **named))
-  one, before = site(workdir), saved.snapshot(workdir)
-  pages = one.pages()
+  pages, before = pages_of(workdir), saved.snapshot(workdir)
   first, state = pages['/report']().body, pages['/state']().body
   assert b'train/loss <b>2.5</b>' in first and b'aria-current="page">Report' in first
   assert pages['/']().body == first and pages['/state']().body == state and len(drawn) == 1
@@ -66,7 +64,7 @@ def test_the_report_is_drawn_again_when_the_run_has_grown_and_the_run_stays_as_i
 
 
 def test_pages_load_only_the_script_of_this_server(tmp_path: pathlib.Path) -> None:
-  pages = site(write_run(tmp_path / 'run')).pages()
+  pages = pages_of(write_run(tmp_path / 'run'))
   for name in ('/live.js', '/sort.js'):
     script = pages[name]()
     assert script.kind.startswith('text/javascript') and b'http' not in script.body and b'innerHTML' not in script.body
@@ -74,6 +72,15 @@ def test_pages_load_only_the_script_of_this_server(tmp_path: pathlib.Path) -> No
     body = pages[address]().body.decode()
     assert '<script src="/live.js" defer>' in body and body.count('<script src="/') == body.count('<script') == 2
     assert 'http' not in body
+
+
+@pytest.mark.parametrize('package', ['starlette', 'uvicorn'])
+def test_a_missing_package_is_named_with_the_command(package: str, monkeypatch: pytest.MonkeyPatch,
+                                                     capsys: pytest.CaptureFixture[str]) -> None:
+  monkeypatch.setitem(sys.modules, package, None)
+  assert main.run(['serve', '--weights=a']) == 2
+  assert f'vit-jax serve: expected the Python package {package}, got' in (said := capsys.readouterr().err)
+  assert 'Run: pip install' in said
 
 
 @pytest.fixture(scope='module')

@@ -17,11 +17,10 @@ import pytest
 from PIL import Image
 
 from vit_jax.core.errors import UserError
-from vit_jax.data.sources import image_list
+from vit_jax.data.image import headers
 from vit_jax.inspect.model import Guess, Model
 from vit_jax.jobs import serve_images
-from vit_jax.jobs.serve_http import Refused
-from vit_jax.jobs.serve_images import Folder, Network
+from vit_jax.jobs.serve_images import Folder, Network, Refused
 
 
 def png(color: int = 0, side: int = 6) -> bytes:
@@ -34,6 +33,7 @@ class Fake:
   """A network of three classes; the color of an image is the predicted one."""
   class_names = ('cat', 'dog', 'owl')
   num_layers = 0
+  decoding = headers.DecodeOptions(upright=True)
 
   def __init__(self, num_classes: int = 3) -> None:
     self.weights = types.SimpleNamespace(num_classes=num_classes, source='fake')
@@ -67,7 +67,7 @@ def refusal(action: Callable[[], object]) -> tuple[int, str]:
 @pytest.mark.parametrize('content', [b'', b'hello', b'<svg xmlns="http://www.w3.org/2000/svg"/>', b'%PDF-1.4', b'MZ'])
 def test_only_files_that_begin_as_images_are_decoded(content: bytes) -> None:
   assert refusal(lambda: network().classify(content)) == (415, (
-      'Expected a JPEG, PNG, WebP, BMP, GIF, TIFF, AVIF or JPEG 2000 file, got another kind of file.'))
+      'Expected a JPEG, PNG, WebP, BMP, GIF, TIFF, AVIF, JPEG 2000 or PPM file, got another kind of file.'))
 
 
 def test_formats_that_are_not_supported_are_named() -> None:
@@ -111,29 +111,22 @@ def test_attention_is_drawn_over_the_image_that_the_network_gets() -> None:
     assert Image.open(io.BytesIO(base64.b64decode(drawn[name].partition(',')[2]))).size == loaded.PX[::-1]
 
 
-def test_a_few_requests_wait_and_more_are_refused() -> None:
-  one = network()
-  is_in, may_go = threading.Event(), threading.Event()
+def test_one_image_is_computed_at_a_time() -> None:
+  one, is_in, may_go = network(), threading.Event(), threading.Event()
 
   def hold() -> None:
     with one.use():
       is_in.set()
       may_go.wait(10)
-  threads = [threading.Thread(target=hold)]
-  threads[0].start()
+  first, second = threading.Thread(target=hold), threading.Thread(target=one.classify, args=(png(),))
+  first.start()
   assert is_in.wait(10)
-  threads += [threading.Thread(target=one.classify, args=(png(),)) for _ in range(serve_images.MAX_WAITING - 1)]
-  for thread in threads[1:]:
-    thread.start()
-  for _ in range(1000):
-    if not one._waiting._value:  # type: ignore[attr-defined]
-      break
-    threading.Event().wait(.005)
-  assert refusal(lambda: one.classify(png())) == (503, '8 images wait already. Try again in a moment.')
+  second.start()
+  second.join(.1)
+  assert second.is_alive()
   may_go.set()
-  for thread in threads:
-    thread.join(10)
-  assert one.classify(png())['classes']
+  second.join(10)
+  assert not second.is_alive()
 
 
 def test_weights_are_loaded_again_when_the_run_has_saved_newer_ones() -> None:
@@ -169,15 +162,15 @@ def images(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def run(root: pathlib.Path, one: Network | None = None) -> Folder:
-  folder = Folder(str(root), one or network(), find=image_list.find)
-  folder.run()
+  folder = Folder(str(root))
+  folder.run(one or network())
   return folder
 
 
 def test_the_mistakes_of_a_folder_are_those_of_its_subfolders(images: pathlib.Path) -> None:
   folder = run(images)
-  assert [(m.file, m.label, m.label_probability, m.predicted, m.probability) for m in folder.mistakes] == [
-      ('cat/b.png', 'cat', 0., 'owl', 1.)]
+  assert [(one.file, one.label, one.predicted) for one in folder.mistakes] == [
+      ('cat/b.png', Guess(0, 'cat', 0.), Guess(2, 'owl', 1.))]
   assert folder.mistakes[0].png.startswith(b'\x89PNG') and folder.num_done == 6
   arrays = folder.arrays()
   assert sorted(arrays['label']) == [0, 0, 1, 1] and arrays['top'].shape == (4, 3)
@@ -192,7 +185,7 @@ def test_links_out_of_the_folder_are_skipped(images: pathlib.Path, tmp_path: pat
   (images / 'cat' / 'link.png').symlink_to(tmp_path / 'secret' / 'x.png')
   (images / 'cat' / 'inside.png').symlink_to(images / 'cat' / 'a.png')
   folder = run(images)
-  assert folder.notes[0] == '2 links out of the folder were skipped.' and len(folder.labels) == 5
+  assert folder.notes[0] == '2 links out of the folder were skipped.' and len(folder.rows) == 5
   assert {path.name for path in folder.paths} == {'a.png', 'b.png', 'damaged.png', 'inside.png'}
 
 

@@ -21,18 +21,17 @@ def entries(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, dict[s
   return found
 
 
-def test_every_setting_is_shown_with_where_it_was_set(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_setting_is_shown_with_what_set_it(capsys: pytest.CaptureFixture[str]) -> None:
   found = entries(capsys, 'digits', '--config.optimizer.lr=0.5')
   config = files.load('digits', [])
   of_parts = {name for name, kind in parts.walk(config) if parts.kinds(kind)}
   assert [name for name in found if name not in of_parts] == [one.name for one in overrides.fields(config)]
   assert of_parts < found.keys() and (found['model.pool']['value'], found['model.pool']['default']) == (
       'mean', 'classtoken')
-  line = next(i for i, text in enumerate(files.find('digits')[0].read_text().splitlines(), 1) if 'patch=4' in text)
   assert found['model.patch'] == {
       'value': '4', 'part': 'ViT', 'type': 'whole number', 'unit': 'px', 'default': '16', 'allowed': '1 to 65535 px',
-      'about': found['model.patch']['about'], 'set_by': f'digits.py:{line}'}
-  assert found['model.pool']['set_by'] == f'digits.py:{line}'
+      'about': found['model.patch']['about'], 'set_by': 'digits.py'}
+  assert found['model.pool']['set_by'] == 'digits.py'
   assert (found['optimizer.lr']['value'], found['optimizer.lr']['set_by']) == ('0.5', 'command line')
   assert found['seed']['set_by'] == 'default'
 

@@ -13,8 +13,9 @@ import pytest
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
+from vit_jax.data import answers
 from vit_jax.data.image import transform as transforms
-from vit_jax.data.labels import label_maps
+from vit_jax.data.source import read_one
 from vit_jax.data.sources import opening
 from vit_jax.jobs import teacher_labels, train
 from vit_jax.recipes import noisy_student
@@ -63,7 +64,7 @@ def test_a_round_is_stopped_goes_on_and_ends_in_a_student(
   assert train.run(config, tmp_path / 'student') == 75
   assert 'Stopped by SIGTERM while the teacher labels images' in capsys.readouterr().out
   assert seen == [40, 80, 120, 160, 200] and not labels.exists()
-  assert sorted(p.name for p in labels.with_name('pseudo_1.part').glob('scores*.npy')) == [
+  assert sorted(p.name for p in labels.parent.glob('pseudo_1.*.part/scores*.npy')) == [
       'scores-00000.npy', 'scores-00001.npy']
   seen.clear()
   assert train.run(config, tmp_path / 'student') == 0
@@ -78,11 +79,11 @@ def test_a_round_is_stopped_goes_on_and_ends_in_a_student(
 
 def check_labels(teacher: pathlib.Path, labels: pathlib.Path) -> None:
   """The labels are the teacher's own answers to whole pictures, computed one after the other."""
-  found, maps = loading.load(str(teacher)), label_maps.LabelMaps(labels)
+  found, maps = loading.load(str(teacher)), answers.Answers(labels)
   source = opening.open_split(schema.Data(source='digits'), 'test', image_px=(16, 16))
   fit = transforms.eval_transform(inference.eval_recipe(found), (16, 16))
   for place in (0, 79, 80, 359):
-    image = (np.asarray(fit(source[place])['image'], np.float32) / 255 - .5) / .5
+    image = (np.asarray(fit(read_one(source, place))['image'], np.float32) / 255 - .5) / .5
     logits = inference.function(found)(inference.parameters(found), jnp.asarray(image)[None]).logits
     assert logits is not None
     odds = np.exp(np.asarray(logits, np.float64)[0])
@@ -93,7 +94,7 @@ def check_labels(teacher: pathlib.Path, labels: pathlib.Path) -> None:
 
 
 def test_several_processes_share_the_parts(tmp_path: pathlib.Path) -> None:
-  info = label_maps.Info('some', 'abc', 11, (1, 1), 2, 11, 2, {'teacher': 't'}, label_maps.PROBABILITIES)
+  info = answers.Info('some', 'abc', 11, (1, 1), 2, 11, 2, {'teacher': 't'}, answers.PROBABILITIES)
   asked: dict[int, list[int]] = {0: [], 1: [], 2: []}
   places: list[str] = []
 
@@ -105,12 +106,12 @@ def test_several_processes_share_the_parts(tmp_path: pathlib.Path) -> None:
     places.append(place)
     if place == 'label maps begun':  # the others do their parts before this one goes on
       for process in (1, 2):
-        label_maps.write(tmp_path / 'maps', info, lambda rows: compute(process, rows), share=(process, 3))  # noqa: B023
+        answers.write(tmp_path / 'maps', info, lambda rows: compute(process, rows), share=(process, 3))  # noqa: B023
 
-  assert label_maps.write(tmp_path / 'maps', info, lambda rows: compute(0, rows), share=(0, 3), meet=meet)
+  assert answers.write(tmp_path / 'maps', info, lambda rows: compute(0, rows), share=(0, 3), meet=meet)
   assert asked == {0: [0, 6], 1: [2, 8], 2: [4, 10]}
   assert places == [f'label maps {what}' for what in ('seen', 'begun', 'computed', 'whole')]
-  assert label_maps.LabelMaps(tmp_path / 'maps').read(np.array([10]))[0].ravel().tolist() == [10, 10]
+  assert answers.Answers(tmp_path / 'maps').read(np.array([10]))[0].ravel().tolist() == [10, 10]
 
 
 @pytest.mark.slow(reason='2 s: a teacher is built')

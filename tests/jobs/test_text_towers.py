@@ -106,7 +106,8 @@ def test_files_are_classified_by_names_on_the_command_line(
   assert main.run(['predict', f'--weights={here / "siglip"}', '--names=cat, red boat', '--top=2', str(image)]) == 0
   out = capsys.readouterr().out
   guesses = vit_jax.load(here / 'siglip').classify(image, names=['cat', 'red boat'])[0]
-  assert out.splitlines() == [str(image), *(f'  {100 * g.probability:6.2f} %  {g.name}' for g in guesses)]
+  assert out.splitlines() == [str(image), *(
+      f'  {100 * g.probability:6.2f} %  (share {100 * g.share:6.2f} %)  {g.name}' for g in guesses)]
   assert 'Each probability is the sigmoid of one name alone' in caplog.text
   (here / 'names.txt').write_text('cat\nred boat\n')
   words = [f'--weights={here / "siglip"}', f'--names={here / "names.txt"}', '--top=2', str(image)]

@@ -19,8 +19,7 @@ import pytest
 from vit_jax.config import check, schema
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import trackers
-from vit_jax.record.trackers import mlflow_run, weights_and_biases
-from vit_jax.record.trackers.tracker import Histogram
+from vit_jax.record.shown import Histogram
 
 HISTOGRAM = Histogram(np.ones(2), np.arange(3.), 1., 1.)
 IMAGES = np.zeros((2, 4, 4, 3), np.uint8)
@@ -94,12 +93,10 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Wandb:
   named['mlflow.entities'].Param = lambda key, value: types.SimpleNamespace(key=key, value=value)  # type: ignore[attr-defined]
   named['mlflow.entities'].Metric = lambda key, value, time_ms, step: types.SimpleNamespace(  # type: ignore[attr-defined]
       key=key, value=value, step=step)
+  named['mlflow'].tracking, named['mlflow'].entities = named['mlflow.tracking'], named['mlflow.entities']  # type: ignore[attr-defined]
   for name, module in named.items():
     monkeypatch.setitem(sys.modules, name, module)
   monkeypatch.setattr(Client, 'runs', {})
-  monkeypatch.setattr(weights_and_biases, 'wandb', wandb)
-  monkeypatch.setattr(mlflow_run, 'mlflow', named['mlflow.tracking'])
-  monkeypatch.setattr(mlflow_run, 'entities', named['mlflow.entities'])
   return wandb
 
 
@@ -107,9 +104,9 @@ def use(config: schema.Config, workdir: pathlib.Path, *, resumed_from: int | Non
   """A start of a run: two rows, images and histograms."""
   found = trackers.opener(config, workdir, resumed_from)(str(workdir))
   for one in found:
-    one.write(5, {'train/loss': 2., 'test/top1@ema': .5})
-    one.images(5, {'train/images': IMAGES})
-    one.histograms(6, {'params/head': HISTOGRAM})
+    one.do(lambda tracker: tracker.write(5, {'train/loss': 2., 'test/top1@ema': .5}))
+    one.do(lambda tracker: tracker.images(5, {'train/images': IMAGES}))
+    one.do(lambda tracker: tracker.histograms(6, {'params/head': HISTOGRAM}))
     one.close(status)
 
 

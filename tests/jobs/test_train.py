@@ -18,9 +18,9 @@ import pytest
 
 from vit_jax import main
 from vit_jax.config import json_files, layout
-from vit_jax.core import retrying, types
+from vit_jax.core import failures, types
 from vit_jax.core.errors import TemporaryError
-from vit_jax.data.pipeline import loader
+from vit_jax.data import loader
 from vit_jax.jobs import report_page, resume, train
 from vit_jax.record import checkpoint_files, machine, reader, run_directory
 from vit_jax.train.state import TrainState
@@ -81,14 +81,13 @@ def test_predictions_cover_every_example_once(done: pathlib.Path) -> None:
   assert right == pytest.approx(load(done / 'evaluate.json')['top1'], abs=1e-7)
 
 
-def test_a_finished_run_says_so_and_evaluates_to_the_same(
+def test_a_finished_run_says_so_and_stays_as_it_is(
     done: pathlib.Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
   before = load(done / 'final.json')
   with caplog.at_level('INFO'):
     assert run(done) == 0
-  after = load(done / 'final.json')
   assert 'Already finished: step 12 of 12' in caplog.text and 'of 360 images' in capsys.readouterr().out
-  assert after['metrics'] == before['metrics'] and after['params_digest'] == before['params_digest']
+  assert load(done / 'final.json') == before
 
 
 def test_evaluate_gives_the_numbers_of_the_run_for_any_batch_size(
@@ -128,7 +127,7 @@ def test_a_run_that_pauses_twice_is_evaluated_there_and_ends_with_the_bits_of_on
   assert 'Paused after step 3 of 12 by --until=25 %, evaluated and saved' in capsys.readouterr().out
   assert not (paused / 'final.json').exists() and checkpoint_files.steps(paused / 'checkpoints') == [3]
   first = load(paused / 'paused_25%.json')
-  assert run(paused, '--until=25 %') == 0 and load(paused / 'paused_25%.json')['metrics'] == first['metrics']
+  assert run(paused, '--until=25 %') == 0 and load(paused / 'paused_25%.json') == first
   assert run(paused, '--until=5 steps') == 0
   measured = {row['step']: row for row in reader.read(done).rows if 'test/top1' in row}
   assert first['step'] == 3 and first['top1'] == first['metrics']['test/top1@ema'] and 3 not in measured
@@ -142,8 +141,8 @@ def test_a_run_that_pauses_twice_is_evaluated_there_and_ends_with_the_bits_of_on
   a, b = (load(w / 'final.json') for w in (done, paused))
   assert a['params_digest'] == b['params_digest'] and a['metrics'] == b['metrics'] and b['step'] == 12
   events = reader.read(paused).events
-  assert [e['step'] for e in events if e['event'] == 'stop'] == [3, 3, 5]
-  assert [e['resumed_from'] for e in events if e['event'] == 'start'] == [None, 3, 3, 5]
+  assert [e['step'] for e in events if e['event'] == 'stop'] == [3, 5]
+  assert [e['resumed_from'] for e in events if e['event'] == 'start'] == [None, 3, 5]
 
 
 def test_a_program_that_jaxlib_cannot_print_gives_a_warning_and_the_run_continues(
@@ -214,11 +213,13 @@ def test_a_run_ends_early_as_if_done_and_one_stopped_by_sigterm_goes_on_to_the_s
   assert 'Stopped by SIGTERM after step' in out and 'Run the same command again to resume' in out
   [step] = [event['step'] for event in reader.read(split).events if event['event'] == 'stop']
   assert 5 <= step < 8 and (split / 'checkpoints' / str(step)).is_dir()
-  for again in (whole, split, whole):  # the last finds a run that has ended
+  for again in (whole, split):
     caplog.clear()
     with caplog.at_level('INFO'):
       assert run(again, *EARLY) == 0
     assert 'Ended at step 10 of 12 by early stopping: test/top1' in caplog.text
+  before = (whole / 'final.json').read_bytes()
+  assert run(whole, *EARLY) == 0 and (whole / 'final.json').read_bytes() == before  # a run that has ended
   a, b = (load(w / 'final.json') for w in (whole, split))
   assert a['step'] == b['step'] == 10 and a['params_digest'] == b['params_digest'] and a['metrics'] == b['metrics']
   assert [e['resumed_from'] for e in reader.read(split).events if e['event'] == 'start'] == [None, step]
@@ -320,17 +321,40 @@ def test_a_damaged_config_is_an_error_for_readers_and_written_again_by_training(
 
 
 def test_two_runs_cannot_share_a_directory(done: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-  with run_directory.Lock(done):
+  with run_directory.locked(done):
     assert run(done) == 2
   said = f'--workdir={done}: expected a directory that no other run uses, got one in use by process'
   assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('name', ['config.json', 'report.html', 'metrics.jsonl', 'final.json',
+                                  'evaluate.json', 'predictions.npz', 'init.json', 'paused_50%.json', 'trackers.json',
+                                  'features/x', 'checkpoints/99/x', 'damaged/x', '.lock'])
+def test_a_directory_with_files_of_others_is_refused_and_stays_as_it_is(
+    name: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+  (tmp_path / name).write_text('{"mine": 1}')
+  assert run(tmp_path) == 2
+  first = name.split('/')[0]
+  assert f'expected a new directory or one that this program wrote, got one with another {first}. Move that away' in (
+      capsys.readouterr().err)
+  assert [path for path in tmp_path.rglob('*') if path.is_file()] == [tmp_path / name]
+  assert (tmp_path / name).read_text() == '{"mine": 1}'
+
+
+@pytest.mark.parametrize('kept', ['config.json', 'metrics.jsonl', 'final.json', 'evaluate.json', 'checkpoints'])
+def test_a_run_is_known_by_each_of_its_files(kept: str, done: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  copy = shutil.copytree if (done / kept).is_dir() else shutil.copy
+  copy(done / kept, tmp_path / kept)
+  (tmp_path / 'predictions.npz').write_text('')
+  run_directory.check_ours(tmp_path)
 
 
 def test_a_workdir_that_cannot_be_written_is_refused(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
   (tmp_path / 'file').write_text('')
   assert run(tmp_path / 'file' / 'run') == 2
-  assert 'expected a folder that can be written, got Not a directory. ' in capsys.readouterr().err
+  assert 'expected to write it, got "Not a directory". ' in capsys.readouterr().err
 
 
 def test_evaluating_nothing_is_refused(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -382,7 +406,7 @@ def test_saves_that_fail_for_a_time_are_repeated_and_change_no_bit(
 
   monkeypatch.setattr(CheckpointManager, 'save', failing)
   monkeypatch.setattr(atomicity.AtomicRenameTemporaryPath, 'finalize', not_committed)
-  monkeypatch.setattr(retrying, 'FIRST_WAIT_S', .01)
+  monkeypatch.setattr(failures, 'FIRST_WAIT_S', .01)
   assert run(tmp_path / 'b') == 0
   assert errors == [0, 0] and 'saving the checkpoint of step 5 failed and is tried again' in caplog.text
   assert load(tmp_path / 'b' / 'final.json')['params_digest'] == load(done / 'final.json')['params_digest']

@@ -13,7 +13,8 @@ from tests.data import vtab_sets
 from vit_jax import main
 from vit_jax.config import files, schema
 from vit_jax.core.errors import UserError
-from vit_jax.data.sources.vtab import SETS, TASKS
+from vit_jax.data.formats.vtab import SETS, TASKS
+from vit_jax.data.source import read_one
 from vit_jax.jobs import train
 from vit_jax.recipes import vtab
 from vit_jax.study import table
@@ -76,7 +77,7 @@ def test_every_other_task_begins(task: str, tmp_path: pathlib.Path) -> None:
   zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), metrics)
   assert 'loss' in zeros.means
   source, classes = begun.data.eval, range(len(begun.data.class_names))
-  assert len(source) == num_test and all(source[i].label in classes for i in range(num_test))
+  assert len(source) == num_test and all(read_one(source, i).label in classes for i in range(num_test))
   begun.loader.close()
 
 
@@ -96,7 +97,7 @@ def test_a_study_tells_what_lacks_goes_on_without_it_and_later_with_it(tmp_path:
   assert main.run(words) == 2
   out = capsys.readouterr().out
   assert 'VTAB task eurosat: tfds:eurosat/rgb is not prepared' in out and '1 of 2 runs are finished, 1 failed' in out
-  assert f'python -m vit_jax.data.sources.tfds_build eurosat/rgb {sets}' in (folder / 'table.html').read_text()
+  assert f'python -m vit_jax.data.formats.tfds_build eurosat/rgb {sets}' in (folder / 'table.html').read_text()
   first = (folder / 'runs' / 'smallnorb-azimuth_seed0' / 'final.json').stat().st_mtime_ns
   vtab_sets.write('eurosat/rgb', sets, sizes('eurosat/rgb'))
   assert main.run(words) == 0 and '2 of 2 runs are finished' in capsys.readouterr().out

@@ -56,7 +56,7 @@ def test_all_is_timed_after_the_tests_each_part_with_its_log(gpu: Machines) -> N
   assert 'tests/test_gpu.py' in tests and tests.endswith('| cuda,cpu') and len(of_flags) == 2
   (bench,) = [call for call in gpu.calls if '--to=' in call and 'bench-L_16-cudnn' in call]
   same = '--config=bench:bf16 --models=L/16 --turns=3 --config.model.attention.kernel=cudnn --config.batch_size=2 '
-  assert bench.startswith(f'-m benchmarks.peers {same}') and gpu.count(f'-m vit_jax.main --job=bench {same}') == 1
+  assert bench.startswith(f'-m benchmarks.bench {same}') and gpu.count(f'-m benchmarks.bench {same}') == 2
   assert f'--against=timm={gpu.env["PYTHON"]},timm-compiled={gpu.env["PYTHON"]}' in bench
   assert gpu.count('--search') == 6 and gpu.count('search-B_16-xla --search') == 1
 
@@ -64,7 +64,7 @@ def test_all_is_timed_after_the_tests_each_part_with_its_log(gpu: Machines) -> N
 def test_what_is_timed_needs_no_package_that_decodes_images(gpu: Machines) -> None:
   """OpenCV alone is larger than all wheels that travel together may be."""
   assert check(gpu, '--only=bench', '--models=S/16', '--batch_sizes=8').returncode == 0
-  for call in (call for call in gpu.calls if '--job=bench' in call):
+  for call in (call for call in gpu.calls if 'benchmarks.bench' in call):
     overrides = re.findall(r'--config\.(\S+=\S+)', call.partition('--to=')[0])
     config = files.load('bench:bf16', overrides)
     assert build.open_data(config).in_memory, overrides
@@ -72,7 +72,7 @@ def test_what_is_timed_needs_no_package_that_decodes_images(gpu: Machines) -> No
 
 def test_layers_and_switches_are_timed_one_by_one_beside_those_that_a_person_has_set(gpu: Machines) -> None:
   assert check(gpu, '--only=switches', XLA_FLAGS='--own=1').returncode == 0
-  timed = [call.split(' | ') for call in gpu.calls if '--job=bench' in call]
+  timed = [call.split(' | ') for call in gpu.calls if 'benchmarks.bench' in call]
   assert [call[2] for call in timed] == ['--own=1'] * 4
   assert [call[0].partition('--flags=')[2].strip() for call in timed] == ['', '', 'one', 'two']
   assert ['execution=scan' in call[0] for call in timed] == [False, True, False, False]

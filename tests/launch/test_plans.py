@@ -62,7 +62,7 @@ def test_rows_are_selected_and_quick_plans_have_folders_of_their_own(tmp_path: p
 
 @pytest.mark.parametrize(('flag', 'said'), [('--parts=step', 'expected some of steps,runs, got step'),
                                             ('--part=steps', '--part=steps: no such flag; see --help'),
-                                            ('--rows=L/17', 'G/14@v5e H/14'), ('--rows=L/16@v9', 'got L/16@v9')])
+                                            ('--rows=L/17', 'G/14@v5e,H/14'), ('--rows=L/16@v9', 'got L/16@v9')])
 def test_wrong_input_is_refused(tmp_path: pathlib.Path, flag: str, said: str) -> None:
   done, calls = run(tmp_path, flag)
   assert done.returncode == 2 and said in done.stderr and not calls

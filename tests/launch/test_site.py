@@ -1,6 +1,7 @@
 """The documentation site: generated pages have every flag and setting; links lead to pages, or stop a strict build."""
 from __future__ import annotations
 
+import html
 import importlib.util
 import json
 import logging
@@ -37,7 +38,7 @@ def test_the_page_of_jobs_has_every_flag_with_its_range_and_default() -> None:
     assert job.line in part
     for flag in job.flags.values():
       assert f'| `--{flag.name}` |' in part, (name, flag.name)
-  assert '| `--turns` | `N`, 1 to 10,000 | `7` | repetitions of every measurement |' in text
+  assert '| `--processes` | `N`, 1 to 1,024 | `1` | runs at the same time |' in text
 
 
 def all_settings() -> str:
@@ -63,8 +64,21 @@ def test_the_page_of_settings_has_every_setting_of_a_config(config: str) -> None
       assert re.sub(r'^evals\.\w+', 'evals.NAME', name) in listed, name
 
 
+@pytest.mark.parametrize('text', [
+    'mix:0.7*SOURCE,0.3*SOURCE', 'the word {data}', 'FILE<suffix> & more > 0', '_seed_ and a_b', r'a\*b', 'one ` alone',
+    'two **stars** and [a](b)', '<script>x</script>', '![x](y)'])
+def test_a_generated_text_is_shown_as_it_is(text: str) -> None:
+  markdown = pytest.importorskip('markdown')
+  page = load('reference')
+  shown = markdown.markdown('\n'.join(page.table(('a', 'b'), [(text, '`0.7*x_`')])), extensions=['tables', 'attr_list'])
+  assert f'<td>{html.escape(text, quote=False)}</td>\n<td><code>0.7*x_</code></td>' in shown
+  assert markdown.markdown(page.escaped(text)) == f'<p>{html.escape(text, quote=False)}</p>'
+
+
 def test_brackets_of_a_cell_are_no_link() -> None:
-  assert load('reference').row('tfds:NAME[/CONFIG]', '`a[0]`', 'x|y') == r'| tfds:NAME\[/CONFIG\] | `a[0]` | x\|y |'
+  row = load('reference').row
+  assert row('tfds:NAME[/CONFIG]', '`a[0]`', 'x|y') == r'| tfds:NAME\[/CONFIG\] | `a[0]` | x\|y |'
+  assert row('mix:0.7*A', '{data}', '<b>') == r'| mix:0.7\*A | \{data\} | &lt;b&gt; |'
 
 
 def test_a_setting_is_described_by_type_range_unit_default_and_comment() -> None:

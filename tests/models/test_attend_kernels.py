@@ -1,6 +1,6 @@
 """Kernels of attention against the plain form, and where which is taken. No kernel runs here as it does on its device.
 
-Splash runs as Pallas' interpreter runs it; of cuDNN's the lowered program is looked at.
+Of cuDNN's the lowered program is looked at; `test_fused_attention.py` has the project's own.
 """
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from vit_jax.config import schema
-from vit_jax.config.schema import AttentionKernel, DType, Execution, Remat
+from vit_jax.config.schema import AttentionKernel, DType, Execution
 from vit_jax.core import numerics
 from vit_jax.core.types import Array
 from vit_jax.models.kernels import attend, attend_kernels
 from vit_jax.models.vit import vit
 
-SPLASH = functools.partial(attend_kernels.splash, interpret=True)
 TINY = schema.ViT(patch=4, width=32, depth=1, heads=4, mlp=schema.Mlp(24), execution=Execution.SCAN)
 
 
@@ -69,34 +68,6 @@ def assert_same(found: tuple, wanted: tuple, *, num_terms: int) -> None:
     np.testing.assert_allclose(own, other, rtol=0, atol=2 * num_terms * 2.**-24 * scale)
 
 
-@pytest.mark.quick('17-17', reason='1 s: kernels are interpreted')
-@pytest.mark.parametrize('num_queries, num_keys', [(17, 17), (5, 128)])
-def test_splash_equals_the_plain_form_and_its_gradient(num_queries: int, num_keys: int) -> None:
-  args = tensors(num_queries, num_keys)
-  assert_same(both(SPLASH, *args), both(attend.plain_attend, *args), num_terms=num_keys)
-
-
-@pytest.mark.slow(reason='1 s: kernels are interpreted')
-def test_splash_of_several_blocks_is_right_too(monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(attend_kernels, 'MOST_TOKENS', 128)
-  assert attend_kernels.blocks(150) == (128, 256)
-  args = tensors(150, 150)
-  assert_same(both(SPLASH, *args), both(attend.plain_attend, *args), num_terms=150)
-
-
-def test_keys_that_fill_a_block_have_no_weight() -> None:
-  """Equal keys have equal weights, so that the result is the mean of the values that are there."""
-  query, key, value = tensors(17, 17)
-  mean = jnp.broadcast_to(value.mean(1, keepdims=True), value.shape)
-  np.testing.assert_allclose(SPLASH(query, jnp.zeros_like(key), value), mean, atol=1e-6)
-
-
-def test_blocks_are_few_and_no_larger_than_need_be() -> None:
-  found = {num: tuple(attend_kernels.blocks(num)) for num in (1, 196, 197, 256, 257, 577, 1024, 1025, 1370)}
-  assert found == {1: (128, 128), 196: (256, 256), 197: (256, 256), 256: (256, 256), 257: (384, 384), 577: (640, 640),
-                   1024: (1024, 1024), 1025: (640, 1280), 1370: (768, 1536)}
-
-
 @pytest.mark.parametrize('heads, is_split', [(4, True), (3, False)])
 def test_each_device_computes_its_own_images_and_heads(heads: int, is_split: bool) -> None:
   mesh, args, seen = mesh_of(2, 2, 2), tensors(17, 17, heads=heads), []
@@ -137,30 +108,12 @@ def learned_by_xla(dtype: DType) -> jax.stages.Traced:
   return learned(dataclasses.replace(TINY, dtype=dtype))[0]
 
 
-@functools.cache
-def found_by_xla() -> tuple[np.ndarray, ...]:
-  return learned(TINY)[1]()
-
-
 @pytest.mark.slow(reason='1 s: lowers a network')
 @pytest.mark.parametrize(('kernel', 'dtype'), [
-    (AttentionKernel.SPLASH, DType.F32), (AttentionKernel.CUDNN, DType.BF16)])  # cuDNN has no attention in f32
+    (AttentionKernel.FUSED, DType.F32), (AttentionKernel.CUDNN, DType.BF16)])  # cuDNN has no attention in f32
 def test_on_other_devices_the_program_is_that_of_xla(kernel: AttentionKernel, dtype: DType) -> None:
   own, _ = learned(dataclasses.replace(TINY, attention=schema.Attention(kernel=kernel), dtype=dtype))
   assert own.lower().as_text() == learned_by_xla(dtype).lower().as_text()
-
-
-@pytest.mark.slow(reason='4 s: two networks; the kernel alone is compared above')
-@pytest.mark.parametrize('remat', [Remat.NAMES, pytest.param(Remat.FULL, marks=pytest.mark.slow(reason='4 s'))])
-def test_a_network_with_splash_has_the_gradient_of_one_without(remat: Remat, monkeypatch: pytest.MonkeyPatch) -> None:
-  """Seventeen tokens, scanned, on eight devices."""
-  wanted = found_by_xla()
-  monkeypatch.setattr(attend_kernels, 'splash', SPLASH)
-  monkeypatch.setattr(numerics, 'mesh_platform', lambda: '' if jax.sharding.get_abstract_mesh().empty else 'tpu')
-  splash = schema.Attention(kernel=AttentionKernel.SPLASH)
-  program, run = learned(dataclasses.replace(TINY, attention=splash, remat=remat))
-  assert 'splash_mha_fwd' in str(program.jaxpr) and 'splash_mha_dkv' in str(program.jaxpr)
-  assert_same(run(), wanted, num_terms=8 * 16)  # the gradient of a patch's filter: 8 images of 16 patches
 
 
 def test_without_a_mesh_attention_is_that_of_xla(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, Mesh
 
-from vit_jax.config import schema
+from vit_jax.config import kernels, schema
 from vit_jax.config.schema import AttentionKernel, DType
 from vit_jax.core.errors import UserError
 from vit_jax.models.kernels import attend_kernels
@@ -37,9 +37,9 @@ def model(kernel: AttentionKernel, *, width: int = 64, dtype: DType = DType.BF16
 
 
 @pytest.mark.parametrize('kernel, mesh, said', [
-    (AttentionKernel.SPLASH, abstract('cpu', 'cpu'),
-     'attention.kernel=splash is for TPUs; on cpu XLA computes attention'),
-    (AttentionKernel.SPLASH, abstract('NVIDIA H200', 'gpu'), 'on NVIDIA H200 XLA computes attention'),
+    (AttentionKernel.FUSED, abstract('cpu', 'cpu'),
+     'attention.kernel=fused is for TPUs; on cpu XLA computes attention'),
+    (AttentionKernel.FUSED, abstract('NVIDIA H200', 'gpu'), 'on NVIDIA H200 XLA computes attention'),
     (AttentionKernel.CUDNN, abstract('TPU v5 lite', 'tpu'), 'attention.kernel=cudnn is for GPUs; on TPU v5 lite XLA')])
 def test_a_kernel_for_other_devices_is_reported_once(
     kernel: AttentionKernel, mesh: AbstractMesh, said: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -50,9 +50,9 @@ def test_a_kernel_for_other_devices_is_reported_once(
 
 
 @pytest.mark.parametrize('kernel, mesh', [
-    (AttentionKernel.XLA, abstract('TPU v3', 'tpu')), (AttentionKernel.SPLASH, abstract('TPU v4', 'tpu')),
+    (AttentionKernel.XLA, abstract('TPU v3', 'tpu')), (AttentionKernel.FUSED, abstract('TPU v4', 'tpu')),
     (AttentionKernel.CUDNN, gpu('NVIDIA A100-SXM4-80GB', '8.0')), (AttentionKernel.CUDNN, abstract('h200', 'gpu')),
-    (AttentionKernel.SPLASH, AbstractMesh((2,), ('data',)))])
+    (AttentionKernel.FUSED, AbstractMesh((2,), ('data',)))])
 def test_nothing_is_logged_for_devices_that_run_a_kernel_or_are_unknown(
     kernel: AttentionKernel, mesh: Mesh | AbstractMesh, caplog: pytest.LogCaptureFixture) -> None:
   caplog.set_level(logging.INFO)
@@ -61,9 +61,6 @@ def test_nothing_is_logged_for_devices_that_run_a_kernel_or_are_unknown(
 
 
 @pytest.mark.parametrize('asked, mesh, said', [
-    (model(AttentionKernel.SPLASH), abstract('TPU v3', 'tpu'),
-     'model.attention.kernel: expected xla with dtype=bfloat16 on TPU v3, as Pallas multiplies bf16 only from v4 on, '
-     'got splash. Set model.attention.kernel=xla.'),
     (model(AttentionKernel.CUDNN), gpu('Tesla V100-SXM2-16GB', '7.0'),
      'model.attention.kernel: expected xla on Tesla V100-SXM2-16GB, as cuDNN needs compute capability 8.0 (Ampere), '
      'not 7.0, got cudnn. Set model.attention.kernel=xla.'),
@@ -77,11 +74,10 @@ def test_devices_that_cannot_run_a_kernel_are_named_with_a_remedy(
   assert str(error.value) == said
 
 
-def test_v3_multiplies_f32_and_hopper_has_wide_heads() -> None:
-  attend_kernels.check_devices(model(AttentionKernel.SPLASH, dtype=DType.F32), abstract('TPU v3', 'tpu'), name='model')
+def test_hopper_has_wide_heads() -> None:
   attend_kernels.check_devices(model(AttentionKernel.CUDNN, width=256), gpu('NVIDIA H200', '9.0'), name='model')
 
 
 def test_other_networks_have_no_kernels() -> None:
   attend_kernels.check_devices(schema.Mixer(), abstract('TPU v3', 'tpu'), name='model')
-  assert all(topologies.CHIPS[name].platform == 'tpu' for name in attend_kernels.OLD_TPUS)
+  assert all(topologies.CHIPS[name].platform == 'tpu' for name in kernels.OLD_TPUS)

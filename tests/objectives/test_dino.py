@@ -245,3 +245,14 @@ def test_loss_and_center_are_those_of_the_authors_class() -> None:
     loss, extra = take(extra, made.outputs(step)[:, :, None, None], jnp.asarray(step))
     np.testing.assert_allclose(float(loss), want['loss'], rtol=1e-5)  # f32 on both sides, 500 terms
     np.testing.assert_allclose(extra['center'][0], want['center'], atol=1e-7)
+
+
+def test_pairs_with_a_local_crop_have_their_weight() -> None:
+  """The division is by all pairs, with and without the weight: in DINOv3's program, too."""
+  rng = np.random.default_rng(0)
+  targets, log_p = np.abs(rng.normal(size=(3, 2, 5))), rng.normal(size=(3, 6, 5))
+  pairs = -np.einsum('btk,bvk->btv', targets, log_p)
+  globally = pairs[:, 0, 1] + pairs[:, 1, 0]
+  for weight in (1., .5):
+    want = (globally + weight * pairs[:, :, 2:].sum((1, 2))) / 10
+    np.testing.assert_allclose(dino.cross_entropy(targets, log_p, local_weight=weight), want, rtol=1e-5)

@@ -18,11 +18,11 @@ from vit_jax.config.schema import Centering
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array
-from vit_jax.data.labels.stored_features import PATCHES, POOLED
 from vit_jax.models.heads import Projector
 from vit_jax.models.vit import vit
 from vit_jax.objectives import dino, kinds
 from vit_jax.objectives.dinov2_distill import Dinov2Distill
+from vit_jax.objectives.feature_distill import PATCHES, POOLED
 
 OWN = ('mask_share', 'mask_ratio', 'teacher', 'momentum')
 

@@ -142,7 +142,7 @@ def test_copies_for_the_gram_teacher_show_the_same_crop_flip_and_colors() -> Non
   recipe = schema.Recipe(views=views, antialias=True)
   plain = dataclasses.replace(recipe, views=dataclasses.replace(views, gram_scale=1.))
   for seed in range(8):
-    found, alone = (transforms.train_transform(one, (24, 16))(Record(image, 0), np.random.default_rng(seed))
+    found, alone = (transforms.train_transform(one, (24, 16))(Record(image, (0,)), np.random.default_rng(seed))
                     for one in (recipe, plain))
     copy = found.pop('views_gram')
     assert copy.shape == (2, 48, 32, 3) and copy.dtype == np.uint8
@@ -150,6 +150,19 @@ def test_copies_for_the_gram_teacher_show_the_same_crop_flip_and_colors() -> Non
     small = copy.reshape(2, 24, 2, 16, 2, 3).mean((2, 4))
     assert np.abs(small - found['views_global'])[:, 1:-1, 1:-1].max() < 12
   assert transforms.train_shapes(recipe, (24, 16))['views_gram'] == ((2, 48, 32, 3), np.uint8)
+
+
+def test_copies_for_the_gram_teacher_may_keep_the_colors_of_the_image() -> None:
+  """They have the crop and the flip of the others, which are the same with and without them."""
+  image = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
+  views = schema.Views(on=True, num_local=0, gram_scale=2., gram_colors=False, solarize=(1., 1., 0.))
+  still = dataclasses.replace(views, blur=(0., 0., 0.), solarize=(0., 0., 0.), grayscale=0., jitter=schema.Jitter())
+  for seed in range(4):
+    found, plain, kept = (transforms.train_transform(schema.Recipe(views=one), (16, 16))(
+        Record(image, (0,)), np.random.default_rng(seed))
+                          for one in (views, dataclasses.replace(views, gram_colors=True), still))
+    assert (found['views_global'] == plain['views_global']).all() and (found['views_gram'] != plain['views_gram']).any()
+    np.testing.assert_array_equal(found['views_gram'][0], kept['views_gram'][0])
 
 
 def config(gram: schema.Gram | None = None, views: dict[str, Any] | None = None, **changes: Any) -> schema.Config:

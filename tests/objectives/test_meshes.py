@@ -155,9 +155,9 @@ def test_a_task_goes_on_bit_for_bit(name: str, tmp_path: pathlib.Path) -> None:
   placed = programs.meshes.put_batch(batch(config(name)), programs.mesh(mesh), programs.Shard((0,), 1))
   state, _ = one.step_fn(jax.device_put(begin(name), one.shardings), placed)
   folder = checkpoint.Checkpointer(tmp_path / 'checkpoints', keep=checkpoint.Keep(1))
-  folder.save(1, state, data={}, meta={}, metrics={})
+  folder.save(state, {}, {})
   folder.wait()
-  restored = folder.restore(one.abstract_state, one.shardings)
+  restored = folder.restore(one.placed_state)
   folder.close()
   assert restored is not None
   state, metrics = one.step_fn(restored.state, placed)

@@ -147,3 +147,30 @@ def test_the_form_follows_from_the_logits_of_a_device() -> None:
   assert pair_losses.choose(32_768, 16, auto) is PairForm.RING
   assert pair_losses.choose(4_096, 1, PairForm.MATRIX) is PairForm.MATRIX
   assert pair_losses.choose(8, 8, PairForm.RING) is PairForm.RING
+
+
+@pytest.mark.parametrize('mesh', ['one', 'data=8'])
+@pytest.mark.parametrize('loss', PairLoss)
+def test_all_pairs_of_a_group_match(loss: PairLoss, mesh: str) -> None:
+  """Against the definitions in f64, over the rows that count; with groups of one, the loss is that of single pairs."""
+  image, text = vectors()
+  group = np.random.default_rng(4).integers(0, 9, B)
+  on = programs.mesh(programs.MESHES[mesh])
+
+  @jax.jit
+  def mean(group: Any) -> Any:
+    pairs = Pairs(*map(jnp.asarray, (image, text, np.float32(SCALE), np.float32(BIAS), MASK)), group)
+    with jax.sharding.use_abstract_mesh(on.abstract_mesh):
+      return pair_losses.mean_loss(pairs, loss).value
+
+  kept = MASK > 0
+  logits = SCALE * image[kept].astype(np.float64) @ text[kept].T + BIAS
+  same = group[kept][:, None] == group[kept]
+  if loss is PairLoss.SIGMOID:
+    want = np.log1p(np.exp(-np.where(same, 1, -1) * logits)).sum(1).mean()
+  else:
+    rows, columns = (logits - np.log(np.exp(logits).sum(axis, keepdims=True)) for axis in (1, 0))
+    want = -np.mean((np.where(same, rows, 0).sum(1) / same.sum(1)
+                     + np.where(same, columns, 0).sum(0) / same.sum(0)) / 2)
+  assert float(mean(group)) == pytest.approx(want, rel=2e-5)
+  assert float(mean(np.arange(B))) == pytest.approx(float(wanted(loss, MASK)['value']), rel=2e-5)

@@ -33,17 +33,20 @@ def test_what_is_on_by_itself_has_a_known_effect() -> None:
   assert all(text.startswith('--xla_') and '=' in text for one in xla_flags.SETS.values() for text in one.flags)
   assert all(one.purpose and one.effect and (one.flags or one.variables) for one in xla_flags.SETS.values())
   on = [name for name, one in xla_flags.SETS.items() if one.default]
-  assert on == ['whole_kernels'] and xla_flags.SETS[on[0]].effect != 'not measured'
+  assert on == ['whole_kernels', 'cublas'] and all(xla_flags.SETS[name].effect != 'not measured' for name in on)
 
 
 @pytest.mark.parametrize('own', ['', '--a=1', ' --a=1  --b="2 3"'])
 def test_default_flags_are_added_to_the_flags_of_the_user(own: str) -> None:
   environ = {'LIBTPU_INIT_ARGS': own, 'XLA_FLAGS': own} if own else {}
-  for platform in (*xla_flags.VARIABLES, *xla_flags.VARIABLES):  # a process of a process adds nothing again
+  for platform in ('tpu', 'cpu', 'tpu', 'cpu'):  # a process of a process adds nothing again
     xla_flags.choose(environ, platform)
   default = '--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000'
   assert environ.pop('LIBTPU_INIT_ARGS') == f'{default} {own.strip()}'.strip() and xla_flags.defaults('tpu') == default
-  assert environ == ({'XLA_FLAGS': own} if own else {})  # no flag of other platforms is set by default
+  assert environ == ({'XLA_FLAGS': own} if own else {})  # no flag of a CPU is set by default
+  xla_flags.choose(environ, 'gpu')
+  xla_flags.choose(environ, 'gpu')
+  assert environ == {'XLA_FLAGS': f'{xla_flags.defaults("gpu")} {own.strip()}'.strip()}
 
 
 def test_the_user_changes_a_default_flag_by_setting_it() -> None:
@@ -73,7 +76,7 @@ def test_the_variables_of_sets_are_printed_with_those_of_the_user(
   monkeypatch.delenv('CUDA_DEVICE_MAX_CONNECTIONS', raising=False)
   xla_flags.main(['cublas', 'nccl'])
   assert sorted(capsys.readouterr().out.splitlines()) == [
-      'CUDA_DEVICE_MAX_CONNECTIONS=1', 'NCCL_NVLS_ENABLE=1', 'XLA_FLAGS=--xla_gpu_enable_triton_gemm=false --own=1']
+      'CUDA_DEVICE_MAX_CONNECTIONS=1', 'NCCL_NVLS_ENABLE=1', f'XLA_FLAGS={xla_flags.defaults("gpu")} --own=1']
 
 
 def test_of_two_sets_the_earlier_one_and_before_it_the_user_decides() -> None:
@@ -85,7 +88,7 @@ def test_of_two_sets_the_earlier_one_and_before_it_the_user_decides() -> None:
   assert '--xla_gpu_enable_command_buffer=' in flags
   environ = {}
   xla_flags.choose(environ, 'gpu', ['few_graphs', 'no_graphs'])
-  assert environ == {'XLA_FLAGS': '--xla_gpu_enable_command_buffer=FUSION,CUSTOM_CALL'}
+  assert environ == {'XLA_FLAGS': f'{xla_flags.defaults("gpu")} --xla_gpu_enable_command_buffer=FUSION,CUSTOM_CALL'}
 
 
 @pytest.mark.parametrize(('topology', 'kind', 'refused'), [
@@ -114,8 +117,8 @@ def test_a_job_sets_the_flags_that_the_command_line_names_before_jax_starts(
   monkeypatch.setattr(hardware.choose, '__defaults__', (environ,))
   job = types.SimpleNamespace(run=lambda **given: 'flags' in given)
   monkeypatch.setattr(importlib, 'import_module', lambda name: job)
-  assert main.parse(['bench', '--config=digits', '--flags=cublas,user_buffers']).run(main.parse) is False
+  assert main.parse(['train', '--config=digits', '--flags=cublas,user_buffers']).run(main.parse) is False
   assert environ == {'JAX_PLATFORMS': 'cpu', 'NCCL_NVLS_ENABLE': '1', 'XLA_FLAGS':
-                     '--xla_gpu_enable_nccl_user_buffers=true --xla_gpu_enable_triton_gemm=false'}
+                     f'--xla_gpu_enable_nccl_user_buffers=true {xla_flags.defaults("gpu")}'}
   assert main.run(['train', '--config=digits', '--flags=overlpa']) == 2
   assert 'Did you mean overlap?' in capsys.readouterr().err

@@ -158,9 +158,9 @@ def test_the_permutes_of_a_shard_map_are_all_counted() -> None:
   assert row == compiled.Collective('collective-permute', 3, 3 * 2 * 16 * 4, 3 * 2 * 16 * 4)
 
 
-KERNEL = """%splash_fwd.12 = (f32[4,8]{1,0}) custom-call(%x), custom_call_target="tpu_custom_call", attributes={m={
+KERNEL = """%attend_fwd.12 = (f32[4,8]{1,0}) custom-call(%x), custom_call_target="tpu_custom_call", attributes={m={
 "xprof_metadata":"{\\"block\\": 256}"
-}}, metadata={op_name="jit(step)/splash_fwd"}, backend_config={"custom_call_config":{"body":"TUzvUg"}}
+}}, metadata={op_name="jit(step)/attend_fwd"}, backend_config={"custom_call_config":{"body":"TUzvUg"}}
   %q.1 ="""
 
 
@@ -169,7 +169,7 @@ def test_kernels_without_cycles_are_counted_by_name_and_hide_nothing_that_follow
   assert read().kernels == []
   text = TEXT.replace('KNOWN', 'backend_config={"known_trip_count":{"n":"5"}}').replace('%q.1 =', KERNEL)
   found = compiled.read(text, num_devices=8)
-  assert found.kernels == [compiled.Kernel('splash_fwd', 15)]
+  assert found.kernels == [compiled.Kernel('attend_fwd', 15)]
   assert found._replace(kernels=[]) == read()
   counted = compiled.read(text.replace('"body"', '"estimated_cycles":"7","body"'), num_devices=8)
   assert counted.kernels == [] and counted.cycles == read().cycles + 15 * 7

@@ -131,5 +131,5 @@ def test_the_links_carry_one_collective_after_another() -> None:
 
 def test_devices_without_a_clock_have_no_waits() -> None:
   text = '\n'.join(GOLDEN['v6e']['text'])
-  for name in ('cpu:8', 'h100:8', 'tpu7x:2x2x1'):
+  for name in ('cpu:8', 'a100:8', 'tpu7x:2x2x1'):
     assert compile.waits(text, {}, topologies.parse(name)) is None

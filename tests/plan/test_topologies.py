@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from vit_jax.core.errors import UserError
-from vit_jax.plan import topologies
+from vit_jax.plan import cards, topologies
 
 
 @pytest.mark.parametrize(('text', 'name', 'devices', 'cores'), [
@@ -65,10 +65,25 @@ def test_the_compiler_describes_whole_pods(text: str, slices: int) -> None:
 
 def test_gpus_are_planned_for_where_there_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(topologies.glob, 'glob', lambda pattern: [])
-  assert 'this machine has none.' in topologies.missing(topologies.parse('h200:1'))
+  assert topologies.missing(topologies.parse('a100:1')).endswith('h100 or h200, which XLA knows by a description.')
   monkeypatch.setattr(topologies.glob, 'glob', lambda pattern: ['/dev/nvidia0'])
-  assert topologies.missing(topologies.parse('h200:1')) == '' and 'has 1.' in topologies.missing(
-      topologies.parse('h200:2'))
+  assert topologies.missing(topologies.parse('a100:1')) == '' and topologies.missing(topologies.parse('a100:2'))
+  assert topologies.environment(topologies.parse('a100:1'))['JAX_PLATFORMS'] == 'cuda'
+
+
+@pytest.mark.parametrize('name', ['h100:8', 'h200:1'])
+def test_described_gpus_are_compiled_for_without_any(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+  found = topologies.parse(name)
+  monkeypatch.setattr(topologies.glob, 'glob', lambda pattern: [])
+  monkeypatch.setattr(cards, 'is_installed', lambda: False)
+  assert topologies.missing(found).startswith("XLA's compiler for GPUs is not installed (Linux; no GPU is needed). Run")
+  monkeypatch.setattr(cards, 'is_installed', lambda: True)
+  monkeypatch.setenv('XLA_FLAGS', '--xla_force_host_platform_device_count=8 --xla_gpu_enable_triton_gemm=true')
+  environment = topologies.environment(found)
+  assert topologies.missing(found) == '' and environment['JAX_PLATFORMS'] == 'cpu'
+  assert 'host_platform' not in environment['XLA_FLAGS'] and 'gemm=true' in environment['XLA_FLAGS']
+  monkeypatch.setattr(topologies.glob, 'glob', lambda pattern: [f'/dev/nvidia{i}' for i in range(8)])
+  assert topologies.environment(found)['JAX_PLATFORMS'] == 'cuda'  # the devices of this machine
 
 
 def test_the_nearest_name_is_suggested() -> None:

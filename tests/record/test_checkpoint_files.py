@@ -8,7 +8,7 @@ import types
 import numpy as np
 import pytest
 
-from vit_jax.core.os_errors import Damaged
+from vit_jax.core.failures import Damaged
 from vit_jax.record import checkpoint_files
 
 

@@ -55,7 +55,19 @@ def test_processor_seconds_of_training_are_those_of_steps_and_data_waits() -> No
     with clock.phase(phase):
       processor.now += spent
     processor.now += 20.
-  assert clock.training_processor_s() == pytest.approx(3. + 4. + 4 * 20.)
+  found = clock.goodput()
+  assert found.training_processor_s == pytest.approx(3. + 4. + 4 * 20.) and found.processor_s > 0
+
+
+def test_costs_are_summed_over_the_starts_and_not_known_if_one_of_them_did_not_record_them() -> None:
+  def noted(step: int, spent: float) -> Event:
+    return {**note(step, step=spent), 'total_s': spent, 'processor_s': 2 * spent, 'training_processor_s': spent}
+  events = [start(), noted(0, 1.), noted(7, 5.), start(7), noted(9, 3.)]
+  events = [{**one, 'devices': 8} if one['event'] == 'start' else one for one in events]
+  assert clock_lib.sum_starts(events)[1:] == (8., 1., 16., 8.) and clock_lib.count_starts(events) == 2
+  assert clock_lib.device_s(events) == 64.
+  for odd in ([start(9)], [start(9), note(9, step=3.)]):  # killed at once, and of an older version
+    assert clock_lib.sum_starts([*events, *odd]).processor_s is None
 
 
 def test_rates_are_of_the_window_since_the_last_call() -> None:
@@ -218,4 +230,4 @@ def test_a_damaged_record_counts_with_what_can_be_read() -> None:
   events = [note(1, step=5.), start(), note(2, step='nan', compile=None, data_wait=2.), {'event': 'goodput'}]
   assert clock_lib.sum_starts(events[:3]).seconds == {'step': 0., 'compile': 0., 'data_wait': 2.}
   assert clock_lib.sum_starts(events).seconds == {}
-  assert clock_lib.sum_starts([{'event': 'goodput', 'seconds': [1]}]) == ({}, 0, 0.)
+  assert clock_lib.sum_starts([{'event': 'goodput', 'seconds': [1]}]) == ({}, 0, 0., None, None)

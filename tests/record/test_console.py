@@ -1,9 +1,11 @@
 """Messages: their time, their level, and how many of them -q and -v show."""
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
+import sys
 import time
 
 import pytest
@@ -17,9 +19,9 @@ class Terminal(io.StringIO):
     return True
 
 
-def formatted(text: str, level: int = logging.INFO, *, stream: io.StringIO | None = None, now: float = 9.44) -> str:
+def formatted(text: str, level: int = logging.INFO, *, now: float = 9.44) -> str:
   record = logging.LogRecord('vit_jax', level, 'a.py', 1, text, None, None)
-  return console.Formatter(stream or io.StringIO(), began_s=100., now=lambda: 100. + now).format(record)
+  return console.Handler(100., now=lambda: 100. + now).format(record)
 
 
 def test_a_message_begins_with_the_time_and_a_problem_with_its_level() -> None:
@@ -47,14 +49,16 @@ def test_a_loader_process_writes_as_the_process_that_started_it(monkeypatch: pyt
   assert console.messages()[1] == 'host 3: '
 
 
-def test_a_terminal_gets_lines_of_its_width_and_a_file_whole_ones() -> None:
+def test_a_terminal_gets_lines_of_its_width_and_a_file_whole_ones(monkeypatch: pytest.MonkeyPatch) -> None:
   text = ' '.join(['word'] * 40)
   assert '\n' not in formatted(text)
-  lines = formatted(f'short\n{text}', stream=Terminal()).split('\n')
+  monkeypatch.setenv('COLUMNS', '80')
+  monkeypatch.setattr(sys, 'stderr', Terminal())
+  lines = formatted(f'short\n{text}').split('\n')
   assert lines[0] == '  9.4 s  short' and len(lines) > 3 and all(len(line) < 80 for line in lines)
   assert ' '.join(' '.join(lines[1:]).split()) == text and lines[2].startswith(' ' * 11 + 'word')
   path = '/' + 'a' * 90
-  assert path in formatted(f'see {path}', stream=Terminal())
+  assert path in formatted(f'see {path}')
 
 
 @pytest.mark.parametrize(('words', 'level', 'is_talking'), [
@@ -89,25 +93,54 @@ def test_each_stage_is_a_line_with_the_seconds_since_the_start() -> None:
   assert stream.getvalue() == '  0.2 s  importing jax …\n  3.5 s  opening the data …\n'
 
 
-def test_on_a_terminal_there_is_one_live_line_that_makes_room_for_messages() -> None:
-  terminal, root = Terminal(), logging.getLogger()
-  other = logging.StreamHandler(terminal)
-  root.addHandler(other)
-  try:
-    with console.stages_shown(terminal):
-      console.begin_stage('compiling')
-      deadline = time.monotonic() + 10
-      while terminal.getvalue().count('compiling') < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
-      root.warning('a message')
-      console.end_stage()
-      shown = terminal.getvalue()
-      time.sleep(2 * console._REFRESH_S)
-      assert terminal.getvalue() == shown  # nothing after the end
-  finally:
-    root.removeHandler(other)
-  assert shown.count('compiling') >= 2 and '\r\x1b[Ka message\n' in shown and shown.endswith('\r\x1b[K')
-  assert '\n' not in shown.replace('a message\n', '') and not other.filters
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+  monkeypatch.setenv('TERM', 'xterm')
+  return Terminal()
+
+
+def test_on_a_terminal_there_is_one_live_line_that_makes_room_for_messages(terminal: Terminal) -> None:
+  now, handler = [100.], console.Handler(100., now=lambda: 101.)
+  with contextlib.redirect_stderr(terminal), console.stages_shown(now=lambda: now[0]):
+    console.begin_stage('compiling')
+    now[0] = 103.
+    deadline = time.monotonic() + 10
+    while '3.0 s  compiling' not in terminal.getvalue() and time.monotonic() < deadline:
+      time.sleep(0.01)  # until the line shows the new time
+    handler.handle(logging.LogRecord('vit_jax', logging.INFO, 'a.py', 1, 'a message', None, None))
+    console.end_stage()
+    shown = terminal.getvalue()
+    time.sleep(0.6)
+    assert terminal.getvalue() == shown  # nothing after the end
+  assert '  0.0 s  compiling …\r\x1b[2K  3.0 s  compiling …' in shown
+  assert '\r\x1b[2K  1.0 s  a message\n  3.0 s  compiling …' in shown and shown.rstrip('\r').endswith('\x1b[2K')
+  assert shown.rindex('\x1b[?25h') > shown.rindex('\x1b[?25l')  # the cursor is visible
+
+
+def test_the_cursor_is_visible_while_a_line_is_live_since_a_kill_would_leave_it_hidden(terminal: Terminal) -> None:
+  with contextlib.redirect_stderr(terminal), console.stages_shown():
+    console.begin_stage('compiling')
+    shown = terminal.getvalue()
+    assert shown.rindex('\x1b[?25h') > shown.rindex('\x1b[?25l')
+
+
+@pytest.mark.parametrize('term', ['dumb', 'unknown'])
+def test_a_terminal_that_cannot_clear_a_line_gets_lines(
+    terminal: Terminal, term: str, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setenv('TERM', term)
+  with contextlib.redirect_stderr(terminal), console.stages_shown(now=lambda: 0.):
+    console.begin_stage('compiling')
+  assert terminal.getvalue() == '  0.0 s  compiling …\n'
+
+
+def test_results_that_go_to_a_file_do_not_pass_through_the_live_line(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+  file = io.StringIO()
+  monkeypatch.setattr(sys, 'stdout', file)
+  with contextlib.redirect_stderr(terminal), console.stages_shown():
+    console.begin_stage('compiling')
+    print('a result')
+  assert file.getvalue() == 'a result\n' and 'a result' not in terminal.getvalue()
 
 
 def test_a_process_that_hides_its_stages_shows_no_more() -> None:

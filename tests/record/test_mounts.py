@@ -7,7 +7,7 @@ import pathlib
 import mounted
 import pytest
 
-from vit_jax.record import mounts, norms_file, reader, storage, writer
+from vit_jax.record import growing, mounts, reader, storage, writer
 
 TABLE = r"""22 1 0:21 / /proc rw,relatime - proc proc rw
 27 1 8:1 / / rw,relatime shared:1 - ext4 /dev/vda rw
@@ -61,7 +61,6 @@ def begin(workdir: pathlib.Path, resumed_from: int | None = None) -> writer.Writ
 def add(record: writer.Writer, *steps: int) -> None:
   for step in steps:
     record.write(step, {'train/loss': 1. / step})
-    record.norms(step, {'grad': {'a': float(step)}})
 
 
 def open_files(folder: pathlib.Path) -> list[str]:
@@ -91,20 +90,18 @@ def test_a_record_on_a_mounted_bucket_is_complete_at_a_checkpoint_and_no_file_st
   record.event('checkpoint', step=2)
   add(record, 3)  # lost at a kill now
   assert [row['step'] for row in reader.read(mount / 'run').rows] == [1, 2]
-  assert [event['step'] for event in norms_file.read(mount / 'run')] == [1, 2]
   assert (mount / 'run' / 'metrics.jsonl').exists() and not open_files(mount)
   again = begin(mount / 'run', resumed_from=2)
   add(again, 3, 4)
   again.close()
   assert [row['step'] for row in reader.read(mount / 'run').rows] == [1, 2, 3, 4]
-  assert [event['step'] for event in norms_file.read(mount / 'run')] == [1, 2, 3, 4]
   record.close()
 
 
 def test_a_record_continues_in_blocks_on_a_mount_and_as_one_file_on_a_disk(
     mount: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   """A run directory is copied from one storage to the other between starts; each step is there once."""
-  monkeypatch.setattr(storage, 'BLOCK_BYTES', 150)
+  monkeypatch.setattr(growing, 'BLOCK_BYTES', 150)
   places = [mount / 'run', tmp_path / 'disk', mount / 'again', tmp_path / 'other']
   for number, place in enumerate(places):
     if number:
@@ -113,40 +110,38 @@ def test_a_record_continues_in_blocks_on_a_mount_and_as_one_file_on_a_disk(
       add(record, *range(10 * number + 1, 10 * number + 13))  # two more than the next start resumes from
     expected = list(range(1, 10 * number + 13))
     assert [row['step'] for row in reader.read(place).rows] == expected
-    assert [event['step'] for event in norms_file.read(place)] == expected
     assert (place / 'metrics.jsonl.0001').exists() == (number % 2 == 0)
 
 
 def test_blocks_of_an_earlier_longer_file_are_removed(mount: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(storage, 'BLOCK_BYTES', 150)
-  with begin(mount / 'run') as record:
-    add(record, *range(1, 40))
-  assert (mount / 'run' / 'norms.f32.0002').exists()
-  with begin(mount / 'run') as record:
-    add(record, 1)
-  assert not list((mount / 'run').glob('norms.f32.*')) and len(norms_file.read(mount / 'run')) == 1
+  monkeypatch.setattr(growing, 'BLOCK_BYTES', 4)
+  for content in (b'0123456789', b'01'):
+    copies = growing.Mirror(mount, growing='a', every_s=99.)
+    (copies.folder / 'a').write_bytes(content)
+    copies.close()
+  assert [path.name for path in mount.iterdir()] == ['a'] and growing.read(mount / 'a') == b'01'
 
 
 def test_a_kill_while_a_copied_file_becomes_blocks_leaves_it_whole(
     mount: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(storage, 'BLOCK_BYTES', 4)
+  monkeypatch.setattr(growing, 'BLOCK_BYTES', 4)
   (mount / 'a').write_bytes(b'0123456789')
-  copies, written, write = storage.Mirror(mount, growing=('a',), every_s=99.), [], storage.write_bytes
-  copies.fetch('a')
+  copies, written, write = growing.Mirror(mount, growing='a', every_s=99.), [], storage.write_bytes
+  copies.fetch()
 
   def once(path: pathlib.Path, content: bytes) -> None:
-    assert storage.read_growing(mount / 'a') == b'0123456789'
+    assert growing.read(mount / 'a') == b'0123456789'
     written.append(path.name)
     write(path, content)
 
   monkeypatch.setattr(storage, 'write_bytes', once)
   copies.push()
-  assert written == ['a.0002', 'a.0001', 'a'] and storage.read_growing(mount / 'a') == b'0123456789'
+  assert written == ['a.0002', 'a.0001', 'a'] and growing.read(mount / 'a') == b'0123456789'
   copies.close()
 
 
 def test_folders_of_trackers_are_copied_at_the_end(mount: pathlib.Path) -> None:
-  copies = storage.Mirror(mount, every_s=99.)
+  copies = growing.Mirror(mount, every_s=99.)
   (copies.folder / 'wandb').mkdir()
   (copies.folder / 'wandb' / 'run.wandb').write_bytes(b'x')
   (copies.folder / 'z').write_bytes(b'1')

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from vit_jax.record import console
 from vit_jax.record import progress as progress_lib
 
 
@@ -113,14 +114,14 @@ def test_the_terminal_is_given_back_after_an_error(terminal: Terminal) -> None:
 
 
 def test_what_is_printed_or_logged_appears_above_the_bar(terminal: Terminal) -> None:
-  handler = logging.StreamHandler(terminal)
+  handler = console.Handler(0.)
   logging.getLogger().addHandler(handler)
   try:
-    with contextlib.redirect_stdout(terminal), progress_lib.Progress(9, start=0, shown=True) as progress:
+    with (contextlib.redirect_stdout(terminal), contextlib.redirect_stderr(terminal),
+          progress_lib.Progress(9, start=0, shown=True) as progress):
       progress.update(4, {'train/loss': .5})
       print('printed [brackets]')
       logging.getLogger('x').warning('logged')
-    assert handler.stream is terminal
   finally:
     logging.getLogger().removeHandler(handler)
   text = terminal.getvalue()

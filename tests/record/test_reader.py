@@ -81,3 +81,12 @@ def test_the_end_is_that_of_the_last_start(tmp_path: pathlib.Path) -> None:
 def test_a_record_without_a_time_begins_at_zero(tmp_path: pathlib.Path) -> None:
   (tmp_path / 'metrics.jsonl').write_text('\n[1]\n{"step": 3}\n')
   assert reader.last_time_s(str(tmp_path / 'metrics.jsonl')) == 0.
+
+
+def test_a_line_without_an_end_takes_little_memory(tmp_path: pathlib.Path) -> None:
+  write(tmp_path, [{'step': 1, 'time_s': 2., 'train/loss': 1.}])
+  with open(tmp_path / reader.FILE, 'r+b') as file:
+    file.truncate(2**28)
+  found = reader.read(tmp_path)
+  assert [row['step'] for row in found.rows] == [1.] and found.num_broken
+  assert reader.last_time_s(str(tmp_path / reader.FILE)) == 2.

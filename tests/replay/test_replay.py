@@ -78,7 +78,7 @@ def replay(record: pathlib.Path, folder: pathlib.Path, monkeypatch: pytest.Monke
   """Replays the record; the command leaves a run with the values that are given."""
   def replayed(*more: str, data: pathlib.Path | None = folder, path: pathlib.Path = record, status: int = 0,
                **values: Any) -> int:
-    def execute(words: list[str], check: bool) -> subprocess.CompletedProcess[str]:
+    def execute(words: list[str], check: bool, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
       assert words[1:3] == ['-m', 'vit_jax.main'] and not check
       workdir = next(word.partition('=')[2] for word in words if word.startswith('--workdir='))
       write_run(pathlib.Path(workdir), words[3:], **values)
@@ -123,7 +123,7 @@ def test_a_record_of_a_study_has_the_processor_seconds_of_all_of_its_runs(folder
   found = records.read(str(to))
   assert found.sentence == '0.625.'
   assert (found.made['processor_s'], found.made['training_processor_s']) == (15., 10.5)
-  assert main.run([*common, f'--command={study} && vit-jax train --config=digits']) == 0  # its cost is not known
+  assert main.run([*common, '--overwrite', f'--command={study} && vit-jax train --config=digits']) == 0  # unknown cost
   assert not {'processor_s', 'training_processor_s'} & records.read(str(to)).made.keys()
 
 
@@ -188,7 +188,7 @@ def test_another_machine_is_named_and_has_a_tolerance_of_its_own(
   assert 'cpu_isa: AVX2 -> AVX512' in capsys.readouterr().out
   change(record, tolerance={'same': 0., 'elsewhere': .02, 'reason': 'One image of 50.'})
   assert replay(isa='AVX512', digest='abd', top1=.76) == Status.EQUAL
-  assert 'EQUAL: 3 values within 0.02; another kind of machine' in capsys.readouterr().out
+  assert 'CLOSE: 3 values within 0.02 (One image of 50.). Not equal:' in capsys.readouterr().out
   assert replay(isa='AVX512', digest='abd', top1=.78) == Status.MACHINE
   assert ', by +0.03, within 0.02 allowed' in capsys.readouterr().out
   assert replay(digest='abd') == Status.RESULT, 'the tolerance is for other machines alone'
@@ -292,8 +292,8 @@ def test_names_replace_whole_paths_and_back() -> None:
 
 
 @pytest.mark.parametrize(('change', 'message'), [
-    ({'kind': 'guess'}, "got the kind 'guess'"), ({'more': 1}, 'got the unknown field more'),
-    ({'values': 3}, 'got a field of another type'), ({'claim': '{test/top9:.1%}'}, 'got a field of another type')])
+    ({'kind': 'guess'}, "measurement, got 'guess'."), ({'more': 1}, 'record.json, more: expected '),
+    ({'values': 3}, 'values: expected an object, got 3.'), ({'claim': '{test/top9:.1%}'}, "got '{test/top9:.1%}'.")])
 def test_a_file_that_is_no_record_is_an_error(record: pathlib.Path, change: dict[str, Any], message: str,
                                               capsys: pytest.CaptureFixture[str]) -> None:
   record.write_text(json.dumps(json.loads(record.read_text()) | change))
@@ -306,7 +306,8 @@ def test_a_run_whose_data_were_changed_since_is_not_recorded(
   splits = inputs.splits(config, is_trained=True)
   read = {f'{source} {split}': resources.fingerprint(inputs.open_split(config, source, split))._asdict()
           for source, split in splits}
-  words = ['record', str(tmp_path / 'run'), f'--claim={CLAIM}', f'--data=photos={folder}', f'--to={tmp_path}/2.json']
+  words = ['record', str(tmp_path / 'run'), f'--claim={CLAIM}', f'--data=photos={folder}', f'--to={tmp_path}/2.json',
+           '--overwrite']
   change(tmp_path / 'run' / 'final.json', data=read)
   assert main.run(words) == 0
   (folder / 'train' / 'cat' / '0.png').rename(folder / 'train' / 'cat' / 'x.png')

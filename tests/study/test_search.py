@@ -1,4 +1,4 @@
-"""Searches: rungs, which runs continue, what is decided once, the budget, the table, the best config.
+"""Searches: rungs, which runs continue, what is decided once, the table, the best config.
 
 A stand-in for the train job gives each run a result by its learning rate; the last test runs the real one.
 """
@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import fcntl
 import json
 import os
 import pathlib
@@ -20,7 +19,7 @@ import pytest
 from vit_jax import main
 from vit_jax.config import files, json_files, schema, searches
 from vit_jax.core.errors import UserError
-from vit_jax.study import budget, estimate, halving, job
+from vit_jax.study import halving, job
 from vit_jax.study import runs as study_runs
 from vit_jax.train import hooks
 
@@ -191,14 +190,13 @@ def test_a_metric_that_runs_do_not_have_is_named(tmp_path: pathlib.Path) -> None
     job.run(one, tmp_path)
 
 
-def in_tasks(one: schema.Study, workdir: pathlib.Path, count: int, patch: pytest.MonkeyPatch,
-             **more: float) -> dict[int, int]:
+def in_tasks(one: schema.Study, workdir: pathlib.Path, count: int, patch: pytest.MonkeyPatch) -> dict[int, int]:
   """Runs a study as the tasks of a cluster, side by side; the exit statuses by index."""
   statuses: dict[int, int] = {}
   patch.setattr(job.signal, 'signal', lambda *_: None)  # handlers are set by the main thread alone
   patch.setattr(os, 'getpid', threading.get_native_id)  # names of temporary files
   tasks = [threading.Thread(target=lambda i=i: statuses.update(
-      {i: job.Coordinator(one, workdir, 1, dict(os.environ), (i, count), **more).run()})) for i in range(count)]
+      {i: job.Coordinator(one, workdir, 1, dict(os.environ), (i, count)).run()})) for i in range(count)]
   for task in tasks:
     task.start()
   for task in tasks:
@@ -218,53 +216,7 @@ def test_tasks_of_a_cluster_wait_for_each_other_at_each_rung(
   assert [row['run'] for row in table(tmp_path)][:2] == best[:2]
 
 
-@pytest.fixture
-def costs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  """A start takes 0.2 device-hours and a complete run 2, of which less is assumed at first."""
-  config = next(iter(study(schema.Sobol(1)).runs.values()))
-  (tmp_path / 'flops').write_text(str(flops := estimate.estimate(config, estimate.Known({}, {})).flops))
-  monkeypatch.setattr(estimate, 'find_speed', lambda done, topology: estimate.Speed(flops / 360, 'guess', 2))
-
-
-@pytest.mark.quick('1', reason='3 s: the same with two processes')
-@pytest.mark.parametrize('processes', [1, 2])
-def test_no_run_is_started_beyond_the_budget(
-    tmp_path: pathlib.Path, costs: None, capsys: pytest.CaptureFixture[str], processes: int) -> None:
-  one = study(schema.Halving(4, 2))  # the rungs take 2.8, 1.4 and 1.2 device-hours
-  best = rates(one)
-  assert job.run(one, tmp_path, budget=4.5, processes=processes) == 0
-  assert sorted(order(tmp_path)[4:]) == sorted(f'{name} 50 %' for name in best[:2])
-  said = capsys.readouterr().out
-  assert ('The budget of 4.5 device-hours would be exceeded: 4.2 are used, 0 expected of runs that are under way, 1.2 '
-          f'of {best[0]}. No more runs are started.') in said
-  assert '4.2 of 4.5 device-hours are used. No more runs were started.' in said
-  assert f'Best: {best[0]}, val/nll' in said and 'after 400 steps (50 %)' in said
-  assert job.run(one, tmp_path, budget=5.5, processes=processes) == 0 and order(tmp_path)[6:] == [f'{best[0]} ']
-  assert '5.4 of 5.5 device-hours are used.\n' in capsys.readouterr().out
-
-
-def test_what_runs_under_way_will_take_counts(tmp_path: pathlib.Path, costs: None) -> None:
-  one = study(schema.Sobol(3))
-  tasks = [study_runs.Task(name, run, tmp_path / name) for name, run in one.runs.items()]
-  found = budget.Budget(.5)
-  assert found.refusal(tasks[0], tasks[1:]) == ''
-  for task in tasks[1:]:
-    task.folder.mkdir()
-  with open(tasks[1].folder / '.claim', 'w') as first, open(tasks[2].folder / '.claim', 'w') as second:
-    for file in (first, second):
-      fcntl.flock(file, fcntl.LOCK_EX)
-    assert '0 are used, 0.4 expected of runs that are under way, 0.2 of point000' in found.refusal(tasks[0], tasks[1:])
-  assert found.refusal(tasks[0], tasks[1:]) == ''
-
-
-@pytest.mark.slow(reason='3 s: two coordinators; the budget of one is above')
-def test_all_tasks_of_a_cluster_stop_at_the_budget(
-    tmp_path: pathlib.Path, costs: None, monkeypatch: pytest.MonkeyPatch) -> None:
-  assert in_tasks(study(schema.Halving(4, 2)), tmp_path, 2, monkeypatch, budget=1.5) == {0: 0, 1: 0}
-  assert len(order(tmp_path)) == 2 and not (tmp_path / 'search').exists()
-
-
-def test_the_method_is_on_the_command_line_and_in_the_job_of_a_cluster(
+def test_the_method_is_on_the_command_line(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
   words = ['study', '--config=digits_search', f'--workdir={tmp_path}', '--search=halving:9,factor=3']
   assert main.run([*words, '--dry_run', '--topology=cpu:8']) == 0
@@ -274,14 +226,8 @@ def test_the_method_is_on_the_command_line_and_in_the_job_of_a_cluster(
   halved, = re.findall(
       r'halving trains 9 to 11.1111 %, 3 to 33.3333 %, 1 to 100 %: about ([0-9.e-]+) exaFLOPs and', said)
   assert float(halved) / float(total) == pytest.approx((9 / 9 + 3 * 2 / 9 + 2 / 3) / 9, rel=.02)
-  assert main.run([*words, '--submit=slurm', '--tasks=3']) == 0
-  assert '--search=halving:9,factor=3,rungs=0' in (tmp_path / 'submit' / 'job.sbatch').read_text()
   assert main.run(['study', '--config=digits', f'--workdir={tmp_path}', '--search=sobol:4']) == 2
   assert '--search: expected a study with ranges of settings, got one without' in capsys.readouterr().err
-  assert main.run([*words, '--submit=slurm', '--budget=2.5h']) == 0
-  assert '--search=halving:9,factor=3,rungs=0 --budget=2.5h' in (tmp_path / 'submit' / 'job.sbatch').read_text()
-  assert main.run([*words, '--budget=2']) == 2
-  assert '--budget: expected device-hours such as 3h or 0.5h, got' in capsys.readouterr().err
   assert main.run([*words[:-1], '--search=random:4']) == 2
   assert '--search: expected sobol:POINTS or halving:POINTS,factor=F,rungs=R, got' in capsys.readouterr().err
 

@@ -6,6 +6,8 @@ import os
 import pathlib
 import random
 import shutil
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,17 +15,19 @@ from typing import Any
 import buckets
 import fakes
 import jax
-import numpy as np
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
 import programs
 import pytest
 
 from vit_jax.config import schema
 from vit_jax.core import failures, trees
-from vit_jax.core.errors import UserError
+from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.objectives.ema import Ema, Growing
 from vit_jax.objectives.supervised import Supervised
-from vit_jax.record import lease, storage
+from vit_jax.record import owner, storage
 from vit_jax.train import checkpoint
+from vit_jax.train.state import TrainState
 from vit_jax.train.step import Program
 
 DATA = programs.batch()
@@ -58,27 +62,31 @@ def save(checkpointer: checkpoint.Checkpointer, built: Program, steps: list[int]
   digests = []
   for i, step in enumerate(steps):
     state = built.init_fn()
-    state = state._replace(params=jax.tree.map(lambda x, step=step: x + step, state.params))
-    digests.append(checkpointer.save(step, state, data={'seed': step}, meta={'name': 'x'},
-                                     metrics={k: v[i] for k, v in metrics.items()}))
+    state = state._replace(step=jnp.int32(step), params=jax.tree.map(lambda x, step=step: x + step, state.params))
+    digests.append(checkpointer.save(state, {'name': 'x', 'data': {'seed': step}},
+                                     {k: v[i] for k, v in metrics.items()}))
   checkpointer.wait()
   return digests
+
+
+def at(built: Program, step: int) -> TrainState:
+  return built.init_fn()._replace(step=jnp.int32(step))
 
 
 def test_what_was_saved_comes_back_bit_for_bit(one: Program, open_folder: object) -> None:
   checkpointer = open_folder()
   digest = save(checkpointer, one, [3, 7])[-1]
-  got = open_folder().restore(one.abstract_state, one.shardings)
+  got = open_folder().restore(one.placed_state)
   want = one.init_fn()
   want = want._replace(params=jax.tree.map(lambda x: x + 7, want.params))
-  assert int(got.state.step) == 7 and got.data == {'seed': 7} and got.meta['name'] == 'x'
+  assert int(got.state.step) == 7 and got.about['data'] == {'seed': 7} and got.about['name'] == 'x'
   assert trees.digest(got.state.params) == digest == trees.digest(want.params)
   assert trees.digest((got.state.opt, got.state.extra)) == trees.digest((want.opt, want.extra))
 
 
 def test_a_save_is_announced_with_its_digest_before_anything_is_written(one: Program, open_folder: object) -> None:
   checkpointer, seen = open_folder(), []
-  digest = checkpointer.save(4, one.init_fn(), data={}, meta={}, metrics={},
+  digest = checkpointer.save(at(one, 4), {}, {},
                              announce=lambda found: seen.append((found, checkpointer.folder.exists())))
   assert seen == [(digest, False)]
   checkpointer.wait()
@@ -89,20 +97,19 @@ def test_a_run_that_was_replaced_commits_no_checkpoint_and_removes_none(
     one: Program, remote: bool, bucket: buckets.Server, tmp_path: pathlib.Path) -> None:
   """Another run takes over while arrays are written, after everything else has been checked."""
   workdir: Any = storage.open_path('gs://mine/run') if remote else tmp_path
-  with lease.Lease(workdir, renew_s=99.) as held:
+  with owner.Owner(workdir):
     checkpointer = checkpoint.Checkpointer(workdir / 'checkpoints', keep=checkpoint.Keep(1))
     save(checkpointer, one, [1])
-    other = lease._Object('gs://mine/run') if remote else lease._Files(tmp_path)
-    assert other.write(b'{"host": "elsewhere", "pid": 7, "token": "x"}', held._generation) is not None
-    checkpointer.save(2, one.init_fn(), data={}, meta={}, metrics={})
-    with pytest.raises(lease.Replaced, match='process 7 on elsewhere'):
+    (workdir / owner.FILE).write_text('{"host": "elsewhere", "pid": 7, "token": "x"}')
+    checkpointer.save(at(one, 2), {}, {})
+    with pytest.raises(owner.Replaced, match='process 7 on elsewhere'):
       checkpointer.wait()
     assert checkpointer.steps() == [1]
     checkpointer.close()
 
 
 def test_an_empty_folder_restores_nothing(one: Program, open_folder: object) -> None:
-  assert open_folder().restore(one.abstract_state, one.shardings) is None
+  assert open_folder().restore(one.placed_state) is None
 
 
 def test_a_state_without_extra_is_saved_without_it(open_folder: object) -> None:
@@ -110,14 +117,14 @@ def test_a_state_without_extra_is_saved_without_it(open_folder: object) -> None:
   checkpointer = open_folder()
   save(checkpointer, plain, [1])
   assert not (checkpointer.folder / '1' / 'extra').exists()
-  assert checkpointer.restore(plain.abstract_state, plain.shardings).state.extra == {}
+  assert checkpointer.restore(plain.placed_state).state.extra == {}
 
 
 @pytest.mark.parametrize('settings', ['data=2,fsdp=2,tensor=2', 'fsdp=8'])
 def test_a_checkpoint_restores_onto_another_mesh(one: Program, open_folder: object, settings: str) -> None:
   digest = save(open_folder(), one, [2])[0]
   other = program(settings)
-  state = open_folder().restore(other.abstract_state, other.shardings).state
+  state = open_folder().restore(other.placed_state).state
   assert trees.digest(state.params) == digest
   assert state.params['backbone']['kernel'].sharding == other.shardings.params['backbone']['kernel']
 
@@ -148,7 +155,7 @@ def test_no_flipped_byte_is_read_as_if_it_were_whole(one: Program, open_folder: 
     path = list(whole)[which % len(whole)]
     damage(path, int(where * len(whole[path])))
     checkpointer = open_folder()
-    state = checkpointer.restore(one.abstract_state, one.shardings).state
+    state = checkpointer.restore(one.placed_state).state
     assert trees.digest(state.params) == digests[int(state.step)], path
     checkpointer.close()
     skipped += int(state.step) == 1
@@ -165,7 +172,7 @@ def test_a_damaged_checkpoint_is_set_aside_with_a_message_and_its_step_can_be_sa
   largest = max(files_of(folder / '2' / 'params'), key=lambda p: p.stat().st_size)
   damage(largest, largest.stat().st_size // 2)
   checkpointer = open_folder()
-  assert int(checkpointer.restore(one.abstract_state, one.shardings).state.step) == 1
+  assert int(checkpointer.restore(one.placed_state).state.step) == 1
   assert 'checkpoint 2 is damaged and set aside' in caplog.text and (folder.parent / 'damaged' / '2').is_dir()
   save(checkpointer, one, [2])
   assert checkpointer.steps() == [1, 2]
@@ -179,7 +186,7 @@ def test_half_written_checkpoints_are_removed_when_a_run_begins(one: Program, op
   (half / 'params').mkdir()
   checkpointer = open_folder()
   assert checkpointer.steps() == [1] and half.exists()
-  checkpointer.restore(one.abstract_state, one.shardings)
+  checkpointer.restore(one.placed_state)
   for _ in range(100):  # removed in the background
     if not half.exists():
       return
@@ -194,7 +201,7 @@ def test_a_damaged_description_of_orbax_is_set_aside_and_saving_goes_on(
   save(open_folder(), one, [1, 2])
   checkpointer = open_folder()
   (checkpointer.folder / f'{step}' / '_CHECKPOINT_METADATA').write_text('[]')
-  assert int(checkpointer.restore(one.abstract_state, one.shardings).state.step) == 3 - step
+  assert int(checkpointer.restore(one.placed_state).state.step) == 3 - step
   assert f'checkpoint {step} is damaged and set aside' in caplog.text
   save(checkpointer, one, [3])
   assert checkpointer.steps() == [3 - step, 3]
@@ -205,7 +212,7 @@ def test_all_damaged_is_an_error_that_says_where_they_are(one: Program, open_fol
   for path in files_of(open_folder().folder / '1'):
     path.write_bytes(b'')
   with pytest.raises(UserError, match=r'damaged ones only:\n  1: (.|\n)*moved to .*damaged.*To begin from nothing'):
-    open_folder().restore(one.abstract_state, one.shardings)
+    open_folder().restore(one.placed_state)
 
 
 def test_another_model_is_an_error_that_lists_shapes(one: Program, open_folder: object) -> None:
@@ -213,7 +220,7 @@ def test_another_model_is_an_error_that_lists_shapes(one: Program, open_folder: 
   other = program(classes=9)
   with pytest.raises(UserError, match=r'another model(.|\n)*params/head/bias: float32\[7\] in the checkpoint, '
                                       r'float32\[9\] by the config'):
-    open_folder().restore(other.abstract_state, other.shardings)
+    open_folder().restore(other.placed_state)
 
 
 def test_latest_every_and_best_are_kept(one: Program, open_folder: object) -> None:
@@ -241,19 +248,51 @@ def test_a_full_disk_stops_with_a_clear_error_and_leaves_older_checkpoints(
       save(checkpointer, one, [2])
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-  assert int(open_folder().restore(one.abstract_state, one.shardings).state.step) == 1
+  assert int(open_folder().restore(one.placed_state).state.step) == 1
 
 
 def test_a_save_that_fails_in_the_background_is_noticed_by_the_next_look(
     one: Program, open_folder: object, tmp_path: pathlib.Path) -> None:
   checkpointer = open_folder()
   save(checkpointer, one, [1])
-  checkpointer.save(2, one.init_fn(), data={}, meta={}, metrics={})
+  checkpointer.save(at(one, 2), {}, {})
   with pytest.raises(UserError, match=r'could not be written(.|\n)*steps on disk: 1\)'):
     for _ in range(100):
       shutil.rmtree(tmp_path / 'checkpoints' / '2.orbax-checkpoint-tmp', ignore_errors=True)
       checkpointer.check()
       time.sleep(.05)
+
+
+def test_a_save_that_fails_here_is_noticed_while_other_processes_do_not_come(
+    one: Program, open_folder: object, monkeypatch: pytest.MonkeyPatch) -> None:
+  """Orbax's threads of the other processes wait at an earlier barrier, for this save."""
+  failed, ended = threading.Event(), threading.Event()
+
+  def barrier(*, key: str, timeout_ms: int) -> None:
+    if failed.is_set():
+      ended.wait(timeout_ms / 1000)
+
+  class Failing:
+    def result(self, timeout: float | None = None) -> None:
+      failed.set()
+      raise OSError(errno.EIO, 'Input/output error')
+
+  async def fail(*_: object, **__: object) -> list[Failing]:
+    return [Failing()]
+
+  for module in (ocp.multihost, sys.modules[ocp.multihost.get_barrier_sync_fn.__module__]):
+    monkeypatch.setattr(module, 'get_barrier_sync_fn', lambda **_: barrier)
+  checkpointer = open_folder()
+  save(checkpointer, one, [1])
+  monkeypatch.setattr(ocp.JsonCheckpointHandler, 'async_save', fail)
+  checkpointer.save(at(one, 2), {}, {})
+  try:
+    with pytest.raises(TemporaryError, match=r'could not be written(.|\n)*Input/output error(.|\n)*on disk: 1\)'):
+      for _ in range(100):
+        checkpointer.check()
+        time.sleep(.05)
+  finally:
+    ended.set()
 
 
 @pytest.mark.parametrize(('error', 'status'), [
@@ -276,13 +315,3 @@ def test_a_save_that_fails_has_the_status_of_its_cause(
   failure = failures.explain(found.value, environ={'XDG_STATE_HOME': '/dev/null'})
   assert failure.status == status
   assert status == 70 or 'could not be written' in failure.message and 'steps on disk: 1' in failure.message
-
-
-def test_scores_prefer_high_accuracy_and_low_loss() -> None:
-  keep = checkpoint.Keep(1, best='test/top1')
-  assert keep._score({'test/top1': .5}) == .5 and keep._score({}) == -np.inf
-
-
-def test_a_score_that_is_damaged_is_the_worst() -> None:
-  keep = checkpoint.Keep(1, best='test/top1')
-  assert keep._score([]) == keep._score({'test/top1': 'x'}) == -np.inf

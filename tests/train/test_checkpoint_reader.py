@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import pathlib
 import resource
@@ -9,13 +10,15 @@ import shutil
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import optax
 import pytest
 import saved
 
-from vit_jax.core import retrying, trees
+from vit_jax.core import failures, trees
 from vit_jax.core.errors import TemporaryError, UserError
-from vit_jax.core.os_errors import Damaged
+from vit_jax.core.failures import Damaged
+from vit_jax.record import checkpoint_files
 from vit_jax.train import checkpoint, checkpoint_reader
 from vit_jax.train.state import TrainState
 from vit_jax.train.step import Program
@@ -42,7 +45,7 @@ def largest(folder: pathlib.Path) -> pathlib.Path:
 
 
 def newest(folder: pathlib.Path, one: Program) -> checkpoint_reader.Restored | None:
-  return checkpoint_reader.Reader(folder).newest(one.abstract_state, one.shardings)
+  return checkpoint_reader.Reader(folder).newest(one.placed_state)
 
 
 def test_reading_changes_nothing_even_beside_a_save_that_is_under_way(
@@ -51,10 +54,10 @@ def test_reading_changes_nothing_even_beside_a_save_that_is_under_way(
   largest(folder / '2' / 'params').write_bytes(b'')
   before = saved.snapshot(folder.parent)
   reader = checkpoint_reader.Reader(folder)
-  got = reader.newest(one.abstract_state, one.shardings)
+  got = reader.newest(one.placed_state)
   assert int(got.state.step) == 1 and trees.digest(got.state.params) == written[1][1]
   assert reader.steps() == [1, 2] and reader.read_meta(2)['name'] == 'x'
-  assert int(reader.read(1, one.abstract_state, one.shardings).state.step) == 1
+  assert int(reader.read(1, one.placed_state).state.step) == 1
   assert saved.snapshot(folder.parent) == before
 
 
@@ -98,11 +101,11 @@ def test_items_without_arrays_come_back_with_their_structure(tmp_path: pathlib.P
     return state._replace(opt=(optax.EmptyState(),), extra={'state': {}})
 
   checkpointer = checkpoint.Checkpointer(tmp_path / 'checkpoints', keep=checkpoint.Keep(1))
-  checkpointer.save(3, emptied(one.init_fn()), data={}, meta={}, metrics={})
+  checkpointer.save(emptied(one.init_fn())._replace(step=jnp.int32(3)), {}, {})
   checkpointer.wait()
   checkpointer.close()
   reader = checkpoint_reader.Reader(tmp_path / 'checkpoints')
-  found = reader.newest(emptied(one.abstract_state), emptied(one.shardings))
+  found = reader.newest(emptied(one.placed_state))
   assert found is not None
   assert (int(found.state.step), found.state.opt, found.state.extra) == (3, (optax.EmptyState(),), {'state': {}})
 
@@ -119,10 +122,16 @@ def test_processes_agree_on_the_steps_that_the_first_lists(folder: pathlib.Path,
   assert reader.agreed_steps() == [4, 6]
 
 
-def test_a_place_in_the_data_that_is_not_the_saved_one_falls_back_to_the_checkpoint_before(
+def test_the_order_of_the_data_is_a_file_in_checkpoints_of_earlier_versions(
     folder: pathlib.Path, one: Program, caplog: pytest.LogCaptureFixture) -> None:
-  path = next(p for p in (folder / '2' / 'data').rglob('*') if p.is_file() and p.read_bytes()[:1] == b'{')
-  path.write_text('{"altered": 1}')
+  for step in (1, 2):
+    meta, data = folder / f'{step}' / checkpoint_files.META, folder / f'{step}' / checkpoint_files.DATA
+    body = json.loads(meta.read_text())['body']
+    data.parent.mkdir()
+    data.write_text(json.dumps(order := body.pop('data')))
+    meta.write_text(json.dumps(checkpoint_files.seal({**body, 'data_sha256': checkpoint_files.sha256(order)})))
+  assert newest(folder, one).about['data'] == {'seed': 2}
+  data.write_text('{"altered": 1}')
   assert int(newest(folder, one).state.step) == 1
   assert 'checkpoint 2 is damaged: the digest of data is not the one that was saved' in caplog.text
 
@@ -131,9 +140,9 @@ def test_a_step_that_is_damaged_or_absent_is_an_error_that_says_which(folder: pa
   largest(folder / '2' / 'opt').unlink()
   reader = checkpoint_reader.Reader(folder)
   with pytest.raises(UserError, match=r'Checkpoint 2 in .* is damaged: '):
-    reader.read(2, one.abstract_state, one.shardings)
+    reader.read(2, one.placed_state)
   with pytest.raises(UserError, match='has no checkpoint of step 3; it has: 1, 2'):
-    reader.read(3, one.abstract_state, one.shardings)
+    reader.read(3, one.placed_state)
 
 
 def test_a_checkpoint_that_the_run_removes_meanwhile_is_not_called_damaged(
@@ -149,7 +158,7 @@ def test_a_checkpoint_that_the_run_removes_meanwhile_is_not_called_damaged(
     return read(step, *rest)
 
   monkeypatch.setattr(reader, '_load', load)
-  assert int(reader.newest(one.abstract_state, one.shardings).state.step) == 3
+  assert int(reader.newest(one.placed_state).state.step) == 3
   assert not caplog.records
 
 
@@ -167,11 +176,11 @@ def test_what_says_nothing_of_the_checkpoint_ends_the_job_and_sets_nothing_aside
       raise Exception('Encountered error while reading array index') from error
     raise error
 
-  monkeypatch.setattr(retrying, 'PATIENCE_S', 0.)
+  monkeypatch.setattr(failures, 'PATIENCE_S', 0.)
   monkeypatch.setattr(checkpoint_reader.ocp.StandardCheckpointHandler, 'restore', fail)
   checkpointer = checkpoint.Checkpointer(folder, keep=checkpoint.Keep(3))
   with pytest.raises(kind, match=r'2/params: expected to read it, got (.|\n)*run the same command again'):
-    checkpointer.restore(one.abstract_state, one.shardings)
+    checkpointer.restore(one.placed_state)
   assert checkpointer.steps() == [1, 2] and not (folder.parent / 'damaged').exists()
 
 
@@ -218,4 +227,4 @@ def test_a_checkpoint_that_a_live_run_removes_meanwhile_is_not_called_damaged(
   monkeypatch.setattr(reader, 'check_description', remove)
   with pytest.raises(checkpoint_reader.Removed, match='expected a checkpoint of step 1, got none any more: the run '
                      r'that is training there removed it\. It has: 2'):
-    reader.read(1, one.abstract_state, one.shardings)
+    reader.read(1, one.placed_state)

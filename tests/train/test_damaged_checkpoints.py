@@ -59,16 +59,16 @@ def restore(folder: pathlib.Path, built: Program, digests: dict[int, str], rest:
   """What came of a start on this folder; saving afterwards has to work."""
   checkpointer = checkpoint.Checkpointer(folder, keep=saved.KEEP)
   try:
-    got = checkpointer.restore(built.abstract_state, built.shardings)
+    got = checkpointer.restore(built.placed_state)
     assert got is not None
     step = int(got.state.step)
     if trees.digest(got.state.params) != digests[step] or trees.digest((got.state.opt, got.state.extra)) != rest:
       return 'SILENT'
-    if got.data != {'seed': step}:
+    if got.about['data'] != {'seed': step}:
       return 'SILENT'
     if step == 1 and 'checkpoint 2 is damaged and set aside' not in caplog.text:
       return 'without a message'
-    checkpointer.save(step + 1, got.state, data={}, meta={}, metrics={'test/top1': .5})
+    checkpointer.save(got.state._replace(step=got.state.step + 1), {}, {'test/top1': .5})
     checkpointer.wait()
     return 'whole' if step == 2 else 'the one before'
   except UserError as error:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -24,7 +24,6 @@ class Record:
     self.rows: list[tuple[int, dict[str, float]]] = []
     self.events: list[tuple[str, dict[str, object]]] = []
     self.steps: list[int] = []
-    self.norms_steps: list[int] = []
 
   def write(self, step: int, values: dict[str, float]) -> None:
     self.rows.append((step, values))
@@ -34,10 +33,6 @@ class Record:
 
   def check_place(self) -> None:
     pass
-
-  def norms(self, step: int, norms: Mapping[str, object]) -> None:
-    assert set(norms) == {'grad', 'param', 'update'}
-    self.norms_steps.append(step)
 
   def advance(self, step: int) -> None:
     self.steps.append(step)
@@ -67,10 +62,24 @@ def test_the_first_the_last_and_every_third_step_are_logged_with_their_own_value
   values = record.rows[2][1]
   assert values['train/loss'] == 6. and values['train/lr'] == pytest.approx(.6) and values['train/epoch'] == 1.5
   assert values['train/grad_norm'] == 1. and values['train/images_per_s'] > 0 and values['train/mfu'] > 0
-  assert [name for name, _ in record.events] == ['goodput'] * 4
-  assert [fields['step'] for _, fields in record.events] == [1, 3, 6, 8] == record.norms_steps
-  seconds = [fields['seconds']['step'] for _, fields in record.events]
+  assert [name for name, _ in record.events] == ['norms', 'goodput'] * 4
+  assert [fields['step'] for _, fields in record.events] == [1, 1, 3, 3, 6, 6, 8, 8]
+  seconds = [fields['seconds']['step'] for name, fields in record.events if name == 'goodput']
   assert seconds == sorted(set(seconds)) and seconds[0] > 0
+
+
+@pytest.mark.parametrize(('most', 'steps'), [(2, [1, 6, 8]), (1, [1, 8])])
+def test_the_norms_of_all_parameters_are_recorded_at_a_bounded_number_of_steps(
+    most: int, steps: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(hooks, 'MOST_NORMS', most)
+  record = Record()
+  hook = metrics_hook(record)
+  for step in range(1, 9):
+    hook.on_metrics(done(step))
+  found = [fields for name, fields in record.events if name == 'norms']
+  assert [fields['step'] for fields in found] == steps
+  assert found[0] == {'step': 1, 'grad': {'head/kernel': 1., 'backbone/blocks/mlp/up/kernel': [1., 1., 2.]},
+                      'param': {'head/kernel': 1.}, 'update': {}}
 
 
 def test_stop_names_step_loss_path_layer_and_examples() -> None:
@@ -96,8 +105,9 @@ class Saver:
   def __init__(self) -> None:
     self.saves: list[tuple[int, dict[str, float]]] = []
 
-  def save(self, step: int, state: TrainState, *, data: object, meta: object, metrics: dict[str, float],
+  def save(self, state: TrainState, about: object, metrics: dict[str, float], *,
            announce: Callable[[str], object]) -> str:
+    step = int(state.step)
     announce(f'digest {step}')
     self.saves.append((step, dict(metrics)))
     return f'digest {step}'
@@ -123,12 +133,12 @@ def test_a_checkpoint_is_judged_by_metrics_of_its_own_step_and_made_once() -> No
   record, saver, latest = Record(), Saver(), {}
   clock = Clock(1, 0, None)
   evaluate = hooks.Evaluate(2, lambda state, step: {'test/top1': step / 10}, record, clock, latest)
-  save = hooks.Checkpoint(save_times.EverySteps(1), saver, record, clock, data={'seed': 1}, meta={}, latest=latest)
+  save = hooks.Checkpoint(save_times.SaveTimes(1), saver, record, clock, about={}, latest=latest)
   for step in (1, 2, 3):
     if step % 2 == 0:
       evaluate.on_state(step, STATE)
-    save.on_state(step, STATE)
-    save.on_state(step, STATE)
+    for _ in range(2):
+      save.on_state(step, STATE._replace(step=np.int32(step)))
   assert saver.saves == [(1, {}), (2, {'test/top1': .2}), (3, {})]
   assert record.events[-2] == ('checkpoint', {'step': 3, 'params_digest': 'digest 3'})
   name, fields = record.events[-1]

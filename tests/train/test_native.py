@@ -104,13 +104,6 @@ def test_settings_that_do_not_go_together_are_named(change: dict[str, Any], said
   assert said in str(error.value)
 
 
-def test_jpeg_files_are_not_decoded_at_a_reduced_size_for_the_own_aspect() -> None:
-  for decode in schema.Decode:
-    problems = check.problems(dataclasses.replace(config(), data=schema.Data(recipe=RECIPE, decode=decode)))
-    wrong = 'data.decode: expected auto, full or crop with data.recipe.native_lengths, got reduced'
-    assert any(wrong in problem for problem in problems) == (decode is schema.Decode.REDUCED)
-
-
 def test_objectives_that_need_images_of_one_size_are_refused() -> None:
   with pytest.raises(UserError, match=r'native_lengths: expected \(\) for objective Mae, .*got \(6, 12\)'):
     check.check(dataclasses.replace(config(), objective=schema.Mae(), evals={}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import pathlib
+import socket
 
 import jax
 import jax.numpy as jnp
@@ -110,3 +111,18 @@ def test_the_profiler_leaves_a_trace_that_names_the_steps(tmp_path: pathlib.Path
   data = jax.profiler.ProfileData.from_file(str(found))
   events = [e for plane in data.planes for line in plane.lines for e in line.events if e.name == 'train']
   assert sorted(dict(e.stats)['step_num'] for e in events) == [2, 3]
+
+
+def test_the_profiler_listens_while_the_run_trains_and_not_on_a_port_of_another(tmp_path: pathlib.Path) -> None:
+  with socket.socket() as other:
+    other.bind(('', 0))
+    port = other.getsockname()[1]
+    said = rf'train.profile_port: expected a port that is free .*, got {port} for process 1'
+    with pytest.raises(UserError, match=said), profile.served(port - 1, 1):
+      pass
+  with profile.served(port, 0):
+    socket.create_connection(('localhost', port), 10).close()
+  with pytest.raises(ConnectionRefusedError):
+    socket.create_connection(('localhost', port), 10)
+  with pytest.raises(UserError, match=r'got 65536 for process 1: it is above 65,535'), profile.served(65_535, 1):
+    pass

@@ -19,10 +19,10 @@ from vit_jax.config import schema
 from vit_jax.core.axes import labelled
 from vit_jax.core.numerics import split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, Shard
+from vit_jax.data import loader, order
 from vit_jax.data.device.prepare import prepare_train
-from vit_jax.data.pipeline import loader, order
+from vit_jax.data.formats import builtin
 from vit_jax.data.source import take_first
-from vit_jax.data.sources import builtin
 from vit_jax.models import layers
 from vit_jax.objectives import patches
 from vit_jax.train import diagnose, loop
@@ -62,20 +62,20 @@ class DrawTask:
 
 
 @functools.cache
-def draws(mesh: str = 'one', accumulate: int = ACCUMULATE, parts: int = 1) -> list[dict[str, np.ndarray]]:
+def draws(mesh: str = 'one', accumulate: int = ACCUMULATE) -> list[dict[str, np.ndarray]]:
   """The draws `[SIZE, WIDTH]` of two steps by name, rows by example."""
   settings = programs.MESHES[mesh]
   # Flips and mixup see soft labels that differ between the images of a pair.
   data = {**DATA, 'label': np.arange(SIZE, dtype=np.int32) % 2}
   with pytest.MonkeyPatch.context() as patch:  # which compiles much faster
     patch.setattr(jax.random, 'beta', lambda key, a, b, dtype: jax.random.uniform(key, dtype=dtype))
-    return _draws(settings, data, accumulate, parts)
+    return _draws(settings, data, accumulate)
 
 
-def _draws(settings: schema.Mesh, data: Batch, accumulate: int, parts: int) -> list[dict[str, np.ndarray]]:
+def _draws(settings: schema.Mesh, data: Batch, accumulate: int) -> list[dict[str, np.ndarray]]:
   program = programs.build(
       DrawTask(), prepare_train(RECIPE, num_classes=2, on_device_geometry=True), settings, like=data,
-      accumulate=accumulate, parts=parts, optimizer=schema.Sgd(momentum=0., weight_decay=0., clip_norm=0.))
+      accumulate=accumulate, optimizer=schema.Sgd(momentum=0., weight_decay=0., clip_norm=0.))
   placed = programs.meshes.put_batch(data, programs.mesh(settings), Shard((0,), 1))
   state, found, before = program.init_fn(), [], {name: np.zeros((SIZE, WIDTH)) for name in DRAWS}
   for _ in range(2):
@@ -116,13 +116,6 @@ def test_every_device_draws_its_own_examples_as_one_device_does() -> None:
   for one, eight in zip(draws(), draws('data=8'), strict=True):
     for name in DRAWS:
       np.testing.assert_allclose(eight[name], one[name], atol=1e-3, err_msg=name)
-
-
-@pytest.mark.parametrize(('mesh', 'accumulate', 'parts'), [('one', ACCUMULATE, 2), ('one', 1, 4), ('data=8', 1, 2)])
-def test_parts_of_a_microbatch_draw_what_it_draws_as_a_whole(mesh: str, accumulate: int, parts: int) -> None:
-  for whole, divided in zip(draws('one', accumulate), draws(mesh, accumulate, parts), strict=True):
-    for name in DRAWS:
-      np.testing.assert_allclose(divided[name], whole[name], atol=1e-3, err_msg=name)
 
 
 def test_a_diagnosis_repeats_the_draws_of_its_step() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from vit_jax.record.trackers.tracker import Guarded
+from vit_jax.record.shown import Tracker
 from vit_jax.train import tracker_hooks
 from vit_jax.train.loop import Done
 
@@ -21,8 +21,8 @@ class Seen:
   def __init__(self) -> None:
     self.calls: list[tuple[str, int, Any]] = []
 
-  def show(self, step: int, call: Callable[[Guarded, int], None]) -> None:
-    call(self, step)  # type: ignore[arg-type]
+  def show(self, call: Callable[[Tracker], None]) -> None:
+    call(self)  # type: ignore[arg-type]
 
   def images(self, step: int, values: Any) -> None:
     self.calls.append(('images', step, values))

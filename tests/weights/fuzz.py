@@ -1,4 +1,4 @@
-"""Mutated weight files: three families in four containers, changed at random, read by a process with little memory.
+"""Mutated weight files: four families in five containers, changed at random, read by a process with little memory.
 
 Run as a program it is that process: `python -m tests.weights.fuzz FIRST LAST` makes and reads the cases with these
 numbers (`tests/fuzzing.py`). A case depends on its number alone.
@@ -17,12 +17,14 @@ import zipfile
 from collections.abc import Callable
 from typing import Any
 
+import msgpack
 import numpy as np
 
 from tests import fuzzing
 from tests.weights import drawn, test_pickles
 
-KINDS = ('vision_transformer.npz', 'timm.safetensors', 'mae.pth', 'dino.pth')
+KINDS = ('vision_transformer.npz', 'timm.safetensors', 'mae.pth', 'dino.pth', 'vision_transformer.msgpack')
+NPZ, FLAX = KINDS[0], KINDS[-1]
 Tensors = dict[str, np.ndarray]
 Rng = np.random.Generator
 
@@ -76,6 +78,8 @@ def write(path: pathlib.Path, tensors: Tensors, kind: str) -> None:
       (np.savez if len(tensors) % 2 else np.savez_compressed)(path, **tensors)  # type: ignore[arg-type]
     case 'timm.safetensors':
       safetensors.write(path, {name: x.astype(np.float32) for name, x in tensors.items()})
+    case 'vision_transformer.msgpack':
+      _write_flax(path, tensors)
     case _:
       content = {name: test_pickles.Tensor(x.astype(np.float32).ravel(), x.shape, tuple(
           math.prod(x.shape[i + 1:]) for i in range(x.ndim))) for name, x in tensors.items()}
@@ -83,6 +87,24 @@ def write(path: pathlib.Path, tensors: Tensors, kind: str) -> None:
                          old=kind == 'dino.pth')
   if zipfile.is_zipfile(path):
     _redated(path)
+
+
+def _write_flax(path: pathlib.Path, tensors: Tensors) -> None:
+  """Writes a checkpoint of Flax; where a name is that of a tensor and of others in it, all names are on one level."""
+  found: dict[str, Any] = {}
+  try:
+    for name, x in tensors.items():
+      *folders, last = name.split('/')
+      functools.reduce(lambda one, key: one.setdefault(key, {}), folders, found)[last] = x
+  except (TypeError, AttributeError, IndexError):
+    found = dict(tensors)
+
+  def plain(value: Any) -> Any:
+    if isinstance(value, dict):
+      return {name: plain(one) for name, one in value.items()}
+    return msgpack.ExtType(1, msgpack.packb((value.shape, value.dtype.name, value.tobytes())))
+
+  path.write_bytes(msgpack.packb({'params': plain(found), 'step': 3}))
 
 
 def _redated(path: pathlib.Path) -> None:
@@ -149,7 +171,7 @@ def edited(rng: Rng, content: bytes, kind: str) -> bytes:
     length, = struct.unpack('<Q', content[:8])
     text = _text(rng, content[8:8 + length])
     return struct.pack('<Q', len(text)) + text + content[8 + length:]
-  if kind == 'dino.pth':
+  if kind in ('dino.pth', FLAX):
     return _text(rng, content[:4000]) + content[4000:]
   return _rezipped(rng, content, _text if rng.random() < .5 else _bytes)
 
@@ -200,7 +222,7 @@ def networks(rng: Rng, content: bytes, kind: str) -> bytes:
               mlp=int(rng.choice([1, 5, 16])), depth=int(rng.choice([1, 2, 3, 12])),
               patch=int(rng.choice([1, 2, 4, 5, 16])), side=int(rng.choice([1, 2, 3, 14])),
               classes=int(rng.choice([1, 2, 1000])))
-  groups = sorted({re.sub(r'\d+', '#', name).rpartition('.' if kind != KINDS[0] else '/')[0] for name in found})
+  groups = sorted({re.sub(r'\d+', '#', name).rpartition('.' if kind not in (NPZ, FLAX) else '/')[0] for name in found})
   for _ in range(rng.integers(0, 3)):
     gone = str(rng.choice(groups))
     found = {name: x for name, x in found.items() if not re.sub(r'\d+', '#', name).startswith(gone or '-')}
@@ -242,7 +264,7 @@ def _structure(content: bytes, kind: str) -> np.ndarray:
   """Places of a file that are not numbers of tensors."""
   if kind == 'timm.safetensors':
     return np.arange(8 + struct.unpack('<Q', content[:8])[0])
-  if kind == 'dino.pth':
+  if kind in ('dino.pth', FLAX):
     return np.arange(min(len(content), 6000))
   starts = [found.start() for found in re.finditer(b'PK[\1-\6][\1-\6]', content)]
   places = [np.arange(at, min(at + 160, len(content))) for at in starts]

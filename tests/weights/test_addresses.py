@@ -19,10 +19,10 @@ import hubs
 import numpy as np
 import pytest
 
+from vit_jax.core import documents, failures
 from vit_jax.core import hub as core_hub
-from vit_jax.core import retrying
 from vit_jax.core.errors import TemporaryError, UserError
-from vit_jax.weights import addresses, download, files, known_weights
+from vit_jax.weights import addresses, download, known_weights
 
 
 def made(**tensors: int) -> bytes:
@@ -244,19 +244,20 @@ def test_what_is_not_weights_does_not_stay(content: bytes, says: str, hub: hubs.
 
 
 def test_a_side_file_is_json_of_a_limited_size(hub: hubs.Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-  for content, says in ((b'<html>', 'expected a JSON object'), (b'[1]', 'it is a list'),
+  for content, says in ((b'<html>', 'expected a JSON object'), (b'[1]', 'got \\[1\\]'),
                         (b'[' * 100_000, 'nested too deep')):
     hub.repos['o/m'] = hubs.Repo({'config.json': content})
     with pytest.raises(UserError, match=f'^hf://o/m/config.json: .*{says}'):
       addresses.local('hf://o/m')
-  monkeypatch.setattr(files, 'MOST_JSON_BYTES', 100)
+  monkeypatch.setattr(documents, 'MAX_BYTES', 100)
   hub.repos['o/m'] = hubs.Repo({'config.json': b' ' * 101 + b'{}'})
   with pytest.raises(UserError, match='expected at most 100 bytes, got 103'):
     addresses.local('hf://o/m')
 
 
 def test_a_damaged_index_of_shards_is_said(tmp_path: pathlib.Path) -> None:
-  for content, says in (('{', 'expected an index of shards, got a damaged one'), ('{"weight_map": [1]}', 'no table'),
+  for content, says in (('{', 'expected an index of shards, got no JSON'),
+                        ('{"weight_map": [1]}', 'weight_map: expected an object'),
                         ('{"weight_map": {}}', 'expected 1 to 1,000 shards, got 0'), ('[' * 100_000, 'nested too deep'),
                         ('{"weight_map": {"a": "../../key"}}', "expected names of plain files, got '../../key'"),
                         *((f'{{"weight_map": {{"a": {json.dumps(name)}}}}}', 'expected names of plain files')
@@ -268,7 +269,7 @@ def test_a_damaged_index_of_shards_is_said(tmp_path: pathlib.Path) -> None:
 
 @pytest.fixture(autouse=True)
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(retrying, 'PATIENCE_S', 0.)
+  monkeypatch.setattr(failures, 'PATIENCE_S', 0.)
 
 
 def refusal(code: int, reason: str) -> urllib.error.HTTPError:

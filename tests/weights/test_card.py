@@ -90,12 +90,16 @@ def test_weights_that_are_not_here_have_no_license_and_nothing_is_downloaded(
     assert card.find_license(source) == ''
 
 
-def test_the_accuracy_is_that_of_the_finished_run(tmp_path: pathlib.Path) -> None:
+def test_the_accuracy_is_that_of_the_step_of_the_run(tmp_path: pathlib.Path) -> None:
   (tmp_path / 'config.json').write_text(json.dumps({'data': {'source': 'digits', 'eval_split': 'test'}}))
-  assert card.measured(str(tmp_path)) is None
-  (tmp_path / 'final.json').write_text(json.dumps({'metrics': {'test/top1@ema': .75, 'test/top1': .5, 'x': 1.}}))
-  assert card.measured(str(tmp_path)) == ('digits test', {'test/top1@ema': .75, 'test/top1': .5})
-  content = card.text(made.network()._replace(source=str(tmp_path)), 'a.npz', written_as='timm', how='Made.')
-  assert '| test/top1@ema | 0.7500 |' in content
+  assert card.measured(str(tmp_path), 7) is None
+  rows = [{'step': 7, 'test/top1@ema': .75, 'test/top1': .5, 'test/nll': 'nan', 'x': 1.}, {'step': 9, 'test/top1': .6}]
+  (tmp_path / 'metrics.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
+  assert card.measured(str(tmp_path), 7) == ('digits test', {'test/top1@ema': .75, 'test/top1': .5})
+  assert card.measured(str(tmp_path / 'checkpoints' / '9'), 9) == ('digits test', {'test/top1': .6})
+  assert card.measured(str(tmp_path), 8) is None
+  found = made.network()._replace(source=str(tmp_path), step=7)
+  content = card.text(found, 'a.npz', written_as='timm', how='Made.')
+  assert 'at step 7 of training' in content and '| test/top1@ema | 0.7500 |' in content
   (index,) = front(content)['model-index']  # type: ignore[misc, attr-defined]
   assert index['results'][0]['metrics'][0] == {'type': 'test/top1@ema', 'value': .75}

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from vit_jax.core import retrying
+from vit_jax.core import failures
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.weights import files
 
@@ -67,11 +67,11 @@ def test_an_error_while_reading_is_not_one_of_the_path(
   def fail(*_: object) -> None:
     raise OSError(errno.EIO, 'Input/output error')
 
-  monkeypatch.setattr(retrying, 'PATIENCE_S', 0.)
+  monkeypatch.setattr(failures, 'PATIENCE_S', 0.)
   monkeypatch.setattr(files, '_kind', fail)
   with pytest.raises(TemporaryError, match=r'a\.npz: expected to read it, got "Input/output error"\. The disk or'):
     work(tmp_path / 'a.npz')
-  with pytest.raises(UserError, match=r'b\.npz: expected a weight file, got "No such file or directory"\. Check the'):
+  with pytest.raises(UserError, match=r'b\.npz: expected to read it, got "No such file or directory"\. Check the'):
     work(tmp_path / 'b.npz')
 
 
@@ -113,6 +113,7 @@ def test_a_flipped_byte_is_noticed(kind: str, tmp_path: pathlib.Path) -> None:
     (b'\x93NUMPY\x01\x00', 'a single NumPy array'),
     (b'\x89HDF\r\n', 'HDF5'),
     (b'\x1f\x8b\x08\x00', 'a file compressed by gzip'),
+    (b'GGUF\x03\x00', 'GGUF, whose weights are quantized'),
     (b'\xff\xd8\xff\xe0\x00\x10JFIF', '10 bytes that begin with')])
 def test_what_is_no_weight_file_says_what_it_is(content: bytes, says: str, tmp_path: pathlib.Path) -> None:
   (tmp_path / 'a.npz').write_bytes(content)
@@ -146,7 +147,7 @@ def test_a_header_that_cannot_be_is_damage(entry: dict, tmp_path: pathlib.Path) 
 
 
 def test_a_missing_file_and_one_without_tensors_are_said(tmp_path: pathlib.Path) -> None:
-  with pytest.raises(UserError, match='expected a weight file, got "No such file or directory"'):
+  with pytest.raises(UserError, match='expected to read it, got "No such file or directory"'):
     files.read(tmp_path / 'no.npz')
   np.savez(tmp_path / 'a.npz', note=np.array('text'))
   with pytest.raises(UserError, match='expected tensors, got a file without any'):

@@ -34,7 +34,7 @@ BY_NAME = {'timm_clip_openai': 'vit_base_patch16_clip_quickgelu_224.openai', 'or
            'timm_ropevit_ape': 'vit_base_patch16_rope_ape_224.naver_in1k'}
 SAID = dict.fromkeys(  # what timm does with them, which is not what their authors do
     ('timm_dinov2', 'timm_tipsv2', 'timm_tipsv2_giant', 'timm_mae_finetuned', *golden.ORIGINALS),
-    ',position_resize=bicubic_antialias')
+    ',position_resize=bicubic_antialias') | {'timm_ropevit_ape': ',image=32'}
 PROGRAMS: dict[str, Callable[..., Outputs]] = {}
 
 

@@ -89,7 +89,7 @@ def test_tensors_are_views_of_storages_and_may_lie_inside_of_other_things(
     old: bool, inside: str, tmp_path: pathlib.Path) -> None:
   content = {inside: NET, 'epoch': 7, 'args': argparse.Namespace(lr=.1), 'optimizer': {'state': {0: NET['w']}}}
   write(tmp_path / 'a.pth', content if inside else collections.OrderedDict(NET), old=old)
-  found = files.read(tmp_path / 'a.pth')
+  found = files.read_network(tmp_path / 'a.pth', lambda tensors: 'w' in tensors).tensors
   assert found.keys() == {'w', 't', 'h', 's'}
   assert found['w'].tolist() == [[0, 1, 2], [3, 4, 5]] and found['t'].tolist() == [[6, 9], [7, 10], [8, 11]]
   assert found['h'].tolist() == [.5, 2] and found['s'] == 4
@@ -98,10 +98,13 @@ def test_tensors_are_views_of_storages_and_may_lie_inside_of_other_things(
 def test_of_several_networks_the_one_for_use_is_read_or_the_one_asked_for(tmp_path: pathlib.Path) -> None:
   one, two = Tensor(STORAGE, (1,), (1,)), Tensor(STORAGE, (2,), (1,))
   write(tmp_path / 'a.pth', {'student': {'a': one}, 'teacher': {'b': two}})
-  assert files.read(tmp_path / 'a.pth').keys() == {'b'}
-  assert files.read(tmp_path / 'a.pth', branch='student').keys() == {'a'}
+  def read(view: str = '') -> files.Content:
+    return files.read_network(tmp_path / 'a.pth', lambda tensors: not tensors.keys().isdisjoint({'a', 'b'}), view=view)
+
+  assert (read().tensors.keys(), read().path, read().others) == ({'b'}, 'teacher', ('student',))
+  assert read('student').tensors.keys() == {'a'}
   with pytest.raises(UserError, match=r"--view: expected one of the networks .*\(student, teacher\), got 'ema'"):
-    files.read(tmp_path / 'a.pth', branch='ema')
+    read('ema')
 
 
 class Evil:
@@ -128,6 +131,17 @@ def test_no_name_is_looked_up_that_is_not_on_the_list(name: bytes, tmp_path: pat
   with zipfile.ZipFile(tmp_path / 'a.pth', 'w') as archive:
     archive.writestr('net/data.pkl', b'\x80\x02c' + name + b'\n.')
   with pytest.raises(UserError, match='a pickle that asks to run ' + name.decode().replace('\n', '.')):
+    files.read(tmp_path / 'a.pth')
+
+
+@pytest.mark.parametrize(('name', 'says'), [
+    (b'torch._utils\n_rebuild_qtensor', 'quantized tensors'), (b'torch._utils\n_rebuild_tensor_v3', 'others of 8 bits'),
+    (b'torch\nqint8', 'Use the weights from before the quantization'),
+    (b'__torch__.net\nNet', r"a whole model or TorchScript, .*torch.save\(model.state_dict\(\), 'weights.pth'\)")])
+def test_quantized_tensors_and_whole_models_say_what_to_use(name: bytes, says: str, tmp_path: pathlib.Path) -> None:
+  with zipfile.ZipFile(tmp_path / 'a.pth', 'w') as archive:
+    archive.writestr('net/data.pkl', b'\x80\x02c' + name + b'\n.')
+  with pytest.raises(UserError, match=says):
     files.read(tmp_path / 'a.pth')
 
 

@@ -177,6 +177,6 @@ def test_images_that_are_not_normalized_or_otherwise_scaled(tmp_path: pathlib.Pa
 
 
 def test_an_unknown_activation_is_an_error_and_a_config_of_others_says_nothing(tmp_path: pathlib.Path) -> None:
-  with pytest.raises(UserError, match='hidden_act: expected an activation .* one of gelu, .*, got "relu"'):
+  with pytest.raises(UserError, match="hidden_act: expected an activation .* one of gelu, .*, got 'relu'"):
     beside(tmp_path, config=VIT | {'hidden_act': 'relu'})
   assert beside(tmp_path, config={'name': 'my run'}) == sidecars.Sidecar()

@@ -84,7 +84,9 @@ def test_moco_v3_is_the_encoder_that_its_authors_evaluate(tmp_path: pathlib.Path
 
 
 def test_efficientnets_are_those_of_the_authors_or_warned_of() -> None:
-  known = recognize.recognize({'conv_stem.weight': np.ones((8, 3, 3, 3), np.float32)})
+  stages = {f'blocks.{i}.0.conv_dw.weight': np.ones((8, 1, 3, 3), np.float32) for i in range(2)}
+  known = recognize.recognize({'conv_stem.weight': np.ones((8, 3, 3, 3), np.float32), **stages})
+  assert stages.keys() <= known.tensors.keys()  # no groups of blocks, as in the training of DINOv2
   def warnings(*names: str, has_config: bool = False) -> list[str]:
     return known.warn(schema.EfficientNet(), Clues(names, has_config, has_gelu=False))
 

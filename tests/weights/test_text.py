@@ -193,5 +193,5 @@ def test_a_config_that_cannot_be_understood_is_named(tmp_path: pathlib.Path) -> 
   folder = text_models.write('clip', tmp_path)
   image = loading.load(folder)
   (tmp_path / 'config.json').write_text(json.dumps({'text_config': {'hidden_act': 'tanhshrink'}}))
-  with pytest.raises(UserError, match='text_config, hidden_act: expected one of gelu, .*, got "tanhshrink"'):
+  with pytest.raises(UserError, match="text_config.hidden_act: expected one of gelu, .*, got 'tanhshrink'"):
     text.load(folder, image=image)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from vit_jax.config import durations, parts
 from vit_jax.config.schema import checks, ranges
 from vit_jax.config.schema.checks import shown
-from vit_jax.core.redaction import redacted
+from vit_jax.core.errors import redacted
 
 _UNITS = {'px': 'px', 'steps': 'steps', 's': 's', 'gib': 'GiB', 'epochs': 'epochs'}
 """Units by the last word of a name."""
@@ -110,7 +110,7 @@ def _allowed(declared: Any, value: Any, allowed: Any) -> str:
   if typing.get_origin(kind) is tuple:
     kind = typing.get_args(kind)[0]
   if isinstance(kind, type) and issubclass(kind, enum.Enum):
-    return ', '.join(str(choice.value) for choice in kind)
+    return ', '.join(shown(choice) for choice in kind)
   return ''
 
 

@@ -2,8 +2,9 @@
 
 The layout is chosen for the slices of the first start, and every later start keeps it. On fewer slices each microbatch
 is computed in several parts, so that a device holds no more images at once than before: on 1 of 2 slices in 2 parts. On
-more slices the microbatches stay, and a device holds fewer images of each. The rows of every microbatch and its random
-numbers stay, so that the losses differ only by the rounding of sums. Knows no devices, and imports no jax.
+more slices the microbatches stay, and a device holds fewer images of each. The batches stay, so that losses differ only
+by the rounding of sums, and by what the network draws, such as masks of dropout: each part draws its own. Knows no
+devices, and imports no jax.
 """
 from __future__ import annotations
 

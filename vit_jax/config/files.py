@@ -11,27 +11,30 @@ from typing import Any
 
 from vit_jax.config import json_files, overrides, parts, python_files, schema, searches
 from vit_jax.config.schema import ranges
+from vit_jax.core import implementation
 from vit_jax.core.errors import UserError
 
 
 def find(spec: str) -> tuple[pathlib.Path, str | None]:
   """Finds the file of `--config=NAME_OR_PATH[:arguments]`, and its arguments; None without a colon.
 
-  `digits`, `digits.py` and `configs/digits.py` all work from anywhere: a name, or a path below `configs`, that does
-  not exist is looked up among the project's own configs.
+  `digits`, `digits.py` and `configs/digits.py` all work from anywhere: a path below `configs` that does not exist is
+  looked up among the project's own configs. A name of these, such as `digits`, is never a file of the current folder.
 
   Raises:
     UserError: there is no such file.
   """
-  for end in (*(i for i, letter in enumerate(spec) if letter == ':'), len(spec)):  # a path may hold colons
-    if _is_file(path := pathlib.Path(spec[:end])):
-      return path, spec[end + 1:] if end < len(spec) else None
   name, colon, arguments = spec.partition(':')
   path = pathlib.Path(name)
   own = [folder / f'{path.name.removesuffix(".py")}.py' for folder in folders()]
-  is_own = path.parent in (pathlib.Path(), pathlib.Path('configs'))
-  if is_own and (found := next((p for p in own if _is_file(p)), None)):
-    return found, arguments if colon else None
+  shipped = next((one for one in own if _is_file(one)), None)
+  if shipped and name == shipped.stem:
+    return shipped, arguments if colon else None
+  for end in (*(i for i, letter in enumerate(spec) if letter == ':'), len(spec)):  # a path may hold colons
+    if _is_file(file := pathlib.Path(spec[:end])):
+      return file, spec[end + 1:] if end < len(spec) else None
+  if shipped and path.parent in (pathlib.Path(), pathlib.Path('configs')):
+    return shipped, arguments if colon else None
   stem = path.name.removesuffix('.py')
   known = list_names()
   what = ', which is a directory' if _is_folder(path) and name else ''
@@ -129,6 +132,7 @@ def read(spec: str, *, models: parts.Models | None = None) -> schema.Config | sc
   path, arguments = find(spec)
   if path.suffix == '.json':
     return json_files.read(path)
+  implementation.note_command_line(arguments or '')
   found = python_files.run(path, arguments)
   if _is_config_dict(found):
     try:

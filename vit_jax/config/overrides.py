@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vit_jax.config import evaluations, parts, schema
 from vit_jax.config.schema import checks, layers
 from vit_jax.config.schema.checks import nearest
-from vit_jax.core import lazy
+from vit_jax.core import implementation, lazy
 from vit_jax.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -87,6 +87,8 @@ def apply(configs: Mapping[str, schema.Config], overrides: list[str], *,
   Raises:
     UserError: lists every unknown name and every value that cannot be read, and which of several configs it is for.
   """
+  for one in overrides:
+    implementation.note_command_line(one)
   problems: dict[str, list[str]] = {}
   found, kept = {}, dict[str, None]()
   for name, config in configs.items():
@@ -120,7 +122,8 @@ def _with_parts(config: schema.Config, overrides: list[str], models: parts.Model
       if path == 'evals' and equals:
         config = dataclasses.replace(config, evals=_evaluations(config, value))
       elif declared is not None and equals:
-        _set(config, path, _kept(_get(config, path), parts.by_name(declared, value, models), path, kept))
+        made = parts.by_name(declared, value, models, from_command_line=True)
+        _set(config, path, _kept(_get(config, path), made, path, kept))
       else:
         rest.append(one)
     except UserError as error:
@@ -195,7 +198,7 @@ def _by_name(config: schema.Config, override: str) -> str:
   name, equals, value = override.partition('=')
   now = next((setting.value for setting in fields(config) if setting.name == name), None)
   if isinstance(now, enum.Enum):
-    value = next((choice.name for choice in type(now) if choice.value == value.lower()), value)
+    value = next((choice.name for choice in type(now) if checks.shown(choice) == value.lower()), value)
   elif name == 'data.workers' and value.lower() == 'auto':
     value = str(schema.AUTO_WORKERS)
   return f'{name}{equals}{value}'
@@ -249,7 +252,7 @@ def _expected(now: Any, error: BaseException | None) -> str:
   """The values that a setting may have, from the one it has."""
   match now:
     case enum.Enum():
-      return f'one of {", ".join(str(e.value) for e in type(now))}'
+      return f'one of {", ".join(map(checks.shown, type(now)))}'
     case bool():
       return 'true or false'
     case int():

@@ -10,16 +10,17 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import keyword
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from vit_jax.config import schema
-from vit_jax.config.schema import ranges
+from vit_jax.config.schema import checks, ranges
 from vit_jax.config.schema.checks import Settings, nearest
 from vit_jax.core import implementation
-from vit_jax.core.errors import UserError
+from vit_jax.core.errors import UserError, printable
 
 Models = Callable[[str], schema.Model]
 """The model of a size by name, such as `S/16`. Raises UserError for unknown names."""
@@ -27,6 +28,13 @@ Models = Callable[[str], schema.Model]
 
 MOST_LISTED = 40
 """Settings with problems that one message names."""
+RETIRED: Mapping[str, tuple[Any, ...] | None] = {
+    'Data.placement': ('anywhere',), 'Data.verify_shards': ('lazy', 'first', 'no'), 'Data.cache_gib': None,
+    'Data.cache_dir': None, 'ViT.patch_dropout_parts': ([],),
+    'Checkpoints.local': None, 'Checkpoints.local_dir': None,
+    'LeJepa.center': ('global',), 'LeJepa.sample': ('view',), 'LeJepa.weighting': ('convex',),
+    'Adafactor.b2_power': (.8,), 'Adafactor.min_dim_size_to_factor': (32,), 'Muon.nesterov': (True,)}
+"""Settings that configs of earlier versions have, with the values that change nothing; None = all."""
 
 
 def kinds(declared: Any) -> dict[str, type]:
@@ -44,8 +52,8 @@ def base(declared: Any) -> type | None:
   return next((kind for kind in found if named and kind not in named), None)
 
 
-def own_kind(declared: Any, name: str) -> type | None:
-  """Imports a person's own type by its name `module:Class`.
+def own_kind(declared: Any, name: str, *, from_command_line: bool = False) -> type | None:
+  """Imports a person's own type by its name `module:Class`; `from_command_line` if the name comes from there.
 
   Returns None if the name has another form, or the part takes none.
 
@@ -55,7 +63,7 @@ def own_kind(declared: Any, name: str) -> type | None:
   parent = base(declared)
   if parent is None or ':' not in name:
     return None
-  found = implementation.load(name)
+  found = implementation.load(name, from_command_line=from_command_line)
   if not (isinstance(found, type) and issubclass(found, parent) and dataclasses.is_dataclass(found)
           and hasattr(found, 'implementation')):
     raise UserError(f'expected a dataclass that inherits from {parent.__name__} and names its implementation, got '
@@ -63,10 +71,10 @@ def own_kind(declared: Any, name: str) -> type | None:
   return found
 
 
-def by_name(declared: Any, name: str, models: Models | None) -> Any:
+def by_name(declared: Any, name: str, models: Models | None, *, from_command_line: bool = False) -> Any:
   """Returns the part with this name, with the defaults of its type or of its size.
 
-  The name of a part of one type is `default`.
+  The name of a part of one type is `default`. The name comes from the command line if `from_command_line`.
 
   Raises:
     UserError: there is no such part; says what was expected, without the name of the setting.
@@ -74,7 +82,7 @@ def by_name(declared: Any, name: str, models: Models | None) -> Any:
   known = kinds(declared) or {'default': declared}
   if kind := known.get(name.lower().replace('_', '').replace('-', '')):
     return kind()
-  if own := own_kind(declared, name):
+  if own := own_kind(declared, name, from_command_line=from_command_line):
     return own()
   is_model = schema.ViT in known.values() and models is not None
   if models is not None and is_model and set('/-') & set(name):
@@ -86,6 +94,24 @@ def by_name(declared: Any, name: str, models: Models | None) -> Any:
               + ', or MODULE:CLASS of your own' * (base(declared) is not None))
   near = nearest(name, known)
   raise UserError(f'expected {expected}, got {name[:60]!r}.' + ('' if near.startswith(' Known') else near))
+
+
+def stand_in(declared: Any, name: str, settings: Mapping[str, Any]) -> type | None:
+  """Returns a type with the name of a person's own and fields for some settings, without importing its module.
+
+  For a config that is read for other parts than this one. Returns None where `own_kind` does; the code that the type
+  stands for is not found.
+  """
+  parent = base(declared)
+  if parent is None or ':' not in name:
+    return None
+  own = [key for key in settings if key.isidentifier() and not keyword.iskeyword(key) and not hasattr(parent, key)
+         and key not in ('type', *parent.__annotations__)]
+  module, _, kind = name.partition(':')
+  found = dataclasses.make_dataclass(kind if kind.isidentifier() else 'Own', [
+      (key, Any, dataclasses.field(default=None)) for key in own], bases=(parent,), namespace={'implementation': ''})
+  found.__module__, found.__qualname__ = module, kind
+  return found
 
 
 def walk(config: Any, declared: Any = None, path: str = '') -> Iterator[tuple[str, Any]]:
@@ -100,17 +126,19 @@ def walk(config: Any, declared: Any = None, path: str = '') -> Iterator[tuple[st
       yield from walk(one, typing.get_args(declared)[1], f'{path}.{name}')
 
 
-def from_plain(value: Any, *, models: Models | None = None) -> schema.Config:
+def from_plain(value: Any, *, models: Models | None = None, code: str = '') -> schema.Config:
   """Reads a config from nested dicts, in which absent settings have their defaults.
 
   Args:
     value: nested dicts and lists, with choices as their texts.
     models: sizes of models by name.
+    code: the part of the config whose code is needed, such as `model`: types of a person's own in others are not
+      imported, and get a `stand_in`. '' = all parts.
 
   Raises:
     UserError: lists every name that is unknown and every value that is not of the type of its setting.
   """
-  reader = _Reader(models)
+  reader = _Reader(models, code)
   config = reader.part(value, schema.Config, 'config')
   if found := reader.problems:
     raise UserError('\n'.join([f'{len(found)} setting{"s" * (len(found) > 1)} cannot be read:',
@@ -119,11 +147,16 @@ def from_plain(value: Any, *, models: Models | None = None) -> schema.Config:
   return config
 
 
+def _is_retired(name: str, value: Any) -> bool:
+  harmless = RETIRED.get(name, ())
+  return harmless is None or value in harmless
+
+
 class _Reader:
   """Turns plain values into settings, and collects what is wrong with them."""
 
-  def __init__(self, models: Models | None) -> None:
-    self._models = models
+  def __init__(self, models: Models | None, code: str = '') -> None:
+    self._models, self._code = models, code
     self.problems: list[str] = []
 
   def typed(self, value: Any, declared: Any, name: str) -> Any:
@@ -150,10 +183,10 @@ class _Reader:
     known = {field.name: field.type for field in dataclasses.fields(declared)}
     found = {}
     for key, one in value.items():
-      plain = str(key) if str(key).isprintable() else ascii(key)[1:-1]
+      plain = printable(str(key))
       if key in known:
         found[key] = self.typed(one, known[key], f'{name}.{key}')
-      elif key != 'type':
+      elif key != 'type' and not _is_retired(f'{kind}.{plain}', one):
         self.problems.append(f'{name}.{plain[:60]}: expected the name of a setting, got {plain[:60]!r}.'
                              + nearest(key, known, f'{name}.'))
     for field in dataclasses.fields(declared):
@@ -171,7 +204,8 @@ class _Reader:
     try:
       if isinstance(value, Mapping):
         kind = said if isinstance(said := value.get('type'), str) else ''
-        if found := parts.get(kind) or own_kind(declared, kind) or (len(parts) == 1 and next(iter(parts.values()))):
+        if found := parts.get(kind) or self._own(declared, kind, name, value) or (
+            len(parts) == 1 and next(iter(parts.values()))):
           return self.part(value, found, name)
         value, settings = value.get('name', value.get('type')), {k: v for k, v in value.items() if k != 'name'}
       elif plain:
@@ -185,12 +219,19 @@ class _Reader:
       return None
     return self.part({k: v for k, v in settings.items() if k != 'type'}, type(usual), name, usual)
 
+  def _own(self, declared: Any, kind: str, name: str, value: Mapping[str, Any]) -> type | None:
+    """A person's own type, or a stand-in where its code is not needed."""
+    is_needed = not self._code or f'{name}.'.startswith(f'config.{self._code}.')
+    return own_kind(declared, kind) if is_needed else stand_in(declared, kind, value)
+
   def _single(self, value: Any, declared: Any, name: str) -> Any:
     """A choice, number or text."""
     if isinstance(declared, type) and issubclass(declared, enum.Enum):
       found = next((choice for choice in declared if value in (choice, choice.value)), None)
-      expected = f'one of {", ".join(str(choice.value) for choice in declared)}'
+      expected = f'one of {", ".join(checks.shown(choice) for choice in declared)}'
       return self._wrong(value, expected, name) if found is None else found
+    if declared is Any:
+      return value
     if declared is float and type(value) is int and abs(value) <= ranges.MOST:
       return float(value)
     if isinstance(declared, type) and type(value) is declared:

@@ -6,7 +6,6 @@ training and evaluation alone, such as dropout, or in rounding alone, such as th
 """
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -17,17 +16,17 @@ from vit_jax.core.errors import UserError
 SETTINGS = 'settings'
 """Key of a checkpoint's `meta`."""
 _RUNNING = ('dtype', 'quantize', 'execution', 'unroll', 'remat', 'full_remat', 'kernel', 'dropout', 'drop_path',
-            'drop_path_even', 'patch_dropout', 'patch_dropout_parts', 'norm_momentum', 'bias_init', 'probe', 'init')
+            'drop_path_even', 'patch_dropout', 'norm_momentum', 'bias_init', 'probe', 'init')
 """Settings of a network that evaluation does not depend on."""
 _PREPROCESSING = ('eval_resize_px', 'eval_geometry', 'eval_area', 'interpolation', 'antialias', 'truncate', 'mean',
-                  'std', 'eval_native_patch')
+                  'std', 'eval_native_patch', 'exif_orientation')
 _DECODING = ('type', 'norm_pix_loss', 'decoder_heads')
 log = logging.getLogger('vit_jax.config')
 
 
 def settings(config: schema.Config) -> dict[str, Any]:
   """Returns the settings by name, such as `model.gelu`, with values as JSON has them."""
-  plain = json.loads(json_files.to_json(config))
+  plain = json_files.to_plain(config)
   found = {name: value for part in ('model', 'head') for name, value in json_files.flat(plain[part], part).items()
            if name.split('.')[-1] not in _RUNNING}
   found |= {f'objective.{name}': plain['objective'][name] for name in _DECODING if name in plain['objective']}

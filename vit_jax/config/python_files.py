@@ -13,7 +13,7 @@ import types
 from typing import Any
 
 from vit_jax.config.schema.checks import UnknownSetting
-from vit_jax.core import implementation, os_errors
+from vit_jax.core import failures, implementation
 from vit_jax.core.errors import UserError
 
 MODULE = 'vit_jax_config'
@@ -51,8 +51,8 @@ def _load(path: pathlib.Path) -> types.ModuleType:
   try:
     text = path.read_bytes()
   except OSError as error:
-    raise os_errors.kind(error)(f'{path}: expected a Python file that can be read, got: {error.strerror}.') from error
-  implementation.look_in(path.parent)
+    raise failures.unreadable(error, str(path)) from error
+  implementation.trust_folder(path.parent)
   module = types.ModuleType(MODULE)
   module.__file__ = str(path)
   sys.modules[MODULE] = module
@@ -113,5 +113,5 @@ def _located(path: pathlib.Path, error: BaseException, message: str) -> UserErro
 
 def _is_persons(file: str, config: str) -> bool:
   """Returns whether a file is that of the config, or a module of the person."""
-  return file == config or implementation.is_persons(file)
+  return file == config or implementation.is_own_file(file)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.config import overrides, parts, schema
-from vit_jax.config.schema import checks, ranges
+from vit_jax.config.schema import ranges
 from vit_jax.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,12 +33,6 @@ def parse(text: str) -> schema.SearchMethod:
   if method is None or any(ranges.problems(method)):
     raise ValueError(text)
   return method
-
-
-def text(method: schema.SearchMethod) -> str:
-  """Returns the text that `parse` reads."""
-  numbers = [f'{field.name}={getattr(method, field.name)}' for field in dataclasses.fields(method)]
-  return f'{checks.kind(method)}:{",".join(numbers).removeprefix("points=")}'
 
 
 def expanded(study: schema.Study, changes: Sequence[str] = (), *, method: schema.SearchMethod | None = None,

@@ -1,28 +1,58 @@
-"""Errors whose message is shown to the user. Imports only `redaction`, so that `--help` stays instant."""
-from vit_jax.core.redaction import redacted
+"""Errors whose message is shown to the user, without passwords. Imports only `re`, so that `--help` stays instant."""
+from __future__ import annotations
+
+import re
+
+HIDDEN = '***'
+"""Takes the place of a name with a password, of a query and of a fragment of an address."""
+_ADDRESS = re.compile(r'(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*:///?|(?:gs|s3|hf|ftp|https?):/)'
+                      r'(?P<rest>(?:[^\s"<>`/?#@]*@)?[^\s\'"<>`]+)', re.I)
 
 
-def printable(text: str) -> str:
-  """Returns a text without control characters for a terminal, which names of files and code may contain."""
-  return text if text.isprintable() else ''.join(
-      letter if letter.isprintable() or letter == '\n' else ascii(letter)[1:-1] for letter in text)
+def printable(text: str, *, keep: str = '') -> str:
+  """Returns a text with escapes for control characters, which names of files may have and a terminal would obey.
 
-
-class UserError(ValueError):
-  """Reports invalid input or configuration. It is shown as one message, without traceback.
-
-  The message has no passwords, tokens and control characters.
+  Those to `keep`, such as ends of lines, stay.
   """
+  return text if text.isprintable() else ''.join(
+      letter if letter.isprintable() or letter in keep else ascii(letter)[1:-1] for letter in text)
+
+
+def redacted(text: str) -> str:
+  """Returns a text in which no address has a user name, a password, a query or a fragment."""
+  return _ADDRESS.sub(_hide, text) if ':/' in text else text
+
+
+def _hide(found: re.Match[str]) -> str:
+  """Returns an address of `_ADDRESS` without what may be secret."""
+  rest = found['rest']
+  authority = re.split('[/?#]', rest, maxsplit=1)[0]
+  if '@' in authority:
+    rest = f'{HIDDEN}@{authority.rpartition("@")[2]}{rest[len(authority):]}'
+  elif '@' in rest and re.search(r':(?!\d*$)', authority):  # a password with /, ? or #, which no address may have
+    rest = f'{HIDDEN}@{rest.rpartition("@")[2]}'
+  cut = re.search(r'[?#]', rest)
+  return found['scheme'] + (f'{rest[:cut.end()]}{HIDDEN}' if cut else rest)
+
+
+def is_redacted(text: str) -> bool:
+  """Returns whether an address lost its password or its query by `redacted`."""
+  return '://' in text and (f'//{HIDDEN}@' in text or text.endswith((f'?{HIDDEN}', f'#{HIDDEN}')))
+
+
+class _Shown:
+  """An exception whose message has no control characters but ends of lines, and of addresses nothing secret."""
 
   def __str__(self) -> str:
-    return redacted(printable(super().__str__()))
+    return redacted(printable(super().__str__(), keep='\n'))
 
 
-class TemporaryError(RuntimeError):
+class UserError(_Shown, ValueError):
+  """Reports invalid input or configuration. It is shown as one message, without traceback."""
+
+
+class TemporaryError(_Shown, RuntimeError):
   """Reports a failure of the environment: storage, the network, or another process of the run.
 
   The same command may succeed later, so the program ends with status 75, which launchers try again.
   """
-
-  def __str__(self) -> str:
-    return redacted(printable(super().__str__()))

@@ -1,47 +1,39 @@
-"""Converts exceptions of the command line to an exit status, one message, and the path of a saved traceback.
+"""Decides what each failure means: the exit status of the program, its message, and whether to repeat what failed.
 
-Imports only the standard library, so that `--help` stays instant.
+Libraries report one failure in many ways: as an `OSError`, as a status of HTTP or gRPC, as words in a text, or as the
+cause of another error. `MEANINGS` has the advice for each of these codes, and whether the same operation may succeed
+later. Everything else follows from it: the class of an error (`UserError`, exit status 2, or `TemporaryError`, 75),
+whether a file counts as damaged, and what `retried` repeats. No other module repeats operations. Imports only `core`.
 """
 from __future__ import annotations
 
 import errno
+import logging
 import os
-import pathlib
-import platform
 import re
 import select
 import sys
-import tempfile
 import time
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
-import vit_jax
-from vit_jax.core import implementation
-from vit_jax.core.errors import TemporaryError, UserError
-from vit_jax.core.os_errors import ADVICE, chain, is_lost_peer, is_temporary, kind
-from vit_jax.core.redaction import redacted
+from vit_jax.core import implementation, reports
+from vit_jax.core.errors import TemporaryError, UserError, redacted
+from vit_jax.core.signals import ENDING, INTERRUPTED
 
 USER_ERROR = 2     # the message explains what to change; repeating the same command does not help
 UNFORESEEN = 70    # EX_SOFTWARE of sysexits.h: an error of this program
 TRY_AGAIN = 75     # EX_TEMPFAIL: stopped on request, or the environment failed; the same command resumes
-INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 BROKEN_PIPE = 141  # 128 + SIGPIPE, likewise
 SHOW = 'VIT_JAX_TRACEBACK'
 """Environment variable: 1 prints the traceback of every failure."""
-MOST_FILES = 20
-"""Saved tracebacks that are kept; older ones are deleted."""
-
-_OF_PROCESSES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EIO)
-"""Error numbers whose message is clear without a path."""
-_MEMORY = re.compile(r'RESOURCE_EXHAUSTED(?=.*memory)|out of ?memory|insufficient memory|bad_alloc', re.I | re.S)
-_FULL = ('No space left on device', 'ENOSPC', 'Disk quota exceeded')
-_AGAIN = 'The same command resumes from the last checkpoint.'
-MORE_MEMORY = ('To use less: a smaller batch_size, train.accumulate=2 or more, model.remat=full, smaller evals.*.'
-               'batch_size, or data.in_memory=no; vit-jax plan shows what a config needs.')
-
-INSTALL = 'Install the dependencies of vit_jax: pip install -e . in its checkout, or pip install of the package alone.'
+PATIENCE_S = 300.
+"""Seconds after the first failure during which an operation is repeated, unless `configure` sets another time."""
+FIRST_WAIT_S, MOST_WAIT_S = 0.5, 30.
+log = logging.getLogger('vit_jax.storage')
+_Result = TypeVar('_Result')
+_patience_s: float | None = None
 
 
 class Failure(NamedTuple):
@@ -50,14 +42,307 @@ class Failure(NamedTuple):
   message: str
 
 
-def worst(statuses: Iterable[int]) -> int:
-  """Returns the status of several programs as one: 2 if a person has to change something for any of them; else 75 if
-  any may succeed later, as after its own 75, a signal (128 and more, or negative) or an abort; else 70; 0 if all are
-  done."""
-  found = set(statuses) - {0}
-  if not found or USER_ERROR in found:
-    return USER_ERROR if found else 0
-  return TRY_AGAIN if any(one == TRY_AGAIN or one < 0 or one >= 128 for one in found) else UNFORESEEN
+class Damaged(Exception):
+  """The content of a file cannot be used, or the file does not exist; the text says why."""
+
+
+class Meaning(NamedTuple):
+  """What a code means.
+
+  advice: what to do about it.
+  is_temporary: whether the same operation may succeed later.
+  is_of_file: whether a file is missing or of another type, so that nothing else has failed.
+  """
+  advice: str
+  is_temporary: bool = False
+  is_of_file: bool = False
+
+
+_EAI_AGAIN = -3  # socket.EAI_AGAIN of Linux: no answer from a name server
+_DEVICE = 'Check the disk, the connection to the storage and the devices.'
+_OTHER = Meaning(_DEVICE)
+_PASSING = Meaning(_DEVICE, is_temporary=True)
+_GROUPS: tuple[tuple[tuple[int | str, ...], Meaning], ...] = (
+    ((errno.ENOSPC, errno.EDQUOT), Meaning('Free some space, or choose another disk.', is_temporary=True)),
+    ((errno.EFBIG,), Meaning('Free some space, or choose another disk.')),
+    ((errno.EACCES, errno.EPERM, 401, 403, 'PERMISSION_DENIED', 'UNAUTHENTICATED'),
+     Meaning('Change the permissions, or choose another path.')),
+    ((errno.EROFS,), Meaning('The file system is read-only. Choose another path.')),
+    ((errno.ENOENT, errno.EINVAL, 404), Meaning('Check the path.', is_of_file=True)),
+    ((errno.ENOTDIR,), Meaning('Check the path: a part of it that should be a directory is a file.', is_of_file=True)),
+    ((errno.EISDIR,), Meaning('Check the path: it should be a file.', is_of_file=True)),
+    ((errno.EEXIST, errno.ENOTEMPTY), Meaning('Choose another path, or remove what is there.', is_of_file=True)),
+    ((errno.ENAMETOOLONG,), Meaning('Choose a shorter name.', is_of_file=True)),
+    ((errno.ELOOP,), Meaning('Check the path: symbolic links form a circle.', is_of_file=True)),
+    ((errno.ENXIO, errno.ENODEV, errno.ESPIPE), Meaning('Check the path: it is not an ordinary file.')),
+    ((errno.EMFILE,), Meaning('Raise the limit on open files with "ulimit -n 65536".')),
+    ((errno.ENFILE,), Meaning('The system has too many open files. End other programs.')),
+    ((errno.ENOMEM, 'RESOURCE_EXHAUSTED'), Meaning('Free memory, or use more or larger devices.')),
+    ((errno.EAGAIN,), Meaning('The system allows no more processes or threads. End other programs, or use fewer '
+                              'workers.')),
+    ((errno.EIO,), Meaning('The disk or network file system reports an error. Check it.', is_temporary=True)),
+    ((errno.ESTALE,), Meaning('The network file system lost this file. Start the command again.', is_temporary=True)),
+    ((errno.ENOTCONN,), Meaning('The network file system is not connected. Mount it again.', is_temporary=True)),
+    ((errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.EPIPE, errno.EHOSTUNREACH,
+      errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN, errno.ENETRESET, errno.ESHUTDOWN, _EAI_AGAIN, errno.EBUSY,
+      errno.ENOLCK, 408, 425, 429, 500, 502, 503, 504, 'UNAVAILABLE', 'DEADLINE_EXCEEDED', 'ABORTED'), _PASSING))
+MEANINGS: dict[int | str, Meaning] = {code: meaning for codes, meaning in _GROUPS for code in codes}
+"""Error numbers of the system, statuses of HTTP (from 400 on) and statuses of gRPC, as XLA and TensorStore use them."""
+_WITHOUT_PATH = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""Error numbers whose message is clear without a path."""
+_NUMBER = re.compile(r"\[(?:Errno|OS error) (\d+)\b|os_error_code='(\d+)'")
+_STATUS = re.compile(rf'\b({"|".join(code for code in MEANINGS if isinstance(code, str))})\b|'
+                     r'\b(?:HTTP|status|code)\D{0,12}(408|429|50[0234])\b')
+_WORDS = {os.strerror(code): code for code in MEANINGS if isinstance(code, int) and 0 < code < 400}
+_WORD = re.compile('|'.join(map(re.escape, _WORDS)))
+_TAIL = re.compile(r' \[(?:os_error_code|tensorstore_spec|source locations)=')
+_LOST_PEER = re.compile(
+    r'\bgloo\b.*(closed|reset|timed? ?out|failed|refused|aborted)|coordination service|heartbeat|'
+    r'connection closed by (remote )?peer|\bbarrier\b.*(timed out|failed|aborted)|'
+    r'\bNCCL\b.*(remote process|network error|system error|timed? ?out|aborted)|nccl(Remote|System)Error|'
+    r'TPU initialization failed|observed errors are: \[(network|power|hardware)\]', re.I | re.S)
+"""Messages of JAX and its libraries in the processes that remain when another process of a run ends, or when a device
+or the network between hosts fails: gloo, the coordination service, NCCL, and libtpu (openxla.org/xla/errors, E0200)."""
+_LOST_DEVICE = re.compile(r'\bslice\b.*(health|unhealthy|failed)|\bICI\b.*(link|fail|error|unhealthy|down)|'
+                          r'megascale.*(timed? ?out|error|failed)', re.I | re.S)
+"""Words of libtpu about the links between chips and slices; they count in errors of XLA's runtime alone."""
+_OF_CODE = (LookupError, AssertionError, AttributeError, NameError, TypeError)
+"""Errors of code, whose texts may quote words of another error."""
+_RUNTIME = ('JaxRuntimeError', 'XlaRuntimeError')
+_CLIENTS = ('gcsfs', 'aiohttp', 'tensorflow', 'google', 'requests', 'urllib3')
+"""Packages that access object storage; their errors say nothing about the content of a file."""
+_REFUSAL = re.compile(r'NotFound|Forbidden|Permission|Unauthenticated|Credential|Invalid|Precondition|OutOfRange|'
+                      r'DataLoss|AlreadyExists|Unimplemented|ResourceExhausted')
+"""Names of errors of those packages after which repeating does not help."""
+_OUT_OF_MEMORY = re.compile(
+    r'RESOURCE_EXHAUSTED(?=.*memory)|out of ?memory|insufficient memory|bad_alloc|YNNPACK .*failed',
+    re.I | re.S)  # YNNPACK: XLA's kernels for CPUs, which say no more where they get no memory
+_MORE_MEMORY = ('To use less: a smaller batch_size, train.accumulate=2 or more, model.remat=full, smaller evals.*.'
+                'batch_size, or data.in_memory=no; vit-jax plan shows what a config needs.')
+_RESUMES = 'The same command resumes from the last checkpoint.'
+_INSTALL = 'Install the dependencies of vit_jax: pip install -e . in its checkout, or pip install of the package alone.'
+
+
+# What an error means.
+
+
+def _chain(error: BaseException, *, with_context: bool = True) -> Iterator[BaseException]:
+  """Yields an error and its causes, outermost first; `with_context` includes errors that were being handled then."""
+  seen: list[BaseException] = []
+  now: BaseException | None = error
+  while now is not None and not any(now is one for one in seen):
+    seen.append(now)
+    yield now
+    context = None if now.__suppress_context__ or not with_context else now.__context__
+    now = now.__cause__ or context
+
+
+def _code(error: BaseException) -> int | str | None:
+  """Returns the code of one error of a chain: its own, or the one that its text has."""
+  if isinstance(error, MemoryError):
+    return errno.ENOMEM
+  if isinstance(error, OSError) and error.errno is not None:
+    return error.errno
+  status = str(getattr(error, 'code', None) or getattr(error, 'status', ''))
+  if (_is_of_client(error) or type(error).__module__.startswith('urllib.')) and re.fullmatch('[1-5][0-9][0-9]', status):
+    return int(status)
+  text = str(error)
+  if found := _NUMBER.search(text):
+    return int(found[1] or found[2])
+  if isinstance(error, _OF_CODE):
+    return None
+  word = _WORDS[found[0]] if (found := _WORD.search(text)) else None
+  if word not in (errno.ENOSPC, errno.EDQUOT) and (found := _STATUS.search(text)):  # of both, a full disk is the cause
+    return found[1] or int(found[2])
+  return word
+
+
+def _number(error: BaseException) -> int:
+  """Returns the code of one error of a chain if it is a number of the operating system, else 0."""
+  code = _code(error)
+  return code if isinstance(code, int) and 0 < code < 400 else 0
+
+
+def _is_of_client(error: BaseException) -> bool:
+  module = type(error).__module__
+  return module.partition('.')[0] in _CLIENTS and not module.startswith('google.protobuf')
+
+
+def is_of_storage(error: BaseException) -> bool:
+  """Returns whether an error may be one of storage: of the system, or of a client of object storage."""
+  return isinstance(error, OSError | RuntimeError) or _is_of_client(error)
+
+
+def _meaning(error: BaseException) -> Meaning | None:
+  """Returns what one error of a chain means; None if it says nothing about the environment."""
+  if (code := _code(error)) is not None:
+    return MEANINGS.get(code, _OTHER)
+  if isinstance(error, TemporaryError | TimeoutError | ConnectionError):
+    return _PASSING
+  if _is_of_client(error):
+    return _OTHER if _REFUSAL.search(type(error).__name__) else _PASSING
+  return _OTHER if type(error).__name__ in _RUNTIME else None
+
+
+def advice(error: BaseException) -> str:
+  """Returns what to do about an error of the system; '' if the file itself is the cause."""
+  found = filter(None, map(_meaning, _chain(error)))
+  return next((one.advice for one in found if not one.is_of_file), '')
+
+
+def first_line(error: BaseException) -> str:
+  """Returns in words what an error of the system is, else the first line of its first cause: at most 300 characters."""
+  cause = error
+  for cause in _chain(error):
+    if (number := _number(cause)) and not MEANINGS.get(number, _OTHER).is_of_file:
+      return os.strerror(number)
+  text = str(getattr(cause, 'strerror', None) or cause).strip() or type(cause).__name__
+  return _TAIL.split(text.splitlines()[0])[0][:300].rstrip('.')
+
+
+def is_temporary(error: BaseException, *, with_context: bool = False) -> bool:
+  """Returns whether the same operation may succeed later: storage or a network failed, not the content of a file.
+
+  `with_context` includes the errors that were being handled when this one was raised.
+  """
+  for one in _chain(error, with_context=with_context):
+    if isinstance(one, UserError | TemporaryError):
+      return isinstance(one, TemporaryError)
+    if (found := _meaning(one)) and found.is_temporary:
+      return True
+  return False
+
+
+def _is_lost_peer(error: BaseException) -> bool:
+  """Returns whether another process of the run, a device or the network between them failed; repeating an operation in
+  this process alone does not help, but starting all processes again does."""
+  for one in _chain(error, with_context=False):
+    if isinstance(one, UserError | TemporaryError):
+      return False
+    if _LOST_PEER.search(str(one)) or type(one).__name__ in _RUNTIME and _LOST_DEVICE.search(str(one)):
+      return True
+  return False
+
+
+def kind(error: BaseException) -> type[UserError] | type[TemporaryError]:
+  """Returns the class of the error to raise instead of one of the system: `UserError` if the person has to change
+  something, `TemporaryError` if the same command may succeed later, as after an unknown error of XLA's runtime."""
+  is_elsewhere = any(type(one).__name__ in _RUNTIME and _meaning(one) == _OTHER for one in _chain(error))
+  is_passing = is_elsewhere or is_temporary(error, with_context=True) or _is_lost_peer(error)
+  return TemporaryError if is_passing else UserError
+
+
+def system_error(error: BaseException, path: str | None = None) -> OSError | None:
+  """Returns the error of the operating system that the text of a library's error has; None if it has none."""
+  return OSError(number, os.strerror(number), path) if (number := _number(error)) else None
+
+
+# Errors to raise instead of one of the system.
+
+
+def unreadable(error: BaseException, what: str) -> UserError | TemporaryError:
+  """Returns the error that ends a job which could not read `what`; an image does not count as bad because of it."""
+  path = str(getattr(error, 'filename', None) or '')
+  where = f'{what} ({path})' if path and path not in what else what
+  todo = advice(error) or next((one.advice for one in map(_meaning, _chain(error)) if one), _DEVICE)
+  return kind(error)(f'{where}: expected to read it, got "{first_line(error)}". {todo} Then run the same command '
+                       'again; nothing was skipped or changed.')
+
+
+def reading(what: str, error: BaseException) -> Damaged | UserError | TemporaryError:
+  """Returns the error to raise instead of one that occurred while reading `what`."""
+  return unreadable(error, what) if advice(error) else Damaged(first_line(error))
+
+
+def writing(what: str, error: BaseException) -> UserError | TemporaryError:
+  """Returns the error to raise instead of one that occurred while writing `what`."""
+  todo = advice(error) or 'Move away what is there, or choose another path.'
+  return kind(error)(f'{what}: expected to write it, got "{first_line(error)}". {todo} Then run the same command '
+                       'again.')
+
+
+# Repeating.
+
+
+def configure(patience_s: float | None) -> None:
+  """Sets how long this process repeats operations (`train.retry`); loader processes get the value of their parent."""
+  global _patience_s
+  _patience_s = patience_s
+
+
+def patience() -> float:
+  """Returns for how many seconds after its first failure an operation is repeated in this process; 0 = not at all."""
+  return PATIENCE_S if _patience_s is None else _patience_s
+
+
+def is_worth(error: BaseException) -> bool:
+  """Returns whether this process may repeat an operation that raised this error."""
+  return not isinstance(error, TemporaryError) and not _is_lost_peer(error) and is_temporary(error, with_context=True)
+
+
+def retried(operation: Callable[[], _Result], what: str | Callable[[], str], *,
+            patience_s: float | None = None,
+            choose: Callable[[BaseException], bool] = is_worth) -> _Result:
+  """Returns the result of `operation`, which is repeated after temporary errors, with waits that double.
+
+  A server that asks for a longer wait (`Retry-After`) gets it, within the patience. A `TemporaryError` is not repeated,
+  since it says that this was done.
+
+  Args:
+    operation: reads or writes; repeating it has the same effect as doing it once.
+    what: the operation, for messages, such as `reading gs://BUCKET/x`, or a function that returns it.
+    patience_s: seconds after the first failure during which it is repeated; None = `patience()`.
+    choose: returns whether to repeat after an error.
+
+  Raises:
+    TemporaryError: it still failed for a temporary reason. With a patience of 0, errors are those of the operation.
+  """
+  ends_s: float | None = None
+  wait_s = FIRST_WAIT_S
+  limit_s = patience() if patience_s is None else patience_s
+  while True:
+    try:
+      return operation()
+    except Exception as error:
+      if limit_s <= 0 or not choose(error):
+        raise
+      name = what if isinstance(what, str) else what()
+      ends_s = time.monotonic() + limit_s if ends_s is None else ends_s
+      left_s = ends_s - time.monotonic()
+      if left_s <= 0:
+        raise TemporaryError(f'{name}: expected success within {limit_s:.0f} s, got {first_line(error)}. '
+                             f'{advice(error) or _DEVICE} Then run the same command again, which resumes.') from error
+      now_wait_s = min(max(wait_s, _asked_s(error)), left_s)
+      log.warning('%s failed and is tried again in %.1f s: %s', name, now_wait_s, first_line(error))
+    time.sleep(now_wait_s)
+    wait_s = min(2 * wait_s, MOST_WAIT_S)
+
+
+def _asked_s(error: BaseException) -> float:
+  """Returns the seconds that a server asks to wait in `Retry-After`; 0 without it, or for a date."""
+  for one in _chain(error, with_context=False):
+    headers = getattr(one, 'headers', None) or getattr(getattr(one, 'response', None), 'headers', None)
+    if headers is not None and hasattr(headers, 'get') and str(asked := headers.get('Retry-After') or '').isdecimal():
+      return float(asked)
+  return 0.
+
+
+def stored(operation: Callable[[], _Result], what: str, *, patience_s: float | None = None) -> _Result:
+  """Returns the result of `operation`, which writes `what`, `retried` with this patience.
+
+  Raises:
+    UserError: the storage does not allow it.
+    TemporaryError: it failed for a temporary reason, for as long as the patience.
+  """
+  try:
+    return retried(operation, f'writing {what}', patience_s=patience_s)
+  except Exception as error:
+    if isinstance(error, UserError | TemporaryError) or not is_of_storage(error):
+      raise
+    raise writing(what, error) from error
+
+
+# The end of the program.
 
 
 def explain(error: BaseException, words: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Failure:
@@ -75,61 +360,76 @@ def explain(error: BaseException, words: Sequence[str] = (), environ: Mapping[st
   """
   found = _known(error)
   if environ.get(SHOW) in (None, '', '0'):
-    return found or _of_own_code(error, words, environ) or _unforeseen(error, words, environ)
+    return found or _unforeseen(error, words, environ)
   text = ''.join(traceback.format_exception(error))
   return Failure(found.status if found else UNFORESEEN, redacted(f'{text}{found.message if found else ""}'.rstrip()))
 
 
 def _known(error: BaseException) -> Failure | None:
   """Returns the failure for an exception with a known cause; None for others."""
-  if isinstance(error, UserError):
-    return Failure(USER_ERROR, f'error: {error}')
-  if isinstance(error, TemporaryError):
-    return Failure(TRY_AGAIN, f'error: {error}')
+  if isinstance(error, UserError | TemporaryError):
+    return Failure(TRY_AGAIN if isinstance(error, TemporaryError) else USER_ERROR, f'error: {error}')
   if isinstance(error, KeyboardInterrupt):
-    return Failure(INTERRUPTED, 'Interrupted.')
+    return Failure(INTERRUPTED, ENDING)
   if isinstance(error, BrokenPipeError) and _is_output_closed():
     return Failure(BROKEN_PIPE, '')
-  for one in chain(error, with_context=False):
-    said = _first_line(one)
+  for one in _chain(error, with_context=False):
     if isinstance(one, ModuleNotFoundError) and one.name and one.name.partition('.')[0] != 'vit_jax':
-      package = one.name.partition('.')[0]
-      return Failure(USER_ERROR, f'error: {package}: expected this Python package to be installed, got none. {INSTALL}')
-    if isinstance(one, OSError) and one.errno in ADVICE and (one.filename is not None or one.errno in _OF_PROCESSES):
-      return Failure(TRY_AGAIN if kind(one) is TemporaryError else USER_ERROR, f'error: {_of_system(one)}')
-    if any(word in str(one) for word in _FULL):
-      return Failure(TRY_AGAIN, f'error: {said}. {ADVICE[errno.ENOSPC]}')
-    if isinstance(one, MemoryError) or _MEMORY.search(str(one)):
-      return Failure(USER_ERROR, f'error: expected enough memory, got {said}. {MORE_MEMORY}')
-  if is_lost_peer(error):
-    return Failure(TRY_AGAIN, f'error: the connection to another process of the run was lost ({_first_line(error)}). '
-                              f'See the messages of the other processes. {_AGAIN}')
+      return Failure(USER_ERROR, f'error: {one.name.partition(".")[0]}: expected this Python package to be installed, '
+                                 f'got none. {_INSTALL}')
+    if isinstance(one, OSError) and one.errno in MEANINGS and (one.filename is not None or one.errno in _WITHOUT_PATH):
+      paths = [os.fsdecode(path) if isinstance(path, bytes) else str(path)
+               for path in (one.filename, one.filename2) if path is not None]
+      status = TRY_AGAIN if kind(one) is TemporaryError else USER_ERROR
+      return Failure(status, f'error: {" -> ".join(paths) or "a file or standard output"}: {one.strerror}. '
+                             f'{MEANINGS[one.errno].advice}')
+    if (code := _code(one)) in (errno.ENOSPC, errno.EDQUOT):
+      return Failure(TRY_AGAIN, f'error: {_typed_line(one)}. {MEANINGS[code].advice}')
+    if isinstance(one, MemoryError) or _OUT_OF_MEMORY.search(str(one)):
+      return Failure(USER_ERROR, f'error: expected enough memory, got {_typed_line(one)}. {_MORE_MEMORY}')
+  if _is_lost_peer(error):
+    return Failure(TRY_AGAIN, f'error: the connection to another process of the run was lost ({_typed_line(error)}). '
+                              f'See the messages of the other processes. {_RESUMES}')
   if is_temporary(error):
-    return Failure(TRY_AGAIN, f'error: storage, the network or a device failed ({_first_line(error)}). Check them. '
-                              f'{_AGAIN}')
+    return Failure(TRY_AGAIN, f'error: storage, the network or a device failed ({_typed_line(error)}). Check them. '
+                              f'{_RESUMES}')
   return None
 
 
-def _of_system(error: OSError) -> str:
-  assert error.errno is not None
-  paths = [os.fsdecode(p) if isinstance(p, str | bytes) else str(p)
-           for p in (error.filename, error.filename2) if p is not None]
-  return f'{" -> ".join(paths) or "a file or standard output"}: {error.strerror}. {ADVICE[error.errno]}'
-
-
-def _first_line(error: BaseException) -> str:
+def _typed_line(error: BaseException) -> str:
   """Returns the type and the first line of an exception, at most 300 characters."""
   lines = str(error).strip().splitlines()
   return redacted(f'{type(error).__name__}: {lines[0][:300].rstrip(".")}') if lines else type(error).__name__
 
 
-def interrupt_at_once() -> None:
-  """Ends this process at once with a message. Loaders end too; an unfinished save leaves the previous checkpoint."""
-  os.write(2, b'Interrupted.\n')
-  if 'multiprocessing' in sys.modules:
-    for child in sys.modules['multiprocessing'].active_children():
-      child.kill()  # a child that is still starting would print a traceback
-  os._exit(INTERRUPTED)
+def _unforeseen(error: BaseException, words: Sequence[str], environ: Mapping[str, str]) -> Failure:
+  """Returns the failure for an error of a user's own module, of vit_jax, or of the code of a person that it calls."""
+  text = reports.report(error, words)
+  path = reports.save(text, environ)
+  frames = [frame for frame in traceback.extract_tb(error.__traceback__) if implementation.is_own_file(frame.filename)]
+  if frames:
+    last, hint = frames[-1], (f'{path} holds the traceback; ' if path else '') + f'{SHOW}=1 shows it here.'
+    return Failure(USER_ERROR, redacted(
+        f'error: {last.filename}, line {last.lineno}, in {last.name}: expected code that runs, got '
+        f'{_typed_line(error)}.\n    {last.line}\n{hint}'))
+  blame = 'This is an error in vit_jax.'
+  if implementation.own_modules:
+    names = ', '.join(implementation.own_modules)
+    blame = f'Compare your code in {names} with the contract of its kind; else this is an error in vit_jax.'
+  said = f'error: unforeseen {_typed_line(error)}. {blame} Please report it with the'
+  if path is None:
+    return Failure(UNFORESEEN, f'{text}\n{said} lines above.')
+  return Failure(UNFORESEEN, f'{said} file {path}, which holds the traceback; {SHOW}=1 shows it here.')
+
+
+def worst(statuses: Iterable[int]) -> int:
+  """Returns the status of several programs as one: 2 if a person has to change something for any of them; else 75 if
+  any may succeed later, as after its own 75, a signal (128 and more, or negative) or an abort; else 70; 0 if all are
+  done."""
+  failed = set(statuses) - {0}
+  if not failed or USER_ERROR in failed:
+    return USER_ERROR if failed else 0
+  return TRY_AGAIN if any(one == TRY_AGAIN or one < 0 or one >= 128 for one in failed) else UNFORESEEN
 
 
 def _is_output_closed() -> bool:
@@ -148,74 +448,3 @@ def drop_output() -> None:
     sys.stdout.flush()
   except OSError:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _of_own_code(error: BaseException, words: Sequence[str], environ: Mapping[str, str]) -> Failure | None:
-  """Returns the failure for an exception that passed through a user's own module; None for others."""
-  frames = [frame for frame in traceback.extract_tb(error.__traceback__) if implementation.is_persons(frame.filename)]
-  if not frames:
-    return None
-  last, place = frames[-1], save(report(error, words), environ)
-  where = f'{last.filename}, line {last.lineno}, in {last.name}'
-  advice = (f'{place} holds the traceback; ' if place else '') + f'{SHOW}=1 shows it here.'
-  return Failure(USER_ERROR, redacted(
-      f'error: {where}: expected code that runs, got {_first_line(error)}.\n    {last.line}\n{advice}'))
-
-
-def _unforeseen(error: BaseException, words: Sequence[str], environ: Mapping[str, str]) -> Failure:
-  said = f'error: unforeseen {_first_line(error)}.'
-  text = report(error, words)
-  place = save(text, environ)
-  if place is None:
-    return Failure(UNFORESEEN, f'{text}\n{said} {_blame()} Please report it with the lines above.')
-  return Failure(UNFORESEEN, f'{said} {_blame()} Please report it with the file {place}, which holds '
-                             f'the traceback; {SHOW}=1 shows it here.')
-
-
-def _blame() -> str:
-  """Where an unforeseen error is: vit_jax calls the code of a person, and then it may not follow its contract."""
-  if implementation.own_modules:
-    names = ', '.join(implementation.own_modules)
-    return f'Compare your code in {names} with the contract of its kind; else this is an error in vit_jax.'
-  return 'This is an error in vit_jax.'
-
-
-def report(error: BaseException, words: Sequence[str] = ()) -> str:
-  """Returns a report for debugging: command, versions, traceback."""
-  return redacted('\n'.join([f'Command: {" ".join(map(repr, words))}', versions(), '',
-                             ''.join(traceback.format_exception(error))]))
-
-
-def versions() -> str:
-  """Returns the versions of this program, Python and the main packages, in two lines; imports none of them."""
-  from importlib import metadata
-  found = []
-  for name in ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'numpy', 'libtpu'):
-    try:
-      found.append(f'{name} {metadata.version(name)}')
-    except metadata.PackageNotFoundError:
-      continue
-  own = f'vit_jax {vit_jax.__version__}, Python {platform.python_version()} on {platform.platform()}'
-  return f'{own}\n{", ".join(found)}'
-
-
-def save(text: str, environ: Mapping[str, str]) -> pathlib.Path | None:
-  """Saves a report in the user's state directory or a temporary one, and returns its path; None if both fail."""
-  home = environ.get('XDG_STATE_HOME') or os.path.join(os.path.expanduser('~'), '.local', 'state')
-  content = text.encode(errors='backslashreplace')
-  try:
-    path = pathlib.Path(home) / 'vit_jax' / time.strftime(f'failure-%Y%m%d-%H%M%S-{os.getpid()}.txt')
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.write_bytes(content)
-    for old in sorted(path.parent.glob('failure-*.txt'))[:-MOST_FILES]:
-      old.unlink(missing_ok=True)
-    return path
-  except OSError:
-    pass
-  try:
-    handle, name = tempfile.mkstemp('.txt', 'vit_jax-failure-')
-    with open(handle, 'wb') as file:
-      file.write(content)
-    return pathlib.Path(name)
-  except OSError:
-    return None

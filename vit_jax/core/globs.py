@@ -21,8 +21,9 @@ def matches(name: str, pattern: str) -> bool:
   name, pattern = name.lower(), pattern.lower()
   if not any(wild in pattern for wild in _WILD):
     pattern = f'*{pattern}*'
-  return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(_SEPARATORS.sub('', name),
-                                                                   _squeezed(pattern))
+  squeezed = ''.join(part if part.startswith('[') else _SEPARATORS.sub('', part)  # in brackets, `-` is a range
+                     for part in re.split(r'(\[[^]]*\])', pattern))
+  return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(_SEPARATORS.sub('', name), squeezed)
 
 
 def no_match(pattern: str, names: Iterable[str]) -> str:
@@ -38,9 +39,3 @@ def hint(pattern: str, names: Iterable[str]) -> str:
   wanted = _SEPARATORS.sub('', re.sub(r'[*?[\]]', '', pattern.lower()))
   near = [keys[key] for key in difflib.get_close_matches(wanted, keys, 3, _NEAR)]
   return f' Did you mean {" or ".join(near)}?' if near else ''
-
-
-def _squeezed(pattern: str) -> str:
-  """The pattern without separators outside of brackets, in which `-` is a range."""
-  return ''.join(part if part.startswith('[') else _SEPARATORS.sub('', part)
-                 for part in re.split(r'(\[[^]]*\])', pattern))

@@ -9,7 +9,8 @@ import contextlib
 import os
 import pathlib
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vit_jax.core import lazy
 from vit_jax.core.errors import TemporaryError, UserError
@@ -41,6 +42,11 @@ class Repository(NamedTuple):
     return f'hf://{self.owner}/{self.name}' + (f'@{self.revision}' if self.revision != 'main' else '')
 
   @property
+  def id(self) -> str:
+    """Its name for the package."""
+    return f'{self.owner}/{self.name}'
+
+  @property
   def page(self) -> str:
     """The address of its page."""
     return f'{constants.ENDPOINT}/{"datasets/" if self.kind == "dataset" else ""}{self.owner}/{self.name}'
@@ -48,6 +54,14 @@ class Repository(NamedTuple):
 
 class NoRepository(UserError):
   """There is no repository of this name, or none that the token may read."""
+
+
+class _NoToken(UserError):
+  """The token, if there is one, may not do this."""
+
+
+class NoRevision(UserError):
+  """The repository has no branch, tag or commit of this name."""
 
 
 class File(NamedTuple):
@@ -60,6 +74,12 @@ class File(NamedTuple):
   path: pathlib.Path
   commit: str
   is_new: bool
+
+
+class Listing(NamedTuple):
+  """The commit of a revision, in hexadecimal digits, and the names of its files."""
+  commit: str
+  files: tuple[str, ...]
 
 
 def parse(text: str, *, kind: str = 'model') -> tuple[Repository, str]:
@@ -81,6 +101,48 @@ def parse(text: str, *, kind: str = 'model') -> tuple[Repository, str]:
   return Repository(owner, name, revision, kind), file
 
 
+@contextlib.contextmanager
+def _answering(repository: Repository, *, use: str = 'read') -> Iterator[None]:
+  """Converts the errors of a request, which are to `use` the repository: to read or write it.
+
+  `EntryNotFoundError` stays: the repository does not have the file.
+
+  Raises:
+    UserError: the repository or its revision does not exist, or may not be read or written with this token.
+    TemporaryError: the hub cannot be reached.
+  """
+  try:
+    yield
+  except (errors.HTTPError, errors.LocalTokenNotFoundError, ConnectionError, TimeoutError,
+          errors.LocalEntryNotFoundError) as error:
+    status = getattr(getattr(error, 'response', None), 'status_code', 0)
+    tokens = f'{constants.ENDPOINT}/settings/tokens'
+    token = ('the token of HF_TOKEN' if os.environ.get('HF_TOKEN') else
+             'the token of `hf auth login`' if huggingface_hub.get_token() else 'no token')
+    if isinstance(error, errors.GatedRepoError):
+      raise UserError(f'{repository}: expected access to this gated {repository.kind}, got status {status or 403} with '
+                      f'{token}.\n'
+                      f'  1. Sign in at {repository.page} and accept the license there.\n'
+                      f'  2. Create a token that may read it at {tokens}.\n'
+                      '  3. Run `hf auth login`, or set HF_TOKEN to the token.\n'
+                      'Then run the same command again.') from error
+    if isinstance(error, errors.RevisionNotFoundError):
+      raise NoRevision(f'{repository}: expected a branch, tag or commit of {repository.page}, got '
+                       f'{repository.revision!r}. Leave it out for the newest one.') from error
+    if isinstance(error, errors.RepositoryNotFoundError):
+      raise NoRepository(f'{repository}: expected a {repository.kind} of {constants.ENDPOINT}, got none of this name '
+                         f'that can be read with {token}. Check the name. For a private one, run `hf auth login` or '
+                         'set HF_TOKEN.') from error
+    if isinstance(error, errors.EntryNotFoundError) and not isinstance(error, errors.LocalEntryNotFoundError):
+      raise
+    if status in (401, 403, 404) or isinstance(error, errors.LocalTokenNotFoundError):
+      raise _NoToken(f'{repository}: expected a token that may {use} there, got status {status or 401} with {token}. '
+                      f'Create one with {use} access at {tokens}, and run `hf auth login` or set HF_TOKEN.') from error
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    raise TemporaryError(f'{repository}: expected an answer of {constants.ENDPOINT}, got "{reason}". Check the '
+                         'network, or download the files elsewhere and give the path of their folder.') from error
+
+
 def fetch(repository: Repository, file: str, *, most_bytes: int, offline: bool = False) -> File | None:
   """Returns a file of a repository, downloaded unless the cache has it; None if there is no such file.
 
@@ -96,33 +158,34 @@ def fetch(repository: Repository, file: str, *, most_bytes: int, offline: bool =
   """
   if offline or is_offline():
     return _cached(repository, file)
-  repo, kind, revision = f'{repository.owner}/{repository.name}', repository.kind, repository.revision
+  place: dict[str, Any] = {'repo_id': repository.id, 'filename': file, 'repo_type': repository.kind,
+                           'revision': repository.revision, 'endpoint': constants.ENDPOINT}
   try:
-    found = huggingface_hub.get_hf_file_metadata(
-        huggingface_hub.hf_hub_url(repo, file, repo_type=kind, revision=revision, endpoint=constants.ENDPOINT))
-    if (found.size or 0) > most_bytes:
-      raise UserError(f'{repository}/{file}: expected at most {most_bytes:,} bytes, got {found.size:,}. Use another '
-                      'address.')
-    known = _cached(repository._replace(revision=found.commit_hash or revision), file)
-    # This also stores which commit the revision is, so that it is found offline.
-    path = huggingface_hub.hf_hub_download(repo, file, repo_type=kind, revision=revision, endpoint=constants.ENDPOINT)
-    return File(pathlib.Path(path), _commit(pathlib.Path(path)), is_new=known is None)
-  except (errors.GatedRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
-    raise _refused(repository, error) from error
-  except errors.LocalEntryNotFoundError as error:  # a kind of EntryNotFoundError, but the hub did not answer
-    raise _unreachable(repository, error) from error
+    with _answering(repository):
+      about = huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(**place))
+      if (about.size or 0) > most_bytes:
+        raise UserError(f'{repository}/{file}: expected at most {most_bytes:,} bytes, got {about.size:,}. Use another '
+                        'address.')
+      known = _cached(repository._replace(revision=about.commit_hash or repository.revision), file)
+      # This also stores which commit the revision is, so that it is found offline.
+      return _file(huggingface_hub.hf_hub_download(**place), is_new=known is None)
   except errors.EntryNotFoundError:
     return None
-  except (errors.HTTPError, ConnectionError, TimeoutError) as error:
+  except (TemporaryError, _NoToken):
     if (known := _cached(repository, file)) is not None:
       return known
-    raise _unreachable(repository, error) from error
+    raise
 
 
-class Listing(NamedTuple):
-  """The commit of a revision, in hexadecimal digits, and the names of its files."""
-  commit: str
-  files: tuple[str, ...]
+def _cached(repository: Repository, file: str) -> File | None:
+  path = huggingface_hub.try_to_load_from_cache(repository.id, file, repo_type=repository.kind,
+                                                revision=repository.revision)
+  return _file(path, is_new=False) if isinstance(path, str) else None
+
+
+def _file(path: str, *, is_new: bool) -> File:
+  """Returns a file of the cache, `…/models--OWNER--NAME/snapshots/COMMIT/…`."""
+  return File(pathlib.Path(path), pathlib.Path(path).relative_to(constants.HF_HUB_CACHE).parts[2], is_new)
 
 
 def find(repository: Repository) -> Listing | None:
@@ -134,39 +197,34 @@ def find(repository: Repository) -> Listing | None:
     UserError: the repository does not exist, or may not be read with this token.
     TemporaryError: the hub cannot be reached, and the cache does not have the revision.
   """
+  folder = pathlib.Path(constants.HF_HUB_CACHE) / f'{repository.kind}s--{repository.owner}--{repository.name}'
+  ref = folder / 'refs' / repository.revision
   if is_offline():
-    return _cached_listing(repository)
+    return _cached_listing(folder, ref)
   try:
-    found = huggingface_hub.HfApi(endpoint=constants.ENDPOINT).repo_info(
-        f'{repository.owner}/{repository.name}', repo_type=repository.kind, revision=repository.revision)
-  except errors.RevisionNotFoundError:
+    with _answering(repository):
+      about = huggingface_hub.HfApi(endpoint=constants.ENDPOINT).repo_info(
+          repository.id, repo_type=repository.kind, revision=repository.revision)
+  except NoRevision:
     return None
-  except (errors.GatedRepoError, errors.RepositoryNotFoundError) as error:
-    raise _refused(repository, error) from error
-  except (errors.HTTPError, ConnectionError, TimeoutError) as error:
-    if (known := _cached_listing(repository)) is not None:
+  except (TemporaryError, _NoToken):
+    if (known := _cached_listing(folder, ref)) is not None:
       return known
-    raise _unreachable(repository, error) from error
-  if found.sha != repository.revision:
+    raise
+  if about.sha != repository.revision:
     with contextlib.suppress(OSError):  # as the package does when it downloads a file
-      place = _cache_folder(repository) / 'refs' / repository.revision
-      place.parent.mkdir(parents=True, exist_ok=True)
-      place.write_text(str(found.sha))
-  return Listing(str(found.sha), tuple(one.rfilename for one in getattr(found, 'siblings', None) or ()))
+      ref.parent.mkdir(parents=True, exist_ok=True)
+      ref.write_text(str(about.sha))
+  return Listing(str(about.sha), tuple(one.rfilename for one in getattr(about, 'siblings', None) or ()))
 
 
-def list_files(repository: Repository) -> list[str]:
-  """Returns the names of all files of a repository.
-
-  Raises:
-    TemporaryError: the hub cannot be reached.
-  """
-  try:
-    found = huggingface_hub.HfApi(endpoint=constants.ENDPOINT).repo_info(
-        f'{repository.owner}/{repository.name}', repo_type=repository.kind, revision=repository.revision)
-    return [one.rfilename for one in getattr(found, 'siblings', None) or ()]
-  except (errors.HTTPError, ConnectionError, TimeoutError) as error:
-    raise _unreachable(repository, error) from error
+def _cached_listing(folder: pathlib.Path, ref: pathlib.Path) -> Listing | None:
+  """Returns the commit and the files that the cache has of a revision; None if it has none."""
+  commit = ref.read_text().strip() if ref.is_file() else ref.name
+  if not commit or not (snapshot := folder / 'snapshots' / commit).is_dir():
+    return None
+  return Listing(commit, tuple(sorted(
+      path.relative_to(snapshot).as_posix() for path in snapshot.rglob('*') if path.is_file())))
 
 
 def upload(repository: Repository, folder: pathlib.Path, *, private: bool, message: str) -> str:
@@ -184,19 +242,10 @@ def upload(repository: Repository, folder: pathlib.Path, *, private: bool, messa
   """
   if is_offline():
     raise UserError(f'{repository}: expected a network, as the files are uploaded, got HF_HUB_OFFLINE=1. Unset it.')
-  api, repo = huggingface_hub.HfApi(endpoint=constants.ENDPOINT), f'{repository.owner}/{repository.name}'
-  try:
-    api.create_repo(repo, repo_type=repository.kind, private=private, exist_ok=True)
-    api.upload_folder(repo_id=repo, folder_path=folder, repo_type=repository.kind, commit_message=message)
-  except (errors.HfHubHTTPError, errors.LocalTokenNotFoundError) as error:
-    status = getattr(getattr(error, 'response', None), 'status_code', 401)
-    if status in (401, 403, 404):
-      raise UserError(f'{repository}: expected a token that may write there, got status {status} with '
-                      f'{_whose_token()}. Create one with write access at {constants.ENDPOINT}/settings/tokens, and '
-                      'run `hf auth login` or set HF_TOKEN.') from error
-    raise _unreachable(repository, error) from error
-  except (errors.HTTPError, ConnectionError, TimeoutError) as error:
-    raise _unreachable(repository, error) from error
+  api = huggingface_hub.HfApi(endpoint=constants.ENDPOINT)
+  with _answering(repository, use='write'):
+    api.create_repo(repository.id, repo_type=repository.kind, private=private, exist_ok=True)
+    api.upload_folder(repo_id=repository.id, folder_path=folder, repo_type=repository.kind, commit_message=message)
   return repository.page
 
 
@@ -209,64 +258,3 @@ def remove(file: File) -> None:
   """Removes a file from the cache, with its content."""
   file.path.resolve().unlink(missing_ok=True)
   file.path.unlink(missing_ok=True)
-
-
-def _cached(repository: Repository, file: str) -> File | None:
-  found = huggingface_hub.try_to_load_from_cache(f'{repository.owner}/{repository.name}', file,
-                                                 repo_type=repository.kind, revision=repository.revision)
-  return File(pathlib.Path(found), _commit(pathlib.Path(found)), is_new=False) if isinstance(found, str) else None
-
-
-def _cache_folder(repository: Repository) -> pathlib.Path:
-  return pathlib.Path(constants.HF_HUB_CACHE) / f'{repository.kind}s--{repository.owner}--{repository.name}'
-
-
-def _cached_listing(repository: Repository) -> Listing | None:
-  """Returns the commit and the files that the cache has of a revision; None if it has none."""
-  folder, commit = _cache_folder(repository), repository.revision
-  with contextlib.suppress(OSError):
-    commit = (folder / 'refs' / repository.revision).read_text().strip()
-  if not commit or not (snapshot := folder / 'snapshots' / commit).is_dir():
-    return None
-  return Listing(commit, tuple(sorted(
-      path.relative_to(snapshot).as_posix() for path in snapshot.rglob('*') if path.is_file())))
-
-
-def _refused(repository: Repository, error: Exception) -> UserError:
-  """Returns the error about a repository that may not be read, or that is not there."""
-  if isinstance(error, errors.GatedRepoError):
-    return UserError(_gated(repository, error))
-  if isinstance(error, errors.RevisionNotFoundError):
-    return UserError(f'{repository}: expected a branch, tag or commit of {repository.page}, got '
-                     f'{repository.revision!r}. Leave it out for the newest one.')
-  return NoRepository(f'{repository}: expected a {repository.kind} of {constants.ENDPOINT}, got none of this name '
-                      f'that can be read with {_whose_token()}. Check the name. For a private one, run `hf auth '
-                      'login` or set HF_TOKEN.')
-
-
-def _commit(path: pathlib.Path) -> str:
-  """Returns the commit of a file of the cache, `…/models--OWNER--NAME/snapshots/COMMIT/…`."""
-  return path.relative_to(constants.HF_HUB_CACHE).parts[2]
-
-
-def _gated(repository: Repository, error: Exception) -> str:
-  """Returns the message about a repository whose license must be accepted: its page and the three steps."""
-  status = getattr(getattr(error, 'response', None), 'status_code', 403)
-  return (f'{repository}: expected access to this gated {repository.kind}, got status {status} with '
-          f'{_whose_token()}.\n'
-          f'  1. Sign in at {repository.page} and accept the license there.\n'
-          f'  2. Create a token that may read it at {constants.ENDPOINT}/settings/tokens.\n'
-          '  3. Run `hf auth login`, or set HF_TOKEN to the token.\n'
-          'Then run the same command again.')
-
-
-def _whose_token() -> str:
-  if os.environ.get('HF_TOKEN'):
-    return 'the token of HF_TOKEN'
-  return 'the token of `hf auth login`' if huggingface_hub.get_token() else 'no token'
-
-
-def _unreachable(repository: Repository, error: Exception) -> TemporaryError:
-  reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-  return TemporaryError(f'{repository}: expected an answer of {constants.ENDPOINT}, got "{reason}". Check the network, '
-                        'or download the files elsewhere and give the path of their folder.')

@@ -51,6 +51,22 @@ def weighted_mean(values_B: Array, mask_B: Array | None = None) -> Mean:
   return Mean(jnp.where(mask_B > 0, values_B * mask_B, 0.).sum(), mask_B.sum())
 
 
+def counted(batch: Batch) -> Batch:
+  """Returns a batch with zeros in place of all numbers of the examples whose `mask [B]` is 0; without a mask, as it is.
+
+  What such an example holds reaches no network, so that not even a NaN changes a loss, a gradient or a statistic.
+  """
+  if 'mask' not in batch:
+    return batch
+  mask_B = batch['mask']
+
+  def one(x: Array) -> Array:
+    counts = mask_B.reshape(-1, *(1,) * (x.ndim - 1)) > 0
+    return jnp.where(counts, x, 0) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+  return {name: one(x) for name, x in batch.items()}
+
+
 def moments(x: Array, weight: Array) -> tuple[Array, Array]:
   """Returns mean and variance `[1, D]` of the rows of `x [R, D]` with `weight [R]` above 0."""
   total, counts = jnp.maximum(weight.sum(), 1.), weight[:, None] > 0

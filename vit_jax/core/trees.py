@@ -145,11 +145,6 @@ def _host_leaf_sums(x: np.ndarray) -> LeafSums:
   return LeafSums(mixed(0x27D4EB2F), mixed(0x165667B1))
 
 
-def _is_small_and_here(leaves: list[Any]) -> bool:
-  return (num_elements(leaves) <= _MAX_HOST_ELEMENTS
-          and all(getattr(x, 'is_fully_addressable', True) for x in leaves))
-
-
 def digest(tree: PyTree) -> str:
   """Returns the SHA-256 of the sorted (path, shape, dtype, sums) of a tree.
 
@@ -166,7 +161,7 @@ def begin_digest(tree: PyTree) -> Callable[[], str]:
   """
   named = {name: (list(np.shape(leaf)), leaf.dtype) for name, leaf in flatten(tree).items()}
   leaves = jax.tree.leaves(tree)
-  if _is_small_and_here(leaves):
+  if num_elements(leaves) <= _MAX_HOST_ELEMENTS and all(getattr(x, 'is_fully_addressable', True) for x in leaves):
     started = [_host_leaf_sums(x) for x in jax.device_get(leaves)]
   else:
     started = _jitted_leaf_sums(tree)

@@ -89,12 +89,9 @@ class Shard:
 
   parts: numbers of the parts, ascending. They need not be adjacent: the chips of one TPU host are a square of the
     slice's grid, so in the order of the mesh other hosts' chips can be between them.
-  hosts: for each of the `count` parts the number of the host that loads it; () = one host. Processes that load the same
-    parts count as one host.
   """
   parts: tuple[int, ...]
   count: int
-  hosts: tuple[int, ...] = dataclasses.field(default=(), compare=False)
 
   def rows(self, batch_size: int) -> HostArray:
     """Returns row numbers `[b] i64` of a global batch, ascending.

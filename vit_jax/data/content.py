@@ -9,9 +9,9 @@ import hashlib
 import logging
 from typing import NamedTuple
 
-from vit_jax.core import retrying
+from vit_jax.core import failures
 from vit_jax.data.image.headers import BadImage
-from vit_jax.data.source import Source, reading_error
+from vit_jax.data.source import Source, read_one, reading_error
 
 MOST_CLASSES = 1_000
 """`Content.classes` is empty above this number of classes, so that a record of it stays small."""
@@ -49,17 +49,16 @@ def read(source: Source) -> Content:
   by_class = [_Sum() for _ in names]
   for index in range(len(source)):
     try:
-      record = retrying.retried(lambda: source[index], lambda: f'reading {source.describe(index)}')  # noqa: B023
+      record = failures.retried(lambda: read_one(source, index), lambda: f'reading {source.describe(index)}')  # noqa: B023
     except (BadImage, OSError) as error:
       raise reading_error(error, source, index, expected='an image') from error
     stored = record.image
     image = hashlib.sha256(stored if isinstance(stored, bytes) else
                            repr(stored.shape).encode() + stored.tobytes()).digest()
-    own = record.labels if record.labels is not None else (record.label,) if record.label >= 0 else ()
     images.add(image)
     order.update(image)
-    labels.add(image + repr([names[label] for label in own]).encode() + (record.mask or b''))
-    for label in own:
+    labels.add(image + repr([names[label] for label in record.labels]).encode() + (record.mask or b''))
+    for label in record.labels:
       by_class[label].add(image)
   labels.add(repr(names).encode())
   return Content(len(source), images.text(), labels.text(), order.hexdigest(),

@@ -12,55 +12,181 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from vit_jax.core import retrying
+from vit_jax.core import failures
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.files import access
 from vit_jax.data.image.headers import BadImage
 
 UNKNOWN = -1
 """Value of `most_labels` if images have several labels, and the largest number is not known without reading them."""
 UNLABELED = ('unlabeled',)
 """The only class of images without labels."""
+_LOOKED_AT = 100  # examples that show whether a source has captions
 
 
 class Record(NamedTuple):
-  """A stored example: encoded bytes or `[H, W, 3 or 1] u8`, and its class.
-
-  If the images of a source have any number of classes, `labels` has all of them, and `label` is the first, or -1.
-  If they have masks (`has_masks`), `mask` is the encoded mask, and `label` is -1.
-  """
+  """A stored example: encoded bytes or `[H, W, 3 or 1] u8`, its classes, and its encoded mask if it has one."""
   image: bytes | HostArray
-  label: int
-  labels: tuple[int, ...] | None = None
+  labels: tuple[int, ...] = ()
   mask: bytes | None = None
 
-  @classmethod
-  def multilabel(cls, image: bytes | HostArray, labels: Sequence[int]) -> Record:
-    """Returns an example with these classes."""
-    return cls(image, int(labels[0]) if len(labels) else -1, tuple(int(c) for c in labels))
+  @property
+  def label(self) -> int:
+    """The first class; -1 if there is none."""
+    return self.labels[0] if self.labels else -1
 
 
 class Source(Protocol):
-  """A split, or a part of one, in a fixed order."""
+  """A split, or a part of one, in a fixed order.
+
+  digest: identity of the data: it changes with the number, the sizes and the labels of the examples.
+  most_labels: 0 if every example has one class; else the largest number of classes of an example, or `UNKNOWN`.
+  """
   name: str
   class_names: tuple[str, ...]
   digest: str
-  """Identity of the data: it changes with the number, the sizes and the labels of the examples."""
+
+  @property
+  def most_labels(self) -> int:
+    ...
 
   def __len__(self) -> int:
     ...
 
-  def __getitem__(self, index: int) -> Record:
+  def read(self, rows: Sequence[int]) -> Iterator[Record]:
+    """Yields stored examples. Raises BadImage at one that is damaged, and OSError if its file cannot be read."""
     ...
 
-  def label(self, index: int) -> int:
-    """Returns the class of an example, if possible without reading its image."""
+  def labels(self, row: int) -> tuple[int, ...]:
+    """Returns the classes of an example, if possible without reading its image. Raises BadImage if it is damaged."""
     ...
 
-  def describe(self, index: int) -> str:
+  def captions(self, row: int) -> tuple[str, ...]:
+    """Returns the texts of an example; () if there are none. Raises BadImage if it is damaged."""
+    ...
+
+  def describe(self, row: int) -> str:
     """Returns a name by which a person finds the example."""
     ...
+
+
+class Rows:
+  """Base of a source that reads examples one at a time; a subclass has the other methods of `Source`, and `example`."""
+  most_labels: int = 0
+
+  def example(self, row: int) -> Record:
+    """Returns a stored example. Raises BadImage if it is damaged, and OSError if its file cannot be read."""
+    raise NotImplementedError
+
+  def read(self, rows: Sequence[int]) -> Iterator[Record]:
+    """Yields stored examples."""
+    return map(self.example, rows)
+
+  def captions(self, row: int) -> tuple[str, ...]:
+    """Returns (), as the source has no texts."""
+    del row
+    return ()
+
+
+class Part(NamedTuple):
+  """Rows of a source; and `labels`, the numbers of its classes among other ones. None = all rows, the same numbers."""
+  source: Source
+  rows: range | HostArray | None = None
+  labels: tuple[int, ...] | None = None
+
+  @property
+  def digest(self) -> str:
+    """Identity of the examples, unless `rows` is a range, which the identity of the whole names."""
+    found = self.source.digest
+    if self.labels is not None:
+      found = _sha256(f'{found} {list(self.labels)}'.encode())
+    return _sha256(found.encode() + self.rows.tobytes()) if isinstance(self.rows, np.ndarray) else found
+
+
+class Parts:
+  """Parts of sources, one after the other, as one source: slices, hold-outs, mixtures, and other numbers of classes."""
+
+  def __init__(self, parts: Sequence[Part], *, name: str = '', title: str = '',
+               class_names: tuple[str, ...] | None = None) -> None:
+    """Takes the parts; name and classes are by default those of the first source."""
+    first = parts[0].source
+    self.parts = tuple(part._replace(rows=np.asarray(part.rows, np.int64)) if part.rows is not None
+                       and not isinstance(part.rows, range) else part for part in parts)
+    self.name, self.title = name or first.name, title or ('' if name else getattr(first, 'title', ''))
+    self.class_names = first.class_names if class_names is None else class_names
+    self._starts = np.cumsum([0, *map(_length, self.parts)]).tolist()
+    if len(parts) == 1 and not isinstance(parts[0].rows, range):
+      self.digest = self.parts[0].digest
+    else:
+      spans = [part.rows if isinstance(part.rows, range) else range(_length(part)) for part in self.parts]
+      self.digest = _sha256(' '.join(f'{part.digest}[{span.start}:{span.stop}]' for part, span in zip(
+          self.parts, spans, strict=True)).encode())
+
+  def __len__(self) -> int:
+    return int(self._starts[-1])
+
+  @property
+  def most_labels(self) -> int:
+    counts = [part.source.most_labels for part in self.parts]
+    return UNKNOWN if UNKNOWN in counts else max(counts)
+
+  def find(self, row: int) -> tuple[Part, int]:
+    """Returns the part of an example, and its row in the source of that part."""
+    if not 0 <= row < len(self):
+      raise IndexError(f'{self.name}: expected an index below {len(self):,}, got {row}')
+    number = bisect.bisect_right(self._starts, row) - 1
+    part, place = self.parts[number], row - self._starts[number]
+    return part, place if part.rows is None else int(part.rows[place])
+
+  def read(self, rows: Sequence[int]) -> Iterator[Record]:
+    found = [self.find(row) for row in rows]
+    streams = {id(part): part.source.read([place for one, place in found if one is part]) for part, _ in found}
+    for part, _ in found:
+      record = next(streams[id(part)])
+      yield record if part.labels is None else record._replace(labels=_renumbered(part, record.labels))
+
+  def labels(self, row: int) -> tuple[int, ...]:
+    part, place = self.find(row)
+    return _renumbered(part, part.source.labels(place))
+
+  def captions(self, row: int) -> tuple[str, ...]:
+    part, place = self.find(row)
+    return part.source.captions(place)
+
+  def describe(self, row: int) -> str:
+    part, place = self.find(row)
+    return part.source.describe(place)
+
+
+def _length(part: Part) -> int:
+  return len(part.source) if part.rows is None else len(part.rows)
+
+
+def _renumbered(part: Part, labels: tuple[int, ...]) -> tuple[int, ...]:
+  return labels if part.labels is None else tuple(part.labels[label] for label in labels)
+
+
+def _counts(sizes: Sequence[int] | HostArray, part: Part) -> HostArray:
+  """Returns how many examples of each group a part has, given the sizes of all groups of its source."""
+  ends = np.cumsum(sizes)
+  if isinstance(part.rows, np.ndarray):
+    return np.diff(np.searchsorted(part.rows, np.append(0, ends)))
+  rows = range(_length(part)) if part.rows is None else part.rows
+  return np.maximum(0, np.minimum(ends, rows.stop) - np.maximum(ends - sizes, rows.start))
+
+
+def _sha256(content: bytes) -> str:
+  return hashlib.sha256(content).hexdigest()
+
+
+def take(source: Source, rows: Sequence[int] | HostArray, *, name: str, title: str = '') -> Parts:
+  """Returns the examples `rows` of a source."""
+  return Parts([Part(source, rows if isinstance(rows, range) else np.asarray(rows, np.int64))], name=name, title=title)
+
+
+def take_first(source: Source, num: int) -> Source:
+  """Returns the first `num` examples of a source, or all if it has fewer; 0 = all."""
+  return take(source, np.arange(num), name=f'{source.name}[:{num}]') if 0 < num < len(source) else source
 
 
 def title(source: Source) -> str:
@@ -68,87 +194,48 @@ def title(source: Source) -> str:
   return getattr(source, 'title', '') or source.name
 
 
-def most_labels(source: Source) -> int:
-  """Returns 0 if every image has one class; else the largest number of classes of an image, or `UNKNOWN`."""
-  return getattr(source, 'most_labels', 0)
+def read_one(source: Source, row: int) -> Record:
+  """Returns a stored example. Raises BadImage if it is damaged, and OSError if its file cannot be read."""
+  return next(iter(source.read((row,))))
+
+
+def first_label(source: Source, row: int) -> int:
+  """Returns the first class of an example; -1 if it has none. Raises BadImage if it is damaged."""
+  return next(iter(source.labels(row)), -1)
+
+
+def find_origin(source: Source, row: int) -> tuple[Source, int]:
+  """Returns the stored source of an example, and its row there, through all parts."""
+  while isinstance(source, Parts):
+    part, row = source.find(row)
+    source = part.source
+  return source, row
+
+
+def origins(source: Source) -> list[Source]:
+  """Returns the stored sources of the examples, through all parts, each once."""
+  if not isinstance(source, Parts):
+    return [source]
+  return list({id(one): one for part in source.parts for one in origins(part.source)}.values())
 
 
 def has_masks(source: Source) -> bool:
   """Returns whether the images of a source have masks, which give each pixel a class, in place of classes."""
-  return hasattr(find_origin(source, 0)[0] if len(source) else source, 'describe_mask')
+  return hasattr(origins(source)[0], 'describe_mask')
 
 
-class Part(NamedTuple):
-  """Examples `start` to `stop` of a source."""
-  source: Source
-  start: int
-  stop: int
+def has_captions(source: Source) -> bool:
+  """Returns whether a stored source has captions: it names their column, or some of the first examples have one."""
+  column: str | None = getattr(source, 'caption_column', None)
+  return bool(column) if column is not None else any(
+      _has_caption(source, row) for row in range(min(len(source), _LOOKED_AT)))
 
 
-class Derived:
-  """A source whose examples are those of others; subclasses define `origin`, which maps indexes to theirs."""
-
-  def origin(self, index: int) -> tuple[Source, int]:
-    """Returns the source of an example, and its index there."""
-    raise NotImplementedError
-
-  def __getitem__(self, index: int) -> Record:
-    source, place = self.origin(index)
-    return source[place]
-
-  def label(self, index: int) -> int:
-    source, place = self.origin(index)
-    return source.label(place)
-
-  def describe(self, index: int) -> str:
-    source, place = self.origin(index)
-    return source.describe(place)
-
-
-class ConcatSource(Derived):
-  """Parts of sources, one after the other, as one source."""
-
-  def __init__(self, parts: Sequence[Part], *, name: str, title: str = '') -> None:
-    self.name, self.title, self.parts = name, title, tuple(parts)
-    self.class_names = parts[0].source.class_names
-    self._starts = [sum(p.stop - p.start for p in parts[:i]) for i in range(len(parts) + 1)]
-    text = ' '.join(f'{p.source.digest}[{p.start}:{p.stop}]' for p in parts)
-    self.digest = hashlib.sha256(text.encode()).hexdigest()
-
-  def __len__(self) -> int:
-    return self._starts[-1]
-
-  @property
-  def most_labels(self) -> int:
-    counts = [most_labels(part.source) for part in self.parts]
-    return UNKNOWN if UNKNOWN in counts else max(counts)
-
-  def origin(self, index: int) -> tuple[Source, int]:
-    if not 0 <= index < len(self):
-      raise IndexError(f'{self.name}: expected an index below {len(self):,}, got {index}')
-    number = bisect.bisect_right(self._starts, index) - 1
-    part = self.parts[number]
-    return part.source, part.start + index - self._starts[number]
-
-
-def shard_sizes(source: Source) -> list[int] | None:
-  """Returns the number of examples in each shard of a source, in order; None if it does not consist of shards."""
-  if isinstance(source, ConcatSource):
-    inner = [(shard_sizes(part.source), part) for part in source.parts]
-    return None if any(sizes is None for sizes, _ in inner) else [
-        num for sizes, part in inner for num in _clipped(sizes or [], part.start, part.stop)]
-  if isinstance(source, Relabeled):
-    return shard_sizes(source.origin(0)[0])
-  return getattr(source, 'shard_sizes', None)
-
-
-def _clipped(sizes: Sequence[int], start: int, stop: int) -> Iterator[int]:
-  """Yields the number of examples of each shard between two places; shards without any are left out."""
-  first = 0
-  for size in sizes:
-    if (num := min(stop, first + size) - max(start, first)) > 0:
-      yield num
-    first += size
+def _has_caption(source: Source, row: int) -> bool:
+  try:
+    return bool(source.captions(row))
+  except (BadImage, OSError):  # reported where it is read
+    return True
 
 
 class RowGroups(NamedTuple):
@@ -167,119 +254,44 @@ class RowGroups(NamedTuple):
     """How many row groups are shuffled at a time, at least one: a quarter of the memory is for those that follow."""
     return max(1, min(len(self.sizes), int(0.75 * self.held_bytes / max(1., float(self.num_bytes.mean())))))
 
-
   def take(self, sizes: HostArray) -> RowGroups:
     """Returns those of a part that has so many examples of each, `[N] i64`."""
     return self._replace(sizes=sizes[sizes > 0], num_bytes=self.num_bytes[sizes > 0])
 
 
-class Subset(Derived):
-  """The examples `rows` of a source."""
-
-  def __init__(self, source: Source, rows: Sequence[int] | HostArray, *, name: str, title: str = '') -> None:
-    self.name, self.title, self.class_names, self._source = name, title, source.class_names, source
-    self._rows = np.asarray(rows, np.int64)
-    self.digest = hashlib.sha256(source.digest.encode() + self._rows.tobytes()).hexdigest()
-
-  def __len__(self) -> int:
-    return len(self._rows)
-
-  @property
-  def most_labels(self) -> int:
-    return most_labels(self._source)
-
-  def origin(self, index: int) -> tuple[Source, int]:
-    return self._source, int(self._rows[index])
-
-
-class Relabeled(Derived):
-  """A source whose class c has the number `labels[c]`, `labels [C] i32`, among other class names."""
-
-  def __init__(self, source: Source, labels: HostArray, class_names: tuple[str, ...]) -> None:
-    self.name, self.title, self.class_names = source.name, title(source), class_names
-    self._source, self._labels = source, labels
-    self.digest = hashlib.sha256(f'{source.digest} {labels.tolist()}'.encode()).hexdigest()
-
-  def __len__(self) -> int:
-    return len(self._source)
-
-  def __getitem__(self, index: int) -> Record:
-    record = self._source[index]
-    if record.labels is not None:
-      return Record.multilabel(record.image, [int(self._labels[c]) for c in record.labels])
-    return record._replace(label=int(self._labels[record.label]))
-
-  def label(self, index: int) -> int:
-    label = self._source.label(index)
-    return int(self._labels[label]) if label >= 0 else label
-
-  @property
-  def most_labels(self) -> int:
-    return most_labels(self._source)
-
-  def origin(self, index: int) -> tuple[Source, int]:
-    return self._source, index
-
-
 def row_groups(source: Source) -> RowGroups | None:
   """Returns the row groups of a source or of a part of one; None if its examples are read one by one."""
-  if isinstance(source, ConcatSource):
-    parts = [_clipped_groups(row_groups(part.source), part) for part in source.parts]
-    found = [part for part in parts if part]
-    return None if len(found) < len(parts) else RowGroups(
-        np.concatenate([one.sizes for one in found]), np.concatenate([one.num_bytes for one in found]),
-        found[0].held_bytes)
-  if isinstance(source, Relabeled):
-    return row_groups(source._source)
-  if isinstance(source, Subset):
-    inner, rows = row_groups(source._source), source._rows
-    if inner is None or (np.diff(rows) <= 0).any():
+  if not isinstance(source, Parts):
+    return getattr(source, 'row_groups', None)
+  found = list[RowGroups]()
+  for part in source.parts:
+    inner = row_groups(part.source)
+    if inner is None or (isinstance(part.rows, np.ndarray) and (np.diff(part.rows) <= 0).any()):
       return None
-    return inner.take(np.diff(np.searchsorted(rows, np.append(0, np.cumsum(inner.sizes)))))
-  return getattr(source, 'row_groups', None)
-
-
-def _clipped_groups(found: RowGroups | None, part: Part) -> RowGroups | None:
-  if found is None:
-    return None
-  ends = np.cumsum(found.sizes)
-  return found.take(np.minimum(ends, part.stop) - np.maximum(ends - found.sizes, part.start))
-
-
-def take_first(source: Source, num: int) -> Source:
-  """Returns the first `num` examples of a source, or all if it has fewer; 0 = all."""
-  if not 0 < num < len(source):
-    return source
-  return Subset(source, np.arange(num), name=f'{source.name}[:{num}]')
-
-
-def find_origin(source: Source, index: int) -> tuple[Source, int]:
-  """Returns the stored source of an example, and its index there, through all parts and subsets."""
-  while isinstance(source, Derived):
-    source, index = source.origin(index)
-  return source, index
+    found.append(inner.take(_counts(inner.sizes, part)))
+  return RowGroups(np.concatenate([one.sizes for one in found]), np.concatenate([one.num_bytes for one in found]),
+                   found[0].held_bytes)
 
 
 def read_labels(source: Source) -> HostArray:
-  """Returns the class of each example, `[S] i32`; all records are read if the source stores records.
+  """Returns the first class of each example, `[S] i32`, -1 if it has none; some sources read all records for this.
 
   Raises:
     UserError: a record is damaged, so that its class is not known, or it cannot be read.
   """
   found = np.empty(len(source), np.int32)
-  for index in range(len(source)):
+  for row in range(len(source)):
     try:
-      found[index] = retrying.retried(lambda: source.label(index),  # noqa: B023
-                                      lambda: f'reading {source.describe(index)}')  # noqa: B023
+      found[row] = failures.retried(lambda: first_label(source, row),  # noqa: B023
+                                    lambda: f'reading {source.describe(row)}')  # noqa: B023
     except (BadImage, OSError) as error:
-      raise reading_error(error, source, index, expected='its class') from error
+      raise reading_error(error, source, row, expected='its class') from error
   return found
 
 
-def reading_error(error: BadImage | OSError, source: Source, index: int, *,
-                  expected: str) -> UserError | TemporaryError:
+def reading_error(error: BadImage | OSError, source: Source, row: int, *, expected: str) -> UserError | TemporaryError:
   """Returns the error about an example that cannot be read: its record is damaged, or an error of the system."""
   if isinstance(error, OSError):
-    return access.unreadable(error, source.describe(index))
-  return UserError(f'{source.describe(index)}: expected {expected}, got a damaged record ({error}). Copy or prepare '
+    return failures.unreadable(error, source.describe(row))
+  return UserError(f'{source.describe(row)}: expected {expected}, got a damaged record ({error}). Copy or prepare '
                    'the dataset again.')

@@ -19,8 +19,7 @@ from vit_jax.config.schema import TextRule
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray, PyTree
 from vit_jax.data.image.headers import BadImage
-from vit_jax.data.source import Source, find_origin, title
-from vit_jax.data.text import captions
+from vit_jax.data.source import Source, has_captions, origins, title
 from vit_jax.data.text import prompts as prompting
 from vit_jax.evaluate import features, problems
 from vit_jax.evaluate.features import Split
@@ -114,15 +113,15 @@ def read_texts(source: Source, rule: TextRule, most: int, where: str, *, advice:
   Raises:
     UserError: the source has no captions.
   """
-  found: list[list[str]] = []
-  for index in range(len(source)):
-    stored, place = find_origin(source, index)
-    if not captions.has_captions(stored):
-      raise UserError(f'{where}: expected a source with captions, got {title(stored)}. ' + (
+  for one in origins(source):
+    if not has_captions(one):
+      raise UserError(f'{where}: expected a source with captions, got {title(one)}. ' + (
           advice or f'Set {where}.source=wds:PATH, or leave this evaluation out.'))
+  found: list[list[str]] = []
+  for row in range(len(source)):
     found.append([])
     with contextlib.suppress(BadImage):
-      found[-1] = [prompting.simplify(text, rule) for text in stored.captions(place)[:most]]  # type: ignore[attr-defined]
+      found[-1] = [prompting.simplify(text, rule) for text in source.captions(row)[:most]]
   if without := sum(not texts for texts in found):
     log.warning('%s: %s of %s images have no usable caption, and do not count.', where, f'{without:,}',
                 f'{len(found):,}')

@@ -1,9 +1,10 @@
 """Top-1, top-5 and NLL over a split, in which every example counts once; optionally calibration and per-class accuracy.
 
 The prediction for an example with several targets (`label_list`, multi-hot `labels`) is correct if it is any of them;
-an example without a target does not count. If only some classes are allowed, the logits of the others are ignored. Sums
-are accumulated in f32 within a batch on the devices and in float64 over batches, and divided at the end, so metrics do
-not depend on the batch size.
+an example without a target does not count. If only some classes are allowed, the logits of the others are ignored, and
+these classes are never correct. Images with several labels also have `map`, `auroc` and `f1` (`several_labels.py`).
+Sums are accumulated in f32 within a batch on the devices and in float64 over batches, and divided at the end, so
+metrics do not depend on the batch size.
 """
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from vit_jax.core.numerics import class_targets, weighted_mean
 from vit_jax.core.types import Array, Batch, Mean, Outputs, PyTree
 from vit_jax.data.labels import classes, real
 from vit_jax.data.source import read_labels, title
-from vit_jax.evaluate import problems, targets
+from vit_jax.evaluate import problems, several_labels, targets
 from vit_jax.evaluate.resources import Make, Resources, check_single
 from vit_jax.evaluate.results import Guesses, Measuring, Result, mark, named
 from vit_jax.parallel import mesh as meshes
@@ -54,19 +55,21 @@ class TopK:
     metrics: additional metrics of `FURTHER`.
     num_classes: of the labels and of the logits.
     allowed: `[C]` bool, the classes that can be predicted; None = all.
+    several: whether each class is a decision of its own, which has the metrics of `several_labels.py`.
     limit: number of examples to which the split was truncated; 0 = not truncated.
     name: of the evaluation and its data, for messages.
     bar: whether progress may be shown as a bar.
   """
 
   def __init__(self, predict: Predict, prepare: Prepare, loader: EvalLoader, *, mesh: Mesh, metrics: tuple[str, ...],
-               num_classes: int, allowed: np.ndarray | None = None, limit: int = 0, name: str = 'the split',
-               bar: bool = False) -> None:
+               num_classes: int, allowed: np.ndarray | None = None, several: bool = False, limit: int = 0,
+               name: str = 'the split', bar: bool = False) -> None:
     problems.check_size(name, loader.num_examples)
     self._predict, self._prepare, self._loader, self._mesh = predict, prepare, loader, mesh
     self._rows, self._more = meshes.local_rows(mesh), metrics
     self._allowed = np.ones(num_classes, bool) if allowed is None else allowed
     self._limit, self._name, self._bar = limit, name, bar
+    self._several = several and _fits(name, loader.num_examples, num_classes)
 
   def run(self, selected: PyTree, step: int) -> dict[str, float]:
     """Returns `top1`, `top5`, `nll` and the additional `metrics` of the view's `selected` parameters."""
@@ -81,6 +84,7 @@ class TopK:
     """
     totals: dict[str, np.ndarray] = {}
     parts: list[dict[str, np.ndarray]] = []
+    scores: list[tuple[np.ndarray, np.ndarray]] = []
     self._is_single = True
     done, total = 0, self._loader.num_examples
     with TaskProgress(self._name, total, unit='images', bar=self._bar, active=jax.process_index() == 0) as progress:
@@ -88,6 +92,9 @@ class TopK:
         problems.check_finite(self._name, int(sums.pop('broken')), selected)
         for name, one in sums.items():
           totals[name] = totals.get(name, 0.) + np.asarray(one, np.float64)
+        if self._several:
+          valid = rows['valid'] > 0
+          scores.append((rows['score'][valid], rows['target'][valid]))
         kept = rows['mask'] > 0
         parts.append({name: rows[name][kept] for name in _GUESSED})
         done += len(rows['mask'])
@@ -96,6 +103,8 @@ class TopK:
     problems.check_counted(self._name, num_counted, total)
     metrics = {name: float(totals[name][0] / totals[name][1]) for name in METRICS}
     metrics |= {name: FURTHER[name].finish(totals[name]) for name in self._more}
+    if self._several:
+      metrics |= several_labels.measure(*(np.concatenate(one) for one in zip(*scores, strict=True)))
     guesses = Guesses(**{name: np.concatenate([part[name] for part in parts]) for name in _GUESSED},
                       is_single=self._is_single)
     return Result(named(metrics, self._limit), num_counted, guesses, mark('top1', self._limit))
@@ -113,13 +122,14 @@ class TopK:
     self._is_single = self._is_single and has_one_target(batch)
     placed = meshes.put_batch(batch, self._mesh, self._rows)
     try:
-      return _evaluate(self._predict, self._prepare, self._mesh, self._more, selected, self._allowed, placed)
+      return _evaluate(self._predict, self._prepare, self._mesh, self._more, self._several, selected, self._allowed,
+                       placed)
     except UserError as error:  # raised while tracing, from shapes
       raise UserError(f'{self._name}: {error}') from None
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _evaluate(predict: Predict, prepare: Prepare, mesh: Mesh, more: tuple[str, ...], selected: PyTree,
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def _evaluate(predict: Predict, prepare: Prepare, mesh: Mesh, more: tuple[str, ...], several: bool, selected: PyTree,
               allowed_C: Array, batch: Batch) -> Counted:
   with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
     prepared = prepare(batch, jax.random.key(0), jnp.zeros((), jnp.int32))
@@ -130,6 +140,9 @@ def _evaluate(predict: Predict, prepare: Prepare, mesh: Mesh, more: tuple[str, .
     problems.check_classes(logits_BC.shape[-1], len(allowed_C))
     broken_B = ~jnp.isfinite(logits_BC).all(-1) & (batch['mask'] > 0)
     counts, rows = count(jnp.where(allowed_C[None], logits_BC.astype(jnp.float32), _EXCLUDED), batch, more)
+    if several:
+      rows |= {'valid': batch['mask'], 'score': logits_BC.astype(jnp.float32),
+               'target': class_targets(batch, len(allowed_C)) > 0}
   whole = meshes.replicated(mesh)
   return ({**counts, 'broken': broken_B.sum()},
           {name: jax.lax.with_sharding_constraint(x, whole) for name, x in rows.items()})
@@ -146,7 +159,7 @@ def count(logits_BC: Array, batch: Batch, more: tuple[str, ...] = ()) -> Counted
   num_targets_B = target_BC.sum(-1)
   mask_B = batch['mask'] * (num_targets_B > 0)
   log_p_top_BK, top_BK = jax.lax.top_k(log_p_BC, min(TOP, num_classes))
-  hits_BK = jnp.take_along_axis(target_BC, top_BK, -1)
+  hits_BK = jnp.where(log_p_top_BK > _EXCLUDED / 2, jnp.take_along_axis(target_BC, top_BK, -1), 0.)
   nll_B = -(target_BC * log_p_BC).sum(-1) / jnp.maximum(num_targets_B, 1.)
   means: dict[str, Mean | Array] = {
       'top1': weighted_mean(hits_BK[:, 0], mask_B), 'top5': weighted_mean(hits_BK.max(-1), mask_B),
@@ -157,6 +170,15 @@ def count(logits_BC: Array, batch: Batch, more: tuple[str, ...] = ()) -> Counted
     label_B = jnp.where(hits_BK[:, 0] > 0, top_BK[:, 0], label_B)
   return means, {'mask': mask_B, 'index': batch['index'], 'label': label_B, 'top': top_BK,
                  'probability': jnp.exp(log_p_top_BK)}
+
+
+def _fits(name: str, num_examples: int, num_classes: int) -> bool:
+  """Returns whether the scores of a split fit into memory; warns if they do not."""
+  size = several_labels.num_bytes(num_examples, num_classes)
+  if size > several_labels.MOST_BYTES:
+    log.warning('%s: map, auroc and f1 are left out: the scores of %s images and %s classes take %.1f GiB. Set '
+                'limit to measure them on a part.', name, f'{num_examples:,}', f'{num_classes:,}', size / 2**30)
+  return size <= several_labels.MOST_BYTES
 
 
 def has_one_target(batch: Batch) -> bool:
@@ -230,11 +252,16 @@ def build(resources: Resources, name: str, settings: schema.TopK) -> Make:
       inner, by_class=by_class, num_classes=len(network), by_example=by_example)
   if settings.only_present:
     check_single(f'{where}.only_present', source)
+  is_each = by_example is None and all(len(one) == 1 for one in by_class)  # not any of several classes that mean one
+  several = is_each and source.most_labels not in (0, 1)
   allowed = targets.present(by_class, read_labels(source), len(network)) if settings.only_present else None
+  if (len(network) if allowed is None else int(allowed.sum())) < 2:
+    raise UserError(f'{where}: expected guesses among at least two classes, got one, by which each image is right. '
+                    'Leave this evaluation out with --config.evals=…, or set only_present=false.')
 
   def make(view: str) -> Measuring:
     return TopK(
         resources.views[view].predict, resources.prepare, loader, mesh=resources.mesh, metrics=settings.metrics,
-        num_classes=len(network), allowed=allowed, limit=settings.limit, name=f'{where} ({title(source)}, {view})',
-        bar=resources.bar)
+        num_classes=len(network), allowed=allowed, several=several, limit=settings.limit,
+        name=f'{where} ({title(source)}, {view})', bar=resources.bar)
   return make

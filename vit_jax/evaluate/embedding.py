@@ -3,10 +3,12 @@
 The examples are divided into shards in the order of the source. A shard is computed as a whole, in batches of its own,
 and is written under a temporary name, so that its bytes do not depend on the process that makes it, nor on kills. Each
 process of several makes some of the shards; all must share the folder. Finished shards have a note beside them
-(`NAME.done`). Everything is in `TARGET.part` until the end; then process 0 completes the target.
+(`NAME.done`). Everything is in the folder of `files.Unfinished` until the end; then process 0 compares the checksums
+and completes the target.
 """
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -20,36 +22,35 @@ import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax.config import schema
-from vit_jax.core import os_errors
+from vit_jax.core import documents, failures, files
 from vit_jax.core.contracts import View
-from vit_jax.core.errors import UserError
+from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Array, HostArray, PyTree
+from vit_jax.data import loader as loaders
 from vit_jax.data.device.prepare import prepare_eval
 from vit_jax.data.files import checksums
 from vit_jax.data.image import transform as transforms
-from vit_jax.data.pipeline import batches
-from vit_jax.data.pipeline import loader as loaders
-from vit_jax.data.source import ConcatSource, Part, Source
-from vit_jax.evaluate import features
-from vit_jax.evaluate.embedding_files import INFO, Block, Format, Notes
+from vit_jax.data.source import Source, take
+from vit_jax.evaluate import embedding_files, features
+from vit_jax.evaluate.embedding_files import INFO, SUMS, Block, Format, Notes
 from vit_jax.evaluate.features import Reader
 from vit_jax.evaluate.store import Store
 
 SHARD_BYTES, SHARD_EXAMPLES, SHARDS = 2**28, 2**12, 16
 """The most that a shard holds, as it is in memory while it is made, and a kill loses it; and the number of shards of a
 small source, so that several processes have some each."""
-NOTE, PLAN, HALF = '.done', 'plan.json', '.half'
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Probabilities:
-  """Reads the softmax of the logits of a view, `[B, C]`."""
+  """Reads the softmax, or the sigmoids, of the logits of a view, `[B, C]`."""
   view: View
+  is_sigmoid: bool = False
 
   def __call__(self, selected: PyTree, image: Array) -> Array:
     logits = self.view.predict(selected, image).logits
     assert logits is not None
-    return jax.nn.softmax(logits.astype(jnp.float32))
+    return (jax.nn.sigmoid if self.is_sigmoid else jax.nn.softmax)(logits.astype(jnp.float32))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -101,7 +102,7 @@ class Extractor:
 
   def __call__(self, rows: range) -> Block:
     """Returns the values of a range of examples; those that cannot be decoded are zeros, and have a problem."""
-    part = ConcatSource([Part(self.source, rows.start, rows.stop)], name=self.source.name)
+    part = take(self.source, rows, name=self.source.name)
     shard = features.meshes.local_rows(self.mesh)
     loader = loaders.eval_loader(part, recipe=self.recipe, image_px=self.image_px, batch_size=self.batch_size,
                                  shard=shard, threads=self.threads, workers=0)
@@ -117,7 +118,7 @@ class Extractor:
         block.name[start:stop] = [part.describe(index) for index in range(start, stop)]
         for row in np.flatnonzero(flat[3] == 0).tolist():
           fit = transforms.eval_transform(self.recipe, self.image_px)
-          block.problem[start + row] = batches.reason_bad(part, start + row, fit)
+          block.problem[start + row] = loaders.reason_bad(part, start + row, fit)
         self.on_done(stop)
     finally:
       loader.close()
@@ -166,8 +167,9 @@ class Work:
   format: Format
 
   @property
-  def part(self) -> pathlib.Path:
-    return self.target.with_name(f'{self.target.name}.part')
+  def unfinished(self) -> files.Unfinished:
+    names = {self._name(number) for number in range(len(self.shards))}
+    return files.Unfinished(self.target, json.dumps(self.info), names | {INFO, SUMS})
 
   @property
   def shards(self) -> list[range]:
@@ -176,10 +178,13 @@ class Work:
 
   def path(self, number: int) -> pathlib.Path:
     """Returns the path of an unfinished target's shard."""
-    return self.part / f'{self.info["what"]}-{number:05d}-of-{len(self.shards):05d}{self.format.suffix}'
+    return self.unfinished.folder / self._name(number)
+
+  def _name(self, number: int) -> str:
+    return f'{self.info["what"]}-{number:05d}-of-{len(self.shards):05d}{self.format.suffix}'
 
   def note(self, number: int) -> pathlib.Path:
-    return self.path(number).with_name(f'{self.path(number).name}{NOTE}')
+    return self.path(number).with_name(f'{self.path(number).name}{files.NOTE}')
 
   def num_finished(self) -> int:
     """Returns the number of examples of the shards that are finished, by any process."""
@@ -202,77 +207,67 @@ def write(work: Work, compute: Callable[[range], Block], *, share: tuple[int, in
   Raises:
     UserError: the target, or its unfinished files, have other content, or cannot be written.
   """
-  plan = json.dumps(work.info)
-  if work.target.exists() and not _is_empty(work.target):
-    if work.format.read_info(work.target) != json.loads(plan):
+  unfinished = work.unfinished
+  is_folder = work.format.finish is embedding_files.finish_folder
+  if not files.is_new(work.target) or (work.target.is_dir() and not is_folder):
+    if embedding_files.planned(work.format.read_info(work.target)) != documents.parse(unfinished.plan):
       raise UserError(f'--to={work.target}: expected a new file or folder, got one with other content. Choose another, '
                       'or remove it.')
+    unfinished.discard()
     return None
   notes: Notes = []
   meet('embedding seen')
   try:
-    if not share[0]:
-      _begin(work, plan)
-    meet('embedding begun')
-    is_whole = (work.part / INFO).is_file()  # its last step was interrupted
-    for number, rows in enumerate(work.shards):
-      if number % share[1] == share[0] and not work.note(number).exists() and not is_whole:
-        _write_shard(work, number, compute(rows))
-    meet('embedding computed')
-    if not share[0]:
-      if not is_whole:
-        notes = [_read_note(work, number) for number in range(len(work.shards))]
-      _finish(work, notes)
-    meet('embedding whole')
+    with contextlib.nullcontext(unfinished.folder) if share[0] else unfinished.open() as part:
+      meet('embedding begun')
+      is_whole = (part / INFO).is_file()  # its last step was interrupted
+      for number, rows in enumerate(work.shards):
+        if number % share[1] == share[0] and not work.note(number).exists() and not is_whole:
+          _write_shard(work, number, compute(rows))
+      meet('embedding computed')
+      if not share[0]:
+        if not is_whole:
+          notes = [_read_note(work, number) for number in range(len(work.shards))]
+        _finish(work, notes)
+      meet('embedding whole')
   except OSError as error:
-    raise os_errors.writing(f'--to={work.target}', error) from error
+    raise failures.writing(f'--to={work.target}', error) from error
   return notes
-
-
-def _is_empty(path: pathlib.Path) -> bool:
-  return path.is_dir() and not any(path.iterdir())
-
-
-def _begin(work: Work, plan: str) -> None:
-  """Makes the folder of unfinished files, or checks that it is of the same work."""
-  work.part.mkdir(parents=True, exist_ok=True)
-  path = work.part / PLAN
-  if path.is_file() and path.read_text() != plan:
-    raise UserError(f'{work.part}: expected unfinished files of the same command, got those of another one. Run that '
-                    'command again, remove the folder, or choose another --to.')
-  path.write_text(plan)
-  for leftover in work.part.glob(f'*{HALF}'):
-    leftover.unlink()
 
 
 def _write_shard(work: Work, number: int, block: Block) -> None:
   path = work.path(number)
-  half = path.with_name(f'{path.name}{HALF}')
-  num_rows = work.format.write(half, block, work.info)
-  note = {'file': path.name, 'num_rows': num_rows, 'num_bytes': half.stat().st_size, 'sha256': checksums.sha256(half),
-          'num_bad': sum(map(bool, block.problem)), 'name_bytes': block.name_bytes()}
-  half.replace(path)
-  half.write_text(json.dumps(note))
-  half.replace(work.note(number))
+  with files.replacing(path) as half:
+    num_rows = work.format.write(half, block, work.info)
+    note = {'file': path.name, 'num_rows': num_rows, 'num_bytes': half.stat().st_size, 'sha256': checksums.sha256(half),
+            'num_bad': sum(map(bool, block.problem)), 'name_bytes': block.name_bytes()}
+  files.replace(work.note(number), json.dumps(note).encode())
 
 
 def _read_note(work: Work, number: int) -> dict[str, Any]:
-  """Returns the note of a finished shard."""
+  """Returns the note of a finished shard, whose checksum is compared; one with another is removed."""
+  path, note = work.path(number), work.note(number)
+  if not path.is_file() or not note.is_file():
+    raise UserError(f'--to={work.target}: expected a folder that all processes share, got no {path.name} of another '
+                    f'process in {path.parent}. Choose a shared folder.')
   try:
-    found: dict[str, Any] = json.loads(work.note(number).read_text())
-  except FileNotFoundError:
-    raise UserError(f'--to={work.target}: expected a folder that all processes share, got no '
-                    f'{work.path(number).name} of another process in {work.part}. Choose a shared folder.') from None
-  return found
+    found = documents.read(note, advice='The same command writes it again.')
+    for name in ('num_rows', 'num_bytes', 'num_bad', 'name_bytes'):
+      found.field(name).whole()
+    if found.field('file').text() != path.name or checksums.sha256(path) != found.field('sha256').text():
+      raise UserError(f'{path}: expected the SHA-256 {found.field("sha256").value}, got another, as the file was '
+                      'changed or the disk is damaged. The same command writes it again.')
+  except UserError as error:
+    note.unlink()
+    raise TemporaryError(str(error)) from None
+  return found.object()
 
 
 def _finish(work: Work, notes: Sequence[Mapping[str, Any]]) -> None:
   """Completes the target from all shards, and removes what was only needed for it."""
-  work.format.finish(work.part, work.target, work.info, notes)
-  if not work.part.exists():
-    return
-  for path in sorted(work.part.iterdir(), key=lambda path: path.name == PLAN):  # that last
-    path.unlink()
-  work.part.rmdir()
-
-
+  part = work.unfinished.folder
+  work.format.finish(part, work.target, work.info, notes)
+  if (part / INFO).is_file():
+    work.unfinished.complete(embedding_files.files_of(part))
+  else:
+    work.unfinished.discard()

@@ -1,20 +1,23 @@
-"""The formats of `vit-jax embed`: Parquet, ArrayRecord, NPZ and safetensors. Each writes, completes and reads files.
+"""The formats of `vit-jax embed`: Parquet and NPZ. Each writes, completes and reads files.
 
 | format | target | an example |
 |---|---|---|
 | `parquet` | a folder of shards, or `FILE.parquet` | `id name label` and a list of fixed size, f32 |
-| `array_record` | a folder of shards | a `tf.Example` with `id name label`, and the values as bytes (`<f4`) |
-| `npz`, `safetensors` | one file | a row of the arrays `id name label` and the values |
+| `npz` | one file | a row of the arrays `id name label` and the values |
 
-`id` is the position in the source. The values have the name of what they are (`features`), and for Parquet and
-ArrayRecord one dimension; `shape` in the info is that of an example. The info is `info.json` in a folder, the entry
-`info` of an NPZ, the metadata `info` of a safetensors file, and the metadata `vit_jax` of a Parquet file. Images that
-cannot be decoded have no row. Equal examples give equal bytes, with one version of the libraries.
+`id` is the position in the source. The values have the name of what they are (`features`), and for Parquet one
+dimension; `shape` in the info is that of an example. The info is `info.json` in a folder, the entry `info` of an NPZ,
+and the metadata `vit_jax` of a Parquet file. Its `sha256` has the SHA-256 of the rest of it, and in one file of each
+column; that of a shard is in `shards`. `read` compares them. Images that cannot be decoded have no row. Equal examples
+give equal bytes, with one version of the libraries.
 """
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import logging
+import math
 import os
 import pathlib
 import re
@@ -24,16 +27,16 @@ from typing import IO, Any
 
 import numpy as np
 
-from vit_jax.core import extras
-from vit_jax.core.errors import UserError
+from vit_jax.core import archives, documents, extras, failures, files
+from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.files import records
+from vit_jax.data.files import checksums
 
 FORMAT = 'vit_jax features 1'
-INFO, SUMS = 'info.json', 'SHA256SUMS'
-_MOST_HEADER = 2**27  # bytes of the header of a safetensors file
+INFO, SUMS, SHA256 = 'info.json', 'SHA256SUMS', 'sha256'
+_MOST_VALUES = 2**24  # of an example
 _NOT_OURS = 'expected the output of vit-jax embed, got another file or folder. Check the path.'
-_ROWS = 1024  # of an ArrayRecord file that are read at a time
+log = logging.getLogger('vit_jax.evaluate')
 
 
 @dataclasses.dataclass
@@ -77,13 +80,13 @@ class Format:
   write: writes a block to a file, and returns the number of its rows.
   finish: makes the target of the folder of shards, given the info and a note of each shard.
   read_info: the info of a complete target; None if it is something else, or the format has no place for it.
-  read: yields the blocks of a complete target; None if nothing reads it.
+  read: yields the blocks of a complete target with this info; None if nothing reads it.
   """
   suffix: str
   write: Callable[[pathlib.Path, Block, Info], int]
   finish: Callable[[pathlib.Path, pathlib.Path, Info, Notes], None]
   read_info: Callable[[pathlib.Path], Any]
-  read: Callable[[pathlib.Path], Iterator[Block]] | None = None
+  read: Callable[[pathlib.Path, Info], Iterator[Block]] | None = None
 
 
 def text(name: str) -> str:
@@ -92,22 +95,22 @@ def text(name: str) -> str:
 
 
 def choose(target: pathlib.Path, name: str = '') -> Format:
-  """Returns the format of a target: by its suffix, or of a folder by name ('' = `parquet`).
+  """Returns the format of a target, by its suffix; a folder is one of Parquet shards. `name` is that of `--format`.
 
   Raises:
     UserError: a name that does not fit the suffix, or an optional package is missing.
   """
   by_suffix = FILES.get(target.suffix)
-  if not by_suffix and re.fullmatch(r'\.[a-z][a-z0-9]{1,6}', target.suffix):
+  if not by_suffix and re.fullmatch(r'\.[a-z][a-z0-9]{1,10}', target.suffix):
     raise UserError(f'--to: expected a file that ends in {", ".join(FILES)}, or the name of a folder without an '
                     f'ending, got {target}. Change it.')
   if by_suffix and name not in ('', target.suffix[1:]):
     raise UserError(f'--format: expected {target.suffix[1:]}, the suffix of --to={target}, got {name}. Remove it, or '
                     'give --to a folder.')
-  if not by_suffix and name in ('npz', 'safetensors'):
-    raise UserError(f'--to={target}: expected a file with the suffix .{name}, which --format={name} writes, got none. '
+  if not by_suffix and name == 'npz':
+    raise UserError(f'--to={target}: expected a file with the suffix .npz, which --format=npz writes, got none. '
                     'Change the suffix or --format.')
-  chosen = by_suffix or FOLDERS[name or 'parquet']
+  chosen = by_suffix or FOLDER
   if chosen.suffix == '.parquet':
     _pyarrow()
   return chosen
@@ -119,55 +122,165 @@ def open_complete(path: pathlib.Path) -> tuple[Any, Format]:
   Raises:
     UserError: it is something else.
   """
-  kinds = [FILES[path.suffix]] if path.suffix in FILES and path.is_file() else list(FOLDERS.values())
   if not path.exists():
     raise UserError(f'{path}: expected the output of vit-jax embed, got no such file or folder. Check the path.')
-  for kind in kinds:
-    info = kind.read_info(path)
-    if info is not None and info['format'] == FORMAT and (path.is_file() or list(path.glob(f'*{kind.suffix}'))):
-      return info, kind
+  kind = FILES.get(path.suffix, FOLDER) if path.is_file() else FOLDER
+  info = kind.read_info(path)
+  if info is not None and info['format'] == FORMAT and (path.is_file() or list(path.glob(f'*{kind.suffix}'))):
+    _check_info(path, info)
+    _check_seal(path, info)
+    return info, kind
   raise UserError(f'{path}: {_NOT_OURS}')
 
 
 def finish_folder(part: pathlib.Path, target: pathlib.Path, info: Info, notes: Notes) -> None:
-  """Writes the description of the shards and renames the folder. If that was begun before, it is ended."""
+  """Writes the description of the shards, unless it is there."""
+  del target
   if not (part / INFO).is_file():
-    listed = [{key: note[key] for key in ('file', 'num_rows', 'num_bytes', 'sha256')} for note in notes]
-    (part / SUMS).write_text(''.join(f'{one["sha256"]}  {one["file"]}\n' for one in listed))
-    half = part / f'{INFO}.half'
-    half.write_text(json.dumps({**info, **_totals(notes), 'shards': listed}, indent=1))
-    half.replace(part / INFO)
-  kept = {INFO, SUMS, *(one['file'] for one in json.loads((part / INFO).read_text())['shards'])}
-  for path in part.iterdir():
-    if path.name not in kept:
-      path.unlink()
-  if target.is_dir():
-    target.rmdir()  # it is empty
-  part.rename(target)
+    listed = [{key: note[key] for key in ('file', 'num_rows', 'num_bytes', SHA256)} for note in notes]
+    files.replace(part / SUMS, ''.join(f'{one["sha256"]}  {one["file"]}\n' for one in listed).encode())
+    files.replace(part / INFO, json.dumps(_sealed({**info, **_totals(notes), 'shards': listed}, {}), indent=1).encode())
+
+
+def files_of(folder: pathlib.Path) -> set[str]:
+  """Returns the names of the files of a complete folder."""
+  return {INFO, SUMS, *(path.name for path in _shards(folder))}
 
 
 def _totals(notes: Notes) -> dict[str, int]:
   return {'num_rows': sum(note['num_rows'] for note in notes), 'num_bad': sum(note['num_bad'] for note in notes)}
 
 
+def planned(found: Any) -> Any:
+  """Returns an info as it was before anything was computed."""
+  return found and {key: x for key, x in found.items() if key not in ('num_rows', 'num_bad', 'shards', SHA256)}
+
+
 def _folder_info(folder: pathlib.Path) -> Any:
-  """Returns the info of a complete folder as it was planned, or None."""
+  """Returns the info of a complete folder, or None."""
   try:
-    found = json.loads((folder / INFO).read_text())
+    return _ours(documents.load(folder / INFO))
   except (OSError, ValueError):
     return None
-  return _planned(found)
 
 
-def _planned(found: Any) -> Any:
-  """Returns the info without what is known at the end alone; None if it is not ours."""
-  if not isinstance(found, dict) or not str(found.get('format')).startswith('vit_jax '):
-    return None
-  return {key: value for key, value in found.items() if key not in ('num_rows', 'num_bad', 'shards')}
+def _ours(found: Any) -> Any:
+  """Returns an info, or None if it is not of this program."""
+  return found if isinstance(found, dict) and str(found.get('format')).startswith('vit_jax ') else None
 
 
 def _shards(folder: pathlib.Path) -> list[pathlib.Path]:
-  return [folder / one['file'] for one in json.loads((folder / INFO).read_text())['shards']]
+  return [folder / one.field('file').text() for one in documents.read(folder / INFO).field('shards').items()]
+
+
+# --- Checksums ---
+
+def _sealed(info: Info, columns: Mapping[str, str]) -> dict[str, Any]:
+  """Returns an info with its own checksum and those of the columns."""
+  info = {key: x for key, x in info.items() if key != SHA256}
+  text = json.dumps({**info, 'columns': columns}, sort_keys=True)
+  return {**info, SHA256: {**columns, 'info': hashlib.sha256(text.encode()).hexdigest()}}
+
+
+def _check_info(path: pathlib.Path, info: Info) -> None:
+  """Raises UserError if an info has not the fields of features of images."""
+  found = documents.Field(info, str(path), 'Write the features of the images with vit-jax embed.')
+  found.field('what').text()
+  found.field('features_digest').text()
+  found.field('identity').object()
+  if not 0 < math.prod(one.whole(1, _MOST_VALUES) for one in found.field('shape').items()) <= _MOST_VALUES:
+    raise found.field('shape').error(f'sizes of at most {_MOST_VALUES:,} values')
+  for one in found.field('shards').items() if path.is_dir() else ():
+    name = one.field('file').text()
+    if os.path.basename(name) != name:
+      raise one.field('file').error('the name of a file in the folder')
+    one.field('num_rows').whole()
+    one.field(SHA256).text()
+
+
+def _check_seal(path: pathlib.Path, info: Info) -> None:
+  """Raises UserError if an info differs from what was written."""
+  sums = info.get(SHA256)
+  if sums is None:
+    log.warning('%s has no checksums, as an older version wrote it: whether it has changed is not known.', path)
+  elif not isinstance(sums, dict) or _sealed(info, {k: x for k, x in sums.items() if k != 'info'})[SHA256] != sums:
+    raise _damaged(path, ValueError('another checksum of its description'))
+
+
+class _Sums:
+  """The SHA-256 of each column over all blocks that pass."""
+
+  def __init__(self, what: str) -> None:
+    self._of = {name: hashlib.sha256() for name in ('id', 'name', 'label', what)}
+
+  def add(self, block: Block) -> None:
+    names = ''.join(f'{text(name)}\0' for name in block.name).encode()
+    columns = (block.id.astype('<i8'), names, block.label.astype('<i4'), block.values.astype('<f4'))
+    for one, content in zip(self._of.values(), columns, strict=True):
+      one.update(content if isinstance(content, bytes) else np.ascontiguousarray(content).tobytes())
+
+  def found(self) -> dict[str, str]:
+    return {name: one.hexdigest() for name, one in self._of.items()}
+
+
+def _sums(blocks: Iterator[Block], what: str) -> dict[str, str]:
+  sums = _Sums(what)
+  for block in blocks:
+    sums.add(block)
+  return sums.found()
+
+
+def read(path: pathlib.Path, info: Info, kind: Format) -> Iterator[Block]:
+  """Yields the blocks of a complete target, and compares all checksums.
+
+  Raises:
+    UserError: something differs from what was written. Blocks may have been yielded before.
+  """
+  assert kind.read is not None
+  try:
+    if path.is_dir() and (bad := [one['file'] for one in info['shards']
+                                  if checksums.sha256(path / one['file']) != one[SHA256]]):
+      raise ValueError(f'another SHA-256 of {bad[0]}')
+    sums = _Sums(info['what'])
+    for block in kind.read(path, info):
+      sums.add(block)
+      yield block
+    if path.is_file() and SHA256 in info and info[SHA256] != _sealed(info, sums.found())[SHA256]:
+      raise ValueError('other checksums than were written')
+  except OSError as error:
+    if error.errno is not None:
+      raise failures.unreadable(error, str(path)) from error
+    raise _damaged(path, error) from error
+  except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, EOFError, RuntimeError,
+          MemoryError, zipfile.BadZipFile) as error:
+    raise _damaged(path, error) from error
+
+
+def _damaged(path: pathlib.Path, error: Exception) -> UserError:
+  if isinstance(error, UserError):
+    return error
+  # Other types are of libraries, whose texts do not speak of the file.
+  why = f' ({str(error).partition(chr(10))[0][:120]})' if type(error) is ValueError else ''
+  return UserError(f'{path}: expected the output of vit-jax embed as it was written, got a damaged file{why}. Copy it '
+                   'again, or write it again.')
+
+
+def _complete(part: pathlib.Path, target: pathlib.Path, info: Info, notes: Notes, read_file: Callable[
+    [pathlib.Path, Info], Iterator[Block]], write: Callable[[pathlib.Path, Info], None]) -> None:
+  """Writes all shards to one file, reads it back, and moves it to its place.
+
+  Args:
+    read_file: reads a shard, and the file, which has the same format.
+    write: writes the file with this info.
+  """
+  totals = {**info, **_totals(notes)}
+  wanted = _sums((block for note in notes for block in read_file(part / note['file'], info)), info['what'])
+  sealed = _sealed(totals, wanted)
+  with files.replacing(target, beside=part, is_new=True) as half:
+    write(half, sealed)
+    if _sums(read_file(half, sealed), info['what']) != wanted:
+      raise TemporaryError(f'--to={target}: expected the file as it was written, got other values when reading it '
+                           'back. Check the disk and the memory, and run the same command again.')
 
 
 # --- Parquet ---
@@ -189,16 +302,18 @@ def _write_parquet(path: pathlib.Path, block: Block, info: Info) -> int:
   return len(good.id)
 
 
-def finish_parquet(part: pathlib.Path, target: pathlib.Path, info: Info, notes: Notes) -> None:
+def join_parquet(part: pathlib.Path, path: pathlib.Path, info: Info, notes: Notes) -> None:
   """Writes one file with a row group for each shard."""
   pa = _pyarrow()
-  half = part / f'{target.name}.half'
-  schema = pa.parquet.read_schema(part / notes[0]['file']).with_metadata(
-      {'vit_jax': json.dumps({**info, **_totals(notes)})})
-  with pa.parquet.ParquetWriter(half, schema, use_dictionary=False) as writer:
+  schema = pa.parquet.read_schema(part / notes[0]['file']).with_metadata({'vit_jax': json.dumps(info)})
+  with pa.parquet.ParquetWriter(path, schema, use_dictionary=False) as writer:
     for note in notes:
       writer.write_table(pa.parquet.read_table(part / note['file']).replace_schema_metadata(schema.metadata))
-  half.replace(target)
+
+
+def _finish_parquet(part: pathlib.Path, target: pathlib.Path, info: Info, notes: Notes) -> None:
+  _complete(part, target, info, notes, _read_parquet_file,
+            lambda path, whole: join_parquet(part, path, whole, notes))
 
 
 def read_parquet_info(path: pathlib.Path) -> Any:
@@ -206,48 +321,25 @@ def read_parquet_info(path: pathlib.Path) -> Any:
   pa = _pyarrow()
   try:
     metadata = pa.parquet.read_schema(path).metadata or {}
-    return _planned(json.loads(metadata.get(b'vit_jax', b'null')))
-  except (OSError, ValueError):
+    return _ours(documents.parse(metadata.get(b'vit_jax', b'null')))
+  except (OSError, ValueError, NotImplementedError):
     return None
 
 
-def _read_parquet(path: pathlib.Path) -> Iterator[Block]:
-  pa = _pyarrow()
-  info = open_complete(path)[0]
-  for file in _shards(path) if path.is_dir() else [path]:
-    for batch in pa.parquet.ParquetFile(file).iter_batches():
+def _read_parquet(path: pathlib.Path, info: Info) -> Iterator[Block]:
+  for one in info['shards']:
+    yield from _read_parquet_file(path / one['file'], info)
+
+
+def _read_parquet_file(path: pathlib.Path, info: Info) -> Iterator[Block]:
+  with _pyarrow().parquet.ParquetFile(path) as file:
+    for batch in file.iter_batches():
       values = batch.column(info['what']).flatten().to_numpy().reshape(-1, *info['shape'])
       yield Block(batch.column('id').to_numpy(), batch.column('name').to_pylist(), batch.column('label').to_numpy(),
                   values, [''] * len(values))
 
 
-# --- ArrayRecord ---
-
-def _write_records(path: pathlib.Path, block: Block, info: Info) -> int:
-  from array_record.python import array_record_module
-  good = block.good()
-  writer = array_record_module.ArrayRecordWriter(str(path), 'group_size:1')
-  for number, name, label, values in zip(good.id.tolist(), good.name, good.label.tolist(), good.values, strict=True):
-    writer.write(records.encode({'id': number, 'name': os.fsencode(name), 'label': label,
-                                 info['what']: values.astype('<f4').tobytes()}))
-  writer.close()
-  return len(good.id)
-
-
-def _read_records(path: pathlib.Path) -> Iterator[Block]:
-  info = json.loads((path / INFO).read_text())
-  for shard in info['shards']:
-    opened = records.ArrayRecords([str(path / shard['file'])], [shard['num_rows']])
-    for start in range(0, len(opened), _ROWS):
-      rows = [records.parse(opened[i]) for i in range(start, min(start + _ROWS, len(opened)))]
-      values = np.frombuffer(b''.join(records.encoded(row, info['what']) for row in rows), '<f4')
-      yield Block(np.array([records.first(row, 'id') for row in rows], np.int64),
-                  [os.fsdecode(records.encoded(row, 'name')) for row in rows],
-                  np.array([records.first(row, 'label') for row in rows], np.int32),
-                  values.reshape(-1, *info['shape']), [''] * len(rows))
-
-
-# --- NPZ and safetensors ---
+# --- NPZ ---
 
 def _write_npz(path: pathlib.Path, block: Block, info: Info) -> int:
   good = block.good()
@@ -257,108 +349,41 @@ def _write_npz(path: pathlib.Path, block: Block, info: Info) -> int:
   return len(good.id)
 
 
-def _columns(info: Info, notes: Notes) -> Iterator[tuple[str, np.dtype, tuple[int, ...]]]:
-  """Yields name, dtype and shape of the arrays of a complete file; names as UTF-8, padded with zeros."""
-  num = _totals(notes)['num_rows']
-  yield 'id', np.dtype('<i8'), (num,)
-  yield 'label', np.dtype('<i4'), (num,)
-  yield 'name', np.dtype('u1'), (num, max(1, max(note['name_bytes'] for note in notes)))
-  yield info['what'], np.dtype('<f4'), (num, *info['shape'])
-
-
-def _parts_of(part: pathlib.Path, notes: Notes, name: str) -> Iterator[HostArray]:
-  """Yields one array of each shard."""
-  for note in notes:
-    with np.load(part / note['file']) as shard:
-      yield shard[name]
-
-
 def _finish_npz(part: pathlib.Path, target: pathlib.Path, info: Info, notes: Notes) -> None:
-  half = part / f'{target.name}.half'
-  with zipfile.ZipFile(half, 'w', zipfile.ZIP_STORED) as archive:
-    def member(name: str) -> IO[bytes]:
-      return archive.open(zipfile.ZipInfo(f'{name}.npy'), 'w', force_zip64=True)  # its date is always 1980-01-01
+  """Writes one archive from those of the shards, an array after the other."""
+  num, letters = _totals(notes)['num_rows'], max(1, max(note['name_bytes'] for note in notes))
+  columns = {'id': ('<i8', (num,)), 'label': ('<i4', (num,)), 'name': (f'<U{letters}', (num,)),
+             info['what']: ('<f4', (num, *info['shape']))}
 
-    with member('info') as out:
-      np.lib.format.write_array(out, np.array(json.dumps({**info, **_totals(notes)})))
-    for name, dtype, shape in _columns(info, notes):
-      if name == 'name':
-        dtype, shape = np.dtype(f'<U{shape[1]}'), shape[:1]
-      with member(name) as out:
-        np.lib.format.write_array_header_2_0(
-            out, {'descr': np.lib.format.dtype_to_descr(dtype), 'fortran_order': False, 'shape': shape})
-        for piece in _parts_of(part, notes, name):
-          out.write(np.ascontiguousarray(piece.astype(dtype)).tobytes())
-  half.replace(target)
+  def write(path: pathlib.Path, whole: Info) -> None:
+    with zipfile.ZipFile(path, 'w', zipfile.ZIP_STORED) as archive:
+      def member(name: str) -> IO[bytes]:
+        return archive.open(zipfile.ZipInfo(f'{name}.npy'), 'w', force_zip64=True)  # its date is always 1980-01-01
 
-
-def _finish_safetensors(part: pathlib.Path, target: pathlib.Path, info: Info, notes: Notes) -> None:
-  half, place = part / f'{target.name}.half', 0
-  kinds = {'<i8': 'I64', '<i4': 'I32', '|u1': 'U8', '<f4': 'F32'}
-  header: dict[str, Any] = {'__metadata__': {'info': json.dumps({**info, **_totals(notes)})}}
-  columns = sorted(_columns(info, notes), key=lambda column: -column[1].itemsize)  # so that each is aligned
-  for name, dtype, shape in columns:
-    size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-    header[name] = {'dtype': kinds[dtype.str], 'shape': list(shape), 'data_offsets': [place, place + size]}
-    place += size
-  encoded = json.dumps(header).encode()
-  encoded += b' ' * (-len(encoded) % 8)
-  with open(half, 'wb') as out:
-    out.write(len(encoded).to_bytes(8, 'little') + encoded)
-    for name, dtype, shape in columns:
-      for piece in _parts_of(part, notes, name):
-        out.write(_padded(piece, shape[1]) if name == 'name' else piece.astype(dtype).tobytes())
-  half.replace(target)
-
-
-def _padded(names: HostArray, width: int) -> bytes:
-  return b''.join(name.encode().ljust(width, b'\0') for name in names.tolist())
+      with member('info') as out:
+        np.lib.format.write_array(out, np.array(json.dumps(whole)))
+      for name, (dtype, shape) in columns.items():
+        with member(name) as out:
+          np.lib.format.write_array_header_2_0(out, {'descr': dtype, 'fortran_order': False, 'shape': shape})
+          for note in notes:
+            piece = archives.read_npz(part / note['file'], [name])[name]
+            out.write(np.ascontiguousarray(piece.astype(dtype)).tobytes())
+  _complete(part, target, info, notes, _read_npz, write)
 
 
 def _npz_info(path: pathlib.Path) -> Any:
   try:
-    with np.load(path) as file:
-      return _planned(json.loads(str(file['info'])))
-  except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+    return _ours(documents.parse(str(archives.read_npz(path, ['info'])['info'])))
+  except (OSError, ValueError, KeyError):
     return None
 
 
-def _read_npz(path: pathlib.Path) -> Iterator[Block]:
-  what = open_complete(path)[0]['what']
-  with np.load(path) as file:
-    yield Block(file['id'], file['name'].tolist(), file['label'], file[what], [''] * len(file['id']))
+def _read_npz(path: pathlib.Path, info: Info) -> Iterator[Block]:
+  file = archives.read_npz(path, ['id', 'name', 'label', info['what']])
+  yield Block(file['id'], file['name'].tolist(), file['label'], file[info['what']], [''] * len(file['id']))
 
 
-def _safetensors_header(path: pathlib.Path) -> tuple[Any, int]:
-  """Returns the header and the position of the first tensor."""
-  with open(path, 'rb') as file:
-    size = int.from_bytes(file.read(8), 'little')
-    return json.loads(file.read(min(size, _MOST_HEADER))), 8 + size
-
-
-def _safetensors_info(path: pathlib.Path) -> Any:
-  try:
-    return _planned(json.loads(_safetensors_header(path)[0]['__metadata__']['info']))
-  except (OSError, ValueError, KeyError, TypeError):
-    return None
-
-
-def _read_safetensors(path: pathlib.Path) -> Iterator[Block]:
-  header, start = _safetensors_header(path)
-
-  def array(name: str, dtype: str) -> HostArray:
-    one = header[name]
-    return np.memmap(path, dtype, 'r', start + one['data_offsets'][0], tuple(one['shape']))
-
-  names = [bytes(row).rstrip(b'\0').decode() for row in array('name', 'u1')]
-  what = json.loads(header['__metadata__']['info'])['what']
-  yield Block(array('id', '<i8'), names, array('label', '<i4'), array(what, '<f4'), [''] * len(names))
-
-
-FOLDERS = {'parquet': Format('.parquet', _write_parquet, finish_folder, _folder_info, _read_parquet),
-           'array_record': Format('.array_record', _write_records, finish_folder, _folder_info, _read_records)}
-"""Formats of folders by name."""
-FILES = {'.parquet': Format('.parquet', _write_parquet, finish_parquet, read_parquet_info, _read_parquet),
-         '.npz': Format('.npz', _write_npz, _finish_npz, _npz_info, _read_npz),
-         '.safetensors': Format('.npz', _write_npz, _finish_safetensors, _safetensors_info, _read_safetensors)}
+FOLDER = Format('.parquet', _write_parquet, finish_folder, _folder_info, _read_parquet)
+FILES = {'.parquet': Format('.parquet', _write_parquet, _finish_parquet, read_parquet_info, _read_parquet_file),
+         '.npz': Format('.npz', _write_npz, _finish_npz, _npz_info, _read_npz)}
 """Formats of single files by suffix."""

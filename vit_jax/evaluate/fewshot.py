@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray, PyTree
-from vit_jax.data.source import Subset, read_labels
+from vit_jax.data.source import read_labels, take
 from vit_jax.evaluate import problems, ridge
 from vit_jax.evaluate.features import Split, gather
 from vit_jax.evaluate.resources import Make, Resources
@@ -192,7 +192,7 @@ def build(resources: Resources, name: str, settings: schema.FewShot) -> Make:
   draws = draw(read_labels(train), train.class_names, shots=settings.shots, num_seeds=settings.num_seeds,
                name=f'evals.{name}: {train.name}', protocol=settings.protocol)
   examples = np.unique(np.concatenate([one.examples for one in draws]))
-  shots = Subset(train, examples, name=f'{train.name}, {len(examples):,} shots')
+  shots = take(train, examples, name=f'{train.name}, {len(examples):,} shots')
 
   def make(view: str) -> Measuring:
     return FewShot(

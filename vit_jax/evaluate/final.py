@@ -19,11 +19,11 @@ from vit_jax.core.contracts import Viewed
 from vit_jax.core.types import HostArray
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.image.headers import BadImage
-from vit_jax.data.source import Source
+from vit_jax.data.source import Source, read_one
 from vit_jax.evaluate import fewshot, resources
 from vit_jax.evaluate.classify import TOP
 from vit_jax.evaluate.results import Guesses, Measuring, Result, is_share
-from vit_jax.record import origin, run_directory, storage
+from vit_jax.record import machine, run_directory, storage
 from vit_jax.train.state import TrainState
 
 NUM_CORRECT, NUM_WRONG, NUM_OF_CLASS = 14, 96, 7
@@ -48,6 +48,11 @@ class Final(NamedTuple):
     """All metrics as `<evaluation>/<metric>[@view]`."""
     return {metric_name(e, metric, view): value for e, views in self.results.items()
             for view, result in views.items() for metric, value in result.metrics.items()}
+
+  @property
+  def headline_name(self) -> str:
+    """The name of the main result, such as `test/top1@ema`; '' without evaluations."""
+    return metric_name(self.name, self.headline.headline, self.view) if self.headline else ''
 
   @property
   def score(self) -> float | None:
@@ -111,7 +116,7 @@ def write(workdir: storage.Path, final: Final, step: int, *, fit: transforms.Eva
     fit: the preprocessing of the evaluated images.
     source: of the headline evaluation.
     class_names: of the outputs.
-    params_digest: of the weights, for `evaluate.json`, which also says how it was made (`record/origin.py`).
+    params_digest: of the weights, for `evaluate.json`, which also says how it was made (`record/machine.py`).
     data: what the evaluations read, by source and split.
   """
   _write_evaluation(workdir, final, step, fit=fit, params_digest=params_digest, data=data)
@@ -131,8 +136,8 @@ def show(final: Final, *, num_classes: int, recipe: schema.Recipe) -> None:
       print(f'{name} ({which}{result.num_examples:,} images{part}): {numbers}')
     features = f', of which features {s:.1f} s' if (s := final.feature_seconds[name]) else ''
     print(f'{name} took {final.seconds[name]:.1f} s{features}')
-  print('Images are rotated by their EXIF orientation.' if recipe.exif_orientation else
-        'The EXIF orientation of images is ignored, as in the published pipelines.', flush=True)
+  print('Images are rotated by their EXIF orientation.' if recipe.upright else
+        'The EXIF orientation of images is ignored.', flush=True)
 
 
 def format_number(metric: str, number: float) -> str:
@@ -155,8 +160,8 @@ def _write_evaluation(workdir: storage.Path, final: Final, step: int, *, fit: tr
       'partial': any(result.is_partial for group in final.results.values() for result in group.values()),
       'metrics': final.metrics, 'seconds': final.seconds, 'feature_seconds': final.feature_seconds,
       'preprocessing': transforms.eval_summary(fit.recipe, fit.image_px), 'params_digest': params_digest,
-      'data': {name: one._asdict() for name, one in data.items()}, **origin.describe(),
-      'processor_s': origin.processor_s()}
+      'data': {name: one._asdict() for name, one in data.items()}, **machine.origin(),
+      'processor_s': machine.processor_s()}
   run_directory.write_json(workdir / 'evaluate.json', content)
 
 
@@ -195,7 +200,7 @@ def _write_predictions(workdir: storage.Path, final: Final, source: Source, clas
   for row in [*choose_mistakes(guesses), *spread] if fit.recipe.channels == RGB else ():  # others cannot be drawn
     index = int(guesses.index[row])
     try:
-      shown.append((index, source.describe(index), _thumbnail(np.asarray(drawn(source[index])['image']))))
+      shown.append((index, source.describe(index), _thumbnail(np.asarray(drawn(read_one(source, index))['image']))))
     except BadImage:
       continue
   content = io.BytesIO()

@@ -25,7 +25,7 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.core.contracts import View
 from vit_jax.core.types import Array, HostArray, PyTree
-from vit_jax.data.source import Source, Subset, title
+from vit_jax.data.source import Source, take, title
 from vit_jax.evaluate import features, problems
 from vit_jax.evaluate.features import Split
 from vit_jax.evaluate.resources import Make, Resources, identify
@@ -110,7 +110,7 @@ def spread(source: Source, num: int) -> Source:
   """Returns `num` examples at equal distances, as a source may be in the order of its classes; all if it has fewer."""
   if num >= len(source):
     return source
-  return Subset(source, np.arange(num) * len(source) // num, name=f'{num} of {source.name}')
+  return take(source, np.arange(num) * len(source) // num, name=f'{num} of {source.name}')
 
 
 def build(resources: Resources, name: str, settings: schema.Health) -> Make:

@@ -1,7 +1,11 @@
 """Weighted k-nearest-neighbor classification as in DINO (Caron et al. 2021, section 3; after Wu et al. 2018).
 
 The k training examples whose features have the largest cosine similarity s_i to a test example vote for their classes
-with weight exp(s_i / T). Among equal similarities, the first example in the order of the training split is chosen.
+with weight exp(s_i / T). Among equal similarities, the first example in the order of the training split is chosen. A
+class without a neighbor has no vote and is never correct, so top-5 has as many answers as the neighbors have classes.
+
+Differs from DINO's program: its top-5 fills the places that no neighbor voted for with the classes of the lowest
+numbers, and top-1 to top-k if k is less than 5.
 
 The test split is distributed over the devices with the best `max(k)` neighbors so far; the training split is processed
 in blocks that are replicated on all devices. So no host or device ever holds the complete training split.
@@ -56,8 +60,6 @@ class Knn:
 
   def measure(self, selected: PyTree) -> Result:
     """Returns the accuracies and the number of test examples."""
-    if (num := self._train.num_examples) < max(self._ks):
-      log.warning('%s has %d examples; all of them are neighbors where k is more.', self._train.name, num)
     test = self._test.place(self._test.table(selected))
     similarity, label = self.neighbors(selected, test['features'])
     right, total = jax.device_get(_count_right(
@@ -164,9 +166,9 @@ def _count_right(similarity: Array, label: Array, true: Array, mask: Array, ks: 
     similarity_GrK, label_GrK, true_Gr = rows
     hits = []
     for k in ks:
-      votes_GrC = vote(similarity_GrK[..., :k], label_GrK[..., :k], num_classes, temperature)
-      _, top_GrT = jax.lax.top_k(votes_GrC, min(TOP, num_classes))
-      hit_GrT = top_GrT == true_Gr[..., None]
+      votes_GrC = log_votes(similarity_GrK[..., :k], label_GrK[..., :k], num_classes, temperature)
+      votes_GrT, top_GrT = jax.lax.top_k(votes_GrC, min(TOP, num_classes))
+      hit_GrT = (top_GrT == true_Gr[..., None]) & jnp.isfinite(votes_GrT)
       hits.append(jnp.stack([hit_GrT[..., 0], hit_GrT.any(-1)], -1))
     return (jnp.stack(hits, -2),)
 
@@ -175,17 +177,28 @@ def _count_right(similarity: Array, label: Array, true: Array, mask: Array, ks: 
   return (hits_GRk2 & counts[..., None, None]).sum((0, 1)), counts.sum()
 
 
-def vote(similarity: Array, label: Array, num_classes: int, temperature: float) -> Array:
-  """Returns the votes for classes `[G, r, C]` of neighbors `[G, r, k]`: `sum_i exp(s_i / T) [label_i = c]`."""
-  weight = jnp.exp(similarity / temperature)
-  num_parts, num_rows, _ = weight.shape
+def log_votes(similarity: Array, label: Array, num_classes: int, temperature: float) -> Array:
+  """Returns the logarithms of the votes for classes `[G, r, C]` of neighbors `[G, r, k]`; -inf without a neighbor.
+
+  A vote is `sum_i exp(s_i / T) [label_i = c]`. The largest term of each class is factored out, so that no temperature
+  makes a vote overflow, or vanish beside those of other classes.
+  """
+  s_GrK = similarity / temperature
+  num_parts, num_rows, _ = s_GrK.shape
   g, r = jnp.meshgrid(jnp.arange(num_parts), jnp.arange(num_rows), indexing='ij')
-  return jnp.zeros((num_parts, num_rows, num_classes)).at[g[..., None], r[..., None], label].add(weight)
+  of_class = (g[..., None], r[..., None], label)
+  largest_GrC = jnp.full((num_parts, num_rows, num_classes), -jnp.inf).at[of_class].max(s_GrK)
+  weight_GrK = jnp.exp(jnp.where(jnp.isfinite(s_GrK), s_GrK - largest_GrC[of_class], -jnp.inf))
+  return largest_GrC + jnp.log(jnp.zeros_like(largest_GrC).at[of_class].add(weight_GrK))
 
 
 def build(resources: Resources, name: str, settings: schema.Knn) -> Make:
   """Builds the evaluator for each view."""
   train, test = resources.sources(name)
+  if (most := max(settings.neighbors)) > len(train):
+    log.warning('evals.%s: %s has %s examples, fewer than k=%s: all of them are neighbors then. Set '
+                'evals.%s.neighbors, or evals.%s.train_split to more images.', name, train.name, f'{len(train):,}',
+                most, name, name)
 
   def make(view: str) -> Measuring:
     return Knn(

@@ -12,10 +12,10 @@ from vit_jax.config import schema
 from vit_jax.core.contracts import Backbone, EvalLoader, View
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray, PyTree, Shard
+from vit_jax.data import loader as loaders
 from vit_jax.data.device.prepare import prepare_eval
 from vit_jax.data.image import geometry
-from vit_jax.data.pipeline import loader as loaders
-from vit_jax.data.source import Source, has_masks, most_labels, take_first, title
+from vit_jax.data.source import Source, has_masks, take_first, title
 from vit_jax.data.sources import opening
 from vit_jax.evaluate.features import Reader, Split
 from vit_jax.evaluate.results import Measuring
@@ -225,7 +225,7 @@ def identify(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, int]
              after_hidden: bool = False) -> dict[str, str]:
   """Returns everything but the weights that features depend on, as text by name."""
   pictures = (image_px, recipe.eval_resize_px, recipe.eval_geometry, *geometry.eval_resampling(recipe), recipe.mean,
-              recipe.std, recipe.exif_orientation, recipe.truncate,
+              recipe.std, recipe.upright, recipe.truncate,
               *((recipe.eval_native_patch,) if recipe.eval_native_patch else ()))
   return {'data': f'{source.digest} {len(source)}', 'pictures': repr(pictures), 'network': repr(network), 'view': view,
           'features': repr(layers) + ' after the hidden layer' * after_hidden, 'code': __version__}
@@ -258,27 +258,31 @@ def _whole_eval_source(config: schema.Config, data: Data, settings: schema.Evalu
   # Evaluations of features do not use the classes of loaded weights.
   is_own = isinstance(settings, schema.FeatureEvaluation) and data.train is data.eval
   if settings.split or settings.source or is_own:
-    return open_split(config, settings.source, settings.split or config.data.eval_split)
+    return open_split(config, settings.source, settings.split or config.data.eval_split, order=data.class_names)
   return data.eval
 
 
 def _whole_train_source(config: schema.Config, data: Data, settings: schema.FrozenEvaluation) -> Source:
   if settings.train_split or settings.source or data.train is data.eval:
-    return open_split(config, settings.source, settings.train_split or config.data.train_split)
+    return open_split(config, settings.source, settings.train_split or config.data.train_split, order=data.class_names)
   return data.train
 
 
-def open_split(config: schema.Config, source: str, split: str) -> Source:
-  """Opens a split of the source of an evaluation; '' = that of the run, with the classes of its config."""
+def open_split(config: schema.Config, source: str, split: str, *, order: Sequence[str] = ()) -> Source:
+  """Opens a split of the source of an evaluation; '' = that of the run, with the classes of its config.
+
+  `order` has the classes of the run.
+  """
   own = config.data
   if source:  # the evaluation itself maps the classes of this source
     own = dataclasses.replace(own, source=source, classes='', num_classes=0, num_examples=0, label_column='',
                               image_column='', caption_column='', label_offset=0)
-  return opening.check_labels(opening.open_split(own, split, image_px=config.image_px), own)
+  return opening.check_labels(opening.open_split(
+      own, split, image_px=config.image_px, order=() if source else order), own)
 
 
 def check_single(where: str, source: Source) -> None:
-  if most_labels(source):
+  if source.most_labels:
     raise UserError(f'{where}: expected a source whose images have one class each, got {title(source)}, which has '
                     'several for an image. Use TopK, or another source.')
 
@@ -297,6 +301,8 @@ def check_same(name: str, train: Source, test: Source) -> None:
   """Raises UserError unless both splits have the same classes, and each image has exactly one class."""
   for source in (train, test):
     check_single(f'evals.{name}', source)
+  if not has_masks(train):
+    opening.check_learnable(train, what=f'evals.{name}')
   if train.class_names != test.class_names:
     raise UserError(f'evals.{name}: expected two splits with the same classes, got {train.name} with '
                     f'{len(train.class_names)} classes and {test.name} with {len(test.class_names)}. '

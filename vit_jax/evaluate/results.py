@@ -19,7 +19,7 @@ PARTIAL = '.partial'
 
 def is_share(name: str) -> bool:
   """Returns whether a metric is a share, such as an accuracy: `test/top1@ema`, `few/10shot_std`, `train/accuracy`."""
-  known = (r'(.+/)?(top\d+|recall\d+|\d+shot|(\w+_)?accuracy|m?iou|held_out(?!_nll)|class_mean|ece|mfu)'
+  known = (r'(.+/)?(top\d+|recall\d+|\d+shot|(\w+_)?accuracy|m?iou|held_out(?!_nll)|class_mean|ece|mfu|map|auroc|f1)'
            r'([._].*)?(@.*)?')
   return re.fullmatch(known, name) is not None
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from vit_jax.config import schema
 from vit_jax.core.types import Array, PyTree
+from vit_jax.data.sources import opening
 from vit_jax.evaluate import knn, problems
 from vit_jax.evaluate.features import Split
 from vit_jax.evaluate.resources import Make, Resources, check_single
@@ -109,6 +110,7 @@ def build(resources: Resources, name: str, settings: schema.Retrieval) -> Make:
   else:
     train, test = None, resources.eval_source(name)
     check_single(f'evals.{name}', test)
+    opening.check_learnable(test, what=f'evals.{name}')
 
   def make(view: str) -> Measuring:
     return Retrieval(

@@ -24,7 +24,7 @@ from vit_jax.core.contracts import Backbone
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Batch, HostArray, PyTree
 from vit_jax.data.image.masks import MaskedImages, MaskValues
-from vit_jax.data.source import Source, find_origin
+from vit_jax.data.source import Source, origins
 from vit_jax.evaluate import confusion, knn, linear, logistic, mask_overlay, upsample
 from vit_jax.evaluate.resources import Make, Resources
 from vit_jax.evaluate.results import Measuring, Result, mark, named
@@ -190,9 +190,7 @@ def _linear_scores(classifier: linear.Linear, mean: Array, std: Array, tokens: A
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def _votes(similarity: Array, label: Array, num_classes: int, temperature: float) -> Array:
   """Returns the shares of classes among the votes of neighbors, `[G, R, C]`."""
-  # A common factor of all votes of a token keeps the exponential from underflow, and is divided out.
-  votes = knn.vote(similarity - similarity[..., :1], label, num_classes, temperature)
-  return votes / votes.sum(-1, keepdims=True)
+  return jax.nn.softmax(knn.log_votes(similarity, label, num_classes, temperature))
 
 
 def describe(settings: schema.Segmentation, layers: str, images: MaskedImages) -> str:
@@ -243,7 +241,7 @@ def build(resources: Resources, name: str, settings: schema.Segmentation) -> Mak
   layers = 'last' if layered is None else f'b{"+".join(map(str, intermediates.numbers(blocks, depth)))}'
 
   def images(source: Source) -> MaskedImages:
-    first = settings.first_class if settings.first_class >= 0 else find_origin(source, 0)[0].first_class  # type: ignore[attr-defined]
+    first = settings.first_class if settings.first_class >= 0 else origins(source)[0].first_class  # type: ignore[attr-defined]
     return MaskedImages(source, config.data.recipe, config.image_px, settings.resize_px, settings.stride_px, grid,
                         MaskValues(first, settings.ignore, len(class_names)))
 

@@ -8,12 +8,11 @@ features are computed again. Features of other weights than in the folder's name
 """
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
-import os
 import pathlib
-import shutil
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +21,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from vit_jax.core.errors import UserError
+from vit_jax.core import archives, documents, files
+from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import HostArray
 from vit_jax.evaluate import embedding_files
 
@@ -146,7 +146,7 @@ class Store:
       other = [name for name in identity if info.get('identity', {}).get(name) != identity[name]]
       if not other and info['features_digest'] == weights and kind.read is not None:
         log.info('Features are read from %s.', path)
-        return _table(kind.read(path), layout, info['shape'][0])
+        return _table(path, embedding_files.read(path, info, kind), layout, info)
       differing.append(f'{path} ({", ".join(sorted(other)) or "weights"})')
     if differing:
       log.warning('Features are computed for %s examples of %s: expected files of vit-jax embed with the same data, '
@@ -186,7 +186,7 @@ class _Writer:
       self._features: HostArray = np.zeros(shape, np.float32)
       return
     path.parent.mkdir(parents=True, exist_ok=True)
-    self._part = pathlib.Path(f'{path}.{jax.process_index()}.{os.getpid()}.part')
+    self._part = files.fresh(path.parent)
     self._features = np.lib.format.open_memmap(self._part, mode='w+', dtype=np.float32, shape=shape)
 
   def write(self, start: int, rows: Rows) -> None:
@@ -199,17 +199,15 @@ class _Writer:
       return _rows(self._features, self._other)
     assert isinstance(self._features, np.memmap)
     self._features.flush()
-    self._part.replace(f'{self._path}{_FEATURES}')
-    with open(self._part, 'wb') as file:
+    files.settle(self._part, pathlib.Path(f'{self._path}{_FEATURES}'))
+    with files.replacing(pathlib.Path(f'{self._path}{_ROWS}')) as part, open(part, 'wb') as file:
       np.save(file, self._other)
-    self._part.replace(f'{self._path}{_ROWS}')
     sums = {ending: _checksum(f'{self._path}{ending}') for ending in (_FEATURES, _ROWS)}
     layout = self._layout
-    self._part.write_text(json.dumps({
+    files.replace(pathlib.Path(f'{self._path}{_INFO}'), json.dumps({
         'format': FORMAT, **info, 'num_examples': layout.num_examples, 'batch_size': layout.batch_size,
-        'num_parts': layout.num_parts, 'crc32': sums}))
-    self._part.replace(f'{self._path}{_INFO}')
-    return _rows(np.load(f'{self._path}{_FEATURES}', mmap_mode='r'), self._other)
+        'num_parts': layout.num_parts, 'crc32': sums}).encode())
+    return _rows(archives.map_npy(f'{self._path}{_FEATURES}'), self._other)
 
   def close(self) -> None:
     """Removes incomplete files."""
@@ -234,9 +232,14 @@ def _all_agree(said: bool) -> bool:
 
 
 def _remove_others(folder: pathlib.Path, *, keep: str) -> None:
+  """Removes the features of other weights."""
   for other in folder.iterdir() if folder.is_dir() else ():
-    if other.name != keep:
-      shutil.rmtree(other, ignore_errors=True)
+    if other.name != keep and other.is_dir():
+      for ending in (_FEATURES, _ROWS, _INFO):
+        for path in other.glob(f'*{ending}'):
+          path.unlink()
+      with contextlib.suppress(OSError):  # there is something else
+        other.rmdir()
 
 
 def _read_info(path: pathlib.Path, identity: Mapping[str, str], weights: str) -> dict[str, Any]:
@@ -246,22 +249,23 @@ def _read_info(path: pathlib.Path, identity: Mapping[str, str], weights: str) ->
     UserError: the file describes other weights or features.
   """
   try:
-    info = json.loads(path.read_text())
-    if info['format'] != FORMAT:
-      raise ValueError(f'format {info["format"]}')
-    found = info['weights']
-    other = [name for name in info['identity'] if identity.get(name) != info['identity'][name]]
-  except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-    log.warning('%s is damaged or of another version, and is written again%s.', path,
-                f' ({error.strerror})' if isinstance(error, OSError) else '')
+    info = documents.read(path, advice='The features are extracted again.')
+    info.field('format').whole(FORMAT, FORMAT)
+    found, given = info.field('weights').text(), info.field('identity').object()
+    for name in ('num_examples', 'batch_size', 'num_parts'):
+      info.field(name).whole(1)
+    info.field('part').whole()
+  except (UserError, TemporaryError) as error:
+    log.warning('%s', error)
     return {}
+  other = [name for name in given if identity.get(name) != given[name]]
   if found != weights:
     raise UserError(f'{path}: expected features of the evaluated weights (digest {weights[:_NAME]}), got those of '
                     f'others ({found[:_NAME]}). Remove {path.parent}, so that they are extracted again.')
   if other:
     raise UserError(f'{path}: expected the features that its folder is named after, got others '
                     f'({", ".join(sorted(other))} differ). Remove {path.parent}, so that they are extracted again.')
-  return info
+  return info.object()
 
 
 def _open_parts(found: list[tuple[Layout, int, pathlib.Path]], layout: Layout) -> Table | None:
@@ -290,17 +294,36 @@ def _gather(opened: list[Rows], own: Layout, layout: Layout, part: int) -> Rows:
   return Rows(*gathered)
 
 
-def _table(blocks: Iterable[embedding_files.Block], layout: Layout, width: int) -> Table:
-  """Returns the parts of a layout from examples in any order; those that are missing have mask 0."""
-  found = {part: Rows(np.zeros((layout.num_rows, width), np.float32), np.full(layout.num_rows, -1, np.int32),
-                      layout.examples(part).astype(np.int32), np.zeros(layout.num_rows, np.float32))
+def _table(path: pathlib.Path, blocks: Iterable[embedding_files.Block], layout: Layout,
+           info: embedding_files.Info) -> Table:
+  """Returns the parts of a layout from examples in any order; those that are missing have mask 0.
+
+  Raises:
+    UserError: an example is not one of the source or is there twice, or a value is not finite.
+  """
+  found = {part: Rows(np.zeros((layout.num_rows, info['shape'][0]), np.float32),
+                      np.full(layout.num_rows, -1, np.int32), layout.examples(part).astype(np.int32),
+                      np.zeros(layout.num_rows, np.float32))
            for part in layout.parts}
+  seen = np.zeros(layout.num_examples, bool)
   for block in blocks:
+    inside = (block.id >= 0) & (block.id < layout.num_examples)
+    if not inside.all() or seen[block.id].any() or len(np.unique(block.id)) < len(block.id):
+      raise UserError(f'{path}: expected ids from 0 to {layout.num_examples - 1:,}, each once, got others. Write the '
+                      'features again with vit-jax embed.')
+    if not np.isfinite(block.values).all():
+      wrong = int(block.id[~np.isfinite(block.values).all(tuple(range(1, block.values.ndim)))][0])
+      raise UserError(f'{path}: expected finite features, got NaN or infinity for image {wrong:,}. Write them again '
+                      'with vit-jax embed; if they are the same then, the weights give no finite features.')
+    seen[block.id] = True
     parts, rows = layout.find(block.id)
     for part, table in found.items():
       mine = parts == part
       table.features[rows[mine]], table.label[rows[mine]] = block.values[mine], block.label[mine]
       table.mask[rows[mine]] = 1.
+  if 'num_rows' in info and (num := int(seen.sum())) != info['num_rows']:
+    raise UserError(f'{path}: expected {info["num_rows"]:,} rows, got {num:,}. Write the features again with vit-jax '
+                    'embed.')
   return tuple(found[part] for part in layout.parts)
 
 
@@ -310,10 +333,10 @@ def _open(path: pathlib.Path) -> Rows:
   Raises:
     Damaged: the files differ from what was written.
   """
-  for ending, wanted in json.loads(pathlib.Path(f'{path}{_INFO}').read_text())['crc32'].items():
+  for ending, wanted in documents.read(f'{path}{_INFO}').field('crc32').object().items():
     if _checksum(f'{path}{ending}') != wanted:
       raise Damaged(f'{path.name}{ending} has another checksum')
-  return _rows(np.load(f'{path}{_FEATURES}', mmap_mode='r'), np.load(f'{path}{_ROWS}'))
+  return _rows(archives.map_npy(f'{path}{_FEATURES}'), archives.map_npy(f'{path}{_ROWS}'))
 
 
 def _checksum(path: str) -> int:

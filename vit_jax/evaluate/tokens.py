@@ -18,8 +18,8 @@ from vit_jax.core.contracts import Prepare, View
 from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import BATCH_AXES
 from vit_jax.core.types import Array, Batch, HostArray, PyTree
+from vit_jax.data import workers
 from vit_jax.data.image.masks import MaskedImages
-from vit_jax.data.pipeline import capacity, prefetch
 from vit_jax.evaluate import features, problems
 from vit_jax.evaluate.linear import Data
 from vit_jax.models import intermediates
@@ -92,7 +92,7 @@ class Tokens:
     Every process must call it, and consume all of it.
     """
     mine = range(jax.process_index(), self.num_examples, jax.process_count())
-    examples = iter(prefetch.prefetched(self.images, mine, threads=self._threads, workers=0))
+    examples = workers.batches(self.images, mine, workers.Workers(self._threads))
     pending: list[Batch] = []
     windows: list[HostArray] = []
     ready: list[HostArray] = []
@@ -135,7 +135,7 @@ class Tokens:
     Raises:
       UserError: they do not fit into memory, or none has a class.
     """
-    limit = capacity.memory_bytes() // MEMORY_SHARE
+    limit = workers.memory_bytes() // MEMORY_SHARE
     rows: list[tuple[HostArray, HostArray, int]] = []
     num_tokens = 0
     for example, found in self.stream(selected, _same):

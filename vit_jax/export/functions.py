@@ -133,7 +133,9 @@ def describe(weights: Weights, *, from_pixels: bool, multiple: int = 0) -> dict[
   if weights.channels != RGB:
     values = f'(channels - [{mean}]) / [{std}]'
   resize = f'any height and width that are multiples of {multiple} px; of the weights: {resize}' if multiple else resize
-  return {'source': weights.source, 'resize': f'{resize}, {filtered}', 'values': values,
+  turned = {} if how.exif_orientation is None else {
+      'exif_orientation': 'applied' if how.exif_orientation else 'ignored'}
+  return {'source': weights.source, **turned, 'resize': f'{resize}, {filtered}', 'values': values,
           'classes': json.dumps(list(weights.class_names)) if weights.class_names else 'not known'}
 
 

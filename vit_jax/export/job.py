@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-import tempfile
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -17,10 +16,13 @@ import numpy as np
 
 from vit_jax.config import files as config_files
 from vit_jax.config import schema
+from vit_jax.core import files
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
+from vit_jax.data import orientation
 from vit_jax.data.device.prepare import normalize
 from vit_jax.data.image import transform as transforms
+from vit_jax.data.source import read_one
 from vit_jax.data.sources import opening, splits
 from vit_jax.export import functions, int8, onnx
 from vit_jax.jobs import evaluate_weights, flag_names
@@ -91,13 +93,14 @@ def _read_images(weights: Weights, data: str, split: str, number: int, *, from_p
                     'convolutions stay in float32. Leave --quantize out.')
   config = evaluate_weights.with_weights(config_files.load('evaluate', []), weights, ())
   config = dataclasses.replace(config, data=dataclasses.replace(config.data, source=data))
-  with flag_names.shown({'data.source': '--data', splits.SETTINGS: '--split'}):
+  with flag_names.naming_flags({'data.source': '--data', splits.SETTINGS: '--split'}):
     source = opening.open_split(config.data, split, image_px=config.image_px)
   if not len(source):
     raise UserError(f'--data: expected at least one image, got none in {source.name}. Choose another --split.')
-  transform = transforms.eval_transform(config.data.recipe, config.image_px)
+  recipe = orientation.decide(config.data.recipe, source)
+  transform = transforms.eval_transform(recipe, config.image_px)
   rows = np.linspace(0, len(source) - 1, min(number, len(source))).astype(int)
-  pixels = np.stack([transform(source[int(row)])['image'] for row in rows])
+  pixels = np.stack([transform(read_one(source, int(row)))['image'] for row in rows])
   return pixels if from_pixels else np.asarray(normalize(jnp.asarray(pixels), inference.eval_recipe(weights)))
 
 
@@ -140,10 +143,9 @@ def write(weights: Weights, to: pathlib.Path, *, from_pixels: bool, any_size: bo
   subject = functions.make_subject(weights, from_pixels=from_pixels, any_size=any_size)
   about = functions.describe(weights, from_pixels=from_pixels, multiple=subject.multiple)
   quantized = None
-  with tempfile.TemporaryDirectory(dir=to.parent, prefix='.export') as folder, \
-      tempfile.TemporaryDirectory(dir=to.parent, prefix='.export_float32') as scratch:
-    part = pathlib.Path(folder) / to.name
-    exact = pathlib.Path(scratch) / to.name if calibration else part
+  with destination.staged(to, shown=str(to), is_ours=card.is_ours) as folder, files.staged(to.parent) as scratch:
+    part = folder / to.name
+    exact = scratch / to.name if calibration else part
     difference = functions.write_subject(subject, exact, params=inference.parameters(weights), about=about)
     if calibration:
       quantized = int8.quantize(exact, part, calibration.images, min_sqnr=calibration.min_sqnr)
@@ -153,7 +155,6 @@ def write(weights: Weights, to: pathlib.Path, *, from_pixels: bool, any_size: bo
                          how=_checked(difference, subject.multiple, quantized), from_pixels=from_pixels), part, to)
     sizes = [sum(one.stat().st_size for one in (path, path.with_name(onnx.beside(path))) if one.exists()) / 1e6
              for path in ((exact, part) if calibration else ())]
-    destination.publish(pathlib.Path(folder), to)
   console.end_stage()
   shape = ', '.join(map(str, ('height', 'width', weights.channels) if subject.multiple else subject.image.shape[1:]))
   print(f'Exported {weights.source} to {to}: image [batch, {shape}] {subject.image.dtype} to {subject.output}. For '

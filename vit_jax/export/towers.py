@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-import tempfile
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -86,8 +85,8 @@ def write(weights: Weights, to: pathlib.Path, *, from_pixels: bool, any_size: bo
   image = functions.make_subject(weights, from_pixels=from_pixels, any_size=any_size)
   image = image._replace(function=_vectors(weights, encoder, from_pixels=from_pixels), output=OUTPUT)
   made = Tokenizer(texts.find_tokenizer(text, tokenizer), family=text.family, length=text.tower.length)
-  with tempfile.TemporaryDirectory(dir=to.parent, prefix='.export') as folder:
-    part = files(pathlib.Path(folder) / to.name)
+  with destination.staged(to, shown=str(to), is_ours=card.is_ours) as folder:
+    part = files(folder / to.name)
     about = functions.describe(weights, from_pixels=from_pixels, multiple=image.multiple)
     worst = [functions.write_subject(image, part.image, params=inference.parameters(weights), about=about)]
     exported.write(made, text.rule, part.tokenizer, samples=SAMPLES)
@@ -95,7 +94,6 @@ def write(weights: Weights, to: pathlib.Path, *, from_pixels: bool, any_size: bo
     part.pairs.write_text(json.dumps(_pairs(text), indent=1) + '\n')
     card.place(card.text(weights, to.name, written_as=to.suffix[1:], how=functions.checked(max(worst), image.multiple),
                          from_pixels=from_pixels), part.image, to)
-    destination.publish(pathlib.Path(folder), to)
   found = files(to)
   print(f'Exported {weights.source} to {to} ({image.image.dtype} images to {OUTPUT}), {found.text.name} '
         f'(ids of {text.tower.length} tokens to {OUTPUT}), {found.tokenizer.name} and {found.pairs.name}. '

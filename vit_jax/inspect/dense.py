@@ -12,13 +12,13 @@ masks, and drawn in its own.
 from __future__ import annotations
 
 import pathlib
-import zipfile
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
+from vit_jax.core import archives, failures
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.image import geometry, masks
@@ -33,7 +33,7 @@ from vit_jax.weights import inference
 
 LONG_PX = 448  # long side of a drawn image
 _WRONG = np.array([230, 30, 30])
-_SUFFIXES = ('.png', '.tif', '.tiff', '.bmp', '.gif')
+_SUFFIXES = masks.EXTENSIONS
 
 
 class Options(NamedTuple):
@@ -106,11 +106,12 @@ def read_probe(where: str) -> Probe:
                     + (f': {", ".join(file.name for file in files)}. Name the file.' if files else
                        '. Make one: vit-jax evaluate --config=dense_probe --weights=… --workdir=RUN.'))
   try:
-    with np.load(files[0]) as content:
-      return Probe(**{field: content[field] for field in Probe._fields})
-  except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-    raise UserError(f'--probe: expected a probe of vit-jax evaluate, got {files[0]}, which cannot be read as one '
-                    f'({type(error).__name__}). Run the evaluation again.') from error
+    return Probe(**archives.read_npz(files[0], Probe._fields))
+  except (OSError, ValueError, TypeError) as error:
+    got = ('which has other arrays' if isinstance(error, TypeError) else
+           f'which cannot be read ({failures.first_line(error)})')
+    raise UserError(f'--probe: expected a probe of vit-jax evaluate, got {files[0]}, {got}. Run the evaluation '
+                    'again.') from error
 
 
 def _resized(network: Model, image: HostArray) -> HostArray:

@@ -28,24 +28,26 @@ def listed(images: ImageLike | Sequence[ImageLike]) -> Iterator[ImageLike]:
     yield images
 
 
-def decode(image: ImageLike) -> HostArray:
+def decode(image: ImageLike, options: headers.DecodeOptions = UPRIGHT) -> HostArray:
   """Returns `[H, W, 3]` u8 for any kind of image; a file, its bytes and its Pillow image give the same result.
 
-  Files and Pillow images are rotated by their EXIF orientation.
+  Files and Pillow images are rotated by their EXIF orientation, unless the options say otherwise.
 
   Raises:
     BadImage: the image cannot be decoded, or is too large.
     UserError: not an image, or an array of another shape or dtype.
   """
   match image:
-    case np.ndarray() if image.dtype == np.uint8 and (image.ndim == 2 or image.ndim == 3 and image.shape[2] in (1, 3)):
-      return decoding.as_rgb(image[..., None] if image.ndim == 2 else image)
-    case Image.Image():
-      return decoding.from_pillow(image, UPRIGHT)
+    case np.ndarray() if image.dtype == np.uint8 and image.size and (
+        image.ndim == 2 or image.ndim == 3 and image.shape[2] in (1, 3)):
+      return decoding.decode(image[..., None] if image.ndim == 2 else image)
+    case Image.Image() if min(image.size):
+      return decoding.from_pillow(image, options)
     case bytes():
-      return decoding.decode(image, UPRIGHT)
+      return decoding.decode(image, options)
     case str() | os.PathLike():
-      return decoding.decode(user_files.read_image(image), UPRIGHT)
-  what = f'an array {image.shape} of {image.dtype}' if isinstance(image, np.ndarray) else type(image).__name__
+      return decoding.decode(user_files.read_image(user_files.expanded(image)), options)
+  what = f'an array {image.shape} of {image.dtype}' if isinstance(image, np.ndarray) else (
+      f'{type(image).__name__} {image.size}' if isinstance(image, Image.Image) else type(image).__name__)
   raise UserError(f'images: expected a uint8 array [H, W, 3], [H, W] or [B, H, W, 3], a PIL image, a path or the bytes '
                   f'of a file, got {what}. Pass one of these.')

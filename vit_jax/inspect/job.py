@@ -19,9 +19,9 @@ import numpy as np
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
+from vit_jax.data.formats import image_list
 from vit_jax.data.image import opencv
 from vit_jax.data.image.headers import BadImage
-from vit_jax.data.sources import image_list
 from vit_jax.inspect import dense as pictures
 from vit_jax.inspect import embeddings, figures, measurements, page
 from vit_jax.inspect.images import decode
@@ -30,7 +30,7 @@ from vit_jax.inspect.page import FILTERS, Inspection
 from vit_jax.jobs import report_card
 from vit_jax.jobs import runtime as startup
 from vit_jax.objectives import mae
-from vit_jax.record import console, storage
+from vit_jax.record import console, destination, storage
 from vit_jax.weights import inference
 from vit_jax.weights.reading import Reading
 
@@ -41,13 +41,14 @@ NUM_MAPS = 16  # images with attention maps
 
 def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to: pathlib.Path, discard: float,
         of_class: str, reading: Reading, classes: str, follow_links: bool = False, dense: bool = False,
-        probe: str = '', masks: str = '', foreground: float = 0., block: int = 0) -> int:
+        probe: str = '', masks: str = '', foreground: float = 0., block: int = 0, overwrite: bool = False) -> int:
   """Inspects networks on images.
 
   Args:
     weights: as `weights.loading.load` takes them; several, separated by commas, are compared.
     files: files and folders of images; without any, only figures that need no images are drawn.
     to: folder to write to; created if missing.
+    overwrite: replace files that are there.
     discard: share of the smallest entries of each row that attention rollout discards.
     workdir: a run directory, instead of weights.
     of_class: number or name of the class that relevance is computed for; '' = the predicted one.
@@ -65,6 +66,9 @@ def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to:
   options = pictures.Options(probe, masks, foreground, block)
   if not dense and options != pictures.Options():
     raise UserError('--probe, --masks, --foreground, --block: expected --dense as well, got them alone. Add --dense.')
+  known = ('report.html', 'dense.npz') if dense else ('report.html', 'numbers.csv', 'arrays.npz')
+  destination.check_free([to / name for name in known], setting='--to', overwrite=overwrite)
+  destination.check_writable(to, setting='--to', advice='Choose another folder.')
   paths = list(image_list.find(files, follow_links=follow_links))
   startup.start()
   opencv.quieten()
@@ -73,9 +77,8 @@ def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to:
   names = report_card.split_weights(weights) if weights else [str(workdir)]
   networks = [Model(inference.load(name, reading, classes=classes)) for name in names]
   if dense:
-    return _run_dense(networks, names, paths, to, options)
+    return _run_dense(networks, names, paths, to, options, overwrite=overwrite)
   numbers = [_describe(network, of_class, classes) for network in networks]
-  to.mkdir(parents=True, exist_ok=True)
   console.begin_stage('compiling and measuring')
   inspections, num_bad = [], 0
   for name, network, number in zip(_short_names(names), networks, numbers, strict=True):
@@ -83,15 +86,16 @@ def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to:
     num_bad = len(paths) - len(good)
     inspections.append(_inspect(name, network, images, good, discard=discard, of_class=number))
     log.info('%s: %d images, %.0f s so far.', name, len(images), time.monotonic() - began)
-  _write_numbers(to, inspections)
-  report = page.write(to, inspections)
+  with destination.filled(to, overwrite=overwrite) as part:
+    _write_numbers(part, inspections)
+    page.write(part, inspections)
   console.end_stage()
-  print(f'Report: {report}', flush=True)
+  print(f'Report: {to / "report.html"}', flush=True)
   return 2 if num_bad else 0
 
 
 def _run_dense(networks: Sequence[Model], names: Sequence[str], paths: Sequence[str], to: pathlib.Path,
-               options: pictures.Options) -> int:
+               options: pictures.Options, *, overwrite: bool) -> int:
   """Draws the patch tokens of each image; returns the exit status."""
   if len(networks) != 1 or not paths:
     raise UserError(f'--dense: expected one network and at least one image, got {len(networks)} and {len(paths)}. Pass '
@@ -99,15 +103,15 @@ def _run_dense(networks: Sequence[Model], names: Sequence[str], paths: Sequence[
   images, good = [], []
   for path in paths:
     try:
-      images.append(decode(path))
+      images.append(decode(path, networks[0].decoding))
       good.append(path)
     except (BadImage, OSError) as error:
       log.error('%s: %s; skipped', path, error)
   if not images:
     raise UserError('--dense: expected at least one image that can be read, got none. See the messages above.')
-  to.mkdir(parents=True, exist_ok=True)
   console.begin_stage('reading the tokens, drawing')
-  said = pictures.write(networks[0], _short_names(names)[0], images, good, to, options)
+  with destination.filled(to, overwrite=overwrite) as part:
+    said = pictures.write(networks[0], _short_names(names)[0], images, good, part, options)
   console.end_stage()
   print(f'{said}\nPictures: {to / "dense"}, report: {to / "report.html"}', flush=True)
   return 2 if len(good) < len(paths) else 0

@@ -70,8 +70,9 @@ class Wanted:
         raise UserError(f'--blocks: expected none for {type(found.model).__name__}, which has no blocks to read after, '
                         f'got {", ".join(map(str, self.blocks))}. Remove --blocks.')
       return resources.Tapped(backbone, schema.FeatureLayers(self.blocks))
+    probabilities = functools.partial(embedding.Probabilities, is_sigmoid=found.is_sigmoid)
     readers: dict[str, Callable[[Any], Reader]] = {
-        FEATURES: resources.Pooled, PROBABILITIES: embedding.Probabilities, TOKENS: embedding.Tokens}
+        FEATURES: resources.Pooled, PROBABILITIES: probabilities, TOKENS: embedding.Tokens}
     if self.project is not None:
       readers[VECTORS] = functools.partial(embedding.Vectors, project=self.project)
     if self.what not in readers:
@@ -122,6 +123,7 @@ def describe(found: Weights, recipe: schema.Recipe) -> dict[str, Any]:
   """Returns network, weights and preprocessing, as JSON has them."""
   return {'network': repr(found.model),
           'weights': {'source': found.source, 'family': found.family, 'digest': trees.digest(found.params)},
+          **({'probability': inference.SIGMOID} if found.is_sigmoid else {}),
           'preprocessing': transforms.eval_summary(recipe, found.preprocess.image_px), 'version': __version__}
 
 

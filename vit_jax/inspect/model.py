@@ -6,7 +6,6 @@ per image.
 """
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import os
@@ -20,12 +19,13 @@ import numpy as np
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Features, HostArray, Outputs, Params
+from vit_jax.data import orientation
 from vit_jax.data.device.prepare import normalize
+from vit_jax.data.formats import image_list
 from vit_jax.data.image import headers
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.labels import classes, imagenet
 from vit_jax.data.source import Record
-from vit_jax.data.sources import image_list
 from vit_jax.data.text.prompts import PLAIN
 from vit_jax.inspect import attention as maps
 from vit_jax.inspect import measurements
@@ -47,6 +47,7 @@ class Model:
 
   weights: as loaded.
   image_px: (height, width) of its input.
+  recipe, decoding: how images are prepared and files decoded.
   class_names: of its outputs; if the weights name none, those of ImageNet-1k or -21k by their number, or 'class 0', ….
   assumed_classes: the set, such as ImageNet-1k, if its names were chosen by the number of outputs alone; or ''.
   num_layers: blocks; 0 for networks without blocks.
@@ -57,10 +58,11 @@ class Model:
     self.weights, self._batch_size = weights, batch_size
     self.image_px = weights.preprocess.image_px
     self._params = jax.device_put(inference.parameters(weights))
-    self._recipe = inference.eval_recipe(weights)
-    self._normalize = jax.jit(functools.partial(normalize, recipe=self._recipe))
+    self.recipe = orientation.named(inference.eval_recipe(weights))
+    self.decoding = headers.decode_options(self.recipe)
+    self._normalize = jax.jit(functools.partial(normalize, recipe=self.recipe))
     infer = inference.function(weights)
-    self._apply = jax.jit(lambda params, pixels: infer(params, normalize(pixels, self._recipe)))
+    self._apply = jax.jit(lambda params, pixels: infer(params, normalize(pixels, self.recipe)))
     named = len(weights.class_names) == weights.num_classes
     assumed = not named and imagenet.by_count(weights.num_classes)
     self._encoder: TextEncoder | None = None
@@ -106,7 +108,8 @@ class Model:
 
   def rank(self, logits: HostArray, *, top: int) -> list[Guess]:
     """Returns the `top` largest of `logits [C]` with names and probabilities, largest first, ties in class order."""
-    return rank(logits, self.class_names, top=top)
+    found = rank(logits, self.class_names, top=top, is_sigmoid=self.weights.is_sigmoid)
+    return [guess._replace(share=None) for guess in found]  # several classes may be true: they share nothing
 
   def logits(self, images: ImageLike | Sequence[ImageLike], *, prepared: bool = False) -> HostArray:
     """Returns the logits of the classes, `[B, C]` f32.
@@ -164,11 +167,11 @@ class Model:
 
     Args:
       images: files and folders, with all images in and below them.
-      to: folder to write, or `FILE.npz`, `FILE.safetensors` or `FILE.parquet`.
+      to: folder to write, or `FILE.npz` or `FILE.parquet`.
       what: `features` (as `features(images)`), `probabilities`, or `tokens`, the patch tokens that the network ends
         with, `[N, D]` an image.
       blocks: features after these blocks, concatenated: from 1, or from the end as -1; () = those of the head.
-      format: of a folder, `parquet` or `array_record`; '' = `parquet`.
+      format: `parquet` or `npz`; '' = by the suffix.
       follow_links: also read files outside of a folder to which links in it lead.
 
     Raises:
@@ -178,9 +181,8 @@ class Model:
     paths = [os.fspath(one) for one in ([images] if isinstance(images, str | os.PathLike) else images)]
     source = image_list.ImageList(list(image_list.find(paths, follow_links=follow_links)))
     image_list.check_exist([source.describe(index) for index in range(len(source))])
-    recipe = dataclasses.replace(self._recipe, exif_orientation=True)
     many_images.embed(self.weights, source, pathlib.Path(to), wanted=many_images.Wanted(what, tuple(blocks)),
-                      recipe=recipe, format=format)
+                      recipe=self.recipe, format=format)
 
   def _last_grid(self, pixels: Array) -> Array:
     """Returns the tokens that the network ends with, `[B, h, w, D]`."""
@@ -306,7 +308,7 @@ class Model:
       BadImage: it cannot be decoded.
       UserError: it is not an image.
     """
-    prepared = transforms.eval_transform(self._recipe, self.image_px)(Record(decode(image), 0))
+    prepared = transforms.eval_transform(self.recipe, self.image_px)(Record(decode(image, self.decoding)))
     return np.asarray(prepared['image'])
 
   def _over(self, images: ImageLike | Sequence[ImageLike], function: Callable[[Array], Array | None], *,

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import collections
 import os
-import zipfile
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup
 
+from vit_jax.core import archives
 from vit_jax.core.types import HostArray
 from vit_jax.evaluate import by_class
 from vit_jax.inspect import charts, html_pages
@@ -79,13 +79,11 @@ def load(path: str | os.PathLike[str]) -> dict[str, HostArray]:
   """
   name = os.path.basename(path)
   try:
-    with open(path, 'rb') as file:  # NumPy does not close a damaged file that it opened itself
-      archive = np.load(file, allow_pickle=False)
-      arrays = {key: archive[key] for key in archive.files}
+    arrays = archives.read_npz(path)
   except FileNotFoundError:
     raise
-  except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-    got = getattr(error, 'strerror', None) or f'{os.path.getsize(path):,} damaged bytes'
+  except (OSError, ValueError) as error:
+    got = getattr(error, 'strerror', None) or str(error)
     raise ValueError(f'{name}: could not be read: {got}') from error
   if missing := [key for key in ('class_names', *_PER_IMAGE) if key not in arrays]:
     raise ValueError(f'{name}: expected the arrays {", ".join(("class_names", *_PER_IMAGE))}, got none named '

@@ -19,24 +19,28 @@ class Guess(NamedTuple):
   """Holds a predicted class of an image.
 
   label: its number, from 0.    name: of the class.    probability: from 0 to 1.
+  share: of all given names together, from 0 to 1; None = the probability is this share, or they share nothing.
   """
   label: int
   name: str
   probability: float
+  share: float | None = None
+
+  def plain(self) -> dict[str, int | str | float]:
+    """Returns the values that there are, by name."""
+    return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 def rank(logits: HostArray, names: Sequence[str], *, top: int, is_sigmoid: bool = False) -> list[Guess]:
   """Returns the `top` largest of `logits [C]` with names and probabilities, largest first, ties in class order.
 
-  A probability is the softmax over all classes, or the sigmoid of the logit alone.
+  A probability is the softmax over all classes, or the sigmoid of the logit alone, which has the softmax as `share`.
   """
-  if is_sigmoid:
-    probabilities = 1. / (1. + np.exp(-logits.astype(np.float64)))
-  else:
-    powers = np.exp(logits - logits.max())
-    probabilities = powers / powers.sum()
-  order = np.argsort(-probabilities, kind='stable')[:top]
-  return [Guess(int(i), names[i], float(probabilities[i])) for i in order]
+  powers = np.exp(logits - logits.max())
+  shares = powers / powers.sum()
+  probabilities = 1. / (1. + np.exp(-logits.astype(np.float64))) if is_sigmoid else shares
+  order = np.argsort(-logits, kind='stable')[:top]  # probabilities are rounded to 0 or 1, and so to ties
+  return [Guess(int(i), names[i], float(probabilities[i]), float(shares[i]) if is_sigmoid else None) for i in order]
 
 
 class ZeroShot:
@@ -60,7 +64,8 @@ class ZeroShot:
     self._pooled, self._encoder = pooled, encoder
     self._vectors_CE = class_vectors(encoder, prompting.build(names, templates, encoder.rule, is_whole=True))
     self._project = jax.jit(encoder.project)
-    self.probability = ('Each probability is the sigmoid of one name alone; they need not add up to 1.'
+    self.probability = ('Each probability is the sigmoid of one name alone; they need not add up to 1. The share is '
+                        'the softmax over the given names.'
                         if encoder.is_sigmoid else 'Probabilities are a softmax over the given names.')
 
   def classify(self, images: Any, *, top: int = 5) -> list[list[Guess]]:

@@ -9,6 +9,7 @@ state, data order and step are those of the newest checkpoint.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -47,9 +48,12 @@ def run(config: schema.Config, workdir: storage.Path, *, to: storage.Path, last:
   check.check(config)
   startup.start()
   check_is_run(workdir)
-  if (to / 'checkpoints').exists():
+  run_directory.check_ours(to, '--to')
+  if (to / 'checkpoints').exists() or os.path.islink(to / 'checkpoints'):
     raise UserError(f'--to: expected a directory without checkpoints, got {to}. Use another one.')
-  config = inherit.resolve(config, overridden, workdir).config
+  if storage.is_local(to) and to.exists() and not run_directory.holds_nothing(to):
+    raise UserError(f'--to: expected a new or empty directory, got {to}, which has files. Use another one.')
+  config = resume.keep_orientation(inherit.resolve(config, overridden, workdir).config, workdir)
   data = build.open_data(config)
   _, _, parts = build.open_run(config, data, workdir=workdir, overridden=overridden)
   config = parts.config
@@ -61,9 +65,9 @@ def run(config: schema.Config, workdir: storage.Path, *, to: storage.Path, last:
         lambda: choose(reader.agreed_steps(), last=last, steps=steps, workdir=workdir), reader, parts,
         lambda meta: provenance.check(meta, config, said=source, overridden=overridden), tries=5 if last else 1)
     target = checkpoint.Checkpointer(to / 'checkpoints', keep=checkpoint.Keep(1))
-    meta = {name: value for name, value in newest.meta.items() if name not in OF_SAVING}
-    target.save(chosen[-1], state, data=newest.data, meta={
-        **meta, 'averaged_steps': chosen, provenance.SETTINGS: provenance.settings(config)}, metrics={})
+    about = {name: value for name, value in newest.about.items() if name not in OF_SAVING}
+    target.save(state, {
+        **about, 'averaged_steps': chosen, provenance.SETTINGS: provenance.settings(config)}, {})
     target.wait()
     target.close()
     resume.write_config(to, config)
@@ -96,30 +100,26 @@ def choose(saved: list[int], *, last: int | None, steps: Sequence[int] | None, w
 def _newest_average(find: Callable[[], list[int]], reader: checkpoint_reader.Reader, parts: build.Parts,
                     compare: Callable[[Mapping[str, Any]], None], *,
                     tries: int) -> tuple[list[int], checkpoint_reader.Restored, TrainState]:
-  """Returns steps and their average; chooses again if the run, which may be training, removes one of them."""
-  for number in range(tries):
-    chosen = find()
-    try:
-      return chosen, *_average(reader, chosen, parts, compare)
-    except checkpoint_reader.Removed as error:
-      if number == tries - 1:
-        raise
-      log.info('%s The newest checkpoints are chosen again.', error)
-  raise AssertionError
+  """Returns steps, the newest checkpoint of them, and its state with the average of all.
 
-
-def _average(reader: checkpoint_reader.Reader, steps: list[int], parts: build.Parts,
-             compare: Callable[[Mapping[str, Any]], None]) -> tuple[checkpoint_reader.Restored, TrainState]:
-  """Returns the newest checkpoint, and its state with the average of all checkpoints."""
+  Chooses again if the run, which may be training, removes one of them.
+  """
   program = parts.program
-  mean: PyTree = None
-  for count, step in enumerate(steps, 1):
-    restored = reader.read(step, program.abstract_state, program.shardings)
-    compare(restored.meta)
-    now = restored.state.params, restored.state.extra
-    mean = now if mean is None else _mix(mean, now, jnp.asarray(1. / count))
-    log.info('Read step %s.', f'{step:,}')
-  return restored, restored.state._replace(params=mean[0], extra=mean[1])
+  steps = find()
+  mean: Any = None
+  try:
+    for count, step in enumerate(steps, 1):
+      restored = reader.read(step, program.placed_state)
+      compare(restored.about)
+      now = restored.state.params, restored.state.extra
+      mean = now if mean is None else _mix(mean, now, jnp.asarray(1. / count))
+      log.info('Read step %s.', f'{step:,}')
+  except checkpoint_reader.Removed as error:
+    if tries == 1:
+      raise
+    log.info('%s The newest checkpoints are chosen again.', error)
+    return _newest_average(find, reader, parts, compare, tries=tries - 1)
+  return steps, restored, restored.state._replace(params=mean[0], extra=mean[1])
 
 
 @jax.jit

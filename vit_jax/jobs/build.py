@@ -23,21 +23,19 @@ from vit_jax.core import implementation, traced_costs, trees
 from vit_jax.core.contracts import Backbone, Objective, Prepare, Viewed
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Batch, NativeImages, Params, PyTree, Schedule, Shard
+from vit_jax.data import loader as loaders
+from vit_jax.data import orientation
+from vit_jax.data.answers import Extra
 from vit_jax.data.device.prepare import prepare_train
+from vit_jax.data.formats import pseudo
 from vit_jax.data.image import transform as transforms
-from vit_jax.data.labels.label_maps import LabelMaps
-from vit_jax.data.labels.stored_features import StoredFeatures
-from vit_jax.data.pipeline import loader as loaders
-from vit_jax.data.source import UNLABELED, Source, find_origin, title
-from vit_jax.data.sources import opening, pseudo
-from vit_jax.data.text.captions import AnyTexts
-from vit_jax.evaluate import evaluators as evaluation
+from vit_jax.data.source import Source, origins, title
+from vit_jax.data.sources import opening
 from vit_jax.evaluate.resources import Encoder, Resources
-from vit_jax.evaluate.results import Measuring
 from vit_jax.evaluate.store import Store
 from vit_jax.models import backbones, cost, probe
 from vit_jax.models.kernels import devices
-from vit_jax.objectives import adapters, ema, kinds, phases
+from vit_jax.objectives import adapters, ema, kinds
 from vit_jax.optim import freezing, optimizers, schedules
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import mesh as meshes
@@ -66,13 +64,6 @@ class Numbers(NamedTuple):
   in_memory: bool
 
 
-class ExtraTargets(NamedTuple):
-  """What the loader adds to batches: label maps, texts, or stored features of a teacher."""
-  maps: LabelMaps | None
-  texts: AnyTexts | None
-  features: StoredFeatures | None
-
-
 class Parts(NamedTuple):
   """All objects of a run except for its state."""
   config: schema.Config
@@ -87,42 +78,49 @@ class Parts(NamedTuple):
   program: steps.Program
 
 
-def open_data(config: schema.Config) -> Data:
-  """Opens the sources of a config."""
+def open_data(config: schema.Config, *, order: Sequence[str] = (), learns: bool = True) -> Data:
+  """Opens the sources of a config.
+
+  Args:
+    config: of the run.
+    order: the classes of a run that resumes, whose order stays.
+    learns: whether the objective is to be trained on them, so that it must be able to learn their classes.
+  """
   console.begin_stage('opening the data')
-  found = opening.open_sources(config.data, image_px=config.image_px)
-  if config.objective.has_head and found.class_names == UNLABELED:
-    raise UserError(f'data.source: expected images with labels for {type(config.objective).__name__}, got '
-                    f'{title(found.train)}, whose images have none. Set data.label_column if they have labels '
-                    'elsewhere, or train a self-supervised objective.')
-  may_be = config.data.placement is schema.Placement.ANYWHERE and not config.objective.on_host
-  in_memory = may_be and loaders.fits_in_memory(
+  found = opening.open_sources(config.data, image_px=config.image_px, order=order)
+  if config.objective.has_head and learns:
+    opening.check_learnable(found.train, what=type(config.objective).__name__)
+  in_memory = not config.objective.on_host and loaders.fits_in_memory(
       found.train, recipe=config.data.recipe, image_px=config.image_px, choice=config.data.in_memory)
   return Data(found.train, found.eval, found.class_names, in_memory)
 
 
 def measured(config: schema.Config, source: Source) -> schema.Config:
-  """Returns the config with mean and standard deviation of the channels of its images, if they are not RGB.
+  """Returns the config with what follows from its images: whether their EXIF orientation is applied, and mean and
+  standard deviation of the channels, if they are not RGB.
 
   Raises:
     UserError: neither the config nor the source has them.
   """
+  config = oriented(config, source)
   recipe, num = config.data.recipe, config.data.channels
   if num == RGB or not recipe.is_unmeasured:
     return config
   is_mixture = config.data.source.startswith('mix:')  # each of its sources has statistics of its own
-  found = None if is_mixture else getattr(find_origin(source, 0)[0], 'statistics', None)
+  found = None if is_mixture else getattr(origins(source)[0], 'statistics', None)
   if found is None:
     raise UserError(f'data.recipe.mean: expected mean and std of {num} channels, got none in the config and in '
                     f'{title(source)}. Prepare the images, which measures them (vit-jax prepare --channels={num}), or '
                     'set both.')
-  return with_normalization(config, found.mean, found.std)
+  with_statistics: schema.Config = schema.replaced(
+      config, {'data.recipe.mean': tuple(found.mean), 'data.recipe.std': tuple(found.std)})
+  return with_statistics
 
 
-def with_normalization(config: schema.Config, mean: Sequence[float], std: Sequence[float]) -> schema.Config:
-  """Returns the config with another mean and standard deviation of the channels."""
-  recipe = dataclasses.replace(config.data.recipe, mean=tuple(mean), std=tuple(std))
-  return dataclasses.replace(config, data=dataclasses.replace(config.data, recipe=recipe))
+def oriented(config: schema.Config, source: Source) -> schema.Config:
+  """Returns the config with `data.recipe.exif_orientation` decided for a source."""
+  decided: schema.Config = schema.replaced(config, {'data.recipe': orientation.decide(config.data.recipe, source)})
+  return decided
 
 
 def open_mesh(config: schema.Config) -> tuple[Mesh, Shard]:
@@ -155,8 +153,9 @@ def open_run(config: schema.Config, data: Data, *, workdir: storage.Path | None 
           found.text)
   config = elastic.fit(found.config, first, hardware)
   if hardware.slices != first.slices:
-    log.info('This start runs on %s. The order of the data, the images and random numbers of each step, and the memory '
-             'that a device needs stay.', elastic.text(**elastic.describe(config, hardware.slices)))
+    log.info('This start runs on %s. The batches, their order and the memory that a device needs stay; masks of '
+             'dropout and other random numbers of the network differ.',
+             elastic.text(**elastic.describe(config, hardware.slices)))
   mesh, shard = open_mesh(config)
   return mesh, shard, parts(config, mesh=mesh, **numbers._asdict())
 
@@ -193,23 +192,16 @@ def train_loader(config: schema.Config, data: Data, shard: Shard) -> loaders.Tra
   Raises:
     UserError: the size of the dataset differs from the config.
   """
-  d = config.data
+  d, spec = config.data, kinds.of(config)
   check_size(d, data.train)
   console.begin_stage('preparing the training data')
+  maps = spec.open_maps(data.train)
+  taught = data.train.extra() if isinstance(data.train, pseudo.PseudoLabeled) else None
   return loaders.train_loader(
       data.train, recipe=d.recipe, image_px=config.image_px, batch_size=config.batch_size, seed=config.seed,
       shard=shard, workers=d.workers, threads=d.threads, in_memory=data.in_memory, max_bad_images=d.max_bad_images,
-      decode=d.decode, placement=d.placement, max_labels=d.max_labels, **open_targets(config, data.train)._asdict())
-
-
-def open_targets(config: schema.Config, source: Source) -> ExtraTargets:
-  """Opens what the objective trains on beside images and classes.
-
-  Raises:
-    UserError: it is missing, or does not fit the images.
-  """
-  spec = kinds.of(config)
-  return ExtraTargets(spec.open_maps(source), spec.open_texts(source), spec.open_features(source))
+      decode=d.decode, max_labels=d.max_labels, extra=Extra(maps) if maps else taught,
+      texts=spec.open_texts(data.train))
 
 
 def check_size(data: schema.Data, train: Source) -> None:
@@ -229,14 +221,6 @@ def check_size(data: schema.Data, train: Source) -> None:
       f'data.num_examples: expected {own:,}, the size of {data.train_split} of {data.source}, got {wanted:,}. Epochs '
       'are counted by this number. Set --config.data.num_examples=0 to count by the dataset, or '
       '--config.data.any_num_examples=true to keep the schedule of the larger or smaller dataset.')
-
-
-def evaluators(config: schema.Config, data: Data, objective: Viewed, *, mesh: Mesh, shard: Shard,
-               workdir: storage.Path | None = None, bar: bool = False, weights: Weights | None = None,
-               embedded: Sequence[pathlib.Path] = ()) -> dict[str, dict[str, Measuring]]:
-  """Returns the evaluators by evaluation and view; arguments are those of `resources`."""
-  return evaluation.build(resources(config, data, objective, mesh=mesh, shard=shard, workdir=workdir, bar=bar,
-                                    weights=weights, embedded=embedded))
 
 
 def resources(config: schema.Config, data: Data, objective: Viewed, *, mesh: Mesh, shard: Shard,
@@ -277,7 +261,7 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
     in_memory: the images are in memory and have one size; crops and flips are done on the device.
   """
   if (num := config.data.channels) != config.data.recipe.channels:  # of a plan, which opens no data
-    config = with_normalization(config, (0.,) * num, (1.,) * num)
+    config = schema.replaced(config, {'data.recipe.mean': (0.,) * num, 'data.recipe.std': (1.,) * num})
   meshes.check_batch(mesh, config.batch_size, config.microbatches, what='batch_size')
   spec = kinds.of(config)
   for name, model in spec.models().items():
@@ -285,15 +269,19 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
   lengths = durations.lengths(config.length, num_examples=num_examples, batch_size=config.batch_size)
   backbone = build_backbone(config)
   task = build_objective(config, backbone, num_classes, lengths=lengths)
-  peak = schedules.peak_rate(config.optimizer, batch_size=config.batch_size)
   schedule = build_schedule(config, lengths)
   optimizer = optimizers.build(config.optimizer, schedule, lengths=lengths)
-  task = sharpen(config, task, schedule, peak=peak)
+  if (settings := config.train.sam).rho:
+    from vit_jax.objectives import sam
+    peak = schedules.peak_rate(config.optimizer, batch_size=config.batch_size)
+    rho_end = settings.rho if settings.rho_end < 0 else settings.rho_end
+    task = sam.Sam(task, alpha=settings.alpha, rho=sam.follow_rate(
+        schedule, peak=peak, end=config.optimizer.schedule.end_lr, rho=settings.rho, rho_end=rho_end))
   prepare = prepare_train(config.data.recipe, num_classes=num_classes, on_device_geometry=in_memory,
                           soft_labels=bool(config.data.pseudo.source), targets=spec.targets())
   program = steps.build(
       task, optimizer, prepare, mesh=mesh, batch=abstract_batch(config), seed=config.seed,
-      accumulate=config.train.microbatches, parts=config.mesh.chosen_parts)
+      accumulate=config.microbatches)
   return Parts(config, mesh, lengths, num_classes, backbone, task, schedule, optimizer, prepare, program)
 
 
@@ -305,11 +293,7 @@ def build_backbone(config: schema.Config) -> Backbone:
 def build_objective(config: schema.Config, backbone: Backbone, num_classes: int, *,
                     lengths: durations.Lengths) -> Objective:
   """Returns the objective of a config, with adapters and with an average of the parameters if configured."""
-  def make(model: schema.Model) -> Objective:
-    own = dataclasses.replace(config, model=model)
-    return kinds.of(own).build(backbone if model is config.model else build_backbone(own), num_classes, lengths=lengths)
-
-  objective = adapters.around(phases.build(config.model, make, total_steps=lengths.total_steps), config.lora)
+  objective = adapters.around(kinds.of(config).build(backbone, num_classes, lengths=lengths), config.lora)
   if config.optimizer.average:
     law = implementation.load(config.optimizer.average)(config.optimizer, build_schedule(config, lengths))
     return ema.Ema(objective, law)
@@ -320,17 +304,6 @@ def build_schedule(config: schema.Config, lengths: durations.Lengths) -> Schedul
   """Returns the learning rate of a config by step."""
   peak = schedules.peak_rate(config.optimizer, batch_size=config.batch_size)
   return schedules.build(config.optimizer.schedule, peak=peak, lengths=lengths)
-
-
-def sharpen(config: schema.Config, objective: Objective, schedule: Schedule, *, peak: float) -> Objective:
-  """Returns the objective with SAM if configured, else unchanged."""
-  settings = config.train.sam
-  if not settings.rho:
-    return objective
-  from vit_jax.objectives import sam
-  rho_end = settings.rho if settings.rho_end < 0 else settings.rho_end
-  return sam.Sam(objective, alpha=settings.alpha, rho=sam.follow_rate(
-      schedule, peak=peak, end=config.optimizer.schedule.end_lr, rho=settings.rho, rho_end=rho_end))
 
 
 def keeps_random_network(parts: Parts) -> bool:
@@ -361,14 +334,11 @@ def train_flops(parts: Parts) -> float:
   """Returns the FLOPs of one image in one training step: all networks on all their inputs, forward and backward.
 
   The gradient by the image counts too, so that a classifier costs three times its forward pass, as the papers count.
-  What is computed again under remat is not counted. SAM doubles the FLOPs. It is the mean over the parts of the run,
-  and of images at their own aspect over the numbers of tokens, whose padding counts too.
+  What is computed again under remat is not counted. SAM doubles the FLOPs. For images at their own aspect it is the
+  mean over the numbers of tokens, whose padding counts too.
   """
-  found = []
-  for model in phases.models(parts.config.model):
-    own = parts._replace(config=dataclasses.replace(parts.config, model=model))
-    found += [_train_flops(cost.ByText((own, length), repr((own.config, parts.num_classes, length))))
-              for length in parts.config.data.recipe.native_lengths or (0,)]
+  found = [_train_flops(cost.ByText((parts, length), repr((parts.config, parts.num_classes, length))))
+           for length in parts.config.data.recipe.native_lengths or (0,)]
   return sum(found) / len(found)
 
 
@@ -396,8 +366,7 @@ def _train_flops(key: cost.ByText) -> float:
 
 def kept_bytes(parts: Parts, model: schema.Model) -> int:
   """Returns the bytes that one image keeps for the backward pass of `model`, which may differ in what it saves."""
-  return max(_kept_bytes(cost.ByText((parts, one), repr((parts.config, parts.num_classes, one))))
-             for one in phases.models(model))
+  return _kept_bytes(cost.ByText((parts, model), repr((parts.config, parts.num_classes, model))))
 
 
 @functools.lru_cache(16)  # each key keeps a run's objects alive

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import logging
 import pathlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import TypeVar
 
 import jax
@@ -20,11 +20,13 @@ import jax
 from vit_jax.config import check, layout, schema
 from vit_jax.config.schema import ranges
 from vit_jax.core.errors import UserError
-from vit_jax.data.pipeline import loader as loaders
+from vit_jax.data import loader as loaders
 from vit_jax.data.source import title
 from vit_jax.data.text import prompts as prompting
+from vit_jax.evaluate import evaluators as evaluation
 from vit_jax.jobs import build, train
 from vit_jax.models import cost
+from vit_jax.objectives import kinds
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record import storage
 from vit_jax.weights import addresses, inherit, init_state
@@ -67,27 +69,40 @@ def problems(config: schema.Config, workdir: storage.Path | None, overridden: Co
     elsewhere: the run is on other hosts, whose files are not known.
     is_here: its sources are on this machine.
   """
-  with _quiet():
+  log = logging.getLogger('vit_jax')
+  before = log.level
+  log.setLevel(logging.ERROR)  # the run itself shows warnings
+  try:
     finder = Finder()
-    named = finder.of(lambda: init_state.named(config)) or {}
-    for prefix, part in ranges.walk(config):
-      if prompts := getattr(part, 'prompts', ''):
-        finder.of(functools.partial(prompting.find_templates, prompts, setting=f'{prefix}prompts'))
-    named |= {f'evals.{name}.weights': one.weights for name, one in config.evals.items()
-              if isinstance(one, schema.TextEvaluation) and one.weights}
-    paths = [] if elsewhere else [_path(where, finder) for where in dict.fromkeys(named.values())]
-    is_known = not finder.problems and not elsewhere and _can_be_read(paths)
-    found: Weights | None = None
-    if is_known and named:
-      resolved = finder.of(lambda: _resolved(config, workdir, overridden))
-      if resolved is None:
-        return finder.problems
-      config, found = resolved
-    data = finder.of(lambda: build.open_data(_unverified(config))) if is_here else None
-    if is_here and data is None:
-      return finder.problems
-    _build(config, data, found, finder, is_known=is_known)
+    _find(config, workdir, overridden, finder, elsewhere=elsewhere, is_here=is_here)
     return finder.problems
+  finally:
+    log.setLevel(before)
+
+
+def _find(config: schema.Config, workdir: storage.Path | None, overridden: Collection[str], finder: Finder, *,
+          elsewhere: bool, is_here: bool) -> None:
+  named = finder.of(lambda: init_state.named(config)) or {}
+  for prefix, part in ranges.walk(config):
+    if prompts := getattr(part, 'prompts', ''):
+      finder.of(functools.partial(prompting.find_templates, prompts, setting=f'{prefix}prompts'))
+  named |= {f'evals.{name}.weights': one.weights for name, one in config.evals.items()
+            if isinstance(one, schema.TextEvaluation) and one.weights}
+  paths = [] if elsewhere else [_path(where, finder) for where in dict.fromkeys(named.values())]
+  is_known = not finder.problems and not elsewhere and _can_be_read(paths)
+  found: Weights | None = None
+  if is_known and named:
+    resolved = finder.of(lambda: inherit.resolve(config, overridden, workdir or train.default_workdir(config.name)))
+    if resolved is None:
+      return
+    config, found = resolved
+    finder.of(functools.partial(check.check, config))
+    if finder.problems:
+      return
+  data = finder.of(lambda: build.open_data(config)) if is_here else None
+  if is_here and data is None:
+    return
+  _build(config, data, found, finder, is_known=is_known)
 
 
 def _path(where: str, finder: Finder) -> pathlib.Path | None:
@@ -104,17 +119,6 @@ def _can_be_read(paths: list[pathlib.Path | None]) -> bool:
   sizes = [sum(file.stat().st_size for file in (path.rglob('*') if path.is_dir() else [path]) if file.is_file())
            for path in paths if path]
   return None not in paths and sum(sizes) <= LARGE_BYTES
-
-
-def _resolved(config: schema.Config, workdir: storage.Path | None, overridden: Collection[str]) -> inherit.Resolved:
-  """Returns the config with the settings that a run takes from its weights. Raises UserError if they do not fit."""
-  found = inherit.resolve(config, overridden, workdir or train.default_workdir(config.name))
-  check.check(found.config)
-  return found
-
-
-def _unverified(config: schema.Config) -> schema.Config:
-  return dataclasses.replace(config, data=dataclasses.replace(config.data, verify_shards=schema.VerifyShards.NO))
 
 
 def _build(config: schema.Config, data: build.Data | None, found: Weights | None, finder: Finder, *,
@@ -140,10 +144,12 @@ def _build(config: schema.Config, data: build.Data | None, found: Weights | None
     return
   opened = data._replace(in_memory=False)  # else evaluators decode all images now
   finder.of(lambda: build.check_size(config.data, opened.train))
-  targets = finder.of(lambda: build.open_targets(config, opened.train))
+  spec = kinds.of(config)
+  targets = finder.of(lambda: (spec.open_maps(opened.train), spec.open_texts(opened.train)))
   has_texts = any(isinstance(one, schema.TextEvaluation) for one in config.evals.values())
   if parts and targets and (is_known or not has_texts):  # else they would read the weights again
-    finder.of(lambda: build.evaluators(config, opened, parts.objective, mesh=mesh, shard=meshes.local_rows(mesh)))
+    finder.of(lambda: evaluation.build(build.resources(config, opened, parts.objective, mesh=mesh,
+                                                       shard=meshes.local_rows(mesh))))
 
 
 def known_numbers(config: schema.Config) -> build.Numbers:
@@ -151,15 +157,3 @@ def known_numbers(config: schema.Config) -> build.Numbers:
   data = config.data
   return build.Numbers(data.num_examples or ASSUMED_STEPS * config.batch_size, data.num_classes or ASSUMED_CLASSES,
                        in_memory=False)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-  """Hides warnings, which the run itself shows."""
-  log = logging.getLogger('vit_jax')
-  before = log.level
-  log.setLevel(logging.ERROR)
-  try:
-    yield
-  finally:
-    log.setLevel(before)

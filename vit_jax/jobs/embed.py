@@ -14,20 +14,21 @@ import numpy as np
 from vit_jax.config import check, overrides, schema
 from vit_jax.config import files as config_files
 from vit_jax.config.schema import TextRule
-from vit_jax.core import failures
+from vit_jax.core import documents, failures
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.files import user_files
+from vit_jax.data.formats import image_list
 from vit_jax.data.image import opencv
 from vit_jax.data.labels import classes as naming
 from vit_jax.data.source import Source
-from vit_jax.data.sources import image_list, opening, splits
+from vit_jax.data.sources import opening, splits
 from vit_jax.data.text import prompts
 from vit_jax.evaluate import caption_retrieval, embedding, embedding_files
 from vit_jax.evaluate.embedding import TextRows
 from vit_jax.inspect import many_images
 from vit_jax.inspect.many_images import Stopped, Wanted
-from vit_jax.jobs import evaluate_weights, flag_names
+from vit_jax.jobs import build, evaluate_weights, flag_names
 from vit_jax.jobs import runtime as startup
 from vit_jax.recipes import sizes
 from vit_jax.record import console
@@ -54,7 +55,7 @@ def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str 
     weights, reading, classes: see `weights.inference.load`.
     to, format: see `many_images.embed`.
     files: files and folders of images.
-    data, split: a source in place of files, and its split; '' = `train`.
+    data, split: a source in place of files, and its split; '' = `train`, or all images of a source without splits.
     what, blocks: see `many_images.Wanted`, '' = `features`; and `texts`, the vectors of the captions of a source.
       `data=texts:FILE` has a text in each line.
     tokenizer: of `texts` and `vectors`; '' = beside the weights.
@@ -77,7 +78,7 @@ def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str 
   source = _open_files(files, follow_links) if files else None
   startup.start(config.train)
   opencv.quieten()
-  found = evaluate_weights.load(config, evaluate_weights.WeightsSpec(weights, reading), overridden)
+  found = evaluate_weights.load(config, weights, reading, overridden)
   if classes:
     found = inference.with_class_names(found, naming.read(classes, setting='--classes'), source=f'--classes={classes}')
   config = evaluate_weights.with_weights(config, found, overridden)
@@ -86,10 +87,8 @@ def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str 
     return _write_texts(found, _lines(data.removeprefix(LINES)), data, to, config=config, format=format,
                         tokenizer=tokenizer)
   if source is None:
-    config, source = _open_split(config, data, split or 'train', follow_links)
-  elif 'data.recipe.exif_orientation' not in overridden:
-    config = dataclasses.replace(config, data=dataclasses.replace(
-        config.data, recipe=dataclasses.replace(config.data.recipe, exif_orientation=True)))
+    config, source = _open_split(config, data, split, follow_links)
+  config = build.oriented(config, source)
   if what == TEXTS:
     return _write_texts(found, _captions(source), source.name, to, config=config, format=format, tokenizer=tokenizer)
   project = _encoder(found, tokenizer).project if what == many_images.VECTORS else None
@@ -133,7 +132,9 @@ def _open_split(config: schema.Config, data: str, split: str, follow_links: bool
   config = dataclasses.replace(config, data=dataclasses.replace(
       config.data, source=data, follow_links=config.data.follow_links or follow_links))
   console.begin_stage('opening the data')
-  with flag_names.shown({'data.source': '--data', splits.SETTINGS: '--split'}):
+  with flag_names.naming_flags({'data.source': '--data', splits.SETTINGS: '--split'}):
+    if not split:
+      return config, opening.open_every(config.data, image_px=config.image_px, setting='--split')
     return config, opening.open_split(config.data, split, image_px=config.image_px)
 
 
@@ -165,9 +166,9 @@ def _lines(path: str) -> tuple[list[str], HostArray]:
   if not pathlib.Path(path).expanduser().exists():
     raise UserError(f'--data=texts:{path}: expected a file with a text in each line, got no file of this name. Correct '
                     'the path.')
-  text = user_files.read_text(path, f'--data=texts:{path}', expected='a text in each line, in UTF-8',
+  text = documents.read_text(path, f'--data=texts:{path}', expected='a text in each line, in UTF-8',
                               advice='Correct the file.')
-  lines = text.splitlines()
+  lines = user_files.split_lines(text)
   numbers = [number for number, line in enumerate(lines) if line.strip()]
   if not numbers:
     raise UserError(f'--data=texts:{path}: expected a text in each line, got none. Correct the file.')

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import jax
 
 from vit_jax.config import files, overrides, schema
-from vit_jax.core.errors import UserError
+from vit_jax.core.errors import UserError, redacted
 from vit_jax.data.source import Source
 from vit_jax.data.sources import opening, splits
 from vit_jax.jobs import build, flag_names, frozen_features, resume, train
@@ -66,17 +66,8 @@ def run(weights: str, data: str, workdir: storage.Path | None, *, lora: int, com
   Raises:
     UserError: the weights, the images or an override cannot be used.
   """
-  base = load_config(lora=lora)
-  check_changes(base, changes)
-  train_settings = apply(base, [one for one in changes if one.startswith('train.')]).train
   where = workdir or train.default_workdir(run_name('finetune', weights, data))
-  process_id = startup.start(train_settings, resume.find_machine(where))
-  console.begin_stage('opening the data')
-  with flag_names.shown({'data.source': '--data'}):
-    found = choose_splits(open_settings(base, data, changes))
-  console.begin_stage('loading the weights')
-  view = next((one.partition('=')[2] for one in changes if one.startswith('init_view=')), '')
-  network = loading.load(weights, view=view)
+  found, network, process_id = begin(load_config(lora=lora), weights, data, where, changes, what='fine-tuning')
   config = apply(make(network, found, lora), changes)
   log.info('%s', describe(config, found))
   status = train.run(config, workdir, overridden=overridden, found=network)
@@ -84,16 +75,34 @@ def run(weights: str, data: str, workdir: storage.Path | None, *, lora: int, com
     sources = build.Data(found.train, found.evaluated, found.train.class_names, in_memory=False)
     frozen_features.report(where, config, sources, network, metric=f'{VAL}/top1')
   if not status and not process_id and network.channels == config.data.channels:
-    print(f'Predict on other images:\n  {predict_command(where, found.evaluated)}', flush=True)
+    image = found.evaluated.describe(0)
+    images = shlex.quote(os.path.relpath(image)) if os.path.isfile(image) else 'IMAGES'
+    print(f'Predict on other images:\n  vit-jax predict --weights={shlex.quote(str(where))} {images}', flush=True)
   return status
 
 
-def check_changes(base: schema.Config, changes: Sequence[str]) -> None:
-  """Raises UserError for overrides of a config that cannot be applied, before anything is read."""
+def begin(base: schema.Config, weights: str, data: str, where: storage.Path, changes: Sequence[str], *,
+          what: str = '') -> tuple[Splits, Weights, int]:
+  """Returns images and weights to train from, and the number of this process.
+
+  Raises:
+    UserError: an override of the config `base` cannot be applied, before anything is read; the images or the weights
+      cannot be used, or `what` cannot learn from these images.
+  """
   for name in (one.partition('=')[0] for one in changes):
     if name in FLAGS:
       raise UserError(f'config.{name}: expected no override, as {FLAGS[name]} gives it, got one. Remove it.')
   apply(base, [one for one in changes if not one.startswith(('model.', 'head.'))])
+  settings = apply(base, [one for one in changes if one.startswith('train.')]).train
+  process_id = startup.start(settings, resume.find_machine(where))
+  console.begin_stage('opening the data')
+  with flag_names.naming_flags({'data.source': '--data'}):
+    found = choose_splits(open_settings(base, data, changes))
+    if what:
+      opening.check_learnable(found.train, what=what)
+  console.begin_stage('loading the weights')
+  view = next((one.partition('=')[2] for one in changes if one.startswith('init_view=')), '')
+  return found, loading.load(weights, view=view), process_id
 
 
 def load_config(num_examples: int = 0, *, lora: int = 0) -> schema.Config:
@@ -139,7 +148,9 @@ def choose_splits(data: schema.Data) -> Splits:
         raise
       continue
     if split == 'val' and evaluated.name.endswith('/test'):  # such a source has no splits, and holds out images itself
-      return _hold_out(data, len(train_source) + len(evaluated))
+      share = _share(data, len(train_source) + len(evaluated))
+      data = dataclasses.replace(data, eval_split='val', holdout=share)
+      return Splits(data, _open(data, data.train_split), _open(data, data.eval_split))
     return Splits(dataclasses.replace(data, eval_split=split), train_source, evaluated)
   if data.train_split != 'train':
     raise UserError(f"data.eval_split: expected the images to evaluate on beside data.train_split={data.train_split}, "
@@ -153,11 +164,6 @@ def _open(data: schema.Data, split: str) -> Source:
   return opening.open_split(data, split, image_px=schema.Config().image_px)  # which only synthetic images have
 
 
-def _hold_out(data: schema.Data, num_images: int) -> Splits:
-  data = dataclasses.replace(data, eval_split='val', holdout=_share(data, num_images))
-  return Splits(data, _open(data, data.train_split), _open(data, data.eval_split))
-
-
 def _share(data: schema.Data, num_images: int) -> float:
   """Returns the part of the images to hold out."""
   return SMALL_HOLDOUT if num_images < SMALL and data.holdout == schema.Data().holdout else data.holdout
@@ -165,9 +171,13 @@ def _share(data: schema.Data, num_images: int) -> float:
 
 def make(network: Weights, found: Splits, lora: int = 0) -> schema.Config:
   """Returns the config for a network and images; the batch size is a multiple of the number of devices."""
-  config = load_config(len(found.train), lora=lora)
-  devices = jax.device_count()
-  recipe = dataclasses.replace(config.data.recipe, crop_sampler=choose_sampler(network))
+  config, devices = load_config(len(found.train), lora=lora), jax.device_count()
+  # Crops of the program whose resizing the weights expect: TensorFlow's for vision_transformer, big_vision and BiT, as
+  # in the protocol of the ViT paper; torchvision's for all others, as in timm and transformers, which are larger (a
+  # mean of 0.47 of the image instead of 0.38).
+  is_tensorflow = network.preprocess.geometry is schema.Geometry.BIG_VISION
+  sampler = schema.CropSampler.TENSORFLOW if is_tensorflow else schema.CropSampler.TORCHVISION
+  recipe = dataclasses.replace(config.data.recipe, crop_sampler=sampler)
   model = network.model
   if isinstance(model, schema.ViT):  # the protocol starts with a head of zeros, whatever the network began with
     model = dataclasses.replace(model, init=schema.Init.VISION_TRANSFORMER)
@@ -180,25 +190,10 @@ def make(network: Weights, found: Splits, lora: int = 0) -> schema.Config:
       image_px=network.preprocess.image_px, data=dataclasses.replace(found.data, recipe=recipe))
 
 
-def choose_sampler(network: Weights) -> schema.CropSampler:
-  """Returns whose random crops are used: those of the program whose resizing the weights expect.
-
-  TensorFlow's for weights of vision_transformer, big_vision and BiT, as in the protocol of the ViT paper; torchvision's
-  for all others, as in timm and transformers. Crops of torchvision are larger (a mean of 0.47 of the image instead of
-  0.38).
-  """
-  is_tensorflow = network.preprocess.geometry is schema.Geometry.BIG_VISION
-  return schema.CropSampler.TENSORFLOW if is_tensorflow else schema.CropSampler.TORCHVISION
-
-
 def run_name(job: str, weights: str, data: str) -> str:
-  """Returns the name of a run."""
-  return f'{job} {_stem(weights)} {_stem(data)}'
-
-
-def _stem(where: str) -> str:
-  """Returns the last part of a path or an address without its suffix."""
-  return pathlib.PurePosixPath(where.partition('//')[2] or where.partition(':')[2] or where).stem or 'run'
+  """Returns the name of a run, such as `finetune vit photos`, without a token that the address of weights has."""
+  ends = (where.partition('//')[2] or where.partition(':')[2] or where for where in (redacted(weights), data))
+  return ' '.join([job, *(pathlib.PurePosixPath(end).stem or 'run' for end in ends)])
 
 
 def describe(config: schema.Config, found: Splits) -> str:
@@ -212,10 +207,3 @@ def describe(config: schema.Config, found: Splits) -> str:
       f'on {len(found.train):,} images of {len(found.train.class_names):,} classes, evaluated on '
       f'{len(found.evaluated):,}. Settings that follow from these numbers and the weights:',
       *(f'  --config.{name}={value}' for name, value in chosen.items())])
-
-
-def predict_command(workdir: storage.Path, evaluated: Source) -> str:
-  """Returns a command that predicts with a finished run, on an image of the data if that is a file."""
-  image = evaluated.describe(0)
-  return f'vit-jax predict --weights={shlex.quote(str(workdir))} ' + (
-      shlex.quote(os.path.relpath(image)) if os.path.isfile(image) else 'IMAGES')

@@ -1,4 +1,7 @@
-"""Messages about settings that a person gave as flags of a job name the flags."""
+"""Rewrites messages so that they name the flag of a job, `--data`, in place of the setting behind it, `data.source`.
+
+A person who gave `--data=photos` has not seen the name of the setting, and would not find it in the help of the job.
+"""
 from __future__ import annotations
 
 import contextlib
@@ -7,17 +10,24 @@ from collections.abc import Iterator, Mapping
 
 from vit_jax.core.errors import UserError
 
+_NO_LONGER_BEFORE = r'(?<![\w./-])'
+"""Not after a letter of a longer name or path: `/photos/data.source` stays."""
+_NO_LONGER_AFTER = r'(?!\w|[.]\w)'
+"""Not before one: `data.source_px` and `data.source.txt` stay, but a period ends a sentence: `Set data.source.`"""
+
 
 @contextlib.contextmanager
-def shown(flags: Mapping[str, str]) -> Iterator[None]:
-  """Replaces settings by flags in the message of a `UserError`: `data.label_column`, and `--config.` before it.
+def naming_flags(flags: Mapping[str, str]) -> Iterator[None]:
+  """Replaces settings by flags in the message of a `UserError` that is raised inside.
+
+  `data.label_column`, `config.data.label_column` and `--config.data.label_column` all become `--label_column`.
 
   Args:
-    flags: the flag of each setting, such as `--label_column`.
+    flags: the flag of each setting, such as `--label_column`; of at least one setting.
   """
   try:
     yield
   except UserError as error:
-    names = '|'.join(map(re.escape, sorted(flags, key=len, reverse=True)))
-    text = re.sub(rf'(?<![\w./-])(?:--)?(?:config\.)?({names})(?!\w|[.]\w)', lambda match: flags[match[1]], str(error))
-    raise type(error)(text) from error
+    settings = '|'.join(re.escape(name) for name in sorted(flags, key=len, reverse=True))  # the longest that fits
+    pattern = rf'{_NO_LONGER_BEFORE}(?:--)?(?:config[.])?({settings}){_NO_LONGER_AFTER}'
+    raise type(error)(re.sub(pattern, lambda found: flags[found[1]], str(error))) from error

@@ -7,7 +7,6 @@ results; it is kept in `frozen_features.json`.
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import math
 import shlex
@@ -17,9 +16,12 @@ from typing import NamedTuple
 import jax
 
 from vit_jax.config import check, files, schema
+from vit_jax.core import documents
+from vit_jax.core.errors import TemporaryError, UserError
+from vit_jax.evaluate import evaluators as evaluation
 from vit_jax.evaluate import final as results
-from vit_jax.jobs import build, evaluate_weights, resume
-from vit_jax.record import console, run_directory, storage
+from vit_jax.jobs import build, evaluate_weights
+from vit_jax.record import chosen, console, run_directory, storage
 from vit_jax.weights.network import Weights
 
 log = logging.getLogger('vit_jax.jobs')
@@ -52,8 +54,10 @@ def report(workdir: storage.Path, config: schema.Config, data: build.Data, netwo
   has_features = network.channels == config.data.channels and not config.data.max_labels
   if not has_features or jax.process_count() > 1 or len(data.train) + len(data.eval) > MOST_IMAGES:
     return
-  accuracies = [row[name] for row in resume.evaluated(workdir) for name in (metric, f'{metric}@ema') if name in row]
-  if not accuracies:
+  used = chosen.choose(workdir, config.checkpoints.keep_best)
+  measured = chosen.measured(workdir, used.step) if used else {}
+  tuned = measured.get(f'{metric}@ema', measured.get(metric))  # those weights are used
+  if tuned is None:
     return
   try:
     found = _read(workdir, network, data) or _compare(workdir, config, data, network)
@@ -61,7 +65,7 @@ def report(workdir: storage.Path, config: schema.Config, data: build.Data, netwo
     log.warning('Frozen features were not compared: %s: %s. The results of the run are complete.',
                 type(error).__name__, error)
     return
-  log.info('%s', describe(found, max(accuracies), network.source, config.data))
+  log.info('%s', describe(found, tuned, network.source, config.data))
 
 
 def describe(found: Compared, tuned: float, weights: str, data: schema.Data) -> str:
@@ -85,9 +89,13 @@ def describe(found: Compared, tuned: float, weights: str, data: schema.Data) -> 
 def _read(workdir: storage.Path, network: Weights, data: build.Data) -> Compared | None:
   """Returns the comparison of an earlier start; None if there is none of these weights and images."""
   try:
-    kept = json.loads(storage.read_text(workdir / FILE))
-    return Compared(**kept['compared']) if kept['of'] == _identity(network, data) else None
-  except (OSError, ValueError, TypeError, KeyError):
+    kept = documents.read(workdir / FILE)
+    if kept.field('of').list() != _identity(network, data):
+      return None
+    found = kept.field('compared')
+    return Compared(found.field('knn').number(0, 1), found.field('logistic').number(0, 1),
+                    found.field('num_images').whole(1), found.field('seconds').number(0))
+  except (UserError, TemporaryError):
     return None
 
 
@@ -101,12 +109,12 @@ def _compare(workdir: storage.Path, config: schema.Config, data: build.Data, net
   evals: dict[str, schema.Eval] = {'knn': schema.Knn(neighbors=(NEIGHBORS,), headline=NEIGHBORS),
                                    'logistic': schema.Logistic()}
   own = dataclasses.replace(files.load('evaluate', []), data=config.data, evals=evals, batch_size=config.batch_size)
-  own = evaluate_weights.with_weights(own, network, ())
+  own = build.oriented(evaluate_weights.with_weights(own, network, ()), data.train)
   check.check(own)
   mesh, shard = build.open_mesh(own)
   views = evaluate_weights.Network(own, has_head=False)
-  measured = results.measure(build.evaluators(own, data, views, mesh=mesh, shard=shard, bar=config.train.progress),
-                             views, evaluate_weights.state(network, mesh)).results
+  shared = build.resources(own, data, views, mesh=mesh, shard=shard, bar=config.train.progress)
+  measured = results.measure(evaluation.build(shared), views, evaluate_weights.state(network, mesh)).results
   console.end_stage()
   knn, logistic = (next(iter(measured[name].values())) for name in evals)
   found = Compared(knn.score, logistic.score, knn.num_examples, round(time.monotonic() - began, 1))

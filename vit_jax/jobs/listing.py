@@ -12,7 +12,7 @@ import shutil
 import sys
 import textwrap
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from vit_jax.config import catalog as configs
@@ -98,15 +98,9 @@ def _check(wanted: Filter, given: Mapping[str, str]) -> None:
 
 def table(kind: str, pattern: str = '*', wanted: Filter = EVERY) -> Table:
   """Returns the table of one of `KINDS`."""
-  match kind:
-    case 'configs':
-      return _configs(pattern)
-    case 'models':
-      return _models(pattern, wanted)
-    case 'records':
-      return _records(pattern)
-    case _:
-      return _weights(pattern, wanted)
+  make: Callable[[str, Filter], Table] = {
+      'configs': _configs, 'models': _models, 'weights': _weights, 'records': _records}[kind]
+  return make(pattern, wanted)
 
 
 def text(found: Table, columns: int = 0) -> str:
@@ -143,7 +137,7 @@ def markdown(found: Table) -> str:
   return f'# {found.title}\n\n{found.about}\n\n' + '\n'.join(f'| {" | ".join(line)} |' for line in lines)
 
 
-def _configs(pattern: str) -> Table:
+def _configs(pattern: str, _: Filter) -> Table:
   found = configs.list_configs(pattern)
   return Table(
       'Configs', 'Use a name as `--config=NAME`, or `--config=NAME:ARGUMENTS` with arguments of these kinds, such as '
@@ -184,7 +178,7 @@ def _weights(pattern: str, wanted: Filter) -> Table:
       [one._asdict() for one in found])
 
 
-def _records(pattern: str) -> Table:
+def _records(pattern: str, _: Filter) -> Table:
   from vit_jax.replay import records
   found = [one for one in map(records.read_file, records.paths()) if globs.matches(one.id, pattern)]
   return Table(
@@ -197,7 +191,9 @@ def _records(pattern: str) -> Table:
 def _no_match(kind: str, pattern: str, wanted: Filter) -> str:
   if kind in ('models', 'weights') and wanted != EVERY and (matching := table(kind, pattern).entries):
     set_ones = {name: value for name, value in wanted._asdict().items() if value != getattr(EVERY, name)}
-    flags = ' '.join(f'--{name}={_count(value) if name == "max_params" else value}' for name, value in set_ones.items())
+    unit = next((unit for unit in ('B', 'M', 'K') if wanted.max_params >= _UNITS[unit]), '')
+    count = f'{wanted.max_params / _UNITS.get(unit, 1.):.12g}{unit}'  # as a flag has it: 30M, 1.2B
+    flags = ' '.join(f'--{name}={count if name == "max_params" else value}' for name, value in set_ones.items())
     advice = 'Leave one out' if len(set_ones) > 1 else 'Set another value'
     known = '; '.join(f'{name}: {", ".join(sorted({str(one[name]) for one in matching if one[name]}))}'
                       for name in set_ones if name != 'max_params')
@@ -209,12 +205,6 @@ def _no_match(kind: str, pattern: str, wanted: Filter) -> str:
     return text
   from vit_jax.weights import catalog
   return f'{text} {catalog.others()}'
-
-
-def _count(number: float) -> str:
-  """Returns a number of parameters as a flag has it: 30M, 1.2B."""
-  unit = next((unit for unit in ('B', 'M', 'K') if number >= _UNITS[unit]), '')
-  return f'{number / _UNITS.get(unit, 1.):.12g}{unit}'
 
 
 def _millions(number: int) -> str:

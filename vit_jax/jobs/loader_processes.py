@@ -1,44 +1,99 @@
-"""Tells once, after the first steps, whether the host makes the images that the step takes; adapts `data.workers`."""
+"""Warns if the host makes fewer images than the step takes, as measured in the first steps of a process."""
 from __future__ import annotations
 
 import logging
+import os
+import pathlib
+import time
+from collections.abc import Callable
 
 import jax
+import numpy as np
 
-from vit_jax.config import schema
 from vit_jax.core.contracts import Loader
-from vit_jax.core.types import Shard
-from vit_jax.data.pipeline import capacity
-from vit_jax.data.pipeline import loader as loaders
+from vit_jax.core.types import Batch
+from vit_jax.data import workers
+from vit_jax.data.loader import TrainLoader
 from vit_jax.record.clock import Clock
-from vit_jax.train import host_speed
+from vit_jax.train.loop import Done
+from vit_jax.train.metrics import Packed
+from vit_jax.train.state import TrainState
 
-log = logging.getLogger('vit_jax.data')
+TIMED = range(2, 6)
+"""Calls of the step in this process that are waited for: on an idle device, the time of a call is that of the step."""
+FIRST, STEPS, MOST_STEPS, SECONDS = 40, 40, 400, 20.
+"""The window begins after `FIRST` steps, when the batches made during the compilation are used up. It ends after a
+multiple of `STEPS` when it has `SECONDS` of training, or at `MOST_STEPS`."""
 WAITING = 0.05
 """The step waits for the host if this share of the training time, or more, is spent waiting for data."""
+_IDLE = (3, 4)  # idle and iowait, among the numbers of a line of /proc/stat
+StepFn = Callable[[TrainState, Batch], tuple[TrainState, Packed]]
+log = logging.getLogger('vit_jax.data')
 
 
-def hook(config: schema.Config, loader: Loader, shard: Shard, clock: Clock) -> host_speed.HostSpeed:
-  """Returns the hook that measures; for data in memory, it tells nothing."""
-  supply = loader.supply if isinstance(loader, loaders.TrainLoader) else None
-  images = config.batch_size * len(shard.parts) / shard.count
+class HostSpeed:
+  """A hook that warns once, with what helps.
 
-  def tell(found: host_speed.Found) -> None:
-    if supply is not None:
-      decide(found, images, supply, setting=config.data.workers, here=capacity.machine())
+  Args:
+    clock: of the run.
+    images: of this host in a step.
+    loader: of its batches. If it has the data in memory, the hook says nothing.
+  """
+  every = 0
 
-  return host_speed.HostSpeed(clock.goodput, tell)
+  def __init__(self, clock: Clock, images: float, loader: Loader) -> None:
+    self._clock, self._images = clock, images
+    self._workers = loader.workers if isinstance(loader, TrainLoader) else None
+    self._num_called = self._num_done = 0
+    self._alone_s, self._began, self._is_over = float('inf'), self._now(), False
+
+  def timed(self, step_fn: StepFn) -> StepFn:
+    """Returns `step_fn`, of which the calls `TIMED` wait for their result and are timed."""
+    def call(state: TrainState, batch: Batch) -> tuple[TrainState, Packed]:
+      self._num_called += 1
+      if self._num_called not in TIMED:
+        return step_fn(state, batch)
+      jax.block_until_ready((state, batch))
+      began = time.monotonic()
+      found = jax.block_until_ready(step_fn(state, batch))
+      self._alone_s = min(self._alone_s, time.monotonic() - began)
+      return found
+    return call
+
+  def on_metrics(self, done: Done) -> None:
+    """Counts a step; compares the host with the step at the end of the window."""
+    del done
+    self._num_done += 1
+    num = self._num_done - FIRST
+    if num == 0:
+      self._began = self._now()
+    elif num > 0 and num % STEPS == 0 and not self._is_over:
+      training_s, waiting_s, busy, wall_s = (self._now() - self._began).tolist()
+      self._is_over = training_s >= SECONDS or num >= MOST_STEPS
+      if self._is_over and self._workers:
+        step = self._images / self._alone_s
+        host = min(step, self._images * num / training_s) if waiting_s >= WAITING * training_s else step
+        if text := workers.advice(host, step, busy / wall_s, self._workers, here=workers.machine()):
+          log.warning('%s', text)
+
+  def on_state(self, step: int, state: TrainState) -> None:
+    raise AssertionError('never due')
+
+  def _now(self) -> np.ndarray:
+    """Returns the seconds so far of training, of its waiting for data, of busy cores, and of the wall."""
+    return np.array([*self._clock.training(), busy_s(), time.monotonic()])
 
 
-def decide(found: host_speed.Found, images: float, supply: loaders.Supply, *, setting: int,
-           here: capacity.Machine) -> None:
-  """Logs what was measured, for `images` of this host in a step; with `data.workers=auto`, sets the capacity."""
-  step = images / found.alone_s
-  host = min(step, images / found.step_s) if found.waiting >= WAITING else step
-  measured = capacity.Measured(host, step, found.busy_cores)
-  wanted = capacity.workers_after(measured, supply.workers, batch_bytes=supply.batch_bytes, here=here)
-  slow = logging.WARNING if jax.process_index() else logging.INFO  # other processes than 0 log warnings alone
-  log.log(logging.DEBUG if measured.keeps_up else slow, '%s', capacity.describe(
-      measured, supply.workers, wanted, setting=setting, here=here))
-  if setting == schema.AUTO_WORKERS:
-    supply.workers = wanted
+def busy_s(stat: pathlib.Path = pathlib.Path('/proc/stat')) -> float:
+  """Returns the seconds that the cores of this process were busy since the start of the system, with any process.
+
+  Where the system does not say, those of this process.
+  """
+  try:
+    mine = {f'cpu{core}' for core in os.sched_getaffinity(0)}
+    lines = [line.split() for line in stat.read_text().splitlines()]
+    ticks = sum(int(value) for name, *values in lines if name in mine
+                for place, value in enumerate(values[:8]) if place not in _IDLE)
+    return ticks / os.sysconf('SC_CLK_TCK')
+  except (OSError, AttributeError, ValueError):
+    return time.process_time()

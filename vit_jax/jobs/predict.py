@@ -8,7 +8,6 @@ reported and skipped; the exit status is then 2, or 75 if a later try may succee
 from __future__ import annotations
 
 import concurrent.futures
-import dataclasses
 import itertools
 import json
 import logging
@@ -20,20 +19,19 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from vit_jax.core import failures, json_text, os_errors
+from vit_jax.core import documents, failures, files
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
+from vit_jax.data.formats import image_list
 from vit_jax.data.image import opencv
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.image.headers import BadImage
-from vit_jax.data.sources import image_list
 from vit_jax.data.text.prompts import PLAIN, given_names
 from vit_jax.inspect import figures
-from vit_jax.inspect.images import UPRIGHT
 from vit_jax.inspect.model import BATCH, Guess, Model
 from vit_jax.inspect.zeroshot import ZeroShot
 from vit_jax.jobs import runtime as startup
-from vit_jax.record import console
+from vit_jax.record import console, destination
 from vit_jax.weights import inference, loading
 from vit_jax.weights.reading import AS_FOUND, Reading
 
@@ -51,14 +49,14 @@ class Prepared(NamedTuple):
 
 
 def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: str, tokenizer: str, top: int, json: bool,
-        overlay: bool, to: pathlib.Path | None, reading: Reading, classes: str, follow_links: bool = False) -> int:
-  """Classifies files and all images in folders, and returns the exit status.
+        overlay: bool, to: pathlib.Path | None, reading: Reading, classes: str, follow_links: bool = False,
+        overwrite: bool = False) -> int:
+  """Classifies files and all images in folders, `files`, and returns the exit status.
 
   It is 0 if all files could be read, 75 if a later try may succeed for all others, else 2.
 
   Args:
     weights, reading, classes: see `weights.inference.load`.
-    files: files and folders.
     names: classes in words, or the list or file that has them, see `prompts.given_names`; none = those of the head.
     prompts, tokenizer: of the names, see `Model.zero_shot`.
     top: number of classes per image.
@@ -66,36 +64,42 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
     overlay: also save each image with its attention overlay, in `to`.
     to: a table, `FILE.csv` or `FILE.parquet`; or the folder of the overlays, None = `overlays`.
     follow_links: also read files outside of a folder to which links in it lead.
+    overwrite: replace overlays that are there.
   """
-  is_table = False
-  if to is not None:
-    from vit_jax.jobs import predict_table  # only here: few programs write tables
-    is_table = to.suffix in predict_table.SUFFIXES
-  if to is not None and not overlay and not is_table:
-    raise UserError(f'--to: expected a table, FILE.csv or FILE.parquet, or --overlay as well, got --to={to} alone. '
-                    'Name a table, or add --overlay.')
-  if is_table and (overlay or json):
-    raise UserError(f'--to: expected neither --overlay nor --json with a table, got --to={to}. Remove them, or '
-                    '--to.')
-  check_names(names, prompts=prompts, tokenizer=tokenizer, classes=classes)
+  is_table = to is not None and to.suffix in ('.csv', '.parquet')
+  _check_flags(to, is_table, overlay=overlay, json=json, names=names, prompts=prompts, tokenizer=tokenizer,
+               classes=classes)
   names = given_names(names, setting='--names')
   paths = list(image_list.find(files, follow_links=follow_links))
   image_list.check_exist(paths)
+  targets = name_overlays(paths, to or pathlib.Path(OVERLAYS)) if overlay else {}
+  destination.check_free(targets.values(), setting='--to', overwrite=overwrite)
+  if overlay:
+    destination.check_writable(to or pathlib.Path(OVERLAYS), setting='--to', advice='Choose another folder.')
   startup.start()
   opencv.quieten()
   console.begin_stage('loading the weights')
   network = load(weights, reading, classes=classes, has_names=bool(names))
-  classifier = choose_classifier(network, names, prompts=prompts, tokenizer=tokenizer)
+  classifier: Model | ZeroShot = network
+  if names:
+    classifier = network.zero_shot(names, prompts=prompts or PLAIN, tokenizer=tokenizer)
+    log.info('%s', classifier.probability)
   if is_table and to is not None:
+    from vit_jax.jobs import predict_table  # only here: few programs write tables
     return predict_table.write(network, classifier, paths, to, top=top)
-  targets = name_overlays(paths, to or pathlib.Path(OVERLAYS)) if overlay else {}
   bad: list[int] = []
   console.begin_stage('compiling, reading the first images')
   if json:
     print(_to_json(describe(network, classifier)), flush=True)
   for batch in _batches(network, paths):
     good = [one for one in batch if one.image is not None]
-    _show_classes(batch, classifier, top=top, as_json=json)
+    images = [one.image for one in good if one.image is not None]
+    logits = iter(classifier.logits(images, prepared=True) if good else [])
+    console.end_stage()
+    for one in batch:
+      guesses = [] if one.image is None else classifier.rank(next(logits), top=top)
+      print(_as_json(one, guesses) if json else _as_text(one, guesses), flush=True,
+            file=sys.stderr if one.image is None and not json else sys.stdout)
     bad += [one.status for one in batch if one.image is None]
     if overlay and good:
       _write_overlays(network, good, targets)
@@ -106,34 +110,21 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
   return failures.worst(bad)
 
 
-def _show_classes(batch: Sequence[Prepared], classifier: Model | ZeroShot, *, top: int, as_json: bool) -> None:
-  """Classifies a batch and prints each file as a line of JSON, or as lines of text."""
-  images = [one.image for one in batch if one.image is not None]
-  logits = iter(classifier.logits(images, prepared=True) if images else [])
-  console.end_stage()
-  for one in batch:
-    found = [] if one.image is None else classifier.rank(next(logits), top=top)
-    print(_as_json(one, found) if as_json else _as_text(one, found), flush=True,
-          file=sys.stderr if one.image is None and not as_json else sys.stdout)
-
-
-def check_names(names: Sequence[str], *, prompts: str, tokenizer: str, classes: str) -> None:
-  """Raises UserError if flags do not fit together: those of texts need names, and names replace the classes."""
+def _check_flags(to: pathlib.Path | None, is_table: bool, *, overlay: bool, json: bool, names: Sequence[str],
+                 prompts: str, tokenizer: str, classes: str) -> None:
+  """Raises UserError if flags do not fit together."""
+  if to is not None and not overlay and not is_table:
+    raise UserError(f'--to: expected a table, FILE.csv or FILE.parquet, or --overlay as well, got --to={to} alone. '
+                    'Name a table, or add --overlay.')
+  if is_table and (overlay or json):
+    raise UserError(f'--to: expected neither --overlay nor --json with a table, got --to={to}. Remove them, or '
+                    '--to.')
   for flag, value in (('prompts', prompts), ('tokenizer', tokenizer)):
     if value and not names:
       raise UserError(f'--{flag}: expected --names as well, got --{flag}={value} alone. It is for classification '
                       'by texts.')
   if names and classes:
     raise UserError(f'--classes: expected none with --names, got {classes}. The names are the classes.')
-
-
-def choose_classifier(network: Model, names: Sequence[str], *, prompts: str, tokenizer: str) -> Model | ZeroShot:
-  """Returns the classifier by texts of these names, or without names the network itself, with its head."""
-  if not names:
-    return network
-  found = network.zero_shot(names, prompts=prompts or PLAIN, tokenizer=tokenizer)
-  log.info('%s', found.probability)
-  return found
 
 
 def load(where: str, reading: Reading = AS_FOUND, *, classes: str = '', has_names: bool = False) -> Model:
@@ -158,13 +149,13 @@ def load(where: str, reading: Reading = AS_FOUND, *, classes: str = '', has_name
 def describe(network: Model, classifier: Model | ZeroShot | None = None) -> dict[str, object]:
   """Returns the first line of JSON, about the network: preprocessing, whose class names, and warnings.
 
-  With names of a person also what the probabilities are.
+  With names of a person, or sigmoids, also what the probabilities are.
   """
-  recipe = dataclasses.replace(inference.eval_recipe(network.weights), exif_orientation=UPRIGHT.upright)
-  preprocessing = transforms.eval_summary(recipe, network.image_px)
+  preprocessing = transforms.eval_summary(network.recipe, network.image_px)
   names = f'{network.assumed_classes}, assumed' if network.assumed_classes else (
       'given' if network.weights.class_names else 'not known')
-  texts = {'class_names': 'given', 'probability': classifier.probability} if isinstance(classifier, ZeroShot) else {}
+  texts = {'class_names': 'given', 'probability': classifier.probability} if isinstance(classifier, ZeroShot) else (
+      {'probability': inference.SIGMOID} if network.weights.is_sigmoid else {})
   return {'preprocessing': {**preprocessing, 'rule': network.weights.preprocess.rule}, 'class_names': names, **texts,
           'warnings': list(network.weights.report.warnings)}
 
@@ -190,7 +181,7 @@ def _batches(network: Model, paths: Sequence[str]) -> Iterator[list[Prepared]]:
     except BadImage as error:
       return Prepared(path, None, str(error))
     except OSError as error:
-      status = failures.TRY_AGAIN if os_errors.is_temporary(error) else failures.USER_ERROR
+      status = failures.TRY_AGAIN if failures.is_temporary(error) else failures.USER_ERROR
       return Prepared(path, None, error.strerror or str(error), status)
 
   with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
@@ -208,21 +199,23 @@ def _write_overlays(network: Model, good: Sequence[Prepared], targets: dict[str,
   images = [one.image for one in good if one.image is not None]
   for one, image, heat in zip(good, images, network.rollout(images, prepared=True), strict=True):
     target = targets[one.path]
-    target.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.asarray(figures.overlay(image, heat))).save(target)
+    with files.replacing(target) as part:
+      Image.fromarray(np.asarray(figures.overlay(image, heat))).save(part, 'png')
 
 
 def _as_text(one: Prepared, found: Sequence[Guess]) -> str:
   if one.image is None:
     return f'{one.path}: {one.problem}'
-  return '\n'.join([one.path, *(f'  {100 * guess.probability:6.2f} %  {guess.name}' for guess in found)])
+  shares = ['' if guess.share is None else f'  (share {100 * guess.share:6.2f} %)' for guess in found]
+  return '\n'.join([one.path, *(f'  {100 * guess.probability:6.2f} %{share}  {guess.name}'
+                                for guess, share in zip(found, shares, strict=True))])
 
 
 def _as_json(one: Prepared, found: Sequence[Guess]) -> str:
   if one.image is None:
     return json.dumps({'file': one.path, 'error': one.problem})
-  return _to_json({'file': one.path, 'classes': [guess._asdict() for guess in found]})
+  return _to_json({'file': one.path, 'classes': [guess.plain() for guess in found]})
 
 
 def _to_json(content: Mapping[str, object]) -> str:
-  return json.dumps(json_text.finite(content), ensure_ascii=False, allow_nan=False)
+  return json.dumps(documents.finite(content), ensure_ascii=False, allow_nan=False)

@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 import jax
 import numpy as np
 
-from vit_jax.core import extras, failures
+from vit_jax.core import extras, failures, files
 from vit_jax.core.contracts import View
 from vit_jax.core.types import Array, PyTree
-from vit_jax.data.sources import image_list
+from vit_jax.data.formats import image_list
 from vit_jax.evaluate import embedding, embedding_files
 from vit_jax.evaluate.embedding_files import Block, Format, Info, Notes
 from vit_jax.inspect import many_images
@@ -51,17 +51,20 @@ def write(network: Model, classifier: Model | ZeroShot, paths: Sequence[str], to
   """
   found, names = network.weights, tuple(classifier.class_names)
   view = inference.view(found)
-  reader = ByTexts(view, classifier) if isinstance(classifier, ZeroShot) else embedding.Probabilities(view)
-  recipe = dataclasses.replace(inference.eval_recipe(found), exif_orientation=True)
+  reader = ByTexts(view, classifier) if isinstance(classifier, ZeroShot) else embedding.Probabilities(
+      view, found.is_sigmoid)
+  recipe = network.recipe
   source = image_list.ImageList(paths)
   extractor = many_images.extract(found, reader, source, recipe=recipe, batch_size=many_images.BATCH)
   shape, batch_size = extractor.shape(), extractor.batch_size
   info = {'format': FORMAT, 'what': 'predictions', 'num_examples': len(source), 'files': source.digest,
           'per_shard': embedding.shard_size(len(source), shape, batch_size), 'top': min(top, len(names)),
           'class_names': list(names), **many_images.describe(found, recipe)}
+  if to.suffix == '.parquet':
+    extras.load('pyarrow.parquet', 'parquet', f'--to={to}')
   console.begin_stage('compiling, reading the first images')
   try:
-    notes = many_images.write(embedding.Work(to, info, choose(to)), extractor)
+    notes = many_images.write(embedding.Work(to, info, SUFFIXES[to.suffix]), extractor)
   except Stopped as stopped:
     log.warning('Stopped by %s. The same command resumes.', stopped)
     return failures.TRY_AGAIN
@@ -72,13 +75,6 @@ def write(network: Model, classifier: Model | ZeroShot, paths: Sequence[str], to
   if jax.process_index() == 0:
     print(f'{"Already in" if notes is None else "Written to"} {to}: {len(paths):,} files.', flush=True)
   return 2 if bad else 0
-
-
-def choose(to: pathlib.Path) -> Format:
-  """Returns the format of a table. Raises UserError if its package is missing."""
-  if to.suffix == '.parquet':
-    extras.load('pyarrow.parquet', 'parquet', f'--to={to}')
-  return SUFFIXES[to.suffix]
 
 
 def columns(info: Info) -> list[str]:
@@ -104,14 +100,13 @@ def _write_csv(path: pathlib.Path, block: Block, info: Info) -> int:
 
 
 def _finish_csv(part: pathlib.Path, target: pathlib.Path, info: Info, notes: Notes) -> None:
-  half = part / f'{target.name}.half'
-  with open(half, 'w', newline='', encoding='utf-8') as file:
-    csv.writer(file, lineterminator='\n').writerow(columns(info))
-  with open(half, 'ab') as out:
-    for note in notes:
-      with open(part / note['file'], 'rb') as shard:
-        shutil.copyfileobj(shard, out)
-  half.replace(target)
+  with files.replacing(target, beside=part, is_new=True) as half:
+    with open(half, 'w', newline='', encoding='utf-8') as file:
+      csv.writer(file, lineterminator='\n').writerow(columns(info))
+    with open(half, 'ab') as out:
+      for note in notes:
+        with open(part / note['file'], 'rb') as shard:
+          shutil.copyfileobj(shard, out)
 
 
 def _write_parquet(path: pathlib.Path, block: Block, info: Info) -> int:
@@ -126,7 +121,12 @@ def _write_parquet(path: pathlib.Path, block: Block, info: Info) -> int:
   return len(block.id)
 
 
+def _finish_parquet(part: pathlib.Path, target: pathlib.Path, info: Info, notes: Notes) -> None:
+  with files.replacing(target, beside=part, is_new=True) as half:
+    embedding_files.join_parquet(part, half, info, notes)
+
+
 SUFFIXES = {
     '.csv': Format('.csv', _write_csv, _finish_csv, lambda path: None),
-    '.parquet': Format('.parquet', _write_parquet, embedding_files.finish_parquet, embedding_files.read_parquet_info)}
+    '.parquet': Format('.parquet', _write_parquet, _finish_parquet, embedding_files.read_parquet_info)}
 """Formats of tables."""

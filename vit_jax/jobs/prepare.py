@@ -1,5 +1,5 @@
 """`--job=prepare`: writes images as ArrayRecord shards, which `array_record:DIR` reads; or what a
-teacher computes for a config: label maps or features.
+teacher computes for a config: label maps.
 """
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from typing import Any, NamedTuple
 from vit_jax.config import schema
 from vit_jax.config.schema import TextRule, Tokens
 from vit_jax.config.schema.data import RGB
+from vit_jax.core import documents
 from vit_jax.core.errors import UserError
+from vit_jax.data import beam
+from vit_jax.data import prepare as writing
 from vit_jax.data.files import access
-from vit_jax.data.source import Source, find_origin, title
-from vit_jax.data.sources import archives, beam_shards, opening, prepared, tfds, tfds_build
-from vit_jax.data.sources import shards as writing
-from vit_jax.data.text import captions, encoded
-from vit_jax.data.text.encoded import Encoder
+from vit_jax.data.formats import archives, array_record, tfds, tfds_build
+from vit_jax.data.source import Source, has_captions, origins, title
+from vit_jax.data.sources import opening
+from vit_jax.data.sources import splits as splitting
+from vit_jax.data.text import stored
+from vit_jax.data.text.stored import Encoder
 from vit_jax.jobs import flag_names, teacher_labels
 from vit_jax.record import progress, storage
 from vit_jax.weights import download
@@ -35,25 +39,24 @@ def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
         follow_links: bool = False, label_column: str = '', image_column: str = '', label_offset: int = 0,
         classes: str = '', num_classes: int = 0, channels: int = RGB, caption_column: str = '', tokens: str = '',
         tokenizer: str = '', text_rule: str = TextRule.AUTO.value, runner: str = '', runner_options: str = '',
-        config: schema.Config | None = None, weights: str = '', reading: Reading = AS_FOUND,
-        build: Callable[..., None] = tfds_build.build_in_process) -> int:
-  """Writes shards of `data`, or label maps or features for a config by the teacher `weights`; exit status 0.
+        share: tuple[int, int] = writing.ALL, config: schema.Config | None = None, weights: str = '',
+        reading: Reading = AS_FOUND, build: Callable[..., None] = tfds_build.build_in_process) -> int:
+  """Writes shards of `data`, or label maps for a config by the teacher `weights`; exit status 0.
 
   Args:
     to: directory to write.
-    data: a source, such as `folder:PATH`, but for mixtures and masks; or one of `archives.ARCHIVES`; '' with a
-      config.
-    short_px, shards, quality, seed: see `shards.Settings`; None = 90, and 0 or for archives the order of their files.
+    data: one source, such as `folder:PATH` but no mixture, or one of `archives.ARCHIVES`; '' with a config.
+    short_px, shards, quality, seed: see `data.prepare.Settings`; None = 90, and 0 or the order of an archive's files.
     splits: names; () = train and test.
     data_dir: folder of TFDS datasets.
     archive: file of `archives.ARCHIVES`, or the folder that holds their files; '' = the user's cache, downloaded first.
     processes: that write shards; 0 = by the cores of this machine.
     follow_links: also read files outside of the folder to which links in it lead.
-    label_column, image_column, label_offset, classes, num_classes, channels: as in `schema.Data`.
-    caption_column: as in `schema.Data`.
+    label_column, image_column, label_offset, classes, num_classes, channels, caption_column: as in `schema.Data`.
     tokens, tokenizer, text_rule: as in `schema.Text`: the captions are stored with their ids; '' = without captions.
-    runner, runner_options: of Apache Beam, see `beam_shards.write`; '' = this machine.
-    config, weights, reading: see `teacher_labels.run` and `teacher_features.run`.
+    runner, runner_options: of Apache Beam, see `data.beam`; '' = this machine.
+    share: number of this host among several that write shards of the same dataset, and their number.
+    config, weights, reading: see `teacher_labels.run`.
     build: prepares a TFDS dataset that is missing.
 
   Raises:
@@ -62,56 +65,51 @@ def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
   of_shards = {'data': data, 'short_px': short_px, 'shards': shards, 'quality': quality, 'seed': seed,
                'splits': splits, 'data_dir': data_dir, 'archive': archive, 'processes': processes,
                'follow_links': follow_links, 'runner': runner, 'runner_options': runner_options, 'tokens': tokens,
-               'tokenizer': tokenizer, 'caption_column': caption_column}
+               'tokenizer': tokenizer, 'share': share if share != writing.ALL else None}
   columns: dict[str, Any] = {'label_column': label_column, 'image_column': image_column, 'label_offset': label_offset,
-                             'classes': classes, 'num_classes': num_classes, 'channels': channels}
+                             'classes': classes, 'num_classes': num_classes, 'channels': channels,
+                             'caption_column': caption_column}
   if config is not None or weights:
     if problems := [f'--{name}: expected no flag of shards with --config, got one. Remove it.'
                     for name, value in (of_shards | columns).items() if value and (name, value) != ('channels', RGB)]:
       raise UserError('\n'.join(problems))
-    return _by_teacher(config, weights, to, reading)
-  if not data:
-    raise UserError('--data: expected images to write as shards, got none. Set --data=folder:PATH, --data=tfds:NAME or '
-                    '--data=cifar10; or --config and --weights for label maps or features.')
+    if config is None or not weights:
+      raise UserError('--config: expected both --config and --weights, which label maps need, got one of them. '
+                      'Set both.')
+    return teacher_labels.run(config, weights, _local(to), reading)
   _check_flags(data, short_px=short_px, quality=quality, processes=processes, channels=channels, archive=archive,
-               runner=runner, runner_options=runner_options)
+               runner=runner, runner_options=runner_options, share=share)
   encoder = _encoder(tokens, tokenizer, text_rule, caption_column, runner=runner, data=data)
   is_archive = data in archives.ARCHIVES
   settings = writing.Settings(short_px=short_px, quality=quality or 90, num_shards=shards,
                               seed=seed if is_archive else seed or 0, channels=channels, captions=encoder)
-  engine = Engine(processes, runner, runner_options)
+  engine = Engine(processes, runner, runner_options, writing.Share(*share))
   if not runner:
     _local(to)
   if is_archive:
     return _write_splits(functools.partial(_open_archive, data, archive, splits or SPLITS), to, settings, engine)
-  columns |= {'caption_column': caption_column}
-  with flag_names.shown({'data.source': '--data', **{f'data.{name}': f'--{name}' for name in ('data_dir', *columns)}}):
+  flags = {'data.source': '--data', **{f'data.{name}': f'--{name}' for name in ('data_dir', *columns)}}
+  with flag_names.naming_flags(flags):
     found = schema.Data(source=data, data_dir=data_dir, follow_links=follow_links, **columns)
     if problems := [*found.column_problems('data')]:
       raise UserError('\n'.join(problems))
-    return write_shards(found, to, settings, splits=splits or SPLITS, build=build, engine=engine)
-
-
-def _by_teacher(config: schema.Config | None, weights: str, to: storage.Path, reading: Reading) -> int:
-  """Writes label maps or features of a teacher; exit status 0."""
-  if config is None or not weights:
-    raise UserError('--config: expected both --config and --weights, which label maps and features need, got one of '
-                    'them. Set both.')
-  if isinstance(config.objective, schema.FeatureDistill):
-    from vit_jax.jobs import teacher_features  # only here: few runs store features
-    return teacher_features.run(config, weights, _local(to), reading)
-  return teacher_labels.run(config, weights, _local(to), reading)
+    return write_shards(found, to, settings, splits=splits, build=build, engine=engine)
 
 
 def _check_flags(data: str, *, short_px: int, quality: int | None, processes: int, channels: int, archive: str,
-                 runner: str, runner_options: str) -> None:
-  """Raises UserError if flags cannot be combined."""
+                 runner: str, runner_options: str, share: tuple[int, int]) -> None:
+  """Raises UserError if flags of shards are missing, or cannot be combined."""
+  if not data:
+    raise UserError('--data: expected images to write as shards, got none. Set --data=folder:PATH, --data=tfds:NAME or '
+                    '--data=cifar10; or --config and --weights for label maps.')
   if quality and not short_px:
     raise UserError('--quality: expected --short_px as well, got --quality alone. Images that are not resized keep '
                     'their bytes.')
   if runner_options and not runner:
     raise UserError('--runner_options: expected --runner as well, got --runner_options alone. Set --runner, such as '
                     'DataflowRunner.')
+  if share[1] > 1 and runner:
+    raise UserError(f'--share: expected no share with --runner, got {share[0]}/{share[1]}. The runner shares the work.')
   if processes and runner:
     raise UserError(f'--processes: expected no number with --runner, got {processes}. Set the number of workers in '
                     '--runner_options.')
@@ -137,24 +135,44 @@ def _encoder(tokens: str, tokenizer: str, text_rule: str, caption_column: str, *
   if bool(tokenizer) is (tokens == Tokens.BYTES.value):
     raise UserError(f'--tokenizer: expected {"no file with --tokens=bytes" if tokenizer else "a file"}, got '
                     f'{tokenizer or "none"}. {"Remove" if tokenizer else "Set"} --tokenizer.')
-  return encoded.open_encoder(Tokens(tokens), tokenizer, TextRule(text_rule))
+  return stored.open_encoder(Tokens(tokens), tokenizer, TextRule(text_rule))
 
 
 class Engine(NamedTuple):
-  """What writes shards: processes of this machine, or a runner of Apache Beam with its options."""
+  """What writes shards: processes of this machine, which may have a share of them, or a runner of Apache Beam."""
   processes: int = 0
   runner: str = ''
   options: str = ''
+  share: writing.Share = writing.ALL
 
 
 def write_shards(data: schema.Data, to: storage.Path, settings: writing.Settings, *, splits: Sequence[str],
                  build: Callable[..., None], engine: Engine) -> int:
-  """Prepares a dataset if it is missing, writes its splits as shards, and prints how to use them."""
+  """Prepares a dataset if it is missing, writes its splits as shards, and prints how to use them.
+
+  Without `splits`, train and test are written; a line of the log names others that the source has.
+  """
   kind, _, where = data.source.partition(':')
-  if kind == 'tfds' and not _is_prepared(where, data.data_dir):
-    build(where, data_dir=tfds.data_folder(data.data_dir))
+  if kind == 'tfds':
+    try:
+      tfds.find(where, data_dir=data.data_dir)
+    except UserError as error:
+      if 'is not prepared' not in str(error):
+        raise
+      build(where, data_dir=tfds.data_folder(data.data_dir))
   root = access.resolve(where, '--data') if kind == 'folder' else None
-  return _write_splits(functools.partial(_open, data, splits), to, settings, engine, root=root)
+  try:
+    if not splits:
+      opening.open_split(data, splitting.ALL, image_px=_ANY_PX)
+  except splitting.NoSplit as error:
+    others = [name for name in error.known if name not in SPLITS and ('test' in error.known or name not in
+                                                                      splitting.SYNONYMS)]
+    if others:
+      log.warning('%s has other splits, which are left out: %s. Set --splits=%s to write all.', data.source,
+                  documents.listed(others, 20), ','.join(error.known))
+  except UserError:  # it is reported when the splits are opened
+    pass
+  return _write_splits(functools.partial(_open, data, splits or SPLITS), to, settings, engine, root=root)
 
 
 def _local(to: storage.Path) -> pathlib.Path:
@@ -164,22 +182,29 @@ def _local(to: storage.Path) -> pathlib.Path:
   return to
 
 
-def _write_splits(opener: beam_shards.Opener, to: storage.Path, settings: writing.Settings, engine: Engine, *,
-                  root: str | None = '') -> int:
+def _write_splits(opener: Callable[[], Mapping[str, Source]], to: storage.Path, settings: writing.Settings,
+                  engine: Engine, *, root: str | None = '') -> int:
   """Writes splits; the names of examples are relative to `root`, and None stands for the folder of the source."""
   found = opener()
+  for doubt in {getattr(one, 'doubt', '') for source in found.values() for one in origins(source)} - {''}:
+    raise UserError(doubt)
   for source in found.values() if settings.captions else ():
-    if len(source) and not captions.has_captions(find_origin(source, 0)[0]):
+    if not all(map(has_captions, origins(source))):
       raise UserError(f'--tokens: expected a source with captions, got {title(source)}. Set --caption_column, or leave '
                       'out --tokens.')
-  root = _root(next(iter(found.values()))) if root is None else root
+  if root is None:
+    root = getattr(origins(next(iter(found.values())))[0], 'root', '')
   if engine.runner:
-    is_new = beam_shards.write(opener, str(to), settings, name_of=functools.partial(_shorten, root=root),
-                               runner=engine.runner, options=engine.options)
+    outcome = writing.write(found, to, settings, name_of=functools.partial(_shorten, root=root),
+                            run=beam.Beam(opener, engine.runner, engine.options))
   else:
-    is_new = write(found, _local(to), settings, root=root, processes=engine.processes)
-  with storage.local(str(to / prepared.INFO)) as info:
-    shards = prepared.read_info(info.parent).splits
+    outcome = write(found, _local(to), settings, root=root, processes=engine.processes, share=engine.share)
+  if outcome is writing.Outcome.PART:
+    print(f'Share {engine.share.host}/{engine.share.num_hosts} of {to} is written. The dataset is complete when all '
+          'shares are.')
+    return 0
+  with storage.local(str(to / array_record.INFO)) as info:
+    shards = array_record.read_info(info.parent).splits
   written = {name: sum(shard.num_examples for shard in some) for name, some in shards.items()}
   for name, source in found.items():
     if left := len(source) - written[name]:
@@ -187,15 +212,15 @@ def _write_splits(opener: beam_shards.Opener, to: storage.Path, settings: writin
                   'above say why.', f'{left:,}', f'{len(source):,}', name)
   counts = ', '.join(f'{split} {num:,}' for split, num in written.items())
   more = f' --config.data.channels={settings.channels}' if settings.channels != RGB else ''
-  print(f'{"Written to" if is_new else "Already in"} {to}: {counts} images. Use them with '
+  print(f'{"Already in" if outcome is writing.Outcome.THERE else "Written to"} {to}: {counts} images. Use them with '
         f'--config.data.source=array_record:{to}{more}')
   return 0
 
 
 def write(splits: Mapping[str, Source], folder: pathlib.Path, settings: writing.Settings, *, root: str,
-          processes: int = 0) -> bool:
-  """Writes the splits with a progress bar; the names of examples are relative to `root`. False = they existed."""
-  total, done, first, began = sum(len(s) for s in splits.values()), 0, -1, 0.
+          processes: int = 0, share: writing.Share = writing.ALL) -> writing.Outcome:
+  """Writes the splits with a progress bar; the names of examples are relative to `root`."""
+  total, done, first, began = sum(len(s) for s in splits.values()) // share.num_hosts, 0, -1, 0.
   with progress.Progress(total, start=0, shown=True, unit='images') as bar:
     def count(num: int) -> None:
       nonlocal done, first, began
@@ -205,27 +230,12 @@ def write(splits: Mapping[str, Source], folder: pathlib.Path, settings: writing.
         bar.update(done, {})
       else:
         bar.update(done, {'train/images_per_s': (done - first) / max(1e-9, time.monotonic() - began)})
-    return writing.write(splits, folder, settings, name_of=functools.partial(_shorten, root=root), on_written=count,
-                         processes=processes)
+    return writing.write(splits, folder, settings, name_of=functools.partial(_shorten, root=root),
+                         run=writing.Here(count, processes), share=share)
 
 
 def _shorten(name: str, *, root: str) -> str:
   return name.removeprefix(root).lstrip('/')
-
-
-def _is_prepared(name: str, data_dir: str) -> bool:
-  try:
-    tfds.find(name, data_dir=data_dir)
-  except UserError as error:
-    if 'is not prepared' in str(error):
-      return False
-    raise
-  return True
-
-
-def _root(source: Source) -> str:
-  """Returns the folder to which the names of examples are relative; '' if there is none."""
-  return getattr(find_origin(source, 0)[0], 'root', '') if len(source) else ''
 
 
 def _open(data: schema.Data, names: Sequence[str]) -> dict[str, Source]:
@@ -249,20 +259,20 @@ def _open_archive(name: str, given: str, splits: Sequence[str]) -> dict[str, Sou
   if unknown := sorted(set(splits) - set(archives.SPLITS)):
     raise UserError(f'--splits: expected some of {", ".join(archives.SPLITS)}, got {", ".join(unknown)}. '
                     'Name some of these splits.')
-  paths = [_find_file(name, file, given) for file in archives.ARCHIVES[name].files]
+  folder = pathlib.Path(access.resolve(given, '--archive')) if given else access.cache_folder('archives')
+  paths = [_find_file(name, file, folder, given) for file in archives.ARCHIVES[name].files]
   return {split: archives.Archived(name, paths, split) for split in splits}
 
 
-def _find_file(name: str, file: archives.File, given: str) -> pathlib.Path:
+def _find_file(name: str, file: archives.File, folder: pathlib.Path, given: str) -> pathlib.Path:
   """Returns the path of a published file, whose checksum is compared."""
-  folder = pathlib.Path(access.resolve(given, '--archive')) if given else access.cache_folder('archives')
   path = archives.find(file, folder) if not folder.is_file() else folder
-  if path is None and given:
-    raise UserError(f'--archive: expected {file.name}, or a folder with it, got {given}. Download it from '
-                    f'{file.address}')
   if path:
     archives.check(file, path)
     return path
+  if given:
+    raise UserError(f'--archive: expected {file.name}, or a folder with it, got {given}. Download it from '
+                    f'{file.address}')
   path = folder / file.name
   try:
     download.fetch(file.address, path, prove=lambda part, _: archives.check(file, part))

@@ -16,17 +16,16 @@ import jax
 
 from vit_jax.config import durations, files, schema
 from vit_jax.core.errors import UserError
-from vit_jax.jobs import finetune, flag_names, resume, train
-from vit_jax.jobs import runtime as startup
-from vit_jax.record import console, storage
-from vit_jax.weights import loading
+from vit_jax.data.sources import opening
+from vit_jax.jobs import finetune, flag_names, train
+from vit_jax.record import storage
 from vit_jax.weights.network import Weights
 
 log = logging.getLogger('vit_jax.jobs')
 
 
 def run(weights: str, data: str, workdir: storage.Path | None, *, objective: str, warm_heads: str,
-        changes: Sequence[str], overridden: Collection[str]) -> int:
+        changes: Sequence[str]) -> int:
   """Trains until the end (exit status 0) or until a signal to stop, as `train.run` does.
 
   Args:
@@ -36,39 +35,37 @@ def run(weights: str, data: str, workdir: storage.Path | None, *, objective: str
     objective: one of `METHODS` of `configs/pretrain.py`.
     warm_heads: the part of the run in which the backbone is frozen, a duration; '' = the config's.
     changes: overrides of the config, `NAME=VALUE` each.
-    overridden: their names.
 
   Raises:
     UserError: the weights, the images or an override cannot be used.
   """
-  base = load_config(objective, warm_heads)
-  finetune.check_changes(base, changes)
+  # Needed before the config, from whose name, which is the same, `train.run` derives the directory.
   where = workdir or train.default_workdir(finetune.run_name('pretrain', weights, data))
-  process_id = startup.start(finetune.apply(base, [one for one in changes if one.startswith('train.')]).train,
-                             resume.find_machine(where))
-  console.begin_stage('opening the data')
-  with flag_names.shown({'data.source': '--data'}):
-    found = finetune.choose_splits(finetune.open_settings(base, data, changes))
-  console.begin_stage('loading the weights')
-  view = next((one.partition('=')[2] for one in changes if one.startswith('init_view=')), '')
-  network = loading.load(weights, view=view)
-  with flag_names.shown({'examples': '--data'}):
+  overridden = {change.partition('=')[0] for change in changes}
+  found, network, process_id = finetune.begin(load_config(objective, warm_heads), weights, data, where, changes)
+  with flag_names.naming_flags({'examples:': '--data:'}):  # with the colon, since the word alone is plain English
     config = make(network, found, objective, warm_heads)
   config = with_small_crops(finetune.apply(config, changes), overridden)
   log.info('%s', describe(config, found))
   status = train.run(config, workdir, overridden=overridden, found=network)
   if not status and not process_id:
-    print(f'Fine-tune the result, or write its features:\n{next_commands(where, data, config)}', flush=True)
+    views = list(dict.fromkeys(view for one in config.evals.values() for view in one.views))
+    init, chosen = (f' --config.init_view={views[0]}', f' --view={views[0]}') if views else ('', '')
+    place, source = shlex.quote(str(where)), shlex.quote(data)
+    print('Fine-tune the result, or write its features:\n'
+          f'  vit-jax finetune --weights={place} --data={source}{init}\n'
+          f'  vit-jax embed --weights={place}{chosen} --data={source} --to=features.npz', flush=True)
   return status
 
 
 def load_config(objective: str, warm_heads: str, num_images: int = 0) -> schema.Config:
-  """Returns the config for a number of training images, or before it is known.
+  """Returns the config for a number of training images; 0 = it is not known yet.
 
   Raises:
-    UserError: `warm_heads` is no duration.
+    UserError: `warm_heads` is no duration, or there are too few images.
   """
-  config = files.load(f'pretrain:B/16,objective={objective}' + f',examples={num_images}' * bool(num_images), [])
+  name = f'pretrain:B/16,objective={objective}'
+  config = files.load(f'{name},examples={num_images}' if num_images else name, [])
   if not warm_heads:
     return config
   try:
@@ -76,14 +73,16 @@ def load_config(objective: str, warm_heads: str, num_images: int = 0) -> schema.
   except UserError as error:
     raise UserError(f'--warm_heads: {error}') from error
   rule, = config.optimizer.rules
-  rules = (dataclasses.replace(rule, frozen_until=warm_heads),)
-  return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, rules=rules))
+  warmed: schema.Config = schema.replaced(
+      config, {'optimizer.rules': (dataclasses.replace(rule, frozen_until=warm_heads),)})
+  return warmed
 
 
 def make(network: Weights, found: finetune.Splits, objective: str, warm_heads: str) -> schema.Config:
   """Returns the config for a network and images; the batch size is a multiple of the number of devices.
 
-  Images are at most 224 px, whatever the weights were trained with. Without two classes there is no k-NN.
+  Images are squares of whole patches, as large as the shorter side of the weights' images, which need not be squares,
+  and at most 224 px. Where the training images have no classes that can be learned, k-NN is not evaluated.
 
   Raises:
     UserError: there are too few images, or the network is no ViT.
@@ -95,7 +94,10 @@ def make(network: Weights, found: finetune.Splits, objective: str, warm_heads: s
   config, devices = load_config(objective, warm_heads, len(found.train)), jax.device_count()
   side = max(min(*network.preprocess.image_px, *config.image_px) // model.patch, 1) * model.patch
   evals = dict(config.evals)
-  if len(found.train.class_names) < 2:
+  try:
+    opening.check_learnable(found.train, what='k-NN')
+  except UserError as error:
+    log.info('There is no k-NN evaluation during training: %s', error)
     del evals['knn']
   return dataclasses.replace(
       config, name=finetune.run_name('pretrain', network.source, found.data.source), init_from=network.source,
@@ -109,8 +111,8 @@ def with_small_crops(config: schema.Config, overridden: Collection[str]) -> sche
   if not views.on or name in overridden or not isinstance(config.model, schema.ViT):
     return config
   px = max(round(3 / 7 * min(config.image_px) / config.model.patch), 1) * config.model.patch
-  recipe = dataclasses.replace(config.data.recipe, views=dataclasses.replace(views, local_px=px))
-  return dataclasses.replace(config, data=dataclasses.replace(config.data, recipe=recipe))
+  cropped: schema.Config = schema.replaced(config, {name: px})
+  return cropped
 
 
 def describe(config: schema.Config, found: finetune.Splits) -> str:
@@ -119,16 +121,10 @@ def describe(config: schema.Config, found: finetune.Splits) -> str:
             'image_px': ','.join(map(str, config.image_px)), 'optimizer.lr': f'{config.optimizer.lr:g}'}
   if config.data.recipe.views.on:
     chosen['data.recipe.views.local_px'] = config.data.recipe.views.local_px
+  rules = config.optimizer.rules  # none of another optimizer than the config's
   return '\n'.join([
       f'Continuing the pre-training of {config.init_from} with {type(config.objective).__name__}',
       f'on {len(found.train):,} images, evaluated on {len(found.evaluated):,}. Settings that follow from these numbers '
       'and the weights:', *(f'  --config.{name}={value}' for name, value in chosen.items()),
-      f"  --warm_heads='{config.optimizer.rules[0].frozen_until}', for which the backbone is frozen"])
-
-
-def next_commands(workdir: storage.Path, data: str, config: schema.Config) -> str:
-  """Returns commands that use a finished run: the view that its evaluations are of."""
-  view, = {view for one in config.evals.values() for view in one.views} or {'student'}
-  where, source = shlex.quote(str(workdir)), shlex.quote(data)
-  return (f'  vit-jax finetune --weights={where} --data={source} --config.init_view={view}\n'
-          f'  vit-jax embed --weights={where} --view={view} --data={source} --to=features.npz')
+      *(f"  --warm_heads='{rule.frozen_until}', for which the backbone is frozen" for rule in rules
+        if rule.frozen_until)])

@@ -5,7 +5,7 @@ import pathlib
 import re
 import tempfile
 
-from vit_jax.core import hub, json_text
+from vit_jax.core import documents, hub
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import runtime as startup
 from vit_jax.weights import card, inference, loading, saving
@@ -31,7 +31,13 @@ def run(weights: str, to: str, *, family: str, license: str, private: bool, mess
     UserError: `to` is no repository, the license must be stated, the format cannot hold the weights, or the hub does
       not accept them.
   """
-  repository = _target(to)
+  scheme, _, rest = to.partition('://')
+  if scheme != 'hf':
+    raise UserError(f'--to: expected hf://OWNER/NAME, got {to}. Files and folders are written by vit-jax convert.')
+  repository, file = hub.parse(rest)
+  if file or repository.revision != 'main':
+    raise UserError(f'--to: expected hf://OWNER/NAME without a file or revision, got {to}. '
+                    'Leave out what follows the name.')
   startup.start()
   found = inference.load(weights, reading, classes=classes)
   print(loading.text(found))
@@ -42,7 +48,11 @@ def run(weights: str, to: str, *, family: str, license: str, private: bool, mess
                         license=stated, how='Published with vit_jax; the files were read back before, and no bit of a '
                         'parameter differs.')
     (folder / saving.REPORT).unlink(missing_ok=True)  # it names folders of this machine
-    kept = _card_of_a_person(repository)
+    try:
+      page = hub.fetch(repository, 'README.md', most_bytes=2**22)
+    except hub.NoRepository:
+      page = None
+    kept = page is not None and not card.is_ours(page.path)  # a person has written or changed it
     if not kept:
       card.place(content, folder, folder)
     for one in lost:
@@ -50,17 +60,6 @@ def run(weights: str, to: str, *, family: str, license: str, private: bool, mess
     address = hub.upload(repository, folder, private=private, message=message)
   print(f'Published: {address}' + (' (its README.md, which a person wrote, is unchanged)' if kept else ''), flush=True)
   return 0
-
-
-def _target(to: str) -> hub.Repository:
-  scheme, _, rest = to.partition('://')
-  if scheme != 'hf':
-    raise UserError(f'--to: expected hf://OWNER/NAME, got {to}. Files and folders are written by vit-jax convert.')
-  repository, file = hub.parse(rest)
-  if file or repository.revision != 'main':
-    raise UserError(f'--to: expected hf://OWNER/NAME without a file or revision, got {to}. '
-                    'Leave out what follows the name.')
-  return repository
 
 
 def find_license(source: str) -> str:
@@ -72,7 +71,9 @@ def find_license(source: str) -> str:
   base = _base(source)
   if base is None:
     return ''
-  found = card.find_license(base) or _license_on_hub(base)
+  found, (scheme, _, rest) = card.find_license(base), base.partition('://')
+  if not found and scheme == 'hf' and (page := hub.fetch(hub.parse(rest)[0], 'README.md', most_bytes=2**22)):
+    found = card.license_of(page.path.parent)
   if OPEN.fullmatch(found):
     return found
   raise UserError(f'--license: expected the license under which the weights may be published, got none. They are made '
@@ -87,26 +88,5 @@ def _base(source: str) -> str | None:
     return source
   if not (folder / 'init.json').is_file():
     return None
-  record = json_text.parse((folder / 'init.json').read_bytes())
-  found = json_text.Table(record, str(folder / 'init.json'), fix='Restore the file.').table('init_from')
-  return _base(found.text('source'))
-
-
-def _license_on_hub(source: str) -> str:
-  """Returns the license in the card of a model of the hub; '' if it has none, or for weights elsewhere."""
-  scheme, _, rest = source.partition('://')
-  if scheme != 'hf':
-    return ''
-  repository, _ = hub.parse(rest)
-  page = hub.fetch(repository, 'README.md', most_bytes=2**22)
-  return card.license_of(page.path.parent) if page else ''
-
-
-def _card_of_a_person(repository: hub.Repository) -> bool:
-  """Returns whether the repository has a card that this program has not written, or that a person has changed."""
-  try:
-    page = hub.fetch(repository, 'README.md', most_bytes=2**22)
-  except hub.NoRepository:
-    return False
-  return page is not None and not card.is_ours(page.path)
-
+  record = documents.read(folder / 'init.json', advice='Restore the file.')
+  return _base(record.part('init_from').field('source').text())

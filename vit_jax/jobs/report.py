@@ -2,26 +2,29 @@
 from __future__ import annotations
 
 import os
+import pathlib
 from collections.abc import Sequence
 
 from vit_jax.config import json_files, provenance
-from vit_jax.core import json_text, os_errors
+from vit_jax.core import documents, failures
 from vit_jax.core.errors import UserError
-from vit_jax.core.os_errors import Damaged
+from vit_jax.core.failures import Damaged
 from vit_jax.jobs import report_page
-from vit_jax.record import checkpoint_files, storage
+from vit_jax.jobs import runtime as startup
+from vit_jax.record import checkpoint_files, destination, storage
 
 RECORDS = ('config.json', 'final.json', 'evaluate.json')
 TRACES = (*RECORDS, 'metrics.jsonl', 'checkpoints')
 """Files and folders of which every run directory has at least one."""
 
 
-def run(workdirs: Sequence[storage.Path], to: str) -> int:
+def run(workdirs: Sequence[storage.Path], to: str, *, overwrite: bool = False) -> int:
   """Writes the page and prints its path; exit status 0.
 
   Args:
     workdirs: run directories.
     to: path of the page; '' = `report.html` in the run directory.
+    overwrite: replace the file at `to`.
 
   Raises:
     UserError: a directory is not a run, or its config is not that of its checkpoints; or a file is damaged, and the
@@ -32,6 +35,9 @@ def run(workdirs: Sequence[storage.Path], to: str) -> int:
                     'directory of a run, or several with commas.')
   if len(workdirs) > 1 and not to:
     raise UserError('--to: expected a path for the page of several runs, got none. Set --to=FILE.html.')
+  if to and storage.is_local(to):
+    destination.check_free([pathlib.Path(to)], setting='--to', overwrite=overwrite)
+  startup.quiet_abandoned_reads()
   for one in workdirs:
     check(one)
   damaged = [line for one in workdirs for line in find_damaged(one)]
@@ -53,7 +59,7 @@ def check(workdir: storage.Path) -> None:
                     'Pass the --workdir that the run was trained or evaluated with.')
   steps = checkpoint_files.steps(workdir / 'checkpoints')
   try:
-    config = json_files.from_json(storage.read_text(workdir / 'config.json'))
+    config = json_files.from_json(storage.read_text(workdir / 'config.json'), code='none')
     meta = checkpoint_files.read_meta(workdir / 'checkpoints' / str(steps[-1])) if steps else {}
   except (OSError, UserError, Damaged):
     return  # nothing to compare; the page lists damaged files
@@ -67,20 +73,16 @@ def find_damaged(workdir: storage.Path) -> list[str]:
     UserError: the system does not allow reading one.
   """
   lines = []
-  for name in RECORDS:
-    path = workdir / name
+  for path in (workdir / name for name in RECORDS):
     try:
-      text = storage.read_text(path)
-      found = json_text.parse(text)
-      got = '' if isinstance(found, dict) else json_text.shown(found)
+      found = documents.load(path)
+      got = '' if isinstance(found, dict) else documents.describe(found)
     except FileNotFoundError:
       continue
-    except OSError as error:
-      if os_errors.find(error):
-        raise os_errors.reading(os.fspath(path), error) from error
-      got = str(error.strerror)
-    except ValueError as error:
-      got = str(error)
+    except (OSError, ValueError) as error:
+      if isinstance(error, OSError) and failures.advice(error):
+        raise failures.unreadable(error, os.fspath(path)) from error
+      got = str(getattr(error, 'strerror', error))
     if got:
       lines.append(f'{path}: expected a JSON object, got {got}.')
   return lines

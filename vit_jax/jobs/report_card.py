@@ -13,26 +13,23 @@ import logging
 import pathlib
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
-
-import jax
 
 from vit_jax import __version__
 from vit_jax.config import check, schema
 from vit_jax.core import trees
-from vit_jax.core.errors import UserError
-from vit_jax.core.redaction import redacted
+from vit_jax.core.errors import UserError, redacted
+from vit_jax.evaluate import evaluators as evaluation
 from vit_jax.evaluate import final as results
 from vit_jax.evaluate.results import Result, is_share
 from vit_jax.inspect import html_pages
 from vit_jax.jobs import build, evaluate_weights
 from vit_jax.jobs import runtime as startup
-from vit_jax.jobs.evaluate_weights import WeightsSpec
 from vit_jax.models.kernels import devices
 from vit_jax.record import console, destination, run_directory, storage
 from vit_jax.weights import addresses, network, preprocess
-from vit_jax.weights.network import Weights
+from vit_jax.weights.reading import Reading
 
 log = logging.getLogger('vit_jax.jobs')
 
@@ -69,13 +66,14 @@ def split_weights(text: str) -> list[str]:
   return found
 
 
-def run(config: schema.Config, specs: Sequence[WeightsSpec], *, overridden: Collection[str],
+def run(config: schema.Config, places: Sequence[str], reading: Reading, *, overridden: Collection[str],
         workdir: storage.Path | None) -> int:
   """Evaluates weights on every evaluation of the config, and writes `PAGE` and `NUMBERS`; exit status 0.
 
   Args:
     config: of data and evaluations; network and preprocessing are those of the weights.
-    specs: which weights.
+    places: of the weights.
+    reading: how they are read.
     overridden: settings on the command line, which override those of the weights.
     workdir: of the results; None = `runs/report_card`.
 
@@ -86,9 +84,8 @@ def run(config: schema.Config, specs: Sequence[WeightsSpec], *, overridden: Coll
   workdir = workdir or pathlib.Path('runs', 'report_card').absolute()
   destination.check_writable(workdir, setting='--workdir', advice='Set another --workdir.')
   workdir.mkdir(parents=True, exist_ok=True)
-  titles = short([spec.where for spec in specs])
-  columns = [measure(config, spec, title=title, overridden=overridden, workdir=workdir)
-             for spec, title in zip(specs, titles, strict=True)]
+  columns = [measure(config, where, reading, title=title, overridden=overridden, workdir=workdir)
+             for where, title in zip(places, short(places), strict=True)]
   console.end_stage()
   if not any(column.found for column in columns):
     raise UserError(next(reason for column in columns for reason in column.reasons.values()))
@@ -107,10 +104,10 @@ def short(places: Sequence[str]) -> list[str]:
   return html_pages.shortest_ends(parts) or list(places)
 
 
-def measure(config: schema.Config, spec: WeightsSpec, *, title: str, overridden: Collection[str],
+def measure(config: schema.Config, where: str, reading: Reading, *, title: str, overridden: Collection[str],
             workdir: storage.Path) -> Column:
   """Returns the results of one of the weights."""
-  found = evaluate_weights.load(config, spec, overridden)
+  found = evaluate_weights.load(config, where, reading, overridden)
   config = evaluate_weights.with_weights(config, found, overridden)
   mesh, shard = build.open_mesh(config)
   devices.check_devices(config.model, mesh, name='model')
@@ -122,27 +119,21 @@ def measure(config: schema.Config, spec: WeightsSpec, *, title: str, overridden:
     one = dataclasses.replace(config, evals={name: settings})
     began = time.monotonic()
     try:
-      measured[name] = _measure(one, found, state, mesh=mesh, shard=shard, workdir=workdir)
+      evaluate_weights.check_head(found, one, where=found.source)
+      check.check(one)
+      console.begin_stage(f'evaluating {name}')
+      data = evaluate_weights.open_data(one, found)
+      one = build.oriented(one, data.eval)
+      views = evaluate_weights.Network(one, has_head=bool(found.num_classes))
+      shared = build.resources(one, data, views, mesh=mesh, shard=shard, workdir=workdir, bar=one.train.progress,
+                               weights=found)
+      measured[name] = results.measure(evaluation.build(shared), views, state).results[name]['student']
     except UserError as error:
       reasons[name] = str(error)
-      log.warning('%s of %s is not measured: %s', name, spec.where, error)
+      log.warning('%s of %s is not measured: %s', name, where, error)
     seconds[name] = round(time.monotonic() - began, 3)
-  return Column(spec.where, title, network.describe(found.model), preprocess.describe(found.preprocess),
+  return Column(where, title, network.describe(found.model), preprocess.describe(found.preprocess),
                 trees.num_elements(found.params), measured, reasons, seconds)
-
-
-def _measure(config: schema.Config, found: Weights, state: Any, *, mesh: jax.sharding.Mesh, shard: Any,
-             workdir: storage.Path) -> Result:
-  """Returns the result of a config with one evaluation."""
-  name, = config.evals
-  evaluate_weights.check_head(found, config, where=found.source)
-  check.check(config)
-  console.begin_stage(f'evaluating {name}')
-  data = evaluate_weights.open_data(config, found)
-  network = evaluate_weights.Network(config, has_head=bool(found.num_classes))
-  evaluators = build.evaluators(config, data, network, mesh=mesh, shard=shard, workdir=workdir,
-                                bar=config.train.progress, weights=found)
-  return results.measure(evaluators, network, state).results[name]['student']
 
 
 def protocol(config: schema.Config, settings: schema.Eval) -> str:
@@ -152,25 +143,23 @@ def protocol(config: schema.Config, settings: schema.Eval) -> str:
   train = getattr(settings, 'train_split', None)
   is_single = train is None or getattr(settings, 'gallery', None) is schema.Gallery.REST
   splits = split if is_single else f'{train or config.data.train_split} to {split}'
-  shown = ', '.join(f'{name}={_plain(value)}' for name, value in _values(settings).items()
-                    if name not in (*_OF_MACHINE, 'source', 'split', 'train_split') and value not in ('', (), 0))
+  shown = ', '.join(f'{name}={value}' for name, value in _values(settings).items()
+                    if name not in (*_OF_MACHINE, 'source', 'split', 'train_split'))
   return f'{line} {source}, {splits}' + (f'; {shown}' if shown else '')
 
 
-def _values(settings: Any, prefix: str = '') -> dict[str, Any]:
-  """Returns the value of each setting, with those of nested settings under `features.blocks`."""
-  found: dict[str, Any] = {}
+def _values(settings: Any, prefix: str = '') -> dict[str, object]:
+  """Returns the settings as they are shown, nested ones as `features.blocks`, without those that are empty or 0."""
+  found: dict[str, object] = {}
   for field in dataclasses.fields(settings):
     name, value = prefix + field.name, getattr(settings, field.name)
-    found |= _values(value, f'{name}.') if dataclasses.is_dataclass(value) else {name: value}
+    if dataclasses.is_dataclass(value):
+      found |= _values(value, f'{name}.')
+    elif isinstance(value, tuple) and value:
+      found[name] = ','.join(f'{one:g}' if isinstance(one, float) else str(one) for one in value)
+    elif value not in ('', (), 0):
+      found[name] = f'{value:g}' if isinstance(value, float) else value.value if isinstance(value, enum.Enum) else value
   return found
-
-
-def _plain(value: object) -> object:
-  if isinstance(value, enum.Enum):
-    return value.value
-  return ','.join(f'{one:g}' if isinstance(one, float) else str(one) for one in value) if isinstance(
-      value, tuple) else f'{value:g}' if isinstance(value, float) else value
 
 
 def plain(config: schema.Config, columns: Sequence[Column]) -> dict[str, Any]:
@@ -193,20 +182,16 @@ def table(columns: Sequence[Column]) -> list[tuple[str, list[str], int]]:
   names = sorted(dict.fromkeys(name for column in columns for name in column.metrics
                                if results.is_telling(name.split('/', 1)[1], 1000)),
                  key=lambda name: evaluations.index(name.split('/')[0]))
-  rows = []
-  ranked = headlines(columns) | {name for name in names if re.fullmatch(r'.*/(nll|ece)', name) or (
-      is_share(name) and '_std' not in name)}
+  rows, ranked = [], headlines(columns)
   for name in names:
     values = [column.metrics.get(name) for column in columns]
     known = [value for value in values if value is not None]
-    best = values.index(_better(name)(known)) if name in ranked and len(set(known)) > 1 else -1
+    is_loss = re.fullmatch(r'.*/(nll|ece)', name) is not None
+    is_ranked = name in ranked or is_loss or (is_share(name) and '_std' not in name)
+    best = values.index((min if is_loss else max)(known)) if is_ranked and len(set(known)) > 1 else -1
     cells = ['-' if value is None else html_pages.format_metric(name, value) for value in values]
     rows.append((name, cells, best))
   return rows
-
-
-def _better(name: str) -> Callable[[list[float]], float]:
-  return min if re.fullmatch(r'.*/(nll|ece)', name) else max
 
 
 def headlines(columns: Sequence[Column]) -> set[str]:

@@ -10,7 +10,6 @@ with the single values behind it. Evaluations are never smoothed.
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import math
 import os
@@ -24,14 +23,17 @@ from markupsafe import Markup
 
 from vit_jax import __version__
 from vit_jax.config import elastic
-from vit_jax.core.errors import UserError
+from vit_jax.core import documents
+from vit_jax.core.errors import TemporaryError, UserError
+from vit_jax.core.failures import Damaged
 from vit_jax.core.types import HostArray
 from vit_jax.evaluate import final as results
 from vit_jax.inspect import charts, html_pages, norms, predictions
-from vit_jax.jobs import report_hosts
-from vit_jax.record import clock, norms_file, reader, run_directory, storage
+from vit_jax.record import checkpoint_files, chosen, clock, reader, run_directory, storage
 from vit_jax.record.progress import format_duration
 from vit_jax.record.reader import Row
+from vit_jax.train import host_times
+from vit_jax.weights import runs as run_weights
 
 log = logging.getLogger('vit_jax.jobs')
 T = TypeVar('T')
@@ -40,14 +42,17 @@ Values = dict[str, Any]
 """Values of a template."""
 
 PAGE = 'report.html'
-_NOTHING = reader.Run([], [], 0, 0)
 _MOST_ROWS = 5_000  # of training metrics, which are more than the pixels of a curve
+_NO_ENVIRONMENT = ('event', 'time_s', 'resumed_from', 'lost', 'command')  # of the event of a start
+
 
 class _Record(NamedTuple):
   """The files of a run directory; `missing` lists those that are not there or cannot be read.
 
   name: of the config; label: of the directory, which tells runs of one config apart.
   source: of the weights, if they were only evaluated here; '' = a run.
+  used: the checkpoint whose weights are those of the run; None = there is none. measured: its metrics.
+  digest: of its parameters; '' = not known. why: it is that checkpoint; '' = it is the newest one.
   """
   name: str
   label: str
@@ -59,6 +64,10 @@ class _Record(NamedTuple):
   predictions: dict[str, HostArray]
   missing: list[str]
   source: str
+  used: chosen.Chosen | None = None
+  measured: dict[str, float] = {}
+  digest: str = ''
+  why: str = ''
 
 
 def write_report(workdirs: storage.PathLike | Sequence[storage.PathLike], out: storage.PathLike | None = None, *,
@@ -97,29 +106,10 @@ def to_html(workdirs: Sequence[storage.PathLike], *, evaluated: storage.PathLike
   if absent or not workdirs:
     raise ValueError(f'workdirs: expected existing run directories, got {", ".join(absent) or "none"}. Pass the '
                      '--workdir of a run.')
-  return _render([_load(os.fspath(w), label, os.fspath(evaluated or w))
-                  for w, label in zip(workdirs, _labels(workdirs), strict=True)], **more)
-
-
-def write_or_warn(workdir: storage.PathLike, **more: storage.PathLike) -> str:
-  """Writes the report of one run like `write_report`. The results of the run exist already.
-
-  An error is logged as a warning, and a sentence about it is returned.
-  """
-  try:
-    return write_report(workdir, **more)
-  except Exception as error:  # of any library that draws: a finished run must not end as a failed one
-    log.warning('The report could not be written: %s: %s. The results are complete.', type(error).__name__, error)
-    return 'not written, see the warning above'
-
-
-def _labels(workdirs: Sequence[storage.PathLike]) -> list[str]:
-  """Returns the shortest ends of the paths that differ, and the whole paths if none do."""
+  # The shortest ends of the paths that differ, or else the whole paths.
   parts = [os.path.abspath(w).split(os.sep) if storage.is_local(w) else os.fspath(w).split('/') for w in workdirs]
-  return html_pages.shortest_ends(parts) or [os.fspath(w) for w in workdirs]
-
-
-def _render(records: Sequence[_Record], **more: object) -> str:
+  labels = html_pages.shortest_ends(parts) or [os.fspath(w) for w in workdirs]
+  records = [_load(os.fspath(w), label, os.fspath(evaluated or w)) for w, label in zip(workdirs, labels, strict=True)]
   is_single = len(records) == 1
   runs = [_of_run(r, is_single=is_single) for r in records]
   names = list(dict.fromkeys(name for run in runs for name in run['key_figures']))
@@ -134,21 +124,36 @@ def _render(records: Sequence[_Record], **more: object) -> str:
                            version=__version__, **more)
 
 
+def write_or_warn(workdir: storage.PathLike, **more: storage.PathLike) -> str:
+  """Writes the report of one run like `write_report`. The results of the run exist already.
+
+  An error is logged as a warning, and a sentence about it is returned.
+  """
+  try:
+    return write_report(workdir, **more)
+  except Exception as error:  # of any library that draws: a finished run must not end as a failed one
+    log.warning('The report could not be written: %s: %s. The results are complete.', type(error).__name__, error)
+    return 'not written, see the warning above'
+
+
 def _of_run(r: _Record, *, is_single: bool) -> Values:
   """Returns what the page shows of a run; only the page of a single run shows its results."""
   start: Json = next((e for e in reversed(r.run.events) if e['event'] == 'start'), {})
   command = start.get('command', '')
-  hidden = ('event', 'time_s', 'resumed_from', 'lost', 'command')
+  saved = (e.get('params_digest') for e in reversed(r.run.events) if e['event'] == 'checkpoint')
   shown: Values = {
       'name': r.name, 'label': r.label, 'workdir': r.workdir, 'state': _state(r), 'key_figures': dict(_key_figures(r)),
-      'digest': _digest(r), 'config': r.config, 'alarms': list(_alarms(r)),
+      'digest': str(r.digest or r.final.get('params_digest') or next(saved, '') or ''), 'config': r.config,
+      'alarms': list(_alarms(r)),
       'command': shlex.join(map(str, command)) if isinstance(command, list) else str(command),
-      'environment': {name: value for name, value in start.items() if name not in hidden}}
-  return shown | (_results(r) | {'predictions': _try(r, 'predictions', lambda: _predictions(r)),
-                                 'norms': _try(r, 'norms by layer', lambda: _norms(r)),
-                                 'phases': _try(r, 'where the time went', lambda: _phases(r)) or [],
-                                 'hosts': _try(r, 'hosts', lambda: report_hosts.summarize(r.run.events))}
-                  if is_single else {})
+      'environment': {name: value for name, value in start.items() if name not in _NO_ENVIRONMENT}}
+  if not is_single:
+    return shown
+  return shown | _results(r) | {
+      'predictions': _try(r, 'predictions', lambda: _predictions(r)),
+      'norms': _try(r, 'norms by layer', lambda: _norms(r)),
+      'phases': _try(r, 'where the time went', lambda: _phases(r)) or [],
+      'hosts': _try(r, 'hosts', lambda: host_times.sentences(r.run.events))}
 
 
 def _try(r: _Record, what: str, make: Callable[[], T]) -> T | None:
@@ -173,41 +178,49 @@ def _load(workdir: str, label: str, evaluated: str) -> _Record:
     if run.num_broken:
       missing.append(f'metrics.jsonl: {run.num_broken} lines could not be read')
   except FileNotFoundError:
-    run = _NOTHING
+    run = reader.NOTHING
     missing.append('metrics.jsonl: no such file, so no curves')
   except UserError as error:
-    run = _NOTHING
+    run = reader.NOTHING
     missing.append(str(error))
   name = config.get('name') or os.path.basename(os.path.abspath(workdir))
-  arrays = _load_predictions(evaluated, missing)
+  arrays: dict[str, HostArray] = {}
+  try:
+    with storage.local(os.path.join(evaluated, 'predictions.npz')) as path:
+      arrays = predictions.load(path)
+  except FileNotFoundError:
+    missing.append('predictions.npz: no such file, so no confusion matrix and no example predictions')
+  except ValueError as error:
+    missing.append(str(error))
   if source:  # weights that were evaluated have no training
     missing = [line for line in missing if not line.startswith(('final.json: no such', 'metrics.jsonl: no such'))]
-  return _Record(str(name), label, workdir, config, final, evaluation, run, arrays, missing, source)
+  r = _Record(str(name), label, workdir, config, final, evaluation, run, arrays, missing, source)
+  try:
+    where, metric = storage.open_path(workdir), str(_mapping(config.get('checkpoints')).get('keep_best') or '')
+    used, damaged = run_weights.find_whole(where, metric)
+    missing.extend(f'checkpoints/{step}: is damaged and not used, as {why}' for step, why in damaged.items())
+    if used is None:
+      return r
+    digest = checkpoint_files.read_meta(where / 'checkpoints' / str(used.step))['digests']['params']
+    return r._replace(used=used, measured=chosen.measured(where, used.step), digest=str(digest),
+                      why=run_weights.reason(used, damaged) if used.metric or damaged else '')
+  except (Damaged, UserError, TemporaryError, LookupError, TypeError) as error:
+    missing.append(f'checkpoints: could not be read ({error})')
+    return r
 
 
 def _load_json(workdir: str, name: str, missing: list[str]) -> Json:
   try:
-    value = json.loads(storage.read_text(os.path.join(workdir, name)))
+    value = documents.load(storage.open_path(os.path.join(workdir, name)))
   except FileNotFoundError:
     missing.append(f'{name}: no such file')
     return {}
-  except (OSError, ValueError, RecursionError):
+  except (OSError, ValueError):
     value = None
   if not isinstance(value, dict):
     missing.append(f'{name}: could not be read')
     return {}
   return value
-
-
-def _load_predictions(workdir: str, missing: list[str]) -> dict[str, HostArray]:
-  try:
-    with storage.local(os.path.join(workdir, 'predictions.npz')) as path:
-      return predictions.load(path)
-  except FileNotFoundError:
-    missing.append('predictions.npz: no such file, so no confusion matrix and no example predictions')
-  except ValueError as error:
-    missing.append(str(error))
-  return {}
 
 
 def _state(r: _Record) -> str:
@@ -217,23 +230,20 @@ def _state(r: _Record) -> str:
   resumes = sum(e['event'] == 'start' for e in r.run.events) - 1
   state = (f'finished at step {html_pages.format_value(r.final.get("step", last))}' if r.final
            else f'at step {last:,}, running or stopped')
+  state += f' · its weights are those of step {r.used.step:,}, {r.why}' if r.used and r.why else ''
   state += f' · resumed {resumes}×, {r.run.lost_steps:,} steps repeated' if resumes > 0 else ''
-  return ' · '.join([state, *_slices(r.run.events)])
-
-
-def _slices(events: Sequence[Json]) -> Iterator[str]:
-  """Yields on how many slices a run was from which step on, where that changed."""
-  before = None
-  for event in (e for e in events if e['event'] == 'start'):
+  before = 0  # slices of the start before
+  for event in (e for e in r.run.events if e['event'] == 'start'):
     now, first, count = (int(_number(event.get(name)) or 0) for name in ('slices', 'first_slices', 'microbatches'))
     if first and now != (before or first):
-      yield f'from step {int(_number(event.get("resumed_from")) or 0):,} on {elastic.text(now, first, count)}'
+      state += f' · from step {int(_number(event.get("resumed_from")) or 0):,} on {elastic.text(now, first, count)}'
     before = now or before
+  return state
 
 
 def _key_figures(r: _Record) -> Iterator[tuple[str, tuple[str, str]]]:
   """Yields names, values and notes of the numbers at the top of the page."""
-  metrics = _mapping(r.final.get('metrics')) or {
+  metrics = (r.measured if r.used and not r.used.is_newest else _mapping(r.final.get('metrics'))) or {
       name: value for row in r.run.rows for name, value in row.items()} or _mapping(r.evaluation.get('metrics'))
   sizes = _mapping(r.final.get('num_examples')) or {
       str(r.evaluation.get('evaluation')): r.evaluation.get('num_examples')}
@@ -243,8 +253,9 @@ def _key_figures(r: _Record) -> Iterator[tuple[str, tuple[str, str]]]:
       yield name, (html_pages.format_metric(name, value),
                    f'of {html_pages.format_value(size)} images' if size is not None else '')
   times = [row['time_s'] for row in r.run.rows if 'time_s' in row]
-  seconds = _number(r.final.get('seconds')) or max(times, default=None)
-  if seconds is not None:
+  # Older versions wrote the seconds of the last start alone.
+  known = [_number(r.final.get('seconds')), clock.sum_starts(r.run.events).total_s, max(times, default=None)]
+  if seconds := max(filter(None, known[:2] if r.final else known), default=None):
     yield 'time', (format_duration(seconds), '')
   speeds = [row['train/images_per_s'] for row in r.run.rows if 'train/images_per_s' in row]
   if speeds:
@@ -256,26 +267,23 @@ def _key_figures(r: _Record) -> Iterator[tuple[str, tuple[str, str]]]:
 
 def _alarms(r: _Record) -> Iterator[str]:
   """Yields a sentence for each metric that raised alarms."""
-  found: dict[str, list[Json]] = {}
-  for one in r.run.events:
-    if one['event'] == 'alarm':
-      found.setdefault(str(one.get('metric')), []).append(one)
-  for metric, those in found.items():
-    first = those[0]
-    times = 'once' if len(those) == 1 else f'{len(those)} times'
+  alarms = [one for one in r.run.events if one['event'] == 'alarm']
+  for metric in dict.fromkeys(str(one.get('metric')) for one in alarms):
+    first, *others = (one for one in alarms if str(one.get('metric')) == metric)
+    times = f'{len(others) + 1} times' if others else 'once'
     yield (f'Alarm, {times}, first at step {html_pages.format_value(first.get("step"))}: {metric} was '
            f'{html_pages.format_value(first.get("value"))}, below {html_pages.format_value(first.get("below"))}.')
 
 
-def _digest(r: _Record) -> str:
-  """Returns the digest of the parameters at the end, or else of the newest checkpoint."""
-  saved = (e.get('params_digest') for e in reversed(r.run.events) if e['event'] == 'checkpoint')
-  return str(r.final.get('params_digest') or next(saved, '') or '')
-
-
 def _results(r: _Record) -> Values:
-  final, own = (_informative(r, _mapping(one.get('metrics'))) for one in (r.final, r.evaluation))
+  names, num_classes = r.predictions.get('class_names'), _mapping(r.config.get('data')).get('num_classes')
+  known = np.size(names) if names is not None else _number(num_classes) or np.inf
+  final, own, best = (
+      {name: value for name, value in _mapping(metrics).items() if results.is_telling(name, known)}
+      for metrics in (r.final.get('metrics'), r.evaluation.get('metrics'), r.measured))
   tables = [('at the end of training', final)] if final else []
+  if r.used and not r.used.is_newest and best:
+    tables.insert(0, (f'at step {r.used.step:,}, whose weights are those of the run', best))
   if own and own != final:
     tables.append((f'evaluated at step {html_pages.format_value(r.evaluation.get("step", "?"))}', own))
   return {'tables': [(title, [(name, html_pages.format_metric(name, value)) for name, value in metrics.items()])
@@ -294,13 +302,6 @@ def _describe_images(preprocessing: Json) -> str:
   return ', '.join(words + ['resized without a crop'] * (preprocessing.get('resize_px') == 0))
 
 
-def _informative(r: _Record, metrics: Json) -> Json:
-  """Returns the metrics that are informative for the number of classes, if it is known."""
-  names, data = r.predictions.get('class_names'), _mapping(r.config.get('data'))
-  known = np.size(names) if names is not None else _number(data.get('num_classes')) or np.inf
-  return {name: value for name, value in metrics.items() if results.is_telling(name, known)}
-
-
 def _predictions(r: _Record) -> predictions.Predictions | None:
   if not r.predictions:
     return None
@@ -311,7 +312,7 @@ def _predictions(r: _Record) -> predictions.Predictions | None:
 
 
 def _norms(r: _Record) -> norms.Norms | None:
-  events = norms_file.read(r.workdir)
+  events = [event for event in r.run.events if event['event'] == 'norms']
   rates = {int(row['step']): row['train/lr'] for row in r.run.rows if 'train/lr' in row and 'step' in row}
   return norms.summarize(events, rates) if events else None
 
@@ -323,8 +324,7 @@ def _phases(r: _Record) -> list[tuple[str, str, str]]:
     return []
   names = {'step': 'steps that advanced the run', 'lost': 'work lost since the last checkpoint before a kill',
            'startup': 'start-up', 'data_wait': 'waiting for data', 'evaluate': 'evaluation',
-           'checkpoint': 'saving checkpoints', 'restore': 'restoring checkpoints',
-           'local_checkpoint': 'saving local copies', 'local_restore': 'restoring local copies'}
+           'checkpoint': 'saving checkpoints', 'restore': 'restoring checkpoints'}
   return [(names.get(name, name), format_duration(seconds), f'{100 * seconds / found.total_s:.1f} %')
           for name, seconds in sorted(found.seconds.items(), key=lambda item: -item[1])]
 
@@ -386,7 +386,9 @@ def draw_curves(kind: CurveKind, runs: Sequence[tuple[str, Sequence[Row]]]) -> C
     kind: the chart.
     runs: the name and the rows of each; if there are several, labels begin with the name.
   """
-  series = [(run, rows, name) for run, rows in runs for name in _metric_names(rows, kind.pattern)]
+  names = [sorted({name for row in rows for name in row if re.fullmatch(kind.pattern, name)},
+                  key=lambda name: (not name.startswith('train/'), name)) for _, rows in runs]
+  series = [(run, rows, name) for (run, rows), found in zip(runs, names, strict=True) for name in found]
   if not series:
     return None
   is_one_metric = len({name for _, _, name in series}) == 1
@@ -415,19 +417,9 @@ def smooth(curve: charts.Curve) -> charts.Curve:
   width = max(3, len(y) // _MEAN_PART) | 1  # odd
   steps = round(float(np.median(np.diff(x))) * width)
   good = np.isfinite(y)
-  total, count = (_windows(values, width) for values in (np.where(good, y, 0.), good.astype(np.float64)))
+  middle = np.arange(len(y))
+  ends, starts = np.minimum(middle + width // 2 + 1, len(y)), np.maximum(middle - width // 2, 0)
+  sums, counts = (np.concatenate([[0.], np.cumsum(values)]) for values in (np.where(good, y, 0.), good.astype(float)))
+  total, count = sums[ends] - sums[starts], counts[ends] - counts[starts]  # of each window; fewer at the ends
   mean = np.where(count > 0, total / np.maximum(count, 1.), np.nan)
   return charts.Curve(f'{curve.label}, mean over {steps:,} steps', curve.x, mean.tolist(), curve.y)
-
-
-def _windows(values: HostArray, width: int) -> HostArray:
-  """Returns the sums `[n]` over windows of `width` values around each; fewer at the ends."""
-  sums = np.concatenate([[0.], np.cumsum(values)])
-  middle = np.arange(len(values))
-  return sums[np.minimum(middle + width // 2 + 1, len(values))] - sums[np.maximum(middle - width // 2, 0)]
-
-
-def _metric_names(rows: Sequence[Row], pattern: str) -> list[str]:
-  """Returns the metrics whose names match, those of training first."""
-  names = {name for row in rows for name in row if re.fullmatch(pattern, name)}
-  return sorted(names, key=lambda name: (not name.startswith('train/'), name))

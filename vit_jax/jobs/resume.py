@@ -2,25 +2,26 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import os
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from vit_jax.config import json_files, layout, provenance, schema
-from vit_jax.core import os_errors
-from vit_jax.core.errors import UserError
+from vit_jax.core import documents, failures
+from vit_jax.core.errors import UserError, redacted
+from vit_jax.data import written
+from vit_jax.data.source import Source
 from vit_jax.data.sources import opening
 from vit_jax.jobs import build
 from vit_jax.parallel import xla_flags
 from vit_jax.record import checkpoint_files, clock, machine, progress, reader, run_directory, storage
 
 log = logging.getLogger('vit_jax.jobs')
-T = TypeVar('T')
-Settings = TypeVar('Settings', schema.Data, schema.Pseudo, schema.Evaluation)
 _OF_THE_MACHINE = ('mesh', *layout.AUTO, 'train.progress', 'train.cpu_threads', 'data.workers', 'data.threads')
 """Settings that may differ when a run is resumed on other hardware."""
 _UNIMPORTANT = ('mesh.chosen', 'trackers.')
@@ -41,11 +42,20 @@ def check_settings(meta: Mapping[str, Any], config: schema.Config, workdir: stor
 
 def find_machine(workdir: storage.Path) -> dict[str, Any]:
   """Returns the description of the machine in the newest readable checkpoint; {} if there is none."""
+  return dict(_find_meta(workdir).get('machine', {}))
+
+
+def find_classes(workdir: storage.Path) -> tuple[str, ...]:
+  """Returns the classes of the run in a directory, in their order; () if it has no readable checkpoint."""
+  return tuple(_find_meta(workdir).get('class_names', ()))
+
+
+def _find_meta(workdir: storage.Path) -> dict[str, Any]:
   folder = workdir / 'checkpoints'
   for step in checkpoint_files.steps(folder)[::-1]:
     try:
-      return dict(checkpoint_files.read_meta(folder / str(step)).get('machine', {}))
-    except (os_errors.Damaged, UserError):  # it is reported when the state is restored
+      return checkpoint_files.read_meta(folder / str(step))
+    except (failures.Damaged, UserError):  # it is reported when the state is restored
       continue
   return {}
 
@@ -60,15 +70,19 @@ def warn_of_machine(meta: Mapping[str, Any]) -> None:
                 'started with --flags=deterministic resumes with the same bits.')
 
 
+def warn_of_files(meta: Mapping[str, Any], sources: Mapping[str, Source]) -> None:
+  """Warns if files of the data were written since a checkpoint was saved, which their digest may not show."""
+  if changed := written.changes(meta.get('files', {}), sources):
+    log.warning('Files of the data have changed since the run was saved, and the run continues with what they contain '
+                'now:\n%s', '\n'.join(changed))
+
+
 def check_data(saved: Mapping[str, Any], now: Mapping[str, Any], workdir: storage.Path) -> None:
   """Raises UserError if a run would continue with other data, or in another order, than before."""
   changed = [f'  {name}: {saved.get(name)} -> {value}' for name, value in now.items() if saved.get(name) != value]
   if changed:
-    placed = any('host_shards' in line for line in changed)
     raise UserError(f'--workdir={workdir}: expected a run on the same data in the same order, got changes:\n'
-                    + '\n'.join(changed) + '\nUse the data settings of that run'
-                    + ' on as many hosts (data.placement), or train on from its weights (init_from) in' * placed
-                    + f'{"" if placed else ", or"} another --workdir.')
+                    + '\n'.join(changed) + '\nUse the data settings of that run, or another --workdir.')
 
 
 def check_same(workdir: storage.Path, config: schema.Config) -> None:
@@ -76,7 +90,7 @@ def check_same(workdir: storage.Path, config: schema.Config) -> None:
   path = workdir / 'config.json'
   if not path.is_file() or not checkpoint_files.steps(workdir / 'checkpoints'):
     return
-  changed = [line for line in changes(json.loads(json_files.to_json(json_files.read(path))), config)
+  changed = [line for line in changes(json_files.to_plain(json_files.read(path)), config)
              if not line.strip().startswith(_OF_THE_MACHINE)]
   if changed:
     raise UserError('\n'.join([
@@ -84,28 +98,56 @@ def check_same(workdir: storage.Path, config: schema.Config) -> None:
         f'Set --workdir=DIR to start another run, or --workdir={workdir} to resume that one with these settings.']))
 
 
+def check_weights(workdir: storage.Path, config: schema.Config) -> None:
+  """Raises UserError if a run that resumes began from other weights than those of this command, which has no effect."""
+  before = build.saved_config(workdir) if checkpoint_files.steps(workdir / 'checkpoints') else None
+  if not config.init_from or not before:
+    return
+  old, new = before.init_from, redacted(config.init_from)
+  places = {where if '://' in where else os.path.realpath(os.path.expanduser(where)) for where in (old, new) if where}
+  if old != new and not (old and len(places) == 1):
+    began = f'one that began from {old}' if old else 'one that began from none'
+    advice = f'Use {old}, or' if old else 'Leave them out, or use'
+    raise UserError(f'--workdir={workdir}: expected a run that began from the weights {new}, got {began}. {advice} '
+                    'another --workdir.')
+
+
 def find_lost(workdir: storage.Path, start: int) -> clock.Lost:
   """Returns what the previous start did after step `start`; only process 0 needs it."""
   if not start or jax.process_index():
     return clock.Lost(0, 0.)
-  lost = clock.find_lost(recall(lambda: reader.read_end(workdir, since=start)), resumed_from=start)
+  try:
+    events = reader.read_end(workdir, since=start)
+  except FileNotFoundError:  # the record was removed
+    events = []
+  lost = clock.find_lost(events, resumed_from=start)
   if lost.steps:
     log.info('%s steps after that checkpoint are lost, %s of work.', f'{lost.steps:,}',
              progress.format_duration(lost.seconds))
   return lost
 
 
-def evaluated(workdir: storage.Path) -> list[reader.Row]:
-  """Returns the rows of all evaluations, and few of those of training metrics, of the previous starts and this one."""
-  return recall(lambda: reader.read(workdir, most_rows=1).rows)
-
-
-def recall(read: Callable[[], list[T]]) -> list[T]:
-  """Returns what a function reads in the record of a run; nothing if the record was removed."""
+def record(workdir: storage.Path) -> reader.Run:
+  """Returns the events and the rows of all evaluations of the previous starts and this one, and few other rows."""
   try:
-    return read()
+    return reader.read(workdir, most_rows=1)
   except FileNotFoundError:
-    return []
+    return reader.NOTHING
+
+
+def find_finished(workdir: storage.Path, until: str, step: int, digest: str) -> dict[str, Any] | None:
+  """Returns the results of a run that has ended, or has paused at `until`, with these parameters; None if it has not.
+
+  Process 0 decides for all.
+  """
+  try:
+    found = documents.load(workdir / (run_directory.paused_file(until) if until else 'final.json'))
+    is_it = found['step'] == step and found['params_digest'] == digest and isinstance(found['metrics'], dict)
+  except (OSError, ValueError, LookupError, TypeError):
+    found, is_it = None, False
+  if jax.process_count() > 1:
+    is_it = bool(multihost_utils.broadcast_one_to_all(np.bool_(is_it)))
+  return (found or {}) if is_it else None
 
 
 def pin_sources(config: schema.Config, workdir: storage.Path) -> schema.Config:
@@ -118,37 +160,48 @@ def pin_sources(config: schema.Config, workdir: storage.Path) -> schema.Config:
   known = [before.data.source, before.data.pseudo.source] if before else []
   known += [one.source for one in before.evals.values()] if before else []
 
-  def pinned(settings: Settings) -> Settings:
-    return dataclasses.replace(settings, source=opening.pin(settings.source, known))
-  return dataclasses.replace(
-      config, data=dataclasses.replace(pinned(config.data), pseudo=pinned(config.data.pseudo)),
-      evals={name: pinned(one) for name, one in config.evals.items()})
+  def pin(source: str) -> str:
+    return opening.pin(source, known)
+  pinned: schema.Config = schema.replaced(config, {
+      'data.source': pin(config.data.source), 'data.pseudo.source': pin(config.data.pseudo.source),
+      'evals': {name: dataclasses.replace(one, source=pin(one.source)) for name, one in config.evals.items()}})
+  return pinned
+
+
+def keep_orientation(config: schema.Config, workdir: storage.Path) -> schema.Config:
+  """Returns the config with the EXIF orientation as the run in `workdir` records it, unless the config says it."""
+  before, recipe = build.saved_config(workdir), config.data.recipe
+  if before is None or recipe.exif_orientation is not schema.Exif.AUTO:
+    return config
+  kept: schema.Config = schema.replaced(
+      config, {'data.recipe.exif_orientation': before.data.recipe.exif_orientation})
+  return kept
 
 
 def write_config(workdir: storage.Path, config: schema.Config) -> None:
   """Writes `config.json`, and warns of settings that differ from those the run was started with."""
   path = workdir / 'config.json'
-  if not jax.process_index() and path.exists():
-    _warn_of_changes(path, config)
+  try:
+    if not jax.process_index() and path.exists():
+      before = documents.load(path)
+      # A study writes the config of a run before the run has chosen its layout.
+      if changed := changes(before, config if before['mesh']['chosen'] else layout.unchosen(config)):
+        log.warning('These settings differ from those the run was started with:\n%s', '\n'.join(changed))
+  except (KeyError, TypeError, ValueError, IsADirectoryError) as error:
+    log.warning('%s is damaged (%s) and is replaced by the config of this command.', path, failures.first_line(error))
+  except OSError as error:
+    raise failures.unreadable(error, str(path)) from error
   run_directory.write_text(path, json_files.to_json(config))
 
 
-def _warn_of_changes(path: storage.Path, config: schema.Config) -> None:
-  try:
-    before = json.loads(path.read_text())
-    # A study writes the config of a run before the run has chosen its layout.
-    changed = changes(before, config if before['mesh']['chosen'] else layout.unchosen(config))
-  except (KeyError, TypeError, ValueError, RecursionError, IsADirectoryError) as error:
-    log.warning('%s is damaged (%s) and is replaced by the config of this command.', path, os_errors.first_line(error))
-    return
-  except OSError as error:
-    raise os_errors.reading(str(path), error) from error
-  if changed:
-    log.warning('These settings differ from those the run was started with:\n%s', '\n'.join(changed))
-
-
 def changes(before: Any, config: schema.Config) -> list[str]:
-  """Returns one line per setting of `config` that differs from `before`, a config as parsed JSON."""
-  old, new = json_files.flat(before), json_files.flat(json.loads(json_files.to_json(config)))
+  """Returns one line per setting of `config` that differs from `before`, a config as parsed JSON.
+
+  A run decides on the EXIF orientation by its data; `auto` of a study and what its run decided are the same.
+  """
+  old, new = json_files.flat(before), json_files.flat(json_files.to_plain(config))
+  decided = 'data.recipe.exif_orientation'
+  if schema.Exif.AUTO.value in (old.get(decided), new.get(decided)):
+    old[decided] = new.get(decided)
   return [f'  {name}: {old.get(name)} -> {new.get(name)}' for name in sorted(old.keys() | new.keys())
           if old.get(name) != new.get(name) and not name.startswith(_UNIMPORTANT)]

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from vit_jax.config import schema
-from vit_jax.core import retrying
+from vit_jax.core import failures
 from vit_jax.data.files import open_files
 from vit_jax.jobs import cpu
 from vit_jax.parallel import hardware, hosts
@@ -38,10 +38,7 @@ def start(train: schema.Train | None = None, before: Mapping[str, Any] | None = 
     UserError: the processor or the environment does not allow it.
   """
   open_files.raise_limit()
-  retrying.configure(train.retry_s if train else None)
-  root = logging.getLogger()
-  # Some imports configure the root logger.
-  root.handlers = [h for h in root.handlers if not type(h).__module__.startswith('absl')]
+  failures.configure(train.retry_s if train else None)
   start_logging()
   notes: list[cpu.Note] = []
   if hardware.is_cpu_only():
@@ -76,16 +73,21 @@ def cache_folder() -> pathlib.Path:
 def start_logging() -> None:
   """Shows messages of this package from the level of the command line on, and those of libraries only with -v."""
   level, root = console.level(), logging.getLogger()
-  logging.basicConfig(level=logging.WARNING)
-  for handler in root.handlers:
-    if type(handler) is logging.StreamHandler:
-      handler.setFormatter(console.Formatter(handler.stream, began_s=console.began_s()))
+  own = console.Handler(console.began_s())
+  # Some imports configure the root logger, and so does an earlier job of this process.
+  found = [own if _is_plain(one) else one for one in root.handlers if not type(one).__module__.startswith('absl')]
+  root.handlers = found or [own]
   logging.getLogger('vit_jax').setLevel(level)
   if level == logging.DEBUG:
     root.setLevel(logging.INFO)
     return
   logging.getLogger('absl').setLevel(logging.ERROR)  # Orbax logs every wait for a save
   quiet_abandoned_reads()
+
+
+def _is_plain(handler: logging.Handler) -> bool:
+  return isinstance(handler, console.Handler) or (
+      type(handler) is logging.StreamHandler and handler.stream in (sys.stderr, sys.__stderr__))
 
 
 def quiet_abandoned_reads() -> None:

@@ -8,22 +8,21 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import pathlib
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+from vit_jax.core import extras
 from vit_jax.core.errors import UserError
+from vit_jax.data.files import user_files
 from vit_jax.data.image import opencv
-from vit_jax.data.sources import image_list
 from vit_jax.inspect import html_pages, predictions
 from vit_jax.inspect.model import Model
-from vit_jax.jobs import report, report_page, serve_http
+from vit_jax.jobs import report, report_page
 from vit_jax.jobs import runtime as startup
-from vit_jax.jobs.serve_http import Answer
-from vit_jax.jobs.serve_images import MAX_PIXELS, Folder, Network
+from vit_jax.jobs.serve_images import MAX_BYTES, MAX_PIXELS, Answer, Folder, Network
 from vit_jax.parallel import hardware
-from vit_jax.record import checkpoint_files, console, storage
+from vit_jax.record import checkpoint_files, console, growing, storage
 from vit_jax.weights import inference
 from vit_jax.weights.reading import Reading
 
@@ -42,7 +41,8 @@ def run(weights: str, workdir: storage.Path | None, files: Sequence[str], *, hos
     host, port: to listen on.
 
   Raises:
-    UserError: neither or both of weights and a run are given, they cannot be read, or the port is in use.
+    UserError: neither or both of weights and a run are given, they cannot be read, the port is in use, or a package is
+      missing.
   """
   if bool(weights) == (workdir is not None):
     raise UserError(f'--weights: expected either --weights or --workdir, got {"both" if weights else "none"}. Set one '
@@ -50,6 +50,9 @@ def run(weights: str, workdir: storage.Path | None, files: Sequence[str], *, hos
   if len(files) > 1:
     raise UserError(f'folder: expected at most one folder of images, got {len(files)}. Pass the folder that holds a '
                     'subfolder for each class.')
+  for package in ('starlette', 'uvicorn'):
+    extras.load(package, 'serve', 'vit-jax serve')
+  from vit_jax.jobs import serve_http  # needs both packages
   if workdir is not None:
     report.check(workdir)
     hardware.use_cpu()
@@ -62,100 +65,88 @@ def run(weights: str, workdir: storage.Path | None, files: Sequence[str], *, hos
   def newest_step() -> Hashable | None:
     return True if workdir is None else max(checkpoint_files.steps(workdir / 'checkpoints'), default=None)
 
-  network = Network(load, newest_step)
-  folder = Folder(files[0], network, find=image_list.find) if files else None
-  with Site(network, workdir, folder, title=weights or str(workdir)).serve(host, port) as server:
+  folder = Folder(user_files.expanded(files[0])) if files else None
+  with serve_http.listen(host, port) as listening:
+    model = None
     if workdir is None:
       console.begin_stage('loading the weights')
-      log.info('%s', inference.describe_class_names(network.preload().weights, classes=classes))
+      model = load()
+      log.info('%s', inference.describe_class_names(model.weights, classes=classes))
+    network = Network(load, newest_step, model)
+    site = serve_http.Site(listening, host, pages=Pages(workdir, folder, title=weights or str(workdir)).by_address(),
+                           actions={'/classify': network.classify, '/attention': network.attention})
     console.end_stage()
-    if not server.is_local:
+    if not site.is_local:
       log.warning('--host=%s: everyone who can reach this machine can open the page and send images to it.', host)
-    print(f'Open {server.url} in a browser. Ctrl-C ends the server.', flush=True)
+    print(f'Open {site.url} in a browser. Ctrl-C ends the server.', flush=True)
     if folder:
-      threading.Thread(target=folder.run, daemon=True).start()
-    server.serve_forever()
+      threading.Thread(target=folder.run, args=(network,), daemon=True).start()
+    site.server().run(sockets=[listening])
   return 0
 
 
-class Site:
-  """The pages of a server.
+class Pages:
+  """What the server shows.
 
   Args:
-    network: classifies images.
     workdir: of a run, whose report is a page; None without a run.
     folder: of images, whose mistakes are a page; None without one.
     title: of the pages.
   """
 
-  def __init__(self, network: Network, workdir: storage.Path | None, folder: Folder | None, *, title: str) -> None:
-    self._network, self._workdir, self._folder, self._title = network, workdir, folder, title
-    self._lock = threading.Lock()
-    self._seen: object = None
-    self._report = b''
-    pages: dict[str, tuple[str, serve_http.Page]] = {}
+  def __init__(self, workdir: storage.Path | None, folder: Folder | None, *, title: str) -> None:
+    self._workdir, self._folder, self._title = workdir, folder, title
+    self._lock, self._seen, self._report = threading.Lock(), '', b''
+    self._pages: dict[str, Callable[[], Answer]] = {}
     if workdir is not None:
-      pages['/report'] = ('Report', self._show_report)
-    pages['/images'] = ('Images', self._show_images)
+      self._pages['/report'] = self._show_report
+    self._pages['/images'] = self._show_images
     if folder is not None:
-      pages['/folder'] = ('Folder', self._show_folder)
-    self._menu = [(address, name) for address, (name, _) in pages.items()]
-    self._pages = {address: page for address, (_, page) in pages.items()}
+      self._pages['/folder'] = functools.partial(self._show_folder, folder)
 
-  def pages(self) -> dict[str, serve_http.Page]:
+  def by_address(self) -> dict[str, Callable[[], Answer]]:
     """Returns what makes the answer to each address."""
     return {**self._pages, '/': next(iter(self._pages.values())), '/state': self._state,
             **{f'/{name}': functools.partial(_script, name) for name in ('live.js', 'sort.js')}}
 
-  def serve(self, host: str, port: int) -> serve_http.Server:
-    """Returns the server, which listens but does not answer yet.
-
-    Raises:
-      UserError: the address cannot be used.
-    """
-    return serve_http.Server(host, port, pages=self.pages(), actions={
-        '/classify': self._network.classify, '/attention': self._network.attention})
-
-  def _render(self, template: str, here: str, **values: Any) -> bytes:
-    return html_pages.render(template, menu=self._menu, here=here, **values).encode(errors='backslashreplace')
+  def _named(self, here: str) -> dict[str, Any]:
+    return {'menu': [(address, address[1:].capitalize()) for address in self._pages], 'here': here}
 
   def _state(self) -> Answer:
     """What the report and the folder's page depend on: the script loads them again when it changes."""
     done = self._folder.num_done if self._folder else 0
-    return Answer(repr((self._signature(), done)).encode(), 'text/plain; charset=utf-8')
+    return Answer(f'{self._signature()} {done}'.encode(), 'text/plain; charset=utf-8')
 
-  def _signature(self) -> object:
+  def _signature(self) -> str:
     """Sizes and times of the files that a report is made of."""
-    found: list[object] = []
-    for name in _WATCHED if self._workdir is not None else ():
-      path = os.path.join(self._workdir, name)  # type: ignore[arg-type]
-      stats = [block.stat() for block in storage.blocks(path)] if storage.is_local(path) else []
-      found.append(tuple((stat.st_mtime_ns, stat.st_size) for stat in stats))
-    return tuple(found)
+    paths = [] if self._workdir is None else [os.path.join(self._workdir, name) for name in _WATCHED]
+    found = [[block.stat() for block in growing.blocks(path)] for path in paths if storage.is_local(path)]
+    return str([[(stat.st_mtime_ns, stat.st_size) for stat in stats] for stats in found])
 
   def _show_report(self) -> Answer:
     with self._lock:
       if (signature := self._signature()) != self._seen or not self._report:
-        page = report_page.to_html([str(self._workdir)], menu=self._menu, here='/report')
-        self._report = page.encode(errors='backslashreplace')
-        self._seen = signature
+        page = report_page.to_html([str(self._workdir)], **self._named('/report'))
+        self._report, self._seen = page.encode(errors='backslashreplace'), signature
       return Answer(self._report)
 
   def _show_images(self) -> Answer:
-    return Answer(self._render('live_images.html', '/images', title=self._title,
-                               max_mib=serve_http.MAX_BYTES // 2**20, max_megapixels=MAX_PIXELS // 10**6))
+    return _rendered('live_images.html', title=self._title, max_mib=MAX_BYTES // 2**20,
+                     max_megapixels=MAX_PIXELS // 10**6, **self._named('/images'))
 
-  def _show_folder(self) -> Answer:
-    folder = self._folder
-    assert folder is not None
+  def _show_folder(self, folder: Folder) -> Answer:
     arrays = folder.arrays()
-    right = int((arrays['top'][:, 0] == arrays['label']).sum()) if arrays else 0
-    mistakes = sorted(folder.mistakes.copy(), key=lambda one: -one.probability)
-    return Answer(self._render(
-        'live_folder.html', '/folder', title=pathlib.Path(folder.root).name, root=str(folder.root),
-        num_done=folder.num_done, num_images=len(folder.paths), num_right=right, num_labeled=len(folder.labels),
-        error=folder.error, notes=list(folder.notes), mistakes=mistakes,
-        confusion=predictions.summarize(arrays).confusion if arrays else None))
+    return _rendered(
+        'live_folder.html', title=folder.root.name, root=str(folder.root), num_done=folder.num_done,
+        num_images=len(folder.paths), error=folder.error, notes=list(folder.notes),
+        mistakes=sorted(folder.mistakes.copy(), key=lambda one: -one.predicted.probability),
+        num_right=int((arrays['top'][:, 0] == arrays['label']).sum()) if arrays else 0,
+        num_labeled=len(arrays.get('label', ())),
+        confusion=predictions.summarize(arrays).confusion if arrays else None, **self._named('/folder'))
+
+
+def _rendered(template: str, **values: Any) -> Answer:
+  return Answer(html_pages.render(template, **values).encode(errors='backslashreplace'))
 
 
 def _script(name: str) -> Answer:

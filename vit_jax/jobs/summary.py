@@ -1,32 +1,31 @@
 """What a run says of itself: at its start, after each evaluation, and at its end."""
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from vit_jax.config import elastic, layout, schema
-from vit_jax.core import trees
-from vit_jax.data.files import json_fields
+from vit_jax.core import documents, trees
 from vit_jax.data.source import title
 from vit_jax.evaluate import final as results
 from vit_jax.evaluate.results import Result
 from vit_jax.jobs import build
-from vit_jax.objectives import phases
 from vit_jax.optim import freezing
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel.sharding import with_frozen
-from vit_jax.record import reader, storage
-from vit_jax.record.clock import STEP, Goodput
+from vit_jax.record import clock, reader, storage
+from vit_jax.record.chosen import Chosen
+from vit_jax.record.clock import LOST, STEP
 from vit_jax.record.progress import format_duration
 from vit_jax.weights import network
 
 TRAINING = (STEP, 'data_wait')
 """Phases of the clock in which the run trains."""
 NAMES = {STEP: 'steps', 'data_wait': 'waiting for data', 'evaluate': 'evaluation', 'checkpoint': 'checkpoints',
-         'local_checkpoint': 'local copies', 'restore': 'restoring', 'local_restore': 'restoring local copies'}
+         LOST: 'lost work', 'restore': 'restoring'}
 
 
 def start(parts: build.Parts, data: build.Data, workdir: storage.Path, *, text: str = '') -> str:
@@ -39,6 +38,9 @@ def start(parts: build.Parts, data: build.Data, workdir: storage.Path, *, text: 
   config, lengths, state = parts.config, parts.lengths, parts.program.abstract_state
   optimizer, num_params = config.optimizer, trees.num_elements(state.params)
   frozen = trees.num_elements(with_frozen(state.params, state.extra)) - num_params
+  on_slices = elastic.describe(config, meshes.count_slices(jax.devices()))
+  microbatches = elastic.text(**on_slices) if on_slices else (
+      f'{config.microbatches} microbatch{"es" * (config.microbatches > 1)}')
   mesh = ' '.join(f'{axis}={size}' for axis, size in parts.mesh.shape.items())
   warmup = lengths.steps(optimizer.schedule.warmup)
   state_mib = trees.num_bytes((state.params, state.opt, state.extra)) / 2**20
@@ -51,15 +53,16 @@ def start(parts: build.Parts, data: build.Data, workdir: storage.Path, *, text: 
       *_frozen(parts),
       f'Training  {lengths.num_examples:,} images of {parts.num_classes:,} classes ({title(data.train)})'
       + (', in memory' if data.in_memory else ''),
-      *([f'          texts such as {json_fields.describe(text)}'] if text else []),
+      *([f'          texts such as {documents.describe(text)}'] if text else []),
       'Evaluated ' + '\n          '.join(_evaluations(config, data)),
       f'Schedule  {lengths.total_steps:,} steps of {config.batch_size:,} images, '
       f'{lengths.total_steps / lengths.steps_an_epoch:,.1f} epochs',
       f'          {type(optimizer).__name__}, learning rate {optimizer.lr:g}, {optimizer.schedule.decay.value}, '
       f'warm-up of {warmup:,} step{"s" * (warmup != 1)}',
-      *_patch_dropout(config.model, lengths.total_steps),
+      *([f'          patches left out: {share:g}'] if (share := getattr(config.model, 'patch_dropout', 0.)) else []),
+      *_watched(config),
       f'Layout    {jax.device_count()} x {jax.devices()[0].device_kind}: {mesh}, {layout.dtype_text(config.model)}, '
-      f'{_microbatches(config)} a step',
+      f'{microbatches} a step',
       f'Memory    {state_mib:,.1f} MiB of state over all devices, {opt_mib:,.1f} MiB of it of the optimizer'])
 
 
@@ -75,21 +78,15 @@ def _frozen(parts: build.Parts) -> list[str]:
           ] if found else []
 
 
-def _patch_dropout(model: schema.Model, total_steps: int) -> list[str]:
-  """Returns a line on the share of patches that training leaves out, and from which step, if it leaves out any."""
-  shares = [getattr(one, 'patch_dropout', 0.) for one in phases.models(model)]
-  if not any(shares):
-    return []
-  starts = phases.starts(total_steps, len(shares))
-  changes = [next(part) for _, part in itertools.groupby(zip(shares, starts, strict=True), key=lambda part: part[0])]
-  return ['          patches left out: ' + ', '.join(
-      f'{share:g}' + f' from step {start + 1:,} on' * bool(start) for share, start in changes)]
-
-
-def _microbatches(config: schema.Config) -> str:
-  if on_slices := elastic.describe(config, meshes.count_slices(jax.devices())):
-    return elastic.text(**on_slices)
-  return f'{config.microbatches} microbatch{"es" * (config.microbatches > 1)}'
+def _watched(config: schema.Config) -> list[str]:
+  """Returns which values of a metric are the best ones, if the run keeps its best checkpoint or ends early."""
+  def shown(metric: str) -> str:
+    return f'the {"lowest" if reader.is_lower_better(metric) else "highest"} {metric}'
+  best, stop = config.checkpoints.keep_best, config.train.early_stop
+  lines = [f'the checkpoint with {shown(best)} is kept, and stands for the run'] if best else []
+  lines += [f'ends after {stop.patience} evaluations without a new best one by {shown(stop.metric)}'
+            ] if stop.metric else []
+  return [('Best      ' if number == 0 else '          ') + line for number, line in enumerate(lines)]
 
 
 def _evaluations(config: schema.Config, data: build.Data) -> list[str]:
@@ -125,41 +122,53 @@ def evaluated(name: str, step: int, total: int, found: Mapping[str, Result]) -> 
   return f'step {step:,}/{total:,}  {"  ".join(words)}  of {next(iter(found.values())).num_examples:,} images'
 
 
-def best(final: results.Final, rows: Sequence[Mapping[str, float]], *, kept: str = '') -> str:
-  """Returns a line about the best value of the main metric in the record of the run; '' if it is the last one.
+def best(final: results.Final, rows: Sequence[Mapping[str, float]], used: Chosen | None) -> str:
+  """Returns a line about the best value of the main metric in the record, and the weights of the run; '' if both are of
+  the last step.
 
-  `kept` is the metric whose best checkpoint is kept.
+  `used` is the step of these weights, as it is on the disk.
   """
-  if final.headline is None:
+  if used is None:
     return ''
-  name = results.metric_name(final.name, final.headline.headline, final.view)
+  weights = f'the weights of the run are those of step {used.step:,}' + f', {used.reason}' * bool(used.metric)
+  if final.headline is None:
+    return '' if used.is_newest else f'{weights[0].upper()}{weights[1:]}.'
+  name = final.headline_name
   measured = [(row[name], int(row['step'])) for row in rows if name in row]
   sign = -1. if reader.is_lower_better(final.headline.headline) else 1.
   value, step = max(measured, key=lambda one: (sign * one[0], one[1]), default=(0., -1))
-  if not measured or sign * value <= sign * final.headline.score:
+  if used.is_newest and (not measured or sign * value <= sign * final.headline.score):
     return ''
-  used = ('its checkpoint is kept, and predict, evaluate --weights and other jobs use it' if name == kept else
-          'the last one is that of the saved weights')
-  return f'The best {name} was {value:.2%}, at step {step:,}; {used}.'
+  if step == used.step:
+    weights = 'its checkpoint is kept, and predict, evaluate and other jobs use it'
+  return f'The best {name} was {value:.2%}, at step {step:,}; {weights}.'
 
 
-def spent(goodput: Goodput, *, num_steps: int, batch_size: int) -> str:
-  """Returns a line about the time of this process: by phase, the speed, and device-hours."""
-  shown = sorted(((seconds, NAMES.get(name, name)) for name, seconds in goodput.seconds.items() if seconds >= .5),
+def spent(events: Sequence[reader.Event], *, num_steps: int, batch_size: int) -> str:
+  """Returns a line about the time of a run over all its starts: by phase, the speed, and device-hours."""
+  found, starts = clock.sum_starts(events), clock.count_starts(events)
+  shown = sorted(((seconds, NAMES.get(name, name)) for name, seconds in found.seconds.items() if seconds >= .5),
                  reverse=True)
   by_phase = ', '.join(f'{name} {format_duration(seconds)}' for seconds, name in shown)
-  training_s = sum(goodput.seconds.get(name, 0.) for name in TRAINING)
+  training_s = sum(found.seconds.get(name, 0.) for name in TRAINING)
   speed = f' {num_steps * batch_size / training_s:,.0f} images/s in training.' if num_steps and training_s > 0 else ''
-  hours = goodput.total_s / 3600 * jax.device_count()
-  return (f'Time: {format_duration(goodput.total_s)} ({by_phase}).{speed} {hours:.2g} device-hours on '
-          f'{jax.device_count()} x {jax.devices()[0].device_kind}.')
+  return (f'Time: {format_duration(found.total_s)}{f" in {starts} starts" * (starts > 1)} ({by_phase}).{speed} '
+          f'{clock.device_s(events) / 3600:.2g} device-hours on {jax.device_count()} x {jax.devices()[0].device_kind}.')
 
 
-def last_line(final: results.Final, seconds: float, page: str) -> str:
-  """Returns the last line that a run prints."""
-  if final.headline is None:
-    return f'Done in {seconds:.0f} s, without an evaluation. Report: {page}'
-  shown = f'{final.name}/{final.headline.headline}'
-  shown += f' of the {final.view} weights' if final.view != 'student' else ''
-  return (f'{shown}: {final.headline.score:.2%} of {final.headline.num_examples:,} images, '
-          f'{seconds:.0f} s. Report: {page}')
+def last_line(final: Mapping[str, Any], used: Chosen | None, page: str) -> str:
+  """Returns the last line that a run prints.
+
+  Args:
+    final: the content of `final.json`.
+    used: the step of the weights of the run.
+    page: where its report is.
+  """
+  name, seconds, step = final.get('headline'), final['seconds'], final['step']
+  if not name or final['metrics'].get(name) is None:
+    return f'Done in {seconds:.0f} s{", without an evaluation" * (name == "")}. Report: {page}'
+  evaluation, _, view = name.partition('@')
+  shown = evaluation + f' of the {view} weights' * bool(view)
+  shown += f' at the last step, {step:,}' if used and used.step != step else ''
+  size = final['num_examples'][evaluation.split('/')[0]]
+  return f'{shown}: {final["metrics"][name]:.2%} of {size:,} images, {seconds:.0f} s. Report: {page}'

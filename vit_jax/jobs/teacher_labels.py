@@ -25,14 +25,15 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from vit_jax.config import check, schema
-from vit_jax.core.errors import UserError
+from vit_jax.core.errors import UserError, redacted
 from vit_jax.core.types import Array, HostArray, PyTree
+from vit_jax.data import answers
+from vit_jax.data import loader as loaders
 from vit_jax.data.device.prepare import prepare_eval
 from vit_jax.data.files import access
+from vit_jax.data.formats import pseudo
 from vit_jax.data.image import transform as transforms
-from vit_jax.data.labels import label_maps
-from vit_jax.data.pipeline import loader as loaders
-from vit_jax.data.source import ConcatSource, Part, Source
+from vit_jax.data.source import Source, take
 from vit_jax.data.sources import opening
 from vit_jax.jobs import build
 from vit_jax.jobs import runtime as startup
@@ -68,29 +69,24 @@ def run(config: schema.Config, where: str, to: pathlib.Path, reading: Reading = 
     UserError: the objective is not token labeling, or the teacher has other classes or no classes per token.
   """
   check.check(config)
-  if not isinstance(config.objective, schema.TokenLabel):
-    raise UserError('objective: expected TokenLabel, whose label maps a teacher writes, or FeatureDistill, whose '
-                    f'features it writes, got {type(config.objective).__name__}. Name a config with one of them; to '
-                    'write images as shards, use vit-jax prepare --data=folder:PATH, without --config.')
+  task = config.objective
+  if not isinstance(task, schema.TokenLabel):
+    raise UserError(f'objective: expected TokenLabel, whose label maps a teacher writes, got {type(task).__name__}. '
+                    'Name a config with this objective; to write images as shards, use vit-jax prepare '
+                    '--data=folder:PATH, without --config.')
   startup.start()
   if jax.process_count() > 1:
     raise UserError(f'vit-jax prepare: expected one process, got {jax.process_count()}. Run it on one host.')
   found = loading.load(where, **reading._asdict())
   log.info('Teacher: %s', loading.text(found))
   data = build.open_data(config)
-  init_state.check_order(found, data.class_names, is_listed=bool(config.data.classes))
+  config = build.oriented(config, data.train)
+  init_state.check_order(found, data.class_names, config.data)
   _check_tokens(found)
-  write(config, config.objective, found, data.train, to)
-  return 0
-
-
-def write(config: schema.Config, task: schema.TokenLabel, found: Weights, source: Source, to: pathlib.Path) -> None:
-  """Writes the maps of a source with a progress bar, and prints how to use them."""
-  grid = _grid(found)
-  info = label_maps.Info(
-      source.name, source.digest, len(source), grid, task.top, found.num_classes, label_maps.PER_PART,
-      {'weights': found.source, 'image_px': list(found.preprocess.image_px)}, label_maps.LOGITS)
-  how = found.preprocess
+  how, source, grid = found.preprocess, data.train, _grid(found)
+  info = answers.Info(
+      source.name, source.digest, len(source), grid, task.top, found.num_classes, answers.PER_PART,
+      {'weights': found.source, 'image_px': list(how.image_px)}, answers.LOGITS)
   resize = schema.Recipe(interpolation=how.interpolation, antialias=how.antialias, truncate=how.truncate, mean=how.mean,
                          std=how.std)
   with _progress(len(source), shown=True) as count:
@@ -98,9 +94,10 @@ def write(config: schema.Config, task: schema.TokenLabel, found: Weights, source
         found, source, functools.partial(classify_tokens, found, top=task.top),
         recipe=transforms.read_as(resize, config.data.recipe), batch_size=config.batch_size,
         mesh=meshes.make(config.mesh), threads=config.data.threads, grid=grid, on_done=count)
-    is_new = label_maps.write(to, info, compute)
+    is_new = answers.write(to, info, compute)
   print(f'{"Written to" if is_new else "Already in"} {to}: {len(source):,} maps of {grid[0]} x {grid[1]}. Use them '
         f'with --config.objective.maps={to} --config.objective.map_grid={grid[0]},{grid[1]}')
+  return 0
 
 
 def ensure(config: schema.Config) -> str:
@@ -114,31 +111,23 @@ def ensure(config: schema.Config) -> str:
   """
   settings = config.data.pseudo
   folder = pathlib.Path(access.resolve(settings.labels, 'data.pseudo.labels'))
-  if not settings.source or (folder / label_maps.INFO).is_file():
+  if not settings.source or (folder / answers.INFO).is_file():
     return ''
   found = loading.load(settings.teacher)
   log.info('Teacher: %s', loading.text(found))
   labeled = opening.open_split(config.data, config.data.train_split, image_px=config.image_px)
-  init_state.check_order(found, labeled.class_names, is_listed=bool(config.data.classes))
+  init_state.check_order(found, labeled.class_names, config.data)
   source = opening.open_unlabeled(config.data, image_px=config.image_px)
-  info = label_maps.Info(
+  config = build.oriented(config, source)
+  info = answers.Info(
       source.name, source.digest, len(source), (1, 1), settings.top, found.num_classes, PER_PART,
-      {'teacher': settings.teacher, 'weights': found.source, 'image_px': list(found.preprocess.image_px)},
-      label_maps.PROBABILITIES)
-  with StopRequest() if jax.process_count() == 1 else contextlib.nullcontext() as request:
-    try:
-      _label(config, found, source, info, folder, request)
-    except _Stopped:
-      assert request is not None
-      return request.reason(0)
-  return ''
-
-
-def _label(config: schema.Config, found: Weights, source: Source, info: label_maps.Info, folder: pathlib.Path,
-           request: StopRequest | None) -> None:
-  """Labels the parts of this process, with a progress bar."""
+      {'teacher': redacted(settings.teacher), 'weights': found.source, 'image_px': list(found.preprocess.image_px),
+       'classes': pseudo.classes_digest(labeled.class_names)},
+      answers.PROBABILITIES)
   share = jax.process_index(), jax.process_count()
-  with _progress(len(source), shown=config.train.progress and not share[0]) as show:
+  is_shown = config.train.progress and not share[0]
+  with (StopRequest() if share[1] == 1 else contextlib.nullcontext()) as request, contextlib.suppress(_Stopped), \
+      _progress(len(source), shown=is_shown) as show:
     def count(done: int) -> None:
       if request is not None and request.reason(0):
         raise _Stopped
@@ -149,8 +138,11 @@ def _label(config: schema.Config, found: Weights, source: Source, info: label_ma
         recipe=transforms.read_as(inference.eval_recipe(found), config.data.recipe),
         batch_size=config.batch_size // share[1], mesh=meshes.make(schema.Mesh(), jax.local_devices()),
         threads=config.data.threads, grid=(1, 1), on_done=count)
-    label_maps.write(folder, info, compute, share=share, meet=_meet)
-  log.info('Labels of %s images are in %s', f'{len(source):,}', folder)
+    answers.write(folder, info, compute, share=share, meet=_meet)
+    log.info('Labels of %s images are in %s', f'{len(source):,}', folder)
+    return ''
+  assert request is not None
+  return request.reason(0)
 
 
 def _meet(place: str) -> None:
@@ -210,7 +202,7 @@ def computing(found: Weights, source: Source, predict: Predict, *, recipe: schem
   prepare, predict = prepare_eval(recipe), jax.jit(predict)
 
   def compute(rows: range) -> tuple[HostArray, HostArray]:
-    part = ConcatSource([Part(source, rows.start, rows.stop)], name=source.name)
+    part = take(source, rows, name=source.name)
     loader = loaders.eval_loader(part, recipe=recipe, image_px=found.preprocess.image_px, batch_size=batch_size,
                                  shard=shard, threads=threads, workers=0)
     classes, scores = [], []

@@ -2,22 +2,19 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import importlib.util
-import json
+import logging
 import secrets
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from jax.sharding import Mesh
 
-from vit_jax.config import schema
-from vit_jax.core import extras
+from vit_jax.config import describe, schema
+from vit_jax.core import documents, extras
+from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.jobs import build
-from vit_jax.record import run_directory, storage
-from vit_jax.record.trackers import tensorboard
-from vit_jax.record.trackers.tracker import Guarded, Tracker
+from vit_jax.record import run_directory, shown, storage
 from vit_jax.record.writer import Writer
 from vit_jax.train import loop
 
@@ -25,7 +22,7 @@ FILE = 'trackers.json'
 """In the run directory: the ids of the run in its trackers, by which a resumed run finds them again."""
 PACKAGES = {'wandb': ('wandb',), 'mlflow': ('mlflow', 'mlflow.tracking', 'mlflow.entities')}
 """Modules that a tracker uses, the package first."""
-_REMEMBERING = threading.Lock()  # the trackers of a run start in threads
+log = logging.getLogger('vit_jax.jobs')
 
 
 def check(config: schema.Config) -> None:
@@ -39,56 +36,50 @@ def check(config: schema.Config) -> None:
       raise extras.missing(package, setting, f'trackers.{setting}')
 
 
-def opener(config: schema.Config, workdir: storage.Path, resumed_from: int | None) -> Callable[[str], list[Guarded]]:
+def opener(config: schema.Config, workdir: storage.Path,
+           resumed_from: int | None) -> Callable[[str], list[shown.Guarded]]:
   """Returns a function from a local folder for files to the trackers of a run, for `Writer`."""
-  def opened(folder: str) -> list[Guarded]:
-    found = [tensorboard.opened(folder, resumed_from)] if config.trackers.tensorboard else []
-    chosen = {setting: modules for setting, modules in PACKAGES.items() if getattr(config.trackers, setting)}
-    settings = _settings(config) if chosen else {}
-    for setting, modules in chosen.items():
+  def opened(folder: str) -> list[shown.Guarded]:
+    chosen, found = config.trackers, list[shown.Guarded]()
+    ids = _ids(workdir) if resumed_from is not None else {}
+    settings = {one.name: describe.text(one.value) for one in describe.settings(config)}
+
+    def remember(setting: str, run_id: str) -> str:
+      ids[setting] = run_id
+      try:
+        run_directory.write_json(workdir / FILE, ids)
+      except (OSError, UserError, TemporaryError) as error:
+        log.warning('%s cannot be written, so a resumed run will be a new run in its trackers: %s', FILE, error)
+      return run_id
+
+    def background(setting: str, make: Callable[[], shown.Tracker]) -> None:
       # Not in the thread of the tracker: Python 3.11 may fail to parse source in two threads at a time.
       with contextlib.suppress(Exception):  # which the tracker then raises again, and reports
-        for module in modules:
+        for module in PACKAGES[setting]:
           importlib.import_module(module)
-      make = functools.partial(_make, setting, config, settings, workdir, folder, resumed_from)
-      found.append(Guarded(f'trackers.{setting}', make, background=True))
+      found.append(shown.Guarded(f'trackers.{setting}', make, background=True))
+
+    if chosen.tensorboard:
+      found.append(shown.tensorboard(folder, resumed_from))
+    if chosen.wandb:
+      run_id = ids.get('wandb') or remember('wandb', secrets.token_hex(4))
+      background('wandb', lambda: shown.WeightsAndBiases(
+          chosen.wandb, name=config.name, run_id=run_id, folder=folder, settings=settings))
+    if chosen.mlflow:
+      background('mlflow', lambda: shown.MLflow(
+          chosen.mlflow, name=config.name, run_id=ids.get('mlflow', ''), settings=settings,
+          remember=lambda given: remember('mlflow', given)))
     return found
 
   return opened
 
 
-def _settings(config: schema.Config) -> dict[str, str]:
-  """Returns every setting as text, by dotted name."""
-  from vit_jax.config import describe
-  return {one.name: describe.text(one.value) for one in describe.settings(config)}
-
-
-def _make(setting: str, config: schema.Config, settings: Mapping[str, str], workdir: storage.Path, folder: str,
-          resumed_from: int | None) -> Tracker:
-  """Returns a new tracker, or the one of the earlier starts of a resumed run."""
-  known = '' if resumed_from is None else _ids(workdir).get(setting, '')
-  remember = functools.partial(_remember, workdir, setting)
-  if setting == 'mlflow':
-    from vit_jax.record.trackers.mlflow_run import MlflowRun
-    return MlflowRun(config.trackers.mlflow, name=config.name, run_id=known, remember=remember, settings=settings)
-  if not known:
-    known = secrets.token_hex(4)
-    remember(known)
-  from vit_jax.record.trackers.weights_and_biases import WeightsAndBiases
-  return WeightsAndBiases(config.trackers.wandb, name=config.name, run_id=known, folder=folder, settings=settings)
-
-
 def _ids(workdir: storage.Path) -> dict[str, str]:
   try:
-    found = json.loads((workdir / FILE).read_text())
+    found = documents.load(workdir / FILE)
   except (OSError, ValueError):  # no such file, or a damaged one: a new run
     return {}
   return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
-
-
-def _remember(workdir: storage.Path, setting: str, run_id: str) -> None:
-  with _REMEMBERING:
-    run_directory.write_json(workdir / FILE, {**_ids(workdir), setting: run_id})
 
 
 def hooks(config: schema.Config, parts: build.Parts, writer: Writer, mesh: Mesh) -> list[loop.Hook]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,8 +13,10 @@ from vit_jax import __version__
 from vit_jax.config import check, durations, elastic, provenance, schema
 from vit_jax.core import failures, trees
 from vit_jax.core.errors import TemporaryError, UserError
+from vit_jax.data import written
 from vit_jax.data.image import geometry
 from vit_jax.data.image import transform as transforms
+from vit_jax.data.source import Source
 from vit_jax.evaluate import evaluators as evaluation
 from vit_jax.evaluate import final as results
 from vit_jax.evaluate import resources
@@ -22,14 +24,15 @@ from vit_jax.evaluate.results import Result
 from vit_jax.jobs import build, loader_processes, report_page, resume, summary, trackers
 from vit_jax.jobs import runtime as startup
 from vit_jax.objectives import kinds
-from vit_jax.parallel import board, feed
+from vit_jax.parallel import feed
 from vit_jax.parallel import mesh as meshes
+from vit_jax.record import chosen, console, machine, reader, run_directory, storage
 from vit_jax.record import clock as clocks
-from vit_jax.record import console, machine, origin, run_directory, storage
 from vit_jax.record.writer import Writer
-from vit_jax.train import checkpoint, diagnose, hooks, host_times, loop, profile, profile_requests, save_times, stopping
-from vit_jax.train.local_copies import LocalCopies
+from vit_jax.train import checkpoint, diagnose, hooks, host_times, loop, profile, stopping
+from vit_jax.train.save_times import SaveTimes
 from vit_jax.train.state import TrainState
+from vit_jax.weights import runs
 from vit_jax.weights.network import Weights
 
 log = logging.getLogger('vit_jax.jobs')
@@ -53,11 +56,12 @@ def run(config: schema.Config, workdir: storage.Path | None = None, *, overridde
   check.check(config)
   trackers.check(config)
   process_id = startup.start(config.train, resume.find_machine(workdir))
+  resume.check_weights(workdir, config)
   if config.init_from or config.objective.has_weights:
     from vit_jax.weights import inherit  # only here: most runs read no weights, and reading them is many modules
     config, found = inherit.resolve(config, overridden, workdir, found)
     check.check(config)
-  config = resume.pin_sources(config, workdir)
+  config = resume.keep_orientation(resume.pin_sources(config, workdir), workdir)
   if is_default:
     resume.check_same(workdir, config)
   # Processes of one run may share the directory; process 0 locks it for all.
@@ -75,13 +79,13 @@ def default_workdir(name: str) -> storage.Path:
   return storage.open_path(f'runs/{run_directory.default_name(name)}')
 
 
-def open_data(config: schema.Config, *, is_own: bool = False) -> build.Data:
-  """Opens the data of a run.
+def open_data(config: schema.Config, *, is_own: bool = False, order: Sequence[str] = ()) -> build.Data:
+  """Opens the data of a run; `order` has the classes of one that resumes.
 
   Unless the source `is_own`, set by the person, errors also name its setting, for first-time users of a config.
   """
   try:
-    return build.open_data(config)
+    return build.open_data(config, order=order)
   except UserError as error:
     if is_own:
       raise
@@ -104,8 +108,8 @@ class Run:
                overridden: Collection[str] = ()) -> None:
     self.workdir, self._began, self._found = workdir, began, found
     self._restored_digest = ''
-    self._restore_s: dict[str, float] = {}  # by phase of the clock
-    self.data = open_data(config, is_own='data.source' in overridden)
+    self._restore_s = 0.
+    self.data = open_data(config, is_own='data.source' in overridden, order=resume.find_classes(workdir))
     config = build.measured(config, self.data.train)
     self.mesh, self.shard, self.parts = build.open_run(config, self.data, workdir=workdir, overridden=overridden)
     self.config = config = self.parts.config
@@ -114,8 +118,7 @@ class Run:
                                       workdir=workdir)
     self.evaluators = evaluation.build(self._resources)
     self.checkpointer = checkpoint.Checkpointer(
-        workdir / 'checkpoints', keep=checkpoint.Keep.of(config.checkpoints, self.parts.lengths.steps),
-        local=LocalCopies(workdir, config.checkpoints.local_dir) if config.checkpoints.local else None)
+        workdir / 'checkpoints', keep=checkpoint.Keep.of(config.checkpoints, self.parts.lengths.steps))
     log.info('%s', summary.start(self.parts, self.data, workdir,
                                  text=self.loader.texts.sample() if self.loader.texts else ''))
     log.debug('%s', summary.parameters(self.parts))
@@ -129,28 +132,29 @@ class Run:
     if start > last:
       raise UserError(f'--until: expected at least {start:,} steps, which the run in {self.workdir} has done, got '
                       f'{until!r}, {last:,} steps. Set a larger part of the run, or use another --workdir.')
-    resume.write_config(self.workdir, self.config)
-    lost = resume.find_lost(self.workdir, start)
-    writer = Writer(self.workdir, process_index=jax.process_index(), resumed_from=start or None,
-                    progress_total=total, progress=self.config.train.progress and start < total,
-                    trackers=trackers.opener(self.config, self.workdir, start or None))
-    writer.event('start', **origin.describe(), devices=jax.device_count(), processes=jax.process_count(),
-                 **elastic.describe(self.config, meshes.count_slices(jax.devices())), lost=lost._asdict())
-    clock = self._clock(time.monotonic() - self._began)
     latest: hooks.Latest = {}
-    saving = self._saving_hook(start, writer, clock, latest)
     early = self._early_stop(start, latest)
+    part = until if start == last < total and not early.reason else ''
+    if (start == last or early.reason) and (
+        found := resume.find_finished(self.workdir, part, start, self._restored_digest)) is not None:
+      return self._repeat(found, part)
+    resume.write_config(self.workdir, self.config)
+    writer, clock = self._open_record(start)
+    saving = self._saving_hook(start, writer, clock, latest)
     batches = feed.Ahead(self.loader.batches(start), lambda batch: meshes.put_batch(batch, self.mesh, self.shard))
-    host_speed = loader_processes.hook(self.config, self.loader, self.shard, clock)
-    times, tracing = self._host_times(writer, clock), self._profile(start, clock)
+    host_speed = loader_processes.HostSpeed(
+        clock, self.config.batch_size * len(self.shard.parts) / self.shard.count, self.loader)
+    times = host_times.HostTimes(clock, writer, log_every=self.parts.lengths.steps(self.config.train.log_every),
+                                 gather=host_times.gather_by_devices())
+    tracing = self._profile(start, clock)
     console.begin_stage('reading the first batch, compiling the train step' if start < last else 'evaluating')
     try:
-      with self._profile_requests(tracing) as asked, tracing, stopping.StopRequest() as request:
+      with (profile.served(self.config.train.profile_port, jax.process_index()), tracing,
+            stopping.StopRequest() as request):
         ended = loop.run(
             times.timed(tracing.mark(host_speed.timed(program.step_fn))), state, batches, start=start,
             total=start if early.reason else last,
-            hooks=[times, *self._hooks(writer, clock, latest), early, saving,
-                   *self._local_hook(start, writer, clock, saving), asked, tracing, host_speed], clock=clock,
+            hooks=[times, *self._hooks(writer, clock, latest), early, saving, tracing, host_speed], clock=clock,
             should_stop=lambda step: request.reason(step) or early.reason)
       if ended.error:
         raise self._save_after(ended.error, ended, start, saving)
@@ -162,7 +166,7 @@ class Run:
       if early.reason:
         log.info('Ended at step %s of %s by %s.', f'{ended.step:,}', f'{total:,}', early.reason)
       try:
-        return self._finish(ended.state, start, ended.step, saving, writer, clock, latest, times,
+        return self._finish(ended.state, start, ended.step, saving, writer, clock, latest,
                             until=until if is_part else '')
       except TemporaryError as error:
         raise self._save_after(error, ended, start, saving) from error
@@ -179,33 +183,27 @@ class Run:
     except UserError as error:
       raise UserError(f'--until: {error}') from None
 
-  def _host_times(self, writer: Writer, clock: clocks.Clock) -> host_times.HostTimes:
-    return host_times.HostTimes(
-        clock, writer, board.find(), log_every=self.parts.lengths.steps(self.config.train.log_every),
-        num_hosts=jax.process_count(), host=jax.process_index(),
-        profile=f'vit-jax profile --workdir={self.workdir} --host={{host}}')
-
   def _begin(self) -> tuple[TrainState, int]:
     """Returns the state of the newest complete checkpoint or a new one, and its step."""
     program, total = self.parts.program, self.parts.lengths.total_steps
     began = time.monotonic()
-    restored = self.checkpointer.restore(program.abstract_state, program.shardings)
+    restored = self.checkpointer.restore(program.placed_state)
     if restored:
-      self._restore_s['local_restore' if restored.is_local else 'restore'] = time.monotonic() - began
+      self._restore_s = time.monotonic() - began
     else:
       return self._initialize(), 0
-    resume.check_data(restored.data, self.loader.info._asdict(), self.workdir)
+    resume.check_data(restored.about['data'], self.loader.info._asdict(), self.workdir)
     step = int(restored.state.step)
     if step > total:
       raise UserError(f'length: expected at least {step:,} steps, which the run in {self.workdir} has done, got '
                       f'{self.config.length!r}, {total:,} steps. Set a longer one, or use another --workdir.')
-    self._restored_digest = str(restored.meta['digests']['params'])
-    resume.check_settings(restored.meta, self.config, self.workdir, is_done=step == total)
+    self._restored_digest = str(restored.about['digests']['params'])
+    resume.check_settings(restored.about, self.config, self.workdir, is_done=step == total)
     if step < total:
-      resume.warn_of_machine(restored.meta)
-    log.info('Already finished: step %s of %s in %s. Evaluating.' if step == total else
-             'Resuming at step %s of %s in %s, from the copies on the local disks of the hosts.' if restored.is_local
-             else 'Resuming at step %s of %s in %s.', f'{step:,}', f'{total:,}', self.workdir)
+      resume.warn_of_machine(restored.about)
+      resume.warn_of_files(restored.about, self._sources)
+    log.info('Already finished: step %s of %s in %s.' if step == total else 'Resuming at step %s of %s in %s.',
+             f'{step:,}', f'{total:,}', self.workdir)
     return restored.state, step
 
   def _initialize(self) -> TrainState:
@@ -219,15 +217,22 @@ class Run:
     found, self._found = self._found, None  # frees its arrays
     return init_state.begin(self.config, self.parts.program, self.data.class_names, self.workdir, found)
 
-  def _clock(self, startup_s: float) -> clocks.Clock:
-    device = jax.devices()[0]
+  def _open_record(self, start: int) -> tuple[Writer, clocks.Clock]:
+    """Returns the record and the clock of a start at step `start`, with the time that it has taken so far."""
+    total, lost = self.parts.lengths.total_steps, resume.find_lost(self.workdir, start)
+    writer = Writer(self.workdir, process_index=jax.process_index(), resumed_from=start or None,
+                    progress_total=total, progress=self.config.train.progress and start < total,
+                    trackers=trackers.opener(self.config, self.workdir, start or None))
+    writer.event('start', **machine.origin(), devices=jax.device_count(), processes=jax.process_count(),
+                 **elastic.describe(self.config, meshes.count_slices(jax.devices())), lost=lost._asdict())
     clock = clocks.Clock(
         self.config.batch_size, build.train_flops(self.parts) * self.config.batch_size,
-        clocks.find_peak_flops(device.device_kind, jax.device_count()))
-    clock.charge('startup', startup_s - sum(self._restore_s.values()))
-    for name, seconds in self._restore_s.items():
-      clock.charge(name, seconds)
-    return clock
+        clocks.find_peak_flops(jax.devices()[0].device_kind, jax.device_count()))
+    clock.charge('startup', time.monotonic() - self._began - self._restore_s)
+    if self._restore_s:
+      clock.charge('restore', self._restore_s)
+    writer.event('goodput', step=start, **clock.goodput()._asdict())  # the costs of a start that is killed soon
+    return writer, clock
 
   def _hooks(self, writer: Writer, clock: clocks.Clock, latest: hooks.Latest) -> list[loop.Hook]:
     config, parts = self.config, self.parts
@@ -269,7 +274,7 @@ class Run:
     hook = hooks.EarlyStop(settings.metric, patience=settings.patience, min_delta=settings.min_delta, every=every,
                            latest=latest)
     if every and start:
-      hook.recall(resume.evaluated(self.workdir), up_to=start)
+      hook.recall(resume.record(self.workdir).rows, up_to=start)
     return hook
 
   def _profile(self, start: int, clock: clocks.Clock) -> profile.Profile:
@@ -281,11 +286,6 @@ class Run:
       with clock.phase('compile'):
         self._dump_hlo()
     return hook
-
-  def _profile_requests(self, tracing: profile.Profile) -> profile_requests.Requests:
-    return profile_requests.Requests(
-        self.workdir, tracing, board.find(), log_every=self.parts.lengths.steps(self.config.train.log_every),
-        total=self.parts.lengths.total_steps, num_hosts=jax.process_count(), host=jax.process_index())
 
   def _dump_hlo(self) -> None:
     """Writes the optimized program of the train step, compiled from shapes as in a plan.
@@ -307,25 +307,23 @@ class Run:
     log.info('The compiled train step is in %s', path)
 
   def _saving_hook(self, start: int, writer: Writer, clock: clocks.Clock, latest: hooks.Latest) -> hooks.Checkpoint:
+    every = self.config.checkpoints.every
+    seconds = durations.parse_wall(every)
     return hooks.Checkpoint(
-        save_times.of(self.config.checkpoints.every, self.parts.lengths.steps, start=start), self.checkpointer, writer,
-        clock, data=self.loader.info._asdict(), meta=self._meta(), latest=latest)
+        SaveTimes(0 if seconds else self.parts.lengths.steps(every), seconds, start=start), self.checkpointer, writer,
+        clock, about=self._about(), latest=latest)
 
-  def _local_hook(self, start: int, writer: Writer, clock: clocks.Clock,
-                  saving: hooks.Checkpoint) -> list[hooks.LocalCheckpoint]:
-    """Returns the hook that makes copies on local disks, if any are configured."""
-    if not (every := self.config.checkpoints.local):
-      return []
-    return [hooks.LocalCheckpoint(
-        save_times.of(every, self.parts.lengths.steps, start=start), self.checkpointer, writer, clock,
-        data=self.loader.info._asdict(), meta=self._meta(), saving=saving)]
+  @property
+  def _sources(self) -> dict[str, Source]:
+    return {'train': self.data.train, 'eval': self.data.eval}
 
-  def _meta(self) -> dict[str, Any]:
+  def _about(self) -> dict[str, Any]:
     recipe = self.config.data.recipe
     how, antialias = geometry.eval_resampling(recipe)
-    return {'code': __version__, 'machine': machine.describe(), 'name': self.config.name,
-            'class_names': list(self.data.class_names), 'image_px': list(self.config.image_px),
-            provenance.SETTINGS: provenance.settings(self.config),
+    files = {name: list(written.describe(source)) for name, source in self._sources.items()}
+    return {'code': __version__, 'data': self.loader.info._asdict(), 'files': files, 'machine': machine.describe(),
+            'name': self.config.name, 'class_names': list(self.data.class_names),
+            'image_px': list(self.config.image_px), provenance.SETTINGS: provenance.settings(self.config),
             'preprocessing': {'eval_resize_px': recipe.eval_resize_px, 'eval_geometry': recipe.eval_geometry.value,
                               'mean': list(recipe.mean), 'std': list(recipe.std), 'interpolation': how.value,
                               'antialias': antialias, 'truncate': recipe.truncate}}
@@ -352,7 +350,7 @@ class Run:
     return failures.TRY_AGAIN
 
   def _finish(self, state: TrainState, start: int, total: int, saving: hooks.Checkpoint, writer: Writer,
-              clock: clocks.Clock, latest: hooks.Latest, times: host_times.HostTimes, *, until: str) -> int:
+              clock: clocks.Clock, latest: hooks.Latest, *, until: str) -> int:
     """Evaluates, saves, and writes results and report after `total` steps; `until` of a run that pauses there."""
     with clock.phase('evaluate'):
       final = results.measure(self.evaluators, self.parts.objective, state)
@@ -362,36 +360,33 @@ class Run:
       writer.write(total, final.metrics)
       latest.update({name: (total, number) for name, number in final.metrics.items()})
       saving.save(total, state, wait=True)
-      if not until:
-        self.checkpointer.discard_local()
-    times.finish()
-    goodput_now = clock.goodput()
-    writer.event('goodput', step=total, **goodput_now._asdict())
+    writer.event('goodput', step=total, **clock.goodput()._asdict())
     if until:
       writer.event('stop', step=total, reason=f'--until={until}')
     writer.close()
-    log.info('%s', '\n'.join(filter(None, [
-        summary.best(final, resume.evaluated(self.workdir),
-                     kept=self.config.checkpoints.keep_best) if not jax.process_index() else '',
-        summary.spent(goodput_now, num_steps=total - start, batch_size=self.config.batch_size)])))
-    self._write_results(final, saving.digest or self._restored_digest, total, until,
-                        training_processor_s=clock.training_processor_s())
+    self._write_results(final, saving.digest or self._restored_digest, total, until)
     return 0
 
-  def _write_results(self, final: results.Final, digest: str, total: int, until: str, *,
-                     training_processor_s: float) -> None:
-    seconds = time.monotonic() - self._began
+  def _write_results(self, final: results.Final, digest: str, total: int, until: str) -> None:
+    record = resume.record(self.workdir) if not jax.process_index() else reader.NOTHING
+    used = self._chosen() if not jax.process_index() else None
+    log.info('%s', '\n'.join(filter(None, [
+        summary.best(final, record.rows, used),
+        summary.spent(record.events, num_steps=total, batch_size=self.config.batch_size)])))
+    spent = clocks.sum_starts(record.events)
     content = {
-        'step': total, 'seconds': seconds, 'processor_s': origin.processor_s(),
-        'training_processor_s': round(training_processor_s, 2), 'params_digest': digest,
+        'step': total, 'starts': clocks.count_starts(record.events), 'seconds': spent.total_s,
+        **{name: number for name, number in (('processor_s', spent.processor_s),
+                                             ('training_processor_s', spent.training_processor_s))
+           if number is not None},
+        'params_digest': digest, 'headline': final.headline_name,
         'num_params': trees.num_elements(self.parts.program.abstract_state.params), 'metrics': final.metrics,
         'exaflops': build.train_flops(self.parts) * self.config.batch_size * total / 1e18,
         'num_examples': {name: next(iter(group.values())).num_examples for name, group in final.results.items()},
         'data': {name: one._asdict() for name, one in self._fingerprints().items()}}
     if until:
       run_directory.write_json(self.workdir / run_directory.paused_file(until), {**content, 'top1': final.score})
-      print(f'Paused after step {total:,} of {self.parts.lengths.total_steps:,} by --until={until}, evaluated and '
-            'saved. Run the same command without --until to continue.', flush=True)
+      self._say_paused(total, until)
       return
     fit = transforms.eval_transform(self.config.data.recipe, self.config.image_px)
     results.write(self.workdir, final, total, fit=fit, source=resources.eval_source(self.config, self.data, final.name),
@@ -399,8 +394,29 @@ class Run:
     run_directory.write_json(self.workdir / 'final.json', content)
     if jax.process_index() == 0:
       page = report_page.write_or_warn(self.workdir)
-      print(summary.last_line(final, seconds, page), flush=True)
+      print(summary.last_line(content, used, page), flush=True)
 
+  def _chosen(self) -> chosen.Chosen | None:
+    saved = build.saved_config(self.workdir) or self.config  # of a finished run, whatever this command sets
+    return runs.find_whole(self.workdir, saved.checkpoints.keep_best)[0]
+
+  def _repeat(self, found: Mapping[str, Any], until: str) -> int:
+    """Prints the results of a run that has finished or paused in an earlier start; changes none of its files."""
+    self.loader.close()
+    self.checkpointer.close()
+    log.info('The run is not trained or evaluated again, and its results stay as they are. To evaluate it, run '
+             'vit-jax evaluate --workdir=%s.', self.workdir)
+    if jax.process_index() == 0 and until:
+      self._say_paused(found['step'], until)
+    elif jax.process_index() == 0:
+      page = self.workdir / report_page.PAGE
+      print(summary.last_line(found, self._chosen(), str(page) if page.exists() else
+                              report_page.write_or_warn(self.workdir)), flush=True)
+    return 0
+
+  def _say_paused(self, step: int, until: str) -> None:
+    print(f'Paused after step {step:,} of {self.parts.lengths.total_steps:,} by --until={until}, evaluated and saved. '
+          'Run the same command without --until to continue.', flush=True)
 
   def _fingerprints(self) -> dict[str, resources.Fingerprint]:
     """Returns what the run read, by source and split; not the images that a teacher labeled."""

@@ -22,7 +22,7 @@ from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
 from vit_jax.config.schema import Kernels
 from vit_jax.core.contracts import Backbone, View, Watch
-from vit_jax.core.numerics import split_key, weighted_mean
+from vit_jax.core.numerics import counted, split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree, Schedule
 from vit_jax.models.heads import normalize
 from vit_jax.models.initialization import LECUN
@@ -94,6 +94,7 @@ class Byol:
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
     del step
+    batch = counted(batch)
     views, mask_B = batch['views_global'], batch.get('mask')
     online_RE = self._predictor.apply(params['predictor'], self._project(params, views, train=True, key=key))
     target_RE = jax.lax.stop_gradient(self._project(extra[TEACHER], views, train=False, key=None))

@@ -24,7 +24,7 @@ from vit_jax.config.schema import Activation, Gelu, PairLoss, TextProjection
 from vit_jax.core import trees
 from vit_jax.core.axes import labelled
 from vit_jax.core.contracts import Backbone, Coupling, View
-from vit_jax.core.numerics import split_key, weighted_mean
+from vit_jax.core.numerics import counted, split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree
 from vit_jax.data.image.transform import Shapes
 from vit_jax.data.source import Source
@@ -45,7 +45,7 @@ class Contrastive:
   """Objective: images and their texts get similar vectors, others different ones.
 
     x = unit(W backbone(image)), without W if `out_dim` is 0;  y = unit(tower(text))
-    logits = e^t' x·y + b, and their loss over all pairs
+    logits = e^t' x·y + b, and their loss over all pairs; with `same_class` all pairs of a class match
 
   Parameters: `backbone`, `head/kernel` (W), `text`, and `logits/{scale, bias}`, which are t' and b (sigmoid only).
 
@@ -85,6 +85,7 @@ class Contrastive:
   def _embed(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> tuple[PyTree, PyTree]:
     """Returns the vectors of images and texts, and the statistics of the backbone."""
     del step
+    batch = counted(batch)
     image_BE, state = self._image(params, extra, batch, key)
     return (image_BE, self._text(params, batch)), statistics(state)
 
@@ -93,7 +94,8 @@ class Contrastive:
     (image_BE, text_BE), mask_B, logits, s = rows, batch.get('mask'), params['logits'], self._settings
     scale = jnp.exp(limited(logits['scale'], math.log(s.scale_max)) if s.scale_max else logits['scale'])
     bias = logits.get('bias', jnp.zeros(()))
-    pairs = pair_losses.Pairs(image_BE.astype(self._dtype), text_BE.astype(self._dtype), scale, bias, mask_B)
+    pairs = pair_losses.Pairs(image_BE.astype(self._dtype), text_BE.astype(self._dtype), scale, bias, mask_B,
+                              batch['label'] if s.same_class else None)
     loss = pair_losses.mean_loss(pairs, s.loss, form=s.form, chunk=s.chunk)
     each = {'similarity': (image_BE * text_BE).sum(-1), 'scale': scale, **({'bias': bias} if 'bias' in logits else {})}
     metrics = {name: weighted_mean(jnp.broadcast_to(jax.lax.stop_gradient(x), len(image_BE)), mask_B)
@@ -171,7 +173,7 @@ class Spec(spec.Spec[schema.Contrastive]):
         backbone, tower(self.settings.text, out_width=width, model=model), self.settings,
         dtype=jnp.dtype(model.dtype.value), is_frozen=lambda name: frozen_for(name) >= lengths.total_steps)
 
-  def open_texts(self, source: Source) -> captions.AnyTexts:
+  def open_texts(self, source: Source) -> captions.Texts:
     s = self.settings
     return captions.open_texts(source, s.text, prompts=s.prompts, names=s.names, seed=self.config.seed)
 

@@ -14,7 +14,7 @@ from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
 from vit_jax.config.schema import Centering
 from vit_jax.core.contracts import Backbone, View, Watch
-from vit_jax.core.numerics import split_key, weighted_mean
+from vit_jax.core.numerics import counted, split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Mean, Params, PyTree, Schedule
 from vit_jax.models import initialization
 from vit_jax.models.heads import Projector
@@ -69,8 +69,8 @@ class Dino:
                     CENTER: jnp.zeros((1, self._projector.prototypes))}
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
+    batch, keys = counted(batch), split_key(key, 'global', 'local')
     views, mask_B = batch['views_global'], batch.get('mask')
-    keys = split_key(key, 'global', 'local')
     student_BVK = self._outputs(params, views, train=True, key=keys['global'])
     if 'views_local' in batch:
       local_BVK = self._outputs(params, batch['views_local'], train=True, key=keys['local'])
@@ -126,12 +126,16 @@ class Dino:
     return {name: weighted_mean(jax.lax.stop_gradient(values_B), mask_B) for name, values_B in each.items()}
 
 
-def cross_entropy(targets_BtK: Array, log_p_BVK: Array) -> Array:
-  """Returns `[B]`: the mean of `-sum_k P_t log P_s` over pairs of a teacher crop and a different student crop."""
+def cross_entropy(targets_BtK: Array, log_p_BVK: Array, *, local_weight: float = 1.) -> Array:
+  """Returns `[B]`: the mean of `-sum_k P_t log P_s` over pairs of a teacher crop and a different student crop.
+
+  Pairs with a local crop, one that the teacher does not see, are multiplied by `local_weight`.
+  """
   pairs_BtV = -jnp.einsum('btk,bvk->btv', targets_BtK, log_p_BVK, precision=jax.lax.Precision.HIGHEST)
   num_teacher, num_student = pairs_BtV.shape[1:]
   counts_tV = 1. - jnp.eye(num_teacher, num_student)
-  return (pairs_BtV * counts_tV[None]).sum((1, 2)) / counts_tV.sum()
+  weights_tV = counts_tV if local_weight == 1. else counts_tV.at[:, num_teacher:].multiply(local_weight)
+  return (pairs_BtV * weights_tV[None]).sum((1, 2)) / counts_tV.sum()
 
 
 def share_used(targets_BtK: Array, weight_B: Array) -> Array:
@@ -151,12 +155,14 @@ def sinkhorn(logits_RK: Array, mask_R: Array | None = None, *, rounds: int) -> A
   """Returns probabilities `[R, K]` close to `exp(logits)` with nearly equal column sums (Sinkhorn-Knopp).
 
   Each round divides the columns by their sums and then the rows by theirs. The logarithm of all is used, so that no
-  temperature overflows. Rows with mask 0 do not contribute to the sums of the columns.
+  temperature overflows. Rows with mask 0 do not contribute to the sums of the columns; if no row contributes, only rows
+  are divided.
   """
   out_R1 = jnp.zeros((logits_RK.shape[0], 1)) if mask_R is None else jnp.where(mask_R > 0, 0., -jnp.inf)[:, None]
   log_q_RK = logits_RK
   for _ in range(rounds):
-    log_q_RK = log_q_RK - jax.nn.logsumexp(log_q_RK + out_R1, axis=0, keepdims=True)
+    sums_1K = jax.nn.logsumexp(log_q_RK + out_R1, axis=0, keepdims=True)
+    log_q_RK = log_q_RK - (sums_1K if mask_R is None else jnp.where(jnp.isfinite(sums_1K), sums_1K, 0.))
     log_q_RK = log_q_RK - jax.nn.logsumexp(log_q_RK, axis=1, keepdims=True)
   return jnp.exp(log_q_RK)
 

@@ -25,7 +25,7 @@ from vit_jax.config.durations import Lengths
 from vit_jax.config.schema import Centering
 from vit_jax.core.axes import labelled
 from vit_jax.core.contracts import Backbone, TokenBackbone, Watch
-from vit_jax.core.numerics import constrain_batch, split_key
+from vit_jax.core.numerics import constrain_batch, counted, split_key
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Mean, Params, PyTree
 from vit_jax.models.heads import Projector
 from vit_jax.models.vit.vit import TOKENS
@@ -60,8 +60,8 @@ class Dinov2(Dino):
     L_iBOT = 1 / (2 B) sum over masked patches j of -1 / n_j sum_k P_t(j, k) log P_s(j, k),  n_j: masked in its crop
     KoLeo(x) = -mean over images i of log |x_i - x_nn(i)|,  x of length 1, nn(i) the nearest other one in the group
 
-  L_DINO is that of `Dino`, with masked global crops. With Sinkhorn centering, P_t of patches is
-  `sinkhorn(g_t / T_t)` over the masked patches of the whole batch.
+  L_DINO is that of `Dino`, with masked global crops, and `local_weight` times the pairs with a local crop. With
+  Sinkhorn centering, P_t of patches is `sinkhorn(g_t / T_t)` over the masked patches of the whole batch.
 
   KoLeo is summed over `koleo_crops` global crops.
 
@@ -96,20 +96,21 @@ class Dinov2(Dino):
 
   def _losses(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> tuple[LossOut, Array]:
     """Returns the loss, and the student's patch tokens of the global crops, `[B, 2, N, D]`, some of them masked."""
+    batch = counted(batch)
     mask_B = batch.get('mask')
     weight_B = jnp.ones(len(batch['views_global'])) if mask_B is None else (mask_B > 0).astype(jnp.float32)
-    views, keys = counted(batch['views_global'], weight_B), split_key(key, 'global', 'local', 'masks')
+    views, keys = batch['views_global'], split_key(key, 'global', 'local', 'masks')
     masks = self.draw(keys['masks'], views)
     pooled_B2D, student_GsK, tokens_B2ND = self._encode(params, views, masks, hide=self.hides, train=True,
                                                         key=keys['global'])
     student_BVK = self._project(params, pooled_B2D)
     if 'views_local' in batch:
-      local = counted(batch['views_local'], weight_B)
-      student_BVK = jnp.concatenate([student_BVK, self._outputs(params, local, train=True, key=keys['local'])], axis=1)
+      local_BVK = self._outputs(params, batch['views_local'], train=True, key=keys['local'])
+      student_BVK = jnp.concatenate([student_BVK, local_BVK], axis=1)
     teacher_BtK, teacher_GsK = jax.lax.stop_gradient(self._taught(extra, views, masks))
     targets_BtK = self._targets(teacher_BtK, extra[CENTER], mask_B, step)
     log_p_BVK = jax.nn.log_softmax(student_BVK / self._student_temperature)
-    dino_B = dino.cross_entropy(targets_BtK, log_p_BVK)
+    dino_B = dino.cross_entropy(targets_BtK, log_p_BVK, local_weight=self._settings.local_weight)
     weight_Gs = masks.weight * jnp.take_along_axis(
         weight_B.reshape(masks.number.shape[0], -1), masks.number // masks.is_masked[0].size, axis=1)
     wanted_GsK = self._patch_targets(teacher_GsK, extra[PATCH_CENTER], weight_Gs, step)
@@ -204,11 +205,6 @@ def _patch_health(targets_GsK: Array, used_Gs1: Array) -> dict[str, Mean]:
   values = {'patch_entropy': each, PATCH_INFORMATION: dino.entropy(mean_K) - each,
             'patch_used_prototypes': dino.share_used(rows_RK[:, None], used_R)}
   return {name: Mean(jax.lax.stop_gradient(x) * total, total) for name, x in values.items()}
-
-
-def counted(views: Array, weight_B: Array) -> Array:
-  """Returns views of zeros for images that do not count, so that what these hold cannot spread."""
-  return jnp.where(weight_B.reshape(-1, *(1,) * (views.ndim - 1)) > 0, views, 0.)
 
 
 def slots(edges: np.ndarray, num_patches: int) -> np.ndarray:

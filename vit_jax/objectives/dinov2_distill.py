@@ -7,7 +7,7 @@ student, and recipes drop no paths. The other terms of the loss stay as they are
 Weights without heads cannot teach in this way; feature distillation is for them.
 
 Differs from the DINOv2 paper, which does not say on which patches of the global crops the loss of iBOT is: here they
-are drawn as those that DINOv2 masks, or are all with `mask_share` 1 and `mask_ratio` 1, 1.
+are drawn as those that DINOv2 masks, as in DINOv3's program, or are all with `mask_share` 1 and `mask_ratio` 1, 1.
 """
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
 from vit_jax.core.contracts import Backbone, TokenBackbone
 from vit_jax.core.types import Array, Batch, Extra, Key, Params, PyTree
-from vit_jax.data.labels.stored_features import PATCHES, POOLED
 from vit_jax.models.heads import Projector
 from vit_jax.objectives import dinov2
 from vit_jax.objectives.dino import TEACHER, Rates
 from vit_jax.objectives.dinov2 import NUM_GLOBAL, Dinov2, Masks
-from vit_jax.objectives.feature_distill import TRAINED, Trained
+from vit_jax.objectives.feature_distill import PATCHES, POOLED, TRAINED, Trained
 
 
 class Dinov2Distill(Dinov2):

@@ -5,9 +5,11 @@ the similarities of all pairs of patches of the student with those of the Gram t
 whose patches are still good. It changes seldom, or never. It may see the crop at a larger size; its map of features is
 then reduced to the patches of the student.
 
-Differs from the DINOv3 paper, which writes the sum over all pairs of patches and weight 2: here it is their mean, so
-that the term does not depend on the number of patches. The student's tokens are those of its masked crops, as in the
-other terms; the paper does not say which. Local and global crops share the last norm, where the paper has two norms.
+As in the authors' program, the term is the mean over all pairs of patches, so that it does not depend on their number,
+and the student's tokens are those of its masked crops; the paper writes the sum, and weight 2.
+
+Differs from DINOv3's program: local and global crops share the last norm. For its largest network, not for its L/16,
+the program has two.
 """
 from __future__ import annotations
 
@@ -74,10 +76,11 @@ class Dinov3(Dinov2):
     return params, {**extra, GRAM: {'backbone': jax.tree.map(lambda x: x + 0., params['backbone'])}}
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
+    batch = numerics.counted(batch)
     out, tokens_B2ND = self._losses(params, extra, batch, key, step)
     mask_B = batch.get('mask')
     weight_B = jnp.ones(len(tokens_B2ND)) if mask_B is None else (mask_B > 0).astype(jnp.float32)
-    crops = dinov2.counted(batch['views_gram' if 'views_gram' in batch else 'views_global'], weight_B)
+    crops = batch['views_gram' if 'views_gram' in batch else 'views_global']
     views = batch['views_global'].shape
     grid = views[2] // self._patch, views[3] // self._patch
 

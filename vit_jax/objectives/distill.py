@@ -15,7 +15,7 @@ from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
 from vit_jax.config.schema import DistillType, SoftMean
 from vit_jax.core.contracts import Backbone, View
-from vit_jax.core.numerics import class_targets, split_key, weighted_mean
+from vit_jax.core.numerics import class_targets, counted, split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Features, Key, LossOut, Params, PyTree
 from vit_jax.models import backbones, heads
 from vit_jax.objectives import losses, spec, supervised
@@ -97,6 +97,7 @@ class Distill:
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
     del step
+    batch = counted(batch)
     image, mask_B = batch['image'], batch.get('mask')
     features, state = self._backbone.apply(params['backbone'], extra.get(STATE, {}), image, train=True, key=key)
     logits_BC = self._head.apply(params['head'], features.pooled)

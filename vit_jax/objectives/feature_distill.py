@@ -7,24 +7,15 @@ released weights do not have.
 """
 from __future__ import annotations
 
-import pathlib
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
 from vit_jax.config.schema import FeatureDistance, PositionResize
 from vit_jax.core.contracts import Backbone, View
-from vit_jax.core.errors import UserError
-from vit_jax.core.numerics import split_key, weighted_mean
+from vit_jax.core.numerics import counted, split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Features, Key, LossOut, Params, PyTree
-from vit_jax.data.image.transform import Shapes
-from vit_jax.data.labels import stored_features
-from vit_jax.data.labels.stored_features import PATCHES, POOLED, StoredFeatures
-from vit_jax.data.source import Source
 from vit_jax.models import backbones
 from vit_jax.models.heads import normalize
 from vit_jax.models.initialization import TORCH
@@ -37,6 +28,8 @@ from vit_jax.parallel import sharding
 
 TRAINED = sharding.TRAINED
 """Key of `extra` for the teacher: `backbone`, `state`. It never changes."""
+POOLED, PATCHES = 'teacher_pooled', 'teacher_patches'
+"""Names of the features of a teacher."""
 PREDICT = 'predict'
 """Key of the parameters for the linear maps to the teacher's features."""
 
@@ -97,13 +90,13 @@ class FeatureDistill:
   """Objective: `w_p d(M_p x, t) + w_n mean over patches n of d(M_n x_n, t_n)`, d the distance of the settings.
 
   x and x_n are the student's pooled features and patch tokens, t and t_n those of the teacher, M_p and M_n linear maps.
-  The teacher's features are in the batch if they are stored; else the teacher is part of the state and is run.
+  The teacher is part of the state.
 
   Metrics beside the loss: `pooled_distance` and `patch_distance`, the terms without their weights, and
   `pooled_cosine`, the mean cosine of predicted and pooled features.
   """
 
-  def __init__(self, backbone: Backbone, settings: schema.FeatureDistill, teacher: Trained | None,
+  def __init__(self, backbone: Backbone, settings: schema.FeatureDistill, teacher: Trained,
                maps: dict[str, Dense]) -> None:
     """`maps` are by the name of their target."""
     self._backbone, self._settings, self._teacher, self._maps = backbone, settings, teacher, maps
@@ -113,14 +106,15 @@ class FeatureDistill:
     params, state, features = init_backbone(self._backbone, keys['backbone'], image)
     width = features.pooled.shape[-1]
     predict = {name: initial(layer, keys[name], jnp.zeros((1, width))) for name, layer in self._maps.items()}
-    extra = {} if self._teacher is None else {TRAINED: self._teacher.init(keys['teacher'], len(image))}
+    extra = {TRAINED: self._teacher.init(keys['teacher'], len(image))}
     return {'backbone': params, PREDICT: predict}, {**extra, **statistics(state)}
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
     del step
+    batch = counted(batch)
     image, mask_B, s = batch['image'], batch.get('mask'), self._settings
     features, state = self._backbone.apply(params['backbone'], extra.get(STATE, {}), image, train=True, key=key)
-    wanted = self._teacher.features(extra[TRAINED], image) if self._teacher else batch
+    wanted = self._teacher.features(extra[TRAINED], image)
     found = {name: self._predicted(params[PREDICT][name], name, features) for name in self._maps}
     terms = {name: distance(found[name], wanted[name], s.distance) for name in self._maps}
     weights = {POOLED: s.pooled_weight, PATCHES: s.patch_weight}
@@ -162,13 +156,10 @@ class Spec(spec.Spec[schema.FeatureDistill]):
 
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> FeatureDistill:
     s, model = self.settings, self.config.model
-    if s.features:
-      teacher, widths = None, {name: shape[-1] for name, (shape, _) in self.batch_shapes().items()}
-    else:
-      teacher = self.teacher()
-      widths = dict.fromkeys(self.names(), teacher.width())
-    maps = {name: Dense(features=(widths[name],), axes=('embed', 'mlp'), dtype=jnp.dtype(model.dtype.value), law=TORCH,
-                        forms=select(model.kernels)) for name in self.names()}
+    teacher = self.teacher()
+    width, dtype, forms = teacher.width(), jnp.dtype(model.dtype.value), select(model.kernels)
+    maps = {name: Dense(features=(width,), axes=('embed', 'mlp'), dtype=dtype, law=TORCH, forms=forms)
+            for name in self.names()}
     return FeatureDistill(backbone, s, teacher, maps)
 
   def names(self) -> list[str]:
@@ -183,28 +174,4 @@ class Spec(spec.Spec[schema.FeatureDistill]):
     return Trained(s.teacher, self.config.data.recipe, px, (px[0] // patch, px[1] // patch) if s.patch_weight else None)
 
   def models(self) -> dict[str, schema.Model]:
-    own = {} if self.settings.features else {'objective.teacher.model': self.settings.teacher.model}
-    return {**super().models(), **own}
-
-  def batch_shapes(self) -> Shapes:
-    if not self.settings.features:
-      return {}
-    info = stored_features.read_info(pathlib.Path(self.settings.features))
-    found: dict[str, Any] = info.shapes()
-    return {name: (found[name], np.float16) for name in self.names() if name in found}
-
-  def open_features(self, source: Source) -> StoredFeatures | None:
-    s = self.settings
-    if not s.features:
-      return None
-    patch = getattr(self.config.model, 'patch', 1)
-    num = self.config.image_px[0] // patch * (self.config.image_px[1] // patch)
-    found = StoredFeatures(pathlib.Path(s.features), self.names())
-    rows = s.stored_epochs * len(source)
-    if found.info.num_rows != rows:
-      raise UserError(f'objective.stored_epochs: expected {found.info.num_rows / len(source):g}, passes over '
-                      f'{len(source):,} images in {s.features}, got {s.stored_epochs}. Set it, or write them again.')
-    if s.patch_weight and found.info.num_patches != num:
-      raise UserError(f'objective.features: expected features of the {num} patches of model and image_px, got '
-                      f'{found.info.num_patches} in {s.features}. Store features again with this config.')
-    return found
+    return {**super().models(), 'objective.teacher.model': self.settings.teacher.model}

@@ -23,7 +23,7 @@ from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
 from vit_jax.config.schema import JepaLoss
 from vit_jax.core.contracts import Backbone, TokenBackbone, View, Watch
-from vit_jax.core.numerics import moments, split_key, weighted_mean
+from vit_jax.core.numerics import counted, moments, split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Mean, Params, PyTree, Schedule
 from vit_jax.models.jepa_predictor import Predictor
 from vit_jax.objectives import patches, spec
@@ -81,6 +81,7 @@ class IJepa:
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
     del step
+    batch = counted(batch)
     image, keys = batch['image'], split_key(key, 'masks', 'encoder')
     masks = self.draw(keys['masks'], image)
     targets_BND = jax.lax.stop_gradient(self.targets(extra, image))

@@ -4,10 +4,8 @@ There is no teacher, no stopped gradient and no negative example. What prevents 
 isotropic Gaussian regularization): on random directions, new at each step, the characteristic function of the
 embeddings is compared with that of the standard normal distribution.
 
-Three definitions were published. The defaults are those of the paper (Algorithms 1 and 2); the others are settings:
-
-  the authors' minimal program    t_max=3 t_points=17 center=all weight=0.02 directions=256
-  stable-pretraining              t_max=3 t_points=17 sample=batch weighting=sum weight=0.02
+The definition is that of the code which the authors print in the paper (Algorithms 1 and 2): all views of an image are
+drawn to the mean of its global ones, SIGReg takes the embeddings of each view as a sample, and the sum is convex.
 
 Crops and colors are those of `data.recipe.views`.
 """
@@ -21,10 +19,10 @@ from jax.typing import DTypeLike
 
 from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
-from vit_jax.config.schema import Kernels, LeJepaCenter, LeJepaSample, LeJepaWeighting
+from vit_jax.config.schema import Kernels
 from vit_jax.core.axes import labelled
 from vit_jax.core.contracts import Backbone, Coupling, View, Watch
-from vit_jax.core.numerics import constrain_batch, moments, split_key
+from vit_jax.core.numerics import constrain_batch, counted, moments, split_key
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Mean, Params, PyTree
 from vit_jax.models.heads import normalize
 from vit_jax.models.initialization import TORCH
@@ -110,7 +108,7 @@ class LeJepa:
   def _embed(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> tuple[PyTree, PyTree]:
     """Returns the features of all views, `[B, V, D]`, and no statistics."""
     del extra, step
-    keys = split_key(key, *KEYS)
+    batch, keys = counted(batch), split_key(key, *KEYS)
     views = [name for name in ('views_global', 'views_local') if name in batch]
     pooled = [self._pooled(params, batch[name], keys[name.removeprefix('views_')]) for name in views]
     return jnp.concatenate(pooled, axis=1), {}
@@ -151,16 +149,12 @@ def terms(z: Array, weight: Array, directions: Array, settings: schema.LeJepa) -
   `weight [B]` is 1 for the images that count, else 0. SIGReg is the mean Epps-Pulley statistic of the embeddings along
   the unit vectors `directions [E, M]` (Algorithm 1).
   """
-  s, weight_B = settings, weight
-  centered = z[:, :NUM_GLOBAL] if s.center is LeJepaCenter.GLOBAL else z
-  away_B = jnp.square(z - centered.mean(1, keepdims=True)).mean((1, 2))
-  invariance = (away_B * weight_B).sum() / jnp.maximum(weight_B.sum(), 1.)
+  away_B = jnp.square(z - z[:, :NUM_GLOBAL].mean(1, keepdims=True)).mean((1, 2))
+  invariance = (away_B * weight).sum() / jnp.maximum(weight.sum(), 1.)
   x_BVM = jnp.einsum('bve,em->bvm', z, directions, precision=jax.lax.Precision.HIGHEST)
-  if s.sample is LeJepaSample.BATCH:
-    x_BVM, weight_B = x_BVM.reshape(-1, 1, x_BVM.shape[-1]), jnp.repeat(weight_B, z.shape[1])
-  regular = epps_pulley(x_BVM, weight_B, s.t_max, s.t_points).mean()
-  share = 1. - s.weight if s.weighting is LeJepaWeighting.CONVEX else 1.
-  return share * invariance + s.weight * regular, {'invariance': invariance, 'sigreg': regular}
+  regular = epps_pulley(x_BVM, weight, settings.t_max, settings.t_points).mean()
+  share = settings.weight
+  return (1. - share) * invariance + share * regular, {'invariance': invariance, 'sigreg': regular}
 
 
 def epps_pulley(x: Array, weight: Array, t_max: float, t_points: int) -> Array:

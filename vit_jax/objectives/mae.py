@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
 from vit_jax.core.contracts import Backbone, TokenBackbone, View
-from vit_jax.core.numerics import split_key, weighted_mean
+from vit_jax.core.numerics import counted, split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Features, Key, LossOut, Params, PyTree
 from vit_jax.models.mae_decoder import Decoder
 from vit_jax.objectives import patches, spec
@@ -44,7 +44,7 @@ class Mae:
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
     del extra, step
-    keys = split_key(key, 'hide', 'encoder')
+    batch, keys = counted(batch), split_key(key, 'hide', 'encoder')
     choice = self.draw(keys['hide'], batch['image'])
     targets_BNP = self.targets(batch['image'])
     predicted_BNP = self.predict(params, batch['image'], choice, train=True, key=keys['encoder'])

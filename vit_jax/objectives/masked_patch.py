@@ -18,7 +18,7 @@ from vit_jax.config.durations import Lengths
 from vit_jax.config.schema import PatchTarget
 from vit_jax.core.axes import labelled
 from vit_jax.core.contracts import Backbone, TokenBackbone, View
-from vit_jax.core.numerics import split_key, weighted_mean
+from vit_jax.core.numerics import counted, split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree
 from vit_jax.models import initialization
 from vit_jax.models.initialization import VISION_TRANSFORMER, Laws
@@ -77,7 +77,7 @@ class MaskedPatch:
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
     del extra, step
-    keys = split_key(key, 'corrupt', 'encoder')
+    batch, keys = counted(batch), split_key(key, 'corrupt', 'encoder')
     image, backbone, mask_B = batch['image'], params['backbone'], batch.get('mask')
     grid = image.shape[1] // self._patch, image.shape[2] // self._patch
     tokens_BND, choice = self.corrupt(self._backbone.embed(backbone, image), params['mask_token'], keys['corrupt'])

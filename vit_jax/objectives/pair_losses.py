@@ -6,6 +6,10 @@ With unit vectors x_i of B images and y_j of their texts, logits `l_ij = s x_i·
            i = j and -1 otherwise, because softplus(-l) = softplus(l) - l
   softmax: (1/2B) sum_i [ln sum_j e^(l_ij) + ln sum_j e^(l_ji) - 2 l_ii] (arXiv 2103.00020, Figure 3)
 
+If several texts belong to an image, those of the images of its class C(i), the sums over matches have all of them: of
+sigmoid `sum_i sum_(j in C(i)) l_ij` in place of `sum_i l_ii`, of softmax their mean, `sum_i mean_(j in C(i)) l_ij`
+(as arXiv 2004.11362, equation 2, for both directions). Only the matrix has this form.
+
 There are two forms. The matrix has all B^2 logits, as rows on their devices, and every device receives all texts. In
 the ring each device has one part of the texts at a time, and passes it to the next one: no array is larger than the
 rows of one device, so that the memory does not grow with the number of devices. The backward pass is a second ring, in
@@ -57,12 +61,14 @@ class Pairs(NamedTuple):
   """Vectors of images and texts `[B, E]`, whose products are in their dtype, and `mask [B]` f32 or None.
 
   scale, bias: of the logits, f32 scalars.
+  group: `[B]` i32; the pairs of rows of one group match. None = each row matches itself alone.
   """
   image: Array
   text: Array
   scale: Array
   bias: Array
   mask: Array | None = None
+  group: Array | None = None
 
 
 def mean_loss(pairs: Pairs, loss: PairLoss, *, form: PairForm = PairForm.AUTO, chunk: int = 256) -> Mean:
@@ -77,10 +83,10 @@ def mean_loss(pairs: Pairs, loss: PairLoss, *, form: PairForm = PairForm.AUTO, c
   rows = pairs.image.shape[0]
   weight = jnp.full((), rows, jnp.float32) if pairs.mask is None else pairs.mask.sum()
   axes, size = split(rows)
-  if choose(rows, size, form) is PairForm.MATRIX:
+  if pairs.group is not None or choose(rows, size, form) is PairForm.MATRIX:
     return Mean(_matrix(pairs, loss), weight)
   plan = Plan(loss, axes, size, _divisor(rows // size, chunk))
-  return Mean(_ring(plan, *pairs), weight)
+  return Mean(_ring(plan, *pairs[:-1]), weight)
 
 
 def split(rows: int) -> tuple[tuple[str, ...], int]:
@@ -119,13 +125,27 @@ def _matrix(pairs: Pairs, loss: PairLoss) -> Array:
   own_B = pairs.scale * _own(pairs.image, pairs.text) + pairs.bias
   valid_B = jnp.ones(len(own_B)) if pairs.mask is None else pairs.mask
   counts_BB = _outer(valid_B, valid_B)
+  if pairs.group is not None:
+    return _grouped(logits_BB, counts_BB > 0, (pairs.group[:, None] == pairs.group[None]) & (counts_BB > 0), loss)
   match loss:
     case PairLoss.SIGMOID:
-      return jnp.where(counts_BB > 0, jax.nn.softplus(logits_BB), 0.).sum() - (valid_B * own_B).sum()
+      return jnp.where(counts_BB > 0, jax.nn.softplus(logits_BB), 0.).sum() - jnp.where(valid_B > 0, own_B, 0.).sum()
     case PairLoss.SOFTMAX:
       logits_BB = jnp.where(counts_BB > 0, logits_BB, _LOWEST)
       both_B = jax.nn.logsumexp(logits_BB, 1) + jax.nn.logsumexp(logits_BB, 0)
       return jnp.where(valid_B > 0, both_B / 2 - own_B, 0.).sum()
+
+
+def _grouped(logits_BB: Array, counts_BB: Array, matches_BB: Array, loss: PairLoss) -> Array:
+  """The sum of the loss over the rows that count, where several texts may match an image."""
+  match loss:
+    case PairLoss.SIGMOID:
+      return jnp.where(counts_BB, jax.nn.softplus(logits_BB), 0.).sum() - jnp.where(matches_BB, logits_BB, 0.).sum()
+    case PairLoss.SOFTMAX:
+      logits_BB = jnp.where(counts_BB, logits_BB, _LOWEST)
+      both_B = jax.nn.logsumexp(logits_BB, 1) + jax.nn.logsumexp(logits_BB, 0)
+      own_B = jnp.where(matches_BB, logits_BB + logits_BB.T, 0.).sum(1) / jnp.maximum(matches_BB.sum(1), 1)
+      return jnp.where(matches_BB.any(1), (both_B - own_B) / 2, 0.).sum()
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

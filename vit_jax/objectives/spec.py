@@ -9,12 +9,11 @@ from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
 from vit_jax.core.contracts import Backbone, Objective, TokenBackbone, Watch
 from vit_jax.core.errors import UserError
+from vit_jax.data.answers import Answers
 from vit_jax.data.device.token_targets import Targets
 from vit_jax.data.image.transform import Shapes
-from vit_jax.data.labels.label_maps import LabelMaps
-from vit_jax.data.labels.stored_features import StoredFeatures
 from vit_jax.data.source import Source
-from vit_jax.data.text.captions import AnyTexts
+from vit_jax.data.text.captions import Texts
 from vit_jax.models.vit import vit
 
 S = TypeVar('S')
@@ -37,7 +36,7 @@ class Spec(abc.ABC, Generic[S]):
     """Returns the settings of all networks of the run, by their place in the config."""
     return {'model': self.config.model}
 
-  def open_maps(self, source: Source) -> LabelMaps | None:
+  def open_maps(self, source: Source) -> Answers | None:
     """Opens the label maps that the loader adds to its batches.
 
     Raises UserError if they are missing or do not fit.
@@ -49,7 +48,7 @@ class Spec(abc.ABC, Generic[S]):
     """Returns how label maps become targets on the device; None if there are no label maps."""
     return None
 
-  def open_texts(self, source: Source) -> AnyTexts | None:
+  def open_texts(self, source: Source) -> Texts | None:
     """Opens the texts that the loader adds to its batches.
 
     Raises UserError if they are missing.
@@ -57,16 +56,8 @@ class Spec(abc.ABC, Generic[S]):
     del source
     return None
 
-  def open_features(self, source: Source) -> StoredFeatures | None:
-    """Opens the features of a teacher that the loader adds to its batches.
-
-    Raises UserError if they are missing or do not fit.
-    """
-    del source
-    return None
-
   def batch_shapes(self) -> Shapes:
-    """Returns the shapes of the label maps, of the text, or of the stored features of an example."""
+    """Returns the shapes of the label maps or of the text of an example."""
     return {}
 
   def watches(self, lengths: Lengths) -> list[Watch]:

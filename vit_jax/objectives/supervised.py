@@ -7,7 +7,7 @@ from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
 from vit_jax.core.contracts import Backbone, View
 from vit_jax.core.errors import UserError
-from vit_jax.core.numerics import class_targets, split_key, weighted_mean
+from vit_jax.core.numerics import class_targets, counted, split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params, PyTree
 from vit_jax.models import heads
 from vit_jax.objectives import losses, spec
@@ -46,6 +46,7 @@ class Supervised:
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
     del step
+    batch = counted(batch)
     features, state = self._backbone.apply(
         params['backbone'], extra.get(STATE, {}), batch['image'], train=True, key=key)
     logits_BC = self._head.apply(params['head'], features.pooled)

@@ -17,12 +17,12 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
 from vit_jax.core.contracts import Backbone, TokenBackbone, View
-from vit_jax.core.numerics import class_targets, split_key, weighted_mean
+from vit_jax.core.numerics import class_targets, counted, split_key, weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Features, Key, LossOut, Params, PyTree
+from vit_jax.data import answers
 from vit_jax.data.device import mix, token_targets
 from vit_jax.data.files.user_files import Rules
 from vit_jax.data.image.transform import Shapes
-from vit_jax.data.labels import label_maps
 from vit_jax.data.source import Source
 from vit_jax.models import heads
 from vit_jax.objectives import losses, spec
@@ -56,6 +56,7 @@ class TokenLabel:
 
   def loss(self, params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> LossOut:
     del step
+    batch = counted(batch)
     keys, image, mask_B = split_key(key, 'mix', 'encoder'), batch['image'], batch.get('mask')
     backbone, grid = params['backbone'], (image.shape[1] // self._patch, image.shape[2] // self._patch)
     kept_BN = self._kept(keys['mix'], image.shape[0], grid, mask_B)
@@ -150,9 +151,9 @@ class Spec(spec.Spec[schema.TokenLabel]):
         dense_weight=s.dense_weight, mix=s.mix_token, label_smoothing=s.label_smoothing,
         class_from_map=self._class_from_map, mix_group=s.mix_group)
 
-  def open_maps(self, source: Source) -> label_maps.LabelMaps:
+  def open_maps(self, source: Source) -> answers.Answers:
     s = self.settings
-    return label_maps.open_logits(s.maps, source, grid=(s.map_grid[0], s.map_grid[1]), top=s.top,
+    return answers.open_logits(s.maps, source, grid=(s.map_grid[0], s.map_grid[1]), top=s.top,
                                   rules=Rules(self.config.data.follow_links))
 
   def targets(self) -> token_targets.Targets:

@@ -17,6 +17,11 @@ from vit_jax.core import trees
 from vit_jax.core.types import Array, PyTree
 from vit_jax.optim.momentum import chain, hold, keep_as
 
+B2_POWER = .8
+"""The decay of the second moment at update t, from 1, is 1 - t ** -B2_POWER, up to the cap."""
+LEAST = 32
+"""Smallest side of a matrix whose second moment is factored."""
+
 
 class FactoredState(NamedTuple):
   """`updates [] i32`, how many there were, and statistics by leaf: `rows` and `columns` of factored leaves, `full` of
@@ -27,22 +32,22 @@ class FactoredState(NamedTuple):
   full: PyTree
 
 
-def find_axes(name: str, shape: tuple[int, ...], least: int) -> tuple[int, int] | None:
-  """Returns the second largest and the largest axis of a tensor, if both have at least `least` entries.
+def find_axes(name: str, shape: tuple[int, ...]) -> tuple[int, int] | None:
+  """Returns the second largest and the largest axis of a tensor, if both have at least `LEAST` entries.
 
   The layers of a stacked leaf are no axis of its tensors. Of equal axes the later counts as larger.
   """
   first = 1 if trees.is_stacked(name) else 0
   order = sorted(range(first, len(shape)), key=lambda axis: shape[axis])
-  if len(order) < 2 or shape[order[-2]] < least:
+  if len(order) < 2 or shape[order[-2]] < LEAST:
     return None
   return order[-2], order[-1]
 
 
-def scale_by_factored_rms(*, power: float, cap: float, eps: float, least: int) -> optax.GradientTransformation:
+def scale_by_factored_rms(*, cap: float, eps: float) -> optax.GradientTransformation:
   """Divides by the root of a running mean of squares, which is an outer product for large matrices.
 
-  At update t (from 1), with beta = min(cap, 1 - t ** -power) and s = g ** 2 + eps:
+  At update t (from 1), with beta = min(cap, 1 - t ** -B2_POWER) and s = g ** 2 + eps:
 
     R <- beta R + (1 - beta) mean_columns(s)      C <- beta C + (1 - beta) mean_rows(s)
     V = R C / mean(R)                             u = g / sqrt(V)
@@ -52,7 +57,7 @@ def scale_by_factored_rms(*, power: float, cap: float, eps: float, least: int) -
 
   def init(params: PyTree) -> FactoredState:
     def zeros(kind: str, name: str, x: Array) -> Array:
-      axes = find_axes(name, x.shape, least)
+      axes = find_axes(name, x.shape)
       if (axes is None) != (kind == 'full'):
         return jnp.zeros(x.shape[0] if trees.is_stacked(name) else 1)
       gone = {'rows': axes and axes[1], 'columns': axes and axes[0], 'full': None}[kind]
@@ -65,11 +70,11 @@ def scale_by_factored_rms(*, power: float, cap: float, eps: float, least: int) -
              **_: Any) -> tuple[PyTree, FactoredState]:
     del params
     t = (state.updates + 1).astype(jnp.float32)
-    beta = jnp.minimum(cap, 1. - t ** -power)
+    beta = jnp.minimum(cap, 1. - t ** -B2_POWER)
 
     named, structure = jax.tree_util.tree_flatten_with_path(updates)
     moments = zip(*(jax.tree.leaves(kind) for kind in (state.rows, state.columns, state.full)), strict=True)
-    new = [_update(find_axes(trees.path_name(path), g.shape, least), g, one, beta, eps)
+    new = [_update(find_axes(trees.path_name(path), g.shape), g, one, beta, eps)
            for (path, g), one in zip(named, moments, strict=True)]
     scaled, rows, columns, full = (jax.tree.unflatten(structure, [one[i] for one in new]) for i in range(4))
     return scaled, FactoredState(state.updates + 1, rows, columns, full)
@@ -103,6 +108,5 @@ def adafactor(config: schema.Adafactor, **_: Any) -> optax.GradientTransformatio
 
   The mean is not corrected for its start at zero, as the warm-up makes up for that.
   """
-  second = scale_by_factored_rms(power=config.b2_power, cap=config.b2_cap, eps=config.eps,
-                                 least=config.min_dim_size_to_factor)
+  second = scale_by_factored_rms(cap=config.b2_cap, eps=config.eps)
   return chain(hold(second), keep_as(config.mu_dtype, 'ema', optax.ema(config.b1, debias=False)))

@@ -63,7 +63,7 @@ def muon(config: schema.Muon, **_: Any) -> optax.GradientTransformation:
     beta = config.momentum
     momentum = trees.map_once(lambda m, g: jnp.where(ok, beta * m.astype(jnp.float32) + (1. - beta) * g, m),
                               state.momentum, grads)
-    ahead = trees.map_once(lambda m, g: beta * m + (1. - beta) * g, momentum, grads) if config.nesterov else momentum
+    ahead = trees.map_once(lambda m, g: beta * m + (1. - beta) * g, momentum, grads)
     moved = _orthogonal(ahead, config)
     kept = jax.tree.map(lambda m: m.astype(config.mu_dtype.value), momentum)
     return jax.tree.map(lambda is_matrix, one, other: one if is_matrix else other, chosen, moved, others,

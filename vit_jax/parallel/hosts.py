@@ -11,14 +11,14 @@ Without the variables below, the process runs alone. Touches no device.
 | `VIT_JAX_DISTRIBUTED=off` | alone, whatever else is set | |
 
 `VIT_JAX_CONNECT_TIMEOUT_S` (300) bounds the rendezvous. `VIT_JAX_HEARTBEAT_TIMEOUT_S` (100): after this time without
-a sign of one process, the others end with status 75 and a message (`peers.py`); after the end of one, they end at once.
-`VIT_JAX_SHUTDOWN_TIMEOUT_S` (300): how long a finished process waits for the others.
+a heartbeat of one process, jax ends the others, with status 134 and a text of its own. An operation over all processes
+may fail earlier: then they end with status 75 and a message. `VIT_JAX_SHUTDOWN_TIMEOUT_S` (300): how long a finished
+process waits for the others.
 """  # noqa: E501
 from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import logging
 import os
 import re
@@ -26,43 +26,39 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from vit_jax.core.errors import TemporaryError, UserError
-from vit_jax.parallel.peers import Peers
 
 log = logging.getLogger('vit_jax.parallel')
 
 TPU_PORT = 8476    # used where no other port is given
 SLURM_PORTS = (20_000, 12_000)  # first and count; below the ephemeral ports of Linux (from 32768)
 RETRY_S = 0.2
+TIMEOUTS = {'initialization_timeout': ('VIT_JAX_CONNECT_TIMEOUT_S', 300),
+            'heartbeat_timeout_seconds': ('VIT_JAX_HEARTBEAT_TIMEOUT_S', 100),
+            'shutdown_timeout_seconds': ('VIT_JAX_SHUTDOWN_TIMEOUT_S', 300)}
+"""Seconds, by the argument of `jax.distributed.initialize`: the variable and its default."""
 GO, STRANGER = b'go\n', b'stranger\n'
-_peers: list[Peers] = []
-"""Those of this process, once it has met them."""
 
 
 class Place(NamedTuple):
   """This process among the others.
 
-  coordinator: `host:port` of process 0, as all see it.
-  local_devices: devices of this host that it uses; None = all.
+  The names are those of `jax.distributed.initialize`.
+
+  coordinator_address: `host:port` of process 0, as all see it.
+  local_device_ids: devices of this host that it uses; None = all.
   """
-  coordinator: str
+  coordinator_address: str
   num_processes: int
   process_id: int
-  local_devices: tuple[int, ...] | None = None
+  local_device_ids: tuple[int, ...] | None = None
 
   def __str__(self) -> str:
     return f'process {self.process_id} of {self.num_processes} on {socket.gethostname()}'
-
-
-class Timeouts(NamedTuple):
-  """Limits on waiting for the other processes, in seconds."""
-  connect: int
-  heartbeat: int
-  shutdown: int
 
 
 def initialize(environment: Mapping[str, str] | None = None) -> Place | None:
@@ -78,55 +74,34 @@ def initialize(environment: Mapping[str, str] | None = None) -> Place | None:
   environment = os.environ if environment is None else environment
   if jax.distributed.is_initialized():
     return None
-  place, timeouts = find_place(environment), read_timeouts(environment)
+  place = find_place(environment)
+  given: dict[str, Any] = {name: _number(environment, *variable, least=1) for name, variable in TIMEOUTS.items()}
+  if place is None and environment.get('VIT_JAX_DISTRIBUTED') != 'auto':
+    return None
   if place is not None:
-    connections = meet(place, timeouts.connect)
-    _start_jax(timeouts, place)
-    _peers.append(Peers(place.process_id, connections, timeouts.heartbeat))
-  elif environment.get('VIT_JAX_DISTRIBUTED') == 'auto':
-    _start_jax(timeouts, None)
+    meet(place, given['initialization_timeout'])
+    # The detection of jax gives a process one GPU on Slurm, even if it is alone on its host.
+    given |= {**place._asdict(), 'cluster_detection_method': 'deactivate'}
+  try:
+    jax.distributed.initialize(**given)
+  except ValueError as error:
+    raise UserError(f'VIT_JAX_DISTRIBUTED: expected a cluster that jax detects, got auto, and none ({error}). Set '
+                    'VIT_JAX_COORDINATOR, VIT_JAX_NUM_PROCESSES and VIT_JAX_PROCESS_ID, or unset it to run '
+                    'alone.') from error
+  if place is not None:
+    log.info('This is %s; process 0 is at %s.', place, place.coordinator_address)
   return place
 
 
 def leave(status: int) -> None:
   """Ends this process at once with this exit status if the run has other processes; returns if it is alone.
 
-  For failures: a regular exit would wait for the others, which wait for this one. The others end, too.
+  For failures: a regular exit waits for the others, which wait for this one, and sends heartbeats meanwhile.
   """
-  for peers in _peers:
-    peers.tell(status)
   if jax.distributed.is_initialized():
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
-
-
-def _start_jax(timeouts: Timeouts, place: Place | None) -> None:
-  join = functools.partial(
-      jax.distributed.initialize, initialization_timeout=timeouts.connect,
-      heartbeat_timeout_seconds=(2 if place else 1) * timeouts.heartbeat, shutdown_timeout_seconds=timeouts.shutdown)
-  try:
-    if place is None:
-      join()
-    else:
-      # Its own detection gives a process one GPU on Slurm, even if it is alone on its host.
-      join(place.coordinator, place.num_processes, place.process_id, local_device_ids=place.local_devices,
-           cluster_detection_method='deactivate')
-      log.info('This is %s; process 0 is at %s.', place, place.coordinator)
-  except ValueError as error:
-    raise UserError(f'VIT_JAX_DISTRIBUTED: expected a cluster that jax detects, got auto, and none ({error}). Set '
-                    'VIT_JAX_COORDINATOR, VIT_JAX_NUM_PROCESSES and VIT_JAX_PROCESS_ID, or unset it to run '
-                    'alone.') from error
-
-
-def read_timeouts(environment: Mapping[str, str]) -> Timeouts:
-  """Reads the limits on waiting from the environment."""
-  names = {'VIT_JAX_CONNECT_TIMEOUT_S': 300, 'VIT_JAX_HEARTBEAT_TIMEOUT_S': 100, 'VIT_JAX_SHUTDOWN_TIMEOUT_S': 300}
-  found = Timeouts(*(_number(environment, name, default) for name, default in names.items()))
-  for name, value in zip(names, found, strict=True):
-    if value < 1:
-      raise UserError(f'{name}: expected at least 1 second, got {value}. Set a longer time.')
-  return found
 
 
 def find_place(environment: Mapping[str, str]) -> Place | None:
@@ -207,37 +182,29 @@ def _place_on_tpu(environment: Mapping[str, str]) -> Place | None:
   return Place(f'{first.split(":")[0]}:{TPU_PORT}', len(hosts) * slices, index)
 
 
-def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
-  text = environment.get(name, '')
-  if not text and default is not None:
-    return default
+def _number(environment: Mapping[str, str], name: str, default: int | None = None, *, least: int = 0) -> int:
+  text = environment.get(name, '') or str('' if default is None else default)
   if not re.fullmatch(r'\d+', text):
     raise UserError(f'{name}: expected a whole number, got {text!r}. Correct the variable.')
+  if int(text) < least:
+    raise UserError(f'{name}: expected at least {least} second, got {text}. Set a longer time.')
   return int(text)
 
 
-def meet(place: Place, timeout_s: int) -> dict[int, socket.socket]:
+def meet(place: Place, timeout_s: int) -> None:
   """Returns when all processes have connected. jax itself would abort without naming the missing one.
 
   Process 0 listens on its port, which jax takes over afterwards; the others send their ranks and wait.
-
-  Returns:
-    The open connections by the rank of the other process: to all in process 0, to process 0 in the others.
 
   Raises:
     TemporaryError: names the processes that did not connect, or the address that did not answer, and the time limit.
     UserError: another process has the same rank, or expects another number of processes.
   """
-  deadline = time.monotonic() + timeout_s
   if place.process_id:
-    return {0: _report(place, timeout_s, deadline)}
-  return _gather(place, timeout_s, deadline)
-
-
-def _gather(place: Place, timeout_s: int, deadline: float) -> dict[int, socket.socket]:
-  """Process 0: waits for all others, then releases them; returns the connections."""
-  port = int(place.coordinator.rsplit(':', 1)[1])
-  missing = set(range(1, place.num_processes))
+    _report(place, timeout_s)
+    return
+  deadline, missing = time.monotonic() + timeout_s, set(range(1, place.num_processes))
+  port = int(place.coordinator_address.rsplit(':', 1)[1])
   family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
   with contextlib.ExitStack() as stack:
     try:
@@ -247,67 +214,58 @@ def _gather(place: Place, timeout_s: int, deadline: float) -> dict[int, socket.s
       kind = UserError if error.errno == errno.EACCES else TemporaryError  # an earlier process may still hold the port
       raise kind(f'This is {place}, which cannot listen on port {port}: {error.strerror}. Choose another port, or end '
                  'the program that uses it.') from error
-    peers: dict[int, socket.socket] = {}
+    waiting: list[socket.socket] = []
     while missing:
       server.settimeout(max(deadline - time.monotonic(), 1e-3))
       try:
-        peer = stack.enter_context(server.accept()[0])
+        other = stack.enter_context(server.accept()[0])
       except TimeoutError:
         names = ', '.join(str(i) for i in sorted(missing))
-        raise TemporaryError(f'This is {place}; process {names} did not connect to {place.coordinator} within '
+        raise TemporaryError(f'This is {place}; process {names} did not connect to {place.coordinator_address} within '
                              f'{timeout_s} s. Check their logs, and that they can reach this port.') from None
-      peer.settimeout(max(min(5., deadline - time.monotonic()), 1e-3))
-      who = _read_line(peer)
-      known = re.fullmatch(rb'vit_jax (\d+) (\d+)\n', who)
+      other.settimeout(max(min(5., deadline - time.monotonic()), 1e-3))
+      known = re.fullmatch(rb'vit_jax (\d+) (\d+)\n', _read_line(other))
       if known and int(known[2]) == place.num_processes and int(known[1]) in missing:
         missing.remove(int(known[1]))
-        peers[int(known[1])] = peer
-        continue
-      if known:
-        _send(peer, STRANGER)
-      peer.close()
-    for peer in peers.values():
-      _send(peer, GO)
-    server.close()
-    stack.pop_all()
-    return peers
+        waiting.append(other)
+      else:
+        _send(other, STRANGER if known else b'')
+        other.close()
+    for other in waiting:
+      _send(other, GO)
 
 
-def _report(place: Place, timeout_s: int, deadline: float) -> socket.socket:
-  """The other processes: send their rank, and wait to be released; returns the connection."""
-  host, port = place.coordinator.rsplit(':', 1)
-  reason = 'no connection'
-  while True:
-    left = deadline - time.monotonic()
-    if left <= 0:
-      raise TemporaryError(f'This is {place}; process 0 at {place.coordinator} did not answer within {timeout_s} s '
-                           f'({reason}). Check its log, and that this host can reach that port.')
+def _report(place: Place, timeout_s: int) -> None:
+  """The other processes: send their rank, and wait to be released."""
+  deadline, reason = time.monotonic() + timeout_s, 'no connection'
+  address = place.coordinator_address
+  host, port = address.rsplit(':', 1)
+  while (left := deadline - time.monotonic()) > 0:
     try:
-      server = socket.create_connection((host.strip('[]'), int(port)), timeout=left)
+      with socket.create_connection((host.strip('[]'), int(port)), timeout=left) as server:
+        _send(server, f'vit_jax {place.process_id} {place.num_processes}\n'.encode())
+        answer = _read_line(server)
     except OSError as error:
       reason = error.strerror or str(error)
     else:
-      _send(server, f'vit_jax {place.process_id} {place.num_processes}\n'.encode())
-      answer = _read_line(server)
       if answer == GO:
-        return server
-      server.close()
+        return
       if answer == STRANGER:
-        raise UserError(f'This is {place}, which process 0 at {place.coordinator} does not expect: there is another '
-                        f'process {place.process_id}, or it expects another number of processes.')
+        raise UserError(f'This is {place}, which process 0 at {address} does not expect: there is another process '
+                        f'{place.process_id}, or it expects another number of processes.')
       reason = 'it closed the connection'
-    time.sleep(min(RETRY_S, max(left, 0)))
+    time.sleep(RETRY_S)
+  raise TemporaryError(f'This is {place}; process 0 at {address} did not answer within {timeout_s} s ({reason}). Check '
+                       'its log, and that this host can reach that port.')
 
 
 def _read_line(connection: socket.socket) -> bytes:
-  """A short line, or the part of it that arrived before the connection closed or timed out."""
-  got = b''
-  with contextlib.suppress(OSError):
-    while not got.endswith(b'\n') and len(got) < 64 and (part := connection.recv(64)):
-      got += part
-  return got
+  """Returns a short line; b'' if it does not arrive in time."""
+  with contextlib.suppress(OSError), connection.makefile('rb') as file:
+    return file.readline(64)
+  return b''
 
 
 def _send(connection: socket.socket, line: bytes) -> None:
-  with contextlib.suppress(OSError):  # reading notices a peer that is gone
+  with contextlib.suppress(OSError):  # reading notices a process that is gone
     connection.sendall(line)

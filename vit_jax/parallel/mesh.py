@@ -37,8 +37,8 @@ def shape(config: schema.Mesh, num_devices: int) -> tuple[int, int, int]:
                     'takes the remaining devices, 0 is chosen from the hardware.')
   if sizes[0] % (config.slices or 1):
     raise UserError(f'mesh.slices: expected a divisor of data={sizes[0]} (of {num_devices} devices with '
-                    f'fsdp={sizes[1]}, tensor={sizes[2]}), got {config.slices}. fsdp and tensor stay inside one '
-                    'slice. Set other sizes: fsdp and tensor stay inside one slice.')
+                    f'fsdp={sizes[1]}, tensor={sizes[2]}), got {config.slices}. Set other sizes: fsdp and tensor '
+                    'stay inside one slice.')
   return sizes[0], sizes[1], sizes[2]
 
 
@@ -147,9 +147,7 @@ def local_rows(mesh: Mesh, process_index: int | None = None) -> Shard:
   devices = mesh.devices.reshape(mesh.shape['data'] * mesh.shape['fsdp'], -1)
   mine = [part for part, along_tensor in enumerate(devices)
           if any(device.process_index == process_index for device in along_tensor)]
-  loading = [frozenset(device.process_index for device in along_tensor) for along_tensor in devices]
-  numbers = {processes: number for number, processes in enumerate(sorted(set(loading), key=sorted))}
-  return Shard(tuple(mine), len(devices), tuple(numbers[processes] for processes in loading))
+  return Shard(tuple(mine), len(devices))
 
 
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh, shard: Shard) -> dict[str, jax.Array]:

@@ -151,15 +151,13 @@ def _places(axes: str | tuple[str, ...] | None, mesh: Mesh) -> int:
 
 
 def _fit(axes: Split, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
-  fitting = [_used(one, mesh) if size % _places(one, mesh) == 0 else None
-             for one, size in zip(axes, shape, strict=True)]
-  return PartitionSpec(*fitting) if any(axes) else PartitionSpec()
-
-
-def _used(axes: str | tuple[str, ...] | None, mesh: Mesh) -> str | tuple[str, ...] | None:
-  """The mesh axes that split a dimension, without those of size 1; None for no axis."""
-  found = tuple(axis for axis in ((axes,) if isinstance(axes, str) else axes or ()) if mesh.shape[axis] > 1)
-  return found if len(found) > 1 else found[0] if found else None
+  """The mesh axes that divide their dimensions, without those of size 1."""
+  def fitting(one: str | tuple[str, ...] | None, size: int) -> str | tuple[str, ...] | None:
+    if size % _places(one, mesh):
+      return None
+    found = tuple(axis for axis in ((one,) if isinstance(one, str) else one or ()) if mesh.shape[axis] > 1)
+    return found if len(found) > 1 else found[0] if found else None
+  return PartitionSpec(*map(fitting, axes, shape)) if any(axes) else PartitionSpec()
 
 
 def follow_specs(tree: PyTree, params: PyTree, specs: PyTree) -> PyTree:
@@ -183,7 +181,9 @@ def follow_specs(tree: PyTree, params: PyTree, specs: PyTree) -> PyTree:
     for shape, spec in candidates:
       if (found := _drop_axis(spec, shape, leaf.shape)) is not None:
         return found
-    if TRAINED not in parts and not _is_small(name, leaf):
+    of_a_layer = leaf.shape[1:] if trees.is_stacked(name) else leaf.shape
+    is_small = sum(size > 1 for size in of_a_layer) <= 1 and trees.num_bytes(leaf) <= MOST_REPLICATED_BYTES
+    if TRAINED not in parts and not is_small:
       of = f', where the parameter is {list(candidates[0][0])}' if candidates else ''
       stray.append(f'  {name} {leaf.dtype}{list(leaf.shape)}{of}')
     return PartitionSpec()
@@ -206,11 +206,6 @@ def _drop_axis(spec: PartitionSpec, shape: tuple[int, ...], target: tuple[int, .
     if target == shape[:i] + shape[i + 1:]:
       return PartitionSpec(*axes[:i], *axes[i + 1:])
   return None
-
-
-def _is_small(name: str, leaf: Any) -> bool:
-  of_a_layer = leaf.shape[1:] if trees.is_stacked(name) else leaf.shape
-  return sum(size > 1 for size in of_a_layer) <= 1 and trees.num_bytes(leaf) <= MOST_REPLICATED_BYTES
 
 
 def shardings(specs: PyTree, mesh: Mesh) -> PyTree:

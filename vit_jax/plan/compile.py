@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vit_jax.config import schema
-from vit_jax.core import implementation
+from vit_jax.core import documents, implementation
 from vit_jax.core.errors import UserError
-from vit_jax.plan import bundles, compiled, hlo, overlap, schedule, topologies
+from vit_jax.plan import bundles, cards, compiled, gpu_kernels, hlo, overlap, schedule, topologies
 from vit_jax.record import console
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class Answer(NamedTuple):
   operations: those with cycles, and kernels; the most expensive first.
   schedule: the second time of the step; None if the platform has none.
   waits: time of the collectives, and what of it the core waits; None if the platform has no schedule.
+  kinds: the kernels of a GPU by kind, the most time first; () on other platforms.
   """
   overflow: compiled.Overflow | None = None
   argument_bytes: int = 0
@@ -65,6 +66,7 @@ class Answer(NamedTuple):
   operations: Sequence[compiled.Operation] = ()
   schedule: schedule.Schedule | None = None
   waits: Sequence[overlap.Wait] | None = None
+  kinds: Sequence[gpu_kernels.Kind] = ()
 
 
 def ask(request: Request) -> Answer:
@@ -99,7 +101,7 @@ def in_process(module: str, request: Any, topology: topologies.Topology) -> Answ
         tail = ('the process was killed, probably because this machine ran out of memory. A full-size model needs a '
                 'few GiB.')
       raise UserError(f'Compiling for {topology.label} failed (status {status}):\n{tail}')
-    return decode(json.loads(answer.read_text()))
+    return decode(documents.load(answer))
 
 
 def _run(command: list[str], environment: dict[str, str]) -> tuple[int, list[str]]:
@@ -124,10 +126,11 @@ def decode(content: dict) -> Answer:
   costs = compiled.Costs(cycles, compiled.Unknown(*unknown), [compiled.Collective(*row) for row in rows],
                          [compiled.Kernel(*row) for row in kernels])
   parts = [compiled.Operation(*row) for row in content.pop('operations')]
-  second, waits = content.pop('schedule'), content.pop('waits')
+  second, waits, kinds = content.pop('schedule'), content.pop('waits'), content.pop('kinds')
   return Answer(compiled.Overflow(*lost) if lost else None, costs=costs, operations=parts,
                 schedule=schedule.Schedule(*second) if second else None,
-                waits=None if waits is None else [overlap.Wait(*row) for row in waits], **content)
+                waits=None if waits is None else [overlap.Wait(*row) for row in waits],
+                kinds=[gpu_kernels.Kind(*row) for row in kinds], **content)
 
 
 def measure(request: Request, dump: pathlib.Path) -> Answer:
@@ -168,10 +171,13 @@ def examine(lower: Callable[[], jax.stages.Lowered], topology: topologies.Topolo
            - memory.alias_size_in_bytes)
   peak = memory.peak_memory_in_bytes if topology.chip.platform == 'tpu' else total
   text, counts = scheduled_text(program, dump), bundles.read(dump)
+  kinds: list[gpu_kernels.Kind] = []
+  if topology.chip.platform == 'gpu' and topology.chip.clock_hz:
+    text, kinds = gpu_kernels.annotate(text, topology.chip.hbm_bytes_s)
   second, found = times(text, counts, topology.chip)
   return Answer(None, memory.argument_size_in_bytes, memory.temp_size_in_bytes, memory.alias_size_in_bytes, peak,
                 compiled.read(text, num_devices=topology.num_devices), lower_s, compile_s, kind, found, second,
-                waits(text, counts, topology))
+                waits(text, counts, topology), kinds)
 
 
 def scheduled_text(program: jax.stages.Compiled, dump: pathlib.Path) -> str:
@@ -191,14 +197,15 @@ def scheduled_text(program: jax.stages.Compiled, dump: pathlib.Path) -> str:
 def waits(text: str, counts: Mapping[str, bundles.Count], topology: topologies.Topology) -> list[overlap.Wait] | None:
   """Returns how long the collectives of a program take and are waited for; None if its operations have no times."""
   chip = topology.chip
-  if chip.platform != 'tpu' or not chip.clock_hz:
+  if not chip.clock_hz:
     return None
 
   def seconds(program: hlo.Program) -> Callable[[hlo.Instruction, str], float]:
     clock = schedule.Clock(program, counts, chip.hbm_bytes_s / chip.clock_hz)
     return lambda one, within: (clock.cycles(one, within) if counts else one.cycles) / chip.clock_hz
 
-  return overlap.read(text, overlap.Links(chip.ring_bytes_s, topology.num_devices), seconds)
+  apart = (cards.A_NODE, cards.NIC_BYTES_S) if chip.platform == 'gpu' else ()
+  return overlap.read(text, overlap.Links(chip.ring_bytes_s, topology.num_devices, *apart), seconds)
 
 
 def times(text: str, counts: Mapping[str, bundles.Count],

@@ -5,9 +5,12 @@ compiler's own totals count it once.
 """
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from typing import NamedTuple
+
+import numpy as np
 
 from vit_jax.plan import hlo
 from vit_jax.plan.hlo import Instruction
@@ -208,6 +211,19 @@ def group_size(text: str, num_devices: int) -> int:
   if listed := re.search(r'replica_groups=\{\{([\d,]+)\}', text):
     return listed[1].count(',') + 1
   return num_devices
+
+
+def first_group(text: str, num_devices: int) -> list[int]:
+  """Returns the devices that take part in a collective together with the first one."""
+  if listed := re.search(r'replica_groups=\{\{([\d,]+)\}', text):
+    return [int(one) for one in listed[1].split(',')]
+  iota = re.search(r'replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?', text)
+  if iota is None:
+    return list(range(group_size(text, num_devices)))
+  shape = [int(one) for one in iota[3].split(',')]
+  axes = [int(one) for one in iota[4].split(',')] if iota[4] else range(len(shape))
+  devices = np.arange(math.prod(shape)).reshape(shape).transpose(axes).reshape(int(iota[1]), int(iota[2]))
+  return [int(one) for one in devices[0]]
 
 
 def operations(text: str) -> list[Operation]:

@@ -4,16 +4,19 @@ Of a study it plans each distinct program once, and gives the cost of all runs t
 """
 from __future__ import annotations
 
+import dataclasses
+
 from vit_jax.config import check, schema
 from vit_jax.core.errors import UserError
 from vit_jax.plan import plan as plans
 from vit_jax.plan import search as plan_search
 from vit_jax.plan import study, table, topologies
-from vit_jax.record import console, run_directory, storage
+from vit_jax.record import console, destination, run_directory, storage
 
 
 def run(config: schema.Config | schema.Study | None, topology: str, *, workdir: storage.Path | None = None,
-        slices: int = 0, to: storage.Path | None, search: bool, quick: bool = False, source: str = '') -> int:
+        slices: int = 0, to: storage.Path | None, search: bool, quick: bool = False, price: float = 0.,
+        source: str = '') -> int:
   """Plans, prints, and writes `plan.md` and `plan.json` into the directory `to` if there is one.
 
   Args:
@@ -24,14 +27,20 @@ def run(config: schema.Config | schema.Study | None, topology: str, *, workdir: 
     to: directory to write.
     search: also search for settings.
     quick: compile shorter networks, and extend the figures.
+    price: of one chip or GPU for an hour; 0 = unknown.
     source: where the config is from.
   """
+  if to is not None:
+    run_directory.check_ours(to, '--to')
+    destination.check_writable(to, setting='--to', advice='Choose another folder.')
   if workdir is not None and source.startswith('--config='):
     raise UserError(f'--workdir: expected a run in place of --config, got both. Set --to={workdir} to write plan.md '
                     'and plan.json there.')
   if config is None:
     raise UserError('--config: expected a config or the --workdir of a run, got neither. Set --config=NAME.')
   if isinstance(config, schema.Study):
+    if price:
+      raise UserError('--price: expected the config of one run, got a study. Plan one of its runs.')
     if search:
       raise UserError('--search: expected the config of one run, got a study. Search for settings of one of its runs.')
     for one in config.runs.values():
@@ -40,7 +49,7 @@ def run(config: schema.Config | schema.Study | None, topology: str, *, workdir: 
   else:
     check.check(config)
     subject = plans.Subject(config, topologies.for_run(config, topology, slices), *plans.numbers(config))
-    plan = plans.make(plans.lay_out(subject), is_quick=quick)
+    plan = dataclasses.replace(plans.make(plans.lay_out(subject), is_quick=quick), hourly_price=price)
     text, content = table.render(plan), table.to_json(plan)
   console.end_stage()
   print(text, flush=True)

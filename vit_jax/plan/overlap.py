@@ -44,9 +44,21 @@ class Wait(NamedTuple):
 
 
 class Links(NamedTuple):
-  """The links of a device: bytes per second around one ring in both directions, and devices of the program."""
+  """The links of a device: bytes per second around one ring in both directions, and devices of the program.
+
+  node: devices of a node, whose links these are; 0 = all are joined by them.
+  out_bytes_s: what each device of a node sends to others. A ring over nodes leaves each by all of its own devices.
+  """
   bytes_s: float
   num_devices: int
+  node: int = 0
+  out_bytes_s: float = 0.
+
+  def rate(self, text: str) -> float:
+    """Returns the bytes per second of a collective, by the devices that take part in it."""
+    group = compiled.first_group(text, self.num_devices) if self.node else []
+    own = sum(one // self.node == group[0] // self.node for one in group)
+    return self.bytes_s if own == len(group) else min(self.bytes_s, own * self.out_bytes_s)
 
 
 class _Transfer(NamedTuple):
@@ -181,17 +193,17 @@ def _transfer(one: Instruction, kind: str, within: str, links: Links) -> _Transf
   """Returns the time of a collective around one ring, as long as it takes alone."""
   kind, _, size, sent = compiled.collective(one, kind, 1, within, links.num_devices)
   group, farthest = compiled.group_size(one.text, links.num_devices), max(1, round(math.sqrt(links.num_devices)))
-  hops = min(group // 2, farthest)
+  hops, bytes_s = min(group // 2, farthest), links.rate(one.text)
   match kind:
     case 'collective-permute' | 'collective-broadcast':
       distance = _shift(one.text)
       hops = min(abs(distance), farthest)
-      return _Transfer(kind, max(hops * HOP_S, 2 * hops * sent / links.bytes_s), (int(distance < 0),))
+      return _Transfer(kind, max(hops * HOP_S, 2 * hops * sent / bytes_s), (int(distance < 0),))
     case 'all-to-all':  # a part for each other device, which is a quarter of the ring away on average
       sent = round(size * group / 4)
     case 'all-reduce':
       hops *= 2
-  return _Transfer(kind, max(hops * HOP_S, sent / links.bytes_s))
+  return _Transfer(kind, max(hops * HOP_S, sent / bytes_s))
 
 
 def _shift(text: str) -> int:

@@ -15,7 +15,7 @@ import jax
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from vit_jax.config import elastic, layout, schema
-from vit_jax.core import os_errors, trees
+from vit_jax.core import failures, trees
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.jobs import build
 from vit_jax.parallel import mesh as meshes
@@ -26,6 +26,8 @@ from vit_jax.train import step as steps
 
 ASSUMED_MFU = .4
 """Used if the compiler counts no cycles; published pre-training of ViT on TPUv3 reaches 32 to 43 %."""
+GPU_MFU = .34
+"""As that, of GPUs: steps of B/16 and L/16 reached 33.4 and 34.6 % on an H200 (bfloat16, 128 images)."""
 PAPER_CORE_DAYS = {'vit_l16_jft': 680, 'vit_h14_jft': 2_500, 'vit_l16_i21k': 230}  # ViT paper, Table 2, TPUv3
 SECONDS_A_DAY = 86_400
 LARGE_BYTES = 2**24
@@ -55,6 +57,7 @@ class Plan:
 
   of_lengths: where steps have sequences of several lengths, the plan of each; this one is then of the longest, but the
     times of a step with and without collectives are the mean over all steps.
+  hourly_price: of one chip or GPU, in any currency; 0 = unknown.
   """
   subject: Subject
   parts: build.Parts
@@ -62,6 +65,7 @@ class Plan:
   reason: str
   is_quick: bool = False
   of_lengths: dict[int, Plan] = dataclasses.field(default_factory=dict)
+  hourly_price: float = 0.
 
   @property
   def memory(self) -> dict[str, int]:
@@ -156,7 +160,19 @@ class Plan:
       return 1e3 * self.answer.costs.cycles / chip.clock_hz
     if self.scheduled_ms:
       return self.scheduled_ms
-    return 1e3 * self.flops_per_step / self.subject.topology.num_devices / chip.peak_flops / ASSUMED_MFU
+    return 1e3 * self.flops_per_step / self.subject.topology.num_devices / self.dtype_flops / self.assumed_mfu
+
+  @property
+  def assumed_mfu(self) -> float:
+    """The share of the peak that a step is assumed to reach."""
+    return GPU_MFU if self.subject.topology.chip.platform == 'gpu' else ASSUMED_MFU
+
+  @property
+  def dtype_flops(self) -> float:
+    """The peak of a device for products in the dtype of the config, FLOP/s: GPUs multiply float32 as TF32."""
+    chip = self.subject.topology.chip
+    is_half = chip.platform == 'gpu' and self.parts.config.model.dtype is schema.DType.F32
+    return chip.peak_flops / 2 if is_half else chip.peak_flops
 
   @property
   def scheduled_ms(self) -> float | None:
@@ -212,6 +228,13 @@ class Plan:
   def core_days(self, step_ms: float) -> float:
     return step_ms / 1e3 * self.parts.lengths.total_steps * self.subject.topology.num_cores / SECONDS_A_DAY
 
+  def hours(self, step_ms: float) -> float:
+    return step_ms / 3.6e6 * self.parts.lengths.total_steps
+
+  def price(self, step_ms: float) -> float:
+    """Returns the price of all chips for the hours of the steps, in the currency of `hourly_price`."""
+    return self.hourly_price * self.subject.topology.num_chips * self.hours(step_ms)
+
   def to_json(self) -> dict[str, Any]:
     """Returns the content of `plan.json`; null where a figure is undefined because the program does not fit."""
     step, answer, topology = self.step_ms, self.answer, self.subject.topology
@@ -230,7 +253,7 @@ class Plan:
         'argument_bytes': answer.argument_bytes if answer else None,
         'temp_bytes': answer.temp_bytes if answer else None,
         'estimated_step_ms': step, 'step_ms_source': self.step_ms_source,
-        'assumed_mfu': ASSUMED_MFU if self.step_ms_source == 'assumed_mfu' else None,
+        'assumed_mfu': self.assumed_mfu if self.step_ms_source == 'assumed_mfu' else None,
         'collectives_ms': self.collectives_ms, 'exposed_collectives_ms': self.exposed_ms,
         'between_slices_ms': self.between_slices_ms, 'scheduled_step_ms': self.scheduled_ms,
         'schedule': answer.schedule._asdict() if answer and answer.schedule else None,
@@ -239,7 +262,8 @@ class Plan:
         'flops_per_step': self.flops_per_step, 'mfu': None if step is None else self.mfu(step),
         'mfu_with_collectives': None if both is None else self.mfu(both),
         'total_steps': self.parts.lengths.total_steps,
-        'hours': None if step is None else step / 3.6e6 * self.parts.lengths.total_steps,
+        'hours': None if step is None else self.hours(step),
+        'price': self.price(both) if both and self.hourly_price else None,
         'core_days': None if step is None else self.core_days(step),
         'core_days_with_collectives': None if both is None else self.core_days(both),
         'paper_core_days': PAPER_CORE_DAYS.get(self.parts.config.name),
@@ -249,6 +273,7 @@ class Plan:
         'collectives': [{'kind': row.kind, 'count': row.calls, 'bytes': row.num_bytes, 'sent_bytes': row.sent_bytes,
                          **by_kind.get(row.kind, {})} for row in answer.costs.collectives] if answer else [],
         'operations': [one._asdict() for one in answer.operations] if answer else [],
+        'kernels_by_kind': [one._asdict() for one in answer.kinds] if answer else [],
         'uncounted_kernels': {kernel.name: kernel.calls for kernel in self.uncounted},
         'unknown_loops': answer.costs.unknown._asdict() if answer else None,
         'lower_s': answer.lower_s if answer else None, 'compile_s': answer.compile_s if answer else None,
@@ -296,17 +321,22 @@ def at_length(subject: Subject, length: int) -> Subject:
   config = subject.config
   share = length / max(config.data.recipe.native_lengths)
   return subject._replace(config=layout.put(config, {
-      'data.recipe.native_lengths': (length,),
-      'train.accumulate': steps.fewest_microbatches(config.train.microbatches, share)}))
+      'data.recipe.native_lengths': (length,), 'mesh.chosen_parts': 1,
+      'train.accumulate': steps.fewest_microbatches(config.microbatches, share)}))
+
+
+def abstract_mesh(subject: Subject) -> AbstractMesh:
+  """Returns the mesh of a run on hardware that is not here."""
+  sizes = meshes.shape(subject.config.mesh, subject.topology.num_devices)
+  device = AbstractDevice(subject.topology.kind, None, subject.topology.chip.platform)
+  return AbstractMesh(sizes, meshes.AXES, axis_types=(AxisType.Auto,) * len(sizes), abstract_device=device)
 
 
 def abstract_parts(subject: Subject) -> build.Parts:
   """Builds the run on a mesh without devices."""
-  sizes = meshes.shape(subject.config.mesh, subject.topology.num_devices)
-  device = AbstractDevice(subject.topology.kind, None, subject.topology.chip.platform)
-  mesh = AbstractMesh(sizes, meshes.AXES, axis_types=(AxisType.Auto,) * len(sizes), abstract_device=device)
-  return build.parts(subject.config, mesh=mesh, num_examples=subject.num_examples,  # type: ignore[arg-type]
-                     num_classes=subject.num_classes, in_memory=subject.in_memory)
+  return build.parts(
+      subject.config, mesh=abstract_mesh(subject), num_examples=subject.num_examples,  # type: ignore[arg-type]
+      num_classes=subject.num_classes, in_memory=subject.in_memory)
 
 
 def numbers(config: schema.Config) -> tuple[int, int, bool]:
@@ -318,7 +348,7 @@ def numbers(config: schema.Config) -> tuple[int, int, bool]:
   try:
     opened = build.open_data(config)
   except (UserError, OSError) as error:
-    raise os_errors.kind(error)(f'{error}\nSet --config.data.num_examples and --config.data.num_classes to plan '
+    raise failures.kind(error)(f'{error}\nSet --config.data.num_examples and --config.data.num_classes to plan '
                                 f'without the data; they are {data.num_examples} and {data.num_classes}; 0 asks the '
                                 'source.') from error
   return data.num_examples or len(opened.train), len(opened.class_names), opened.in_memory

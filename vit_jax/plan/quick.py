@@ -64,6 +64,7 @@ def extend(depth: int, low: compile.Answer, high: compile.Answer) -> compile.Ans
                                                kernels=lines(low.costs.kernels, high.costs.kernels))
   return line(low, high)._replace(
       costs=costs, lower_s=low.lower_s + high.lower_s, compile_s=low.compile_s + high.compile_s,
+      kinds=tuple(sorted(lines(low.kinds, high.kinds), key=lambda one: -one.ns)),
       operations=sorted(lines(low.operations, high.operations), key=lambda one: -one.cycles),
       waits=None if high.waits is None else lines(low.waits or (), high.waits),
       schedule=line(low.schedule, high.schedule) if low.schedule and high.schedule else None)

@@ -17,7 +17,7 @@ import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from vit_jax.plan import compiled, hlo
@@ -42,10 +42,12 @@ _PARAMETER = re.compile(r' parameter\((\d+)\)')
 class Traffic:
   """Counts the bytes of the instructions of a program; remembers which parts of its arguments a fusion reads.
 
-  `space`: the memory, as layouts name it; '' = that outside of the chip.
+  `space`: the memory, as layouts name it; '' = that outside of the chip. `slices`: opcodes that read a part of their
+  first operand.
   """
 
-  def __init__(self, program: hlo.Program, space: str = '') -> None:
+  def __init__(self, program: hlo.Program, space: str = '', slices: Sequence[str] = ('dynamic-slice',)) -> None:
+    self._slices = slices
     self._array_bytes = functools.partial(array_bytes, space=space)
     self._computations = {name: {one.name: one for one in rows} for name, rows in program.computations.items()}
     self._parts: dict[tuple[str, int], int | None] = {}
@@ -86,7 +88,7 @@ class Traffic:
         continue
       if one.opcode == 'bitcast' and not one.is_root:
         names.add(one.name)
-      elif one.opcode == 'dynamic-slice':
+      elif one.opcode in self._slices:
         total += array_bytes(one.type, everywhere=True)
       elif one.opcode == 'fusion' and (called := _CALLED.search(one.text)):
         parts = [self._part(called[1], i) for i in used]

@@ -89,7 +89,7 @@ def _expect(plan: plans.Plan, accumulate: int, remat: schema.Remat, execution: s
   shards = topology.num_devices // max(1, config.mesh.tensor)
   # All-reduce of the gradients, or gathering bf16 weights twice a microbatch and scattering gradients once.
   sent = 2 * params if fsdp == 1 else params * accumulate + params
-  seconds = plan.flops_per_step / topology.num_devices / topology.chip.peak_flops / plans.ASSUMED_MFU
+  seconds = plan.flops_per_step / topology.num_devices / plan.dtype_flops / plan.assumed_mfu
   seconds *= layout.REMAT_TIME[remat] * (layout.EXECUTION_TIME[execution] if execution else 1.)
   seconds *= 1 + layout.MICROBATCH_TIME * (accumulate - 1)
   return Candidate(accumulate, remat, execution, fsdp, 1e3 * (seconds + sent / topology.chip.ring_bytes_s),

@@ -9,10 +9,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import hashlib
-import json
 from typing import Any, NamedTuple
 
 from vit_jax.config import check, durations, schema
+from vit_jax.core import documents
 from vit_jax.core.errors import UserError
 from vit_jax.plan import plan as plans
 from vit_jax.plan import table, topologies
@@ -128,7 +128,7 @@ def _row(program: Program, topology: str, to: storage.Path | None, *, is_quick: 
   name = hashlib.sha256(repr((key(program.config, program.numbers), topology, is_quick)).encode()).hexdigest()[:16]
   path = None if to is None else to / 'programs' / f'{name}.json'
   if path is not None and path.is_file():
-    return Row(program, json.loads(path.read_text()), '')
+    return Row(program, read(path), '')
   try:
     there = topologies.for_run(program.config, topology)
     subject = plans.lay_out(plans.Subject(program.config, there, *program.numbers))
@@ -139,6 +139,17 @@ def _row(program: Program, topology: str, to: storage.Path | None, *, is_quick: 
     path.parent.mkdir(parents=True, exist_ok=True)
     run_directory.write_json(path, content)
   return Row(program, content, '')
+
+
+def read(path: storage.Path) -> dict[str, Any]:
+  """Returns the plan of a program that was written before. Raises UserError if it is damaged."""
+  found = documents.read(path, advice='Remove the file, and run the same command again.')
+  for name in ('peak_gib_per_device', 'estimated_step_ms', 'collectives_ms', 'step_ms_with_collectives'):
+    if found.field(name).value is not None:
+      found.field(name).number()
+  found.field('num_cores').whole(1)
+  found.field('warnings').texts()
+  return found.object()
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from vit_jax.config import layout, schema
 from vit_jax.core import trees
-from vit_jax.plan import compile, compiled, quick, schedule, warn
+from vit_jax.plan import compile, compiled, gpu_kernels, quick, schedule, warn
 from vit_jax.plan import plan as plans
 
 GIB = 2**30
@@ -42,8 +42,12 @@ def render(plan: plans.Plan) -> str:
   if plan.of_lengths:
     sections += _section(plan, 'Steps by the length of their sequences', _lengths(plan))
   if plan.answer and not plan.answer.overflow:
+    if plan.answer.kinds:
+      sections += _section(plan, 'Kernels of one step by kind, one GPU', kernels(plan.answer.kinds))
     if plan.has_cycles:
-      sections += _section(plan, 'Where the cycles of one step go', operations(plan))
+      what = 'time' if topology.chip.platform == 'gpu' else 'cycles'
+      goes = 'goes' if topology.chip.platform == 'gpu' else 'go'
+      sections += _section(plan, f'Where the {what} of one step {goes}', operations(plan))
     sections += _section(plan, 'Collectives of one step, one device', collectives(plan))
   sections += _section(plan, 'Parameters', parameters(plan))
   return '\n\n'.join(sections)
@@ -146,25 +150,30 @@ def time_rows(plan: plans.Plan) -> Iterator[tuple[str, str, str]]:
   yield 'total steps', f'{total:,}', plan.parts.config.length
   if step is None:
     return
-  if plan.has_cycles:
-    how = (f'cycles that the compiler estimates, at {chip.clock_hz / 1e9:g} GHz; without collectives, host and '
-           'input')
+  if plan.has_cycles and chip.platform == 'gpu':
+    how = (f'estimate: kernels by the rates of their products and {gpu_kernels.REACHED:.0%} of the bandwidth of the '
+           'memory; without collectives, host and input')
+  elif plan.has_cycles:
+    how = (f'estimate: cycles that the compiler estimates, at {chip.clock_hz / 1e9:g} GHz; without collectives, host '
+           'and input')
   elif plan.step_ms_source == 'schedule':
-    how = 'by schedule, because the text of the program has no estimates'
+    how = 'lower bound, by schedule, because the text of the program has no estimates'
   else:
-    how = f'FLOPs at an assumed MFU of {plans.ASSUMED_MFU:.0%}'
-  more, less = ('> ', '< ') if plan.uncounted else ('', '')
+    dtype = plan.parts.config.model.dtype.value
+    how = (f'estimate: FLOPs at an assumed {plan.assumed_mfu:.0%} of the peak for {dtype}, '
+           f'{plan.dtype_flops / 1e12:g} TFLOP/s')
+  more, less = ('> ', '< ') if plan.uncounted or plan.step_ms_source == 'schedule' else ('', '')
   yield 'step', f'{more}{_short(step)} ms', how
   yield from _scheduled_rows(plan)
   if plan.uncounted:
     named = ', '.join(f'{kernel.calls:,} x {kernel.name}' for kernel in plan.uncounted)
-    yield 'kernels', 'unknown', f'{named}: the compiler counts no cycles for these; only the step by schedule ' \
-        'includes them'
+    yield 'kernels', 'unknown', f'{named}: the compiler counts no cycles for these; only the lower bound by ' \
+        'schedule includes them'
   if plan.answer:
     yield 'collectives', f'{_short(plan.collectives_ms)} ms', \
         f'one ring at {chip.ring_bytes_s / 1e9:g} GB/s, without overlap'
   if (exposed := plan.exposed_ms) is not None:
-    share = f'; {exposed / plan.scheduled_ms:.1%} of the step by schedule' if plan.scheduled_ms else ''
+    share = f'; {exposed / (step + exposed):.1%} of the step with them'
     yield 'exposed', f'{_short(exposed)} ms', \
         f'of the collectives, those that no work beside them hides, by the schedule{share}'
   if between := plan.between_slices_ms:
@@ -185,15 +194,19 @@ def _cost_rows(plan: plans.Plan, step: float, more: str, less: str) -> Iterator[
     step: time of a step in ms.
     more, less: what is put before bounds, `> ` and `< `; '' = they are estimates.
   """
-  both, total = plan.step_ms_with_collectives or step, plan.parts.lengths.total_steps
+  both = plan.step_ms_with_collectives or step
 
   def added(value: str) -> str:
     return f'; {value} with collectives' if plan.answer else ''
 
   yield 'MFU', f'{less}{plan.mfu(step):.1%}', f'of the step{added(f"{less}{plan.mfu(both):.1%}")}'
-  yield 'hours', more + _short(step * total / 3.6e6), f'all steps{added(more + _short(both * total / 3.6e6))}'
-  yield 'core-days', more + _short(plan.core_days(step)), \
-      f'{plan.subject.topology.num_cores} cores{added(more + _short(plan.core_days(both)))}'
+  yield 'hours', more + _short(plan.hours(step)), f'all steps{added(more + _short(plan.hours(both)))}'
+  unit = 'GPU' if plan.subject.topology.chip.platform == 'gpu' else 'core'
+  yield f'{unit}-days', more + _short(plan.core_days(step)), \
+      f'{plan.subject.topology.num_cores} {unit}s{added(more + _short(plan.core_days(both)))}'
+  if plan.hourly_price:
+    yield 'price', more + f'{plan.price(both):,.2f}', \
+        f'{plan.subject.topology.num_chips} at {plan.hourly_price:g} an hour; the steps and their collectives'
   paper = plans.PAPER_CORE_DAYS.get(plan.parts.config.name)
   if paper:
     yield 'paper', f'{paper:,}', 'TPUv3-core-days, ViT paper, Table 2; comparable on v3 only'
@@ -205,10 +218,10 @@ def _scheduled_rows(plan: plans.Plan) -> Iterator[tuple[str, str, str]]:
   if second is None or ms is None:
     return
   clock = plan.subject.topology.chip.clock_hz
-  yield 'step by schedule', f'{"> " * bool(second.kernels)}{_short(ms)} ms', (
+  yield 'lower bound, by schedule', f'> {_short(ms)} ms', (
       f'of each operation the larger of its instruction bundles and its bytes at {schedule.REACHED:.0%} of the memory '
-      f'bandwidth ({second.memory_cycles / max(second.cycles, 1):.0%} of the time); a lower bound, kernels included, '
-      'without collectives, host and input')
+      f'bandwidth ({second.memory_cycles / max(second.cycles, 1):.0%} of the time); kernels included, without '
+      'collectives, host and input')
   if second.uncounted or second.unknown_loops:
     yield 'not in it', f'{1e3 * second.uncounted_cycles / clock:.3g} ms', (
         f'estimate for {second.uncounted:,} operations without a schedule, of which only the bytes are counted; '
@@ -227,10 +240,26 @@ def _compiler_rows(answer: compile.Answer, clock_hz: float) -> Iterator[tuple[st
 
 
 TRUST = ("Accuracy: memory is what the compiler reserves. The step time is the estimate of the compiler's cost model, "
-         'which overstates operations in bfloat16 that wait for memory; the step by schedule is a lower bound. '
+         'which overstates operations in bfloat16 that wait for memory. What it is by schedule is a lower bound, which '
+         'lacks the latency of memory. '
          'The estimate was compared once, for the published program of a 90-epoch S/16 run on eight v3 cores: 201 ms '
          'estimated, 194 to 226 ms by the published hours. Other generations were not compared. A core-day is one core '
          'for one day: a device of v2, v3, v5e and v6e is one core, a device of v4 and v5p two.')
+
+
+OF_GPUS = ('Accuracy: memory is what the compiler reserves. The time of a kernel is that of its products at an assumed '
+           'rate, or of its bytes. Beside the estimates of earlier programs of this project an H200 took ' + ', '.join(
+               f'{off:+.0%} for {name}' for name, off in gpu_kernels.OFF.items()) +
+           '; the program that is compiled here was not timed.')
+
+
+def kernels(kinds: Sequence[gpu_kernels.Kind]) -> str:
+  """Returns the kernels of a GPU by kind, with their sum."""
+  rows = [(one.name, f'{one.calls:,}', f'{one.num_bytes / GIB:.2f}', f'{one.flops / 1e12:.2f}', f'{one.ns / 1e6:.2f}')
+          for one in kinds]
+  total = ('all', f'{sum(one.calls for one in kinds):,}', f'{sum(one.num_bytes for one in kinds) / GIB:.2f}',
+           f'{sum(one.flops for one in kinds) / 1e12:.2f}', f'{sum(one.ns for one in kinds) / 1e6:.2f}')
+  return table(('kind and phase', 'kernels', 'GiB', 'TFLOP', 'ms'), [*rows, total])
 
 
 def operations(plan: plans.Plan) -> str:
@@ -243,7 +272,7 @@ def operations(plan: plans.Plan) -> str:
     rows += [(phase, 'all others', sum(one.calls for one in left), sum(one.cycles for one in left),
               sum(one.scheduled or 0 for one in left))] * bool(left)
   clock, second = plan.subject.topology.chip.clock_hz, plan.answer.schedule
-  head = ('phase', 'from', 'calls', 'ms', 'share', *['ms by schedule'] * bool(second))
+  head = ('phase', 'from', 'calls', 'ms', 'share', *['lower bound, ms'] * bool(second))
   return table(head, [(phase, place, f'{calls:,}', f'{1e3 * cycles / clock:.2f}', f'{cycles / whole:.1%}',
                        *[f'{1e3 * scheduled / clock:.2f}'] * bool(second))
                       for phase, place, calls, cycles, scheduled in rows])
@@ -263,7 +292,8 @@ def collectives(plan: plans.Plan) -> str:
   shown += f'\n\nThis layout needs {warn.ideal_bytes(plan) / 2**20:,.1f} MiB sent within a slice.'
   if any(row[0] == compiled.BETWEEN_SLICES for row in rows):
     shown += '\n\nTransfers between slices use the data-center network; no sum here includes their time.'
-  return f'{shown}\n\n{TRUST}' if plan.has_cycles else shown
+  trust = OF_GPUS if chip.platform == 'gpu' else TRUST
+  return f'{shown}\n\n{trust}' if plan.has_cycles else shown
 
 
 def parameters(plan: plans.Plan) -> str:

@@ -19,6 +19,7 @@ from vit_jax.config import layout, schema
 from vit_jax.core import extras
 from vit_jax.core.errors import UserError
 from vit_jax.parallel import xla_flags
+from vit_jax.plan import cards
 
 if TYPE_CHECKING:
   import jax
@@ -64,8 +65,8 @@ CHIPS = {
     # NVIDIA datasheets, SXM, without sparsity; NVLink, one direction.
     # `gpu`: the least of them.
     **dict.fromkeys(('gpu', 'a100'), Chip('gpu', 76., 312e12, 2039e9, 300e9, capability=8.)),
-    'h100': Chip('gpu', 76., 989e12, 3350e9, 450e9, capability=9.),
-    'h200': Chip('gpu', 134., 989e12, 4800e9, 450e9, capability=9.),
+    'h100': Chip('gpu', 76., 989e12, 3350e9, 450e9, 1e9, capability=9.),  # of an estimate in nanoseconds
+    'h200': Chip('gpu', 134., 989e12, 4800e9, 450e9, 1e9, capability=9.),
     # A nominal simulated device, to try a plan on: the figures are a convention, not a measurement.
     'cpu': Chip('cpu', 8., .1e12, 10e9, 10e9),
 }
@@ -124,6 +125,11 @@ class Topology(NamedTuple):
     counts = {num_chips(grid) * _DEVICES_A_CHIP.get(self.kind, 1) for grid in GRIDS.get(self.kind, ())}
     return layout.Hardware(self.kind, self.chip.platform, self.num_devices, self.chip.hbm_gib, self.slices,
                            tuple(sorted(counts)), self.chip.capability)
+
+  @property
+  def num_chips(self) -> int:
+    """TPU chips or GPUs, which are what one pays for."""
+    return self.num_devices // _DEVICES_A_CHIP.get(self.kind, 1)
 
   @property
   def num_cores(self) -> int:
@@ -197,10 +203,23 @@ def missing(topology: Topology) -> str:
   match topology.chip.platform:
     case 'tpu' if importlib.util.find_spec('libtpu') is None:
       return f'The TPU compiler is not installed (Linux; no TPU is needed). Run: {extras.install("plan")}'
-    case 'gpu' if (count := len(glob.glob('/dev/nvidia[0-9]*'))) < topology.num_devices:
-      return (f'A program for {topology.name} can be compiled only on a machine with that many GPUs; this machine has '
-              f'{count or "none"}.')
+    case 'gpu' if topology.kind in cards.CARDS and not cards.is_installed() and not _has_gpus(topology):
+      return f"XLA's compiler for GPUs is not installed (Linux; no GPU is needed). Run: {extras.install('plan-gpu')}"
+    case 'gpu' if topology.kind not in cards.CARDS and not _has_gpus(topology):
+      return (f'A program for {topology.name} can be compiled only on a machine with that many GPUs, or for '
+              f'{" or ".join(cards.CARDS)}, which XLA knows by a description.')
   return ''
+
+
+def _has_gpus(topology: Topology) -> bool:
+  """Returns whether this machine has as many GPUs as a topology."""
+  return len(glob.glob('/dev/nvidia[0-9]*')) >= topology.num_devices
+
+
+def is_described(topology: Topology) -> bool:
+  """Returns whether programs are compiled for a description of the devices, which need not be here."""
+  return topology.chip.platform == 'tpu' or (
+      topology.kind in cards.CARDS and cards.is_installed() and not _has_gpus(topology))
 
 
 def environment(topology: Topology) -> dict[str, str]:
@@ -217,11 +236,15 @@ def environment(topology: Topology) -> dict[str, str]:
       count = f'--xla_force_host_platform_device_count={topology.num_devices}'
       return {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': f'{flags} {count}'.strip()}
     case _:
-      return {'JAX_PLATFORMS': 'cuda', 'XLA_PYTHON_CLIENT_PREALLOCATE': 'false'}
+      flags = xla_flags.merged('gpu', re.sub(r'--xla_(cpu|force_host)_\S*', '', os.environ.get('XLA_FLAGS', '')))
+      if is_described(topology):
+        return {'JAX_PLATFORMS': 'cpu', 'JAX_SKIP_CUDA_CONSTRAINTS_CHECK': '1', 'XLA_FLAGS': flags,
+                'TF_CPP_MIN_LOG_LEVEL': '3'}
+      return {'JAX_PLATFORMS': 'cuda', 'XLA_PYTHON_CLIENT_PREALLOCATE': 'false', 'XLA_FLAGS': flags}
 
 
 def open_devices(topology: Topology) -> Sequence[jax.Device]:
-  """Returns the devices of a topology: described for TPUs, present ones otherwise.
+  """Returns the devices of a topology: described ones where the compiler needs no others, else present ones.
 
   Raises:
     UserError: this machine has too few of them.
@@ -234,6 +257,8 @@ def open_devices(topology: Topology) -> Sequence[jax.Device]:
     if topology.slices > 1:
       options['num_slices'] = topology.slices
     return topologies.get_topology_desc(platform='tpu', topology_name=topology.name, **options).devices
+  if is_described(topology):
+    return cards.open_devices(topology.kind, topology.num_devices)
   devices = jax.devices()
   if len(devices) < topology.num_devices:
     raise UserError(f'--topology: expected at most {len(devices)} devices, which this machine has, got '

@@ -7,7 +7,6 @@ show a list; `python -m tests.network_costs` writes it anew.
 from __future__ import annotations
 
 import functools
-import json
 import math
 import pathlib
 import re
@@ -15,7 +14,7 @@ import warnings
 from typing import NamedTuple
 
 from vit_jax.config import schema
-from vit_jax.core import globs
+from vit_jax.core import documents, globs
 from vit_jax.models import cost
 from vit_jax.recipes import families, sizes
 
@@ -135,7 +134,7 @@ def usual_px(name: str) -> int:
 
 @functools.cache
 def _known_costs() -> dict[str, tuple[int, int]]:
-  return {name: tuple(pair) for name, pair in json.loads(COSTS.read_text(encoding='utf-8')).items()}
+  return {name: tuple(pair) for name, pair in documents.load(COSTS).items()}
 
 
 def _origin(name: str) -> tuple[str, str]:

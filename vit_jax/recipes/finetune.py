@@ -131,10 +131,10 @@ DATASETS = {
 def data(dataset: str, phase: str, recipe: s.Recipe) -> s.Data:
   """Returns the splits of a dataset in a phase.
 
-  The EXIF orientation counts for a user's own photographs; published pipelines ignore it.
+  The EXIF orientation of a user's own photographs is left open; published pipelines ignore it.
   """
   one = DATASETS[dataset]
-  recipe = dataclasses.replace(recipe, exif_orientation=dataset == 'own')
+  recipe = dataclasses.replace(recipe, exif_orientation=s.Exif.AUTO if dataset == 'own' else s.Exif.FALSE)
   if phase == 'final':
     return s.Data(source=one.source, train_split=one.train, eval_split=one.test, num_examples=one.num_examples,
                   num_classes=one.num_classes, recipe=recipe)

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from vit_jax.core import os_errors, retrying
+from vit_jax.core import documents, failures
 from vit_jax.core.errors import TemporaryError
-from vit_jax.core.os_errors import Damaged
+from vit_jax.core.failures import Damaged
 
 VERSION = 1
 """Version of the layout; it increases when old checkpoints cannot be read any more."""
@@ -36,13 +36,13 @@ def steps(folder: Any) -> list[int]:
     UserError: the system does not allow reading the folder.
   """
   try:
-    found = retrying.retried(lambda: [path for path in folder.iterdir() if is_step(path.name) and path.is_dir()],
+    found = failures.retried(lambda: [path for path in folder.iterdir() if is_step(path.name) and path.is_dir()],
                              f'listing {folder}')
     return sorted(int(path.name) for path in found if isinstance(path, pathlib.Path) or (path / COMMITTED).exists())
   except (FileNotFoundError, NotADirectoryError):
     return []
   except OSError as error:
-    raise os_errors.reading(str(folder), error) from error
+    raise failures.reading(str(folder), error) from error
 
 
 def is_step(name: str) -> bool:
@@ -65,7 +65,7 @@ def read_meta(checkpoint: Any) -> dict[str, Any]:
 
 def read_json(path: Any) -> dict[str, Any]:
   """Reads a JSON object. Raises the same errors as `read_meta`."""
-  found = guard(str(path), lambda: json.loads(path.read_text()))
+  found = guard(str(path), lambda: documents.load(path))
   if not isinstance(found, dict):
     raise Damaged(f'{path.parent.name}/{path.name} is not a JSON object')
   return found
@@ -82,13 +82,17 @@ def sha256(value: Any) -> str:
 
 
 def guard(what: str, action: Callable[[], T]) -> T:
-  """Returns the result of reading `what` with a library, and converts its errors to `Damaged` or `Obstacle`."""
+  """Returns the result of reading `what` with a library, and converts its errors as `failures.reading`."""
   try:
-    return retrying.retried(action, f'reading {what}')
+    return failures.retried(action, f'reading {what}')
   except TemporaryError:
     raise
   except Exception as error:  # Orbax raises plain Exception for a damaged array; zstd, json and TensorStore their own
-    raise os_errors.reading(what, error) from error
+    found = failures.reading(what, error)
+    if isinstance(found, Damaged):  # some errors of libraries say only what their code met
+      why = '' if isinstance(error, AttributeError | TypeError | LookupError) else f': {found}'
+      found = Damaged(f'{what} is not what was saved there{why}')
+    raise found from error
 
 
 def check_arrays(item: str, found: Iterable[Any], shapes: Mapping[str, str]) -> None:

@@ -14,6 +14,7 @@ record.
 """
 from __future__ import annotations
 
+import collections
 import contextlib
 import math
 import re
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from vit_jax.record import machine
 from vit_jax.record.reader import Event
 
 STEP = 'step'
@@ -51,10 +53,7 @@ def find_peak_flops(device_kind: str, num_devices: int) -> float | None:
     device_kind: `jax.Device.device_kind`, such as 'TPU v3' or 'NVIDIA H200'.
     num_devices: number of devices.
   """
-  for pattern, flops in _PEAK_FLOPS:
-    if re.search(pattern, device_kind.lower()):
-      return flops * num_devices
-  return None
+  return next((flops * num_devices for pattern, flops in _PEAK_FLOPS if re.search(pattern, device_kind.lower())), None)
 
 
 class Rates(NamedTuple):
@@ -65,10 +64,16 @@ class Rates(NamedTuple):
 
 
 class Goodput(NamedTuple):
-  """Seconds by phase, which add up to `total_s`. `fraction` is the share of the phase `step`."""
+  """Seconds by phase, which add up to `total_s`. `fraction` is the share of the phase `step`.
+
+  processor_s: of the process and of those that it has started and that have ended; None = not known.
+  training_processor_s: the part of steps and data waits after the first step, without loader processes; likewise.
+  """
   seconds: dict[str, float]
   total_s: float
   fraction: float
+  processor_s: float | None = None
+  training_processor_s: float | None = None
 
 
 class Clock:
@@ -84,9 +89,7 @@ class Clock:
 
   def __init__(self, images_per_step: int, flops_per_step: float, peak_flops: float | None, *,
                now: Callable[[], float] = time.monotonic, processor: Callable[[], float] = time.process_time) -> None:
-    self._images_per_step = images_per_step
-    self._flops_per_step = flops_per_step
-    self._peak_flops = peak_flops
+    self._images_per_step, self._flops_per_step, self._peak_flops = images_per_step, flops_per_step, peak_flops
     self._now, self._processor = now, processor
     self._seconds: dict[str, float] = {STEP: 0.}
     self._open: list[str] = []
@@ -101,7 +104,7 @@ class Clock:
   def phase(self, name: str) -> Iterator[None]:
     """Adds the time inside to the phase `name`; the time of a nested phase does not count for the outer one.
 
-    Usual names: startup, compile, restore, local_restore, data_wait, evaluate, checkpoint, local_checkpoint.
+    Usual names: startup, compile, restore, data_wait, evaluate, checkpoint.
     """
     if name in (STEP, LOST):
       raise ValueError(f'phase {name!r} is what the clock derives itself; choose another name')
@@ -134,11 +137,8 @@ class Clock:
     if steps <= 0 or seconds <= 0:
       return None
     self._window = (self._steps, training_s)
-    step_s = seconds / steps
-    mfu = None
-    if self._peak_flops and self._flops_per_step:
-      mfu = self._flops_per_step / step_s / self._peak_flops
-    return Rates(images_per_s=self._images_per_step / step_s, step_s=step_s, mfu=mfu)
+    step_s, peak = seconds / steps, self._peak_flops if self._flops_per_step else None
+    return Rates(self._images_per_step / step_s, step_s, self._flops_per_step / step_s / peak if peak else None)
 
   def time_left_s(self, steps_left: int) -> float | None:
     """Returns the seconds for `steps_left` more steps with their evaluations and checkpoints; None = not known yet.
@@ -146,29 +146,22 @@ class Clock:
     The first evaluation compiles and the first checkpoint imports a library: once there is a second one, the first
     counts like the mean of the others.
     """
-    steps, seconds = self._steps - self._warm[0], self._repeating_s() - self._warm[1] - self._first_excess_s()
+    excess_s = sum(max(0., first_s - (total_s - first_s) / (times - 1))
+                   for name, (first_s, times, total_s) in self._phases.items() if times > 1 and name not in ONCE)
+    steps, seconds = self._steps - self._warm[0], self._repeating_s() - self._warm[1] - excess_s
     return steps_left * seconds / steps if steps > 0 else None
-
-  def _first_excess_s(self) -> float:
-    """Returns by how much the first time of each recurring phase took longer than the mean of its others."""
-    return sum(max(0., first_s - (total_s - first_s) / (times - 1))
-               for name, (first_s, times, total_s) in self._phases.items() if times > 1 and name not in ONCE)
 
   def goodput(self) -> Goodput:
     """Returns the seconds of this process by phase so far; `sum_starts` computes which were lost later."""
     self._charge()
     seconds = dict(self._seconds)
     total_s = sum(seconds.values())
-    return Goodput(seconds, total_s, seconds[STEP] / total_s if total_s > 0 else 0.)
+    return Goodput(seconds, total_s, seconds[STEP] / total_s if total_s > 0 else 0., machine.processor_s(),
+                   round(self._training_processor_s, 2))
 
   def training(self) -> tuple[float, float]:
     """Returns the seconds of steps and data waits so far, and those of the waits alone."""
     return self._training_s(), self._seconds.get('data_wait', 0.)
-
-  def training_processor_s(self) -> float:
-    """Returns the processor seconds of steps and data waits after the first tick, without those of loader processes."""
-    self._charge()
-    return self._training_processor_s
 
   def _charge(self) -> None:
     now, processor = self._now(), self._processor()
@@ -193,52 +186,73 @@ class Lost(NamedTuple):
   seconds: float
 
 
+class _Start(NamedTuple):
+  """The events of one start: itself, and the `goodput` that follow it."""
+  begin: Event
+  noted: list[Event]
+
+  def last(self, name: str) -> float | None:
+    """Returns the last number with this name; None if there is none."""
+    value = self.noted[-1].get(name) if self.noted else None
+    return None if value is None else _number(value)
+
+  def seconds(self, until: float) -> dict[str, float]:
+    """Returns the seconds by phase; work after step `until` is in the phase of lost work."""
+    whole = _seconds(self.noted[-1]) if self.noted else {}
+    kept = next((_seconds(event) for event in reversed(self.noted) if _number(event.get('step')) <= until), {})
+    found = {name: seconds if name in ONCE else kept.get(name, 0.) for name, seconds in whole.items()}
+    lost = sum(whole.values()) - sum(found.values())
+    return {**found, LOST: lost} if lost > 0 else found
+
+
+def _starts(events: Sequence[Event]) -> list[_Start]:
+  found: list[_Start] = []
+  for event in events:
+    if event['event'] == 'start':
+      found.append(_Start(event, []))
+    elif event['event'] == 'goodput' and found:
+      found[-1].noted.append(event)
+  return found
+
+
 def sum_starts(events: Sequence[Event]) -> Goodput:
-  """Returns the seconds by phase over all starts of a run. Startup phases are never counted as lost work.
+  """Returns the seconds by phase and the processor seconds over all starts of a run.
+
+  Startup phases are never counted as lost work. Processor seconds that one of the starts did not record are not known.
 
   Args:
     events: of a record, in order; `start` with `resumed_from`, `goodput` with `step` and `seconds`.
   """
-  total: dict[str, float] = {}
-  until = math.inf  # steps after it were lost
-  for start, noted in reversed(_split(events)):
-    for name, seconds in _share(noted, until).items():
-      total[name] = total.get(name, 0.) + seconds
-    until = min(until, _number(start.get('resumed_from')))
+  total, until, starts = collections.Counter[str](), math.inf, _starts(events)  # steps after `until` were lost
+  for start in reversed(starts):
+    for name, seconds in start.seconds(until).items():
+      total[name] += seconds  # type: ignore[assignment]
+    until = min(until, _number(start.begin.get('resumed_from')))
+  known = [[start.last(name) for start in starts] for name in ('processor_s', 'training_processor_s')]
   total_s = sum(total.values())
-  return Goodput(total, total_s, total.get(STEP, 0.) / total_s if total_s > 0 else 0.)
+  return Goodput(dict(total), total_s, total[STEP] / total_s if total_s > 0 else 0., *(
+      round(sum(filter(None, one)), 2) if one and None not in one else None for one in known))
+
+
+def count_starts(events: Sequence[Event]) -> int:
+  """Returns the number of processes 0 that a run has had, one after the other."""
+  return len(_starts(events))
+
+
+def device_s(events: Sequence[Event]) -> float:
+  """Returns the seconds of all starts, each times its devices."""
+  return sum((start.last('total_s') or 0.) * _number(start.begin.get('devices')) for start in _starts(events))
 
 
 def find_lost(events: Sequence[Event], *, resumed_from: int) -> Lost:
-  """Returns the work of the previous start (the end of `events`) that a start from this step loses."""
-  starts = _split(events)
-  if not starts:
+  """Returns the work of the previous start (the end of `events`) that a start from this step loses.
+
+  Steps and seconds are those of its last event `goodput`, which follows the row of metrics of the same step.
+  """
+  if not (starts := _starts(events)):
     return Lost(0, 0.)
-  _, noted = starts[-1]
-  steps = max((int(_number(event.get('step'))) for event in noted), default=0) - resumed_from
-  return Lost(max(steps, 0), _share(noted, resumed_from).get(LOST, 0.))
-
-
-def _split(events: Sequence[Event]) -> list[tuple[Event, list[Event]]]:
-  """Returns each start with the events `goodput` that follow it."""
-  found: list[tuple[Event, list[Event]]] = []
-  for event in events:
-    if event['event'] == 'start':
-      found.append((event, []))
-    elif event['event'] == 'goodput' and found:
-      found[-1][1].append(event)
-  return found
-
-
-def _share(noted: Sequence[Event], until: float) -> dict[str, float]:
-  """Returns the seconds of one start by phase; work after step `until` is in the phase of lost work."""
-  whole = _seconds(noted[-1]) if noted else {}
-  kept = next((_seconds(event) for event in reversed(noted) if _number(event.get('step')) <= until), {})
-  found, lost = {}, 0.
-  for name, seconds in whole.items():
-    found[name] = seconds if name in ONCE else kept.get(name, 0.)
-    lost += seconds - found[name]
-  return {**found, LOST: lost} if lost > 0 else found
+  steps = max((int(_number(event.get('step'))) for event in starts[-1].noted), default=0) - resumed_from
+  return Lost(max(steps, 0), starts[-1].seconds(resumed_from).get(LOST, 0.))
 
 
 def _seconds(event: Event) -> dict[str, float]:

@@ -5,8 +5,8 @@ which processes that a job starts inherit. Messages begin with the seconds since
 
 Stages are what a job waits for before its first results: importing, opening the data, compiling. A job calls
 `begin_stage(TEXT)` for each, and `end_stage()` before it prints results. The command line shows them on standard error
-with the seconds since its start: a line for each, or on a terminal one live line. Without the command line, as in the
-Python API, nothing is shown.
+with the seconds since its start: a line for each, or on a terminal one live line below all other output. Without the
+command line, as in the Python API, nothing is shown.
 """
 from __future__ import annotations
 
@@ -14,22 +14,26 @@ import contextlib
 import contextvars
 import logging
 import os
+import shutil
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from vit_jax.core import failures
-from vit_jax.core.errors import UserError
-from vit_jax.core.redaction import redacted
+from vit_jax.core import failures, lazy
+from vit_jax.core.errors import UserError, redacted
+
+if TYPE_CHECKING:
+  from rich import console as consoles
+  from rich import live as lives
+  from rich import text as texts
+else:
+  consoles, lives, texts = (lazy.Module(f'rich.{name}') for name in ('console', 'live', 'text'))
 
 VARIABLE = 'VIT_JAX_LOG'
 QUIET, VERBOSE = 'quiet', 'verbose'
 SWITCHES = {'-q': QUIET, '--quiet': QUIET, '-v': VERBOSE, '--verbose': VERBOSE}
-_REFRESH_S = 0.25
-_CLEAR = '\r\x1b[K'
 _host = ''
 _WIDTH = 80  # the narrowest terminal whose lines are not cut
 
@@ -85,10 +89,8 @@ def follow(begun: tuple[float, str]) -> None:
   """Shows the warnings of this process, a loader process, in the form of the process that started it."""
   global _host
   start_s, _host = begun
-  handler = logging.StreamHandler()
-  handler.setFormatter(Formatter(handler.stream, began_s=start_s))
   own = logging.getLogger('vit_jax')
-  own.handlers, own.propagate = [handler], False
+  own.handlers, own.propagate = [Handler(start_s)], False
 
 
 def elapsed(seconds: float) -> str:
@@ -99,46 +101,67 @@ def elapsed(seconds: float) -> str:
   return f'{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}'
 
 
-class Formatter(logging.Formatter):
-  """Formats a message with the time and, for warnings and errors, its level; on a terminal within its width.
+class Handler(logging.Handler):
+  """Writes messages to standard error, with the time and, for warnings and errors, the level.
+
+  It asks for the stream at each message, because `rich` replaces it while a line is live.
 
   Args:
-    stream: where messages go.
     began_s: the start of the command on the clock `now`.
     now: a monotonic clock, in seconds.
   """
 
-  def __init__(self, stream: TextIO, *, began_s: float, now: Callable[[], float] = time.monotonic) -> None:
+  def __init__(self, began_s: float, *, now: Callable[[], float] = time.monotonic) -> None:
     super().__init__()
-    self._is_terminal, self._began_s, self._now = stream.isatty(), began_s, now
+    self._began_s, self._now = began_s, now
+
+  def emit(self, record: logging.LogRecord) -> None:
+    """Writes a message; one that cannot be written is lost."""
+    try:
+      print(self.format(record), file=sys.stderr, flush=True)
+    except Exception:  # as the handlers of `logging` do: wrong arguments of a message, or a closed stream
+      self.handleError(record)
 
   def format(self, record: logging.LogRecord) -> str:
-    """Returns the lines of a message; those after the first are indented."""
+    """Returns the lines of a message, on a terminal within its width; those after the first are indented."""
     name = f'{record.levelname.lower()}: ' if record.levelno >= logging.WARNING else ''
     first, *rest = redacted(f'{_host}{name}{super().format(record)}').split('\n')
     start = f'{elapsed(self._now() - self._began_s)}  '
     lines = [f'{start}{first}', *(f'{" " * len(start)}{line}' for line in rest)]
-    return '\n'.join(line for one in lines for line in self._wrapped(one, indent=len(start) + 2))
-
-  def _wrapped(self, line: str, *, indent: int) -> list[str]:
-    width = max(_WIDTH, _columns()) if self._is_terminal else 0
-    if not self._is_terminal or len(line) < width:
-      return [line]
-    return textwrap.wrap(line, width - 1, subsequent_indent=' ' * indent, break_long_words=False,
-                         break_on_hyphens=False, drop_whitespace=True)
+    if not sys.stderr.isatty():
+      return '\n'.join(lines)
+    width = max(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns) - 1
+    return '\n'.join(part for line in lines for part in textwrap.wrap(
+        line, width, subsequent_indent=' ' * (len(start) + 2), break_long_words=False, break_on_hyphens=False) or [''])
 
 
-def _columns() -> int:
-  try:
-    return os.get_terminal_size(sys.stderr.fileno()).columns
-  except (OSError, ValueError):  # no terminal, or a stream without a file
-    return _WIDTH
+@contextlib.contextmanager
+def live(render: Callable[[], consoles.RenderableType], stream: TextIO, *, is_kept: bool) -> Iterator[None]:
+  """Keeps what `render` returns below what is printed and logged inside, four times a second.
+
+  Args:
+    render: returns what is shown.
+    stream: a terminal, as `is_live` knows them.
+    is_kept: whether the last state stays at the end.
+  """
+  terminal = consoles.Console(file=stream, force_terminal=True)
+  display = lives.Live(console=terminal, get_renderable=render, transient=not is_kept,
+                       redirect_stdout=sys.stdout.isatty(), redirect_stderr=sys.stderr.isatty())
+  with display:
+    terminal.show_cursor(True)  # else it would stay hidden if this process is killed
+    display.refresh()
+    yield
+
+
+def is_live(stream: TextIO) -> bool:
+  """Returns whether a line on this stream can be written again."""
+  return stream.isatty() and os.environ.get('TERM', '').lower() not in ('dumb', 'unknown')
 
 
 def begin_stage(text: str) -> None:
   """Shows that the job now waits for this; it ends the stage before."""
-  if display := _DISPLAY.get():
-    display.show(text)
+  if stages := _STAGES.get():
+    stages.show(text)
 
 
 def end_stage() -> None:
@@ -148,14 +171,14 @@ def end_stage() -> None:
 
 def began_s() -> float:
   """Returns the start of the command on the clock `time.monotonic`; now, without the command line."""
-  display = _DISPLAY.get()
-  return display.began_s if display else time.monotonic()
+  stages = _STAGES.get()
+  return stages.began_s if stages else time.monotonic()
 
 
 def hide_stages() -> None:
   """Shows no more stages, as in processes of a run other than process 0."""
   end_stage()
-  _DISPLAY.set(None)
+  _STAGES.set(None)
 
 
 @contextlib.contextmanager
@@ -164,68 +187,37 @@ def stages_shown(stream: TextIO | None = None, *, now: Callable[[], float] = tim
   if not is_talking():
     yield
     return
-  display = StageDisplay(stream or sys.stderr, now=now)
-  token = _DISPLAY.set(display)
+  stages = _Stages(stream or sys.stderr, now)
+  token = _STAGES.set(stages)
   try:
     yield
   finally:
-    _DISPLAY.reset(token)
-    display.close()
+    _STAGES.reset(token)
+    stages.end()
 
 
-class StageDisplay:
-  """Writes stages to a stream; on a terminal, a thread keeps the seconds of the live line up to date."""
+class _Stages:
+  """The stages of a command, as lines or as one live line."""
 
-  def __init__(self, stream: TextIO, *, now: Callable[[], float]) -> None:
+  def __init__(self, stream: TextIO, now: Callable[[], float]) -> None:
     self._stream, self._now, self.began_s = stream, now, now()
-    self._is_live, self._text = stream.isatty(), ''
-    self._lock, self._closing = threading.Lock(), threading.Event()
-    self._thread: threading.Thread | None = None
+    self._text, self._display = '', contextlib.ExitStack()
 
   def show(self, text: str) -> None:
-    """Shows a stage; '' ends the last one."""
-    if not self._is_live:
-      self._write(f'{self._describe(text)}\n' if text else '')
-      return
-    with self._lock:
-      was, self._text = self._text, text
-      self._write(f'{_CLEAR}{self._describe(text)}' if text else _CLEAR if was else '')
-    if text and self._thread is None:
-      self._thread = threading.Thread(target=self._refresh, name='stage', daemon=True)
-      self._thread.start()
-    for other in logging.getLogger().handlers:
-      other.addFilter(self._make_room)
+    self.end()
+    self._text = text
+    if text and is_live(self._stream):
+      self._display.enter_context(live(lambda: texts.Text(self._line()), self._stream, is_kept=False))
+    elif text:
+      with contextlib.suppress(OSError, ValueError):  # the reader has gone, or the stream is closed
+        print(self._line(), file=self._stream, flush=True)
 
-  def close(self) -> None:
-    """Clears the live line, and ends its thread."""
-    if self._is_live:
-      self.show('')
-    self._closing.set()
-    if self._thread is not None:
-      self._thread.join()
-    for other in logging.getLogger().handlers:
-      other.removeFilter(self._make_room)
+  def end(self) -> None:
+    with contextlib.suppress(OSError, ValueError):
+      self._display.close()
 
-  def _describe(self, text: str) -> str:
-    return f'{elapsed(self._now() - self.began_s)}  {text} …'
-
-  def _write(self, text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # the reader has gone, or the stream is closed
-      self._stream.write(text)
-      self._stream.flush()
-
-  def _refresh(self) -> None:
-    while not self._closing.wait(_REFRESH_S):
-      with self._lock:
-        if self._text:
-          self._write(f'{_CLEAR}{self._describe(self._text)}')
-
-  def _make_room(self, record: logging.LogRecord) -> bool:
-    """Clears the live line before another message; the thread writes it again below."""
-    del record
-    if self._text:
-      self._write(_CLEAR)
-    return True
+  def _line(self) -> str:
+    return f'{elapsed(self._now() - self.began_s)}  {self._text} …'
 
 
-_DISPLAY: contextvars.ContextVar[StageDisplay | None] = contextvars.ContextVar('stages', default=None)
+_STAGES: contextvars.ContextVar[_Stages | None] = contextvars.ContextVar('stages', default=None)

@@ -4,11 +4,10 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-from vit_jax.core import address, os_errors
+from vit_jax.core import address, failures, files
 from vit_jax.core.errors import UserError
 from vit_jax.record import storage
 
@@ -36,12 +35,43 @@ def checked(to: str | pathlib.Path) -> pathlib.Path:
                       f'{parent}. Create it, or check the path.')
     path.exists()  # raises for names that are too long
   except (OSError, RuntimeError) as error:  # RuntimeError: no home directory
-    raise os_errors.kind(error)(f'--to: expected a path that can be written, got {text[:200]}: '
-                                f'{getattr(error, "strerror", None) or error}. Choose another.') from error
+    raise failures.writing(f'--to={text[:200]}', error) from error
   if not os.access(parent, os.W_OK | os.X_OK):
     raise UserError(f'--to: expected a path in a directory that can be written, got {text}. Change the '
                     f'permissions of {parent}, or choose another.')
   return path
+
+
+def check_free(paths: Iterable[pathlib.Path], *, setting: str, overwrite: bool) -> None:
+  """Raises UserError if there is something at one of the paths of files to write, unless it may be overwritten."""
+  for path in paths:
+    if os.path.lexists(path) and not (overwrite and path.is_file() and not path.is_symlink()):
+      advice = 'Move it away, or choose another.' if overwrite else 'Choose another, or add --overwrite.'
+      raise UserError(f'{setting}: expected a path where nothing is, got {path}, which exists. {advice}')
+
+
+@contextlib.contextmanager
+def filled(folder: pathlib.Path, *, overwrite: bool) -> Iterator[pathlib.Path]:
+  """Yields a new folder, whose entries are moved into `folder` at the end, which is created if it is missing.
+
+  Raises:
+    UserError: one of them exists there, or the folder cannot be written.
+  """
+  is_new = not folder.exists()
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    with files.staged(folder) as part:
+      yield part
+      for one in part.iterdir():
+        if one.is_file():
+          check_free([folder / one.name], setting='--to', overwrite=overwrite)
+      files.publish_all(part, folder, overwrite=overwrite, is_ours=lambda path: False)
+  except OSError as error:
+    raise failures.writing(f'--to={folder}', error) from error
+  finally:
+    if is_new:
+      with contextlib.suppress(OSError):  # it has files
+        folder.rmdir()
 
 
 def check_writable(folder: storage.Path, *, setting: str, advice: str) -> None:
@@ -58,55 +88,27 @@ def check_writable(folder: storage.Path, *, setting: str, advice: str) -> None:
     os.close(handle)
     os.unlink(name)
   except OSError as error:
-    raise os_errors.kind(error)(f'{setting}={folder}: expected a directory that can be written, got '
+    raise failures.kind(error)(f'{setting}={folder}: expected a directory that can be written, got '
                                 f'{error.strerror or error}. {advice}') from error
 
 
 @contextlib.contextmanager
-def staged(path: pathlib.Path, *, shown: str) -> Iterator[pathlib.Path]:
+def staged(path: pathlib.Path, *, shown: str, overwrite: bool = False,
+           is_ours: Callable[[pathlib.Path], bool]) -> Iterator[pathlib.Path]:
   """Yields a new folder beside `path` for output, which is moved there at the end; nothing is kept after an error.
 
   Args:
     path: the new path of the folder's entry with this name; others keep their names.
     shown: the path as the user gave it.
+    overwrite: replace what is there.
+    is_ours: whether a file is one of this program that is always replaced or removed.
 
   Raises:
     UserError: the folder cannot be written or moved.
   """
-  part = path.with_name(f'.{path.name}.{os.getpid()}.part')
   try:
-    part.mkdir()
-    yield part
-    publish(part, path)
+    with files.staged(path.parent) as part:
+      yield part
+      files.publish_all(part, path.parent, overwrite=overwrite, is_ours=is_ours)
   except OSError as error:
-    raise os_errors.kind(error)(f'--to: expected a path that can be written, got {shown}: {error.strerror or error}. '
-                                'Nothing was kept. Free some space, or choose another path.') from error
-  finally:
-    shutil.rmtree(part, ignore_errors=True)
-
-
-def publish(part: pathlib.Path, path: pathlib.Path) -> None:
-  """Moves all entries of the folder `part` to the directory of `path`; an existing folder at `path` is deleted last.
-
-  Args:
-    part: a folder in the same directory as `path`.
-    path: the new path of the entry with this name; others keep their names.
-
-  Raises:
-    OSError: a file cannot be moved; an existing folder at `path` is unchanged.
-  """
-  for one in part.rglob('*'):
-    if one.is_file():
-      with open(one, 'rb') as file:
-        os.fsync(file.fileno())
-  old = part.with_suffix('.old')
-  if path.is_dir():
-    path.replace(old)
-  try:
-    for one in sorted(part.iterdir()):
-      one.replace(path.with_name(one.name))
-  except OSError:
-    if old.exists():
-      old.replace(path)
-    raise
-  shutil.rmtree(old, ignore_errors=True)
+    raise failures.writing(f'--to={shown}', error) from error

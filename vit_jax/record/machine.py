@@ -1,4 +1,4 @@
-"""Describes the machine that a run computes on: what its bits and its speed depend on beside the config.
+"""Where a result is from: the command, the commit of the code and the machine, with what its bits depend on there.
 
 The description is in the `start` event of `metrics.jsonl` and in the meta of each checkpoint. On CPUs, the gradient of
 a weight or a bias is a sum that XLA splits by the size of its thread pool, and each instruction set rounds in other
@@ -6,12 +6,15 @@ places; so two runs are equal bit for bit only where `differences` returns nothi
 """
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import pathlib
 import platform
 import re
 import resource
+import subprocess
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +22,7 @@ import jax
 
 from vit_jax import __version__
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 POOL_VARIABLES = ('PJRT_NPROC', 'NPROC')
 """The first of these that is a number is the size of XLA's thread pool; otherwise it is the number of cores."""
 THREAD_NAME = 'tf_XLAEigen'
@@ -85,17 +89,11 @@ def running_threads() -> int:
 
   A process cannot change its pool after that.
   """
-  tasks = pathlib.Path('/proc/self/task')
-  if not tasks.is_dir():
-    return 0
-  return sum(_name_of(task).startswith(THREAD_NAME) for task in tasks.iterdir())
-
-
-def _name_of(task: pathlib.Path) -> str:
-  try:
-    return (task / 'comm').read_text()
-  except OSError:  # the thread has ended
-    return ''
+  count = 0
+  for path in pathlib.Path('/proc/self/task').glob('*/comm'):
+    with contextlib.suppress(OSError):  # the thread has ended
+      count += path.read_text().startswith(THREAD_NAME)
+  return count
 
 
 def cpu_model() -> str:
@@ -120,6 +118,35 @@ def versions() -> dict[str, str]:
   packages = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'numpy')
   return {'vit_jax': __version__, 'python': platform.python_version(),
           **{name: importlib.metadata.version(name) for name in packages}}
+
+
+def origin() -> dict[str, Any]:
+  """Returns command, commit and machine of this process, as JSON values. Initializes the devices."""
+  return {'command': sys.argv, 'commit': commit(), 'machine': describe()}
+
+
+def commit() -> str:
+  """Returns the commit of the checkout that this package is in; '' where it is installed without one.
+
+  A `+` after it says that tracked files of the package or of the configs differ from that commit.
+  """
+  head = _git('rev-parse', 'HEAD') if (ROOT / '.git').exists() else ''
+  is_changed = head and _git('status', '--porcelain', '--untracked-files=no', '--', 'vit_jax', 'configs')
+  return head + '+' * bool(is_changed)
+
+
+def _git(*words: str) -> str:
+  """Returns what git prints; '' if it is not installed or refuses."""
+  try:
+    done = subprocess.run(['git', '-C', str(ROOT), *words], capture_output=True, text=True, check=False, timeout=20)
+  except (OSError, subprocess.TimeoutExpired):
+    return ''
+  return done.stdout.strip() if not done.returncode else ''
+
+
+def processor_s() -> float:
+  """Returns the processor seconds of this process and of those that it has started and that have ended."""
+  return round(sum(os.times()[:4]), 2)
 
 
 def used_memory_gib() -> float | None:

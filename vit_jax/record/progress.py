@@ -6,7 +6,7 @@ another step than the one that is shown is shown with its step.
 """
 from __future__ import annotations
 
-import atexit
+import contextlib
 import logging
 import re
 import sys
@@ -20,12 +20,10 @@ from vit_jax.record import console
 
 if TYPE_CHECKING:
   from rich import console as consoles
-  from rich import live as lives
   from rich import progress as bars
   from rich import text as texts
 else:
-  consoles, lives = lazy.Module('rich.console'), lazy.Module('rich.live')
-  bars, texts = lazy.Module('rich.progress'), lazy.Module('rich.text')
+  consoles, bars, texts = (lazy.Module(f'rich.{name}') for name in ('console', 'progress', 'text'))
 
 log = logging.getLogger('vit_jax.record')
 
@@ -57,11 +55,8 @@ class Progress:
     self._values: dict[str, tuple[int, float]] = {}  # the newest of each name, with its step
     self._line_at_s: float | None = None
     self._line = ''
-    self._live: lives.Live | None = None
-    self._bar: bars.Progress
-    self._task: bars.TaskID
-    self._handlers: list[logging.StreamHandler[TextIO]] = []
-    self._before: tuple[TextIO, TextIO] = (sys.stdout, sys.stderr)
+    self._bar: bars.Progress | None = None
+    self._display = contextlib.ExitStack()
 
   def __enter__(self) -> Progress:
     return self
@@ -74,51 +69,31 @@ class Progress:
     """Advances to `step` (number of updates) with the newest values by name; values of earlier steps stay."""
     self._step, self._first = step, self._first or (step, self._now())
     self._values.update({name: (step, value) for name, value in values.items()})
-    if self._shown and self._live is None and self._stream.isatty():
-      self._open_bar()
-    if self._live is not None:
-      self._bar.update(self._task, completed=step, left=self._describe_left())
+    if self._shown and self._bar is None and console.is_live(self._stream):
+      console.end_stage()
+      self._bar = bars.Progress(
+        bars.TextColumn('{task.completed:,.0f}/{task.total:,.0f}'), bars.BarColumn(None),
+        bars.TaskProgressColumn(), bars.TextColumn('{task.fields[left]}', markup=False), expand=True)
+      self._bar.add_task('', total=max(self._total, 1), completed=self._start, left='')
+      self._display.enter_context(console.live(self._render, self._stream, is_kept=True))
+    if self._bar is not None:
+      self._bar.update(self._bar.task_ids[0], completed=step, left=self._describe_left())
     elif self._shown and self._values and (
         self._line_at_s is None or self._now() - self._line_at_s >= _LINE_EVERY_S):
       self._print_line()
 
   def close(self) -> None:
-    """Restores the terminal; without a bar, prints the last line. It may be called twice."""
-    if self._live is not None:
-      for handler in self._handlers:
-        handler.setStream(self._before[0] if handler.stream is sys.stdout else self._before[1])
-      self._handlers = []
-      self._live.stop()
-      self._live = None
-      atexit.unregister(self.close)
-    elif self._shown and self._values:
+    """Ends the display, whose last state stays; without one, prints the last line. It may be called twice."""
+    self._display.close()
+    if self._shown and self._bar is None and self._values:
       self._print_line()
     self._shown = False
-
-  def _open_bar(self) -> None:
-    console.end_stage()
-    before = self._before = (sys.stdout, sys.stderr)
-    self._bar = bars.Progress(
-      bars.TextColumn('{task.completed:,.0f}/{task.total:,.0f}'), bars.BarColumn(None),
-      bars.TaskProgressColumn(), bars.TextColumn('{task.fields[left]}', markup=False), expand=True)
-    self._task = self._bar.add_task('', total=max(self._total, 1), completed=self._start, left='')
-    self._live = lives.Live(get_renderable=self._render, console=consoles.Console(file=self._stream),
-                            refresh_per_second=4)
-    self._live.start()
-    atexit.register(self.close)
-    # Log handlers keep the stream that they were created with, and would write into the bar.
-    for handler in logging.getLogger().handlers:
-      inner = getattr(handler, 'python_handler', handler)  # absl wraps its stream handler
-      if (isinstance(inner, logging.StreamHandler) and not isinstance(inner, logging.FileHandler)
-          and inner.stream in before):
-        inner.setStream(sys.stdout if inner.stream is before[0] else sys.stderr)
-        self._handlers.append(inner)
 
   def _render(self) -> consoles.RenderableType:
     """Returns the bar, and below it the newest values if there are any."""
     words = self._describe(is_live=True)
-    return consoles.Group(self._bar, texts.Text('  '.join(words), overflow='ellipsis', no_wrap=True)) if words else (
-        self._bar)
+    lines = [texts.Text('  '.join(words), overflow='ellipsis', no_wrap=True)] if words else []
+    return consoles.Group(*([self._bar] if self._bar else []), *lines)
 
   def _print_line(self) -> None:
     counted = (f'step {self._step:,}/{self._total:,}' if self._unit == 'steps' else
@@ -182,7 +157,7 @@ class TaskProgress:
     self._active, self._began_s = active, now()
     self._line_at_s = self._began_s
     self._bar: Progress | None = None
-    if bar and active and sys.stdout.isatty():
+    if bar and active and console.is_live(sys.stdout):
       log.info('%s: %s %s', name, f'{total:,}', unit)
       self._bar = Progress(total, start=0, shown=True, unit=unit, now=now)
 
@@ -205,7 +180,6 @@ class TaskProgress:
       self._line_at_s = self._now()
       left = f', {format_duration((self._total - done) / rate)} left' if rate else ''
       log.info('%s: %s of %s %s%s', self._name, f'{done:,}', f'{self._total:,}', self._unit, left)
-
 
   def _warn_if_long(self, done: int) -> None:
     """Logs once how long a long task takes, from the units after the second update."""

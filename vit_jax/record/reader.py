@@ -1,24 +1,26 @@
 """Reads the record of a run (`writer.py`), also one of millions of lines, and the end of it.
 
 Readers that draw a run ask for a number of rows: of the rows of training metrics, of the accounts of time and of the
-times of hosts, 1 in 2, 4, 8, … is then kept, and the others are not even parsed. Rows of evaluations and all other
-events are always complete.
+times of hosts, 1 in 2, 4, 8, … is then kept. Rows of evaluations and all other events are always complete.
 """
 from __future__ import annotations
 
-import json
+import collections
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from vit_jax.core import os_errors
-from vit_jax.record import storage
+from vit_jax.core import documents, failures
+from vit_jax.record import growing, storage
 
 FILE = 'metrics.jsonl'
-_LOWER_IS_BETTER = ('nll', 'loss', 'ece')
+_LOWER_IS_BETTER = re.compile(r'(\w+_)?(nll|loss|ece)|alignment|uniformity')  # the last two: Wang and Isola 2020
 _RECORDS_OF_TIME = ('start', 'goodput')  # events that stay valid when their steps are lost
+_ROW = 'row'  # of training metrics
 _BLOCK_BYTES = 2**18
+_MOST_LINE = 2**22  # bytes; a longer line is broken
 
 Row = dict[str, float]
 Event = dict[str, object]
@@ -26,7 +28,7 @@ Event = dict[str, object]
 
 def is_lower_better(metric: str) -> bool:
   """Returns whether lower values of a metric, such as `test/nll@ema`, are better."""
-  return metric.split('/')[-1].split('@')[0] in _LOWER_IS_BETTER
+  return _LOWER_IS_BETTER.fullmatch(re.split(r'[@.]', metric.split('/')[-1])[0]) is not None
 
 
 class Run(NamedTuple):
@@ -43,6 +45,10 @@ class Run(NamedTuple):
   lost_steps: int
   num_broken: int
   stride: int = 1
+
+
+NOTHING = Run([], [], 0, 0)
+"""A record without a line."""
 
 
 def read(path: storage.PathLike, *, most_rows: int = 0) -> Run:
@@ -62,14 +68,12 @@ def read(path: storage.PathLike, *, most_rows: int = 0) -> Run:
   path = os.fspath(path)
   path = path if path.endswith('.jsonl') else os.path.join(path, FILE)
   try:
-    with storage.open_growing(path) as lines:
-      return _collect(_Thinned(lines, most_rows))
+    with growing.open_file(path) as lines:
+      return _collect(iter(lambda: lines.readline(_MOST_LINE), b''), most_rows)
   except FileNotFoundError:
     raise
   except OSError as error:
-    advice = os_errors.find(error) or 'Move away what is there.'
-    raise os_errors.kind(error)(f'{path}: expected the record of a run, got {error.strerror}. {advice} Then run the '
-                                'same command again.') from error
+    raise failures.unreadable(error, path) from error
 
 
 def read_end(path: storage.PathLike, *, since: int) -> list[Event]:
@@ -103,93 +107,61 @@ def last_time_s(path: str) -> float:
 
 def _lines_backwards(path: str) -> Iterator[bytes]:
   """Yields the lines of a file, the last one first."""
-  with storage.open_growing(path) as file:
+  with growing.open_file(path) as file:
     end, rest = file.seek(0, os.SEEK_END), b''
     while end:
       start = max(0, end - _BLOCK_BYTES)
       file.seek(start)
-      rest, *lines = (file.read(end - start) + rest).split(b'\n')
+      rest, *lines = (file.read(end - start) + (rest if len(rest) < _MOST_LINE else b'')).split(b'\n')
       yield from reversed(lines)
       end = start
     yield rest
 
 
-class _Thinned:
-  """The lines of a record, some of them left out; for each kind that may be, the last one before a start is kept."""
-
-  def __init__(self, lines: Iterable[bytes], most: int) -> None:
-    self._lines, self._most = lines, most
-    self._counts = {kind: 0 for kind in (b'row', b'goodput', b'hosts')}
-    self._last: dict[bytes, bytes] = {}
-    self.stride, self.count = 1, 0
-
-  def __iter__(self) -> Iterator[tuple[bytes, int]]:
-    """Yields lines, each with its number among those of its kind; -1 if it is never left out."""
-    for line in self._lines:
-      kind = _kind(line) if self._most else b''
-      if kind:
-        number = self._counts[kind]
-        self._counts[kind] += 1
-        if number % self.stride:
-          self._last[kind] = line
-          continue
-        self._last.pop(kind, None)
-        yield line, number
-        if kind == b'row' and number >= 2 * self._most * self.stride:
-          self.stride *= 2
-      else:
-        if line.startswith(b'{"event": "start"'):
-          yield from self._take_last()
-        yield line, -1
-    yield from self._take_last()
-
-  def _take_last(self) -> Iterator[tuple[bytes, int]]:
-    yield from ((line, -1) for line in self._last.values())
-    self._last.clear()
-
-
-def _kind(line: bytes) -> bytes:
-  """Returns what a line is if lines like it can be left out; '' for any other, as for an incomplete one."""
-  if not line.endswith(b'}\n'):
-    return b''
-  if line.startswith(b'{"step": ') and line.count(b'": ') - line.count(b'"train/') == 2:  # also step and time_s
-    return b'row'
-  return next((kind for kind in (b'goodput', b'hosts') if line.startswith(b'{"event": "%s"' % kind)), b'')
-
-
-class _Entry(NamedTuple):
-  content: Event
-  number: int
-
-
-def _collect(lines: _Thinned) -> Run:
-  entries: list[_Entry] = []
-  num_broken = lost_steps = 0
-  stride = 1
-  for line, number in lines:
-    if lines.stride != stride:
-      stride = lines.stride
-      entries = [e for e in entries if e.number < 0 or e.number % stride == 0]
-    if not line.strip():
-      continue
-    entry = _parse(line)
-    if entry is None:
+def _collect(lines: Iterable[bytes], most_rows: int) -> Run:
+  """Returns what the lines say, and keeps 1 in `stride` of those that may be left out, with the last before a start."""
+  entries: list[tuple[Event, int]] = []  # each with its number among those of its kind; -1 = never left out
+  counts, last = collections.Counter[str](), dict[str, Event]()
+  num_broken, lost_steps, stride = 0, 0, 1
+  for line in filter(bytes.strip, lines):
+    if (entry := _parse(line)) is None:
       num_broken += 1
       continue
     if entry.get('event') == 'start':
+      entries += [(one, -1) for one in last.values()]
+      last.clear()
       resumed_from = _to_step(entry.get('resumed_from'))
-      lost_steps += _count_lost([e.content for e in entries], resumed_from)
-      entries = [e for e in entries if not _is_lost(e.content, resumed_from)]
-    entries.append(_Entry(entry if 'event' in entry else dict(_to_row(entry)), number))
-  found = [e.content for e in entries]
-  rows: list[Row] = [e for e in found if 'event' not in e]  # type: ignore[misc]
-  return Run(rows, [e for e in found if 'event' in e], lost_steps, num_broken, stride)
+      lost = [_to_step(one['step']) or 0 for one, _ in entries if _is_lost(one, resumed_from)]
+      lost_steps += max(lost, default=resumed_from or 0) - (resumed_from or 0)
+      entries = [(one, number) for one, number in entries if not _is_lost(one, resumed_from)]
+    kind = _kind(entry) if most_rows else ''
+    entry = entry if 'event' in entry else dict(_to_row(entry))
+    number = counts[kind] if kind else -1
+    counts[kind] += 1
+    if kind and number % stride:
+      last[kind] = entry
+      continue
+    last.pop(kind, None)
+    entries.append((entry, number))
+    if kind == _ROW and number >= 2 * most_rows * stride:
+      stride *= 2
+      entries = [(one, number) for one, number in entries if number < 0 or number % stride == 0]
+  found = [one for one, _ in entries] + list(last.values())
+  rows: list[Row] = [one for one in found if 'event' not in one]  # type: ignore[misc]
+  return Run(rows, [one for one in found if 'event' in one], lost_steps, num_broken, stride)
+
+
+def _kind(entry: Event) -> str:
+  """Returns what an entry is if entries like it may be left out, else ''."""
+  if 'event' in entry:
+    return str(entry['event']) if entry['event'] in ('goodput', 'hosts') else ''
+  return _ROW if all(name.startswith('train/') or name in ('step', 'time_s') for name in entry) else ''
 
 
 def _parse(line: bytes) -> Event | None:
   try:
-    entry = json.loads(line.decode('utf-8', errors='replace'))
-  except (ValueError, RecursionError):
+    entry = documents.parse(line.decode('utf-8', errors='replace'), nan=True)
+  except ValueError:
     return None
   is_entry = isinstance(entry, dict) and ('event' in entry or _to_step(entry.get('step')) is not None)
   return entry if is_entry else None
@@ -206,11 +178,6 @@ def _is_lost(entry: Event, resumed_from: int | None) -> bool:
     return False
   step = _to_step(entry.get('step'))
   return step is not None and (resumed_from is None or step > resumed_from)
-
-
-def _count_lost(entries: Iterable[Event], resumed_from: int | None) -> int:
-  steps = [_to_step(e['step']) or 0 for e in entries if _is_lost(e, resumed_from)]
-  return max(steps, default=resumed_from or 0) - (resumed_from or 0)
 
 
 def _to_row(entry: Event) -> Row:

@@ -1,7 +1,8 @@
-"""Compares the outcome of a replay with its record: EQUAL, or what differs and by how much."""
+"""Compares the outcome of a replay with its record: EQUAL, CLOSE, or what differs and by how much."""
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import NamedTuple
 
 from vit_jax.record import machine
@@ -11,7 +12,7 @@ from vit_jax.replay.records import Record
 
 class Status(enum.IntEnum):
   """The exit statuses of a replay, beside those of every job."""
-  EQUAL = 0
+  EQUAL = 0  # and CLOSE
   RESULT = 3  # another result, on a machine and packages that have the same bits
   MACHINE = 4  # another result, and a machine or packages with other bits
   DATA = 5  # other data or weights; nothing ran
@@ -20,60 +21,79 @@ class Status(enum.IntEnum):
 
 
 class Verdict(NamedTuple):
-  """The status, and lines that say what was compared and what differs."""
+  """The status, lines that say what was compared and what differs, and whether all is equal bit for bit."""
   status: Status
   lines: list[str]
+  is_equal: bool = False
 
 
 def compare(record: Record, found: Outcome) -> Verdict:
-  """Compares values, and where the machine allows it the parameters, with the record."""
+  """Compares values and parameters with the record, bit for bit.
+
+  What is not equal may be close, within the tolerance of each value, on another kind of machine or where the record
+  allows it on the same one too.
+  """
   changed = {**machine.differences(record.made.get('machine', {}), found.machine)}
   is_same = bool(record.made.get('machine')) and not changed
-  allowed = record.tolerance.same if is_same else record.tolerance.elsewhere
-  wrong = _values(record, found, allowed)
-  if is_same and not record.tolerance.same:
-    wrong += _digests(record, found)
+  exact = [*_values(record, found, lambda name: 0.), *_digests(record, found)]
   about = [f'{name}: {old} -> {new}' for name, (old, new) in changed.items()]
   commit = record.made.get('commit', '')
   if commit != found.commit:
     about.append(f'commit: {commit[:12] or "unknown"} -> {found.commit[:12] or "unknown"}')
-  note = f' ({record.tolerance.reason})' if record.tolerance.reason and allowed else ''
+  digests = len(_pairs(record, found))
+  if not exact and digests:
+    return Verdict(Status.EQUAL, [f'EQUAL: {_count(record)} and {digests} digest{"s" * (digests != 1)} of parameters, '
+                                  'bit for bit.', *_since(about)], is_equal=True)
+  tolerance = record.tolerance
+  note = f' ({tolerance.reason})' if tolerance.reason and (tolerance.same if is_same else tolerance.elsewhere) else ''
+  wrong = exact if is_same and not tolerance.same else _values(
+      record, found, lambda name: tolerance.of(name, is_same=is_same))
   if not wrong:
-    return Verdict(Status.EQUAL, [f'EQUAL: {_extent(record, is_same, allowed)}{note}.', *_since(about)])
+    return Verdict(Status.EQUAL, [f'CLOSE: {_count(record)} within {_range(record, is_same)}{note}. Not equal:',
+                                  *(f'  {line}' for line in exact or ['no digest of parameters was recorded']),
+                                  *_since(about)])
   status = Status.RESULT if is_same else Status.MACHINE
   return Verdict(status, [f'DIFFERS from the record{note}:', *(f'  {line}' for line in wrong), *_since(about)])
+
+
+def _count(record: Record) -> str:
+  return f'{len(record.values)} value{"s" * (len(record.values) > 1)}'
+
+
+def _range(record: Record, is_same: bool) -> str:
+  """Returns the smallest and the largest tolerance of the values of a record."""
+  found = [record.tolerance.of(name, is_same=is_same) for name in record.values]
+  return ' to '.join(dict.fromkeys(f'{one:.2g}' for one in (min(found), max(found))))
 
 
 def _since(about: list[str]) -> list[str]:
   return ['Changed since the record was made:', *(f'  {line}' for line in about)] if about else []
 
 
-def _extent(record: Record, is_same: bool, allowed: float) -> str:
-  values = f'{len(record.values)} value{"s" * (len(record.values) > 1)}'
-  if allowed or not is_same:
-    which = 'another kind of machine, so the bits are not compared' if not is_same else 'as the record allows'
-    return f'{values} within {allowed:g}; {which}'
-  digests = len(record.checkpoints) + bool(record.params_digest)
-  return f'{values} and {digests} digest{"s" * (digests != 1)} of parameters, bit for bit'
-
-
-def _values(record: Record, found: Outcome, allowed: float) -> list[str]:
+def _values(record: Record, found: Outcome, allowed: Callable[[str], float]) -> list[str]:
+  """Returns the values that differ by more than what is allowed by their names."""
   measured = found.history | found.values
   lines = []
   for name, value in record.values.items():
+    most = allowed(name)
     if name not in measured:
       lines.append(f'value {name}: {value!r} -> not measured')
-    elif not abs(measured[name] - value) <= allowed:
-      by = f', within {allowed:g} allowed' if allowed else ''
+    elif not abs(measured[name] - value) <= most:
+      by = f', within {most:.2g} allowed' if most else ''
       lines.append(f'value {name}: {value!r} -> {measured[name]!r}, by {measured[name] - value:+.3g}{by}')
   return lines
 
 
 def _digests(record: Record, found: Outcome) -> list[str]:
+  return [f'parameters {where}: {old[:12]} -> {new[:12] or "not saved"}'
+          for where, (old, new) in _pairs(record, found).items() if old != new]
+
+
+def _pairs(record: Record, found: Outcome) -> dict[str, tuple[str, str]]:
+  """Returns the digests of the record and of the replay, by where the parameters are from."""
   pairs = {'at the end': (record.params_digest, found.params_digest)} if record.params_digest else {}
-  pairs |= {f'at {name}': (digest, found.checkpoints.get(name, '')) for name, digest in record.checkpoints.items()}
-  return [f'parameters {where}: {old[:12]} -> {new[:12] or "not saved"}' for where, (old, new) in pairs.items()
-          if old != new]
+  return pairs | {f'at {name}': (digest, found.checkpoints.get(name, ''))
+                  for name, digest in record.checkpoints.items()}
 
 
 def header(record: Record) -> str:

@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vit_jax.config import schema
-from vit_jax.core import os_errors
+from vit_jax.config import json_files, schema
+from vit_jax.core import failures
 from vit_jax.core.errors import UserError
 from vit_jax.data import content
 from vit_jax.data.files import checksums
@@ -18,12 +18,13 @@ from vit_jax.data.source import Source
 from vit_jax.data.sources import opening
 from vit_jax.evaluate import resources
 from vit_jax.record import checkpoint_files
+from vit_jax.weights import runs
 
 VARIABLE = 'VIT_JAX_DATA'
 """A folder with what records read, by name: `$VIT_JAX_DATA/NAME`, or a file with any suffix."""
 WORK = 'work'
 """The name of the fresh directory in commands."""
-_NAME = re.compile(r'\{([\w.-]+)\}')
+_NAME = re.compile(r'\{(\w[\w.-]*)\}')
 _WEIGHTS = re.compile(r'^--(?:weights|config\.(?:[\w.]+\.)?(?:init_from|teacher))=(.+)$')
 
 
@@ -175,14 +176,16 @@ def files(commands: Sequence[Sequence[str]], found: Mapping[str, str]) -> dict[s
   try:
     return {name: digest(pathlib.Path(path)) for name, path in paths.items()}
   except OSError as error:
-    raise os_errors.reading(str(error.filename), error) from error
+    raise failures.unreadable(error, str(error.filename)) from error
 
 
 def digest(path: pathlib.Path) -> dict[str, Any]:
   """Returns size and SHA-256 of a file or of all files of a folder; of a run, those of its parameters."""
-  if steps := checkpoint_files.steps(path / 'checkpoints'):
-    return {'step': steps[-1], 'params_digest': checkpoint_files.read_meta(
-        path / 'checkpoints' / str(steps[-1]))['digests']['params']}
+  if checkpoint_files.steps(path / 'checkpoints'):
+    used, _ = runs.find_whole(path, json_files.read(path / 'config.json', code='model').checkpoints.keep_best)
+    if used:
+      return {'step': used.step, 'params_digest': checkpoint_files.read_meta(
+          path / 'checkpoints' / str(used.step))['digests']['params']}
   if path.is_file():
     return {'bytes': path.stat().st_size, 'sha256': checksums.sha256(path)}
   found = sorted(one for one in path.rglob('*') if one.is_file())

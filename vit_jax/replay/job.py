@@ -4,6 +4,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import json
+import os
 import pathlib
 import shutil
 import subprocess
@@ -13,9 +15,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from vit_jax.config import schema
-from vit_jax.core.errors import UserError
-from vit_jax.record import console, origin
-from vit_jax.replay import comparison, inputs, outcomes, records, segments, settings
+from vit_jax.core import implementation
+from vit_jax.core.errors import UserError, printable
+from vit_jax.record import console, machine
+from vit_jax.replay import comparison, inputs, outcomes, planned, records, segments, settings
 from vit_jax.replay.comparison import Status
 from vit_jax.replay.records import Record
 
@@ -24,7 +27,7 @@ ReadLine = Callable[[Sequence[str]], tuple[str, list[schema.Config]]]
 
 
 def run(*, files: Sequence[str], data: Mapping[str, str], to: pathlib.Path | None, workdir: pathlib.Path | None,
-        segment: int | None, mark: bool, read_line: ReadLine) -> int:
+        segment: int | None, mark: bool, allow_code: bool, read_line: ReadLine) -> int:
   """Replays one record, or one segment of a run; exit status `comparison.Status`, or that of a command that fails.
 
   Args:
@@ -33,7 +36,8 @@ def run(*, files: Sequence[str], data: Mapping[str, str], to: pathlib.Path | Non
     to: directory to keep; None = a temporary one, which is removed if the outcome is equal.
     workdir: of the run of which a segment is replayed.
     segment: step of the checkpoint at which the segment starts; None = the complete commands.
-    mark: write the date of an equal replay into the record.
+    mark: write the date of a replay that is equal or close into the record.
+    allow_code: run configs that are not of this package, and modules, that the record names.
     read_line: reads a command line.
   """
   if len(files) > 1 or not files and segment is None:
@@ -51,13 +55,27 @@ def run(*, files: Sequence[str], data: Mapping[str, str], to: pathlib.Path | Non
     raise UserError(f'{record.id}: expected a record of a result, got a measurement of '
                     f'{record.made.get("date", "an unknown date")}, which no machine repeats exactly. Measure it '
                     f'again: {" && ".join(record.command)}')
-  print(comparison.header(record), flush=True)
+  print('\n'.join(map(printable, comparison.header(record).splitlines())), flush=True)
+  planned.check(record, is_own=records.is_id(files[0]), allow_code=allow_code)
+  print(planned.text(record, with_places(record.words(), WORK_TEXT)), flush=True)
   try:
     return Replay(record, data, read_line).run(to, mark=mark)
   except inputs.Missing as error:
     console.end_stage()
     print(f'SKIPPED: {error}', flush=True)
     return Status.MISSING
+
+
+WORK_TEXT = f'{{{inputs.WORK}}}'
+
+
+def with_places(commands: Sequence[Sequence[str]], work: str) -> list[list[str]]:
+  """Returns commands that all write below a directory: the last one into `result` there, unless it says another."""
+  def with_place(words: Sequence[str], name: str) -> list[str]:
+    is_given = planned.job(words) not in planned.JOBS or any(word.startswith('--workdir=') for word in words)
+    return [*words, *([] if is_given else [f'--workdir={work}/{name}'])]
+  return [with_place(words, 'result' if number == len(commands) else f'result_{number}')
+          for number, words in enumerate(commands, 1)]
 
 
 class Replay:
@@ -72,6 +90,7 @@ class Replay:
     self.record, self._read_line = record, read_line
     words = record.words()
     self.found = inputs.find(inputs.names(words), data, record.about)
+    print(''.join(f'  {{{name}}} = {path}\n' for name, path in self.found.items()), end='', flush=True)
     self.words = [inputs.filled(one, self.found) for one in words]
 
   def run(self, to: pathlib.Path | None, *, mark: bool) -> int:
@@ -85,11 +104,11 @@ class Replay:
         return status
     console.end_stage()
     with _directory(to) as work:
-      began, before_s = time.monotonic(), origin.processor_s()
+      began, before_s = time.monotonic(), machine.processor_s()
       if failed := self._execute(work.path):
         work.is_kept = True
         return failed
-      config, found = self._outcome(work.path)
+      config, found, proven = self._outcome(work.path)
       verdict = comparison.compare(self.record, found)
       status = verdict.status
       print('\n'.join(verdict.lines), flush=True)
@@ -97,13 +116,13 @@ class Replay:
         print('\n'.join(['The settings of the run differ from those of the record:',
                          *(f'  {line}' for line in config)]), flush=True)
         status = status or Status.CONFIG
-      spent_s = origin.processor_s() - before_s
+      spent_s = machine.processor_s() - before_s
       print(f'Replayed in {time.monotonic() - began:,.0f} s, {spent_s:,.0f} processor seconds.', flush=True)
       work.is_kept = work.is_kept or bool(status)
       if work.is_kept:
         print(f'The run is in {work.path}')
     if mark and not status:
-      _mark(self.record, spent_s)
+      _mark(self.record, spent_s, found.commit, proven if verdict.is_equal else ('', ''))
     return status
 
   def _advice(self, status: Status) -> str:
@@ -131,33 +150,33 @@ class Replay:
     return settings.differences(self.record.settings, configs[0], self.found, without=self.record.found)
 
   def _arguments(self, work: pathlib.Path) -> list[list[str]]:
-    """Returns the commands with their directories; the last one writes into `WORK/result`, unless it says another."""
-    found = [inputs.filled(words, {inputs.WORK: str(work)}) for words in self.words]
-    if not any(word.startswith('--workdir=') for word in found[-1]):
-      found[-1].append(f'--workdir={work / "result"}')
-    return found
+    """Returns the commands with their directories."""
+    return [inputs.filled(words, {inputs.WORK: str(work)}) for words in with_places(self.words, WORK_TEXT)]
 
   def _execute(self, work: pathlib.Path) -> int:
     """Runs the commands, each in a process of its own; returns the exit status of the first one that fails."""
     for words in self._arguments(work):
       print(f'$ vit-jax {" ".join(words)}', flush=True)
-      if status := subprocess.run([sys.executable, '-m', 'vit_jax.main', *words], check=False).returncode:
+      command = [sys.executable, '-m', 'vit_jax.main', *words]
+      if status := subprocess.run(command, check=False, env=implementation.environment(os.environ)).returncode:
         print(f'The command ended with status {status}. What it left is in {work}', flush=True)
         return status if status > 0 else 128 - status
     return 0
 
-  def _outcome(self, work: pathlib.Path) -> tuple[list[str], outcomes.Outcome]:
-    """Returns how the settings of the run differ from those of the record, and the outcome."""
+  def _outcome(self, work: pathlib.Path) -> tuple[list[str], outcomes.Outcome, tuple[str, str]]:
+    """Returns how the settings of the run differ from those of the record, the outcome, and digests of all settings."""
     folder = pathlib.Path(next(word.partition('=')[2] for word in self._arguments(work)[-1]
                                if word.startswith('--workdir=')))
     found = outcomes.read(work if folder.parent == work / 'runs' else folder)
-    if not self.record.config_digest:
-      return [], found
     paths = self.found | {inputs.WORK: str(work)}
     config = settings.read(found.config)
-    if settings.digest(config, paths) != self.record.config_digest:
-      print('This version of the code has other settings, or other defaults of them, than that of the record.')
-    return settings.differences(self.record.settings, config, paths), found
+    proven = settings.digest(config, paths), settings.digests(config, paths)
+    if self.record.config_digest not in ('', proven[0]):
+      print(settings.explain_digest(self.record.setting_digests, config, paths))
+    if new := settings.newer(self.record.settings, config, paths) if self.record.config_digest else {}:
+      print('Found out by the run, and not stated by the record, which is from before there were such settings: '
+            + ', '.join(f'{name}={json.dumps(value)}' for name, value in new.items()))
+    return settings.differences(self.record.settings, config, paths) if self.record.config_digest else [], found, proven
 
 
 @dataclasses.dataclass
@@ -182,9 +201,19 @@ def _file(digest: Mapping[str, object]) -> str:
   return ' '.join(f'{name} {str(value)[:12]}' for name, value in digest.items())
 
 
-def _mark(record: Record, spent_s: float) -> None:
-  """Writes the date of a replay into the file of its record, and its processor seconds if they are not known."""
+def _mark(record: Record, spent_s: float, commit: str, proven: tuple[str, str]) -> None:
+  """Writes into the file of a record when and with which commit it was replayed, and processor seconds if unknown.
+
+  Args:
+    record: to be written again.
+    spent_s: processor seconds of the replay.
+    commit: of this code.
+    proven: digests of all settings of an equal replay, with which later ones compare; '' = keep those of the record.
+  """
   path = records.path_of(record)
-  records.write(dataclasses.replace(record, replayed=datetime.datetime.now(datetime.UTC).date().isoformat(),
-                                    made={'processor_s': round(spent_s, 1)} | record.made), path)
+  today = datetime.datetime.now(datetime.UTC).date().isoformat()
+  replayed = f'{today} {commit[:records.COMMIT_LETTERS] or "unknown"}' + ' close' * (not any(proven))
+  records.write(dataclasses.replace(
+      record, replayed=replayed, made={'processor_s': round(spent_s, 1)} | record.made,
+      config_digest=proven[0] or record.config_digest, setting_digests=proven[1] or record.setting_digests), path)
   print(f'Written: {path}')

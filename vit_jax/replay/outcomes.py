@@ -1,16 +1,18 @@
 """The outcome of a run, of an evaluation or of the runs of a study, as their directory has it."""
 from __future__ import annotations
 
-import json
+import math
 import pathlib
 import re
 import statistics
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from vit_jax.core import os_errors
+from vit_jax.core import documents
+from vit_jax.core.documents import Field
 from vit_jax.core.errors import UserError
 from vit_jax.evaluate.resources import Fingerprint
-from vit_jax.record import reader
+from vit_jax.record import clock, reader
 
 
 class Outcome(NamedTuple):
@@ -26,7 +28,7 @@ class Outcome(NamedTuple):
   commit: of the code; '' = not known.    machine: see `record/machine.py`.
   processor_s: 0 = not known.    training_processor_s: the part of the steps and their data; 0 = not known.
   data: examples and digest of what was read, by source and split; of the last one of several runs.
-  cost: of one run that was started once: `exaflops` of training, `seconds` from its start to its end, and `devices`.
+  cost: of one run that was always on as many devices: `exaflops` of training, `seconds` of its starts, and `devices`.
   """
   kind: str
   values: dict[str, float]
@@ -53,10 +55,10 @@ def read(path: pathlib.Path) -> Outcome:
     return _of_run(path)
   file = path if path.name == 'evaluate.json' else path / 'evaluate.json'
   if file.is_file():
-    content = _json(file)
-    return Outcome('evaluation', _numbers(content['metrics']), content.get('params_digest', ''), {},
-                   (tuple(content.get('command', ())[1:]),), content.get('commit', ''), content.get('machine', {}),
-                   content.get('processor_s', 0.), file.parent, data=_fingerprints(content))
+    content = documents.read(file, expected='results as JSON')
+    return Outcome('evaluation', _numbers(content), _text(content, 'params_digest'), {}, _commands(content),
+                   _text(content, 'commit'), content.part('machine').object(), _seconds(content, 'processor_s'),
+                   file.parent, data=_fingerprints(content))
   if runs := sorted(one.parent for one in path.glob('runs/*/final.json')):
     return _of_several({run.name: _of_run(run) for run in runs})
   raise UserError(f'{path}: expected the directory of a run that has ended, or an evaluate.json, got neither. Run the '
@@ -64,23 +66,40 @@ def read(path: pathlib.Path) -> Outcome:
 
 
 def _of_run(path: pathlib.Path) -> Outcome:
-  final, record = _json(path / 'final.json'), reader.read(path, most_rows=1)
-  start: dict[str, Any] = next((e for e in reversed(record.events) if e['event'] == 'start'), {})
-  starts = sum(e['event'] == 'start' for e in record.events)
-  saved = {str(e['step']): str(e['params_digest']) for e in record.events if e['event'] == 'checkpoint'}
-  return Outcome('train', _numbers(final['metrics']), final['params_digest'], saved,
-                 (tuple(start.get('command', ())[1:]),), start.get('commit', ''), start.get('machine', {}),
-                 final.get('processor_s', 0.) if starts == 1 else 0., path,
-                 _history(record.rows), final.get('training_processor_s', 0.) if starts == 1 else 0.,
-                 _cost(final, start) if starts == 1 else {}, _fingerprints(final))
+  final, record = documents.read(path / 'final.json', expected='results as JSON'), reader.read(path, most_rows=1)
+  starts = [Field(e, str(path / reader.FILE)) for e in record.events if e['event'] == 'start']
+  start = starts[-1] if starts else Field({}, str(path / reader.FILE))
+  saved = {str(e['step']): str(e['params_digest']) for e in record.events
+           if e['event'] == 'checkpoint' and {'step', 'params_digest'} <= e.keys()}
+  devices = {repr(one.value.get('devices')) for one in starts}
+  is_whole = final.field('starts', default=1).whole() == clock.count_starts(record.events)  # its costs are those of all
+  return Outcome('train', _numbers(final), final.field('params_digest').text(), saved, _commands(start),
+                 _text(start, 'commit'), start.part('machine').object(),
+                 _seconds(final, 'processor_s') if is_whole else 0., path, _history(record.rows),
+                 _seconds(final, 'training_processor_s') if is_whole else 0.,
+                 _cost(final, start) if is_whole and len(devices) == 1 else {}, _fingerprints(final))
 
 
-def _fingerprints(content: dict[str, Any]) -> dict[str, Fingerprint]:
-  return {name: Fingerprint(**one) for name, one in content.get('data', {}).items()}
+def _text(content: Field, name: str) -> str:
+  return content.field(name, default='').text()
 
 
-def _cost(final: dict[str, Any], start: dict[str, Any]) -> dict[str, float]:
-  found = {'exaflops': final.get('exaflops'), 'seconds': final.get('seconds'), 'devices': start.get('devices')}
+def _seconds(content: Field, name: str) -> float:
+  return content.field(name, default=0.).number(0)
+
+
+def _commands(content: Field) -> tuple[tuple[str, ...], ...]:
+  return (content.field('command', default=()).texts()[1:],)
+
+
+def _fingerprints(content: Field) -> dict[str, Fingerprint]:
+  return {name: Fingerprint(one.field('examples').whole(), one.field('digest').text())
+          for name, one in content.part('data').fields()}
+
+
+def _cost(final: Field, start: Field) -> dict[str, float]:
+  found = {'exaflops': _seconds(final, 'exaflops'), 'seconds': _seconds(final, 'seconds'),
+           'devices': start.field('devices', default=0).whole()}
   return {name: value for name, value in found.items() if value}
 
 
@@ -104,9 +123,15 @@ def _of_several(runs: dict[str, Outcome]) -> Outcome:
   values |= _of_seeds(runs)
   return Outcome('train', values, '', {name: run.params_digest for name, run in runs.items()},
                  tuple(line for run in runs.values() for line in run.commands), last.commit, last.machine,
-                 sum(run.processor_s for run in runs.values()), last.config,
+                 _sum(run.processor_s for run in runs.values()), last.config,
                  {f'{name} {metric}': value for name, run in runs.items() for metric, value in run.history.items()},
-                 sum(run.training_processor_s for run in runs.values()), data=last.data)
+                 _sum(run.training_processor_s for run in runs.values()), data=last.data)
+
+
+def _sum(seconds: Iterable[float]) -> float:
+  """Returns the sum, 0 = not known if a part of it is not known."""
+  found = list(seconds)
+  return sum(found) if all(found) else 0.
 
 
 def _of_seeds(runs: dict[str, Outcome]) -> dict[str, float]:
@@ -120,17 +145,7 @@ def _of_seeds(runs: dict[str, Outcome]) -> dict[str, float]:
           for word, choose in (('median', statistics.median), ('lowest', min), ('highest', max))}
 
 
-def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
-  """Returns the metrics, without single seeds of a mean."""
-  return {name: float(value) for name, value in metrics.items() if '_seed' not in name}
-
-
-def _json(path: pathlib.Path) -> dict[str, Any]:
-  try:
-    found = json.loads(path.read_text())
-  except (OSError, ValueError) as error:
-    raise os_errors.kind(error)(f'{path}: expected results as JSON, got an error ({error}). Run the command that wrote '
-                                'it again.') from error
-  if not isinstance(found, dict) or not isinstance(found.get('metrics'), dict):
-    raise UserError(f'{path}: expected results as JSON, got no metrics. Run the command that wrote it again.')
-  return found
+def _numbers(content: Field) -> dict[str, float]:
+  """Returns the metrics, without single seeds of a mean; those that were not finite are NaN."""
+  metrics = content.field('metrics')
+  return {name: metrics.field(name, default=math.nan).number() for name in metrics.object() if '_seed' not in name}

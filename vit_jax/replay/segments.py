@@ -12,7 +12,7 @@ from typing import Any
 from vit_jax.core import failures
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import train
-from vit_jax.record import checkpoint_files, machine, reader, storage
+from vit_jax.record import checkpoint_files, growing, machine, reader, storage
 from vit_jax.replay import settings
 from vit_jax.replay.comparison import Status
 from vit_jax.replay.records import Record
@@ -88,9 +88,9 @@ def copy(workdir: pathlib.Path, step: int, work: pathlib.Path) -> None:
   if work.exists() and any(work.iterdir()):
     raise UserError(f'--to: expected a new or an empty directory, got {work}. Use another one.')
   shutil.copytree(workdir / 'checkpoints' / str(step), work / 'checkpoints' / str(step))
-  for name in ('config.json', 'metrics.jsonl', 'norms.f32'):
+  for name in ('config.json', 'metrics.jsonl'):
     if (workdir / name).exists():
-      storage.write_bytes(work / name, storage.read_growing(workdir / name))
+      storage.write_bytes(work / name, growing.read(workdir / name))
 
 
 def _machine(workdir: pathlib.Path) -> dict[str, Any]:

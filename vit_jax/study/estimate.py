@@ -22,7 +22,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from vit_jax.config import durations, schema, searches
 from vit_jax.config.schema.data import RGB
-from vit_jax.core import trees
+from vit_jax.core import documents, trees
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import build
 from vit_jax.models import cost
@@ -147,7 +147,7 @@ def find_speed(done: schema.Results, topology: str) -> Speed:
   answer = subprocess.run([sys.executable, '-m', 'vit_jax.study.estimate'], capture_output=True, text=True)
   if answer.returncode:
     raise UserError(f'--topology: expected hardware, or devices on this machine, got:\n{answer.stderr[-1000:]}')
-  flops_s, what, num_devices = json.loads(answer.stdout.splitlines()[-1])
+  flops_s, what, num_devices = documents.parse(answer.stdout.splitlines()[-1])
   return Speed(flops_s * ASSUMED_MFU, f'{ASSUMED_MFU:.0%} of {what}', num_devices)
 
 

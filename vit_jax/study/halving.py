@@ -5,17 +5,17 @@ after a restart.
 """
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
-import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from vit_jax.config import json_files, schema
 from vit_jax.config.schema import checks
-from vit_jax.core import failures, json_text
+from vit_jax.core import documents, failures, files
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.record import reader, run_directory
 from vit_jax.study.runs import Task
@@ -74,8 +74,9 @@ def check_same(workdir: pathlib.Path, search: schema.Search) -> None:
   path = workdir / RECORD
   if not path.is_file():
     _write_once(path, now)
-  before = json_text.Table(json_text.parse(path.read_bytes()), str(path), fix='Use another --workdir.').content
-  changed = [f'  {name}: {before.get(name)} -> {value}' for name, value in now.items() if before.get(name) != value]
+  before = documents.read(path, advice='Use another --workdir.').object()
+  changed = [f'  {name}: {documents.shown(str(before.get(name)))} -> {value}' for name, value in now.items()
+             if before.get(name) != value]
   if changed:
     raise UserError('\n'.join([f'--workdir: expected a directory of the same search, got {workdir} with another:',
                                *changed, 'Use the settings of that search (more points are possible; state the rungs '
@@ -108,21 +109,13 @@ def kept(workdir: pathlib.Path, search: schema.Search, number: int, tasks: Seque
                       f'{rung.label}, got none. See the outputs of the runs.')
     _write_once(path, {'kept': [task.name for task in best], 'metric': search.metric, 'results': {
         task.name: score(search, task.result()) for task in tasks if task.is_done}})
-  return list(json.loads(path.read_text())['kept'])
+  return list(documents.read(path).field('kept').texts())
 
 
 def _write_once(path: pathlib.Path, content: Mapping[str, object]) -> None:
   """Writes a file unless another process has: the first one counts."""
-  path.parent.mkdir(parents=True, exist_ok=True)
-  own = path.with_name(f'{path.name}.{os.getpid()}.part')
-  own.write_text(json.dumps(json_text.finite(content), indent=2) + '\n')
-  try:
-    os.link(own, path)
-  except FileExistsError:
-    pass
-  except OSError:  # a file system without links, where the processes are tasks that decide by the same results
-    own.replace(path)
-  own.unlink(missing_ok=True)
+  with contextlib.suppress(FileExistsError), files.replacing(path, is_new=True) as part:
+    part.write_text(json.dumps(documents.finite(content), indent=2) + '\n')
 
 
 def at_rungs(search: schema.Search, tasks: Sequence[Task]) -> dict[str, list[Task]]:

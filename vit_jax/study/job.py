@@ -3,7 +3,7 @@
 Each run is a separate process in WORKDIR/runs/NAME: a crash of one does not affect the others, and its memory and
 compiled programs are freed with it. When the study is started again, finished runs are not repeated, interrupted ones
 are resumed and failed ones are tried again. Several hosts that share WORKDIR share the runs: by locks if they start the
-same command, or by their index among the tasks of a cluster (`submit.py`).
+same command, or by their index among the tasks of a cluster (`--share`).
 """
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ from types import FrameType
 from typing import NamedTuple
 
 from vit_jax.config import check, schema, searches
-from vit_jax.core import failures
+from vit_jax.core import failures, signals
 from vit_jax.core.errors import TemporaryError, UserError
-from vit_jax.data.sources import folder
 from vit_jax.jobs import check as places
 from vit_jax.parallel import hosts
 from vit_jax.recipes import sizes
 from vit_jax.record.run_directory import default_name
-from vit_jax.study import budget as budgets
 from vit_jax.study import estimate, halving, runs, table
-from vit_jax.study import submit as submit_lib
 
 POLL_S = .1
+ALL = (0, 1)
+"""The share of a process that works alone: (index, number of tasks)."""
 _NAME = re.compile(r'[\w.=+-]+')
 Configs = dict[str, schema.Config]
 
@@ -45,8 +44,7 @@ class Stage(NamedTuple):
 
 
 def run(config: schema.Study, workdir: pathlib.Path | None, *, processes: int = 1, dry_run: bool = False,
-        topology: str = '', share: tuple[int, int] = submit_lib.ALL, submit: str = '', tasks: int = 0,
-        submit_options: str = '', search: schema.SearchMethod | None = None, budget: float = 0., source: str = '',
+        topology: str = '', share: tuple[int, int] = ALL, search: schema.SearchMethod | None = None,
         changes: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> int:
   """Runs a study, or with `dry_run` prints its runs and their cost.
 
@@ -57,11 +55,8 @@ def run(config: schema.Study, workdir: pathlib.Path | None, *, processes: int = 
     dry_run: only print.
     topology: of a dry run, hardware for which to estimate hours, such as `v3:4x4`; '' = this machine.
     share: the runs that this process takes; the others are awaited where later ones depend on them.
-    budget: device-hours of all runs together, beyond which no run is started; 0 = no limit.
     search: in place of the method of the study's search; None = that one.
-    submit, tasks, submit_options: write a job of a cluster and run nothing, see `submit.write`; 0 tasks = one for each
-      run.
-    source, changes: of the config, for this job.
+    changes: overrides of the config.
     environ: environment of the runs; None = that of this process.
 
   Returns:
@@ -78,23 +73,10 @@ def run(config: schema.Study, workdir: pathlib.Path | None, *, processes: int = 
   if dry_run:
     print(estimate.describe(config, workdir, topology=topology), flush=True)
     return 0
-  if bool(tasks or submit_options) and not submit:
-    raise UserError('--tasks, --submit_options: expected them with --submit, got them alone. Add --submit=slurm or '
-                    '--submit=k8s.')
-  if submit:
-    refuse_placeholders(config.runs)
-    words = [source, *(f'--config.{one}' for one in changes), f'--workdir={workdir}', f'--processes={processes}',
-             *([f'--search={searches.text(search)}'] if search else []),
-             *([f'--budget={budget!r}h'] if budget else [])]
-    command = submit_lib.write(submit, words, workdir, name=config.name, tasks=tasks or len(config.runs),
-                               options=submit_options)
-    print(f'Nothing was started. Submit the study with: {command}', flush=True)
-    return 0
   if place := hosts.find_place(os.environ):
     raise UserError(f'VIT_JAX_DISTRIBUTED: expected off, as a study starts processes for its runs itself, got {place}. '
                     'Set VIT_JAX_DISTRIBUTED=off, and start one process per host.')
-  return Coordinator(config, workdir, processes, dict(os.environ if environ is None else environ), share,
-                     budget).run()
+  return Coordinator(config, workdir, processes, dict(os.environ if environ is None else environ), share).run()
 
 
 def check_names(configs: Configs) -> None:
@@ -136,32 +118,21 @@ def _refuse(found: Mapping[str, Sequence[str]], expected: str) -> None:
         for line, names in problems.items())]))
 
 
-def refuse_placeholders(configs: Configs) -> None:
-  """Raises UserError for runs whose images are those of the placeholder `folder:PATH`.
-
-  Whether there are images elsewhere, where a job of a cluster runs, is not known here.
-  """
-  for config in configs.values():
-    for _, source in places.sources(config):
-      kind, _, where = source.partition(':')
-      if kind == 'folder':
-        folder.refuse_placeholder(where)
+_STOPPING = 'Ctrl-C: stopping as soon as the runs have saved. Press Ctrl-C again to end them at once, without saving.'
 
 
 class Coordinator:
   """Starts the runs that are not finished, and writes the table."""
 
   def __init__(self, study: schema.Study, workdir: pathlib.Path, processes: int, environ: dict[str, str],
-               share: tuple[int, int] = submit_lib.ALL, budget: float = 0.) -> None:
-    self._share = share
-    self._budget = budgets.Budget(budget) if budget else None
-    self._is_spent = False  # the budget would be exceeded
-    self._study, self._workdir, self._processes, self._environ = study, workdir, processes, environ
+               share: tuple[int, int] = ALL) -> None:
+    self._study, self._workdir, self._processes, self._environ, self._share = study, workdir, processes, environ, share
     self._tasks: dict[str, runs.Task] = {}
     self._failed: dict[str, str] = {}
     self._statuses: list[int] = []
     self._active: list[runs.Process] = []
     self._stopped_by = ''
+    self._answer = signals.Answer(_STOPPING)
     self._is_last = False  # no later stage depends on the results of this one
 
   def run(self) -> int:
@@ -170,12 +141,8 @@ class Coordinator:
     if self._study.search:
       halving.check_same(self._workdir, self._study.search)
     try:
-      stages = self._stages()
-      for number, stage in enumerate(stages):
-        if self._stopped_by or self._is_spent:
-          break
-        self._is_last = number == len(stages) - 1
-        self._execute(self._plan(stage, number))
+      with signals.answering(_STOPPING, is_last=False) as self._answer:
+        self._run(self._stages())
     except TemporaryError as error:
       self._say(str(error))
       self._statuses.append(failures.TRY_AGAIN)
@@ -189,6 +156,13 @@ class Coordinator:
       print(f'Stopped by {self._stopped_by} after saving. Run the same command again to resume.', flush=True)
       return failures.TRY_AGAIN
     return failures.worst(self._statuses)
+
+  def _run(self, stages: Sequence[Stage]) -> None:
+    for number, stage in enumerate(stages):
+      if self._stopped_by:
+        break
+      self._is_last = number == len(stages) - 1
+      self._execute(self._plan(stage, number))
 
   def _stages(self) -> list[Stage]:
     search, first = self._study.search, self._study.runs
@@ -245,14 +219,12 @@ class Coordinator:
     waiting = [task for task in own if not (self._study.search and task.has_diverged)]
     others = [task for task in tasks if task not in own] if not self._is_last else []
     while self._active or (waiting or others) and not self._stopped_by:
-      others = [task for task in others if not (task.is_over or self._is_spent or self._is_declined(task))]
+      others = [task for task in others if not task.is_over]
       for task in [] if self._stopped_by else list(waiting):
         if task.is_done:  # by an earlier start, or by another process
           waiting.remove(task)
         elif len(self._active) == self._processes:
           break
-        elif self._declines(task):
-          waiting.remove(task)
         elif process := runs.begin(task, self._environ):
           waiting.remove(task)
           self._active.append(process)
@@ -263,26 +235,6 @@ class Coordinator:
           self._active.remove(process)
           self._end(process.task, process.status)
       time.sleep(POLL_S)
-
-  def _declines(self, task: runs.Task) -> bool:
-    """Returns whether a run is not started because of the budget; after the first one, none is."""
-    if self._budget is None:
-      return False
-    if not self._is_spent:
-      others = [one for one in self._tasks.values() if one.name != task.name]
-      if reason := self._budget.refusal(task, others):
-        self._say(f'{reason} No more runs are started.')
-        self._is_spent = True
-    if self._is_spent:
-      self._budget.decline(task)
-    return self._is_spent
-
-  def _is_declined(self, task: runs.Task) -> bool:
-    """Returns whether another process does not start a run because of the budget; then this one stops, too."""
-    if self._budget is None or not self._budget.is_declined(task):
-      return False
-    self._is_spent = True
-    return True
 
   def _end(self, task: runs.Task, status: int) -> None:
     """Prints how a run ended."""
@@ -313,8 +265,6 @@ class Coordinator:
     open_ = {name: 'not finished' for name, task in self._tasks.items() if not task.is_done}
     study = halving.with_table(self._study, [task for task in tasks if task.name in self._study.runs])
     page = table.write(self._workdir, study, self.results(), open_ | self._failed)
-    if self._budget:
-      self._say(self._budget.used(tasks) + ' No more runs were started.' * self._is_spent)
     num_paused = sum(task.is_done and not task.is_finished for task in tasks)
     if search and (best := halving.write_best(self._workdir, search, [*tasks])):
       self._say(best)
@@ -326,6 +276,8 @@ class Coordinator:
   def _note(self, number: int, frame: FrameType | None) -> None:
     """Passes a signal to stop on to the runs, which save; a second Ctrl-C kills them."""
     del frame
+    if number == signal.SIGINT:
+      self._answer.say()
     if self._stopped_by and number == signal.SIGINT:
       for one in self._active:
         one.stop(signal.SIGKILL)

@@ -8,17 +8,17 @@ its `.claim`, which the system releases when that process ends.
 from __future__ import annotations
 
 import fcntl
-import json
 import math
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
 from typing import IO, NamedTuple
 
 from vit_jax.config import json_files, layout, schema
-from vit_jax.core import implementation, json_text, os_errors
+from vit_jax.core import documents, failures, implementation
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import resume
 from vit_jax.record import reader, run_directory
@@ -26,9 +26,12 @@ from vit_jax.train import hooks
 
 FINAL, OUTPUT, CLAIM, FAILED = 'final.json', 'output.txt', '.claim', '.failed'
 CHILD = ('-m', 'vit_jax.study.child')
+TAIL_BYTES = 2**20
 TAIL_LINES = 6  # of the output of a failed run that are shown if no line has the error
 
+_STATUS = re.compile(rb'[0-9]{1,3}\b')
 _RESTORE = 'Restore it, or remove that folder to run it again.'
+
 
 class Task(NamedTuple):
   """A run: its name, config and directory, and the part of it, such as '25 %', after which it pauses; '' = its end."""
@@ -50,7 +53,8 @@ class Task(NamedTuple):
   def failure(self) -> int:
     """The exit status of the last try of a run that failed; 0 if it did not."""
     path = self.folder / FAILED
-    return int(path.read_text().split()[0]) if path.is_file() else 0
+    found = _STATUS.match(documents.read_bytes(path)) if path.is_file() else None
+    return int(found[0]) if found else failures.TRY_AGAIN if path.is_file() else 0
 
   @property
   def has_diverged(self) -> bool:
@@ -61,11 +65,6 @@ class Task(NamedTuple):
   def is_over(self) -> bool:
     """Whether the run is done, or failed at its last try."""
     return self.is_done or bool(self.failure)
-
-  @property
-  def is_claimed(self) -> bool:
-    """Whether a process works on the run."""
-    return _is_locked(self.folder / CLAIM)
 
   @property
   def _file(self) -> pathlib.Path:
@@ -91,7 +90,7 @@ class Task(NamedTuple):
     if not path.is_file() or not (self.is_done or self.is_started):
       return
     before = layout.unchosen(json_files.read(path))  # a run chooses its layout on its devices
-    if changed := resume.changes(json.loads(json_files.to_json(before)), layout.unchosen(self.config)):
+    if changed := resume.changes(json_files.to_plain(before), layout.unchosen(self.config)):
       raise UserError('\n'.join([
           f'--workdir: expected a study with the same settings, got {self.folder} with others:', *changed,
           'Use the settings of that study, another --workdir, or remove that folder.']))
@@ -102,25 +101,16 @@ class Task(NamedTuple):
     Raises:
       UserError: a file of the run cannot be read.
     """
-    try:
-      file = self._file
-      final, evaluation = (
-          json_text.Table(json_text.parse(path.read_bytes()), str(path), fix=_RESTORE)
-          for path in (file, self.folder / 'evaluate.json' if file.name == FINAL else file))
-    except OSError as error:
-      raise os_errors.kind(error)(f'{error.filename}: expected a file that can be read, got {error.strerror}. '
-                                  f'{_RESTORE}') from error
-    except UserError:
-      raise
-    except ValueError as error:
-      raise UserError(f'{self.folder}: expected {file.name} and evaluate.json as the run wrote them, got {error}. '
-                      f'{_RESTORE}') from error
-    numbers = final.table('metrics')
-    metrics = {name: numbers.number(name, default=math.nan) for name in numbers.content}  # null = not finite
+    file = self._file
+    final, evaluation = (documents.read(path, advice=_RESTORE)
+                         for path in (file, self.folder / 'evaluate.json' if file.name == FINAL else file))
+    numbers = final.part('metrics')
+    metrics = {name: numbers.field(name, default=math.nan).number() for name in numbers.object()}  # null = not finite
     return schema.Result(
-        self.config, str(self.folder), final.whole('step'), final.number('seconds', 0),
-        final.whole('num_params', 0, 2**53), final.number('exaflops', 0), metrics,
-        evaluation.number('top1', default=None), self._best(), final.number('training_processor_s', 0, default=0.))
+        self.config, str(self.folder), final.field('step').whole(), final.field('seconds').number(0),
+        final.field('num_params').whole(0, 2**53), final.field('exaflops').number(0), metrics,
+        evaluation.field('top1', default=None).number(), self._best(),
+        final.field('training_processor_s', default=0.).number(0))
 
   def _best(self) -> dict[str, float]:
     """Returns all metrics of the step at which the watched metric was best, from its latest rows."""
@@ -176,7 +166,9 @@ def begin(task: Task, environ: dict[str, str]) -> Process | None:
 
 def explain(folder: pathlib.Path) -> str:
   """Returns why a run failed, from the end of its output: its error message, else the last lines."""
-  lines = (folder / OUTPUT).read_text(errors='replace').rstrip().splitlines()
+  with open(folder / OUTPUT, 'rb') as file:
+    file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+    lines = file.read(TAIL_BYTES).decode(errors='replace').rstrip().splitlines()
   starts = [number for number, line in enumerate(lines) if line.startswith('error: ')]
   return '\n'.join(lines[starts[-1]:] if starts else lines[-TAIL_LINES:])
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.config import schema
+from vit_jax.core import documents
 from vit_jax.core.errors import UserError
 from vit_jax.inspect import html_pages, plotting
 from vit_jax.inspect.html_pages import to_float
@@ -18,10 +19,10 @@ from vit_jax.record import run_directory, storage
 if TYPE_CHECKING:
   from matplotlib.axes import Axes
 
-def run(workdir: Sequence[storage.Path], to: str) -> int:
+def run(workdir: Sequence[storage.Path], to: str, *, overwrite: bool = False) -> int:
   """Prints the table of a study, or else writes the page of runs; exit status 0. See `jobs.report.run`."""
   if len(workdir) > 1 or not (workdir[0] / 'runs').is_dir() or (workdir[0] / 'config.json').is_file():
-    return report.run(workdir, to)
+    return report.run(workdir, to, overwrite=overwrite)
   print(show(workdir[0]))
   return 0
 
@@ -43,8 +44,7 @@ def write(workdir: pathlib.Path, study: schema.Study, results: schema.Results, m
   run_directory.write_text(workdir / 'table.csv', _to_csv(rows))
   run_directory.write_text(workdir / 'table.html', _to_page(study.name, rows, figure, missing))
   if figure:
-    (workdir / 'figure.png.part').write_bytes(figure)
-    (workdir / 'figure.png.part').replace(workdir / 'figure.png')
+    run_directory.write_bytes(workdir / 'figure.png', figure)
   return str(workdir / 'table.html')
 
 
@@ -58,7 +58,14 @@ def show(workdir: storage.Path) -> str:
   if not path.is_file():
     raise UserError(f'{path}: expected the table of a study, got no such file. It is written when the study ends or is '
                     'stopped.')
-  rows = list(csv.reader(io.StringIO(path.read_text())))
+  expected, advice = 'the table of a study', 'It is written again when the study ends or is stopped.'
+  text = documents.read_text(path, expected=expected, advice=advice)
+  try:
+    rows = list(csv.reader(io.StringIO(text), strict=True))
+  except csv.Error:
+    rows = []
+  if len({len(row) for row in rows}) != 1:
+    raise UserError(f'{path}: expected {expected}, got lines of different lengths, or none. {advice}')
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   lines = ['  '.join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
   return '\n'.join([*lines, f'Page: {workdir / "table.html"}'])

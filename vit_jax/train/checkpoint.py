@@ -1,8 +1,8 @@
-"""Writes checkpoints with Orbax, with a digest of every item in `meta`, so that damage is always detected.
+"""Saves, removes and sets aside the checkpoints of a run, by Orbax; only the run that holds its directory's lock does.
 
-Items: `params`, `extra` (omitted if empty), `opt`, `data` and `meta`. The digests are over the bits of the arrays,
-so they do not depend on the mesh. `checkpoint_reader.py` reads and verifies checkpoints. This module saves, removes and
-sets them aside, for the run that holds the lock on the run directory. No other module uses Orbax's manager.
+A checkpoint has the items `params`, `extra` (omitted if empty), `opt` and `meta`. So that damage is always detected,
+`meta` has a digest of each of the others, over the bits of the arrays, so that it does not depend on the mesh.
+`checkpoint_reader.py` reads and verifies checkpoints. No other module uses Orbax's manager.
 """
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ import dataclasses
 import logging
 import math
 import pathlib
+import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from vit_jax.config import durations, schema
-from vit_jax.core import lazy, os_errors, trees
+from vit_jax.core import failures, lazy, trees
 from vit_jax.core.errors import TemporaryError, UserError
-from vit_jax.record import checkpoint_files, lease, reader, storage
+from vit_jax.record import checkpoint_files, chosen, owner, storage
 from vit_jax.train import checkpoint_reader
 from vit_jax.train.checkpoint_reader import ITEMS, Restored
-from vit_jax.train.local_copies import LocalCopies
 from vit_jax.train.state import TrainState
 
 if TYPE_CHECKING:
@@ -34,15 +35,25 @@ else:
   ocp = lazy.Module('orbax.checkpoint')
   managers = lazy.Module('orbax.checkpoint.checkpoint_managers')
 
-WAIT_S = 0.05  # between two looks at a save of several processes
+WAIT_S = 0.05  # seconds between polls of an unfinished save
 _DEFECTS = (TypeError, AttributeError, NameError, AssertionError, LookupError)
 """Errors of code, not of files, while a checkpoint is written."""
+_WRITING = 'A checkpoint could not be written to'
+_OPENING = 'Checkpoints could not be opened in'
+_MOVING = 'A damaged checkpoint could not be set aside from'
+"""What a message says that failed, before the folder."""
 log = logging.getLogger('vit_jax.train')
 
 
 @dataclasses.dataclass(frozen=True)
 class Keep:
-  """Which checkpoints are kept. `best` is the name of a metric, or ''; `every` is in steps, `every_s` in seconds."""
+  """Which checkpoints are kept: those to which at least one of these applies.
+
+  latest: how many of the newest ones.
+  every: those whose step is a multiple of this number of steps; 0 = none for this reason.
+  best: the name of a metric, and so the one with its best value; '' = none for this reason.
+  every_s: one for each such number of seconds; 0 = none for this reason.
+  """
   latest: int
   every: int = 0
   best: str = ''
@@ -64,22 +75,32 @@ class Keep:
                       f'steps, got {settings.keep_every!r}, {keep_every} steps. Set such a multiple.')
     return cls(settings.keep_latest, keep_every, settings.keep_best)
 
-  def policy(self) -> managers.PreservationPolicy:
+  def policy(self, known: Mapping[int, float]) -> managers.PreservationPolicy:
+    """Returns Orbax's policy; `known` has the values of `best` by step of the checkpoints on disk."""
     policies: list[managers.PreservationPolicy] = [managers.LatestN(self.latest)]
     if self.every:
       policies.append(managers.EveryNSteps(self.every))
     if self.every_s:
       policies.append(managers.EveryNSeconds(round(self.every_s)))
     if self.best:
-      policies.append(managers.BestN(get_metric_fn=self._score, n=1, keep_checkpoints_without_metrics=False))
+      policies.append(_Best(self.best, dict(known)))
     return managers.AnyPreservationPolicy(policies)
 
-  def _score(self, metrics: Mapping[str, float]) -> float:
-    value = metrics.get(self.best) if isinstance(metrics, Mapping) else None  # the file may be damaged
-    if not isinstance(value, int | float):
-      return -math.inf
-    value = -value if reader.is_lower_better(self.best) else value
-    return value if math.isfinite(value) else -math.inf
+
+@dataclasses.dataclass
+class _Best:
+  """A policy of Orbax that preserves the checkpoint which `chosen.choose` chooses, also after a restart.
+
+  Orbax's own `BestN` knows only the metrics of the checkpoints that its process has saved.
+  """
+  metric: str
+  known: dict[int, float]
+
+  def should_preserve(self, checkpoints: Sequence[Any], *, context: object) -> list[bool]:
+    del context
+    self.known |= {one.step: one.metrics[self.metric] for one in checkpoints if self.metric in (one.metrics or {})}
+    best = chosen.best({one.step: self.known[one.step] for one in checkpoints if one.step in self.known}, self.metric)
+    return [one.step == best for one in checkpoints]
 
 
 class Checkpointer:
@@ -90,12 +111,10 @@ class Checkpointer:
   Args:
     folder: `checkpoints` of the run directory.
     keep: which checkpoints are kept.
-    local: copies on the local disks of the hosts; None = none.
   """
 
-  def __init__(self, folder: storage.PathLike, *, keep: Keep, local: LocalCopies | None = None) -> None:
+  def __init__(self, folder: storage.PathLike, *, keep: Keep) -> None:
     self.reader = checkpoint_reader.Reader(folder)
-    self._local = local
     self.folder = self.reader.folder
     self._keep = keep
     self._opened: ocp.CheckpointManager | None = None
@@ -106,21 +125,19 @@ class Checkpointer:
     """Returns the steps of the complete checkpoints, oldest first."""
     return self.reader.steps()
 
-  def restore(self, abstract: TrainState, shardings: TrainState) -> Restored | None:
-    """Restores the newest undamaged checkpoint with these `shardings`; None if there is no checkpoint.
+  def restore(self, abstract: TrainState) -> Restored | None:
+    """Restores the newest undamaged checkpoint with the shardings of `abstract`; None if there is no checkpoint.
 
-    Complete copies on the local disks are used if they are newer than all checkpoints. Damaged checkpoints are set
-    aside, with a message, and files of an interrupted save are removed.
+    Damaged checkpoints are set aside, with a message, and files of an interrupted save are removed.
 
     Raises:
       UserError: checkpoints exist but belong to another model, all are damaged, or the system does not allow reading
         them or writing to the folder.
+      TemporaryError: storage, the network or another process failed.
     """
-    steps, found = self.steps(), None
+    steps = self.steps()
     try:
-      if self._local:
-        found = self._local.restore(abstract, shardings, newer_than=max(self.reader.agreed_steps(), default=-1))
-      found = found or self.reader.newest(abstract, shardings, set_aside=self._set_aside)
+      found = self.reader.newest(abstract, set_aside=self._set_aside)
     except UserError as error:
       if steps and not self.steps():
         raise UserError(f'{error}\nAll of them were moved to {self.folder.parent / "damaged"}. To begin from nothing, '
@@ -129,49 +146,42 @@ class Checkpointer:
     if jax.process_count() > 1 or self._has_files():
       self._manager()
     else:  # a new run trains its first steps before it imports Orbax
-      self._guard(lambda: self.folder.mkdir(parents=True, exist_ok=True))
+      self._guard(lambda: self.folder.mkdir(parents=True, exist_ok=True), _OPENING)
     return found
 
   def _has_files(self) -> bool:
     return self.folder.is_dir() and next(iter(self.folder.iterdir()), None) is not None
 
-  def save(self, step: int, state: TrainState, *, data: Mapping[str, Any], meta: Mapping[str, Any],
-           metrics: Mapping[str, float], announce: Callable[[str], object] = lambda digest: None) -> str:
-    """Starts to save the `state` of step `step`, and returns the digest of its parameters.
+  def save(self, state: TrainState, about: Mapping[str, Any], metrics: Mapping[str, float], *,
+           announce: Callable[[str], object] = lambda digest: None) -> str:
+    """Starts to save a state, and returns the digest of its parameters as soon as the arrays are copied to the host.
 
-    Returns as soon as the arrays are copied to the host. `announce` is called with the digest before anything is
-    written, so that the record of the run is complete up to this step when the checkpoint is.
+    Args:
+      state: of the run after a step.
+      about: what else the checkpoint says about the state, as JSON.
+      metrics: of this step, from which the best checkpoint is chosen; those that are not finite are left out.
+      announce: is called with the digest before anything is written. The caller completes the record of the run up to
+        this step in it, so that no checkpoint is ahead of the record.
 
     Raises:
       UserError: this or the previous checkpoint could not be written, for a reason that the person has to change.
       TemporaryError: it could not be written because storage, the network or another process failed.
     """
+    step = int(state.step)
     items = {name: getattr(state, name) for name in ITEMS if jax.tree.leaves(getattr(state, name))}
     started = {name: trees.begin_digest(item) for name, item in items.items()}
     digests = {name: finish() for name, finish in started.items()}
-    body = {**meta, 'version': checkpoint_files.VERSION, 'step': step, 'digests': digests,
-            'data_sha256': checkpoint_files.sha256(data),
+    finite = {k: v for k, v in metrics.items() if math.isfinite(v)}
+    body = {**about, 'version': checkpoint_files.VERSION, 'step': step, 'digests': digests, 'metrics': finite,
             'shapes': {name: checkpoint_reader.shapes(item) for name, item in items.items()}}
     args = ocp.args.Composite(
         **{name: ocp.args.StandardSave(item) for name, item in items.items()},
-        data=ocp.args.JsonSave(dict(data)),
         meta=ocp.args.JsonSave(checkpoint_files.seal(body)))
     announce(digests['params'])
-    finite = {k: v for k, v in metrics.items() if math.isfinite(v)}
     self.wait()
-    self._guard(lambda: self._manager().save(step, args=args, metrics=finite or None, force=True))
+    self._guard(lambda: self._manager().save(step, args=args, metrics=finite or None, force=True), _WRITING)
     self._is_pending = True
     return digests['params']
-
-  def save_local(self, step: int, state: TrainState, *, data: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-    """Copies the `state` to the local disks of the hosts, after `restore`; returns when it is copied to the hosts."""
-    assert self._local
-    self._local.save(step, state, data=data, meta=meta)
-
-  def discard_local(self) -> None:
-    """Removes the copies on the local disks of the hosts, which a checkpoint replaces."""
-    if self._local:
-      self._local.discard()
 
   def check(self) -> None:
     """Raises the error of `save` if a save in the background has failed; does not wait for an unfinished one.
@@ -186,7 +196,7 @@ class Checkpointer:
 
   def wait(self) -> None:
     """Waits until the last save is complete. Raises the error of `save` if it failed."""
-    self._guard(self._wait)
+    self._guard(self._wait, _WRITING)
 
   def reopen(self) -> None:
     """Discards a save that failed, so that another one can be made; for a run of one process."""
@@ -198,77 +208,90 @@ class Checkpointer:
   def close(self) -> None:
     """Closes the manager. An error of a save is only logged here; `wait` raises it.
 
-    If process 0 could not commit a save, this does not wait: the other processes wait for it until this one ends.
+    If a save has failed in this process, this does not wait: the other processes wait for it until this one ends.
     """
-    if self._local:
-      self._local.wait()
-    held = lease.find(self.folder)
-    is_lost = self._uncommitted is not None or held is not None and held.is_replaced
-    if self._opened is None or is_lost and jax.process_count() > 1:
+    held = owner.find(self.folder)
+    is_lost = self._uncommitted is not None or (held is not None and held.is_replaced)
+    if self._opened is None or (is_lost and jax.process_count() > 1):
       return
     try:
       self._opened.close()
     except Exception as error:  # any error that the thread of a save has raised, of any library
-      log.warning('the last checkpoint was not written: %s', os_errors.first_line(error))
+      log.warning('the last checkpoint was not written: %s', failures.first_line(error))
 
   def _manager(self) -> ocp.CheckpointManager:
     """Returns Orbax's manager, opened on first use; it creates the folder and removes files of an interrupted save."""
     if self._opened is None:
-      self._guard(self._open)
+      self._guard(self._open, _OPENING)
     assert self._opened is not None
     return self._opened
 
   def _open(self) -> None:
-    for step in self.steps():
+    for step in self.steps() if jax.process_index() == 0 else ():  # the others may already see no folder
       try:
         self.reader.check_description(step)
-      except os_errors.Damaged as error:
+      except failures.Damaged as error:
         log.warning('checkpoint %d is damaged and set aside: %s', step, error)
-        self._set_aside(step)
+        self._move_aside(step)
+    ocp.multihost.sync_global_processes('vit_jax descriptions')
+    known = chosen.values(self.folder.parent, self._keep.best, self.steps()) if self._keep.best else {}
     options = ocp.CheckpointManagerOptions(
-        preservation_policy=self._keep.policy(), enable_async_checkpointing=True, create=True,
-        cleanup_tmp_directories=True, temporary_path_class=self._commit_class())
-    self._opened = ocp.CheckpointManager(self.folder, options=options, item_names=(*ITEMS, 'data', 'meta'))
+        preservation_policy=self._keep.policy(known), enable_async_checkpointing=True, create=True,
+        cleanup_tmp_directories=True, temporary_path_class=self._commit_class(),
+        async_options=ocp.options.AsyncOptions(barrier_sync_fn=self._barrier()))
+    self._opened = ocp.CheckpointManager(self.folder, options=options, item_names=(*ITEMS, 'meta'))
 
-  def _guard(self, action: Callable[[], object]) -> None:
+  def _guard(self, action: Callable[[], object], failed: str) -> None:
+    """Runs an action of Orbax or of the file system; an error becomes one that says what `failed`, and what to do."""
     try:
       action()
     except (UserError, TemporaryError, *_DEFECTS):
       raise
     except Exception as error:  # any error that the thread of a save has raised, of any library
-      kind, advice = type(os_errors.writing('', error)), os_errors.find(error)
+      kind, advice = type(failures.writing('', error)), failures.advice(error)
       try:
         kept = ', '.join(map(str, self.steps())) or 'none'
       except (UserError, TemporaryError):  # the storage does not list its files either
         kept = 'not known'
-      raise kind(f'A checkpoint could not be written to {self.folder}: {os_errors.first_line(error)}\n'
+      raise kind(f'{failed} {self.folder}: {failures.first_line(error)}\n'
                  f'{f"{advice} Then run" if advice else "Run"} the same command again: it continues from the newest '
                  f'whole checkpoint (steps on disk: {kept}).') from error
 
   def _commit_class(self) -> type[Any]:
-    """Returns Orbax's class for the folders of checkpoints; it reads the run's lease before and after a commit."""
-    held, classes = lease.find(self.folder), ocp.path.atomicity
+    """Returns Orbax's class for the folders of checkpoints; it checks the owner before and after a commit."""
+    held, classes = owner.find(self.folder), ocp.path.atomicity
     # Those that Orbax chooses itself: a folder is renamed, and in object storage a file is written last.
     default = (classes.AtomicRenameTemporaryPath if isinstance(self.folder, pathlib.Path)
                else classes.CommitFileTemporaryPath)
-    checkpointer = self
 
     class Commit(default):  # type: ignore[misc, valid-type]
       async def finalize(self) -> None:
-        try:
-          if held:
-            await asyncio.to_thread(held.check)
-          await super().finalize()
-          if held:  # before Orbax removes the checkpoints that this one replaces
-            await asyncio.to_thread(held.check)
-        except Exception as error:
-          checkpointer._uncommitted = error
-          raise
+        if held:
+          await asyncio.to_thread(held.check)
+        await super().finalize()
+        if held:  # before Orbax removes the checkpoints that this one replaces
+          await asyncio.to_thread(held.check)
 
     return Commit
 
+  def _barrier(self) -> ocp.multihost.BarrierSyncFn:
+    """Returns Orbax's barrier of processes; a thread whose save has failed keeps the error and does not wait there.
+
+    Orbax's thread waits in a `finally` for the other processes, which wait at an earlier barrier for this save.
+    """
+    wait = ocp.multihost.get_barrier_sync_fn()
+
+    def sync(*, key: str, timeout_ms: int) -> None:
+      error = sys.exc_info()[1]
+      if isinstance(error, Exception) and threading.current_thread() is not threading.main_thread():
+        self._uncommitted = error
+        raise error
+      wait(key=key, timeout_ms=timeout_ms)
+
+    return sync
+
   def _wait(self) -> None:
-    """Waits for the last save; Orbax itself would wait for the other processes, which wait for a commit that failed."""
+    """Waits for the last save, but not for the other processes if it failed in this one."""
     manager = self._manager()
     while jax.process_count() > 1 and not self._uncommitted and manager.is_saving_in_progress():
       time.sleep(WAIT_S)
@@ -279,7 +302,7 @@ class Checkpointer:
   def _set_aside(self, step: int) -> None:
     """Moves a damaged checkpoint to `damaged` of the run directory."""
     if jax.process_index() == 0:
-      self._guard(lambda: self._move_aside(step))
+      self._guard(lambda: self._move_aside(step), _MOVING)
     ocp.multihost.sync_global_processes('vit_jax set aside')
 
   def _move_aside(self, step: int) -> None:

@@ -2,7 +2,7 @@
 
 It can therefore be used while the run is training. A checkpoint is only used if its saved digests match the arrays that
 were read; otherwise it counts as damaged, and the previous one is used. Errors of the system, such as a missing
-permission or too many open files, do not count as damage; they end the job with a message (`core/os_errors.py`).
+permission or too many open files, do not count as damage; they end the job with a message (`core/failures.py`).
 """
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from jax.experimental import multihost_utils
 
 from vit_jax.core import lazy, trees
 from vit_jax.core.errors import TemporaryError, UserError
-from vit_jax.core.os_errors import Damaged
+from vit_jax.core.failures import Damaged
 from vit_jax.core.types import PyTree
 from vit_jax.record import checkpoint_files, storage
-from vit_jax.train import replicas
 from vit_jax.train.state import TrainState
 
 if TYPE_CHECKING:
@@ -34,27 +33,9 @@ log = logging.getLogger('vit_jax.train')
 
 
 class Restored(NamedTuple):
-  """A verified checkpoint; `data` and `meta` are the arguments of `Checkpointer.save`.
-
-  is_local: it was put together from copies on the local disks of the hosts.
-  """
+  """A verified checkpoint; `about` is the argument of `Checkpointer.save`, with what that adds."""
   state: TrainState
-  data: dict[str, Any]
-  meta: dict[str, Any]
-  is_local: bool = False
-
-
-class _Item(NamedTuple):
-  """A part of a state that was read.
-
-  wait_for_digest: a function that waits for its digest and returns it; None = its computation has not begun.
-  """
-  tree: PyTree
-  wait_for_digest: Callable[[], str] | None
-
-  def begin_digest(self) -> Callable[[], str]:
-    """Returns a function that waits for the digest and returns it."""
-    return self.wait_for_digest or trees.begin_digest(self.tree)
+  about: dict[str, Any]
 
 
 class Removed(UserError):
@@ -88,37 +69,38 @@ class Reader:
     padded[:len(steps[-MOST_STEPS:])] = steps[-MOST_STEPS:]
     return [int(step) for step in multihost_utils.broadcast_one_to_all(padded) if step >= 0]
 
-  def newest(self, abstract: TrainState, shardings: TrainState, *,
-             set_aside: Callable[[int], None] | None = None) -> Restored | None:
-    """Reads the newest undamaged checkpoint with these `shardings`; None if there is no checkpoint.
+  def newest(self, abstract: TrainState, *, set_aside: Callable[[int], None] | None = None,
+             choose: Callable[[list[int]], int] = max) -> Restored | None:
+    """Reads the newest undamaged checkpoint; None if there is no checkpoint.
 
     Args:
-      abstract: shapes and dtypes of the state.
-      shardings: of its arrays.
+      abstract: shapes, dtypes and shardings of the state.
       set_aside: called with the step of each damaged checkpoint; None = only log a warning.
+      choose: chooses another one than the newest among the steps of undamaged checkpoints, on process 0.
 
     Raises:
       UserError: all checkpoints are damaged, one belongs to another model, or the system does not allow reading them.
     """
     damaged: dict[int, str] = {}
     while left := [step for step in self.agreed_steps() if step not in damaged]:
+      step = _of_process_0(choose(left))
       try:
-        return self._read(left[-1], abstract, shardings)
+        return self._read(step, abstract)
       except Damaged as error:
         now = self.agreed_steps()
-        if left[-1] not in now or any(step > left[-1] and step not in damaged for step in now):
+        if step not in now or any(one > left[-1] and one not in damaged for one in now):
           continue  # the run is training: it removes this checkpoint after saving a newer one
-        damaged[left[-1]] = str(error)
-        log.warning('checkpoint %d is damaged%s: %s', left[-1], ' and set aside' if set_aside else '', error)
+        damaged[step] = str(error)
+        log.warning('checkpoint %d is damaged%s: %s', step, ' and set aside' if set_aside else '', error)
         if set_aside:
-          set_aside(left[-1])
+          set_aside(step)
     if not damaged:
       return None
     reasons = '\n'.join(f'  {step}: {why}' for step, why in damaged.items())
     raise UserError(f'{self.folder}: expected a whole checkpoint, got damaged ones only:\n{reasons}')
 
-  def read(self, step: int, abstract: TrainState, shardings: TrainState) -> Restored:
-    """Reads and verifies the checkpoint of one step with these `shardings`.
+  def read(self, step: int, abstract: TrainState) -> Restored:
+    """Reads and verifies the checkpoint of one step, with the shardings of `abstract`.
 
     Raises:
       Removed: the checkpoint does not exist, or not any more.
@@ -127,7 +109,7 @@ class Reader:
     if step not in (steps := self.agreed_steps()):
       raise Removed(f'{self.folder} has no checkpoint of step {step}; it has: {", ".join(map(str, steps)) or "none"}')
     try:
-      return self._read(step, abstract, shardings)
+      return self._read(step, abstract)
     except Damaged as error:
       if step not in (steps := self.agreed_steps()):
         raise Removed(f'{self.folder}: expected a checkpoint of step {step}, got none any more: the run that is '
@@ -135,21 +117,19 @@ class Reader:
                       'or raise checkpoints.keep_latest.') from error
       raise UserError(f'Checkpoint {step} in {self.folder} is damaged: {error}') from error
 
-  def _read(self, step: int, abstract: TrainState, shardings: TrainState) -> Restored:
+  def _read(self, step: int, abstract: TrainState) -> Restored:
     wanted = {name: getattr(abstract, name) for name in ITEMS if jax.tree.leaves(getattr(abstract, name))}
-    meta, data, items = _all_or_none(f'{self.folder / str(step)}',
-                                     lambda: self._load(step, wanted, shardings))
-    items = {name: _complete(item, wanted[name], getattr(shardings, name)) for name, item in items.items()}
-    for name, finish in {name: items[name].begin_digest() for name in wanted}.items():
-      if finish() != meta['digests'][name]:
+    about, items, started = _all_or_none(f'{self.folder / str(step)}', lambda: self._load(step, wanted))
+    started = started or {name: trees.begin_digest(item) for name, item in items.items()}
+    for name, finish in started.items():
+      if finish() != about['digests'][name]:
         raise Damaged(f'the digest of {name} is not the one that was saved')
-    count = jax.device_put(np.asarray(step, np.int32), shardings.step)
+    count = jax.device_put(np.asarray(step, np.int32), abstract.step.sharding)
     # An item without arrays, such as the state of a constant optimizer, is not saved; its structure is that of now.
-    found = {name: items[name].tree if name in items else getattr(abstract, name) for name in ITEMS}
-    return Restored(TrainState(step=count, **found), data, meta)
+    return Restored(TrainState(count, **{name: items.get(name, getattr(abstract, name)) for name in ITEMS}), about)
 
   def read_meta(self, step: int) -> dict[str, Any]:
-    """Returns the `meta` passed to `Checkpointer.save`, with `version`, `step`, `digests` and `shapes`.
+    """Returns the `about` passed to `Checkpointer.save`, with `version`, `step`, `digests` and `shapes`.
 
     Raises:
       UserError: the system does not allow reading it.
@@ -157,25 +137,27 @@ class Reader:
     """
     return checkpoint_files.read_meta(self.folder / str(step))
 
-  def _load(self, step: int, wanted: Mapping[str, PyTree],
-            shardings: TrainState) -> tuple[dict[str, Any], dict[str, Any], dict[str, _Item]]:
-    """Returns description, data and arrays; reads only what this process needs, without waiting for other processes.
+  def _load(self, step: int, wanted: Mapping[str, PyTree]) -> tuple[
+      dict[str, Any], dict[str, PyTree], dict[str, Callable[[], str]]]:
+    """Returns description, items, and functions that wait for their digests; does not wait for other processes.
 
     A process that is alone begins to verify each item while it reads the next; with several, a digest is a sum over all
     of them, which begins when all have read everything.
     """
     self.check_description(step)
-    meta = self.read_meta(step)
-    self._check_layout(step, meta, wanted)
-    data = checkpoint_files.read_json(self.folder / str(step) / checkpoint_files.DATA)
-    if checkpoint_files.sha256(data) != meta['data_sha256']:
-      raise Damaged('the digest of data is not the one that was saved')
-
-    def read(name: str) -> _Item:
-      tree = self._read_arrays(step, name, wanted[name], getattr(shardings, name), meta['shapes'][name])
-      return _Item(tree, trees.begin_digest(tree) if jax.process_count() == 1 else None)
-
-    return meta, data, {name: read(name) for name in wanted}
+    about = self.read_meta(step)
+    self._check_layout(step, about, wanted)
+    if 'data_sha256' in about:  # the order of the data has a file of its own in checkpoints of earlier versions
+      about['data'] = checkpoint_files.read_json(self.folder / str(step) / checkpoint_files.DATA)
+      if checkpoint_files.sha256(about['data']) != about['data_sha256']:
+        raise Damaged('the digest of data is not the one that was saved')
+    items: dict[str, PyTree] = {}
+    started: dict[str, Callable[[], str]] = {}
+    for name, target in wanted.items():
+      items[name] = self._read_arrays(step, name, target, about['shapes'][name])
+      if jax.process_count() == 1:
+        started[name] = trees.begin_digest(items[name])
+    return about, items, started
 
   def check_description(self, step: int) -> None:
     """Checks Orbax's own description of a checkpoint, which Orbax's manager reads on opening.
@@ -188,22 +170,18 @@ class Reader:
     if checkpoint_files.guard(str(path), path.exists):
       checkpoint_files.read_json(path)
 
-  def _read_arrays(self, step: int, name: str, item: PyTree, shardings: PyTree, saved: Mapping[str, str]) -> PyTree:
-    """Returns the arrays of an item; of one that replicas share, those that this process reads, and None for others."""
-    target = _target(item, shardings)
-    sharing = replicas.share(shardings, item)
+  def _read_arrays(self, step: int, name: str, target: PyTree, saved: Mapping[str, str]) -> PyTree:
+    path = self.folder / str(step) / name
 
     def load() -> PyTree:
-      handler, path = ocp.StandardCheckpointHandler(), self.folder / str(step) / name
+      handler = ocp.StandardCheckpointHandler()
       try:
         checkpoint_files.check_arrays(name, jax.tree.leaves(handler.metadata(path).tree), saved)
-        if sharing is None:
-          return handler.restore(path, args=ocp.args.StandardRestore(target))
+        return handler.restore(path, args=ocp.args.StandardRestore(target))
       finally:
         handler.close()
-      return _read_shared(path, target, sharing)
 
-    return checkpoint_files.guard(str(self.folder / str(step) / name), load)
+    return checkpoint_files.guard(str(path), load)
 
   def _check_layout(self, step: int, meta: Mapping[str, Any], wanted: Mapping[str, PyTree]) -> None:
     if meta['version'] != checkpoint_files.VERSION:
@@ -220,35 +198,9 @@ class Reader:
                       + '\n'.join(shown) + '\nUse another --workdir, or the config it was made with.')
 
 
-def _complete(item: _Item, abstract: PyTree, shardings: PyTree) -> _Item:
-  """Returns an item with all of its arrays, which replicas that share it send each other; each process calls it."""
-  sharing = replicas.share(shardings, abstract)
-  if sharing is None:
-    return item
-  target, structure = jax.tree.flatten(_target(abstract, shardings))
-  return _Item(jax.tree.unflatten(structure, sharing.send(item.tree, target)), None)
-
-
-def _target(item: PyTree, shardings: PyTree) -> PyTree:
-  """Returns shapes and dtypes with shardings."""
-  return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), item, shardings)
-
-
-def _read_shared(path: storage.Path, target: PyTree, sharing: replicas.Sharing) -> list[Any]:
-  """Returns the leaves of an item that this process reads for all replicas; None in place of the others."""
-  leaves, structure = jax.tree.flatten(target)
-  wanted = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharing.target(i, x.sharding)) if sharing.is_reader(i)
-            else ocp.PLACEHOLDER for i, x in enumerate(leaves)]
-  if not any(map(sharing.is_reader, range(len(leaves)))):
-    return [None] * len(leaves)
-  tree = jax.tree.unflatten(structure, wanted)
-  handler = ocp.PyTreeCheckpointHandler()
-  try:
-    found = handler.restore(path, args=ocp.args.PyTreeRestore(
-        item=tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree)))
-  finally:
-    handler.close()
-  return [x if isinstance(x, jax.Array) else None for x in jax.tree.leaves(found)]
+def _of_process_0(step: int) -> int:
+  """Returns the step that process 0 passes, on every process."""
+  return step if jax.process_count() == 1 else int(multihost_utils.broadcast_one_to_all(np.int32(step)))
 
 
 def shapes(tree: PyTree) -> dict[str, str]:

@@ -9,9 +9,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
 from vit_jax.config import schema
-from vit_jax.core import retrying
+from vit_jax.core import failures
 from vit_jax.core.contracts import Watch
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Mean, Schedule
@@ -20,7 +21,7 @@ from vit_jax.record.clock import Clock
 from vit_jax.record.writer import Writer
 from vit_jax.train.checkpoint import Checkpointer
 from vit_jax.train.loop import Done
-from vit_jax.train.save_times import Times
+from vit_jax.train.save_times import SaveTimes
 from vit_jax.train.state import TrainState
 from vit_jax.train.step import nonfinite_paths
 
@@ -30,6 +31,8 @@ Latest = dict[str, tuple[int, float]]
 """The newest value of each evaluation metric, and its step."""
 NOT_FINITE = 'is not finite: loss'
 """Part of the message of a run that stops because of its loss or gradient."""
+MOST_NORMS = 1000
+"""Rows of the norms of all parameters in the record of a run."""
 BLOCK = 1024
 """Steps whose learning rates are computed together."""
 
@@ -60,13 +63,17 @@ class Rates:
 
 
 class Metrics:
-  """Logs every `log_every` steps: the values of that step, not means over several, so a resumed run logs the same."""
+  """Logs every `log_every` steps: the values of that step, not means over several, so a resumed run logs the same.
+
+  The norms of all parameters are events of at most about `MOST_NORMS` of these steps.
+  """
   every = 0
 
   def __init__(self, writer: Writer, clock: Clock, *, log_every: int, total: int, steps_an_epoch: float,
                schedule: Schedule) -> None:
     self._writer, self._clock, self.rates = writer, clock, Rates(schedule)
     self._log_every, self._total, self._epoch = log_every, total, steps_an_epoch
+    self._norms_every = log_every * -(-total // (log_every * MOST_NORMS))
 
   def on_metrics(self, done: Done) -> None:
     step, metrics = done.step, done.metrics
@@ -81,11 +88,19 @@ class Metrics:
     speed = {**(rates._asdict() if rates else {}), 'time_left_s': left_s}
     values |= {name: number for name, number in speed.items() if number is not None}
     self._writer.write(step, {f'train/{name}': number for name, number in values.items()})
-    self._writer.norms(step, metrics.norms._asdict())
+    if step % self._norms_every == 0 or step in (1, self._total):
+      self._writer.event('norms', step=step, **{kind: {name: _rounded(norm) for name, norm in norms.items()}
+                                                for kind, norms in metrics.norms._asdict().items()})
     self._writer.event('goodput', step=step, **self._clock.goodput()._asdict())
 
   def on_state(self, step: int, state: TrainState) -> None:
     raise AssertionError('never due')
+
+
+def _rounded(norm: ArrayLike) -> float | list[float]:
+  """Returns six digits of a norm, or of one for each layer."""
+  found = np.asarray(norm, np.float64).tolist()
+  return [float(f'{one:.6g}') for one in found] if isinstance(found, list) else float(f'{found:.6g}')
 
 
 class Finite:
@@ -199,11 +214,11 @@ class EarlyStop:
 class Checkpoint:
   """Saves the state; the metrics of the same step determine the best checkpoint."""
 
-  def __init__(self, times: Times, checkpointer: Checkpointer, writer: Writer, clock: Clock, *,
-               data: Mapping[str, Any], meta: Mapping[str, Any], latest: Latest) -> None:
+  def __init__(self, times: SaveTimes, checkpointer: Checkpointer, writer: Writer, clock: Clock, *,
+               about: Mapping[str, Any], latest: Latest) -> None:
     self.every, self._times = times.next, times
     self._checkpointer, self._writer, self._clock = checkpointer, writer, clock
-    self._data, self._meta, self._latest = data, meta, latest
+    self._about, self._latest = about, latest
     self.digest, self.saved, self.has_failed = '', -1, False
     self._announced, self._is_lost = -1, False
 
@@ -227,7 +242,7 @@ class Checkpoint:
   def save(self, step: int, state: TrainState, *, wait: bool = False) -> None:
     """Saves the state, unless that of this step is saved; `wait` until it is complete.
 
-    A run of one process repeats a save that fails for a temporary reason, for `retrying.patience()`.
+    A run of one process repeats a save that fails for a temporary reason, for `failures.patience()`.
     """
     def once() -> None:
       if step != self.saved:
@@ -242,12 +257,12 @@ class Checkpoint:
       self._forget()
       return True
 
-    retrying.retried(once, f'saving the checkpoint of step {step:,}', choose=is_worth)
+    failures.retried(once, f'saving the checkpoint of step {step:,}', choose=is_worth)
     self._is_lost = self.has_failed = False
 
   def _may_repeat(self) -> bool:
     """Whether this process may save again: with several, they would all have to."""
-    return jax.process_count() == 1 and retrying.patience() > 0
+    return jax.process_count() == 1 and failures.patience() > 0
 
   def _forget(self) -> None:
     self._checkpointer.reopen()
@@ -263,8 +278,7 @@ class Checkpoint:
     with self._clock.phase('checkpoint'), self._in_place():
       metrics = {name: number for name, (at, number) in self._latest.items() if at == step}
       self.digest = self._checkpointer.save(
-          step, state, data={**self._data, 'step': step}, meta=self._meta, metrics=metrics,
-          announce=lambda digest: self._announce(step, digest))
+          state, self._about, metrics, announce=lambda digest: self._announce(step, digest))
     self.saved = step
     self._times.saved()
     self._writer.event('goodput', step=step, **self._clock.goodput()._asdict())
@@ -278,33 +292,6 @@ class Checkpoint:
       self.has_failed = True
       self._writer.check_place()
       raise
-
-
-class LocalCheckpoint:
-  """Copies the state to the local disks of the hosts, except at steps at which `saving` has saved it.
-
-  It must follow `saving` in the list of hooks.
-  """
-
-  def __init__(self, times: Times, checkpointer: Checkpointer, writer: Writer, clock: Clock, *,
-               data: Mapping[str, Any], meta: Mapping[str, Any], saving: Checkpoint) -> None:
-    self.every, self._times, self._saving = times.next, times, saving
-    self._checkpointer, self._writer, self._clock = checkpointer, writer, clock
-    self._data, self._meta = data, meta
-
-  def on_metrics(self, done: Done) -> None:
-    del done
-
-  def on_state(self, step: int, state: TrainState) -> None:
-    is_due = self._times.is_due(step)
-    self.every = self._times.next
-    if not is_due or self._saving.saved == step:
-      return
-    with self._clock.phase('local_checkpoint'):
-      self._writer.event('local_checkpoint', step=step)
-      self._checkpointer.save_local(step, state, data={**self._data, 'step': step}, meta=self._meta)
-    self._times.saved()
-    self._writer.event('goodput', step=step, **self._clock.goodput()._asdict())
 
 
 class Alarm:

@@ -1,10 +1,12 @@
 """Traces selected steps with `jax.profiler`, for TensorBoard's profile page and for xprof."""
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
+import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
 import jax
@@ -17,7 +19,34 @@ from vit_jax.train.metrics import Packed
 from vit_jax.train.state import TrainState
 
 log = logging.getLogger('vit_jax.train')
+HIGHEST = 65_535
 StepFn = Callable[[TrainState, Batch], tuple[TrainState, Packed]]
+
+
+@contextlib.contextmanager
+def served(port: int, process_index: int) -> Iterator[None]:
+  """Runs the profiler server of jax on `port` plus the index of the process, so that processes of one machine differ.
+
+  Raises:
+    UserError: the port cannot be used.
+  """
+  if not port:
+    yield
+    return
+  number = port + process_index
+  try:
+    with socket.socket() as probe:  # the server of jax would share the port of another program
+      probe.bind(('', number))
+  except (OSError, OverflowError) as error:
+    reason = f'it is above {HIGHEST:,}' if number > HIGHEST else getattr(error, 'strerror', None) or error
+    raise UserError(f'train.profile_port: expected a port that is free on this machine, got {number} for process '
+                    f'{process_index}: {reason}. Set another one.') from error
+  jax.profiler.start_server(number)
+  log.info('Profiles of this process can be taken on port %d.', number)
+  try:
+    yield
+  finally:
+    jax.profiler.stop_server()
 
 
 class Profile:
@@ -26,8 +55,8 @@ class Profile:
   The device is idle when the trace begins and ends, so the trace contains complete steps only, with the evaluations and
   saves between them. If the first of these steps is the first one of the process, the trace contains its compilation.
 
-  Processes other than 0 only check the steps, because two processes on a machine would write the same file. On request
-  (`profile_requests.py`), any process traces steps into a folder of its own.
+  Processes other than 0 only check the steps, because two processes on a machine would write the same file. `served`
+  lets TensorBoard and xprof take a profile of any process.
 
   Args:
     folder: for the trace, in `plugins/profile/<time>`; in object storage, the complete trace is uploaded at its end.
@@ -44,7 +73,6 @@ class Profile:
                process_index: int) -> None:
     self._folder, self._tracing, self._next, self._done = str(folder), False, start + 1, start
     self._near = self._folder  # local folder that jax writes to
-    self._told: Callable[[int, int, str], None] | None = None
     self.every = self._first = self._last = 0
     if steps is None:
       return
@@ -59,19 +87,6 @@ class Profile:
       self.every = self._first - 1 if start < self._first - 1 else self._last
     else:
       log.info('No profile: steps %s to %s were done before.', f'{steps[0]:,}', f'{self._last:,}')
-
-  def request(self, folder: storage.PathLike, first: int, last: int, told: Callable[[int, int, str], None]) -> bool:
-    """Adds a trace of more steps in `folder`; calls `told` at its end with the first and last step, and the folder.
-
-    Returns:
-      False if a trace is under way or will be, so that this one is not made.
-    """
-    if self.every:
-      return False
-    self._folder = self._near = str(folder)
-    self._first, self._last, self._told = first, last, told
-    self.every = first - 1
-    return True
 
   def mark(self, step_fn: StepFn) -> StepFn:
     """Returns the step function with its number annotated in traces."""
@@ -108,8 +123,6 @@ class Profile:
     if self._near != self._folder:
       storage.copy(self._near, self._folder)
       shutil.rmtree(self._near)
-    if self._told:
-      self._told(self._first, self._done, self._folder)
     log.info('Profile of steps %s to %s: tensorboard --logdir=%s', f'{self._first:,}', f'{self._done:,}', self._folder)
 
   def __enter__(self) -> Profile:

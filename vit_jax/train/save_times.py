@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-
-from vit_jax.config import durations
 
 FIRST_STEPS = 10
 """Steps from the start of the process to the first look at the clock."""
@@ -23,56 +20,32 @@ may become faster or slower."""
 _MOST_STEPS = 2**30
 
 
-class Times(Protocol):
-  """The steps at which a run may save."""
-
-  @property
-  def next(self) -> int:
-    """The step at which `is_due` is asked; 0 = never. With fixed steps also every multiple of it."""
-    ...
-
-  def is_due(self, step: int) -> bool:
-    """Returns whether to save at a step.
-
-    All processes ask at the same steps and get the same answer.
-    """
-    ...
-
-  def saved(self) -> None:
-    """Notes that a save has been made."""
-    ...
-
-
-class EverySteps:
-  """Every `steps` steps; 0 = never."""
-
-  def __init__(self, steps: int) -> None:
-    self.next = steps
-
-  def is_due(self, step: int) -> bool:
-    """Returns whether it is such a step."""
-    return bool(self.next) and step % self.next == 0
-
-  def saved(self) -> None:
-    """Changes nothing."""
-
-
-class EverySeconds:
-  """After `seconds` since the start or the last save, to the nearest step.
+class SaveTimes:
+  """Every `steps` steps (0 = never), or after `seconds` since the start or the last save, to the nearest step.
 
   Process 0 looks at its clock, at few steps, and tells the others whether to save and at which step it looks again.
   That step is estimated from the time of the steps since it looked last. Looking waits for the steps under way.
+
+  Args:
+    steps: between two saves; not used with `seconds`.
+    seconds: between two saves; None = fixed steps.
+    start: the step that the run begins at.
+    clock: in seconds.
+    agree: returns the array that process 0 passes, on every process.
   """
 
-  def __init__(self, seconds: float, *, start: int, clock: Callable[[], float] = time.monotonic,
+  def __init__(self, steps: int = 0, seconds: float | None = None, *, start: int = 0,
+               clock: Callable[[], float] = time.monotonic,
                agree: Callable[[np.ndarray], np.ndarray] | None = None) -> None:
-    """Begins to count; `start` is the step that the run begins at. `agree` returns the value of process 0."""
     self._seconds, self._clock, self._agree = seconds, clock, agree or _of_process_0
     self._saved_s = self._looked_s = clock()
-    self._looked, self.next = start, start + FIRST_STEPS
+    self._looked = start
+    self.next = start + FIRST_STEPS if seconds else steps  # at which to ask; with fixed steps also at its multiples
 
   def is_due(self, step: int) -> bool:
-    """Returns whether to save at `next`; sets the next step to look at."""
+    """Returns whether to save at a step. All processes ask at the same steps, and get the same answer."""
+    if self._seconds is None:
+      return bool(self.next) and step % self.next == 0
     if step != self.next:
       return False
     now_s = self._clock()
@@ -90,12 +63,6 @@ class EverySeconds:
   def saved(self) -> None:
     """Counts from now; the time of the save does not count as that of steps."""
     self._saved_s = self._looked_s = self._clock()
-
-
-def of(every: str, steps: Callable[[str], int], *, start: int) -> Times:
-  """Returns the times of `checkpoints.every`; `steps` converts a duration to steps, `start` is the first step."""
-  seconds = durations.parse_wall(every)
-  return EverySeconds(seconds, start=start) if seconds else EverySteps(steps(every))
 
 
 def _of_process_0(answer: np.ndarray) -> np.ndarray:

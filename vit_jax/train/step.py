@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from vit_jax.core import axes, contracts, numerics, row_keys, trees
+from vit_jax.core import axes, contracts, numerics, trees
 from vit_jax.core.contracts import Objective, Prepare
 from vit_jax.core.types import Array, ArrayLike, Batch, Extra, Key, LossOut, Params, PyTree
 from vit_jax.optim.optimizers import Optimizer
@@ -39,17 +39,22 @@ class Program(NamedTuple):
   step_fn: jax.stages.Wrapped
   prepared: Batch
 
+  @property
+  def placed_state(self) -> TrainState:
+    """Shapes, dtypes and shardings of the state."""
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), self.abstract_state,
+                        self.shardings)
+
 
 def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh: Mesh, batch: Batch,
-          seed: int, accumulate: int, parts: int = 1) -> Program:
+          seed: int, accumulate: int) -> Program:
   """Builds init and step for global batches of the shapes of `batch` (arrays or ShapeDtypeStructs).
 
   Images of other batches may be smaller, if they have their own aspect: the step is compiled for each size, and takes
   `fewest_microbatches`.
 
   Random keys depend only on (seed, step), so resuming needs no saved generator. `accumulate` microbatches
-  give the gradient of the complete batch: sums are added and divided once. Each of them may be computed in several
-  `parts`, one after the other, with the random numbers of the whole: the result differs by the rounding of sums alone.
+  give the gradient of the complete batch: sums are added and divided once. Each draws random numbers of its own.
   """
   prepared, largest = _preparing(prepare, seed), _image_size(batch)
   with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
@@ -65,7 +70,7 @@ def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh:
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
       share = _image_size(batch) / largest
       batch, key = prepared(batch, state.step)
-      state, metrics = _step(state, batch, key, objective, optimizer, fewest_microbatches(accumulate, share), parts)
+      state, metrics = _step(state, batch, key, objective, optimizer, fewest_microbatches(accumulate, share))
       return state, pack(metrics)
 
   abstract, labels = axes.trace(init)
@@ -119,9 +124,9 @@ def _place(abstract: TrainState, labels: TrainState, mesh: Mesh) -> TrainState:
 
 
 def _step(state: TrainState, batch: Batch, key: Key, objective: Objective, optimizer: Optimizer,
-          accumulate: int, parts: int) -> tuple[TrainState, StepMetrics]:
+          accumulate: int) -> tuple[TrainState, StepMetrics]:
   """One step on a prepared batch; the key is of the loss."""
-  out, grads = _gradients(objective, state, batch, key, accumulate, parts)
+  out, grads = _gradients(objective, state, batch, key, accumulate)
   grad_sums = _squares(grads)
   grad_norm = jnp.sqrt(sum((x.sum() for x in grad_sums.values()), jnp.zeros(())))
   ok = jnp.isfinite(out.loss.value) & jnp.isfinite(grad_norm)
@@ -136,45 +141,40 @@ def _step(state: TrainState, batch: Batch, key: Key, objective: Objective, optim
       {'loss': out.loss, **out.metrics}, grad_norm, norms, ok)
 
 
-def _gradients(objective: Objective, state: TrainState, batch: Batch, key: Key, accumulate: int,
-               parts: int) -> tuple[LossOut, PyTree]:
-  """Returns loss and gradient of the mean over the complete batch, from sequential microbatches in `parts` each.
+def _gradients(objective: Objective, state: TrainState, batch: Batch, key: Key,
+               accumulate: int) -> tuple[LossOut, PyTree]:
+  """Returns loss and gradient of the mean over the complete batch, from sequential microbatches.
 
-  Microbatch i has the rows i, i + accumulate, …, and its part j every `parts`-th of them, from the j-th on. So part j
-  of microbatch i is the one that `coupled.divided` numbers i + accumulate * j.
+  Microbatch i has the rows i, i + accumulate, …
   """
-  count = accumulate * parts
-  rows = jax.tree.leaves(batch)[0].shape[0] / count
+  rows = jax.tree.leaves(batch)[0].shape[0] / accumulate
 
   def total(params: Params, extra: Extra, batch: Batch, key: Key) -> tuple[Array, LossOut]:
     out = objective.loss(params, extra, batch, key, state.step)
     # The total weight of several microbatches is only known after the last one.
-    return out.loss.sum / (jax.lax.stop_gradient(_weight(out)) if count == 1 else rows), out
+    return out.loss.sum / (jax.lax.stop_gradient(_weight(out)) if accumulate == 1 else rows), out
 
   differentiate = jax.grad(total, has_aux=True)
-  if count == 1:
+  if accumulate == 1:
     grads, out = differentiate(state.params, state.extra, batch, key)
     return out, grads
 
   def own_key(i: Array) -> Key:
-    if parts == 1:
-      return jax.random.fold_in(key, i)
-    whole = key if accumulate == 1 else jax.random.fold_in(key, i % accumulate)
-    return row_keys.of_part(whole, i // accumulate, parts=parts, rows=int(rows))
+    return jax.random.fold_in(key, i)
 
   def one(carry: PyTree, xs: tuple[Batch, Array]) -> tuple[PyTree, None]:
     micro, i = xs
     got = differentiate(state.params, state.extra, micro, own_key(i))
     return jax.tree.map(jnp.add, carry, got), None
 
-  micros = coupled.divided(batch, count)
+  micros = coupled.divided(batch, accumulate)
   if coupling := contracts.coupling(objective):
     return coupled.gradients(coupling, state, batch, key, micros, own_key)
 
   shapes = jax.eval_shape(lambda: differentiate(
       state.params, state.extra, jax.tree.map(lambda x: x[0], micros), key))
   zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-  (grads, out), _ = jax.lax.scan(one, zeros, (micros, jnp.arange(count)))
+  (grads, out), _ = jax.lax.scan(one, zeros, (micros, jnp.arange(accumulate)))
   scale = rows / _weight(out)
   return out, jax.tree.map(lambda g: g * scale.astype(g.dtype), grads)
 

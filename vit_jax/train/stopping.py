@@ -1,47 +1,56 @@
-"""Handles SIGTERM and SIGINT: they end the run after the current step, which is the same on all processes."""
+"""Handles SIGTERM, SIGINT and SIGUSR1: they end the run after the current step, the same one on all processes."""
 from __future__ import annotations
 
-import os
+import contextlib
 import signal
 from types import FrameType
 
 import jax
 from jax.experimental import multihost_utils
 
-from vit_jax.core import failures
+from vit_jax.core import signals
 
 
 class StopRequest:
-  """Context manager that records SIGTERM and SIGINT; a second SIGINT ends the process at once.
+  """Context manager that records SIGTERM, SIGUSR1 and SIGINT; a second SIGINT ends the process at once.
 
   With several processes, jax handles SIGTERM on each host and synchronizes the step at which all stop. Its handler is
-  kept, and SIGINT is forwarded to it.
+  kept, and the other signals are forwarded to it.
   """
 
   def __init__(self) -> None:
-    self._name = ''
+    self._name, self._is_interrupted = '', False
     self._before: dict[signal.Signals, object] = {}
     self._is_alone = jax.process_count() == 1
+    self._until_exit = contextlib.ExitStack()
 
   def __enter__(self) -> StopRequest:
-    for one in (signal.SIGTERM, signal.SIGINT) if self._is_alone else (signal.SIGINT,):
-      self._before[one] = signal.signal(one, self._note)
+    self._message = self._until_exit.enter_context(signals.answering(signals.STOPPING))
+    for number in (signal.SIGINT, signal.SIGUSR1, *([signal.SIGTERM] if self._is_alone else [])):
+      self._before[number] = signal.signal(number, self._note)
     return self
 
   def __exit__(self, *_: object) -> None:
-    for one, handler in self._before.items():
-      signal.signal(one, handler)  # type: ignore[arg-type]
+    for number, handler in self._before.items():
+      signal.signal(number, handler)  # type: ignore[arg-type]
+    self._until_exit.close()
 
   def _note(self, number: int, frame: FrameType | None) -> None:
-    del frame
-    if self._name and number == signal.SIGINT:
-      failures.interrupt_at_once()  # unwinding would wait for loaders and for saves under way
+    if number == signal.SIGINT:
+      if self._is_interrupted:
+        signals.interrupt_at_once()  # unwinding would wait for loaders and for saves under way
+      self._is_interrupted = True
+      self._message.say()
     self._name = signal.Signals(number).name
     if not self._is_alone:
-      os.kill(os.getpid(), signal.SIGTERM)
+      signals.as_sigterm(number, frame)
 
   def reason(self, step: int) -> str:
-    """Returns the name of the signal, or ''. With several processes, all get it at the same step."""
+    """Returns why to stop after this step; '' to go on.
+
+    One process returns the name of the signal. Several return a fixed text, all at the same step: each has to call this
+    once for every step.
+    """
     if not self._is_alone:
       return 'SIGTERM on one of the hosts' if multihost_utils.reached_preemption_sync_point(step) else ''
     return self._name

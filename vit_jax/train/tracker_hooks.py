@@ -1,7 +1,7 @@
 """Hooks that show images and histograms of parameters in the trackers of a run."""
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +10,14 @@ from jax.sharding import Mesh
 
 from vit_jax.core import numerics, trees
 from vit_jax.core.contracts import Prepare
-from vit_jax.core.types import Array, Batch, HostArray, PyTree
+from vit_jax.core.types import Array, Batch, PyTree
 from vit_jax.parallel.mesh import replicated
-from vit_jax.record.trackers.tracker import Guarded, Histogram
+from vit_jax.record.shown import Histogram, Tracker
 from vit_jax.train.loop import Done
 from vit_jax.train.state import TrainState
 
 BINS = 64
-Show = Callable[[int, Callable[[Guarded, int], None]], None]
+Show = Callable[[Callable[[Tracker], None]], None]
 """`Writer.show`."""
 
 
@@ -52,7 +52,7 @@ class Images:
       return
     self._is_done = True
     images = np.asarray(self._pixels(done.batch, jnp.asarray(done.step - 1, jnp.int32)))
-    self._show(done.step, lambda tracker, step: tracker.images(step, {'train/images': images}))
+    self._show(lambda tracker: tracker.images(done.step, {'train/images': images}))
 
   def on_state(self, step: int, state: TrainState) -> None:
     raise AssertionError('never due')
@@ -69,12 +69,12 @@ class Histograms:
     del done
 
   def on_state(self, step: int, state: TrainState) -> None:
-    found = histograms(jax.device_get(self._count(state.params)))
-    self._show(step, lambda tracker, step: tracker.histograms(step, found))
+    found = jax.device_get(self._count(state.params))
+    self._show(lambda tracker: tracker.histograms(step, found))
 
 
-def _count(params: PyTree) -> dict[str, tuple[Array, Array, Array, Array]]:
-  """Counts, edges, sum and sum of squares of the values of each parameter that are finite."""
+def _count(params: PyTree) -> dict[str, Histogram]:
+  """Returns the histogram of the finite values of each parameter, by `params/NAME`."""
   found = {}
   for name, leaf in trees.flatten(params).items():
     values = leaf.astype(jnp.float32).ravel()
@@ -86,12 +86,5 @@ def _count(params: PyTree) -> dict[str, tuple[Array, Array, Array, Array]]:
     place = jnp.clip(((values - edges[0]) / (edges[-1] - edges[0]) * BINS).astype(jnp.int32), 0, BINS - 1)
     counts = jnp.zeros(BINS, jnp.int32).at[place].add(finite)
     values = jnp.where(finite, values, 0.)
-    found[name] = counts, edges, values.sum(), (values ** 2).sum()
+    found[f'params/{name}'] = Histogram(counts, edges, values.sum(), (values ** 2).sum())
   return found
-
-
-def histograms(counted: Mapping[str, tuple[HostArray, HostArray, HostArray, HostArray]]) -> dict[str, Histogram]:
-  """Returns histograms by name, `params/NAME`, from arrays on the host."""
-  return {f'params/{name}': Histogram(np.asarray(counts, np.float64), np.asarray(edges, np.float64), float(total),
-                                      float(squares))
-          for name, (counts, edges, total, squares) in counted.items()}

@@ -11,22 +11,21 @@ import os
 import pathlib
 import re
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from vit_jax.core import hub, os_errors
+from vit_jax.core import documents, failures, hub
 from vit_jax.core.address import check as check_address
-from vit_jax.core.errors import UserError
-from vit_jax.core.redaction import is_redacted
+from vit_jax.core.errors import UserError, is_redacted
 from vit_jax.weights import download, files, known_weights
 from vit_jax.weights.download import Opener, open_address
 
 STORAGE = 'https://storage.googleapis.com'
 SIDE_FILES = ('config.json', 'preprocessor_config.json', 'adapter_config.json')
 INDEX = 'model.safetensors.index.json'
-MODEL_FILES = ('model.safetensors', INDEX, 'pytorch_model.bin', 'adapter_model.safetensors')
+MODEL_FILES = ('model.safetensors', INDEX, 'pytorch_model.bin', 'adapter_model.safetensors', 'flax_model.msgpack')
 """Weight files of a model, or their index; the first one that exists is used."""
-SUFFIXES = ('.npz', '.safetensors', '.pth', '.pt', '.bin')
+SUFFIXES = ('.npz', '.safetensors', '.pth', '.pt', '.bin', '.msgpack')
 MOST_SHARDS = 1000  # of one model
 MOST_TOKENIZER_BYTES = 64 << 20  # Gemma's vocabulary takes 34 MB
 _MOST_NAME = 200  # bytes; the limit of file systems is 255, and temporary names are longer
@@ -54,7 +53,7 @@ def local(where: str, *, opener: Opener = open_address, offline: bool = False) -
       return path
   except (OSError, RuntimeError) as error:  # no permission, a name that is too long, or an unknown user after ~
     reason = getattr(error, 'strerror', None) or error
-    raise os_errors.kind(error)(f'{where}: expected the path of a file or folder, got "{reason}". Check the '
+    raise failures.kind(error)(f'{where}: expected the path of a file or folder, got "{reason}". Check the '
                                 'path.') from error
   if is_redacted(where):
     raise UserError(f'{where}: expected an address with its password or token, got one without, as records have it. '
@@ -106,6 +105,11 @@ def weight_files(path: pathlib.Path) -> list[pathlib.Path]:
   found = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES)
   if len(found) == 1:
     return found
+  below = sorted(one.parent for name in MODEL_FILES for one in path.glob(f'*/{name}'))
+  if below and not found:
+    raise UserError(f'{path}: expected the folder of one model or of a run, got one with models in its folders: '
+                    f'{", ".join(dict.fromkeys(one.name for one in below))}. Give the path of one of them, such as '
+                    f'{below[-1]}.')
   inside = ', '.join(p.name for p in found[:6]) or ', '.join(sorted(p.name for p in path.iterdir())[:6]) or 'nothing'
   what = 'several weight files' if found else 'no weights'
   raise UserError(f'{path}: expected the folder of one model or of a run, got {what}: {inside}. Give the path of one '
@@ -185,7 +189,8 @@ def _model(name: str, offline: bool) -> pathlib.Path:
     if found := _from_hub(repository, side, offline=offline):
       repository = repository._replace(revision=found.commit)  # all files of one commit
       if side == 'config.json' and _is_run(found.path):
-        for one in () if offline or hub.is_offline() else hub.list_files(repository):
+        listing = None if offline or hub.is_offline() else hub.find(repository)
+        for one in listing.files if listing else ():
           hub.fetch(repository, one, most_bytes=download.MOST_BYTES)
         return found.path.parent
   for main in MODEL_FILES:
@@ -203,8 +208,8 @@ def _model(name: str, offline: bool) -> pathlib.Path:
 
 def _is_run(config: pathlib.Path) -> bool:
   """Returns whether a config is that of a run, which consists of many files."""
-  content = files.read_json(config)
-  return isinstance(content, Mapping) and content.get('type') == 'Config' and 'objective' in content
+  content = documents.read(config).object()
+  return content.get('type') == 'Config' and 'objective' in content
 
 
 def _cache_only() -> str:
@@ -219,7 +224,7 @@ def _from_hub(repository: hub.Repository, file: str, *, prove: Callable[[pathlib
   """
   is_json = file.endswith('.json')
   found = hub.fetch(repository, file, offline=offline,
-                    most_bytes=most_bytes or (files.MOST_JSON_BYTES if is_json else download.MOST_BYTES))
+                    most_bytes=most_bytes or (documents.MAX_BYTES if is_json else download.MOST_BYTES))
   if found is not None and found.is_new:
     try:
       (prove or (_prove_json if is_json else _prove_weights))(found.path, f'{repository}/{file}')
@@ -239,14 +244,8 @@ def _shard_names(index: pathlib.Path) -> list[str]:
   Raises:
     UserError: the index is damaged, or names a file in another folder.
   """
-  try:
-    content = files.read_json(index)
-    if not isinstance(content, Mapping) or not isinstance(content.get('weight_map'), Mapping):
-      raise ValueError('it has no table "weight_map"')
-  except (OSError, ValueError) as error:
-    raise os_errors.kind(error)(f'{index}: expected an index of shards, got a damaged one: {error}. Fetch it '
-                                'again.') from error
-  found = sorted({plain_name(name, said=str(index)) for name in content['weight_map'].values()})
+  content = documents.read(index, expected='an index of shards', advice='Fetch it again.')
+  found = sorted({plain_name(name, said=str(index)) for name in content.field('weight_map').object().values()})
   if not 0 < len(found) <= MOST_SHARDS:
     raise UserError(f'{index}: expected 1 to {MOST_SHARDS:,} shards, got {len(found):,}. Use another model.')
   return found
@@ -295,9 +294,4 @@ def _prove_weights(path: pathlib.Path, said: str) -> None:
 
 
 def _prove_json(path: pathlib.Path, said: str) -> None:
-  try:
-    content = files.read_json(path)
-    if not isinstance(content, Mapping):
-      raise ValueError(f'it is a {type(content).__name__}')
-  except ValueError as error:
-    raise UserError(f'{said}: expected a JSON object, got another file: {error}. Try again later.') from error
+  documents.read(path, where=said, advice='Try again later.').object()

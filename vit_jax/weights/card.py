@@ -15,11 +15,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.config import schema
-from vit_jax.core.errors import UserError
-from vit_jax.core.redaction import redacted
+from vit_jax.core import documents
+from vit_jax.core.errors import UserError, redacted
+from vit_jax.core.failures import Damaged
 from vit_jax.data.labels import imagenet
 from vit_jax.models import cost
-from vit_jax.record import reader
+from vit_jax.record import checkpoint_files, chosen, reader
 from vit_jax.weights import addresses, catalog, known_weights
 from vit_jax.weights.network import Weights, setting
 
@@ -56,17 +57,17 @@ def text(weights: Weights, name: str, *, written_as: str, how: str, is_folder: b
     from_pixels: the file takes u8 images, and normalizes them.
     license: of the file; '' = that of its source.
   """
-  license, metrics = license or find_license(weights.source), measured(weights.source)
+  license, metrics = license or find_license(weights.source), measured(weights.source, weights.step)
   stem = pathlib.PurePath(name).stem if not is_folder else name.rpartition('/')[2]
   parts = [header(stem, weights, license=license, library=_LIBRARIES.get(written_as, 'vit_jax'), metrics=metrics),
            f'# {stem}', _about(weights), '## Source',
-           f'`{shown_source(weights.source)}` (format: {weights.family}). {how}', *_made(weights.source),
+           f'`{shown_source(weights.source)}` (format: {weights.family}). {how}', *_made(weights.source, weights.step),
            *(f'Note: {one}' for one in weights.report.warnings), '## Images', _images(weights, from_pixels),
            '## Classes',
            _classes(weights), '## Use', _use(weights, name, written_as, is_folder, from_pixels),
            '## License',
            f'{license}, the license of the source. Check it there.' if license else
-           'Not stated by the source.', '## Measured accuracy', _accuracy(metrics)]
+           'Not stated by the source.', '## Measured accuracy', _accuracy(metrics, weights.step)]
   return '\n\n'.join(parts) + '\n'
 
 
@@ -92,17 +93,18 @@ def shown_source(source: str) -> str:
   return path.resolve().name if path.exists() else source
 
 
-def _made(source: str) -> list[str]:
-  """Returns how a run was made, so that others can make it again; [] for other weights."""
+def _made(source: str, step: int) -> list[str]:
+  """Returns how a step of a run was made, so that others can make it again; [] for other weights."""
   try:
-    final = json.loads(_read(pathlib.Path(source) / 'final.json') or '{}')
-    start: Any = next((event for event in reader.read(source).events if event['event'] == 'start'), {})
+    run = _run_of(source)
+    digest = checkpoint_files.read_meta(run / 'checkpoints' / str(step))['digests']['params']
+    start: Any = next((event for event in reader.read(run, most_rows=1).events if event['event'] == 'start'), {})
     command, versions = start['command'], start['machine']['versions']
     shown = shlex.join(['vit-jax', *(word for word in command[1:] if not word.startswith('--workdir'))])
     named = ', '.join(f'{name} {versions[name]}' for name in ('vit_jax', 'jax', 'jaxlib', 'flax', 'optax'))
     return [f'Trained with {named}, commit `{start["commit"] or "unknown"}`, by', f'```sh\n{shown}\n```',
-            f'SHA-256 of the trained parameters, bit for bit: `{final["params_digest"]}`.']
-  except (OSError, UserError, ValueError, AttributeError, LookupError, TypeError):
+            f'SHA-256 of the trained parameters at step {step}, bit for bit: `{digest}`.']
+  except (OSError, UserError, Damaged, ValueError, AttributeError, LookupError, TypeError):
     return []
 
 
@@ -160,11 +162,17 @@ def _use(weights: Weights, name: str, written_as: str, is_folder: bool, from_pix
   return '\n\n'.join(f'```python\n{block}\n```' for block in blocks)
 
 
-def _accuracy(metrics: tuple[str, Mapping[str, float]] | None) -> str:
+def _run_of(source: str) -> pathlib.Path:
+  """Returns the run directory of weights that are one, or one of its checkpoints."""
+  path = pathlib.Path(source).absolute()
+  return path.parents[1] if path.parent.name == 'checkpoints' else path
+
+
+def _accuracy(metrics: tuple[str, Mapping[str, float]] | None, step: int) -> str:
   if not metrics:
     return 'Not measured by this program. `vit-jax evaluate --weights=…` measures it.'
   dataset, numbers = metrics
-  return f'On `{dataset}`, at the end of training:\n\n' + _table(
+  return f'On `{dataset}`, at step {step} of training:\n\n' + _table(
       ('metric', 'value'), [(name, f'{value:.4f}') for name, value in numbers.items()])
 
 
@@ -191,18 +199,18 @@ def license_of(folder: pathlib.Path) -> str:
     name = re.search(r'^license_name: *"?([^"\n]+?)"? *$', card, re.M)
     return found[1] if found[1] != 'other' else name[1] if name else ''
   try:
-    config = json.loads(_read(folder / 'config.json') or '{}').get('pretrained_cfg', {})
+    config = _object(folder / 'config.json').get('pretrained_cfg', {})
     return str(config.get('license', ''))
   except (ValueError, AttributeError):
     return ''
 
 
-def measured(source: str) -> tuple[str, dict[str, float]] | None:
-  """The dataset and the final metrics of a run directory; None for other weights, and for a run without an end."""
+def measured(source: str, step: int) -> tuple[str, dict[str, float]] | None:
+  """The dataset and the metrics of a step of a run; None for other weights, and if nothing was measured there."""
   try:
-    final: Any = json.loads(_read(pathlib.Path(source) / 'final.json') or '{}')
-    config: Any = json.loads(_read(pathlib.Path(source) / 'config.json') or '{}')
-    numbers = {name: float(value) for name, value in final.get('metrics', {}).items() if _METRICS.fullmatch(name)}
+    run = _run_of(source)
+    config: Any = _object(run / 'config.json')
+    numbers = {name: value for name, value in chosen.measured(run, step).items() if _METRICS.fullmatch(name)}
     return (f'{config["data"]["source"]} {config["data"]["eval_split"]}', numbers) if numbers else None
   except (ValueError, AttributeError, LookupError, TypeError):
     return None
@@ -210,9 +218,14 @@ def measured(source: str) -> tuple[str, dict[str, float]] | None:
 
 def _read(path: pathlib.Path) -> str:
   try:
-    return path.read_text(encoding='utf-8')
+    return documents.read_bytes(path).decode()
   except (OSError, ValueError):
     return ''
+
+
+def _object(path: pathlib.Path) -> Any:
+  """Returns the content of a JSON file; {} if there is none."""
+  return documents.parse(_read(path) or '{}')
 
 
 def path_of(target: pathlib.Path) -> pathlib.Path:

@@ -8,7 +8,6 @@ import errno
 import hashlib
 import http.client
 import ipaddress
-import os
 import pathlib
 import re
 import shutil
@@ -21,9 +20,8 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
-from vit_jax.core import os_errors, retrying
-from vit_jax.core.errors import TemporaryError, UserError
-from vit_jax.core.redaction import redacted
+from vit_jax.core import failures, files
+from vit_jax.core.errors import TemporaryError, UserError, printable, redacted
 
 Opener = Callable[[str], Any]
 """Maps an address to a readable response with `headers`, like `open_address`."""
@@ -104,36 +102,31 @@ def fetch(address: str, path: pathlib.Path, *, prove: Proof, opener: Opener = op
     UserError: the file cannot be downloaded or written, or is of another kind.
     TemporaryError: the server or the network failed, or the file is truncated or has a wrong checksum.
   """
-  part = path.with_name(f'{path.name}.{socket.gethostname()}-{os.getpid()}.part')  # of hosts that share the cache
-  def once() -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
+  def once(part: pathlib.Path) -> str:
     with opener(address) as response, open(part, 'wb') as out:
       if wrong := _unfit(response.headers, path.parent, most_bytes):
         raise UserError(f'{_shown(address)}: {wrong}')
       digests = _copy(response, out, path.name, most_bytes)
       wrong = _wrong(address, response.headers, digests, out.tell())
-      out.flush()
-      os.fsync(out.fileno())
     return wrong
 
   try:
-    if wrong := retrying.retried(once, f'downloading {_shown(address)}'):
-      raise TemporaryError(f'{_shown(address)}: expected the whole file, got another: {wrong}. Nothing was kept. Try '
-                           'again.')
-    prove(part, _shown(address))
-    part.replace(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with files.replacing(path) as part:
+      if wrong := failures.retried(lambda: once(part), f'downloading {_shown(address)}'):
+        raise TemporaryError(f'{_shown(address)}: expected the whole file, got another: {wrong}. Nothing was kept. Try '
+                             'again.')
+      prove(part, _shown(address))
   except (UserError, TemporaryError):
     raise
   except urllib.error.HTTPError as error:
     if error.code == 404:
       raise FileNotFoundError(f'{_shown(address)} does not exist') from error
-    raise os_errors.kind(error)(_refused(address, error)) from error
+    raise failures.kind(error)(_refused(address, error)) from error
   except (http.client.HTTPException, OSError, ValueError) as error:  # ValueError: an invalid address, as with two dots
     is_cut = isinstance(error, http.client.HTTPException) and not isinstance(error, http.client.InvalidURL)
-    raise (TemporaryError if is_cut else os_errors.kind(error))(_unreachable(address, path, error)) from error
+    raise (TemporaryError if is_cut else failures.kind(error))(_unreachable(address, path, error)) from error
   finally:
-    with contextlib.suppress(OSError):
-      part.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
       path.parent.rmdir()  # if it is empty
 
@@ -227,4 +220,4 @@ def _decoded(text: str) -> bytes:
 
 def _shown(text: str) -> str:
   """Returns a server's text on one line of a message, without passwords and control characters for a terminal."""
-  return redacted(text if text.isprintable() else ascii(text)[1:-1])[:500]
+  return redacted(printable(text))[:500]

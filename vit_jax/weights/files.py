@@ -1,7 +1,8 @@
 """Reads weight files: the format is detected from the content, and tensors become named f32 arrays.
 
-Formats: npz (`archives.py`), safetensors, PyTorch's zip and its older format (`pickles.py`). Reading never runs code
-from a file, and takes memory in proportion to the file's size. Imports neither jax nor a network.
+Formats: npz (`archives.py`), safetensors, PyTorch's zip and its older format (`pickles.py`), the msgpack of Flax.
+Reading never runs code from a file, and takes memory in proportion to the file's size. Imports neither jax nor a
+network.
 """
 from __future__ import annotations
 
@@ -13,46 +14,69 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
 
 import ml_dtypes
 import numpy as np
 
-from vit_jax.core import json_text, os_errors, retrying
+from vit_jax.core import archives, documents, failures
 from vit_jax.core.errors import TemporaryError, UserError
-from vit_jax.weights import archives, pickle_stack, pickles, safetensors
+from vit_jax.weights import branches, flax_msgpack, pickle_stack, pickles, safetensors
+from vit_jax.weights.branches import Chosen, Tensors
 
 if TYPE_CHECKING:
   from vit_jax.core.types import HostArray
 
 T = TypeVar('T')
-KINDS = 'npz, safetensors, PyTorch (.pth, .pt, .bin)'
+KINDS = 'npz, safetensors, PyTorch (.pth, .pt, .bin), Flax msgpack'
 MOST_NAME = 500  # characters of a tensor's name
-MOST_JSON_BYTES = 16 << 20  # of a file beside the weights: 21,000 class names take 0.5 MB
 _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, LookupError, TypeError, AttributeError,
            ArithmeticError, RuntimeError)  # RuntimeError: nested too deep, or a zip of another version
 """Errors that readers of damaged files raise, beside OSError with EINVAL (an invalid seek position)."""
 
 
-def read(path: pathlib.Path, *, branch: str = '') -> dict[str, HostArray]:
-  """Returns all numeric tensors of a file by name, in f32.
+class Content(NamedTuple):
+  """Numeric tensors of a file by name: f32, but integers and floating point of 8 bits as they are in the file.
+
+  The other fields are those of `branches.Chosen`.
+  """
+  tensors: dict[str, HostArray]
+  path: str = ''
+  others: tuple[str, ...] = ()
+  beside: tuple[str, ...] = ()
+
+
+def read(path: pathlib.Path) -> dict[str, HostArray]:
+  """Returns all tensors of a file as `read_network` does; entries of the file are before a `/` in their names."""
+  return _content(path, branches.whole).tensors
+
+
+def read_network(path: pathlib.Path, is_network: Callable[[Tensors], bool], *, view: str = '') -> Content:
+  """Returns one network of a file.
 
   Args:
     path: of a file.
-    branch: the network to read from a file with several (`student`, `teacher`); '' = the one meant for inference.
+    is_network, view: see `branches.choose`.
 
   Raises:
     UserError: the file does not exist, is damaged, or holds no weights; the message names what it holds instead.
   """
-  with _explained(str(path), size := _size(path)):
-    tensors = _repeated(path, lambda file: _read(file, str(path), size, branch))
+  return _content(path, lambda tensors: branches.choose(tensors, is_network, view))
+
+
+def _content(path: pathlib.Path, choose: pickles.Choose) -> Content:
+  def checked(tensors: Tensors) -> Chosen:
     for name in tensors:
       if not name.isprintable() or len(name) > MOST_NAME:
         raise ValueError(f'a tensor has the name {ascii(name)[:60]}')
-    found = {name: _as_f32(x) for name, x in tensors.items() if x.dtype.kind in 'fiubV'}
-  if not found:
-    raise UserError(f'{path}: expected tensors, got a file without any. Check the path.')
-  return found
+    if not tensors:
+      raise UserError(f'{path}: expected tensors, got a file without any. Check the path.')
+    return choose(tensors)
+
+  with _explained(str(path), size := _size(path)):
+    tensors, chosen = _repeated(path, lambda file: _read(file, str(path), size, checked))
+    found = {name: _as_f32(x) for name, x in tensors.items()}
+  return Content(found, chosen.path, chosen.others, chosen.beside)
 
 
 def verify(path: pathlib.Path, *, shown_as: str) -> None:
@@ -74,6 +98,8 @@ def verify(path: pathlib.Path, *, shown_as: str) -> None:
           archives.verify(archive)
       case 'safetensors':
         safetensors.read_header(file, size)
+      case 'msgpack':
+        flax_msgpack.read(file, size)
       case _:
         pickles.follow_old(file, size=size)
 
@@ -81,40 +107,26 @@ def verify(path: pathlib.Path, *, shown_as: str) -> None:
     _repeated(path, follow)
 
 
-def read_json(path: pathlib.Path) -> Any:
-  """Returns the content of a JSON sidecar.
-
-  Raises:
-    ValueError: the file is not JSON, or larger than `MOST_JSON_BYTES`.
-    OSError: the file cannot be read.
-  """
-  data = _repeated(path, lambda file: file.read(MOST_JSON_BYTES + 1))
-  if len(data) > MOST_JSON_BYTES:
-    raise ValueError(f'it is larger than {MOST_JSON_BYTES >> 20} MiB')
-  return json_text.parse(data)
-
-
 def _repeated(path: pathlib.Path, work: Callable[[BinaryIO], T]) -> T:
   """Returns what `work` makes of the opened file, from its beginning after each temporary error."""
   def once() -> T:
-    with open(path, 'rb') as file:
+    with documents.open_file(path) as file:
       return work(file)
-  return retrying.retried(once, f'reading {path}')
+  return failures.retried(once, f'reading {path}')
 
 
 def _size(path: pathlib.Path) -> int:
   def once() -> int:
-    with open(path, 'rb') as file:
+    with documents.open_file(path) as file:
       return os.fstat(file.fileno()).st_size
   try:
-    return retrying.retried(once, f'opening {path}')
+    return failures.retried(once, f'opening {path}')
   except OSError as error:
-    raise os_errors.kind(error)(f'{path}: expected a weight file, got "{error.strerror or error}". Check the '
-                                'path.') from error
+    raise failures.unreadable(error, str(path)) from error
 
 
 def _kind(file: BinaryIO, said: str, size: int) -> str:
-  """Returns `zip`, `safetensors` or `old`, detected from the first bytes."""
+  """Returns `zip`, `safetensors`, `msgpack` or `old`, detected from the first bytes."""
   start = file.read(4096)
   file.seek(0)
   if start[:4] == b'PK\x03\x04':
@@ -123,19 +135,27 @@ def _kind(file: BinaryIO, said: str, size: int) -> str:
     return 'safetensors'
   if start[:2] == b'\x80\x02':
     return 'old'
+  if flax_msgpack.is_one(start):
+    return 'msgpack'
   raise UserError(f'{said}: expected a weight file ({KINDS}) or the directory of a run or a model, got '
                   f'{describe(start, size)}. Check the path.')
 
 
-def _read(file: BinaryIO, said: str, size: int, branch: str) -> Mapping[str, HostArray]:
+def _read(file: BinaryIO, said: str, size: int, choose: pickles.Choose) -> tuple[Tensors, Chosen]:
   match _kind(file, said, size):
     case 'zip':
       with archives.opened(file, size) as archive:
-        return pickles.read_zip(archive, branch) if _is_torch(archive, said) else archives.read_arrays(archive)
+        if _is_torch(archive, said):
+          return pickles.read_zip(archive, choose)
+        found = archives.read_arrays(archive)
     case 'safetensors':
-      return safetensors.read(file, size)
+      found = safetensors.read(file, size)
+    case 'msgpack':
+      found = flax_msgpack.read(file, size)
     case _:
-      return pickles.read_old(file, branch, size=size)
+      return pickles.read_old(file, choose, size=size)
+  chosen = choose(found)
+  return {new: found[name] for new, name in chosen.names.items()}, chosen
 
 
 def _is_torch(archive: zipfile.ZipFile, said: str) -> bool:
@@ -164,6 +184,8 @@ def describe(start: bytes, size: int) -> str:
     return 'a single NumPy array'
   if start.startswith(b'\x89HDF'):
     return 'HDF5, as Keras writes it'
+  if start.startswith(b'GGUF'):
+    return 'GGUF, whose weights are quantized; use those from before the quantization'
   if start.startswith(b'\x1f\x8b'):
     return 'a file compressed by gzip'
   with contextlib.suppress(UnicodeDecodeError):
@@ -182,17 +204,22 @@ def _explained(said: str, size: int) -> Iterator[None]:
     raise UserError(f'{said}: expected weights alone, got {error}') from None
   except (*_DAMAGE, OSError) as error:
     if isinstance(error, OSError) and error.errno != errno.EINVAL:
-      raise os_errors.kind(error)(f'{said}: expected to read it, got "{error.strerror or error}". '
-                                  f'{os_errors.find(error) or "Run the same command again."}') from error
+      raise failures.unreadable(error, said) from error
     reason = (str(error) or type(error).__name__).rstrip('.')
     raise UserError(f'{said}: expected a whole weight file, got {size:,} bytes that are damaged or cut short: '
                     f'{reason}. Fetch it again.') from error
 
 
 def _as_f32(array: HostArray) -> HostArray:
-  """Returns the array in f32; two-byte void arrays are bf16 that NumPy saved without its dtype."""
+  """Returns an array of floating point in f32, others as they are.
+
+  Two-byte void arrays are bf16 that NumPy saved without its dtype. Integers and floating point of 8 bits can be numbers
+  that mean something with a scale only, which `tables.read` refuses as parameters.
+  """
   if array.dtype.kind == 'V' and array.dtype.itemsize == 2 and array.dtype != ml_dtypes.bfloat16:
     array = array.view(ml_dtypes.bfloat16)
+  if array.dtype.kind in 'iub' or array.dtype.itemsize < 2:
+    return np.require(array, None, ['C', 'A'])
   with np.errstate(over='ignore'):  # values beyond f32 become infinite; `loading` warns about them
     return np.require(array, np.float32, ['C', 'A'])
 

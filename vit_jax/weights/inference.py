@@ -21,6 +21,8 @@ from vit_jax.weights import preprocess as preprocessing
 from vit_jax.weights.network import Weights
 from vit_jax.weights.reading import AS_FOUND, Reading
 
+SIGMOID = 'Each probability is the sigmoid of one class alone, as in training; they need not add up to 1.'
+
 
 def load(where: str, reading: Reading = AS_FOUND, *, classes: str = '') -> Weights:
   """Loads weights as `loading.load` does, and names their outputs as the file `classes` does ('' = unchanged).
@@ -46,7 +48,11 @@ def with_class_names(weights: Weights, names: Sequence[str], *, source: str = 'c
 
 
 def describe_class_names(weights: Weights, *, classes: str) -> str:
-  """Returns a sentence on the source of the outputs' names; `classes` is the file passed to `load`."""
+  """Returns a line on the outputs' names and probabilities; `classes` is the file passed to `load`."""
+  return ' '.join([_origin(weights, classes), *([SIGMOID] if weights.is_sigmoid and weights.num_classes else [])])
+
+
+def _origin(weights: Weights, classes: str) -> str:
   if not weights.num_classes:
     return f'{weights.source} has no head, so it predicts no classes.'
   if not weights.class_names and (assumed := imagenet.by_count(weights.num_classes)):

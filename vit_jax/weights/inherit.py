@@ -16,8 +16,7 @@ from vit_jax.config import json_files, schema
 from vit_jax.config.schema import Crop, InitSettings, Interpolation, checks
 from vit_jax.config.schema.data import RGB
 from vit_jax.core import trees
-from vit_jax.core.errors import UserError
-from vit_jax.core.redaction import redacted
+from vit_jax.core.errors import UserError, redacted
 from vit_jax.record import storage
 from vit_jax.weights import loading, network, preprocess
 from vit_jax.weights.network import Weights
@@ -88,8 +87,8 @@ def _with_text_tower(config: schema.Config, workdir: storage.Path) -> schema.Con
 def _with_feature_teacher(config: schema.Config, overridden: Collection[str], workdir: storage.Path) -> schema.Config:
   """Returns the config with the network of its frozen teacher, if it has one, and with the sizes of its heads."""
   objective = config.objective
-  if not isinstance(objective, schema.FeatureDistill | schema.Dinov2Distill) or not objective.teacher.weights or (
-      isinstance(objective, schema.FeatureDistill) and objective.features):
+  if not isinstance(objective, schema.FeatureDistill | schema.Dinov2Distill) or (
+      not objective.teacher.weights):
     return config
   own, before = objective.teacher, _started(config, workdir)
   if before and isinstance(before.objective, type(objective)) and (

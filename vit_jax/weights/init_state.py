@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.config import schema
-from vit_jax.core import trees
+from vit_jax.core import documents, trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import PyTree
 from vit_jax.data.labels import classes
+from vit_jax.data.sources import opening
 from vit_jax.models import adapters, backbones
 from vit_jax.parallel.sharding import with_frozen
 from vit_jax.record import run_directory, storage
@@ -32,6 +33,7 @@ COPIES = tuple(f'{prefix}{name}' for prefix in WRAPPED for name in ('ema', 'teac
 STATES = tuple(f'{prefix}model_state' for prefix in WRAPPED)
 TRAINED = tuple(f'{prefix}trained' for prefix in WRAPPED)
 """Parts of `extra` that hold the teacher of distillation."""
+_SHOWN = 12  # classes in a message
 
 
 class InitArrays(NamedTuple):
@@ -74,10 +76,8 @@ def named(config: schema.Config) -> dict[str, str]:
   if isinstance(task, schema.Distill | schema.FeatureDistill | schema.Dinov2Distill) and task.has_weights:
     found['objective.teacher.weights'] = task.teacher.weights
     if not task.teacher.weights:
-      stored = ', or set objective.features to stored features' * isinstance(task, schema.FeatureDistill)
       kind = 'a run of DINOv2 or DINOv3' if isinstance(task, schema.Dinov2Distill) else 'a weight file'
-      raise UserError(f"objective.teacher.weights: expected {kind}, got ''. Set it to that of a trained network"
-                      f'{stored}.')
+      raise UserError(f"objective.teacher.weights: expected {kind}, got ''. Set it to that of a trained network.")
   if isinstance(task, schema.Dinov3):
     found['objective.gram.weights'] = task.gram.weights
   if isinstance(task, schema.Contrastive):
@@ -128,7 +128,7 @@ def _teacher(teacher: schema.Teacher, config: schema.Config, program: Program,
   """Returns the trained teacher of distillation, which is part of `extra`."""
   found = loading.load(teacher.weights)
   log.info('Teacher: %s', loading.text(found))
-  check_order(found, class_names, is_listed=bool(config.data.classes))
+  check_order(found, class_names, config.data)
   for name, own, value in (('mean', found.preprocess.mean, teacher.mean), ('std', found.preprocess.std, teacher.std)):
     if not np.allclose(own, value, atol=1e-3):
       log.warning('objective.teacher.%s: expected %s, as for its weights, got %s', name, own, tuple(value))
@@ -148,23 +148,17 @@ def _feature_teacher(objective: schema.FeatureDistill | schema.Dinov2Distill, co
   teacher, has_heads = objective.teacher, isinstance(objective, schema.Dinov2Distill)
   found = loading.load(teacher.weights, view=teacher.view, first='teacher' if has_heads else '')
   log.info('Teacher: %s', loading.text(found))
-  params, record = adapted_teacher(found, config)
-  if has_heads:
-    params |= {name: tree for name, tree in found.params.items() if name.endswith('projector')}
-  leaves = _leaves(params)
-  return InitArrays({}, {f'{place}/{name}': leaf for place in TRAINED for name, leaf in leaves.items()}, record)
-
-
-def adapted_teacher(found: Weights, config: schema.Config) -> tuple[dict[str, PyTree], dict[str, object]]:
-  """Returns backbone and state of a teacher at the size of images that it sees, and a record of what was changed."""
-  objective = config.objective
-  assert isinstance(objective, schema.FeatureDistill | schema.Dinov2Distill), objective
-  teacher, px = objective.teacher, objective.teacher.image_px(config.image_px)
+  px = teacher.image_px(config.image_px)
   network, image = backbones.build(teacher.model, px), jnp.zeros((1, *px, 3))
   like = {'backbone': jax.eval_shape(lambda: network.init(jax.random.key(0), image)[0])}
   own = found._replace(params={'backbone': found.params['backbone']})
-  fitted = adapt.adapt(own, Target(teacher.model, px, like, None))
-  return {**fitted.params, **({'state': fitted.state} if fitted.state else {})}, _record(found, fitted)
+  fitted = adapt.adapt(own, Target(teacher.model, px, like, None))  # at the size of images that it sees
+  params = {**fitted.params, **({'state': fitted.state} if fitted.state else {})}
+  if has_heads:
+    params |= {name: tree for name, tree in found.params.items() if name.endswith('projector')}
+  leaves = _leaves(params)
+  return InitArrays({}, {f'{place}/{name}': leaf for place in TRAINED for name, leaf in leaves.items()},
+                    _record(found, fitted))
 
 
 def _gram(gram: schema.Gram, config: schema.Config, program: Program) -> InitArrays:
@@ -200,27 +194,34 @@ def _leaves(tree: PyTree) -> dict[str, np.ndarray]:
   return {name: np.asarray(leaf) for name, leaf in trees.flatten(tree).items()}
 
 
-def check_order(found: Weights, class_names: tuple[str, ...], *, is_listed: bool) -> None:
-  """Checks that the outputs of the head are these classes, as far as the weights name them.
+def check_order(found: Weights, class_names: tuple[str, ...], data: schema.Data) -> None:
+  """Checks that the outputs of the head are these classes, in their order.
+
+  Weights that do not name their classes are refused unless the order of the data is known
+  (`opening.is_order_known`).
 
   Args:
     found: weights with a head.
     class_names: of the data.
-    is_listed: `data.classes` lists them in the order of the outputs.
+    data: the settings of the data.
 
   Raises:
-    UserError: the classes differ.
+    UserError: the classes differ, or nothing says in which order they are.
   """
+  advice = 'Set --config.data.classes=FILE, with a line for each output, in their order, such as "n01440764 tench".'
   if not found.num_classes:
     raise UserError(f'{found.source}: expected weights with a head, got weights without one. Use weights that were '
                     'trained on classes.')
   if found.num_classes != len(class_names):
     raise UserError(f'{found.source}: expected the {len(class_names):,} classes of the data, got '
-                    f'{found.num_classes:,}. Set --config.data.classes=FILE, with a line for each output, in '
-                    'their order, such as "n01440764 tench".')
-  if not found.class_names and not is_listed:
-    log.warning('%s does not name its classes; they are assumed to be in the order of the data: %s, %s, …',
-                found.source, *class_names[:2])
+                    f'{found.num_classes:,}. {advice}')
+  if not found.class_names and not opening.is_order_known(class_names, data):
+    raise UserError(f'{found.source}: expected weights that name their classes, or data that say which class is which '
+                    f'output, got neither: the classes of the data are sorted by name, '
+                    f'{documents.listed(class_names, _SHOWN)}. {advice}')
+  if not found.class_names:
+    log.info('%s does not name its classes; they are in the order of the data: %s', found.source,
+             documents.listed(class_names, _SHOWN))
   in_order = tuple(range(len(class_names)))
   if found.class_names and classes.match(class_names, found.class_names, where=found.source) != in_order:
     raise UserError(f'{found.source}: expected the classes in the order of the data, got another order. Set '

@@ -7,6 +7,7 @@ from __future__ import annotations
 import difflib
 import re
 
+from vit_jax.weights import published
 from vit_jax.weights.families import FAMILIES
 
 _AUGREG = re.compile(r'(R_Ti|R26_S|R50_L|Ti|S|B|L)_\d+-i(1|21)k-\d+ep-lr_[\w.]+-aug_\w+-wd_[\d.]+-do_[\d.]+-sd_[\d.]+'
@@ -38,5 +39,13 @@ def address(name: str) -> str:
 
 
 def nearest(name: str) -> list[str]:
-  """Returns known names that are similar to this one."""
-  return difflib.get_close_matches(name, NAMES, 3, .6)
+  """Returns known names that are similar to this one; for a name of timm, those of its weights on the hub."""
+  plain = published.candidates(name)[0] if published.candidates(name) else ''
+  networks = published.table().networks
+  network, _, tag = published.table().older.get(plain, plain).partition('.')
+  if network in networks:
+    tags = networks[network].tags
+    return [f'timm/{published.full_name(network, one)}' for one in ([tag] if tag in tags else list(tags)[:3])]
+  known = {**dict.fromkeys(NAMES, ''), **dict.fromkeys(networks, 'timm/')}
+  found = difflib.get_close_matches(name, known, 3, .6)
+  return [f'timm/{published.full_name(one, next(iter(networks[one].tags)))}' if known[one] else one for one in found]

@@ -6,7 +6,7 @@ network must be in the file, with the correct shape.
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,29 +14,31 @@ import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.config.schema import PositionResize, checks
+from vit_jax.config.schema.data import RGB
 from vit_jax.core import trees
-from vit_jax.core.errors import UserError
-from vit_jax.core.redaction import redacted
+from vit_jax.core.errors import UserError, redacted
 from vit_jax.core.types import Params
 from vit_jax.models import backbones, heads
 from vit_jax.models.mae_decoder import Decoder
 from vit_jax.weights import (
-    addresses,
-    catalog,
-    files,
-    infer,
-    peft,
-    published,
-    recognize,
-    resize,
-    rotary,
-    runs,
-    sidecars,
-    tables,
+  addresses,
+  branches,
+  catalog,
+  files,
+  grids,
+  infer,
+  peft,
+  published,
+  recognize,
+  resize,
+  rotary,
+  runs,
+  sidecars,
+  tables,
 )
 from vit_jax.weights import hints as model_hints
 from vit_jax.weights import preprocess as preparing
-from vit_jax.weights.families.record import Clues, Tensors
+from vit_jax.weights.families.record import Clues
 from vit_jax.weights.hints import Hints
 from vit_jax.weights.infer import Leaves
 from vit_jax.weights.network import Weights, describe, position_resize, setting
@@ -54,8 +56,8 @@ def load(where: str, *, preprocess: str = '', model: str = '', view: str = '', f
     preprocess: overrides the file, its sidecars and its name: `half`, `imagenet`, `clip` or `zero_one` for
       mean and deviation, and `resize=248,image=224,interpolation=bicubic,antialias=true`; '' = nothing.
     model: settings that tensors do not determine: `heads=6,gelu=exact,norm_eps=1e-6,image=224x320`; '' = nothing.
-    view: of a run directory: student, ema or teacher, '' = ema where there is one; of a PyTorch file with several
-      networks, which one.
+    view: of a run directory: student, ema or teacher, '' = ema where there is one; of a file with several networks,
+      which one, '' = the one for inference.
     first: the view of a run directory that '' means where the run has it, before ema.
     allow_download: whether weights are downloaded that only the config of adapters names.
     allow_nonfinite: whether parameters may be infinite or NaN, with a warning in the report.
@@ -79,14 +81,25 @@ def _load(where: str, preprocess: str, model: str, view: str, first: str, allow_
   adapter = peft.read(path) if peft.is_adapter(path) else None
   shards = addresses.weight_files(
       peft.resolve(adapter, where, allow_download=allow_download) if adapter else path)
-  tensors = {name: x for shard in shards for name, x in files.read(shard, branch=view).items()}
+  content = read(shards, view)
   try:
     if not adapter:
-      return _of_tensors(tensors, shards[0], where, explicit, hints)
-    found = _of_tensors(peft.merge(tensors, adapter), shards[0], where, [*explicit, *adapter.rules], hints)
+      return _of_tensors(content, shards[0], where, explicit, hints)
+    merged = content._replace(tensors=peft.merge(content.tensors, adapter))
+    found = _of_tensors(merged, shards[0], where, [*explicit, *adapter.rules], hints)
     return found._replace(class_names=adapter.class_names or found.class_names)
   except UserError as error:
     raise UserError(f'{where} cannot be used: {error}') from None
+
+
+def read(shards: Sequence[pathlib.Path], view: str = '') -> files.Content:
+  """Returns the tensors of the network for inference in the files of a model, or of the one that `view` names."""
+  if len(shards) == 1:
+    return files.read_network(shards[0], recognize.is_known, view=view)
+  tensors = {name: x for shard in shards for name, x in files.read(shard).items()}
+  found = branches.choose(tensors, recognize.is_known, view)
+  kept = {new: tensors[name] for new, name in found.names.items()}
+  return files.Content(kept, found.path, found.others, found.beside)
 
 
 def text(weights: Weights) -> str:
@@ -99,20 +112,22 @@ def text(weights: Weights) -> str:
       preparing.describe(weights.preprocess), weights.report.text()])
 
 
-def _of_tensors(tensors: Tensors, path: pathlib.Path, where: str, explicit: list[preparing.PreprocessRule],
+def _of_tensors(content: files.Content, path: pathlib.Path, where: str, explicit: list[preparing.PreprocessRule],
                 hints: Hints) -> Weights:
-  """Returns weights from the named tensors of a file."""
-  sidecar, known = sidecars.read(path), recognize.recognize(tensors)
+  """Returns weights from the named tensors of a network in a file."""
+  sidecar, known = sidecars.read(path), recognize.recognize(content.tensors)
   named = published.find((sidecar.architecture, str(path), where))
   found = tables.read(known.tensors, known.table)
   named = named.applied(known.family, found.leaves.get('backbone/blocks/norm1/scale', np.zeros(1)).shape[-1])
+  given_px = hints.image_px
   hints = hints.with_fallback(sidecar.hints).with_fallback(named.hints._replace(position_resize=None))
   has_gelu = hints.gelu is not None
   hints = hints.with_fallback(known.hints).with_fallback(Hints(
       position_resize=resize.convention(known.family, named.hints.position_resize,
                                         has_registers='backbone/registers' in found.leaves),
       pool=infer.pool_of_timm(sidecar.pool or named.pool, found.leaves)))
-  _check_all_used(found)
+  _check_all_used(found, content.path)
+  _check_rgb(found.leaves)
   model = infer.model(found.leaves, hints)
   said = (sidecar.architecture, path.name, where)
   clues = Clues(tuple(one.rpartition('/')[2].lower() for one in said), sidecar != sidecars.Sidecar(), has_gelu)
@@ -123,7 +138,9 @@ def _of_tensors(tensors: Tensors, path: pathlib.Path, where: str, explicit: list
                             decoder_heads=decoder.decoder_heads if decoder else 0,
                             pool_heads=setting(model, 'pool.heads') or 0)
   leaves = rotary.reordered(leaves, rotary.order(model))
-  leaves, lines, own_px = _placed(leaves, model, hints)
+  named_px = [rule.values['image_px'] for rule in named.rules if 'image_px' in rule.values]
+  known_px = [*([hints.image_px] if hints.image_px else []), *named_px]
+  leaves, lines, own_px, assumed = grids.place(leaves, model, grids.Sizes(given_px, tuple(known_px)), known.first)
   head, num_classes = _head(leaves)
   if isinstance(model, schema.EfficientNet) and not hints.image_px:
     hints = hints._replace(image_px=infer.efficientnet_px(model))
@@ -134,13 +151,16 @@ def _of_tensors(tensors: Tensors, path: pathlib.Path, where: str, explicit: list
   decided, warnings = preparing.decide(rules, usual=recognize.usual(known.family), own_px=own_px)
   names, more = _names(sidecar.class_names, num_classes)
   taken = [Line(name, 'taken') for name in leaves if name not in {line.name for line in lines}]
-  notes = tuple(filter(None, [catalog.terms(where), infer.pool_note(model, hints)]))
-  report = Report((*taken, *lines, *known.dropped), notes, (*warnings, *unsure, *more, *_unusable_values(leaves)))
+  notes = tuple(filter(None, [
+      _network_note(content), assumed, catalog.terms(where), infer.pool_note(model, hints)]))
+  beside = [Line(name, 'dropped', f'beside the network {content.path} of the file') for name in content.beside]
+  report = Report((*taken, *lines, *known.dropped, *beside), notes,
+                  (*warnings, *unsure, *more, *_unusable_values(leaves)))
   params = trees.unflatten(leaves)
   state = params.pop('state', {})
   own = decided._replace(image_px=image_px)
-  return at_size(Weights(model, head, num_classes, params, state, decoder, own, names, known.family, where, report),
-                 decided)
+  return at_size(Weights(model, head, num_classes, params, state, decoder, own, names, known.family, where, report,
+                         is_sigmoid=sidecar.is_sigmoid), decided)
 
 
 def at_size(weights: Weights, preprocess: Preprocess) -> Weights:
@@ -170,60 +190,35 @@ def at_size(weights: Weights, preprocess: Preprocess) -> Weights:
                           report=weights.report._replace(lines=(*kept, *lines)))
 
 
-def _check_all_used(found: tables.Match) -> None:
-  """Raises UserError if a tensor is unused, or cannot be combined with the others."""
+def _network_note(content: files.Content) -> str:
+  """Returns a sentence on which network of a file with several was read."""
+  if not content.others:
+    return ''
+  return (f'Network: {content.path or "the one without a name"}, of several in the file. --view={content.others[0]}'
+          + ''.join(f' or {name}' for name in content.others[1:]) + ' reads another.')
+
+
+_FIRST = ('backbone/stem/root/kernel', 'backbone/stem/kernel', 'backbone/stem/conv/kernel', 'backbone/root/kernel')
+"""The kernels that read the channels of images."""
+
+
+def _check_rgb(leaves: Leaves) -> None:
+  """Raises UserError if the network is for images of other channels than RGB."""
+  found = next((name for name in _FIRST if name in leaves), '')
+  if found and (num := leaves[found].shape[2]) != RGB:
+    raise UserError(f'expected weights for RGB images, got {found} for data.channels={num}. Files of other programs '
+                    f'are read for RGB alone. Use those for RGB with --config.data.channels={num}, which adapts them.')
+
+
+def _check_all_used(found: tables.Match, path: str) -> None:
+  """Raises UserError if a tensor is unused, or cannot be combined with the others; `path` is that of the network."""
   problems = list(found.problems)
   if found.left:
     problems += [f'{len(found.left)} tensors have no place in this network:', *tables.listed(found.left),
-               *recognize.reasons(found.left)]
+                 *recognize.reasons(found.left)]
+    problems += [f'If they are beside the network {path}, leave them out with --view={path}.'] if path else []
   if problems:
     raise UserError('\n'.join(problems))
-
-
-def _placed(leaves: Leaves, model: schema.Model, hints: Hints) -> tuple[Leaves, tuple[Line, ...],
-                                                                        tuple[int, int] | None]:
-  """Returns leaves with positions in our form, the report of changes, and the image size of the positions."""
-  if isinstance(model, schema.Mixer):
-    num_tokens = leaves['backbone/blocks/tokens/up/kernel'].shape[1]
-    h, w = infer.grid(num_tokens, model.patch, hints.image_px)
-    return leaves, (), (h * model.patch, w * model.patch)
-  if not isinstance(model, schema.ViT) or not model.positions.has_rows:
-    return leaves, (), None
-  own = hints.image_px or (0, 0)
-
-  def fits(number: int) -> bool:
-    return number > 0 and (round(number ** .5) ** 2 == number
-                           or number == (own[0] // model.patch) * (own[1] // model.patch))
-
-  leaves, lines = _with_first_rows(leaves, model, fits)
-  h, w = infer.grid(leaves['backbone/positions'].shape[1] - model.num_first, model.patch, hints.image_px)
-  return leaves, lines, (h * model.patch, w * model.patch)
-
-
-def _with_first_rows(leaves: Leaves, model: schema.ViT, fits: Callable[[int], bool]) -> tuple[Leaves, tuple[Line, ...]]:
-  """Returns the leaves with position rows for the class and distillation tokens and without rows for registers.
-
-  Args:
-    leaves: with `backbone/positions` as in the file.
-    model: the network's settings.
-    fits: whether a number of patch tokens forms a grid.
-  """
-  name, registers = 'backbone/positions', model.registers
-  if name not in leaves:
-    return leaves, ()
-  table, num_first = leaves[name], model.num_first
-  rows = table.shape[1]
-  if fits(rows - num_first):
-    return leaves, ()
-  if num_first and fits(rows):
-    padded = np.concatenate([np.zeros((1, num_first, table.shape[2]), table.dtype), table], axis=1)
-    return {**leaves, name: padded}, (Line(name, 'folded', f'the file has none for the first {num_first}: zeros'),)
-  if registers and fits(rows - num_first - registers):
-    own = table[:, num_first:num_first + registers]
-    kept = np.concatenate([table[:, :num_first], table[:, num_first + registers:]], axis=1)
-    return ({**leaves, name: kept, 'backbone/registers': leaves['backbone/registers'] + own},
-            (Line('backbone/registers', 'folded', 'their positions are added to them'),))
-  return leaves, ()
 
 
 def _head(leaves: Leaves) -> tuple[schema.Head, int]:
@@ -331,4 +326,10 @@ def _of_run(where: str, found: runs.Found, explicit: list[preparing.PreprocessRu
                   (f'Run: step {found.step:,}, view {found.view}',), tuple(_unusable_values(leaves)))
   names, more = ((), []) if has_text else _names(found.class_names, num_classes)
   return at_size(Weights(found.config.model, head, num_classes, found.params, found.state, decoder, own, names, 'run',
-                         where, report._replace(warnings=(*report.warnings, *more))), decided)
+                         where, report._replace(warnings=(*report.warnings, *more)), step=found.step,
+                         is_sigmoid=_is_sigmoid(found.config.objective)), decided)
+
+
+def _is_sigmoid(objective: schema.Objective) -> bool:
+  """Returns whether each class is a decision of its own in the loss of a run."""
+  return isinstance(objective, schema.Supervised) and objective.loss is not schema.Loss.SOFTMAX

@@ -28,6 +28,9 @@ class Weights(NamedTuple):
   source: path, address or name.
   report: how every tensor was used.
   given: as `source`, with the password or token that an address has; not for messages and records.
+  step: of the checkpoint of a run; -1 = these are no weights of a run.
+  is_sigmoid: whether the probability of a class is the sigmoid of its logit alone, as the loss of the run was; without
+    a record it is the softmax.
   """
   model: schema.Model
   head: schema.Head
@@ -41,6 +44,8 @@ class Weights(NamedTuple):
   source: str
   report: Report
   given: str = ''
+  step: int = -1
+  is_sigmoid: bool = False
 
   @property
   def channels(self) -> int:

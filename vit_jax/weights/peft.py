@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.core import os_errors
+from vit_jax.core import documents
+from vit_jax.core.documents import Field, describe
 from vit_jax.core.errors import UserError
-from vit_jax.core.json_text import Table, shown
 from vit_jax.core.types import HostArray
 from vit_jax.models import adapters
 from vit_jax.weights import addresses, files, sidecars, tables
@@ -91,7 +91,9 @@ def read(path: pathlib.Path) -> Adapter:
   file = next((path / name for name in TENSORS if (path / name).is_file()), path / TENSORS[0])
   parts: dict[str, dict[str, HostArray]] = {}
   replaced = {}
-  for name, tensor in files.read(file).items():
+  tensors = files.read(file)
+  tables.check_whole(tensors, [name for name, x in tensors.items() if x.dtype != np.float32])
+  for name, tensor in tensors.items():
     name = name.removeprefix(PREFIX)
     if found := _LEAF.fullmatch(name):
       parts.setdefault(found['layer'], {})[found['leaf']] = tensor
@@ -117,51 +119,43 @@ def read(path: pathlib.Path) -> Adapter:
 
 def _read_config(path: pathlib.Path) -> _Settings:
   file = path / CONFIG
-  try:
-    config = Table(files.read_json(file), str(file))
-  except OSError as error:
-    raise os_errors.kind(error)(f'{file}: expected a file that can be read, got {error.strerror}. Check the '
-                                'path.') from None
-  except UserError:
-    raise
-  except ValueError as error:
-    raise UserError(f'{file}: expected a JSON object, got {error}. Fetch it again.') from None
-  if config.content.get('peft_type') != 'LORA':
+  config = documents.read(file, advice='Fetch it again.')
+  if config.object().get('peft_type') != 'LORA':
     raise UserError(f'{file}: expected peft_type LORA (LoRA, rsLoRA or DoRA), got '
-                    f'{shown(config.content.get("peft_type"))}. {_MERGE}')
+                    f'{describe(config.object().get("peft_type"))}. {_MERGE}')
   for name in ('fan_in_fan_out', 'lora_bias', 'alora_invocation_tokens', 'use_qalora', 'use_bdlora'):
-    if found := config.content.get(name):
-      raise UserError(f'{file}: expected {name} false, got {shown(found)}. {_MERGE}')
-  return _Settings(_base(config, path), config.number('lora_alpha', 0, MOST_ALPHA), _patterns(config),
-                   config.flag('use_rslora', default=False))
+    if found := config.object().get(name):
+      raise UserError(f'{file}: expected {name} false, got {describe(found)}. {_MERGE}')
+  return _Settings(_base(config, path), config.field('lora_alpha').number(0, MOST_ALPHA), _patterns(config),
+                   config.field('use_rslora', default=False).flag())
 
 
-def _patterns(config: Table) -> tuple[tuple[re.Pattern[str], float], ...]:
+def _patterns(config: Field) -> tuple[tuple[re.Pattern[str], float], ...]:
   """Returns the alpha of single layers by patterns of their names, which are at the end of the complete name.
 
   A pattern may repeat single characters twice, as in `.*\\.0\\..*`: the time to match it stays bounded.
   """
   found = []
-  alphas = config.table('alpha_pattern')
-  for key in alphas.content:
+  alphas = config.part('alpha_pattern')
+  for key in alphas.object():
     if len(key) > 200 or re.search(r'[)][*+?{]|[(][?]|[{]|\\\d', key) or len(re.findall('[*+]', key)) > 2:
-      raise alphas.wrong(key, 'the name of a layer or a simple pattern of names')
+      raise alphas.field(key, default=None).error('the name of a layer or a simple pattern of names')
     try:
       pattern = re.compile(rf'(?:.*\.)?(?:{key})$')
     except (re.error, OverflowError, RecursionError):
-      raise alphas.wrong(key, 'the name of a layer or a regular expression') from None
-    found.append((pattern, alphas.number(key, 0, MOST_ALPHA)))
+      raise alphas.field(key, default=None).error('the name of a layer or a regular expression') from None
+    found.append((pattern, alphas.field(key).number(0, MOST_ALPHA)))
   return tuple(found)
 
 
-def _base(config: Table, path: pathlib.Path) -> str:
+def _base(config: Field, path: pathlib.Path) -> str:
   """Returns the path or the address of the weights that adapters are for."""
-  base = config.text('base_model_name_or_path', default='')
+  base = config.field('base_model_name_or_path', default='').text()
   if not base:
     raise UserError(f'{path / CONFIG}: expected the weights that the adapters are for in base_model_name_or_path, got '
                     'none. Set it to a file, a folder, or OWNER/NAME.')
   if not base.isprintable() or len(base.encode(errors='replace')) > MOST_BASE:
-    raise config.wrong('base_model_name_or_path', f'a path or an address of at most {MOST_BASE:,} characters')
+    raise config.field('base_model_name_or_path').error(f'a path or an address of at most {MOST_BASE:,} characters')
   for one in (pathlib.Path(base), path / base):
     if addresses.exists(one):
       return str(one)
@@ -199,7 +193,8 @@ def merge(tensors: Mapping[str, HostArray], adapter: Adapter) -> dict[str, HostA
       problems.append(f'  {layer}: expected a matrix {list(shape)}, got '
                       f'{list(found[name].shape) if name in found else "none"}')
       continue
-    weight = np.asarray(found[name], np.float32).T[None]  # [1, in, out]
+    tables.check_whole(found, [name] if found[name].dtype != np.float32 else [])
+    weight = found[name].T[None]  # [1, in, out]
     m = None if low.m is None else low.m[None]
     with np.errstate(all='ignore'):  # values that are not finite are an error of the merged weights
       found[name] = adapters.merged(weight, low.a.T[None], low.b.T[None], m, scale=low.scale)[0].T

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.config import schema
-from vit_jax.core import json_text, os_errors, trees
+from vit_jax.core import documents, trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.models import adapters
 from vit_jax.record import destination
-from vit_jax.weights import addresses, files, loading, network, peft, recognize, runs, saving
+from vit_jax.weights import addresses, card, files, loading, network, peft, recognize, runs, saving
 from vit_jax.weights.families import transformers
 from vit_jax.weights.network import Weights
 from vit_jax.weights.peft import Layer
@@ -52,7 +52,7 @@ def save(where: str, to: str, *, view: str = '', overwrite: bool = False) -> pat
   """
   path = saving.check(to, family='run', overwrite=overwrite)
   run = _read(where, view)
-  with destination.staged(path, shown=to) as part:
+  with destination.staged(path, shown=to, overwrite=overwrite, is_ours=card.is_ours) as part:
     target = part / path.name
     target.mkdir()
     _write(run, target)
@@ -70,16 +70,10 @@ def _read(where: str, view: str) -> Run:
     raise UserError(f'--weights: expected a run that trained adapters, got {where}, which trained all weights. Choose '
                     'another --family.')
   folder = path if (path / 'config.json').is_file() else path.parents[1]
-  said = f'{folder / "init.json"}: expected the weights that the run began with, whose names PEFT writes, got'
-  try:
-    content = json_text.parse((folder / 'init.json').read_bytes())
-  except OSError as error:
-    raise os_errors.kind(error)(f'{said} {error.strerror}. Choose another --family, which writes merged '
-                                'weights.') from None
-  except ValueError as error:
-    raise UserError(f'{said} {error}. Restore the file.') from None
-  record = json_text.Table(content, str(folder / 'init.json'), fix='Restore the file.').table('init_from')
-  base, family = record.text('source'), record.text('family')
+  record = documents.read(
+      folder / 'init.json', expected='the weights that the run began with, whose names PEFT writes',
+      advice='Restore the file, or choose another --family, which writes merged weights.').part('init_from')
+  base, family = record.field('source').text(), record.field('family').text()
   family = 'timm' if family in TIMM else family
   merged = loading.load(where, view=view)
   model = merged.model

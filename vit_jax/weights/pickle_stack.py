@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import pickletools
+import re
 from typing import Any, BinaryIO, NamedTuple
 
 MOST_BYTES = 64 << 20  # of one pickle, which does not contain the data of tensors: that of DINOv2 g/14 has 0.2 MB
@@ -24,6 +25,8 @@ _HARMLESS = ('argparse.Namespace', 'torch.device', 'torch.Size', 'torch.dtype', 
              'numpy.dtype', 'numpy.core.multiarray.scalar', 'numpy._core.multiarray.scalar', '_codecs.encode',
              'torch.float32', 'torch.float16', 'torch.bfloat16')
 """Settings, devices and paths in checkpoints, which are not used here."""
+_SHORT = re.compile(r'torch\.(_utils\._rebuild_(qtensor|tensor_v3)|qu?int\w+|per_\w+_affine\w*|ao\.nn\..*quantized.*)')
+"""Names for quantized tensors, and for floating point of 8 bits."""
 _KNOWN = frozenset((_REBUILD, *_PARAMETERS, _DICT, *_HARMLESS, *(f'torch.{name}' for name in STORAGES)))
 
 _VALUES = {'NONE': None, 'NEWTRUE': True, 'NEWFALSE': False}
@@ -246,9 +249,12 @@ def _paired(items: list[Any]) -> dict[str, Any]:
 
 def _known(full: str) -> Name:
   if full not in _KNOWN:
+    if _SHORT.fullmatch(full):
+      raise Refused(f'quantized tensors, or others of 8 bits ({full}). Use the weights from before the quantization.')
     shown = full if full.isprintable() and len(full) < 100 else ascii(full)[:100]
     raise Refused(f'a pickle that asks to run {shown}. Nothing of it was run; do not use files from people you do not '
-                  'trust.')
+                  'trust. If it is a whole model or TorchScript, write its tensors with the program that it is from, '
+                  "torch.save(model.state_dict(), 'weights.pth'), and use that file.")
   return Name(full)
 
 

@@ -10,33 +10,37 @@ import math
 import pathlib
 import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
 
-from vit_jax.core.errors import UserError
-from vit_jax.weights import archives, pickle_stack
+from vit_jax.core import archives
+from vit_jax.weights import pickle_stack
+from vit_jax.weights.branches import Chosen
 from vit_jax.weights.pickle_stack import Storage, Tensor
 
 if TYPE_CHECKING:
   from vit_jax.core.types import HostArray
 
+Choose = Callable[[dict[str, 'HostArray']], Chosen]
+"""Chooses from stand-ins of all tensors of a file, which have no memory of their own."""
+
 DTYPES = {name: np.dtype(dtype) for name, dtype in zip(pickle_stack.STORAGES, (
     np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int64, np.int32, np.int16, np.int8, np.uint8, np.bool_),
     strict=True)}
-BRANCHES = ('model', 'state_dict', 'model_ema', 'state_dict_ema', 'teacher', 'student', 'module')
-"""Keys of the networks in files that hold several; the first that exists is the one for inference."""
 MOST_SHARING = 4
 """Limit of the ratio of the bytes of all tensors to those of their storages. Tied weights use one storage twice, and a
 new EMA uses each twice; without a limit, a small file with many tensors of one storage could fill the memory."""
+_MOST_REPEATED = 16  # the same ratio for all networks of a file, of which one is read
+_MOST_DEPTH = 8  # of dicts in dicts
 _MAGIC = 0x1950a86a20f9469cfc6c  # PyTorch's older form begins with it
 _PROTOCOL = 1001
 
 
-def read_zip(archive: zipfile.ZipFile, branch: str) -> dict[str, HostArray]:
-  """Returns the tensors of PyTorch's zip in their own dtypes; those that share a storage share memory.
+def read_zip(archive: zipfile.ZipFile, choose: Choose) -> tuple[dict[str, HostArray], Chosen]:
+  """Returns the chosen tensors of PyTorch's zip in their own dtypes; those that share a storage share memory.
 
   Raises:
     Refused: the pickle needs more than tensors and plain data.
@@ -51,7 +55,12 @@ def read_zip(archive: zipfile.ZipFile, branch: str) -> dict[str, HostArray]:
       held[storage] = _numbers(data, storage)
     return held[storage]
 
-  return {name: _view(flat(x.storage), x) for name, x in _tensors(found, branch).items()}
+  def length(storage: Storage) -> int:
+    name = f'{folder}data/{storage.key}'
+    return archive.getinfo(name).file_size if name in archive.NameToInfo else -1
+
+  tensors, chosen = _chosen(found, choose, length)
+  return {name: _view(flat(x.storage), x) for name, x in tensors.items()}, chosen
 
 
 def follow_zip(archive: zipfile.ZipFile) -> tuple[Any, str]:
@@ -68,12 +77,12 @@ def follow_zip(archive: zipfile.ZipFile) -> tuple[Any, str]:
   return pickle_stack.load(io.BytesIO(archives.read(archive, index))), folder
 
 
-def read_old(file: BinaryIO, branch: str, *, size: int) -> dict[str, HostArray]:
+def read_old(file: BinaryIO, choose: Choose, *, size: int) -> tuple[dict[str, HostArray], Chosen]:
   """Returns the tensors of a file in the format of PyTorch before 1.6: several pickles, then the data.
 
   Args:
     file: at its start.
-    branch: the network to read from a file with several; '' = the one meant for inference.
+    choose: see `Choose`.
     size: of the file, bytes.
 
   Raises: as `read_zip`.
@@ -92,7 +101,11 @@ def read_old(file: BinaryIO, branch: str, *, size: int) -> dict[str, HostArray]:
       held[storage] = _numbers(file.read(count * DTYPES[storage.kind].itemsize), storage)
     return held[storage]
 
-  return {name: _view(flat(x.storage), x) for name, x in _tensors(found, branch).items()}
+  def length(storage: Storage) -> int:
+    return places[storage.key][1] * DTYPES[storage.kind].itemsize if storage.key in places else -1
+
+  tensors, chosen = _chosen(found, choose, length)
+  return {name: _view(flat(x.storage), x) for name, x in tensors.items()}, chosen
 
 
 def follow_old(file: BinaryIO, *, size: int) -> tuple[Any, dict[str, tuple[int, int]]]:
@@ -136,33 +149,41 @@ def _view(flat: HostArray, tensor: Tensor) -> HostArray:
   return np.lib.stride_tricks.as_strided(flat[tensor.offset:], tensor.shape, strides, writeable=False)
 
 
-def _tensors(found: Any, branch: str) -> dict[str, Tensor]:
-  """Returns the tensors of the selected network after checking that they respect `MOST_SHARING`."""
-  if type(found) is dict and branch and branch not in found:
-    shown = ', '.join(ascii(name)[1:-1] for name in found)[:300]
-    raise UserError(f'--view: expected one of the networks in the file ({shown}), got {branch!r}. Choose one.')
-  tensors = _chosen(found, branch)
-  held = {x.storage: x.storage.size * DTYPES[x.storage.kind].itemsize for x in tensors.values()}
-  taken = sum(math.prod(x.shape) * DTYPES[x.storage.kind].itemsize for x in tensors.values())
-  if taken > MOST_SHARING * sum(held.values()):
-    raise ValueError(f'its {len(tensors):,} tensors share storages and would take {taken:,} bytes for the '
-                     f'{sum(held.values()):,} that are there, more than {MOST_SHARING} times as many')
-  return tensors
+def _chosen(found: Any, choose: Choose, length: Callable[[Storage], int]) -> tuple[dict[str, Tensor], Chosen]:
+  """Returns the chosen tensors after checking that their storages are there, and that they respect `MOST_SHARING`.
 
-
-def _chosen(found: Any, branch: str) -> dict[str, Tensor]:
-  """Returns the tensors of a branch, or of the first of `BRANCHES` that exists. Raises ValueError without tensors."""
-  found = found[branch] if type(found) is dict and branch else found
-  for _ in range(8):  # a limit, because a dict can contain itself
-    if type(found) is not dict or any(type(x) is Tensor for x in found.values()):
-      break
-    inner = next((name for name in BRANCHES if type(found.get(name)) is dict), None)
-    if inner is None:
-      break
-    found = found[inner]
+  `length` returns the bytes of a storage in the file, -1 if it is not there.
+  """
   if type(found) is not dict:
     raise ValueError(f'it holds a {type(found).__name__} instead of named tensors')
-  return {name: x for name, x in found.items() if type(x) is Tensor}
+  tensors = dict(_flat(found, '', set(), _MOST_DEPTH))
+  for storage in {x.storage for x in tensors.values()}:
+    if (has := length(storage)) not in (-1, wanted := storage.size * DTYPES[storage.kind].itemsize):
+      raise ValueError(f'storage {storage.key[:20]!r} has {has:,} bytes, its {storage.size:,} numbers take {wanted:,}')
+  tensors = {name: x for name, x in tensors.items() if length(x.storage) >= 0}
+  _check_sharing(tensors, _MOST_REPEATED)
+  chosen = choose({name: np.broadcast_to(np.zeros((), DTYPES[x.storage.kind]), x.shape) for name, x in tensors.items()})
+  kept = {new: tensors[name] for new, name in chosen.names.items()}
+  _check_sharing(kept, MOST_SHARING)
+  return kept, chosen
+
+
+def _flat(found: dict[str, Any], path: str, seen: set[int], depth: int) -> Iterator[tuple[str, Tensor]]:
+  """Yields the tensors of dicts in dicts, each dict once, as one can contain itself."""
+  seen.add(id(found))
+  for name, x in found.items():
+    if type(x) is Tensor:
+      yield path + name, x
+    elif type(x) is dict and depth and id(x) not in seen:
+      yield from _flat(x, f'{path}{name}/', seen, depth - 1)
+
+
+def _check_sharing(tensors: Mapping[str, Tensor], most: int) -> None:
+  held = {x.storage: x.storage.size * DTYPES[x.storage.kind].itemsize for x in tensors.values()}
+  taken = sum(math.prod(x.shape) * DTYPES[x.storage.kind].itemsize for x in tensors.values())
+  if taken > most * sum(held.values()):
+    raise ValueError(f'its {len(tensors):,} tensors share storages and would take {taken:,} bytes for the '
+                     f'{sum(held.values()):,} that are there, more than {most} times as many')
 
 
 def write_zip(path: pathlib.Path, tensors: Mapping[str, HostArray]) -> None:

@@ -26,6 +26,9 @@ class Preprocess(NamedTuple):
   mean, std: of RGB in [0, 1]; of other channels in their own units.
   rule: the rules that decided, for the report.
   truncate: whether values are truncated to integers, as in `schema.Recipe`.
+  exif_orientation: whether images are turned as their EXIF says; None = no record has it, and the images decide.
+  native_patch: side of the patches of images at their own aspect, as in `schema.Recipe`; only evaluations and features
+    of many images have it.
   """
   geometry: Geometry
   resize_px: int
@@ -36,11 +39,13 @@ class Preprocess(NamedTuple):
   std: tuple[float, ...]
   rule: str
   truncate: bool = False
+  exif_orientation: bool | None = None
+  native_patch: int = 0
 
 
 class PreprocessRule(NamedTuple):
-  """Values set by one rule: some of `mean`, `std`, `image_px`, `geometry`, `interpolation`, `antialias`, `truncate` and
-  `resize`.
+  """Values set by one rule: some of `mean`, `std`, `image_px`, `geometry`, `interpolation`, `antialias`, `truncate`,
+  `exif_orientation`, `native_patch` and `resize`.
 
   `resize` is the short side in px (int; 0 = without preserving the aspect ratio), or the part of it that the crop keeps
   (float). `is_guess`: whether the values may be those of other weights, so that their use is a warning.
@@ -72,7 +77,7 @@ def parse(text: str) -> list[PreprocessRule]:
   found = schema.parse_arg(text, norm=('', *NORMS), resize=(), image=(), crop=(),
                            geometry=('', *(g.value for g in Geometry)),
                            interpolation=('', *(i.value for i in Interpolation)), antialias=('', 'true', 'false'),
-                           truncate=('', 'true', 'false'))
+                           truncate=('', 'true', 'false'), exif=('', 'true', 'false'))
   values: dict[str, Any] = {**NORMS[found['norm']]} if found['norm'] else {}
   if found['resize']:
     values['resize'] = 0 if found['resize'] == '0' else parse_whole(
@@ -86,6 +91,7 @@ def parse(text: str) -> list[PreprocessRule]:
   if found['interpolation']:
     values['interpolation'] = Interpolation(found['interpolation'])
   values |= {name: found[name] == 'true' for name in ('antialias', 'truncate') if found[name]}
+  values |= {'exif_orientation': found['exif'] == 'true'} if found['exif'] else {}
   return [PreprocessRule('--preprocess', values)]
 
 
@@ -112,7 +118,8 @@ def decide(rules: Sequence[PreprocessRule], *, usual: PreprocessRule,
   chosen = {name: next(rule for rule in order if name in rule.values) for name in _NAMES}
   values = {name: rule.values[name] for name, rule in chosen.items()}
   by_rule: dict[str, list[str]] = {}
-  for name, rule in chosen.items():
+  turned = next((rule for rule in order if rule.values.get('exif_orientation') is not None), None)
+  for name, rule in [*chosen.items(), *([('exif_orientation', turned)] if turned else [])]:
     by_rule.setdefault(rule.rule, []).append(name)
   origin = '; '.join(f'{", ".join(names)} by {rule}' for rule, names in by_rule.items())
   image_px = values['image_px']
@@ -123,7 +130,9 @@ def decide(rules: Sequence[PreprocessRule], *, usual: PreprocessRule,
     resize_px = _short_side(values['resize'], image_px)
   found = Preprocess(values['geometry'], resize_px, image_px, values['interpolation'], values['antialias'],
                      tuple(values['mean']), tuple(values['std']), origin, not values['antialias'] and next(
-                         (rule.values['truncate'] for rule in order if 'truncate' in rule.values), False))
+                         (rule.values['truncate'] for rule in order if 'truncate' in rule.values), False),
+                     turned.values['exif_orientation'] if turned else None,
+                     next((rule.values['native_patch'] for rule in order if 'native_patch' in rule.values), 0))
   guessed = {rule.rule: [name for name, one in chosen.items() if one is rule] for rule in order if rule.is_guess}
   return found, tuple(one for rule, names in guessed.items() for one in _guesses(found, names, rule))
 
@@ -157,7 +166,8 @@ def scaled(p: Preprocess, image_px: tuple[int, int]) -> Preprocess:
 def recipe_values(p: Preprocess) -> dict[str, Any]:
   """Returns the fields of `schema.Recipe` for this preprocessing."""
   return {'eval_resize_px': p.resize_px, 'eval_geometry': p.geometry, 'interpolation': p.interpolation,
-          'antialias': p.antialias, 'truncate': p.truncate, 'mean': p.mean, 'std': p.std}
+          'antialias': p.antialias, 'truncate': p.truncate, 'mean': p.mean, 'std': p.std,
+          **({} if p.exif_orientation is None else {'exif_orientation': schema.Exif(p.exif_orientation)})}
 
 
 def _short_side(resize: int | float, image_px: tuple[int, int]) -> int:
@@ -168,7 +178,10 @@ def _short_side(resize: int | float, image_px: tuple[int, int]) -> int:
 def describe(p: Preprocess) -> str:
   """Returns the preprocessing in one line."""
   filtered = (', antialiased' if p.antialias else '') + (', truncated' if p.truncate else '')
-  return (f'Images: {resizing(p)}, {p.interpolation.value}{filtered}, mean {p.mean}, std {p.std} ({p.rule})')
+  turned = {None: 'applied to folders and named files', True: 'applied', False: 'ignored'}[p.exif_orientation]
+  native = f'evaluated at their own aspect in patches of {p.native_patch} px, else ' if p.native_patch else ''
+  return (f'Images: {native}{resizing(p)}, {p.interpolation.value}{filtered}, mean {p.mean}, std {p.std}, EXIF '
+          f'orientation {turned} ({p.rule})')
 
 
 def resizing(p: Preprocess) -> str:

@@ -20,7 +20,7 @@ from vit_jax.weights.hints import Hints
 from vit_jax.weights.preprocess import NORMS, PreprocessRule
 
 _TABLE = pathlib.Path(__file__).with_name('published.txt')
-_SUFFIXES = r'\.(npz|safetensors|pth|pt|bin)$'
+_SUFFIXES = r'\.(npz|safetensors|pth|pt|bin|msgpack)$'
 _GENERIC = re.compile(r'(model|pytorch_model|open_clip_(model|pytorch_model)|flax_model|adapter_model|weights|'
                       r'checkpoint)(-\d+-of-\d+)?')
 """Names of files that are named by their folder."""

@@ -9,11 +9,11 @@ from vit_jax.config import schema
 from vit_jax.config.schema import PositionResize
 from vit_jax.core.errors import UserError
 from vit_jax.weights.families import FAMILIES, flax, timm, transformers
-from vit_jax.weights.families.record import Files, Recognized, Tensors
+from vit_jax.weights.families.record import Family, Files, Recognized, Tensors
 from vit_jax.weights.hints import Hints
 from vit_jax.weights.network import Weights
 from vit_jax.weights.preprocess import PreprocessRule
-from vit_jax.weights.tables import Table
+from vit_jax.weights.tables import Table, check_whole
 
 PROGRAMS: dict[str, Callable[[Tensors], Recognized]] = {
     'file': lambda tensors: Recognized('', (), tensors, (), Hints()), 'flax': flax.prepare,
@@ -23,11 +23,31 @@ FORMATS = ('vision_transformer', 'big_vision', 'timm', 'huggingface', 'bit')
 """Formats that can be written, beside the directory of a run."""
 _IMAGES: dict[str, Mapping[str, Any]] = {
     'timm': timm.IMAGES, 'huggingface': transformers.IMAGES, **{one.name: one.images for one in FAMILIES if one.images}}
+_SCALES = (r'.*\.(qweight|qzeros|SCB|absmax|scales?|weight_scale\w*|input_scale|zero_point)$',
+           'some of them are of quantized weights, which are not read: use those from before the quantization')
 _RESIZES = {'huggingface': PositionResize.BICUBIC, **{one.name: one.position_resize for one in FAMILIES}}
 LABELS = tuple(_IMAGES)
 """What reports call the families and formats."""
 CONFIG_DEFAULTS = {kind: values for one in FAMILIES for kind, values in one.config_defaults.items()}
 KINDS = tuple(kind for one in FAMILIES for kind in one.kinds)
+
+
+def is_known(tensors: Tensors) -> bool:
+  """Returns whether the names of tensors are those of a family; values are not looked at."""
+  try:
+    return bool(tensors) and _find(tensors) is not None
+  except UserError:  # two tensors with one name: other networks are beside it
+    return False
+
+
+def _find(tensors: Tensors) -> tuple[Recognized, Family, Files] | None:
+  for program, prepare in PROGRAMS.items():
+    prepared = prepare(tensors)
+    for family in FAMILIES:
+      for files in family.files:
+        if files.program == program and files.found(prepared.tensors):
+          return prepared, family, files
+  return None
 
 
 def recognize(tensors: Tensors) -> Recognized:
@@ -36,12 +56,12 @@ def recognize(tensors: Tensors) -> Recognized:
   Raises:
     UserError: the names belong to no family.
   """
-  for program, prepare in PROGRAMS.items():
-    prepared = prepare(tensors)
-    for family in FAMILIES:
-      for files in family.files:
-        if files.program == program and files.found(prepared.tensors):
-          return _read(prepared, files, files.label or prepared.family or family.name)
+  if found := _find(tensors):
+    prepared, family, files = found
+    ends = tuple(line.name for line in prepared.dropped)
+    check_whole(tensors, [name for name, x in tensors.items() if x.ndim > 1 and x.dtype.itemsize == 1
+                          and x.dtype.kind != 'b' and not name.endswith(ends)])
+    return _read(prepared, files, files.label or prepared.family or family.name)
   shown = ', '.join(sorted(tensors)[:6])
   raise UserError(f'its {len(tensors)} tensors are named as in no known family ({", ".join(FORMATS)}): {shown}')
 
@@ -50,13 +70,14 @@ def _read(prepared: Recognized, files: Files, label: str) -> Recognized:
   hints = files.hints if isinstance(files.hints, Hints) else files.hints(prepared.tensors)
   tensors, lines = files.change(prepared.tensors)
   table = files.table if isinstance(files.table, tuple) else files.table(tensors)
-  return Recognized(label, table, tensors, prepared.dropped + lines, hints, files.warn)
+  first = files.first if isinstance(files.first, tuple) else files.first(prepared.tensors)
+  return Recognized(label, table, tensors, prepared.dropped + lines, hints, files.warn, first)
 
 
 def reasons(left: list[str]) -> list[str]:
   """Returns the known reasons why unused tensors are not supported."""
-  return [reason for family in FAMILIES for pattern, reason in family.unsupported.items()
-          if any(re.match(pattern, name) for name in left)]
+  known = [one for family in FAMILIES for one in family.unsupported.items()] + [_SCALES]
+  return [reason for pattern, reason in known if any(re.match(pattern, name) for name in left)]
 
 
 def usual(label: str) -> PreprocessRule:

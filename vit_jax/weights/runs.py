@@ -12,7 +12,7 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -22,11 +22,11 @@ from vit_jax.config import json_files, layout, provenance, schema
 from vit_jax.config.schema import Geometry, Interpolation
 from vit_jax.core import lazy, trees
 from vit_jax.core.errors import UserError
-from vit_jax.core.os_errors import Damaged
+from vit_jax.core.failures import Damaged
 from vit_jax.core.types import Params, PyTree
 from vit_jax.models import adapters
 from vit_jax.parallel.sharding import FROZEN
-from vit_jax.record import checkpoint_files, reader
+from vit_jax.record import checkpoint_files, chosen, storage
 
 if TYPE_CHECKING:
   import orbax.checkpoint as ocp
@@ -65,7 +65,7 @@ def _is_step(path: pathlib.Path) -> bool:
 def read(path: pathlib.Path, *, view: str, first: str = '') -> Found:
   """Reads a network of a run from its newest undamaged checkpoint, or from the checkpoint at `path`.
 
-  With `checkpoints.keep_best` the best one is read, and a line in the log names its step.
+  With `checkpoints.keep_best` the best one is read. A line in the log names its step if it is not the newest one.
 
   Args:
     path: a run directory, or `RUN/checkpoints/STEP`.
@@ -80,16 +80,11 @@ def read(path: pathlib.Path, *, view: str, first: str = '') -> Found:
   folder = path.parent if is_step else path / 'checkpoints'
   damaged: dict[int, str] = {}
   while left := [one for one in checkpoint_files.steps(folder) if one not in damaged]:
-    config = json_files.read(folder.parent / 'config.json')
-    best = None if is_step or not config.checkpoints.keep_best else _best(folder, config.checkpoints.keep_best)
-    step = int(path.name) if is_step else best[0] if best and best[0] in left else left[-1]
+    config = json_files.read(folder.parent / 'config.json', code='model')
+    used = None if is_step else chosen.choose(path, config.checkpoints.keep_best, left)
+    step = used.step if used else int(path.name)
     try:
       found = _read(folder / str(step), config, view, first)
-      if best and step == best[0] < left[-1]:
-        log.info('%s: the weights are those of step %s, the best %s (%.4g), not of the last step %s. --weights=%s has '
-                 'the last ones.', path, f'{step:,}', config.checkpoints.keep_best, best[1], f'{left[-1]:,}',
-                 folder / str(left[-1]))
-      return found
     except Damaged as error:
       now = checkpoint_files.steps(folder)
       if is_step and step not in now:
@@ -100,7 +95,11 @@ def read(path: pathlib.Path, *, view: str, first: str = '') -> Found:
       if step not in now or any(one > left[-1] and one not in damaged for one in now):
         continue  # the run is training: it has saved a newer checkpoint and removes this one
       damaged[step] = str(error)
-      log.warning('Checkpoint %d of %s is damaged, and the one before it is used: %s', step, path, error)
+      log.warning('Checkpoint %d of %s is damaged and not used: %s', step, path, error)
+    else:
+      if used:
+        say(path, used, damaged)
+      return found
   if damaged:
     reasons = '\n'.join(f'  {step}: {why}' for step, why in damaged.items())
     raise UserError(f'{path}: expected a complete checkpoint, got damaged ones only:\n{reasons}')
@@ -108,17 +107,43 @@ def read(path: pathlib.Path, *, view: str, first: str = '') -> Found:
                   'its first one.')
 
 
-def _best(folder: pathlib.Path, metric: str) -> tuple[int, float] | None:
-  """Returns the step of the checkpoint with the best value of a metric, and the value; None if none has one."""
-  try:
-    rows = reader.read(folder.parent).rows
-  except FileNotFoundError:
-    return None
-  kept, sign = checkpoint_files.steps(folder), -1. if reader.is_lower_better(metric) else 1.
-  found = {int(row['step']): row[metric] for row in rows
-           if row['step'] in kept and math.isfinite(row.get(metric, math.nan))}
-  step = max(found, key=lambda one: (sign * found[one], one), default=None)
-  return None if step is None else (step, found[step])
+def say(path: storage.Path, used: chosen.Chosen, damaged: Collection[int]) -> None:
+  """Logs which checkpoint was read for a run, unless it is the newest one."""
+  if damaged or not used.is_newest:
+    log.info('%s: the weights are those of step %s, %s%s.', path, f'{used.step:,}', reason(used, damaged), (
+        '' if used.is_newest else f', not of the last step {used.newest:,}. '
+        f'--weights={path / "checkpoints" / str(used.newest)} has the last ones'))
+
+
+def reason(used: chosen.Chosen, damaged: Collection[int]) -> str:
+  """Returns why a checkpoint stands for a run, of which some are damaged."""
+  bad = ' and '.join(f'checkpoint {step}' for step in sorted(damaged))
+  return used.reason + f' of the whole checkpoints, without the damaged {bad}' * bool(damaged)
+
+
+def find_whole(path: storage.Path, metric: str) -> tuple[chosen.Chosen | None, dict[int, str]]:
+  """Returns the checkpoint that `read` reads, and why those that it would rather read are damaged.
+
+  Arrays are compared with their digests only where `metric` chooses among checkpoints, and not by one of several
+  processes, which has only just written them.
+
+  Raises:
+    UserError, TemporaryError: they cannot be read.
+  """
+  folder, damaged = path / 'checkpoints', dict[int, str]()
+  while left := [one for one in checkpoint_files.steps(folder) if one not in damaged]:
+    used = chosen.choose(path, metric, left)
+    assert used is not None
+    try:
+      body = checkpoint_files.read_meta(folder / str(used.step))
+      for name in ('params', 'extra') if used.metric and jax.process_count() == 1 else ():
+        if name in body['shapes']:
+          _item(folder / str(used.step), body, name)
+      return used, damaged
+    except Damaged as error:
+      if used.step in checkpoint_files.steps(folder):
+        damaged[used.step] = str(error)
+  return None, damaged
 
 
 def _read(folder: pathlib.Path, config: schema.Config, view: str, first: str) -> Found:
@@ -134,11 +159,18 @@ def _read(folder: pathlib.Path, config: schema.Config, view: str, first: str) ->
   values = {'mean': tuple(p['mean']), 'std': tuple(p['std']), 'image_px': tuple(body['image_px']),
             'resize': int(p['eval_resize_px']), 'interpolation': Interpolation(p['interpolation']),
             'antialias': bool(p['antialias']), 'truncate': bool(p.get('truncate', False)),
-            'geometry': Geometry(p.get('eval_geometry', Geometry.BIG_VISION.value))}  # not in runs of version 0.1
+            'geometry': Geometry(p.get('eval_geometry', Geometry.BIG_VISION.value)),  # not in runs of version 0.1
+            'exif_orientation': recorded_exif(config), 'native_patch': config.data.recipe.eval_native_patch}
   frozen = _unwrapped(extra).get(FROZEN, {}) if chosen != 'teacher' else {}
   trained = {'student': params, 'ema': extra.get('ema', {})}[chosen] if frozen else {}
   return Found(layout.with_open_execution(config), int(body['step']), chosen, network, state, values,
                tuple(body['class_names']), trained, frozen)
+
+
+def recorded_exif(config: schema.Config) -> bool | None:
+  """Returns whether a run turns images as their EXIF says; None if it records nothing, as converted weights do."""
+  found = config.data.recipe.exif_orientation
+  return None if found is schema.Exif.AUTO else found is schema.Exif.TRUE
 
 
 def _item(folder: pathlib.Path, body: Mapping[str, Any], name: str) -> PyTree:
@@ -196,7 +228,7 @@ def select(params: Params, extra: PyTree, view: str, *, where: str, lora: schema
   views |= {'teacher': parts['teacher']} if 'teacher' in parts else {}
   view = view or next(name for name in (first, 'ema', 'student') if name in views)
   if view not in views:
-    raise UserError(f'{where} has no view {view!r}; it has {", ".join(views)}')
+    raise UserError(f'--view: expected one of {", ".join(views)}, which {where} has, got {view!r}. Choose one.')
   return view, dict(views[view]), state
 
 

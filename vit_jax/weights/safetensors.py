@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from vit_jax.core import json_text
+from vit_jax.core import documents
+from vit_jax.weights.pickle_stack import Refused
 
 if TYPE_CHECKING:
   from vit_jax.core.types import HostArray
@@ -32,6 +33,7 @@ DTYPES: dict[str, Any] = {
     'F64': np.float64, 'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16, 'I64': np.int64,
     'I32': np.int32, 'I16': np.int16, 'I8': np.int8, 'U64': np.uint64, 'U32': np.uint32, 'U16': np.uint16,
     'U8': np.uint8, 'BOOL': np.bool_, 'F8_E4M3': ml_dtypes.float8_e4m3fn, 'F8_E5M2': ml_dtypes.float8_e5m2}
+_SHORT = ('F4', 'F6_', 'F8_E8', 'I4', 'U4')
 MOST_HEADER_BYTES = 16 << 20
 """Enough for about 100,000 tensors. The format allows 100 MB, for which Python's JSON can need 2 GB of memory."""
 MOST_AXES = 64  # as in NumPy
@@ -76,14 +78,9 @@ def read_header(file: BinaryIO, size: int) -> list[Entry]:
     raise ValueError(f'its header has {length:,} bytes, the file {size:,}; at most {MOST_HEADER_BYTES:,} are read')
   text = file.read(length)
   try:
-    header = json.loads(text.decode(), object_pairs_hook=_unique)
-  except RecursionError:
-    raise ValueError('its header is nested too deep') from None
+    header = documents.parse(text)
   except ValueError as error:
-    if not isinstance(error, json.JSONDecodeError | UnicodeDecodeError) and 'digits' not in str(error):
-      raise
-    json_text.parse(text)  # says where, in plain words
-    raise
+    raise ValueError(f'a header with {error}') from None
   if type(header) is not dict:
     raise ValueError('its header is not a JSON object')
   notes = header.pop('__metadata__', None) or {}
@@ -100,18 +97,14 @@ def read_header(file: BinaryIO, size: int) -> list[Entry]:
   return entries
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-  found = dict(pairs)
-  if len(found) < len(pairs):
-    raise ValueError('its header has one name twice')
-  return found
-
-
 def _entry(name: str, value: Any) -> Entry:
   """Parses one item of a header. Raises ValueError."""
   if type(value) is not dict or not {'dtype', 'shape', 'data_offsets'} <= value.keys():
     raise ValueError(f'{name} is described without dtype, shape or data_offsets')
   kind, shape, offsets = value['dtype'], value['shape'], value['data_offsets']
+  if type(kind) is str and kind.startswith(_SHORT):
+    raise Refused(f'a tensor of the dtype {ascii(kind)[1:-1][:20]}: the file is quantized. Use the weights from before '
+                  'the quantization.')
   if type(kind) is not str or kind not in DTYPES:
     raise ValueError(f'{name}: expected a dtype of {", ".join(DTYPES)}, got {ascii(kind)[:40]}')
   if not _are_sizes(shape) or not _are_sizes(offsets) or len(shape) > MOST_AXES or len(offsets) != 2:

@@ -53,7 +53,7 @@ def save(weights: Weights, to: str, *, family: str = '', overwrite: bool = False
   path = check(to, family=family, overwrite=overwrite)
   family = choose_family(weights, path, family)
   weights, notes = _with_table(weights, family)
-  with destination.staged(path, shown=to) as part:
+  with destination.staged(path, shown=to, overwrite=overwrite, is_ours=card.is_ours) as part:
     target = part / path.name
     _write(weights, target, family)
     lost = _compare(weights, load(str(target)))
@@ -128,9 +128,10 @@ def choose_family(weights: Weights, path: pathlib.Path, family: str) -> str:
 def _write(weights: Weights, path: pathlib.Path, family: str) -> None:
   if family == 'run':
     p = weights.preprocess
-    recipe = schema.Recipe(**preprocess.recipe_values(p))
+    recipe = schema.Recipe(**preprocess.recipe_values(p), eval_native_patch=p.native_patch)
     config = schema.Config(name='converted', model=weights.model, head=weights.head, image_px=p.image_px,
-                           data=schema.Data(recipe=recipe), objective=weights.decoder or schema.Supervised())
+                           data=schema.Data(recipe=recipe), objective=weights.decoder or schema.Supervised(
+                               loss=schema.Loss.SIGMOID if weights.is_sigmoid else schema.Loss.SOFTMAX))
     path.mkdir()
     runs.write(path, config, weights.params, weights.state, class_names=weights.class_names, image_px=p.image_px)
     (path / REPORT).write_text(json.dumps(_report(weights), indent=2) + '\n')
@@ -219,10 +220,11 @@ def _ours(weights: Weights, *, written_as: str) -> dict[str, Any]:
       'decoder_heads': weights.decoder.decoder_heads if weights.decoder else 0, 'image_px': list(p.image_px),
       'preprocess': {**p._asdict(), 'interpolation': p.interpolation.value, 'geometry': p.geometry.value},
       'class_names': list(weights.class_names),
+      **({'probability': 'sigmoid'} if weights.is_sigmoid else {}),
       'report': weights.report.plain()}
 
 
-_TRAINING = ('dropout', 'drop_path', 'drop_path_even', 'patch_dropout', 'patch_dropout_parts', 'attention.dropout',
+_TRAINING = ('dropout', 'drop_path', 'drop_path_even', 'patch_dropout', 'attention.dropout',
              'stem.norm_momentum', 'norm_momentum', 'dtype', 'quantize', 'kernels', 'attention.kernel', 'mlp.kernel',
              'execution', 'unroll', 'remat', 'full_remat', 'block.layer_scale', 'init')
 """Settings that do not change the function of a model; of LayerScale only its presence matters."""

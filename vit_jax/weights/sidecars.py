@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Frequencies, Gelu, Geometry, Interpolation, PositionResize
-from vit_jax.core import os_errors
-from vit_jax.core.json_text import Table
-from vit_jax.weights import files, published
+from vit_jax.core import documents
+from vit_jax.core.documents import Field
+from vit_jax.core.errors import UserError
+from vit_jax.weights import published
 from vit_jax.weights.hints import MOST_HEADS, MOST_PX, POOLS, Hints
 from vit_jax.weights.preprocess import ADAPTERS, PreprocessRule
 from vit_jax.weights.recognize import CONFIG_DEFAULTS
@@ -23,6 +24,7 @@ ACTIVATIONS = {'gelu': Gelu.EXACT, 'gelu_new': Gelu.TANH, 'gelu_pytorch_tanh': G
 """Keys are the names of transformers and timm."""
 PILLOW = {2: Interpolation.BILINEAR, 3: Interpolation.BICUBIC}
 """Keys are the numbers of Pillow's filters; bilinear and bicubic are antialiased in Pillow."""
+_OTHER_FILTERS = {0: 'nearest', 1: 'Lanczos', 4: 'box', 5: 'Hamming'}
 
 MOST_CLASSES = 1_000_000
 _MEAN, _STD, _EPSILON = (-1e3, 1e3), (1e-6, 1e3), (0., .999)  # limits of normalization, and of the epsilon of norms
@@ -33,12 +35,14 @@ class Sidecar(NamedTuple):
 
   architecture: timm's name of the network, with its tag if the config has one.
   pool: how timm pools tokens, in its words; '' = unknown.
+  is_sigmoid: that of `Weights`.
   """
   hints: Hints = Hints()
   rules: tuple[PreprocessRule, ...] = ()
   class_names: tuple[str, ...] = ()
   architecture: str = ''
   pool: str = ''
+  is_sigmoid: bool = False
 
 
 def read(path: pathlib.Path) -> Sidecar:
@@ -60,13 +64,8 @@ def read(path: pathlib.Path) -> Sidecar:
   return found
 
 
-def _from(path: pathlib.Path, reader: Callable[[Table], Sidecar]) -> Sidecar:
-  try:
-    content = files.read_json(path)
-  except (OSError, ValueError) as error:
-    got = error.strerror if isinstance(error, OSError) else error
-    raise os_errors.kind(error)(f'{path}: expected settings of a network as JSON, got {got}. {_FIX}') from error
-  return reader(Table(content, str(path), fix=_FIX))
+def _from(path: pathlib.Path, reader: Callable[[Field], Sidecar]) -> Sidecar:
+  return reader(documents.read(path, expected='settings of a network as JSON', advice=_FIX))
 
 
 _FIX = 'Correct the file, fetch it again, or move it away from the weight file.'
@@ -81,53 +80,59 @@ def of_adapters(path: pathlib.Path) -> Sidecar:
   return _from(path, _adapters)
 
 
-def _adapters(content: Table) -> Sidecar:
-  return Sidecar(rules=(PreprocessRule(ADAPTERS, _preprocess(content.table('preprocess'), 'resize')),),
-                 class_names=content.texts('class_names', most=MOST_CLASSES))
+def _adapters(content: Field) -> Sidecar:
+  return Sidecar(rules=(PreprocessRule(ADAPTERS, _preprocess(content.part('preprocess'), 'resize')),),
+                 class_names=content.field('class_names').texts(MOST_CLASSES))
 
 
-def _preprocess(p: Table, resize: str) -> dict[str, Any]:
+def _preprocess(p: Field, resize: str) -> dict[str, Any]:
   """Parses the preprocessing of our own files; `resize` is the name of the size before the crop."""
-  values = {'mean': p.numbers('mean', 3, *_MEAN), 'std': p.numbers('std', 3, *_STD),
-            'image_px': p.numbers('image_px', 2, 1, MOST_PX, whole=True), 'resize': p.whole(resize, 0, MOST_PX),
-            'interpolation': p.choice('interpolation', Interpolation), 'antialias': p.flag('antialias'),
-            'truncate': p.flag('truncate', default=False)}  # not in files of version 0.1
+  values = {'mean': p.field('mean').numbers(3, *_MEAN), 'std': p.field('std').numbers(3, *_STD),
+            'image_px': p.field('image_px').numbers(2, 1, MOST_PX, whole=True),
+            'resize': p.field(resize).whole(0, MOST_PX),
+            'interpolation': p.field('interpolation').choice(Interpolation), 'antialias': p.field('antialias').flag(),
+            'truncate': p.field('truncate', default=False).flag(),  # not in files of version 0.1
+            'native_patch': p.field('native_patch', default=0).whole(0, MOST_PX)}
+  if 'exif_orientation' in p:  # of weights with a record of it
+    values['exif_orientation'] = p.field('exif_orientation').flag()
   if 'geometry' in p:  # not in files of version 0.1
-    values['geometry'] = p.choice('geometry', Geometry)
+    values['geometry'] = p.field('geometry').choice(Geometry)
   return values
 
 
-def _ours(content: Table) -> Sidecar:
-  hints = Hints(content.whole('heads', 0, MOST_HEADS), content.whole('decoder_heads', 0, MOST_HEADS),
-                content.choice('gelu', Gelu) if content.text('gelu') else None, content.number('norm_eps', *_EPSILON),
-                content.numbers('image_px', 2, 1, MOST_PX, whole=True, default=None), _position_resize(content),
+def _ours(content: Field) -> Sidecar:
+  hints = Hints(content.field('heads').whole(0, MOST_HEADS), content.field('decoder_heads').whole(0, MOST_HEADS),
+                content.field('gelu').choice(Gelu) if content.field('gelu').text() else None,
+                content.field('norm_eps').number(*_EPSILON),
+                content.field('image_px', default=None).numbers(2, 1, MOST_PX, whole=True), _position_resize(content),
                 _one_of(content, 'pool', POOLS),
-                settings=_settings(content.table('network')))
-  return Sidecar(hints, (PreprocessRule(_name(content), _preprocess(content.table('preprocess'), 'resize_px')),),
-                 content.texts('class_names', most=MOST_CLASSES))
+                settings=_settings(content.part('network')))
+  return Sidecar(hints, (PreprocessRule(_name(content), _preprocess(content.part('preprocess'), 'resize_px')),),
+                 content.field('class_names').texts(MOST_CLASSES),
+                 is_sigmoid=content.field('probability', default='').text() == 'sigmoid')
 
 
-def _name(content: Table) -> str:
-  return pathlib.Path(content.said).name
+def _name(content: Field) -> str:
+  return pathlib.Path(content.file).name
 
 
 _UNIT = 'unitinterval'
-SETTINGS: dict[str, Callable[[Table, str], Any]] = {
-    'positions.base': lambda t, name: t.number(name, 1.001, 1e9),
+SETTINGS: dict[str, Callable[[Field, str], Any]] = {
+    'positions.base': lambda t, name: t.field(name).number(1.001, 1e9),
     'positions.coordinates': lambda t, name: _one_of(t, name, (_UNIT,)),
-    'positions.grid': lambda t, name: t.whole(name, 0, MOST_PX),
-    'positions.offset': lambda t, name: t.number(name, -1e6, 1e6),
-    'positions.frequencies': lambda t, name: t.choice(name, Frequencies),
-    'pool.heads': lambda t, name: t.whole(name, 0, MOST_HEADS),
-    **dict.fromkeys(('stem.std_eps', 'stem.var_eps', 'stem.norm_eps'), lambda t, name: t.number(name, *_EPSILON))}
+    'positions.grid': lambda t, name: t.field(name).whole(0, MOST_PX),
+    'positions.offset': lambda t, name: t.field(name).number(-1e6, 1e6),
+    'positions.frequencies': lambda t, name: t.field(name).choice(Frequencies),
+    'pool.heads': lambda t, name: t.field(name).whole(0, MOST_HEADS),
+    **dict.fromkeys(('stem.std_eps', 'stem.var_eps', 'stem.norm_eps'), lambda t, name: t.field(name).number(*_EPSILON))}
 """Settings of our own files that tensors do not determine, besides those with a field of their own."""
 
 
-def _settings(content: Table) -> dict[str, Any]:
+def _settings(content: Field) -> dict[str, Any]:
   """Parses `SETTINGS` as `Hints.settings`."""
-  if unknown := [name for name in content.content if name not in SETTINGS]:
-    raise content.wrong(str(unknown[0])[:60], f'only the settings {", ".join(SETTINGS)}')
-  found = {name: SETTINGS[name](content, name) for name in content.content}
+  if unknown := [name for name in content.object() if name not in SETTINGS]:
+    raise content.field(str(unknown[0])[:60], default=None).error(f'only the settings {", ".join(SETTINGS)}')
+  found = {name: SETTINGS[name](content, name) for name in content.object()}
   grid, offset = found.pop('positions.grid', None), found.pop('positions.offset', 0.)
   if found.pop('positions.coordinates', ''):
     found['positions.coordinates'] = schema.UnitInterval()
@@ -138,153 +143,169 @@ def _settings(content: Table) -> dict[str, Any]:
   return found
 
 
-def _one_of(content: Table, name: str, known: Collection[str]) -> str:
+def _one_of(content: Field, name: str, known: Collection[str]) -> str:
   """Returns a text that is '' or one of `known`."""
-  if (found := content.text(name, default='')) and found not in known:
-    raise content.wrong(name, f'one of {", ".join(known)}')
+  if (found := content.field(name, default='').text()) and found not in known:
+    raise content.field(name, default=None).error(f'one of {", ".join(known)}')
   return found
 
 
-def _config(content: Table) -> Sidecar:
+def _config(content: Field) -> Sidecar:
   """Parses `config.json` of transformers or timm; such a file of any other program is ignored."""
+  if found := content.object().get('quantization_config'):
+    method = found.get('quant_method') if isinstance(found, Mapping) else found
+    raise UserError(f'{content.file}: expected the config of weights in floating point, got quantization_config '
+                    f'({ascii(method)[:40]}): the weights are quantized. Use those from before the quantization.')
   if 'model_type' in content:
     return _transformers(content)
   return _timm(content) if 'pretrained_cfg' in content or 'architecture' in content else Sidecar()
 
 
-def _transformers(whole: Table) -> Sidecar:
-  kind = whole.text('model_type')
-  c: dict[str, Any] = dict(whole.content)
+def _transformers(whole: Field) -> Sidecar:
+  kind = whole.field('model_type').text()
+  c: dict[str, Any] = dict(whole.object())
   if kind in CONFIG_DEFAULTS and 'vision_config' in whole:
-    c |= whole.table('vision_config').content
+    c |= whole.part('vision_config').object()
   default = CONFIG_DEFAULTS.get(kind) or CONFIG_DEFAULTS.get(str(c.get('model_type')))
-  table = Table({**default, **c} if default else c, whole.said, fix=_FIX)
+  table = Field({**default, **c} if default else c, whole.file, advice=_FIX)
   size = _pair(table, 'image_size') if 'image_size' in table else (224, 224)
   if 'image_size' not in table and 'num_patches' in table:  # SigLIP 2, any size: its positions are of a square
-    size = (math.isqrt(table.whole('num_patches', 1, MOST_PX**2)) * table.whole('patch_size', 1, MOST_PX),) * 2
+    num_patches, patch_px = table.field('num_patches'), table.field('patch_size').whole(1, MOST_PX)
+    size = (math.isqrt(num_patches.whole(1, MOST_PX**2)) * patch_px,) * 2
     if size[0] > MOST_PX:
-      raise table.wrong('num_patches', f'patches of an image of at most {MOST_PX:,} px')
-  eps = table.number('layer_norm_eps', *_EPSILON, default=None)
-  eps = table.number('rms_norm_eps', *_EPSILON, default=0.) if eps is None else eps
-  hints = Hints(table.whole('num_attention_heads', 0, MOST_HEADS),
-                table.whole('decoder_num_attention_heads', 0, MOST_HEADS, default=0),
+      raise num_patches.error(f'patches of an image of at most {MOST_PX:,} px')
+  eps = table.field('layer_norm_eps', default=None).number(*_EPSILON)
+  eps = table.field('rms_norm_eps', default=0.).number(*_EPSILON) if eps is None else eps
+  hints = Hints(table.field('num_attention_heads').whole(0, MOST_HEADS),
+                table.field('decoder_num_attention_heads', default=0).whole(0, MOST_HEADS),
                 _activation(table, 'hidden_act') if 'hidden_act' in table else Gelu.EXACT, eps, size,
                 _position_resize(table),
-                settings={'positions.base': table.number('rope_theta', 1.001, 1e9)} if 'rope_theta' in table else {})
+                settings={'positions.base': table.field('rope_theta').number(1.001, 1e9)}
+                if 'rope_theta' in table else {})
   return Sidecar(hints, (), _labels(table))
 
 
-def _labels(c: Table) -> tuple[str, ...]:
+def _labels(c: Field) -> tuple[str, ...]:
   """Returns the names of classes; () for the names that transformers gives to classes without names."""
-  labels = c.table('id2label').content
+  labels = c.part('id2label').object()
   numbered = {int(key): value for key, value in labels.items() if re.fullmatch('[0-9]{1,7}', key, re.ASCII)}
   if not all(isinstance(value, str) for value in labels.values()) or sorted(numbered) != list(range(len(labels))):
-    raise c.wrong('id2label', 'texts, numbered from 0 on')
+    raise c.field('id2label', default=None).error('texts, numbered from 0 on')
   names = tuple(numbered[i] for i in range(len(numbered)))
   return () if all(name == f'LABEL_{i}' for i, name in enumerate(names)) else names
 
 
-def _timm(c: Table) -> Sidecar:
+def _timm(c: Field) -> Sidecar:
   """Parses `config.json` of timm, whose oldest files have the preprocessing beside the architecture."""
-  cfg = c.table('pretrained_cfg') if 'pretrained_cfg' in c else c
-  values: dict[str, Any] = {name: cfg.numbers(name, 3, *limits) for name, limits in (('mean', _MEAN), ('std', _STD))
-                            if name in cfg}
+  cfg = c.part('pretrained_cfg') if 'pretrained_cfg' in c else c
+  values: dict[str, Any] = {name: cfg.field(name).numbers(3, *limits)
+                            for name, limits in (('mean', _MEAN), ('std', _STD)) if name in cfg}
   values['geometry'] = Geometry.TORCHVISION
-  if cfg.text('interpolation', default='') in ('bilinear', 'bicubic'):
-    values |= {'interpolation': cfg.choice('interpolation', Interpolation), 'antialias': True}
-  part = cfg.number('crop_pct', .01, 10., default=1.)
-  if cfg.text('crop_mode', default='') == 'squash':
+  if cfg.field('interpolation', default='').text() in ('bilinear', 'bicubic'):
+    values |= {'interpolation': cfg.field('interpolation').choice(Interpolation), 'antialias': True}
+  part = cfg.field('crop_pct', default=1.).number(.01, 10.)
+  if cfg.field('crop_mode', default='').text() == 'squash':
     values |= {'resize': 0} if part == 1. else {'resize': part, 'geometry': Geometry.HUGGINGFACE}
   elif 'crop_pct' in cfg:
     values['resize'] = part
-  size = cfg.numbers('input_size', 3, 1, MOST_PX, whole=True, default=(0, 0, 0))[1:]
+  size = cfg.field('input_size', default=(0, 0, 0)).numbers(3, 1, MOST_PX, whole=True)[1:]
   if any(size):
     values['image_px'] = size
-  arguments, network, tag = c.table('model_args'), c.text('architecture', default=''), cfg.text('tag', default='')
-  pool = arguments.text('global_pool', default='') or c.text('global_pool', default='')
-  return Sidecar(Hints(arguments.whole('num_heads', 0, MOST_HEADS, default=0),
+  arguments, network = c.part('model_args'), c.field('architecture', default='').text()
+  tag = cfg.field('tag', default='').text()
+  pool = arguments.field('global_pool', default='').text() or c.field('global_pool', default='').text()
+  return Sidecar(Hints(arguments.field('num_heads', default=0).whole(0, MOST_HEADS),
                        gelu=_activation(arguments, 'act_layer') if 'act_layer' in arguments else None,
                        image_px=size if any(size) else None, position_resize=_position_resize(c),
-                       settings=_settings(c.table('network'))),
+                       settings=_settings(c.part('network'))),
                  (PreprocessRule(_name(c), values),), _timm_labels(c), published.full_name(network, tag), pool)
 
 
-def _open_clip(c: Table) -> Sidecar:
+def _open_clip(c: Field) -> Sidecar:
   """Parses `open_clip_config.json`: the image tower, and the preprocessing that open_clip uses for it."""
-  model, found = c.table('model_cfg'), c.table('preprocess_cfg')
-  vision = model.table('vision_cfg')
-  values: dict[str, Any] = {name: found.numbers(name, 3, *limits) for name, limits in (('mean', _MEAN), ('std', _STD))
-                            if name in found}
-  if found.text('interpolation', default='') in ('bilinear', 'bicubic'):
-    values |= {'interpolation': found.choice('interpolation', Interpolation), 'antialias': True}
-  mode = found.text('resize_mode', default='shortest')
+  model, found = c.part('model_cfg'), c.part('preprocess_cfg')
+  vision = model.part('vision_cfg')
+  values: dict[str, Any] = {name: found.field(name).numbers(3, *limits)
+                            for name, limits in (('mean', _MEAN), ('std', _STD)) if name in found}
+  if found.field('interpolation', default='').text() in ('bilinear', 'bicubic'):
+    values |= {'interpolation': found.field('interpolation').choice(Interpolation), 'antialias': True}
+  mode = found.field('resize_mode', default='shortest').text()
   if mode in ('squash', 'shortest'):
     values |= {'geometry': Geometry.TORCHVISION, 'resize': 0 if mode == 'squash' else 1.}
   size = _pair(vision, 'image_size') if 'image_size' in vision else None
   values |= {'image_px': size} if size else {}
-  network, width = vision.text('timm_model_name', default=''), vision.whole('width', 0, 1 << 20, default=0)
+  network = vision.field('timm_model_name', default='').text()
+  width = vision.field('width', default=0).whole(0, 1 << 20)
   hints = Hints(image_px=size) if network else Hints(
-      width // vision.whole('head_width', 1, 1 << 20, default=64), image_px=size,
-      gelu=Gelu.QUICK if model.flag('quick_gelu', default=False) else Gelu.EXACT)
+      width // vision.field('head_width', default=64).whole(1, 1 << 20), image_px=size,
+      gelu=Gelu.QUICK if model.field('quick_gelu', default=False).flag() else Gelu.EXACT)
   return Sidecar(hints, (PreprocessRule(_name(c), values),), architecture=network)
 
 
-def _timm_labels(c: Table) -> tuple[str, ...]:
-  labels = c.texts('label_names', most=MOST_CLASSES, default=())
-  if isinstance(c.content.get('label_descriptions'), Mapping):
-    named = c.table('label_descriptions')
-    return tuple(named.text(label, default=label) for label in labels)
-  return c.texts('label_descriptions', most=MOST_CLASSES, default=()) or labels
+def _timm_labels(c: Field) -> tuple[str, ...]:
+  labels = c.field('label_names', default=()).texts(MOST_CLASSES)
+  if isinstance(c.object().get('label_descriptions'), Mapping):
+    named = c.part('label_descriptions')
+    return tuple(named.field(label, default=label).text() for label in labels)
+  return c.field('label_descriptions', default=()).texts(MOST_CLASSES) or labels
 
 
-def _position_resize(c: Table) -> PositionResize | None:
+def _position_resize(c: Field) -> PositionResize | None:
   """Parses the setting of our own files; None for other programs' files and for version 0.1."""
-  return c.choice('position_resize', PositionResize) if c.text('position_resize', default='') else None
+  return c.field('position_resize').choice(PositionResize) if c.field('position_resize', default='').text() else None
 
 
-def _activation(c: Table, name: str) -> Gelu | None:
+def _activation(c: Field, name: str) -> Gelu | None:
   """Parses the name of an activation; None for that of a gate."""
-  found = c.text(name)
+  found = c.field(name).text()
   if found in ('silu', 'swish'):
     return None
   if found not in ACTIVATIONS:
-    raise c.wrong(name, f'an activation that is known here, one of {", ".join(ACTIVATIONS)}')
+    raise c.field(name, default=None).error(f'an activation that is known here, one of {", ".join(ACTIVATIONS)}')
   return ACTIVATIONS[found]
 
 
-def _processor(c: Table) -> Sidecar:
+def _processor(c: Field) -> Sidecar:
   """Parses `preprocessor_config.json` of all versions: sizes, filter and normalization."""
-  if abs(c.number('rescale_factor', default=1 / 255) - 1 / 255) > 1e-6:
-    raise c.wrong('rescale_factor', '1/255, as images here are divided by 255')
-  if not c.flag('do_rescale', default=True):
-    raise c.wrong('do_rescale', 'true, as images here are divided by 255')
+  if abs(c.field('rescale_factor', default=1 / 255).number() - 1 / 255) > 1e-6:
+    raise c.field('rescale_factor', default=None).error('1/255, as images here are divided by 255')
+  if not c.field('do_rescale', default=True).flag():
+    raise c.field('do_rescale', default=None).error('true, as images here are divided by 255')
   values: dict[str, Any] = {}
-  if not c.flag('do_normalize', default=True):
+  if not c.field('do_normalize', default=True).flag():
     values |= {'mean': (0., 0., 0.), 'std': (1., 1., 1.)}
   elif 'image_mean' in c:
-    values |= {'mean': c.numbers('image_mean', 3, *_MEAN), 'std': c.numbers('image_std', 3, *_STD)}
-  if (resample := c.whole('resample', 0, 100, default=None)) in PILLOW:
+    values |= {'mean': c.field('image_mean').numbers(3, *_MEAN), 'std': c.field('image_std').numbers(3, *_STD)}
+  rules: tuple[PreprocessRule, ...] = ()
+  if (resample := c.field('resample', default=None).whole(0, 100)) in PILLOW:
     values |= {'interpolation': PILLOW[resample], 'antialias': True}
-  size = c.content.get('size')
+  elif resample is not None:
+    filter_name = _OTHER_FILTERS.get(resample, f'the filter {resample}')
+    rules = (PreprocessRule(f'in place of {filter_name} of {_name(c)}, which is not available here',
+                            {'interpolation': Interpolation.BILINEAR, 'antialias': True}, is_guess=True),)
+  size = c.object().get('size')
   has_short = isinstance(size, Mapping) and 'shortest_edge' in size
-  if c.flag('do_center_crop', default=False) and 'crop_size' in c and size is not None:
+  if c.field('do_center_crop', default=False).flag() and 'crop_size' in c and size is not None:
     crop = _pair(c, 'crop_size')
     if has_short:
-      values |= {'image_px': crop, 'resize': c.table('size').whole('shortest_edge', 1, MOST_PX),
+      values |= {'image_px': crop, 'resize': c.part('size').field('shortest_edge').whole(1, MOST_PX),
                  'geometry': Geometry.TORCHVISION}
     else:
       values |= {'image_px': crop, 'resize': min(_pair(c, 'size')), 'geometry': Geometry.HUGGINGFACE}  # such as DeiT's
   elif size is not None and not has_short:
     values |= {'image_px': _pair(c, 'size'), 'resize': 0, 'geometry': Geometry.HUGGINGFACE}
-  return Sidecar(rules=(PreprocessRule(_name(c), values),))
+  return Sidecar(rules=(PreprocessRule(_name(c), values), *rules))
 
 
-def _pair(c: Table, name: str) -> tuple[int, int]:
+def _pair(c: Field, name: str) -> tuple[int, int]:
   """Parses (height, width) from a number, a pair, or `{height, width}`."""
-  value = c.content.get(name)
+  value = c.object().get(name)
   if isinstance(value, Mapping):
-    both = c.table(name)
-    return both.whole('height', 1, MOST_PX), both.whole('width', 1, MOST_PX)
+    if not {'height', 'width'} <= value.keys():
+      names = ascii(', '.join(map(str, value)))[1:-1][:60]
+      raise c.field(name).error(f'height and width, or shortest_edge, and not {names or "nothing"} alone')
+    both = c.part(name)
+    return both.field('height').whole(1, MOST_PX), both.field('width').whole(1, MOST_PX)
   if isinstance(value, list | tuple):
-    return c.numbers(name, 2, 1, MOST_PX, whole=True)
-  return (c.whole(name, 1, MOST_PX),) * 2
+    return c.field(name).numbers(2, 1, MOST_PX, whole=True)
+  return (c.field(name).whole(1, MOST_PX),) * 2

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 
 Tensors = Mapping[str, HostArray]
@@ -130,13 +131,18 @@ class Match(NamedTuple):
 
 
 def read(tensors: Tensors, table: Table) -> Match:
-  """Returns our leaves from a file's tensors."""
+  """Returns our leaves from a file's tensors.
+
+  Raises:
+    UserError: parameters are integers or floating point of 8 bits.
+  """
   pieces: dict[str, dict[int, HostArray]] = {}
   origins: dict[str, list[str]] = {}
-  left, problems = [], []
+  left, problems, short = [], [], []
   for name in sorted(tensors, key=_natural):
     known = [(entry, counted) for entry in table if (counted := _match(entry.theirs, name)) is not None]
     left += [] if known else [name]
+    short += [name] if known and (tensors[name].dtype.kind != 'f' or tensors[name].dtype.itemsize == 1) else []
     for entry, counted in known:
       if max(counted.values(), default=0) > MOST_LAYERS:
         problems.append(f'{name}: expected numbers up to {MOST_LAYERS:,} in the name of a layer')
@@ -152,6 +158,7 @@ def read(tensors: Tensors, table: Table) -> Match:
         continue
       pieces.setdefault(ours, {})[counted.get('i', 0)] = piece
       origins.setdefault(ours, []).append(name)
+  check_whole(tensors, short)
   depths: dict[str, int] = {}
   for name, parts in pieces.items():
     depths[_stack(name)] = max(depths.get(_stack(name), 1), max(parts) + 1)
@@ -162,6 +169,15 @@ def read(tensors: Tensors, table: Table) -> Match:
     if not wrong:
       leaves[name] = np.stack([parts[i] for i in range(len(parts))]) if _stack(name) else parts[0]
   return Match(leaves, origins, left, problems)
+
+
+def check_whole(tensors: Tensors, quantized: Sequence[str]) -> None:
+  """Raises UserError if there are names in `quantized`, of tensors that mean something with their scales only."""
+  if quantized:
+    more = f' and {len(quantized) - 1:,} more' if len(quantized) > 1 else ''
+    raise UserError(f'expected parameters in floating point of 16 to 64 bits, got {_shape(tensors[quantized[0]])} for '
+                    f'{quantized[0]}{more}: the file is quantized, and such numbers mean something with their scales '
+                    'only. Use the weights from before the quantization.')
 
 
 def write(leaves: Tensors, table: Table) -> tuple[dict[str, HostArray], list[str]]:

@@ -15,10 +15,8 @@ import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Activation, Gelu, TextPool, TextProjection, TextRule, Tokens
-from vit_jax.core import os_errors, trees
-from vit_jax.core.errors import UserError
-from vit_jax.core.json_text import Table
-from vit_jax.core.redaction import redacted
+from vit_jax.core import documents, trees
+from vit_jax.core.errors import UserError, redacted
 from vit_jax.core.types import Params
 from vit_jax.data.text import prompts, tokenizer
 from vit_jax.models import cost
@@ -80,7 +78,7 @@ def load(where: str, *, image: Weights) -> TextWeights:
   if runs.is_run(path):
     return _of_run(path, redacted(where), image)
   shards = addresses.weight_files(path)
-  tensors = {name: x for shard in shards for name, x in files.read(shard).items()}
+  tensors = loading.read(shards).tensors
   if not text_towers.has_text(tensors) and (beside := _beside(shards[0])):
     tensors, shards = files.read(beside), [beside]
   try:
@@ -214,24 +212,18 @@ def _config(path: pathlib.Path) -> dict[str, Any]:
     config = path.with_name(name)
     if not config.is_file():
       continue
-    try:
-      content = files.read_json(config)
-    except (OSError, ValueError) as error:
-      got = error.strerror if isinstance(error, OSError) else error
-      raise os_errors.kind(error)(f'{config}: expected the settings of a text tower as JSON, got {got}. '
-                                  f'{_FIX}') from error
-    table = Table(content, str(config), fix=_FIX)
+    table = documents.read(config, expected='the settings of a text tower as JSON', advice=_FIX)
     for key in keys:
-      table = table.table(key)
-    heads = table.whole('num_attention_heads' if 'num_attention_heads' in table else 'heads', 0, MOST_HEADS,
-                        default=None)
-    found: dict[str, Any] = {} if heads is None else {'heads': heads}
+      table = table.part(key)
+    found: dict[str, Any] = {}
+    if named := [name for name in ('num_attention_heads', 'heads') if name in table]:
+      found['heads'] = table.field(named[0]).whole(0, MOST_HEADS)
     if 'hidden_act' in table:
-      if table.text('hidden_act') not in _ACTIVATIONS:
-        raise table.wrong('hidden_act', f'one of {", ".join(_ACTIVATIONS)}')
-      found['activation'] = _ACTIVATIONS[table.text('hidden_act')]
+      if table.field('hidden_act').text() not in _ACTIVATIONS:
+        raise table.field('hidden_act', default=None).error(f'one of {", ".join(_ACTIVATIONS)}')
+      found['activation'] = _ACTIVATIONS[table.field('hidden_act').text()]
     if 'layer_norm_eps' in table:
-      found['norm_eps'] = table.number('layer_norm_eps', *EPSILON)
+      found['norm_eps'] = table.field('layer_norm_eps').number(*EPSILON)
     return found
   return {}
 

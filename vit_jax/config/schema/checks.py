@@ -77,7 +77,7 @@ def problem(name: str, expected: str, got: Any, advice: str = '') -> str:
 def shown(value: Any) -> str:
   """Formats a value for messages: a choice by its value, a part by its kind, at most 80 characters."""
   if isinstance(value, enum.Enum):
-    return str(value.value)
+    return str(value.value).lower() if isinstance(value.value, bool) else str(value.value)
   if isinstance(value, Settings) and hasattr(value, 'implementation'):
     return kind(value)
   try:

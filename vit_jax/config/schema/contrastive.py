@@ -114,6 +114,7 @@ class Contrastive(ObjectiveSettings):
   # '' = the captions of the images; else templates for the names of classes, as in ZeroShot: clip_best, 'a {}.'
   prompts: str = ''
   names: str = ''                           # of classes, for the prompts; as in ZeroShot
+  same_class: bool = False  # an image also matches the texts of the other images of its class; for prompts
 
   @property
   def has_weights(self) -> bool:
@@ -127,9 +128,12 @@ class Contrastive(ObjectiveSettings):
     if self.form is PairForm.MATRIX:
       yield from no_effect(self, name, ('chunk',), f'with {name}.form=matrix, which has no chunks')
     if not self.prompts:
-      yield from no_effect(self, name, ('names',), f"with {name}.prompts='', which takes captions")
+      yield from no_effect(self, name, ('names', 'same_class'), f"with {name}.prompts='', which takes captions")
     elif '{}' in self.prompts and self.prompts.count('{}') != 1:
       yield problem(f'{name}.prompts', 'one {} for the name of the class', self.prompts)
+    if self.same_class and self.form is PairForm.RING:
+      yield problem(f'{name}.form', f'auto or matrix with {name}.same_class=true, which compares all classes at once',
+                    self.form)
     if config.data.in_memory.value == 'yes':
       yield problem('data.in_memory', 'auto or no for objective Contrastive, whose texts are drawn on the host at '
                     'every step', config.data.in_memory)

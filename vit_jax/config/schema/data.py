@@ -11,7 +11,7 @@ from vit_jax.config.schema.recipe import Crop, Recipe
 
 RGB = 3
 """Channels of images in 8 bits, which the published recipes are for."""
-__all__ = ('AUTO_WORKERS', 'Data', 'Decode', 'InMemory', 'MixClasses', 'Placement', 'Pseudo', 'VerifyShards')
+__all__ = ('AUTO_WORKERS', 'Data', 'Decode', 'InMemory', 'MixClasses', 'Pseudo')
 
 
 class MixClasses(enum.Enum):
@@ -36,26 +36,6 @@ class Decode(enum.Enum):
   AUTO = 'auto'  # crop if its library is installed and gives the pixels of full on this machine; else full
   FULL = 'full'
   CROP = 'crop'  # what the crop shows, by nvImageCodec (extra `crop`; no GPU needed)
-  REDUCED = 'reduced'  # at 1/2, 1/4 or 1/8 of the size where the crop is so much larger than its target; other pixels
-
-  @property
-  def is_partial(self) -> bool:
-    """Whether less than the complete file must be decoded."""
-    return self in (Decode.CROP, Decode.REDUCED)
-
-
-class Placement(enum.Enum):
-  """Which shards of the training split a host reads."""
-  ANYWHERE = 'anywhere'        # all; each batch is drawn from the complete split, whatever the number of hosts
-  HOST_SHARDS = 'host_shards'  # of H hosts, host h reads shards h, h + H, h + 2H, ..., so it needs no others
-  HOST_SHARDS_ANEW = 'host_shards_anew'  # an H-th of the shards, dealt anew for each epoch
-
-
-class VerifyShards(enum.Enum):
-  """When the SHA-256 of a shard of a prepared dataset is compared, once; a shard that differs stops the run."""
-  LAZY = 'lazy'    # at its first use, in the background
-  FIRST = 'first'  # all shards, before the first step
-  NO = 'no'        # its damaged records count as bad images
 
 
 @dataclasses.dataclass
@@ -92,8 +72,9 @@ class Pseudo(Settings):
       yield problem('data.recipe.views.on', f'False with {name}.source', True)
 
 
-WITHOUT_COLUMNS = ('digits', 'synthetic', 'folder', 'array_record')
+WITHOUT_COLUMNS = ('digits', 'synthetic', 'array_record')
 """Kinds of sources whose files have no columns to choose from."""
+WITHOUT_CAPTION_COLUMNS = (*WITHOUT_COLUMNS, 'folder')
 
 
 @dataclasses.dataclass
@@ -111,11 +92,13 @@ class Data(Settings):
   max_labels: int = ranged(0, Range(0, 1_000))     # of one image that may have several (multi-hot); 0 = each has one
   # Feature of a TFDS dataset with the class or classes, or its path (`objects/label`); '' = `label`, or the only one.
   # wds: cls, or json/FIELD; '' = cls, or else json/label. tfrecord: '' = image/class/label, or else label.
-  # parquet: a column; '' = label, or the only one of the type ClassLabel.
+  # parquet: a column; '' = label, or the only one of the type ClassLabel. folder: a column of a label file with a
+  # header, or a field of .jsonl; '' = the only one, or labels.
   label_column: str = ''
   # wds: the extension of the images, such as jpg; '' = the only image of each key.
   # tfrecord: the feature with the image; '' = image/encoded, or else image.
-  # parquet: a column; '' = that of the type Image, or image, or the only one with bytes.
+  # parquet: a column; '' = that of the type Image, or image, or the only one with bytes. folder: as label_column; '' =
+  # the one with paths of images.
   image_column: str = ''
   # Captions. wds: the extension of texts, a caption in each line, or json/FIELD; '' = txt. parquet: a column of texts
   # or lists of texts; tfrecord: a feature; TFDS: a feature or its path (`captions/text`); '' = caption, captions, text.
@@ -130,20 +113,16 @@ class Data(Settings):
   channels: int = ranged(3, Range(1, 1024))
   recipe: Recipe = field(default_factory=Recipe)
   in_memory: InMemory = InMemory.AUTO
-  decode: Decode = Decode.AUTO                    # of a JPEG that is cropped at random; only reduced: other pixels
-  # Loader processes; 0 = threads of this process; -1 or auto = by cores, dataset, and what the first steps show.
+  decode: Decode = Decode.AUTO                    # of a JPEG that is cropped at random
+  # Loader processes; 0 = threads of this process; -1 or auto = by cores and dataset.
   workers: int = ranged(AUTO_WORKERS, Range(0, 1024, also=(AUTO_WORKERS,)))
   threads: int = ranged(0, THREADS)                # reading and decoding; 0 = one a core, at most 16 in a process
   max_bad_images: int = ranged(100, COUNT_OR_0)    # undecodable images (distinct, on one host) that stop the run
   follow_links: bool = False  # also read files outside of a data folder to which symbolic links in it lead
   max_file_mib: int = ranged(512, Range(1, 2**20))  # MiB of an image or mask file; larger ones count as bad images
-  placement: Placement = Placement.ANYWHERE        # of the training images on several hosts
   read_ahead_mib: int = ranged(256, Range(1, 2**20))  # of gs:// and s3://, read before they are needed, a process
-  cache_gib: int = ranged(0, Range(0, 2**20))      # of gs:// and s3:// kept in a folder of this machine; 0 = none
-  cache_dir: str = ''                              # that folder; '' = ~/.cache/vit_jax/objects
   # MiB of decoded row groups that a process holds, among which images of parquet: are shuffled.
   shuffle_mib: int = ranged(1024, Range(1, 2**20))
-  verify_shards: VerifyShards = VerifyShards.LAZY  # of array_record:DIR in files
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     sources = [self.source, *(one.source for one in config.evals.values())]
@@ -156,29 +135,19 @@ class Data(Settings):
     yield from self._channel_problems(config, name)
     if self.in_memory is InMemory.YES:
       yield from self._in_memory_problems(name)
-    if self.placement is not Placement.ANYWHERE:
-      yield from self._placement_problems(name)
-    if self.decode.is_partial and self.recipe.views.on:
+    if self.decode is Decode.CROP and self.recipe.views.on:
       yield problem(f'{name}.decode', f'auto or full with {name}.recipe.views.on=True, which takes several crops',
                     self.decode)
-    elif self.decode.is_partial and self.recipe.crop is Crop.RESIZE:
+    elif self.decode is Decode.CROP and self.recipe.crop is Crop.RESIZE:
       yield problem(f'{name}.decode', f'auto or full with {name}.recipe.crop=resize, which does not crop', self.decode)
-
-  def _placement_problems(self, name: str) -> Iterator[str]:
-    what = f'{name}.placement={self.placement.value}'
-    if self.source.startswith('mix:') or self.pseudo.source:
-      yield problem(f'{name}.placement', 'anywhere with several sources of training images', self.placement)
-    if self.in_memory is InMemory.YES:
-      yield problem(f'{name}.in_memory', f'auto or no with {what}, as each host holds all images', self.in_memory)
-    if self.recipe.repeats > 1:
-      yield problem(f'{name}.recipe.repeats', f'1 with {what}', self.recipe.repeats)
 
   def column_problems(self, name: str) -> Iterator[str]:
     """Yields the columns that are set for a source without columns."""
     terms = self.source.removeprefix('mix:').split(',') if self.source.startswith('mix:') else [self.source]
     kinds = {term.rpartition('*')[2].partition(':')[0] for term in (*terms, self.pseudo.source) if term}
-    for setting in ('label_column', 'image_column', 'caption_column') if kinds <= set(WITHOUT_COLUMNS) else ():
-      if value := getattr(self, setting):
+    for setting in ('label_column', 'image_column', 'caption_column'):
+      without = WITHOUT_CAPTION_COLUMNS if setting == 'caption_column' else WITHOUT_COLUMNS
+      if (value := getattr(self, setting)) and kinds <= set(without):
         advice = 'Leave it out.' + (' Captions of a folder are in captions_train.jsonl and so on.'
                                     if kinds == {'folder'} and setting == 'caption_column' else '')
         yield problem(f'{name}.{setting}', f"'' with {name}.source={self.source!r}, which has no columns", value,
@@ -201,7 +170,7 @@ class Data(Settings):
     for setting in (*recipe.on_host(), *geometry):
       value = functools.reduce(getattr, setting.split('.'), recipe)
       yield problem(f'{name}.recipe.{setting}', f'{off.get(setting, "False")} {only}', value)
-    if self.decode.is_partial:
+    if self.decode is Decode.CROP:
       yield problem(f'{name}.decode', f'auto or full {only}', self.decode)
     if self.pseudo.source:
       yield problem(f'{name}.pseudo.source', f"'' {only}", self.pseudo.source)

@@ -90,6 +90,7 @@ class Dinov2(Dino):
   needs_tokens: ClassVar[bool] = True
   momentum: Ramp = field(default_factory=lambda: Ramp(.992, 1.))  # of the teacher
   dino_weight: float = ranged(1., NOT_NEGATIVE)   # of the loss between crops
+  local_weight: float = ranged(1., NOT_NEGATIVE)  # of the pairs with a local crop in the loss between crops
   ibot_weight: float = ranged(1., NOT_NEGATIVE)   # of the loss on masked patches
   koleo_weight: float = ranged(.1, NOT_NEGATIVE)  # of the loss that spreads the features of images
   koleo_crops: int = ranged(2, Range(1, 2))       # global crops whose features it spreads, from the first on

@@ -29,6 +29,8 @@ TOP_K_METRICS = ('top1', 'top5', 'nll')
 """What `TopK` always measures."""
 MORE_METRICS = ('ece', 'class_mean')
 """What `TopK.metrics` may name."""
+SEVERAL_LABELS = ('map', 'auroc', 'f1')
+"""What `TopK` also measures of images with several labels."""
 
 
 @dataclasses.dataclass

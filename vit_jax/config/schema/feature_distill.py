@@ -6,11 +6,11 @@ from dataclasses import field
 from typing import ClassVar
 
 from vit_jax.config.schema import checks
-from vit_jax.config.schema.checks import no_effect, problem
+from vit_jax.config.schema.checks import problem
 from vit_jax.config.schema.data import RGB
 from vit_jax.config.schema.model import Model
 from vit_jax.config.schema.objective_base import ObjectiveSettings
-from vit_jax.config.schema.ranges import ANY, COUNT, NOT_NEGATIVE, POSITIVE, PX_OR_0, ranged
+from vit_jax.config.schema.ranges import ANY, NOT_NEGATIVE, POSITIVE, PX_OR_0, ranged
 from vit_jax.config.schema.vit import ViT
 
 __all__ = ('FeatureDistance', 'FeatureDistill', 'FeatureTeacher')
@@ -25,7 +25,7 @@ class FeatureDistance(enum.Enum):
 @dataclasses.dataclass
 class FeatureTeacher(checks.Settings):
   """A trained network, which never changes. All but `weights`, `view` and `px` is set from the weights."""
-  weights: str = ''           # a run directory or weight file; required, unless features are stored
+  weights: str = ''           # a run directory or weight file; required
   view: str = ''              # of a run given there: student, ema or teacher; '' = ema where there is one
   px: int = ranged(0, PX_OR_0)  # the student's images are resized to this side; 0 = it sees them at their size
   model: Model = field(default_factory=ViT)  # network of the teacher
@@ -69,28 +69,16 @@ class FeatureDistill(ObjectiveSettings):
   distance: FeatureDistance = FeatureDistance.COSINE
   pooled_weight: float = ranged(1., NOT_NEGATIVE)  # of the pooled features
   patch_weight: float = ranged(1., NOT_NEGATIVE)   # of the mean over patch tokens
-  features: str = ''  # directory of stored features, written by vit-jax prepare --weights=; '' = the teacher is run
-  # Passes over the images whose crops are stored; after them training repeats these crops.
-  stored_epochs: int = ranged(1, COUNT)
 
   @property
   def has_weights(self) -> bool:
-    return not self.features
-
-  @property
-  def on_host(self) -> bool:
-    return bool(self.features)
+    return True
 
   def problems(self, config: checks.Run, name: str) -> Iterator[str]:
-    """Yields problems of weights that leave nothing to learn, of networks without patches, and of stored features."""
+    """Yields problems of weights that leave nothing to learn, and of networks without patches."""
     yield from super().problems(config, name)
     if not self.pooled_weight and not self.patch_weight:
       yield problem(f'{name}.pooled_weight', f'more than 0 with {name}.patch_weight=0', 0)
     yield from teacher_problems(config, f'{name}.teacher', self.teacher,
                                 patches=f'with {name}.patch_weight={self.patch_weight}' if self.patch_weight else '')
-    if not self.features:
-      yield from no_effect(self, name, ['stored_epochs'], f"with {name}.features=''")
-      yield from size_problems(config, f'{name}.teacher', self.teacher)
-    elif config.data.recipe.erase.probability:
-      yield problem('data.recipe.erase.probability', f'0 with {name}.features, as it is drawn anew in each step',
-                    config.data.recipe.erase.probability)
+    yield from size_problems(config, f'{name}.teacher', self.teacher)

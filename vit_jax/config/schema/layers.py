@@ -100,7 +100,6 @@ class AttentionKernel(enum.Enum):
   """What computes attention in training, evaluation and benchmarks, on the devices it is for; elsewhere XLA does."""
   XLA = 'xla'        # the form of `models/kernels/attend.py`: everywhere, and of any width and dtype
   CUDNN = 'cudnn'    # cuDNN's: NVIDIA GPUs from Ampere on, bf16, heads 8 to 128 wide in steps of 8 (to 256 from Hopper)
-  SPLASH = 'splash'  # jax's own in Pallas: TPUs; bf16 from v4 on
   FUSED = 'fused'    # `models/kernels/fused_attention.py`: TPUs from v4 on, heads of 64 to 128; else XLA's
   AUTO = 'auto'      # fused on TPUs from v4 on, cudnn on GPUs that have it for the network, else xla
                      # (config/layout.py); a network built without that uses xla

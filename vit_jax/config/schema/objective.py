@@ -37,9 +37,8 @@ from vit_jax.config.schema.recipe import group_problems
 from vit_jax.config.schema.vit import LastNorm, Map, Mean, PatchStem, ViT
 
 __all__ = (
-    'COLOR_CELLS', 'Byol', 'ClassTarget', 'Distill', 'DistillType', 'IJepa', 'JepaLoss', 'LeJepa', 'LeJepaCenter',
-    'LeJepaSample', 'LeJepaWeighting', 'Loss', 'Mae', 'MaskedPatch', 'Objective', 'ObjectiveSettings', 'PatchTarget',
-    'SoftMean', 'Supervised', 'Teacher', 'TokenLabel')
+    'COLOR_CELLS', 'Byol', 'ClassTarget', 'Distill', 'DistillType', 'IJepa', 'JepaLoss', 'LeJepa', 'Loss', 'Mae',
+    'MaskedPatch', 'Objective', 'ObjectiveSettings', 'PatchTarget', 'SoftMean', 'Supervised', 'Teacher', 'TokenLabel')
 
 
 class Loss(enum.Enum):
@@ -172,24 +171,6 @@ class Byol(ObjectiveSettings):
       yield problem('data.recipe.views.num_local', '0 for objective Byol, which compares two global crops', num)
 
 
-class LeJepaCenter(enum.Enum):
-  """The point that the views of an image are drawn to."""
-  GLOBAL = 'global'  # the mean of its global views
-  ALL = 'all'        # the mean of all of its views
-
-
-class LeJepaSample(enum.Enum):
-  """What SIGReg takes as a sample of the distribution of embeddings."""
-  VIEW = 'view'    # the embeddings of one view of every image; the result is the mean over views
-  BATCH = 'batch'  # those of all views of every image
-
-
-class LeJepaWeighting(enum.Enum):
-  """How the invariance and SIGReg are added."""
-  CONVEX = 'convex'  # (1 - weight) * invariance + weight * SIGReg
-  SUM = 'sum'        # invariance + weight * SIGReg
-
-
 @dataclasses.dataclass
 class LeJepa(ObjectiveSettings):
   """Prediction of views with normally distributed embeddings (arXiv 2511.08544). Needs `data.recipe.views`."""
@@ -200,10 +181,7 @@ class LeJepa(ObjectiveSettings):
   has_statistics: ClassVar[bool] = False  # they would mix the crops that are compared
   hidden_dim: int = ranged(2048, COUNT)    # width of the two hidden layers of the projector
   out_dim: int = ranged(64, COUNT)         # width of embeddings
-  weight: float = ranged(.05, INSIDE)      # lambda, of SIGReg
-  weighting: LeJepaWeighting = LeJepaWeighting.CONVEX
-  center: LeJepaCenter = LeJepaCenter.GLOBAL
-  sample: LeJepaSample = LeJepaSample.VIEW
+  weight: float = ranged(.05, INSIDE)      # lambda, of SIGReg; the invariance has 1 - lambda
   directions: int = ranged(1024, COUNT)    # random unit vectors of a step, on which embeddings are projected
   t_max: float = ranged(5., POSITIVE)      # characteristic functions are compared on [-t_max, t_max]
   t_points: int = ranged(9, Range(2, 10_000))  # equidistant points of [0, t_max]; those below 0 add nothing

@@ -10,7 +10,6 @@ from vit_jax.config.schema.checks import Run, Settings, no_effect, patterns, pro
 from vit_jax.config.schema.layers import DType
 from vit_jax.config.schema.ranges import (
     BELOW_1,
-    COUNT,
     COUNT_OR_0,
     INSIDE,
     NOT_NEGATIVE,
@@ -216,10 +215,8 @@ class Adafactor(Optimizer):
   implementation: ClassVar[str] = 'vit_jax.optim.adafactor:adafactor'
   b1: float = ranged(.9, BELOW_1)  # decay of the first moment
   mu_dtype: DType = DType.BF16
-  b2_power: float = ranged(.8, POSITIVE)  # decay of the second moment at update t from 1: 1 - t ** -power
-  b2_cap: float = ranged(.999, INSIDE)  # largest decay of the second moment
+  b2_cap: float = ranged(.999, INSIDE)  # largest decay of the second moment, which is 1 - t ** -0.8 at update t from 1
   eps: float = ranged(1e-30, POSITIVE)    # added to the squared gradient
-  min_dim_size_to_factor: int = ranged(32, COUNT)  # smallest side of a matrix whose second moment is factored
   decay_by: DecayBy = DecayBy.LR
 
 
@@ -274,7 +271,6 @@ class Muon(Optimizer):
   implementation: ClassVar[str] = 'vit_jax.optim.muon:muon'
   matrices: tuple[str, ...] = ('(.*/)?blocks/.*kernel',)  # patterns of what is made orthogonal
   momentum: float = ranged(.95, BELOW_1)  # decay of the mean of gradients
-  nesterov: bool = True  # the update looks one gradient ahead
   polynomials: NewtonSchulz = NewtonSchulz.KELLER
   dtype: DType = DType.BF16  # of the iterations
   scale: MuonScale = MuonScale.RMS

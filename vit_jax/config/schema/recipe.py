@@ -22,10 +22,17 @@ from vit_jax.config.schema.ranges import (
 from vit_jax.config.schema.vit import ViT
 
 __all__ = (
-    'Crop', 'CropInterpolation', 'CropSampler', 'Erase', 'Geometry', 'Interpolation', 'Jitter', 'OpTable',
+    'Crop', 'CropInterpolation', 'CropSampler', 'Erase', 'Exif', 'Geometry', 'Interpolation', 'Jitter', 'OpTable',
     'RandAugment', 'Recipe', 'Views', 'num_groups')
 
 MAX_TIMM = 10.  # timm cuts off larger magnitudes
+
+
+class Exif(enum.Enum):
+  """Whether images are turned as their EXIF says. A run records what it did: `auto` is decided when data is opened."""
+  AUTO = 'auto'  # of a person's own files: folders, their shards, and files that are named
+  TRUE = True
+  FALSE = False  # as in published pipelines: tf.image.decode_jpeg and torchvision's loader of folders
 
 
 class Crop(enum.Enum):
@@ -139,6 +146,7 @@ class Views(Settings):
   jitter: Jitter = field(default_factory=lambda: Jitter(.4, .4, .2, .1, probability=.8))
   # Size of copies of the global crops for the Gram teacher of Dinov3, divided by theirs; 1 = it sees the crops.
   gram_scale: float = ranged(1., Range(1, 8))
+  gram_colors: bool = True  # whether these copies have the changed colors, the blur and the solarization of the crops
 
   def gram_px(self, image_px: tuple[int, int]) -> tuple[int, int]:
     """Returns height and width of the copies for a Gram teacher."""
@@ -151,6 +159,8 @@ class Views(Settings):
     objective = config.objective
     if self.gram_scale > 1:
       yield from self._copy_problems(config, name)
+    else:
+      yield from no_effect(self, name, ['gram_colors'], f'with {name}.gram_scale=1')
     if not objective.takes_views:
       yield problem(f'{name}.on', f'False for objective {type(objective).__name__}, which takes one image', True)
     if self.num_local:
@@ -171,9 +181,7 @@ class Views(Settings):
 @dataclasses.dataclass
 class Recipe(Settings):
   """What happens to images. Geometry that needs the whole image on the host, the rest in the step."""
-  # Images are turned as their EXIF says. Off in the published pipelines: tf.image.decode_jpeg and torchvision's loader
-  # of folders ignore it.
-  exif_orientation: bool = False
+  exif_orientation: Exif = Exif.AUTO  # images are turned as their EXIF says
   max_image_pixels: int = ranged(178_956_970, Range(1, 2**40))  # a larger stored image counts as bad; Pillow's limit
   crop: Crop = Crop.INCEPTION
   crop_area: tuple[float, float] = ranged((0.05, 1.), UP_TO_1)  # of the image's area
@@ -217,6 +225,10 @@ class Recipe(Settings):
   mean: tuple[float, ...] = ranged((.5, .5, .5), ANY)
   std: tuple[float, ...] = ranged((.5, .5, .5), POSITIVE)  # like mean
 
+  def __post_init__(self) -> None:
+    if isinstance(self.exif_orientation, bool):  # as configs in Python may say it
+      self.exif_orientation = Exif(self.exif_orientation)
+
   def problems(self, config: Run, name: str) -> Iterator[str]:
     yield from ascending(f'{name}.crop_area', self.crop_area)
     yield from ascending(f'{name}.crop_aspect', self.crop_aspect)
@@ -239,6 +251,11 @@ class Recipe(Settings):
   def channels(self) -> int:
     """The number of channels of the images that this recipe is for, once mean and std are known."""
     return len(self.mean)
+
+  @property
+  def upright(self) -> bool:
+    """Whether the EXIF orientation is applied. What is open is decided before (`data/orientation.py`)."""
+    return self.exif_orientation is Exif.TRUE
 
   @property
   def is_unmeasured(self) -> bool:
@@ -316,8 +333,6 @@ class Recipe(Settings):
     for setting, value in (('mixup', self.mixup), ('cutmix', self.cutmix), ('erase.probability', erase.probability)):
       if value:
         yield problem(f'{name}.{setting}', f'0 with {name}.native_lengths, whose images have several sizes', value)
-    if data.decode.value == 'reduced':
-      yield problem('data.decode', f'auto, full or crop with {name}.native_lengths', data.decode)
     if data.pseudo.source:
       yield problem('data.pseudo.source', f"'' with {name}.native_lengths", data.pseudo.source)
     if config.trackers.images:

@@ -6,8 +6,8 @@ from dataclasses import field
 
 from vit_jax.config import durations
 from vit_jax.config.schema.checks import Run, Settings, at_most, multiple, no_effect, problem, switched_off
-from vit_jax.config.schema.data import Data, Placement
-from vit_jax.config.schema.evals import TOP_K_METRICS, Eval, TopK
+from vit_jax.config.schema.data import Data
+from vit_jax.config.schema.evals import SEVERAL_LABELS, TOP_K_METRICS, Eval, TopK
 from vit_jax.config.schema.lora import Lora
 from vit_jax.config.schema.model import Head, Model
 from vit_jax.config.schema.objective import Objective, Supervised
@@ -23,8 +23,6 @@ MESH = Range(1, 2**20, also=(-1,))
 """Devices along an axis; -1 = the rest."""
 MESH_OR_AUTO = Range(1, 2**20, also=(-1, 0))
 """0 = auto: chosen from the hardware."""
-VIEWS = ('student', 'ema', 'teacher')
-"""Networks of a run, by the names of its views."""
 
 
 class OnNonfinite(enum.Enum):
@@ -89,6 +87,8 @@ class Train(Settings):
   on_nonfinite: OnNonfinite = OnNonfinite.STOP
   progress: bool = True  # progress bar on a terminal, a line now and then elsewhere
   profile: str = ''  # steps to trace, first..last from 1, such as 100..105; in WORKDIR/profile; '' = none
+  # TensorBoard and xprof on any machine can take profiles of each process, on this port plus its index; 0 = off.
+  profile_port: int = ranged(0, Range(0, 65_535))
   dump_hlo: bool = False  # compile the train step once more, for its text: WORKDIR/hlo/train_step.txt
 
   @property
@@ -130,15 +130,10 @@ class Checkpoints(Settings):
   # Keep these for good; a multiple of `every`. '12 hours': at least so far apart.
   keep_every: str = duration('', off=True, wall=True)
   keep_best: str = ''  # name of a metric, such as test/top1; keeps its best one, and measures it at each
-  # Between two copies on the local disks of the hosts, such as '2 minutes'; '' = none. They replace a lost host.
-  local: str = duration('', off=True, wall=True)
-  local_dir: str = ''  # folder of these copies on each host, such as /dev/shm/vit_jax; '' = in that of temporary files
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     if self.keep_best:
       yield from _metric_problems(f'{name}.keep_best', self.keep_best, config)
-    if not self.local:
-      yield from no_effect(self, name, ('local_dir',), f"with {name}.local=''")
     if not durations.parse_wall(self.every):
       return
     if self.keep_best:
@@ -174,9 +169,6 @@ class Mesh(Settings):
       yield from multiple(f'{name}.data', self.data, self.slices, f'{name}.slices={self.slices}, or -1')
     if not self.slices and self.data != -1:
       yield problem(f'{name}.data', f'-1 with {name}.slices=0, as the number of devices may change', self.data)
-    if not self.slices and config.data.placement is not Placement.ANYWHERE:
-      yield problem('data.placement', f'anywhere with {name}.slices=0, as the others depend on the number of hosts',
-                    config.data.placement)
 
 
 @dataclasses.dataclass
@@ -225,7 +217,8 @@ class Config(Settings):
   mesh: Mesh = field(default_factory=Mesh)
   trackers: Trackers = field(default_factory=Trackers)
   init_from: str = ''  # weights to begin with: a file, folder, run, address or known name; '' = random ones
-  init_view: str = ''  # of a run given there: student, ema or teacher; '' = ema where there is one
+  # Of a run given there: student, ema or teacher, '' = ema where there is one; of a file with several networks, which.
+  init_view: str = ''
   init_settings: InitSettings = InitSettings.WEIGHTS  # that are not set
 
   @property
@@ -241,8 +234,6 @@ class Config(Settings):
   def problems(self, config: Run, name: str) -> Iterator[str]:
     if not self.init_from and self.init_view:
       yield problem('init_view', "'' without init_from", self.init_view, 'Set init_from to a run that has this view.')
-    elif self.init_view not in ('', *VIEWS):
-      yield problem('init_view', f"one of {', '.join(VIEWS)}, or ''", self.init_view)
 
 
 def _metric_problems(name: str, text: str, config: Config) -> Iterator[str]:
@@ -254,7 +245,8 @@ def _metric_problems(name: str, text: str, config: Config) -> Iterator[str]:
     known = ', '.join(config.evals) or 'none is configured'
     yield problem(name, f'EVALUATION/METRIC with one of the evaluations ({known})', text)
     return
-  if isinstance(measured, TopK) and metric not in (known_metrics := (*TOP_K_METRICS, *measured.metrics)):
+  if isinstance(measured, TopK) and metric not in (known_metrics := (
+      *TOP_K_METRICS, *measured.metrics, *(SEVERAL_LABELS if config.data.max_labels > 1 else ()))):
     yield problem(name, f'one of the metrics of evals.{evaluation}, {", ".join(known_metrics)}', text,
                   f'Others are measured if evals.{evaluation}.metrics names them.')
   if view == 'ema' and not config.has_average:

@@ -17,14 +17,14 @@ class Result:
   config: Config
   workdir: str
   step: int                   # updates done
-  seconds: float              # wall time of its last start
+  seconds: float              # wall time of all its starts
   num_params: int
   exaflops: float             # of training, 1e18 floating-point operations
   metrics: dict[str, float]   # as in its final.json: test/top1, test/top1@ema
   headline: float | None      # the one metric a single number is quoted from; None = it has no evaluation
   # Metrics, and `step`, where the metric of train.early_stop, or else checkpoints.keep_best, was best; {} without one.
   best: dict[str, float] = field(default_factory=dict)
-  training_processor_s: float = 0.  # of the steps of its last start and their data, after the first step
+  training_processor_s: float = 0.  # of the steps of all its starts and their data, after the first step
 
 
 Results = dict[str, Result]

@@ -332,7 +332,6 @@ class ViT(checks.Settings):
   drop_path_even: bool = False            # `drop_path` in every block alike (CaiT, DeiT III)
   # Share of the patches of each image that training leaves out at random (PatchDropout 2208.07220, FLIP 2212.00794).
   patch_dropout: float = ranged(0., BELOW_1)
-  patch_dropout_parts: tuple[float, ...] = ranged((), BELOW_1)  # the shares in equally long parts of the run
   dtype: DType = DType.F32
   kernels: Kernels = Kernels.FAST
   quantize: Quantize = Quantize.NONE      # dtype of the products of blocks
@@ -381,10 +380,7 @@ class ViT(checks.Settings):
     if self.quantize is not Quantize.NONE and self.kernels is Kernels.PLAIN:
       yield checks.problem(f'{name}.kernels', f'fast with {name}.quantize={self.quantize.value}, whose gradients are '
                            'written by hand', self.kernels, f'Set {name}.kernels=fast or {name}.quantize=none.')
-    if self.patch_dropout and self.patch_dropout_parts:
-      yield checks.problem(f'{name}.patch_dropout', f'0 with {name}.patch_dropout_parts, which take its place',
-                           self.patch_dropout, 'Set one of them.')
-    if any((self.patch_dropout, *self.patch_dropout_parts)):
+    if self.patch_dropout:
       yield from self._patch_dropout_problems(config, name)
     for part in dataclasses.fields(self):
       if isinstance(settings := getattr(self, part.name), Part):
@@ -396,5 +392,4 @@ class ViT(checks.Settings):
                  f'{name}.positions.at=layers': self.positions.at is PositionsAt.LAYERS,
                  f'objective {type(config.objective).__name__}': config.objective.needs_tokens}
     for what in (what for what, is_so in needs_all.items() if is_so):
-      setting = 'patch_dropout' if self.patch_dropout else 'patch_dropout_parts'
-      yield checks.problem(f'{name}.{setting}', f'0 with {what}, which needs all patches', getattr(self, setting))
+      yield checks.problem(f'{name}.patch_dropout', f'0 with {what}, which needs all patches', self.patch_dropout)

@@ -11,17 +11,18 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from vit_jax.core import os_errors
+from vit_jax.core import failures
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import access, user_files
+from vit_jax.data.files import user_files
 from vit_jax.data.files.user_files import OWN, Rules
+from vit_jax.data.image import headers
 
 log = logging.getLogger('vit_jax.data')
 
-EXTENSIONS = ('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.webp', '.bmp', '.gif', '.tif', '.tiff', '.avif', '.jp2')
+EXTENSIONS = tuple(extension for one in headers.FORMATS.values() for extension in one.extensions)
 ARRAY = '.npy'
 """Extension of arrays, which are images if `data.channels` is not 3."""
-UNREAD = ('.heic', '.heif', '.jxl')
+UNREAD = tuple(extension for one in headers.UNREAD.values() for extension in one.extensions)
 """Extensions of images that are not supported."""
 _LINK, _OUT, _NONE = 'broken or circular links', 'links out of the folder', 'without an extension'
 _AGAIN = 'links to a folder that another link leads to'
@@ -83,7 +84,7 @@ class Finder:
     try:
       stat = os.stat(folder)
     except OSError as error:
-      raise access.unreadable(error, folder) from error
+      raise failures.unreadable(error, folder) from error
     identity = stat.st_dev, stat.st_ino
     if identity in above:  # a link to a parent folder
       self.ignored[_LINK] += 1
@@ -111,7 +112,7 @@ class Finder:
           elif (size := self._size(entry)) is not None:
             yield os.fsencode(entry.name), size
     except OSError as error:
-      raise access.unreadable(error, folder) from error
+      raise failures.unreadable(error, folder) from error
 
   def _size(self, entry: os.DirEntry[str]) -> int | None:
     """Returns the size of an image file in bytes; counts any other file and returns None."""
@@ -121,7 +122,7 @@ class Finder:
         return entry.stat().st_size
       is_lost = entry.is_symlink() and not os.path.exists(entry.path)
     except OSError as error:
-      if os_errors.is_temporary(error):  # the image is there
+      if failures.is_temporary(error):  # the image is there
         raise
       is_lost = True
     self.ignored[_LINK if is_lost else extension or _NONE] += 1
@@ -133,7 +134,7 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
   try:
     return entry.is_dir()
   except OSError as error:
-    if os_errors.is_temporary(error):
+    if failures.is_temporary(error):
       raise
     return False
 

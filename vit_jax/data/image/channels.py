@@ -13,8 +13,9 @@ Values are not rounded. The box is that of `geometry.py`.
 from __future__ import annotations
 
 import io
+import lzma
 import math
-import tokenize
+import zlib
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.config.schema import Interpolation
 from vit_jax.config.schema.data import RGB
-from vit_jax.core import extras
+from vit_jax.core import archives, extras
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.image import crops, decode, geometry, headers, resample
@@ -31,7 +32,9 @@ from vit_jax.data.image.headers import BadImage, DecodeOptions
 from vit_jax.data.image.opencv import cv2
 
 _NUMPY = b'\x93NUMPY'
-_MOST_HEADER = 10_000  # bytes of the header of a .npy file, as NumPy allows
+_SPARE_BYTES = 2**16   # that programs write behind the pixels of a strip
+_MOST_LZMA = 2**28     # bytes of the dictionary of an LZMA stream
+_ZLIB, _LZMA, _PACK_BITS = (8, 32946), (34925,), (32773,)  # compressions of a TIFF that tifffile itself unpacks
 
 
 def read(image: bytes | HostArray, channels: int, options: DecodeOptions) -> HostArray:
@@ -145,24 +148,16 @@ def _decode(encoded: bytes, channels: int, options: DecodeOptions) -> HostArray:
 
 def _read_npy(encoded: bytes, channels: int, options: DecodeOptions) -> HostArray:
   """Returns the array of a .npy file; its size is compared with its header before memory is taken."""
-  file = io.BytesIO(encoded)
   try:
-    version = np.lib.format.read_magic(file)
-    reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = reader(file, max_header_size=_MOST_HEADER)
-    size = math.prod(shape) * dtype.itemsize
-    if dtype.hasobject or len(encoded) - file.tell() < size or len(shape) not in (2, 3):
-      raise BadImage(f'the .npy file: expected an array [H, W, {channels}] of numbers, got the shape {shape} of '
-                     f'{dtype} in {len(encoded):,} bytes')
-    if math.prod(shape) > options.max_pixels * channels:
-      raise BadImage(f'the .npy file: expected at most {options.max_pixels:,} pixels, got the shape {shape}')
-    file.seek(0)
-    found: HostArray = np.lib.format.read_array(file, allow_pickle=False, max_header_size=_MOST_HEADER)
-    return found
-  except BadImage:
-    raise
-  except (*decode.DAMAGE, MemoryError, tokenize.TokenError) as error:
+    found = archives.array(bytearray(encoded))
+  except ValueError as error:
     raise BadImage(f'not a complete .npy file: {error}') from error
+  if found.ndim not in (2, 3):
+    raise BadImage(f'the .npy file: expected an array [H, W, {channels}] of numbers, got the shape {found.shape} of '
+                   f'{found.dtype} in {len(encoded):,} bytes')
+  if found.size > options.max_pixels * channels:
+    raise BadImage(f'the .npy file: expected at most {options.max_pixels:,} pixels, got the shape {found.shape}')
+  return found
 
 
 def _read_tiff(encoded: bytes, channels: int, options: DecodeOptions) -> HostArray:
@@ -174,11 +169,46 @@ def _read_tiff(encoded: bytes, channels: int, options: DecodeOptions) -> HostArr
       series = file.series[0]
       if math.prod(series.shape) > options.max_pixels * channels:
         raise BadImage(f'the TIFF: expected at most {options.max_pixels:,} pixels, got the shape {series.shape}')
+      for page in series.pages:
+        if page is not None:
+          _check_strips(page, encoded, max(options.max_pixels, decode.USUAL_TILE) * channels)
       return np.asarray(series.asarray())
   except (BadImage, UserError):
     raise
   except Exception as error:  # tifffile raises errors of many kinds for damaged files
+    if isinstance(error, ImportError) or "requires the 'imagecodecs' package" in str(error):
+      raise UserError(f'TIFF files of {channels} channels: expected no compression, or Deflate, LZMA or PackBits, got '
+                      f'{getattr(series.keyframe.compression, "name", "another")}. Write the files with one of '
+                      'these.') from error
     raise BadImage(f'not a complete TIFF image: {error or type(error).__name__}') from error
+
+
+def _check_strips(page: Any, encoded: bytes, most_values: int) -> None:
+  """Raises BadImage if a strip or tile of a TIFF would be unpacked to more than its pixels, which tifffile does.
+
+  Args:
+    page: of tifffile.
+    encoded: the file.
+    most_values: of a strip or tile.
+  """
+  kind, shape = page.keyframe, page.keyframe.chunks
+  num_values, compression = math.prod(shape), int(kind.compression)
+  num_bytes = num_values * kind.dtype.itemsize
+  if num_values > most_values:
+    raise BadImage(f'the TIFF: expected strips or tiles of at most {most_values:,} values, got the shape {shape}')
+  for start, length in zip(page.dataoffsets, page.databytecounts, strict=True):
+    if _is_longer(encoded[start:start + length], compression, num_bytes + _SPARE_BYTES):
+      raise BadImage(f'the TIFF: expected a strip or tile that is unpacked to {num_bytes:,} bytes, the pixels of '
+                     f'{shape}, got more in {length:,} bytes')
+
+
+def _is_longer(packed: bytes, compression: int, num_bytes: int) -> bool:
+  """Returns whether more than so many bytes are packed, without unpacking more."""
+  if compression in _ZLIB:
+    return len(zlib.decompressobj().decompress(packed, num_bytes + 1)) > num_bytes
+  if compression in _LZMA:
+    return len(lzma.LZMADecompressor(memlimit=_MOST_LZMA).decompress(packed, num_bytes + 1)) > num_bytes
+  return compression in _PACK_BITS and len(packed) > 2 * num_bytes  # two bytes are at most 128
 
 
 def _as_last(pixels: HostArray, channels: int) -> HostArray:

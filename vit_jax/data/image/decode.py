@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import logging
 import struct
+import threading
 import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -29,8 +31,15 @@ DAMAGE = (OSError, SyntaxError, ValueError, TypeError, KeyError, IndexError, Att
            RuntimeError, ArithmeticError, struct.error, zlib.error, UnidentifiedImageError,
            Image.DecompressionBombError)  # each of them was raised by Pillow for some damaged file
 _BITS, _PLANES, _SEPARATE = 258, 284, 2  # tags of TIFF files, and the value of planes that follow each other
+_TILE = 322, 323  # width and height, tags of TIFF files
+USUAL_TILE = 2**24  # pixels, which any TIFF may have in a tile
 _SIXTEEN_BITS = ('I;16', 'I;16L', 'I;16B', 'I;16N')
-_JPEG_START, _JPEG_SCAN, _JPEG_END = b'\xff\xd8', b'\xff\xda', b'\xff\xd9'
+_JPEG_START = b'\xff\xd8'
+
+_PNG_DEPTH = 24  # byte of a PNG with the bits of a value
+_DEEP, _DARK = 16, 2**14  # bits of a value, and values that such images reach, unless they are stored with fewer bits
+_warned = threading.Event()
+log = logging.getLogger('vit_jax.data')
 
 _ANY_SIZE = DecodeOptions(max_pixels=2**30)  # that OpenCV decodes
 
@@ -67,31 +76,26 @@ class DecodedImage(NamedTuple):
 
 def open_image(image: bytes | HostArray, options: DecodeOptions = AS_STORED) -> DecodedImage:
   """Decodes a stored image."""
-  return DecodedImage(as_rgb(image, options))
+  return DecodedImage(decode(image, options))
 
 
-def as_rgb(image: bytes | HostArray, options: DecodeOptions = AS_STORED) -> HostArray:
-  """Returns `[H, W, 3] u8` of encoded bytes, or of an array `[H, W, 3 or 1] u8`."""
-  if isinstance(image, bytes):
-    return decode(image, options)
-  return np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image
-
-
-def decode(encoded: bytes, options: DecodeOptions = AS_STORED) -> HostArray:
+def decode(encoded: bytes | HostArray, options: DecodeOptions = AS_STORED) -> HostArray:
   """Decodes a JPEG, PNG, WebP, BMP, GIF, TIFF, AVIF, JPEG 2000 or PPM file into an RGB image `[H, W, 3] u8`.
 
-  Gray images are repeated over the channels, transparency is dropped, 16 bits are reduced to 8, CMYK is converted to
-  RGB. libjpeg prints a warning to stderr for damage inside a JPEG. It has no setting that stops this, and redirecting
-  stderr would also hide the messages of other threads.
+  Gray images are repeated over the channels, transparency is dropped, CMYK is converted to RGB. Of 16 bits the upper 8
+  are used; the first image that has only small values is reported. libjpeg prints a warning to stderr for damage inside
+  a JPEG. It has no setting that stops this, and redirecting stderr would also hide the messages of other threads.
 
   Args:
-    encoded: the content of the file.
+    encoded: the content of the file, or an image `[H, W, 3 or 1] u8` that is stored as an array.
     options: the largest allowed size, and whether the EXIF orientation is applied.
 
   Raises:
     BadImage: not an image, truncated, or too large. Damage that leaves a JPEG parseable is not detected.
     MemoryError: there is not enough memory for the pixels.
   """
+  if not isinstance(encoded, bytes):
+    return np.repeat(encoded, 3, axis=2) if encoded.shape[2] == 1 else encoded
   kind = headers.detect_format(encoded)
   if kind in PILLOW_READERS:
     with _as_bad_image(kind):
@@ -108,6 +112,8 @@ def decode(encoded: bytes, options: DecodeOptions = AS_STORED) -> HostArray:
     raise BadImage(f'not an image: {error.err or error}') from error
   if image is None:
     raise _unknown(encoded)
+  if kind == 'png' and encoded[_PNG_DEPTH] == _DEEP:
+    _compare_range(int(image.max()), encoded)
   return orient(image, header.orientation) if options.upright else image
 
 
@@ -132,6 +138,7 @@ def read_any_mode(encoded: bytes, kind: str, options: DecodeOptions) -> HostArra
   with _as_bad_image(kind):
     image = _open(encoded, kind)
     headers.check_size(image.size[1], image.size[0], options)
+    check_tiles(image, options)
     image.load()
     return np.asarray(image)
 
@@ -151,9 +158,8 @@ def read_header(encoded: bytes, kind: str) -> tuple[headers.Header, bytes]:
       return headers.read_webp(encoded), encoded
     case 'bmp':
       return headers.read_bmp(encoded), encoded
-    case 'heic' | 'jxl':
-      name = {'heic': 'HEIC', 'jxl': 'JPEG XL'}[kind]
-      raise BadImage(f'{name} images are not supported. Convert the image to JPEG or PNG first')
+  if kind in headers.UNREAD:
+    raise BadImage(f'{headers.UNREAD[kind].name} images are not supported. Convert the image to JPEG or PNG first')
   raise _unknown(encoded) if encoded else BadImage('the file is empty')
 
 
@@ -193,10 +199,9 @@ def is_jpeg(encoded: bytes) -> bool:
 def check_end(encoded: bytes) -> None:
   """Raises BadImage if a JPEG is truncated.
 
-  OpenCV before 5 fills the missing part with gray without an error. A thumbnail has an end marker of its own, so the
-  end marker is expected after the last scan.
+  OpenCV before 5 fills the missing part with gray without an error.
   """
-  if not encoded.endswith(_JPEG_END, 4) and encoded.rfind(_JPEG_END) < max(encoded.rfind(_JPEG_SCAN), 2):
+  if not headers.has_jpeg_end(encoded):
     raise BadImage(f'the JPEG is truncated: no end marker in {len(encoded):,} bytes')
 
 
@@ -225,6 +230,7 @@ def _open(encoded: bytes, kind: str) -> Image.Image:
 def _read(image: Image.Image, options: DecodeOptions) -> HostArray:
   width, height = image.size
   headers.check_size(height, width, options)
+  check_tiles(image, options)
   is_tiff = image.format == 'TIFF'
   if is_tiff:
     _check_planes(image)
@@ -234,6 +240,14 @@ def _read(image: Image.Image, options: DecodeOptions) -> HostArray:
   if not options.upright:
     return orient(pixels, _INVERSE.get(stored, 1))
   return orient(pixels, image.getexif().get(headers.ORIENTATION, 1))
+
+
+def check_tiles(image: Image.Image, options: DecodeOptions) -> None:
+  """Raises BadImage if a TIFF has tiles that are larger than an image may be; they are decoded completely."""
+  width, height = (int(getattr(image, 'tag_v2', {}).get(tag, 1)) for tag in _TILE)
+  if width * height > max(options.max_pixels, USUAL_TILE):
+    raise BadImage(f'the TIFF has tiles of {width:,} x {height:,} px: expected at most {options.max_pixels:,} pixels. '
+                   'Save it with smaller tiles')
 
 
 def _check_planes(image: Image.Image) -> None:
@@ -246,11 +260,17 @@ def _check_planes(image: Image.Image) -> None:
 
 
 def _levels(image: Image.Image) -> HostArray:
-  mode = image.mode
+  mode, bits = image.mode, max(getattr(image, 'tag_v2', {}).get(_BITS, (_DEEP,)))
   if mode == 'RGB':
-    return np.asarray(image)
+    pixels = np.asarray(image)
+    if image.format == 'TIFF' and bits == _DEEP:
+      _compare_range(int(pixels.max()))
+    return pixels
   if mode in _SIXTEEN_BITS or (mode == 'I' and image.format in ('PNG', 'PPM')):  # which have at most 16 bits
-    gray = (np.asarray(image) >> 8).astype(np.uint8)
+    values = np.asarray(image)
+    if bits == _DEEP:
+      _warn_of_range(int(values.max()))
+    gray = (values >> min(bits, _DEEP) - 8).astype(np.uint8)
     return np.repeat(gray[..., None], 3, axis=2)
   if mode in ('I', 'F'):
     raise BadImage(f'pixels: expected 8 or 16 bits, got 32 bits (mode {mode}), whose range is not known. '
@@ -263,6 +283,26 @@ def _levels(image: Image.Image) -> HostArray:
     image = image.copy()
     del image.info['transparency']
   return np.asarray(image.convert('RGB'))
+
+
+def _compare_range(level: int, encoded: bytes = b'') -> None:
+  """Warns as `_warn_of_range` does, given the largest of the upper 8 bits, and the file to read if these are 0."""
+  most = (level + 1 << 8) - 1 if level else 0
+  if encoded and not level:  # black, or fewer than 9 bits
+    whole = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH)
+    most = 0 if whole is None else int(whole.max())
+  _warn_of_range(most)
+
+
+def _warn_of_range(most: int) -> None:
+  """Warns once about images of 16 bits with values up to `most`, if these are small."""
+  if not 0 < most < _DARK or _warned.is_set():
+    return
+  _warned.set()
+  bits = most.bit_length()
+  log.warning('An image of 16 bits has values up to %s of 65,535. Its upper 8 bits are used, so it is dark: its levels '
+              'are 0 to %s of 255. If your images have values of %s bits, set data.channels=1, which keeps all bits of '
+              'gray images, or scale them to 16 bits first.', f'{most:,}', most >> 8, bits)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,12 @@
 """Reads the headers of image files before any pixel is decoded: format, size and EXIF orientation.
 
-JPEG, PNG, WebP and BMP headers are parsed here, in microseconds; `decode.py` reads the other formats with Pillow.
+JPEG, PNG, WebP and BMP headers are parsed here, in microseconds; `decode.py` reads the other formats with Pillow. The
+orientation is that of the EXIF block, or without one that of XMP, as Pillow finds it; a PNG may have the EXIF block as
+text, as ImageMagick writes it.
 """
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -15,13 +18,37 @@ MAX_PIXELS = 178_956_970  # twice Pillow's MAX_IMAGE_PIXELS, the size above whic
 ORIENTATION = 0x0112      # EXIF 2.3, table 4
 _SHORT, _LONG = 3, 4      # EXIF types
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # JPEG markers SOF0 to SOF15, which hold the size
-_NO_LENGTH = {0x00, 0x01, *range(0xD0, 0xD9)}        # JPEG markers without a length field
+_MARKER = re.compile(rb'\xff[^\x00\x01\xd0-\xd8\xff]')  # a JPEG marker with a length field, or the end
+_END, _SCAN, _APP1 = 0xD9, 0xDA, 0xE1
+_EXIF, _XMP = b'Exif\0\0', b'http://ns.adobe.com/xap/1.0/\0'
+_TURNED = re.compile(rb'tiff:Orientation(?:="|>)([1-8])')
+_RAW_EXIF, _PNG_XMP = b'Raw profile type exif', b'XML:com.adobe.xmp'  # keywords of texts in a PNG
+_MOST_TEXT = 2**20  # bytes of such a text, as for Pillow
 _PNG = b'\x89PNG\r\n\x1a\n'
 _PNG_PIXELS = (b'IHDR', b'PLTE', b'IDAT', b'IEND')
 _SIGNATURES = ((b'\xff\xd8', 'jpeg'), (_PNG, 'png'), (b'BM', 'bmp'), (b'GIF8', 'gif'), (b'II*\0', 'tiff'),
                (b'MM\0*', 'tiff'), (b'II+\0', 'tiff'), (b'MM\0+', 'tiff'), (b'\0\0\0\x0cjP  ', 'jp2'),
                (b'\xff\x4f\xff\x51', 'jp2'), (b'\xff\x0a', 'jxl'), (b'\0\0\0\x0cJXL ', 'jxl'),
                *((b'P%d' % i, 'ppm') for i in range(1, 7)))
+
+
+class Format(NamedTuple):
+  """A format of image files: its name, and the extensions of its files."""
+  name: str
+  extensions: tuple[str, ...]
+
+
+FORMATS = {
+    'jpeg': Format('JPEG', ('.jpg', '.jpeg', '.jpe', '.jfif', '.mpo')), 'png': Format('PNG', ('.png',)),
+    'webp': Format('WebP', ('.webp',)), 'bmp': Format('BMP', ('.bmp', '.dib')), 'gif': Format('GIF', ('.gif',)),
+    'tiff': Format('TIFF', ('.tif', '.tiff')), 'avif': Format('AVIF', ('.avif', '.avifs')),
+    'jp2': Format('JPEG 2000', ('.jp2', '.j2k', '.j2c', '.jpx')),
+    'ppm': Format('PPM', ('.ppm', '.pgm', '.pbm', '.pnm'))}
+"""The formats that are read, as `detect_format` names them. What is read of a folder or a tar file follows from it."""
+UNREAD = {'heic': Format('HEIC', ('.heic', '.heif')), 'jxl': Format('JPEG XL', ('.jxl',))}
+"""Formats of images that are known but not supported."""
+*_first, _last = (one.name for one in FORMATS.values())
+NAMES = f'{", ".join(_first)} or {_last}'
 _HEIC = {b'heic', b'heix', b'hevc', b'hevx', b'heim', b'heis', b'mif1', b'msf1'}
 
 
@@ -44,7 +71,7 @@ AS_STORED = DecodeOptions()
 
 def decode_options(recipe: schema.Recipe) -> DecodeOptions:
   """Returns the decoding options of a recipe."""
-  return DecodeOptions(recipe.max_image_pixels, recipe.exif_orientation)
+  return DecodeOptions(recipe.max_image_pixels, recipe.upright)
 
 
 class Header(NamedTuple):
@@ -55,7 +82,7 @@ class Header(NamedTuple):
 
 
 def detect_format(encoded: bytes) -> str:
-  """Returns jpeg, png, webp, bmp, gif, tiff, avif, jp2, ppm, heic or jxl; '' if the format is not known."""
+  """Returns the format of a file, a key of `FORMATS` or `UNREAD`; '' if it is not known."""
   if encoded[:4] == b'RIFF' and encoded[8:12] == b'WEBP':
     return 'webp'
   if encoded[4:8] == b'ftyp':
@@ -76,26 +103,34 @@ def check_size(height: int, width: int, options: DecodeOptions) -> None:
 
 def read_jpeg(encoded: bytes) -> Header:
   """Returns the header of a JPEG file. Raises BadImage if there is none."""
-  place, orientation = 2, 0
-  try:
-    while (place := encoded.index(b'\xff', place)) >= 0:
-      while encoded[place] == 0xFF:
-        place += 1
-      marker, place = encoded[place], place + 1
-      if marker in _NO_LENGTH:
-        continue
-      if marker in (0xD9, 0xDA):  # the end, or a scan
-        break
-      if marker in _FRAMES:
-        height, width = struct.unpack_from('>HH', encoded, place + 3)
-        return Header(height, width, orientation or 1)
-      size = struct.unpack_from('>H', encoded, place)[0]
-      if marker == 0xE1 and not orientation and encoded[place + 2:place + 8] == b'Exif\0\0':
-        orientation = read_orientation(encoded[place + 8:place + size])
-      place += size
-  except (ValueError, IndexError, struct.error):
-    pass
+  exif = xmp = b''
+  for marker, place in _jpeg_markers(encoded):
+    if marker in (_END, _SCAN):
+      break
+    if marker in _FRAMES and place + 7 <= len(encoded):
+      height, width = struct.unpack_from('>HH', encoded, place + 3)
+      return Header(height, width, _orientation(exif, xmp))
+    if marker == _APP1:
+      block = encoded[place + 2:place + int.from_bytes(encoded[place:place + 2], 'big')]
+      exif = exif or (block if block.startswith(_EXIF) else b'')
+      xmp = block if block.startswith(_XMP) else xmp
   raise BadImage(f'the JPEG has no frame header in {len(encoded):,} bytes')
+
+
+def has_jpeg_end(encoded: bytes) -> bool:
+  """Returns whether a JPEG is complete: whether its end marker is there, which other bytes may follow.
+
+  Cameras write a video behind the image (motion photos), whose bytes contain each marker by chance. So the markers
+  before it are followed one by one, if the file does not end with one. In the pixels of a scan no marker can occur.
+  """
+  if encoded.endswith(b'\xff\xd9', 4):
+    return True
+  scanned = False
+  for marker, _ in _jpeg_markers(encoded):
+    scanned |= marker == _SCAN
+    if marker == _END:
+      return scanned
+  return False
 
 
 def read_png(encoded: bytes) -> tuple[Header, bytes]:
@@ -106,10 +141,12 @@ def read_png(encoded: bytes) -> tuple[Header, bytes]:
   Raises:
     BadImage: the file is truncated, or a needed chunk does not match its checksum.
   """
-  view, kept, orientation = memoryview(encoded), [_PNG], 1
+  view, kept = memoryview(encoded), [_PNG]
+  blocks: dict[bytes, bytes] = {}
   for kind, start, end in _png_chunks(view):
-    if kind == b'eXIf':
-      orientation = read_orientation(encoded[start + 8:end - 4])
+    if kind in _PNG_BLOCKS:
+      name, block = _png_block(kind, encoded[start + 8:end - 4])
+      blocks[name] = block
     if kind not in _PNG_PIXELS:
       if not kind[0] & 0x20:  # a capital letter marks a critical chunk
         raise BadImage(f'the PNG has an unknown critical chunk {kind!r}')
@@ -120,7 +157,8 @@ def read_png(encoded: bytes) -> tuple[Header, bytes]:
   if kept[1][4:8] != b'IHDR' or len(kept[1]) != 25:
     raise BadImage('the PNG does not start with an IHDR chunk')
   width, height = struct.unpack_from('>II', kept[1], 8)
-  return Header(height, width, orientation), b''.join(kept)
+  exif = blocks[b'eXIf'] if b'eXIf' in blocks else _from_hex(blocks.get(_RAW_EXIF, b''))
+  return Header(height, width, _orientation(exif, blocks.get(_PNG_XMP, b''))), b''.join(kept)
 
 
 def read_png_size(encoded: bytes) -> tuple[int, int]:
@@ -137,7 +175,7 @@ def read_webp(encoded: bytes) -> Header:
     first, body = encoded[12:16], encoded[20:30]
     if first == b'VP8X':
       height, width = (1 + int.from_bytes(body[i:i + 3], 'little') for i in (7, 4))
-      return Header(height, width, _webp_orientation(encoded) if body[0] & 8 else 1)
+      return Header(height, width, _webp_orientation(encoded) if body[0] & 0x0C else 1)  # EXIF or XMP
     if first == b'VP8L' and body[0] == 0x2F:
       bits = struct.unpack_from('<I', body, 1)[0]
       return Header((bits >> 14 & 0x3FFF) + 1, (bits & 0x3FFF) + 1)
@@ -160,10 +198,10 @@ def read_bmp(encoded: bytes) -> Header:
 
 
 def read_orientation(exif: bytes) -> int:
-  """Returns the orientation in an EXIF block that starts with its byte order; 1 if it has no valid one."""
+  """Returns the orientation in an EXIF block from its byte order on: 0 if it has none, 1 if it is not valid."""
   order = {b'II': '<', b'MM': '>'}.get(exif[:2])
   if order is None:
-    return 1
+    return 0
   try:
     start = struct.unpack_from(f'{order}I', exif, 4)[0]
     for entry in range(struct.unpack_from(f'{order}H', exif, start)[0]):
@@ -173,7 +211,15 @@ def read_orientation(exif: bytes) -> int:
         return found if 1 <= found <= 8 else 1
   except struct.error:
     pass
-  return 1
+  return 0
+
+
+def _orientation(exif: bytes, xmp: bytes) -> int:
+  """Returns the orientation of an EXIF block, or else of XMP, 1 to 8; 1 if none has it."""
+  if found := read_orientation(exif.removeprefix(_EXIF).removeprefix(_EXIF)):
+    return found
+  turned = _TURNED.search(xmp)
+  return int(turned[1]) if turned else 1
 
 
 def write_orientation(jpeg: bytes, orientation: int) -> bytes:
@@ -181,6 +227,42 @@ def write_orientation(jpeg: bytes, orientation: int) -> bytes:
   entry = struct.pack('>HHIHxx', ORIENTATION, _SHORT, 1, orientation)
   block = b'Exif\0\0MM\0*' + struct.pack('>IH', 8, 1) + entry + bytes(4)
   return jpeg[:2] + b'\xff\xe1' + struct.pack('>H', 2 + len(block)) + block + jpeg[2:]
+
+
+def _jpeg_markers(encoded: bytes) -> Iterator[tuple[int, int]]:
+  """Yields each marker of a JPEG that has a length, and where that is; after the end marker none."""
+  place, marker = 2, 0
+  while marker != _END and (found := _MARKER.search(encoded, place)):
+    place = found.end()
+    marker = encoded[place - 1]
+    yield marker, place
+    place += int.from_bytes(encoded[place:place + 2], 'big')
+
+
+_PNG_BLOCKS = (b'eXIf', b'tEXt', b'zTXt', b'iTXt')
+
+
+def _png_block(kind: bytes, content: bytes) -> tuple[bytes, bytes]:
+  """Returns keyword and text of a chunk that may have the orientation; of an EXIF chunk its type and content."""
+  if kind == b'eXIf':
+    return kind, content
+  keyword, _, text = content.partition(b'\0')
+  if keyword not in (_RAW_EXIF, _PNG_XMP):
+    return b'', b''
+  is_packed = kind == b'zTXt' or (kind == b'iTXt' and text[:1] == b'\1')
+  text = text[1:] if kind == b'zTXt' else text[2:].split(b'\0', 2)[-1] if kind == b'iTXt' else text
+  try:
+    return keyword, zlib.decompressobj().decompress(text, _MOST_TEXT) if is_packed else text
+  except zlib.error:
+    return keyword, b''
+
+
+def _from_hex(text: bytes) -> bytes:
+  """Returns the block in ImageMagick's form: a line break, its kind, its length, and lines of hexadecimal digits."""
+  try:
+    return bytes.fromhex(b''.join(text.split(b'\n')[3:]).decode('ascii'))
+  except ValueError:
+    return b''
 
 
 def _png_chunks(view: memoryview) -> Iterator[tuple[bytes, int, int]]:
@@ -198,11 +280,12 @@ def _png_chunks(view: memoryview) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _webp_orientation(encoded: bytes) -> int:
-  """Returns the orientation in the EXIF chunk, which follows the pixels."""
-  place = 12
-  while place + 8 <= len(encoded):
+  """Returns the orientation in the chunks of EXIF and XMP, which follow the pixels."""
+  place, end, blocks = 12, min(len(encoded), 8 + int.from_bytes(encoded[4:8], 'little')), {b'EXIF': b'', b'XMP ': b''}
+  while place + 8 <= end:
     size = int.from_bytes(encoded[place + 4:place + 8], 'little')
-    if encoded[place:place + 4] == b'EXIF':
-      return read_orientation(encoded[place + 8:place + 8 + size].removeprefix(b'Exif\0\0'))
+    kind = encoded[place:place + 4]
+    if kind in blocks:
+      blocks[kind] = encoded[place + 8:place + 8 + size]
     place += 8 + size + size % 2
-  return 1
+  return _orientation(blocks[b'EXIF'], blocks[b'XMP '])

@@ -1,19 +1,13 @@
-"""Ways to decode less than a complete JPEG for a random crop; other formats are decoded completely.
+"""Decodes only the crop of a JPEG; other formats are decoded completely.
 
 `open_partial` decodes only the part inside the crop, with nvImageCodec's libjpeg-turbo: the extra `crop` of setup.py.
 It needs no GPU, and gives the same pixels as cropping the decoded image. CMYK and damaged files are decoded by
 `decode.decode`, with the same error messages. `open_fastest` does the same where the library is installed, after it has
 compared pixels of a few pictures on this machine: OpenCV has another build of libjpeg-turbo, and the versions of both
 change independently.
-
-`ReducedOpener` decodes at 1/2, 1/4 or 1/8 of the size where the crop is at least so many times larger than its target.
-libjpeg-turbo then computes smaller inverse transforms of the 8 x 8 blocks (DCT scaling), which average pixels: photos
-of several megapixels are decoded in a fraction of the time. Pixels differ from those of `decode.decode`, so that
-recipes that are to be reproduced do not use it. Crops below twice the target are decoded at full size.
 """
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -35,8 +29,6 @@ from vit_jax.data.image.decode import DecodedImage, Window
 from vit_jax.data.image.headers import AS_STORED, DecodeOptions
 from vit_jax.data.image.opencv import cv2
 
-SCALES = (8, 4, 2)
-"""Divisors of the size that libjpeg can decode at, largest first."""
 FEWEST_COLUMNS = 2
 """That are decoded: libjpeg-turbo smooths colors at half of the size from both sides, and of the first column alone
 from no side, which gives other pixels."""
@@ -62,8 +54,8 @@ class Opened(Protocol):
 Opener = Callable[[bytes | HostArray, DecodeOptions], Opened]
 
 
-class _Jpeg:
-  """A JPEG file that is decoded when its crop is known; `size` is the height and width that crops refer to, px."""
+class PartialJpeg:
+  """A JPEG file of which parts can be decoded; `size` is the height and width that crops refer to, px."""
 
   def __init__(self, encoded: bytes, options: DecodeOptions) -> None:
     """Raises BadImage if the image is too large, or the file is truncated."""
@@ -73,16 +65,6 @@ class _Jpeg:
     self._encoded, self._options, self._stored = encoded, options, (header.height, header.width)
     self._orientation = header.orientation if options.upright else 1
     self.size = self._stored[::-1] if self._orientation >= decode.FIRST_TRANSPOSED else self._stored
-
-  def _cut_decoded(self, window: Window) -> HostArray:
-    return window.cut(decode.decode(self._encoded, self._options))
-
-
-class PartialJpeg(_Jpeg):
-  """A JPEG file of which parts can be decoded."""
-
-  def __init__(self, encoded: bytes, options: DecodeOptions) -> None:
-    super().__init__(encoded, options)
     self._stream = _codec().CodeStream(encoded)
 
   def is_supported(self) -> bool:
@@ -97,7 +79,7 @@ class PartialJpeg(_Jpeg):
     region = codec.Region(top, left, top + height, right)
     image = decoder.decode(self._stream.get_sub_code_stream(region=region), params=params)
     if image is None:
-      return self._cut_decoded(window)
+      return window.cut(decode.decode(self._encoded, self._options))
     return decode.orient(np.asarray(image)[:, :width], self._orientation)
 
   def _in_file(self, window: Window) -> Window:
@@ -222,45 +204,3 @@ def _decoder() -> tuple[Any, Any]:
                       backends=[codec.Backend(codec.BackendKind.CPU_ONLY)]),
         codec.DecodeParams(apply_exif_orientation=False))
   return _thread.decoder
-
-
-class ReducedJpeg(_Jpeg):
-  """A JPEG file whose crops are to be resized to `image_px` (height, width)."""
-
-  def __init__(self, encoded: bytes, options: DecodeOptions, image_px: tuple[int, int]) -> None:
-    super().__init__(encoded, options)
-    self._image_px = image_px
-
-  def cut(self, window: Window) -> HostArray:
-    """Returns the part `[h, w, 3] u8` inside a window of the full size, at the chosen scale.
-
-    Its edges are rounded to a pixel of the reduced image. Raises BadImage as `decode.decode` does.
-    """
-    scale = find_scale(window, self._image_px)
-    if scale == 1:
-      return self._cut_decoded(window)
-    flag = {2: cv2.IMREAD_REDUCED_GRAYSCALE_2, 4: cv2.IMREAD_REDUCED_GRAYSCALE_4, 8: cv2.IMREAD_REDUCED_GRAYSCALE_8}
-    image = cv2.imdecode(np.frombuffer(self._encoded, np.uint8),  # the flag of the color decides the number of channels
-                         flag[scale] | cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
-    if image is None:
-      return self._cut_decoded(window)
-    top, left = round(window.top / scale), round(window.left / scale)
-    bottom, right = round((window.top + window.height) / scale), round((window.left + window.width) / scale)
-    return decode.orient(image, self._orientation)[top:bottom, left:right]
-
-
-def find_scale(window: Window, image_px: tuple[int, int]) -> int:
-  """Returns the largest of `SCALES` at which the window still has the pixels of its target in both directions; or 1."""
-  return next((n for n in SCALES if window.height >= n * image_px[0] and window.width >= n * image_px[1]), 1)
-
-
-@dataclasses.dataclass(frozen=True)
-class ReducedOpener:
-  """Opens images whose crops become `image_px` (height, width); pickles."""
-  image_px: tuple[int, int]
-
-  def __call__(self, image: bytes | HostArray, options: DecodeOptions = AS_STORED) -> DecodedImage | ReducedJpeg:
-    """Returns a JPEG that is decoded when a crop of it is known; else decodes the image now."""
-    if isinstance(image, bytes) and decode.is_jpeg(image):
-      return ReducedJpeg(image, options, self.image_px)
-    return decode.open_image(image, options)

@@ -16,19 +16,19 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.config import schema
-from vit_jax.core import retrying
+from vit_jax.core import failures
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch, HostArray
-from vit_jax.data.files import access
 from vit_jax.data.image import decode as decoding
-from vit_jax.data.image import geometry
+from vit_jax.data.image import geometry, headers
 from vit_jax.data.image.decode import DAMAGE, Window
-from vit_jax.data.image.headers import MAX_PIXELS, BadImage, decode_options
-from vit_jax.data.source import Source, find_origin
+from vit_jax.data.image.headers import AS_STORED, MAX_PIXELS, BadImage, decode_options
+from vit_jax.data.source import Source, find_origin, read_one
 
 IGNORED = -1
 """The class of pixels that are not counted."""
 FORMATS = ('PNG', 'TIFF', 'BMP', 'GIF')  # without loss
+EXTENSIONS = tuple(ending for kind in FORMATS for ending in headers.FORMATS[kind.lower()].extensions)
 _MODES = {'1', 'L', 'P', 'I', *('I;16', 'I;16L', 'I;16B', 'I;16N')}
 
 
@@ -74,6 +74,7 @@ def decode(encoded: bytes, *, size: tuple[int, int] | None = None) -> HostArray:
         raise BadMask(f'expected at most {MAX_PIXELS:,} pixels, got {height * width:,}')
       if size not in (None, (height, width)):
         raise WrongSize((height, width))
+      decoding.check_tiles(image, AS_STORED)
       return np.asarray(image).astype(np.int32)
   except BadMask:
     raise
@@ -172,8 +173,8 @@ class MaskedImages:
     origin, row = find_origin(self.source, index)
     image_name, mask_name = origin.describe(row), origin.describe_mask(row)  # type: ignore[attr-defined]
     try:
-      record = retrying.retried(lambda: self.source[index], f'reading {image_name}')
-      image = decoding.as_rgb(record.image, decode_options(self.recipe))
+      record = failures.retried(lambda: read_one(self.source, index), f'reading {image_name}')
+      image = decoding.decode(record.image, decode_options(self.recipe))
       assert record.mask is not None
       mask = classes(decode(record.mask, size=(image.shape[0], image.shape[1])), self.values)
     except WrongSize as error:
@@ -186,7 +187,7 @@ class MaskedImages:
       raise UserError(f'{image_name}: expected an image, got a file that cannot be decoded ({error}). Replace it, or '
                       'remove it with its mask.') from error
     except (OSError, MemoryError) as error:
-      raise access.unreadable(error, image_name) from error
+      raise failures.unreadable(error, image_name) from error
     return image, mask
 
   def stride(self, axis: int) -> int:

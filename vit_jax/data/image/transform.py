@@ -48,7 +48,7 @@ class TrainTransform:
                                     image_px=self.image_px, rng=rng)
       return {'image': image, 'box': box, **host_labels(record, self.max_labels)}
     if recipe.crop is schema.Crop.RESIZE:
-      image, box = geometry.fit(decode.as_rgb(record.image, options), recipe=recipe, image_px=self.image_px)
+      image, box = geometry.fit(decode.decode(record.image, options), recipe=recipe, image_px=self.image_px)
     else:
       stored = self.open_image(record.image, options)
       window = crops.draw(recipe, stored.size, rng)
@@ -90,7 +90,7 @@ class ViewsTransform:
   2104.14294): `views_global [2, H, W, 3] u8`, `views_local [V, h, w, 3] u8`, `label`.
 
   With `views.gram_scale` above 1 also `views_gram [2, H', W', 3] u8`: the global crops at a larger size, with the same
-  flips and colors; sigma of the blur is the same number of pixels.
+  flips and, with `views.gram_colors`, the same colors; sigma of the blur is the same number of pixels.
 
   Each view: random crop, resize, flip, color jitter, grayscale, blur, solarize, in this order. The two global views
   differ in how often they are blurred and solarized.
@@ -99,12 +99,13 @@ class ViewsTransform:
   image_px: tuple[int, int]
 
   def __call__(self, record: Record, rng: np.random.Generator) -> Example:
-    stored, views = decode.as_rgb(record.image, decode_options(self.recipe)), self.recipe.views
+    stored, views = decode.decode(record.image, decode_options(self.recipe)), self.recipe.views
     both, copies = [], []
     for kind in (FIRST, SECOND):
       cut = self._cut(stored, rng, kind=kind)
       if views.gram_scale > 1:  # with random numbers of its own, the same ones
-        copies.append(self._seen(cut, copy.deepcopy(rng), kind=kind, px=views.gram_px(self.image_px)))
+        copies.append(self._seen(cut, copy.deepcopy(rng), kind=kind, px=views.gram_px(self.image_px),
+                                 colored=views.gram_colors))
       both.append(self._seen(cut, rng, kind=kind, px=self.image_px))
     example: Example = {'views_global': np.stack(both), 'label': np.int32(record.label)}
     if copies:
@@ -125,13 +126,16 @@ class ViewsTransform:
                           tries=recipe.crop_tries, covered=recipe.crop_covered)
     return window.cut(stored)
 
-  def _seen(self, cut: HostArray, rng: np.random.Generator, *, kind: int, px: tuple[int, int]) -> HostArray:
-    """Returns a crop after resizing, flip and colors."""
+  def _seen(self, cut: HostArray, rng: np.random.Generator, *, kind: int, px: tuple[int, int],
+            colored: bool = True) -> HostArray:
+    """Returns a crop after resizing, flip and, if `colored`, colors."""
     recipe, views = self.recipe, self.recipe.views
     image = geometry.resize(cut, px, antialias=recipe.antialias, interpolation=recipe.interpolation,
                             truncate=recipe.truncate)
     if recipe.flip and rng.random() < 0.5:
       image = np.ascontiguousarray(geometry.flip(image))
+    if not colored:
+      return image
     image = colors.jitter(image, views.jitter, rng)
     if rng.random() < views.grayscale:
       image = colors.grayscale(image)
@@ -155,10 +159,10 @@ class EvalTransform:
       image, box = channels.fit(channels.read(record.image, recipe.channels, options), recipe=recipe,
                                 image_px=self.image_px)
     elif recipe.eval_native_patch:
-      image, grid = native.fit(decode.as_rgb(record.image, options), recipe=recipe, image_px=self.image_px)
+      image, grid = native.fit(decode.decode(record.image, options), recipe=recipe, image_px=self.image_px)
       return {'image': image, 'grid': grid, 'box': WHOLE, **host_labels(record, self.max_labels)}
     else:
-      image, box = geometry.fit(decode.as_rgb(record.image, options), recipe=recipe, image_px=self.image_px)
+      image, box = geometry.fit(decode.decode(record.image, options), recipe=recipe, image_px=self.image_px)
     return {'image': image, 'box': box, **host_labels(record, self.max_labels)}
 
 
@@ -171,21 +175,19 @@ def train_transform(recipe: schema.Recipe, image_px: tuple[int, int], *, decode:
   px = image_px[0], image_px[1]
   if recipe.views.on:
     return ViewsTransform(recipe, px)
-  opener = _opener(decode, recipe, px)
+  opener = _opener(decode, recipe)
   if num_tokens:
     return NativeTransform(recipe, num_tokens, opener, max_labels)
   return TrainTransform(recipe, px, opener, max_labels)
 
 
-def _opener(choice: schema.Decode, recipe: schema.Recipe, image_px: tuple[int, int]) -> jpeg.Opener:
+def _opener(choice: schema.Decode, recipe: schema.Recipe) -> jpeg.Opener:
   """Returns the function that opens images for a recipe."""
   match choice:
     case schema.Decode.AUTO:
       return decode.open_image if recipe.crop is schema.Crop.RESIZE else jpeg.open_fastest
     case schema.Decode.FULL:
       return decode.open_image
-    case schema.Decode.REDUCED:
-      return jpeg.ReducedOpener(image_px)
     case schema.Decode.CROP:
       jpeg.check_installed()
       return jpeg.open_partial
@@ -248,7 +250,7 @@ def host_labels(record: Record, max_labels: int) -> Example:
   """
   if not max_labels:
     return {'label': np.int32(record.label)}
-  labels = (record.label,) if record.labels is None else record.labels
+  labels = record.labels
   if len(labels) > max_labels:
     raise UserError(f'data.max_labels: expected at least {len(labels)}, the number of labels of one image, got '
                     f'{max_labels}. Set it to the largest number of labels of an image.')
@@ -280,5 +282,5 @@ def eval_summary(recipe: schema.Recipe, image_px: tuple[int, int]) -> dict[str, 
   interpolation, antialias = geometry.eval_resampling(recipe)
   return {'geometry': recipe.eval_geometry.value, 'resize_px': recipe.eval_resize_px, 'image_px': list(image_px),
           'interpolation': interpolation.value, 'antialias': antialias, 'truncate': recipe.truncate,
-          'mean': list(recipe.mean), 'std': list(recipe.std), 'exif_orientation': recipe.exif_orientation,
+          'mean': list(recipe.mean), 'std': list(recipe.std), 'exif_orientation': recipe.upright,
           **({'native_patch': recipe.eval_native_patch} if recipe.eval_native_patch else {})}

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import collections
 import difflib
+import itertools
 import os
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Collection, Sequence
 
-import numpy as np
-
+from vit_jax.core import documents
+from vit_jax.core.documents import shown
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import json_fields, ranges
-from vit_jax.data.files.json_fields import shown
-from vit_jax.data.source import Relabeled, Source
+from vit_jax.data import storage
+from vit_jax.data.files import user_files
+from vit_jax.data.source import Part, Parts, Source
 
 Targets = tuple[tuple[int, ...], ...]
 """For each class of a source, the classes of the network that count as correct."""
@@ -31,15 +33,45 @@ MOST_CLASSES = 100_000
 """Classes that a description may list for fewer images than classes: 4 times those of ImageNet-21k."""
 
 
+def ordered(names: Collection[str], recorded: Sequence[str] = ()) -> tuple[str, ...]:
+  """Returns names in the order of classes: numbers by their value, as they are class numbers; others by their text.
+
+  `recorded` has the classes of a run that resumes: if they are the same names, their order stays.
+
+  Raises:
+    UserError: names are the same number, such as `1` and `01`.
+  """
+  if sorted(recorded) == sorted(names):
+    return tuple(recorded)
+  if not all(map(_is_number, names)):
+    return tuple(sorted(names))
+  found = sorted(names, key=lambda name: (int(name), name))
+  if twice := [name for pair in itertools.pairwise(found) if int(pair[0]) == int(pair[1]) for name in pair]:
+    raise UserError('classes of the data: expected a number of its own for each class, got names for one number: '
+                    f'{_some(list(dict.fromkeys(twice)))}. Give the images of a class one name.')
+  return tuple(found)
+
+
+def numbered(names: Sequence[str]) -> tuple[int, ...]:
+  """Returns the numbers that all names are, if these are 0 to one less than the number of names; else ()."""
+  numbers = tuple(int(name) for name in names) if all(map(_is_number, names)) else ()
+  return numbers if sorted(numbers) == list(range(len(names))) else ()
+
+
+def composed(name: str) -> str:
+  """Returns a name in the Unicode form NFC: file systems and archives of macOS store names in another one."""
+  return unicodedata.normalize('NFC', name)
+
+
 def check_text(names: Sequence[str], *, where: str) -> None:
   """Raises UserError if a name is not text, such as a folder's name in another encoding than UTF-8."""
   for name in names:
-    if not json_fields.is_clean(name):
+    if not documents.is_clean(name):
       raise UserError(f'{where}: expected names of classes in UTF-8, without control characters, got {shown(name)}. '
                       'Rename the class.')
 
 
-def from_json(listed: json_fields.Field, *, num_examples: int) -> tuple[str, ...]:
+def from_json(listed: documents.Field, *, num_examples: int) -> tuple[str, ...]:
   """Returns the names of classes in a description of `num_examples` images.
 
   Raises:
@@ -54,14 +86,16 @@ def from_json(listed: json_fields.Field, *, num_examples: int) -> tuple[str, ...
 def read(path: str, *, setting: str = 'data.classes') -> tuple[str, ...]:
   """Returns the classes that a file lists, in order; `setting` is the setting or flag that gives the path.
 
+  Classes may share a name, as `crane` and `maillot` of ImageNet do; a class of the data that is called so is refused
+  by `match`.
+
   Raises:
-    UserError: the file cannot be read, is empty, or lists a class twice.
+    UserError: the file cannot be read, or is empty.
   """
   names = tuple(_lines(path, f'{setting}={path}'))
-  twice = _repeated(names)
-  if twice or not names:
-    raise UserError(f'{setting}={path}: expected one line for each class, in the order of the outputs, got '
-                    + (f'{_some(twice)} twice.' if twice else 'no class.'))
+  if not names:
+    raise UserError(f'{setting}={path}: expected one line for each class, in the order of the outputs, got no class. '
+                    'Write the names into the file.')
   return names
 
 
@@ -77,16 +111,19 @@ def match(own: Sequence[str], names: Sequence[str], *, where: str) -> tuple[int,
   for i, name in enumerate(names):
     for key in _parts(name):
       places.setdefault(key, set()).add(i)
-  complete = {_key(name): i for i, name in enumerate(names)}
-  found = [{complete[key]} if (key := _key(name)) in complete else places.get(key, set()) for name in own]
+  complete: dict[str, set[int]] = {}
+  for i, name in enumerate(names):
+    complete.setdefault(_key(name), set()).add(i)
+  found = [complete.get(key := _key(name)) or places.get(key, set()) for name in own]
   missing = [name for name, at in zip(own, found, strict=True) if not at]
   several = [name for name, at in zip(own, found, strict=True) if len(at) > 1]
   if missing or several:
     problems = [f'{len(missing)} of {len(own)} that are not there: {_some(missing)}'] if missing else []
     problems += [f'{len(several)} that match several: {_some(several)}'] if several else []
+    alike = ' Of lines that are alike, make each one different.' if several and _repeated(names) else ''
     raise UserError(f'classes of the data: expected classes of {where}, got ' + '; '.join(problems)
-                    + f'. It has {len(names)} lines such as {json_fields.describe(names[0])}. Name the folders by '
-                    'complete lines, their first words, or the rest of the lines.')
+                    + f'. It has {len(names)} lines such as {documents.describe(names[0])}. Name the folders by '
+                    f'complete lines, their first words, or the rest of the lines.{alike}')
   return tuple(next(iter(at)) for at in found)
 
 
@@ -115,7 +152,7 @@ def find(names: Sequence[str], named: int | str, *, count: int) -> int:
     return found[0]
   several = ', '.join(f'{i} ({shown(names[i])})' for i in found[:_SHOWN])
   near = [] if found else difflib.get_close_matches(wanted, sorted(set().union(*called)), n=3)
-  raise UserError(f'class: expected a number or the name of one class, got {json_fields.describe(named)}, the name of '
+  raise UserError(f'class: expected a number or the name of one class, got {documents.describe(named)}, the name of '
                   f'{len(found) or "none"}' + (f': {several}' if several else '') + '.'
                   + ('' if names else ' These weights have no class names; set them with classes=FILE.')
                   + (f' Did you mean {_some(near)}?' if near else
@@ -128,7 +165,7 @@ def renumbered(source: Source, names: tuple[str, ...], *, where: str) -> Source:
   Raises:
     UserError: `names` does not have one of its classes.
   """
-  return Relabeled(source, np.array(match(source.class_names, names, where=where), np.int32), tuple(names))
+  return Parts([Part(source, labels=match(source.class_names, names, where=where))], class_names=tuple(names))
 
 
 def map_classes(own: Sequence[str], network: Sequence[str], *, path: str, where: str) -> Targets:
@@ -159,7 +196,7 @@ def _from_file(own: Sequence[str], network: Sequence[str], path: str) -> Targets
   listed = read_map(path)
   if unknown := sorted(set(listed) - set(own)):
     raise UserError(f'{path}: expected classes of the source, which has {len(own)} such as '
-                    f'{json_fields.describe(own[0])}, got {len(unknown)} others: {_some(unknown)}.')
+                    f'{documents.describe(own[0])}, got {len(unknown)} others: {_some(unknown)}.')
   wanted = list(dict.fromkeys(name for names in listed.values() for name in names))
   numbers = {name: int(name) for name in wanted if _is_number(name) and int(name) < len(network)}
   by_name = [name for name in wanted if name not in numbers]
@@ -176,12 +213,12 @@ def read_map(path: str) -> dict[str, tuple[str, ...]]:
   lines = _lines(path, path)
   if lines and lines[0].startswith('{'):
     advice = 'Write {"alarm_clock": "analog clock; digital clock"}.'
-    found = json_fields.parse('\n'.join(lines), path, expected='JSON', advice=advice)
+    found = documents.field('\n'.join(lines), path, expected='JSON', advice=advice)
     entries = [(name, value.text()) for name, value in found.fields()]
   else:
     if wrong := [line for line in lines if ':' not in line]:
       raise UserError(f'{path}: expected lines such as `alarm_clock: n02708093; n03196217`, got '
-                      f'{json_fields.describe(wrong[0])}. Correct the line.')
+                      f'{documents.describe(wrong[0])}. Correct the line.')
     entries = [(name.strip(), rest.strip()) for name, _, rest in (line.partition(':') for line in lines)]
   twice = _repeated([name for name, _ in entries])
   if twice or not entries:
@@ -193,11 +230,11 @@ def read_map(path: str) -> dict[str, tuple[str, ...]]:
 def _lines(path: str, what: str) -> list[str]:
   """Returns the lines of a text file, stripped, without empty lines and comments."""
   found = []
-  for number, line in enumerate(ranges.read_text(os.path.expanduser(path), what).splitlines(), 1):
+  for number, line in enumerate(user_files.split_lines(storage.read_text(os.path.expanduser(path), what)), 1):
     if line.strip() and not line.lstrip().startswith('#'):
-      if not json_fields.is_clean(line.strip()) or len(line) > _LINE:
+      if not documents.is_clean(line.strip()) or len(line) > _LINE:
         raise UserError(f'{what}, line {number:,}: expected at most {_LINE:,} characters, none of them control '
-                        f'characters, got {json_fields.describe(line)}. Correct the line.')
+                        f'characters, got {documents.describe(line)}. Correct the line.')
       found.append(line.strip())
   return found
 
@@ -217,8 +254,8 @@ def _parts(name: str) -> set[str]:
 
 
 def _key(name: str) -> str:
-  return name.strip().casefold().replace('_', ' ')
+  return composed(name.strip().casefold().replace('_', ' '))
 
 
 def _some(names: Sequence[str]) -> str:
-  return json_fields.listed(names, _SHOWN)
+  return documents.listed(names, _SHOWN)

@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vit_jax.core import documents
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.files import json_fields, user_files
+from vit_jax.data.files import user_files
 from vit_jax.data.source import Source, find_origin
 
 NUM_IMAGES, NUM_CLASSES = 50_000, 1_000
@@ -43,12 +44,12 @@ def read(path: str) -> Labels:
   Raises:
     UserError: it cannot be read, or has other content.
   """
-  found = json_fields.read(path, expected='real.json of the authors of ImageNet-ReaL', advice='Download it from '
+  found = documents.read(path, expected='real.json of the authors of ImageNet-ReaL', advice='Download it from '
                            'github.com/google-research/reassessed-imagenet.').value
   is_valid = isinstance(found, list) and len(found) == NUM_IMAGES and all(
       isinstance(one, list) and all(type(c) is int and 0 <= c < NUM_CLASSES for c in one) for one in found)
   if not is_valid:
-    size = f'{len(found):,} entries' if isinstance(found, list) else json_fields.describe(found)
+    size = f'{len(found):,} entries' if isinstance(found, list) else documents.describe(found)
     raise UserError(f'{path}: expected a list of {NUM_IMAGES:,} lists of classes from 0 to {NUM_CLASSES - 1}, got '
                     f'{size}. Download real.json again.')
   return tuple(tuple(one) for one in found)
@@ -72,7 +73,7 @@ def read_predictions(path: str) -> HostArray:
   Raises:
     UserError: it cannot be read, a line has another form, or an image is missing or listed twice.
   """
-  lines = user_files.read_text(path, path).splitlines()
+  lines = user_files.split_lines(documents.read_text(path, path))
   found = np.full(NUM_IMAGES, -1)
   for at, line in enumerate(lines, 1):
     number, words = _NUMBER.search(line), line.replace(',', ' ').split()
@@ -140,7 +141,7 @@ def file_name(source: Source, index: int) -> str:
   if features is None:
     return source.describe(index)
   record = features(index)
-  name = next((record[key] for key in _NAMES if key in record), b'')
+  [name] = next((record[key][:1] for key in _NAMES if record.get(key)), [b''])
   return name.decode(errors='replace') if isinstance(name, bytes) else str(name)
 
 
@@ -150,11 +151,11 @@ def _own(stored: Source, index: int, source: Source) -> tuple[int, ...]:
   if FEATURE not in record:
     raise UserError(f'{source.name}: expected the feature {FEATURE}, which it does not have. Use '
                     'tfds:imagenet2012_real, or set evals.….labels=real.json with the validation images.')
-  found = np.atleast_1d(record[FEATURE])
-  if found.dtype.kind != 'i' or not all(0 <= c < NUM_CLASSES for c in found):
+  found = record[FEATURE]
+  if not all(isinstance(c, int) and 0 <= c < NUM_CLASSES for c in found):
     raise UserError(f'{source.name}: expected classes from 0 to {NUM_CLASSES - 1} in the feature {FEATURE}, got '
                     f'others in {source.describe(index)}. Prepare the dataset again.')
-  return tuple(int(c) for c in found)
+  return tuple(found)
 
 
 if __name__ == '__main__':

@@ -13,19 +13,27 @@ work for every kind. Only the module of the kind in use is imported.
 """
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
-from collections.abc import Callable, Collection
+import logging
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from vit_jax.config import schema
-from vit_jax.core import implementation
+from vit_jax.core import documents, implementation
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import ranges
+from vit_jax.data import storage
 from vit_jax.data.files.user_files import Rules
+from vit_jax.data.formats import mixture, pseudo
+from vit_jax.data.image.headers import BadImage
 from vit_jax.data.labels import classes
-from vit_jax.data.source import Source, has_masks, most_labels
-from vit_jax.data.sources import mixture, pseudo, splits
+from vit_jax.data.source import UNLABELED, Source, first_label, has_masks, origins, title
+from vit_jax.data.sources import splits
+
+log = logging.getLogger('vit_jax.data')
 
 
 class Kind(NamedTuple):
@@ -34,22 +42,27 @@ class Kind(NamedTuple):
   opener: str
 
 
-_HERE, _HUB = 'vit_jax.data.sources', 'hf:'
+_HERE, _THERE, _HUB = 'vit_jax.data.formats', 'vit_jax.data.sources', 'hf:'
 KINDS = {
     'digits': Kind('digits', f'{_HERE}.builtin:digits_opener'),
     'synthetic': Kind('synthetic', f'{_HERE}.builtin:synthetic_opener'),
     'folder': Kind('folder:PATH', f'{_HERE}.folder:opener'),
     'tfds': Kind('tfds:NAME[/CONFIG][:VERSION]', f'{_HERE}.tfds:opener'),
     'vtab': Kind('vtab:TASK', f'{_HERE}.vtab:opener'),
-    'array_record': Kind('array_record:DIR', f'{_HERE}.prepared:opener'),
-    'wds': Kind('wds:PATH', f'{_HERE}.wds:opener'),
+    'array_record': Kind('array_record:DIR', f'{_HERE}.array_record:opener'),
+    'wds': Kind('wds:PATH', f'{_HERE}.tar:opener'),
     'tfrecord': Kind('tfrecord:PATH', f'{_HERE}.tfrecord:opener'),
     'parquet': Kind('parquet:PATH', f'{_HERE}.parquet:opener'),
     'hf': Kind('hf:OWNER/NAME[@REVISION][/SUBSET]', f'{_HERE}.hf:opener'),
-    'masks': Kind('masks:PATH, masks:tfds:NAME[/CONFIG][:VERSION]', f'{_HERE}.masked:opener'),
+    'masks': Kind('masks:PATH, masks:tfds:NAME[/CONFIG][:VERSION]', f'{_HERE}.masks:opener'),
 }
 FORMS = f'{", ".join(kind.forms for kind in KINDS.values())}, mix:WEIGHT*SOURCE,WEIGHT*SOURCE, MODULE:WHERE of your own'
-Opener = Callable[[str, schema.Data, tuple[int, int]], Callable[[str], Source]]
+Opener = Callable[..., Callable[[str], Source]]
+_SORTED = ('folder', 'wds', 'tfrecord', 'parquet', 'hf')
+"""Kinds whose classes are sorted if they are names; their `opener` takes the `order` of a run that resumes."""
+_NUMBERED = ('digits', 'synthetic', 'tfds', 'vtab')
+"""Kinds of datasets that number their classes themselves."""
+_LOOKED_AT = 1_000  # labels that show whether there are several classes
 
 
 class Sources(NamedTuple):
@@ -59,17 +72,17 @@ class Sources(NamedTuple):
   class_names: tuple[str, ...]
 
 
-def open_sources(data: schema.Data, *, image_px: tuple[int, int]) -> Sources:
-  """Opens the training and the evaluation split of `data`.
+def open_sources(data: schema.Data, *, image_px: tuple[int, int], order: Sequence[str] = ()) -> Sources:
+  """Opens the training and the evaluation split of `data`; `order` has the classes of a run that resumes.
 
   Raises:
     UserError: the source, a split or a class is missing, or `data.num_classes` has another value.
   """
-  train = check_labels(open_split(data, data.train_split, image_px=image_px), data)
+  train = check_labels(open_split(data, data.train_split, image_px=image_px, order=order), data)
   if has_masks(train):
     raise UserError(f'data.source: expected images with classes to train on, got {train.name}, whose images have '
                     'masks. Set it as the source of an evaluation: --config.evals.NAME.source.')
-  evaluation = check_labels(open_split(data, data.eval_split, image_px=image_px), data)
+  evaluation = check_labels(open_split(data, data.eval_split, image_px=image_px, order=order), data)
   if data.num_classes not in (0, len(train.class_names)):
     raise UserError(f'data.num_classes: expected {len(train.class_names)}, the number of classes of {train.name}, got '
                     f'{data.num_classes}. Set it to that, or to 0, which uses the number of the source.')
@@ -84,26 +97,46 @@ def open_unlabeled(data: schema.Data, *, image_px: tuple[int, int]) -> Source:
   return open_split(own, data.pseudo.split, image_px=image_px)
 
 
-def open_split(data: schema.Data, split: str, *, image_px: tuple[int, int]) -> Source:
+def open_split(data: schema.Data, split: str, *, image_px: tuple[int, int], order: Sequence[str] = ()) -> Source:
   """Opens one split of `data` by its name or slice; of a mixture, that of each of its sources.
+
+  `order` has the classes of a run that resumes: classes that would be sorted keep this order if they are the same ones.
 
   Raises:
     UserError: the source or the split is missing, the classes of a mixture differ, or the name of a class is not text.
   """
-  ranges.configure(ranges.Settings.of(data))
-  source = _open(data, split, image_px=image_px)
+  storage.configure(storage.Settings.of(data))
+  source = _open(data, split, image_px=image_px, order=order)
   classes.check_text(source.class_names, where=source.name)
   return source
 
 
-def _open(data: schema.Data, split: str, *, image_px: tuple[int, int]) -> Source:
+def open_every(data: schema.Data, *, image_px: tuple[int, int], setting: str) -> Source:
+  """Opens all images of a source; of one with splits `train`, with a line of the log that names the others.
+
+  `setting` names splits. Errors are those of `open_split`.
+  """
+  try:
+    return open_split(data, splits.ALL, image_px=image_px)
+  except splits.NoSplit as error:
+    if others := [name for name in error.known if name != 'train']:
+      log.warning('%s: only the split train is read; left out: %s. Set %s to read another one.', data.source,
+                  documents.listed(others, 20), setting)
+  except UserError:  # of a source of one's own, perhaps as it does not know this split
+    pass
+  return open_split(data, 'train', image_px=image_px)
+
+
+def _open(data: schema.Data, split: str, *, image_px: tuple[int, int], order: Sequence[str] = ()) -> Source:
   kind, _, where = data.source.partition(':')
   if kind == 'mix' and where:
     terms = mixture.parse(where)
-    found = [_open(dataclasses.replace(data, source=term.source), split, image_px=image_px) for term in terms]
+    found = [_open(dataclasses.replace(data, source=term.source), split, image_px=image_px, order=order)
+             for term in terms]
     return mixture.mix(found, [term.weight for term in terms], name=f'{data.source}/{split}',
                        separate=data.mix_classes is schema.MixClasses.SEPARATE)
-  source = splits.select(find_opener(data.source)(where, data, image_px), split)
+  more = {'order': order} if kind in _SORTED else {}
+  source = splits.select(find_opener(data.source)(where, data, image_px, **more), split)
   if not data.classes or has_masks(source):
     return source
   return classes.renumbered(source, classes.read(data.classes), where=f'data.classes={data.classes}')
@@ -125,7 +158,7 @@ def pin(source: str, known: Collection[str] = ()) -> str:
                                           for one in mixture.parse(each.partition(':')[2])]
     return 'mix:' + ','.join(f'{term.weight:g}*{pin(term.source, inner)}' for term in terms)
   if source.startswith(_HUB):
-    from vit_jax.data.sources import hf
+    from vit_jax.data.formats import hf
     return f'{_HUB}{hf.pin(where, known)}'
   return source
 
@@ -141,7 +174,8 @@ def find_opener(source: str) -> Opener:
   if name == 'mix' or not (where if kind is None else bool(where) is (':' in kind.forms)):
     raise UserError(f'{expected}{_nearest_kind(name)}')
   try:
-    found: Opener = implementation.load(kind.opener if kind else f'{name}:opener')
+    found: Opener = (implementation.load(kind.opener) if kind else
+                     implementation.load(f'{name}:opener', from_command_line=implementation.is_from_command_line(name)))
   except UserError as error:
     if kind:
       raise
@@ -155,16 +189,61 @@ def _nearest_kind(name: str) -> str:
   return f' Did you mean {KINDS[near[0]].forms}?' if near else ''
 
 
+def check_learnable(source: Source, *, what: str) -> Source:
+  """Returns the source; `what` learns from its classes, for messages.
+
+  Raises:
+    UserError: all images have one class, or the layout of the files says that their classes are something else.
+  """
+  name, stored = title(source), origins(source)[0]
+  if source.class_names == UNLABELED:
+    found = getattr(stored, 'found', str)()
+    raise UserError(f'data.source: expected images with labels for {what}, got {name}, whose images have none. {found}'
+                    + ' ' * bool(found) + 'Set data.label_column if they have labels elsewhere, or train a '
+                    'self-supervised objective.')
+  if doubt := getattr(stored, 'doubt', ''):
+    raise UserError(doubt)
+  if len(source.class_names) < 2 or (not source.most_labels and not _has_several(source)):
+    first = source.class_names[0] if len(source.class_names) < 2 else source.class_names[first_label(source, 0)]
+    raise UserError(f'data.source: expected images of at least two classes for {what}, got {name}, whose '
+                    f'{len(source):,} images all have the class {documents.describe(first)}, such as '
+                    f'{source.describe(0)}. Use data with a folder or a label for each class.')
+  return source
+
+
+def _has_several(source: Source) -> bool:
+  """Returns whether images have different classes, as far as labels that are spread over the source show."""
+  places = np.unique(np.linspace(0, len(source) - 1, min(len(source), _LOOKED_AT)).astype(int)).tolist()
+  found = set[int]()
+  for index in places[:1] + places[:0:-1]:
+    with contextlib.suppress(BadImage, OSError):  # damaged examples are reported where they are read
+      found.add(first_label(source, index))
+    if len(found) > 1:
+      return True
+  return not found or len(places) == 1
+
+
+def is_order_known(class_names: Sequence[str], data: schema.Data) -> bool:
+  """Returns whether the order of classes says which one is which output of weights that do not name theirs.
+
+  It does if a file or the dataset lists them, and if they are numbers from 0; not if they are in the order of names.
+  """
+  kind = data.source.partition(':')[0]
+  return (bool(data.classes) or kind in _NUMBERED or classes.numbered(class_names) == tuple(range(len(class_names)))
+          or (kind != 'folder' and tuple(class_names) != classes.ordered(class_names)))
+
+
 def check_labels(source: Source, data: schema.Data) -> Source:
   """Returns the source.
 
   Raises:
     UserError: its images have several labels, or more than `data.max_labels`.
   """
-  most = most_labels(source)
+  most = source.most_labels
   if most and (not data.max_labels or most > data.max_labels):
     expected = f'at least {most}' if most > 0 else 'a number'
+    none = ', as images without a label have none of the classes' if most == 1 else ''
     raise UserError(f'data.max_labels: expected {expected}, the largest number of labels of an image of {source.name}, '
                     f'got {data.max_labels}. Set it, and for training objective.loss=sigmoid, so that the classes of '
-                    'an image do not exclude each other.')
+                    f'an image do not exclude each other{none}.')
   return source

@@ -11,21 +11,23 @@ import hashlib
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
 
+from vit_jax.core import documents
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.files import json_fields
-from vit_jax.data.source import ConcatSource, Part, Source, title
+from vit_jax.data.source import Part, Parts, Source, title
 
 log = logging.getLogger('vit_jax.data')
 
 SYNONYMS = ('val', 'valid', 'validation')
 NAMES = ('train', *SYNONYMS, 'test')
 """Splits that a folder may have."""
+ALL = 'all'
+"""Every image of a source without splits, a part of which is held out in training."""
 SETTINGS = 'data.train_split, data.eval_split, or the split of the evaluation'
 """The settings that name splits; a job with a flag for it replaces this in messages."""
 _BOUND = r'-?\d[\d_]*%?'
@@ -33,7 +35,8 @@ _TERM = re.compile(rf'\s*(?P<name>[\w.-]+)\s*(\[\s*(?P<lower>{_BOUND})?\s*:\s*(?
 
 
 class NoSplit(UserError):
-  """A source has no split of this name."""
+  """A source has no split of this name; `known` has its splits, () if they are not known."""
+  known: tuple[str, ...] = ()
 
 
 class Term(NamedTuple):
@@ -90,53 +93,53 @@ def resolve(name: str, known: Iterable[str], *, source: str) -> str:
     if other in names:
       return other
   if name == 'test' and (validation := [n for n in SYNONYMS if n in names]):
-    _warn_of_validation(source, validation[0])
+    _warn_of_validation(source, *validation)
     return validation[0]
   near = difflib.get_close_matches(name, names, n=1)
   hint = f' Did you mean {near[0]}?' if near else ''
-  raise NoSplit(f'split of {source}: expected one of {json_fields.listed(names, 20)}, got {name!r}.{hint} '
-                f'Change {SETTINGS}.')
+  error = NoSplit(f'split of {source}: expected one of {documents.listed(names, 20)}, got {name!r}.{hint} '
+                  f'Change {SETTINGS}.')
+  error.known = tuple(names)
+  raise error
 
 
 @functools.cache
-def _warn_of_validation(source: str, split: str) -> None:
+def _warn_of_validation(source: str, split: str, *others: str) -> None:
   """Warns once of each source, which a run opens several times."""
-  log.warning('%s has no split test; using %s instead.', source, split)
+  log.warning('%s has no split test; using %s instead%s.', source, split,
+              f'; not read: {documents.listed(others, 3)}' if others else '')
 
 
 def resolve_part(name: str, *, source: str) -> str:
-  """Returns `train` or `test` for the name of a split of a source without splits, a part of which is held out.
+  """Returns `train`, `test` or `all` for the name of a split of a source without splits, of which `test` is held out.
 
   Raises:
     NoSplit: there is no such split.
   """
-  return resolve('test' if name in SYNONYMS else name, ('train', 'test'), source=source)
+  return ALL if name == ALL else resolve('test' if name in SYNONYMS else name, ('train', 'test'), source=source)
 
 
 def select(open_named: Callable[[str], Source], split: str) -> Source:
   """Opens `split` (such as `train[:800]+val[:200]`), given what opens complete splits."""
   terms = parse(split)
-  parts = [Part(source, *bounds(term, len(source)))
+  parts = [Part(source, range(*bounds(term, len(source))))
            for term in terms for source in [open_named(term.name)]]
   if len(parts) == 1 and not (terms[0].lower or terms[0].upper):
     return parts[0].source
   where = parts[0].source.name.rpartition('/')[0]
   is_part = title(parts[0].source) != parts[0].source.name  # `where` has no folders for splits
-  return ConcatSource(parts, name=f'{where}/{split}', title=f'{where}, split {split}' if is_part else '')
+  return Parts(parts, name=f'{where}/{split}', title=f'{where}, split {split}' if is_part else '')
 
 
 def part_title(where: str, split: str, holdout: float) -> str:
-  """Returns what a person reads of `train` or `test`, where a fraction of the images is held out as `test`."""
+  """Returns what a person reads of `train`, `test` or `all`, where a fraction of the images is held out as `test`."""
+  if split == ALL:
+    return where
   return f'{where}, {"all but the" if split == "train" else "the"} {100 * holdout:.3g} % held out'
 
 
-def scattered(names: Sequence[str], *, seed: int) -> list[int]:
-  """Returns the positions of `names` in an order that depends only on the names and `seed`, with mixed classes."""
-  return scattered_paths((name.encode(errors='surrogateescape') for name in names), len(names), seed=seed).tolist()
-
-
-def scattered_paths(paths: Iterable[bytes], count: int, *, seed: int) -> HostArray:
-  """Returns the positions of `count` paths in that order, `[count] i64`."""
+def scattered(paths: Iterable[bytes], count: int, *, seed: int) -> HostArray:
+  """Returns the positions of `count` paths, `[count] i64`, in an order that depends only on them and the seed."""
   start = f'{seed}/'.encode()
   keys = (int.from_bytes(hashlib.blake2b(start + path, digest_size=8).digest(), 'big') for path in paths)
   return np.argsort(np.fromiter(keys, np.uint64, count), kind='stable')

@@ -9,23 +9,23 @@ import abc
 import dataclasses
 import pathlib
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.config.schema import TextRule, Tokens
+from vit_jax.core import streams
 from vit_jax.core.errors import UserError
+from vit_jax.core.streams import Stream
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.image.transform import Example, Shapes
-from vit_jax.data.source import UNLABELED, Source, find_origin, title
-from vit_jax.data.text import encoded
+from vit_jax.data.source import UNLABELED, Source, find_origin, first_label, has_captions, origins, title
 from vit_jax.data.text import prompts as prompting
+from vit_jax.data.text import stored
 from vit_jax.data.text import tokenizer as tokenizers
-from vit_jax.data.text.encoded import Encoding
-from vit_jax.data.text.tokenizer import Tokenizer, frame
-
-_DRAW = 6  # separates the random stream of a seed; `pipeline/order.py` and `sources/mixture.py` have the others
+from vit_jax.data.text.stored import Encoding
+from vit_jax.data.text.tokenizer import Tokenizer
 
 
 def shapes(length: int) -> Shapes:
@@ -35,47 +35,63 @@ def shapes(length: int) -> Shapes:
 
 def draw(seed: int, num: int, index: int, epoch: int) -> int:
   """Returns which of `num` texts of an example is taken in an epoch."""
-  return 0 if num == 1 else int(np.random.SeedSequence([_DRAW, seed, index, epoch]).generate_state(1)[0]) % num
-
-
-class AnyTexts(Protocol):
-  """The texts of the examples of a source, as the loader takes them."""
-
-  @property
-  def digest(self) -> str:
-    """Appended to the digest of the source."""
-    ...
-
-  @property
-  def shapes(self) -> Shapes:
-    """The arrays that a text adds to an example."""
-    ...
-
-  def add(self, example: Example, index: int, position: int) -> Example:
-    """Returns a decoded example with its text. Raises BadImage if it has no usable text."""
-    ...
-
-  def sample(self) -> str:
-    """Returns a text as the tower reads it, for a person; '' if there is none that can be shown."""
-    ...
+  return streams.choice(Stream.CAPTIONS, seed, index, epoch, num=num)
 
 
 @dataclasses.dataclass(frozen=True)
 class Texts(abc.ABC):
-  """The texts of the examples of a source; pickles to few bytes.
+  """The texts of the examples of a source, of which each is added to its image; pickles to few bytes.
 
   source: of the images.
-  tokenizer, rule: of the texts.
+  length: of the ids of a text.
   seed: of the draw among several texts of an image.
   """
   source: Source
-  tokenizer: Tokenizer
-  rule: TextRule
+  length: int
   seed: int
 
+  @property
   @abc.abstractmethod
-  def of(self, index: int, label: int) -> Sequence[str]:
-    """Returns all texts of an example, not simplified. Raises BadImage if it has none that can be used."""
+  def digest(self) -> str:
+    """Appended to the digest of the source."""
+
+  @property
+  def shapes(self) -> Shapes:
+    """The arrays that a text adds to an example."""
+    return shapes(self.length)
+
+  def add(self, example: Example, index: int, position: int) -> Example:
+    """Returns a decoded example with its text for this position in the order of training.
+
+    Raises:
+      BadImage: it has no usable text.
+    """
+    found = self.of(index, int(example['label']))
+    chosen = found[draw(self.seed, len(found), index, position // len(self.source))]
+    ids, mask = self.encode(chosen)
+    return {**example, 'text': ids[0], 'text_mask': mask[0]}
+
+  @abc.abstractmethod
+  def of(self, index: int, label: int) -> Sequence[Any]:
+    """Returns all texts of an example, as `encode` takes them. Raises BadImage if it has none that can be used."""
+
+  @abc.abstractmethod
+  def encode(self, text: Any) -> tokenizers.Tokens:
+    """Returns the ids of one text, `[1, N]`."""
+
+  @abc.abstractmethod
+  def sample(self) -> str:
+    """Returns a text as the tower reads it, for a person; '' if there is none that can be shown."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Written(Texts):
+  """Texts that a run encodes itself.
+
+  tokenizer, rule: of the texts.
+  """
+  tokenizer: Tokenizer
+  rule: TextRule
 
   @property
   @abc.abstractmethod
@@ -84,85 +100,58 @@ class Texts(abc.ABC):
 
   @property
   def digest(self) -> str:
-    """Appended to the digest of the source."""
     return f' texts={self.tokenizer.digest} {self.rule.value} {self.identity}'
 
-  @property
-  def shapes(self) -> Shapes:
-    return shapes(self.tokenizer.length)
-
-  def add(self, example: Example, index: int, position: int) -> Example:
-    """Returns a decoded example with its text for this position in the order of training.
-
-    Raises:
-      BadImage: it has no usable text.
-    """
-    texts = self.of(index, int(example['label']))
-    chosen = draw(self.seed, len(texts), index, position // len(self.source))
-    ids, mask = self.tokenizer([prompting.simplify(texts[chosen], self.rule)])
-    return {**example, 'text': ids[0], 'text_mask': mask[0]}
+  def encode(self, text: str) -> tokenizers.Tokens:
+    return self.tokenizer([prompting.simplify(text, self.rule)])
 
   def sample(self) -> str:
-    """Returns a text of the first example; '' if it has none."""
     try:
-      return prompting.simplify(self.of(0, self.source.label(0))[0], self.rule)
+      return prompting.simplify(self.of(0, first_label(self.source, 0))[0], self.rule)
     except (BadImage, OSError):  # the loader counts and reports it
       return ''
 
 
 @dataclasses.dataclass(frozen=True)
-class Captions(Texts):
+class Captions(Written):
   """The captions that a source stores with its images."""
 
   @property
   def identity(self) -> str:
-    column = getattr(find_origin(self.source, 0)[0], 'caption_column', '')
+    column = getattr(origins(self.source)[0], 'caption_column', '')
     return f'captions {column}' if column else 'captions'
 
   def of(self, index: int, label: int) -> Sequence[str]:
-    stored, place = find_origin(self.source, index)
-    if not has_captions(stored):
-      raise UserError(f'objective.prompts: expected a template for the names of classes, got {""!r}, which takes '
-                      f'captions, and {title(stored)} has none. Set it, or give captions: by data.caption_column of a '
-                      'source with columns, in captions_train.jsonl of a folder.')
-    found: Sequence[str] = stored.captions(place)  # type: ignore[attr-defined]
-    if not found:
+    if not (found := self.source.captions(index)):
       raise BadImage('the example: expected a caption, got an empty text')
     return found
 
 
 @dataclasses.dataclass(frozen=True)
-class EncodedCaptions:
-  """The captions of a prepared dataset, as ids that are stored there; as `Texts`. Pickles to few bytes."""
-  source: Source
+class EncodedCaptions(Texts):
+  """The captions of a prepared dataset, as ids that are stored there."""
   encoding: Encoding
-  length: int
-  seed: int
 
   @property
   def digest(self) -> str:
     own = ' '.join(map(str, self.encoding.to_json().values()))
     return f' texts=encoded {self.length} {own}'
 
-  @property
-  def shapes(self) -> Shapes:
-    return shapes(self.length)
+  def of(self, index: int, label: int) -> Sequence[Sequence[int]]:
+    origin, place = find_origin(self.source, index)
+    found: list[list[int]] = origin.token_ids(place)  # type: ignore[attr-defined]
+    return found
 
-  def add(self, example: Example, index: int, position: int) -> Example:
-    """Returns a decoded example with one of its captions for this position, as `Texts.add`."""
-    stored, place = find_origin(self.source, index)
-    rows, e = stored.token_ids(place), self.encoding  # type: ignore[attr-defined]
-    row = rows[draw(self.seed, len(rows), index, position // len(self.source))]
-    ids, mask = frame([row], family=e.tokens.value, length=self.length, special=(e.start, e.end, e.pad))
-    return {**example, 'text': ids[0], 'text_mask': mask[0]}
+  def encode(self, text: Sequence[int]) -> tokenizers.Tokens:
+    e = self.encoding
+    return tokenizers.frame([text], family=e.tokens.value, length=self.length, special=(e.start, e.end, e.pad))
 
   def sample(self) -> str:
-    """Returns '', since only the ids of tokens are stored."""
-    return ''
+    return ''  # only the ids of tokens are stored
 
 
 @dataclasses.dataclass(frozen=True)
-class Prompts(Texts):
+class Prompts(Written):
   """Templates with the names of the classes; the first of several synonyms."""
   words: tuple[str, ...] = ()
   templates: tuple[str, ...] = ()
@@ -177,21 +166,16 @@ class Prompts(Texts):
     return prompting.build([self.words[label]], self.templates, TextRule.NONE)[0]
 
 
-def has_captions(source: Source) -> bool:
-  """Returns whether a stored source has captions."""
-  return hasattr(source, 'captions') and bool(getattr(source, 'caption_column', True))
-
-
-def open_texts(source: Source, text: schema.Text, *, prompts: str, names: str, seed: int) -> Texts | EncodedCaptions:
+def open_texts(source: Source, text: schema.Text, *, prompts: str, names: str, seed: int) -> Texts:
   """Returns the texts of a source, of its captions, or with `prompts` of the names of its classes.
 
   Raises:
     UserError: it has neither, there is no tokenizer, or captions were encoded by another one.
   """
-  stored = find_origin(source, 0)[0] if len(source) else source
-  if not prompts and (encoding := getattr(stored, 'encoding', None)):
-    encoded.check(encoding, text, title(stored))
-    return EncodedCaptions(source, encoding, text.length, seed)
+  origin = origins(source)[0]
+  if not prompts and (encoding := getattr(origin, 'encoding', None)):
+    stored.check(encoding, text, title(origin))
+    return EncodedCaptions(source, text.length, seed, encoding)
   if text.tokens is not Tokens.BYTES and not text.tokenizer:
     raise UserError('objective.text.tokenizer: expected the file of a tokenizer, got none. Set it, or '
                     'objective.text.tokens=bytes, which needs none.')
@@ -200,12 +184,15 @@ def open_texts(source: Source, text: schema.Text, *, prompts: str, names: str, s
       pathlib.Path(), family, given=text.tokenizer, source='objective.text')
   made = Tokenizer(path, family=family, length=text.length)
   made.check(text.vocabulary, 'objective.text.vocabulary')
-  common = (source, made, prompting.rule_of(family) if text.text_rule is TextRule.AUTO else text.text_rule, seed)
+  rule = prompting.rule_of(family) if text.text_rule is TextRule.AUTO else text.text_rule
+  common = (source, text.length, seed, made, rule)
   if not prompts:
-    found = Captions(*common)
-    if not has_captions(find_origin(source, 0)[0]):
-      found.of(0, -1)  # raises
-    return found
+    for one in origins(source):
+      if not has_captions(one):
+        raise UserError(f'objective.prompts: expected a template for the names of classes, got {""!r}, which takes '
+                        f'captions, and {title(one)} has none. Set it, or give captions: by data.caption_column of a '
+                        'source with columns, in captions_train.jsonl of a folder.')
+    return Captions(*common)
   if source.class_names == UNLABELED:
     raise UserError(f"objective.prompts: expected '' with {title(source)}, whose images have no classes, got "
                     f'{prompts!r}. Leave it out to train on captions.')

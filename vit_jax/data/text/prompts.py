@@ -10,15 +10,14 @@ import collections
 import difflib
 import functools
 import importlib.resources
-import json
 import os
 import re
 import string
 from collections.abc import Sequence
 
 from vit_jax.config.schema import TextRule
+from vit_jax.core import documents
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import json_fields
 from vit_jax.data.labels import classes, imagenet
 from vit_jax.data.text.tokenizer import SIGLIP
 
@@ -37,7 +36,7 @@ _NEAR = .75  # of `imagenet` and `clip_imagenet`, by difflib
 @functools.cache
 def template_sets() -> dict[str, tuple[str, ...]]:
   """Returns the lists of templates by name."""
-  content = json.loads(importlib.resources.files(__package__).joinpath('templates.json').read_text())
+  content = documents.parse(importlib.resources.files(__package__).joinpath('templates.json').read_bytes())
   return {name: tuple(found) for name, found in content.items() if name != 'source'}
 
 
@@ -144,12 +143,12 @@ def check_names(names: Sequence[str]) -> None:
   if len(names) > classes.MOST_CLASSES:
     raise UserError(f'names: expected at most {classes.MOST_CLASSES:,} names, got {len(names):,}. Pass fewer names.')
   for place, name in enumerate(names, 1):
-    if not name.strip() or len(name) > _NAME or not json_fields.is_clean(name):
+    if not name.strip() or len(name) > _NAME or not documents.is_clean(name):
       raise UserError(f'names: expected 1 to {_NAME:,} characters without control characters for each name, got '
-                      f'{json_fields.describe(name)} as number {place:,} of {len(names):,}. Correct the name.')
+                      f'{documents.describe(name)} as number {place:,} of {len(names):,}. Correct the name.')
   counts = collections.Counter(name.strip() for name in names)
   if twice := [name for name, count in counts.items() if count > 1]:
-    raise UserError(f'names: expected each name once, got {json_fields.listed(twice, 5)} twice. Remove the others.')
+    raise UserError(f'names: expected each name once, got {documents.listed(twice, 5)} twice. Remove the others.')
 
 
 def simplify(text: str, rule: TextRule, *, keep: str = '') -> str:

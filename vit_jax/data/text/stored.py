@@ -1,15 +1,32 @@
-"""Captions as sources store them: bytes or texts, one or several for an image."""
+"""Captions as sources store them: one or several texts for an image, and in prepared datasets also ids of tokens.
+
+With ids, training needs no tokenizer. The ids of a caption are those of its pieces, all of them and without special
+tokens: a run cuts and pads them to the length of its text tower. How they were made is stored once, in `info.json`.
+"""
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+import hashlib
+import itertools
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from vit_jax.config import schema
+from vit_jax.config.schema import TextRule, Tokens
+from vit_jax.core import documents
+from vit_jax.core.errors import UserError
 from vit_jax.data.image.headers import BadImage
+from vit_jax.data.text import prompts, tokenizer
+from vit_jax.data.text.tokenizer import Tokenizer
 
 MOST_BYTES = 2**20
 """Size above which the captions of an image cannot be used."""
 NAMES = ('caption', 'captions', 'text', 'texts')
 """Usual names of columns with captions."""
+CAPTIONS, IDS, ENDS = 'captions', 'tokens', 'token_ends'
+"""Features of a record: the texts, the ids of all of them, and the end of each."""
+_NUM_DIGITS = 16
 
 
 def texts(values: Iterable[Any], where: str) -> tuple[str, ...]:
@@ -42,3 +59,96 @@ def field(value: Any, path: Sequence[str]) -> list[Any]:
   for part in path:
     value = value.get(part) if isinstance(value, dict) else None
   return value if isinstance(value, list) else [value]
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoding:
+  """How captions were encoded.
+
+  tokens: the family of the tokenizer.    rule: how texts were simplified first; not AUTO.
+  tokenizer: identity of its file (`file_digest`).
+  start, end, pad: ids of the special tokens of the family.
+  """
+  tokens: Tokens
+  rule: TextRule
+  tokenizer: str
+  start: int
+  end: int
+  pad: int
+
+  def to_json(self) -> dict[str, str | int]:
+    return {**dataclasses.asdict(self), 'tokens': self.tokens.value, 'rule': self.rule.value}
+
+
+def from_json(found: documents.Field) -> Encoding:
+  """Returns the encoding that a file describes. Raises UserError if a field is missing or wrong."""
+  tokens, rule = found.field('tokens'), found.field('rule')
+  for field, kind in ((tokens, Tokens), (rule, TextRule)):
+    if field.text() not in [one.value for one in kind]:
+      raise field.error(f'one of {", ".join(one.value for one in kind)}')
+  start, end, pad = (found.field(name).whole(0, 2**31 - 1) for name in ('start', 'end', 'pad'))
+  return Encoding(Tokens(tokens.text()), TextRule(rule.text()), found.field('tokenizer').text(), start, end, pad)
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoder:
+  """Encodes captions for a prepared dataset. Pickles to few bytes."""
+  tokenizer: Tokenizer
+  encoding: Encoding
+
+  def features(self, captions: Sequence[str]) -> dict[str, list[bytes] | list[int]]:
+    """Returns the features of a record. Raises BadImage if there are no captions."""
+    if not captions:
+      raise BadImage('the example: expected a caption, got none')
+    ids = [self.tokenizer.pieces(prompts.simplify(text, self.encoding.rule)) for text in captions]
+    return {CAPTIONS: [text.encode() for text in captions], IDS: list(itertools.chain(*ids)),
+            ENDS: list(itertools.accumulate(map(len, ids)))}
+
+
+def open_encoder(tokens: Tokens, file: str, rule: TextRule) -> Encoder:
+  """Returns what encodes captions with the tokenizer in `file`, which is '' for bytes.
+
+  Raises:
+    UserError: the tokenizer cannot be read.
+  """
+  path = None if tokens is Tokens.BYTES else tokenizer.find(
+      pathlib.Path(), tokens.value, given=file, source='--tokens')
+  made = Tokenizer(path, family=tokens.value, length=schema.Text().length)
+  start, end, pad = made.special
+  own = prompts.rule_of(tokens.value) if rule is TextRule.AUTO else rule
+  return Encoder(made, Encoding(tokens, own, file_digest(path), start, end, pad))
+
+
+def file_digest(path: pathlib.Path | None) -> str:
+  """Returns the identity of the file of a tokenizer; that of bytes, which have none, is the same everywhere."""
+  return hashlib.sha256(path.read_bytes() if path else b'').hexdigest()[:_NUM_DIGITS]
+
+
+def check(encoding: Encoding, text: schema.Text, where: str) -> None:
+  """Checks that a run reads texts as the dataset at `where` stores them.
+
+  Raises:
+    UserError: the family, the rule or the tokenizer differs.
+  """
+  rule = prompts.rule_of(text.tokens.value) if text.text_rule is TextRule.AUTO else text.text_rule
+  for name, own, given in (('tokens', encoding.tokens, text.tokens), ('text_rule', encoding.rule, rule)):
+    if own is not given:
+      raise UserError(f'objective.text.{name}: expected {own.value}, with which the captions of {where} were encoded, '
+                      f'got {given.value}. Set it, or prepare the dataset again.')
+  if text.tokenizer:
+    path = tokenizer.find(pathlib.Path(), text.tokens.value, given=text.tokenizer, source='objective.text')
+    if (digest := file_digest(path)) != encoding.tokenizer:
+      raise UserError(f'objective.text.tokenizer: expected the file with the SHA-256 {encoding.tokenizer}…, with which '
+                      f'the captions of {where} were encoded, got {path} with {digest}…. Set the same file, or prepare '
+                      'the dataset again.')
+  if (highest := max(encoding.start, encoding.end, encoding.pad)) >= text.vocabulary:
+    raise UserError(f'objective.text.vocabulary: expected more than {highest:,}, the id of a special token in {where}, '
+                    f'got {text.vocabulary:,}. Set it to the number of tokens of the tokenizer.')
+
+
+def ids(found: Mapping[str, Sequence[int]], where: str) -> list[list[int]]:
+  """Returns the ids of each caption of a record. Raises BadImage if they do not fit together."""
+  every, ends = list(found.get(IDS, ())), [0, *found.get(ENDS, ())]
+  if len(ends) < 2 or ends[-1] != len(every) or any(a > b for a, b in itertools.pairwise(ends)):
+    raise BadImage(f'the record: expected the ids of captions in {where}, got damaged ones')
+  return [every[a:b] for a, b in itertools.pairwise(ends)]

@@ -11,14 +11,15 @@ whether they add them:
 """
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.core import extras, json_text, os_errors
+from vit_jax.core import documents, extras, failures
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 
@@ -27,7 +28,7 @@ FAMILIES = (CLIP, SIGLIP, TIPS, BYTES)
 FILES = {CLIP: ('tokenizer.json', 'vocab.json'), SIGLIP: ('spiece.model', 'tokenizer.json', 'tokenizer.model'),
          TIPS: ('tokenizer.model', 'tokenizer.json'), BYTES: ()}
 """Names of tokenizer files by family, the first found is used. `vocab.json` needs `merges.txt` beside it."""
-_MOST_BYTES = 2**28  # 8 times the largest one, of 256,000 pieces
+_MOST_BYTES = documents.MAX_BYTES  # twice the largest one, of 256,000 pieces
 _CLIP_WORDS = (r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+")
 """How CLIP splits texts: a fact of its vocabulary."""
 
@@ -173,8 +174,7 @@ def _read(path: pathlib.Path) -> _Encoder:
   except UserError:
     raise
   except OSError as error:
-    raise os_errors.kind(error)(f'{path}: expected a tokenizer, got {error.strerror or "a file that cannot be read"}. '
-                                'Check the path.') from error
+    raise failures.unreadable(error, str(path)) from error
   except Exception as error:  # `tokenizers` raises the bare class for a damaged file
     raise UserError(f'{path}: expected a tokenizer, got a damaged file: {ascii(str(error))[1:-1][:200]}. Fetch it '
                     'again.') from error
@@ -197,17 +197,35 @@ def _sentencepiece(path: pathlib.Path) -> _Encoder:
 
 def _tokenizers(path: pathlib.Path) -> _Encoder:
   found = open_file(path)
-  return _Encoder(lambda text: list(found.encode(text, add_special_tokens=False).ids), found.token_to_id)
+
+  def ids(text: str) -> list[int]:
+    with _no_panic(path):
+      return list(found.encode(text, add_special_tokens=False).ids)
+
+  return _Encoder(ids, found.token_to_id)
+
+
+@contextlib.contextmanager
+def _no_panic(path: pathlib.Path) -> Iterator[None]:
+  """Converts a panic of the package `tokenizers`, which is no `Exception`: a pattern that takes too long to match."""
+  try:
+    yield
+  except BaseException as error:
+    if type(error).__name__ != 'PanicException':
+      raise
+    raise UserError(f'{path}: expected patterns that split texts, got one that fails: {ascii(str(error))[1:-1][:200]}. '
+                    'Use the file that was published with the weights.') from None
 
 
 def open_file(path: pathlib.Path) -> Any:
   """Returns a tokenizer of the package `tokenizers`, which neither pads nor cuts texts. Raises as `_read`."""
   import tokenizers
   try:
-    json_text.parse(path.read_bytes())
+    documents.parse(path.read_bytes())
   except ValueError as error:
     raise UserError(f'{path}: expected a tokenizer as JSON, got {error}. Fetch it again.') from None
-  found: Any = _clip_bpe(path) if path.name == 'vocab.json' else tokenizers.Tokenizer.from_file(str(path))
+  with _no_panic(path):
+    found: Any = _clip_bpe(path) if path.name == 'vocab.json' else tokenizers.Tokenizer.from_file(str(path))
   found.no_padding()
   found.no_truncation()
   return found

@@ -1,23 +1,21 @@
 """Attention by kernels that are written for one kind of device, the choice of one, and the devices that each runs on.
 
   cudnn: the fused kernel of cuDNN, for NVIDIA GPUs. It works on an even number of tokens, but not on `n · 128 + 64`.
-  splash: jax's kernel in Pallas, for TPUs. It works on blocks whose sides are multiples of 128 tokens; segment ids
-    separate those that fill the last block from the others.
   fused: the project's kernel in Pallas (`fused.py`), for TPUs from v4 on. It works on whole images.
 
-None keeps the weights for the backward pass: all compute them again, splash and cuDNN from what softmax divided by.
-With `Remat.NAMES` splash saves its result and that, and fused its result; what cuDNN would save has no name, so its
-forward pass runs twice.
+None keeps the weights for the backward pass: both compute them again, cuDNN from what softmax divided by. With
+`Remat.NAMES` fused saves its result; what cuDNN would save has no name, so its forward pass runs twice.
 
 XLA cannot partition a kernel for several devices, so that each device runs it on its own images and heads. Knows
 nothing of parameters, positions or dropout.
 """
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple, assert_never
+from typing import assert_never
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +23,10 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
 from vit_jax.config import kernels, schema
-from vit_jax.config.kernels import HOPPER, LEAST_CAPABILITY, OLD_TPUS
+from vit_jax.config.kernels import HOPPER, LEAST_CAPABILITY
 from vit_jax.config.schema import AttentionKernel, checks
 from vit_jax.config.schema.vit import OLD_CUDNN_WIDTH
-from vit_jax.core import lazy, numerics
+from vit_jax.core import numerics
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array
 from vit_jax.models.kernels import attend as by_xla
@@ -36,15 +34,8 @@ from vit_jax.models.kernels import fused_attention
 from vit_jax.models.kernels.shards import dividing, log_once
 from vit_jax.models.kernels.tiles import LANES
 
-if TYPE_CHECKING:
-  from jax.experimental.pallas.ops.tpu import splash_attention
-else:
-  splash_attention = lazy.Module('jax.experimental.pallas.ops.tpu.splash_attention')
-
 log = logging.getLogger('vit_jax.models')
 
-MOST_TOKENS = 1_024
-"""Of a side of splash's blocks; such blocks compile for v4, v5e, v5p and v6e, in bf16 and f32 (libtpu 0.0.52)."""
 HEAD_AXES = ('tensor',)
 """Mesh axes that heads are split over."""
 
@@ -52,12 +43,13 @@ HEAD_AXES = ('tensor',)
 _by_xla = jax.jit(by_xla.attend, inline=True)  # traced once for each shape and mesh
 
 
-def attend(query: Array, key: Array, value: Array, *, kernel: AttentionKernel) -> Array:
-  """Equal to `attend.plain_attend` up to rounding; reverse-mode differentiation only.
+def attend(query: Array, key: Array, value: Array, *, kernel: AttentionKernel, num_keys: int = 0) -> Array:
+  """Equal to `attend.plain_attend` of the first `num_keys` keys up to rounding; reverse-mode differentiation only.
 
   A kernel is used where the current mesh is of devices that it is for. Elsewhere, and without a mesh, as for single
   images, exported networks and initial parameters, XLA's form is used.
   """
+  assert num_keys in (0, key.shape[1]) or padded_tokens(kernel, num_keys) == key.shape[1], (kernel, num_keys, key.shape)
   if numerics.mesh_platform() != kernel.platform:
     return _by_xla(query, key, value)
   match kernel:
@@ -67,9 +59,7 @@ def attend(query: Array, key: Array, value: Array, *, kernel: AttentionKernel) -
       if wrong_text := kernels.half_tile_problem(key.shape[1]):
         log_once(f'attention.kernel=cudnn does not apply, and XLA computes attention: {wrong_text}.')
         return _by_xla(query, key, value)
-      return on_each_device(cudnn, query, key, value)
-    case AttentionKernel.SPLASH:
-      return on_each_device(splash, query, key, value)
+      return on_each_device(functools.partial(cudnn, num_keys=num_keys), query, key, value)
     case AttentionKernel.FUSED:
       shape = fused_attention.Shape(*query.shape[1:])
       if key.shape != query.shape or not is_fused(kernel, shape, query.dtype):
@@ -129,14 +119,25 @@ def attend_projected(inputs: tuple[Array, ...], biases: Array, *, heads: int) ->
                        check_vma=False)(query, key, value, biases)
 
 
-def cudnn(query: Array, key: Array, value: Array) -> Array:
+def padded_tokens(kernel: AttentionKernel, num_tokens: int) -> int:
+  """Number of tokens with those that fill them up for a kernel on the devices of the current mesh."""
+  is_used = kernel is AttentionKernel.CUDNN and numerics.mesh_platform() == kernel.platform
+  return num_tokens + (num_tokens % 2 if is_used and not kernels.half_tile_problem(num_tokens) else 0)
+
+
+def cudnn(query: Array, key: Array, value: Array, *, num_keys: int = 0) -> Array:
   """`[B, Q, A, K]` queries to `[B, M, A, K]` keys and values, bf16, on one GPU; `[B, Q, A, K]`.
 
   jax 0.10.2 refuses the gradient for odd numbers of tokens (197 with the class token), which cuDNN itself does not: it
-  mistakes a placeholder for a bias. They are made even; the kernel gets the number of keys that count.
+  mistakes a placeholder for a bias. They are made even; the kernel gets the number of keys that count. The gradients of
+  the other keys and values are zero.
+
+  Args:
+    query, key, value: of the images and heads of one GPU.
+    num_keys: the first so many keys count; 0 = all of them.
   """
-  num_images, num_queries, num_keys = query.shape[0], query.shape[1], key.shape[1]
-  lengths = None if num_keys % 2 == 0 else jnp.full(num_images, num_keys, jnp.int32)
+  num_images, num_queries, num_keys = query.shape[0], query.shape[1], num_keys or key.shape[1]
+  lengths = None if num_keys == key.shape[1] and num_keys % 2 == 0 else jnp.full(num_images, num_keys, jnp.int32)
   mixed_BQAK = jax.nn.dot_product_attention(_even(query), _even(key), _even(value), key_value_seq_lengths=lengths,
                                             implementation='cudnn')
   return mixed_BQAK[:, :num_queries]
@@ -145,49 +146,6 @@ def cudnn(query: Array, key: Array, value: Array) -> Array:
 def _even(x: Array) -> Array:
   """`[B, M, A, K]` with a token of zeros more if M is odd."""
   return jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0)))
-
-
-def splash(query: Array, key: Array, value: Array, *, interpret: bool = False) -> Array:
-  """`[B, Q, A, K]` queries to `[B, M, A, K]` keys and values, on one TPU; `[B, Q, A, K]`.
-
-  `interpret` runs the kernel's Python on any device, slowly.
-  """
-  num_queries, num_heads = query.shape[1:3]
-  q, m = blocks(num_queries), blocks(key.shape[1])
-  sizes = splash_attention.BlockSizes(block_q=q.side, block_kv=m.side, block_q_dkv=q.side, block_kv_dkv=m.side,
-                                      use_fused_bwd_kernel=True)
-  mask = splash_attention.MultiHeadMask([splash_attention.FullMask((q.tokens, m.tokens))] * num_heads)
-  run = splash_attention.make_splash_mha(mask, block_sizes=sizes, head_shards=1, q_seq_shards=1,
-                                         residual_checkpoint_name='attention', interpret=interpret)
-  ids = None
-  if m.tokens > key.shape[1]:
-    ids = splash_attention.SegmentIds(_is_filling(q, num_queries), _is_filling(m, key.shape[1]))
-  mixed_BAQK = jax.vmap(lambda *each: run(*each, segment_ids=ids))(
-      _filled(by_xla.scaled(query), q), _filled(key, m), _filled(value, m))
-  return mixed_BAQK[:, :, :num_queries].transpose(0, 2, 1, 3)
-
-
-class Blocks(NamedTuple):
-  """Side of a block, and tokens of all blocks together."""
-  side: int
-  tokens: int
-
-
-def blocks(num_tokens: int) -> Blocks:
-  """The fewest blocks of splash that hold so many tokens, and of those the smallest."""
-  count = -(-num_tokens // MOST_TOKENS)
-  side = -(-num_tokens // (count * LANES)) * LANES
-  return Blocks(side, count * side)
-
-
-def _filled(x: Array, to: Blocks) -> Array:
-  """`[B, M, A, K]` to `[B, A, all tokens, K]`, with zeros at the end."""
-  return jnp.pad(x.transpose(0, 2, 1, 3), ((0, 0), (0, 0), (0, to.tokens - x.shape[1]), (0, 0)))
-
-
-def _is_filling(to: Blocks, num_tokens: int) -> Array:
-  """`[all tokens]` i32: 1 for those that only fill blocks. They attend to each other; the result is cut off."""
-  return (jnp.arange(to.tokens) >= num_tokens).astype(jnp.int32)
 
 
 def on_each_device(form: Callable[[Array, Array, Array], Array], query: Array, key: Array, value: Array) -> Array:
@@ -239,11 +197,7 @@ def _capability(mesh: Mesh | AbstractMesh) -> float:
 def _device_problems(name: str, model: schema.ViT, kind: str, capability: float) -> Iterator[str]:
   kernel, own, width = model.attention.kernel, f'{name}.attention.kernel', model.width // model.heads
   advice = f'Set {own}=xla.'
-  if kernel is AttentionKernel.SPLASH:
-    if model.dtype is schema.DType.BF16 and any(old in kind.lower() for old in OLD_TPUS):
-      yield checks.problem(own, f'xla with dtype=bfloat16 on {kind}, as Pallas multiplies bf16 only from v4 on',
-                           kernel, advice)
-  elif capability < LEAST_CAPABILITY:
+  if capability < LEAST_CAPABILITY:
     yield checks.problem(own, f'xla on {kind}, as cuDNN needs compute capability {LEAST_CAPABILITY} (Ampere), '
                          f'not {capability:.1f}', kernel, advice)
   elif capability < HOPPER and width > OLD_CUDNN_WIDTH:

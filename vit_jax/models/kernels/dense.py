@@ -6,7 +6,9 @@ program is lowered for one:
   CPU: rows first, `[rows, in]` times `[in, out]`. Autodiff gives the gradient of a stack of layers through transposed
     copies of the residual gradient; XLA's CPU compiler fuses these copies into all their users and so computes the sum
     over the later layers again in each of them, which halves the speed of training. Here nothing is transposed.
-  elsewhere: axes as they are. A TPU lays out the last two axes in tiles, of which a number of tokens is rarely a
+  GPU: rows first, too. cuBLAS adds a bias, and computes GELU, within a product only where the bias is a vector; and it
+    lays the arrays between the blocks out as they are, where XLA would transpose them before and after each norm.
+  TPU: axes as they are. A TPU lays out the last two axes in tiles, of which a number of tokens is rarely a
     multiple: to join images and tokens into rows, and to part them again, is then a copy each time.
   TPU, where several products have one input (`shared`): it is an array of its own. The compiler would compute the norm
     before them again in each product, forward and backward. On TPUs other than v5e and v6e its gradient is an array,
@@ -51,7 +53,7 @@ def plain_dense(x: Array, kernel: Array, bias: Array) -> Array:
 @jax.custom_vjp
 def dense(x: Array, kernel: Array, bias: Array) -> Array:
   """Equal to `plain_dense`; reverse-mode differentiation only."""
-  return lax.platform_dependent(x, kernel, bias, cpu=_rows_first, default=plain_dense)
+  return lax.platform_dependent(x, kernel, bias, cpu=_rows_first, cuda=_rows_first, default=plain_dense)
 
 
 def _rows_first(x: Array, kernel: Array, bias: Array) -> Array:
@@ -66,7 +68,7 @@ def _forward(x: Array, kernel: Array, bias: Array) -> tuple[Array, tuple[Array, 
 
 def _backward(saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array, Array]:
   """`dx = dy W^T`, `dW = x^T dy`, `db = sum_r dy` (the sum in f32)."""
-  return lax.platform_dependent(*saved, dy, cpu=_pull_rows_first, default=_pull)
+  return lax.platform_dependent(*saved, dy, cpu=_pull_rows_first, cuda=_pull_rows_first, default=_pull)
 
 
 def _pull(x: Array, kernel: Array, dy: Array) -> tuple[Array, Array, Array]:
@@ -108,9 +110,10 @@ def plain_shared(x: Array, dtype: DTypeLike, count: int) -> tuple[Array, ...]:
 
 def shared(x: Array, dtype: DTypeLike, count: int) -> tuple[Array, ...]:
   """Equal to `plain_shared`, but on TPUs in `dtype`, with gradients that are summed in f32; reverse-mode only there."""
-  if numerics.mesh_platform() != 'tpu':
+  if (platform := numerics.mesh_platform()) not in ('gpu', 'tpu'):
     return plain_shared(x, dtype, count)
-  return _materialized(x, dtype, count, not any(kind in numerics.mesh_device_kind() for kind in FUSE_GRADIENT))
+  is_whole = platform == 'tpu' and not any(kind in numerics.mesh_device_kind() for kind in FUSE_GRADIENT)
+  return _materialized(x, dtype, count, is_whole)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))

@@ -31,8 +31,8 @@ class Forms(NamedTuple):
   attend: Callable[..., Array]
 
 
-def _plain_attend(query: Array, key: Array, value: Array, *, kernel: AttentionKernel) -> Array:
-  assert not kernel.platform, kernel
+def _plain_attend(query: Array, key: Array, value: Array, *, kernel: AttentionKernel, num_keys: int = 0) -> Array:
+  assert not kernel.platform and not num_keys, (kernel, num_keys)
   return checkpoint_name(attend.plain_attend(query, key, value), 'attention')
 
 

@@ -49,8 +49,8 @@ class Attention(nn.Module, kw_only=True):
 
   @nn.compact
   def __call__(self, x: Array, memory: Array, *, num_sequences: int, dropout_key: Key | None, capture: bool,
-               positions: Array | None = None, attn_delta: Array | None = None,
-               mask: Array | None = None) -> tuple[Array, dict[str, Array]]:
+               positions: Array | None = None, attn_delta: Array | None = None, mask: Array | None = None,
+               num_keys: int = 0) -> tuple[Array, dict[str, Array]]:
     """Attends within each sequence.
 
     Args:
@@ -63,12 +63,14 @@ class Attention(nn.Module, kw_only=True):
       attn_delta: `[B, A, Q, M]` f32, added to the weights, which are then explicit; None = nothing.
       mask: bool, broadcasts to `[B, A, Q, M]`: which keys each query attends to, and then the weights are explicit;
         None = all.
+      num_keys: the first so many of M are attended to, without explicit weights; 0 = all.
 
     Returns:
       The shape of `x`, and `{}` or `{'attention': [B, A, Q, M] f32}`.
     """
     is_dropping = self.dropout > 0. and dropout_key is not None
     is_explicit = capture or is_dropping or attn_delta is not None or mask is not None
+    assert not (is_explicit and num_keys), 'explicit weights are of all keys'
     sources = self.context.forms.shared(x, self.context.dtype, 3) if memory is x else (x, memory, memory)
     if not is_explicit and self._is_fused(x, memory, num_sequences):
       return self._fused(sources, num_sequences), {}
@@ -85,7 +87,7 @@ class Attention(nn.Module, kw_only=True):
       mixed_BQAK = combine(dropout(weights_BAQM, self.dropout, dropout_key), value)
       mixed_BQAK = checkpoint_name(mixed_BQAK, 'attention')
     else:
-      mixed_BQAK = self.context.forms.attend(query, key, value, kernel=self.kernel)
+      mixed_BQAK = self.context.forms.attend(query, key, value, kernel=self.kernel, num_keys=num_keys)
     y_BQD = self._dense((x.shape[-1],), 'out', has_bias=self.out_bias)(self._inner_normed(mixed_BQAK))
     return y_BQD.reshape(x.shape), {'attention': weights_BAQM} if capture else {}
 

@@ -52,7 +52,8 @@ class Plain(nn.Module, kw_only=True):
   @nn.compact
   def __call__(self, x: Array, *, num_images: int, rate: Array | None, dropout_key: Key | None, capture: bool,
                grid: tuple[int, int] | None = None, num_sequences: int = 0, positions: Array | None = None,
-               attn_delta: Array | None = None, mask: Array | None = None) -> tuple[Array, dict[str, Array]]:
+               attn_delta: Array | None = None, mask: Array | None = None,
+               num_keys: int = 0) -> tuple[Array, dict[str, Array]]:
     """One block.
 
     Args:
@@ -66,6 +67,7 @@ class Plain(nn.Module, kw_only=True):
       positions: `[1, m, D]` or `[S, m, D]`, for kinds that act inside attention.
       attn_delta: `[S, A, m, m]` f32, added to these weights before they are used; None = nothing.
       mask: bool, broadcasts to `[S, A, m, m]`: which keys each query attends to; None = all.
+      num_keys: the first so many tokens of a sequence are attended to, the others only fill it up; 0 = all.
 
     Returns:
       The shape of `x`, and `{}` or `{'attention': [S, A, m, m] f32}`.
@@ -74,7 +76,7 @@ class Plain(nn.Module, kw_only=True):
     attend, mlp = _branches(self)
     normed = context.make_norm('norm1')(x)
     y, captured = attend(normed, normed, num_sequences=num_sequences or num_images, capture=capture,
-                         positions=positions, attn_delta=attn_delta, mask=mask, dropout_key=keys[5])
+                         positions=positions, attn_delta=attn_delta, mask=mask, dropout_key=keys[5], num_keys=num_keys)
     y = self._scaled(dropout(y, context.dropout, keys[0]), 'scale1')
     x = checkpoint_name(x + drop_path(y, rate, keys[1], num_images=num_images), 'residual')
     y = mlp(context.make_norm('norm2')(x), keys[2])

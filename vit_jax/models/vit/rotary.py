@@ -102,10 +102,7 @@ class Rotary(NoPositions):
     return isinstance(self.coordinates, UnitInterval) and self.coordinates.is_drawn
 
   def drawn(self, positions: Array, key: Key) -> Array:
-    """Returns positions whose coordinates, the last two entries, are shifted and scaled (`schema.UnitInterval`).
-
-    Each number is a scalar of its own, so that it is the same for all parts of a batch (`core/row_keys.py`).
-    """
+    """Returns positions whose coordinates, the last two entries, are shifted and scaled (`schema.UnitInterval`)."""
     c, keys = self.coordinates, jax.random.split(key, 5)
     assert isinstance(c, UnitInterval), c
     largest = [2 * np.pi * c.shift] * 2 + [np.log(c.jitter)] * 2 + [np.log(c.rescale)]

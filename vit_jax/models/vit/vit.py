@@ -43,15 +43,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.config import check, schema
+from vit_jax.config import check, kernels, schema
 from vit_jax.config.schema import Init, LastNorm, PositionsAt, layers, objective_base
 from vit_jax.config.schema.checks import kind
-from vit_jax.core import implementation
+from vit_jax.core import implementation, numerics
 from vit_jax.core.axes import labelled
 from vit_jax.core.errors import UserError
 from vit_jax.core.numerics import constrain_batch, split_key
 from vit_jax.core.types import Array, Features, Key, NativeImages, Params, PyTree
 from vit_jax.models import stack
+from vit_jax.models.kernels import attend_kernels
 from vit_jax.models.layers import applied, dropout, initial
 from vit_jax.models.vit import context, mimetic
 from vit_jax.models.vit.pool import ClassToken
@@ -272,10 +273,44 @@ class ViT:
     return applied(self._block, params, x_BMD, num_images=x_BMD.shape[0], grid=grid, positions=positions, rate=rate,
                    dropout_key=key, capture=capture, attn_delta=attn_delta, mask=mask)
 
+  def _joins_rows(self, params: Params, shared: Array | None, mask: Array | None) -> bool:
+    """Whether the blocks run on joined rows `[B * M, D]`: on GPUs, where XLA then transposes nothing between them.
+
+    Only plain blocks whose attention gets nothing but the tokens are run so, without dropout, whose masks would be
+    others.
+    """
+    has_more = shared is not None or mask is not None or 'positions' in params
+    return numerics.mesh_platform() == 'gpu' and kernels.may_join_rows(self.settings) and not has_more
+
+  def _run_joined(self, params: Params, x_BMD: Array, *, grid: tuple[int, int], key: Key | None) -> Array:
+    """All blocks on joined rows; tokens that fill a sequence up for its kernel are added before and cut off after."""
+    num_images, num_tokens, width = x_BMD.shape
+    filled = attend_kernels.padded_tokens(self.settings.attention.kernel, num_tokens)
+    x_RD = jnp.pad(x_BMD, ((0, 0), (0, filled - num_tokens), (0, 0))).reshape(-1, width)
+
+    def layer(params: Params, x: Array, rate: Array | None, key: Key | None) -> Array:
+      y, _ = applied(self._block, params, x, num_images=num_images, grid=grid, rate=rate, dropout_key=key,
+                     capture=False, num_keys=num_tokens)
+      return constrain_batch(y)
+
+    x_RD = self._stacked(layer, params, x_RD, ready=stack.cast(self._context.dtype), key=key)
+    return x_RD.reshape(num_images, filled, width)[:, :num_tokens]
+
+  def _stacked(self, layer: stack.Layer, params: Params, x: Array, *, ready: stack.Ready, key: Key | None) -> Array:
+    """Runs the stack of blocks with its rates of stochastic depth and its keys."""
+    s = self.settings
+    first = s.drop_path if s.drop_path_even else 0.
+    rates_L = jnp.asarray(np.linspace(first, s.drop_path, s.depth), jnp.float32) if s.drop_path else None
+    keys_L = None if key is None else jax.random.split(key, s.depth)
+    with jax.named_scope('blocks'):
+      return stack.run(layer, params, x, ready=ready, rates=rates_L, keys=keys_L, execution=s.execution,
+                       remat=s.remat, full_remat=s.full_remat, unroll=s.unroll)
+
   def _run(self, params: Params, x_BMD: Array, *, shared: Array | None, grid: tuple[int, int],
            key: Key | None, mask: Array | None) -> Array:
     """All blocks."""
-    s = self.settings
+    if self._joins_rows(params, shared, mask):
+      return self._run_joined(params, x_BMD, grid=grid, key=key)
     if mask is not None:  # extra tokens are always attended to
       mask = self._with_extra(mask)[:, None, None]
 
@@ -289,12 +324,7 @@ class ViT:
       return cast if 'positions' not in params else {
           **cast, 'positions': jax.vmap(lambda table: self._own(table, grid))(params['positions'])}
 
-    first = s.drop_path if s.drop_path_even else 0.
-    rates_L = jnp.asarray(np.linspace(first, s.drop_path, s.depth), jnp.float32) if s.drop_path else None
-    keys_L = None if key is None else jax.random.split(key, s.depth)
-    with jax.named_scope('blocks'):
-      return stack.run(layer, params, x_BMD, ready=ready, rates=rates_L, keys=keys_L, execution=s.execution,
-                       remat=s.remat, full_remat=s.full_remat, unroll=s.unroll)
+    return self._stacked(layer, params, x_BMD, ready=ready, key=key)
 
   def _with_extra(self, mask_BN: Array) -> Array:
     """A mask of all tokens `[B, M]`, in which class token and registers are seen."""

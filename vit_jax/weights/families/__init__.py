@@ -24,10 +24,11 @@ from vit_jax.weights.families import (
     rope_vit,
     siglip,
     tips,
+    torchvision,
     vision_transformer,
     vit,
 )
 
 FAMILIES = tuple(module.FAMILY for module in (
     vision_transformer, mixer, bit, efficientnet, big_vision, deit, clip, aimv2, pe, siglip, dinov3, rope_vit, eva02,
-    mae, dino, tips, dinov2, ijepa, moco, naflex, vit))
+    mae, dino, tips, dinov2, ijepa, moco, naflex, torchvision, vit))

@@ -4,6 +4,7 @@ from __future__ import annotations
 from vit_jax.config.schema import Interpolation, PositionResize
 from vit_jax.weights.families import flax
 from vit_jax.weights.families.record import Changed, Family, Files, Published, Tensors
+from vit_jax.weights.grids import NONE
 from vit_jax.weights.preprocess import NORMS, TF
 from vit_jax.weights.tables import SAME, Entry, Table, flax_attention, flax_norm
 from vit_jax.weights.tables import flax as layer
@@ -33,7 +34,7 @@ def _change(tensors: Tensors) -> Changed:
 FAMILY = Family(
     'big_vision', 'big_vision: ViT, SigLIP', '`.npz`: all prefixes, scanned blocks, attention pooling, bf16',
     files=(Files('flax', lambda t: 'embedding/kernel' in t and 'Transformer/posembed_input/pos_embedding' not in t,
-                 TABLE, flax.HINTS, change=_change, formats=('big_vision',)),),
+                 TABLE, flax.HINTS, change=_change, formats=('big_vision',), first=(NONE,)),),
     images={**NORMS['half'], **TF, 'interpolation': Interpolation.AREA, 'truncate': True, 'resize': .875},
     position_resize=PositionResize.ALIGNED,
     addresses={f'vit_s16_i1k_{epochs}ep': f'gs://big_vision/vit_s16_i1k_{epochs}ep.npz' for epochs in (90, 150, 300)},

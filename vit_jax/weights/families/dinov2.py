@@ -72,13 +72,14 @@ def _kind(model_type: str, loaded_by: str, *, has_registers: bool) -> Kind:
 
 
 FAMILY = Family(
-    'dinov2', 'DINOv2', '`.pth` of the authors, with and without registers; transformers; timm',
+    'dinov2', 'DINOv2', '`.pth` of the authors, with and without registers, and of their training; transformers; timm',
     files=(Files('transformers', lambda t: transformers.is_older(t, has_scales=True),
                  lambda t: transformers.DINO_SWIGLU if any('.mlp.weights_in.' in name for name in t) else
                  transformers.DINO, transformers.HINTS._replace(norm_eps=1e-6), change=_change),
            timm.vit(_found, label='dinov2')),
     kinds=(_kind('dinov2_with_registers', 'Dinov2WithRegistersModel', has_registers=True),
            _kind('dinov2', 'Dinov2Model', has_registers=False)),
+    timm_drops={r'(dino|ibot)_head\..*': 'the projection head of self-supervision'},
     images={**NORMS['imagenet'], **PILLOW, 'resize': 1.}, position_resize=PositionResize.BICUBIC_OFFSET,
     licenses=(License(r'facebook/dinov2.*|timm/vit_\w+_dinov2.*', 'Apache-2.0'),),
     addresses={f'dinov2_{size}{kind}': f'https://dl.fbaipublicfiles.com/dinov2/dinov2_{size}/'

@@ -12,7 +12,7 @@ HINTS = Hints(gelu=Gelu.TANH, norm_eps=1e-6)
 """Defaults of Flax."""
 HEAD = (*flax('head', 'head'), *flax('head/pre_logits', 'pre_logits'))
 _DROPS = {
-    r'opt/(?!target/).*|chrono/.*|step|state/.*': 'of training: optimizer state and counters',
+    r'opt/(?!target/).*|opt_state/.*|chrono/.*|step|state/.*': 'of training: optimizer state and counters',
     r'params/(txt/.*|t|b|bias_init|temperature)': 'of the text tower',
 }
 

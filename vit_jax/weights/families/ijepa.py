@@ -6,7 +6,7 @@ from vit_jax.weights.families import transformers
 from vit_jax.weights.families.record import Family, Kind, License
 
 FAMILY = Family(
-    'ijepa', 'I-JEPA', 'transformers; timm',
+    'ijepa', 'I-JEPA', 'checkpoints of the authors; transformers; timm',
     kinds=(Kind('ijepa', ('IJepaModel', ''),
                 lambda m, weights, changed: not weights.num_classes and not weights.decoder and (
                     changed == {'pool'} and m.pool == Mean()),

@@ -8,6 +8,7 @@ from vit_jax.config.schema import Gelu, PositionResize
 from vit_jax.core.errors import UserError
 from vit_jax.weights.families import timm
 from vit_jax.weights.families.record import Changed, Clues, Family, Tensors, renamed
+from vit_jax.weights.grids import NONE
 from vit_jax.weights.hints import Hints
 from vit_jax.weights.preprocess import NORMS, PILLOW
 
@@ -20,9 +21,13 @@ def _is_siglip(tensors: Tensors) -> bool:
 
 def _hints(tensors: Tensors) -> Hints:
   """Returns the hints; the two networks that pool by attention differ in their registers, see timm/naflexvit.py."""
-  if _is_siglip(tensors):
-    return timm.HINTS._replace(gelu=Gelu.TANH, position_resize=PositionResize.BILINEAR_ANTIALIAS)
-  return timm.HINTS
+  found = timm.HINTS._replace(gelu=Gelu.TANH, position_resize=PositionResize.BILINEAR_ANTIALIAS) if (
+      _is_siglip(tensors)) else timm.HINTS
+  positions, patches = tensors.get(_POSITIONS), tensors[_PATCHES]
+  if positions is None or positions.ndim != 4:
+    return found
+  side = math.isqrt(patches.shape[-1] // 3) if patches.ndim == 2 else patches.shape[-1]
+  return found._replace(image_px=(positions.shape[1] * side, positions.shape[2] * side))
 
 
 def _rename(tensors: Tensors) -> Changed:
@@ -56,7 +61,7 @@ def _warn(model: schema.Model, clues: Clues) -> list[str]:
 
 FAMILY = Family(
     'naflex', 'NaFlexViT', 'timm: `naflexvit_*` with learned positions, not the factorized ones of `parfac`',
-    files=(timm.vit(lambda t: _PATCHES in t, _hints, rename=_rename, warn=_warn),),
+    files=(timm.vit(lambda t: _PATCHES in t, _hints, rename=_rename, warn=_warn, first=(NONE,)),),
     images={**NORMS['half'], **PILLOW, 'resize': 1.},
     unsupported={
         r'embeds\.pos_embed_[xy]': 'it has factorized positions, the sum of one for the row and one for the column'})

@@ -13,6 +13,7 @@ from vit_jax.config.schema import PositionResize
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.models.vit.positions import sincos2d_mae
+from vit_jax.weights.grids import TOKENS
 from vit_jax.weights.hints import Hints
 from vit_jax.weights.network import Weights
 from vit_jax.weights.report import Line
@@ -60,6 +61,8 @@ class Files(NamedTuple):
     if the file has names of the authors.
   formats: the values of `--family` with which a network of class `network` is written so; () = only read.
   written: names for writing a network, where they depend on its settings.
+  first: which rows its tables of positions have before those of the patches, see `grids.py`; a function of the tensors
+    where networks differ in them.
   """
   program: str
   found: Callable[[Tensors], bool]
@@ -72,6 +75,7 @@ class Files(NamedTuple):
   formats: tuple[str, ...] = ()
   network: type[schema.Model] = schema.ViT
   written: Callable[[schema.Model], Table] | None = None
+  first: tuple[str, ...] | Callable[[Tensors], tuple[str, ...]] = (TOKENS,)
 
 
 class Kind(NamedTuple):
@@ -159,7 +163,7 @@ class Recognized(NamedTuple):
 
   family: of the report, as `Files.label` says.
   hints: defaults of the family, which sidecars of the file and `--model` override.
-  warn: as in `Files`.
+  warn, first: as in `Files`.
   """
   family: str
   table: Table
@@ -167,6 +171,7 @@ class Recognized(NamedTuple):
   dropped: tuple[Line, ...]
   hints: Hints
   warn: Callable[[schema.Model, Clues], list[str]] = unambiguous
+  first: tuple[str, ...] = (TOKENS,)
 
 
 def dropping(tensors: Tensors, rules: Mapping[str, str]) -> tuple[Tensors, tuple[Line, ...]]:

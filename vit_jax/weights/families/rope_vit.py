@@ -4,6 +4,7 @@ from __future__ import annotations
 from vit_jax.config.schema import ByIndex, Gelu
 from vit_jax.weights.families import timm
 from vit_jax.weights.families.record import Changed, Family, License, Tensors
+from vit_jax.weights.grids import NONE
 from vit_jax.weights.hints import Hints
 
 
@@ -31,5 +32,5 @@ def _hints(tensors: Tensors) -> Hints:
 
 FAMILY = Family(
     'rope_vit', 'RoPE-ViT', 'timm, with fixed and with learned frequencies',
-    files=(timm.vit(_found, _hints, label='timm'),), to_timm=_to_timm,
+    files=(timm.vit(_found, _hints, label='timm', first=(NONE,)),), to_timm=_to_timm,
     licenses=(License(r'timm/vit_\w+_rope_\w*\.naver_in1k', 'Apache-2.0'),))

@@ -29,6 +29,7 @@ from vit_jax.weights.families.record import (
   unambiguous,
   without_fixed,
 )
+from vit_jax.weights.grids import ALL, NONE, TOKENS
 from vit_jax.weights.hints import Hints
 from vit_jax.weights.network import Weights, hidden_settings, layer_scale, position_resize
 from vit_jax.weights.preprocess import NORMS, PILLOW, Preprocess, side_px
@@ -136,6 +137,8 @@ def prepare(tensors: Tensors, families: Iterable[Family]) -> Recognized:
     if any(name.startswith(prefix) for name in kept) and not {'cls_token', 'patch_embed.proj.weight'} & kept.keys():
       kept = distinct(kept, lambda name, prefix=prefix: name.removeprefix(prefix))  # type: ignore[misc]
   families = tuple(families)
+  groups = r'^blocks\.\d+\.(\d+)\.(?=norm|attn|ls|mlp)'  # of blocks, in DINOv2's training
+  kept = renamed(kept, (groups, r'blocks.\1.'))
   kept, counters = dropping(kept, {r'.*\.num_batches_tracked': 'a counter'})
   kept, lines = dropping(kept, {pattern: why for one in families for pattern, why in one.timm_drops.items()})
   lines, before = counters + lines, kept.keys()
@@ -147,11 +150,13 @@ def prepare(tensors: Tensors, families: Iterable[Family]) -> Recognized:
 
 def vit(found: Callable[[Tensors], bool], hints: Hints | Callable[[Tensors], Hints] = HINTS, *, label: str = '',
         formats: tuple[str, ...] = (), rename: Callable[[Tensors], Changed] | None = None,
-        warn: Callable[[schema.Model, Clues], list[str]] = unambiguous) -> Files:
+        warn: Callable[[schema.Model, Clues], list[str]] = unambiguous,
+        first: tuple[str, ...] | Callable[[Tensors], tuple[str, ...]] | None = None) -> Files:
   """Returns how ViTs of a family look under the names of timm.
 
   Args:
     found, hints, label, formats, warn: as in `Files`.
+    first: as in `Files`; None = `first_rows`.
     rename: gives tensors with names of their own those of timm; `found` and `hints` then see the names of the file.
   """
   def change(tensors: Tensors) -> Changed:
@@ -164,7 +169,17 @@ def vit(found: Callable[[Tensors], bool], hints: Hints | Callable[[Tensors], Hin
     return own._replace(norm_after_pool=_is_norm_after(tensors))
 
   return Files('file' if rename else 'timm', found, lambda tensors: READ_PACKED if is_packed(tensors) else READ,
-               all_hints, change=change, warn=warn, label=label, formats=formats, written=names_of)
+               all_hints, change=change, warn=warn, label=label, formats=formats, written=names_of,
+               first=first or first_rows)
+
+
+def first_rows(tensors: Tensors) -> tuple[str, ...]:
+  """Returns which rows of positions are before those of the patches: timm's setting `no_embed_class`.
+
+  With it (DeiT III, FlexiViT) only patches have positions, without it all tokens; the authors of DINOv2 give their
+  registers none.
+  """
+  return (NONE, ALL) if 'reg_token' in tensors else (TOKENS,) if 'register_tokens' in tensors else (TOKENS, NONE)
 
 
 def is_packed(tensors: Tensors) -> bool:
@@ -182,7 +197,7 @@ def _change(tensors: Tensors) -> Changed:
   """Returns the tensors of a ViT without parts of training, and with the names of one class where two have others."""
   kept, dropped = dropping(tensors, {r'head\.(mlp|last_layer)\..*': 'the projection head of self-supervision'} | (
       {} if 'decoder_embed.weight' in tensors else {'mask_token': 'of pre-training with hidden patches'}))
-  kept = renamed(kept, (r'^register_tokens', 'reg_token'), (r'^blocks\.\d+\.(\d+)\.', r'blocks.\1.'),
+  kept = renamed(kept, (r'^register_tokens', 'reg_token'),
                  (r'^patch_embed\.backbone\.(conv|norm)\.', r'patch_embed.backbone.stem.\1.'),
                  *([(r'^fc_norm\.', 'norm.')] if _is_norm_after(kept) else []))
   kept, more = without_fixed(kept, 'decoder_pos_embed')

@@ -14,6 +14,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.weights.families import dinov2, flax, timm
 from vit_jax.weights.families.record import Changed, Family, Files, Kind, License, Published, Tensors, renamed
+from vit_jax.weights.grids import NONE
 from vit_jax.weights.hints import Hints
 from vit_jax.weights.network import Weights, layer_scale
 from vit_jax.weights.preprocess import NORMS, PILLOW
@@ -98,7 +99,8 @@ _DEFAULTS = {'num_attention_heads': 0, 'image_size': 448, 'layer_norm_eps': 1e-6
 FAMILY = Family(
     'tips', 'TIPS, TIPSv2', '`.npz` and `.pth` of the authors; transformers; timm',
     files=(Files('file', lambda t: any(name.startswith(f'{_TOKENS}/') for name in t),
-                 lambda t: SWIGLU if any('/FFNSwiGluFused_0/' in name for name in t) else MLP, _hints, change=_change),
+                 lambda t: SWIGLU if any('/FFNSwiGluFused_0/' in name for name in t) else MLP, _hints, change=_change,
+                 first=(NONE,)),
            timm.vit(lambda t: 'patch_embed.proj.weight' in t and 'register_tokens' in t and (
                t['register_tokens'].shape[1:2] == (1,)), label='tips')),
     kinds=(Kind('tipsv2_vision_model', ('Tipsv2VisionModel', ''), _holds, dinov2.table, _config, _finish),),

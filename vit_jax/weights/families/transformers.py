@@ -88,10 +88,25 @@ DINO_SWIGLU: Table = (
 
 def prepare(tensors: Tensors) -> Recognized:
   """Returns the tensors without the prefix of the backbone, and without those of poolers and text towers."""
-  kept = renamed(tensors, (_PREFIX, ''), (r'^cls_classifier', 'classifier'), (r'^layers\.', 'encoder.layer.'),
+  kept = renamed(_from_flax(tensors), (_PREFIX, ''), (r'^cls_classifier', 'classifier'),
+                 (r'^layers\.', 'encoder.layer.'),
                  (r'^decoder\.decoder_encoder\.layer\.', 'decoder.decoder_layers.'))  # saved by transformers 5.23
   kept, dropped = dropping(kept, _DROPS)
   return Recognized('huggingface', (), kept, dropped, Hints())
+
+
+def _from_flax(tensors: Tensors) -> Tensors:
+  """Returns the tensors of a `flax_model.msgpack` under the names and in the layouts of PyTorch; others as they are."""
+  if not any(re.search(r'embeddings/patch_embeddings?/(projection/)?kernel$', name) for name in tensors):
+    return tensors
+  axes = {2: (1, 0), 4: (3, 2, 0, 1)}
+  found: Tensors = {}
+  for name, x in tensors.items():
+    layer, _, leaf = name.replace('/', '.').rpartition('.')
+    if leaf == 'kernel' and x.ndim in axes:
+      x = x.transpose(axes[x.ndim])
+    found[f'{layer}.weight' if leaf in ('kernel', 'scale', 'embedding') else name.replace('/', '.')] = x
+  return found
 
 
 def is_older(tensors: Tensors, *, has_scales: bool) -> bool:

@@ -1,0 +1,108 @@
+"""Answers Ctrl-C at once, with one line, and treats SIGUSR1 as SIGTERM.
+
+Python runs its handlers of signals between two of its own instructions only. While a library compiles or computes, a
+handler waits, for up to a minute; the C code of Python, however, writes the number of each signal into a pipe at once
+(`signal.set_wakeup_fd`). A thread reads the pipe, writes the answer, and ends the process at the second Ctrl-C.
+
+SIGUSR1 is what schedulers send as a warning before the end of a job (`sbatch --signal=USR1@90`). It is sent on to the
+process as SIGTERM, so that it has the effect of SIGTERM in every job and on every number of processes.
+"""
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+ENDING = 'Interrupted.'
+STOPPING = ('Ctrl-C: stopping as soon as the current step is done and saved. Press Ctrl-C again to end at once, '
+            'without saving.')
+
+
+class Answer:
+  """A line on standard error that is written at most once, by whichever thread comes first.
+
+  is_last: whether a second Ctrl-C ends the process at once; else it is left to the handler.
+  """
+
+  def __init__(self, text: str, *, is_last: bool = True) -> None:
+    self._line, self._unsaid, self.is_last = f'{text}\n'.encode(), threading.Lock(), is_last
+
+  def take(self) -> bool:
+    """Returns whether the line was not written yet; the caller then writes it."""
+    return self._unsaid.acquire(blocking=False)
+
+  def say(self) -> None:
+    if self.take():
+      with contextlib.suppress(OSError):
+        os.write(2, b'\n' * os.isatty(2) + self._line)  # a terminal shows ^C, and maybe the progress, in this line
+
+
+_ending: list[Answer] = []
+"""What Ctrl-C is answered with where nothing else is said; empty unless `watch` was called."""
+_answers: list[Answer] = []
+"""What it is answered with instead; the last one."""
+
+
+def watch() -> None:
+  """Starts to answer the signals of this process; called once, by the program, in its main thread."""
+  reading, writing = os.pipe()
+  os.set_blocking(writing, False)
+  signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+  _ending.append(Answer(ENDING))
+  threading.Thread(target=_answer, args=(reading,), name='signals', daemon=True).start()
+  if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+    signal.signal(signal.SIGUSR1, as_sigterm)
+  if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, _interrupt)
+
+
+def as_sigterm(number: int, frame: FrameType | None) -> None:
+  """Sends SIGTERM to this process."""
+  del number, frame
+  os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def answering(text: str, *, is_last: bool = True) -> Iterator[Answer]:
+  """Answers Ctrl-C with this line; whoever handles it says it, too, as there may be no thread that does."""
+  own = Answer(text, is_last=is_last)
+  _answers.append(own)
+  try:
+    yield own
+  finally:
+    _answers.remove(own)
+
+
+def ending() -> Answer:
+  """Returns the answer of a process that ends because of Ctrl-C."""
+  return _ending[0] if _ending else Answer(ENDING)
+
+
+def interrupt_at_once() -> None:
+  """Ends this process at once with a message. Loaders end too; an unfinished save leaves the previous checkpoint."""
+  ending().say()
+  if 'multiprocessing' in sys.modules:
+    for child in sys.modules['multiprocessing'].active_children():
+      child.kill()  # a child that is still starting would print a traceback
+  os._exit(INTERRUPTED)
+
+
+def _answer(reading: int) -> None:
+  count = 0
+  while numbers := os.read(reading, 64):
+    for _ in range(numbers.count(signal.SIGINT)):
+      count, answer = count + 1, (_ending + _answers)[-1]
+      if count > 1 and answer.is_last:
+        interrupt_at_once()
+      answer.say()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+  del frame
+  signal.signal(number, lambda *_: interrupt_at_once())
+  raise KeyboardInterrupt

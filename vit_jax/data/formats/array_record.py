@@ -1,0 +1,354 @@
+"""`array_record:DIR`: datasets that `vit-jax prepare` has written, as ArrayRecord shards of `tf.Example` records.
+
+The package `array_record` reads the records of files, of which there may be many, in any order (`ArrayRecords`); those
+of files in object storage are read by spans (`remote_records.py`).
+
+A record has `image` (the bytes of a file), `label` (its class) and `name`; if images have several classes, also
+`labels`, and `info.json` has their largest number. Of images with other channels than RGB it has `channels`, and the
+mean and the standard deviation of each one in the training split. With captions (`vit-jax prepare --tokens=…`) it has
+these and their ids (`text/stored.py`). `info.json` also has the names of the classes, how
+the dataset was made, and size, number of examples and SHA-256 of each shard; `SHA256SUMS` is for `sha256sum -c`. A
+folder without `info.json` is not a prepared dataset.
+"""
+from __future__ import annotations
+
+import bisect
+import contextlib
+import fnmatch
+import functools
+import hashlib
+import itertools
+import os
+import pathlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from vit_jax.config import schema
+from vit_jax.config.schema.data import RGB
+from vit_jax.core import documents, failures, files
+from vit_jax.core.errors import TemporaryError, UserError
+from vit_jax.data import storage
+from vit_jax.data.files import access, open_files, user_files
+from vit_jax.data.files.user_files import Rules
+from vit_jax.data.formats import example, remote_records
+from vit_jax.data.formats.example import BadRecord
+from vit_jax.data.formats.remote_records import RemoteRecords
+from vit_jax.data.labels import classes
+from vit_jax.data.source import Record, Source
+from vit_jax.data.sources import splits
+from vit_jax.data.storage import Span
+from vit_jax.data.text import stored
+from vit_jax.data.text.stored import Encoding
+
+FORMAT = 'vit_jax images 1'
+INFO, SUMS = 'info.json', 'SHA256SUMS'
+_AGAIN = 'The file is damaged: copy it again, or prepare the dataset again.'
+_SHOWN = 160  # characters of a reason
+
+
+class ArrayRecords:
+  """The records of several ArrayRecord files. Pickles to few bytes; safe for threads.
+
+  The format has a checksum of every record, which the reader compares.
+  """
+
+  def __init__(self, paths: Sequence[str], counts: Sequence[int], sizes: Sequence[int] = ()) -> None:
+    """Takes absolute paths or addresses, the number of records of each file, and for addresses the size of each.
+
+    Opens no file.
+    """
+    self._paths, self._counts, self._sizes = tuple(paths), tuple(counts), tuple(sizes)
+    self._ends = list(itertools.accumulate(counts))
+    self._num = self._ends[-1] if self._ends else 0
+
+  def __len__(self) -> int:
+    return self._num
+
+  def _find(self, number: int) -> tuple[int, int]:
+    """Returns the number of the file of a record, and the place of the record in it."""
+    if not 0 <= number < self._num:
+      raise IndexError(f'expected a number below {self._num:,}, the number of records, got {number}')
+    file = bisect.bisect_right(self._ends, number)
+    return file, number - (self._ends[file] - self._counts[file])
+
+  def path(self, number: int) -> str:
+    """Returns the file of a record."""
+    return self._paths[self._find(number)[0]]
+
+  def read(self, numbers: Sequence[int]) -> Iterator[bytes]:
+    """Yields records; those of object storage are read before they are needed.
+
+    Raises at a record:
+      BadRecord: it is damaged.
+      OSError: its file cannot be read.
+      UserError: the file has another number of records.
+    """
+    found = [self._find(number)[0] for number in numbers]
+    if not any(storage.is_address(self._paths[file]) for file in found):
+      yield from map(self.__getitem__, numbers)
+      return
+    closed = [file for file in dict.fromkeys(found) if ('array_record', self._paths[file]) not in open_files.pool()]
+    ends = storage.read_many(remote_records.find_end(self._paths[file], self._counts[file], self._sizes[file])
+                             for file in closed)
+    for file, end in zip(closed, ends, strict=True):
+      with self._use(file, end):
+        pass
+
+    def span(number: int) -> Span:
+      file, place = self._find(number)
+      with self._use(file) as opened:
+        return opened.part(place)
+    for number, content in zip(numbers, storage.read_many(map(span, numbers)), strict=True):
+      yield self._record(number, content)
+
+  def __getitem__(self, number: int) -> bytes:
+    """Returns a record; raises as `read`."""
+    return self._record(number)
+
+  def _record(self, number: int, content: bytes = b'') -> bytes:
+    """Returns a record; `content` has what is stored of it in object storage, if that was read."""
+    file, place = self._find(number)
+    path, count = self._paths[file], self._counts[file]
+    try:
+      if storage.is_address(path):
+        with self._use(file) as opened:
+          return opened.decode(place, content or storage.read(*opened.part(place)))
+      with open_files.pool().use(('array_record', path), lambda: _open_array_record(path, count),
+                                 lambda opened: opened.close()) as reader:
+        found: bytes = reader.read(place, place + 1)[0]  # a list of places would take longer the more records there are
+        return found
+    except TemporaryError:
+      raise
+    except (RuntimeError, IndexError) as error:
+      if system_error := failures.system_error(error, path):
+        raise system_error from error
+      raise BadRecord(f'record {place} of {path} is damaged: {str(error)[:_SHOWN]}') from error
+
+  def _use(self, file: int, end: bytes = b'') -> contextlib.AbstractContextManager[RemoteRecords]:
+    path, count, size = self._paths[file], self._counts[file], self._sizes[file]
+    return open_files.pool().use(('array_record', path), lambda: RemoteRecords(path, count, size, end),
+                                 RemoteRecords.close, num_files=RemoteRecords.NUM_FILES)
+
+
+def _open_array_record(path: str, count: int) -> Any:
+  from array_record.python import array_record_module
+  with documents.open_file(path):  # raises OSError with a number, unlike the reader
+    pass
+  reader = array_record_module.ArrayRecordReader(path, **remote_records.READER)
+  if (found := reader.num_records()) not in (0, count):  # 0 in a truncated file
+    reader.close()
+    raise UserError(f'{path}: expected {count:,} records, got {found:,}. Copy or prepare the dataset again.')
+  return reader
+
+
+class Shard(NamedTuple):
+  """A file of a split."""
+  file: str
+  num_examples: int
+  num_bytes: int
+  sha256: str
+
+
+class Statistics(NamedTuple):
+  """Mean and standard deviation of each channel, in the units of the images."""
+  mean: tuple[float, ...]
+  std: tuple[float, ...]
+
+
+class PreparedSource:
+  """Shards of one split."""
+
+  def __init__(self, folder: str, shards: Sequence[Shard], *, name: str, class_names: tuple[str, ...],
+               most_labels: int = 0, statistics: Statistics | None = None, encoding: Encoding | None = None,
+               own_files: bool = False) -> None:
+    self.name, self.class_names, self.most_labels = name, class_names, most_labels
+    self.statistics, self.encoding, self.own_files = statistics, encoding, own_files
+    self._records = ArrayRecords(
+        [f'{folder}/{s.file}' for s in shards], [s.num_examples for s in shards], [s.num_bytes for s in shards])
+    text = ' '.join([*(s.sha256 for s in shards), *class_names])
+    self.digest = hashlib.sha256(text.encode(errors='surrogateescape')).hexdigest()
+
+  def __len__(self) -> int:
+    return len(self._records)
+
+  def read(self, rows: Sequence[int]) -> Iterator[Record]:
+    for record in self._records.read(rows):
+      found = example.pick(record, 'image', 'labels' if self.most_labels else 'label')
+      yield Record(example.encoded(found, 'image'), self._labels(found))
+
+  @property
+  def caption_column(self) -> str:
+    return stored.CAPTIONS if self.encoding else ''
+
+  def captions(self, index: int) -> tuple[str, ...]:
+    """Returns the captions of an image. Raises BadImage if the record is damaged."""
+    if not self.encoding:
+      return ()
+    found = example.pick(self._records[index], stored.CAPTIONS)
+    return stored.texts(found.get(stored.CAPTIONS, ()), f'the feature {stored.CAPTIONS}')
+
+  def token_ids(self, index: int) -> list[list[int]]:
+    """Returns the ids of each caption of an image. Raises BadImage if the record is damaged."""
+    return stored.ids(example.pick(self._records[index], stored.IDS, stored.ENDS), self.name)
+
+  def path(self, index: int) -> str:
+    """Returns the shard with an example."""
+    return self._records.path(index)
+
+  def labels(self, row: int) -> tuple[int, ...]:
+    return self._labels(example.pick(self._records[row], 'labels' if self.most_labels else 'label'))
+
+  def _labels(self, found: Mapping[str, Sequence[Any]]) -> tuple[int, ...]:
+    num = len(self.class_names)
+    return tuple(example.classes(found, 'labels', num) if self.most_labels else [example.label(found, 'label', num)])
+
+  def describe(self, index: int) -> str:
+    place = f'{self.name}[{index}]'
+    try:
+      name = example.first(example.pick(self._records[index], 'name'), 'name')
+    except (BadRecord, OSError, TemporaryError):  # the caller describes this record in its error message
+      return place
+    return f'{place} ({os.fsdecode(name)})' if isinstance(name, bytes) else place
+
+
+def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
+  """Opens the splits of a prepared dataset: its folder, or a pattern of shards in it such as `DIR/train-0000*`.
+
+  Each record has a checksum, which is compared when it is read. The sizes of shards are compared at once; those of
+  shards in object storage, which are read by spans, when they are used.
+
+  Raises:
+    UserError: there is no such dataset, or (when opening) it is incomplete.
+  """
+  del image_px
+  path = access.locate(where, 'array_record:DIR')
+  folder, _, pattern = path.rpartition('/') if is_pattern(path) else (path, '', '*')
+  info = read_info(folder)
+  if (found := len(info.statistics.mean) if info.statistics else RGB) != data.channels:
+    raise UserError(f'data.channels: expected {found}, the number of channels of the images of {folder}, got '
+                    f'{data.channels}. Set --config.data.channels={found}.')
+
+  @functools.cache
+  def open_named(split: str) -> Source:
+    name = splits.resolve(split, info.splits, source=f'array_record:{where}')
+    listed = info.splits[name]
+    shards = [s for s in listed if fnmatch.fnmatch(s.file, pattern)]
+    if not shards:
+      raise UserError(f'array_record:{where}: expected a pattern of shards of {name}, such as '
+                      f'{", ".join(s.file for s in listed[:5])}, got none in {folder}. Correct the pattern.')
+    if not storage.is_address(folder):
+      for shard in shards:
+        user_files.check_inside(os.path.join(folder, shard.file), folder, Rules.of(data))
+      _check_sizes(pathlib.Path(folder), shards)
+    return PreparedSource(folder, shards, name=f'array_record:{where}/{name}', class_names=info.class_names,
+                          most_labels=info.most_labels, statistics=info.statistics, encoding=info.encoding,
+                          own_files=info.is_of_folder)
+  return open_named
+
+
+def is_pattern(path: str) -> bool:
+  """Returns whether a path is a pattern of shards."""
+  return bool(set(path.rpartition('/')[2]) & set('*?['))
+
+
+class Info(NamedTuple):
+  """Content of `info.json`: shards by split, classes, the largest number of labels (0 = each image has one class).
+
+  made: how the dataset was made, as JSON has it.
+  statistics: of the channels, if they are not RGB.
+  encoding: of the captions; None if it has none.
+  """
+  splits: dict[str, tuple[Shard, ...]]
+  class_names: tuple[str, ...]
+  most_labels: int
+  made: Any
+  statistics: Statistics | None = None
+  encoding: Encoding | None = None
+
+  @property
+  def is_of_folder(self) -> bool:
+    """Whether the images were the files of a folder, whose EXIF data is kept in the shards."""
+    origin = self.made.get('from') if isinstance(self.made, dict) else None
+    return isinstance(origin, dict) and any(str(name).startswith('folder:') for name in origin.values())
+
+
+def read_info(folder: str | os.PathLike[str]) -> Info:
+  """Returns the content of `folder/info.json`; the folder may be an address.
+
+  Raises:
+    UserError: it is missing, damaged, or of another format.
+    TemporaryError: its storage fails.
+  """
+  path, expected = f'{os.fspath(folder)}/{INFO}', 'the output of vit-jax prepare'
+  if storage.is_address(path):
+    found = documents.field(_read_remote(path), path, expected=expected, advice=_AGAIN)
+  else:
+    _check_there(pathlib.Path(folder))
+    found = documents.read(path, expected=expected, advice=_AGAIN)
+  kind = found.field('format')
+  if kind.value != FORMAT:
+    raise UserError(f'{path}: expected the format {FORMAT!r}, got {documents.describe(kind.value)}. Prepare the '
+                    'dataset again.')
+  if wrong := [name for name in found.field('splits').object() if not re.fullmatch(r'[\w.-]{1,100}', name)]:
+    raise UserError(f'{path}, splits: expected names of letters and digits, got {documents.listed(wrong, 3)}. '
+                    f'{_AGAIN}')
+  splits_of = {name: tuple(read_shard(one) for one in some.items()) for name, some in found.field('splits').fields()}
+  num = sum(shard.num_examples for some in splits_of.values() for shard in some)
+  most = found.optional('most_labels')
+  return Info(splits_of, classes.from_json(found.field('class_names'), num_examples=num),
+              most.whole(0, 2**31 - 1) if most else 0, found.field('made').value, _read_statistics(found),
+              stored.from_json(texts) if (texts := found.optional('texts')) else None)
+
+
+def _read_statistics(found: documents.Field) -> Statistics | None:
+  channels = found.optional('channels')
+  if channels is None:
+    return None
+  num = channels.whole(1, 1024)
+  mean, std = (tuple(one.number() for one in found.field(name).items()) for name in ('mean', 'std'))
+  if len(mean) != num or len(std) != num or min(std) <= 0:
+    raise channels.error(f'{num} means and {num} standard deviations above 0')
+  return Statistics(mean, std)
+
+
+def _read_remote(path: str) -> bytes:
+  try:
+    return storage.read_file(path, documents.MAX_BYTES)
+  except FileNotFoundError:
+    raise UserError(f'{os.path.dirname(path)}: expected a prepared dataset, got no {INFO}. Prepare one with '
+                    'vit-jax prepare --data=folder:PATH --to=DIR, and copy it there: gcloud storage rsync --recursive '
+                    'DIR gs://BUCKET/DIR, or aws s3 sync DIR s3://BUCKET/DIR.') from None
+  except documents.TooLarge as error:
+    raise UserError(f'{path}: expected at most {documents.MAX_BYTES:,} bytes, got {error.found}. {_AGAIN}') from None
+  except OSError as error:
+    raise failures.unreadable(error, path) from error
+
+
+def _check_there(folder: pathlib.Path) -> None:
+  if not (folder / INFO).is_file():
+    hint = (f'{part[0]} is not finished: run the same vit-jax prepare again.' if (part := files.find_parts(folder)) else
+            f'Prepare one with vit-jax prepare --data=folder:PATH --to={folder}.')
+    raise UserError(f'{folder}: expected a prepared dataset, got no {INFO}. {hint}')
+
+
+def read_shard(found: documents.Field) -> Shard:
+  """Returns a shard as `info.json` describes it. Raises UserError if a field is missing or wrong."""
+  file = found.field('file')
+  if not user_files.is_below(file.text()) or '/' in file.text():
+    raise file.error(f'the name of a file in {os.path.dirname(found.file)}')
+  num_bytes = found.field('num_bytes').whole(0)
+  return Shard(file.text(), found.field('num_examples').whole(0, num_bytes), num_bytes, found.field('sha256').text())
+
+
+def _check_sizes(folder: pathlib.Path, shards: Sequence[Shard]) -> None:
+  problems = []
+  for shard in shards:
+    path = folder / shard.file
+    size = path.stat().st_size if path.is_file() else None
+    if size != shard.num_bytes:
+      problems.append(f'{shard.file}: expected {shard.num_bytes:,} bytes, got '
+                      + ('no file' if size is None else f'{size:,} bytes'))
+  if problems:
+    raise UserError(f'{folder}: {len(problems)} shards have changed: {"; ".join(problems[:5])}. Copy the dataset again '
+                    f'(check the copy with sha256sum -c {SUMS}), or prepare it again.')

@@ -1,0 +1,83 @@
+"""Image files by their paths, without classes: the arguments of `predict` and `embed`, as a source."""
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+from collections.abc import Iterator, Sequence
+
+from vit_jax.core.errors import UserError
+from vit_jax.data.files import image_files, user_files
+from vit_jax.data.files.user_files import Rules
+from vit_jax.data.image.headers import BadImage
+from vit_jax.data.source import Record, Rows
+
+log = logging.getLogger('vit_jax.data')
+SHOWN = 5  # missing files in a message
+_OF_FILE = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+"""Errors of opening that concern one file alone, so that it counts as a bad image; others, as of a disk, stop the job.
+Unlike `failures.Meaning.is_of_file`, they include a file that may not be read: the others are still wanted."""
+
+
+class ImageList(Rows):
+  """Files in the given order; one that cannot be opened counts as a bad image."""
+
+  own_files = True  # a person's own photos, which are turned upright by their EXIF entry (`data/orientation.py`)
+
+  def __init__(self, paths: Sequence[str], *, name: str = 'files') -> None:
+    self.name, self._paths = name, tuple(paths)
+    self.class_names: tuple[str, ...] = ()
+    text = '\0'.join(f'{path} {os.path.getsize(path) if os.path.isfile(path) else -1}' for path in paths)
+    self.digest = hashlib.sha256(text.encode(errors='surrogateescape')).hexdigest()
+
+  def __len__(self) -> int:
+    return len(self._paths)
+
+  def example(self, row: int) -> Record:
+    try:
+      return Record(user_files.read_image(self._paths[row]))
+    except OSError as error:
+      if error.errno not in _OF_FILE:
+        raise
+      raise BadImage(error.strerror or str(error)) from error
+
+  def labels(self, row: int) -> tuple[int, ...]:
+    return ()
+
+  def describe(self, row: int) -> str:
+    return self._paths[row]
+
+
+def find(given: Sequence[str], *, follow_links: bool = False) -> Iterator[str]:
+  """Yields each argument in order: a file as it is, even if missing; a folder as its images, sorted by path.
+
+  The images of a folder are those in it and in the folders below it; `~` is the home directory. Links in a folder that
+  lead out of it are followed only with `follow_links`.
+
+  Raises:
+    UserError: a folder holds no image.
+  """
+  for name in map(user_files.expanded, given):
+    if not os.path.isdir(name):
+      yield name
+      continue
+    finder = image_files.Finder(Rules(follow_links))
+    below = sorted(os.path.join(name, found.path) for found in finder.find(name))
+    image_files.check(below, finder, name)
+    image_files.report(finder.ignored, name)
+    yield from below
+
+
+def check_exist(paths: Sequence[str]) -> None:
+  """Warns about the files that do not exist.
+
+  Raises:
+    UserError: none of them exists.
+  """
+  missing = [path for path in paths if not os.path.exists(path)]
+  named = ', '.join(missing[:SHOWN]) + (f' and {len(missing) - SHOWN:,} more' if len(missing) > SHOWN else '')
+  if missing and len(missing) == len(paths):
+    raise UserError(f'{named}: expected image files or folders of images, got no such file. Check the paths.')
+  if missing:
+    log.warning('%s of %s files do not exist: %s', f'{len(missing):,}', f'{len(paths):,}', named)

@@ -1,0 +1,354 @@
+"""What formats share whose examples are spans of files: an index, labels as numbers or names, splits and hold-outs.
+
+A format has a subclass of `IndexedSource`, a function that yields the rows of a file for the index, and an `opener`.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from vit_jax.config import schema
+from vit_jax.core import documents, failures
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import HostArray
+from vit_jax.data import index, storage
+from vit_jax.data.files.user_files import Rules
+from vit_jax.data.formats.shards import Files, Listed
+from vit_jax.data.image.headers import BadImage
+from vit_jax.data.index import Index
+from vit_jax.data.labels import classes
+from vit_jax.data.source import UNLABELED, Record, Rows, Source, first_label, take
+from vit_jax.data.sources import splits
+from vit_jax.data.storage import Span
+
+log = logging.getLogger('vit_jax.data')
+
+CLASSES = 'classes.txt'
+"""The file beside the files of a dataset with the names of its classes, a line each, in the order of their numbers."""
+_SHOWN = 5
+
+
+class BadLabel(BadImage):
+  """A label is missing, damaged or out of range: the example counts as an image that cannot be decoded."""
+
+
+class Found(NamedTuple):
+  """The labels of the files that define the classes: their names, or for numbers the largest one, -1 if not known.
+
+  smallest: of numbers, if it is known.
+  """
+  texts: tuple[str, ...] = ()
+  largest: int = -1
+  smallest: int = 0
+
+
+class Classes(NamedTuple):
+  """How the labels of files are numbered.
+
+  names: of the classes.
+  places: the class of each label that is a name; empty if labels are numbers.
+  offset: the number of the first class in the files.
+  """
+  names: tuple[str, ...]
+  places: Mapping[str, int]
+  offset: int
+
+  def of(self, label: int | str) -> int:
+    """Returns the class of a label. Raises BadLabel if there is none."""
+    if isinstance(label, str) or self.places:
+      found = self.places.get(str(label), -1)
+      if found < 0:
+        raise BadLabel(f'the label: expected one of the {len(self.names):,} classes, got '
+                       f'{documents.describe(str(label))}')
+      return found
+    if not 0 <= label - self.offset < len(self.names):
+      raise BadLabel(f'the label: expected {self.offset} to {self.offset + len(self.names) - 1}, got {label}')
+    return label - self.offset
+
+
+class IndexedSource(Rows):
+  """The examples of files, in the order in which they are stored. Pickles to few bytes; safe for threads.
+
+  A subclass has `load`, `choose`, `identity`, `image` and `describe`, and how messages name its columns.
+  """
+  behind_bytes: ClassVar[int] = 0
+  """Bytes that are read behind each example, such as its checksum."""
+  may_lack_labels: ClassVar[bool] = False
+  """Whether a split may have no labels although others have some; its images then have the class `unlabeled`."""
+
+  def __init__(self, files: Files, columns: Any, classes: Classes, *, name: str, root: str, rules: Rules,
+               found: Index) -> None:
+    self.name, self.class_names, self.root = name, classes.names, root
+    self._files, self._columns, self._classes, self._rules, self._index = files, columns, classes, rules, found
+    ends = found.label_ends
+    self.most_labels = max(1, int(np.diff(ends, prepend=0).max())) if len(ends) else 0
+    digest = hashlib.sha256(f'{len(self)} {classes.names} {classes.offset}'.encode(errors='surrogateescape'))
+    for array in self.identity():
+      digest.update(np.ascontiguousarray(array).data)
+    self.digest = digest.hexdigest()
+
+  @staticmethod
+  def load(files: Files, columns: Any) -> Index:
+    """Returns the index of files. Raises UserError if they have no images, or are damaged."""
+    raise NotImplementedError
+
+  @staticmethod
+  def choose(paths: Sequence[str], data: schema.Data) -> Any:
+    """Returns where image and label are, by the settings, or as the first examples have them.
+
+    The columns have `label`, which is '' if there are no labels.
+    """
+    raise NotImplementedError
+
+  @staticmethod
+  def label_place(label: str) -> str:
+    """Returns how messages name where the label is."""
+    raise NotImplementedError
+
+  @staticmethod
+  def contents(paths: Sequence[str]) -> str:
+    """Returns what files have, for messages about labels that are missing, a sentence; or ''."""
+    raise NotImplementedError
+
+  @staticmethod
+  def names(columns: Any) -> tuple[str, ...]:
+    """Returns the names of all classes, if each file has them, so that no other split defines them; or ()."""
+    del columns
+    return ()
+
+  def identity(self) -> Iterator[HostArray]:
+    """Yields what identifies the examples, wherever they are."""
+    raise NotImplementedError
+
+  def image(self, row: int, stored: bytes) -> bytes:
+    """Returns the image of an example, given the bytes of its span. Raises BadImage if it is damaged."""
+    raise NotImplementedError
+
+  def describe(self, row: int) -> str:
+    """Returns a name by which a person finds the example."""
+    raise NotImplementedError
+
+  def found(self) -> str:
+    """Returns what the files of this source have, see `contents`; for messages."""
+    return self.contents(self._files.paths)
+
+  def label_arrays(self) -> Iterator[HostArray]:
+    """Yields what identifies the labels."""
+    texts = [text.encode(errors='surrogatepass') for text in self._index.texts]
+    yield from (self._index.labels, self._index.label_ends, np.frombuffer(b''.join(texts), np.uint8),
+                np.cumsum([len(text) for text in texts], dtype=np.int64))
+
+  def __len__(self) -> int:
+    return len(self._index)
+
+  def read(self, rows: Sequence[int]) -> Iterator[Record]:
+    most = self._rules.max_bytes
+    spans = map(self._span, rows)
+    stored = storage.read_many(span if span.size <= most else span._replace(size=0) for span in spans)
+    for row, content in zip(rows, stored, strict=True):
+      if (size := int(self._index['size'][row])) > most:
+        raise BadImage(f'the image has {size:,} bytes: expected at most {most:,}. Shrink the image, or in a config '
+                       'raise data.max_file_mib')
+      labels = self.labels(row)
+      yield Record(self.image(row, content), labels)
+
+  def labels(self, row: int) -> tuple[int, ...]:
+    """Returns the classes of an example. Raises BadLabel if they are missing, damaged or out of range."""
+    stored = self._index.labels_of(row)
+    if not stored and not len(self._index.label_ends):
+      return (0,)  # there are no labels
+    if index.MISSING in stored:
+      place = self.label_place(self._columns.label)
+      raise BadLabel(f'the example: expected a label in {place}, got none, or one that is damaged')
+    if not self._classes.places:
+      return tuple(self._classes.of(label) for label in stored)
+    texts, first = self.names(self._columns) or self._index.texts, self._classes.offset
+    return tuple(self._classes.of(texts[label - first] if 0 <= label - first < len(texts) else '') for label in stored)
+
+  def path(self, row: int) -> str:
+    """Returns the file with an example."""
+    return self._files.paths[int(self._index['file'][row])]
+
+  def first_row(self, row: int) -> int:
+    """Returns the first row of the file with an example."""
+    return int(np.searchsorted(self._index['file'], self._index['file'][row]))
+
+  def _span(self, row: int) -> Span:
+    """Returns where an example is, with what is stored behind it."""
+    return Span(IndexedSource.path(self, row), int(self._index['offset'][row]),
+                int(self._index['size'][row]) + self.behind_bytes)
+
+  def __getstate__(self) -> dict[str, Any]:
+    return {name: value for name, value in self.__dict__.items() if name != '_index'}
+
+  def __setstate__(self, state: dict[str, Any]) -> None:
+    self.__dict__.update(state)
+    self._index = self.load(self._files, self._columns)
+
+
+@functools.cache
+def warn(text: str) -> None:
+  """Logs a warning once, as a command opens a source several times."""
+  log.warning('%s', text)
+
+
+def opener(kind: type[IndexedSource], listed: Listed, data: schema.Data, *, name: str,
+           order: Sequence[str] = ()) -> Callable[[str], Source]:
+  """Opens the splits of files that are known, or of a part of them if the files do not belong to splits.
+
+  `name` is that of the source, `order` the classes of a run that resumes.
+  """
+  first = 'train' if 'train' in listed.splits else min(listed.splits)  # which defines the classes
+  columns = functools.cache(lambda: kind.choose(listed.splits[first].paths, data))
+  load = functools.cache(lambda split: kind.load(listed.splits[split], columns()))
+
+  def labels_of(split: str) -> Found:
+    found = load(split)
+    numbers = found.labels[found.labels != index.MISSING]
+    low, high = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, -1)
+    return Found(tuple(kind.names(columns()) or found.texts), high, low)
+
+  def open_split(split: str) -> IndexedSource:
+    where, column, files = f'{name}/{split}' if split else name, columns().label, listed.splits[split]
+    is_labeled = bool(column and len(load(split).labels))
+    if column and not is_labeled and kind.may_lack_labels:
+      warn(f'{where} has no labels: its images get the class {UNLABELED[0]!r}.')
+    elif column and not is_labeled:
+      raise UserError(f'{where}: expected labels in {kind.label_place(column)}, got none. Choose another split, or set '
+                      f'data.label_column. {kind.contents(files.paths)}'.rstrip())
+    is_listed = bool(kind.names(columns()))
+    defining = split if is_listed else first
+    numbered = (Classes(UNLABELED, {}, 0) if not is_labeled else
+                number(data, listed.root, labels_of(split), lambda: labels_of(defining), is_listed=is_listed,
+                       order=order, where=where))
+    return kind(files, columns(), numbered, name=where, root=listed.root, rules=Rules.of(data), found=load(split))
+
+  @functools.cache
+  def open_named(split: str) -> Source:
+    if '' not in listed.splits:
+      return open_split(splits.resolve(split, listed.splits, source=name))
+    if not 0 < data.holdout < 1:
+      raise UserError(f'data.holdout: expected a fraction between 0 and 1, such as 0.1, got {data.holdout}. '
+                      'Set such a fraction.')
+    part = splits.resolve_part(split, source=name)
+    whole = open_split('')
+    if part == splits.ALL:
+      return whole
+    mixed = np.random.Generator(np.random.Philox(key=data.holdout_seed)).permutation(len(whole))
+    kept, held = splits.hold_out(_first_labels(whole)[mixed], data.holdout)  # each class alike
+    rows = np.sort(mixed[kept if part == 'train' else held])
+    return take(whole, rows, name=f'{name}/{part}', title=splits.part_title(name, part, data.holdout))
+  return open_named
+
+
+def _first_labels(source: Source) -> HostArray:
+  """Returns the first class of each example, -1 if it has none that is known, `[S] i32`."""
+  found = np.full(len(source), -1, np.int32)
+  for row in range(len(source)):
+    with contextlib.suppress(BadImage):
+      found[row] = first_label(source, row)
+  return found
+
+
+def number(data: schema.Data, folder: str, own: Found, define: Callable[[], Found], *, is_listed: bool,
+           order: Sequence[str], where: str) -> Classes:
+  """Returns how labels are numbered: by `data.classes`, a file `classes.txt` in the folder, or the training files.
+
+  Args:
+    data: the settings.
+    folder: of the files.
+    own: the labels of a split.
+    define: returns the labels of the files that define the classes, if no list does.
+    is_listed: whether the files list their classes in order, which stays; others are ordered here.
+    order: the classes of a run that resumes, whose order stays.
+    where: the split, for messages.
+
+  Raises:
+    UserError: the number of classes is not known, or too large, or a name is not one of the classes.
+  """
+  listed = data.classes or _find_list(folder)
+  offset = data.label_offset if is_listed or not own.texts else 0
+  is_inside = offset <= own.smallest <= own.largest < offset + len(own.texts)
+  if is_listed and own.texts and own.smallest != offset and not is_inside:  # others than the first may be damaged
+    raise _wrong_first(own, len(own.texts), offset, where=where)
+  if listed:
+    names = classes.read(listed, setting='data.classes' if data.classes else 'classes')
+    if not own.texts:
+      _check_first(define(), own, len(names), offset, is_declared=True, where=where)
+    places = classes.match(own.texts, names, where=listed) if own.texts else ()
+    return Classes(names, dict(zip(own.texts, places, strict=True)), offset)
+  found = define()
+  if found.texts:
+    if extra := sorted(set(own.texts) - set(found.texts)):
+      raise UserError(f'{where}: expected the classes of the training files, got {len(extra)} others: '
+                      f'{documents.listed(extra, _SHOWN)}. Set data.classes to a file with all classes.')
+    names = tuple(found.texts) if is_listed else classes.ordered(found.texts, order)
+    return Classes(names, {text: place for place, text in enumerate(names)}, offset)
+  if own.texts:
+    raise UserError(f'{where}: expected numbers of classes, as in the training files, got names: '
+                    f'{documents.listed(own.texts, _SHOWN)}. Set data.classes to a file with all classes, or correct '
+                    'the labels.')
+  num = data.num_classes or found.largest - offset + 1
+  _check_first(found, own, num, offset, is_declared=bool(data.num_classes), where=where)
+  if not 0 < num <= classes.MOST_CLASSES:
+    raise UserError(f'data.num_classes: expected 1 to {classes.MOST_CLASSES:,} for {where}, got {max(0, num):,}. Set '
+                    'it, or data.classes to a file with the names of the classes.')
+  return Classes(tuple(map(str, range(num))), {}, offset)
+
+
+def _find_list(folder: str) -> str:
+  """Returns the path of the list of classes beside the files; '' if there is none."""
+  path = os.path.join(folder, CLASSES)
+  try:
+    is_there = CLASSES in storage.list_names(folder, CLASSES) if storage.is_address(folder) else os.path.isfile(path)
+  except OSError as error:
+    raise failures.unreadable(error, path) from error
+  return path if is_there else ''
+
+
+def _check_first(found: Found, own: Found, num_classes: int, offset: int, *, is_declared: bool, where: str) -> None:
+  """Warns of a split whose labels begin at 1, as those of the training files do.
+
+  Args:
+    found: the labels of the training files.
+    own: those of the split.
+    num_classes: their number; `is_declared` if it does not follow from the labels.
+    offset: the number of the first class.
+    where: the split.
+
+  Raises:
+    UserError: the labels begin elsewhere, so that classes would be out of range, or others than in training.
+  """
+  if found.texts:
+    return
+  if is_declared and _is_shifted(found, num_classes, offset):
+    raise _wrong_first(found, num_classes, offset, where=where)
+  is_inside = found.smallest <= own.smallest and own.largest <= found.largest
+  if 0 <= own.smallest <= own.largest and (
+      _is_shifted(own, num_classes, offset) or not (is_declared or is_inside)):
+    raise UserError(f'{where}: expected labels from {found.smallest:,} to {found.largest:,}, as in the training files, '
+                    f'got {own.smallest:,} to {own.largest:,}. If both number the classes alike, set data.num_classes; '
+                    'else correct the labels of one of them.')
+  if not offset and found.smallest == own.smallest == 1:
+    log.warning('%s: labels begin at 1, so class 0 has no images. If 1 is the number of the first class, set '
+                'data.label_offset=1.', where)
+
+
+def _is_shifted(found: Found, num_classes: int, offset: int) -> bool:
+  """Returns whether labels are of all classes, but begin at another number."""
+  return 0 <= found.smallest != offset and found.largest - found.smallest + 1 == num_classes
+
+
+def _wrong_first(found: Found, num_classes: int, offset: int, *, where: str) -> UserError:
+  is_clear = found.largest - found.smallest + 1 == num_classes
+  return UserError(f'data.label_offset: expected {found.smallest if is_clear else "another one"}, the number of the '
+                   f'first class, for labels from {found.smallest:,} to {found.largest:,} and {num_classes:,} classes '
+                   f'of {where}, got {offset}. Set --config.data.label_offset'
+                   + (f'={found.smallest}.' if is_clear else ', or correct the labels.'))

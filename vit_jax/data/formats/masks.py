@@ -1,0 +1,205 @@
+"""`masks:PATH` and `masks:tfds:NAME`: images with masks, which give each pixel a class, for semantic segmentation.
+
+In a folder the images are `PATH/images/[train|val|test/]…/NAME.jpg`, their masks `PATH/masks/…/NAME.png` with the same
+relative name (or `PATH/annotations/…`, as ADE20K has it), and `PATH/classes.txt`, if it exists, has the name of a class
+a line. Of a dataset prepared by TFDS, the mask is the image feature that is not `image`.
+"""
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from vit_jax.config import schema
+from vit_jax.core.errors import UserError
+from vit_jax.data.files import access, image_files, user_files
+from vit_jax.data.files.user_files import OWN, Rules
+from vit_jax.data.formats import example, tfds
+from vit_jax.data.image.headers import BadImage
+from vit_jax.data.image.masks import EXTENSIONS, BadMask
+from vit_jax.data.labels import classes
+from vit_jax.data.source import Record, Rows, Source
+from vit_jax.data.sources import splits
+
+log = logging.getLogger('vit_jax.data')
+
+LAYOUT = 'PATH/images/train/NAME.jpg with PATH/masks/train/NAME.png, or PATH/images/NAME.jpg with PATH/masks/NAME.png'
+MASKS = ('masks', 'annotations')
+_SPLITS = {'training': 'train', **{name: name for name in splits.NAMES}}
+_SHOWN = 5
+
+
+class Known(NamedTuple):
+  """The masks of a dataset: the value of the first class (lower ones are ignored), and the names of the classes."""
+  first_class: int
+  class_names: tuple[str, ...]
+
+
+KNOWN = {
+    'oxford_iiit_pet': Known(1, ('pet', 'background', 'border')),  # trimaps: Parkhi et al. 2012, section 2
+    'scene_parse150': Known(1, tuple(f'class {i}' for i in range(1, 151)))}  # ADE20K benchmark: 0 = other
+"""TFDS datasets whose description does not have this."""
+
+
+class FolderMasks(Rows):
+  """Image files with a mask file each; paths are relative to `root`."""
+
+  first_class = 0
+
+  def __init__(self, root: str, pairs: Sequence[tuple[str, str]], *, name: str, class_names: tuple[str, ...],
+               rules: Rules = OWN) -> None:
+    self.name, self.class_names, self._root, self._pairs, self._rules = name, class_names, root, tuple(pairs), rules
+    sizes = [(*pair, *(os.path.getsize(os.path.join(root, one)) for one in pair)) for pair in pairs]
+    self.digest = hashlib.sha256(repr((sizes, class_names)).encode(errors='surrogateescape')).hexdigest()
+
+  def __len__(self) -> int:
+    return len(self._pairs)
+
+  def example(self, row: int) -> Record:
+    image = user_files.read_image(self.describe(row), self._rules.max_bytes)
+    try:
+      return Record(image, mask=user_files.read_image(self.describe_mask(row), self._rules.max_bytes))
+    except BadImage as error:
+      raise BadMask(f'expected a mask, got one that is not read: {error}') from error
+
+  def labels(self, row: int) -> tuple[int, ...]:
+    return ()
+
+  def path(self, index: int) -> str:
+    return os.path.join(self._root, self._pairs[index][0])
+
+  def describe(self, row: int) -> str:
+    return self.path(row)
+
+  def describe_mask(self, index: int) -> str:
+    """Returns the path of the mask."""
+    return os.path.join(self._root, self._pairs[index][1])
+
+
+class TfdsMasks(tfds.Stored):
+  """A split of a dataset prepared by TFDS with images and masks."""
+
+  def __init__(self, dataset: tfds.Dataset, split: str, *, mask: str) -> None:
+    super().__init__(dataset, split, name=f'masks:tfds:{dataset.full_name}/{split}', reading=mask)
+    self.first_class, self.class_names = KNOWN.get(dataset.name, Known(0, ()))
+    self._mask = mask
+
+  def example(self, row: int) -> Record:
+    found = self.features(row)
+    return Record(example.encoded(found, 'image'), mask=example.encoded(found, self._mask))
+
+  def labels(self, row: int) -> tuple[int, ...]:
+    return ()
+
+  def describe_mask(self, index: int) -> str:
+    """Returns the name of the mask."""
+    return f'{self.describe(index)}, {self._mask}'
+
+
+def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
+  """Opens the splits of a folder, or of `tfds:NAME[/CONFIG][:VERSION]`.
+
+  `data.label_column` is the TFDS feature with the masks; '' = the only image feature beside `image`. `data.holdout` is
+  the share held out as `test` of a folder without splits.
+
+  Raises:
+    UserError: there is no such dataset; or, when opening, an image has no mask.
+  """
+  del image_px
+  rules = Rules.of(data)
+  kind, _, name = where.partition(':')
+  if kind == 'tfds' and name:
+    return _open_tfds(name, data_dir=data.data_dir, mask_column=data.label_column, rules=rules)
+  root = access.resolve(where, 'masks:PATH')
+  if not os.path.isdir(os.path.join(root, 'images')):
+    raise UserError(f'{root}: expected {LAYOUT}, got no folder images. Set masks:PATH.')
+  found = {_SPLITS[name.lower()]: name for name in os.listdir(os.path.join(root, 'images')) if name.lower() in _SPLITS}
+
+  @functools.cache
+  def open_named(split: str) -> Source:
+    name = (found[splits.resolve(split, found, source=f'masks:{root}')] if found else
+            splits.resolve_part(split, source=f'masks:{root}'))
+    pairs = _list(root, name if found else '', rules)
+    order = splits.scattered((os.fsencode(image) for image, _ in pairs), len(pairs),
+                             seed=0 if found else data.holdout_seed).tolist()
+    if not found and name != splits.ALL:
+      num = max(1, round(data.holdout * len(order)))
+      if num >= len(order):
+        raise UserError(f'{root}: expected at least two images, so that data.holdout={data.holdout} leaves some to '
+                        f'train on, got {len(order)}. Add images, or set data.holdout.')
+      order = order[num:] if name == 'train' else order[:num]
+    return FolderMasks(root, [pairs[i] for i in order], name=f'masks:{root}/{name}',
+                       class_names=_class_names(root, rules), rules=rules)
+  return open_named
+
+
+def _list(root: str, split: str, rules: Rules) -> list[tuple[str, str]]:
+  """Returns the paths of images and masks of a split, relative to the root, in the order of the images.
+
+  Raises:
+    UserError: there are no images, or one has no mask.
+  """
+  images = _by_name(root, os.path.join('images', split), image_files.EXTENSIONS, rules)
+  folder = next((name for name in MASKS if os.path.isdir(os.path.join(root, name, split))), MASKS[0])
+  masks = _by_name(root, os.path.join(folder, split), EXTENSIONS, rules)
+  if not images:
+    raise UserError(f'{os.path.join(root, "images", split)}: expected images, got none. Expected {LAYOUT}.')
+  if missing := [path for name, path in images.items() if name not in masks]:
+    named = ', '.join(os.path.join(root, path) for path in missing[:_SHOWN])
+    more = f' and {len(missing) - _SHOWN:,} more' if len(missing) > _SHOWN else ''
+    raise UserError(f'{os.path.join(root, folder, split)}: expected a mask (NAME.png) for every image, got none for '
+                    f'{len(missing):,} of {len(images):,}: {named}{more}.')
+  if unused := len(masks.keys() - images.keys()):
+    log.warning('%s: %s masks have no image and are not used.', os.path.join(root, folder, split), f'{unused:,}')
+  return [(path, masks[name]) for name, path in sorted(images.items())]
+
+
+def _by_name(root: str, folder: str, extensions: Sequence[str], rules: Rules) -> Mapping[str, str]:
+  """Returns the paths of images in and below `root/folder`, relative to the root, by their names without extension.
+
+  Raises:
+    UserError: two files have the same name.
+  """
+  found: dict[str, str] = {}
+  if not os.path.isdir(os.path.join(root, folder)):
+    return found
+  finder = image_files.Finder(rules)
+  for file in finder.find(root, folder.rstrip('/')):
+    name, extension = os.path.splitext(os.path.relpath(file.path, folder))
+    if extension.lower() in extensions and found.setdefault(name, file.path) != file.path:
+      raise UserError(f'{os.path.join(root, folder)}: expected one file of each name, got {found[name]} and '
+                      f'{file.path}. Remove or rename one of them.')
+  image_files.report(finder.ignored, os.path.join(root, folder))
+  return found
+
+
+def _class_names(root: str, rules: Rules) -> tuple[str, ...]:
+  """Returns the lines of `classes.txt`; () without such a file."""
+  path = os.path.join(root, 'classes.txt')
+  if not os.path.isfile(path):
+    return ()
+  user_files.check_inside(path, root, rules)
+  return classes.read(path, setting='classes.txt')
+
+
+def _open_tfds(name: str, *, data_dir: str, mask_column: str, rules: Rules) -> Callable[[str], Source]:
+  folder = tfds.find(name, data_dir=data_dir)
+
+  @functools.cache
+  def open_named(split: str) -> Source:
+    dataset = tfds.read(folder, rules)
+    found = splits.resolve(split, dataset.splits, source=f'masks:tfds:{name}')
+    return TfdsMasks(dataset, found, mask=_mask_column(dataset.images, folder, mask_column))
+  return open_named
+
+
+def _mask_column(images: Sequence[str], folder: str, wanted: str) -> str:
+  """Returns the feature with the masks."""
+  others = [name for name in images if name != 'image']
+  if 'image' not in images or wanted not in ('', *others) or not (wanted or len(others) == 1):
+    raise UserError(f'{folder}: expected the features image and {wanted or "one other with the mask"}, got '
+                    f'{", ".join(images) or "none"}. Set data.label_column to the feature with the masks.')
+  return wanted or others[0]

@@ -1,0 +1,152 @@
+"""`mix:0.7*folder:A,0.3*tfds:B`: several sources as one, in given shares.
+
+The source at each position is a pure function of (seed, position), like all of the order. Positions are grouped into
+rounds of 1,000; in each round source k has exactly its share of the places, in a random order of this round. So the
+count of source k at any position is known without the rounds before it, and each source is visited in its own
+permutations, each of its examples once per pass, for any sizes. An epoch of a mixture has as many examples as its
+sources together.
+"""
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+import itertools
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.core import streams
+from vit_jax.core.errors import UserError
+from vit_jax.core.streams import Stream
+from vit_jax.core.types import HostArray
+from vit_jax.data import order, windows
+from vit_jax.data.source import Part, Parts, Source
+
+ROUND = 1_000
+_COMMA = re.compile(r',(?=\s*[\d.]+\s*\*)')
+_TERM = re.compile(r'\s*(?P<weight>\d*\.?\d+)\s*\*\s*(?P<source>\S.*?)\s*')
+FORM = 'mix:WEIGHT*SOURCE,WEIGHT*SOURCE such as mix:0.7*folder:A,0.3*tfds:B'
+
+
+class Weighted(NamedTuple):
+  """The name of a source, and its share."""
+  weight: float
+  source: str
+
+
+def parse(text: str) -> list[Weighted]:
+  """Returns the terms of `0.7*folder:A,0.3*tfds:B`; weights need not sum to 1.
+
+  Raises:
+    UserError: the text has another form, or a weight is too small.
+  """
+  matches = [_TERM.fullmatch(term) for term in _COMMA.split(text)]
+  if len(matches) < 2 or not all(matches):
+    raise UserError(f'data.source: expected {FORM}, got mix:{text}. '
+                    'Write each source as WEIGHT*SOURCE, with commas between them.')
+  terms = [Weighted(float(m['weight']), m['source']) for m in matches if m]
+  total = sum(t.weight for t in terms)
+  for term in terms:
+    if term.source.startswith('mix:'):
+      raise UserError(f'data.source: expected all sources of a mixture in one list, got {term.source!r} inside of it. '
+                      'Write its sources into the outer list.')
+    if not total or term.weight / total < 1 / ROUND:
+      raise UserError(f'data.source: expected weights of at least 0.001 of their sum, got {term.weight:g} for '
+                      f'{term.source}. Set a larger weight, or remove the source.')
+  return terms
+
+
+@dataclasses.dataclass(frozen=True)
+class Visit:
+  """The order of a mixture: an `order.Visit` over the concatenated sources, made of that of each source."""
+  visits: tuple[order.Visit, ...]
+  sizes: tuple[int, ...]
+  shares: tuple[int, ...]
+  seed: int
+
+  def __call__(self, positions: HostArray) -> HostArray:
+    rounds, places = np.divmod(np.asarray(positions, np.int64), ROUND)
+    chosen, nth, indexes = np.empty_like(places), np.empty_like(places), np.empty_like(places)
+    for number in np.unique(rounds):
+      here = rounds == number
+      sources, counts = self._round(int(number))
+      chosen[here], nth[here] = sources[places[here]], counts[places[here]]
+    for k, visit in enumerate(self.visits):
+      own = chosen == k
+      indexes[own] = visit(nth[own]) + sum(self.sizes[:k])
+    return indexes
+
+  def _round(self, number: int) -> tuple[HostArray, HostArray]:
+    """Returns for each place of a round its source, and the number of its examples before: `[ROUND] i64`."""
+    keys = streams.words(Stream.MIXTURE, self.seed, number, num=order.ROUNDS)
+    slots = order.permute(np.arange(ROUND), size=ROUND, keys=keys)
+    sources = np.repeat(np.arange(len(self.shares)), self.shares)[slots]
+    counts = np.empty_like(sources)
+    for k, share in enumerate(self.shares):
+      counts[sources == k] = number * share + np.arange(share)
+    return sources, counts
+
+
+class Mixture(Parts):
+  """Sources one after the other, with an order that gives each its share."""
+
+  def __init__(self, sources: Sequence[Source], weights: Sequence[float], *, name: str,
+               class_names: tuple[str, ...], labels: Sequence[Sequence[int]]) -> None:
+    """Takes for each source its weight, and `labels [C]`: the numbers of its classes here."""
+    super().__init__([Part(s, labels=tuple(x)) for s, x in zip(sources, labels, strict=True)], name=name,
+                     class_names=class_names)
+    self.shares, self._sizes = shares(weights), tuple(len(s) for s in sources)
+    self.digest = hashlib.sha256(f'{self.digest} {self.shares} {class_names}'.encode()).hexdigest()
+
+  def visit(self, seed: int, batch_size: int) -> Visit:
+    """Returns the order of training."""
+    seeds = streams.seeds(Stream.MIXTURE, seed, num=len(self.parts))
+    visits = tuple(windows.visit(part.source, own, max(1, batch_size * share // ROUND))
+                   for part, own, share in zip(self.parts, seeds, self.shares, strict=True))
+    return Visit(visits, self._sizes, self.shares, seed)
+
+
+def mix(sources: Sequence[Source], weights: Sequence[float], *, name: str, separate: bool) -> Mixture:
+  """Returns a mixture; see `join_classes` for `separate`. Raises UserError if the classes differ."""
+  class_names, labels = join_classes(sources, separate=separate)
+  return Mixture(sources, weights, name=name, class_names=class_names, labels=labels)
+
+
+def shares(weights: Sequence[float]) -> tuple[int, ...]:
+  """Returns the places of each source in a round: integers nearest to the weights, with the sum `ROUND`."""
+  exact = np.array(weights, np.float64) / sum(weights) * ROUND
+  found = np.maximum(1, np.floor(exact)).astype(np.int64)
+  for place in np.argsort(found - exact, kind='stable')[:ROUND - found.sum()]:
+    found[place] += 1
+  found[np.argmax(found)] += ROUND - found.sum()
+  return tuple(found.tolist())
+
+
+def join_classes(sources: Sequence[Source], *, separate: bool) -> tuple[tuple[str, ...], list[list[int]]]:
+  """Returns the class names of a mixture, and for each source the new numbers `[C]` of its classes.
+
+  Args:
+    sources: to be mixed.
+    separate: the classes of each source follow those of the sources before it, and repeated names get the number of
+      their source; otherwise all must have the same names, in any order, and the order of the first source is used.
+
+  Raises:
+    UserError: the names differ.
+  """
+  first = sources[0].class_names
+  if not separate:
+    for source in sources[1:]:
+      if odd := set(first) ^ set(source.class_names):
+        raise UserError(f'classes of {source.name}: expected those of {sources[0].name}, got {len(odd)} that only one '
+                        f'of them has, such as {", ".join(sorted(odd)[:5])}. Use sources with equal classes, or set '
+                        'data.mix_classes=separate, which numbers the classes of each source after the others.')
+    numbers = {name: i for i, name in enumerate(first)}
+    return first, [[numbers[n] for n in s.class_names] for s in sources]
+  names = [(k, n) for k, s in enumerate(sources) for n in s.class_names]
+  often = collections.Counter(n for _, n in names)
+  joined = tuple(f'{n} ({k + 1})' if often[n] > 1 else n for k, n in names)
+  starts = np.cumsum([0] + [len(s.class_names) for s in sources]).tolist()
+  return joined, [list(range(start, stop)) for start, stop in itertools.pairwise(starts)]

@@ -1,0 +1,262 @@
+"""Bytes of Parquet files: their footers, the columns of a row group, and the rows for the index.
+
+A footer describes a file; for the index, only footers and the columns with labels and names are read.
+
+Format: github.com/apache/parquet-format.
+"""
+from __future__ import annotations
+
+import io
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from vit_jax.core import extras, failures
+from vit_jax.core.errors import TemporaryError, UserError
+from vit_jax.data import index, storage
+from vit_jax.data.formats import parquet_columns
+from vit_jax.data.formats.parquet_columns import Columns
+from vit_jax.data.index import Counts, Labels
+from vit_jax.data.storage import Span
+
+TYPES = {'offset': 'int64', 'size': 'int64', 'decoded': 'int64', 'group': 'int32', 'place': 'int64',
+          'name': index.BYTES, 'footer': index.BYTES, index.LABEL: index.BYTES}
+"""Where the images of the row group of a row are, 0 if images are files, and their bytes without compression; its
+number in the file, and the place of the row in it; the name of the image; and, at the first row of a file, its footer.
+"""
+_AGAIN = 'Copy it again, or leave it out of the pattern.'
+_MAGIC, _ENCRYPTED, _END = b'PAR1', b'PARE', 8
+_USUAL_FOOTER, _MOST_FOOTER, _MOST_NAME = 2**16, 2**30, 2**12  # bytes
+_MOST = 2**62  # bytes of an object, whose size is not asked for
+
+
+def pyarrow_parquet() -> Any:
+  """Returns `pyarrow.parquet`. Raises UserError if it is not installed."""
+  return extras.load('pyarrow.parquet', 'parquet', 'data.source: Parquet files')
+
+
+def metadata(footer: bytes) -> Any:
+  """Returns the `pyarrow.parquet.FileMetaData` of the end of a file; raises as pyarrow."""
+  import pyarrow as pa
+  return pyarrow_parquet().read_metadata(pa.BufferReader(_MAGIC + footer))
+
+
+def read_metadata(path: str) -> Any:
+  """Returns the metadata of a file. Raises TemporaryError or UserError if it cannot be read, or is damaged."""
+  try:
+    return _parsed(path, _read_footer(path)[0])
+  except OSError as error:
+    raise failures.unreadable(error, path) from error
+
+
+def _parsed(path: str, footer: bytes) -> Any:
+  try:
+    found = metadata(footer)
+    found.schema.to_arrow_schema()  # which a damaged description may not have
+    return found
+  except UserError:
+    raise
+  except Exception as error:  # pyarrow has many, such as OSError for what is damaged
+    raise _damaged(path, error) from error
+
+
+def _damaged(path: str, error: Exception) -> UserError:
+  return UserError(f'{path}: expected a complete Parquet file, got a damaged one ("{reason(error)}"). {_AGAIN}')
+
+
+def reason(error: Exception) -> str:
+  return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def _read_footer(path: str) -> tuple[bytes, int]:
+  """Returns the end of a file with its description, and the size of the file, at most.
+
+  Raises:
+    UserError: it is something else, or truncated.
+    OSError: it cannot be read.
+  """
+  size = _MOST if storage.is_address(path) else os.path.getsize(path)
+  first = min(size, _USUAL_FOOTER)
+  end = storage.read(path, -first, first) if size else b''
+  if len(end) < first:  # all of an object
+    size = len(end)
+  if len(end) < _END or end[-4:] != _MAGIC:
+    got = ('an encrypted one' if end[-4:] == _ENCRYPTED else 'an empty file' if not size else
+           'no footer at its end: it is truncated, or something else')
+    raise UserError(f'{path}: expected a complete Parquet file, got {got}. {_AGAIN}')
+  length = int.from_bytes(end[-_END:-4], 'little') + _END
+  if length > min(size - len(_MAGIC), _MOST_FOOTER):
+    raise UserError(f'{path}: expected a complete Parquet file, got a footer of {length:,} bytes. {_AGAIN}')
+  return (end if length <= len(end) else storage.read(path, -length, length))[-length:], size
+
+
+class _OpenFile(io.RawIOBase):
+  """A file as pyarrow reads it, by `storage.read`; or only `content`, the bytes from `first` on, of it."""
+
+  def __init__(self, path: str, size: int, content: bytes | None = None, first: int = 0) -> None:
+    super().__init__()
+    self._path, self._size, self._content, self._first, self._place = path, size, content, first, 0
+
+  def readable(self) -> bool:
+    return True
+
+  def seekable(self) -> bool:
+    return True
+
+  def tell(self) -> int:
+    return self._place
+
+  def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+    self._place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
+    return self._place
+
+  def read(self, size: int = -1) -> bytes:
+    start, size = self._place, self._size - self._place if size < 0 else size
+    if self._content is None:
+      found = storage.read(self._path, start, max(0, min(size, self._size - start)))
+    else:
+      found = self._content[max(0, start - self._first):max(0, start - self._first + size)]
+    self._place += len(found)
+    return found
+
+
+def _reader(file: _OpenFile, footer: Any, names: Sequence[str], groups: Sequence[int]) -> Any:
+  """Returns the `pyarrow.parquet.ParquetFile` of a file.
+
+  Of the columns `names`, bytes and texts that are stored as places in a dictionary are read as such: rows that share a
+  value share its memory, which is bounded by the bytes in the file.
+  """
+  import pyarrow as pa
+  paths = {footer.schema.column(i).path: i for i in range(footer.num_columns)
+           if footer.schema.column(i).physical_type == 'BYTE_ARRAY'}
+  coded = [path for path, i in paths.items() if any(f'{path}.'.startswith(f'{name}.') for name in names)
+           and any(footer.row_group(group).column(i).has_dictionary_page for group in groups)]
+  return pyarrow_parquet().ParquetFile(pa.PythonFile(file, 'r'), metadata=footer, pre_buffer=False,
+                                page_checksum_verification=True, read_dictionary=coded)
+
+
+def read_column(part: Span, content: bytes, footer: Any, group: int, leaf: str) -> Any:
+  """Returns the values of a column in one row group, a `pyarrow.ChunkedArray`; raises as pyarrow if it is damaged.
+
+  Args:
+    part: where the bytes of the column in this row group are.
+    content: these bytes.
+    footer: the metadata of the file.
+    group: the number of the row group in the file.
+    leaf: the column, such as `image.bytes`.
+  """
+  reader = _reader(_OpenFile(part.path, _MOST, content, part.offset), footer, [leaf], [group])
+  return _leaf(reader.read_row_group(group, columns=[leaf], use_threads=False).column(0), leaf)
+
+
+def _leaf(column: Any, leaf: str) -> Any:
+  """Returns the values of a leaf such as `image.bytes` of a column that was read, as a `pyarrow.ChunkedArray`."""
+  import pyarrow as pa
+  if not pa.types.is_struct(column.type):
+    return column
+  name = leaf.rpartition('.')[2]
+  return pa.chunked_array([chunk.field(name) for chunk in column.chunks], column.type.field(name).type)
+
+
+def scan(path: str, ignored: Counts, *, columns: Columns) -> Iterator[tuple[Any, ...]]:
+  """Yields the rows of a file.
+
+  Raises:
+    UserError: it is damaged, or its columns have other types.
+    OSError: it cannot be read.
+  """
+  del ignored
+  footer, size = _read_footer(path)
+  found = _parsed(path, footer)
+  parquet_columns.check(path, found, columns)
+  groups = _groups(path, found, columns.leaf, size)
+  wanted, num = [one for one in (columns.label, columns.path) if one], sum(rows for rows, *_ in groups)
+  names: list[bytes] = []
+  labels: list[Labels] = []
+  try:
+    reader = _reader(_OpenFile(path, size), found, wanted, range(len(groups)))
+    for group, (rows, *_) in enumerate(groups if wanted else ()):  # nested dictionaries are read one by one
+      table = reader.read_row_group(group, columns=wanted, use_threads=False)
+      if table.num_rows != rows:
+        raise ValueError(f'{table.num_rows:,} rows in place of {rows:,}')
+      names += _names(_leaf(table.column(columns.image), columns.path)) if columns.path else ()
+      labels += _labels(table.column(columns.label), is_named=bool(columns.names)) if columns.label else ()
+  except (UserError, TemporaryError):
+    raise
+  except Exception as error:
+    if isinstance(error, OSError) and error.errno:
+      raise
+    raise _damaged(path, error) from error
+  places = ((*place, group, row) for group, (rows, *place) in enumerate(groups) for row in range(rows))
+  for place, name, label in zip(places, names or itertools.repeat(b'', num), labels or itertools.repeat(None, num),
+                                strict=True):
+    yield *place, name, footer, index.encode(label)
+    footer = b''
+
+
+def _groups(path: str, found: Any, leaf: str, size: int) -> list[tuple[int, int, int, int]]:
+  """Returns the rows of each row group, and the place and the decoded size of its images."""
+  column = next((i for i in range(found.num_columns) if found.schema.column(i).path == leaf), None)
+  groups = []
+  for group in map(found.row_group, range(found.num_row_groups)):
+    if column is None:
+      groups.append((group.num_rows, 0, 0, 0))
+      continue
+    own = group.column(column)
+    if 'DELTA_BYTE_ARRAY' in own.encodings:
+      raise UserError(f'{path}: expected images that are stored as they are or in a dictionary, got the encoding '
+                      'DELTA_BYTE_ARRAY, whose size in memory is not known before. Write the file again with '
+                      'pyarrow.parquet.write_table.')
+    offset, num_bytes = place_of(own)
+    if group.num_rows < 0 or offset < len(_MAGIC) or num_bytes < 0 or offset + num_bytes > size - _END:
+      raise UserError(f'{path}: expected row groups inside of the file, got one of {num_bytes:,} bytes at byte '
+                      f'{offset:,}. {_AGAIN}')
+    groups.append((group.num_rows, offset, num_bytes, max(0, own.total_uncompressed_size)))
+  return groups
+
+
+def place_of(chunk: Any) -> tuple[int, int]:
+  """Returns where the bytes of a column in a row group are, and their number, by its metadata."""
+  places = [place for place in (chunk.dictionary_page_offset, chunk.data_page_offset) if place]
+  return min(places, default=0), chunk.total_compressed_size
+
+
+def _values(column: Any) -> list[Any]:
+  """Returns values as those of Python; rows that share a place in a dictionary share the value."""
+  import pyarrow as pa
+  found = list[Any]()
+  for chunk in column.chunks:
+    if not pa.types.is_dictionary(chunk.type):
+      found += chunk.to_pylist()
+      continue
+    own = chunk.dictionary.to_pylist()
+    found += [None if place is None else own[place] for place in chunk.indices.to_pylist()]
+  return found
+
+
+def _names(column: Any) -> list[bytes]:
+  """Returns texts as bytes; one that is missing is empty. Raises ValueError if one is too long for a path."""
+  names = [(text or '').encode(errors='surrogatepass') for text in _values(column)]
+  if (longest := max(map(len, names), default=0)) > _MOST_NAME:
+    raise ValueError(f'a path of {longest:,} bytes')
+  return names
+
+
+def _labels(column: Any, *, is_named: bool) -> list[Any]:
+  """Returns the labels in a column, as `index.encode` takes them."""
+  import pyarrow as pa
+  kind = column.type
+  if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    from pyarrow import compute
+    flat = _labels(pa.chunked_array([chunk.flatten() for chunk in column.chunks], kind.value_type), is_named=is_named)
+    ends = np.cumsum(compute.fill_null(compute.list_value_length(column), 0).to_numpy()).tolist()
+    return [tuple(flat[start:end]) for start, end in itertools.pairwise([0, *ends])]
+  if pa.types.is_dictionary(kind) and not parquet_columns.is_text(kind.value_type):
+    column = column.cast(kind.value_type)
+  if pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):
+    values = column.cast(pa.int64()).to_pylist()
+    return [None if value is not None and value < 0 else value for value in values] if is_named else values
+  return _values(column)

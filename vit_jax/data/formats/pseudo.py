@@ -1,0 +1,134 @@
+"""Adds images labeled by a teacher to the training data: Noisy Student (Xie et al. 2020, arXiv 1911.04252, section 2).
+
+The teacher's answer to an image is its most likely classes and their probabilities, on disk as `answers` has them, with
+one position. Images whose highest probability reaches `threshold` are kept. With `per_class`, each class gets that
+many: its most certain images, repeated if there are too few. The kept images have a fixed share of the training
+batches; the targets of each are the probabilities of its answer, normalized to a sum of 1. The target of a labeled
+image is its class. Both are augmented by the same recipe.
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from vit_jax.config import schema
+from vit_jax.core.errors import UserError, redacted
+from vit_jax.core.types import HostArray
+from vit_jax.data import answers
+from vit_jax.data.answers import Answers
+from vit_jax.data.files import access
+from vit_jax.data.files.user_files import OWN, Rules
+from vit_jax.data.formats.mixture import Mixture
+from vit_jax.data.orientation import is_own
+from vit_jax.data.source import Record, Rows, Source, read_one
+
+log = logging.getLogger('vit_jax.data')
+
+
+class TeacherLabeled(Rows):
+  """The selected images of a source, each with the class that the teacher finds most likely."""
+
+  def __init__(self, source: Source, rows: HostArray, label: HostArray, *, class_names: tuple[str, ...]) -> None:
+    """Takes indexes `rows [R] i64` of the source and their classes `label [R] i32`."""
+    self.name, self.class_names, self.rows = f'{source.name} as labeled', class_names, rows
+    self._source, self._label = source, label
+    self.digest = hashlib.sha256(source.digest.encode() + rows.tobytes() + label.tobytes()).hexdigest()
+
+  @property
+  def own_files(self) -> bool:
+    return is_own(self._source)
+
+  def __len__(self) -> int:
+    return len(self.rows)
+
+  def example(self, row: int) -> Record:
+    return read_one(self._source, int(self.rows[row]))._replace(labels=self.labels(row))
+
+  def labels(self, row: int) -> tuple[int, ...]:
+    return (int(self._label[row]),)
+
+  def describe(self, row: int) -> str:
+    return self._source.describe(int(self.rows[row]))
+
+
+class PseudoLabeled(Mixture):
+  """Labeled images, followed by those that a teacher has labeled."""
+
+  def __init__(self, own: Source, taught: TeacherLabeled, *, share: float, teacher_answers: Answers) -> None:
+    numbers = range(len(own.class_names))
+    super().__init__((own, taught), (1. - share, share), name=f'{own.name} and {taught.name}',
+                     class_names=own.class_names, labels=(numbers, numbers))
+    self.num_own, self.rows = len(own), taught.rows
+    self._folder, self._rules = teacher_answers.folder, teacher_answers.rules
+    self.digest = hashlib.sha256(f'{self.digest} {teacher_answers.info}'.encode()).hexdigest()
+
+  def extra(self) -> answers.Extra:
+    """Opens the teacher's answers, which are not sent to loader processes, to be added to batches."""
+    rows = np.concatenate([np.full(self.num_own, -1), self.rows])
+    return answers.Extra(Answers(self._folder, self._rules), rows)
+
+
+def add(own: Source, unlabeled: Source, settings: schema.Pseudo, rules: Rules = OWN) -> PseudoLabeled:
+  """Returns the training source `own` together with the images of `unlabeled` that the teacher has labeled.
+
+  Raises:
+    UserError: the answers are missing, or of other images or another teacher; or no image is selected.
+  """
+  folder = pathlib.Path(access.resolve(settings.labels, 'data.pseudo.labels'))
+  if not (folder / answers.INFO).is_file():
+    raise UserError(f'data.pseudo.labels: expected a folder of label maps, got {folder}, which has none yet. They are '
+                    'written when training starts.')
+  teacher_answers = Answers(folder, rules)
+  answers.check(teacher_answers.info, {
+      'digest': unlabeled.digest, 'num_examples': len(unlabeled), 'top': settings.top,
+      'num_classes': len(own.class_names), 'grid': (1, 1), 'scores': answers.PROBABILITIES}, folder=folder)
+  made = teacher_answers.info.made
+  if (teacher := redacted(settings.teacher)) != made.get('teacher'):
+    raise UserError(f'data.pseudo.labels: expected labels of data.pseudo.teacher={teacher}, got those of '
+                    f'{made.get("teacher")} in {folder}. Set another folder.')
+  classes = classes_digest(own.class_names)
+  if made.get('classes', classes) != classes:  # earlier versions did not write them
+    raise UserError(f'data.pseudo.labels: expected labels for the {len(own.class_names):,} classes of {own.name} in '
+                    f'this order, got those for other names or another order in {folder}. Set another folder.')
+  classes_S, scores_S = teacher_answers.surest()
+  if not scores_S.any():
+    raise UserError(f'data.pseudo.source: expected images that the teacher can label, got {len(unlabeled):,} in '
+                    f'{unlabeled.name} of which none could be read, so that no threshold would help. Repair the images '
+                    'or set another source, and set another folder in data.pseudo.labels.')
+  rows = select(classes_S, scores_S, threshold=settings.threshold, per_class=settings.per_class)
+  if not len(rows):
+    raise UserError(f'data.pseudo.threshold: expected at most {scores_S.max():.3g}, the highest probability of the '
+                    f'{len(unlabeled):,} images of {unlabeled.name}, got {settings.threshold}. Set a lower one.')
+  log.info('%s of the %s images of %s are selected, of %d of the %d classes; training uses %s, with copies.',
+           f'{len(np.unique(rows)):,}', f'{len(unlabeled):,}', unlabeled.name, len(np.unique(classes_S[rows])),
+           len(own.class_names), f'{len(rows):,}')
+  taught = TeacherLabeled(unlabeled, rows, classes_S[rows].astype(np.int32), class_names=own.class_names)
+  return PseudoLabeled(own, taught, share=settings.share, teacher_answers=teacher_answers)
+
+
+def classes_digest(class_names: Sequence[str]) -> str:
+  """Returns the SHA-256 of the names of classes in their order."""
+  return hashlib.sha256(json.dumps(list(class_names)).encode()).hexdigest()
+
+
+def select(classes_S: HostArray, scores_S: HostArray, *, threshold: float, per_class: int) -> HostArray:
+  """Returns the selected images, `[R] i64`, ascending, with copies.
+
+  Args:
+    classes_S: most likely class.
+    scores_S: its probability; 0 = the image could not be read.
+    threshold: smallest probability.
+    per_class: number of images of each class, those with the highest probability (the first of equal ones); if a class
+      has fewer, each is used equally often or once more, in order of probability. 0 = all from the threshold on.
+  """
+  rows = np.flatnonzero((scores_S >= threshold) & (scores_S > 0))
+  if not per_class or not len(rows):
+    return rows
+  rows = rows[np.lexsort((rows, -scores_S[rows].astype(np.float32), classes_S[rows]))]
+  groups = np.split(rows, np.flatnonzero(np.diff(classes_S[rows])) + 1)
+  return np.sort(np.concatenate([np.resize(group[:per_class], per_class) for group in groups]))

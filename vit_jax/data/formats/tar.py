@@ -1,0 +1,433 @@
+"""`wds:PATH`: tar files as `webdataset` writes them, read at random by an index of their members.
+
+PATH is a pattern such as `DIR/imagenet1k-{split}-*.tar` or `gs://BUCKET/{000..999}.tar`, or a folder of tar files
+(`shards.py`); a file `_info.json` in a folder lists the files of each split, as timm writes it. The order of the
+examples is the stored one, file by file, so another distribution of the same examples over files has the same order.
+
+An example is what stands together in a file under one key: the path up to the first dot of the base name; the rest is
+the extension, such as `n01/7.jpg` and `n01/7.cls`. A label is a whole number in the member `.cls`, or a number, a name,
+or a list of them in a field of `.json`. Captions are the lines of `.txt`, or a text or a list of texts in a field of
+`.json`. POSIX (ustar and pax) and GNU archives are read; only headers, labels and JSON are read for the index.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vit_jax.config import schema
+from vit_jax.core import documents, failures
+from vit_jax.core.errors import UserError
+from vit_jax.core.types import HostArray
+from vit_jax.data import index, storage
+from vit_jax.data.files import access, compression, user_files
+from vit_jax.data.files.user_files import Rules
+from vit_jax.data.formats import indexed, shards
+from vit_jax.data.formats.indexed import IndexedSource
+from vit_jax.data.formats.shards import Files, Listed
+from vit_jax.data.image import headers
+from vit_jax.data.image.headers import BadImage
+from vit_jax.data.index import Counts, Index, Labels
+from vit_jax.data.source import UNLABELED, Source
+from vit_jax.data.storage import Window
+from vit_jax.data.text import stored
+
+EXTENSIONS = frozenset(ending[1:].encode() for one in headers.FORMATS.values() for ending in one.extensions)
+"""Extensions of members that are images."""
+_COMPRESSED = ('.tar.gz', '.tgz', '.tar.zst', '.tar.bz2', '.tar.xz')
+_INFOS = ('_info.json', 'info.json')
+_TYPES = {'offset': 'int64', 'size': 'uint32', 'name': index.BYTES, 'caption_offset': 'int64', 'caption_size': 'int64',
+          index.LABEL: index.BYTES}
+_BLOCK, _REST = 512, 2**20
+_MOST_LISTED, _MOST_KINDS, _SMALL = 10_000, 20, 2**12  # members and extensions that a message is about, and bytes
+_MOST_LABEL, _MOST_JSON = 64, 2**20  # bytes
+_LAST = 100  # examples of the last file that are looked at for a label
+_ZEROS, _WHOLE = bytes(_BLOCK), re.compile(rb'\s*-?\d{1,18}\s*')
+_REGULAR, _LONG_NAME, _PAX = b'0\x007', b'L', b'x'
+_SKIPPED = {b'K', b'g', b'5'}  # long names of links, defaults of pax, folders
+_KINDS = {b'1': 'hard links', b'2': 'symbolic links', b'3': 'devices', b'4': 'devices', b'6': 'pipes'}
+_DATASET_AGAIN = 'Copy the dataset again, or give a pattern of tar files.'
+
+
+class Columns(NamedTuple):
+  """The extensions of the members with image and label.
+
+  image: such as `jpg`; '' = the only image of each example.
+  label: `cls`, a whole number; `json/FIELD`, whole numbers or names; or '', if there are no labels.
+  caption: `txt` or another extension, or `json/FIELD`; captions may be missing.
+  """
+  image: str = ''
+  label: str = ''
+  caption: str = 'txt'
+
+
+class TarSource(IndexedSource):
+  """The examples of tar files."""
+
+  @staticmethod
+  def load(files: Files, columns: Columns) -> Index:
+    found = index.load(files.paths, functools.partial(scan, columns=columns), f'tar 2 {columns}', _TYPES, what='tar')
+    counts = np.bincount(found['file'], minlength=len(files.paths)).tolist()
+    for path, count, number in zip(files.paths, files.counts, counts, strict=False):
+      if count != number:
+        raise UserError(f'{path}: expected {count:,} images, as its description says, got {number:,}. {_DATASET_AGAIN}')
+    if not len(found):
+      wanted = f'.{columns.image}' if columns.image else 'an extension of images, such as .jpg'
+      raise UserError(f'{files.paths[0]}: expected members with {wanted}, got none in {len(files.paths):,} files. Set '
+                      'data.image_column, or correct the pattern.')
+    return found
+
+  @staticmethod
+  def label_place(label: str) -> str:
+    member, _, field = label.partition('/')
+    return f'the field {field} of .json' if field else f'.{member}'
+
+  @staticmethod
+  def contents(paths: Sequence[str]) -> str:
+    found = dict[str, tuple[str, bytes]]()  # the first member of each extension: name and, if it is small, content
+    with _opened(paths[0]) as window:
+      for member in itertools.islice(_members(paths[0], window, Counts()), _MOST_LISTED):
+        ending = member.name[member.name.rfind(b'/') + 1:].partition(b'.')[2].lower().decode(errors='replace')
+        if ending not in found and len(found) < _MOST_KINDS:
+          content = window.read(member.offset, member.size) if member.size <= _SMALL else b''
+          found[ending] = member.name.decode(errors='replace'), content
+    shown = [_shown(extension, name, content) for extension, (name, content) in found.items()]
+    text = f'The archive has {", ".join(shown)}.' if shown else ''
+    last = [(extension.rpartition('.')[2].encode(), *one) for extension, one in found.items()]
+    image = next((name for extension, name, _ in last if extension in EXTENSIONS), '')
+    if label := next((content for extension, _, content in last if extension == b'cls'), b''):
+      if not label.strip().isdigit():
+        return f'{text} A label in .cls is a whole number; a name belongs into a field of .json.'
+      return (f'{text} A label belongs to the image beside it with the same name up to the first dot, such as '
+              f'{documents.shown(image.partition(".")[0])}.cls. Write the members of an example one after the other '
+              '(tar --sort=name).')
+    if image.count('/') and len(found) == 1:
+      return f'{text} Names of folders are not read as labels: unpack the archive, and name its folder, folder:PATH.'
+    return text
+
+  @staticmethod
+  def choose(paths: Sequence[str], data: schema.Data) -> Columns:
+    """Returns which members have image and label, by the settings, or as the first example with a label has them.
+
+    All examples of the first file, and `_LAST` of the last one, are looked at before images count as unlabeled.
+
+    Raises:
+      UserError: `data.label_column` or `data.caption_column` has another form, or the file is damaged.
+    """
+    caption = data.caption_column or 'txt'
+    for setting, value, usual in (('caption_column', caption, 'txt'), ('label_column', data.label_column, 'cls')):
+      member, _, field = value.partition('/')
+      if value and (not member or (member == 'json') is not bool(field)):
+        raise UserError(f'data.{setting}: expected an extension such as {usual}, or json/FIELD, got {value!r}. Set one '
+                        'of these forms.')
+    if data.label_column:
+      return Columns(data.image_column, data.label_column, caption)
+    wanted = Columns(data.image_column, 'json/label', caption)
+    for path, most in ((paths[0], None), *((path, _LAST) for path in paths[-1:] if len(paths) > 1)):
+      with _opened(path) as window:
+        for example in itertools.islice(_examples(path, window, wanted, Counts()), most):
+          if b'cls' in example.seen:
+            return Columns(data.image_column, 'cls', caption)
+          if example.label is not None:
+            return wanted
+    indexed.warn(f'{paths[0]} has no .cls beside an image and no field `label` in .json: its images have no labels, '
+                 f'and get the class {UNLABELED[0]!r}. {TarSource.contents(paths)}')
+    return Columns(data.image_column, caption=caption)
+
+  def identity(self) -> Iterator[HostArray]:
+    yield from (self._index['size'], self._index['name'], self._index.ends('name'),
+                *self.label_arrays())
+
+  def image(self, row: int, stored: bytes) -> bytes:
+    if len(stored) < self._index['size'][row]:
+      raise BadImage(f'the image is truncated: {self.path(row)} ends in it')
+    return stored
+
+  def captions(self, row: int) -> tuple[str, ...]:
+    """Returns the texts beside an image that are not empty: the lines of a member, or those in a field of `.json`.
+
+    Raises:
+      BadImage: they are missing, truncated, larger than 1 MiB, not UTF-8, or not JSON.
+      OSError: its file cannot be read.
+    """
+    offset, size = int(self._index['caption_offset'][row]), int(self._index['caption_size'][row])
+    if not 0 <= size <= stored.MOST_BYTES:
+      raise BadImage('the example: expected a text of at most 1 MiB beside the image, got '
+                     + (f'{size:,} bytes' if size > 0 else 'none'))
+    content = storage.read(self.path(row), offset, size)
+    _, *field = self._columns.caption.split('/')
+    values = None
+    if len(content) == size:
+      with contextlib.suppress(ValueError, RecursionError):  # no UTF-8, or no JSON
+        values = (stored.field(documents.parse(content, nan=True), field) if field else
+                  user_files.split_lines(content.decode()))
+    if values is None:
+      raise BadImage('the example: expected a complete text in UTF-8 beside the image, got a damaged one')
+    return stored.texts(values, f'.{self._columns.caption}')
+
+  def describe(self, row: int) -> str:
+    return os.path.join(self.path(row), os.fsdecode(self._index.get('name', row)))
+
+
+def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
+           order: Sequence[str] = ()) -> Callable[[str], Source]:
+  """Opens the splits of tar files.
+
+  `data.label_column` is `cls` or `json/FIELD`, `data.image_column` the extension of the images, `data.caption_column`
+  that of captions or `json/FIELD`.
+
+  Raises:
+    UserError: there are no such files, they are compressed, or (when opening) damaged.
+  """
+  del image_px
+  return indexed.opener(TarSource, find(where, Rules.of(data)), data, name=f'wds:{where}', order=order)
+
+
+def find(where: str, rules: Rules) -> Listed:
+  """Returns the tar files of a pattern or folder; see `shards.find`."""
+  path = access.locate(where, 'wds:PATH')
+  if path.endswith(_COMPRESSED):
+    raise UserError(f'wds:{where}: expected tar files that are not compressed, which can be read at random, got '
+                    f'{os.path.basename(path)}. Decompress them: images are compressed already.')
+  there: set[str] | None = None  # the objects of a folder
+  if storage.is_address(path):
+    try:
+      there = set() if shards.is_pattern(path) else set(storage.list_names(path))
+    except OSError as error:
+      raise failures.unreadable(error, f'wds:{where}') from error
+  for info in _INFOS:
+    file = f'{path}/{info}'
+    if (os.path.isfile(file) if there is None else info in there) and (listed := _read_info(file, path, rules, there)):
+      return listed
+  return shards.find(where, '.tar', kind='wds', rules=rules)
+
+
+def _read_info(file: str, folder: str, rules: Rules, there: set[str] | None) -> Listed | None:
+  """Returns the files that a description lists; None if it is one of something else.
+
+  `there` has the names of the objects of a folder in object storage.
+
+  Raises:
+    UserError: it is damaged, or a file is missing or outside of the folder.
+  """
+  found: dict[str, Files] = {}
+  expected = 'the files of each split'
+  text = storage.read_text(file, file, expected=expected, advice=_DATASET_AGAIN)
+  described = documents.field(text, file, expected=expected, advice=_DATASET_AGAIN).optional('splits')
+  for split, entry in described.fields() if described else ():
+    if (names := entry.optional('filenames')) is None:
+      return None
+    paths = [os.path.join(folder, name.text()) for name in names.items() if user_files.is_below(name.text())]
+    lengths = entry.optional('shard_lengths')
+    counts = tuple(number.whole(0, 2**40) for number in lengths.items()) if lengths else ()
+    if not paths or len(paths) != len(names.list()) or len(counts) not in (0, len(paths)):
+      raise entry.error('files in this folder, and the number of examples of each')
+    for path in paths:
+      if not (os.path.isfile(path) if there is None else path.removeprefix(f'{folder}/') in there):
+        raise UserError(f'{file}: expected the file {path}, got none. {_DATASET_AGAIN}')
+      if there is None:
+        user_files.check_inside(path, folder, rules)
+    found[split] = Files(tuple(paths), counts)
+  return Listed(folder, found) if found else None
+
+
+def _shown(extension: str, name: str, content: bytes) -> str:
+  """Returns a member as a message shows it: with the fields of JSON, or the beginning of a small text."""
+  if extension.endswith('json'):
+    with contextlib.suppress(ValueError, RecursionError):
+      value = documents.parse(content, nan=True)
+      fields = documents.listed(list(value), 10) if isinstance(value, dict) else 'no object'
+      return f'{documents.shown(name)} (fields: {fields})'
+  with contextlib.suppress(UnicodeDecodeError):
+    if content and documents.is_clean(text := content.decode().strip()):
+      return f'{documents.shown(name)} ({documents.describe(text)})'
+  return documents.shown(name)
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[Window]:
+  """Yields a window on an archive. Raises TemporaryError or UserError if the archive cannot be read."""
+  try:
+    with contextlib.closing(Window(path)) as window:
+      yield window
+  except OSError as error:
+    raise failures.unreadable(error, f'the tar file {path}') from error
+
+
+def scan(path: str, ignored: Counts, *, columns: Columns) -> Iterator[tuple[Any, ...]]:
+  """Yields the row of each image of an archive.
+
+  Raises:
+    OSError, UserError: it is missing, cannot be read, is compressed, damaged or truncated, or has sparse members; or an
+      example has several images, and `columns` does not say which one.
+  """
+  with contextlib.closing(Window(path)) as window:
+    for example in _examples(path, window, columns, ignored):
+      assert example.image
+      name, offset, size = example.image
+      _, *caption = example.caption or (b'', 0, -1)
+      yield offset, min(size, 2**32 - 1), name, *caption, index.encode(example.label)
+
+
+class Member(NamedTuple):
+  """A file in an archive: its name, and where its bytes are."""
+  name: bytes
+  offset: int
+  size: int
+
+
+class Example:
+  """What stands under one key: its members by their roles, and all extensions."""
+  __slots__ = ('caption', 'image', 'key', 'label', 'seen')
+
+  def __init__(self, key: bytes) -> None:
+    self.key, self.seen = key, set[bytes]()
+    self.image: Member | None = None
+    self.caption: Member | None = None
+    self.label: Labels = None
+
+
+def _examples(path: str, window: Window, columns: Columns, ignored: Counts) -> Iterator[Example]:
+  """Yields the examples with an image of an archive, in order, and counts the others."""
+  wanted, (label, _, field) = columns.image.lower().encode(), columns.label.partition('/')
+  extension, texts, current = label.encode(), columns.caption.partition('/')[0].encode(), Example(b'')
+  for member in itertools.chain(_members(path, window, ignored), [Member(b'/.', 0, 0)]):  # whose key no other one has
+    base = member.name[member.name.rfind(b'/') + 1:]
+    stem, dot, ending = base.partition(b'.')
+    is_end = not member.offset
+    if not is_end and (not stem or not dot or (member.name.startswith(b'__') and member.name.endswith(b'__'))):
+      ignored['members without an extension'] += bool(stem)
+      continue
+    key, ending = member.name[:-len(ending) - 1] if ending else member.name[:-1], ending.lower()
+    if is_end or key != current.key or ending in current.seen:
+      ignored['members of the same name as the one before'] += key == current.key
+      if current.image:
+        yield current
+      ignored['keys without an image'] += bool(current.seen and not current.image)
+      current = Example(key)
+    current.seen.add(ending)
+    if ending == texts:
+      current.caption = member
+    if ending == extension:
+      current.label = _label(window, member, field)
+    elif ending == wanted if wanted else ending in EXTENSIONS:
+      if current.image:
+        raise UserError(f'{path}: expected one image for each key, got {current.image.name.decode(errors="replace")!r} '
+                        f'and {member.name.decode(errors="replace")!r}. Set data.image_column to the extension of the '
+                        'images, such as jpg.')
+      current.image = member
+
+
+def _label(window: Window, member: Member, field: str) -> Labels:
+  """Returns the labels in a member, a tuple if they may be several; None if it is damaged."""
+  content = window.read(member.offset, member.size) if member.size <= (_MOST_JSON if field else _MOST_LABEL) else b''
+  if not field:
+    return int(content) if _WHOLE.fullmatch(content) else None
+  try:
+    value: Any = documents.parse(content, nan=True)
+  except (ValueError, RecursionError):
+    return None
+  for part in field.split('/'):
+    value = value.get(part) if isinstance(value, dict) else None
+  if isinstance(value, list):
+    return tuple(dict.fromkeys(value)) if all(map(_is_label, value)) else None
+  return value if _is_label(value) else None
+
+
+def _is_label(value: object) -> bool:
+  return isinstance(value, str) or (type(value) is int and abs(value) < 2**62)
+
+
+def _members(path: str, window: Window, ignored: Counts) -> Iterator[Member]:
+  """Yields the ordinary files of an archive; counts other members in `ignored`."""
+  place, longer = 0, dict[str, bytes]()
+  while (header := window.read(place, _BLOCK)) != _ZEROS:
+    if len(header) < _BLOCK:
+      raise _damaged(path, window, place, 'one without an end')
+    kind, size = header[156:157], _number(header[124:136])
+    if not _is_header(header) or size is None or size < 0:
+      raise _damaged(path, window, place, 'one that is damaged' if place else
+                     compression.describe(header) or 'no header')
+    data = place + _BLOCK
+    if kind not in _KINDS and not window.holds(data + size):
+      raise _damaged(path, window, place, 'one that is truncated')
+    if kind in (_PAX, _LONG_NAME):
+      longer |= _long(path, window, data, size, kind)
+    elif kind == b'S' or any(name.startswith('GNU.sparse') for name in longer):
+      raise UserError(f'{path}: expected members that are stored completely, got the sparse file '
+                      f'{_name(header).decode(errors="replace")[:80]!r}. Write the archive without --sparse.')
+    elif kind not in _SKIPPED:
+      size = _number(longer['size'], 10) if 'size' in longer else size
+      name = longer.get('path') or _name(header)
+      if size is None or size < 0:
+        raise _damaged(path, window, place, 'one that is damaged')
+      if kind in _KINDS:
+        ignored[_KINDS[kind]] += 1
+        size = 0
+      elif kind in _REGULAR and not name.endswith(b'/'):
+        if not window.holds(data + size):
+          raise _damaged(path, window, place, 'one that is truncated')
+        yield Member(name, data, size)
+    longer = longer if kind in (_PAX, _LONG_NAME, b'K', b'g') else {}
+    place = data + -(-size // _BLOCK) * _BLOCK
+  rest = window.read(place, _REST + 1)  # other programs do not read it either
+  if len(rest) > _REST or rest.strip(b'\0'):
+    raise _damaged(path, window, place, 'more bytes behind the end of the archive, perhaps another one (join archives '
+                   'with tar -A)')
+
+
+def _long(path: str, window: Window, data: int, size: int, kind: bytes) -> dict[str, bytes]:
+  """Returns the fields of a header that extends the next one: `path`, `size`, and those of sparse files."""
+  content = window.read(data, size) if size <= _REST else b''
+  if len(content) < size or size > _REST:
+    raise _damaged(path, window, data, 'one that is truncated, or has a name of more than 1 MiB')
+  if kind == _LONG_NAME:
+    return {'path': content.rstrip(b'\0')}
+  found, place = {}, 0
+  while place < len(content):
+    length = content[place:place + 8].partition(b' ')[0]
+    number = _number(length, 10) if len(length) < 8 else None
+    end = place + (number or 0)
+    if not number or number <= len(length) + 1 or end > len(content) or content[end - 1:end] != b'\n':
+      raise _damaged(path, window, data, 'one with a damaged extended header')
+    name, _, value = content[place + len(length) + 1:end - 1].partition(b'=')
+    if name in (b'path', b'size') or name.startswith(b'GNU.sparse'):
+      found[name.decode(errors='replace')] = value
+    place = end
+  return found
+
+
+def _damaged(path: str, window: Window, place: int, got: str) -> UserError:
+  return UserError(f'{path}: expected a complete tar archive, got {got}, {window.place(place)}. Copy it again, or '
+                   'leave it out of the pattern.')
+
+
+def _is_header(header: bytes) -> bool:
+  """Returns whether the checksum of a header is right: the sum of its bytes, with blanks in its own place."""
+  stored = _number(header[148:156])
+  if stored == sum(header) - sum(header[148:156]) + 256:
+    return True
+  signed = np.frombuffer(header, np.int8)  # as some old programs compute it
+  return stored == int(signed.sum(dtype=np.int64)) - int(signed[148:156].sum(dtype=np.int64)) + 256
+
+
+def _number(field: bytes, base: int = 8) -> int | None:
+  """Returns the value of a field: digits, or for large numbers bytes, of which the first is 128; None if damaged."""
+  if field[:1] == b'\x80':
+    return int.from_bytes(field[1:], 'big')
+  try:
+    return int(field.strip(b' \0') or b'0', base)
+  except ValueError:
+    return None
+
+
+def _name(header: bytes) -> bytes:
+  name = header[:100].partition(b'\0')[0]
+  prefix = header[345:500].partition(b'\0')[0] if header[257:263] == b'ustar\0' else b''
+  return prefix + b'/' + name if prefix else name

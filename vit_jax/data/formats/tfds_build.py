@@ -1,0 +1,71 @@
+"""Downloads and prepares a TFDS dataset in its own process: `python -m vit_jax.data.formats.tfds_build NAME DATA_DIR`.
+
+Most builders need TensorFlow, which must not share a process with JAX's devices. The files are ArrayRecord.
+"""
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+
+from vit_jax.core import extras, failures
+from vit_jax.core.errors import TemporaryError, UserError
+
+MISSING = 3  # exit status if a package is not installed
+IN_EXTRA = ('tensorflow',)
+"""Modules that the extra `tfds` installs."""
+
+
+def build_in_process(name: str, *, data_dir: str) -> None:
+  """Prepares the dataset NAME[/CONFIG][:VERSION] below `data_dir`, in another process.
+
+  Raises:
+    UserError: that process failed; it has printed the reason.
+    TemporaryError: it failed because of the network or the storage.
+  """
+  command = [sys.executable, '-m', 'vit_jax.data.formats.tfds_build', name, data_dir]
+  status = subprocess.run(command, check=False).returncode
+  if status:
+    kind = TemporaryError if status == failures.TRY_AGAIN else UserError
+    raise kind(f'tfds:{name}: expected to prepare it in {data_dir}, got exit status {status}; see the message above.')
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[None]:
+  """Sends temporary files of this process to a folder that is removed at the end.
+
+  The constructor of a builder whose dataset is not prepared leaves an empty folder `/tmp/tmp…tfds` otherwise
+  (`DatasetInfo.initialize_from_bucket` of tensorflow_datasets 4.9).
+  """
+  before = tempfile.tempdir
+  with tempfile.TemporaryDirectory(prefix='vit_jax_tfds_') as folder:
+    tempfile.tempdir = folder
+    try:
+      yield
+    finally:
+      tempfile.tempdir = before
+
+
+def main(arguments: Sequence[str]) -> int:
+  """Runs in the other process; returns the exit status."""
+  import tensorflow_datasets as tfds
+  name, data_dir = arguments
+  try:
+    with scratch():
+      tfds.builder(name, data_dir=data_dir, file_format='array_record').download_and_prepare()
+  except ModuleNotFoundError as error:
+    advice = (f'Run: {extras.install("tfds")}' if (error.name or '').partition('.')[0] in IN_EXTRA else
+              'Install the package that has this module.')
+    print(f'error: preparing tfds:{name} needs the Python module {error.name}, which is not installed. It is needed to '
+          f'prepare the dataset, not to read it. {advice}', file=sys.stderr)
+    return MISSING
+  except (tfds.core.registered.DatasetNotFoundError, ValueError, AssertionError, OSError) as error:
+    print(f'error: tfds:{name}: {error}', file=sys.stderr)
+    return failures.TRY_AGAIN if failures.is_temporary(error) else 1
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))

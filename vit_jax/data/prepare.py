@@ -1,0 +1,454 @@
+"""Writes prepared datasets (`formats/array_record.py`): completely, or not at all.
+
+A shard is a function of the sources and the settings: `write_shard`. A finished shard has a note with its checksum, so
+that the same command resumes after a kill. Processes of this machine, hosts with a share of the shards each (`Share`),
+and workers of Apache Beam (`beam.py`) do the same work. The files stand in the folder of `files.Unfinished`, or in
+object storage at their place; `info.json` of the complete dataset is written last.
+"""
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import enum
+import functools
+import io
+import json
+import logging
+import multiprocessing
+import os
+import pathlib
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from vit_jax.config.schema.data import RGB
+from vit_jax.core import documents, failures, files
+from vit_jax.core.errors import UserError
+from vit_jax.core.files import NOTE, PLAN
+from vit_jax.core.types import HostArray
+from vit_jax.data import windows, workers
+from vit_jax.data.files import checksums, open_files
+from vit_jax.data.formats import array_record, example
+from vit_jax.data.image import channels, decode, headers
+from vit_jax.data.image.headers import BadImage
+from vit_jax.data.image.opencv import cv2
+from vit_jax.data.source import UNKNOWN, Record, Source, read_one
+from vit_jax.data.text.stored import Encoder
+from vit_jax.record import storage
+
+SHARD_BYTES, SHARD_RECORDS = 2**28, 2**13
+"""How much a shard holds by default: opening one takes 0.2 ms with 1,000 records, and 11 ms with 125,000."""
+CORES_EACH, SHARDS_EACH = 8, 4
+"""Cores and shards for each process, by default: its threads keep about so many cores busy; it starts in seconds."""
+POLL_S = 0.5
+_CHUNK = 64  # examples converted at a time
+_ANY_SIZE = headers.DecodeOptions(max_pixels=2**30)
+_JPEG_PX = 65_500  # longest side that libjpeg writes
+log = logging.getLogger('vit_jax.data')
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """How a dataset is made.
+
+  short_px: images with a longer short side are resized to this one; 0 keeps all files unchanged.
+  quality: JPEG quality of resized images, 1 to 100.
+  num_shards: number of shards of each split; 0 = by `SHARD_BYTES` of the stored files, and by `SHARD_RECORDS`.
+  seed: of the order of examples; None = that of the source.
+  channels: of the images; mean and standard deviation of others than RGB are measured.
+  captions: encodes the captions of the images, which are stored too; None = they are left out.
+  """
+  short_px: int
+  quality: int
+  num_shards: int
+  seed: int | None
+  channels: int = RGB
+  captions: Encoder | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """A shard to write in `folder`: the examples at `positions` of the order of a split. Pickles.
+
+  name_of: shortens the description of an example, such as a path.
+  """
+  folder: str
+  file: str
+  source: Source
+  positions: range
+  settings: Settings
+  name_of: Callable[[str], str]
+
+  def note(self) -> documents.Field | None:
+    """Returns the note of a finished shard; None if it is missing or damaged, so that the shard is written again."""
+    path = storage.open_path(self.folder) / f'{self.file}{NOTE}'
+    if not path.exists():
+      return None
+    try:
+      with storage.local(str(path)) as here:
+        found = documents.read(here, expected='the note of a shard', advice='')
+      array_record.read_shard(found)
+      return found
+    except UserError as error:
+      log.warning('%s The shard is written again.', error)
+      return None
+
+  def record(self, row: int) -> tuple[bytes, HostArray | None] | None:
+    """Returns the record of an example, and unless it is RGB its `channels.sums`.
+
+    None, with a line in the log, if it is not an image file, or has no usable caption although it should.
+    """
+    source, settings = self.source, self.settings
+    sums, texts = None, dict[str, list[bytes] | list[int]]()
+    try:
+      if settings.captions:
+        texts = settings.captions.features(source.captions(row))
+      image, labels = read_one(source, row)[:2]
+      if settings.channels != RGB:
+        sums = channels.sums(channels.read(image, settings.channels, _ANY_SIZE))
+      elif isinstance(image, bytes):
+        decode.read_size(image)
+    except BadImage as error:
+      log.warning('%s is left out: %s', source.describe(row), error)
+      return None
+    several = {'labels': labels} if source.most_labels else {}
+    name = os.fsencode(self.name_of(source.describe(row)))
+    content = stored(image, settings) if sums is None else _array_file(image)
+    return example.encode({'image': content, 'label': labels[0] if labels else -1, 'name': name, **several,
+                           **texts}), sums
+
+
+class Share(NamedTuple):
+  """Which shards a host writes: every one of `num_hosts` from `host` on."""
+  host: int
+  num_hosts: int
+
+
+ALL = Share(0, 1)
+
+
+class Outcome(enum.Enum):
+  """What became of a dataset."""
+  WRITTEN = 'written'
+  THERE = 'there'  # it was complete before
+  PART = 'part'    # shards of other hosts are missing
+
+
+class Runner(Protocol):
+  """Writes shards. `plan` returns the same jobs for other sources, such as those that a worker has opened."""
+
+  def __call__(self, jobs: Sequence[Job], plan: Callable[[Mapping[str, Source]], Sequence[Job]]) -> None:
+    ...
+
+
+def write(splits: Mapping[str, Source], folder: storage.Path, settings: Settings, *, name_of: Callable[[str], str],
+          run: Runner, share: Share = ALL) -> Outcome:
+  """Writes the splits as a prepared dataset, or a share of it; the last host completes it.
+
+  Args:
+    splits: sources by the names of the splits to write.
+    folder, settings: the folder to write, and how the dataset is made.
+    name_of: shortens the description of an example, such as a path; pickles.
+    run: writes the shards, such as `Here`.
+    share: of the shards that are written.
+
+  Raises:
+    UserError: the folder has other content, or another process writes it; or a split has no images.
+  """
+  plan = _plan(splits, settings)
+  if (folder / array_record.INFO).exists() or (isinstance(folder, pathlib.Path) and not files.is_new(folder)):
+    _check_same(folder, plan)
+    return Outcome.THERE
+  counts = {name: _count_shards(name, source, settings) for name, source in splits.items()}
+  jobs_of = functools.partial(_jobs, counts=counts, settings=settings, name_of=name_of)
+  describe = functools.partial(_describe, splits=splits, counts=counts, settings=settings, plan=plan, jobs_of=jobs_of)
+
+  def write_share(part: storage.Path) -> None:
+    jobs_in = functools.partial(jobs_of, folder=str(part))
+    run(jobs_in(splits)[share.host::share.num_hosts], jobs_in)
+  if not isinstance(folder, pathlib.Path):
+    _begin(folder, plan)
+    write_share(folder)
+    kept = describe(folder)
+    for name in {f'{name}{NOTE}' for name in kept} | {PLAN}:
+      (folder / name).unlink(missing_ok=True)
+    return Outcome.WRITTEN
+  names = {file_name(name, number, count) for name, count in counts.items() for number in range(count)}
+  unfinished = files.Unfinished(folder, json.dumps(plan), names | {array_record.INFO, array_record.SUMS})
+  joins = share.num_hosts > 1
+  with unfinished.open(joins=joins) as part:
+    if files.is_new(folder):  # else another host has just completed it
+      write_share(part)
+    if not joins and (kept := describe(part)):
+      unfinished.complete(kept)
+  with unfinished.alone() as is_last:
+    if is_last and (kept := describe(part)):
+      unfinished.complete(kept)
+  if files.is_new(folder):
+    return Outcome.PART
+  _check_same(folder, plan)
+  return Outcome.WRITTEN
+
+
+def _describe(part: storage.Path, *, splits: Mapping[str, Source], counts: Mapping[str, int], settings: Settings,
+              plan: Mapping[str, Any], jobs_of: Callable[..., list[Job]]) -> set[str]:
+  """Writes the description if all shards are there, and returns the names of all files then; else an empty set."""
+  jobs = jobs_of(splits, folder=str(part))
+  notes: dict[str, list[documents.Field]] = {name: [] for name in splits}
+  for name in splits:
+    for job in jobs[:counts[name]]:
+      if (note := job.note()) is None:
+        return set()
+      notes[name].append(note)
+    jobs = jobs[counts[name]:]
+  listed = {name: [array_record.read_shard(note) for note in some] for name, some in notes.items()}
+  for name, some in listed.items():
+    if not sum(shard.num_examples for shard in some):
+      raise UserError(f'--data: expected images in the split {name}, got {len(splits[name]):,} files whose image or '
+                      'label cannot be used. Their names and the reasons are above.')
+  several = {'most_labels': most} if (most := _most_labels(splits)) else {}
+  info = {'format': array_record.FORMAT, 'made': plan, 'class_names': list(next(iter(splits.values())).class_names),
+          **several, **({'texts': plan['texts']} if 'texts' in plan else {}), **_statistics(notes, settings.channels),
+          'splits': {name: [shard._asdict() for shard in some] for name, some in listed.items()}}
+  every = [shard for some in listed.values() for shard in some]
+  storage.write_bytes(part / array_record.SUMS, ''.join(f'{one.sha256}  {one.file}\n' for one in every).encode())
+  storage.write_bytes(part / array_record.INFO, json.dumps(info, indent=1).encode())
+  return {array_record.SUMS, array_record.INFO, *(one.file for one in every)}
+
+
+def _plan(splits: Mapping[str, Source], settings: Settings) -> dict[str, Any]:
+  """Returns how a dataset is made, as `info.json` has it: equal plans make equal datasets."""
+  plan = {'from': {k: s.name for k, s in splits.items()}, 'digests': {k: s.digest for k, s in splits.items()},
+          **{one.name: getattr(settings, one.name) for one in dataclasses.fields(settings)}}
+  if settings.channels == RGB:  # as plans were before there were others
+    del plan['channels']
+  del plan['captions']
+  if settings.captions:
+    plan['texts'] = settings.captions.encoding.to_json()
+  return plan
+
+
+def _begin(folder: storage.Path, plan: Mapping[str, Any]) -> None:
+  """Writes the plan into object storage, where shards of an interrupted command with the same plan stay."""
+  there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+  if there and (PLAN not in there or (folder / PLAN).read_text() != json.dumps(plan)):
+    raise UserError(f'--to={folder}: expected a new folder, got one with other content. Choose another folder.')
+  storage.write_bytes(folder / PLAN, json.dumps(plan).encode())
+
+
+def _check_same(folder: storage.Path, plan: Mapping[str, Any]) -> None:
+  """Raises UserError if a folder has other content than the dataset of this plan."""
+  there = None
+  if (folder / array_record.INFO).is_file():
+    with storage.local(str(folder / array_record.INFO)) as here:
+      there = array_record.read_info(here.parent).made
+  if there != documents.parse(json.dumps(plan)):
+    what = 'a dataset prepared with other settings' if there else 'other content'
+    raise UserError(f'--to={folder}: expected a new folder, got one with {what}. Choose another folder.')
+
+
+def file_name(split: str, number: int, count: int) -> str:
+  """Returns the name of a shard."""
+  return f'{split}-{number:05d}-of-{count:05d}.array_record'
+
+
+def _jobs(splits: Mapping[str, Source], *, counts: Mapping[str, int], folder: str, settings: Settings,
+          name_of: Callable[[str], str]) -> list[Job]:
+  """Returns all shards, split by split; of each split the first shards have one example more."""
+  return [Job(folder, file_name(name, number, counts[name]), source, positions, settings, name_of)
+          for name, source in splits.items() for number, positions in enumerate(_parts(len(source), counts[name]))]
+
+
+def _parts(num: int, count: int) -> list[range]:
+  """Returns `range(num)` in `count` parts; the first ones have one number more."""
+  size, longer = divmod(num, count)
+  starts = [number * size + min(number, longer) for number in range(count + 1)]
+  return [range(*one) for one in zip(starts[:-1], starts[1:], strict=True)]
+
+
+def _order(positions: HostArray, source: Source, settings: Settings) -> HostArray:
+  """Returns the examples at these positions of the order in which a split is written."""
+  return positions if settings.seed is None else windows.stored(source, settings.seed)(positions)
+
+
+def _count_shards(split: str, source: Source, settings: Settings) -> int:
+  """Returns the number of shards of a split. Raises UserError if it has no examples."""
+  if not len(source):
+    raise UserError(f'--data: expected at least one example in the split {split}, got none. Choose another '
+                    'split or source.')
+  num = settings.num_shards
+  if not num:  # by the sizes of the first examples
+    images = [_read(source, row).image for row in _order(np.arange(min(50, len(source))), source, settings).tolist()]
+    size = float(np.mean([len(image) if isinstance(image, bytes) else image.nbytes for image in images]))
+    num = max(1, round(size * len(source) / SHARD_BYTES), -(-len(source) // SHARD_RECORDS))
+  return min(len(source), num)
+
+
+def _most_labels(splits: Mapping[str, Source]) -> int:
+  """Returns the largest number of labels of an image; a source that does not know it is read completely."""
+  return max(max((len(_read(source, row).labels) for row in range(len(source))), default=1)
+             if source.most_labels == UNKNOWN else source.most_labels for source in splits.values())
+
+
+def _read(source: Source, row: int) -> Record:
+  """Returns a stored example; an empty one if it is damaged, and will be left out."""
+  try:
+    return read_one(source, row)
+  except BadImage:
+    return Record(b'')
+
+
+def _statistics(notes: Mapping[str, Sequence[documents.Field]], num_channels: int) -> dict[str, Any]:
+  """Returns mean and standard deviation of each channel over `train`, or else the first split; {} for RGB.
+
+  Raises:
+    UserError: a channel has one value everywhere.
+  """
+  if num_channels == RGB:
+    return {}
+  some = notes.get('train', next(iter(notes.values())))
+  mean, std = channels.statistics(np.sum([[[one.number() for one in row.items()] for row in note.field('sums').items()]
+                                          for note in some], axis=0))
+  if constant := [str(number) for number, value in enumerate(std) if not value > 0]:
+    raise UserError(f'--data: expected channels whose values differ, got {", ".join(constant)} (counted from 0) with '
+                    'one value in all images. Leave them out of the files.')
+  return {'channels': num_channels, 'mean': mean, 'std': std}
+
+
+OnWritten = Callable[[int], None]
+
+
+def write_shard(job: Job, on_written: OnWritten = lambda num: None, threads: int = 0) -> array_record.Shard:
+  """Writes a shard and then its note, and returns what `info.json` says of it.
+
+  Args:
+    job: the shard.
+    on_written: called with the number of examples of each part that is written.
+    threads: that convert images; 0 = one per core, at most 16.
+  """
+  folder = storage.open_path(job.folder)
+  with contextlib.ExitStack() as stack:
+    if isinstance(folder, pathlib.Path):
+      half = stack.enter_context(files.replacing(folder / job.file))
+    else:
+      half = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix='vit_jax_shard_')), job.file)
+    num_examples, sums = write_records(half, job, on_written, threads)
+    shard = array_record.Shard(job.file, num_examples, half.stat().st_size, checksums.sha256(half))
+    if not isinstance(folder, pathlib.Path):
+      failures.retried(lambda: (folder / job.file).write_bytes(half.read_bytes()), f'writing {folder / job.file}')
+  note = {**shard._asdict(), **({'sums': sums.tolist()} if job.settings.channels != RGB else {})}
+  place = folder / f'{job.file}{NOTE}'
+  failures.retried(lambda: storage.write_bytes(place, json.dumps(note).encode()), f'writing {place}')
+  return shard
+
+
+def write_records(path: pathlib.Path, job: Job, on_written: OnWritten, threads: int) -> tuple[int, HostArray]:
+  """Writes the records of a shard: of its examples which are image files.
+
+  Returns:
+    Their number, and the sum of their `channels.sums`, in their order.
+  """
+  from array_record.python import array_record_module as array_record
+  rows = _order(np.arange(job.positions.start, job.positions.stop), job.source, job.settings).tolist()
+  writer = array_record.ArrayRecordWriter(str(path), 'group_size:1')  # one record per group, for random access
+  num, sums = 0, np.zeros((3, job.settings.channels))
+  with concurrent.futures.ThreadPoolExecutor(open_files.num_threads(threads)) as pool:
+    for start in range(0, len(rows), _CHUNK):
+      for record in filter(None, pool.map(job.record, rows[start:start + _CHUNK])):
+        writer.write(record[0])
+        num += 1
+        sums = sums if record[1] is None else sums + record[1]
+      on_written(len(rows[start:start + _CHUNK]))
+  writer.close()
+  return num, sums
+
+
+class Here(NamedTuple):
+  """Writes shards in processes of this machine; if they end early, this process writes what is left.
+
+  on_written: called with a number of written examples; first, and perhaps with 0, with that of finished shards.
+  processes: 1 = this one; 0 = by the cores.
+  """
+  on_written: OnWritten = lambda num: None
+  processes: int = 1
+
+  def __call__(self, jobs: Sequence[Job], plan: Callable[[Mapping[str, Source]], Sequence[Job]]) -> None:
+    """Writes the shards that are not written."""
+    del plan
+    left = [job for job in jobs if job.note() is None]
+    self.on_written(sum(len(job.positions) for job in jobs) - sum(len(job.positions) for job in left))
+    num = min(self.processes or max(1, min(open_files.num_cores() // CORES_EACH, len(left) // SHARDS_EACH)), len(left))
+    if num > 1:
+      self._in_processes(left, num)
+      left = [job for job in left if job.note() is None]
+    for job in left:
+      write_shard(job, self.on_written)
+
+  def _in_processes(self, jobs: Sequence[Job], num: int) -> None:
+    """Writes shards in `num` processes, which end with this one."""
+    context, threads = multiprocessing.get_context('spawn'), max(1, open_files.num_cores() // num)
+    started = [context.Process(target=_run_quietly, args=(os.getpid(), jobs[number::num], threads), daemon=True)
+               for number in range(num)]
+    folder, sizes, done = jobs[0].folder, {f'{job.file}{NOTE}': len(job.positions) for job in jobs}, 0
+    for one in started:
+      one.start()
+    try:
+      is_running = True
+      while is_running:
+        time.sleep(POLL_S)
+        is_running = any(one.is_alive() for one in started)
+        now = sum(sizes.get(name, 0) for name in os.listdir(folder))
+        self.on_written(now - done)
+        done = now
+    finally:
+      for one in started:
+        one.kill()
+        one.join()
+
+
+def _run_quietly(parent: int, jobs: Sequence[Job], threads: int) -> None:
+  """Writes shards in a process. An error is left to the parent, which meets it again, and shows it."""
+  workers.start_worker(parent)
+  with contextlib.suppress(Exception):
+    for job in jobs:
+      write_shard(job, threads=threads)
+
+
+def _array_file(image: bytes | HostArray) -> bytes:
+  """Returns the bytes to store of an image with other channels than RGB: the file, or a `.npy` file of an array."""
+  if isinstance(image, bytes):
+    return image
+  out = io.BytesIO()
+  np.lib.format.write_array(out, np.ascontiguousarray(image), version=(1, 0))
+  return out.getvalue()
+
+
+def stored(image: bytes | HostArray, settings: Settings) -> bytes:
+  """Returns the bytes to store: the file if the image is not resized, a JPEG if it is, a PNG of an array.
+
+  The JPEG of a resized image keeps only the orientation of its EXIF data. A file that cannot be decoded is kept
+  unchanged: it is reported when the dataset is read. So is one that would be longer than a JPEG can be.
+  """
+  if isinstance(image, bytes) and not settings.short_px:
+    return image
+  try:
+    pixels = decode.decode(image)
+  except BadImage:
+    return bytes(image)
+  height, width = pixels.shape[:2]
+  factor = settings.short_px / min(height, width)
+  size = (max(1, round(width * factor)), max(1, round(height * factor)))
+  if not settings.short_px or factor >= 1 or max(size) > _JPEG_PX:
+    return image if isinstance(image, bytes) else _encoded(image, '.png', [])
+  small = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
+  made = _encoded(small, '.jpg', [cv2.IMWRITE_JPEG_QUALITY, settings.quality])
+  orientation = decode.find_orientation(image) if isinstance(image, bytes) else 1
+  return headers.write_orientation(made, orientation) if orientation != 1 else made
+
+
+def _encoded(pixels: HostArray, extension: str, options: list[int]) -> bytes:
+  return cv2.imencode(extension, pixels[..., ::-1], options)[1].tobytes()

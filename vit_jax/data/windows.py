@@ -1,0 +1,130 @@
+"""The order of training data that are stored in row groups, each of which is read as a whole, such as Parquet files.
+
+A global shuffle would read and decode a row group of some hundred images for each image. Here every epoch is a random
+order of the row groups, and images are shuffled among the row groups that a process can hold at a time: the window.
+Each epoch still visits each example once, and the index at any position is a pure function of (seed, position), the
+size of a batch and the files.
+
+The row groups of an epoch are dealt to lanes, and each lane has windows of its own. Part i of each batch is of lane i,
+and batch n of lanes that batches n + 1 ... n + `cycle` - 1 do not have. So each of several hosts, which load different
+parts of a batch, reads its own row groups, and so does each of `cycle` loader processes, which take batches in turn.
+"""
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from vit_jax.core import streams
+from vit_jax.core.streams import Stream
+from vit_jax.core.types import HostArray
+from vit_jax.data import order
+from vit_jax.data.source import RowGroups, Source, row_groups
+
+CYCLE = 4
+"""Batches in a row that have lanes of their own, where there are row groups enough."""
+MOST_PARTS = 64
+"""Lanes of a batch; more hosts share lanes."""
+_FEWEST_PARTS = 8  # lanes of a batch for which a cycle is shortened
+_WRITTEN = 8  # a window of a dataset that is written is so many times smaller: about the images of a shard
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Windows:
+  """An `order.Visit` for examples in row groups.
+
+  sizes: examples of each row group, `[N] i64`.
+  seed: of the order.
+  span: positions after which the lanes repeat: those of `cycle` batches.
+  lanes: their number, a divisor of `span`.
+  groups: row groups of a window, whose rows are shuffled together.
+  """
+  sizes: HostArray
+  seed: int
+  span: int
+  lanes: int
+  groups: int
+
+  def __call__(self, positions: HostArray) -> HostArray:
+    positions = np.asarray(positions, np.int64)
+    epochs = positions // int(self.sizes.sum())
+    indexes = np.empty_like(positions)
+    for epoch in np.unique(epochs).tolist():
+      here = epochs == epoch
+      indexes[here] = self._in_epoch(positions[here], epoch)
+    return indexes
+
+  def _in_epoch(self, positions: HostArray, epoch: int) -> HostArray:
+    groups, ends = _sequence(self, epoch)
+    first = epoch * int(ends[-1])
+    every = np.arange(self.lanes)
+    stops = np.cumsum(self._before(every, first + int(ends[-1])) - self._before(every, first))
+    starts = np.append(0, stops[:-1])  # of each lane among all rows, group after group
+    lanes = positions % self.span * self.lanes // self.span
+    places = starts[lanes] + self._before(lanes, positions) - self._before(lanes, first)
+    begins = np.searchsorted(ends, starts, side='right')  # the first group of each lane
+    numbers = (np.searchsorted(ends, places, side='right') - begins[lanes]) // self.groups
+    for lane, number in np.unique(np.stack([lanes, numbers]), axis=1).T.tolist():
+      here = (lanes == lane) & (numbers == number)
+      begin = int(begins[lane]) + number * self.groups
+      start = max(int(starts[lane]), int(ends[begin - 1]) if begin else 0)
+      stop = min(int(stops[lane]), int(ends[min(begin + self.groups, len(ends)) - 1]))
+      keys = streams.words(Stream.WINDOWS, self.seed, epoch, lane, number, num=order.ROUNDS)
+      places[here] = start + order.permute(places[here] - start, size=stop - start, keys=keys)
+    chosen = np.searchsorted(ends, places, side='right')
+    before = np.cumsum(self.sizes) - self.sizes
+    return before[groups[chosen]] + places - (ends - self.sizes[groups])[chosen]
+
+  def _before(self, lanes: HostArray, positions: HostArray | int) -> HostArray:
+    """Returns how many of the positions before each one are of a lane."""
+    each = self.span // self.lanes
+    whole, rest = np.divmod(positions, self.span)
+    return whole * each + np.clip(rest - lanes * each, 0, each)
+
+
+@functools.lru_cache(maxsize=4)
+def _sequence(visit: Windows, epoch: int) -> tuple[HostArray, HostArray]:
+  """Returns the row groups of an epoch in their order, and the number of rows up to the end of each, `[N] i64`."""
+  keys = streams.words(Stream.ROW_GROUPS, visit.seed, epoch, num=order.ROUNDS)
+  groups = order.permute(np.arange(len(visit.sizes)), size=len(visit.sizes), keys=keys)
+  return groups, np.cumsum(visit.sizes[groups])
+
+
+def visit(source: Source, seed: int, batch_size: int) -> order.Visit:
+  """Returns the order of training: windows if the source consists of more row groups than a process holds.
+
+  Args:
+    source: of the examples.
+    seed: of the order.
+    batch_size: examples of a global batch.
+  """
+  found = _large(source)
+  if found is None:
+    return order.Shuffled(len(source), seed)
+  num = found.num_mixed
+  cycle = next((one for one in (CYCLE, CYCLE // 2) if num >= one * _FEWEST_PARTS), 1)
+  parts = next(one for one in range(min(MOST_PARTS, num // cycle, batch_size), 0, -1) if batch_size % one == 0)
+  return Windows(found.sizes, seed, cycle * batch_size, cycle * parts, num // (cycle * parts))
+
+
+def describe(visit: order.Visit) -> str:
+  """Returns what windows in an order depend on beside the source and the seed, for a digest; '' without windows."""
+  if isinstance(visit, Windows):
+    return f' row_groups={visit.span}/{visit.lanes}x{visit.groups}'
+  inner = [visit.visit] if isinstance(visit, order.Repeated) else getattr(visit, 'visits', ())
+  return ''.join(map(describe, inner))
+
+
+def stored(source: Source, seed: int) -> order.Visit:
+  """Returns the order in which a source is written anew: row groups are read once, a few at a time."""
+  found = _large(source)
+  if found is None:
+    return order.Shuffled(len(source), seed)
+  return Windows(found.sizes, seed, 1, 1, max(1, found.num_mixed // _WRITTEN))
+
+
+def _large(source: Source) -> RowGroups | None:
+  """Returns the row groups of a source; None if it has none, or if a process can hold all of them."""
+  found = row_groups(source)
+  return None if found is None or int(found.num_bytes.sum()) <= found.held_bytes else found

@@ -1,0 +1,94 @@
+"""Descriptions of GPUs for XLA, so that it compiles for a card that is not here.
+
+XLA's compiler for GPUs reads what it must know of a card from a `GpuTargetConfigProto`; the figures are NVIDIA's for
+the SXM cards. It needs the packages of jax's CUDA plugin, which bring cuBLAS, cuDNN and the assembler, but neither a
+card nor its driver. What XLA chooses by timing kernels on a card, it chooses here by its cost model.
+"""
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+  import jax
+
+PLUGIN = 'jax_cuda13_plugin'
+A_NODE = 8
+"""GPUs that NVLink joins in the machines of these cards (DGX and HGX)."""
+NIC_BYTES_S = 50e9
+"""Of the network card beside each GPU of such a machine: 400 Gbit/s (NVIDIA, DGX H100 and H200 user guides)."""
+CUDNN = 91_000
+"""The version of cuDNN that is assumed when attention is lowered; jax asks a card for it."""
+
+
+class Card(NamedTuple):
+  """A card as XLA names it: bytes per second and bytes of its memory."""
+  title: str
+  bandwidth: int
+  memory: int
+
+
+CARDS = {
+    'h100': Card('NVIDIA H100 80GB HBM3', 3_352_320_000_000, 84_942_979_072),
+    'h200': Card('NVIDIA H200 141GB HBM3e', 4_800_000_000_000, 151_397_597_184),
+}
+_CLOCK_GHZ = 1.98
+_TENSOR_GHZ = 1.8295201
+# (number of a type in XLA's PrimitiveType, units of a multiprocessor, operations of a unit in one cycle)
+_SCALAR = ((4, 64, 1), (8, 64, 1), (10, 128, 2), (11, 128, 1), (12, 64, 1), (16, 128, 2))
+_TENSOR = ((2, 1024), (6, 1024), (10, 512), (11, 256), (16, 512), *((kind, 1024) for kind in (
+    19, 20, 23, 24, 25, 28, 29, 33, 35, 36)))
+
+
+def is_installed() -> bool:
+  """Returns whether the packages are installed with which XLA compiles for these cards."""
+  return importlib.util.find_spec(PLUGIN) is not None
+
+
+def describe(kind: str) -> str:
+  """Returns the description of a card as the text of a protocol buffer."""
+  card = CARDS[kind]
+  scalar = '\n'.join(_rate(number, _CLOCK_GHZ, units, each) for number, units, each in _SCALAR)
+  tensor = '\n'.join([*(_rate(number, _TENSOR_GHZ, 4, each) for number, each in _TENSOR), _rate(12, _CLOCK_GHZ, 4, 32)])
+  limits = {
+      'threads_per_block_limit': 1024, 'threads_per_warp': 32, 'shared_memory_per_block': 49_152,
+      'shared_memory_per_core': 233_472, 'threads_per_core_limit': 2048, 'core_count': 132, 'fpus_per_core': 128,
+      'block_dim_limit_x': 2**31 - 1, 'block_dim_limit_y': 65_535, 'block_dim_limit_z': 65_535,
+      'memory_bandwidth': card.bandwidth, 'l2_cache_size': 50 * 2**20, 'clock_rate_ghz': _CLOCK_GHZ,
+      'device_memory_size': card.memory, 'shared_memory_per_block_optin': 232_448, 'registers_per_core_limit': 65_536,
+      'registers_per_block_limit': 65_536}
+  known = '\n'.join(f'{name}: {value}' for name, value in limits.items())
+  return f"""gpu_device_info {{
+{known}
+cuda_compute_capability {{ major: 9 feature_extension: ACCELERATED_FEATURES }}
+scalar_unit_description {{ {scalar} }}
+matrix_unit_description {{ {tensor} }}
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
+runtime_version {{ major: 13 minor: 0 patch: 0 }}
+device_description_str: "{card.title}"
+"""
+
+
+def _rate(number: int, ghz: float, units: int, each: int) -> str:
+  return (f'rate_infos {{ key: {number} value {{ clock_rate_ghz: {ghz} units_per_core: {units} ops_per_clock: {each} '
+          '} }')
+
+
+def open_devices(kind: str, num_devices: int) -> Sequence[jax.Device]:
+  """Returns described devices; `JAX_PLATFORMS=cpu` and `JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1` must be set before.
+
+  Lowering attention for cuDNN asks a card for the version of cuDNN and for the capability, so these questions of jax
+  0.10 to 0.12 are answered here for the rest of the process.
+  """
+  from jax._src.cudnn import fused_attention_stablehlo as attention
+  from jax.experimental import topologies
+  attention.check_cudnn_version = lambda: CUDNN
+  attention.check_compute_capability = lambda capability: True
+  attention.is_cuda_compute_capability_equal = lambda capability: capability == '9.0'
+  nodes = -(-num_devices // A_NODE)
+  shape = f'1x{nodes}x{num_devices // nodes}'
+  return topologies.get_topology_desc(
+      platform='cuda', topology_name=kind, topology=shape, target_config=describe(kind)).devices

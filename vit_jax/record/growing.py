@@ -1,0 +1,262 @@
+"""Files of a run that only grow: `metrics.jsonl`, and the event files of trackers.
+
+On disks and network file systems a file is appended to (`Appender`). Object storage writes objects whole and cannot
+append, rename or lock; there, a file grows on this machine and is copied at intervals (`Mirror`), in blocks of 8 MiB,
+`metrics.jsonl`, `metrics.jsonl.0001`, …, of which complete ones are uploaded once. A kill loses what was written in the
+last `MIRROR_EVERY_S`, except for what `Mirror.settle` has uploaded.
+
+A bucket that is mounted as a folder (gcsfuse and the like, `mounts.can_append`) is used in the same way: a mount
+uploads a file when it is closed, and would lose a record that stays open. The program detects such a mount itself,
+instead of launchers passing `gs://…` on, because people also mount buckets by hand, with XPK or in Slurm jobs, and
+because the mount has the credentials.
+"""
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import logging
+import os
+import pathlib
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import IO
+
+from vit_jax.core import documents, failures
+from vit_jax.core.errors import UserError
+from vit_jax.record import storage
+
+MIRROR_EVERY_S = 30.
+BLOCK_BYTES = 2**23
+log = logging.getLogger('vit_jax.record')
+
+
+class Appender:
+  """Appends to a local file, also if its storage fails for a time.
+
+  What cannot be written for a temporary reason is kept, and written before anything else, in the same order and
+  without a gap, even if a part of it had been written.
+
+  Args:
+    path: of the file; created if missing.
+  """
+
+  def __init__(self, path: str) -> None:
+    self._path = path
+    self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    self._waiting, self._failed_s = b'', -1.
+
+  def fileno(self) -> int:
+    return self._descriptor
+
+  def write(self, content: bytes) -> None:
+    """Appends bytes, at once if possible.
+
+    Raises:
+      OSError: the storage does not allow it, or has failed for longer than `failures.patience()`.
+    """
+    self._waiting += content
+    try:
+      self._drain()
+    except OSError as error:
+      is_first = self._failed_s < 0
+      self._failed_s = time.monotonic() if is_first else self._failed_s
+      if not failures.is_worth(error) or self._left_s() <= 0:
+        raise
+      if is_first:
+        log.warning('%s cannot be written now (%s). The lines are kept in memory and written later; the run '
+                    'continues.', self._path, failures.first_line(error))
+
+  def settle(self) -> None:
+    """Makes everything durable, waiting for the storage up to `failures.patience()`; raises as `write`."""
+    def once() -> None:
+      self._drain()
+      os.fsync(self._descriptor)
+    failures.retried(once, f'writing {self._path}')
+
+  def close(self) -> None:
+    """Writes what waits, and closes the file; raises as `write`. It may be called twice."""
+    try:
+      if self._waiting:
+        failures.retried(self._drain, f'writing {self._path}', patience_s=max(0., self._left_s()))
+    finally:
+      if self._descriptor >= 0:
+        os.close(self._descriptor)
+      self._descriptor, self._waiting = -1, b''
+
+  def _left_s(self) -> float:
+    return failures.patience() - (time.monotonic() - self._failed_s if self._failed_s >= 0 else 0.)
+
+  def _drain(self) -> None:
+    try:
+      while self._waiting:
+        self._waiting = self._waiting[os.write(self._descriptor, self._waiting):]
+    except OSError as error:
+      if error.errno == errno.ESTALE:  # a network file system lost the file
+        fresh = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        os.close(self._descriptor)
+        self._descriptor = fresh
+      raise
+    if self._failed_s >= 0:
+      log.warning('%s can be written again, and is complete.', self._path)
+      self._failed_s = -1.
+
+
+class Mirror:
+  """A local folder whose changed files are copied to `target` by a separate thread.
+
+  A failed copy is repeated with the next one; if the last one fails, the folder is kept and a message names it. Folders
+  in the folder, which some trackers write, are copied at the end.
+
+  Args:
+    target: a folder in object storage, or on a mount of it.
+    growing: the name of a file that only grows, which is kept in blocks; '' = none.
+    check: is called before every copy, and raises UserError if nothing may be written any more.
+    every_s: seconds between two copies.
+  """
+
+  def __init__(self, target: storage.PathLike, *, growing: str = '', check: Callable[[], object] = lambda: None,
+               every_s: float = MIRROR_EVERY_S) -> None:
+    self.folder = pathlib.Path(tempfile.mkdtemp(prefix='vit_jax_run_'))
+    self._target, self._check, self._every_s, self._growing = storage.open_path(target), check, every_s, growing
+    self._copied: dict[str, tuple[int, int]] = {}
+    self._num_bytes = 0  # of the growing file, which are in the target
+    self._lock, self._closed = threading.Lock(), threading.Event()
+    self._thread = threading.Thread(target=self._run, name='mirror', daemon=True)
+    self._thread.start()
+
+  def fetch(self) -> None:
+    """Downloads the growing file if it exists in the target."""
+    path = self._target / self._growing
+    if path.exists():
+      content = read(path)
+      (self.folder / self._growing).write_bytes(content)
+      if len(content) <= BLOCK_BYTES or _block(path, 1).exists():  # else a file that was copied there
+        self._num_bytes = len(content)
+
+  def push(self) -> None:
+    """Copies changed files; raises an error `failures.is_of_storage` if that fails, and that of `check`."""
+    with self._lock:
+      for path in sorted(self.folder.iterdir()):
+        state = path.stat()
+        version = (state.st_size, state.st_mtime_ns)
+        if path.is_file() and self._copied.get(path.name) != version:
+          self._check()
+          if path.name == self._growing:
+            self._push_blocks(path)
+          else:
+            storage.write_bytes(self._target / path.name, path.read_bytes())
+          self._copied[path.name] = version
+
+  def settle(self) -> None:
+    """Copies changed files, which then survive a kill; tries again after temporary errors.
+
+    Raises:
+      TemporaryError: the storage still fails after a time.
+      UserError: the files cannot be written.
+    """
+    failures.stored(self.push, str(self._target))
+
+  def close(self) -> None:
+    """Copies a last time, unless nothing may be written any more, and removes the local folder."""
+    self._closed.set()
+    self._thread.join()
+    try:
+      with contextlib.suppress(UserError):  # of `check`
+        self.push()
+        for folder in (path for path in self.folder.iterdir() if path.is_dir()):
+          storage.copy(folder, self._target / folder.name)
+    except Exception as error:
+      if not failures.is_of_storage(error):
+        raise
+      log.warning('The last files could not be written (%s). The files missing in %s are in %s.', error, self._target,
+                  self.folder)
+    else:
+      shutil.rmtree(self.folder)
+
+  def _push_blocks(self, path: pathlib.Path) -> None:
+    """Uploads the blocks of the growing file from the last incomplete one on."""
+    target, first = self._target / path.name, self._num_bytes // BLOCK_BYTES
+    with open(path, 'rb') as file:
+      file.seek(first * BLOCK_BYTES)
+      content = file.read()
+    found = [(first + start // BLOCK_BYTES, content[start:start + BLOCK_BYTES])
+             for start in range(0, len(content), BLOCK_BYTES)]
+    if not self._num_bytes:
+      for block in reversed(blocks(target)[max(1, len(found)):]):  # of an earlier, longer file
+        block.unlink()
+      found.reverse()  # the first block last, as it ends what is read of a file that was copied there as a whole
+    for number, block_content in found:
+      storage.write_bytes(_block(target, number), block_content)
+    self._num_bytes = first * BLOCK_BYTES + len(content)
+
+  def _run(self) -> None:
+    while not self._closed.wait(self._every_s):
+      try:
+        self.push()
+      except UserError:  # of `check`, which the run raises as well
+        return
+      except Exception as error:
+        if not failures.is_of_storage(error):
+          raise
+        log.warning('%s could not be written to, and is tried again: %s', self._target, error)
+
+
+def blocks(path: storage.PathLike) -> list[storage.Path]:
+  """Returns the blocks of a growing file that exist, in their order."""
+  place = storage.open_path(path)
+  found: list[storage.Path] = []
+  while (block := _block(place, len(found))).exists():
+    found.append(block)
+  return found
+
+
+def read(path: storage.PathLike) -> bytes:
+  """Returns the contents of a growing file, from all its blocks.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+  """
+  with open_file(path) as file:
+    return file.read()
+
+
+def open_file(path: storage.PathLike) -> IO[bytes]:
+  """Opens a growing file for reading: the file itself if it is a local one without further blocks.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+  """
+  place = storage.open_path(path)
+  if isinstance(place, pathlib.Path) and not _block(place, 1).exists():
+    return documents.open_file(place)
+  found = [_content(place)]
+  while len(found[-1]) == BLOCK_BYTES and (block := _block(place, len(found))).exists():
+    found.append(_content(block))
+  return io.BytesIO(b''.join(found))
+
+
+def join(path: storage.PathLike) -> None:
+  """Joins the blocks of a growing file, if it has several, so that it can be appended to.
+
+  A kill leaves the old blocks, or the new file and blocks that nothing reads.
+  """
+  place = storage.open_path(path)
+  if _block(place, 1).exists():
+    storage.write_bytes(place, read(place))
+    for block in reversed(blocks(place)[1:]):
+      block.unlink()
+
+
+def _block(path: storage.Path, number: int) -> storage.Path:
+  return path.with_name(f'{path.name}.{number:04d}') if number else path
+
+
+def _content(path: storage.Path) -> bytes:
+  if not isinstance(path, pathlib.Path):
+    return path.read_bytes()
+  with documents.open_file(path) as file:
+    return file.read()

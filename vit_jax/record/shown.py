@@ -1,0 +1,261 @@
+"""Where a run is shown beside its record, `metrics.jsonl`: TensorBoard, Weights & Biases and MLflow.
+
+The packages of the trackers are imported when a tracker is made. `Guarded` keeps their errors and their slowness from
+the run.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import queue
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, Protocol
+
+from vit_jax.core.types import Array, HostArray
+
+log = logging.getLogger('vit_jax.record')
+WAITING = 10_000  # calls that may wait for a slow tracker
+CLOSE_S = 60.     # for which the end of a run waits for one
+MOST_BYTES = 2**23  # of an event file; object storage gets a complete one only once
+Status = Literal['done', 'stopped', 'failed']
+"""How a start of a run ended: after its last step, by a signal to stop, or by an error."""
+_EVENTS = re.compile(r'events\.out\.tfevents\.(\d{1,12})\.', re.ASCII)
+
+
+class Histogram(NamedTuple):
+  """Numbers of values by bin: `counts [B]` and `edges [B + 1]`, with the sum of the values and of their squares."""
+  counts: HostArray | Array
+  edges: HostArray | Array
+  sum: HostArray | Array
+  sum_squares: HostArray | Array
+
+
+class Tracker(Protocol):
+  """Shows the record of a run; made when the run starts. Every method may raise any exception."""
+
+  def write(self, step: int, values: Mapping[str, float]) -> None:
+    """Adds metrics after `step` updates."""
+    ...
+
+  def images(self, step: int, values: Mapping[str, HostArray]) -> None:
+    """Adds images `[B, H, W, 3]` u8 by name."""
+    ...
+
+  def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
+    """Adds histograms by name; a tracker that has none does nothing."""
+    ...
+
+  def close(self, status: Status) -> None:
+    """Sends what is left."""
+    ...
+
+
+class Guarded:
+  """A tracker whose first error is a warning, after which it does nothing: a run does not depend on it.
+
+  Args:
+    name: for the warning, such as `trackers.wandb`.
+    make: returns the tracker.
+    background: whether a thread makes all calls, including `make`, so that a slow server does not delay steps.
+  """
+
+  def __init__(self, name: str, make: Callable[[], Tracker], *, background: bool) -> None:
+    self._name, self._make, self._has_failed = name, functools.cache(make), False
+    self._calls: queue.Queue[Callable[[Tracker], None] | None] = queue.Queue(WAITING)
+    self._thread = threading.Thread(target=self._work, name=name, daemon=True) if background else None
+    if self._thread:
+      self._thread.start()
+    self.do(lambda tracker: None)
+
+  def do(self, call: Callable[[Tracker], None]) -> None:
+    """Calls a function with the tracker, now or in the thread."""
+    if self._thread and not self._has_failed:
+      try:
+        self._calls.put_nowait(call)
+      except queue.Full:
+        self._warn(f'{WAITING:,} calls that wait')
+    else:
+      self._call(call)
+
+  def close(self, status: Status) -> None:
+    """Closes the tracker, and waits for it for at most `CLOSE_S`."""
+    self.do(lambda tracker: tracker.close(status))
+    if self._thread:
+      with contextlib.suppress(queue.Full):  # of a server that does not answer
+        self._calls.put_nowait(None)
+      self._thread.join(CLOSE_S)
+      if self._thread.is_alive():
+        self._warn(f'no end within {CLOSE_S:.0f} s')
+
+  def _work(self) -> None:
+    while (call := self._calls.get()) is not None:
+      self._call(call)
+
+  def _call(self, call: Callable[[Tracker], None]) -> None:
+    if self._has_failed:
+      return
+    try:
+      call(self._make())
+    except (Exception, SystemExit) as error:  # the code of other packages may raise anything
+      lines = str(error).strip().splitlines()
+      self._warn(f'{type(error).__name__}{": " + lines[0][:300] if lines else ""}')
+
+  def _warn(self, got: str) -> None:
+    self._has_failed = True
+    log.warning('%s: expected a tracker that takes the metrics, got %s. The run continues without it; metrics.jsonl '
+                'has all values.', self._name, got)
+
+
+class TensorBoard:
+  """Writes event files, at least one for each start of a run, complete after each call.
+
+  No thread of tensorboardX writes them, since it would end at a full disk and make the run wait for it.
+
+  Args:
+    folder: an existing folder for the files.
+    resumed_from: step of the checkpoint from which the run resumes, or None; TensorBoard drops values of later steps
+      that were written before.
+  """
+
+  def __init__(self, folder: str, resumed_from: int | None) -> None:
+    from tensorboardX import record_writer, summary
+    from tensorboardX.proto import event_pb2
+    logging.getLogger('tensorboardX').setLevel(logging.ERROR)  # it warns of each value that is not finite
+    self._open, self._summary, self._pb, self._folder = record_writer.RecordWriter, summary, event_pb2, folder
+    self._begin()
+    if resumed_from is not None:
+      self._add(step=resumed_from + 1, session_log=self._pb.SessionLog(status=self._pb.SessionLog.START))
+
+  def write(self, step: int, values: Mapping[str, float]) -> None:
+    self._show(step, [self._summary.scalar(name, value) for name, value in values.items()])
+
+  def images(self, step: int, values: Mapping[str, HostArray]) -> None:
+    self._show(step, [self._summary.image(f'{name}/{number}', image, dataformats='HWC')
+                      for name, images in values.items() for number, image in enumerate(images)])
+
+  def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
+    self._show(step, [self._summary.histogram_raw(
+        name, one.edges[0], one.edges[-1], one.counts.sum(), one.sum, one.sum_squares, one.edges[1:].tolist(),
+        one.counts.tolist()) for name, one in values.items()])
+
+  def close(self, status: Status = 'done') -> None:
+    del status
+    self._file.close()
+
+  def _begin(self) -> None:
+    # The names are in the order of the files, which TensorBoard reads in it, even if the clock was set back.
+    before = [int(found[1]) for name in os.listdir(self._folder) if (found := _EVENTS.match(name))]
+    number = max([round(time.time()), *(one + 1 for one in before)])
+    name = f'events.out.tfevents.{number}.{socket.gethostname()}.{time.time_ns()}'  # a bucket may have others
+    self._file, self._num_bytes = self._open(os.path.join(self._folder, name)), 0
+    self._add(file_version='brain.Event:2')
+
+  def _show(self, step: int, summaries: list[Any]) -> None:
+    for one in summaries:
+      self._add(step=step, summary=one)
+    self._file.flush()
+
+  def _add(self, **fields: Any) -> None:
+    content = self._pb.Event(wall_time=time.time(), **fields).SerializeToString()
+    self._file.write(content)
+    self._num_bytes += len(content) + 16
+    if self._num_bytes > MOST_BYTES:
+      self._file.close()
+      self._begin()
+
+
+def tensorboard(folder: str, resumed_from: int | None) -> Guarded:
+  """Returns the tracker of TensorBoard."""
+  return Guarded('trackers.tensorboard', lambda: TensorBoard(folder, resumed_from), background=False)
+
+
+class WeightsAndBiases:
+  """Sends metrics to a run of Weights & Biases; `$WANDB_MODE=offline` writes it to files, which `wandb sync` sends.
+
+  Steps are a metric of their own, `step`: a resumed run may repeat steps, and wandb drops values of earlier steps.
+
+  Args:
+    project: PROJECT or ENTITY/PROJECT.
+    name: of the run.
+    run_id: of letters and digits, the same at every start of the run, which is then resumed.
+    folder: for its files.
+    settings: of the run, by dotted name.
+  """
+
+  def __init__(self, project: str, *, name: str, run_id: str, folder: str, settings: Mapping[str, str]) -> None:
+    import wandb
+    entity, _, project = project.rpartition('/')
+    self._wandb = wandb
+    self._run = wandb.init(entity=entity or None, project=project, name=name, id=run_id, resume='allow', dir=folder,
+                           config=dict(settings))
+    self._run.define_metric('step')
+    self._run.define_metric('*', step_metric='step')
+
+  def write(self, step: int, values: Mapping[str, Any]) -> None:
+    self._run.log({**values, 'step': step})
+
+  def images(self, step: int, values: Mapping[str, HostArray]) -> None:
+    self.write(step, {name: [self._wandb.Image(one) for one in images] for name, images in values.items()})
+
+  def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
+    self.write(step, {name: self._wandb.Histogram(np_histogram=(one.counts.tolist(), one.edges.tolist()))
+                      for name, one in values.items()})
+
+  def close(self, status: Status) -> None:
+    self._run.finish(exit_code=1 if status == 'failed' else 0)
+
+
+class MLflow:
+  """Sends metrics to a run in the store of `$MLFLOW_TRACKING_URI`, which is resumed if `run_id` is given.
+
+  Characters that names cannot have become `_`.
+
+  Args:
+    experiment: its name; made if there is none.
+    name: of the run.
+    run_id: of an earlier start; '' = a new run.
+    remember: keeps the id of a new run.
+    settings: of the run, by dotted name.
+  """
+
+  def __init__(self, experiment: str, *, name: str, run_id: str, remember: Callable[[str], object],
+               settings: Mapping[str, str]) -> None:
+    from mlflow import entities, tracking
+    logging.getLogger('mlflow').setLevel(logging.WARNING)  # it reports every table of its database
+    self._client, self._metric, self._id = tracking.MlflowClient(), entities.Metric, run_id
+    if run_id:
+      self._client.update_run(run_id, status='RUNNING')
+      return
+    found = self._client.get_experiment_by_name(experiment)
+    place = found.experiment_id if found else self._client.create_experiment(experiment)
+    self._id = self._client.create_run(place, run_name=name).info.run_id
+    remember(self._id)
+    params = [entities.Param(key, value[:500]) for key, value in settings.items()]  # a length that every store takes
+    for first in range(0, len(params), 100):  # as many as one request may have
+      self._client.log_batch(self._id, params=params[first:first + 100])
+
+  def write(self, step: int, values: Mapping[str, float]) -> None:
+    now_ms = int(1000 * time.time())
+    self._client.log_batch(self._id, metrics=[
+        self._metric(_mlflow_name(name), value, now_ms, step) for name, value in values.items()])
+
+  def images(self, step: int, values: Mapping[str, HostArray]) -> None:
+    for name, images in values.items():
+      for number, image in enumerate(images):
+        self._client.log_image(self._id, image, key=f'{_mlflow_name(name)}/{number}', step=step)
+
+  def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
+    """Does nothing: MLflow has no histograms."""
+
+  def close(self, status: Status) -> None:
+    self._client.set_terminated(self._id, {'done': 'FINISHED', 'stopped': 'KILLED', 'failed': 'FAILED'}[status])
+
+
+def _mlflow_name(name: str) -> str:
+  return re.sub(r'[^-\w./: ]', '_', name)
