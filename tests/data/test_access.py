@@ -9,14 +9,14 @@ import pytest
 from vit_jax.config import schema
 from vit_jax.core import failures
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import access
+from vit_jax.data import user_files
 from vit_jax.data.formats import folder, tfds
 
 
 def commands(where: str) -> list[str]:
   """The command lines that are offered for an address."""
   with pytest.raises(UserError) as caught:
-    access.resolve(where, 'data.source')
+    user_files.resolve(where, 'data.source')
   text = str(caught.value)
   assert text.startswith(f'data.source: expected a folder of this machine, got the address {where}.')
   return [line.strip() for line in text.splitlines() if line.startswith('  ')]
@@ -34,7 +34,7 @@ def test_other_storage_has_its_own_commands() -> None:
   mount, copy, *_ = commands('s3://b/x')
   assert mount == 'mount-s3 --read-only --cache=/cache --prefix=x/ b /data' and copy == 'aws s3 sync s3://b/x /data'
   with pytest.raises(UserError, match='Copy it to a folder'):
-    access.resolve('hdfs://host/x', 'data.source')
+    user_files.resolve('hdfs://host/x', 'data.source')
 
 
 def test_other_kinds_of_sources_refuse_an_address() -> None:
@@ -46,16 +46,16 @@ def test_other_kinds_of_sources_refuse_an_address() -> None:
 
 def test_prepared_datasets_are_located_in_buckets_and_folders(monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setenv('HOME', '/home/me')
-  found = [access.locate(where, 'x') for where in ('gs://b/x/', 's3://b', '~/x')]
+  found = [user_files.locate(where, 'x') for where in ('gs://b/x/', 's3://b', '~/x')]
   assert found == ['gs://b/x', 's3://b', '/home/me/x']
   for where in ('gs://', 'gs:///x', 'hdfs://b/x', 'gs:/b/x'):
     with pytest.raises(UserError, match='^x: expected'):
-      access.locate(where, 'x')
+      user_files.locate(where, 'x')
 
 
 def test_paths_become_absolute_and_the_home_folder_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setenv('HOME', '/home/me')
-  assert access.resolve('~/x', 'data.source') == '/home/me/x'
+  assert user_files.resolve('~/x', 'data.source') == '/home/me/x'
 
 
 def test_errors_of_the_system_say_what_to_do() -> None:

@@ -11,10 +11,9 @@ import pytest
 
 from tests.data import packed, parquets
 from vit_jax.config import schema
-from vit_jax.data import index, written
-from vit_jax.data.files import listing
+from vit_jax.data import index, opening, written
+from vit_jax.data.formats import listing
 from vit_jax.data.source import Source, first_label, read_one, take_first
-from vit_jax.data.sources import opening
 from vit_jax.jobs import resume
 
 FOUND = packed.examples(14)

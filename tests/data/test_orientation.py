@@ -12,10 +12,9 @@ from tests.data import images
 from vit_jax import main
 from vit_jax.config import schema
 from vit_jax.config.schema import Exif
-from vit_jax.data import orientation
+from vit_jax.data import opening, orientation
 from vit_jax.data.formats import image_list
 from vit_jax.data.image import headers
-from vit_jax.data.sources import opening
 
 TURNED = headers.write_orientation(images.encode(images.random_image(0, height=8, width=12), '.jpg'), 6)
 

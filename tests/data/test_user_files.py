@@ -12,11 +12,10 @@ from tests.data.images import encode, random_image
 from vit_jax.config import schema
 from vit_jax.core import documents
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import image_files, user_files
+from vit_jax.data import opening, user_files
 from vit_jax.data.formats import image_list
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.source import Source, read_one
-from vit_jax.data.sources import opening
 
 LARGE = 2 * 10**9  # so that a test that fails takes no more memory
 
@@ -114,7 +113,7 @@ def test_links_to_links_are_read_once(tmp_path: pathlib.Path) -> None:
       (tmp_path / 'cat' / f'{level:02}').mkdir(parents=True, exist_ok=True)
       (tmp_path / 'cat' / f'{level:02}' / name).symlink_to(f'../{level + 1:02}')
   image(tmp_path / 'cat' / '30' / 'x.png')
-  finder = image_files.Finder()
+  finder = user_files.Finder()
   assert 1 <= len(list(finder.find(str(tmp_path), 'cat'))) <= 3
   assert finder.ignored['links to a folder that another link leads to'] > 20
 
@@ -246,7 +245,7 @@ def test_files_of_20_gb_take_no_memory(tmp_path: pathlib.Path) -> None:
       'import pathlib, sys\n'
       'import numpy as np, cv2\n'
       'from tests import fuzzing\n'
-      'from vit_jax.data.files import user_files\n'
+      'from vit_jax.data import user_files\n'
       'from vit_jax.config import schema\n'
       'from vit_jax.data.image.headers import BadImage\n'
       'from vit_jax.data import answers\nfrom vit_jax.data.labels import classes, real\n'

@@ -14,10 +14,10 @@ import pytest
 from vit_jax.config import files, schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
+from vit_jax.data import opening
 from vit_jax.data.formats import archives, array_record
 from vit_jax.data.image import decode
 from vit_jax.data.source import first_label, read_one
-from vit_jax.data.sources import opening
 from vit_jax.jobs import prepare
 from vit_jax.weights import download
 

@@ -1,7 +1,7 @@
 """The contract of a source: random access to stored examples in a fixed order; and parts of sources.
 
 A source knows nothing of recipes, batches or the training order. It must pickle to few bytes, since loader processes
-get a copy. `sources/opening.py` opens sources by name.
+get a copy. `data/opening.py` opens sources by name.
 """
 from __future__ import annotations
 

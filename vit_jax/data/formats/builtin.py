@@ -12,8 +12,8 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
+from vit_jax.data import splits
 from vit_jax.data.source import Record, Rows, Source
-from vit_jax.data.sources import splits
 
 DIGITS_FILE = 'datasets/data/digits.csv.gz'  # in scikit-learn 0.18 to 1.9
 DIGITS_HELD_OUT, DIGITS_SEED = 0.2, 0   # 1,437 for training, 360 for testing

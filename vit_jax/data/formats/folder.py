@@ -4,7 +4,7 @@ Which folders are splits and which are classes says `folder_layout.py`. Classes 
 order of these numbers, others in that of their names.
 
 Images may be in subfolders of their class folder. Links that stay inside of the folder are followed, others if the
-rules of the data allow it (`files/user_files.py`); a link to a parent folder is skipped. Files with other extensions
+rules of the data allow it (`data/user_files.py`); a link to a parent folder is skipped. Files with other extensions
 are counted in a line of the log. The order is by a hash of the relative path: it is the same on every file system, and
 a slice of a split has all classes.
 """
@@ -21,13 +21,12 @@ from vit_jax.config import schema
 from vit_jax.core import documents
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.files import access, image_files, listing, user_files
-from vit_jax.data.files.user_files import OWN, Rules
-from vit_jax.data.formats import folder_layout, label_files
+from vit_jax.data import splits, user_files
+from vit_jax.data.formats import folder_layout, label_files, listing
 from vit_jax.data.formats.folder_layout import subfolders
 from vit_jax.data.labels import classes
 from vit_jax.data.source import Record, Rows, Source
-from vit_jax.data.sources import splits
+from vit_jax.data.user_files import OWN, Rules
 
 LAYOUT = 'PATH/train/CLASS/*.jpg and PATH/test/CLASS/*.jpg, or PATH/CLASS/*.jpg'
 _SHOWN = 5  # classes in a message
@@ -72,7 +71,7 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
   if by_file := label_files.opener(where, data, order=order):
     return by_file
   refuse_placeholder(where)
-  root = access.resolve(where, 'folder:PATH')
+  root = user_files.resolve(where, 'folder:PATH')
   rules = Rules.of(data)
   if not os.path.isdir(root):
     raise UserError(f'{root}: expected a folder with {LAYOUT}, got no folder. Set --config.data.source=folder:PATH.')
@@ -149,11 +148,11 @@ def _class_names(root: str, split: str, order: Sequence[str]) -> tuple[str, ...]
     if twice := [name for name, count in forms.items() if count > 1]:
       raise UserError(f'{folder}: expected one folder for each class, got two whose names differ in their Unicode form '
                       f'alone: {documents.listed(twice, _SHOWN)}. Move the images into one of them.')
-    if loose := sum(image_files.is_image(e) for e in os.scandir(folder)):
+    if loose := sum(1 for _ in user_files.images_in(folder)):
       folder_layout.say(f'{folder}: classes are folders; not read: {loose:,} images beside them.')
     return classes.ordered(names, order)
-  images = [e.name for e in os.scandir(folder) if image_files.is_image(e)]
-  what = f'{len(images)} images but no class folders' if images else 'no class folders'
+  num_images = sum(1 for _ in user_files.images_in(folder))
+  what = f'{num_images} images but no class folders' if num_images else 'no class folders'
   others = [name for name in subfolders(root) if split and not folder_layout.is_split(name)]
   if others:
     what += f', beside the folders {documents.listed(others, _SHOWN)}'
@@ -166,12 +165,12 @@ def _list(root: str, split: str, class_names: Sequence[str], *, all_filled: bool
   found = listing.open_listing(root, [f'{split}/{name}' if split else name for name in class_names], rules)
   counts = np.bincount(found.array('group'), minlength=len(class_names))
   empty = [name for name, count in zip(class_names, counts, strict=True) if not count]
-  where, ignored = os.path.join(root, split) if split else root, image_files.describe(found.notes['ignored'])
+  where, ignored = os.path.join(root, split) if split else root, user_files.describe_ignored(found.notes['ignored'])
   if not len(found) or (all_filled and empty):
     if doubt:
       raise UserError(doubt)
-    raise UserError(f'{where}: expected files with the extension {" ".join(image_files.EXTENSIONS)} in each class, got '
+    raise UserError(f'{where}: expected files with the extension {" ".join(user_files.EXTENSIONS)} in each class, got '
                     f'none in {len(empty)} of {len(class_names)} classes: {documents.listed(empty, _SHOWN)}.'
                     + (f' Ignored {ignored}.' if ignored else '') + ' Add images, or correct the path.')
-  image_files.report(found.notes['ignored'], where)
+  user_files.report_ignored(found.notes['ignored'], where)
   return found

@@ -18,9 +18,8 @@ from typing import NamedTuple
 
 from vit_jax.core import documents, failures
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import image_files, user_files
+from vit_jax.data import splits, user_files
 from vit_jax.data.labels import classes
-from vit_jax.data.sources import splits
 
 log = logging.getLogger('vit_jax.data')
 
@@ -76,7 +75,7 @@ def subfolders(folder: str) -> list[str]:
   try:
     with os.scandir(folder) as entries:
       return sorted(e.name for e in entries if not e.name.startswith('.')
-                    and e.name != _OF_ARCHIVES and image_files.is_folder(e)
+                    and e.name != _OF_ARCHIVES and user_files.is_folder(e)
                     and not (e.is_symlink() and not user_files.leads_out(folder, os.path.realpath(e.path))))
   except OSError as error:
     raise failures.unreadable(error, folder) from error
@@ -162,7 +161,7 @@ def _doubt_of_shared(folder: str, names: Sequence[str]) -> str:
   for name in names[:_SAMPLED]:
     first, *alone = itertools.islice(_wrappers(folder, name), _MOST_WRAPPERS)
     below = subfolders(os.path.join(folder, alone[-1] if alone else first))
-    if (alone or below) and not _has_images(os.path.join(folder, name)):
+    if (alone or below) and not any(user_files.images_in(os.path.join(folder, name))):
       inner[name] = {_key(os.path.basename(one)) for one in (*alone, *below)}
       several |= {_key(one) for one in below if len(below) > 1}
   if len(inner) < 2 or 2 * len(inner) < min(len(names), _SAMPLED):
@@ -175,11 +174,6 @@ def _doubt_of_shared(folder: str, names: Sequence[str]) -> str:
     return ''
   return (f'{folder}: expected folders of classes, got folders that share some folders: '
           f'{documents.listed(having, _SHOWN)} have {documents.listed(sorted(shared), _SHOWN)}. {_INNER}' + _anyway())
-
-
-def _has_images(folder: str) -> bool:
-  with os.scandir(folder) as entries:
-    return any(image_files.is_image(entry) for entry in entries)
 
 
 def _anyway() -> str:
@@ -214,9 +208,8 @@ def _wrappers(root: str, name: str) -> Iterator[str]:
   while True:
     yield path
     below = subfolders(os.path.join(root, path))
-    with os.scandir(os.path.join(root, path)) as entries:
-      if len(below) != 1 or any(image_files.is_image(entry) for entry in entries):
-        return
+    if len(below) != 1 or any(user_files.images_in(os.path.join(root, path))):
+      return
     path = f'{path}/{below[0]}'
 
 

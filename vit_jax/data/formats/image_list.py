@@ -8,10 +8,10 @@ import os
 from collections.abc import Iterator, Sequence
 
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import image_files, user_files
-from vit_jax.data.files.user_files import Rules
+from vit_jax.data import user_files
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.source import Record, Rows
+from vit_jax.data.user_files import Rules
 
 log = logging.getLogger('vit_jax.data')
 SHOWN = 5  # missing files in a message
@@ -62,10 +62,12 @@ def find(given: Sequence[str], *, follow_links: bool = False) -> Iterator[str]:
     if not os.path.isdir(name):
       yield name
       continue
-    finder = image_files.Finder(Rules(follow_links))
+    finder = user_files.Finder(Rules(follow_links))
     below = sorted(os.path.join(name, found.path) for found in finder.find(name))
-    image_files.check(below, finder, name)
-    image_files.report(finder.ignored, name)
+    if not below:
+      raise UserError(f'{name}: expected images with the extension {" ".join(user_files.EXTENSIONS)} in or below it, '
+                      f'got {user_files.describe_ignored(finder.ignored) or "none"}. Name another folder.')
+    user_files.report_ignored(finder.ignored, name)
     yield from below
 
 

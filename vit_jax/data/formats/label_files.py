@@ -33,14 +33,13 @@ from vit_jax.config import schema
 from vit_jax.core import documents
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.files import image_files, user_files
-from vit_jax.data.files.user_files import OWN, Rules
+from vit_jax.data import splits, user_files
 from vit_jax.data.formats import folder_layout
 from vit_jax.data.formats.label_paths import Inside
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.labels import classes
 from vit_jax.data.source import UNLABELED, Record, Rows, Source
-from vit_jax.data.sources import splits
+from vit_jax.data.user_files import OWN, Rules
 
 EXTENSIONS = ('.csv', '.tsv', '.jsonl')
 NAME, CAPTIONS, SINGLE = 'labels', 'captions', ''
@@ -372,7 +371,7 @@ class _File:
     named = [place for place, name in enumerate(header) if _IMAGE.fullmatch(_plain(name))]
     found = [place for place, cell in enumerate(first) if self._exists(cell)]
     is_image = not header or any(map(self._exists, header)) or any(
-        os.path.splitext(cell)[1].lower() in image_files.EXTENSIONS for cell in header)
+        os.path.splitext(cell)[1].lower() in user_files.EXTENSIONS for cell in header)
     if not (self._image or self._label) and (is_image or not (named or found)):
       return _Form(separator, False)
     image = self._place(header, self._image, 'image') if self._image else next(

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from vit_jax.core import documents, failures
-from vit_jax.data.files import image_files, user_files
-from vit_jax.data.files.user_files import Rules
+from vit_jax.data import user_files
 from vit_jax.data.labels import classes
+from vit_jax.data.user_files import Rules
 
 _MISSING = 'which does not exist'
 _MOST_FOLDERS = 200  # in which a missing image is looked for
@@ -119,7 +119,7 @@ class Inside:
     for name in names:
       stem, extension = os.path.splitext(name)
       found.setdefault(classes.composed(name), []).append(name)
-      if extension.lower() in image_files.EXTENSIONS:
+      if extension.lower() in user_files.EXTENSIONS:
         found.setdefault(f'{classes.composed(stem)}.', []).append(name)
     return found
 

@@ -15,14 +15,13 @@ from typing import NamedTuple
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import access, image_files, user_files
-from vit_jax.data.files.user_files import OWN, Rules
+from vit_jax.data import splits, user_files
 from vit_jax.data.formats import example, tfds
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.image.masks import EXTENSIONS, BadMask
 from vit_jax.data.labels import classes
 from vit_jax.data.source import Record, Rows, Source
-from vit_jax.data.sources import splits
+from vit_jax.data.user_files import OWN, Rules
 
 log = logging.getLogger('vit_jax.data')
 
@@ -113,7 +112,7 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
   kind, _, name = where.partition(':')
   if kind == 'tfds' and name:
     return _open_tfds(name, data_dir=data.data_dir, mask_column=data.label_column, rules=rules)
-  root = access.resolve(where, 'masks:PATH')
+  root = user_files.resolve(where, 'masks:PATH')
   if not os.path.isdir(os.path.join(root, 'images')):
     raise UserError(f'{root}: expected {LAYOUT}, got no folder images. Set masks:PATH.')
   found = {_SPLITS[name.lower()]: name for name in os.listdir(os.path.join(root, 'images')) if name.lower() in _SPLITS}
@@ -142,7 +141,7 @@ def _list(root: str, split: str, rules: Rules) -> list[tuple[str, str]]:
   Raises:
     UserError: there are no images, or one has no mask.
   """
-  images = _by_name(root, os.path.join('images', split), image_files.EXTENSIONS, rules)
+  images = _by_name(root, os.path.join('images', split), user_files.EXTENSIONS, rules)
   folder = next((name for name in MASKS if os.path.isdir(os.path.join(root, name, split))), MASKS[0])
   masks = _by_name(root, os.path.join(folder, split), EXTENSIONS, rules)
   if not images:
@@ -166,13 +165,13 @@ def _by_name(root: str, folder: str, extensions: Sequence[str], rules: Rules) ->
   found: dict[str, str] = {}
   if not os.path.isdir(os.path.join(root, folder)):
     return found
-  finder = image_files.Finder(rules)
+  finder = user_files.Finder(rules)
   for file in finder.find(root, folder.rstrip('/')):
     name, extension = os.path.splitext(os.path.relpath(file.path, folder))
     if extension.lower() in extensions and found.setdefault(name, file.path) != file.path:
       raise UserError(f'{os.path.join(root, folder)}: expected one file of each name, got {found[name]} and '
                       f'{file.path}. Remove or rename one of them.')
-  image_files.report(finder.ignored, os.path.join(root, folder))
+  user_files.report_ignored(finder.ignored, os.path.join(root, folder))
   return found
 
 

@@ -19,13 +19,12 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError, redacted
 from vit_jax.core.types import HostArray
-from vit_jax.data import answers
+from vit_jax.data import answers, user_files
 from vit_jax.data.answers import Answers
-from vit_jax.data.files import access
-from vit_jax.data.files.user_files import OWN, Rules
 from vit_jax.data.formats.mixture import Mixture
 from vit_jax.data.orientation import is_own
 from vit_jax.data.source import Record, Rows, Source, read_one
+from vit_jax.data.user_files import OWN, Rules
 
 log = logging.getLogger('vit_jax.data')
 
@@ -79,7 +78,7 @@ def add(own: Source, unlabeled: Source, settings: schema.Pseudo, rules: Rules = 
   Raises:
     UserError: the answers are missing, or of other images or another teacher; or no image is selected.
   """
-  folder = pathlib.Path(access.resolve(settings.labels, 'data.pseudo.labels'))
+  folder = pathlib.Path(user_files.resolve(settings.labels, 'data.pseudo.labels'))
   if not (folder / answers.INFO).is_file():
     raise UserError(f'data.pseudo.labels: expected a folder of label maps, got {folder}, which has none yet. They are '
                     'written when training starts.')

@@ -21,12 +21,12 @@ import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data.files.user_files import OWN, Rules
+from vit_jax.data import splits
 from vit_jax.data.formats import example, tfds
 from vit_jax.data.formats.example import Values
 from vit_jax.data.image import decode
 from vit_jax.data.source import Part, Parts, Record, Source
-from vit_jax.data.sources import splits
+from vit_jax.data.user_files import OWN, Rules
 from vit_jax.recipes import vtab
 
 NUM_TRAIN, NUM_VAL = 800, 200

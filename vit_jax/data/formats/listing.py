@@ -32,9 +32,8 @@ import pyarrow as pa
 
 from vit_jax.core import documents
 from vit_jax.core.types import HostArray
-from vit_jax.data import index
-from vit_jax.data.files import access, image_files
-from vit_jax.data.files.user_files import OWN, Rules
+from vit_jax.data import index, user_files
+from vit_jax.data.user_files import OWN, Rules
 
 log = logging.getLogger('vit_jax.data')
 
@@ -156,7 +155,7 @@ def read(root: str, prefixes: Sequence[str], rules: Rules = OWN) -> Table:
   Raises:
     UserError: a folder cannot be read, or is a link out of `root`.
   """
-  finder, folders, times = image_files.Finder(rules), list[str](), list[int]()
+  finder, folders, times = user_files.Finder(rules), list[str](), list[int]()
 
   def rows() -> Iterator[tuple[bytes, int, int]]:
     for group, prefix in enumerate(prefixes):
@@ -221,7 +220,7 @@ def _digest(files: Table, rows: HostArray) -> str:
 
 def _place(kind: str, *texts: str) -> pathlib.Path:
   name = hashlib.sha256(b'\0'.join(map(os.fsencode, texts))).hexdigest()[:32]
-  return access.cache_folder('listings') / f'{name}.{kind}'
+  return user_files.cache_folder('listings') / f'{name}.{kind}'
 
 
 def _open_kept(path: pathlib.Path, is_right: Callable[[Table], bool]) -> Table | None:

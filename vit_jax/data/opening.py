@@ -25,13 +25,12 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.core import documents, implementation
 from vit_jax.core.errors import UserError
-from vit_jax.data import storage
-from vit_jax.data.files.user_files import Rules
+from vit_jax.data import splits, storage
 from vit_jax.data.formats import mixture, pseudo
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.labels import classes
 from vit_jax.data.source import UNLABELED, Source, first_label, has_masks, origins, title
-from vit_jax.data.sources import splits
+from vit_jax.data.user_files import Rules
 
 log = logging.getLogger('vit_jax.data')
 
@@ -42,7 +41,7 @@ class Kind(NamedTuple):
   opener: str
 
 
-_HERE, _THERE, _HUB = 'vit_jax.data.formats', 'vit_jax.data.sources', 'hf:'
+_HERE, _HUB = 'vit_jax.data.formats', 'hf:'
 KINDS = {
     'digits': Kind('digits', f'{_HERE}.builtin:digits_opener'),
     'synthetic': Kind('synthetic', f'{_HERE}.builtin:synthetic_opener'),
