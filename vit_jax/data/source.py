@@ -6,7 +6,9 @@ get a copy. `data/opening.py` opens sources by name.
 from __future__ import annotations
 
 import bisect
+import functools
 import hashlib
+import logging
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -16,6 +18,8 @@ from vit_jax.core import failures
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.image.headers import BadImage
+
+log = logging.getLogger('vit_jax.data')
 
 UNKNOWN = -1
 """Value of `most_labels` if images have several labels, and the largest number is not known without reading them."""
@@ -187,6 +191,12 @@ def take(source: Source, rows: Sequence[int] | HostArray, *, name: str, title: s
 def take_first(source: Source, num: int) -> Source:
   """Returns the first `num` examples of a source, or all if it has fewer; 0 = all."""
   return take(source, np.arange(num), name=f'{source.name}[:{num}]') if 0 < num < len(source) else source
+
+
+@functools.cache
+def warn_once(text: str) -> None:
+  """Logs a warning unless this process has logged it before, as a command opens a source several times."""
+  log.warning('%s', text)
 
 
 def title(source: Source) -> str:

@@ -6,9 +6,7 @@ nearest example, counted in the fixed order of the source.
 from __future__ import annotations
 
 import difflib
-import functools
 import hashlib
-import logging
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -19,9 +17,7 @@ import numpy as np
 from vit_jax.core import documents
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.source import Part, Parts, Source, title
-
-log = logging.getLogger('vit_jax.data')
+from vit_jax.data.source import Part, Parts, Source, title, warn_once
 
 SYNONYMS = ('val', 'valid', 'validation')
 NAMES = ('train', *SYNONYMS, 'test')
@@ -93,7 +89,8 @@ def resolve(name: str, known: Iterable[str], *, source: str) -> str:
     if other in names:
       return other
   if name == 'test' and (validation := [n for n in SYNONYMS if n in names]):
-    _warn_of_validation(source, *validation)
+    unread = f'; not read: {documents.listed(validation[1:], 3)}' if validation[1:] else ''
+    warn_once(f'{source} has no split test; using {validation[0]} instead{unread}.')
     return validation[0]
   near = difflib.get_close_matches(name, names, n=1)
   hint = f' Did you mean {near[0]}?' if near else ''
@@ -101,13 +98,6 @@ def resolve(name: str, known: Iterable[str], *, source: str) -> str:
                   f'Change {SETTINGS}.')
   error.known = tuple(names)
   raise error
-
-
-@functools.cache
-def _warn_of_validation(source: str, split: str, *others: str) -> None:
-  """Warns once of each source, which a run opens several times."""
-  log.warning('%s has no split test; using %s instead%s.', source, split,
-              f'; not read: {documents.listed(others, 3)}' if others else '')
 
 
 def resolve_part(name: str, *, source: str) -> str:

@@ -8,9 +8,7 @@ with other names. That is a doubt, which stops whatever learns from the classes.
 from __future__ import annotations
 
 import collections
-import functools
 import itertools
-import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,8 +18,7 @@ from vit_jax.core import documents, failures
 from vit_jax.core.errors import UserError
 from vit_jax.data import splits, user_files
 from vit_jax.data.labels import classes
-
-log = logging.getLogger('vit_jax.data')
+from vit_jax.data.source import warn_once
 
 _SAMPLED = 16  # class folders that are looked into: what they have in common, a few show
 _MOST_WRAPPERS = 8  # folders in one another
@@ -107,13 +104,7 @@ def _report(root: str, found: Mapping[str, str], ignored: Sequence[str]) -> None
   if found:
     rest = f' Not read: {documents.listed(ignored, _SHOWN)}.' if ignored else ''
     taken = ', '.join(f'{documents.shown(name)} = {split}' for split, name in sorted(found.items()))
-    say(f'{root}: folders are taken as splits by their names: {taken}.{rest}')
-
-
-@functools.cache
-def say(text: str) -> None:
-  """Logs a line once, as a command opens a folder several times."""
-  log.warning('%s', text)
+    warn_once(f'{root}: folders are taken as splits by their names: {taken}.{rest}')
 
 
 def _check_wrapper(root: str, name: str) -> None:

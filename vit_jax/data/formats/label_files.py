@@ -38,7 +38,7 @@ from vit_jax.data.formats import folder_layout
 from vit_jax.data.formats.label_paths import Inside
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.labels import classes
-from vit_jax.data.source import UNLABELED, Record, Rows, Source
+from vit_jax.data.source import UNLABELED, Record, Rows, Source, warn_once
 from vit_jax.data.user_files import OWN, Rules
 
 EXTENSIONS = ('.csv', '.tsv', '.jsonl')
@@ -196,7 +196,7 @@ def beside(root: str) -> str:
 def _say_unread(root: str, file: str, images: Sequence[Image]) -> None:
   used = {os.path.normpath(image.path).split('/')[0] for image in images}
   if unread := [name for name in folder_layout.subfolders(root) if name not in used]:
-    folder_layout.say(f'{root}: images are those that {file} lists; not read: the folders '
+    warn_once(f'{root}: images are those that {file} lists; not read: the folders '
                       f'{documents.listed(unread, _SHOWN)}.')
 
 
@@ -204,7 +204,7 @@ def _say_repeated(path: str, images: Sequence[Image], train: _File) -> None:
   """Logs how many images of a split are images to train on, by their paths."""
   own = {image.path for image in images}
   if num := len({line.image for line in train.lines() if line.image in own}):
-    folder_layout.say(f'{path}: {num:,} of its {len(own):,} images are in {os.path.basename(train.path)} too, so a '
+    warn_once(f'{path}: {num:,} of its {len(own):,} images are in {os.path.basename(train.path)} too, so a '
                       'score on them says little about other images.')
 
 

@@ -1,20 +1,21 @@
-"""Listings of image files that stay small for millions of files, and are kept for the next start.
+"""Listings of the image files of a folder, which stay small for millions of files and are kept for the next start.
 
-One of at least `KEPT_FILES` files is written to the user's cache, with the modification times of all its folders: a
-later start on the same machine, and every process that shares the cache, reads that file in place of the folders. A
-listing is read anew if a folder has changed, or one of `CHECKED_FILES` files has another size. What is not noticed: a
-file that was overwritten in place, with another size, in a folder without new, removed or renamed files, unless it is
-among the checked ones.
+`folder.py` calls `open_listing` when it opens a split, and then `select` for the order of the files of the split. Both
+return a `Table`: rows of Arrow in memory that loader processes share.
 
-Listings and their orders are tables of Arrow, with notes in JSON. They are in memory that loader
-processes share.
+A listing of at least `KEPT_FILES` files is written to the user's cache, with the modification times of all its folders.
+A later start on the same machine, and every process that shares the cache, reads that file in place of the folders.
+The folders are listed again if one of them has changed, or one of `CHECKED_FILES` files has another size. One change is
+not noticed: a file that was overwritten in place, with another size, in a folder without new, removed or renamed files,
+unless it is among the checked files.
+
+This module knows neither splits nor classes: a class folder is a `prefix`, and its files have its number as `group`.
 """
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import hashlib
-import io
 import itertools
 import json
 import logging
@@ -24,8 +25,8 @@ import pathlib
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import IO, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -39,125 +40,83 @@ log = logging.getLogger('vit_jax.data')
 
 KEPT_FILES = 10_000
 CHECKED_FILES = 1_000
-_VERSION, _BLOCK_FILES, _NOTES = 5, 2**16, 'notes'
+_VERSION, _BLOCK_FILES, _NOTES = 6, 2**16, b'notes'
 _SETTLED_NS = 2 * 10**9
-"""A folder that changed later than this before it was read can change again without another modification time."""
-_FILES = pa.schema([('path', pa.binary()), ('size', pa.int64()), ('group', pa.int32())])
-_ORDER = pa.schema([('row', pa.int64())])
+"""A folder that changed later than this before it was listed can change again without another modification time."""
+_FILES = pa.schema([('path', pa.large_binary()), ('size', pa.int64()), ('group', pa.int32())])
 
 
 class Table:
-  """Columns of Arrow and notes; in the pickled form, shared memory is a few bytes, valid while this process lives."""
+  """Rows of Arrow with notes, in memory that the processes of this machine share.
 
-  def __init__(self, content: Any, descriptor: int = -1) -> None:
-    """Takes the bytes of a file, and the open file if processes can share it. Raises ValueError if it has no table."""
-    self._content, self._descriptor = content, descriptor
-    reader = pa.ipc.open_file(pa.py_buffer(content))  # raises pa.ArrowInvalid, a ValueError
-    last = reader.get_batch_with_custom_metadata(reader.num_record_batches - 1)
-    self.notes: dict[str, Any] = documents.parse(last.custom_metadata[_NOTES])
-    table = reader.read_all()
-    self._columns = {name: table.column(name) for name in table.column_names}
-    self._num = table.num_rows
+  It pickles to a few bytes, which are valid while this process lives.
+  """
+
+  def __init__(self, rows: pa.Table, descriptor: int = -1) -> None:
+    """Takes rows, and the open file that they are mapped from; see `share`.
+
+    Raises:
+      KeyError, TypeError, ValueError: the rows have no notes.
+    """
+    self.rows, self._descriptor = rows, descriptor
+    self.notes: dict[str, Any] = documents.parse(rows.schema.metadata[_NOTES])
 
   @classmethod
-  def map(cls, descriptor: int) -> Table:
-    """Returns the table in an open file, which it closes. Raises ValueError if it has none."""
-    found = cls(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), descriptor)
-    weakref.finalize(found, os.close, descriptor)
-    return found
+  def share(cls, rows: pa.Table) -> Table:
+    """Returns a copy of rows in memory that processes share; without a copy where the platform has no such memory."""
+    if not hasattr(os, 'memfd_create'):
+      return cls(rows)
+    with open(os.memfd_create('listing'), 'wb') as file:
+      with pa.ipc.new_file(file, rows.schema) as writer:
+        writer.write_table(rows)
+      file.flush()
+      return cls.attach(f'/proc/{os.getpid()}/fd/{file.fileno()}')
+
+  @classmethod
+  def attach(cls, path: str) -> Table:
+    """Returns the table in shared memory that has a path, also of another process."""
+    descriptor = os.open(path, os.O_RDONLY)
+    content = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+    table = cls(pa.ipc.open_file(pa.py_buffer(content)).read_all(), descriptor)
+    weakref.finalize(table, os.close, descriptor)
+    return table
 
   def __reduce__(self) -> tuple[Any, ...]:
-    if self._descriptor >= 0:
-      return _open_memory, (f'/proc/{os.getpid()}/fd/{self._descriptor}',)
-    return Table, (bytes(self._content),)
+    if self._descriptor < 0:
+      return Table, (self.rows,)
+    return Table.attach, (f'/proc/{os.getpid()}/fd/{self._descriptor}',)
 
   def __len__(self) -> int:
-    return int(self._num)
+    return int(self.rows.num_rows)
 
   def array(self, name: str) -> HostArray:
     """Returns a column of numbers, `[S]`."""
-    return self._columns[name].to_numpy()
+    return self.rows.column(name).to_numpy()
 
   def get(self, name: str, row: int) -> Any:
-    """Returns a value."""
-    return self._columns[name][row].as_py()
+    """Returns the value of a column in one row."""
+    return self.rows.column(name)[row].as_py()
 
   def values(self, name: str) -> Iterator[Any]:
     """Yields the values of a column."""
-    for chunk in self._columns[name].chunks:
+    for chunk in self.rows.column(name).chunks:
       yield from chunk.to_pylist()
-
-  def write(self, file: IO[bytes]) -> None:
-    """Writes a file with the table."""
-    file.write(self._content)
-
-
-def _open_memory(path: str) -> Table:
-  return Table.map(os.open(path, os.O_RDONLY))
-
-
-def _share(write: Callable[[IO[bytes]], object]) -> Table:
-  """Returns the table that is written, in memory that processes share where the platform has such.
-
-  Raises:
-    ValueError: it is none.
-  """
-  if not hasattr(os, 'memfd_create'):
-    memory = io.BytesIO()
-    write(memory)
-    return Table(memory.getvalue())
-  descriptor = os.memfd_create('listing')
-  with open(descriptor, 'wb', closefd=False) as file:
-    write(file)
-  return Table.map(descriptor)
-
-
-def _made(kinds: pa.Schema, blocks: Iterable[Sequence[Any]], notes: Callable[[], Mapping[str, Any]]) -> Table:
-  """Returns a table of blocks of columns, with the notes that are known after the last one."""
-  def batch(columns: Sequence[Any]) -> pa.RecordBatch:
-    return pa.record_batch([pa.array(x, kind) for x, kind in zip(columns, kinds.types, strict=True)], schema=kinds)
-
-  def write(file: IO[bytes]) -> None:
-    with pa.ipc.new_file(file, kinds) as writer:
-      for columns in blocks:
-        writer.write_batch(batch(columns))
-      writer.write_batch(batch([()] * len(kinds)), {_NOTES: json.dumps(notes()).encode()})
-  return _share(write)
-
-
-class Selection:
-  """Files of a listing in some order; `digest` is the SHA-256 of their paths, sizes and groups."""
-
-  def __init__(self, files: Table, order: Table) -> None:
-    self._files, self._order = files, order
-    self.digest: str = order.notes['digest']
-
-  def __len__(self) -> int:
-    return len(self._order)
-
-  def path(self, place: int) -> bytes:
-    """Returns the path of the file at a place of the order, relative to the root."""
-    return bytes(self._files.get('path', self._order.get('row', place)))
-
-  def group(self, place: int) -> int:
-    """Returns the number of the folder, among those asked for, that the file is in or below."""
-    return int(self._files.get('group', self._order.get('row', place)))
 
 
 def read(root: str, prefixes: Sequence[str], rules: Rules = OWN) -> Table:
   """Lists the image files below the folders `prefixes` of `root`; those that do not exist have none.
 
   Returns:
-    `path`, relative to the root, `size` in bytes and `group` of each file, in the order in which they were found; the
-    notes have the number of `ignored` files by extension, the folders with their times, and a `token`, which a listing
-    that is read anew has another of.
+    `path`, relative to the root, `size` in bytes and `group` of each file, in the order in which they were found. The
+    notes have the number of `ignored` files by extension, the `folders` with their `times`, and a `token` that differs
+    each time.
 
   Raises:
     UserError: a folder cannot be read, or is a link out of `root`.
   """
   finder, folders, times = user_files.Finder(rules), list[str](), list[int]()
 
-  def rows() -> Iterator[tuple[bytes, int, int]]:
+  def files() -> Iterator[tuple[bytes, int, int]]:
     for group, prefix in enumerate(prefixes):
       for folder in finder.walk(root, prefix) if os.path.isdir(os.path.join(root, prefix)) else ():
         start = os.fsencode(f'{folder.path}/') if folder.path else b''
@@ -165,14 +124,16 @@ def read(root: str, prefixes: Sequence[str], rules: Rules = OWN) -> Table:
         times.append(folder.time_ns)
         yield from ((start + name, size, group) for name, size in folder.files)
 
-  found = rows()
-  blocks = (tuple(zip(*block, strict=True)) for block in iter(lambda: list(itertools.islice(found, _BLOCK_FILES)), []))
-  return _made(_FILES, blocks, lambda: {'version': _VERSION, 'ignored': dict(finder.ignored),
-                                        'token': uuid.uuid4().hex, 'folders': folders, 'times': times})
+  rows = files()
+  blocks = iter(lambda: list(itertools.islice(rows, _BLOCK_FILES)), [])
+  batches = [pa.record_batch(list(zip(*block, strict=True)), schema=_FILES) for block in blocks]
+  return _with_notes(pa.Table.from_batches(batches, _FILES), {
+      'version': _VERSION, 'ignored': dict(finder.ignored), 'token': uuid.uuid4().hex, 'folders': folders,
+      'times': times})
 
 
 def open_listing(root: str, prefixes: Sequence[str], rules: Rules = OWN) -> Table:
-  """Returns the kept listing of the folders `prefixes` of `root` if it is still right; else lists and keeps them.
+  """Returns the kept listing of the folders `prefixes` of `root` if nothing has changed; else lists and keeps them.
 
   Of several processes that need the same listing, on one machine or with a shared cache, one reads the folders.
 
@@ -181,70 +142,80 @@ def open_listing(root: str, prefixes: Sequence[str], rules: Rules = OWN) -> Tabl
   """
   rule = f'{rules.follow_links}{" with arrays" * rules.arrays}'
   path = _place('arrays', os.path.realpath(root), rule, *prefixes)
-  if kept := _open_kept(path, lambda found: _is_current(root, found)):
+
+  def is_current(files: Table) -> bool:
+    return _is_current(root, files)
+  if (kept := _open_kept(path, is_current)) is not None:
     return kept
   with _lock(path):
-    if kept := _open_kept(path, lambda found: _is_current(root, found)):
+    if (kept := _open_kept(path, is_current)) is not None:  # another process has listed them meanwhile
       return kept
     started_ns = time.time_ns()
-    found = read(root, prefixes, rules)
-    is_kept = len(found) >= KEPT_FILES and max(found.notes['times']) < started_ns - _SETTLED_NS
-    return _keep(found, path if is_kept else None)
+    files = read(root, prefixes, rules)
+    is_settled = len(files) >= KEPT_FILES and max(files.notes['times']) < started_ns - _SETTLED_NS
+    return _keep(files, path if is_settled else None)
 
 
-def select(files: Table, name: str, choose: Callable[[], HostArray]) -> Selection:
-  """Returns files of a listing in an order, which is kept with the listing.
+def select(files: Table, name: str, choose: Callable[[], HostArray]) -> Table:
+  """Returns an order of files of a listing, which is kept with the listing.
 
   Args:
     files: the listing.
     name: of the order; with the listing, it determines what `choose` returns.
-    choose: returns the files `[N]` by their place in the listing; is called if there is none of this name yet.
+    choose: returns the files `[N]` by their rows in the listing; is called if there is no kept order of this name.
+
+  Returns:
+    `row` of each file in the listing; the notes have the `digest`: the SHA-256 of paths, sizes and groups in this
+    order.
   """
   path, is_kept = _place('order', files.notes['token'], name), len(files) >= KEPT_FILES
-  if is_kept and (kept := _open_kept(path, lambda found: 'digest' in found.notes)):
-    return Selection(files, kept)
+  if is_kept and (kept := _open_kept(path, lambda order: 'digest' in order.notes)) is not None:
+    return kept
   rows = choose().astype(np.int64)
-  return Selection(files, _keep(_made(_ORDER, [[rows]], lambda: {'digest': _digest(files, rows)}),
-                                path if is_kept else None))
+  order = _with_notes(pa.table({'row': rows}), {'digest': _digest(files, rows)})
+  return _keep(order, path if is_kept else None)
+
+
+def _with_notes(rows: pa.Table, notes: dict[str, Any]) -> Table:
+  return Table.share(rows.replace_schema_metadata({_NOTES: json.dumps(notes)}))
 
 
 def _digest(files: Table, rows: HostArray) -> str:
-  found, sizes, groups = hashlib.sha256(), files.array('size'), files.array('group')
+  digest, sizes, groups = hashlib.sha256(), files.array('size'), files.array('group')
   for start in range(0, len(rows), _BLOCK_FILES):
     block = rows[start:start + _BLOCK_FILES]
     lines = [b'%s %d %d' % (files.get('path', row), size, group) for row, size, group in zip(
         block.tolist(), sizes[block].tolist(), groups[block].tolist(), strict=True)]
-    found.update((b'\n' if start else b'') + b'\n'.join(lines))
-  return found.hexdigest()
+    digest.update((b'\n' if start else b'') + b'\n'.join(lines))
+  return digest.hexdigest()
 
 
 def _place(kind: str, *texts: str) -> pathlib.Path:
+  """Returns where a listing or an order is kept: a name in the user's cache that depends on all texts."""
   name = hashlib.sha256(b'\0'.join(map(os.fsencode, texts))).hexdigest()[:32]
   return user_files.cache_folder('listings') / f'{name}.{kind}'
 
 
 def _open_kept(path: pathlib.Path, is_right: Callable[[Table], bool]) -> Table | None:
-  """Returns a kept table in memory, so that a file that is replaced later changes nothing; None if there is none."""
-  with contextlib.suppress(OSError, ValueError, KeyError, IndexError, TypeError):
-    content = index.map_sealed(path)
-    found = _share(lambda file: file.write(content))
-    return found if is_right(found) else None
+  """Returns a copy of a kept table, so that a file that is replaced later changes nothing; None if there is none."""
+  with contextlib.suppress(OSError, ValueError, KeyError, IndexError, TypeError):  # missing, damaged, or not current
+    table = Table.share(index.read_sealed(path))
+    return table if is_right(table) else None
   return None
 
 
-def _keep(made: Table, path: pathlib.Path | None) -> Table:
+def _keep(table: Table, path: pathlib.Path | None) -> Table:
   """Returns a table, which is written to `path` if possible."""
   if path is not None:
     try:
-      with index.sealing(path) as file:
-        made.write(file)
+      index.write_sealed(path, table.rows)
     except OSError as error:
       log.info('%s is not kept for the next start: %s', path, error)
-  return made
+  return table
 
 
 def _is_current(root: str, files: Table) -> bool:
-  """Raises OSError if a folder or a file is gone."""
+  """Returns whether folders and files are as they were when they were listed. Raises OSError if one is gone."""
   notes, base = files.notes, os.fsencode(root)
   if notes['version'] != _VERSION or any(os.stat(os.path.join(root, folder)).st_mtime_ns != time_ns for folder, time_ns
                                          in zip(notes['folders'], notes['times'], strict=True)):
