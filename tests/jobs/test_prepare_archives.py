@@ -70,7 +70,7 @@ def published(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathli
     known = [file._replace(md5=hashlib.md5(content if dataset != 'mnist' else gzip.decompress(content)).hexdigest())
              for file, content in zip(archive.files, contents, strict=True)]
     monkeypatch.setitem(archives.ARCHIVES, dataset, archive._replace(files=tuple(known)))
-  archives._read.cache_clear()
+  archives._open_once.cache_clear()
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
   return folder
 

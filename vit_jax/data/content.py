@@ -1,22 +1,35 @@
-"""Digests of the content of a source: its images, their classes and their order.
+"""Whether a source has the same data as before, which its `digest` alone does not show.
 
-The `digest` of a source is its identity at a glance: names, numbers and sizes. A `Content` is computed from every byte
-of every image, so it also changes with a changed image of the same size, and it shows what has changed.
+The `digest` of a source is its identity at a glance: names, numbers, sizes, labels and the checksums that a format has.
+A resumed run is refused if it changes. An image that was replaced by another one of the same size does not change it:
+
+- `Content` is computed from every byte of every image, and shows what has changed. `replay` calls `read`, and
+  `differences` with the content in the record.
+- `Written` is computed from the sizes and times of files. A run calls `describe_files` when it starts, and
+  `changed_files` when it resumes. As copies of the data may have other times, too, a change is a warning.
 """
 from __future__ import annotations
 
 import hashlib
 import logging
-from typing import NamedTuple
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
-from vit_jax.core import failures
+import numpy as np
+
+from vit_jax.core import documents, failures
+from vit_jax.data import storage
 from vit_jax.data.image.headers import BadImage
-from vit_jax.data.source import Source, read_one, reading_error
+from vit_jax.data.source import Source, find_origin, read_one, reading_error
 
 MOST_CLASSES = 1_000
 """`Content.classes` is empty above this number of classes, so that a record of it stays small."""
 LOGGED_EXAMPLES = 10_000
+MOST_CHECKED = 1_000
+"""Images whose files are compared; those of a folder are evenly spaced over it."""
 _DIGITS = 4  # hexadecimal digits of each class
+_SHOWN = 5  # files in a message
 log = logging.getLogger('vit_jax.data')
 
 
@@ -107,3 +120,49 @@ class _Sum:
 
   def text(self) -> str:
     return f'{self._total % 2**256:064x}'
+
+
+class Written(NamedTuple):
+  """The files of a source: the digest of their sizes and times, and the time of the newest one."""
+  digest: str
+  newest_ns: int
+
+
+def file_paths(source: Source) -> list[str]:
+  """Returns the local files with evenly spaced images of a source; [] if its images are in no files."""
+  found: dict[str, None] = {}
+  indexes = np.unique(np.linspace(0, len(source) - 1, MOST_CHECKED).astype(np.int64))
+  for index in indexes.tolist() if len(source) else ():
+    stored, place = find_origin(source, index)
+    path: Callable[[int], str] | None = getattr(stored, 'path', None)
+    if path is not None:
+      found[path(place)] = None
+  return [path for path in found if not storage.is_address(path)]
+
+
+def describe_files(source: Source) -> Written:
+  """Returns when the files of a source were written."""
+  stamps = list(_stamps(source))
+  text = repr([stamp for _, stamp in stamps])
+  return Written(hashlib.sha256(text.encode()).hexdigest()[:32], max((time for _, (_, time) in stamps), default=0))
+
+
+def _stamps(source: Source) -> Iterator[tuple[str, tuple[int, int]]]:
+  """Yields path, size and time of the files; those that are gone are reported when they are read."""
+  for path in file_paths(source):
+    if os.path.exists(path):
+      size, time_ns, *_ = storage.stamps([path])[0]
+      yield path, (int(str(size)), int(str(time_ns)))
+
+
+def changed_files(saved: Mapping[str, Any], sources: Mapping[str, Source]) -> list[str]:
+  """Returns a line for each source whose files were written, or copied, since they were described in `saved`."""
+  lines = []
+  for name, source in sources.items():
+    if name not in saved or list(describe_files(source)) == saved[name]:
+      continue
+    newer = [os.path.basename(path) for path, (_, time_ns) in _stamps(source) if time_ns > saved[name][1]]
+    what = (f'newer files, {len(newer):,}: {documents.listed(newer, _SHOWN)}' if newer else
+            'files with other sizes or times, such as copies')
+    lines.append(f'  {name} ({source.name}): {what}')
+  return lines
