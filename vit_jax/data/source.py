@@ -76,6 +76,7 @@ class Source(Protocol):
 
 class Rows:
   """Base of a source that reads examples one at a time; a subclass has the other methods of `Source`, and `example`."""
+  name: str
   most_labels: int = 0
 
   def example(self, row: int) -> Record:
@@ -90,6 +91,10 @@ class Rows:
     """Returns (), as the source has no texts."""
     del row
     return ()
+
+  def describe(self, row: int) -> str:
+    """Returns the name of the source and the number of the example."""
+    return f'{self.name}[{row}]'
 
 
 class Part(NamedTuple):

@@ -41,9 +41,6 @@ class Arrays(Rows):
   def labels(self, row: int) -> tuple[int, ...]:
     return (int(self._label[row]),)
 
-  def describe(self, row: int) -> str:
-    return f'{self.name}[{row}]'
-
 
 def digits_opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
   """Opens the splits of `digits`."""
@@ -97,9 +94,6 @@ class Synthetic(Rows):
 
   def labels(self, row: int) -> tuple[int, ...]:
     return (row % len(self.class_names),)
-
-  def describe(self, row: int) -> str:
-    return f'{self.name}[{row}]'
 
 
 def synthetic_opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:

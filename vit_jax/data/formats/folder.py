@@ -167,7 +167,7 @@ class _Folder(NamedTuple):
         warn_once(f'{folder}: classes are folders; not read: {num_images:,} images beside them.')
       return classes.ordered(names, self.order)
     what = f'{num_images} images but no class folders' if num_images else 'no class folders'
-    others = [name for name in subfolders(self.root) if split and not folder_layout.is_split(name)]
+    others = [name for name in subfolders(self.root) if split and not folder_layout.split_of(name)]
     if others:
       what += f', beside the folders {documents.listed(others, _SHOWN)}'
     raise UserError(f'{folder}: expected {LAYOUT}, got {what}{label_files.beside(self.root)}. Correct the path.')
