@@ -19,7 +19,7 @@ from vit_jax.data.source import Source, read_one
 
 def find(root: pathlib.Path) -> tuple[list[str], dict[str, int]]:
   finder = user_files.Finder()
-  return sorted(found.path for found in finder.find(str(root))), dict(finder.ignored)
+  return sorted(finder.find(str(root))), dict(finder.ignored)
 
 
 def open_train(root: pathlib.Path) -> Source:

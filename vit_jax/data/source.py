@@ -1,7 +1,11 @@
 """The contract of a source: random access to stored examples in a fixed order; and parts of sources.
 
-A source knows nothing of recipes, batches or the training order. It must pickle to few bytes, since loader processes
-get a copy. `data/opening.py` opens sources by name.
+`data/opening.py` opens sources by name. Then the loader calls `read` with the rows of a batch, in any order and in
+several threads or processes; it asks `labels`, `captions` and `describe` for single rows. A source must pickle to few
+bytes, since loader processes get a copy. It knows nothing of recipes, batches or the training order.
+
+The functions below work for every source, also for parts (`Parts`) of others. Optional attributes of a source are
+`title`, `own_files`, `describe_mask`, `caption_column` and `row_groups`.
 """
 from __future__ import annotations
 
@@ -98,18 +102,30 @@ class Rows:
 
 
 class Part(NamedTuple):
-  """Rows of a source; and `labels`, the numbers of its classes among other ones. None = all rows, the same numbers."""
+  """Some examples of a source.
+
+  rows: which, as a range or `[N] i64`; None = all.
+  labels: the number of each class of the source among other classes; None = the same numbers.
+  """
   source: Source
   rows: range | HostArray | None = None
   labels: tuple[int, ...] | None = None
 
   @property
+  def num_examples(self) -> int:
+    return len(self.source) if self.rows is None else len(self.rows)
+
+  @property
   def digest(self) -> str:
-    """Identity of the examples, unless `rows` is a range, which the identity of the whole names."""
-    found = self.source.digest
+    """Identity of the examples; without `rows` if they are a range, which `Parts` adds."""
+    digest = self.source.digest
     if self.labels is not None:
-      found = _sha256(f'{found} {list(self.labels)}'.encode())
-    return _sha256(found.encode() + self.rows.tobytes()) if isinstance(self.rows, np.ndarray) else found
+      digest = _sha256(f'{digest} {list(self.labels)}'.encode())
+    return _sha256(digest.encode() + self.rows.tobytes()) if isinstance(self.rows, np.ndarray) else digest
+
+  def renumbered(self, labels: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the numbers of classes of the source among the other classes."""
+    return labels if self.labels is None else tuple(self.labels[label] for label in labels)
 
 
 class Parts:
@@ -123,11 +139,11 @@ class Parts:
                        and not isinstance(part.rows, range) else part for part in parts)
     self.name, self.title = name or first.name, title or ('' if name else getattr(first, 'title', ''))
     self.class_names = first.class_names if class_names is None else class_names
-    self._starts = np.cumsum([0, *map(_length, self.parts)]).tolist()
+    self._starts = np.cumsum([0, *(part.num_examples for part in self.parts)]).tolist()
     if len(parts) == 1 and not isinstance(parts[0].rows, range):
       self.digest = self.parts[0].digest
     else:
-      spans = [part.rows if isinstance(part.rows, range) else range(_length(part)) for part in self.parts]
+      spans = [part.rows if isinstance(part.rows, range) else range(part.num_examples) for part in self.parts]
       self.digest = _sha256(' '.join(f'{part.digest}[{span.start}:{span.stop}]' for part, span in zip(
           self.parts, spans, strict=True)).encode())
 
@@ -144,35 +160,28 @@ class Parts:
     if not 0 <= row < len(self):
       raise IndexError(f'{self.name}: expected an index below {len(self):,}, got {row}')
     number = bisect.bisect_right(self._starts, row) - 1
-    part, place = self.parts[number], row - self._starts[number]
-    return part, place if part.rows is None else int(part.rows[place])
+    part, in_part = self.parts[number], row - self._starts[number]
+    return part, in_part if part.rows is None else int(part.rows[in_part])
 
   def read(self, rows: Sequence[int]) -> Iterator[Record]:
+    """Yields stored examples; each source is asked once for all of its rows, so that it can read ahead."""
     found = [self.find(row) for row in rows]
-    streams = {id(part): part.source.read([place for one, place in found if one is part]) for part, _ in found}
+    streams = {id(part): part.source.read([inner for other, inner in found if other is part]) for part, _ in found}
     for part, _ in found:
       record = next(streams[id(part)])
-      yield record if part.labels is None else record._replace(labels=_renumbered(part, record.labels))
+      yield record if part.labels is None else record._replace(labels=part.renumbered(record.labels))
 
   def labels(self, row: int) -> tuple[int, ...]:
-    part, place = self.find(row)
-    return _renumbered(part, part.source.labels(place))
+    part, inner = self.find(row)
+    return part.renumbered(part.source.labels(inner))
 
   def captions(self, row: int) -> tuple[str, ...]:
-    part, place = self.find(row)
-    return part.source.captions(place)
+    part, inner = self.find(row)
+    return part.source.captions(inner)
 
   def describe(self, row: int) -> str:
-    part, place = self.find(row)
-    return part.source.describe(place)
-
-
-def _length(part: Part) -> int:
-  return len(part.source) if part.rows is None else len(part.rows)
-
-
-def _renumbered(part: Part, labels: tuple[int, ...]) -> tuple[int, ...]:
-  return labels if part.labels is None else tuple(part.labels[label] for label in labels)
+    part, inner = self.find(row)
+    return part.source.describe(inner)
 
 
 def _counts(sizes: Sequence[int] | HostArray, part: Part) -> HostArray:
@@ -180,7 +189,7 @@ def _counts(sizes: Sequence[int] | HostArray, part: Part) -> HostArray:
   ends = np.cumsum(sizes)
   if isinstance(part.rows, np.ndarray):
     return np.diff(np.searchsorted(part.rows, np.append(0, ends)))
-  rows = range(_length(part)) if part.rows is None else part.rows
+  rows = range(part.num_examples) if part.rows is None else part.rows
   return np.maximum(0, np.minimum(ends, rows.stop) - np.maximum(ends - sizes, rows.start))
 
 
@@ -242,13 +251,10 @@ def has_masks(source: Source) -> bool:
 def has_captions(source: Source) -> bool:
   """Returns whether a stored source has captions: it names their column, or some of the first examples have one."""
   column: str | None = getattr(source, 'caption_column', None)
-  return bool(column) if column is not None else any(
-      _has_caption(source, row) for row in range(min(len(source), _LOOKED_AT)))
-
-
-def _has_caption(source: Source, row: int) -> bool:
+  if column is not None:
+    return bool(column)
   try:
-    return bool(source.captions(row))
+    return any(source.captions(row) for row in range(min(len(source), _LOOKED_AT)))
   except (BadImage, OSError):  # reported where it is read
     return True
 

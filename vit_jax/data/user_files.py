@@ -215,16 +215,12 @@ def sha256(path: str | os.PathLike[str]) -> str:
 
 # The image files of a folder.
 
-class ImageFile(NamedTuple):
-  """A file below a folder: path relative to the folder, with forward slashes; size in bytes."""
-  path: str
-  size: int
-
-
 class Folder(NamedTuple):
-  """A folder that is being read: its path relative to the root; modification time in ns; image files with their sizes.
+  """A folder that is being read.
 
-  `files` must be consumed before the next folder is read.
+  path: relative to the root, with forward slashes.
+  time_ns: its modification time.
+  files: name and size in bytes of each image file; must be consumed before the next folder is read.
   """
   path: str
   time_ns: int
@@ -242,16 +238,15 @@ class Finder:
     self.ignored: collections.Counter[str] = collections.Counter()
     self._rules, self._base, self._linked = rules, '', set[tuple[int, int]]()
 
-  def find(self, root: str, prefix: str = '') -> Iterator[ImageFile]:
-    """Yields the image files in and below `root/prefix`.
+  def find(self, root: str, prefix: str = '') -> Iterator[str]:
+    """Yields the paths of the image files in and below `root/prefix`, relative to `root`.
 
     Raises:
-      UserError: a folder cannot be read.
+      UserError: as `walk`.
     """
     for folder in self.walk(root, prefix):
-      for name, size in folder.files:
-        text = os.fsdecode(name)
-        yield ImageFile(f'{folder.path}/{text}' if folder.path else text, size)
+      for name, _ in folder.files:
+        yield f'{folder.path}/{os.fsdecode(name)}' if folder.path else os.fsdecode(name)
 
   def walk(self, root: str, prefix: str = '') -> Iterator[Folder]:
     """Yields `root/prefix` and the folders below it, each before its subfolders.

@@ -63,7 +63,7 @@ def find(given: Sequence[str], *, follow_links: bool = False) -> Iterator[str]:
       yield name
       continue
     finder = user_files.Finder(Rules(follow_links))
-    below = sorted(os.path.join(name, found.path) for found in finder.find(name))
+    below = sorted(os.path.join(name, path) for path in finder.find(name))
     if not below:
       raise UserError(f'{name}: expected images with the extension {" ".join(user_files.EXTENSIONS)} in or below it, '
                       f'got {user_files.describe_ignored(finder.ignored) or "none"}. Name another folder.')

@@ -166,11 +166,11 @@ def _by_name(root: str, folder: str, extensions: Sequence[str], rules: Rules) ->
   if not os.path.isdir(os.path.join(root, folder)):
     return found
   finder = user_files.Finder(rules)
-  for file in finder.find(root, folder.rstrip('/')):
-    name, extension = os.path.splitext(os.path.relpath(file.path, folder))
-    if extension.lower() in extensions and found.setdefault(name, file.path) != file.path:
+  for path in finder.find(root, folder.rstrip('/')):
+    name, extension = os.path.splitext(os.path.relpath(path, folder))
+    if extension.lower() in extensions and found.setdefault(name, path) != path:
       raise UserError(f'{os.path.join(root, folder)}: expected one file of each name, got {found[name]} and '
-                      f'{file.path}. Remove or rename one of them.')
+                      f'{path}. Remove or rename one of them.')
   user_files.report_ignored(finder.ignored, os.path.join(root, folder))
   return found
 
