@@ -75,7 +75,7 @@ def test_what_is_said_is_kept(chosen: Exif, root: pathlib.Path) -> None:
 
 def test_files_that_are_named_are_turned(root: pathlib.Path) -> None:
   source = image_list.ImageList([str(root / '0.jpg')])
-  assert orientation.is_own(source) and orientation.named(schema.Recipe()).upright
+  assert orientation.has_own_files(source) and orientation.named(schema.Recipe()).upright
   assert orientation.decide(schema.Recipe(), source).upright
 
 

@@ -5,6 +5,9 @@ one position. Images whose highest probability reaches `threshold` are kept. Wit
 many: its most certain images, repeated if there are too few. The kept images have a fixed share of the training
 batches; the targets of each are the probabilities of its answer, normalized to a sum of 1. The target of a labeled
 image is its class. Both are augmented by the same recipe.
+
+`data/opening.py` calls `add` after it has opened the labeled and the unlabeled images. `jobs/teacher_labels.py` has
+written the answers before. The loader adds the targets to batches by `PseudoLabeled.extra`.
 """
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from vit_jax.core.types import HostArray
 from vit_jax.data import answers, user_files
 from vit_jax.data.answers import Answers
 from vit_jax.data.formats.mixture import Mixture
-from vit_jax.data.orientation import is_own
+from vit_jax.data.orientation import has_own_files
 from vit_jax.data.source import Record, Rows, Source, read_one
 from vit_jax.data.user_files import OWN, Rules
 
@@ -40,7 +43,7 @@ class TeacherLabeled(Rows):
 
   @property
   def own_files(self) -> bool:
-    return is_own(self._source)
+    return has_own_files(self._source)
 
   def __len__(self) -> int:
     return len(self.rows)
