@@ -57,25 +57,32 @@ def read(source: Source) -> Content:
   """
   if len(source) >= LOGGED_EXAMPLES:
     log.info('Reading %s images of %s, to compare their content.', f'{len(source):,}', source.name)
-  names = source.class_names
-  images, labels, order = _Sum(), _Sum(), hashlib.sha256()
-  by_class = [_Sum() for _ in names]
-  for index in range(len(source)):
+  names, order = source.class_names, hashlib.sha256()
+  images, labels, by_class = 0, _number(repr(names).encode()), [0] * len(names)  # sums do not depend on the order
+  for row in range(len(source)):
     try:
-      record = failures.retried(lambda: read_one(source, index), lambda: f'reading {source.describe(index)}')  # noqa: B023
+      record = failures.retried(lambda: read_one(source, row), lambda: f'reading {source.describe(row)}')  # noqa: B023
     except (BadImage, OSError) as error:
-      raise reading_error(error, source, index, expected='an image') from error
+      raise reading_error(error, source, row, expected='an image') from error
     stored = record.image
     image = hashlib.sha256(stored if isinstance(stored, bytes) else
                            repr(stored.shape).encode() + stored.tobytes()).digest()
-    images.add(image)
     order.update(image)
-    labels.add(image + repr([names[label] for label in record.labels]).encode() + (record.mask or b''))
+    images += _number(image)
+    labels += _number(image + repr([names[label] for label in record.labels]).encode() + (record.mask or b''))
     for label in record.labels:
-      by_class[label].add(image)
-  labels.add(repr(names).encode())
-  return Content(len(source), images.text(), labels.text(), order.hexdigest(),
-                 ' '.join(one.text()[:_DIGITS] for one in by_class) if len(names) <= MOST_CLASSES else '')
+      by_class[label] += _number(image)
+  return Content(len(source), _hexadecimal(images), _hexadecimal(labels), order.hexdigest(), ' '.join(
+      _hexadecimal(images)[:_DIGITS] for images in by_class) if len(names) <= MOST_CLASSES else '')
+
+
+def _number(content: bytes) -> int:
+  return int.from_bytes(hashlib.sha256(content).digest(), 'big')
+
+
+def _hexadecimal(total: int) -> str:
+  """Returns a sum of SHA-256 digests modulo 2^256, in hexadecimal digits."""
+  return f'{total % 2**256:064x}'
 
 
 def differences(before: Content, now: Content, class_names: tuple[str, ...]) -> list[str]:
@@ -101,25 +108,12 @@ def differences(before: Content, now: Content, class_names: tuple[str, ...]) -> 
 
 
 def _changed_classes(before: Content, now: Content, names: tuple[str, ...]) -> str:
+  """Returns which classes have other images, for a message; '' if the record does not say it."""
   pairs = list(zip(before.classes.split(), now.classes.split(), names, strict=False))
   changed = [name for old, new, name in pairs if old != new]
   if not changed or len(before.classes.split()) != len(names):
     return ''
-  more = f' and {len(changed) - 4} more' if len(changed) > 4 else ''
-  return f', in class{"es" * (len(changed) > 1)} {", ".join(changed[:4])}{more}'
-
-
-class _Sum:
-  """A sum of SHA-256 digests modulo 2^256, which does not depend on their order."""
-
-  def __init__(self) -> None:
-    self._total = 0
-
-  def add(self, content: bytes) -> None:
-    self._total += int.from_bytes(hashlib.sha256(content).digest(), 'big')
-
-  def text(self) -> str:
-    return f'{self._total % 2**256:064x}'
+  return f', in class{"es" * (len(changed) > 1)} {documents.listed(changed, 4)}'
 
 
 class Written(NamedTuple):
@@ -130,14 +124,14 @@ class Written(NamedTuple):
 
 def file_paths(source: Source) -> list[str]:
   """Returns the local files with evenly spaced images of a source; [] if its images are in no files."""
-  found: dict[str, None] = {}
-  indexes = np.unique(np.linspace(0, len(source) - 1, MOST_CHECKED).astype(np.int64))
-  for index in indexes.tolist() if len(source) else ():
-    stored, place = find_origin(source, index)
+  paths: dict[str, None] = {}
+  rows = np.unique(np.linspace(0, len(source) - 1, MOST_CHECKED).astype(np.int64))
+  for row in rows.tolist() if len(source) else ():
+    stored, stored_row = find_origin(source, row)
     path: Callable[[int], str] | None = getattr(stored, 'path', None)
     if path is not None:
-      found[path(place)] = None
-  return [path for path in found if not storage.is_address(path)]
+      paths[path(stored_row)] = None
+  return [path for path in paths if not storage.is_address(path)]
 
 
 def describe_files(source: Source) -> Written:

@@ -1,4 +1,7 @@
-"""Image files by their paths, without classes: the arguments of `predict` and `embed`, as a source."""
+"""Image files by their paths, without classes: the arguments of `predict` and `embed`, as a source.
+
+A job calls `find` with the arguments, `check_exist` with the paths, and makes an `ImageList` of them.
+"""
 from __future__ import annotations
 
 import errno
@@ -14,7 +17,7 @@ from vit_jax.data.source import Record, Rows
 from vit_jax.data.user_files import Rules
 
 log = logging.getLogger('vit_jax.data')
-SHOWN = 5  # missing files in a message
+_SHOWN = 5  # missing files in a message
 _OF_FILE = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 """Errors of opening that concern one file alone, so that it counts as a bad image; others, as of a disk, stop the job.
 Unlike `failures.Meaning.is_of_file`, they include a file that may not be read: the others are still wanted."""
@@ -78,7 +81,7 @@ def check_exist(paths: Sequence[str]) -> None:
     UserError: none of them exists.
   """
   missing = [path for path in paths if not os.path.exists(path)]
-  named = ', '.join(missing[:SHOWN]) + (f' and {len(missing) - SHOWN:,} more' if len(missing) > SHOWN else '')
+  named = ', '.join(missing[:_SHOWN]) + (f' and {len(missing) - _SHOWN:,} more' if len(missing) > _SHOWN else '')
   if missing and len(missing) == len(paths):
     raise UserError(f'{named}: expected image files or folders of images, got no such file. Check the paths.')
   if missing:
