@@ -61,11 +61,12 @@ class TeacherLabeled(Rows):
 class PseudoLabeled(Mixture):
   """Labeled images, followed by those that a teacher has labeled."""
 
-  def __init__(self, own: Source, taught: TeacherLabeled, *, share: float, teacher_answers: Answers) -> None:
-    numbers = range(len(own.class_names))
-    super().__init__((own, taught), (1. - share, share), name=f'{own.name} and {taught.name}',
-                     class_names=own.class_names, labels=(numbers, numbers))
-    self.num_own, self.rows = len(own), taught.rows
+  def __init__(self, labeled: Source, taught: TeacherLabeled, *, share: float, teacher_answers: Answers) -> None:
+    """Takes both sources, and the share of `taught` in training batches."""
+    numbers = range(len(labeled.class_names))
+    super().__init__((labeled, taught), (1. - share, share), name=f'{labeled.name} and {taught.name}',
+                     class_names=labeled.class_names, labels=(numbers, numbers))
+    self.num_own, self.rows = len(labeled), taught.rows
     self._folder, self._rules = teacher_answers.folder, teacher_answers.rules
     self.digest = hashlib.sha256(f'{self.digest} {teacher_answers.info}'.encode()).hexdigest()
 
@@ -75,8 +76,8 @@ class PseudoLabeled(Mixture):
     return answers.Extra(Answers(self._folder, self._rules), rows)
 
 
-def add(own: Source, unlabeled: Source, settings: schema.Pseudo, rules: Rules = OWN) -> PseudoLabeled:
-  """Returns the training source `own` together with the images of `unlabeled` that the teacher has labeled.
+def add(labeled: Source, unlabeled: Source, settings: schema.Pseudo, rules: Rules = OWN) -> PseudoLabeled:
+  """Returns the training source `labeled` together with the images of `unlabeled` that the teacher has labeled.
 
   Raises:
     UserError: the answers are missing, or of other images or another teacher; or no image is selected.
@@ -88,15 +89,16 @@ def add(own: Source, unlabeled: Source, settings: schema.Pseudo, rules: Rules = 
   teacher_answers = Answers(folder, rules)
   answers.check(teacher_answers.info, {
       'digest': unlabeled.digest, 'num_examples': len(unlabeled), 'top': settings.top,
-      'num_classes': len(own.class_names), 'grid': (1, 1), 'scores': answers.PROBABILITIES}, folder=folder)
+      'num_classes': len(labeled.class_names), 'grid': (1, 1), 'scores': answers.PROBABILITIES}, folder=folder)
   made = teacher_answers.info.made
   if (teacher := redacted(settings.teacher)) != made.get('teacher'):
     raise UserError(f'data.pseudo.labels: expected labels of data.pseudo.teacher={teacher}, got those of '
                     f'{made.get("teacher")} in {folder}. Set another folder.')
-  classes = classes_digest(own.class_names)
+  classes = classes_digest(labeled.class_names)
   if made.get('classes', classes) != classes:  # earlier versions did not write them
-    raise UserError(f'data.pseudo.labels: expected labels for the {len(own.class_names):,} classes of {own.name} in '
-                    f'this order, got those for other names or another order in {folder}. Set another folder.')
+    raise UserError(f'data.pseudo.labels: expected labels for the {len(labeled.class_names):,} classes of '
+                    f'{labeled.name} in this order, got those for other names or another order in {folder}. Set '
+                    'another folder.')
   classes_S, scores_S = teacher_answers.surest()
   if not scores_S.any():
     raise UserError(f'data.pseudo.source: expected images that the teacher can label, got {len(unlabeled):,} in '
@@ -108,9 +110,9 @@ def add(own: Source, unlabeled: Source, settings: schema.Pseudo, rules: Rules = 
                     f'{len(unlabeled):,} images of {unlabeled.name}, got {settings.threshold}. Set a lower one.')
   log.info('%s of the %s images of %s are selected, of %d of the %d classes; training uses %s, with copies.',
            f'{len(np.unique(rows)):,}', f'{len(unlabeled):,}', unlabeled.name, len(np.unique(classes_S[rows])),
-           len(own.class_names), f'{len(rows):,}')
-  taught = TeacherLabeled(unlabeled, rows, classes_S[rows].astype(np.int32), class_names=own.class_names)
-  return PseudoLabeled(own, taught, share=settings.share, teacher_answers=teacher_answers)
+           len(labeled.class_names), f'{len(rows):,}')
+  taught = TeacherLabeled(unlabeled, rows, classes_S[rows].astype(np.int32), class_names=labeled.class_names)
+  return PseudoLabeled(labeled, taught, share=settings.share, teacher_answers=teacher_answers)
 
 
 def classes_digest(class_names: Sequence[str]) -> str:
