@@ -179,26 +179,26 @@ def read_image(path: str | os.PathLike[str], max_bytes: int = IMAGE_MIB * 2**20)
                    'config raise data.max_file_mib') from None
 
 
-def read_lines(path: str | os.PathLike[str], what: str, *, max_bytes: int = LABELS_BYTES,
-               expected: str = 'a text file', advice: str = 'Check the path.') -> Iterator[str]:
-  """Yields the lines of a text file with their ends, without reading all of it into memory.
+def read_lines(path: str | os.PathLike[str], what: str, *, expected: str = 'a text file',
+               advice: str = 'Check the path.') -> Iterator[str]:
+  """Yields the lines of a label file with their ends, without reading all of it into memory.
 
   The arguments are those of `documents.read_text`.
 
   Raises:
-    UserError: as `documents.read_text`; also, it is not an ordinary file.
+    UserError: as `documents.read_text`; also, it is not an ordinary file, or has more than `LABELS_BYTES`.
   """
-  with documents.explained(what, max_bytes=max_bytes, expected=expected, advice=advice):
+  with documents.explained(what, max_bytes=LABELS_BYTES, expected=expected, advice=advice):
     found = os.stat(path)
     if not stat.S_ISREG(found.st_mode):
       raise UserError(f'{what}: expected {expected}, got something that is not a file. {advice}')
-    if found.st_size > max_bytes:
-      raise documents.TooLarge(path, found.st_size, max_bytes)
+    if found.st_size > LABELS_BYTES:
+      raise documents.TooLarge(path, found.st_size, LABELS_BYTES)
     try:
       with open(path, encoding='utf-8-sig', newline='') as file:
         yield from file
-    except UnicodeDecodeError:  # whose place is relative to a block of the file
-      documents.read_bytes(path, max_bytes).decode('utf-8-sig')
+    except UnicodeDecodeError:  # its position is relative to a block of the file: the complete text has the right one
+      documents.read_bytes(path, LABELS_BYTES).decode('utf-8-sig')
       raise
 
 
