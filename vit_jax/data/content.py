@@ -94,17 +94,17 @@ def differences(before: Content, now: Content, class_names: tuple[str, ...]) -> 
   """
   if before == now:
     return []
-  found = []
+  lines = []
   if before.examples != now.examples:
-    found.append(f'{now.examples:,} images in place of {before.examples:,}')
+    lines.append(f'{now.examples:,} images in place of {before.examples:,}')
   where = _changed_classes(before, now, class_names)
   if before.images != now.images:
-    found.append(f'other images{where}')
+    lines.append(f'other images{where}')
   elif before.labels != now.labels:
-    found.append(f'the same images with other labels{where}')
+    lines.append(f'the same images with other labels{where}')
   elif before.order != now.order:
-    found.append('the same images and labels in another order')
-  return found or ['other digests of the classes; the record itself was changed']
+    lines.append('the same images and labels in another order')
+  return lines or ['other digests of the classes; the record itself was changed']
 
 
 def _changed_classes(before: Content, now: Content, names: tuple[str, ...]) -> str:

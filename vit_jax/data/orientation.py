@@ -38,4 +38,4 @@ def named(recipe: schema.Recipe) -> schema.Recipe:
 
 def has_own_files(source: Source) -> bool:
   """Returns whether images of a source are files of a person's own; of a mixture, whether those of any part are."""
-  return any(getattr(one, 'own_files', False) for one in origins(source))
+  return any(getattr(stored, 'own_files', False) for stored in origins(source))

@@ -165,9 +165,9 @@ class Parts:
 
   def read(self, rows: Sequence[int]) -> Iterator[Record]:
     """Yields stored examples; each source is asked once for all of its rows, so that it can read ahead."""
-    found = [self.find(row) for row in rows]
-    streams = {id(part): part.source.read([inner for other, inner in found if other is part]) for part, _ in found}
-    for part, _ in found:
+    places = [self.find(row) for row in rows]
+    streams = {id(part): part.source.read([inner for other, inner in places if other is part]) for part, _ in places}
+    for part, _ in places:
       record = next(streams[id(part)])
       yield record if part.labels is None else record._replace(labels=part.renumbered(record.labels))
 
@@ -240,7 +240,7 @@ def origins(source: Source) -> list[Source]:
   """Returns the stored sources of the examples, through all parts, each once."""
   if not isinstance(source, Parts):
     return [source]
-  return list({id(one): one for part in source.parts for one in origins(part.source)}.values())
+  return list({id(stored): stored for part in source.parts for stored in origins(part.source)}.values())
 
 
 def has_masks(source: Source) -> bool:
@@ -284,14 +284,14 @@ def row_groups(source: Source) -> RowGroups | None:
   """Returns the row groups of a source or of a part of one; None if its examples are read one by one."""
   if not isinstance(source, Parts):
     return getattr(source, 'row_groups', None)
-  found = list[RowGroups]()
+  parts = list[RowGroups]()
   for part in source.parts:
-    inner = row_groups(part.source)
-    if inner is None or (isinstance(part.rows, np.ndarray) and (np.diff(part.rows) <= 0).any()):
+    whole = row_groups(part.source)
+    if whole is None or (isinstance(part.rows, np.ndarray) and (np.diff(part.rows) <= 0).any()):
       return None
-    found.append(inner.take(_counts(inner.sizes, part)))
-  return RowGroups(np.concatenate([one.sizes for one in found]), np.concatenate([one.num_bytes for one in found]),
-                   found[0].held_bytes)
+    parts.append(whole.take(_counts(whole.sizes, part)))
+  return RowGroups(np.concatenate([groups.sizes for groups in parts]),
+                   np.concatenate([groups.num_bytes for groups in parts]), parts[0].held_bytes)
 
 
 def read_labels(source: Source) -> HostArray:
@@ -300,14 +300,14 @@ def read_labels(source: Source) -> HostArray:
   Raises:
     UserError: a record is damaged, so that its class is not known, or it cannot be read.
   """
-  found = np.empty(len(source), np.int32)
+  labels = np.empty(len(source), np.int32)
   for row in range(len(source)):
     try:
-      found[row] = failures.retried(lambda: first_label(source, row),  # noqa: B023
+      labels[row] = failures.retried(lambda: first_label(source, row),  # noqa: B023
                                     lambda: f'reading {source.describe(row)}')  # noqa: B023
     except (BadImage, OSError) as error:
       raise reading_error(error, source, row, expected='its class') from error
-  return found
+  return labels
 
 
 def reading_error(error: BadImage | OSError, source: Source, row: int, *, expected: str) -> UserError | TemporaryError:

@@ -35,10 +35,10 @@ IMAGE_MIB = 512        # 3 bytes for each of `headers.MAX_PIXELS` pixels
 LABELS_BYTES = 2**30   # label files: 14 million images with 70 bytes each
 FOLLOW = 'set data.follow_links=true (prepare, predict and inspect: --follow_links)'
 """How links that lead out of a folder are allowed."""
-EXTENSIONS = tuple(extension for one in headers.FORMATS.values() for extension in one.extensions)
+EXTENSIONS = tuple(extension for kind in headers.FORMATS.values() for extension in kind.extensions)
 ARRAY = '.npy'
 """Extension of arrays, which are images if `data.channels` is not 3."""
-UNREAD = tuple(extension for one in headers.UNREAD.values() for extension in one.extensions)
+UNREAD = tuple(extension for kind in headers.UNREAD.values() for extension in kind.extensions)
 """Extensions of images that are not supported."""
 _NAME_BYTES = 255
 _LINK, _OUT, _NONE = 'broken or circular links', 'links out of the folder', 'without an extension'
@@ -141,8 +141,8 @@ def cache_folder(name: str) -> pathlib.Path:
 
 def leads_out(path: str, base: str) -> bool:
   """Returns whether `path`, with all links resolved, is outside of `base`, which has none."""
-  found = os.path.realpath(path)
-  return found != base and not found.startswith(os.path.join(base, ''))
+  resolved = os.path.realpath(path)
+  return resolved != base and not resolved.startswith(os.path.join(base, ''))
 
 
 def check_inside(path: str, root: str, rules: Rules) -> None:
@@ -189,11 +189,11 @@ def read_lines(path: str | os.PathLike[str], what: str, *, expected: str = 'a te
     UserError: as `documents.read_text`; also, it is not an ordinary file, or has more than `LABELS_BYTES`.
   """
   with documents.explained(what, max_bytes=LABELS_BYTES, expected=expected, advice=advice):
-    found = os.stat(path)
-    if not stat.S_ISREG(found.st_mode):
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
       raise UserError(f'{what}: expected {expected}, got something that is not a file. {advice}')
-    if found.st_size > LABELS_BYTES:
-      raise documents.TooLarge(path, found.st_size, LABELS_BYTES)
+    if status.st_size > LABELS_BYTES:
+      raise documents.TooLarge(path, status.st_size, LABELS_BYTES)
     try:
       with open(path, encoding='utf-8-sig', newline='') as file:
         yield from file
@@ -257,19 +257,20 @@ class Finder:
     self._base, start, self._linked = os.path.realpath(root), os.path.join(root, prefix), set()
     check_inside(start, root, self._rules)
     above = [*pathlib.Path(os.path.realpath(start)).parents,
-             *(pathlib.Path(root, one) for one in pathlib.PurePath(prefix).parents)]
-    return self._walk(root, prefix, tuple((one.st_dev, one.st_ino) for one in map(os.stat, above)))
+             *(pathlib.Path(root, parent) for parent in pathlib.PurePath(prefix).parents)]
+    return self._walk(root, prefix, tuple((status.st_dev, status.st_ino) for status in map(os.stat, above)))
 
   def _walk(self, root: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[Folder]:
+    """Yields a folder and those below it; `above` has the device and inode of the folders that it is in."""
     folder = os.path.join(root, prefix) if prefix else root
     if prefix.count('/') >= _MOST_FOLDERS:
       raise UserError(f'{root}: expected at most {_MOST_FOLDERS} folders inside of one another, got more in '
                       f'{prefix[:80]}…. Move the images up.')
     try:
-      found = os.stat(folder)
+      status = os.stat(folder)
     except OSError as error:
       raise failures.unreadable(error, folder) from error
-    identity = found.st_dev, found.st_ino
+    identity = status.st_dev, status.st_ino
     if identity in above:  # a link to a parent folder
       self.ignored[_LINK] += 1
       return
@@ -279,7 +280,7 @@ class Finder:
         return
       self._linked.add(identity)
     below: list[str] = []
-    yield Folder(prefix, found.st_mtime_ns, self._files(folder, below))
+    yield Folder(prefix, status.st_mtime_ns, self._files(folder, below))
     for name in below:
       yield from self._walk(root, f'{prefix}/{name}' if prefix else name, (*above, identity))
 
@@ -336,7 +337,7 @@ def describe_ignored(ignored: Mapping[str, int]) -> str:
   """Returns the ignored files, such as `12 files: .heic (10), .txt (2)`, with advice about images among them; or ''."""
   if not ignored:
     return ''
-  kinds = [f'{name} ({count:,})' for name, count in sorted(ignored.items(), key=lambda one: (-one[1], one[0]))]
+  kinds = [f'{name} ({count:,})' for name, count in sorted(ignored.items(), key=lambda item: (-item[1], item[0]))]
   num, more = sum(ignored.values()), len(kinds) - _SHOWN
   text = f'{num:,} file{"s" * (num > 1)}: {", ".join(kinds[:_SHOWN])}'
   if more > 0:

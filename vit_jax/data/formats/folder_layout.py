@@ -154,10 +154,10 @@ def _doubt_of_shared(folder: str, names: Sequence[str]) -> str:
       several |= {_key(path) for path in below if len(below) > 1}
   if len(inner) < 2 or 2 * len(inner) < min(len(names), _SAMPLED):
     return ''
-  counts = collections.Counter(one for found in inner.values() for one in found if one in several)
+  counts = collections.Counter(key for keys in inner.values() for key in keys if key in several)
   are_numbered = len({re.sub(r'\d+', '0', name) for name in inner}) == 1
-  shared = {one for one, count in counts.items() if count == len(inner) or (are_numbered and count > 1)}
-  having = [name for name, found in inner.items() if found & shared]
+  shared = {key for key, count in counts.items() if count == len(inner) or (are_numbered and count > 1)}
+  having = [name for name, keys in inner.items() if keys & shared]
   if 2 * len(having) < len(inner) or not shared:
     return ''
   return (f'{folder}: expected folders of classes, got folders that share some folders: '
@@ -166,15 +166,14 @@ def _doubt_of_shared(folder: str, names: Sequence[str]) -> str:
 
 def _nested(root: str, names: Sequence[str]) -> dict[str, list[str]]:
   """Returns the first folders with the folders in them; a folder that is alone in another one counts as that one."""
-  found = {name: _inside(root, name)[1] for name in names[:_SAMPLED]}
-  return {name: below for name, below in found.items() if below}
+  return {name: below for name in names[:_SAMPLED] if (below := _inside(root, name)[1])}
 
 
 def _is_repeated(names: Sequence[str], nested: Mapping[str, Sequence[str]]) -> bool:
   """Returns whether at least half of the folders have at least two folders of the same names in each."""
   if len(nested) < 2 or 2 * len(nested) < min(len(names), _SAMPLED):
     return False
-  return len(set.intersection(*({_key(one) for one in below} for below in nested.values()))) > 1
+  return len(set.intersection(*({_key(name) for name in below} for below in nested.values()))) > 1
 
 
 def _inside(root: str, name: str) -> tuple[str, list[str]]:
@@ -200,20 +199,20 @@ def _wrappers(root: str, name: str) -> Iterator[str]:
 def _splits_in(names: Sequence[str]) -> list[str]:
   """Returns the names that are those of splits, if there are at least two."""
   exact = [name for name in names if name.lower() in splits.NAMES]
-  found = exact if len(exact) > 1 else [name for name in _by_split(names).values() if _is_word(name)]
-  return found if len(found) > 1 else []
+  meant = exact if len(exact) > 1 else [name for name in _by_split(names).values() if _is_word(name)]
+  return meant if len(meant) > 1 else []
 
 
 def _by_split(names: Sequence[str]) -> dict[str, str]:
   """Returns the name with a word for each split; {} unless each name has a word for another split."""
-  found = {split_of(name): name for name in names}
-  return found if len(found) == len(names) and '' not in found else {}
+  folders = {split_of(name): name for name in names}
+  return folders if len(folders) == len(names) and '' not in folders else {}
 
 
 def split_of(name: str) -> str:
   """Returns the split that a name has a word for; '' if it has none, or words for several."""
-  found = {split for word, split in _WORDS.items() if word in name.lower()}
-  return found.pop() if len(found) == 1 else ''
+  meant = {split for word, split in _WORDS.items() if word in name.lower()}
+  return meant.pop() if len(meant) == 1 else ''
 
 
 def _is_word(name: str) -> bool:

@@ -285,16 +285,16 @@ class _File:
     images = dict[str, Image]()
     problems, missing, num_problems = list[str](), list[tuple[str, ...]](), 0
     for line in self.lines():
-      found = self._inside.find(line.image)
-      if isinstance(found, str):
-        problem = f', {found}'
+      file = self._inside.find(line.image)
+      if isinstance(file, str):
+        problem = f', {file}'
         if len(missing) < _SHOWN:
           missing.append((line.image, *line.labels))
-      elif os.path.normpath(found.path) in images:
+      elif os.path.normpath(file.path) in images:
         problem = ' twice'
       else:
         labels = dict.fromkeys(forms.get(classes.composed(label), label) for label in line.labels)
-        images[os.path.normpath(found.path)] = Image(found.path, found.size, tuple(labels), line.captions)
+        images[os.path.normpath(file.path)] = Image(file.path, file.size, tuple(labels), line.captions)
         continue
       num_problems += 1
       if len(problems) < _SHOWN:
@@ -369,7 +369,7 @@ class _File:
     """
     usual = '\t' if self.path.endswith('.tsv') else ','  # by the extension, or else the one that all lines have
     separator = usual if any(usual in line for line in peeked) else next(
-        (one for one in _SEPARATORS if peeked and all(one in line for line in peeked)), usual)
+        (mark for mark in _SEPARATORS if peeked and all(mark in line for line in peeked)), usual)
     rows = [cells for _, cells in self._rows(iter(peeked), separator)]
     header = [cell.lstrip('# ') for cell in rows[0]] if rows else []
     first = next((cells for cells in rows[1:] if any(map(self._exists, cells))), [])  # row with an image that exists

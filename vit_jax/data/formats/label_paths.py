@@ -62,9 +62,9 @@ class Inside:
     for image in images:
       base = image.replace('\\', '/').rpartition('/')[2]
       for folder in self._folders() if base else ():
-        found = next(iter(self._named(folder, base) or self._named(folder, os.path.splitext(base)[0])), '')
-        if found:
-          return (f'{documents.shown(os.path.join(folder, found))} is there. Write paths relative to {self.root}, '
+        name = next(iter(self._named(folder, base) or self._named(folder, os.path.splitext(base)[0])), '')
+        if name:
+          return (f'{documents.shown(os.path.join(folder, name))} is there. Write paths relative to {self.root}, '
                   'with the extensions of the files.')
     names = sorted(os.listdir(self.root))
     return f'{self.root} has {documents.listed(names, _SHOWN)}. Write paths of images relative to this folder.'
@@ -73,20 +73,20 @@ class Inside:
     """Returns the size of a file in bytes, or why it is not read."""
     path, is_outside = os.path.join(self.root, image), False
     try:
-      found = os.lstat(path)
-      if stat.S_ISLNK(found.st_mode):
-        found, is_outside = os.stat(path), self._is_outside(path)
+      status = os.lstat(path)
+      if stat.S_ISLNK(status.st_mode):
+        status, is_outside = os.stat(path), self._is_outside(path)
     except (FileNotFoundError, NotADirectoryError, ValueError):
       return _MISSING
     except OSError as error:
       if failures.is_temporary(error):
         raise failures.unreadable(error, path) from error
       return f'which cannot be read: "{error.strerror or error}"'
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
       return 'which is not a file'
     if is_outside or self._is_folder_outside(os.path.dirname(path)):
       return f'a link out of the folder (to read it, {user_files.FOLLOW})'
-    return found.st_size
+    return status.st_size
 
   def _is_outside(self, path: str) -> bool:
     """Returns whether a path leads out of the folder by a link that may not be followed."""
@@ -110,26 +110,26 @@ class Inside:
 
   def _read_names(self, folder: str) -> dict[str, list[str]]:
     """Returns the names in a folder by their composed form, and those of images also without extension, but its dot."""
-    path, found = os.path.join(self.root, folder), dict[str, list[str]]()
+    path, by_form = os.path.join(self.root, folder), dict[str, list[str]]()
     if self._is_outside(path):
-      return found
+      return by_form
     try:
       names = os.listdir(path)
     except OSError:  # the path that was listed is missing, too
-      return found
+      return by_form
     for name in names:
       stem, extension = os.path.splitext(name)
-      found.setdefault(classes.composed(name), []).append(name)
+      by_form.setdefault(classes.composed(name), []).append(name)
       if extension.lower() in user_files.EXTENSIONS:
-        found.setdefault(f'{classes.composed(stem)}.', []).append(name)
-    return found
+        by_form.setdefault(f'{classes.composed(stem)}.', []).append(name)
+    return by_form
 
   def _folders(self) -> list[str]:
     """Returns the first folders below the root, relative to it, and the root itself, as ''."""
-    found = []
+    folders = []
     for folder, below, _ in os.walk(self.root):
       below[:] = sorted(name for name in below if not name.startswith('.'))
-      found.append(os.path.relpath(folder, self.root).removeprefix('.').lstrip('/'))
-      if len(found) == _MOST_FOLDERS:
+      folders.append(os.path.relpath(folder, self.root).removeprefix('.').lstrip('/'))
+      if len(folders) == _MOST_FOLDERS:
         break
-    return found
+    return folders
