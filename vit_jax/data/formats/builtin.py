@@ -1,4 +1,8 @@
-"""Sources that need no files: `digits` (of scikit-learn), and `synthetic` images of any number and size."""
+"""Sources that need no files: `digits` (of scikit-learn), and `synthetic` images of any number and size.
+
+`data/opening.py` calls `digits_opener` and `synthetic_opener`. `Arrays` is also the base of `archives.Archived`, and
+serves sources of your own.
+"""
 from __future__ import annotations
 
 import functools
