@@ -40,6 +40,13 @@ ARRAY = '.npy'
 """Extension of arrays, which are images if `data.channels` is not 3."""
 UNREAD = tuple(extension for kind in headers.UNREAD.values() for extension in kind.extensions)
 """Extensions of images that are not supported."""
+_MOUNTS = {
+    'gs': ('gcsfuse -o ro --implicit-dirs --cache-dir=/cache --file-cache-max-size-mb=-1 '
+           '--file-cache-cache-file-for-range-read --file-cache-enable-parallel-downloads '
+           '--metadata-cache-ttl-secs=-1 {only}{bucket} /data', '--only-dir={} ',
+           'gcloud storage rsync --recursive {} /data'),
+    's3': ('mount-s3 --read-only --cache=/cache {only}{bucket} /data', '--prefix={}/ ', 'aws s3 sync {} /data')}
+"""The commands that mount a bucket and copy an address, and between them the option for a folder of the bucket."""
 _NAME_BYTES = 255
 _LINK, _OUT, _NONE = 'broken or circular links', 'links out of the folder', 'without an extension'
 _AGAIN = 'links to a folder that another link leads to'
@@ -112,21 +119,12 @@ def _advise_mount(address: str) -> str:
   """Returns the commands that bring data in object storage to a folder; prepared datasets are read directly."""
   scheme, _, rest = address.partition('://')
   bucket, _, path = rest.strip('/').partition('/')
-  whole, path, folder = shlex.quote(address.rstrip('/')), shlex.quote(path), '/data'
-  match scheme:
-    case 'gs':
-      only = f'--only-dir={path} ' if path != "''" else ''
-      mount = (f'gcsfuse -o ro --implicit-dirs --cache-dir=/cache --file-cache-max-size-mb=-1 '
-               f'--file-cache-cache-file-for-range-read --file-cache-enable-parallel-downloads '
-               f'--metadata-cache-ttl-secs=-1 {only}{bucket} {folder}')
-      copy = f'gcloud storage rsync --recursive {whole} {folder}'
-    case 's3':
-      only = f'--prefix={path}/ ' if path != "''" else ''
-      mount = f'mount-s3 --read-only --cache=/cache {only}{bucket} {folder}'
-      copy = f'aws s3 sync {whole} {folder}'
-    case _:
-      return 'Copy it to a folder, and give the path of the folder.'
-  return (f'Mount it with a cache of complete files, or copy it, and give the folder {folder}:\n  {mount}\n  {copy}\n'
+  if scheme not in _MOUNTS:
+    return 'Copy it to a folder, and give the path of the folder.'
+  mount, only, copy = _MOUNTS[scheme]
+  mount = mount.format(bucket=bucket, only=only.format(shlex.quote(path)) if path else '')
+  copy = copy.format(shlex.quote(address.rstrip('/')))
+  return (f'Mount it with a cache of complete files, or copy it, and give the folder /data:\n  {mount}\n  {copy}\n'
           '  launch/tpu_pod.sh does either on every host: --data=gs://BUCKET/FOLDER --data_mode=mount or copy.\n'
           '  array_record:gs://BUCKET/FOLDER, which vit-jax prepare writes, needs neither, nor do wds: and tfrecord:.')
 
