@@ -20,10 +20,10 @@ import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
+from vit_jax.data import opening
 from vit_jax.data.formats import array_record
 from vit_jax.data.image import jpeg, opencv, transform
 from vit_jax.data.source import Source, read_one
-from vit_jax.data.sources import opening
 from vit_jax.recipes import augreg
 
 NUM_IMAGES, CHUNK, ROUNDS = 500, 40, 9

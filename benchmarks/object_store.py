@@ -45,7 +45,7 @@ def write_records(folder: pathlib.Path, images: Sequence[bytes], num_shards: int
   """Writes a prepared dataset of these images."""
   from array_record.python import array_record_module
 
-  from vit_jax.data.files import checksums
+  from vit_jax.data import user_files
   from vit_jax.data.formats import example
   folder.mkdir(parents=True)
   listed = []
@@ -56,7 +56,7 @@ def write_records(folder: pathlib.Path, images: Sequence[bytes], num_shards: int
       writer.write(example.encode({'image': images[row], 'label': row % 10, 'name': str(row).encode()}))
     writer.close()
     listed.append({'file': path.name, 'num_examples': len(rows), 'num_bytes': path.stat().st_size,
-                   'sha256': checksums.sha256(path)})
+                   'sha256': user_files.sha256(path)})
   (folder / 'info.json').write_text(json.dumps({'format': 'vit_jax images 1', 'made': {}, 'splits': {'train': listed},
                                                 'class_names': list('abcdefghij')}))
 
@@ -119,8 +119,7 @@ def certify(folder: str) -> str:
 def read(where: str, threads: int, num_epochs: int) -> None:
   """Reads epochs of a dataset, and prints what each took."""
   from vit_jax.config import schema
-  from vit_jax.data import order
-  from vit_jax.data.sources import opening
+  from vit_jax.data import opening, order
   data = schema.Data(source=f'array_record:{where}')
   source = opening.open_split(data, 'train', image_px=(224, 224))
   num_batches = len(source) // BATCH

@@ -29,11 +29,10 @@ import numpy as np
 from benchmarks import host_images, object_store
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data import windows
+from vit_jax.data import opening, windows
 from vit_jax.data.formats import example, tfrecord
 from vit_jax.data.image import opencv, transform
 from vit_jax.data.source import Source, read_one
-from vit_jax.data.sources import opening
 
 NUM_IMAGES, ROUNDS = 5_000, 9
 IMAGE_PX, BATCH = (32, 32), 256

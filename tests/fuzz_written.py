@@ -214,8 +214,8 @@ def make_indexed(kind: str, folder: pathlib.Path) -> None:
 def read_indexed(kind: str, folder: pathlib.Path) -> Any:
   """Opens files whose index was kept and then mutated: both are in a folder that stays, as an index names its files."""
   from vit_jax.config import schema
-  from vit_jax.data.files import listing
-  from vit_jax.data.sources import opening
+  from vit_jax.data import opening
+  from vit_jax.data.formats import listing
   listing.KEPT_FILES = 1
   place = pathlib.Path('indexed').absolute() / kind
   if not place.exists():

@@ -13,7 +13,7 @@ from vit_jax.commands import JOBS
 from vit_jax.config import check, files, json_files
 from vit_jax.config.schema import ranges
 from vit_jax.core import implementation
-from vit_jax.data.sources import opening
+from vit_jax.data import opening
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = blocks.PAGES

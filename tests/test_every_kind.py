@@ -13,7 +13,7 @@ import pytest
 
 from vit_jax.config import describe, json_files, parts, schema
 from vit_jax.core import implementation
-from vit_jax.data.sources import opening
+from vit_jax.data import opening
 
 REQUIRED: dict[type, Any] = {}
 """Values of kinds that have settings without a default."""

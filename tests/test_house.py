@@ -39,7 +39,7 @@ OWNERS: dict[str, dict[str, str | dict[str, str]]] = {
         'train/profile.py': 'the temporary folder of a profile, from mkdtemp'},
     'locks': {
         'core/files.py': 'folders that are being made',
-        'data/files/listing.py': 'one process lists',
+        'data/formats/listing.py': 'one process lists',
         'data/index.py': 'one process indexes',
         'record/run_directory.py': 'one process writes a run',
         'study/runs.py': 'one process runs a study'},
@@ -56,7 +56,7 @@ OWNERS: dict[str, dict[str, str | dict[str, str]]] = {
         'record/growing.py': 'uploads a record',
         'record/shown.py': 'a tracker never delays a step'},
     'memory files': {
-        'data/files/listing.py': 'a listing of this process',
+        'data/formats/listing.py': 'a listing of this process',
         'data/shared.py': 'batches of loader processes'},
     'readers': {
         'core/archives.py': {'zipfile.ZipFile': 'the reader of NumPy files'},

@@ -21,9 +21,9 @@ from vit_jax.core import numerics, trees
 from vit_jax.core.contracts import LossOut, Objective, Prepare, View
 from vit_jax.core.types import Array, Batch, Params, PyTree, Shard
 from vit_jax.data import loader as loaders
+from vit_jax.data import opening
 from vit_jax.data.device.prepare import prepare_eval, prepare_train
 from vit_jax.data.source import Source
-from vit_jax.data.sources import opening
 from vit_jax.jobs import build, runtime
 from vit_jax.models import backbones
 from vit_jax.optim import optimizers, schedules

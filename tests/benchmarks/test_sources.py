@@ -9,8 +9,8 @@ from benchmarks import sources
 from tests.data import packed
 from tests.data.images import encode, random_image
 from vit_jax.config import schema
+from vit_jax.data import opening
 from vit_jax.data.source import read_one
-from vit_jax.data.sources import opening
 
 
 def test_sources_are_compared_with_the_first(tmp_path: pathlib.Path) -> None:

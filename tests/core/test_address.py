@@ -8,7 +8,7 @@ import pytest
 from vit_jax import main
 from vit_jax.core import address
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import access
+from vit_jax.data import user_files
 from vit_jax.record import destination, storage
 from vit_jax.weights import addresses
 
@@ -19,7 +19,7 @@ ALMOST = ('gs:/b/x', 'gs//b/x', 'gs:b/x', 'GS:/b/x', 'gs:///b/x', 'gs:://b/x', '
 @pytest.mark.parametrize('text', ALMOST)
 def test_what_is_almost_an_address_is_refused_everywhere(text: str) -> None:
   for read in (lambda: address.check(text, '--workdir'), lambda: storage.open_path(text),
-               lambda: access.resolve(text, 'folder:PATH'), lambda: destination.checked(text)):
+               lambda: user_files.resolve(text, 'folder:PATH'), lambda: destination.checked(text)):
     with pytest.raises(UserError, match=r'expected a path, or an address such as \w+://NAME/PATH, got .*Write \w+://'):
       read()
 

@@ -23,13 +23,12 @@ from tests.data import packed
 from tests.data.images import encode, random_image
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data import answers, loader
+from vit_jax.data import answers, loader, opening
 from vit_jax.data.formats import array_record, tfrecord
 from vit_jax.data.formats import example as messages
 from vit_jax.data.image import masks, transform
 from vit_jax.data.labels import classes, real
 from vit_jax.data.source import Source
-from vit_jax.data.sources import opening
 from vit_jax.jobs import prepare
 
 NUM, CLASSES = 6, ('ant', 'bee', 'cow')

@@ -9,9 +9,8 @@ import tempfile
 import buckets
 
 from vit_jax.config import schema
-from vit_jax.data import prepare
+from vit_jax.data import opening, prepare
 from vit_jax.data.formats import builtin
-from vit_jax.data.sources import opening
 
 NUM_TRAIN, NUM_TEST = 1437, 360  # digits
 

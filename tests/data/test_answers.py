@@ -11,7 +11,7 @@ import pytest
 from tests import fuzzing
 from vit_jax.core.errors import UserError
 from vit_jax.data import answers
-from vit_jax.data.files.user_files import Rules
+from vit_jax.data.user_files import Rules
 
 
 def info(num_classes: int = 21_843, **fields: object) -> answers.Info:

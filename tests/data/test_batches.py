@@ -14,11 +14,10 @@ from vit_jax.config import schema
 from vit_jax.core import failures
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Batch, Shard
-from vit_jax.data import loader, order
+from vit_jax.data import loader, opening, order
 from vit_jax.data.formats.builtin import Arrays
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.source import Record, Rows, Source, read_one
-from vit_jax.data.sources import opening
 from vit_jax.parallel import mesh as meshes
 
 BATCH, PX = 16, (8, 10)

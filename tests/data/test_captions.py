@@ -17,10 +17,9 @@ from vit_jax.config import schema
 from vit_jax.config.schema import TextRule
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Shard
-from vit_jax.data import loader
+from vit_jax.data import loader, opening
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.source import Source, first_label, read_one
-from vit_jax.data.sources import opening
 from vit_jax.data.text import captions
 from vit_jax.data.text.tokenizer import Tokenizer
 

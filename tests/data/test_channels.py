@@ -15,14 +15,13 @@ from vit_jax.config import schema
 from vit_jax.config.schema import Geometry, Interpolation
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray, Shard
-from vit_jax.data import loader
+from vit_jax.data import loader, opening
 from vit_jax.data.device.prepare import normalize
 from vit_jax.data.image import channels, decode, geometry
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.image.decode import Window
 from vit_jax.data.image.headers import AS_STORED, BadImage, DecodeOptions
 from vit_jax.data.source import Record, take
-from vit_jax.data.sources import opening
 
 RNG = np.random.default_rng(0)
 BANDS = RNG.integers(0, 65_536, (20, 30, 5), np.uint16)

@@ -9,9 +9,9 @@ import pytest
 from tests.data import images
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
+from vit_jax.data import opening
 from vit_jax.data.labels import classes
 from vit_jax.data.source import first_label, read_one
-from vit_jax.data.sources import opening
 
 LINES = ('n01440764 tench, Tinca tinca', 'n01443537 goldfish, Carassius auratus', 'n02012849 crane',
          'n03126707 crane', 'n04243546 slot, one-armed bandit')

@@ -9,9 +9,8 @@ from data import images
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data import content
+from vit_jax.data import content, opening
 from vit_jax.data.source import Part, Parts, take
-from vit_jax.data.sources import opening
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import pytest
 from tests.data.images import encode, random_image
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
+from vit_jax.data import opening
 from vit_jax.data.image import decode
 from vit_jax.data.source import Source, first_label, read_one, title
-from vit_jax.data.sources import opening
 
 
 def open_all(root: pathlib.Path, **fields: object) -> opening.Sources:

@@ -26,10 +26,9 @@ from tests.data.packed import Example
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch, Shard
-from vit_jax.data import content, loader, order, storage
+from vit_jax.data import content, loader, opening, order, storage
 from vit_jax.data.image import decode
 from vit_jax.data.source import Source, first_label, read_one, take
-from vit_jax.data.sources import opening
 from vit_jax.jobs import prepare
 
 FOUND = packed.examples(41)

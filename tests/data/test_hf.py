@@ -14,9 +14,9 @@ from tests.data.packed import NAMES, Example
 from tests.data.parquets import pa, pq
 from vit_jax.config import schema
 from vit_jax.core.errors import TemporaryError, UserError
+from vit_jax.data import opening
 from vit_jax.data.formats import hf
 from vit_jax.data.source import Source, first_label, read_one
-from vit_jax.data.sources import opening
 
 FOUND, HELD = packed.examples(9), packed.examples(4, first=20)
 

@@ -13,9 +13,9 @@ from tests.data import fuzz_readers
 from tests.data.images import encode, random_image
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
+from vit_jax.data import opening
 from vit_jax.data.formats import example
 from vit_jax.data.source import Source
-from vit_jax.data.sources import opening
 
 KINDS = ('tfrecord', 'array_record')
 

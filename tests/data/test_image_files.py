@@ -11,16 +11,15 @@ from PIL import Image
 from tests.data.images import random_image
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import image_files
-from vit_jax.data.formats import folder, tar
+from vit_jax.data import opening, user_files
+from vit_jax.data.formats import folder, image_list, tar
 from vit_jax.data.image import decode, headers, masks
 from vit_jax.data.source import Source, read_one
-from vit_jax.data.sources import opening
 
 
 def find(root: pathlib.Path) -> tuple[list[str], dict[str, int]]:
-  finder = image_files.Finder()
-  return sorted(found.path for found in finder.find(str(root))), dict(finder.ignored)
+  finder = user_files.Finder()
+  return sorted(finder.find(str(root))), dict(finder.ignored)
 
 
 def open_train(root: pathlib.Path) -> Source:
@@ -30,12 +29,12 @@ def open_train(root: pathlib.Path) -> Source:
 def test_every_ending_that_is_taken_can_be_decoded(tmp_path: pathlib.Path) -> None:
   kinds = {'.jp2': 'JPEG2000', '.j2k': 'JPEG2000', '.j2c': 'JPEG2000', '.jpx': 'JPEG2000', '.mpo': 'JPEG'}
   kinds |= {'.dib': 'BMP', '.jpe': 'JPEG', '.jfif': 'JPEG', '.tif': 'TIFF'}
-  for ending in image_files.EXTENSIONS:
+  for ending in user_files.EXTENSIONS:
     path = tmp_path / 'train' / 'ant' / f'one{ending}'
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(random_image(0)).save(path, kinds.get(ending))
   source = open_train(tmp_path)
-  assert len(source) == len(image_files.EXTENSIONS)
+  assert len(source) == len(user_files.EXTENSIONS)
   for index in range(len(source)):
     image = read_one(source, index).image
     assert isinstance(image, bytes) and decode.decode(image).shape == (12, 15, 3)
@@ -43,8 +42,8 @@ def test_every_ending_that_is_taken_can_be_decoded(tmp_path: pathlib.Path) -> No
 
 def test_the_endings_of_folders_and_tar_files_are_those_of_the_decoder() -> None:
   assert {*decode.PILLOW_READERS, 'jpeg', 'png', 'webp', 'bmp'} == {*headers.FORMATS}
-  assert {f'.{ending.decode()}' for ending in tar.EXTENSIONS} == {*image_files.EXTENSIONS}
-  assert {*masks.EXTENSIONS} < {*image_files.EXTENSIONS} and not {*image_files.UNREAD} & {*image_files.EXTENSIONS}
+  assert {f'.{ending.decode()}' for ending in tar.EXTENSIONS} == {*user_files.EXTENSIONS}
+  assert {*masks.EXTENSIONS} < {*user_files.EXTENSIONS} and not {*user_files.UNREAD} & {*user_files.EXTENSIONS}
 
 
 @pytest.mark.parametrize('ending', ['.ppm', '.pgm', '.pbm', '.pnm', '.PPM'])
@@ -94,7 +93,7 @@ def test_files_that_are_left_out_are_counted_by_ending(tmp_path: pathlib.Path, w
   assert len(open_train(tmp_path)) == 7
   assert ('ignored 5 files: .heic (2), .heif (1), .txt (1), without an extension (1). .heic .heif images are not '
           'supported. Convert them to JPEG') in caplog.text
-  assert image_files.describe({}) == '' and image_files.describe({'.txt': 1}) == '1 file: .txt (1)'
+  assert user_files.describe_ignored({}) == '' and user_files.describe_ignored({'.txt': 1}) == '1 file: .txt (1)'
 
 
 def test_a_message_about_a_large_folder_has_the_first_classes_and_kinds_of_files(tmp_path: pathlib.Path) -> None:
@@ -114,9 +113,8 @@ def test_a_folder_of_other_images_alone_says_so(tmp_path: pathlib.Path) -> None:
     open_train(tmp_path)
   found, ignored = find(tmp_path)
   assert (found, ignored) == ([], {'.heic': 1})
-  finder = image_files.Finder()
   with pytest.raises(UserError, match=r'in or below it, got 1 file: .heic \(1\)'):
-    image_files.check(list(finder.find(str(tmp_path))), finder, str(tmp_path))
+    list(image_list.find([str(tmp_path)]))
 
 
 def test_a_folder_that_may_not_be_read_is_named(tmp_path: pathlib.Path, write_split: Callable[..., None],

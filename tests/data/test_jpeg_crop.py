@@ -11,12 +11,11 @@ import pytest
 from vit_jax.config import check, schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Shard
-from vit_jax.data import loader
+from vit_jax.data import loader, opening
 from vit_jax.data.formats import builtin
 from vit_jax.data.image import crops, decode, headers, jpeg
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.source import Record
-from vit_jax.data.sources import opening
 
 END = b'\xff\xd9'
 SAME = (schema.Decode.FULL, schema.Decode.CROP, schema.Decode.AUTO)

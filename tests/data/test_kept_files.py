@@ -11,10 +11,10 @@ import pytest
 
 from tests.data import packed, parquets
 from vit_jax.config import schema
-from vit_jax.data import index, written
-from vit_jax.data.files import listing
+from vit_jax.data import content as contents
+from vit_jax.data import index, opening
+from vit_jax.data.formats import listing
 from vit_jax.data.source import Source, first_label, read_one, take_first
-from vit_jax.data.sources import opening
 from vit_jax.jobs import resume
 
 FOUND = packed.examples(14)
@@ -125,14 +125,14 @@ def test_a_resumed_run_names_files_that_were_written_since(kind: str, tmp_path: 
   source = {'listed': 'folder', 'prepared': 'array_record'}.get(kind, kind)
   train = opened(schema.Data(source=f'{source}:{tmp_path / "set"}', holdout=.2))
   parts = {'train': take_first(train, 9), 'eval': train}
-  for path in written.paths(train):
+  for path in contents.file_paths(train):
     os.utime(path, ns=(LONG_AGO_NS, LONG_AGO_NS))
-  meta = {'files': {name: list(written.describe(one)) for name, one in parts.items()}}
+  meta = {'files': {name: list(contents.describe_files(one)) for name, one in parts.items()}}
   caplog.clear()
   resume.warn_of_files(meta, parts)
   resume.warn_of_files({}, parts)  # of an earlier version
   assert not caplog.messages
-  path = written.paths(train)[0]
+  path = contents.file_paths(train)[0]
   os.utime(path, ns=(LONG_AGO_NS + 1, LONG_AGO_NS + 1))
   resume.warn_of_files(meta, parts)
   [said] = caplog.messages
@@ -144,4 +144,4 @@ def test_a_resumed_run_names_files_that_were_written_since(kind: str, tmp_path: 
 
 def test_images_in_memory_have_no_files() -> None:
   train = opening.open_split(schema.Data(source='digits'), 'train', image_px=(8, 8))
-  assert written.paths(train) == [] and written.describe(train).newest_ns == 0
+  assert contents.file_paths(train) == [] and contents.describe_files(train).newest_ns == 0

@@ -16,9 +16,8 @@ from vit_jax import main
 from vit_jax.config import schema
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Shard
-from vit_jax.data import loader, prepare
+from vit_jax.data import loader, opening, prepare
 from vit_jax.data.source import Source, read_one
-from vit_jax.data.sources import opening
 from vit_jax.jobs import report_page
 
 LABELS = [('cat', 'sofa'), ('dog',), (), ('cat', 'dog', 'sofa'), ('sofa',), ('dog', 'cat'), ('cat',)]

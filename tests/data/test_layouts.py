@@ -10,9 +10,9 @@ import pytest
 from tests.data.images import encode, random_image
 from vit_jax import main
 from vit_jax.config import schema
+from vit_jax.data import opening
 from vit_jax.data.labels import classes
 from vit_jax.data.source import first_label, read_one
-from vit_jax.data.sources import opening
 
 COMPOSED, DECOMPOSED = (unicodedata.normalize(form, 'café') for form in ('NFC', 'NFD'))
 

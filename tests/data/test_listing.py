@@ -15,10 +15,9 @@ import pytest
 
 from tests.data.images import encode, random_image
 from vit_jax.config import schema
-from vit_jax.data.files import listing
-from vit_jax.data.formats import folder
+from vit_jax.data import splits
+from vit_jax.data.formats import folder, listing
 from vit_jax.data.source import first_label
-from vit_jax.data.sources import splits
 
 LONG_AGO_S = 1e9
 

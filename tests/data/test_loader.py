@@ -15,9 +15,8 @@ from tests.data.images import encode, random_image
 from vit_jax.config import schema
 from vit_jax.core import errors, types
 from vit_jax.core.types import Shard
-from vit_jax.data import loader
+from vit_jax.data import loader, opening
 from vit_jax.data.source import Rows, Source, first_label
-from vit_jax.data.sources import opening
 from vit_jax.parallel import feed
 
 INCEPTION = schema.Recipe(shift_px=1, rotate_degrees=5.)

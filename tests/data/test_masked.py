@@ -12,10 +12,10 @@ from PIL import Image
 from tests.data.images import encode, random_image
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
+from vit_jax.data import opening
 from vit_jax.data.formats import tfds_build
 from vit_jax.data.image import masks
 from vit_jax.data.source import Source, has_masks, read_one
-from vit_jax.data.sources import opening
 
 tfds = pytest.importorskip('tensorflow_datasets')
 

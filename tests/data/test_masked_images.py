@@ -10,9 +10,9 @@ from PIL import Image
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
+from vit_jax.data import opening
 from vit_jax.data.image import masks
 from vit_jax.data.image.masks import MaskedImages, MaskValues
-from vit_jax.data.sources import opening
 
 CLASSES = 6
 

@@ -10,8 +10,8 @@ import pytest
 from tests.data.images import encode, random_image
 from vit_jax import main
 from vit_jax.config import schema
+from vit_jax.data import opening
 from vit_jax.data.formats import indexed
-from vit_jax.data.sources import opening
 
 NUM = 6
 PICTURES = [encode(random_image(i)) for i in range(NUM)]

@@ -13,10 +13,9 @@ from vit_jax.config import schema
 from vit_jax.core import types
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Shard
-from vit_jax.data import loader, order
+from vit_jax.data import loader, opening, order
 from vit_jax.data.formats import mixture
 from vit_jax.data.source import Source, first_label, read_one
-from vit_jax.data.sources import opening
 
 RECIPE = schema.Recipe(shift_px=1, randaugment=schema.RandAugment(2, 9.), jitter=schema.Jitter(.3, .3, .3))
 

@@ -14,12 +14,11 @@ import pytest
 from tests.data.images import encode, random_image
 from vit_jax.config import schema
 from vit_jax.core.types import Shard
-from vit_jax.data import loader
+from vit_jax.data import loader, opening
 from vit_jax.data.device.prepare import prepare_train
 from vit_jax.data.image import crops, decode
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.source import Record
-from vit_jax.data.sources import opening
 
 OFF = schema.Views(on=True, num_local=3, local_px=6, blur=(0., 0., 0.), solarize=(0., 0., 0.), grayscale=0.,
                    jitter=schema.Jitter())

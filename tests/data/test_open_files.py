@@ -13,14 +13,13 @@ import sys
 import pytest
 
 from vit_jax.core import failures
-from vit_jax.data import storage
-from vit_jax.data.files import open_files
+from vit_jax.data import open_files, storage
 from vit_jax.data.formats import array_record, tfrecord
 
 SCRIPT = """
 import os, pathlib, resource, sys
 import numpy as np
-from vit_jax.data.files import open_files
+from vit_jax.data import open_files
 paths = sys.argv[1:]
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
 open_files.raise_limit()

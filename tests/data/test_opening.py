@@ -12,8 +12,8 @@ import pytest
 from vit_jax.config import schema
 from vit_jax.core import implementation
 from vit_jax.core.errors import UserError
+from vit_jax.data import opening
 from vit_jax.data.source import first_label, read_one
-from vit_jax.data.sources import opening
 
 
 def open_all(**fields: object) -> opening.Sources:

@@ -12,10 +12,9 @@ from tests.data import images
 from vit_jax import main
 from vit_jax.config import schema
 from vit_jax.config.schema import Exif
-from vit_jax.data import orientation
+from vit_jax.data import opening, orientation
 from vit_jax.data.formats import image_list
 from vit_jax.data.image import headers
-from vit_jax.data.sources import opening
 
 TURNED = headers.write_orientation(images.encode(images.random_image(0, height=8, width=12), '.jpg'), 6)
 
@@ -76,7 +75,7 @@ def test_what_is_said_is_kept(chosen: Exif, root: pathlib.Path) -> None:
 
 def test_files_that_are_named_are_turned(root: pathlib.Path) -> None:
   source = image_list.ImageList([str(root / '0.jpg')])
-  assert orientation.is_own(source) and orientation.named(schema.Recipe()).upright
+  assert orientation.has_own_files(source) and orientation.named(schema.Recipe()).upright
   assert orientation.decide(schema.Recipe(), source).upright
 
 

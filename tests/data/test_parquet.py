@@ -20,12 +20,12 @@ from tests.data.parquets import class_label, described, pa, pq
 from vit_jax.config import schema
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.data import index as indexes
+from vit_jax.data import opening
 from vit_jax.data.formats import parquet
 from vit_jax.data.image import decode
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.index import FOLDER
 from vit_jax.data.source import Source, first_label, read_one, row_groups, title
-from vit_jax.data.sources import opening
 
 FOUND = packed.examples(23)
 BYTES = pa.array([e.image for e in FOUND], pa.binary())
@@ -403,7 +403,7 @@ def test_the_index_is_kept_mapped_and_made_again_if_it_is_damaged(files: pathlib
 def test_more_files_than_may_be_open_are_read(tmp_path: pathlib.Path) -> None:
   for number in range(100):
     pq.write_table(pa.table({'image': [b'%d' % number], 'label': [0]}), tmp_path / f'train-{number:03d}.parquet')
-  script = ('import sys\nfrom vit_jax.config import schema\nfrom vit_jax.data.sources import opening\n'
+  script = ('import sys\nfrom vit_jax.config import schema\nfrom vit_jax.data import opening\n'
             'from vit_jax.data.source import read_one\n'
             "source = opening.open_split(schema.Data(source=f'parquet:{sys.argv[1]}'), 'train', image_px=(8, 8))\n"
             'places = [i * 37 % 100 for i in range(100)]\n'

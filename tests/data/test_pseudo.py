@@ -12,11 +12,10 @@ import pytest
 from vit_jax.config import check, schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch, Shard
-from vit_jax.data import answers, loader
+from vit_jax.data import answers, loader, opening
 from vit_jax.data.device.prepare import prepare_train
 from vit_jax.data.formats import pseudo
 from vit_jax.data.source import first_label, read_one
-from vit_jax.data.sources import opening
 
 CLASSES = 10
 RECIPE = schema.Recipe(crop=schema.Crop.RESIZE, flip=False)

@@ -14,9 +14,9 @@ import pytest
 from tests.data.images import encode, random_image
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
+from vit_jax.data import opening
 from vit_jax.data.labels import real
 from vit_jax.data.source import Source, take
-from vit_jax.data.sources import opening
 
 RNG = np.random.default_rng(0)
 SIZES = RNG.permutation(np.repeat([0, 1, 2, 9], [3_000, 40_000, 6_999, 1]))

@@ -17,12 +17,10 @@ from tests.data import packed, parquets
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Shard
-from vit_jax.data import index, loader, storage
-from vit_jax.data.files import open_files
-from vit_jax.data.files.user_files import Rules
+from vit_jax.data import index, loader, open_files, opening, storage
 from vit_jax.data.formats import parquet, tar, tfrecord
 from vit_jax.data.source import Source, read_one
-from vit_jax.data.sources import opening
+from vit_jax.data.user_files import Rules
 
 FOUND = packed.examples(23)
 WRITERS: dict[str, Callable[..., None]] = {'wds': packed.write_tars, 'tfrecord': packed.write_tfrecords,

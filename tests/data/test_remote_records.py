@@ -16,8 +16,7 @@ from tests.data import prepared_sets
 from vit_jax.config import schema
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Shard
-from vit_jax.data import loader, storage
-from vit_jax.data.files import open_files
+from vit_jax.data import loader, open_files, storage
 from vit_jax.data.formats import array_record, example, remote_records
 from vit_jax.data.source import Source
 

@@ -21,7 +21,7 @@ from tests.data import prepared_sets
 from vit_jax.data.source import read_one
 from vit_jax.config import schema
 from vit_jax.data import storage
-from vit_jax.data.sources import opening
+from vit_jax.data import opening
 address, local = sys.argv[1:]
 one, other = (prepared_sets.open_all(where).train for where in (address, local))
 assert one.digest == other.digest and len(one) == len(other)

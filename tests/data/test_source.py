@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from vit_jax.config import schema
+from vit_jax.data import opening
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.source import (
   Part,
@@ -23,7 +24,6 @@ from vit_jax.data.source import (
   take,
   take_first,
 )
-from vit_jax.data.sources import opening
 
 DIGITS = opening.open_split(schema.Data(source='digits'), 'test', image_px=(8, 8))
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vit_jax.core.errors import UserError
-from vit_jax.data.sources import splits
+from vit_jax.data import splits
 
 
 @pytest.mark.parametrize(('text', 'expected'), [

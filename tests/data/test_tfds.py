@@ -17,13 +17,13 @@ import pytest
 from tests.data.images import encode, random_image
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
+from vit_jax.data import opening
 from vit_jax.data.formats import tfds as stored_tfds
 from vit_jax.data.formats import tfds_build, tfrecord
 from vit_jax.data.image import decode
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.index import FOLDER
 from vit_jax.data.source import UNKNOWN, Source, first_label, read_one
-from vit_jax.data.sources import opening
 from vit_jax.jobs import prepare
 
 tfds = pytest.importorskip('tensorflow_datasets')
@@ -255,7 +255,7 @@ def test_a_damaged_description_of_a_set_is_named(data_dir: pathlib.Path, tmp_pat
 
 @pytest.mark.slow(reason='2 s: a process; tests/test_imports.py lets nothing of ours import it')
 def test_tensorflow_is_not_imported(data_dir: pathlib.Path) -> None:
-  code = ('import sys\nfrom vit_jax.config import schema\nfrom vit_jax.data.sources import opening\n'
+  code = ('import sys\nfrom vit_jax.config import schema\nfrom vit_jax.data import opening\n'
           f'data = schema.Data(source="tfds:animals", data_dir={str(data_dir)!r})\n'
           'next(iter(opening.open_sources(data, image_px=(8, 8)).train.read([0])))\n'
           'assert "tensorflow" not in sys.modules')

@@ -16,11 +16,10 @@ from tests.data.packed import NAMES, Example, field, tf_example, tfrecord, varin
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data import index as indexes
-from vit_jax.data.files import open_files
+from vit_jax.data import open_files, opening
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.index import FOLDER
 from vit_jax.data.source import Source, first_label, read_one
-from vit_jax.data.sources import opening
 
 FOUND = packed.examples(23)
 LISTED = ('image/channels (int64), image/class/label (int64), image/class/synset (bytes), image/class/text (bytes), '

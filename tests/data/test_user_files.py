@@ -1,8 +1,10 @@
-"""A data folder reads nothing outside of itself, follows no circles, and reads no file that is too large."""
+"""A data folder reads nothing outside of itself, follows no circles, and reads no file that is too large; addresses."""
 from __future__ import annotations
 
+import errno
 import os
 import pathlib
+import shlex
 import sys
 
 import pytest
@@ -10,13 +12,13 @@ import pytest
 from tests import fuzzing
 from tests.data.images import encode, random_image
 from vit_jax.config import schema
-from vit_jax.core import documents
+from vit_jax.core import documents, failures
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import image_files, user_files
-from vit_jax.data.formats import image_list
+from vit_jax.data import opening, user_files
+from vit_jax.data.formats import folder as folders
+from vit_jax.data.formats import image_list, tfds
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.source import Source, read_one
-from vit_jax.data.sources import opening
 
 LARGE = 2 * 10**9  # so that a test that fails takes no more memory
 
@@ -114,7 +116,7 @@ def test_links_to_links_are_read_once(tmp_path: pathlib.Path) -> None:
       (tmp_path / 'cat' / f'{level:02}').mkdir(parents=True, exist_ok=True)
       (tmp_path / 'cat' / f'{level:02}' / name).symlink_to(f'../{level + 1:02}')
   image(tmp_path / 'cat' / '30' / 'x.png')
-  finder = image_files.Finder()
+  finder = user_files.Finder()
   assert 1 <= len(list(finder.find(str(tmp_path), 'cat'))) <= 3
   assert finder.ignored['links to a folder that another link leads to'] > 20
 
@@ -246,7 +248,7 @@ def test_files_of_20_gb_take_no_memory(tmp_path: pathlib.Path) -> None:
       'import pathlib, sys\n'
       'import numpy as np, cv2\n'
       'from tests import fuzzing\n'
-      'from vit_jax.data.files import user_files\n'
+      'from vit_jax.data import user_files\n'
       'from vit_jax.config import schema\n'
       'from vit_jax.data.image.headers import BadImage\n'
       'from vit_jax.data import answers\nfrom vit_jax.data.labels import classes, real\n'
@@ -305,3 +307,53 @@ def test_a_label_file_with_odd_cells_is_an_error(lines: str, said: str, folder: 
 def test_a_line_of_json_names_its_field(line: str, said: str, folder: pathlib.Path) -> None:
   (folder / 'labels_train.jsonl').write_text(line)
   assert said in message(lambda: opened(f'folder:{folder}'))
+
+
+def commands(where: str) -> list[str]:
+  """The command lines that are offered for an address."""
+  with pytest.raises(UserError) as caught:
+    user_files.resolve(where, 'data.source')
+  text = str(caught.value)
+  assert text.startswith(f'data.source: expected a folder of this machine, got the address {where}.')
+  return [line.strip() for line in text.splitlines() if line.startswith('  ')]
+
+
+def test_google_storage_is_refused_with_the_commands_that_mount_and_copy_it() -> None:
+  mount, copy, launcher, direct = commands('gs://b/sets/my set/')
+  assert shlex.split(mount)[-3:] == ['--only-dir=sets/my set', 'b', '/data'] and '--cache-dir=/cache' in mount
+  assert shlex.split(copy) == ['gcloud', 'storage', 'rsync', '--recursive', 'gs://b/sets/my set', '/data']
+  assert '--data=gs://BUCKET/FOLDER' in launcher and direct.startswith('array_record:gs://BUCKET/FOLDER')
+  assert '--only-dir' not in commands('gs://b')[0]
+
+
+def test_other_storage_has_its_own_commands() -> None:
+  mount, copy, *_ = commands('s3://b/x')
+  assert mount == 'mount-s3 --read-only --cache=/cache --prefix=x/ b /data' and copy == 'aws s3 sync s3://b/x /data'
+  with pytest.raises(UserError, match='Copy it to a folder'):
+    user_files.resolve('hdfs://host/x', 'data.source')
+
+
+def test_other_kinds_of_sources_refuse_an_address() -> None:
+  for opened in (lambda: folders.opener('gs://b/x', schema.Data(), (8, 8)),
+                 lambda: tfds.opener('cars', schema.Data(data_dir='gs://b/x'), (8, 8))):
+    with pytest.raises(UserError, match='got the address gs://b/x. Mount it with a cache'):
+      opened()
+
+
+def test_prepared_datasets_are_located_in_buckets_and_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setenv('HOME', '/home/me')
+  found = [user_files.locate(where, 'x') for where in ('gs://b/x/', 's3://b', '~/x')]
+  assert found == ['gs://b/x', 's3://b', '/home/me/x']
+  for where in ('gs://', 'gs:///x', 'hdfs://b/x', 'gs:/b/x'):
+    with pytest.raises(UserError, match='^x: expected'):
+      user_files.locate(where, 'x')
+
+
+def test_paths_become_absolute_and_the_home_folder_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setenv('HOME', '/home/me')
+  assert user_files.resolve('~/x', 'data.source') == '/home/me/x'
+
+
+def test_errors_of_the_system_say_what_to_do() -> None:
+  error = failures.unreadable(OSError(errno.ENOTCONN, 'x', '/mnt/a'), 'image 3')
+  assert 'image 3 (/mnt/a): expected to read it' in str(error) and 'Mount it again' in str(error)

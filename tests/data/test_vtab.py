@@ -12,12 +12,12 @@ import pytest
 from tests.data import vtab_sets
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
+from vit_jax.data import opening
 from vit_jax.data.formats import tfds as tfds_source
 from vit_jax.data.formats import vtab
 from vit_jax.data.formats.vtab import SETS, TASKS, bin_of
 from vit_jax.data.image import decode
 from vit_jax.data.source import Source, first_label, read_one
-from vit_jax.data.sources import opening
 from vit_jax.recipes.vtab import GROUPS
 
 pytest.importorskip('tensorflow_datasets')
@@ -132,7 +132,7 @@ def test_an_unknown_task_gets_the_nearest_one() -> None:
 
 @pytest.mark.slow(reason='2 s: starts a program; tests/data/test_tfds.py has the reader')
 def test_tensorflow_is_not_imported(data_dir: pathlib.Path) -> None:
-  code = ('import sys\nfrom vit_jax.config import schema\nfrom vit_jax.data.sources import opening\n'
+  code = ('import sys\nfrom vit_jax.config import schema\nfrom vit_jax.data import opening\n'
           f'data = schema.Data(source="vtab:kitti/distance", data_dir={str(data_dir)!r})\n'
           'next(iter(opening.open_split(data, "train", image_px=(8, 8)).read([0])))\n'
           'assert "tensorflow" not in sys.modules')

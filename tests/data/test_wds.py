@@ -18,11 +18,10 @@ from tests.data.packed import NAMES, Example
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data import index as indexes
-from vit_jax.data.files import open_files
+from vit_jax.data import open_files, opening
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.index import FOLDER
 from vit_jax.data.source import Source, first_label, read_one, title
-from vit_jax.data.sources import opening
 
 FOUND = packed.examples(23)
 
@@ -342,7 +341,7 @@ def test_more_archives_than_files_may_be_open_are_read(tmp_path: pathlib.Path) -
   for number in range(100):
     (tmp_path / f'train-{number:03d}.tar').write_bytes(packed.tar([(f'{number}.png', b'%d' % number),
                                                                   (f'{number}.cls', b'0')]))
-  script = ('import sys\nfrom vit_jax.config import schema\nfrom vit_jax.data.sources import opening\n'
+  script = ('import sys\nfrom vit_jax.config import schema\nfrom vit_jax.data import opening\n'
             'from vit_jax.data.source import read_one\n'
             "source = opening.open_split(schema.Data(source=f'wds:{sys.argv[1]}'), 'train', image_px=(8, 8))\n"
             'places = [i * 37 % 100 for i in range(100)]\n'

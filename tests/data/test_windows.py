@@ -15,10 +15,9 @@ import pytest
 from tests.data import parquets
 from vit_jax.config import schema
 from vit_jax.core.types import Batch, Shard
-from vit_jax.data import content, loader, order, storage, windows
+from vit_jax.data import content, loader, opening, order, storage, windows
 from vit_jax.data.formats import parquet
 from vit_jax.data.source import Part, Parts, RowGroups, Source, first_label, read_one, row_groups, take, take_first
-from vit_jax.data.sources import opening
 from vit_jax.jobs import prepare
 
 SIZES = np.array([3, 5, 4, 0, 7, 2, 9, 1, 6] * 7)

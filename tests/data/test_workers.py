@@ -18,9 +18,7 @@ from vit_jax.config import overrides, schema
 from vit_jax.core import failures
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Shard
-from vit_jax.data import loader, shared, workers
-from vit_jax.data.files import open_files
-from vit_jax.data.sources import opening
+from vit_jax.data import loader, open_files, opening, shared, workers
 from vit_jax.data.workers import Machine, Workers
 
 SCRIPT = """
@@ -28,7 +26,7 @@ import sys, time
 from vit_jax.config import schema
 from vit_jax.core.types import Shard
 from vit_jax.data import loader
-from vit_jax.data.sources import opening
+from vit_jax.data import opening
 if __name__ == '__main__':
   source = opening.open_split(schema.Data(source='synthetic', num_examples=37), 'train', image_px=(64, 64))
   made = loader.train_loader(source, recipe=schema.Recipe(), image_px=(64, 64), batch_size=6, seed=0,

@@ -12,7 +12,7 @@ from tests.evaluate.test_zeroshot import Toy
 from vit_jax.config import schema
 from vit_jax.config.schema import TextRule
 from vit_jax.core.errors import UserError
-from vit_jax.data.sources import opening
+from vit_jax.data import opening
 from vit_jax.evaluate import caption_retrieval
 
 RANKS = (1, 3, 10)

@@ -14,8 +14,8 @@ from vit_jax import main
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array
+from vit_jax.data import opening
 from vit_jax.data.source import read_one
-from vit_jax.data.sources import opening
 from vit_jax.evaluate import linear, logistic, probe, resources
 from vit_jax.jobs import report_page
 from vit_jax.record import reader

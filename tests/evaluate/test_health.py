@@ -11,8 +11,8 @@ import pytest
 from tests.evaluate import rows
 from vit_jax.config import schema
 from vit_jax.core.types import Array, Features, Outputs, PyTree
+from vit_jax.data import opening
 from vit_jax.data.source import find_origin
-from vit_jax.data.sources import opening
 from vit_jax.evaluate import health
 
 WIDTH = 6

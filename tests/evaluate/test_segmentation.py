@@ -19,9 +19,8 @@ from vit_jax import main
 from vit_jax.config import check, schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, PyTree
-from vit_jax.data import workers
+from vit_jax.data import opening, workers
 from vit_jax.data.image.masks import MaskedImages, MaskValues
-from vit_jax.data.sources import opening
 from vit_jax.evaluate import confusion, segmentation
 from vit_jax.evaluate.tokens import Draw, Tokens
 from vit_jax.weights import saving

@@ -25,11 +25,10 @@ import numpy as np
 from vit_jax.config import files, schema
 from vit_jax.core import numerics
 from vit_jax.core.types import Shard
-from vit_jax.data import answers
+from vit_jax.data import answers, opening
 from vit_jax.data import loader as loaders
 from vit_jax.data.device import prepare
 from vit_jax.data.source import Source
-from vit_jax.data.sources import opening
 from vit_jax.jobs import build
 from vit_jax.record import checkpoint_files, machine
 

@@ -12,8 +12,8 @@ import pytest
 from tests.data.images import encode, random_image
 from vit_jax.config import files, json_files, layout, schema
 from vit_jax.core.errors import UserError
+from vit_jax.data import opening
 from vit_jax.data.source import Source
-from vit_jax.data.sources import opening
 from vit_jax.jobs import build
 from vit_jax.parallel import mesh as meshes
 

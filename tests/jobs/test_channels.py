@@ -11,9 +11,9 @@ import pytest
 from vit_jax import main
 from vit_jax.config import check, files, schema
 from vit_jax.core.errors import UserError
+from vit_jax.data import opening
 from vit_jax.data.formats import array_record
 from vit_jax.data.source import read_one
-from vit_jax.data.sources import opening
 from vit_jax.jobs import build
 from vit_jax.recipes import sizes
 from vit_jax.train.stopping import StopRequest

@@ -8,7 +8,7 @@ import pytest
 
 from vit_jax import main
 from vit_jax.core.errors import UserError
-from vit_jax.data.sources import splits
+from vit_jax.data import splits
 from vit_jax.jobs import flag_names
 
 FLAGS = {'data.source': '--data', 'data.label_column': '--label_column', 'data.classes': '--classes'}

@@ -18,10 +18,9 @@ from vit_jax.config import durations, json_files, schema
 from vit_jax.core import trees
 from vit_jax.core.contracts import Watch
 from vit_jax.core.errors import UserError
-from vit_jax.data import answers
+from vit_jax.data import answers, opening
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.source import Record, read_one
-from vit_jax.data.sources import opening
 from vit_jax.jobs import build, teacher_labels, train
 from vit_jax.objectives import kinds
 from vit_jax.record import reader

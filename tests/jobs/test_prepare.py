@@ -29,13 +29,12 @@ from vit_jax import main
 from vit_jax.config import schema
 from vit_jax.core import files
 from vit_jax.core.errors import TemporaryError, UserError
-from vit_jax.data import loader, order
+from vit_jax.data import loader, opening, order
 from vit_jax.data import prepare as writing
 from vit_jax.data.formats import array_record, tfds_build
 from vit_jax.data.image import decode, headers
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.source import first_label, read_one
-from vit_jax.data.sources import opening
 from vit_jax.jobs import prepare
 
 CLASSES = ('ant', 'bee', 'cow', 'dog', 'elk', 'fox', 'gnu')

@@ -14,10 +14,10 @@ import pytest
 from vit_jax.config import files, schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
+from vit_jax.data import opening
 from vit_jax.data.formats import archives, array_record
 from vit_jax.data.image import decode
 from vit_jax.data.source import first_label, read_one
-from vit_jax.data.sources import opening
 from vit_jax.jobs import prepare
 from vit_jax.weights import download
 
@@ -70,7 +70,7 @@ def published(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathli
     known = [file._replace(md5=hashlib.md5(content if dataset != 'mnist' else gzip.decompress(content)).hexdigest())
              for file, content in zip(archive.files, contents, strict=True)]
     monkeypatch.setitem(archives.ARCHIVES, dataset, archive._replace(files=tuple(known)))
-  archives._read.cache_clear()
+  archives._open_once.cache_clear()
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
   return folder
 

@@ -14,8 +14,7 @@ from tests.data.images import encode, random_image
 from vit_jax import main
 from vit_jax.config import schema
 from vit_jax.data import beam as runners
-from vit_jax.data import prepare
-from vit_jax.data.sources import opening
+from vit_jax.data import opening, prepare
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from vit_jax import main
 from vit_jax.config import schema
 from vit_jax.config.schema import TextRule, Tokens
 from vit_jax.core.errors import UserError
+from vit_jax.data import opening
 from vit_jax.data.source import Source
-from vit_jax.data.sources import opening
 from vit_jax.data.text import captions, prompts, stored
 from vit_jax.evaluate import caption_retrieval
 

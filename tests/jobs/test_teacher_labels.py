@@ -13,10 +13,9 @@ import pytest
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data import answers
+from vit_jax.data import answers, opening
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.source import read_one
-from vit_jax.data.sources import opening
 from vit_jax.jobs import teacher_labels, train
 from vit_jax.recipes import noisy_student
 from vit_jax.record import progress, reader

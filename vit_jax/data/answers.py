@@ -22,9 +22,9 @@ import numpy as np
 from vit_jax.core import archives, documents, failures, files
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch, HostArray
-from vit_jax.data.files import access, user_files
-from vit_jax.data.files.user_files import OWN, Rules
+from vit_jax.data import user_files
 from vit_jax.data.source import Source
+from vit_jax.data.user_files import OWN, Rules
 
 FORMAT = 'vit_jax label maps 1'
 INFO = 'info.json'
@@ -138,7 +138,7 @@ def open_logits(path: str, source: Source, *, grid: tuple[int, int], top: int,
   if not path:
     raise UserError("objective.maps: expected a directory of label maps, got ''. Write one with vit-jax prepare "
                     '--config=CONFIG --weights=TEACHER --to=DIR.')
-  maps = Answers(pathlib.Path(access.resolve(path, 'objective.maps')), rules)
+  maps = Answers(pathlib.Path(user_files.resolve(path, 'objective.maps')), rules)
   check(maps.info, {'digest': source.digest, 'num_examples': len(source), 'num_classes': len(source.class_names),
                     'grid': grid, 'top': top, 'scores': LOGITS}, folder=maps.folder)
   return maps

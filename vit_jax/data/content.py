@@ -1,22 +1,35 @@
-"""Digests of the content of a source: its images, their classes and their order.
+"""Whether a source has the same data as before, which its `digest` alone does not show.
 
-The `digest` of a source is its identity at a glance: names, numbers and sizes. A `Content` is computed from every byte
-of every image, so it also changes with a changed image of the same size, and it shows what has changed.
+The `digest` of a source is its identity at a glance: names, numbers, sizes, labels and the checksums that a format has.
+A resumed run is refused if it changes. An image that was replaced by another one of the same size does not change it:
+
+- `Content` is computed from every byte of every image, and shows what has changed. `replay` calls `read`, and
+  `differences` with the content in the record.
+- `Written` is computed from the sizes and times of files. A run calls `describe_files` when it starts, and
+  `changed_files` when it resumes. As copies of the data may have other times, too, a change is a warning.
 """
 from __future__ import annotations
 
 import hashlib
 import logging
-from typing import NamedTuple
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
-from vit_jax.core import failures
+import numpy as np
+
+from vit_jax.core import documents, failures
+from vit_jax.data import storage
 from vit_jax.data.image.headers import BadImage
-from vit_jax.data.source import Source, read_one, reading_error
+from vit_jax.data.source import Source, find_origin, read_one, reading_error
 
 MOST_CLASSES = 1_000
 """`Content.classes` is empty above this number of classes, so that a record of it stays small."""
 LOGGED_EXAMPLES = 10_000
+MOST_CHECKED = 1_000
+"""Images whose files are compared; those of a folder are evenly spaced over it."""
 _DIGITS = 4  # hexadecimal digits of each class
+_SHOWN = 5  # files in a message
 log = logging.getLogger('vit_jax.data')
 
 
@@ -44,25 +57,32 @@ def read(source: Source) -> Content:
   """
   if len(source) >= LOGGED_EXAMPLES:
     log.info('Reading %s images of %s, to compare their content.', f'{len(source):,}', source.name)
-  names = source.class_names
-  images, labels, order = _Sum(), _Sum(), hashlib.sha256()
-  by_class = [_Sum() for _ in names]
-  for index in range(len(source)):
+  names, order = source.class_names, hashlib.sha256()
+  images, labels, by_class = 0, _number(repr(names).encode()), [0] * len(names)  # sums do not depend on the order
+  for row in range(len(source)):
     try:
-      record = failures.retried(lambda: read_one(source, index), lambda: f'reading {source.describe(index)}')  # noqa: B023
+      record = failures.retried(lambda: read_one(source, row), lambda: f'reading {source.describe(row)}')  # noqa: B023
     except (BadImage, OSError) as error:
-      raise reading_error(error, source, index, expected='an image') from error
+      raise reading_error(error, source, row, expected='an image') from error
     stored = record.image
     image = hashlib.sha256(stored if isinstance(stored, bytes) else
                            repr(stored.shape).encode() + stored.tobytes()).digest()
-    images.add(image)
     order.update(image)
-    labels.add(image + repr([names[label] for label in record.labels]).encode() + (record.mask or b''))
+    images += _number(image)
+    labels += _number(image + repr([names[label] for label in record.labels]).encode() + (record.mask or b''))
     for label in record.labels:
-      by_class[label].add(image)
-  labels.add(repr(names).encode())
-  return Content(len(source), images.text(), labels.text(), order.hexdigest(),
-                 ' '.join(one.text()[:_DIGITS] for one in by_class) if len(names) <= MOST_CLASSES else '')
+      by_class[label] += _number(image)
+  return Content(len(source), _hexadecimal(images), _hexadecimal(labels), order.hexdigest(), ' '.join(
+      _hexadecimal(images)[:_DIGITS] for images in by_class) if len(names) <= MOST_CLASSES else '')
+
+
+def _number(content: bytes) -> int:
+  return int.from_bytes(hashlib.sha256(content).digest(), 'big')
+
+
+def _hexadecimal(total: int) -> str:
+  """Returns a sum of SHA-256 digests modulo 2^256, in hexadecimal digits."""
+  return f'{total % 2**256:064x}'
 
 
 def differences(before: Content, now: Content, class_names: tuple[str, ...]) -> list[str]:
@@ -74,36 +94,69 @@ def differences(before: Content, now: Content, class_names: tuple[str, ...]) -> 
   """
   if before == now:
     return []
-  found = []
+  lines = []
   if before.examples != now.examples:
-    found.append(f'{now.examples:,} images in place of {before.examples:,}')
+    lines.append(f'{now.examples:,} images in place of {before.examples:,}')
   where = _changed_classes(before, now, class_names)
   if before.images != now.images:
-    found.append(f'other images{where}')
+    lines.append(f'other images{where}')
   elif before.labels != now.labels:
-    found.append(f'the same images with other labels{where}')
+    lines.append(f'the same images with other labels{where}')
   elif before.order != now.order:
-    found.append('the same images and labels in another order')
-  return found or ['other digests of the classes; the record itself was changed']
+    lines.append('the same images and labels in another order')
+  return lines or ['other digests of the classes; the record itself was changed']
 
 
 def _changed_classes(before: Content, now: Content, names: tuple[str, ...]) -> str:
+  """Returns which classes have other images, for a message; '' if the record does not say it."""
   pairs = list(zip(before.classes.split(), now.classes.split(), names, strict=False))
   changed = [name for old, new, name in pairs if old != new]
   if not changed or len(before.classes.split()) != len(names):
     return ''
-  more = f' and {len(changed) - 4} more' if len(changed) > 4 else ''
-  return f', in class{"es" * (len(changed) > 1)} {", ".join(changed[:4])}{more}'
+  return f', in class{"es" * (len(changed) > 1)} {documents.listed(changed, 4)}'
 
 
-class _Sum:
-  """A sum of SHA-256 digests modulo 2^256, which does not depend on their order."""
+class Written(NamedTuple):
+  """The files of a source: the digest of their sizes and times, and the time of the newest one."""
+  digest: str
+  newest_ns: int
 
-  def __init__(self) -> None:
-    self._total = 0
 
-  def add(self, content: bytes) -> None:
-    self._total += int.from_bytes(hashlib.sha256(content).digest(), 'big')
+def file_paths(source: Source) -> list[str]:
+  """Returns the local files with evenly spaced images of a source; [] if its images are in no files."""
+  paths: dict[str, None] = {}
+  rows = np.unique(np.linspace(0, len(source) - 1, MOST_CHECKED).astype(np.int64))
+  for row in rows.tolist() if len(source) else ():
+    stored, stored_row = find_origin(source, row)
+    path: Callable[[int], str] | None = getattr(stored, 'path', None)
+    if path is not None:
+      paths[path(stored_row)] = None
+  return [path for path in paths if not storage.is_address(path)]
 
-  def text(self) -> str:
-    return f'{self._total % 2**256:064x}'
+
+def describe_files(source: Source) -> Written:
+  """Returns when the files of a source were written."""
+  stamps = list(_stamps(source))
+  text = repr([stamp for _, stamp in stamps])
+  return Written(hashlib.sha256(text.encode()).hexdigest()[:32], max((time for _, (_, time) in stamps), default=0))
+
+
+def _stamps(source: Source) -> Iterator[tuple[str, tuple[int, int]]]:
+  """Yields path, size and time of the files; those that are gone are reported when they are read."""
+  for path in file_paths(source):
+    if os.path.exists(path):
+      size, time_ns, *_ = storage.stamps([path])[0]
+      yield path, (int(str(size)), int(str(time_ns)))
+
+
+def changed_files(saved: Mapping[str, Any], sources: Mapping[str, Source]) -> list[str]:
+  """Returns a line for each source whose files were written, or copied, since they were described in `saved`."""
+  lines = []
+  for name, source in sources.items():
+    if name not in saved or list(describe_files(source)) == saved[name]:
+      continue
+    newer = [os.path.basename(path) for path, (_, time_ns) in _stamps(source) if time_ns > saved[name][1]]
+    what = (f'newer files, {len(newer):,}: {documents.listed(newer, _SHOWN)}' if newer else
+            'files with other sizes or times, such as copies')
+    lines.append(f'  {name} ({source.name}): {what}')
+  return lines

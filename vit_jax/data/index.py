@@ -26,8 +26,7 @@ import numpy as np
 
 from vit_jax.core import documents, failures, files
 from vit_jax.core.errors import TemporaryError, UserError
-from vit_jax.data import storage
-from vit_jax.data.files import access, open_files
+from vit_jax.data import open_files, storage, user_files
 
 if TYPE_CHECKING:
   from vit_jax.core.types import HostArray
@@ -139,7 +138,7 @@ def load(paths: Sequence[str], scan: Scan, key: str, types: Mapping[str, str], *
           f'{name} ({count:,})' for name, count in sorted(ignored.items(), key=lambda one: (-one[1], one[0]))))
     return _joined(found)
   try:
-    return Index(_kept(paths, key, cache or access.cache_folder(what.lower()), what=what, make=make,
+    return Index(_kept(paths, key, cache or user_files.cache_folder(what.lower()), what=what, make=make,
                        fits=lambda rows: _may_be(rows, types, len(paths))))
   except OSError as error:
     raise failures.unreadable(error, f'the {what} file {error.filename or paths[0]}') from error

@@ -24,9 +24,8 @@ from vit_jax.core import failures
 from vit_jax.core.contracts import LoaderInfo
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch, HostArray, Shard
-from vit_jax.data import order, shared, windows
+from vit_jax.data import open_files, order, shared, windows
 from vit_jax.data.answers import Extra
-from vit_jax.data.files import open_files
 from vit_jax.data.formats.mixture import Mixture
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.image.headers import BadImage

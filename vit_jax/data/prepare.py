@@ -30,8 +30,7 @@ from vit_jax.core import documents, failures, files
 from vit_jax.core.errors import UserError
 from vit_jax.core.files import NOTE, PLAN
 from vit_jax.core.types import HostArray
-from vit_jax.data import windows, workers
-from vit_jax.data.files import checksums, open_files
+from vit_jax.data import open_files, user_files, windows, workers
 from vit_jax.data.formats import array_record, example
 from vit_jax.data.image import channels, decode, headers
 from vit_jax.data.image.headers import BadImage
@@ -337,7 +336,7 @@ def write_shard(job: Job, on_written: OnWritten = lambda num: None, threads: int
     else:
       half = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix='vit_jax_shard_')), job.file)
     num_examples, sums = write_records(half, job, on_written, threads)
-    shard = array_record.Shard(job.file, num_examples, half.stat().st_size, checksums.sha256(half))
+    shard = array_record.Shard(job.file, num_examples, half.stat().st_size, user_files.sha256(half))
     if not isinstance(folder, pathlib.Path):
       failures.retried(lambda: (folder / job.file).write_bytes(half.read_bytes()), f'writing {folder / job.file}')
   note = {**shard._asdict(), **({'sums': sums.tolist()} if job.settings.channels != RGB else {})}

@@ -1,12 +1,18 @@
 """The contract of a source: random access to stored examples in a fixed order; and parts of sources.
 
-A source knows nothing of recipes, batches or the training order. It must pickle to few bytes, since loader processes
-get a copy. `sources/opening.py` opens sources by name.
+`data/opening.py` opens sources by name. Then the loader calls `read` with the rows of a batch, in any order and in
+several threads or processes; it asks `labels`, `captions` and `describe` for single rows. A source must pickle to few
+bytes, since loader processes get a copy. It knows nothing of recipes, batches or the training order.
+
+The functions below work for every source, also for parts (`Parts`) of others. Optional attributes of a source are
+`title`, `own_files`, `describe_mask`, `caption_column` and `row_groups`.
 """
 from __future__ import annotations
 
 import bisect
+import functools
 import hashlib
+import logging
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -16,6 +22,8 @@ from vit_jax.core import failures
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.image.headers import BadImage
+
+log = logging.getLogger('vit_jax.data')
 
 UNKNOWN = -1
 """Value of `most_labels` if images have several labels, and the largest number is not known without reading them."""
@@ -72,6 +80,7 @@ class Source(Protocol):
 
 class Rows:
   """Base of a source that reads examples one at a time; a subclass has the other methods of `Source`, and `example`."""
+  name: str
   most_labels: int = 0
 
   def example(self, row: int) -> Record:
@@ -87,20 +96,36 @@ class Rows:
     del row
     return ()
 
+  def describe(self, row: int) -> str:
+    """Returns the name of the source and the number of the example."""
+    return f'{self.name}[{row}]'
+
 
 class Part(NamedTuple):
-  """Rows of a source; and `labels`, the numbers of its classes among other ones. None = all rows, the same numbers."""
+  """Some examples of a source.
+
+  rows: which, as a range or `[N] i64`; None = all.
+  labels: the number of each class of the source among other classes; None = the same numbers.
+  """
   source: Source
   rows: range | HostArray | None = None
   labels: tuple[int, ...] | None = None
 
   @property
+  def num_examples(self) -> int:
+    return len(self.source) if self.rows is None else len(self.rows)
+
+  @property
   def digest(self) -> str:
-    """Identity of the examples, unless `rows` is a range, which the identity of the whole names."""
-    found = self.source.digest
+    """Identity of the examples; without `rows` if they are a range, which `Parts` adds."""
+    digest = self.source.digest
     if self.labels is not None:
-      found = _sha256(f'{found} {list(self.labels)}'.encode())
-    return _sha256(found.encode() + self.rows.tobytes()) if isinstance(self.rows, np.ndarray) else found
+      digest = _sha256(f'{digest} {list(self.labels)}'.encode())
+    return _sha256(digest.encode() + self.rows.tobytes()) if isinstance(self.rows, np.ndarray) else digest
+
+  def renumbered(self, labels: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the numbers of classes of the source among the other classes."""
+    return labels if self.labels is None else tuple(self.labels[label] for label in labels)
 
 
 class Parts:
@@ -114,11 +139,11 @@ class Parts:
                        and not isinstance(part.rows, range) else part for part in parts)
     self.name, self.title = name or first.name, title or ('' if name else getattr(first, 'title', ''))
     self.class_names = first.class_names if class_names is None else class_names
-    self._starts = np.cumsum([0, *map(_length, self.parts)]).tolist()
+    self._starts = np.cumsum([0, *(part.num_examples for part in self.parts)]).tolist()
     if len(parts) == 1 and not isinstance(parts[0].rows, range):
       self.digest = self.parts[0].digest
     else:
-      spans = [part.rows if isinstance(part.rows, range) else range(_length(part)) for part in self.parts]
+      spans = [part.rows if isinstance(part.rows, range) else range(part.num_examples) for part in self.parts]
       self.digest = _sha256(' '.join(f'{part.digest}[{span.start}:{span.stop}]' for part, span in zip(
           self.parts, spans, strict=True)).encode())
 
@@ -135,35 +160,28 @@ class Parts:
     if not 0 <= row < len(self):
       raise IndexError(f'{self.name}: expected an index below {len(self):,}, got {row}')
     number = bisect.bisect_right(self._starts, row) - 1
-    part, place = self.parts[number], row - self._starts[number]
-    return part, place if part.rows is None else int(part.rows[place])
+    part, in_part = self.parts[number], row - self._starts[number]
+    return part, in_part if part.rows is None else int(part.rows[in_part])
 
   def read(self, rows: Sequence[int]) -> Iterator[Record]:
-    found = [self.find(row) for row in rows]
-    streams = {id(part): part.source.read([place for one, place in found if one is part]) for part, _ in found}
-    for part, _ in found:
+    """Yields stored examples; each source is asked once for all of its rows, so that it can read ahead."""
+    places = [self.find(row) for row in rows]
+    streams = {id(part): part.source.read([inner for other, inner in places if other is part]) for part, _ in places}
+    for part, _ in places:
       record = next(streams[id(part)])
-      yield record if part.labels is None else record._replace(labels=_renumbered(part, record.labels))
+      yield record if part.labels is None else record._replace(labels=part.renumbered(record.labels))
 
   def labels(self, row: int) -> tuple[int, ...]:
-    part, place = self.find(row)
-    return _renumbered(part, part.source.labels(place))
+    part, inner = self.find(row)
+    return part.renumbered(part.source.labels(inner))
 
   def captions(self, row: int) -> tuple[str, ...]:
-    part, place = self.find(row)
-    return part.source.captions(place)
+    part, inner = self.find(row)
+    return part.source.captions(inner)
 
   def describe(self, row: int) -> str:
-    part, place = self.find(row)
-    return part.source.describe(place)
-
-
-def _length(part: Part) -> int:
-  return len(part.source) if part.rows is None else len(part.rows)
-
-
-def _renumbered(part: Part, labels: tuple[int, ...]) -> tuple[int, ...]:
-  return labels if part.labels is None else tuple(part.labels[label] for label in labels)
+    part, inner = self.find(row)
+    return part.source.describe(inner)
 
 
 def _counts(sizes: Sequence[int] | HostArray, part: Part) -> HostArray:
@@ -171,7 +189,7 @@ def _counts(sizes: Sequence[int] | HostArray, part: Part) -> HostArray:
   ends = np.cumsum(sizes)
   if isinstance(part.rows, np.ndarray):
     return np.diff(np.searchsorted(part.rows, np.append(0, ends)))
-  rows = range(_length(part)) if part.rows is None else part.rows
+  rows = range(part.num_examples) if part.rows is None else part.rows
   return np.maximum(0, np.minimum(ends, rows.stop) - np.maximum(ends - sizes, rows.start))
 
 
@@ -187,6 +205,12 @@ def take(source: Source, rows: Sequence[int] | HostArray, *, name: str, title: s
 def take_first(source: Source, num: int) -> Source:
   """Returns the first `num` examples of a source, or all if it has fewer; 0 = all."""
   return take(source, np.arange(num), name=f'{source.name}[:{num}]') if 0 < num < len(source) else source
+
+
+@functools.cache
+def warn_once(text: str) -> None:
+  """Logs a warning unless this process has logged it before, as a command opens a source several times."""
+  log.warning('%s', text)
 
 
 def title(source: Source) -> str:
@@ -216,7 +240,7 @@ def origins(source: Source) -> list[Source]:
   """Returns the stored sources of the examples, through all parts, each once."""
   if not isinstance(source, Parts):
     return [source]
-  return list({id(one): one for part in source.parts for one in origins(part.source)}.values())
+  return list({id(stored): stored for part in source.parts for stored in origins(part.source)}.values())
 
 
 def has_masks(source: Source) -> bool:
@@ -227,13 +251,10 @@ def has_masks(source: Source) -> bool:
 def has_captions(source: Source) -> bool:
   """Returns whether a stored source has captions: it names their column, or some of the first examples have one."""
   column: str | None = getattr(source, 'caption_column', None)
-  return bool(column) if column is not None else any(
-      _has_caption(source, row) for row in range(min(len(source), _LOOKED_AT)))
-
-
-def _has_caption(source: Source, row: int) -> bool:
+  if column is not None:
+    return bool(column)
   try:
-    return bool(source.captions(row))
+    return any(source.captions(row) for row in range(min(len(source), _LOOKED_AT)))
   except (BadImage, OSError):  # reported where it is read
     return True
 
@@ -263,14 +284,14 @@ def row_groups(source: Source) -> RowGroups | None:
   """Returns the row groups of a source or of a part of one; None if its examples are read one by one."""
   if not isinstance(source, Parts):
     return getattr(source, 'row_groups', None)
-  found = list[RowGroups]()
+  parts = list[RowGroups]()
   for part in source.parts:
-    inner = row_groups(part.source)
-    if inner is None or (isinstance(part.rows, np.ndarray) and (np.diff(part.rows) <= 0).any()):
+    whole = row_groups(part.source)
+    if whole is None or (isinstance(part.rows, np.ndarray) and (np.diff(part.rows) <= 0).any()):
       return None
-    found.append(inner.take(_counts(inner.sizes, part)))
-  return RowGroups(np.concatenate([one.sizes for one in found]), np.concatenate([one.num_bytes for one in found]),
-                   found[0].held_bytes)
+    parts.append(whole.take(_counts(whole.sizes, part)))
+  return RowGroups(np.concatenate([groups.sizes for groups in parts]),
+                   np.concatenate([groups.num_bytes for groups in parts]), parts[0].held_bytes)
 
 
 def read_labels(source: Source) -> HostArray:
@@ -279,14 +300,14 @@ def read_labels(source: Source) -> HostArray:
   Raises:
     UserError: a record is damaged, so that its class is not known, or it cannot be read.
   """
-  found = np.empty(len(source), np.int32)
+  labels = np.empty(len(source), np.int32)
   for row in range(len(source)):
     try:
-      found[row] = failures.retried(lambda: first_label(source, row),  # noqa: B023
+      labels[row] = failures.retried(lambda: first_label(source, row),  # noqa: B023
                                     lambda: f'reading {source.describe(row)}')  # noqa: B023
     except (BadImage, OSError) as error:
       raise reading_error(error, source, row, expected='its class') from error
-  return found
+  return labels
 
 
 def reading_error(error: BadImage | OSError, source: Source, row: int, *, expected: str) -> UserError | TemporaryError:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vit_jax.core import documents, failures
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import open_files
+from vit_jax.data import open_files
 
 if TYPE_CHECKING:
   import tensorstore
@@ -396,3 +396,16 @@ class Window:
       self._blocks[self._next] = next(self._stream)
       self._next += 1
     return self._blocks[number]
+
+
+# What else a reader of a file needs.
+
+_COMPRESSED = {b'\x1f\x8b': 'gzip', b'\x28\xb5\x2f\xfd': 'Zstandard', b'BZh': 'bzip2', b'\xfd7zXZ': 'xz',
+               **{b'\x78' + level: 'zlib' for level in (b'\x01', b'\x5e', b'\x9c', b'\xda')}}
+"""The first bytes of compressed files."""
+
+
+def describe_compression(start: bytes) -> str:
+  """Returns what a message says of a file whose first bytes are those of a compressed file; '' if they are not."""
+  kind = next((name for magic, name in _COMPRESSED.items() if start.startswith(magic)), '')
+  return f'a file compressed by {kind}, which cannot be read at random: decompress it' if kind else ''

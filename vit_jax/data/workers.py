@@ -29,8 +29,7 @@ from vit_jax.config import schema
 from vit_jax.core import extras, failures
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Batch, Shard
-from vit_jax.data import shared, storage
-from vit_jax.data.files import open_files
+from vit_jax.data import open_files, shared, storage
 from vit_jax.data.image import jpeg, opencv
 from vit_jax.data.image.transform import Shapes
 from vit_jax.record import console

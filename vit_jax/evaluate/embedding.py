@@ -27,8 +27,8 @@ from vit_jax.core.contracts import View
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Array, HostArray, PyTree
 from vit_jax.data import loader as loaders
+from vit_jax.data import user_files
 from vit_jax.data.device.prepare import prepare_eval
-from vit_jax.data.files import checksums
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.source import Source, take
 from vit_jax.evaluate import embedding_files, features
@@ -239,8 +239,9 @@ def _write_shard(work: Work, number: int, block: Block) -> None:
   path = work.path(number)
   with files.replacing(path) as half:
     num_rows = work.format.write(half, block, work.info)
-    note = {'file': path.name, 'num_rows': num_rows, 'num_bytes': half.stat().st_size, 'sha256': checksums.sha256(half),
-            'num_bad': sum(map(bool, block.problem)), 'name_bytes': block.name_bytes()}
+    note = {'file': path.name, 'num_rows': num_rows, 'num_bytes': half.stat().st_size,
+            'sha256': user_files.sha256(half), 'num_bad': sum(map(bool, block.problem)),
+            'name_bytes': block.name_bytes()}
   files.replace(work.note(number), json.dumps(note).encode())
 
 
@@ -254,7 +255,7 @@ def _read_note(work: Work, number: int) -> dict[str, Any]:
     found = documents.read(note, advice='The same command writes it again.')
     for name in ('num_rows', 'num_bytes', 'num_bad', 'name_bytes'):
       found.field(name).whole()
-    if found.field('file').text() != path.name or checksums.sha256(path) != found.field('sha256').text():
+    if found.field('file').text() != path.name or user_files.sha256(path) != found.field('sha256').text():
       raise UserError(f'{path}: expected the SHA-256 {found.field("sha256").value}, got another, as the file was '
                       'changed or the disk is damaged. The same command writes it again.')
   except UserError as error:

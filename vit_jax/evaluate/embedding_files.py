@@ -30,7 +30,7 @@ import numpy as np
 from vit_jax.core import archives, documents, extras, failures, files
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.files import checksums
+from vit_jax.data import user_files
 
 FORMAT = 'vit_jax features 1'
 INFO, SUMS, SHA256 = 'info.json', 'SHA256SUMS', 'sha256'
@@ -239,7 +239,7 @@ def read(path: pathlib.Path, info: Info, kind: Format) -> Iterator[Block]:
   assert kind.read is not None
   try:
     if path.is_dir() and (bad := [one['file'] for one in info['shards']
-                                  if checksums.sha256(path / one['file']) != one[SHA256]]):
+                                  if user_files.sha256(path / one['file']) != one[SHA256]]):
       raise ValueError(f'another SHA-256 of {bad[0]}')
     sums = _Sums(info['what'])
     for block in kind.read(path, info):

@@ -13,10 +13,10 @@ from vit_jax.core.contracts import Backbone, EvalLoader, View
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray, PyTree, Shard
 from vit_jax.data import loader as loaders
+from vit_jax.data import opening
 from vit_jax.data.device.prepare import prepare_eval
 from vit_jax.data.image import geometry
 from vit_jax.data.source import Source, has_masks, take_first, title
-from vit_jax.data.sources import opening
 from vit_jax.evaluate.features import Reader, Split
 from vit_jax.evaluate.results import Measuring
 from vit_jax.evaluate.store import Store

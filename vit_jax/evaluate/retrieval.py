@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from vit_jax.config import schema
 from vit_jax.core.types import Array, PyTree
-from vit_jax.data.sources import opening
+from vit_jax.data import opening
 from vit_jax.evaluate import knn, problems
 from vit_jax.evaluate.features import Split
 from vit_jax.evaluate.resources import Make, Resources, check_single

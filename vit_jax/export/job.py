@@ -19,11 +19,10 @@ from vit_jax.config import schema
 from vit_jax.core import files
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data import orientation
+from vit_jax.data import opening, orientation, splits
 from vit_jax.data.device.prepare import normalize
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.source import read_one
-from vit_jax.data.sources import opening, splits
 from vit_jax.export import functions, int8, onnx
 from vit_jax.jobs import evaluate_weights, flag_names
 from vit_jax.jobs import runtime as startup

@@ -9,7 +9,7 @@ from PIL import Image
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.files import user_files
+from vit_jax.data import user_files
 from vit_jax.data.image import decode as decoding
 from vit_jax.data.image import headers
 

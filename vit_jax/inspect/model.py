@@ -256,7 +256,7 @@ class Model:
                      for image in listed(images)])
 
   def find_class(self, named: int | str) -> int:
-    """Returns the index of a class given by index or name, see `data.sources.classes.find`.
+    """Returns the index of a class given by index or name, see `data.labels.classes.find`.
 
     Raises:
       UserError: no class or several classes match.

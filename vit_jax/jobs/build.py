@@ -24,13 +24,12 @@ from vit_jax.core.contracts import Backbone, Objective, Prepare, Viewed
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Batch, NativeImages, Params, PyTree, Schedule, Shard
 from vit_jax.data import loader as loaders
-from vit_jax.data import orientation
+from vit_jax.data import opening, orientation
 from vit_jax.data.answers import Extra
 from vit_jax.data.device.prepare import prepare_train
 from vit_jax.data.formats import pseudo
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.source import Source, origins, title
-from vit_jax.data.sources import opening
 from vit_jax.evaluate.resources import Encoder, Resources
 from vit_jax.evaluate.store import Store
 from vit_jax.models import backbones, cost, probe

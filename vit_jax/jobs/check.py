@@ -21,9 +21,8 @@ from typing import NamedTuple
 from vit_jax.config import schema
 from vit_jax.core import failures
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import access
+from vit_jax.data import opening, user_files
 from vit_jax.data.formats import array_record, folder, mixture, shards, tfds
-from vit_jax.data.sources import opening
 from vit_jax.record import storage
 
 DATA, WORKDIR = '{data}', '{workdir}'
@@ -91,7 +90,7 @@ def training_problems(config: schema.Config, place: Place, workdir: storage.Path
   is_here = not place.elsewhere and not config.data.pseudo.source and all(map(_is_here, named))
   for source in named if is_here else ():
     if source.startswith('folder:'):
-      found = os.walk(access.resolve(source.partition(':')[2], 'data.source'))
+      found = os.walk(user_files.resolve(source.partition(':')[2], 'data.source'))
       if any(num > FEW_FILES for num in itertools.accumulate(len(files) for _, _, files in found)):
         print(f'Listing {source}, which has more than {FEW_FILES:,} files. The list is kept for the run.', flush=True)
   return check_run.problems(config, workdir, overridden, elsewhere=place.elsewhere, is_here=is_here)
@@ -129,13 +128,13 @@ def _check_here(setting: str, source: str, data: schema.Data) -> None:
   """Raises UserError unless this machine has the data; reads no image."""
   kind, _, where = source.partition(':')
   if kind == 'folder' and where:
-    path = access.resolve(where, setting)
+    path = user_files.resolve(where, setting)
     if not os.path.isdir(path):
       folder.refuse_placeholder(os.path.relpath(path))
       raise UserError(f'data.source=folder:{path}: expected a folder of images, got no folder. Set '
                       '--config.data.source=folder:PATH; for a run on other hosts, use vit-jax check --elsewhere.')
   elif kind == 'array_record' and where:
-    path = access.locate(where, setting)
+    path = user_files.locate(where, setting)
     array_record.read_info(os.path.dirname(path) if array_record.is_pattern(path) else path)
   elif kind == 'tfds' and where:
     tfds.find(where, data_dir=data.data_dir)
@@ -160,7 +159,7 @@ def _elsewhere(setting: str, source: str, data: schema.Data, place: Place) -> It
            f'(--data=gs://BUCKET/FOLDER) and add --config.data.data_dir={DATA} to the command, or set an absolute '
            'path.')
   elif '://' in where:
-    (access.locate if kind in ('array_record', *PACKED) else access.resolve)(where, what)
+    (user_files.locate if kind in ('array_record', *PACKED) else user_files.resolve)(where, what)
   elif not where.startswith((DATA, '/', '~')) and not (place.root / shards.folder_of(where)).exists():
     yield (f'{what}: expected a folder of the hosts, got a relative path, which is not in the checkout {place.root}. '
            f'Give the data to the launcher (--data=gs://BUCKET/FOLDER) and write {DATA} for its folder, or an absolute '

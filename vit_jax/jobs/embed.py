@@ -17,12 +17,11 @@ from vit_jax.config.schema import TextRule
 from vit_jax.core import documents, failures
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.files import user_files
+from vit_jax.data import opening, splits, user_files
 from vit_jax.data.formats import image_list
 from vit_jax.data.image import opencv
 from vit_jax.data.labels import classes as naming
 from vit_jax.data.source import Source
-from vit_jax.data.sources import opening, splits
 from vit_jax.data.text import prompts
 from vit_jax.evaluate import caption_retrieval, embedding, embedding_files
 from vit_jax.evaluate.embedding import TextRows

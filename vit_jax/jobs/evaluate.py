@@ -20,9 +20,9 @@ from vit_jax.core import documents, trees
 from vit_jax.core.contracts import Viewed
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Shard
+from vit_jax.data import opening, splits
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.labels import classes
-from vit_jax.data.sources import opening, splits
 from vit_jax.evaluate import by_class as by_classes
 from vit_jax.evaluate import evaluators as evaluation
 from vit_jax.evaluate import final as results

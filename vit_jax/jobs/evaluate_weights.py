@@ -13,9 +13,9 @@ from vit_jax.config import schema
 from vit_jax.core.contracts import View
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Params
+from vit_jax.data import opening
 from vit_jax.data.labels import classes, imagenet
 from vit_jax.data.source import Part, Parts
-from vit_jax.data.sources import opening
 from vit_jax.jobs import build
 from vit_jax.models import heads
 from vit_jax.objectives import distill

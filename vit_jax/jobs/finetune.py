@@ -21,8 +21,8 @@ import jax
 
 from vit_jax.config import files, overrides, schema
 from vit_jax.core.errors import UserError, redacted
+from vit_jax.data import opening, splits
 from vit_jax.data.source import Source
-from vit_jax.data.sources import opening, splits
 from vit_jax.jobs import build, flag_names, frozen_features, resume, train
 from vit_jax.jobs import runtime as startup
 from vit_jax.recipes import sizes

@@ -15,13 +15,11 @@ from vit_jax.config.schema import TextRule, Tokens
 from vit_jax.config.schema.data import RGB
 from vit_jax.core import documents
 from vit_jax.core.errors import UserError
-from vit_jax.data import beam
+from vit_jax.data import beam, opening, user_files
 from vit_jax.data import prepare as writing
-from vit_jax.data.files import access
+from vit_jax.data import splits as splitting
 from vit_jax.data.formats import archives, array_record, tfds, tfds_build
 from vit_jax.data.source import Source, has_captions, origins, title
-from vit_jax.data.sources import opening
-from vit_jax.data.sources import splits as splitting
 from vit_jax.data.text import stored
 from vit_jax.data.text.stored import Encoder
 from vit_jax.jobs import flag_names, teacher_labels
@@ -160,7 +158,7 @@ def write_shards(data: schema.Data, to: storage.Path, settings: writing.Settings
       if 'is not prepared' not in str(error):
         raise
       build(where, data_dir=tfds.data_folder(data.data_dir))
-  root = access.resolve(where, '--data') if kind == 'folder' else None
+  root = user_files.resolve(where, '--data') if kind == 'folder' else None
   try:
     if not splits:
       opening.open_split(data, splitting.ALL, image_px=_ANY_PX)
@@ -259,7 +257,7 @@ def _open_archive(name: str, given: str, splits: Sequence[str]) -> dict[str, Sou
   if unknown := sorted(set(splits) - set(archives.SPLITS)):
     raise UserError(f'--splits: expected some of {", ".join(archives.SPLITS)}, got {", ".join(unknown)}. '
                     'Name some of these splits.')
-  folder = pathlib.Path(access.resolve(given, '--archive')) if given else access.cache_folder('archives')
+  folder = pathlib.Path(user_files.resolve(given, '--archive')) if given else user_files.cache_folder('archives')
   paths = [_find_file(name, file, folder, given) for file in archives.ARCHIVES[name].files]
   return {split: archives.Archived(name, paths, split) for split in splits}
 

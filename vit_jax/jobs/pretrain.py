@@ -16,7 +16,7 @@ import jax
 
 from vit_jax.config import durations, files, schema
 from vit_jax.core.errors import UserError
-from vit_jax.data.sources import opening
+from vit_jax.data import opening
 from vit_jax.jobs import finetune, flag_names, train
 from vit_jax.record import storage
 from vit_jax.weights.network import Weights

@@ -14,9 +14,8 @@ from jax.experimental import multihost_utils
 from vit_jax.config import json_files, layout, provenance, schema
 from vit_jax.core import documents, failures
 from vit_jax.core.errors import UserError, redacted
-from vit_jax.data import written
+from vit_jax.data import content, opening
 from vit_jax.data.source import Source
-from vit_jax.data.sources import opening
 from vit_jax.jobs import build
 from vit_jax.parallel import xla_flags
 from vit_jax.record import checkpoint_files, clock, machine, progress, reader, run_directory, storage
@@ -72,7 +71,7 @@ def warn_of_machine(meta: Mapping[str, Any]) -> None:
 
 def warn_of_files(meta: Mapping[str, Any], sources: Mapping[str, Source]) -> None:
   """Warns if files of the data were written since a checkpoint was saved, which their digest may not show."""
-  if changed := written.changes(meta.get('files', {}), sources):
+  if changed := content.changed_files(meta.get('files', {}), sources):
     log.warning('Files of the data have changed since the run was saved, and the run continues with what they contain '
                 'now:\n%s', '\n'.join(changed))
 

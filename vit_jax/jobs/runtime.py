@@ -15,7 +15,7 @@ import jax
 
 from vit_jax.config import schema
 from vit_jax.core import failures
-from vit_jax.data.files import open_files
+from vit_jax.data import open_files
 from vit_jax.jobs import cpu
 from vit_jax.parallel import hardware, hosts
 from vit_jax.record import console, machine

@@ -14,7 +14,7 @@ from typing import Any
 
 from vit_jax.core import extras
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import user_files
+from vit_jax.data import user_files
 from vit_jax.data.image import opencv
 from vit_jax.inspect import html_pages, predictions
 from vit_jax.inspect.model import Model

@@ -27,14 +27,12 @@ from jax.sharding import Mesh
 from vit_jax.config import check, schema
 from vit_jax.core.errors import UserError, redacted
 from vit_jax.core.types import Array, HostArray, PyTree
-from vit_jax.data import answers
+from vit_jax.data import answers, opening, user_files
 from vit_jax.data import loader as loaders
 from vit_jax.data.device.prepare import prepare_eval
-from vit_jax.data.files import access
 from vit_jax.data.formats import pseudo
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.source import Source, take
-from vit_jax.data.sources import opening
 from vit_jax.jobs import build
 from vit_jax.jobs import runtime as startup
 from vit_jax.models import heads
@@ -110,7 +108,7 @@ def ensure(config: schema.Config) -> str:
     UserError: the teacher cannot be read or has other classes, or the directory holds something else.
   """
   settings = config.data.pseudo
-  folder = pathlib.Path(access.resolve(settings.labels, 'data.pseudo.labels'))
+  folder = pathlib.Path(user_files.resolve(settings.labels, 'data.pseudo.labels'))
   if not settings.source or (folder / answers.INFO).is_file():
     return ''
   found = loading.load(settings.teacher)

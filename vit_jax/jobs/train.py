@@ -13,7 +13,7 @@ from vit_jax import __version__
 from vit_jax.config import check, durations, elastic, provenance, schema
 from vit_jax.core import failures, trees
 from vit_jax.core.errors import TemporaryError, UserError
-from vit_jax.data import written
+from vit_jax.data.content import describe_files
 from vit_jax.data.image import geometry
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.source import Source
@@ -320,7 +320,7 @@ class Run:
   def _about(self) -> dict[str, Any]:
     recipe = self.config.data.recipe
     how, antialias = geometry.eval_resampling(recipe)
-    files = {name: list(written.describe(source)) for name, source in self._sources.items()}
+    files = {name: list(describe_files(source)) for name, source in self._sources.items()}
     return {'code': __version__, 'data': self.loader.info._asdict(), 'files': files, 'machine': machine.describe(),
             'name': self.config.name, 'class_names': list(self.data.class_names),
             'image_px': list(self.config.image_px), provenance.SETTINGS: provenance.settings(self.config),

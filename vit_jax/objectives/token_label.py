@@ -21,9 +21,9 @@ from vit_jax.core.numerics import class_targets, counted, split_key, weighted_me
 from vit_jax.core.types import Array, Batch, Extra, Features, Key, LossOut, Params, PyTree
 from vit_jax.data import answers
 from vit_jax.data.device import mix, token_targets
-from vit_jax.data.files.user_files import Rules
 from vit_jax.data.image.transform import Shapes
 from vit_jax.data.source import Source
+from vit_jax.data.user_files import Rules
 from vit_jax.models import heads
 from vit_jax.objectives import losses, spec
 from vit_jax.objectives.networks import STATE, Head, NetworkView, init_backbone, statistics

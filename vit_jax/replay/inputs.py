@@ -12,10 +12,8 @@ from typing import Any
 from vit_jax.config import json_files, schema
 from vit_jax.core import failures
 from vit_jax.core.errors import UserError
-from vit_jax.data import content
-from vit_jax.data.files import checksums
+from vit_jax.data import content, opening, user_files
 from vit_jax.data.source import Source
-from vit_jax.data.sources import opening
 from vit_jax.evaluate import resources
 from vit_jax.record import checkpoint_files
 from vit_jax.weights import runs
@@ -187,7 +185,7 @@ def digest(path: pathlib.Path) -> dict[str, Any]:
       return {'step': used.step, 'params_digest': checkpoint_files.read_meta(
           path / 'checkpoints' / str(used.step))['digests']['params']}
   if path.is_file():
-    return {'bytes': path.stat().st_size, 'sha256': checksums.sha256(path)}
+    return {'bytes': path.stat().st_size, 'sha256': user_files.sha256(path)}
   found = sorted(one for one in path.rglob('*') if one.is_file())
-  text = ''.join(f'{checksums.sha256(one)} {one.relative_to(path)}\n' for one in found)
+  text = ''.join(f'{user_files.sha256(one)} {one.relative_to(path)}\n' for one in found)
   return {'bytes': sum(one.stat().st_size for one in found), 'sha256': hashlib.sha256(text.encode()).hexdigest()}

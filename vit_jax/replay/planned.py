@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from vit_jax.config import files
 from vit_jax.core import documents, implementation
 from vit_jax.core.errors import UserError, printable
-from vit_jax.data.sources import opening
+from vit_jax.data import opening
 from vit_jax.record import console
 from vit_jax.replay import inputs
 from vit_jax.replay.records import Record

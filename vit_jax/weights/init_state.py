@@ -13,8 +13,8 @@ from vit_jax.config import schema
 from vit_jax.core import documents, trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import PyTree
+from vit_jax.data import opening
 from vit_jax.data.labels import classes
-from vit_jax.data.sources import opening
 from vit_jax.models import adapters, backbones
 from vit_jax.parallel.sharding import with_frozen
 from vit_jax.record import run_directory, storage

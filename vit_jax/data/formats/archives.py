@@ -1,4 +1,6 @@
-"""CIFAR-10, CIFAR-100 and MNIST in the files that their authors publish, for `--job=prepare --data=cifar10`.
+"""CIFAR-10, CIFAR-100 and MNIST in the files that their authors publish, for `vit-jax prepare --data=cifar10`.
+
+The job calls `find` and `check` for each file of `ARCHIVES[name]`, and opens each split as `Archived`.
 
 Layouts, as their pages describe them:
 
@@ -25,7 +27,7 @@ import numpy as np
 from vit_jax.core import failures
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.source import Record, Rows
+from vit_jax.data.formats.builtin import Arrays
 
 SPLITS = ('train', 'test')
 _CIFAR = 'https://www.cs.toronto.edu/~kriz'
@@ -56,25 +58,21 @@ class Archive(NamedTuple):
   read: Callable[[Sequence[pathlib.Path], str], Split]
 
 
-class Archived(Rows):
-  """A split of an archive, which is read once in a process. Pickles to few bytes."""
+class Archived(Arrays):
+  """A split of an archive. Pickles to few bytes, from which another process reads the archive itself."""
 
   def __init__(self, dataset: str, files: Sequence[pathlib.Path], split: str) -> None:
-    self.name, self._from = f'{dataset}/{split}', (dataset, tuple(files), split)
-    image, label, self.class_names = _read(*self._from)
-    self.digest = hashlib.sha256(image.tobytes() + label.tobytes()).hexdigest()
+    image, label, class_names = ARCHIVES[dataset].read(files, split)
+    super().__init__(image, label, name=f'{dataset}/{split}', class_names=class_names)
+    self._arguments = dataset, tuple(files), split
 
-  def __len__(self) -> int:
-    return len(_read(*self._from).label)
+  def __reduce__(self) -> tuple[object, ...]:
+    return _open_once, self._arguments
 
-  def example(self, row: int) -> Record:
-    return Record(_read(*self._from).image[row], self.labels(row))
 
-  def labels(self, row: int) -> tuple[int, ...]:
-    return (int(_read(*self._from).label[row]),)
-
-  def describe(self, row: int) -> str:
-    return f'{self.name}[{row}]'
+@functools.lru_cache(maxsize=2)
+def _open_once(dataset: str, files: tuple[pathlib.Path, ...], split: str) -> Archived:
+  return Archived(dataset, files, split)
 
 
 def check(file: File, path: pathlib.Path) -> None:
@@ -97,11 +95,6 @@ def find(file: File, folder: pathlib.Path) -> pathlib.Path | None:
   """Returns the path of a published file in a folder, also of its content (without `.gz`); None if it is not there."""
   names = [file.name, *([file.name.removesuffix('.gz')] if not file.name.endswith('.tar.gz') else [])]
   return next((folder / name for name in names if (folder / name).is_file()), None)
-
-
-@functools.lru_cache(maxsize=2)
-def _read(dataset: str, files: tuple[pathlib.Path, ...], split: str) -> Split:
-  return ARCHIVES[dataset].read(files, split)
 
 
 def _opened(path: pathlib.Path, name: str) -> IO[bytes]:

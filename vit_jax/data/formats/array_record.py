@@ -28,18 +28,16 @@ from vit_jax.config import schema
 from vit_jax.config.schema.data import RGB
 from vit_jax.core import documents, failures, files
 from vit_jax.core.errors import TemporaryError, UserError
-from vit_jax.data import storage
-from vit_jax.data.files import access, open_files, user_files
-from vit_jax.data.files.user_files import Rules
+from vit_jax.data import open_files, splits, storage, user_files
 from vit_jax.data.formats import example, remote_records
 from vit_jax.data.formats.example import BadRecord
 from vit_jax.data.formats.remote_records import RemoteRecords
 from vit_jax.data.labels import classes
 from vit_jax.data.source import Record, Source
-from vit_jax.data.sources import splits
 from vit_jax.data.storage import Span
 from vit_jax.data.text import stored
 from vit_jax.data.text.stored import Encoding
+from vit_jax.data.user_files import Rules
 
 FORMAT = 'vit_jax images 1'
 INFO, SUMS = 'info.json', 'SHA256SUMS'
@@ -222,7 +220,7 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
     UserError: there is no such dataset, or (when opening) it is incomplete.
   """
   del image_px
-  path = access.locate(where, 'array_record:DIR')
+  path = user_files.locate(where, 'array_record:DIR')
   folder, _, pattern = path.rpartition('/') if is_pattern(path) else (path, '', '*')
   info = read_info(folder)
   if (found := len(info.statistics.mean) if info.statistics else RGB) != data.channels:

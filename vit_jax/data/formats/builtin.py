@@ -1,4 +1,8 @@
-"""Sources that need no files: `digits` (of scikit-learn), and `synthetic` images of any number and size."""
+"""Sources that need no files: `digits` (of scikit-learn), and `synthetic` images of any number and size.
+
+`data/opening.py` calls `digits_opener` and `synthetic_opener`. `Arrays` is also the base of `archives.Archived`, and
+serves sources of your own.
+"""
 from __future__ import annotations
 
 import functools
@@ -12,8 +16,8 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
+from vit_jax.data import splits
 from vit_jax.data.source import Record, Rows, Source
-from vit_jax.data.sources import splits
 
 DIGITS_FILE = 'datasets/data/digits.csv.gz'  # in scikit-learn 0.18 to 1.9
 DIGITS_HELD_OUT, DIGITS_SEED = 0.2, 0   # 1,437 for training, 360 for testing
@@ -40,9 +44,6 @@ class Arrays(Rows):
 
   def labels(self, row: int) -> tuple[int, ...]:
     return (int(self._label[row]),)
-
-  def describe(self, row: int) -> str:
-    return f'{self.name}[{row}]'
 
 
 def digits_opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
@@ -97,9 +98,6 @@ class Synthetic(Rows):
 
   def labels(self, row: int) -> tuple[int, ...]:
     return (row % len(self.class_names),)
-
-  def describe(self, row: int) -> str:
-    return f'{self.name}[{row}]'
 
 
 def synthetic_opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:

@@ -3,14 +3,13 @@
 Folders named `train`, `val` and `test` are splits. Others are splits if their names contain these words, such as
 `Training` and `Test_images`, and they have the same folders in each. Class folders may have folders of their own; where
 these have names in common, or the names of splits, the class folders are probably something else, such as splits
-with other names. That is a doubt, which stops whatever learns from the classes.
+with other names. That is a doubt: `folder.py` calls `find` before it opens a split, and keeps the doubt in its source;
+`opening.check_learnable` raises it for whatever learns from the classes. This module reads folders, but no image.
 """
 from __future__ import annotations
 
 import collections
-import functools
 import itertools
-import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,16 +17,15 @@ from typing import NamedTuple
 
 from vit_jax.core import documents, failures
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import image_files, user_files
+from vit_jax.data import splits, user_files
 from vit_jax.data.labels import classes
-from vit_jax.data.sources import splits
-
-log = logging.getLogger('vit_jax.data')
+from vit_jax.data.source import warn_once
 
 _SAMPLED = 16  # class folders that are looked into: what they have in common, a few show
 _MOST_WRAPPERS = 8  # folders in one another
 _SHOWN = 5
 _INNER = 'If the inner ones are the classes, name the outer ones train and test, or move the images to PATH/CLASS'
+_ANYWAY = '. If the outer folders are the classes, list their names in a file and set data.classes=FILE.'
 _OF_ARCHIVES = '__MACOSX'  # a folder of metadata that archives of macOS have beside the content
 _WORDS = {'train': 'train', 'test': 'test', 'val': 'val', 'dev': 'val'}
 """Beginnings of words for splits, and the split that each is for."""
@@ -53,18 +51,18 @@ def find(root: str) -> Layout:
   """
   names = subfolders(root)
   exact = [name for name in names if name.lower() in splits.NAMES]
-  found = {name.lower(): name for name in exact}
-  if len(found) < len(exact):
+  folders = {name.lower(): name for name in exact}
+  if len(folders) < len(exact):
     raise UserError(f'{root}: expected one folder for each split, got {documents.listed(sorted(exact), _SHOWN)}. '
                     'Rename one of them.')
-  if found:
-    found |= _alike(root, names, found)
-    return Layout(found, _doubt(root, found.get('train', min(found.values()))))
-  if len(names) == 1:
-    _check_wrapper(root, names[0])
-  if found := _by_words(root, names):
-    return Layout(found, _doubt(root, found.get('train', min(found.values()))))
-  return Layout({}, _doubt(root, ''))
+  if len(names) == 1 and not folders:
+    path, below = _inside(root, names[0])
+    if inner := _splits_in(below):
+      raise UserError(f'{root}: expected the folders train and test, or a folder for each class, got one folder, '
+                      f'{documents.shown(path)}, which has the splits {documents.listed(inner, _SHOWN)}. Name that '
+                      f'folder: folder:{os.path.join(root, documents.shown(path))}.')
+  folders = folders | _alike(root, names, folders) if folders else _by_words(root, names)
+  return Layout(folders, _doubt(root, folders.get('train', min(folders.values())) if folders else ''))
 
 
 def subfolders(folder: str) -> list[str]:
@@ -75,54 +73,43 @@ def subfolders(folder: str) -> list[str]:
   """
   try:
     with os.scandir(folder) as entries:
-      return sorted(e.name for e in entries if not e.name.startswith('.')
-                    and e.name != _OF_ARCHIVES and image_files.is_folder(e)
-                    and not (e.is_symlink() and not user_files.leads_out(folder, os.path.realpath(e.path))))
+      return sorted(entry.name for entry in entries
+                    if not entry.name.startswith('.') and entry.name != _OF_ARCHIVES and user_files.is_folder(entry)
+                    and not (entry.is_symlink() and not user_files.leads_out(folder, os.path.realpath(entry.path))))
   except OSError as error:
     raise failures.unreadable(error, folder) from error
 
 
-def _alike(root: str, names: Sequence[str], found: Mapping[str, str]) -> dict[str, str]:
-  """Returns the folders beside those of splits that are splits of other names, as they have the same folders."""
-  own = {_key(name) for folder in found.values() for name in _inside(root, folder)[1]}
-  others = [name for name in names if (split := _meant(name)) and name not in found.values() and split not in found
-            and not (split == 'val' and set(splits.SYNONYMS) & set(found))]
-  more = _distinct([name for name in others if own & {_key(one) for one in _inside(root, name)[1]}])
-  _report(root, more, ())
-  return more
+def _alike(root: str, names: Sequence[str], folders: Mapping[str, str]) -> dict[str, str]:
+  """Returns further splits: folders with a word for a split, which have folders in common with those of splits."""
+  inner = {_key(name) for folder in folders.values() for name in _inside(root, folder)[1]}
+  others = [name for name in names
+            if (split := split_of(name)) and name not in folders.values() and split not in folders
+            and not (split == 'val' and set(splits.SYNONYMS) & set(folders))]
+  further = _by_split([name for name in others if inner & {_key(below) for below in _inside(root, name)[1]}])
+  _report(root, further, ())
+  return further
 
 
 def _by_words(root: str, names: Sequence[str]) -> dict[str, str]:
   """Returns the folders that are splits by words in their names and by what is in them; {} = they are classes."""
   if len(names) < 2 or len(names) > _SAMPLED:
     return {}
-  found = _distinct(names)
-  if not found or not all(_is_word(name) for name in names):
+  folders = _by_split(names)
+  if not folders or not all(_is_word(name) for name in names):
     nested = _nested(root, names)
-    found = _distinct(list(nested)) if _is_repeated(names, nested) else {}
-  _report(root, found, [name for name in names if name not in found.values()])
-  return {split: _unwrapped(root, name) for split, name in found.items()}
+    folders = _by_split(list(nested)) if _is_repeated(names, nested) else {}
+  _report(root, folders, [name for name in names if name not in folders.values()])
+  return {split: f'{name}/{name}' if subfolders(os.path.join(root, name)) == [name] else name  # as in some archives
+          for split, name in folders.items()}
 
 
-def _report(root: str, found: Mapping[str, str], ignored: Sequence[str]) -> None:
-  if found:
+def _report(root: str, folders: Mapping[str, str], ignored: Sequence[str]) -> None:
+  """Logs which folders are taken as splits, if there are any."""
+  if folders:
     rest = f' Not read: {documents.listed(ignored, _SHOWN)}.' if ignored else ''
-    taken = ', '.join(f'{documents.shown(name)} = {split}' for split, name in sorted(found.items()))
-    say(f'{root}: folders are taken as splits by their names: {taken}.{rest}')
-
-
-@functools.cache
-def say(text: str) -> None:
-  """Logs a line once, as a command opens a folder several times."""
-  log.warning('%s', text)
-
-
-def _check_wrapper(root: str, name: str) -> None:
-  path, below = _inside(root, name)
-  if inner := _splits_in(below):
-    raise UserError(f'{root}: expected the folders train and test, or a folder for each class, got one folder, '
-                    f'{documents.shown(path)}, which has the splits {documents.listed(inner, _SHOWN)}. Name that '
-                    f'folder: folder:{os.path.join(root, documents.shown(path))}.')
+    taken = ', '.join(f'{documents.shown(name)} = {split}' for split, name in sorted(folders.items()))
+    warn_once(f'{root}: folders are taken as splits by their names: {taken}.{rest}')
 
 
 def _doubt(root: str, where: str) -> str:
@@ -141,16 +128,16 @@ def _doubt(root: str, where: str) -> str:
       return (f'{folder}: expected folders of classes, got {documents.shown(name)}, which has the splits '
               f'{documents.listed(has, _SHOWN)}. If that is the dataset, set '
               f'folder:{os.path.join(folder, documents.shown(name))}; else move the images to PATH/train/CLASS and '
-              'PATH/test/CLASS' + _anyway())
-  if not where and all(map(_is_word, names)) and len({_meant(name) for name in names}) > 1:
+              f'PATH/test/CLASS{_ANYWAY}')
+  if not where and all(map(_is_word, names)) and len({split_of(name) for name in names}) > 1:
     return (f'{folder}: expected folders of classes, or one folder for each split, got several folders with words for '
             f'splits: {documents.listed(names, _SHOWN)}. Move the images to PATH/train/CLASS and PATH/test/CLASS'
-            + _anyway())
+            f'{_ANYWAY}')
   if not _is_repeated(names, nested):
     return _doubt_of_shared(folder, names)
   first = next(iter(nested.values()))
   return (f'{folder}: expected folders of classes, got folders with the same folders in each: '
-          f'{documents.listed(list(nested), _SHOWN)} have {documents.listed(first, _SHOWN)}. {_INNER}' + _anyway())
+          f'{documents.listed(list(nested), _SHOWN)} have {documents.listed(first, _SHOWN)}. {_INNER}{_ANYWAY}')
 
 
 def _doubt_of_shared(folder: str, names: Sequence[str]) -> str:
@@ -158,45 +145,35 @@ def _doubt_of_shared(folder: str, names: Sequence[str]) -> str:
 
   All have one in common, or most have one that another has, and their names differ in numbers alone, as years do.
   """
-  inner, several = dict[str, set[str]](), set[str]()
+  inner, several = dict[str, set[str]](), set[str]()  # folders in each; those with a folder beside them
   for name in names[:_SAMPLED]:
-    first, *alone = itertools.islice(_wrappers(folder, name), _MOST_WRAPPERS)
-    below = subfolders(os.path.join(folder, alone[-1] if alone else first))
-    if (alone or below) and not _has_images(os.path.join(folder, name)):
-      inner[name] = {_key(os.path.basename(one)) for one in (*alone, *below)}
-      several |= {_key(one) for one in below if len(below) > 1}
+    first, *wrappers = itertools.islice(_wrappers(folder, name), _MOST_WRAPPERS)
+    below = subfolders(os.path.join(folder, wrappers[-1] if wrappers else first))
+    if (wrappers or below) and not any(user_files.images_in(os.path.join(folder, name))):
+      inner[name] = {_key(os.path.basename(path)) for path in (*wrappers, *below)}
+      several |= {_key(path) for path in below if len(below) > 1}
   if len(inner) < 2 or 2 * len(inner) < min(len(names), _SAMPLED):
     return ''
-  counts = collections.Counter(one for found in inner.values() for one in found if one in several)
+  counts = collections.Counter(key for keys in inner.values() for key in keys if key in several)
   are_numbered = len({re.sub(r'\d+', '0', name) for name in inner}) == 1
-  shared = {one for one, count in counts.items() if count == len(inner) or (are_numbered and count > 1)}
-  having = [name for name, found in inner.items() if found & shared]
+  shared = {key for key, count in counts.items() if count == len(inner) or (are_numbered and count > 1)}
+  having = [name for name, keys in inner.items() if keys & shared]
   if 2 * len(having) < len(inner) or not shared:
     return ''
   return (f'{folder}: expected folders of classes, got folders that share some folders: '
-          f'{documents.listed(having, _SHOWN)} have {documents.listed(sorted(shared), _SHOWN)}. {_INNER}' + _anyway())
-
-
-def _has_images(folder: str) -> bool:
-  with os.scandir(folder) as entries:
-    return any(image_files.is_image(entry) for entry in entries)
-
-
-def _anyway() -> str:
-  return '. If the outer folders are the classes, list their names in a file and set data.classes=FILE.'
+          f'{documents.listed(having, _SHOWN)} have {documents.listed(sorted(shared), _SHOWN)}. {_INNER}{_ANYWAY}')
 
 
 def _nested(root: str, names: Sequence[str]) -> dict[str, list[str]]:
   """Returns the first folders with the folders in them; a folder that is alone in another one counts as that one."""
-  found = {name: _inside(root, name)[1] for name in names[:_SAMPLED]}
-  return {name: below for name, below in found.items() if below}
+  return {name: below for name in names[:_SAMPLED] if (below := _inside(root, name)[1])}
 
 
 def _is_repeated(names: Sequence[str], nested: Mapping[str, Sequence[str]]) -> bool:
   """Returns whether at least half of the folders have at least two folders of the same names in each."""
   if len(nested) < 2 or 2 * len(nested) < min(len(names), _SAMPLED):
     return False
-  return len(set.intersection(*({_key(one) for one in below} for below in nested.values()))) > 1
+  return len(set.intersection(*({_key(name) for name in below} for below in nested.values()))) > 1
 
 
 def _inside(root: str, name: str) -> tuple[str, list[str]]:
@@ -214,39 +191,28 @@ def _wrappers(root: str, name: str) -> Iterator[str]:
   while True:
     yield path
     below = subfolders(os.path.join(root, path))
-    with os.scandir(os.path.join(root, path)) as entries:
-      if len(below) != 1 or any(image_files.is_image(entry) for entry in entries):
-        return
+    if len(below) != 1 or any(user_files.images_in(os.path.join(root, path))):
+      return
     path = f'{path}/{below[0]}'
 
 
-def _unwrapped(root: str, name: str) -> str:
-  """Returns the folder of a split, or the only one in it if that has the same name, as some archives have it."""
-  return f'{name}/{name}' if subfolders(os.path.join(root, name)) == [name] else name
-
-
 def _splits_in(names: Sequence[str]) -> list[str]:
-  """Returns the names of splits if there are at least two."""
-  found = [name for name in names if name.lower() in splits.NAMES]
-  found = found if len(found) > 1 else [name for name in _distinct(names).values() if _is_word(name)]
-  return found if len(found) > 1 else []
+  """Returns the names that are those of splits, if there are at least two."""
+  exact = [name for name in names if name.lower() in splits.NAMES]
+  meant = exact if len(exact) > 1 else [name for name in _by_split(names).values() if _is_word(name)]
+  return meant if len(meant) > 1 else []
 
 
-def _distinct(names: Sequence[str]) -> dict[str, str]:
-  """Returns the folder of each split that names contain a word for; {} unless each name is for one of its own."""
-  found = {_meant(name): name for name in names}
-  return found if len(found) == len(names) and '' not in found else {}
+def _by_split(names: Sequence[str]) -> dict[str, str]:
+  """Returns the name with a word for each split; {} unless each name has a word for another split."""
+  folders = {split_of(name): name for name in names}
+  return folders if len(folders) == len(names) and '' not in folders else {}
 
 
-def _meant(name: str) -> str:
+def split_of(name: str) -> str:
   """Returns the split that a name has a word for; '' if it has none, or words for several."""
-  found = {split for word, split in _WORDS.items() if word in name.lower()}
-  return found.pop() if len(found) == 1 else ''
-
-
-def is_split(name: str) -> bool:
-  """Returns whether a name has a word for a split."""
-  return bool(_meant(name))
+  meant = {split for word, split in _WORDS.items() if word in name.lower()}
+  return meant.pop() if len(meant) == 1 else ''
 
 
 def _is_word(name: str) -> bool:
@@ -256,4 +222,5 @@ def _is_word(name: str) -> bool:
 
 
 def _key(name: str) -> str:
+  """Returns what names have in common that differ in case or in their Unicode form."""
   return classes.composed(name.casefold())

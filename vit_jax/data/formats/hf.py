@@ -23,10 +23,10 @@ from vit_jax.config import schema
 from vit_jax.core import documents, hub
 from vit_jax.core.errors import UserError
 from vit_jax.core.hub import Repository
+from vit_jax.data import splits
 from vit_jax.data.formats import indexed, shards
 from vit_jax.data.formats.parquet import ParquetSource
 from vit_jax.data.source import Source
-from vit_jax.data.sources import splits
 
 log = logging.getLogger('vit_jax.data')
 

@@ -1,4 +1,7 @@
-"""Image files by their paths, without classes: the arguments of `predict` and `embed`, as a source."""
+"""Image files by their paths, without classes: the arguments of `predict` and `embed`, as a source.
+
+A job calls `find` with the arguments, `check_exist` with the paths, and makes an `ImageList` of them.
+"""
 from __future__ import annotations
 
 import errno
@@ -8,13 +11,13 @@ import os
 from collections.abc import Iterator, Sequence
 
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import image_files, user_files
-from vit_jax.data.files.user_files import Rules
+from vit_jax.data import user_files
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.source import Record, Rows
+from vit_jax.data.user_files import Rules
 
 log = logging.getLogger('vit_jax.data')
-SHOWN = 5  # missing files in a message
+_SHOWN = 5  # missing files in a message
 _OF_FILE = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 """Errors of opening that concern one file alone, so that it counts as a bad image; others, as of a disk, stop the job.
 Unlike `failures.Meaning.is_of_file`, they include a file that may not be read: the others are still wanted."""
@@ -62,10 +65,12 @@ def find(given: Sequence[str], *, follow_links: bool = False) -> Iterator[str]:
     if not os.path.isdir(name):
       yield name
       continue
-    finder = image_files.Finder(Rules(follow_links))
-    below = sorted(os.path.join(name, found.path) for found in finder.find(name))
-    image_files.check(below, finder, name)
-    image_files.report(finder.ignored, name)
+    finder = user_files.Finder(Rules(follow_links))
+    below = sorted(os.path.join(name, path) for path in finder.find(name))
+    if not below:
+      raise UserError(f'{name}: expected images with the extension {" ".join(user_files.EXTENSIONS)} in or below it, '
+                      f'got {user_files.describe_ignored(finder.ignored) or "none"}. Name another folder.')
+    user_files.report_ignored(finder.ignored, name)
     yield from below
 
 
@@ -76,7 +81,7 @@ def check_exist(paths: Sequence[str]) -> None:
     UserError: none of them exists.
   """
   missing = [path for path in paths if not os.path.exists(path)]
-  named = ', '.join(missing[:SHOWN]) + (f' and {len(missing) - SHOWN:,} more' if len(missing) > SHOWN else '')
+  named = ', '.join(missing[:_SHOWN]) + (f' and {len(missing) - _SHOWN:,} more' if len(missing) > _SHOWN else '')
   if missing and len(missing) == len(paths):
     raise UserError(f'{named}: expected image files or folders of images, got no such file. Check the paths.')
   if missing:

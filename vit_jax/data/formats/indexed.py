@@ -18,15 +18,14 @@ from vit_jax.config import schema
 from vit_jax.core import documents, failures
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data import index, storage
-from vit_jax.data.files.user_files import Rules
+from vit_jax.data import index, splits, storage
 from vit_jax.data.formats.shards import Files, Listed
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.index import Index
 from vit_jax.data.labels import classes
 from vit_jax.data.source import UNLABELED, Record, Rows, Source, first_label, take
-from vit_jax.data.sources import splits
 from vit_jax.data.storage import Span
+from vit_jax.data.user_files import Rules
 
 log = logging.getLogger('vit_jax.data')
 

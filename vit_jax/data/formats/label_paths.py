@@ -1,7 +1,9 @@
 """The images that a label file names: paths below its folder, as other systems and programs write them, too.
 
-A path that is not there may have backslashes, no extension, or another Unicode form than the file system. It is an
+A path that does not exist may have backslashes, no extension, or another Unicode form than the file system. It is an
 image if exactly one file fits. Links are resolved once for each folder, as a list may have millions of files.
+
+`label_files.py` makes an `Inside` for each label file and calls `find` for each line, and `cause` if no image is found.
 """
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from vit_jax.core import documents, failures
-from vit_jax.data.files import image_files, user_files
-from vit_jax.data.files.user_files import Rules
+from vit_jax.data import user_files
 from vit_jax.data.labels import classes
+from vit_jax.data.user_files import Rules
 
 _MISSING = 'which does not exist'
-_MOST_FOLDERS = 200  # in which a missing image is looked for
+_MOST_FOLDERS = 200  # in which `cause` looks for a missing image
 _SHOWN = 5
 
 
@@ -29,27 +31,26 @@ class Found(NamedTuple):
 
 
 class Inside:
-  """The files below a folder."""
+  """The files below the folder `root`."""
 
   def __init__(self, root: str, rules: Rules) -> None:
     self.root, self.rules, self._base = root, rules, os.path.realpath(root)
-    self._leads_out: dict[str, bool] = {}
+    self._is_folder_outside = functools.cache(self._is_outside)
     self._names = functools.lru_cache(64)(self._read_names)
 
   def find(self, image: str) -> Found | str:
     """Returns the file that a path names, or why it is not read."""
     if not user_files.is_below(image):
       return 'which is not a path inside of the folder'
-    size = self._size(image)
-    if size != _MISSING:
-      return size if isinstance(size, str) else Found(image, size)
-    fitting = self._fitting(image.replace('\\', '/')) if '\0' not in image else []
-    if len(fitting) > 1:
-      return f'which may be {documents.listed(fitting, _SHOWN)}'
-    path = fitting[0] if fitting else ''
-    if not path or not user_files.is_below(path) or isinstance(size := self._size(path), str):
-      return size if path else _MISSING
-    return Found(path, size)
+    path, size = image, self._size(image)
+    if size == _MISSING:
+      fitting = self._fitting(image.replace('\\', '/'))
+      if len(fitting) > 1:
+        return f'which may be {documents.listed(fitting, _SHOWN)}'
+      if not fitting or not user_files.is_below(fitting[0]):
+        return _MISSING
+      path, size = fitting[0], self._size(fitting[0])
+    return size if isinstance(size, str) else Found(path, size)
 
   def cause(self, missing: Sequence[Sequence[str]]) -> str:
     """Returns why none of some listed images is found, and what to do; `missing` has the cells of their lines."""
@@ -61,45 +62,45 @@ class Inside:
     for image in images:
       base = image.replace('\\', '/').rpartition('/')[2]
       for folder in self._folders() if base else ():
-        found = next(iter(self._named(folder, base) or self._named(folder, os.path.splitext(base)[0])), '')
-        if found:
-          return (f'{documents.shown(os.path.join(folder, found))} is there. Write paths relative to {self.root}, '
+        name = next(iter(self._named(folder, base) or self._named(folder, os.path.splitext(base)[0])), '')
+        if name:
+          return (f'{documents.shown(os.path.join(folder, name))} is there. Write paths relative to {self.root}, '
                   'with the extensions of the files.')
-    there = sorted(os.listdir(self.root))
-    return f'{self.root} has {documents.listed(there, _SHOWN)}. Write paths of images relative to this folder.'
+    names = sorted(os.listdir(self.root))
+    return f'{self.root} has {documents.listed(names, _SHOWN)}. Write paths of images relative to this folder.'
 
   def _size(self, image: str) -> int | str:
     """Returns the size of a file in bytes, or why it is not read."""
     path, is_outside = os.path.join(self.root, image), False
     try:
-      found = os.lstat(path)
-      if stat.S_ISLNK(found.st_mode):
-        is_outside = not self.rules.follow_links and user_files.leads_out(path, self._base)
-        found = os.stat(path)
+      status = os.lstat(path)
+      if stat.S_ISLNK(status.st_mode):
+        status, is_outside = os.stat(path), self._is_outside(path)
     except (FileNotFoundError, NotADirectoryError, ValueError):
       return _MISSING
     except OSError as error:
       if failures.is_temporary(error):
         raise failures.unreadable(error, path) from error
       return f'which cannot be read: "{error.strerror or error}"'
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
       return 'which is not a file'
-    folder = os.path.dirname(path)
-    if folder not in self._leads_out:
-      self._leads_out[folder] = not self.rules.follow_links and user_files.leads_out(folder, self._base)
-    if is_outside or self._leads_out[folder]:
+    if is_outside or self._is_folder_outside(os.path.dirname(path)):
       return f'a link out of the folder (to read it, {user_files.FOLLOW})'
-    return found.st_size
+    return status.st_size
+
+  def _is_outside(self, path: str) -> bool:
+    """Returns whether a path leads out of the folder by a link that may not be followed."""
+    return not self.rules.follow_links and user_files.leads_out(path, self._base)
 
   def _fitting(self, image: str) -> list[str]:
     """Returns the paths that fit one whose names are in another form; none if a folder leads out of the root."""
     *folders, base = os.path.normpath(image).split('/')
     path = ''
-    for name in folders:
-      found = self._names(path).get(classes.composed(name), [])
-      if len(found) != 1:
+    for folder in folders:
+      names = self._names(path).get(classes.composed(folder), [])
+      if len(names) != 1:
         return []
-      path = os.path.join(path, found[0])
+      path = os.path.join(path, names[0])
     return [os.path.join(path, name) for name in self._named(path, base)]
 
   def _named(self, folder: str, base: str) -> list[str]:
@@ -109,26 +110,26 @@ class Inside:
 
   def _read_names(self, folder: str) -> dict[str, list[str]]:
     """Returns the names in a folder by their composed form, and those of images also without extension, but its dot."""
-    path, found = os.path.join(self.root, folder), dict[str, list[str]]()
-    if not self.rules.follow_links and user_files.leads_out(path, self._base):
-      return found
+    path, by_form = os.path.join(self.root, folder), dict[str, list[str]]()
+    if self._is_outside(path):
+      return by_form
     try:
       names = os.listdir(path)
     except OSError:  # the path that was listed is missing, too
-      return found
+      return by_form
     for name in names:
       stem, extension = os.path.splitext(name)
-      found.setdefault(classes.composed(name), []).append(name)
-      if extension.lower() in image_files.EXTENSIONS:
-        found.setdefault(f'{classes.composed(stem)}.', []).append(name)
-    return found
+      by_form.setdefault(classes.composed(name), []).append(name)
+      if extension.lower() in user_files.EXTENSIONS:
+        by_form.setdefault(f'{classes.composed(stem)}.', []).append(name)
+    return by_form
 
   def _folders(self) -> list[str]:
     """Returns the first folders below the root, relative to it, and the root itself, as ''."""
-    found = []
+    folders = []
     for folder, below, _ in os.walk(self.root):
       below[:] = sorted(name for name in below if not name.startswith('.'))
-      found.append(os.path.relpath(folder, self.root).removeprefix('.').lstrip('/'))
-      if len(found) == _MOST_FOLDERS:
+      folders.append(os.path.relpath(folder, self.root).removeprefix('.').lstrip('/'))
+      if len(folders) == _MOST_FOLDERS:
         break
-    return found
+    return folders

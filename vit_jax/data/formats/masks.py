@@ -3,6 +3,9 @@
 In a folder the images are `PATH/images/[train|val|test/]…/NAME.jpg`, their masks `PATH/masks/…/NAME.png` with the same
 relative name (or `PATH/annotations/…`, as ADE20K has it), and `PATH/classes.txt`, if it exists, has the name of a class
 a line. Of a dataset prepared by TFDS, the mask is the image feature that is not `image`.
+
+`data/opening.py` calls `opener`. Each `Record` has the encoded mask; `image/masks.py` decodes it and numbers its
+classes from `first_class` on.
 """
 from __future__ import annotations
 
@@ -15,14 +18,13 @@ from typing import NamedTuple
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import access, image_files, user_files
-from vit_jax.data.files.user_files import OWN, Rules
+from vit_jax.data import splits, user_files
 from vit_jax.data.formats import example, tfds
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.image.masks import EXTENSIONS, BadMask
 from vit_jax.data.labels import classes
 from vit_jax.data.source import Record, Rows, Source
-from vit_jax.data.sources import splits
+from vit_jax.data.user_files import OWN, Rules
 
 log = logging.getLogger('vit_jax.data')
 
@@ -52,14 +54,14 @@ class FolderMasks(Rows):
   def __init__(self, root: str, pairs: Sequence[tuple[str, str]], *, name: str, class_names: tuple[str, ...],
                rules: Rules = OWN) -> None:
     self.name, self.class_names, self._root, self._pairs, self._rules = name, class_names, root, tuple(pairs), rules
-    sizes = [(*pair, *(os.path.getsize(os.path.join(root, one)) for one in pair)) for pair in pairs]
+    sizes = [(*pair, *(os.path.getsize(os.path.join(root, path)) for path in pair)) for pair in pairs]
     self.digest = hashlib.sha256(repr((sizes, class_names)).encode(errors='surrogateescape')).hexdigest()
 
   def __len__(self) -> int:
     return len(self._pairs)
 
   def example(self, row: int) -> Record:
-    image = user_files.read_image(self.describe(row), self._rules.max_bytes)
+    image = user_files.read_image(self.path(row), self._rules.max_bytes)
     try:
       return Record(image, mask=user_files.read_image(self.describe_mask(row), self._rules.max_bytes))
     except BadImage as error:
@@ -68,15 +70,15 @@ class FolderMasks(Rows):
   def labels(self, row: int) -> tuple[int, ...]:
     return ()
 
-  def path(self, index: int) -> str:
-    return os.path.join(self._root, self._pairs[index][0])
+  def path(self, row: int) -> str:
+    return os.path.join(self._root, self._pairs[row][0])
 
   def describe(self, row: int) -> str:
     return self.path(row)
 
-  def describe_mask(self, index: int) -> str:
+  def describe_mask(self, row: int) -> str:
     """Returns the path of the mask."""
-    return os.path.join(self._root, self._pairs[index][1])
+    return os.path.join(self._root, self._pairs[row][1])
 
 
 class TfdsMasks(tfds.Stored):
@@ -88,15 +90,15 @@ class TfdsMasks(tfds.Stored):
     self._mask = mask
 
   def example(self, row: int) -> Record:
-    found = self.features(row)
-    return Record(example.encoded(found, 'image'), mask=example.encoded(found, self._mask))
+    features = self.features(row)
+    return Record(example.encoded(features, 'image'), mask=example.encoded(features, self._mask))
 
   def labels(self, row: int) -> tuple[int, ...]:
     return ()
 
-  def describe_mask(self, index: int) -> str:
+  def describe_mask(self, row: int) -> str:
     """Returns the name of the mask."""
-    return f'{self.describe(index)}, {self._mask}'
+    return f'{self.describe(row)}, {self._mask}'
 
 
 def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
@@ -112,20 +114,21 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
   rules = Rules.of(data)
   kind, _, name = where.partition(':')
   if kind == 'tfds' and name:
-    return _open_tfds(name, data_dir=data.data_dir, mask_column=data.label_column, rules=rules)
-  root = access.resolve(where, 'masks:PATH')
+    return _open_tfds(name, data, rules)
+  root = user_files.resolve(where, 'masks:PATH')
   if not os.path.isdir(os.path.join(root, 'images')):
     raise UserError(f'{root}: expected {LAYOUT}, got no folder images. Set masks:PATH.')
-  found = {_SPLITS[name.lower()]: name for name in os.listdir(os.path.join(root, 'images')) if name.lower() in _SPLITS}
+  folders = {_SPLITS[name.lower()]: name for name in os.listdir(os.path.join(root, 'images'))
+             if name.lower() in _SPLITS}
 
   @functools.cache
   def open_named(split: str) -> Source:
-    name = (found[splits.resolve(split, found, source=f'masks:{root}')] if found else
+    name = (folders[splits.resolve(split, folders, source=f'masks:{root}')] if folders else
             splits.resolve_part(split, source=f'masks:{root}'))
-    pairs = _list(root, name if found else '', rules)
+    pairs = _list(root, name if folders else '', rules)
     order = splits.scattered((os.fsencode(image) for image, _ in pairs), len(pairs),
-                             seed=0 if found else data.holdout_seed).tolist()
-    if not found and name != splits.ALL:
+                             seed=0 if folders else data.holdout_seed).tolist()
+    if not folders and name != splits.ALL:
       num = max(1, round(data.holdout * len(order)))
       if num >= len(order):
         raise UserError(f'{root}: expected at least two images, so that data.holdout={data.holdout} leaves some to '
@@ -142,7 +145,7 @@ def _list(root: str, split: str, rules: Rules) -> list[tuple[str, str]]:
   Raises:
     UserError: there are no images, or one has no mask.
   """
-  images = _by_name(root, os.path.join('images', split), image_files.EXTENSIONS, rules)
+  images = _by_name(root, os.path.join('images', split), user_files.EXTENSIONS, rules)
   folder = next((name for name in MASKS if os.path.isdir(os.path.join(root, name, split))), MASKS[0])
   masks = _by_name(root, os.path.join(folder, split), EXTENSIONS, rules)
   if not images:
@@ -166,13 +169,13 @@ def _by_name(root: str, folder: str, extensions: Sequence[str], rules: Rules) ->
   found: dict[str, str] = {}
   if not os.path.isdir(os.path.join(root, folder)):
     return found
-  finder = image_files.Finder(rules)
-  for file in finder.find(root, folder.rstrip('/')):
-    name, extension = os.path.splitext(os.path.relpath(file.path, folder))
-    if extension.lower() in extensions and found.setdefault(name, file.path) != file.path:
+  finder = user_files.Finder(rules)
+  for path in finder.find(root, folder.rstrip('/')):
+    name, extension = os.path.splitext(os.path.relpath(path, folder))
+    if extension.lower() in extensions and found.setdefault(name, path) != path:
       raise UserError(f'{os.path.join(root, folder)}: expected one file of each name, got {found[name]} and '
-                      f'{file.path}. Remove or rename one of them.')
-  image_files.report(finder.ignored, os.path.join(root, folder))
+                      f'{path}. Remove or rename one of them.')
+  user_files.report_ignored(finder.ignored, os.path.join(root, folder))
   return found
 
 
@@ -185,21 +188,16 @@ def _class_names(root: str, rules: Rules) -> tuple[str, ...]:
   return classes.read(path, setting='classes.txt')
 
 
-def _open_tfds(name: str, *, data_dir: str, mask_column: str, rules: Rules) -> Callable[[str], Source]:
-  folder = tfds.find(name, data_dir=data_dir)
+def _open_tfds(name: str, data: schema.Data, rules: Rules) -> Callable[[str], Source]:
+  folder, wanted = tfds.find(name, data_dir=data.data_dir), data.label_column
 
   @functools.cache
   def open_named(split: str) -> Source:
     dataset = tfds.read(folder, rules)
-    found = splits.resolve(split, dataset.splits, source=f'masks:tfds:{name}')
-    return TfdsMasks(dataset, found, mask=_mask_column(dataset.images, folder, mask_column))
+    split = splits.resolve(split, dataset.splits, source=f'masks:tfds:{name}')
+    others = [feature for feature in dataset.images if feature != 'image']
+    if 'image' not in dataset.images or wanted not in ('', *others) or not (wanted or len(others) == 1):
+      raise UserError(f'{folder}: expected the features image and {wanted or "one other with the mask"}, got '
+                      f'{", ".join(dataset.images) or "none"}. Set data.label_column to the feature with the masks.')
+    return TfdsMasks(dataset, split, mask=wanted or others[0])
   return open_named
-
-
-def _mask_column(images: Sequence[str], folder: str, wanted: str) -> str:
-  """Returns the feature with the masks."""
-  others = [name for name in images if name != 'image']
-  if 'image' not in images or wanted not in ('', *others) or not (wanted or len(others) == 1):
-    raise UserError(f'{folder}: expected the features image and {wanted or "one other with the mask"}, got '
-                    f'{", ".join(images) or "none"}. Set data.label_column to the feature with the masks.')
-  return wanted or others[0]

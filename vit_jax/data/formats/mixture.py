@@ -1,10 +1,12 @@
 """`mix:0.7*folder:A,0.3*tfds:B`: several sources as one, in given shares.
 
 The source at each position is a pure function of (seed, position), like all of the order. Positions are grouped into
-rounds of 1,000; in each round source k has exactly its share of the places, in a random order of this round. So the
+rounds of 1,000; in each round source k has exactly its share of the positions, in a random order of this round. So the
 count of source k at any position is known without the rounds before it, and each source is visited in its own
 permutations, each of its examples once per pass, for any sizes. An epoch of a mixture has as many examples as its
 sources together.
+
+`data/opening.py` calls `parse`, opens each source, and calls `mix`. The loader calls `Mixture.visit` for the order.
 """
 from __future__ import annotations
 
@@ -47,8 +49,8 @@ def parse(text: str) -> list[Weighted]:
   if len(matches) < 2 or not all(matches):
     raise UserError(f'data.source: expected {FORM}, got mix:{text}. '
                     'Write each source as WEIGHT*SOURCE, with commas between them.')
-  terms = [Weighted(float(m['weight']), m['source']) for m in matches if m]
-  total = sum(t.weight for t in terms)
+  terms = [Weighted(float(match['weight']), match['source']) for match in matches if match]
+  total = sum(term.weight for term in terms)
   for term in terms:
     if term.source.startswith('mix:'):
       raise UserError(f'data.source: expected all sources of a mixture in one list, got {term.source!r} inside of it. '
@@ -68,22 +70,23 @@ class Visit:
   seed: int
 
   def __call__(self, positions: HostArray) -> HostArray:
-    rounds, places = np.divmod(np.asarray(positions, np.int64), ROUND)
-    chosen, nth, indexes = np.empty_like(places), np.empty_like(places), np.empty_like(places)
+    """Returns the rows of the mixture at positions of the order, `[N] i64`."""
+    rounds, in_round = np.divmod(np.asarray(positions, np.int64), ROUND)
+    source, count, rows = np.empty_like(in_round), np.empty_like(in_round), np.empty_like(in_round)
     for number in np.unique(rounds):
-      here = rounds == number
+      is_here = rounds == number
       sources, counts = self._round(int(number))
-      chosen[here], nth[here] = sources[places[here]], counts[places[here]]
+      source[is_here], count[is_here] = sources[in_round[is_here]], counts[in_round[is_here]]
     for k, visit in enumerate(self.visits):
-      own = chosen == k
-      indexes[own] = visit(nth[own]) + sum(self.sizes[:k])
-    return indexes
+      is_of_k = source == k
+      rows[is_of_k] = visit(count[is_of_k]) + sum(self.sizes[:k])
+    return rows
 
   def _round(self, number: int) -> tuple[HostArray, HostArray]:
-    """Returns for each place of a round its source, and the number of its examples before: `[ROUND] i64`."""
+    """Returns for each position of a round its source, and how many examples of it were before: `[ROUND] i64`."""
     keys = streams.words(Stream.MIXTURE, self.seed, number, num=order.ROUNDS)
-    slots = order.permute(np.arange(ROUND), size=ROUND, keys=keys)
-    sources = np.repeat(np.arange(len(self.shares)), self.shares)[slots]
+    permuted = order.permute(np.arange(ROUND), size=ROUND, keys=keys)
+    sources = np.repeat(np.arange(len(self.shares)), self.shares)[permuted]
     counts = np.empty_like(sources)
     for k, share in enumerate(self.shares):
       counts[sources == k] = number * share + np.arange(share)
@@ -96,16 +99,16 @@ class Mixture(Parts):
   def __init__(self, sources: Sequence[Source], weights: Sequence[float], *, name: str,
                class_names: tuple[str, ...], labels: Sequence[Sequence[int]]) -> None:
     """Takes for each source its weight, and `labels [C]`: the numbers of its classes here."""
-    super().__init__([Part(s, labels=tuple(x)) for s, x in zip(sources, labels, strict=True)], name=name,
-                     class_names=class_names)
-    self.shares, self._sizes = shares(weights), tuple(len(s) for s in sources)
+    super().__init__([Part(source, labels=tuple(numbers)) for source, numbers in zip(sources, labels, strict=True)],
+                     name=name, class_names=class_names)
+    self.shares, self._sizes = shares(weights), tuple(map(len, sources))
     self.digest = hashlib.sha256(f'{self.digest} {self.shares} {class_names}'.encode()).hexdigest()
 
   def visit(self, seed: int, batch_size: int) -> Visit:
     """Returns the order of training."""
     seeds = streams.seeds(Stream.MIXTURE, seed, num=len(self.parts))
-    visits = tuple(windows.visit(part.source, own, max(1, batch_size * share // ROUND))
-                   for part, own, share in zip(self.parts, seeds, self.shares, strict=True))
+    visits = tuple(windows.visit(part.source, source_seed, max(1, batch_size * share // ROUND))
+                   for part, source_seed, share in zip(self.parts, seeds, self.shares, strict=True))
     return Visit(visits, self._sizes, self.shares, seed)
 
 
@@ -116,13 +119,13 @@ def mix(sources: Sequence[Source], weights: Sequence[float], *, name: str, separ
 
 
 def shares(weights: Sequence[float]) -> tuple[int, ...]:
-  """Returns the places of each source in a round: integers nearest to the weights, with the sum `ROUND`."""
+  """Returns the examples of each source in a round: integers nearest to the weights, with the sum `ROUND`."""
   exact = np.array(weights, np.float64) / sum(weights) * ROUND
-  found = np.maximum(1, np.floor(exact)).astype(np.int64)
-  for place in np.argsort(found - exact, kind='stable')[:ROUND - found.sum()]:
-    found[place] += 1
-  found[np.argmax(found)] += ROUND - found.sum()
-  return tuple(found.tolist())
+  counts = np.maximum(1, np.floor(exact)).astype(np.int64)
+  for k in np.argsort(counts - exact, kind='stable')[:ROUND - counts.sum()]:
+    counts[k] += 1
+  counts[np.argmax(counts)] += ROUND - counts.sum()
+  return tuple(counts.tolist())
 
 
 def join_classes(sources: Sequence[Source], *, separate: bool) -> tuple[tuple[str, ...], list[list[int]]]:
@@ -143,10 +146,10 @@ def join_classes(sources: Sequence[Source], *, separate: bool) -> tuple[tuple[st
         raise UserError(f'classes of {source.name}: expected those of {sources[0].name}, got {len(odd)} that only one '
                         f'of them has, such as {", ".join(sorted(odd)[:5])}. Use sources with equal classes, or set '
                         'data.mix_classes=separate, which numbers the classes of each source after the others.')
-    numbers = {name: i for i, name in enumerate(first)}
-    return first, [[numbers[n] for n in s.class_names] for s in sources]
-  names = [(k, n) for k, s in enumerate(sources) for n in s.class_names]
-  often = collections.Counter(n for _, n in names)
-  joined = tuple(f'{n} ({k + 1})' if often[n] > 1 else n for k, n in names)
-  starts = np.cumsum([0] + [len(s.class_names) for s in sources]).tolist()
+    numbers = {name: number for number, name in enumerate(first)}
+    return first, [[numbers[name] for name in source.class_names] for source in sources]
+  names = [(k, name) for k, source in enumerate(sources) for name in source.class_names]
+  counts = collections.Counter(name for _, name in names)
+  joined = tuple(f'{name} ({k + 1})' if counts[name] > 1 else name for k, name in names)
+  starts = np.cumsum([0] + [len(source.class_names) for source in sources]).tolist()
   return joined, [list(range(start, stop)) for start, stop in itertools.pairwise(starts)]

@@ -25,9 +25,7 @@ from vit_jax.config import schema
 from vit_jax.core import documents
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data import index, storage
-from vit_jax.data.files import user_files
-from vit_jax.data.files.user_files import Rules
+from vit_jax.data import index, storage, user_files
 from vit_jax.data.formats import indexed, parquet_columns, parquet_files, shards
 from vit_jax.data.formats.indexed import Classes, IndexedSource
 from vit_jax.data.formats.parquet_columns import Columns
@@ -37,6 +35,7 @@ from vit_jax.data.index import Index
 from vit_jax.data.source import UNLABELED, Record, RowGroups, Source
 from vit_jax.data.storage import Span
 from vit_jax.data.text import stored
+from vit_jax.data.user_files import Rules
 
 log = logging.getLogger('vit_jax.data')
 

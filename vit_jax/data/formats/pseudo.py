@@ -5,6 +5,9 @@ one position. Images whose highest probability reaches `threshold` are kept. Wit
 many: its most certain images, repeated if there are too few. The kept images have a fixed share of the training
 batches; the targets of each are the probabilities of its answer, normalized to a sum of 1. The target of a labeled
 image is its class. Both are augmented by the same recipe.
+
+`data/opening.py` calls `add` after it has opened the labeled and the unlabeled images. `jobs/teacher_labels.py` has
+written the answers before. The loader adds the targets to batches by `PseudoLabeled.extra`.
 """
 from __future__ import annotations
 
@@ -19,13 +22,12 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError, redacted
 from vit_jax.core.types import HostArray
-from vit_jax.data import answers
+from vit_jax.data import answers, user_files
 from vit_jax.data.answers import Answers
-from vit_jax.data.files import access
-from vit_jax.data.files.user_files import OWN, Rules
 from vit_jax.data.formats.mixture import Mixture
-from vit_jax.data.orientation import is_own
+from vit_jax.data.orientation import has_own_files
 from vit_jax.data.source import Record, Rows, Source, read_one
+from vit_jax.data.user_files import OWN, Rules
 
 log = logging.getLogger('vit_jax.data')
 
@@ -41,7 +43,7 @@ class TeacherLabeled(Rows):
 
   @property
   def own_files(self) -> bool:
-    return is_own(self._source)
+    return has_own_files(self._source)
 
   def __len__(self) -> int:
     return len(self.rows)
@@ -59,11 +61,12 @@ class TeacherLabeled(Rows):
 class PseudoLabeled(Mixture):
   """Labeled images, followed by those that a teacher has labeled."""
 
-  def __init__(self, own: Source, taught: TeacherLabeled, *, share: float, teacher_answers: Answers) -> None:
-    numbers = range(len(own.class_names))
-    super().__init__((own, taught), (1. - share, share), name=f'{own.name} and {taught.name}',
-                     class_names=own.class_names, labels=(numbers, numbers))
-    self.num_own, self.rows = len(own), taught.rows
+  def __init__(self, labeled: Source, taught: TeacherLabeled, *, share: float, teacher_answers: Answers) -> None:
+    """Takes both sources, and the share of `taught` in training batches."""
+    numbers = range(len(labeled.class_names))
+    super().__init__((labeled, taught), (1. - share, share), name=f'{labeled.name} and {taught.name}',
+                     class_names=labeled.class_names, labels=(numbers, numbers))
+    self.num_own, self.rows = len(labeled), taught.rows
     self._folder, self._rules = teacher_answers.folder, teacher_answers.rules
     self.digest = hashlib.sha256(f'{self.digest} {teacher_answers.info}'.encode()).hexdigest()
 
@@ -73,28 +76,29 @@ class PseudoLabeled(Mixture):
     return answers.Extra(Answers(self._folder, self._rules), rows)
 
 
-def add(own: Source, unlabeled: Source, settings: schema.Pseudo, rules: Rules = OWN) -> PseudoLabeled:
-  """Returns the training source `own` together with the images of `unlabeled` that the teacher has labeled.
+def add(labeled: Source, unlabeled: Source, settings: schema.Pseudo, rules: Rules = OWN) -> PseudoLabeled:
+  """Returns the training source `labeled` together with the images of `unlabeled` that the teacher has labeled.
 
   Raises:
     UserError: the answers are missing, or of other images or another teacher; or no image is selected.
   """
-  folder = pathlib.Path(access.resolve(settings.labels, 'data.pseudo.labels'))
+  folder = pathlib.Path(user_files.resolve(settings.labels, 'data.pseudo.labels'))
   if not (folder / answers.INFO).is_file():
     raise UserError(f'data.pseudo.labels: expected a folder of label maps, got {folder}, which has none yet. They are '
                     'written when training starts.')
   teacher_answers = Answers(folder, rules)
   answers.check(teacher_answers.info, {
       'digest': unlabeled.digest, 'num_examples': len(unlabeled), 'top': settings.top,
-      'num_classes': len(own.class_names), 'grid': (1, 1), 'scores': answers.PROBABILITIES}, folder=folder)
+      'num_classes': len(labeled.class_names), 'grid': (1, 1), 'scores': answers.PROBABILITIES}, folder=folder)
   made = teacher_answers.info.made
   if (teacher := redacted(settings.teacher)) != made.get('teacher'):
     raise UserError(f'data.pseudo.labels: expected labels of data.pseudo.teacher={teacher}, got those of '
                     f'{made.get("teacher")} in {folder}. Set another folder.')
-  classes = classes_digest(own.class_names)
+  classes = classes_digest(labeled.class_names)
   if made.get('classes', classes) != classes:  # earlier versions did not write them
-    raise UserError(f'data.pseudo.labels: expected labels for the {len(own.class_names):,} classes of {own.name} in '
-                    f'this order, got those for other names or another order in {folder}. Set another folder.')
+    raise UserError(f'data.pseudo.labels: expected labels for the {len(labeled.class_names):,} classes of '
+                    f'{labeled.name} in this order, got those for other names or another order in {folder}. Set '
+                    'another folder.')
   classes_S, scores_S = teacher_answers.surest()
   if not scores_S.any():
     raise UserError(f'data.pseudo.source: expected images that the teacher can label, got {len(unlabeled):,} in '
@@ -106,9 +110,9 @@ def add(own: Source, unlabeled: Source, settings: schema.Pseudo, rules: Rules = 
                     f'{len(unlabeled):,} images of {unlabeled.name}, got {settings.threshold}. Set a lower one.')
   log.info('%s of the %s images of %s are selected, of %d of the %d classes; training uses %s, with copies.',
            f'{len(np.unique(rows)):,}', f'{len(unlabeled):,}', unlabeled.name, len(np.unique(classes_S[rows])),
-           len(own.class_names), f'{len(rows):,}')
-  taught = TeacherLabeled(unlabeled, rows, classes_S[rows].astype(np.int32), class_names=own.class_names)
-  return PseudoLabeled(own, taught, share=settings.share, teacher_answers=teacher_answers)
+           len(labeled.class_names), f'{len(rows):,}')
+  taught = TeacherLabeled(unlabeled, rows, classes_S[rows].astype(np.int32), class_names=labeled.class_names)
+  return PseudoLabeled(labeled, taught, share=settings.share, teacher_answers=teacher_answers)
 
 
 def classes_digest(class_names: Sequence[str]) -> str:

@@ -15,10 +15,8 @@ from typing import NamedTuple
 
 from vit_jax.core import documents, failures
 from vit_jax.core.errors import UserError
-from vit_jax.data import storage
-from vit_jax.data.files import access, user_files
-from vit_jax.data.files.user_files import Rules
-from vit_jax.data.sources import splits
+from vit_jax.data import splits, storage, user_files
+from vit_jax.data.user_files import Rules
 
 SPLIT = '{split}'
 _MOST_FILES = 1_000_000
@@ -60,7 +58,7 @@ def find(where: str, extension: str, *, kind: str, rules: Rules,
     UserError: no file, or one that a range names, exists; a file is outside of the folder; or its split is not clear.
     TemporaryError: object storage fails.
   """
-  path = access.locate(where, f'{kind}:PATH')
+  path = user_files.locate(where, f'{kind}:PATH')
   wild = _WILD.search(path)
   start = path[:wild.start()] if wild else path
   try:

@@ -25,9 +25,7 @@ from vit_jax.config import schema
 from vit_jax.core import documents, failures
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data import index, storage
-from vit_jax.data.files import access, compression, user_files
-from vit_jax.data.files.user_files import Rules
+from vit_jax.data import index, storage, user_files
 from vit_jax.data.formats import indexed, shards
 from vit_jax.data.formats.indexed import IndexedSource
 from vit_jax.data.formats.shards import Files, Listed
@@ -37,6 +35,7 @@ from vit_jax.data.index import Counts, Index, Labels
 from vit_jax.data.source import UNLABELED, Source
 from vit_jax.data.storage import Window
 from vit_jax.data.text import stored
+from vit_jax.data.user_files import Rules
 
 EXTENSIONS = frozenset(ending[1:].encode() for one in headers.FORMATS.values() for ending in one.extensions)
 """Extensions of members that are images."""
@@ -191,7 +190,7 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
 
 def find(where: str, rules: Rules) -> Listed:
   """Returns the tar files of a pattern or folder; see `shards.find`."""
-  path = access.locate(where, 'wds:PATH')
+  path = user_files.locate(where, 'wds:PATH')
   if path.endswith(_COMPRESSED):
     raise UserError(f'wds:{where}: expected tar files that are not compressed, which can be read at random, got '
                     f'{os.path.basename(path)}. Decompress them: images are compressed already.')
@@ -353,7 +352,7 @@ def _members(path: str, window: Window, ignored: Counts) -> Iterator[Member]:
     kind, size = header[156:157], _number(header[124:136])
     if not _is_header(header) or size is None or size < 0:
       raise _damaged(path, window, place, 'one that is damaged' if place else
-                     compression.describe(header) or 'no header')
+                     storage.describe_compression(header) or 'no header')
     data = place + _BLOCK
     if kind not in _KINDS and not window.holds(data + size):
       raise _damaged(path, window, place, 'one that is truncated')

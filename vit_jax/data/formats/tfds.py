@@ -17,13 +17,12 @@ from vit_jax.config import schema
 from vit_jax.core import documents, failures
 from vit_jax.core.documents import Field
 from vit_jax.core.errors import UserError
-from vit_jax.data.files import access, user_files
-from vit_jax.data.files.user_files import OWN, Rules
+from vit_jax.data import splits, user_files
 from vit_jax.data.formats import archives, array_record, example, tfrecord
 from vit_jax.data.labels import classes
 from vit_jax.data.source import UNKNOWN, UNLABELED, Record, Rows, Source, first_label
-from vit_jax.data.sources import splits
 from vit_jax.data.text import stored
+from vit_jax.data.user_files import OWN, Rules
 
 INFO, FEATURES = 'dataset_info.json', 'features.json'
 _VERSION = re.compile(r'\d+\.\d+\.\d+')
@@ -195,7 +194,7 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
 def data_folder(data_dir: str) -> str:
   """Returns the folder of prepared datasets: `data_dir`, or for '' $TFDS_DATA_DIR, or ~/tensorflow_datasets."""
   data_dir = data_dir or os.environ.get('TFDS_DATA_DIR', '') or os.path.join('~', 'tensorflow_datasets')
-  return access.resolve(data_dir, 'data_dir, the folder of TFDS datasets')
+  return user_files.resolve(data_dir, 'data_dir, the folder of TFDS datasets')
 
 
 def find(name: str, *, data_dir: str) -> str:

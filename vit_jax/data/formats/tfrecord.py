@@ -29,9 +29,7 @@ from vit_jax.config import schema
 from vit_jax.core import documents, failures, lazy
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data import index, storage
-from vit_jax.data.files import access, compression
-from vit_jax.data.files.user_files import Rules
+from vit_jax.data import index, storage, user_files
 from vit_jax.data.formats import example, indexed, shards
 from vit_jax.data.formats.example import BadRecord
 from vit_jax.data.formats.indexed import IndexedSource
@@ -40,6 +38,7 @@ from vit_jax.data.index import Counts, Index, Labels
 from vit_jax.data.source import UNLABELED, Source
 from vit_jax.data.storage import Span, Window
 from vit_jax.data.text import stored
+from vit_jax.data.user_files import Rules
 
 if TYPE_CHECKING:
   import google_crc32c
@@ -151,7 +150,7 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
     UserError: there are no such files, they are compressed, or (when opening) damaged, or of other features.
   """
   del image_px
-  if access.locate(where, 'tfrecord:PATH').endswith(_COMPRESSED):
+  if user_files.locate(where, 'tfrecord:PATH').endswith(_COMPRESSED):
     raise UserError(f'tfrecord:{where}: expected TFRecord files that are not compressed, which can be read at random, '
                     f'got {os.path.basename(where)}. Decompress them: images are compressed already.')
   listed = shards.find(where, '.tfrecord, .tfrecords, .tfrec or -00000-of-00001', kind='tfrecord',
@@ -240,7 +239,8 @@ def _frames(path: str, window: Window) -> Iterator[tuple[int, int]]:
     if len(header) < _HEADER:
       got = 'one that is truncated'
     elif mask(header[:8]) != header[8:]:
-      got = 'a length that does not match its checksum' if place else compression.describe(header) or 'no record'
+      got = ('a length that does not match its checksum' if place else
+             storage.describe_compression(header) or 'no record')
     elif not window.holds(offset + size + _FOOTER):
       got = 'one that is truncated'
     if got:

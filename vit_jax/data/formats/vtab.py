@@ -8,6 +8,8 @@ rules are those of the authors' `task_adaptation`. The splits of the source are
 
 Records are read in the order of the files, without TensorFlow. Their features are lists by path: a sequence of n
 positions `[n, 3]` is `objects/location` with 3 n numbers.
+
+`data/opening.py` calls `opener` with the name of a task. `TASKS` and `SETS` are the published definitions as data.
 """
 from __future__ import annotations
 
@@ -21,12 +23,12 @@ import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.data.files.user_files import OWN, Rules
+from vit_jax.data import splits
 from vit_jax.data.formats import example, tfds
 from vit_jax.data.formats.example import Values
 from vit_jax.data.image import decode
 from vit_jax.data.source import Part, Parts, Record, Source
-from vit_jax.data.sources import splits
+from vit_jax.data.user_files import OWN, Rules
 from vit_jax.recipes import vtab
 
 NUM_TRAIN, NUM_VAL = 800, 200
@@ -217,13 +219,18 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
   """
   del image_px
   task, rules = find(where), Rules.of(data)
-  own = SETS[task.dataset]
+  definition = SETS[task.dataset]
   try:
     folder = tfds.find(task.dataset, data_dir=data.data_dir)
   except UserError as error:
     if 'is not prepared' not in str(error):
       raise
-    raise UserError(how_to_get(task, own, tfds.data_folder(data.data_dir))) from None
+    data_dir = tfds.data_folder(data.data_dir)
+    steps = [f'{definition.manual} into {os.path.join(data_dir, "downloads", "manual")}; then'
+             if definition.manual else '', f'python -m vit_jax.data.formats.tfds_build {task.dataset} {data_dir}']
+    raise UserError(
+        f'VTAB task {task.name}: tfds:{task.dataset} is not prepared in {data_dir}. To prepare it (TFDS needs the '
+        f'package tensorflow for this, reading does not): {" ".join(filter(None, steps))}') from None
 
   @functools.cache
   def stored(split: str) -> VtabSource:
@@ -232,8 +239,9 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
 
   def open_named(split: str) -> Source:
     split = splits.resolve(split, SPLITS, source=f'vtab:{where}')
-    counts = {one: len(stored(one)) for one in own.stored}
-    return Parts([Part(stored(one), rows) for one, rows in ranges(own, counts, split)], name=f'vtab:{where}/{split}')
+    counts = {name: len(stored(name)) for name in definition.stored}
+    return Parts([Part(stored(name), rows) for name, rows in ranges(definition, counts, split)],
+                 name=f'vtab:{where}/{split}')
   return open_named
 
 
@@ -246,11 +254,11 @@ def find(name: str) -> Task:
   return TASKS[name]
 
 
-def ranges(own: Set, counts: Mapping[str, int], split: str) -> list[tuple[str, range]]:
+def ranges(definition: Set, counts: Mapping[str, int], split: str) -> list[tuple[str, range]]:
   """Returns the TFDS splits that make up a split of VTAB, each with the examples that belong to it.
 
   Args:
-    own: the dataset.
+    definition: of the dataset.
     counts: number of examples of each of its stored splits.
     split: one of `SPLITS`.
 
@@ -258,7 +266,7 @@ def ranges(own: Set, counts: Mapping[str, int], split: str) -> list[tuple[str, r
     UserError: there are fewer examples than 800 and 200.
   """
   whole = {part: (rule.split, range(rule.start * counts[rule.split] // 100, rule.stop * counts[rule.split] // 100))
-           for part, rule in own.parts.items()}
+           for part, rule in definition.parts.items()}
   wanted = {'trainval': {'train': 0, 'val': 0}, 'train800': {'train': NUM_TRAIN}, 'val200': {'val': NUM_VAL},
             'train800val200': {'train': NUM_TRAIN, 'val': NUM_VAL}}.get(split, {split: 0})
   for part, num in wanted.items():
@@ -266,11 +274,3 @@ def ranges(own: Set, counts: Mapping[str, int], split: str) -> list[tuple[str, r
       raise UserError(f'{split}: expected {num} examples of {part}, got {len(whole[part][1])}. Prepare the complete '
                       'dataset.')
   return [(whole[part][0], whole[part][1][:num or None]) for part, num in wanted.items()]
-
-
-def how_to_get(task: Task, own: Set, data_dir: str) -> str:
-  """Returns the instructions to prepare a dataset."""
-  steps = [f'{own.manual} into {os.path.join(data_dir, "downloads", "manual")}; then' if own.manual else '',
-           f'python -m vit_jax.data.formats.tfds_build {task.dataset} {data_dir}']
-  return (f'VTAB task {task.name}: tfds:{task.dataset} is not prepared in {data_dir}. To prepare it (TFDS needs the '
-          f'package tensorflow for this, reading does not): {" ".join(filter(None, steps))}')

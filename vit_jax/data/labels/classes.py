@@ -19,8 +19,7 @@ from collections.abc import Collection, Sequence
 from vit_jax.core import documents
 from vit_jax.core.documents import shown
 from vit_jax.core.errors import UserError
-from vit_jax.data import storage
-from vit_jax.data.files import user_files
+from vit_jax.data import storage, user_files
 from vit_jax.data.source import Part, Parts, Source
 
 Targets = tuple[tuple[int, ...], ...]

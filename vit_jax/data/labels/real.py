@@ -18,7 +18,7 @@ import numpy as np
 from vit_jax.core import documents
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.files import user_files
+from vit_jax.data import user_files
 from vit_jax.data.source import Source, find_origin
 
 NUM_IMAGES, NUM_CLASSES = 50_000, 1_000

@@ -1,7 +1,8 @@
-"""How many files and threads a process uses: a pool of open files, shared by all sources of a process.
+"""How many files and threads a process uses.
 
-A dataset of 1,024 shards read in random order would keep 1,024 files open, the default limit of a process on many
-systems; then other code could not open a file.
+Every reader of shards uses the `pool` of open files of its process. A dataset of 1,024 shards read in random order
+would keep 1,024 files open, the default limit of a process on many systems; then other code could not open a file. A
+job calls `raise_limit` when it starts. Loaders and indexes use `num_threads` threads.
 """
 from __future__ import annotations
 
@@ -22,14 +23,14 @@ _SHARE, _OTHERS, _LEAST = 2, 60, 4  # others: a checkpoint alone opens about 20 
 _File = TypeVar('_File')
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class _Entry:
-  """An open file, the number of threads that read it now, and how many files of the system it stands for."""
+  """An open file, how many files of the system it stands for, and the number of threads that read it now."""
+  key: Hashable
   file: Any
   close: Callable[[Any], None]
   num_files: int
   num_users: int = 0
-  is_dropped: bool = False
 
 
 class _Use:
@@ -49,7 +50,8 @@ class _Use:
 class Pool:
   """At most `max_open` files; the least recently used one is closed first. Safe for threads.
 
-  Files that are being read stay open, so the limit may be exceeded by the number of threads.
+  A reader has `with pool.use(key, open_file, close) as file:`. Files that are being read stay open, so the limit may be
+  exceeded by the number of threads.
   """
 
   def __init__(self, max_open: int) -> None:
@@ -71,57 +73,61 @@ class Pool:
     entry = self._take(key, None)
     if entry is None:
       try:
-        made = _Entry(open_file(), close, num_files)  # outside of the lock: it may take milliseconds
+        file = open_file()  # outside of the lock: it may take milliseconds
       except OSError as error:
         if error.errno != errno.EMFILE:
           raise
-        self._close_idle()  # other code has more open files than usual, such as while a checkpoint is written
-        made = _Entry(open_file(), close, num_files)
-      entry = self._take(key, made)
+        self._close_idle(0)  # other code has more open files than usual, such as while a checkpoint is written
+        file = open_file()
+      entry = self._take(key, _Entry(key, file, close, num_files))
       assert entry is not None
-      if entry is not made:  # another thread was faster
-        close(made.file)
+      if entry.file is not file:  # another thread was faster
+        close(file)
     return _Use(self, entry)
 
-  def give_back(self, entry: _Entry, *, is_broken: bool = False) -> None:
+  def give_back(self, entry: _Entry, *, is_broken: bool) -> None:
     """Counts one user less; closes the least recently used files that no thread reads, down to the limit.
 
-    A broken file, which a network file system may have lost, is opened anew at its next use.
+    A broken file, which a network file system may have lost, is opened again at its next use.
     """
     with self._lock:
       entry.num_users -= 1
-      if is_broken and not entry.is_dropped:
-        entry.is_dropped = True
-        self._num_files -= entry.num_files
-        self._entries = collections.OrderedDict((k, one) for k, one in self._entries.items() if one is not entry)
-      is_full, is_unused = self._num_files > self._max_open, entry.is_dropped and not entry.num_users
-    if is_unused:
+      is_held = self._entries.get(entry.key) is entry
+      if is_broken and is_held:
+        self._remove(entry)
+        is_held = False
+      is_full = self._num_files > self._max_open
+    if not is_held and not entry.num_users:
       entry.close(entry.file)
     if is_full:
       self._close_idle(self._max_open)
 
-  def _close_idle(self, down_to: int = 0) -> None:
+  def _close_idle(self, down_to: int) -> None:
     """Closes the least recently used files that no thread reads, down to a number of files."""
     surplus: list[_Entry] = []
     with self._lock:
-      for key in [key for key, entry in self._entries.items() if not entry.num_users]:
+      for entry in [entry for entry in self._entries.values() if not entry.num_users]:
         if self._num_files > down_to:
-          surplus.append(self._entries.pop(key))
-          self._num_files -= surplus[-1].num_files
-    for unused in surplus:
-      unused.close(unused.file)
+          self._remove(entry)
+          surplus.append(entry)
+    for entry in surplus:
+      entry.close(entry.file)
 
-  def _take(self, key: Hashable, made: _Entry | None) -> _Entry | None:
-    """Returns the entry of this key, or else stores and returns `made`; counts one more user."""
+  def _take(self, key: Hashable, opened: _Entry | None) -> _Entry | None:
+    """Returns the entry of this key, or else stores and returns `opened`; counts one more user."""
     with self._lock:
-      if key not in self._entries and made is not None:
-        self._entries[key] = made
-        self._num_files += made.num_files
+      if key not in self._entries and opened is not None:
+        self._entries[key] = opened
+        self._num_files += opened.num_files
       entry = self._entries.get(key)
       if entry is not None:
         entry.num_users += 1
         self._entries.move_to_end(key)
     return entry
+
+  def _remove(self, entry: _Entry) -> None:
+    del self._entries[entry.key]
+    self._num_files -= entry.num_files
 
 
 @functools.cache

@@ -2,13 +2,15 @@
 
 `train[:98%]`, `train[-100:]`, `train[:800]+val[:200]`: bounds are examples, or percentages of the split rounded to the
 nearest example, counted in the fixed order of the source.
+
+`data/opening.py` calls `select`, which opens each complete split by its name. The format then calls `resolve` if its
+data have splits. If they have none, it calls `resolve_part` and holds out a fraction of the images: in the order of
+`scattered` paths, and of each class alike with `hold_out`.
 """
 from __future__ import annotations
 
 import difflib
-import functools
 import hashlib
-import logging
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -19,9 +21,7 @@ import numpy as np
 from vit_jax.core import documents
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.source import Part, Parts, Source, title
-
-log = logging.getLogger('vit_jax.data')
+from vit_jax.data.source import Part, Parts, Source, title, warn_once
 
 SYNONYMS = ('val', 'valid', 'validation')
 NAMES = ('train', *SYNONYMS, 'test')
@@ -56,7 +56,7 @@ def parse(text: str) -> list[Term]:
   if not all(matches):
     raise UserError(f'split: expected a name or a slice such as train, train[:98%], train[-100:] or '
                     f'train[:800]+val[:200], got {text!r}. Write the split in one of these forms.')
-  return [Term(m['name'], m['lower'] or '', m['upper'] or '') for m in matches if m]
+  return [Term(match['name'], match['lower'] or '', match['upper'] or '') for match in matches if match]
 
 
 def bounds(term: Term, num_examples: int) -> tuple[int, int]:
@@ -92,8 +92,9 @@ def resolve(name: str, known: Iterable[str], *, source: str) -> str:
   for other in (name, *(SYNONYMS if name in SYNONYMS else ())):
     if other in names:
       return other
-  if name == 'test' and (validation := [n for n in SYNONYMS if n in names]):
-    _warn_of_validation(source, *validation)
+  if name == 'test' and (validation := [other for other in SYNONYMS if other in names]):
+    unread = f'; not read: {documents.listed(validation[1:], 3)}' if validation[1:] else ''
+    warn_once(f'{source} has no split test; using {validation[0]} instead{unread}.')
     return validation[0]
   near = difflib.get_close_matches(name, names, n=1)
   hint = f' Did you mean {near[0]}?' if near else ''
@@ -101,13 +102,6 @@ def resolve(name: str, known: Iterable[str], *, source: str) -> str:
                   f'Change {SETTINGS}.')
   error.known = tuple(names)
   raise error
-
-
-@functools.cache
-def _warn_of_validation(source: str, split: str, *others: str) -> None:
-  """Warns once of each source, which a run opens several times."""
-  log.warning('%s has no split test; using %s instead%s.', source, split,
-              f'; not read: {documents.listed(others, 3)}' if others else '')
 
 
 def resolve_part(name: str, *, source: str) -> str:
@@ -160,9 +154,9 @@ def hold_out(labels: HostArray, part: float) -> tuple[HostArray, HostArray]:
   quota = np.minimum(np.floor(counts * part).astype(np.int64), counts - 1)
   missing = min(math.ceil(round(len(labels) * part, 6)) - quota.sum(), np.sum(counts - 1 - quota))
   by_remainder = np.argsort(-(counts * part - quota), kind='stable')
-  for place in [c for c in by_remainder if quota[c] < counts[c] - 1][:max(0, missing)]:
-    quota[place] += 1
+  for number in [number for number in by_remainder if quota[number] < counts[number] - 1][:max(0, missing)]:
+    quota[number] += 1
   held = np.zeros(len(labels), bool)
-  for name, num in zip(classes, quota, strict=True):
-    held[np.flatnonzero(labels == name)[:num]] = True
+  for label, num in zip(classes, quota, strict=True):
+    held[np.flatnonzero(labels == label)[:num]] = True
   return np.flatnonzero(~held), np.flatnonzero(held)

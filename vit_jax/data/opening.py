@@ -10,6 +10,9 @@ config, in the current folder or among the installed packages (`core/implementat
 
 Slices such as `train[:98%]`, the classes of `data.classes`, and mixtures `mix:0.7*SOURCE,0.3*SOURCE` (`mixture.py`)
 work for every kind. Only the module of the kind in use is imported.
+
+A job calls `pin` when a run is configured, `open_sources` for training, and `open_split` for any other split. Whatever
+learns from the classes then calls `check_learnable`.
 """
 from __future__ import annotations
 
@@ -25,13 +28,12 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.core import documents, implementation
 from vit_jax.core.errors import UserError
-from vit_jax.data import storage
-from vit_jax.data.files.user_files import Rules
+from vit_jax.data import splits, storage
 from vit_jax.data.formats import mixture, pseudo
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.labels import classes
 from vit_jax.data.source import UNLABELED, Source, first_label, has_masks, origins, title
-from vit_jax.data.sources import splits
+from vit_jax.data.user_files import Rules
 
 log = logging.getLogger('vit_jax.data')
 
@@ -42,7 +44,7 @@ class Kind(NamedTuple):
   opener: str
 
 
-_HERE, _THERE, _HUB = 'vit_jax.data.formats', 'vit_jax.data.sources', 'hf:'
+_HERE, _HUB = 'vit_jax.data.formats', 'hf:'
 KINDS = {
     'digits': Kind('digits', f'{_HERE}.builtin:digits_opener'),
     'synthetic': Kind('synthetic', f'{_HERE}.builtin:synthetic_opener'),
@@ -93,8 +95,8 @@ def open_sources(data: schema.Data, *, image_px: tuple[int, int], order: Sequenc
 
 def open_unlabeled(data: schema.Data, *, image_px: tuple[int, int]) -> Source:
   """Opens the images that a teacher labels (`data.pseudo`), with the classes of their source."""
-  own = dataclasses.replace(data, source=data.pseudo.source, classes='', num_classes=0, num_examples=0)
-  return open_split(own, data.pseudo.split, image_px=image_px)
+  unlabeled = dataclasses.replace(data, source=data.pseudo.source, classes='', num_classes=0, num_examples=0)
+  return open_split(unlabeled, data.pseudo.split, image_px=image_px)
 
 
 def open_split(data: schema.Data, split: str, *, image_px: tuple[int, int], order: Sequence[str] = ()) -> Source:
@@ -131,12 +133,12 @@ def _open(data: schema.Data, split: str, *, image_px: tuple[int, int], order: Se
   kind, _, where = data.source.partition(':')
   if kind == 'mix' and where:
     terms = mixture.parse(where)
-    found = [_open(dataclasses.replace(data, source=term.source), split, image_px=image_px, order=order)
-             for term in terms]
-    return mixture.mix(found, [term.weight for term in terms], name=f'{data.source}/{split}',
+    sources = [_open(dataclasses.replace(data, source=term.source), split, image_px=image_px, order=order)
+               for term in terms]
+    return mixture.mix(sources, [term.weight for term in terms], name=f'{data.source}/{split}',
                        separate=data.mix_classes is schema.MixClasses.SEPARATE)
-  more = {'order': order} if kind in _SORTED else {}
-  source = splits.select(find_opener(data.source)(where, data, image_px, **more), split)
+  options = {'order': order} if kind in _SORTED else {}
+  source = splits.select(find_opener(data.source)(where, data, image_px, **options), split)
   if not data.classes or has_masks(source):
     return source
   return classes.renumbered(source, classes.read(data.classes), where=f'data.classes={data.classes}')
@@ -154,9 +156,9 @@ def pin(source: str, known: Collection[str] = ()) -> str:
   """
   kind, _, where = source.partition(':')
   if kind == 'mix' and f'*{_HUB}' in source:
-    terms, inner = mixture.parse(where), [one.source for each in known if each.startswith('mix:')
-                                          for one in mixture.parse(each.partition(':')[2])]
-    return 'mix:' + ','.join(f'{term.weight:g}*{pin(term.source, inner)}' for term in terms)
+    mixed = [term.source for name in known if name.startswith('mix:')
+             for term in mixture.parse(name.partition(':')[2])]
+    return 'mix:' + ','.join(f'{term.weight:g}*{pin(term.source, mixed)}' for term in mixture.parse(where))
   if source.startswith(_HUB):
     from vit_jax.data.formats import hf
     return f'{_HUB}{hf.pin(where, known)}'
@@ -173,14 +175,14 @@ def find_opener(source: str) -> Opener:
   kind, expected = KINDS.get(name), f'data.source: expected one of {FORMS}, got {source!r}.'
   if name == 'mix' or not (where if kind is None else bool(where) is (':' in kind.forms)):
     raise UserError(f'{expected}{_nearest_kind(name)}')
+  if kind:
+    opener: Opener = implementation.load(kind.opener)
+    return opener
   try:
-    found: Opener = (implementation.load(kind.opener) if kind else
-                     implementation.load(f'{name}:opener', from_command_line=implementation.is_from_command_line(name)))
+    opener = implementation.load(f'{name}:opener', from_command_line=implementation.is_from_command_line(name))
   except UserError as error:
-    if kind:
-      raise
     raise UserError(f'{expected}{_nearest_kind(name)} {error}') from error
-  return found
+  return opener
 
 
 def _nearest_kind(name: str) -> str:
@@ -197,10 +199,10 @@ def check_learnable(source: Source, *, what: str) -> Source:
   """
   name, stored = title(source), origins(source)[0]
   if source.class_names == UNLABELED:
-    found = getattr(stored, 'found', str)()
-    raise UserError(f'data.source: expected images with labels for {what}, got {name}, whose images have none. {found}'
-                    + ' ' * bool(found) + 'Set data.label_column if they have labels elsewhere, or train a '
-                    'self-supervised objective.')
+    contents = getattr(stored, 'found', str)()  # what else the files have, in a sentence
+    raise UserError(f'data.source: expected images with labels for {what}, got {name}, whose images have none. '
+                    f'{contents}' + ' ' * bool(contents) + 'Set data.label_column if they have labels elsewhere, or '
+                    'train a self-supervised objective.')
   if doubt := getattr(stored, 'doubt', ''):
     raise UserError(doubt)
   if len(source.class_names) < 2 or (not source.most_labels and not _has_several(source)):
@@ -212,21 +214,24 @@ def check_learnable(source: Source, *, what: str) -> Source:
 
 
 def _has_several(source: Source) -> bool:
-  """Returns whether images have different classes, as far as labels that are spread over the source show."""
-  places = np.unique(np.linspace(0, len(source) - 1, min(len(source), _LOOKED_AT)).astype(int)).tolist()
-  found = set[int]()
-  for index in places[:1] + places[:0:-1]:
+  """Returns whether images have different classes; looks at some that are spread over the source, the last ones first.
+
+  Returns True if their labels cannot be read, or if there is only one image.
+  """
+  rows = np.unique(np.linspace(0, len(source) - 1, min(len(source), _LOOKED_AT)).astype(int)).tolist()
+  labels = set[int]()
+  for row in rows[:1] + rows[:0:-1]:
     with contextlib.suppress(BadImage, OSError):  # damaged examples are reported where they are read
-      found.add(first_label(source, index))
-    if len(found) > 1:
+      labels.add(first_label(source, row))
+    if len(labels) > 1:
       return True
-  return not found or len(places) == 1
+  return not labels or len(rows) == 1
 
 
 def is_order_known(class_names: Sequence[str], data: schema.Data) -> bool:
-  """Returns whether the order of classes says which one is which output of weights that do not name theirs.
+  """Returns whether class i of the data can be output i of weights that do not name their classes.
 
-  It does if a file or the dataset lists them, and if they are numbers from 0; not if they are in the order of names.
+  It can if a file or the dataset lists the classes, and if they are numbers from 0; not if they are sorted by name.
   """
   kind = data.source.partition(':')[0]
   return (bool(data.classes) or kind in _NUMBERED or classes.numbered(class_names) == tuple(range(len(class_names)))

@@ -1,0 +1,240 @@
+"""Listings of the image files of a folder, which stay small for millions of files and are kept for the next start.
+
+`folder.py` calls `open_listing` when it opens a split, and then `select` for the order of the files of the split. Both
+return a `Table`: rows of Arrow in memory that loader processes share.
+
+A listing of at least `KEPT_FILES` files is written to the user's cache, with the modification times of all its folders.
+A later start on the same machine, and every process that shares the cache, reads that file in place of the folders.
+The folders are listed again if one of them has changed, or one of `CHECKED_FILES` files has another size. One change is
+not noticed: a file that was overwritten in place, with another size, in a folder without new, removed or renamed files,
+unless it is among the checked files.
+
+This module knows neither splits nor classes: a class folder is a `prefix`, and its files have its number as `group`.
+"""
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import itertools
+import json
+import logging
+import mmap
+import os
+import pathlib
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from vit_jax.core import documents
+from vit_jax.core.types import HostArray
+from vit_jax.data import index, user_files
+from vit_jax.data.user_files import OWN, Rules
+
+log = logging.getLogger('vit_jax.data')
+
+KEPT_FILES = 10_000
+CHECKED_FILES = 1_000
+_VERSION, _BLOCK_FILES, _NOTES = 6, 2**16, b'notes'
+_SETTLED_NS = 2 * 10**9
+"""A folder that changed later than this before it was listed can change again without another modification time."""
+_FILES = pa.schema([('path', pa.large_binary()), ('size', pa.int64()), ('group', pa.int32())])
+
+
+class Table:
+  """Rows of Arrow with notes, in memory that the processes of this machine share.
+
+  It pickles to a few bytes, which are valid while this process lives.
+  """
+
+  def __init__(self, rows: pa.Table, descriptor: int = -1) -> None:
+    """Takes rows, and the open file that they are mapped from; see `share`.
+
+    Raises:
+      KeyError, TypeError, ValueError: the rows have no notes.
+    """
+    self.rows, self._descriptor = rows, descriptor
+    self._columns = {name: rows.column(name) for name in rows.column_names}  # a look-up takes 1 us less
+    self.notes: dict[str, Any] = documents.parse(rows.schema.metadata[_NOTES])
+
+  @classmethod
+  def share(cls, rows: pa.Table) -> Table:
+    """Returns a copy of rows in memory that processes share; without a copy where the platform has no such memory."""
+    if not hasattr(os, 'memfd_create'):
+      return cls(rows)
+    with open(os.memfd_create('listing'), 'wb') as file:
+      with pa.ipc.new_file(file, rows.schema) as writer:
+        writer.write_table(rows)
+      file.flush()
+      return cls.attach(f'/proc/{os.getpid()}/fd/{file.fileno()}')
+
+  @classmethod
+  def attach(cls, path: str) -> Table:
+    """Returns the table in shared memory that has a path, also of another process."""
+    descriptor = os.open(path, os.O_RDONLY)
+    content = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+    table = cls(pa.ipc.open_file(pa.py_buffer(content)).read_all(), descriptor)
+    weakref.finalize(table, os.close, descriptor)
+    return table
+
+  def __reduce__(self) -> tuple[Any, ...]:
+    if self._descriptor < 0:
+      return Table, (self.rows,)
+    return Table.attach, (f'/proc/{os.getpid()}/fd/{self._descriptor}',)
+
+  def __len__(self) -> int:
+    return int(self.rows.num_rows)
+
+  def array(self, name: str) -> HostArray:
+    """Returns a column of numbers, `[S]`."""
+    return self._columns[name].to_numpy()
+
+  def get(self, name: str, row: int) -> Any:
+    """Returns the value of a column in one row."""
+    return self._columns[name][row].as_py()
+
+  def values(self, name: str) -> Iterator[Any]:
+    """Yields the values of a column."""
+    for chunk in self._columns[name].chunks:
+      yield from chunk.to_pylist()
+
+
+def read(root: str, prefixes: Sequence[str], rules: Rules = OWN) -> Table:
+  """Lists the image files below the folders `prefixes` of `root`; those that do not exist have none.
+
+  Returns:
+    `path`, relative to the root, `size` in bytes and `group` of each file, in the order in which they were found. The
+    notes have the number of `ignored` files by extension, the `folders` with their `times`, and a `token` that differs
+    each time.
+
+  Raises:
+    UserError: a folder cannot be read, or is a link out of `root`.
+  """
+  finder, folders, times = user_files.Finder(rules), list[str](), list[int]()
+
+  def files() -> Iterator[tuple[bytes, int, int]]:
+    for group, prefix in enumerate(prefixes):
+      for folder in finder.walk(root, prefix) if os.path.isdir(os.path.join(root, prefix)) else ():
+        start = os.fsencode(f'{folder.path}/') if folder.path else b''
+        folders.append(folder.path)
+        times.append(folder.time_ns)
+        yield from ((start + name, size, group) for name, size in folder.files)
+
+  rows = files()
+  blocks = iter(lambda: list(itertools.islice(rows, _BLOCK_FILES)), [])
+  batches = [pa.record_batch(list(zip(*block, strict=True)), schema=_FILES) for block in blocks]
+  return _with_notes(pa.Table.from_batches(batches, _FILES), {
+      'version': _VERSION, 'ignored': dict(finder.ignored), 'token': uuid.uuid4().hex, 'folders': folders,
+      'times': times})
+
+
+def open_listing(root: str, prefixes: Sequence[str], rules: Rules = OWN) -> Table:
+  """Returns the kept listing of the folders `prefixes` of `root` if nothing has changed; else lists and keeps them.
+
+  Of several processes that need the same listing, on one machine or with a shared cache, one reads the folders.
+
+  Raises:
+    UserError: a folder cannot be read.
+  """
+  rule = f'{rules.follow_links}{" with arrays" * rules.arrays}'
+  path = _place('arrays', os.path.realpath(root), rule, *prefixes)
+
+  def is_current(files: Table) -> bool:
+    return _is_current(root, files)
+  if (kept := _open_kept(path, is_current)) is not None:
+    return kept
+  with _lock(path):
+    if (kept := _open_kept(path, is_current)) is not None:  # another process has listed them meanwhile
+      return kept
+    started_ns = time.time_ns()
+    files = read(root, prefixes, rules)
+    is_settled = len(files) >= KEPT_FILES and max(files.notes['times']) < started_ns - _SETTLED_NS
+    return _keep(files, path if is_settled else None)
+
+
+def select(files: Table, name: str, choose: Callable[[], HostArray]) -> Table:
+  """Returns an order of files of a listing, which is kept with the listing.
+
+  Args:
+    files: the listing.
+    name: of the order; with the listing, it determines what `choose` returns.
+    choose: returns the files `[N]` by their rows in the listing; is called if there is no kept order of this name.
+
+  Returns:
+    `row` of each file in the listing; the notes have the `digest`: the SHA-256 of paths, sizes and groups in this
+    order.
+  """
+  path, is_kept = _place('order', files.notes['token'], name), len(files) >= KEPT_FILES
+  if is_kept and (kept := _open_kept(path, lambda order: 'digest' in order.notes)) is not None:
+    return kept
+  rows = choose().astype(np.int64)
+  order = _with_notes(pa.table({'row': rows}), {'digest': _digest(files, rows)})
+  return _keep(order, path if is_kept else None)
+
+
+def _with_notes(rows: pa.Table, notes: dict[str, Any]) -> Table:
+  return Table.share(rows.replace_schema_metadata({_NOTES: json.dumps(notes)}))
+
+
+def _digest(files: Table, rows: HostArray) -> str:
+  digest, sizes, groups = hashlib.sha256(), files.array('size'), files.array('group')
+  for start in range(0, len(rows), _BLOCK_FILES):
+    block = rows[start:start + _BLOCK_FILES]
+    lines = [b'%s %d %d' % (files.get('path', row), size, group) for row, size, group in zip(
+        block.tolist(), sizes[block].tolist(), groups[block].tolist(), strict=True)]
+    digest.update((b'\n' if start else b'') + b'\n'.join(lines))
+  return digest.hexdigest()
+
+
+def _place(kind: str, *texts: str) -> pathlib.Path:
+  """Returns where a listing or an order is kept: a name in the user's cache that depends on all texts."""
+  name = hashlib.sha256(b'\0'.join(map(os.fsencode, texts))).hexdigest()[:32]
+  return user_files.cache_folder('listings') / f'{name}.{kind}'
+
+
+def _open_kept(path: pathlib.Path, is_right: Callable[[Table], bool]) -> Table | None:
+  """Returns a copy of a kept table, so that a file that is replaced later changes nothing; None if there is none."""
+  with contextlib.suppress(OSError, ValueError, KeyError, IndexError, TypeError):  # missing, damaged, or not current
+    table = Table.share(index.read_sealed(path))
+    return table if is_right(table) else None
+  return None
+
+
+def _keep(table: Table, path: pathlib.Path | None) -> Table:
+  """Returns a table, which is written to `path` if possible."""
+  if path is not None:
+    try:
+      index.write_sealed(path, table.rows)
+    except OSError as error:
+      log.info('%s is not kept for the next start: %s', path, error)
+  return table
+
+
+def _is_current(root: str, files: Table) -> bool:
+  """Returns whether folders and files are as they were when they were listed. Raises OSError if one is gone."""
+  notes, base = files.notes, os.fsencode(root)
+  if notes['version'] != _VERSION or any(os.stat(os.path.join(root, folder)).st_mtime_ns != time_ns for folder, time_ns
+                                         in zip(notes['folders'], notes['times'], strict=True)):
+    return False
+  checked = np.unique(np.linspace(0, len(files) - 1, CHECKED_FILES).astype(np.int64)).tolist()
+  return all(os.stat(os.path.join(base, files.get('path', row))).st_size == files.get('size', row) for row in checked)
+
+
+@contextlib.contextmanager
+def _lock(path: pathlib.Path) -> Iterator[None]:
+  """Holds the lock of a listing, if the cache can be written and has locks."""
+  with contextlib.ExitStack() as stack:
+    with contextlib.suppress(OSError):
+      path.parent.mkdir(parents=True, exist_ok=True)
+      file = stack.enter_context(open(path.with_suffix('.lock'), 'wb'))
+      try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except BlockingIOError:
+        log.info('Another process is listing the same files; waiting for it ...')
+        fcntl.flock(file, fcntl.LOCK_EX)
+    yield
