@@ -173,13 +173,12 @@ def load_config(command: Command) -> tuple[schema.Config | schema.Study | None, 
     UserError: lists every unknown name and every value that cannot be read.
   """
   from vit_jax.config import files
-  from vit_jax.recipes import sizes
   overrides, workdir = list(command.overrides), command.values.get('workdir')
   name = command.values['config'] or ('evaluate' if command.job == 'evaluate' and command.values['weights'] else '')
   if name:
     loads = {'study': files.load_study, 'settings': files.load_study, 'plan': files.load_any}
     load = loads.get(command.job, files.load)
-    return load(name, overrides, models=sizes.model), f'--config={name}'
+    return load(name, overrides, models=find_model), f'--config={name}'
   if workdir is None:
     return None, ''
   path = workdir / 'config.json'
@@ -187,7 +186,13 @@ def load_config(command: Command) -> tuple[schema.Config | schema.Study | None, 
     raise UserError(f'--workdir: expected the directory of a run, got {workdir}, which has no config.json. Pass the '
                     '--workdir of a run, or --config=NAME as well.')
   with storage.local(path) as local:
-    return files.load(str(local), overrides, models=sizes.model), str(path)
+    return files.load(str(local), overrides, models=find_model), str(path)
+
+
+def find_model(name: str) -> schema.Model:
+  """Returns the network of a name such as `B/16`, for `--config.model=NAME`."""
+  from vit_jax.recipes import sizes  # only here: few command lines name a network
+  return sizes.model(name)
 
 
 def read_line(parse: Callable[[Sequence[str]], Command], words: Sequence[str]) -> tuple[str, list[schema.Config]]:

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from vit_jax.commands import JOBS, Command, Flag, Job
+from vit_jax.commands import JOBS, Command, Flag, Job, find_model
 from vit_jax.core import failures, implementation, reports, signals
 from vit_jax.core.errors import UserError
 from vit_jax.record import console
@@ -212,10 +212,9 @@ def _as_config(job: Job, word: str) -> str:
 def _config_problems(config: str | None, overrides: list[str]) -> list[str]:
   """Problems of the config's name and of its overrides."""
   from vit_jax.config import files
-  from vit_jax.recipes import sizes
   try:
     if config:
-      files.load_study(config, overrides, models=sizes.model)
+      files.load_study(config, overrides, models=find_model)
   except UserError as error:
     return [str(error)]
   return []
