@@ -206,9 +206,32 @@ def test_a_person_has_to_change_what_a_later_try_meets_again(error: Exception) -
   assert isinstance(failures.writing('f', error), UserError)
 
 
-def test_an_unknown_error_of_the_runtime_while_a_file_is_written_is_one_of_the_environment() -> None:
-  assert isinstance(failures.writing('f', Runtime('INTERNAL: stream did not block')), TemporaryError)
-  assert isinstance(failures.writing('f', Runtime('RESOURCE_EXHAUSTED: 9 GiB')), UserError)
+UNKNOWN = [Runtime(text) for text in (
+    'INTERNAL: stream did not block', 'INVALID_ARGUMENT: expected 7 buffers, got 6', 'UNKNOWN: x', 'CANCELLED: x',
+    'FAILED_PRECONDITION: DNN library initialization failed.', 'UNIMPLEMENTED: x', 'DATA_LOSS: x')]
+"""Errors after which the same command meets the same error, as far as is known."""
+
+
+@pytest.mark.parametrize('error', UNKNOWN, ids=str)
+def test_an_unknown_error_of_the_runtime_is_neither_temporary_nor_one_of_a_file(error: Exception) -> None:
+  wrapped = raised(ValueError('x'), error)
+  for one in (error, wrapped):
+    assert failures.is_of_runtime(one) and failures.kind(one) is not TemporaryError
+  assert explain(error, XDG_STATE_HOME='/dev/null').status == 70
+  with pytest.raises(type(error)):  # and not as an error of the storage
+    failures.stored(Failing(error), 'a')
+
+
+@pytest.mark.parametrize(('error', 'status'), [
+    (Runtime('UNAVAILABLE: no route'), 75), (Runtime('ABORTED: x'), 75), (Runtime('DEADLINE_EXCEEDED: x'), 75),
+    (Runtime('INTERNAL: NCCL operation failed: unhandled system error'), 75),
+    (Runtime('INTERNAL: ICI link 3 is down'), 75), (Runtime('RESOURCE_EXHAUSTED: Out of memory: 9 GiB'), 2),
+    (Runtime('INTERNAL: [Errno 5] Input/output error'), 75), (OSError(errno.EXDEV, 'x'), 70), (ValueError('x'), 70)],
+    ids=str)
+def test_a_known_error_of_the_runtime_has_the_status_of_its_cause(error: Exception, status: int) -> None:
+  assert not failures.is_of_runtime(error)
+  assert explain(error, XDG_STATE_HOME='/dev/null').status == status
+  assert (failures.kind(error) is TemporaryError) == (status == 75)
 
 
 class Failing:

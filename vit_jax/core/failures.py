@@ -2,8 +2,15 @@
 
 Libraries report one failure in many ways: as an `OSError`, as a status of HTTP or gRPC, as words in a text, or as the
 cause of another error. `MEANINGS` has the advice for each of these codes, and whether the same operation may succeed
-later. Everything else follows from it: the class of an error (`UserError`, exit status 2, or `TemporaryError`, 75),
-whether a file counts as damaged, and what `retried` repeats. No other module repeats operations. Imports only `core`.
+later. Everything else follows from it, in this order:
+
+1. A module that reads or writes calls `retried` or `stored`, which repeat what failed. No other module repeats.
+2. It raises what `unreadable`, `reading` or `writing` return in place of an error that remains: a `UserError` (exit
+   status 2), a `TemporaryError` (75), or `Damaged`, if the content of the file is the cause. Errors of XLA's runtime
+   that have no known code (`is_of_runtime`) are raised as they are.
+3. `main.py` converts what ends a job by `explain`.
+
+Imports only `core`.
 """
 from __future__ import annotations
 
@@ -47,12 +54,8 @@ class Damaged(Exception):
 
 
 class Meaning(NamedTuple):
-  """What a code means.
-
-  advice: what to do about it.
-  is_temporary: whether the same operation may succeed later.
-  is_of_file: whether a file is missing or of another type, so that nothing else has failed.
-  """
+  """What a code means: what to do about it, whether the same operation may succeed later, and whether it says only that
+  a file is missing or of another type."""
   advice: str
   is_temporary: bool = False
   is_of_file: bool = False
@@ -159,8 +162,7 @@ def _code(error: BaseException) -> int | str | None:
 
 def _number(error: BaseException) -> int:
   """Returns the code of one error of a chain if it is a number of the operating system, else 0."""
-  code = _code(error)
-  return code if isinstance(code, int) and 0 < code < 400 else 0
+  return code if isinstance(code := _code(error), int) and 0 < code < 400 else 0
 
 
 def _is_of_client(error: BaseException) -> bool:
@@ -170,7 +172,7 @@ def _is_of_client(error: BaseException) -> bool:
 
 def is_of_storage(error: BaseException) -> bool:
   """Returns whether an error may be one of storage: of the system, or of a client of object storage."""
-  return isinstance(error, OSError | RuntimeError) or _is_of_client(error)
+  return isinstance(error, OSError | RuntimeError) and not is_of_runtime(error) or _is_of_client(error)
 
 
 def _meaning(error: BaseException) -> Meaning | None:
@@ -224,12 +226,20 @@ def _is_lost_peer(error: BaseException) -> bool:
   return False
 
 
+def is_of_runtime(error: BaseException) -> bool:
+  """Returns whether XLA's runtime failed for a reason that is not known: it is raised as it is, with exit status 70.
+
+  The same command may meet it again, so that it is not a `TemporaryError`, after which launchers try without end; and no
+  advice about files would help.
+  """
+  is_unknown = any(type(one).__name__ in _RUNTIME and _meaning(one) == _OTHER for one in _chain(error))
+  return is_unknown and kind(error) is UserError
+
+
 def kind(error: BaseException) -> type[UserError] | type[TemporaryError]:
   """Returns the class of the error to raise instead of one of the system: `UserError` if the person has to change
-  something, `TemporaryError` if the same command may succeed later, as after an unknown error of XLA's runtime."""
-  is_elsewhere = any(type(one).__name__ in _RUNTIME and _meaning(one) == _OTHER for one in _chain(error))
-  is_passing = is_elsewhere or is_temporary(error, with_context=True) or _is_lost_peer(error)
-  return TemporaryError if is_passing else UserError
+  something, `TemporaryError` if the same command may succeed later."""
+  return TemporaryError if is_temporary(error, with_context=True) or _is_lost_peer(error) else UserError
 
 
 def system_error(error: BaseException, path: str | None = None) -> OSError | None:
