@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from vit_jax.config import schema
+from vit_jax.config import files, schema
 from vit_jax.core import address, implementation
 from vit_jax.core.errors import UserError
 from vit_jax.flag_kinds import (
@@ -167,12 +167,11 @@ def check_flags(names: Sequence[str], hardware: str) -> None:
 
 
 def load_config(command: Command) -> tuple[schema.Config | schema.Study | None, str]:
-  """The config of `--config`, or else the one of the run in `--workdir`, with overrides; and where it is from.
+  """Returns the config of `--config`, or else that of the run in `--workdir`, with overrides; and where it is from.
 
   Raises:
     UserError: lists every unknown name and every value that cannot be read.
   """
-  from vit_jax.config import files
   overrides, workdir = list(command.overrides), command.values.get('workdir')
   name = command.values['config'] or ('evaluate' if command.job == 'evaluate' and command.values['weights'] else '')
   if name:

@@ -1,9 +1,11 @@
 """The command line: `python -m vit_jax.main --job=… --config=…`, or `vit-jax JOB …`.
 
-Reads the command line by the table in `commands.py`, runs the job, and turns every exception into a message and an exit
-status. `argparse` splits the flags and formats the help of a job; because it stops at its first error, and knows no
-overrides, unknown flags and overrides are taken out before it and values are read after it, so that all problems are
-listed together. Imports neither jax nor a job before one is chosen, so that `--help` is instant.
+`program` calls `run`, which reads the command line by the table in `commands.py` (`parse`), runs the job
+(`Command.run`), and turns every exception into a message and an exit status (`failures.explain`).
+
+`argparse` splits the flags and formats the help of a job. Because it stops at its first error, and knows no overrides,
+unknown flags and overrides are taken out before it and values are read after it, so that all problems are listed
+together. Imports neither jax nor a job before one is chosen, so that `--help` is instant.
 """
 from __future__ import annotations
 
@@ -21,6 +23,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vit_jax.commands import JOBS, Command, Flag, Job, find_model
+from vit_jax.config import files as configs
+from vit_jax.config.overrides import ELSEWHERE
 from vit_jax.core import failures, implementation, reports, signals
 from vit_jax.core.errors import UserError
 from vit_jax.record import console
@@ -78,17 +82,25 @@ def parse(arguments: Sequence[str]) -> Command:
   problems += [f'--{flag.name}: expected {flag.kind.expected}, got none. The {name} job needs '
                f'--{flag.name}={flag.kind.metavar}: {flag.help}.'
                for flag in job.needs if flag.kind and flag.name not in meant and not hasattr(texts, flag.name)]
-  problems += _word_problems(job, files) + _repeated(overrides)
+  if not job.words:
+    problems += [f'{_not_a_job(word)}{_as_config(job, word) or _nearest(word, JOBS)}' for word in files]
+  elif not files and not job.words.startswith('['):
+    problems.append(f'command line: expected {job.words}, got none.')
+  problems += _repeated(overrides)
   if overrides and not job.has_settings:
     problems.append(f'--config.{overrides[0]}: expected no override, as vit-jax {name} takes no config. Remove it.')
   if problems:
-    problems += _config_problems(values.get('config') or job.base, overrides)
+    try:
+      if config := values.get('config') or job.base:
+        configs.load_study(config, overrides, models=find_model)
+    except UserError as error:
+      problems.append(str(error))
     raise UserError('\n'.join([*dict.fromkeys(problems), f'See vit-jax {name} --help.']))
   return Command(name, values, tuple(overrides), tuple(files))
 
 
 def _job(arguments: Sequence[str]) -> tuple[str, list[str], list[str]]:
-  """The name of the job, the other arguments, and problems.
+  """Returns the name of the job, the other arguments, and problems.
 
   Raises:
     UserError: there is no such job.
@@ -110,7 +122,7 @@ def _job(arguments: Sequence[str]) -> tuple[str, list[str], list[str]]:
 
 
 def _split(job: Job, words: list[str]) -> tuple[list[str], list[str], list[str]]:
-  """Arguments for the parser of the job; overrides as `name=value`; and flags that the job does not have."""
+  """Returns arguments for the parser of the job, overrides as `name=value`, and flags that the job does not have."""
   known: list[str] = []
   overrides: list[str] = []
   unknown: list[str] = []
@@ -137,7 +149,7 @@ def _split(job: Job, words: list[str]) -> tuple[list[str], list[str], list[str]]
 
 
 def _value(flag: Flag, texts: list[str] | bool) -> Any:
-  """The value of a flag that is given once, or several times with the same text; True for a switch."""
+  """Returns the value of a flag that is given once, or several times with the same text; True for a switch."""
   if isinstance(texts, bool):
     return texts
   if len(values := list(dict.fromkeys(texts))) > 1:
@@ -171,9 +183,7 @@ def _listed(values: Sequence[str]) -> str:
 
 
 def _explain(word: str, job: Job, config: str) -> str:
-  """The problem of a flag that the job does not have: of other jobs, a setting of the config, or misspelt."""
-  from vit_jax.config import files
-  from vit_jax.config.overrides import ELSEWHERE
+  """Returns the problem of a flag that the job does not have: of other jobs, a setting of the config, or misspelt."""
   name, equals, value = word.partition('=')
   if equals:
     return f'--{name}: expected no value, got {value!r}. Set --{name} alone.'
@@ -181,7 +191,7 @@ def _explain(word: str, job: Job, config: str) -> str:
     return f'--{name}: expected a flag of this job, got one of {", ".join(owners)}. Remove it, or run one of these.'
   wanted = ELSEWHERE.get(name.replace('-', '_'), name.replace('-', '_'))
   near = _nearest(wanted, job.flags, prefix='--')
-  settings = files.known_settings(config) if job.has_settings else []
+  settings = configs.known_settings(config) if job.has_settings else []
   found = [one for one in settings if f'.{one}'.endswith(f'.{wanted}')]
   if not found and not near:
     last = difflib.get_close_matches(wanted.split('.')[-1], {one.split('.')[-1] for one in settings}, 1, 0.75)
@@ -191,33 +201,14 @@ def _explain(word: str, job: Job, config: str) -> str:
   return f'--{name}: expected a known flag, got --{name}.{near}'
 
 
-def _word_problems(job: Job, words: list[str]) -> list[str]:
-  """Problems of the arguments that are not flags."""
-  if job.words:
-    return [] if words or job.words.startswith('[') else [f'command line: expected {job.words}, got none.']
-  return [f'{_not_a_job(word)}{_as_config(job, word) or _nearest(word, JOBS)}' for word in words]
-
-
 def _not_a_job(word: str) -> str:
   return f'command line: expected a job such as train or a flag such as --config=digits, got {word!r}.'
 
 
 def _as_config(job: Job, word: str) -> str:
   """Returns a hint if the job takes a config, and the word names one; else ''."""
-  from vit_jax.config import files
-  is_config = 'config' in job.flags and pathlib.PurePath(word.partition(':')[0]).stem in files.list_names()
+  is_config = 'config' in job.flags and pathlib.PurePath(word.partition(':')[0]).stem in configs.list_names()
   return f' Did you mean --config={word}?' if is_config else ''
-
-
-def _config_problems(config: str | None, overrides: list[str]) -> list[str]:
-  """Problems of the config's name and of its overrides."""
-  from vit_jax.config import files
-  try:
-    if config:
-      files.load_study(config, overrides, models=find_model)
-  except UserError as error:
-    return [str(error)]
-  return []
 
 
 def _nearest(word: str, known: Iterable[str], *, prefix: str = '') -> str:
@@ -226,7 +217,7 @@ def _nearest(word: str, known: Iterable[str], *, prefix: str = '') -> str:
 
 
 def parser(name: str) -> argparse.ArgumentParser:
-  """The parser of a job, for its help and for splitting flags from words; it converts nothing."""
+  """Returns the parser of a job, for its help and for splitting flags from words; it converts nothing."""
   job = JOBS[name]
   needs = [f'--{flag.name}={flag.kind.metavar}' for flag in job.needs if flag.kind]
   usage = ['vit-jax', name, *needs, *(['[--flag=VALUE …]'] if job.takes else []), job.words]
@@ -246,14 +237,14 @@ def parser(name: str) -> argparse.ArgumentParser:
 
 
 def _describe(flag: Flag) -> str:
-  """The help of a flag, with its limits and its default."""
+  """Returns the help of a flag, with its limits and its default."""
   default = flag.usual or ('' if flag.default in (None, '', []) else str(flag.default))
   notes = '; '.join(filter(None, [flag.kind.limits if flag.kind else '', f'default: {default}' if default else '']))
   return (f'{flag.help} ({notes})' if notes else flag.help).replace('%', '%%')
 
 
 def help_text(arguments: Sequence[str] = ()) -> str:
-  """The help of the job that the arguments name, or that of the program.
+  """Returns the help of the job that the arguments name, or that of the program.
 
   Raises:
     UserError: there is no such job.
