@@ -1,7 +1,7 @@
 """Kinds of values of flags: how a text is read, what is expected, and what the help shows.
 
-`commands.py` gives each flag one of these kinds. `Flag.read` calls `Kind.read` on the text of the command line, and makes
-the message where that raises ValueError. Knows no job.
+`commands.py` gives each flag one of these kinds. `Flag.read` calls `Kind.read` on the text of the command line, and
+makes the message if that raises ValueError. Knows no job.
 """
 from __future__ import annotations
 

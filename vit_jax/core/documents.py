@@ -1,6 +1,6 @@
 """Reads files that this program, another program or a person wrote, within limits: bytes, texts, and above all JSON.
 
-`read_bytes` reads a file, `read_text` decodes it, `parse` reads JSON, and `load` and `read` do all of it. `load` returns
+`read_bytes` reads a file, `read_text` decodes it, `parse` reads JSON, `load` and `read` do all of it. `load` returns
 plain values and raises exceptions of Python, for files that a caller can do without. `read` returns a `Field`: each
 reader states what it expects of it, so that a value of another type ends with one message.
 

@@ -229,8 +229,8 @@ def _is_lost_peer(error: BaseException) -> bool:
 def is_of_runtime(error: BaseException) -> bool:
   """Returns whether XLA's runtime failed for a reason that is not known: it is raised as it is, with exit status 70.
 
-  The same command may meet it again, so that it is not a `TemporaryError`, after which launchers try without end; and no
-  advice about files would help.
+  The same command may meet it again, so that it is not a `TemporaryError`, after which launchers try without end. No
+  advice about files would help either.
   """
   is_unknown = any(type(one).__name__ in _RUNTIME and _meaning(one) == _OTHER for one in _chain(error))
   return is_unknown and kind(error) is UserError

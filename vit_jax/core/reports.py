@@ -1,6 +1,10 @@
-"""Saves reports of unforeseen errors: command, versions and traceback. Imports only the standard library."""
+"""Saves reports of unforeseen errors: command, versions and traceback. `failures.explain` calls it.
+
+Imports only the standard library and `errors`, as what failed may be any other module.
+"""
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import platform
@@ -40,19 +44,16 @@ def save(text: str, environ: Mapping[str, str]) -> pathlib.Path | None:
   """Saves a report in the user's state directory or a temporary one, and returns its path; None if both fail."""
   home = environ.get('XDG_STATE_HOME') or os.path.join(os.path.expanduser('~'), '.local', 'state')
   content = text.encode(errors='backslashreplace')
-  try:
+  with contextlib.suppress(OSError):
     path = pathlib.Path(home) / 'vit_jax' / time.strftime(f'failure-%Y%m%d-%H%M%S-{os.getpid()}.txt')
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.write_bytes(content)
     for old in sorted(path.parent.glob('failure-*.txt'))[:-MOST_FILES]:
       old.unlink(missing_ok=True)
     return path
-  except OSError:
-    pass
-  try:
+  with contextlib.suppress(OSError):
     handle, name = tempfile.mkstemp('.txt', 'vit_jax-failure-')
     with open(handle, 'wb') as file:
       file.write(content)
     return pathlib.Path(name)
-  except OSError:
-    return None
+  return None
