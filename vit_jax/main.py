@@ -1,7 +1,7 @@
 """The command line: `python -m vit_jax.main --job=… --config=…`, or `vit-jax JOB …`.
 
 `program` calls `run`, which reads the command line by the table in `commands.py` (`parse`), runs the job
-(`Command.run`), and turns every exception into a message and an exit status (`failures.explain`).
+(`Command.run`), and turns every exception into a message and an exit status (`reports.explain`).
 
 `argparse` splits the flags and formats the help of a job. Because it stops at its first error, and knows no overrides,
 unknown flags and overrides are taken out before it and values are read after it, so that all problems are listed
@@ -257,7 +257,7 @@ def help_text(arguments: Sequence[str] = ()) -> str:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-  """Runs a command line and returns its exit status; every exception becomes a message, see `core/failures.py`.
+  """Runs a command line and returns its exit status; every exception becomes a message, see `core/reports.py`.
 
   Args:
     arguments: after the program's name; None = those of this process.
@@ -266,7 +266,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
   try:
     words, how = console.take(words)
   except UserError as error:
-    print(failures.explain(error, words).message, file=sys.stderr)
+    print(reports.explain(error, words).message, file=sys.stderr)
     return failures.USER_ERROR
   with console.chosen(how):
     return _run(words)
@@ -293,8 +293,8 @@ def _run(arguments: list[str]) -> int:
   except SystemExit:
     raise
   except BaseException as error:
-    failure = failures.explain(error, arguments)
-  failures.drop_output()
+    failure = reports.explain(error, arguments)
+  reports.drop_output()
   if failure.message and (failure.status != signals.INTERRUPTED or signals.ending().take()):
     with contextlib.suppress(OSError):
       print(failure.message, file=sys.stderr, flush=True)

@@ -9,7 +9,7 @@ import urllib.error
 
 import pytest
 
-from vit_jax.core import failures, implementation
+from vit_jax.core import failures, implementation, reports
 from vit_jax.core.errors import TemporaryError, UserError
 
 Runtime = type('JaxRuntimeError', (RuntimeError,), {})
@@ -23,8 +23,8 @@ def raised(error: BaseException, cause: BaseException | None = None) -> BaseExce
     return caught
 
 
-def explain(error: BaseException, **environ: str) -> failures.Failure:
-  return failures.explain(error, ['train', '--config=x'], environ)
+def explain(error: BaseException, **environ: str) -> reports.Failure:
+  return reports.explain(error, ['train', '--config=x'], environ)
 
 
 @pytest.fixture(autouse=True)
@@ -111,10 +111,10 @@ def test_a_broken_pipe_is_quiet_only_where_it_is_standard_output(
   reader, writer = os.pipe()
   os.close(reader)
   with open(writer, 'w') as closed:
-    monkeypatch.setattr(failures.sys, 'stdout', closed)
+    monkeypatch.setattr(reports.sys, 'stdout', closed)
     closed.write('x')
     assert explain(raised(BrokenPipeError(errno.EPIPE, 'Broken pipe'))) == (141, '')
-    failures.drop_output()  # else leaving the block would raise
+    reports.drop_output()  # else leaving the block would raise
 
 
 @pytest.mark.parametrize(('statuses', 'worst'), [
@@ -277,7 +277,7 @@ def test_after_the_patience_the_program_ends_with_75(waits: list[float]) -> None
   with pytest.raises(TemporaryError, match='reading x: expected success within 20 s, got ') as found:
     failures.retried(Failing(*[OSError(errno.EIO, 'x')] * 99), 'reading x', patience_s=20)
   assert sum(waits) == 20
-  assert failures.explain(found.value).status == 75
+  assert reports.explain(found.value).status == 75
 
 
 def test_a_patience_of_zero_repeats_nothing(waits: list[float]) -> None:

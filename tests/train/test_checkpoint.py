@@ -21,7 +21,7 @@ import programs
 import pytest
 
 from vit_jax.config import schema
-from vit_jax.core import failures, trees
+from vit_jax.core import reports, trees
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.objectives.ema import Ema, Growing
 from vit_jax.objectives.supervised import Supervised
@@ -314,6 +314,6 @@ def test_a_save_that_fails_has_the_status_of_its_cause(
   monkeypatch.setattr(checkpointer._manager(), 'save', fail)
   with pytest.raises(Exception) as found:
     save(checkpointer, one, [2])
-  failure = failures.explain(found.value, environ={'XDG_STATE_HOME': '/dev/null'})
+  failure = reports.explain(found.value, environ={'XDG_STATE_HOME': '/dev/null'})
   assert failure.status == status
   assert status == 70 or 'could not be written' in failure.message and 'steps on disk: 1' in failure.message
