@@ -100,8 +100,8 @@ class Shard:
       UserError: the batch size is not a multiple of `count`.
     """
     if batch_size < 1 or batch_size % self.count:
-      raise UserError(f'batch_size={batch_size} is not a positive multiple of the {self.count} parts that the mesh '
-                      'cuts a batch into')
+      raise UserError(f'batch_size: expected a positive multiple of {self.count}, the parts into which the mesh cuts a '
+                      f'batch, got {batch_size}. Set such a number.')
     size = batch_size // self.count
     return (np.array(self.parts, np.int64)[:, None] * size + np.arange(size)).ravel()
 
