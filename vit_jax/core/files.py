@@ -128,13 +128,13 @@ def publish_all(part: pathlib.Path, parent: pathlib.Path, *, overwrite: bool,
                       'well. Move it away, or choose another path.')
     for path in (one, *one.rglob('*')):
       _sync(path)
-  new = [one for one, place in places.items() if not os.path.lexists(place)]
+  added = [one for one, place in places.items() if not os.path.lexists(place)]
   with staged(parent) as old:
     try:
       for one, place in places.items():
         if place.is_dir():
           os.rename(place, old / one.name)
-        if one in new:
+        if one in added:
           publish(one, place)
         else:
           os.replace(one, place)
@@ -142,7 +142,7 @@ def publish_all(part: pathlib.Path, parent: pathlib.Path, *, overwrite: bool,
       for one, place in places.items():
         if (old / one.name).exists() and not place.exists():
           os.rename(old / one.name, place)
-        elif one in new and not one.exists():
+        elif one in added and not one.exists():
           os.rename(place, one)
       raise
 
@@ -165,7 +165,7 @@ def _sync(path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def staged(parent: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Yields a new folder in `parent`, which is removed at the end with what is left in it."""
+  """Yields a temporary folder in `parent`, which is removed at the end with what is left in it."""
   with tempfile.TemporaryDirectory(prefix=_OWN, suffix=_PART, dir=parent, ignore_cleanup_errors=True) as folder:
     yield pathlib.Path(folder)
 
@@ -259,14 +259,14 @@ class Unfinished:
     """Creates the folder with its plan in one step, or checks that it is one of this plan."""
     self.path.parent.mkdir(parents=True, exist_ok=True)
     if not os.path.lexists(self.folder):
-      new = fresh(self.path.parent)
-      new.mkdir()
-      (new / PLAN).write_text(self.plan)
+      part = fresh(self.path.parent)
+      part.mkdir()
+      (part / PLAN).write_text(self.plan)
       try:
-        os.rename(new, self.folder)
+        os.rename(part, self.folder)
       except OSError:  # another process was faster
-        (new / PLAN).unlink()
-        new.rmdir()
+        (part / PLAN).unlink()
+        part.rmdir()
     is_ours = not self.folder.is_symlink() and _is_regular(self.folder / PLAN) and (
         (self.folder / PLAN).read_text(errors='replace') == self.plan)
     other = [name for name in sorted(os.listdir(self.folder)) if not self.has(name)] if is_ours else ['']
