@@ -3,9 +3,9 @@
 `program` calls `run`, which reads the command line by the table in `commands.py` (`parse`), runs the job
 (`Command.run`), and turns every exception into a message and an exit status (`reports.explain`).
 
-`argparse` splits the flags and formats the help of a job. Because it stops at its first error, and knows no overrides,
-unknown flags and overrides are taken out before it and values are read after it, so that all problems are listed
-together. Imports neither jax nor a job before one is chosen, so that `--help` is instant.
+The words of a command line are split here, as `argparse` stops at its first error and knows no overrides, and all
+problems are listed together. `argparse` formats the help of a job, and the package shtab reads its parsers. Imports
+neither jax nor a job before one is chosen, so that `--help` is instant.
 """
 from __future__ import annotations
 
@@ -68,10 +68,9 @@ def parse(arguments: Sequence[str]) -> Command:
   """
   name, words, problems = _job(arguments)
   job = JOBS[name]
-  known, overrides, unknown = _split(job, words)
-  texts, files = parser(name).parse_known_args(known)
+  texts, files, overrides, unknown = _split(job, words)
   values: dict[str, Any] = {flag.name: flag.default if flag.kind else False for flag in job.flags.values()}
-  for flag, given in vars(texts).items():
+  for flag, given in texts.items():
     try:
       values[flag] = _value(job.flags[flag], given)
     except UserError as error:
@@ -81,7 +80,7 @@ def parse(arguments: Sequence[str]) -> Command:
   meant |= {'config'} if any(_as_config(job, word) for word in files) else set()
   problems += [f'--{flag.name}: expected {flag.kind.expected}, got none. The {name} job needs '
                f'--{flag.name}={flag.kind.metavar}: {flag.help}.'
-               for flag in job.needs if flag.kind and flag.name not in meant and not hasattr(texts, flag.name)]
+               for flag in job.needs if flag.kind and flag.name not in meant | texts.keys()]
   if not job.words:
     problems += [f'{_not_a_job(word)}{_as_config(job, word) or _nearest(word, JOBS)}' for word in files]
   elif not files and not job.words.startswith('['):
@@ -121,9 +120,11 @@ def _job(arguments: Sequence[str]) -> tuple[str, list[str], list[str]]:
   return jobs[0], rest, [f'--job: expected one job, got {" and ".join(jobs)}.'] * (len(jobs) > 1)
 
 
-def _split(job: Job, words: list[str]) -> tuple[list[str], list[str], list[str]]:
-  """Returns arguments for the parser of the job, overrides as `name=value`, and flags that the job does not have."""
-  known: list[str] = []
+def _split(job: Job, words: list[str]) -> tuple[dict[str, list[str]], list[str], list[str], list[str]]:
+  """Returns the texts of each flag, none of a switch; the words that are no flags; overrides as `name=value`; and flags
+  that the job does not have."""
+  texts: dict[str, list[str]] = {}
+  files: list[str] = []
   overrides: list[str] = []
   unknown: list[str] = []
   switches = {flag.name for one in JOBS.values() for flag in one.flags.values() if not flag.kind}
@@ -131,7 +132,7 @@ def _split(job: Job, words: list[str]) -> tuple[list[str], list[str], list[str]]
     word = words.pop(0)
     name, equals, value = word.lstrip('-').partition('=')
     if not word.startswith('-'):
-      known.append(word)
+      files.append(word)
       continue
     if not equals and name not in switches and words and not words[0].startswith('-'):
       equals, value = '=', words.pop(0)
@@ -140,18 +141,18 @@ def _split(job: Job, words: list[str]) -> tuple[list[str], list[str], list[str]]
     elif name not in job.flags:
       unknown.append(name)
     elif job.flags[name].kind:
-      known.append(f'--{name}={value if equals else job.flags[name].alone}')
+      texts.setdefault(name, []).append(value if equals else job.flags[name].alone)
     elif equals:
       unknown.append(f'{name}={value}')
     else:
-      known.append(f'--{name}')
-  return known, overrides, unknown
+      texts[name] = []
+  return texts, files, overrides, unknown
 
 
-def _value(flag: Flag, texts: list[str] | bool) -> Any:
+def _value(flag: Flag, texts: list[str]) -> Any:
   """Returns the value of a flag that is given once, or several times with the same text; True for a switch."""
-  if isinstance(texts, bool):
-    return texts
+  if not flag.kind:
+    return True
   if len(values := list(dict.fromkeys(texts))) > 1:
     raise UserError(f'--{flag.name}: expected one value, got {_listed(values)}. Set one, and quote a range '
                     'in braces.')
@@ -217,7 +218,7 @@ def _nearest(word: str, known: Iterable[str], *, prefix: str = '') -> str:
 
 
 def parser(name: str) -> argparse.ArgumentParser:
-  """Returns the parser of a job, for its help and for splitting flags from words; it converts nothing."""
+  """Returns the parser of a job, for its help and for shell completion; it converts nothing."""
   job = JOBS[name]
   needs = [f'--{flag.name}={flag.kind.metavar}' for flag in job.needs if flag.kind]
   usage = ['vit-jax', name, *needs, *(['[--flag=VALUE …]'] if job.takes else []), job.words]
