@@ -1,8 +1,9 @@
-"""The table of jobs with their typed flags.
+"""The table of jobs with their typed flags, and how a job is run.
 
-Parsing, `--help` (`main.py`) and shell completion (`completion.py`) follow from this table alone. A job is the function
-`run` of its module, which is imported when the job is chosen, and called with the value of every flag of its entry by
-name; it returns the exit status. To add a job, add its module and its entry in `JOBS`.
+Parsing, `--help` (`main.py`) and shell completion (`completion.py`) follow from the table `JOBS` alone. `main.parse`
+makes a `Command` of a command line, and `main.run` calls `Command.run`. This imports the module of the job, and calls
+its function `run` with the value of every flag of its entry by name; it returns the exit status. To add a job, add its
+module and its entry in `JOBS`.
 """
 from __future__ import annotations
 
@@ -49,7 +50,10 @@ from vit_jax.weights.reading import Reading
 class Flag(NamedTuple):
   """A flag; without a kind it is a switch, which takes no value.
 
-  usual: describes a default that is not a value.    alone: text that the flag stands for without a value.
+  help: what it sets, for the help and for messages.
+  default: its value if it is not given; of a switch always False.
+  usual: describes a default that is not a value.
+  alone: text that the flag stands for without a value.
   """
   name: str
   kind: Kind | None
@@ -84,10 +88,15 @@ class Flag(NamedTuple):
 
 
 class Job(NamedTuple):
-  """A job: its help, its module, the flags it needs and may take, and its other arguments (optional in brackets).
+  """A job of the command line.
 
+  line: its help.
+  module: has its function `run`.
+  needs, takes: flags that must be given, and that may be.
+  words: its other arguments, for the help; optional in brackets, '' = none.
   base: the config whose settings can be overridden, of a job without --config.
-  on_cpu: it leaves accelerators to other processes.    is_quick: it does not import jax, and shows no stages.
+  on_cpu: whether it leaves accelerators to other processes.
+  is_quick: whether it does without jax, and shows no stages.
   """
   line: str
   module: str
@@ -100,6 +109,7 @@ class Job(NamedTuple):
 
   @property
   def flags(self) -> dict[str, Flag]:
+    """All flags by name."""
     return {flag.name: flag for flag in (*self.needs, *self.takes)}
 
   @property
@@ -219,6 +229,7 @@ READING = (
          'ema if the run has one; of a file, the network for inference'),
     Flag('allow_download', None, 'also download weights that only a file names: those that adapters of PEFT are for'),
     Flag('allow_nonfinite', None, 'also use weights with values that are not finite'))
+IMAGES = Flag('data', TEXT, 'images: folder:PATH, tfds:NAME or array_record:DIR')
 FLAGS = Flag('flags', choices(*xla_flags.SETS), 'sets of XLA flags: python -m vit_jax.parallel.xla_flags lists them',
              [], 'none')
 FOLLOW_LINKS = Flag('follow_links', None, 'also read files outside of a folder to which symbolic links in it lead')
@@ -233,7 +244,7 @@ JOBS = {
         Flag('until', TEXT, "pause after this part of the run, such as '25 %': evaluate, save, and end", '',
              'the end of the run'), FLAGS)),
     'finetune': Job('Fine-tune weights on your images; everything else follows from both.', 'jobs.finetune', (
-        WEIGHTS, Flag('data', TEXT, 'images: folder:PATH, tfds:NAME or array_record:DIR')), (
+        WEIGHTS, IMAGES), (
         Flag('workdir', STORED, 'directory of the run, which is resumed if it exists', None,
              'runs/finetune_WEIGHTS_DATA'),
         Flag('lora', whole(1, 1024), 'rank of adapters (LoRA) to train in place of the weights; 8 without a number', 0,
@@ -241,7 +252,7 @@ JOBS = {
         Flag('compare', choice('yes', 'no'), 'whether to compare the finished run with k-NN and logistic regression on '
              'frozen features, if there are at most 5,000 images', 'yes'), FLAGS), base='finetune:B/16,own'),
     'pretrain': Job('Continue the pre-training of weights on your images, without their labels.', 'jobs.pretrain', (
-        WEIGHTS, Flag('data', TEXT, 'images: folder:PATH, tfds:NAME or array_record:DIR')), (
+        WEIGHTS, IMAGES), (
         Flag('objective', choice('dino', 'lejepa', 'mae', 'ijepa'), 'what is learned', 'dino'),
         Flag('warm_heads', TEXT, 'how long the backbone is frozen while the new heads learn', '', '10 %'),
         Flag('workdir', STORED, 'directory of the run, which is resumed if it exists', None,
