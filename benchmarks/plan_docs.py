@@ -2,8 +2,8 @@
 
   python -m benchmarks.plan_docs DIR [ROOT]
 
-DIR has a folder for each plan, named CONFIG-TOPOLOGY as `benchmarks/plans.sh` names them, with a `plan.json`. ROOT is the
-repository. In `docs/guides/read_a_plan.md` the text between the two comments of `MARKS` is replaced, and in
+DIR has a folder for each plan, named CONFIG-TOPOLOGY as `benchmarks/plans.sh` names them, with a `plan.json`. ROOT is
+the repository. In `docs/guides/read_a_plan.md` the text between the two comments of `MARKS` is replaced, and in
 `configs/CONFIG.py` what follows the command of the docstring's `Plan:`. Configs without a plan in DIR stay as they are.
 """
 from __future__ import annotations
