@@ -57,10 +57,6 @@ Batch = dict[str, Any]
   teacher_pooled [B, D] f16          teacher_patches [B, N, D] f16, stored features of a teacher
   text          [B, N] i32, tokens         text_mask     [B, N] bool, False for padding
 """
-BATCH_KEYS = frozenset({
-    'image', 'grid', 'label', 'label_list', 'labels', 'mask', 'index', 'box', 'bad', 'views_global', 'views_gram',
-    'views_local', 'token_labels', 'token_scores', 'token_targets', 'teacher_pooled', 'teacher_patches', 'text',
-    'text_mask'})
 
 
 class NativeImages(NamedTuple):
