@@ -8,7 +8,6 @@ module and its entry in `JOBS`.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import importlib
 import inspect
@@ -18,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from vit_jax.config import files, schema
-from vit_jax.core import address, implementation
+from vit_jax.core import address, globs, implementation
 from vit_jax.core.errors import UserError
 from vit_jax.flag_kinds import (
   BLOCKS,
@@ -82,9 +81,8 @@ class Flag(NamedTuple):
     except UserError:
       raise
     except ValueError:
-      near = difflib.get_close_matches(text, self.kind.choices, 1)
       raise UserError(f'--{self.name}: expected {self.kind.expected}, got {text[:40]!r}.'
-                      + (f' Did you mean {near[0]}?' if near else '')) from None
+                      f'{globs.nearest(text, self.kind.choices)}') from None
 
 
 class Job(NamedTuple):

@@ -19,13 +19,13 @@ import multiprocessing
 import os
 import pathlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from vit_jax.commands import JOBS, Command, Flag, Job, find_model
 from vit_jax.config import files as configs
 from vit_jax.config.overrides import ELSEWHERE
-from vit_jax.core import failures, implementation, reports, signals
+from vit_jax.core import failures, globs, implementation, reports, signals
 from vit_jax.core.errors import UserError
 from vit_jax.record import console
 
@@ -82,7 +82,7 @@ def parse(arguments: Sequence[str]) -> Command:
                f'--{flag.name}={flag.kind.metavar}: {flag.help}.'
                for flag in job.needs if flag.kind and flag.name not in meant | texts.keys()]
   if not job.words:
-    problems += [f'{_not_a_job(word)}{_as_config(job, word) or _nearest(word, JOBS)}' for word in files]
+    problems += [f'{_not_a_job(word)}{_as_config(job, word) or globs.nearest(word, JOBS)}' for word in files]
   elif not files and not job.words.startswith('['):
     problems.append(f'command line: expected {job.words}, got none.')
   problems += _repeated(overrides)
@@ -111,12 +111,12 @@ def _job(arguments: Sequence[str]) -> tuple[str, list[str], list[str]]:
   chooser.add_argument('--job', '-job', nargs='?', const='', action='append', default=[])
   found, rest = chooser.parse_known_args(words)
   first = rest[0] if rest and not found.job and not rest[0].startswith('-') else ''
-  if not _as_config(JOBS['train'], first) and (near := _nearest(first, JOBS)):
+  if not _as_config(JOBS['train'], first) and (near := globs.nearest(first, JOBS)):
     raise UserError(_not_a_job(first) + near)  # the only problem: all others would be those of the default job
   jobs = list(dict.fromkeys(found.job)) or ['train']
   for job in jobs:
     if job not in JOBS:
-      raise UserError(f'--job: expected one of {", ".join(JOBS)}, got {job or "none"}.{_nearest(job, JOBS)}')
+      raise UserError(f'--job: expected one of {", ".join(JOBS)}, got {job or "none"}.{globs.nearest(job, JOBS)}')
   return jobs[0], rest, [f'--job: expected one job, got {" and ".join(jobs)}.'] * (len(jobs) > 1)
 
 
@@ -191,7 +191,7 @@ def _explain(word: str, job: Job, config: str) -> str:
   if owners := [other for other, one in JOBS.items() if name in one.flags]:
     return f'--{name}: expected a flag of this job, got one of {", ".join(owners)}. Remove it, or run one of these.'
   wanted = ELSEWHERE.get(name.replace('-', '_'), name.replace('-', '_'))
-  near = _nearest(wanted, job.flags, prefix='--')
+  near = globs.nearest(wanted, job.flags, prefix='--')
   settings = configs.known_settings(config) if job.has_settings else []
   found = [one for one in settings if f'.{one}'.endswith(f'.{wanted}')]
   if not found and not near:
@@ -210,11 +210,6 @@ def _as_config(job: Job, word: str) -> str:
   """Returns a hint if the job takes a config, and the word names one; else ''."""
   is_config = 'config' in job.flags and pathlib.PurePath(word.partition(':')[0]).stem in configs.list_names()
   return f' Did you mean --config={word}?' if is_config else ''
-
-
-def _nearest(word: str, known: Iterable[str], *, prefix: str = '') -> str:
-  near = difflib.get_close_matches(word, list(known), 1)
-  return f' Did you mean {prefix}{near[0]}?' if near else ''
 
 
 def parser(name: str) -> argparse.ArgumentParser:

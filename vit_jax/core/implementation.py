@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -34,6 +33,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from vit_jax.core import globs
 from vit_jax.core.errors import UserError
 
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
@@ -90,9 +90,9 @@ def load(name: str, *, from_command_line: bool = False) -> Any:
   path, _, attribute = name.partition(':')
   module = import_module(path, from_command_line=from_command_line)
   if not hasattr(module, attribute):
-    near = difflib.get_close_matches(attribute, vars(module), 1)
+    todo = globs.nearest(attribute, vars(module)) or f' Define it there, or correct {name!r}.'
     raise UserError(f'{path}: expected {attribute!r} in this module, {getattr(module, "__file__", "built in")}, got '
-                    'none.' + (f' Did you mean {near[0]}?' if near else f' Define it there, or correct {name!r}.'))
+                    f'none.{todo}')
   if is_own_file(getattr(module, '__file__', None) or ''):
     own_modules[path] = None
   return getattr(module, attribute)
