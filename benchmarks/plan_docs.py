@@ -2,8 +2,8 @@
 
   python -m benchmarks.plan_docs DIR [ROOT]
 
-DIR has a folder for each plan, named CONFIG-TOPOLOGY as `launch/plans.sh` names them, with a `plan.json`. ROOT is the
-repository. In `docs/guides/read_a_plan.md` the text between the two comments of `MARKS` is replaced, and in
+DIR has a folder for each plan, named CONFIG-TOPOLOGY as `benchmarks/plans.sh` names them, with a `plan.json`. ROOT is
+the repository. In `docs/guides/read_a_plan.md` the text between the two comments of `MARKS` is replaced, and in
 `configs/CONFIG.py` what follows the command of the docstring's `Plan:`. Configs without a plan in DIR stay as they are.
 """
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from vit_jax.plan import quick, table
 
 GUIDE = 'docs/guides/read_a_plan.md'
-MARKS = ('<!-- plans of runs: written by launch/plans.sh -->', '<!-- end of the plans of runs -->')
+MARKS = ('<!-- plans of runs: written by benchmarks/plans.sh -->', '<!-- end of the plans of runs -->')
 HEAD = ('run', 'topology, devices', 'layout', 'peak GiB', 'step ms', 'lower bound', 'collectives ms', 'core-days',
         'with collectives', 'paper', 'warnings', 'made')
 _PLAN = re.compile(r'^(Plan: +(?:[^\n]*\\\n)*[^\n]*\n)(?: [^\n]*\n)*', re.MULTILINE)
@@ -69,7 +69,7 @@ def section(plans: Sequence[dict[str, Any]]) -> str:
 
 def lines(plans: Sequence[dict[str, Any]]) -> str:
   """What follows the command of `Plan:` in the docstring of a config."""
-  found = ['Compiled without the hardware, not measured on a TPU (launch/plans.sh). Times in ms; core-days of the',
+  found = ['Compiled without the hardware, not measured on a TPU (benchmarks/plans.sh). Times in ms; core-days of the',
            'steps without collectives, and with the exposed ones.']
   if any(plan['quick'] for plan in plans):
     found.append('Quick: programs of {} and {} blocks, extended to all blocks.'.format(*quick.DEPTHS))

@@ -10,7 +10,7 @@ Differs:  The paper's LayerNorm has neither bias nor centering; here it has both
           here: optimizer, timescale, clipping.
 Run:      python -m vit_jax.main --config=configs/vit_22b_jft4b.py --workdir=runs/vit_22b_jft4b
 Plan:     python -m vit_jax.main --job=plan --config=configs/vit_22b_jft4b.py --topology=v4:8x8x8
-          Compiled without the hardware, not measured on a TPU (launch/plans.sh). Times in ms; core-days of the
+          Compiled without the hardware, not measured on a TPU (benchmarks/plans.sh). Times in ms; core-days of the
           steps without collectives, and with all of them.
           topology  layout          GiB    step      collectives  core-days  with    made
           v4:8x8x8  data=8 fsdp=64  17.89  25,175.7  2,685.1      52,813     58,446  2026-11-22

@@ -11,7 +11,7 @@ Run:      python -m vit_jax.main --config=configs/vit_g14_jft3b.py --workdir=run
           The length need not be known at the start: stop the run and shorten --config.length to begin the cooldown.
           size=G/14 trains the model of 1.8 B parameters with the same settings.
 Plan:     python -m vit_jax.main --job=plan --config=configs/vit_g14_jft3b.py:G/14 --topology=v5e:16x16
-          Compiled without the hardware, not measured on a TPU (launch/plans.sh). Times in ms; core-days of the
+          Compiled without the hardware, not measured on a TPU (benchmarks/plans.sh). Times in ms; core-days of the
           steps without collectives, and with all of them.
           topology   layout           GiB   step     collectives  core-days  with   made
           v5e:16x16  data=16 fsdp=16  4.73  1,572.7  118.9        4,660      5,012  2026-11-23

@@ -10,7 +10,7 @@ Differs:  No program was published for JFT. Not stated by the paper and chosen h
           that of ImageNet-21k ends at 1e-5 (an author's statement), and at most 8 labels of an image are used.
 Run:      python -m vit_jax.main --config=configs/vit_h14_jft.py --workdir=runs/vit_h14_jft
 Plan:     python -m vit_jax.main --job=plan --config=configs/vit_h14_jft.py --topology=v3:16x16
-          Compiled without the hardware, not measured on a TPU (launch/plans.sh). Times in ms; core-days of the
+          Compiled without the hardware, not measured on a TPU (benchmarks/plans.sh). Times in ms; core-days of the
           steps without collectives, and with all of them.
           Quick: programs of 2 and 4 blocks, extended to all blocks.
           topology   layout          GiB    step   collectives  core-days  with   made

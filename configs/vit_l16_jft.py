@@ -11,7 +11,7 @@ Differs:  No program was published for JFT. Not stated by the paper and chosen h
 Run:      python -m vit_jax.main --config=configs/vit_l16_jft.py --workdir=runs/vit_l16_jft
           Kernels compute attention and the MLP on the TPUs where they are faster (docs/explanation/layout.md).
 Plan:     python -m vit_jax.main --job=plan --config=configs/vit_l16_jft.py --topology=v3:16x16
-          Compiled without the hardware, not measured on a TPU (launch/plans.sh). Times in ms; core-days of the
+          Compiled without the hardware, not measured on a TPU (benchmarks/plans.sh). Times in ms; core-days of the
           steps without collectives, and with all of them.
           Quick: programs of 2 and 4 blocks, extended to all blocks. Made with --config.model.attention.kernel=xla.
           topology   layout          GiB   step  collectives  core-days  with  made

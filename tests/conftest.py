@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import compiler
 
-os.environ['JAX_PLATFORMS'] = os.environ.get('VIT_JAX_TEST_PLATFORM', 'cpu')  # cuda: by launch/gpu_check.sh
+os.environ['JAX_PLATFORMS'] = os.environ.get('VIT_JAX_TEST_PLATFORM', 'cpu')  # cuda: by benchmarks/gpu_check.sh
 # Tests are mostly compilation: level 0 halves it, and keeps the arithmetic; without the newer emitters of fusions it
 # takes 0.6 of that, and 0.8 of the rest if a small program is not split into modules of LLVM. On a busy machine eight
 # devices may wait for one another longer than the 40 s after which XLA would end the process.

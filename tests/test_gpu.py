@@ -1,6 +1,6 @@
 """What must hold on an NVIDIA GPU: kernels, a network, steps and weights of others there. Skipped elsewhere.
 
-`bash launch/gpu_check.sh` runs them, with f32 products in f32; with `--rehearse` on a CPU, but for cuDNN.
+`bash benchmarks/gpu_check.sh` runs them, with f32 products in f32; with `--rehearse` on a CPU, but for cuDNN.
 """
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vit_jax.parallel import mesh as meshes
 
 NO_GPU = 'jax.default_backend() != "gpu"'  # evaluated when a test is about to run
 pytestmark = [pytest.mark.skipif('False' if os.environ.get('VIT_JAX_REHEARSE') else NO_GPU,
-                                 reason='needs an NVIDIA GPU: launch/gpu_check.sh')]
+                                 reason='needs an NVIDIA GPU: benchmarks/gpu_check.sh')]
 CUDNN = pytest.mark.skipif(NO_GPU, reason='cuDNN needs an NVIDIA GPU')
 
 NEAR = 2e-2  # relative, of bf16

@@ -134,8 +134,9 @@ SLOW = ('cv2', 'tensorboardX', 'grain', 'sklearn', 'matplotlib', 'tensorflow_dat
         'google.protobuf', 'google_crc32c', 'tensorflow', 'jax.experimental.pallas')
 """Packages that only the code that uses them imports."""
 OF_FEW_RUNS = tuple(f'vit_jax.{name}' for name in (
-    'evaluate.knn', 'evaluate.segmentation', 'jobs.teacher_labels', 'jobs.text_towers', 'objectives.sam',
-    'train.tracker_hooks', 'weights.init_state', 'weights.loading'))
+    'data.answers', 'data.formats.pseudo', 'data.text', 'evaluate.features', 'evaluate.fewshot', 'evaluate.knn',
+    'evaluate.segmentation', 'evaluate.store', 'jobs.teacher_labels', 'jobs.text_towers', 'objectives.sam', 'recipes',
+    'train.tracker_hooks', 'weights.init_state', 'weights.loading', 'weights.preprocess', 'weights.report'))
 """Modules of this package that a run imports only where its config names them."""
 STARTS = {
     'the package, its help and a wrong flag': """

@@ -10,7 +10,8 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-SCRIPTS = [*sorted((ROOT / 'launch').rglob('*.sh')), ROOT / '.ci' / 'run']
+SCRIPTS = [*sorted((ROOT / 'launch').rglob('*.sh')), *sorted((ROOT / 'benchmarks').glob('*.sh')),
+           ROOT / '.ci' / 'run']
 BASH = shutil.which('bash') or '/bin/bash'
 TOOLS = ('dirname', 'cat', 'cksum', 'mkdir')
 

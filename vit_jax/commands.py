@@ -1,13 +1,13 @@
-"""The table of jobs with their typed flags.
+"""The table of jobs with their typed flags, and how a job is run.
 
-Parsing, `--help` (`main.py`) and shell completion (`completion.py`) follow from this table alone. A job is the function
-`run` of its module, which is imported when the job is chosen, and called with the value of every flag of its entry by
-name; it returns the exit status. To add a job, add its module and its entry in `JOBS`.
+Parsing, `--help` (`main.py`) and shell completion (`completion.py`) follow from the table `JOBS` alone. `main.parse`
+makes a `Command` of a command line, and `main.run` calls `Command.run`. This imports the module of the job, and calls
+its function `run` with the value of every flag of its entry by name; it returns the exit status. To add a job, add its
+module and its entry in `JOBS`.
 """
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import importlib
 import inspect
@@ -16,8 +16,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from vit_jax.config import schema
-from vit_jax.core import address, implementation
+from vit_jax.config import files, schema
+from vit_jax.core import address, globs, implementation
 from vit_jax.core.errors import UserError
 from vit_jax.flag_kinds import (
   BLOCKS,
@@ -49,7 +49,10 @@ from vit_jax.weights.reading import Reading
 class Flag(NamedTuple):
   """A flag; without a kind it is a switch, which takes no value.
 
-  usual: describes a default that is not a value.    alone: text that the flag stands for without a value.
+  help: what it sets, for the help and for messages.
+  default: its value if it is not given; of a switch always False.
+  usual: describes a default that is not a value.
+  alone: text that the flag stands for without a value.
   """
   name: str
   kind: Kind | None
@@ -78,16 +81,20 @@ class Flag(NamedTuple):
     except UserError:
       raise
     except ValueError:
-      near = difflib.get_close_matches(text, self.kind.choices, 1)
       raise UserError(f'--{self.name}: expected {self.kind.expected}, got {text[:40]!r}.'
-                      + (f' Did you mean {near[0]}?' if near else '')) from None
+                      f'{globs.nearest(text, self.kind.choices)}') from None
 
 
 class Job(NamedTuple):
-  """A job: its help, its module, the flags it needs and may take, and its other arguments (optional in brackets).
+  """A job of the command line.
 
+  line: its help.
+  module: has its function `run`.
+  needs, takes: flags that must be given, and that may be.
+  words: its other arguments, for the help; optional in brackets, '' = none.
   base: the config whose settings can be overridden, of a job without --config.
-  on_cpu: it leaves accelerators to other processes.    is_quick: it does not import jax, and shows no stages.
+  on_cpu: whether it leaves accelerators to other processes.
+  is_quick: whether it does without jax, and shows no stages.
   """
   line: str
   module: str
@@ -100,6 +107,7 @@ class Job(NamedTuple):
 
   @property
   def flags(self) -> dict[str, Flag]:
+    """All flags by name."""
     return {flag.name: flag for flag in (*self.needs, *self.takes)}
 
   @property
@@ -167,19 +175,17 @@ def check_flags(names: Sequence[str], hardware: str) -> None:
 
 
 def load_config(command: Command) -> tuple[schema.Config | schema.Study | None, str]:
-  """The config of `--config`, or else the one of the run in `--workdir`, with overrides; and where it is from.
+  """Returns the config of `--config`, or else that of the run in `--workdir`, with overrides; and where it is from.
 
   Raises:
     UserError: lists every unknown name and every value that cannot be read.
   """
-  from vit_jax.config import files
-  from vit_jax.recipes import sizes
   overrides, workdir = list(command.overrides), command.values.get('workdir')
   name = command.values['config'] or ('evaluate' if command.job == 'evaluate' and command.values['weights'] else '')
   if name:
     loads = {'study': files.load_study, 'settings': files.load_study, 'plan': files.load_any}
     load = loads.get(command.job, files.load)
-    return load(name, overrides, models=sizes.model), f'--config={name}'
+    return load(name, overrides, models=find_model), f'--config={name}'
   if workdir is None:
     return None, ''
   path = workdir / 'config.json'
@@ -187,7 +193,13 @@ def load_config(command: Command) -> tuple[schema.Config | schema.Study | None, 
     raise UserError(f'--workdir: expected the directory of a run, got {workdir}, which has no config.json. Pass the '
                     '--workdir of a run, or --config=NAME as well.')
   with storage.local(path) as local:
-    return files.load(str(local), overrides, models=sizes.model), str(path)
+    return files.load(str(local), overrides, models=find_model), str(path)
+
+
+def find_model(name: str) -> schema.Model:
+  """Returns the network of a name such as `B/16`, for `--config.model=NAME`."""
+  from vit_jax.recipes import sizes  # only here: few command lines name a network
+  return sizes.model(name)
 
 
 def read_line(parse: Callable[[Sequence[str]], Command], words: Sequence[str]) -> tuple[str, list[schema.Config]]:
@@ -215,6 +227,7 @@ READING = (
          'ema if the run has one; of a file, the network for inference'),
     Flag('allow_download', None, 'also download weights that only a file names: those that adapters of PEFT are for'),
     Flag('allow_nonfinite', None, 'also use weights with values that are not finite'))
+IMAGES = Flag('data', TEXT, 'images: folder:PATH, tfds:NAME or array_record:DIR')
 FLAGS = Flag('flags', choices(*xla_flags.SETS), 'sets of XLA flags: python -m vit_jax.parallel.xla_flags lists them',
              [], 'none')
 FOLLOW_LINKS = Flag('follow_links', None, 'also read files outside of a folder to which symbolic links in it lead')
@@ -229,7 +242,7 @@ JOBS = {
         Flag('until', TEXT, "pause after this part of the run, such as '25 %': evaluate, save, and end", '',
              'the end of the run'), FLAGS)),
     'finetune': Job('Fine-tune weights on your images; everything else follows from both.', 'jobs.finetune', (
-        WEIGHTS, Flag('data', TEXT, 'images: folder:PATH, tfds:NAME or array_record:DIR')), (
+        WEIGHTS, IMAGES), (
         Flag('workdir', STORED, 'directory of the run, which is resumed if it exists', None,
              'runs/finetune_WEIGHTS_DATA'),
         Flag('lora', whole(1, 1024), 'rank of adapters (LoRA) to train in place of the weights; 8 without a number', 0,
@@ -237,7 +250,7 @@ JOBS = {
         Flag('compare', choice('yes', 'no'), 'whether to compare the finished run with k-NN and logistic regression on '
              'frozen features, if there are at most 5,000 images', 'yes'), FLAGS), base='finetune:B/16,own'),
     'pretrain': Job('Continue the pre-training of weights on your images, without their labels.', 'jobs.pretrain', (
-        WEIGHTS, Flag('data', TEXT, 'images: folder:PATH, tfds:NAME or array_record:DIR')), (
+        WEIGHTS, IMAGES), (
         Flag('objective', choice('dino', 'lejepa', 'mae', 'ijepa'), 'what is learned', 'dino'),
         Flag('warm_heads', TEXT, 'how long the backbone is frozen while the new heads learn', '', '10 %'),
         Flag('workdir', STORED, 'directory of the run, which is resumed if it exists', None,

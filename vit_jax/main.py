@@ -1,9 +1,11 @@
 """The command line: `python -m vit_jax.main --job=… --config=…`, or `vit-jax JOB …`.
 
-Reads the command line by the table in `commands.py`, runs the job, and turns every exception into a message and an exit
-status. `argparse` splits the flags and formats the help of a job; because it stops at its first error, and knows no
-overrides, unknown flags and overrides are taken out before it and values are read after it, so that all problems are
-listed together. Imports neither jax nor a job before one is chosen, so that `--help` is instant.
+`program` calls `run`, which reads the command line by the table in `commands.py` (`parse`), runs the job
+(`Command.run`), and turns every exception into a message and an exit status (`reports.explain`).
+
+The words of a command line are split here, as `argparse` stops at its first error and knows no overrides, and all
+problems are listed together. `argparse` formats the help of a job, and the package shtab reads its parsers. Imports
+neither jax nor a job before one is chosen, so that `--help` is instant.
 """
 from __future__ import annotations
 
@@ -17,11 +19,13 @@ import multiprocessing
 import os
 import pathlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.commands import JOBS, Command, Flag, Job
-from vit_jax.core import failures, implementation, reports, signals
+from vit_jax.commands import JOBS, Command, Flag, Job, find_model
+from vit_jax.config import files as configs
+from vit_jax.config.overrides import ELSEWHERE
+from vit_jax.core import failures, globs, implementation, reports, signals
 from vit_jax.core.errors import UserError
 from vit_jax.record import console
 
@@ -64,10 +68,9 @@ def parse(arguments: Sequence[str]) -> Command:
   """
   name, words, problems = _job(arguments)
   job = JOBS[name]
-  known, overrides, unknown = _split(job, words)
-  texts, files = parser(name).parse_known_args(known)
+  texts, files, overrides, unknown = _split(job, words)
   values: dict[str, Any] = {flag.name: flag.default if flag.kind else False for flag in job.flags.values()}
-  for flag, given in vars(texts).items():
+  for flag, given in texts.items():
     try:
       values[flag] = _value(job.flags[flag], given)
     except UserError as error:
@@ -77,18 +80,26 @@ def parse(arguments: Sequence[str]) -> Command:
   meant |= {'config'} if any(_as_config(job, word) for word in files) else set()
   problems += [f'--{flag.name}: expected {flag.kind.expected}, got none. The {name} job needs '
                f'--{flag.name}={flag.kind.metavar}: {flag.help}.'
-               for flag in job.needs if flag.kind and flag.name not in meant and not hasattr(texts, flag.name)]
-  problems += _word_problems(job, files) + _repeated(overrides)
+               for flag in job.needs if flag.kind and flag.name not in meant | texts.keys()]
+  if not job.words:
+    problems += [f'{_not_a_job(word)}{_as_config(job, word) or globs.nearest(word, JOBS)}' for word in files]
+  elif not files and not job.words.startswith('['):
+    problems.append(f'command line: expected {job.words}, got none.')
+  problems += _repeated(overrides)
   if overrides and not job.has_settings:
     problems.append(f'--config.{overrides[0]}: expected no override, as vit-jax {name} takes no config. Remove it.')
   if problems:
-    problems += _config_problems(values.get('config') or job.base, overrides)
+    try:
+      if config := values.get('config') or job.base:
+        configs.load_study(config, overrides, models=find_model)
+    except UserError as error:
+      problems.append(str(error))
     raise UserError('\n'.join([*dict.fromkeys(problems), f'See vit-jax {name} --help.']))
   return Command(name, values, tuple(overrides), tuple(files))
 
 
 def _job(arguments: Sequence[str]) -> tuple[str, list[str], list[str]]:
-  """The name of the job, the other arguments, and problems.
+  """Returns the name of the job, the other arguments, and problems.
 
   Raises:
     UserError: there is no such job.
@@ -100,18 +111,20 @@ def _job(arguments: Sequence[str]) -> tuple[str, list[str], list[str]]:
   chooser.add_argument('--job', '-job', nargs='?', const='', action='append', default=[])
   found, rest = chooser.parse_known_args(words)
   first = rest[0] if rest and not found.job and not rest[0].startswith('-') else ''
-  if not _as_config(JOBS['train'], first) and (near := _nearest(first, JOBS)):
+  if not _as_config(JOBS['train'], first) and (near := globs.nearest(first, JOBS)):
     raise UserError(_not_a_job(first) + near)  # the only problem: all others would be those of the default job
   jobs = list(dict.fromkeys(found.job)) or ['train']
   for job in jobs:
     if job not in JOBS:
-      raise UserError(f'--job: expected one of {", ".join(JOBS)}, got {job or "none"}.{_nearest(job, JOBS)}')
+      raise UserError(f'--job: expected one of {", ".join(JOBS)}, got {job or "none"}.{globs.nearest(job, JOBS)}')
   return jobs[0], rest, [f'--job: expected one job, got {" and ".join(jobs)}.'] * (len(jobs) > 1)
 
 
-def _split(job: Job, words: list[str]) -> tuple[list[str], list[str], list[str]]:
-  """Arguments for the parser of the job; overrides as `name=value`; and flags that the job does not have."""
-  known: list[str] = []
+def _split(job: Job, words: list[str]) -> tuple[dict[str, list[str]], list[str], list[str], list[str]]:
+  """Returns the texts of each flag, none of a switch; the words that are no flags; overrides as `name=value`; and flags
+  that the job does not have."""
+  texts: dict[str, list[str]] = {}
+  files: list[str] = []
   overrides: list[str] = []
   unknown: list[str] = []
   switches = {flag.name for one in JOBS.values() for flag in one.flags.values() if not flag.kind}
@@ -119,7 +132,7 @@ def _split(job: Job, words: list[str]) -> tuple[list[str], list[str], list[str]]
     word = words.pop(0)
     name, equals, value = word.lstrip('-').partition('=')
     if not word.startswith('-'):
-      known.append(word)
+      files.append(word)
       continue
     if not equals and name not in switches and words and not words[0].startswith('-'):
       equals, value = '=', words.pop(0)
@@ -128,18 +141,18 @@ def _split(job: Job, words: list[str]) -> tuple[list[str], list[str], list[str]]
     elif name not in job.flags:
       unknown.append(name)
     elif job.flags[name].kind:
-      known.append(f'--{name}={value if equals else job.flags[name].alone}')
+      texts.setdefault(name, []).append(value if equals else job.flags[name].alone)
     elif equals:
       unknown.append(f'{name}={value}')
     else:
-      known.append(f'--{name}')
-  return known, overrides, unknown
+      texts[name] = []
+  return texts, files, overrides, unknown
 
 
-def _value(flag: Flag, texts: list[str] | bool) -> Any:
-  """The value of a flag that is given once, or several times with the same text; True for a switch."""
-  if isinstance(texts, bool):
-    return texts
+def _value(flag: Flag, texts: list[str]) -> Any:
+  """Returns the value of a flag that is given once, or several times with the same text; True for a switch."""
+  if not flag.kind:
+    return True
   if len(values := list(dict.fromkeys(texts))) > 1:
     raise UserError(f'--{flag.name}: expected one value, got {_listed(values)}. Set one, and quote a range '
                     'in braces.')
@@ -171,17 +184,15 @@ def _listed(values: Sequence[str]) -> str:
 
 
 def _explain(word: str, job: Job, config: str) -> str:
-  """The problem of a flag that the job does not have: of other jobs, a setting of the config, or misspelt."""
-  from vit_jax.config import files
-  from vit_jax.config.overrides import ELSEWHERE
+  """Returns the problem of a flag that the job does not have: of other jobs, a setting of the config, or misspelt."""
   name, equals, value = word.partition('=')
   if equals:
     return f'--{name}: expected no value, got {value!r}. Set --{name} alone.'
   if owners := [other for other, one in JOBS.items() if name in one.flags]:
     return f'--{name}: expected a flag of this job, got one of {", ".join(owners)}. Remove it, or run one of these.'
   wanted = ELSEWHERE.get(name.replace('-', '_'), name.replace('-', '_'))
-  near = _nearest(wanted, job.flags, prefix='--')
-  settings = files.known_settings(config) if job.has_settings else []
+  near = globs.nearest(wanted, job.flags, prefix='--')
+  settings = configs.known_settings(config) if job.has_settings else []
   found = [one for one in settings if f'.{one}'.endswith(f'.{wanted}')]
   if not found and not near:
     last = difflib.get_close_matches(wanted.split('.')[-1], {one.split('.')[-1] for one in settings}, 1, 0.75)
@@ -191,43 +202,18 @@ def _explain(word: str, job: Job, config: str) -> str:
   return f'--{name}: expected a known flag, got --{name}.{near}'
 
 
-def _word_problems(job: Job, words: list[str]) -> list[str]:
-  """Problems of the arguments that are not flags."""
-  if job.words:
-    return [] if words or job.words.startswith('[') else [f'command line: expected {job.words}, got none.']
-  return [f'{_not_a_job(word)}{_as_config(job, word) or _nearest(word, JOBS)}' for word in words]
-
-
 def _not_a_job(word: str) -> str:
   return f'command line: expected a job such as train or a flag such as --config=digits, got {word!r}.'
 
 
 def _as_config(job: Job, word: str) -> str:
   """Returns a hint if the job takes a config, and the word names one; else ''."""
-  from vit_jax.config import files
-  is_config = 'config' in job.flags and pathlib.PurePath(word.partition(':')[0]).stem in files.list_names()
+  is_config = 'config' in job.flags and pathlib.PurePath(word.partition(':')[0]).stem in configs.list_names()
   return f' Did you mean --config={word}?' if is_config else ''
 
 
-def _config_problems(config: str | None, overrides: list[str]) -> list[str]:
-  """Problems of the config's name and of its overrides."""
-  from vit_jax.config import files
-  from vit_jax.recipes import sizes
-  try:
-    if config:
-      files.load_study(config, overrides, models=sizes.model)
-  except UserError as error:
-    return [str(error)]
-  return []
-
-
-def _nearest(word: str, known: Iterable[str], *, prefix: str = '') -> str:
-  near = difflib.get_close_matches(word, list(known), 1)
-  return f' Did you mean {prefix}{near[0]}?' if near else ''
-
-
 def parser(name: str) -> argparse.ArgumentParser:
-  """The parser of a job, for its help and for splitting flags from words; it converts nothing."""
+  """Returns the parser of a job, for its help and for shell completion; it converts nothing."""
   job = JOBS[name]
   needs = [f'--{flag.name}={flag.kind.metavar}' for flag in job.needs if flag.kind]
   usage = ['vit-jax', name, *needs, *(['[--flag=VALUE …]'] if job.takes else []), job.words]
@@ -247,14 +233,14 @@ def parser(name: str) -> argparse.ArgumentParser:
 
 
 def _describe(flag: Flag) -> str:
-  """The help of a flag, with its limits and its default."""
+  """Returns the help of a flag, with its limits and its default."""
   default = flag.usual or ('' if flag.default in (None, '', []) else str(flag.default))
   notes = '; '.join(filter(None, [flag.kind.limits if flag.kind else '', f'default: {default}' if default else '']))
   return (f'{flag.help} ({notes})' if notes else flag.help).replace('%', '%%')
 
 
 def help_text(arguments: Sequence[str] = ()) -> str:
-  """The help of the job that the arguments name, or that of the program.
+  """Returns the help of the job that the arguments name, or that of the program.
 
   Raises:
     UserError: there is no such job.
@@ -267,7 +253,7 @@ def help_text(arguments: Sequence[str] = ()) -> str:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-  """Runs a command line and returns its exit status; every exception becomes a message, see `core/failures.py`.
+  """Runs a command line and returns its exit status; every exception becomes a message, see `core/reports.py`.
 
   Args:
     arguments: after the program's name; None = those of this process.
@@ -276,7 +262,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
   try:
     words, how = console.take(words)
   except UserError as error:
-    print(failures.explain(error, words).message, file=sys.stderr)
+    print(reports.explain(error, words).message, file=sys.stderr)
     return failures.USER_ERROR
   with console.chosen(how):
     return _run(words)
@@ -303,8 +289,8 @@ def _run(arguments: list[str]) -> int:
   except SystemExit:
     raise
   except BaseException as error:
-    failure = failures.explain(error, arguments)
-  failures.drop_output()
+    failure = reports.explain(error, arguments)
+  reports.drop_output()
   if failure.message and (failure.status != signals.INTERRUPTED or signals.ending().take()):
     with contextlib.suppress(OSError):
       print(failure.message, file=sys.stderr, flush=True)

@@ -13,7 +13,7 @@ import pytest
 
 from vit_jax import main
 from vit_jax.config import check, files, json_files, overrides, parts, schema
-from vit_jax.core import failures, implementation
+from vit_jax.core import implementation, reports
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import settings
 
@@ -209,7 +209,7 @@ def test_an_exception_in_own_code_is_an_error_of_the_user(config: pathlib.Path, 
   files.load(str(config), [])
   with pytest.raises(KeyError) as error:
     sys.modules['turning'].fail()
-  failure = failures.explain(error.value, ['train'], {'XDG_STATE_HOME': str(tmp_path)})
+  failure = reports.explain(error.value, ['train'], {'XDG_STATE_HOME': str(tmp_path)})
   number = len(MODULE.splitlines()) + 3
   assert failure.status == 2 and failure.message.startswith(
       f"error: {tmp_path}/turning.py, line {number}, in fail: expected code that runs, got KeyError: 'x'.\n    return ")
@@ -254,5 +254,5 @@ def test_an_unforeseen_error_beside_own_code_names_it_first(config: pathlib.Path
   files.read(str(config))
   implementation.load('turning:Turn')
   error = AttributeError("'Pool' object has no attribute 'pooled'")
-  said = failures.explain(error, [], {'XDG_STATE_HOME': str(tmp_path)})
+  said = reports.explain(error, [], {'XDG_STATE_HOME': str(tmp_path)})
   assert 'Compare your code in ' in said.message and 'turning' in said.message

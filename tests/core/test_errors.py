@@ -9,7 +9,7 @@ import pytest
 
 from vit_jax import main
 from vit_jax.config import json_files, schema
-from vit_jax.core import errors, failures
+from vit_jax.core import errors, reports
 from vit_jax.core.errors import UserError
 from vit_jax.record import console, run_directory, writer
 
@@ -43,7 +43,7 @@ def test_messages_reports_logs_and_records_do_not_have_them(tmp_path: pathlib.Pa
   try:
     raise RuntimeError(f'could not open {ADDRESS}')
   except RuntimeError as error:
-    shown = failures.explain(error, ['predict', f'--weights={ADDRESS}'], {'XDG_STATE_HOME': str(tmp_path)})
+    shown = reports.explain(error, ['predict', f'--weights={ADDRESS}'], {'XDG_STATE_HOME': str(tmp_path)})
   report, = tmp_path.rglob('failure-*.txt')
   assert SECRET not in shown.message + report.read_text() and 'host/net.npz' in report.read_text()
   record = logging.LogRecord('a', logging.INFO, 'f', 1, 'loading %s', (ADDRESS,), None)

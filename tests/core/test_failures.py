@@ -9,7 +9,7 @@ import urllib.error
 
 import pytest
 
-from vit_jax.core import failures, implementation
+from vit_jax.core import failures, implementation, reports
 from vit_jax.core.errors import TemporaryError, UserError
 
 Runtime = type('JaxRuntimeError', (RuntimeError,), {})
@@ -23,8 +23,8 @@ def raised(error: BaseException, cause: BaseException | None = None) -> BaseExce
     return caught
 
 
-def explain(error: BaseException, **environ: str) -> failures.Failure:
-  return failures.explain(error, ['train', '--config=x'], environ)
+def explain(error: BaseException, **environ: str) -> reports.Failure:
+  return reports.explain(error, ['train', '--config=x'], environ)
 
 
 @pytest.fixture(autouse=True)
@@ -111,10 +111,10 @@ def test_a_broken_pipe_is_quiet_only_where_it_is_standard_output(
   reader, writer = os.pipe()
   os.close(reader)
   with open(writer, 'w') as closed:
-    monkeypatch.setattr(failures.sys, 'stdout', closed)
+    monkeypatch.setattr(reports.sys, 'stdout', closed)
     closed.write('x')
     assert explain(raised(BrokenPipeError(errno.EPIPE, 'Broken pipe'))) == (141, '')
-    failures.drop_output()  # else leaving the block would raise
+    reports.drop_output()  # else leaving the block would raise
 
 
 @pytest.mark.parametrize(('statuses', 'worst'), [
@@ -206,9 +206,32 @@ def test_a_person_has_to_change_what_a_later_try_meets_again(error: Exception) -
   assert isinstance(failures.writing('f', error), UserError)
 
 
-def test_an_unknown_error_of_the_runtime_while_a_file_is_written_is_one_of_the_environment() -> None:
-  assert isinstance(failures.writing('f', Runtime('INTERNAL: stream did not block')), TemporaryError)
-  assert isinstance(failures.writing('f', Runtime('RESOURCE_EXHAUSTED: 9 GiB')), UserError)
+UNKNOWN = [Runtime(text) for text in (
+    'INTERNAL: stream did not block', 'INVALID_ARGUMENT: expected 7 buffers, got 6', 'UNKNOWN: x', 'CANCELLED: x',
+    'FAILED_PRECONDITION: DNN library initialization failed.', 'UNIMPLEMENTED: x', 'DATA_LOSS: x')]
+"""Errors after which the same command meets the same error, as far as is known."""
+
+
+@pytest.mark.parametrize('error', UNKNOWN, ids=str)
+def test_an_unknown_error_of_the_runtime_is_neither_temporary_nor_one_of_a_file(error: Exception) -> None:
+  wrapped = raised(ValueError('x'), error)
+  for one in (error, wrapped):
+    assert failures.is_of_runtime(one) and failures.kind(one) is not TemporaryError
+  assert explain(error, XDG_STATE_HOME='/dev/null').status == 70
+  with pytest.raises(type(error)):  # and not as an error of the storage
+    failures.stored(Failing(error), 'a')
+
+
+@pytest.mark.parametrize(('error', 'status'), [
+    (Runtime('UNAVAILABLE: no route'), 75), (Runtime('ABORTED: x'), 75), (Runtime('DEADLINE_EXCEEDED: x'), 75),
+    (Runtime('INTERNAL: NCCL operation failed: unhandled system error'), 75),
+    (Runtime('INTERNAL: ICI link 3 is down'), 75), (Runtime('RESOURCE_EXHAUSTED: Out of memory: 9 GiB'), 2),
+    (Runtime('INTERNAL: [Errno 5] Input/output error'), 75), (OSError(errno.EXDEV, 'x'), 70), (ValueError('x'), 70)],
+    ids=str)
+def test_a_known_error_of_the_runtime_has_the_status_of_its_cause(error: Exception, status: int) -> None:
+  assert not failures.is_of_runtime(error)
+  assert explain(error, XDG_STATE_HOME='/dev/null').status == status
+  assert (failures.kind(error) is TemporaryError) == (status == 75)
 
 
 class Failing:
@@ -254,7 +277,7 @@ def test_after_the_patience_the_program_ends_with_75(waits: list[float]) -> None
   with pytest.raises(TemporaryError, match='reading x: expected success within 20 s, got ') as found:
     failures.retried(Failing(*[OSError(errno.EIO, 'x')] * 99), 'reading x', patience_s=20)
   assert sum(waits) == 20
-  assert failures.explain(found.value).status == 75
+  assert reports.explain(found.value).status == 75
 
 
 def test_a_patience_of_zero_repeats_nothing(waits: list[float]) -> None:

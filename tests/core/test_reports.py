@@ -5,14 +5,14 @@ import pathlib
 
 import pytest
 
-from vit_jax.core import failures, reports
+from vit_jax.core import reports
 
 
-def explain(home: object) -> failures.Failure:
+def explain(home: object) -> reports.Failure:
   try:
     raise KeyError('x')
   except KeyError as error:
-    return failures.explain(error, ['train'], {'XDG_STATE_HOME': str(home)})
+    return reports.explain(error, ['train'], {'XDG_STATE_HOME': str(home)})
 
 
 def test_where_the_state_directory_cannot_be_made_a_temporary_file_holds_the_traceback(

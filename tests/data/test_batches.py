@@ -11,7 +11,7 @@ import pytest
 import slices
 
 from vit_jax.config import schema
-from vit_jax.core import failures
+from vit_jax.core import failures, reports
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Batch, Shard
 from vit_jax.data import loader, opening, order
@@ -138,7 +138,7 @@ def test_an_error_of_the_system_stops_the_run_and_counts_as_no_bad_image(
                lambda: loader.decode_all(failing, fit, threads=2), lambda: loader.reason_bad(failing, 3, fit)):
     with pytest.raises((UserError, TemporaryError)) as found:
       make()
-    assert failures.explain(found.value).status == (75 if number in (errno.ENOSPC, errno.EIO, errno.ESTALE) else 2)
+    assert reports.explain(found.value).status == (75 if number in (errno.ENOSPC, errno.EIO, errno.ESTALE) else 2)
     message = str(found.value)
     assert source.describe(3) in message and f'got "{os.strerror(number)}"' in message  # type: ignore[operator]
     assert failures.MEANINGS[number].advice in message

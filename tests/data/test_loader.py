@@ -262,7 +262,7 @@ def test_sizes_that_do_not_fit_are_refused(image_folder: pathlib.Path) -> None:
   source = source_of(image_folder)
   with pytest.raises(errors.UserError, match='batch_size: expected at most 37, the number of ex.*, got 38. Set .*=32'):
     train(source, batch_size=38)
-  with pytest.raises(errors.UserError, match='batch_size=6 is not a positive multiple of the 4 parts'):
+  with pytest.raises(errors.UserError, match='^batch_size: expected a positive multiple of 4, the parts .*, got 6'):
     train(source, shard=Shard((0,), 4))
   with pytest.raises(errors.UserError, match='seed: expected 0 or more, got -1'):
     train(source, seed=-1)

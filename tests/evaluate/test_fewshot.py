@@ -15,7 +15,7 @@ from vit_jax.config import check, files, schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Features, Outputs
 from vit_jax.data.image import geometry
-from vit_jax.evaluate import fewshot, resources, ridge
+from vit_jax.evaluate import fewshot, final, resources, ridge
 from vit_jax.evaluate.features import Split
 
 CLASSES, WIDTH, SHOTS = 4, 9, (1, 3)
@@ -151,7 +151,7 @@ def test_big_vision_s_protocol_reads_after_the_hidden_layer() -> None:
     def predict(self, selected: object, image: np.ndarray) -> Outputs:
       return Outputs(None, Features(image[:, None], image, (1, 1)))
 
-  read = resources.Hidden(View())  # type: ignore[arg-type]
+  read = resources.Hidden(View())
   np.testing.assert_allclose(read({'head': params}, jnp.float32(pooled)), np.tanh(pooled @ kernel + bias), atol=1e-6)
   np.testing.assert_array_equal(read({'head': {'kernel': kernel}}, jnp.float32(pooled)), np.float32(pooled))
   np.testing.assert_array_equal(read({}, jnp.float32(pooled)), np.float32(pooled))  # of a network without a head
@@ -163,3 +163,8 @@ def test_big_vision_s_protocol_refuses_other_features() -> None:
   assert isinstance(few, schema.FewShot) and few.protocol is THEIRS
   few.features = schema.FeatureLayers((-1,))
   assert any('evals.imagenet.features: expected' in text for text in check.problems(config))
+
+
+def test_few_shot_runs_after_the_evaluations_that_store_features() -> None:
+  both = {'few': {'student': evaluator(6, 'one')}, 'test': {'student': object()}}
+  assert final.in_order(both) == ['test', 'few']

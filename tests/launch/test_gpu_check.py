@@ -1,4 +1,4 @@
-"""launch/gpu_check.sh, against a GPU and a Python that note what they are asked."""
+"""benchmarks/gpu_check.sh, against a GPU and a Python that note what they are asked."""
 from __future__ import annotations
 
 import pathlib
@@ -39,7 +39,7 @@ def gpu(machines: Machines) -> Machines:
 
 
 def check(gpu: Machines, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-  return gpu.run('gpu_check.sh', 'out', f'--python={gpu.env["PYTHON"]}', *arguments, **env)
+  return gpu.run('../benchmarks/gpu_check.sh', 'out', f'--python={gpu.env["PYTHON"]}', *arguments, **env)
 
 
 def test_all_is_timed_after_the_tests_each_part_with_its_log(gpu: Machines) -> None:
@@ -103,9 +103,11 @@ def test_without_a_network_all_comes_from_a_folder_of_wheels(gpu: Machines) -> N
   root, wheels = gpu.folder / 'root', gpu.folder / 'my wheels'
   wheels.mkdir()
   shutil.copytree(ROOT / 'launch', root / 'launch')
+  (root / 'benchmarks').mkdir()
+  shutil.copy(ROOT / 'benchmarks' / 'gpu_check.sh', root / 'benchmarks')
   for name in ('setup.py', 'pyproject.toml'):
     shutil.copy(ROOT / name, root)
-  found = subprocess.run([BASH, str(root / 'launch' / 'gpu_check.sh'), '--only=tests', '--extra=gpu12',
+  found = subprocess.run([BASH, str(root / 'benchmarks' / 'gpu_check.sh'), '--only=tests', '--extra=gpu12',
                           f'--wheels={wheels}'], env=gpu.env, text=True, capture_output=True, check=False,
                          timeout=HANGS_S, cwd=gpu.folder)
   assert found.returncode == 0, found.stdout + found.stderr

@@ -11,7 +11,7 @@ import faults
 import jax
 import pytest
 
-from vit_jax.core import failures
+from vit_jax.core import reports
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.parallel import hosts
 from vit_jax.parallel.hosts import Place
@@ -108,7 +108,7 @@ def meet_all(places: list[Place], timeout_s: int = 5) -> list[str]:
       hosts.meet(places[i], timeout_s)
       heard[i] = ''
     except (UserError, TemporaryError) as error:
-      heard[i] = f'{failures.explain(error).status} {error}'
+      heard[i] = f'{reports.explain(error).status} {error}'
 
   threads = [threading.Thread(target=one, args=(i,)) for i in range(len(places))]
   for thread in threads:

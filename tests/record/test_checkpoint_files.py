@@ -43,3 +43,11 @@ def test_arrays_must_be_those_of_the_description() -> None:
                       ([array((4, 3), (1 << 40, 3)), array((), ())], 'is larger than its array')):
     with pytest.raises(Damaged, match=says):
       checkpoint_files.check_arrays('params', found, shapes)
+
+
+def test_an_unknown_error_of_the_runtime_does_not_make_a_checkpoint_damaged() -> None:
+  def fail() -> None:
+    raise type('JaxRuntimeError', (RuntimeError,), {})('INTERNAL: stream did not block')
+
+  with pytest.raises(RuntimeError, match='^INTERNAL: stream did not block$'):
+    checkpoint_files.guard('checkpoint 3', fail)

@@ -21,7 +21,7 @@ import programs
 import pytest
 
 from vit_jax.config import schema
-from vit_jax.core import failures, trees
+from vit_jax.core import reports, trees
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.objectives.ema import Ema, Growing
 from vit_jax.objectives.supervised import Supervised
@@ -301,6 +301,8 @@ def test_a_save_that_fails_here_is_noticed_while_other_processes_do_not_come(
     (ValueError("UNAVAILABLE: Error writing x [os_error_code='5']"), 75),
     (ValueError('UNKNOWN: Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:58502'), 75),
     (type('JaxRuntimeError', (RuntimeError,), {})('DEADLINE_EXCEEDED: Barrier timed out. Id: save:2'), 75),
+    (type('JaxRuntimeError', (RuntimeError,), {})('INVALID_ARGUMENT: expected 7 buffers, got 6'), 70),
+    (type('JaxRuntimeError', (RuntimeError,), {})('INTERNAL: stream did not block'), 70),
     (AttributeError("'NoneType' object has no attribute 'save'"), 70)], ids=str)
 def test_a_save_that_fails_has_the_status_of_its_cause(
     error: Exception, status: int, one: Program, open_folder: object, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,6 +314,6 @@ def test_a_save_that_fails_has_the_status_of_its_cause(
   monkeypatch.setattr(checkpointer._manager(), 'save', fail)
   with pytest.raises(Exception) as found:
     save(checkpointer, one, [2])
-  failure = failures.explain(found.value, environ={'XDG_STATE_HOME': '/dev/null'})
+  failure = reports.explain(found.value, environ={'XDG_STATE_HOME': '/dev/null'})
   assert failure.status == status
   assert status == 70 or 'could not be written' in failure.message and 'steps on disk: 1' in failure.message

@@ -1,9 +1,9 @@
 """Reads zip archives, and NumPy arrays in `.npz` and `.npy`, with limits: a small file cannot fill the memory.
 
-No other module reads such files (`tests/test_house.py`).
-
-The declared sizes are compared with the size of the file before anything is decompressed, and no member is
-decompressed beyond its declared size.
+`read_npz` and `map_npy` read files by their path. For an archive that holds more than arrays, `opened` checks its
+members, and `read`, `read_arrays` or `verify` then read them: the declared sizes are compared with the size of the file
+before anything is decompressed, and no member is decompressed beyond its declared size. No other module reads such
+files (`tests/test_house.py`), and this one does not know what the arrays are for.
 """
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def opened(file: BinaryIO, size: int) -> Iterator[zipfile.ZipFile]:
     members = archive.infolist()
     for member in members:
       if member.flag_bits & 0x1:
-        raise ValueError(f'{_shown(member.filename)} is encrypted')
+        raise ValueError(f'{documents.shown(member.filename)} is encrypted')
       if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ValueError(f'{_shown(member.filename)} is compressed by method {member.compress_type}, and only deflate '
-                         'is read')
+        raise ValueError(f'{documents.shown(member.filename)} is compressed by method {member.compress_type}, and only '
+                         'deflate is read')
     if len({member.filename for member in members}) < len(members):
       raise ValueError('it has two members of the same name')
     _check_complete(file, archive, size)
@@ -116,28 +116,30 @@ def read(archive: zipfile.ZipFile, name: str) -> bytearray:
     ValueError: the member is shorter than declared.
     zipfile.BadZipFile: the checksum differs.
   """
-  found = bytearray(archive.getinfo(name).file_size)
-  whole, at = memoryview(found), 0
+  found, at = bytearray(archive.getinfo(name).file_size), 0
+  whole = memoryview(found)
   for piece in _pieces(archive, name):
     whole[at:at + len(piece)] = piece
     at += len(piece)
-  if at < len(found):
-    raise ValueError(f'{_shown(name)} ends after {at:,} of {len(found):,} bytes')
   return found
 
 
 def verify(archive: zipfile.ZipFile) -> None:
   """Verifies the checksums of all members without keeping their contents. Raises the same errors as `read`."""
-  for member in archive.infolist():
-    if (length := sum(map(len, _pieces(archive, member.filename)))) < member.file_size:
-      raise ValueError(f'{_shown(member.filename)} ends after {length:,} of {member.file_size:,} bytes')
+  for name in archive.namelist():
+    for _ in _pieces(archive, name):
+      pass
 
 
 def _pieces(archive: zipfile.ZipFile, name: str) -> Iterator[bytes]:
-  """Yields a member's bytes up to its declared size; an unbounded read would first decompress all of them."""
+  """Yields a member's bytes up to its declared size, piece by piece: one read would first decompress all of them."""
+  declared, num = archive.getinfo(name).file_size, 0
   with archive.open(name) as member:
     while piece := member.read(_PIECE):
+      num += len(piece)
       yield piece
+  if num < declared:
+    raise ValueError(f'{documents.shown(name)} ends after {num:,} of {declared:,} bytes')
 
 
 def read_npz(path: str | os.PathLike[str], names: Collection[str] | None = None) -> dict[str, HostArray]:
@@ -182,7 +184,7 @@ def read_arrays(archive: zipfile.ZipFile) -> dict[str, HostArray]:
       try:
         one = array(read(archive, name))
       except ValueError as error:
-        raise ValueError(f'{_shown(name)}: {error}') from None
+        raise ValueError(f'{documents.shown(name)}: {error}') from None
       kind = one.dtype
       is_short = kind.kind == 'V' and kind.itemsize in (1, 2) and not kind.names and not kind.subdtype  # of ml_dtypes
       found |= {name.removesuffix('.npy'): one} if kind.kind in 'fiub' or is_short else {}
@@ -224,8 +226,3 @@ def _header(text: str) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
       type(n) is int and 0 <= n < 2**63 for n in shape):
     raise ValueError(f'its header describes an array that cannot be: {text[:60]!r}')
   return dtype, is_fortran, shape
-
-
-def _shown(name: str) -> str:
-  """Returns a member's name as it is shown on one line of a message."""
-  return name if name.isprintable() and len(name) < 200 else ascii(name)[:200]

@@ -88,7 +88,7 @@ def resolved(labels: PyTree) -> dict[str, Axes]:
 
 
 def _names(jaxpr: Any, variable: Any, makers: Mapping[Any, Any]) -> Names | None:
-  """The names with which a variable of a jaxpr was labelled; None if it was not. `makers` are its equations."""
+  """Returns the names with which a variable of a jaxpr was labelled, or None. `makers` are its equations."""
   equation = None if isinstance(variable, jax.extend.core.Literal) else makers.get(variable)
   if equation is None:
     return None
@@ -109,7 +109,7 @@ def _names(jaxpr: Any, variable: Any, makers: Mapping[Any, Any]) -> Names | None
 
 
 def _makers(jaxpr: Any) -> dict[Any, Any]:
-  """The equation that makes each variable of a jaxpr."""
+  """Returns the equation that makes each variable of a jaxpr."""
   return {variable: equation for equation in jaxpr.eqns for variable in equation.outvars}
 
 

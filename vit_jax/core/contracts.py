@@ -1,7 +1,12 @@
 """The contracts between modules, as protocols: classes satisfy them without inheriting from them.
 
-If a new capability does not fit a contract, change the contract here;
-do not add a special case to `train/step.py` or `train/loop.py`.
+A run calls them in this order: `Loader.batches` yields batches of the host. Inside of the compiled step, `Prepare`
+normalizes and augments a batch, `Objective.loss` calls its `Backbone`, and `Objective.after_update` follows the update
+of the parameters. An evaluation takes batches from an `EvalLoader`, and passes what `View.select` returns to
+`View.predict`.
+
+If a new capability does not fit a contract, change the contract here. Do not add a special case to `train/step.py` or
+`train/loop.py`.
 """
 from __future__ import annotations
 
@@ -97,7 +102,7 @@ class View(Protocol):
 
 
 class Viewed(Protocol):
-  """An object with networks that can be evaluated."""
+  """An object with networks that can be evaluated, such as an objective."""
 
   def views(self) -> dict[str, View]:
     """Returns the networks by name; `student` always exists."""
@@ -117,10 +122,6 @@ class Objective(Viewed, Protocol):
 
   def after_update(self, params: Params, extra: Extra, stats: PyTree, step: Array) -> Extra:
     """Returns the next `extra`, from the updated parameters and the summed `stats`."""
-    ...
-
-  def views(self) -> dict[str, View]:
-    """Returns the networks that can be evaluated by name; `student` always exists."""
     ...
 
 
@@ -190,13 +191,6 @@ class Prepare(Protocol):
     ...
 
 
-class Evaluator(Protocol):
-  """Evaluates one view. The result does not depend on the batch size or the number of workers, devices or hosts."""
-
-  def run(self, selected: PyTree, step: int) -> dict[str, float]:
-    ...
-
-
 class LoaderInfo(NamedTuple):
   """Everything that the order of a run's data depends on; saved as text, and compared when the run is resumed."""
   source: str
@@ -228,7 +222,6 @@ class Loader(Protocol):
   def close(self) -> None:
     """Stops workers and frees their resources."""
     ...
-
 
 
 class EvalLoader(Protocol):

@@ -1,10 +1,13 @@
 """Reads files that this program, another program or a person wrote, within limits: bytes, texts, and above all JSON.
 
+`read_bytes` reads a file, `read_text` decodes it, `parse` reads JSON, `load` and `read` do all of it. `load` returns
+plain values and raises exceptions of Python, for files that a caller can do without. `read` returns a `Field`: each
+reader states what it expects of it, so that a value of another type ends with one message.
+
 The size of a file is compared before it is read: a sparse file of 20 GB takes no space on a disk, and would take 20 GB
-of memory. No other module parses JSON (`tests/test_house.py`). A text may have `MAX_BYTES`, be nested `MAX_DEPTH` deep,
-and have numbers that a float can hold; NaN and infinities, which JSON does not have, are read where a caller allows
-them. Each reader states what it expects of a `Field`, so a file with a value of another type ends with one message, and
-never with an exception of Python. Imports only `core`.
+of memory. A JSON text may have `MAX_BYTES`, be nested `MAX_DEPTH` deep, and have numbers that a float can hold; NaN and
+infinities, which JSON does not have, are read where a caller allows them. No other module parses JSON
+(`tests/test_house.py`). Imports only `core`.
 """
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import IO, Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from vit_jax.core import failures
 from vit_jax.core.errors import UserError
@@ -52,13 +55,16 @@ def read_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     TooLarge: it has more than `max_bytes`.
     OSError: it cannot be read.
   """
-  if '://' in os.fspath(path) and (open_object := getattr(path, 'open', None)):
-    with open_object('rb') as stream:
-      return _read_stream(stream, path, max_bytes)
-  with open_file(path) as file:
-    if (size := os.fstat(file.fileno()).st_size) > max_bytes:
+  stored: Any = path if '://' in os.fspath(path) and hasattr(path, 'open') else None
+  with open_file(path) if stored is None else stored.open('rb') as file:
+    if stored is None and (size := os.fstat(file.fileno()).st_size) > max_bytes:
       raise TooLarge(path, size, max_bytes)
-    return _read_stream(file, path, max_bytes)  # files below /proc have no size
+    parts, size = [], 0
+    while part := file.read(_BLOCK_BYTES):  # objects and files below /proc have no size
+      parts.append(part)
+      if (size := size + len(part)) > max_bytes:
+        raise TooLarge(path, size, max_bytes)
+    return b''.join(parts)
 
 
 def open_file(path: Path) -> BinaryIO:
@@ -80,17 +86,6 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
   if kind == stat.S_IFDIR:
     raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
   raise OSError(errno.EINVAL, f'{"a pipe" if kind == stat.S_IFIFO else "a device"} in place of a file', os.fspath(path))
-
-
-def _read_stream(file: IO[bytes], path: Path, max_bytes: int) -> bytes:
-  """Returns what an object gives, whose size is not known before."""
-  parts, size = [], 0
-  while part := file.read(_BLOCK_BYTES):
-    parts.append(part)
-    size += len(part)
-    if size > max_bytes:
-      raise TooLarge(path, size, max_bytes)
-  return b''.join(parts)
 
 
 @contextlib.contextmanager
@@ -150,8 +145,12 @@ def parse(data: bytes | str, *, nan: bool = False) -> Any:
     if _LONG_NUMBER.search(text):
       hooks |= {'parse_int': _whole, 'parse_float': float if nan else _finite}
     found = json.loads(text, object_pairs_hook=_unique, **hooks)
-    if text.count('[') + text.count('{') > MAX_DEPTH:
-      _check_depth(found)
+    level = [found] if text.count('[') + text.count('{') > MAX_DEPTH else []
+    for _ in range(MAX_DEPTH + 1):
+      level = [inner for one in level if isinstance(one, dict | list)
+               for inner in (one.values() if isinstance(one, dict) else one) if isinstance(inner, dict | list)]
+    if level:
+      raise RecursionError  # as of a text that is too deep for the parser
     return found
   except json.JSONDecodeError as error:
     end = 'it ends' if error.pos >= len(error.doc.rstrip()) else f'{error.doc[error.pos:error.pos + 12]!r} is there'
@@ -160,10 +159,7 @@ def parse(data: bytes | str, *, nan: bool = False) -> Any:
   except UnicodeDecodeError as error:
     raise ValueError(f'text that is not UTF-8 at byte {error.start:,}') from None
   except RecursionError:
-    raise ValueError(_TOO_DEEP) from None
-
-
-_TOO_DEEP = 'JSON that is nested too deep'
+    raise ValueError('JSON that is nested too deep') from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -188,15 +184,6 @@ def _finite(text: str) -> float:
   if math.isinf(found := float(text)):
     raise ValueError(f'JSON with the number {text[:_SHOWN]}, which is too large')
   return found
-
-
-def _check_depth(value: Any) -> None:
-  level = [value]
-  for _ in range(MAX_DEPTH + 1):
-    level = [inner for one in level if isinstance(one, dict | list)
-             for inner in (one.values() if isinstance(one, dict) else one) if isinstance(inner, dict | list)]
-  if level:
-    raise ValueError(_TOO_DEEP)
 
 
 def load(path: Path, *, max_bytes: int = MAX_BYTES) -> Any:
@@ -237,7 +224,8 @@ def read(path: Path, *, expected: str = 'a JSON object', advice: str = RESTORE, 
 class Field(NamedTuple):
   """A value of a JSON file, which is checked when it is read: all methods raise UserError if it is of another type.
 
-  file: begins messages.    advice: ends them.
+  file: begins messages.
+  advice: ends them.
   place: the path of the field in the file, such as `splits.train[0].file`; '' = the complete value.
   default: what the methods that read a value return if it is absent or null.
   """

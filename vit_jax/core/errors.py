@@ -40,18 +40,18 @@ def is_redacted(text: str) -> bool:
   return '://' in text and (f'//{HIDDEN}@' in text or text.endswith((f'?{HIDDEN}', f'#{HIDDEN}')))
 
 
-class _Shown:
+class _WithoutSecrets:
   """An exception whose message has no control characters but ends of lines, and of addresses nothing secret."""
 
   def __str__(self) -> str:
     return redacted(printable(super().__str__(), keep='\n'))
 
 
-class UserError(_Shown, ValueError):
+class UserError(_WithoutSecrets, ValueError):
   """Reports invalid input or configuration. It is shown as one message, without traceback."""
 
 
-class TemporaryError(_Shown, RuntimeError):
+class TemporaryError(_WithoutSecrets, RuntimeError):
   """Reports a failure of the environment: storage, the network, or another process of the run.
 
   The same command may succeed later, so the program ends with status 75, which launchers try again.

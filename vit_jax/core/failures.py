@@ -2,8 +2,15 @@
 
 Libraries report one failure in many ways: as an `OSError`, as a status of HTTP or gRPC, as words in a text, or as the
 cause of another error. `MEANINGS` has the advice for each of these codes, and whether the same operation may succeed
-later. Everything else follows from it: the class of an error (`UserError`, exit status 2, or `TemporaryError`, 75),
-whether a file counts as damaged, and what `retried` repeats. No other module repeats operations. Imports only `core`.
+later. Everything else follows from it, in this order:
+
+1. A module that reads or writes calls `retried` or `stored`, which repeat what failed. No other module repeats.
+2. It raises what `unreadable`, `reading` or `writing` return in place of an error that remains: a `UserError` (exit
+   status 2), a `TemporaryError` (75), or `Damaged`, if the content of the file is the cause. Errors of XLA's runtime
+   that have no known code (`is_of_runtime`) are raised as they are.
+3. `main.py` converts what ends a job by `reports.explain`.
+
+Imports only `core`.
 """
 from __future__ import annotations
 
@@ -11,21 +18,15 @@ import errno
 import logging
 import os
 import re
-import select
-import sys
 import time
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
-from vit_jax.core import implementation, reports
-from vit_jax.core.errors import TemporaryError, UserError, redacted
-from vit_jax.core.signals import ENDING, INTERRUPTED
+from vit_jax.core.errors import TemporaryError, UserError
 
 USER_ERROR = 2     # the message explains what to change; repeating the same command does not help
 UNFORESEEN = 70    # EX_SOFTWARE of sysexits.h: an error of this program
 TRY_AGAIN = 75     # EX_TEMPFAIL: stopped on request, or the environment failed; the same command resumes
-BROKEN_PIPE = 141  # 128 + SIGPIPE, likewise
 SHOW = 'VIT_JAX_TRACEBACK'
 """Environment variable: 1 prints the traceback of every failure."""
 PATIENCE_S = 300.
@@ -36,23 +37,13 @@ _Result = TypeVar('_Result')
 _patience_s: float | None = None
 
 
-class Failure(NamedTuple):
-  """The exit status of the program, and its message on standard error ('' = nothing)."""
-  status: int
-  message: str
-
-
 class Damaged(Exception):
   """The content of a file cannot be used, or the file does not exist; the text says why."""
 
 
 class Meaning(NamedTuple):
-  """What a code means.
-
-  advice: what to do about it.
-  is_temporary: whether the same operation may succeed later.
-  is_of_file: whether a file is missing or of another type, so that nothing else has failed.
-  """
+  """What a code means: what to do about it, whether the same operation may succeed later, and whether it says only that
+  a file is missing or of another type."""
   advice: str
   is_temporary: bool = False
   is_of_file: bool = False
@@ -88,8 +79,6 @@ _GROUPS: tuple[tuple[tuple[int | str, ...], Meaning], ...] = (
       errno.ENOLCK, 408, 425, 429, 500, 502, 503, 504, 'UNAVAILABLE', 'DEADLINE_EXCEEDED', 'ABORTED'), _PASSING))
 MEANINGS: dict[int | str, Meaning] = {code: meaning for codes, meaning in _GROUPS for code in codes}
 """Error numbers of the system, statuses of HTTP (from 400 on) and statuses of gRPC, as XLA and TensorStore use them."""
-_WITHOUT_PATH = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EIO)
-"""Error numbers whose message is clear without a path."""
 _NUMBER = re.compile(r"\[(?:Errno|OS error) (\d+)\b|os_error_code='(\d+)'")
 _STATUS = re.compile(rf'\b({"|".join(code for code in MEANINGS if isinstance(code, str))})\b|'
                      r'\b(?:HTTP|status|code)\D{0,12}(408|429|50[0234])\b')
@@ -114,19 +103,12 @@ _CLIENTS = ('gcsfs', 'aiohttp', 'tensorflow', 'google', 'requests', 'urllib3')
 _REFUSAL = re.compile(r'NotFound|Forbidden|Permission|Unauthenticated|Credential|Invalid|Precondition|OutOfRange|'
                       r'DataLoss|AlreadyExists|Unimplemented|ResourceExhausted')
 """Names of errors of those packages after which repeating does not help."""
-_OUT_OF_MEMORY = re.compile(
-    r'RESOURCE_EXHAUSTED(?=.*memory)|out of ?memory|insufficient memory|bad_alloc|YNNPACK .*failed',
-    re.I | re.S)  # YNNPACK: XLA's kernels for CPUs, which say no more where they get no memory
-_MORE_MEMORY = ('To use less: a smaller batch_size, train.accumulate=2 or more, model.remat=full, smaller evals.*.'
-                'batch_size, or data.in_memory=no; vit-jax plan shows what a config needs.')
-_RESUMES = 'The same command resumes from the last checkpoint.'
-_INSTALL = 'Install the dependencies of vit_jax: pip install -e . in its checkout, or pip install of the package alone.'
 
 
 # What an error means.
 
 
-def _chain(error: BaseException, *, with_context: bool = True) -> Iterator[BaseException]:
+def chain(error: BaseException, *, with_context: bool = True) -> Iterator[BaseException]:
   """Yields an error and its causes, outermost first; `with_context` includes errors that were being handled then."""
   seen: list[BaseException] = []
   now: BaseException | None = error
@@ -137,7 +119,7 @@ def _chain(error: BaseException, *, with_context: bool = True) -> Iterator[BaseE
     now = now.__cause__ or context
 
 
-def _code(error: BaseException) -> int | str | None:
+def code_of(error: BaseException) -> int | str | None:
   """Returns the code of one error of a chain: its own, or the one that its text has."""
   if isinstance(error, MemoryError):
     return errno.ENOMEM
@@ -159,8 +141,7 @@ def _code(error: BaseException) -> int | str | None:
 
 def _number(error: BaseException) -> int:
   """Returns the code of one error of a chain if it is a number of the operating system, else 0."""
-  code = _code(error)
-  return code if isinstance(code, int) and 0 < code < 400 else 0
+  return code if isinstance(code := code_of(error), int) and 0 < code < 400 else 0
 
 
 def _is_of_client(error: BaseException) -> bool:
@@ -170,12 +151,12 @@ def _is_of_client(error: BaseException) -> bool:
 
 def is_of_storage(error: BaseException) -> bool:
   """Returns whether an error may be one of storage: of the system, or of a client of object storage."""
-  return isinstance(error, OSError | RuntimeError) or _is_of_client(error)
+  return isinstance(error, OSError | RuntimeError) and not is_of_runtime(error) or _is_of_client(error)
 
 
 def _meaning(error: BaseException) -> Meaning | None:
   """Returns what one error of a chain means; None if it says nothing about the environment."""
-  if (code := _code(error)) is not None:
+  if (code := code_of(error)) is not None:
     return MEANINGS.get(code, _OTHER)
   if isinstance(error, TemporaryError | TimeoutError | ConnectionError):
     return _PASSING
@@ -186,14 +167,14 @@ def _meaning(error: BaseException) -> Meaning | None:
 
 def advice(error: BaseException) -> str:
   """Returns what to do about an error of the system; '' if the file itself is the cause."""
-  found = filter(None, map(_meaning, _chain(error)))
+  found = filter(None, map(_meaning, chain(error)))
   return next((one.advice for one in found if not one.is_of_file), '')
 
 
 def first_line(error: BaseException) -> str:
   """Returns in words what an error of the system is, else the first line of its first cause: at most 300 characters."""
   cause = error
-  for cause in _chain(error):
+  for cause in chain(error):
     if (number := _number(cause)) and not MEANINGS.get(number, _OTHER).is_of_file:
       return os.strerror(number)
   text = str(getattr(cause, 'strerror', None) or cause).strip() or type(cause).__name__
@@ -205,7 +186,7 @@ def is_temporary(error: BaseException, *, with_context: bool = False) -> bool:
 
   `with_context` includes the errors that were being handled when this one was raised.
   """
-  for one in _chain(error, with_context=with_context):
+  for one in chain(error, with_context=with_context):
     if isinstance(one, UserError | TemporaryError):
       return isinstance(one, TemporaryError)
     if (found := _meaning(one)) and found.is_temporary:
@@ -213,10 +194,10 @@ def is_temporary(error: BaseException, *, with_context: bool = False) -> bool:
   return False
 
 
-def _is_lost_peer(error: BaseException) -> bool:
+def is_lost_peer(error: BaseException) -> bool:
   """Returns whether another process of the run, a device or the network between them failed; repeating an operation in
   this process alone does not help, but starting all processes again does."""
-  for one in _chain(error, with_context=False):
+  for one in chain(error, with_context=False):
     if isinstance(one, UserError | TemporaryError):
       return False
     if _LOST_PEER.search(str(one)) or type(one).__name__ in _RUNTIME and _LOST_DEVICE.search(str(one)):
@@ -224,12 +205,20 @@ def _is_lost_peer(error: BaseException) -> bool:
   return False
 
 
+def is_of_runtime(error: BaseException) -> bool:
+  """Returns whether XLA's runtime failed for a reason that is not known: it is raised as it is, with exit status 70.
+
+  The same command may meet it again, so that it is not a `TemporaryError`, after which launchers try without end. No
+  advice about files would help either.
+  """
+  is_unknown = any(type(one).__name__ in _RUNTIME and _meaning(one) == _OTHER for one in chain(error))
+  return is_unknown and kind(error) is UserError
+
+
 def kind(error: BaseException) -> type[UserError] | type[TemporaryError]:
   """Returns the class of the error to raise instead of one of the system: `UserError` if the person has to change
-  something, `TemporaryError` if the same command may succeed later, as after an unknown error of XLA's runtime."""
-  is_elsewhere = any(type(one).__name__ in _RUNTIME and _meaning(one) == _OTHER for one in _chain(error))
-  is_passing = is_elsewhere or is_temporary(error, with_context=True) or _is_lost_peer(error)
-  return TemporaryError if is_passing else UserError
+  something, `TemporaryError` if the same command may succeed later."""
+  return TemporaryError if is_temporary(error, with_context=True) or is_lost_peer(error) else UserError
 
 
 def system_error(error: BaseException, path: str | None = None) -> OSError | None:
@@ -244,7 +233,7 @@ def unreadable(error: BaseException, what: str) -> UserError | TemporaryError:
   """Returns the error that ends a job which could not read `what`; an image does not count as bad because of it."""
   path = str(getattr(error, 'filename', None) or '')
   where = f'{what} ({path})' if path and path not in what else what
-  todo = advice(error) or next((one.advice for one in map(_meaning, _chain(error)) if one), _DEVICE)
+  todo = advice(error) or next((one.advice for one in map(_meaning, chain(error)) if one), _DEVICE)
   return kind(error)(f'{where}: expected to read it, got "{first_line(error)}". {todo} Then run the same command '
                        'again; nothing was skipped or changed.')
 
@@ -277,7 +266,7 @@ def patience() -> float:
 
 def is_worth(error: BaseException) -> bool:
   """Returns whether this process may repeat an operation that raised this error."""
-  return not isinstance(error, TemporaryError) and not _is_lost_peer(error) and is_temporary(error, with_context=True)
+  return not isinstance(error, TemporaryError) and not is_lost_peer(error) and is_temporary(error, with_context=True)
 
 
 def retried(operation: Callable[[], _Result], what: str | Callable[[], str], *,
@@ -320,7 +309,7 @@ def retried(operation: Callable[[], _Result], what: str | Callable[[], str], *,
 
 def _asked_s(error: BaseException) -> float:
   """Returns the seconds that a server asks to wait in `Retry-After`; 0 without it, or for a date."""
-  for one in _chain(error, with_context=False):
+  for one in chain(error, with_context=False):
     headers = getattr(one, 'headers', None) or getattr(getattr(one, 'response', None), 'headers', None)
     if headers is not None and hasattr(headers, 'get') and str(asked := headers.get('Retry-After') or '').isdecimal():
       return float(asked)
@@ -342,86 +331,6 @@ def stored(operation: Callable[[], _Result], what: str, *, patience_s: float | N
     raise writing(what, error) from error
 
 
-# The end of the program.
-
-
-def explain(error: BaseException, words: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Failure:
-  """Converts any exception to an exit status and a message.
-
-  Args:
-    error: the exception that ended the job.
-    words: the command line, for the report.
-    environ: the process environment. `VIT_JAX_TRACEBACK=1` adds the traceback to every message.
-
-  Returns:
-    2 with advice for what the user has to change: settings, own code, files, permissions, limits of the machine; 75
-    for what the environment caused, a lost process of the run among it; 130 for Ctrl-C, 141 for a closed standard
-    output, and 70 with the path of a saved traceback for the rest.
-  """
-  found = _known(error)
-  if environ.get(SHOW) in (None, '', '0'):
-    return found or _unforeseen(error, words, environ)
-  text = ''.join(traceback.format_exception(error))
-  return Failure(found.status if found else UNFORESEEN, redacted(f'{text}{found.message if found else ""}'.rstrip()))
-
-
-def _known(error: BaseException) -> Failure | None:
-  """Returns the failure for an exception with a known cause; None for others."""
-  if isinstance(error, UserError | TemporaryError):
-    return Failure(TRY_AGAIN if isinstance(error, TemporaryError) else USER_ERROR, f'error: {error}')
-  if isinstance(error, KeyboardInterrupt):
-    return Failure(INTERRUPTED, ENDING)
-  if isinstance(error, BrokenPipeError) and _is_output_closed():
-    return Failure(BROKEN_PIPE, '')
-  for one in _chain(error, with_context=False):
-    if isinstance(one, ModuleNotFoundError) and one.name and one.name.partition('.')[0] != 'vit_jax':
-      return Failure(USER_ERROR, f'error: {one.name.partition(".")[0]}: expected this Python package to be installed, '
-                                 f'got none. {_INSTALL}')
-    if isinstance(one, OSError) and one.errno in MEANINGS and (one.filename is not None or one.errno in _WITHOUT_PATH):
-      paths = [os.fsdecode(path) if isinstance(path, bytes) else str(path)
-               for path in (one.filename, one.filename2) if path is not None]
-      status = TRY_AGAIN if kind(one) is TemporaryError else USER_ERROR
-      return Failure(status, f'error: {" -> ".join(paths) or "a file or standard output"}: {one.strerror}. '
-                             f'{MEANINGS[one.errno].advice}')
-    if (code := _code(one)) in (errno.ENOSPC, errno.EDQUOT):
-      return Failure(TRY_AGAIN, f'error: {_typed_line(one)}. {MEANINGS[code].advice}')
-    if isinstance(one, MemoryError) or _OUT_OF_MEMORY.search(str(one)):
-      return Failure(USER_ERROR, f'error: expected enough memory, got {_typed_line(one)}. {_MORE_MEMORY}')
-  if _is_lost_peer(error):
-    return Failure(TRY_AGAIN, f'error: the connection to another process of the run was lost ({_typed_line(error)}). '
-                              f'See the messages of the other processes. {_RESUMES}')
-  if is_temporary(error):
-    return Failure(TRY_AGAIN, f'error: storage, the network or a device failed ({_typed_line(error)}). Check them. '
-                              f'{_RESUMES}')
-  return None
-
-
-def _typed_line(error: BaseException) -> str:
-  """Returns the type and the first line of an exception, at most 300 characters."""
-  lines = str(error).strip().splitlines()
-  return redacted(f'{type(error).__name__}: {lines[0][:300].rstrip(".")}') if lines else type(error).__name__
-
-
-def _unforeseen(error: BaseException, words: Sequence[str], environ: Mapping[str, str]) -> Failure:
-  """Returns the failure for an error of a user's own module, of vit_jax, or of the code of a person that it calls."""
-  text = reports.report(error, words)
-  path = reports.save(text, environ)
-  frames = [frame for frame in traceback.extract_tb(error.__traceback__) if implementation.is_own_file(frame.filename)]
-  if frames:
-    last, hint = frames[-1], (f'{path} holds the traceback; ' if path else '') + f'{SHOW}=1 shows it here.'
-    return Failure(USER_ERROR, redacted(
-        f'error: {last.filename}, line {last.lineno}, in {last.name}: expected code that runs, got '
-        f'{_typed_line(error)}.\n    {last.line}\n{hint}'))
-  blame = 'This is an error in vit_jax.'
-  if implementation.own_modules:
-    names = ', '.join(implementation.own_modules)
-    blame = f'Compare your code in {names} with the contract of its kind; else this is an error in vit_jax.'
-  said = f'error: unforeseen {_typed_line(error)}. {blame} Please report it with the'
-  if path is None:
-    return Failure(UNFORESEEN, f'{text}\n{said} lines above.')
-  return Failure(UNFORESEEN, f'{said} file {path}, which holds the traceback; {SHOW}=1 shows it here.')
-
-
 def worst(statuses: Iterable[int]) -> int:
   """Returns the status of several programs as one: 2 if a person has to change something for any of them; else 75 if
   any may succeed later, as after its own 75, a signal (128 and more, or negative) or an abort; else 70; 0 if all are
@@ -430,21 +339,3 @@ def worst(statuses: Iterable[int]) -> int:
   if not failed or USER_ERROR in failed:
     return USER_ERROR if failed else 0
   return TRY_AGAIN if any(one == TRY_AGAIN or one < 0 or one >= 128 for one in failed) else UNFORESEEN
-
-
-def _is_output_closed() -> bool:
-  """Whether standard output is a pipe whose reader has ended, as after `| head`."""
-  try:
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
-  except (OSError, ValueError):  # no file, or closed
-    return False
-
-
-def drop_output() -> None:
-  """Discards output that cannot be written, which the interpreter would otherwise try to write again at exit."""
-  try:
-    sys.stdout.flush()
-  except OSError:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,10 +1,15 @@
 """Writes files and folders: complete or not at all, and never in place of what this program did not make.
 
-A file is written under a random name beside its path, which it then replaces (`replacing`). Several files are written
-in a new folder with such a name (`staged`). Work that resumes has a folder `NAME.DIGEST.part` (`Unfinished`): the
-digest is that of the plan, a text that says what is written and how, which is also in its file `plan.json`. So the same
-command finds its unfinished files, and another one leaves them alone. The process that writes locks that file. Only
-files whose names belong to the plan are ever removed. Imports only `core`.
+A file is written under a random name beside its path, which it then replaces (`replacing`, `replace`). Several files
+are written in a new folder with such a name (`staged`), and moved to their places together (`publish_all`).
+
+Work that resumes has a folder `NAME.DIGEST.part` (`Unfinished`): the digest is that of the plan, a text that says what
+is written and how, which is also in its file `plan.json`. So the same command finds its unfinished files, and another
+one leaves them alone. A process calls `open`, which locks `plan.json`, writes the files of the plan, and calls
+`complete`; of several processes, the one for which `alone` is true. Only files whose names belong to the plan are ever
+removed.
+
+Imports only `core`.
 """
 from __future__ import annotations
 
@@ -123,13 +128,13 @@ def publish_all(part: pathlib.Path, parent: pathlib.Path, *, overwrite: bool,
                       'well. Move it away, or choose another path.')
     for path in (one, *one.rglob('*')):
       _sync(path)
-  new = [one for one, place in places.items() if not os.path.lexists(place)]
+  added = [one for one, place in places.items() if not os.path.lexists(place)]
   with staged(parent) as old:
     try:
       for one, place in places.items():
         if place.is_dir():
           os.rename(place, old / one.name)
-        if one in new:
+        if one in added:
           publish(one, place)
         else:
           os.replace(one, place)
@@ -137,7 +142,7 @@ def publish_all(part: pathlib.Path, parent: pathlib.Path, *, overwrite: bool,
       for one, place in places.items():
         if (old / one.name).exists() and not place.exists():
           os.rename(old / one.name, place)
-        elif one in new and not one.exists():
+        elif one in added and not one.exists():
           os.rename(place, one)
       raise
 
@@ -160,7 +165,7 @@ def _sync(path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def staged(parent: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Yields a new folder in `parent`, which is removed at the end with what is left in it."""
+  """Yields a temporary folder in `parent`, which is removed at the end with what is left in it."""
   with tempfile.TemporaryDirectory(prefix=_OWN, suffix=_PART, dir=parent, ignore_cleanup_errors=True) as folder:
     yield pathlib.Path(folder)
 
@@ -195,7 +200,12 @@ class Unfinished:
     """
     with contextlib.ExitStack() as stack:
       try:
-        self._check_others()
+        for other in [one for one in find_parts(self.path) if one != self.folder]:  # of other plans for this path
+          with contextlib.suppress(PermissionError), open(other / PLAN, 'r+b') as lock:
+            if not _is_free(lock):
+              raise self._used('one with other settings')
+          log.warning('%s has unfinished files of a command with other settings, which are kept. Run that command '
+                      'again to complete them, or remove the folder.', other)
         self._begin()
         lock = stack.enter_context(open(self.folder / PLAN, 'r+b'))
         self._take(lock, joins)
@@ -228,7 +238,7 @@ class Unfinished:
   def complete(self, kept: Collection[str]) -> None:
     """Moves the folder to `path` with the files of these names; the others of the plan are removed."""
     for name in os.listdir(self.folder):
-      if name not in kept and name != PLAN and self.is_own(name):
+      if name not in kept and name != PLAN and self.has(name):
         (self.folder / name).unlink()
     publish(self.folder, self.path)
     (self.path / PLAN).unlink()
@@ -236,41 +246,30 @@ class Unfinished:
   def discard(self) -> None:
     """Removes the files of the plan, and the folder if nothing else is in it."""
     with contextlib.suppress(OSError):
-      for name in sorted(filter(self.is_own, os.listdir(self.folder)), key=lambda name: name == PLAN):
+      for name in sorted(filter(self.has, os.listdir(self.folder)), key=lambda name: name == PLAN):
         (self.folder / name).unlink()
       self.folder.rmdir()
 
-  def is_own(self, name: str) -> bool:
+  def has(self, name: str) -> bool:
     """Returns whether a file in the folder belongs to the plan."""
     own = {*self.names, PLAN}
     return name in own or name.removesuffix(NOTE) in own or (name.startswith(_OWN) and name.endswith(_PART))
-
-  def _check_others(self) -> None:
-    """Names the unfinished files of other plans for the same path. Raises UserError if a process writes them."""
-    for other in find_parts(self.path):
-      if other == self.folder:
-        continue
-      with contextlib.suppress(PermissionError), open(other / PLAN, 'r+b') as lock:
-        if not _is_free(lock):
-          raise self._used('one with other settings')
-      log.warning('%s has unfinished files of a command with other settings, which are kept. Run that command again to '
-                  'complete them, or remove the folder.', other)
 
   def _begin(self) -> None:
     """Creates the folder with its plan in one step, or checks that it is one of this plan."""
     self.path.parent.mkdir(parents=True, exist_ok=True)
     if not os.path.lexists(self.folder):
-      new = fresh(self.path.parent)
-      new.mkdir()
-      (new / PLAN).write_text(self.plan)
+      part = fresh(self.path.parent)
+      part.mkdir()
+      (part / PLAN).write_text(self.plan)
       try:
-        os.rename(new, self.folder)
+        os.rename(part, self.folder)
       except OSError:  # another process was faster
-        (new / PLAN).unlink()
-        new.rmdir()
+        (part / PLAN).unlink()
+        part.rmdir()
     is_ours = not self.folder.is_symlink() and _is_regular(self.folder / PLAN) and (
         (self.folder / PLAN).read_text(errors='replace') == self.plan)
-    other = [name for name in sorted(os.listdir(self.folder)) if not self.is_own(name)] if is_ours else ['']
+    other = [name for name in sorted(os.listdir(self.folder)) if not self.has(name)] if is_ours else ['']
     if other:
       raise UserError(f'--to={self.path}: expected {self.folder} to have only unfinished files of this command, got '
                       f'{other[0] or "a file or folder that it did not make"}. Move it away, or choose another --to.')

@@ -1,4 +1,4 @@
-"""Finds names by a pattern with wildcards, as a person types it."""
+"""Finds names by a pattern with wildcards, as a person types it, and the name that a misspelt one is nearest to."""
 from __future__ import annotations
 
 import difflib
@@ -24,6 +24,12 @@ def matches(name: str, pattern: str) -> bool:
   squeezed = ''.join(part if part.startswith('[') else _SEPARATORS.sub('', part)  # in brackets, `-` is a range
                      for part in re.split(r'(\[[^]]*\])', pattern))
   return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(_SEPARATORS.sub('', name), squeezed)
+
+
+def nearest(word: str, known: Iterable[str], *, prefix: str = '') -> str:
+  """Returns ` Did you mean PREFIXNAME?` with the name that is most similar to a word, '' if none is."""
+  near = difflib.get_close_matches(word, list(known), 1)
+  return f' Did you mean {prefix}{near[0]}?' if near else ''
 
 
 def no_match(pattern: str, names: Iterable[str]) -> str:

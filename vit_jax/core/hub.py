@@ -1,7 +1,9 @@
 """Files of the Hugging Face hub, through the package huggingface_hub.
 
-The package reads `HF_TOKEN` and the token of `hf auth login`, `HF_HOME`, `HF_ENDPOINT` and `HF_HUB_OFFLINE`, and keeps
-files in the cache that other programs share. It takes 0.2 s to import, so it is imported when a file is needed.
+`parse` reads an address `hf://…`; `find` lists the files of its revision, `fetch` returns one of them, and `upload`
+writes a commit. Sources of data, loading of weights and `vit-jax push` call these. The package reads `HF_TOKEN` and the
+token of `hf auth login`, `HF_HOME`, `HF_ENDPOINT` and `HF_HUB_OFFLINE`, and keeps files in the cache that other
+programs share. It takes 0.2 s to import, so it is imported when a file is needed.
 """
 from __future__ import annotations
 

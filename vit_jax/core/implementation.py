@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -34,6 +33,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from vit_jax.core import globs
 from vit_jax.core.errors import UserError
 
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
@@ -90,9 +90,9 @@ def load(name: str, *, from_command_line: bool = False) -> Any:
   path, _, attribute = name.partition(':')
   module = import_module(path, from_command_line=from_command_line)
   if not hasattr(module, attribute):
-    near = difflib.get_close_matches(attribute, vars(module), 1)
+    todo = globs.nearest(attribute, vars(module)) or f' Define it there, or correct {name!r}.'
     raise UserError(f'{path}: expected {attribute!r} in this module, {getattr(module, "__file__", "built in")}, got '
-                    'none.' + (f' Did you mean {near[0]}?' if near else f' Define it there, or correct {name!r}.'))
+                    f'none.{todo}')
   if is_own_file(getattr(module, '__file__', None) or ''):
     own_modules[path] = None
   return getattr(module, attribute)
@@ -123,24 +123,18 @@ def import_module(name: str, *, from_command_line: bool = False) -> types.Module
   except ModuleNotFoundError as error:
     if error.name is None or not f'{name}.'.startswith(f'{error.name}.'):
       raise _failed_import(name, error) from error
-    is_refused = is_in_current_folder and os.path.realpath(here) not in map(os.path.realpath, _trusted_folders)
-    raise _not_found(name, is_refused=is_refused) from None
+    searched = ' and in '.join(['among the installed packages', *_trusted_folders])
+    if is_in_current_folder and os.path.realpath(here) not in map(os.path.realpath, _trusted_folders):
+      raise UserError(f'{name}: expected a Python module that is installed, or beside a config that the command line '
+                      f'names, got one of the current folder, {here}, which was not run, because a file names it. It '
+                      f'was looked for {searched}. If you trust this folder, add --allow_code.') from None
+    raise UserError(f'{name}: expected a Python module, got none. It was looked for {searched}. Put '
+                    f'{name.replace(".", "/")}.py beside the config of --config=FILE.py, or in the current folder and '
+                    'add --allow_code.') from None
   except UserError:
     raise
   except Exception as error:  # code of the person may raise anything
     raise _failed_import(name, error) from error
-
-
-def _not_found(name: str, *, is_refused: bool) -> UserError:
-  """Returns the error about a module that is not found; `is_refused` = it is in the current folder, not trusted."""
-  searched = ' and in '.join(['among the installed packages', *_trusted_folders])
-  if not is_refused:
-    return UserError(f'{name}: expected a Python module, got none. It was looked for {searched}. Put '
-                     f'{name.replace(".", "/")}.py beside the config of --config=FILE.py, or in the current folder and '
-                     'add --allow_code.')
-  return UserError(f'{name}: expected a Python module that is installed, or beside a config that the command line '
-                   f'names, got one of the current folder, {os.getcwd()}, which was not run, because a file names it. '
-                   f'It was looked for {searched}. If you trust this folder, add --allow_code.')
 
 
 @contextlib.contextmanager

@@ -1,27 +1,128 @@
-"""Saves reports of unforeseen errors: command, versions and traceback. Imports only the standard library."""
+"""What the program says when it ends: `explain` converts an exception to an exit status and a message.
+
+`main.py` calls `explain`, prints the message, and exits with the status. Unforeseen errors are also saved, with the
+command, versions and the traceback. Which errors are temporary, and what to do about them, is in `failures.py`.
+"""
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import pathlib
 import platform
+import re
+import select
+import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Mapping, Sequence
 from importlib import metadata
+from typing import NamedTuple
 
 import vit_jax
-from vit_jax.core.errors import redacted
+from vit_jax.core import failures, implementation
+from vit_jax.core.errors import TemporaryError, UserError, redacted
+from vit_jax.core.failures import MEANINGS, SHOW, TRY_AGAIN, UNFORESEEN, USER_ERROR
+from vit_jax.core.signals import ENDING, INTERRUPTED
 
+BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells report it
 MOST_FILES = 20
 """Reports that are kept; older ones are deleted."""
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'numpy', 'libtpu')
+_WITHOUT_PATH = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""Error numbers whose message is clear without a path."""
+_OUT_OF_MEMORY = re.compile(
+    r'RESOURCE_EXHAUSTED(?=.*memory)|out of ?memory|insufficient memory|bad_alloc|YNNPACK .*failed',
+    re.I | re.S)  # YNNPACK: XLA's kernels for CPUs, which say no more where they get no memory
+_MORE_MEMORY = ('To use less: a smaller batch_size, train.accumulate=2 or more, model.remat=full, smaller evals.*.'
+                'batch_size, or data.in_memory=no; vit-jax plan shows what a config needs.')
+_RESUMES = 'The same command resumes from the last checkpoint.'
+_INSTALL = 'Install the dependencies of vit_jax: pip install -e . in its checkout, or pip install of the package alone.'
 
 
-def report(error: BaseException, words: Sequence[str] = ()) -> str:
-  """Returns a report for debugging: command, versions, traceback."""
-  return redacted('\n'.join([f'Command: {" ".join(map(repr, words))}', versions(), '',
+class Failure(NamedTuple):
+  """The exit status of the program, and its message on standard error ('' = nothing)."""
+  status: int
+  message: str
+
+
+def explain(error: BaseException, words: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Failure:
+  """Converts any exception to an exit status and a message.
+
+  Args:
+    error: the exception that ended the job.
+    words: the command line, for the report.
+    environ: the process environment. `VIT_JAX_TRACEBACK=1` adds the traceback to every message.
+
+  Returns:
+    2 with advice for what the user has to change: settings, own code, files, permissions, limits of the machine; 75
+    for what the environment caused, a lost process of the run among it; 130 for Ctrl-C, 141 for a closed standard
+    output, and 70 with the path of a saved traceback for the rest.
+  """
+  found = _known(error)
+  if environ.get(SHOW) in (None, '', '0'):
+    return found or _unforeseen(error, words, environ)
+  text = ''.join(traceback.format_exception(error))
+  return Failure(found.status if found else UNFORESEEN, redacted(f'{text}{found.message if found else ""}'.rstrip()))
+
+
+def _known(error: BaseException) -> Failure | None:
+  """Returns the failure for an exception with a known cause; None for others."""
+  if isinstance(error, UserError | TemporaryError):
+    return Failure(TRY_AGAIN if isinstance(error, TemporaryError) else USER_ERROR, f'error: {error}')
+  if isinstance(error, KeyboardInterrupt):
+    return Failure(INTERRUPTED, ENDING)
+  if isinstance(error, BrokenPipeError) and _is_output_closed():
+    return Failure(BROKEN_PIPE, '')
+  for one in failures.chain(error, with_context=False):
+    if isinstance(one, ModuleNotFoundError) and one.name and one.name.partition('.')[0] != 'vit_jax':
+      return Failure(USER_ERROR, f'error: {one.name.partition(".")[0]}: expected this Python package to be installed, '
+                                 f'got none. {_INSTALL}')
+    if isinstance(one, OSError) and one.errno in MEANINGS and (one.filename is not None or one.errno in _WITHOUT_PATH):
+      paths = [os.fsdecode(path) if isinstance(path, bytes) else str(path)
+               for path in (one.filename, one.filename2) if path is not None]
+      status = TRY_AGAIN if failures.kind(one) is TemporaryError else USER_ERROR
+      return Failure(status, f'error: {" -> ".join(paths) or "a file or standard output"}: {one.strerror}. '
+                             f'{MEANINGS[one.errno].advice}')
+    if (code := failures.code_of(one)) in (errno.ENOSPC, errno.EDQUOT):
+      return Failure(TRY_AGAIN, f'error: {_typed_line(one)}. {MEANINGS[code].advice}')
+    if isinstance(one, MemoryError) or _OUT_OF_MEMORY.search(str(one)):
+      return Failure(USER_ERROR, f'error: expected enough memory, got {_typed_line(one)}. {_MORE_MEMORY}')
+  if failures.is_lost_peer(error):
+    return Failure(TRY_AGAIN, f'error: the connection to another process of the run was lost ({_typed_line(error)}). '
+                              f'See the messages of the other processes. {_RESUMES}')
+  if failures.is_temporary(error):
+    return Failure(TRY_AGAIN, f'error: storage, the network or a device failed ({_typed_line(error)}). Check them. '
+                              f'{_RESUMES}')
+  return None
+
+
+def _typed_line(error: BaseException) -> str:
+  """Returns the type and the first line of an exception, at most 300 characters."""
+  lines = str(error).strip().splitlines()
+  return redacted(f'{type(error).__name__}: {lines[0][:300].rstrip(".")}') if lines else type(error).__name__
+
+
+def _unforeseen(error: BaseException, words: Sequence[str], environ: Mapping[str, str]) -> Failure:
+  """Returns the failure for an error of a user's own module, of vit_jax, or of the code of a person that it calls."""
+  text = redacted('\n'.join([f'Command: {" ".join(map(repr, words))}', versions(), '',
                              ''.join(traceback.format_exception(error))]))
+  path = save(text, environ)
+  frames = [frame for frame in traceback.extract_tb(error.__traceback__) if implementation.is_own_file(frame.filename)]
+  if frames:
+    last, hint = frames[-1], (f'{path} holds the traceback; ' if path else '') + f'{SHOW}=1 shows it here.'
+    return Failure(USER_ERROR, redacted(
+        f'error: {last.filename}, line {last.lineno}, in {last.name}: expected code that runs, got '
+        f'{_typed_line(error)}.\n    {last.line}\n{hint}'))
+  blame = 'This is an error in vit_jax.'
+  if implementation.own_modules:
+    names = ', '.join(implementation.own_modules)
+    blame = f'Compare your code in {names} with the contract of its kind; else this is an error in vit_jax.'
+  said = f'error: unforeseen {_typed_line(error)}. {blame} Please report it with the'
+  if path is None:
+    return Failure(UNFORESEEN, f'{text}\n{said} lines above.')
+  return Failure(UNFORESEEN, f'{said} file {path}, which holds the traceback; {SHOW}=1 shows it here.')
 
 
 def versions() -> str:
@@ -40,19 +141,34 @@ def save(text: str, environ: Mapping[str, str]) -> pathlib.Path | None:
   """Saves a report in the user's state directory or a temporary one, and returns its path; None if both fail."""
   home = environ.get('XDG_STATE_HOME') or os.path.join(os.path.expanduser('~'), '.local', 'state')
   content = text.encode(errors='backslashreplace')
-  try:
+  with contextlib.suppress(OSError):
     path = pathlib.Path(home) / 'vit_jax' / time.strftime(f'failure-%Y%m%d-%H%M%S-{os.getpid()}.txt')
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.write_bytes(content)
     for old in sorted(path.parent.glob('failure-*.txt'))[:-MOST_FILES]:
       old.unlink(missing_ok=True)
     return path
-  except OSError:
-    pass
-  try:
+  with contextlib.suppress(OSError):
     handle, name = tempfile.mkstemp('.txt', 'vit_jax-failure-')
     with open(handle, 'wb') as file:
       file.write(content)
     return pathlib.Path(name)
+  return None
+
+
+def _is_output_closed() -> bool:
+  """Returns whether standard output is a pipe whose reader has ended, as after `| head`."""
+  try:
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+  except (OSError, ValueError):  # no file, or closed
+    return False
+
+
+def drop_output() -> None:
+  """Discards output that cannot be written, which the interpreter would otherwise try to write again at exit."""
+  try:
+    sys.stdout.flush()
   except OSError:
-    return None
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

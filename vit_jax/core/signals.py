@@ -1,5 +1,8 @@
 """Answers Ctrl-C at once, with one line, and treats SIGUSR1 as SIGTERM.
 
+`main.program` calls `watch` once. A job that handles Ctrl-C itself does so inside of `answering`, which has the line
+for that time: a training run saves first, and the second Ctrl-C ends it. Otherwise Ctrl-C raises KeyboardInterrupt.
+
 Python runs its handlers of signals between two of its own instructions only. While a library compiles or computes, a
 handler waits, for up to a minute; the C code of Python, however, writes the number of each signal into a pipe at once
 (`signal.set_wakeup_fd`). A thread reads the pipe, writes the answer, and ends the process at the second Ctrl-C.
@@ -37,15 +40,16 @@ class Answer:
     return self._unsaid.acquire(blocking=False)
 
   def say(self) -> None:
+    """Writes the line, unless it was written."""
     if self.take():
       with contextlib.suppress(OSError):
         os.write(2, b'\n' * os.isatty(2) + self._line)  # a terminal shows ^C, and maybe the progress, in this line
 
 
 _ending: list[Answer] = []
-"""What Ctrl-C is answered with where nothing else is said; empty unless `watch` was called."""
+"""The answer to Ctrl-C outside of `answering`; empty unless `watch` was called."""
 _answers: list[Answer] = []
-"""What it is answered with instead; the last one."""
+"""The answers of `answering`, the innermost last."""
 
 
 def watch() -> None:

@@ -104,45 +104,39 @@ def leaf_sums(tree: PyTree) -> list[LeafSums]:
 
 def _leaf_sums(x: Array) -> LeafSums:
   """Hashes each element's bits with its global index, and sums modulo 2^32."""
-  if x.dtype == jnp.bool_:
-    bits = x.astype(jnp.uint32)
-  else:
-    width = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
-    bits = jax.lax.bitcast_convert_type(x, width).astype(jnp.uint32)
+  bits = x if x.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(x, _WORDS[x.dtype.itemsize])
   index = jnp.zeros(x.shape, jnp.uint32)
   stride = 1
   for axis in reversed(range(x.ndim)):
     index += jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) * np.uint32(stride % 2**32)
     stride *= x.shape[axis]
-
-  def mixed(multiplier: int) -> Array:
-    h = (bits ^ (index * np.uint32(0x9E3779B1))) * np.uint32(multiplier)
-    h = (h ^ (h >> 15)) * np.uint32(0x85EBCA6B)  # finalizer of MurmurHash3
-    h = (h ^ (h >> 13)) * np.uint32(0xC2B2AE35)
-    return h ^ (h >> 16)
-
   # As one reduction of pairs: XLA for CPUs vectorizes it, and takes a tenth of the time of two reductions.
-  return LeafSums(*jax.lax.reduce((mixed(0x27D4EB2F), mixed(0x165667B1)), (np.uint32(0), np.uint32(0)),
+  return LeafSums(*jax.lax.reduce(_hashes(bits.astype(jnp.uint32), index), (np.uint32(0), np.uint32(0)),
                                   lambda one, two: (one[0] + two[0], one[1] + two[1]), tuple(range(x.ndim))))
-
-
-_jitted_leaf_sums = jax.jit(leaf_sums)
-_MAX_HOST_ELEMENTS = 2**20  # 15 ms on one core; compiling `leaf_sums` takes 0.5 s and more
 
 
 def _host_leaf_sums(x: np.ndarray) -> LeafSums:
   """Returns the sums of `_leaf_sums`, computed by NumPy."""
   flat = np.ascontiguousarray(x).reshape(-1)
-  bits = flat if flat.dtype == np.bool_ else flat.view({1: np.uint8, 2: np.uint16, 4: np.uint32}[flat.itemsize])
-  keyed = bits.astype(np.uint32) ^ (np.arange(flat.size, dtype=np.uint32) * np.uint32(0x9E3779B1))
+  bits = flat if flat.dtype == np.bool_ else flat.view(_WORDS[flat.itemsize])
+  hashes = _hashes(bits.astype(np.uint32), np.arange(flat.size, dtype=np.uint32))
+  return LeafSums(*(one.sum(dtype=np.uint32) for one in hashes))
 
-  def mixed(multiplier: int) -> np.uint32:
-    h = keyed * np.uint32(multiplier)
-    h = (h ^ (h >> np.uint32(15))) * np.uint32(0x85EBCA6B)
-    h = (h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35)
-    return (h ^ (h >> np.uint32(16))).sum(dtype=np.uint32)
 
-  return LeafSums(mixed(0x27D4EB2F), mixed(0x165667B1))
+def _hashes(bits: Any, index: Any) -> tuple[Any, Any]:
+  """Returns two hashes of 32 bits for each element, of arrays of NumPy or JAX in uint32: those of MurmurHash3's end."""
+  def mixed(multiplier: int) -> Any:
+    h = (bits ^ (index * np.uint32(0x9E3779B1))) * np.uint32(multiplier)
+    h = (h ^ (h >> 15)) * np.uint32(0x85EBCA6B)
+    h = (h ^ (h >> 13)) * np.uint32(0xC2B2AE35)
+    return h ^ (h >> 16)
+
+  return mixed(0x27D4EB2F), mixed(0x165667B1)
+
+
+_jitted_leaf_sums = jax.jit(leaf_sums)
+_MAX_HOST_ELEMENTS = 2**20  # 15 ms on one core; compiling `leaf_sums` takes 0.5 s and more
+_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32}  # of elements with so many bytes
 
 
 def digest(tree: PyTree) -> str:

@@ -57,10 +57,6 @@ Batch = dict[str, Any]
   teacher_pooled [B, D] f16          teacher_patches [B, N, D] f16, stored features of a teacher
   text          [B, N] i32, tokens         text_mask     [B, N] bool, False for padding
 """
-BATCH_KEYS = frozenset({
-    'image', 'grid', 'label', 'label_list', 'labels', 'mask', 'index', 'box', 'bad', 'views_global', 'views_gram',
-    'views_local', 'token_labels', 'token_scores', 'token_targets', 'teacher_pooled', 'teacher_patches', 'text',
-    'text_mask'})
 
 
 class NativeImages(NamedTuple):
@@ -100,8 +96,8 @@ class Shard:
       UserError: the batch size is not a multiple of `count`.
     """
     if batch_size < 1 or batch_size % self.count:
-      raise UserError(f'batch_size={batch_size} is not a positive multiple of the {self.count} parts that the mesh '
-                      'cuts a batch into')
+      raise UserError(f'batch_size: expected a positive multiple of {self.count}, the parts into which the mesh cuts a '
+                      f'batch, got {batch_size}. Set such a number.')
     size = batch_size // self.count
     return (np.array(self.parts, np.int64)[:, None] * size + np.arange(size)).ravel()
 

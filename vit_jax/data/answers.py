@@ -68,6 +68,10 @@ class Answers:
     self._parts = [(_load(_file(folder, 'classes', i), shape, 'u'), _load(_file(folder, 'scores', i), shape, 'f'))
                    for i, shape in enumerate(shapes)]
 
+  def extra(self) -> Extra:
+    """Returns what adds the answers to batches of the source that they are for."""
+    return Extra(self)
+
   def read(self, indexes: HostArray) -> tuple[HostArray, HostArray]:
     """Returns `token_labels [B, h * w, k] i32` and `token_scores [B, h * w, k] f32` of examples `indexes [B]`."""
     shape = (len(indexes), self.info.grid[0] * self.info.grid[1], self.info.top)

@@ -15,7 +15,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -25,14 +25,16 @@ from vit_jax.core.contracts import LoaderInfo
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch, HostArray, Shard
 from vit_jax.data import open_files, order, shared, windows
-from vit_jax.data.answers import Extra
 from vit_jax.data.formats.mixture import Mixture
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.image.transform import EvalTransform, Example, Shapes, Transform
 from vit_jax.data.source import Record, Source, first_label, read_one, title
-from vit_jax.data.text.captions import Texts
 from vit_jax.data.workers import Workers, at_start, batches, check_memory, machine
+
+if TYPE_CHECKING:  # few runs add labels of a teacher or texts to their batches
+  from vit_jax.data.answers import Extra
+  from vit_jax.data.text.captions import Texts
 
 log = logging.getLogger('vit_jax.data')
 

@@ -29,7 +29,7 @@ from vit_jax.config import schema
 from vit_jax.core import documents, implementation
 from vit_jax.core.errors import UserError
 from vit_jax.data import splits, storage
-from vit_jax.data.formats import mixture, pseudo
+from vit_jax.data.formats import mixture
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.labels import classes
 from vit_jax.data.source import UNLABELED, Source, first_label, has_masks, origins, title
@@ -89,6 +89,7 @@ def open_sources(data: schema.Data, *, image_px: tuple[int, int], order: Sequenc
     raise UserError(f'data.num_classes: expected {len(train.class_names)}, the number of classes of {train.name}, got '
                     f'{data.num_classes}. Set it to that, or to 0, which uses the number of the source.')
   if data.pseudo.source:
+    from vit_jax.data.formats import pseudo  # only here: few runs have labels of a teacher
     train = pseudo.add(train, open_unlabeled(data, image_px=image_px), data.pseudo, Rules.of(data))
   return Sources(train, evaluation, train.class_names)
 

@@ -87,6 +87,7 @@ class FewShot:
     sweep: additional penalties.
     limit: number of examples to which the test split was truncated; 0 = not truncated.
   """
+  reuses_features = True  # `final.in_order` runs it after the evaluations that store features
 
   def __init__(self, train: Split, test: Split, *, whole: Split, examples: HostArray, draws: Sequence[Draw],
                num_classes: int, penalty: float, sweep: Sequence[float] = (), limit: int = 0) -> None:

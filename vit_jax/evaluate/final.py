@@ -20,7 +20,7 @@ from vit_jax.core.types import HostArray
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.source import Source, read_one
-from vit_jax.evaluate import fewshot, resources
+from vit_jax.evaluate import resources
 from vit_jax.evaluate.classify import TOP
 from vit_jax.evaluate.results import Guesses, Measuring, Result, is_share
 from vit_jax.record import machine, run_directory, storage
@@ -102,7 +102,10 @@ def measure(evaluators: dict[str, dict[str, Measuring]], objective: Viewed, stat
 
 def in_order(evaluators: Mapping[str, Mapping[str, Measuring]]) -> list[str]:
   """Returns the names in the order to run: few-shot is last, because it reuses features that the others stored."""
-  return sorted(evaluators, key=lambda name: any(isinstance(one, fewshot.FewShot) for one in evaluators[name].values()))
+  def reuses_features(name: str) -> bool:
+    return any(getattr(one, 'reuses_features', False) for one in evaluators[name].values())
+
+  return sorted(evaluators, key=reuses_features)
 
 
 def write(workdir: storage.Path, final: Final, step: int, *, fit: transforms.EvalTransform, source: Source,

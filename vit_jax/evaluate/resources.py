@@ -2,8 +2,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from jax.sharding import Mesh
 
@@ -17,11 +19,13 @@ from vit_jax.data import opening
 from vit_jax.data.device.prepare import prepare_eval
 from vit_jax.data.image import geometry
 from vit_jax.data.source import Source, has_masks, take_first, title
-from vit_jax.evaluate.features import Reader, Split
 from vit_jax.evaluate.results import Measuring
-from vit_jax.evaluate.store import Store
 from vit_jax.models import heads, intermediates
 from vit_jax.parallel import mesh as meshes
+
+if TYPE_CHECKING:
+  from vit_jax.evaluate.features import Reader, Split
+  from vit_jax.evaluate.store import Store
 
 
 class Encoder(Protocol):
@@ -112,19 +116,26 @@ class Resources:
     backbone: of these networks, for features of intermediate blocks.
     mesh: of the parameters.
     shard: the rows of each batch that this process feeds.
-    store: where features are stored.
+    folder, embedded: where features are stored; see `Store`.
     bar: whether progress may be shown as a bar.
     encoder: returns the text tower of an evaluation with texts, by its name and settings.
   """
 
   def __init__(self, config: schema.Config, data: Data, *, views: Mapping[str, View], backbone: Backbone, mesh: Mesh,
-               shard: Shard, store: Store, bar: bool, encoder: Callable[[str, schema.TextEvaluation], Encoder]) -> None:
+               shard: Shard, folder: pathlib.Path | None, embedded: Sequence[pathlib.Path], bar: bool,
+               encoder: Callable[[str, schema.TextEvaluation], Encoder]) -> None:
     self.config, self.class_names, self.views, self.mesh = config, data.class_names, views, mesh
-    self.prepare, self.store, self.bar = prepare_eval(config.data.recipe), store, bar
+    self.prepare, self.bar, self._stored = prepare_eval(config.data.recipe), bar, (folder, embedded)
     self._data, self._backbone, self._shard, self.encoder = data, backbone, shard, encoder
     self._loaders: dict[tuple[str, int, str], loaders.EvalLoader] = {}
     self._readers: dict[tuple[str, str, bool], Reader] = {}
     self._opened: dict[str, Source] = {}
+
+  @functools.cached_property
+  def store(self) -> Store:
+    """The features that evaluations share."""
+    from vit_jax.evaluate.store import Store  # only here: few runs evaluate features
+    return Store(*self._stored)
 
   def fingerprints(self) -> dict[str, Fingerprint]:
     """Returns what the evaluations read, by source and split as in the config."""
@@ -193,6 +204,7 @@ class Resources:
   def split(self, name: str, settings: schema.FeatureEvaluation, source: Source, view: str, *,
             in_memory: bool) -> Split:
     """Returns the features of a view on a source."""
+    from vit_jax.evaluate.features import Split  # only here: few runs evaluate features
     size = self.batch_size(name, settings)
     is_theirs = _is_of_big_vision(settings)
     recipe = squashed_crop(self.config) if is_theirs else self.config.data.recipe

@@ -79,7 +79,7 @@ class Result(NamedTuple):
 
 
 class Measuring(Protocol):
-  """A `core.contracts.Evaluator` that can also return predictions."""
+  """Evaluates one view. The result does not depend on the batch size or the number of workers, devices or hosts."""
 
   def run(self, selected: PyTree, step: int) -> dict[str, float]:
     """Returns the metrics by name. Every process must call it."""

@@ -10,7 +10,7 @@ import logging
 import math
 import pathlib
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,13 +25,10 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, Batch, NativeImages, Params, PyTree, Schedule, Shard
 from vit_jax.data import loader as loaders
 from vit_jax.data import opening, orientation
-from vit_jax.data.answers import Extra
 from vit_jax.data.device.prepare import prepare_train
-from vit_jax.data.formats import pseudo
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.source import Source, origins, title
 from vit_jax.evaluate.resources import Encoder, Resources
-from vit_jax.evaluate.store import Store
 from vit_jax.models import backbones, cost, probe
 from vit_jax.models.kernels import devices
 from vit_jax.objectives import adapters, ema, kinds
@@ -40,7 +37,10 @@ from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record import console, storage
 from vit_jax.train import step as steps
-from vit_jax.weights.network import Weights
+
+if TYPE_CHECKING:  # few runs have labels of a teacher, or begin with loaded weights
+  from vit_jax.data.formats.pseudo import PseudoLabeled
+  from vit_jax.weights.network import Weights
 
 SIZE_TOLERANCE = .01
 """Relative difference that is allowed between the size of a dataset and `data.num_examples`."""
@@ -195,11 +195,11 @@ def train_loader(config: schema.Config, data: Data, shard: Shard) -> loaders.Tra
   check_size(d, data.train)
   console.begin_stage('preparing the training data')
   maps = spec.open_maps(data.train)
-  taught = data.train.extra() if isinstance(data.train, pseudo.PseudoLabeled) else None
+  taught = cast('PseudoLabeled', data.train).extra() if d.pseudo.source else None
   return loaders.train_loader(
       data.train, recipe=d.recipe, image_px=config.image_px, batch_size=config.batch_size, seed=config.seed,
       shard=shard, workers=d.workers, threads=d.threads, in_memory=data.in_memory, max_bad_images=d.max_bad_images,
-      decode=d.decode, max_labels=d.max_labels, extra=Extra(maps) if maps else taught,
+      decode=d.decode, max_labels=d.max_labels, extra=maps.extra() if maps else taught,
       texts=spec.open_texts(data.train))
 
 
@@ -209,7 +209,7 @@ def check_size(data: schema.Data, train: Source) -> None:
   Raises:
     UserError: the size differs by more than `SIZE_TOLERANCE`, and no setting allows it.
   """
-  wanted, own = data.num_examples, train.num_own if isinstance(train, pseudo.PseudoLabeled) else len(train)
+  wanted, own = data.num_examples, cast('PseudoLabeled', train).num_own if data.pseudo.source else len(train)
   if not wanted or wanted == own or data.source == 'synthetic':
     return
   if abs(own - wanted) <= SIZE_TOLERANCE * wanted or data.any_num_examples:
@@ -236,7 +236,7 @@ def resources(config: schema.Config, data: Data, objective: Viewed, *, mesh: Mes
     workdir: features are stored in its folder `features` if it is local, otherwise in memory.
     bar: whether progress may be shown as a bar.
     weights: that are evaluated, instead of those of a run; evaluations with texts look there for a text tower.
-    embedded: see `Store`.
+    embedded: see `evaluate.store.Store`.
   """
   def find_encoder(name: str, settings: schema.TextEvaluation) -> Encoder:
     from vit_jax.jobs import text_towers  # only here: few runs read a text tower
@@ -245,7 +245,7 @@ def resources(config: schema.Config, data: Data, objective: Viewed, *, mesh: Mes
   views = objective.views()
   folder = pathlib.Path(workdir) / 'features' if workdir is not None and storage.is_local(workdir) else None
   return Resources(config, data, views=views, backbone=backbones.build(config.model, config.image_px), mesh=mesh,
-                   shard=shard, store=Store(folder, embedded), bar=bar, encoder=find_encoder)
+                   shard=shard, folder=folder, embedded=embedded, bar=bar, encoder=find_encoder)
 
 
 def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: int,

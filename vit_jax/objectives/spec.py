@@ -3,18 +3,20 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from vit_jax.config import schema
 from vit_jax.config.durations import Lengths
 from vit_jax.core.contracts import Backbone, Objective, TokenBackbone, Watch
 from vit_jax.core.errors import UserError
-from vit_jax.data.answers import Answers
 from vit_jax.data.device.token_targets import Targets
 from vit_jax.data.image.transform import Shapes
 from vit_jax.data.source import Source
-from vit_jax.data.text.captions import Texts
 from vit_jax.models.vit import vit
+
+if TYPE_CHECKING:  # few objectives have label maps or texts
+  from vit_jax.data.answers import Answers
+  from vit_jax.data.text.captions import Texts
 
 S = TypeVar('S')
 

@@ -4,7 +4,7 @@ Only a set whose effect is known is on by default. The others are chosen by name
 or written into the variable that jax reads at its start. What the user sets in the environment has precedence:
 `LIBTPU_INIT_ARGS='--c=3'` keeps the sets and adds `--c=3`. `python -m vit_jax.parallel.xla_flags` prints the table,
 with the name of a platform the names of its sets, and with the names of sets the variables that they set;
-`launch/gpu_check.sh` tests and times the sets of GPUs one by one.
+`benchmarks/gpu_check.sh` tests and times the sets of GPUs one by one.
 
 XLA aborts at its start if it does not know a flag; the tests try all of those for GPUs and CPUs. Imports no jax.
 """

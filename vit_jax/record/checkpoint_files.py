@@ -88,6 +88,8 @@ def guard(what: str, action: Callable[[], T]) -> T:
   except TemporaryError:
     raise
   except Exception as error:  # Orbax raises plain Exception for a damaged array; zstd, json and TensorStore their own
+    if failures.is_of_runtime(error):
+      raise
     found = failures.reading(what, error)
     if isinstance(found, Damaged):  # some errors of libraries say only what their code met
       why = '' if isinstance(error, AttributeError | TypeError | LookupError) else f': {found}'

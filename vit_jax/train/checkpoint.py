@@ -248,6 +248,8 @@ class Checkpointer:
     except (UserError, TemporaryError, *_DEFECTS):
       raise
     except Exception as error:  # any error that the thread of a save has raised, of any library
+      if failures.is_of_runtime(error):
+        raise
       kind, advice = type(failures.writing('', error)), failures.advice(error)
       try:
         kept = ', '.join(map(str, self.steps())) or 'none'

@@ -1,7 +1,7 @@
 """Loaded weights: a network with all that is needed to use it."""
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vit_jax.config import schema
 from vit_jax.config.schema import checks
@@ -9,8 +9,10 @@ from vit_jax.config.schema.data import RGB
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Params, PyTree
 from vit_jax.weights.hints import pool_word
-from vit_jax.weights.preprocess import Preprocess
-from vit_jax.weights.report import Report
+
+if TYPE_CHECKING:  # a run without loaded weights describes its network by this module
+  from vit_jax.weights.preprocess import Preprocess
+  from vit_jax.weights.report import Report
 
 
 class Weights(NamedTuple):

@@ -4,7 +4,7 @@ set -uo pipefail
 
 usage() {
   cat <<'TEXT'
-bash launch/plans.sh [DIR] [FLAGS]
+bash benchmarks/plans.sh [DIR] [FLAGS]
 
   DIR                    output folder; default: runs/plans. A later call compiles only what it lacks
   --python=PYTHON        an interpreter with the extra `plan`; default: .venv/bin/python, else python3
@@ -22,7 +22,7 @@ TEXT
 }
 
 # shellcheck source=launch/flags.sh
-source "$(dirname "${BASH_SOURCE[0]}")/flags.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../launch/flags.sh"
 
 # Name, config and topology of each complete run, in its automatic layout.
 RUNS=(

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Runs the tests on a machine with one NVIDIA GPU, then times networks. Its parts tests and steps ran on an H200.
-# See the usage text below, and README.md in this folder.
+# See the usage text below, and BENCHMARKS.md, "Steps on a GPU".
 set -uo pipefail
 
 usage() {
   cat <<'TEXT'
-bash launch/gpu_check.sh [DIR] [FLAGS]
+bash benchmarks/gpu_check.sh [DIR] [FLAGS]
 
   DIR                    output folder; default: runs/gpu
   --python=PYTHON        an interpreter with all dependencies; default: .venv, made with jax for GPUs and the extra test
@@ -35,7 +35,7 @@ TEXT
 }
 
 # shellcheck source=launch/flags.sh
-source "$(dirname "${BASH_SOURCE[0]}")/flags.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../launch/flags.sh"
 
 # part NAME COMMAND…: runs it with a log of its own and a line in the summary. With --quick, for as long as is left.
 part() {

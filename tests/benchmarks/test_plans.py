@@ -1,4 +1,4 @@
-"""`launch/plans.sh`: what it compiles, what it does not compile again, and what it refuses."""
+"""`benchmarks/plans.sh`: what it compiles, what it does not compile again, and what it refuses."""
 from __future__ import annotations
 
 import pathlib
@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-SCRIPT = pathlib.Path(__file__).resolve().parents[2] / 'launch' / 'plans.sh'
+SCRIPT = pathlib.Path(__file__).resolve().parents[2] / 'benchmarks' / 'plans.sh'
 BASH = shutil.which('bash') or '/bin/bash'
 PYTHON = f"""#!{BASH}
 echo "$*" >> "$CALLS"
