@@ -166,7 +166,7 @@ def one_device() -> Iterator[None]:
 def no_page() -> Iterator[None]:
   """Runs of a module draw no report, which takes longer than a tiny run; tests of the report are elsewhere."""
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr('vit_jax.jobs.report_page.write_report', lambda workdir, **_: f'{workdir}/report.html')
+    patch.setattr('vit_jax.jobs.report.write_report', lambda workdir, **_: f'{workdir}/report.html')
     yield
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import serve_http
+from vit_jax.jobs.serve import MAX_BYTES, Answer, Refused
 from vit_jax.jobs.serve_http import Site
-from vit_jax.jobs.serve_images import MAX_BYTES, Answer, Refused
 
 MARK = {serve_http.MARK: '1'}
 

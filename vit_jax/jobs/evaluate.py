@@ -1,11 +1,15 @@
 """`--job=evaluate`: evaluates the newest complete checkpoint of a run, or weights of any format.
 
-Both are a network with views, and end in one path: every view on every evaluation of the config, `evaluate.json`,
-`predictions.npz`, `features/` and `report.html`; for weights also `config.json` and `weights.json`. A run may still be
-training, which does not touch these files before its own final evaluation.
+Both are a network with views (`Subject`), and end in one path: every view on every evaluation of the config,
+`evaluate.json`, `predictions.npz`, `features/` and `report.html`; for weights also `config.json` and `weights.json`. A
+run may still be training, which does not touch these files before its own final evaluation.
+
+Jobs that evaluate weights in another way (`report_card`, `frozen_features`, `embed`, `export`) call the functions for
+weights in this order: `load_weights`, `with_weights`, `of_weights`, `open_labeled`. `average` calls `check_is_run`.
 """
 from __future__ import annotations
 
+import dataclasses
 import logging
 import pathlib
 import re
@@ -17,47 +21,71 @@ import jax.numpy as jnp
 
 from vit_jax.config import check, json_files, provenance, schema
 from vit_jax.core import documents, trees
-from vit_jax.core.contracts import Viewed
+from vit_jax.core.contracts import View, Viewed
 from vit_jax.core.errors import UserError
-from vit_jax.core.types import Shard
+from vit_jax.core.types import Params, Shard
 from vit_jax.data.image import transform as transforms
-from vit_jax.data.labels import classes
+from vit_jax.data.labels import classes, imagenet
+from vit_jax.data.source import Part, Parts
 from vit_jax.data.sources import opening, splits
 from vit_jax.evaluate import by_class as by_classes
 from vit_jax.evaluate import evaluators as evaluation
 from vit_jax.evaluate import final as results
 from vit_jax.evaluate import resources
-from vit_jax.jobs import build, evaluate_weights, report_card, report_page, resume
+from vit_jax.jobs import build, report, resume
 from vit_jax.jobs import runtime as startup
+from vit_jax.models import heads
 from vit_jax.models.kernels import devices
+from vit_jax.objectives import distill
+from vit_jax.objectives.networks import NetworkView, statistics
+from vit_jax.parallel import mesh as meshes
 from vit_jax.record import chosen, console, destination, run_directory, storage
 from vit_jax.train import checkpoint_reader
 from vit_jax.train.state import TrainState
-from vit_jax.weights import inherit, runs
+from vit_jax.weights import inherit, init_state, loading, preprocess, runs
 from vit_jax.weights.network import Weights
 from vit_jax.weights.reading import AS_FOUND, Reading
 
 log = logging.getLogger('vit_jax.jobs')
 
-_SHOWN = 12  # classes in a message
+_MOST_CLASSES = 12  # in a message
+_LEARNING = ('For weights with other classes than the data, --config.evals=knn,fewshot,logistic learns the classes of '
+             'the data from features')
 
 
 class Subject(NamedTuple):
-  """What is evaluated.
+  """The network that is evaluated, on the devices.
 
   config: with the settings of the network.
   viewed: provides its views.
-  digest: of its parameters.
-  weights: that it is of; None = a run.
+  digest: of its parameters; '' = not needed.
+  weights: the weights it was loaded from; None = a run.
   """
   config: schema.Config
-  data: build.Data
   mesh: jax.sharding.Mesh
   shard: Shard
   viewed: Viewed
   state: TrainState
-  digest: str
+  digest: str = ''
   weights: Weights | None = None
+
+  def open_resources(self, data: build.Data, workdir: storage.Path | None = None,
+                     embedded: Sequence[pathlib.Path] = ()) -> resources.Resources:
+    """Returns what its evaluators share; see `build.resources`."""
+    return build.resources(self.config, data, self.viewed, mesh=self.mesh, shard=self.shard, workdir=workdir,
+                           bar=self.config.train.progress, weights=self.weights, embedded=embedded)
+
+
+class LoadedNetwork:
+  """The views of loaded weights: one, named as that of a supervised run."""
+
+  def __init__(self, config: schema.Config, *, has_head: bool) -> None:
+    backbone = build.build_backbone(config)
+    self._view: View = (distill.view(backbone, heads.build(config.head, config.model)) if has_head
+                        else NetworkView(backbone))
+
+  def views(self) -> dict[str, View]:
+    return {'student': self._view}
 
 
 def run(config: schema.Config | None, workdir: storage.Path | None, *, to: storage.Path | None = None,
@@ -84,9 +112,10 @@ def run(config: schema.Config | None, workdir: storage.Path | None, *, to: stora
   if config is not None:
     by_classes.check(table, config)
   if not weights:
-    found, out = _open_run(config, workdir, to, reading, embedded, source=source, overridden=overridden)
+    subject, data, out = _open_run(config, workdir, to, reading, embedded, source=source, overridden=overridden)
     page_of = workdir or out
   else:
+    from vit_jax.jobs import report_card  # only here: it imports this module
     assert config is not None
     if to is not None and workdir is not None:
       raise UserError('--to: expected either --workdir or --to for the results of weights, got both. Remove one.')
@@ -96,35 +125,34 @@ def run(config: schema.Config | None, workdir: storage.Path | None, *, to: stora
         raise UserError(f'{flag}: expected one of --weights and another config than report_card, got more. Remove '
                         f'{flag}.')
       return report_card.run(config, names, reading, overridden=overridden, workdir=to or workdir)
-    found, out = _open_weights(config, names[0], reading, to or workdir, overwrite=overwrite, overridden=overridden)
+    subject, data, out = _open_weights(config, names[0], reading, to or workdir, overwrite=overwrite,
+                                       overridden=overridden)
     page_of = out
-  shared = build.resources(found.config, found.data, found.viewed, mesh=found.mesh, shard=found.shard, workdir=out,
-                           bar=found.config.train.progress, weights=found.weights,
-                           embedded=[pathlib.Path(path) for path in embedded])
+  shared = subject.open_resources(data, out, [pathlib.Path(path) for path in embedded])
   evaluators = evaluation.build(shared)
   console.begin_stage('evaluating')
-  final = results.measure(evaluators, found.viewed, found.state)
+  final = results.measure(evaluators, subject.viewed, subject.state)
   console.end_stage()
-  report(final, found, out, shared.fingerprints(), table)
-  if found.weights is not None:
-    run_directory.write_text(out / 'config.json', json_files.to_json(found.config))  # not of a run that continues
+  write_results(final, subject, data, out, shared.fingerprints(), table)
+  if subject.weights is not None:
+    run_directory.write_text(out / 'config.json', json_files.to_json(subject.config))  # not of a run that continues
     run_directory.write_json(out / 'weights.json', {
-        'source': found.weights.source, 'family': found.weights.family, **found.weights.report.plain()})
+        'source': subject.weights.source, 'family': subject.weights.family, **subject.weights.report.plain()})
   if jax.process_index() == 0:
     more = {} if out == page_of else {'evaluated': out}
-    print(f'Report: {report_page.write_or_warn(page_of, **more)}', flush=True)
+    print(f'Report: {report.write_or_warn(page_of, **more)}', flush=True)
   return 0
 
 
-def report(final: results.Final, found: Subject, out: storage.Path, read: Mapping[str, resources.Fingerprint],
-           table: by_classes.Wanted) -> None:
+def write_results(final: results.Final, subject: Subject, data: build.Data, out: storage.Path,
+                  read: Mapping[str, resources.Fingerprint], table: by_classes.Wanted) -> None:
   """Prints the results, and then writes them into the directory `out`, and a table of the classes if it is wanted."""
-  config, names = found.config, found.data.class_names
+  config, names = subject.config, data.class_names
   if jax.process_index() == 0:
     results.show(final, num_classes=len(names), recipe=config.data.recipe)
-  results.write(out, final, int(found.state.step), fit=transforms.eval_transform(config.data.recipe, config.image_px),
-                source=resources.eval_source(config, found.data, final.name), class_names=names,
-                params_digest=found.digest, data=read)
+  results.write(out, final, int(subject.state.step), fit=transforms.eval_transform(config.data.recipe, config.image_px),
+                source=resources.eval_source(config, data, final.name), class_names=names,
+                params_digest=subject.digest, data=read)
   if jax.process_index() == 0:
     print(f'Written to {out / "evaluate.json"}', flush=True)
     if final.headline:
@@ -134,8 +162,8 @@ def report(final: results.Final, found: Subject, out: storage.Path, read: Mappin
 
 def _open_run(config: schema.Config | None, workdir: storage.Path | None, to: storage.Path | None, reading: Reading,
               embedded: Sequence[str], *, source: str,
-              overridden: Collection[str]) -> tuple[Subject, storage.Path]:
-  """Returns the newest complete checkpoint of a run, and the directory of the results."""
+              overridden: Collection[str]) -> tuple[Subject, build.Data, storage.Path]:
+  """Returns the newest complete checkpoint of a run, the data, and the directory of the results."""
   if embedded:
     raise UserError('--weights: expected weights for --embedded, got none. A run stores features in its own folder.')
   if reading.preprocess or reading.model or reading.view:
@@ -173,7 +201,8 @@ def _open_run(config: schema.Config | None, workdir: storage.Path | None, to: st
   step = int(restored.state.step)
   runs.say(workdir, tries[-1], {one.step for one in tries} - {step})
   log.info('Evaluating step %s of %s.', f'{step:,}', workdir)
-  return Subject(config, data, mesh, shard, parts.objective, restored.state, restored.about['digests']['params']), out
+  subject = Subject(config, mesh, shard, parts.objective, restored.state, restored.about['digests']['params'])
+  return subject, data, out
 
 
 def _open_data(config: schema.Config, trained: tuple[str, ...]) -> build.Data:
@@ -195,18 +224,17 @@ def _open_data(config: schema.Config, trained: tuple[str, ...]) -> build.Data:
   known = set(map(classes.composed, trained))
   if odd := [name for name in found.class_names if classes.composed(name) not in known]:
     raise UserError(f'data: expected some of the {len(trained)} classes that the run was trained on, '
-                    f'{documents.listed(trained, _SHOWN)}, got {len(found.class_names)} classes, of which these are '
-                    f'others: {documents.listed(odd, _SHOWN)}. Use data with the classes of the run.')
-  is_same = found.train is found.eval
+                    f'{documents.listed(trained, _MOST_CLASSES)}, got {len(found.class_names)} classes, of which these '
+                    f'are others: {documents.listed(odd, _MOST_CLASSES)}. Use data with the classes of the run.')
   evaluated = classes.renumbered(found.eval, trained, where='the run')
-  train = evaluated if is_same else classes.renumbered(found.train, trained, where='the run')
+  train = evaluated if found.train is found.eval else classes.renumbered(found.train, trained, where='the run')
   return build.Data(train, evaluated, trained, found.in_memory)
 
 
 def _open_weights(config: schema.Config, where: str, reading: Reading, workdir: storage.Path | None, *,
-                  overwrite: bool, overridden: Collection[str]) -> tuple[Subject, storage.Path]:
-  """Returns weights as what is evaluated, and the directory of the results."""
-  evaluate_weights.check_overridden(overridden)
+                  overwrite: bool, overridden: Collection[str]) -> tuple[Subject, build.Data, storage.Path]:
+  """Returns weights as what is evaluated, the data, and the directory of the results."""
+  check_overridden(overridden)
   if workdir is not None and (workdir / 'checkpoints').is_dir():
     raise UserError(f'--workdir: expected a directory without a run, got {workdir}. Use another one for the results of '
                     'these weights.')
@@ -215,22 +243,19 @@ def _open_weights(config: schema.Config, where: str, reading: Reading, workdir: 
   destination.check_writable(out, setting='--workdir', advice='Set another --workdir.')
   run_directory.check_ours(out)
   startup.start()
-  found = evaluate_weights.load(config, where, reading, overridden)
-  evaluate_weights.check_head(found, config, where=where)
-  config = evaluate_weights.with_weights(config, found, overridden)
+  weights = load_weights(config, where, reading, overridden)
+  check_head(weights, config, where=where)
+  config = with_weights(config, weights, overridden)
   check.check(config)
   console.begin_stage('opening the data')
-  data = evaluate_weights.open_data(config, found)
+  data = open_labeled(config, weights)
   config = build.oriented(config, data.eval)
-  digest = trees.digest(found.params)
+  digest = trees.digest(weights.params)
   if (out / 'evaluate.json').exists():
     if workdir is None and not overwrite:
       _check_same(out, digest, config.data)
     log.info('%s has the results of an earlier evaluation, which are replaced.', out)
-  mesh, shard = build.open_mesh(config)
-  devices.check_devices(config.model, mesh, name='model')
-  network = evaluate_weights.Network(config, has_head=bool(found.num_classes))
-  return Subject(config, data, mesh, shard, network, evaluate_weights.state(found, mesh), digest, found), out
+  return of_weights(config, weights)._replace(digest=digest), data, out
 
 
 def _check_same(out: storage.Path, digest: str, data: schema.Data) -> None:
@@ -265,3 +290,99 @@ def check_is_run(workdir: storage.Path) -> None:
   if not (workdir / 'checkpoints').is_dir():
     raise UserError(f'--workdir: expected the directory of a run, got {workdir}, which has no folder checkpoints. Pass '
                     'the --workdir of a training run.')
+
+
+def check_overridden(overridden: Collection[str]) -> None:
+  """Raises UserError for overrides of the network, which is that of the weights."""
+  if given := [name for name in overridden if name.startswith(('model.', 'head.'))]:
+    raise UserError(f'config.{given[0]}: expected the network of the weights, got an override. Set what tensors do not '
+                    'determine with --model=heads=N,gelu=exact,norm_eps=1e-6.')
+
+
+def load_weights(config: schema.Config, where: str, reading: Reading, overridden: Collection[str]) -> Weights:
+  """Returns the weights, for images of `config.image_px` if that is on the command line."""
+  console.begin_stage('loading the weights')
+  weights = loading.load(where, **reading._asdict())
+  if 'image_px' in overridden:
+    weights = loading.at_size(weights, preprocess.scaled(weights.preprocess, config.image_px))
+  log.info('%s', loading.text(weights))
+  return weights
+
+
+def check_head(weights: Weights, config: schema.Config, *, where: str) -> None:
+  """Raises UserError if an evaluation needs the head of classes, and the weights have none, or a projection."""
+  is_projection = weights.num_classes and not weights.head.bias and weights.family != 'run'  # as of CLIP
+  if needs_head(config) and (is_projection or not weights.num_classes):
+    got = f'a projection to {weights.num_classes} numbers' if is_projection else 'weights without one'
+    raise UserError(f'--weights={where}: expected weights with a classification head, got {got}. Use weights that were '
+                    'trained on classes, or --config.evals=knn,fewshot,logistic.')
+
+
+def with_weights(config: schema.Config, weights: Weights, overridden: Collection[str]) -> schema.Config:
+  """Returns the config with network and preprocessing of the weights, except for settings on the command line."""
+  p, recipe = weights.preprocess, config.data.recipe
+  kept: dict[str, Any] = {name: value for name, value in preprocess.recipe_values(p).items()
+                          if f'data.recipe.{name}' not in overridden}
+  if p.native_patch and 'data.recipe.eval_native_patch' not in overridden:
+    recipe = dataclasses.replace(recipe, eval_native_patch=p.native_patch)
+  if recipe.eval_native_patch and 'data.recipe.eval_resize_px' not in overridden:
+    kept['eval_resize_px'] = 0  # complete images
+  return dataclasses.replace(
+      config, model=weights.model, head=weights.head, image_px=p.image_px,
+      data=dataclasses.replace(config.data, channels=weights.channels, recipe=dataclasses.replace(recipe, **kept)))
+
+
+def open_labeled(config: schema.Config, weights: Weights) -> build.Data:
+  """Opens the data to evaluate, with labels that index the outputs of the head.
+
+  Raises:
+    UserError: the order of the classes is unknown or different.
+  """
+  source = opening.check_labels(
+      opening.open_split(config.data, config.data.eval_split, image_px=config.image_px), config.data)
+  if not needs_head(config):
+    return build.Data(source, source, source.class_names, in_memory=False)
+  own = source.class_names
+  known = None if config.data.classes else imagenet.by_ids(own, weights.num_classes, weights.class_names)
+  # The numbers of all outputs, which the weights do not name so.
+  are_numbers = bool(classes.numbered(own)) and len(own) == weights.num_classes and own != weights.class_names and not (
+      set(own) & set(weights.class_names))
+  try:
+    if known:
+      log.info('The %s classes of the data are WordNet ids, and are evaluated as outputs of the %s classes of %s.',
+               f'{len(own):,}', f'{weights.num_classes:,}', known.title)
+      source = classes.renumbered(source, known.lines(), where=known.title)
+    elif not config.data.classes and are_numbers:
+      log.info('The %s classes of the data are numbers, and are evaluated as these outputs of %s.',
+               f'{len(own):,}', weights.source)
+      source = Parts([Part(source, labels=classes.numbered(own))],
+                     class_names=weights.class_names or classes.ordered(own))
+    elif not config.data.classes and weights.class_names and own != weights.class_names:
+      source = classes.renumbered(source, weights.class_names, where=weights.source)
+    else:
+      init_state.check_order(weights, own, config.data)
+  except UserError as error:
+    raise UserError(f'{str(error).rstrip(".")}. {_LEARNING}.') from None
+  return build.Data(source, source, source.class_names, in_memory=False)
+
+
+def needs_head(config: schema.Config) -> bool:
+  """Returns whether an evaluation uses the classes of the head.
+
+  The other evaluations are trained on the data's classes.
+  """
+  return any(isinstance(one, schema.TopK) for one in config.evals.values())
+
+
+def of_weights(config: schema.Config, weights: Weights, *, has_head: bool = True) -> Subject:
+  """Returns weights as what is evaluated, replicated on all devices; `has_head` = with their head, if they have one.
+
+  `config` is that of `with_weights`.
+  """
+  mesh, shard = build.open_mesh(config)
+  devices.check_devices(config.model, mesh, name='model')
+  params: Params = {name: weights.params[name] for name in ('backbone', 'head', 'head_dist') if name in weights.params}
+  step, params, extra = jax.device_put((jnp.zeros((), jnp.int32), params, statistics(weights.state)),
+                                       meshes.replicated(mesh))
+  network = LoadedNetwork(config, has_head=has_head and bool(weights.num_classes))
+  return Subject(config, mesh, shard, network, TrainState(step, params, {}, extra), weights=weights)

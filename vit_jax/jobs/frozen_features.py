@@ -20,7 +20,7 @@ from vit_jax.core import documents
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.evaluate import evaluators as evaluation
 from vit_jax.evaluate import final as results
-from vit_jax.jobs import build, evaluate_weights
+from vit_jax.jobs import build, evaluate
 from vit_jax.record import chosen, console, run_directory, storage
 from vit_jax.weights.network import Weights
 
@@ -108,13 +108,13 @@ def _compare(workdir: storage.Path, config: schema.Config, data: build.Data, net
   began = time.monotonic()
   evals: dict[str, schema.Eval] = {'knn': schema.Knn(neighbors=(NEIGHBORS,), headline=NEIGHBORS),
                                    'logistic': schema.Logistic()}
-  own = dataclasses.replace(files.load('evaluate', []), data=config.data, evals=evals, batch_size=config.batch_size)
-  own = build.oriented(evaluate_weights.with_weights(own, network, ()), data.train)
+  own = dataclasses.replace(files.load('evaluate', []), data=config.data, evals=evals, batch_size=config.batch_size,
+                            train=schema.Train(progress=config.train.progress))
+  own = build.oriented(evaluate.with_weights(own, network, ()), data.train)
   check.check(own)
-  mesh, shard = build.open_mesh(own)
-  views = evaluate_weights.Network(own, has_head=False)
-  shared = build.resources(own, data, views, mesh=mesh, shard=shard, bar=config.train.progress)
-  measured = results.measure(evaluation.build(shared), views, evaluate_weights.state(network, mesh)).results
+  subject = evaluate.of_weights(own, network, has_head=False)
+  shared = subject.open_resources(data)
+  measured = results.measure(evaluation.build(shared), subject.viewed, subject.state).results
   console.end_stage()
   knn, logistic = (next(iter(measured[name].values())) for name in evals)
   found = Compared(knn.score, logistic.score, knn.num_examples, round(time.monotonic() - began, 1))

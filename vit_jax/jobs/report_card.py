@@ -24,9 +24,8 @@ from vit_jax.evaluate import evaluators as evaluation
 from vit_jax.evaluate import final as results
 from vit_jax.evaluate.results import Result, is_share
 from vit_jax.inspect import html_pages
-from vit_jax.jobs import build, evaluate_weights
+from vit_jax.jobs import build, evaluate
 from vit_jax.jobs import runtime as startup
-from vit_jax.models.kernels import devices
 from vit_jax.record import console, destination, run_directory, storage
 from vit_jax.weights import addresses, network, preprocess
 from vit_jax.weights.reading import Reading
@@ -107,11 +106,9 @@ def short(places: Sequence[str]) -> list[str]:
 def measure(config: schema.Config, where: str, reading: Reading, *, title: str, overridden: Collection[str],
             workdir: storage.Path) -> Column:
   """Returns the results of one of the weights."""
-  found = evaluate_weights.load(config, where, reading, overridden)
-  config = evaluate_weights.with_weights(config, found, overridden)
-  mesh, shard = build.open_mesh(config)
-  devices.check_devices(config.model, mesh, name='model')
-  state = evaluate_weights.state(found, mesh)
+  weights = evaluate.load_weights(config, where, reading, overridden)
+  config = evaluate.with_weights(config, weights, overridden)
+  subject = evaluate.of_weights(config, weights)
   measured: dict[str, Result] = {}
   reasons: dict[str, str] = {}
   seconds: dict[str, float] = {}
@@ -119,21 +116,18 @@ def measure(config: schema.Config, where: str, reading: Reading, *, title: str, 
     one = dataclasses.replace(config, evals={name: settings})
     began = time.monotonic()
     try:
-      evaluate_weights.check_head(found, one, where=found.source)
+      evaluate.check_head(weights, one, where=weights.source)
       check.check(one)
       console.begin_stage(f'evaluating {name}')
-      data = evaluate_weights.open_data(one, found)
-      one = build.oriented(one, data.eval)
-      views = evaluate_weights.Network(one, has_head=bool(found.num_classes))
-      shared = build.resources(one, data, views, mesh=mesh, shard=shard, workdir=workdir, bar=one.train.progress,
-                               weights=found)
-      measured[name] = results.measure(evaluation.build(shared), views, state).results[name]['student']
+      data = evaluate.open_labeled(one, weights)
+      shared = subject._replace(config=build.oriented(one, data.eval)).open_resources(data, workdir)
+      measured[name] = results.measure(evaluation.build(shared), subject.viewed, subject.state).results[name]['student']
     except UserError as error:
       reasons[name] = str(error)
       log.warning('%s of %s is not measured: %s', name, where, error)
     seconds[name] = round(time.monotonic() - began, 3)
-  return Column(where, title, network.describe(found.model), preprocess.describe(found.preprocess),
-                trees.num_elements(found.params), measured, reasons, seconds)
+  return Column(where, title, network.describe(weights.model), preprocess.describe(weights.preprocess),
+                trees.num_elements(weights.params), measured, reasons, seconds)
 
 
 def protocol(config: schema.Config, settings: schema.Eval) -> str:

@@ -25,7 +25,7 @@ from starlette.types import Receive, Scope, Send
 
 from vit_jax.core import documents
 from vit_jax.core.errors import UserError
-from vit_jax.jobs.serve_images import MAX_BYTES, Answer, Refused
+from vit_jax.jobs.serve import MAX_BYTES, Answer, Refused
 
 log = logging.getLogger('vit_jax.jobs')
 MAX_ANSWERS = 32  # requests at the same time; a browser opens about six connections

@@ -21,7 +21,7 @@ from vit_jax.evaluate import evaluators as evaluation
 from vit_jax.evaluate import final as results
 from vit_jax.evaluate import resources
 from vit_jax.evaluate.results import Result
-from vit_jax.jobs import build, loader_processes, report_page, resume, summary, trackers
+from vit_jax.jobs import build, loader_processes, report, resume, summary, trackers
 from vit_jax.jobs import runtime as startup
 from vit_jax.objectives import kinds
 from vit_jax.parallel import feed
@@ -393,7 +393,7 @@ class Run:
                   class_names=self.data.class_names, params_digest=digest, data=self._fingerprints())
     run_directory.write_json(self.workdir / 'final.json', content)
     if jax.process_index() == 0:
-      page = report_page.write_or_warn(self.workdir)
+      page = report.write_or_warn(self.workdir)
       print(summary.last_line(content, used, page), flush=True)
 
   def _chosen(self) -> chosen.Chosen | None:
@@ -409,9 +409,9 @@ class Run:
     if jax.process_index() == 0 and until:
       self._say_paused(found['step'], until)
     elif jax.process_index() == 0:
-      page = self.workdir / report_page.PAGE
+      page = self.workdir / report.PAGE
       print(summary.last_line(found, self._chosen(), str(page) if page.exists() else
-                              report_page.write_or_warn(self.workdir)), flush=True)
+                              report.write_or_warn(self.workdir)), flush=True)
     return 0
 
   def _say_paused(self, step: int, until: str) -> None:
