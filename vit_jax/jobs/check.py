@@ -56,8 +56,13 @@ class Place(NamedTuple):
 
 def problems(config: schema.Config, workdir: storage.Path | None, place: Place) -> list[str]:
   """Returns all problems of the data, the initial weights and the directory of a run."""
-  found = [*_data_word_problems(config, place)]
-  for setting, source in sources(config):
+  found, places = [], [*sources(config)]
+  if place.data and not any(DATA in one for one in (config.data.data_dir, *(source for _, source in places))):
+    setting = SETTINGS.get(config.data.source.partition(':')[0], SETTINGS['array_record'])
+    found.append(f'--data: expected the word {DATA} in the command, for the folder of {place.data} on the hosts, got '
+                 f'none; the config reads data.source={config.data.source}. Add --config.data.{setting} to the '
+                 'command.')
+  for setting, source in places:
     try:
       if place.elsewhere:
         found += _elsewhere(setting, source, config.data, place)
@@ -65,7 +70,12 @@ def problems(config: schema.Config, workdir: storage.Path | None, place: Place) 
         _check_here(setting, source, config.data)
     except UserError as error:
       found.append(str(error))
-  found += _weights_problems(config, place)
+  weights = config.init_from
+  if place.elsewhere and weights and not weights.startswith(('/', DATA, WORKDIR)) and '://' not in weights:
+    path = pathlib.Path(weights).expanduser()
+    if (place.root / path).exists() and (path.parts[0] == 'runs' or weights.startswith('~')):
+      found.append(f'init_from={weights}: expected weights that the hosts can read, got a path of this machine, which '
+                   'is not copied to them. Copy it to a bucket and give its gs:// address.')
   if isinstance(workdir, pathlib.Path) and not place.elsewhere and WORKDIR not in str(workdir):
     there = next(path for path in (workdir, *workdir.parents) if path.exists())
     if not there.is_dir():
@@ -88,19 +98,16 @@ def training_problems(config: schema.Config, place: Place, workdir: storage.Path
   """
   from vit_jax.jobs import check_run  # only here: other jobs are checked without importing jax
   named = dict.fromkeys(source for _, source in sources(config))
-  is_here = not place.elsewhere and not config.data.pseudo.source and all(map(_is_here, named))
+  is_here = not place.elsewhere and not config.data.pseudo.source
+  for source in named:  # files of this machine, or an index that is read in seconds
+    kind, _, where = source.partition(':')
+    is_here &= kind in opening.KINDS and kind != 'hf' and not (kind in ('wds', 'tfrecord') and '://' in where)
   for source in named if is_here else ():
     if source.startswith('folder:'):
       found = os.walk(access.resolve(source.partition(':')[2], 'data.source'))
       if any(num > FEW_FILES for num in itertools.accumulate(len(files) for _, _, files in found)):
         print(f'Listing {source}, which has more than {FEW_FILES:,} files. The list is kept for the run.', flush=True)
   return check_run.problems(config, workdir, overridden, elsewhere=place.elsewhere, is_here=is_here)
-
-
-def _is_here(source: str) -> bool:
-  """Whether a source is one of files of this machine, or of an index that is read in seconds."""
-  kind, _, where = source.partition(':')
-  return kind in opening.KINDS and kind != 'hf' and not (kind in ('wds', 'tfrecord') and '://' in where)
 
 
 def sources(config: schema.Config) -> Iterator[tuple[str, str]]:
@@ -112,17 +119,6 @@ def sources(config: schema.Config) -> Iterator[tuple[str, str]]:
     yield from ((setting, term.source) for term in terms)
     if source and not terms:
       yield setting, source
-
-
-def _data_word_problems(config: schema.Config, place: Place) -> Iterator[str]:
-  """Data that are mounted, but not read."""
-  named = [config.data.data_dir, *(source for _, source in sources(config))]
-  if not place.data or any(DATA in one for one in named):
-    return
-  kind = config.data.source.partition(':')[0]
-  setting = SETTINGS.get(kind, SETTINGS['array_record'])
-  yield (f'--data: expected the word {DATA} in the command, for the folder of {place.data} on the hosts, got none; the '
-         f'config reads data.source={config.data.source}. Add --config.data.{setting} to the command.')
 
 
 def _check_here(setting: str, source: str, data: schema.Data) -> None:
@@ -165,16 +161,6 @@ def _elsewhere(setting: str, source: str, data: schema.Data, place: Place) -> It
     yield (f'{what}: expected a folder of the hosts, got a relative path, which is not in the checkout {place.root}. '
            f'Give the data to the launcher (--data=gs://BUCKET/FOLDER) and write {DATA} for its folder, or an absolute '
            'path.')
-
-
-def _weights_problems(config: schema.Config, place: Place) -> Iterator[str]:
-  """Weights that are a file or a run of this machine, outside of the checkout that the hosts get."""
-  where = config.init_from
-  if place.elsewhere and where and not where.startswith(('/', DATA, WORKDIR)) and '://' not in where:
-    path = pathlib.Path(where).expanduser()
-    if (place.root / path).exists() and (path.parts[0] == 'runs' or where.startswith('~')):
-      yield (f'init_from={where}: expected weights that the hosts can read, got a path of this machine, which is not '
-             'copied to them. Copy it to a bucket and give its gs:// address.')
 
 
 class Manifest(NamedTuple):

@@ -42,7 +42,7 @@ LARGE_BYTES = 4 << 30
 T = TypeVar('T')
 
 
-class Finder:
+class _Finder:
   """Calls functions and collects what they refuse."""
 
   def __init__(self) -> None:
@@ -73,14 +73,14 @@ def problems(config: schema.Config, workdir: storage.Path | None, overridden: Co
   before = log.level
   log.setLevel(logging.ERROR)  # the run itself shows warnings
   try:
-    finder = Finder()
+    finder = _Finder()
     _find(config, workdir, overridden, finder, elsewhere=elsewhere, is_here=is_here)
     return finder.problems
   finally:
     log.setLevel(before)
 
 
-def _find(config: schema.Config, workdir: storage.Path | None, overridden: Collection[str], finder: Finder, *,
+def _find(config: schema.Config, workdir: storage.Path | None, overridden: Collection[str], finder: _Finder, *,
           elsewhere: bool, is_here: bool) -> None:
   named = finder.of(lambda: init_state.named(config)) or {}
   for prefix, part in ranges.walk(config):
@@ -89,7 +89,9 @@ def _find(config: schema.Config, workdir: storage.Path | None, overridden: Colle
   named |= {f'evals.{name}.weights': one.weights for name, one in config.evals.items()
             if isinstance(one, schema.TextEvaluation) and one.weights}
   paths = [] if elsewhere else [_path(where, finder) for where in dict.fromkeys(named.values())]
-  is_known = not finder.problems and not elsewhere and _can_be_read(paths)
+  num_bytes = sum(file.stat().st_size for path in paths if path
+                  for file in (path.rglob('*') if path.is_dir() else [path]) if file.is_file())
+  is_known = not finder.problems and not elsewhere and None not in paths and num_bytes <= LARGE_BYTES
   found: Weights | None = None
   if is_known and named:
     resolved = finder.of(lambda: inherit.resolve(config, overridden, workdir or train.default_workdir(config.name)))
@@ -105,7 +107,7 @@ def _find(config: schema.Config, workdir: storage.Path | None, overridden: Colle
   _build(config, data, found, finder, is_known=is_known)
 
 
-def _path(where: str, finder: Finder) -> pathlib.Path | None:
+def _path(where: str, finder: _Finder) -> pathlib.Path | None:
   """Returns the local path of weights; None if they are not on this machine, which is a problem of paths alone."""
   if not addresses.exists(pathlib.Path(where).expanduser()) and addresses.is_remote(where):
     with contextlib.suppress(UserError):
@@ -114,14 +116,7 @@ def _path(where: str, finder: Finder) -> pathlib.Path | None:
   return finder.of(lambda: addresses.local(where))
 
 
-def _can_be_read(paths: list[pathlib.Path | None]) -> bool:
-  """Whether all weights are on this machine, and are read in seconds."""
-  sizes = [sum(file.stat().st_size for file in (path.rglob('*') if path.is_dir() else [path]) if file.is_file())
-           for path in paths if path]
-  return None not in paths and sum(sizes) <= LARGE_BYTES
-
-
-def _build(config: schema.Config, data: build.Data | None, found: Weights | None, finder: Finder, *,
+def _build(config: schema.Config, data: build.Data | None, found: Weights | None, finder: _Finder, *,
            is_known: bool) -> None:
   """Builds a run on one device of this machine. What depends on the devices of the run is left out."""
   mesh = meshes.make(schema.Mesh(1, 1, 1), jax.devices()[:1])
