@@ -20,7 +20,7 @@ from PIL import Image
 
 from vit_jax import main
 from vit_jax.jobs import serve
-from vit_jax.jobs.serve import Answer
+from vit_jax.jobs.serve_http import Answer
 from vit_jax.record import storage
 
 

@@ -20,7 +20,8 @@ from vit_jax.core.errors import UserError
 from vit_jax.data.image import headers
 from vit_jax.inspect.model import Guess, Model
 from vit_jax.jobs import serve
-from vit_jax.jobs.serve import Folder, Network, Refused
+from vit_jax.jobs.serve import Folder, Network
+from vit_jax.jobs.serve_http import Refused
 
 
 def png(color: int = 0, side: int = 6) -> bytes:

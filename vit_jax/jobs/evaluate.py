@@ -4,8 +4,12 @@ Both are a network with views (`Subject`), and end in one path: every view on ev
 `evaluate.json`, `predictions.npz`, `features/` and `report.html`; for weights also `config.json` and `weights.json`. A
 run may still be training, which does not touch these files before its own final evaluation.
 
-Jobs that evaluate weights in another way (`report_card`, `frozen_features`, `embed`, `export`) call the functions for
-weights in this order: `load_weights`, `with_weights`, `of_weights`, `open_labeled`. `average` calls `check_is_run`.
+Several weights are compared by a report card. Each evaluation stands for itself: one that some weights cannot have (no
+head of these classes, no text tower, images without masks) is listed with the reason. Features of a split are computed
+once for all evaluations of the same weights.
+
+Other jobs with weights (`frozen_features`, `embed`, `export`) call some of the functions for weights, in this order:
+`load_weights`, `with_weights`, `of_weights`, `open_labeled`. `average` calls `check_is_run`.
 """
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ import dataclasses
 import logging
 import pathlib
 import re
+import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,7 +27,7 @@ import jax.numpy as jnp
 from vit_jax.config import check, json_files, provenance, schema
 from vit_jax.core import documents, trees
 from vit_jax.core.contracts import View, Viewed
-from vit_jax.core.errors import UserError
+from vit_jax.core.errors import UserError, redacted
 from vit_jax.core.types import Params, Shard
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.labels import classes, imagenet
@@ -32,7 +37,8 @@ from vit_jax.evaluate import by_class as by_classes
 from vit_jax.evaluate import evaluators as evaluation
 from vit_jax.evaluate import final as results
 from vit_jax.evaluate import resources
-from vit_jax.jobs import build, report, resume
+from vit_jax.evaluate.results import Result
+from vit_jax.jobs import build, report, report_card, resume
 from vit_jax.jobs import runtime as startup
 from vit_jax.models import heads
 from vit_jax.models.kernels import devices
@@ -42,7 +48,7 @@ from vit_jax.parallel import mesh as meshes
 from vit_jax.record import chosen, console, destination, run_directory, storage
 from vit_jax.train import checkpoint_reader
 from vit_jax.train.state import TrainState
-from vit_jax.weights import inherit, init_state, loading, preprocess, runs
+from vit_jax.weights import inherit, init_state, loading, network, preprocess, runs
 from vit_jax.weights.network import Weights
 from vit_jax.weights.reading import AS_FOUND, Reading
 
@@ -115,7 +121,6 @@ def run(config: schema.Config | None, workdir: storage.Path | None, *, to: stora
     subject, data, out = _open_run(config, workdir, to, reading, embedded, source=source, overridden=overridden)
     page_of = workdir or out
   else:
-    from vit_jax.jobs import report_card  # only here: it imports this module
     assert config is not None
     if to is not None and workdir is not None:
       raise UserError('--to: expected either --workdir or --to for the results of weights, got both. Remove one.')
@@ -124,7 +129,7 @@ def run(config: schema.Config | None, workdir: storage.Path | None, *, to: stora
       if flag := '--embedded' if embedded else table.flag:
         raise UserError(f'{flag}: expected one of --weights and another config than report_card, got more. Remove '
                         f'{flag}.')
-      return report_card.run(config, names, reading, overridden=overridden, workdir=to or workdir)
+      return _compare(config, names, reading, overridden=overridden, workdir=to or workdir)
     subject, data, out = _open_weights(config, names[0], reading, to or workdir, overwrite=overwrite,
                                        overridden=overridden)
     page_of = out
@@ -258,6 +263,57 @@ def _open_weights(config: schema.Config, where: str, reading: Reading, workdir: 
   return of_weights(config, weights)._replace(digest=digest), data, out
 
 
+def _compare(config: schema.Config, names: Sequence[str], reading: Reading, *, overridden: Collection[str],
+             workdir: storage.Path | None) -> int:
+  """Evaluates several weights on every evaluation of the config, and writes the report card; exit status 0.
+
+  Raises:
+    UserError: nothing could be measured; gives the first reason.
+  """
+  process_id = startup.start()
+  workdir = workdir or pathlib.Path('runs', 'report_card').absolute()
+  destination.check_writable(workdir, setting='--workdir', advice='Set another --workdir.')
+  workdir.mkdir(parents=True, exist_ok=True)
+  columns = [_measure_each(config, where, reading, title=title, overridden=overridden, workdir=workdir)
+             for where, title in zip(names, report_card.short(names), strict=True)]
+  console.end_stage()
+  if not any(column.found for column in columns):
+    raise UserError(next(reason for column in columns for reason in column.reasons.values()))
+  if not process_id:
+    content, page, numbers = report_card.plain(config, columns), workdir / report_card.PAGE, workdir / report_card.NUMBERS
+    print(report_card.text(columns), flush=True)
+    run_directory.write_json(numbers, content)
+    storage.write_bytes(page, storage.encode(redacted(report_card.render(content, columns))))
+    print(f'Written to {page} and {numbers}', flush=True)
+  return 0
+
+
+def _measure_each(config: schema.Config, where: str, reading: Reading, *, title: str, overridden: Collection[str],
+                  workdir: storage.Path) -> report_card.Column:
+  """Returns the results of one of the weights on each evaluation, or the reason why there are none."""
+  weights = load_weights(config, where, reading, overridden)
+  config = with_weights(config, weights, overridden)
+  subject = of_weights(config, weights)
+  measured: dict[str, Result] = {}
+  reasons: dict[str, str] = {}
+  seconds: dict[str, float] = {}
+  for name, settings in config.evals.items():
+    began, alone = time.monotonic(), dataclasses.replace(config, evals={name: settings})
+    try:
+      check_head(weights, alone, where=weights.source)
+      check.check(alone)
+      console.begin_stage(f'evaluating {name}')
+      data = open_labeled(alone, weights)
+      shared = subject._replace(config=build.oriented(alone, data.eval)).open_resources(data, workdir)
+      measured[name] = results.measure(evaluation.build(shared), subject.viewed, subject.state).results[name]['student']
+    except UserError as error:
+      reasons[name] = str(error)
+      log.warning('%s of %s is not measured: %s', name, where, error)
+    seconds[name] = round(time.monotonic() - began, 3)
+  return report_card.Column(where, title, network.describe(weights.model), preprocess.describe(weights.preprocess),
+                            trees.num_elements(weights.params), measured, reasons, seconds)
+
+
 def _check_same(out: storage.Path, digest: str, data: schema.Data) -> None:
   """Raises UserError if a directory that the person did not name has results of other weights or data."""
   def read(name: str) -> Mapping[str, Any]:
@@ -384,5 +440,5 @@ def of_weights(config: schema.Config, weights: Weights, *, has_head: bool = True
   params: Params = {name: weights.params[name] for name in ('backbone', 'head', 'head_dist') if name in weights.params}
   step, params, extra = jax.device_put((jnp.zeros((), jnp.int32), params, statistics(weights.state)),
                                        meshes.replicated(mesh))
-  network = LoadedNetwork(config, has_head=has_head and bool(weights.num_classes))
-  return Subject(config, mesh, shard, network, TrainState(step, params, {}, extra), weights=weights)
+  viewed = LoadedNetwork(config, has_head=has_head and bool(weights.num_classes))
+  return Subject(config, mesh, shard, viewed, TrainState(step, params, {}, extra), weights=weights)

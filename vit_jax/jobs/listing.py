@@ -12,7 +12,7 @@ import shutil
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from vit_jax.config import catalog as configs
@@ -64,12 +64,17 @@ def run(*, models: str, weights: str, configs: str, records: str, format: str, m
   The other arguments are those of `Filter`.
 
   Raises:
-    UserError: nothing matches.
+    UserError: nothing matches, or a filter has no effect on what is listed.
   """
   given = dict(zip(KINDS, (configs, models, weights, records), strict=True))
   given = {kind: pattern for kind, pattern in given.items() if pattern} or {'configs': '*'}
   wanted = Filter(math.inf if max_params is None else max_params, family or '*', data or '*', license or '*', px)
-  _check(wanted, given)
+  for name, value in wanted._asdict().items():
+    kinds = ('weights',) if name in ('data', 'license', 'px') else ('models', 'weights')
+    if value != getattr(EVERY, name) and (others := [kind for kind in given if kind not in kinds]):
+      flags = ' or '.join(f'--{kind}' for kind in kinds)
+      advice = f'Remove --{", --".join(others)}' if len(others) < len(given) else f'Set {flags} instead'
+      raise UserError(f'--{name}: expected it with {flags} alone, got it with --{", --".join(given)}. {advice}.')
   with contextlib.nullcontext() if [*given] == ['configs'] else console.stages_shown():
     console.begin_stage('importing jax')
     with warnings.catch_warnings():
@@ -86,21 +91,9 @@ def run(*, models: str, weights: str, configs: str, records: str, format: str, m
   return 0
 
 
-def _check(wanted: Filter, given: Mapping[str, str]) -> None:
-  """Raises UserError if a filter has no effect on what is listed."""
-  for name, value in wanted._asdict().items():
-    kinds = ('weights',) if name in ('data', 'license', 'px') else ('models', 'weights')
-    if value != getattr(EVERY, name) and (others := [kind for kind in given if kind not in kinds]):
-      flags = ' or '.join(f'--{kind}' for kind in kinds)
-      advice = f'Remove --{", --".join(others)}' if len(others) < len(given) else f'Set {flags} instead'
-      raise UserError(f'--{name}: expected it with {flags} alone, got it with --{", --".join(given)}. {advice}.')
-
-
 def table(kind: str, pattern: str = '*', wanted: Filter = EVERY) -> Table:
   """Returns the table of one of `KINDS`."""
-  make: Callable[[str, Filter], Table] = {
-      'configs': _configs, 'models': _models, 'weights': _weights, 'records': _records}[kind]
-  return make(pattern, wanted)
+  return {'configs': _configs, 'models': _models, 'weights': _weights, 'records': _records}[kind](pattern, wanted)
 
 
 def text(found: Table, columns: int = 0) -> str:

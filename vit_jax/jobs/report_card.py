@@ -1,7 +1,7 @@
-"""`evaluate --weights=A,B --config=report_card`: all evaluations of several weights, as a page and as JSON.
+"""The report card of several weights, `evaluate --weights=A,B --config=report_card`: its table, page and JSON.
 
-Each evaluation stands for itself: one that some weights cannot have (no head of these classes, no text tower, images
-without masks) is listed with the reason. Features of a split are computed once for all evaluations of the same weights.
+`evaluate.py` measures (`Column`), and calls `text` for the terminal, `plain` for the JSON and `render` for the page.
+Reads no weights and no images.
 """
 from __future__ import annotations
 
@@ -9,28 +9,18 @@ import dataclasses
 import datetime
 import enum
 import inspect
-import logging
 import pathlib
 import re
-import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vit_jax import __version__
-from vit_jax.config import check, schema
-from vit_jax.core import trees
-from vit_jax.core.errors import UserError, redacted
-from vit_jax.evaluate import evaluators as evaluation
+from vit_jax.config import schema
+from vit_jax.core.errors import UserError
 from vit_jax.evaluate import final as results
 from vit_jax.evaluate.results import Result, is_share
 from vit_jax.inspect import html_pages
-from vit_jax.jobs import build, evaluate
-from vit_jax.jobs import runtime as startup
-from vit_jax.record import console, destination, run_directory, storage
-from vit_jax.weights import addresses, network, preprocess
-from vit_jax.weights.reading import Reading
-
-log = logging.getLogger('vit_jax.jobs')
+from vit_jax.weights import addresses
 
 NAME = 'report card'
 """Of the config."""
@@ -65,69 +55,10 @@ def split_weights(text: str) -> list[str]:
   return found
 
 
-def run(config: schema.Config, places: Sequence[str], reading: Reading, *, overridden: Collection[str],
-        workdir: storage.Path | None) -> int:
-  """Evaluates weights on every evaluation of the config, and writes `PAGE` and `NUMBERS`; exit status 0.
-
-  Args:
-    config: of data and evaluations; network and preprocessing are those of the weights.
-    places: of the weights.
-    reading: how they are read.
-    overridden: settings on the command line, which override those of the weights.
-    workdir: of the results; None = `runs/report_card`.
-
-  Raises:
-    UserError: nothing could be measured; gives the first reason.
-  """
-  process_id = startup.start()
-  workdir = workdir or pathlib.Path('runs', 'report_card').absolute()
-  destination.check_writable(workdir, setting='--workdir', advice='Set another --workdir.')
-  workdir.mkdir(parents=True, exist_ok=True)
-  columns = [measure(config, where, reading, title=title, overridden=overridden, workdir=workdir)
-             for where, title in zip(places, short(places), strict=True)]
-  console.end_stage()
-  if not any(column.found for column in columns):
-    raise UserError(next(reason for column in columns for reason in column.reasons.values()))
-  if not process_id:
-    content = plain(config, columns)
-    print(text(columns), flush=True)
-    run_directory.write_json(workdir / NUMBERS, content)
-    storage.write_bytes(workdir / PAGE, storage.encode(redacted(render(content, columns))))
-    print(f'Written to {workdir / PAGE} and {workdir / NUMBERS}', flush=True)
-  return 0
-
-
 def short(places: Sequence[str]) -> list[str]:
   """Returns a title of each of the weights: the last parts of its path, as many as make the titles different."""
   parts = [pathlib.PurePosixPath(place.rstrip('/')).parts for place in places]
   return html_pages.shortest_ends(parts) or list(places)
-
-
-def measure(config: schema.Config, where: str, reading: Reading, *, title: str, overridden: Collection[str],
-            workdir: storage.Path) -> Column:
-  """Returns the results of one of the weights."""
-  weights = evaluate.load_weights(config, where, reading, overridden)
-  config = evaluate.with_weights(config, weights, overridden)
-  subject = evaluate.of_weights(config, weights)
-  measured: dict[str, Result] = {}
-  reasons: dict[str, str] = {}
-  seconds: dict[str, float] = {}
-  for name, settings in config.evals.items():
-    one = dataclasses.replace(config, evals={name: settings})
-    began = time.monotonic()
-    try:
-      evaluate.check_head(weights, one, where=weights.source)
-      check.check(one)
-      console.begin_stage(f'evaluating {name}')
-      data = evaluate.open_labeled(one, weights)
-      shared = subject._replace(config=build.oriented(one, data.eval)).open_resources(data, workdir)
-      measured[name] = results.measure(evaluation.build(shared), subject.viewed, subject.state).results[name]['student']
-    except UserError as error:
-      reasons[name] = str(error)
-      log.warning('%s of %s is not measured: %s', name, where, error)
-    seconds[name] = round(time.monotonic() - began, 3)
-  return Column(where, title, network.describe(weights.model), preprocess.describe(weights.preprocess),
-                trees.num_elements(weights.params), measured, reasons, seconds)
 
 
 def protocol(config: schema.Config, settings: schema.Eval) -> str:

@@ -1,4 +1,8 @@
-"""Startup of every job that computes: platform, compilation cache, logging."""
+"""Startup of every job that computes: platform, compilation cache, logging.
+
+A job calls `start` once, after it has checked its flags and before it uses a device. What the bits of a run on CPUs
+depend on is set by `cpu.py`.
+"""
 from __future__ import annotations
 
 import ctypes
@@ -8,7 +12,6 @@ import pathlib
 import sys
 import warnings
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -73,21 +76,21 @@ def cache_folder() -> pathlib.Path:
 def start_logging() -> None:
   """Shows messages of this package from the level of the command line on, and those of libraries only with -v."""
   level, root = console.level(), logging.getLogger()
-  own = console.Handler(console.began_s())
+  messages = console.Handler(console.began_s())
+
+  def is_plain(handler: logging.Handler) -> bool:
+    return isinstance(handler, console.Handler) or (
+        type(handler) is logging.StreamHandler and handler.stream in (sys.stderr, sys.__stderr__))
+
   # Some imports configure the root logger, and so does an earlier job of this process.
-  found = [own if _is_plain(one) else one for one in root.handlers if not type(one).__module__.startswith('absl')]
-  root.handlers = found or [own]
+  root.handlers = [messages if is_plain(handler) else handler for handler in root.handlers
+                   if not type(handler).__module__.startswith('absl')] or [messages]
   logging.getLogger('vit_jax').setLevel(level)
   if level == logging.DEBUG:
     root.setLevel(logging.INFO)
     return
   logging.getLogger('absl').setLevel(logging.ERROR)  # Orbax logs every wait for a save
   quiet_abandoned_reads()
-
-
-def _is_plain(handler: logging.Handler) -> bool:
-  return isinstance(handler, console.Handler) or (
-      type(handler) is logging.StreamHandler and handler.stream in (sys.stderr, sys.__stderr__))
 
 
 def quiet_abandoned_reads() -> None:
@@ -110,12 +113,9 @@ def _is_not_of_orbax(record: logging.LogRecord) -> bool:
 def _show_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
   """Replaces `sys.unraisablehook`; ignores the errors of abandoned reads."""
   is_closed_loop = isinstance(unraisable.exc_value, RuntimeError) and 'loop is closed' in str(unraisable.exc_value)
-  if not is_closed_loop and 'orbax' not in _file_of(unraisable.exc_traceback):
+  trace = unraisable.exc_traceback
+  if not is_closed_loop and not (trace and 'orbax' in trace.tb_frame.f_code.co_filename):
     sys.__unraisablehook__(unraisable)
-
-
-def _file_of(trace: TracebackType | None) -> str:
-  return trace.tb_frame.f_code.co_filename if trace else ''
 
 
 def keep_freed_memory() -> None:

@@ -35,8 +35,9 @@ from vit_jax.inspect import figures, html_pages, predictions
 from vit_jax.inspect.images import UPRIGHT
 from vit_jax.inspect.model import Model
 from vit_jax.inspect.zeroshot import Guess
-from vit_jax.jobs import report
+from vit_jax.jobs import report, serve_http
 from vit_jax.jobs import runtime as startup
+from vit_jax.jobs.serve_http import Answer, Refused
 from vit_jax.parallel import hardware
 from vit_jax.record import checkpoint_files, console, growing, storage
 from vit_jax.weights import inference
@@ -44,26 +45,11 @@ from vit_jax.weights.reading import Reading
 
 log = logging.getLogger('vit_jax.jobs')
 _WATCHED = ('metrics.jsonl', 'config.json', 'final.json', 'evaluate.json', 'predictions.npz')
-MAX_BYTES = 32 * 2**20  # of an image that is sent
 MAX_PIXELS = 64_000_000
 TOP = 5
 BATCH = 16  # images of a folder, between which other requests have their turn
 MAX_MISTAKES = 200  # that are shown with an image
 _THUMBNAIL_PX = 112
-
-
-class Refused(Exception):
-  """A request that is not answered: the HTTP status and a sentence for the person."""
-
-  def __init__(self, status: int, text: str) -> None:
-    super().__init__(text)
-    self.status = status
-
-
-class Answer(NamedTuple):
-  """The body of an answer and its content type."""
-  body: bytes
-  kind: str = 'text/html; charset=utf-8'
 
 
 def run(weights: str, workdir: storage.Path | None, files: Sequence[str], *, host: str, port: int,
@@ -88,7 +74,6 @@ def run(weights: str, workdir: storage.Path | None, files: Sequence[str], *, hos
                     'subfolder for each class.')
   for package in ('starlette', 'uvicorn'):
     extras.load(package, 'serve', 'vit-jax serve')
-  from vit_jax.jobs import serve_http  # needs both packages
   if workdir is not None:
     report.check(workdir)
     hardware.use_cpu()
@@ -169,7 +154,7 @@ class Pages:
       return Answer(self._report)
 
   def _show_images(self) -> Answer:
-    return self._rendered('/images', 'live_images.html', title=self._title, max_mib=MAX_BYTES // 2**20,
+    return self._rendered('/images', 'live_images.html', title=self._title, max_mib=serve_http.MAX_BYTES // 2**20,
                           max_megapixels=MAX_PIXELS // 10**6)
 
   def _show_folder(self, folder: Folder) -> Answer:

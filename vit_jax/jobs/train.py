@@ -1,4 +1,10 @@
-"""`--job=train`: pre-trains or fine-tunes, evaluates, saves checkpoints, and resumes."""
+"""`--job=train`: pre-trains or fine-tunes, evaluates, saves checkpoints, and resumes.
+
+`run` decides what the run is: its directory, weights, dataset commits and labels of a teacher. `Run` then opens the
+data and builds the objects (`build.py`), begins or restores the state, and calls the loop (`train/loop.py`) with hooks
+for everything that is not a step: metrics, evaluations, checkpoints, trackers, profiles. `finetune` and `pretrain` call
+`run` with the config that they make. What may not change when a run resumes is in `resume.py`.
+"""
 from __future__ import annotations
 
 import contextlib
@@ -126,7 +132,10 @@ class Run:
   def run(self, until: str = '', *, is_segment: bool = False) -> int:
     """Restores or initializes the state, trains, evaluates; returns the exit status. Arguments: see `train.run`."""
     total, program = self.parts.lengths.total_steps, self.parts.program
-    last = min(total, self._steps_of(until)) if until else total
+    try:
+      last = min(total, self.parts.lengths.steps(until)) if until else total
+    except UserError as error:
+      raise UserError(f'--until: {error}') from None
     console.begin_stage('creating or restoring the state')
     state, start = self._begin()
     if start > last:
@@ -140,7 +149,10 @@ class Run:
       return self._repeat(found, part)
     resume.write_config(self.workdir, self.config)
     writer, clock = self._open_record(start)
-    saving = self._saving_hook(start, writer, clock, latest)
+    every_s = durations.parse_wall(every := self.config.checkpoints.every)
+    saving = hooks.Checkpoint(
+        SaveTimes(0 if every_s else self.parts.lengths.steps(every), every_s, start=start), self.checkpointer, writer,
+        clock, about=self._about(), latest=latest)
     batches = feed.Ahead(self.loader.batches(start), lambda batch: meshes.put_batch(batch, self.mesh, self.shard))
     host_speed = loader_processes.HostSpeed(
         clock, self.config.batch_size * len(self.shard.parts) / self.shard.count, self.loader)
@@ -175,13 +187,6 @@ class Run:
       batches.close()
       self.loader.close()
       self.checkpointer.close()
-
-  def _steps_of(self, until: str) -> int:
-    """Returns the steps of `--until`."""
-    try:
-      return self.parts.lengths.steps(until)
-    except UserError as error:
-      raise UserError(f'--until: {error}') from None
 
   def _begin(self) -> tuple[TrainState, int]:
     """Returns the state of the newest complete checkpoint or a new one, and its step."""
@@ -293,11 +298,10 @@ class Run:
     This is a separate compilation, cached on disk for the next dump; the first step may have to compile again. All
     processes compile, and process 0 writes. A program that jaxlib cannot print gives a warning.
     """
-    path = self.workdir / 'hlo' / 'train_step.txt'
-    lowered = self.parts.program.step_fn.lower(self.parts.program.abstract_state, build.abstract_batch(self.config))
-    program = lowered.compile()
+    path, program = self.workdir / 'hlo' / 'train_step.txt', self.parts.program
+    compiled = program.step_fn.lower(program.abstract_state, build.abstract_batch(self.config)).compile()
     try:
-      text = program.as_text() or ''
+      text = compiled.as_text() or ''
     except jax.errors.JaxRuntimeError as error:  # jaxlib 0.10.2 cannot read calls of SparseCores back
       log.warning('train.dump_hlo: expected a program that jaxlib can print, got %s. Set LIBTPU_INIT_ARGS='
                   '"--xla_jf_dump_to=DIR --xla_jf_dump_hlo_text=true": the compiler writes its text into the '
@@ -305,13 +309,6 @@ class Run:
       return
     run_directory.write_text(path, text)
     log.info('The compiled train step is in %s', path)
-
-  def _saving_hook(self, start: int, writer: Writer, clock: clocks.Clock, latest: hooks.Latest) -> hooks.Checkpoint:
-    every = self.config.checkpoints.every
-    seconds = durations.parse_wall(every)
-    return hooks.Checkpoint(
-        SaveTimes(0 if seconds else self.parts.lengths.steps(every), seconds, start=start), self.checkpointer, writer,
-        clock, about=self._about(), latest=latest)
 
   @property
   def _sources(self) -> dict[str, Source]:
@@ -374,11 +371,10 @@ class Run:
         summary.best(final, record.rows, used),
         summary.spent(record.events, num_steps=total, batch_size=self.config.batch_size)])))
     spent = clocks.sum_starts(record.events)
+    processor_s = {'processor_s': spent.processor_s, 'training_processor_s': spent.training_processor_s}
     content = {
         'step': total, 'starts': clocks.count_starts(record.events), 'seconds': spent.total_s,
-        **{name: number for name, number in (('processor_s', spent.processor_s),
-                                             ('training_processor_s', spent.training_processor_s))
-           if number is not None},
+        **{name: seconds for name, seconds in processor_s.items() if seconds is not None},
         'params_digest': digest, 'headline': final.headline_name,
         'num_params': trees.num_elements(self.parts.program.abstract_state.params), 'metrics': final.metrics,
         'exaflops': build.train_flops(self.parts) * self.config.batch_size * total / 1e18,
@@ -420,11 +416,11 @@ class Run:
 
   def _fingerprints(self) -> dict[str, resources.Fingerprint]:
     """Returns what the run read, by source and split; not the images that a teacher labeled."""
-    own = self.config.data
-    found = {f'{own.source} {own.eval_split}': self.data.eval}
-    if not own.pseudo.source:
-      found[f'{own.source} {own.train_split}'] = self.data.train
-    return self._resources.fingerprints() | {name: resources.fingerprint(source) for name, source in found.items()}
+    data = self.config.data
+    sources = {f'{data.source} {data.eval_split}': self.data.eval}
+    if not data.pseudo.source:
+      sources[f'{data.source} {data.train_split}'] = self.data.train
+    return self._resources.fingerprints() | {name: resources.fingerprint(source) for name, source in sources.items()}
 
 
 def _raise_alarms(name: str, found: Mapping[str, Result], step: int, writer: Writer) -> None:
