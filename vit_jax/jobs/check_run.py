@@ -43,7 +43,7 @@ T = TypeVar('T')
 
 
 class _Finder:
-  """Calls functions and collects what they refuse."""
+  """Calls functions and collects the errors of a person that they raise."""
 
   def __init__(self) -> None:
     self.problems: list[str] = []

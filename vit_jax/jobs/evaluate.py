@@ -280,7 +280,8 @@ def _compare(config: schema.Config, names: Sequence[str], reading: Reading, *, o
   if not any(column.found for column in columns):
     raise UserError(next(reason for column in columns for reason in column.reasons.values()))
   if not process_id:
-    content, page, numbers = report_card.plain(config, columns), workdir / report_card.PAGE, workdir / report_card.NUMBERS
+    content = report_card.plain(config, columns)
+    page, numbers = workdir / report_card.PAGE, workdir / report_card.NUMBERS
     print(report_card.text(columns), flush=True)
     run_directory.write_json(numbers, content)
     storage.write_bytes(page, storage.encode(redacted(report_card.render(content, columns))))

@@ -4,9 +4,12 @@ Predictions are printed to standard output, one paragraph or one line of JSON pe
 error. The first line of JSON has what holds for all files: preprocessing, class names, warnings. With `--to=FILE.csv`
 or `FILE.parquet` they are written as a table, which resumes (`predict_table.py`). A file that cannot be read is
 reported and skipped; the exit status is then 2, or 75 if a later try may succeed.
+
+`run` checks the flags, loads the weights and classifies the files batch by batch, while threads read the next ones.
 """
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import itertools
 import json
@@ -185,13 +188,11 @@ def _batches(network: Model, paths: Sequence[str]) -> Iterator[list[Prepared]]:
       return Prepared(path, None, error.strerror or str(error), status)
 
   with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-    starts = range(0, len(paths), BATCH)
-    ahead = [pool.map(prepare, paths[start:start + BATCH]) for start in starts[:2]]
-    for number, _ in enumerate(starts):
-      batch = list(ahead[number])
-      ahead[number] = iter(())
-      if number + 2 < len(starts):
-        ahead.append(pool.map(prepare, paths[starts[number + 2]:starts[number + 2] + BATCH]))
+    begun = (pool.map(prepare, paths[start:start + BATCH]) for start in range(0, len(paths), BATCH))
+    ahead = collections.deque(itertools.islice(begun, 2))
+    while ahead:
+      batch = list(ahead.popleft())
+      ahead.extend(itertools.islice(begun, 1))
       yield batch
 
 

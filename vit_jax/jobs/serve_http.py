@@ -1,5 +1,8 @@
 """The HTTP of the live page: a fixed set of pages and actions, and which requests are refused.
 
+`serve.py` opens a socket with `listen`, makes a `Site` of pages and actions, and runs its server. What the pages show
+is not known here.
+
 No address is mapped to a path of the disk. Requests whose `Host` is another name than the server's are refused (DNS
 rebinding), and so are posts from the page of another site (cross-site request forgery). The length of a body is checked
 before it is read. Every answer forbids the browser to load anything from another server.
@@ -13,7 +16,7 @@ import json
 import logging
 import socket
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -93,21 +96,16 @@ class Site:
 
   def knows(self, host: str) -> bool:
     """Returns whether a `Host` header names this server, and no name that its owner could let point here."""
-    try:
+    with contextlib.suppress(ValueError):  # of a name that is no address
       parsed = urllib.parse.urlsplit(f'//{host}')
       name, port = parsed.hostname or '', parsed.port or 80
-    except ValueError:
-      return False
-    if not self.is_local and name not in self._names:
-      with contextlib.suppress(ValueError):
-        return port == self.port and bool(ipaddress.ip_address(name))
-    return port == self.port and name in self._names
+      return port == self.port and (name in self._names or (not self.is_local and bool(ipaddress.ip_address(name))))
+    return False
 
   async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
     request = requests.Request(scope, receive)
     try:
-      with self._place():
-        answer, status = await self._answer(request), 200
+      answer, status = await self._answer(request), 200
     except requests.ClientDisconnect:
       return
     except Refused as error:
@@ -119,17 +117,16 @@ class Site:
     headers = {**SECURITY, 'Content-Type': answer.kind}
     await responses.Response(answer.body, status, headers)(scope, receive, send)
 
-  @contextlib.contextmanager
-  def _place(self) -> Iterator[None]:
+  async def _answer(self, request: requests.Request) -> Answer:
     if self._num_answers >= MAX_ANSWERS:
       raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, f'{MAX_ANSWERS} requests are answered already. Try again.')
     self._num_answers += 1  # in the one thread of the event loop
     try:
-      yield
+      return await self._page_or_action(request)
     finally:
       self._num_answers -= 1
 
-  async def _answer(self, request: requests.Request) -> Answer:
+  async def _page_or_action(self, request: requests.Request) -> Answer:
     path, headers = request.scope['path'], request.headers
     if not self.knows(headers.get('Host', '')):
       raise Refused(HTTPStatus.MISDIRECTED_REQUEST, f'Open the page at {self.url}, not by another name.')

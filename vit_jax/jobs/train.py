@@ -27,7 +27,7 @@ from vit_jax.evaluate import evaluators as evaluation
 from vit_jax.evaluate import final as results
 from vit_jax.evaluate import resources
 from vit_jax.evaluate.results import Result
-from vit_jax.jobs import build, loader_processes, report, resume, summary, trackers
+from vit_jax.jobs import build, host_speed, report, resume, summary, trackers
 from vit_jax.jobs import runtime as startup
 from vit_jax.objectives import kinds
 from vit_jax.parallel import feed
@@ -154,7 +154,7 @@ class Run:
         SaveTimes(0 if every_s else self.parts.lengths.steps(every), every_s, start=start), self.checkpointer, writer,
         clock, about=self._about(), latest=latest)
     batches = feed.Ahead(self.loader.batches(start), lambda batch: meshes.put_batch(batch, self.mesh, self.shard))
-    host_speed = loader_processes.HostSpeed(
+    speed = host_speed.HostSpeed(
         clock, self.config.batch_size * len(self.shard.parts) / self.shard.count, self.loader)
     times = host_times.HostTimes(clock, writer, log_every=self.parts.lengths.steps(self.config.train.log_every),
                                  gather=host_times.gather_by_devices())
@@ -164,9 +164,9 @@ class Run:
       with (profile.served(self.config.train.profile_port, jax.process_index()), tracing,
             stopping.StopRequest() as request):
         ended = loop.run(
-            times.timed(tracing.mark(host_speed.timed(program.step_fn))), state, batches, start=start,
+            times.timed(tracing.mark(speed.timed(program.step_fn))), state, batches, start=start,
             total=start if early.reason else last,
-            hooks=[times, *self._hooks(writer, clock, latest), early, saving, tracing, host_speed], clock=clock,
+            hooks=[times, *self._hooks(writer, clock, latest), early, saving, tracing, speed], clock=clock,
             should_stop=lambda step: request.reason(step) or early.reason)
       if ended.error:
         raise self._save_after(ended.error, ended, start, saving)

@@ -1,4 +1,8 @@
-"""Warns if the host makes fewer images than the step takes, as measured in the first steps of a process."""
+"""Warns if the host makes fewer images than the step takes, as measured in the first steps of a process.
+
+`train` wraps its step with `HostSpeed.timed`, which measures the step alone, and passes the hook to the loop, which
+calls `on_metrics` after each step. What helps is chosen by `workers.advice`.
+"""
 from __future__ import annotations
 
 import logging
