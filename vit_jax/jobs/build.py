@@ -87,12 +87,12 @@ def open_data(config: schema.Config, *, order: Sequence[str] = (), learns: bool 
     learns: whether the objective is to be trained on them, so that it must be able to learn their classes.
   """
   console.begin_stage('opening the data')
-  found = opening.open_sources(config.data, image_px=config.image_px, order=order)
+  sources = opening.open_sources(config.data, image_px=config.image_px, order=order)
   if config.objective.has_head and learns:
-    opening.check_learnable(found.train, what=type(config.objective).__name__)
+    opening.check_learnable(sources.train, what=type(config.objective).__name__)
   in_memory = not config.objective.on_host and loaders.fits_in_memory(
-      found.train, recipe=config.data.recipe, image_px=config.image_px, choice=config.data.in_memory)
-  return Data(found.train, found.eval, found.class_names, in_memory)
+      sources.train, recipe=config.data.recipe, image_px=config.image_px, choice=config.data.in_memory)
+  return Data(sources.train, sources.eval, sources.class_names, in_memory)
 
 
 def measured(config: schema.Config, source: Source) -> schema.Config:
@@ -107,13 +107,13 @@ def measured(config: schema.Config, source: Source) -> schema.Config:
   if num == RGB or not recipe.is_unmeasured:
     return config
   is_mixture = config.data.source.startswith('mix:')  # each of its sources has statistics of its own
-  found = None if is_mixture else getattr(origins(source)[0], 'statistics', None)
-  if found is None:
+  statistics = None if is_mixture else getattr(origins(source)[0], 'statistics', None)
+  if statistics is None:
     raise UserError(f'data.recipe.mean: expected mean and std of {num} channels, got none in the config and in '
                     f'{title(source)}. Prepare the images, which measures them (vit-jax prepare --channels={num}), or '
                     'set both.')
   with_statistics: schema.Config = schema.replaced(
-      config, {'data.recipe.mean': tuple(found.mean), 'data.recipe.std': tuple(found.std)})
+      config, {'data.recipe.mean': tuple(statistics.mean), 'data.recipe.std': tuple(statistics.std)})
   return with_statistics
 
 
@@ -177,10 +177,10 @@ def lay_out(config: schema.Config, hardware: layout.Hardware, numbers: Numbers) 
   if layout.auto(config) and hardware.platform != 'cpu' and hardware.memory_gib:
     alone = layout.plain(dataclasses.replace(config, mesh=schema.Mesh(1, 1, 1)))
     mesh = AbstractMesh((1, 1, 1), meshes.AXES, axis_types=(AxisType.Auto,) * 3)
-    one = parts(alone, mesh=mesh, **numbers._asdict())  # type: ignore[arg-type]
-    state = one.program.abstract_state
+    run = parts(alone, mesh=mesh, **numbers._asdict())  # type: ignore[arg-type]
+    state = run.program.abstract_state
     image = 8 * math.prod(config.image_px) * config.data.channels  # as it arrives and as it is prepared, f32
-    kept = functools.cache(lambda remat: kept_bytes(one, dataclasses.replace(config.model, remat=remat)))
+    kept = functools.cache(lambda remat: kept_bytes(run, dataclasses.replace(config.model, remat=remat)))
     sizes = layout.Sizes(trees.num_bytes((state.params, state.opt, state.extra)), trees.num_bytes(state.params),
                          lambda model: kept(model.remat) + image)
   return layout.choose(config, hardware, sizes)
@@ -210,15 +210,15 @@ def check_size(data: schema.Data, train: Source) -> None:
   Raises:
     UserError: the size differs by more than `SIZE_TOLERANCE`, and no setting allows it.
   """
-  wanted, own = data.num_examples, train.num_own if isinstance(train, pseudo.PseudoLabeled) else len(train)
-  if not wanted or wanted == own or data.source == 'synthetic':
+  wanted, size = data.num_examples, train.num_own if isinstance(train, pseudo.PseudoLabeled) else len(train)
+  if not wanted or wanted == size or data.source == 'synthetic':
     return
-  if abs(own - wanted) <= SIZE_TOLERANCE * wanted or data.any_num_examples:
+  if abs(size - wanted) <= SIZE_TOLERANCE * wanted or data.any_num_examples:
     log.warning('data.num_examples=%s, by which epochs are counted, but %s has %s examples.', f'{wanted:,}',
-                title(train), f'{own:,}')
+                title(train), f'{size:,}')
     return
   raise UserError(
-      f'data.num_examples: expected {own:,}, the size of {data.train_split} of {data.source}, got {wanted:,}. Epochs '
+      f'data.num_examples: expected {size:,}, the size of {data.train_split} of {data.source}, got {wanted:,}. Epochs '
       'are counted by this number. Set --config.data.num_examples=0 to count by the dataset, or '
       '--config.data.any_num_examples=true to keep the schedule of the larger or smaller dataset.')
 
@@ -326,8 +326,8 @@ def abstract_batch(config: schema.Config) -> Batch:
     top = config.data.pseudo.top
     shapes |= {'token_labels': ((1, top), np.int32), 'token_scores': ((1, top), np.float32)}
   shapes |= kinds.of(config).batch_shapes()
-  found = {name: array(dtype, *shape) for name, (shape, dtype) in shapes.items()}
-  return found | {'index': array(jnp.int32), 'bad': array(jnp.bool_)}
+  batch = {name: array(dtype, *shape) for name, (shape, dtype) in shapes.items()}
+  return batch | {'index': array(jnp.int32), 'bad': array(jnp.bool_)}
 
 
 def train_flops(parts: Parts) -> float:
@@ -337,9 +337,9 @@ def train_flops(parts: Parts) -> float:
   What is computed again under remat is not counted. SAM doubles the FLOPs. For images at their own aspect it is the
   mean over the numbers of tokens, whose padding counts too.
   """
-  found = [_train_flops(cost.ByText((parts, length), repr((parts.config, parts.num_classes, length))))
+  by_length = [_train_flops(cost.ByText((parts, length), repr((parts.config, parts.num_classes, length))))
            for length in parts.config.data.recipe.native_lengths or (0,)]
-  return sum(found) / len(found)
+  return sum(by_length) / len(by_length)
 
 
 @functools.lru_cache(16)  # each key keeps a run's objects alive

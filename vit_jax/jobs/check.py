@@ -56,34 +56,34 @@ class Place(NamedTuple):
 
 def problems(config: schema.Config, workdir: storage.Path | None, place: Place) -> list[str]:
   """Returns all problems of the data, the initial weights and the directory of a run."""
-  found, places = [], [*sources(config)]
+  lines, places = [], [*sources(config)]
   if place.data and not any(DATA in one for one in (config.data.data_dir, *(source for _, source in places))):
     setting = SETTINGS.get(config.data.source.partition(':')[0], SETTINGS['array_record'])
-    found.append(f'--data: expected the word {DATA} in the command, for the folder of {place.data} on the hosts, got '
+    lines.append(f'--data: expected the word {DATA} in the command, for the folder of {place.data} on the hosts, got '
                  f'none; the config reads data.source={config.data.source}. Add --config.data.{setting} to the '
                  'command.')
   for setting, source in places:
     try:
       if place.elsewhere:
-        found += _elsewhere(setting, source, config.data, place)
+        lines += _elsewhere(setting, source, config.data, place)
       else:
         _check_here(setting, source, config.data)
     except UserError as error:
-      found.append(str(error))
+      lines.append(str(error))
   weights = config.init_from
   if place.elsewhere and weights and not weights.startswith(('/', DATA, WORKDIR)) and '://' not in weights:
     path = pathlib.Path(weights).expanduser()
     if (place.root / path).exists() and (path.parts[0] == 'runs' or weights.startswith('~')):
-      found.append(f'init_from={weights}: expected weights that the hosts can read, got a path of this machine, which '
+      lines.append(f'init_from={weights}: expected weights that the hosts can read, got a path of this machine, which '
                    'is not copied to them. Copy it to a bucket and give its gs:// address.')
   if isinstance(workdir, pathlib.Path) and not place.elsewhere and WORKDIR not in str(workdir):
     there = next(path for path in (workdir, *workdir.parents) if path.exists())
     if not there.is_dir():
-      found.append(f'--workdir={workdir}: expected a folder, got the file {there}. Choose another.')
+      lines.append(f'--workdir={workdir}: expected a folder, got the file {there}. Choose another.')
     elif not os.access(there, os.W_OK | os.X_OK):
-      found.append(f'--workdir={workdir}: expected a folder that can be written, got no permission to write in '
+      lines.append(f'--workdir={workdir}: expected a folder that can be written, got no permission to write in '
                    f'{there}. Choose another, or change its permissions.')
-  return list(dict.fromkeys(found))
+  return list(dict.fromkeys(lines))
 
 
 def training_problems(config: schema.Config, place: Place, workdir: storage.Path | None = None,
@@ -179,8 +179,9 @@ def read_manifest(path: str) -> Manifest:
   import yaml  # a dependency of flax
   try:
     text = pathlib.Path(path).read_text()
-    found = next(one for one in yaml.safe_load_all(text) if isinstance(one, dict) and one.get('kind') == 'JobSet')
-    (replicated,) = found['spec']['replicatedJobs']
+    manifest = next(document for document in yaml.safe_load_all(text)
+                    if isinstance(document, dict) and document.get('kind') == 'JobSet')
+    (replicated,) = manifest['spec']['replicatedJobs']
     job = replicated['template']['spec']
     pod = job['template']['spec']
     chip, shape = pod['nodeSelector'][_CHIP], str(pod['nodeSelector'][_SHAPE])

@@ -82,22 +82,23 @@ def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str 
     source = image_list.ImageList(paths)
   startup.start(config.train)
   opencv.quieten()
-  found = evaluate.load_weights(config, weights, reading, overridden)
+  loaded = evaluate.load_weights(config, weights, reading, overridden)
   if classes:
-    found = inference.with_class_names(found, naming.read(classes, setting='--classes'), source=f'--classes={classes}')
-  config = evaluate.with_weights(config, found, overridden)
+    names = naming.read(classes, setting='--classes')
+    loaded = inference.with_class_names(loaded, names, source=f'--classes={classes}')
+  config = evaluate.with_weights(config, loaded, overridden)
   check.check(config)
   if data.startswith(LINES):
-    return _write_texts(found, _lines(data.removeprefix(LINES)), data, to, config=config, format=format,
+    return _write_texts(loaded, _lines(data.removeprefix(LINES)), data, to, config=config, format=format,
                         tokenizer=tokenizer)
   if source is None:
     config, source = _open_split(config, data, split, follow_links)
   config = build.oriented(config, source)
   if what == TEXTS:
-    return _write_texts(found, _captions(source), source.name, to, config=config, format=format, tokenizer=tokenizer)
-  project = _encoder(found, tokenizer).project if what == many_images.VECTORS else None
+    return _write_texts(loaded, _captions(source), source.name, to, config=config, format=format, tokenizer=tokenizer)
+  project = _encoder(loaded, tokenizer).project if what == many_images.VECTORS else None
   return _write(to, f'{what} of {len(source):,} images', lambda: many_images.embed(
-      found, source, to, wanted=Wanted(what, tuple(blocks), project), recipe=config.data.recipe, format=format,
+      loaded, source, to, wanted=Wanted(what, tuple(blocks), project), recipe=config.data.recipe, format=format,
       batch_size=config.batch_size, threads=config.data.threads, shown=config.train.progress),
       stage='compiling, reading the first images')
 
@@ -155,11 +156,11 @@ def _open_split(config: schema.Config, data: str, split: str, follow_links: bool
     return config, opening.open_split(config.data, split, image_px=config.image_px)
 
 
-def _encoder(found: Weights, tokenizer: str) -> TextEncoder:
+def _encoder(weights: Weights, tokenizer: str) -> TextEncoder:
   """Returns the text side of weights. Raises UserError if they have none."""
   from vit_jax.weights import text_encoder  # only here: most weights are read without it
   console.begin_stage('loading the text tower')
-  return text_encoder.load(found.given or found.source, found, tokenizer_file=tokenizer)
+  return text_encoder.load(weights.given or weights.source, weights, tokenizer_file=tokenizer)
 
 
 def _lines(path: str) -> tuple[list[str], HostArray]:
@@ -180,22 +181,22 @@ def _captions(source: Source) -> tuple[list[str], HostArray]:
   """Returns all captions of a source, and the number of the image of each; images without any are left out."""
   advice = ('Name another source with --data, or write the texts into a file, a text in each line, and set '
             '--data=texts:FILE.')
-  found = caption_retrieval.read_texts(source, TextRule.NONE, _MOST_CAPTIONS, '--what=texts', advice=advice)
-  pairs = [(text, index) for index, texts in enumerate(found) for text in texts]
+  by_image = caption_retrieval.read_texts(source, TextRule.NONE, _MOST_CAPTIONS, '--what=texts', advice=advice)
+  pairs = [(text, index) for index, texts in enumerate(by_image) for text in texts]
   return [text for text, _ in pairs], np.array([index for _, index in pairs], np.int64)
 
 
-def _write_texts(found: Weights, given: tuple[list[str], HostArray], source: str, to: pathlib.Path, *,
+def _write_texts(weights: Weights, numbered: tuple[list[str], HostArray], source: str, to: pathlib.Path, *,
                  config: schema.Config, format: str, tokenizer: str) -> int:
-  """Writes the vectors of texts; exit status as of `run`."""
-  (texts, ids), encoder = given, _encoder(found, tokenizer)
+  """Writes the vectors of texts, `numbered` with the line or image of each; exit status as of `run`."""
+  (texts, ids), encoder = numbered, _encoder(weights, tokenizer)
   shape = encoder.embed(texts[:1]).shape[1:]
   info = {'format': embedding_files.FORMAT, 'what': TEXTS, 'shape': list(shape), 'dtype': 'float32', 'blocks': [],
           'num_examples': len(texts), 'per_shard': embedding.shard_size(len(texts), shape, config.batch_size),
           'batch_size': config.batch_size, 'source': source, 'class_names': [], 'output_names': [],
           'texts_digest': hashlib.sha256('\0'.join(texts).encode(errors='surrogatepass')).hexdigest(),
           'scale': encoder.scale, 'bias': encoder.bias,
-          **many_images.describe(found, config.data.recipe), 'identity': '', 'features_digest': ''}
+          **many_images.describe(weights, config.data.recipe), 'identity': '', 'features_digest': ''}
   rows = TextRows(encoder.embed, texts, ids, lambda text: prompts.simplify(text, encoder.rule))
   return _write(to, f'vectors of {len(texts):,} texts', lambda: many_images.write(
       embedding.Work(to, info, embedding_files.choose(to, format)), rows, shown=config.train.progress),

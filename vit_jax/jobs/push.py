@@ -39,12 +39,12 @@ def run(weights: str, to: str, *, family: str, license: str, private: bool, mess
     raise UserError(f'--to: expected hf://OWNER/NAME without a file or revision, got {to}. '
                     'Leave out what follows the name.')
   startup.start()
-  found = inference.load(weights, reading, classes=classes)
-  print(loading.text(found))
-  stated = license or find_license(found.given or found.source)
-  with tempfile.TemporaryDirectory(prefix='vit_jax_push_') as place:
-    folder, lost = saving.save(found, str(pathlib.Path(place) / repository.name), family=family)
-    content = card.text(found, f'hf://{repository.owner}/{repository.name}', written_as=family, is_folder=True,
+  loaded = inference.load(weights, reading, classes=classes)
+  print(loading.text(loaded))
+  stated = license or find_license(loaded.given or loaded.source)
+  with tempfile.TemporaryDirectory(prefix='vit_jax_push_') as temporary:
+    folder, lost = saving.save(loaded, str(pathlib.Path(temporary) / repository.name), family=family)
+    content = card.text(loaded, f'hf://{repository.owner}/{repository.name}', written_as=family, is_folder=True,
                         license=stated, how='Published with vit_jax; the files were read back before, and no bit of a '
                         'parameter differs.')
     (folder / saving.REPORT).unlink(missing_ok=True)  # it names folders of this machine
@@ -55,8 +55,8 @@ def run(weights: str, to: str, *, family: str, license: str, private: bool, mess
     kept = page is not None and not card.is_ours(page.path)  # a person has written or changed it
     if not kept:
       card.place(content, folder, folder)
-    for one in lost:
-      print(f'This format cannot store: {one}')
+    for name in lost:
+      print(f'This format cannot store: {name}')
     address = hub.upload(repository, folder, private=private, message=message)
   print(f'Published: {address}' + (' (its README.md, which a person wrote, is unchanged)' if kept else ''), flush=True)
   return 0

@@ -141,13 +141,13 @@ def find_finished(workdir: storage.Path, until: str, step: int, digest: str) -> 
   Process 0 decides for all.
   """
   try:
-    found = documents.load(workdir / (run_directory.paused_file(until) if until else 'final.json'))
-    is_it = found['step'] == step and found['params_digest'] == digest and isinstance(found['metrics'], dict)
+    final = documents.load(workdir / (run_directory.paused_file(until) if until else 'final.json'))
+    is_finished = final['step'] == step and final['params_digest'] == digest and isinstance(final['metrics'], dict)
   except (OSError, ValueError, LookupError, TypeError):
-    found, is_it = None, False
+    final, is_finished = None, False
   if jax.process_count() > 1:
-    is_it = bool(multihost_utils.broadcast_one_to_all(np.bool_(is_it)))
-  return (found or {}) if is_it else None
+    is_finished = bool(multihost_utils.broadcast_one_to_all(np.bool_(is_finished)))
+  return (final or {}) if is_finished else None
 
 
 def pin_sources(config: schema.Config, workdir: storage.Path) -> schema.Config:

@@ -40,11 +40,11 @@ def find(config: schema.Config, weights: Weights | None, name: str, settings: sc
     raise UserError(f'evals.{name}.weights: expected weights with a text tower, got none. Set '
                     f'--config.evals.{name}.weights=FILE, or begin the run with such weights (init_from).')
   image = image or loading.load(where)
-  own, width = (cost.forward(model, px, head=config.head, num_classes=0).width for model, px in (
+  width, beside = (cost.forward(model, px, head=config.head, num_classes=0).width for model, px in (
       (config.model, config.image_px), (image.model, image.preprocess.image_px)))
-  if own != width:
-    raise UserError(f'evals.{name}.weights: expected weights of a network with {own} features, as that of the run, got '
-                    f'{width} in {where}. Use the text tower that belongs to this image tower.')
-  found = texts.load(where, image=image)
-  log.info('%s', texts.describe(found))
-  return TextEncoder(found, image, tokenizer_file=settings.tokenizer, mesh=mesh)
+  if width != beside:
+    raise UserError(f'evals.{name}.weights: expected weights of a network with {width} features, as that of the run, '
+                    f'got {beside} in {where}. Use the text tower that belongs to this image tower.')
+  tower = texts.load(where, image=image)
+  log.info('%s', texts.describe(tower))
+  return TextEncoder(tower, image, tokenizer_file=settings.tokenizer, mesh=mesh)

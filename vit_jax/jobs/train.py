@@ -241,33 +241,33 @@ class Run:
 
   def _hooks(self, writer: Writer, clock: clocks.Clock, latest: hooks.Latest) -> list[loop.Hook]:
     config, parts = self.config, self.parts
-    found: list[loop.Hook] = [
+    added: list[loop.Hook] = [
         hooks.Metrics(writer, clock, log_every=parts.lengths.steps(config.train.log_every),
                       total=parts.lengths.total_steps, steps_an_epoch=parts.lengths.steps_an_epoch,
                       schedule=parts.schedule),
         hooks.Finite(config.train.on_nonfinite, diagnose.build(
             parts.objective, parts.prepare, self.loader.describe, self.loader.indexes, mesh=self.mesh,
             seed=config.seed))]
-    found += trackers.hooks(config, parts, writer, self.mesh)
-    found += [hooks.Alarm(watch, writer) for watch in kinds.of(config).watches(parts.lengths)]
+    added += trackers.hooks(config, parts, writer, self.mesh)
+    added += [hooks.Alarm(watch, writer) for watch in kinds.of(config).watches(parts.lengths)]
     every = {name: parts.lengths.steps(config.evals[name].every) for name in results.in_order(self.evaluators)}
-    found += [hooks.Evaluate(every[name], self._evaluation(name, writer), writer, clock, latest) for name in every]
+    added += [hooks.Evaluate(every[name], self._evaluation(name, writer), writer, clock, latest) for name in every]
     if best := config.checkpoints.keep_best:  # each checkpoint is evaluated, in addition to the evaluation's own steps
-      found.append(hooks.Evaluate(parts.lengths.steps(config.checkpoints.every),
+      added.append(hooks.Evaluate(parts.lengths.steps(config.checkpoints.every),
                                   self._evaluation(best.split('/')[0], writer), writer, clock, latest, metric=best))
-    return found
+    return added
 
   def _evaluation(self, name: str, writer: Writer) -> Callable[[TrainState, int], Mapping[str, float]]:
     """Returns a function that evaluates every view of an evaluation, warns, and returns the metrics by name."""
     views = self.parts.objective.views()
 
     def evaluate(state: TrainState, step: int) -> Mapping[str, float]:
-      found = {view: one.measure(views[view].select(state.params, state.extra))
-               for view, one in self.evaluators[name].items()}
-      log.info('%s', summary.evaluated(name, step, self.parts.lengths.total_steps, found))
-      _raise_alarms(name, found, step, writer)
+      by_view = {view: evaluator.measure(views[view].select(state.params, state.extra))
+               for view, evaluator in self.evaluators[name].items()}
+      log.info('%s', summary.evaluated(name, step, self.parts.lengths.total_steps, by_view))
+      _raise_alarms(name, by_view, step, writer)
       return {results.metric_name(name, metric, view): number
-              for view, result in found.items() for metric, number in result.metrics.items()}
+              for view, result in by_view.items() for metric, number in result.metrics.items()}
 
     return evaluate
 
@@ -352,8 +352,8 @@ class Run:
     with clock.phase('evaluate'):
       final = results.measure(self.evaluators, self.parts.objective, state)
     if start < total:
-      for name, found in final.results.items():
-        _raise_alarms(name, found, total, writer)
+      for name, by_view in final.results.items():
+        _raise_alarms(name, by_view, total, writer)
       writer.write(total, final.metrics)
       latest.update({name: (total, number) for name, number in final.metrics.items()})
       saving.save(total, state, wait=True)
@@ -396,17 +396,17 @@ class Run:
     saved = build.saved_config(self.workdir) or self.config  # of a finished run, whatever this command sets
     return runs.find_whole(self.workdir, saved.checkpoints.keep_best)[0]
 
-  def _repeat(self, found: Mapping[str, Any], until: str) -> int:
+  def _repeat(self, final: Mapping[str, Any], until: str) -> int:
     """Prints the results of a run that has finished or paused in an earlier start; changes none of its files."""
     self.loader.close()
     self.checkpointer.close()
     log.info('The run is not trained or evaluated again, and its results stay as they are. To evaluate it, run '
              'vit-jax evaluate --workdir=%s.', self.workdir)
     if jax.process_index() == 0 and until:
-      self._say_paused(found['step'], until)
+      self._say_paused(final['step'], until)
     elif jax.process_index() == 0:
       page = self.workdir / report.PAGE
-      print(summary.last_line(found, self._chosen(), str(page) if page.exists() else
+      print(summary.last_line(final, self._chosen(), str(page) if page.exists() else
                               report.write_or_warn(self.workdir)), flush=True)
     return 0
 
@@ -423,9 +423,9 @@ class Run:
     return self._resources.fingerprints() | {name: resources.fingerprint(source) for name, source in sources.items()}
 
 
-def _raise_alarms(name: str, found: Mapping[str, Result], step: int, writer: Writer) -> None:
+def _raise_alarms(name: str, by_view: Mapping[str, Result], step: int, writer: Writer) -> None:
   """Logs the metrics of an evaluation that are too low, by view, also as events."""
-  for view, result in found.items():
+  for view, result in by_view.items():
     for low in result.alarms:
       metric = results.metric_name(name, low.metric, view)
       writer.event('alarm', step=step, metric=metric, value=low.value, below=low.below)
