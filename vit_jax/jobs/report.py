@@ -67,7 +67,7 @@ def run(workdirs: Sequence[storage.Path], to: str, *, overwrite: bool = False) -
     UserError: a directory is not a run, or its config is not that of its checkpoints; or a file is damaged, and the
       page is written without it.
   """
-  if absent := [str(one) for one in workdirs if not one.is_dir()]:
+  if absent := [str(workdir) for workdir in workdirs if not workdir.is_dir()]:
     raise UserError(f'--workdir: expected directories of runs, got {",".join(absent)}, which does not exist. Pass the '
                     'directory of a run, or several with commas.')
   if len(workdirs) > 1 and not to:
@@ -75,9 +75,9 @@ def run(workdirs: Sequence[storage.Path], to: str, *, overwrite: bool = False) -
   if to and storage.is_local(to):
     destination.check_free([pathlib.Path(to)], setting='--to', overwrite=overwrite)
   startup.quiet_abandoned_reads()
-  for one in workdirs:
-    check(one)
-  damaged = [line for one in workdirs for line in find_damaged(one)]
+  for workdir in workdirs:
+    check(workdir)
+  damaged = [line for workdir in workdirs for line in find_damaged(workdir)]
   print(f'Report: {write_report(workdirs, to or None)}', flush=True)
   if damaged:
     raise UserError('\n'.join([*damaged, 'The page was written without the damaged files. The command that trained '
@@ -86,11 +86,7 @@ def run(workdirs: Sequence[storage.Path], to: str, *, overwrite: bool = False) -
 
 
 def check(workdir: storage.Path) -> None:
-  """Checks that a directory is a run, and that its config is the one its newest checkpoint was saved with.
-
-  Raises:
-    UserError: one of these conditions does not hold.
-  """
+  """Raises UserError unless a directory is a run, and its config the one its newest checkpoint was saved with."""
   if not any((workdir / name).exists() for name in TRACES):
     raise UserError(f'--workdir={workdir}: expected the directory of a run, got one without {", ".join(TRACES)}. '
                     'Pass the --workdir that the run was trained or evaluated with.')
@@ -106,14 +102,13 @@ def check(workdir: storage.Path) -> None:
 def find_damaged(workdir: storage.Path) -> list[str]:
   """Returns one line per record of a run that exists and is not a JSON object.
 
-  Raises:
-    UserError: the system does not allow reading one.
+  Raises UserError if the system does not allow reading one.
   """
   lines = []
   for path in (workdir / name for name in RECORDS):
     try:
-      found = documents.load(path)
-      got = '' if isinstance(found, dict) else documents.describe(found)
+      record = documents.load(path)
+      got = '' if isinstance(record, dict) else documents.describe(record)
     except FileNotFoundError:
       continue
     except (OSError, ValueError) as error:
@@ -148,18 +143,20 @@ class _Record(NamedTuple):
   digest: str = ''
   why: str = ''
 
+  @property
+  def starts(self) -> list[reader.Event]:
+    """The events of the starts of the run, oldest first."""
+    return [event for event in self.run.events if event['event'] == 'start']
+
 
 def write_report(workdirs: storage.PathLike | Sequence[storage.PathLike], out: storage.PathLike | None = None, *,
                  evaluated: storage.PathLike | None = None) -> str:
-  """Writes the report of a run, or one that overlays the curves of several.
+  """Writes the report of a run, or one that overlays the curves of several, and returns its path.
 
   Args:
     workdirs: a run directory, or several.
     out: path of the page; None = `report.html` in the (first) run directory, or in `evaluated`.
     evaluated: directory of the evaluation, if that of a single run was written elsewhere.
-
-  Returns:
-    The path of the page.
 
   Raises:
     ValueError: a run directory does not exist, or none was passed.
@@ -181,22 +178,23 @@ def to_html(workdirs: Sequence[storage.PathLike], *, evaluated: storage.PathLike
   Raises:
     ValueError: a run directory does not exist, or none was passed.
   """
-  absent = [os.fspath(w) for w in workdirs if not storage.open_path(w).is_dir()]
-  if absent or not workdirs:
+  paths = [os.fspath(workdir) for workdir in workdirs]
+  absent = [path for path in paths if not storage.open_path(path).is_dir()]
+  if absent or not paths:
     raise ValueError(f'workdirs: expected existing run directories, got {", ".join(absent) or "none"}. Pass the '
                      '--workdir of a run.')
   # The shortest ends of the paths that differ, or else the whole paths.
-  parts = [os.path.abspath(w).split(os.sep) if storage.is_local(w) else os.fspath(w).split('/') for w in workdirs]
-  labels = html_pages.shortest_ends(parts) or [os.fspath(w) for w in workdirs]
-  records = [_load(os.fspath(w), label, os.fspath(evaluated or w)) for w, label in zip(workdirs, labels, strict=True)]
+  parts = [os.path.abspath(path).split(os.sep) if storage.is_local(path) else path.split('/') for path in paths]
+  labels = html_pages.shortest_ends(parts) or paths
+  records = [_load(path, label, os.fspath(evaluated or path)) for path, label in zip(paths, labels, strict=True)]
   is_single = len(records) == 1
   runs = [_of_run(r, is_single=is_single) for r in records]
   names = list(dict.fromkeys(name for run in runs for name in run['key_figures']))
   overview = [['run', *names], *([run['label'], *(' '.join(run['key_figures'].get(name, '–')) for name in names)]
                                  for run in runs)]
   rows = [(r.label, r.run.rows) for r in records]
-  curves = [found for kind in CURVE_KINDS
-            if (found := _try(records[0], kind.title, functools.partial(draw_curves, kind, rows)))]
+  curves = [curve for kind in CURVE_KINDS
+            if (curve := _try(records[0], kind.title, functools.partial(draw_curves, kind, rows)))]
   missing = [line if is_single else f'{r.label}: {line}' for r in records for line in r.missing]
   title = f'{records[0].name if is_single else f"{len(records)} runs"} – report'
   return html_pages.render('report.html', title=title, runs=runs, overview=overview, curves=curves, missing=missing,
@@ -217,9 +215,9 @@ def write_or_warn(workdir: storage.PathLike, **more: storage.PathLike) -> str:
 
 def _of_run(r: _Record, *, is_single: bool) -> Values:
   """Returns what the page shows of a run; only the page of a single run shows its results."""
-  start: Json = next((e for e in reversed(r.run.events) if e['event'] == 'start'), {})
+  start = r.starts[-1] if r.starts else {}
   command = start.get('command', '')
-  saved = (e.get('params_digest') for e in reversed(r.run.events) if e['event'] == 'checkpoint')
+  saved = (event.get('params_digest') for event in reversed(r.run.events) if event['event'] == 'checkpoint')
   shown: Values = {
       'name': r.name, 'label': r.label, 'workdir': r.workdir, 'state': _state(r), 'key_figures': dict(_key_figures(r)),
       'digest': str(r.digest or r.final.get('params_digest') or next(saved, '') or ''), 'config': r.config,
@@ -289,34 +287,33 @@ def _load(workdir: str, label: str, evaluated: str) -> _Record:
 
 
 def _load_json(workdir: str, name: str, missing: list[str]) -> Json:
+  """Returns a JSON object; {} and a line in `missing` if there is none."""
   try:
-    value = documents.load(storage.open_path(os.path.join(workdir, name)))
+    if isinstance(value := documents.load(storage.open_path(os.path.join(workdir, name))), dict):
+      return value
+    missing.append(f'{name}: could not be read')
   except FileNotFoundError:
     missing.append(f'{name}: no such file')
-    return {}
   except (OSError, ValueError):
-    value = None
-  if not isinstance(value, dict):
     missing.append(f'{name}: could not be read')
-    return {}
-  return value
+  return {}
 
 
 def _state(r: _Record) -> str:
   if r.source:
     return f'an evaluation of {r.source}'
-  last = max((int(row['step']) for row in r.run.rows), default=0)
-  resumes = sum(e['event'] == 'start' for e in r.run.events) - 1
+  last, resumes = max((int(row['step']) for row in r.run.rows), default=0), len(r.starts) - 1
   state = (f'finished at step {html_pages.format_value(r.final.get("step", last))}' if r.final
            else f'at step {last:,}, running or stopped')
   state += f' · its weights are those of step {r.used.step:,}, {r.why}' if r.used and r.why else ''
   state += f' · resumed {resumes}×, {r.run.lost_steps:,} steps repeated' if resumes > 0 else ''
   before = 0  # slices of the start before
-  for event in (e for e in r.run.events if e['event'] == 'start'):
-    now, first, count = (int(_number(event.get(name)) or 0) for name in ('slices', 'first_slices', 'microbatches'))
-    if first and now != (before or first):
-      state += f' · from step {int(_number(event.get("resumed_from")) or 0):,} on {elastic.text(now, first, count)}'
-    before = now or before
+  for event in r.starts:
+    slices, first, microbatches, step = (int(_number(event.get(name)) or 0) for name in (
+        'slices', 'first_slices', 'microbatches', 'resumed_from'))
+    if first and slices != (before or first):
+      state += f' · from step {step:,} on {elastic.text(slices, first, microbatches)}'
+    before = slices or before
   return state
 
 
@@ -346,25 +343,26 @@ def _key_figures(r: _Record) -> Iterator[tuple[str, tuple[str, str]]]:
 
 def _alarms(r: _Record) -> Iterator[str]:
   """Yields a sentence for each metric that raised alarms."""
-  alarms = [one for one in r.run.events if one['event'] == 'alarm']
-  for metric in dict.fromkeys(str(one.get('metric')) for one in alarms):
-    first, *others = (one for one in alarms if str(one.get('metric')) == metric)
+  alarms = [event for event in r.run.events if event['event'] == 'alarm']
+  for metric in dict.fromkeys(str(alarm.get('metric')) for alarm in alarms):
+    first, *others = (alarm for alarm in alarms if str(alarm.get('metric')) == metric)
     times = f'{len(others) + 1} times' if others else 'once'
     yield (f'Alarm, {times}, first at step {html_pages.format_value(first.get("step"))}: {metric} was '
            f'{html_pages.format_value(first.get("value"))}, below {html_pages.format_value(first.get("below"))}.')
 
 
 def _results(r: _Record) -> Values:
-  names, num_classes = r.predictions.get('class_names'), _mapping(r.config.get('data')).get('num_classes')
-  known = np.size(names) if names is not None else _number(num_classes) or np.inf
-  final, own, best = (
-      {name: value for name, value in _mapping(metrics).items() if results.is_telling(name, known)}
+  """Returns the tables of metrics: of the weights of the run, at the end of training, of a later evaluation."""
+  names, of_config = r.predictions.get('class_names'), _mapping(r.config.get('data')).get('num_classes')
+  num_classes = np.size(names) if names is not None else _number(of_config) or np.inf
+  final, evaluated, best = (
+      {name: value for name, value in _mapping(metrics).items() if results.is_telling(name, num_classes)}
       for metrics in (r.final.get('metrics'), r.evaluation.get('metrics'), r.measured))
   tables = [('at the end of training', final)] if final else []
   if r.used and not r.used.is_newest and best:
     tables.insert(0, (f'at step {r.used.step:,}, whose weights are those of the run', best))
-  if own and own != final:
-    tables.append((f'evaluated at step {html_pages.format_value(r.evaluation.get("step", "?"))}', own))
+  if evaluated and evaluated != final:
+    tables.append((f'evaluated at step {html_pages.format_value(r.evaluation.get("step", "?"))}', evaluated))
   return {'tables': [(title, [(name, html_pages.format_metric(name, value)) for name, value in metrics.items()])
                      for title, metrics in tables],
           'preprocessing': _describe_images(_mapping(r.evaluation.get('preprocessing')))}
@@ -382,10 +380,10 @@ def _describe_images(preprocessing: Json) -> str:
 
 
 def _predictions(r: _Record) -> predictions.Predictions | None:
-  found = predictions.summarize(r.predictions) if r.predictions else None
-  if found and not any(group.by_class for group in found.groups):
+  summary = predictions.summarize(r.predictions) if r.predictions else None
+  if summary and not any(group.by_class for group in summary.groups):
     r.missing.append('predictions.npz: has no images of examples')
-  return found
+  return summary
 
 
 def _norms(r: _Record) -> norms.Norms | None:
@@ -396,14 +394,14 @@ def _norms(r: _Record) -> norms.Norms | None:
 
 def _phases(r: _Record) -> list[tuple[str, str, str]]:
   """Returns the time of each phase and its share, summed over the starts of the run."""
-  found = clock.sum_starts(r.run.events)
-  if found.total_s <= 0:
+  spent = clock.sum_starts(r.run.events)
+  if spent.total_s <= 0:
     return []
   names = {'step': 'steps that advanced the run', 'lost': 'work lost since the last checkpoint before a kill',
            'startup': 'start-up', 'data_wait': 'waiting for data', 'evaluate': 'evaluation',
            'checkpoint': 'saving checkpoints', 'restore': 'restoring checkpoints'}
-  return [(names.get(name, name), format_duration(seconds), f'{100 * seconds / found.total_s:.1f} %')
-          for name, seconds in sorted(found.seconds.items(), key=lambda item: -item[1])]
+  return [(names.get(name, name), format_duration(seconds), f'{100 * seconds / spent.total_s:.1f} %')
+          for name, seconds in sorted(spent.seconds.items(), key=lambda item: -item[1])]
 
 
 def _mapping(value: object) -> Json:
