@@ -148,10 +148,10 @@ def open_run(config: schema.Config, data: Data, *, workdir: storage.Path | None 
     log.info('The run was laid out for %s before; it is laid out anew for %s.', before.mesh.chosen_for, first)
   config = layout.reopen(config, first, overridden)
   config = layout.keep(config, before, first) if before else config
-  found = lay_out(config, first, numbers)
-  log.log(logging.WARNING if not found.fits else logging.DEBUG if hardware.platform == 'cpu' else logging.INFO, '%s',
-          found.text)
-  config = elastic.fit(found.config, first, hardware)
+  chosen = lay_out(config, first, numbers)
+  log.log(logging.WARNING if not chosen.fits else logging.DEBUG if hardware.platform == 'cpu' else logging.INFO, '%s',
+          chosen.text)
+  config = elastic.fit(chosen.config, first, hardware)
   if hardware.slices != first.slices:
     log.info('This start runs on %s. The batches, their order and the memory that a device needs stay; masks of '
              'dropout and other random numbers of the network differ.',

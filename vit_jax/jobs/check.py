@@ -104,8 +104,8 @@ def training_problems(config: schema.Config, place: Place, workdir: storage.Path
     is_here &= kind in opening.KINDS and kind != 'hf' and not (kind in ('wds', 'tfrecord') and '://' in where)
   for source in named if is_here else ():
     if source.startswith('folder:'):
-      found = os.walk(access.resolve(source.partition(':')[2], 'data.source'))
-      if any(num > FEW_FILES for num in itertools.accumulate(len(files) for _, _, files in found)):
+      folders = os.walk(access.resolve(source.partition(':')[2], 'data.source'))
+      if any(num > FEW_FILES for num in itertools.accumulate(len(files) for _, _, files in folders)):
         print(f'Listing {source}, which has more than {FEW_FILES:,} files. The list is kept for the run.', flush=True)
   return check_run.problems(config, workdir, overridden, elsewhere=place.elsewhere, is_here=is_here)
 
@@ -113,7 +113,7 @@ def training_problems(config: schema.Config, place: Place, workdir: storage.Path
 def sources(config: schema.Config) -> Iterator[tuple[str, str]]:
   """Yields the setting and the name of every source of a run; a mixture yields each of its sources."""
   named = {'data.source': config.data.source, 'data.pseudo.source': config.data.pseudo.source,
-           **{f'evals.{name}.source': one.source for name, one in config.evals.items()}}
+           **{f'evals.{name}.source': evaluation.source for name, evaluation in config.evals.items()}}
   for setting, source in named.items():
     terms = mixture.parse(source.removeprefix('mix:')) if source.startswith('mix:') else []
     yield from ((setting, term.source) for term in terms)

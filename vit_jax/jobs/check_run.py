@@ -86,25 +86,25 @@ def _find(config: schema.Config, workdir: storage.Path | None, overridden: Colle
   for prefix, part in ranges.walk(config):
     if prompts := getattr(part, 'prompts', ''):
       finder.of(functools.partial(prompting.find_templates, prompts, setting=f'{prefix}prompts'))
-  named |= {f'evals.{name}.weights': one.weights for name, one in config.evals.items()
-            if isinstance(one, schema.TextEvaluation) and one.weights}
+  named |= {f'evals.{name}.weights': settings.weights for name, settings in config.evals.items()
+            if isinstance(settings, schema.TextEvaluation) and settings.weights}
   paths = [] if elsewhere else [_path(where, finder) for where in dict.fromkeys(named.values())]
   num_bytes = sum(file.stat().st_size for path in paths if path
                   for file in (path.rglob('*') if path.is_dir() else [path]) if file.is_file())
   is_known = not finder.problems and not elsewhere and None not in paths and num_bytes <= LARGE_BYTES
-  found: Weights | None = None
+  weights: Weights | None = None
   if is_known and named:
     resolved = finder.of(lambda: inherit.resolve(config, overridden, workdir or train.default_workdir(config.name)))
     if resolved is None:
       return
-    config, found = resolved
+    config, weights = resolved
     finder.of(functools.partial(check.check, config))
     if finder.problems:
       return
   data = finder.of(lambda: build.open_data(config)) if is_here else None
   if is_here and data is None:
     return
-  _build(config, data, found, finder, is_known=is_known)
+  _build(config, data, weights, finder, is_known=is_known)
 
 
 def _path(where: str, finder: _Finder) -> pathlib.Path | None:
@@ -116,7 +116,7 @@ def _path(where: str, finder: _Finder) -> pathlib.Path | None:
   return finder.of(lambda: addresses.local(where))
 
 
-def _build(config: schema.Config, data: build.Data | None, found: Weights | None, finder: _Finder, *,
+def _build(config: schema.Config, data: build.Data | None, weights: Weights | None, finder: _Finder, *,
            is_known: bool) -> None:
   """Builds a run on one device of this machine. What depends on the devices of the run is left out."""
   mesh = meshes.make(schema.Mesh(1, 1, 1), jax.devices()[:1])
@@ -134,14 +134,14 @@ def _build(config: schema.Config, data: build.Data | None, found: Weights | None
     finder.of(lambda: loaders.check_batch_size(config.batch_size, config.data.num_examples, config.data.source))
   parts = finder.of(lambda: build.parts(config, mesh=mesh, **numbers._asdict()))
   if parts and is_known and (data or not config.objective.has_head):  # a head is compared by its classes
-    finder.of(lambda: init_state.given(config, parts.program, data.class_names if data else (), found))
+    finder.of(lambda: init_state.given(config, parts.program, data.class_names if data else (), weights))
   if not data:
     return
   opened = data._replace(in_memory=False)  # else evaluators decode all images now
   finder.of(lambda: build.check_size(config.data, opened.train))
   spec = kinds.of(config)
   targets = finder.of(lambda: (spec.open_maps(opened.train), spec.open_texts(opened.train)))
-  has_texts = any(isinstance(one, schema.TextEvaluation) for one in config.evals.values())
+  has_texts = any(isinstance(settings, schema.TextEvaluation) for settings in config.evals.values())
   if parts and targets and (is_known or not has_texts):  # else they would read the weights again
     finder.of(lambda: evaluation.build(build.resources(config, opened, parts.objective, mesh=mesh,
                                                        shard=meshes.local_rows(mesh))))

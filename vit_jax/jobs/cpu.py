@@ -89,8 +89,8 @@ def _compare(threads: int, cores: int, why: str) -> list[Note]:
 
 def num_simulated(flags: str) -> int:
   """Returns the number of devices that XLA flags simulate on CPUs; 0 = none."""
-  found = re.search(r'--xla_force_host_platform_device_count=(\d+)', flags)
-  return int(found[1]) if found else 0
+  flag = re.search(r'--xla_force_host_platform_device_count=(\d+)', flags)
+  return int(flag[1]) if flag else 0
 
 
 def widen_pool(num_devices: int, threads: int = 0) -> int:

@@ -204,7 +204,7 @@ def _open_run(config: schema.Config | None, workdir: storage.Path | None, to: st
   if not reading.allow_nonfinite:
     check_finite(restored.state, f'--workdir={workdir}')
   step = int(restored.state.step)
-  runs.say(workdir, tries[-1], {one.step for one in tries} - {step})
+  runs.say(workdir, tries[-1], {choice.step for choice in tries} - {step})
   log.info('Evaluating step %s of %s.', f'{step:,}', workdir)
   subject = Subject(config, mesh, shard, parts.objective, restored.state, restored.about['digests']['params'])
   return subject, data, out
@@ -219,21 +219,22 @@ def _open_data(config: schema.Config, trained: tuple[str, ...]) -> build.Data:
     UserError: the data cannot be opened, or have other classes.
   """
   try:
-    found = build.open_data(config, order=trained, learns=False)
+    opened = build.open_data(config, order=trained, learns=False)
   except splits.NoSplit:
     only = opening.check_labels(opening.open_split(config.data, config.data.eval_split, image_px=config.image_px,
                                                    order=trained), config.data)
-    found = build.Data(only, only, only.class_names, in_memory=False)
-  if found.class_names == trained or not trained:
-    return found
+    opened = build.Data(only, only, only.class_names, in_memory=False)
+  if opened.class_names == trained or not trained:
+    return opened
   known = set(map(classes.composed, trained))
-  if odd := [name for name in found.class_names if classes.composed(name) not in known]:
-    raise UserError(f'data: expected some of the {len(trained)} classes that the run was trained on, '
-                    f'{documents.listed(trained, _MOST_CLASSES)}, got {len(found.class_names)} classes, of which these '
-                    f'are others: {documents.listed(odd, _MOST_CLASSES)}. Use data with the classes of the run.')
-  evaluated = classes.renumbered(found.eval, trained, where='the run')
-  train = evaluated if found.train is found.eval else classes.renumbered(found.train, trained, where='the run')
-  return build.Data(train, evaluated, trained, found.in_memory)
+  if odd := [name for name in opened.class_names if classes.composed(name) not in known]:
+    known_names, others = documents.listed(trained, _MOST_CLASSES), documents.listed(odd, _MOST_CLASSES)
+    raise UserError(f'data: expected some of the {len(trained)} classes that the run was trained on, {known_names}, got '
+                    f'{len(opened.class_names)} classes, of which these are others: {others}. Use data with the classes '
+                    'of the run.')
+  evaluated = classes.renumbered(opened.eval, trained, where='the run')
+  train = evaluated if opened.train is opened.eval else classes.renumbered(opened.train, trained, where='the run')
+  return build.Data(train, evaluated, trained, opened.in_memory)
 
 
 def _open_weights(config: schema.Config, where: str, reading: Reading, workdir: storage.Path | None, *,
@@ -399,25 +400,25 @@ def open_labeled(config: schema.Config, weights: Weights) -> build.Data:
       opening.open_split(config.data, config.data.eval_split, image_px=config.image_px), config.data)
   if not needs_head(config):
     return build.Data(source, source, source.class_names, in_memory=False)
-  own = source.class_names
-  known = None if config.data.classes else imagenet.by_ids(own, weights.num_classes, weights.class_names)
+  names = source.class_names
+  known = None if config.data.classes else imagenet.by_ids(names, weights.num_classes, weights.class_names)
   # The numbers of all outputs, which the weights do not name so.
-  are_numbers = bool(classes.numbered(own)) and len(own) == weights.num_classes and own != weights.class_names and not (
-      set(own) & set(weights.class_names))
+  are_numbers = (bool(classes.numbered(names)) and len(names) == weights.num_classes and names != weights.class_names
+                 and not set(names) & set(weights.class_names))
   try:
     if known:
       log.info('The %s classes of the data are WordNet ids, and are evaluated as outputs of the %s classes of %s.',
-               f'{len(own):,}', f'{weights.num_classes:,}', known.title)
+               f'{len(names):,}', f'{weights.num_classes:,}', known.title)
       source = classes.renumbered(source, known.lines(), where=known.title)
     elif not config.data.classes and are_numbers:
       log.info('The %s classes of the data are numbers, and are evaluated as these outputs of %s.',
-               f'{len(own):,}', weights.source)
-      source = Parts([Part(source, labels=classes.numbered(own))],
-                     class_names=weights.class_names or classes.ordered(own))
-    elif not config.data.classes and weights.class_names and own != weights.class_names:
+               f'{len(names):,}', weights.source)
+      source = Parts([Part(source, labels=classes.numbered(names))],
+                     class_names=weights.class_names or classes.ordered(names))
+    elif not config.data.classes and weights.class_names and names != weights.class_names:
       source = classes.renumbered(source, weights.class_names, where=weights.source)
     else:
-      init_state.check_order(weights, own, config.data)
+      init_state.check_order(weights, names, config.data)
   except UserError as error:
     raise UserError(f'{str(error).rstrip(".")}. {_LEARNING}.') from None
   return build.Data(source, source, source.class_names, in_memory=False)
@@ -428,7 +429,7 @@ def needs_head(config: schema.Config) -> bool:
 
   The other evaluations are trained on the data's classes.
   """
-  return any(isinstance(one, schema.TopK) for one in config.evals.values())
+  return any(isinstance(settings, schema.TopK) for settings in config.evals.values())
 
 
 def of_weights(config: schema.Config, weights: Weights, *, has_head: bool = True) -> Subject:

@@ -70,7 +70,7 @@ def run(weights: str, data: str, workdir: storage.Path | None, *, lora: int, com
   images, network, process_id = begin(load_config(lora=lora), weights, data, where, changes, what='fine-tuning')
   config = apply(make(network, images, lora), changes)
   log.info('%s', describe(config, images))
-  status = train.run(config, workdir, overridden=overridden, found=network)
+  status = train.run(config, workdir, overridden=overridden, weights=network)
   if not status and compare == 'yes':
     sources = build.Data(images.train, images.evaluated, images.train.class_names, in_memory=False)
     frozen_features.report(where, config, sources, network, metric=f'{VAL}/top1')

@@ -59,9 +59,9 @@ class HostSpeed:
         return step_fn(state, batch)
       jax.block_until_ready((state, batch))
       began = time.monotonic()
-      found = jax.block_until_ready(step_fn(state, batch))
+      result = jax.block_until_ready(step_fn(state, batch))
       self._alone_s = min(self._alone_s, time.monotonic() - began)
-      return found
+      return result
     return call
 
   def on_metrics(self, done: Done) -> None:
@@ -97,7 +97,7 @@ def busy_s(stat: pathlib.Path = pathlib.Path('/proc/stat')) -> float:
     mine = {f'cpu{core}' for core in os.sched_getaffinity(0)}
     lines = [line.split() for line in stat.read_text().splitlines()]
     ticks = sum(int(value) for name, *values in lines if name in mine
-                for place, value in enumerate(values[:8]) if place not in _IDLE)
+                for column, value in enumerate(values[:8]) if column not in _IDLE)
     return ticks / os.sysconf('SC_CLK_TCK')
   except (OSError, AttributeError, ValueError):
     return time.process_time()

@@ -47,14 +47,14 @@ def run(weights: str, data: str, workdir: storage.Path | None, *, objective: str
     config = make(network, images, objective, warm_heads)
   config = with_small_crops(finetune.apply(config, changes), overridden)
   log.info('%s', describe(config, images))
-  status = train.run(config, workdir, overridden=overridden, found=network)
+  status = train.run(config, workdir, overridden=overridden, weights=network)
   if not status and not process_id:
-    views = list(dict.fromkeys(view for one in config.evals.values() for view in one.views))
+    views = list(dict.fromkeys(view for evaluation in config.evals.values() for view in evaluation.views))
     init, chosen = (f' --config.init_view={views[0]}', f' --view={views[0]}') if views else ('', '')
-    place, source = shlex.quote(str(where)), shlex.quote(data)
+    result, source = shlex.quote(str(where)), shlex.quote(data)
     print('Fine-tune the result, or write its features:\n'
-          f'  vit-jax finetune --weights={place} --data={source}{init}\n'
-          f'  vit-jax embed --weights={place}{chosen} --data={source} --to=features.npz', flush=True)
+          f'  vit-jax finetune --weights={result} --data={source}{init}\n'
+          f'  vit-jax embed --weights={result}{chosen} --data={source} --to=features.npz', flush=True)
   return status
 
 

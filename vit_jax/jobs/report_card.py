@@ -49,10 +49,10 @@ class Column(NamedTuple):
 
 def split_weights(text: str) -> list[str]:
   """Returns the weights of `--weights=A,B`; a file whose name has a comma is one. Raises UserError for none."""
-  found = [text] if addresses.exists(text) else [one.strip() for one in text.split(',') if one.strip()]
-  if not found:
+  names = [text] if addresses.exists(text) else [name.strip() for name in text.split(',') if name.strip()]
+  if not names:
     raise UserError(f'--weights: expected weights, or several with commas, got {text!r}. Correct the list.')
-  return found
+  return names
 
 
 def short(places: Sequence[str]) -> list[str]:
@@ -75,16 +75,17 @@ def protocol(config: schema.Config, settings: schema.Eval) -> str:
 
 def _values(settings: Any, prefix: str = '') -> dict[str, object]:
   """Returns the settings as they are shown, nested ones as `features.blocks`, without those that are empty or 0."""
-  found: dict[str, object] = {}
+  values: dict[str, object] = {}
   for field in dataclasses.fields(settings):
     name, value = prefix + field.name, getattr(settings, field.name)
     if dataclasses.is_dataclass(value):
-      found |= _values(value, f'{name}.')
+      values |= _values(value, f'{name}.')
     elif isinstance(value, tuple) and value:
-      found[name] = ','.join(f'{one:g}' if isinstance(one, float) else str(one) for one in value)
+      values[name] = ','.join(f'{part:g}' if isinstance(part, float) else str(part) for part in value)
     elif value not in ('', (), 0):
-      found[name] = f'{value:g}' if isinstance(value, float) else value.value if isinstance(value, enum.Enum) else value
-  return found
+      value = value.value if isinstance(value, enum.Enum) else value
+      values[name] = f'{value:g}' if isinstance(value, float) else value
+  return values
 
 
 def plain(config: schema.Config, columns: Sequence[Column]) -> dict[str, Any]:

@@ -62,9 +62,9 @@ def _find_meta(workdir: storage.Path) -> dict[str, Any]:
 
 def warn_of_machine(meta: Mapping[str, Any]) -> None:
   """Warns if the machine computes other bits than the one on which a checkpoint was saved."""
-  if found := machine.differences(meta.get('machine', {}), machine.describe()):
+  if changed := machine.differences(meta.get('machine', {}), machine.describe()):
     log.warning('The run continues, but not bit for bit as on the machine before:\n%s', '\n'.join(
-        f'  {name}: {old or "none"} -> {new or "none"}' for name, (old, new) in found.items()))
+        f'  {name}: {old or "none"} -> {new or "none"}' for name, (old, new) in changed.items()))
   if jax.default_backend() == 'gpu' and not xla_flags.has(os.environ, 'deterministic'):
     log.warning('The run continues, but not bit for bit: on GPUs XLA chooses kernels by timing them. A run that is '
                 'started with --flags=deterministic resumes with the same bits.')
@@ -158,13 +158,14 @@ def pin_sources(config: schema.Config, workdir: storage.Path) -> schema.Config:
   """
   before = build.saved_config(workdir)
   known = [before.data.source, before.data.pseudo.source] if before else []
-  known += [one.source for one in before.evals.values()] if before else []
+  known += [evaluation.source for evaluation in before.evals.values()] if before else []
 
   def pin(source: str) -> str:
     return opening.pin(source, known)
   pinned: schema.Config = schema.replaced(config, {
       'data.source': pin(config.data.source), 'data.pseudo.source': pin(config.data.pseudo.source),
-      'evals': {name: dataclasses.replace(one, source=pin(one.source)) for name, one in config.evals.items()}})
+      'evals': {name: dataclasses.replace(evaluation, source=pin(evaluation.source))
+                for name, evaluation in config.evals.items()}})
   return pinned
 
 

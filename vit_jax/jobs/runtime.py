@@ -52,15 +52,15 @@ def start(train: schema.Train | None = None, before: Mapping[str, Any] | None = 
   if os.environ.get('JAX_COMPILATION_CACHE_DIR') is None:
     jax.config.update('jax_compilation_cache_dir', str(cache_folder()))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
-  place = hosts.initialize()
-  if place and place.process_id:
+  host = hosts.initialize()
+  if host and host.process_id:
     console.hide_stages()
-    console.name_host(place.process_id)
+    console.name_host(host.process_id)
     logging.getLogger('vit_jax').setLevel(logging.WARNING)  # process 0 logs progress, all log warnings
   for note in notes:
     log.log(note.level, '%s', note.text)
-  if place:
-    return place.process_id
+  if host:
+    return host.process_id
   return jax.process_index() if jax.distributed.is_initialized() else 0
 
 

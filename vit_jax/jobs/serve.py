@@ -143,8 +143,8 @@ class Pages:
   def _signature(self) -> str:
     """Sizes and times of the files that a report is made of."""
     paths = [] if self._workdir is None else [os.path.join(self._workdir, name) for name in _WATCHED]
-    found = [[block.stat() for block in growing.blocks(path)] for path in paths if storage.is_local(path)]
-    return str([[(stat.st_mtime_ns, stat.st_size) for stat in stats] for stats in found])
+    blocks = [[block.stat() for block in growing.blocks(path)] for path in paths if storage.is_local(path)]
+    return str([[(stat.st_mtime_ns, stat.st_size) for stat in stats] for stats in blocks])
 
   def _show_report(self) -> Answer:
     with self._lock:
@@ -162,7 +162,7 @@ class Pages:
     return self._rendered(
         '/folder', 'live_folder.html', title=folder.root.name, root=str(folder.root), num_done=folder.num_done,
         num_images=len(folder.paths), error=folder.error, notes=list(folder.notes),
-        mistakes=sorted(folder.mistakes.copy(), key=lambda one: -one.predicted.probability),
+        mistakes=sorted(folder.mistakes.copy(), key=lambda mistake: -mistake.predicted.probability),
         num_right=int((arrays['top'][:, 0] == arrays['label']).sum()) if arrays else 0,
         num_labeled=len(arrays.get('label', ())),
         confusion=predictions.summarize(arrays).confusion if arrays else None)
@@ -210,8 +210,8 @@ class Network:
     with self.use() as model:
       began, image = time.monotonic(), decode(encoded, model.decoding)
       prepared = model.prepare(image)
-      found = model.rank(model.logits([prepared], prepared=True)[0], top=TOP) if model.weights.num_classes else []
-      return {'classes': [guess.plain() for guess in found],
+      guesses = model.rank(model.logits([prepared], prepared=True)[0], top=TOP) if model.weights.num_classes else []
+      return {'classes': [guess.plain() for guess in guesses],
               'image': html_pages.data_uri(html_pages.to_png(prepared)),
               'size': f'{image.shape[1]:,} × {image.shape[0]:,} px', 'has_attention': model.num_layers > 0,
               'weights': model.weights.source, 'seconds': round(time.monotonic() - began, 3)}
@@ -267,10 +267,10 @@ class Folder:
     if not self.root.is_dir():
       raise UserError(f'{root}: expected a folder of images, got no folder. Pass the folder that holds a subfolder for '
                       'each class.')
-    found = [pathlib.Path(path) for path in image_list.find([str(self.root)], follow_links=True)]
-    self.paths = [path for path in found if path.resolve().is_relative_to(self.root)]
-    self.notes = [f'{len(found) - len(self.paths):,} links out of the folder were skipped.'
-                  ] if len(self.paths) < len(found) else []
+    paths = [pathlib.Path(path) for path in image_list.find([str(self.root)], follow_links=True)]
+    self.paths = [path for path in paths if path.resolve().is_relative_to(self.root)]
+    self.notes = [f'{len(paths) - len(self.paths):,} links out of the folder were skipped.'
+                  ] if len(self.paths) < len(paths) else []
     self.rows: list[tuple[int, list[Guess]]] = []  # of each image its label and the best guesses
     self.mistakes: list[Mistake] = []
     self.class_names: Sequence[str] = ()

@@ -45,14 +45,14 @@ log = logging.getLogger('vit_jax.jobs')
 
 
 def run(config: schema.Config, workdir: storage.Path | None = None, *, overridden: Collection[str] = (),
-        found: Weights | None = None, until: str = '', is_segment: bool = False) -> int:
+        weights: Weights | None = None, until: str = '', is_segment: bool = False) -> int:
   """Trains until the end or until `until` (exit status 0), or until a signal to stop (`failures.TRY_AGAIN`).
 
   Args:
     config: of the run.
     workdir: of the run; None = `runs/NAME`, where only a run with the same settings is resumed.
     overridden: settings on the command line, which override those of `config.init_from`.
-    found: the weights of `config.init_from` if they have been read.
+    weights: the weights of `config.init_from` if they have been read.
     until: the part of the run, such as '25 %' or '500 steps', after which it pauses: it is evaluated and saved, with
       the results in `paused_UNTIL.json`, and continues as if it had not paused when it is started again; '' = the end.
     is_segment: it is not evaluated there, and the exit status is that of a signal.
@@ -65,7 +65,7 @@ def run(config: schema.Config, workdir: storage.Path | None = None, *, overridde
   resume.check_weights(workdir, config)
   if config.init_from or config.objective.has_weights:
     from vit_jax.weights import inherit  # only here: most runs read no weights, and reading them is many modules
-    config, found = inherit.resolve(config, overridden, workdir, found)
+    config, weights = inherit.resolve(config, overridden, workdir, weights)
     check.check(config)
   config = resume.keep_orientation(resume.pin_sources(config, workdir), workdir)
   if is_default:
@@ -77,7 +77,7 @@ def run(config: schema.Config, workdir: storage.Path | None = None, *, overridde
       if reason := teacher_labels.ensure(config):
         print(f'Stopped by {reason} while the teacher labels images. Run the same command again to resume.', flush=True)
         return failures.TRY_AGAIN
-    return Run(config, workdir, began, found, overridden).run(until, is_segment=is_segment)
+    return Run(config, workdir, began, weights, overridden).run(until, is_segment=is_segment)
 
 
 def default_workdir(name: str) -> storage.Path:
@@ -110,9 +110,9 @@ _ABOUT = {'JFT-': 'JFT is internal to Google. The configs vit_l16_i21k and vit_b
 class Run:
   """The part of one process in a run, from opening the data to the report."""
 
-  def __init__(self, config: schema.Config, workdir: storage.Path, began: float, found: Weights | None = None,
+  def __init__(self, config: schema.Config, workdir: storage.Path, began: float, weights: Weights | None = None,
                overridden: Collection[str] = ()) -> None:
-    self.workdir, self._began, self._found = workdir, began, found
+    self.workdir, self._began, self._weights = workdir, began, weights
     self._restored_digest = ''
     self._restore_s = 0.
     self.data = open_data(config, is_own='data.source' in overridden, order=resume.find_classes(workdir))
@@ -145,8 +145,8 @@ class Run:
     early = self._early_stop(start, latest)
     part = until if start == last < total and not early.reason else ''
     if (start == last or early.reason) and (
-        found := resume.find_finished(self.workdir, part, start, self._restored_digest)) is not None:
-      return self._repeat(found, part)
+        final := resume.find_finished(self.workdir, part, start, self._restored_digest)) is not None:
+      return self._repeat(final, part)
     resume.write_config(self.workdir, self.config)
     writer, clock = self._open_record(start)
     every_s = durations.parse_wall(every := self.config.checkpoints.every)
@@ -219,8 +219,8 @@ class Run:
     if not self.config.init_from and not self.config.objective.has_weights:
       return self.parts.program.init_fn()
     from vit_jax.weights import init_state
-    found, self._found = self._found, None  # frees its arrays
-    return init_state.begin(self.config, self.parts.program, self.data.class_names, self.workdir, found)
+    weights, self._weights = self._weights, None  # frees its arrays
+    return init_state.begin(self.config, self.parts.program, self.data.class_names, self.workdir, weights)
 
   def _open_record(self, start: int) -> tuple[Writer, clocks.Clock]:
     """Returns the record and the clock of a start at step `start`, with the time that it has taken so far."""
