@@ -229,9 +229,9 @@ def _open_data(config: schema.Config, trained: tuple[str, ...]) -> build.Data:
   known = set(map(classes.composed, trained))
   if odd := [name for name in opened.class_names if classes.composed(name) not in known]:
     known_names, others = documents.listed(trained, _MOST_CLASSES), documents.listed(odd, _MOST_CLASSES)
-    raise UserError(f'data: expected some of the {len(trained)} classes that the run was trained on, {known_names}, got '
-                    f'{len(opened.class_names)} classes, of which these are others: {others}. Use data with the classes '
-                    'of the run.')
+    raise UserError(f'data: expected some of the {len(trained)} classes that the run was trained on, {known_names}, '
+                    f'got {len(opened.class_names)} classes, of which these are others: {others}. Use data with the '
+                    'classes of the run.')
   evaluated = classes.renumbered(opened.eval, trained, where='the run')
   train = evaluated if opened.train is opened.eval else classes.renumbered(opened.train, trained, where='the run')
   return build.Data(train, evaluated, trained, opened.in_memory)
