@@ -82,7 +82,7 @@ def open_data(config: schema.Config, *, order: Sequence[str] = (), learns: bool 
   """Opens the sources of a config.
 
   Args:
-    config: of the run.
+    config: the config of the run.
     order: the classes of a run that resumes, whose order stays.
     learns: whether the objective is to be trained on them, so that it must be able to learn their classes.
   """
@@ -134,10 +134,10 @@ def open_run(config: schema.Config, data: Data, *, workdir: storage.Path | None 
   """Chooses the layout of a run on the devices, logs it, and builds the run; `Parts.config` has no auto settings.
 
   Args:
-    config: checked.
-    data: of the run.
-    workdir: of the run; a run that was saved on the same hardware keeps its layout.
-    overridden: settings on the command line, which are not changed.
+    config: a config that `config.check` accepts.
+    data: the data of the run.
+    workdir: the run directory; a run that was saved on the same hardware keeps its layout.
+    overridden: names of the settings on the command line, which are not changed.
   """
   console.begin_stage('building the network')
   hardware = meshes.find_hardware(config.mesh.slices)
@@ -229,15 +229,15 @@ def resources(config: schema.Config, data: Data, objective: Viewed, *, mesh: Mes
   """Returns what the evaluators share: sources, loaders, and features of the same weights.
 
   Args:
-    config: checked.
-    data: of the run.
-    objective: provides the views.
-    mesh: of the parameters.
+    config, data: the config, checked, and the data of the run.
+    objective: the objective or the network whose views are evaluated.
+    mesh: the devices that hold the parameters.
     shard: the rows of each batch that this process feeds.
-    workdir: features are stored in its folder `features` if it is local, otherwise in memory.
+    workdir: the directory in whose folder `features` features are stored if it is local; otherwise they stay in memory.
     bar: whether progress may be shown as a bar.
-    weights: that are evaluated, instead of those of a run; evaluations with texts look there for a text tower.
-    embedded: see `Store`.
+    weights: the weights that are evaluated instead of those of a run; evaluations with texts look there for a text
+      tower.
+    embedded: files of features, see `Store`.
   """
   def find_encoder(name: str, settings: schema.TextEvaluation) -> Encoder:
     from vit_jax.jobs import text_towers  # only here: few runs read a text tower
@@ -254,8 +254,8 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
   """Builds a run on a mesh, without allocating memory on devices.
 
   Args:
-    config: checked.
-    mesh: of real devices, or of a topology to plan for.
+    config: a config that `config.check` accepts.
+    mesh: the mesh, of real devices or of a topology to plan for.
     num_examples: examples per epoch.
     num_classes: classes of the head.
     in_memory: the images are in memory and have one size; crops and flips are done on the device.

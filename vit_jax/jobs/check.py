@@ -91,10 +91,10 @@ def training_problems(config: schema.Config, place: Place, workdir: storage.Path
   """Returns the problems of a training run that the objects of it find when they are built (`check_run.py`).
 
   Args:
-    config: without `problems`.
-    place: of the run.
-    workdir: of the run; None = the default.
-    overridden: settings on the command line.
+    config: a config for which `problems` found nothing.
+    place: where the run will be.
+    workdir: the run directory; None = the default.
+    overridden: names of the settings on the command line.
   """
   from vit_jax.jobs import check_run  # only here: other jobs are checked without importing jax
   named = dict.fromkeys(source for _, source in sources(config))

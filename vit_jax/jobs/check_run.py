@@ -63,11 +63,11 @@ def problems(config: schema.Config, workdir: storage.Path | None, overridden: Co
   """Returns the problems of a training run that its config and the files on this machine show.
 
   Args:
-    config: checked, without problems of its settings and places.
-    workdir: of the run; None = the default.
-    overridden: settings on the command line.
-    elsewhere: the run is on other hosts, whose files are not known.
-    is_here: its sources are on this machine.
+    config: a config whose settings and places have no problems.
+    workdir: the run directory; None = the default.
+    overridden: names of the settings on the command line.
+    elsewhere: whether the run is on other hosts, whose files are not known.
+    is_here: whether its sources are on this machine.
   """
   log = logging.getLogger('vit_jax')
   before = log.level

@@ -63,7 +63,7 @@ def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str 
     data, split: a source in place of files, and its split; '' = `train`, or all images of a source without splits.
     what, blocks: see `many_images.Wanted`, '' = `features`; and `texts`, the vectors of the captions of a source.
       `data=texts:FILE` has a text in each line.
-    tokenizer: of `texts` and `vectors`; '' = beside the weights.
+    tokenizer: the tokenizer file for `texts` and `vectors`; '' = the one beside the weights.
     follow_links: also read files outside of a folder to which links in it lead.
     changes: overrides of the config `evaluate`, `NAME=VALUE` each: `data`, `batch_size`, `image_px`.
     overridden: their names.

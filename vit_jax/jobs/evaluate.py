@@ -62,9 +62,9 @@ _LEARNING = ('For weights with other classes than the data, --config.evals=knn,f
 class Subject(NamedTuple):
   """The network that is evaluated, on the devices.
 
-  config: with the settings of the network.
-  viewed: provides its views.
-  digest: of its parameters; '' = not needed.
+  config: the config, with the settings of the network.
+  viewed: the objective or the loaded network, which has the views.
+  digest: the digest of its parameters; '' = not needed.
   weights: the weights it was loaded from; None = a run.
   """
   config: schema.Config
@@ -101,17 +101,17 @@ def run(config: schema.Config | None, workdir: storage.Path | None, *, to: stora
   """Evaluates every view on every evaluation of the config; exit status 0.
 
   Args:
-    config: of the run, or for `weights`, with overrides; None = there is no run.
-    workdir: the run directory; of `weights`, where the results go; None = `runs/evaluate/NAME`.
-    to: where the results go instead; None = `workdir`.
+    config: the config of the run, or the one for `weights`, with overrides; None = there is no run.
+    workdir: the run directory; for `weights`, the directory of the results; None = `runs/evaluate/NAME`.
+    to: another directory for the results; None = `workdir`.
     weights: what to evaluate instead of the run; '' = the run. Several with commas: see `report_card`.
     reading: how `weights` are read.
     embedded: files and folders of `vit-jax embed`; features of these weights are read there instead of computed.
     by_class: whether precision, recall and F1 of each class are printed.
     csv: file for these numbers; None = none.
     overwrite: replace this file, and results of other weights or data.
-    source: of the config, for messages.
-    overridden: settings on the command line, which override those of the checkpoint.
+    source: where the config was read, for messages.
+    overridden: names of the settings on the command line, which override those of the checkpoint.
   """
   table = by_classes.Wanted(by_class, csv)
   destination.check_free([csv] if csv else [], setting='--csv', overwrite=overwrite)

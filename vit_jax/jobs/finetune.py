@@ -57,7 +57,7 @@ def run(weights: str, data: str, workdir: storage.Path | None, *, lora: int, com
   Args:
     weights: what to fine-tune, see `weights.loading.load`.
     data: the images, as `data.source`.
-    workdir: of the run; None = `runs/finetune_WEIGHTS_DATA`, where only a run with the same settings is resumed.
+    workdir: the run directory; None = `runs/finetune_WEIGHTS_DATA`, where only a run with the same settings is resumed.
     lora: rank of adapters to train in place of all weights; 0 = train all.
     compare: 'yes' = compare a finished run with frozen features, see `frozen_features`.
     changes: overrides of the config, `NAME=VALUE` each.

@@ -45,9 +45,7 @@ def report(workdir: storage.Path, config: schema.Config, data: build.Data, netwo
   """Prints how good frozen features are, unless the images are many or have no single class. Never raises an error.
 
   Args:
-    workdir: of the finished run.
-    config: of the run.
-    data: of the run.
+    workdir, config, data: the directory, the config and the data of the finished run.
     network: the pretrained weights.
     metric: the accuracy of the run to compare with, such as `val/top1`.
   """

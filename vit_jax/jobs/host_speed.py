@@ -39,9 +39,9 @@ class HostSpeed:
   """A hook that warns once, with what helps.
 
   Args:
-    clock: of the run.
-    images: of this host in a step.
-    loader: of its batches. If it has the data in memory, the hook says nothing.
+    clock: the clock of the run.
+    images: how many images this host loads for a step.
+    loader: the loader of its batches. If it has the data in memory, there is no warning.
   """
   every = 0
 

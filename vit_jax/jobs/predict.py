@@ -61,7 +61,7 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
   Args:
     weights, reading, classes: see `weights.inference.load`.
     names: classes in words, or the list or file that has them, see `prompts.given_names`; none = those of the head.
-    prompts, tokenizer: of the names, see `Model.zero_shot`.
+    prompts, tokenizer: how the names become texts, see `Model.zero_shot`.
     top: number of classes per image.
     json: print one line of JSON per file instead of text.
     overlay: also save each image with its attention overlay, in `to`.

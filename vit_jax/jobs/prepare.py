@@ -50,11 +50,11 @@ def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
     splits: names; () = train and test.
     data_dir: folder of TFDS datasets.
     archive: file of `archives.ARCHIVES`, or the folder that holds their files; '' = the user's cache, downloaded first.
-    processes: that write shards; 0 = by the cores of this machine.
+    processes: the number of processes that write shards; 0 = by the cores of this machine.
     follow_links: also read files outside of the folder to which links in it lead.
     label_column, image_column, label_offset, classes, num_classes, channels, caption_column: as in `schema.Data`.
     tokens, tokenizer, text_rule: as in `schema.Text`: the captions are stored with their ids; '' = without captions.
-    runner, runner_options: of Apache Beam, see `data.beam`; '' = this machine.
+    runner, runner_options: a runner of Apache Beam, see `data.beam`; '' = this machine.
     share: number of this host among several that write shards of the same dataset, and their number.
     config, weights, reading: see `teacher_labels.run`.
     build: prepares a TFDS dataset that is missing.

@@ -31,7 +31,7 @@ def run(weights: str, data: str, workdir: storage.Path | None, *, objective: str
   Args:
     weights: what to continue, see `weights.loading.load`.
     data: the images, as `data.source`.
-    workdir: of the run; None = `runs/pretrain_WEIGHTS_DATA`, where only a run with the same settings is resumed.
+    workdir: the run directory; None = `runs/pretrain_WEIGHTS_DATA`, where only a run with the same settings is resumed.
     objective: one of `METHODS` of `configs/pretrain.py`.
     warm_heads: the part of the run in which the backbone is frozen, a duration; '' = the config's.
     changes: overrides of the config, `NAME=VALUE` each.

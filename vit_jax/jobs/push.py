@@ -23,9 +23,9 @@ def run(weights: str, to: str, *, family: str, license: str, private: bool, mess
     weights, reading, classes: see `weights.inference.load`.
     to: `hf://OWNER/NAME`, which is created if it does not exist.
     family: format, one of `huggingface`, `timm` and `run`.
-    license: of the published weights; '' = that of the weights, and of those that a run began with.
+    license: the license of the published weights; '' = that of the weights, and of those that a run began with.
     private: whether a new repository is private.
-    message: of the commit.
+    message: the message of the commit.
 
   Raises:
     UserError: `to` is no repository, the license must be stated, the format cannot hold the weights, or the hub does

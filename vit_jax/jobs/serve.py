@@ -60,7 +60,7 @@ def run(weights: str, workdir: storage.Path | None, files: Sequence[str], *, hos
     weights, reading, classes: see `weights.inference.load`.
     workdir: a run, instead of weights.
     files: at most one folder of images, with a subfolder for each class.
-    host, port: to listen on.
+    host, port: the address on which the server listens.
 
   Raises:
     UserError: neither or both of weights and a run are given, they cannot be read, the port is in use, or a package is
@@ -110,9 +110,9 @@ class Pages:
   """What the server shows.
 
   Args:
-    workdir: of a run, whose report is a page; None without a run.
-    folder: of images, whose mistakes are a page; None without one.
-    title: of the pages.
+    workdir: the directory of a run, whose report is a page; None without a run.
+    folder: the folder of images whose mistakes are a page; None without one.
+    title: the title of the pages.
   """
 
   def __init__(self, workdir: storage.Path | None, folder: Folder | None, *, title: str) -> None:

@@ -38,7 +38,7 @@ def run(files: Sequence[str], *, config: schema.Config | schema.Study | None, so
   Args:
     files: the config, unless `source` says which one `config` is; then parts or names of settings, without which all
       are shown.
-    config: of `--config`, which is read once more by its name; or None.
+    config: the config of `--config`, which is read once more by its name; or None.
     source: `--config=NAME`, or ''.
     changes: overrides of the command line, PATH=VALUE each.
     json: print one JSON object, with an entry by the name of each setting.

@@ -32,8 +32,8 @@ def start(parts: build.Parts, data: build.Data, workdir: storage.Path, *, text: 
   """Returns the summary at the start: network, data, layout, memory and schedule; computed without devices.
 
   Args:
-    parts, data, workdir: of the run.
-    text: one of those that it trains on; '' = it trains on none, or none can be shown.
+    parts, data, workdir: the objects, the data and the directory of the run.
+    text: one of the texts that it trains on; '' = it trains on none, or none can be shown.
   """
   config, lengths, state = parts.config, parts.lengths, parts.program.abstract_state
   optimizer, num_params = config.optimizer, trees.num_elements(state.params)
@@ -161,8 +161,8 @@ def last_line(final: Mapping[str, Any], used: Chosen | None, page: str) -> str:
 
   Args:
     final: the content of `final.json`.
-    used: the step of the weights of the run.
-    page: where its report is.
+    used: the checkpoint whose weights are those of the run.
+    page: the path of its report.
   """
   name, seconds, step = final.get('headline'), final['seconds'], final['step']
   if not name or final['metrics'].get(name) is None:

@@ -164,13 +164,13 @@ def computing(teacher: Weights, source: Source, info: answers.Info, *, recipe: s
 
   Args:
     teacher: the classifier.
-    source: of the examples.
+    source: the source of the examples.
     info: `scores` tells whether the teacher gives logits of each token or probabilities of the image; with `top`, which
       is k, and `grid`, which is h and w.
     recipe: how images are resized and normalized.
     batch_size: over the devices of the mesh, which all belong to this process.
-    mesh: of the devices.
-    threads: that read images; 0 = one per core.
+    mesh: the devices.
+    threads: the number of threads that read images; 0 = one per core.
     on_done: called with the number of examples that are done.
   """
   meshes.check_batch(mesh, batch_size, 1, what='batch_size')

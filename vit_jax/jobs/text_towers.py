@@ -22,11 +22,10 @@ def find(config: schema.Config, weights: Weights | None, name: str, settings: sc
   """Returns the encoder of texts of an evaluation.
 
   Args:
-    config: of the run.
-    weights: that are evaluated; None = those of the run.
-    name: of the evaluation.
-    settings: of the evaluation.
-    mesh: for the parameters of the tower.
+    config: the config of the run.
+    weights: the weights that are evaluated; None = those of the run.
+    name, settings: the name and the settings of the evaluation.
+    mesh: the devices for the parameters of the tower.
 
   Raises:
     UserError: no weights are set, they have no text tower, or the network has features of another width.

@@ -49,9 +49,9 @@ def run(config: schema.Config, workdir: storage.Path | None = None, *, overridde
   """Trains until the end or until `until` (exit status 0), or until a signal to stop (`failures.TRY_AGAIN`).
 
   Args:
-    config: of the run.
-    workdir: of the run; None = `runs/NAME`, where only a run with the same settings is resumed.
-    overridden: settings on the command line, which override those of `config.init_from`.
+    config: the config of the run.
+    workdir: the run directory; None = `runs/NAME`, where only a run with the same settings is resumed.
+    overridden: names of the settings on the command line, which override those of `config.init_from`.
     weights: the weights of `config.init_from` if they have been read.
     until: the part of the run, such as '25 %' or '500 steps', after which it pauses: it is evaluated and saved, with
       the results in `paused_UNTIL.json`, and continues as if it had not paused when it is started again; '' = the end.
