@@ -1,6 +1,8 @@
 """Builds the objects of a run from its config.
 
-All jobs use these functions, so training, planning and evaluation cannot differ.
+All jobs use these functions, so training, planning and evaluation cannot differ. A run calls `open_data`, `measured`,
+`open_run`, `train_loader` and `resources`, in this order. `parts`, which `open_run` calls for the mesh of this process,
+builds the same objects for any mesh without using its devices: `plan` and `check` call it.
 """
 from __future__ import annotations
 

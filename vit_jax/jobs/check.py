@@ -1,11 +1,11 @@
 """Problems of a run that are known before it starts: where its data, weights and run directory are.
 
-A run starts here, or elsewhere: on hosts that get a copy of this checkout, and whose other files are not known here.
-Reads no image. What follows from the config alone is in `config/check.py`; what follows from the
-devices is in `vit_jax/check.py`, which is the job.
+The job is `vit_jax/check.py`. It calls `problems`, and if there are none, `training_problems`, which builds the objects
+of the run (`check_run.py`). For `--manifest` it first calls `read_manifest`, so that what would make the pods of a
+JobSet fail is found before `kubectl apply` requests a TPU slice. `study` calls `problems`, too.
 
-A JobSet manifest for a TPU slice has the command and the hardware; what would make its pods fail is found before
-`kubectl apply` requests a slice.
+A run starts on this machine, or elsewhere: on hosts that get a copy of this checkout, and whose other files are not
+known here. No image is read. What follows from the config alone is in `config/check.py`.
 """
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from vit_jax.data.sources import opening
 from vit_jax.record import storage
 
 DATA, WORKDIR = '{data}', '{workdir}'
-"""Words of a command for which launchers put in folders of the hosts."""
+"""Words of a command that launchers replace by folders of the hosts."""
 PACKED = ('parquet', 'tfrecord', 'wds')
 """Kinds of sources that are patterns of files."""
 SETTINGS = {kind: f'source={kind}:{DATA}' for kind in ('folder', 'array_record', *PACKED)} | {

@@ -1,4 +1,7 @@
-"""`--job=convert`: converts weights between formats, with a report of every tensor."""
+"""`--job=convert`: converts weights between formats, with a report of every tensor.
+
+The formats, and how a file is read back after it is written, are in `weights/saving.py`.
+"""
 from __future__ import annotations
 
 import logging

@@ -67,7 +67,7 @@ def fix(train: schema.Train, before: Mapping[str, Any]) -> list[Note]:
 
 
 def _wanted(train: schema.Train, before: Mapping[str, Any], simulated: int) -> tuple[int, str]:
-  """Returns the number of threads that a run is to have, and why; 0 = no matter."""
+  """Returns the number of threads that a run is to have, and why; 0 = any number."""
   if train.cpu_threads:
     return train.cpu_threads, f'as set by train.cpu_threads={train.cpu_threads}'
   is_alike = before.get('device_kind') == 'cpu' and num_simulated(before.get('XLA_FLAGS', '')) == simulated

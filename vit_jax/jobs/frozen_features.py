@@ -2,7 +2,7 @@
 
 On a small dataset, k-NN or logistic regression on the features of the pretrained weights may be as good as fine-tuning,
 and needs one forward pass over the images. The comparison is made after the run has ended and changes none of its
-results; it is kept in `frozen_features.json`.
+results; it is kept in `frozen_features.json`. `finetune` calls `report`.
 """
 from __future__ import annotations
 

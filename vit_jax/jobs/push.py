@@ -1,4 +1,8 @@
-"""`--job=push`: publishes weights on the Hugging Face hub, with a model card."""
+"""`--job=push`: publishes weights on the Hugging Face hub, with a model card.
+
+The weights are written into a temporary folder, as `convert` does, and read back. A license must allow it: that of the
+weights, and, for a run, that of the weights it began with (`find_license`).
+"""
 from __future__ import annotations
 
 import pathlib

@@ -1,4 +1,9 @@
-"""The config of a run directory, and what must not change when the run is resumed."""
+"""What `train` reads of a run directory when a run is resumed, and what must not have changed.
+
+Before the data are opened: `find_machine`, `check_weights`, `pin_sources`, `keep_orientation`, `check_same` and
+`find_classes`. With the restored checkpoint: `check_data`, `check_settings` and the warnings. Before the loop:
+`find_finished`, `write_config` and `find_lost`.
+"""
 from __future__ import annotations
 
 import dataclasses

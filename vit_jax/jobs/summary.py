@@ -1,4 +1,6 @@
-"""What a run says of itself: at its start, after each evaluation, and at its end."""
+"""The lines that a run logs: `start` and `parameters` at its start, `evaluated` after each evaluation, and at its end
+`best`, `spent` and `last_line`. `train` calls them; they compute nothing on devices.
+"""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,7 @@
-"""The text tower of an evaluation with texts: of the evaluated weights, or of those that a run began with."""
+"""The text tower of an evaluation with texts: of the evaluated weights, or of those that a run began with.
+
+`build.resources` calls `find` when an evaluator first needs an encoder of texts.
+"""
 from __future__ import annotations
 
 import logging
