@@ -42,13 +42,13 @@ LARGE_BYTES = 4 << 30
 T = TypeVar('T')
 
 
-class _Finder:
+class _Collector:
   """Calls functions and collects the errors of a person that they raise."""
 
   def __init__(self) -> None:
     self.problems: list[str] = []
 
-  def of(self, work: Callable[[], T]) -> T | None:
+  def result(self, work: Callable[[], T]) -> T | None:
     """Returns what a function returns; None if it raises UserError, which is a problem."""
     try:
       return work()
@@ -73,78 +73,80 @@ def problems(config: schema.Config, workdir: storage.Path | None, overridden: Co
   before = log.level
   log.setLevel(logging.ERROR)  # the run itself shows warnings
   try:
-    finder = _Finder()
-    _find(config, workdir, overridden, finder, elsewhere=elsewhere, is_here=is_here)
-    return finder.problems
+    collector = _Collector()
+    _find(config, workdir, overridden, collector, elsewhere=elsewhere, is_here=is_here)
+    return collector.problems
   finally:
     log.setLevel(before)
 
 
-def _find(config: schema.Config, workdir: storage.Path | None, overridden: Collection[str], finder: _Finder, *,
+def _find(config: schema.Config, workdir: storage.Path | None, overridden: Collection[str], collector: _Collector, *,
           elsewhere: bool, is_here: bool) -> None:
-  named = finder.of(lambda: init_state.named(config)) or {}
+  """Finds the weights and the data, reads what is on this machine, and builds the run with it."""
+  named = collector.result(lambda: init_state.named(config)) or {}
   for prefix, part in ranges.walk(config):
     if prompts := getattr(part, 'prompts', ''):
-      finder.of(functools.partial(prompting.find_templates, prompts, setting=f'{prefix}prompts'))
+      collector.result(functools.partial(prompting.find_templates, prompts, setting=f'{prefix}prompts'))
   named |= {f'evals.{name}.weights': settings.weights for name, settings in config.evals.items()
             if isinstance(settings, schema.TextEvaluation) and settings.weights}
-  paths = [] if elsewhere else [_path(where, finder) for where in dict.fromkeys(named.values())]
+  paths = [] if elsewhere else [_path(where, collector) for where in dict.fromkeys(named.values())]
   num_bytes = sum(file.stat().st_size for path in paths if path
                   for file in (path.rglob('*') if path.is_dir() else [path]) if file.is_file())
-  is_known = not finder.problems and not elsewhere and None not in paths and num_bytes <= LARGE_BYTES
+  is_known = not collector.problems and not elsewhere and None not in paths and num_bytes <= LARGE_BYTES
   weights: Weights | None = None
   if is_known and named:
-    resolved = finder.of(lambda: inherit.resolve(config, overridden, workdir or train.default_workdir(config.name)))
+    where = workdir or train.default_workdir(config.name)
+    resolved = collector.result(lambda: inherit.resolve(config, overridden, where))
     if resolved is None:
       return
     config, weights = resolved
-    finder.of(functools.partial(check.check, config))
-    if finder.problems:
+    collector.result(functools.partial(check.check, config))
+    if collector.problems:
       return
-  data = finder.of(lambda: build.open_data(config)) if is_here else None
+  data = collector.result(lambda: build.open_data(config)) if is_here else None
   if is_here and data is None:
     return
-  _build(config, data, weights, finder, is_known=is_known)
+  _build(config, data, weights, collector, is_known=is_known)
 
 
-def _path(where: str, finder: _Finder) -> pathlib.Path | None:
+def _path(where: str, collector: _Collector) -> pathlib.Path | None:
   """Returns the local path of weights; None if they are not on this machine, which is a problem of paths alone."""
   if not addresses.exists(pathlib.Path(where).expanduser()) and addresses.is_remote(where):
     with contextlib.suppress(UserError):
       return addresses.local(where, offline=True)
     return None
-  return finder.of(lambda: addresses.local(where))
+  return collector.result(lambda: addresses.local(where))
 
 
-def _build(config: schema.Config, data: build.Data | None, weights: Weights | None, finder: _Finder, *,
+def _build(config: schema.Config, data: build.Data | None, weights: Weights | None, collector: _Collector, *,
            is_known: bool) -> None:
   """Builds a run on one device of this machine. What depends on the devices of the run is left out."""
   mesh = meshes.make(schema.Mesh(1, 1, 1), jax.devices()[:1])
   config = layout.plain(cost.plain(dataclasses.replace(config, mesh=schema.Mesh(1, 1, 1))))
   if data:
-    measured = finder.of(lambda: build.measured(config, data.train))
+    measured = collector.result(lambda: build.measured(config, data.train))
     if measured is None:
       return
     config = measured
   numbers = known_numbers(config)
   if data:
     numbers = build.Numbers(config.data.num_examples or len(data.train), len(data.class_names), data.in_memory)
-    finder.of(lambda: loaders.check_batch_size(config.batch_size, len(data.train), title(data.train)))
+    collector.result(lambda: loaders.check_batch_size(config.batch_size, len(data.train), title(data.train)))
   elif config.data.num_examples and not config.data.any_num_examples:
-    finder.of(lambda: loaders.check_batch_size(config.batch_size, config.data.num_examples, config.data.source))
-  parts = finder.of(lambda: build.parts(config, mesh=mesh, **numbers._asdict()))
+    collector.result(lambda: loaders.check_batch_size(config.batch_size, config.data.num_examples, config.data.source))
+  parts = collector.result(lambda: build.parts(config, mesh=mesh, **numbers._asdict()))
   if parts and is_known and (data or not config.objective.has_head):  # a head is compared by its classes
-    finder.of(lambda: init_state.given(config, parts.program, data.class_names if data else (), weights))
+    collector.result(lambda: init_state.given(config, parts.program, data.class_names if data else (), weights))
   if not data:
     return
   opened = data._replace(in_memory=False)  # else evaluators decode all images now
-  finder.of(lambda: build.check_size(config.data, opened.train))
+  collector.result(lambda: build.check_size(config.data, opened.train))
   spec = kinds.of(config)
-  targets = finder.of(lambda: (spec.open_maps(opened.train), spec.open_texts(opened.train)))
+  targets = collector.result(lambda: (spec.open_maps(opened.train), spec.open_texts(opened.train)))
   has_texts = any(isinstance(settings, schema.TextEvaluation) for settings in config.evals.values())
   if parts and targets and (is_known or not has_texts):  # else they would read the weights again
-    finder.of(lambda: evaluation.build(build.resources(config, opened, parts.objective, mesh=mesh,
-                                                       shard=meshes.local_rows(mesh))))
+    collector.result(lambda: evaluation.build(build.resources(
+        config, opened, parts.objective, mesh=mesh, shard=meshes.local_rows(mesh))))
 
 
 def known_numbers(config: schema.Config) -> build.Numbers:
