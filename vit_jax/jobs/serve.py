@@ -107,7 +107,7 @@ def run(weights: str, workdir: storage.Path | None, files: Sequence[str], *, hos
 
 
 class Pages:
-  """What the server shows.
+  """The pages of the server: the report of a run, the page for images, and the mistakes in a folder.
 
   Args:
     workdir: the directory of a run, whose report is a page; None without a run.
@@ -116,32 +116,33 @@ class Pages:
   """
 
   def __init__(self, workdir: storage.Path | None, folder: Folder | None, *, title: str) -> None:
-    self._workdir, self._folder, self._title = workdir, folder, title
+    self._workdir, self._folder = workdir, folder
     self._lock, self._seen, self._report = threading.Lock(), '', b''
     self._pages: dict[str, Callable[[], Answer]] = {}
     if workdir is not None:
       self._pages['/report'] = self._show_report
-    self._pages['/images'] = self._show_images
+    self._pages['/images'] = functools.partial(
+        self._rendered, '/images', 'live_images.html', title=title, max_mib=serve_http.MAX_BYTES // 2**20,
+        max_megapixels=MAX_PIXELS // 10**6)
     if folder is not None:
       self._pages['/folder'] = functools.partial(self._show_folder, folder)
     self._menu = [(address, address[1:].capitalize()) for address in self._pages]
 
   def by_address(self) -> dict[str, Callable[[], Answer]]:
     """Returns what makes the answer to each address."""
-    return {**self._pages, '/': next(iter(self._pages.values())), '/state': self._state,
-            **{f'/{name}': functools.partial(self._script, name) for name in ('live.js', 'sort.js')}}
+    def script(name: str) -> Answer:
+      return Answer(html_pages.read(name).encode(), 'text/javascript; charset=utf-8')
 
-  @staticmethod
-  def _script(name: str) -> Answer:
-    return Answer(html_pages.read(name).encode(), 'text/javascript; charset=utf-8')
+    return {**self._pages, '/': next(iter(self._pages.values())), '/state': self._state,
+            **{f'/{name}': functools.partial(script, name) for name in ('live.js', 'sort.js')}}
 
   def _state(self) -> Answer:
-    """What the report and the folder's page depend on: the script loads them again when it changes."""
+    """Returns what the report and the folder's page depend on; the script loads them again when it changes."""
     done = self._folder.num_done if self._folder else 0
     return Answer(f'{self._signature()} {done}'.encode(), 'text/plain; charset=utf-8')
 
   def _signature(self) -> str:
-    """Sizes and times of the files that a report is made of."""
+    """Returns sizes and times of the files that a report is made of."""
     paths = [] if self._workdir is None else [os.path.join(self._workdir, name) for name in _WATCHED]
     blocks = [[block.stat() for block in growing.blocks(path)] for path in paths if storage.is_local(path)]
     return str([[(stat.st_mtime_ns, stat.st_size) for stat in stats] for stats in blocks])
@@ -152,10 +153,6 @@ class Pages:
         page = report.to_html([str(self._workdir)], menu=self._menu, here='/report')
         self._report, self._seen = page.encode(errors='backslashreplace'), signature
       return Answer(self._report)
-
-  def _show_images(self) -> Answer:
-    return self._rendered('/images', 'live_images.html', title=self._title, max_mib=serve_http.MAX_BYTES // 2**20,
-                          max_megapixels=MAX_PIXELS // 10**6)
 
   def _show_folder(self, folder: Folder) -> Answer:
     arrays = folder.arrays()
@@ -176,9 +173,9 @@ class Network:
   """A network that threads share, one at a time.
 
   Args:
-    load: loads it.
-    newest: what the weights are at the moment, such as the step of a run's newest checkpoint; when it changes, they are
-      loaded again. None = there are none yet.
+    load: loads the network.
+    newest: returns which weights are the newest, such as the step of a run's newest checkpoint; when it changes, they
+      are loaded again. None = there are none yet.
     model: the network, if it is loaded already.
   """
 
