@@ -4,8 +4,8 @@
 calls `runtime.start` once, reads the config, the data and the weights, computes, and then writes the results and prints
 where they are. It raises `UserError` for what a person can fix and `TemporaryError` for what another try may fix.
 
-The other modules belong to jobs: `build` to all that have a config; `resume`, `summary`, `trackers`, `host_speed` and
-`cpu` to `train`; `teacher_labels` to `prepare` and `train`; `frozen_features` to `finetune`; `report_card` to
-`evaluate`; `text_towers` to evaluations with texts; `predict_table` to `predict`; `serve_http` to `serve`; `check_run`
-to `check`; `flag_names` to jobs whose flags stand for settings.
+The other modules belong to jobs: `build` to all that have a config; `resume`, `summary`, `trackers` and `host_speed` to
+`train`; `teacher_labels` to `prepare` and `train`; `frozen_features` to `finetune`; `report_card` to `evaluate`;
+`text_towers` to evaluations with texts; `predict_table` to `predict`; `serve_http` to `serve`; `check` to
+`vit_jax/check.py`; `flag_names` to jobs whose flags stand for settings.
 """
