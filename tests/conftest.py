@@ -36,7 +36,7 @@ from jax._src.xla_bridge import backends_are_initialized
 from markupsafe import Markup
 
 from vit_jax.core import failures
-from vit_jax.jobs import cpu, runtime
+from vit_jax.jobs import runtime
 
 gc.disable()  # to the end of the collection, which leaves no garbage
 
@@ -97,7 +97,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @functools.cache
 def start_devices() -> None:
   """Initializes the devices, in each process that runs tests; jobs that run in here have this pool of threads."""
-  os.environ['PJRT_NPROC'] = str(cpu.widen_pool(8))
+  os.environ['PJRT_NPROC'] = str(runtime.widen_pool(8))
   jax.devices()
   del os.environ['PJRT_NPROC']  # programs that tests start have a device or two
 
