@@ -1,5 +1,7 @@
 """Predictions of any number of files as one table, `FILE.csv` or `FILE.parquet`, with bounded memory; resumes.
 
+`predict.run` calls `write`, which computes the shards of the table and joins them (`many_images.write`).
+
 A row has `file`, `error` (empty, or why the file could not be read), and for each rank from 1 on `label_1` (the number
 of the class), `class_1` and `probability_1`. Rows are in the order of the files.
 """

@@ -1,5 +1,7 @@
-"""`--job=prepare`: writes images as ArrayRecord shards, which `array_record:DIR` reads; or what a
-teacher computes for a config: label maps.
+"""`--job=prepare`: writes images as ArrayRecord shards, which `array_record:DIR` reads; or the label maps of a teacher.
+
+`run` checks the flags, and opens the splits of a source or of an archive that it downloads. `data/prepare.py` then
+writes the shards, in processes of this machine or by a runner of Apache Beam; a command that was stopped resumes.
 """
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ PER_PART = 4_096  # unlabeled images in a part; a kill loses at most one part
 
 
 class _Stopped(Exception):
-  """This process received a signal to stop."""
+  """This process received a signal to stop, which ends `answers.write` after the finished parts."""
 
 
 def run(config: schema.Config, where: str, to: pathlib.Path, reading: Reading = AS_FOUND) -> int:
