@@ -5,6 +5,7 @@ import collections
 import ctypes
 import functools
 import gc
+import logging
 import os
 import pathlib
 import resource
@@ -131,6 +132,14 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 def usual_patience(monkeypatch: pytest.MonkeyPatch) -> None:
   """A run that an earlier test made in this process sets how long operations are repeated: minutes."""
   monkeypatch.setattr(failures, '_patience_s', None)
+
+
+@pytest.fixture(autouse=True)
+def usual_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+  """What a loader process sets, which a test may do in this process, would keep the messages of later tests."""
+  own = logging.getLogger('vit_jax')
+  monkeypatch.setattr(own, 'handlers', own.handlers)
+  monkeypatch.setattr(own, 'propagate', True)
 
 
 @pytest.fixture(scope='session')

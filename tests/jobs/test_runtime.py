@@ -61,4 +61,4 @@ def test_messages_have_one_form_whatever_configured_the_root_logger(
     runtime.start_logging()  # by a second job
     logging.getLogger('vit_jax.jobs').warning('odd')
     assert len(root.handlers) == after and (other in root.handlers) == (other in before)
-    assert re.fullmatch(r' *[\d.]+ s  warning: odd\n' if before != [other] else '', capsys.readouterr().err)
+    assert re.fullmatch(r' +[\d.]+ s  warning: odd\n' if before != [other] else '', capsys.readouterr().err)

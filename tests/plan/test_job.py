@@ -436,7 +436,7 @@ def test_the_stages_of_the_compiling_process_are_shown_with_their_time_and_no_ot
   shown = io.StringIO()
   with console.stages_shown(shown):
     assert compile._run([sys.executable, '-c', program], {}) == (3, ['noise'])
-  assert re.fullmatch(r' *\d+\.\d s  compiling it for x …\n', shown.getvalue()), shown.getvalue()
+  assert re.fullmatch(r' +\d+\.\d s  compiling it for x …\n', shown.getvalue()), shown.getvalue()
 
 
 @pytest.mark.slow(reason='10 s: compiles')
