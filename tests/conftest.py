@@ -37,7 +37,7 @@ from jax._src.xla_bridge import backends_are_initialized
 from markupsafe import Markup
 
 from vit_jax.core import failures
-from vit_jax.jobs import cpu, runtime
+from vit_jax.jobs import runtime
 
 gc.disable()  # to the end of the collection, which leaves no garbage
 
@@ -98,7 +98,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @functools.cache
 def start_devices() -> None:
   """Initializes the devices, in each process that runs tests; jobs that run in here have this pool of threads."""
-  os.environ['PJRT_NPROC'] = str(cpu.widen_pool(8))
+  os.environ['PJRT_NPROC'] = str(runtime.widen_pool(8))
   jax.devices()
   del os.environ['PJRT_NPROC']  # programs that tests start have a device or two
 
@@ -175,7 +175,7 @@ def one_device() -> Iterator[None]:
 def no_page() -> Iterator[None]:
   """Runs of a module draw no report, which takes longer than a tiny run; tests of the report are elsewhere."""
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr('vit_jax.jobs.report_page.write_report', lambda workdir, **_: f'{workdir}/report.html')
+    patch.setattr('vit_jax.jobs.report.write_report', lambda workdir, **_: f'{workdir}/report.html')
     yield
 
 

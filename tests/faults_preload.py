@@ -5,7 +5,7 @@ import PIL.PngImagePlugin  # noqa: F401
 import tensorstore  # noqa: F401
 
 import vit_jax.commands
-import vit_jax.jobs.report_page
+import vit_jax.jobs.report
 import vit_jax.jobs.train
 import vit_jax.main
 import vit_jax.parallel.hardware  # noqa: F401

@@ -61,8 +61,8 @@ def job(*words: str) -> str:
 # Runs.
 
 def make_run(folder: pathlib.Path) -> None:
-  from vit_jax.jobs import report_page
-  report_page.write_report = lambda workdir, *_, **__: f'{workdir}/report.html'  # it is written by the cases
+  from vit_jax.jobs import report
+  report.write_report = lambda workdir, *_, **__: f'{workdir}/report.html'  # it is written by the cases
   job('train', f'--workdir={folder}', *TINY)
   (folder / 'trackers.json').write_text('{"wandb": "0123abcd"}')
   (folder / 'output.txt').write_text('status 2\nerror: x\n')
@@ -70,15 +70,15 @@ def make_run(folder: pathlib.Path) -> None:
 
 
 def read_report(folder: pathlib.Path) -> str:
-  from vit_jax.jobs import report_page
-  report_page.write_report = report_pages()
+  from vit_jax.jobs import report
+  report.write_report = report_pages()
   return job('report', f'--workdir={folder}')
 
 
 @functools.cache
 def report_pages() -> Any:
   import importlib.util
-  spec = importlib.util.find_spec('vit_jax.jobs.report_page')
+  spec = importlib.util.find_spec('vit_jax.jobs.report')
   assert spec and spec.loader
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)

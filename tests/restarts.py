@@ -140,7 +140,7 @@ def ask(workdir: pathlib.Path, out: pathlib.Path, *, exports: bool = True) -> di
   """What the jobs say of a run; each writes into `out`. Without `exports`, all but the job export, which compiles."""
   from vit_jax.config import json_files
   from vit_jax.core import trees
-  from vit_jax.jobs import report_page
+  from vit_jax.jobs import report
   from vit_jax.weights import card, loading
   source, found = str(workdir), dict[str, Said]()
   view = 'ema' if json_files.read(workdir / 'config.json').train.ema else 'student'
@@ -154,7 +154,7 @@ def ask(workdir: pathlib.Path, out: pathlib.Path, *, exports: bool = True) -> di
   job('evaluate', f'--workdir={source}', f'--to={out}')
   evaluated = json.loads((out / 'evaluate.json').read_text())
   found['evaluate'] = Said(evaluated['step'], evaluated['metrics'][name], evaluated['params_digest'])
-  page = report_page.to_html([workdir])
+  page = report.to_html([workdir])
   metric = re.search(rf'{re.escape(name)}</t[dh]>\s*<td[^>]*>([\d.]+)( ?%)?', page)
   at = re.search(r'those of step (\d+)', page) or re.search(r'finished at step (\d+)', page)
   digest = re.search(r'\b[0-9a-f]{64}\b', page)

@@ -119,7 +119,6 @@ def fit(config: schema.Config, topology: str, slices: int) -> str:
     UserError: the hardware is not known, the mesh or the batch does not divide over its devices, a schedule is longer
       than the run, the slices differ from those of the config, or the memory of a device is too small by arithmetic.
   """
-  from vit_jax.jobs import check_run
   from vit_jax.models.kernels import devices
   from vit_jax.objectives import kinds
   from vit_jax.optim import schedules
@@ -127,7 +126,7 @@ def fit(config: schema.Config, topology: str, slices: int) -> str:
   from vit_jax.plan import topologies
   hardware = topologies.for_run(config, topology, slices)
   # Data that the config does not describe are not opened.
-  numbers = plans.numbers(config) if config.data.source == 'digits' else check_run.known_numbers(config)
+  numbers = plans.numbers(config) if config.data.source == 'digits' else places.known_numbers(config)
   subject = plans.lay_out(plans.Subject(config, hardware, *numbers))
   if not subject.fits_by_arithmetic:
     raise UserError(f'{subject.layout}\n--topology: expected hardware with the memory for this run, got {topology}. '

@@ -18,7 +18,7 @@ from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Shard
 from vit_jax.data import loader, opening, prepare
 from vit_jax.data.source import Source, read_one
-from vit_jax.jobs import report_page
+from vit_jax.jobs import report
 
 LABELS = [('cat', 'sofa'), ('dog',), (), ('cat', 'dog', 'sofa'), ('sofa',), ('dog', 'cat'), ('cat',)]
 NAMES = ('cat', 'dog', 'sofa')
@@ -175,7 +175,7 @@ TINY = ('--config.model.depth=1', '--config.model.width=16', '--config.model.hea
 @pytest.mark.slow(reason='about 10 s: compiles a training step and an evaluation')
 def test_a_folder_with_a_label_file_is_trained_and_any_label_is_right(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-  monkeypatch.setattr(report_page, 'write_report', lambda workdir: '')
+  monkeypatch.setattr(report, 'write_report', lambda workdir: '')
   make(make(tmp_path / 'set', 'labels_train.csv', labels=LABELS * 2), 'labels_test.csv', start=20)
   given = ['--job=train', '--config=from_folder', f'--config.data.source=folder:{tmp_path / "set"}',
            f'--workdir={tmp_path / "run"}', *TINY]

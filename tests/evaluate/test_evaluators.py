@@ -17,7 +17,7 @@ from vit_jax.core.types import Array
 from vit_jax.data import opening
 from vit_jax.data.source import read_one
 from vit_jax.evaluate import linear, logistic, probe, resources
-from vit_jax.jobs import report_page
+from vit_jax.jobs import report
 from vit_jax.record import reader
 
 CONFIG = '''
@@ -67,7 +67,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(logistic, 'fit', lambda *a, **k: logistic.Solution(solve(*a, **k), np.zeros(1), np.zeros(1)))
     patch.setattr(probe, 'train', solve)
-    patch.setattr(report_page, 'write_report', lambda workdir: '')
+    patch.setattr(report, 'write_report', lambda workdir: '')
     assert run(folder / 'run', job='train') == 0
   return folder / 'run'
 

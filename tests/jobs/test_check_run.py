@@ -10,7 +10,7 @@ from tests.weights import made
 from vit_jax.config import files
 from vit_jax.config import schema as s
 from vit_jax.core.errors import UserError
-from vit_jax.jobs import check, check_run, train
+from vit_jax.jobs import check, train
 from vit_jax.weights import saving
 
 LIT = ('objective.text.depth=1', 'objective.text.width=16', 'objective.text.heads=2', 'objective.text.mlp=16',
@@ -74,7 +74,7 @@ def test_a_file_that_is_no_weights_is_refused_unless_it_is_large(tmp_path: pathl
   np.savez(tmp_path / 'x.npz', some=np.zeros(3))
   lit = ['lit_cifar10:source=digits', *LIT, f'init_from={tmp_path}/x.npz']
   assert f'{tmp_path}/x.npz cannot be used: its 1 tensors are named as in no known family' in found(*lit)
-  monkeypatch.setattr(check_run, 'LARGE_BYTES', 10)
+  monkeypatch.setattr(check, 'LARGE_BYTES', 10)
   assert found(*lit) == ''
 
 

@@ -17,7 +17,7 @@ import runs
 
 from vit_jax.config import check, files, schema
 from vit_jax.core.errors import UserError
-from vit_jax.jobs import cpu, resume
+from vit_jax.jobs import resume, runtime
 from vit_jax.record import checkpoint_files, machine
 
 SUMS = """
@@ -84,7 +84,7 @@ def test_a_run_that_begins_on_one_core_resumes_on_two_bit_for_bit(tmp_path: path
 @pytest.fixture
 def environ(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
   """The environment of a process whose devices are not initialized, on two cores."""
-  for name in ('XLA_FLAGS', *machine.POOL_VARIABLES, *cpu.PORTABLE_VARIABLES):
+  for name in ('XLA_FLAGS', *machine.POOL_VARIABLES, *runtime.PORTABLE_VARIABLES):
     monkeypatch.setenv(name, '')  # so that it is restored at the end
     monkeypatch.delenv(name)
   monkeypatch.setattr(machine, 'running_threads', lambda: 0)
@@ -107,7 +107,7 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
     (0, {'device_kind': 'cpu'}, None, '')])
 def test_the_setting_or_the_record_decides_the_pool(
     threads: int, before: dict[str, Any], expected: str | None, note: str, environ: Mapping[str, str]) -> None:
-  notes = cpu.fix(schema.Train(cpu_threads=threads), before)
+  notes = runtime.fix_cpu(schema.Train(cpu_threads=threads), before)
   assert environ.get('PJRT_NPROC') == expected
   assert [f'{logging.getLevelName(one.level).lower()}: {one.text}' for one in notes] == [note][:bool(note)]
 
@@ -120,12 +120,13 @@ def test_a_pool_of_the_user_stays_with_a_warning(
   monkeypatch.setattr(machine, 'running_threads', lambda: running)
   if name:
     monkeypatch.setenv(name, '4')
-  note, = cpu.fix(schema.Train(cpu_threads=2), {})
+  note, = runtime.fix_cpu(schema.Train(cpu_threads=2), {})
   assert note == (logging.WARNING, 'train.cpu_threads: expected 2 threads, as set by train.cpu_threads=2, got 4 by '
                   f'{cause}. The last bits of this run depend on this number.')
   assert environ.get('PJRT_NPROC') == ('4' if name == 'PJRT_NPROC' else None)
-  assert cpu.fix(schema.Train(cpu_threads=4), {})[0].level == logging.INFO and not cpu.fix(schema.Train(), {})
-  assert not cpu.fix(schema.Train(), BEFORE)  # what resumes is compared with its checkpoint, `warn_of_machine`
+  assert runtime.fix_cpu(schema.Train(cpu_threads=4), {})[0].level == logging.INFO
+  assert not runtime.fix_cpu(schema.Train(), {})
+  assert not runtime.fix_cpu(schema.Train(), BEFORE)  # what resumes is compared with its checkpoint, `warn_of_machine`
 
 
 def test_simulated_devices_have_threads_enough_whatever_the_setting(
@@ -133,21 +134,21 @@ def test_simulated_devices_have_threads_enough_whatever_the_setting(
   monkeypatch.setattr('jax.config.update', lambda *_: None)
   monkeypatch.setenv('XLA_FLAGS', '--a=1 --xla_force_host_platform_device_count=3')
   monkeypatch.setenv('NPROC', '2')  # two devices would wait for each other
-  assert not cpu.fix(schema.Train(cpu_threads=2), {}) and environ['PJRT_NPROC'] == '24'
+  assert not runtime.fix_cpu(schema.Train(cpu_threads=2), {}) and environ['PJRT_NPROC'] == '24'
   monkeypatch.delenv('PJRT_NPROC')
-  assert not cpu.fix(schema.Train(cpu_threads=25), {}) and environ['PJRT_NPROC'] == '25'
+  assert not runtime.fix_cpu(schema.Train(cpu_threads=25), {}) and environ['PJRT_NPROC'] == '25'
 
 
 def test_a_portable_run_is_limited_to_avx2(environ: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(machine, 'cpu_isa', lambda: 'AVX512')
   monkeypatch.setenv('XLA_FLAGS', '--a=1')
   train = schema.Train(cpu_threads=2, portable=True)
-  assert not cpu.fix(train, {}) and not cpu.fix(train, {})  # the second time nothing is added
+  assert not runtime.fix_cpu(train, {}) and not runtime.fix_cpu(train, {})  # the second time nothing is added
   assert environ['XLA_FLAGS'] == '--xla_cpu_enable_platform_dependent_math=false --xla_cpu_max_isa=AVX2 --a=1'
   assert environ['ONEDNN_MAX_CPU_ISA'] == environ['DNNL_MAX_CPU_ISA'] == 'AVX2' and environ['PJRT_NPROC'] == '2'
   monkeypatch.setenv('XLA_FLAGS', '--xla_cpu_max_isa=AVX512')
   monkeypatch.setenv('ONEDNN_MAX_CPU_ISA', 'DEFAULT')
-  note, = cpu.fix(train, {})
+  note, = runtime.fix_cpu(train, {})
   assert note == (logging.WARNING, 'train.portable: expected AVX2 alone, got --xla_cpu_max_isa=AVX512, '
                   'ONEDNN_MAX_CPU_ISA=DEFAULT. The bits may depend on the processor.')
 
@@ -155,7 +156,7 @@ def test_a_portable_run_is_limited_to_avx2(environ: Mapping[str, str], monkeypat
 def test_a_portable_run_needs_avx2_and_two_threads(environ: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(machine, 'cpu_isa', lambda: 'NEON')
   with pytest.raises(UserError, match='train.portable: expected a processor with AVX2, got .* with NEON. Set --config'):
-    cpu.fix(schema.Train(cpu_threads=2, portable=True), {})
+    runtime.fix_cpu(schema.Train(cpu_threads=2, portable=True), {})
   config = files.load('digits', ['train.portable=true', 'train.cpu_threads=1'])
   assert any('train.cpu_threads: expected at least 2 with train.portable=true, got 1. Set' in one
              for one in check.problems(config))

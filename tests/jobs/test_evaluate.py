@@ -55,10 +55,10 @@ def test_the_numbers_are_printed_before_they_are_written(
   monkeypatch.setattr(evaluate.resources, 'eval_source', lambda *_: None)
   monkeypatch.setattr(results, 'show', lambda *_, **__: print('top1 50 %'))
   state: Any = TrainState(jnp.ones(()), {}, {}, {})
-  data = types.SimpleNamespace(class_names=('a', 'b'))
-  found: Any = types.SimpleNamespace(config=files.load('digits', []), state=state, digest='', data=data)
+  data: Any = types.SimpleNamespace(class_names=('a', 'b'))
+  found: Any = types.SimpleNamespace(config=files.load('digits', []), state=state, digest='')
   with pytest.raises(UserError, match='the disk is full'):
-    evaluate.report(results.Final({}, None, '', '', {}), found, tmp_path, {}, by_class.NOTHING)
+    evaluate.write_results(results.Final({}, None, '', '', {}), found, data, tmp_path, {}, by_class.NOTHING)
   assert capsys.readouterr().out == 'top1 50 %\n'
 
 

@@ -22,7 +22,6 @@ from vit_jax.data.image import decode, geometry
 from vit_jax.data.source import first_label
 from vit_jax.evaluate import by_class, several_labels
 from vit_jax.jobs import evaluate as job
-from vit_jax.jobs import evaluate_weights
 from vit_jax.weights import inference, loading, saving
 from vit_jax.weights.reading import Reading
 
@@ -272,22 +271,22 @@ def test_folders_with_wordnet_ids_are_outputs_of_imagenet(tmp_path: pathlib.Path
   found, data = made.network(num_classes=1_000, class_names=()), schema.Data(source=f'folder:{tmp_path}', holdout=.5)
   config = schema.Config(data=data, evals={'test': schema.TopK()})
   with caplog.at_level('INFO'):
-    opened = evaluate_weights.open_data(config, found).eval
+    opened = job.open_labeled(config, found).eval
   assert {pathlib.Path(opened.describe(i)).parent.name: first_label(opened, i) for i in range(3)} == ids
   assert '3 classes of the data are WordNet ids, and are evaluated as outputs of the 1,000 classes of Im' in caplog.text
   (tmp_path / 'n01440764').rename(tmp_path / 'n99999999')
   with pytest.raises(UserError, match=r'expected classes of ImageNet-1k, got 1 of 3 that are not there: n99999999\.'):
-    evaluate_weights.open_data(config, found)
+    job.open_labeled(config, found)
 
 
 def test_a_projection_is_no_head_of_classes() -> None:
   config, found = schema.Config(evals={'val': schema.TopK()}), made.network(head=schema.Head(bias=False))
   with pytest.raises(UserError, match='a classification head, got a projection to 7 numbers. Use weights that were'):
-    evaluate_weights.check_head(found, config, where='clip')
+    job.check_head(found, config, where='clip')
   with pytest.raises(UserError, match='a classification head, got weights without one'):
-    evaluate_weights.check_head(made.network(num_classes=0), config, where='clip')
-  evaluate_weights.check_head(found._replace(family='run'), config, where='a run of its own')
-  evaluate_weights.check_head(found, schema.Config(evals={'knn': schema.Knn()}), where='clip')
+    job.check_head(made.network(num_classes=0), config, where='clip')
+  job.check_head(found._replace(family='run'), config, where='a run of its own')
+  job.check_head(found, schema.Config(evals={'knn': schema.Knn()}), where='clip')
 
 
 def test_precision_and_recall_of_each_class_are_printed_and_written_on_request(

@@ -19,7 +19,7 @@ from vit_jax.config import json_files, layout, schema
 from vit_jax.config.schema import Exif
 from vit_jax.data.image import decode, headers
 from vit_jax.inspect.model import Model
-from vit_jax.jobs import build, frozen_features, predict, resume, serve_images, train
+from vit_jax.jobs import build, frozen_features, predict, resume, serve, train
 from vit_jax.weights import loading, saving
 from vit_jax.weights.reading import Reading
 
@@ -47,7 +47,7 @@ def prepared(weights: str) -> list[np.ndarray]:
   """The photo as weights get it by their own door: a path, bytes, a PIL image and an upload."""
   network = Model(loading.load(weights))
   return [network.prepare(PHOTO), network.prepare(Image.open(io.BytesIO(PHOTO))),
-          network.prepare(serve_images.decode(PHOTO, network.decoding))]
+          network.prepare(serve.decode(PHOTO, network.decoding))]
 
 
 @pytest.mark.parametrize('form', ['{}', '{}.npz'])

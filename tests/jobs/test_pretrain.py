@@ -122,7 +122,7 @@ def test_the_heads_learn_while_the_backbone_is_frozen_and_a_stopped_run_goes_on_
   found = finetune.choose_splits(finetune.open_settings(pretrain.load_config('dino', ''), 'folder:photos', changes))
   network = loading.load('vit.npz')
   config = pretrain.with_small_crops(finetune.apply(pretrain.make(network, found, 'dino', '50 %'), changes), ())
-  assert train.run(config, storage.open_path('parts'), found=network, until='50 %') == 0
+  assert train.run(config, storage.open_path('parts'), weights=network, until='50 %') == 0
   begun, half = loading.load('vit.npz', view=''), loading.load('parts', view='student')
   changed = {name for name, leaf in trees.flatten(half.params).items()
              if not np.array_equal(leaf, trees.flatten(begun.params).get(name, leaf))}

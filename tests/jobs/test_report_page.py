@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from vit_jax.inspect import charts
-from vit_jax.jobs import report_page
+from vit_jax.jobs import report
 from vit_jax.record import writer as writer_lib
 
 VOID = {'meta', 'link', 'img', 'br', 'wbr'}
@@ -109,7 +109,7 @@ def workdir(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_the_page_shows_all_files_of_a_run(workdir: pathlib.Path) -> None:
-  page = parse(report_page.write_report(workdir))
+  page = parse(report.write_report(workdir))
   for text in ('digits & <more>', 'finished at step 10', 'resumed 1×, 2 steps repeated', '98.06 %',
                'test/top1 of 37 images', '83.3 %', 'Precision, recall and F1 by class', '3 min 20 s', '206',
                '2,680,000', 'learning rate', 'test/top1@ema', 'attn/query/kernel', '2 min 10 s65.0 %', '40 s20.0 %',
@@ -127,7 +127,7 @@ def test_the_page_shows_health_and_alarms(workdir: pathlib.Path) -> None:
                           'train/used_prototypes': .5, 'train/deviation': .4})
     for step in (12, 13):
       writer.event('alarm', step=step, metric='health/rank_me@teacher', value=1.25, below=2.)
-  text = words(report_page.write_report(workdir))
+  text = words(report.write_report(workdir))
   assert 'Alarm, 2 times, first at step 12: health/rank_me@teacher was 1.25, below 2' in text
   for title in ('RankMe of features', 'Spread of features', 'Alignment and uniformity', 'Teacher', 'Prototypes in use'):
     assert title in text, title
@@ -135,7 +135,7 @@ def test_the_page_shows_health_and_alarms(workdir: pathlib.Path) -> None:
 
 @pytest.mark.usefixtures('no_charts')
 def test_wrong_and_correct_examples_are_shown_separately(workdir: pathlib.Path) -> None:
-  text = parse(report_page.write_report(workdir)).text
+  text = parse(report.write_report(workdir)).text
   wrong, correct = text[text.index('Wrong: 5 of 37'):].split('Correct: 32 of 37')
   assert 'a.png' in wrong and '<kind 1>, label: <kind 0>' in wrong
   assert 'c.png' in correct[:200]
@@ -156,7 +156,7 @@ def write_gallery(workdir: pathlib.Path, *, is_single: bool = True) -> None:
 @pytest.mark.usefixtures('no_charts')
 def test_mistakes_are_shown_by_class_the_most_confident_first(workdir: pathlib.Path) -> None:
   write_gallery(workdir)
-  path = report_page.write_report(workdir)
+  path = report.write_report(workdir)
   assert ('Wrong: 3 of 6 images Files are in /data/set/ b: 2 of 3 wrong c , label: b · 70.0 % b/3.jpg a , label: b · '
           '60.0 % b/2.jpg a: 1 of 2 wrong b , label: a · 80.0 % a/1.jpg') in words(path)
   assert pathlib.Path(path).read_text().count('src="data:image/jpeg;base64,/9j/') == 3
@@ -165,7 +165,7 @@ def test_mistakes_are_shown_by_class_the_most_confident_first(workdir: pathlib.P
 @pytest.mark.usefixtures('no_charts')
 def test_the_table_of_classes_is_sorted_by_f1_and_has_the_means(workdir: pathlib.Path) -> None:
   write_gallery(workdir)
-  text = words(report_page.write_report(workdir))
+  text = words(report.write_report(workdir))
   assert ('class precision recall F1 images predicted b 50.0 % 33.3 % 40.0 % 3 2 a 50.0 % 50.0 % 50.0 % 2 2 '
           'c 50.0 % 100.0 % 66.7 % 1 2') in text
   assert 'Macro mean of 3 classes: precision 50.0 %, recall 61.1 %, F1 52.2 %. Weighted by images: precision' in text
@@ -174,7 +174,7 @@ def test_the_table_of_classes_is_sorted_by_f1_and_has_the_means(workdir: pathlib
 @pytest.mark.usefixtures('no_charts')
 def test_images_with_several_classes_have_no_table_of_classes(workdir: pathlib.Path) -> None:
   write_gallery(workdir, is_single=False)
-  text = parse(report_page.write_report(workdir)).text
+  text = parse(report.write_report(workdir)).text
   assert 'Wrong: 3 of 6 images' in text and 'recall' not in text
 
 
@@ -182,7 +182,7 @@ def test_images_with_several_classes_have_no_table_of_classes(workdir: pathlib.P
 @pytest.mark.skipif(browser.find() is None, reason='needs Chromium')
 def test_a_click_on_a_title_sorts_the_table_of_classes(workdir: pathlib.Path, tmp_path: pathlib.Path) -> None:
   write_gallery(workdir)
-  path = report_page.write_report(workdir)
+  path = report.write_report(workdir)
   with browser.Page(tmp_path / 'profile') as page:
     page.show(width=390, dark=False)
     page.open(pathlib.Path(path).as_uri())
@@ -201,17 +201,17 @@ def test_one_table_of_results_is_enough_unless_the_run_was_evaluated_again(workd
   metrics = {'test/top1': .9806, 'test/nll': .25}
   (workdir / 'final.json').write_text(json.dumps({'step': 10, 'metrics': metrics}))
   (workdir / 'evaluate.json').write_text(json.dumps({'step': 10, 'top1': .9806, 'metrics': metrics}))
-  text = parse(report_page.write_report(workdir)).text
+  text = parse(report.write_report(workdir)).text
   assert text.count('test/nll') == 1 and 'evaluated at step' not in text
   (workdir / 'evaluate.json').write_text(json.dumps({
       'step': 9, 'top1': .97, 'metrics': {'test/nll': .5},
       'preprocessing': {'geometry': 'torchvision', 'resize_px': 248}}))
-  text = parse(report_page.write_report(workdir)).text
+  text = parse(report.write_report(workdir)).text
   assert text.count('test/nll') == 2 and 'evaluated at step 9' in text
   assert 'Evaluated images: geometry torchvision, resize_px 248' in text
   (workdir / 'evaluate.json').write_text(json.dumps({'metrics': metrics, 'preprocessing': {
       'resize_px': 0, 'image_px': [16, 16], 'antialias': False, 'mean': [.5, .25, .5]}}))
-  text = parse(report_page.write_report(workdir)).text
+  text = parse(report.write_report(workdir)).text
   assert 'Evaluated images: image_px 16 × 16, antialias no, mean 0.5 0.25 0.5, resized without a crop' in text
 
 
@@ -221,7 +221,7 @@ def test_an_evaluation_that_was_written_elsewhere_is_shown_there_beside_the_trai
   before = {path.name: path.read_bytes() for path in workdir.iterdir() if path.is_file()}
   (other := tmp_path / 'other').mkdir()
   (other / 'evaluate.json').write_text(json.dumps({'step': 9, 'metrics': {'test/nll': .5}}))
-  path = report_page.write_report(workdir, evaluated=other)
+  path = report.write_report(workdir, evaluated=other)
   text = parse(path).text
   assert path == str(other / 'report.html') and 'evaluated at step 9' in text and 'learning rate' in text
   assert 'predictions.npz: no such file' in text and 'Confusion' not in text
@@ -235,7 +235,7 @@ def test_the_page_of_weights_that_were_evaluated_has_their_results_and_misses_no
   (tmp_path / 'evaluate.json').write_text(json.dumps({
       'step': 0, 'evaluation': 'test', 'num_examples': 37, 'metrics': {'test/top1': .75, 'test/nll': 1.}}))
   write_predictions(tmp_path, classes=7)
-  text = parse(report_page.write_report(tmp_path)).text
+  text = parse(report.write_report(tmp_path)).text
   assert 'an evaluation of vit.npz' in text and '75.00 %test/top1 of 37 images' in text
   assert 'Not in this report' not in text and 'running or stopped' not in text
 
@@ -246,28 +246,28 @@ def test_the_best_five_of_at_most_five_classes_are_not_shown(workdir: pathlib.Pa
                                                              is_shown: bool) -> None:
   (workdir / 'final.json').write_text(json.dumps({'metrics': {'test/top1': .5, 'test/top5@ema': 1.}}))
   write_predictions(workdir, classes=classes)
-  assert ('test/top5@ema' in parse(report_page.write_report(workdir)).text) == is_shown
+  assert ('test/top5@ema' in parse(report.write_report(workdir)).text) == is_shown
   (workdir / 'predictions.npz').unlink()
   (workdir / 'config.json').write_text(json.dumps({'data': {'num_classes': classes}}))
-  assert ('test/top5@ema' in parse(report_page.write_report(workdir)).text) == is_shown
+  assert ('test/top5@ema' in parse(report.write_report(workdir)).text) == is_shown
 
 
 @pytest.mark.usefixtures('no_charts')
 def test_long_paths_break_at_their_joints(workdir: pathlib.Path) -> None:
-  text = pathlib.Path(report_page.write_report(workdir)).read_text()
+  text = pathlib.Path(report.write_report(workdir)).read_text()
   assert f'{workdir.parent.name}/<wbr>run</code>'.replace('_', '_<wbr>').replace('<wbr>0', '0') in text
 
 
 @pytest.mark.usefixtures('no_charts')
 def test_many_classes_become_a_table_of_confused_pairs(workdir: pathlib.Path) -> None:
   write_predictions(workdir, classes=41)
-  page = parse(report_page.write_report(workdir))
+  page = parse(report.write_report(workdir))
   assert 'Most confused of 41 classes' in page.text
   assert page.tags.count('svg') == 9
 
 
 def test_an_empty_run_directory_has_a_report_that_names_what_is_missing(tmp_path: pathlib.Path) -> None:
-  path = report_page.write_report(tmp_path)
+  path = report.write_report(tmp_path)
   assert path == str(tmp_path / 'report.html')
   text = parse(path).text
   assert tmp_path.name in text and 'running or stopped' in text
@@ -279,7 +279,7 @@ def test_an_empty_run_directory_has_a_report_that_names_what_is_missing(tmp_path
 @pytest.mark.parametrize('name', ['config.json', 'final.json', 'metrics.jsonl', 'predictions.npz'])
 def test_one_damaged_file_leaves_the_rest(workdir: pathlib.Path, name: str) -> None:
   (workdir / name).write_bytes(b'PK\x03\x04 not what it was \xff')
-  text = parse(report_page.write_report(workdir)).text
+  text = parse(report.write_report(workdir)).text
   assert re.search(rf'{name}: .*could not be read', text)
   assert '3 min 20 s' in text or name == 'final.json'
 
@@ -292,14 +292,14 @@ def test_values_of_the_wrong_kind_do_not_stop_the_report(workdir: pathlib.Path) 
   with open(workdir / 'metrics.jsonl', 'a') as file:
     file.write('{"event": "norms", "grad": {"a": [], "b": ["nan", null], "c": {}}, "param": 3}\n'
                '{"event": "goodput", "seconds": [1]}\n{"event": 3}\n{"step": 11, "train/loss": "nan"}\n')
-  parse(report_page.write_report(workdir))
+  parse(report.write_report(workdir))
 
 
 @pytest.mark.usefixtures('no_charts')
 def test_predictions_of_other_shapes_are_left_out(workdir: pathlib.Path) -> None:
   np.savez(workdir / 'predictions.npz', class_names=np.array(['a']), index=np.arange(3), label=np.arange(2),
            top=np.zeros((3, 1), np.int32), probability=np.zeros((3, 1)))
-  text = parse(report_page.write_report(workdir)).text
+  text = parse(report.write_report(workdir)).text
   shapes = '[S], [S], [S, k], [S, k], got index (3,), label (2,), top (3, 1)'
   assert f'predictions.npz: expected arrays of shapes {shapes}' in text
 
@@ -309,7 +309,7 @@ def test_several_runs_share_their_curves(workdir: pathlib.Path, tmp_path: pathli
   other.mkdir()
   write_metrics(other)
   out = tmp_path / 'both.html'
-  page = parse(report_page.write_report([workdir, other], out))
+  page = parse(report.write_report([workdir, other], out))
   assert '2 runs' in page.text
   assert 'other: train/loss' not in page.text  # one metric a run: labeled by the run alone
   assert 'run: test/top1@ema' in page.text
@@ -324,7 +324,7 @@ def test_runs_of_one_config_are_told_apart_by_directory_and_share_columns(tmp_pa
     (tmp_path / folder / 'config.json').write_text('{"name": "digits"}')
     (tmp_path / folder / 'final.json').write_text(json.dumps(
         {'metrics': {'test/top1': .5}, 'num_examples': {'test': size}, 'params_digest': f'digest{size}'}))
-  page = parse(report_page.write_report([tmp_path / 'one' / 'run', tmp_path / 'two' / 'run'], tmp_path / 'both.html'))
+  page = parse(report.write_report([tmp_path / 'one' / 'run', tmp_path / 'two' / 'run'], tmp_path / 'both.html'))
   assert re.search(r'run\s+test/top1\s+one/run50.00 % of 360 images\s+two/run50.00 % of 100 images', page.text)
   assert 'of one/run: digest360' in page.text and 'of two/run: digest100' in page.text
 
@@ -335,7 +335,7 @@ def test_a_part_that_cannot_be_drawn_is_named_on_the_page_of_the_rest(
   def fail(*args: object, **named: object) -> None:
     raise ZeroDivisionError('no width')
   monkeypatch.setattr(f'vit_jax.inspect.{broken}', fail)
-  text = parse(report_page.write_report(workdir)).text
+  text = parse(report.write_report(workdir)).text
   assert 'could not be drawn (ZeroDivisionError: no width)' in text and '98.06 %' in text and 'Where the time' in text
 
 
@@ -343,23 +343,23 @@ def test_a_page_that_cannot_be_written_is_a_warning_after_training(
     workdir: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
   def fail(*args: object, **named: object) -> str:
     raise KeyError('figure')
-  assert report_page.write_or_warn(workdir) == str(workdir / 'report.html')
-  monkeypatch.setattr(report_page, 'to_html', fail)
-  assert report_page.write_or_warn(workdir) == 'not written, see the warning above'
+  assert report.write_or_warn(workdir) == str(workdir / 'report.html')
+  monkeypatch.setattr(report, 'to_html', fail)
+  assert report.write_or_warn(workdir) == 'not written, see the warning above'
   assert "The report could not be written: KeyError: 'figure'. The results are complete." in caplog.text
 
 
 def test_a_page_is_written_without_matplotlib(workdir: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setitem(sys.modules, 'matplotlib', None)  # importing it fails; it takes longer than the page
-  assert 'could not be drawn' not in parse(report_page.write_report(workdir)).text
+  assert 'could not be drawn' not in parse(report.write_report(workdir)).text
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path: pathlib.Path) -> None:
   with pytest.raises(ValueError, match='expected existing run directories, got .*nowhere. Pass the --workdir'):
-    report_page.write_report([tmp_path, tmp_path / 'nowhere'])
+    report.write_report([tmp_path, tmp_path / 'nowhere'])
 
 
-LOSS, ACCURACY = report_page.CURVE_KINDS[:2]
+LOSS, ACCURACY = report.CURVE_KINDS[:2]
 
 
 def rows(num: int) -> list[dict[str, float]]:
@@ -368,7 +368,7 @@ def rows(num: int) -> list[dict[str, float]]:
 
 
 def test_the_training_loss_is_smoothed_and_says_so_but_evaluations_are_not() -> None:
-  chart = report_page.draw_curves(LOSS, [('a', rows(100))])
+  chart = report.draw_curves(LOSS, [('a', rows(100))])
   assert chart is not None and 'train/loss, mean over 50 steps' in chart.svg and 'test/nll <b>0.5</b>' in chart.svg
   assert 'class="line raw"' in chart.svg and 'Evaluations are exact and not smoothed' in chart.note
 
@@ -376,31 +376,31 @@ def test_the_training_loss_is_smoothed_and_says_so_but_evaluations_are_not() -> 
 def test_a_mean_covers_the_neighbors_of_each_value_and_leaves_out_what_is_not_finite() -> None:
   y = np.arange(100.)
   y[50] = math.nan
-  found = report_page.smooth(charts.Curve('loss', list(range(100)), y.tolist()))
+  found = report.smooth(charts.Curve('loss', list(range(100)), y.tolist()))
   assert found.label == 'loss, mean over 5 steps' and found.raw[3] == 3.
   assert found.y[20] == 20. and found.y[0] == 1. and found.y[99] == 98.  # symmetric inside; three values at the ends
   assert found.y[50] == 50. and found.y[51] == (49 + 51 + 52 + 53) / 4
 
 
 def test_a_short_curve_is_not_smoothed() -> None:
-  chart = report_page.draw_curves(LOSS, [('a', rows(19))])
+  chart = report.draw_curves(LOSS, [('a', rows(19))])
   assert chart is not None and 'mean over' not in chart.svg
 
 
 def test_an_evaluation_is_not_smoothed_however_often_it_is_made() -> None:
   many = [{'step': float(i), 'test/nll': float(i % 2)} for i in range(100)]
-  chart = report_page.draw_curves(LOSS, [('a', many)])
+  chart = report.draw_curves(LOSS, [('a', many)])
   assert chart is not None and '</i>test/nll <b>1</b>' in chart.svg and 'mean over' not in chart.svg and not chart.note
 
 
 def test_several_runs_are_labeled_by_their_names_and_shown_without_single_batches() -> None:
-  chart = report_page.draw_curves(LOSS, [('a', rows(100)[:-1]), ('b', rows(100)[:-1])])
+  chart = report.draw_curves(LOSS, [('a', rows(100)[:-1]), ('b', rows(100)[:-1])])
   assert chart is not None and 'b, mean over 50 steps' in chart.svg and 'class="line raw"' not in chart.svg
-  both = report_page.draw_curves(LOSS, [('a', rows(100)), ('b', rows(100))])
+  both = report.draw_curves(LOSS, [('a', rows(100)), ('b', rows(100))])
   assert both is not None and 'b: train/loss, mean over 50 steps' in both.svg
 
 
 def test_accuracy_is_in_percent_and_a_kind_without_metrics_has_no_chart() -> None:
-  chart = report_page.draw_curves(ACCURACY, [('a', rows(3))])
+  chart = report.draw_curves(ACCURACY, [('a', rows(3))])
   assert chart is not None and 'test/top1 <b>98</b>' in chart.svg and '>%</text>' in chart.svg
-  assert report_page.draw_curves(report_page.CURVE_KINDS[2], [('a', rows(3))]) is None
+  assert report.draw_curves(report.CURVE_KINDS[2], [('a', rows(3))]) is None

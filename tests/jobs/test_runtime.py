@@ -10,14 +10,14 @@ import sys
 
 import pytest
 
-from vit_jax.jobs import cpu, runtime
+from vit_jax.jobs import runtime
 from vit_jax.parallel import hardware
 from vit_jax.record import machine
 
 COUNT = """
 import os
 import jax
-from vit_jax.jobs import cpu, runtime
+from vit_jax.jobs import runtime
 from vit_jax.parallel import hardware
 from vit_jax.record import machine
 runtime.start()
@@ -32,7 +32,7 @@ def test_each_simulated_device_has_threads_of_its_own() -> None:
   environ = {name: value for name, value in os.environ.items() if name != 'PJRT_NPROC'}
   flags = {'XLA_FLAGS': '--xla_force_host_platform_device_count=3', 'JAX_PLATFORMS': 'cpu'}
   done = subprocess.run([sys.executable, '-c', COUNT], env=environ | flags, capture_output=True, text=True, check=True)
-  assert int(done.stdout) == 3 * cpu.THREADS_PER_DEVICE
+  assert int(done.stdout) == 3 * runtime.THREADS_PER_DEVICE
 
 
 def test_programs_for_another_pool_are_in_another_folder(

@@ -20,7 +20,7 @@ from PIL import Image
 
 from vit_jax import main
 from vit_jax.jobs import serve
-from vit_jax.jobs.serve_images import Answer
+from vit_jax.jobs.serve_http import Answer
 from vit_jax.record import storage
 
 
@@ -51,8 +51,8 @@ def test_the_report_is_drawn_again_when_the_run_has_grown_and_the_run_stays_as_i
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   workdir = write_run(tmp_path / 'run')
   drawn = []
-  to_html = serve.report_page.to_html
-  monkeypatch.setattr(serve.report_page, 'to_html', lambda *args, **named: drawn.append(1) or to_html(*args, **named))
+  to_html = serve.report.to_html
+  monkeypatch.setattr(serve.report, 'to_html', lambda *args, **named: drawn.append(1) or to_html(*args, **named))
   pages, before = pages_of(workdir), saved.snapshot(workdir)
   first, state = pages['/report']().body, pages['/state']().body
   assert b'train/loss <b>2.5</b>' in first and b'aria-current="page">Report' in first

@@ -13,8 +13,7 @@ import pytest
 
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import serve_http
-from vit_jax.jobs.serve_http import Site
-from vit_jax.jobs.serve_images import MAX_BYTES, Answer, Refused
+from vit_jax.jobs.serve_http import MAX_BYTES, Answer, Refused, Site
 
 MARK = {serve_http.MARK: '1'}
 

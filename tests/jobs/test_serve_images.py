@@ -19,8 +19,9 @@ from PIL import Image
 from vit_jax.core.errors import UserError
 from vit_jax.data.image import headers
 from vit_jax.inspect.model import Guess, Model
-from vit_jax.jobs import serve_images
-from vit_jax.jobs.serve_images import Folder, Network, Refused
+from vit_jax.jobs import serve
+from vit_jax.jobs.serve import Folder, Network
+from vit_jax.jobs.serve_http import Refused
 
 
 def png(color: int = 0, side: int = 6) -> bytes:
@@ -71,7 +72,7 @@ def test_only_files_that_begin_as_images_are_decoded(content: bytes) -> None:
 
 
 def test_formats_that_are_not_supported_are_named() -> None:
-  assert refusal(lambda: serve_images.decode(b'\0\0\0\x18ftypheic' + bytes(12)))[1].endswith('got HEIC.')
+  assert refusal(lambda: serve.decode(b'\0\0\0\x18ftypheic' + bytes(12)))[1].endswith('got HEIC.')
 
 
 def test_an_image_with_too_many_pixels_is_refused_by_its_header() -> None:
@@ -79,12 +80,12 @@ def test_an_image_with_too_many_pixels_is_refused_by_its_header() -> None:
     return struct.pack('>I', len(body)) + kind + body + struct.pack('>I', zlib.crc32(kind + body))
   bomb = b'\x89PNG\r\n\x1a\n' + chunk(b'IHDR', struct.pack('>IIBBBBB', 8001, 8000, 8, 2, 0, 0, 0)) + chunk(
       b'IDAT', zlib.compress(bytes(10))) + chunk(b'IEND', b'')
-  status, said = refusal(lambda: serve_images.decode(bomb))
+  status, said = refusal(lambda: serve.decode(bomb))
   assert status == 422 and 'at most 64,000,000 pixels, got 64,008,000.' in said and 'data.recipe' not in said
 
 
 def test_a_damaged_image_is_refused() -> None:
-  status, said = refusal(lambda: serve_images.decode(png()[:-20]))
+  status, said = refusal(lambda: serve.decode(png()[:-20]))
   assert status == 422 and said.startswith('The image could not be read: ')
 
 

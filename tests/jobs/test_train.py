@@ -21,7 +21,7 @@ from vit_jax.config import json_files, layout
 from vit_jax.core import failures, types
 from vit_jax.core.errors import TemporaryError
 from vit_jax.data import loader
-from vit_jax.jobs import report_page, resume, train
+from vit_jax.jobs import report, resume, train
 from vit_jax.record import checkpoint_files, machine, reader, run_directory
 from vit_jax.train.state import TrainState
 
@@ -46,7 +46,7 @@ def done(one_device: None, tmp_path_factory: pytest.TempPathFactory) -> pathlib.
 @pytest.fixture(autouse=True)
 def no_other_page(done: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   """One report is enough."""
-  monkeypatch.setattr(report_page, 'write_report', lambda workdir: f'{workdir}/report.html')
+  monkeypatch.setattr(report, 'write_report', lambda workdir: f'{workdir}/report.html')
 
 
 def load(path: pathlib.Path) -> dict:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vit_jax.jobs import report_page
+from vit_jax.jobs import report
 from vit_jax.record.clock import Clock
 from vit_jax.record.reader import Event
 from vit_jax.record.writer import Writer
@@ -93,7 +93,7 @@ def test_process_0_names_the_late_host_records_it_and_shows_it_in_the_report(
   with Writer(tmp_path, process_index=0, resumed_from=None, progress_total=10, progress=False) as writer:
     for one in run.events:
       writer.event(str(one.pop('event')), **one)
-  page = report_page.to_html([tmp_path])
+  page = report.to_html([tmp_path])
   assert '<h2>Hosts</h2>' in page and said in page
 
 

@@ -16,7 +16,7 @@ from vit_jax.config import check, files, schema
 from vit_jax.config.schema import checks
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
-from vit_jax.jobs import build, report_page
+from vit_jax.jobs import build, report
 from vit_jax.weights import init_state, loading, saving
 from vit_jax.weights.network import Weights
 
@@ -129,7 +129,7 @@ def test_a_head_of_other_classes_is_refused(names: tuple[str, ...], says: str) -
 def train(workdir: pathlib.Path, *words: str) -> int:
   """Trains on one device, without a report at the end."""
   with single.one_device(), pytest.MonkeyPatch.context() as patch:
-    patch.setattr(report_page, 'write_report', lambda workdir: '')
+    patch.setattr(report, 'write_report', lambda workdir: '')
     return main.run(['train', *TINY, f'--workdir={workdir}', *words])
 
 

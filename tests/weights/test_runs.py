@@ -14,7 +14,7 @@ import pytest
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
-from vit_jax.jobs import report_page
+from vit_jax.jobs import report
 from vit_jax.weights import runs
 
 
@@ -103,7 +103,7 @@ def test_weights_of_a_run_that_keeps_its_best_checkpoint_are_the_best_ones(tmp_p
   assert 'Checkpoint 6' in caplog.messages[0] and 'metadata is not what was saved there: ' in caplog.messages[0]
   assert caplog.messages[1].endswith('the weights are those of step 7, the best val/top1 (0.6) of the whole '
                                      'checkpoints, without the damaged checkpoint 6.') and len(caplog.messages) == 2
-  page = pathlib.Path(report_page.write_report(best)).read_text()
+  page = pathlib.Path(report.write_report(best)).read_text()
   assert 'its weights are those of step 7, the best val/top1 (0.6) of the whole' in page
   assert 'those of step 6' not in page
   (best / 'metrics.jsonl').unlink()

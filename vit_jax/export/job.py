@@ -24,7 +24,7 @@ from vit_jax.data.device.prepare import normalize
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.source import read_one
 from vit_jax.export import functions, int8, onnx
-from vit_jax.jobs import evaluate_weights, flag_names
+from vit_jax.jobs import evaluate, flag_names
 from vit_jax.jobs import runtime as startup
 from vit_jax.record import console, destination
 from vit_jax.weights import card, inference, loading
@@ -90,7 +90,7 @@ def _read_images(weights: Weights, data: str, split: str, number: int, *, from_p
   if not isinstance(weights.model, schema.ViT | schema.Mixer):
     raise UserError(f'--quantize: expected a Vision Transformer or a Mixer, got {type(weights.model).__name__}, whose '
                     'convolutions stay in float32. Leave --quantize out.')
-  config = evaluate_weights.with_weights(config_files.load('evaluate', []), weights, ())
+  config = evaluate.with_weights(config_files.load('evaluate', []), weights, ())
   config = dataclasses.replace(config, data=dataclasses.replace(config.data, source=data))
   with flag_names.naming_flags({'data.source': '--data', splits.SETTINGS: '--split'}):
     source = opening.open_split(config.data, split, image_px=config.image_px)

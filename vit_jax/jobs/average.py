@@ -37,13 +37,12 @@ def run(config: schema.Config, workdir: storage.Path, *, to: storage.Path, last:
   """Averages checkpoints of `workdir` into one of `to`; exit status 0.
 
   Args:
-    config: of the run.
-    workdir: the run directory.
+    config, workdir: the config and the directory of the run.
     to: a directory without checkpoints, made if missing.
     last: number of the newest checkpoints to average, or None if `steps` selects them.
     steps: their steps, or None.
-    source: of the config, for messages.
-    overridden: settings that the command line gives, which override those of the checkpoints.
+    source: where the config was read, for messages.
+    overridden: names of the settings on the command line, which override those of the checkpoints.
   """
   check.check(config)
   startup.start()

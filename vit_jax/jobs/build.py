@@ -1,6 +1,8 @@
 """Builds the objects of a run from its config.
 
-All jobs use these functions, so training, planning and evaluation cannot differ.
+All jobs use these functions, so training, planning and evaluation cannot differ. A run calls `open_data`, `measured`,
+`open_run`, `train_loader` and `resources`, in this order. `parts`, which `open_run` calls for the mesh of this process,
+builds the same objects for any mesh without using its devices: `plan` and `check` call it.
 """
 from __future__ import annotations
 
@@ -81,17 +83,17 @@ def open_data(config: schema.Config, *, order: Sequence[str] = (), learns: bool 
   """Opens the sources of a config.
 
   Args:
-    config: of the run.
+    config: the config of the run.
     order: the classes of a run that resumes, whose order stays.
     learns: whether the objective is to be trained on them, so that it must be able to learn their classes.
   """
   console.begin_stage('opening the data')
-  found = opening.open_sources(config.data, image_px=config.image_px, order=order)
+  sources = opening.open_sources(config.data, image_px=config.image_px, order=order)
   if config.objective.has_head and learns:
-    opening.check_learnable(found.train, what=type(config.objective).__name__)
+    opening.check_learnable(sources.train, what=type(config.objective).__name__)
   in_memory = not config.objective.on_host and loaders.fits_in_memory(
-      found.train, recipe=config.data.recipe, image_px=config.image_px, choice=config.data.in_memory)
-  return Data(found.train, found.eval, found.class_names, in_memory)
+      sources.train, recipe=config.data.recipe, image_px=config.image_px, choice=config.data.in_memory)
+  return Data(sources.train, sources.eval, sources.class_names, in_memory)
 
 
 def measured(config: schema.Config, source: Source) -> schema.Config:
@@ -106,13 +108,13 @@ def measured(config: schema.Config, source: Source) -> schema.Config:
   if num == RGB or not recipe.is_unmeasured:
     return config
   is_mixture = config.data.source.startswith('mix:')  # each of its sources has statistics of its own
-  found = None if is_mixture else getattr(origins(source)[0], 'statistics', None)
-  if found is None:
+  statistics = None if is_mixture else getattr(origins(source)[0], 'statistics', None)
+  if statistics is None:
     raise UserError(f'data.recipe.mean: expected mean and std of {num} channels, got none in the config and in '
                     f'{title(source)}. Prepare the images, which measures them (vit-jax prepare --channels={num}), or '
                     'set both.')
   with_statistics: schema.Config = schema.replaced(
-      config, {'data.recipe.mean': tuple(found.mean), 'data.recipe.std': tuple(found.std)})
+      config, {'data.recipe.mean': tuple(statistics.mean), 'data.recipe.std': tuple(statistics.std)})
   return with_statistics
 
 
@@ -133,10 +135,10 @@ def open_run(config: schema.Config, data: Data, *, workdir: storage.Path | None 
   """Chooses the layout of a run on the devices, logs it, and builds the run; `Parts.config` has no auto settings.
 
   Args:
-    config: checked.
-    data: of the run.
-    workdir: of the run; a run that was saved on the same hardware keeps its layout.
-    overridden: settings on the command line, which are not changed.
+    config: a config that `config.check` accepts.
+    data: the data of the run.
+    workdir: the run directory; a run that was saved on the same hardware keeps its layout.
+    overridden: names of the settings on the command line, which are not changed.
   """
   console.begin_stage('building the network')
   hardware = meshes.find_hardware(config.mesh.slices)
@@ -147,10 +149,10 @@ def open_run(config: schema.Config, data: Data, *, workdir: storage.Path | None 
     log.info('The run was laid out for %s before; it is laid out anew for %s.', before.mesh.chosen_for, first)
   config = layout.reopen(config, first, overridden)
   config = layout.keep(config, before, first) if before else config
-  found = lay_out(config, first, numbers)
-  log.log(logging.WARNING if not found.fits else logging.DEBUG if hardware.platform == 'cpu' else logging.INFO, '%s',
-          found.text)
-  config = elastic.fit(found.config, first, hardware)
+  chosen = lay_out(config, first, numbers)
+  log.log(logging.WARNING if not chosen.fits else logging.DEBUG if hardware.platform == 'cpu' else logging.INFO, '%s',
+          chosen.text)
+  config = elastic.fit(chosen.config, first, hardware)
   if hardware.slices != first.slices:
     log.info('This start runs on %s. The batches, their order and the memory that a device needs stay; masks of '
              'dropout and other random numbers of the network differ.',
@@ -176,10 +178,10 @@ def lay_out(config: schema.Config, hardware: layout.Hardware, numbers: Numbers) 
   if layout.auto(config) and hardware.platform != 'cpu' and hardware.memory_gib:
     alone = layout.plain(dataclasses.replace(config, mesh=schema.Mesh(1, 1, 1)))
     mesh = AbstractMesh((1, 1, 1), meshes.AXES, axis_types=(AxisType.Auto,) * 3)
-    one = parts(alone, mesh=mesh, **numbers._asdict())  # type: ignore[arg-type]
-    state = one.program.abstract_state
+    run = parts(alone, mesh=mesh, **numbers._asdict())  # type: ignore[arg-type]
+    state = run.program.abstract_state
     image = 8 * math.prod(config.image_px) * config.data.channels  # as it arrives and as it is prepared, f32
-    kept = functools.cache(lambda remat: kept_bytes(one, dataclasses.replace(config.model, remat=remat)))
+    kept = functools.cache(lambda remat: kept_bytes(run, dataclasses.replace(config.model, remat=remat)))
     sizes = layout.Sizes(trees.num_bytes((state.params, state.opt, state.extra)), trees.num_bytes(state.params),
                          lambda model: kept(model.remat) + image)
   return layout.choose(config, hardware, sizes)
@@ -209,15 +211,15 @@ def check_size(data: schema.Data, train: Source) -> None:
   Raises:
     UserError: the size differs by more than `SIZE_TOLERANCE`, and no setting allows it.
   """
-  wanted, own = data.num_examples, cast('PseudoLabeled', train).num_own if data.pseudo.source else len(train)
-  if not wanted or wanted == own or data.source == 'synthetic':
+  wanted, size = data.num_examples, cast('PseudoLabeled', train).num_own if data.pseudo.source else len(train)
+  if not wanted or wanted == size or data.source == 'synthetic':
     return
-  if abs(own - wanted) <= SIZE_TOLERANCE * wanted or data.any_num_examples:
+  if abs(size - wanted) <= SIZE_TOLERANCE * wanted or data.any_num_examples:
     log.warning('data.num_examples=%s, by which epochs are counted, but %s has %s examples.', f'{wanted:,}',
-                title(train), f'{own:,}')
+                title(train), f'{size:,}')
     return
   raise UserError(
-      f'data.num_examples: expected {own:,}, the size of {data.train_split} of {data.source}, got {wanted:,}. Epochs '
+      f'data.num_examples: expected {size:,}, the size of {data.train_split} of {data.source}, got {wanted:,}. Epochs '
       'are counted by this number. Set --config.data.num_examples=0 to count by the dataset, or '
       '--config.data.any_num_examples=true to keep the schedule of the larger or smaller dataset.')
 
@@ -228,15 +230,15 @@ def resources(config: schema.Config, data: Data, objective: Viewed, *, mesh: Mes
   """Returns what the evaluators share: sources, loaders, and features of the same weights.
 
   Args:
-    config: checked.
-    data: of the run.
-    objective: provides the views.
-    mesh: of the parameters.
+    config, data: the config, checked, and the data of the run.
+    objective: the objective or the network whose views are evaluated.
+    mesh: the devices that hold the parameters.
     shard: the rows of each batch that this process feeds.
-    workdir: features are stored in its folder `features` if it is local, otherwise in memory.
+    workdir: the directory in whose folder `features` features are stored if it is local; otherwise they stay in memory.
     bar: whether progress may be shown as a bar.
-    weights: that are evaluated, instead of those of a run; evaluations with texts look there for a text tower.
-    embedded: see `evaluate.store.Store`.
+    weights: the weights that are evaluated instead of those of a run; evaluations with texts look there for a text
+      tower.
+    embedded: files of features, see `evaluate.store.Store`.
   """
   def find_encoder(name: str, settings: schema.TextEvaluation) -> Encoder:
     from vit_jax.jobs import text_towers  # only here: few runs read a text tower
@@ -253,8 +255,8 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
   """Builds a run on a mesh, without allocating memory on devices.
 
   Args:
-    config: checked.
-    mesh: of real devices, or of a topology to plan for.
+    config: a config that `config.check` accepts.
+    mesh: the mesh, of real devices or of a topology to plan for.
     num_examples: examples per epoch.
     num_classes: classes of the head.
     in_memory: the images are in memory and have one size; crops and flips are done on the device.
@@ -325,8 +327,8 @@ def abstract_batch(config: schema.Config) -> Batch:
     top = config.data.pseudo.top
     shapes |= {'token_labels': ((1, top), np.int32), 'token_scores': ((1, top), np.float32)}
   shapes |= kinds.of(config).batch_shapes()
-  found = {name: array(dtype, *shape) for name, (shape, dtype) in shapes.items()}
-  return found | {'index': array(jnp.int32), 'bad': array(jnp.bool_)}
+  batch = {name: array(dtype, *shape) for name, (shape, dtype) in shapes.items()}
+  return batch | {'index': array(jnp.int32), 'bad': array(jnp.bool_)}
 
 
 def train_flops(parts: Parts) -> float:
@@ -336,9 +338,9 @@ def train_flops(parts: Parts) -> float:
   What is computed again under remat is not counted. SAM doubles the FLOPs. For images at their own aspect it is the
   mean over the numbers of tokens, whose padding counts too.
   """
-  found = [_train_flops(cost.ByText((parts, length), repr((parts.config, parts.num_classes, length))))
+  by_length = [_train_flops(cost.ByText((parts, length), repr((parts.config, parts.num_classes, length))))
            for length in parts.config.data.recipe.native_lengths or (0,)]
-  return sum(found) / len(found)
+  return sum(by_length) / len(by_length)
 
 
 @functools.lru_cache(16)  # each key keeps a run's objects alive

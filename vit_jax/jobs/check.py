@@ -1,32 +1,52 @@
 """Problems of a run that are known before it starts: where its data, weights and run directory are.
 
-A run starts here, or elsewhere: on hosts that get a copy of this checkout, and whose other files are not known here.
-Reads no image. What follows from the config alone is in `config/check.py`; what follows from the
-devices is in `vit_jax/check.py`, which is the job.
+The job is `vit_jax/check.py`. It calls `problems`, and if there are none, `training_problems`, which builds the objects
+of the run with the functions that a run calls, without its devices and without the compiler. For `--manifest` it first
+calls `read_manifest`, so that what would make the pods of a JobSet fail is found before `kubectl apply` requests a TPU
+slice. `study` calls `problems`, too.
 
-A JobSet manifest for a TPU slice has the command and the hardware; what would make its pods fail is found before
-`kubectl apply` requests a slice.
+A run starts on this machine, or elsewhere: on hosts that get a copy of this checkout, and whose other files are not
+known here. No image is read, and networks and parameters are shapes. What needs a network connection is left to the
+run, as are large weights, weights that are not on this machine, and images that a teacher labels. What follows from the
+config alone is in `config/check.py`.
 """
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
 import itertools
+import logging
 import math
 import os
 import pathlib
 import re
 import shlex
-from collections.abc import Collection, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple, TypeVar
 
-from vit_jax.config import schema
+import jax
+
+from vit_jax.config import check, layout, schema
+from vit_jax.config.schema import ranges
 from vit_jax.core import failures
 from vit_jax.core.errors import UserError
+from vit_jax.data import loader as loaders
 from vit_jax.data import opening, user_files
 from vit_jax.data.formats import array_record, folder, mixture, shards, tfds
+from vit_jax.data.source import title
+from vit_jax.data.text import prompts as prompting
+from vit_jax.evaluate import evaluators as evaluation
+from vit_jax.jobs import build, train
+from vit_jax.models import cost
+from vit_jax.objectives import kinds
+from vit_jax.parallel import mesh as meshes
 from vit_jax.record import storage
+from vit_jax.weights import addresses, inherit, init_state
+from vit_jax.weights.network import Weights
 
 DATA, WORKDIR = '{data}', '{workdir}'
-"""Words of a command for which launchers put in folders of the hosts."""
+"""Words of a command that launchers replace by folders of the hosts."""
 PACKED = ('parquet', 'tfrecord', 'wds')
 """Kinds of sources that are patterns of files."""
 SETTINGS = {kind: f'source={kind}:{DATA}' for kind in ('folder', 'array_record', *PACKED)} | {
@@ -38,7 +58,15 @@ CHIPS = {'tpu-v4-podslice': 'v4', 'tpu-v5-lite-podslice': 'v5e', 'tpu-v5p-slice'
          'tpu7x': 'tpu7x'}
 """The name of a chip by the value of the node label `cloud.google.com/gke-tpu-accelerator`."""
 PLACEHOLDERS = ('PROJECT/', 'REPOSITORY/', 'MY-DATA-BUCKET', 'MY-RUNS-BUCKET')
+ASSUMED_STEPS, ASSUMED_CLASSES = 1_000_000, 1_000
+"""Steps of an epoch and classes, where neither the config nor a dataset on this machine has them.
+
+So many steps that no schedule is longer than a run, and few enough for a thousand epochs.
+"""
+LARGE_BYTES = 4 << 30
+"""Weights of more bytes are not read, which takes memory and the better part of a minute."""
 _CHIP, _SHAPE = 'cloud.google.com/gke-tpu-accelerator', 'cloud.google.com/gke-tpu-topology'
+T = TypeVar('T')
 
 
 class Place(NamedTuple):
@@ -55,73 +83,75 @@ class Place(NamedTuple):
 
 def problems(config: schema.Config, workdir: storage.Path | None, place: Place) -> list[str]:
   """Returns all problems of the data, the initial weights and the directory of a run."""
-  found = [*_data_word_problems(config, place)]
-  for setting, source in sources(config):
+  lines, places = [], [*sources(config)]
+  if place.data and not any(DATA in one for one in (config.data.data_dir, *(source for _, source in places))):
+    setting = SETTINGS.get(config.data.source.partition(':')[0], SETTINGS['array_record'])
+    lines.append(f'--data: expected the word {DATA} in the command, for the folder of {place.data} on the hosts, got '
+                 f'none; the config reads data.source={config.data.source}. Add --config.data.{setting} to the '
+                 'command.')
+  for setting, source in places:
     try:
       if place.elsewhere:
-        found += _elsewhere(setting, source, config.data, place)
+        lines += _elsewhere(setting, source, config.data, place)
       else:
         _check_here(setting, source, config.data)
     except UserError as error:
-      found.append(str(error))
-  found += _weights_problems(config, place)
+      lines.append(str(error))
+  weights = config.init_from
+  if place.elsewhere and weights and not weights.startswith(('/', DATA, WORKDIR)) and '://' not in weights:
+    path = pathlib.Path(weights).expanduser()
+    if (place.root / path).exists() and (path.parts[0] == 'runs' or weights.startswith('~')):
+      lines.append(f'init_from={weights}: expected weights that the hosts can read, got a path of this machine, which '
+                   'is not copied to them. Copy it to a bucket and give its gs:// address.')
   if isinstance(workdir, pathlib.Path) and not place.elsewhere and WORKDIR not in str(workdir):
     there = next(path for path in (workdir, *workdir.parents) if path.exists())
     if not there.is_dir():
-      found.append(f'--workdir={workdir}: expected a folder, got the file {there}. Choose another.')
+      lines.append(f'--workdir={workdir}: expected a folder, got the file {there}. Choose another.')
     elif not os.access(there, os.W_OK | os.X_OK):
-      found.append(f'--workdir={workdir}: expected a folder that can be written, got no permission to write in '
+      lines.append(f'--workdir={workdir}: expected a folder that can be written, got no permission to write in '
                    f'{there}. Choose another, or change its permissions.')
-  return list(dict.fromkeys(found))
+  return list(dict.fromkeys(lines))
 
 
 def training_problems(config: schema.Config, place: Place, workdir: storage.Path | None = None,
                       overridden: Collection[str] = ()) -> list[str]:
-  """Returns the problems of a training run that the objects of it find when they are built (`check_run.py`).
+  """Returns the problems of a training run that its objects find when they are built, from the files on this machine.
 
   Args:
-    config: without `problems`.
-    place: of the run.
-    workdir: of the run; None = the default.
-    overridden: settings on the command line.
+    config: a config for which `problems` found nothing.
+    place: where the run will be.
+    workdir: the run directory; None = the default.
+    overridden: names of the settings on the command line.
   """
-  from vit_jax.jobs import check_run  # only here: other jobs are checked without importing jax
   named = dict.fromkeys(source for _, source in sources(config))
-  is_here = not place.elsewhere and not config.data.pseudo.source and all(map(_is_here, named))
+  is_here = not place.elsewhere and not config.data.pseudo.source
+  for source in named:  # files of this machine, or an index that is read in seconds
+    kind, _, where = source.partition(':')
+    is_here &= kind in opening.KINDS and kind != 'hf' and not (kind in ('wds', 'tfrecord') and '://' in where)
   for source in named if is_here else ():
     if source.startswith('folder:'):
-      found = os.walk(user_files.resolve(source.partition(':')[2], 'data.source'))
-      if any(num > FEW_FILES for num in itertools.accumulate(len(files) for _, _, files in found)):
+      folders = os.walk(user_files.resolve(source.partition(':')[2], 'data.source'))
+      if any(num > FEW_FILES for num in itertools.accumulate(len(files) for _, _, files in folders)):
         print(f'Listing {source}, which has more than {FEW_FILES:,} files. The list is kept for the run.', flush=True)
-  return check_run.problems(config, workdir, overridden, elsewhere=place.elsewhere, is_here=is_here)
-
-
-def _is_here(source: str) -> bool:
-  """Whether a source is one of files of this machine, or of an index that is read in seconds."""
-  kind, _, where = source.partition(':')
-  return kind in opening.KINDS and kind != 'hf' and not (kind in ('wds', 'tfrecord') and '://' in where)
+  log, collector = logging.getLogger('vit_jax'), _Collector()
+  before = log.level
+  log.setLevel(logging.ERROR)  # the run itself shows warnings
+  try:
+    _find(config, workdir, overridden, collector, elsewhere=place.elsewhere, is_here=is_here)
+  finally:
+    log.setLevel(before)
+  return collector.problems
 
 
 def sources(config: schema.Config) -> Iterator[tuple[str, str]]:
   """Yields the setting and the name of every source of a run; a mixture yields each of its sources."""
   named = {'data.source': config.data.source, 'data.pseudo.source': config.data.pseudo.source,
-           **{f'evals.{name}.source': one.source for name, one in config.evals.items()}}
+           **{f'evals.{name}.source': settings.source for name, settings in config.evals.items()}}
   for setting, source in named.items():
     terms = mixture.parse(source.removeprefix('mix:')) if source.startswith('mix:') else []
     yield from ((setting, term.source) for term in terms)
     if source and not terms:
       yield setting, source
-
-
-def _data_word_problems(config: schema.Config, place: Place) -> Iterator[str]:
-  """Data that are mounted, but not read."""
-  named = [config.data.data_dir, *(source for _, source in sources(config))]
-  if not place.data or any(DATA in one for one in named):
-    return
-  kind = config.data.source.partition(':')[0]
-  setting = SETTINGS.get(kind, SETTINGS['array_record'])
-  yield (f'--data: expected the word {DATA} in the command, for the folder of {place.data} on the hosts, got none; the '
-         f'config reads data.source={config.data.source}. Add --config.data.{setting} to the command.')
 
 
 def _check_here(setting: str, source: str, data: schema.Data) -> None:
@@ -166,14 +196,96 @@ def _elsewhere(setting: str, source: str, data: schema.Data, place: Place) -> It
            'path.')
 
 
-def _weights_problems(config: schema.Config, place: Place) -> Iterator[str]:
-  """Weights that are a file or a run of this machine, outside of the checkout that the hosts get."""
-  where = config.init_from
-  if place.elsewhere and where and not where.startswith(('/', DATA, WORKDIR)) and '://' not in where:
-    path = pathlib.Path(where).expanduser()
-    if (place.root / path).exists() and (path.parts[0] == 'runs' or where.startswith('~')):
-      yield (f'init_from={where}: expected weights that the hosts can read, got a path of this machine, which is not '
-             'copied to them. Copy it to a bucket and give its gs:// address.')
+class _Collector:
+  """Calls functions and collects the errors of a person that they raise."""
+
+  def __init__(self) -> None:
+    self.problems: list[str] = []
+
+  def result(self, work: Callable[[], T]) -> T | None:
+    """Returns what a function returns; None if it raises UserError, which is a problem."""
+    try:
+      return work()
+    except UserError as error:
+      if str(error) not in self.problems:
+        self.problems.append(str(error))
+      return None
+
+
+def _find(config: schema.Config, workdir: storage.Path | None, overridden: Collection[str], collector: _Collector, *,
+          elsewhere: bool, is_here: bool) -> None:
+  """Finds the weights and the data, reads what is on this machine, and builds the run with it."""
+  named = collector.result(lambda: init_state.named(config)) or {}
+  for prefix, part in ranges.walk(config):
+    if prompts := getattr(part, 'prompts', ''):
+      collector.result(functools.partial(prompting.find_templates, prompts, setting=f'{prefix}prompts'))
+  named |= {f'evals.{name}.weights': settings.weights for name, settings in config.evals.items()
+            if isinstance(settings, schema.TextEvaluation) and settings.weights}
+  paths = [] if elsewhere else [_path(where, collector) for where in dict.fromkeys(named.values())]
+  num_bytes = sum(file.stat().st_size for path in paths if path
+                  for file in (path.rglob('*') if path.is_dir() else [path]) if file.is_file())
+  is_known = not collector.problems and not elsewhere and None not in paths and num_bytes <= LARGE_BYTES
+  weights: Weights | None = None
+  if is_known and named:
+    where = workdir or train.default_workdir(config.name)
+    resolved = collector.result(lambda: inherit.resolve(config, overridden, where))
+    if resolved is None:
+      return
+    config, weights = resolved
+    collector.result(functools.partial(check.check, config))
+    if collector.problems:
+      return
+  data = collector.result(lambda: build.open_data(config)) if is_here else None
+  if is_here and data is None:
+    return
+  _build(config, data, weights, collector, is_known=is_known)
+
+
+def _path(where: str, collector: _Collector) -> pathlib.Path | None:
+  """Returns the local path of weights; None if they are not on this machine, which is a problem of paths alone."""
+  if not addresses.exists(pathlib.Path(where).expanduser()) and addresses.is_remote(where):
+    with contextlib.suppress(UserError):
+      return addresses.local(where, offline=True)
+    return None
+  return collector.result(lambda: addresses.local(where))
+
+
+def _build(config: schema.Config, data: build.Data | None, weights: Weights | None, collector: _Collector, *,
+           is_known: bool) -> None:
+  """Builds a run on one device of this machine. What depends on the devices of the run is left out."""
+  mesh = meshes.make(schema.Mesh(1, 1, 1), jax.devices()[:1])
+  config = layout.plain(cost.plain(dataclasses.replace(config, mesh=schema.Mesh(1, 1, 1))))
+  if data:
+    measured = collector.result(lambda: build.measured(config, data.train))
+    if measured is None:
+      return
+    config = measured
+  numbers = known_numbers(config)
+  if data:
+    numbers = build.Numbers(config.data.num_examples or len(data.train), len(data.class_names), data.in_memory)
+    collector.result(lambda: loaders.check_batch_size(config.batch_size, len(data.train), title(data.train)))
+  elif config.data.num_examples and not config.data.any_num_examples:
+    collector.result(lambda: loaders.check_batch_size(config.batch_size, config.data.num_examples, config.data.source))
+  parts = collector.result(lambda: build.parts(config, mesh=mesh, **numbers._asdict()))
+  if parts and is_known and (data or not config.objective.has_head):  # a head is compared by its classes
+    collector.result(lambda: init_state.given(config, parts.program, data.class_names if data else (), weights))
+  if not data:
+    return
+  opened = data._replace(in_memory=False)  # else evaluators decode all images now
+  collector.result(lambda: build.check_size(config.data, opened.train))
+  spec = kinds.of(config)
+  targets = collector.result(lambda: (spec.open_maps(opened.train), spec.open_texts(opened.train)))
+  has_texts = any(isinstance(settings, schema.TextEvaluation) for settings in config.evals.values())
+  if parts and targets and (is_known or not has_texts):  # else they would read the weights again
+    collector.result(lambda: evaluation.build(build.resources(
+        config, opened, parts.objective, mesh=mesh, shard=meshes.local_rows(mesh))))
+
+
+def known_numbers(config: schema.Config) -> build.Numbers:
+  """Returns the numbers of the data that the config describes, or assumed ones."""
+  data = config.data
+  return build.Numbers(data.num_examples or ASSUMED_STEPS * config.batch_size, data.num_classes or ASSUMED_CLASSES,
+                       in_memory=False)
 
 
 class Manifest(NamedTuple):
@@ -192,8 +304,9 @@ def read_manifest(path: str) -> Manifest:
   import yaml  # a dependency of flax
   try:
     text = pathlib.Path(path).read_text()
-    found = next(one for one in yaml.safe_load_all(text) if isinstance(one, dict) and one.get('kind') == 'JobSet')
-    (replicated,) = found['spec']['replicatedJobs']
+    manifest = next(document for document in yaml.safe_load_all(text)
+                    if isinstance(document, dict) and document.get('kind') == 'JobSet')
+    (replicated,) = manifest['spec']['replicatedJobs']
     job = replicated['template']['spec']
     pod = job['template']['spec']
     chip, shape = pod['nodeSelector'][_CHIP], str(pod['nodeSelector'][_SHAPE])

@@ -1,4 +1,7 @@
-"""`--job=convert`: converts weights between formats, with a report of every tensor."""
+"""`--job=convert`: converts weights between formats, with a report of every tensor.
+
+The formats, and how a file is read back after it is written, are in `weights/saving.py`.
+"""
 from __future__ import annotations
 
 import logging
@@ -27,11 +30,11 @@ def run(weights: str, to: str, *, family: str, reading: Reading, classes: str, o
     return 0
   saving.check(to, family=family, overwrite=overwrite)
   startup.start()
-  found = inference.load(weights, reading, classes=classes)
-  print(loading.text(found))
-  path, lost = saving.save(found, to, family=family, overwrite=overwrite, with_card=True)
-  for one in lost:
-    log.warning('This format cannot store: %s', one)
-  print(f'Written to {path} in the format of {saving.choose_family(found, path, family)}, and read back without a '
+  loaded = inference.load(weights, reading, classes=classes)
+  print(loading.text(loaded))
+  path, lost = saving.save(loaded, to, family=family, overwrite=overwrite, with_card=True)
+  for name in lost:
+    log.warning('This format cannot store: %s', name)
+  print(f'Written to {path} in the format of {saving.choose_family(loaded, path, family)}, and read back without a '
         'difference.', flush=True)
   return 0

@@ -1,12 +1,16 @@
-"""`--job=embed`: writes features, probabilities or tokens of any number of images as files."""
+"""`--job=embed`: writes features, probabilities or tokens of any number of images, or the vectors of texts, as files.
+
+`run` opens the weights and what they are applied to: image files, a split of a source, or texts, which are the captions
+of a source or the lines of a file. `many_images` computes and writes, part by part, so that the same command resumes.
+"""
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import logging
 import pathlib
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -25,9 +29,10 @@ from vit_jax.data.source import Source
 from vit_jax.data.text import prompts
 from vit_jax.evaluate import caption_retrieval, embedding, embedding_files
 from vit_jax.evaluate.embedding import TextRows
+from vit_jax.evaluate.embedding_files import Notes
 from vit_jax.inspect import many_images
 from vit_jax.inspect.many_images import Stopped, Wanted
-from vit_jax.jobs import build, evaluate_weights, flag_names
+from vit_jax.jobs import build, evaluate, flag_names
 from vit_jax.jobs import runtime as startup
 from vit_jax.recipes import sizes
 from vit_jax.record import console
@@ -57,7 +62,7 @@ def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str 
     data, split: a source in place of files, and its split; '' = `train`, or all images of a source without splits.
     what, blocks: see `many_images.Wanted`, '' = `features`; and `texts`, the vectors of the captions of a source.
       `data=texts:FILE` has a text in each line.
-    tokenizer: of `texts` and `vectors`; '' = beside the weights.
+    tokenizer: the tokenizer file for `texts` and `vectors`; '' = the one beside the weights.
     follow_links: also read files outside of a folder to which links in it lead.
     changes: overrides of the config `evaluate`, `NAME=VALUE` each: `data`, `batch_size`, `image_px`.
     overridden: their names.
@@ -65,65 +70,78 @@ def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str 
   Raises:
     UserError: the weights, the images or an override cannot be used, or `to` has other content.
   """
-  _check_flags(files, data, split)
-  if is_lines := data.startswith(LINES):
-    what = _of_lines(what, split)
-  what = what or many_images.FEATURES
-  if what == TEXTS:
-    _check_texts(blocks=blocks, classes=classes, follow_links=follow_links and is_lines)
-  _check_tokenizer(tokenizer, what)
-  evaluate_weights.check_overridden(overridden)
+  what = _check_flags(files, data, split, what, blocks=blocks, classes=classes, follow_links=follow_links,
+                      tokenizer=tokenizer)
+  evaluate.check_overridden(overridden)
   config = overrides.apply({'': config_files.load('evaluate', [])}, list(changes), models=sizes.model)['']
-  source = _open_files(files, follow_links) if files else None
+  source: Source | None = None
+  if files:
+    paths = list(image_list.find(files, follow_links=follow_links))
+    image_list.check_exist(paths)
+    source = image_list.ImageList(paths)
   startup.start(config.train)
   opencv.quieten()
-  found = evaluate_weights.load(config, weights, reading, overridden)
+  loaded = evaluate.load_weights(config, weights, reading, overridden)
   if classes:
-    found = inference.with_class_names(found, naming.read(classes, setting='--classes'), source=f'--classes={classes}')
-  config = evaluate_weights.with_weights(config, found, overridden)
+    names = naming.read(classes, setting='--classes')
+    loaded = inference.with_class_names(loaded, names, source=f'--classes={classes}')
+  config = evaluate.with_weights(config, loaded, overridden)
   check.check(config)
-  if is_lines:
-    return _write_texts(found, _lines(data.removeprefix(LINES)), data, to, config=config, format=format,
+  if data.startswith(LINES):
+    return _write_texts(loaded, _lines(data.removeprefix(LINES)), data, to, config=config, format=format,
                         tokenizer=tokenizer)
   if source is None:
     config, source = _open_split(config, data, split, follow_links)
   config = build.oriented(config, source)
   if what == TEXTS:
-    return _write_texts(found, _captions(source), source.name, to, config=config, format=format, tokenizer=tokenizer)
-  project = _encoder(found, tokenizer).project if what == many_images.VECTORS else None
-  console.begin_stage('compiling, reading the first images')
+    return _write_texts(loaded, _captions(source), source.name, to, config=config, format=format, tokenizer=tokenizer)
+  project = _encoder(loaded, tokenizer).project if what == many_images.VECTORS else None
+  return _write(to, f'{what} of {len(source):,} images', lambda: many_images.embed(
+      loaded, source, to, wanted=Wanted(what, tuple(blocks), project), recipe=config.data.recipe, format=format,
+      batch_size=config.batch_size, threads=config.data.threads, shown=config.train.progress),
+      stage='compiling, reading the first images')
+
+
+def _write(to: pathlib.Path, content: str, write: Callable[[], Notes | None], *, stage: str) -> int:
+  """Calls `write`, and prints that `to` has the content; exit status as of `run`."""
+  console.begin_stage(stage)
   try:
-    notes = many_images.embed(
-        found, source, to, wanted=Wanted(what, tuple(blocks), project), recipe=config.data.recipe, format=format,
-        batch_size=config.batch_size, threads=config.data.threads, shown=config.train.progress)
+    notes = write()
   except Stopped as stopped:
     log.warning('Stopped by %s. The same command resumes.', stopped)
     return failures.TRY_AGAIN
   console.end_stage()
   if jax.process_index() == 0:
-    _report(to, what, len(source), notes)
+    bad = sum(note['num_bad'] for note in notes or ())
+    print(f'{"Already in" if notes is None else "Written to"} {to}: {content}'
+          + (f', {bad:,} of which could not be decoded and have no row.' if bad else '.'), flush=True)
   return 0
 
 
-def _check_tokenizer(tokenizer: str, what: str) -> None:
-  """Raises UserError if nothing reads the tokenizer."""
-  if tokenizer and what not in (TEXTS, many_images.VECTORS):
-    raise UserError(f'--tokenizer: expected --what=texts or vectors, got --what={what}. Remove --tokenizer.')
-
-
-def _report(to: pathlib.Path, what: str, num_images: int, notes: Sequence[Mapping[str, Any]] | None) -> None:
-  bad = sum(note['num_bad'] for note in notes or ())
-  print(f'{"Already in" if notes is None else "Written to"} {to}: {what} of {num_images:,} images'
-        + (f', {bad:,} of which could not be decoded and have no row.' if bad else '.'), flush=True)
-
-
-def _check_flags(files: Sequence[str], data: str, split: str) -> None:
-  """Raises UserError if flags cannot be combined."""
+def _check_flags(files: Sequence[str], data: str, split: str, what: str, *, blocks: Sequence[int], classes: str,
+                 follow_links: bool, tokenizer: str) -> str:
+  """Returns what is to be written. Raises UserError if flags cannot be combined."""
   if bool(files) == bool(data):
     raise UserError(f'--data: expected either a source or files, got {"both" if data else "none"}. Name files and '
                     'folders, or set --data=folder:PATH.')
   if split and not data:
     raise UserError(f'--split: expected --data as well, got --split={split} alone. Files have no splits.')
+  if is_lines := data.startswith(LINES):
+    if what not in ('', TEXTS):
+      raise UserError(f'--what: expected texts with --data=texts:FILE, got {what}. Remove --what.')
+    if split:
+      raise UserError(f'--split: expected none with --data=texts:FILE, got {split}. Remove it.')
+    what = TEXTS
+  what = what or many_images.FEATURES
+  if what == TEXTS:  # whose vectors do not depend on flags of images
+    given = {'blocks': ','.join(map(str, blocks)), 'classes': classes,
+             'follow_links': 'true' * (follow_links and is_lines)}
+    if problems := [f'--{name}: expected none with texts, got {value}. Remove it.'
+                    for name, value in given.items() if value]:
+      raise UserError('\n'.join(problems))
+  if tokenizer and what not in (TEXTS, many_images.VECTORS):
+    raise UserError(f'--tokenizer: expected --what=texts or vectors, got --what={what}. Remove --tokenizer.')
+  return what
 
 
 def _open_split(config: schema.Config, data: str, split: str, follow_links: bool) -> tuple[schema.Config, Source]:
@@ -137,27 +155,11 @@ def _open_split(config: schema.Config, data: str, split: str, follow_links: bool
     return config, opening.open_split(config.data, split, image_px=config.image_px)
 
 
-def _of_lines(what: str, split: str) -> str:
-  if what not in ('', TEXTS):
-    raise UserError(f'--what: expected texts with --data=texts:FILE, got {what}. Remove --what.')
-  if split:
-    raise UserError(f'--split: expected none with --data=texts:FILE, got {split}. Remove it.')
-  return TEXTS
-
-
-def _check_texts(*, blocks: Sequence[int], classes: str, follow_links: bool) -> None:
-  """Raises UserError for flags of images, which the vectors of texts do not depend on."""
-  given = {'blocks': ','.join(map(str, blocks)), 'classes': classes, 'follow_links': 'true' * follow_links}
-  if problems := [f'--{name}: expected none with texts, got {value}. Remove it.'
-                  for name, value in given.items() if value]:
-    raise UserError('\n'.join(problems))
-
-
-def _encoder(found: Weights, tokenizer: str) -> TextEncoder:
+def _encoder(weights: Weights, tokenizer: str) -> TextEncoder:
   """Returns the text side of weights. Raises UserError if they have none."""
   from vit_jax.weights import text_encoder  # only here: most weights are read without it
   console.begin_stage('loading the text tower')
-  return text_encoder.load(found.given or found.source, found, tokenizer_file=tokenizer)
+  return text_encoder.load(weights.given or weights.source, weights, tokenizer_file=tokenizer)
 
 
 def _lines(path: str) -> tuple[list[str], HostArray]:
@@ -166,7 +168,7 @@ def _lines(path: str) -> tuple[list[str], HostArray]:
     raise UserError(f'--data=texts:{path}: expected a file with a text in each line, got no file of this name. Correct '
                     'the path.')
   text = documents.read_text(path, f'--data=texts:{path}', expected='a text in each line, in UTF-8',
-                              advice='Correct the file.')
+                             advice='Correct the file.')
   lines = user_files.split_lines(text)
   numbers = [number for number, line in enumerate(lines) if line.strip()]
   if not numbers:
@@ -178,37 +180,23 @@ def _captions(source: Source) -> tuple[list[str], HostArray]:
   """Returns all captions of a source, and the number of the image of each; images without any are left out."""
   advice = ('Name another source with --data, or write the texts into a file, a text in each line, and set '
             '--data=texts:FILE.')
-  found = caption_retrieval.read_texts(source, TextRule.NONE, _MOST_CAPTIONS, '--what=texts', advice=advice)
-  pairs = [(text, index) for index, texts in enumerate(found) for text in texts]
+  by_image = caption_retrieval.read_texts(source, TextRule.NONE, _MOST_CAPTIONS, '--what=texts', advice=advice)
+  pairs = [(text, index) for index, texts in enumerate(by_image) for text in texts]
   return [text for text, _ in pairs], np.array([index for _, index in pairs], np.int64)
 
 
-def _write_texts(found: Weights, given: tuple[list[str], HostArray], source: str, to: pathlib.Path, *,
+def _write_texts(weights: Weights, numbered: tuple[list[str], HostArray], source: str, to: pathlib.Path, *,
                  config: schema.Config, format: str, tokenizer: str) -> int:
-  """Writes the vectors of texts; exit status as of `run`."""
-  (texts, ids), encoder = given, _encoder(found, tokenizer)
+  """Writes the vectors of texts, `numbered` with the line or image of each; exit status as of `run`."""
+  (texts, ids), encoder = numbered, _encoder(weights, tokenizer)
   shape = encoder.embed(texts[:1]).shape[1:]
   info = {'format': embedding_files.FORMAT, 'what': TEXTS, 'shape': list(shape), 'dtype': 'float32', 'blocks': [],
           'num_examples': len(texts), 'per_shard': embedding.shard_size(len(texts), shape, config.batch_size),
           'batch_size': config.batch_size, 'source': source, 'class_names': [], 'output_names': [],
           'texts_digest': hashlib.sha256('\0'.join(texts).encode(errors='surrogatepass')).hexdigest(),
           'scale': encoder.scale, 'bias': encoder.bias,
-          **many_images.describe(found, config.data.recipe), 'identity': '', 'features_digest': ''}
+          **many_images.describe(weights, config.data.recipe), 'identity': '', 'features_digest': ''}
   rows = TextRows(encoder.embed, texts, ids, lambda text: prompts.simplify(text, encoder.rule))
-  console.begin_stage('compiling')
-  try:
-    notes = many_images.write(embedding.Work(to, info, embedding_files.choose(to, format)), rows,
-                              shown=config.train.progress)
-  except Stopped as stopped:
-    log.warning('Stopped by %s. The same command resumes.', stopped)
-    return failures.TRY_AGAIN
-  console.end_stage()
-  if jax.process_index() == 0:
-    print(f'{"Already in" if notes is None else "Written to"} {to}: vectors of {len(texts):,} texts.', flush=True)
-  return 0
-
-
-def _open_files(given: Sequence[str], follow_links: bool) -> Source:
-  paths = list(image_list.find(given, follow_links=follow_links))
-  image_list.check_exist(paths)
-  return image_list.ImageList(paths)
+  return _write(to, f'vectors of {len(texts):,} texts', lambda: many_images.write(
+      embedding.Work(to, info, embedding_files.choose(to, format)), rows, shown=config.train.progress),
+      stage='compiling')

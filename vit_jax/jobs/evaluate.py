@@ -1,14 +1,23 @@
 """`--job=evaluate`: evaluates the newest complete checkpoint of a run, or weights of any format.
 
-Both are a network with views, and end in one path: every view on every evaluation of the config, `evaluate.json`,
-`predictions.npz`, `features/` and `report.html`; for weights also `config.json` and `weights.json`. A run may still be
-training, which does not touch these files before its own final evaluation.
+Both are a network with views (`Subject`), and end in one path: every view on every evaluation of the config,
+`evaluate.json`, `predictions.npz`, `features/` and `report.html`; for weights also `config.json` and `weights.json`. A
+run may still be training, which does not touch these files before its own final evaluation.
+
+Several weights are compared by a report card. Each evaluation stands for itself: one that some weights cannot have (no
+head of these classes, no text tower, images without masks) is listed with the reason. Features of a split are computed
+once for all evaluations of the same weights.
+
+Other jobs with weights (`frozen_features`, `embed`, `export`) call some of the functions for weights, in this order:
+`load_weights`, `with_weights`, `of_weights`, `open_labeled`. `average` calls `check_is_run`.
 """
 from __future__ import annotations
 
+import dataclasses
 import logging
 import pathlib
 import re
+import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,47 +26,72 @@ import jax.numpy as jnp
 
 from vit_jax.config import check, json_files, provenance, schema
 from vit_jax.core import documents, trees
-from vit_jax.core.contracts import Viewed
-from vit_jax.core.errors import UserError
-from vit_jax.core.types import Shard
+from vit_jax.core.contracts import View, Viewed
+from vit_jax.core.errors import UserError, redacted
+from vit_jax.core.types import Params, Shard
 from vit_jax.data import opening, splits
 from vit_jax.data.image import transform as transforms
-from vit_jax.data.labels import classes
+from vit_jax.data.labels import classes, imagenet
+from vit_jax.data.source import Part, Parts
 from vit_jax.evaluate import by_class as by_classes
 from vit_jax.evaluate import evaluators as evaluation
 from vit_jax.evaluate import final as results
 from vit_jax.evaluate import resources
-from vit_jax.jobs import build, evaluate_weights, report_card, report_page, resume
+from vit_jax.evaluate.results import Result
+from vit_jax.jobs import build, report, report_card, resume
 from vit_jax.jobs import runtime as startup
+from vit_jax.models import heads
 from vit_jax.models.kernels import devices
+from vit_jax.objectives import distill
+from vit_jax.objectives.networks import NetworkView, statistics
+from vit_jax.parallel import mesh as meshes
 from vit_jax.record import chosen, console, destination, run_directory, storage
 from vit_jax.train import checkpoint_reader
 from vit_jax.train.state import TrainState
-from vit_jax.weights import inherit, runs
+from vit_jax.weights import inherit, init_state, loading, network, preprocess, runs
 from vit_jax.weights.network import Weights
 from vit_jax.weights.reading import AS_FOUND, Reading
 
 log = logging.getLogger('vit_jax.jobs')
 
-_SHOWN = 12  # classes in a message
+_MOST_CLASSES = 12  # in a message
+_LEARNING = ('For weights with other classes than the data, --config.evals=knn,fewshot,logistic learns the classes of '
+             'the data from features')
 
 
 class Subject(NamedTuple):
-  """What is evaluated.
+  """The network that is evaluated, on the devices.
 
-  config: with the settings of the network.
-  viewed: provides its views.
-  digest: of its parameters.
-  weights: that it is of; None = a run.
+  config: the config, with the settings of the network.
+  viewed: the objective or the loaded network, which has the views.
+  digest: the digest of its parameters; '' = not needed.
+  weights: the weights it was loaded from; None = a run.
   """
   config: schema.Config
-  data: build.Data
   mesh: jax.sharding.Mesh
   shard: Shard
   viewed: Viewed
   state: TrainState
-  digest: str
+  digest: str = ''
   weights: Weights | None = None
+
+  def open_resources(self, data: build.Data, workdir: storage.Path | None = None,
+                     embedded: Sequence[pathlib.Path] = ()) -> resources.Resources:
+    """Returns what its evaluators share; see `build.resources`."""
+    return build.resources(self.config, data, self.viewed, mesh=self.mesh, shard=self.shard, workdir=workdir,
+                           bar=self.config.train.progress, weights=self.weights, embedded=embedded)
+
+
+class LoadedNetwork:
+  """The views of loaded weights: one, named as that of a supervised run."""
+
+  def __init__(self, config: schema.Config, *, has_head: bool) -> None:
+    backbone = build.build_backbone(config)
+    self._view: View = (distill.view(backbone, heads.build(config.head, config.model)) if has_head
+                        else NetworkView(backbone))
+
+  def views(self) -> dict[str, View]:
+    return {'student': self._view}
 
 
 def run(config: schema.Config | None, workdir: storage.Path | None, *, to: storage.Path | None = None,
@@ -67,24 +101,24 @@ def run(config: schema.Config | None, workdir: storage.Path | None, *, to: stora
   """Evaluates every view on every evaluation of the config; exit status 0.
 
   Args:
-    config: of the run, or for `weights`, with overrides; None = there is no run.
-    workdir: the run directory; of `weights`, where the results go; None = `runs/evaluate/NAME`.
-    to: where the results go instead; None = `workdir`.
+    config: the config of the run, or the one for `weights`, with overrides; None = there is no run.
+    workdir: the run directory; for `weights`, the directory of the results; None = `runs/evaluate/NAME`.
+    to: another directory for the results; None = `workdir`.
     weights: what to evaluate instead of the run; '' = the run. Several with commas: see `report_card`.
     reading: how `weights` are read.
     embedded: files and folders of `vit-jax embed`; features of these weights are read there instead of computed.
     by_class: whether precision, recall and F1 of each class are printed.
     csv: file for these numbers; None = none.
     overwrite: replace this file, and results of other weights or data.
-    source: of the config, for messages.
-    overridden: settings on the command line, which override those of the checkpoint.
+    source: where the config was read, for messages.
+    overridden: names of the settings on the command line, which override those of the checkpoint.
   """
   table = by_classes.Wanted(by_class, csv)
   destination.check_free([csv] if csv else [], setting='--csv', overwrite=overwrite)
   if config is not None:
     by_classes.check(table, config)
   if not weights:
-    found, out = _open_run(config, workdir, to, reading, embedded, source=source, overridden=overridden)
+    subject, data, out = _open_run(config, workdir, to, reading, embedded, source=source, overridden=overridden)
     page_of = workdir or out
   else:
     assert config is not None
@@ -95,36 +129,35 @@ def run(config: schema.Config | None, workdir: storage.Path | None, *, to: stora
       if flag := '--embedded' if embedded else table.flag:
         raise UserError(f'{flag}: expected one of --weights and another config than report_card, got more. Remove '
                         f'{flag}.')
-      return report_card.run(config, names, reading, overridden=overridden, workdir=to or workdir)
-    found, out = _open_weights(config, names[0], reading, to or workdir, overwrite=overwrite, overridden=overridden)
+      return _compare(config, names, reading, overridden=overridden, workdir=to or workdir)
+    subject, data, out = _open_weights(config, names[0], reading, to or workdir, overwrite=overwrite,
+                                       overridden=overridden)
     page_of = out
-  shared = build.resources(found.config, found.data, found.viewed, mesh=found.mesh, shard=found.shard, workdir=out,
-                           bar=found.config.train.progress, weights=found.weights,
-                           embedded=[pathlib.Path(path) for path in embedded])
+  shared = subject.open_resources(data, out, [pathlib.Path(path) for path in embedded])
   evaluators = evaluation.build(shared)
   console.begin_stage('evaluating')
-  final = results.measure(evaluators, found.viewed, found.state)
+  final = results.measure(evaluators, subject.viewed, subject.state)
   console.end_stage()
-  report(final, found, out, shared.fingerprints(), table)
-  if found.weights is not None:
-    run_directory.write_text(out / 'config.json', json_files.to_json(found.config))  # not of a run that continues
+  write_results(final, subject, data, out, shared.fingerprints(), table)
+  if subject.weights is not None:
+    run_directory.write_text(out / 'config.json', json_files.to_json(subject.config))  # not of a run that continues
     run_directory.write_json(out / 'weights.json', {
-        'source': found.weights.source, 'family': found.weights.family, **found.weights.report.plain()})
+        'source': subject.weights.source, 'family': subject.weights.family, **subject.weights.report.plain()})
   if jax.process_index() == 0:
     more = {} if out == page_of else {'evaluated': out}
-    print(f'Report: {report_page.write_or_warn(page_of, **more)}', flush=True)
+    print(f'Report: {report.write_or_warn(page_of, **more)}', flush=True)
   return 0
 
 
-def report(final: results.Final, found: Subject, out: storage.Path, read: Mapping[str, resources.Fingerprint],
-           table: by_classes.Wanted) -> None:
+def write_results(final: results.Final, subject: Subject, data: build.Data, out: storage.Path,
+                  read: Mapping[str, resources.Fingerprint], table: by_classes.Wanted) -> None:
   """Prints the results, and then writes them into the directory `out`, and a table of the classes if it is wanted."""
-  config, names = found.config, found.data.class_names
+  config, names = subject.config, data.class_names
   if jax.process_index() == 0:
     results.show(final, num_classes=len(names), recipe=config.data.recipe)
-  results.write(out, final, int(found.state.step), fit=transforms.eval_transform(config.data.recipe, config.image_px),
-                source=resources.eval_source(config, found.data, final.name), class_names=names,
-                params_digest=found.digest, data=read)
+  results.write(out, final, int(subject.state.step), fit=transforms.eval_transform(config.data.recipe, config.image_px),
+                source=resources.eval_source(config, data, final.name), class_names=names,
+                params_digest=subject.digest, data=read)
   if jax.process_index() == 0:
     print(f'Written to {out / "evaluate.json"}', flush=True)
     if final.headline:
@@ -134,8 +167,8 @@ def report(final: results.Final, found: Subject, out: storage.Path, read: Mappin
 
 def _open_run(config: schema.Config | None, workdir: storage.Path | None, to: storage.Path | None, reading: Reading,
               embedded: Sequence[str], *, source: str,
-              overridden: Collection[str]) -> tuple[Subject, storage.Path]:
-  """Returns the newest complete checkpoint of a run, and the directory of the results."""
+              overridden: Collection[str]) -> tuple[Subject, build.Data, storage.Path]:
+  """Returns the newest complete checkpoint of a run, the data, and the directory of the results."""
   if embedded:
     raise UserError('--weights: expected weights for --embedded, got none. A run stores features in its own folder.')
   if reading.preprocess or reading.model or reading.view:
@@ -171,9 +204,10 @@ def _open_run(config: schema.Config | None, workdir: storage.Path | None, to: st
   if not reading.allow_nonfinite:
     check_finite(restored.state, f'--workdir={workdir}')
   step = int(restored.state.step)
-  runs.say(workdir, tries[-1], {one.step for one in tries} - {step})
+  runs.say(workdir, tries[-1], {choice.step for choice in tries} - {step})
   log.info('Evaluating step %s of %s.', f'{step:,}', workdir)
-  return Subject(config, data, mesh, shard, parts.objective, restored.state, restored.about['digests']['params']), out
+  subject = Subject(config, mesh, shard, parts.objective, restored.state, restored.about['digests']['params'])
+  return subject, data, out
 
 
 def _open_data(config: schema.Config, trained: tuple[str, ...]) -> build.Data:
@@ -185,28 +219,28 @@ def _open_data(config: schema.Config, trained: tuple[str, ...]) -> build.Data:
     UserError: the data cannot be opened, or have other classes.
   """
   try:
-    found = build.open_data(config, order=trained, learns=False)
+    opened = build.open_data(config, order=trained, learns=False)
   except splits.NoSplit:
     only = opening.check_labels(opening.open_split(config.data, config.data.eval_split, image_px=config.image_px,
                                                    order=trained), config.data)
-    found = build.Data(only, only, only.class_names, in_memory=False)
-  if found.class_names == trained or not trained:
-    return found
+    opened = build.Data(only, only, only.class_names, in_memory=False)
+  if opened.class_names == trained or not trained:
+    return opened
   known = set(map(classes.composed, trained))
-  if odd := [name for name in found.class_names if classes.composed(name) not in known]:
-    raise UserError(f'data: expected some of the {len(trained)} classes that the run was trained on, '
-                    f'{documents.listed(trained, _SHOWN)}, got {len(found.class_names)} classes, of which these are '
-                    f'others: {documents.listed(odd, _SHOWN)}. Use data with the classes of the run.')
-  is_same = found.train is found.eval
-  evaluated = classes.renumbered(found.eval, trained, where='the run')
-  train = evaluated if is_same else classes.renumbered(found.train, trained, where='the run')
-  return build.Data(train, evaluated, trained, found.in_memory)
+  if odd := [name for name in opened.class_names if classes.composed(name) not in known]:
+    known_names, others = documents.listed(trained, _MOST_CLASSES), documents.listed(odd, _MOST_CLASSES)
+    raise UserError(f'data: expected some of the {len(trained)} classes that the run was trained on, {known_names}, '
+                    f'got {len(opened.class_names)} classes, of which these are others: {others}. Use data with the '
+                    'classes of the run.')
+  evaluated = classes.renumbered(opened.eval, trained, where='the run')
+  train = evaluated if opened.train is opened.eval else classes.renumbered(opened.train, trained, where='the run')
+  return build.Data(train, evaluated, trained, opened.in_memory)
 
 
 def _open_weights(config: schema.Config, where: str, reading: Reading, workdir: storage.Path | None, *,
-                  overwrite: bool, overridden: Collection[str]) -> tuple[Subject, storage.Path]:
-  """Returns weights as what is evaluated, and the directory of the results."""
-  evaluate_weights.check_overridden(overridden)
+                  overwrite: bool, overridden: Collection[str]) -> tuple[Subject, build.Data, storage.Path]:
+  """Returns weights as what is evaluated, the data, and the directory of the results."""
+  check_overridden(overridden)
   if workdir is not None and (workdir / 'checkpoints').is_dir():
     raise UserError(f'--workdir: expected a directory without a run, got {workdir}. Use another one for the results of '
                     'these weights.')
@@ -215,22 +249,71 @@ def _open_weights(config: schema.Config, where: str, reading: Reading, workdir: 
   destination.check_writable(out, setting='--workdir', advice='Set another --workdir.')
   run_directory.check_ours(out)
   startup.start()
-  found = evaluate_weights.load(config, where, reading, overridden)
-  evaluate_weights.check_head(found, config, where=where)
-  config = evaluate_weights.with_weights(config, found, overridden)
+  weights = load_weights(config, where, reading, overridden)
+  check_head(weights, config, where=where)
+  config = with_weights(config, weights, overridden)
   check.check(config)
   console.begin_stage('opening the data')
-  data = evaluate_weights.open_data(config, found)
+  data = open_labeled(config, weights)
   config = build.oriented(config, data.eval)
-  digest = trees.digest(found.params)
+  digest = trees.digest(weights.params)
   if (out / 'evaluate.json').exists():
     if workdir is None and not overwrite:
       _check_same(out, digest, config.data)
     log.info('%s has the results of an earlier evaluation, which are replaced.', out)
-  mesh, shard = build.open_mesh(config)
-  devices.check_devices(config.model, mesh, name='model')
-  network = evaluate_weights.Network(config, has_head=bool(found.num_classes))
-  return Subject(config, data, mesh, shard, network, evaluate_weights.state(found, mesh), digest, found), out
+  return of_weights(config, weights)._replace(digest=digest), data, out
+
+
+def _compare(config: schema.Config, names: Sequence[str], reading: Reading, *, overridden: Collection[str],
+             workdir: storage.Path | None) -> int:
+  """Evaluates several weights on every evaluation of the config, and writes the report card; exit status 0.
+
+  Raises:
+    UserError: nothing could be measured; gives the first reason.
+  """
+  process_id = startup.start()
+  workdir = workdir or pathlib.Path('runs', 'report_card').absolute()
+  destination.check_writable(workdir, setting='--workdir', advice='Set another --workdir.')
+  workdir.mkdir(parents=True, exist_ok=True)
+  columns = [_measure_each(config, where, reading, title=title, overridden=overridden, workdir=workdir)
+             for where, title in zip(names, report_card.short(names), strict=True)]
+  console.end_stage()
+  if not any(column.found for column in columns):
+    raise UserError(next(reason for column in columns for reason in column.reasons.values()))
+  if not process_id:
+    content = report_card.plain(config, columns)
+    page, numbers = workdir / report_card.PAGE, workdir / report_card.NUMBERS
+    print(report_card.text(columns), flush=True)
+    run_directory.write_json(numbers, content)
+    storage.write_bytes(page, storage.encode(redacted(report_card.render(content, columns))))
+    print(f'Written to {page} and {numbers}', flush=True)
+  return 0
+
+
+def _measure_each(config: schema.Config, where: str, reading: Reading, *, title: str, overridden: Collection[str],
+                  workdir: storage.Path) -> report_card.Column:
+  """Returns the results of one of the weights on each evaluation, or the reason why there are none."""
+  weights = load_weights(config, where, reading, overridden)
+  config = with_weights(config, weights, overridden)
+  subject = of_weights(config, weights)
+  measured: dict[str, Result] = {}
+  reasons: dict[str, str] = {}
+  seconds: dict[str, float] = {}
+  for name, settings in config.evals.items():
+    began, alone = time.monotonic(), dataclasses.replace(config, evals={name: settings})
+    try:
+      check_head(weights, alone, where=weights.source)
+      check.check(alone)
+      console.begin_stage(f'evaluating {name}')
+      data = open_labeled(alone, weights)
+      shared = subject._replace(config=build.oriented(alone, data.eval)).open_resources(data, workdir)
+      measured[name] = results.measure(evaluation.build(shared), subject.viewed, subject.state).results[name]['student']
+    except UserError as error:
+      reasons[name] = str(error)
+      log.warning('%s of %s is not measured: %s', name, where, error)
+    seconds[name] = round(time.monotonic() - began, 3)
+  return report_card.Column(where, title, network.describe(weights.model), preprocess.describe(weights.preprocess),
+                            trees.num_elements(weights.params), measured, reasons, seconds)
 
 
 def _check_same(out: storage.Path, digest: str, data: schema.Data) -> None:
@@ -265,3 +348,99 @@ def check_is_run(workdir: storage.Path) -> None:
   if not (workdir / 'checkpoints').is_dir():
     raise UserError(f'--workdir: expected the directory of a run, got {workdir}, which has no folder checkpoints. Pass '
                     'the --workdir of a training run.')
+
+
+def check_overridden(overridden: Collection[str]) -> None:
+  """Raises UserError for overrides of the network, which is that of the weights."""
+  if given := [name for name in overridden if name.startswith(('model.', 'head.'))]:
+    raise UserError(f'config.{given[0]}: expected the network of the weights, got an override. Set what tensors do not '
+                    'determine with --model=heads=N,gelu=exact,norm_eps=1e-6.')
+
+
+def load_weights(config: schema.Config, where: str, reading: Reading, overridden: Collection[str]) -> Weights:
+  """Returns the weights, for images of `config.image_px` if that is on the command line."""
+  console.begin_stage('loading the weights')
+  weights = loading.load(where, **reading._asdict())
+  if 'image_px' in overridden:
+    weights = loading.at_size(weights, preprocess.scaled(weights.preprocess, config.image_px))
+  log.info('%s', loading.text(weights))
+  return weights
+
+
+def check_head(weights: Weights, config: schema.Config, *, where: str) -> None:
+  """Raises UserError if an evaluation needs the head of classes, and the weights have none, or a projection."""
+  is_projection = weights.num_classes and not weights.head.bias and weights.family != 'run'  # as of CLIP
+  if needs_head(config) and (is_projection or not weights.num_classes):
+    got = f'a projection to {weights.num_classes} numbers' if is_projection else 'weights without one'
+    raise UserError(f'--weights={where}: expected weights with a classification head, got {got}. Use weights that were '
+                    'trained on classes, or --config.evals=knn,fewshot,logistic.')
+
+
+def with_weights(config: schema.Config, weights: Weights, overridden: Collection[str]) -> schema.Config:
+  """Returns the config with network and preprocessing of the weights, except for settings on the command line."""
+  p, recipe = weights.preprocess, config.data.recipe
+  kept: dict[str, Any] = {name: value for name, value in preprocess.recipe_values(p).items()
+                          if f'data.recipe.{name}' not in overridden}
+  if p.native_patch and 'data.recipe.eval_native_patch' not in overridden:
+    recipe = dataclasses.replace(recipe, eval_native_patch=p.native_patch)
+  if recipe.eval_native_patch and 'data.recipe.eval_resize_px' not in overridden:
+    kept['eval_resize_px'] = 0  # complete images
+  return dataclasses.replace(
+      config, model=weights.model, head=weights.head, image_px=p.image_px,
+      data=dataclasses.replace(config.data, channels=weights.channels, recipe=dataclasses.replace(recipe, **kept)))
+
+
+def open_labeled(config: schema.Config, weights: Weights) -> build.Data:
+  """Opens the data to evaluate, with labels that index the outputs of the head.
+
+  Raises:
+    UserError: the order of the classes is unknown or different.
+  """
+  source = opening.check_labels(
+      opening.open_split(config.data, config.data.eval_split, image_px=config.image_px), config.data)
+  if not needs_head(config):
+    return build.Data(source, source, source.class_names, in_memory=False)
+  names = source.class_names
+  known = None if config.data.classes else imagenet.by_ids(names, weights.num_classes, weights.class_names)
+  # The numbers of all outputs, which the weights do not name so.
+  are_numbers = (bool(classes.numbered(names)) and len(names) == weights.num_classes and names != weights.class_names
+                 and not set(names) & set(weights.class_names))
+  try:
+    if known:
+      log.info('The %s classes of the data are WordNet ids, and are evaluated as outputs of the %s classes of %s.',
+               f'{len(names):,}', f'{weights.num_classes:,}', known.title)
+      source = classes.renumbered(source, known.lines(), where=known.title)
+    elif not config.data.classes and are_numbers:
+      log.info('The %s classes of the data are numbers, and are evaluated as these outputs of %s.',
+               f'{len(names):,}', weights.source)
+      source = Parts([Part(source, labels=classes.numbered(names))],
+                     class_names=weights.class_names or classes.ordered(names))
+    elif not config.data.classes and weights.class_names and names != weights.class_names:
+      source = classes.renumbered(source, weights.class_names, where=weights.source)
+    else:
+      init_state.check_order(weights, names, config.data)
+  except UserError as error:
+    raise UserError(f'{str(error).rstrip(".")}. {_LEARNING}.') from None
+  return build.Data(source, source, source.class_names, in_memory=False)
+
+
+def needs_head(config: schema.Config) -> bool:
+  """Returns whether an evaluation uses the classes of the head.
+
+  The other evaluations are trained on the data's classes.
+  """
+  return any(isinstance(settings, schema.TopK) for settings in config.evals.values())
+
+
+def of_weights(config: schema.Config, weights: Weights, *, has_head: bool = True) -> Subject:
+  """Returns weights as what is evaluated, replicated on all devices; `has_head` = with their head, if they have one.
+
+  `config` is that of `with_weights`.
+  """
+  mesh, shard = build.open_mesh(config)
+  devices.check_devices(config.model, mesh, name='model')
+  params: Params = {name: weights.params[name] for name in ('backbone', 'head', 'head_dist') if name in weights.params}
+  step, params, extra = jax.device_put((jnp.zeros((), jnp.int32), params, statistics(weights.state)),
+                                       meshes.replicated(mesh))
+  viewed = LoadedNetwork(config, has_head=has_head and bool(weights.num_classes))
+  return Subject(config, mesh, shard, viewed, TrainState(step, params, {}, extra), weights=weights)

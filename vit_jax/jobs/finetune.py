@@ -57,7 +57,7 @@ def run(weights: str, data: str, workdir: storage.Path | None, *, lora: int, com
   Args:
     weights: what to fine-tune, see `weights.loading.load`.
     data: the images, as `data.source`.
-    workdir: of the run; None = `runs/finetune_WEIGHTS_DATA`, where only a run with the same settings is resumed.
+    workdir: the run directory; None = `runs/finetune_WEIGHTS_DATA`, where only a run with the same settings is resumed.
     lora: rank of adapters to train in place of all weights; 0 = train all.
     compare: 'yes' = compare a finished run with frozen features, see `frozen_features`.
     changes: overrides of the config, `NAME=VALUE` each.
@@ -67,17 +67,17 @@ def run(weights: str, data: str, workdir: storage.Path | None, *, lora: int, com
     UserError: the weights, the images or an override cannot be used.
   """
   where = workdir or train.default_workdir(run_name('finetune', weights, data))
-  found, network, process_id = begin(load_config(lora=lora), weights, data, where, changes, what='fine-tuning')
-  config = apply(make(network, found, lora), changes)
-  log.info('%s', describe(config, found))
-  status = train.run(config, workdir, overridden=overridden, found=network)
+  images, network, process_id = begin(load_config(lora=lora), weights, data, where, changes, what='fine-tuning')
+  config = apply(make(network, images, lora), changes)
+  log.info('%s', describe(config, images))
+  status = train.run(config, workdir, overridden=overridden, weights=network)
   if not status and compare == 'yes':
-    sources = build.Data(found.train, found.evaluated, found.train.class_names, in_memory=False)
+    sources = build.Data(images.train, images.evaluated, images.train.class_names, in_memory=False)
     frozen_features.report(where, config, sources, network, metric=f'{VAL}/top1')
   if not status and not process_id and network.channels == config.data.channels:
-    image = found.evaluated.describe(0)
-    images = shlex.quote(os.path.relpath(image)) if os.path.isfile(image) else 'IMAGES'
-    print(f'Predict on other images:\n  vit-jax predict --weights={shlex.quote(str(where))} {images}', flush=True)
+    image = images.evaluated.describe(0)
+    path = shlex.quote(os.path.relpath(image)) if os.path.isfile(image) else 'IMAGES'
+    print(f'Predict on other images:\n  vit-jax predict --weights={shlex.quote(str(where))} {path}', flush=True)
   return status
 
 
@@ -89,20 +89,20 @@ def begin(base: schema.Config, weights: str, data: str, where: storage.Path, cha
     UserError: an override of the config `base` cannot be applied, before anything is read; the images or the weights
       cannot be used, or `what` cannot learn from these images.
   """
-  for name in (one.partition('=')[0] for one in changes):
+  for name in (change.partition('=')[0] for change in changes):
     if name in FLAGS:
       raise UserError(f'config.{name}: expected no override, as {FLAGS[name]} gives it, got one. Remove it.')
-  apply(base, [one for one in changes if not one.startswith(('model.', 'head.'))])
-  settings = apply(base, [one for one in changes if one.startswith('train.')]).train
+  apply(base, [change for change in changes if not change.startswith(('model.', 'head.'))])
+  settings = apply(base, [change for change in changes if change.startswith('train.')]).train
   process_id = startup.start(settings, resume.find_machine(where))
   console.begin_stage('opening the data')
   with flag_names.naming_flags({'data.source': '--data'}):
-    found = choose_splits(open_settings(base, data, changes))
+    images = choose_splits(open_settings(base, data, changes))
     if what:
-      opening.check_learnable(found.train, what=what)
+      opening.check_learnable(images.train, what=what)
   console.begin_stage('loading the weights')
-  view = next((one.partition('=')[2] for one in changes if one.startswith('init_view=')), '')
-  return found, loading.load(weights, view=view), process_id
+  view = next((change.partition('=')[2] for change in changes if change.startswith('init_view=')), '')
+  return images, loading.load(weights, view=view), process_id
 
 
 def load_config(num_examples: int = 0, *, lora: int = 0) -> schema.Config:
@@ -127,7 +127,7 @@ def open_settings(base: schema.Config, source: str, changes: Sequence[str]) -> s
   if ':' not in source and os.path.isdir(source):
     raise UserError(f'--data: expected one of {opening.FORMS}, got {source!r}. Set --data=folder:{source}.')
   config = dataclasses.replace(base, data=dataclasses.replace(base.data, source=source, eval_split=''))
-  return apply(config, [one for one in changes if one.startswith('data.')]).data
+  return apply(config, [change for change in changes if change.startswith('data.')]).data
 
 
 def choose_splits(data: schema.Data) -> Splits:
@@ -169,9 +169,9 @@ def _share(data: schema.Data, num_images: int) -> float:
   return SMALL_HOLDOUT if num_images < SMALL and data.holdout == schema.Data().holdout else data.holdout
 
 
-def make(network: Weights, found: Splits, lora: int = 0) -> schema.Config:
+def make(network: Weights, images: Splits, lora: int = 0) -> schema.Config:
   """Returns the config for a network and images; the batch size is a multiple of the number of devices."""
-  config, devices = load_config(len(found.train), lora=lora), jax.device_count()
+  config, devices = load_config(len(images.train), lora=lora), jax.device_count()
   # Crops of the program whose resizing the weights expect: TensorFlow's for vision_transformer, big_vision and BiT, as
   # in the protocol of the ViT paper; torchvision's for all others, as in timm and transformers, which are larger (a
   # mean of 0.47 of the image instead of 0.38).
@@ -183,11 +183,11 @@ def make(network: Weights, found: Splits, lora: int = 0) -> schema.Config:
     model = dataclasses.replace(model, init=schema.Init.VISION_TRANSFORMER)
   # The best checkpoint of the validation images is kept, and weights of the run are those of this one.
   every = config.evals[VAL].every
-  keep = config.checkpoints if found.data.max_labels else schema.Checkpoints(every=every, keep_best=f'{VAL}/top1')
+  keep = config.checkpoints if images.data.max_labels else schema.Checkpoints(every=every, keep_best=f'{VAL}/top1')
   return dataclasses.replace(
-      config, checkpoints=keep, name=run_name('finetune', network.source, found.data.source), init_from=network.source,
+      config, checkpoints=keep, name=run_name('finetune', network.source, images.data.source), init_from=network.source,
       batch_size=-(-config.batch_size // devices) * devices, model=model,
-      image_px=network.preprocess.image_px, data=dataclasses.replace(found.data, recipe=recipe))
+      image_px=network.preprocess.image_px, data=dataclasses.replace(images.data, recipe=recipe))
 
 
 def run_name(job: str, weights: str, data: str) -> str:
@@ -196,7 +196,7 @@ def run_name(job: str, weights: str, data: str) -> str:
   return ' '.join([job, *(pathlib.PurePosixPath(end).stem or 'run' for end in ends)])
 
 
-def describe(config: schema.Config, found: Splits) -> str:
+def describe(config: schema.Config, images: Splits) -> str:
   """Returns the settings that follow from the number of images and the weights, as overrides to change them."""
   chosen = {'batch_size': config.batch_size, 'length': f"'{config.length}'", 'optimizer.lr': f'{config.optimizer.lr:g}',
             f'evals.{VAL}.every': f"'{config.evals[VAL].every}'"}
@@ -204,6 +204,6 @@ def describe(config: schema.Config, found: Splits) -> str:
     chosen['data.recipe.crop_sampler'] = config.data.recipe.crop_sampler.value
   return '\n'.join([
       f'Fine-tuning {config.init_from}',
-      f'on {len(found.train):,} images of {len(found.train.class_names):,} classes, evaluated on '
-      f'{len(found.evaluated):,}. Settings that follow from these numbers and the weights:',
+      f'on {len(images.train):,} images of {len(images.train.class_names):,} classes, evaluated on '
+      f'{len(images.evaluated):,}. Settings that follow from these numbers and the weights:',
       *(f'  --config.{name}={value}' for name, value in chosen.items())])

@@ -2,7 +2,7 @@
 
 On a small dataset, k-NN or logistic regression on the features of the pretrained weights may be as good as fine-tuning,
 and needs one forward pass over the images. The comparison is made after the run has ended and changes none of its
-results; it is kept in `frozen_features.json`.
+results; it is kept in `frozen_features.json`. `finetune` calls `report`.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vit_jax.core import documents
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.evaluate import evaluators as evaluation
 from vit_jax.evaluate import final as results
-from vit_jax.jobs import build, evaluate_weights
+from vit_jax.jobs import build, evaluate
 from vit_jax.record import chosen, console, run_directory, storage
 from vit_jax.weights.network import Weights
 
@@ -45,9 +45,7 @@ def report(workdir: storage.Path, config: schema.Config, data: build.Data, netwo
   """Prints how good frozen features are, unless the images are many or have no single class. Never raises an error.
 
   Args:
-    workdir: of the finished run.
-    config: of the run.
-    data: of the run.
+    workdir, config, data: the directory, the config and the data of the finished run.
     network: the pretrained weights.
     metric: the accuracy of the run to compare with, such as `val/top1`.
   """
@@ -60,24 +58,24 @@ def report(workdir: storage.Path, config: schema.Config, data: build.Data, netwo
   if tuned is None:
     return
   try:
-    found = _read(workdir, network, data) or _compare(workdir, config, data, network)
+    compared = _read(workdir, network, data) or _compare(workdir, config, data, network)
   except Exception as error:  # of any part: the run has finished, and must not end as a failed one
     log.warning('Frozen features were not compared: %s: %s. The results of the run are complete.',
                 type(error).__name__, error)
     return
-  log.info('%s', describe(found, tuned, network.source, config.data))
+  log.info('%s', describe(compared, tuned, network.source, config.data))
 
 
-def describe(found: Compared, tuned: float, weights: str, data: schema.Data) -> str:
+def describe(compared: Compared, tuned: float, weights: str, data: schema.Data) -> str:
   """Returns a line with the accuracies; and if that of frozen features is as high, how to use them.
 
   They are as good if the better one is not lower than the fine-tuned weights by more than one standard error.
   """
-  best, num = max(found.knn, found.logistic), found.num_images
+  knn, logistic, num, seconds = compared
   error = math.sqrt(tuned * (1 - tuned) / num)
-  text = (f'Features of {weights} without fine-tuning: k-NN {found.knn:.2%}, logistic regression {found.logistic:.2%}; '
-          f'fine-tuned {tuned:.2%} of {num:,} images (standard error {error:.2%}). Compared in {found.seconds:.0f} s.')
-  if best < tuned - error:
+  text = (f'Features of {weights} without fine-tuning: k-NN {knn:.2%}, logistic regression {logistic:.2%}; '
+          f'fine-tuned {tuned:.2%} of {num:,} images (standard error {error:.2%}). Compared in {seconds:.0f} s.')
+  if max(knn, logistic) < tuned - error:
     return text
   usual = files.load('features', []).data
   changed = [f'--config.data.{name}={shlex.quote(str(value))}' for name in SPLITS
@@ -92,9 +90,9 @@ def _read(workdir: storage.Path, network: Weights, data: build.Data) -> Compared
     kept = documents.read(workdir / FILE)
     if kept.field('of').list() != _identity(network, data):
       return None
-    found = kept.field('compared')
-    return Compared(found.field('knn').number(0, 1), found.field('logistic').number(0, 1),
-                    found.field('num_images').whole(1), found.field('seconds').number(0))
+    compared = kept.field('compared')
+    return Compared(compared.field('knn').number(0, 1), compared.field('logistic').number(0, 1),
+                    compared.field('num_images').whole(1), compared.field('seconds').number(0))
   except (UserError, TemporaryError):
     return None
 
@@ -108,15 +106,15 @@ def _compare(workdir: storage.Path, config: schema.Config, data: build.Data, net
   began = time.monotonic()
   evals: dict[str, schema.Eval] = {'knn': schema.Knn(neighbors=(NEIGHBORS,), headline=NEIGHBORS),
                                    'logistic': schema.Logistic()}
-  own = dataclasses.replace(files.load('evaluate', []), data=config.data, evals=evals, batch_size=config.batch_size)
-  own = build.oriented(evaluate_weights.with_weights(own, network, ()), data.train)
-  check.check(own)
-  mesh, shard = build.open_mesh(own)
-  views = evaluate_weights.Network(own, has_head=False)
-  shared = build.resources(own, data, views, mesh=mesh, shard=shard, bar=config.train.progress)
-  measured = results.measure(evaluation.build(shared), views, evaluate_weights.state(network, mesh)).results
+  evaluated = dataclasses.replace(files.load('evaluate', []), data=config.data, evals=evals,
+                                  batch_size=config.batch_size, train=schema.Train(progress=config.train.progress))
+  evaluated = build.oriented(evaluate.with_weights(evaluated, network, ()), data.train)
+  check.check(evaluated)
+  subject = evaluate.of_weights(evaluated, network, has_head=False)
+  shared = subject.open_resources(data)
+  measured = results.measure(evaluation.build(shared), subject.viewed, subject.state).results
   console.end_stage()
   knn, logistic = (next(iter(measured[name].values())) for name in evals)
-  found = Compared(knn.score, logistic.score, knn.num_examples, round(time.monotonic() - began, 1))
-  run_directory.write_json(workdir / FILE, {'of': _identity(network, data), 'compared': found._asdict()})
-  return found
+  compared = Compared(knn.score, logistic.score, knn.num_examples, round(time.monotonic() - began, 1))
+  run_directory.write_json(workdir / FILE, {'of': _identity(network, data), 'compared': compared._asdict()})
+  return compared

@@ -12,7 +12,7 @@ import shutil
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from vit_jax.config import catalog as configs
@@ -64,55 +64,49 @@ def run(*, models: str, weights: str, configs: str, records: str, format: str, m
   The other arguments are those of `Filter`.
 
   Raises:
-    UserError: nothing matches.
+    UserError: nothing matches, or a filter has no effect on what is listed.
   """
   given = dict(zip(KINDS, (configs, models, weights, records), strict=True))
   given = {kind: pattern for kind, pattern in given.items() if pattern} or {'configs': '*'}
   wanted = Filter(math.inf if max_params is None else max_params, family or '*', data or '*', license or '*', px)
-  _check(wanted, given)
-  with contextlib.nullcontext() if [*given] == ['configs'] else console.stages_shown():
-    console.begin_stage('importing jax')
-    with warnings.catch_warnings():
-      warnings.simplefilter('ignore')  # of an empty list, which is an error here
-      tables = {kind: table(kind, pattern, wanted) for kind, pattern in given.items()}
-    console.end_stage()
-  if problems := [_no_match(kind, given[kind], wanted) for kind, found in tables.items() if not found.rows]:
-    raise UserError('\n'.join(problems))
-  if format == 'json':
-    print(json.dumps({kind: found.entries for kind, found in tables.items()}, indent=1, ensure_ascii=False))
-  else:
-    columns = max(_NARROWEST, shutil.get_terminal_size().columns) if sys.stdout.isatty() else 0
-    print('\n\n'.join(markdown(found) if format == 'markdown' else text(found, columns) for found in tables.values()))
-  return 0
-
-
-def _check(wanted: Filter, given: Mapping[str, str]) -> None:
-  """Raises UserError if a filter has no effect on what is listed."""
   for name, value in wanted._asdict().items():
     kinds = ('weights',) if name in ('data', 'license', 'px') else ('models', 'weights')
     if value != getattr(EVERY, name) and (others := [kind for kind in given if kind not in kinds]):
       flags = ' or '.join(f'--{kind}' for kind in kinds)
       advice = f'Remove --{", --".join(others)}' if len(others) < len(given) else f'Set {flags} instead'
       raise UserError(f'--{name}: expected it with {flags} alone, got it with --{", --".join(given)}. {advice}.')
+  with contextlib.nullcontext() if [*given] == ['configs'] else console.stages_shown():
+    console.begin_stage('importing jax')
+    with warnings.catch_warnings():
+      warnings.simplefilter('ignore')  # of an empty list, which is an error here
+      tables = {kind: table(kind, pattern, wanted) for kind, pattern in given.items()}
+    console.end_stage()
+  if problems := [_no_match(kind, given[kind], wanted) for kind, listed in tables.items() if not listed.rows]:
+    raise UserError('\n'.join(problems))
+  if format == 'json':
+    print(json.dumps({kind: listed.entries for kind, listed in tables.items()}, indent=1, ensure_ascii=False))
+  else:
+    columns = max(_NARROWEST, shutil.get_terminal_size().columns) if sys.stdout.isatty() else 0
+    print('\n\n'.join(markdown(listed) if format == 'markdown' else text(listed, columns)
+                      for listed in tables.values()))
+  return 0
 
 
 def table(kind: str, pattern: str = '*', wanted: Filter = EVERY) -> Table:
   """Returns the table of one of `KINDS`."""
-  make: Callable[[str, Filter], Table] = {
-      'configs': _configs, 'models': _models, 'weights': _weights, 'records': _records}[kind]
-  return make(pattern, wanted)
+  return {'configs': _configs, 'models': _models, 'weights': _weights, 'records': _records}[kind](pattern, wanted)
 
 
-def text(found: Table, columns: int = 0) -> str:
+def text(listed: Table, columns: int = 0) -> str:
   """Returns a line for each row, for configs without a heading.
 
   Rows that are longer than `columns` are wrapped; 0 = no limit.
   """
-  short = [row[:found.num_short] for row in found.rows]
-  rows = short if found.columns[0] == 'config' else [found.columns[:found.num_short], *short]
+  short = [row[:listed.num_short] for row in listed.rows]
+  rows = short if listed.columns[0] == 'config' else [listed.columns[:listed.num_short], *short]
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   cells = [[f'{cell:>{width}}' if number else f'{cell:<{width}}' for cell, width, number in zip(
-      row, widths, found.is_number[:found.num_short], strict=True)] for row in rows]
+      row, widths, listed.is_number[:listed.num_short], strict=True)] for row in rows]
   return '\n'.join(_wrapped(row, columns) for row in cells)
 
 
@@ -130,40 +124,40 @@ def _wrapped(cells: Sequence[str], columns: int) -> str:
   return start + textwrap.fill(words, columns, subsequent_indent=rest, break_on_hyphens=False)
 
 
-def markdown(found: Table) -> str:
+def markdown(listed: Table) -> str:
   """Returns a page with a heading, a paragraph and a table."""
-  rule = ['---:' if number else '---' for number in found.is_number]
-  lines = [found.columns, tuple(rule), *([cell.replace('|', '\\|') for cell in row] for row in found.rows)]
-  return f'# {found.title}\n\n{found.about}\n\n' + '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+  rule = ['---:' if number else '---' for number in listed.is_number]
+  lines = [listed.columns, tuple(rule), *([cell.replace('|', '\\|') for cell in row] for row in listed.rows)]
+  return f'# {listed.title}\n\n{listed.about}\n\n' + '\n'.join(f'| {" | ".join(line)} |' for line in lines)
 
 
 def _configs(pattern: str, _: Filter) -> Table:
-  found = configs.list_configs(pattern)
+  entries = configs.list_configs(pattern)
   return Table(
       'Configs', 'Use a name as `--config=NAME`, or `--config=NAME:ARGUMENTS` with arguments of these kinds, such as '
       '`--config=finetune:B/16,pets`. This page is the output of `vit-jax list --configs --format=markdown`.',
       ('config', 'about', 'arguments'), 2, (False, False, False),
-      [(one.name, one.about, ', '.join(one.arguments)) for one in found],
-      [{**one._asdict(), 'path': os.fspath(one.path)} for one in found])
+      [(config.name, config.about, ', '.join(config.arguments)) for config in entries],
+      [{**config._asdict(), 'path': os.fspath(config.path)} for config in entries])
 
 
 def _models(pattern: str, wanted: Filter) -> Table:
   from vit_jax.recipes import catalog
-  found = catalog.list_models(pattern, max_params=wanted.max_params, family=wanted.family)
+  entries = catalog.list_models(pattern, max_params=wanted.max_params, family=wanted.family)
   return Table(
       'Networks', 'Use a name as `--config.model=NAME`. Parameters include a linear head of 1,000 classes. GFLOPs are '
       'those of a forward pass of one image of the given side in pixels, with two FLOPs per multiply-add. Other patch '
       'sides of plain ViTs and Mixers (`B/20`) and other factors of BiT (`BiT-R101x2`) work too. This page is the '
       'output of `vit-jax list --models --format=markdown`.',
       ('model', 'parameters', 'GFLOPs', 'px', 'source', 'family'), 5, (False, True, True, True, False, False),
-      [(one.name, _millions(one.parameters), _billions(one.flops), str(one.px), one.source, one.family)
-       for one in found],
-      [one._asdict() for one in found])
+      [(model.name, _millions(model.parameters), _billions(model.flops), str(model.px), model.source, model.family)
+       for model in entries],
+      [model._asdict() for model in entries])
 
 
 def _weights(pattern: str, wanted: Filter) -> Table:
   from vit_jax.weights import catalog
-  found = catalog.list_weights(pattern, **wanted._asdict())
+  entries = catalog.list_weights(pattern, **wanted._asdict())
   others = '; '.join(f'`{names}` ({what})' for names, what in catalog.PATTERNS)
   return Table(
       'Published weights', 'Use a name as `--weights=NAME`, `--config.init_from=NAME` or `vit_jax.load(NAME)`; the '
@@ -173,19 +167,19 @@ def _weights(pattern: str, wanted: Filter) -> Table:
       '`vit-jax list --weights --format=markdown`.',
       ('weights', 'parameters', 'px', 'license', 'data', 'model', 'classes', 'GFLOPs', 'source'), 5,
       (False, True, True, False, False, False, True, True, False),
-      [(one.name, _millions(one.parameters), str(one.px or '–'), one.license, one.data, one.model,
-        f'{one.num_classes:,}', _billions(one.flops), one.source) for one in found],
-      [one._asdict() for one in found])
+      [(entry.name, _millions(entry.parameters), str(entry.px or '–'), entry.license, entry.data, entry.model,
+        f'{entry.num_classes:,}', _billions(entry.flops), entry.source) for entry in entries],
+      [entry._asdict() for entry in entries])
 
 
 def _records(pattern: str, _: Filter) -> Table:
   from vit_jax.replay import records
-  found = [one for one in map(records.read_file, records.paths()) if globs.matches(one.id, pattern)]
+  entries = [record for record in map(records.read_file, records.paths()) if globs.matches(record.id, pattern)]
   return Table(
       'Records', 'Numbers of the documentation, each with the command that gives it again: `vit-jax replay ID`.',
       ('record', 'kind', 'replayed', 'claim'), 4, (False, False, False, False),
-      [(one.id, one.kind, one.replayed, one.sentence) for one in found],
-      [{'id': one.id, **records.to_plain(one)} for one in found])
+      [(record.id, record.kind, record.replayed, record.sentence) for record in entries],
+      [{'id': record.id, **records.to_plain(record)} for record in entries])
 
 
 def _no_match(kind: str, pattern: str, wanted: Filter) -> str:
@@ -195,7 +189,7 @@ def _no_match(kind: str, pattern: str, wanted: Filter) -> str:
     count = f'{wanted.max_params / _UNITS.get(unit, 1.):.12g}{unit}'  # as a flag has it: 30M, 1.2B
     flags = ' '.join(f'--{name}={count if name == "max_params" else value}' for name, value in set_ones.items())
     advice = 'Leave one out' if len(set_ones) > 1 else 'Set another value'
-    known = '; '.join(f'{name}: {", ".join(sorted({str(one[name]) for one in matching if one[name]}))}'
+    known = '; '.join(f'{name}: {", ".join(sorted({str(entry[name]) for entry in matching if entry[name]}))}'
                       for name in set_ones if name != 'max_params')
     return (f'--{kind}: expected filters that some of {len(matching)} names pass, got {flags}. {advice}.'
             + f' What there is: {known}.' * bool(known))

@@ -4,9 +4,12 @@ Predictions are printed to standard output, one paragraph or one line of JSON pe
 error. The first line of JSON has what holds for all files: preprocessing, class names, warnings. With `--to=FILE.csv`
 or `FILE.parquet` they are written as a table, which resumes (`predict_table.py`). A file that cannot be read is
 reported and skipped; the exit status is then 2, or 75 if a later try may succeed.
+
+`run` checks the flags, loads the weights and classifies the files batch by batch, while threads read the next ones.
 """
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import itertools
 import json
@@ -58,7 +61,7 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
   Args:
     weights, reading, classes: see `weights.inference.load`.
     names: classes in words, or the list or file that has them, see `prompts.given_names`; none = those of the head.
-    prompts, tokenizer: of the names, see `Model.zero_shot`.
+    prompts, tokenizer: how the names become texts, see `Model.zero_shot`.
     top: number of classes per image.
     json: print one line of JSON per file instead of text.
     overlay: also save each image with its attention overlay, in `to`.
@@ -92,15 +95,15 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
   if json:
     print(_to_json(describe(network, classifier)), flush=True)
   for batch in _batches(network, paths):
-    good = [one for one in batch if one.image is not None]
-    images = [one.image for one in good if one.image is not None]
+    good = [file for file in batch if file.image is not None]
+    images = [file.image for file in good if file.image is not None]
     logits = iter(classifier.logits(images, prepared=True) if good else [])
     console.end_stage()
-    for one in batch:
-      guesses = [] if one.image is None else classifier.rank(next(logits), top=top)
-      print(_as_json(one, guesses) if json else _as_text(one, guesses), flush=True,
-            file=sys.stderr if one.image is None and not json else sys.stdout)
-    bad += [one.status for one in batch if one.image is None]
+    for file in batch:
+      guesses = [] if file.image is None else classifier.rank(next(logits), top=top)
+      print(_as_json(file, guesses) if json else _as_text(file, guesses), flush=True,
+            file=sys.stderr if file.image is None and not json else sys.stdout)
+    bad += [file.status for file in batch if file.image is None]
     if overlay and good:
       _write_overlays(network, good, targets)
   if overlay:
@@ -133,17 +136,17 @@ def load(where: str, reading: Reading = AS_FOUND, *, classes: str = '', has_name
   Raises:
     UserError: the weights cannot be read, have no head, or have another number of classes than the file of names.
   """
-  found = inference.load(where, reading, classes=classes)
-  log.info('%s', loading.text(found))
+  loaded = inference.load(where, reading, classes=classes)
+  log.info('%s', loading.text(loaded))
   if has_names:
-    return Model(found)
-  if not found.num_classes or not found.head.bias:
-    got = f'a projection to {found.num_classes} numbers' if found.num_classes else 'weights without one'
+    return Model(loaded)
+  if not loaded.num_classes or not loaded.head.bias:
+    got = f'a projection to {loaded.num_classes} numbers' if loaded.num_classes else 'weights without one'
     raise UserError(f'--weights={where}: expected weights with a classification head, got {got}. Use weights that were '
                     'trained or fine-tuned on classes, or, for weights with a text tower, --names=cat,dog.')
-  log.log(logging.INFO if found.class_names else logging.WARNING, '%s',
-          inference.describe_class_names(found, classes=classes))
-  return Model(found)
+  log.log(logging.INFO if loaded.class_names else logging.WARNING, '%s',
+          inference.describe_class_names(loaded, classes=classes))
+  return Model(loaded)
 
 
 def describe(network: Model, classifier: Model | ZeroShot | None = None) -> dict[str, object]:
@@ -162,15 +165,15 @@ def describe(network: Model, classifier: Model | ZeroShot | None = None) -> dict
 
 def name_overlays(paths: Sequence[str], to: pathlib.Path) -> dict[str, pathlib.Path]:
   """Maps each file to the path of its overlay: `to/NAME.png`, numbered where several files share the name."""
-  found: dict[str, pathlib.Path] = {}
+  targets: dict[str, pathlib.Path] = {}
   taken: set[str] = set()
   for path in paths:
     stem = pathlib.Path(path).stem
     names = itertools.chain([stem], (f'{stem}_{number}' for number in itertools.count(2)))
     name = next(name for name in names if name not in taken)
     taken.add(name)
-    found[path] = to / f'{name}.png'
-  return found
+    targets[path] = to / f'{name}.png'
+  return targets
 
 
 def _batches(network: Model, paths: Sequence[str]) -> Iterator[list[Prepared]]:
@@ -185,36 +188,34 @@ def _batches(network: Model, paths: Sequence[str]) -> Iterator[list[Prepared]]:
       return Prepared(path, None, error.strerror or str(error), status)
 
   with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-    starts = range(0, len(paths), BATCH)
-    ahead = [pool.map(prepare, paths[start:start + BATCH]) for start in starts[:2]]
-    for number, _ in enumerate(starts):
-      batch = list(ahead[number])
-      ahead[number] = iter(())
-      if number + 2 < len(starts):
-        ahead.append(pool.map(prepare, paths[starts[number + 2]:starts[number + 2] + BATCH]))
+    begun = (pool.map(prepare, paths[start:start + BATCH]) for start in range(0, len(paths), BATCH))
+    ahead = collections.deque(itertools.islice(begun, 2))
+    while ahead:
+      batch = list(ahead.popleft())
+      ahead.extend(itertools.islice(begun, 1))
       yield batch
 
 
 def _write_overlays(network: Model, good: Sequence[Prepared], targets: dict[str, pathlib.Path]) -> None:
-  images = [one.image for one in good if one.image is not None]
-  for one, image, heat in zip(good, images, network.rollout(images, prepared=True), strict=True):
-    target = targets[one.path]
+  images = [file.image for file in good if file.image is not None]
+  for file, image, heat in zip(good, images, network.rollout(images, prepared=True), strict=True):
+    target = targets[file.path]
     with files.replacing(target) as part:
       Image.fromarray(np.asarray(figures.overlay(image, heat))).save(part, 'png')
 
 
-def _as_text(one: Prepared, found: Sequence[Guess]) -> str:
-  if one.image is None:
-    return f'{one.path}: {one.problem}'
-  shares = ['' if guess.share is None else f'  (share {100 * guess.share:6.2f} %)' for guess in found]
-  return '\n'.join([one.path, *(f'  {100 * guess.probability:6.2f} %{share}  {guess.name}'
-                                for guess, share in zip(found, shares, strict=True))])
+def _as_text(file: Prepared, guesses: Sequence[Guess]) -> str:
+  if file.image is None:
+    return f'{file.path}: {file.problem}'
+  shares = ['' if guess.share is None else f'  (share {100 * guess.share:6.2f} %)' for guess in guesses]
+  return '\n'.join([file.path, *(f'  {100 * guess.probability:6.2f} %{share}  {guess.name}'
+                                for guess, share in zip(guesses, shares, strict=True))])
 
 
-def _as_json(one: Prepared, found: Sequence[Guess]) -> str:
-  if one.image is None:
-    return json.dumps({'file': one.path, 'error': one.problem})
-  return _to_json({'file': one.path, 'classes': [guess.plain() for guess in found]})
+def _as_json(file: Prepared, guesses: Sequence[Guess]) -> str:
+  if file.image is None:
+    return json.dumps({'file': file.path, 'error': file.problem})
+  return _to_json({'file': file.path, 'classes': [guess.plain() for guess in guesses]})
 
 
 def _to_json(content: Mapping[str, object]) -> str:

@@ -1,5 +1,7 @@
 """Predictions of any number of files as one table, `FILE.csv` or `FILE.parquet`, with bounded memory; resumes.
 
+`predict.run` calls `write`, which computes the shards of the table and joins them (`many_images.write`).
+
 A row has `file`, `error` (empty, or why the file could not be read), and for each rank from 1 on `label_1` (the number
 of the class), `class_1` and `probability_1`. Rows are in the order of the files.
 """
@@ -49,17 +51,17 @@ def write(network: Model, classifier: Model | ZeroShot, paths: Sequence[str], to
   Raises:
     UserError: `to` has other content, or a package is missing.
   """
-  found, names = network.weights, tuple(classifier.class_names)
-  view = inference.view(found)
+  weights, names = network.weights, tuple(classifier.class_names)
+  view = inference.view(weights)
   reader = ByTexts(view, classifier) if isinstance(classifier, ZeroShot) else embedding.Probabilities(
-      view, found.is_sigmoid)
+      view, weights.is_sigmoid)
   recipe = network.recipe
   source = image_list.ImageList(paths)
-  extractor = many_images.extract(found, reader, source, recipe=recipe, batch_size=many_images.BATCH)
+  extractor = many_images.extract(weights, reader, source, recipe=recipe, batch_size=many_images.BATCH)
   shape, batch_size = extractor.shape(), extractor.batch_size
   info = {'format': FORMAT, 'what': 'predictions', 'num_examples': len(source), 'files': source.digest,
           'per_shard': embedding.shard_size(len(source), shape, batch_size), 'top': min(top, len(names)),
-          'class_names': list(names), **many_images.describe(found, recipe)}
+          'class_names': list(names), **many_images.describe(weights, recipe)}
   if to.suffix == '.parquet':
     extras.load('pyarrow.parquet', 'parquet', f'--to={to}')
   console.begin_stage('compiling, reading the first images')
@@ -115,8 +117,8 @@ def _write_parquet(path: pathlib.Path, block: Block, info: Info) -> int:
   kinds = {'label': pa.int32(), 'probability': pa.float32()}
   schema = pa.schema([(name, kinds.get(name.partition('_')[0], pa.string())) for name in columns(info)],
                      metadata={'vit_jax': json.dumps(info)})
-  found = list(zip(*rows(block, info), strict=True))
-  arrays = [pa.array(column, field.type) for column, field in zip(found, schema, strict=True)]
+  by_column = list(zip(*rows(block, info), strict=True))
+  arrays = [pa.array(column, field.type) for column, field in zip(by_column, schema, strict=True)]
   parquet.write_table(pa.Table.from_arrays(arrays, schema=schema), path)
   return len(block.id)
 

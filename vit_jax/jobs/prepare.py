@@ -1,5 +1,7 @@
-"""`--job=prepare`: writes images as ArrayRecord shards, which `array_record:DIR` reads; or what a
-teacher computes for a config: label maps.
+"""`--job=prepare`: writes images as ArrayRecord shards, which `array_record:DIR` reads; or the label maps of a teacher.
+
+`run` checks the flags, and opens the splits of a source or of an archive that it downloads. `data/prepare.py` then
+writes the shards, in processes of this machine or by a runner of Apache Beam; a command that was stopped resumes.
 """
 from __future__ import annotations
 
@@ -48,11 +50,11 @@ def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
     splits: names; () = train and test.
     data_dir: folder of TFDS datasets.
     archive: file of `archives.ARCHIVES`, or the folder that holds their files; '' = the user's cache, downloaded first.
-    processes: that write shards; 0 = by the cores of this machine.
+    processes: the number of processes that write shards; 0 = by the cores of this machine.
     follow_links: also read files outside of the folder to which links in it lead.
     label_column, image_column, label_offset, classes, num_classes, channels, caption_column: as in `schema.Data`.
     tokens, tokenizer, text_rule: as in `schema.Text`: the captions are stored with their ids; '' = without captions.
-    runner, runner_options: of Apache Beam, see `data.beam`; '' = this machine.
+    runner, runner_options: a runner of Apache Beam, see `data.beam`; '' = this machine.
     share: number of this host among several that write shards of the same dataset, and their number.
     config, weights, reading: see `teacher_labels.run`.
     build: prepares a TFDS dataset that is missing.
@@ -88,10 +90,10 @@ def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
     return _write_splits(functools.partial(_open_archive, data, archive, splits or SPLITS), to, settings, engine)
   flags = {'data.source': '--data', **{f'data.{name}': f'--{name}' for name in ('data_dir', *columns)}}
   with flag_names.naming_flags(flags):
-    found = schema.Data(source=data, data_dir=data_dir, follow_links=follow_links, **columns)
-    if problems := [*found.column_problems('data')]:
+    described = schema.Data(source=data, data_dir=data_dir, follow_links=follow_links, **columns)
+    if problems := [*described.column_problems('data')]:
       raise UserError('\n'.join(problems))
-    return write_shards(found, to, settings, splits=splits, build=build, engine=engine)
+    return write_shards(described, to, settings, splits=splits, build=build, engine=engine)
 
 
 def _check_flags(data: str, *, short_px: int, quality: int | None, processes: int, channels: int, archive: str,
@@ -183,20 +185,20 @@ def _local(to: storage.Path) -> pathlib.Path:
 def _write_splits(opener: Callable[[], Mapping[str, Source]], to: storage.Path, settings: writing.Settings,
                   engine: Engine, *, root: str | None = '') -> int:
   """Writes splits; the names of examples are relative to `root`, and None stands for the folder of the source."""
-  found = opener()
-  for doubt in {getattr(one, 'doubt', '') for source in found.values() for one in origins(source)} - {''}:
+  sources = opener()
+  for doubt in {getattr(part, 'doubt', '') for source in sources.values() for part in origins(source)} - {''}:
     raise UserError(doubt)
-  for source in found.values() if settings.captions else ():
+  for source in sources.values() if settings.captions else ():
     if not all(map(has_captions, origins(source))):
       raise UserError(f'--tokens: expected a source with captions, got {title(source)}. Set --caption_column, or leave '
                       'out --tokens.')
   if root is None:
-    root = getattr(origins(next(iter(found.values())))[0], 'root', '')
+    root = getattr(origins(next(iter(sources.values())))[0], 'root', '')
   if engine.runner:
-    outcome = writing.write(found, to, settings, name_of=functools.partial(_shorten, root=root),
+    outcome = writing.write(sources, to, settings, name_of=functools.partial(_shorten, root=root),
                             run=beam.Beam(opener, engine.runner, engine.options))
   else:
-    outcome = write(found, _local(to), settings, root=root, processes=engine.processes, share=engine.share)
+    outcome = write(sources, _local(to), settings, root=root, processes=engine.processes, share=engine.share)
   if outcome is writing.Outcome.PART:
     print(f'Share {engine.share.host}/{engine.share.num_hosts} of {to} is written. The dataset is complete when all '
           'shares are.')
@@ -204,7 +206,7 @@ def _write_splits(opener: Callable[[], Mapping[str, Source]], to: storage.Path, 
   with storage.local(str(to / array_record.INFO)) as info:
     shards = array_record.read_info(info.parent).splits
   written = {name: sum(shard.num_examples for shard in some) for name, some in shards.items()}
-  for name, source in found.items():
+  for name, source in sources.items():
     if left := len(source) - written[name]:
       log.warning('%s of the %s images of %s were left out, as the image or its label cannot be used; the warnings '
                   'above say why.', f'{left:,}', f'{len(source):,}', name)

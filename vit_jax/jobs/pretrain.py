@@ -31,7 +31,7 @@ def run(weights: str, data: str, workdir: storage.Path | None, *, objective: str
   Args:
     weights: what to continue, see `weights.loading.load`.
     data: the images, as `data.source`.
-    workdir: of the run; None = `runs/pretrain_WEIGHTS_DATA`, where only a run with the same settings is resumed.
+    workdir: the run directory; None = `runs/pretrain_WEIGHTS_DATA`, where only a run with the same settings is resumed.
     objective: one of `METHODS` of `configs/pretrain.py`.
     warm_heads: the part of the run in which the backbone is frozen, a duration; '' = the config's.
     changes: overrides of the config, `NAME=VALUE` each.
@@ -42,19 +42,19 @@ def run(weights: str, data: str, workdir: storage.Path | None, *, objective: str
   # Needed before the config, from whose name, which is the same, `train.run` derives the directory.
   where = workdir or train.default_workdir(finetune.run_name('pretrain', weights, data))
   overridden = {change.partition('=')[0] for change in changes}
-  found, network, process_id = finetune.begin(load_config(objective, warm_heads), weights, data, where, changes)
+  images, network, process_id = finetune.begin(load_config(objective, warm_heads), weights, data, where, changes)
   with flag_names.naming_flags({'examples:': '--data:'}):  # with the colon, since the word alone is plain English
-    config = make(network, found, objective, warm_heads)
+    config = make(network, images, objective, warm_heads)
   config = with_small_crops(finetune.apply(config, changes), overridden)
-  log.info('%s', describe(config, found))
-  status = train.run(config, workdir, overridden=overridden, found=network)
+  log.info('%s', describe(config, images))
+  status = train.run(config, workdir, overridden=overridden, weights=network)
   if not status and not process_id:
-    views = list(dict.fromkeys(view for one in config.evals.values() for view in one.views))
+    views = list(dict.fromkeys(view for evaluation in config.evals.values() for view in evaluation.views))
     init, chosen = (f' --config.init_view={views[0]}', f' --view={views[0]}') if views else ('', '')
-    place, source = shlex.quote(str(where)), shlex.quote(data)
+    result, source = shlex.quote(str(where)), shlex.quote(data)
     print('Fine-tune the result, or write its features:\n'
-          f'  vit-jax finetune --weights={place} --data={source}{init}\n'
-          f'  vit-jax embed --weights={place}{chosen} --data={source} --to=features.npz', flush=True)
+          f'  vit-jax finetune --weights={result} --data={source}{init}\n'
+          f'  vit-jax embed --weights={result}{chosen} --data={source} --to=features.npz', flush=True)
   return status
 
 
@@ -78,7 +78,7 @@ def load_config(objective: str, warm_heads: str, num_images: int = 0) -> schema.
   return warmed
 
 
-def make(network: Weights, found: finetune.Splits, objective: str, warm_heads: str) -> schema.Config:
+def make(network: Weights, images: finetune.Splits, objective: str, warm_heads: str) -> schema.Config:
   """Returns the config for a network and images; the batch size is a multiple of the number of devices.
 
   Images are squares of whole patches, as large as the shorter side of the weights' images, which need not be squares,
@@ -91,18 +91,18 @@ def make(network: Weights, found: finetune.Splits, objective: str, warm_heads: s
   if not isinstance(model, schema.ViT):
     raise UserError(f'--weights: expected those of a ViT, got {network.source}, of kind {type(model).__name__}. Choose '
                     'other weights.')
-  config, devices = load_config(objective, warm_heads, len(found.train)), jax.device_count()
+  config, devices = load_config(objective, warm_heads, len(images.train)), jax.device_count()
   side = max(min(*network.preprocess.image_px, *config.image_px) // model.patch, 1) * model.patch
   evals = dict(config.evals)
   try:
-    opening.check_learnable(found.train, what='k-NN')
+    opening.check_learnable(images.train, what='k-NN')
   except UserError as error:
     log.info('There is no k-NN evaluation during training: %s', error)
     del evals['knn']
   return dataclasses.replace(
-      config, name=finetune.run_name('pretrain', network.source, found.data.source), init_from=network.source,
+      config, name=finetune.run_name('pretrain', network.source, images.data.source), init_from=network.source,
       batch_size=-(-config.batch_size // devices) * devices, model=model, image_px=(side, side), evals=evals,
-      data=dataclasses.replace(found.data, recipe=config.data.recipe))
+      data=dataclasses.replace(images.data, recipe=config.data.recipe))
 
 
 def with_small_crops(config: schema.Config, overridden: Collection[str]) -> schema.Config:
@@ -115,7 +115,7 @@ def with_small_crops(config: schema.Config, overridden: Collection[str]) -> sche
   return cropped
 
 
-def describe(config: schema.Config, found: finetune.Splits) -> str:
+def describe(config: schema.Config, images: finetune.Splits) -> str:
   """Returns the settings that follow from the number of images and the weights, as overrides to change them."""
   chosen = {'batch_size': config.batch_size, 'length': f"'{config.length}'",
             'image_px': ','.join(map(str, config.image_px)), 'optimizer.lr': f'{config.optimizer.lr:g}'}
@@ -124,7 +124,7 @@ def describe(config: schema.Config, found: finetune.Splits) -> str:
   rules = config.optimizer.rules  # none of another optimizer than the config's
   return '\n'.join([
       f'Continuing the pre-training of {config.init_from} with {type(config.objective).__name__}',
-      f'on {len(found.train):,} images, evaluated on {len(found.evaluated):,}. Settings that follow from these numbers '
-      'and the weights:', *(f'  --config.{name}={value}' for name, value in chosen.items()),
+      f'on {len(images.train):,} images, evaluated on {len(images.evaluated):,}. Settings that follow from these '
+      'numbers and the weights:', *(f'  --config.{name}={value}' for name, value in chosen.items()),
       *(f"  --warm_heads='{rule.frozen_until}', for which the backbone is frozen" for rule in rules
         if rule.frozen_until)])

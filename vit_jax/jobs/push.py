@@ -1,4 +1,8 @@
-"""`--job=push`: publishes weights on the Hugging Face hub, with a model card."""
+"""`--job=push`: publishes weights on the Hugging Face hub, with a model card.
+
+The weights are written into a temporary folder, as `convert` does, and read back. A license must allow it: that of the
+weights, and, for a run, that of the weights it began with (`find_license`).
+"""
 from __future__ import annotations
 
 import pathlib
@@ -23,9 +27,9 @@ def run(weights: str, to: str, *, family: str, license: str, private: bool, mess
     weights, reading, classes: see `weights.inference.load`.
     to: `hf://OWNER/NAME`, which is created if it does not exist.
     family: format, one of `huggingface`, `timm` and `run`.
-    license: of the published weights; '' = that of the weights, and of those that a run began with.
+    license: the license of the published weights; '' = that of the weights, and of those that a run began with.
     private: whether a new repository is private.
-    message: of the commit.
+    message: the message of the commit.
 
   Raises:
     UserError: `to` is no repository, the license must be stated, the format cannot hold the weights, or the hub does
@@ -39,12 +43,12 @@ def run(weights: str, to: str, *, family: str, license: str, private: bool, mess
     raise UserError(f'--to: expected hf://OWNER/NAME without a file or revision, got {to}. '
                     'Leave out what follows the name.')
   startup.start()
-  found = inference.load(weights, reading, classes=classes)
-  print(loading.text(found))
-  stated = license or find_license(found.given or found.source)
-  with tempfile.TemporaryDirectory(prefix='vit_jax_push_') as place:
-    folder, lost = saving.save(found, str(pathlib.Path(place) / repository.name), family=family)
-    content = card.text(found, f'hf://{repository.owner}/{repository.name}', written_as=family, is_folder=True,
+  loaded = inference.load(weights, reading, classes=classes)
+  print(loading.text(loaded))
+  stated = license or find_license(loaded.given or loaded.source)
+  with tempfile.TemporaryDirectory(prefix='vit_jax_push_') as temporary:
+    folder, lost = saving.save(loaded, str(pathlib.Path(temporary) / repository.name), family=family)
+    content = card.text(loaded, f'hf://{repository.owner}/{repository.name}', written_as=family, is_folder=True,
                         license=stated, how='Published with vit_jax; the files were read back before, and no bit of a '
                         'parameter differs.')
     (folder / saving.REPORT).unlink(missing_ok=True)  # it names folders of this machine
@@ -55,8 +59,8 @@ def run(weights: str, to: str, *, family: str, license: str, private: bool, mess
     kept = page is not None and not card.is_ours(page.path)  # a person has written or changed it
     if not kept:
       card.place(content, folder, folder)
-    for one in lost:
-      print(f'This format cannot store: {one}')
+    for name in lost:
+      print(f'This format cannot store: {name}')
     address = hub.upload(repository, folder, private=private, message=message)
   print(f'Published: {address}' + (' (its README.md, which a person wrote, is unchanged)' if kept else ''), flush=True)
   return 0

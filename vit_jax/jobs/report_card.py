@@ -1,7 +1,7 @@
-"""`evaluate --weights=A,B --config=report_card`: all evaluations of several weights, as a page and as JSON.
+"""The report card of several weights, `evaluate --weights=A,B --config=report_card`: its table, page and JSON.
 
-Each evaluation stands for itself: one that some weights cannot have (no head of these classes, no text tower, images
-without masks) is listed with the reason. Features of a split are computed once for all evaluations of the same weights.
+`evaluate.py` measures (`Column`), and calls `text` for the terminal, `plain` for the JSON and `render` for the page.
+Reads no weights and no images.
 """
 from __future__ import annotations
 
@@ -9,29 +9,18 @@ import dataclasses
 import datetime
 import enum
 import inspect
-import logging
 import pathlib
 import re
-import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vit_jax import __version__
-from vit_jax.config import check, schema
-from vit_jax.core import trees
-from vit_jax.core.errors import UserError, redacted
-from vit_jax.evaluate import evaluators as evaluation
+from vit_jax.config import schema
+from vit_jax.core.errors import UserError
 from vit_jax.evaluate import final as results
 from vit_jax.evaluate.results import Result, is_share
 from vit_jax.inspect import html_pages
-from vit_jax.jobs import build, evaluate_weights
-from vit_jax.jobs import runtime as startup
-from vit_jax.models.kernels import devices
-from vit_jax.record import console, destination, run_directory, storage
-from vit_jax.weights import addresses, network, preprocess
-from vit_jax.weights.reading import Reading
-
-log = logging.getLogger('vit_jax.jobs')
+from vit_jax.weights import addresses
 
 NAME = 'report card'
 """Of the config."""
@@ -60,80 +49,16 @@ class Column(NamedTuple):
 
 def split_weights(text: str) -> list[str]:
   """Returns the weights of `--weights=A,B`; a file whose name has a comma is one. Raises UserError for none."""
-  found = [text] if addresses.exists(text) else [one.strip() for one in text.split(',') if one.strip()]
-  if not found:
+  names = [text] if addresses.exists(text) else [name.strip() for name in text.split(',') if name.strip()]
+  if not names:
     raise UserError(f'--weights: expected weights, or several with commas, got {text!r}. Correct the list.')
-  return found
-
-
-def run(config: schema.Config, places: Sequence[str], reading: Reading, *, overridden: Collection[str],
-        workdir: storage.Path | None) -> int:
-  """Evaluates weights on every evaluation of the config, and writes `PAGE` and `NUMBERS`; exit status 0.
-
-  Args:
-    config: of data and evaluations; network and preprocessing are those of the weights.
-    places: of the weights.
-    reading: how they are read.
-    overridden: settings on the command line, which override those of the weights.
-    workdir: of the results; None = `runs/report_card`.
-
-  Raises:
-    UserError: nothing could be measured; gives the first reason.
-  """
-  process_id = startup.start()
-  workdir = workdir or pathlib.Path('runs', 'report_card').absolute()
-  destination.check_writable(workdir, setting='--workdir', advice='Set another --workdir.')
-  workdir.mkdir(parents=True, exist_ok=True)
-  columns = [measure(config, where, reading, title=title, overridden=overridden, workdir=workdir)
-             for where, title in zip(places, short(places), strict=True)]
-  console.end_stage()
-  if not any(column.found for column in columns):
-    raise UserError(next(reason for column in columns for reason in column.reasons.values()))
-  if not process_id:
-    content = plain(config, columns)
-    print(text(columns), flush=True)
-    run_directory.write_json(workdir / NUMBERS, content)
-    storage.write_bytes(workdir / PAGE, storage.encode(redacted(render(content, columns))))
-    print(f'Written to {workdir / PAGE} and {workdir / NUMBERS}', flush=True)
-  return 0
+  return names
 
 
 def short(places: Sequence[str]) -> list[str]:
   """Returns a title of each of the weights: the last parts of its path, as many as make the titles different."""
   parts = [pathlib.PurePosixPath(place.rstrip('/')).parts for place in places]
   return html_pages.shortest_ends(parts) or list(places)
-
-
-def measure(config: schema.Config, where: str, reading: Reading, *, title: str, overridden: Collection[str],
-            workdir: storage.Path) -> Column:
-  """Returns the results of one of the weights."""
-  found = evaluate_weights.load(config, where, reading, overridden)
-  config = evaluate_weights.with_weights(config, found, overridden)
-  mesh, shard = build.open_mesh(config)
-  devices.check_devices(config.model, mesh, name='model')
-  state = evaluate_weights.state(found, mesh)
-  measured: dict[str, Result] = {}
-  reasons: dict[str, str] = {}
-  seconds: dict[str, float] = {}
-  for name, settings in config.evals.items():
-    one = dataclasses.replace(config, evals={name: settings})
-    began = time.monotonic()
-    try:
-      evaluate_weights.check_head(found, one, where=found.source)
-      check.check(one)
-      console.begin_stage(f'evaluating {name}')
-      data = evaluate_weights.open_data(one, found)
-      one = build.oriented(one, data.eval)
-      views = evaluate_weights.Network(one, has_head=bool(found.num_classes))
-      shared = build.resources(one, data, views, mesh=mesh, shard=shard, workdir=workdir, bar=one.train.progress,
-                               weights=found)
-      measured[name] = results.measure(evaluation.build(shared), views, state).results[name]['student']
-    except UserError as error:
-      reasons[name] = str(error)
-      log.warning('%s of %s is not measured: %s', name, where, error)
-    seconds[name] = round(time.monotonic() - began, 3)
-  return Column(where, title, network.describe(found.model), preprocess.describe(found.preprocess),
-                trees.num_elements(found.params), measured, reasons, seconds)
 
 
 def protocol(config: schema.Config, settings: schema.Eval) -> str:
@@ -150,16 +75,17 @@ def protocol(config: schema.Config, settings: schema.Eval) -> str:
 
 def _values(settings: Any, prefix: str = '') -> dict[str, object]:
   """Returns the settings as they are shown, nested ones as `features.blocks`, without those that are empty or 0."""
-  found: dict[str, object] = {}
+  values: dict[str, object] = {}
   for field in dataclasses.fields(settings):
     name, value = prefix + field.name, getattr(settings, field.name)
     if dataclasses.is_dataclass(value):
-      found |= _values(value, f'{name}.')
+      values |= _values(value, f'{name}.')
     elif isinstance(value, tuple) and value:
-      found[name] = ','.join(f'{one:g}' if isinstance(one, float) else str(one) for one in value)
+      values[name] = ','.join(f'{part:g}' if isinstance(part, float) else str(part) for part in value)
     elif value not in ('', (), 0):
-      found[name] = f'{value:g}' if isinstance(value, float) else value.value if isinstance(value, enum.Enum) else value
-  return found
+      value = value.value if isinstance(value, enum.Enum) else value
+      values[name] = f'{value:g}' if isinstance(value, float) else value
+  return values
 
 
 def plain(config: schema.Config, columns: Sequence[Column]) -> dict[str, Any]:

@@ -1,4 +1,9 @@
-"""The config of a run directory, and what must not change when the run is resumed."""
+"""What `train` reads of a run directory when a run is resumed, and what must not have changed.
+
+Before the data are opened: `find_machine`, `check_weights`, `pin_sources`, `keep_orientation`, `check_same` and
+`find_classes`. With the restored checkpoint: `check_data`, `check_settings` and the warnings. Before the loop:
+`find_finished`, `write_config` and `find_lost`.
+"""
 from __future__ import annotations
 
 import dataclasses
@@ -61,9 +66,9 @@ def _find_meta(workdir: storage.Path) -> dict[str, Any]:
 
 def warn_of_machine(meta: Mapping[str, Any]) -> None:
   """Warns if the machine computes other bits than the one on which a checkpoint was saved."""
-  if found := machine.differences(meta.get('machine', {}), machine.describe()):
+  if changed := machine.differences(meta.get('machine', {}), machine.describe()):
     log.warning('The run continues, but not bit for bit as on the machine before:\n%s', '\n'.join(
-        f'  {name}: {old or "none"} -> {new or "none"}' for name, (old, new) in found.items()))
+        f'  {name}: {old or "none"} -> {new or "none"}' for name, (old, new) in changed.items()))
   if jax.default_backend() == 'gpu' and not xla_flags.has(os.environ, 'deterministic'):
     log.warning('The run continues, but not bit for bit: on GPUs XLA chooses kernels by timing them. A run that is '
                 'started with --flags=deterministic resumes with the same bits.')
@@ -140,13 +145,13 @@ def find_finished(workdir: storage.Path, until: str, step: int, digest: str) -> 
   Process 0 decides for all.
   """
   try:
-    found = documents.load(workdir / (run_directory.paused_file(until) if until else 'final.json'))
-    is_it = found['step'] == step and found['params_digest'] == digest and isinstance(found['metrics'], dict)
+    final = documents.load(workdir / (run_directory.paused_file(until) if until else 'final.json'))
+    is_finished = final['step'] == step and final['params_digest'] == digest and isinstance(final['metrics'], dict)
   except (OSError, ValueError, LookupError, TypeError):
-    found, is_it = None, False
+    final, is_finished = None, False
   if jax.process_count() > 1:
-    is_it = bool(multihost_utils.broadcast_one_to_all(np.bool_(is_it)))
-  return (found or {}) if is_it else None
+    is_finished = bool(multihost_utils.broadcast_one_to_all(np.bool_(is_finished)))
+  return (final or {}) if is_finished else None
 
 
 def pin_sources(config: schema.Config, workdir: storage.Path) -> schema.Config:
@@ -157,13 +162,14 @@ def pin_sources(config: schema.Config, workdir: storage.Path) -> schema.Config:
   """
   before = build.saved_config(workdir)
   known = [before.data.source, before.data.pseudo.source] if before else []
-  known += [one.source for one in before.evals.values()] if before else []
+  known += [evaluation.source for evaluation in before.evals.values()] if before else []
 
   def pin(source: str) -> str:
     return opening.pin(source, known)
   pinned: schema.Config = schema.replaced(config, {
       'data.source': pin(config.data.source), 'data.pseudo.source': pin(config.data.pseudo.source),
-      'evals': {name: dataclasses.replace(one, source=pin(one.source)) for name, one in config.evals.items()}})
+      'evals': {name: dataclasses.replace(evaluation, source=pin(evaluation.source))
+                for name, evaluation in config.evals.items()}})
   return pinned
 
 

@@ -1,27 +1,47 @@
-"""Startup of every job that computes: platform, compilation cache, logging."""
+"""Startup of every job that computes: platform, compilation cache, logging.
+
+A job calls `start` once, after it has checked its flags and before it uses a device.
+
+`start` also fixes what the bits of a run on CPUs depend on: XLA's threads and instructions (`fix_cpu`). XLA computes
+the gradients of weights and biases as sums of parts, whose number follows from the size of its thread pool. So a run
+fixes that size: `train.cpu_threads`, or for 0 the number of cores where it began. With `train.portable` it is also
+limited to instructions that all x86 processors of the last ten years round alike.
+"""
 from __future__ import annotations
 
 import ctypes
 import logging
 import os
 import pathlib
+import platform
+import re
 import sys
 import warnings
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from vit_jax.config import schema
 from vit_jax.core import failures
+from vit_jax.core.errors import UserError
 from vit_jax.data import open_files
-from vit_jax.jobs import cpu
-from vit_jax.parallel import hardware, hosts
+from vit_jax.parallel import hardware, hosts, xla_flags
 from vit_jax.record import console, machine
 
 log = logging.getLogger('vit_jax.jobs')
+THREADS_PER_DEVICE = 8
+MOST_A_CORE = 4
+"""Threads a core above which a run is warned of their cost."""
+PORTABLE_VARIABLES = ('ONEDNN_MAX_CPU_ISA', 'DNNL_MAX_CPU_ISA')  # oneDNN reads either; it ignores XLA's flag
+PORTABLE_ISA = 'AVX2'
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc
+
+
+class Note(NamedTuple):
+  """A message about the threads or instructions of a run, and its level."""
+  level: int
+  text: str
 
 
 def start(train: schema.Train | None = None, before: Mapping[str, Any] | None = None) -> int:
@@ -40,24 +60,24 @@ def start(train: schema.Train | None = None, before: Mapping[str, Any] | None = 
   open_files.raise_limit()
   failures.configure(train.retry_s if train else None)
   start_logging()
-  notes: list[cpu.Note] = []
+  notes: list[Note] = []
   if hardware.is_cpu_only():
     keep_freed_memory()
-    notes = cpu.fix(train or schema.Train(), before or {})
+    notes = fix_cpu(train or schema.Train(), before or {})
   elif train and train.portable:
     log.warning('train.portable has no effect on accelerators.')
   if os.environ.get('JAX_COMPILATION_CACHE_DIR') is None:
     jax.config.update('jax_compilation_cache_dir', str(cache_folder()))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
-  place = hosts.initialize()
-  if place and place.process_id:
+  host = hosts.initialize()
+  if host and host.process_id:
     console.hide_stages()
-    console.name_host(place.process_id)
+    console.name_host(host.process_id)
     logging.getLogger('vit_jax').setLevel(logging.WARNING)  # process 0 logs progress, all log warnings
   for note in notes:
     log.log(note.level, '%s', note.text)
-  if place:
-    return place.process_id
+  if host:
+    return host.process_id
   return jax.process_index() if jax.distributed.is_initialized() else 0
 
 
@@ -73,21 +93,21 @@ def cache_folder() -> pathlib.Path:
 def start_logging() -> None:
   """Shows messages of this package from the level of the command line on, and those of libraries only with -v."""
   level, root = console.level(), logging.getLogger()
-  own = console.Handler(console.began_s())
+  messages = console.Handler(console.began_s())
+
+  def is_plain(handler: logging.Handler) -> bool:
+    return isinstance(handler, console.Handler) or (
+        type(handler) is logging.StreamHandler and handler.stream in (sys.stderr, sys.__stderr__))
+
   # Some imports configure the root logger, and so does an earlier job of this process.
-  found = [own if _is_plain(one) else one for one in root.handlers if not type(one).__module__.startswith('absl')]
-  root.handlers = found or [own]
+  root.handlers = [messages if is_plain(handler) else handler for handler in root.handlers
+                   if not type(handler).__module__.startswith('absl')] or [messages]
   logging.getLogger('vit_jax').setLevel(level)
   if level == logging.DEBUG:
     root.setLevel(logging.INFO)
     return
   logging.getLogger('absl').setLevel(logging.ERROR)  # Orbax logs every wait for a save
   quiet_abandoned_reads()
-
-
-def _is_plain(handler: logging.Handler) -> bool:
-  return isinstance(handler, console.Handler) or (
-      type(handler) is logging.StreamHandler and handler.stream in (sys.stderr, sys.__stderr__))
 
 
 def quiet_abandoned_reads() -> None:
@@ -110,12 +130,9 @@ def _is_not_of_orbax(record: logging.LogRecord) -> bool:
 def _show_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
   """Replaces `sys.unraisablehook`; ignores the errors of abandoned reads."""
   is_closed_loop = isinstance(unraisable.exc_value, RuntimeError) and 'loop is closed' in str(unraisable.exc_value)
-  if not is_closed_loop and 'orbax' not in _file_of(unraisable.exc_traceback):
+  trace = unraisable.exc_traceback
+  if not is_closed_loop and not (trace and 'orbax' in trace.tb_frame.f_code.co_filename):
     sys.__unraisablehook__(unraisable)
-
-
-def _file_of(trace: TracebackType | None) -> str:
-  return trace.tb_frame.f_code.co_filename if trace else ''
 
 
 def keep_freed_memory() -> None:
@@ -130,3 +147,92 @@ def keep_freed_memory() -> None:
     mallopt(_M_MMAP_THRESHOLD, 1 << 30)
     mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
     mallopt(_M_ARENA_MAX, 1)  # heaps of other arenas are at most 64 MiB; larger blocks are mapped
+
+
+def fix_cpu(train: schema.Train, before: Mapping[str, Any]) -> list[Note]:
+  """Sets the size of XLA's pool in the environment, and the instructions of a portable run.
+
+  A size that the user sets in the environment stays, and so does the pool of devices that are already initialized.
+
+  Args:
+    train: settings of the run.
+    before: the machine of the checkpoint from which the run resumes (`record/machine.py`); {} = there is none.
+
+  Returns:
+    Messages for the user.
+
+  Raises:
+    UserError: the processor cannot run a portable program.
+  """
+  notes = _make_portable() if train.portable else []
+  simulated = num_simulated(os.environ.get('XLA_FLAGS', ''))
+  wanted, why = _wanted(train, before, simulated)
+  running, (name, given) = machine.running_threads(), machine.given_threads()
+  if simulated:
+    wanted, given = widen_pool(simulated, wanted), given if name == 'PJRT_NPROC' else 0
+  fixed = running or given
+  if wanted and not fixed:
+    os.environ['PJRT_NPROC'] = str(wanted)
+  if wanted and fixed and fixed != wanted:
+    if before.get('cpu_threads') == wanted:  # the warning of a resume names both numbers
+      return notes
+    cause = 'the devices of this process, which are initialized' if running else f'{name}={given}'
+    return [*notes, Note(logging.WARNING, f'train.cpu_threads: expected {wanted} threads, {why}, got {fixed} by '
+                         f'{cause}. The last bits of this run depend on this number.')]
+  return notes if simulated or not wanted else [*notes, *_compare(wanted, machine.cores(), why)]
+
+
+def _wanted(train: schema.Train, before: Mapping[str, Any], simulated: int) -> tuple[int, str]:
+  """Returns the number of threads that a run is to have, and why; 0 = any number."""
+  if train.cpu_threads:
+    return train.cpu_threads, f'as set by train.cpu_threads={train.cpu_threads}'
+  is_alike = before.get('device_kind') == 'cpu' and num_simulated(before.get('XLA_FLAGS', '')) == simulated
+  return (int(before['cpu_threads']) if is_alike and before.get('cpu_threads') else 0), 'as before in this run'
+
+
+def _compare(threads: int, cores: int, why: str) -> list[Note]:
+  """Returns what the user should know about a number of threads that is not that of the cores."""
+  if threads == cores:
+    return []
+  text = (f'XLA runs {threads} thread{"s" * (threads > 1)} on {cores} core{"s" * (cores > 1)}, {why}, so that the bits '
+          'of the run do not depend on the cores.')
+  if threads > MOST_A_CORE * cores:
+    return [Note(logging.WARNING, f'{text} So many threads a core take time; --config.train.cpu_threads={cores} is '
+                 'faster, and changes the last bits.')]
+  faster = f' --config.train.cpu_threads={cores} is faster, and changes the last bits.' if threads < cores else ''
+  return [Note(logging.INFO, text + faster)]
+
+
+def num_simulated(flags: str) -> int:
+  """Returns the number of devices that XLA flags simulate on CPUs; 0 = none."""
+  flag = re.search(r'--xla_force_host_platform_device_count=(\d+)', flags)
+  return int(flag[1]) if flag else 0
+
+
+def widen_pool(num_devices: int, threads: int = 0) -> int:
+  """Returns a size of the pool with which simulated devices do not deadlock, at least `threads`.
+
+  XLA's pool has one thread per device. A device that runs two collectives at a time, for example along two axes of a
+  mesh, takes two threads and waits on both; another device then finds none, and all wait.
+  """
+  jax.config.update('jax_cpu_enable_async_dispatch', False)  # two programs never run at the same time
+  return max(threads, THREADS_PER_DEVICE * num_devices)
+
+
+def _make_portable() -> list[Note]:
+  """Limits XLA and oneDNN to AVX2, and math functions to forms that are the same on every processor."""
+  isa = list(machine.ISA.values())
+  if machine.cpu_isa() not in isa[:isa.index(PORTABLE_ISA) + 1]:
+    raise UserError(f'train.portable: expected a processor with {PORTABLE_ISA}, got {platform.machine()} with '
+                    f'{machine.cpu_isa() or "unknown instructions"}. Set --config.train.portable=false.')
+  before = dict(os.environ)
+  os.environ['XLA_FLAGS'] = xla_flags.join(xla_flags.PORTABLE, os.environ.get('XLA_FLAGS', ''))
+  for name in PORTABLE_VARIABLES:
+    os.environ.setdefault(name, PORTABLE_ISA)
+  other = [text for text in os.environ['XLA_FLAGS'].split() if xla_flags.name_of(text) in
+           map(xla_flags.name_of, xla_flags.PORTABLE) and text not in xla_flags.PORTABLE]
+  other += [f'{name}={os.environ[name]}' for name in PORTABLE_VARIABLES if os.environ[name] != PORTABLE_ISA]
+  if machine.running_threads() and before != dict(os.environ):
+    other.append('devices that are initialized')
+  text = f'train.portable: expected AVX2 alone, got {", ".join(other)}. The bits may depend on the processor.'
+  return [Note(logging.WARNING, text)] if other else []

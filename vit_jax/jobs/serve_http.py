@@ -1,5 +1,8 @@
 """The HTTP of the live page: a fixed set of pages and actions, and which requests are refused.
 
+`serve.py` opens a socket with `listen`, makes a `Site` of pages and actions, and runs its server. What the pages show
+is not known here.
+
 No address is mapped to a path of the disk. Requests whose `Host` is another name than the server's are refused (DNS
 rebinding), and so are posts from the page of another site (cross-site request forgery). The length of a body is checked
 before it is read. Every answer forbids the browser to load anything from another server.
@@ -13,21 +16,23 @@ import json
 import logging
 import socket
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import uvicorn
-from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
-
-from vit_jax.core import documents
+from vit_jax.core import documents, lazy
 from vit_jax.core.errors import UserError
-from vit_jax.jobs.serve_images import MAX_BYTES, Answer, Refused
+
+if TYPE_CHECKING:
+  import uvicorn
+  from starlette import concurrency, requests, responses
+  from starlette.types import Receive, Scope, Send
+else:  # of an extra, which the job checks
+  uvicorn, concurrency, requests, responses = map(lazy.Module, (
+      'uvicorn', 'starlette.concurrency', 'starlette.requests', 'starlette.responses'))
 
 log = logging.getLogger('vit_jax.jobs')
+MAX_BYTES = 32 * 2**20  # of an image that is sent
 MAX_ANSWERS = 32  # requests at the same time; a browser opens about six connections
 BODY_S = 120.  # until the body of a request is complete: 32 MiB at 2.2 Mbit/s
 MARK = 'X-Vit-Jax'  # header that the script of the page sets; pages of other sites cannot set it
@@ -37,6 +42,20 @@ SECURITY = {
     'X-Content-Type-Options': 'nosniff', 'Referrer-Policy': 'no-referrer', 'Cache-Control': 'no-store',
     'Cross-Origin-Resource-Policy': 'same-origin', 'Server': 'vit_jax'}
 LOOPBACK = ('localhost', '127.0.0.1', '::1')
+
+
+class Refused(Exception):
+  """A request that is not answered: the HTTP status and a sentence for the person."""
+
+  def __init__(self, status: int, text: str) -> None:
+    super().__init__(text)
+    self.status = status
+
+
+class Answer(NamedTuple):
+  """The body of an answer and its content type."""
+  body: bytes
+  kind: str = 'text/html; charset=utf-8'
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -77,22 +96,17 @@ class Site:
 
   def knows(self, host: str) -> bool:
     """Returns whether a `Host` header names this server, and no name that its owner could let point here."""
-    try:
+    with contextlib.suppress(ValueError):  # of a name that is no address
       parsed = urllib.parse.urlsplit(f'//{host}')
       name, port = parsed.hostname or '', parsed.port or 80
-    except ValueError:
-      return False
-    if not self.is_local and name not in self._names:
-      with contextlib.suppress(ValueError):
-        return port == self.port and bool(ipaddress.ip_address(name))
-    return port == self.port and name in self._names
+      return port == self.port and (name in self._names or (not self.is_local and bool(ipaddress.ip_address(name))))
+    return False
 
   async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-    request = Request(scope, receive)
+    request = requests.Request(scope, receive)
     try:
-      with self._place():
-        answer, status = await self._answer(request), 200
-    except ClientDisconnect:
+      answer, status = await self._answer(request), 200
+    except requests.ClientDisconnect:
       return
     except Refused as error:
       answer, status = _to_json({'error': str(error)}), error.status
@@ -101,37 +115,36 @@ class Site:
       answer, status = _to_json({'error': f'This is an error of the program: {type(error).__name__}: {error}. '
                                           'Its console shows more.'}), 500
     headers = {**SECURITY, 'Content-Type': answer.kind}
-    await Response(answer.body, status, headers)(scope, receive, send)
+    await responses.Response(answer.body, status, headers)(scope, receive, send)
 
-  @contextlib.contextmanager
-  def _place(self) -> Iterator[None]:
+  async def _answer(self, request: requests.Request) -> Answer:
     if self._num_answers >= MAX_ANSWERS:
       raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, f'{MAX_ANSWERS} requests are answered already. Try again.')
     self._num_answers += 1  # in the one thread of the event loop
     try:
-      yield
+      return await self._page_or_action(request)
     finally:
       self._num_answers -= 1
 
-  async def _answer(self, request: Request) -> Answer:
+  async def _page_or_action(self, request: requests.Request) -> Answer:
     path, headers = request.scope['path'], request.headers
     if not self.knows(headers.get('Host', '')):
       raise Refused(HTTPStatus.MISDIRECTED_REQUEST, f'Open the page at {self.url}, not by another name.')
     if request.method in ('GET', 'HEAD') and path in self._pages:
-      return await run_in_threadpool(self._pages[path])
+      return await concurrency.run_in_threadpool(self._pages[path])
     if request.method == 'POST':
       if (headers.get('Origin') not in (None, f'http://{headers["Host"]}') or MARK not in headers
           or headers.get('Sec-Fetch-Site', 'same-origin') not in ('same-origin', 'none')):
         raise Refused(HTTPStatus.FORBIDDEN,
                       f'Only the page of this server, or a program with the header {MARK}, may send images.')
       if path in self._actions:
-        return _to_json(await run_in_threadpool(self._actions[path], await _body(request)))
+        return _to_json(await concurrency.run_in_threadpool(self._actions[path], await _body(request)))
     elif request.method not in ('GET', 'HEAD'):
       raise Refused(HTTPStatus.NOT_IMPLEMENTED, f'Expected a GET or POST request, got {request.method}.')
     raise Refused(HTTPStatus.NOT_FOUND, 'There is no such page.')
 
 
-async def _body(request: Request) -> bytes:
+async def _body(request: requests.Request) -> bytes:
   length = request.headers.get('Content-Length', '')
   if not length.isdecimal():
     raise Refused(HTTPStatus.LENGTH_REQUIRED, 'The length of the image is missing.')

@@ -38,7 +38,7 @@ def run(files: Sequence[str], *, config: schema.Config | schema.Study | None, so
   Args:
     files: the config, unless `source` says which one `config` is; then parts or names of settings, without which all
       are shown.
-    config: of `--config`, which is read once more by its name; or None.
+    config: the config of `--config`, which is read once more by its name; or None.
     source: `--config=NAME`, or ''.
     changes: overrides of the command line, PATH=VALUE each.
     json: print one JSON object, with an entry by the name of each setting.
@@ -54,8 +54,8 @@ def run(files: Sequence[str], *, config: schema.Config | schema.Study | None, so
     raise UserError(f'settings: expected the name of a config first, got the setting {words[0]}. Run vit-jax settings '
                     f'CONFIG {" ".join(words)}.')
   spec = words.pop(0) if config is None else source.removeprefix('--config=')
-  found = [one for one in of(spec, changes) if not changed or one.set_by != DEFAULT]
-  chosen = select(found, words)
+  settings = [setting for setting in of(spec, changes) if not changed or setting.set_by != DEFAULT]
+  chosen = select(settings, words)
   if json:
     print(json_lib.dumps({item.name: {
         'value': describe.text(item.value), 'part': item.part, 'type': item.type, 'unit': item.unit,
@@ -79,44 +79,48 @@ def of(spec: str, changes: Sequence[str]) -> list[Setting]:
           file=sys.stderr)
   else:
     config = read
-  file, before = files.find(spec)[0].name, {one.name: one.value for one in describe.settings(config)}
-  now = overrides.apply({'': config}, list(changes), models=sizes.model)['']
-  given = [one.partition('=')[0] for one in changes]
-  found = []
-  for one in describe.settings(now):
-    set_by = file if before.get(one.name, one.default) != one.default else DEFAULT
-    if any(one.name.startswith(f'{name}.') for name in given):
-      set_by = DEFAULT if one.value == one.default else COMMAND_LINE
-    found.append(Setting(one, COMMAND_LINE if one.name in given else set_by))
-  return found
+  file, before = files.find(spec)[0].name, {item.name: item.value for item in describe.settings(config)}
+  changed = overrides.apply({'': config}, list(changes), models=sizes.model)['']
+  names = [change.partition('=')[0] for change in changes]
+  settings = []
+  for item in describe.settings(changed):
+    set_by = file if before.get(item.name, item.default) != item.default else DEFAULT
+    if any(item.name.startswith(f'{name}.') for name in names):
+      set_by = DEFAULT if item.value == item.default else COMMAND_LINE
+    settings.append(Setting(item, COMMAND_LINE if item.name in names else set_by))
+  return settings
 
 
-def select(found: Sequence[Setting], words: Sequence[str]) -> list[Setting]:
+def select(settings: Sequence[Setting], words: Sequence[str]) -> list[Setting]:
   """Returns the settings whose path has one of the words as a part of it; all without words.
 
   Raises:
     UserError: a word is in no path; suggests the nearest.
   """
-  chosen = [one for one in found if not words or any(f'.{word}.' in f'.{one.described.name}.' for word in words)]
+  def has(setting: Setting, word: str) -> bool:
+    return f'.{word}.' in f'.{setting.described.name}.'
+
+  chosen = [setting for setting in settings if not words or any(has(setting, word) for word in words)]
   for word in words:
-    if not any(f'.{word}.' in f'.{one.described.name}.' for one in chosen):
-      known = dict.fromkeys(part for one in found for part in (*one.described.name.split('.'), one.described.name))
+    if not any(has(setting, word) for setting in chosen):
+      names = [setting.described.name for setting in settings]
+      known = dict.fromkeys(part for name in names for part in (*name.split('.'), name))
       raise UserError(f'settings: expected a part or the name of a setting, got {word!r}.'
                       + schema.checks.nearest(word, known))
   return chosen
 
 
-def table(found: Sequence[Setting]) -> list[str]:
+def table(settings: Sequence[Setting]) -> list[str]:
   """Returns a line for each setting below the path of its part: last name, value, default, and what set it."""
-  rows = [(one.described.name.rpartition('.')[2], describe.text(one.described.value),
-           describe.text(one.described.default), one.set_by) for one in found]
+  rows = [(setting.described.name.rpartition('.')[2], describe.text(setting.described.value),
+           describe.text(setting.described.default), setting.set_by) for setting in settings]
   widths = [min(most, max(len(row[i]) for row in (HEAD, *rows))) for i, most in enumerate(_WIDEST)]
   most = shutil.get_terminal_size((_COLUMNS, 24)).columns if sys.stdout.isatty() else _COLUMNS
   lines, last = [_line(HEAD, widths)], None
-  for one, row in zip(found, rows, strict=True):
-    path = one.described.name.rpartition('.')[0]
+  for setting, row in zip(settings, rows, strict=True):
+    path = setting.described.name.rpartition('.')[0]
     if path != last:
-      lines.append(f'{path}: {one.described.part}' if path else one.described.part)
+      lines.append(f'{path}: {setting.described.part}' if path else setting.described.part)
       last = path
     lines.append(_line(row, widths))
   return [_cut(line, max(_COLUMNS, most)) for line in lines]
@@ -127,15 +131,15 @@ def _line(row: tuple[str, ...], widths: Sequence[int]) -> str:
   return f'  {"  ".join([*cells, row[-1]])}'
 
 
-def paragraphs(found: Sequence[Setting]) -> list[str]:
+def paragraphs(settings: Sequence[Setting]) -> list[str]:
   """Returns all about each setting, in lines of 80 columns."""
   lines = []
-  for one in found:
-    item = one.described
+  for setting in settings:
+    item = setting.described
     kind = f'{item.type}: {item.allowed}' if item.allowed else item.type
     unit = f' ({item.unit})' if item.unit and item.unit not in item.allowed and item.type != 'length' else ''
     lines += [f'{item.name}={describe.text(item.value)}']
-    for text in (item.about, f'{kind}{unit}', f'default {describe.text(item.default)}; set by: {one.set_by}'):
+    for text in (item.about, f'{kind}{unit}', f'default {describe.text(item.default)}; set by: {setting.set_by}'):
       lines += textwrap.wrap(text, _COLUMNS, initial_indent='    ', subsequent_indent='    ')
   return lines
 

@@ -1,4 +1,6 @@
-"""What a run says of itself: at its start, after each evaluation, and at its end."""
+"""The lines that a run logs: `start` and `parameters` at its start, `evaluated` after each evaluation, and at its end
+`best`, `spent` and `last_line`. `train` calls them; they compute nothing on devices.
+"""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -32,8 +34,8 @@ def start(parts: build.Parts, data: build.Data, workdir: storage.Path, *, text: 
   """Returns the summary at the start: network, data, layout, memory and schedule; computed without devices.
 
   Args:
-    parts, data, workdir: of the run.
-    text: one of those that it trains on; '' = it trains on none, or none can be shown.
+    parts, data, workdir: the objects, the data and the directory of the run.
+    text: one of the texts that it trains on; '' = it trains on none, or none can be shown.
   """
   config, lengths, state = parts.config, parts.lengths, parts.program.abstract_state
   optimizer, num_params = config.optimizer, trees.num_elements(state.params)
@@ -73,9 +75,9 @@ def _frozen(parts: build.Parts) -> list[str]:
   for name, leaf in trees.flatten(parts.program.abstract_state.params).items():
     is_frozen = frozen_for(name) >= parts.lengths.total_steps
     sizes.setdefault(name.partition('/')[0], []).append(int(np.prod(leaf.shape, dtype=np.int64)) if is_frozen else -1)
-  found = {part: sum(each) for part, each in sizes.items() if min(each) >= 0}
-  return [f'          frozen for the whole run: {", ".join(found)} ({sum(found.values()):,} of these parameters)'
-          ] if found else []
+  frozen = {part: sum(each) for part, each in sizes.items() if min(each) >= 0}
+  return [f'          frozen for the whole run: {", ".join(frozen)} ({sum(frozen.values()):,} of these parameters)'
+          ] if frozen else []
 
 
 def _watched(config: schema.Config) -> list[str]:
@@ -92,10 +94,10 @@ def _watched(config: schema.Config) -> list[str]:
 def _evaluations(config: schema.Config, data: build.Data) -> list[str]:
   """Returns which evaluations measure the test images of the run, and which measure others, that are not open yet."""
   by_split: dict[tuple[str, str], list[str]] = {}
-  for name, one in config.evals.items():
-    by_split.setdefault((one.source, one.split), []).append(name)
-  own = by_split.pop(('', ''), [])
-  lines = [f'{len(data.eval):,} images ({title(data.eval)}): {", ".join(own)}'] if own else []
+  for name, settings in config.evals.items():
+    by_split.setdefault((settings.source, settings.split), []).append(name)
+  of_run = by_split.pop(('', ''), [])
+  lines = [f'{len(data.eval):,} images ({title(data.eval)}): {", ".join(of_run)}'] if of_run else []
   lines += [f'{source or config.data.source}, {split or config.data.eval_split}: {", ".join(names)}'
             for (source, split), names in by_split.items()]
   return lines or ['nothing']
@@ -110,16 +112,16 @@ def parameters(parts: build.Parts) -> str:
   return '\n'.join(['Parameters:', *(f'  {name:<28}{count:>14,}' for name, count in by_part.items())])
 
 
-def evaluated(name: str, step: int, total: int, found: Mapping[str, Result]) -> str:
+def evaluated(name: str, step: int, total: int, by_view: Mapping[str, Result]) -> str:
   """Returns a line about an evaluation: its main metric by view, and the number of images."""
   words = []
-  for view, result in found.items():
+  for view, result in by_view.items():
     if result.headline:
       words.append(f'{results.metric_name(name, result.headline, view)} {result.score:.2%}')
     else:
       metric, number = next(iter(result.metrics.items()))
       words.append(f'{results.metric_name(name, metric, view)} {number:.4g}')
-  return f'step {step:,}/{total:,}  {"  ".join(words)}  of {next(iter(found.values())).num_examples:,} images'
+  return f'step {step:,}/{total:,}  {"  ".join(words)}  of {next(iter(by_view.values())).num_examples:,} images'
 
 
 def best(final: results.Final, rows: Sequence[Mapping[str, float]], used: Chosen | None) -> str:
@@ -146,13 +148,13 @@ def best(final: results.Final, rows: Sequence[Mapping[str, float]], used: Chosen
 
 def spent(events: Sequence[reader.Event], *, num_steps: int, batch_size: int) -> str:
   """Returns a line about the time of a run over all its starts: by phase, the speed, and device-hours."""
-  found, starts = clock.sum_starts(events), clock.count_starts(events)
-  shown = sorted(((seconds, NAMES.get(name, name)) for name, seconds in found.seconds.items() if seconds >= .5),
+  goodput, starts = clock.sum_starts(events), clock.count_starts(events)
+  shown = sorted(((seconds, NAMES.get(name, name)) for name, seconds in goodput.seconds.items() if seconds >= .5),
                  reverse=True)
   by_phase = ', '.join(f'{name} {format_duration(seconds)}' for seconds, name in shown)
-  training_s = sum(found.seconds.get(name, 0.) for name in TRAINING)
+  training_s = sum(goodput.seconds.get(name, 0.) for name in TRAINING)
   speed = f' {num_steps * batch_size / training_s:,.0f} images/s in training.' if num_steps and training_s > 0 else ''
-  return (f'Time: {format_duration(found.total_s)}{f" in {starts} starts" * (starts > 1)} ({by_phase}).{speed} '
+  return (f'Time: {format_duration(goodput.total_s)}{f" in {starts} starts" * (starts > 1)} ({by_phase}).{speed} '
           f'{clock.device_s(events) / 3600:.2g} device-hours on {jax.device_count()} x {jax.devices()[0].device_kind}.')
 
 
@@ -161,8 +163,8 @@ def last_line(final: Mapping[str, Any], used: Chosen | None, page: str) -> str:
 
   Args:
     final: the content of `final.json`.
-    used: the step of the weights of the run.
-    page: where its report is.
+    used: the checkpoint whose weights are those of the run.
+    page: the path of its report.
   """
   name, seconds, step = final.get('headline'), final['seconds'], final['step']
   if not name or final['metrics'].get(name) is None:

@@ -8,11 +8,13 @@ tokens before pooling), and the most likely classes are kept with their logits, 
 Noisy Student (arXiv 1911.04252): the teacher labels the images before the student's run begins, part by part, so that
 a run that was stopped or killed resumes there. Each process of a run labels some of the parts; all must share the
 directory. The teacher is not noised: it predicts as in an evaluation, with its own preprocessing.
+
+`jobs/prepare.py` calls `run` for label maps, and `jobs/train.py` calls `ensure` before it opens the data of a student.
+Both describe what they write (`answers.Info`), and `answers.write` calls `computing` for each part that is missing.
 """
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import pathlib
 import time
@@ -46,13 +48,9 @@ from vit_jax.weights.reading import AS_FOUND, Reading
 log = logging.getLogger('vit_jax.jobs')
 PER_PART = 4_096  # unlabeled images in a part; a kill loses at most one part
 
-Compute = Callable[[range], tuple[HostArray, HostArray]]
-Predict = Callable[[PyTree, Array], tuple[Array, Array]]
-"""Parameters and normalized images to `classes [B, N, k] i32` and `scores [B, N, k] f32`."""
-
 
 class _Stopped(Exception):
-  """This process received a signal to stop."""
+  """This process received a signal to stop, which ends `answers.write` after the finished parts."""
 
 
 def run(config: schema.Config, where: str, to: pathlib.Path, reading: Reading = AS_FOUND) -> int:
@@ -75,24 +73,21 @@ def run(config: schema.Config, where: str, to: pathlib.Path, reading: Reading = 
   startup.start()
   if jax.process_count() > 1:
     raise UserError(f'vit-jax prepare: expected one process, got {jax.process_count()}. Run it on one host.')
-  found = loading.load(where, **reading._asdict())
-  log.info('Teacher: %s', loading.text(found))
+  teacher = _load_teacher(where, reading)
   data = build.open_data(config)
-  config = build.oriented(config, data.train)
-  init_state.check_order(found, data.class_names, config.data)
-  _check_tokens(found)
-  how, source, grid = found.preprocess, data.train, _grid(found)
+  source = data.train
+  config = build.oriented(config, source)
+  init_state.check_order(teacher, data.class_names, config.data)
+  grid, fit = _token_grid(teacher), teacher.preprocess
   info = answers.Info(
-      source.name, source.digest, len(source), grid, task.top, found.num_classes, answers.PER_PART,
-      {'weights': found.source, 'image_px': list(how.image_px)}, answers.LOGITS)
-  resize = schema.Recipe(interpolation=how.interpolation, antialias=how.antialias, truncate=how.truncate, mean=how.mean,
-                         std=how.std)
-  with _progress(len(source), shown=True) as count:
-    compute = computing(
-        found, source, functools.partial(classify_tokens, found, top=task.top),
-        recipe=transforms.read_as(resize, config.data.recipe), batch_size=config.batch_size,
-        mesh=meshes.make(config.mesh), threads=config.data.threads, grid=grid, on_done=count)
-    is_new = answers.write(to, info, compute)
+      source.name, source.digest, len(source), grid, task.top, teacher.num_classes, answers.PER_PART,
+      {'weights': teacher.source, 'image_px': list(fit.image_px)}, answers.LOGITS)
+  resize = schema.Recipe(interpolation=fit.interpolation, antialias=fit.antialias, truncate=fit.truncate, mean=fit.mean,
+                         std=fit.std)
+  with _progress(len(source), shown=True) as show:
+    is_new = answers.write(to, info, computing(
+        teacher, source, info, recipe=transforms.read_as(resize, config.data.recipe), batch_size=config.batch_size,
+        mesh=meshes.make(config.mesh), threads=config.data.threads, on_done=show))
   print(f'{"Written to" if is_new else "Already in"} {to}: {len(source):,} maps of {grid[0]} x {grid[1]}. Use them '
         f'with --config.objective.maps={to} --config.objective.map_grid={grid[0]},{grid[1]}')
   return 0
@@ -111,41 +106,42 @@ def ensure(config: schema.Config) -> str:
   folder = pathlib.Path(user_files.resolve(settings.labels, 'data.pseudo.labels'))
   if not settings.source or (folder / answers.INFO).is_file():
     return ''
-  found = loading.load(settings.teacher)
-  log.info('Teacher: %s', loading.text(found))
+  teacher = _load_teacher(settings.teacher)
   labeled = opening.open_split(config.data, config.data.train_split, image_px=config.image_px)
-  init_state.check_order(found, labeled.class_names, config.data)
+  init_state.check_order(teacher, labeled.class_names, config.data)
   source = opening.open_unlabeled(config.data, image_px=config.image_px)
   config = build.oriented(config, source)
   info = answers.Info(
-      source.name, source.digest, len(source), (1, 1), settings.top, found.num_classes, PER_PART,
-      {'teacher': redacted(settings.teacher), 'weights': found.source, 'image_px': list(found.preprocess.image_px),
+      source.name, source.digest, len(source), (1, 1), settings.top, teacher.num_classes, PER_PART,
+      {'teacher': redacted(settings.teacher), 'weights': teacher.source, 'image_px': list(teacher.preprocess.image_px),
        'classes': pseudo.classes_digest(labeled.class_names)},
       answers.PROBABILITIES)
-  share = jax.process_index(), jax.process_count()
-  is_shown = config.train.progress and not share[0]
-  with (StopRequest() if share[1] == 1 else contextlib.nullcontext()) as request, contextlib.suppress(_Stopped), \
-      _progress(len(source), shown=is_shown) as show:
+  process, num_processes = jax.process_index(), jax.process_count()
+  with (StopRequest() if num_processes == 1 else contextlib.nullcontext()) as request, \
+      contextlib.suppress(_Stopped), _progress(len(source), shown=config.train.progress and not process) as show:
     def count(done: int) -> None:
       if request is not None and request.reason(0):
         raise _Stopped
       show(done)
 
-    compute = computing(
-        found, source, functools.partial(classify, found, top=info.top),
-        recipe=transforms.read_as(inference.eval_recipe(found), config.data.recipe),
-        batch_size=config.batch_size // share[1], mesh=meshes.make(schema.Mesh(), jax.local_devices()),
-        threads=config.data.threads, grid=(1, 1), on_done=count)
-    answers.write(folder, info, compute, share=share, meet=_meet)
+    def meet(place: str) -> None:
+      if num_processes > 1:
+        multihost_utils.sync_global_devices(f'vit_jax {place}')
+
+    answers.write(folder, info, computing(
+        teacher, source, info, recipe=transforms.read_as(inference.eval_recipe(teacher), config.data.recipe),
+        batch_size=config.batch_size // num_processes, mesh=meshes.make(schema.Mesh(), jax.local_devices()),
+        threads=config.data.threads, on_done=count), share=(process, num_processes), meet=meet)
     log.info('Labels of %s images are in %s', f'{len(source):,}', folder)
     return ''
   assert request is not None
   return request.reason(0)
 
 
-def _meet(place: str) -> None:
-  if jax.process_count() > 1:
-    multihost_utils.sync_global_devices(f'vit_jax {place}')
+def _load_teacher(where: str, reading: Reading = AS_FOUND) -> Weights:
+  teacher = loading.load(where, **reading._asdict())
+  log.info('Teacher: %s', loading.text(teacher))
+  return teacher
 
 
 @contextlib.contextmanager
@@ -156,90 +152,84 @@ def _progress(total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
     yield lambda done: bar.update(done, {'train/images_per_s': done / max(1e-9, time.monotonic() - began)})
 
 
-def classify_tokens(found: Weights, params: PyTree, image: Array, *, top: int) -> tuple[Array, Array]:
-  """Returns `classes [B, N, top] i32` and logits `[B, N, top]` f32 of each token of normalized images."""
-  features, _ = inference.backbone(found).apply(params['backbone'], params['state'], image, train=False, key=None)
-  num_images, num_tokens, width = features.tokens.shape
-  logits_RC = heads.build(found.head, found.model).apply(params['head'], features.tokens.reshape(-1, width))
-  return highest(logits_RC.reshape(num_images, num_tokens, -1).astype(jnp.float32), top=top)
-
-
-def classify(found: Weights, params: PyTree, image: Array, *, top: int) -> tuple[Array, Array]:
-  """Returns `classes [B, 1, top] i32` and probabilities `[B, 1, top]` f32 of normalized images."""
-  logits_BC = inference.function(found)(params, image).logits
-  assert logits_BC is not None
-  return highest(jax.nn.softmax(logits_BC)[:, None], top=top)
-
-
-def highest(scores_BNC: Array, *, top: int) -> tuple[Array, Array]:
-  """Returns the classes with the highest scores, `[B, N, top] i32`, and the scores; 0 beyond the number of classes."""
-  num = min(top, scores_BNC.shape[-1])
-  scores_BNk, classes_BNk = jax.lax.top_k(scores_BNC, num)
-  missing = ((0, 0), (0, 0), (0, top - num))
-  return jnp.pad(classes_BNk, missing), jnp.pad(scores_BNk, missing)
-
-
-def computing(found: Weights, source: Source, predict: Predict, *, recipe: schema.Recipe, batch_size: int, mesh: Mesh,
-              threads: int, grid: tuple[int, int], on_done: Callable[[int], None]) -> Compute:
+def computing(teacher: Weights, source: Source, info: answers.Info, *, recipe: schema.Recipe, batch_size: int,
+              mesh: Mesh, threads: int,
+              on_done: Callable[[int], None]) -> Callable[[range], tuple[HostArray, HostArray]]:
   """Returns a function that reads, resizes and classifies a range of examples. Unreadable images get zeros.
 
+  It returns the classes with the highest scores, `[n, h, w, k] i32`, and the scores, `[n, h, w, k] f32`; both are 0
+  beyond the number of classes.
+
   Args:
-    found: the teacher.
-    source: of the examples.
-    predict: is compiled here.
+    teacher: the classifier.
+    source: the source of the examples.
+    info: `scores` tells whether the teacher gives logits of each token or probabilities of the image; with `top`, which
+      is k, and `grid`, which is h and w.
     recipe: how images are resized and normalized.
     batch_size: over the devices of the mesh, which all belong to this process.
-    mesh: of the devices.
-    threads: that read images; 0 = one per core.
-    grid: rows and columns of N.
+    mesh: the devices.
+    threads: the number of threads that read images; 0 = one per core.
     on_done: called with the number of examples that are done.
   """
   meshes.check_batch(mesh, batch_size, 1, what='batch_size')
   shard = meshes.local_rows(mesh)
-  params = jax.device_put(inference.parameters(found), meshes.replicated(mesh))
-  prepare, predict = prepare_eval(recipe), jax.jit(predict)
+  params = jax.device_put(inference.parameters(teacher), meshes.replicated(mesh))
+  prepare = prepare_eval(recipe)
+
+  @jax.jit
+  def predict(params: PyTree, image: Array) -> tuple[Array, Array]:
+    if info.scores == answers.LOGITS:
+      features, _ = inference.backbone(teacher).apply(params['backbone'], params['state'], image, train=False, key=None)
+      num_images, num_tokens, width = features.tokens.shape
+      head = heads.build(teacher.head, teacher.model)
+      logits_RC = head.apply(params['head'], features.tokens.reshape(-1, width))
+      scores_BNC = logits_RC.reshape(num_images, num_tokens, -1).astype(jnp.float32)
+    else:
+      logits_BC = inference.function(teacher)(params, image).logits
+      assert logits_BC is not None
+      scores_BNC = jax.nn.softmax(logits_BC)[:, None]
+    num = min(info.top, scores_BNC.shape[-1])
+    scores_BNk, classes_BNk = jax.lax.top_k(scores_BNC, num)
+    missing = ((0, 0), (0, 0), (0, info.top - num))
+    return jnp.pad(classes_BNk, missing), jnp.pad(scores_BNk, missing)
 
   def compute(rows: range) -> tuple[HostArray, HostArray]:
     part = take(source, rows, name=source.name)
-    loader = loaders.eval_loader(part, recipe=recipe, image_px=found.preprocess.image_px, batch_size=batch_size,
+    loader = loaders.eval_loader(part, recipe=recipe, image_px=teacher.preprocess.image_px, batch_size=batch_size,
                                  shard=shard, threads=threads, workers=0)
     classes, scores = [], []
     for batch in loader.batches():
       image = meshes.put_batch({'image': batch['image']}, mesh, shard)
       prepared = prepare(image, jax.random.key(0), jnp.zeros((), jnp.int32))['image']
-      one = jax.device_get(predict(params, prepared))
-      classes.append(one[0])
-      scores.append(one[1] * batch['mask'][:, None, None])
+      best, score = jax.device_get(predict(params, prepared))
+      classes.append(best)
+      scores.append(score * batch['mask'][:, None, None])
       on_done(min(rows.start + batch_size * len(classes), rows.stop))
     loader.close()
-    shape = (len(rows), *grid, classes[0].shape[-1])
+    shape = (len(rows), *info.grid, info.top)
     return tuple(np.concatenate(x)[:len(rows)].reshape(shape) for x in (classes, scores))  # type: ignore[return-value]
 
   return compute
 
 
-def _grid(found: Weights) -> tuple[int, int]:
-  """Returns rows and columns of the teacher's tokens, from shapes only."""
-  backbone = inference.backbone(found)
-  image = jax.ShapeDtypeStruct((1, *found.preprocess.image_px, 3), jnp.float32)
+def _token_grid(teacher: Weights) -> tuple[int, int]:
+  """Returns rows and columns of the teacher's tokens, from shapes only.
+
+  Raises:
+    UserError: the teacher's head does not apply to single tokens.
+  """
+  model = teacher.model
+  is_attention = isinstance(model, schema.ViT) and isinstance(model.pool, schema.Map)
+  if is_attention or isinstance(model, schema.ViT) and model.last_norm is schema.LastNorm.POOLED:
+    got = 'pools by attention' if is_attention else 'normalizes the mean of its tokens'
+    raise UserError(f'{teacher.source}: expected a teacher whose head applies to single tokens, got one that {got}. '
+                    'Use a teacher that pools by the class token or by the mean of normalized tokens.')
   grids: list[tuple[int, int]] = []
 
-  def apply(params: PyTree, state: PyTree, image: Array) -> Array:
-    features, _ = backbone.apply(params, state, image, train=False, key=None)
+  def apply(params: PyTree, state: PyTree, image: Array) -> None:
+    features, _ = inference.backbone(teacher).apply(params, state, image, train=False, key=None)
     grids.append(features.grid)
-    return features.tokens
 
-  jax.eval_shape(apply, found.params['backbone'], found.state, image)
+  image = jax.ShapeDtypeStruct((1, *teacher.preprocess.image_px, 3), jnp.float32)
+  jax.eval_shape(apply, teacher.params['backbone'], teacher.state, image)
   return grids[0]
-
-
-def _check_tokens(found: Weights) -> None:
-  """Raises UserError if the teacher's head does not apply to single tokens."""
-  model = found.model
-  if not isinstance(model, schema.ViT):
-    return
-  is_attention = isinstance(model.pool, schema.Map)
-  if is_attention or model.last_norm is schema.LastNorm.POOLED:
-    what = 'pools by attention' if is_attention else 'normalizes the mean of its tokens'
-    raise UserError(f'{found.source}: expected a teacher whose head applies to single tokens, got one that {what}. Use '
-                    'a teacher that pools by the class token or by the mean of normalized tokens.')

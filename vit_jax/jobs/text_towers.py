@@ -1,4 +1,7 @@
-"""The text tower of an evaluation with texts: of the evaluated weights, or of those that a run began with."""
+"""The text tower of an evaluation with texts: of the evaluated weights, or of those that a run began with.
+
+`build.resources` calls `find` when an evaluator first needs an encoder of texts.
+"""
 from __future__ import annotations
 
 import logging
@@ -22,11 +25,10 @@ def find(config: schema.Config, weights: Weights | None, name: str, settings: sc
   """Returns the encoder of texts of an evaluation.
 
   Args:
-    config: of the run.
-    weights: that are evaluated; None = those of the run.
-    name: of the evaluation.
-    settings: of the evaluation.
-    mesh: for the parameters of the tower.
+    config: the config of the run.
+    weights: the weights that are evaluated; None = those of the run.
+    name, settings: the name and the settings of the evaluation.
+    mesh: the devices for the parameters of the tower.
 
   Raises:
     UserError: no weights are set, they have no text tower, or the network has features of another width.
@@ -40,11 +42,11 @@ def find(config: schema.Config, weights: Weights | None, name: str, settings: sc
     raise UserError(f'evals.{name}.weights: expected weights with a text tower, got none. Set '
                     f'--config.evals.{name}.weights=FILE, or begin the run with such weights (init_from).')
   image = image or loading.load(where)
-  own, width = (cost.forward(model, px, head=config.head, num_classes=0).width for model, px in (
+  width, beside = (cost.forward(model, px, head=config.head, num_classes=0).width for model, px in (
       (config.model, config.image_px), (image.model, image.preprocess.image_px)))
-  if own != width:
-    raise UserError(f'evals.{name}.weights: expected weights of a network with {own} features, as that of the run, got '
-                    f'{width} in {where}. Use the text tower that belongs to this image tower.')
-  found = texts.load(where, image=image)
-  log.info('%s', texts.describe(found))
-  return TextEncoder(found, image, tokenizer_file=settings.tokenizer, mesh=mesh)
+  if width != beside:
+    raise UserError(f'evals.{name}.weights: expected weights of a network with {width} features, as that of the run, '
+                    f'got {beside} in {where}. Use the text tower that belongs to this image tower.')
+  tower = texts.load(where, image=image)
+  log.info('%s', texts.describe(tower))
+  return TextEncoder(tower, image, tokenizer_file=settings.tokenizer, mesh=mesh)

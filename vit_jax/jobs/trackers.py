@@ -1,4 +1,8 @@
-"""The trackers of a run by its config, and the hooks that show images and histograms in them."""
+"""The trackers of a run by its config, and the hooks that show images and histograms in them.
+
+`train` calls `check` before anything is read, passes `opener` to the writer of the record, which opens the trackers,
+and the hooks to the loop. How each tracker is written is in `record/shown.py`.
+"""
 from __future__ import annotations
 
 import contextlib
@@ -40,7 +44,7 @@ def opener(config: schema.Config, workdir: storage.Path,
            resumed_from: int | None) -> Callable[[str], list[shown.Guarded]]:
   """Returns a function from a local folder for files to the trackers of a run, for `Writer`."""
   def opened(folder: str) -> list[shown.Guarded]:
-    chosen, found = config.trackers, list[shown.Guarded]()
+    chosen, trackers = config.trackers, list[shown.Guarded]()
     ids = _ids(workdir) if resumed_from is not None else {}
     settings = {one.name: describe.text(one.value) for one in describe.settings(config)}
 
@@ -57,10 +61,10 @@ def opener(config: schema.Config, workdir: storage.Path,
       with contextlib.suppress(Exception):  # which the tracker then raises again, and reports
         for module in PACKAGES[setting]:
           importlib.import_module(module)
-      found.append(shown.Guarded(f'trackers.{setting}', make, background=True))
+      trackers.append(shown.Guarded(f'trackers.{setting}', make, background=True))
 
     if chosen.tensorboard:
-      found.append(shown.tensorboard(folder, resumed_from))
+      trackers.append(shown.tensorboard(folder, resumed_from))
     if chosen.wandb:
       run_id = ids.get('wandb') or remember('wandb', secrets.token_hex(4))
       background('wandb', lambda: shown.WeightsAndBiases(
@@ -69,17 +73,17 @@ def opener(config: schema.Config, workdir: storage.Path,
       background('mlflow', lambda: shown.MLflow(
           chosen.mlflow, name=config.name, run_id=ids.get('mlflow', ''), settings=settings,
           remember=lambda given: remember('mlflow', given)))
-    return found
+    return trackers
 
   return opened
 
 
 def _ids(workdir: storage.Path) -> dict[str, str]:
   try:
-    found = documents.load(workdir / FILE)
+    ids = documents.load(workdir / FILE)
   except (OSError, ValueError):  # no such file, or a damaged one: a new run
     return {}
-  return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
+  return {str(key): str(value) for key, value in ids.items()} if isinstance(ids, dict) else {}
 
 
 def hooks(config: schema.Config, parts: build.Parts, writer: Writer, mesh: Mesh) -> list[loop.Hook]:
@@ -88,10 +92,10 @@ def hooks(config: schema.Config, parts: build.Parts, writer: Writer, mesh: Mesh)
   if not settings.images and not settings.histograms:
     return []
   from vit_jax.train import tracker_hooks
-  found: list[loop.Hook] = []
+  added: list[loop.Hook] = []
   if settings.images:
-    found.append(tracker_hooks.Images(settings.images, parts.prepare, writer.show, mean=recipe.mean, std=recipe.std,
+    added.append(tracker_hooks.Images(settings.images, parts.prepare, writer.show, mean=recipe.mean, std=recipe.std,
                                       mesh=mesh, seed=config.seed))
   if settings.histograms and (every := parts.lengths.steps(settings.histograms)):
-    found.append(tracker_hooks.Histograms(every, writer.show, mesh=mesh))
-  return found
+    added.append(tracker_hooks.Histograms(every, writer.show, mesh=mesh))
+  return added

@@ -1,4 +1,10 @@
-"""`--job=train`: pre-trains or fine-tunes, evaluates, saves checkpoints, and resumes."""
+"""`--job=train`: pre-trains or fine-tunes, evaluates, saves checkpoints, and resumes.
+
+`run` decides what the run is: its directory, weights, dataset commits and labels of a teacher. `Run` then opens the
+data and builds the objects (`build.py`), begins or restores the state, and calls the loop (`train/loop.py`) with hooks
+for everything that is not a step: metrics, evaluations, checkpoints, trackers, profiles. `finetune` and `pretrain` call
+`run` with the config that they make. What may not change when a run resumes is in `resume.py`.
+"""
 from __future__ import annotations
 
 import contextlib
@@ -21,7 +27,7 @@ from vit_jax.evaluate import evaluators as evaluation
 from vit_jax.evaluate import final as results
 from vit_jax.evaluate import resources
 from vit_jax.evaluate.results import Result
-from vit_jax.jobs import build, loader_processes, report_page, resume, summary, trackers
+from vit_jax.jobs import build, host_speed, report, resume, summary, trackers
 from vit_jax.jobs import runtime as startup
 from vit_jax.objectives import kinds
 from vit_jax.parallel import feed
@@ -39,14 +45,14 @@ log = logging.getLogger('vit_jax.jobs')
 
 
 def run(config: schema.Config, workdir: storage.Path | None = None, *, overridden: Collection[str] = (),
-        found: Weights | None = None, until: str = '', is_segment: bool = False) -> int:
+        weights: Weights | None = None, until: str = '', is_segment: bool = False) -> int:
   """Trains until the end or until `until` (exit status 0), or until a signal to stop (`failures.TRY_AGAIN`).
 
   Args:
-    config: of the run.
-    workdir: of the run; None = `runs/NAME`, where only a run with the same settings is resumed.
-    overridden: settings on the command line, which override those of `config.init_from`.
-    found: the weights of `config.init_from` if they have been read.
+    config: the config of the run.
+    workdir: the run directory; None = `runs/NAME`, where only a run with the same settings is resumed.
+    overridden: names of the settings on the command line, which override those of `config.init_from`.
+    weights: the weights of `config.init_from` if they have been read.
     until: the part of the run, such as '25 %' or '500 steps', after which it pauses: it is evaluated and saved, with
       the results in `paused_UNTIL.json`, and continues as if it had not paused when it is started again; '' = the end.
     is_segment: it is not evaluated there, and the exit status is that of a signal.
@@ -59,7 +65,7 @@ def run(config: schema.Config, workdir: storage.Path | None = None, *, overridde
   resume.check_weights(workdir, config)
   if config.init_from or config.objective.has_weights:
     from vit_jax.weights import inherit  # only here: most runs read no weights, and reading them is many modules
-    config, found = inherit.resolve(config, overridden, workdir, found)
+    config, weights = inherit.resolve(config, overridden, workdir, weights)
     check.check(config)
   config = resume.keep_orientation(resume.pin_sources(config, workdir), workdir)
   if is_default:
@@ -71,7 +77,7 @@ def run(config: schema.Config, workdir: storage.Path | None = None, *, overridde
       if reason := teacher_labels.ensure(config):
         print(f'Stopped by {reason} while the teacher labels images. Run the same command again to resume.', flush=True)
         return failures.TRY_AGAIN
-    return Run(config, workdir, began, found, overridden).run(until, is_segment=is_segment)
+    return Run(config, workdir, began, weights, overridden).run(until, is_segment=is_segment)
 
 
 def default_workdir(name: str) -> storage.Path:
@@ -104,9 +110,9 @@ _ABOUT = {'JFT-': 'JFT is internal to Google. The configs vit_l16_i21k and vit_b
 class Run:
   """The part of one process in a run, from opening the data to the report."""
 
-  def __init__(self, config: schema.Config, workdir: storage.Path, began: float, found: Weights | None = None,
+  def __init__(self, config: schema.Config, workdir: storage.Path, began: float, weights: Weights | None = None,
                overridden: Collection[str] = ()) -> None:
-    self.workdir, self._began, self._found = workdir, began, found
+    self.workdir, self._began, self._weights = workdir, began, weights
     self._restored_digest = ''
     self._restore_s = 0.
     self.data = open_data(config, is_own='data.source' in overridden, order=resume.find_classes(workdir))
@@ -126,7 +132,10 @@ class Run:
   def run(self, until: str = '', *, is_segment: bool = False) -> int:
     """Restores or initializes the state, trains, evaluates; returns the exit status. Arguments: see `train.run`."""
     total, program = self.parts.lengths.total_steps, self.parts.program
-    last = min(total, self._steps_of(until)) if until else total
+    try:
+      last = min(total, self.parts.lengths.steps(until)) if until else total
+    except UserError as error:
+      raise UserError(f'--until: {error}') from None
     console.begin_stage('creating or restoring the state')
     state, start = self._begin()
     if start > last:
@@ -136,13 +145,16 @@ class Run:
     early = self._early_stop(start, latest)
     part = until if start == last < total and not early.reason else ''
     if (start == last or early.reason) and (
-        found := resume.find_finished(self.workdir, part, start, self._restored_digest)) is not None:
-      return self._repeat(found, part)
+        final := resume.find_finished(self.workdir, part, start, self._restored_digest)) is not None:
+      return self._repeat(final, part)
     resume.write_config(self.workdir, self.config)
     writer, clock = self._open_record(start)
-    saving = self._saving_hook(start, writer, clock, latest)
+    every_s = durations.parse_wall(every := self.config.checkpoints.every)
+    saving = hooks.Checkpoint(
+        SaveTimes(0 if every_s else self.parts.lengths.steps(every), every_s, start=start), self.checkpointer, writer,
+        clock, about=self._about(), latest=latest)
     batches = feed.Ahead(self.loader.batches(start), lambda batch: meshes.put_batch(batch, self.mesh, self.shard))
-    host_speed = loader_processes.HostSpeed(
+    speed = host_speed.HostSpeed(
         clock, self.config.batch_size * len(self.shard.parts) / self.shard.count, self.loader)
     times = host_times.HostTimes(clock, writer, log_every=self.parts.lengths.steps(self.config.train.log_every),
                                  gather=host_times.gather_by_devices())
@@ -152,9 +164,9 @@ class Run:
       with (profile.served(self.config.train.profile_port, jax.process_index()), tracing,
             stopping.StopRequest() as request):
         ended = loop.run(
-            times.timed(tracing.mark(host_speed.timed(program.step_fn))), state, batches, start=start,
+            times.timed(tracing.mark(speed.timed(program.step_fn))), state, batches, start=start,
             total=start if early.reason else last,
-            hooks=[times, *self._hooks(writer, clock, latest), early, saving, tracing, host_speed], clock=clock,
+            hooks=[times, *self._hooks(writer, clock, latest), early, saving, tracing, speed], clock=clock,
             should_stop=lambda step: request.reason(step) or early.reason)
       if ended.error:
         raise self._save_after(ended.error, ended, start, saving)
@@ -175,13 +187,6 @@ class Run:
       batches.close()
       self.loader.close()
       self.checkpointer.close()
-
-  def _steps_of(self, until: str) -> int:
-    """Returns the steps of `--until`."""
-    try:
-      return self.parts.lengths.steps(until)
-    except UserError as error:
-      raise UserError(f'--until: {error}') from None
 
   def _begin(self) -> tuple[TrainState, int]:
     """Returns the state of the newest complete checkpoint or a new one, and its step."""
@@ -214,8 +219,8 @@ class Run:
     if not self.config.init_from and not self.config.objective.has_weights:
       return self.parts.program.init_fn()
     from vit_jax.weights import init_state
-    found, self._found = self._found, None  # frees its arrays
-    return init_state.begin(self.config, self.parts.program, self.data.class_names, self.workdir, found)
+    weights, self._weights = self._weights, None  # frees its arrays
+    return init_state.begin(self.config, self.parts.program, self.data.class_names, self.workdir, weights)
 
   def _open_record(self, start: int) -> tuple[Writer, clocks.Clock]:
     """Returns the record and the clock of a start at step `start`, with the time that it has taken so far."""
@@ -236,33 +241,33 @@ class Run:
 
   def _hooks(self, writer: Writer, clock: clocks.Clock, latest: hooks.Latest) -> list[loop.Hook]:
     config, parts = self.config, self.parts
-    found: list[loop.Hook] = [
+    added: list[loop.Hook] = [
         hooks.Metrics(writer, clock, log_every=parts.lengths.steps(config.train.log_every),
                       total=parts.lengths.total_steps, steps_an_epoch=parts.lengths.steps_an_epoch,
                       schedule=parts.schedule),
         hooks.Finite(config.train.on_nonfinite, diagnose.build(
             parts.objective, parts.prepare, self.loader.describe, self.loader.indexes, mesh=self.mesh,
             seed=config.seed))]
-    found += trackers.hooks(config, parts, writer, self.mesh)
-    found += [hooks.Alarm(watch, writer) for watch in kinds.of(config).watches(parts.lengths)]
+    added += trackers.hooks(config, parts, writer, self.mesh)
+    added += [hooks.Alarm(watch, writer) for watch in kinds.of(config).watches(parts.lengths)]
     every = {name: parts.lengths.steps(config.evals[name].every) for name in results.in_order(self.evaluators)}
-    found += [hooks.Evaluate(every[name], self._evaluation(name, writer), writer, clock, latest) for name in every]
+    added += [hooks.Evaluate(every[name], self._evaluation(name, writer), writer, clock, latest) for name in every]
     if best := config.checkpoints.keep_best:  # each checkpoint is evaluated, in addition to the evaluation's own steps
-      found.append(hooks.Evaluate(parts.lengths.steps(config.checkpoints.every),
+      added.append(hooks.Evaluate(parts.lengths.steps(config.checkpoints.every),
                                   self._evaluation(best.split('/')[0], writer), writer, clock, latest, metric=best))
-    return found
+    return added
 
   def _evaluation(self, name: str, writer: Writer) -> Callable[[TrainState, int], Mapping[str, float]]:
     """Returns a function that evaluates every view of an evaluation, warns, and returns the metrics by name."""
     views = self.parts.objective.views()
 
     def evaluate(state: TrainState, step: int) -> Mapping[str, float]:
-      found = {view: one.measure(views[view].select(state.params, state.extra))
-               for view, one in self.evaluators[name].items()}
-      log.info('%s', summary.evaluated(name, step, self.parts.lengths.total_steps, found))
-      _raise_alarms(name, found, step, writer)
+      by_view = {view: evaluator.measure(views[view].select(state.params, state.extra))
+               for view, evaluator in self.evaluators[name].items()}
+      log.info('%s', summary.evaluated(name, step, self.parts.lengths.total_steps, by_view))
+      _raise_alarms(name, by_view, step, writer)
       return {results.metric_name(name, metric, view): number
-              for view, result in found.items() for metric, number in result.metrics.items()}
+              for view, result in by_view.items() for metric, number in result.metrics.items()}
 
     return evaluate
 
@@ -293,11 +298,10 @@ class Run:
     This is a separate compilation, cached on disk for the next dump; the first step may have to compile again. All
     processes compile, and process 0 writes. A program that jaxlib cannot print gives a warning.
     """
-    path = self.workdir / 'hlo' / 'train_step.txt'
-    lowered = self.parts.program.step_fn.lower(self.parts.program.abstract_state, build.abstract_batch(self.config))
-    program = lowered.compile()
+    path, program = self.workdir / 'hlo' / 'train_step.txt', self.parts.program
+    compiled = program.step_fn.lower(program.abstract_state, build.abstract_batch(self.config)).compile()
     try:
-      text = program.as_text() or ''
+      text = compiled.as_text() or ''
     except jax.errors.JaxRuntimeError as error:  # jaxlib 0.10.2 cannot read calls of SparseCores back
       log.warning('train.dump_hlo: expected a program that jaxlib can print, got %s. Set LIBTPU_INIT_ARGS='
                   '"--xla_jf_dump_to=DIR --xla_jf_dump_hlo_text=true": the compiler writes its text into the '
@@ -305,13 +309,6 @@ class Run:
       return
     run_directory.write_text(path, text)
     log.info('The compiled train step is in %s', path)
-
-  def _saving_hook(self, start: int, writer: Writer, clock: clocks.Clock, latest: hooks.Latest) -> hooks.Checkpoint:
-    every = self.config.checkpoints.every
-    seconds = durations.parse_wall(every)
-    return hooks.Checkpoint(
-        SaveTimes(0 if seconds else self.parts.lengths.steps(every), seconds, start=start), self.checkpointer, writer,
-        clock, about=self._about(), latest=latest)
 
   @property
   def _sources(self) -> dict[str, Source]:
@@ -355,8 +352,8 @@ class Run:
     with clock.phase('evaluate'):
       final = results.measure(self.evaluators, self.parts.objective, state)
     if start < total:
-      for name, found in final.results.items():
-        _raise_alarms(name, found, total, writer)
+      for name, by_view in final.results.items():
+        _raise_alarms(name, by_view, total, writer)
       writer.write(total, final.metrics)
       latest.update({name: (total, number) for name, number in final.metrics.items()})
       saving.save(total, state, wait=True)
@@ -374,11 +371,10 @@ class Run:
         summary.best(final, record.rows, used),
         summary.spent(record.events, num_steps=total, batch_size=self.config.batch_size)])))
     spent = clocks.sum_starts(record.events)
+    processor_s = {'processor_s': spent.processor_s, 'training_processor_s': spent.training_processor_s}
     content = {
         'step': total, 'starts': clocks.count_starts(record.events), 'seconds': spent.total_s,
-        **{name: number for name, number in (('processor_s', spent.processor_s),
-                                             ('training_processor_s', spent.training_processor_s))
-           if number is not None},
+        **{name: seconds for name, seconds in processor_s.items() if seconds is not None},
         'params_digest': digest, 'headline': final.headline_name,
         'num_params': trees.num_elements(self.parts.program.abstract_state.params), 'metrics': final.metrics,
         'exaflops': build.train_flops(self.parts) * self.config.batch_size * total / 1e18,
@@ -393,25 +389,25 @@ class Run:
                   class_names=self.data.class_names, params_digest=digest, data=self._fingerprints())
     run_directory.write_json(self.workdir / 'final.json', content)
     if jax.process_index() == 0:
-      page = report_page.write_or_warn(self.workdir)
+      page = report.write_or_warn(self.workdir)
       print(summary.last_line(content, used, page), flush=True)
 
   def _chosen(self) -> chosen.Chosen | None:
     saved = build.saved_config(self.workdir) or self.config  # of a finished run, whatever this command sets
     return runs.find_whole(self.workdir, saved.checkpoints.keep_best)[0]
 
-  def _repeat(self, found: Mapping[str, Any], until: str) -> int:
+  def _repeat(self, final: Mapping[str, Any], until: str) -> int:
     """Prints the results of a run that has finished or paused in an earlier start; changes none of its files."""
     self.loader.close()
     self.checkpointer.close()
     log.info('The run is not trained or evaluated again, and its results stay as they are. To evaluate it, run '
              'vit-jax evaluate --workdir=%s.', self.workdir)
     if jax.process_index() == 0 and until:
-      self._say_paused(found['step'], until)
+      self._say_paused(final['step'], until)
     elif jax.process_index() == 0:
-      page = self.workdir / report_page.PAGE
-      print(summary.last_line(found, self._chosen(), str(page) if page.exists() else
-                              report_page.write_or_warn(self.workdir)), flush=True)
+      page = self.workdir / report.PAGE
+      print(summary.last_line(final, self._chosen(), str(page) if page.exists() else
+                              report.write_or_warn(self.workdir)), flush=True)
     return 0
 
   def _say_paused(self, step: int, until: str) -> None:
@@ -420,16 +416,16 @@ class Run:
 
   def _fingerprints(self) -> dict[str, resources.Fingerprint]:
     """Returns what the run read, by source and split; not the images that a teacher labeled."""
-    own = self.config.data
-    found = {f'{own.source} {own.eval_split}': self.data.eval}
-    if not own.pseudo.source:
-      found[f'{own.source} {own.train_split}'] = self.data.train
-    return self._resources.fingerprints() | {name: resources.fingerprint(source) for name, source in found.items()}
+    data = self.config.data
+    sources = {f'{data.source} {data.eval_split}': self.data.eval}
+    if not data.pseudo.source:
+      sources[f'{data.source} {data.train_split}'] = self.data.train
+    return self._resources.fingerprints() | {name: resources.fingerprint(source) for name, source in sources.items()}
 
 
-def _raise_alarms(name: str, found: Mapping[str, Result], step: int, writer: Writer) -> None:
+def _raise_alarms(name: str, by_view: Mapping[str, Result], step: int, writer: Writer) -> None:
   """Logs the metrics of an evaluation that are too low, by view, also as events."""
-  for view, result in found.items():
+  for view, result in by_view.items():
     for low in result.alarms:
       metric = results.metric_name(name, low.metric, view)
       writer.event('alarm', step=step, metric=metric, value=low.value, below=low.below)

@@ -1,4 +1,8 @@
-"""Warns if the host makes fewer images than the step takes, as measured in the first steps of a process."""
+"""Warns if the host makes fewer images than the step takes, as measured in the first steps of a process.
+
+`train` wraps its step with `HostSpeed.timed`, which measures the step alone, and passes the hook to the loop, which
+calls `on_metrics` after each step. What helps is chosen by `workers.advice`.
+"""
 from __future__ import annotations
 
 import logging
@@ -35,9 +39,9 @@ class HostSpeed:
   """A hook that warns once, with what helps.
 
   Args:
-    clock: of the run.
-    images: of this host in a step.
-    loader: of its batches. If it has the data in memory, the hook says nothing.
+    clock: the clock of the run.
+    images: how many images this host loads for a step.
+    loader: the loader of its batches. If it has the data in memory, there is no warning.
   """
   every = 0
 
@@ -55,9 +59,9 @@ class HostSpeed:
         return step_fn(state, batch)
       jax.block_until_ready((state, batch))
       began = time.monotonic()
-      found = jax.block_until_ready(step_fn(state, batch))
+      result = jax.block_until_ready(step_fn(state, batch))
       self._alone_s = min(self._alone_s, time.monotonic() - began)
-      return found
+      return result
     return call
 
   def on_metrics(self, done: Done) -> None:
@@ -93,7 +97,7 @@ def busy_s(stat: pathlib.Path = pathlib.Path('/proc/stat')) -> float:
     mine = {f'cpu{core}' for core in os.sched_getaffinity(0)}
     lines = [line.split() for line in stat.read_text().splitlines()]
     ticks = sum(int(value) for name, *values in lines if name in mine
-                for place, value in enumerate(values[:8]) if place not in _IDLE)
+                for column, value in enumerate(values[:8]) if column not in _IDLE)
     return ticks / os.sysconf('SC_CLK_TCK')
   except (OSError, AttributeError, ValueError):
     return time.process_time()

@@ -14,7 +14,7 @@ import pytest
 import runs
 
 from vit_jax.data import loader, workers
-from vit_jax.jobs import loader_processes
+from vit_jax.jobs import host_speed
 from vit_jax.record.clock import Clock
 
 
@@ -23,13 +23,13 @@ class Run:
 
   def __init__(self, monkeypatch: pytest.MonkeyPatch, step_s: float = .122, waiting: float = .45) -> None:
     self.s, self.step_s, self.waiting = 100., step_s, waiting
-    monkeypatch.setattr(loader_processes.time, 'monotonic', lambda: self.s)
-    monkeypatch.setattr(loader_processes, 'busy_s', lambda: 14. * self.s)
+    monkeypatch.setattr(host_speed.time, 'monotonic', lambda: self.s)
+    monkeypatch.setattr(host_speed, 'busy_s', lambda: 14. * self.s)
     monkeypatch.setattr(workers, 'machine', lambda: workers.Machine(112, 2**38))
     self.clock = Clock(1, 0., None, now=lambda: self.s)
     data = object.__new__(loader.TrainLoader)
     monkeypatch.setattr(loader.TrainLoader, 'workers', workers.Workers(0, 0, 2**20), raising=False)
-    self.hook = loader_processes.HostSpeed(self.clock, 1_024., data)
+    self.hook = host_speed.HostSpeed(self.clock, 1_024., data)
     self.step_fn = self.hook.timed(self.call)
 
   def call(self, state: Any, batch: Any) -> Any:
@@ -57,21 +57,21 @@ def test_a_step_that_waits_is_one_warning_with_the_number_of_processes(
 
 def test_a_window_lasts_long_enough_but_not_for_ever(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(loader_processes, 'SECONDS', 9.)
+  monkeypatch.setattr(host_speed, 'SECONDS', 9.)
   run = Run(monkeypatch)  # 40 steps take 4.9 s
-  run.go(loader_processes.FIRST + loader_processes.STEPS)
+  run.go(host_speed.FIRST + host_speed.STEPS)
   assert not caplog.records
-  run.go(loader_processes.STEPS)
+  run.go(host_speed.STEPS)
   assert len(caplog.records) == 1
-  monkeypatch.setattr(loader_processes, 'SECONDS', 1e9)
+  monkeypatch.setattr(host_speed, 'SECONDS', 1e9)
   run = Run(monkeypatch)
-  run.go(loader_processes.FIRST + loader_processes.MOST_STEPS)
+  run.go(host_speed.FIRST + host_speed.MOST_STEPS)
   assert len(caplog.records) == 2
 
 
 def test_data_in_memory_are_not_measured(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
   run = Run(monkeypatch)
-  run.hook = loader_processes.HostSpeed(run.clock, 1_024., object())  # type: ignore[arg-type]
+  run.hook = host_speed.HostSpeed(run.clock, 1_024., object())  # type: ignore[arg-type]
   run.go(800)
   assert not caplog.records
 
@@ -85,12 +85,12 @@ def test_few_steps_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_busy_cores_are_those_of_this_process(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(loader_processes.os, 'sched_getaffinity', lambda _: {1, 3})
-  monkeypatch.setattr(loader_processes.os, 'sysconf', lambda _: 100)
+  monkeypatch.setattr(host_speed.os, 'sched_getaffinity', lambda _: {1, 3})
+  monkeypatch.setattr(host_speed.os, 'sysconf', lambda _: 100)
   stat = tmp_path / 'stat'
   stat.write_text('cpu 9 9 9 9\ncpu0 900 0 0 0 0 0 0 0 0 0\ncpu1 100 20 3 500 400 0 7 0 50 0\ncpu3 70 0 0 1 1 0 0 0\n')
-  assert loader_processes.busy_s(stat) == pytest.approx(2.)
-  assert loader_processes.busy_s(tmp_path / 'none') > 0
+  assert host_speed.busy_s(stat) == pytest.approx(2.)
+  assert host_speed.busy_s(tmp_path / 'none') > 0
 
 
 ABANDONED = """
@@ -106,7 +106,7 @@ if __name__ == '__main__':
 
 @pytest.mark.slow(reason='about 15 s each: a run with loader processes')
 @pytest.mark.parametrize('number', [None, signal.SIGUSR1, signal.SIGTERM])
-def test_a_run_with_loader_processes_ends_without_a_word_on_standard_error(
+def test_a_run_with_host_speed_ends_without_a_word_on_standard_error(
     number: signal.Signals | None, tmp_path: pathlib.Path) -> None:
   """Also if a scheduler sends a signal to all of its processes."""
   (tmp_path / 'run.py').write_text(ABANDONED)
