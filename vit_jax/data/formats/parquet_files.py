@@ -1,15 +1,18 @@
-"""Bytes of Parquet files: their footers, the columns of a row group, and the rows for the index.
+"""Decodes Parquet files: their footers, the columns of a row group, and the rows for the index.
 
-A footer describes a file; for the index, only footers and the columns with labels and names are read.
+`parquet.py` calls `read_metadata` to choose columns, `index.load` calls `scan`, which reads only the footer of a file
+and its columns with labels and names, and `ParquetSource` then decodes row groups with `read_column`. All bytes are
+read by `data/storage.py`, and decoded by pyarrow. This module knows no settings.
 
 Format: github.com/apache/parquet-format.
 """
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,13 +27,14 @@ from vit_jax.data.storage import Span
 
 TYPES = {'offset': 'int64', 'size': 'int64', 'decoded': 'int64', 'group': 'int32', 'place': 'int64',
           'name': index.BYTES, 'footer': index.BYTES, index.LABEL: index.BYTES}
-"""Where the images of the row group of a row are, 0 if images are files, and their bytes without compression; its
-number in the file, and the place of the row in it; the name of the image; and, at the first row of a file, its footer.
+"""Columns of the index. For the row group of a row: the span of its images, 0 if images are files (`offset`, `size`),
+their bytes without compression (`decoded`), and its number in the file (`group`). For the row: its position in the row
+group (`place`), the name of the image, and in the first row of a file the footer of the file.
 """
 _AGAIN = 'Copy it again, or leave it out of the pattern.'
 _MAGIC, _ENCRYPTED, _END = b'PAR1', b'PARE', 8
 _USUAL_FOOTER, _MOST_FOOTER, _MOST_NAME = 2**16, 2**30, 2**12  # bytes
-_MOST = 2**62  # bytes of an object, whose size is not asked for
+_MOST = 2**62  # bytes of an object, whose size is not known
 
 
 def pyarrow_parquet() -> Any:
@@ -54,12 +58,12 @@ def read_metadata(path: str) -> Any:
 
 def _parsed(path: str, footer: bytes) -> Any:
   try:
-    found = metadata(footer)
-    found.schema.to_arrow_schema()  # which a damaged description may not have
-    return found
+    parsed = metadata(footer)
+    parsed.schema.to_arrow_schema()  # which raises an error if the description is damaged
+    return parsed
   except UserError:
     raise
-  except Exception as error:  # pyarrow has many, such as OSError for what is damaged
+  except Exception as error:  # pyarrow raises many kinds, such as OSError for damaged bytes
     raise _damaged(path, error) from error
 
 
@@ -68,11 +72,12 @@ def _damaged(path: str, error: Exception) -> UserError:
 
 
 def reason(error: Exception) -> str:
+  """Returns the first line of an error of pyarrow."""
   return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def _read_footer(path: str) -> tuple[bytes, int]:
-  """Returns the end of a file with its description, and the size of the file, at most.
+  """Returns the footer, the end of a file that describes it; and the size of the file, or for an object a larger one.
 
   Raises:
     UserError: it is something else, or truncated.
@@ -81,7 +86,7 @@ def _read_footer(path: str) -> tuple[bytes, int]:
   size = _MOST if storage.is_address(path) else os.path.getsize(path)
   first = min(size, _USUAL_FOOTER)
   end = storage.read(path, -first, first) if size else b''
-  if len(end) < first:  # all of an object
+  if len(end) < first:  # the complete object
     size = len(end)
   if len(end) < _END or end[-4:] != _MAGIC:
     got = ('an encrypted one' if end[-4:] == _ENCRYPTED else 'an empty file' if not size else
@@ -94,11 +99,11 @@ def _read_footer(path: str) -> tuple[bytes, int]:
 
 
 class _OpenFile(io.RawIOBase):
-  """A file as pyarrow reads it, by `storage.read`; or only `content`, the bytes from `first` on, of it."""
+  """A file for pyarrow, whose bytes are returned by a function of offset and size."""
 
-  def __init__(self, path: str, size: int, content: bytes | None = None, first: int = 0) -> None:
+  def __init__(self, num_bytes: int, read_at: Callable[[int, int], bytes]) -> None:
     super().__init__()
-    self._path, self._size, self._content, self._first, self._place = path, size, content, first, 0
+    self._num_bytes, self._read_at, self._offset = num_bytes, read_at, 0
 
   def readable(self) -> bool:
     return True
@@ -107,20 +112,17 @@ class _OpenFile(io.RawIOBase):
     return True
 
   def tell(self) -> int:
-    return self._place
+    return self._offset
 
   def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-    self._place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
-    return self._place
+    self._offset = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._offset, io.SEEK_END: self._num_bytes}[whence]
+    return self._offset
 
   def read(self, size: int = -1) -> bytes:
-    start, size = self._place, self._size - self._place if size < 0 else size
-    if self._content is None:
-      found = storage.read(self._path, start, max(0, min(size, self._size - start)))
-    else:
-      found = self._content[max(0, start - self._first):max(0, start - self._first + size)]
-    self._place += len(found)
-    return found
+    rest = max(0, self._num_bytes - self._offset)
+    content = self._read_at(self._offset, rest if size < 0 else min(size, rest))
+    self._offset += len(content)
+    return content
 
 
 def _reader(file: _OpenFile, footer: Any, names: Sequence[str], groups: Sequence[int]) -> Any:
@@ -138,17 +140,20 @@ def _reader(file: _OpenFile, footer: Any, names: Sequence[str], groups: Sequence
                                 page_checksum_verification=True, read_dictionary=coded)
 
 
-def read_column(part: Span, content: bytes, footer: Any, group: int, leaf: str) -> Any:
+def read_column(span: Span, content: bytes, footer: Any, group: int, leaf: str) -> Any:
   """Returns the values of a column in one row group, a `pyarrow.ChunkedArray`; raises as pyarrow if it is damaged.
 
   Args:
-    part: where the bytes of the column in this row group are.
+    span: where the bytes of the column in this row group are.
     content: these bytes.
     footer: the metadata of the file.
     group: the number of the row group in the file.
     leaf: the column, such as `image.bytes`.
   """
-  reader = _reader(_OpenFile(part.path, _MOST, content, part.offset), footer, [leaf], [group])
+  def read_at(offset: int, size: int) -> bytes:
+    start = offset - span.offset
+    return content[max(0, start):max(0, start + size)]
+  reader = _reader(_OpenFile(_MOST, read_at), footer, [leaf], [group])
   return _leaf(reader.read_row_group(group, columns=[leaf], use_threads=False).column(0), leaf)
 
 
@@ -162,23 +167,24 @@ def _leaf(column: Any, leaf: str) -> Any:
 
 
 def scan(path: str, ignored: Counts, *, columns: Columns) -> Iterator[tuple[Any, ...]]:
-  """Yields the rows of a file.
+  """Yields the rows of a file, with the columns of `TYPES`.
 
   Raises:
     UserError: it is damaged, or its columns have other types.
     OSError: it cannot be read.
   """
   del ignored
-  footer, size = _read_footer(path)
-  found = _parsed(path, footer)
-  parquet_columns.check(path, found, columns)
-  groups = _groups(path, found, columns.leaf, size)
-  wanted, num = [one for one in (columns.label, columns.path) if one], sum(rows for rows, *_ in groups)
+  footer, num_bytes = _read_footer(path)
+  described = _parsed(path, footer)
+  parquet_columns.check(path, described, columns)
+  groups = _groups(path, described, columns.leaf, num_bytes)
+  wanted, num_rows = [name for name in (columns.label, columns.path) if name], sum(rows for rows, *_ in groups)
   names: list[bytes] = []
   labels: list[Labels] = []
   try:
-    reader = _reader(_OpenFile(path, size), found, wanted, range(len(groups)))
-    for group, (rows, *_) in enumerate(groups if wanted else ()):  # nested dictionaries are read one by one
+    file = _OpenFile(num_bytes, functools.partial(storage.read, path))
+    reader = _reader(file, described, wanted, range(len(groups)))
+    for group, (rows, *_) in enumerate(groups if wanted else ()):  # one by one: their dictionaries may differ
       table = reader.read_row_group(group, columns=wanted, use_threads=False)
       if table.num_rows != rows:
         raise ValueError(f'{table.num_rows:,} rows in place of {rows:,}')
@@ -190,55 +196,55 @@ def scan(path: str, ignored: Counts, *, columns: Columns) -> Iterator[tuple[Any,
     if isinstance(error, OSError) and error.errno:
       raise
     raise _damaged(path, error) from error
-  places = ((*place, group, row) for group, (rows, *place) in enumerate(groups) for row in range(rows))
-  for place, name, label in zip(places, names or itertools.repeat(b'', num), labels or itertools.repeat(None, num),
-                                strict=True):
-    yield *place, name, footer, index.encode(label)
+  positions = ((*span, group, row) for group, (rows, *span) in enumerate(groups) for row in range(rows))
+  for position, name, label in zip(positions, names or itertools.repeat(b'', num_rows),
+                                   labels or itertools.repeat(None, num_rows), strict=True):
+    yield *position, name, footer, index.encode(label)
     footer = b''
 
 
-def _groups(path: str, found: Any, leaf: str, size: int) -> list[tuple[int, int, int, int]]:
-  """Returns the rows of each row group, and the place and the decoded size of its images."""
-  column = next((i for i in range(found.num_columns) if found.schema.column(i).path == leaf), None)
+def _groups(path: str, footer: Any, leaf: str, file_bytes: int) -> list[tuple[int, int, int, int]]:
+  """Returns the number of rows of each row group, and offset, size and decoded size of its images."""
+  column = next((i for i in range(footer.num_columns) if footer.schema.column(i).path == leaf), None)
   groups = []
-  for group in map(found.row_group, range(found.num_row_groups)):
+  for group in map(footer.row_group, range(footer.num_row_groups)):
     if column is None:
       groups.append((group.num_rows, 0, 0, 0))
       continue
-    own = group.column(column)
-    if 'DELTA_BYTE_ARRAY' in own.encodings:
+    chunk = group.column(column)
+    if 'DELTA_BYTE_ARRAY' in chunk.encodings:
       raise UserError(f'{path}: expected images that are stored as they are or in a dictionary, got the encoding '
                       'DELTA_BYTE_ARRAY, whose size in memory is not known before. Write the file again with '
                       'pyarrow.parquet.write_table.')
-    offset, num_bytes = place_of(own)
-    if group.num_rows < 0 or offset < len(_MAGIC) or num_bytes < 0 or offset + num_bytes > size - _END:
+    offset, num_bytes = chunk_range(chunk)
+    if group.num_rows < 0 or offset < len(_MAGIC) or num_bytes < 0 or offset + num_bytes > file_bytes - _END:
       raise UserError(f'{path}: expected row groups inside of the file, got one of {num_bytes:,} bytes at byte '
                       f'{offset:,}. {_AGAIN}')
-    groups.append((group.num_rows, offset, num_bytes, max(0, own.total_uncompressed_size)))
+    groups.append((group.num_rows, offset, num_bytes, max(0, chunk.total_uncompressed_size)))
   return groups
 
 
-def place_of(chunk: Any) -> tuple[int, int]:
-  """Returns where the bytes of a column in a row group are, and their number, by its metadata."""
-  places = [place for place in (chunk.dictionary_page_offset, chunk.data_page_offset) if place]
-  return min(places, default=0), chunk.total_compressed_size
+def chunk_range(chunk: Any) -> tuple[int, int]:
+  """Returns offset and size of a column in a row group, a `pyarrow.parquet.ColumnChunkMetaData`."""
+  offsets = [offset for offset in (chunk.dictionary_page_offset, chunk.data_page_offset) if offset]
+  return min(offsets, default=0), chunk.total_compressed_size
 
 
 def _values(column: Any) -> list[Any]:
-  """Returns values as those of Python; rows that share a place in a dictionary share the value."""
+  """Returns the values as Python objects. Equal values of a dictionary are one object, which bounds the memory."""
   import pyarrow as pa
-  found = list[Any]()
+  values = list[Any]()
   for chunk in column.chunks:
     if not pa.types.is_dictionary(chunk.type):
-      found += chunk.to_pylist()
+      values += chunk.to_pylist()
       continue
-    own = chunk.dictionary.to_pylist()
-    found += [None if place is None else own[place] for place in chunk.indices.to_pylist()]
-  return found
+    distinct = chunk.dictionary.to_pylist()
+    values += [None if code is None else distinct[code] for code in chunk.indices.to_pylist()]
+  return values
 
 
 def _names(column: Any) -> list[bytes]:
-  """Returns texts as bytes; one that is missing is empty. Raises ValueError if one is too long for a path."""
+  """Returns texts as bytes; a missing text is empty. Raises ValueError if a text is too long for a path."""
   names = [(text or '').encode(errors='surrogatepass') for text in _values(column)]
   if (longest := max(map(len, names), default=0)) > _MOST_NAME:
     raise ValueError(f'a path of {longest:,} bytes')

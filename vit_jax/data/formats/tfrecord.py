@@ -75,7 +75,7 @@ class Columns(NamedTuple):
 
 class TfRecordSource(IndexedSource):
   """The records of TFRecord files."""
-  behind_bytes = _FOOTER
+  footer_bytes = _FOOTER
 
   @staticmethod
   def load(files: Files, columns: Columns) -> Index:
