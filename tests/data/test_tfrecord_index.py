@@ -41,8 +41,10 @@ def paths(tmp_path: pathlib.Path) -> list[str]:
 
 
 def numbers(paths: list[str], cache: pathlib.Path) -> list[int]:
-  stored = tfrecord.TfRecords(paths, COUNTS, cache=cache)
-  return [int(stored[i][:3]) for i in range(len(stored))]
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(index.access, 'cache_folder', lambda _: cache)
+    stored = tfrecord.TfRecords(paths, COUNTS)
+    return [int(stored[i][:3]) for i in range(len(stored))]
 
 
 def scan(paths: list[str]) -> Callable[[str], Any]:

@@ -116,12 +116,11 @@ def encode(label: Labels) -> bytes:
   return json.dumps(label).encode()
 
 
-def load(paths: Sequence[str], scan: Scan, key: str, types: Mapping[str, str], *, what: str,
-         cache: pathlib.Path | None = None) -> Index:
+def load(paths: Sequence[str], scan: Scan, key: str, types: Mapping[str, str], *, what: str) -> Index:
   """Returns the index of files: a kept one if no file has changed; else it is made and kept.
 
-  The index is kept in `FOLDER` beside the files, so that all hosts that read the files share it, and in `cache` where
-  that folder cannot be written. The index of objects is kept in both.
+  The index is kept in `FOLDER` beside the files, so that all hosts that read the files share it, and in the user's
+  cache where that folder cannot be written. The index of objects is kept in both.
 
   Args:
     paths: of the files, or addresses.
@@ -129,7 +128,6 @@ def load(paths: Sequence[str], scan: Scan, key: str, types: Mapping[str, str], *
     key: what the rows depend on besides the files.
     types: the Arrow type of each column by name. `offset` and `size` are required; the type of `LABEL` is `BYTES`.
     what: the kind of the files, for messages.
-    cache: the folder for indexes of objects, and of files whose folder cannot be written; None = the user's.
 
   Raises:
     TemporaryError, UserError: a file is missing or cannot be read, or what `scan` raises.
@@ -142,7 +140,7 @@ def load(paths: Sequence[str], scan: Scan, key: str, types: Mapping[str, str], *
           f'{name} ({count:,})' for name, count in sorted(ignored.items(), key=lambda item: (-item[1], item[0]))))
     return _joined(tables)
   try:
-    return Index(_kept(paths, key, cache or access.cache_folder(what.lower()), what=what, make=make,
+    return Index(_kept(paths, key, access.cache_folder(what.lower()), what=what, make=make,
                        fits=lambda rows: _may_be(rows, types, len(paths))))
   except OSError as error:
     raise failures.unreadable(error, f'the {what} file {error.filename or paths[0]}') from error

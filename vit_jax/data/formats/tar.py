@@ -17,6 +17,7 @@ the end of the archive.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import os
@@ -137,7 +138,7 @@ class TarSource(IndexedSource):
     for path, most in ((paths[0], None), *((path, _LAST) for path in paths[-1:] if len(paths) > 1)):
       with _opened(path) as window:
         for example in itertools.islice(_examples(path, window, wanted, Counts()), most):
-          if b'cls' in example.seen:
+          if b'cls' in example.extensions:
             return Columns(data.image_column, 'cls', caption)
           if example.label is not None:
             return wanted
@@ -281,15 +282,14 @@ class Member(NamedTuple):
   size: int
 
 
+@dataclasses.dataclass(slots=True)
 class Example:
   """The consecutive members with one key: image, caption and label, and the extensions of all of them."""
-  __slots__ = ('caption', 'image', 'key', 'label', 'seen')
-
-  def __init__(self, key: bytes) -> None:
-    self.key, self.seen = key, set[bytes]()
-    self.image: Member | None = None
-    self.caption: Member | None = None
-    self.label: Labels = None
+  key: bytes
+  extensions: set[bytes] = dataclasses.field(default_factory=set)
+  image: Member | None = None
+  caption: Member | None = None
+  label: Labels = None
 
 
 def _examples(path: str, window: Window, columns: Columns, ignored: Counts) -> Iterator[Example]:
@@ -305,13 +305,13 @@ def _examples(path: str, window: Window, columns: Columns, ignored: Counts) -> I
       ignored['members without an extension'] += bool(stem)
       continue
     key, ending = member.name[:-len(ending) - 1] if ending else member.name[:-1], ending.lower()
-    if is_end or key != current.key or ending in current.seen:
+    if is_end or key != current.key or ending in current.extensions:
       ignored['members of the same name as the one before'] += key == current.key
       if current.image:
         yield current
-      ignored['keys without an image'] += bool(current.seen and not current.image)
+      ignored['keys without an image'] += bool(current.extensions and not current.image)
       current = Example(key)
-    current.seen.add(ending)
+    current.extensions.add(ending)
     if ending == captions:
       current.caption = member
     if ending == labels:

@@ -22,7 +22,6 @@ import functools
 import itertools
 import logging
 import os
-import pathlib
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -167,13 +166,13 @@ class TfRecords:
   The records after a damaged frame of a file are lost, and count as damaged.
   """
 
-  def __init__(self, paths: Sequence[str], counts: Sequence[int], *, cache: pathlib.Path | None = None) -> None:
-    """Indexes files, given the number of records of each; `cache` is the argument of `index.load`.
+  def __init__(self, paths: Sequence[str], counts: Sequence[int]) -> None:
+    """Indexes files, given the number of records of each.
 
     Raises:
       UserError: a file is missing, cannot be read, or has more records.
     """
-    self._paths, self._counts, self._cache = [os.path.abspath(path) for path in paths], tuple(counts), cache
+    self._paths, self._counts = [os.path.abspath(path) for path in paths], tuple(counts)
     self._index = self._load()
 
   def _load(self) -> Index:
@@ -186,7 +185,7 @@ class TfRecords:
       raise UserError(f'{paths[0]}: expected at most {most:,} records in files of this size, got {sum(counts):,} in '
                       'dataset_info.json. Copy or prepare the dataset again.')
     return index.load(paths, functools.partial(scan_counted, counts=dict(zip(paths, counts, strict=True))),
-                      f'TFRecord 2 {counts}', _PLACES, what='TFRecord', cache=self._cache)
+                      f'TFRecord 2 {counts}', _PLACES, what='TFRecord')
 
   def __len__(self) -> int:
     return len(self._index)
