@@ -26,13 +26,17 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from vit_jax.core import documents, failures, files
+from vit_jax.core import documents, failures, files, lazy
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.data import storage
 from vit_jax.data.files import access, open_files
 
 if TYPE_CHECKING:
+  import pyarrow as pa
+
   from vit_jax.core.types import HostArray
+else:
+  pa = lazy.Module('pyarrow')
 
 log = logging.getLogger('vit_jax.data')
 
@@ -99,7 +103,6 @@ class Index:
 
 def _array(column: Any) -> Any:
   """Returns a column of at most one chunk as an Arrow array."""
-  import pyarrow as pa
   return column.chunk(0) if column.num_chunks else pa.nulls(0, column.type)
 
 
@@ -148,7 +151,6 @@ def load(paths: Sequence[str], scan: Scan, key: str, types: Mapping[str, str], *
 
 def _scanned(path: str, scan: Scan, types: Mapping[str, str]) -> Any:
   """Returns the rows of one file as a `pyarrow.Table`."""
-  import pyarrow as pa
   ignored = Counts()
   columns = list(zip(*scan(path, ignored), strict=True)) or [()] * len(types)
   arrays = {name: _bytes(values) if kind == BYTES else _numbers(np.array(values, kind))
@@ -160,12 +162,10 @@ def _scanned(path: str, scan: Scan, types: Mapping[str, str]) -> Any:
 
 def _numbers(x: HostArray) -> Any:
   """Returns numbers as an Arrow array. Unlike `pa.array`, this does not import pandas, which takes 0.3 s."""
-  import pyarrow as pa
   return pa.Array.from_buffers(pa.from_numpy_dtype(x.dtype), len(x), [None, pa.py_buffer(np.ascontiguousarray(x))])
 
 
 def _bytes(values: Sequence[bytes]) -> Any:
-  import pyarrow as pa
   ends = np.cumsum([0, *map(len, values)], dtype=np.int64)
   return pa.Array.from_buffers(pa.large_binary(), len(values),
                                [None, pa.py_buffer(ends), pa.py_buffer(b''.join(values))])
@@ -173,7 +173,6 @@ def _bytes(values: Sequence[bytes]) -> Any:
 
 def _joined(tables: Sequence[Any]) -> Any:
   """Returns the rows of all files, with the number of the file of each, and labels as `_numbered` returns them."""
-  import pyarrow as pa
   file = np.repeat(np.arange(len(tables), dtype=np.int32), [table.num_rows for table in tables])
   rows, texts = pa.concat_tables(tables).append_column(_FILE, _numbers(file)), list[str]()
   if LABEL in rows.column_names:
@@ -191,7 +190,6 @@ def _numbered(labels: Any) -> tuple[Any, list[str]]:
   Args:
     labels: a `pyarrow.DictionaryArray` of what `encode` returns.
   """
-  import pyarrow as pa
   distinct = [documents.parse(value.as_py()) for value in labels.dictionary]
   codes = _buffer(labels.indices, np.int32)
   is_list = any(isinstance(label, list) and label for label in distinct)
@@ -242,7 +240,11 @@ def _kept(paths: Sequence[str], key: str, cache: pathlib.Path, *, what: str,
   elif len(folders) == 1:  # by names, as hosts may mount it at other places
     places.insert(0, pathlib.Path(*folders) / FOLDER / _name(
         [(os.path.basename(path), key, *stamp) for path, stamp in stamped]))
-  with _lock(cache, places):
+  with contextlib.ExitStack() as stack:
+    if not any(place.exists() for place in places):  # one process of this user makes the index, and others wait for it
+      with contextlib.suppress(OSError):  # the cache cannot be written, or has no locks
+        cache.mkdir(parents=True, exist_ok=True)
+        fcntl.flock(stack.enter_context(open(cache / '.lock', 'wb')), fcntl.LOCK_EX)
     if shared and not places[0].exists():
       with contextlib.suppress(OSError, UserError, TemporaryError):  # another host may have kept it
         files.replace(places[0], storage.read_file(shared, _MOST_BYTES))
@@ -256,17 +258,6 @@ def _kept(paths: Sequence[str], key: str, cache: pathlib.Path, *, what: str,
 
 def _name(key: object) -> str:
   return f'{hashlib.sha256(repr(key).encode(errors="surrogateescape")).hexdigest()[:32]}.arrow'
-
-
-@contextlib.contextmanager
-def _lock(cache: pathlib.Path, places: Sequence[pathlib.Path]) -> Iterator[None]:
-  """Lets one process of this user make an index that does not exist, while others wait for it."""
-  with contextlib.ExitStack() as stack:
-    if not any(place.exists() for place in places):
-      with contextlib.suppress(OSError):  # the cache cannot be written, or has no locks
-        cache.mkdir(parents=True, exist_ok=True)
-        fcntl.flock(stack.enter_context(open(cache / '.lock', 'wb')), fcntl.LOCK_EX)
-    yield
 
 
 def _keep(rows: Any, places: Sequence[pathlib.Path], what: str, shared: str) -> Any:
@@ -291,14 +282,12 @@ def _keep(rows: Any, places: Sequence[pathlib.Path], what: str, shared: str) -> 
 
 def write_sealed(place: pathlib.Path, rows: Any) -> None:
   """Writes a `pyarrow.Table` that `read_sealed` reads. Raises OSError if it cannot be written."""
-  import pyarrow as pa
   with sealing(place) as file, pa.ipc.new_file(file, rows.schema) as writer:
     writer.write_table(rows.combine_chunks())
 
 
 def read_sealed(place: pathlib.Path) -> Any:
   """Returns the `pyarrow.Table` in a file, mapped to memory. Raises OSError or ValueError if it is damaged."""
-  import pyarrow as pa
   return pa.ipc.open_file(pa.py_buffer(map_sealed(place))).read_all()
 
 

@@ -163,13 +163,9 @@ def _subsets(repository: Repository, names: Sequence[str]) -> Names:
 
 def _split(name: str) -> str:
   """Returns the split of a file by its name or folder; '' if they have no name of a split."""
-  folder, _, base = name.rpartition('/')
-  if match := _SPLIT.fullmatch(base):
+  if match := _SPLIT.fullmatch(name.rpartition('/')[2]):
     return match['split']
-  for part in (base, *reversed(folder.split('/'))):
-    if words := [word for word in re.findall('[a-z]+', part.lower()) if word in splits.NAMES]:
-      return words[0]
-  return ''
+  return next(iter(shards.split_words(name)), '')
 
 
 def _listed(repository: Repository, names: Sequence[str]) -> Iterator[tuple[str, str, str]]:

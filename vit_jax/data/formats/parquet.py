@@ -6,8 +6,7 @@ label is a whole number, with names if the file describes a `ClassLabel`, a text
 text or a list of texts.
 
 `sources/opening.py` calls `opener`, and `hf.py` uses `ParquetSource` for the files that it downloads. `indexed.py`
-calls the methods of `ParquetSource` and says in which order. `parquet_columns.py` chooses the columns,
-`parquet_files.py` decodes footers and columns.
+calls the methods of `ParquetSource` and says in which order. `parquet_files.py` decodes footers and columns.
 
 A row group has some hundred rows. It is read and decoded as a whole and kept in a cache of the process with limited
 memory (`Cache`), so training visits the rows in windows of row groups (`data/windows.py`).
@@ -31,9 +30,9 @@ from vit_jax.core.types import HostArray
 from vit_jax.data import index, storage
 from vit_jax.data.files import user_files
 from vit_jax.data.files.user_files import Rules
-from vit_jax.data.formats import indexed, parquet_columns, parquet_files, shards
+from vit_jax.data.formats import indexed, parquet_files, shards
 from vit_jax.data.formats.indexed import Classes, IndexedSource
-from vit_jax.data.formats.parquet_columns import Columns
+from vit_jax.data.formats.parquet_files import Columns
 from vit_jax.data.formats.shards import Files
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.index import Index
@@ -74,8 +73,8 @@ class ParquetSource(IndexedSource):
 
   @staticmethod
   def choose(paths: Sequence[str], data: schema.Data) -> Columns:
-    columns = parquet_columns.choose(paths[0], parquet_files.read_metadata(paths[0]), data.image_column,
-                                     data.label_column, data.caption_column)
+    columns = parquet_files.choose_columns(paths[0], parquet_files.read_metadata(paths[0]), data.image_column,
+                                           data.label_column, data.caption_column)
     if not columns.label and not columns.caption:
       indexed.warn(f'{paths[0]} has no column `label`, and none of the type ClassLabel: its images have no labels, and '
                    f'get the class {UNLABELED[0]!r}. {ParquetSource.contents(paths)}')
@@ -85,7 +84,7 @@ class ParquetSource(IndexedSource):
   def contents(paths: Sequence[str]) -> str:
     parts = sorted({part for path in paths for part in path.split('/')[:-1] if '=' in part})
     folders = f' Folders such as {documents.listed(parts, 3)} are not read as columns.' if parts else ''
-    columns = parquet_columns.types(parquet_files.read_metadata(paths[0]).schema.to_arrow_schema())
+    columns = parquet_files.column_types(parquet_files.read_metadata(paths[0]).schema.to_arrow_schema())
     return f'{paths[0]} has the columns {columns}.{folders}'
 
   @staticmethod

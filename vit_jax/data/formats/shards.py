@@ -96,11 +96,6 @@ def find(where: str, extension: str, *, kind: str, rules: Rules,
   return Listed(root, {name: Files(tuple(paths)) for name, paths in by_split.items()})
 
 
-def is_pattern(path: str) -> bool:
-  """Returns whether a path has braces or wildcards."""
-  return bool(_WILD.search(path))
-
-
 def folder_of(path: str) -> str:
   """Returns the folder of a pattern, the part before its braces and wildcards; a path without these itself."""
   wild = _WILD.search(path)
@@ -221,14 +216,19 @@ def _translated(pattern: str) -> str:
                  (part if part.startswith('[') else re.escape(part)) for part in parts)
 
 
+def split_words(path: str) -> list[str]:
+  """Returns the names of splits in the name of a file, or else in the nearest of its folders that has one."""
+  for part in reversed(path.split('/')):
+    if words := [word for word in re.findall('[a-z]+', part.lower()) if word in splits.NAMES]:
+      return words
+  return []
+
+
 def _by_words(root: str, files: Sequence[str], *, where: str) -> dict[str, list[str]]:
   """Returns files by the word for a split in their names; all by '' if no name has such a word."""
   by_split: dict[str, list[str]] = {}
   for file in files:
-    name, *folders = reversed(os.path.relpath(file, root).split(os.sep))
-    words: set[str] = set()
-    for part in (name, *folders):
-      words = words or {word for word in re.findall('[a-z]+', part.lower()) if word in splits.NAMES}
+    words = set(split_words(os.path.relpath(file, root)))
     if len(words) > 1:
       raise UserError(f'{where}: expected the name of one split in {file}, got {documents.listed(sorted(words), 5)}. '
                       f'Write {SPLIT} where the name of the split stands in the pattern.')

@@ -197,10 +197,11 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
 
 def find(where: str, rules: Rules) -> Listed:
   """Returns the tar files of a pattern or folder; see `shards.find`."""
-  path, exists = access.locate(where, 'wds:PATH'), os.path.isfile
+  path = access.locate(where, 'wds:PATH')
+  exists: Callable[[str], bool] = os.path.isfile
   if storage.is_address(path):
     try:
-      names = [] if shards.is_pattern(path) else storage.list_names(path)
+      names = storage.list_names(path) if shards.folder_of(path) == path else []
     except OSError as error:
       raise failures.unreadable(error, f'wds:{where}') from error
     exists = {f'{path}/{name}' for name in names}.__contains__

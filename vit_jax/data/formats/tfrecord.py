@@ -62,6 +62,7 @@ _LOST, _MOST_LOST = -1, 10_000_000  # offset of a lost record, and how many of t
 _FIRST = 100  # records that are looked at before images count as unlabeled
 _FIELD = b'\x0a'  # the tag of a field with the number 1 that has a length
 _HEAD, _MOST_LABELS, _MOST_RECORD = 64, 2**16, 2**29  # bytes of: tag and length at most, an entry, a record
+_LONGEST_NAME = 127  # bytes, whose number is stored in one byte
 _KINDS = {bytes: 'bytes', int: 'int64', float: 'float'}
 
 
@@ -325,7 +326,7 @@ def _labels(window: Window, offset: int, size: int, name: str) -> Labels:
   """
   try:
     try:
-      values = _values(_find_entry(window, offset, offset + size, _start(name)))
+      values = _values(_find_entry(window, offset, offset + size, name.encode(errors='surrogateescape')))
     except _Unusual:
       values = tuple(example.parse(window.read(offset, size)).get(name, ())) if size <= _MOST_RECORD else (None,)
   except BadRecord:
@@ -336,23 +337,15 @@ def _labels(window: Window, offset: int, size: int, name: str) -> Labels:
   return labels[0] if len(labels) == 1 else tuple(dict.fromkeys(labels))
 
 
-@functools.lru_cache(2**4)
-def _start(name: str) -> bytes:
-  """Returns the first bytes of the entry of a feature: its name, as a field that has a length."""
-  key = name.encode(errors='surrogateescape')
-  size, num = b'', len(key)
-  while num > 127:
-    size, num = size + bytes([num & 127 | 128]), num >> 7
-  return _FIELD + size + bytes([num]) + key
-
-
-def _find_entry(window: Window, offset: int, end: int, start: bytes) -> bytes:
-  """Returns the last entry that begins with `start`, of a record from `offset` to `end`; b'' if there is none.
+def _find_entry(window: Window, offset: int, end: int, name: bytes) -> bytes:
+  """Returns the last entry of the feature `name` in a record from `offset` to `end`; b'' if there is none.
 
   Raises:
-    _Unusual: the record has another form.
+    _Unusual: the record has another form, or the name is longer than names are.
   """
-  entry, block_end = b'', offset
+  if len(name) > _LONGEST_NAME:
+    raise _Unusual
+  entry, block_end, start = b'', offset, _FIELD + bytes([len(name)]) + name
   while offset < end:
     head = window.read(offset, min(_HEAD + len(start), end - offset))
     size, skip = _length(head)
@@ -374,12 +367,10 @@ def _find_entry(window: Window, offset: int, end: int, start: bytes) -> bytes:
 def _length(head: bytes) -> tuple[int, int]:
   """Returns the length of a field with the tag `_FIELD`, and the bytes of tag and length. Raises _Unusual."""
   size = 0
-  for number, byte in enumerate(head[1:11]):
+  for number, byte in enumerate(head[1:11] if head[:1] == _FIELD else b''):
     size |= (byte & 127) << 7 * number
-    if byte < 128 and head[:1] == _FIELD:
-      return size, number + 2
     if byte < 128:
-      break
+      return size, number + 2
   raise _Unusual
 
 
