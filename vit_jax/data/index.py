@@ -119,7 +119,8 @@ def encode(label: Labels) -> bytes:
   return json.dumps(label).encode()
 
 
-def load(paths: Sequence[str], scan: Scan, key: str, types: Mapping[str, str], *, what: str) -> Index:
+def load(paths: Sequence[str], scan: Scan, key: str, types: Mapping[str, str], *, what: str, expected: str = '',
+         advice: str = 'Correct the pattern.') -> Index:
   """Returns the index of files: a kept one if no file has changed; else it is made and kept.
 
   The index is kept in `FOLDER` beside the files, so that all hosts that read the files share it, and in the user's
@@ -131,9 +132,11 @@ def load(paths: Sequence[str], scan: Scan, key: str, types: Mapping[str, str], *
     key: what the rows depend on besides the files.
     types: the Arrow type of each column by name. `offset` and `size` are required; the type of `LABEL` is `BYTES`.
     what: the kind of the files, for messages.
+    expected: what the files must have, for the message if they have no rows; '' = they may be empty.
+    advice: for this message.
 
   Raises:
-    TemporaryError, UserError: a file is missing or cannot be read, or what `scan` raises.
+    TemporaryError, UserError: a file is missing or cannot be read, there are no rows, or what `scan` raises.
   """
   def make() -> Any:
     tables = scan_all(functools.partial(_scanned, scan=scan, types=types), paths, what=what)
@@ -143,10 +146,13 @@ def load(paths: Sequence[str], scan: Scan, key: str, types: Mapping[str, str], *
           f'{name} ({count:,})' for name, count in sorted(ignored.items(), key=lambda item: (-item[1], item[0]))))
     return _joined(tables)
   try:
-    return Index(_kept(paths, key, access.cache_folder(what.lower()), what=what, make=make,
-                       fits=lambda rows: _may_be(rows, types, len(paths))))
+    loaded = Index(_kept(paths, key, access.cache_folder(what.lower()), what=what, make=make,
+                         fits=lambda rows: _may_be(rows, types, len(paths))))
   except OSError as error:
     raise failures.unreadable(error, f'the {what} file {error.filename or paths[0]}') from error
+  if expected and not len(loaded):
+    raise UserError(f'{paths[0]}: expected {expected}, got none in {len(paths):,} files. {advice}')
+  return loaded
 
 
 def _scanned(path: str, scan: Scan, types: Mapping[str, str]) -> Any:

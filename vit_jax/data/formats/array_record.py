@@ -140,9 +140,9 @@ def _open_array_record(path: str, count: int) -> Any:
   with documents.open_file(path):  # raises OSError with a number, unlike the reader
     pass
   reader = array_record_module.ArrayRecordReader(path, **remote_records.READER)
-  if (found := reader.num_records()) not in (0, count):  # 0 in a truncated file
+  if (num_records := reader.num_records()) not in (0, count):  # 0 in a truncated file
     reader.close()
-    raise UserError(f'{path}: expected {count:,} records, got {found:,}. Copy or prepare the dataset again.')
+    raise UserError(f'{path}: expected {count:,} records, got {num_records:,}. Copy or prepare the dataset again.')
   return reader
 
 
@@ -178,8 +178,8 @@ class PreparedSource:
 
   def read(self, rows: Sequence[int]) -> Iterator[Record]:
     for record in self._records.read(rows):
-      found = example.pick(record, 'image', 'labels' if self.most_labels else 'label')
-      yield Record(example.encoded(found, 'image'), self._labels(found))
+      features = example.pick(record, 'image', 'labels' if self.most_labels else 'label')
+      yield Record(example.encoded(features, 'image'), self._labels(features))
 
   @property
   def caption_column(self) -> str:
@@ -189,8 +189,8 @@ class PreparedSource:
     """Returns the captions of an image. Raises BadImage if the record is damaged."""
     if not self.encoding:
       return ()
-    found = example.pick(self._records[index], stored.CAPTIONS)
-    return stored.texts(found.get(stored.CAPTIONS, ()), f'the feature {stored.CAPTIONS}')
+    features = example.pick(self._records[index], stored.CAPTIONS)
+    return stored.texts(features.get(stored.CAPTIONS, ()), f'the feature {stored.CAPTIONS}')
 
   def token_ids(self, index: int) -> list[list[int]]:
     """Returns the ids of each caption of an image. Raises BadImage if the record is damaged."""
@@ -203,9 +203,10 @@ class PreparedSource:
   def labels(self, row: int) -> tuple[int, ...]:
     return self._labels(example.pick(self._records[row], 'labels' if self.most_labels else 'label'))
 
-  def _labels(self, found: Mapping[str, Sequence[Any]]) -> tuple[int, ...]:
+  def _labels(self, features: Mapping[str, Sequence[Any]]) -> tuple[int, ...]:
     num = len(self.class_names)
-    return tuple(example.classes(found, 'labels', num) if self.most_labels else [example.label(found, 'label', num)])
+    return (tuple(example.classes(features, 'labels', num)) if self.most_labels else
+            (example.label(features, 'label', num),))
 
   def describe(self, index: int) -> str:
     position = f'{self.name}[{index}]'

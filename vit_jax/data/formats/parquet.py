@@ -60,12 +60,8 @@ class ParquetSource(IndexedSource):
   @staticmethod
   def load(files: Files, columns: Columns) -> Index:
     parquet_files.pyarrow_parquet()
-    found = index.load(files.paths, functools.partial(parquet_files.scan, columns=columns), f'parquet 2 {columns}',
-                       parquet_files.TYPES, what='Parquet')
-    if not len(found):
-      raise UserError(f'{files.paths[0]}: expected rows with images, got none in {len(files.paths):,} files. Correct '
-                      'the pattern.')
-    return found
+    return index.load(files.paths, functools.partial(parquet_files.scan, columns=columns), f'parquet 2 {columns}',
+                      parquet_files.TYPES, what='Parquet', expected='rows with images')
 
   @staticmethod
   def label_place(label: str) -> str:
@@ -92,9 +88,9 @@ class ParquetSource(IndexedSource):
     return columns.names
 
   def identity(self) -> Iterator[HostArray]:
-    found = self._index
-    starts = np.flatnonzero(found['place'] == 0)
-    yield from (np.append(starts[1:], len(found)), found['size'][starts], found['name'], found.labels, found.label_ends)
+    rows = self._index
+    starts = np.flatnonzero(rows['place'] == 0)
+    yield from (np.append(starts[1:], len(rows)), rows['size'][starts], rows['name'], rows.labels, rows.label_ends)
 
   @property
   def row_groups(self) -> RowGroups | None:

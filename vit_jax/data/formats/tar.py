@@ -77,17 +77,15 @@ class TarSource(IndexedSource):
 
   @staticmethod
   def load(files: Files, columns: Columns) -> Index:
-    found = index.load(files.paths, functools.partial(scan, columns=columns), f'tar 2 {columns}', _TYPES, what='tar')
-    counts = np.bincount(found['file'], minlength=len(files.paths)).tolist()
+    images = f'.{columns.image}' if columns.image else 'an extension of images, such as .jpg'
+    rows = index.load(files.paths, functools.partial(scan, columns=columns), f'tar 2 {columns}', _TYPES, what='tar',
+                      expected=f'members with {images}', advice='Set data.image_column, or correct the pattern.')
+    counts = np.bincount(rows['file'], minlength=len(files.paths)).tolist()
     for path, described, count in zip(files.paths, files.counts, counts, strict=False):
       if count != described:
         raise UserError(f'{path}: expected {described:,} images, as its description says, got {count:,}. '
                         f'{_DATASET_AGAIN}')
-    if not len(found):
-      wanted = f'.{columns.image}' if columns.image else 'an extension of images, such as .jpg'
-      raise UserError(f'{files.paths[0]}: expected members with {wanted}, got none in {len(files.paths):,} files. Set '
-                      'data.image_column, or correct the pattern.')
-    return found
+    return rows
 
   @staticmethod
   def label_place(label: str) -> str:

@@ -79,12 +79,8 @@ class TfRecordSource(IndexedSource):
 
   @staticmethod
   def load(files: Files, columns: Columns) -> Index:
-    found = index.load(files.paths, functools.partial(scan, label=columns.label), f'tf.train.Example 2 {columns.label}',
-                       _TYPES, what='TFRecord')
-    if not len(found):
-      raise UserError(f'{files.paths[0]}: expected records, got none in {len(files.paths):,} files. Correct the '
-                      'pattern.')
-    return found
+    return index.load(files.paths, functools.partial(scan, label=columns.label), f'tf.train.Example 2 {columns.label}',
+                      _TYPES, what='TFRecord', expected='records')
 
   @staticmethod
   def label_place(label: str) -> str:
