@@ -85,8 +85,8 @@ def test_the_local_file_takes_no_space_and_leaves_nothing(bucket: buckets.Server
   path = write(tmp_path / 'x', 'group_size:1,uncompressed', CONTENT)
   opened = remote_records.RemoteRecords(put(bucket, path), 300, path.stat().st_size)
   for place in range(300):
-    assert opened.decode(place, storage.read(*opened.part(place))) == CONTENT[place]
-    assert os.fstat(opened._file).st_blocks == 0
+    assert opened.decode(place, storage.read(*opened.span(place))) == CONTENT[place]
+    assert os.fstat(opened._local_file).st_blocks == 0
   assert list((tmp_path / 'here').iterdir()) == []
   opened.close()
 

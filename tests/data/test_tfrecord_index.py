@@ -7,7 +7,8 @@ import os
 import pathlib
 import pickle
 import struct
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -40,8 +41,10 @@ def paths(tmp_path: pathlib.Path) -> list[str]:
 
 
 def numbers(paths: list[str], cache: pathlib.Path) -> list[int]:
-  stored = tfrecord.TfRecords(paths, COUNTS, cache=cache)
-  return [int(stored[i][:3]) for i in range(len(stored))]
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(index.access, 'cache_folder', lambda _: cache)
+    stored = tfrecord.TfRecords(paths, COUNTS)
+    return [int(stored[i][:3]) for i in range(len(stored))]
 
 
 def scan(paths: list[str]) -> Callable[[str], Any]:
@@ -105,3 +108,19 @@ def test_processes_give_the_same_index_and_threads_do_where_there_are_none(
 def test_processes_are_started_and_index(paths: list[str]) -> None:
   shares = index.in_processes(functools.partial(index.in_threads, scan(paths)), paths, 2)
   assert shares is not None and [[len(rows) for rows in share] for share in shares] == [[3, 5], [0, 1]]
+
+
+def test_labels_of_many_examples_need_few_bytes_each() -> None:
+  def scan(path: str, ignored: index.Counts) -> Iterator[tuple[object, ...]]:
+    for row in range(50_000):
+      yield row, 1, index.encode(row % 1000 if path != 'b' else (row % 7, 999))
+  types = {'offset': 'int64', 'size': 'int64', index.LABEL: index.BYTES}
+  tables = [index._scanned(path, scan, types) for path in 'abcdef']
+  tracemalloc.start()
+  rows = index._joined(tables)
+  _, most_bytes = tracemalloc.get_traced_memory()
+  tracemalloc.stop()
+  assert most_bytes < 60 * len(rows)
+  found = index.Index(rows)
+  assert [found.labels_of(row) for row in (0, 999, 49_999, 50_000, 50_013, 99_999)] == [
+      [0], [999], [999], [0, 999], [6, 999], [5, 999]]

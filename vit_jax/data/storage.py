@@ -1,13 +1,14 @@
-"""Bytes of files by place: a path of this machine, or an address `gs://BUCKET/NAME` or `s3://BUCKET/NAME`.
+"""Reads bytes of files: of this machine by path, and of object storage by `gs://BUCKET/NAME` or `s3://BUCKET/NAME`.
 
-Every reader of an indexed format (ArrayRecord in object storage, TFRecord, tar, Parquet) reads its records here, and
-`read_many` is the only place that reads ahead: an object takes tens of milliseconds to answer, so many requests are in
-flight, within the bytes that a process may have waiting (`data.read_ahead_mib`). Temporary errors are repeated.
+`shards.py` lists files here (`list_names`); `index.py` compares them with the kept index (`stamps`); a format scans a
+file through a `Window`, and later reads examples with `read_many`. `read_many` is the only place that reads ahead: an
+object takes tens of milliseconds to answer, so many requests are in flight, within the bytes that may wait in a process
+(`data.read_ahead_mib`, which `configure` sets). Reads are repeated after temporary errors. This module knows no format.
 
 TensorStore keeps requests in flight without a thread for each of them, repeats a request after an error of the server,
 and finds credentials as the clients of the clouds do: for Google the account of the machine or that of
 `gcloud auth application-default login`, for S3 the environment, `~/.aws` or the role of the machine.
-`TENSORSTORE_GCS_HTTP_URL` and `AWS_ENDPOINT_URL` lead to another server, such as one for tests or a store that has the
+`TENSORSTORE_GCS_HTTP_URL` and `AWS_ENDPOINT_URL` set another server, such as one for tests or a store with the
 interface of S3.
 """
 from __future__ import annotations
@@ -50,14 +51,14 @@ _BEYOND = re.compile(r"^OUT_OF_RANGE\b|http_response_code='416'")
 
 
 class Span(NamedTuple):
-  """A part of a file: `size` bytes from `offset`; with a negative offset the last bytes."""
+  """A part of a file: `size` bytes from `offset`. A negative offset counts from the end of the file."""
   path: str
   offset: int
   size: int
 
 
 class Settings(NamedTuple):
-  """How a process reads object storage: bytes that are read ahead, and bytes of decoded row groups that are held."""
+  """Limits of a process: the bytes that it reads ahead, and the bytes of decoded row groups that it holds."""
   ahead_bytes: int = 2**28
   group_bytes: int = 2**30
 
@@ -68,16 +69,17 @@ class Settings(NamedTuple):
 
 
 class _State:
-  """What a process knows of objects: its settings, the bytes that wait, and the generations of what it has read."""
+  """What a process knows of objects: its settings, the bytes in flight, and the generation of each object it has read.
+  """
 
   def __init__(self, settings: Settings) -> None:
     self.settings, self.lock, self.num_bytes = settings, threading.Lock(), 0
     self.generations: dict[str, bytes] = {}
 
-  def has_space(self, size: int, *, is_first: bool) -> bool:
-    """Counts bytes that are begun to read if they may wait; those that are needed now may."""
+  def has_space(self, size: int, *, is_needed: bool) -> bool:
+    """Returns whether a read of `size` bytes may start, and then counts them. A read that is needed now always may."""
     with self.lock:
-      if not is_first and self.num_bytes + size > self.settings.ahead_bytes:
+      if not is_needed and self.num_bytes + size > self.settings.ahead_bytes:
         return False
       self.num_bytes += size
       return True
@@ -91,19 +93,19 @@ _state = _State(Settings())
 
 
 def configure(settings: Settings) -> None:
-  """Sets how this process reads object storage; loader processes get the settings of their parent."""
+  """Sets the limits of this process. Loader processes get the settings of their parent."""
   global _state
   if settings != _state.settings:
     _state = _State(settings)
 
 
 def settings() -> Settings:
-  """Returns how this process reads object storage."""
+  """Returns the limits of this process."""
   return _state.settings
 
 
 def is_address(path: str) -> bool:
-  """Returns whether a path is an address of object storage that is read directly."""
+  """Returns whether a path is an address in object storage that is read directly."""
   return path.startswith(SCHEMES)
 
 
@@ -123,32 +125,32 @@ def read_many(spans: Iterable[Span], in_flight: int = IN_FLIGHT) -> Iterator[byt
     UserError: the account of this machine may not read it, or it has changed since this process read from it.
   """
   iterator, state = iter(spans), _state
-  begun = collections.deque[tuple[Span, 'Future | None']]()
-  waiting: Span | None = None  # that has no space yet
+  started = collections.deque[tuple[Span, 'Future | None']]()  # a local file has no future
+  waiting: Span | None = None  # the next span, if there is no space for it yet
   try:
     while True:
-      while len(begun) < in_flight and (span := waiting or next(iterator, None)):
+      while len(started) < in_flight and (span := waiting or next(iterator, None)):
         is_object = is_address(span.path)
-        waiting = None if not is_object or state.has_space(span.size, is_first=not begun) else span
+        waiting = None if not is_object or state.has_space(span.size, is_needed=not started) else span
         if waiting:
           break
-        begun.append((span, _submit(span) if is_object else None))
-      if not begun:
+        started.append((span, _submit(span) if is_object else None))
+      if not started:
         return
-      span, future = begun[0]
+      span, future = started[0]
       content = _read_local(span) if future is None else _take(span, future)
-      begun.popleft()
+      started.popleft()
       if future is not None:
         state.release(span.size)
       yield content
   finally:
-    for span, future in begun:
+    for span, future in started:
       if future is not None:
         state.release(span.size)
 
 
 def read(path: str, offset: int, size: int) -> bytes:
-  """Returns up to `size` bytes of a file from `offset`, or the last ones if it is negative; raises as `read_many`."""
+  """Returns up to `size` bytes of a file from `offset`, see `Span`; raises as `read_many`."""
   return next(read_many([Span(path, offset, size)], 1))
 
 
@@ -162,10 +164,10 @@ def read_file(path: str, max_bytes: int) -> bytes:
   if not is_address(path):
     return documents.read_bytes(path, max_bytes)
   span = Span(path, 0, max_bytes + 1)
-  found, _ = failures.retried(lambda: _answer(span, _submit(span)), f'reading {path}')
-  if len(found) > max_bytes:
-    raise documents.TooLarge(path, len(found), max_bytes)
-  return found
+  content, _ = failures.retried(lambda: _answer(span, _submit(span)), f'reading {path}')
+  if len(content) > max_bytes:
+    raise documents.TooLarge(path, len(content), max_bytes)
+  return content
 
 
 def write(address: str, content: bytes) -> None:
@@ -173,7 +175,7 @@ def write(address: str, content: bytes) -> None:
   scheme, bucket, name = split(address)
   try:
     _store(scheme, bucket).write(name, content).result(ANSWER_S)
-  except (ValueError, NotImplementedError) as error:  # the latter from servers that only give objects
+  except (ValueError, NotImplementedError) as error:  # NotImplementedError: from servers that only give objects
     raise OSError(f'{address}: {str(error).splitlines()[0][:300]}') from error
 
 
@@ -189,9 +191,10 @@ def read_text(path: str, what: str, *, expected: str = 'a text file', advice: st
 
 
 def stamps(paths: Sequence[str]) -> list[tuple[object, ...]]:
-  """Returns for each file what changes when it is written again: size and times, or the generation of an object.
+  """Returns for each file values that change when the file is written again.
 
-  The time of the last change of a file's content or metadata is one of them: no program can set it.
+  They are size, modification time and change time of a file, of which no program can set the last one; and the
+  generation of an object.
 
   Raises:
     OSError, TemporaryError, UserError: as `read_many`.
@@ -199,41 +202,37 @@ def stamps(paths: Sequence[str]) -> list[tuple[object, ...]]:
   for _ in read_many(Span(path, 0, 1) for path in paths if is_address(path)):
     pass  # which notes the generation
   return [(_state.generations.get(path, b''),) if is_address(path) else
-          ((found := os.stat(path)).st_size, found.st_mtime_ns, found.st_ctime_ns) for path in paths]
+          ((status := os.stat(path)).st_size, status.st_mtime_ns, status.st_ctime_ns) for path in paths]
 
 
 def list_names(folder: str, start: str = '') -> list[str]:
-  """Returns the names of the files in a folder, in order; in object storage also those below its folders.
-
-  Only names that begin with `start` are listed.
+  """Returns the sorted names of the files in a folder that begin with `start`; of objects also those in its folders.
 
   Raises:
     OSError, TemporaryError, UserError: as `read_many`.
   """
-  list_once = functools.partial(_list_objects if is_address(folder) else _list_files, folder, start)
+  def list_once() -> list[str]:
+    names = _list_objects(folder, start) if is_address(folder) else os.listdir(folder)
+    return sorted(name for name in names if name.startswith(start))
   return failures.retried(list_once, f'listing {folder}')
-
-
-def _list_files(folder: str, start: str) -> list[str]:
-  return sorted(name for name in os.listdir(folder) if name.startswith(start))
 
 
 def _list_objects(folder: str, start: str) -> list[str]:
   import tensorstore
   scheme, bucket, name = split(folder.rstrip('/') + '/')
-  keys = os.fsencode(name + start)
-  end = keys.rstrip(b'\xff')  # the first key behind all that begin so
-  end = end[:-1] + bytes([end[-1] + 1]) if end else b''
+  first = os.fsencode(name + start)
+  stem = first.rstrip(b'\xff')
+  end = stem[:-1] + bytes([stem[-1] + 1]) if stem else b''  # the first key after all that begin with `first`
   store = _store(scheme, bucket)
   try:
-    found = store.list(tensorstore.KvStore.KeyRange(keys, end),
-                       strip_prefix_length=len(os.fsencode(name))).result(ANSWER_S)
-    # After a refusal, TensorStore's list of GCS ends without an error, which a read then has.
-    store.read(os.fsencode(name) + found[0] if found else keys or b'0', byte_range=slice(0, 1)).result(ANSWER_S)
+    keys = store.list(tensorstore.KvStore.KeyRange(first, end),
+                      strip_prefix_length=len(os.fsencode(name))).result(ANSWER_S)
+    # If access is refused, TensorStore lists no objects of GCS and raises no error; a read raises it.
+    store.read(os.fsencode(name) + keys[0] if keys else first or b'0', byte_range=slice(0, 1)).result(ANSWER_S)
   except ValueError as error:
     if not _BEYOND.search(str(error)):  # an empty object
       raise _explained(error, folder) from error
-  return sorted(os.fsdecode(key) for key in found)
+  return [os.fsdecode(key) for key in keys]
 
 
 def _read_local(span: Span) -> bytes:
@@ -246,22 +245,20 @@ def _read_local(span: Span) -> bytes:
 
 
 def _submit(span: Span) -> Future:
-  """Starts to read; `_take` waits for the bytes. Raises UserError if there is no such bucket."""
+  """Starts to read a span of an object; `_take` waits for the bytes. Raises UserError if there is no such bucket."""
   path, offset, size = span
   scheme, bucket, name = split(path)
-  wanted = slice(offset, None) if offset < 0 else slice(offset, offset + size)
-  found: Future = _store(scheme, bucket).read(name, byte_range=wanted)
-  return found
+  byte_range = slice(offset, None) if offset < 0 else slice(offset, offset + size)
+  future: Future = _store(scheme, bucket).read(name, byte_range=byte_range)
+  return future
 
 
-def _take(span: Span, begun: Future) -> bytes:
-  """Returns the bytes that were begun to read. Raises as `read_many`."""
-  first: Future | None = begun
+def _take(span: Span, submitted: Future) -> bytes:
+  """Returns the bytes of a span that was submitted. Raises as `read_many`."""
+  futures = [submitted]
 
   def once() -> tuple[bytes, bytes]:
-    nonlocal first
-    future, first = first, None  # after an error the span is read anew
-    return _answer(span, _submit(span) if future is None else future)
+    return _answer(span, futures.pop() if futures else _submit(span))  # after an error the span is submitted again
   content, generation = failures.retried(once, f'reading {span.path}')
   if generation and generation != _state.generations.setdefault(span.path, generation):
     raise UserError(f'{span.path}: expected an object that does not change, got another one during the run. Start the '
@@ -273,7 +270,7 @@ def _answer(span: Span, future: Future) -> tuple[bytes, bytes]:
   """Returns bytes of an object, and its generation, which changes when the object is written again."""
   path, offset, _ = span
   try:
-    found = future.result(ANSWER_S)
+    answer = future.result(ANSWER_S)
   except ValueError as error:
     text = str(error)
     if not _BEYOND.search(text):
@@ -281,15 +278,15 @@ def _answer(span: Span, future: Future) -> tuple[bytes, bytes]:
     end = int(total[1]) if (total := _TOTAL.search(text)) else 0
     if end <= offset:
       return b'', b''
-    rest = Span(path, max(0, offset), end - max(0, offset))  # of an object that is smaller than was asked for
+    rest = Span(path, max(0, offset), end - max(0, offset))  # the object is smaller than the span
     return _answer(rest, _submit(rest))
-  if found.state != 'value':
+  if answer.state != 'value':
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-  return bytes(found.value), bytes(found.stamp.generation)
+  return bytes(answer.value), bytes(answer.stamp.generation)
 
 
 def _explained(error: ValueError, address: str) -> UserError | OSError:
-  """Returns the error to raise in place of TensorStore's: every one of its kinds is a ValueError."""
+  """Returns the error to raise in place of TensorStore's, all of whose errors are ValueErrors."""
   text = str(error)
   if _RIGHTS.search(text):
     right = ('the role roles/storage.objectViewer' if address.startswith('gs://') else
@@ -299,21 +296,18 @@ def _explained(error: ValueError, address: str) -> UserError | OSError:
   return OSError(f'{address}: {text.splitlines()[0][:300]}')
 
 
-def _connections() -> int:
-  """Returns how many requests a process keeps in flight: fewer where it may open few files."""
-  soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-  return max(4, min(256, soft // _FILES_EACH)) if soft > 0 else 256
-
-
 @functools.cache
 def _context() -> Any:
+  """Returns the context of all clients: it has fewer connections in a process that may open few files."""
   import tensorstore
-  if _connections() < _FEW:
+  max_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+  connections = max(4, min(256, max_files // _FILES_EACH)) if max_files > 0 else 256
+  if connections < _FEW:
     os.environ.setdefault('TENSORSTORE_HTTP_THREADS', '1')  # each of the usual four needs two files
-  found: dict[str, Any] = {}
+  spec: dict[str, Any] = {}
   for driver in _DRIVERS.values():
-    found |= {f'{driver}_request_concurrency': {'limit': _connections()}, f'{driver}_request_retries': _RETRIES}
-  return tensorstore.Context(found)
+    spec |= {f'{driver}_request_concurrency': {'limit': connections}, f'{driver}_request_retries': _RETRIES}
+  return tensorstore.Context(spec)
 
 
 @functools.cache
@@ -334,10 +328,10 @@ def _store(scheme: str, bucket: str) -> Any:
 
 
 class Window:
-  """A file that is read from its beginning to its end for an index, which needs a few bytes here and there.
+  """Reads a few bytes here and there from the beginning of a file to its end, as the scan for an index does.
 
-  Of a local file, some kilobytes are read at a time, and what lies between is left out. An object is read in blocks of
-  some megabytes, the next of which are in flight.
+  Of a local file, 4 KiB are read at a time, and the bytes between are skipped. An object is read in blocks of 4 MiB, of
+  which the next three are in flight.
   """
   LOCAL, BLOCK, AHEAD = 2**12, 2**22, 3
   _MOST = 2**62  # bytes of a file
@@ -363,8 +357,8 @@ class Window:
     """Returns whether the file has at least `end` bytes."""
     if not self._is_object or not 0 < end <= self._MOST:
       return end <= self._size
-    number, place = divmod(end - 1, self.BLOCK)
-    return len(self._block(number)) > place  # blocks before it stay, as they may still be needed
+    number, last = divmod(end - 1, self.BLOCK)
+    return len(self._block(number)) > last  # blocks before this one are kept, as they may still be needed
 
   def place(self, offset: int) -> str:
     """Returns how a message names a place in the file."""
@@ -379,10 +373,10 @@ class Window:
     if offset + size > self._MOST:
       return b''
     first, last = offset // self.BLOCK, (offset + max(size, 1) - 1) // self.BLOCK
-    if last - first > self.AHEAD:  # more than an index needs: in one request
+    if last - first > self.AHEAD:  # more than an index usually needs: read in one request
       return read(self.path, offset, size)
     content = b''.join(self._block(number) for number in range(first, last + 1))
-    self._blocks = {number: found for number, found in self._blocks.items() if number >= first}
+    self._blocks = {number: block for number, block in self._blocks.items() if number >= first}
     return content[offset - first * self.BLOCK:]
 
   def _block(self, number: int) -> bytes:

@@ -1,14 +1,17 @@
 """`array_record:DIR`: datasets that `vit-jax prepare` has written, as ArrayRecord shards of `tf.Example` records.
 
-The package `array_record` reads the records of files, of which there may be many, in any order (`ArrayRecords`); those
-of files in object storage are read by spans (`remote_records.py`).
+`sources/opening.py` calls `opener`, which reads `info.json` (`read_info`) and then opens splits (`PreparedSource`).
+`prepare.py` writes datasets, with the names and types of this module. The package `array_record` reads the records of
+the shards in any order (`ArrayRecords`, which `tfds.py` uses, too); shards in object storage are read by spans
+(`remote_records.py`).
 
-A record has `image` (the bytes of a file), `label` (its class) and `name`; if images have several classes, also
-`labels`, and `info.json` has their largest number. Of images with other channels than RGB it has `channels`, and the
-mean and the standard deviation of each one in the training split. With captions (`vit-jax prepare --tokens=…`) it has
-these and their ids (`text/stored.py`). `info.json` also has the names of the classes, how
-the dataset was made, and size, number of examples and SHA-256 of each shard; `SHA256SUMS` is for `sha256sum -c`. A
-folder without `info.json` is not a prepared dataset.
+A record has `image` (the bytes of a file), `label` (its class) and `name`; and `labels` if images have several classes.
+With captions (`vit-jax prepare --tokens=…`) it also has the captions and their ids (`text/stored.py`).
+
+`info.json` has the names of the classes, the largest number of classes of an image, how the dataset was made, and size,
+number of examples and SHA-256 of each shard; for channels other than RGB also their number (`channels`), and mean and
+standard deviation of each one in the training split. `SHA256SUMS` is for `sha256sum -c`. A folder without `info.json`
+is not a prepared dataset.
 """
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ class ArrayRecords:
     return self._num
 
   def _find(self, number: int) -> tuple[int, int]:
-    """Returns the number of the file of a record, and the place of the record in it."""
+    """Returns the number of the file of a record, and the position of the record in the file."""
     if not 0 <= number < self._num:
       raise IndexError(f'expected a number below {self._num:,}, the number of records, got {number}')
     file = bisect.bisect_right(self._ends, number)
@@ -75,28 +78,28 @@ class ArrayRecords:
     return self._paths[self._find(number)[0]]
 
   def read(self, numbers: Sequence[int]) -> Iterator[bytes]:
-    """Yields records; those of object storage are read before they are needed.
+    """Yields records. Those in object storage are read ahead.
 
     Raises at a record:
       BadRecord: it is damaged.
       OSError: its file cannot be read.
       UserError: the file has another number of records.
     """
-    found = [self._find(number)[0] for number in numbers]
-    if not any(storage.is_address(self._paths[file]) for file in found):
+    shards = dict.fromkeys(self._find(number)[0] for number in numbers)
+    if not any(storage.is_address(self._paths[file]) for file in shards):
       yield from map(self.__getitem__, numbers)
       return
-    closed = [file for file in dict.fromkeys(found) if ('array_record', self._paths[file]) not in open_files.pool()]
+    closed = [file for file in shards if ('array_record', self._paths[file]) not in open_files.pool()]
     ends = storage.read_many(remote_records.find_end(self._paths[file], self._counts[file], self._sizes[file])
                              for file in closed)
     for file, end in zip(closed, ends, strict=True):
       with self._use(file, end):
-        pass
+        pass  # opens it
 
     def span(number: int) -> Span:
-      file, place = self._find(number)
+      file, position = self._find(number)
       with self._use(file) as opened:
-        return opened.part(place)
+        return opened.span(position)
     for number, content in zip(numbers, storage.read_many(map(span, numbers)), strict=True):
       yield self._record(number, content)
 
@@ -105,25 +108,26 @@ class ArrayRecords:
     return self._record(number)
 
   def _record(self, number: int, content: bytes = b'') -> bytes:
-    """Returns a record; `content` has what is stored of it in object storage, if that was read."""
-    file, place = self._find(number)
+    """Returns a record; `content` has the bytes of its span in object storage, if they were read."""
+    file, position = self._find(number)
     path, count = self._paths[file], self._counts[file]
     try:
       if storage.is_address(path):
         with self._use(file) as opened:
-          return opened.decode(place, content or storage.read(*opened.part(place)))
+          return opened.decode(position, content or storage.read(*opened.span(position)))
       with open_files.pool().use(('array_record', path), lambda: _open_array_record(path, count),
                                  lambda opened: opened.close()) as reader:
-        found: bytes = reader.read(place, place + 1)[0]  # a list of places would take longer the more records there are
-        return found
+        record: bytes = reader.read(position, position + 1)[0]  # a list takes longer the more records the file has
+        return record
     except TemporaryError:
       raise
     except (RuntimeError, IndexError) as error:
       if system_error := failures.system_error(error, path):
         raise system_error from error
-      raise BadRecord(f'record {place} of {path} is damaged: {str(error)[:_SHOWN]}') from error
+      raise BadRecord(f'record {position} of {path} is damaged: {str(error)[:_SHOWN]}') from error
 
   def _use(self, file: int, end: bytes = b'') -> contextlib.AbstractContextManager[RemoteRecords]:
+    """Returns the context of an open file in object storage; `end` has the bytes of `find_end`, if they were read."""
     path, count, size = self._paths[file], self._counts[file], self._sizes[file]
     return open_files.pool().use(('array_record', path), lambda: RemoteRecords(path, count, size, end),
                                  RemoteRecords.close, num_files=RemoteRecords.NUM_FILES)
@@ -134,9 +138,9 @@ def _open_array_record(path: str, count: int) -> Any:
   with documents.open_file(path):  # raises OSError with a number, unlike the reader
     pass
   reader = array_record_module.ArrayRecordReader(path, **remote_records.READER)
-  if (found := reader.num_records()) not in (0, count):  # 0 in a truncated file
+  if (num_records := reader.num_records()) not in (0, count):  # 0 in a truncated file
     reader.close()
-    raise UserError(f'{path}: expected {count:,} records, got {found:,}. Copy or prepare the dataset again.')
+    raise UserError(f'{path}: expected {count:,} records, got {num_records:,}. Copy or prepare the dataset again.')
   return reader
 
 
@@ -155,7 +159,7 @@ class Statistics(NamedTuple):
 
 
 class PreparedSource:
-  """Shards of one split."""
+  """The shards of one split, a `Source`."""
 
   def __init__(self, folder: str, shards: Sequence[Shard], *, name: str, class_names: tuple[str, ...],
                most_labels: int = 0, statistics: Statistics | None = None, encoding: Encoding | None = None,
@@ -172,8 +176,8 @@ class PreparedSource:
 
   def read(self, rows: Sequence[int]) -> Iterator[Record]:
     for record in self._records.read(rows):
-      found = example.pick(record, 'image', 'labels' if self.most_labels else 'label')
-      yield Record(example.encoded(found, 'image'), self._labels(found))
+      features = example.pick(record, 'image', 'labels' if self.most_labels else 'label')
+      yield Record(example.encoded(features, 'image'), self._labels(features))
 
   @property
   def caption_column(self) -> str:
@@ -183,8 +187,8 @@ class PreparedSource:
     """Returns the captions of an image. Raises BadImage if the record is damaged."""
     if not self.encoding:
       return ()
-    found = example.pick(self._records[index], stored.CAPTIONS)
-    return stored.texts(found.get(stored.CAPTIONS, ()), f'the feature {stored.CAPTIONS}')
+    features = example.pick(self._records[index], stored.CAPTIONS)
+    return stored.texts(features.get(stored.CAPTIONS, ()), f'the feature {stored.CAPTIONS}')
 
   def token_ids(self, index: int) -> list[list[int]]:
     """Returns the ids of each caption of an image. Raises BadImage if the record is damaged."""
@@ -197,24 +201,25 @@ class PreparedSource:
   def labels(self, row: int) -> tuple[int, ...]:
     return self._labels(example.pick(self._records[row], 'labels' if self.most_labels else 'label'))
 
-  def _labels(self, found: Mapping[str, Sequence[Any]]) -> tuple[int, ...]:
+  def _labels(self, features: Mapping[str, Sequence[Any]]) -> tuple[int, ...]:
     num = len(self.class_names)
-    return tuple(example.classes(found, 'labels', num) if self.most_labels else [example.label(found, 'label', num)])
+    return (tuple(example.classes(features, 'labels', num)) if self.most_labels else
+            (example.label(features, 'label', num),))
 
   def describe(self, index: int) -> str:
-    place = f'{self.name}[{index}]'
+    position = f'{self.name}[{index}]'
     try:
       name = example.first(example.pick(self._records[index], 'name'), 'name')
     except (BadRecord, OSError, TemporaryError):  # the caller describes this record in its error message
-      return place
-    return f'{place} ({os.fsdecode(name)})' if isinstance(name, bytes) else place
+      return position
+    return f'{position} ({os.fsdecode(name)})' if isinstance(name, bytes) else position
 
 
 def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
   """Opens the splits of a prepared dataset: its folder, or a pattern of shards in it such as `DIR/train-0000*`.
 
-  Each record has a checksum, which is compared when it is read. The sizes of shards are compared at once; those of
-  shards in object storage, which are read by spans, when they are used.
+  The checksum of each record is compared when the record is read. The sizes of shards are compared when a split is
+  opened, and in object storage when a shard is first read.
 
   Raises:
     UserError: there is no such dataset, or (when opening) it is incomplete.
@@ -223,18 +228,18 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
   path = user_files.locate(where, 'array_record:DIR')
   folder, _, pattern = path.rpartition('/') if is_pattern(path) else (path, '', '*')
   info = read_info(folder)
-  if (found := len(info.statistics.mean) if info.statistics else RGB) != data.channels:
-    raise UserError(f'data.channels: expected {found}, the number of channels of the images of {folder}, got '
-                    f'{data.channels}. Set --config.data.channels={found}.')
+  if (channels := len(info.statistics.mean) if info.statistics else RGB) != data.channels:
+    raise UserError(f'data.channels: expected {channels}, the number of channels of the images of {folder}, got '
+                    f'{data.channels}. Set --config.data.channels={channels}.')
 
   @functools.cache
   def open_named(split: str) -> Source:
     name = splits.resolve(split, info.splits, source=f'array_record:{where}')
-    listed = info.splits[name]
-    shards = [s for s in listed if fnmatch.fnmatch(s.file, pattern)]
+    shards = [shard for shard in info.splits[name] if fnmatch.fnmatch(shard.file, pattern)]
     if not shards:
       raise UserError(f'array_record:{where}: expected a pattern of shards of {name}, such as '
-                      f'{", ".join(s.file for s in listed[:5])}, got none in {folder}. Correct the pattern.')
+                      f'{", ".join(shard.file for shard in info.splits[name][:5])}, got none in {folder}. Correct the '
+                      'pattern.')
     if not storage.is_address(folder):
       for shard in shards:
         user_files.check_inside(os.path.join(folder, shard.file), folder, Rules.of(data))
@@ -251,11 +256,13 @@ def is_pattern(path: str) -> bool:
 
 
 class Info(NamedTuple):
-  """Content of `info.json`: shards by split, classes, the largest number of labels (0 = each image has one class).
+  """The content of `info.json`.
 
+  splits: the shards of each split.
+  most_labels: the largest number of classes of an image; 0 = each image has one class.
   made: how the dataset was made, as JSON has it.
   statistics: of the channels, if they are not RGB.
-  encoding: of the captions; None if it has none.
+  encoding: of the captions; None = there are none.
   """
   splits: dict[str, tuple[Shard, ...]]
   class_names: tuple[str, ...]
@@ -279,64 +286,57 @@ def read_info(folder: str | os.PathLike[str]) -> Info:
     TemporaryError: its storage fails.
   """
   path, expected = f'{os.fspath(folder)}/{INFO}', 'the output of vit-jax prepare'
-  if storage.is_address(path):
-    found = documents.field(_read_remote(path), path, expected=expected, advice=_AGAIN)
-  else:
-    _check_there(pathlib.Path(folder))
-    found = documents.read(path, expected=expected, advice=_AGAIN)
-  kind = found.field('format')
+  with documents.explained(path, max_bytes=documents.MAX_BYTES, expected=expected, advice=_AGAIN):
+    try:
+      content = failures.retried(lambda: storage.read_file(path, documents.MAX_BYTES), f'reading {path}')
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+      raise UserError(f'{folder}: expected a prepared dataset, got no {INFO}. {_advise(os.fspath(folder))}') from None
+  info = documents.field(content, path, expected=expected, advice=_AGAIN)
+  kind = info.field('format')
   if kind.value != FORMAT:
     raise UserError(f'{path}: expected the format {FORMAT!r}, got {documents.describe(kind.value)}. Prepare the '
                     'dataset again.')
-  if wrong := [name for name in found.field('splits').object() if not re.fullmatch(r'[\w.-]{1,100}', name)]:
+  if wrong := [name for name in info.field('splits').object() if not re.fullmatch(r'[\w.-]{1,100}', name)]:
     raise UserError(f'{path}, splits: expected names of letters and digits, got {documents.listed(wrong, 3)}. '
                     f'{_AGAIN}')
-  splits_of = {name: tuple(read_shard(one) for one in some.items()) for name, some in found.field('splits').fields()}
-  num = sum(shard.num_examples for some in splits_of.values() for shard in some)
-  most = found.optional('most_labels')
-  return Info(splits_of, classes.from_json(found.field('class_names'), num_examples=num),
-              most.whole(0, 2**31 - 1) if most else 0, found.field('made').value, _read_statistics(found),
-              stored.from_json(texts) if (texts := found.optional('texts')) else None)
+  by_split = {name: tuple(read_shard(shard) for shard in shards.items())
+              for name, shards in info.field('splits').fields()}
+  num = sum(shard.num_examples for shards in by_split.values() for shard in shards)
+  most = info.optional('most_labels')
+  return Info(by_split, classes.from_json(info.field('class_names'), num_examples=num),
+              most.whole(0, 2**31 - 1) if most else 0, info.field('made').value, _read_statistics(info),
+              stored.from_json(texts) if (texts := info.optional('texts')) else None)
 
 
-def _read_statistics(found: documents.Field) -> Statistics | None:
-  channels = found.optional('channels')
+def _advise(folder: str) -> str:
+  """Returns what to do if a folder has no prepared dataset."""
+  if storage.is_address(folder):
+    return ('Prepare one with vit-jax prepare --data=folder:PATH --to=DIR, and copy it there: gcloud storage rsync '
+            '--recursive DIR gs://BUCKET/DIR, or aws s3 sync DIR s3://BUCKET/DIR.')
+  if unfinished := files.find_parts(pathlib.Path(folder)):
+    return f'{unfinished[0]} is not finished: run the same vit-jax prepare again.'
+  return f'Prepare one with vit-jax prepare --data=folder:PATH --to={folder}.'
+
+
+def _read_statistics(info: documents.Field) -> Statistics | None:
+  channels = info.optional('channels')
   if channels is None:
     return None
   num = channels.whole(1, 1024)
-  mean, std = (tuple(one.number() for one in found.field(name).items()) for name in ('mean', 'std'))
+  mean, std = (tuple(value.number() for value in info.field(name).items()) for name in ('mean', 'std'))
   if len(mean) != num or len(std) != num or min(std) <= 0:
     raise channels.error(f'{num} means and {num} standard deviations above 0')
   return Statistics(mean, std)
 
 
-def _read_remote(path: str) -> bytes:
-  try:
-    return storage.read_file(path, documents.MAX_BYTES)
-  except FileNotFoundError:
-    raise UserError(f'{os.path.dirname(path)}: expected a prepared dataset, got no {INFO}. Prepare one with '
-                    'vit-jax prepare --data=folder:PATH --to=DIR, and copy it there: gcloud storage rsync --recursive '
-                    'DIR gs://BUCKET/DIR, or aws s3 sync DIR s3://BUCKET/DIR.') from None
-  except documents.TooLarge as error:
-    raise UserError(f'{path}: expected at most {documents.MAX_BYTES:,} bytes, got {error.found}. {_AGAIN}') from None
-  except OSError as error:
-    raise failures.unreadable(error, path) from error
-
-
-def _check_there(folder: pathlib.Path) -> None:
-  if not (folder / INFO).is_file():
-    hint = (f'{part[0]} is not finished: run the same vit-jax prepare again.' if (part := files.find_parts(folder)) else
-            f'Prepare one with vit-jax prepare --data=folder:PATH --to={folder}.')
-    raise UserError(f'{folder}: expected a prepared dataset, got no {INFO}. {hint}')
-
-
-def read_shard(found: documents.Field) -> Shard:
+def read_shard(described: documents.Field) -> Shard:
   """Returns a shard as `info.json` describes it. Raises UserError if a field is missing or wrong."""
-  file = found.field('file')
+  file = described.field('file')
   if not user_files.is_below(file.text()) or '/' in file.text():
-    raise file.error(f'the name of a file in {os.path.dirname(found.file)}')
-  num_bytes = found.field('num_bytes').whole(0)
-  return Shard(file.text(), found.field('num_examples').whole(0, num_bytes), num_bytes, found.field('sha256').text())
+    raise file.error(f'the name of a file in {os.path.dirname(described.file)}')
+  num_bytes = described.field('num_bytes').whole(0)
+  num_examples = described.field('num_examples').whole(0, num_bytes)
+  return Shard(file.text(), num_examples, num_bytes, described.field('sha256').text())
 
 
 def _check_sizes(folder: pathlib.Path, shards: Sequence[Shard]) -> None:

@@ -1,4 +1,9 @@
-"""`tf.train.Example` messages, parsed by protobuf without TensorFlow: their schema is declared here."""
+"""`tf.train.Example` messages, parsed by protobuf without TensorFlow: their schema is declared here.
+
+`prepare.py` writes records with `encode`. `array_record.py`, `tfrecord.py` and `tfds.py` parse a record with `pick` or
+`parse`, and then take values of its features with `first`, `encoded`, `label` or `classes`. A damaged record raises
+`BadRecord`. This module reads no files, and knows no feature by name.
+"""
 from __future__ import annotations
 
 import functools
@@ -16,7 +21,7 @@ else:
                                                           'message_factory'))
 
 Values = list[bytes] | list[int] | list[float]
-_LISTED = 20  # features in a message
+_LISTED = 20  # features in an error message
 
 
 class BadRecord(BadImage):
@@ -24,7 +29,7 @@ class BadRecord(BadImage):
 
 
 class BadLabel(BadRecord):
-  """A class of a record is out of range; `label` is how a message shows it."""
+  """A class of a record is out of range; `label` describes it in a message."""
 
   def __init__(self, name: str, value: bytes | int | float, num_classes: int) -> None:
     self.label = f'the label {value}' if isinstance(value, int) else 'a label that is not a whole number'
@@ -42,12 +47,12 @@ def parse(record: bytes) -> dict[str, Values]:
 
 
 def parse_entry(record: bytes) -> list[Any]:
-  """Returns the values of a feature, given the message of its name and values. Raises BadRecord as `parse`."""
+  """Returns the values of a feature, given its entry, the message of name and values. Raises BadRecord as `parse`."""
   return list(_values(_read(record, 'Entry')))
 
 
 def pick(record: bytes, *names: str) -> Mapping[str, Sequence[Any]]:
-  """Returns these features of a `tf.Example` record by name, in a fraction of the time; all if one of them is missing.
+  """Returns these features of a `tf.Example` record by name, faster than `parse`; all features if one is missing.
 
   Raises:
     BadRecord: not in this format, or truncated.
@@ -57,7 +62,6 @@ def pick(record: bytes, *names: str) -> Mapping[str, Sequence[Any]]:
 
 
 def _read(record: bytes, kind: str) -> Any:
-  """Returns a message."""
   try:
     return _messages()[kind].FromString(record)
   except message.DecodeError as error:
@@ -65,23 +69,23 @@ def _read(record: bytes, kind: str) -> Any:
 
 
 def _values(entry: Any) -> Sequence[Any]:
-  found: Sequence[Any] = getattr(entry.value, entry.value.WhichOneof('kind') or 'int64_list').value
-  return found
+  values: Sequence[Any] = getattr(entry.value, entry.value.WhichOneof('kind') or 'int64_list').value
+  return values
 
 
 def encode(features: Mapping[str, bytes | int | Sequence[int] | Sequence[bytes]]) -> bytes:
   """Returns a `tf.Example` record with one value or a list per feature, in this order."""
-  found = _messages()['Example']()
+  record = _messages()['Example']()
   for name, value in features.items():
-    entry = found.features.feature.add(key=name)
+    entry = record.features.feature.add(key=name)
     if isinstance(value, bytes):
       entry.value.bytes_list.value.append(value)
     elif not isinstance(value, int) and value and isinstance(value[0], bytes):
       entry.value.bytes_list.value.extend(value)
     else:
       entry.value.int64_list.value.extend([value] if isinstance(value, int) else value)
-  encoded: bytes = found.SerializeToString()
-  return encoded
+  content: bytes = record.SerializeToString()
+  return content
 
 
 def first(features: Mapping[str, Sequence[Any]], name: str) -> bytes | int | float:
@@ -90,16 +94,16 @@ def first(features: Mapping[str, Sequence[Any]], name: str) -> bytes | int | flo
   if not values:
     got = documents.listed(sorted(features), _LISTED) or 'no features'
     raise BadRecord(f'the record: expected the feature {name!r}, got {got}')
-  found: bytes | int | float = values[0]
-  return found
+  value: bytes | int | float = values[0]
+  return value
 
 
 def encoded(features: Mapping[str, Sequence[Any]], name: str) -> bytes:
   """Returns the first value of a feature. Raises BadRecord if there is none, or it is a number."""
-  found = first(features, name)
-  if not isinstance(found, bytes):
+  value = first(features, name)
+  if not isinstance(value, bytes):
     raise BadRecord(f'the record: expected bytes in the feature {name!r}, got a number')
-  return found
+  return value
 
 
 def label(features: Mapping[str, Sequence[Any]], name: str, num_classes: int) -> int:
@@ -107,28 +111,31 @@ def label(features: Mapping[str, Sequence[Any]], name: str, num_classes: int) ->
 
   Raises:
     BadRecord: there is none.
-    BadLabel: it is not one of so many classes.
+    BadLabel: one of the values is not a class below `num_classes`.
   """
   first(features, name)
   return classes(features, name, num_classes)[0]
 
 
 def classes(features: Mapping[str, Sequence[Any]], name: str, num_classes: int) -> list[int]:
-  """Returns the values of a feature; none if the record does not have the feature.
+  """Returns the values of a feature, which are classes; [] if the record does not have the feature.
 
   Raises:
-    BadLabel: one is not one of so many classes.
+    BadLabel: one of the values is not a class below `num_classes`.
   """
-  found = list(features.get(name, ()))
-  for value in found:
+  values = list(features.get(name, ()))
+  for value in values:
     if not isinstance(value, int) or not 0 <= value < num_classes:
       raise BadLabel(name, value, num_classes)
-  return found
+  return values
 
 
 @functools.cache
 def _messages() -> dict[str, Any]:
-  """Returns message classes by name. The map of features is declared as a list of entries, which keeps their order."""
+  """Returns the message classes `Example` and `Entry`.
+
+  The map of features is declared as a list of entries (name and value), which keeps their order.
+  """
   field = descriptor_pb2.FieldDescriptorProto
   file = descriptor_pb2.FileDescriptorProto(name='vit_jax_example.proto', package='vit_jax', syntax='proto3')
   for name, fields in {

@@ -1,12 +1,13 @@
 """`hf:OWNER/NAME[@REVISION][/SUBSET]`: datasets of the Hugging Face hub that are stored as Parquet files.
 
-The files of a split are downloaded to the cache that other programs share, and read as `parquet:PATH`
-(`parquet.py`). Which files belong to a subset and a split is stated at the beginning of the dataset's README.md
-(`configs:`), or follows from their names, as for the package `datasets`: `SPLIT-00000-of-00004.parquet` in the folder
-`data` or in one with the name of the subset. Of a dataset without Parquet files, those that the hub has made are read,
-in the branch `refs/convert/parquet`: `SUBSET/SPLIT/0000.parquet`.
+When a split is opened, its files are downloaded to the cache that other programs share, and read as `parquet:PATH`
+(`parquet.py`). The files of each subset and split are listed at the beginning of the dataset's README.md (`configs:`),
+or follow from their names, as for the package `datasets`: `SPLIT-00000-of-00004.parquet` in the folder `data` or in one
+with the name of the subset. If a dataset has no Parquet files, those that the hub has made are read, in the branch
+`refs/convert/parquet`: `SUBSET/SPLIT/0000.parquet`.
 
-A run reads one commit: `pin` replaces the revision by it when a run begins, and the config of the run has it.
+`sources/opening.py` calls `pin` when a run begins, and later `opener`. `pin` replaces the revision by a commit, which
+the config of the run then has, so that a resumed run reads the same files. `core/hub.py` talks to the hub.
 """
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from vit_jax.config import schema
@@ -31,7 +32,7 @@ from vit_jax.data.source import Source
 log = logging.getLogger('vit_jax.data')
 
 CONVERTED = 'refs/convert/parquet'
-"""The branch in which the hub keeps Parquet files of a dataset of another format."""
+"""The branch in which the hub keeps Parquet files that it has made of a dataset of another format."""
 _DEFAULT = 'default'
 _COMMIT = re.compile(r'[0-9a-f]{40}')
 _SPLIT = re.compile(r'(?P<split>\w+(?:\.\w+)*?)-\d{4,}(?:-of-\d{4,}).*\.parquet')
@@ -58,13 +59,13 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
   @functools.cache
   def open_named(split: str) -> Source:
     wanted = '' if '' in by_split else splits.resolve(split, by_split, source=f'hf:{where}')
-    found = {wanted: _download(repository, by_split[wanted])}
+    downloaded = {wanted: _download(repository, by_split[wanted])}
     if wanted and wanted != 'train' and 'train' in by_split:
-      columns = ParquetSource.choose(found[wanted], data)
+      columns = ParquetSource.choose(downloaded[wanted], data)
       if columns.label and not columns.names and not data.classes:  # the training files define the classes
-        found['train'] = _download(repository, by_split['train'])
-    root = os.path.commonpath([os.path.dirname(path) for paths in found.values() for path in paths])
-    listed = shards.Listed(root, {name: shards.Files(tuple(paths)) for name, paths in found.items()})
+        downloaded['train'] = _download(repository, by_split['train'])
+    root = os.path.commonpath([os.path.dirname(path) for paths in downloaded.values() for path in paths])
+    listed = shards.Listed(root, {name: shards.Files(paths) for name, paths in downloaded.items()})
     return indexed.opener(ParquetSource, listed, data, name=f'hf:{where}', order=order)(split)
   return open_named
 
@@ -83,7 +84,7 @@ def pin(where: str, known: Iterable[str]) -> str:
 
   Args:
     where: `OWNER/NAME[@REVISION][/SUBSET]`.
-    known: sources of a run that resumes.
+    known: the sources of a run that resumes, which have commits.
 
   Raises:
     UserError, TemporaryError: as `opener`.
@@ -95,31 +96,37 @@ def pin(where: str, known: Iterable[str]) -> str:
   def at(commit: str) -> str:
     return f'{repository.owner}/{repository.name}@{commit}' + (f'/{subset}' if subset else '')
   if '@' not in where:
-    for one in known:
-      if (commit := one.partition('@')[2].partition('/')[0]) and one == f'hf:{at(commit)}':
+    for source in known:
+      if (commit := source.partition('@')[2].partition('/')[0]) and source == f'hf:{at(commit)}':
         return at(commit)
   return at(_find(repository)[0].revision)
 
 
 def _find(repository: Repository) -> tuple[Repository, tuple[str, ...]]:
   """Returns the repository at a commit, and the names of its files."""
-  found = hub.find(repository)
-  if found is None:
+  commit = hub.find(repository)
+  if commit is None:
     if hub.is_offline():
       raise UserError(f'{repository}: expected a dataset and revision in the cache, since HF_HUB_OFFLINE=1, got '
                       f'revision {repository.revision!r}, which is not there. Unset it to download the dataset.')
     raise UserError(f'{repository}: expected a branch, tag or commit of {repository.page}, got '
                     f'{repository.revision!r}, which it does not have. Correct it, or leave it out for the newest one.')
-  return repository._replace(revision=found.commit), found.files
+  return repository._replace(revision=commit.commit), commit.files
 
 
 def _choose(repository: Repository, names: Sequence[str], subset: str,
             where: str) -> tuple[Repository, Mapping[str, Sequence[str]]]:
-  """Returns the repository and the files of a subset by split, of the branch that the hub has made if need be."""
+  """Returns the repository, at `CONVERTED` if it has no Parquet files, and the files of a subset by split.
+
+  Raises:
+    UserError: neither has Parquet files, or there is no such subset.
+  """
   files = _subsets(repository, names)
-  if not files and (made := hub.find(repository._replace(revision=CONVERTED))):
-    repository = repository._replace(revision=made.commit)
-    files = _converted(made.files)
+  if not files and (converted := hub.find(repository._replace(revision=CONVERTED))):
+    repository = repository._replace(revision=converted.commit)
+    parts = [(name, name.split('/')) for name in sorted(converted.files) if name.endswith('.parquet')]
+    files = _grouped((folders[0], folders[1].removeprefix('partial-'), name) for name, folders in parts
+                     if len(folders) == 3)
   if not files:
     kinds = sorted({os.path.splitext(name)[1] or name for name in names})
     raise UserError(f'hf:{where}: expected a dataset with Parquet files, or with the branch {CONVERTED}, got files '
@@ -134,54 +141,47 @@ def _choose(repository: Repository, names: Sequence[str], subset: str,
   return repository, files[chosen]
 
 
+def _grouped(files: Iterable[tuple[str, str, str]]) -> Names:
+  """Returns names of files, given the subset, the split and the name of each."""
+  grouped: dict[str, dict[str, list[str]]] = {}
+  for subset, split, name in files:
+    grouped.setdefault(subset, {}).setdefault(split, []).append(name)
+  return grouped
+
+
 def _subsets(repository: Repository, names: Sequence[str]) -> Names:
   """Returns the Parquet files of a dataset, as its README.md lists them, or by their names."""
-  own = sorted(name for name in names if name.endswith('.parquet'))
-  if own and 'README.md' in names and (listed := _listed(repository, own)):
+  parquets = sorted(name for name in names if name.endswith('.parquet'))
+  if parquets and 'README.md' in names and (listed := _grouped(_listed(repository, parquets))):
     return listed
-  found: dict[str, dict[str, list[str]]] = {}
-  for name in own:
+
+  def subset(name: str) -> str:
     folder = name.partition('/')[0] if '/' in name else ''
-    subset = _DEFAULT if folder in ('', 'data') or folder in splits.NAMES else folder
-    found.setdefault(subset, {}).setdefault(_split(name), []).append(name)
-  return found
+    return _DEFAULT if folder in ('', 'data') or folder in splits.NAMES else folder
+  return _grouped((subset(name), _split(name), name) for name in parquets)
 
 
 def _split(name: str) -> str:
-  """Returns the split of a file by its name or folder; '' if they do not state one."""
-  folder, _, base = name.rpartition('/')
-  if found := _SPLIT.fullmatch(base):
-    return found['split']
-  for part in (base, *reversed(folder.split('/'))):
-    if words := [word for word in re.findall('[a-z]+', part.lower()) if word in splits.NAMES]:
-      return words[0]
-  return ''
+  """Returns the split of a file by its name or folder; '' if they have no name of a split."""
+  if match := _SPLIT.fullmatch(name.rpartition('/')[2]):
+    return match['split']
+  return next(iter(shards.split_words(name)), '')
 
 
-def _converted(names: Sequence[str]) -> Names:
-  """Returns the files of the branch that the hub has made, `SUBSET/SPLIT/0000.parquet`."""
-  found: dict[str, dict[str, list[str]]] = {}
-  for name in sorted(names):
-    parts = name.split('/')
-    if name.endswith('.parquet') and len(parts) == 3:
-      found.setdefault(parts[0], {}).setdefault(parts[1].removeprefix('partial-'), []).append(name)
-  return found
-
-
-def _listed(repository: Repository, names: Sequence[str]) -> Names:
-  """Returns the files that `configs:` at the beginning of README.md lists; {} if it lists no Parquet files."""
+def _listed(repository: Repository, names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+  """Yields subset, split and name of the files that `configs:` at the beginning of README.md lists."""
   readme = hub.fetch(repository, 'README.md', most_bytes=_MOST_README)
-  found: dict[str, dict[str, list[str]]] = {}
   for config in _configs(readme.path.read_text(errors='replace')) if readme else ():
     subset = _DEFAULT if config.get('default') is True else str(config.get('config_name', _DEFAULT))
     files = config.get('data_files')
-    if not isinstance(files, list) or not all(isinstance(one, dict) for one in files):
+    if not isinstance(files, list) or not all(isinstance(part, dict) for part in files):
       files = [{'path': files}]  # without splits
-    for one in files:
-      patterns = [text for text in _texts(one.get('path'))]
+    for part in files:
+      patterns = part.get('path')
+      patterns = [pattern for pattern in (patterns if isinstance(patterns, list) else [patterns])
+                  if isinstance(pattern, str)]
       for name in (name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)):
-        found.setdefault(subset, {}).setdefault(str(one['split']) if 'split' in one else _split(name), []).append(name)
-  return found
+        yield subset, str(part['split']) if 'split' in part else _split(name), name
 
 
 def _configs(text: str) -> list[dict[str, Any]]:
@@ -189,32 +189,27 @@ def _configs(text: str) -> list[dict[str, Any]]:
   import yaml  # which huggingface_hub needs
   parts = text.split('---\n', 2)
   try:
-    found = yaml.safe_load(parts[1]) if len(parts) == 3 and not parts[0].strip() else None
+    head = yaml.safe_load(parts[1]) if len(parts) == 3 and not parts[0].strip() else None
   except (yaml.YAMLError, RecursionError, ValueError):
     return []
-  configs = found.get('configs') if isinstance(found, dict) else None
-  return [one for one in configs if isinstance(one, dict)] if isinstance(configs, list) else []
-
-
-def _texts(value: Any) -> list[str]:
-  return [value] if isinstance(value, str) else [one for one in value if isinstance(one, str)] if isinstance(
-      value, list) else []
+  configs = head.get('configs') if isinstance(head, dict) else None
+  return [config for config in configs if isinstance(config, dict)] if isinstance(configs, list) else []
 
 
 def _download(repository: Repository, names: Sequence[str]) -> tuple[str, ...]:
-  """Returns the paths of files, those that the cache does not have downloaded."""
+  """Returns the paths of files in the cache, after those that are missing have been downloaded."""
   for name in names:
-    if (numbered := _NUMBERED.search(name)) and (count := sum(bool(_NUMBERED.search(one)) for one in names)) < int(
-        numbered[1]):
+    if (numbered := _NUMBERED.search(name)) and (
+        count := sum(bool(_NUMBERED.search(other)) for other in names)) < int(numbered[1]):
       raise UserError(f'{repository}: expected the {int(numbered[1]):,} files of the split of {name}, got {count:,}. '
                       'Download the dataset again without HF_HUB_OFFLINE=1.')
 
   def fetch(name: str) -> str:
-    found = hub.fetch(repository, name, most_bytes=_MOST_BYTES)
-    if found is None:
+    fetched = hub.fetch(repository, name, most_bytes=_MOST_BYTES)
+    if fetched is None:
       raise UserError(f'{repository}/{name}: expected this file in the cache, as HF_HUB_OFFLINE=1, got none. Unset it '
                       'once to download the dataset.')
-    return os.fspath(found.path)
+    return os.fspath(fetched.path)
   log.info('%s: opening %s Parquet files, downloaded unless the cache has them.', repository, f'{len(names):,}')
   with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
     return tuple(pool.map(fetch, names))

@@ -1,6 +1,13 @@
-"""What formats share whose examples are spans of files: an index, labels as numbers or names, splits and hold-outs.
+"""What tar, TFRecord and Parquet share: an index of examples in files, numbered labels, splits and hold-outs.
 
-A format has a subclass of `IndexedSource`, a function that yields the rows of a file for the index, and an `opener`.
+A format has a subclass of `IndexedSource`, a function that yields the rows of a file for the index (`index.Scan`), and
+an opener. The opener of a format lists the files (`shards.find`) and calls `opener` here, which returns the function
+that opens a split. For a split, that function calls in this order:
+  1. `IndexedSource.choose` for the training files: it chooses the columns with image and label.
+  2. `IndexedSource.load` for the files of the split: it returns their index, which has the labels.
+  3. `number`: it gives each label a class, by a list of classes or by the training files, which are then loaded, too.
+  4. the class of the format, which makes the digest of the split from `identity`.
+Later, `read` reads the spans of examples and passes the bytes to `image`. This module knows no format.
 """
 from __future__ import annotations
 
@@ -34,15 +41,9 @@ CLASSES = 'classes.txt'
 _SHOWN = 5
 
 
-class BadLabel(BadImage):
-  """A label is missing, damaged or out of range: the example counts as an image that cannot be decoded."""
-
-
-class Found(NamedTuple):
-  """The labels of the files that define the classes: their names, or for numbers the largest one, -1 if not known.
-
-  smallest: of numbers, if it is known.
-  """
+class SplitLabels(NamedTuple):
+  """The different labels of a split: `texts` if they are names, else the largest and the smallest number; -1 and 0 if
+  there are none."""
   texts: tuple[str, ...] = ()
   largest: int = -1
   smallest: int = 0
@@ -52,41 +53,41 @@ class Classes(NamedTuple):
   """How the labels of files are numbered.
 
   names: of the classes.
-  places: the class of each label that is a name; empty if labels are numbers.
+  numbers: the class of each label that is a name; empty if labels are numbers.
   offset: the number of the first class in the files.
   """
   names: tuple[str, ...]
-  places: Mapping[str, int]
+  numbers: Mapping[str, int]
   offset: int
 
   def of(self, label: int | str) -> int:
-    """Returns the class of a label. Raises BadLabel if there is none."""
-    if isinstance(label, str) or self.places:
-      found = self.places.get(str(label), -1)
-      if found < 0:
-        raise BadLabel(f'the label: expected one of the {len(self.names):,} classes, got '
+    """Returns the class of a label. Raises BadImage if there is none."""
+    if isinstance(label, str) or self.numbers:
+      if (number := self.numbers.get(str(label), -1)) < 0:
+        raise BadImage(f'the label: expected one of the {len(self.names):,} classes, got '
                        f'{documents.describe(str(label))}')
-      return found
+      return number
     if not 0 <= label - self.offset < len(self.names):
-      raise BadLabel(f'the label: expected {self.offset} to {self.offset + len(self.names) - 1}, got {label}')
+      raise BadImage(f'the label: expected {self.offset} to {self.offset + len(self.names) - 1}, got {label}')
     return label - self.offset
 
 
 class IndexedSource(Rows):
   """The examples of files, in the order in which they are stored. Pickles to few bytes; safe for threads.
 
-  A subclass has `load`, `choose`, `identity`, `image` and `describe`, and how messages name its columns.
+  A subclass has `choose`, `load`, `identity`, `image` and `describe`; and `label_place` and `contents` for messages.
   """
-  behind_bytes: ClassVar[int] = 0
-  """Bytes that are read behind each example, such as its checksum."""
+  footer_bytes: ClassVar[int] = 0
+  """Bytes after each example that are read with it, such as its checksum."""
   may_lack_labels: ClassVar[bool] = False
   """Whether a split may have no labels although others have some; its images then have the class `unlabeled`."""
 
   def __init__(self, files: Files, columns: Any, classes: Classes, *, name: str, root: str, rules: Rules,
-               found: Index) -> None:
+               loaded: Index) -> None:
+    """Takes what `choose` and `load` returned; `root` is the folder of the files."""
     self.name, self.class_names, self.root = name, classes.names, root
-    self._files, self._columns, self._classes, self._rules, self._index = files, columns, classes, rules, found
-    ends = found.label_ends
+    self._files, self._columns, self._classes, self._rules, self._index = files, columns, classes, rules, loaded
+    ends = loaded.label_ends
     self.most_labels = max(1, int(np.diff(ends, prepend=0).max())) if len(ends) else 0
     digest = hashlib.sha256(f'{len(self)} {classes.names} {classes.offset}'.encode(errors='surrogateescape'))
     for array in self.identity():
@@ -100,34 +101,34 @@ class IndexedSource(Rows):
 
   @staticmethod
   def choose(paths: Sequence[str], data: schema.Data) -> Any:
-    """Returns where image and label are, by the settings, or as the first examples have them.
+    """Returns the columns with image and label, by the settings, or by the first examples.
 
-    The columns have `label`, which is '' if there are no labels.
+    The result has the attribute `label`, which is '' if there are no labels.
     """
     raise NotImplementedError
 
   @staticmethod
   def label_place(label: str) -> str:
-    """Returns how messages name where the label is."""
+    """Returns how messages name the column of the labels."""
     raise NotImplementedError
 
   @staticmethod
   def contents(paths: Sequence[str]) -> str:
-    """Returns what files have, for messages about labels that are missing, a sentence; or ''."""
+    """Returns a sentence about what the files have, for messages about missing labels; or ''."""
     raise NotImplementedError
 
   @staticmethod
   def names(columns: Any) -> tuple[str, ...]:
-    """Returns the names of all classes, if each file has them, so that no other split defines them; or ()."""
+    """Returns the names of all classes if each file has them, so that no other split defines them; else ()."""
     del columns
     return ()
 
   def identity(self) -> Iterator[HostArray]:
-    """Yields what identifies the examples, wherever they are."""
+    """Yields arrays that identify the examples, whatever their folder; their bytes are hashed for the digest."""
     raise NotImplementedError
 
   def image(self, row: int, stored: bytes) -> bytes:
-    """Returns the image of an example, given the bytes of its span. Raises BadImage if it is damaged."""
+    """Returns the encoded image of an example, given the bytes of its span. Raises BadImage if it is damaged."""
     raise NotImplementedError
 
   def describe(self, row: int) -> str:
@@ -135,11 +136,11 @@ class IndexedSource(Rows):
     raise NotImplementedError
 
   def found(self) -> str:
-    """Returns what the files of this source have, see `contents`; for messages."""
+    """Returns the `contents` of the files of this source, for messages of its users."""
     return self.contents(self._files.paths)
 
   def label_arrays(self) -> Iterator[HostArray]:
-    """Yields what identifies the labels."""
+    """Yields arrays that identify the labels, for `identity`."""
     texts = [text.encode(errors='surrogatepass') for text in self._index.texts]
     yield from (self._index.labels, self._index.label_ends, np.frombuffer(b''.join(texts), np.uint8),
                 np.cumsum([len(text) for text in texts], dtype=np.int64))
@@ -159,14 +160,14 @@ class IndexedSource(Rows):
       yield Record(self.image(row, content), labels)
 
   def labels(self, row: int) -> tuple[int, ...]:
-    """Returns the classes of an example. Raises BadLabel if they are missing, damaged or out of range."""
+    """Returns the classes of an example. Raises BadImage if they are missing, damaged or out of range."""
     stored = self._index.labels_of(row)
     if not stored and not len(self._index.label_ends):
       return (0,)  # there are no labels
     if index.MISSING in stored:
       place = self.label_place(self._columns.label)
-      raise BadLabel(f'the example: expected a label in {place}, got none, or one that is damaged')
-    if not self._classes.places:
+      raise BadImage(f'the example: expected a label in {place}, got none, or one that is damaged')
+    if not self._classes.numbers:
       return tuple(self._classes.of(label) for label in stored)
     texts, first = self.names(self._columns) or self._index.texts, self._classes.offset
     return tuple(self._classes.of(texts[label - first] if 0 <= label - first < len(texts) else '') for label in stored)
@@ -180,9 +181,9 @@ class IndexedSource(Rows):
     return int(np.searchsorted(self._index['file'], self._index['file'][row]))
 
   def _span(self, row: int) -> Span:
-    """Returns where an example is, with what is stored behind it."""
+    """Returns the span of an example with its footer."""
     return Span(IndexedSource.path(self, row), int(self._index['offset'][row]),
-                int(self._index['size'][row]) + self.behind_bytes)
+                int(self._index['size'][row]) + self.footer_bytes)
 
   def __getstate__(self) -> dict[str, Any]:
     return {name: value for name, value in self.__dict__.items() if name != '_index'}
@@ -194,25 +195,30 @@ class IndexedSource(Rows):
 
 @functools.cache
 def warn(text: str) -> None:
-  """Logs a warning once, as a command opens a source several times."""
+  """Logs a warning once in a process, as a command opens a source several times."""
   log.warning('%s', text)
 
 
 def opener(kind: type[IndexedSource], listed: Listed, data: schema.Data, *, name: str,
            order: Sequence[str] = ()) -> Callable[[str], Source]:
-  """Opens the splits of files that are known, or of a part of them if the files do not belong to splits.
+  """Returns the function that opens a split by name. Files that do not belong to splits are divided by a hold-out.
 
-  `name` is that of the source, `order` the classes of a run that resumes.
+  Args:
+    kind: the class of the format.
+    listed: the files.
+    data: the settings.
+    name: of the source, such as `wds:PATH`.
+    order: the classes of a run that resumes.
   """
-  first = 'train' if 'train' in listed.splits else min(listed.splits)  # which defines the classes
+  first = 'train' if 'train' in listed.splits else min(listed.splits)  # the split that defines the classes
   columns = functools.cache(lambda: kind.choose(listed.splits[first].paths, data))
   load = functools.cache(lambda split: kind.load(listed.splits[split], columns()))
 
-  def labels_of(split: str) -> Found:
-    found = load(split)
-    numbers = found.labels[found.labels != index.MISSING]
-    low, high = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, -1)
-    return Found(tuple(kind.names(columns()) or found.texts), high, low)
+  def labels_of(split: str) -> SplitLabels:
+    loaded = load(split)
+    numbers = loaded.labels[loaded.labels != index.MISSING]
+    smallest, largest = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, -1)
+    return SplitLabels(tuple(kind.names(columns()) or loaded.texts), largest, smallest)
 
   def open_split(split: str) -> IndexedSource:
     where, column, files = f'{name}/{split}' if split else name, columns().label, listed.splits[split]
@@ -227,7 +233,7 @@ def opener(kind: type[IndexedSource], listed: Listed, data: schema.Data, *, name
     numbered = (Classes(UNLABELED, {}, 0) if not is_labeled else
                 number(data, listed.root, labels_of(split), lambda: labels_of(defining), is_listed=is_listed,
                        order=order, where=where))
-    return kind(files, columns(), numbered, name=where, root=listed.root, rules=Rules.of(data), found=load(split))
+    return kind(files, columns(), numbered, name=where, root=listed.root, rules=Rules.of(data), loaded=load(split))
 
   @functools.cache
   def open_named(split: str) -> Source:
@@ -240,33 +246,33 @@ def opener(kind: type[IndexedSource], listed: Listed, data: schema.Data, *, name
     whole = open_split('')
     if part == splits.ALL:
       return whole
-    mixed = np.random.Generator(np.random.Philox(key=data.holdout_seed)).permutation(len(whole))
-    kept, held = splits.hold_out(_first_labels(whole)[mixed], data.holdout)  # each class alike
-    rows = np.sort(mixed[kept if part == 'train' else held])
+    shuffled = np.random.Generator(np.random.Philox(key=data.holdout_seed)).permutation(len(whole))
+    kept, held = splits.hold_out(_first_labels(whole)[shuffled], data.holdout)  # the same fraction of each class
+    rows = np.sort(shuffled[kept if part == 'train' else held])
     return take(whole, rows, name=f'{name}/{part}', title=splits.part_title(name, part, data.holdout))
   return open_named
 
 
 def _first_labels(source: Source) -> HostArray:
-  """Returns the first class of each example, -1 if it has none that is known, `[S] i32`."""
-  found = np.full(len(source), -1, np.int32)
+  """Returns the first class of each example, -1 if it is not known, `[S] i32`."""
+  labels = np.full(len(source), -1, np.int32)
   for row in range(len(source)):
     with contextlib.suppress(BadImage):
-      found[row] = first_label(source, row)
-  return found
+      labels[row] = first_label(source, row)
+  return labels
 
 
-def number(data: schema.Data, folder: str, own: Found, define: Callable[[], Found], *, is_listed: bool,
+def number(data: schema.Data, folder: str, own: SplitLabels, define: Callable[[], SplitLabels], *, is_listed: bool,
            order: Sequence[str], where: str) -> Classes:
   """Returns how labels are numbered: by `data.classes`, a file `classes.txt` in the folder, or the training files.
 
   Args:
     data: the settings.
     folder: of the files.
-    own: the labels of a split.
-    define: returns the labels of the files that define the classes, if no list does.
-    is_listed: whether the files list their classes in order, which stays; others are ordered here.
-    order: the classes of a run that resumes, whose order stays.
+    own: the labels of the split.
+    define: returns the labels of the files that define the classes; called only if no list does.
+    is_listed: whether the files list their classes in an order, which is kept; else names are sorted.
+    order: the classes of a run that resumes, whose order is kept.
     where: the split, for messages.
 
   Raises:
@@ -275,27 +281,27 @@ def number(data: schema.Data, folder: str, own: Found, define: Callable[[], Foun
   listed = data.classes or _find_list(folder)
   offset = data.label_offset if is_listed or not own.texts else 0
   is_inside = offset <= own.smallest <= own.largest < offset + len(own.texts)
-  if is_listed and own.texts and own.smallest != offset and not is_inside:  # others than the first may be damaged
+  if is_listed and own.texts and own.smallest != offset and not is_inside:  # not only single labels are damaged
     raise _wrong_first(own, len(own.texts), offset, where=where)
   if listed:
     names = classes.read(listed, setting='data.classes' if data.classes else 'classes')
     if not own.texts:
       _check_first(define(), own, len(names), offset, is_declared=True, where=where)
-    places = classes.match(own.texts, names, where=listed) if own.texts else ()
-    return Classes(names, dict(zip(own.texts, places, strict=True)), offset)
-  found = define()
-  if found.texts:
-    if extra := sorted(set(own.texts) - set(found.texts)):
+    numbers = classes.match(own.texts, names, where=listed) if own.texts else ()
+    return Classes(names, dict(zip(own.texts, numbers, strict=True)), offset)
+  training = define()
+  if training.texts:
+    if extra := sorted(set(own.texts) - set(training.texts)):
       raise UserError(f'{where}: expected the classes of the training files, got {len(extra)} others: '
                       f'{documents.listed(extra, _SHOWN)}. Set data.classes to a file with all classes.')
-    names = tuple(found.texts) if is_listed else classes.ordered(found.texts, order)
-    return Classes(names, {text: place for place, text in enumerate(names)}, offset)
+    names = tuple(training.texts) if is_listed else classes.ordered(training.texts, order)
+    return Classes(names, {text: number for number, text in enumerate(names)}, offset)
   if own.texts:
     raise UserError(f'{where}: expected numbers of classes, as in the training files, got names: '
                     f'{documents.listed(own.texts, _SHOWN)}. Set data.classes to a file with all classes, or correct '
                     'the labels.')
-  num = data.num_classes or found.largest - offset + 1
-  _check_first(found, own, num, offset, is_declared=bool(data.num_classes), where=where)
+  num = data.num_classes or training.largest - offset + 1
+  _check_first(training, own, num, offset, is_declared=bool(data.num_classes), where=where)
   if not 0 < num <= classes.MOST_CLASSES:
     raise UserError(f'data.num_classes: expected 1 to {classes.MOST_CLASSES:,} for {where}, got {max(0, num):,}. Set '
                     'it, or data.classes to a file with the names of the classes.')
@@ -306,48 +312,50 @@ def _find_list(folder: str) -> str:
   """Returns the path of the list of classes beside the files; '' if there is none."""
   path = os.path.join(folder, CLASSES)
   try:
-    is_there = CLASSES in storage.list_names(folder, CLASSES) if storage.is_address(folder) else os.path.isfile(path)
+    exists = CLASSES in storage.list_names(folder, CLASSES) if storage.is_address(folder) else os.path.isfile(path)
   except OSError as error:
     raise failures.unreadable(error, path) from error
-  return path if is_there else ''
+  return path if exists else ''
 
 
-def _check_first(found: Found, own: Found, num_classes: int, offset: int, *, is_declared: bool, where: str) -> None:
-  """Warns of a split whose labels begin at 1, as those of the training files do.
+def _check_first(training: SplitLabels, own: SplitLabels, num_classes: int, offset: int, *, is_declared: bool,
+                 where: str) -> None:
+  """Warns if the labels of a split and of the training files begin at 1, although the first class is 0.
 
   Args:
-    found: the labels of the training files.
-    own: those of the split.
-    num_classes: their number; `is_declared` if it does not follow from the labels.
+    training: the labels of the training files.
+    own: the labels of the split.
+    num_classes: the number of classes; `is_declared` = it is a setting, or the length of a list.
     offset: the number of the first class.
-    where: the split.
+    where: the split, for messages.
 
   Raises:
-    UserError: the labels begin elsewhere, so that classes would be out of range, or others than in training.
+    UserError: the labels begin at a number other than `offset` or that of the training files.
   """
-  if found.texts:
+  if training.texts:
     return
-  if is_declared and _is_shifted(found, num_classes, offset):
-    raise _wrong_first(found, num_classes, offset, where=where)
-  is_inside = found.smallest <= own.smallest and own.largest <= found.largest
+  if is_declared and _is_shifted(training, num_classes, offset):
+    raise _wrong_first(training, num_classes, offset, where=where)
+  is_inside = training.smallest <= own.smallest and own.largest <= training.largest
   if 0 <= own.smallest <= own.largest and (
       _is_shifted(own, num_classes, offset) or not (is_declared or is_inside)):
-    raise UserError(f'{where}: expected labels from {found.smallest:,} to {found.largest:,}, as in the training files, '
-                    f'got {own.smallest:,} to {own.largest:,}. If both number the classes alike, set data.num_classes; '
-                    'else correct the labels of one of them.')
-  if not offset and found.smallest == own.smallest == 1:
+    raise UserError(f'{where}: expected labels from {training.smallest:,} to {training.largest:,}, as in the training '
+                    f'files, got {own.smallest:,} to {own.largest:,}. If both number the classes alike, set '
+                    'data.num_classes; else correct the labels of one of them.')
+  if not offset and training.smallest == own.smallest == 1:
     log.warning('%s: labels begin at 1, so class 0 has no images. If 1 is the number of the first class, set '
                 'data.label_offset=1.', where)
 
 
-def _is_shifted(found: Found, num_classes: int, offset: int) -> bool:
+def _is_shifted(labels: SplitLabels, num_classes: int, offset: int) -> bool:
   """Returns whether labels are of all classes, but begin at another number."""
-  return 0 <= found.smallest != offset and found.largest - found.smallest + 1 == num_classes
+  return 0 <= labels.smallest != offset and labels.largest - labels.smallest + 1 == num_classes
 
 
-def _wrong_first(found: Found, num_classes: int, offset: int, *, where: str) -> UserError:
-  is_clear = found.largest - found.smallest + 1 == num_classes
-  return UserError(f'data.label_offset: expected {found.smallest if is_clear else "another one"}, the number of the '
-                   f'first class, for labels from {found.smallest:,} to {found.largest:,} and {num_classes:,} classes '
-                   f'of {where}, got {offset}. Set --config.data.label_offset'
-                   + (f'={found.smallest}.' if is_clear else ', or correct the labels.'))
+def _wrong_first(labels: SplitLabels, num_classes: int, offset: int, *, where: str) -> UserError:
+  """Returns the error that the first class has another number than `offset`."""
+  is_clear = labels.largest - labels.smallest + 1 == num_classes
+  return UserError(f'data.label_offset: expected {labels.smallest if is_clear else "another one"}, the number of the '
+                   f'first class, for labels from {labels.smallest:,} to {labels.largest:,} and {num_classes:,} '
+                   f'classes of {where}, got {offset}. Set --config.data.label_offset'
+                   + (f'={labels.smallest}.' if is_clear else ', or correct the labels.'))

@@ -2,15 +2,17 @@
 
 PATH is a pattern such as `DIR/train-*.parquet` or a folder (`shards.py`). A row is an example. Its image is bytes,
 a struct with bytes, as Hugging Face writes it, or the path of a file in or below the folder of the Parquet files. Its
-label is a whole number, with names if the file describes a `ClassLabel`, a text, or a list of them. Captions are a text
-or a list of texts.
+label is a whole number, with names if the file describes a `ClassLabel`, a text, or a list of these. Captions are a
+text or a list of texts.
 
-A row group, some hundred rows, is read and decoded as a whole and kept in a bounded cache of the process, so training
-visits the rows in windows of row groups (`data/windows.py`).
+`sources/opening.py` calls `opener`, and `hf.py` uses `ParquetSource` for the files that it downloads. `indexed.py`
+calls the methods of `ParquetSource` and says in which order. `parquet_files.py` decodes footers and columns.
+
+A row group has some hundred rows. It is read and decoded as a whole and kept in a cache of the process with limited
+memory (`Cache`), so training visits the rows in windows of row groups (`data/windows.py`).
 """
 from __future__ import annotations
 
-import bisect
 import collections
 import functools
 import logging
@@ -26,9 +28,9 @@ from vit_jax.core import documents
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data import index, storage, user_files
-from vit_jax.data.formats import indexed, parquet_columns, parquet_files, shards
+from vit_jax.data.formats import indexed, parquet_files, shards
 from vit_jax.data.formats.indexed import Classes, IndexedSource
-from vit_jax.data.formats.parquet_columns import Columns
+from vit_jax.data.formats.parquet_files import Columns
 from vit_jax.data.formats.shards import Files
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.index import Index
@@ -40,7 +42,7 @@ from vit_jax.data.user_files import Rules
 log = logging.getLogger('vit_jax.data')
 
 _SHRINK = 'Shrink the image, or in a config raise data.max_file_mib'
-_FEW = 4  # row groups in a window, below which a message advises to write smaller ones
+_FEW = 4  # row groups in a window: with fewer, a warning advises to write smaller ones
 
 
 class ParquetSource(IndexedSource):
@@ -48,8 +50,8 @@ class ParquetSource(IndexedSource):
   may_lack_labels = True
 
   def __init__(self, files: Files, columns: Columns, classes: Classes, *, name: str, root: str, rules: Rules,
-               found: Index) -> None:
-    super().__init__(files, columns, classes, name=name, root=root, rules=rules, found=found)
+               loaded: Index) -> None:
+    super().__init__(files, columns, classes, name=name, root=root, rules=rules, loaded=loaded)
     self._held_bytes = storage.settings().group_bytes
     if (groups := self.row_groups) is not None and int(groups.num_bytes.sum()) > groups.held_bytes:
       self._check_groups(groups)
@@ -57,12 +59,8 @@ class ParquetSource(IndexedSource):
   @staticmethod
   def load(files: Files, columns: Columns) -> Index:
     parquet_files.pyarrow_parquet()
-    found = index.load(files.paths, functools.partial(parquet_files.scan, columns=columns), f'parquet 2 {columns}',
-                       parquet_files.TYPES, what='Parquet')
-    if not len(found):
-      raise UserError(f'{files.paths[0]}: expected rows with images, got none in {len(files.paths):,} files. Correct '
-                      'the pattern.')
-    return found
+    return index.load(files.paths, functools.partial(parquet_files.scan, columns=columns), f'parquet 2 {columns}',
+                      parquet_files.TYPES, what='Parquet', expected='rows with images')
 
   @staticmethod
   def label_place(label: str) -> str:
@@ -70,18 +68,18 @@ class ParquetSource(IndexedSource):
 
   @staticmethod
   def choose(paths: Sequence[str], data: schema.Data) -> Columns:
-    found = parquet_columns.choose(paths[0], parquet_files.read_metadata(paths[0]), data.image_column,
-                                   data.label_column, data.caption_column)
-    if not found.label and not found.caption:
+    columns = parquet_files.choose_columns(paths[0], parquet_files.read_metadata(paths[0]), data.image_column,
+                                           data.label_column, data.caption_column)
+    if not columns.label and not columns.caption:
       indexed.warn(f'{paths[0]} has no column `label`, and none of the type ClassLabel: its images have no labels, and '
                    f'get the class {UNLABELED[0]!r}. {ParquetSource.contents(paths)}')
-    return found
+    return columns
 
   @staticmethod
   def contents(paths: Sequence[str]) -> str:
     parts = sorted({part for path in paths for part in path.split('/')[:-1] if '=' in part})
     folders = f' Folders such as {documents.listed(parts, 3)} are not read as columns.' if parts else ''
-    columns = parquet_columns.types(parquet_files.read_metadata(paths[0]).schema.to_arrow_schema())
+    columns = parquet_files.column_types(parquet_files.read_metadata(paths[0]).schema.to_arrow_schema())
     return f'{paths[0]} has the columns {columns}.{folders}'
 
   @staticmethod
@@ -89,22 +87,22 @@ class ParquetSource(IndexedSource):
     return columns.names
 
   def identity(self) -> Iterator[HostArray]:
-    found = self._index
-    starts = np.flatnonzero(found['place'] == 0)
-    yield from (np.append(starts[1:], len(found)), found['size'][starts], found['name'], found.labels, found.label_ends)
+    rows = self._index
+    starts = np.flatnonzero(rows['place'] == 0)
+    yield from (np.append(starts[1:], len(rows)), rows['size'][starts], rows['name'], rows.labels, rows.label_ends)
 
   @property
   def row_groups(self) -> RowGroups | None:
-    """The row groups with the images; None if images are files of their own."""
+    """The row groups with the images; None if the images are files."""
     if not self._columns.leaf:
       return None
     starts = np.flatnonzero(self._index['place'] == 0)
     return RowGroups(np.diff(starts, append=len(self)), self._index['decoded'][starts], self._held_bytes)
 
   def read(self, rows: Sequence[int]) -> Iterator[Record]:
-    cache, parts = _cache(), [self._span(row) for row in rows] if self._columns.leaf else []
-    missing = collections.deque(part for part in dict.fromkeys(parts)
-                                if storage.is_address(part.path) and (part, self._columns.leaf) not in cache)
+    cache, spans = _cache(), [self._span(row) for row in rows] if self._columns.leaf else []
+    missing = collections.deque(span for span in dict.fromkeys(spans)  # row groups of objects, to be read ahead
+                                if storage.is_address(span.path) and (span, self._columns.leaf) not in cache)
     contents = storage.read_many(list(missing))
     for row in rows:
       content = None
@@ -126,8 +124,8 @@ class ParquetSource(IndexedSource):
     column = next(i for i in range(footer.num_columns)
                   if footer.schema.column(i).path.partition('.')[0] == name)
     chunk = footer.row_group(int(self._index['group'][row])).column(column)
-    found = self._value(row, Span(self._span(row).path, *parquet_files.place_of(chunk)), name)
-    return stored.texts(found if isinstance(found, list) else [found], f'the column {name}')
+    texts = self._value(row, Span(self._span(row).path, *parquet_files.chunk_range(chunk)), name)
+    return stored.texts(texts if isinstance(texts, list) else [texts], f'the column {name}')
 
   def path(self, row: int) -> str:
     return super().path(row) if self._columns.leaf else os.path.join(self.root, self._name(row))
@@ -149,83 +147,92 @@ class ParquetSource(IndexedSource):
     Raises:
       BadImage: it is missing, too large, or its row group is damaged.
     """
-    found = self._value(row, self._span(row), self._columns.leaf, content) if self._columns.leaf else None
-    if found is None:
+    image: bytes | None = (
+        self._value(row, self._span(row), self._columns.leaf, content) if self._columns.leaf else None)
+    if image is None:
       return self._read_file(self._name(row))
-    image: bytes = found
     if len(image) > self._rules.max_bytes:
       raise BadImage(f'the image has {len(image):,} bytes: expected at most {self._rules.max_bytes:,}. {_SHRINK}')
     return image
 
-  def _value(self, row: int, part: Span, leaf: str, content: bytes | None = None) -> Any:
-    """Returns the value of a column, whose row group is a part of the file. Raises BadImage if that is damaged."""
-    def decode() -> tuple[_Values, int]:
-      own = storage.read(*part) if content is None else content
-      if len(own) < part.size:
-        raise BadImage(f'the row group is truncated: {part.path} ends in it')
-      try:
-        footer, group = self._footer(row), int(self._index['group'][row])
-        column = parquet_files.read_column(part, own, footer, group, leaf)
-        values = _Values(column)
-        if len(values) != footer.row_group(group).num_rows:
-          raise ValueError(f'{len(values):,} rows')
-        return values, column.nbytes
-      except Exception as error:  # pyarrow has many, such as OSError for what is damaged; nothing is read here
-        raise BadImage(f'the row group is damaged: {parquet_files.reason(error)}') from error
-    values, place = _cache().get((part, leaf), decode), int(self._index['place'][row])
-    if place >= len(values):
-      raise BadImage(f'the row group is damaged: {len(values):,} rows')
-    return values[place]
+  def _value(self, row: int, span: Span, leaf: str, content: bytes | None = None) -> Any:
+    """Returns the value of a column in one row.
 
-  def _read_file(self, path: str) -> bytes:
-    """Returns an image that is a file in or below the folder of the Parquet files."""
-    if not path:
-      raise BadImage(f'the row: expected an image in the column {self._columns.image}, got none')
-    place = os.path.join(self.root, path)
-    if not user_files.is_below(path) or (
-        not storage.is_address(place) and not self._rules.follow_links
-        and user_files.leads_out(place, os.path.realpath(self.root))):
-      raise BadImage(f'the image: expected a path below {self.root}, got {path[:200]!r}')
-    try:
-      return storage.read_file(place, self._rules.max_bytes)
-    except documents.TooLarge as error:
-      raise BadImage(f'the file {place} has {error.found}: expected at most {self._rules.max_bytes:,}. {_SHRINK}'
-                     ) from None
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-      raise BadImage(f'the image: expected the file {place}, got "{error.strerror}"') from error
-
-  def _check_groups(self, found: RowGroups) -> None:
-    """Warns if a process can hold few of the row groups, or if each has one class.
+    Args:
+      row: of the source.
+      span: where the column of the row group is in the file.
+      leaf: the column, such as `image.bytes`.
+      content: the bytes of the span, if they were read.
 
     Raises:
-      UserError: it cannot hold one of them.
+      BadImage: the row group is damaged.
     """
-    mib = found.held_bytes // 2**20
-    largest, place = int(found.num_bytes.max()), int(np.argmax(found.num_bytes))
-    rows = max(1, int(found.sizes[place] * found.held_bytes // (64 * max(1, largest))))
+    def decode() -> tuple[Any, int]:
+      stored_bytes = storage.read(*span) if content is None else content
+      if len(stored_bytes) < span.size:
+        raise BadImage(f'the row group is truncated: {span.path} ends in it')
+      try:
+        footer, group = self._footer(row), int(self._index['group'][row])
+        column = parquet_files.read_column(span, stored_bytes, footer, group, leaf)
+        if len(column) != footer.row_group(group).num_rows:
+          raise ValueError(f'{len(column):,} rows')
+        return column, column.nbytes
+      except Exception as error:  # pyarrow raises many kinds, such as OSError for damaged bytes; nothing is read here
+        raise BadImage(f'the row group is damaged: {parquet_files.reason(error)}') from error
+    column, position = _cache().get((span, leaf), decode), int(self._index['place'][row])
+    if position >= len(column):
+      raise BadImage(f'the row group is damaged: {len(column):,} rows')
+    return column[position].as_py()
+
+  def _read_file(self, name: str) -> bytes:
+    """Returns an image that is a file in or below the folder of the Parquet files."""
+    if not name:
+      raise BadImage(f'the row: expected an image in the column {self._columns.image}, got none')
+    path = os.path.join(self.root, name)
+    if not user_files.is_below(name) or (
+        not storage.is_address(path) and not self._rules.follow_links
+        and user_files.leads_out(path, os.path.realpath(self.root))):
+      raise BadImage(f'the image: expected a path below {self.root}, got {name[:200]!r}')
+    try:
+      return storage.read_file(path, self._rules.max_bytes)
+    except documents.TooLarge as error:
+      raise BadImage(f'the file {path} has {error.found}: expected at most {self._rules.max_bytes:,}. {_SHRINK}'
+                     ) from None
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+      raise BadImage(f'the image: expected the file {path}, got "{error.strerror}"') from error
+
+  def _check_groups(self, groups: RowGroups) -> None:
+    """Warns if a process can hold few of the row groups, or if the images of each have one class.
+
+    Raises:
+      UserError: a process cannot hold one of them.
+    """
+    mib, number = groups.held_bytes // 2**20, int(np.argmax(groups.num_bytes))
+    largest = int(groups.num_bytes[number])
+    rows = max(1, int(groups.sizes[number] * groups.held_bytes // (64 * max(1, largest))))
     advice = (f'Write the files again with smaller ones, such as row_group_size={rows} of pyarrow.parquet.write_table, '
               'or run vit-jax prepare')
-    if largest > found.held_bytes:
-      raise UserError(f'{self.describe(int(found.sizes[:place].sum()))}: expected row groups of at most '
+    if largest > groups.held_bytes:
+      raise UserError(f'{self.describe(int(groups.sizes[:number].sum()))}: expected row groups of at most '
                       f'data.shuffle_mib={mib}, as each is read as a whole, got one of {largest / 2**20:,.0f} MiB with '
-                      f'{found.sizes[place]:,} images. {advice}; or raise data.shuffle_mib.')
+                      f'{groups.sizes[number]:,} images. {advice}; or raise data.shuffle_mib.')
     labels = self._index.labels
-    if found.num_mixed < _FEW:
+    if groups.num_mixed < _FEW:
       log.warning('%s has row groups of up to %s MiB, of which %s are shuffled at a time: images are shuffled among '
                   'few others. %s; or raise data.shuffle_mib, which is %s.', self.name, f'{largest / 2**20:,.0f}',
-                  found.num_mixed, advice, mib)
+                  groups.num_mixed, advice, mib)
     elif len(labels) == len(self) and len(self.class_names) > _FEW and (
-        1 + int((labels[1:] != labels[:-1]).sum()) < 2 * min(len(found.sizes), len(self) // 2)):  # runs of one label
+        1 + int((labels[1:] != labels[:-1]).sum()) < 2 * min(len(groups.sizes), len(self) // 2)):  # runs of one label
       log.warning('%s is sorted by class: the images of a row group have the same one, and are shuffled with those of '
                   '%s others. Run vit-jax prepare, whose datasets are shuffled as a whole.', self.name,
-                  found.num_mixed - 1)
+                  groups.num_mixed - 1)
 
 
 class Cache:
   """Values that are expensive to make; the least recently used are removed above `max_bytes`. Safe for threads.
 
-  Threads that need a value which another one makes wait for it. A value that is larger than the limit is kept until
-  the next one is made, so the cache takes at most `max_bytes` or one value.
+  A thread waits for a value that another thread is making. A value that is larger than the limit is kept until the next
+  one is made, so the cache takes at most `max_bytes` or one value.
   """
 
   def __init__(self, max_bytes: int) -> None:
@@ -238,17 +245,17 @@ class Cache:
     return key in self._entries
 
   def get(self, key: Any, make: Callable[[], tuple[Any, int]]) -> Any:
-    """Returns the value of a key; `make` returns it with its bytes if it is not there."""
+    """Returns the value of a key. If the cache does not have it, `make` returns the value and its size in bytes."""
     with self._lock:
       making = self._making.setdefault(key, threading.Lock())
     with making:
       try:
-        found = self._entries.get(key)
-        value, num_bytes = found or make()
+        entry = self._entries.get(key)
+        value, num_bytes = entry or make()
         with self._lock:
-          there = self._entries.pop(key, None)  # another thread may have removed it meanwhile
-          self.num_made += not found
-          self.num_bytes += num_bytes - (there[1] if there else 0)
+          before = self._entries.pop(key, None)  # another thread may have removed it meanwhile
+          self.num_made += not entry
+          self.num_bytes += num_bytes - (before[1] if before else 0)
           while self._entries and self.num_bytes > self.max_bytes:
             self.num_bytes -= self._entries.popitem(last=False)[1][1]
           self._entries[key] = value, num_bytes
@@ -260,28 +267,12 @@ class Cache:
 
 @functools.lru_cache(1)
 def cache_of(max_bytes: int) -> Cache:
-  """Returns the decoded row groups of this process, at most so many bytes."""
+  """Returns the cache of decoded row groups of this process, with this limit."""
   return Cache(max_bytes)
 
 
 def _cache() -> Cache:
   return cache_of(storage.settings().group_bytes)
-
-
-class _Values:
-  """The values of a column in a row group."""
-
-  def __init__(self, column: Any) -> None:
-    self._chunks = column.chunks
-    self._ends = np.cumsum([len(chunk) for chunk in self._chunks]).tolist()
-
-  def __len__(self) -> int:
-    return self._ends[-1] if self._ends else 0
-
-  def __getitem__(self, row: int) -> Any:
-    number = bisect.bisect_right(self._ends, row)
-    found: Any = self._chunks[number][row - (self._ends[number - 1] if number else 0)].as_py()
-    return found
 
 
 def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,

@@ -4,14 +4,20 @@ PATH is a pattern such as `DIR/imagenet1k-{split}-*.tar` or `gs://BUCKET/{000..9
 (`shards.py`); a file `_info.json` in a folder lists the files of each split, as timm writes it. The order of the
 examples is the stored one, file by file, so another distribution of the same examples over files has the same order.
 
-An example is what stands together in a file under one key: the path up to the first dot of the base name; the rest is
-the extension, such as `n01/7.jpg` and `n01/7.cls`. A label is a whole number in the member `.cls`, or a number, a name,
-or a list of them in a field of `.json`. Captions are the lines of `.txt`, or a text or a list of texts in a field of
-`.json`. POSIX (ustar and pax) and GNU archives are read; only headers, labels and JSON are read for the index.
+An example consists of consecutive members of a file with the same key: the path up to the first dot of the base name.
+The rest of the name is the extension, such as `jpg` and `cls` of `n01/7.jpg` and `n01/7.cls`. A label is a whole number
+in the member `.cls`, or a number, a name, or a list of them in a field of `.json`. Captions are the lines of `.txt`, or
+a text or a list of texts in a field of `.json`.
+
+`sources/opening.py` calls `opener`; `indexed.py` calls the methods of `TarSource` and says in which order. The scan for
+the index reads POSIX (ustar and pax) and GNU archives: `_members` reads headers, `_examples` groups members by key, and
+only labels and JSON are read besides. `tarfile` is not used: it is three times slower, and takes a damaged header for
+the end of the archive.
 """
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import os
@@ -39,14 +45,13 @@ from vit_jax.data.user_files import Rules
 
 EXTENSIONS = frozenset(ending[1:].encode() for one in headers.FORMATS.values() for ending in one.extensions)
 """Extensions of members that are images."""
-_COMPRESSED = ('.tar.gz', '.tgz', '.tar.zst', '.tar.bz2', '.tar.xz')
 _INFOS = ('_info.json', 'info.json')
 _TYPES = {'offset': 'int64', 'size': 'uint32', 'name': index.BYTES, 'caption_offset': 'int64', 'caption_size': 'int64',
           index.LABEL: index.BYTES}
-_BLOCK, _REST = 512, 2**20
-_MOST_LISTED, _MOST_KINDS, _SMALL = 10_000, 20, 2**12  # members and extensions that a message is about, and bytes
+_BLOCK, _REST = 512, 2**20  # bytes of a header, and at most of an extended header or after the end of the archive
+_MOST_LISTED, _MOST_KINDS, _SMALL = 10_000, 20, 2**12  # members, extensions and bytes that are read for a message
 _MOST_LABEL, _MOST_JSON = 64, 2**20  # bytes
-_LAST = 100  # examples of the last file that are looked at for a label
+_LAST = 100  # examples of the last file that are searched for a label
 _ZEROS, _WHOLE = bytes(_BLOCK), re.compile(rb'\s*-?\d{1,18}\s*')
 _REGULAR, _LONG_NAME, _PAX = b'0\x007', b'L', b'x'
 _SKIPPED = {b'K', b'g', b'5'}  # long names of links, defaults of pax, folders
@@ -71,16 +76,15 @@ class TarSource(IndexedSource):
 
   @staticmethod
   def load(files: Files, columns: Columns) -> Index:
-    found = index.load(files.paths, functools.partial(scan, columns=columns), f'tar 2 {columns}', _TYPES, what='tar')
-    counts = np.bincount(found['file'], minlength=len(files.paths)).tolist()
-    for path, count, number in zip(files.paths, files.counts, counts, strict=False):
-      if count != number:
-        raise UserError(f'{path}: expected {count:,} images, as its description says, got {number:,}. {_DATASET_AGAIN}')
-    if not len(found):
-      wanted = f'.{columns.image}' if columns.image else 'an extension of images, such as .jpg'
-      raise UserError(f'{files.paths[0]}: expected members with {wanted}, got none in {len(files.paths):,} files. Set '
-                      'data.image_column, or correct the pattern.')
-    return found
+    images = f'.{columns.image}' if columns.image else 'an extension of images, such as .jpg'
+    rows = index.load(files.paths, functools.partial(scan, columns=columns), f'tar 2 {columns}', _TYPES, what='tar',
+                      expected=f'members with {images}', advice='Set data.image_column, or correct the pattern.')
+    counts = np.bincount(rows['file'], minlength=len(files.paths)).tolist()
+    for path, described, count in zip(files.paths, files.counts, counts, strict=False):
+      if count != described:
+        raise UserError(f'{path}: expected {described:,} images, as its description says, got {count:,}. '
+                        f'{_DATASET_AGAIN}')
+    return rows
 
   @staticmethod
   def label_place(label: str) -> str:
@@ -89,32 +93,32 @@ class TarSource(IndexedSource):
 
   @staticmethod
   def contents(paths: Sequence[str]) -> str:
-    found = dict[str, tuple[str, bytes]]()  # the first member of each extension: name and, if it is small, content
+    firsts = dict[str, tuple[str, bytes]]()  # the first member of each extension: name and, if it is small, content
     with _opened(paths[0]) as window:
       for member in itertools.islice(_members(paths[0], window, Counts()), _MOST_LISTED):
         ending = member.name[member.name.rfind(b'/') + 1:].partition(b'.')[2].lower().decode(errors='replace')
-        if ending not in found and len(found) < _MOST_KINDS:
+        if ending not in firsts and len(firsts) < _MOST_KINDS:
           content = window.read(member.offset, member.size) if member.size <= _SMALL else b''
-          found[ending] = member.name.decode(errors='replace'), content
-    shown = [_shown(extension, name, content) for extension, (name, content) in found.items()]
-    text = f'The archive has {", ".join(shown)}.' if shown else ''
-    last = [(extension.rpartition('.')[2].encode(), *one) for extension, one in found.items()]
-    image = next((name for extension, name, _ in last if extension in EXTENSIONS), '')
-    if label := next((content for extension, _, content in last if extension == b'cls'), b''):
+          firsts[ending] = member.name.decode(errors='replace'), content
+    described = [_described(extension, name, content) for extension, (name, content) in firsts.items()]
+    text = f'The archive has {", ".join(described)}.' if described else ''
+    members = [(extension.rpartition('.')[2].encode(), *member) for extension, member in firsts.items()]
+    image = next((name for extension, name, _ in members if extension in EXTENSIONS), '')
+    if label := next((content for extension, _, content in members if extension == b'cls'), b''):
       if not label.strip().isdigit():
         return f'{text} A label in .cls is a whole number; a name belongs into a field of .json.'
       return (f'{text} A label belongs to the image beside it with the same name up to the first dot, such as '
               f'{documents.shown(image.partition(".")[0])}.cls. Write the members of an example one after the other '
               '(tar --sort=name).')
-    if image.count('/') and len(found) == 1:
+    if image.count('/') and len(firsts) == 1:
       return f'{text} Names of folders are not read as labels: unpack the archive, and name its folder, folder:PATH.'
     return text
 
   @staticmethod
   def choose(paths: Sequence[str], data: schema.Data) -> Columns:
-    """Returns which members have image and label, by the settings, or as the first example with a label has them.
+    """Returns which members have image and label: by the settings, or by the first example that has a label.
 
-    All examples of the first file, and `_LAST` of the last one, are looked at before images count as unlabeled.
+    All examples of the first file, and `_LAST` of the last one, are searched before images count as unlabeled.
 
     Raises:
       UserError: `data.label_column` or `data.caption_column` has another form, or the file is damaged.
@@ -131,7 +135,7 @@ class TarSource(IndexedSource):
     for path, most in ((paths[0], None), *((path, _LAST) for path in paths[-1:] if len(paths) > 1)):
       with _opened(path) as window:
         for example in itertools.islice(_examples(path, window, wanted, Counts()), most):
-          if b'cls' in example.seen:
+          if b'cls' in example.extensions:
             return Columns(data.image_column, 'cls', caption)
           if example.label is not None:
             return wanted
@@ -191,31 +195,26 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
 def find(where: str, rules: Rules) -> Listed:
   """Returns the tar files of a pattern or folder; see `shards.find`."""
   path = user_files.locate(where, 'wds:PATH')
-  if path.endswith(_COMPRESSED):
-    raise UserError(f'wds:{where}: expected tar files that are not compressed, which can be read at random, got '
-                    f'{os.path.basename(path)}. Decompress them: images are compressed already.')
-  there: set[str] | None = None  # the objects of a folder
+  exists: Callable[[str], bool] = os.path.isfile
   if storage.is_address(path):
     try:
-      there = set() if shards.is_pattern(path) else set(storage.list_names(path))
+      names = storage.list_names(path) if shards.folder_of(path) == path else []
     except OSError as error:
       raise failures.unreadable(error, f'wds:{where}') from error
+    exists = {f'{path}/{name}' for name in names}.__contains__
   for info in _INFOS:
-    file = f'{path}/{info}'
-    if (os.path.isfile(file) if there is None else info in there) and (listed := _read_info(file, path, rules, there)):
+    if exists(file := f'{path}/{info}') and (listed := _read_info(file, path, rules, exists)):
       return listed
   return shards.find(where, '.tar', kind='wds', rules=rules)
 
 
-def _read_info(file: str, folder: str, rules: Rules, there: set[str] | None) -> Listed | None:
-  """Returns the files that a description lists; None if it is one of something else.
-
-  `there` has the names of the objects of a folder in object storage.
+def _read_info(file: str, folder: str, rules: Rules, exists: Callable[[str], bool]) -> Listed | None:
+  """Returns the files that `_info.json` lists; None if that file describes something else.
 
   Raises:
-    UserError: it is damaged, or a file is missing or outside of the folder.
+    UserError: it is damaged, or a file that it lists does not exist or is outside of the folder.
   """
-  found: dict[str, Files] = {}
+  by_split: dict[str, Files] = {}
   expected = 'the files of each split'
   text = storage.read_text(file, file, expected=expected, advice=_DATASET_AGAIN)
   described = documents.field(text, file, expected=expected, advice=_DATASET_AGAIN).optional('splits')
@@ -228,16 +227,16 @@ def _read_info(file: str, folder: str, rules: Rules, there: set[str] | None) -> 
     if not paths or len(paths) != len(names.list()) or len(counts) not in (0, len(paths)):
       raise entry.error('files in this folder, and the number of examples of each')
     for path in paths:
-      if not (os.path.isfile(path) if there is None else path.removeprefix(f'{folder}/') in there):
+      if not exists(path):
         raise UserError(f'{file}: expected the file {path}, got none. {_DATASET_AGAIN}')
-      if there is None:
+      if not storage.is_address(path):
         user_files.check_inside(path, folder, rules)
-    found[split] = Files(tuple(paths), counts)
-  return Listed(folder, found) if found else None
+    by_split[split] = Files(tuple(paths), counts)
+  return Listed(folder, by_split) if by_split else None
 
 
-def _shown(extension: str, name: str, content: bytes) -> str:
-  """Returns a member as a message shows it: with the fields of JSON, or the beginning of a small text."""
+def _described(extension: str, name: str, content: bytes) -> str:
+  """Returns how a message names a member: with the fields of JSON, or the beginning of a small text."""
   if extension.endswith('json'):
     with contextlib.suppress(ValueError, RecursionError):
       value = documents.parse(content, nan=True)
@@ -251,7 +250,7 @@ def _shown(extension: str, name: str, content: bytes) -> str:
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[Window]:
-  """Yields a window on an archive. Raises TemporaryError or UserError if the archive cannot be read."""
+  """Yields a window of an archive. Raises TemporaryError or UserError if the archive cannot be read."""
   try:
     with contextlib.closing(Window(path)) as window:
       yield window
@@ -281,22 +280,22 @@ class Member(NamedTuple):
   size: int
 
 
+@dataclasses.dataclass(slots=True)
 class Example:
-  """What stands under one key: its members by their roles, and all extensions."""
-  __slots__ = ('caption', 'image', 'key', 'label', 'seen')
-
-  def __init__(self, key: bytes) -> None:
-    self.key, self.seen = key, set[bytes]()
-    self.image: Member | None = None
-    self.caption: Member | None = None
-    self.label: Labels = None
+  """The consecutive members with one key: image, caption and label, and the extensions of all of them."""
+  key: bytes
+  extensions: set[bytes] = dataclasses.field(default_factory=set)
+  image: Member | None = None
+  caption: Member | None = None
+  label: Labels = None
 
 
 def _examples(path: str, window: Window, columns: Columns, ignored: Counts) -> Iterator[Example]:
-  """Yields the examples with an image of an archive, in order, and counts the others."""
-  wanted, (label, _, field) = columns.image.lower().encode(), columns.label.partition('/')
-  extension, texts, current = label.encode(), columns.caption.partition('/')[0].encode(), Example(b'')
-  for member in itertools.chain(_members(path, window, ignored), [Member(b'/.', 0, 0)]):  # whose key no other one has
+  """Yields the examples of an archive that have an image, in order; counts the others in `ignored`."""
+  images = {columns.image.lower().encode()} if columns.image else EXTENSIONS
+  label, _, field = columns.label.partition('/')
+  labels, captions, current = label.encode(), columns.caption.partition('/')[0].encode(), Example(b'')
+  for member in itertools.chain(_members(path, window, ignored), [Member(b'/.', 0, 0)]):  # a key that no example has
     base = member.name[member.name.rfind(b'/') + 1:]
     stem, dot, ending = base.partition(b'.')
     is_end = not member.offset
@@ -304,18 +303,18 @@ def _examples(path: str, window: Window, columns: Columns, ignored: Counts) -> I
       ignored['members without an extension'] += bool(stem)
       continue
     key, ending = member.name[:-len(ending) - 1] if ending else member.name[:-1], ending.lower()
-    if is_end or key != current.key or ending in current.seen:
+    if is_end or key != current.key or ending in current.extensions:
       ignored['members of the same name as the one before'] += key == current.key
       if current.image:
         yield current
-      ignored['keys without an image'] += bool(current.seen and not current.image)
+      ignored['keys without an image'] += bool(current.extensions and not current.image)
       current = Example(key)
-    current.seen.add(ending)
-    if ending == texts:
+    current.extensions.add(ending)
+    if ending == captions:
       current.caption = member
-    if ending == extension:
+    if ending == labels:
       current.label = _label(window, member, field)
-    elif ending == wanted if wanted else ending in EXTENSIONS:
+    elif ending in images:
       if current.image:
         raise UserError(f'{path}: expected one image for each key, got {current.image.name.decode(errors="replace")!r} '
                         f'and {member.name.decode(errors="replace")!r}. Set data.image_column to the extension of the '
@@ -324,7 +323,7 @@ def _examples(path: str, window: Window, columns: Columns, ignored: Counts) -> I
 
 
 def _label(window: Window, member: Member, field: str) -> Labels:
-  """Returns the labels in a member, a tuple if they may be several; None if it is damaged."""
+  """Returns the label in a member, or for a list a tuple of labels; None if the member is damaged."""
   content = window.read(member.offset, member.size) if member.size <= (_MOST_JSON if field else _MOST_LABEL) else b''
   if not field:
     return int(content) if _WHOLE.fullmatch(content) else None
@@ -344,71 +343,75 @@ def _is_label(value: object) -> bool:
 
 
 def _members(path: str, window: Window, ignored: Counts) -> Iterator[Member]:
-  """Yields the ordinary files of an archive; counts other members in `ignored`."""
-  place, longer = 0, dict[str, bytes]()
-  while (header := window.read(place, _BLOCK)) != _ZEROS:
+  """Yields the ordinary files of an archive; counts other members in `ignored`.
+
+  Raises:
+    UserError: the archive is damaged or truncated, or has sparse members.
+  """
+  offset, extended = 0, dict[str, bytes]()
+  while (header := window.read(offset, _BLOCK)) != _ZEROS:
     if len(header) < _BLOCK:
-      raise _damaged(path, window, place, 'one without an end')
+      raise _damaged(path, window, offset, 'one without an end')
     kind, size = header[156:157], _number(header[124:136])
-    if not _is_header(header) or size is None or size < 0:
-      raise _damaged(path, window, place, 'one that is damaged' if place else
+    if not _has_checksum(header) or size is None or size < 0:
+      raise _damaged(path, window, offset, 'one that is damaged' if offset else
                      storage.describe_compression(header) or 'no header')
-    data = place + _BLOCK
+    data = offset + _BLOCK
     if kind not in _KINDS and not window.holds(data + size):
-      raise _damaged(path, window, place, 'one that is truncated')
+      raise _damaged(path, window, offset, 'one that is truncated')
     if kind in (_PAX, _LONG_NAME):
-      longer |= _long(path, window, data, size, kind)
-    elif kind == b'S' or any(name.startswith('GNU.sparse') for name in longer):
+      extended |= _extended(path, window, data, size, kind)
+    elif kind == b'S' or any(name.startswith('GNU.sparse') for name in extended):
       raise UserError(f'{path}: expected members that are stored completely, got the sparse file '
                       f'{_name(header).decode(errors="replace")[:80]!r}. Write the archive without --sparse.')
     elif kind not in _SKIPPED:
-      size = _number(longer['size'], 10) if 'size' in longer else size
-      name = longer.get('path') or _name(header)
+      size = _number(extended['size'], 10) if 'size' in extended else size
+      name = extended.get('path') or _name(header)
       if size is None or size < 0:
-        raise _damaged(path, window, place, 'one that is damaged')
+        raise _damaged(path, window, offset, 'one that is damaged')
       if kind in _KINDS:
         ignored[_KINDS[kind]] += 1
         size = 0
       elif kind in _REGULAR and not name.endswith(b'/'):
         if not window.holds(data + size):
-          raise _damaged(path, window, place, 'one that is truncated')
+          raise _damaged(path, window, offset, 'one that is truncated')
         yield Member(name, data, size)
-    longer = longer if kind in (_PAX, _LONG_NAME, b'K', b'g') else {}
-    place = data + -(-size // _BLOCK) * _BLOCK
-  rest = window.read(place, _REST + 1)  # other programs do not read it either
+    extended = extended if kind in (_PAX, _LONG_NAME, b'K', b'g') else {}
+    offset = data + -(-size // _BLOCK) * _BLOCK
+  rest = window.read(offset, _REST + 1)  # other programs do not read it either
   if len(rest) > _REST or rest.strip(b'\0'):
-    raise _damaged(path, window, place, 'more bytes behind the end of the archive, perhaps another one (join archives '
+    raise _damaged(path, window, offset, 'more bytes behind the end of the archive, perhaps another one (join archives '
                    'with tar -A)')
 
 
-def _long(path: str, window: Window, data: int, size: int, kind: bytes) -> dict[str, bytes]:
-  """Returns the fields of a header that extends the next one: `path`, `size`, and those of sparse files."""
+def _extended(path: str, window: Window, data: int, size: int, kind: bytes) -> dict[str, bytes]:
+  """Returns the fields of an extended header, which are for the next member: `path`, `size`, and of sparse files."""
   content = window.read(data, size) if size <= _REST else b''
   if len(content) < size or size > _REST:
     raise _damaged(path, window, data, 'one that is truncated, or has a name of more than 1 MiB')
   if kind == _LONG_NAME:
     return {'path': content.rstrip(b'\0')}
-  found, place = {}, 0
-  while place < len(content):
-    length = content[place:place + 8].partition(b' ')[0]
-    number = _number(length, 10) if len(length) < 8 else None
-    end = place + (number or 0)
-    if not number or number <= len(length) + 1 or end > len(content) or content[end - 1:end] != b'\n':
+  fields, start = {}, 0
+  while start < len(content):  # `LENGTH NAME=VALUE`, and the end of the line
+    digits = content[start:start + 8].partition(b' ')[0]
+    length = _number(digits, 10) if len(digits) < 8 else None
+    end = start + (length or 0)
+    if not length or length <= len(digits) + 1 or end > len(content) or content[end - 1:end] != b'\n':
       raise _damaged(path, window, data, 'one with a damaged extended header')
-    name, _, value = content[place + len(length) + 1:end - 1].partition(b'=')
+    name, _, value = content[start + len(digits) + 1:end - 1].partition(b'=')
     if name in (b'path', b'size') or name.startswith(b'GNU.sparse'):
-      found[name.decode(errors='replace')] = value
-    place = end
-  return found
+      fields[name.decode(errors='replace')] = value
+    start = end
+  return fields
 
 
-def _damaged(path: str, window: Window, place: int, got: str) -> UserError:
-  return UserError(f'{path}: expected a complete tar archive, got {got}, {window.place(place)}. Copy it again, or '
+def _damaged(path: str, window: Window, offset: int, got: str) -> UserError:
+  return UserError(f'{path}: expected a complete tar archive, got {got}, {window.place(offset)}. Copy it again, or '
                    'leave it out of the pattern.')
 
 
-def _is_header(header: bytes) -> bool:
-  """Returns whether the checksum of a header is right: the sum of its bytes, with blanks in its own place."""
+def _has_checksum(header: bytes) -> bool:
+  """Returns whether the checksum of a header is correct: the sum of its bytes, with blanks in place of the checksum."""
   stored = _number(header[148:156])
   if stored == sum(header) - sum(header[148:156]) + 256:
     return True

@@ -3,6 +3,10 @@
 `dataset_info.json` has the splits and the number of records of each file, `features.json` the features of a record, and
 `FEATURE.labels.txt` the names of classes. Images are the stored JPEG or PNG bytes. The order is that of the files: the
 same for ArrayRecord and TFRecord files.
+
+`sources/opening.py` calls `opener`, which finds the folder of a dataset (`find`), reads its description (`read`), and
+opens a split (`TfdsSource`). `masks.py` and `vtab.py` call `find` and `read`, too, and have subclasses of `Stored`.
+`array_record.py` and `tfrecord.py` read the records. `tfds_build.py` prepares a dataset; this module only reads.
 """
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ from vit_jax.data.user_files import OWN, Rules
 
 INFO, FEATURES = 'dataset_info.json', 'features.json'
 _VERSION = re.compile(r'\d+\.\d+\.\d+')
-_TRIES = 100  # damaged records in a row before the check for labels gives up
+_TRIES = 100  # the first records, in which a label is searched
 _AGAIN = 'Copy or prepare the dataset again.'
 _IMAGES, _TEXT, _CLASS = ('Image', 'LabeledImage'), 'Text', 'ClassLabel'
 _DICT, _LISTS = 'FeaturesDict', ('Sequence', 'Dataset')
@@ -37,7 +41,7 @@ class Feature(NamedTuple):
   """A feature of a record, such as `objects/label`.
 
   kind: the name of its class in TFDS.
-  several: whether a record has a list of them.
+  several: whether a record has a list of values.
   num_classes: of a feature with classes.
   """
   kind: str
@@ -53,7 +57,7 @@ class Split(NamedTuple):
 
 
 class Dataset(NamedTuple):
-  """What the description of a prepared dataset says; `full_name` has its configuration and version."""
+  """The description of a prepared dataset; `full_name` has its configuration and version."""
   folder: str
   name: str
   full_name: str
@@ -64,21 +68,22 @@ class Dataset(NamedTuple):
   @property
   def images(self) -> list[str]:
     """The features that are images."""
-    return [path for path, one in self.features.items() if one.kind in _IMAGES and not one.several and '/' not in path]
+    return [path for path, feature in self.features.items()
+            if feature.kind in _IMAGES and not feature.several and '/' not in path]
 
   @property
   def texts(self) -> list[str]:
     """The features that are texts."""
-    return [path for path, one in self.features.items() if one.kind == _TEXT]
+    return [path for path, feature in self.features.items() if feature.kind == _TEXT]
 
   @property
   def labels(self) -> dict[str, Feature]:
     """The features that are classes."""
-    return {path: one for path, one in self.features.items() if one.kind == _CLASS}
+    return {path: feature for path, feature in self.features.items() if feature.kind == _CLASS}
 
   def class_names(self, path: str, rules: Rules) -> tuple[str, ...]:
-    """Returns the names of the classes of a feature; numbers if it has none. Raises UserError if they are damaged."""
-    num, images = self.features[path].num_classes, sum(sum(one.counts) for one in self.splits.values())
+    """Returns the names of the classes of a feature; numbers if there are no names. Raises UserError if damaged."""
+    num, images = self.features[path].num_classes, sum(sum(split.counts) for split in self.splits.values())
     if num > (most := max(classes.MOST_CLASSES, images)):
       raise UserError(f'{self.folder}: expected at most {most:,} classes for {images:,} images, got {num:,} of {path}. '
                       f'{_AGAIN}')
@@ -94,7 +99,9 @@ class Dataset(NamedTuple):
 
 
 class Columns(NamedTuple):
-  """The features that hold image and class ('' = none), the names of the classes, and whether an image has several.
+  """The features with image and class ('' = none), the names of the classes, and whether an image has several.
+
+  The digest of a source contains the representation of this tuple, so its names cannot change.
   """
   image: str
   label: str
@@ -106,14 +113,14 @@ class Stored(Rows):
   """The records of a split; the sources of TFDS datasets inherit from it."""
 
   def __init__(self, dataset: Dataset, split: str, *, name: str, reading: object) -> None:
-    """Takes the name of the source, and for its digest how the records are read."""
-    own, self.name = dataset.splits[split], name
-    kinds = {'array_record': array_record.ArrayRecords, 'tfrecord': tfrecord.TfRecords}
-    if dataset.file_format not in kinds:
+    """Takes the name of the source, and `reading`, the settings of a subclass, as part of the digest."""
+    files, self.name = dataset.splits[split], name
+    readers = {'array_record': array_record.ArrayRecords, 'tfrecord': tfrecord.TfRecords}
+    if dataset.file_format not in readers:
       raise UserError(f'{dataset.folder}: expected ArrayRecord or TFRecord, which support random access, got '
                       f'{dataset.file_format}. Prepare the dataset in one of these formats.')
-    self._records = kinds[dataset.file_format](own.paths, own.counts)
-    text = f'{dataset.full_name} {split} {list(own.counts)} {_size(own.num_bytes)} {reading}'
+    self._records = readers[dataset.file_format](files.paths, files.counts)
+    text = f'{dataset.full_name} {split} {list(files.counts)} {_size(files.num_bytes)} {reading}'
     self.digest = hashlib.sha256(text.encode()).hexdigest()
 
   def __len__(self) -> int:
@@ -141,25 +148,25 @@ class TfdsSource(Stored):
 
   def captions(self, row: int) -> tuple[str, ...]:
     name = self.caption_column
-    found = example.pick(self._records[row], name).get(name, ()) if name else ()
-    return stored.texts(found, f'the feature {name}')
+    texts = example.pick(self._records[row], name).get(name, ()) if name else ()
+    return stored.texts(texts, f'the feature {name}')
 
   def example(self, row: int) -> Record:
-    found = example.pick(self._records[row], *filter(None, (self._columns.image, self._columns.label)))
-    return Record(example.encoded(found, self._columns.image), self._labels(found))
+    features = example.pick(self._records[row], *filter(None, (self._columns.image, self._columns.label)))
+    return Record(example.encoded(features, self._columns.image), self._labels(features))
 
   def labels(self, row: int) -> tuple[int, ...]:
     return self._labels(self.features(row) if self._columns.label else {})
 
-  def _labels(self, found: Mapping[str, Sequence[Any]]) -> tuple[int, ...]:
+  def _labels(self, features: Mapping[str, Sequence[Any]]) -> tuple[int, ...]:
     column, num = self._columns.label, len(self.class_names)
-    if self._columns.several:  # objects of one class may be several
-      return tuple(dict.fromkeys(example.classes(found, column, num)))
-    return (example.label(found, column, num) if column else 0,)
+    if self._columns.several:  # an image may have several objects of one class
+      return tuple(dict.fromkeys(example.classes(features, column, num)))
+    return (example.label(features, column, num) if column else 0,)
 
 
 def _size(num_bytes: int) -> str:
-  """Returns a number of bytes as TFDS writes it, which is part of the digests of runs that resume."""
+  """Returns a number of bytes as TFDS writes it, which is part of the digest of a source."""
   unit = next((unit for unit in (50, 40, 30, 20, 10) if num_bytes >= 2**unit), 0)
   if not num_bytes:
     return 'Unknown size'
@@ -181,10 +188,10 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
   @functools.cache
   def open_named(split: str) -> Source:
     dataset = read(folder, rules)
-    found = splits.resolve(split, dataset.splits, source=f'tfds:{where}')
     captions = _captions(dataset, data.caption_column)
     columns = _columns(dataset, data.label_column, rules, has_captions=bool(captions))
-    source = TfdsSource(dataset, found, columns=columns, caption_column=captions)
+    source = TfdsSource(dataset, splits.resolve(split, dataset.splits, source=f'tfds:{where}'), columns=columns,
+                        caption_column=captions)
     if not source.most_labels:
       _check_labels(source)
     return source
@@ -213,13 +220,13 @@ def find(name: str, *, data_dir: str) -> str:
                       f'none. Set tfds:{path}/{sorted(configs)[0]}, for example.')
     folder = os.path.join(folder, *configs)
   version = version or max(_versions(folder), key=lambda v: tuple(map(int, v.split('.'))), default='')
-  found = os.path.join(folder, version)
-  if not version or not os.path.isfile(os.path.join(found, INFO)):
+  folder = os.path.join(folder, version)
+  if not version or not os.path.isfile(os.path.join(folder, INFO)):
     advice = (f'prepare it: vit-jax prepare --data={path}' if path in archives.ARCHIVES else
               f'prepare it, which may need TensorFlow: vit-jax prepare --data=tfds:{name}')
-    raise UserError(f'tfds:{name} is not prepared in {data_dir} (expected in {found}). Set another data.data_dir, or '
+    raise UserError(f'tfds:{name} is not prepared in {data_dir} (expected in {folder}). Set another data.data_dir, or '
                     f'{advice} --to=DIR, and then data.source=array_record:DIR')
-  return found
+  return folder
 
 
 def _versions(folder: str) -> list[str]:
@@ -228,10 +235,10 @@ def _versions(folder: str) -> list[str]:
 
 
 def read(folder: str, rules: Rules = OWN) -> Dataset:
-  """Returns what the description of a prepared dataset says.
+  """Returns the description of a prepared dataset.
 
   Raises:
-    UserError: it is damaged, too large, or a link out of the folder, which the rules do not allow.
+    UserError: it is damaged or too large, or a link leads out of the folder and the rules do not allow it.
   """
   for name in (INFO, FEATURES):
     user_files.check_inside(os.path.join(folder, name), folder, rules)
@@ -239,38 +246,46 @@ def read(folder: str, rules: Rules = OWN) -> Dataset:
                     for name in (INFO, FEATURES))
   name, config, version = (info.field(key, default='').text() for key in ('name', 'configName', 'version'))
   kind = info.field('fileFormat', default='tfrecord').text()
-  for one in (info, features):
-    if not documents.is_unicode(one.value):
-      raise UserError(f'{one.where}: expected text that is valid Unicode, got half of a surrogate pair. {_AGAIN}')
-  if '' in (found := dict(_flat(features))) or not found:
+  for document in (info, features):
+    if not documents.is_unicode(document.value):
+      raise UserError(f'{document.where}: expected text that is valid Unicode, got half of a surrogate pair. {_AGAIN}')
+  if '' in (by_path := dict(_flat(features))) or not by_path:
     raise features.error('features by name')
-  by_name = {one.field('name').text(): _split(one, folder, name, kind, rules) for one in info.field('splits').items()}
+  by_name = {split.field('name').text(): _split(split, folder, name, kind, rules)
+             for split in info.field('splits').items()}
   if not by_name:
     raise info.field('splits').error('at least one split')
-  return Dataset(folder, name, '/'.join(filter(None, (name, config, version))), kind, by_name, found)
+  return Dataset(folder, name, '/'.join(filter(None, (name, config, version))), kind, by_name, by_path)
 
 
-def _split(own: Field, folder: str, name: str, kind: str, rules: Rules) -> Split:
-  counts = tuple(_whole(one) for one in own.field('shardLengths', default=[]).items())
+def _split(described: Field, folder: str, name: str, kind: str, rules: Rules) -> Split:
+  """Returns a split of the dataset `name` as `dataset_info.json` describes it; `kind` is the file format."""
+  counts = tuple(_whole(count) for count in described.field('shardLengths', default=[]).items())
   if not counts:
-    raise own.error('the number of records of at least one file, shardLengths')
-  template = own.field('filepathTemplate', default='').text() or '{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}'
+    raise described.error('the number of records of at least one file, shardLengths')
+  template = described.field('filepathTemplate', default='').text() or '{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}'
   paths = []
   for number in range(len(counts)):
     index, num = f'{number:05d}', f'{len(counts):05d}'
     file = template
-    for key, value in {'DATASET': name, 'SPLIT': own.field('name').text(), 'FILEFORMAT': kind, 'SHARD_INDEX': index,
-                       'NUM_SHARDS': num, 'SHARD_X_OF_Y': f'{index}-of-{num}'}.items():
+    for key, value in {'DATASET': name, 'SPLIT': described.field('name').text(), 'FILEFORMAT': kind,
+                       'SHARD_INDEX': index, 'NUM_SHARDS': num, 'SHARD_X_OF_Y': f'{index}-of-{num}'}.items():
       file = file.replace(f'{{{key}}}', value)
     if not user_files.is_below(file) or os.path.basename(file) != file:
       raise UserError(f'{folder}: expected files in this folder, got {documents.shown(file)}. {_AGAIN}')
     user_files.check_inside(os.path.join(folder, file), folder, rules)
     paths.append(os.path.join(folder, file))
-  return Split(tuple(paths), counts, _whole(own.field('numBytes', default=0)))
+  return Split(tuple(paths), counts, _whole(described.field('numBytes', default=0)))
 
 
 def _flat(node: Field, path: str = '', several: bool = False) -> Iterator[tuple[str, Feature]]:
-  """Yields the features of a description by path, also those inside of dictionaries and of one sequence."""
+  """Yields the features of a description by path, also those inside of dictionaries and of a sequence.
+
+  Args:
+    node: the description, an object of `features.json`.
+    path: of the node, such as `objects`; '' = the root.
+    several: whether the node is inside of a sequence, so that a record has a list of values.
+  """
   content: Field | None
   if 'content' in node:  # as written before TFDS 4.7
     kind, content = node.field('type').text(), node.field('content')
@@ -301,7 +316,10 @@ def _whole(field: Field) -> int:
 
 
 def _captions(dataset: Dataset, given: str) -> str:
-  """Returns the feature with captions, such as `captions/text`; '' if there is none. Raises UserError if it is unknown.
+  """Returns the feature with captions, such as `captions/text`; '' if there is none.
+
+  Raises:
+    UserError: there is no feature `given`, the one that the settings name.
   """
   if given and given not in dataset.texts:
     raise UserError(f'data.caption_column: expected a feature of {dataset.folder} with texts '
@@ -311,31 +329,31 @@ def _captions(dataset: Dataset, given: str) -> str:
 
 
 def _columns(dataset: Dataset, given: str, rules: Rules, *, has_captions: bool) -> Columns:
-  """Returns the features with image and classes; `given` is the one that the settings name."""
-  folder, found = dataset.folder, dataset.labels
-  image = _the_one(dataset.images, 'image', folder)
-  if given and given not in found:
+  """Returns the features with image and classes; `given` is the feature with classes that the settings name."""
+  folder, labels = dataset.folder, dataset.labels
+  image = _choose(dataset.images, 'image', folder)
+  if given and given not in labels:
     raise UserError(f'data.label_column: expected a feature of {folder} with classes '
-                    f'({", ".join(sorted(found)) or "none"}), got {given!r}. Set one of these.')
-  if has_captions and not given and not {'label', 'labels'} & set(found):
+                    f'({", ".join(sorted(labels)) or "none"}), got {given!r}. Set one of these.')
+  if has_captions and not given and not {'label', 'labels'} & set(labels):
     return Columns(image, '', UNLABELED)
-  single = [path for path, one in found.items() if not one.several and '/' not in path]
-  lists = [path for path, one in found.items() if one.several and '/' not in path]
-  path = given or (_the_one(single, 'label', folder) if single else
-                   _the_one(lists or list(found), 'labels' if found else 'label', folder))
-  return Columns(image, path, dataset.class_names(path, rules), found[path].several)
+  single = [path for path, feature in labels.items() if not feature.several and '/' not in path]
+  lists = [path for path, feature in labels.items() if feature.several and '/' not in path]
+  path = given or (_choose(single, 'label', folder) if single else
+                   _choose(lists or list(labels), 'labels' if labels else 'label', folder))
+  return Columns(image, path, dataset.class_names(path, rules), labels[path].several)
 
 
-def _the_one(found: Sequence[str], usual: str, folder: str) -> str:
-  """Returns the feature of the usual name, or the only one."""
-  if usual in found or len(found) == 1:
-    return usual if usual in found else found[0]
+def _choose(paths: Sequence[str], usual: str, folder: str) -> str:
+  """Returns the feature with the usual name, or the only one. Raises UserError if there is neither."""
+  if usual in paths or len(paths) == 1:
+    return usual if usual in paths else paths[0]
   raise UserError(f'{folder}: expected one feature that can be the {usual}, or one of that name, got '
-                  f'{", ".join(found) or "none"}.' + (' Set data.label_column.' if found and usual != 'image' else ''))
+                  f'{", ".join(paths) or "none"}.' + (' Set data.label_column.' if paths and usual != 'image' else ''))
 
 
 def _check_labels(source: TfdsSource) -> None:
-  """Raises UserError if the first examples have no label, as those of some test splits."""
+  """Raises UserError if the first examples have no label, as in some test splits."""
   problem: example.BadLabel | None = None
   for row in range(min(len(source), _TRIES)):
     try:

@@ -1,6 +1,7 @@
 """Downloads and prepares a TFDS dataset in its own process: `python -m vit_jax.data.formats.tfds_build NAME DATA_DIR`.
 
-Most builders need TensorFlow, which must not share a process with JAX's devices. The files are ArrayRecord.
+`jobs/prepare.py` calls `build_in_process`, which runs `main` in the other process: most builders need TensorFlow, which
+must not share a process with JAX's devices. The files are ArrayRecord.
 """
 from __future__ import annotations
 

@@ -2,15 +2,18 @@
 
 PATH is a pattern such as `DIR/{split}-*-of-*`, or a folder of such files (`shards.py`), also in object storage.
 `data.image_column` and `data.label_column` name the features with the encoded image and with its class or classes:
-whole numbers, the first of which is `data.label_offset`, or names; `data.caption_column` that with captions. By default
-those of ImageNet as TPU programs store it, `image/encoded` and `image/class/label`, or of TFDS, `image` and `label`;
-and `image/caption`, `caption` and other usual names.
+whole numbers, the first of which is `data.label_offset`, or names. `data.caption_column` names the feature with
+captions. By default these are the features of ImageNet as TPU programs store it, `image/encoded` and
+`image/class/label`, or of TFDS, `image` and `label`; and `image/caption`, `caption` and other usual names.
+
+`sources/opening.py` calls `opener`; `indexed.py` calls the methods of `TfRecordSource` and says in which order.
+`tfds.py` reads files whose numbers of records are known with `TfRecords`, and decodes the records itself.
 
 A frame is u64 length, u32 CRC of the length, data, u32 CRC of the data (little endian). Both checksums are CRC-32C,
-rotated right by 15 bits, plus a constant. For the index, only the length of each frame, the checksums, and the names of
-the features are read, and the label of each example; images are left out. The checksum of a record is compared whenever
-it is read; one that differs counts as an image that cannot be decoded. A file that is damaged or truncated is refused,
-since nothing says how many records it should have; those of TFDS (`TfRecords`) are described.
+rotated right by 15 bits, plus a constant. The scan for the index reads the length and the checksums of each frame, the
+names of the features, and the label of each example; it skips images. The checksum of a record is compared whenever the
+record is read, and a damaged record counts as an image that cannot be decoded. A file that is damaged or truncated is
+refused, since its number of records is not known; for the files of TFDS, whose number is known, the rest is lost.
 """
 from __future__ import annotations
 
@@ -19,7 +22,6 @@ import functools
 import itertools
 import logging
 import os
-import pathlib
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +31,7 @@ from vit_jax.config import schema
 from vit_jax.core import documents, failures, lazy
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data import index, storage, user_files
+from vit_jax.data import index, storage
 from vit_jax.data.formats import example, indexed, shards
 from vit_jax.data.formats.example import BadRecord
 from vit_jax.data.formats.indexed import IndexedSource
@@ -51,14 +53,15 @@ IMAGES, LABELS, NAMES = ('image/encoded', 'image'), ('image/class/label', 'label
 CAPTIONS = (*(f'image/{name}' for name in stored.NAMES), *stored.NAMES)
 """Usual names of the features: those of ImageNet as TPU programs store it, and of TFDS."""
 _FILE = re.compile(r'\.tfrecords?(-\d+-of-\d+)?$|-\d{4,}-of-\d{4,}$|\.tfrec$')
-_COMPRESSED = ('.gz', '.zst', '.bz2', '.xz')
 _PLACES = {'offset': 'int64', 'size': 'int64'}
 _TYPES = {**_PLACES, 'checksum': 'uint32', index.LABEL: index.BYTES}
 _HEADER, _FOOTER = 12, 4  # bytes
 _MASK_DELTA = 0xA282EAD8
-_LOST, _MOST_LOST = -1, 10_000_000  # offset and number of records of truncated files, which their sizes do not bound
+_LOST, _MOST_LOST = -1, 10_000_000  # offset of a lost record, and how many of them small files may have
 _FIRST = 100  # records that are looked at before images count as unlabeled
-_FIELD, _HEAD, _MOST_LABELS, _MOST_RECORD = b'\x0a', 64, 2**16, 2**29  # a tag of the first field, and bytes
+_FIELD = b'\x0a'  # the tag of a field with the number 1 that has a length
+_HEAD, _MOST_LABELS, _MOST_RECORD = 64, 2**16, 2**29  # bytes of: tag and length at most, an entry, a record
+_LONGEST_NAME = 127  # bytes, whose number is stored in one byte
 _KINDS = {bytes: 'bytes', int: 'int64', float: 'float'}
 
 
@@ -71,16 +74,12 @@ class Columns(NamedTuple):
 
 class TfRecordSource(IndexedSource):
   """The records of TFRecord files."""
-  behind_bytes = _FOOTER
+  footer_bytes = _FOOTER
 
   @staticmethod
   def load(files: Files, columns: Columns) -> Index:
-    found = index.load(files.paths, functools.partial(scan, label=columns.label), f'tf.train.Example 2 {columns.label}',
-                       _TYPES, what='TFRecord')
-    if not len(found):
-      raise UserError(f'{files.paths[0]}: expected records, got none in {len(files.paths):,} files. Correct the '
-                      'pattern.')
-    return found
+    return index.load(files.paths, functools.partial(scan, label=columns.label), f'tf.train.Example 2 {columns.label}',
+                      _TYPES, what='TFRecord', expected='records')
 
   @staticmethod
   def label_place(label: str) -> str:
@@ -99,21 +98,23 @@ class TfRecordSource(IndexedSource):
     """
     kinds = _features(paths)
 
-    def chosen(setting: str, expected: str, given: str, usual: Sequence[str], fits: Callable[[str], bool]) -> str:
-      if given and not fits(kinds.get(given, 'float')):
-        raise _missing(paths[0], f'data.{setting}', expected, given, kinds)
-      return given or next((name for name in usual if fits(kinds.get(name, 'float'))), '')
-    wanted = f'a feature with encoded images, such as {IMAGES[0]}'
-    image = chosen('image_column', wanted, data.image_column, IMAGES, 'bytes'.__eq__)
-    if not image:
-      raise _missing(paths[0], 'data.image_column', wanted, '', kinds)
-    label = chosen('label_column', f'a feature with numbers or names of classes, such as {LABELS[0]}',
-                   data.label_column, LABELS, 'float'.__ne__)
+    def choose_one(setting: str, expected: str, given: str, usual: Sequence[str], fits: Callable[[str], bool], *,
+                   is_required: bool = False) -> str:
+      name = given or next((name for name in usual if fits(kinds.get(name, 'float'))), '')
+      if (is_required and not name) or (given and not fits(kinds.get(given, 'float'))):
+        raise UserError(f'data.{setting}: expected {expected}, got {documents.describe(name) if name else "none"}. '
+                        f'The first records of {paths[0]} have {_listed(kinds)}. Set --config.data.{setting} to one of '
+                        'them.')
+      return name
+    image = choose_one('image_column', f'a feature with encoded images, such as {IMAGES[0]}', data.image_column, IMAGES,
+                       'bytes'.__eq__, is_required=True)
+    label = choose_one('label_column', f'a feature with numbers or names of classes, such as {LABELS[0]}',
+                       data.label_column, LABELS, 'float'.__ne__)
     if not label:
       indexed.warn(f'{paths[0]} has no feature {" or ".join(LABELS)}: its images have no labels, and get the class '
                    f'{UNLABELED[0]!r}. {TfRecordSource.contents(paths)}')
-    return Columns(image, label, chosen('caption_column', 'a feature with captions', data.caption_column, CAPTIONS,
-                                        'bytes'.__eq__))
+    return Columns(image, label, choose_one('caption_column', 'a feature with captions', data.caption_column, CAPTIONS,
+                                            'bytes'.__eq__))
 
   def identity(self) -> Iterator[HostArray]:
     yield from (self._index['size'], self._index['checksum'], *self.label_arrays())
@@ -133,13 +134,13 @@ class TfRecordSource(IndexedSource):
     return stored.texts(example.pick(_read(self._span(row)), name).get(name, ()) if name else (), f'the feature {name}')
 
   def describe(self, row: int) -> str:
-    place = f'{self.path(row)}[{row - self.first_row(row)}]'
+    position = f'{self.path(row)}[{row - self.first_row(row)}]'
     try:
-      found = example.parse(_read(self._span(row)))
+      features = example.parse(_read(self._span(row)))
     except (BadRecord, OSError):  # the caller describes this record in its error message
-      return place
-    name = next((found[one][0] for one in NAMES if found.get(one)), b'')
-    return f'{place} ({os.fsdecode(name)})' if isinstance(name, bytes) and name else place
+      return position
+    name = next((features[one][0] for one in NAMES if features.get(one)), b'')
+    return f'{position} ({os.fsdecode(name)})' if isinstance(name, bytes) and name else position
 
 
 def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
@@ -150,9 +151,6 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
     UserError: there are no such files, they are compressed, or (when opening) damaged, or of other features.
   """
   del image_px
-  if user_files.locate(where, 'tfrecord:PATH').endswith(_COMPRESSED):
-    raise UserError(f'tfrecord:{where}: expected TFRecord files that are not compressed, which can be read at random, '
-                    f'got {os.path.basename(where)}. Decompress them: images are compressed already.')
   listed = shards.find(where, '.tfrecord, .tfrecords, .tfrec or -00000-of-00001', kind='tfrecord',
                        rules=Rules.of(data), fits=lambda name: bool(_FILE.search(name)))
   return indexed.opener(TfRecordSource, listed, data, name=f'tfrecord:{where}', order=order)
@@ -161,16 +159,16 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
 class TfRecords:
   """The records of several TFRecord files whose numbers of records are known. Pickles to few bytes; safe for threads.
 
-  What is behind a damaged frame of a file is lost, and counts as damaged records.
+  The records after a damaged frame of a file are lost, and count as damaged.
   """
 
-  def __init__(self, paths: Sequence[str], counts: Sequence[int], *, cache: pathlib.Path | None = None) -> None:
-    """Indexes files, given the number of records of each; `cache` is as of `index.load`.
+  def __init__(self, paths: Sequence[str], counts: Sequence[int]) -> None:
+    """Indexes files, given the number of records of each.
 
     Raises:
       UserError: a file is missing, cannot be read, or has more records.
     """
-    self._paths, self._counts, self._cache = [os.path.abspath(path) for path in paths], tuple(counts), cache
+    self._paths, self._counts = [os.path.abspath(path) for path in paths], tuple(counts)
     self._index = self._load()
 
   def _load(self) -> Index:
@@ -183,7 +181,7 @@ class TfRecords:
       raise UserError(f'{paths[0]}: expected at most {most:,} records in files of this size, got {sum(counts):,} in '
                       'dataset_info.json. Copy or prepare the dataset again.')
     return index.load(paths, functools.partial(scan_counted, counts=dict(zip(paths, counts, strict=True))),
-                      f'TFRecord 2 {counts}', _PLACES, what='TFRecord', cache=self._cache)
+                      f'TFRecord 2 {counts}', _PLACES, what='TFRecord')
 
   def __len__(self) -> int:
     return len(self._index)
@@ -213,7 +211,7 @@ class TfRecords:
 
 
 def mask(data: bytes) -> bytes:
-  """Returns the checksum of `data` as a frame has it, 4 bytes."""
+  """Returns the masked CRC-32C of `data` that a frame has, 4 bytes."""
   crc = google_crc32c.value(data)
   return struct.pack('<I', ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF)
 
@@ -231,23 +229,22 @@ def _checked(span: Span, frame: bytes) -> bytes:
 
 
 def _frames(path: str, window: Window) -> Iterator[tuple[int, int]]:
-  """Yields the place of each record of a file, and its bytes. Raises UserError if a frame is damaged."""
-  place = 0
-  while header := window.read(place, _HEADER):
-    size, offset = int.from_bytes(header[:8], 'little'), place + _HEADER
+  """Yields offset and size of each record of a file. Raises UserError if a frame is damaged."""
+  start = 0
+  while header := window.read(start, _HEADER):
+    size, offset = int.from_bytes(header[:8], 'little'), start + _HEADER
     got = ''
     if len(header) < _HEADER:
       got = 'one that is truncated'
     elif mask(header[:8]) != header[8:]:
-      got = ('a length that does not match its checksum' if place else
-             storage.describe_compression(header) or 'no record')
+      got = 'a length that does not match its checksum' if start else storage.describe_compression(header) or 'no record'
     elif not window.holds(offset + size + _FOOTER):
       got = 'one that is truncated'
     if got:
-      raise UserError(f'{path}: expected a complete TFRecord file, got {got}, {window.place(place)}. Copy it again, or '
+      raise UserError(f'{path}: expected a complete TFRecord file, got {got}, {window.place(start)}. Copy it again, or '
                       'leave it out of the pattern.')
     yield offset, size
-    place = offset + size + _FOOTER
+    start = offset + size + _FOOTER
 
 
 def scan(path: str, ignored: Counts, *, label: str) -> Iterator[tuple[Any, ...]]:
@@ -259,23 +256,23 @@ def scan(path: str, ignored: Counts, *, label: str) -> Iterator[tuple[Any, ...]]
   del ignored
   with contextlib.closing(Window(path)) as window:
     for offset, size in _frames(path, window):
-      found = index.encode(_labels(window, offset, size, label) if label else None)
-      yield offset, size, int.from_bytes(window.read(offset + size, _FOOTER), 'little'), found
+      labels = _labels(window, offset, size, label) if label else None
+      yield offset, size, int.from_bytes(window.read(offset + size, _FOOTER), 'little'), index.encode(labels)
 
 
 def scan_counted(path: str, ignored: Counts, *, counts: Mapping[str, int]) -> Iterator[tuple[int, int]]:
-  """Yields the place of each of the records that a file has; those behind a damaged frame are lost."""
+  """Yields offset and size of each record of a file, given the number of its records; `_LOST` after a damaged frame."""
   del ignored
-  count, number, place = counts[path], 0, 0
+  count, number, end = counts[path], 0, 0
   with contextlib.closing(Window(path)) as window:
     try:
       for number, (offset, size) in enumerate(_frames(path, window), 1):
-        place = offset + size + _FOOTER
+        end = offset + size + _FOOTER
         if number <= count:
           yield offset, size
     except UserError:
       log.warning('%s is damaged %s: %s of its %s records are lost and count as bad images. Copy it again, or prepare '
-                  'the dataset again.', path, window.place(place), f'{max(0, count - number):,}', f'{count:,}')
+                  'the dataset again.', path, window.place(end), f'{max(0, count - number):,}', f'{count:,}')
   if number > count:
     raise UserError(f'{path}: expected {count:,} records, as in dataset_info.json, got {number:,}. Copy or prepare the '
                     'dataset again.')
@@ -283,21 +280,21 @@ def scan_counted(path: str, ignored: Counts, *, counts: Mapping[str, int]) -> It
 
 
 def _features(paths: Sequence[str]) -> dict[str, str]:
-  """Returns the features of the first records with the kind of their values, '' if they have none."""
-  found: dict[str, str] = {}
+  """Returns the kind of the values of each feature of the first records; '' if they have no values."""
+  kinds: dict[str, str] = {}
   try:
-    for record in itertools.islice((one for path in paths for one in _records(path)), _FIRST):
+    for record in itertools.islice((record for path in paths for record in _records(path)), _FIRST):
       for name, values in example.parse(record).items():
-        found[name] = found.get(name) or (_KINDS[type(values[0])] if values else '')
+        kinds[name] = kinds.get(name) or (_KINDS[type(values[0])] if values else '')
   except BadRecord as error:
     raise UserError(f'{paths[0]}: expected records that are a tf.train.Example, got {error}. Choose other '
                     'files.') from None
   except OSError as error:
     raise failures.unreadable(error, f'the TFRecord file {error.filename or paths[0]}') from error
-  if not found:
+  if not kinds:
     raise UserError(f'{paths[0]}: expected records with features that match their checksums, got none in '
                     f'{len(paths):,} files. Correct the pattern.')
-  return found
+  return kinds
 
 
 def _records(path: str) -> Iterator[bytes]:
@@ -308,79 +305,67 @@ def _records(path: str) -> Iterator[bytes]:
         yield record
 
 
-def _missing(path: str, setting: str, expected: str, got: str, kinds: Mapping[str, str]) -> UserError:
-  return UserError(f'{setting}: expected {expected}, got {documents.describe(got) if got else "none"}. The first '
-                   f'records of {path} have {_listed(kinds)}. Set --config.{setting} to one of them.')
-
-
 def _listed(kinds: Mapping[str, str]) -> str:
   return ', '.join(f'{documents.shown(name)} ({kind or "empty"})' for name, kind in sorted(kinds.items())[:30]
                    ) or 'no features'
 
 
 class _Unusual(Exception):
-  """A message has another form than programs write: it is parsed completely."""
+  """A message does not have the form that programs write, so it has to be parsed as a whole."""
 
 
 def _labels(window: Window, offset: int, size: int, name: str) -> Labels:
-  """Returns the labels of a record; None if it is damaged, or has values that are no labels."""
+  """Returns the labels of a record; None if it is damaged, or has values that are not labels.
+
+  Only the entry of the feature is read, without the image, if the record has the usual form.
+  """
   try:
     try:
-      found = _values(_find_entry(window, offset, offset + size, _start(name)))
+      values = _values(_find_entry(window, offset, offset + size, name.encode(errors='surrogateescape')))
     except _Unusual:
-      found = tuple(example.parse(window.read(offset, size)).get(name, ())) if size <= _MOST_RECORD else (None,)
+      values = tuple(example.parse(window.read(offset, size)).get(name, ())) if size <= _MOST_RECORD else (None,)
   except BadRecord:
     return None
-  texts = tuple(value.decode(errors='surrogateescape') if isinstance(value, bytes) else value for value in found)
-  if not all(isinstance(value, str) or (isinstance(value, int) and abs(value) < 2**62) for value in texts):
+  labels = tuple(value.decode(errors='surrogateescape') if isinstance(value, bytes) else value for value in values)
+  if not all(isinstance(label, str) or (isinstance(label, int) and abs(label) < 2**62) for label in labels):
     return None
-  return texts[0] if len(texts) == 1 else tuple(dict.fromkeys(texts))
+  return labels[0] if len(labels) == 1 else tuple(dict.fromkeys(labels))
 
 
-@functools.lru_cache(2**4)
-def _start(name: str) -> bytes:
-  """Returns how the entry of a feature begins: with its name, as a field that has a length."""
-  key = name.encode(errors='surrogateescape')
-  size, num = b'', len(key)
-  while num > 127:
-    size, num = size + bytes([num & 127 | 128]), num >> 7
-  return _FIELD + size + bytes([num]) + key
-
-
-def _find_entry(window: Window, place: int, end: int, start: bytes) -> bytes:
-  """Returns the last entry of a record that begins with `start`; b'' if there is none.
+def _find_entry(window: Window, offset: int, end: int, name: bytes) -> bytes:
+  """Returns the last entry of the feature `name` in a record from `offset` to `end`; b'' if there is none.
 
   Raises:
-    _Unusual: the record has another form.
+    _Unusual: the record has another form, or the name is longer than names are.
   """
-  found, block = b'', place
-  while place < end:
-    head = window.read(place, min(_HEAD + len(start), end - place))
+  if len(name) > _LONGEST_NAME:
+    raise _Unusual
+  entry, block_end, start = b'', offset, _FIELD + bytes([len(name)]) + name
+  while offset < end:
+    head = window.read(offset, min(_HEAD + len(start), end - offset))
     size, skip = _length(head)
-    if place + skip + size > end:
+    if offset + skip + size > end:
       raise _Unusual
-    if block == place:  # `features`, which has all entries
-      place, block = place + skip, place + skip + size
+    if block_end == offset:  # the field `features`, which has all entries
+      offset, block_end = offset + skip, offset + skip + size
       continue
     if head[skip:skip + 1] != start[:1] and size or head.startswith(start, skip) and size > _MOST_LABELS:
       raise _Unusual
     if head.startswith(start, skip):
-      found = window.read(place + skip, size)
-    place += skip + size
-    if place > block:
+      entry = window.read(offset + skip, size)
+    offset += skip + size
+    if offset > block_end:
       raise _Unusual
-  return found
+  return entry
 
 
 def _length(head: bytes) -> tuple[int, int]:
-  """Returns the length of a field with the tag 1, and how many bytes tag and length have."""
+  """Returns the length of a field with the tag `_FIELD`, and the bytes of tag and length. Raises _Unusual."""
   size = 0
-  for at, byte in enumerate(head[1:11]):
-    size |= (byte & 127) << 7 * at
+  for number, byte in enumerate(head[1:11] if head[:1] == _FIELD else b''):
+    size |= (byte & 127) << 7 * number
     if byte < 128:
-      if head[:1] != _FIELD:
-        break
-      return size, at + 2
+      return size, number + 2
   raise _Unusual
 
 
