@@ -11,7 +11,7 @@ import pytest
 
 from vit_jax import main
 from vit_jax.core import implementation
-from vit_jax.replay import job, records
+from vit_jax.replay import job, planned, records
 
 EVIL = "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n"
 
@@ -132,7 +132,6 @@ def test_a_claim_cannot_clear_the_screen(folder: pathlib.Path, capsys: pytest.Ca
 
 
 def test_all_records_of_the_repository_may_be_replayed() -> None:
-  from vit_jax.replay import planned
   for path in records.paths():
     if (record := records.read_file(path)).kind != 'measurement':
-      planned.check(record, is_own=True, allow_code=False)
+      planned.check(record, is_shipped=True, allow_code=False)
