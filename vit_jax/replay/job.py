@@ -178,9 +178,10 @@ def _mark(record: Record, spent_s: float, commit: str, proven: settings.Settings
   path = records.path_of(record)
   today = datetime.datetime.now(datetime.UTC).date().isoformat()
   replayed = f'{today} {commit[:7] or "unknown"}' + ' close' * (proven is None)
-  digests = {'config_digest': proven.digest, 'setting_digests': proven.digests} if proven else {}
-  records.write(dataclasses.replace(record, replayed=replayed, made={'processor_s': round(spent_s, 1)} | record.made,
-                                    **digests), path)
+  record = dataclasses.replace(record, replayed=replayed, made={'processor_s': round(spent_s, 1)} | record.made)
+  if proven:
+    record = dataclasses.replace(record, config_digest=proven.digest, setting_digests=proven.digests)
+  records.write(record, path)
   print(f'Written: {path}')
 
 

@@ -84,7 +84,7 @@ def _make(path: pathlib.Path, name: str, claim: str, patterns: Sequence[str], to
       id=name, claim=claim, kind=outcome.kind, command=tuple(shlex.join(['vit-jax', *line]) for line in words),
       values=values, tolerance=tolerance, params_digest=outcome.params_digest,
       checkpoints=outcome.checkpoints, settings=of_run.stated, config_digest=of_run.digest,
-      setting_digests=of_run.digests, data=contents, files=weights, about=_about(contents | weights),
+      setting_digests=of_run.digests, data=contents, files=weights, about=_about({**contents, **weights}),
       found=tuple(sorted(key for key in of_command.keys() | of_run.stated.keys()
                          if of_command.get(key) != of_run.stated.get(key))),
       made={'date': datetime.datetime.now(datetime.UTC).date().isoformat(), 'commit': outcome.commit,
