@@ -81,6 +81,25 @@ def test_a_record_runs_no_other_job_writes_nowhere_else_and_runs_no_code(
   assert not started and not (folder / 'ran').exists() and 'reading the data' not in shown.err
 
 
+@pytest.mark.parametrize('source', ['evilmod:x', 'mix:1*evilmod:x'])
+def test_data_of_a_record_name_no_module_even_one_that_is_installed(
+    folder: pathlib.Path, started: list[list[str]], source: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str]) -> None:
+  monkeypatch.setattr(implementation, '_trusted_folders', [str(folder)])
+  content = {'examples': 3, 'images': 'a', 'labels': 'b', 'order': 'c', 'classes': 'd'}
+  path = write(folder, 'vit-jax train --config=digits', data={f'{source} train': content})
+  assert main.run(['replay', path]) == 2
+  error = capsys.readouterr().err
+  assert '--data: expected code of this package, got the module evilmod, which would be run.' in error
+  assert not (folder / 'ran').exists() and 'reading the data' not in error and not started
+
+
+def test_a_command_of_switches_alone_is_an_error(folder: pathlib.Path, started: list[list[str]],
+                                                 capsys: pytest.CaptureFixture[str]) -> None:
+  assert main.run(['replay', write(folder, 'vit-jax -q')]) == 2 and not started
+  assert '--config: expected ' in capsys.readouterr().err
+
+
 def test_the_plan_names_all_commands_before_anything_is_read(
     folder: pathlib.Path, started: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
   path = write(folder, 'vit-jax train --config=digits', "vit-jax evaluate '--weights={work}/result_1' "

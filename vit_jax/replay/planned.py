@@ -67,6 +67,8 @@ def check(record: Record, *, is_shipped: bool, allow_code: bool) -> None:
       if name.startswith('config.trackers'):
         problems.append(f'--{name}: expected no tracker, which sends results elsewhere')
     problems += [] if allow_code else code(words)
+  if not allow_code:  # these are opened before the commands run
+    problems += code([f'--data={source}' for source in record.data])
   if problems:
     raise UserError('\n'.join([f'{record.id}: expected commands that a replay may run, got others, so nothing was run:',
                                *(f'  {_beginning(one)}.' for one in dict.fromkeys(problems)),
@@ -124,7 +126,7 @@ def _is_shipped(config: pathlib.Path) -> bool:
 
 def _flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
   """Yields each flag with its value, which may be the next word, as the command line reads them; '' without one."""
-  for word, after in zip(words, [*words[1:], ''], strict=True):
+  for word, after in zip(words, [*words[1:], ''], strict=False):
     name, equals, value = word.lstrip('-').partition('=')
     if word.startswith('-'):
       yield name, value if equals else '' if after.startswith('-') else after
