@@ -289,9 +289,8 @@ def test_a_command_that_fails_ends_the_replay_with_its_status(
   assert (pathlib.Path(folder) / 'result' / 'final.json').is_file()
 
 
-def test_the_date_of_an_equal_replay_is_noted_where_asked(
-    replay: Run, record: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(records, 'path_of', lambda one: record)
+def test_the_date_of_an_equal_replay_is_noted_in_the_file_of_the_record_where_asked(
+    replay: Run, record: pathlib.Path) -> None:
   assert replay('--mark', top1=.7) == 3 and not records.read(str(record)).replayed
   assert replay('--mark') == 0 and records.read(str(record)).replayed.startswith('20')
 
@@ -397,6 +396,9 @@ def test_a_segment_ends_at_the_next_checkpoint_and_compares_its_digest(
   digest, isa = 'abc', 'AVX2'
   change(record, checkpoints={'2': 'ab', '4': 'xyz'})
   assert main.run([*words, str(record)]) == 3 and 'xyz -> abc' in capsys.readouterr().out
+  change(record, checkpoints={'dino_seed0': 'ab', 'dino_seed1': 'abc'})
+  assert main.run([*words, str(record)]) == 2
+  assert 'record: expected the record of one run, got one of 2 runs. Leave' in capsys.readouterr().err
   assert main.run(['replay', f'--workdir={run}', '--segment=4']) == 2
   assert 'with a later one, got 4. Use one of 2' in capsys.readouterr().err
 

@@ -76,7 +76,7 @@ def run(*, files: Sequence[str], data: Mapping[str, str], to: pathlib.Path | Non
     print('\n'.join([f'DIFFERS from the record, so nothing was run: {status.name.lower()}', *lines,
                      _advice(record, paths, status)]), flush=True)
     return status
-  return _run_and_compare(record, paths, to, mark=mark)
+  return _run_and_compare(record, paths, to, mark=records.find(files[0]) if mark else None)
 
 
 def with_places(record: Record) -> list[list[str]]:
@@ -125,8 +125,12 @@ def _arguments(record: Record, paths: Mapping[str, str], work: pathlib.Path) -> 
   return [[inputs.filled(word, {**paths, inputs.WORK: str(work)}) for word in words] for words in with_places(record)]
 
 
-def _run_and_compare(record: Record, paths: Mapping[str, str], to: pathlib.Path | None, *, mark: bool) -> int:
-  """Runs the commands, each in a process of its own, and compares the outcome; returns the exit status."""
+def _run_and_compare(record: Record, paths: Mapping[str, str], to: pathlib.Path | None, *,
+                     mark: pathlib.Path | None) -> int:
+  """Runs the commands, each in a process of its own, and compares the outcome; returns the exit status.
+
+  `mark` is the file of the record, which a replay that is equal or close writes again.
+  """
   with _fresh_directory(to, 'replay') as work:
     began_s, before_s = time.monotonic(), machine.processor_s()
     commands = _arguments(record, paths, work.path)
@@ -150,7 +154,7 @@ def _run_and_compare(record: Record, paths: Mapping[str, str], to: pathlib.Path 
     if work.is_kept:
       print(f'The run is in {work.path}')
   if mark and not status:
-    _mark(record, spent_s, outcome.commit, now if verdict.is_equal else None)
+    _mark(mark, record, spent_s, outcome.commit, now if verdict.is_equal else None)
   return status
 
 
@@ -166,16 +170,11 @@ def _compare_settings(record: Record, now: settings.Settings) -> tuple[list[str]
   return notes, ['The settings of the run differ from those of the record:', *differences] if differences else []
 
 
-def _mark(record: Record, spent_s: float, commit: str, proven: settings.Settings | None) -> None:
+def _mark(path: pathlib.Path, record: Record, spent_s: float, commit: str, proven: settings.Settings | None) -> None:
   """Writes into the file of a record when and with which commit it was replayed, and processor seconds if unknown.
 
-  Args:
-    record: to be written again.
-    spent_s: processor seconds of the replay.
-    commit: of this code.
-    proven: the settings of an equal replay, with which later ones compare; None = keep those of the record.
+  `proven` are the settings of an equal replay, with which later ones compare; None = keep those of the record.
   """
-  path = records.path_of(record)
   today = datetime.datetime.now(datetime.UTC).date().isoformat()
   replayed = f'{today} {commit[:7] or "unknown"}' + ' close' * (proven is None)
   record = dataclasses.replace(record, replayed=replayed, made={'processor_s': round(spent_s, 1)} | record.made)
@@ -218,6 +217,9 @@ def _replay_segment(workdir: pathlib.Path, step: int, record: Record | None, to:
     raise UserError(f'--workdir: expected the directory of a run, got {workdir}, which has no metrics.jsonl. Pass the '
                     '--workdir of a training run.') from None
   config = json_files.read(workdir / 'config.json')
+  if record and not all(number.isdecimal() for number in record.checkpoints):
+    raise UserError(f'{record.id}: expected the record of one run, got one of {len(record.checkpoints)} runs. Leave the '
+                    'record out: the digests of the run then count.')
   known = {int(number): digest for number, digest in record.checkpoints.items()} if record else {}
   known = known or of_run
   usable = [one for one in checkpoint_files.steps(workdir / 'checkpoints') if one < max(known, default=0)]

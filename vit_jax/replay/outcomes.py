@@ -184,9 +184,10 @@ def compare(record: Record, outcome: Outcome) -> Verdict:
   if digests and not not_equal:
     return Verdict(Status.EQUAL, [f'EQUAL: {count} and {len(digests)} digest{"s" * (len(digests) != 1)} of parameters, '
                                   'bit for bit.', *since], is_equal=True)
-  allowed = {name: tolerance.of(name, is_same=is_same) for name in record.values}
-  note = f' ({tolerance.reason})' if tolerance.reason and (tolerance.same if is_same else tolerance.elsewhere) else ''
-  not_close = not_equal if is_same and not tolerance.same else _other_values(record, outcome, allowed)
+  usual = tolerance.same if is_same else tolerance.elsewhere
+  allowed = {name: min(usual, tolerance.values.get(name, usual)) for name in record.values}
+  note = f' ({tolerance.reason})' if tolerance.reason and usual else ''
+  not_close = not_equal if is_same and not usual else _other_values(record, outcome, allowed)
   if not_close:
     return Verdict(Status.RESULT if is_same else Status.MACHINE,
                    [f'DIFFERS from the record{note}:', *not_close, *since])

@@ -41,11 +41,6 @@ class Tolerance:
   reason: str = ''
   values: dict[str, float] = dataclasses.field(default_factory=dict)
 
-  def of(self, name: str, *, is_same: bool) -> float:
-    """Returns how far a value may differ, on a machine with the same bits or on another one."""
-    usual = self.same if is_same else self.elsewhere
-    return min(usual, self.values.get(name, usual))
-
 
 @dataclasses.dataclass(frozen=True)
 class Record:
@@ -116,29 +111,25 @@ def paths() -> list[pathlib.Path]:
   return sorted(FOLDER.glob('*.json'))
 
 
-def path_of(record: Record) -> pathlib.Path:
-  """Returns the file of a record of this package."""
-  return FOLDER / f'{record.id}.json'
-
-
 def is_id(spec: str) -> bool:
   """Returns whether a text is the id of a record of this package, and not the path of a file."""
   return pathlib.Path(spec).suffix != '.json'
 
 
-def read(spec: str) -> Record:
-  """Returns the record with this id, or of this file.
-
-  Raises:
-    UserError: there is no such record, or the file is not one.
-  """
+def find(spec: str) -> pathlib.Path:
+  """Returns the file of the record with this id, or the path itself if it is one; raises UserError for another id."""
   if not is_id(spec):
-    return read_file(pathlib.Path(spec))
+    return pathlib.Path(spec)
   known = {path.stem: path for path in paths()}
   if spec not in known:
     raise UserError(f'replay: expected the ID of a record, got {spec!r}.{globs.hint(spec, list(known))} List all with '
                     'vit-jax list --records.')
-  return read_file(known[spec])
+  return known[spec]
+
+
+def read(spec: str) -> Record:
+  """Returns the record with this id, or of this file; raises UserError as `find` and `read_file`."""
+  return read_file(find(spec))
 
 
 def read_file(path: pathlib.Path) -> Record:
