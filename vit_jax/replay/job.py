@@ -1,5 +1,8 @@
 """`vit-jax replay`: runs the commands of a record again, in a fresh directory, and compares the outcome with it.
 
+The order keeps a person safe and saves time: the claim and the plan are shown and checked (`planned`), then the data
+and the settings are compared (`inputs`, `settings`), and only then the commands run and `outcomes` compares the result.
+
 With `--segment` it trains a run from one of its checkpoints to the next one, whose parameters are compared by their
 digest: a run of weeks is verified in parts, on several machines or only at a few places.
 """
@@ -218,8 +221,8 @@ def _replay_segment(workdir: pathlib.Path, step: int, record: Record | None, to:
                     '--workdir of a training run.') from None
   config = json_files.read(workdir / 'config.json')
   if record and not all(number.isdecimal() for number in record.checkpoints):
-    raise UserError(f'{record.id}: expected the record of one run, got one of {len(record.checkpoints)} runs. Leave the '
-                    'record out: the digests of the run then count.')
+    raise UserError(f'{record.id}: expected the record of one run, got one of {len(record.checkpoints)} runs. Leave '
+                    'the record out: the digests of the run then count.')
   known = {int(number): digest for number, digest in record.checkpoints.items()} if record else {}
   known = known or of_run
   usable = [one for one in checkpoint_files.steps(workdir / 'checkpoints') if one < max(known, default=0)]

@@ -1,4 +1,9 @@
-"""`vit-jax record`: writes the record of a run or an evaluation, with which anyone can replay it."""
+"""`vit-jax record`: writes the record of a run or an evaluation, with which anyone can replay it.
+
+It reads the outcome (`outcomes`), takes the command that made it, refuses one that would run other code (`planned`),
+computes digests of the data and of the settings (`inputs`, `settings`) and writes the file (`records`). It trains and
+evaluates nothing.
+"""
 from __future__ import annotations
 
 import datetime
