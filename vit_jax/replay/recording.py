@@ -131,14 +131,9 @@ def _without_workdir(words: Sequence[str]) -> list[str]:
   Raises:
     UserError: the result is not of the command line.
   """
-  kept: list[str] = []
-  rest = console.take(words)[0]
-  while rest:
-    word = rest.pop(0)
-    if word in ('--workdir', '-workdir') and rest:
-      rest.pop(0)
-    elif not word.lstrip('-').startswith('workdir='):
-      kept.append(word)
+  words = console.take(words)[0]
+  kept = [word for before, word in zip(['', *words], words, strict=False)
+          if not {'--workdir', '-workdir'} & {before, word} and not word.lstrip('-').startswith('workdir=')]
   if not kept:
     raise UserError('record: expected a result of the vit-jax command line, got one without a command. Run the command '
                     'again with this version.')
