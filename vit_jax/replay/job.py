@@ -181,7 +181,7 @@ def _mark(path: pathlib.Path, record: Record, spent_s: float, commit: str, prove
   today = datetime.datetime.now(datetime.UTC).date().isoformat()
   replayed = f'{today} {commit[:7] or "unknown"}' + ' close' * (proven is None)
   record = dataclasses.replace(record, replayed=replayed, made={'processor_s': round(spent_s, 1)} | record.made)
-  if proven:
+  if proven is not None:
     record = dataclasses.replace(record, config_digest=proven.digest, setting_digests=proven.digests)
   records.write(record, path)
   print(f'Written: {path}')
