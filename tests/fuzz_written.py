@@ -136,7 +136,7 @@ def read_record_files(folder: pathlib.Path) -> Any:
   for record in found:
     texts += [planned.header(record), records.to_plain(record)['claim']]
     planned.check(record, is_shipped=False, allow_code=False)
-    texts += [planned.plan(with_places(record))]
+    texts += [planned.plan(record, with_places(record))]
   return ''.join(texts).encode(errors='surrogateescape').decode(errors='replace')[:200]
 
 

@@ -102,8 +102,10 @@ def test_a_command_of_switches_alone_is_an_error(folder: pathlib.Path, started: 
 
 def test_the_plan_names_all_commands_before_anything_is_read(
     folder: pathlib.Path, started: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+  content = {'examples': 3, 'images': 'a', 'labels': 'b', 'order': 'c', 'classes': 'd'}
   path = write(folder, 'vit-jax train --config=digits', "vit-jax evaluate '--weights={work}/result_1' "
-               '--csv={work}/a.csv --config.data.source=folder:{pho.tos}')
+               '--csv={work}/a.csv --config.data.source=folder:{pho.tos}',
+               data={'digits train': content, 'folder:/etc test': content})
   assert main.run(['replay', path, f'--data=pho.tos={folder}/none']) == 2  # there are no such images
   shown = capsys.readouterr()
   assert 'pho.tos, got' in shown.err and not started
@@ -111,7 +113,8 @@ def test_the_plan_names_all_commands_before_anything_is_read(
   assert first.startswith('train --config=digits --workdir={work}/result_1\n      config: ')
   assert 'digits.py, of this package\n' in first and 'writes: {work}/result_1' in first
   assert second.splitlines()[1:] == ['      reads: {work}/result_1', '      writes: {work}/a.csv',
-                                     '      reads: folder:{pho.tos}', '      writes: {work}/result']
+                                     '      reads: folder:{pho.tos}', '      writes: {work}/result',
+                                     '  compares before: digits train, folder:/etc test']
 
 
 def test_a_person_who_trusts_a_record_allows_its_code(folder: pathlib.Path, started: list[list[str]]) -> None:

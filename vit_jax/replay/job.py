@@ -65,7 +65,7 @@ def run(*, files: Sequence[str], data: Mapping[str, str], to: pathlib.Path | Non
                     f'again: {" && ".join(record.command)}')
   print(planned.header(record), flush=True)
   planned.check(record, is_shipped=records.is_id(files[0]), allow_code=allow_code)
-  print(planned.plan(with_places(record)), flush=True)
+  print(planned.plan(record, with_places(record)), flush=True)
   try:
     paths = inputs.find(inputs.names(record.words()), data, record.about)
   except inputs.Missing as error:

@@ -104,8 +104,11 @@ def code(words: Sequence[str]) -> list[str]:
   return problems
 
 
-def plan(commands: Sequence[Sequence[str]]) -> str:
-  """Returns the plan of a replay: each command with the config that it runs, what it reads and what it writes."""
+def plan(record: Record, commands: Sequence[Sequence[str]]) -> str:
+  """Returns the plan of a replay: each command with the config that it runs, what it reads and what it writes.
+
+  The last line has the data that are opened before the first command, by source and split.
+  """
   lines = ['Plan:']
   for words in commands:
     lines.append(f'  vit-jax {" ".join(words)}')
@@ -117,6 +120,8 @@ def plan(commands: Sequence[Sequence[str]]) -> str:
         lines.append(f'      writes: {value}')
       elif _PLACE.search(value):
         lines.append(f'      reads: {value.rpartition("source=")[2]}')
+  if record.data:
+    lines.append(f'  compares before: {", ".join(record.data)}')
   return '\n'.join(map(printable, lines))
 
 
