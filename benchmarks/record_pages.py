@@ -29,10 +29,18 @@ PAGES = ('README.md', 'BENCHMARKS.md', 'docs/explanation/results.md', 'docs/expl
          'docs/explanation/fidelity.md', 'tests/fidelity_measured.md')
 """The pages with numbers of records. The last one is the lower part of the one before."""
 HEAD = '| result | made on | replay |\n|---|---|---|\n'
-_TABLE = re.compile(r'(<!-- records: ([^>]*) -->\n)(.*?)(<!-- end of the records -->)', re.S)
-_SEEDS = re.compile(r'(<!-- seeds of ([^>]*?) against ([\w.-]+): ([^>]*?) -->\n)(.*?)(<!-- end of the seeds -->)', re.S)
-_SPEEDRUN = re.compile(r'(<!-- speedrun: ([^>]*) -->\n)(.*?)(<!-- end of the speedrun -->)', re.S)
-_CLAIM = re.compile(r'(<!-- claim: ([\w.-]+)(?: = (.*?))? -->)(.*?)(<!-- end -->)', re.S)
+
+
+def _part(begin: str, end: str) -> re.Pattern[str]:
+  """Returns the pattern of a part of a page, with the groups `begin`, `body` and `end`."""
+  return re.compile(f'(?P<begin><!-- {begin})(?P<body>.*?)(?P<end><!-- {end} -->)', re.S)
+
+
+_TABLE = _part(r'records: (?P<patterns>[^>]*) -->\n', 'end of the records')
+_SPEEDRUN = _part(r'speedrun: (?P<patterns>[^>]*) -->\n', 'end of the speedrun')
+_SEEDS = _part(r'seeds of (?P<metrics>[^>]*?) against (?P<against>[\w.-]+): (?P<patterns>[^>]*?) -->\n',
+               'end of the seeds')
+_CLAIM = _part(r'claim: (?P<id>[\w.-]+)(?: = (?P<text>.*?))? -->', 'end')
 
 
 def table(patterns: str) -> str:
@@ -111,27 +119,30 @@ def speedrun(patterns: str) -> str:
 
 def filled(text: str) -> str:
   """Returns the text of a page with the numbers of the records."""
-  text = _TABLE.sub(lambda found: f'{found[1]}{table(found[2])}{found[4]}', text)
-  text = _SPEEDRUN.sub(lambda found: f'{found[1]}{speedrun(found[2])}{found[4]}', text)
-  text = _SEEDS.sub(lambda found: f'{found[1]}{seeds(found[2], found[3], found[4])}{found[6]}', text)
+  def with_table(match: re.Match[str]) -> str:
+    if match.re is _SEEDS:
+      rows = seeds(match['metrics'], match['against'], match['patterns'])
+    else:
+      rows = (speedrun if match.re is _SPEEDRUN else table)(match['patterns'])
+    return f'{match["begin"]}{rows}{match["end"]}'
 
-  def with_values(found: re.Match[str]) -> str:
-    record = _read(found[2])
-    new = record.filled(found[3] or record.claim)
-    return found[0] if found[4].split() == new.split() else f'{found[1]}{new}{found[5]}'  # lines may be wrapped
+  def with_values(match: re.Match[str]) -> str:
+    record = _read(match['id'])
+    sentence = record.filled(match['text'] or record.claim)
+    is_same = match['body'].split() == sentence.split()  # lines may be wrapped
+    return match[0] if is_same else f'{match["begin"]}{sentence}{match["end"]}'
 
+  for kind in (_TABLE, _SPEEDRUN, _SEEDS):
+    text = kind.sub(with_table, text)
   return _CLAIM.sub(with_values, text)
 
 
-def shown() -> set[str]:
+def ids_on_pages() -> set[str]:
   """Returns the ids of all records that the pages show."""
-  found: set[str] = set()
-  for page in PAGES:
-    text = (machine.ROOT / page).read_text()
-    found |= {name for pattern, body in ((_TABLE, 3), (_SPEEDRUN, 3), (_SEEDS, 5)) for match in pattern.finditer(text)
-              for name in re.findall(r': `([\w.-]+)` \|$', match[body], re.M)}
-    found |= {match[2] for match in _CLAIM.finditer(text)}
-  return found
+  texts = [(machine.ROOT / page).read_text() for page in PAGES]
+  return {match['id'] for text in texts for match in _CLAIM.finditer(text)} | {
+      name for text in texts for kind in (_TABLE, _SPEEDRUN, _SEEDS) for match in kind.finditer(text)
+      for name in re.findall(r': `([\w.-]+)` \|$', match['body'], re.M)}
 
 
 def limits_of(name: str) -> dict[str, float]:
@@ -142,8 +153,8 @@ def limits_of(name: str) -> dict[str, float]:
 @functools.cache
 def _tables() -> list[list[Record]]:
   """Returns the records of each table of the pages that are results."""
-  patterns = [match[group] for page in PAGES for text in [(machine.ROOT / page).read_text()]
-              for kind, group in ((_TABLE, 2), (_SPEEDRUN, 2), (_SEEDS, 4)) for match in kind.finditer(text)]
+  patterns = [match['patterns'] for page in PAGES for text in [(machine.ROOT / page).read_text()]
+              for kind in (_TABLE, _SPEEDRUN, _SEEDS) for match in kind.finditer(text)]
   return [[one for one in map(_read, names(found)) if one.kind != 'measurement'] for found in patterns]
 
 
@@ -155,8 +166,8 @@ def main() -> int:
       records.write(dataclasses.replace(one, tolerance=dataclasses.replace(one.tolerance, values=found)), path)
       print(pathlib.Path(path).relative_to(machine.ROOT))
   for path in (machine.ROOT / page for page in PAGES):
-    if (text := path.read_text()) != (new := filled(text)):
-      path.write_text(new)
+    if (text := path.read_text()) != (updated := filled(text)):
+      path.write_text(updated)
       print(pathlib.Path(path).relative_to(machine.ROOT))
   return 0
 

@@ -129,14 +129,14 @@ def make_records(folder: pathlib.Path) -> None:
 def read_record_files(folder: pathlib.Path) -> Any:
   """What `vit-jax replay` shows before it runs anything, and what pages and lists show."""
   from benchmarks import record_ledger
-  from vit_jax.replay import comparison, planned, records
-  from vit_jax.replay.job import WORK_TEXT, with_places
+  from vit_jax.replay import planned, records
+  from vit_jax.replay.job import with_places
   found = [records.read_file(path) for path in sorted(folder.iterdir())]
   texts = [repr(list(record_ledger.cells(record_ledger.in_order(found))))]
   for record in found:
-    texts += [comparison.header(record), records.to_plain(record)['claim']]
-    planned.check(record, is_own=False, allow_code=False)
-    texts += [planned.text(record, with_places(record.words(), WORK_TEXT))]
+    texts += [planned.header(record), records.to_plain(record)['claim']]
+    planned.check(record, is_shipped=False, allow_code=False)
+    texts += [planned.plan(record, with_places(record))]
   return ''.join(texts).encode(errors='surrogateescape').decode(errors='replace')[:200]
 
 

@@ -35,7 +35,6 @@ OWNERS: dict[str, dict[str, str | dict[str, str]]] = {
         'record/growing.py': 'the temporary folder of a mirror',
         'record/storage.py': 'object storage',
         'replay/job.py': 'the temporary folder of a replay, from mkdtemp',
-        'replay/segments.py': 'the temporary folder of a replay, from mkdtemp',
         'train/profile.py': 'the temporary folder of a profile, from mkdtemp'},
     'locks': {
         'core/files.py': 'folders that are being made',

@@ -63,7 +63,9 @@ def test_badges_show_the_workflow_of_the_tests_and_the_license_of_the_package() 
 
 
 def test_forms_for_issues_are_complete() -> None:
-  for path in (ROOT / '.github' / 'ISSUE_TEMPLATE').glob('*.yml'):
+  forms = [*(ROOT / '.github' / 'ISSUE_TEMPLATE').glob('*.yml')]
+  assert forms
+  for path in forms:
     form = yaml.safe_load(path.read_text())
     assert form['name'] and form['description'] and form['labels'], path
     names = [one['id'] for one in form['body']]

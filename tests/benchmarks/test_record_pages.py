@@ -23,7 +23,7 @@ def test_a_page_has_the_numbers_of_the_records(page: str) -> None:
 
 
 def test_every_record_is_shown() -> None:
-  assert record_pages.shown() == RECORDS.keys()
+  assert record_pages.ids_on_pages() == RECORDS.keys()
 
 
 def test_the_readme_shows_the_line_of_digits() -> None:

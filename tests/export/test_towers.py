@@ -90,6 +90,10 @@ def test_unigrams_of_sentencepiece_become_a_tokenizer_file(tmp_path: pathlib.Pat
   where = pathlib.Path(text_models.write('siglip', tmp_path / 'siglip'))
   made = Tokenizer(where / 'spiece.model', family='siglip', length=16)
   exported.write(made, rule, tmp_path / 'a.json', samples=(*towers.SAMPLES, 'the theory of 3 cats, 4 hats'))
+  text = 'The theory of 3 Cats, 4 hats!'
+  ids, mask = made([prompts.simplify(text, rule)])
+  again = tokenizers.Tokenizer.from_file(str(tmp_path / 'a.json')).encode(text)
+  assert again.ids == ids[0].tolist() and again.attention_mask == mask[0].tolist()
 
 
 def test_the_tokenizer_file_beside_a_sentencepiece_model_is_taken_and_must_be_that_of_the_same_model(

@@ -31,8 +31,10 @@ def test_a_dataset_of_another_size_than_the_config_says_is_refused(num_examples:
 
 
 @pytest.mark.parametrize('num_examples', [0, 1_437, 1_424, 1_451])
-def test_one_percent_more_or_less_and_unknown_sizes_are_accepted(num_examples: int) -> None:
+def test_one_percent_more_or_less_and_unknown_sizes_are_accepted(num_examples: int,
+                                                                 caplog: pytest.LogCaptureFixture) -> None:
   build.check_size(*digits(num_examples))
+  assert len(caplog.records) == (num_examples not in (0, 1_437))  # a warning
 
 
 def test_another_size_can_be_intended(caplog: pytest.LogCaptureFixture) -> None:

@@ -19,7 +19,7 @@ import pytest
 from vit_jax import main
 from vit_jax.config import json_files, layout
 from vit_jax.core import failures, types
-from vit_jax.core.errors import TemporaryError
+from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.data import loader
 from vit_jax.jobs import report, resume, train
 from vit_jax.record import checkpoint_files, machine, reader, run_directory
@@ -348,6 +348,9 @@ def test_a_run_is_known_by_each_of_its_files(kept: str, done: pathlib.Path, tmp_
   copy(done / kept, tmp_path / kept)
   (tmp_path / 'predictions.npz').write_text('')
   run_directory.check_ours(tmp_path)
+  (tmp_path / kept).rename(tmp_path / 'mine')
+  with pytest.raises(UserError, match='expected a new directory or one that this program wrote'):
+    run_directory.check_ours(tmp_path)
 
 
 def test_a_workdir_that_cannot_be_written_is_refused(

@@ -179,7 +179,7 @@ def test_what_can_be_refused_is_refused_before_a_slice_is_requested(pod: Machine
 def test_lines_of_the_help_and_of_launchers_are_understood() -> None:
   for line, where in program_lines().items():
     if not where.startswith('configs/'):
-      main.parse(shlex.split(line))
+      assert main.parse(shlex.split(line)).job in commands.JOBS, line
 
 
 def test_check_reads_the_lines_of_launchers() -> None:

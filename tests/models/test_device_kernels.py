@@ -74,8 +74,10 @@ def test_devices_that_cannot_run_a_kernel_are_named_with_a_remedy(
   assert str(error.value) == said
 
 
-def test_hopper_has_wide_heads() -> None:
+def test_hopper_has_wide_heads(caplog: pytest.LogCaptureFixture) -> None:
+  caplog.set_level(logging.INFO)
   attend_kernels.check_devices(model(AttentionKernel.CUDNN, width=256), gpu('NVIDIA H200', '9.0'), name='model')
+  assert not caplog.records, 'no other kernel is taken'
 
 
 def test_other_networks_have_no_kernels() -> None:

@@ -123,7 +123,9 @@ def test_the_gradient_of_unstacking_is_one_concatenation() -> None:
 
 def test_unstacking_gives_the_layers_in_order_each_a_stack_of_one() -> None:
   stacked: Params = {'a': jnp.arange(12.).reshape(4, 3), 'b': {'c': jnp.arange(4.)}}
-  for i, layer in enumerate(stack.unstack(stacked)):
+  layers = stack.unstack(stacked)
+  assert len(layers) == 4
+  for i, layer in enumerate(layers):
     np.testing.assert_array_equal(layer['a'], stacked['a'][i:i + 1])
     np.testing.assert_array_equal(layer['b']['c'], stacked['b']['c'][i:i + 1])
 

@@ -102,9 +102,7 @@ def test_what_is_no_matrix_of_a_block_moves_as_by_adamw() -> None:
 
 
 def test_the_root_mean_square_of_an_update_is_that_of_adamw() -> None:
-  for name in MATRIX:
-    if SHAPES[name] == (2, 12, 40):
-      assert .15 < np.sqrt(np.square(updates(F32, 1)[name]).mean()) < .25
+  assert .15 < np.sqrt(np.square(updates(F32, 1)['backbone/blocks/mlp/up/kernel']).mean()) < .25
 
 
 def test_gradients_that_are_not_finite_leave_the_state() -> None:

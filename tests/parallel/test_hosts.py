@@ -157,7 +157,7 @@ def test_a_port_in_use_is_reported() -> None:
 
 
 def test_other_connections_to_the_port_have_no_effect() -> None:
-  port = free_port()
+  port, met = free_port(), []
 
   def knock() -> None:
     for line in (b'GET / HTTP/1.1\r\n\r\n', b'', b'vit_jax x\n'):
@@ -169,11 +169,13 @@ def test_other_connections_to_the_port_have_no_effect() -> None:
         except OSError:
           time.sleep(.02)
     hosts.meet(Place(f'127.0.0.1:{port}', 2, 1), 5)
+    met.append(1)
 
   visitor = threading.Thread(target=knock)
   visitor.start()
   hosts.meet(Place(f'127.0.0.1:{port}', 2, 0), 5)
   visitor.join()
+  assert met == [1]
 
 
 @pytest.mark.slow(reason='2 s: a process; test_main.py has one that ends before devices are initialized')

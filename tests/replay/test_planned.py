@@ -11,7 +11,7 @@ import pytest
 
 from vit_jax import main
 from vit_jax.core import implementation
-from vit_jax.replay import job, records
+from vit_jax.replay import job, planned, records
 
 EVIL = "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n"
 
@@ -81,10 +81,31 @@ def test_a_record_runs_no_other_job_writes_nowhere_else_and_runs_no_code(
   assert not started and not (folder / 'ran').exists() and 'reading the data' not in shown.err
 
 
+@pytest.mark.parametrize('source', ['evilmod:x', 'mix:1*evilmod:x'])
+def test_data_of_a_record_name_no_module_even_one_that_is_installed(
+    folder: pathlib.Path, started: list[list[str]], source: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str]) -> None:
+  monkeypatch.setattr(implementation, '_trusted_folders', [str(folder)])
+  content = {'examples': 3, 'images': 'a', 'labels': 'b', 'order': 'c', 'classes': 'd'}
+  path = write(folder, 'vit-jax train --config=digits', data={f'{source} train': content})
+  assert main.run(['replay', path]) == 2
+  error = capsys.readouterr().err
+  assert '--data: expected code of this package, got the module evilmod, which would be run.' in error
+  assert not (folder / 'ran').exists() and 'reading the data' not in error and not started
+
+
+def test_a_command_of_switches_alone_is_an_error(folder: pathlib.Path, started: list[list[str]],
+                                                 capsys: pytest.CaptureFixture[str]) -> None:
+  assert main.run(['replay', write(folder, 'vit-jax -q')]) == 2 and not started
+  assert '--config: expected ' in capsys.readouterr().err
+
+
 def test_the_plan_names_all_commands_before_anything_is_read(
     folder: pathlib.Path, started: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+  content = {'examples': 3, 'images': 'a', 'labels': 'b', 'order': 'c', 'classes': 'd'}
   path = write(folder, 'vit-jax train --config=digits', "vit-jax evaluate '--weights={work}/result_1' "
-               '--csv={work}/a.csv --config.data.source=folder:{pho.tos}')
+               '--csv={work}/a.csv --config.data.source=folder:{pho.tos}',
+               data={'digits train': content, 'folder:/etc test': content})
   assert main.run(['replay', path, f'--data=pho.tos={folder}/none']) == 2  # there are no such images
   shown = capsys.readouterr()
   assert 'pho.tos, got' in shown.err and not started
@@ -92,7 +113,8 @@ def test_the_plan_names_all_commands_before_anything_is_read(
   assert first.startswith('train --config=digits --workdir={work}/result_1\n      config: ')
   assert 'digits.py, of this package\n' in first and 'writes: {work}/result_1' in first
   assert second.splitlines()[1:] == ['      reads: {work}/result_1', '      writes: {work}/a.csv',
-                                     '      reads: folder:{pho.tos}', '      writes: {work}/result']
+                                     '      reads: folder:{pho.tos}', '      writes: {work}/result',
+                                     '  compares before: digits train, folder:/etc test']
 
 
 def test_a_person_who_trusts_a_record_allows_its_code(folder: pathlib.Path, started: list[list[str]]) -> None:
@@ -132,7 +154,7 @@ def test_a_claim_cannot_clear_the_screen(folder: pathlib.Path, capsys: pytest.Ca
 
 
 def test_all_records_of_the_repository_may_be_replayed() -> None:
-  from vit_jax.replay import planned
-  for path in records.paths():
-    if (record := records.read_file(path)).kind != 'measurement':
-      planned.check(record, is_own=True, allow_code=False)
+  results = [record for record in map(records.read_file, records.paths()) if record.kind != 'measurement']
+  assert {'digits', 'vit_ti_imagenet'} <= {record.id for record in results}
+  for record in results:
+    planned.check(record, is_shipped=True, allow_code=False)

@@ -7,7 +7,7 @@ from vit_jax import commands, main
 from vit_jax.config import check
 from vit_jax.core.documents import Field
 from vit_jax.core.errors import UserError
-from vit_jax.replay import comparison, inputs, records, settings
+from vit_jax.replay import inputs, planned, records, settings
 
 RECORDS = {path.stem: records.read_file(path) for path in records.paths()}
 MOST_BYTES = 20_000
@@ -38,7 +38,7 @@ def test_the_commands_of_a_record_are_valid_and_give_its_settings(name: str) -> 
   assert [problem for _, found in read for config in found for problem in check.problems(config)] == []
   configs = read[-1][1]
   if len(configs) == 1 and record.settings:
-    assert settings.differences(record.settings, configs[0], {}, without=record.found) == []
+    assert settings.of(configs[0], {}).differences(record.settings, ignored=record.found) == []
 
 
 def test_a_conversion_keeps_the_digest_of_the_parameters() -> None:
@@ -57,7 +57,7 @@ def test_a_missing_field_is_named() -> None:
 def test_the_text_before_a_replay_names_the_device_of_the_record() -> None:
   def of(device: str) -> str:
     made = {'date': '2026-11-28', 'machine': {'device_kind': device, 'cpu_model': 'Xeon'}}
-    return comparison.header(records.Record('a', 'A.', 'train', (), {}, made=made))
+    return planned.header(records.Record('a', 'A.', 'train', (), {}, made=made))
 
   assert of('NVIDIA H100') == 'A.\nRecorded: 2026-11-28, NVIDIA H100, Xeon'
   assert of('cpu') == 'A.\nRecorded: 2026-11-28, Xeon'

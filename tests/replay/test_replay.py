@@ -12,11 +12,10 @@ from data import images
 
 from vit_jax import main
 from vit_jax.config import files, json_files
-from vit_jax.core.errors import UserError
 from vit_jax.evaluate import resources
 from vit_jax.recipes import sizes
-from vit_jax.replay import inputs, job, outcomes, recording, records, segments
-from vit_jax.replay.comparison import Status
+from vit_jax.replay import inputs, job, recording, records
+from vit_jax.replay.outcomes import Status
 
 MACHINE = {'device_kind': 'cpu', 'cpu_threads': 2, 'cores': 2, 'cpu_model': 'X', 'cpu_isa': 'AVX2', 'XLA_FLAGS': '',
            'ONEDNN_MAX_CPU_ISA': '', 'versions': {'jax': '1', 'jaxlib': '1'}}
@@ -107,8 +106,13 @@ def test_a_record_has_everything_that_a_replay_needs_and_no_path(record: pathlib
 
 
 @pytest.mark.parametrize('switch', ['-q', '--verbose'])
-def test_the_switches_of_messages_are_not_part_of_the_command(switch: str) -> None:
-  assert recording.command(['train', '--config=digits', switch, '--workdir=x']) == ['train', '--config=digits']
+def test_the_switches_of_messages_are_not_part_of_the_command(folder: pathlib.Path, tmp_path: pathlib.Path,
+                                                              switch: str) -> None:
+  program, *words = (word.format(folder=folder) for word in COMMAND)
+  write_run(tmp_path / 'run', [program, switch, *words, '--workdir', 'x'])
+  to = tmp_path / 'record.json'
+  assert main.run(['record', str(tmp_path / 'run'), f'--claim={CLAIM}', f'--to={to}']) == 0
+  assert records.read(str(to)).words() == [words]
 
 
 def test_a_record_of_a_study_has_the_processor_seconds_of_all_of_its_runs(folder: pathlib.Path,
@@ -128,28 +132,33 @@ def test_a_record_of_a_study_has_the_processor_seconds_of_all_of_its_runs(folder
 
 
 def test_a_record_of_a_study_has_the_median_and_the_range_of_runs_that_differ_in_the_seed_alone(
-    folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    folder: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
   words = [word.format(folder=folder) for word in COMMAND]
   for seed in range(4):
     write_run(tmp_path / 'study' / 'runs' / f'lion_lr1_seed{seed}_equal', words, top1=.5 + seed / 8)
   write_run(tmp_path / 'study' / 'runs' / 'lion_lr2_seed0', words, top1=1.)
   to = tmp_path / 'record.json'
-  assert main.run(['record', str(tmp_path / 'study'), f'--data=photos={folder}', f'--to={to}',
-                   '--command=vit-jax study --config=study_optimizers',
-                   '--claim={median lion_lr1_equal test/top1}, {lowest lion_lr1_equal test/top1} to '
-                   '{highest lion_lr1_equal test/top1}']) == 0
-  found = records.read(str(to))
-  assert found.sentence == '0.6875, 0.5 to 0.875'
-  assert 'median lion_lr2 test/top1' not in found.values and 'lion_lr2_seed0 test/nll' in found.values
-  few = recording.with_values(found, ['lowest *', '*seed0* test/top1'])
-  assert {*few.values} == {*(f'{word} lion_lr1_equal test/top1' for word in ('highest', 'lowest', 'median')),
-                           'lowest lion_lr1_equal test/nll', 'lion_lr1_seed0_equal test/top1',
-                           'lion_lr2_seed0 test/top1'}
-  with pytest.raises(UserError, match="--values: expected patterns of names of values, got 'x', which none has. Use "):
-    recording.with_values(found, ['x'])
-  more = len(found.values) - recording.MOST_NAMED
-  with pytest.raises(UserError, match=rf'got \{{x\}}. Use .* and {more} others, or METRIC at STEP.$'):
-    recording.check_claim('{x}', outcomes.read(tmp_path / 'study'))
+
+  def write(claim: str, *more: str) -> int:
+    return main.run(['record', str(tmp_path / 'study'), f'--data=photos={folder}', f'--to={to}', '--overwrite',
+                     '--command=vit-jax study --config=study_optimizers', f'--claim={claim}', *more])
+
+  claim = '{median lion_lr1_equal test/top1}, {lowest lion_lr1_equal test/top1} to {highest lion_lr1_equal test/top1}'
+  assert write(claim) == 0
+  every = records.read(str(to))
+  assert every.sentence == '0.6875, 0.5 to 0.875'
+  assert 'median lion_lr2 test/top1' not in every.values and 'lion_lr2_seed0 test/nll' in every.values
+  assert write('{median lion_lr1_equal test/top1}', '--values=lowest *,*seed0* test/top1') == 0
+  assert {*records.read(str(to)).values} == {
+      'median lion_lr1_equal test/top1', 'lowest lion_lr1_equal test/top1', 'lowest lion_lr1_equal test/nll',
+      'lion_lr1_seed0_equal test/top1', 'lion_lr2_seed0 test/top1'}
+  capsys.readouterr()
+  assert write(claim, '--values=x') == 2
+  assert "--values: expected patterns of names of values, got 'x', which none has. Use " in capsys.readouterr().err
+  assert write('{x}') == 2
+  error = capsys.readouterr().err
+  assert 'got {x}. Use ' in error
+  assert error.endswith(f' and {len(every.values) - recording.MOST_NAMED} others, or METRIC at STEP.\n')
 
 
 def test_an_equal_outcome_ends_with_status_0(replay: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -241,6 +250,23 @@ def test_data_that_nobody_gave_skip_the_replay_with_a_reason(
   assert replay(data=folder / 'missing') == 2
 
 
+def test_a_file_of_classes_has_a_name_in_a_record_and_is_found_by_it(
+    folder: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  classes = tmp_path / 'classes.txt'
+  classes.write_text('dog\ncat\n')
+  words = [word.format(folder=folder) for word in (*COMMAND, f'--config.data.classes={classes}')]
+  write_run(tmp_path / 'run', words)
+  paths = f'--data=photos={folder},classes={classes}'
+  assert main.run(['record', str(tmp_path / 'run'), f'--claim={CLAIM}', paths, f'--to={tmp_path / "1.json"}']) == 0
+  assert records.read(str(tmp_path / '1.json')).settings['data.classes'] == '{classes}'
+
+  def execute(started: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+    write_run(pathlib.Path(started[-1].removeprefix('--workdir=')), started[3:])
+    return subprocess.CompletedProcess(started, 0)
+  monkeypatch.setattr(job.subprocess, 'run', execute)
+  assert main.run(['replay', str(tmp_path / '1.json'), paths]) == Status.EQUAL
+
+
 def test_a_name_is_explained_as_records_of_the_same_images_do(
     record: pathlib.Path, folder: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   assert not records.read_file(record).about
@@ -263,9 +289,8 @@ def test_a_command_that_fails_ends_the_replay_with_its_status(
   assert (pathlib.Path(folder) / 'result' / 'final.json').is_file()
 
 
-def test_the_date_of_an_equal_replay_is_noted_where_asked(
-    replay: Run, record: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(records, 'path_of', lambda one: record)
+def test_the_date_of_an_equal_replay_is_noted_in_the_file_of_the_record_where_asked(
+    replay: Run, record: pathlib.Path) -> None:
   assert replay('--mark', top1=.7) == 3 and not records.read(str(record)).replayed
   assert replay('--mark') == 0 and records.read(str(record)).replayed.startswith('20')
 
@@ -286,7 +311,7 @@ def test_names_replace_whole_paths_and_back() -> None:
   found = {'a': '/data/a', 'ab': '/data/ab'}
   text = inputs.named('folder:/data/ab and /data/a/x and /data/abc', found)
   assert text == 'folder:{ab} and {a}/x and /data/abc'
-  assert inputs.filled([text], found) == ['folder:/data/ab and /data/a/x and /data/abc']
+  assert inputs.filled(text, found) == 'folder:/data/ab and /data/a/x and /data/abc'
   given = '--config=speedrun_cifar10:source=folder:cifar10 --config=my-cifar10.py --to=x/cifar10'
   assert inputs.named(given, {'c': 'cifar10'}) == given.replace('folder:cifar10', 'folder:{c}')
 
@@ -303,9 +328,9 @@ def test_a_file_that_is_no_record_is_an_error(record: pathlib.Path, change: dict
 def test_a_run_whose_data_were_changed_since_is_not_recorded(
     record: pathlib.Path, folder: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
   config = json_files.read(tmp_path / 'run' / 'config.json')
-  splits = inputs.splits(config, is_trained=True)
+  source = f'folder:{folder}'
   read = {f'{source} {split}': resources.fingerprint(inputs.open_split(config, source, split))._asdict()
-          for source, split in splits}
+          for split in ('train', 'test')}
   words = ['record', str(tmp_path / 'run'), f'--claim={CLAIM}', f'--data=photos={folder}', f'--to={tmp_path}/2.json',
            '--overwrite']
   change(tmp_path / 'run' / 'final.json', data=read)
@@ -359,7 +384,7 @@ def test_a_segment_ends_at_the_next_checkpoint_and_compares_its_digest(
         file.write(f'{json.dumps(line)}\n')
     return 75
 
-  monkeypatch.setattr(segments.train, 'run', train)
+  monkeypatch.setattr(job.train, 'run', train)
   words = ['replay', f'--workdir={run}', '--segment=2']
   digest, isa = 'abc', 'AVX2'
   assert main.run(words) == 0
@@ -371,6 +396,9 @@ def test_a_segment_ends_at_the_next_checkpoint_and_compares_its_digest(
   digest, isa = 'abc', 'AVX2'
   change(record, checkpoints={'2': 'ab', '4': 'xyz'})
   assert main.run([*words, str(record)]) == 3 and 'xyz -> abc' in capsys.readouterr().out
+  change(record, checkpoints={'dino_seed0': 'ab', 'dino_seed1': 'abc'})
+  assert main.run([*words, str(record)]) == 2
+  assert 'record: expected the record of one run, got one of 2 runs. Leave' in capsys.readouterr().err
   assert main.run(['replay', f'--workdir={run}', '--segment=4']) == 2
   assert 'with a later one, got 4. Use one of 2' in capsys.readouterr().err
 

@@ -1,4 +1,11 @@
-"""`vit-jax replay`: runs the commands of a record again, in a fresh directory, and compares the outcome with it."""
+"""`vit-jax replay`: runs the commands of a record again, in a fresh directory, and compares the outcome with it.
+
+The order keeps a person safe and saves time: the claim and the plan are shown and checked (`planned`), then the data
+and the settings are compared (`inputs`, `settings`), and only then the commands run and `outcomes` compares the result.
+
+With `--segment` it trains a run from one of its checkpoints to the next one, whose parameters are compared by their
+digest: a run of weeks is verified in parts, on several machines or only at a few places.
+"""
 from __future__ import annotations
 
 import contextlib
@@ -13,13 +20,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
-from vit_jax.config import schema
-from vit_jax.core import implementation
-from vit_jax.core.errors import UserError, printable
-from vit_jax.record import console, machine
-from vit_jax.replay import comparison, inputs, outcomes, planned, records, segments, settings
-from vit_jax.replay.comparison import Status
+from vit_jax.config import json_files, schema
+from vit_jax.core import failures, implementation
+from vit_jax.core.errors import UserError
+from vit_jax.jobs import train
+from vit_jax.record import checkpoint_files, console, growing, machine, reader, storage
+from vit_jax.replay import inputs, outcomes, planned, records, settings
+from vit_jax.replay.outcomes import Status
 from vit_jax.replay.records import Record
 
 ReadLine = Callable[[Sequence[str]], tuple[str, list[schema.Config]]]
@@ -28,7 +37,7 @@ ReadLine = Callable[[Sequence[str]], tuple[str, list[schema.Config]]]
 
 def run(*, files: Sequence[str], data: Mapping[str, str], to: pathlib.Path | None, workdir: pathlib.Path | None,
         segment: int | None, mark: bool, allow_code: bool, read_line: ReadLine) -> int:
-  """Replays one record, or one segment of a run; exit status `comparison.Status`, or that of a command that fails.
+  """Replays one record, or one segment of a run; returns a `Status`, or the exit status of a command that fails.
 
   Args:
     files: the id or the file of the record.
@@ -44,176 +53,210 @@ def run(*, files: Sequence[str], data: Mapping[str, str], to: pathlib.Path | Non
     raise UserError(f'replay: expected one record, got {" and ".join(files) or "none"}. List all with vit-jax list '
                     '--records.')
   record = records.read(files[0]) if files else None
-  if (segment is None) != (workdir is None):
+  if segment is not None and workdir is not None:
+    return _replay_segment(workdir, segment, record, to)
+  if segment is not None or workdir is not None:
     raise UserError('--segment: expected both --segment=STEP and --workdir=DIR of the run, got one of them. Add the '
                     'other one.')
-  if segment is not None:
-    assert workdir is not None
-    return segments.run(workdir, segment, record, to)
   assert record is not None
   if record.kind == 'measurement':
     raise UserError(f'{record.id}: expected a record of a result, got a measurement of '
                     f'{record.made.get("date", "an unknown date")}, which no machine repeats exactly. Measure it '
                     f'again: {" && ".join(record.command)}')
-  print('\n'.join(map(printable, comparison.header(record).splitlines())), flush=True)
-  planned.check(record, is_own=records.is_id(files[0]), allow_code=allow_code)
-  print(planned.text(record, with_places(record.words(), WORK_TEXT)), flush=True)
+  print(planned.header(record), flush=True)
+  planned.check(record, is_shipped=records.is_id(files[0]), allow_code=allow_code)
+  print(planned.plan(record, with_places(record)), flush=True)
   try:
-    return Replay(record, data, read_line).run(to, mark=mark)
+    paths = inputs.find(inputs.names(record.words()), data, record.about)
   except inputs.Missing as error:
-    console.end_stage()
     print(f'SKIPPED: {error}', flush=True)
     return Status.MISSING
-
-
-WORK_TEXT = f'{{{inputs.WORK}}}'
-
-
-def with_places(commands: Sequence[Sequence[str]], work: str) -> list[list[str]]:
-  """Returns commands that all write below a directory: the last one into `result` there, unless it says another."""
-  def with_place(words: Sequence[str], name: str) -> list[str]:
-    is_given = planned.job(words) not in planned.JOBS or any(word.startswith('--workdir=') for word in words)
-    return [*words, *([] if is_given else [f'--workdir={work}/{name}'])]
-  return [with_place(words, 'result' if number == len(commands) else f'result_{number}')
-          for number, words in enumerate(commands, 1)]
-
-
-class Replay:
-  """One replay of a record.
-
-  Raises:
-    inputs.Missing: data or weights are not given.
-    UserError: they cannot be read.
-  """
-
-  def __init__(self, record: Record, data: Mapping[str, str], read_line: ReadLine) -> None:
-    self.record, self._read_line = record, read_line
-    words = record.words()
-    self.found = inputs.find(inputs.names(words), data, record.about)
-    print(''.join(f'  {{{name}}} = {path}\n' for name, path in self.found.items()), end='', flush=True)
-    self.words = [inputs.filled(one, self.found) for one in words]
-
-  def run(self, to: pathlib.Path | None, *, mark: bool) -> int:
-    """Compares data and settings, runs the commands and compares the outcome; returns the exit status."""
-    console.begin_stage('reading the data')
-    for status, lines in ((Status.DATA, self.other_data()), (Status.CONFIG, self.other_settings())):
-      if lines:
-        console.end_stage()
-        print('\n'.join([f'DIFFERS from the record, so nothing was run: {status.name.lower()}',
-                         *(f'  {line}' for line in lines), self._advice(status)]), flush=True)
-        return status
-    console.end_stage()
-    with _directory(to) as work:
-      began, before_s = time.monotonic(), machine.processor_s()
-      if failed := self._execute(work.path):
-        work.is_kept = True
-        return failed
-      config, found, proven = self._outcome(work.path)
-      verdict = comparison.compare(self.record, found)
-      status = verdict.status
-      print('\n'.join(verdict.lines), flush=True)
-      if config:
-        print('\n'.join(['The settings of the run differ from those of the record:',
-                         *(f'  {line}' for line in config)]), flush=True)
-        status = status or Status.CONFIG
-      spent_s = machine.processor_s() - before_s
-      print(f'Replayed in {time.monotonic() - began:,.0f} s, {spent_s:,.0f} processor seconds.', flush=True)
-      work.is_kept = work.is_kept or bool(status)
-      if work.is_kept:
-        print(f'The run is in {work.path}')
-    if mark and not status:
-      _mark(self.record, spent_s, found.commit, proven if verdict.is_equal else ('', ''))
+  print(''.join(f'  {{{name}}} = {path}\n' for name, path in paths.items()), end='', flush=True)
+  console.begin_stage('reading the data')
+  status, lines = _find_other_inputs(record, paths, read_line)
+  console.end_stage()
+  if lines:
+    print('\n'.join([f'DIFFERS from the record, so nothing was run: {status.name.lower()}', *lines,
+                     _advice(record, paths, status)]), flush=True)
     return status
+  return _run_and_compare(record, paths, to, mark=records.find(files[0]) if mark else None)
 
-  def _advice(self, status: Status) -> str:
-    """Returns what to do about other data or settings than those of the record."""
-    flag = ','.join(f'{name}=PATH' for name in self.found)
-    first = (f'Check out the commit of the record, {str(self.record.made.get("commit", "not known"))[:12]}'
-             if status is Status.CONFIG else f'Set --data={flag} to those of the record' if flag else
-             'Put those of the record in their place')
-    what = 'these settings' if status is Status.CONFIG else 'these data'
-    return f'{first}, or run the command with {what} and write a record of it with vit-jax record.'
 
-  def other_data(self) -> list[str]:
-    """Returns how data and weights differ from those of the record."""
-    record = self.record
-    now = inputs.files(record.words(), self.found)
-    lines = [f'{name}: {_file(digest)} -> {_file(now[name]) if name in now else "not found"}'
-             for name, digest in record.files.items() if digest != now.get(name)]
-    return lines + inputs.changes(settings.of_data(record.settings), record.data, self.found)
+def with_places(record: Record) -> list[list[str]]:
+  """Returns the commands of a record with a `--workdir` below `{work}`, unless they name one.
 
-  def other_settings(self) -> list[str]:
-    """Returns how the settings that the last command gives differ from those of the record."""
-    configs = self._read_line(self._arguments(pathlib.Path('work'))[-1])[1]
-    if len(configs) != 1 or not self.record.settings:  # a study has the settings of several runs
-      return []
-    return settings.differences(self.record.settings, configs[0], self.found, without=self.record.found)
+  The last one writes into `result`, the others into `result_1`, `result_2`, ….
+  """
+  commands = record.words()
+  for number, words in enumerate(commands, 1):
+    if planned.job(words) in planned.JOBS and not any(word.startswith('--workdir=') for word in words):
+      words.append(f'--workdir={{{inputs.WORK}}}/result' + f'_{number}' * (number < len(commands)))
+  return commands
 
-  def _arguments(self, work: pathlib.Path) -> list[list[str]]:
-    """Returns the commands with their directories."""
-    return [inputs.filled(words, {inputs.WORK: str(work)}) for words in with_places(self.words, WORK_TEXT)]
 
-  def _execute(self, work: pathlib.Path) -> int:
-    """Runs the commands, each in a process of its own; returns the exit status of the first one that fails."""
-    for words in self._arguments(work):
+def _find_other_inputs(record: Record, paths: Mapping[str, str], read_line: ReadLine) -> tuple[Status, list[str]]:
+  """Returns how data and weights, or else the settings of the last command, differ from those of the record."""
+  def text(digest: Mapping[str, object]) -> str:
+    return ' '.join(f'{name} {str(value)[:12]}' for name, value in digest.items())
+
+  now = inputs.files(record.words(), paths)
+  lines = [f'  {name}: {text(digest)} -> {text(now[name]) if name in now else "not found"}'
+           for name, digest in record.files.items() if digest != now.get(name)]
+  lines += [f'  {line}' for line in inputs.changes(record.settings, record.data, paths)]
+  if lines:
+    return Status.DATA, lines
+  configs = read_line(_arguments(record, paths, pathlib.Path('work'))[-1])[1]
+  if len(configs) != 1 or not record.settings:  # a study has the settings of several runs
+    return Status.EQUAL, []
+  differences = settings.of(configs[0], paths).differences(record.settings, ignored=record.found)
+  return Status.CONFIG, [f'  {line}' for line in differences]
+
+
+def _advice(record: Record, paths: Mapping[str, str], status: Status) -> str:
+  """Returns what to do about other data or settings than those of the record."""
+  if status is Status.CONFIG:
+    what, first = 'settings', f'Check out the commit of the record, {str(record.made.get("commit", "not known"))[:12]}'
+  elif paths:
+    what, first = 'data', f'Set --data={",".join(f"{name}=PATH" for name in paths)} to those of the record'
+  else:
+    what, first = 'data', 'Put those of the record in their place'
+  return f'{first}, or run the command with these {what} and write a record of it with vit-jax record.'
+
+
+def _arguments(record: Record, paths: Mapping[str, str], work: pathlib.Path) -> list[list[str]]:
+  """Returns the commands of a record with paths, as they are run."""
+  return [[inputs.filled(word, {**paths, inputs.WORK: str(work)}) for word in words] for words in with_places(record)]
+
+
+def _run_and_compare(record: Record, paths: Mapping[str, str], to: pathlib.Path | None, *,
+                     mark: pathlib.Path | None) -> int:
+  """Runs the commands, each in a process of its own, and compares the outcome; returns the exit status.
+
+  `mark` is the file of the record, which a replay that is equal or close writes again.
+  """
+  with _fresh_directory(to, 'replay') as work:
+    began_s, before_s = time.monotonic(), machine.processor_s()
+    commands = _arguments(record, paths, work.path)
+    for words in commands:
       print(f'$ vit-jax {" ".join(words)}', flush=True)
-      command = [sys.executable, '-m', 'vit_jax.main', *words]
-      if status := subprocess.run(command, check=False, env=implementation.environment(os.environ)).returncode:
-        print(f'The command ended with status {status}. What it left is in {work}', flush=True)
+      status = subprocess.run([sys.executable, '-m', 'vit_jax.main', *words], check=False,
+                              env=implementation.environment(os.environ)).returncode
+      if status:
+        print(f'The command ended with status {status}. What it left is in {work.path}', flush=True)
         return status if status > 0 else 128 - status
-    return 0
+    workdir = pathlib.Path(next(word.partition('=')[2] for word in commands[-1] if word.startswith('--workdir=')))
+    outcome = outcomes.read(work.path if workdir.parent == work.path / 'runs' else workdir)
+    now = settings.of(json_files.read(outcome.config / 'config.json'), {**paths, inputs.WORK: str(work.path)})
+    notes, differences = _compare_settings(record, now)
+    verdict = outcomes.compare(record, outcome)
+    print('\n'.join([*notes, *verdict.lines, *differences]), flush=True)
+    status = verdict.status or (Status.CONFIG if differences else Status.EQUAL)
+    spent_s = machine.processor_s() - before_s
+    print(f'Replayed in {time.monotonic() - began_s:,.0f} s, {spent_s:,.0f} processor seconds.', flush=True)
+    work.is_kept = to is not None or bool(status)
+    if work.is_kept:
+      print(f'The run is in {work.path}')
+  if mark and not status:
+    _mark(mark, record, spent_s, outcome.commit, now if verdict.is_equal else None)
+  return status
 
-  def _outcome(self, work: pathlib.Path) -> tuple[list[str], outcomes.Outcome, tuple[str, str]]:
-    """Returns how the settings of the run differ from those of the record, the outcome, and digests of all settings."""
-    folder = pathlib.Path(next(word.partition('=')[2] for word in self._arguments(work)[-1]
-                               if word.startswith('--workdir=')))
-    found = outcomes.read(work if folder.parent == work / 'runs' else folder)
-    paths = self.found | {inputs.WORK: str(work)}
-    config = settings.read(found.config)
-    proven = settings.digest(config, paths), settings.digests(config, paths)
-    if self.record.config_digest not in ('', proven[0]):
-      print(settings.explain_digest(self.record.setting_digests, config, paths))
-    if new := settings.newer(self.record.settings, config, paths) if self.record.config_digest else {}:
-      print('Found out by the run, and not stated by the record, which is from before there were such settings: '
-            + ', '.join(f'{name}={json.dumps(value)}' for name, value in new.items()))
-    return settings.differences(self.record.settings, config, paths) if self.record.config_digest else [], found, proven
+
+def _compare_settings(record: Record, now: settings.Settings) -> tuple[list[str], list[str]]:
+  """Returns lines about what this version adds to the settings of a record, and about settings that differ."""
+  if not record.config_digest:
+    return [], []
+  notes = [] if record.config_digest == now.digest else [now.explain_digest(record.setting_digests)]
+  if newer := now.newer(record.settings):
+    notes.append('Found out by the run, and not stated by the record, which is from before there were such settings: '
+                 + ', '.join(f'{name}={json.dumps(value)}' for name, value in newer.items()))
+  differences = [f'  {line}' for line in now.differences(record.settings)]
+  return notes, ['The settings of the run differ from those of the record:', *differences] if differences else []
+
+
+def _mark(path: pathlib.Path, record: Record, spent_s: float, commit: str, proven: settings.Settings | None) -> None:
+  """Writes into the file of a record when and with which commit it was replayed, and processor seconds if unknown.
+
+  `proven` are the settings of an equal replay, with which later ones compare; None = keep those of the record.
+  """
+  today = datetime.datetime.now(datetime.UTC).date().isoformat()
+  replayed = f'{today} {commit[:7] or "unknown"}' + ' close' * (proven is None)
+  record = dataclasses.replace(record, replayed=replayed, made={'processor_s': round(spent_s, 1)} | record.made)
+  if proven is not None:
+    record = dataclasses.replace(record, config_digest=proven.digest, setting_digests=proven.digests)
+  records.write(record, path)
+  print(f'Written: {path}')
 
 
 @dataclasses.dataclass
 class _Work:
   path: pathlib.Path
-  is_kept: bool
+  is_kept: bool = True
 
 
 @contextlib.contextmanager
-def _directory(to: pathlib.Path | None) -> Iterator[_Work]:
-  """Yields the fresh directory of a replay; a temporary one is removed if it is not kept."""
+def _fresh_directory(to: pathlib.Path | None, name: str) -> Iterator[_Work]:
+  """Yields a directory with nothing in it, which is removed at the end if it is not to be kept; kept after an error."""
   if to is not None and to.exists() and any(to.iterdir()):
     raise UserError(f'--to: expected a new or an empty directory, got {to}. Use another one.')
-  work = _Work(to or pathlib.Path(tempfile.mkdtemp(prefix='vit_jax_replay_')), to is not None)
+  work = _Work(to or pathlib.Path(tempfile.mkdtemp(prefix=f'vit_jax_{name}_')))
   work.path.mkdir(parents=True, exist_ok=True)
   yield work
   if not work.is_kept:
     shutil.rmtree(work.path, ignore_errors=True)
 
 
-def _file(digest: Mapping[str, object]) -> str:
-  return ' '.join(f'{name} {str(value)[:12]}' for name, value in digest.items())
-
-
-def _mark(record: Record, spent_s: float, commit: str, proven: tuple[str, str]) -> None:
-  """Writes into the file of a record when and with which commit it was replayed, and processor seconds if unknown.
+def _replay_segment(workdir: pathlib.Path, step: int, record: Record | None, to: pathlib.Path | None) -> int:
+  """Trains from a checkpoint of a run to its next one and compares the digests; returns the exit status.
 
   Args:
-    record: to be written again.
-    spent_s: processor seconds of the replay.
-    commit: of this code.
-    proven: digests of all settings of an equal replay, with which later ones compare; '' = keep those of the record.
+    workdir: of the run, which stays unchanged.
+    step: of the checkpoint.
+    record: whose digests count; None = those in the record of the run itself.
+    to: directory to keep; None = a temporary one, which is removed if the parameters are equal.
   """
-  path = records.path_of(record)
-  today = datetime.datetime.now(datetime.UTC).date().isoformat()
-  replayed = f'{today} {commit[:records.COMMIT_LETTERS] or "unknown"}' + ' close' * (not any(proven))
-  records.write(dataclasses.replace(
-      record, replayed=replayed, made={'processor_s': round(spent_s, 1)} | record.made,
-      config_digest=proven[0] or record.config_digest, setting_digests=proven[1] or record.setting_digests), path)
-  print(f'Written: {path}')
+  try:
+    of_run = _checkpoints(workdir)
+  except FileNotFoundError:
+    raise UserError(f'--workdir: expected the directory of a run, got {workdir}, which has no metrics.jsonl. Pass the '
+                    '--workdir of a training run.') from None
+  config = json_files.read(workdir / 'config.json')
+  if record and not all(number.isdecimal() for number in record.checkpoints):
+    raise UserError(f'{record.id}: expected the record of one run, got one of {len(record.checkpoints)} runs. Leave '
+                    'the record out: the digests of the run then count.')
+  known = {int(number): digest for number, digest in record.checkpoints.items()} if record else {}
+  known = known or of_run
+  usable = [one for one in checkpoint_files.steps(workdir / 'checkpoints') if one < max(known, default=0)]
+  if step not in usable:
+    raise UserError(f'--segment: expected the step of a checkpoint in {workdir} with a later one, got {step}. Use one '
+                    f'of {", ".join(map(str, usable)) or "none: keep more with --config.checkpoints.keep_latest"}.')
+  end = min(later for later in known if later > step)
+  with _fresh_directory(to, 'segment') as work:
+    shutil.copytree(workdir / 'checkpoints' / str(step), work.path / 'checkpoints' / str(step))
+    for name in ('config.json', reader.FILE):
+      storage.write_bytes(work.path / name, growing.read(workdir / name))
+    print(f'Training {workdir} from step {step:,} to step {end:,} again.', flush=True)
+    status = train.run(config, work.path, until=f'{end} steps', is_segment=True)
+    if status not in (0, failures.TRY_AGAIN):
+      return status
+    digest = _checkpoints(work.path).get(end, '')
+    if digest == known[end]:
+      print(f'EQUAL: the parameters of step {end:,}, trained from step {step:,}, are those of the run, bit for bit.')
+      work.is_kept = to is not None
+      return Status.EQUAL
+    changed = machine.differences(_last_machine(workdir), _last_machine(work.path))
+    print('\n'.join([f'DIFFERS: the parameters of step {end:,}: {known[end][:12]} -> {digest[:12] or "not saved"}.',
+                     *(f'  {name}: {before} -> {now}' for name, (before, now) in changed.items()),
+                     f'The segment is in {work.path}']), flush=True)
+    return Status.MACHINE if changed else Status.RESULT
+
+
+def _checkpoints(workdir: pathlib.Path) -> dict[int, str]:
+  """Returns the digest of the parameters of a run by step of checkpoint, also of those that are no longer kept."""
+  events = reader.read(workdir, most_rows=1).events
+  return {int(str(event['step'])): str(event['params_digest']) for event in events if event['event'] == 'checkpoint'}
+
+
+def _last_machine(workdir: pathlib.Path) -> dict[str, Any]:
+  starts = [event for event in reader.read(workdir, most_rows=1).events if event['event'] == 'start']
+  found = starts[-1].get('machine', {}) if starts else {}
+  return found if isinstance(found, dict) else {}

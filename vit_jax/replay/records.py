@@ -1,7 +1,8 @@
 """A record: a published number and the command that reproduces it. One JSON file each, in `benchmarks/records`.
 
 A record does not state a number without the command, the settings, the digests of the data and the machine that it is
-from. Digests that nobody has computed yet are empty, never guessed; `replayed` then says so.
+from. A digest that is not known is empty, and never guessed; `replayed` then says so. `recording` makes and writes
+records, `job` reads and compares them. Reading runs nothing: a record is a text that anybody may have written.
 """
 from __future__ import annotations
 
@@ -20,15 +21,10 @@ from vit_jax.record import machine
 
 FOLDER = next((one for one in (machine.ROOT / 'benchmarks' / 'records', machine.ROOT / 'vit_jax' / 'records')
                if one.is_dir()), machine.ROOT / 'benchmarks' / 'records')
-"""The records of this repository: in a checkout, or installed as `vit_jax.records`."""
-KINDS = {'train': 'the parameters and the metrics at the end of a run, or of several runs in a row',
-         'evaluation': 'the metrics of an evaluation',
-         'measurement': 'times and speeds, which no machine repeats exactly: they are not replayed'}
-COMMIT_LETTERS = 7
+"""The records of this package: in a checkout, or installed as `vit_jax.records`."""
+KINDS = ('train', 'evaluation', 'measurement')
 _MOST_LETTERS = 2**16  # of all commands
-VALUE = re.compile(r'\{([^{}:]+)(?::([^{}]*))?\}')
-
-
+_VALUE = re.compile(r'\{([^{}:]+)(?::([^{}]*))?\}')
 _FORMAT = re.compile(r'[-+ ]?[0-9]?[,_]?(\.[0-9])?[eEfFgG%]?')
 """Formats of the values in a claim; a width is a number of bytes of memory."""
 
@@ -45,11 +41,6 @@ class Tolerance:
   reason: str = ''
   values: dict[str, float] = dataclasses.field(default_factory=dict)
 
-  def of(self, name: str, *, is_same: bool) -> float:
-    """Returns how far a value may differ, on a machine with the same bits or on another one."""
-    usual = self.same if is_same else self.elsewhere
-    return min(usual, self.values.get(name, usual))
-
 
 @dataclasses.dataclass(frozen=True)
 class Record:
@@ -57,7 +48,8 @@ class Record:
 
   id: the name of the file, without its suffix.
   claim: a sentence, in which `{NAME}` or `{NAME:.1%}` is a value.
-  kind: one of `KINDS`.
+  kind: `train`, the parameters and metrics at the end of a run or of several runs in a row; `evaluation`, the metrics
+    of one; or `measurement`, times and speeds, which no machine repeats exactly: they are not replayed.
   command: lines for a shell, run in order; `{NAME}` is the path of data or weights that a person gives, and `{work}`
     the fresh directory.
   values: by the name of the metric; in a study after the name of the run.
@@ -95,58 +87,55 @@ class Record:
 
   def filled(self, text: str) -> str:
     """Returns a text with values in place of `{NAME:FORMAT}`."""
-    return VALUE.sub(lambda found: _shown(self.values[found[1]], found[2] or ''), text)
+    def number(match: re.Match[str]) -> str:
+      return format(self.values[match[1]], match[2] or 'g').replace('%', ' %')
+    return _VALUE.sub(number, text)
 
   def words(self) -> list[list[str]]:
     """Returns the commands as lists of arguments, without the name of the program."""
     return [shlex.split(line)[1:] for line in self.command]
 
 
-def read(spec: str) -> Record:
-  """Returns the record with this id, or of this file.
-
-  Raises:
-    UserError: there is no such record, or the file is not one.
-  """
-  path = pathlib.Path(spec)
-  if is_id(spec):
-    names = [one.stem for one in paths()]
-    if spec not in names:
-      raise UserError(f'replay: expected the ID of a record, got {spec!r}.{globs.hint(spec, names)} List all with '
-                      'vit-jax list --records.')
-    path = FOLDER / f'{spec}.json'
-  return read_file(path)
-
-
 def claimed(claim: str) -> list[str]:
   """Returns the names of the values of a claim."""
-  return [match[1] for match in VALUE.finditer(claim)]
+  return [match[1] for match in _VALUE.finditer(claim)]
 
 
-def odd_formats(claim: str) -> list[str]:
+def unusual_formats(claim: str) -> list[str]:
   """Returns the values of a claim whose format is not a usual one, as one with a large width, which takes memory."""
-  return [match[0] for match in VALUE.finditer(claim) if not _FORMAT.fullmatch(match[2] or '')]
+  return [match[0] for match in _VALUE.finditer(claim) if not _FORMAT.fullmatch(match[2] or '')]
+
+
+def paths() -> list[pathlib.Path]:
+  """Returns the files of all records of this package, by name."""
+  return sorted(FOLDER.glob('*.json'))
 
 
 def is_id(spec: str) -> bool:
-  """Returns whether a text is the id of a record of this repository, and not the path of a file."""
+  """Returns whether a text is the id of a record of this package, and not the path of a file."""
   return pathlib.Path(spec).suffix != '.json'
+
+
+def find(spec: str) -> pathlib.Path:
+  """Returns the file of the record with this id, or the path itself if it is one; raises UserError for another id."""
+  if not is_id(spec):
+    return pathlib.Path(spec)
+  known = {path.stem: path for path in paths()}
+  if spec not in known:
+    raise UserError(f'replay: expected the ID of a record, got {spec!r}.{globs.hint(spec, list(known))} List all with '
+                    'vit-jax list --records.')
+  return known[spec]
+
+
+def read(spec: str) -> Record:
+  """Returns the record with this id, or of this file; raises UserError as `find` and `read_file`."""
+  return read_file(find(spec))
 
 
 def read_file(path: pathlib.Path) -> Record:
   """Returns the record of a file; raises UserError if it is not one."""
   return from_plain(path.stem, documents.read(path, expected='a record as JSON', advice='List all records with vit-jax '
                                               'list --records, or write this one again with vit-jax record.'))
-
-
-def paths() -> list[pathlib.Path]:
-  """Returns the files of all records of the repository, by name."""
-  return sorted(FOLDER.glob('*.json'))
-
-
-def path_of(record: Record) -> pathlib.Path:
-  """Returns the file of a record of the repository."""
-  return FOLDER / f'{record.id}.json'
 
 
 def write(record: Record, path: pathlib.Path) -> None:
@@ -156,76 +145,69 @@ def write(record: Record, path: pathlib.Path) -> None:
 
 def to_plain(record: Record) -> dict[str, Any]:
   """Returns the content of the file of a record; empty fields are left out."""
-  found = dataclasses.asdict(record)
-  found['data'] = {name: content._asdict() for name, content in record.data.items()}
-  found['tolerance'] = {name: value for name, value in found['tolerance'].items() if value != {}}
-  return {name: value for name, value in found.items() if name != 'id' and value not in ('', (), {})}
+  plain = dataclasses.asdict(record)
+  plain['data'] = {name: content._asdict() for name, content in record.data.items()}
+  if not record.tolerance.values:
+    del plain['tolerance']['values']
+  return {name: value for name, value in plain.items() if name != 'id' and value not in ('', (), {})}
 
 
-def from_plain(name: str, found: Field) -> Record:
+def from_plain(name: str, content: Field) -> Record:
   """Returns the record of the content of a file.
 
   Raises:
     UserError: a field is unknown, missing, or has another type.
   """
   known = [field.name for field in dataclasses.fields(Record) if field.name != 'id']
-  if unknown := sorted(found.object().keys() - set(known)):
-    raise found.field(unknown[0]).error(f'only the fields {", ".join(known)}')
-  command = tuple(line.text() for line in found.field('command').items())
+  if unknown := sorted(content.object().keys() - set(known)):
+    raise content.field(unknown[0]).error(f'only the fields {", ".join(known)}')
+  command = tuple(line.text() for line in content.field('command').items())
   if sum(map(len, command)) > _MOST_LETTERS:
-    raise found.field('command').error(f'lines of at most {_MOST_LETTERS:,} characters together')
+    raise content.field('command').error(f'lines of at most {_MOST_LETTERS:,} characters together')
+  tolerance = content.part('tolerance')
   record = Record(
-      name, found.field('claim').text(), found.field('kind').text(), command, _numbers(found.field('values')),
-      _tolerance(found.part('tolerance')), checkpoints=_texts(found.part('checkpoints')),
-      settings=found.part('settings').object(), found=found.field('found', default=()).texts(),
-      data={key: _content(one) for key, one in found.part('data').fields()},
-      files={key: one.object() for key, one in found.part('files').fields()}, about=_texts(found.part('about')),
-      made=_made(found.part('made')), **{key: found.field(key, default='').text() for key in (
-          'params_digest', 'config_digest', 'setting_digests', 'replayed')})
+      name, content.field('claim').text(), content.field('kind').text(), command, _numbers(content.field('values')),
+      Tolerance(tolerance.field('same', default=0.).number(0), tolerance.field('elsewhere', default=0.).number(0),
+                tolerance.field('reason', default='').text(), _numbers(tolerance.part('values'))),
+      checkpoints=_texts(content.part('checkpoints')), settings=content.part('settings').object(),
+      found=content.field('found', default=()).texts(), about=_texts(content.part('about')),
+      data={key: Content(one.field('examples').whole(), *(one.field(part).text() for part in Content._fields[1:]))
+            for key, one in content.part('data').fields()},
+      files={key: one.object() for key, one in content.part('files').fields()}, made=_made(content.part('made')),
+      **{key: content.field(key, default='').text()
+         for key in ('params_digest', 'config_digest', 'setting_digests', 'replayed')})
   if record.kind not in KINDS:
-    raise found.field('kind').error(f'one of {", ".join(KINDS)}')
-  if odd := odd_formats(record.claim):
-    raise found.field('claim').error(f'values with a format such as .1% or ,.0f, not {odd[0][:40]!r},')
-  if unknown := sorted({match[1] for match in VALUE.finditer(record.claim)} - record.values.keys()):
-    raise found.field('claim').error(f'names of values ({documents.listed(list(record.values), 5)})')
+    raise content.field('kind').error(f'one of {", ".join(KINDS)}')
+  if formats := unusual_formats(record.claim):
+    raise content.field('claim').error(f'values with a format such as .1% or ,.0f, not {formats[0][:40]!r},')
+  if not record.values.keys() >= {*claimed(record.claim)}:
+    raise content.field('claim').error(f'names of values ({documents.listed(list(record.values), 5)})')
   try:
-    if not all(record.words()) or not record.claim:
-      raise ValueError
-  except ValueError:
-    raise found.field('command').error('a claim and commands as for a shell') from None
+    is_complete = record.claim and all(record.words())
+  except ValueError:  # a quotation mark without its second one
+    is_complete = False
+  if not is_complete:
+    raise content.field('command').error('a claim and commands as for a shell')
   return record
 
 
-def _numbers(found: Field) -> dict[str, float]:
-  return {name: one.number() for name, one in found.fields()}
+def _numbers(field: Field) -> dict[str, float]:
+  return {name: one.number() for name, one in field.fields()}
 
 
-def _texts(found: Field) -> dict[str, str]:
-  return {name: one.text() for name, one in found.fields()}
+def _texts(field: Field) -> dict[str, str]:
+  return {name: one.text() for name, one in field.fields()}
 
 
-def _tolerance(found: Field) -> Tolerance:
-  return Tolerance(found.field('same', default=0.).number(0), found.field('elsewhere', default=0.).number(0),
-                   found.field('reason', default='').text(), _numbers(found.part('values')))
-
-
-def _content(found: Field) -> Content:
-  return Content(found.field('examples').whole(), *(found.field(name).text() for name in Content._fields[1:]))
-
-
-def _made(found: Field) -> dict[str, Any]:
-  """Returns how a record was made, whose other fields are those of this or another version."""
-  for name, one in found.fields():
+def _made(field: Field) -> dict[str, Any]:
+  """Returns how a record was made. Its machine may have fields of another version, which are not checked."""
+  for name, one in field.fields():
     if name in ('date', 'commit'):
       one.text()
     elif name != 'machine':
       one.number(0)
-  for name, one in found.part('machine').fields():
-    if name in ('cpu_model', 'device_kind'):
-      one.text()
-  _texts(found.part('machine').part('versions'))
-  return found.object()
-
-
-def _shown(value: float, spec: str) -> str:
-  return format(value, spec).replace('%', ' %') if spec else f'{value:g}'
+  described = field.part('machine')
+  for name in ('cpu_model', 'device_kind'):
+    described.field(name, default='').text()
+  _texts(described.part('versions'))
+  return field.object()
