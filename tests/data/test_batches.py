@@ -237,4 +237,4 @@ def test_the_loader_tells_the_examples_of_a_step_and_their_order_is_that_of_its_
 
 def test_an_evaluation_of_more_examples_than_32_bits_count_is_refused() -> None:
   with pytest.raises(UserError, match='huge: expected at most 2,147,483,647 examples to evaluate, got 3,000,000,000'):
-    loader.eval_loader(Huge(), recipe=RECIPE, image_px=PX, batch_size=8, shard=Shard((0,), 1), threads=1, workers=0)
+    loader.eval_loader(Huge(), recipe=RECIPE, image_px=PX, batch_size=8, shard=Shard((0,), 1), threads=1)

@@ -91,19 +91,18 @@ def test_patches_are_those_of_the_resized_image_and_zeros_follow() -> None:
     np.testing.assert_array_equal(patches[number], own)
 
 
-def test_batches_are_equal_for_any_number_of_workers_and_have_grids() -> None:
-  def batches(workers: int, *, in_memory: bool = False) -> list[dict[str, np.ndarray]]:
+def test_batches_have_grids_and_are_equal_where_images_may_be_held_in_memory() -> None:
+  def batches(*, in_memory: bool) -> list[dict[str, np.ndarray]]:
     made = loader.eval_loader(Images(), recipe=RECIPE, image_px=PX, batch_size=4, shard=Shard((0,), 1), threads=1,
-                              workers=workers, in_memory=in_memory)
+                              in_memory=in_memory)
     return [{name: np.array(value) for name, value in batch.items()} for batch in made.batches()]
 
-  alone = batches(0)
+  alone = batches(in_memory=False)
   assert [batch['grid'].shape for batch in alone] == [(4, 2), (4, 2)] and alone[0]['grid'].all()
-  for others in (batches(2), batches(0, in_memory=True)):
-    for one, other in zip(alone, others, strict=True):
-      assert one.keys() == other.keys()
-      for name, value in one.items():
-        np.testing.assert_array_equal(value, other[name], err_msg=name)
+  for one, other in zip(alone, batches(in_memory=True), strict=True):
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+      np.testing.assert_array_equal(value, other[name], err_msg=name)
 
 
 def test_training_images_and_few_shot_images_of_big_vision_keep_one_size() -> None:

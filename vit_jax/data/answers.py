@@ -1,11 +1,14 @@
-"""What a teacher answers about images, on disk: the most likely classes of each at each position, and their scores.
+"""The predictions of a teacher on disk (its answers): the most likely classes at each position of an image, with scores.
 
-Token labeling has a map of positions for each image (a label map), Noisy Student one position. `Extra` adds answers to
-batches. A directory has `info.json` and, for every `per_part` examples in the order of the source, `classes-00000.npy
+`jobs/teacher_labels.py` calls `write`. Later, `open_logits` opens the answers for token labeling, which has a grid of
+positions for each image (a label map), and `formats/pseudo.py` opens those for Noisy Student, which has one position.
+`loader.py` calls `Extra` to add answers to batches. This module knows neither the teacher nor the objective.
+
+A directory has `info.json` and, for every `per_part` examples in the order of the source, `classes-00000.npy
 [n, h, w, k]` (u16, or u32 for more classes: class ids are exact) and `scores-00000.npy [n, h, w, k]` (f16, logits or
 probabilities). Position (i, j) covers the part [i / h, (i + 1) / h] x [j / w, (j + 1) / w] of the stored image, for any
-shape. The directory is written part by part (`files.Unfinished`), and renamed when complete: after a kill, the same
-command resumes.
+shape. The directory is written part by part (`files.Unfinished`) and renamed when it is complete, so that the same
+command resumes after a kill.
 """
 from __future__ import annotations
 
@@ -37,9 +40,15 @@ CERTAIN = 30.  # logit of a class that is certain: among 1,000 with logit 0 its 
 
 
 class Info(NamedTuple):
-  """Content of a directory. `digest` is that of the source; `made` describes the teacher and its settings.
+  """The content of `info.json`.
 
-  `scores` is `LOGITS` or `PROBABILITIES`.
+  source, digest, num_examples: name, digest and size of the source.
+  grid: rows and columns of the positions of an image.
+  top: number of classes stored at each position, k.
+  num_classes: of the teacher.
+  per_part: examples of one file.
+  made: describes the teacher and its settings.
+  scores: `LOGITS` or `PROBABILITIES`.
   """
   source: str
   digest: str
@@ -56,7 +65,7 @@ class Answers:
   """The answers in a directory, memory-mapped."""
 
   def __init__(self, folder: pathlib.Path, rules: Rules = OWN) -> None:
-    """Raises UserError if the directory has no maps, or is incomplete, or leads to files outside of it."""
+    """Raises UserError if the directory has no maps, is incomplete, or has links to files outside of it."""
     self.folder, self.rules, self.info = folder, rules, read_info(folder)
     starts = range(0, self.info.num_examples, self.info.per_part)
     shapes = [(min(self.info.per_part, self.info.num_examples - start), *self.info.grid, self.info.top)
@@ -99,17 +108,17 @@ class Answers:
 class Extra:
   """Adds the teacher's answers to batches: `token_labels [B, h * w, k]` and `token_scores [B, h * w, k]`.
 
-  An image without an answer has its class with certainty at every position: one that the teacher was not asked about,
-  or that replaces a bad image.
+  An image without an answer gets its own class with certainty at every position. These are labeled images beside those
+  of the teacher, and images that replace a bad one.
   """
 
   def __init__(self, answers: Answers, rows: HostArray | None = None) -> None:
-    """Takes the answers, and their number for each example of the source `[S]`, -1 = none; None = they are the same."""
+    """Takes the answers, and the row of each example of the source in them, `[S]`; -1 = none, None = the same row."""
     self._answers, self._rows = answers, rows
 
   @property
   def digest(self) -> str:
-    """Appended to the digest of the source, unless this has it."""
+    """Appended to the digest of the source; '' if the source already depends on the answers."""
     return f' maps={hashlib.sha256(str(self._answers.info).encode()).hexdigest()}' if self._rows is None else ''
 
   def __call__(self, batch: Batch, positions: HostArray) -> Batch:
@@ -120,7 +129,7 @@ class Extra:
     known = np.flatnonzero((rows >= 0) & ~batch['bad'])
     shape = (len(rows), info.grid[0] * info.grid[1], info.top)
     labels, scores = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
-    if info.scores == LOGITS:  # whose zeros are not without weight
+    if info.scores == LOGITS:  # a logit of 0 has weight, so the own class fills all places
       labels[:], scores[:, :, 0] = own[..., None], CERTAIN
     else:
       labels[:, :, 0], scores[:, :, 0] = own, 1.

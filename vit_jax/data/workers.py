@@ -2,8 +2,11 @@
 
 Grain only schedules: the caller decides which batch has which number, so the stream is the same for any number of
 threads and processes. A process has up to `open_files.MAX_THREADS` threads, which share one Python interpreter; more
-cores than that need more processes. Their number is chosen at the start of a run; when the first steps have been
-measured, a warning names a better one.
+cores than that need more processes.
+
+`loader.py` calls `check_memory`, then `at_start` to choose the number of processes, then `batches`, which runs ahead of
+the step. When `jobs/loader_processes.py` has measured the first steps, `advice` returns a warning with a better number.
+`start_worker` also sets up the processes of `prepare.py`. This module does not know what a batch contains.
 """
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ import math
 import os
 import pathlib
 import re
-import shutil
 import signal
 import threading
 import time
@@ -38,7 +40,8 @@ from vit_jax.record import console
 MEMORY_SHARE = 0.25
 """The part of the memory that batches ahead of the step take at most, apart from one of each thread."""
 HANDED = 2
-"""Batches of each process that wait for the consumer; it holds two more: one that it makes, and one that is done."""
+"""Finished batches of each process that wait for the consumer. The process holds two more: one that is being made, and
+one that is finished."""
 SMALL_SET = 50_000
 """Below this number of examples a run starts with threads: it may end before processes have started, about 5 s."""
 SPARE = 1.2
@@ -46,12 +49,10 @@ SPARE = 1.2
 BUSY = 0.85
 """From this share of the cores on, the processor is what limits the host."""
 PARENT_POLL_S = 1.
-SHARED = '/dev/shm'
 _LIMITS = ('sys/fs/cgroup/memory.max', 'sys/fs/cgroup/memory/memory.limit_in_bytes')  # cgroups v2, v1
 _DEATH = 'Worker process was terminated unexpectedly'  # Grain 0.2.18
 _STATUS = re.compile(r'exit code (-?\d+)')
-_TOO_LITTLE_SHARED = '-7'
-"""Status of a process that was killed with SIGBUS: shared memory had no room for what it wrote."""
+_BUS_ERROR = '-7'  # status after SIGBUS: a mapped file or shared memory has no room, also after a restart
 
 
 class Machine(NamedTuple):
@@ -61,9 +62,12 @@ class Machine(NamedTuple):
 
 
 class Workers(NamedTuple):
-  """What makes batches: threads in total (0 = one per core, at most 16 in a process) and loader processes.
+  """How many threads and loader processes make batches.
 
-  batch_bytes: of this host's part of a batch, whose arrays processes then write to shared memory; 0 = not known.
+  threads: in total; 0 = one per core, at most 16 in a process.
+  processes: 0 = the threads are those of this process.
+  batch_bytes: size of this host's part of a batch, which processes write to shared memory; 0 = not known, and Grain
+    copies the batch.
   """
   threads: int
   processes: int = 0
@@ -71,7 +75,7 @@ class Workers(NamedTuple):
 
 
 class Sizes(NamedTuple):
-  """Of one process: threads, each of which makes a batch, and finished batches that are held."""
+  """The threads of one process, each of which makes a batch, and the finished batches that it holds."""
   threads: int
   buffer: int
 
@@ -86,7 +90,7 @@ class ClosableIterator(Iterator[Batch], Protocol):
 def batches(make: shared.MakeBatch | Callable[[int], Batch], numbers: range, workers: Workers) -> ClosableIterator:
   """Yields `make(n)` for each of `numbers`, in order, computed ahead of time.
 
-  `make` must pickle if there are processes. If one of these dies, the next batch is a TemporaryError.
+  `make` must pickle if there are processes. If a process dies, the next batch raises a TemporaryError.
   """
   import grain
   opencv.quieten()
@@ -107,7 +111,7 @@ def batches(make: shared.MakeBatch | Callable[[int], Batch], numbers: range, wor
 
 
 class _Processes:
-  """Batches of loader processes; explains why one of them ended."""
+  """Iterates over the batches of loader processes, and explains why a process ended."""
 
   def __init__(self, made: ClosableIterator) -> None:
     self._made, self._is_started = made, False
@@ -128,11 +132,13 @@ class _Processes:
       if _DEATH not in str(error):
         raise
       status = ''.join(_STATUS.findall(str(error))) or 'unknown'
-      kind = UserError if status == _TOO_LITTLE_SHARED else TemporaryError
-      raise kind(f'data.workers: expected running loader processes, got one that ended with exit status {status}. '
-                 f'{causes()}') from error
+      kind = UserError if status == _BUS_ERROR else TemporaryError
+      raise kind(
+          f'data.workers: expected running loader processes, got one that ended with exit status {status}. The usual '
+          'cause is too little memory of the machine or container (exit status -9): lower data.workers or batch_size, '
+          'or set data.workers=0.') from error
     except OSError as error:
-      found = failures.unreadable(error, f'the shared memory of loader processes ({SHARED})')
+      found = failures.unreadable(error, 'the shared memory of loader processes (/dev/shm)')
       raise (UserError(str(found)) if error.errno == errno.ENOSPC else found) from error
     self._is_started = True
     return batch
@@ -140,22 +146,6 @@ class _Processes:
   def close(self) -> None:
     """Ends the processes."""
     self._made.close()
-
-
-def causes(folder: str = SHARED) -> str:
-  """Returns why a loader process may be killed, and what to do; with the size of the folder for shared memory where
-  batches are handed over there."""
-  if shared.is_possible():
-    return ('The usual cause is too little memory of the machine or container (exit status -9): lower data.workers or '
-            'batch_size, or set data.workers=0.')
-  try:
-    usage = shutil.disk_usage(folder)
-    size = f'{folder} has {usage.total / 2**20:,.0f} MiB here, {usage.free / 2**20:,.0f} MiB of them free'
-  except OSError:
-    size = f'there is no {folder} here'
-  return ('The usual causes are too little memory (exit status -9: lower data.workers or batch_size) and too little '
-          f'shared memory (-7): {size}. In a container, use docker run --shm-size=8g; in Kubernetes, mount a volume '
-          f'emptyDir with medium: Memory at {folder}, as in launch/k8s.yaml; or set data.workers=0, which needs none.')
 
 
 def _start_shielded(made: Iterator[Batch]) -> Batch:

@@ -204,7 +204,7 @@ def computing(found: Weights, source: Source, predict: Predict, *, recipe: schem
   def compute(rows: range) -> tuple[HostArray, HostArray]:
     part = take(source, rows, name=source.name)
     loader = loaders.eval_loader(part, recipe=recipe, image_px=found.preprocess.image_px, batch_size=batch_size,
-                                 shard=shard, threads=threads, workers=0)
+                                 shard=shard, threads=threads)
     classes, scores = [], []
     for batch in loader.batches():
       image = meshes.put_batch({'image': batch['image']}, mesh, shard)

@@ -148,10 +148,15 @@ class ViewsTransform:
 
 @dataclasses.dataclass(frozen=True)
 class EvalTransform:
-  """The host part of evaluation; deterministic."""
+  """The host part of evaluation; deterministic. `shapes` has the arrays of its examples."""
   recipe: schema.Recipe
   image_px: tuple[int, int]
   max_labels: int = 0
+
+  @property
+  def shapes(self) -> Shapes:
+    return eval_shapes(self.image_px, max_labels=self.max_labels, num_channels=self.recipe.channels,
+                       has_grid=self.recipe.eval_native_patch > 0)
 
   def __call__(self, record: Record) -> Example:
     recipe, options = self.recipe, decode_options(self.recipe)
