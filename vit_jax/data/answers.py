@@ -1,4 +1,4 @@
-"""The predictions of a teacher on disk (its answers): the most likely classes at each position of an image, with scores.
+"""The predictions of a teacher on disk (its answers): the most likely classes at each position of an image.
 
 `jobs/teacher_labels.py` calls `write`. Later, `open_logits` opens the answers for token labeling, which has a grid of
 positions for each image (a label map), and `formats/pseudo.py` opens those for Noisy Student, which has one position.

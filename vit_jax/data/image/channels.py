@@ -2,13 +2,10 @@
 
 TIFF, `.npy` and every format of `decode.py` are read with all their channels and bits: nothing is scaled or cut to 8
 bits, and 16-bit integers are exact in float32. `.npy` files are `[H, W]`, `[H, W, C]` or `[C, H, W]`. The channels of a
-TIFF are its samples or pages; Pillow reads one channel, `tifffile` (extra `tiff`) several. Resizing is done here, in
-float32:
+TIFF are its samples or pages; Pillow reads one channel, `tifffile` (extra `tiff`) several.
 
-- with antialias, Pillow's filters: a triangle or a cubic (a = -0.5) that grows with the scale, normalized;
-- without, the filters of `resample.py`: bilinear, mean over the covered area, or cubic (a = -0.75, as OpenCV).
-
-Values are not rounded. The box is that of `geometry.py`.
+`transform.py` calls `read` in place of `decode.decode`. `prepare.py` calls `sums` for each image and `statistics` once
+for their total. This module knows no geometry.
 """
 from __future__ import annotations
 
@@ -20,14 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.config import schema
-from vit_jax.config.schema import Interpolation
 from vit_jax.config.schema.data import RGB
 from vit_jax.core import archives, extras
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.image import crops, decode, geometry, headers, resample
-from vit_jax.data.image.decode import Window
+from vit_jax.data.image import decode, headers
 from vit_jax.data.image.headers import BadImage, DecodeOptions
 from vit_jax.data.image.opencv import cv2
 
@@ -55,74 +49,6 @@ def read(image: bytes | HostArray, channels: int, options: DecodeOptions) -> Hos
   if pixels.dtype.kind == 'f' and not np.isfinite(found).all():
     raise BadImage('pixels: expected finite numbers, got NaN or infinity. Replace them, for example by the mean')
   return found
-
-
-def fit(image: HostArray, *, recipe: schema.Recipe, image_px: tuple[int, int]) -> tuple[HostArray, HostArray]:
-  """Returns `image [H, W, C] f32` as evaluation sees it, `[*image_px, C]`, and its box, as `geometry.fit` does."""
-  interpolation, antialias = geometry.eval_resampling(recipe)
-  size, window = image_px, Window(0, 0, *image_px)
-  if recipe.eval_resize_px:
-    height, width = geometry.resized_size((image.shape[0], image.shape[1]), recipe.eval_resize_px,
-                                          geometry=recipe.eval_geometry)
-    size = max(image_px[0], height), max(image_px[1], width)
-    window = geometry.center_crop(size, image_px, geometry=recipe.eval_geometry)
-  return resize(image, size, window, interpolation=interpolation, antialias=antialias), crops.fractions(window, size)
-
-
-def augment(image: HostArray, *, recipe: schema.Recipe, image_px: tuple[int, int],
-            rng: np.random.Generator) -> tuple[HostArray, HostArray]:
-  """Returns the random crop, flip and shift of a recipe, `[*image_px, C] f32`, and its box `[4] f32`."""
-  if recipe.crop is schema.Crop.RESIZE:
-    found, box = fit(image, recipe=recipe, image_px=image_px)
-  else:
-    size = image.shape[0], image.shape[1]
-    window = crops.draw(recipe, size, rng)
-    interpolation = recipe.interpolation
-    if recipe.crop_interpolation is not schema.CropInterpolation.SAME:
-      interpolation = Interpolation(recipe.crop_interpolation.value)
-    found = resize(window.cut(image), image_px, Window(0, 0, *image_px), interpolation=interpolation,
-                   antialias=recipe.antialias)
-    box = crops.fractions(window, size)
-  return geometry.augment(found, box, recipe=recipe, rng=rng)
-
-
-def resize(image: HostArray, size: tuple[int, int], window: Window, *, interpolation: Interpolation,
-           antialias: bool) -> HostArray:
-  """Returns the part inside `window` of `image [H, W, C] f32` resized to `size` (height, width)."""
-  if image.shape[:2] == tuple(size):
-    return window.cut(image)
-  for axis, (start, num) in enumerate(((window.top, window.height), (window.left, window.width))):
-    taps, weights = filters(image.shape[axis], size[axis], start, num, interpolation=interpolation, antialias=antialias)
-    shape = (-1, *(1,) * (image.ndim - 1 - axis))
-    total = np.zeros((*image.shape[:axis], num, *image.shape[axis + 1:]), np.float32)
-    for one, weight in zip(taps, weights, strict=True):
-      total += np.take(image, one, axis=axis) * weight.reshape(shape)
-    image = total
-  return image
-
-
-def filters(stored: int, resized: int, start: int, num: int, *, interpolation: Interpolation,
-            antialias: bool) -> tuple[HostArray, HostArray]:
-  """Returns the stored pixels `[K, num]` of the `num` output pixels from `start` on, and their weights, f32."""
-  if interpolation is Interpolation.AREA:
-    cover = resample.cover(stored, resized, start, num)
-    return cover.taps, (cover.weights / cover.weights.sum(0)).astype(np.float32)
-  is_cubic, step = interpolation is Interpolation.BICUBIC, stored / resized
-  scale, half = max(1., step) if antialias else 1., 2. if is_cubic else 1.
-  center = (np.arange(start, start + num) + .5) * step
-  first = np.floor(center - half * scale - .5).astype(np.int64)
-  taps = first + np.arange(math.ceil(2 * half * scale) + 2)[:, None]
-  distance = np.abs(taps + .5 - center) / scale
-  weights = _cubic(distance, -.5 if antialias else -.75) if is_cubic else np.maximum(0., 1. - distance)
-  if antialias:  # Pillow leaves out what is beyond the image; the others repeat the outermost pixels
-    weights *= (taps >= 0) & (taps < stored)
-  return np.clip(taps, 0, stored - 1), (weights / weights.sum(0)).astype(np.float32)
-
-
-def _cubic(x: HostArray, a: float) -> HostArray:
-  """Returns the weights of the cubic convolution (Keys 1981) at distances x >= 0."""
-  near, far = ((a + 2) * x - (a + 3)) * x * x + 1, ((x - 5) * x + 8) * x * a - 4 * a
-  return np.where(x < 1, near, np.where(x < 2, far, 0.))
 
 
 def _decode(encoded: bytes, channels: int, options: DecodeOptions) -> HostArray:

@@ -1,9 +1,12 @@
-"""Geometry of one image on the host, on arrays `[H, W, 3] u8`: crop, resize, affine, flip and shift.
+"""Geometry of one image on the host: crop, resize, affine, flip and shift.
 
-*Geometry writes the box it used into the example*: `box` is top, left, bottom, right in fractions of the stored image,
-or of the upright image with `exif_orientation`. A mirrored image has left > right; a shifted one may extend below 0 or
-beyond 1. Rotation, scale and shear are not part of the box. `device/geometry.py` does the same for images that are held
-in memory.
+`transform.py` calls `fit` for evaluation, and for training `resize_crop` with a window from `crops.py`, then `augment`.
+Images are `[H, W, 3] u8`, or `[H, W, C] f32` with other channels than RGB, which `resample.resize_float` resizes.
+
+Each function returns the box that it used: top, left, bottom, right in fractions of the stored image, or of the upright
+image with `exif_orientation`. A mirrored image has left > right; the box of a shifted one may extend below 0 or beyond
+1. Rotation, scale and shear are not part of the box. `device/prepare.py` does the same for images that are held in
+memory. This module does not know how images are decoded or normalized.
 """
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ Number = TypeVar('Number', float, Array)
 
 
 def resize_crop(image: HostArray, image_px: tuple[int, int], *, recipe: schema.Recipe) -> HostArray:
-  """Returns a random crop `[h, w, 3] u8` at `image_px`, resampled as the recipe requires for crops."""
+  """Returns a random crop `[h, w, C]` resized to `image_px`, resampled as the recipe requires for crops."""
   interpolation = recipe.interpolation
   if recipe.crop_interpolation is not schema.CropInterpolation.SAME:
     interpolation = Interpolation(recipe.crop_interpolation.value)
@@ -37,14 +40,23 @@ def resize_crop(image: HostArray, image_px: tuple[int, int], *, recipe: schema.R
 
 
 def fit(image: HostArray, *, recipe: schema.Recipe, image_px: tuple[int, int]) -> tuple[HostArray, HostArray]:
-  """Returns `image [H, W, 3] u8` as evaluation sees it, `[*image_px, 3] u8`, and its box `[4] f32`."""
+  """Returns `image [H, W, C]` as evaluation sees it, `[*image_px, C]` of the same dtype, and its box `[4] f32`.
+
+  With `eval_resize_px`, the image is resized by its short side as `eval_geometry` requires, and its center is cropped;
+  else it is resized without preserving the aspect ratio. With `Geometry.TORCHVISION` and `antialias`, the pixels are
+  those of torchvision's `Resize` and `CenterCrop` of a PIL image; with `Geometry.BIG_VISION`, without `antialias` and
+  with `truncate`, those of big_vision's `resize_small` and `central_crop`.
+  """
   interpolation, antialias = eval_resampling(recipe)
+  size, window = image_px, Window(0, 0, *image_px)
   if recipe.eval_resize_px:
-    return resize_small_center_crop(image, image_px, small_px=recipe.eval_resize_px, antialias=antialias,
-                                    interpolation=interpolation, geometry=recipe.eval_geometry,
-                                    truncate=recipe.truncate)
-  return (resize_part(image, image_px, Window(0, 0, *image_px), antialias=antialias, interpolation=interpolation,
-                      truncate=recipe.truncate), np.array([0, 0, 1, 1], np.float32))
+    height, width = resized_size((image.shape[0], image.shape[1]), recipe.eval_resize_px,
+                                 geometry=recipe.eval_geometry)
+    size = max(image_px[0], height), max(image_px[1], width)
+    window = center_crop(size, image_px, geometry=recipe.eval_geometry)
+  # Cropping before resizing would be cheaper, but would shift the image by a fraction of a pixel.
+  part = resize_part(image, size, window, antialias=antialias, interpolation=interpolation, truncate=recipe.truncate)
+  return part, fractions(window, size)
 
 
 def eval_resampling(recipe: schema.Recipe) -> tuple[Interpolation, bool]:
@@ -54,7 +66,7 @@ def eval_resampling(recipe: schema.Recipe) -> tuple[Interpolation, bool]:
 
 def augment(image: HostArray, box: HostArray, *, recipe: schema.Recipe,
             rng: np.random.Generator) -> tuple[HostArray, HostArray]:
-  """Applies affine, flip and shift to `image [H, W, 3] u8`; `box [4] f32` follows flip and shift."""
+  """Applies affine, flip and shift to `image [H, W, C]`; `box [4] f32` follows flip and shift."""
   height, width = image.shape[:2]
   if recipe.rotate_degrees or recipe.scale or recipe.shear:
     unit = rng.uniform(-1., 1., 3)
@@ -73,7 +85,7 @@ def augment(image: HostArray, box: HostArray, *, recipe: schema.Recipe,
 
 def resize(image: HostArray, image_px: tuple[int, int], *, antialias: bool,
            interpolation: Interpolation = Interpolation.BILINEAR, truncate: bool = False) -> HostArray:
-  """Resizes `image [H, W, 3] u8` to `image_px` (height, width) without preserving the aspect ratio, for training.
+  """Resizes `image [H, W, C]` to `image_px` (height, width) without preserving the aspect ratio, for training.
 
   Pixel centers are at half-integers. Without `antialias` a filter covers 2 x 2 (bilinear) or 4 x 4 (bicubic, a = -0.75)
   stored pixels at any scale, and values are rounded, or with `truncate` truncated to integers. With `antialias`, the
@@ -88,7 +100,8 @@ def resize(image: HostArray, image_px: tuple[int, int], *, antialias: bool,
   one gray level, and values are 0.13 levels smaller on average.
   """
   window = Window(0, 0, *image_px)
-  if antialias or image.shape[:2] == tuple(image_px) or interpolation is Interpolation.AREA or (
+  if image.dtype != np.uint8 or antialias or image.shape[:2] == tuple(image_px) or (
+      interpolation is Interpolation.AREA) or (
       image.size > MAX_ENLARGEMENT * window.height * window.width):
     return resize_part(image, image_px, window, antialias=antialias, interpolation=interpolation, truncate=truncate)
   if not truncate:
@@ -124,33 +137,12 @@ def center_crop(size: tuple[int, int], crop: tuple[int, int], *, geometry: Geome
   return Window(round((size[0] - crop[0]) / 2), round((size[1] - crop[1]) / 2), *crop)
 
 
-def resize_small_center_crop(image: HostArray, image_px: tuple[int, int], *, small_px: int, antialias: bool,
-                             interpolation: Interpolation = Interpolation.BILINEAR,
-                             geometry: Geometry = Geometry.BIG_VISION,
-                             truncate: bool = False) -> tuple[HostArray, HostArray]:
-  """Resizes the image by `small_px` as `geometry` requires, then takes the center crop `image_px`.
-
-  With `Geometry.TORCHVISION` and `antialias`, the pixels are those of torchvision's `Resize` and `CenterCrop` of a
-  PIL image; with `Geometry.BIG_VISION`, without `antialias` and with `truncate`, those of big_vision's `resize_small`
-  and `central_crop`.
-
-  Returns:
-    The image `[*image_px, 3] u8`, and its box `[4] f32` in the stored image.
-  """
-  height, width = resized_size((image.shape[0], image.shape[1]), small_px, geometry=geometry)
-  size = (max(image_px[0], height), max(image_px[1], width))
-  window = center_crop(size, image_px, geometry=geometry)
-  # Cropping before resizing would be cheaper, but would shift the image by a fraction of a pixel.
-  part = resize_part(image, size, window, antialias=antialias, interpolation=interpolation, truncate=truncate)
-  return part, fractions(window, size)
-
-
 def resize_part(image: HostArray, size: tuple[int, int], window: Window, *, antialias: bool,
                 interpolation: Interpolation, truncate: bool = False) -> HostArray:
-  """Returns the part inside `window` of `image [H, W, 3] u8` resized to `size` (height, width): `[*window, 3] u8`.
+  """Returns the part inside `window` of `image [H, W, C]` resized to `size` (height, width), `[*window, C]`.
 
-  The pixels are Pillow's with `antialias`. Without it, those by area and truncated bilinear ones are TensorFlow's (see
-  `resample`).
+  An image in float32 is resized by `resample.resize_float`. The rest of this text is about 8 bits: The pixels are
+  Pillow's with `antialias`. Without it, those by area and truncated bilinear ones are TensorFlow's (see `resample`).
 
   Rounded bilinear pixels are OpenCV's, of which 5 in 10,000 differ by one level from TensorFlow's rounded ones.
 
@@ -161,16 +153,18 @@ def resize_part(image: HostArray, size: tuple[int, int], window: Window, *, anti
   """
   if image.shape[:2] == tuple(size):
     return window.cut(image)
-  enlarged, shown = size[0] * size[1], window.height * window.width
-  fits = enlarged <= max(image.shape[0] * image.shape[1], MAX_ENLARGEMENT * shown)
+  if image.dtype != np.uint8:
+    return resample.resize_float(image, size, window, interpolation=interpolation, antialias=antialias)
+  enlarged = size[0] * size[1]
+  is_small = enlarged <= max(image.shape[0] * image.shape[1], MAX_ENLARGEMENT * window.height * window.width)
   is_area, is_bilinear = interpolation is Interpolation.AREA, interpolation is Interpolation.BILINEAR
-  if is_area or (is_bilinear and not antialias and (truncate or not fits)):
+  if is_area or (is_bilinear and not antialias and (truncate or not is_small)):
     return resample.resize(image, size, window, area=is_area, truncate=truncate)
   if not antialias:
-    return window.cut(_resize_float(image, size, interpolation, truncate=truncate)) if fits else _warp(
+    return window.cut(_resize_float(image, size, interpolation, truncate=truncate)) if is_small else _warp(
         image, size, window)
   stored, how = Image.fromarray(image), pillow_filter(interpolation)
-  if fits:
+  if is_small:
     return window.cut(np.asarray(stored.resize((size[1], size[0]), how)))
   down, right = image.shape[0] / size[0], image.shape[1] / size[1]  # stored px per px of `size`
   box = (window.left * right, window.top * down, min(image.shape[1], (window.left + window.width) * right),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable
-from typing import assert_never
 
 import numpy as np
 
@@ -35,53 +34,38 @@ FIRST, SECOND, LOCAL = 0, 1, 2  # indices into `schema.Views.blur` and `.solariz
 
 @dataclasses.dataclass(frozen=True)
 class TrainTransform:
-  """The host part of a training recipe: crop, resize, affine, flip, shift, and then colors, in this order."""
+  """The host part of a training recipe: crop, resize, affine, flip, shift, and then colors, in this order.
+
+  With `num_tokens`, images keep their own aspect ratio and have at most so many patches: the aspect ratio of a crop is
+  that of the image times a number in `crop_aspect`, and the crop is resized to a grid of its own aspect ratio.
+  """
   recipe: schema.Recipe
   image_px: tuple[int, int]
   open_image: jpeg.Opener = decode.open_image
   max_labels: int = 0
+  num_tokens: int = 0
 
   def __call__(self, record: Record, rng: np.random.Generator) -> Example:
-    recipe, options = self.recipe, decode_options(self.recipe)
-    if recipe.channels != channels.RGB:
-      image, box = channels.augment(channels.read(record.image, recipe.channels, options), recipe=recipe,
-                                    image_px=self.image_px, rng=rng)
-      return {'image': image, 'box': box, **host_labels(record, self.max_labels)}
-    if recipe.crop is schema.Crop.RESIZE:
-      image, box = geometry.fit(decode.decode(record.image, options), recipe=recipe, image_px=self.image_px)
+    recipe, patch, px = self.recipe, self.recipe.eval_native_patch, self.image_px
+    is_rgb, is_whole = recipe.channels == channels.RGB, recipe.crop is schema.Crop.RESIZE
+    stored = (self.open_image(record.image, decode_options(recipe)) if is_rgb else
+              decode.DecodedImage(decode_image(record, recipe)))
+    window = (decode.Window(0, 0, *stored.size) if is_whole else
+              crops.draw(recipe, stored.size, rng, relative=self.num_tokens > 0))
+    if self.num_tokens:
+      px = native.size((window.height, window.width), patch, self.num_tokens)
+    if is_whole and not self.num_tokens:
+      image, box = geometry.fit(stored.cut(window), recipe=recipe, image_px=px)
     else:
-      stored = self.open_image(record.image, options)
-      window = crops.draw(recipe, stored.size, rng)
-      image = geometry.resize_crop(stored.cut(window), self.image_px, recipe=recipe)
+      image = geometry.resize_crop(stored.cut(window), px, recipe=recipe)
       box = crops.fractions(window, stored.size)
     image, box = geometry.augment(image, box, recipe=recipe, rng=rng)
-    image = augment_colors(image, recipe=recipe, rng=rng)
-    return {'image': image, 'box': box, **host_labels(record, self.max_labels)}
-
-
-@dataclasses.dataclass(frozen=True)
-class NativeTransform:
-  """The host part of training at the own aspect of images, with at most `num_tokens` patches.
-
-  A crop is drawn whose aspect is that of the image times a number in `crop_aspect`; it is resized to a grid of its own
-  aspect, then turned, flipped and shifted, and its colors are changed.
-  """
-  recipe: schema.Recipe
-  num_tokens: int
-  open_image: jpeg.Opener = decode.open_image
-  max_labels: int = 0
-
-  def __call__(self, record: Record, rng: np.random.Generator) -> Example:
-    recipe, patch = self.recipe, self.recipe.eval_native_patch
-    stored = self.open_image(record.image, decode_options(recipe))
-    window = decode.Window(0, 0, *stored.size)
-    if recipe.crop is not schema.Crop.RESIZE:
-      window = crops.draw(recipe, stored.size, rng, relative=True)
-    target = native.size((window.height, window.width), patch, self.num_tokens)
-    image = geometry.resize_crop(stored.cut(window), target, recipe=recipe)
-    image, box = geometry.augment(image, crops.fractions(window, stored.size), recipe=recipe, rng=rng)
-    patches, grid = native.cut(augment_colors(image, recipe=recipe, rng=rng), patch, self.num_tokens)
-    return {'image': patches, 'grid': grid, 'box': box, **host_labels(record, self.max_labels)}
+    if is_rgb:
+      image = augment_colors(image, recipe=recipe, rng=rng)
+    example = {'image': image, 'box': box, **host_labels(record, self.max_labels)}
+    if self.num_tokens:
+      example['image'], example['grid'] = native.cut(image, patch, self.num_tokens)
+    return example
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +83,7 @@ class ViewsTransform:
   image_px: tuple[int, int]
 
   def __call__(self, record: Record, rng: np.random.Generator) -> Example:
-    stored, views = decode.decode(record.image, decode_options(self.recipe)), self.recipe.views
+    stored, views = decode_image(record, self.recipe), self.recipe.views
     both, copies = [], []
     for kind in (FIRST, SECOND):
       cut = self._cut(stored, rng, kind=kind)
@@ -159,16 +143,12 @@ class EvalTransform:
                        has_grid=self.recipe.eval_native_patch > 0)
 
   def __call__(self, record: Record) -> Example:
-    recipe, options = self.recipe, decode_options(self.recipe)
-    if recipe.channels != channels.RGB:
-      image, box = channels.fit(channels.read(record.image, recipe.channels, options), recipe=recipe,
-                                image_px=self.image_px)
-    elif recipe.eval_native_patch:
-      image, grid = native.fit(decode.decode(record.image, options), recipe=recipe, image_px=self.image_px)
-      return {'image': image, 'grid': grid, 'box': WHOLE, **host_labels(record, self.max_labels)}
-    else:
-      image, box = geometry.fit(decode.decode(record.image, options), recipe=recipe, image_px=self.image_px)
-    return {'image': image, 'box': box, **host_labels(record, self.max_labels)}
+    stored, labels = decode_image(record, self.recipe), host_labels(record, self.max_labels)
+    if self.recipe.eval_native_patch:
+      image, grid = native.fit(stored, recipe=self.recipe, image_px=self.image_px)
+      return {'image': image, 'grid': grid, 'box': WHOLE, **labels}
+    image, box = geometry.fit(stored, recipe=self.recipe, image_px=self.image_px)
+    return {'image': image, 'box': box, **labels}
 
 
 def train_transform(recipe: schema.Recipe, image_px: tuple[int, int], *, decode: schema.Decode = schema.Decode.FULL,
@@ -180,24 +160,19 @@ def train_transform(recipe: schema.Recipe, image_px: tuple[int, int], *, decode:
   px = image_px[0], image_px[1]
   if recipe.views.on:
     return ViewsTransform(recipe, px)
-  opener = _opener(decode, recipe)
-  if num_tokens:
-    return NativeTransform(recipe, num_tokens, opener, max_labels)
-  return TrainTransform(recipe, px, opener, max_labels)
+  opener = jpeg.find_opener(decode, is_cropped=recipe.crop is not schema.Crop.RESIZE)
+  return TrainTransform(recipe, px, opener, max_labels, num_tokens)
 
 
-def _opener(choice: schema.Decode, recipe: schema.Recipe) -> jpeg.Opener:
-  """Returns the function that opens images for a recipe."""
-  match choice:
-    case schema.Decode.AUTO:
-      return decode.open_image if recipe.crop is schema.Crop.RESIZE else jpeg.open_fastest
-    case schema.Decode.FULL:
-      return decode.open_image
-    case schema.Decode.CROP:
-      jpeg.check_installed()
-      return jpeg.open_partial
-    case _:
-      assert_never(choice)
+def decode_image(record: Record, recipe: schema.Recipe) -> HostArray:
+  """Returns the stored image of a record, `[H, W, 3] u8` or with other channels than RGB `[H, W, C] f32`.
+
+  Raises:
+    BadImage: it cannot be decoded, or is too large.
+  """
+  if recipe.channels == channels.RGB:
+    return decode.decode(record.image, decode_options(recipe))
+  return channels.read(record.image, recipe.channels, decode_options(recipe))
 
 
 def eval_transform(recipe: schema.Recipe, image_px: tuple[int, int], *, max_labels: int = 0) -> EvalTransform:

@@ -34,7 +34,11 @@ _CLIP_WORDS = (r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L
 
 
 class _Encoder(NamedTuple):
-  """ids: of a text, without special tokens.    find: the id of a piece, or None."""
+  """A tokenizer of any package.
+
+  ids: maps a text to its ids, without special tokens.
+  find: maps a piece to its id, or None.
+  """
   ids: Callable[[str], list[int]]
   find: Callable[[str], int | None]
 
@@ -46,7 +50,7 @@ class Tokens(NamedTuple):
 
 
 class Tokenizer:
-  """The tokenizer of a family.
+  """The tokenizer of a family; maps texts to their `Tokens`. It pickles.
 
   Args:
     path: its file; None for `BYTES`, which has none.
@@ -60,7 +64,8 @@ class Tokenizer:
   def __init__(self, path: pathlib.Path | None, *, family: str, length: int) -> None:
     assert family in FAMILIES, family
     self.path, self.length, self._family = path, length, family
-    self._encoder = _read(path) if path else _bytes()
+    self._encoder = _read(path) if path else _Encoder(
+        lambda text: [byte + 3 for byte in text.encode(errors='replace')], lambda piece: None)
     self._start = self._end = self._pad = 0
     if family == CLIP:
       self._start, self._end = self._special('<|startoftext|>'), self._special('<|endoftext|>')
@@ -88,9 +93,8 @@ class Tokenizer:
 
   @property
   def digest(self) -> str:
-    """Identity of what texts become: the family, the length, and the file."""
-    content = self.path.read_bytes() if self.path else b''
-    return f'{self._family} {self.length} {hashlib.sha256(content).hexdigest()[:16]}'
+    """Identity of the tokens of texts: the family, the length, and the file."""
+    return f'{self._family} {self.length} {file_digest(self.path)}'
 
   def check(self, vocabulary: int, setting: str) -> None:
     """Raises UserError if the tokenizer has special tokens that a vocabulary of this size does not have."""
@@ -110,7 +114,7 @@ class Tokenizer:
 
   def __call__(self, texts: Sequence[str]) -> Tokens:
     """Returns the ids of texts, padded or cut to the length."""
-    return frame([self._encoder.ids(text) for text in texts], family=self._family, length=self.length,
+    return frame([self.pieces(text) for text in texts], family=self._family, length=self.length,
                  special=self.special)
 
   def _special(self, piece: str) -> int:
@@ -119,6 +123,17 @@ class Tokenizer:
       raise UserError(f'{self.path}: expected the tokenizer of a {self._family} model, got one without the token '
                       f'{piece}. Use the file that was published with the weights.')
     return found
+
+
+def file_digest(path: pathlib.Path | None) -> str:
+  """Returns the identity of the file of a tokenizer; that of bytes, which have no file, is the same everywhere."""
+  return hashlib.sha256(path.read_bytes() if path else b'').hexdigest()[:16]
+
+
+def open_given(family: str, file: str, *, length: int, source: str) -> Tokenizer:
+  """Returns the tokenizer of a family in a file that a person gives, '' for `BYTES`; raises as `Tokenizer`."""
+  path = None if family == BYTES else find(pathlib.Path(), family, given=file, source=source)
+  return Tokenizer(path, family=family, length=length)
 
 
 def frame(pieces: Sequence[Sequence[int]], *, family: str, length: int, special: tuple[int, int, int]) -> Tokens:
@@ -180,10 +195,6 @@ def _read(path: pathlib.Path) -> _Encoder:
                     'again.') from error
 
 
-def _bytes() -> _Encoder:
-  return _Encoder(lambda text: [byte + 3 for byte in text.encode(errors='replace')], lambda piece: None)
-
-
 def _sentencepiece(path: pathlib.Path) -> _Encoder:
   import sentencepiece
   model = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
@@ -207,7 +218,10 @@ def _tokenizers(path: pathlib.Path) -> _Encoder:
 
 @contextlib.contextmanager
 def _no_panic(path: pathlib.Path) -> Iterator[None]:
-  """Converts a panic of the package `tokenizers`, which is no `Exception`: a pattern that takes too long to match."""
+  """Raises UserError for a panic of the package `tokenizers`, such as for a pattern that takes too long to match.
+
+  A panic is not an `Exception`.
+  """
   try:
     yield
   except BaseException as error:
