@@ -181,7 +181,12 @@ def start_worker(parent: int) -> None:
     signal.signal(one, signal.SIG_IGN)
   jax.config.update('jax_platforms', 'cpu')
   opencv.quieten()
-  threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+  def end_with_parent() -> None:  # a killed parent cannot stop its loader processes, which would keep its memory
+    while os.getppid() == parent:
+      time.sleep(PARENT_POLL_S)
+    os._exit(1)
+  threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def _let_grain_read_its_flags() -> None:
@@ -192,13 +197,6 @@ def _let_grain_read_its_flags() -> None:
     for name in flags.FLAGS:
       if name.startswith('grain_'):
         flags.FLAGS[name].present = True
-
-
-def _end_with(parent: int) -> None:
-  # A killed parent cannot stop its loader processes, and they would keep its shared memory.
-  while os.getppid() == parent:
-    time.sleep(PARENT_POLL_S)
-  os._exit(1)
 
 
 def machine() -> Machine:

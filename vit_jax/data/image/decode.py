@@ -1,7 +1,9 @@
 """Decodes image files into uint8 arrays `[H, W, 3]`, RGB.
 
-OpenCV decodes JPEG, PNG, WebP and BMP; Pillow decodes GIF, TIFF, AVIF, JPEG 2000 and PPM, each format by its own
-reader. Of an image with several frames or pages, the first one is used. Knows nothing of recipes, sources or batches.
+`transform.py` calls `decode` for a complete image, or `open_image` for an image to be cropped; `prepare.py` calls
+`read_size` and `find_orientation`, which read only the header. OpenCV decodes JPEG, PNG, WebP and BMP; Pillow decodes
+GIF, TIFF, AVIF, JPEG 2000 and PPM, each format by its own reader. If a file has several frames or pages, the first one
+is used. This module does not know recipes, sources or batches.
 """
 from __future__ import annotations
 
@@ -30,18 +32,15 @@ PILLOW_READERS = {'gif': 'GifImagePlugin.GifImageFile', 'tiff': 'TiffImagePlugin
 DAMAGE = (OSError, SyntaxError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, EOFError,
            RuntimeError, ArithmeticError, struct.error, zlib.error, UnidentifiedImageError,
            Image.DecompressionBombError)  # each of them was raised by Pillow for some damaged file
-_BITS, _PLANES, _SEPARATE = 258, 284, 2  # tags of TIFF files, and the value of planes that follow each other
+_BITS, _PLANES, _SEPARATE = 258, 284, 2  # tags of TIFF files, and the value for planes that follow each other
 _TILE = 322, 323  # width and height, tags of TIFF files
-USUAL_TILE = 2**24  # pixels, which any TIFF may have in a tile
+USUAL_TILE = 2**24  # pixels that a tile of a TIFF may have even if `max_pixels` is smaller
 _SIXTEEN_BITS = ('I;16', 'I;16L', 'I;16B', 'I;16N')
-_JPEG_START = b'\xff\xd8'
-
 _PNG_DEPTH = 24  # byte of a PNG with the bits of a value
-_DEEP, _DARK = 16, 2**14  # bits of a value, and values that such images reach, unless they are stored with fewer bits
+_DEEP, _DARK = 16, 2**14  # bits of a value; an image of 16 bits whose values are all smaller is too dark
 _warned = threading.Event()
 log = logging.getLogger('vit_jax.data')
-
-_ANY_SIZE = DecodeOptions(max_pixels=2**30)  # that OpenCV decodes
+_ANY_SIZE = DecodeOptions(max_pixels=2**30)  # the limit of OpenCV
 
 FLIPPED_ROWS, FLIPPED_COLUMNS, FIRST_TRANSPOSED = (3, 4, 6, 7), (2, 3, 7, 8), 5
 """EXIF orientations that are stored upside down, mirrored, and (from 5 on) transposed after that."""
@@ -82,9 +81,10 @@ def open_image(image: bytes | HostArray, options: DecodeOptions = AS_STORED) -> 
 def decode(encoded: bytes | HostArray, options: DecodeOptions = AS_STORED) -> HostArray:
   """Decodes a JPEG, PNG, WebP, BMP, GIF, TIFF, AVIF, JPEG 2000 or PPM file into an RGB image `[H, W, 3] u8`.
 
-  Gray images are repeated over the channels, transparency is dropped, CMYK is converted to RGB. Of 16 bits the upper 8
-  are used; the first image that has only small values is reported. libjpeg prints a warning to stderr for damage inside
-  a JPEG. It has no setting that stops this, and redirecting stderr would also hide the messages of other threads.
+  Gray images are repeated over the channels, transparency is dropped, and CMYK is converted to RGB. The upper 8 of 16
+  bits are used; a warning names the first image of 16 bits that has only small values. libjpeg prints a warning to
+  stderr for damage inside a JPEG. It has no setting that stops this, and redirecting stderr would also hide the
+  messages of other threads.
 
   Args:
     encoded: the content of the file, or an image `[H, W, 3 or 1] u8` that is stored as an array.
@@ -193,7 +193,7 @@ def find_orientation(encoded: bytes) -> int:
 
 def is_jpeg(encoded: bytes) -> bool:
   """Returns whether the bytes start as a JPEG file does."""
-  return encoded[:2] == _JPEG_START
+  return encoded[:2] == b'\xff\xd8'
 
 
 def check_end(encoded: bytes) -> None:
@@ -260,6 +260,7 @@ def _check_planes(image: Image.Image) -> None:
 
 
 def _levels(image: Image.Image) -> HostArray:
+  """Returns a loaded image of any mode as RGB in 8 bits; see `from_pillow`."""
   mode, bits = image.mode, max(getattr(image, 'tag_v2', {}).get(_BITS, (_DEEP,)))
   if mode == 'RGB':
     pixels = np.asarray(image)

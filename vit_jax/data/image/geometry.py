@@ -7,6 +7,10 @@ Each function returns the box that it used: top, left, bottom, right in fraction
 image with `exif_orientation`. A mirrored image has left > right; the box of a shifted one may extend below 0 or beyond
 1. Rotation, scale and shear are not part of the box. `device/prepare.py` does the same for images that are held in
 memory. This module does not know how images are decoded or normalized.
+
+An image may keep its own aspect ratio, as in NaFlex of SigLIP 2 (arXiv 2502.14786, section 2.4.2): `native_size` is the
+size of the largest grid of patches along its diagonal that has no more patches than allowed, and `cut_patches` returns
+the patches. Each side changes by less than one patch against the aspect ratio.
 """
 from __future__ import annotations
 
@@ -28,6 +32,7 @@ from vit_jax.data.image.opencv import cv2
 MAX_ENLARGEMENT = 32
 """Up to this multiple of the crop's pixels, an image is enlarged before the crop; above it, only the crop is."""
 _MARGIN_PX = 2  # stored pixels beside a window that bicubic filters use
+_MOST_SCALE, _PRECISION = 100., 1e-5  # of the search for a grid in big_vision and transformers
 Number = TypeVar('Number', float, Array)
 
 
@@ -241,3 +246,55 @@ def pillow_filter(interpolation: Interpolation) -> Image.Resampling:
 
 def _opencv_filter(interpolation: Interpolation) -> int:
   return cv2.INTER_CUBIC if interpolation is Interpolation.BICUBIC else cv2.INTER_LINEAR
+
+
+def choose_grid(size: tuple[int, int], patch: int, num_tokens: int) -> tuple[int, int]:
+  """Returns rows and columns of patches for an image of `size` (height, width), at most `num_tokens` together.
+
+  It is the grid of the largest scale for which `ceil(height * scale / patch) * ceil(width * scale / patch)` is within
+  the budget, found by the bisection of SigLIP 2, whose scale has a precision of 1e-5. An image that is more than
+  `num_tokens` times as long as it is wide gets one row or column of them.
+  """
+  def at(scale: float) -> tuple[int, int]:
+    rows, columns = (max(1, math.ceil(side * scale / patch)) for side in size)
+    return rows, columns
+
+  low, high = _PRECISION / 10, _MOST_SCALE
+  while high - low >= _PRECISION:
+    middle = (low + high) / 2
+    low, high = (middle, high) if math.prod(at(middle)) <= num_tokens else (low, middle)
+  rows, columns = at(low)
+  return min(rows, num_tokens), min(columns, num_tokens)
+
+
+def native_size(size: tuple[int, int], patch: int, num_tokens: int) -> tuple[int, int]:
+  """Returns height and width, px, to which an image of `size` (height, width) is resized at its own aspect ratio."""
+  rows, columns = choose_grid(size, patch, num_tokens)
+  return rows * patch, columns * patch
+
+
+def fit_native(image: HostArray, *, recipe: schema.Recipe, image_px: tuple[int, int]) -> tuple[HostArray, HostArray]:
+  """Returns the patches of `image [H, W, 3] u8` at its own aspect ratio, and their grid `[2] i32`, for evaluation.
+
+  There are as many patches as in an image of `image_px`. They are returned as an array `[*image_px, 3] u8`, so that
+  batches have the same shape for either kind of image.
+  """
+  patch = recipe.eval_native_patch
+  num_tokens = image_px[0] * image_px[1] // patch ** 2
+  interpolation, antialias = eval_resampling(recipe)
+  resized = resize(image, native_size((image.shape[0], image.shape[1]), patch, num_tokens), antialias=antialias,
+                   interpolation=interpolation, truncate=recipe.truncate)
+  patches, grid = cut_patches(resized, patch, num_tokens)
+  return patches.reshape(*image_px, 3), grid
+
+
+def cut_patches(image: HostArray, patch: int, num_tokens: int) -> tuple[HostArray, HostArray]:
+  """Returns the patches of an image `[h P, w P, 3] u8`, and their grid `[2] i32`.
+
+  The patches are in raster order, one below the other, `[num_tokens * P, P, 3] u8`; zeros follow the last one.
+  """
+  rows, columns = image.shape[0] // patch, image.shape[1] // patch
+  patches = image.reshape(rows, patch, columns, patch, 3).swapaxes(1, 2)
+  padded = np.zeros((num_tokens * patch, patch, 3), np.uint8)
+  padded[:rows * columns * patch] = patches.reshape(-1, patch, 3)
+  return padded, np.array([rows, columns], np.int32)

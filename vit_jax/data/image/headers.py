@@ -1,8 +1,9 @@
 """Reads the headers of image files before any pixel is decoded: format, size and EXIF orientation.
 
-JPEG, PNG, WebP and BMP headers are parsed here, in microseconds; `decode.py` reads the other formats with Pillow. The
-orientation is that of the EXIF block, or without one that of XMP, as Pillow finds it; a PNG may have the EXIF block as
-text, as ImageMagick writes it.
+`decode.py` calls `detect_format`, then the function of the format, then `check_size`. JPEG, PNG, WebP and BMP headers
+are parsed here, in microseconds; Pillow reads those of the other formats. The orientation is that of the EXIF block, or
+if there is none that of XMP, as Pillow finds it; a PNG may have the EXIF block as text, as ImageMagick writes it. This
+module also holds the table of formats, `BadImage` and `DecodeOptions`, and imports no library for images.
 """
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ FORMATS = {
     'tiff': Format('TIFF', ('.tif', '.tiff')), 'avif': Format('AVIF', ('.avif', '.avifs')),
     'jp2': Format('JPEG 2000', ('.jp2', '.j2k', '.j2c', '.jpx')),
     'ppm': Format('PPM', ('.ppm', '.pgm', '.pbm', '.pnm'))}
-"""The formats that are read, as `detect_format` names them. What is read of a folder or a tar file follows from it."""
+"""The formats that are read, by the name that `detect_format` returns. The files that are read from a folder or a tar
+file are those with these extensions."""
 UNREAD = {'heic': Format('HEIC', ('.heic', '.heif')), 'jxl': Format('JPEG XL', ('.jxl',))}
 """Formats of images that are known but not supported."""
 *_first, _last = (one.name for one in FORMATS.values())
@@ -118,10 +120,10 @@ def read_jpeg(encoded: bytes) -> Header:
 
 
 def has_jpeg_end(encoded: bytes) -> bool:
-  """Returns whether a JPEG is complete: whether its end marker is there, which other bytes may follow.
+  """Returns whether a JPEG is complete: whether it has an end marker, which other bytes may follow.
 
-  Cameras write a video behind the image (motion photos), whose bytes contain each marker by chance. So the markers
-  before it are followed one by one, if the file does not end with one. In the pixels of a scan no marker can occur.
+  Some cameras write a video behind the image (motion photos), whose bytes contain any marker by chance. So unless the
+  file ends with the end marker, the markers are followed one by one. The pixels of a scan cannot contain a marker.
   """
   if encoded.endswith(b'\xff\xd9', 4):
     return True
@@ -230,7 +232,7 @@ def write_orientation(jpeg: bytes, orientation: int) -> bytes:
 
 
 def _jpeg_markers(encoded: bytes) -> Iterator[tuple[int, int]]:
-  """Yields each marker of a JPEG that has a length, and where that is; after the end marker none."""
+  """Yields each marker of a JPEG that has a length, and the place of the length; the end marker is the last."""
   place, marker = 2, 0
   while marker != _END and (found := _MARKER.search(encoded, place)):
     place = found.end()
@@ -243,7 +245,7 @@ _PNG_BLOCKS = (b'eXIf', b'tEXt', b'zTXt', b'iTXt')
 
 
 def _png_block(kind: bytes, content: bytes) -> tuple[bytes, bytes]:
-  """Returns keyword and text of a chunk that may have the orientation; of an EXIF chunk its type and content."""
+  """Returns keyword and text of a chunk that may have the orientation; for an EXIF chunk, its type and content."""
   if kind == b'eXIf':
     return kind, content
   keyword, _, text = content.partition(b'\0')

@@ -1,7 +1,9 @@
 """The host part of a recipe: from a stored image to the uint8 image or views of an example.
 
-The host ends with uint8 at the training resolution; normalization and mixing happen inside the jitted step
-(`device/prepare.py`). Decoding, geometry and colors are applied here, in this order.
+`loader.py` calls `train_transform` or `eval_transform` once, and the result for each record; `train_shapes` and
+`eval_shapes` state the arrays of an example before one is made. A transform decodes the image, then applies geometry,
+then colors, and ends with uint8 at the training resolution. Normalization and mixing happen inside the jitted step
+(`device/prepare.py`). This module does not know sources, batches or steps.
 """
 from __future__ import annotations
 
@@ -14,16 +16,16 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.image import channels, colors, crops, decode, geometry, jpeg, native, randaugment
+from vit_jax.data.image import channels, colors, crops, decode, geometry, jpeg, randaugment
 from vit_jax.data.image.headers import decode_options
 from vit_jax.data.source import Record
 
 Example = dict[str, HostArray | np.int32]
 """`image [H, W, 3] u8`, `box [4] f32`, `label [] i32`, and with `max_labels` also `label_list [T] i32`.
 
-With other channels than RGB the image is `[H, W, C] f32`. At its own aspect it is patches and a `grid` (`native.py`).
-
-A recipe with views gives `views_global` and `views_local` in place of image, box and list.
+With other channels than RGB, the image is `[H, W, C] f32`. An image at its own aspect ratio is an array of patches and
+a `grid [2] i32`. With views, an example has `views_global` and `views_local` in place of image, box and
+list.
 """
 Transform = Callable[[Record, np.random.Generator], Example]
 Shapes = dict[str, tuple[tuple[int, ...], type]]
@@ -53,7 +55,7 @@ class TrainTransform:
     window = (decode.Window(0, 0, *stored.size) if is_whole else
               crops.draw(recipe, stored.size, rng, relative=self.num_tokens > 0))
     if self.num_tokens:
-      px = native.size((window.height, window.width), patch, self.num_tokens)
+      px = geometry.native_size((window.height, window.width), patch, self.num_tokens)
     if is_whole and not self.num_tokens:
       image, box = geometry.fit(stored.cut(window), recipe=recipe, image_px=px)
     else:
@@ -64,7 +66,7 @@ class TrainTransform:
       image = augment_colors(image, recipe=recipe, rng=rng)
     example = {'image': image, 'box': box, **host_labels(record, self.max_labels)}
     if self.num_tokens:
-      example['image'], example['grid'] = native.cut(image, patch, self.num_tokens)
+      example['image'], example['grid'] = geometry.cut_patches(image, patch, self.num_tokens)
     return example
 
 
@@ -73,8 +75,8 @@ class ViewsTransform:
   """Several views of one image for self-supervised training: two large crops and some small ones (DINO, arXiv
   2104.14294): `views_global [2, H, W, 3] u8`, `views_local [V, h, w, 3] u8`, `label`.
 
-  With `views.gram_scale` above 1 also `views_gram [2, H', W', 3] u8`: the global crops at a larger size, with the same
-  flips and, with `views.gram_colors`, the same colors; sigma of the blur is the same number of pixels.
+  With `views.gram_scale` above 1, an example also has `views_gram [2, H', W', 3] u8`: the global crops at a larger
+  size, with the same flips and, with `views.gram_colors`, the same colors; sigma of the blur is the same in pixels.
 
   Each view: random crop, resize, flip, color jitter, grayscale, blur, solarize, in this order. The two global views
   differ in how often they are blurred and solarized.
@@ -87,10 +89,10 @@ class ViewsTransform:
     both, copies = [], []
     for kind in (FIRST, SECOND):
       cut = self._cut(stored, rng, kind=kind)
-      if views.gram_scale > 1:  # with random numbers of its own, the same ones
-        copies.append(self._seen(cut, copy.deepcopy(rng), kind=kind, px=views.gram_px(self.image_px),
-                                 colored=views.gram_colors))
-      both.append(self._seen(cut, rng, kind=kind, px=self.image_px))
+      if views.gram_scale > 1:  # a copy of the generator draws the same numbers
+        copies.append(self._augment(cut, copy.deepcopy(rng), kind=kind, px=views.gram_px(self.image_px),
+                                    has_colors=views.gram_colors))
+      both.append(self._augment(cut, rng, kind=kind, px=self.image_px))
     example: Example = {'views_global': np.stack(both), 'label': np.int32(record.label)}
     if copies:
       example['views_gram'] = np.stack(copies)
@@ -101,7 +103,7 @@ class ViewsTransform:
   def view(self, stored: HostArray, rng: np.random.Generator, *, kind: int) -> HostArray:
     """Returns one view of the decoded image `[H, W, 3] u8`."""
     px = (self.recipe.views.local_px,) * 2 if kind == LOCAL else self.image_px
-    return self._seen(self._cut(stored, rng, kind=kind), rng, kind=kind, px=px)
+    return self._augment(self._cut(stored, rng, kind=kind), rng, kind=kind, px=px)
 
   def _cut(self, stored: HostArray, rng: np.random.Generator, *, kind: int) -> HostArray:
     recipe, views = self.recipe, self.recipe.views
@@ -110,15 +112,15 @@ class ViewsTransform:
                           tries=recipe.crop_tries, covered=recipe.crop_covered)
     return window.cut(stored)
 
-  def _seen(self, cut: HostArray, rng: np.random.Generator, *, kind: int, px: tuple[int, int],
-            colored: bool = True) -> HostArray:
-    """Returns a crop after resizing, flip and, if `colored`, colors."""
+  def _augment(self, cut: HostArray, rng: np.random.Generator, *, kind: int, px: tuple[int, int],
+               has_colors: bool = True) -> HostArray:
+    """Returns a crop after resizing, flip and, if `has_colors`, colors."""
     recipe, views = self.recipe, self.recipe.views
     image = geometry.resize(cut, px, antialias=recipe.antialias, interpolation=recipe.interpolation,
                             truncate=recipe.truncate)
     if recipe.flip and rng.random() < 0.5:
       image = np.ascontiguousarray(geometry.flip(image))
-    if not colored:
+    if not has_colors:
       return image
     image = colors.jitter(image, views.jitter, rng)
     if rng.random() < views.grayscale:
@@ -145,7 +147,7 @@ class EvalTransform:
   def __call__(self, record: Record) -> Example:
     stored, labels = decode_image(record, self.recipe), host_labels(record, self.max_labels)
     if self.recipe.eval_native_patch:
-      image, grid = native.fit(stored, recipe=self.recipe, image_px=self.image_px)
+      image, grid = geometry.fit_native(stored, recipe=self.recipe, image_px=self.image_px)
       return {'image': image, 'grid': grid, 'box': WHOLE, **labels}
     image, box = geometry.fit(stored, recipe=self.recipe, image_px=self.image_px)
     return {'image': image, 'box': box, **labels}
@@ -153,9 +155,17 @@ class EvalTransform:
 
 def train_transform(recipe: schema.Recipe, image_px: tuple[int, int], *, decode: schema.Decode = schema.Decode.FULL,
                     max_labels: int = 0, num_tokens: int = 0) -> Transform:
-  """Returns `(record, rng) -> Example` for training; pickles. Raises UserError if the decoder is not installed.
+  """Returns the transform `(record, rng) -> Example` of training, which pickles.
 
-  With `num_tokens`, images have their own aspect and at most so many patches.
+  Args:
+    recipe: the augmentation.
+    image_px: height and width of the images, px.
+    decode: whether a JPEG is decoded completely, or only inside its crop.
+    max_labels: T of `label_list [T]`; 0 = examples have no list.
+    num_tokens: images keep their own aspect ratio and have at most so many patches; 0 = they have the size `image_px`.
+
+  Raises:
+    UserError: the decoder is not installed.
   """
   px = image_px[0], image_px[1]
   if recipe.views.on:
@@ -176,7 +186,7 @@ def decode_image(record: Record, recipe: schema.Recipe) -> HostArray:
 
 
 def eval_transform(recipe: schema.Recipe, image_px: tuple[int, int], *, max_labels: int = 0) -> EvalTransform:
-  """Returns `record -> Example` for evaluation; pickles."""
+  """Returns the transform `record -> Example` of evaluation, which pickles."""
   return EvalTransform(recipe, (image_px[0], image_px[1]), max_labels)
 
 
@@ -199,10 +209,7 @@ def train_shapes(recipe: schema.Recipe, image_px: tuple[int, int], *, max_labels
 
 def eval_shapes(image_px: tuple[int, int], *, max_labels: int = 0, num_channels: int = channels.RGB,
                 has_grid: bool = False) -> Shapes:
-  """Returns the shapes of the examples of `eval_transform`; images of other channels than RGB are f32.
-
-  `has_grid`: images have their own aspect.
-  """
+  """Returns the shapes of the examples of `eval_transform`; `has_grid` = images have their own aspect ratio."""
   dtype = np.uint8 if num_channels == channels.RGB else np.float32
   found: Shapes = {'image': ((*image_px, num_channels), dtype), 'label': ((), np.int32), 'box': ((4,), np.float32)}
   found |= {'grid': ((2,), np.int32)} if has_grid else {}
@@ -239,7 +246,7 @@ def host_labels(record: Record, max_labels: int) -> Example:
 
 
 def host_only(recipe: schema.Recipe) -> str:
-  """Returns the settings of a recipe that must be applied on the host, anew for every image; '' if there are none."""
+  """Returns the settings of a recipe that need the stored image on the host at each step; '' if there are none."""
   found = {f'crop={recipe.crop.value}': recipe.crop is not schema.Crop.RESIZE, 'views.on=true': recipe.views.on,
            'native_lengths': bool(recipe.native_lengths),
            f'randaugment.layers={recipe.randaugment.layers}': recipe.randaugment.layers > 0,
@@ -253,7 +260,7 @@ def read_as(recipe: schema.Recipe, other: schema.Recipe) -> schema.Recipe:
 
 
 def at_one_size(recipe: schema.Recipe) -> schema.Recipe:
-  """Returns a recipe that evaluates all images at one size, also where they should have their own aspect."""
+  """Returns a recipe that evaluates all images at one size, without their own aspect ratio."""
   return dataclasses.replace(recipe, eval_native_patch=0, native_lengths=())
 
 
