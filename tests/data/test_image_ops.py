@@ -89,8 +89,8 @@ def test_a_cut_progressive_jpeg_is_bad_although_its_tables_have_the_bytes_of_an_
   place = encoded.rindex(b'\xff\xda')
   table = b'\xff\xc4\x00\x05\xff\xd9\x00'  # skipped by its length
   with pytest.raises(headers.BadImage, match='the JPEG is truncated'):
-    decode.check_end(encoded[:place] + table + encoded[place:-2])
-  decode.check_end(encoded[:place] + table + encoded[place:] + b'...')
+    headers.check_jpeg_end(encoded[:place] + table + encoded[place:-2])
+  headers.check_jpeg_end(encoded[:place] + table + encoded[place:] + b'...')
 
 
 def test_text_and_nothing_are_bad_and_say_so() -> None:

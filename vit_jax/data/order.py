@@ -1,5 +1,8 @@
 """The order of the training data as a pure function of (seed, position).
 
+`loader.py` makes a `Visit`, such as `Shuffled`, and calls it with the positions of a batch; then `ExampleRngs.at` with
+each position. This module does not know the examples: `windows.py` has the order for sources with row groups.
+
 Position p counts examples from the start of the run, over all epochs and processes. Each epoch visits a new permutation
 of the source, each example once. The permutation is a small block cipher (a Feistel network, applied until the result
 is inside the dataset), so that any position is computed without the ones before it and without a table: resuming and
@@ -37,12 +40,18 @@ class Visit(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Shuffled:
-  """The order of a single source."""
+  """The order of a single source: each epoch is another permutation of its examples."""
   num_examples: int
   seed: int
 
   def __call__(self, positions: HostArray) -> HostArray:
-    return shuffled(positions, num_examples=self.num_examples, seed=self.seed)
+    epochs, places = np.divmod(np.asarray(positions, np.int64), self.num_examples)
+    indexes = np.empty_like(places)
+    for epoch in np.unique(epochs):
+      here = epochs == epoch
+      keys = streams.words(Stream.ORDER, self.seed, int(epoch), num=ROUNDS)
+      indexes[here] = permute(places[here], size=self.num_examples, keys=keys)
+    return indexes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,17 +89,6 @@ class Repeated:
       return self.visit((steps * self.batch_size + slot * self.groups + group) // self.times)
     different = -(-self.batch_size // self.times)
     return self.visit(steps * different + rows % different)
-
-
-def shuffled(positions: HostArray, *, num_examples: int, seed: int) -> HostArray:
-  """Returns the source indexes `[B] i64` of the examples at global `positions [B] i64`."""
-  epochs, places = np.divmod(np.asarray(positions, np.int64), num_examples)
-  indexes = np.empty_like(places)
-  for epoch in np.unique(epochs):
-    here = epochs == epoch
-    keys = streams.words(Stream.ORDER, seed, int(epoch), num=ROUNDS)
-    indexes[here] = permute(places[here], size=num_examples, keys=keys)
-  return indexes
 
 
 def permute(places: HostArray, *, size: int, keys: HostArray) -> HostArray:

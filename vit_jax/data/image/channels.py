@@ -59,16 +59,7 @@ def _decode(encoded: bytes, channels: int, options: DecodeOptions) -> HostArray:
     return _read_tiff(encoded, channels, options)
   if kind in decode.PILLOW_READERS:
     return decode.read_any_mode(encoded, kind, options)
-  header, encoded = decode.read_header(encoded, kind)
-  headers.check_size(header.height, header.width, options)
-  if kind == 'jpeg':
-    decode.check_end(encoded)
-  try:
-    found = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_UNCHANGED)
-  except cv2.error as error:
-    raise BadImage(f'not an image: {error.err or error}') from error
-  if found is None:
-    raise BadImage(f'not a complete {kind} image')
+  found = decode.read_opencv(encoded, kind, options, cv2.IMREAD_UNCHANGED)[0]
   return found[..., [2, 1, 0, *range(3, found.shape[2])]] if found.ndim == 3 and found.shape[2] >= RGB else found
 
 

@@ -100,18 +100,7 @@ def decode(encoded: bytes | HostArray, options: DecodeOptions = AS_STORED) -> Ho
   if kind in PILLOW_READERS:
     with _as_bad_image(kind):
       return _read(_open(encoded, kind), options)
-  header, encoded = read_header(encoded, kind)
-  headers.check_size(header.height, header.width, options)
-  if kind == 'jpeg':
-    check_end(encoded)
-  try:
-    image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
-  except cv2.error as error:
-    if error.code == cv2.Error.StsNoMem:
-      raise MemoryError(f'{header.width:,} x {header.height:,} px') from error
-    raise BadImage(f'not an image: {error.err or error}') from error
-  if image is None:
-    raise _unknown(encoded)
+  image, header, encoded = read_opencv(encoded, kind, options, cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
   if kind == 'png' and encoded[_PNG_DEPTH] == _DEEP:
     _compare_range(int(image.max()), encoded)
   return orient(image, header.orientation) if options.upright else image
@@ -141,6 +130,29 @@ def read_any_mode(encoded: bytes, kind: str, options: DecodeOptions) -> HostArra
     check_tiles(image, options)
     image.load()
     return np.asarray(image)
+
+
+def read_opencv(encoded: bytes, kind: str, options: DecodeOptions,
+                flags: int) -> tuple[HostArray, headers.Header, bytes]:
+  """Returns the pixels that OpenCV decodes with these flags, the header of the file, and the bytes that were decoded.
+
+  Raises:
+    BadImage: not an image, truncated, or too large.
+    MemoryError: there is not enough memory for the pixels.
+  """
+  header, encoded = read_header(encoded, kind)
+  headers.check_size(header.height, header.width, options)
+  if kind == 'jpeg':
+    headers.check_jpeg_end(encoded)
+  try:
+    image = cv2.imdecode(np.frombuffer(encoded, np.uint8), flags)
+  except cv2.error as error:
+    if error.code == cv2.Error.StsNoMem:
+      raise MemoryError(f'{header.width:,} x {header.height:,} px') from error
+    raise BadImage(f'not an image: {error.err or error}') from error
+  if image is None:
+    raise _unknown(encoded)
+  return image, header, encoded
 
 
 def read_header(encoded: bytes, kind: str) -> tuple[headers.Header, bytes]:
@@ -189,20 +201,6 @@ def find_orientation(encoded: bytes) -> int:
   with _as_bad_image(kind):
     found = _open(encoded, kind).getexif().get(headers.ORIENTATION, 1)
     return found if found in range(1, 9) else 1
-
-
-def is_jpeg(encoded: bytes) -> bool:
-  """Returns whether the bytes start as a JPEG file does."""
-  return encoded[:2] == b'\xff\xd8'
-
-
-def check_end(encoded: bytes) -> None:
-  """Raises BadImage if a JPEG is truncated.
-
-  OpenCV before 5 fills the missing part with gray without an error.
-  """
-  if not headers.has_jpeg_end(encoded):
-    raise BadImage(f'the JPEG is truncated: no end marker in {len(encoded):,} bytes')
 
 
 def orient(image: HostArray, orientation: int) -> HostArray:

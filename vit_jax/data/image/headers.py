@@ -119,20 +119,18 @@ def read_jpeg(encoded: bytes) -> Header:
   raise BadImage(f'the JPEG has no frame header in {len(encoded):,} bytes')
 
 
-def has_jpeg_end(encoded: bytes) -> bool:
-  """Returns whether a JPEG is complete: whether it has an end marker, which other bytes may follow.
+def check_jpeg_end(encoded: bytes) -> None:
+  """Raises BadImage if a JPEG is truncated: it has no end marker, which other bytes may follow.
+
+  OpenCV before 5 fills the missing part with gray without an error.
 
   Some cameras write a video behind the image (motion photos), whose bytes contain any marker by chance. So unless the
   file ends with the end marker, the markers are followed one by one. The pixels of a scan cannot contain a marker.
   """
-  if encoded.endswith(b'\xff\xd9', 4):
-    return True
-  scanned = False
-  for marker, _ in _jpeg_markers(encoded):
-    scanned |= marker == _SCAN
-    if marker == _END:
-      return scanned
-  return False
+  if not encoded.endswith(b'\xff\xd9', 4):
+    markers = [marker for marker, _ in _jpeg_markers(encoded)]
+    if _SCAN not in markers or markers[-1] != _END:
+      raise BadImage(f'the JPEG is truncated: no end marker in {len(encoded):,} bytes')
 
 
 def read_png(encoded: bytes) -> tuple[Header, bytes]:

@@ -63,7 +63,7 @@ class PartialJpeg:
     """Raises BadImage if the image is too large, or the file is truncated."""
     header = headers.read_jpeg(encoded)
     headers.check_size(header.height, header.width, options)
-    decode.check_end(encoded)
+    headers.check_jpeg_end(encoded)
     self._encoded, self._options, self._stored = encoded, options, (header.height, header.width)
     self._orientation = header.orientation if options.upright else 1
     self.size = self._stored[::-1] if self._orientation >= decode.FIRST_TRANSPOSED else self._stored
@@ -102,7 +102,7 @@ def find_opener(choice: schema.Decode, *, is_cropped: bool) -> Opener:
 
 def open_partial(image: bytes | HostArray, options: DecodeOptions = AS_STORED) -> DecodedImage | PartialJpeg:
   """Returns a stored image whose parts are decoded on request if possible; else decodes it completely now."""
-  if isinstance(image, bytes) and decode.is_jpeg(image):
+  if isinstance(image, bytes) and headers.detect_format(image) == 'jpeg':
     try:
       found = PartialJpeg(image, options)
       if found.is_supported():
@@ -114,7 +114,7 @@ def open_partial(image: bytes | HostArray, options: DecodeOptions = AS_STORED) -
 
 def open_fastest(image: bytes | HostArray, options: DecodeOptions = AS_STORED) -> DecodedImage | PartialJpeg:
   """Opens as `open_partial` if that gives the pixels of OpenCV on this machine, else as `decode.open_image`."""
-  is_partial = isinstance(image, bytes) and decode.is_jpeg(image) and is_exact()
+  is_partial = isinstance(image, bytes) and headers.detect_format(image) == 'jpeg' and is_exact()
   return open_partial(image, options) if is_partial else decode.open_image(image, options)
 
 
