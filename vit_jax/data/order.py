@@ -24,9 +24,9 @@ ROUNDS = 8  # 4 suffice for a pseudo-random permutation (Luby and Rackoff 1988);
 
 
 def draw_length_index(seed: int, step: int, num: int) -> int:
-  """Returns the index, below `num`, of the length of the sequences in the batch of a step.
+  """Returns the index, below `num`, of the number of tokens of the images in the batch of a step.
 
-  All are equally likely, and the same step has the same one on all hosts.
+  All indexes are equally likely, and a step has the same index on all hosts.
   """
   return streams.choice(Stream.LENGTHS, seed, step, num=num)
 
@@ -56,7 +56,7 @@ class Shuffled:
 
 @dataclasses.dataclass(frozen=True)
 class Repeated:
-  """Each example `times` times in a global batch, with another augmentation each time (arXiv 1901.09335).
+  """Visits each example `times` times in a global batch, with another augmentation each time (arXiv 1901.09335).
 
   Copies are far from each other, so that neighboring rows, which mixup pairs, differ. With `batch_size` 8 and `times` 2
   the first batches have these examples, counted in the order of `visit`:
@@ -64,18 +64,20 @@ class Repeated:
       0 1 2 3 0 1 2 3
       4 5 6 7 4 5 6 7
 
-  If `times` does not divide the batch size, the last examples of a batch have one copy less: 0 1 2 0 1 2 0 1 with 3.
+  If `times` does not divide the batch size, the last examples of a batch have one copy less: 0 1 2 0 1 2 0 1 with
+  `times` 3.
 
-  A batch may be of several `groups` of consecutive rows, one for each device of DeiT. If there are at least `times`
-  groups, copies are dealt to them in turn, as DeiT's `RASampler` does: with 4 groups (between the bars) and `times` 2
+  A batch may consist of several `groups` of consecutive rows, one for each device of DeiT. If there are at least
+  `times` groups, copies are dealt to them in turn, as DeiT's `RASampler` does: with 4 groups (between the bars) and
+  `times` 2
 
       0 2 | 0 2 | 1 3 | 1 3
       4 6 | 4 6 | 5 7 | 5 7
 
-  An epoch has as many rows as without copies, so that it sees a part 1 / `times` of the examples.
+  An epoch has as many rows as without copies, so it visits 1 / `times` of the examples.
 
-  Differs from DeiT: one permutation of all images lasts `times` epochs, so that each is seen equally often. There each
-  epoch has a permutation of its own, of which it takes the first third.
+  Differs from DeiT: one permutation of all images lasts `times` epochs, so that each is visited equally often. In DeiT
+  each epoch has its own permutation, and uses only the first third of it.
   """
   visit: Visit
   times: int
@@ -105,8 +107,8 @@ class ExampleRngs:
 
   The key of a generator has two words: a random one of the seed, and the position of the example.
 
-  A new generator costs about 50 us, since NumPy asks the system for a seed that is then not used; one whose state is
-  set costs 3 us and draws the same numbers.
+  A new generator costs about 50 us, because NumPy asks the system for a seed that is then not used. Setting the state
+  of an existing generator costs 3 us, and it draws the same numbers.
   """
 
   def __init__(self, seed: int) -> None:

@@ -26,8 +26,8 @@ from vit_jax.data.image.headers import BadImage, DecodeOptions
 from vit_jax.data.image.opencv import cv2
 
 _NUMPY = b'\x93NUMPY'
-_SPARE_BYTES = 2**16   # that programs write behind the pixels of a strip
-_MOST_LZMA = 2**28     # bytes of the dictionary of an LZMA stream
+_SPARE_BYTES = 2**16   # programs may write so many bytes after the pixels of a strip
+_MOST_LZMA = 2**28     # bytes of memory for the dictionary of an LZMA stream
 _ZLIB, _LZMA, _PACK_BITS = (8, 32946), (34925,), (32773,)  # compressions of a TIFF that tifffile itself unpacks
 
 
@@ -39,7 +39,11 @@ def read(image: bytes | HostArray, channels: int, options: DecodeOptions) -> Hos
     UserError: it is a TIFF of several channels, and tifffile is not installed.
   """
   pixels = _decode(image, channels, options) if isinstance(image, bytes) else image
-  pixels = _as_last(pixels, channels)
+  pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+  if pixels.ndim == 3 and pixels.shape[2] != channels and pixels.shape[0] == channels:
+    pixels = np.moveaxis(pixels, 0, 2)
+  if pixels.ndim != 3 or pixels.shape[2] != channels:
+    raise BadImage(f'channels: expected {channels} (data.channels), got pixels of the shape {pixels.shape}')
   if pixels.dtype.kind not in 'uifb':
     raise BadImage(f'pixels: expected integers or floating-point numbers, got {pixels.dtype}')
   if 0 in pixels.shape[:2]:
@@ -52,8 +56,18 @@ def read(image: bytes | HostArray, channels: int, options: DecodeOptions) -> Hos
 
 
 def _decode(encoded: bytes, channels: int, options: DecodeOptions) -> HostArray:
+  """Returns the pixels of a file as it stores them, `[H, W]`, `[H, W, C]` or `[C, H, W]`."""
   if encoded.startswith(_NUMPY):
-    return _read_npy(encoded, channels, options)
+    try:
+      found = archives.array(bytearray(encoded))  # compares the size of the file with its header
+    except ValueError as error:
+      raise BadImage(f'not a complete .npy file: {error}') from error
+    if found.ndim not in (2, 3):
+      raise BadImage(f'the .npy file: expected an array [H, W, {channels}] of numbers, got the shape {found.shape} of '
+                     f'{found.dtype} in {len(encoded):,} bytes')
+    if found.size > options.max_pixels * channels:
+      raise BadImage(f'the .npy file: expected at most {options.max_pixels:,} pixels, got the shape {found.shape}')
+    return found
   kind = headers.detect_format(encoded)
   if kind == 'tiff':
     return _read_tiff(encoded, channels, options)
@@ -61,20 +75,6 @@ def _decode(encoded: bytes, channels: int, options: DecodeOptions) -> HostArray:
     return decode.read_any_mode(encoded, kind, options)
   found = decode.read_opencv(encoded, kind, options, cv2.IMREAD_UNCHANGED)[0]
   return found[..., [2, 1, 0, *range(3, found.shape[2])]] if found.ndim == 3 and found.shape[2] >= RGB else found
-
-
-def _read_npy(encoded: bytes, channels: int, options: DecodeOptions) -> HostArray:
-  """Returns the array of a .npy file; its size is compared with its header before memory is taken."""
-  try:
-    found = archives.array(bytearray(encoded))
-  except ValueError as error:
-    raise BadImage(f'not a complete .npy file: {error}') from error
-  if found.ndim not in (2, 3):
-    raise BadImage(f'the .npy file: expected an array [H, W, {channels}] of numbers, got the shape {found.shape} of '
-                   f'{found.dtype} in {len(encoded):,} bytes')
-  if found.size > options.max_pixels * channels:
-    raise BadImage(f'the .npy file: expected at most {options.max_pixels:,} pixels, got the shape {found.shape}')
-  return found
 
 
 def _read_tiff(encoded: bytes, channels: int, options: DecodeOptions) -> HostArray:
@@ -101,12 +101,12 @@ def _read_tiff(encoded: bytes, channels: int, options: DecodeOptions) -> HostArr
 
 
 def _check_strips(page: Any, encoded: bytes, most_values: int) -> None:
-  """Raises BadImage if a strip or tile of a TIFF would be unpacked to more than its pixels, which tifffile does.
+  """Raises BadImage if a strip or tile of a TIFF unpacks to more bytes than its pixels; tifffile would unpack them all.
 
   Args:
     page: of tifffile.
     encoded: the file.
-    most_values: of a strip or tile.
+    most_values: largest number of values of a strip or tile.
   """
   kind, shape = page.keyframe, page.keyframe.chunks
   num_values, compression = math.prod(shape), int(kind.compression)
@@ -114,28 +114,16 @@ def _check_strips(page: Any, encoded: bytes, most_values: int) -> None:
   if num_values > most_values:
     raise BadImage(f'the TIFF: expected strips or tiles of at most {most_values:,} values, got the shape {shape}')
   for start, length in zip(page.dataoffsets, page.databytecounts, strict=True):
-    if _is_longer(encoded[start:start + length], compression, num_bytes + _SPARE_BYTES):
+    packed, most_bytes = encoded[start:start + length], num_bytes + _SPARE_BYTES
+    if compression in _ZLIB:
+      is_longer = len(zlib.decompressobj().decompress(packed, most_bytes + 1)) > most_bytes
+    elif compression in _LZMA:
+      is_longer = len(lzma.LZMADecompressor(memlimit=_MOST_LZMA).decompress(packed, most_bytes + 1)) > most_bytes
+    else:  # two bytes become at most 128
+      is_longer = compression in _PACK_BITS and len(packed) > 2 * most_bytes
+    if is_longer:
       raise BadImage(f'the TIFF: expected a strip or tile that is unpacked to {num_bytes:,} bytes, the pixels of '
                      f'{shape}, got more in {length:,} bytes')
-
-
-def _is_longer(packed: bytes, compression: int, num_bytes: int) -> bool:
-  """Returns whether more than so many bytes are packed, without unpacking more."""
-  if compression in _ZLIB:
-    return len(zlib.decompressobj().decompress(packed, num_bytes + 1)) > num_bytes
-  if compression in _LZMA:
-    return len(lzma.LZMADecompressor(memlimit=_MOST_LZMA).decompress(packed, num_bytes + 1)) > num_bytes
-  return compression in _PACK_BITS and len(packed) > 2 * num_bytes  # two bytes are at most 128
-
-
-def _as_last(pixels: HostArray, channels: int) -> HostArray:
-  """Returns an array with its channels last; raises BadImage if there is another number of them."""
-  pixels = pixels[..., None] if pixels.ndim == 2 else pixels
-  if pixels.ndim == 3 and pixels.shape[2] != channels and pixels.shape[0] == channels:
-    pixels = np.moveaxis(pixels, 0, 2)
-  if pixels.ndim != 3 or pixels.shape[2] != channels:
-    raise BadImage(f'channels: expected {channels} (data.channels), got pixels of the shape {pixels.shape}')
-  return pixels
 
 
 def statistics(sums: Any) -> tuple[list[float], list[float]]:

@@ -226,13 +226,19 @@ def _open(encoded: bytes, kind: str) -> Image.Image:
 
 
 def _read(image: Image.Image, options: DecodeOptions) -> HostArray:
+  """Returns an opened image as `from_pillow` does."""
   width, height = image.size
   headers.check_size(height, width, options)
   check_tiles(image, options)
-  is_tiff = image.format == 'TIFF'
-  if is_tiff:
-    _check_planes(image)
-  stored = image.getexif().get(headers.ORIENTATION, 1) if is_tiff else 1
+  stored = 1
+  if image.format == 'TIFF':
+    tags = getattr(image, 'tag_v2', {})
+    bits = tags.get(_BITS, (1,))
+    # Pillow decodes planes of more than 8 bits wrongly if they are not compressed.
+    if tags.get(_PLANES) == _SEPARATE and len(bits) > 1 and max(bits) > 8 and image.info.get('compression') == 'raw':
+      raise BadImage(f'a TIFF of {len(bits)} planes with {max(bits)} bits: expected channels that are stored together '
+                     'or compressed. Save it with planarconfig=contig')
+    stored = image.getexif().get(headers.ORIENTATION, 1)
   image.load()  # applies the orientation of a TIFF
   pixels = _levels(image)
   if not options.upright:
@@ -246,15 +252,6 @@ def check_tiles(image: Image.Image, options: DecodeOptions) -> None:
   if width * height > max(options.max_pixels, USUAL_TILE):
     raise BadImage(f'the TIFF has tiles of {width:,} x {height:,} px: expected at most {options.max_pixels:,} pixels. '
                    'Save it with smaller tiles')
-
-
-def _check_planes(image: Image.Image) -> None:
-  """Raises BadImage if a TIFF has planes of more than 8 bits without compression, which Pillow decodes wrongly."""
-  tags = getattr(image, 'tag_v2', {})
-  bits = tags.get(_BITS, (1,))
-  if tags.get(_PLANES) == _SEPARATE and len(bits) > 1 and max(bits) > 8 and image.info.get('compression') == 'raw':
-    raise BadImage(f'a TIFF of {len(bits)} planes with {max(bits)} bits: expected channels that are stored together '
-                   'or compressed. Save it with planarconfig=contig')
 
 
 def _levels(image: Image.Image) -> HostArray:

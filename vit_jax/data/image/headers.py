@@ -24,6 +24,7 @@ _END, _SCAN, _APP1 = 0xD9, 0xDA, 0xE1
 _EXIF, _XMP = b'Exif\0\0', b'http://ns.adobe.com/xap/1.0/\0'
 _TURNED = re.compile(rb'tiff:Orientation(?:="|>)([1-8])')
 _RAW_EXIF, _PNG_XMP = b'Raw profile type exif', b'XML:com.adobe.xmp'  # keywords of texts in a PNG
+_PNG_BLOCKS = (b'eXIf', b'tEXt', b'zTXt', b'iTXt')  # chunks that may have the orientation
 _MOST_TEXT = 2**20  # bytes of such a text, as for Pillow
 _PNG = b'\x89PNG\r\n\x1a\n'
 _PNG_PIXELS = (b'IHDR', b'PLTE', b'IDAT', b'IEND')
@@ -157,7 +158,12 @@ def read_png(encoded: bytes) -> tuple[Header, bytes]:
   if kept[1][4:8] != b'IHDR' or len(kept[1]) != 25:
     raise BadImage('the PNG does not start with an IHDR chunk')
   width, height = struct.unpack_from('>II', kept[1], 8)
-  exif = blocks[b'eXIf'] if b'eXIf' in blocks else _from_hex(blocks.get(_RAW_EXIF, b''))
+  exif = blocks.get(b'eXIf')
+  if exif is None:  # a text in ImageMagick's form: a line break, the kind, the length, and lines of hexadecimal digits
+    try:
+      exif = bytes.fromhex(b''.join(blocks.get(_RAW_EXIF, b'').split(b'\n')[3:]).decode('ascii'))
+    except ValueError:
+      exif = b''
   return Header(height, width, _orientation(exif, blocks.get(_PNG_XMP, b''))), b''.join(kept)
 
 
@@ -239,9 +245,6 @@ def _jpeg_markers(encoded: bytes) -> Iterator[tuple[int, int]]:
     place += int.from_bytes(encoded[place:place + 2], 'big')
 
 
-_PNG_BLOCKS = (b'eXIf', b'tEXt', b'zTXt', b'iTXt')
-
-
 def _png_block(kind: bytes, content: bytes) -> tuple[bytes, bytes]:
   """Returns keyword and text of a chunk that may have the orientation; for an EXIF chunk, its type and content."""
   if kind == b'eXIf':
@@ -255,14 +258,6 @@ def _png_block(kind: bytes, content: bytes) -> tuple[bytes, bytes]:
     return keyword, zlib.decompressobj().decompress(text, _MOST_TEXT) if is_packed else text
   except zlib.error:
     return keyword, b''
-
-
-def _from_hex(text: bytes) -> bytes:
-  """Returns the block in ImageMagick's form: a line break, its kind, its length, and lines of hexadecimal digits."""
-  try:
-    return bytes.fromhex(b''.join(text.split(b'\n')[3:]).decode('ascii'))
-  except ValueError:
-    return b''
 
 
 def _png_chunks(view: memoryview) -> Iterator[tuple[bytes, int, int]]:
