@@ -185,10 +185,10 @@ def write(folder: pathlib.Path, info: Info, compute: Callable[[range], tuple[Hos
 
   Args:
     folder: the directory to write.
-    info: its content.
-    compute: maps examples to `classes [n, h, w, k]` and `scores [n, h, w, k]`.
+    info: the content of its `info.json`.
+    compute: maps a range of examples to `classes [n, h, w, k]` and `scores [n, h, w, k]`.
     share: index of this process, and the number of processes.
-    meet: a barrier: returns when all processes have called it with this name.
+    meet: a barrier, which returns when all processes have called it with this name.
 
   Returns:
     False if the same maps exist already.
@@ -208,7 +208,7 @@ def write(folder: pathlib.Path, info: Info, compute: Callable[[range], tuple[Hos
   with contextlib.nullcontext(unfinished.folder) if share[0] else unfinished.open() as part:
     meet('label maps begun')
     for number, start in enumerate(starts):
-      if number % share[1] != share[0] or _file(part, 'scores', number).is_file():  # written last
+      if number % share[1] != share[0] or _file(part, 'scores', number).is_file():  # the scores are written last
         continue
       classes, scores = compute(range(start, min(start + info.per_part, info.num_examples)))
       kind = np.uint16 if info.num_classes <= 2**16 else np.uint32

@@ -92,8 +92,8 @@ class Job:
     if not path.exists():
       return None
     try:
-      with storage.local(str(path)) as here:
-        found = documents.read(here, expected='the note of a shard', advice='')
+      with storage.local(str(path)) as local:
+        found = documents.read(local, expected='the note of a shard', advice='')
       array_record.read_shard(found)
       return found
     except UserError as error:
@@ -177,7 +177,7 @@ def write(splits: Mapping[str, Source], folder: storage.Path, settings: Settings
     _begin(folder, plan)
     write_share(folder)
     kept = describe(folder)
-    for name in {f'{name}{NOTE}' for name in kept} | {PLAN}:
+    for name in {*(f'{name}{NOTE}' for name in kept), PLAN}:
       (folder / name).unlink(missing_ok=True)
     return Outcome.WRITTEN
   names = {file_name(name, number, count) for name, count in counts.items() for number in range(count)}
@@ -206,22 +206,23 @@ def _describe(part: storage.Path, *, splits: Mapping[str, Source], settings: Set
       if (note := job.note()) is None:
         return set()
       notes[name].append(note)
-  listed = {name: [array_record.read_shard(note) for note in some] for name, some in notes.items()}
-  for name, some in listed.items():
-    if not sum(shard.num_examples for shard in some):
+  shards = {name: [array_record.read_shard(note) for note in of_split] for name, of_split in notes.items()}
+  for name, of_split in shards.items():
+    if not sum(shard.num_examples for shard in of_split):
       raise UserError(f'--data: expected images in the split {name}, got {len(splits[name]):,} files whose image or '
                       'label cannot be used. Their names and the reasons are above.')
-  most = max(source.most_labels if source.most_labels != UNKNOWN else  # if it is not known, every example is read
-             max((len(_read(source, row).labels) for row in range(len(source))), default=1)
-             for source in splits.values())
-  several = {'most_labels': most} if most else {}
+  most_labels = max(
+      source.most_labels if source.most_labels != UNKNOWN else  # if it is not known, every example is read
+      max((len(_read(source, row).labels) for row in range(len(source))), default=1) for source in splits.values())
   info = {'format': array_record.FORMAT, 'made': plan, 'class_names': list(next(iter(splits.values())).class_names),
-          **several, **({'texts': plan['texts']} if 'texts' in plan else {}), **_statistics(notes, settings.channels),
-          'splits': {name: [shard._asdict() for shard in some] for name, some in listed.items()}}
-  every = [shard for some in listed.values() for shard in some]
-  storage.write_bytes(part / array_record.SUMS, ''.join(f'{one.sha256}  {one.file}\n' for one in every).encode())
+          **({'most_labels': most_labels} if most_labels else {}),
+          **({'texts': plan['texts']} if 'texts' in plan else {}), **_statistics(notes, settings.channels),
+          'splits': {name: [shard._asdict() for shard in of_split] for name, of_split in shards.items()}}
+  all_shards = [shard for of_split in shards.values() for shard in of_split]
+  sums = ''.join(f'{shard.sha256}  {shard.file}\n' for shard in all_shards)
+  storage.write_bytes(part / array_record.SUMS, sums.encode())
   storage.write_bytes(part / array_record.INFO, json.dumps(info, indent=1).encode())
-  return {array_record.SUMS, array_record.INFO, *(one.file for one in every)}
+  return {array_record.SUMS, array_record.INFO, *(shard.file for shard in all_shards)}
 
 
 def _plan(splits: Mapping[str, Source], settings: Settings) -> dict[str, Any]:
@@ -238,20 +239,20 @@ def _plan(splits: Mapping[str, Source], settings: Settings) -> dict[str, Any]:
 
 def _begin(folder: storage.Path, plan: Mapping[str, Any]) -> None:
   """Writes the plan to object storage. Shards of an interrupted command with the same plan stay there."""
-  there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-  if there and (PLAN not in there or (folder / PLAN).read_text() != json.dumps(plan)):
+  names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+  if names and (PLAN not in names or (folder / PLAN).read_text() != json.dumps(plan)):
     raise UserError(f'--to={folder}: expected a new folder, got one with other content. Choose another folder.')
   storage.write_bytes(folder / PLAN, json.dumps(plan).encode())
 
 
 def _check_same(folder: storage.Path, plan: Mapping[str, Any]) -> None:
   """Raises UserError if a folder has other content than the dataset of this plan."""
-  there = None
+  found = None
   if (folder / array_record.INFO).is_file():
-    with storage.local(str(folder / array_record.INFO)) as here:
-      there = array_record.read_info(here.parent).made
-  if there != documents.parse(json.dumps(plan)):
-    what = 'a dataset prepared with other settings' if there else 'other content'
+    with storage.local(str(folder / array_record.INFO)) as path:
+      found = array_record.read_info(path.parent).made
+  if found != documents.parse(json.dumps(plan)):
+    what = 'a dataset prepared with other settings' if found else 'other content'
     raise UserError(f'--to={folder}: expected a new folder, got one with {what}. Choose another folder.')
 
 
@@ -306,9 +307,9 @@ def _statistics(notes: Mapping[str, Sequence[documents.Field]], num_channels: in
   """
   if num_channels == RGB:
     return {}
-  some = notes.get('train', next(iter(notes.values())))
-  mean, std = channels.statistics(np.sum([[[one.number() for one in row.items()] for row in note.field('sums').items()]
-                                          for note in some], axis=0))
+  of_split = notes.get('train', next(iter(notes.values())))
+  sums = [[[value.number() for value in row.items()] for row in note.field('sums').items()] for note in of_split]
+  mean, std = channels.statistics(np.sum(sums, axis=0))
   if constant := [str(number) for number, value in enumerate(std) if not value > 0]:
     raise UserError(f'--data: expected channels whose values differ, got {", ".join(constant)} (counted from 0) with '
                     'one value in all images. Leave them out of the files.')
@@ -390,20 +391,20 @@ class Here(NamedTuple):
     started = [context.Process(target=_run_quietly, args=(os.getpid(), jobs[number::num], threads), daemon=True)
                for number in range(num)]
     folder, sizes, done = jobs[0].folder, {f'{job.file}{NOTE}': len(job.positions) for job in jobs}, 0
-    for one in started:
-      one.start()
+    for process in started:
+      process.start()
     try:
       is_running = True
       while is_running:
         time.sleep(POLL_S)
-        is_running = any(one.is_alive() for one in started)
-        now = sum(sizes.get(name, 0) for name in os.listdir(folder))
-        self.on_written(now - done)
-        done = now
+        is_running = any(process.is_alive() for process in started)
+        written = sum(sizes.get(name, 0) for name in os.listdir(folder))
+        self.on_written(written - done)
+        done = written
     finally:
-      for one in started:
-        one.kill()
-        one.join()
+      for process in started:
+        process.kill()
+        process.join()
 
 
 def _run_quietly(parent: int, jobs: Sequence[Job], threads: int) -> None:

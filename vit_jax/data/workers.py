@@ -149,12 +149,15 @@ class _Processes:
 
 
 def _start_shielded(made: Iterator[Batch]) -> Batch:
-  """Takes the first batch, which starts the processes, in a thread that blocks SIGINT and SIGUSR1, as they do then.
+  """Returns the first batch, for which the processes start, from a thread that blocks SIGINT and SIGUSR1.
 
-  These reach the whole process group, and would end processes, with a traceback, until they run `start_worker`.
+  The processes inherit the blocked signals. Both signals reach the whole process group, and would end a process with a
+  traceback until it has run `start_worker`.
   """
-  before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # it ignores SIGINT and SIGTERM, but not this one
-  resource_tracker.ensure_running()  # if it started in that thread, it would unblock SIGINT there
+  # The resource tracker of Python ignores SIGINT and SIGTERM, but not SIGUSR1. It starts here, since it would unblock
+  # SIGINT in the other thread.
+  before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+  resource_tracker.ensure_running()
   signal.pthread_sigmask(signal.SIG_SETMASK, before)
   block = functools.partial(signal.pthread_sigmask, signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR1})
   pool = concurrent.futures.ThreadPoolExecutor(1, initializer=block)
@@ -177,12 +180,12 @@ def _start_loader(parent: int, settings: storage.Settings, messages: tuple[float
 def start_worker(parent: int) -> None:
   """Sets up a process that reads data: no accelerator, no Ctrl-C, and it ends when its parent ends."""
   import jax
-  for one in (signal.SIGINT, signal.SIGUSR1):  # they reach the whole group; the parent closes us
-    signal.signal(one, signal.SIG_IGN)
+  for number in (signal.SIGINT, signal.SIGUSR1):  # they reach the whole group; the parent ends this process
+    signal.signal(number, signal.SIG_IGN)
   jax.config.update('jax_platforms', 'cpu')
   opencv.quieten()
 
-  def end_with_parent() -> None:  # a killed parent cannot stop its loader processes, which would keep its memory
+  def end_with_parent() -> None:  # a killed parent cannot end its processes, and they would keep shared memory
     while os.getppid() == parent:
       time.sleep(PARENT_POLL_S)
     os._exit(1)
@@ -220,8 +223,8 @@ def check_memory(name: str, batch_size: int, shard: Shard, shapes: Shapes, *, li
   """Returns the bytes of this process's part of one batch.
 
   Args:
-    name: of the setting.
-    batch_size: examples per step, over all processes.
+    name: of the setting, for the message.
+    batch_size: examples of a global batch.
     shard: the rows that this process holds.
     shapes: shape and dtype of the arrays of an example.
     limit: bytes; None = `memory_bytes()`.
@@ -241,7 +244,7 @@ def check_memory(name: str, batch_size: int, shard: Shard, shapes: Shapes, *, li
 
 
 def sizes(workers: Workers, here: Machine) -> Sizes:
-  """Returns the threads and the buffer of each process, so that all batches take at most a quarter of the memory."""
+  """Returns the threads and the buffer of each process, such that all batches fit into `MEMORY_SHARE`."""
   threads, num, batch_bytes = workers
   if num:
     each, handed = min(open_files.MAX_THREADS, -(-(threads or here.cores) // num)), HANDED
@@ -253,7 +256,7 @@ def sizes(workers: Workers, here: Machine) -> Sizes:
 
 
 def at_start(workers: Workers, *, num_examples: int, here: Machine) -> Workers:
-  """Returns the workers of a run at its start, whose processes `data.workers` gives, or the machine if that is auto."""
+  """Returns the workers with the number of processes of a run: that of `data.workers`, or by the machine if `auto`."""
   num = workers.processes
   if num == schema.AUTO_WORKERS:
     few = num_examples < SMALL_SET or here.cores < 2 * open_files.MAX_THREADS
@@ -262,12 +265,20 @@ def at_start(workers: Workers, *, num_examples: int, here: Machine) -> Workers:
 
 
 def _fitting(num: int, batch_bytes: int, here: Machine) -> int:
-  """Returns at most `num` processes: as many as leave each of them the memory of the fewest batches that it needs."""
+  """Returns the largest number of processes, at most `num`, whose batches fit into their share of the memory."""
   return max(0, min(num, int(here.memory * MEMORY_SHARE) // ((HANDED + 2) * max(1, batch_bytes))))
 
 
 def advice(host: float, step: float, busy_cores: float, workers: Workers, *, here: Machine) -> str:
-  """Returns what helps a host that makes `host` of the `step` images/s that the step takes; '' if it keeps up."""
+  """Returns a warning with what helps a host that is slower than the step; '' if it keeps up.
+
+  Args:
+    host: images/s that the workers make.
+    step: images/s that the step takes.
+    busy_cores: mean number of busy cores of this machine.
+    workers: of the run.
+    here: the machine.
+  """
   if host >= step:
     return ''
   num = workers.processes

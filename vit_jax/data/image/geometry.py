@@ -94,9 +94,9 @@ def resize(image: HostArray, image_px: tuple[int, int], *, antialias: bool,
 
   Pixel centers are at half-integers. Without `antialias` a filter covers 2 x 2 (bilinear) or 4 x 4 (bicubic, a = -0.75)
   stored pixels at any scale, and values are rounded, or with `truncate` truncated to integers. With `antialias`, the
-  filter grows with the scale and covers all pixels, as in Pillow (where bicubic has a = -0.5), and so as in programs
-  that use torchvision or timm. `AREA` is the mean over the covered area. An image of the right size is returned as it
-  is.
+  filter grows with the scale and covers all pixels, as in Pillow (where bicubic has a = -0.5), and in programs that use
+  torchvision or timm. `AREA` is the mean over the covered area. An image of this size is returned unchanged. Images in
+  float32 are resized by `resample.resize_float`.
 
   Differs from big_vision: of its bilinear random crops, 2 truncated values in 10,000 differ by one gray level, since
   OpenCV computes positions in double precision; `resize_part` has the program's pixels, in four times the time.
@@ -146,15 +146,15 @@ def resize_part(image: HostArray, size: tuple[int, int], window: Window, *, anti
                 interpolation: Interpolation, truncate: bool = False) -> HostArray:
   """Returns the part inside `window` of `image [H, W, C]` resized to `size` (height, width), `[*window, C]`.
 
-  An image in float32 is resized by `resample.resize_float`. The rest of this text is about 8 bits: The pixels are
-  Pillow's with `antialias`. Without it, those by area and truncated bilinear ones are TensorFlow's (see `resample`).
-
-  Rounded bilinear pixels are OpenCV's, of which 5 in 10,000 differ by one level from TensorFlow's rounded ones.
+  An image in float32 is resized by `resample.resize_float`, one of 8 bits as follows. With `antialias`, the pixels are
+  Pillow's. Without it, pixels by area and truncated bilinear pixels are TensorFlow's (see `resample`). Rounded bilinear
+  pixels are OpenCV's, of which 5 in 10,000 differ by one level from TensorFlow's rounded ones.
 
   The memory is bounded by the stored image and the window, not by `size`: a line of 2 x 30,000 px with a short side of
   256 px would take 2.9 GB. If the resized image has more than `MAX_ENLARGEMENT` times the pixels of the window, only
-  the window's pixels are sampled: with antialias by resizing a box with Pillow, which gives the same pixels up to
-  rounding; bicubic without it by OpenCV's warp, whose coordinates have a resolution of 1/32 px of the stored image.
+  the window's pixels are sampled: with `antialias` by resizing a box with Pillow, which gives the same pixels up to
+  rounding; bicubic pixels without it by OpenCV's warp, whose coordinates have a resolution of 1/32 px of the stored
+  image.
   """
   if image.shape[:2] == tuple(size):
     return window.cut(image)

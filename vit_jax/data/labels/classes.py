@@ -111,16 +111,14 @@ def match(own: Sequence[str], names: Sequence[str], *, where: str) -> tuple[int,
   """
   if tuple(own) == tuple(names):
     return tuple(range(len(names)))
-  places: dict[str, set[int]] = {}
+  by_line, by_part = collections.defaultdict[str, set[int]](set), collections.defaultdict[str, set[int]](set)
   for i, name in enumerate(names):
-    for key in _parts(name):
-      places.setdefault(key, set()).add(i)
-  complete: dict[str, set[int]] = {}
-  for i, name in enumerate(names):
-    complete.setdefault(_key(name), set()).add(i)
-  found = [complete.get(key := _key(name)) or places.get(key, set()) for name in own]
-  missing = [name for name, at in zip(own, found, strict=True) if not at]
-  several = [name for name, at in zip(own, found, strict=True) if len(at) > 1]
+    by_line[_key(name)].add(i)
+    for part in _parts(name):
+      by_part[part].add(i)
+  found = [by_line[_key(name)] or by_part[_key(name)] for name in own]
+  missing = [name for name, indexes in zip(own, found, strict=True) if not indexes]
+  several = [name for name, indexes in zip(own, found, strict=True) if len(indexes) > 1]
   if missing or several:
     problems = [f'{len(missing)} of {len(own)} that are not there: {_some(missing)}'] if missing else []
     problems += [f'{len(several)} that match several: {_some(several)}'] if several else []
@@ -128,7 +126,7 @@ def match(own: Sequence[str], names: Sequence[str], *, where: str) -> tuple[int,
     raise UserError(f'classes of the data: expected classes of {where}, got ' + '; '.join(problems)
                     + f'. It has {len(names)} lines such as {documents.describe(names[0])}. Name the folders by '
                     f'complete lines, their first words, or the rest of the lines.{alike}')
-  return tuple(next(iter(at)) for at in found)
+  return tuple(next(iter(indexes)) for indexes in found)
 
 
 def find(names: Sequence[str], named: int | str, *, count: int) -> int:

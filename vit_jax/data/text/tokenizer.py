@@ -1,7 +1,8 @@
 """Tokenizers from the files that models are published with: texts become ids of a fixed length.
 
-A file is read by `tokenizers` (`tokenizer.json`; `vocab.json` with `merges.txt`) or by `sentencepiece` (`*.model`),
-the packages of the extra `text`. The special tokens of a family are added here, because files differ in
+`weights/text.py` calls `find` for the file beside weights, then makes a `Tokenizer`; `captions.py` and `stored.py` call
+`open_given`. A file is read by `tokenizers` (`tokenizer.json`; `vocab.json` with `merges.txt`) or by `sentencepiece`
+(`*.model`), the packages of the extra `text`. The special tokens of a family are added here, because files differ in
 whether they add them:
 
   CLIP      start, text, end; padded with the end; a long text is cut before the end
