@@ -105,9 +105,9 @@ def resize(image: HostArray, image_px: tuple[int, int], *, antialias: bool,
   one gray level, and values are 0.13 levels smaller on average.
   """
   window = Window(0, 0, *image_px)
-  if image.dtype != np.uint8 or antialias or image.shape[:2] == tuple(image_px) or (
-      interpolation is Interpolation.AREA) or (
-      image.size > MAX_ENLARGEMENT * window.height * window.width):
+  is_large = image.size > MAX_ENLARGEMENT * window.height * window.width
+  is_equal = image.shape[:2] == tuple(image_px)
+  if image.dtype != np.uint8 or antialias or interpolation is Interpolation.AREA or is_equal or is_large:
     return resize_part(image, image_px, window, antialias=antialias, interpolation=interpolation, truncate=truncate)
   if not truncate:
     return cv2.resize(image, image_px[::-1], interpolation=_opencv_filter(interpolation))

@@ -24,8 +24,7 @@ Example = dict[str, HostArray | np.int32]
 """`image [H, W, 3] u8`, `box [4] f32`, `label [] i32`, and with `max_labels` also `label_list [T] i32`.
 
 With other channels than RGB, the image is `[H, W, C] f32`. An image at its own aspect ratio is an array of patches and
-a `grid [2] i32`. With views, an example has `views_global` and `views_local` in place of image, box and
-list.
+a `grid [2] i32`. With views, an example has `views_global` and `views_local` in place of image, box and list.
 """
 Transform = Callable[[Record, np.random.Generator], Example]
 Shapes = dict[str, tuple[tuple[int, ...], type]]
@@ -97,15 +96,13 @@ class ViewsTransform:
     if copies:
       example['views_gram'] = np.stack(copies)
     if views.num_local:
-      example['views_local'] = np.stack([self.view(stored, rng, kind=LOCAL) for _ in range(views.num_local)])
+      example['views_local'] = np.stack([
+          self._augment(self._cut(stored, rng, kind=LOCAL), rng, kind=LOCAL, px=(views.local_px, views.local_px))
+          for _ in range(views.num_local)])
     return example
 
-  def view(self, stored: HostArray, rng: np.random.Generator, *, kind: int) -> HostArray:
-    """Returns one view of the decoded image `[H, W, 3] u8`."""
-    px = (self.recipe.views.local_px,) * 2 if kind == LOCAL else self.image_px
-    return self._augment(self._cut(stored, rng, kind=kind), rng, kind=kind, px=px)
-
   def _cut(self, stored: HostArray, rng: np.random.Generator, *, kind: int) -> HostArray:
+    """Returns a random crop of the decoded image `[H, W, 3] u8`, at its stored size."""
     recipe, views = self.recipe, self.recipe.views
     window = crops.sample(recipe.crop_sampler, (stored.shape[0], stored.shape[1]), rng=rng,
                           area=views.local_area if kind == LOCAL else views.global_area, aspect=recipe.crop_aspect,

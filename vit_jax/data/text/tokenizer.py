@@ -53,6 +53,8 @@ class Tokens(NamedTuple):
 class Tokenizer:
   """The tokenizer of a family; maps texts to their `Tokens`. It pickles.
 
+  `special` has the ids of start, end and padding; 0 for those that the family does not have.
+
   Args:
     path: its file; None for `BYTES`, which has none.
     family: one of `FAMILIES`.
@@ -64,47 +66,39 @@ class Tokenizer:
 
   def __init__(self, path: pathlib.Path | None, *, family: str, length: int) -> None:
     assert family in FAMILIES, family
-    self.path, self.length, self._family = path, length, family
+    self.path, self.family, self.length = path, family, length
     self._encoder = _read(path) if path else _Encoder(
         lambda text: [byte + 3 for byte in text.encode(errors='replace')], lambda piece: None)
-    self._start = self._end = self._pad = 0
+    start = end = pad = 0
     if family == CLIP:
-      self._start, self._end = self._special('<|startoftext|>'), self._special('<|endoftext|>')
-      self._pad = self._end
+      start, end = self._find('<|startoftext|>'), self._find('<|endoftext|>')
+      pad = end
     elif family == SIGLIP:
       is_gemma = self._encoder.find('<eos>') is not None
-      self._end = self._special('<eos>' if is_gemma else '</s>')
-      self._pad = self._special('<pad>') if is_gemma else self._end
+      end = self._find('<eos>' if is_gemma else '</s>')
+      pad = self._find('<pad>') if is_gemma else end
     elif family == BYTES:
-      self._end = 1
-
-  @property
-  def family(self) -> str:
-    return self._family
-
-  @property
-  def special(self) -> tuple[int, int, int]:
-    """The ids of start, end and padding; 0 for those that the family does not have."""
-    return self._start, self._end, self._pad
+      end = 1
+    self.special = start, end, pad
 
   @property
   def has_end(self) -> bool:
-    """Whether a text ends with a token of its own."""
-    return self._family != TIPS
+    """Whether a special token follows a text."""
+    return self.family != TIPS
 
   @property
   def digest(self) -> str:
     """Identity of the tokens of texts: the family, the length, and the file."""
-    return f'{self._family} {self.length} {file_digest(self.path)}'
+    return f'{self.family} {self.length} {file_digest(self.path)}'
 
   def check(self, vocabulary: int, setting: str) -> None:
     """Raises UserError if the tokenizer has special tokens that a vocabulary of this size does not have."""
-    if (highest := max(self._start, self._end, self._pad)) >= vocabulary:
+    if (highest := max(self.special)) >= vocabulary:
       raise UserError(f'{setting}: expected more than {highest:,}, the id of a special token of {self.path}, got '
                       f'{vocabulary:,}. Set it to the number of tokens of the tokenizer.')
 
   def __getstate__(self) -> dict[str, Any]:
-    return {'path': self.path, 'family': self._family, 'length': self.length}
+    return {'path': self.path, 'family': self.family, 'length': self.length}
 
   def __setstate__(self, state: dict[str, Any]) -> None:
     Tokenizer.__init__(self, **state)
@@ -115,13 +109,13 @@ class Tokenizer:
 
   def __call__(self, texts: Sequence[str]) -> Tokens:
     """Returns the ids of texts, padded or cut to the length."""
-    return frame([self.pieces(text) for text in texts], family=self._family, length=self.length,
-                 special=self.special)
+    return frame([self.pieces(text) for text in texts], family=self.family, length=self.length, special=self.special)
 
-  def _special(self, piece: str) -> int:
+  def _find(self, piece: str) -> int:
+    """Returns the id of a special token. Raises UserError if the file does not have it."""
     found = self._encoder.find(piece)
     if found is None:
-      raise UserError(f'{self.path}: expected the tokenizer of a {self._family} model, got one without the token '
+      raise UserError(f'{self.path}: expected the tokenizer of a {self.family} model, got one without the token '
                       f'{piece}. Use the file that was published with the weights.')
     return found
 
@@ -142,15 +136,13 @@ def frame(pieces: Sequence[Sequence[int]], *, family: str, length: int, special:
   start, end, pad = special
   ids = np.full((len(pieces), length), pad, np.int32)
   mask = np.zeros((len(pieces), length), bool)
-  for row, found in enumerate(pieces):
-    match family:
-      case 'clip':
-        found = [start, *found[:length - 2], end]
-      case 'siglip' | 'bytes':
-        found = [*found[:length - 1], end]
-      case _:
-        found = found[:length]
-    ids[row, :len(found)], mask[row, :len(found)] = found, True
+  for row, text in enumerate(pieces):
+    if family == CLIP:
+      text = [start, *text[:length - 2], end]
+    elif family != TIPS:
+      text = [*text[:length - 1], end]
+    text = text[:length]
+    ids[row, :len(text)], mask[row, :len(text)] = text, True
   return Tokens(ids, mask)
 
 
