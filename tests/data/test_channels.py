@@ -179,6 +179,17 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
   assert channels.read(pillow(BANDS[..., 0], 'TIFF'), 1, AS_STORED).shape == (20, 30, 1)
 
 
+def test_too_little_memory_is_not_taken_for_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+  file, error = pillow(BANDS[..., 0], 'PNG'), cv2.error('no memory')
+  error.code = cv2.Error.StsNoMem
+
+  def fail(*_: object) -> None:
+    raise error
+  monkeypatch.setattr(cv2, 'imdecode', fail)
+  with pytest.raises(MemoryError, match='30 x 20 px'):
+    channels.read(file, 1, AS_STORED)
+
+
 @pytest.mark.parametrize('size', [(8, 11), (7, 45), (40, 60), (20, 9), (1, 1)])
 @pytest.mark.parametrize('interpolation', [Interpolation.BILINEAR, Interpolation.BICUBIC])
 def test_antialiased_pixels_are_those_of_pillow(size: tuple[int, int], interpolation: Interpolation) -> None:

@@ -219,7 +219,7 @@ def memory_bytes(root: pathlib.Path = pathlib.Path('/')) -> int:
   return found
 
 
-def check_memory(name: str, batch_size: int, shard: Shard, shapes: Shapes, *, limit: int | None = None) -> int:
+def check_memory(name: str, batch_size: int, shard: Shard, shapes: Shapes) -> int:
   """Returns the bytes of this process's part of one batch.
 
   Args:
@@ -227,12 +227,11 @@ def check_memory(name: str, batch_size: int, shard: Shard, shapes: Shapes, *, li
     batch_size: examples of a global batch.
     shard: the rows that this process holds.
     shapes: shape and dtype of the arrays of an example.
-    limit: bytes; None = `memory_bytes()`.
 
   Raises:
-    UserError: they are more than the memory.
+    UserError: they are more than `memory_bytes`.
   """
-  limit = memory_bytes() if limit is None else limit
+  limit = memory_bytes()
   each = 8 + sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in shapes.values())  # 8 of the index
   rows = batch_size * len(shard.parts) // shard.count
   if rows * each > limit:
