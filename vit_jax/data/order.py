@@ -48,9 +48,9 @@ class Shuffled:
     epochs, places = np.divmod(np.asarray(positions, np.int64), self.num_examples)
     indexes = np.empty_like(places)
     for epoch in np.unique(epochs):
-      here = epochs == epoch
+      inside = epochs == epoch
       keys = streams.words(Stream.ORDER, self.seed, int(epoch), num=ROUNDS)
-      indexes[here] = permute(places[here], size=self.num_examples, keys=keys)
+      indexes[inside] = permute(places[inside], size=self.num_examples, keys=keys)
     return indexes
 
 

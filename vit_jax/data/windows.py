@@ -55,30 +55,33 @@ class Windows:
     epochs = positions // int(self.sizes.sum())
     indexes = np.empty_like(positions)
     for epoch in np.unique(epochs).tolist():
-      here = epochs == epoch
-      indexes[here] = self._in_epoch(positions[here], epoch)
+      inside = epochs == epoch
+      indexes[inside] = self._in_epoch(positions[inside], epoch)
     return indexes
 
   def _in_epoch(self, positions: HostArray, epoch: int) -> HostArray:
+    """Returns the indexes of the examples at positions that are all in one epoch."""
     groups, ends = _sequence(self, epoch)
-    first = epoch * int(ends[-1])
-    every = np.arange(self.lanes)
-    stops = np.cumsum(self._before(every, first + int(ends[-1])) - self._before(every, first))
-    starts = np.append(0, stops[:-1])  # first row of each lane among all rows, in the order of the groups
+    first = epoch * int(ends[-1])  # position at which the epoch starts
+    # The rows of an epoch are counted group after group, in the order of the epoch. Each lane has a range of them.
+    all_lanes = np.arange(self.lanes)
+    stops = np.cumsum(self._before(all_lanes, first + int(ends[-1])) - self._before(all_lanes, first))
+    starts = np.append(0, stops[:-1])
     lanes = positions % self.span * self.lanes // self.span
-    places = starts[lanes] + self._before(lanes, positions) - self._before(lanes, first)
-    begins = np.searchsorted(ends, starts, side='right')  # the first group of each lane
-    numbers = (np.searchsorted(ends, places, side='right') - begins[lanes]) // self.groups
+    rows = starts[lanes] + self._before(lanes, positions) - self._before(lanes, first)
+    # A window is `self.groups` groups of a lane, counted from the group in which the lane starts.
+    first_groups = np.searchsorted(ends, starts, side='right')
+    numbers = (np.searchsorted(ends, rows, side='right') - first_groups[lanes]) // self.groups
     for lane, number in np.unique(np.stack([lanes, numbers]), axis=1).T.tolist():
-      here = (lanes == lane) & (numbers == number)
-      begin = int(begins[lane]) + number * self.groups
-      start = max(int(starts[lane]), int(ends[begin - 1]) if begin else 0)
-      stop = min(int(stops[lane]), int(ends[min(begin + self.groups, len(ends)) - 1]))
+      inside = (lanes == lane) & (numbers == number)
+      group = int(first_groups[lane]) + number * self.groups
+      start = max(int(starts[lane]), int(ends[group - 1]) if group else 0)
+      stop = min(int(stops[lane]), int(ends[min(group + self.groups, len(ends)) - 1]))
       keys = streams.words(Stream.WINDOWS, self.seed, epoch, lane, number, num=order.ROUNDS)
-      places[here] = start + order.permute(places[here] - start, size=stop - start, keys=keys)
-    chosen = np.searchsorted(ends, places, side='right')
-    before = np.cumsum(self.sizes) - self.sizes
-    return before[groups[chosen]] + places - (ends - self.sizes[groups])[chosen]
+      rows[inside] = start + order.permute(rows[inside] - start, size=stop - start, keys=keys)
+    chosen = np.searchsorted(ends, rows, side='right')  # the group of each row, in the order of the epoch
+    before = np.cumsum(self.sizes) - self.sizes         # examples of the source before each of its groups
+    return before[groups[chosen]] + rows - (ends - self.sizes[groups])[chosen]
 
   def _before(self, lanes: HostArray, positions: HostArray | int) -> HostArray:
     """Returns how many of the positions before each one belong to its lane."""

@@ -216,6 +216,7 @@ def _unknown(encoded: bytes) -> BadImage:
 
 
 def _open(encoded: bytes, kind: str) -> Image.Image:
+  """Returns a file as Pillow's reader of its format opens it, before pixels are read."""
   module, _, name = PILLOW_READERS[kind].partition('.')
   try:
     opener = getattr(importlib.import_module(f'PIL.{module}'), name)
