@@ -125,7 +125,7 @@ def read(where: str, threads: int, num_epochs: int) -> None:
   num_batches = len(source) // BATCH
 
   def batch(number: int) -> int:
-    indexes = order.shuffled(number * BATCH + np.arange(BATCH), num_examples=len(source), seed=0).tolist()
+    indexes = order.Shuffled(len(source), 0)(number * BATCH + np.arange(BATCH)).tolist()
     return sum(len(record.image) for record in source.read(indexes))
 
   for epoch in range(num_epochs):

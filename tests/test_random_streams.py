@@ -31,7 +31,7 @@ def mixed(seed: int, epoch: int) -> list[int]:
 
 
 HOST: dict[str, Callable[[int, int], list[Any]]] = {
-    'order': lambda seed, epoch: order.shuffled(epoch * NUM + PLACES, num_examples=NUM, seed=seed).tolist(),
+    'order': lambda seed, epoch: order.Shuffled(NUM, seed)(epoch * NUM + PLACES).tolist(),
     'lengths': lambda seed, step: [order.draw_length_index(seed, NUM * step + i, 5) for i in range(NUM)],
     'row groups': lambda seed, epoch: (
         windows.Windows(np.full(12, 5), seed, span=1, lanes=1, groups=1)(epoch * NUM + PLACES) // 5).tolist(),

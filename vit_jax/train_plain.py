@@ -126,7 +126,7 @@ def top1(view: View, state: TrainState, config: schema.Config, source: Source) -
   """Returns the share of the images of a source whose most likely class is theirs."""
   recipe, size = config.data.recipe, min(config.batch_size, len(source))
   loader = loaders.eval_loader(source, recipe=recipe, image_px=config.image_px, batch_size=size, shard=ALONE,
-                               threads=config.data.threads, workers=0)
+                               threads=config.data.threads)
   prepare, network = prepare_eval(recipe), view.select(state.params, state.extra)
 
   @jax.jit

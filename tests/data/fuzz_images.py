@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 from tests import fuzzing
-from vit_jax.config.schema import Interpolation
+from vit_jax.config.schema import Interpolation, Recipe
 from vit_jax.data.image import decode, geometry, headers
 from vit_jax.data.image.headers import BadImage, DecodeOptions
 
@@ -106,8 +106,8 @@ def run(num: int, seed: int) -> dict[str, object]:
     try:
       image = decode.decode(encoded, how)
       assert image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3 and image.size, (number, image.shape)
-      crop, _ = geometry.resize_small_center_crop(image, (224, 224), small_px=256, antialias=number % 3 == 0,
-                                                   interpolation=list(Interpolation)[number % 2])
+      recipe = Recipe(eval_resize_px=256, antialias=number % 3 == 0, interpolation=list(Interpolation)[number % 2])
+      crop, _ = geometry.fit(image, recipe=recipe, image_px=(224, 224))
       assert crop.shape == (224, 224, 3)
       decoded[name.split()[0]] += 1
     except BadImage as error:

@@ -229,11 +229,11 @@ def test_the_loader_tells_the_examples_of_a_step_and_their_order_is_that_of_its_
                               threads=1, in_memory=False, max_bad_images=9)
   batches = found.batches(7)
   assert np.array_equal(next(batches)['index'], found.indexes(7)) and found.indexes(7).dtype == np.int64
-  assert found.indexes(7).tolist() == order.shuffled(np.arange(42, 48), num_examples=len(Huge()), seed=3).tolist()
+  assert found.indexes(7).tolist() == order.Shuffled(len(Huge()), 3)(np.arange(42, 48)).tolist()
   assert found.indexes(7).max() > 2**31
   found.close()
 
 
 def test_an_evaluation_of_more_examples_than_32_bits_count_is_refused() -> None:
   with pytest.raises(UserError, match='huge: expected at most 2,147,483,647 examples to evaluate, got 3,000,000,000'):
-    loader.eval_loader(Huge(), recipe=RECIPE, image_px=PX, batch_size=8, shard=Shard((0,), 1), threads=1, workers=0)
+    loader.eval_loader(Huge(), recipe=RECIPE, image_px=PX, batch_size=8, shard=Shard((0,), 1), threads=1)

@@ -116,7 +116,8 @@ def test_prompts_are_templates_with_the_names_of_the_classes(tars: Source) -> No
   many = opened(named, prompts='clip_best')
   assert len({decoded(many.add({'label': np.int32(0)}, 0, 23 * e)['text']) for e in range(40)}) == 8
   assert len(pickle.dumps(texts)) < 20_000
-  others = many, opened(named), dataclasses.replace(texts, rule=TextRule.NONE)
+  others = many, opened(named), captions.open_texts(
+      named, dataclasses.replace(TEXT, text_rule=TextRule.NONE), prompts='a {}!', names='', seed=0)
   assert len({made.digest for made in (texts, *others)}) == 4
   assert texts.sample() == f'a {named.class_names[first_label(named, 0)].lower()}!'.replace('_', ' ')
   assert opened(tars).sample() == 'one 0'

@@ -17,7 +17,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray, Shard
 from vit_jax.data import loader, opening
 from vit_jax.data.device.prepare import normalize
-from vit_jax.data.image import channels, decode, geometry
+from vit_jax.data.image import channels, decode, geometry, resample
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.image.decode import Window
 from vit_jax.data.image.headers import AS_STORED, BadImage, DecodeOptions
@@ -182,6 +182,17 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
   assert channels.read(pillow(BANDS[..., 0], 'TIFF'), 1, AS_STORED).shape == (20, 30, 1)
 
 
+def test_too_little_memory_is_not_taken_for_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+  file, error = pillow(BANDS[..., 0], 'PNG'), cv2.error('no memory')
+  error.code = cv2.Error.StsNoMem
+
+  def fail(*_: object) -> None:
+    raise error
+  monkeypatch.setattr(cv2, 'imdecode', fail)
+  with pytest.raises(MemoryError, match='30 x 20 px'):
+    channels.read(file, 1, AS_STORED)
+
+
 @pytest.mark.parametrize('size', [(8, 11), (7, 45), (40, 60), (20, 9), (1, 1)])
 @pytest.mark.parametrize('interpolation', [Interpolation.BILINEAR, Interpolation.BICUBIC])
 def test_antialiased_pixels_are_those_of_pillow(size: tuple[int, int], interpolation: Interpolation) -> None:
@@ -189,7 +200,7 @@ def test_antialiased_pixels_are_those_of_pillow(size: tuple[int, int], interpola
   how = geometry.pillow_filter(interpolation)
   wanted = np.stack([np.asarray(Image.fromarray(image[..., c]).resize(size[::-1], how)) for c in range(5)], -1)
   window = Window(size[0] // 3, size[1] // 4, -(-size[0] // 2), -(-size[1] // 2))
-  found = channels.resize(image, size, window, interpolation=interpolation, antialias=True)
+  found = resample.resize_float(image, size, window, interpolation=interpolation, antialias=True)
   # Sums of at most 90 products of f32, in another order.
   np.testing.assert_allclose(found, window.cut(wanted), atol=90 * 65_536 * 2**-24, rtol=0)
 
@@ -201,17 +212,17 @@ def test_pixels_without_antialias_are_those_of_opencv(size: tuple[int, int], int
                                                       flag: int) -> None:
   image = BANDS[..., :4].astype(np.float32)
   wanted = cv2.resize(image, size[::-1], interpolation=flag)
-  found = channels.resize(image, size, Window(0, 0, *size), interpolation=interpolation, antialias=False)
+  found = resample.resize_float(image, size, Window(0, 0, *size), interpolation=interpolation, antialias=False)
   np.testing.assert_allclose(found, wanted, atol=.5)  # OpenCV's coordinates are f32: 1e-6 of a step of 65,536
 
 
 def test_the_mean_over_an_area_is_exact() -> None:
-  found = channels.resize(BANDS.astype(np.float32), (10, 10), Window(0, 0, 10, 10), interpolation=Interpolation.AREA,
-                          antialias=False)
+  found = resample.resize_float(BANDS.astype(np.float32), (10, 10), Window(0, 0, 10, 10),
+                                interpolation=Interpolation.AREA, antialias=False)
   wanted = BANDS.reshape(10, 2, 10, 3, 5).mean((1, 3))
   np.testing.assert_allclose(found, wanted, rtol=1e-6)
-  same = channels.resize(BANDS.astype(np.float32), (20, 30), Window(2, 3, 4, 5), interpolation=Interpolation.AREA,
-                         antialias=False)
+  same = geometry.resize_part(BANDS.astype(np.float32), (20, 30), Window(2, 3, 4, 5), antialias=False,
+                              interpolation=Interpolation.AREA)
   np.testing.assert_array_equal(same, BANDS[2:6, 3:8])
 
 

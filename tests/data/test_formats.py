@@ -73,7 +73,7 @@ def open_format(root: pathlib.Path, name: str, bucket: buckets.Server | None = N
   source = opening.open_split(schema.Data(source=f'{kind}:{where}', **SETTINGS.get(kind, {})), 'train', image_px=(8, 8))
   if kind != 'array_record':
     return source
-  stored = order.shuffled(np.arange(len(source)), num_examples=len(source), seed=0)  # as `prepare` stores them
+  stored = order.Shuffled(len(source), 0)(np.arange(len(source)))  # as `prepare` stores them
   return take(source, np.argsort(stored), name=source.name)
 
 

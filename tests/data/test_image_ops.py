@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.data.images import encode, random_image
-from vit_jax.config.schema import Interpolation
+from vit_jax.config.schema import Interpolation, Recipe
 from vit_jax.data.image import crops, decode, geometry, headers
 
 Image = pytest.importorskip('PIL.Image')
@@ -89,8 +89,8 @@ def test_a_cut_progressive_jpeg_is_bad_although_its_tables_have_the_bytes_of_an_
   place = encoded.rindex(b'\xff\xda')
   table = b'\xff\xc4\x00\x05\xff\xd9\x00'  # skipped by its length
   with pytest.raises(headers.BadImage, match='the JPEG is truncated'):
-    decode.check_end(encoded[:place] + table + encoded[place:-2])
-  decode.check_end(encoded[:place] + table + encoded[place:] + b'...')
+    headers.check_jpeg_end(encoded[:place] + table + encoded[place:-2])
+  headers.check_jpeg_end(encoded[:place] + table + encoded[place:] + b'...')
 
 
 def test_text_and_nothing_are_bad_and_say_so() -> None:
@@ -135,7 +135,7 @@ def test_area_averages_and_bilinear_samples() -> None:
 
 def test_the_middle_after_resizing_the_short_side_is_where_its_box_says() -> None:
   image = random_image(0, height=64, width=128)
-  crop, box = geometry.resize_small_center_crop(image, (16, 16), small_px=32, antialias=True)
+  crop, box = geometry.fit(image, recipe=Recipe(eval_resize_px=32, antialias=True), image_px=(16, 16))
   assert crop.shape == (16, 16, 3)
   np.testing.assert_allclose(box, [.25, .375, .75, .625])
   np.testing.assert_allclose(crop.mean((0, 1)), image[16:48, 48:80].mean((0, 1)), atol=1)
@@ -147,11 +147,11 @@ def test_the_part_of_a_long_thin_image_is_what_enlarging_it_whole_shows(
     how: Interpolation, antialias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
   for shape in ((3, 500, 3), (500, 3, 3), (1, 301, 3)):
     image = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-    options = {'small_px': 24, 'antialias': antialias, 'interpolation': how}
-    part, box = geometry.resize_small_center_crop(image, (16, 20), **options)
+    recipe = Recipe(eval_resize_px=24, antialias=antialias, interpolation=how)
+    part, box = geometry.fit(image, recipe=recipe, image_px=(16, 20))
     with monkeypatch.context() as patch:
       patch.setattr(geometry, 'MAX_ENLARGEMENT', 10**9)
-      whole, same = geometry.resize_small_center_crop(image, (16, 20), **options)
+      whole, same = geometry.fit(image, recipe=recipe, image_px=(16, 20))
     # Both round to whole levels, from weights of 8 bits or more: they may round apart, by one level.
     assert np.abs(part.astype(int) - whole).max() <= 1
     np.testing.assert_array_equal(box, same)
@@ -160,8 +160,9 @@ def test_the_part_of_a_long_thin_image_is_what_enlarging_it_whole_shows(
 def test_a_thin_line_is_not_enlarged_beyond_its_crop(monkeypatch: pytest.MonkeyPatch) -> None:
   made = []
   monkeypatch.setattr(geometry, 'resize', lambda image, size, **_: made.append(size))
+  recipe = Recipe(eval_resize_px=256, antialias=True)
   for shape in ((2, 30_000, 3), (30_000, 2, 3)):
-    crop, _ = geometry.resize_small_center_crop(np.full(shape, 7, np.uint8), (224, 224), small_px=256, antialias=True)
+    crop, _ = geometry.fit(np.full(shape, 7, np.uint8), recipe=recipe, image_px=(224, 224))
     assert crop.shape == (224, 224, 3) and (crop == 7).all()
   assert not made
 
@@ -169,7 +170,8 @@ def test_a_thin_line_is_not_enlarged_beyond_its_crop(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize('shape', [(375, 500, 3), (28, 28, 3), (60, 1000, 3), (3000, 900, 3)])
 def test_ordinary_images_are_resized_whole_and_then_cut(shape: tuple[int, int, int]) -> None:
   image = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-  crop, _ = geometry.resize_small_center_crop(image, (56, 56), small_px=64, antialias=True)
+  recipe = Recipe(eval_resize_px=64, antialias=True)
+  crop, _ = geometry.fit(image, recipe=recipe, image_px=(56, 56))
   factor = 64 / min(shape[:2])
   size = (round(shape[0] * factor), round(shape[1] * factor))
   whole = geometry.resize(image, size, antialias=True)

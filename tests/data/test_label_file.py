@@ -133,8 +133,8 @@ def test_batches_list_the_labels_of_each_image(tmp_path: pathlib.Path, in_memory
   source = open_all(tmp_path, eval_split='train').train
   recipe = schema.Recipe(crop=schema.Crop.RESIZE, flip=False)
   common = {'recipe': recipe, 'image_px': (8, 8), 'batch_size': 4, 'shard': Shard((0,), 1), 'threads': 1,
-            'workers': 0, 'in_memory': in_memory, 'max_labels': 3}
-  training = loader.train_loader(source, seed=0, max_bad_images=0, **common)  # type: ignore[arg-type]
+            'in_memory': in_memory, 'max_labels': 3}
+  training = loader.train_loader(source, seed=0, workers=0, max_bad_images=0, **common)  # type: ignore[arg-type]
   evaluation = loader.eval_loader(source, **common)  # type: ignore[arg-type]
   batches = [next(training.batches(0)), *evaluation.batches()]
   for batch in batches:

@@ -55,8 +55,7 @@ def take(made: loader.TrainLoader, num: int, start: int = 0) -> list[types.Batch
 
 
 def evaluate(source: Source, **changes: object) -> list[types.Batch]:
-  settings = {'recipe': RESIZE, 'image_px': (8, 10), 'batch_size': BATCH, 'shard': ALONE, 'threads': 2,
-              'workers': 0}
+  settings = {'recipe': RESIZE, 'image_px': (8, 10), 'batch_size': BATCH, 'shard': ALONE, 'threads': 2}
   made = loader.eval_loader(source, **(settings | changes))
   batches = list(made.batches())
   made.close()
@@ -241,7 +240,7 @@ def test_too_many_bad_images_stop_the_run_and_are_named(damaged: Source,
 def test_in_evaluation_bad_images_do_not_count(damaged: Source) -> None:
   for in_memory in (False, True):
     made = loader.eval_loader(damaged, recipe=RESIZE, image_px=(8, 10), batch_size=6, shard=ALONE, threads=2,
-                              workers=0, in_memory=in_memory)
+                              in_memory=in_memory)
     batches = list(made.batches())
     index, mask = (np.concatenate([b[k] for b in batches]) for k in ('index', 'mask'))
     assert made.num_bad == 4 and made.num_examples == 44 and mask.sum() == 40

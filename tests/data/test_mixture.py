@@ -102,7 +102,7 @@ def test_slices_are_taken_of_each_source_and_evaluation_has_all(folders: list[pa
   opened = open_mixed(f'mix:0.5*folder:{folders[0]},0.5*folder:{folders[1]}', train_split='train[:10]')
   assert len(opened.train) == 20 and len(opened.eval) == 48
   made = loader.eval_loader(opened.eval, recipe=schema.Recipe(), image_px=(8, 8), batch_size=7, shard=Shard((0,), 1),
-                            threads=1, workers=0)
+                            threads=1)
   seen = np.concatenate([b['index'][b['mask'] > 0] for b in made.batches()])
   np.testing.assert_array_equal(seen, np.arange(48))
 

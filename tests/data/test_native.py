@@ -11,7 +11,7 @@ import pytest
 from vit_jax.config import schema
 from vit_jax.core.types import Batch, Shard
 from vit_jax.data import loader, order
-from vit_jax.data.image import crops, geometry, native
+from vit_jax.data.image import crops, geometry
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.source import Record, Rows, read_one
 from vit_jax.evaluate import resources
@@ -61,7 +61,7 @@ def test_the_grid_is_the_largest_along_the_diagonal_but_for_the_precision_of_the
   rng = np.random.default_rng(num_tokens)
   sizes = [(int(h), int(w)) for h, w in np.exp(rng.uniform(np.log(32), np.log(2000), (1000, 2)))
            if max(h / w, w / h) < num_tokens / 2]
-  found = [native.choose_grid(size, 16, num_tokens) for size in sizes]
+  found = [geometry.choose_grid(size, 16, num_tokens) for size in sizes]
   same = np.mean([grid == largest(size, 16, num_tokens) for grid, size in zip(found, sizes, strict=True)])
   assert same > .99 and all(math.prod(grid) <= num_tokens for grid in found)
 
@@ -70,19 +70,19 @@ def test_the_grid_is_the_largest_along_the_diagonal_but_for_the_precision_of_the
     ((500, 375), (16, 12)), ((375, 500), (12, 16)), ((224, 224), (14, 14)), ((1, 5000), (1, 196)),
     ((5000, 1), (196, 1)), ((16, 16), (14, 14))])
 def test_grids_of_some_sizes(size: tuple[int, int], grid: tuple[int, int]) -> None:
-  assert native.choose_grid(size, 16, 196) == grid
+  assert geometry.choose_grid(size, 16, 196) == grid
 
 
 def test_grids_are_those_of_transformers() -> None:
-  assert all(native.choose_grid(size, 16, most) == grid for size, most, grid in TRANSFORMERS)
+  assert all(geometry.choose_grid(size, 16, most) == grid for size, most, grid in TRANSFORMERS)
 
 
 def test_patches_are_those_of_the_resized_image_and_zeros_follow() -> None:
   image = read_one(Images(), 3).image
   assert isinstance(image, np.ndarray)
-  packed, grid = native.fit(image, recipe=RECIPE, image_px=PX)
+  packed, grid = geometry.fit_native(image, recipe=RECIPE, image_px=PX)
   rows, columns = grid.tolist()
-  assert packed.shape == (16, 16, 3) and (rows, columns) == native.choose_grid(image.shape[:2], 4, 16)
+  assert packed.shape == (16, 16, 3) and (rows, columns) == geometry.choose_grid(image.shape[:2], 4, 16)
   resized = geometry.resize(image, (rows * 4, columns * 4), antialias=True)
   patches = packed.reshape(16, 4, 4, 3)
   for number in range(16):
@@ -91,19 +91,18 @@ def test_patches_are_those_of_the_resized_image_and_zeros_follow() -> None:
     np.testing.assert_array_equal(patches[number], own)
 
 
-def test_batches_are_equal_for_any_number_of_workers_and_have_grids() -> None:
-  def batches(workers: int, *, in_memory: bool = False) -> list[dict[str, np.ndarray]]:
+def test_batches_have_grids_and_are_equal_where_images_may_be_held_in_memory() -> None:
+  def batches(*, in_memory: bool) -> list[dict[str, np.ndarray]]:
     made = loader.eval_loader(Images(), recipe=RECIPE, image_px=PX, batch_size=4, shard=Shard((0,), 1), threads=1,
-                              workers=workers, in_memory=in_memory)
+                              in_memory=in_memory)
     return [{name: np.array(value) for name, value in batch.items()} for batch in made.batches()]
 
-  alone = batches(0)
+  alone = batches(in_memory=False)
   assert [batch['grid'].shape for batch in alone] == [(4, 2), (4, 2)] and alone[0]['grid'].all()
-  for others in (batches(2), batches(0, in_memory=True)):
-    for one, other in zip(alone, others, strict=True):
-      assert one.keys() == other.keys()
-      for name, value in one.items():
-        np.testing.assert_array_equal(value, other[name], err_msg=name)
+  for one, other in zip(alone, batches(in_memory=True), strict=True):
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+      np.testing.assert_array_equal(value, other[name], err_msg=name)
 
 
 def test_training_images_and_few_shot_images_of_big_vision_keep_one_size() -> None:

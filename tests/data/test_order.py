@@ -11,25 +11,25 @@ from vit_jax.data import order
 @pytest.mark.parametrize('size', [1, 2, 3, 37, 64, 65, 1000])
 def test_every_epoch_visits_each_example_once(size: int) -> None:
   for epoch in range(3):
-    seen = order.shuffled(np.arange(epoch * size, (epoch + 1) * size), num_examples=size, seed=5)
+    seen = order.Shuffled(size, 5)(np.arange(epoch * size, (epoch + 1) * size))
     np.testing.assert_array_equal(np.sort(seen), np.arange(size))
 
 
 def test_epochs_and_seeds_give_different_orders() -> None:
-  orders = {tuple(order.shuffled(np.arange(e * 37, e * 37 + 37), num_examples=37, seed=s).tolist())
+  orders = {tuple(order.Shuffled(37, s)(np.arange(e * 37, e * 37 + 37)).tolist())
             for e in range(4) for s in range(4)}
   assert len(orders) == 16
 
 
 def test_a_position_does_not_need_the_ones_before_it() -> None:
-  whole = order.shuffled(np.arange(200), num_examples=37, seed=1)
-  np.testing.assert_array_equal(order.shuffled(np.array([199, 73, 74]), num_examples=37, seed=1),
+  whole = order.Shuffled(37, 1)(np.arange(200))
+  np.testing.assert_array_equal(order.Shuffled(37, 1)(np.array([199, 73, 74])),
                                 whole[[199, 73, 74]])
 
 
 def test_each_example_is_as_likely_at_each_place() -> None:
   size, epochs = 7, 1500
-  seen = order.shuffled(np.arange(size * epochs), num_examples=size, seed=0).reshape(epochs, size)
+  seen = order.Shuffled(size, 0)(np.arange(size * epochs)).reshape(epochs, size)
   counts = np.stack([np.bincount(column, minlength=size) for column in seen.T])
   expected = epochs / size
   chi_square = ((counts - expected) ** 2 / expected).sum()
@@ -37,14 +37,14 @@ def test_each_example_is_as_likely_at_each_place() -> None:
 
 
 def test_three_hundred_million_examples_need_no_table() -> None:
-  seen = order.shuffled(np.arange(1000) + 10 * 303_000_000, num_examples=303_000_000, seed=0)
+  seen = order.Shuffled(303_000_000, 0)(np.arange(1000) + 10 * 303_000_000)
   assert len(np.unique(seen)) == 1000
   assert seen.min() >= 0 and seen.max() < 303_000_000
 
 
 def test_the_order_is_the_one_of_the_first_version() -> None:
   # Made with the first version of this module. Runs that are resumed rely on it: never renew.
-  assert order.shuffled(np.arange(8), num_examples=37, seed=0).tolist() == [34, 21, 35, 13, 28, 18, 11, 19]
+  assert order.Shuffled(37, 0)(np.arange(8)).tolist() == [34, 21, 35, 13, 28, 18, 11, 19]
 
 
 def test_augmentation_follows_from_seed_and_position_alone() -> None:
@@ -59,7 +59,7 @@ def test_repeated_examples_are_in_one_batch_and_never_neighbors() -> None:
   for row in whole:
     assert sorted(np.bincount(row)[np.unique(row)].tolist()) == [3] * 4
     assert (row[0::2] != row[1::2]).all()
-  np.testing.assert_array_equal(whole[:, :4].ravel(), order.shuffled(np.arange(160), num_examples=37, seed=0))
+  np.testing.assert_array_equal(whole[:, :4].ravel(), order.Shuffled(37, 0)(np.arange(160)))
   np.testing.assert_array_equal(visit(np.arange(100, 131)), whole.ravel()[100:131])
 
 

@@ -108,7 +108,8 @@ def test_a_map_of_an_image_turned_by_a_quarter_gives_the_turned_targets(box: tup
 
 
 def test_tokens_beyond_the_image_have_no_target() -> None:
-  found = np.asarray(jax.jit(token_targets.shown, static_argnums=1)(jnp.array([[-.5, 0., .5, 1.]]), GRID)).reshape(GRID)
+  visible = jax.jit(token_targets.visible, static_argnums=1)
+  found = np.asarray(visible(jnp.array([[-.5, 0., .5, 1.]]), GRID)).reshape(GRID)
   assert not found[:2].any() and (found[2:] == 1).all()
 
 

@@ -59,9 +59,9 @@ def by_hand(root: pathlib.Path, mean: float = .5) -> dict[str, float]:
   for name in OWN:
     label = [line.split()[0] for line in made.CLASSES].index(name)
     for path in sorted((root / 'set' / 'test' / name).iterdir()):
-      image, _ = geometry.resize_small_center_crop(
-          decode.decode(path.read_bytes()), (32, 32), small_px=36, antialias=True,
-          interpolation=found.preprocess.interpolation, geometry=found.preprocess.geometry)
+      recipe = schema.Recipe(eval_resize_px=36, antialias=True, interpolation=found.preprocess.interpolation,
+                             eval_geometry=found.preprocess.geometry)
+      image, _ = geometry.fit(decode.decode(path.read_bytes()), recipe=recipe, image_px=(32, 32))
       normed = jnp.asarray((image[None] / 255. - mean) / .5, jnp.float32)
       logits = np.asarray(infer(inference.parameters(found), normed).logits[0], np.float64)
       ranks.append((logits > logits[label]).sum())

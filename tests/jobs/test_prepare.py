@@ -339,7 +339,7 @@ def test_any_source_can_be_prepared_also_one_without_files(tmp_path: pathlib.Pat
   prepare.run(tmp_path / 'set', data='digits')
   source = opening.open_split(schema.Data(source=f'array_record:{tmp_path / "set"}'), 'test', image_px=(8, 8))
   digits = opening.open_split(schema.Data(), 'test', image_px=(8, 8))
-  stored = order.shuffled(np.arange(len(digits)), num_examples=len(digits), seed=0).tolist()
+  stored = order.Shuffled(len(digits), 0)(np.arange(len(digits))).tolist()
   assert source.class_names == digits.class_names
   for index in range(0, len(source), 50):
     np.testing.assert_array_equal(decode.decode(read_one(source, index).image),

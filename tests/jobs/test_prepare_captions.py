@@ -18,7 +18,7 @@ from vit_jax.config.schema import TextRule, Tokens
 from vit_jax.core.errors import UserError
 from vit_jax.data import opening
 from vit_jax.data.source import Source
-from vit_jax.data.text import captions, prompts, stored
+from vit_jax.data.text import captions, prompts, stored, tokenizer
 from vit_jax.evaluate import caption_retrieval
 
 EMPTY = 4
@@ -68,7 +68,7 @@ def test_ids_are_those_of_the_tokenizer_which_training_does_not_need(tars: str, 
     for epoch in range(4):
       got = stored.add({'label': np.int32(0)}, index, epoch * 12)
       chosen = captions.draw(3, 3, index, epoch)
-      ids, mask = origin.tokenizer([prompts.simplify(origin.of(own, 0)[chosen], origin.rule)])
+      ids, mask = origin.encode([prompts.simplify(origin.read(own, 0)[chosen], origin.rule)])
       assert got['text'].tolist() == ids[0].tolist() and got['text_mask'].tolist() == mask[0].tolist()
 
 
@@ -81,7 +81,8 @@ def test_another_tokenizer_family_or_rule_than_that_of_the_dataset_is_refused(ta
   texts_of(source, tokenizer=str(second), **kept)  # an equal file elsewhere
   (second / 'vocab.json').write_text((second / 'vocab.json').read_text() + ' ')
   info = json.loads((tmp_path / 'set' / 'info.json').read_text())['texts']
-  assert info['tokenizer'] == stored.file_digest(first / 'vocab.json') != stored.file_digest(second / 'vocab.json')
+  digests = [tokenizer.file_digest(folder / 'vocab.json') for folder in (first, second)]
+  assert info['tokenizer'] == digests[0] != digests[1]
   differs = f'tokenizer: expected the file with the SHA-256 {info["tokenizer"]}'
   for settings, said in (({'tokenizer': str(second)}, differs),
                          ({'text_rule': TextRule.NONE}, 'text_rule: expected lower, with which'),

@@ -1,11 +1,14 @@
-"""What a teacher answers about images, on disk: the most likely classes of each at each position, and their scores.
+"""The predictions of a teacher on disk (its answers): the most likely classes at each position of an image.
 
-Token labeling has a map of positions for each image (a label map), Noisy Student one position. `Extra` adds answers to
-batches. A directory has `info.json` and, for every `per_part` examples in the order of the source, `classes-00000.npy
+`jobs/teacher_labels.py` calls `write`. Later, `open_logits` opens the answers for token labeling, which has a grid of
+positions for each image (a label map), and `formats/pseudo.py` opens those for Noisy Student, which has one position.
+`loader.py` calls `Extra` to add answers to batches. This module knows neither the teacher nor the objective.
+
+A directory has `info.json` and, for every `per_part` examples in the order of the source, `classes-00000.npy
 [n, h, w, k]` (u16, or u32 for more classes: class ids are exact) and `scores-00000.npy [n, h, w, k]` (f16, logits or
 probabilities). Position (i, j) covers the part [i / h, (i + 1) / h] x [j / w, (j + 1) / w] of the stored image, for any
-shape. The directory is written part by part (`files.Unfinished`), and renamed when complete: after a kill, the same
-command resumes.
+shape. The directory is written part by part (`files.Unfinished`) and renamed when it is complete, so that the same
+command resumes after a kill.
 """
 from __future__ import annotations
 
@@ -30,16 +33,22 @@ FORMAT = 'vit_jax label maps 1'
 INFO = 'info.json'
 PER_PART = 16_384
 _MOST_POSITIONS, _MOST_TOP = 2**16, 1_000  # of a map; 2**16 are those of a patch of 4 px in 1,024 px
-_MOST_PARTS, _NUMPY = 100_000, b'\x93NUMPY'
+_MOST_PARTS = 100_000
 _AGAIN = 'The file is damaged: copy it again, or write the maps again.'
 LOGITS, PROBABILITIES = 'logits', 'probabilities'
 CERTAIN = 30.  # logit of a class that is certain: among 1,000 with logit 0 its probability is 1 - 1e-10
 
 
 class Info(NamedTuple):
-  """Content of a directory. `digest` is that of the source; `made` describes the teacher and its settings.
+  """The content of `info.json`.
 
-  `scores` is `LOGITS` or `PROBABILITIES`.
+  source, digest, num_examples: name, digest and size of the source.
+  grid: rows and columns of the positions of an image.
+  top: number of classes stored at each position, k.
+  num_classes: of the teacher.
+  per_part: examples of one file.
+  made: describes the teacher and its settings.
+  scores: `LOGITS` or `PROBABILITIES`.
   """
   source: str
   digest: str
@@ -56,7 +65,7 @@ class Answers:
   """The answers in a directory, memory-mapped."""
 
   def __init__(self, folder: pathlib.Path, rules: Rules = OWN) -> None:
-    """Raises UserError if the directory has no maps, or is incomplete, or leads to files outside of it."""
+    """Raises UserError if the directory has no maps, is incomplete, or has links to files outside of it."""
     self.folder, self.rules, self.info = folder, rules, read_info(folder)
     starts = range(0, self.info.num_examples, self.info.per_part)
     shapes = [(min(self.info.per_part, self.info.num_examples - start), *self.info.grid, self.info.top)
@@ -103,17 +112,17 @@ class Answers:
 class Extra:
   """Adds the teacher's answers to batches: `token_labels [B, h * w, k]` and `token_scores [B, h * w, k]`.
 
-  An image without an answer has its class with certainty at every position: one that the teacher was not asked about,
-  or that replaces a bad image.
+  An image without an answer gets its own class with certainty at every position. These are labeled images beside those
+  of the teacher, and images that replace a bad one.
   """
 
   def __init__(self, answers: Answers, rows: HostArray | None = None) -> None:
-    """Takes the answers, and their number for each example of the source `[S]`, -1 = none; None = they are the same."""
+    """Takes the answers, and the row of each example of the source in them, `[S]`; -1 = none, None = the same row."""
     self._answers, self._rows = answers, rows
 
   @property
   def digest(self) -> str:
-    """Appended to the digest of the source, unless this has it."""
+    """Appended to the digest of the source; '' if the source already depends on the answers."""
     return f' maps={hashlib.sha256(str(self._answers.info).encode()).hexdigest()}' if self._rows is None else ''
 
   def __call__(self, batch: Batch, positions: HostArray) -> Batch:
@@ -124,7 +133,7 @@ class Extra:
     known = np.flatnonzero((rows >= 0) & ~batch['bad'])
     shape = (len(rows), info.grid[0] * info.grid[1], info.top)
     labels, scores = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
-    if info.scores == LOGITS:  # whose zeros are not without weight
+    if info.scores == LOGITS:  # a logit of 0 has weight, so the own class fills all places
       labels[:], scores[:, :, 0] = own[..., None], CERTAIN
     else:
       labels[:, :, 0], scores[:, :, 0] = own, 1.
@@ -180,10 +189,10 @@ def write(folder: pathlib.Path, info: Info, compute: Callable[[range], tuple[Hos
 
   Args:
     folder: the directory to write.
-    info: its content.
-    compute: maps examples to `classes [n, h, w, k]` and `scores [n, h, w, k]`.
+    info: the content of its `info.json`.
+    compute: maps a range of examples to `classes [n, h, w, k]` and `scores [n, h, w, k]`.
     share: index of this process, and the number of processes.
-    meet: a barrier: returns when all processes have called it with this name.
+    meet: a barrier, which returns when all processes have called it with this name.
 
   Returns:
     False if the same maps exist already.
@@ -203,7 +212,7 @@ def write(folder: pathlib.Path, info: Info, compute: Callable[[range], tuple[Hos
   with contextlib.nullcontext(unfinished.folder) if share[0] else unfinished.open() as part:
     meet('label maps begun')
     for number, start in enumerate(starts):
-      if number % share[1] != share[0] or _file(part, 'scores', number).is_file():  # written last
+      if number % share[1] != share[0] or _file(part, 'scores', number).is_file():  # the scores are written last
         continue
       classes, scores = compute(range(start, min(start + info.per_part, info.num_examples)))
       kind = np.uint16 if info.num_classes <= 2**16 else np.uint32

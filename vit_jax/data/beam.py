@@ -1,7 +1,8 @@
 """Writes shards of a prepared dataset on the workers of Apache Beam, with any of its runners.
 
-An element of the pipeline is the number of a shard. A worker reads the examples of its shard at random from the source,
-so no image passes from worker to worker. A repeated element finds the note of its shard.
+`jobs/prepare.py` passes `Beam` to `prepare.write` as its runner. An element of the pipeline is the number of a shard. A
+worker reads the examples of its shard directly from the source, so no image passes from worker to worker. If an element
+is repeated, the worker finds the note of its shard and writes nothing.
 """
 from __future__ import annotations
 
@@ -22,7 +23,12 @@ _opening, _opened = threading.Lock(), dict[tuple[str, ...], Mapping[str, Source]
 
 
 class Beam(NamedTuple):
-  """Runs `prepare.write_shard` on workers, which open the sources by `open_splits`; it pickles."""
+  """Runs `prepare.write_shard` on workers of Beam.
+
+  open_splits: opens the sources on a worker; it pickles.
+  runner: name of a runner of Beam, such as `DirectRunner`.
+  options: command line of its options.
+  """
   open_splits: Callable[[], Mapping[str, Source]]
   runner: str
   options: str

@@ -1,9 +1,13 @@
-"""Batches as pure functions of their number: of training by (seed, step), and of an evaluation in one exact pass.
+"""Dataloaders for training and evaluation: each batch is a pure function of its number.
 
 Batch n of size B has the examples at positions n * B ... (n + 1) * B - 1 of the stream that `order.py` defines, for any
-number of threads, loader processes and hosts; each host reads and makes only the rows of its shard. The step number is
-enough to resume. `Train` and `Eval` decode examples of a source, `MemoryTrain` and `MemoryEval` gather decoded ones;
-`workers.batches` runs the first two ahead.
+number of threads, loader processes and hosts. Each host reads and decodes only the rows of its shard. A run resumes
+from the step number alone.
+
+`jobs/build.py` calls `fits_in_memory`, then `train_loader`; `evaluate/` calls `eval_loader`. Both return an object with
+`batches` and `close`. Inside, `Train` and `Eval` make a batch from a source; `workers.batches` calls them ahead of the
+step, in threads or processes. `MemoryTrain` and `MemoryEval` take rows from images that `decode_all` has decoded once.
+This module knows no network, no device and no objective.
 """
 from __future__ import annotations
 
@@ -46,14 +50,14 @@ _LAST_STEP = 2**62              # training has no end
 _MOST_EVALUATED = 2**31 - 1     # examples of an evaluation: their indexes are i32, also on devices
 _NUM_NAMED = 5                  # bad images in the error message
 
-Start = Callable[[range], Iterator[Batch]]
-"""Returns the batches of a range of numbers."""
-Make = Callable[[int, Record], Example]
-"""Makes an example of its index in the source and its stored record. Raises BadImage if it cannot be used."""
+StartBatches = Callable[[range], Iterator[Batch]]
+"""Returns an iterator over the batches with these numbers."""
+MakeExample = Callable[[int, Record], Example]
+"""Makes an example from its index in the source and its stored record. Raises BadImage if it cannot be used."""
 
 
 class Kind(NamedTuple):
-  """How the examples of a batch are made; images at their own aspect have one for each number of tokens."""
+  """How the examples of a batch are made. Images at their own aspect ratio have one kind for each number of tokens."""
   transform: Transform
   shapes: Shapes
 
@@ -62,8 +66,9 @@ class Kind(NamedTuple):
 class Train:
   """Maps a step to the training batch `image label index box bad`, decoded and augmented on the host.
 
-  A recipe with views has those in place of image and box, as `shapes` defines. With `texts` it also has `text` and
-  `text_mask`. Which of several `kinds` a batch has is drawn for its step; all have the same examples.
+  With a recipe of several views, the batch has the views in place of `image` and `box`. With `texts` it also has `text`
+  and `text_mask`. The kind of a batch is drawn from `kinds` for its step; all kinds have the same examples. A bad image
+  is replaced by the next good one, and its row is marked in `bad`.
   """
   source: Source
   kinds: tuple[Kind, ...]
@@ -77,40 +82,43 @@ class Train:
     positions = step * self.batch_size + self.shard.rows(self.batch_size)
     indexes = self.visit(positions)
     transform, shapes = self.kinds[order.draw_length_index(self.seed, step, len(self.kinds))]
-    batch = _empty(len(indexes), shapes, allocate, zero=False) | {'index': indexes}
-    rngs, texts, places = order.ExampleRngs(self.seed), self.texts, indexes.tolist()
+    batch = allocate(_specs(len(indexes), shapes)) | {'index': indexes}
+    rngs, texts, rows = order.ExampleRngs(self.seed), self.texts, indexes.tolist()
     for row, (index, position, stored) in enumerate(zip(
-        places, positions.tolist(), _read(self.source, places), strict=True)):
+        rows, positions.tolist(), _read(self.source, rows), strict=True)):
       def make(index: int, record: Record, position: int = position) -> Example:
         example = transform(record, rngs.at(position))
         return texts.add(example, index, position) if texts else example
 
       try:
-        _write(batch, row, _usable(self.source, index, stored, make), bad=False)
+        _write(batch, row, _make(self.source, index, stored, make), bad=False)
       except BadImage as error:
-        _write(batch, row, _next_usable(self.source, index, error, make), bad=True)
+        _write(batch, row, _make_next(self.source, index, error, make), bad=True)
     return batch
 
 
 @dataclasses.dataclass(frozen=True)
 class Eval:
-  """Maps a number to an evaluation batch; rows beyond the end have mask 0, as do bad images."""
+  """Maps a number to an evaluation batch `image label index box mask bad`.
+
+  Rows beyond the end of the source have mask 0, as do bad images; their arrays are 0.
+  """
   source: Source
   transform: EvalTransform
   batch_size: int
   shard: Shard
 
-  def __call__(self, number: int, allocate: shared.Allocate = shared.allocate_private) -> Batch:
+  def __call__(self, number: int) -> Batch:
     index, mask = _eval_rows(number * self.batch_size + self.shard.rows(self.batch_size), len(self.source))
-    batch = _empty(len(index), _shapes(self.transform), allocate) | {'index': index, 'mask': mask}
-    rows = np.flatnonzero(mask).tolist()
-    places = index[rows].tolist()
-    for row, place, stored in zip(rows, places, _read(self.source, places), strict=True):
+    batch = shared.allocate_private(_specs(len(index), self.transform.shapes)) | {'index': index, 'mask': mask}
+    valid = np.flatnonzero(mask).tolist()
+    for row, stored in zip(valid, _read(self.source, index[valid].tolist()), strict=True):
+      place = int(index[row])
       try:
-        _write(batch, row, _usable(self.source, place, stored, lambda _, record: self.transform(record)), bad=False)
+        _write(batch, row, _make(self.source, place, stored, lambda _, record: self.transform(record)), bad=False)
       except BadImage:
         mask[row], batch['bad'][row] = 0., True
-        with contextlib.suppress(BadImage):  # of a damaged record the class is not known
+        with contextlib.suppress(BadImage):  # the class of a damaged record is not known
           batch['label'][row] = first_label(self.source, place)
     return batch
 
@@ -156,11 +164,11 @@ def decode_all(source: Source, transform: EvalTransform, *, threads: int) -> Bat
   If images may have several classes, also `label_list [S, T] i32`. A bad image is replaced by the next good one, and
   marked in `bad`.
   """
-  num, shapes = len(source), _shapes(transform)
+  num, shapes = len(source), transform.shapes
   size = max(1, min(_CHUNK, num))  # a split may be empty
   make = Train(source, (Kind(lambda record, rng: transform(record), shapes),), lambda positions: positions % num,
                seed=0, batch_size=size, shard=Shard((0,), 1))
-  whole = _empty(num, shapes)
+  whole = shared.allocate_private(_specs(num, shapes))
   with futures.ThreadPoolExecutor(open_files.num_threads(threads)) as pool:
     for start, batch in zip(range(0, num, size), pool.map(make, range(-(-num // size))), strict=True):
       for name, array in whole.items():
@@ -175,14 +183,14 @@ def reason_bad(source: Source, index: int, transform: EvalTransform, texts: Text
     return texts.add(example, index, 0) if texts else example
 
   try:
-    _usable(source, index, None, make)
+    _make(source, index, None, make)
   except BadImage as error:
     return str(error)
   return ''
 
 
 def _read(source: Source, rows: Sequence[int]) -> Iterator[Record | BadImage | None]:
-  """Yields stored examples, or why one is bad; None after an error of the system, so that it is read again."""
+  """Yields for each row its record, or the reason why it is bad; None after a system error, so that it is reread."""
   start = 0
   while start < len(rows):
     try:
@@ -197,8 +205,8 @@ def _read(source: Source, rows: Sequence[int]) -> Iterator[Record | BadImage | N
       yield None
 
 
-def _usable(source: Source, index: int, stored: Record | BadImage | None, make: Make) -> Example:
-  """Returns the example that is made of what `_read` yields; after errors of the system it is read again for a while.
+def _make(source: Source, index: int, stored: Record | BadImage | None, make: MakeExample) -> Example:
+  """Returns the example made from what `_read` yields for it. After a system error, reading is retried for a while.
 
   Raises:
     BadImage: the example cannot be used.
@@ -215,8 +223,8 @@ def _usable(source: Source, index: int, stored: Record | BadImage | None, make: 
     raise failures.unreadable(error, source.describe(index)) from error
 
 
-def _next_usable(source: Source, index: int, reason: BadImage, make: Make) -> Example:
-  """Returns the next good example of the source after a bad one.
+def _make_next(source: Source, index: int, reason: BadImage, make: MakeExample) -> Example:
+  """Returns the first good example after the bad one at `index`, which is bad for this reason.
 
   Raises:
     UserError: `MAX_TRIES` examples in a row, or all, are bad; or the data cannot be read.
@@ -224,7 +232,7 @@ def _next_usable(source: Source, index: int, reason: BadImage, make: Make) -> Ex
   tries = min(len(source), MAX_TRIES)
   for more in range(1, tries):
     try:
-      return _usable(source, (index + more) % len(source), None, make)
+      return _make(source, (index + more) % len(source), None, make)
     except BadImage as error:
       reason = error
   raise UserError(f'{title(source)}: expected images that can be decoded, got {tries} bad images in a row, starting at '
@@ -237,17 +245,9 @@ def _eval_rows(positions: HostArray, num_examples: int) -> tuple[HostArray, Host
   return np.where(inside, positions, 0).astype(np.int32), inside.astype(np.float32)
 
 
-def _shapes(transform: EvalTransform) -> Shapes:
-  return transforms.eval_shapes(transform.image_px, max_labels=transform.max_labels,
-                                num_channels=transform.recipe.channels,
-                                has_grid=transform.recipe.eval_native_patch > 0)
-
-
-def _empty(num: int, shapes: Shapes, allocate: shared.Allocate = shared.allocate_private, *,
-           zero: bool = True) -> Batch:
-  """Returns the arrays of a batch of `num` examples, and `bad [num] bool`; they are 0 if `zero`."""
-  specs = {name: ((num, *shape), dtype) for name, (shape, dtype) in shapes.items()}
-  return allocate(specs | {'bad': ((num,), bool)}, zero=zero)
+def _specs(num: int, shapes: Shapes) -> shared.Specs:
+  """Returns shape and dtype of the arrays of `num` examples, and of `bad [num] bool`."""
+  return {name: ((num, *shape), dtype) for name, (shape, dtype) in shapes.items()} | {'bad': ((num,), bool)}
 
 
 def _write(batch: Batch, row: int, example: Example, *, bad: bool) -> None:
@@ -281,19 +281,15 @@ class BadImages:
 
 
 class _Loader:
-  """Starts iterators of batches; keeps those that run, to close them.
+  """Starts iterators over batches, and closes those that still run when the loader is closed."""
 
-  Args:
-    bad: takes the bad images.
-  """
-
-  def __init__(self, source: Source, start: Start, bad: BadImages) -> None:
+  def __init__(self, source: Source, start: StartBatches, bad: BadImages) -> None:
     self.bad, self.describe, self._start = bad, source.describe, start
     self._running: list[Iterator[Batch]] = []
-    self._closing = threading.RLock()  # of one thread again if garbage is collected meanwhile
+    self._closing = threading.RLock()  # garbage collection may close an iterator in the thread that holds the lock
 
   def _run(self, numbers: range) -> Iterator[Batch]:
-    """Yields the batches of these numbers, and records their bad images."""
+    """Yields the batches with these numbers, and records their bad images."""
     iterator = self._start(numbers)
     self._running.append(iterator)
     try:
@@ -307,27 +303,28 @@ class _Loader:
     """Stops workers and frees their resources."""
     self._close(self._running[::-1])
 
-  def _close(self, wanted: Sequence[Iterator[Batch]]) -> None:
+  def _close(self, iterators: Sequence[Iterator[Batch]]) -> None:
     """Closes iterators, each of them once, and waits for those that another thread is closing.
 
-    The thread that takes the batches closes them when it ends, maybe while the owner does or the program exits. Grain
-    cannot be closed by two threads at a time.
+    The thread that takes the batches closes its iterator when it ends. At the same time the owner may close the loader,
+    or the program may exit, and Grain cannot be closed by two threads at once.
     """
     with self._closing:
-      for one in wanted:
-        if one in self._running:
-          self._running.remove(one)
-          if hasattr(one, 'close'):
-            one.close()
+      for iterator in iterators:
+        if iterator in self._running:
+          self._running.remove(iterator)
+          if hasattr(iterator, 'close'):
+            iterator.close()
 
 
 class TrainLoader(_Loader):
-  """Endless training batches; a `core.contracts.Loader`.
+  """Endless training batches; implements `core.contracts.Loader`.
 
-  workers: that make the batches; None if these are in memory.
+  texts: of the images; None if the batches have no text.
+  workers: that make the batches; None if the images are in memory.
   """
 
-  def __init__(self, source: Source, start: Start, *, visit: order.Visit, info: LoaderInfo,
+  def __init__(self, source: Source, start: StartBatches, *, visit: order.Visit, info: LoaderInfo,
                bad: BadImages, max_bad_images: int, rows: HostArray, extra: Extra | None, texts: Texts | None,
                workers: Workers | None) -> None:
     super().__init__(source, start, bad)
@@ -350,9 +347,9 @@ class TrainLoader(_Loader):
 
 
 class EvalLoader(_Loader):
-  """One pass over a split; a `core.contracts.EvalLoader`."""
+  """One pass over a split; implements `core.contracts.EvalLoader`."""
 
-  def __init__(self, source: Source, start: Start, bad: BadImages, batch_size: int) -> None:
+  def __init__(self, source: Source, start: StartBatches, bad: BadImages, batch_size: int) -> None:
     super().__init__(source, start, bad)
     self.num_examples, self._batch_size = len(source), batch_size
 
@@ -371,21 +368,22 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
                  seed: int, shard: Shard, workers: int, threads: int, in_memory: bool,
                  max_bad_images: int, decode: schema.Decode = schema.Decode.FULL, max_labels: int = 0,
                  extra: Extra | None = None, texts: Texts | None = None) -> TrainLoader:
-  """Returns batches of `image label index box bad` for training; with views, those in place of image and box.
+  """Returns the loader of training batches `image label index box bad`; see `Train`.
 
   Args:
     source: the training data.
-    recipe: if in memory, only its resizing is applied here, the rest by `prepare_train(on_device_geometry=True)`.
-    image_px, batch_size: height and width; examples of a global batch.
-    seed: of order and host augmentation.
+    recipe: if in memory, only its resizing is applied here, and `prepare_train(on_device_geometry=True)` does the rest.
+    image_px: height and width of the images, px.
+    batch_size: examples of a global batch.
+    seed: of the order and of the host augmentation.
     shard: the rows of the batch that this process makes.
     workers: loader processes; 0 = threads; `schema.AUTO_WORKERS` = by the machine.
     threads: 0 = one per core, at most 16 in a process.
     in_memory: see `fits_in_memory`.
-    max_bad_images: number of distinct bad images, on this host, above which the run stops.
-    decode: which part of a JPEG that is cropped.
+    max_bad_images: number of distinct bad images on this host above which the run stops.
+    decode: whether a JPEG is decoded completely, or only inside its crop.
     max_labels: T of `label_list [B, T]`, which batches then also have; 0 = images have one class.
-    extra: adds to batches what is stored beside the images.
+    extra: adds to batches the answers of a teacher.
     texts: of the source, which batches then also have; not with images in memory.
 
   Raises:
@@ -403,11 +401,11 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
   rows = shard.rows(batch_size)
   visit, ordered = _order(source, recipe, batch_size=batch_size, seed=seed)
   fit = transforms.eval_transform(transforms.at_one_size(recipe), image_px, max_labels=max_labels)
-  start: Start
+  start: StartBatches
   if in_memory:
     _check_crop(recipe)
-    made, chosen = MemoryTrain(decode_all(source, fit, threads=threads), visit, batch_size, shard), None
-    start = functools.partial(map, made)
+    chosen = None
+    start = functools.partial(map, MemoryTrain(decode_all(source, fit, threads=threads), visit, batch_size, shard))
   else:
     kinds = tuple(Kind(transforms.train_transform(
         recipe, image_px, decode=decode, max_labels=max_labels, num_tokens=num), own)
@@ -430,10 +428,11 @@ def check_batch_size(batch_size: int, num_examples: int, where: str) -> None:
 
 
 def _order(source: Source, recipe: schema.Recipe, *, batch_size: int, seed: int) -> tuple[order.Visit, str]:
-  """Returns the order of training, and its description."""
+  """Returns the order of training, and its description for the digest of the data."""
   repeats, groups = recipe.repeats, schema.num_groups(batch_size, recipe.mix_group)
-  new = -(-batch_size // repeats)  # examples of a batch that the batch before does not have
-  visit: order.Visit = source.visit(seed, new) if isinstance(source, Mixture) else windows.visit(source, seed, new)
+  num_new = -(-batch_size // repeats)  # examples of a batch that the batch before does not have
+  visit: order.Visit = (source.visit(seed, num_new) if isinstance(source, Mixture) else
+                        windows.visit(source, seed, num_new))
   text = windows.describe(visit)
   if repeats == 1:
     return visit, text
@@ -445,24 +444,26 @@ def _order(source: Source, recipe: schema.Recipe, *, batch_size: int, seed: int)
 
 
 def eval_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, int], batch_size: int,
-                shard: Shard, threads: int, workers: int, in_memory: bool = False, max_labels: int = 0) -> EvalLoader:
-  """Returns batches of `image label index box mask` with every example of `source` once.
+                shard: Shard, threads: int, in_memory: bool = False, max_labels: int = 0) -> EvalLoader:
+  """Returns the loader of evaluation batches `image label index box mask`, which have every example of `source` once.
 
-  Arguments are those of `train_loader`; `in_memory` decodes once for all passes and does not change results; images
-  at their own aspect are not held in memory.
+  The arguments are those of `train_loader`. With `in_memory`, images are decoded once for all passes, which does not
+  change results; images at their own aspect ratio are never held in memory. The batches are made in threads.
+
+  Raises:
+    UserError: there are too many examples, or a batch does not fit into memory.
   """
   if len(source) > _MOST_EVALUATED:
     raise UserError(f'{title(source)}: expected at most {_MOST_EVALUATED:,} examples to evaluate, got {len(source):,}. '
                     'Evaluate a part of it, such as data.eval_split=test[:1000000].')
   fit = transforms.eval_transform(recipe, image_px, max_labels=max_labels)
-  num_bytes = check_memory('batch_size of an evaluation', batch_size, shard, _shapes(fit))
+  num_bytes = check_memory('batch_size of an evaluation', batch_size, shard, fit.shapes)
   shard.rows(batch_size)  # raises if the size does not fit
-  start: Start
+  start: StartBatches
   if in_memory and not recipe.eval_native_patch:
     start = functools.partial(map, MemoryEval(decode_all(source, fit, threads=threads), batch_size, shard))
   else:
-    make, chosen = Eval(source, fit, batch_size, shard), Workers(threads, workers, num_bytes)
-    start = functools.partial(batches, make, workers=chosen)
+    start = functools.partial(batches, Eval(source, fit, batch_size, shard), workers=Workers(threads, 0, num_bytes))
   return EvalLoader(source, start, BadImages(source, fit), batch_size)
 
 

@@ -1,5 +1,8 @@
 """The order of the training data as a pure function of (seed, position).
 
+`loader.py` makes a `Visit`, such as `Shuffled`, and calls it with the positions of a batch; then `ExampleRngs.at` with
+each position. This module does not know the examples: `windows.py` has the order for sources with row groups.
+
 Position p counts examples from the start of the run, over all epochs and processes. Each epoch visits a new permutation
 of the source, each example once. The permutation is a small block cipher (a Feistel network, applied until the result
 is inside the dataset), so that any position is computed without the ones before it and without a table: resuming and
@@ -21,9 +24,9 @@ ROUNDS = 8  # 4 suffice for a pseudo-random permutation (Luby and Rackoff 1988);
 
 
 def draw_length_index(seed: int, step: int, num: int) -> int:
-  """Returns the index, below `num`, of the length of the sequences in the batch of a step.
+  """Returns the index, below `num`, of the number of tokens of the images in the batch of a step.
 
-  All are equally likely, and the same step has the same one on all hosts.
+  All indexes are equally likely, and a step has the same index on all hosts.
   """
   return streams.choice(Stream.LENGTHS, seed, step, num=num)
 
@@ -37,17 +40,23 @@ class Visit(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Shuffled:
-  """The order of a single source."""
+  """The order of a single source: each epoch is another permutation of its examples."""
   num_examples: int
   seed: int
 
   def __call__(self, positions: HostArray) -> HostArray:
-    return shuffled(positions, num_examples=self.num_examples, seed=self.seed)
+    epochs, places = np.divmod(np.asarray(positions, np.int64), self.num_examples)
+    indexes = np.empty_like(places)
+    for epoch in np.unique(epochs):
+      inside = epochs == epoch
+      keys = streams.words(Stream.ORDER, self.seed, int(epoch), num=ROUNDS)
+      indexes[inside] = permute(places[inside], size=self.num_examples, keys=keys)
+    return indexes
 
 
 @dataclasses.dataclass(frozen=True)
 class Repeated:
-  """Each example `times` times in a global batch, with another augmentation each time (arXiv 1901.09335).
+  """Visits each example `times` times in a global batch, with another augmentation each time (arXiv 1901.09335).
 
   Copies are far from each other, so that neighboring rows, which mixup pairs, differ. With `batch_size` 8 and `times` 2
   the first batches have these examples, counted in the order of `visit`:
@@ -55,18 +64,20 @@ class Repeated:
       0 1 2 3 0 1 2 3
       4 5 6 7 4 5 6 7
 
-  If `times` does not divide the batch size, the last examples of a batch have one copy less: 0 1 2 0 1 2 0 1 with 3.
+  If `times` does not divide the batch size, the last examples of a batch have one copy less: 0 1 2 0 1 2 0 1 with
+  `times` 3.
 
-  A batch may be of several `groups` of consecutive rows, one for each device of DeiT. If there are at least `times`
-  groups, copies are dealt to them in turn, as DeiT's `RASampler` does: with 4 groups (between the bars) and `times` 2
+  A batch may consist of several `groups` of consecutive rows, one for each device of DeiT. If there are at least
+  `times` groups, copies are dealt to them in turn, as DeiT's `RASampler` does: with 4 groups (between the bars) and
+  `times` 2
 
       0 2 | 0 2 | 1 3 | 1 3
       4 6 | 4 6 | 5 7 | 5 7
 
-  An epoch has as many rows as without copies, so that it sees a part 1 / `times` of the examples.
+  An epoch has as many rows as without copies, so it visits 1 / `times` of the examples.
 
-  Differs from DeiT: one permutation of all images lasts `times` epochs, so that each is seen equally often. There each
-  epoch has a permutation of its own, of which it takes the first third.
+  Differs from DeiT: one permutation of all images lasts `times` epochs, so that each is visited equally often. In DeiT
+  each epoch has its own permutation, and uses only the first third of it.
   """
   visit: Visit
   times: int
@@ -80,17 +91,6 @@ class Repeated:
       return self.visit((steps * self.batch_size + slot * self.groups + group) // self.times)
     different = -(-self.batch_size // self.times)
     return self.visit(steps * different + rows % different)
-
-
-def shuffled(positions: HostArray, *, num_examples: int, seed: int) -> HostArray:
-  """Returns the source indexes `[B] i64` of the examples at global `positions [B] i64`."""
-  epochs, places = np.divmod(np.asarray(positions, np.int64), num_examples)
-  indexes = np.empty_like(places)
-  for epoch in np.unique(epochs):
-    here = epochs == epoch
-    keys = streams.words(Stream.ORDER, seed, int(epoch), num=ROUNDS)
-    indexes[here] = permute(places[here], size=num_examples, keys=keys)
-  return indexes
 
 
 def permute(places: HostArray, *, size: int, keys: HostArray) -> HostArray:
@@ -107,8 +107,8 @@ class ExampleRngs:
 
   The key of a generator has two words: a random one of the seed, and the position of the example.
 
-  A new generator costs about 50 us, since NumPy asks the system for a seed that is then not used; one whose state is
-  set costs 3 us and draws the same numbers.
+  A new generator costs about 50 us, because NumPy asks the system for a seed that is then not used. Setting the state
+  of an existing generator costs 3 us, and it draws the same numbers.
   """
 
   def __init__(self, seed: int) -> None:

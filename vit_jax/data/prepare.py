@@ -1,9 +1,11 @@
 """Writes prepared datasets (`formats/array_record.py`): completely, or not at all.
 
-A shard is a function of the sources and the settings: `write_shard`. A finished shard has a note with its checksum, so
-that the same command resumes after a kill. Processes of this machine, hosts with a share of the shards each (`Share`),
-and workers of Apache Beam (`beam.py`) do the same work. The files stand in the folder of `files.Unfinished`, or in
-object storage at their place; `info.json` of the complete dataset is written last.
+`jobs/prepare.py` calls `write` with the sources of all splits and a `Runner`: `Here`, for processes of this machine, or
+`beam.Beam`. The runner calls `write_shard` for each `Job`; several hosts may each have a share of the jobs (`Share`). A
+shard depends only on its job. When it is finished, a note with its checksum is written beside it, so the same command
+resumes after a kill. Until the dataset is complete, its files are in the folder of `files.Unfinished`; in object
+storage they have their final place from the start, and `info.json` is written last. This module does not know how a
+source reads its examples.
 """
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ import dataclasses
 import enum
 import functools
 import io
+import itertools
 import json
 import logging
 import multiprocessing
@@ -40,9 +43,9 @@ from vit_jax.data.text.stored import Encoder
 from vit_jax.record import storage
 
 SHARD_BYTES, SHARD_RECORDS = 2**28, 2**13
-"""How much a shard holds by default: opening one takes 0.2 ms with 1,000 records, and 11 ms with 125,000."""
+"""Size of a shard by default. Opening one takes 0.2 ms with 1,000 records, and 11 ms with 125,000."""
 CORES_EACH, SHARDS_EACH = 8, 4
-"""Cores and shards for each process, by default: its threads keep about so many cores busy; it starts in seconds."""
+"""Cores and shards for each process by default: its threads keep about 8 cores busy, and it starts in seconds."""
 POLL_S = 0.5
 _CHUNK = 64  # examples converted at a time
 _ANY_SIZE = headers.DecodeOptions(max_pixels=2**30)
@@ -54,12 +57,12 @@ log = logging.getLogger('vit_jax.data')
 class Settings:
   """How a dataset is made.
 
-  short_px: images with a longer short side are resized to this one; 0 keeps all files unchanged.
+  short_px: images with a longer short side are resized to this short side; 0 keeps all files unchanged.
   quality: JPEG quality of resized images, 1 to 100.
   num_shards: number of shards of each split; 0 = by `SHARD_BYTES` of the stored files, and by `SHARD_RECORDS`.
   seed: of the order of examples; None = that of the source.
   channels: of the images; mean and standard deviation of others than RGB are measured.
-  captions: encodes the captions of the images, which are stored too; None = they are left out.
+  captions: encodes the captions of the images, which are then stored too; None = captions are left out.
   """
   short_px: int
   quality: int
@@ -71,7 +74,7 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """A shard to write in `folder`: the examples at `positions` of the order of a split. Pickles.
+  """A shard to write in `folder`: the examples at `positions` in the order of a split. It pickles.
 
   name_of: shortens the description of an example, such as a path.
   """
@@ -88,8 +91,8 @@ class Job:
     if not path.exists():
       return None
     try:
-      with storage.local(str(path)) as here:
-        found = documents.read(here, expected='the note of a shard', advice='')
+      with storage.local(str(path)) as local:
+        found = documents.read(local, expected='the note of a shard', advice='')
       array_record.read_shard(found)
       return found
     except UserError as error:
@@ -97,9 +100,9 @@ class Job:
       return None
 
   def record(self, row: int) -> tuple[bytes, HostArray | None] | None:
-    """Returns the record of an example, and unless it is RGB its `channels.sums`.
+    """Returns the record of an example, and its `channels.sums` unless it is RGB.
 
-    None, with a line in the log, if it is not an image file, or has no usable caption although it should.
+    Returns None, and logs the reason, if it is not an image file, or has no usable caption although it should.
     """
     source, settings = self.source, self.settings
     sums, texts = None, dict[str, list[bytes] | list[int]]()
@@ -116,13 +119,12 @@ class Job:
       return None
     several = {'labels': labels} if source.most_labels else {}
     name = os.fsencode(self.name_of(source.describe(row)))
-    content = stored(image, settings) if sums is None else _array_file(image)
-    return example.encode({'image': content, 'label': labels[0] if labels else -1, 'name': name, **several,
-                           **texts}), sums
+    return example.encode({'image': stored(image, settings), 'label': labels[0] if labels else -1, 'name': name,
+                           **several, **texts}), sums
 
 
 class Share(NamedTuple):
-  """Which shards a host writes: every one of `num_hosts` from `host` on."""
+  """The shards that a host writes: number `host`, and every `num_hosts`-th shard after it."""
   host: int
   num_hosts: int
 
@@ -131,14 +133,14 @@ ALL = Share(0, 1)
 
 
 class Outcome(enum.Enum):
-  """What became of a dataset."""
+  """State of a dataset after `write`."""
   WRITTEN = 'written'
   THERE = 'there'  # it was complete before
   PART = 'part'    # shards of other hosts are missing
 
 
 class Runner(Protocol):
-  """Writes shards. `plan` returns the same jobs for other sources, such as those that a worker has opened."""
+  """Writes shards. `plan` returns the same jobs for the same sources opened elsewhere, such as in a worker of Beam."""
 
   def __call__(self, jobs: Sequence[Job], plan: Callable[[Mapping[str, Source]], Sequence[Job]]) -> None:
     ...
@@ -146,14 +148,15 @@ class Runner(Protocol):
 
 def write(splits: Mapping[str, Source], folder: storage.Path, settings: Settings, *, name_of: Callable[[str], str],
           run: Runner, share: Share = ALL) -> Outcome:
-  """Writes the splits as a prepared dataset, or a share of it; the last host completes it.
+  """Writes the splits as a prepared dataset, or a share of it; the last host completes the dataset.
 
   Args:
     splits: sources by the names of the splits to write.
-    folder, settings: the folder to write, and how the dataset is made.
-    name_of: shortens the description of an example, such as a path; pickles.
+    folder: the folder to write.
+    settings: how the dataset is made.
+    name_of: shortens the description of an example, such as a path; it pickles.
     run: writes the shards, such as `Here`.
-    share: of the shards that are written.
+    share: of the shards, that this host writes.
 
   Raises:
     UserError: the folder has other content, or another process writes it; or a split has no images.
@@ -164,7 +167,7 @@ def write(splits: Mapping[str, Source], folder: storage.Path, settings: Settings
     return Outcome.THERE
   counts = {name: _count_shards(name, source, settings) for name, source in splits.items()}
   jobs_of = functools.partial(_jobs, counts=counts, settings=settings, name_of=name_of)
-  describe = functools.partial(_describe, splits=splits, counts=counts, settings=settings, plan=plan, jobs_of=jobs_of)
+  describe = functools.partial(_describe, splits=splits, settings=settings, plan=plan, jobs_of=jobs_of)
 
   def write_share(part: storage.Path) -> None:
     jobs_in = functools.partial(jobs_of, folder=str(part))
@@ -173,7 +176,7 @@ def write(splits: Mapping[str, Source], folder: storage.Path, settings: Settings
     _begin(folder, plan)
     write_share(folder)
     kept = describe(folder)
-    for name in {f'{name}{NOTE}' for name in kept} | {PLAN}:
+    for name in {*(f'{name}{NOTE}' for name in kept), PLAN}:
       (folder / name).unlink(missing_ok=True)
     return Outcome.WRITTEN
   names = {file_name(name, number, count) for name, count in counts.items() for number in range(count)}
@@ -193,34 +196,36 @@ def write(splits: Mapping[str, Source], folder: storage.Path, settings: Settings
   return Outcome.WRITTEN
 
 
-def _describe(part: storage.Path, *, splits: Mapping[str, Source], counts: Mapping[str, int], settings: Settings,
-              plan: Mapping[str, Any], jobs_of: Callable[..., list[Job]]) -> set[str]:
-  """Writes the description if all shards are there, and returns the names of all files then; else an empty set."""
-  jobs = jobs_of(splits, folder=str(part))
+def _describe(part: storage.Path, *, splits: Mapping[str, Source], settings: Settings, plan: Mapping[str, Any],
+              jobs_of: Callable[..., list[Job]]) -> set[str]:
+  """Writes `info.json` if all shards exist, and returns the names of all files of the dataset; else an empty set."""
   notes: dict[str, list[documents.Field]] = {name: [] for name in splits}
-  for name in splits:
-    for job in jobs[:counts[name]]:
+  for name, source in splits.items():
+    for job in jobs_of({name: source}, folder=str(part)):
       if (note := job.note()) is None:
         return set()
       notes[name].append(note)
-    jobs = jobs[counts[name]:]
-  listed = {name: [array_record.read_shard(note) for note in some] for name, some in notes.items()}
-  for name, some in listed.items():
-    if not sum(shard.num_examples for shard in some):
+  shards = {name: [array_record.read_shard(note) for note in of_split] for name, of_split in notes.items()}
+  for name, of_split in shards.items():
+    if not sum(shard.num_examples for shard in of_split):
       raise UserError(f'--data: expected images in the split {name}, got {len(splits[name]):,} files whose image or '
                       'label cannot be used. Their names and the reasons are above.')
-  several = {'most_labels': most} if (most := _most_labels(splits)) else {}
+  most_labels = max(
+      source.most_labels if source.most_labels != UNKNOWN else  # if it is not known, every example is read
+      max((len(_read(source, row).labels) for row in range(len(source))), default=1) for source in splits.values())
   info = {'format': array_record.FORMAT, 'made': plan, 'class_names': list(next(iter(splits.values())).class_names),
-          **several, **({'texts': plan['texts']} if 'texts' in plan else {}), **_statistics(notes, settings.channels),
-          'splits': {name: [shard._asdict() for shard in some] for name, some in listed.items()}}
-  every = [shard for some in listed.values() for shard in some]
-  storage.write_bytes(part / array_record.SUMS, ''.join(f'{one.sha256}  {one.file}\n' for one in every).encode())
+          **({'most_labels': most_labels} if most_labels else {}),
+          **({'texts': plan['texts']} if 'texts' in plan else {}), **_statistics(notes, settings.channels),
+          'splits': {name: [shard._asdict() for shard in of_split] for name, of_split in shards.items()}}
+  all_shards = [shard for of_split in shards.values() for shard in of_split]
+  sums = ''.join(f'{shard.sha256}  {shard.file}\n' for shard in all_shards)
+  storage.write_bytes(part / array_record.SUMS, sums.encode())
   storage.write_bytes(part / array_record.INFO, json.dumps(info, indent=1).encode())
-  return {array_record.SUMS, array_record.INFO, *(one.file for one in every)}
+  return {array_record.SUMS, array_record.INFO, *(shard.file for shard in all_shards)}
 
 
 def _plan(splits: Mapping[str, Source], settings: Settings) -> dict[str, Any]:
-  """Returns how a dataset is made, as `info.json` has it: equal plans make equal datasets."""
+  """Returns how a dataset is made, as `info.json` states it: equal plans make equal datasets."""
   plan = {'from': {k: s.name for k, s in splits.items()}, 'digests': {k: s.digest for k, s in splits.items()},
           **{one.name: getattr(settings, one.name) for one in dataclasses.fields(settings)}}
   if settings.channels == RGB:  # as plans were before there were others
@@ -232,21 +237,21 @@ def _plan(splits: Mapping[str, Source], settings: Settings) -> dict[str, Any]:
 
 
 def _begin(folder: storage.Path, plan: Mapping[str, Any]) -> None:
-  """Writes the plan into object storage, where shards of an interrupted command with the same plan stay."""
-  there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-  if there and (PLAN not in there or (folder / PLAN).read_text() != json.dumps(plan)):
+  """Writes the plan to object storage. Shards of an interrupted command with the same plan stay there."""
+  names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+  if names and (PLAN not in names or (folder / PLAN).read_text() != json.dumps(plan)):
     raise UserError(f'--to={folder}: expected a new folder, got one with other content. Choose another folder.')
   storage.write_bytes(folder / PLAN, json.dumps(plan).encode())
 
 
 def _check_same(folder: storage.Path, plan: Mapping[str, Any]) -> None:
   """Raises UserError if a folder has other content than the dataset of this plan."""
-  there = None
+  found = None
   if (folder / array_record.INFO).is_file():
-    with storage.local(str(folder / array_record.INFO)) as here:
-      there = array_record.read_info(here.parent).made
-  if there != documents.parse(json.dumps(plan)):
-    what = 'a dataset prepared with other settings' if there else 'other content'
+    with storage.local(str(folder / array_record.INFO)) as path:
+      found = array_record.read_info(path.parent).made
+  if found != documents.parse(json.dumps(plan)):
+    what = 'a dataset prepared with other settings' if found else 'other content'
     raise UserError(f'--to={folder}: expected a new folder, got one with {what}. Choose another folder.')
 
 
@@ -257,16 +262,14 @@ def file_name(split: str, number: int, count: int) -> str:
 
 def _jobs(splits: Mapping[str, Source], *, counts: Mapping[str, int], folder: str, settings: Settings,
           name_of: Callable[[str], str]) -> list[Job]:
-  """Returns all shards, split by split; of each split the first shards have one example more."""
-  return [Job(folder, file_name(name, number, counts[name]), source, positions, settings, name_of)
-          for name, source in splits.items() for number, positions in enumerate(_parts(len(source), counts[name]))]
-
-
-def _parts(num: int, count: int) -> list[range]:
-  """Returns `range(num)` in `count` parts; the first ones have one number more."""
-  size, longer = divmod(num, count)
-  starts = [number * size + min(number, longer) for number in range(count + 1)]
-  return [range(*one) for one in zip(starts[:-1], starts[1:], strict=True)]
+  """Returns the jobs of all shards, split by split; the first shards of a split may have one example more."""
+  jobs = []
+  for name, source in splits.items():
+    size, longer = divmod(len(source), counts[name])
+    starts = [number * size + min(number, longer) for number in range(counts[name] + 1)]
+    jobs += [Job(folder, file_name(name, number, counts[name]), source, range(*positions), settings, name_of)
+             for number, positions in enumerate(itertools.pairwise(starts))]
+  return jobs
 
 
 def _order(positions: HostArray, source: Source, settings: Settings) -> HostArray:
@@ -287,14 +290,8 @@ def _count_shards(split: str, source: Source, settings: Settings) -> int:
   return min(len(source), num)
 
 
-def _most_labels(splits: Mapping[str, Source]) -> int:
-  """Returns the largest number of labels of an image; a source that does not know it is read completely."""
-  return max(max((len(_read(source, row).labels) for row in range(len(source))), default=1)
-             if source.most_labels == UNKNOWN else source.most_labels for source in splits.values())
-
-
 def _read(source: Source, row: int) -> Record:
-  """Returns a stored example; an empty one if it is damaged, and will be left out."""
+  """Returns a stored example; an empty one if it is damaged, as the dataset will not contain it."""
   try:
     return read_one(source, row)
   except BadImage:
@@ -309,9 +306,9 @@ def _statistics(notes: Mapping[str, Sequence[documents.Field]], num_channels: in
   """
   if num_channels == RGB:
     return {}
-  some = notes.get('train', next(iter(notes.values())))
-  mean, std = channels.statistics(np.sum([[[one.number() for one in row.items()] for row in note.field('sums').items()]
-                                          for note in some], axis=0))
+  of_split = notes.get('train', next(iter(notes.values())))
+  sums = [[[value.number() for value in row.items()] for row in note.field('sums').items()] for note in of_split]
+  mean, std = channels.statistics(np.sum(sums, axis=0))
   if constant := [str(number) for number, value in enumerate(std) if not value > 0]:
     raise UserError(f'--data: expected channels whose values differ, got {", ".join(constant)} (counted from 0) with '
                     'one value in all images. Leave them out of the files.')
@@ -322,11 +319,11 @@ OnWritten = Callable[[int], None]
 
 
 def write_shard(job: Job, on_written: OnWritten = lambda num: None, threads: int = 0) -> array_record.Shard:
-  """Writes a shard and then its note, and returns what `info.json` says of it.
+  """Writes a shard and then its note, and returns its entry of `info.json`.
 
   Args:
     job: the shard.
-    on_written: called with the number of examples of each part that is written.
+    on_written: called with the number of examples after each part that is written.
     threads: that convert images; 0 = one per core, at most 16.
   """
   folder = storage.open_path(job.folder)
@@ -346,10 +343,10 @@ def write_shard(job: Job, on_written: OnWritten = lambda num: None, threads: int
 
 
 def write_records(path: pathlib.Path, job: Job, on_written: OnWritten, threads: int) -> tuple[int, HostArray]:
-  """Writes the records of a shard: of its examples which are image files.
+  """Writes the records of those examples of a shard that are image files.
 
   Returns:
-    Their number, and the sum of their `channels.sums`, in their order.
+    The number of records, and the sum of their `channels.sums`, `[3, C]` f64, added in their order.
   """
   from array_record.python import array_record_module as array_record
   rows = _order(np.arange(job.positions.start, job.positions.stop), job.source, job.settings).tolist()
@@ -367,16 +364,16 @@ def write_records(path: pathlib.Path, job: Job, on_written: OnWritten, threads: 
 
 
 class Here(NamedTuple):
-  """Writes shards in processes of this machine; if they end early, this process writes what is left.
+  """Writes shards in processes of this machine. If a process ends early, this process writes the rest.
 
-  on_written: called with a number of written examples; first, and perhaps with 0, with that of finished shards.
+  on_written: called with a number of written examples; the first call, which may be with 0, counts finished shards.
   processes: 1 = this one; 0 = by the cores.
   """
   on_written: OnWritten = lambda num: None
   processes: int = 1
 
   def __call__(self, jobs: Sequence[Job], plan: Callable[[Mapping[str, Source]], Sequence[Job]]) -> None:
-    """Writes the shards that are not written."""
+    """Writes the shards that have no note."""
     del plan
     left = [job for job in jobs if job.note() is None]
     self.on_written(sum(len(job.positions) for job in jobs) - sum(len(job.positions) for job in left))
@@ -393,47 +390,43 @@ class Here(NamedTuple):
     started = [context.Process(target=_run_quietly, args=(os.getpid(), jobs[number::num], threads), daemon=True)
                for number in range(num)]
     folder, sizes, done = jobs[0].folder, {f'{job.file}{NOTE}': len(job.positions) for job in jobs}, 0
-    for one in started:
-      one.start()
+    for process in started:
+      process.start()
     try:
       is_running = True
       while is_running:
         time.sleep(POLL_S)
-        is_running = any(one.is_alive() for one in started)
-        now = sum(sizes.get(name, 0) for name in os.listdir(folder))
-        self.on_written(now - done)
-        done = now
+        is_running = any(process.is_alive() for process in started)
+        written = sum(sizes.get(name, 0) for name in os.listdir(folder))
+        self.on_written(written - done)
+        done = written
     finally:
-      for one in started:
-        one.kill()
-        one.join()
+      for process in started:
+        process.kill()
+        process.join()
 
 
 def _run_quietly(parent: int, jobs: Sequence[Job], threads: int) -> None:
-  """Writes shards in a process. An error is left to the parent, which meets it again, and shows it."""
+  """Writes shards in a child process. An error is ignored here: the parent meets it again, and shows it."""
   workers.start_worker(parent)
   with contextlib.suppress(Exception):
     for job in jobs:
       write_shard(job, threads=threads)
 
 
-def _array_file(image: bytes | HostArray) -> bytes:
-  """Returns the bytes to store of an image with other channels than RGB: the file, or a `.npy` file of an array."""
-  if isinstance(image, bytes):
-    return image
-  out = io.BytesIO()
-  np.lib.format.write_array(out, np.ascontiguousarray(image), version=(1, 0))
-  return out.getvalue()
-
-
 def stored(image: bytes | HostArray, settings: Settings) -> bytes:
-  """Returns the bytes to store: the file if the image is not resized, a JPEG if it is, a PNG of an array.
+  """Returns the bytes to store: the file if the image is not resized, a JPEG if it is resized, a PNG of an array.
 
-  The JPEG of a resized image keeps only the orientation of its EXIF data. A file that cannot be decoded is kept
-  unchanged: it is reported when the dataset is read. So is one that would be longer than a JPEG can be.
+  Images with other channels than RGB are not resized, and an array of them becomes a `.npy` file. The JPEG of a resized
+  image keeps only the orientation of its EXIF data. A file that cannot be decoded is kept unchanged: it is reported
+  when the dataset is read. A file whose longer side would exceed that of a JPEG is kept, too.
   """
-  if isinstance(image, bytes) and not settings.short_px:
+  if isinstance(image, bytes) and not (settings.short_px and settings.channels == RGB):
     return image
+  if settings.channels != RGB:
+    out = io.BytesIO()
+    np.lib.format.write_array(out, np.ascontiguousarray(image), version=(1, 0))
+    return out.getvalue()
   try:
     pixels = decode.decode(image)
   except BadImage:

@@ -1,13 +1,14 @@
-"""Batches that loader processes make in memory which they share with the process that trains, so that none is copied.
+"""Batches in memory that a loader process shares with the process that trains, so that no batch is copied.
 
-A loader process writes a batch to a segment of memory and passes on its description, a `Lease`. The segment is used
-again when the consumer has dropped all arrays of the batch, so that its pages are there already: a new segment of 150
-kB an image takes 37 page faults an image in each of both processes. Segments have no name, do not count for the size
-of `/dev/shm`, and end with the processes that use them.
+`workers.batches` uses both ends. In the loader process, `MakeSharedBatch` writes a batch to a segment of memory and
+returns its description, a `Lease`, which Grain pickles. In the process that trains, `OpenedBatches` maps the segment
+and yields the arrays. A segment is reused when the consumer has dropped all arrays of its batch, because its pages then
+exist already: a new segment of 150 kB per image takes 37 page faults per image in each of the two processes. Segments
+have no name, do not count toward the size of `/dev/shm`, and end with the processes that use them.
 
-The protocol between the two processes is byte 0 of a segment: the loader process sets it to 1 before it writes a batch,
-and uses only segments in which it is 0; the consumer sets it to 0 when the last array of the batch is gone. Neither
-waits for the other: without a free segment, a new one is made. The arrays begin at byte 64.
+The two processes communicate by byte 0 of a segment. The loader process sets it to 1 before it writes a batch, and uses
+only segments in which it is 0. The consumer sets it to 0 when the last array of the batch is gone. Neither waits for
+the other: if no segment is free, a new one is made. The arrays begin at byte 64.
 """
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ import mmap
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -32,27 +33,23 @@ Layout = dict[str, tuple[int, tuple[int, ...], str]]
 _ALIGNED = 64  # bytes: where the first array begins, and a divisor of where the others do
 
 
-class Allocate(Protocol):
-  """Returns arrays of these shapes; `zero` = they are 0, otherwise the caller writes every element."""
-
-  def __call__(self, specs: Specs, *, zero: bool) -> Batch:
-    ...
+Allocate = Callable[[Specs], Batch]
+"""Returns arrays of these shapes with any content; the caller writes every element."""
 
 
 class MakeBatch(Protocol):
-  """Makes the batch of a number in arrays that `allocate` returns.
+  """Makes the batch with a number, in arrays that `allocate` returns; such as `loader.Train`.
 
   It calls `allocate` exactly once. The batch has every name that was allocated, with the same array or with another one
-  in its place, and may have more; what was not allocated is pickled, so it should be small.
+  in its place, and may have more. An array that was not allocated is pickled, so it should be small.
   """
 
   def __call__(self, number: int, allocate: Allocate = ...) -> Batch:
     ...
 
 
-def allocate_private(specs: Specs, *, zero: bool) -> Batch:
-  """Returns arrays in the memory of this process alone; they are always 0, which costs nothing here."""
-  del zero
+def allocate_private(specs: Specs) -> Batch:
+  """Returns arrays of zeros in the memory of this process alone."""
   return {name: np.zeros(shape, dtype) for name, (shape, dtype) in specs.items()}
 
 
@@ -86,10 +83,10 @@ class MakeSharedBatch:
     return MakeSharedBatch, (self._make,)
 
   def __call__(self, number: int) -> Lease:
-    allocated: list[_Allocated] = []  # one item, from `allocate` on
+    allocated: list[_Allocated] = []  # has one item once `allocate` is called
 
-    def allocate(specs: Specs, *, zero: bool) -> Batch:
-      allocated.append(self._allocate(specs, zero=zero))
+    def allocate(specs: Specs) -> Batch:
+      allocated.append(self._allocate(specs))
       return dict(allocated[-1].arrays)
 
     try:
@@ -103,7 +100,7 @@ class MakeSharedBatch:
     pickled = {name: array for name, array in batch.items() if name not in layout}
     return Lease(f'/proc/{os.getpid()}/fd/{found.segment.descriptor}', layout, pickled)
 
-  def _allocate(self, specs: Specs, *, zero: bool) -> _Allocated:
+  def _allocate(self, specs: Specs) -> _Allocated:
     layout: Layout = {}
     size = _ALIGNED
     for name, (shape, dtype) in specs.items():
@@ -115,25 +112,20 @@ class MakeSharedBatch:
         segment = _Segment(size)
         self._segments.append(segment)
       segment.memory[0] = 1
-    arrays = _views(segment.memory, layout)
-    if zero and segment.is_written:
-      for array in arrays.values():
-        array[...] = 0
-    segment.is_written = True
-    return _Allocated(segment, layout, arrays)
+    return _Allocated(segment, layout, _views(segment.memory, layout))
 
 
 class _Segment:
-  """Memory of this process, which others open by its path; `is_written` once it has had a batch."""
+  """Memory of this process, which other processes open by the path of its descriptor."""
 
   def __init__(self, size: int) -> None:
     self.descriptor = os.memfd_create('batch')
     os.ftruncate(self.descriptor, size)
-    self.memory, self.is_written = mmap.mmap(self.descriptor, size), False
+    self.memory = mmap.mmap(self.descriptor, size)
 
 
 class _Allocated(NamedTuple):
-  """What one call of `allocate` got: a segment, where its arrays are, and the arrays."""
+  """The result of one call of `allocate`: a segment, and the arrays in it with their layout."""
   segment: _Segment
   layout: Layout
   arrays: Batch
@@ -159,12 +151,11 @@ class OpenedBatches:
       memory = self._memories.get(lease.path) or self._open(lease.path)
     except FileNotFoundError:
       # The process has ended, and its segments with it. Grain knows the exit status, and raises an error with it when
-      # the turn of this process comes again. Before that it yields what other processes have finished, a few
-      # batches each, which are of no use now: they are dropped, without being opened.
+      # the turn of this process comes again. Before that it yields the finished batches of other processes, a few
+      # of each. They are of no use now, so they are dropped without being opened.
       collections.deque(self._leases, maxlen=0)
       raise
-    # Every array refers to this object, of which NumPy makes no view of its own; it dies with the last of them, and
-    # then byte 0 becomes 0.
+    # Every array refers to this object, so it lives as long as the last array. When it is freed, byte 0 becomes 0.
     held = (ctypes.c_char * len(memory)).from_buffer(memory)
     weakref.finalize(held, memory.__setitem__, 0, 0).atexit = False
     return _views(held, lease.layout) | lease.pickled

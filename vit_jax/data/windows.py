@@ -1,13 +1,17 @@
 """The order of training data that are stored in row groups, each of which is read as a whole, such as Parquet files.
 
-A global shuffle would read and decode a row group of some hundred images for each image. Here every epoch is a random
-order of the row groups, and images are shuffled among the row groups that a process can hold at a time: the window.
-Each epoch still visits each example once, and the index at any position is a pure function of (seed, position), the
-size of a batch and the files.
+`loader.py` and `formats/mixture.py` call `visit` for training, `prepare.py` calls `stored` for writing. Both return
+`order.Shuffled` if the source has no row groups, or if a process can hold all of them; else `Windows`.
 
-The row groups of an epoch are dealt to lanes, and each lane has windows of its own. Part i of each batch is of lane i,
-and batch n of lanes that batches n + 1 ... n + `cycle` - 1 do not have. So each of several hosts, which load different
-parts of a batch, reads its own row groups, and so does each of `cycle` loader processes, which take batches in turn.
+A global shuffle would read and decode a row group of some hundred images for each image. `Windows` visits the row
+groups in a random order in each epoch, and shuffles images among the row groups that a process can hold at a time: the
+window. Each epoch still visits each example once, and the index at any position is a pure function of (seed, position),
+the size of a batch and the files.
+
+The row groups of an epoch are dealt to lanes, and each lane has its own windows. The rows of a batch are divided into
+parts, one for each lane, and `cycle` batches in a row have different lanes. So each of several hosts, which load
+different parts of a batch, reads its own row groups, and so does each of `cycle` loader processes, which take batches
+in turn.
 """
 from __future__ import annotations
 
@@ -23,11 +27,11 @@ from vit_jax.data import order
 from vit_jax.data.source import RowGroups, Source, row_groups
 
 CYCLE = 4
-"""Batches in a row that have lanes of their own, where there are row groups enough."""
+"""Batches in a row that have different lanes, if there are enough row groups."""
 MOST_PARTS = 64
-"""Lanes of a batch; more hosts share lanes."""
-_FEWEST_PARTS = 8  # lanes of a batch for which a cycle is shortened
-_WRITTEN = 8  # a window of a dataset that is written is so many times smaller: about the images of a shard
+"""Lanes of a batch at most. With more hosts, several hosts share a lane."""
+_FEWEST_PARTS = 8  # the cycle is shortened if a batch would have fewer lanes
+_WRITTEN = 8  # windows are so many times smaller for writing: about the images of a shard
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,9 +40,9 @@ class Windows:
 
   sizes: examples of each row group, `[N] i64`.
   seed: of the order.
-  span: positions after which the lanes repeat: those of `cycle` batches.
-  lanes: their number, a divisor of `span`.
-  groups: row groups of a window, whose rows are shuffled together.
+  span: number of positions after which the lanes repeat, `cycle` times the batch size.
+  lanes: number of lanes, a divisor of `span`.
+  groups: number of row groups in a window, whose rows are shuffled together.
   """
   sizes: HostArray
   seed: int
@@ -51,33 +55,36 @@ class Windows:
     epochs = positions // int(self.sizes.sum())
     indexes = np.empty_like(positions)
     for epoch in np.unique(epochs).tolist():
-      here = epochs == epoch
-      indexes[here] = self._in_epoch(positions[here], epoch)
+      inside = epochs == epoch
+      indexes[inside] = self._in_epoch(positions[inside], epoch)
     return indexes
 
   def _in_epoch(self, positions: HostArray, epoch: int) -> HostArray:
+    """Returns the indexes of the examples at positions that are all in one epoch."""
     groups, ends = _sequence(self, epoch)
-    first = epoch * int(ends[-1])
-    every = np.arange(self.lanes)
-    stops = np.cumsum(self._before(every, first + int(ends[-1])) - self._before(every, first))
-    starts = np.append(0, stops[:-1])  # of each lane among all rows, group after group
+    first = epoch * int(ends[-1])  # position at which the epoch starts
+    # The rows of an epoch are counted group after group, in the order of the epoch. Each lane has a range of them.
+    all_lanes = np.arange(self.lanes)
+    stops = np.cumsum(self._before(all_lanes, first + int(ends[-1])) - self._before(all_lanes, first))
+    starts = np.append(0, stops[:-1])
     lanes = positions % self.span * self.lanes // self.span
-    places = starts[lanes] + self._before(lanes, positions) - self._before(lanes, first)
-    begins = np.searchsorted(ends, starts, side='right')  # the first group of each lane
-    numbers = (np.searchsorted(ends, places, side='right') - begins[lanes]) // self.groups
+    rows = starts[lanes] + self._before(lanes, positions) - self._before(lanes, first)
+    # A window is `self.groups` groups of a lane, counted from the group in which the lane starts.
+    first_groups = np.searchsorted(ends, starts, side='right')
+    numbers = (np.searchsorted(ends, rows, side='right') - first_groups[lanes]) // self.groups
     for lane, number in np.unique(np.stack([lanes, numbers]), axis=1).T.tolist():
-      here = (lanes == lane) & (numbers == number)
-      begin = int(begins[lane]) + number * self.groups
-      start = max(int(starts[lane]), int(ends[begin - 1]) if begin else 0)
-      stop = min(int(stops[lane]), int(ends[min(begin + self.groups, len(ends)) - 1]))
+      inside = (lanes == lane) & (numbers == number)
+      group = int(first_groups[lane]) + number * self.groups
+      start = max(int(starts[lane]), int(ends[group - 1]) if group else 0)
+      stop = min(int(stops[lane]), int(ends[min(group + self.groups, len(ends)) - 1]))
       keys = streams.words(Stream.WINDOWS, self.seed, epoch, lane, number, num=order.ROUNDS)
-      places[here] = start + order.permute(places[here] - start, size=stop - start, keys=keys)
-    chosen = np.searchsorted(ends, places, side='right')
-    before = np.cumsum(self.sizes) - self.sizes
-    return before[groups[chosen]] + places - (ends - self.sizes[groups])[chosen]
+      rows[inside] = start + order.permute(rows[inside] - start, size=stop - start, keys=keys)
+    chosen = np.searchsorted(ends, rows, side='right')  # the group of each row, in the order of the epoch
+    before = np.cumsum(self.sizes) - self.sizes         # examples of the source before each of its groups
+    return before[groups[chosen]] + rows - (ends - self.sizes[groups])[chosen]
 
   def _before(self, lanes: HostArray, positions: HostArray | int) -> HostArray:
-    """Returns how many of the positions before each one are of a lane."""
+    """Returns how many of the positions before each one belong to its lane."""
     each = self.span // self.lanes
     whole, rest = np.divmod(positions, self.span)
     return whole * each + np.clip(rest - lanes * each, 0, each)
@@ -92,13 +99,7 @@ def _sequence(visit: Windows, epoch: int) -> tuple[HostArray, HostArray]:
 
 
 def visit(source: Source, seed: int, batch_size: int) -> order.Visit:
-  """Returns the order of training: windows if the source consists of more row groups than a process holds.
-
-  Args:
-    source: of the examples.
-    seed: of the order.
-    batch_size: examples of a global batch.
-  """
+  """Returns the order of training for a seed and a global batch size."""
   found = _large(source)
   if found is None:
     return order.Shuffled(len(source), seed)
@@ -109,7 +110,7 @@ def visit(source: Source, seed: int, batch_size: int) -> order.Visit:
 
 
 def describe(visit: order.Visit) -> str:
-  """Returns what windows in an order depend on beside the source and the seed, for a digest; '' without windows."""
+  """Returns the settings of the windows in an order, for a digest of the data; '' without windows."""
   if isinstance(visit, Windows):
     return f' row_groups={visit.span}/{visit.lanes}x{visit.groups}'
   inner = [visit.visit] if isinstance(visit, order.Repeated) else getattr(visit, 'visits', ())
@@ -117,7 +118,7 @@ def describe(visit: order.Visit) -> str:
 
 
 def stored(source: Source, seed: int) -> order.Visit:
-  """Returns the order in which a source is written anew: row groups are read once, a few at a time."""
+  """Returns the order in which a source is written as a prepared dataset: each row group is read once."""
   found = _large(source)
   if found is None:
     return order.Shuffled(len(source), seed)

@@ -2,8 +2,11 @@
 
 Grain only schedules: the caller decides which batch has which number, so the stream is the same for any number of
 threads and processes. A process has up to `open_files.MAX_THREADS` threads, which share one Python interpreter; more
-cores than that need more processes. Their number is chosen at the start of a run; when the first steps have been
-measured, a warning names a better one.
+cores than that need more processes.
+
+`loader.py` calls `check_memory`, then `at_start` to choose the number of processes, then `batches`, which runs ahead of
+the step. When `jobs/loader_processes.py` has measured the first steps, `advice` returns a warning with a better number.
+`start_worker` also sets up the processes of `prepare.py`. This module does not know what a batch contains.
 """
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ import math
 import os
 import pathlib
 import re
-import shutil
 import signal
 import threading
 import time
@@ -37,7 +39,8 @@ from vit_jax.record import console
 MEMORY_SHARE = 0.25
 """The part of the memory that batches ahead of the step take at most, apart from one of each thread."""
 HANDED = 2
-"""Batches of each process that wait for the consumer; it holds two more: one that it makes, and one that is done."""
+"""Finished batches of each process that wait for the consumer. The process holds two more: one that is being made, and
+one that is finished."""
 SMALL_SET = 50_000
 """Below this number of examples a run starts with threads: it may end before processes have started, about 5 s."""
 SPARE = 1.2
@@ -45,12 +48,10 @@ SPARE = 1.2
 BUSY = 0.85
 """From this share of the cores on, the processor is what limits the host."""
 PARENT_POLL_S = 1.
-SHARED = '/dev/shm'
 _LIMITS = ('sys/fs/cgroup/memory.max', 'sys/fs/cgroup/memory/memory.limit_in_bytes')  # cgroups v2, v1
 _DEATH = 'Worker process was terminated unexpectedly'  # Grain 0.2.18
 _STATUS = re.compile(r'exit code (-?\d+)')
-_TOO_LITTLE_SHARED = '-7'
-"""Status of a process that was killed with SIGBUS: shared memory had no room for what it wrote."""
+_BUS_ERROR = '-7'  # status after SIGBUS: a mapped file or shared memory has no room, also after a restart
 
 
 class Machine(NamedTuple):
@@ -60,9 +61,12 @@ class Machine(NamedTuple):
 
 
 class Workers(NamedTuple):
-  """What makes batches: threads in total (0 = one per core, at most 16 in a process) and loader processes.
+  """How many threads and loader processes make batches.
 
-  batch_bytes: of this host's part of a batch, whose arrays processes then write to shared memory; 0 = not known.
+  threads: in total; 0 = one per core, at most 16 in a process.
+  processes: 0 = the threads are those of this process.
+  batch_bytes: size of this host's part of a batch, which processes write to shared memory; 0 = not known, and Grain
+    copies the batch.
   """
   threads: int
   processes: int = 0
@@ -70,7 +74,7 @@ class Workers(NamedTuple):
 
 
 class Sizes(NamedTuple):
-  """Of one process: threads, each of which makes a batch, and finished batches that are held."""
+  """The threads of one process, each of which makes a batch, and the finished batches that it holds."""
   threads: int
   buffer: int
 
@@ -85,7 +89,7 @@ class ClosableIterator(Iterator[Batch], Protocol):
 def batches(make: shared.MakeBatch | Callable[[int], Batch], numbers: range, workers: Workers) -> ClosableIterator:
   """Yields `make(n)` for each of `numbers`, in order, computed ahead of time.
 
-  `make` must pickle if there are processes. If one of these dies, the next batch is a TemporaryError.
+  `make` must pickle if there are processes. If a process dies, the next batch raises a TemporaryError.
   """
   import grain
   opencv.quieten()
@@ -106,7 +110,7 @@ def batches(make: shared.MakeBatch | Callable[[int], Batch], numbers: range, wor
 
 
 class _Processes:
-  """Batches of loader processes; explains why one of them ended."""
+  """Iterates over the batches of loader processes, and explains why a process ended."""
 
   def __init__(self, made: ClosableIterator) -> None:
     self._made, self._is_started = made, False
@@ -127,11 +131,13 @@ class _Processes:
       if _DEATH not in str(error):
         raise
       status = ''.join(_STATUS.findall(str(error))) or 'unknown'
-      kind = UserError if status == _TOO_LITTLE_SHARED else TemporaryError
-      raise kind(f'data.workers: expected running loader processes, got one that ended with exit status {status}. '
-                 f'{causes()}') from error
+      kind = UserError if status == _BUS_ERROR else TemporaryError
+      raise kind(
+          f'data.workers: expected running loader processes, got one that ended with exit status {status}. The usual '
+          'cause is too little memory of the machine or container (exit status -9): lower data.workers or batch_size, '
+          'or set data.workers=0.') from error
     except OSError as error:
-      found = failures.unreadable(error, f'the shared memory of loader processes ({SHARED})')
+      found = failures.unreadable(error, 'the shared memory of loader processes (/dev/shm)')
       raise (UserError(str(found)) if error.errno == errno.ENOSPC else found) from error
     self._is_started = True
     return batch
@@ -141,29 +147,16 @@ class _Processes:
     self._made.close()
 
 
-def causes(folder: str = SHARED) -> str:
-  """Returns why a loader process may be killed, and what to do; with the size of the folder for shared memory where
-  batches are handed over there."""
-  if shared.is_possible():
-    return ('The usual cause is too little memory of the machine or container (exit status -9): lower data.workers or '
-            'batch_size, or set data.workers=0.')
-  try:
-    usage = shutil.disk_usage(folder)
-    size = f'{folder} has {usage.total / 2**20:,.0f} MiB here, {usage.free / 2**20:,.0f} MiB of them free'
-  except OSError:
-    size = f'there is no {folder} here'
-  return ('The usual causes are too little memory (exit status -9: lower data.workers or batch_size) and too little '
-          f'shared memory (-7): {size}. In a container, use docker run --shm-size=8g; in Kubernetes, mount a volume '
-          f'emptyDir with medium: Memory at {folder}, as in launch/k8s.yaml; or set data.workers=0, which needs none.')
-
-
 def _start_shielded(made: Iterator[Batch]) -> Batch:
-  """Takes the first batch, which starts the processes, in a thread that blocks SIGINT and SIGUSR1, as they do then.
+  """Returns the first batch, for which the processes start, from a thread that blocks SIGINT and SIGUSR1.
 
-  These reach the whole process group, and would end processes, with a traceback, until they run `start_worker`.
+  The processes inherit the blocked signals. Both signals reach the whole process group, and would end a process with a
+  traceback until it has run `start_worker`.
   """
-  before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # it ignores SIGINT and SIGTERM, but not this one
-  resource_tracker.ensure_running()  # if it started in that thread, it would unblock SIGINT there
+  # The resource tracker of Python ignores SIGINT and SIGTERM, but not SIGUSR1. It starts here, since it would unblock
+  # SIGINT in the other thread.
+  before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+  resource_tracker.ensure_running()
   signal.pthread_sigmask(signal.SIG_SETMASK, before)
   block = functools.partial(signal.pthread_sigmask, signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR1})
   pool = concurrent.futures.ThreadPoolExecutor(1, initializer=block)
@@ -186,11 +179,16 @@ def _start_loader(parent: int, settings: storage.Settings, messages: tuple[float
 def start_worker(parent: int) -> None:
   """Sets up a process that reads data: no accelerator, no Ctrl-C, and it ends when its parent ends."""
   import jax
-  for one in (signal.SIGINT, signal.SIGUSR1):  # they reach the whole group; the parent closes us
-    signal.signal(one, signal.SIG_IGN)
+  for number in (signal.SIGINT, signal.SIGUSR1):  # they reach the whole group; the parent ends this process
+    signal.signal(number, signal.SIG_IGN)
   jax.config.update('jax_platforms', 'cpu')
   opencv.quieten()
-  threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+  def end_with_parent() -> None:  # a killed parent cannot end its processes, and they would keep shared memory
+    while os.getppid() == parent:
+      time.sleep(PARENT_POLL_S)
+    os._exit(1)
+  threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def _let_grain_read_its_flags() -> None:
@@ -201,13 +199,6 @@ def _let_grain_read_its_flags() -> None:
     for name in flags.FLAGS:
       if name.startswith('grain_'):
         flags.FLAGS[name].present = True
-
-
-def _end_with(parent: int) -> None:
-  # A killed parent cannot stop its loader processes, and they would keep its shared memory.
-  while os.getppid() == parent:
-    time.sleep(PARENT_POLL_S)
-  os._exit(1)
 
 
 def machine() -> Machine:
@@ -227,20 +218,19 @@ def memory_bytes(root: pathlib.Path = pathlib.Path('/')) -> int:
   return found
 
 
-def check_memory(name: str, batch_size: int, shard: Shard, shapes: Shapes, *, limit: int | None = None) -> int:
+def check_memory(name: str, batch_size: int, shard: Shard, shapes: Shapes) -> int:
   """Returns the bytes of this process's part of one batch.
 
   Args:
-    name: of the setting.
-    batch_size: examples per step, over all processes.
+    name: of the setting, for the message.
+    batch_size: examples of a global batch.
     shard: the rows that this process holds.
     shapes: shape and dtype of the arrays of an example.
-    limit: bytes; None = `memory_bytes()`.
 
   Raises:
-    UserError: they are more than the memory.
+    UserError: they are more than `memory_bytes`.
   """
-  limit = memory_bytes() if limit is None else limit
+  limit = memory_bytes()
   each = 8 + sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in shapes.values())  # 8 of the index
   rows = batch_size * len(shard.parts) // shard.count
   if rows * each > limit:
@@ -252,7 +242,7 @@ def check_memory(name: str, batch_size: int, shard: Shard, shapes: Shapes, *, li
 
 
 def sizes(workers: Workers, here: Machine) -> Sizes:
-  """Returns the threads and the buffer of each process, so that all batches take at most a quarter of the memory."""
+  """Returns the threads and the buffer of each process, such that all batches fit into `MEMORY_SHARE`."""
   threads, num, batch_bytes = workers
   if num:
     each, handed = min(open_files.MAX_THREADS, -(-(threads or here.cores) // num)), HANDED
@@ -264,7 +254,7 @@ def sizes(workers: Workers, here: Machine) -> Sizes:
 
 
 def at_start(workers: Workers, *, num_examples: int, here: Machine) -> Workers:
-  """Returns the workers of a run at its start, whose processes `data.workers` gives, or the machine if that is auto."""
+  """Returns the workers with the number of processes of a run: that of `data.workers`, or by the machine if `auto`."""
   num = workers.processes
   if num == schema.AUTO_WORKERS:
     few = num_examples < SMALL_SET or here.cores < 2 * open_files.MAX_THREADS
@@ -273,12 +263,20 @@ def at_start(workers: Workers, *, num_examples: int, here: Machine) -> Workers:
 
 
 def _fitting(num: int, batch_bytes: int, here: Machine) -> int:
-  """Returns at most `num` processes: as many as leave each of them the memory of the fewest batches that it needs."""
+  """Returns the largest number of processes, at most `num`, whose batches fit into their share of the memory."""
   return max(0, min(num, int(here.memory * MEMORY_SHARE) // ((HANDED + 2) * max(1, batch_bytes))))
 
 
 def advice(host: float, step: float, busy_cores: float, workers: Workers, *, here: Machine) -> str:
-  """Returns what helps a host that makes `host` of the `step` images/s that the step takes; '' if it keeps up."""
+  """Returns a warning with what helps a host that is slower than the step; '' if it keeps up.
+
+  Args:
+    host: images/s that the workers make.
+    step: images/s that the step takes.
+    busy_cores: mean number of busy cores of this machine.
+    workers: of the run.
+    here: the machine.
+  """
   if host >= step:
     return ''
   num = workers.processes

@@ -105,7 +105,7 @@ class Extractor:
     part = take(self.source, rows, name=self.source.name)
     shard = features.meshes.local_rows(self.mesh)
     loader = loaders.eval_loader(part, recipe=self.recipe, image_px=self.image_px, batch_size=self.batch_size,
-                                 shard=shard, threads=self.threads, workers=0)
+                                 shard=shard, threads=self.threads)
     split = features.Split(self.reader, prepare_eval(self.recipe), loader, batch_size=self.batch_size, mesh=self.mesh,
                            store=Store(None), identity={}, name=self.source.name)
     block = Block.empty(rows, self.shape())

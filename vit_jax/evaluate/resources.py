@@ -192,7 +192,7 @@ class Resources:
           source, recipe=recipe, image_px=px, choice=data.in_memory)
       self._loaders[key] = loaders.eval_loader(
           source, recipe=recipe, image_px=px, batch_size=batch_size, shard=self._shard, threads=data.threads,
-          workers=0, in_memory=in_memory, max_labels=data.max_labels)
+          in_memory=in_memory, max_labels=data.max_labels)
     return self._loaders[key]
 
   def splits(self, name: str, settings: schema.FrozenEvaluation, train: Source, test: Source,

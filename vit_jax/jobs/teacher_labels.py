@@ -196,7 +196,7 @@ def computing(teacher: Weights, source: Source, info: answers.Info, *, recipe: s
   def compute(rows: range) -> tuple[HostArray, HostArray]:
     part = take(source, rows, name=source.name)
     loader = loaders.eval_loader(part, recipe=recipe, image_px=teacher.preprocess.image_px, batch_size=batch_size,
-                                 shard=shard, threads=threads, workers=0)
+                                 shard=shard, threads=threads)
     classes, scores = [], []
     for batch in loader.batches():
       image = meshes.put_batch({'image': batch['image']}, mesh, shard)

@@ -1,4 +1,7 @@
-"""Mixup and cutmix on the device: pairs of examples become one.
+"""Mixup and cutmix on the device: each example is mixed with a partner.
+
+`device/prepare.py` calls `mix` after normalization; `objectives/token_label.py` mixes tokens with `outside_box` and
+`swap_pairs`. Random numbers depend only on the key and the group of rows.
 
 Mixup (Zhang et al., arXiv 1710.09412) takes convex combinations:
 

@@ -1,11 +1,14 @@
 """The device part of a recipe, inside the jitted step: geometry, normalization, random erasing, mixing and labels.
 
+`jobs/build.py` passes the function that `prepare_train` returns to the train step; evaluations use `prepare_eval`. Both
+get the batches of `loader.py`. This module knows no network and no loss.
+
 Random erasing (Zhong et al., arXiv 1708.04896) follows timm's `pixel` mode: a rectangle of each chosen image becomes
 normal noise, drawn for each value, after normalization. Its area is uniform, its aspect ratio height / width
 log-uniform; the first of ten such draws that fits inside is taken, and the image stays if none does.
 
-Geometry (flip, shift, rotation, scale, shear; the settings are those of `image/geometry.py`) is for images that are
-held in memory. Pixels are gathered, which suits small images, where the host would be the bottleneck.
+Geometry (flip, shift, rotation, scale and shear, with the settings of `image/geometry.py`) is applied here to images
+that are held in memory. It gathers pixels, which suits small images, for which the host would be the bottleneck.
 
 All random numbers come from a JAX key for the global batch, and depend only on it and the row, so that the result does
 not depend on the mesh.
@@ -59,7 +62,7 @@ def prepare_train(recipe: schema.Recipe, *, num_classes: int, on_device_geometry
 
 
 def prepare_eval(recipe: schema.Recipe) -> Prepare:
-  """Returns the device part of evaluation: normalization; images with a `grid` become `NativeImages`."""
+  """Returns the device part of evaluation, to be jitted: it normalizes images."""
   def prepare(batch: Batch, key: Key, step: Array) -> Batch:
     del key, step
     return _normalized(batch, recipe)

@@ -1,8 +1,9 @@
 """Targets from stored labels: label maps become targets of patch tokens, a teacher's probabilities become soft labels.
 
-The loader attaches label maps as they are stored: the highest logits of a classifier at each position. After the
-recipe's geometry has written the box of each example, RoIAlign pools the part of its map inside the box, and the
-softmax over all classes makes it a target. So a crop, flip or shift, on host or device, needs only its box.
+`device/prepare.py` calls `add` for token labeling and `soften` for Noisy Student, inside the jitted step. The loader
+adds label maps to batches as they are stored: the highest logits of a classifier at each position. After the recipe's
+geometry has written the box of each example, RoIAlign pools the part of its map inside the box, and the softmax over
+all classes makes it a target. So a crop, flip or shift, on host or device, needs only its box.
 
 As in the authors' program (zihangJiang/TokenLabeling@9dbfd59, tlt/data/mixup.py: get_featuremaps, get_label), a class
 that is not stored has the logit 0.
@@ -27,7 +28,7 @@ class Targets(NamedTuple):
 
   stored: rows and columns of the maps.
   grid: `(h, w)` of the tokens, N = h w.
-  classes: whether the target of the class token is that of the complete box, in place of the image's label.
+  classes: the target of the class token is pooled over the complete box, in place of the image's label.
   """
   stored: tuple[int, int]
   grid: tuple[int, int]
@@ -39,8 +40,8 @@ def add(batch: Batch, targets: Targets, *, num_classes: int) -> Batch:
   batch = dict(batch)
   map_BSC = dense(batch.pop('token_labels'), batch.pop('token_scores'), num_classes)
   raw_BNC = roi_align(map_BSC, batch['box'], stored=targets.stored, grid=targets.grid)
-  shown_BN1 = shown(batch['box'], targets.grid)[..., None]
-  found = batch | {'token_targets': jax.nn.softmax(raw_BNC) * shown_BN1}
+  visible_BN1 = visible(batch['box'], targets.grid)[..., None]
+  found = batch | {'token_targets': jax.nn.softmax(raw_BNC) * visible_BN1}
   if targets.classes:
     box_B1C = roi_align(map_BSC, batch['box'], stored=targets.stored, grid=(1, 1))
     found |= {'labels': jax.nn.softmax(box_B1C[:, 0])}
@@ -50,8 +51,7 @@ def add(batch: Batch, targets: Targets, *, num_classes: int) -> Batch:
 def soften(batch: Batch, num_classes: int) -> Batch:
   """Replaces stored classes and probabilities `[B, 1, k]` by `labels [B, C] f32`, normalized to a sum of 1."""
   batch = dict(batch)
-  classes_Bk, scores_Bk = batch.pop('token_labels')[:, 0], batch.pop('token_scores')[:, 0]
-  labels_BC = (jax.nn.one_hot(classes_Bk, num_classes) * scores_Bk[..., None]).sum(1)
+  labels_BC = dense(batch.pop('token_labels'), batch.pop('token_scores'), num_classes)[:, 0]
   return batch | {'labels': labels_BC / labels_BC.sum(-1, keepdims=True)}
 
 
@@ -104,7 +104,7 @@ def _axis_weights(start_B: Array, stop_B: Array, num_stored: int, num: int) -> A
   return (near_Bnis * taken_B1i[..., None]).sum(2)
 
 
-def shown(box_B4: Array, grid: tuple[int, int]) -> Array:
+def visible(box_B4: Array, grid: tuple[int, int]) -> Array:
   """Returns `[B, N] f32`: 1 if the center of a token lies in the image, 0 if a shift has moved it out."""
   def inside(start_B: Array, stop_B: Array, num: int) -> Array:
     middle_1n = (jnp.arange(num, dtype=jnp.float32)[None] + 0.5) / num

@@ -237,7 +237,8 @@ def _frames(path: str, window: Window) -> Iterator[tuple[int, int]]:
     if len(header) < _HEADER:
       got = 'one that is truncated'
     elif mask(header[:8]) != header[8:]:
-      got = 'a length that does not match its checksum' if start else storage.describe_compression(header) or 'no record'
+      got = ('a length that does not match its checksum' if start else
+             storage.describe_compression(header) or 'no record')
     elif not window.holds(offset + size + _FOOTER):
       got = 'one that is truncated'
     if got:

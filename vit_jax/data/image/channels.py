@@ -2,13 +2,10 @@
 
 TIFF, `.npy` and every format of `decode.py` are read with all their channels and bits: nothing is scaled or cut to 8
 bits, and 16-bit integers are exact in float32. `.npy` files are `[H, W]`, `[H, W, C]` or `[C, H, W]`. The channels of a
-TIFF are its samples or pages; Pillow reads one channel, `tifffile` (extra `tiff`) several. Resizing is done here, in
-float32:
+TIFF are its samples or pages; Pillow reads one channel, `tifffile` (extra `tiff`) several.
 
-- with antialias, Pillow's filters: a triangle or a cubic (a = -0.5) that grows with the scale, normalized;
-- without, the filters of `resample.py`: bilinear, mean over the covered area, or cubic (a = -0.75, as OpenCV).
-
-Values are not rounded. The box is that of `geometry.py`.
+`transform.py` calls `read` in place of `decode.decode`. `prepare.py` calls `sums` for each image and `statistics` once
+for their total. This module knows no geometry.
 """
 from __future__ import annotations
 
@@ -20,20 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.config import schema
-from vit_jax.config.schema import Interpolation
 from vit_jax.config.schema.data import RGB
 from vit_jax.core import archives, extras
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.image import crops, decode, geometry, headers, resample
-from vit_jax.data.image.decode import Window
+from vit_jax.data.image import decode, headers
 from vit_jax.data.image.headers import BadImage, DecodeOptions
 from vit_jax.data.image.opencv import cv2
 
 _NUMPY = b'\x93NUMPY'
-_SPARE_BYTES = 2**16   # that programs write behind the pixels of a strip
-_MOST_LZMA = 2**28     # bytes of the dictionary of an LZMA stream
+_SPARE_BYTES = 2**16   # programs may write so many bytes after the pixels of a strip
+_MOST_LZMA = 2**28     # bytes of memory for the dictionary of an LZMA stream
 _ZLIB, _LZMA, _PACK_BITS = (8, 32946), (34925,), (32773,)  # compressions of a TIFF that tifffile itself unpacks
 
 
@@ -45,7 +39,11 @@ def read(image: bytes | HostArray, channels: int, options: DecodeOptions) -> Hos
     UserError: it is a TIFF of several channels, and tifffile is not installed.
   """
   pixels = _decode(image, channels, options) if isinstance(image, bytes) else image
-  pixels = _as_last(pixels, channels)
+  pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+  if pixels.ndim == 3 and pixels.shape[2] != channels and pixels.shape[0] == channels:
+    pixels = np.moveaxis(pixels, 0, 2)
+  if pixels.ndim != 3 or pixels.shape[2] != channels:
+    raise BadImage(f'channels: expected {channels} (data.channels), got pixels of the shape {pixels.shape}')
   if pixels.dtype.kind not in 'uifb':
     raise BadImage(f'pixels: expected integers or floating-point numbers, got {pixels.dtype}')
   if 0 in pixels.shape[:2]:
@@ -57,107 +55,26 @@ def read(image: bytes | HostArray, channels: int, options: DecodeOptions) -> Hos
   return found
 
 
-def fit(image: HostArray, *, recipe: schema.Recipe, image_px: tuple[int, int]) -> tuple[HostArray, HostArray]:
-  """Returns `image [H, W, C] f32` as evaluation sees it, `[*image_px, C]`, and its box, as `geometry.fit` does."""
-  interpolation, antialias = geometry.eval_resampling(recipe)
-  size, window = image_px, Window(0, 0, *image_px)
-  if recipe.eval_resize_px:
-    height, width = geometry.resized_size((image.shape[0], image.shape[1]), recipe.eval_resize_px,
-                                          geometry=recipe.eval_geometry)
-    size = max(image_px[0], height), max(image_px[1], width)
-    window = geometry.center_crop(size, image_px, geometry=recipe.eval_geometry)
-  return resize(image, size, window, interpolation=interpolation, antialias=antialias), crops.fractions(window, size)
-
-
-def augment(image: HostArray, *, recipe: schema.Recipe, image_px: tuple[int, int],
-            rng: np.random.Generator) -> tuple[HostArray, HostArray]:
-  """Returns the random crop, flip and shift of a recipe, `[*image_px, C] f32`, and its box `[4] f32`."""
-  if recipe.crop is schema.Crop.RESIZE:
-    found, box = fit(image, recipe=recipe, image_px=image_px)
-  else:
-    size = image.shape[0], image.shape[1]
-    window = crops.draw(recipe, size, rng)
-    interpolation = recipe.interpolation
-    if recipe.crop_interpolation is not schema.CropInterpolation.SAME:
-      interpolation = Interpolation(recipe.crop_interpolation.value)
-    found = resize(window.cut(image), image_px, Window(0, 0, *image_px), interpolation=interpolation,
-                   antialias=recipe.antialias)
-    box = crops.fractions(window, size)
-  return geometry.augment(found, box, recipe=recipe, rng=rng)
-
-
-def resize(image: HostArray, size: tuple[int, int], window: Window, *, interpolation: Interpolation,
-           antialias: bool) -> HostArray:
-  """Returns the part inside `window` of `image [H, W, C] f32` resized to `size` (height, width)."""
-  if image.shape[:2] == tuple(size):
-    return window.cut(image)
-  for axis, (start, num) in enumerate(((window.top, window.height), (window.left, window.width))):
-    taps, weights = filters(image.shape[axis], size[axis], start, num, interpolation=interpolation, antialias=antialias)
-    shape = (-1, *(1,) * (image.ndim - 1 - axis))
-    total = np.zeros((*image.shape[:axis], num, *image.shape[axis + 1:]), np.float32)
-    for one, weight in zip(taps, weights, strict=True):
-      total += np.take(image, one, axis=axis) * weight.reshape(shape)
-    image = total
-  return image
-
-
-def filters(stored: int, resized: int, start: int, num: int, *, interpolation: Interpolation,
-            antialias: bool) -> tuple[HostArray, HostArray]:
-  """Returns the stored pixels `[K, num]` of the `num` output pixels from `start` on, and their weights, f32."""
-  if interpolation is Interpolation.AREA:
-    cover = resample.cover(stored, resized, start, num)
-    return cover.taps, (cover.weights / cover.weights.sum(0)).astype(np.float32)
-  is_cubic, step = interpolation is Interpolation.BICUBIC, stored / resized
-  scale, half = max(1., step) if antialias else 1., 2. if is_cubic else 1.
-  center = (np.arange(start, start + num) + .5) * step
-  first = np.floor(center - half * scale - .5).astype(np.int64)
-  taps = first + np.arange(math.ceil(2 * half * scale) + 2)[:, None]
-  distance = np.abs(taps + .5 - center) / scale
-  weights = _cubic(distance, -.5 if antialias else -.75) if is_cubic else np.maximum(0., 1. - distance)
-  if antialias:  # Pillow leaves out what is beyond the image; the others repeat the outermost pixels
-    weights *= (taps >= 0) & (taps < stored)
-  return np.clip(taps, 0, stored - 1), (weights / weights.sum(0)).astype(np.float32)
-
-
-def _cubic(x: HostArray, a: float) -> HostArray:
-  """Returns the weights of the cubic convolution (Keys 1981) at distances x >= 0."""
-  near, far = ((a + 2) * x - (a + 3)) * x * x + 1, ((x - 5) * x + 8) * x * a - 4 * a
-  return np.where(x < 1, near, np.where(x < 2, far, 0.))
-
-
 def _decode(encoded: bytes, channels: int, options: DecodeOptions) -> HostArray:
+  """Returns the pixels of a file as it stores them, `[H, W]`, `[H, W, C]` or `[C, H, W]`."""
   if encoded.startswith(_NUMPY):
-    return _read_npy(encoded, channels, options)
+    try:
+      found = archives.array(bytearray(encoded))  # compares the size of the file with its header
+    except ValueError as error:
+      raise BadImage(f'not a complete .npy file: {error}') from error
+    if found.ndim not in (2, 3):
+      raise BadImage(f'the .npy file: expected an array [H, W, {channels}] of numbers, got the shape {found.shape} of '
+                     f'{found.dtype} in {len(encoded):,} bytes')
+    if found.size > options.max_pixels * channels:
+      raise BadImage(f'the .npy file: expected at most {options.max_pixels:,} pixels, got the shape {found.shape}')
+    return found
   kind = headers.detect_format(encoded)
   if kind == 'tiff':
     return _read_tiff(encoded, channels, options)
   if kind in decode.PILLOW_READERS:
     return decode.read_any_mode(encoded, kind, options)
-  header, encoded = decode.read_header(encoded, kind)
-  headers.check_size(header.height, header.width, options)
-  if kind == 'jpeg':
-    decode.check_end(encoded)
-  try:
-    found = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_UNCHANGED)
-  except cv2.error as error:
-    raise BadImage(f'not an image: {error.err or error}') from error
-  if found is None:
-    raise BadImage(f'not a complete {kind} image')
+  found = decode.read_opencv(encoded, kind, options, cv2.IMREAD_UNCHANGED)[0]
   return found[..., [2, 1, 0, *range(3, found.shape[2])]] if found.ndim == 3 and found.shape[2] >= RGB else found
-
-
-def _read_npy(encoded: bytes, channels: int, options: DecodeOptions) -> HostArray:
-  """Returns the array of a .npy file; its size is compared with its header before memory is taken."""
-  try:
-    found = archives.array(bytearray(encoded))
-  except ValueError as error:
-    raise BadImage(f'not a complete .npy file: {error}') from error
-  if found.ndim not in (2, 3):
-    raise BadImage(f'the .npy file: expected an array [H, W, {channels}] of numbers, got the shape {found.shape} of '
-                   f'{found.dtype} in {len(encoded):,} bytes')
-  if found.size > options.max_pixels * channels:
-    raise BadImage(f'the .npy file: expected at most {options.max_pixels:,} pixels, got the shape {found.shape}')
-  return found
 
 
 def _read_tiff(encoded: bytes, channels: int, options: DecodeOptions) -> HostArray:
@@ -184,12 +101,12 @@ def _read_tiff(encoded: bytes, channels: int, options: DecodeOptions) -> HostArr
 
 
 def _check_strips(page: Any, encoded: bytes, most_values: int) -> None:
-  """Raises BadImage if a strip or tile of a TIFF would be unpacked to more than its pixels, which tifffile does.
+  """Raises BadImage if a strip or tile of a TIFF unpacks to more bytes than its pixels; tifffile would unpack them all.
 
   Args:
     page: of tifffile.
     encoded: the file.
-    most_values: of a strip or tile.
+    most_values: largest number of values of a strip or tile.
   """
   kind, shape = page.keyframe, page.keyframe.chunks
   num_values, compression = math.prod(shape), int(kind.compression)
@@ -197,28 +114,16 @@ def _check_strips(page: Any, encoded: bytes, most_values: int) -> None:
   if num_values > most_values:
     raise BadImage(f'the TIFF: expected strips or tiles of at most {most_values:,} values, got the shape {shape}')
   for start, length in zip(page.dataoffsets, page.databytecounts, strict=True):
-    if _is_longer(encoded[start:start + length], compression, num_bytes + _SPARE_BYTES):
+    packed, most_bytes = encoded[start:start + length], num_bytes + _SPARE_BYTES
+    if compression in _ZLIB:
+      is_longer = len(zlib.decompressobj().decompress(packed, most_bytes + 1)) > most_bytes
+    elif compression in _LZMA:
+      is_longer = len(lzma.LZMADecompressor(memlimit=_MOST_LZMA).decompress(packed, most_bytes + 1)) > most_bytes
+    else:  # two bytes become at most 128
+      is_longer = compression in _PACK_BITS and len(packed) > 2 * most_bytes
+    if is_longer:
       raise BadImage(f'the TIFF: expected a strip or tile that is unpacked to {num_bytes:,} bytes, the pixels of '
                      f'{shape}, got more in {length:,} bytes')
-
-
-def _is_longer(packed: bytes, compression: int, num_bytes: int) -> bool:
-  """Returns whether more than so many bytes are packed, without unpacking more."""
-  if compression in _ZLIB:
-    return len(zlib.decompressobj().decompress(packed, num_bytes + 1)) > num_bytes
-  if compression in _LZMA:
-    return len(lzma.LZMADecompressor(memlimit=_MOST_LZMA).decompress(packed, num_bytes + 1)) > num_bytes
-  return compression in _PACK_BITS and len(packed) > 2 * num_bytes  # two bytes are at most 128
-
-
-def _as_last(pixels: HostArray, channels: int) -> HostArray:
-  """Returns an array with its channels last; raises BadImage if there is another number of them."""
-  pixels = pixels[..., None] if pixels.ndim == 2 else pixels
-  if pixels.ndim == 3 and pixels.shape[2] != channels and pixels.shape[0] == channels:
-    pixels = np.moveaxis(pixels, 0, 2)
-  if pixels.ndim != 3 or pixels.shape[2] != channels:
-    raise BadImage(f'channels: expected {channels} (data.channels), got pixels of the shape {pixels.shape}')
-  return pixels
 
 
 def statistics(sums: Any) -> tuple[list[float], list[float]]:

@@ -1,5 +1,8 @@
 """Color operations on the host: on `image [H, W, 3] u8`, RGB; each returns a new image.
 
+`transform.py` calls `jitter`, `three_augment` and, for views, single operations; `randaugment.py` calls the operations
+of its tables. This module does not know recipes or examples.
+
 Values are clipped to 0..255 and truncated, as in Pillow, whose operations of the same names these are (a gray level may
 differ by 1: OpenCV's weights have fewer bits). Random operations take their generator; the others are pure.
 """
@@ -93,8 +96,8 @@ def sharpness(image: HostArray, factor: float) -> HostArray:
 def hue(image: HostArray, turns: float) -> HostArray:
   """Rotates the hue by `turns` of the color circle, in steps of 1/256 turn.
 
-  Differs from torchvision, and so from DINO: OpenCV rounds hue, saturation and value to 8 bits, where Pillow truncates
-  them and takes 20 times as long. Values of photos differ by 0.15 gray levels on average, and by 6 at most.
+  Differs from torchvision, and so from DINO: OpenCV rounds hue, saturation and value to 8 bits; Pillow truncates them,
+  and takes 20 times as long. Values of photos differ by 0.15 gray levels on average, and by 6 at most.
   """
   hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL)
   hsv[..., 0] += np.uint8((int(turns * 255) - 1) % 256)  # wraps around; a step less, since Pillow truncates hues

@@ -1,5 +1,8 @@
 """Random crop windows with the distributions of published programs: TensorFlow's, torchvision's and MAE's samplers.
 
+`transform.py` calls `draw` with a recipe, or `sample` for each of several views. Both return a `Window` in px and know
+only the size of the image; `geometry.resize_crop` resizes what is inside. `fractions` turns a window into a box.
+
 All samplers draw a rectangle whose area and aspect ratio lie in given ranges; their distributions differ. A 5-100 %
 crop of a 375 x 500 image has a mean area of 0.34 with TensorFlow's sampler, and of 0.42 with torchvision's.
 """
@@ -65,12 +68,9 @@ def inception_crop(size: tuple[int, int], *, rng: np.random.Generator, area: tup
   """
   height, width = size
   for _ in range(CROP_TRIES):
-    pixels = rng.uniform(*area) * height * width
-    ratio = math.exp(rng.uniform(math.log(aspect[0]), math.log(aspect[1])))
-    crop_w, crop_h = max(1, round(math.sqrt(pixels * ratio))), max(1, round(math.sqrt(pixels / ratio)))
+    crop_h, crop_w = _draw_sides(size, rng, area, aspect)
     if crop_w <= width and crop_h <= height:
-      top = int(rng.integers(0, height - crop_h + 1))
-      return Window(top, int(rng.integers(0, width - crop_w + 1)), crop_h, crop_w)
+      return _place(size, (crop_h, crop_w), rng)
   ratio = min(max(width / height, aspect[0]), aspect[1])
   return center(size, (min(height, max(1, round(width / ratio))), min(width, max(1, round(height * ratio)))))
 
@@ -83,13 +83,8 @@ def clipped_crop(size: tuple[int, int], *, rng: np.random.Generator, area: tuple
   more often than torchvision's, which draws again, so ratio and area may leave their ranges. Arguments are those of
   `sample`.
   """
-  height, width = size
-  pixels = rng.uniform(*area) * height * width
-  ratio = math.exp(rng.uniform(math.log(aspect[0]), math.log(aspect[1])))
-  crop_w = min(max(1, round(math.sqrt(pixels * ratio))), width)
-  crop_h = min(max(1, round(math.sqrt(pixels / ratio))), height)
-  top = int(rng.integers(0, height - crop_h + 1))
-  return Window(top, int(rng.integers(0, width - crop_w + 1)), crop_h, crop_w)
+  crop_h, crop_w = _draw_sides(size, rng, area, aspect)
+  return _place(size, (min(crop_h, size[0]), min(crop_w, size[1])), rng)
 
 
 def tensorflow_crop(size: tuple[int, int], *, rng: np.random.Generator, area: tuple[float, float],
@@ -100,9 +95,9 @@ def tensorflow_crop(size: tuple[int, int], *, rng: np.random.Generator, area: tu
   `min_object_covered=covered`: 0 in vision_transformer and big_vision, 0.1 with 10 tries in Noisy Student. The aspect
   ratio is uniform in `aspect` (not log-uniform). The height is a uniform integer between those at which a rectangle
   of this ratio has the smallest and the largest area, or fills the image. The position is uniform, but never the last
-  row or column that would fit: TensorFlow draws from `range(H - h)`. Where no rectangle fits, it is drawn again, and
-  so it is where it covers less than `covered` of the image, `tries` times in total; then the crop is the complete
-  image. Sizes are computed in float32 and rounded half to even, as in TensorFlow. Arguments are those of `sample`.
+  row or column that would fit: TensorFlow draws from `range(H - h)`. A rectangle that does not fit, or covers less than
+  `covered` of the image, is drawn again, `tries` times in total; then the crop is the complete image. Sizes are
+  computed in float32 and rounded half to even, as in TensorFlow. Arguments are those of `sample`.
   """
   height, width = size
   smallest, largest = (_f32(part) * _f32(width) * _f32(height) for part in area)
@@ -129,11 +124,8 @@ def window_crop(size: tuple[int, int], *, rng: np.random.Generator, area: tuple[
   Its area is uniform in `area` (fractions of the image). Resized to P px, it equals resizing the complete image to
   P / sqrt(area) and cropping P at random, up to fractions of a pixel (BiT: 128 of 160, 480 of 512).
   """
-  height, width = size
   factor = math.sqrt(rng.uniform(*area))
-  crop_h, crop_w = max(1, round(height * factor)), max(1, round(width * factor))
-  top, left = int(rng.integers(0, height - crop_h + 1)), int(rng.integers(0, width - crop_w + 1))
-  return Window(top, left, crop_h, crop_w)
+  return _place(size, (max(1, round(size[0] * factor)), max(1, round(size[1] * factor))), rng)
 
 
 def center(size: tuple[int, int], crop: tuple[int, int]) -> Window:
@@ -145,6 +137,20 @@ def fractions(window: Window, size: tuple[int, int]) -> HostArray:
   """Returns `window` as a box `[4] f32`: top, left, bottom, right in fractions of `size` (height, width)."""
   (height, width), (top, left, crop_h, crop_w) = size, window
   return np.array([top / height, left / width, (top + crop_h) / height, (left + crop_w) / width], np.float32)
+
+
+def _draw_sides(size: tuple[int, int], rng: np.random.Generator, area: tuple[float, float],
+                aspect: tuple[float, float]) -> tuple[int, int]:
+  """Returns height and width, px, of a rectangle with a uniform area and a log-uniform aspect ratio."""
+  pixels = rng.uniform(*area) * size[0] * size[1]
+  ratio = math.exp(rng.uniform(math.log(aspect[0]), math.log(aspect[1])))
+  return max(1, round(math.sqrt(pixels / ratio))), max(1, round(math.sqrt(pixels * ratio)))
+
+
+def _place(size: tuple[int, int], crop: tuple[int, int], rng: np.random.Generator) -> Window:
+  """Returns a rectangle of height and width `crop` at a uniform position inside an image of `size`."""
+  top = int(rng.integers(0, size[0] - crop[0] + 1))
+  return Window(top, int(rng.integers(0, size[1] - crop[1] + 1)), *crop)
 
 
 def _draw_height(size: tuple[int, int], ratio: np.float32, smallest: np.float32, largest: np.float32,

@@ -1,7 +1,9 @@
 """Decodes image files into uint8 arrays `[H, W, 3]`, RGB.
 
-OpenCV decodes JPEG, PNG, WebP and BMP; Pillow decodes GIF, TIFF, AVIF, JPEG 2000 and PPM, each format by its own
-reader. Of an image with several frames or pages, the first one is used. Knows nothing of recipes, sources or batches.
+`transform.py` calls `decode` for a complete image, or `open_image` for an image to be cropped; `prepare.py` calls
+`read_size` and `find_orientation`, which read only the header. OpenCV decodes JPEG, PNG, WebP and BMP; Pillow decodes
+GIF, TIFF, AVIF, JPEG 2000 and PPM, each format by its own reader. If a file has several frames or pages, the first one
+is used. This module does not know recipes, sources or batches.
 """
 from __future__ import annotations
 
@@ -30,18 +32,15 @@ PILLOW_READERS = {'gif': 'GifImagePlugin.GifImageFile', 'tiff': 'TiffImagePlugin
 DAMAGE = (OSError, SyntaxError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, EOFError,
            RuntimeError, ArithmeticError, struct.error, zlib.error, UnidentifiedImageError,
            Image.DecompressionBombError)  # each of them was raised by Pillow for some damaged file
-_BITS, _PLANES, _SEPARATE = 258, 284, 2  # tags of TIFF files, and the value of planes that follow each other
+_BITS, _PLANES, _SEPARATE = 258, 284, 2  # tags of TIFF files, and the value for planes that follow each other
 _TILE = 322, 323  # width and height, tags of TIFF files
-USUAL_TILE = 2**24  # pixels, which any TIFF may have in a tile
+USUAL_TILE = 2**24  # pixels that a tile of a TIFF may have even if `max_pixels` is smaller
 _SIXTEEN_BITS = ('I;16', 'I;16L', 'I;16B', 'I;16N')
-_JPEG_START = b'\xff\xd8'
-
 _PNG_DEPTH = 24  # byte of a PNG with the bits of a value
-_DEEP, _DARK = 16, 2**14  # bits of a value, and values that such images reach, unless they are stored with fewer bits
+_DEEP, _DARK = 16, 2**14  # bits of a value; an image of 16 bits whose values are all smaller is too dark
 _warned = threading.Event()
 log = logging.getLogger('vit_jax.data')
-
-_ANY_SIZE = DecodeOptions(max_pixels=2**30)  # that OpenCV decodes
+_ANY_SIZE = DecodeOptions(max_pixels=2**30)  # the limit of OpenCV
 
 FLIPPED_ROWS, FLIPPED_COLUMNS, FIRST_TRANSPOSED = (3, 4, 6, 7), (2, 3, 7, 8), 5
 """EXIF orientations that are stored upside down, mirrored, and (from 5 on) transposed after that."""
@@ -82,9 +81,10 @@ def open_image(image: bytes | HostArray, options: DecodeOptions = AS_STORED) -> 
 def decode(encoded: bytes | HostArray, options: DecodeOptions = AS_STORED) -> HostArray:
   """Decodes a JPEG, PNG, WebP, BMP, GIF, TIFF, AVIF, JPEG 2000 or PPM file into an RGB image `[H, W, 3] u8`.
 
-  Gray images are repeated over the channels, transparency is dropped, CMYK is converted to RGB. Of 16 bits the upper 8
-  are used; the first image that has only small values is reported. libjpeg prints a warning to stderr for damage inside
-  a JPEG. It has no setting that stops this, and redirecting stderr would also hide the messages of other threads.
+  Gray images are repeated over the channels, transparency is dropped, and CMYK is converted to RGB. The upper 8 of 16
+  bits are used; a warning names the first image of 16 bits that has only small values. libjpeg prints a warning to
+  stderr for damage inside a JPEG. It has no setting that stops this, and redirecting stderr would also hide the
+  messages of other threads.
 
   Args:
     encoded: the content of the file, or an image `[H, W, 3 or 1] u8` that is stored as an array.
@@ -100,18 +100,7 @@ def decode(encoded: bytes | HostArray, options: DecodeOptions = AS_STORED) -> Ho
   if kind in PILLOW_READERS:
     with _as_bad_image(kind):
       return _read(_open(encoded, kind), options)
-  header, encoded = read_header(encoded, kind)
-  headers.check_size(header.height, header.width, options)
-  if kind == 'jpeg':
-    check_end(encoded)
-  try:
-    image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
-  except cv2.error as error:
-    if error.code == cv2.Error.StsNoMem:
-      raise MemoryError(f'{header.width:,} x {header.height:,} px') from error
-    raise BadImage(f'not an image: {error.err or error}') from error
-  if image is None:
-    raise _unknown(encoded)
+  image, header, encoded = read_opencv(encoded, kind, options, cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
   if kind == 'png' and encoded[_PNG_DEPTH] == _DEEP:
     _compare_range(int(image.max()), encoded)
   return orient(image, header.orientation) if options.upright else image
@@ -141,6 +130,29 @@ def read_any_mode(encoded: bytes, kind: str, options: DecodeOptions) -> HostArra
     check_tiles(image, options)
     image.load()
     return np.asarray(image)
+
+
+def read_opencv(encoded: bytes, kind: str, options: DecodeOptions,
+                flags: int) -> tuple[HostArray, headers.Header, bytes]:
+  """Returns the pixels that OpenCV decodes with these flags, the header of the file, and the bytes that were decoded.
+
+  Raises:
+    BadImage: not an image, truncated, or too large.
+    MemoryError: there is not enough memory for the pixels.
+  """
+  header, encoded = read_header(encoded, kind)
+  headers.check_size(header.height, header.width, options)
+  if kind == 'jpeg':
+    headers.check_jpeg_end(encoded)
+  try:
+    image = cv2.imdecode(np.frombuffer(encoded, np.uint8), flags)
+  except cv2.error as error:
+    if error.code == cv2.Error.StsNoMem:
+      raise MemoryError(f'{header.width:,} x {header.height:,} px') from error
+    raise BadImage(f'not an image: {error.err or error}') from error
+  if image is None:
+    raise _unknown(encoded)
+  return image, header, encoded
 
 
 def read_header(encoded: bytes, kind: str) -> tuple[headers.Header, bytes]:
@@ -191,20 +203,6 @@ def find_orientation(encoded: bytes) -> int:
     return found if found in range(1, 9) else 1
 
 
-def is_jpeg(encoded: bytes) -> bool:
-  """Returns whether the bytes start as a JPEG file does."""
-  return encoded[:2] == _JPEG_START
-
-
-def check_end(encoded: bytes) -> None:
-  """Raises BadImage if a JPEG is truncated.
-
-  OpenCV before 5 fills the missing part with gray without an error.
-  """
-  if not headers.has_jpeg_end(encoded):
-    raise BadImage(f'the JPEG is truncated: no end marker in {len(encoded):,} bytes')
-
-
 def orient(image: HostArray, orientation: int) -> HostArray:
   """Returns `image [H, W, 3]`, stored with an EXIF orientation from 1 to 8, upright; the same array for 1."""
   if orientation not in range(2, 9):
@@ -218,6 +216,7 @@ def _unknown(encoded: bytes) -> BadImage:
 
 
 def _open(encoded: bytes, kind: str) -> Image.Image:
+  """Returns a file as Pillow's reader of its format opens it, before pixels are read."""
   module, _, name = PILLOW_READERS[kind].partition('.')
   try:
     opener = getattr(importlib.import_module(f'PIL.{module}'), name)
@@ -228,13 +227,19 @@ def _open(encoded: bytes, kind: str) -> Image.Image:
 
 
 def _read(image: Image.Image, options: DecodeOptions) -> HostArray:
+  """Returns an opened image as `from_pillow` does."""
   width, height = image.size
   headers.check_size(height, width, options)
   check_tiles(image, options)
-  is_tiff = image.format == 'TIFF'
-  if is_tiff:
-    _check_planes(image)
-  stored = image.getexif().get(headers.ORIENTATION, 1) if is_tiff else 1
+  stored = 1
+  if image.format == 'TIFF':
+    tags = getattr(image, 'tag_v2', {})
+    bits = tags.get(_BITS, (1,))
+    # Pillow decodes planes of more than 8 bits wrongly if they are not compressed.
+    if tags.get(_PLANES) == _SEPARATE and len(bits) > 1 and max(bits) > 8 and image.info.get('compression') == 'raw':
+      raise BadImage(f'a TIFF of {len(bits)} planes with {max(bits)} bits: expected channels that are stored together '
+                     'or compressed. Save it with planarconfig=contig')
+    stored = image.getexif().get(headers.ORIENTATION, 1)
   image.load()  # applies the orientation of a TIFF
   pixels = _levels(image)
   if not options.upright:
@@ -250,16 +255,8 @@ def check_tiles(image: Image.Image, options: DecodeOptions) -> None:
                    'Save it with smaller tiles')
 
 
-def _check_planes(image: Image.Image) -> None:
-  """Raises BadImage if a TIFF has planes of more than 8 bits without compression, which Pillow decodes wrongly."""
-  tags = getattr(image, 'tag_v2', {})
-  bits = tags.get(_BITS, (1,))
-  if tags.get(_PLANES) == _SEPARATE and len(bits) > 1 and max(bits) > 8 and image.info.get('compression') == 'raw':
-    raise BadImage(f'a TIFF of {len(bits)} planes with {max(bits)} bits: expected channels that are stored together '
-                   'or compressed. Save it with planarconfig=contig')
-
-
 def _levels(image: Image.Image) -> HostArray:
+  """Returns a loaded image of any mode as RGB in 8 bits; see `from_pillow`."""
   mode, bits = image.mode, max(getattr(image, 'tag_v2', {}).get(_BITS, (_DEEP,)))
   if mode == 'RGB':
     pixels = np.asarray(image)

@@ -1,9 +1,16 @@
-"""Geometry of one image on the host, on arrays `[H, W, 3] u8`: crop, resize, affine, flip and shift.
+"""Geometry of one image on the host: crop, resize, affine, flip and shift.
 
-*Geometry writes the box it used into the example*: `box` is top, left, bottom, right in fractions of the stored image,
-or of the upright image with `exif_orientation`. A mirrored image has left > right; a shifted one may extend below 0 or
-beyond 1. Rotation, scale and shear are not part of the box. `device/geometry.py` does the same for images that are held
-in memory.
+`transform.py` calls `fit` for evaluation, and for training `resize_crop` with a window from `crops.py`, then `augment`.
+Images are `[H, W, 3] u8`, or `[H, W, C] f32` with other channels than RGB, which `resample.resize_float` resizes.
+
+Each function returns the box that it used: top, left, bottom, right in fractions of the stored image, or of the upright
+image with `exif_orientation`. A mirrored image has left > right; the box of a shifted one may extend below 0 or beyond
+1. Rotation, scale and shear are not part of the box. `device/prepare.py` does the same for images that are held in
+memory. This module does not know how images are decoded or normalized.
+
+An image may keep its own aspect ratio, as in NaFlex of SigLIP 2 (arXiv 2502.14786, section 2.4.2): `native_size` is the
+size of the largest grid of patches along its diagonal that has no more patches than allowed, and `cut_patches` returns
+the patches. Each side changes by less than one patch against the aspect ratio.
 """
 from __future__ import annotations
 
@@ -25,11 +32,12 @@ from vit_jax.data.image.opencv import cv2
 MAX_ENLARGEMENT = 32
 """Up to this multiple of the crop's pixels, an image is enlarged before the crop; above it, only the crop is."""
 _MARGIN_PX = 2  # stored pixels beside a window that bicubic filters use
+_MOST_SCALE, _PRECISION = 100., 1e-5  # of the search for a grid in big_vision and transformers
 Number = TypeVar('Number', float, Array)
 
 
 def resize_crop(image: HostArray, image_px: tuple[int, int], *, recipe: schema.Recipe) -> HostArray:
-  """Returns a random crop `[h, w, 3] u8` at `image_px`, resampled as the recipe requires for crops."""
+  """Returns a random crop `[h, w, C]` resized to `image_px`, resampled as the recipe requires for crops."""
   interpolation = recipe.interpolation
   if recipe.crop_interpolation is not schema.CropInterpolation.SAME:
     interpolation = Interpolation(recipe.crop_interpolation.value)
@@ -37,14 +45,23 @@ def resize_crop(image: HostArray, image_px: tuple[int, int], *, recipe: schema.R
 
 
 def fit(image: HostArray, *, recipe: schema.Recipe, image_px: tuple[int, int]) -> tuple[HostArray, HostArray]:
-  """Returns `image [H, W, 3] u8` as evaluation sees it, `[*image_px, 3] u8`, and its box `[4] f32`."""
+  """Returns `image [H, W, C]` as evaluation sees it, `[*image_px, C]` of the same dtype, and its box `[4] f32`.
+
+  With `eval_resize_px`, the image is resized by its short side as `eval_geometry` requires, and its center is cropped;
+  else it is resized without preserving the aspect ratio. With `Geometry.TORCHVISION` and `antialias`, the pixels are
+  those of torchvision's `Resize` and `CenterCrop` of a PIL image; with `Geometry.BIG_VISION`, without `antialias` and
+  with `truncate`, those of big_vision's `resize_small` and `central_crop`.
+  """
   interpolation, antialias = eval_resampling(recipe)
+  size, window = image_px, Window(0, 0, *image_px)
   if recipe.eval_resize_px:
-    return resize_small_center_crop(image, image_px, small_px=recipe.eval_resize_px, antialias=antialias,
-                                    interpolation=interpolation, geometry=recipe.eval_geometry,
-                                    truncate=recipe.truncate)
-  return (resize_part(image, image_px, Window(0, 0, *image_px), antialias=antialias, interpolation=interpolation,
-                      truncate=recipe.truncate), np.array([0, 0, 1, 1], np.float32))
+    height, width = resized_size((image.shape[0], image.shape[1]), recipe.eval_resize_px,
+                                 geometry=recipe.eval_geometry)
+    size = max(image_px[0], height), max(image_px[1], width)
+    window = center_crop(size, image_px, geometry=recipe.eval_geometry)
+  # Cropping before resizing would be cheaper, but would shift the image by a fraction of a pixel.
+  part = resize_part(image, size, window, antialias=antialias, interpolation=interpolation, truncate=recipe.truncate)
+  return part, fractions(window, size)
 
 
 def eval_resampling(recipe: schema.Recipe) -> tuple[Interpolation, bool]:
@@ -54,7 +71,7 @@ def eval_resampling(recipe: schema.Recipe) -> tuple[Interpolation, bool]:
 
 def augment(image: HostArray, box: HostArray, *, recipe: schema.Recipe,
             rng: np.random.Generator) -> tuple[HostArray, HostArray]:
-  """Applies affine, flip and shift to `image [H, W, 3] u8`; `box [4] f32` follows flip and shift."""
+  """Applies affine, flip and shift to `image [H, W, C]`; `box [4] f32` follows flip and shift."""
   height, width = image.shape[:2]
   if recipe.rotate_degrees or recipe.scale or recipe.shear:
     unit = rng.uniform(-1., 1., 3)
@@ -73,13 +90,13 @@ def augment(image: HostArray, box: HostArray, *, recipe: schema.Recipe,
 
 def resize(image: HostArray, image_px: tuple[int, int], *, antialias: bool,
            interpolation: Interpolation = Interpolation.BILINEAR, truncate: bool = False) -> HostArray:
-  """Resizes `image [H, W, 3] u8` to `image_px` (height, width) without preserving the aspect ratio, for training.
+  """Resizes `image [H, W, C]` to `image_px` (height, width) without preserving the aspect ratio, for training.
 
   Pixel centers are at half-integers. Without `antialias` a filter covers 2 x 2 (bilinear) or 4 x 4 (bicubic, a = -0.75)
   stored pixels at any scale, and values are rounded, or with `truncate` truncated to integers. With `antialias`, the
-  filter grows with the scale and covers all pixels, as in Pillow (where bicubic has a = -0.5), and so as in programs
-  that use torchvision or timm. `AREA` is the mean over the covered area. An image of the right size is returned as it
-  is.
+  filter grows with the scale and covers all pixels, as in Pillow (where bicubic has a = -0.5), and in programs that use
+  torchvision or timm. `AREA` is the mean over the covered area. An image of this size is returned unchanged. Images in
+  float32 are resized by `resample.resize_float`.
 
   Differs from big_vision: of its bilinear random crops, 2 truncated values in 10,000 differ by one gray level, since
   OpenCV computes positions in double precision; `resize_part` has the program's pixels, in four times the time.
@@ -88,8 +105,9 @@ def resize(image: HostArray, image_px: tuple[int, int], *, antialias: bool,
   one gray level, and values are 0.13 levels smaller on average.
   """
   window = Window(0, 0, *image_px)
-  if antialias or image.shape[:2] == tuple(image_px) or interpolation is Interpolation.AREA or (
-      image.size > MAX_ENLARGEMENT * window.height * window.width):
+  is_large = image.size > MAX_ENLARGEMENT * window.height * window.width
+  is_equal = image.shape[:2] == tuple(image_px)
+  if image.dtype != np.uint8 or antialias or interpolation is Interpolation.AREA or is_equal or is_large:
     return resize_part(image, image_px, window, antialias=antialias, interpolation=interpolation, truncate=truncate)
   if not truncate:
     return cv2.resize(image, image_px[::-1], interpolation=_opencv_filter(interpolation))
@@ -124,53 +142,34 @@ def center_crop(size: tuple[int, int], crop: tuple[int, int], *, geometry: Geome
   return Window(round((size[0] - crop[0]) / 2), round((size[1] - crop[1]) / 2), *crop)
 
 
-def resize_small_center_crop(image: HostArray, image_px: tuple[int, int], *, small_px: int, antialias: bool,
-                             interpolation: Interpolation = Interpolation.BILINEAR,
-                             geometry: Geometry = Geometry.BIG_VISION,
-                             truncate: bool = False) -> tuple[HostArray, HostArray]:
-  """Resizes the image by `small_px` as `geometry` requires, then takes the center crop `image_px`.
-
-  With `Geometry.TORCHVISION` and `antialias`, the pixels are those of torchvision's `Resize` and `CenterCrop` of a
-  PIL image; with `Geometry.BIG_VISION`, without `antialias` and with `truncate`, those of big_vision's `resize_small`
-  and `central_crop`.
-
-  Returns:
-    The image `[*image_px, 3] u8`, and its box `[4] f32` in the stored image.
-  """
-  height, width = resized_size((image.shape[0], image.shape[1]), small_px, geometry=geometry)
-  size = (max(image_px[0], height), max(image_px[1], width))
-  window = center_crop(size, image_px, geometry=geometry)
-  # Cropping before resizing would be cheaper, but would shift the image by a fraction of a pixel.
-  part = resize_part(image, size, window, antialias=antialias, interpolation=interpolation, truncate=truncate)
-  return part, fractions(window, size)
-
-
 def resize_part(image: HostArray, size: tuple[int, int], window: Window, *, antialias: bool,
                 interpolation: Interpolation, truncate: bool = False) -> HostArray:
-  """Returns the part inside `window` of `image [H, W, 3] u8` resized to `size` (height, width): `[*window, 3] u8`.
+  """Returns the part inside `window` of `image [H, W, C]` resized to `size` (height, width), `[*window, C]`.
 
-  The pixels are Pillow's with `antialias`. Without it, those by area and truncated bilinear ones are TensorFlow's (see
-  `resample`).
-
-  Rounded bilinear pixels are OpenCV's, of which 5 in 10,000 differ by one level from TensorFlow's rounded ones.
+  An image in float32 is resized by `resample.resize_float`, one of 8 bits as follows. With `antialias`, the pixels are
+  Pillow's. Without it, pixels by area and truncated bilinear pixels are TensorFlow's (see `resample`). Rounded bilinear
+  pixels are OpenCV's, of which 5 in 10,000 differ by one level from TensorFlow's rounded ones.
 
   The memory is bounded by the stored image and the window, not by `size`: a line of 2 x 30,000 px with a short side of
   256 px would take 2.9 GB. If the resized image has more than `MAX_ENLARGEMENT` times the pixels of the window, only
-  the window's pixels are sampled: with antialias by resizing a box with Pillow, which gives the same pixels up to
-  rounding; bicubic without it by OpenCV's warp, whose coordinates have a resolution of 1/32 px of the stored image.
+  the window's pixels are sampled: with `antialias` by resizing a box with Pillow, which gives the same pixels up to
+  rounding; bicubic pixels without it by OpenCV's warp, whose coordinates have a resolution of 1/32 px of the stored
+  image.
   """
   if image.shape[:2] == tuple(size):
     return window.cut(image)
-  enlarged, shown = size[0] * size[1], window.height * window.width
-  fits = enlarged <= max(image.shape[0] * image.shape[1], MAX_ENLARGEMENT * shown)
+  if image.dtype != np.uint8:
+    return resample.resize_float(image, size, window, interpolation=interpolation, antialias=antialias)
+  enlarged = size[0] * size[1]
+  is_small = enlarged <= max(image.shape[0] * image.shape[1], MAX_ENLARGEMENT * window.height * window.width)
   is_area, is_bilinear = interpolation is Interpolation.AREA, interpolation is Interpolation.BILINEAR
-  if is_area or (is_bilinear and not antialias and (truncate or not fits)):
+  if is_area or (is_bilinear and not antialias and (truncate or not is_small)):
     return resample.resize(image, size, window, area=is_area, truncate=truncate)
   if not antialias:
-    return window.cut(_resize_float(image, size, interpolation, truncate=truncate)) if fits else _warp(
+    return window.cut(_resize_float(image, size, interpolation, truncate=truncate)) if is_small else _warp(
         image, size, window)
   stored, how = Image.fromarray(image), pillow_filter(interpolation)
-  if fits:
+  if is_small:
     return window.cut(np.asarray(stored.resize((size[1], size[0]), how)))
   down, right = image.shape[0] / size[0], image.shape[1] / size[1]  # stored px per px of `size`
   box = (window.left * right, window.top * down, min(image.shape[1], (window.left + window.width) * right),
@@ -247,3 +246,55 @@ def pillow_filter(interpolation: Interpolation) -> Image.Resampling:
 
 def _opencv_filter(interpolation: Interpolation) -> int:
   return cv2.INTER_CUBIC if interpolation is Interpolation.BICUBIC else cv2.INTER_LINEAR
+
+
+def choose_grid(size: tuple[int, int], patch: int, num_tokens: int) -> tuple[int, int]:
+  """Returns rows and columns of patches for an image of `size` (height, width), at most `num_tokens` together.
+
+  It is the grid of the largest scale for which `ceil(height * scale / patch) * ceil(width * scale / patch)` is within
+  the budget, found by the bisection of SigLIP 2, whose scale has a precision of 1e-5. An image that is more than
+  `num_tokens` times as long as it is wide gets one row or column of them.
+  """
+  def at(scale: float) -> tuple[int, int]:
+    rows, columns = (max(1, math.ceil(side * scale / patch)) for side in size)
+    return rows, columns
+
+  low, high = _PRECISION / 10, _MOST_SCALE
+  while high - low >= _PRECISION:
+    middle = (low + high) / 2
+    low, high = (middle, high) if math.prod(at(middle)) <= num_tokens else (low, middle)
+  rows, columns = at(low)
+  return min(rows, num_tokens), min(columns, num_tokens)
+
+
+def native_size(size: tuple[int, int], patch: int, num_tokens: int) -> tuple[int, int]:
+  """Returns height and width, px, to which an image of `size` (height, width) is resized at its own aspect ratio."""
+  rows, columns = choose_grid(size, patch, num_tokens)
+  return rows * patch, columns * patch
+
+
+def fit_native(image: HostArray, *, recipe: schema.Recipe, image_px: tuple[int, int]) -> tuple[HostArray, HostArray]:
+  """Returns the patches of `image [H, W, 3] u8` at its own aspect ratio, and their grid `[2] i32`, for evaluation.
+
+  There are as many patches as in an image of `image_px`. They are returned as an array `[*image_px, 3] u8`, so that
+  batches have the same shape for either kind of image.
+  """
+  patch = recipe.eval_native_patch
+  num_tokens = image_px[0] * image_px[1] // patch ** 2
+  interpolation, antialias = eval_resampling(recipe)
+  resized = resize(image, native_size((image.shape[0], image.shape[1]), patch, num_tokens), antialias=antialias,
+                   interpolation=interpolation, truncate=recipe.truncate)
+  patches, grid = cut_patches(resized, patch, num_tokens)
+  return patches.reshape(*image_px, 3), grid
+
+
+def cut_patches(image: HostArray, patch: int, num_tokens: int) -> tuple[HostArray, HostArray]:
+  """Returns the patches of an image `[h P, w P, 3] u8`, and their grid `[2] i32`.
+
+  The patches are in raster order, one below the other, `[num_tokens * P, P, 3] u8`; zeros follow the last one.
+  """
+  rows, columns = image.shape[0] // patch, image.shape[1] // patch
+  patches = image.reshape(rows, patch, columns, patch, 3).swapaxes(1, 2)
+  padded = np.zeros((num_tokens * patch, patch, 3), np.uint8)
+  padded[:rows * columns * patch] = patches.reshape(-1, patch, 3)
+  return padded, np.array([rows, columns], np.int32)

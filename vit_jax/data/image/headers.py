@@ -1,8 +1,9 @@
 """Reads the headers of image files before any pixel is decoded: format, size and EXIF orientation.
 
-JPEG, PNG, WebP and BMP headers are parsed here, in microseconds; `decode.py` reads the other formats with Pillow. The
-orientation is that of the EXIF block, or without one that of XMP, as Pillow finds it; a PNG may have the EXIF block as
-text, as ImageMagick writes it.
+`decode.py` calls `detect_format`, then the function of the format, then `check_size`. JPEG, PNG, WebP and BMP headers
+are parsed here, in microseconds; Pillow reads those of the other formats. The orientation is that of the EXIF block, or
+if there is none that of XMP, as Pillow finds it; a PNG may have the EXIF block as text, as ImageMagick writes it. This
+module also holds the table of formats, `BadImage` and `DecodeOptions`, and imports no library for images.
 """
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ _END, _SCAN, _APP1 = 0xD9, 0xDA, 0xE1
 _EXIF, _XMP = b'Exif\0\0', b'http://ns.adobe.com/xap/1.0/\0'
 _TURNED = re.compile(rb'tiff:Orientation(?:="|>)([1-8])')
 _RAW_EXIF, _PNG_XMP = b'Raw profile type exif', b'XML:com.adobe.xmp'  # keywords of texts in a PNG
+_PNG_BLOCKS = (b'eXIf', b'tEXt', b'zTXt', b'iTXt')  # chunks that may have the orientation
 _MOST_TEXT = 2**20  # bytes of such a text, as for Pillow
 _PNG = b'\x89PNG\r\n\x1a\n'
 _PNG_PIXELS = (b'IHDR', b'PLTE', b'IDAT', b'IEND')
@@ -44,7 +46,8 @@ FORMATS = {
     'tiff': Format('TIFF', ('.tif', '.tiff')), 'avif': Format('AVIF', ('.avif', '.avifs')),
     'jp2': Format('JPEG 2000', ('.jp2', '.j2k', '.j2c', '.jpx')),
     'ppm': Format('PPM', ('.ppm', '.pgm', '.pbm', '.pnm'))}
-"""The formats that are read, as `detect_format` names them. What is read of a folder or a tar file follows from it."""
+"""The formats that are read, by the name that `detect_format` returns. The files that are read from a folder or a tar
+file are those with these extensions."""
 UNREAD = {'heic': Format('HEIC', ('.heic', '.heif')), 'jxl': Format('JPEG XL', ('.jxl',))}
 """Formats of images that are known but not supported."""
 *_first, _last = (one.name for one in FORMATS.values())
@@ -117,20 +120,18 @@ def read_jpeg(encoded: bytes) -> Header:
   raise BadImage(f'the JPEG has no frame header in {len(encoded):,} bytes')
 
 
-def has_jpeg_end(encoded: bytes) -> bool:
-  """Returns whether a JPEG is complete: whether its end marker is there, which other bytes may follow.
+def check_jpeg_end(encoded: bytes) -> None:
+  """Raises BadImage if a JPEG is truncated: it has no end marker, which other bytes may follow.
 
-  Cameras write a video behind the image (motion photos), whose bytes contain each marker by chance. So the markers
-  before it are followed one by one, if the file does not end with one. In the pixels of a scan no marker can occur.
+  OpenCV before 5 fills the missing part with gray without an error.
+
+  Some cameras write a video behind the image (motion photos), whose bytes contain any marker by chance. So unless the
+  file ends with the end marker, the markers are followed one by one. The pixels of a scan cannot contain a marker.
   """
-  if encoded.endswith(b'\xff\xd9', 4):
-    return True
-  scanned = False
-  for marker, _ in _jpeg_markers(encoded):
-    scanned |= marker == _SCAN
-    if marker == _END:
-      return scanned
-  return False
+  if not encoded.endswith(b'\xff\xd9', 4):
+    markers = [marker for marker, _ in _jpeg_markers(encoded)]
+    if _SCAN not in markers or markers[-1] != _END:
+      raise BadImage(f'the JPEG is truncated: no end marker in {len(encoded):,} bytes')
 
 
 def read_png(encoded: bytes) -> tuple[Header, bytes]:
@@ -157,7 +158,12 @@ def read_png(encoded: bytes) -> tuple[Header, bytes]:
   if kept[1][4:8] != b'IHDR' or len(kept[1]) != 25:
     raise BadImage('the PNG does not start with an IHDR chunk')
   width, height = struct.unpack_from('>II', kept[1], 8)
-  exif = blocks[b'eXIf'] if b'eXIf' in blocks else _from_hex(blocks.get(_RAW_EXIF, b''))
+  exif = blocks.get(b'eXIf')
+  if exif is None:  # a text in ImageMagick's form: a line break, the kind, the length, and lines of hexadecimal digits
+    try:
+      exif = bytes.fromhex(b''.join(blocks.get(_RAW_EXIF, b'').split(b'\n')[3:]).decode('ascii'))
+    except ValueError:
+      exif = b''
   return Header(height, width, _orientation(exif, blocks.get(_PNG_XMP, b''))), b''.join(kept)
 
 
@@ -230,7 +236,7 @@ def write_orientation(jpeg: bytes, orientation: int) -> bytes:
 
 
 def _jpeg_markers(encoded: bytes) -> Iterator[tuple[int, int]]:
-  """Yields each marker of a JPEG that has a length, and where that is; after the end marker none."""
+  """Yields each marker of a JPEG that has a length, and the place of the length; the end marker is the last."""
   place, marker = 2, 0
   while marker != _END and (found := _MARKER.search(encoded, place)):
     place = found.end()
@@ -239,11 +245,8 @@ def _jpeg_markers(encoded: bytes) -> Iterator[tuple[int, int]]:
     place += int.from_bytes(encoded[place:place + 2], 'big')
 
 
-_PNG_BLOCKS = (b'eXIf', b'tEXt', b'zTXt', b'iTXt')
-
-
 def _png_block(kind: bytes, content: bytes) -> tuple[bytes, bytes]:
-  """Returns keyword and text of a chunk that may have the orientation; of an EXIF chunk its type and content."""
+  """Returns keyword and text of a chunk that may have the orientation; for an EXIF chunk, its type and content."""
   if kind == b'eXIf':
     return kind, content
   keyword, _, text = content.partition(b'\0')
@@ -255,14 +258,6 @@ def _png_block(kind: bytes, content: bytes) -> tuple[bytes, bytes]:
     return keyword, zlib.decompressobj().decompress(text, _MOST_TEXT) if is_packed else text
   except zlib.error:
     return keyword, b''
-
-
-def _from_hex(text: bytes) -> bytes:
-  """Returns the block in ImageMagick's form: a line break, its kind, its length, and lines of hexadecimal digits."""
-  try:
-    return bytes.fromhex(b''.join(text.split(b'\n')[3:]).decode('ascii'))
-  except ValueError:
-    return b''
 
 
 def _png_chunks(view: memoryview) -> Iterator[tuple[bytes, int, int]]:

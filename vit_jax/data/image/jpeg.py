@@ -1,9 +1,10 @@
 """Decodes only the crop of a JPEG; other formats are decoded completely.
 
+`transform.py` calls `find_opener` once, the returned function for each image, and then `size` and `cut` of its result.
 `open_partial` decodes only the part inside the crop, with nvImageCodec's libjpeg-turbo: the extra `crop` of setup.py.
 It needs no GPU, and gives the same pixels as cropping the decoded image. CMYK and damaged files are decoded by
 `decode.decode`, with the same error messages. `open_fastest` does the same where the library is installed, after it has
-compared pixels of a few pictures on this machine: OpenCV has another build of libjpeg-turbo, and the versions of both
+compared the pixels of a few images on this machine: OpenCV has another build of libjpeg-turbo, and the versions of both
 change independently.
 """
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from vit_jax.config import schema
 from vit_jax.core import extras
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
@@ -30,8 +32,8 @@ from vit_jax.data.image.headers import AS_STORED, DecodeOptions
 from vit_jax.data.image.opencv import cv2
 
 FEWEST_COLUMNS = 2
-"""That are decoded: libjpeg-turbo smooths colors at half of the size from both sides, and of the first column alone
-from no side, which gives other pixels."""
+"""Columns that are decoded at least: libjpeg-turbo interpolates colors of half the size from both sides, but a single
+first column from no side, which gives other pixels."""
 _PACKAGE, _EXTENSION = 'nvidia.nvimgcodec', 'libjpeg_turbo_ext.so*'
 _CHANNELS = (1, 3)  # gray and YCbCr
 _thread, _lock, _comparing = threading.local(), threading.Lock(), threading.Lock()
@@ -39,7 +41,7 @@ log = logging.getLogger('vit_jax.data')
 
 
 class Opened(Protocol):
-  """An image of which parts can be had."""
+  """An image whose parts can be cut out."""
 
   @property
   def size(self) -> tuple[int, int]:
@@ -55,13 +57,13 @@ Opener = Callable[[bytes | HostArray, DecodeOptions], Opened]
 
 
 class PartialJpeg:
-  """A JPEG file of which parts can be decoded; `size` is the height and width that crops refer to, px."""
+  """A JPEG file whose parts can be decoded; `size` is the height and width that crops refer to, px."""
 
   def __init__(self, encoded: bytes, options: DecodeOptions) -> None:
     """Raises BadImage if the image is too large, or the file is truncated."""
     header = headers.read_jpeg(encoded)
     headers.check_size(header.height, header.width, options)
-    decode.check_end(encoded)
+    headers.check_jpeg_end(encoded)
     self._encoded, self._options, self._stored = encoded, options, (header.height, header.width)
     self._orientation = header.orientation if options.upright else 1
     self.size = self._stored[::-1] if self._orientation >= decode.FIRST_TRANSPOSED else self._stored
@@ -74,7 +76,13 @@ class PartialJpeg:
   def cut(self, window: Window) -> HostArray:
     """Decodes the part `[h, w, 3] u8` inside a window. Raises BadImage as `decode.decode` does."""
     codec, (decoder, params) = _codec(), _decoder()
-    top, left, height, width = self._in_file(window)
+    top, left, height, width = window
+    if self._orientation >= decode.FIRST_TRANSPOSED:  # from here on, the window is one of the stored image
+      top, left, height, width = left, top, width, height
+    if self._orientation in decode.FLIPPED_ROWS:
+      top = self._stored[0] - top - height
+    if self._orientation in decode.FLIPPED_COLUMNS:
+      left = self._stored[1] - left - width
     right = min(left + max(width, FEWEST_COLUMNS), self._stored[1])
     region = codec.Region(top, left, top + height, right)
     image = decoder.decode(self._stream.get_sub_code_stream(region=region), params=params)
@@ -82,21 +90,19 @@ class PartialJpeg:
       return window.cut(decode.decode(self._encoded, self._options))
     return decode.orient(np.asarray(image)[:, :width], self._orientation)
 
-  def _in_file(self, window: Window) -> Window:
-    """Returns the window in the stored image of a window of the upright image."""
-    if self._orientation >= decode.FIRST_TRANSPOSED:
-      window = Window(window.left, window.top, window.width, window.height)
-    top, left, height, width = window
-    if self._orientation in decode.FLIPPED_ROWS:
-      top = self._stored[0] - top - height
-    if self._orientation in decode.FLIPPED_COLUMNS:
-      left = self._stored[1] - left - width
-    return Window(top, left, height, width)
+
+def find_opener(choice: schema.Decode, *, is_cropped: bool) -> Opener:
+  """Returns the function that opens the images of a recipe. Raises UserError if its decoder is not installed."""
+  if choice is schema.Decode.CROP:
+    check_installed()
+  if choice is schema.Decode.FULL or not is_cropped:
+    return decode.open_image
+  return open_fastest if choice is schema.Decode.AUTO else open_partial
 
 
 def open_partial(image: bytes | HostArray, options: DecodeOptions = AS_STORED) -> DecodedImage | PartialJpeg:
   """Returns a stored image whose parts are decoded on request if possible; else decodes it completely now."""
-  if isinstance(image, bytes) and decode.is_jpeg(image):
+  if isinstance(image, bytes) and headers.detect_format(image) == 'jpeg':
     try:
       found = PartialJpeg(image, options)
       if found.is_supported():
@@ -107,14 +113,13 @@ def open_partial(image: bytes | HostArray, options: DecodeOptions = AS_STORED) -
 
 
 def open_fastest(image: bytes | HostArray, options: DecodeOptions = AS_STORED) -> DecodedImage | PartialJpeg:
-  """Opens as `open_partial` if that gives the pixels of complete pictures on this machine, else as
-  `decode.open_image`."""
-  is_partial = isinstance(image, bytes) and decode.is_jpeg(image) and is_exact()
+  """Opens as `open_partial` if that gives the pixels of OpenCV on this machine, else as `decode.open_image`."""
+  is_partial = isinstance(image, bytes) and headers.detect_format(image) == 'jpeg' and is_exact()
   return open_partial(image, options) if is_partial else decode.open_image(image, options)
 
 
 def is_exact() -> bool:
-  """Returns whether nvImageCodec is installed and decodes parts of pictures to the pixels of OpenCV.
+  """Returns whether nvImageCodec is installed and decodes parts of images to the pixels of OpenCV.
 
   A process compares once, in a few ms, and warns if they differ; safe for threads.
   """
@@ -137,7 +142,7 @@ def _compare() -> bool:
 
 
 def _samples() -> dict[str, bytes]:
-  """Returns pictures of smooth noise in the forms that JPEG files have, by name."""
+  """Returns images of smooth noise in the forms that JPEG files have, by name."""
   image = cv2.resize(np.random.default_rng(0).integers(0, 256, (9, 11, 3), np.uint8), (107, 75),
                      interpolation=cv2.INTER_CUBIC)
   flags = {'4:2:0': (cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420),

@@ -1,11 +1,12 @@
 """Masks for semantic segmentation: a class for each pixel of an image; and images with their masks as windows.
 
-A mask is stored without loss as one channel, whose values are class indices, or as indices into a palette. It follows
-the geometry of its image by nearest-neighbor resampling, so that no class is made up between two others.
+A mask is stored without loss as one channel, whose values are class indices, or as indices into a palette. It is
+resampled by the nearest neighbor, so that no class is made up between two others.
 
-`MaskedImages` resizes an image, to the window without preserving the aspect ratio or to a short side with it, and
-covers it by windows of one size. The mask keeps its own size for counting; for the classes of tokens it is resized and
-cut as the image is.
+`evaluate/segmentation.py` makes `MaskedImages`, and `evaluate/tokens.py` calls it for each example. It resizes an
+image, to the window without preserving the aspect ratio or to a short side with it, and covers it with windows of one
+size. The mask keeps its stored size for counting pixels; for the classes of tokens it is resized and cut as the image
+is. `formats/masks.py` pairs the files of images and masks; this module does not know where they are.
 """
 from __future__ import annotations
 
@@ -29,12 +30,12 @@ IGNORED = -1
 """The class of pixels that are not counted."""
 FORMATS = ('PNG', 'TIFF', 'BMP', 'GIF')  # without loss
 EXTENSIONS = tuple(ending for kind in FORMATS for ending in headers.FORMATS[kind.lower()].extensions)
-_MODES = {'1', 'L', 'P', 'I', *('I;16', 'I;16L', 'I;16B', 'I;16N')}
+_MODES = {'1', 'L', 'P', 'I', 'I;16', 'I;16L', 'I;16B', 'I;16N'}
 
 
 @dataclasses.dataclass(frozen=True)
 class MaskValues:
-  """What the values of masks mean: the value of the first class, the value to ignore, and the number of classes."""
+  """The meaning of the values of masks: the value of the first class, the value to ignore, the number of classes."""
   first: int
   ignore: int
   num_classes: int
@@ -45,11 +46,7 @@ class BadMask(ValueError):
 
 
 class WrongSize(BadMask):
-  """A mask has another size than its image: `size`, height and width in px."""
-
-  def __init__(self, size: tuple[int, int]) -> None:
-    super().__init__(f'{size[0]} x {size[1]} px')
-    self.size = size
+  """A mask has another size than its image; the message is the size."""
 
 
 def decode(encoded: bytes, *, size: tuple[int, int] | None = None) -> HostArray:
@@ -73,7 +70,7 @@ def decode(encoded: bytes, *, size: tuple[int, int] | None = None) -> HostArray:
       if height * width > MAX_PIXELS:
         raise BadMask(f'expected at most {MAX_PIXELS:,} pixels, got {height * width:,}')
       if size not in (None, (height, width)):
-        raise WrongSize((height, width))
+        raise WrongSize(f'{height} x {width} px')
       decoding.check_tiles(image, AS_STORED)
       return np.asarray(image).astype(np.int32)
   except BadMask:
@@ -130,15 +127,15 @@ def majority(mask: HostArray, grid: tuple[int, int]) -> HostArray:
 
 @dataclasses.dataclass(frozen=True)
 class MaskedImages:
-  """Maps the position of an example to its windows.
+  """Maps the index of an example to its windows.
 
-  source: with masks.
+  source: of images with masks.
   recipe: how images are decoded and resampled; its crops are not used.
-  window_px: height and width.
-  resize_px: short side; 0 = the image is one window.
-  stride_px: between windows; 0 = their sides.
+  window_px: height and width of a window.
+  resize_px: short side of the resized image; 0 = the image is one window.
+  stride_px: distance of neighboring windows; 0 = windows do not overlap.
   grid: (h, w) of the tokens of a window.
-  values: of the masks.
+  values: meaning of the values of masks.
   """
   source: Source
   recipe: schema.Recipe
@@ -154,7 +151,7 @@ class MaskedImages:
     Pixels and tokens that do not count are -1; `size` is that of the resized image, px.
 
     Raises:
-      UserError: image or mask cannot be read, or they do not go together.
+      UserError: image or mask cannot be read, or their sizes differ.
     """
     image, mask = self.read(index)
     height, width = self._size((image.shape[0], image.shape[1]))

@@ -1,5 +1,9 @@
 """RandAugment on the host (Cubuk et al., arXiv 1909.13719): some operations per image, drawn from a table.
 
+`transform.py` calls `style` and then `randaugment` for each image. For each drawn operation, `randaugment` calls
+`strength`, which turns the magnitude into degrees, px or a factor, and then `apply`. This module knows no boxes: the
+geometry of RandAugment is not part of the box of an example.
+
 The two published tables differ in more than their numbers. M is the magnitude, s a random sign.
 
   AUGREG (AugReg, arXiv 2106.10270; Mixer; plain ViT baselines; Noisy Student), 16 operations, any M:
@@ -14,10 +18,10 @@ The two published tables differ in more than their numbers. M is the magnitude, 
 
 Operations are drawn uniformly with replacement.
 
-TIMM's geometric operations are those of Pillow's `Image.transform` and `rotate`, which timm uses (`pillow_rotate`,
-`pillow_shift`): an output pixel whose center lies outside of the image gets the fill color; inside, the interpolation
-is bilinear or cubic with a = -1, the outermost pixels are repeated, and the result is truncated to integers. Its color
-operations are those of `colors.py`.
+TIMM's geometric operations are those of Pillow's `rotate` and `Image.transform` (`pillow_shift`), which timm uses: an
+output pixel whose center lies outside of the image gets the fill color; inside, the interpolation is bilinear or cubic
+with a = -1, the outermost pixels are repeated, and the result is truncated to integers. Its color operations are those
+of `colors.py`.
 
 AUGREG's operations are the `tensorflow_*` functions below, which follow google-research/big_vision
 pp/archive/autoaugment.py. Their results differ from Pillow's, often by one gray level and sometimes completely:
@@ -95,7 +99,7 @@ def randaugment(image: HostArray, settings: RandAugment, rng: np.random.Generato
 def strength(name: str, level: float, sign: float, *, table: OpTable, size: tuple[int, int]) -> float:
   """Returns an operation's strength at `level` on an image of `size`: degrees, bits, a factor or px; `sign` 1 or -1."""
   part = level / MAX_LEVEL
-  grows = table is OpTable.TIMM
+  grows = table is OpTable.TIMM  # each operation changes the image more at a higher level
   match name:
     case 'rotate':
       return sign * 30. * part
@@ -129,11 +133,11 @@ def apply(image: HostArray, name: str, value: float, *, table: OpTable, style: S
     return cutout(image, place, int(value), fill=style.fill)
   if table is OpTable.TIMM:
     if name == 'rotate':
-      return pillow_rotate(image, value, interpolation=style.interpolation, fill=style.fill)
+      how = geometry.pillow_filter(style.interpolation)
+      return np.asarray(Image.fromarray(image).rotate(value, how, fillcolor=style.fill))  # counterclockwise
     kind, _, axis = name.partition('_')
     shear, offset = (value, 0.) if kind == 'shear' else (0., value)
-    return pillow_shift(image, int(axis == 'x'), shear=shear, offset=offset, interpolation=style.interpolation,
-                              fill=style.fill)
+    return pillow_shift(image, int(axis == 'x'), shear=shear, offset=offset, style=style)
   return warp_nearest(image, tensorflow_matrix(name, value, size=(height, width)), fill=style.fill)
 
 
@@ -144,14 +148,7 @@ def cutout(image: HostArray, center: tuple[int, int], half_px: int, *, fill: Seq
   return covered
 
 
-def pillow_rotate(image: HostArray, degrees: float, *, interpolation: Interpolation, fill: Sequence[int]) -> HostArray:
-  """Rotates counterclockwise about the center, as Pillow does."""
-  how = geometry.pillow_filter(interpolation)
-  return np.asarray(Image.fromarray(image).rotate(degrees, how, fillcolor=tuple(fill)))
-
-
-def pillow_shift(image: HostArray, axis: int, *, shear: float, offset: float, interpolation: Interpolation,
-                fill: Sequence[int]) -> HostArray:
+def pillow_shift(image: HostArray, axis: int, *, shear: float, offset: float, style: Style) -> HostArray:
   """Moves each row (axis 1) or column (axis 0) along itself.
 
   The center c of an output pixel, along the axis, is sampled at c + shear o + offset, where o is the center of its row
@@ -160,7 +157,7 @@ def pillow_shift(image: HostArray, axis: int, *, shear: float, offset: float, in
   num, others = image.shape[axis], image.shape[1 - axis]
   shift = shear * (np.arange(others) + 0.5) + offset
   whole = np.floor(shift)
-  is_cubic = interpolation is Interpolation.BICUBIC
+  is_cubic = style.interpolation is Interpolation.BICUBIC
   part = (shift - whole).astype(np.float32)
   part = part[:, None] if axis == 1 else np.repeat(part, 3)[None]
   moved = _interpolate(_take_lines(image, whole.astype(np.int32), axis), axis, part, is_cubic=is_cubic)
@@ -168,7 +165,7 @@ def pillow_shift(image: HostArray, axis: int, *, shear: float, offset: float, in
   first, end = np.ceil(-shift - 0.5).astype(np.int32)[:, None], np.ceil(num - 0.5 - shift).astype(np.int32)[:, None]
   outside = (own < first) | (own >= end)
   color = np.empty_like(image)
-  color[...] = fill
+  color[...] = style.fill
   return cv2.copyTo(color, np.ascontiguousarray(outside if axis == 1 else outside.T).view(np.uint8), moved)
 
 
@@ -249,11 +246,6 @@ def tensorflow_autocontrast(image: HostArray) -> HostArray:
   return colors.apply_tables(image, tables)
 
 
-def tensorflow_solarize(image: HostArray, threshold: int) -> HostArray:
-  """Inverts the values from `threshold % 256` on."""
-  return colors.solarize(image, threshold % 256)
-
-
 def tensorflow_posterize(image: HostArray, bits: int) -> HostArray:
   """Keeps the highest `bits` bits if that is 1 to 8, else one bit."""
   shift = min((8 - bits) % 256, MAX_SHIFT)
@@ -303,6 +295,6 @@ _TENSORFLOW = _PILLOW | {
     'color': tensorflow_saturation, 'contrast': tensorflow_contrast,
     'sharpness': tensorflow_sharpness, 'autocontrast': lambda image, _: tensorflow_autocontrast(image),
     'posterize': lambda image, bits: tensorflow_posterize(image, int(bits)),
-    'solarize': lambda image, threshold: tensorflow_solarize(image, int(threshold))}
+    'solarize': lambda image, threshold: colors.solarize(image, int(threshold) % 256)}
 COLORS = {OpTable.AUGREG: _TENSORFLOW, OpTable.TIMM: _PILLOW}
 """Color operations `(image, strength)` by table and name."""

@@ -1,5 +1,6 @@
-"""TensorFlow's `tf.image.resize` without antialias, bilinear and area, bit by bit, on `[H, W, 3] u8`.
+"""Resampling filters: TensorFlow's, bit by bit, for `[H, W, 3] u8`, and filters in float32 for `[H, W, C] f32`.
 
+`geometry.py` calls `resize` and `resize_float`. `resize` is `tf.image.resize` without antialias, bilinear and area.
 big_vision, vision_transformer and BiT resize with it. The result is float32 there, and all of it is float32 here: the
 positions, the weights and the order of the sums, so that truncation gives the same integers. Rows of the result are
 `n` output pixels; i is an output pixel, s = stored / resized the step, as float32:
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vit_jax.config.schema import Interpolation
 from vit_jax.core.types import HostArray
 from vit_jax.data.image.decode import Window
 from vit_jax.data.image.opencv import cv2
@@ -101,6 +103,47 @@ def buffer(name: str, shape: tuple[int, ...], dtype: Any = _f32) -> HostArray:
     kept[key] = np.empty(size, dtype)
   found: HostArray = kept[key][:size].reshape(shape)
   return found
+
+
+def resize_float(image: HostArray, size: tuple[int, int], window: Window, *, interpolation: Interpolation,
+                 antialias: bool) -> HostArray:
+  """Returns the part inside `window` of `image [H, W, C] f32` resized to `size` (height, width); values are unrounded.
+
+  With antialias, the filters are Pillow's: a triangle or a cubic (a = -0.5) that grows with the scale, normalized.
+  Without, they are bilinear, the mean over the covered area, or cubic (a = -0.75, as in OpenCV).
+  """
+  for axis, (start, num) in enumerate(((window.top, window.height), (window.left, window.width))):
+    taps, weights = filters(image.shape[axis], size[axis], start, num, interpolation=interpolation, antialias=antialias)
+    shape = (-1, *(1,) * (image.ndim - 1 - axis))
+    total = np.zeros((*image.shape[:axis], num, *image.shape[axis + 1:]), np.float32)
+    for one, weight in zip(taps, weights, strict=True):
+      total += np.take(image, one, axis=axis) * weight.reshape(shape)
+    image = total
+  return image
+
+
+def filters(stored: int, resized: int, start: int, num: int, *, interpolation: Interpolation,
+            antialias: bool) -> tuple[HostArray, HostArray]:
+  """Returns the stored pixels `[K, num]` of the `num` output pixels from `start` on, and their weights, f32."""
+  if interpolation is Interpolation.AREA:
+    found = cover(stored, resized, start, num)
+    return found.taps, (found.weights / found.weights.sum(0)).astype(np.float32)
+  is_cubic, step = interpolation is Interpolation.BICUBIC, stored / resized
+  scale, half = max(1., step) if antialias else 1., 2. if is_cubic else 1.
+  center = (np.arange(start, start + num) + .5) * step
+  first = np.floor(center - half * scale - .5).astype(np.int64)
+  taps = first + np.arange(math.ceil(2 * half * scale) + 2)[:, None]
+  distance = np.abs(taps + .5 - center) / scale
+  weights = _cubic(distance, -.5 if antialias else -.75) if is_cubic else np.maximum(0., 1. - distance)
+  if antialias:  # Pillow leaves out what is beyond the image; the others repeat the outermost pixels
+    weights *= (taps >= 0) & (taps < stored)
+  return np.clip(taps, 0, stored - 1), (weights / weights.sum(0)).astype(np.float32)
+
+
+def _cubic(x: HostArray, a: float) -> HostArray:
+  """Returns the weights of the cubic convolution (Keys 1981) at distances x >= 0."""
+  near, far = ((a + 2) * x - (a + 3)) * x * x + 1, ((x - 5) * x + 8) * x * a - 4 * a
+  return np.where(x < 1, near, np.where(x < 2, far, 0.))
 
 
 def _step(stored: int, resized: int) -> np.float32:

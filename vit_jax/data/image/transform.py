@@ -1,30 +1,30 @@
 """The host part of a recipe: from a stored image to the uint8 image or views of an example.
 
-The host ends with uint8 at the training resolution; normalization and mixing happen inside the jitted step
-(`device/prepare.py`). Decoding, geometry and colors are applied here, in this order.
+`loader.py` calls `train_transform` or `eval_transform` once, and the result for each record; `train_shapes` and
+`eval_shapes` state the arrays of an example before one is made. A transform decodes the image, then applies geometry,
+then colors, and ends with uint8 at the training resolution. Normalization and mixing happen inside the jitted step
+(`device/prepare.py`). This module does not know sources, batches or steps.
 """
 from __future__ import annotations
 
 import copy
 import dataclasses
 from collections.abc import Callable
-from typing import assert_never
 
 import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
-from vit_jax.data.image import channels, colors, crops, decode, geometry, jpeg, native, randaugment
+from vit_jax.data.image import channels, colors, crops, decode, geometry, jpeg, randaugment
 from vit_jax.data.image.headers import decode_options
 from vit_jax.data.source import Record
 
 Example = dict[str, HostArray | np.int32]
 """`image [H, W, 3] u8`, `box [4] f32`, `label [] i32`, and with `max_labels` also `label_list [T] i32`.
 
-With other channels than RGB the image is `[H, W, C] f32`. At its own aspect it is patches and a `grid` (`native.py`).
-
-A recipe with views gives `views_global` and `views_local` in place of image, box and list.
+With other channels than RGB, the image is `[H, W, C] f32`. An image at its own aspect ratio is an array of patches and
+a `grid [2] i32`. With views, an example has `views_global` and `views_local` in place of image, box and list.
 """
 Transform = Callable[[Record, np.random.Generator], Example]
 Shapes = dict[str, tuple[tuple[int, ...], type]]
@@ -35,53 +35,38 @@ FIRST, SECOND, LOCAL = 0, 1, 2  # indices into `schema.Views.blur` and `.solariz
 
 @dataclasses.dataclass(frozen=True)
 class TrainTransform:
-  """The host part of a training recipe: crop, resize, affine, flip, shift, and then colors, in this order."""
+  """The host part of a training recipe: crop, resize, affine, flip, shift, and then colors, in this order.
+
+  With `num_tokens`, images keep their own aspect ratio and have at most so many patches: the aspect ratio of a crop is
+  that of the image times a number in `crop_aspect`, and the crop is resized to a grid of its own aspect ratio.
+  """
   recipe: schema.Recipe
   image_px: tuple[int, int]
   open_image: jpeg.Opener = decode.open_image
   max_labels: int = 0
+  num_tokens: int = 0
 
   def __call__(self, record: Record, rng: np.random.Generator) -> Example:
-    recipe, options = self.recipe, decode_options(self.recipe)
-    if recipe.channels != channels.RGB:
-      image, box = channels.augment(channels.read(record.image, recipe.channels, options), recipe=recipe,
-                                    image_px=self.image_px, rng=rng)
-      return {'image': image, 'box': box, **host_labels(record, self.max_labels)}
-    if recipe.crop is schema.Crop.RESIZE:
-      image, box = geometry.fit(decode.decode(record.image, options), recipe=recipe, image_px=self.image_px)
+    recipe, patch, px = self.recipe, self.recipe.eval_native_patch, self.image_px
+    is_rgb, is_whole = recipe.channels == channels.RGB, recipe.crop is schema.Crop.RESIZE
+    stored = (self.open_image(record.image, decode_options(recipe)) if is_rgb else
+              decode.DecodedImage(decode_image(record, recipe)))
+    window = (decode.Window(0, 0, *stored.size) if is_whole else
+              crops.draw(recipe, stored.size, rng, relative=self.num_tokens > 0))
+    if self.num_tokens:
+      px = geometry.native_size((window.height, window.width), patch, self.num_tokens)
+    if is_whole and not self.num_tokens:
+      image, box = geometry.fit(stored.cut(window), recipe=recipe, image_px=px)
     else:
-      stored = self.open_image(record.image, options)
-      window = crops.draw(recipe, stored.size, rng)
-      image = geometry.resize_crop(stored.cut(window), self.image_px, recipe=recipe)
+      image = geometry.resize_crop(stored.cut(window), px, recipe=recipe)
       box = crops.fractions(window, stored.size)
     image, box = geometry.augment(image, box, recipe=recipe, rng=rng)
-    image = augment_colors(image, recipe=recipe, rng=rng)
-    return {'image': image, 'box': box, **host_labels(record, self.max_labels)}
-
-
-@dataclasses.dataclass(frozen=True)
-class NativeTransform:
-  """The host part of training at the own aspect of images, with at most `num_tokens` patches.
-
-  A crop is drawn whose aspect is that of the image times a number in `crop_aspect`; it is resized to a grid of its own
-  aspect, then turned, flipped and shifted, and its colors are changed.
-  """
-  recipe: schema.Recipe
-  num_tokens: int
-  open_image: jpeg.Opener = decode.open_image
-  max_labels: int = 0
-
-  def __call__(self, record: Record, rng: np.random.Generator) -> Example:
-    recipe, patch = self.recipe, self.recipe.eval_native_patch
-    stored = self.open_image(record.image, decode_options(recipe))
-    window = decode.Window(0, 0, *stored.size)
-    if recipe.crop is not schema.Crop.RESIZE:
-      window = crops.draw(recipe, stored.size, rng, relative=True)
-    target = native.size((window.height, window.width), patch, self.num_tokens)
-    image = geometry.resize_crop(stored.cut(window), target, recipe=recipe)
-    image, box = geometry.augment(image, crops.fractions(window, stored.size), recipe=recipe, rng=rng)
-    patches, grid = native.cut(augment_colors(image, recipe=recipe, rng=rng), patch, self.num_tokens)
-    return {'image': patches, 'grid': grid, 'box': box, **host_labels(record, self.max_labels)}
+    if is_rgb:
+      image = augment_colors(image, recipe=recipe, rng=rng)
+    example = {'image': image, 'box': box, **host_labels(record, self.max_labels)}
+    if self.num_tokens:
+      example['image'], example['grid'] = geometry.cut_patches(image, patch, self.num_tokens)
+    return example
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,8 +74,8 @@ class ViewsTransform:
   """Several views of one image for self-supervised training: two large crops and some small ones (DINO, arXiv
   2104.14294): `views_global [2, H, W, 3] u8`, `views_local [V, h, w, 3] u8`, `label`.
 
-  With `views.gram_scale` above 1 also `views_gram [2, H', W', 3] u8`: the global crops at a larger size, with the same
-  flips and, with `views.gram_colors`, the same colors; sigma of the blur is the same number of pixels.
+  With `views.gram_scale` above 1, an example also has `views_gram [2, H', W', 3] u8`: the global crops at a larger
+  size, with the same flips and, with `views.gram_colors`, the same colors; sigma of the blur is the same in pixels.
 
   Each view: random crop, resize, flip, color jitter, grayscale, blur, solarize, in this order. The two global views
   differ in how often they are blurred and solarized.
@@ -99,42 +84,40 @@ class ViewsTransform:
   image_px: tuple[int, int]
 
   def __call__(self, record: Record, rng: np.random.Generator) -> Example:
-    stored, views = decode.decode(record.image, decode_options(self.recipe)), self.recipe.views
+    stored, views = decode_image(record, self.recipe), self.recipe.views
     both, copies = [], []
     for kind in (FIRST, SECOND):
       cut = self._cut(stored, rng, kind=kind)
-      if views.gram_scale > 1:  # with random numbers of its own, the same ones
-        copies.append(self._seen(cut, copy.deepcopy(rng), kind=kind, px=views.gram_px(self.image_px),
-                                 colored=views.gram_colors))
-      both.append(self._seen(cut, rng, kind=kind, px=self.image_px))
+      if views.gram_scale > 1:  # a copy of the generator draws the same numbers
+        copies.append(self._augment(cut, copy.deepcopy(rng), kind=kind, px=views.gram_px(self.image_px),
+                                    has_colors=views.gram_colors))
+      both.append(self._augment(cut, rng, kind=kind, px=self.image_px))
     example: Example = {'views_global': np.stack(both), 'label': np.int32(record.label)}
     if copies:
       example['views_gram'] = np.stack(copies)
     if views.num_local:
-      example['views_local'] = np.stack([self.view(stored, rng, kind=LOCAL) for _ in range(views.num_local)])
+      example['views_local'] = np.stack([
+          self._augment(self._cut(stored, rng, kind=LOCAL), rng, kind=LOCAL, px=(views.local_px, views.local_px))
+          for _ in range(views.num_local)])
     return example
 
-  def view(self, stored: HostArray, rng: np.random.Generator, *, kind: int) -> HostArray:
-    """Returns one view of the decoded image `[H, W, 3] u8`."""
-    px = (self.recipe.views.local_px,) * 2 if kind == LOCAL else self.image_px
-    return self._seen(self._cut(stored, rng, kind=kind), rng, kind=kind, px=px)
-
   def _cut(self, stored: HostArray, rng: np.random.Generator, *, kind: int) -> HostArray:
+    """Returns a random crop of the decoded image `[H, W, 3] u8`, at its stored size."""
     recipe, views = self.recipe, self.recipe.views
     window = crops.sample(recipe.crop_sampler, (stored.shape[0], stored.shape[1]), rng=rng,
                           area=views.local_area if kind == LOCAL else views.global_area, aspect=recipe.crop_aspect,
                           tries=recipe.crop_tries, covered=recipe.crop_covered)
     return window.cut(stored)
 
-  def _seen(self, cut: HostArray, rng: np.random.Generator, *, kind: int, px: tuple[int, int],
-            colored: bool = True) -> HostArray:
-    """Returns a crop after resizing, flip and, if `colored`, colors."""
+  def _augment(self, cut: HostArray, rng: np.random.Generator, *, kind: int, px: tuple[int, int],
+               has_colors: bool = True) -> HostArray:
+    """Returns a crop after resizing, flip and, if `has_colors`, colors."""
     recipe, views = self.recipe, self.recipe.views
     image = geometry.resize(cut, px, antialias=recipe.antialias, interpolation=recipe.interpolation,
                             truncate=recipe.truncate)
     if recipe.flip and rng.random() < 0.5:
       image = np.ascontiguousarray(geometry.flip(image))
-    if not colored:
+    if not has_colors:
       return image
     image = colors.jitter(image, views.jitter, rng)
     if rng.random() < views.grayscale:
@@ -148,55 +131,59 @@ class ViewsTransform:
 
 @dataclasses.dataclass(frozen=True)
 class EvalTransform:
-  """The host part of evaluation; deterministic."""
+  """The host part of evaluation; deterministic. `shapes` has the arrays of its examples."""
   recipe: schema.Recipe
   image_px: tuple[int, int]
   max_labels: int = 0
 
+  @property
+  def shapes(self) -> Shapes:
+    return eval_shapes(self.image_px, max_labels=self.max_labels, num_channels=self.recipe.channels,
+                       has_grid=self.recipe.eval_native_patch > 0)
+
   def __call__(self, record: Record) -> Example:
-    recipe, options = self.recipe, decode_options(self.recipe)
-    if recipe.channels != channels.RGB:
-      image, box = channels.fit(channels.read(record.image, recipe.channels, options), recipe=recipe,
-                                image_px=self.image_px)
-    elif recipe.eval_native_patch:
-      image, grid = native.fit(decode.decode(record.image, options), recipe=recipe, image_px=self.image_px)
-      return {'image': image, 'grid': grid, 'box': WHOLE, **host_labels(record, self.max_labels)}
-    else:
-      image, box = geometry.fit(decode.decode(record.image, options), recipe=recipe, image_px=self.image_px)
-    return {'image': image, 'box': box, **host_labels(record, self.max_labels)}
+    stored, labels = decode_image(record, self.recipe), host_labels(record, self.max_labels)
+    if self.recipe.eval_native_patch:
+      image, grid = geometry.fit_native(stored, recipe=self.recipe, image_px=self.image_px)
+      return {'image': image, 'grid': grid, 'box': WHOLE, **labels}
+    image, box = geometry.fit(stored, recipe=self.recipe, image_px=self.image_px)
+    return {'image': image, 'box': box, **labels}
 
 
 def train_transform(recipe: schema.Recipe, image_px: tuple[int, int], *, decode: schema.Decode = schema.Decode.FULL,
                     max_labels: int = 0, num_tokens: int = 0) -> Transform:
-  """Returns `(record, rng) -> Example` for training; pickles. Raises UserError if the decoder is not installed.
+  """Returns the transform `(record, rng) -> Example` of training, which pickles.
 
-  With `num_tokens`, images have their own aspect and at most so many patches.
+  Args:
+    recipe: the augmentation.
+    image_px: height and width of the images, px.
+    decode: whether a JPEG is decoded completely, or only inside its crop.
+    max_labels: T of `label_list [T]`; 0 = examples have no list.
+    num_tokens: images keep their own aspect ratio and have at most so many patches; 0 = they have the size `image_px`.
+
+  Raises:
+    UserError: the decoder is not installed.
   """
   px = image_px[0], image_px[1]
   if recipe.views.on:
     return ViewsTransform(recipe, px)
-  opener = _opener(decode, recipe)
-  if num_tokens:
-    return NativeTransform(recipe, num_tokens, opener, max_labels)
-  return TrainTransform(recipe, px, opener, max_labels)
+  opener = jpeg.find_opener(decode, is_cropped=recipe.crop is not schema.Crop.RESIZE)
+  return TrainTransform(recipe, px, opener, max_labels, num_tokens)
 
 
-def _opener(choice: schema.Decode, recipe: schema.Recipe) -> jpeg.Opener:
-  """Returns the function that opens images for a recipe."""
-  match choice:
-    case schema.Decode.AUTO:
-      return decode.open_image if recipe.crop is schema.Crop.RESIZE else jpeg.open_fastest
-    case schema.Decode.FULL:
-      return decode.open_image
-    case schema.Decode.CROP:
-      jpeg.check_installed()
-      return jpeg.open_partial
-    case _:
-      assert_never(choice)
+def decode_image(record: Record, recipe: schema.Recipe) -> HostArray:
+  """Returns the stored image of a record, `[H, W, 3] u8` or with other channels than RGB `[H, W, C] f32`.
+
+  Raises:
+    BadImage: it cannot be decoded, or is too large.
+  """
+  if recipe.channels == channels.RGB:
+    return decode.decode(record.image, decode_options(recipe))
+  return channels.read(record.image, recipe.channels, decode_options(recipe))
 
 
 def eval_transform(recipe: schema.Recipe, image_px: tuple[int, int], *, max_labels: int = 0) -> EvalTransform:
-  """Returns `record -> Example` for evaluation; pickles."""
+  """Returns the transform `record -> Example` of evaluation, which pickles."""
   return EvalTransform(recipe, (image_px[0], image_px[1]), max_labels)
 
 
@@ -219,10 +206,7 @@ def train_shapes(recipe: schema.Recipe, image_px: tuple[int, int], *, max_labels
 
 def eval_shapes(image_px: tuple[int, int], *, max_labels: int = 0, num_channels: int = channels.RGB,
                 has_grid: bool = False) -> Shapes:
-  """Returns the shapes of the examples of `eval_transform`; images of other channels than RGB are f32.
-
-  `has_grid`: images have their own aspect.
-  """
+  """Returns the shapes of the examples of `eval_transform`; `has_grid` = images have their own aspect ratio."""
   dtype = np.uint8 if num_channels == channels.RGB else np.float32
   found: Shapes = {'image': ((*image_px, num_channels), dtype), 'label': ((), np.int32), 'box': ((4,), np.float32)}
   found |= {'grid': ((2,), np.int32)} if has_grid else {}
@@ -259,7 +243,7 @@ def host_labels(record: Record, max_labels: int) -> Example:
 
 
 def host_only(recipe: schema.Recipe) -> str:
-  """Returns the settings of a recipe that must be applied on the host, anew for every image; '' if there are none."""
+  """Returns the settings of a recipe that need the stored image on the host at each step; '' if there are none."""
   found = {f'crop={recipe.crop.value}': recipe.crop is not schema.Crop.RESIZE, 'views.on=true': recipe.views.on,
            'native_lengths': bool(recipe.native_lengths),
            f'randaugment.layers={recipe.randaugment.layers}': recipe.randaugment.layers > 0,
@@ -273,7 +257,7 @@ def read_as(recipe: schema.Recipe, other: schema.Recipe) -> schema.Recipe:
 
 
 def at_one_size(recipe: schema.Recipe) -> schema.Recipe:
-  """Returns a recipe that evaluates all images at one size, also where they should have their own aspect."""
+  """Returns a recipe that evaluates all images at one size, without their own aspect ratio."""
   return dataclasses.replace(recipe, eval_native_patch=0, native_lengths=())
 
 

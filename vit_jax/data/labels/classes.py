@@ -1,7 +1,11 @@
-"""Names of classes: the classes of a network from a file, and which class of a network a class of a source is.
+"""Names of classes: their order in a dataset, the classes of a network from a file, and the map between the two.
 
-A line of a class file is a class: `n01440764 tench, Tinca tinca`. A folder belongs to it if the folder's name is the
-complete line, its first word (the WordNet id), or the rest. Empty lines and lines that start with # are skipped.
+Sources call `ordered` for the classes that they find. `match` and `renumbered` give a source the classes of a network;
+`map_classes` returns, for an evaluation, which classes of the network count as correct. `find` is for a class that a
+person names.
+
+Each line of a class file is a class: `n01440764 tench, Tinca tinca`. A folder belongs to the class if its name is the
+complete line, the first word (the WordNet id), or the rest. Empty lines and lines that start with # are skipped.
 
 A class map assigns classes of a network to each class of a source. The file is JSON, `{"alarm_clock": "analog clock;
 digital clock"}`, or has a line for each class of the source, `alarm_clock: n02708093; n03196217`. Omitted classes have
@@ -25,8 +29,8 @@ from vit_jax.data.source import Part, Parts, Source
 Targets = tuple[tuple[int, ...], ...]
 """For each class of a source, the classes of the network that count as correct."""
 _SEPARATOR = ';'
-_SHOWN = 6
-_LISTED = 20  # classes, all of which a message may name
+_SHOWN = 6  # names of a longer list in a message
+_LISTED = 20  # classes of a network up to which a message names all of them
 _LINE = 100_000  # characters; a class map in JSON may be one line
 MOST_CLASSES = 100_000
 """Classes that a description may list for fewer images than classes: 4 times those of ImageNet-21k."""
@@ -85,8 +89,8 @@ def from_json(listed: documents.Field, *, num_examples: int) -> tuple[str, ...]:
 def read(path: str, *, setting: str = 'data.classes') -> tuple[str, ...]:
   """Returns the classes that a file lists, in order; `setting` is the setting or flag that gives the path.
 
-  Classes may share a name, as `crane` and `maillot` of ImageNet do; a class of the data that is called so is refused
-  by `match`.
+  Classes may share a name, as `crane` and `maillot` of ImageNet do; `match` refuses a class of the data with such a
+  name.
 
   Raises:
     UserError: the file cannot be read, or is empty.
@@ -106,16 +110,14 @@ def match(own: Sequence[str], names: Sequence[str], *, where: str) -> tuple[int,
   """
   if tuple(own) == tuple(names):
     return tuple(range(len(names)))
-  places: dict[str, set[int]] = {}
+  by_line, by_part = collections.defaultdict[str, set[int]](set), collections.defaultdict[str, set[int]](set)
   for i, name in enumerate(names):
-    for key in _parts(name):
-      places.setdefault(key, set()).add(i)
-  complete: dict[str, set[int]] = {}
-  for i, name in enumerate(names):
-    complete.setdefault(_key(name), set()).add(i)
-  found = [complete.get(key := _key(name)) or places.get(key, set()) for name in own]
-  missing = [name for name, at in zip(own, found, strict=True) if not at]
-  several = [name for name, at in zip(own, found, strict=True) if len(at) > 1]
+    by_line[_key(name)].add(i)
+    for part in _parts(name):
+      by_part[part].add(i)
+  found = [by_line[_key(name)] or by_part[_key(name)] for name in own]
+  missing = [name for name, indexes in zip(own, found, strict=True) if not indexes]
+  several = [name for name, indexes in zip(own, found, strict=True) if len(indexes) > 1]
   if missing or several:
     problems = [f'{len(missing)} of {len(own)} that are not there: {_some(missing)}'] if missing else []
     problems += [f'{len(several)} that match several: {_some(several)}'] if several else []
@@ -123,11 +125,11 @@ def match(own: Sequence[str], names: Sequence[str], *, where: str) -> tuple[int,
     raise UserError(f'classes of the data: expected classes of {where}, got ' + '; '.join(problems)
                     + f'. It has {len(names)} lines such as {documents.describe(names[0])}. Name the folders by '
                     f'complete lines, their first words, or the rest of the lines.{alike}')
-  return tuple(next(iter(at)) for at in found)
+  return tuple(next(iter(indexes)) for indexes in found)
 
 
 def find(names: Sequence[str], named: int | str, *, count: int) -> int:
-  """Returns the index of a class that is given by number or by name: as folders are matched, or by one synonym.
+  """Returns the index of a class that a person gives by number, by name as folders are matched, or by one synonym.
 
   Args:
     names: of the classes, or () if they are not known.
@@ -182,25 +184,19 @@ def map_classes(own: Sequence[str], network: Sequence[str], *, path: str, where:
   if twice := _repeated(own):
     raise UserError(f'{where}: expected each class of the source once, got {_some(twice)} twice. '
                     'Remove the repeated lines.')
-  if path:
-    return _from_file(own, network, path)
-  if tuple(own) == tuple(network):
-    return tuple((i,) for i in range(len(own)))
-  if all(_is_number(name) and int(name) < len(network) for name in own):
-    return tuple((int(name),) for name in own)
-  return tuple((i,) for i in match(own, network, where=f'the network of {where}'))
-
-
-def _from_file(own: Sequence[str], network: Sequence[str], path: str) -> Targets:
+  if not path:
+    if tuple(own) != tuple(network) and all(_is_number(name) and int(name) < len(network) for name in own):
+      return tuple((int(name),) for name in own)
+    return tuple((i,) for i in match(own, network, where=f'the network of {where}'))
   listed = read_map(path)
   if unknown := sorted(set(listed) - set(own)):
     raise UserError(f'{path}: expected classes of the source, which has {len(own)} such as '
                     f'{documents.describe(own[0])}, got {len(unknown)} others: {_some(unknown)}.')
-  wanted = list(dict.fromkeys(name for names in listed.values() for name in names))
-  numbers = {name: int(name) for name in wanted if _is_number(name) and int(name) < len(network)}
-  by_name = [name for name in wanted if name not in numbers]
-  places = numbers | dict(zip(by_name, match(by_name, network, where=f'the network, in {path}'), strict=True))
-  return tuple(tuple(dict.fromkeys(places[name] for name in listed.get(one, ()))) for one in own)
+  targets = list(dict.fromkeys(name for names in listed.values() for name in names))
+  indexes = {name: int(name) for name in targets if _is_number(name) and int(name) < len(network)}
+  by_name = [name for name in targets if name not in indexes]
+  indexes |= zip(by_name, match(by_name, network, where=f'the network, in {path}'), strict=True)
+  return tuple(tuple(dict.fromkeys(indexes[name] for name in listed.get(one, ()))) for one in own)
 
 
 def read_map(path: str) -> dict[str, tuple[str, ...]]:

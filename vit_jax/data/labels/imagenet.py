@@ -1,7 +1,8 @@
 """Names of the classes of ImageNet, for weights that do not name their outputs.
 
-The names are lemmas of WordNet 3.0 (`LICENSE_WORDNET`); `tests/data/make_imagenet_names.py` made the lists. A number of
-outputs is only a hint: weights with 1,000 outputs may have other classes, so whoever uses these names says so.
+The names are lemmas of WordNet 3.0 (`LICENSE_WORDNET`); `tests/data/make_imagenet_names.py` made the lists. The number
+of outputs is only a hint: weights with 1,000 outputs may have other classes. So callers of `by_count` say in their
+output where the names come from; `by_ids` compares the names of the weights, if they have some.
 """
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ SETS = {1_000: ('ImageNet-1k', 'imagenet_1k.txt'), 21_843: ('ImageNet-21k', 'ima
 
 
 class Names(NamedTuple):
-  """The name of a set, and its classes in the order of the outputs: WordNet ids and names, no two alike."""
+  """The name of a set, and its classes in the order of the outputs: WordNet ids and names; no two are equal."""
   title: str
   ids: tuple[str, ...]
   names: tuple[str, ...]
@@ -41,7 +42,7 @@ def by_count(num_classes: int) -> Names | None:
 
 
 def by_ids(own: Sequence[str], num_classes: int, class_names: Sequence[str]) -> Names | None:
-  """Returns the set that gives the outputs of a network for a dataset with WordNet ids such as `n01440764`.
+  """Returns the set of the outputs of a network that is used with a dataset with WordNet ids such as `n01440764`.
 
   Args:
     own: classes of the dataset.

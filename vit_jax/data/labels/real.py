@@ -2,6 +2,7 @@
 
 `real.json` is a list of 50,000 lists of classes, in the order of the images' numbers; 3,163 are empty, and those
 images do not count. An image is identified by the number in its file name, so the order of a source does not matter.
+`evaluate/classify.py` calls `of_source` for the labels of an evaluation, and `count` to describe them.
 
 `python -m vit_jax.data.labels.real real.json PREDICTIONS` scores the predictions of any program: one line per image,
 with its name and a class.
@@ -120,12 +121,13 @@ def of_source(source: Source, path: str) -> Labels:
   Raises:
     UserError: the number of an image is not known, or the source has no such labels.
   """
+  origins = [find_origin(source, i) for i in range(len(source))]
   if not path:
-    return tuple(_own(*find_origin(source, i), source) for i in range(len(source)))
+    return tuple(_stored_labels(origin, row, source.name) for origin, row in origins)
   lists = read(path)
   found: list[tuple[int, ...]] = []
-  for i in range(len(source)):
-    name = file_name(*find_origin(source, i))
+  for origin, row in origins:
+    name = _file_name(origin, row)
     number = _NUMBER.search(name)
     if number is None or not 1 <= int(number[1]) <= NUM_IMAGES:
       raise UserError(f'{source.name}: expected validation images of ILSVRC 2012, named ILSVRC2012_val_00000001.JPEG '
@@ -135,8 +137,8 @@ def of_source(source: Source, path: str) -> Labels:
   return tuple(found)
 
 
-def file_name(source: Source, index: int) -> str:
-  """Returns the name of the original file of an example of a stored source, or else its description."""
+def _file_name(source: Source, index: int) -> str:
+  """Returns the name of the original file of an example, if the source stores it, or else its description."""
   features = getattr(source, 'features', None)
   if features is None:
     return source.describe(index)
@@ -145,15 +147,16 @@ def file_name(source: Source, index: int) -> str:
   return name.decode(errors='replace') if isinstance(name, bytes) else str(name)
 
 
-def _own(stored: Source, index: int, source: Source) -> tuple[int, ...]:
-  features = getattr(stored, 'features', None)
+def _stored_labels(source: Source, index: int, name: str) -> tuple[int, ...]:
+  """Returns the ReaL labels that a source stores with an example; `name` begins messages."""
+  features = getattr(source, 'features', None)
   record = features(index) if features else {}
   if FEATURE not in record:
-    raise UserError(f'{source.name}: expected the feature {FEATURE}, which it does not have. Use '
+    raise UserError(f'{name}: expected the feature {FEATURE}, which it does not have. Use '
                     'tfds:imagenet2012_real, or set evals.….labels=real.json with the validation images.')
   found = record[FEATURE]
   if not all(isinstance(c, int) and 0 <= c < NUM_CLASSES for c in found):
-    raise UserError(f'{source.name}: expected classes from 0 to {NUM_CLASSES - 1} in the feature {FEATURE}, got '
+    raise UserError(f'{name}: expected classes from 0 to {NUM_CLASSES - 1} in the feature {FEATURE}, got '
                     f'others in {source.describe(index)}. Prepare the dataset again.')
   return tuple(found)
 

@@ -1,8 +1,8 @@
-"""Tokenizers as one file for the package `tokenizers`, with everything that this package does to a text around it.
+"""Writes a tokenizer as one file for the package `tokenizers`, for exported text towers.
 
-The file simplifies a text by the rule of its family, tokenizes it, adds the special tokens, cuts it and pads it to the
-length of the text tower. Of the files of SentencePiece, unigrams (SigLIP) have this form too; in place of another one,
-the `tokenizer.json` beside it is written.
+`export/towers.py` calls `write`. The file contains all steps of this package: it simplifies a text by the rule of its
+family, tokenizes it, adds the special tokens, cuts it and pads it to the length of the text tower. A SentencePiece file
+with unigrams (SigLIP) is converted; for another kind, the `tokenizer.json` beside it is used.
 """
 from __future__ import annotations
 
@@ -37,7 +37,11 @@ def write(tokenizer: Tokenizer, rule: TextRule, path: pathlib.Path, *, samples: 
   found = _bytes(package) if not own else _unigram(package, own) if own.suffix == '.model' else open_file(own)
   _simplify(package, found, rule)
   start, end, pad = tokenizer.special
-  _add_special(package, found, tokenizer, start, end)
+  before = [found.id_to_token(start)] if tokenizer.family == CLIP else []
+  after = [found.id_to_token(end)] if tokenizer.has_end else []
+  found.post_processor = package.processors.TemplateProcessing(
+      single=[*before, '$A', *after], special_tokens=[*((one, start) for one in before),
+                                                      *((one, end) for one in after)])
   found.enable_truncation(tokenizer.length)
   found.enable_padding(length=tokenizer.length, pad_id=pad, pad_token=found.id_to_token(pad) or '<pad>')
   found.save(str(path))
@@ -72,19 +76,14 @@ def _unigram(package: Any, path: pathlib.Path) -> Any:
 
 def _bytes(package: Any) -> Any:
   """Returns the tokenizer of bytes, each plus 3."""
-  letters = _alphabet()
+  printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+  others = iter(range(256, 512))  # letters that stand for the other bytes in `ByteLevel`
+  letters = [chr(byte if byte in printable else next(others)) for byte in range(256)]
   found = package.Tokenizer(package.models.BPE(
       {**{piece: number for number, piece in _PIECES.items()},
        **{letters[byte]: byte + len(_PIECES) for byte in range(256)}}, []))
   found.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
   return found
-
-
-def _alphabet() -> list[str]:
-  """Returns the letter that stands for each byte in `ByteLevel`: itself if it is printable, else one from 256 on."""
-  printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-  others = iter(range(256, 512))
-  return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
 def _simplify(package: Any, found: Any, rule: TextRule) -> None:
@@ -101,13 +100,3 @@ def _simplify(package: Any, found: Any, rule: TextRule) -> None:
     steps.append(own)
   if steps:
     found.normalizer = kinds.Sequence(steps)
-
-
-def _add_special(package: Any, found: Any, tokenizer: Tokenizer, start: int, end: int) -> None:
-  """Replaces what a file adds to a text by the special tokens of the family."""
-  before = [found.id_to_token(start)] if tokenizer.family == CLIP else []
-  after = [found.id_to_token(end)] if tokenizer.has_end else []
-  names = {name: number for name, number in (*((one, start) for one in before), *((one, end) for one in after))}
-  found.post_processor = package.processors.TemplateProcessing(
-      single=[*before, '$A', *after], special_tokens=list(names.items()))
-

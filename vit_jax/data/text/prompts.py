@@ -1,5 +1,9 @@
 """Prompts of zero-shot classification: templates with names of classes, and the rules by which texts are simplified.
 
+A caller finds templates by `find_templates` and names by `class_names`, then calls `build` for the prompts of each
+class, or `simplify` for a text of its own. `given_names` and `check_names` check names from a person. This module does
+not know the text tower.
+
 The templates (`templates.json`) and the names of the classes of ImageNet-1k (`clip_imagenet_names.txt`) belong to the
 protocol of CLIP (arXiv 2103.00020, section 3.1.4) in the form that big_vision evaluates SigLIP with. Both files name
 their source.
@@ -29,7 +33,7 @@ _NO_PUNCTUATION = str.maketrans('', '', string.punctuation)
 _NAME = 1_000  # characters; a text tower reads at most 77 tokens
 _WORDNET = re.compile(r'n\d{8}\b')
 _FILE = re.compile(r'^(/|~|\.{1,2}/)|\.(txt|csv|tsv|jsonl?|lst|names|ya?ml)$', re.IGNORECASE)
-"""A text that is a path, and no name of a class."""
+"""A text that is a path, and not the name of a class."""
 _NEAR = .75  # of `imagenet` and `clip_imagenet`, by difflib
 
 
@@ -62,14 +66,6 @@ def clip_imagenet_names() -> tuple[str, ...]:
   return tuple(line for line in lines if not line.startswith('#'))
 
 
-@functools.cache
-def _clip_names_by_id() -> dict[str, str]:
-  """Returns the names of the classes of ImageNet-1k by their WordNet ids."""
-  known = imagenet.by_count(1_000)
-  assert known is not None
-  return dict(zip(known.ids, clip_imagenet_names(), strict=True))
-
-
 def class_names(own: Sequence[str], choice: str, *, setting: str) -> tuple[str, ...]:
   """Returns the names to fill in for the classes of a dataset.
 
@@ -83,7 +79,9 @@ def class_names(own: Sequence[str], choice: str, *, setting: str) -> tuple[str, 
     UserError: there is another number of names than classes, or the names are WordNet ids of other classes.
   """
   has_ids = [bool(_WORDNET.match(name)) for name in own]
-  clip = _clip_names_by_id()
+  known = imagenet.by_count(1_000)
+  assert known is not None
+  clip = dict(zip(known.ids, clip_imagenet_names(), strict=True))
   ids = [name.split()[0] for name in own] if all(has_ids) else []
   if choice in ('', CLIP_IMAGENET) and ids and set(ids) <= set(clip):
     found = tuple(clip[one] for one in ids)
@@ -170,8 +168,10 @@ def simplify(text: str, rule: TextRule, *, keep: str = '') -> str:
   return re.sub(r'\s+', ' ', bare.lower()).strip()
 
 
-def rule_of(family: str) -> TextRule:
-  """Returns how the texts of a family of tokenizers were simplified in its training."""
+def rule_of(family: str, choice: TextRule = TextRule.AUTO) -> TextRule:
+  """Returns how texts are simplified: as in the training of a family of tokenizers, unless there is a choice."""
+  if choice is not TextRule.AUTO:
+    return choice
   return TextRule.CANONICAL if family == SIGLIP else TextRule.LOWER
 
 
@@ -189,8 +189,7 @@ def build(names: Sequence[str], templates: Sequence[str], rule: TextRule, *, syn
   simple = [simplify(one, rule, keep=PLACE) for one in templates]
   found = []
   for entry in names:
-    every = [simplify(entry, rule)] if is_whole else [
-        one.strip() for one in simplify(entry, rule, keep=',').split(',')]
-    every = [one for one in every if one] or ['']
+    split = [simplify(entry, rule)] if is_whole else simplify(entry, rule, keep=',').split(',')
+    every = [name.strip() for name in split if name.strip()] or ['']
     found.append([one.replace(PLACE, name) for name in (every if synonyms else every[:1]) for one in simple])
   return found

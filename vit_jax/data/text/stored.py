@@ -1,12 +1,13 @@
 """Captions as sources store them: one or several texts for an image, and in prepared datasets also ids of tokens.
 
-With ids, training needs no tokenizer. The ids of a caption are those of its pieces, all of them and without special
-tokens: a run cuts and pads them to the length of its text tower. How they were made is stored once, in `info.json`.
+`texts` and `field` check what a source reads. `vit-jax prepare --tokens` writes ids: it calls `open_encoder`, and
+`Encoder.features` for each example. With ids, training needs no tokenizer: `captions.py` calls `check`, and the source
+calls `ids`. The ids of a caption are those of its pieces, all of them and without special tokens: a run cuts and pads
+them to the length of its text tower. `info.json` states once how they were made.
 """
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +27,6 @@ NAMES = ('caption', 'captions', 'text', 'texts')
 """Usual names of columns with captions."""
 CAPTIONS, IDS, ENDS = 'captions', 'tokens', 'token_ends'
 """Features of a record: the texts, the ids of all of them, and the end of each."""
-_NUM_DIGITS = 16
 
 
 def texts(values: Iterable[Any], where: str) -> tuple[str, ...]:
@@ -34,7 +34,7 @@ def texts(values: Iterable[Any], where: str) -> tuple[str, ...]:
 
   Args:
     values: bytes in UTF-8, or texts; those that are None are missing.
-    where: they are, for the message.
+    where: place of the captions, for the message.
 
   Raises:
     BadImage: one is not UTF-8, not a text, or they are larger than 1 MiB.
@@ -65,8 +65,9 @@ def field(value: Any, path: Sequence[str]) -> list[Any]:
 class Encoding:
   """How captions were encoded.
 
-  tokens: the family of the tokenizer.    rule: how texts were simplified first; not AUTO.
-  tokenizer: identity of its file (`file_digest`).
+  tokens: the family of the tokenizer.
+  rule: how texts were simplified first; not AUTO.
+  tokenizer: identity of its file (`tokenizer.file_digest`).
   start, end, pad: ids of the special tokens of the family.
   """
   tokens: Tokens
@@ -82,12 +83,9 @@ class Encoding:
 
 def from_json(found: documents.Field) -> Encoding:
   """Returns the encoding that a file describes. Raises UserError if a field is missing or wrong."""
-  tokens, rule = found.field('tokens'), found.field('rule')
-  for field, kind in ((tokens, Tokens), (rule, TextRule)):
-    if field.text() not in [one.value for one in kind]:
-      raise field.error(f'one of {", ".join(one.value for one in kind)}')
   start, end, pad = (found.field(name).whole(0, 2**31 - 1) for name in ('start', 'end', 'pad'))
-  return Encoding(Tokens(tokens.text()), TextRule(rule.text()), found.field('tokenizer').text(), start, end, pad)
+  return Encoding(found.field('tokens').choice(Tokens), found.field('rule').choice(TextRule),
+                  found.field('tokenizer').text(), start, end, pad)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,22 +104,14 @@ class Encoder:
 
 
 def open_encoder(tokens: Tokens, file: str, rule: TextRule) -> Encoder:
-  """Returns what encodes captions with the tokenizer in `file`, which is '' for bytes.
+  """Returns the encoder of captions with the tokenizer in `file`, which is '' for bytes.
 
   Raises:
     UserError: the tokenizer cannot be read.
   """
-  path = None if tokens is Tokens.BYTES else tokenizer.find(
-      pathlib.Path(), tokens.value, given=file, source='--tokens')
-  made = Tokenizer(path, family=tokens.value, length=schema.Text().length)
-  start, end, pad = made.special
-  own = prompts.rule_of(tokens.value) if rule is TextRule.AUTO else rule
-  return Encoder(made, Encoding(tokens, own, file_digest(path), start, end, pad))
-
-
-def file_digest(path: pathlib.Path | None) -> str:
-  """Returns the identity of the file of a tokenizer; that of bytes, which have none, is the same everywhere."""
-  return hashlib.sha256(path.read_bytes() if path else b'').hexdigest()[:_NUM_DIGITS]
+  made = tokenizer.open_given(tokens.value, file, length=schema.Text().length, source='--tokens')
+  return Encoder(made, Encoding(tokens, prompts.rule_of(tokens.value, rule), tokenizer.file_digest(made.path),
+                                *made.special))
 
 
 def check(encoding: Encoding, text: schema.Text, where: str) -> None:
@@ -130,14 +120,14 @@ def check(encoding: Encoding, text: schema.Text, where: str) -> None:
   Raises:
     UserError: the family, the rule or the tokenizer differs.
   """
-  rule = prompts.rule_of(text.tokens.value) if text.text_rule is TextRule.AUTO else text.text_rule
+  rule = prompts.rule_of(text.tokens.value, text.text_rule)
   for name, own, given in (('tokens', encoding.tokens, text.tokens), ('text_rule', encoding.rule, rule)):
     if own is not given:
       raise UserError(f'objective.text.{name}: expected {own.value}, with which the captions of {where} were encoded, '
                       f'got {given.value}. Set it, or prepare the dataset again.')
   if text.tokenizer:
     path = tokenizer.find(pathlib.Path(), text.tokens.value, given=text.tokenizer, source='objective.text')
-    if (digest := file_digest(path)) != encoding.tokenizer:
+    if (digest := tokenizer.file_digest(path)) != encoding.tokenizer:
       raise UserError(f'objective.text.tokenizer: expected the file with the SHA-256 {encoding.tokenizer}…, with which '
                       f'the captions of {where} were encoded, got {path} with {digest}…. Set the same file, or prepare '
                       'the dataset again.')

@@ -1,7 +1,8 @@
 """Tokenizers from the files that models are published with: texts become ids of a fixed length.
 
-A file is read by `tokenizers` (`tokenizer.json`; `vocab.json` with `merges.txt`) or by `sentencepiece` (`*.model`),
-the packages of the extra `text`. The special tokens of a family are added here, because files differ in
+`weights/text.py` calls `find` for the file beside weights, then makes a `Tokenizer`; `captions.py` and `stored.py` call
+`open_given`. A file is read by `tokenizers` (`tokenizer.json`; `vocab.json` with `merges.txt`) or by `sentencepiece`
+(`*.model`), the packages of the extra `text`. The special tokens of a family are added here, because files differ in
 whether they add them:
 
   CLIP      start, text, end; padded with the end; a long text is cut before the end
@@ -34,7 +35,11 @@ _CLIP_WORDS = (r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L
 
 
 class _Encoder(NamedTuple):
-  """ids: of a text, without special tokens.    find: the id of a piece, or None."""
+  """A tokenizer of any package.
+
+  ids: maps a text to its ids, without special tokens.
+  find: maps a piece to its id, or None.
+  """
   ids: Callable[[str], list[int]]
   find: Callable[[str], int | None]
 
@@ -46,7 +51,9 @@ class Tokens(NamedTuple):
 
 
 class Tokenizer:
-  """The tokenizer of a family.
+  """The tokenizer of a family; maps texts to their `Tokens`. It pickles.
+
+  `special` has the ids of start, end and padding; 0 for those that the family does not have.
 
   Args:
     path: its file; None for `BYTES`, which has none.
@@ -59,47 +66,39 @@ class Tokenizer:
 
   def __init__(self, path: pathlib.Path | None, *, family: str, length: int) -> None:
     assert family in FAMILIES, family
-    self.path, self.length, self._family = path, length, family
-    self._encoder = _read(path) if path else _bytes()
-    self._start = self._end = self._pad = 0
+    self.path, self.family, self.length = path, family, length
+    self._encoder = _read(path) if path else _Encoder(
+        lambda text: [byte + 3 for byte in text.encode(errors='replace')], lambda piece: None)
+    start = end = pad = 0
     if family == CLIP:
-      self._start, self._end = self._special('<|startoftext|>'), self._special('<|endoftext|>')
-      self._pad = self._end
+      start, end = self._find('<|startoftext|>'), self._find('<|endoftext|>')
+      pad = end
     elif family == SIGLIP:
       is_gemma = self._encoder.find('<eos>') is not None
-      self._end = self._special('<eos>' if is_gemma else '</s>')
-      self._pad = self._special('<pad>') if is_gemma else self._end
+      end = self._find('<eos>' if is_gemma else '</s>')
+      pad = self._find('<pad>') if is_gemma else end
     elif family == BYTES:
-      self._end = 1
-
-  @property
-  def family(self) -> str:
-    return self._family
-
-  @property
-  def special(self) -> tuple[int, int, int]:
-    """The ids of start, end and padding; 0 for those that the family does not have."""
-    return self._start, self._end, self._pad
+      end = 1
+    self.special = start, end, pad
 
   @property
   def has_end(self) -> bool:
-    """Whether a text ends with a token of its own."""
-    return self._family != TIPS
+    """Whether a special token follows a text."""
+    return self.family != TIPS
 
   @property
   def digest(self) -> str:
-    """Identity of what texts become: the family, the length, and the file."""
-    content = self.path.read_bytes() if self.path else b''
-    return f'{self._family} {self.length} {hashlib.sha256(content).hexdigest()[:16]}'
+    """Identity of the tokens of texts: the family, the length, and the file."""
+    return f'{self.family} {self.length} {file_digest(self.path)}'
 
   def check(self, vocabulary: int, setting: str) -> None:
     """Raises UserError if the tokenizer has special tokens that a vocabulary of this size does not have."""
-    if (highest := max(self._start, self._end, self._pad)) >= vocabulary:
+    if (highest := max(self.special)) >= vocabulary:
       raise UserError(f'{setting}: expected more than {highest:,}, the id of a special token of {self.path}, got '
                       f'{vocabulary:,}. Set it to the number of tokens of the tokenizer.')
 
   def __getstate__(self) -> dict[str, Any]:
-    return {'path': self.path, 'family': self._family, 'length': self.length}
+    return {'path': self.path, 'family': self.family, 'length': self.length}
 
   def __setstate__(self, state: dict[str, Any]) -> None:
     Tokenizer.__init__(self, **state)
@@ -110,15 +109,26 @@ class Tokenizer:
 
   def __call__(self, texts: Sequence[str]) -> Tokens:
     """Returns the ids of texts, padded or cut to the length."""
-    return frame([self._encoder.ids(text) for text in texts], family=self._family, length=self.length,
-                 special=self.special)
+    return frame([self.pieces(text) for text in texts], family=self.family, length=self.length, special=self.special)
 
-  def _special(self, piece: str) -> int:
+  def _find(self, piece: str) -> int:
+    """Returns the id of a special token. Raises UserError if the file does not have it."""
     found = self._encoder.find(piece)
     if found is None:
-      raise UserError(f'{self.path}: expected the tokenizer of a {self._family} model, got one without the token '
+      raise UserError(f'{self.path}: expected the tokenizer of a {self.family} model, got one without the token '
                       f'{piece}. Use the file that was published with the weights.')
     return found
+
+
+def file_digest(path: pathlib.Path | None) -> str:
+  """Returns the identity of the file of a tokenizer; that of bytes, which have no file, is the same everywhere."""
+  return hashlib.sha256(path.read_bytes() if path else b'').hexdigest()[:16]
+
+
+def open_given(family: str, file: str, *, length: int, source: str) -> Tokenizer:
+  """Returns the tokenizer of a family in a file that a person gives, '' for `BYTES`; raises as `Tokenizer`."""
+  path = None if family == BYTES else find(pathlib.Path(), family, given=file, source=source)
+  return Tokenizer(path, family=family, length=length)
 
 
 def frame(pieces: Sequence[Sequence[int]], *, family: str, length: int, special: tuple[int, int, int]) -> Tokens:
@@ -126,15 +136,13 @@ def frame(pieces: Sequence[Sequence[int]], *, family: str, length: int, special:
   start, end, pad = special
   ids = np.full((len(pieces), length), pad, np.int32)
   mask = np.zeros((len(pieces), length), bool)
-  for row, found in enumerate(pieces):
-    match family:
-      case 'clip':
-        found = [start, *found[:length - 2], end]
-      case 'siglip' | 'bytes':
-        found = [*found[:length - 1], end]
-      case _:
-        found = found[:length]
-    ids[row, :len(found)], mask[row, :len(found)] = found, True
+  for row, text in enumerate(pieces):
+    if family == CLIP:
+      text = [start, *text[:length - 2], end]
+    elif family != TIPS:
+      text = [*text[:length - 1], end]
+    text = text[:length]
+    ids[row, :len(text)], mask[row, :len(text)] = text, True
   return Tokens(ids, mask)
 
 
@@ -180,10 +188,6 @@ def _read(path: pathlib.Path) -> _Encoder:
                     'again.') from error
 
 
-def _bytes() -> _Encoder:
-  return _Encoder(lambda text: [byte + 3 for byte in text.encode(errors='replace')], lambda piece: None)
-
-
 def _sentencepiece(path: pathlib.Path) -> _Encoder:
   import sentencepiece
   model = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
@@ -207,7 +211,10 @@ def _tokenizers(path: pathlib.Path) -> _Encoder:
 
 @contextlib.contextmanager
 def _no_panic(path: pathlib.Path) -> Iterator[None]:
-  """Converts a panic of the package `tokenizers`, which is no `Exception`: a pattern that takes too long to match."""
+  """Raises UserError for a panic of the package `tokenizers`, such as for a pattern that takes too long to match.
+
+  A panic is not an `Exception`.
+  """
   try:
     yield
   except BaseException as error:
