@@ -177,8 +177,8 @@ def test_processes_that_find_different_checkpoints_damaged_restore_the_same_one(
     said = '\n'.join(line for line in out.splitlines() if line.startswith(f'[{process}]'))
     assert f'restored 1, has [1, 11], {digests[1]}, saved {digests[1]}' in said
     assert f'checkpoint {2 + process} is damaged and set aside: process {process} has another file' in said
-    assert re.search(f'checkpoint {3 - process} is damaged and set aside: another process could not read .*/{3 - process}; '
-                     'see its message', said)
+    assert re.search(f'checkpoint {3 - process} is damaged and set aside: another process could not read '
+                     f'.*/{3 - process}; see its message', said)
   assert sorted(path.name for path in (folder.parent / 'damaged').iterdir()) == ['2', '3']
 
 

@@ -5,7 +5,7 @@ append, rename or lock; there, a file grows on this machine and is copied at int
 `metrics.jsonl`, `metrics.jsonl.0001`, …, of which complete ones are uploaded once. A kill loses what was written in the
 last `MIRROR_EVERY_S`, except for what `Mirror.settle` has uploaded.
 
-A bucket that is mounted as a folder (gcsfuse and the like, `mounts.can_append`) is used in the same way: a mount
+A bucket that is mounted as a folder (gcsfuse and the like, `storage.can_append`) is used in the same way: a mount
 uploads a file when it is closed, and would lose a record that stays open. The program detects such a mount itself,
 instead of launchers passing `gs://…` on, because people also mount buckets by hand, with XPK or in Slurm jobs, and
 because the mount has the credentials.

@@ -30,7 +30,7 @@ from types import TracebackType
 
 from vit_jax.core import failures
 from vit_jax.core.errors import UserError, redacted
-from vit_jax.record import growing, machine, owner, reader, shown, storage
+from vit_jax.record import growing, machine, reader, run_directory, shown, storage
 from vit_jax.record import progress as progress_lib
 
 FILE = reader.FILE
@@ -61,7 +61,7 @@ class Writer:
     self._is_started = False
     if not self._active:
       return
-    self._owner = owner.find(workdir)
+    self._owner = run_directory.owner_of(workdir)
     self._mirror = None if storage.can_append(workdir) else growing.Mirror(
         workdir, growing=FILE, check=self._owner.look if self._owner else lambda: None)
     folder = os.fspath(self._mirror.folder if self._mirror else workdir)
@@ -101,7 +101,7 @@ class Writer:
     Raises:
       ValueError: the step is smaller than one that was written.
       UserError: the record cannot be written, for example on a full disk, or because another run has taken over the
-        run directory (`owner.Replaced`); every other method can raise it too.
+        run directory (`run_directory.Replaced`); every other method can raise it too.
     """
     if not self._active:
       return

@@ -20,7 +20,7 @@ from vit_jax.record import reader
 from vit_jax.record.clock import Clock
 from vit_jax.record.writer import Writer
 from vit_jax.train.checkpoint import Checkpointer
-from vit_jax.train.loop import Done
+from vit_jax.train.loop import Done, Hook
 from vit_jax.train.save_times import SaveTimes
 from vit_jax.train.state import TrainState
 from vit_jax.train.step import nonfinite_paths
@@ -62,12 +62,11 @@ class Rates:
     return float(self._values[place])
 
 
-class Metrics:
+class Metrics(Hook):
   """Logs every `log_every` steps: the values of that step, not means over several, so a resumed run logs the same.
 
   The norms of all parameters are events of at most about `MOST_NORMS` of these steps.
   """
-  every = 0
 
   def __init__(self, writer: Writer, clock: Clock, *, log_every: int, total: int, steps_an_epoch: float,
                schedule: Schedule) -> None:
@@ -93,9 +92,6 @@ class Metrics:
                                                 for kind, norms in metrics.norms._asdict().items()})
     self._writer.event('goodput', step=step, **self._clock.goodput()._asdict())
 
-  def on_state(self, step: int, state: TrainState) -> None:
-    raise AssertionError('never due')
-
 
 def _rounded(norm: ArrayLike) -> float | list[float]:
   """Returns six digits of a norm, or of one for each layer."""
@@ -103,9 +99,8 @@ def _rounded(norm: ArrayLike) -> float | list[float]:
   return [float(f'{one:.6g}') for one in found] if isinstance(found, list) else float(f'{found:.6g}')
 
 
-class Finite:
+class Finite(Hook):
   """Stops the run, or logs that a step was skipped, if loss or gradient were not finite."""
-  every = 0
 
   def __init__(self, policy: schema.OnNonfinite, diagnose: Callable[[Done], Sequence[str]]) -> None:
     self._policy, self._diagnose = policy, diagnose
@@ -134,25 +129,19 @@ class Finite:
         f'  parameters: {_some(weights) if weights else "all finite before the step"}',
         f'  examples: {_some(examples) if examples else "each finite on its own"}'])
 
-  def on_state(self, step: int, state: TrainState) -> None:
-    raise AssertionError('never due')
-
 
 def _some(names: Sequence[str], most: int = 5) -> str:
   more = f' and {len(names) - most} more' if len(names) > most else ''
   return (', '.join(names[:most]) or 'none') + more
 
 
-class Evaluate:
+class Evaluate(Hook):
   """Runs one evaluation at intervals, and stores its newest result; skips a step for which `metric` already exists."""
 
   def __init__(self, every: int, run: Callable[[TrainState, int], Mapping[str, float]], writer: Writer,
                clock: Clock, latest: Latest, *, metric: str = '') -> None:
     self.every, self._run, self._writer, self._clock = every, run, writer, clock
     self._latest, self._metric = latest, metric
-
-  def on_metrics(self, done: Done) -> None:
-    del done
 
   def on_state(self, step: int, state: TrainState) -> None:
     if self._latest.get(self._metric, (-1, 0.))[0] == step:
@@ -163,7 +152,7 @@ class Evaluate:
     self._latest.update({name: (step, number) for name, number in values.items()})
 
 
-class EarlyStop:
+class EarlyStop(Hook):
   """Ends the run after `patience` consecutive evaluations without a new best value of a metric.
 
   It must follow the evaluations in the list of hooks. Its state is not in the checkpoint: a resumed run reconstructs it
@@ -191,9 +180,6 @@ class EarlyStop:
     for step in sorted(seen):
       self._see(step, float(seen[step]))
 
-  def on_metrics(self, done: Done) -> None:
-    del done
-
   def on_state(self, step: int, state: TrainState) -> None:
     del state
     at, number = self._latest.get(self._metric, (-1, 0.))
@@ -211,7 +197,7 @@ class EarlyStop:
       self._since += 1
 
 
-class Checkpoint:
+class Checkpoint(Hook):
   """Saves the state; the metrics of the same step determine the best checkpoint."""
 
   def __init__(self, times: SaveTimes, checkpointer: Checkpointer, writer: Writer, clock: Clock, *,
@@ -294,12 +280,11 @@ class Checkpoint:
       raise
 
 
-class Alarm:
+class Alarm(Hook):
   """Logs an alarm, also as an `alarm` event, whenever a metric stays low; ends the run if `stops`.
 
   When a run resumes, the count of low steps starts at 0.
   """
-  every = 0
 
   def __init__(self, watch: Watch, writer: Writer) -> None:
     self._watch, self._writer, self._low = watch, writer, 0
@@ -321,6 +306,3 @@ class Alarm:
     if watch.stops:
       raise UserError(text)
     log.warning('%s', text)
-
-  def on_state(self, step: int, state: TrainState) -> None:
-    raise AssertionError('never due')

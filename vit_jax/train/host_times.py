@@ -22,7 +22,7 @@ from vit_jax.core.types import Batch
 from vit_jax.record.clock import Clock
 from vit_jax.record.reader import Event
 from vit_jax.record.writer import Writer
-from vit_jax.train.loop import Done
+from vit_jax.train.loop import Done, Hook
 from vit_jax.train.metrics import Packed
 from vit_jax.train.state import TrainState
 
@@ -34,7 +34,7 @@ StepFn = Callable[[TrainState, Batch], tuple[TrainState, Packed]]
 log = logging.getLogger('vit_jax.train')
 
 
-class HostTimes:
+class HostTimes(Hook):
   """A hook of every process: measures and gathers the times of the hosts. It must be the first hook.
 
   Process 0 writes an event `hosts` for each interval and names a late host. With one process it does nothing.
@@ -45,7 +45,6 @@ class HostTimes:
     log_every: steps of an interval.
     gather: from a number of this process to an array of those of all, `[hosts]`; None = there is one host.
   """
-  every = 0
 
   def __init__(self, clock: Clock, writer: Writer, *, log_every: int, gather: Callable[[float], Any] | None) -> None:
     self._clock, self._writer, self._log_every, self._gather = clock, writer, log_every, gather
@@ -84,9 +83,6 @@ class HostTimes:
         self._tell(step, steps, step_s, np.asarray(ready_s).tolist())
     if done.step % self._log_every == 0:
       self._due = done.step
-
-  def on_state(self, step: int, state: TrainState) -> None:
-    raise AssertionError('never due')
 
   def _tell(self, step: int, steps: int, step_s: float, ready_s: Sequence[float]) -> None:
     """Records the times of all hosts, and names the one that is late: in its first, 2nd, 4th, 8th, … interval."""

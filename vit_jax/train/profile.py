@@ -14,7 +14,7 @@ import jax
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch
 from vit_jax.record import storage
-from vit_jax.train.loop import Done
+from vit_jax.train.loop import Done, Hook
 from vit_jax.train.metrics import Packed
 from vit_jax.train.state import TrainState
 
@@ -49,7 +49,7 @@ def served(port: int, process_index: int) -> Iterator[None]:
     jax.profiler.stop_server()
 
 
-class Profile:
+class Profile(Hook):
   """A hook that traces the steps `first` to `last`, if this process runs them. It must be the last hook.
 
   The device is idle when the trace begins and ends, so the trace contains complete steps only, with the evaluations and

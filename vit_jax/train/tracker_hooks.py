@@ -13,7 +13,7 @@ from vit_jax.core.contracts import Prepare
 from vit_jax.core.types import Array, Batch, PyTree
 from vit_jax.parallel.mesh import replicated
 from vit_jax.record.shown import Histogram, Tracker
-from vit_jax.train.loop import Done
+from vit_jax.train.loop import Done, Hook
 from vit_jax.train.state import TrainState
 
 BINS = 64
@@ -21,7 +21,7 @@ Show = Callable[[Callable[[Tracker], None]], None]
 """`Writer.show`."""
 
 
-class Images:
+class Images(Hook):
   """Shows images of the first batch of a start as the network receives them: augmented, mixed and normalized.
 
   Args:
@@ -32,7 +32,6 @@ class Images:
     mesh: of the batch.
     seed: of the run.
   """
-  every = 0
 
   def __init__(self, num: int, prepare: Prepare, show: Show, *, mean: tuple[float, ...], std: tuple[float, ...],
                mesh: Mesh, seed: int) -> None:
@@ -54,19 +53,13 @@ class Images:
     images = np.asarray(self._pixels(done.batch, jnp.asarray(done.step - 1, jnp.int32)))
     self._show(lambda tracker: tracker.images(done.step, {'train/images': images}))
 
-  def on_state(self, step: int, state: TrainState) -> None:
-    raise AssertionError('never due')
 
-
-class Histograms:
+class Histograms(Hook):
   """Shows a histogram of each parameter at intervals; those of all layers of a stack are one."""
 
   def __init__(self, every: int, show: Show, *, mesh: Mesh) -> None:
     self.every, self._show = every, show
     self._count = jax.jit(_count, out_shardings=replicated(mesh))
-
-  def on_metrics(self, done: Done) -> None:
-    del done
 
   def on_state(self, step: int, state: TrainState) -> None:
     found = jax.device_get(self._count(state.params))
