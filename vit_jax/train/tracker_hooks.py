@@ -12,7 +12,7 @@ from vit_jax.core import numerics, trees
 from vit_jax.core.contracts import Prepare
 from vit_jax.core.types import Array, Batch, PyTree
 from vit_jax.parallel.mesh import replicated
-from vit_jax.record.shown import Histogram, Tracker
+from vit_jax.record.trackers import Histogram, Tracker
 from vit_jax.train.loop import Done, Hook
 from vit_jax.train.state import TrainState
 
