@@ -50,7 +50,7 @@ def test_masked_rows_change_nothing_even_if_they_are_nan(accumulate: int) -> Non
 
 
 def test_augmentation_and_loss_have_keys_of_their_own_at_every_step() -> None:
-  prepared = step._preparing(lambda batch, key, step: {'key': jax.random.key_data(key)}, 0)
+  prepared = step.preparing(lambda batch, key, step: {'key': jax.random.key_data(key)}, 0)
   keys = [(batch['key'], jax.random.key_data(key)) for batch, key in (prepared({}, jnp.asarray(i)) for i in (0, 1))]
   assert len({tuple(one.tolist()) for pair in keys for one in pair}) == 4
 

@@ -1,4 +1,4 @@
-"""The mesh of devices, and the rows of a batch that this process holds."""
+"""The mesh of devices, the rows of a batch that this process holds, and values that all processes agree on."""
 from __future__ import annotations
 
 import dataclasses
@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from numpy.typing import ArrayLike
 
 from vit_jax.config import layout, schema
 from vit_jax.core.errors import UserError
@@ -56,13 +57,16 @@ def find_hardware(slices: int) -> layout.Hardware:
   """
   first, slices = jax.local_devices()[0], slices or count_slices(jax.devices())
   limit = (first.memory_stats() or {}).get('bytes_limit', 0) if first.platform != 'cpu' else 0
-  memory_gib = limit // 2**30  # devices of a kind differ by some bytes
-  if jax.process_count() > 1:
-    memory_gib = int(multihost_utils.broadcast_one_to_all(np.asarray(memory_gib, np.int32)))
+  memory_gib = int(of_process_0(np.int32(limit // 2**30)))  # devices of a kind differ by some bytes
   capability = str(getattr(first, 'compute_capability', ''))  # '9.0' of a GPU, '10.0a' of some
   number = re.match(r'\d+(\.\d+)?', capability)
   return layout.Hardware(first.device_kind, first.platform, jax.device_count(), memory_gib, slices,
                          capability=float(number[0]) if number and first.platform == 'gpu' else 0.)
+
+
+def of_process_0(value: ArrayLike) -> np.ndarray:
+  """Returns the array that process 0 passes, on every process; all must call it, with arrays of one shape and dtype."""
+  return np.asarray(multihost_utils.broadcast_one_to_all(value) if jax.process_count() > 1 else value)
 
 
 def make(config: schema.Mesh, devices: Sequence[jax.Device] | None = None) -> Mesh:

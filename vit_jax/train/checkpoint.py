@@ -144,14 +144,11 @@ class Checkpointer:
         raise UserError(f'{error}\nAll of them were moved to {self.folder.parent / "damaged"}. To begin from nothing, '
                         'run the same command again.') from None
       raise
-    if jax.process_count() > 1 or self._has_files():
+    if jax.process_count() > 1 or self.folder.is_dir() and any(self.folder.iterdir()):
       self._manager()
     else:  # a new run trains its first steps before it imports Orbax
       self._guard(lambda: self.folder.mkdir(parents=True, exist_ok=True), _OPENING)
     return found
-
-  def _has_files(self) -> bool:
-    return self.folder.is_dir() and next(iter(self.folder.iterdir()), None) is not None
 
   def save(self, state: TrainState, about: Mapping[str, Any], metrics: Mapping[str, float], *,
            announce: Callable[[str], object] = lambda digest: None) -> str:

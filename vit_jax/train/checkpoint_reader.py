@@ -1,8 +1,9 @@
 """Reads and verifies the checkpoints of a run directory; never writes, moves or removes files.
 
-It can therefore be used while the run is training. A checkpoint is only used if its saved digests match the arrays that
-were read; otherwise it counts as damaged, and the previous one is used. Errors of the system, such as a missing
-permission or too many open files, do not count as damage; they end the job with a message (`core/failures.py`).
+`checkpoint.py` resumes a run with it. The jobs that use a run call it directly, also while the run is training. A
+checkpoint is only used if its saved digests match the arrays that were read; otherwise it counts as damaged, and the
+previous one is used. Errors of the system, such as a missing permission or too many open files, do not count as damage;
+they end the job with a message (`core/failures.py`).
 """
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from vit_jax.core import lazy, trees
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.failures import Damaged
 from vit_jax.core.types import PyTree
+from vit_jax.parallel import mesh as meshes
 from vit_jax.record import checkpoint_files, storage
 from vit_jax.train.state import TrainState
 
@@ -67,7 +69,7 @@ class Reader:
       return steps
     padded = np.full(MOST_STEPS, -1, np.int32)
     padded[:len(steps[-MOST_STEPS:])] = steps[-MOST_STEPS:]
-    return [int(step) for step in multihost_utils.broadcast_one_to_all(padded) if step >= 0]
+    return [int(step) for step in meshes.of_process_0(padded) if step >= 0]
 
   def newest(self, abstract: TrainState, *, set_aside: Callable[[int], None] | None = None,
              choose: Callable[[list[int]], int] = max) -> Restored | None:
@@ -83,7 +85,7 @@ class Reader:
     """
     damaged: dict[int, str] = {}
     while left := [step for step in self.agreed_steps() if step not in damaged]:
-      step = _of_process_0(choose(left))
+      step = int(meshes.of_process_0(np.int32(choose(left))))
       try:
         return self._read(step, abstract)
       except Damaged as error:
@@ -198,11 +200,6 @@ class Reader:
                       + '\n'.join(shown) + '\nUse another --workdir, or the config it was made with.')
 
 
-def _of_process_0(step: int) -> int:
-  """Returns the step that process 0 passes, on every process."""
-  return step if jax.process_count() == 1 else int(multihost_utils.broadcast_one_to_all(np.int32(step)))
-
-
 def shapes(tree: PyTree) -> dict[str, str]:
   """Returns shapes and dtypes by path name, in the form `float32[16, 7]`."""
   return {name: f'{leaf.dtype}{list(leaf.shape)}' for name, leaf in trees.flatten(tree).items()}
@@ -215,20 +212,18 @@ def _all_or_none(what: str, load: Callable[[], T]) -> T:
     what: is loaded, for the message of the processes that did not fail.
     load: reads it.
   """
-  own: Damaged | UserError | TemporaryError | None = None
-  result: T | None = None
+  own: Exception | None = None
+  results: list[T] = []
   try:
-    result = load()
+    results.append(load())
   except (Damaged, UserError, TemporaryError) as error:
     own = error
   kinds: list[type[Exception]] = [Damaged, TemporaryError, UserError]  # the worst is last
-  verdict = next((number for number, kind in enumerate(kinds, 1) if isinstance(own, kind)), 0)
-  worst = verdict
+  verdict = worst = next((number for number, kind in enumerate(kinds, 1) if isinstance(own, kind)), 0)
   if jax.process_count() > 1:
     worst = int(np.max(multihost_utils.process_allgather(np.int32(verdict))))
   if own is not None and verdict == worst:
     raise own
   if worst:
     raise kinds[worst - 1](f'another process could not read {what}; see its message')
-  assert result is not None
-  return result
+  return results[0]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from vit_jax.core import axes, contracts, numerics, trees
 from vit_jax.core.contracts import Objective, Prepare
@@ -56,10 +56,12 @@ def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh:
   Random keys depend only on (seed, step), so resuming needs no saved generator. `accumulate` microbatches
   give the gradient of the complete batch: sums are added and divided once. Each draws random numbers of its own.
   """
-  prepared, largest = _preparing(prepare, seed), _image_size(batch)
+  prepared, largest = preparing(prepare, seed), _image_size(batch)
   with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-    shapes, _ = jax.eval_shape(prepared, _structs(batch, meshes.batch_sharding(mesh)),
-                               jax.ShapeDtypeStruct((), jnp.int32))
+    rows = meshes.batch_sharding(mesh)  # as the step sees the batch, so that what it traces is found again
+    shapes, _ = jax.eval_shape(
+        prepared, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), batch),
+        jax.ShapeDtypeStruct((), jnp.int32))
 
   def init() -> TrainState:
     keys = numerics.split_key(jax.random.key(seed), 'init', 'prepare')  # the second key is unused; one would differ
@@ -96,10 +98,11 @@ def _image_size(batch: Batch) -> int:
   return math.prod(batch['image'].shape) if 'image' in batch else 1
 
 
-def _preparing(prepare: Prepare, seed: int) -> Callable[[Batch, Array], tuple[Batch, Key]]:
-  """Returns a function of a batch and a step: the batch as objectives get it, and the key of the loss.
+def preparing(prepare: Prepare, seed: int) -> Callable[[Batch, Array], tuple[Batch, Key]]:
+  """Returns a function of a batch and the number of steps done: the batch as objectives get it, and the loss's key.
 
-  It is traced once for the shapes, which `init` needs, and for the step.
+  Whatever repeats a step calls it with the same arguments. It is traced once for the shapes, which `init` needs, and
+  for the step.
   """
   @functools.partial(jax.jit, inline=True)
   def prepared(batch: Batch, step: Array) -> tuple[Batch, Key]:
@@ -107,11 +110,6 @@ def _preparing(prepare: Prepare, seed: int) -> Callable[[Batch, Array], tuple[Ba
     return prepare(batch, keys['prepare'], step), keys['loss']
 
   return prepared
-
-
-def _structs(batch: Batch, at: NamedSharding) -> Batch:
-  """Returns the shapes of a batch as the step sees them, so that what it traces is found again."""
-  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), batch)
 
 
 def _place(abstract: TrainState, labels: TrainState, mesh: Mesh) -> TrainState:

@@ -8,13 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax.core import numerics, trees
+from vit_jax.core import trees
 from vit_jax.core.contracts import Prepare
 from vit_jax.core.types import Array, Batch, PyTree
 from vit_jax.parallel.mesh import replicated
 from vit_jax.record.trackers import Histogram, Tracker
 from vit_jax.train.loop import Done, Hook
 from vit_jax.train.state import TrainState
+from vit_jax.train.step import preparing
 
 BINS = 64
 Show = Callable[[Callable[[Tracker], None]], None]
@@ -40,8 +41,7 @@ class Images(Hook):
 
     def pixels(batch: Batch, step: Array) -> Array:
       with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        keys = numerics.split_key(jax.random.fold_in(jax.random.key(seed), step), 'prepare', 'loss')
-        image = prepare(batch, keys['prepare'], step)['image'][:num].astype(jnp.float32)
+        image = preparing(prepare, seed)(batch, step)[0]['image'][:num].astype(jnp.float32)
       return jnp.clip(jnp.round(255 * (image * std_C + mean_C)), 0, 255).astype(jnp.uint8)
 
     self._pixels = jax.jit(pixels, out_shardings=replicated(mesh))
