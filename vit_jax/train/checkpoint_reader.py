@@ -130,15 +130,6 @@ class Reader:
     # An item without arrays, such as the state of a constant optimizer, is not saved; its structure is that of now.
     return Restored(TrainState(count, **{name: items.get(name, getattr(abstract, name)) for name in ITEMS}), about)
 
-  def read_meta(self, step: int) -> dict[str, Any]:
-    """Returns the `about` passed to `Checkpointer.save`, with `version`, `step`, `digests` and `shapes`.
-
-    Raises:
-      UserError: the system does not allow reading it.
-      Damaged: it does not exist, or differs from what was saved.
-    """
-    return checkpoint_files.read_meta(self.folder / str(step))
-
   def _load(self, step: int, wanted: Mapping[str, PyTree]) -> tuple[
       dict[str, Any], dict[str, PyTree], dict[str, Callable[[], str]]]:
     """Returns description, items, and functions that wait for their digests; does not wait for other processes.
@@ -147,7 +138,7 @@ class Reader:
     of them, which begins when all have read everything.
     """
     self.check_description(step)
-    about = self.read_meta(step)
+    about = checkpoint_files.read_meta(self.folder / str(step))
     self._check_layout(step, about, wanted)
     if 'data_sha256' in about:  # the order of the data has a file of its own in checkpoints of earlier versions
       about['data'] = checkpoint_files.read_json(self.folder / str(step) / checkpoint_files.DATA)

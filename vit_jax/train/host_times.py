@@ -23,8 +23,7 @@ from vit_jax.record.clock import Clock
 from vit_jax.record.reader import Event
 from vit_jax.record.writer import Writer
 from vit_jax.train.loop import Done, Hook
-from vit_jax.train.metrics import Packed
-from vit_jax.train.state import TrainState
+from vit_jax.train.state import Packed, TrainState
 
 LATE = 0.05
 """A host is late if it is ready later than the median of the others by this share of the step, or more."""

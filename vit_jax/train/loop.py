@@ -14,8 +14,7 @@ import numpy as np
 
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Batch
-from vit_jax.train.metrics import Packed, StepMetrics
-from vit_jax.train.state import TrainState
+from vit_jax.train.state import Packed, StepMetrics, TrainState
 
 
 class Done(NamedTuple):

@@ -15,8 +15,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch
 from vit_jax.record import storage
 from vit_jax.train.loop import Done, Hook
-from vit_jax.train.metrics import Packed
-from vit_jax.train.state import TrainState
+from vit_jax.train.state import Packed, TrainState
 
 log = logging.getLogger('vit_jax.train')
 HIGHEST = 65_535

@@ -21,8 +21,7 @@ from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel import sharding
 from vit_jax.train import coupled
-from vit_jax.train.metrics import Norms, Packed, StepMetrics, pack
-from vit_jax.train.state import TrainState
+from vit_jax.train.state import Norms, Packed, StepMetrics, TrainState, pack
 
 
 class Program(NamedTuple):
