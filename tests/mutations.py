@@ -62,7 +62,7 @@ MUTATIONS = (
     Mutation('record/storage.py', 'return is_local(path) and not _is_bucket(file_system(path))',
              'return is_local(path)', 'record/test_mounts.py'),
     Mutation('record/storage.py', 'len(folder) >= longest', 'len(folder) > longest', 'record/test_mounts.py'),
-    Mutation('record/growing.py', 'found.reverse()', 'pass', 'record/test_growing.py record/test_mounts.py'),
+    Mutation('record/growing.py', 'numbered.reverse()', 'pass', 'record/test_growing.py record/test_mounts.py'),
     Mutation('record/writer.py', 'growing.join(self._path)', 'pass', 'record/test_writer.py record/test_mounts.py'),
     Mutation('record/writer.py', 'self._mirror.settle()', 'pass', 'record/test_mounts.py record/test_storage.py'),
     Mutation('record/run_directory.py', "if found.get('token') == self._token:", 'if found:',
