@@ -185,7 +185,7 @@ MUTATIONS = (
     Mutation('data/device/mix.py', 'jnp.floor(jnp.sqrt(area) * jnp', 'jnp.floor(area * jnp', 'data/test_mix.py'),
     Mutation('train/step.py', "keys['prepare'], step), keys['loss']", "keys['prepare'], step), keys['prepare']", STEP),
     Mutation('train/step.py', '(jax.lax.stop_gradient(_weight(out)) if accumulate == 1 else rows)', 'rows', STEP),
-    Mutation('train/hooks.py', 'self.rates.at(step - 1)', 'self.rates.at(step)', HOOKS),
+    Mutation('train/hooks.py', 'self._learning_rates.at(step - 1)', 'self._learning_rates.at(step)', HOOKS),
     Mutation('train/hooks.py', "row['step'] <= up_to", "row['step'] < up_to", HOOKS),
     Mutation('train/hooks.py', 'self._best + self._min_delta:', 'self._best:', HOOKS),
     Mutation('jobs/train.py', 'self.loader.batches(start)', 'self.loader.batches(start + (start > 0))',

@@ -1,4 +1,8 @@
-"""Hooks of the training loop: logging, evaluation, checkpoints, early stopping, alarms, non-finite values."""
+"""Hooks of the training loop: logging, evaluation, checkpoints, early stopping, alarms, non-finite values.
+
+The train job makes them, and passes them to `loop.run` in the order in which they are called: metrics and alarms first,
+then the evaluations, which leave their results in `Latest`, then early stopping and the checkpoint, which read them.
+"""
 from __future__ import annotations
 
 import contextlib
@@ -42,7 +46,7 @@ def value(mean: Mean) -> float:
   return float(mean.sum) / max(float(mean.weight), 1e-12)
 
 
-class Rates:
+class LearningRates:
   """The values of a schedule by step, on the host.
 
   They are computed in blocks, as each call would wait for the device, which runs the next step. The blocks are the same
@@ -55,11 +59,11 @@ class Rates:
 
   def at(self, step: int) -> float:
     """Returns the value at a step, from 0."""
-    number, place = divmod(step, BLOCK)
+    number, offset = divmod(step, BLOCK)
     if number != self._number:
       steps = np.arange(number * BLOCK, (number + 1) * BLOCK, dtype=np.int32)
       self._number, self._values = number, np.asarray(self._run(steps))
-    return float(self._values[place])
+    return float(self._values[offset])
 
 
 class Metrics(Hook):
@@ -70,7 +74,7 @@ class Metrics(Hook):
 
   def __init__(self, writer: Writer, clock: Clock, *, log_every: int, total: int, steps_an_epoch: float,
                schedule: Schedule) -> None:
-    self._writer, self._clock, self.rates = writer, clock, Rates(schedule)
+    self._writer, self._clock, self._learning_rates = writer, clock, LearningRates(schedule)
     self._log_every, self._total, self._epoch = log_every, total, steps_an_epoch
     self._norms_every = log_every * -(-total // (log_every * MOST_NORMS))
 
@@ -81,7 +85,7 @@ class Metrics(Hook):
       self._writer.advance(step)
       return
     values = {name: value(mean) for name, mean in metrics.means.items()}
-    values |= {'grad_norm': float(metrics.grad_norm), 'lr': self.rates.at(step - 1),
+    values |= {'grad_norm': float(metrics.grad_norm), 'lr': self._learning_rates.at(step - 1),
                'epoch': step / self._epoch}
     rates, left_s = self._clock.rates(), self._clock.time_left_s(self._total - step)
     speed = {**(rates._asdict() if rates else {}), 'time_left_s': left_s}
@@ -95,8 +99,8 @@ class Metrics(Hook):
 
 def _rounded(norm: ArrayLike) -> float | list[float]:
   """Returns six digits of a norm, or of one for each layer."""
-  found = np.asarray(norm, np.float64).tolist()
-  return [float(f'{one:.6g}') for one in found] if isinstance(found, list) else float(f'{found:.6g}')
+  number = np.asarray(norm, np.float64).tolist()
+  return [float(f'{each:.6g}') for each in number] if isinstance(number, list) else float(f'{number:.6g}')
 
 
 class Finite(Hook):
@@ -198,74 +202,71 @@ class EarlyStop(Hook):
 
 
 class Checkpoint(Hook):
-  """Saves the state; the metrics of the same step determine the best checkpoint."""
+  """Saves the state when it is due; the metrics of the same step determine the best checkpoint.
+
+  A run of one process repeats a save that fails for a temporary reason: `save` for `failures.patience()`, and a save in
+  the background at the next step, which is noticed with the metrics of a step.
+
+  digest: of the parameters of the last save; '' = none.
+  has_failed: whether the last save has failed, so that the state is not on disk.
+  """
 
   def __init__(self, times: SaveTimes, checkpointer: Checkpointer, writer: Writer, clock: Clock, *,
                about: Mapping[str, Any], latest: Latest) -> None:
     self.every, self._times = times.next, times
     self._checkpointer, self._writer, self._clock = checkpointer, writer, clock
     self._about, self._latest = about, latest
-    self.digest, self.saved, self.has_failed = '', -1, False
-    self._announced, self._is_lost = -1, False
+    self.digest, self.has_failed = '', False
+    self._saved = self._announced = -1  # steps
+    self._is_overdue = False  # the last save in the background failed
 
   def on_metrics(self, done: Done) -> None:
     try:
       with self._in_place():
         self._checkpointer.check()
     except TemporaryError as error:
-      if not self._may_repeat():
+      if not self._may_retry(error):
         raise
       log.warning('%s\nThe state of the next step is saved in its place.', error)
-      self._forget()
-      self._is_lost, self.every = True, 1
+      self._is_overdue, self.every = True, 1
 
   def on_state(self, step: int, state: TrainState) -> None:
-    is_due = self._times.is_due(step) or self._is_lost
+    is_due = self._times.is_due(step) or self._is_overdue
     self.every = self._times.next
     if is_due:
       self.save(step, state)
 
   def save(self, step: int, state: TrainState, *, wait: bool = False) -> None:
-    """Saves the state, unless that of this step is saved; `wait` until it is complete.
-
-    A run of one process repeats a save that fails for a temporary reason, for `failures.patience()`.
-    """
+    """Saves the state, unless that of this step is saved; `wait` until it is complete."""
     def once() -> None:
-      if step != self.saved:
+      if step != self._saved:
         self._save(step, state)
       if wait:
         with self._in_place():
           self._checkpointer.wait()
 
-    def is_worth(error: BaseException) -> bool:
-      if not isinstance(error, TemporaryError) or not self._may_repeat():
-        return False
-      self._forget()
-      return True
+    failures.retried(once, f'saving the checkpoint of step {step:,}', choose=self._may_retry)
+    self._is_overdue = self.has_failed = False
 
-    failures.retried(once, f'saving the checkpoint of step {step:,}', choose=is_worth)
-    self._is_lost = self.has_failed = False
-
-  def _may_repeat(self) -> bool:
-    """Whether this process may save again: with several, they would all have to."""
-    return jax.process_count() == 1 and failures.patience() > 0
-
-  def _forget(self) -> None:
+  def _may_retry(self, error: BaseException) -> bool:
+    """Returns whether this process may save again, and discards the save that failed; several would all have to."""
+    if not isinstance(error, TemporaryError) or jax.process_count() > 1 or failures.patience() <= 0:
+      return False
     self._checkpointer.reopen()
-    self.saved = -1
-
-  def _announce(self, step: int, digest: str) -> None:
-    if step != self._announced:
-      self._writer.event('checkpoint', step=step, params_digest=digest)
-      self._announced = step
+    self._saved = -1
+    return True
 
   def _save(self, step: int, state: TrainState) -> None:
+    def announce(digest: str) -> None:
+      if step != self._announced:
+        self._writer.event('checkpoint', step=step, params_digest=digest)
+        self._announced = step
+
     self._writer.check_place()
     with self._clock.phase('checkpoint'), self._in_place():
       metrics = {name: number for name, (at, number) in self._latest.items() if at == step}
-      self.digest = self._checkpointer.save(
-          state, self._about, metrics, announce=lambda digest: self._announce(step, digest))
-    self.saved = step
+      self.digest = self._checkpointer.save(state, self._about, metrics, announce=announce)
+    self._saved = step
     self._times.saved()
     self._writer.event('goodput', step=step, **self._clock.goodput()._asdict())
 

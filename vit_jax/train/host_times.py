@@ -79,11 +79,11 @@ class HostTimes(Hook):
       step, steps, step_s, ready_s = self._gathered
       self._gathered = None
       if jax.process_index() == 0:
-        self._tell(step, steps, step_s, np.asarray(ready_s).tolist())
+        self._record(step, steps, step_s, np.asarray(ready_s).tolist())
     if done.step % self._log_every == 0:
       self._due = done.step
 
-  def _tell(self, step: int, steps: int, step_s: float, ready_s: Sequence[float]) -> None:
+  def _record(self, step: int, steps: int, step_s: float, ready_s: Sequence[float]) -> None:
     """Records the times of all hosts, and names the one that is late: in its first, 2nd, 4th, 8th, … interval."""
     host, late_s = find_late(ready_s, step_s)
     self._writer.event('hosts', step=step, steps=steps, step_s=float(f'{step_s:.4g}'),
