@@ -122,7 +122,11 @@ _STOPPING = 'Ctrl-C: stopping as soon as the runs have saved. Press Ctrl-C again
 
 
 class Coordinator:
-  """Starts the runs that are not finished, and writes the table."""
+  """Starts the runs that are not finished, and writes the table.
+
+  For each stage, it plans the tasks from the results so far (`_plan`), and starts and awaits their processes
+  (`_execute`). After the last stage, or when it is stopped, it writes the table and the best config (`_write`).
+  """
 
   def __init__(self, study: schema.Study, workdir: pathlib.Path, processes: int, environ: dict[str, str],
                share: tuple[int, int] = ALL) -> None:
@@ -142,7 +146,11 @@ class Coordinator:
       halving.check_same(self._workdir, self._study.search)
     try:
       with signals.answering(_STOPPING, is_last=False) as self._answer:
-        self._run(self._stages())
+        stages = self._stages()
+        for number, stage in enumerate(stages):
+          if not self._stopped_by:
+            self._is_last = number == len(stages) - 1
+            self._execute(self._plan(stage, number))
     except TemporaryError as error:
       self._say(str(error))
       self._statuses.append(failures.TRY_AGAIN)
@@ -157,22 +165,14 @@ class Coordinator:
       return failures.TRY_AGAIN
     return failures.worst(self._statuses)
 
-  def _run(self, stages: Sequence[Stage]) -> None:
-    for number, stage in enumerate(stages):
-      if self._stopped_by:
-        break
-      self._is_last = number == len(stages) - 1
-      self._execute(self._plan(stage, number))
-
   def _stages(self) -> list[Stage]:
     search, first = self._study.search, self._study.runs
-    found = [Stage(lambda results: first)]
+    rungs = halving.rungs(search.method) if search else [halving.Rung('', len(first))]
+    stages = [Stage(lambda results: first, rungs[0].until)]
     if search:
-      rungs = halving.rungs(search.method)
-      found = [Stage(lambda results: first, rungs[0].until)]
-      found += [Stage(functools.partial(self._kept, search, number), rung.until, continues=True)
-                for number, rung in enumerate(rungs[1:])]
-    return [*found, *map(Stage, self._study.then)]
+      stages += [Stage(functools.partial(self._kept, search, number), rung.until, continues=True)
+                 for number, rung in enumerate(rungs[1:])]
+    return [*stages, *map(Stage, self._study.then)]
 
   def _kept(self, search: schema.Search, number: int, results: schema.Results) -> Configs:
     """Returns the runs that continue after a rung, which are those of the stage before."""

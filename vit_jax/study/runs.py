@@ -41,6 +41,11 @@ class Task(NamedTuple):
   until: str = ''
 
   @property
+  def percent(self) -> float:
+    """The part of the run as a number, 100 for its end."""
+    return float((self.until or '100 %').removesuffix(' %'))
+
+  @property
   def is_done(self) -> bool:
     """Whether the run has finished, or paused after this part."""
     return self._file.is_file()
@@ -79,10 +84,9 @@ class Task(NamedTuple):
 
   def with_results(self) -> list[Task]:
     """Returns the run at each part where it paused, in this order, and at its end if it has finished."""
-    found = [self._replace(until=f'{share} %') for path in self.folder.glob(run_directory.paused_file('*%'))
-             for share in [path.name.removeprefix('paused_').removesuffix('%.json')]]
-    found.sort(key=lambda one: float(one.until.removesuffix(' %')))
-    return [*found, *([self._replace(until='')] if self.is_finished else [])]
+    paused = [self._replace(until=f'{path.name.removeprefix("paused_").removesuffix("%.json")} %')
+              for path in self.folder.glob(run_directory.paused_file('*%'))]
+    return [*sorted(paused, key=lambda task: task.percent), *([self._replace(until='')] if self.is_finished else [])]
 
   def check(self) -> None:
     """Raises UserError if the directory holds this run with other settings."""
@@ -120,9 +124,8 @@ class Task(NamedTuple):
     steps: dict[float, dict[str, float]] = {}
     for row in reader.read(self.folder).rows:
       steps.setdefault(row['step'], {}).update(row)
-    seen = [row for row in steps.values() if watched in row]
     sign = -1. if reader.is_lower_better(watched) else 1.
-    return max(seen, key=lambda row: sign * row[watched]) if seen else {}
+    return max((row for row in steps.values() if watched in row), key=lambda row: sign * row[watched], default={})
 
 
 class Process:
