@@ -80,10 +80,10 @@ def make(config: schema.Mesh, devices: Sequence[jax.Device] | None = None) -> Me
   sizes = shape(dataclasses.replace(config, slices=slices), len(devices))
   if slices > 1:
     return Mesh(arrange(sizes, slices=slices, devices=devices), AXES, axis_types=(AxisType.Auto,) * 3)
-  found = len({getattr(d, 'slice_index', 0) for d in devices})
-  if found > 1:
-    raise UserError(f'mesh.slices: expected {found}, the number of slices that the {len(devices)} devices are in, got '
-                    f'1. Set --config.mesh.slices={found}; then only sums over `data` are sent between slices.')
+  num = len({getattr(d, 'slice_index', 0) for d in devices})
+  if num > 1:
+    raise UserError(f'mesh.slices: expected {num}, the number of slices that the {len(devices)} devices are in, got '
+                    f'1. Set --config.mesh.slices={num}; then only sums over `data` are sent between slices.')
   try:
     return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
   except NotImplementedError:  # an axis is no product of sides of the TPU's torus: split a side
@@ -149,9 +149,9 @@ def local_rows(mesh: Mesh, process_index: int | None = None) -> Shard:
   """
   process_index = jax.process_index() if process_index is None else process_index
   devices = mesh.devices.reshape(mesh.shape['data'] * mesh.shape['fsdp'], -1)
-  mine = [part for part, along_tensor in enumerate(devices)
-          if any(device.process_index == process_index for device in along_tensor)]
-  return Shard(tuple(mine), len(devices))
+  parts = [part for part, along_tensor in enumerate(devices)
+           if any(device.process_index == process_index for device in along_tensor)]
+  return Shard(tuple(parts), len(devices))
 
 
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh, shard: Shard) -> dict[str, jax.Array]:
@@ -174,5 +174,5 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh, shard: Shard) -> dict[st
 
 @functools.cache
 def _placing(sharding: NamedSharding) -> Callable[[dict[str, np.ndarray]], dict[str, jax.Array]]:
-  """A program that returns its arguments: for one device, a call takes 0.03 ms, `device_put` of five arrays 0.4 ms."""
+  """Returns a program that returns its arguments: on one device it takes 0.03 ms, `device_put` of five arrays 0.4."""
   return jax.jit(lambda batch: batch, out_shardings=sharding)

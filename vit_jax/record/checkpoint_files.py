@@ -45,9 +45,9 @@ def steps(folder: Any) -> list[int]:
     UserError: the system does not allow reading the folder.
   """
   try:
-    found = failures.retried(lambda: [path for path in folder.iterdir() if is_step(path.name) and path.is_dir()],
+    paths = failures.retried(lambda: [path for path in folder.iterdir() if is_step(path.name) and path.is_dir()],
                              f'listing {folder}')
-    return sorted(int(path.name) for path in found if isinstance(path, pathlib.Path) or (path / COMMITTED).exists())
+    return sorted(int(path.name) for path in paths if isinstance(path, pathlib.Path) or (path / COMMITTED).exists())
   except (FileNotFoundError, NotADirectoryError):
     return []
   except OSError as error:
@@ -74,10 +74,10 @@ def read_meta(checkpoint: Any) -> dict[str, Any]:
 
 def read_json(path: Any) -> dict[str, Any]:
   """Reads a JSON object. Raises the same errors as `read_meta`."""
-  found = guard(str(path), lambda: documents.load(path))
-  if not isinstance(found, dict):
+  content = guard(str(path), lambda: documents.load(path))
+  if not isinstance(content, dict):
     raise Damaged(f'{path.parent.name}/{path.name} is not a JSON object')
-  return found
+  return content
 
 
 def seal(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,35 +97,35 @@ def guard(what: str, action: Callable[[], T]) -> T:
   except TemporaryError:
     raise
   except Exception as error:  # Orbax raises plain Exception for a damaged array; zstd, json and TensorStore their own
-    found = failures.reading(what, error)
-    if isinstance(found, Damaged):  # some errors of libraries say only what their code met
-      why = '' if isinstance(error, AttributeError | TypeError | LookupError) else f': {found}'
-      found = Damaged(f'{what} is not what was saved there{why}')
-    raise found from error
+    explained = failures.reading(what, error)
+    if isinstance(explained, Damaged):  # some errors of libraries say only what their code met
+      why = '' if isinstance(error, AttributeError | TypeError | LookupError) else f': {explained}'
+      explained = Damaged(f'{what} is not what was saved there{why}')
+    raise explained from error
 
 
-def check_arrays(item: str, found: Iterable[Any], shapes: Mapping[str, str]) -> None:
+def check_arrays(item: str, arrays: Iterable[Any], shapes: Mapping[str, str]) -> None:
   """Compares the arrays that an item's files declare with the item's description, before any array is read.
 
   Without this check, a small compressed file could expand to any size.
 
   Args:
     item: name of the item, for the message.
-    found: metadata of its arrays, with `shape`, `dtype` and `storage.chunk_shape`.
+    arrays: the metadata of its arrays, with `shape`, `dtype` and `storage.chunk_shape`.
     shapes: `float32[16, 7]` by path name, from the description.
 
   Raises:
     Damaged: the arrays have other shapes or dtypes, or one has a chunk that is larger than the array.
   """
-  arrays = list(found)
-  declared = collections.Counter(f'{np.dtype(one.dtype)}{list(one.shape)}' for one in arrays)
+  arrays = list(arrays)
+  declared = collections.Counter(f'{np.dtype(array.dtype)}{list(array.shape)}' for array in arrays)
   if declared != (saved := collections.Counter(shapes.values())):
-    shown = ', '.join(sorted((declared - saved).keys())[:4]) or f'only {len(arrays)} arrays'
-    raise Damaged(f'{item} holds other arrays than its description: {shown}')
-  for one in arrays:
-    chunk = getattr(one.storage, 'chunk_shape', None) or ()
-    if math.prod(chunk) > max(1, math.prod(one.shape)):
-      raise Damaged(f'{item}: a chunk of {list(chunk)} is larger than its array {list(one.shape)}')
+    others = ', '.join(sorted((declared - saved).keys())[:4]) or f'only {len(arrays)} arrays'
+    raise Damaged(f'{item} holds other arrays than its description: {others}')
+  for array in arrays:
+    chunk = getattr(array.storage, 'chunk_shape', None) or ()
+    if math.prod(chunk) > max(1, math.prod(array.shape)):
+      raise Damaged(f'{item}: a chunk of {list(chunk)} is larger than its array {list(array.shape)}')
 
 
 class Chosen(NamedTuple):

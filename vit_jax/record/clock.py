@@ -97,7 +97,7 @@ class Clock:
     self._now, self._processor = now, processor
     self._seconds: dict[str, float] = {STEP: 0.}
     self._open: list[str] = []
-    self._charged_until, self._processor_until = now(), processor()
+    self._advanced_until, self._processor_until = now(), processor()
     self._training_processor_s = 0.
     self._steps = 0
     self._phases: dict[str, tuple[float, int, float]] = {}  # seconds of the first time, times, seconds of all
@@ -112,13 +112,13 @@ class Clock:
     """
     if name in (STEP, LOST):
       raise ValueError(f'phase {name!r} is what the clock derives itself; choose another name')
-    self._charge()
+    self._advance()
     before = self._seconds.get(name, 0.)
     self._open.append(name)
     try:
       yield
     finally:
-      self._charge()
+      self._advance()
       self._open.pop()
       first_s, times, total_s = self._phases.get(name, (0., 0, 0.))
       spent_s = (self._seconds.get(name, 0.) - before) if self._steps else 0.
@@ -157,7 +157,7 @@ class Clock:
 
   def goodput(self) -> Goodput:
     """Returns the seconds of this process by phase so far; `sum_starts` computes which were lost later."""
-    self._charge()
+    self._advance()
     seconds = dict(self._seconds)
     total_s = sum(seconds.values())
     return Goodput(seconds, total_s, seconds[STEP] / total_s if total_s > 0 else 0., machine.processor_s(),
@@ -167,20 +167,22 @@ class Clock:
     """Returns the seconds of steps and data waits so far, and those of the waits alone."""
     return self._training_s(), self._seconds.get('data_wait', 0.)
 
-  def _charge(self) -> None:
+  def _advance(self) -> None:
+    """Adds the time since the last call to the open phase."""
     now, processor = self._now(), self._processor()
     name = self._open[-1] if self._open else STEP
-    self._seconds[name] = self._seconds.get(name, 0.) + now - self._charged_until
+    self._seconds[name] = self._seconds.get(name, 0.) + now - self._advanced_until
     if name in _TRAINING and self._steps:
       self._training_processor_s += processor - self._processor_until
-    self._charged_until, self._processor_until = now, processor
+    self._advanced_until, self._processor_until = now, processor
 
   def _repeating_s(self) -> float:
-    self._charge()
+    """Returns the seconds of everything that the time left repeats."""
+    self._advance()
     return sum(s for name, s in self._seconds.items() if name not in ONCE)
 
   def _training_s(self) -> float:
-    self._charge()
+    self._advance()
     return sum(self._seconds.get(name, 0.) for name in _TRAINING)
 
 

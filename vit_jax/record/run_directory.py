@@ -151,10 +151,10 @@ class Owner:
     """Reads the file once. Raises Replaced if another run owns the directory, and errors of storage."""
     if not self._replaced:
       storage.refresh(self._path)
-      found = _read_owner(self._path)
-      if found.get('token') == self._token:
+      owner = _read_owner(self._path)
+      if owner.get('token') == self._token:
         return
-      other = f'process {found["pid"]} on {found["host"]}' if {'pid', 'host'} <= found.keys() else 'another one'
+      other = f'process {owner["pid"]} on {owner["host"]}' if {'pid', 'host'} <= owner.keys() else 'another one'
       self._replaced = (
           f'--workdir={self._workdir}: expected this run, process {os.getpid()} on {socket.gethostname()}, to remain '
           f'the only one in its directory, got {other}, which was started later. This one writes nothing more. '
@@ -177,8 +177,8 @@ def _read_owner(path: storage.PathLike) -> dict[str, Any]:
   with contextlib.suppress(FileNotFoundError):
     text = storage.read_text(path)
     with contextlib.suppress(ValueError):
-      found = documents.parse(text)
-      return found if isinstance(found, dict) else {}
+      content = documents.parse(text)
+      return content if isinstance(content, dict) else {}
   return {}
 
 
@@ -202,9 +202,9 @@ def check_owned(path: storage.PathLike) -> None:
 
 def holds_nothing(workdir: storage.PathLike) -> bool:
   """Returns whether a run directory has only files that every start writes first."""
-  found = {*os.listdir(workdir)}
-  return found <= {LOCK_FILE, OWNER_FILE, 'config.json', 'checkpoints'} and not (
-      'checkpoints' in found and os.listdir(os.path.join(workdir, 'checkpoints')))
+  names = {*os.listdir(workdir)}
+  return names <= {LOCK_FILE, OWNER_FILE, CONFIG, 'checkpoints'} and not (
+      'checkpoints' in names and os.listdir(os.path.join(workdir, 'checkpoints')))
 
 
 def check_ours(workdir: storage.PathLike, setting: str = '--workdir') -> None:
@@ -222,15 +222,15 @@ def check_ours(workdir: storage.PathLike, setting: str = '--workdir') -> None:
   if lock in ours:
     return
   if os.path.lexists(lock) and (lock.is_symlink() or not lock.is_file() or _begin_of(lock)):
-    found = lock
+    foreign = lock
   elif os.path.lexists(config) and config not in ours:
-    found = config
+    foreign = config
   elif ours or not (others := [path for path in _written(folder) if not files.is_new(path)]):
     return
   else:
-    found = others[0]
+    foreign = others[0]
   raise UserError(f'{setting}={workdir}: expected a new directory or one that this program wrote, got one with another '
-                  f'{found.name}. Move that away, or choose another directory.')
+                  f'{foreign.name}. Move that away, or choose another directory.')
 
 
 def _written(folder: pathlib.Path) -> list[pathlib.Path]:

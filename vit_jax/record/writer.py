@@ -112,7 +112,7 @@ class Writer:
     numbers = {name: float(value) for name, value in values.items()}
     self._append({'step': int(step)}, numbers)
     for tracker in self._trackers:
-      tracker.do(lambda one: one.write(int(step), numbers))
+      tracker.do(lambda opened: opened.write(int(step), numbers))
     self._last_step = int(step)
     self._progress.update(step, numbers)
 
@@ -163,11 +163,11 @@ class Writer:
         return os.stat(self._path)
       return None
 
-    own, found = os.fstat(self._file.fileno()), self._stored(stat)
-    if found is None or not os.path.samestat(own, found) and own.st_size != found.st_size:
+    written, there = os.fstat(self._file.fileno()), self._stored(stat)
+    if there is None or not os.path.samestat(written, there) and written.st_size != there.st_size:
       folder = os.path.dirname(self._path)
       raise UserError(
-          f'--workdir={folder}: expected the directory in which the run began, got {"another" if found else "none"}: '
+          f'--workdir={folder}: expected the directory in which the run began, got {"another" if there else "none"}: '
           'it was moved or removed while the run was writing to it. Run the same command again with --workdir=DIR, '
           'where it is now, to resume from its last checkpoint. What is at the old place is incomplete.')
 

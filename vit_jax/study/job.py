@@ -97,24 +97,24 @@ def check_places(configs: Configs) -> None:
 
   Where some are, the others fail one by one, so that a study of many datasets makes what it can.
   """
-  found: dict[str, list[str]] = {}  # by what the places are, which most runs of a study share
+  problems: dict[str, list[str]] = {}  # by what the places are, which most runs of a study share
   keys = {name: repr((list(places.sources(config)), config.data)) for name, config in configs.items()}
   for name, config in configs.items():
-    if keys[name] not in found:
-      found[keys[name]] = places.problems(config, None, places.Place())
-  if all(found.values()):
-    _refuse({name: found[key] for name, key in keys.items()}, 'a study whose data are on this machine')
+    if keys[name] not in problems:
+      problems[keys[name]] = places.problems(config, None, places.Place())
+  if all(problems.values()):
+    _refuse({name: problems[key] for name, key in keys.items()}, 'a study whose data are on this machine')
 
 
-def _refuse(found: Mapping[str, Sequence[str]], expected: str) -> None:
+def _refuse(lines_of: Mapping[str, Sequence[str]], expected: str) -> None:
   """Raises UserError with the problems of runs by name, if there are any."""
   problems: dict[str, list[str]] = {}
-  for name, lines in found.items():
+  for name, lines in lines_of.items():
     for problem in lines:
       problems.setdefault(f'  {problem}', []).append(name)
   if problems:
     raise UserError('\n'.join([f'--config: expected {expected}, got problems:', *(
-        f'{line} (of {", ".join(names) if len(names) < len(found) else "all runs"})'
+        f'{line} (of {", ".join(names) if len(names) < len(lines_of) else "all runs"})'
         for line, names in problems.items())]))
 
 
@@ -155,8 +155,8 @@ class Coordinator:
       self._say(str(error))
       self._statuses.append(failures.TRY_AGAIN)
     finally:
-      for one in self._active:
-        one.stop(signal.SIGTERM)
+      for process in self._active:
+        process.stop(signal.SIGTERM)
       for name, handler in before.items():
         signal.signal(name, handler)
     self._write()
@@ -244,9 +244,9 @@ class Coordinator:
         self._statuses.append(status or failures.UNFORESEEN)
     if status == 0 and task.is_done:
       result = task.result()
-      shown = '' if result.headline is None else f'{result.headline:.2%}, '
+      headline = '' if result.headline is None else f'{result.headline:.2%}, '
       part = f' paused at {task.until},' if task.until else ''
-      self._say(f'{self._place(task)}:{part} {shown}{result.seconds:.0f} s')
+      self._say(f'{self._place(task)}:{part} {headline}{result.seconds:.0f} s')
     elif status == failures.TRY_AGAIN and self._stopped_by:
       self._say(f'{self._place(task)}: stopped after saving')
     else:
@@ -279,12 +279,12 @@ class Coordinator:
     if number == signal.SIGINT:
       self._answer.say()
     if self._stopped_by and number == signal.SIGINT:
-      for one in self._active:
-        one.stop(signal.SIGKILL)
+      for process in self._active:
+        process.stop(signal.SIGKILL)
       raise KeyboardInterrupt
     self._stopped_by = signal.Signals(number).name
-    for one in self._active:
-      one.stop(signal.SIGTERM)
+    for process in self._active:
+      process.stop(signal.SIGTERM)
 
   def _say(self, text: str) -> None:
     print(text, flush=True)

@@ -79,6 +79,7 @@ class Task(NamedTuple):
 
   @property
   def is_started(self) -> bool:
+    """Whether the run has a checkpoint."""
     checkpoints = self.folder / 'checkpoints'
     return checkpoints.is_dir() and any(path.name.isdigit() for path in checkpoints.iterdir())
 

@@ -98,10 +98,10 @@ class _Best:
 
   def should_preserve(self, checkpoints: Sequence[Any], *, context: object) -> list[bool]:
     del context
-    self.known |= {one.step: one.metrics[self.metric] for one in checkpoints if self.metric in (one.metrics or {})}
-    values = {one.step: self.known[one.step] for one in checkpoints if one.step in self.known}
+    self.known |= {info.step: info.metrics[self.metric] for info in checkpoints if self.metric in (info.metrics or {})}
+    values = {info.step: self.known[info.step] for info in checkpoints if info.step in self.known}
     best = checkpoint_files.best_step(values, self.metric)
-    return [one.step == best for one in checkpoints]
+    return [info.step == best for info in checkpoints]
 
 
 class Checkpointer:
@@ -138,7 +138,7 @@ class Checkpointer:
     """
     steps = self.steps()
     try:
-      found = self.reader.newest(abstract, set_aside=self._set_aside)
+      restored = self.reader.newest(abstract, set_aside=self._set_aside)
     except UserError as error:
       if steps and not self.steps():
         raise UserError(f'{error}\nAll of them were moved to {self.folder.parent / "damaged"}. To begin from nothing, '
@@ -148,7 +148,7 @@ class Checkpointer:
       self._manager()
     else:  # a new run trains its first steps before it imports Orbax
       self._guard(lambda: self.folder.mkdir(parents=True, exist_ok=True), _OPENING)
-    return found
+    return restored
 
   def save(self, state: TrainState, about: Mapping[str, Any], metrics: Mapping[str, float], *,
            announce: Callable[[str], object] = lambda digest: None) -> str:

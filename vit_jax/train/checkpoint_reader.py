@@ -90,7 +90,7 @@ class Reader:
         return self._read(step, abstract)
       except Damaged as error:
         now = self.agreed_steps()
-        if step not in now or any(one > left[-1] and one not in damaged for one in now):
+        if step not in now or any(newer > left[-1] and newer not in damaged for newer in now):
           continue  # the run is training: it removes this checkpoint after saving a newer one
         damaged[step] = str(error)
         log.warning('checkpoint %d is damaged%s: %s', step, ' and set aside' if set_aside else '', error)
@@ -186,9 +186,9 @@ class Reader:
       lines += [f'  {name}/{path}: {saved.get(path, "absent")} in the checkpoint, {now.get(path, "absent")} by the '
                 'config' for path in sorted(saved.keys() | now.keys()) if saved.get(path) != now.get(path)]
     if lines:
-      shown = lines[:12] + ([f'  … and {len(lines) - 12} more'] if len(lines) > 12 else [])
+      lines = lines[:12] + ([f'  … and {len(lines) - 12} more'] if len(lines) > 12 else [])
       raise UserError(f'Checkpoint {step} in {self.folder} was made with another model, objective or optimizer:\n'
-                      + '\n'.join(shown) + '\nUse another --workdir, or the config it was made with.')
+                      + '\n'.join(lines) + '\nUse another --workdir, or the config it was made with.')
 
 
 def shapes(tree: PyTree) -> dict[str, str]:
@@ -203,18 +203,18 @@ def _all_or_none(what: str, load: Callable[[], T]) -> T:
     what: is loaded, for the message of the processes that did not fail.
     load: reads it.
   """
-  own: Exception | None = None
+  failure: Exception | None = None
   results: list[T] = []
   try:
     results.append(load())
   except (Damaged, UserError, TemporaryError) as error:
-    own = error
+    failure = error
   kinds: list[type[Exception]] = [Damaged, TemporaryError, UserError]  # the worst is last
-  verdict = worst = next((number for number, kind in enumerate(kinds, 1) if isinstance(own, kind)), 0)
+  verdict = worst = next((number for number, kind in enumerate(kinds, 1) if isinstance(failure, kind)), 0)
   if jax.process_count() > 1:
     worst = int(np.max(multihost_utils.process_allgather(np.int32(verdict))))
-  if own is not None and verdict == worst:
-    raise own
+  if failure is not None and verdict == worst:
+    raise failure
   if worst:
     raise kinds[worst - 1](f'another process could not read {what}; see its message')
   return results[0]

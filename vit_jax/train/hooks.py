@@ -74,7 +74,7 @@ class Metrics(Hook):
 
   def __init__(self, writer: Writer, clock: Clock, *, log_every: int, total: int, steps_an_epoch: float,
                schedule: Schedule) -> None:
-    self._writer, self._clock, self._learning_rates = writer, clock, LearningRates(schedule)
+    self._writer, self._clock, self.learning_rates = writer, clock, LearningRates(schedule)
     self._log_every, self._total, self._epoch = log_every, total, steps_an_epoch
     self._norms_every = log_every * -(-total // (log_every * MOST_NORMS))
 
@@ -85,7 +85,7 @@ class Metrics(Hook):
       self._writer.advance(step)
       return
     values = {name: value(mean) for name, mean in metrics.means.items()}
-    values |= {'grad_norm': float(metrics.grad_norm), 'lr': self._learning_rates.at(step - 1),
+    values |= {'grad_norm': float(metrics.grad_norm), 'lr': self.learning_rates.at(step - 1),
                'epoch': step / self._epoch}
     rates, left_s = self._clock.rates(), self._clock.time_left_s(self._total - step)
     speed = {**(rates._asdict() if rates else {}), 'time_left_s': left_s}

@@ -1,4 +1,8 @@
-"""Traces selected steps with `jax.profiler`, for TensorBoard's profile page and for xprof."""
+"""Traces selected steps with `jax.profiler`, for TensorBoard's profile page and for xprof.
+
+The train job enters `served` and a `Profile`, passes its step function through `mark`, and passes the `Profile` on as
+the last hook.
+"""
 from __future__ import annotations
 
 import contextlib
@@ -7,7 +11,6 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
-from types import TracebackType
 
 import jax
 
@@ -129,7 +132,6 @@ class Profile(Hook):
       self._begin()
     return self
 
-  def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-               trace: TracebackType | None) -> None:
+  def __exit__(self, *_: object) -> None:
     if self._tracing:
       self._end()

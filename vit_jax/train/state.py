@@ -86,7 +86,7 @@ def pack(metrics: StepMetrics) -> Packed:
 
 @functools.lru_cache(4)
 def _places(layout: Layout) -> list[Any]:
-  """Where the arrays of a layout are in the one array: an index for a scalar, or a slice."""
+  """Returns where the arrays of a layout are in the one array: an index for a scalar, or a slice."""
   stops = list(itertools.accumulate(math.prod(shape) for shape in layout.shapes))
   return [slice(stop - math.prod(shape), stop) if shape else (stop - 1, ...)
           for stop, shape in zip(stops, layout.shapes, strict=True)]

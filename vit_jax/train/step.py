@@ -20,7 +20,7 @@ from vit_jax.core.types import Array, ArrayLike, Batch, Extra, Key, LossOut, Par
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel import sharding
-from vit_jax.train import coupled
+from vit_jax.train import grad_cache
 from vit_jax.train.state import Norms, Packed, StepMetrics, TrainState, pack
 
 
@@ -122,7 +122,7 @@ def _place(abstract: TrainState, labels: TrainState, mesh: Mesh) -> TrainState:
 
 def _step(state: TrainState, batch: Batch, key: Key, objective: Objective, optimizer: Optimizer,
           accumulate: int) -> tuple[TrainState, StepMetrics]:
-  """One step on a prepared batch; the key is of the loss."""
+  """Returns the state after a step on a prepared batch, and its metrics; the key is of the loss."""
   out, grads = _gradients(objective, state, batch, key, accumulate)
   grad_sums = _squares(grads)
   grad_norm = jnp.sqrt(sum((x.sum() for x in grad_sums.values()), jnp.zeros(())))
@@ -159,19 +159,19 @@ def _gradients(objective: Objective, state: TrainState, batch: Batch, key: Key,
   def own_key(i: Array) -> Key:
     return jax.random.fold_in(key, i)
 
-  def one(carry: PyTree, xs: tuple[Batch, Array]) -> tuple[PyTree, None]:
+  def add(carry: PyTree, xs: tuple[Batch, Array]) -> tuple[PyTree, None]:
     micro, i = xs
     got = differentiate(state.params, state.extra, micro, own_key(i))
     return jax.tree.map(jnp.add, carry, got), None
 
-  micros = coupled.divided(batch, accumulate)
+  micros = grad_cache.divided(batch, accumulate)
   if coupling := contracts.coupling(objective):
-    return coupled.gradients(coupling, state, batch, key, micros, own_key)
+    return grad_cache.gradients(coupling, state, batch, key, micros, own_key)
 
   shapes = jax.eval_shape(lambda: differentiate(
       state.params, state.extra, jax.tree.map(lambda x: x[0], micros), key))
   zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-  (grads, out), _ = jax.lax.scan(one, zeros, (micros, jnp.arange(accumulate)))
+  (grads, out), _ = jax.lax.scan(add, zeros, (micros, jnp.arange(accumulate)))
   scale = rows / _weight(out)
   return out, jax.tree.map(lambda g: g * scale.astype(g.dtype), grads)
 

@@ -62,13 +62,13 @@ class Histograms(Hook):
     self._count = jax.jit(_count, out_shardings=replicated(mesh))
 
   def on_state(self, step: int, state: TrainState) -> None:
-    found = jax.device_get(self._count(state.params))
-    self._show(lambda tracker: tracker.histograms(step, found))
+    histograms = jax.device_get(self._count(state.params))
+    self._show(lambda tracker: tracker.histograms(step, histograms))
 
 
 def _count(params: PyTree) -> dict[str, Histogram]:
   """Returns the histogram of the finite values of each parameter, by `params/NAME`."""
-  found = {}
+  histograms = {}
   for name, leaf in trees.flatten(params).items():
     values = leaf.astype(jnp.float32).ravel()
     finite = jnp.isfinite(values)
@@ -76,8 +76,8 @@ def _count(params: PyTree) -> dict[str, Histogram]:
         (jnp.min, jnp.inf), (jnp.max, -jnp.inf)))
     spread = jnp.where(high > low, 0., .5)
     edges = jnp.linspace(low - spread, high + spread, BINS + 1)
-    place = jnp.clip(((values - edges[0]) / (edges[-1] - edges[0]) * BINS).astype(jnp.int32), 0, BINS - 1)
-    counts = jnp.zeros(BINS, jnp.int32).at[place].add(finite)
+    bin_of = jnp.clip(((values - edges[0]) / (edges[-1] - edges[0]) * BINS).astype(jnp.int32), 0, BINS - 1)
+    counts = jnp.zeros(BINS, jnp.int32).at[bin_of].add(finite)
     values = jnp.where(finite, values, 0.)
-    found[f'params/{name}'] = Histogram(counts, edges, values.sum(), (values ** 2).sum())
-  return found
+    histograms[f'params/{name}'] = Histogram(counts, edges, values.sum(), (values ** 2).sum())
+  return histograms
