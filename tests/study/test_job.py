@@ -103,6 +103,12 @@ def test_finished_runs_are_not_repeated(tmp_path: pathlib.Path, capsys: pytest.C
   assert order(tmp_path) == ['a', 'b'] and '2 runs in' in said and '1 of them finished' in said
 
 
+def test_a_failed_run_whose_output_was_removed_has_not_diverged(tmp_path: pathlib.Path) -> None:
+  (tmp_path / study_runs.FAILED).write_text('2\n')
+  task = study_runs.Task('a', config(), tmp_path)
+  assert task.failure == 2 and not task.has_diverged
+
+
 def test_a_failed_run_leaves_the_others_going_and_is_tried_again(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
   assert start(tmp_path, {'a': config('fault'), 'b': config('crash'), 'c': config()}) == 2

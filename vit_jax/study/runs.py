@@ -169,7 +169,9 @@ def begin(task: Task, environ: dict[str, str]) -> Process | None:
 
 
 def explain(folder: pathlib.Path) -> str:
-  """Returns why a run failed, from the end of its output: its error message, else the last lines."""
+  """Returns why a run failed, from the end of its output: its error message, else the last lines; '' without output."""
+  if not (folder / OUTPUT).is_file():
+    return ''
   with open(folder / OUTPUT, 'rb') as file:
     file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
     lines = file.read(TAIL_BYTES).decode(errors='replace').rstrip().splitlines()
