@@ -35,11 +35,11 @@ LOCK_FILE, CONFIG, PAGE, OWNER_FILE = '.lock', 'config.json', 'report.html', 'ow
 _WRITTEN = (CONFIG, PAGE, OWNER_FILE, 'metrics.jsonl', 'final.json', 'paused_*.json', 'evaluate.json',
             'predictions.npz', 'weights.json', 'init.json', 'trackers.json', 'frozen_features.json',
             'plan.json', 'checkpoints', 'damaged', 'features', 'figures', 'probes')
-"""Files and folders that this program writes, or moves, in a directory of its own."""
+"""Names of the files and folders that a run writes, or moves, in its directory."""
 _OURS = {LOCK_FILE: rb'[0-9]+$', CONFIG: rb'\s*{\s*"type": "Config"', 'metrics.jsonl': rb'{"(event|step)": ',
          'final.json': rb'{\s*"step": \d+,\s*"starts": ', 'evaluate.json': rb'{\s*"step": \d+,\s*"evaluation": ',
          'checkpoints/*/meta/metadata': rb'{"body": ', f'features/{"[0-9a-f]" * 16}': b''}
-"""How files begin of which a directory of this program has at least one."""
+"""The first bytes of files by which a directory is recognized as one of this program: it has at least one of them."""
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 """Error numbers of network file systems that are mounted without file locks."""
 _held: dict[str, Owner] = {}  # of this process, by run directory
@@ -208,7 +208,7 @@ def holds_nothing(workdir: storage.PathLike) -> bool:
 
 
 def check_ours(workdir: storage.PathLike, setting: str = '--workdir') -> None:
-  """Checks that a local directory is new, or one of this program, before anything is written there.
+  """Checks that a local directory is new, or one that this program wrote, before anything is written there.
 
   Raises:
     UserError: it has files with names that a run writes, which this program did not write.

@@ -1,4 +1,7 @@
-"""Finds the examples that make a step's loss non-finite, by bisecting the batch with its mask."""
+"""Finds the examples that make a step's loss non-finite, by bisecting the batch with its mask.
+
+The train job builds the function (`build`); the hook `Finite` calls it when a step was not finite.
+"""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -104,7 +104,12 @@ def _rounded(norm: ArrayLike) -> float | list[float]:
 
 
 class Finite(Hook):
-  """Stops the run, or logs that a step was skipped, if loss or gradient were not finite."""
+  """Stops the run, or logs that a step was skipped, if loss or gradient were not finite.
+
+  Args:
+    policy: whether to stop.
+    diagnose: returns the names of the examples whose own loss is not finite (`diagnose.build`).
+  """
 
   def __init__(self, policy: schema.OnNonfinite, diagnose: Callable[[Done], Sequence[str]]) -> None:
     self._policy, self._diagnose = policy, diagnose
@@ -140,7 +145,15 @@ def _some(names: Sequence[str], most: int = 5) -> str:
 
 
 class Evaluate(Hook):
-  """Runs one evaluation at intervals, and stores its newest result; skips a step for which `metric` already exists."""
+  """Runs one evaluation at intervals, records its metrics, and stores them in `latest`.
+
+  Args:
+    every: steps between evaluations.
+    run: evaluates the state of a step.
+    writer, clock: of the run.
+    latest: the newest values of all metrics.
+    metric: a step for which this metric already exists is skipped; '' = none is.
+  """
 
   def __init__(self, every: int, run: Callable[[TrainState, int], Mapping[str, float]], writer: Writer,
                clock: Clock, latest: Latest, *, metric: str = '') -> None:
@@ -159,8 +172,9 @@ class Evaluate(Hook):
 class EarlyStop(Hook):
   """Ends the run after `patience` consecutive evaluations without a new best value of a metric.
 
-  It must follow the evaluations in the list of hooks. Its state is not in the checkpoint: a resumed run reconstructs it
-  from the record (`recall`), and then decides like an uninterrupted run.
+  It must follow the evaluations in the list of hooks; the job asks for its `reason` after each step. Its state is not
+  in the checkpoint: a resumed run reconstructs it from the record (`recall`), and then decides like an uninterrupted
+  run.
   """
 
   def __init__(self, metric: str, *, patience: int, min_delta: float, every: int, latest: Latest) -> None:

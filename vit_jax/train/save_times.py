@@ -1,5 +1,7 @@
 """When checkpoints are saved: at fixed steps, or after a wall time that all processes agree on.
 
+The hook of checkpoints asks `is_due` at the steps that `next` divides, and calls `saved` after each save.
+
 The step at which a checkpoint is saved does not change what it holds: a state is a function of its step, and a resumed
 run continues bit by bit whichever step it resumes from.
 """
