@@ -14,7 +14,8 @@ from vit_jax.config import describe, schema
 from vit_jax.core import documents, extras
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.jobs import build
-from vit_jax.record import run_directory, storage, trackers
+from vit_jax.record import run_directory, storage
+from vit_jax.record import trackers as shown
 from vit_jax.record.writer import Writer
 from vit_jax.train import loop
 
@@ -37,10 +38,10 @@ def check(config: schema.Config) -> None:
 
 
 def opener(config: schema.Config, workdir: storage.Path,
-           resumed_from: int | None) -> Callable[[str], list[trackers.Guarded]]:
+           resumed_from: int | None) -> Callable[[str], list[shown.Guarded]]:
   """Returns a function from a local folder for files to the trackers of a run, for `Writer`."""
-  def opened(folder: str) -> list[trackers.Guarded]:
-    chosen, found = config.trackers, list[trackers.Guarded]()
+  def opened(folder: str) -> list[shown.Guarded]:
+    chosen, found = config.trackers, list[shown.Guarded]()
     ids = _ids(workdir) if resumed_from is not None else {}
     settings = {one.name: describe.text(one.value) for one in describe.settings(config)}
 
@@ -52,21 +53,21 @@ def opener(config: schema.Config, workdir: storage.Path,
         log.warning('%s cannot be written, so a resumed run will be a new run in its trackers: %s', FILE, error)
       return run_id
 
-    def background(setting: str, make: Callable[[], trackers.Tracker]) -> None:
+    def background(setting: str, make: Callable[[], shown.Tracker]) -> None:
       # Not in the thread of the tracker: Python 3.11 may fail to parse source in two threads at a time.
       with contextlib.suppress(Exception):  # which the tracker then raises again, and reports
         for module in PACKAGES[setting]:
           importlib.import_module(module)
-      found.append(trackers.Guarded(f'trackers.{setting}', make, background=True))
+      found.append(shown.Guarded(f'trackers.{setting}', make, background=True))
 
     if chosen.tensorboard:
-      found.append(trackers.tensorboard(folder, resumed_from))
+      found.append(shown.tensorboard(folder, resumed_from))
     if chosen.wandb:
       run_id = ids.get('wandb') or remember('wandb', secrets.token_hex(4))
-      background('wandb', lambda: trackers.WeightsAndBiases(
+      background('wandb', lambda: shown.WeightsAndBiases(
           chosen.wandb, name=config.name, run_id=run_id, folder=folder, settings=settings))
     if chosen.mlflow:
-      background('mlflow', lambda: trackers.MLflow(
+      background('mlflow', lambda: shown.MLflow(
           chosen.mlflow, name=config.name, run_id=ids.get('mlflow', ''), settings=settings,
           remember=lambda given: remember('mlflow', given)))
     return found
