@@ -97,11 +97,11 @@ def guard(what: str, action: Callable[[], T]) -> T:
   except TemporaryError:
     raise
   except Exception as error:  # Orbax raises plain Exception for a damaged array; zstd, json and TensorStore their own
-    explained = failures.reading(what, error)
-    if isinstance(explained, Damaged):  # some errors of libraries say only what their code met
-      why = '' if isinstance(error, AttributeError | TypeError | LookupError) else f': {explained}'
-      explained = Damaged(f'{what} is not what was saved there{why}')
-    raise explained from error
+    found = failures.reading(what, error)
+    if isinstance(found, Damaged):  # some errors of libraries say only what their code met
+      why = '' if isinstance(error, AttributeError | TypeError | LookupError) else f': {found}'
+      found = Damaged(f'{what} is not what was saved there{why}')
+    raise found from error
 
 
 def check_arrays(item: str, arrays: Iterable[Any], shapes: Mapping[str, str]) -> None:
