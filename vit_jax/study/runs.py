@@ -180,11 +180,20 @@ def explain(folder: pathlib.Path) -> str:
 
 
 def _lock(file: IO[str]) -> bool:
+  """Locks a file in the directory of a run; returns False if another process has.
+
+  Raises:
+    UserError, TemporaryError: the file system has no locks.
+  """
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except OSError:
+    return True
+  except BlockingIOError:
     return False
-  return True
+  except OSError as error:
+    raise failures.kind(error)(
+        f'--workdir={os.path.dirname(file.name)}: expected a file system with locks (flock), got "{error.strerror}". '
+        'Choose a folder on a local disk or NFS.') from error
 
 
 def _is_locked(path: pathlib.Path) -> bool:
@@ -194,5 +203,5 @@ def _is_locked(path: pathlib.Path) -> bool:
   """
   if not path.exists():
     return False
-  with open(path) as file:
+  with open(path, 'r+') as file:  # NFS locks only files that are open for writing
     return not _lock(file)
