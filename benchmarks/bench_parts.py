@@ -105,7 +105,7 @@ class Own:
         folder, process_index=0, resumed_from=None, progress_total=_NEVER, progress=False) as writer:
       metrics = hooks.Metrics(writer, clock, log_every=1 if is_logged else _NEVER, total=_NEVER, steps_an_epoch=1.,
                               schedule=parts.schedule)
-      metrics.rates.at(0)  # compiles
+      metrics.learning_rates.at(0)  # compiles
       kept: list[loop.Hook] = [metrics, hooks.Finite(schema.OnNonfinite.STOP, lambda done: [])]
       began = now()
       # From step 1, as the first step is always logged; the last one of `count` is not the last of the run.

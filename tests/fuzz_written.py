@@ -88,7 +88,7 @@ def report_pages() -> Any:
 def read_records(folder: pathlib.Path) -> Any:
   """What the other jobs read of a run directory."""
   from vit_jax.jobs import resume, trackers
-  from vit_jax.record import chosen, clock, reader
+  from vit_jax.record import checkpoint_files, clock, reader
   from vit_jax.replay import outcomes
   from vit_jax.study.runs import Task
   from vit_jax.weights import card
@@ -100,7 +100,7 @@ def read_records(folder: pathlib.Path) -> Any:
   clock.find_lost(reader.read_end(folder, since=2), resumed_from=2)
   resume.find_machine(folder)
   resume.find_finished(folder, '', 4, 'x')
-  chosen.choose(folder, 'test/top1')
+  checkpoint_files.choose(folder, 'test/top1')
   task = Task('a', config(), folder)
   found = [task.failure, task.has_diverged, task.is_over, task.result().metrics, task._best()]
   return repr((found, outcomes.read(folder).values))
@@ -357,12 +357,12 @@ def read_small(folder: pathlib.Path) -> Any:
 
   from vit_jax.inspect import dense
   from vit_jax.jobs import frozen_features
-  from vit_jax.record import owner
+  from vit_jax.record import run_directory
   network, data = Some(source='w'), Some(train=Some(digest='a'), eval=Some(digest='b'))
   frozen_features._read(folder, network, data)
-  holder = owner._read((folder / 'owner.json').read_text(errors='replace'))
+  holder = run_directory._read_owner(folder / 'owner.json')
   found = dense.read_probe(str(folder / 'probe.npz'))
-  return [owner._name(holder), found.kernel.shape, [str(name) for name in found.class_names.tolist()]]
+  return [str(holder.get('pid')), found.kernel.shape, [str(name) for name in found.class_names.tolist()]]
 
 
 def any_file(name: str) -> bool:

@@ -133,8 +133,8 @@ if __name__ == '__main__':
   os.makedirs(mount, exist_ok=True)
   install(mount)
   from vit_jax import main
-  from vit_jax.record import mounts
-  mounts.TABLE = str(table(mount))
+  from vit_jax.record import storage
+  storage.MOUNTS = str(table(mount))
   if int(killed_at):
     kill_after(int(killed_at), pathlib.Path(next(word for word in words if '--workdir=' in word).split('=', 1)[1]))
   sys.exit(main.run(words))

@@ -53,7 +53,7 @@ OWNERS: dict[str, dict[str, str | dict[str, str]]] = {
         'jobs/serve.py': 'the live page',
         'parallel/feed.py': 'one batch ahead',
         'record/growing.py': 'uploads a record',
-        'record/shown.py': 'a tracker never delays a step'},
+        'record/trackers.py': 'a tracker never delays a step'},
     'memory files': {
         'data/formats/listing.py': 'a listing of this process',
         'data/shared.py': 'batches of loader processes'},

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import runs
+import saved
 from PIL import Image
 
 pytestmark = pytest.mark.slow(reason='about 6 min on two idle cores: ten runs, most of several processes')
@@ -166,6 +167,19 @@ def test_a_host_reads_its_rows_alone_and_process_0_alone_writes_the_record(
 
 def test_rows_that_are_no_neighbors_come_together_as_the_global_batch() -> None:
   runs.finish(launch(2, 4, str(runs.ROOT / 'tests' / 'interleaved.py')), timeout_s=200)
+
+
+def test_processes_that_find_different_checkpoints_damaged_restore_the_same_one(tmp_path: pathlib.Path) -> None:
+  folder = tmp_path / 'run' / 'checkpoints'
+  digests = saved.write(folder, saved.program(), [1, 2, 3])
+  out = runs.finish(launch(2, 4, str(runs.ROOT / 'tests' / 'disagreeing.py'), str(folder), '2', '3'), timeout_s=200)
+  for process in range(2):
+    said = '\n'.join(line for line in out.splitlines() if line.startswith(f'[{process}]'))
+    assert f'restored 1, has [1, 11], {digests[1]}, saved {digests[1]}' in said
+    assert f'checkpoint {2 + process} is damaged and set aside: process {process} has another file' in said
+    assert re.search(f'checkpoint {3 - process} is damaged and set aside: another process could not read '
+                     f'.*/{3 - process}; see its message', said)
+  assert sorted(path.name for path in (folder.parent / 'damaged').iterdir()) == ['2', '3']
 
 
 def test_a_host_that_reads_slowly_is_named_and_can_be_profiled_while_the_run_trains(tmp_path: pathlib.Path) -> None:

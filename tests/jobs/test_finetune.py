@@ -22,7 +22,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Shard
 from vit_jax.jobs import build, finetune, frozen_features, resume
 from vit_jax.parallel import mesh as meshes
-from vit_jax.record import chosen
+from vit_jax.record import checkpoint_files
 from vit_jax.weights import inherit, init_state, runs, saving
 
 pytestmark = [pytest.mark.xdist_group('test_finetune'),  # in one worker, for what the tests share
@@ -293,8 +293,8 @@ def test_frozen_features_are_compared_only_of_few_images_with_one_class_each(
   config = finetune.make(network, found)
   data = build.Data(found.train, found.evaluated, found.train.class_names, in_memory=False)
   asked: list[object] = []
-  monkeypatch.setattr(frozen_features.chosen, 'choose', lambda workdir, metric: chosen.Chosen(3, 5, metric, .5))
-  monkeypatch.setattr(frozen_features.chosen, 'measured', lambda workdir, step: {3: {'val/top1': .5}}[step])
+  monkeypatch.setattr(checkpoint_files, 'choose', lambda workdir, metric: checkpoint_files.Chosen(3, 5, metric, .5))
+  monkeypatch.setattr(checkpoint_files, 'measured', lambda workdir, step: {3: {'val/top1': .5}}[step])
   monkeypatch.setattr(frozen_features, '_compare', lambda *given: asked.append(given) or 1 // 0)
 
   def report(config: schema.Config) -> int:

@@ -8,7 +8,7 @@ from vit_jax.config import files, schema
 from vit_jax.evaluate.final import Final
 from vit_jax.evaluate.results import Result
 from vit_jax.jobs import build, summary
-from vit_jax.record.chosen import Chosen
+from vit_jax.record.checkpoint_files import Chosen
 
 
 def result(score: float) -> Result:

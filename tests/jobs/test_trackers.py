@@ -19,7 +19,7 @@ import pytest
 from vit_jax.config import check, schema
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import trackers
-from vit_jax.record.shown import Histogram
+from vit_jax.record.trackers import Histogram
 
 HISTOGRAM = Histogram(np.ones(2), np.arange(3.), 1., 1.)
 IMAGES = np.zeros((2, 4, 4, 3), np.uint8)

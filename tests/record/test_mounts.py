@@ -7,7 +7,7 @@ import pathlib
 import mounted
 import pytest
 
-from vit_jax.record import growing, mounts, reader, storage, writer
+from vit_jax.record import growing, reader, storage, writer
 
 TABLE = r"""22 1 0:21 / /proc rw,relatime - proc proc rw
 27 1 8:1 / / rw,relatime shared:1 - ext4 /dev/vda rw
@@ -26,7 +26,7 @@ a line of another form
 def table(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
   path = tmp_path / 'mountinfo'
   path.write_text(TABLE)
-  monkeypatch.setattr(mounts, 'TABLE', str(path))
+  monkeypatch.setattr(storage, 'MOUNTS', str(path))
   return path
 
 
@@ -38,20 +38,20 @@ def table(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
 @pytest.mark.usefixtures('table')
 def test_the_deepest_and_last_mount_that_has_a_path_is_its_file_system(
     path: str, kind: str, is_shared: bool, can_append: bool) -> None:
-  assert (mounts.kind(path), mounts.is_shared(path), mounts.can_append(path)) == (kind, is_shared, can_append)
-  assert storage.can_append(path) == can_append and not storage.can_append('gs://mine/run')
+  assert (storage.file_system(path), storage.is_shared(path), storage.can_append(path)) == (kind, is_shared, can_append)
+  assert storage.is_shared('gs://mine/run') and not storage.can_append('gs://mine/run')
 
 
 def test_links_are_followed_and_without_a_table_a_path_is_local(
     table: pathlib.Path, tmp_path: pathlib.Path) -> None:
   (tmp_path / 'link').symlink_to('/runs/a')
-  assert mounts.kind(tmp_path / 'link' / 'run') == 'fuse.gcsfuse'
+  assert storage.file_system(tmp_path / 'link' / 'run') == 'fuse.gcsfuse'
   table.unlink()
-  assert mounts.kind('/runs/a') == '' and mounts.can_append('/runs/a') and not mounts.is_shared('/runs/a')
+  assert storage.file_system('/runs/a') == '' and storage.can_append('/runs/a') and not storage.is_shared('/runs/a')
 
 
 def test_this_machine_has_a_file_system_of_a_known_type() -> None:
-  assert mounts.kind('/proc/self') == 'proc'
+  assert storage.file_system('/proc/self') == 'proc'
 
 
 def begin(workdir: pathlib.Path, resumed_from: int | None = None) -> writer.Writer:
@@ -80,7 +80,7 @@ def mount(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
   """A folder that counts as a mounted bucket."""
   folder = tmp_path / 'mount'
   folder.mkdir()
-  monkeypatch.setattr(mounts, 'TABLE', str(mounted.table(folder)))
+  monkeypatch.setattr(storage, 'MOUNTS', str(mounted.table(folder)))
   return folder
 
 

@@ -15,7 +15,7 @@ import pytest
 from vit_jax.core.errors import UserError
 from vit_jax.record import reader, run_directory
 from vit_jax.record import writer as writer_lib
-from vit_jax.record.shown import Guarded
+from vit_jax.record.trackers import Guarded
 
 
 def make(workdir: pathlib.Path, *, resumed_from: int | None = None,

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import IO
 
 import pytest
 
@@ -101,6 +102,43 @@ def test_finished_runs_are_not_repeated(tmp_path: pathlib.Path, capsys: pytest.C
   assert start(tmp_path, {'a': config()}) == 0 and start(tmp_path, {'a': config(), 'b': config()}) == 0
   said = capsys.readouterr().out
   assert order(tmp_path) == ['a', 'b'] and '2 runs in' in said and '1 of them finished' in said
+
+
+def test_a_file_system_without_locks_is_an_error_and_the_study_does_not_wait_forever(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  def refuse(*_: object) -> None:
+    raise OSError(38, 'Function not implemented')
+
+  monkeypatch.setattr(study_runs.fcntl, 'flock', refuse)
+  with pytest.raises(UserError, match=rf'--workdir={tmp_path}: expected a file system with locks \(flock\), got '
+                     '"Function not implemented"'):
+    study_runs.begin(study_runs.Task('a', config(), tmp_path), {})
+
+
+def test_a_started_run_is_resumed_where_only_files_open_for_writing_can_be_locked(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  """NFS makes `flock` a lock of bytes, which needs a file that is open for writing."""
+  lock = study_runs.fcntl.flock
+
+  def as_on_nfs(file: IO[str], operation: int) -> None:
+    if not file.writable():
+      raise OSError(9, 'Bad file descriptor')
+    lock(file, operation)
+
+  monkeypatch.setattr(study_runs.fcntl, 'flock', as_on_nfs)
+  monkeypatch.setattr(study_runs, 'CHILD', ('-c', 'pass'))
+  (tmp_path / '.lock').write_text('7')
+  process = study_runs.begin(study_runs.Task('a', config(), tmp_path), dict(os.environ))
+  assert process is not None
+  while process.status is None:
+    time.sleep(.01)
+  assert process.status == 0 and (tmp_path / '.lock').read_text() == '7'
+
+
+def test_a_failed_run_whose_output_was_removed_has_not_diverged(tmp_path: pathlib.Path) -> None:
+  (tmp_path / study_runs.FAILED).write_text('2\n')
+  task = study_runs.Task('a', config(), tmp_path)
+  assert task.failure == 2 and not task.has_diverged
 
 
 def test_a_failed_run_leaves_the_others_going_and_is_tried_again(

@@ -12,7 +12,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Mean
 from vit_jax.train.hooks import Alarm
 from vit_jax.train.loop import Done
-from vit_jax.train.metrics import Norms, StepMetrics
+from vit_jax.train.state import Norms, StepMetrics
 
 
 class Record:

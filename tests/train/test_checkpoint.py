@@ -25,7 +25,7 @@ from vit_jax.core import reports, trees
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.objectives.ema import Ema, Growing
 from vit_jax.objectives.supervised import Supervised
-from vit_jax.record import owner, storage
+from vit_jax.record import run_directory, storage
 from vit_jax.train import checkpoint
 from vit_jax.train.state import TrainState
 from vit_jax.train.step import Program
@@ -97,12 +97,12 @@ def test_a_run_that_was_replaced_commits_no_checkpoint_and_removes_none(
     one: Program, remote: bool, bucket: buckets.Server, tmp_path: pathlib.Path) -> None:
   """Another run takes over while arrays are written, after everything else has been checked."""
   workdir: Any = storage.open_path('gs://mine/run') if remote else tmp_path
-  with owner.Owner(workdir):
+  with run_directory.Owner(workdir):
     checkpointer = checkpoint.Checkpointer(workdir / 'checkpoints', keep=checkpoint.Keep(1))
     save(checkpointer, one, [1])
-    (workdir / owner.FILE).write_text('{"host": "elsewhere", "pid": 7, "token": "x"}')
+    (workdir / run_directory.OWNER_FILE).write_text('{"host": "elsewhere", "pid": 7, "token": "x"}')
     checkpointer.save(at(one, 2), {}, {})
-    with pytest.raises(owner.Replaced, match='process 7 on elsewhere'):
+    with pytest.raises(run_directory.Replaced, match='process 7 on elsewhere'):
       checkpointer.wait()
     assert checkpointer.steps() == [1]
     checkpointer.close()

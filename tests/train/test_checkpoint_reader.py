@@ -56,7 +56,7 @@ def test_reading_changes_nothing_even_beside_a_save_that_is_under_way(
   reader = checkpoint_reader.Reader(folder)
   got = reader.newest(one.placed_state)
   assert int(got.state.step) == 1 and trees.digest(got.state.params) == written[1][1]
-  assert reader.steps() == [1, 2] and reader.read_meta(2)['name'] == 'x'
+  assert reader.steps() == [1, 2] and checkpoint_files.read_meta(folder / '2')['name'] == 'x'
   assert int(reader.read(1, one.placed_state).state.step) == 1
   assert saved.snapshot(folder.parent) == before
 

@@ -13,8 +13,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Mean
 from vit_jax.record.clock import Clock
 from vit_jax.train import hooks, loop, save_times
-from vit_jax.train.metrics import Norms, StepMetrics
-from vit_jax.train.state import TrainState
+from vit_jax.train.state import Norms, StepMetrics, TrainState
 
 STATE = TrainState(np.int32(0), {}, {}, {})
 

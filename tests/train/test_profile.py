@@ -13,8 +13,7 @@ import pytest
 from vit_jax.config import durations
 from vit_jax.core.errors import UserError
 from vit_jax.train import loop, profile
-from vit_jax.train.metrics import Norms, Packed, StepMetrics, pack
-from vit_jax.train.state import TrainState
+from vit_jax.train.state import Norms, Packed, StepMetrics, TrainState, pack
 
 
 @functools.cache

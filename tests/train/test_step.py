@@ -15,7 +15,7 @@ from vit_jax.core.numerics import weighted_mean
 from vit_jax.core.types import Array, Batch, Extra, Key, LossOut, Params
 from vit_jax.objectives.ema import Ema, Growing
 from vit_jax.objectives.supervised import Supervised
-from vit_jax.train import coupled, diagnose, loop, step
+from vit_jax.train import diagnose, grad_cache, loop, step
 from vit_jax.train.state import TrainState
 
 DATA = programs.batch(size=8)
@@ -50,7 +50,7 @@ def test_masked_rows_change_nothing_even_if_they_are_nan(accumulate: int) -> Non
 
 
 def test_augmentation_and_loss_have_keys_of_their_own_at_every_step() -> None:
-  prepared = step._preparing(lambda batch, key, step: {'key': jax.random.key_data(key)}, 0)
+  prepared = step.preparing(lambda batch, key, step: {'key': jax.random.key_data(key)}, 0)
   keys = [(batch['key'], jax.random.key_data(key)) for batch, key in (prepared({}, jnp.asarray(i)) for i in (0, 1))]
   assert len({tuple(one.tolist()) for pair in keys for one in pair}) == 4
 
@@ -162,7 +162,7 @@ def test_norms_are_a_number_a_leaf_and_one_a_layer_for_stacked_leaves() -> None:
 
 
 def test_microbatches_take_turns_so_that_rows_stay_on_their_devices() -> None:
-  rows = coupled.divided({'index': jnp.arange(12)}, 3)['index']
+  rows = grad_cache.divided({'index': jnp.arange(12)}, 3)['index']
   assert rows.tolist() == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]  # of two devices, each has half of every one
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from vit_jax.record.shown import Tracker
+from vit_jax.record.trackers import Tracker
 from vit_jax.train import tracker_hooks
 from vit_jax.train.loop import Done
 

@@ -76,7 +76,7 @@ EXECUTION_TIME = {Execution.UNROLLED: 1., Execution.SCAN: 1.14}
 MICROBATCH_TIME = .02
 """A further microbatch: its share of fixed work."""
 SECOND_PASS_TIME = 1 / 3
-"""The further forward pass of microbatches whose examples are compared (`train/coupled.py`)."""
+"""The further forward pass of microbatches whose examples are compared (`train/grad_cache.py`)."""
 GATHER_TOKENS = 1_000
 """Tokens of a device, forward and backward, that take as long as gathering kernels twice and scattering their gradient.
 

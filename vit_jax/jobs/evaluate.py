@@ -45,7 +45,7 @@ from vit_jax.models.kernels import devices
 from vit_jax.objectives import distill
 from vit_jax.objectives.networks import NetworkView, statistics
 from vit_jax.parallel import mesh as meshes
-from vit_jax.record import chosen, console, destination, run_directory, storage
+from vit_jax.record import checkpoint_files, console, destination, run_directory, storage
 from vit_jax.train import checkpoint_reader
 from vit_jax.train.state import TrainState
 from vit_jax.weights import inherit, init_state, loading, network, preprocess, runs
@@ -189,10 +189,10 @@ def _open_run(config: schema.Config | None, workdir: storage.Path | None, to: st
   mesh, shard, parts = build.open_run(config, data, workdir=workdir, overridden=overridden)
   config = parts.config
   console.begin_stage('reading the checkpoint')
-  tries: list[chosen.Chosen] = []
+  tries: list[checkpoint_files.Chosen] = []
 
   def choose(steps: list[int]) -> int:
-    tries.extend(filter(None, [chosen.choose(workdir, config.checkpoints.keep_best, steps)]))
+    tries.extend(filter(None, [checkpoint_files.choose(workdir, config.checkpoints.keep_best, steps)]))
     return tries[-1].step
 
   restored = checkpoint_reader.Reader(workdir / 'checkpoints').newest(

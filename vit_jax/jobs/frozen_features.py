@@ -21,7 +21,7 @@ from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.evaluate import evaluators as evaluation
 from vit_jax.evaluate import final as results
 from vit_jax.jobs import build, evaluate
-from vit_jax.record import chosen, console, run_directory, storage
+from vit_jax.record import checkpoint_files, console, run_directory, storage
 from vit_jax.weights.network import Weights
 
 log = logging.getLogger('vit_jax.jobs')
@@ -52,8 +52,8 @@ def report(workdir: storage.Path, config: schema.Config, data: build.Data, netwo
   has_features = network.channels == config.data.channels and not config.data.max_labels
   if not has_features or jax.process_count() > 1 or len(data.train) + len(data.eval) > MOST_IMAGES:
     return
-  used = chosen.choose(workdir, config.checkpoints.keep_best)
-  measured = chosen.measured(workdir, used.step) if used else {}
+  used = checkpoint_files.choose(workdir, config.checkpoints.keep_best)
+  measured = checkpoint_files.measured(workdir, used.step) if used else {}
   tuned = measured.get(f'{metric}@ema', measured.get(metric))  # those weights are used
   if tuned is None:
     return

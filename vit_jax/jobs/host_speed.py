@@ -20,8 +20,7 @@ from vit_jax.data import workers
 from vit_jax.data.loader import TrainLoader
 from vit_jax.record.clock import Clock
 from vit_jax.train.loop import Done
-from vit_jax.train.metrics import Packed
-from vit_jax.train.state import TrainState
+from vit_jax.train.state import Packed, TrainState
 
 TIMED = range(2, 6)
 """Calls of the step in this process that are waited for: on an idle device, the time of a call is that of the step."""

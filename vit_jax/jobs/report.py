@@ -34,7 +34,7 @@ from vit_jax.core.types import HostArray
 from vit_jax.evaluate import final as results
 from vit_jax.inspect import charts, html_pages, norms, predictions
 from vit_jax.jobs import runtime as startup
-from vit_jax.record import checkpoint_files, chosen, clock, destination, reader, run_directory, storage
+from vit_jax.record import checkpoint_files, clock, destination, reader, run_directory, storage
 from vit_jax.record.progress import format_duration
 from vit_jax.record.reader import Row
 from vit_jax.train import host_times
@@ -138,7 +138,7 @@ class _Record(NamedTuple):
   predictions: dict[str, HostArray]
   missing: list[str]
   source: str
-  used: chosen.Chosen | None = None
+  used: checkpoint_files.Chosen | None = None
   measured: dict[str, float] = {}
   digest: str = ''
   why: str = ''
@@ -279,7 +279,7 @@ def _load(workdir: str, label: str, evaluated: str) -> _Record:
     if used is None:
       return r
     digest = checkpoint_files.read_meta(where / 'checkpoints' / str(used.step))['digests']['params']
-    return r._replace(used=used, measured=chosen.measured(where, used.step), digest=str(digest),
+    return r._replace(used=used, measured=checkpoint_files.measured(where, used.step), digest=str(digest),
                       why=run_weights.reason(used, damaged) if used.metric or damaged else '')
   except (Damaged, UserError, TemporaryError, LookupError, TypeError) as error:
     missing.append(f'checkpoints: could not be read ({error})')

@@ -19,7 +19,7 @@ from vit_jax.optim import freezing
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel.sharding import with_frozen
 from vit_jax.record import clock, reader, storage
-from vit_jax.record.chosen import Chosen
+from vit_jax.record.checkpoint_files import Chosen
 from vit_jax.record.clock import LOST, STEP
 from vit_jax.record.progress import format_duration
 from vit_jax.weights import network

@@ -18,7 +18,8 @@ from vit_jax.config import describe, schema
 from vit_jax.core import documents, extras
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.jobs import build
-from vit_jax.record import run_directory, shown, storage
+from vit_jax.record import run_directory, storage
+from vit_jax.record import trackers as shown
 from vit_jax.record.writer import Writer
 from vit_jax.train import loop
 

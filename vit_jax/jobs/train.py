@@ -32,7 +32,7 @@ from vit_jax.jobs import runtime as startup
 from vit_jax.objectives import kinds
 from vit_jax.parallel import feed
 from vit_jax.parallel import mesh as meshes
-from vit_jax.record import chosen, console, machine, reader, run_directory, storage
+from vit_jax.record import checkpoint_files, console, machine, reader, run_directory, storage
 from vit_jax.record import clock as clocks
 from vit_jax.record.writer import Writer
 from vit_jax.train import checkpoint, diagnose, hooks, host_times, loop, profile, stopping
@@ -392,7 +392,7 @@ class Run:
       page = report.write_or_warn(self.workdir)
       print(summary.last_line(content, used, page), flush=True)
 
-  def _chosen(self) -> chosen.Chosen | None:
+  def _chosen(self) -> checkpoint_files.Chosen | None:
     saved = build.saved_config(self.workdir) or self.config  # of a finished run, whatever this command sets
     return runs.find_whole(self.workdir, saved.checkpoints.keep_best)[0]
 

@@ -1,4 +1,7 @@
-"""Makes batches one ahead of their consumer, in a thread: the host reads and places batch t + 1 during step t."""
+"""Makes batches one ahead of their consumer, in a thread: the host reads and places batch t + 1 during step t.
+
+The train job puts its loader and `mesh.put_batch` into one `Ahead`, and passes that to the training loop.
+"""
 from __future__ import annotations
 
 import contextlib
@@ -35,12 +38,12 @@ class Ahead(Generic[In, Out]):
   def __next__(self) -> Out:
     if self._ended is not None:
       raise self._ended
-    found = self._made.get()
-    if isinstance(found, BaseException):
-      self._ended = found
-      raise found
+    made = self._made.get()
+    if isinstance(made, BaseException):
+      self._ended = made
+      raise made
     self._wanted.put(True)
-    return found
+    return made
 
   def __enter__(self) -> Ahead[In, Out]:
     return self

@@ -156,7 +156,7 @@ def _place_on_slurm(environment: Mapping[str, str]) -> Place | None:
 
 
 def _own_devices(environment: Mapping[str, str]) -> tuple[int, ...] | None:
-  """One device for each Slurm task of a host, if the tasks see all its GPUs; otherwise all visible devices."""
+  """Returns one device for each Slurm task of a host, if the tasks see all its GPUs; None = all visible devices."""
   visible = environment.get('CUDA_VISIBLE_DEVICES', '').split(',')
   tasks = re.match(r'\d+', environment.get('SLURM_STEP_TASKS_PER_NODE', '1'))
   if tasks is None or int(tasks.group()) == 1 or len(visible) < 2:
@@ -236,7 +236,7 @@ def meet(place: Place, timeout_s: int) -> None:
 
 
 def _report(place: Place, timeout_s: int) -> None:
-  """The other processes: send their rank, and wait to be released."""
+  """Sends the rank of a process other than 0 to process 0, and returns when that releases it."""
   deadline, reason = time.monotonic() + timeout_s, 'no connection'
   address = place.coordinator_address
   host, port = address.rsplit(':', 1)

@@ -106,7 +106,7 @@ def param_specs(params: PyTree, axes: PyTree, mesh: Mesh, *, differentiated: boo
 
   def spec(path: str, leaf: Any) -> PartitionSpec:
     names = named[path] or ()
-    return _fit(_chosen(names, leaf.shape, mesh) if has_lanes else _split(names), leaf.shape, mesh)
+    return _fit(_split_on_tpu(names, leaf.shape, mesh) if has_lanes else _split(names), leaf.shape, mesh)
 
   return trees.map_named(spec, params)
 
@@ -126,14 +126,14 @@ def _problems(path: str, names: Names | None) -> Iterator[str]:
 
 
 def _split(names: Names) -> Split:
-  """The mesh axes for these logical axes."""
+  """Returns the mesh axes for these logical axes."""
   is_vector = len([name for name in names if name != LAYERS]) < 2
   split = tuple(None if name is None else SPLIT_BY[name] for name in names)
   return tuple(None if is_vector and axis == 'fsdp' else axis for axis in split)
 
 
-def _chosen(names: Names, shape: tuple[int, ...], mesh: Mesh) -> Split:
-  """The mesh axes on a TPU: those of `ALSO_SPLIT`, if they divide `shape` and there is a reason for them."""
+def _split_on_tpu(names: Names, shape: tuple[int, ...], mesh: Mesh) -> Split:
+  """Returns the mesh axes on a TPU: those of `ALSO_SPLIT`, if they divide `shape` and there is a reason for them."""
   first, also = _split(names), ALSO_SPLIT.get(names)
   if also is None or mesh.shape['fsdp'] == 1:
     return first
@@ -141,19 +141,19 @@ def _chosen(names: Names, shape: tuple[int, ...], mesh: Mesh) -> Split:
   is_narrow = shape[first.index('fsdp')] < LANES * mesh.shape['fsdp'] and first[-1] != 'fsdp'
   device = mesh.abstract_mesh.abstract_device
   has_reason = is_narrow or (device is not None and device.device_kind.lower().endswith(SCATTERS_ROWS_ONLY))
-  is_divided = all(size % _places(axes, mesh) == 0 for axes, size in zip(second, shape, strict=True))
+  is_divided = all(size % _num_shards(axes, mesh) == 0 for axes, size in zip(second, shape, strict=True))
   return second if has_reason and is_divided else first
 
 
-def _places(axes: str | tuple[str, ...] | None, mesh: Mesh) -> int:
-  """The number of shards along a dimension that these mesh axes split."""
+def _num_shards(axes: str | tuple[str, ...] | None, mesh: Mesh) -> int:
+  """Returns the number of shards along a dimension that these mesh axes split."""
   return math.prod(mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes or ()))
 
 
 def _fit(axes: Split, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
-  """The mesh axes that divide their dimensions, without those of size 1."""
+  """Returns the mesh axes that divide their dimensions, without those of size 1."""
   def fitting(one: str | tuple[str, ...] | None, size: int) -> str | tuple[str, ...] | None:
-    if size % _places(one, mesh):
+    if size % _num_shards(one, mesh):
       return None
     found = tuple(axis for axis in ((one,) if isinstance(one, str) else one or ()) if mesh.shape[axis] > 1)
     return found if len(found) > 1 else found[0] if found else None
@@ -198,7 +198,7 @@ def follow_specs(tree: PyTree, params: PyTree, specs: PyTree) -> PyTree:
 
 
 def _drop_axis(spec: PartitionSpec, shape: tuple[int, ...], target: tuple[int, ...]) -> PartitionSpec | None:
-  """The spec of a parameter for a leaf of its shape, or of that shape without one axis; None for other shapes."""
+  """Returns the spec of a parameter for a leaf of its shape, or of that without one axis; None for other shapes."""
   if target == shape:
     return spec
   axes = [*spec, *[None] * (len(shape) - len(spec))]

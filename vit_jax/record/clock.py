@@ -1,7 +1,11 @@
 """How a run uses its time: images per second, model FLOPs utilization (MFU), time left, goodput.
 
-Uses only host time and counts. Steps are dispatched ahead of the device, so a single `tick` says little about the
-device's time; over a window of steps the times of host and device agree.
+The train job makes a `Clock` for each start, and enters a `phase` around everything that is not a step; the training
+loop does so for data and compilation. A hook calls `tick` after each step, and reads `rates` and `goodput` when it
+logs. The functions below the clock read the events of a record, for summaries and reports.
+
+The clock uses only host time and counts. Steps are dispatched ahead of the device, so a single `tick` says little about
+the device's time; over a window of steps the times of host and device agree.
 
 MFU as in PaLM (arXiv 2204.02311, Appendix B): the model's FLOPs without recomputation, divided by the FLOPs that the
 devices can compute in the same time.
@@ -93,11 +97,11 @@ class Clock:
     self._now, self._processor = now, processor
     self._seconds: dict[str, float] = {STEP: 0.}
     self._open: list[str] = []
-    self._charged_until, self._processor_until = now(), processor()
+    self._advanced_until, self._processor_until = now(), processor()
     self._training_processor_s = 0.
     self._steps = 0
     self._phases: dict[str, tuple[float, int, float]] = {}  # seconds of the first time, times, seconds of all
-    self._warm = (0, 0.)  # steps and recurring seconds after the first tick; time before it is mostly not recurring
+    self._warm = (0, 0.)  # steps and repeating seconds after the first tick; time before it is mostly not repeated
     self._window = (0, 0.)  # steps and training seconds at the last call of `rates`
 
   @contextlib.contextmanager
@@ -108,13 +112,13 @@ class Clock:
     """
     if name in (STEP, LOST):
       raise ValueError(f'phase {name!r} is what the clock derives itself; choose another name')
-    self._charge()
+    self._advance()
     before = self._seconds.get(name, 0.)
     self._open.append(name)
     try:
       yield
     finally:
-      self._charge()
+      self._advance()
       self._open.pop()
       first_s, times, total_s = self._phases.get(name, (0., 0, 0.))
       spent_s = (self._seconds.get(name, 0.) - before) if self._steps else 0.
@@ -153,7 +157,7 @@ class Clock:
 
   def goodput(self) -> Goodput:
     """Returns the seconds of this process by phase so far; `sum_starts` computes which were lost later."""
-    self._charge()
+    self._advance()
     seconds = dict(self._seconds)
     total_s = sum(seconds.values())
     return Goodput(seconds, total_s, seconds[STEP] / total_s if total_s > 0 else 0., machine.processor_s(),
@@ -163,20 +167,22 @@ class Clock:
     """Returns the seconds of steps and data waits so far, and those of the waits alone."""
     return self._training_s(), self._seconds.get('data_wait', 0.)
 
-  def _charge(self) -> None:
+  def _advance(self) -> None:
+    """Adds the time since the last call to the open phase."""
     now, processor = self._now(), self._processor()
     name = self._open[-1] if self._open else STEP
-    self._seconds[name] = self._seconds.get(name, 0.) + now - self._charged_until
+    self._seconds[name] = self._seconds.get(name, 0.) + now - self._advanced_until
     if name in _TRAINING and self._steps:
       self._training_processor_s += processor - self._processor_until
-    self._charged_until, self._processor_until = now, processor
+    self._advanced_until, self._processor_until = now, processor
 
   def _repeating_s(self) -> float:
-    self._charge()
+    """Returns the seconds of everything that the time left repeats."""
+    self._advance()
     return sum(s for name, s in self._seconds.items() if name not in ONCE)
 
   def _training_s(self) -> float:
-    self._charge()
+    self._advance()
     return sum(self._seconds.get(name, 0.) for name in _TRAINING)
 
 
@@ -187,32 +193,32 @@ class Lost(NamedTuple):
 
 
 class _Start(NamedTuple):
-  """The events of one start: itself, and the `goodput` that follow it."""
+  """The events of one start of a run: `start`, and the `goodput` that follow it."""
   begin: Event
-  noted: list[Event]
+  goodput: list[Event]
 
   def last(self, name: str) -> float | None:
     """Returns the last number with this name; None if there is none."""
-    value = self.noted[-1].get(name) if self.noted else None
+    value = self.goodput[-1].get(name) if self.goodput else None
     return None if value is None else _number(value)
 
   def seconds(self, until: float) -> dict[str, float]:
     """Returns the seconds by phase; work after step `until` is in the phase of lost work."""
-    whole = _seconds(self.noted[-1]) if self.noted else {}
-    kept = next((_seconds(event) for event in reversed(self.noted) if _number(event.get('step')) <= until), {})
-    found = {name: seconds if name in ONCE else kept.get(name, 0.) for name, seconds in whole.items()}
-    lost = sum(whole.values()) - sum(found.values())
-    return {**found, LOST: lost} if lost > 0 else found
+    whole = _seconds(self.goodput[-1]) if self.goodput else {}
+    kept = next((_seconds(event) for event in reversed(self.goodput) if _number(event.get('step')) <= until), {})
+    valid = {name: seconds if name in ONCE else kept.get(name, 0.) for name, seconds in whole.items()}
+    lost = sum(whole.values()) - sum(valid.values())
+    return {**valid, LOST: lost} if lost > 0 else valid
 
 
 def _starts(events: Sequence[Event]) -> list[_Start]:
-  found: list[_Start] = []
+  starts: list[_Start] = []
   for event in events:
     if event['event'] == 'start':
-      found.append(_Start(event, []))
-    elif event['event'] == 'goodput' and found:
-      found[-1].noted.append(event)
-  return found
+      starts.append(_Start(event, []))
+    elif event['event'] == 'goodput' and starts:
+      starts[-1].goodput.append(event)
+  return starts
 
 
 def sum_starts(events: Sequence[Event]) -> Goodput:
@@ -228,10 +234,10 @@ def sum_starts(events: Sequence[Event]) -> Goodput:
     for name, seconds in start.seconds(until).items():
       total[name] += seconds  # type: ignore[assignment]
     until = min(until, _number(start.begin.get('resumed_from')))
-  known = [[start.last(name) for start in starts] for name in ('processor_s', 'training_processor_s')]
+  processor = [[start.last(name) for start in starts] for name in ('processor_s', 'training_processor_s')]
   total_s = sum(total.values())
   return Goodput(dict(total), total_s, total[STEP] / total_s if total_s > 0 else 0., *(
-      round(sum(filter(None, one)), 2) if one and None not in one else None for one in known))
+      round(sum(filter(None, each)), 2) if each and None not in each else None for each in processor))
 
 
 def count_starts(events: Sequence[Event]) -> int:
@@ -251,7 +257,7 @@ def find_lost(events: Sequence[Event], *, resumed_from: int) -> Lost:
   """
   if not (starts := _starts(events)):
     return Lost(0, 0.)
-  steps = max((int(_number(event.get('step'))) for event in starts[-1].noted), default=0) - resumed_from
+  steps = max((int(_number(event.get('step'))) for event in starts[-1].goodput), default=0) - resumed_from
   return Lost(max(steps, 0), starts[-1].seconds(resumed_from).get(LOST, 0.))
 
 

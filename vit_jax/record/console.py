@@ -1,5 +1,6 @@
-"""What a job writes beside its results: how much, and in which form.
+"""What a job writes beside its results: messages and stages, how much of them, and in which form.
 
+The command line takes the switches first (`take`, `chosen`), and shows stages around the job (`stages_shown`).
 `-q` shows warnings, errors and results alone; `-v` adds messages of libraries and tracebacks. They set `VIT_JAX_LOG`,
 which processes that a job starts inherit. Messages begin with the seconds since the start of the command.
 
@@ -89,8 +90,8 @@ def follow(begun: tuple[float, str]) -> None:
   """Shows the warnings of this process, a loader process, in the form of the process that started it."""
   global _host
   start_s, _host = begun
-  own = logging.getLogger('vit_jax')
-  own.handlers, own.propagate = [Handler(start_s)], False
+  logger = logging.getLogger('vit_jax')
+  logger.handlers, logger.propagate = [Handler(start_s)], False
 
 
 def elapsed(seconds: float) -> str:

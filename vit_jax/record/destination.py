@@ -1,4 +1,8 @@
-"""Checks the path of a job's output, which must be local and in an existing directory; moves complete output there."""
+"""The output of a job, at the value of its flag `--to`: its path is checked first, complete output is moved there last.
+
+A job calls `checked`, `check_free` or `check_writable` before its work begins, so that a wrong path costs no time. It
+writes in the folder of `staged` or `filled`, whose files appear at the path only if the job succeeds.
+"""
 from __future__ import annotations
 
 import contextlib
@@ -62,9 +66,8 @@ def filled(folder: pathlib.Path, *, overwrite: bool) -> Iterator[pathlib.Path]:
     folder.mkdir(parents=True, exist_ok=True)
     with files.staged(folder) as part:
       yield part
-      for one in part.iterdir():
-        if one.is_file():
-          check_free([folder / one.name], setting='--to', overwrite=overwrite)
+      check_free([folder / entry.name for entry in part.iterdir() if entry.is_file()], setting='--to',
+                 overwrite=overwrite)
       files.publish_all(part, folder, overwrite=overwrite, is_ours=lambda path: False)
   except OSError as error:
     raise failures.writing(f'--to={folder}', error) from error
@@ -78,13 +81,13 @@ def check_writable(folder: storage.Path, *, setting: str, advice: str) -> None:
   """Checks that files can be written into a directory, or where it will be created, by creating and removing one.
 
   Raises:
-    UserError: they cannot; says why.
+    UserError, TemporaryError: they cannot.
   """
   if not isinstance(folder, pathlib.Path):
     return
   try:
-    place = next(path for path in (folder, *folder.parents) if path.exists())
-    handle, name = tempfile.mkstemp(prefix='.vit_jax_', dir=place)
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    handle, name = tempfile.mkstemp(prefix='.vit_jax_', dir=existing)
     os.close(handle)
     os.unlink(name)
   except OSError as error:

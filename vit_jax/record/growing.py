@@ -1,14 +1,13 @@
 """Files of a run that only grow: `metrics.jsonl`, and the event files of trackers.
 
-On disks and network file systems a file is appended to (`Appender`). Object storage writes objects whole and cannot
-append, rename or lock; there, a file grows on this machine and is copied at intervals (`Mirror`), in blocks of 8 MiB,
-`metrics.jsonl`, `metrics.jsonl.0001`, …, of which complete ones are uploaded once. A kill loses what was written in the
-last `MIRROR_EVERY_S`, except for what `Mirror.settle` has uploaded.
+`writer.py` appends to the record (`Appender`), which disks and network file systems allow. Where nothing can be
+appended, in object storage and on mounts of it (`storage.can_append`), the files grow in a folder on this machine and
+are copied at intervals (`Mirror`). The record is copied in blocks of 8 MiB, `metrics.jsonl`, `metrics.jsonl.0001`, …,
+of which complete ones are uploaded once. A kill loses what was written in the last `MIRROR_EVERY_S`, except for what
+`Mirror.settle` has uploaded. `reader.py` reads the blocks as one file (`open_file`).
 
-A bucket that is mounted as a folder (gcsfuse and the like, `mounts.can_append`) is used in the same way: a mount
-uploads a file when it is closed, and would lose a record that stays open. The program detects such a mount itself,
-instead of launchers passing `gs://…` on, because people also mount buckets by hand, with XPK or in Slurm jobs, and
-because the mount has the credentials.
+The program detects a mount itself, instead of launchers passing `gs://…` on, because people also mount buckets by hand,
+with XPK or in Slurm jobs, and because the mount has the credentials.
 """
 from __future__ import annotations
 
@@ -35,13 +34,10 @@ log = logging.getLogger('vit_jax.record')
 
 
 class Appender:
-  """Appends to a local file, also if its storage fails for a time.
+  """Appends to a local file, which is created if it is missing, also if its storage fails for a time.
 
   What cannot be written for a temporary reason is kept, and written before anything else, in the same order and
   without a gap, even if a part of it had been written.
-
-  Args:
-    path: of the file; created if missing.
   """
 
   def __init__(self, path: str) -> None:
@@ -62,8 +58,8 @@ class Appender:
     try:
       self._drain()
     except OSError as error:
-      is_first = self._failed_s < 0
-      self._failed_s = time.monotonic() if is_first else self._failed_s
+      if is_first := self._failed_s < 0:
+        self._failed_s = time.monotonic()
       if not failures.is_worth(error) or self._left_s() <= 0:
         raise
       if is_first:
@@ -96,9 +92,8 @@ class Appender:
         self._waiting = self._waiting[os.write(self._descriptor, self._waiting):]
     except OSError as error:
       if error.errno == errno.ESTALE:  # a network file system lost the file
-        fresh = os.open(self._path, os.O_WRONLY | os.O_APPEND)
-        os.close(self._descriptor)
-        self._descriptor = fresh
+        lost, self._descriptor = self._descriptor, os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        os.close(lost)
       raise
     if self._failed_s >= 0:
       log.warning('%s can be written again, and is complete.', self._path)
@@ -106,10 +101,11 @@ class Appender:
 
 
 class Mirror:
-  """A local folder whose changed files are copied to `target` by a separate thread.
+  """A local folder whose changed files are copied to `target` by a thread of its own.
 
-  A failed copy is repeated with the next one; if the last one fails, the folder is kept and a message names it. Folders
-  in the folder, which some trackers write, are copied at the end.
+  Its user calls `fetch` at the start, writes files in `folder`, calls `settle` where they must be durable, and `close`
+  at the end. A failed copy is repeated with the next one; if the last one fails, the folder is kept and a message names
+  it. Folders in the folder, which some trackers write, are copied at the end.
 
   Args:
     target: a folder in object storage, or on a mount of it.
@@ -183,13 +179,13 @@ class Mirror:
     with open(path, 'rb') as file:
       file.seek(first * BLOCK_BYTES)
       content = file.read()
-    found = [(first + start // BLOCK_BYTES, content[start:start + BLOCK_BYTES])
-             for start in range(0, len(content), BLOCK_BYTES)]
+    numbered = [(first + start // BLOCK_BYTES, content[start:start + BLOCK_BYTES])
+                for start in range(0, len(content), BLOCK_BYTES)]
     if not self._num_bytes:
-      for block in reversed(blocks(target)[max(1, len(found)):]):  # of an earlier, longer file
+      for block in reversed(blocks(target)[max(1, len(numbered)):]):  # of an earlier, longer file
         block.unlink()
-      found.reverse()  # the first block last, as it ends what is read of a file that was copied there as a whole
-    for number, block_content in found:
+      numbered.reverse()  # the first block last, as it ends what is read of a file that was copied there as a whole
+    for number, block_content in numbered:
       storage.write_bytes(_block(target, number), block_content)
     self._num_bytes = first * BLOCK_BYTES + len(content)
 
@@ -207,11 +203,11 @@ class Mirror:
 
 def blocks(path: storage.PathLike) -> list[storage.Path]:
   """Returns the blocks of a growing file that exist, in their order."""
-  place = storage.open_path(path)
-  found: list[storage.Path] = []
-  while (block := _block(place, len(found))).exists():
-    found.append(block)
-  return found
+  first = storage.open_path(path)
+  existing: list[storage.Path] = []
+  while (block := _block(first, len(existing))).exists():
+    existing.append(block)
+  return existing
 
 
 def read(path: storage.PathLike) -> bytes:
@@ -230,13 +226,13 @@ def open_file(path: storage.PathLike) -> IO[bytes]:
   Raises:
     FileNotFoundError: there is no such file.
   """
-  place = storage.open_path(path)
-  if isinstance(place, pathlib.Path) and not _block(place, 1).exists():
-    return documents.open_file(place)
-  found = [_content(place)]
-  while len(found[-1]) == BLOCK_BYTES and (block := _block(place, len(found))).exists():
-    found.append(_content(block))
-  return io.BytesIO(b''.join(found))
+  first = storage.open_path(path)
+  if isinstance(first, pathlib.Path) and not _block(first, 1).exists():
+    return documents.open_file(first)
+  contents = [_content(first)]
+  while len(contents[-1]) == BLOCK_BYTES and (block := _block(first, len(contents))).exists():
+    contents.append(_content(block))
+  return io.BytesIO(b''.join(contents))
 
 
 def join(path: storage.PathLike) -> None:
@@ -244,10 +240,10 @@ def join(path: storage.PathLike) -> None:
 
   A kill leaves the old blocks, or the new file and blocks that nothing reads.
   """
-  place = storage.open_path(path)
-  if _block(place, 1).exists():
-    storage.write_bytes(place, read(place))
-    for block in reversed(blocks(place)[1:]):
+  first = storage.open_path(path)
+  if _block(first, 1).exists():
+    storage.write_bytes(first, read(first))
+    for block in reversed(blocks(first)[1:]):
       block.unlink()
 
 

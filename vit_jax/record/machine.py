@@ -1,8 +1,9 @@
 """Where a result is from: the command, the commit of the code and the machine, with what its bits depend on there.
 
-The description is in the `start` event of `metrics.jsonl` and in the meta of each checkpoint. On CPUs, the gradient of
-a weight or a bias is a sum that XLA splits by the size of its thread pool, and each instruction set rounds in other
-places; so two runs are equal bit for bit only where `differences` returns nothing.
+The train job writes the description into the `start` event of `metrics.jsonl` (`origin`) and into the meta of each
+checkpoint (`describe`), and compares it when it resumes. On CPUs, the gradient of a weight or a bias is a sum that XLA
+splits by the size of its thread pool, and each instruction set rounds in other places; so two runs are equal bit for
+bit only where `differences` returns nothing.
 """
 from __future__ import annotations
 
@@ -55,11 +56,11 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, 
   """
   is_cpu = before.get('device_kind') == now.get('device_kind') == 'cpu'
   names = ['device_kind', *(_OF_THE_CPU if is_cpu else ())]
-  found = {name: (before[name], now[name]) for name in names
-           if name in before and name in now and _flags(before[name]) != _flags(now[name])}
-  old, new = (one.get('versions', {}) for one in (before, now))
-  return found | {name: (old[name], new[name]) for name in ('jax', 'jaxlib')
-                  if name in old and name in new and old[name] != new[name]}
+  old, new = before.get('versions', {}), now.get('versions', {})
+  return {name: (before[name], now[name]) for name in names
+          if name in before and name in now and _flags(before[name]) != _flags(now[name])} | {
+              name: (old[name], new[name]) for name in ('jax', 'jaxlib')
+              if name in old and name in new and old[name] != new[name]}
 
 
 def _flags(value: Any) -> Any:
@@ -109,8 +110,8 @@ def cpu_isa() -> str:
 
 def _processor(field: str) -> str:
   """Returns a field of the first processor that Linux lists; '' if there is none."""
-  found = re.search(rf'^{field}\s*: *(.*)$', CPUINFO.read_text(), re.M) if CPUINFO.is_file() else None
-  return found[1].strip() if found else ''
+  match = re.search(rf'^{field}\s*: *(.*)$', CPUINFO.read_text(), re.M) if CPUINFO.is_file() else None
+  return match[1].strip() if match else ''
 
 
 def versions() -> dict[str, str]:

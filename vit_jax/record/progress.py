@@ -1,8 +1,9 @@
 """Progress of a run or of a task inside a job: a live display on a terminal, otherwise a line at intervals.
 
-The display begins with the first step; before it, the job shows its stages (`console.begin_stage`). It is a bar with
-the time left, and below it epoch, loss, speed, the newest accuracy and memory. Other output appears above it. A loss of
-another step than the one that is shown is shown with its step.
+`writer.py` shows the progress of a run (`Progress`), with the metrics that it records; evaluations and jobs show that
+of their tasks (`TaskProgress`). The display begins with the first step; before it, the job shows its stages
+(`console.begin_stage`). It is a bar with the time left, and below it epoch, loss, speed, the newest accuracy and
+memory. Other output appears above it. The loss is that of the last logged step, which is named if it is not the newest.
 """
 from __future__ import annotations
 
@@ -12,7 +13,6 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from vit_jax.core import lazy
@@ -61,8 +61,7 @@ class Progress:
   def __enter__(self) -> Progress:
     return self
 
-  def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-               trace: TracebackType | None) -> None:
+  def __exit__(self, *_: object) -> None:
     self.close()
 
   def update(self, step: int, values: Mapping[str, float]) -> None:
@@ -115,9 +114,9 @@ class Progress:
     if 'train/images_per_s' in self._values:
       words.append(f'{self._values["train/images_per_s"][1]:,.0f} images/s')
     if is_live:
-      measured = {name: value for name, value in self._values.items() if _ACCURACY.fullmatch(name)}
-      name = max(measured, key=lambda one: (measured[one][0], '@ema' in one), default='')
-      words += [f'{name} {measured[name][1]:.1%}'] if name else []
+      names = [name for name in self._values if _ACCURACY.fullmatch(name)]
+      newest = max(names, key=lambda name: (self._values[name][0], '@ema' in name), default='')
+      words += [f'{newest} {self._values[newest][1]:.1%}'] if newest else []
       used_gib = self._memory() if self._memory and words else None
       words += [f'{used_gib:.1f} GiB'] if used_gib else []
     return words
@@ -164,8 +163,7 @@ class TaskProgress:
   def __enter__(self) -> TaskProgress:
     return self
 
-  def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-               trace: TracebackType | None) -> None:
+  def __exit__(self, *_: object) -> None:
     if self._bar is not None:
       self._bar.close()
 

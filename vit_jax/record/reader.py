@@ -1,7 +1,9 @@
 """Reads the record of a run (`writer.py`), also one of millions of lines, and the end of it.
 
-Readers that draw a run ask for a number of rows: of the rows of training metrics, of the accounts of time and of the
-times of hosts, 1 in 2, 4, 8, … is then kept. Rows of evaluations and all other events are always complete.
+`read` returns the rows and events of all starts. Who draws a run passes a number of rows: of the rows of training
+metrics, of the events `goodput` and of the events `hosts`, 1 in 2, 4, 8, … is then kept, so that memory and time are
+bounded. Rows of evaluations and all other events are always complete. A start needs less: `read_end` returns the events
+of the start before it, and `last_time_s` the time at which the record ends.
 """
 from __future__ import annotations
 
@@ -85,16 +87,16 @@ def read_end(path: storage.PathLike, *, since: int) -> list[Event]:
     FileNotFoundError: the file does not exist.
     UserError: the file cannot be read.
   """
-  found: list[Event] = []
+  events: list[Event] = []  # the last one first
   for entry in filter(None, map(_parse, _lines_backwards(os.path.join(os.fspath(path), FILE)))):
     if 'event' in entry:
-      found.append(entry)
+      events.append(entry)
     step = _to_step(entry.get('step'))
     if entry.get('event') == 'start':
-      return found[::-1]
+      return events[::-1]
     if entry.get('event') == 'goodput' and step is not None and step <= since:
       break
-  return [{'event': 'start'}, *found[::-1]]
+  return [{'event': 'start'}, *events[::-1]]
 
 
 def last_time_s(path: str) -> float:
@@ -119,21 +121,21 @@ def _lines_backwards(path: str) -> Iterator[bytes]:
 
 
 def _collect(lines: Iterable[bytes], most_rows: int) -> Run:
-  """Returns what the lines say, and keeps 1 in `stride` of those that may be left out, with the last before a start."""
+  """Returns the record in these lines: of entries of a kind, 1 in `stride`, and the last one before each start."""
   entries: list[tuple[Event, int]] = []  # each with its number among those of its kind; -1 = never left out
-  counts, last = collections.Counter[str](), dict[str, Event]()
+  counts, last = collections.Counter[str](), dict[str, Event]()  # by kind: entries so far, and the last one if left out
   num_broken, lost_steps, stride = 0, 0, 1
   for line in filter(bytes.strip, lines):
     if (entry := _parse(line)) is None:
       num_broken += 1
       continue
     if entry.get('event') == 'start':
-      entries += [(one, -1) for one in last.values()]
+      entries += [(left_out, -1) for left_out in last.values()]
       last.clear()
       resumed_from = _to_step(entry.get('resumed_from'))
-      lost = [_to_step(one['step']) or 0 for one, _ in entries if _is_lost(one, resumed_from)]
+      lost = [_to_step(before['step']) or 0 for before, _ in entries if _is_lost(before, resumed_from)]
       lost_steps += max(lost, default=resumed_from or 0) - (resumed_from or 0)
-      entries = [(one, number) for one, number in entries if not _is_lost(one, resumed_from)]
+      entries = [(before, number) for before, number in entries if not _is_lost(before, resumed_from)]
     kind = _kind(entry) if most_rows else ''
     entry = entry if 'event' in entry else dict(_to_row(entry))
     number = counts[kind] if kind else -1
@@ -145,10 +147,10 @@ def _collect(lines: Iterable[bytes], most_rows: int) -> Run:
     entries.append((entry, number))
     if kind == _ROW and number >= 2 * most_rows * stride:
       stride *= 2
-      entries = [(one, number) for one, number in entries if number < 0 or number % stride == 0]
-  found = [one for one, _ in entries] + list(last.values())
-  rows: list[Row] = [one for one in found if 'event' not in one]  # type: ignore[misc]
-  return Run(rows, [one for one in found if 'event' in one], lost_steps, num_broken, stride)
+      entries = [(kept, number) for kept, number in entries if number < 0 or number % stride == 0]
+  every = [kept for kept, _ in entries] + list(last.values())
+  rows: list[Row] = [entry for entry in every if 'event' not in entry]  # type: ignore[misc]
+  return Run(rows, [entry for entry in every if 'event' in entry], lost_steps, num_broken, stride)
 
 
 def _kind(entry: Event) -> str:

@@ -1,7 +1,15 @@
-"""Storage of run directories: a folder, or object storage, `gs://BUCKET/PATH`, through `etils.epath`.
+"""Storage of run directories: a folder on this machine, or object storage, `gs://BUCKET/PATH`, by `etils.epath`.
 
-Object storage writes objects atomically, and cannot append, rename or lock: files to replace are written again. Files
-that grow have a module of their own, `growing.py`.
+Every module that reads or writes a run calls this one. `open_path` checks an address and returns its path, of `pathlib`
+or of `epath`; both have the same methods.
+
+Object storage writes objects atomically, and cannot append, rename or lock: files to replace are written again, and
+files that grow have a module of their own, `growing.py`. So do mounts of it as a folder (gcsfuse, s3fs, Mountpoint,
+blobfuse): they upload a file when it is closed or synced. Of a file that stays open, nothing is kept when the host is
+lost, and each sync uploads the whole file again (`can_append`). On a file system that other hosts can write to, file
+locks do not suffice, since they hold for one host or one mount (`is_shared`). Both follow from the type of the file
+system in the kernel's table of mounts, so that a person who mounts a bucket has nothing to set. Where there is no table
+(other systems than Linux), every path counts as one on a local disk.
 """
 from __future__ import annotations
 
@@ -9,6 +17,7 @@ import contextlib
 import importlib.util
 import os
 import pathlib
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -16,7 +25,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from vit_jax.core import address, documents, extras, files
 from vit_jax.core.errors import UserError
-from vit_jax.record import mounts
 
 if TYPE_CHECKING:
   from etils import epath
@@ -25,7 +33,12 @@ if TYPE_CHECKING:
 
 PathLike = str | os.PathLike[str]
 REMOTE = 'gs://'
+MOUNTS = '/proc/self/mountinfo'
 _PACKAGES = ('gcsfs', 'tensorflow')  # `epath` needs one of them for Google Cloud Storage
+_NETWORK = ('nfs', 'nfs4', 'lustre', 'ceph', 'gpfs', 'beegfs', 'glusterfs', 'cifs', 'smb3', 'wekafs', 'panfs', 'pvfs2',
+            'afs', 'ocfs2', 'gfs2', '9p', 'virtiofs', 'vboxsf')
+_LOCAL_FUSE = ('fuseblk', 'fuse.fuse-overlayfs', 'fuse.mergerfs', 'fuse.bindfs', 'fuse.gocryptfs', 'fuse.encfs')
+_ESCAPE = re.compile(r'\\([0-7]{3})')
 
 
 def is_local(path: PathLike) -> bool:
@@ -33,9 +46,42 @@ def is_local(path: PathLike) -> bool:
   return '://' not in os.fspath(path)
 
 
+def is_shared(path: PathLike) -> bool:
+  """Returns whether other hosts may write to the storage of a path."""
+  return not is_local(path) or (kind := file_system(path)) in _NETWORK or _is_bucket(kind)
+
+
 def can_append(path: PathLike) -> bool:
   """Returns whether storage keeps what is appended to an open file: it is neither a bucket nor a mount of one."""
-  return is_local(path) and mounts.can_append(path)
+  return is_local(path) and not _is_bucket(file_system(path))
+
+
+def _is_bucket(kind: str) -> bool:
+  """Whether a file system may be a mount of object storage: any in user space that is not known to be local."""
+  return kind.startswith('fuse') and kind not in _LOCAL_FUSE
+
+
+def file_system(path: PathLike) -> str:
+  """Returns the type of the file system of a path, such as `ext4`, `nfs4` or `fuse.gcsfuse`; '' if it is not known.
+
+  The path need not exist.
+  """
+  resolved, longest, kind = os.path.realpath(path), -1, ''
+  try:
+    with open(MOUNTS, encoding='utf-8', errors='surrogateescape') as file:
+      lines = file.read().splitlines()
+  except OSError:
+    return ''
+  for line in lines:
+    left, _, right = line.partition(' - ')
+    fields = left.split(' ')
+    if len(fields) < 5 or not right:
+      continue
+    folder = _ESCAPE.sub(lambda match: chr(int(match[1], 8)), fields[4])
+    is_inside = resolved == folder or resolved.startswith(folder.rstrip('/') + '/')
+    if is_inside and len(folder) >= longest:  # the last of several mounts of one folder covers the others
+      longest, kind = len(folder), right.split(' ')[0]
+  return kind
 
 
 def open_path(path: PathLike) -> Path:
@@ -68,15 +114,14 @@ def refresh(path: PathLike) -> None:
 def write_bytes(path: PathLike, content: bytes) -> None:
   """Creates or replaces a file atomically; its folder is created if missing.
 
-  After a power failure the file is the complete old or new one: the data is synced to disk before the file is renamed,
-  and the rename before this function returns. If two processes write the same file, the later one wins.
+  After a power failure the file is the complete old or new one. If two processes write it, the later one wins.
   """
-  place = open_path(path)
-  place.parent.mkdir(parents=True, exist_ok=True)
-  if not isinstance(place, pathlib.Path):
-    place.write_bytes(content)
-    return
-  files.replace(place, content)
+  opened = open_path(path)
+  if isinstance(opened, pathlib.Path):
+    files.replace(opened, content)
+  else:
+    opened.parent.mkdir(parents=True, exist_ok=True)
+    opened.write_bytes(content)
 
 
 def encode(text: str) -> bytes:
@@ -101,13 +146,13 @@ def local(path: PathLike) -> Iterator[pathlib.Path]:
   Raises:
     FileNotFoundError: there is no such file in object storage.
   """
-  place = open_path(path)
-  if isinstance(place, pathlib.Path):
-    yield place
+  opened = open_path(path)
+  if isinstance(opened, pathlib.Path):
+    yield opened
     return
   with tempfile.TemporaryDirectory(prefix='vit_jax_') as folder:
-    copied = pathlib.Path(folder, place.name)
-    copied.write_bytes(place.read_bytes())
+    copied = pathlib.Path(folder, opened.name)
+    copied.write_bytes(opened.read_bytes())
     yield copied
 
 
@@ -125,8 +170,8 @@ def copy(source: PathLike, target: PathLike) -> None:
   """Copies a folder with its contents, to or from this machine or within object storage."""
   old, new = open_path(source), open_path(target)
   new.mkdir(parents=True, exist_ok=True)
-  for one in sorted(old.iterdir()):
-    if one.is_dir():
-      copy(one, new / one.name)
+  for entry in sorted(old.iterdir()):
+    if entry.is_dir():
+      copy(entry, new / entry.name)
     else:
-      (new / one.name).write_bytes(one.read_bytes())
+      (new / entry.name).write_bytes(entry.read_bytes())

@@ -1,14 +1,16 @@
-"""The record of a run: `metrics.jsonl`, the trackers that show it elsewhere, and the progress.
+"""Writes the record of a run, `metrics.jsonl`, and passes it on to the trackers and to the progress.
 
-`metrics.jsonl` is the record (`reader.py` reads it); everything else can be derived from it. It has one JSON object per
-line:
+The train job makes one `Writer` for each start, within `run_directory.hold`. Its hooks call `write` and `event`, and
+the job calls `close`. `reader.py` reads the record; everything else can be derived from it. The record has one JSON
+object per line:
 
   {"step": 50, "time_s": 12.3, "train/loss": 1.5, …}      a row of metrics
   {"event": "start", "time_s": 0.0, "resumed_from": 40}   any other event
 
 `step` is the number of updates, `time_s` the seconds for which the run has been active: it is 0 at the first start, and
 continues from the last line after a resume. Numbers that are not finite are the strings 'nan', 'inf' and '-inf',
-because JSON does not support them.
+because JSON does not support them. The record begins with a `start` event: the first call writes it, if the caller does
+not.
 
 In object storage and on mounts of it, where nothing can be appended, the file is a copy of a local one, updated every
 30 s (`growing.Mirror`). Everything up to a checkpoint is durable before the checkpoint is written: copied, or
@@ -26,22 +28,22 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
+from typing import TypeVar
 
 from vit_jax.core import failures
 from vit_jax.core.errors import UserError, redacted
-from vit_jax.record import growing, machine, owner, reader, shown, storage
-from vit_jax.record import progress as progress_lib
+from vit_jax.record import growing, machine, reader, run_directory, storage
+from vit_jax.record.progress import Progress
+from vit_jax.record.trackers import Guarded, Status, Tracker, tensorboard
 
 FILE = reader.FILE
 _KEPT_AT_ONCE = ('checkpoint', 'stop')
 """Events that a run can resume from; neither they nor earlier lines may be lost."""
+T = TypeVar('T')
 
 
 class Writer:
   """Writes the record of a run; on all processes except 0, every method does nothing.
-
-  The record begins with a `start` event; if the caller does not write one, it is added before the first line.
 
   Args:
     workdir: the run directory, local or in object storage; created if missing.
@@ -54,24 +56,24 @@ class Writer:
 
   def __init__(self, workdir: str | os.PathLike[str], *, process_index: int, resumed_from: int | None,
                progress_total: int, progress: bool,
-               trackers: Callable[[str], Sequence[shown.Guarded]] | None = None) -> None:
+               trackers: Callable[[str], Sequence[Guarded]] | None = None) -> None:
     self._active = process_index == 0
     self._resumed_from = resumed_from
     self._last_step = resumed_from or 0
     self._is_started = False
     if not self._active:
       return
-    self._owner = owner.find(workdir)
+    self._owner = run_directory.owner_of(workdir)
     self._mirror = None if storage.can_append(workdir) else growing.Mirror(
         workdir, growing=FILE, check=self._owner.look if self._owner else lambda: None)
     folder = os.fspath(self._mirror.folder if self._mirror else workdir)
     self._path = os.path.join(folder, FILE)
-    self._file = failures.stored(self._open, self._path, patience_s=0.)
+    self._file = self._stored(self._open)
     self._time_offset_s = reader.last_time_s(self._path) - time.monotonic()
-    self._trackers = trackers(folder) if trackers else [shown.tensorboard(folder, resumed_from)]
-    self._status: shown.Status = 'done'
-    self._progress = progress_lib.Progress(progress_total, start=self._last_step, shown=progress,
-                                           memory=machine.used_memory_gib)
+    self._trackers = trackers(folder) if trackers else [tensorboard(folder, resumed_from)]
+    self._status: Status = 'done'
+    self._progress = Progress(progress_total, start=self._last_step, shown=progress,
+                              memory=machine.used_memory_gib)
 
   def _open(self) -> growing.Appender:
     """Opens the file, with what earlier starts wrote, behind a complete line."""
@@ -80,19 +82,18 @@ class Writer:
     else:
       growing.join(self._path)  # of a directory that was copied from object storage
     os.makedirs(os.path.dirname(self._path), exist_ok=True)
-    found = growing.Appender(self._path)
+    appender = growing.Appender(self._path)
     with open(self._path, 'rb') as file:
       size = file.seek(0, os.SEEK_END)
       file.seek(max(0, size - 1))
       if size and file.read() != b'\n':  # a kill left a part of a line
-        found.write(b'\n')
-    return found
+        appender.write(b'\n')
+    return appender
 
   def __enter__(self) -> Writer:
     return self
 
-  def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-               trace: TracebackType | None) -> None:
+  def __exit__(self, *_: object) -> None:
     self.close()
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -101,7 +102,7 @@ class Writer:
     Raises:
       ValueError: the step is smaller than one that was written.
       UserError: the record cannot be written, for example on a full disk, or because another run has taken over the
-        run directory (`owner.Replaced`); every other method can raise it too.
+        run directory (`run_directory.Replaced`); every other method can raise it too.
     """
     if not self._active:
       return
@@ -109,10 +110,9 @@ class Writer:
       raise ValueError(f'metrics of step {step} after those of step {self._last_step}: '
                        'steps must not go backwards')
     numbers = {name: float(value) for name, value in values.items()}
-    self._ensure_started()
-    self._append({'step': int(step), 'time_s': self._time_s(), **numbers})
+    self._append({'step': int(step)}, numbers)
     for tracker in self._trackers:
-      tracker.do(lambda one: one.write(int(step), numbers))
+      tracker.do(lambda opened: opened.write(int(step), numbers))
     self._last_step = int(step)
     self._progress.update(step, numbers)
 
@@ -133,15 +133,14 @@ class Writer:
     if name == 'start':
       self._is_started = True
       fields = {'resumed_from': self._resumed_from, **fields}
-    self._ensure_started()
-    self._append({'event': name, 'time_s': self._time_s(), **fields})
+    self._append({'event': name}, fields)
     self._status = 'stopped' if name == 'stop' else self._status
     if is_kept and self._mirror:
       self._mirror.settle()
     elif is_kept:
-      failures.stored(self._file.settle, self._path, patience_s=0.)
+      self._stored(self._file.settle)
 
-  def show(self, call: Callable[[shown.Tracker], None]) -> None:
+  def show(self, call: Callable[[Tracker], None]) -> None:
     """Calls a function with each tracker, for images or histograms, which are not in the record."""
     for tracker in self._trackers if self._active else ():
       tracker.do(call)
@@ -159,16 +158,16 @@ class Writer:
     """
     if not self._active or self._mirror:
       return
-    def look() -> os.stat_result | None:
+    def stat() -> os.stat_result | None:
       with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return os.stat(self._path)
       return None
 
-    own, found = os.fstat(self._file.fileno()), failures.stored(look, self._path, patience_s=0.)
-    if found is None or not os.path.samestat(own, found) and own.st_size != found.st_size:
+    written, there = os.fstat(self._file.fileno()), self._stored(stat)
+    if there is None or not os.path.samestat(written, there) and written.st_size != there.st_size:
       folder = os.path.dirname(self._path)
       raise UserError(
-          f'--workdir={folder}: expected the directory in which the run began, got {"another" if found else "none"}: '
+          f'--workdir={folder}: expected the directory in which the run began, got {"another" if there else "none"}: '
           'it was moved or removed while the run was writing to it. Run the same command again with --workdir=DIR, '
           'where it is now, to resume from its last checkpoint. What is at the old place is incomplete.')
 
@@ -179,26 +178,26 @@ class Writer:
     self._active = False
     self._progress.close()
     try:
-      failures.stored(self._file.close, self._path, patience_s=0.)
+      self._stored(self._file.close)
     finally:
       for tracker in self._trackers:
         tracker.close('failed' if sys.exc_info()[0] else self._status)
       if self._mirror:
         self._mirror.close()
 
-  def _ensure_started(self) -> None:
+  def _append(self, kind: Mapping[str, object], fields: Mapping[str, object]) -> None:
+    """Appends a line: its step or the name of its event, the time, and its other fields."""
     if not self._is_started:
       self.event('start')
-
-  def _time_s(self) -> float:
-    return round(self._time_offset_s + time.monotonic(), 3)
-
-  def _append(self, row: Mapping[str, object]) -> None:
     if self._owner and (self._owner.is_replaced or not self._mirror):  # a mirror checks before each copy
       self._owner.check()
-    text = redacted(json.dumps(_to_json(row), allow_nan=False, ensure_ascii=False)) + '\n'
-    line = storage.encode(text)  # names of files need not be UTF-8
-    failures.stored(lambda: self._file.write(line), self._path, patience_s=0.)
+    line = {**kind, 'time_s': round(self._time_offset_s + time.monotonic(), 3), **fields}
+    text = redacted(json.dumps(_to_json(line), allow_nan=False, ensure_ascii=False))
+    self._stored(lambda: self._file.write(storage.encode(f'{text}\n')))  # names of files need not be UTF-8
+
+  def _stored(self, action: Callable[[], T]) -> T:
+    """Returns the result of an action on the file, and converts its errors; the file itself has waited before."""
+    return failures.stored(action, self._path, patience_s=0.)
 
 
 def _to_json(value: object) -> object:

@@ -1,4 +1,4 @@
-"""The cost of a study before it runs: parameters, FLOPs and estimated hours of each run.
+"""The cost of a study before it runs, for `--dry_run`: parameters, FLOPs and estimated hours of each run.
 
 Hours are training FLOPs over a speed: that of the study's finished runs, which includes evaluation and startup, or an
 assumed share of the peak of the devices, which does not.
@@ -68,7 +68,8 @@ def describe(study: schema.Study, workdir: pathlib.Path, *, topology: str) -> st
   note = ''
   for number, stage in enumerate((lambda results: study.runs, *study.then)):
     try:
-      configs = stage({name: _result(task, costs[name]) for name, task in tasks.items()})
+      configs = stage({name: task.result() if task.is_done else _placeholder(task, costs[name])
+                       for name, task in tasks.items()})
     except UserError as error:
       note = f'\nStage {number + 1} is only known when the runs before it are finished: {error}'
       break
@@ -77,15 +78,10 @@ def describe(study: schema.Study, workdir: pathlib.Path, *, topology: str) -> st
       costs[name] = estimate(config, known)
   done = {name: task.result() for name, task in tasks.items() if task.is_done}
   speed = find_speed(done, topology)
-  return _table(study.name, costs, done, speed) + _points(study) + _halved(study, costs, speed) + note
-
-
-def _points(study: schema.Study) -> str:
-  """Returns the values that a search chooses for each run, a line each; '' for other studies."""
-  if study.search is None:
-    return ''
-  points = zip(study.runs, searches.draw(study.search), strict=True)
-  return ''.join(f'\n{name}: ' + ', '.join(f'{key}={value}' for key, value in one.items()) for name, one in points)
+  points = zip(study.runs, searches.draw(study.search), strict=True) if study.search else ()
+  chosen = ''.join(f'\n{name}: ' + ', '.join(f'{key}={value}' for key, value in point.items())
+                   for name, point in points)  # a line for the values of each run that a search chooses
+  return _table(study.name, costs, done, speed) + chosen + _halved(study, costs, speed) + note
 
 
 def _halved(study: schema.Study, costs: Mapping[str, Cost], speed: Speed) -> str:
@@ -121,13 +117,11 @@ def _size(config: schema.Config, num_examples: int, num_classes: int) -> tuple[i
 
   Tracing takes seconds for a large network, and a study may have hundreds of them.
   """
-  is_plain = (isinstance(config.objective, schema.Supervised) and not config.head.probe
-              and config.data.channels == RGB)
-  if is_plain and not (isinstance(config.model, schema.ViT) and config.model.pool.distillation):
-    model, px, head = config.model, config.image_px, config.head
+  model, px, head = config.model, config.image_px, config.head
+  is_plain = isinstance(config.objective, schema.Supervised) and not head.probe and config.data.channels == RGB
+  if is_plain and not (isinstance(model, schema.ViT) and model.pool.distillation):
     flops = cost.train_flops(model, px, head=head, num_classes=num_classes) * (2 if config.train.sam.rho else 1)
-    found = cost.forward(model, px, head=head, num_classes=num_classes)
-    return sum(found.parameters.values()), flops
+    return sum(cost.forward(model, px, head=head, num_classes=num_classes).parameters.values()), flops
   alone = dataclasses.replace(config, mesh=schema.Mesh(1, 1, 1))
   mesh = AbstractMesh((1, 1, 1), meshes.AXES, axis_types=(AxisType.Auto,) * 3)
   parts = build.parts(alone, mesh=mesh, num_examples=num_examples, num_classes=num_classes,  # type: ignore[arg-type]
@@ -174,10 +168,8 @@ def _counts(config: schema.Config) -> tuple[int, int]:
   return data.num_examples or len(opened.train), len(opened.class_names)
 
 
-def _result(task: runs.Task, cost: Cost) -> schema.Result:
-  """Returns the result of a run; before it has finished, a placeholder with all metrics 0."""
-  if task.is_done:
-    return task.result()
+def _placeholder(task: runs.Task, cost: Cost) -> schema.Result:
+  """Returns a result with all metrics 0, for a run that has not finished."""
   return schema.Result(task.config, str(task.folder), cost.steps, 0., cost.num_params, cost.flops / 1e18,
                        collections.defaultdict(float), 0.)
 

@@ -1,7 +1,8 @@
 """The decisions of a search: which runs continue at each rung, which run is the best, and the table of them.
 
-A decision is written once, into `search/` of the study, so that all processes of a study follow the same one, also
-after a restart.
+The coordinator of a study (`job.py`) calls `check_same` at its start, `kept` after each rung, and `with_table` and
+`write_best` at the end. A decision is written once, into `search/` of the study, so that all processes of a study
+follow the same one, also after a restart.
 """
 from __future__ import annotations
 
@@ -121,26 +122,24 @@ def _write_once(path: pathlib.Path, content: Mapping[str, object]) -> None:
 def at_rungs(search: schema.Search, tasks: Sequence[Task]) -> dict[str, list[Task]]:
   """Returns each run with the rungs at which it has results, the highest last; the best runs first."""
   parts = {rung.until for rung in rungs(search.method)}
-  found = {task.name: [one for one in task.with_results() if one.until in parts] for task in tasks}
+  by_run = {task.name: [at_part for at_part in task.with_results() if at_part.until in parts] for task in tasks}
   order: list[str] = []
   for rung in reversed(rungs(search.method)):
-    there = [ones[-1] for ones in found.values() if ones and ones[-1].until == rung.until]
-    order += [task.name for task in ranked(search, there)]
-    order += [task.name for task in there if task.name not in order]
-  return {name: found[name] for name in order}
+    ended = [at_parts[-1] for at_parts in by_run.values() if at_parts and at_parts[-1].until == rung.until]
+    order += [task.name for task in ranked(search, ended)]
+    order += [task.name for task in ended if task.name not in order]
+  return {name: by_run[name] for name in order}
 
 
 def write_best(workdir: pathlib.Path, search: schema.Search, tasks: Sequence[Task]) -> str:
   """Writes the config of the best run at the highest rung as `best.json`, and returns a sentence on it; '' if none."""
-  found = at_rungs(search, tasks)
-  if not found:
+  best = next((at_parts[-1] for at_parts in at_rungs(search, tasks).values()), None)
+  if best is None:
     return ''
-  name, ones = next(iter(found.items()))
-  best = ones[-1]
   value = score(search, result := best.result())
   run_directory.write_text(workdir / BEST, json_files.to_json(best.config))
   shown = ' '.join(f'--config.{setting}={_shown(best.config, setting)}' for setting in search.ranges)
-  return (f'Best: {name}, {search.metric or "headline"} {abs(value or 0.):.4g} after {result.step:,} steps '
+  return (f'Best: {best.name}, {search.metric or "headline"} {abs(value or 0.):.4g} after {result.step:,} steps '
           f'({best.until or END}): {shown}\nIts config: {workdir / BEST}')
 
 
@@ -152,28 +151,22 @@ def with_table(study: schema.Study, tasks: Sequence[Task]) -> schema.Study:
   metric, labels = search.metric or 'headline', [rung.label for rung in rungs(search.method)][:-1]
   rows: list[schema.Row] = []
   curves: list[schema.Row] = []
-  for name, ones in at_rungs(search, tasks).items():
-    results = [one.result() for one in ones]
-    values = [_rounded(one.metrics.get(metric, one.headline)) for one in results]
-    settings = {setting: _shown(ones[-1].config, setting) for setting in search.ranges}
-    at = {one.until: value for one, value in zip(ones, values, strict=True)}
-    rows.append({'run': name, metric: values[-1], PART: _percent(ones[-1]), **settings,
-                 **{f'at {label}': at.get(label) for label in labels},
-                 'step': results[-1].step, 'parameters': results[-1].num_params, 'exaFLOPs': results[-1].exaflops})
-    curves += [{'run': name, PART: _percent(one), metric: value} for one, value in zip(ones, values, strict=True)]
+  for name, at_parts in at_rungs(search, tasks).items():
+    results = [task.result() for task in at_parts]
+    numbers = [result.metrics.get(metric, result.headline) for result in results]
+    values = [number if number is None else float(f'{number:.5g}') for number in numbers]
+    by_part = {task.until: value for task, value in zip(at_parts, values, strict=True)}
+    last, end = results[-1], at_parts[-1]
+    rows.append({'run': name, metric: values[-1], PART: end.percent,
+                 **{setting: _shown(end.config, setting) for setting in search.ranges},
+                 **{f'at {label}': by_part.get(label) for label in labels},
+                 'step': last.step, 'parameters': last.num_params, 'exaFLOPs': last.exaflops})
+    curves += [{'run': name, PART: task.percent, metric: value} for task, value in zip(at_parts, values, strict=True)]
   panels = [schema.Figure(setting, metric, series=PART if labels else '', log_x=isinstance(kind, schema.LogUniform))
             for setting, kind in search.ranges.items()][:_MOST_PANELS]
   if labels:
     panels.insert(0, schema.Figure(PART, metric, series='run', log_x=True))
   return dataclasses.replace(study, table=lambda results: rows, figures=tuple(panels), curves=lambda results: curves)
-
-
-def _percent(task: Task) -> float:
-  return float((task.until or END).removesuffix(' %'))
-
-
-def _rounded(value: float | None) -> float | None:
-  return value if value is None else float(f'{value:.5g}')
 
 
 def _shown(config: schema.Config, setting: str) -> str | float:

@@ -97,24 +97,24 @@ def check_places(configs: Configs) -> None:
 
   Where some are, the others fail one by one, so that a study of many datasets makes what it can.
   """
-  found: dict[str, list[str]] = {}  # by what the places are, which most runs of a study share
+  problems: dict[str, list[str]] = {}  # by what the places are, which most runs of a study share
   keys = {name: repr((list(places.sources(config)), config.data)) for name, config in configs.items()}
   for name, config in configs.items():
-    if keys[name] not in found:
-      found[keys[name]] = places.problems(config, None, places.Place())
-  if all(found.values()):
-    _refuse({name: found[key] for name, key in keys.items()}, 'a study whose data are on this machine')
+    if keys[name] not in problems:
+      problems[keys[name]] = places.problems(config, None, places.Place())
+  if all(problems.values()):
+    _refuse({name: problems[key] for name, key in keys.items()}, 'a study whose data are on this machine')
 
 
-def _refuse(found: Mapping[str, Sequence[str]], expected: str) -> None:
+def _refuse(lines_of: Mapping[str, Sequence[str]], expected: str) -> None:
   """Raises UserError with the problems of runs by name, if there are any."""
   problems: dict[str, list[str]] = {}
-  for name, lines in found.items():
+  for name, lines in lines_of.items():
     for problem in lines:
       problems.setdefault(f'  {problem}', []).append(name)
   if problems:
     raise UserError('\n'.join([f'--config: expected {expected}, got problems:', *(
-        f'{line} (of {", ".join(names) if len(names) < len(found) else "all runs"})'
+        f'{line} (of {", ".join(names) if len(names) < len(lines_of) else "all runs"})'
         for line, names in problems.items())]))
 
 
@@ -122,7 +122,11 @@ _STOPPING = 'Ctrl-C: stopping as soon as the runs have saved. Press Ctrl-C again
 
 
 class Coordinator:
-  """Starts the runs that are not finished, and writes the table."""
+  """Starts the runs that are not finished, and writes the table.
+
+  For each stage, it plans the tasks from the results so far (`_plan`), and starts and awaits their processes
+  (`_execute`). After the last stage, or when it is stopped, it writes the table and the best config (`_write`).
+  """
 
   def __init__(self, study: schema.Study, workdir: pathlib.Path, processes: int, environ: dict[str, str],
                share: tuple[int, int] = ALL) -> None:
@@ -142,13 +146,17 @@ class Coordinator:
       halving.check_same(self._workdir, self._study.search)
     try:
       with signals.answering(_STOPPING, is_last=False) as self._answer:
-        self._run(self._stages())
+        stages = self._stages()
+        for number, stage in enumerate(stages):
+          if not self._stopped_by:
+            self._is_last = number == len(stages) - 1
+            self._execute(self._plan(stage, number))
     except TemporaryError as error:
       self._say(str(error))
       self._statuses.append(failures.TRY_AGAIN)
     finally:
-      for one in self._active:
-        one.stop(signal.SIGTERM)
+      for process in self._active:
+        process.stop(signal.SIGTERM)
       for name, handler in before.items():
         signal.signal(name, handler)
     self._write()
@@ -157,22 +165,14 @@ class Coordinator:
       return failures.TRY_AGAIN
     return failures.worst(self._statuses)
 
-  def _run(self, stages: Sequence[Stage]) -> None:
-    for number, stage in enumerate(stages):
-      if self._stopped_by:
-        break
-      self._is_last = number == len(stages) - 1
-      self._execute(self._plan(stage, number))
-
   def _stages(self) -> list[Stage]:
     search, first = self._study.search, self._study.runs
-    found = [Stage(lambda results: first)]
+    rungs = halving.rungs(search.method) if search else [halving.Rung('', len(first))]
+    stages = [Stage(lambda results: first, rungs[0].until)]
     if search:
-      rungs = halving.rungs(search.method)
-      found = [Stage(lambda results: first, rungs[0].until)]
-      found += [Stage(functools.partial(self._kept, search, number), rung.until, continues=True)
-                for number, rung in enumerate(rungs[1:])]
-    return [*found, *map(Stage, self._study.then)]
+      stages += [Stage(functools.partial(self._kept, search, number), rung.until, continues=True)
+                 for number, rung in enumerate(rungs[1:])]
+    return [*stages, *map(Stage, self._study.then)]
 
   def _kept(self, search: schema.Search, number: int, results: schema.Results) -> Configs:
     """Returns the runs that continue after a rung, which are those of the stage before."""
@@ -244,9 +244,9 @@ class Coordinator:
         self._statuses.append(status or failures.UNFORESEEN)
     if status == 0 and task.is_done:
       result = task.result()
-      shown = '' if result.headline is None else f'{result.headline:.2%}, '
+      headline = '' if result.headline is None else f'{result.headline:.2%}, '
       part = f' paused at {task.until},' if task.until else ''
-      self._say(f'{self._place(task)}:{part} {shown}{result.seconds:.0f} s')
+      self._say(f'{self._place(task)}:{part} {headline}{result.seconds:.0f} s')
     elif status == failures.TRY_AGAIN and self._stopped_by:
       self._say(f'{self._place(task)}: stopped after saving')
     else:
@@ -279,12 +279,12 @@ class Coordinator:
     if number == signal.SIGINT:
       self._answer.say()
     if self._stopped_by and number == signal.SIGINT:
-      for one in self._active:
-        one.stop(signal.SIGKILL)
+      for process in self._active:
+        process.stop(signal.SIGKILL)
       raise KeyboardInterrupt
     self._stopped_by = signal.Signals(number).name
-    for one in self._active:
-      one.stop(signal.SIGTERM)
+    for process in self._active:
+      process.stop(signal.SIGTERM)
 
   def _say(self, text: str) -> None:
     print(text, flush=True)

@@ -41,6 +41,11 @@ class Task(NamedTuple):
   until: str = ''
 
   @property
+  def percent(self) -> float:
+    """The part of the run as a number, 100 for its end."""
+    return float((self.until or '100 %').removesuffix(' %'))
+
+  @property
   def is_done(self) -> bool:
     """Whether the run has finished, or paused after this part."""
     return self._file.is_file()
@@ -74,15 +79,15 @@ class Task(NamedTuple):
 
   @property
   def is_started(self) -> bool:
+    """Whether the run has a checkpoint."""
     checkpoints = self.folder / 'checkpoints'
     return checkpoints.is_dir() and any(path.name.isdigit() for path in checkpoints.iterdir())
 
   def with_results(self) -> list[Task]:
     """Returns the run at each part where it paused, in this order, and at its end if it has finished."""
-    found = [self._replace(until=f'{share} %') for path in self.folder.glob(run_directory.paused_file('*%'))
-             for share in [path.name.removeprefix('paused_').removesuffix('%.json')]]
-    found.sort(key=lambda one: float(one.until.removesuffix(' %')))
-    return [*found, *([self._replace(until='')] if self.is_finished else [])]
+    paused = [self._replace(until=f'{path.name.removeprefix("paused_").removesuffix("%.json")} %')
+              for path in self.folder.glob(run_directory.paused_file('*%'))]
+    return [*sorted(paused, key=lambda task: task.percent), *([self._replace(until='')] if self.is_finished else [])]
 
   def check(self) -> None:
     """Raises UserError if the directory holds this run with other settings."""
@@ -120,9 +125,8 @@ class Task(NamedTuple):
     steps: dict[float, dict[str, float]] = {}
     for row in reader.read(self.folder).rows:
       steps.setdefault(row['step'], {}).update(row)
-    seen = [row for row in steps.values() if watched in row]
     sign = -1. if reader.is_lower_better(watched) else 1.
-    return max(seen, key=lambda row: sign * row[watched]) if seen else {}
+    return max((row for row in steps.values() if watched in row), key=lambda row: sign * row[watched], default={})
 
 
 class Process:
@@ -165,7 +169,9 @@ def begin(task: Task, environ: dict[str, str]) -> Process | None:
 
 
 def explain(folder: pathlib.Path) -> str:
-  """Returns why a run failed, from the end of its output: its error message, else the last lines."""
+  """Returns why a run failed, from the end of its output: its error message, else the last lines; '' without output."""
+  if not (folder / OUTPUT).is_file():
+    return ''
   with open(folder / OUTPUT, 'rb') as file:
     file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
     lines = file.read(TAIL_BYTES).decode(errors='replace').rstrip().splitlines()
@@ -174,11 +180,20 @@ def explain(folder: pathlib.Path) -> str:
 
 
 def _lock(file: IO[str]) -> bool:
+  """Locks a file in the directory of a run; returns False if another process has.
+
+  Raises:
+    UserError, TemporaryError: the file system has no locks.
+  """
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except OSError:
+    return True
+  except BlockingIOError:
     return False
-  return True
+  except OSError as error:
+    raise failures.kind(error)(
+        f'--workdir={os.path.dirname(file.name)}: expected a file system with locks (flock), got "{error.strerror}". '
+        'Choose a folder on a local disk or NFS.') from error
 
 
 def _is_locked(path: pathlib.Path) -> bool:
@@ -188,5 +203,5 @@ def _is_locked(path: pathlib.Path) -> bool:
   """
   if not path.exists():
     return False
-  with open(path) as file:
+  with open(path, 'r+') as file:  # NFS locks only files that are open for writing
     return not _lock(file)

@@ -19,6 +19,11 @@ from vit_jax.record import run_directory, storage
 if TYPE_CHECKING:
   from matplotlib.axes import Axes
 
+_SIZE = (6., 3.4)  # inches, of a panel with its legend
+_DPI = 150
+_MOST_NAMED = 10  # series in a legend
+
+
 def run(workdir: Sequence[storage.Path], to: str, *, overwrite: bool = False) -> int:
   """Prints the table of a study, or else writes the page of runs; exit status 0. See `jobs.report.run`."""
   if len(workdir) > 1 or not (workdir[0] / 'runs').is_dir() or (workdir[0] / 'config.json').is_file():
@@ -40,9 +45,16 @@ def write(workdir: pathlib.Path, study: schema.Study, results: schema.Results, m
   figures = study.figures or (() if study.table else (schema.Figure('run', 'headline'),))
   curves = study.curves(results) if study.curves else []
   figure = draw_figure(rows, figures, curves) if rows and figures else b''
+  columns, text = _columns(rows), io.StringIO()
+  writer = csv.DictWriter(text, columns, lineterminator='\n')
+  writer.writeheader()
+  writer.writerows(rows)
+  cells = [['–' if row.get(column) is None else row[column] for column in columns] for row in rows]
+  page = html_pages.render('study.html', title=f'{study.name} – study', name=study.name, columns=columns, rows=cells,
+                           figure=figure, missing=missing)
   workdir.mkdir(parents=True, exist_ok=True)
-  run_directory.write_text(workdir / 'table.csv', _to_csv(rows))
-  run_directory.write_text(workdir / 'table.html', _to_page(study.name, rows, figure, missing))
+  run_directory.write_text(workdir / 'table.csv', text.getvalue())
+  run_directory.write_text(workdir / 'table.html', page)
   if figure:
     run_directory.write_bytes(workdir / 'figure.png', figure)
   return str(workdir / 'table.html')
@@ -73,7 +85,10 @@ def show(workdir: storage.Path) -> str:
 
 def make_rows(study: schema.Study, results: schema.Results) -> list[schema.Row]:
   """Returns the rows of the study's own table, or one row for each run."""
-  rows = study.table(results) if study.table else [_row(name, result) for name, result in results.items()]
+  rows = study.table(results) if study.table else [
+      {'run': name, 'headline': result.headline, **result.metrics, 'steps': result.step,
+       'parameters': result.num_params, 'exaFLOPs': result.exaflops, 'seconds': round(result.seconds, 1)}
+      for name, result in results.items()]
   unknown = {name for f in study.figures for name in (f.x, f.y, f.series, f.error) if name} - set(_columns(rows))
   if rows and unknown:
     raise UserError(f'figures of {study.name}: expected columns of its table, {", ".join(_columns(rows))}, got '
@@ -83,33 +98,8 @@ def make_rows(study: schema.Study, results: schema.Results) -> list[schema.Row]:
   return rows
 
 
-def _row(name: str, result: schema.Result) -> schema.Row:
-  return {'run': name, 'headline': result.headline, **result.metrics, 'steps': result.step,
-          'parameters': result.num_params, 'exaFLOPs': result.exaflops, 'seconds': round(result.seconds, 1)}
-
-
 def _columns(rows: Sequence[schema.Row]) -> list[str]:
   return list(dict.fromkeys(name for row in rows for name in row))
-
-
-def _to_csv(rows: Sequence[schema.Row]) -> str:
-  text = io.StringIO()
-  writer = csv.DictWriter(text, _columns(rows), lineterminator='\n')
-  writer.writeheader()
-  writer.writerows(rows)
-  return text.getvalue()
-
-
-def _to_page(name: str, rows: Sequence[schema.Row], figure: bytes, missing: Mapping[str, str]) -> str:
-  columns = _columns(rows)
-  cells = [['–' if row.get(column) is None else row[column] for column in columns] for row in rows]
-  return html_pages.render('study.html', title=f'{name} – study', name=name, columns=columns, rows=cells,
-                           figure=figure, missing=missing)
-
-
-_SIZE = (6., 3.4)  # inches, of a panel with its legend
-_DPI = 150
-_MOST_NAMED = 10  # series in a legend
 
 
 def draw_figure(rows: Sequence[schema.Row], figures: Sequence[schema.Figure],

@@ -23,7 +23,7 @@ import jax
 from vit_jax.config import durations, schema
 from vit_jax.core import failures, lazy, trees
 from vit_jax.core.errors import TemporaryError, UserError
-from vit_jax.record import checkpoint_files, chosen, owner, storage
+from vit_jax.record import checkpoint_files, run_directory, storage
 from vit_jax.train import checkpoint_reader
 from vit_jax.train.checkpoint_reader import ITEMS, Restored
 from vit_jax.train.state import TrainState
@@ -89,7 +89,7 @@ class Keep:
 
 @dataclasses.dataclass
 class _Best:
-  """A policy of Orbax that preserves the checkpoint which `chosen.choose` chooses, also after a restart.
+  """A policy of Orbax that preserves the checkpoint which `checkpoint_files.choose` chooses, also after a restart.
 
   Orbax's own `BestN` knows only the metrics of the checkpoints that its process has saved.
   """
@@ -98,9 +98,10 @@ class _Best:
 
   def should_preserve(self, checkpoints: Sequence[Any], *, context: object) -> list[bool]:
     del context
-    self.known |= {one.step: one.metrics[self.metric] for one in checkpoints if self.metric in (one.metrics or {})}
-    best = chosen.best({one.step: self.known[one.step] for one in checkpoints if one.step in self.known}, self.metric)
-    return [one.step == best for one in checkpoints]
+    self.known |= {info.step: info.metrics[self.metric] for info in checkpoints if self.metric in (info.metrics or {})}
+    values = {info.step: self.known[info.step] for info in checkpoints if info.step in self.known}
+    best = checkpoint_files.best_step(values, self.metric)
+    return [info.step == best for info in checkpoints]
 
 
 class Checkpointer:
@@ -137,20 +138,17 @@ class Checkpointer:
     """
     steps = self.steps()
     try:
-      found = self.reader.newest(abstract, set_aside=self._set_aside)
+      restored = self.reader.newest(abstract, set_aside=self._set_aside)
     except UserError as error:
       if steps and not self.steps():
         raise UserError(f'{error}\nAll of them were moved to {self.folder.parent / "damaged"}. To begin from nothing, '
                         'run the same command again.') from None
       raise
-    if jax.process_count() > 1 or self._has_files():
+    if jax.process_count() > 1 or self.folder.is_dir() and any(self.folder.iterdir()):
       self._manager()
     else:  # a new run trains its first steps before it imports Orbax
       self._guard(lambda: self.folder.mkdir(parents=True, exist_ok=True), _OPENING)
-    return found
-
-  def _has_files(self) -> bool:
-    return self.folder.is_dir() and next(iter(self.folder.iterdir()), None) is not None
+    return restored
 
   def save(self, state: TrainState, about: Mapping[str, Any], metrics: Mapping[str, float], *,
            announce: Callable[[str], object] = lambda digest: None) -> str:
@@ -210,7 +208,7 @@ class Checkpointer:
 
     If a save has failed in this process, this does not wait: the other processes wait for it until this one ends.
     """
-    held = owner.find(self.folder)
+    held = run_directory.owner_of(self.folder)
     is_lost = self._uncommitted is not None or (held is not None and held.is_replaced)
     if self._opened is None or (is_lost and jax.process_count() > 1):
       return
@@ -234,7 +232,7 @@ class Checkpointer:
         log.warning('checkpoint %d is damaged and set aside: %s', step, error)
         self._move_aside(step)
     ocp.multihost.sync_global_processes('vit_jax descriptions')
-    known = chosen.values(self.folder.parent, self._keep.best, self.steps()) if self._keep.best else {}
+    known = checkpoint_files.metric_values(self.folder.parent, self._keep.best, self.steps()) if self._keep.best else {}
     options = ocp.CheckpointManagerOptions(
         preservation_policy=self._keep.policy(known), enable_async_checkpointing=True, create=True,
         cleanup_tmp_directories=True, temporary_path_class=self._commit_class(),
@@ -261,7 +259,7 @@ class Checkpointer:
 
   def _commit_class(self) -> type[Any]:
     """Returns Orbax's class for the folders of checkpoints; it checks the owner before and after a commit."""
-    held, classes = owner.find(self.folder), ocp.path.atomicity
+    held, classes = run_directory.owner_of(self.folder), ocp.path.atomicity
     # Those that Orbax chooses itself: a folder is renamed, and in object storage a file is written last.
     default = (classes.AtomicRenameTemporaryPath if isinstance(self.folder, pathlib.Path)
                else classes.CommitFileTemporaryPath)

@@ -1,8 +1,9 @@
 """Reads and verifies the checkpoints of a run directory; never writes, moves or removes files.
 
-It can therefore be used while the run is training. A checkpoint is only used if its saved digests match the arrays that
-were read; otherwise it counts as damaged, and the previous one is used. Errors of the system, such as a missing
-permission or too many open files, do not count as damage; they end the job with a message (`core/failures.py`).
+`checkpoint.py` resumes a run with it. The jobs that use a run call it directly, also while the run is training. A
+checkpoint is only used if its saved digests match the arrays that were read; otherwise it counts as damaged, and the
+previous one is used. Errors of the system, such as a missing permission or too many open files, do not count as damage;
+they end the job with a message (`core/failures.py`).
 """
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from vit_jax.core import lazy, trees
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.failures import Damaged
 from vit_jax.core.types import PyTree
+from vit_jax.parallel import mesh as meshes
 from vit_jax.record import checkpoint_files, storage
 from vit_jax.train.state import TrainState
 
@@ -67,7 +69,7 @@ class Reader:
       return steps
     padded = np.full(MOST_STEPS, -1, np.int32)
     padded[:len(steps[-MOST_STEPS:])] = steps[-MOST_STEPS:]
-    return [int(step) for step in multihost_utils.broadcast_one_to_all(padded) if step >= 0]
+    return [int(step) for step in meshes.of_process_0(padded) if step >= 0]
 
   def newest(self, abstract: TrainState, *, set_aside: Callable[[int], None] | None = None,
              choose: Callable[[list[int]], int] = max) -> Restored | None:
@@ -83,12 +85,12 @@ class Reader:
     """
     damaged: dict[int, str] = {}
     while left := [step for step in self.agreed_steps() if step not in damaged]:
-      step = _of_process_0(choose(left))
+      step = int(meshes.of_process_0(np.int32(choose(left))))
       try:
         return self._read(step, abstract)
       except Damaged as error:
         now = self.agreed_steps()
-        if step not in now or any(one > left[-1] and one not in damaged for one in now):
+        if step not in now or any(newer > left[-1] and newer not in damaged for newer in now):
           continue  # the run is training: it removes this checkpoint after saving a newer one
         damaged[step] = str(error)
         log.warning('checkpoint %d is damaged%s: %s', step, ' and set aside' if set_aside else '', error)
@@ -128,15 +130,6 @@ class Reader:
     # An item without arrays, such as the state of a constant optimizer, is not saved; its structure is that of now.
     return Restored(TrainState(count, **{name: items.get(name, getattr(abstract, name)) for name in ITEMS}), about)
 
-  def read_meta(self, step: int) -> dict[str, Any]:
-    """Returns the `about` passed to `Checkpointer.save`, with `version`, `step`, `digests` and `shapes`.
-
-    Raises:
-      UserError: the system does not allow reading it.
-      Damaged: it does not exist, or differs from what was saved.
-    """
-    return checkpoint_files.read_meta(self.folder / str(step))
-
   def _load(self, step: int, wanted: Mapping[str, PyTree]) -> tuple[
       dict[str, Any], dict[str, PyTree], dict[str, Callable[[], str]]]:
     """Returns description, items, and functions that wait for their digests; does not wait for other processes.
@@ -145,7 +138,7 @@ class Reader:
     of them, which begins when all have read everything.
     """
     self.check_description(step)
-    about = self.read_meta(step)
+    about = checkpoint_files.read_meta(self.folder / str(step))
     self._check_layout(step, about, wanted)
     if 'data_sha256' in about:  # the order of the data has a file of its own in checkpoints of earlier versions
       about['data'] = checkpoint_files.read_json(self.folder / str(step) / checkpoint_files.DATA)
@@ -193,14 +186,9 @@ class Reader:
       lines += [f'  {name}/{path}: {saved.get(path, "absent")} in the checkpoint, {now.get(path, "absent")} by the '
                 'config' for path in sorted(saved.keys() | now.keys()) if saved.get(path) != now.get(path)]
     if lines:
-      shown = lines[:12] + ([f'  … and {len(lines) - 12} more'] if len(lines) > 12 else [])
+      lines = lines[:12] + ([f'  … and {len(lines) - 12} more'] if len(lines) > 12 else [])
       raise UserError(f'Checkpoint {step} in {self.folder} was made with another model, objective or optimizer:\n'
-                      + '\n'.join(shown) + '\nUse another --workdir, or the config it was made with.')
-
-
-def _of_process_0(step: int) -> int:
-  """Returns the step that process 0 passes, on every process."""
-  return step if jax.process_count() == 1 else int(multihost_utils.broadcast_one_to_all(np.int32(step)))
+                      + '\n'.join(lines) + '\nUse another --workdir, or the config it was made with.')
 
 
 def shapes(tree: PyTree) -> dict[str, str]:
@@ -215,20 +203,18 @@ def _all_or_none(what: str, load: Callable[[], T]) -> T:
     what: is loaded, for the message of the processes that did not fail.
     load: reads it.
   """
-  own: Damaged | UserError | TemporaryError | None = None
-  result: T | None = None
+  failure: Exception | None = None
+  results: list[T] = []
   try:
-    result = load()
+    results.append(load())
   except (Damaged, UserError, TemporaryError) as error:
-    own = error
+    failure = error
   kinds: list[type[Exception]] = [Damaged, TemporaryError, UserError]  # the worst is last
-  verdict = next((number for number, kind in enumerate(kinds, 1) if isinstance(own, kind)), 0)
-  worst = verdict
+  verdict = worst = next((number for number, kind in enumerate(kinds, 1) if isinstance(failure, kind)), 0)
   if jax.process_count() > 1:
     worst = int(np.max(multihost_utils.process_allgather(np.int32(verdict))))
-  if own is not None and verdict == worst:
-    raise own
+  if failure is not None and verdict == worst:
+    raise failure
   if worst:
     raise kinds[worst - 1](f'another process could not read {what}; see its message')
-  assert result is not None
-  return result
+  return results[0]

@@ -1,4 +1,7 @@
-"""Finds the examples that make a step's loss non-finite, by bisecting the batch with its mask."""
+"""Finds the examples that make a step's loss non-finite, by bisecting the batch with its mask.
+
+The train job builds the function (`build`); the hook `Finite` calls it when a step was not finite.
+"""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -8,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax.core import numerics
 from vit_jax.core.contracts import Objective, Prepare
 from vit_jax.core.types import Array, Batch, HostArray
 from vit_jax.parallel.mesh import batch_sharding, replicated
 from vit_jax.train.loop import Done
 from vit_jax.train.state import TrainState
+from vit_jax.train.step import preparing
 
 MOST = 5
 """Maximum number of examples to find; each takes about log2(batch) forward passes."""
@@ -32,16 +35,15 @@ def build(objective: Objective, prepare: Prepare, describe: Callable[[int], str]
     mesh: of the batch.
     seed: of the run.
   """
-  whole = replicated(mesh)
+  prepared = preparing(prepare, seed)
 
   def finite(state: TrainState, batch: Batch, step: Array, chosen_B: Array) -> Array:
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-      keys = numerics.split_key(jax.random.fold_in(jax.random.key(seed), step), 'prepare', 'loss')
-      batch = prepare(batch, keys['prepare'], step)
+      batch, key = prepared(batch, step)
       batch = {**batch, 'mask': chosen_B * batch.get('mask', 1.)}
-      return jnp.isfinite(objective.loss(state.params, state.extra, batch, keys['loss'], step).loss.sum)
+      return jnp.isfinite(objective.loss(state.params, state.extra, batch, key, step).loss.sum)
 
-  is_finite = jax.jit(finite, out_shardings=whole)
+  is_finite = jax.jit(finite, out_shardings=replicated(mesh))
 
   def diagnose(done: Done) -> list[str]:
     index_B = indexes(done.step - 1)

@@ -1,4 +1,8 @@
-"""Hooks of the training loop: logging, evaluation, checkpoints, early stopping, alarms, non-finite values."""
+"""Hooks of the training loop: logging, evaluation, checkpoints, early stopping, alarms, non-finite values.
+
+The train job makes them, and passes them to `loop.run` in the order in which they are called: metrics and alarms first,
+then the evaluations, which leave their results in `Latest`, then early stopping and the checkpoint, which read them.
+"""
 from __future__ import annotations
 
 import contextlib
@@ -20,7 +24,7 @@ from vit_jax.record import reader
 from vit_jax.record.clock import Clock
 from vit_jax.record.writer import Writer
 from vit_jax.train.checkpoint import Checkpointer
-from vit_jax.train.loop import Done
+from vit_jax.train.loop import Done, Hook
 from vit_jax.train.save_times import SaveTimes
 from vit_jax.train.state import TrainState
 from vit_jax.train.step import nonfinite_paths
@@ -42,7 +46,7 @@ def value(mean: Mean) -> float:
   return float(mean.sum) / max(float(mean.weight), 1e-12)
 
 
-class Rates:
+class LearningRates:
   """The values of a schedule by step, on the host.
 
   They are computed in blocks, as each call would wait for the device, which runs the next step. The blocks are the same
@@ -55,23 +59,22 @@ class Rates:
 
   def at(self, step: int) -> float:
     """Returns the value at a step, from 0."""
-    number, place = divmod(step, BLOCK)
+    number, offset = divmod(step, BLOCK)
     if number != self._number:
       steps = np.arange(number * BLOCK, (number + 1) * BLOCK, dtype=np.int32)
       self._number, self._values = number, np.asarray(self._run(steps))
-    return float(self._values[place])
+    return float(self._values[offset])
 
 
-class Metrics:
+class Metrics(Hook):
   """Logs every `log_every` steps: the values of that step, not means over several, so a resumed run logs the same.
 
   The norms of all parameters are events of at most about `MOST_NORMS` of these steps.
   """
-  every = 0
 
   def __init__(self, writer: Writer, clock: Clock, *, log_every: int, total: int, steps_an_epoch: float,
                schedule: Schedule) -> None:
-    self._writer, self._clock, self.rates = writer, clock, Rates(schedule)
+    self._writer, self._clock, self.learning_rates = writer, clock, LearningRates(schedule)
     self._log_every, self._total, self._epoch = log_every, total, steps_an_epoch
     self._norms_every = log_every * -(-total // (log_every * MOST_NORMS))
 
@@ -82,7 +85,7 @@ class Metrics:
       self._writer.advance(step)
       return
     values = {name: value(mean) for name, mean in metrics.means.items()}
-    values |= {'grad_norm': float(metrics.grad_norm), 'lr': self.rates.at(step - 1),
+    values |= {'grad_norm': float(metrics.grad_norm), 'lr': self.learning_rates.at(step - 1),
                'epoch': step / self._epoch}
     rates, left_s = self._clock.rates(), self._clock.time_left_s(self._total - step)
     speed = {**(rates._asdict() if rates else {}), 'time_left_s': left_s}
@@ -93,19 +96,20 @@ class Metrics:
                                                 for kind, norms in metrics.norms._asdict().items()})
     self._writer.event('goodput', step=step, **self._clock.goodput()._asdict())
 
-  def on_state(self, step: int, state: TrainState) -> None:
-    raise AssertionError('never due')
-
 
 def _rounded(norm: ArrayLike) -> float | list[float]:
   """Returns six digits of a norm, or of one for each layer."""
-  found = np.asarray(norm, np.float64).tolist()
-  return [float(f'{one:.6g}') for one in found] if isinstance(found, list) else float(f'{found:.6g}')
+  number = np.asarray(norm, np.float64).tolist()
+  return [float(f'{each:.6g}') for each in number] if isinstance(number, list) else float(f'{number:.6g}')
 
 
-class Finite:
-  """Stops the run, or logs that a step was skipped, if loss or gradient were not finite."""
-  every = 0
+class Finite(Hook):
+  """Stops the run, or logs that a step was skipped, if loss or gradient were not finite.
+
+  Args:
+    policy: whether to stop.
+    diagnose: returns the names of the examples whose own loss is not finite (`diagnose.build`).
+  """
 
   def __init__(self, policy: schema.OnNonfinite, diagnose: Callable[[Done], Sequence[str]]) -> None:
     self._policy, self._diagnose = policy, diagnose
@@ -134,25 +138,27 @@ class Finite:
         f'  parameters: {_some(weights) if weights else "all finite before the step"}',
         f'  examples: {_some(examples) if examples else "each finite on its own"}'])
 
-  def on_state(self, step: int, state: TrainState) -> None:
-    raise AssertionError('never due')
-
 
 def _some(names: Sequence[str], most: int = 5) -> str:
   more = f' and {len(names) - most} more' if len(names) > most else ''
   return (', '.join(names[:most]) or 'none') + more
 
 
-class Evaluate:
-  """Runs one evaluation at intervals, and stores its newest result; skips a step for which `metric` already exists."""
+class Evaluate(Hook):
+  """Runs one evaluation at intervals, records its metrics, and stores them in `latest`.
+
+  Args:
+    every: steps between evaluations.
+    run: evaluates the state of a step.
+    writer, clock: of the run.
+    latest: the newest values of all metrics.
+    metric: a step for which this metric already exists is skipped; '' = none is.
+  """
 
   def __init__(self, every: int, run: Callable[[TrainState, int], Mapping[str, float]], writer: Writer,
                clock: Clock, latest: Latest, *, metric: str = '') -> None:
     self.every, self._run, self._writer, self._clock = every, run, writer, clock
     self._latest, self._metric = latest, metric
-
-  def on_metrics(self, done: Done) -> None:
-    del done
 
   def on_state(self, step: int, state: TrainState) -> None:
     if self._latest.get(self._metric, (-1, 0.))[0] == step:
@@ -163,11 +169,12 @@ class Evaluate:
     self._latest.update({name: (step, number) for name, number in values.items()})
 
 
-class EarlyStop:
+class EarlyStop(Hook):
   """Ends the run after `patience` consecutive evaluations without a new best value of a metric.
 
-  It must follow the evaluations in the list of hooks. Its state is not in the checkpoint: a resumed run reconstructs it
-  from the record (`recall`), and then decides like an uninterrupted run.
+  It must follow the evaluations in the list of hooks; the job asks for its `reason` after each step. Its state is not
+  in the checkpoint: a resumed run reconstructs it from the record (`recall`), and then decides like an uninterrupted
+  run.
   """
 
   def __init__(self, metric: str, *, patience: int, min_delta: float, every: int, latest: Latest) -> None:
@@ -191,9 +198,6 @@ class EarlyStop:
     for step in sorted(seen):
       self._see(step, float(seen[step]))
 
-  def on_metrics(self, done: Done) -> None:
-    del done
-
   def on_state(self, step: int, state: TrainState) -> None:
     del state
     at, number = self._latest.get(self._metric, (-1, 0.))
@@ -211,75 +215,72 @@ class EarlyStop:
       self._since += 1
 
 
-class Checkpoint:
-  """Saves the state; the metrics of the same step determine the best checkpoint."""
+class Checkpoint(Hook):
+  """Saves the state when it is due; the metrics of the same step determine the best checkpoint.
+
+  A run of one process repeats a save that fails for a temporary reason: `save` for `failures.patience()`, and a save in
+  the background at the next step, which is noticed with the metrics of a step.
+
+  digest: of the parameters of the last save; '' = none.
+  has_failed: whether the last save has failed, so that the state is not on disk.
+  """
 
   def __init__(self, times: SaveTimes, checkpointer: Checkpointer, writer: Writer, clock: Clock, *,
                about: Mapping[str, Any], latest: Latest) -> None:
     self.every, self._times = times.next, times
     self._checkpointer, self._writer, self._clock = checkpointer, writer, clock
     self._about, self._latest = about, latest
-    self.digest, self.saved, self.has_failed = '', -1, False
-    self._announced, self._is_lost = -1, False
+    self.digest, self.has_failed = '', False
+    self._saved = self._announced = -1  # steps
+    self._is_overdue = False  # the last save in the background failed
 
   def on_metrics(self, done: Done) -> None:
     try:
       with self._in_place():
         self._checkpointer.check()
     except TemporaryError as error:
-      if not self._may_repeat():
+      if not self._may_retry(error):
         raise
       log.warning('%s\nThe state of the next step is saved in its place.', error)
-      self._forget()
-      self._is_lost, self.every = True, 1
+      self._is_overdue, self.every = True, 1
 
   def on_state(self, step: int, state: TrainState) -> None:
-    is_due = self._times.is_due(step) or self._is_lost
+    is_due = self._times.is_due(step) or self._is_overdue
     self.every = self._times.next
     if is_due:
       self.save(step, state)
 
   def save(self, step: int, state: TrainState, *, wait: bool = False) -> None:
-    """Saves the state, unless that of this step is saved; `wait` until it is complete.
-
-    A run of one process repeats a save that fails for a temporary reason, for `failures.patience()`.
-    """
+    """Saves the state, unless that of this step is saved; `wait` until it is complete."""
     def once() -> None:
-      if step != self.saved:
+      if step != self._saved:
         self._save(step, state)
       if wait:
         with self._in_place():
           self._checkpointer.wait()
 
-    def is_worth(error: BaseException) -> bool:
-      if not isinstance(error, TemporaryError) or not self._may_repeat():
-        return False
-      self._forget()
-      return True
+    failures.retried(once, f'saving the checkpoint of step {step:,}', choose=self._may_retry)
+    self._is_overdue = self.has_failed = False
 
-    failures.retried(once, f'saving the checkpoint of step {step:,}', choose=is_worth)
-    self._is_lost = self.has_failed = False
-
-  def _may_repeat(self) -> bool:
-    """Whether this process may save again: with several, they would all have to."""
-    return jax.process_count() == 1 and failures.patience() > 0
-
-  def _forget(self) -> None:
+  def _may_retry(self, error: BaseException) -> bool:
+    """Returns whether this process may save again, and discards the save that failed; several would all have to."""
+    if not isinstance(error, TemporaryError) or jax.process_count() > 1 or failures.patience() <= 0:
+      return False
     self._checkpointer.reopen()
-    self.saved = -1
-
-  def _announce(self, step: int, digest: str) -> None:
-    if step != self._announced:
-      self._writer.event('checkpoint', step=step, params_digest=digest)
-      self._announced = step
+    self._saved = -1
+    return True
 
   def _save(self, step: int, state: TrainState) -> None:
+    def announce(digest: str) -> None:
+      if step != self._announced:
+        self._writer.event('checkpoint', step=step, params_digest=digest)
+        self._announced = step
+
     self._writer.check_place()
     with self._clock.phase('checkpoint'), self._in_place():
       metrics = {name: number for name, (at, number) in self._latest.items() if at == step}
-      self.digest = self._checkpointer.save(
-          state, self._about, metrics, announce=lambda digest: self._announce(step, digest))
-    self.saved = step
+      self.digest = self._checkpointer.save(state, self._about, metrics, announce=announce)
+    self._saved = step
     self._times.saved()
     self._writer.event('goodput', step=step, **self._clock.goodput()._asdict())
 
@@ -294,12 +295,11 @@ class Checkpoint:
       raise
 
 
-class Alarm:
+class Alarm(Hook):
   """Logs an alarm, also as an `alarm` event, whenever a metric stays low; ends the run if `stops`.
 
   When a run resumes, the count of low steps starts at 0.
   """
-  every = 0
 
   def __init__(self, watch: Watch, writer: Writer) -> None:
     self._watch, self._writer, self._low = watch, writer, 0
@@ -321,6 +321,3 @@ class Alarm:
     if watch.stops:
       raise UserError(text)
     log.warning('%s', text)
-
-  def on_state(self, step: int, state: TrainState) -> None:
-    raise AssertionError('never due')

@@ -22,9 +22,8 @@ from vit_jax.core.types import Batch
 from vit_jax.record.clock import Clock
 from vit_jax.record.reader import Event
 from vit_jax.record.writer import Writer
-from vit_jax.train.loop import Done
-from vit_jax.train.metrics import Packed
-from vit_jax.train.state import TrainState
+from vit_jax.train.loop import Done, Hook
+from vit_jax.train.state import Packed, TrainState
 
 LATE = 0.05
 """A host is late if it is ready later than the median of the others by this share of the step, or more."""
@@ -34,7 +33,7 @@ StepFn = Callable[[TrainState, Batch], tuple[TrainState, Packed]]
 log = logging.getLogger('vit_jax.train')
 
 
-class HostTimes:
+class HostTimes(Hook):
   """A hook of every process: measures and gathers the times of the hosts. It must be the first hook.
 
   Process 0 writes an event `hosts` for each interval and names a late host. With one process it does nothing.
@@ -45,7 +44,6 @@ class HostTimes:
     log_every: steps of an interval.
     gather: from a number of this process to an array of those of all, `[hosts]`; None = there is one host.
   """
-  every = 0
 
   def __init__(self, clock: Clock, writer: Writer, *, log_every: int, gather: Callable[[float], Any] | None) -> None:
     self._clock, self._writer, self._log_every, self._gather = clock, writer, log_every, gather
@@ -81,18 +79,16 @@ class HostTimes:
       step, steps, step_s, ready_s = self._gathered
       self._gathered = None
       if jax.process_index() == 0:
-        self._tell(step, steps, step_s, np.asarray(ready_s).tolist())
+        self._record(step, steps, step_s, np.asarray(ready_s).tolist())
     if done.step % self._log_every == 0:
       self._due = done.step
 
-  def on_state(self, step: int, state: TrainState) -> None:
-    raise AssertionError('never due')
-
-  def _tell(self, step: int, steps: int, step_s: float, ready_s: Sequence[float]) -> None:
+  def _record(self, step: int, steps: int, step_s: float, ready_s: Sequence[float]) -> None:
     """Records the times of all hosts, and names the one that is late: in its first, 2nd, 4th, 8th, … interval."""
     host, late_s = find_late(ready_s, step_s)
     self._writer.event('hosts', step=step, steps=steps, step_s=float(f'{step_s:.4g}'),
-                       ready_s=[float(f'{one:.4g}') for one in ready_s], slowest=host, late_s=float(f'{late_s:.4g}'))
+                       ready_s=[float(f'{seconds:.4g}') for seconds in ready_s],
+                       slowest=host, late_s=float(f'{late_s:.4g}'))
     self._num += 1
     self._num_late[host] += late_s > 0
     num = self._num_late[host]
@@ -109,7 +105,7 @@ def find_late(ready_s: Sequence[float], step_s: float) -> tuple[int, float]:
   0. if this is less than `LATE` of a step of `step_s`.
   """
   host = max(range(len(ready_s)), key=ready_s.__getitem__)
-  late_s = ready_s[host] - statistics.median(one for i, one in enumerate(ready_s) if i != host)
+  late_s = ready_s[host] - statistics.median(seconds for i, seconds in enumerate(ready_s) if i != host)
   return host, late_s if late_s >= LATE * step_s else 0.
 
 
@@ -121,23 +117,23 @@ def gather_by_devices() -> Callable[[float], jax.Array] | None:
   split, everywhere = NamedSharding(mesh, PartitionSpec('device')), NamedSharding(mesh, PartitionSpec())
   processes = [device.process_index for device in jax.devices()]
   firsts = np.array([processes.index(process) for process in range(jax.process_count())])
-  taken = jax.jit(lambda x: x[firsts], out_shardings=everywhere)
+  one_a_process = jax.jit(lambda x: x[firsts], out_shardings=everywhere)
 
   def gather(number: float) -> jax.Array:
-    own = [jax.device_put(np.full(1, number, np.float32), device) for device in jax.local_devices()]
-    return taken(jax.make_array_from_single_device_arrays((mesh.size,), split, own))
+    local = [jax.device_put(np.full(1, number, np.float32), device) for device in jax.local_devices()]
+    return one_a_process(jax.make_array_from_single_device_arrays((mesh.size,), split, local))
   return gather
 
 
 def sentences(events: Sequence[Event]) -> list[str]:
   """Returns a sentence for each host that was late, from the events of a record."""
-  found = [event for event in events if event.get('event') == 'hosts']
+  intervals = [event for event in events if event.get('event') == 'hosts']
   late: dict[int, list[float]] = {}
-  for event in found:
+  for event in intervals:
     host, late_s = event.get('slowest'), event.get('late_s')
     if isinstance(host, int) and isinstance(late_s, int | float) and late_s > 0:
       late.setdefault(host, []).append(late_s)
-  return [f'Host {host} was late in {len(late_s)} of {len(found)} intervals: it launched a step '
+  return [f'Host {host} was late in {len(late_s)} of {len(intervals)} intervals: it launched a step '
           f'{_seconds(statistics.fmean(late_s))} after the others on average.' for host, late_s in sorted(late.items())]
 
 

@@ -14,8 +14,7 @@ import numpy as np
 
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Batch
-from vit_jax.train.metrics import Packed, StepMetrics
-from vit_jax.train.state import TrainState
+from vit_jax.train.state import Packed, StepMetrics, TrainState
 
 
 class Done(NamedTuple):
@@ -33,17 +32,21 @@ class _Late(NamedTuple):
 
 
 class Hook(Protocol):
-  """A callback of the training loop. It may read states but must not keep them: the next step donates their buffers."""
-  every: int
+  """A callback of the training loop; what a hook does not define does nothing.
+
+  For each step, the loop calls `on_metrics` of all hooks, in their order. At the steps that `every` divides, it then
+  calls `on_state`. A hook may read states but must not keep them: the next step donates their buffers.
+  """
+  every: int = 0
   """Steps between calls of `on_state`; 0 = never. It is not called after the last step, which the job handles."""
 
   def on_metrics(self, done: Done) -> None:
     """Takes the metrics of a step, for every step in order, one step later, when they are on the host."""
-    ...
+    del done
 
   def on_state(self, step: int, state: TrainState) -> None:
     """Takes the state after `step` steps, after `on_metrics` was called for all of these steps."""
-    ...
+    del step, state
 
 
 class Phases(Protocol):

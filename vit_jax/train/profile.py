@@ -1,4 +1,8 @@
-"""Traces selected steps with `jax.profiler`, for TensorBoard's profile page and for xprof."""
+"""Traces selected steps with `jax.profiler`, for TensorBoard's profile page and for xprof.
+
+The train job enters `served` and a `Profile`, passes its step function through `mark`, and passes the `Profile` on as
+the last hook.
+"""
 from __future__ import annotations
 
 import contextlib
@@ -7,16 +11,14 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
-from types import TracebackType
 
 import jax
 
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch
 from vit_jax.record import storage
-from vit_jax.train.loop import Done
-from vit_jax.train.metrics import Packed
-from vit_jax.train.state import TrainState
+from vit_jax.train.loop import Done, Hook
+from vit_jax.train.state import Packed, TrainState
 
 log = logging.getLogger('vit_jax.train')
 HIGHEST = 65_535
@@ -49,7 +51,7 @@ def served(port: int, process_index: int) -> Iterator[None]:
     jax.profiler.stop_server()
 
 
-class Profile:
+class Profile(Hook):
   """A hook that traces the steps `first` to `last`, if this process runs them. It must be the last hook.
 
   The device is idle when the trace begins and ends, so the trace contains complete steps only, with the evaluations and
@@ -130,7 +132,6 @@ class Profile:
       self._begin()
     return self
 
-  def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-               trace: TracebackType | None) -> None:
+  def __exit__(self, *_: object) -> None:
     if self._tracing:
       self._end()

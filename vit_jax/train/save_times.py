@@ -1,5 +1,7 @@
 """When checkpoints are saved: at fixed steps, or after a wall time that all processes agree on.
 
+The hook of checkpoints asks `is_due` at the steps that `next` divides, and calls `saved` after each save.
+
 The step at which a checkpoint is saved does not change what it holds: a state is a function of its step, and a resumed
 run continues bit by bit whichever step it resumes from.
 """
@@ -8,9 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import jax
 import numpy as np
-from jax.experimental import multihost_utils
+
+from vit_jax.parallel import mesh as meshes
 
 FIRST_STEPS = 10
 """Steps from the start of the process to the first look at the clock."""
@@ -37,7 +39,7 @@ class SaveTimes:
   def __init__(self, steps: int = 0, seconds: float | None = None, *, start: int = 0,
                clock: Callable[[], float] = time.monotonic,
                agree: Callable[[np.ndarray], np.ndarray] | None = None) -> None:
-    self._seconds, self._clock, self._agree = seconds, clock, agree or _of_process_0
+    self._seconds, self._clock, self._agree = seconds, clock, agree or meshes.of_process_0
     self._saved_s = self._looked_s = clock()
     self._looked = start
     self.next = start + FIRST_STEPS if seconds else steps  # at which to ask; with fixed steps also at its multiples
@@ -63,7 +65,3 @@ class SaveTimes:
   def saved(self) -> None:
     """Counts from now; the time of the save does not count as that of steps."""
     self._saved_s = self._looked_s = self._clock()
-
-
-def _of_process_0(answer: np.ndarray) -> np.ndarray:
-  return np.asarray(multihost_utils.broadcast_one_to_all(answer)) if jax.process_count() > 1 else answer

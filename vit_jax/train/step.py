@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from vit_jax.core import axes, contracts, numerics, trees
 from vit_jax.core.contracts import Objective, Prepare
@@ -20,9 +20,8 @@ from vit_jax.core.types import Array, ArrayLike, Batch, Extra, Key, LossOut, Par
 from vit_jax.optim.optimizers import Optimizer
 from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel import sharding
-from vit_jax.train import coupled
-from vit_jax.train.metrics import Norms, Packed, StepMetrics, pack
-from vit_jax.train.state import TrainState
+from vit_jax.train import grad_cache
+from vit_jax.train.state import Norms, Packed, StepMetrics, TrainState, pack
 
 
 class Program(NamedTuple):
@@ -56,10 +55,12 @@ def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh:
   Random keys depend only on (seed, step), so resuming needs no saved generator. `accumulate` microbatches
   give the gradient of the complete batch: sums are added and divided once. Each draws random numbers of its own.
   """
-  prepared, largest = _preparing(prepare, seed), _image_size(batch)
+  prepared, largest = preparing(prepare, seed), _image_size(batch)
   with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-    shapes, _ = jax.eval_shape(prepared, _structs(batch, meshes.batch_sharding(mesh)),
-                               jax.ShapeDtypeStruct((), jnp.int32))
+    rows = meshes.batch_sharding(mesh)  # as the step sees the batch, so that what it traces is found again
+    shapes, _ = jax.eval_shape(
+        prepared, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), batch),
+        jax.ShapeDtypeStruct((), jnp.int32))
 
   def init() -> TrainState:
     keys = numerics.split_key(jax.random.key(seed), 'init', 'prepare')  # the second key is unused; one would differ
@@ -96,10 +97,11 @@ def _image_size(batch: Batch) -> int:
   return math.prod(batch['image'].shape) if 'image' in batch else 1
 
 
-def _preparing(prepare: Prepare, seed: int) -> Callable[[Batch, Array], tuple[Batch, Key]]:
-  """Returns a function of a batch and a step: the batch as objectives get it, and the key of the loss.
+def preparing(prepare: Prepare, seed: int) -> Callable[[Batch, Array], tuple[Batch, Key]]:
+  """Returns a function of a batch and the number of steps done: the batch as objectives get it, and the loss's key.
 
-  It is traced once for the shapes, which `init` needs, and for the step.
+  Whatever repeats a step calls it with the same arguments. It is traced once for the shapes, which `init` needs, and
+  for the step.
   """
   @functools.partial(jax.jit, inline=True)
   def prepared(batch: Batch, step: Array) -> tuple[Batch, Key]:
@@ -107,11 +109,6 @@ def _preparing(prepare: Prepare, seed: int) -> Callable[[Batch, Array], tuple[Ba
     return prepare(batch, keys['prepare'], step), keys['loss']
 
   return prepared
-
-
-def _structs(batch: Batch, at: NamedSharding) -> Batch:
-  """Returns the shapes of a batch as the step sees them, so that what it traces is found again."""
-  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), batch)
 
 
 def _place(abstract: TrainState, labels: TrainState, mesh: Mesh) -> TrainState:
@@ -125,7 +122,7 @@ def _place(abstract: TrainState, labels: TrainState, mesh: Mesh) -> TrainState:
 
 def _step(state: TrainState, batch: Batch, key: Key, objective: Objective, optimizer: Optimizer,
           accumulate: int) -> tuple[TrainState, StepMetrics]:
-  """One step on a prepared batch; the key is of the loss."""
+  """Returns the state after a step on a prepared batch, and its metrics; the key is of the loss."""
   out, grads = _gradients(objective, state, batch, key, accumulate)
   grad_sums = _squares(grads)
   grad_norm = jnp.sqrt(sum((x.sum() for x in grad_sums.values()), jnp.zeros(())))
@@ -162,19 +159,19 @@ def _gradients(objective: Objective, state: TrainState, batch: Batch, key: Key,
   def own_key(i: Array) -> Key:
     return jax.random.fold_in(key, i)
 
-  def one(carry: PyTree, xs: tuple[Batch, Array]) -> tuple[PyTree, None]:
+  def add(carry: PyTree, xs: tuple[Batch, Array]) -> tuple[PyTree, None]:
     micro, i = xs
     got = differentiate(state.params, state.extra, micro, own_key(i))
     return jax.tree.map(jnp.add, carry, got), None
 
-  micros = coupled.divided(batch, accumulate)
+  micros = grad_cache.divided(batch, accumulate)
   if coupling := contracts.coupling(objective):
-    return coupled.gradients(coupling, state, batch, key, micros, own_key)
+    return grad_cache.gradients(coupling, state, batch, key, micros, own_key)
 
   shapes = jax.eval_shape(lambda: differentiate(
       state.params, state.extra, jax.tree.map(lambda x: x[0], micros), key))
   zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-  (grads, out), _ = jax.lax.scan(one, zeros, (micros, jnp.arange(accumulate)))
+  (grads, out), _ = jax.lax.scan(add, zeros, (micros, jnp.arange(accumulate)))
   scale = rows / _weight(out)
   return out, jax.tree.map(lambda g: g * scale.astype(g.dtype), grads)
 

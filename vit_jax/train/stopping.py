@@ -1,4 +1,7 @@
-"""Handles SIGTERM, SIGINT and SIGUSR1: they end the run after the current step, the same one on all processes."""
+"""Handles SIGTERM, SIGINT and SIGUSR1: they end the run after the current step, the same one on all processes.
+
+A job enters a `StopRequest`, and asks for its `reason` after each step or unit of work; the training loop ends with it.
+"""
 from __future__ import annotations
 
 import contextlib

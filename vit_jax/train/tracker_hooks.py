@@ -8,20 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax.core import numerics, trees
+from vit_jax.core import trees
 from vit_jax.core.contracts import Prepare
 from vit_jax.core.types import Array, Batch, PyTree
 from vit_jax.parallel.mesh import replicated
-from vit_jax.record.shown import Histogram, Tracker
-from vit_jax.train.loop import Done
+from vit_jax.record.trackers import Histogram, Tracker
+from vit_jax.train.loop import Done, Hook
 from vit_jax.train.state import TrainState
+from vit_jax.train.step import preparing
 
 BINS = 64
 Show = Callable[[Callable[[Tracker], None]], None]
 """`Writer.show`."""
 
 
-class Images:
+class Images(Hook):
   """Shows images of the first batch of a start as the network receives them: augmented, mixed and normalized.
 
   Args:
@@ -32,7 +33,6 @@ class Images:
     mesh: of the batch.
     seed: of the run.
   """
-  every = 0
 
   def __init__(self, num: int, prepare: Prepare, show: Show, *, mean: tuple[float, ...], std: tuple[float, ...],
                mesh: Mesh, seed: int) -> None:
@@ -41,8 +41,7 @@ class Images:
 
     def pixels(batch: Batch, step: Array) -> Array:
       with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        keys = numerics.split_key(jax.random.fold_in(jax.random.key(seed), step), 'prepare', 'loss')
-        image = prepare(batch, keys['prepare'], step)['image'][:num].astype(jnp.float32)
+        image = preparing(prepare, seed)(batch, step)[0]['image'][:num].astype(jnp.float32)
       return jnp.clip(jnp.round(255 * (image * std_C + mean_C)), 0, 255).astype(jnp.uint8)
 
     self._pixels = jax.jit(pixels, out_shardings=replicated(mesh))
@@ -54,28 +53,22 @@ class Images:
     images = np.asarray(self._pixels(done.batch, jnp.asarray(done.step - 1, jnp.int32)))
     self._show(lambda tracker: tracker.images(done.step, {'train/images': images}))
 
-  def on_state(self, step: int, state: TrainState) -> None:
-    raise AssertionError('never due')
 
-
-class Histograms:
+class Histograms(Hook):
   """Shows a histogram of each parameter at intervals; those of all layers of a stack are one."""
 
   def __init__(self, every: int, show: Show, *, mesh: Mesh) -> None:
     self.every, self._show = every, show
     self._count = jax.jit(_count, out_shardings=replicated(mesh))
 
-  def on_metrics(self, done: Done) -> None:
-    del done
-
   def on_state(self, step: int, state: TrainState) -> None:
-    found = jax.device_get(self._count(state.params))
-    self._show(lambda tracker: tracker.histograms(step, found))
+    histograms = jax.device_get(self._count(state.params))
+    self._show(lambda tracker: tracker.histograms(step, histograms))
 
 
 def _count(params: PyTree) -> dict[str, Histogram]:
   """Returns the histogram of the finite values of each parameter, by `params/NAME`."""
-  found = {}
+  histograms = {}
   for name, leaf in trees.flatten(params).items():
     values = leaf.astype(jnp.float32).ravel()
     finite = jnp.isfinite(values)
@@ -83,8 +76,8 @@ def _count(params: PyTree) -> dict[str, Histogram]:
         (jnp.min, jnp.inf), (jnp.max, -jnp.inf)))
     spread = jnp.where(high > low, 0., .5)
     edges = jnp.linspace(low - spread, high + spread, BINS + 1)
-    place = jnp.clip(((values - edges[0]) / (edges[-1] - edges[0]) * BINS).astype(jnp.int32), 0, BINS - 1)
-    counts = jnp.zeros(BINS, jnp.int32).at[place].add(finite)
+    bin_of = jnp.clip(((values - edges[0]) / (edges[-1] - edges[0]) * BINS).astype(jnp.int32), 0, BINS - 1)
+    counts = jnp.zeros(BINS, jnp.int32).at[bin_of].add(finite)
     values = jnp.where(finite, values, 0.)
-    found[f'params/{name}'] = Histogram(counts, edges, values.sum(), (values ** 2).sum())
-  return found
+    histograms[f'params/{name}'] = Histogram(counts, edges, values.sum(), (values ** 2).sum())
+  return histograms

@@ -20,7 +20,7 @@ from vit_jax.core.errors import UserError, redacted
 from vit_jax.core.failures import Damaged
 from vit_jax.data.labels import imagenet
 from vit_jax.models import cost
-from vit_jax.record import checkpoint_files, chosen, reader
+from vit_jax.record import checkpoint_files, reader
 from vit_jax.weights import addresses, catalog, known_weights
 from vit_jax.weights.network import Weights, setting
 
@@ -210,7 +210,7 @@ def measured(source: str, step: int) -> tuple[str, dict[str, float]] | None:
   try:
     run = _run_of(source)
     config: Any = _object(run / 'config.json')
-    numbers = {name: value for name, value in chosen.measured(run, step).items() if _METRICS.fullmatch(name)}
+    numbers = {name: value for name, value in checkpoint_files.measured(run, step).items() if _METRICS.fullmatch(name)}
     return (f'{config["data"]["source"]} {config["data"]["eval_split"]}', numbers) if numbers else None
   except (ValueError, AttributeError, LookupError, TypeError):
     return None

@@ -26,7 +26,7 @@ from vit_jax.core.failures import Damaged
 from vit_jax.core.types import Params, PyTree
 from vit_jax.models import adapters
 from vit_jax.parallel.sharding import FROZEN
-from vit_jax.record import checkpoint_files, chosen, storage
+from vit_jax.record import checkpoint_files, storage
 
 if TYPE_CHECKING:
   import orbax.checkpoint as ocp
@@ -81,7 +81,7 @@ def read(path: pathlib.Path, *, view: str, first: str = '') -> Found:
   damaged: dict[int, str] = {}
   while left := [one for one in checkpoint_files.steps(folder) if one not in damaged]:
     config = json_files.read(folder.parent / 'config.json', code='model')
-    used = None if is_step else chosen.choose(path, config.checkpoints.keep_best, left)
+    used = None if is_step else checkpoint_files.choose(path, config.checkpoints.keep_best, left)
     step = used.step if used else int(path.name)
     try:
       found = _read(folder / str(step), config, view, first)
@@ -107,7 +107,7 @@ def read(path: pathlib.Path, *, view: str, first: str = '') -> Found:
                   'its first one.')
 
 
-def say(path: storage.Path, used: chosen.Chosen, damaged: Collection[int]) -> None:
+def say(path: storage.Path, used: checkpoint_files.Chosen, damaged: Collection[int]) -> None:
   """Logs which checkpoint was read for a run, unless it is the newest one."""
   if damaged or not used.is_newest:
     log.info('%s: the weights are those of step %s, %s%s.', path, f'{used.step:,}', reason(used, damaged), (
@@ -115,13 +115,13 @@ def say(path: storage.Path, used: chosen.Chosen, damaged: Collection[int]) -> No
         f'--weights={path / "checkpoints" / str(used.newest)} has the last ones'))
 
 
-def reason(used: chosen.Chosen, damaged: Collection[int]) -> str:
+def reason(used: checkpoint_files.Chosen, damaged: Collection[int]) -> str:
   """Returns why a checkpoint stands for a run, of which some are damaged."""
   bad = ' and '.join(f'checkpoint {step}' for step in sorted(damaged))
   return used.reason + f' of the whole checkpoints, without the damaged {bad}' * bool(damaged)
 
 
-def find_whole(path: storage.Path, metric: str) -> tuple[chosen.Chosen | None, dict[int, str]]:
+def find_whole(path: storage.Path, metric: str) -> tuple[checkpoint_files.Chosen | None, dict[int, str]]:
   """Returns the checkpoint that `read` reads, and why those that it would rather read are damaged.
 
   Arrays are compared with their digests only where `metric` chooses among checkpoints, and not by one of several
@@ -132,7 +132,7 @@ def find_whole(path: storage.Path, metric: str) -> tuple[chosen.Chosen | None, d
   """
   folder, damaged = path / 'checkpoints', dict[int, str]()
   while left := [one for one in checkpoint_files.steps(folder) if one not in damaged]:
-    used = chosen.choose(path, metric, left)
+    used = checkpoint_files.choose(path, metric, left)
     assert used is not None
     try:
       body = checkpoint_files.read_meta(folder / str(used.step))

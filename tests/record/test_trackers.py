@@ -15,8 +15,8 @@ from PIL import Image
 from tensorboardX.proto import event_pb2
 
 from vit_jax.core.types import HostArray
-from vit_jax.record import shown
-from vit_jax.record.shown import Guarded, Histogram, Status, TensorBoard
+from vit_jax.record import trackers
+from vit_jax.record.trackers import Guarded, Histogram, Status, TensorBoard
 
 
 class Listed:
@@ -83,8 +83,8 @@ def test_a_tracker_that_cannot_start_is_one_warning(background: bool, caplog: py
 
 def test_a_server_that_never_answers_delays_neither_steps_nor_the_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-  monkeypatch.setattr(shown, 'CLOSE_S', .05)
-  monkeypatch.setattr(shown, 'WAITING', 3)
+  monkeypatch.setattr(trackers, 'CLOSE_S', .05)
+  monkeypatch.setattr(trackers, 'WAITING', 3)
   with socket.create_server(('127.0.0.1', 0)) as server:
     address = 'http://{}:{}'.format(*server.getsockname())
 
@@ -144,7 +144,7 @@ def test_images_and_histograms_are_in_the_file(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_full_disk_is_one_warning(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
-  one = shown.tensorboard(str(tmp_path), None)
+  one = trackers.tensorboard(str(tmp_path), None)
   soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
   try:
@@ -157,7 +157,7 @@ def test_a_full_disk_is_one_warning(tmp_path: pathlib.Path, caplog: pytest.LogCa
 
 
 def test_a_file_that_has_grown_is_followed_by_another(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(shown, 'MOST_BYTES', 500)
+  monkeypatch.setattr(trackers, 'MOST_BYTES', 500)
   one = TensorBoard(str(tmp_path), None)
   for step in range(40):
     one.write(step, {'train/loss': 1.})
@@ -173,7 +173,7 @@ def test_files_are_in_the_order_of_their_starts_though_the_clock_is_set_back(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   names: list[str] = []
   for now_s in (2_000_000_000., 1_000_000_000., 1_000_000_000.):
-    monkeypatch.setattr(shown.time, 'time', lambda now_s=now_s: now_s)
-    shown.tensorboard(str(tmp_path), None).close('done')
+    monkeypatch.setattr(trackers.time, 'time', lambda now_s=now_s: now_s)
+    trackers.tensorboard(str(tmp_path), None).close('done')
     names += [path.name for path in tmp_path.iterdir() if path.name not in names]
   assert len(names) == 3 and names == sorted(names)

@@ -1,7 +1,8 @@
-"""Where a run is shown beside its record, `metrics.jsonl`: TensorBoard, Weights & Biases and MLflow.
+"""Trackers show a run beside its record, `metrics.jsonl`: TensorBoard, Weights & Biases and MLflow.
 
-The packages of the trackers are imported when a tracker is made. `Guarded` keeps their errors and their slowness from
-the run.
+`jobs/trackers.py` makes them from the config, each in a `Guarded`, which keeps their errors and their slowness from the
+run. `writer.py` passes every row on to them and closes them; hooks pass images and histograms (`Writer.show`). The
+package of a tracker is imported when the tracker is made.
 """
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from vit_jax.core.types import Array, HostArray
 
 log = logging.getLogger('vit_jax.record')
 WAITING = 10_000  # calls that may wait for a slow tracker
-CLOSE_S = 60.     # for which the end of a run waits for one
+CLOSE_S = 60.     # for which the end of a run waits for a slow tracker
 MOST_BYTES = 2**23  # of an event file; object storage gets a complete one only once
 Status = Literal['done', 'stopped', 'failed']
 """How a start of a run ended: after its last step, by a signal to stop, or by an error."""
@@ -141,24 +142,24 @@ class TensorBoard:
 
   def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
     self._show(step, [self._summary.histogram_raw(
-        name, one.edges[0], one.edges[-1], one.counts.sum(), one.sum, one.sum_squares, one.edges[1:].tolist(),
-        one.counts.tolist()) for name, one in values.items()])
+        name, bins.edges[0], bins.edges[-1], bins.counts.sum(), bins.sum, bins.sum_squares, bins.edges[1:].tolist(),
+        bins.counts.tolist()) for name, bins in values.items()])
 
   def close(self, status: Status = 'done') -> None:
     del status
     self._file.close()
 
   def _begin(self) -> None:
-    # The names are in the order of the files, which TensorBoard reads in it, even if the clock was set back.
-    before = [int(found[1]) for name in os.listdir(self._folder) if (found := _EVENTS.match(name))]
-    number = max([round(time.time()), *(one + 1 for one in before)])
+    # TensorBoard reads files in the order of their names, which must be right even if the clock was set back.
+    numbers = [int(match[1]) for name in os.listdir(self._folder) if (match := _EVENTS.match(name))]
+    number = max([round(time.time()), *(earlier + 1 for earlier in numbers)])
     name = f'events.out.tfevents.{number}.{socket.gethostname()}.{time.time_ns()}'  # a bucket may have others
     self._file, self._num_bytes = self._open(os.path.join(self._folder, name)), 0
     self._add(file_version='brain.Event:2')
 
   def _show(self, step: int, summaries: list[Any]) -> None:
-    for one in summaries:
-      self._add(step=step, summary=one)
+    for summary in summaries:
+      self._add(step=step, summary=summary)
     self._file.flush()
 
   def _add(self, **fields: Any) -> None:
@@ -201,11 +202,11 @@ class WeightsAndBiases:
     self._run.log({**values, 'step': step})
 
   def images(self, step: int, values: Mapping[str, HostArray]) -> None:
-    self.write(step, {name: [self._wandb.Image(one) for one in images] for name, images in values.items()})
+    self.write(step, {name: [self._wandb.Image(image) for image in images] for name, images in values.items()})
 
   def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
-    self.write(step, {name: self._wandb.Histogram(np_histogram=(one.counts.tolist(), one.edges.tolist()))
-                      for name, one in values.items()})
+    self.write(step, {name: self._wandb.Histogram(np_histogram=(bins.counts.tolist(), bins.edges.tolist()))
+                      for name, bins in values.items()})
 
   def close(self, status: Status) -> None:
     self._run.finish(exit_code=1 if status == 'failed' else 0)
@@ -232,9 +233,9 @@ class MLflow:
     if run_id:
       self._client.update_run(run_id, status='RUNNING')
       return
-    found = self._client.get_experiment_by_name(experiment)
-    place = found.experiment_id if found else self._client.create_experiment(experiment)
-    self._id = self._client.create_run(place, run_name=name).info.run_id
+    known = self._client.get_experiment_by_name(experiment)
+    experiment_id = known.experiment_id if known else self._client.create_experiment(experiment)
+    self._id = self._client.create_run(experiment_id, run_name=name).info.run_id
     remember(self._id)
     params = [entities.Param(key, value[:500]) for key, value in settings.items()]  # a length that every store takes
     for first in range(0, len(params), 100):  # as many as one request may have

@@ -1,4 +1,4 @@
-"""The metrics of a step as one array."""
+"""The metrics of a step leave the devices as one array."""
 from __future__ import annotations
 
 import jax
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.core.types import Mean
-from vit_jax.train.metrics import Norms, Packed, StepMetrics, pack
+from vit_jax.train.state import Norms, Packed, StepMetrics, pack
 
 
 def test_metrics_leave_a_step_as_one_array_and_come_back_bit_by_bit() -> None:

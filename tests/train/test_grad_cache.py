@@ -16,7 +16,7 @@ from vit_jax.config.schema import PairForm, PairLoss
 from vit_jax.core import contracts, trees
 from vit_jax.core.contracts import Objective
 from vit_jax.jobs import build
-from vit_jax.train import coupled
+from vit_jax.train import grad_cache
 from vit_jax.train.state import TrainState
 
 MODEL = schema.ViT(patch=4, width=16, depth=1, heads=2, mlp=schema.Mlp(16))
@@ -89,7 +89,7 @@ def test_both_passes_draw_the_same_dropout() -> None:
   batch = {**PAIRS, 'image': jnp.asarray(PAIRS['image'], jnp.float32) / 255.}
   params, extra = objective.init(jax.random.key(0), batch)
   state, coupling = TrainState(jnp.zeros((), jnp.int32), params, {}, extra), contracts.coupling(objective)
-  keys, micros = jax.random.split(jax.random.key(1), 4), coupled.divided(batch, 4)
+  keys, micros = jax.random.split(jax.random.key(1), 4), grad_cache.divided(batch, 4)
   assert coupling
 
   def total(params: Any) -> jax.Array:
@@ -98,7 +98,7 @@ def test_both_passes_draw_the_same_dropout() -> None:
     joined = jax.tree.map(lambda *parts: jnp.stack(parts, 1).reshape(-1, *parts[0].shape[1:]), *rows)
     return coupling.compare(params, extra, joined, batch, keys[0], state.step).loss.value
 
-  out, grads = coupled.gradients(coupling, state, batch, keys[0], micros, lambda i: keys[i])
+  out, grads = grad_cache.gradients(coupling, state, batch, keys[0], micros, lambda i: keys[i])
   programs.assert_close((out.loss.value, grads), jax.value_and_grad(total)(params), **SAME)
 
 
