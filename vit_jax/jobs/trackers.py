@@ -1,7 +1,7 @@
 """The trackers of a run by its config, and the hooks that show images and histograms in them.
 
 `train` calls `check` before anything is read, passes `opener` to the writer of the record, which opens the trackers,
-and the hooks to the loop. How each tracker is written is in `record/shown.py`.
+and the hooks to the loop. How each tracker is written is in `record/trackers.py`.
 """
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`array_record:DIR`: datasets that `vit-jax prepare` has written, as ArrayRecord shards of `tf.Example` records.
 
-`sources/opening.py` calls `opener`, which reads `info.json` (`read_info`) and then opens splits (`PreparedSource`).
+`opening.py` calls `opener`, which reads `info.json` (`read_info`) and then opens splits (`PreparedSource`).
 `prepare.py` writes datasets, with the names and types of this module. The package `array_record` reads the records of
 the shards in any order (`ArrayRecords`, which `tfds.py` uses, too); shards in object storage are read by spans
 (`remote_records.py`).

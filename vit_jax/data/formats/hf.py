@@ -6,7 +6,7 @@ or follow from their names, as for the package `datasets`: `SPLIT-00000-of-00004
 with the name of the subset. If a dataset has no Parquet files, those that the hub has made are read, in the branch
 `refs/convert/parquet`: `SUBSET/SPLIT/0000.parquet`.
 
-`sources/opening.py` calls `pin` when a run begins, and later `opener`. `pin` replaces the revision by a commit, which
+`opening.py` calls `pin` when a run begins, and later `opener`. `pin` replaces the revision by a commit, which
 the config of the run then has, so that a resumed run reads the same files. `core/hub.py` talks to the hub.
 """
 from __future__ import annotations

@@ -5,7 +5,7 @@ a struct with bytes, as Hugging Face writes it, or the path of a file in or belo
 label is a whole number, with names if the file describes a `ClassLabel`, a text, or a list of these. Captions are a
 text or a list of texts.
 
-`sources/opening.py` calls `opener`, and `hf.py` uses `ParquetSource` for the files that it downloads. `indexed.py`
+`opening.py` calls `opener`, and `hf.py` uses `ParquetSource` for the files that it downloads. `indexed.py`
 calls the methods of `ParquetSource` and says in which order. `parquet_files.py` decodes footers and columns.
 
 A row group has some hundred rows. It is read and decoded as a whole and kept in a cache of the process with limited

@@ -9,7 +9,7 @@ The rest of the name is the extension, such as `jpg` and `cls` of `n01/7.jpg` an
 in the member `.cls`, or a number, a name, or a list of them in a field of `.json`. Captions are the lines of `.txt`, or
 a text or a list of texts in a field of `.json`.
 
-`sources/opening.py` calls `opener`; `indexed.py` calls the methods of `TarSource` and says in which order. The scan for
+`opening.py` calls `opener`; `indexed.py` calls the methods of `TarSource` and says in which order. The scan for
 the index reads POSIX (ustar and pax) and GNU archives: `_members` reads headers, `_examples` groups members by key, and
 only labels and JSON are read besides. `tarfile` is not used: it is three times slower, and takes a damaged header for
 the end of the archive.

@@ -4,7 +4,7 @@
 `FEATURE.labels.txt` the names of classes. Images are the stored JPEG or PNG bytes. The order is that of the files: the
 same for ArrayRecord and TFRecord files.
 
-`sources/opening.py` calls `opener`, which finds the folder of a dataset (`find`), reads its description (`read`), and
+`opening.py` calls `opener`, which finds the folder of a dataset (`find`), reads its description (`read`), and
 opens a split (`TfdsSource`). `masks.py` and `vtab.py` call `find` and `read`, too, and have subclasses of `Stored`.
 `array_record.py` and `tfrecord.py` read the records. `tfds_build.py` prepares a dataset; this module only reads.
 """

@@ -6,7 +6,7 @@ whole numbers, the first of which is `data.label_offset`, or names. `data.captio
 captions. By default these are the features of ImageNet as TPU programs store it, `image/encoded` and
 `image/class/label`, or of TFDS, `image` and `label`; and `image/caption`, `caption` and other usual names.
 
-`sources/opening.py` calls `opener`; `indexed.py` calls the methods of `TfRecordSource` and says in which order.
+`opening.py` calls `opener`; `indexed.py` calls the methods of `TfRecordSource` and says in which order.
 `tfds.py` reads files whose numbers of records are known with `TfRecords`, and decodes the records itself.
 
 A frame is u64 length, u32 CRC of the length, data, u32 CRC of the data (little endian). Both checksums are CRC-32C,
