@@ -5,7 +5,7 @@ threads and processes. A process has up to `open_files.MAX_THREADS` threads, whi
 cores than that need more processes.
 
 `loader.py` calls `check_memory`, then `at_start` to choose the number of processes, then `batches`, which runs ahead of
-the step. When `jobs/loader_processes.py` has measured the first steps, `advice` returns a warning with a better number.
+the step. When `jobs/host_speed.py` has measured the first steps, `advice` returns a warning with a better number.
 `start_worker` also sets up the processes of `prepare.py`. This module does not know what a batch contains.
 """
 from __future__ import annotations
