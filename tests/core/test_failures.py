@@ -222,6 +222,16 @@ def test_an_unknown_error_of_the_runtime_is_neither_temporary_nor_one_of_a_file(
     failures.stored(Failing(error), 'a')
 
 
+def test_an_error_of_storage_beside_one_of_the_runtime_stays_one_of_storage() -> None:
+  try:
+    try:
+      raise UNKNOWN[0]
+    finally:
+      raise of(errno.EACCES)
+  except OSError as error:
+    assert failures.is_of_storage(error) and not failures.is_of_runtime(error)
+
+
 @pytest.mark.parametrize(('error', 'status'), [
     (Runtime('UNAVAILABLE: no route'), 75), (Runtime('ABORTED: x'), 75), (Runtime('DEADLINE_EXCEEDED: x'), 75),
     (Runtime('INTERNAL: NCCL operation failed: unhandled system error'), 75),

@@ -9,7 +9,8 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -174,3 +175,28 @@ def test_it_works_where_processes_cannot_share_memory(root: pathlib.Path, cache:
     copy = pickle.loads(pickle.dumps(open_source(root)))
     assert copy.digest == shared.digest and [copy.describe(i) for i in range(30)] == [
         shared.describe(i) for i in range(30)]
+
+
+def test_a_listing_is_written_while_the_folders_are_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+  """No more than one block of files is in the memory of this process, of millions of files, too."""
+  written, listed = list[int](), list[int]()
+  write = listing.pa.RecordBatchFileWriter.write_batch
+
+  class Folder(NamedTuple):
+    path: str
+    files: list[tuple[bytes, int]]
+    time_ns: int = 1
+
+  def walk(*_: object) -> Iterator[Folder]:
+    for number in range(5):
+      listed.append(number)
+      yield Folder(str(number), [(b'%d' % file, 1) for file in range(2**16)])
+
+  def counted(writer: Any, batch: Any, *rest: Any) -> None:
+    written.append(len(listed))
+    write(writer, batch, *rest)
+  monkeypatch.setattr(listing.user_files.Finder, 'walk', walk)
+  monkeypatch.setattr(listing.pa.RecordBatchFileWriter, 'write_batch', counted)
+  assert len(listing.read(str(tmp_path), ['.'])) == 5 * 2**16
+  assert written == [1, 2, 3, 4, 5, 5]

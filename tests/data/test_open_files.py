@@ -9,6 +9,8 @@ import pathlib
 import resource
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -166,3 +168,30 @@ def test_a_file_that_the_file_system_lost_is_opened_anew_before_the_next_try(
   monkeypatch.setattr(failures.time, 'sleep', lambda s: None)
   assert storage.read(str(tmp_path / 'a'), 2, 3) == b'234'
   assert closed == list(stale) and len(pool) == 1
+
+
+class _Handover:
+  """A lock that lets another thread run once, right after it was released."""
+
+  def __init__(self) -> None:
+    self._lock, self.then = threading.Lock(), list[Callable[[], object]]()
+
+  def __enter__(self) -> None:
+    self._lock.acquire()
+
+  def __exit__(self, *_: object) -> None:
+    self._lock.release()
+    if self.then:
+      self.then.pop()()
+
+
+def test_a_broken_file_that_two_threads_give_back_at_once_is_closed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+  """A second close would hit a descriptor that other code has opened meanwhile."""
+  pool, lock, closed = open_files.Pool(2), _Handover(), list[str]()
+  monkeypatch.setattr(pool, '_lock', lock)
+  first, second = (pool.use('a', lambda: 'a', closed.append) for _ in range(2))
+  first.__enter__()
+  second.__enter__()
+  lock.then.append(lambda: second.__exit__(None, None, None))
+  first.__exit__(OSError, OSError(), None)
+  assert closed == ['a']

@@ -1,6 +1,8 @@
 """ArrayRecord files in object storage: the same records in the same order as those of files, and errors."""
 from __future__ import annotations
 
+import errno
+import os
 import pathlib
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import pytest
 
 from tests.data import prepared_sets
 from vit_jax.config import schema
+from vit_jax.core import failures
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Shard
 from vit_jax.data import loader, open_files, storage
@@ -194,3 +197,14 @@ def test_a_shard_that_is_missing_or_another_dataset_is_named(bucket: buckets.Ser
   del bucket.objects['bucket/sets/digits/train-00001-of-00004.array_record']
   with pytest.raises(UserError, match='train-00001-of-00004.array_record.*: expected to read it, got "No such file'):
     next(train(opened.train).batches(0))
+
+
+def test_a_storage_that_fails_is_no_damaged_file(monkeypatch: pytest.MonkeyPatch) -> None:
+  """Without repeating, as with train.retry=0."""
+  def fail(*_: object) -> bytes:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+  monkeypatch.setattr(storage, 'read_file', fail)
+  monkeypatch.setattr(failures, '_patience_s', 0.)
+  with pytest.raises(TemporaryError, match='^gs://bucket/set/info.json: expected to read it, got') as caught:
+    array_record.read_info('gs://bucket/set')
+  assert 'damaged' not in str(caught.value)

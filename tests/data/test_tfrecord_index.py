@@ -42,7 +42,7 @@ def paths(tmp_path: pathlib.Path) -> list[str]:
 
 def numbers(paths: list[str], cache: pathlib.Path) -> list[int]:
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(index.access, 'cache_folder', lambda _: cache)
+    patch.setattr(index.user_files, 'cache_folder', lambda _: cache)
     stored = tfrecord.TfRecords(paths, COUNTS)
     return [int(stored[i][:3]) for i in range(len(stored))]
 

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import pickle
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -294,6 +295,13 @@ def test_compressed_archives_are_refused_by_name_and_by_content(tmp_path: pathli
   for compress, kind in ((gzip.compress, 'gzip'), (bz2.compress, 'bzip2'), (lzma.compress, 'xz')):
     with pytest.raises(UserError, match=f'got a file compressed by {kind}, which cannot be read at random'):
       one(tmp_path / 't', compress(content))
+
+
+def test_a_folder_that_has_the_name_of_an_archive_is_opened(tars: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  """An unpacked archive often keeps it."""
+  folder = tmp_path / 'set.zip'
+  shutil.copytree(tars, folder)
+  assert opened(folder).digest == opened(tars).digest
 
 
 def test_a_file_that_has_shrunk_gives_bad_images_and_one_that_is_gone_an_error(tars: pathlib.Path) -> None:

@@ -211,6 +211,8 @@ def is_of_runtime(error: BaseException) -> bool:
   The same command may meet it again, so that it is not a `TemporaryError`, after which launchers try without end. No
   advice about files would help either.
   """
+  if isinstance(error, OSError):  # it was raised while one of the runtime was handled
+    return False
   is_unknown = any(type(one).__name__ in _RUNTIME and _meaning(one) == _OTHER for one in chain(error))
   return is_unknown and kind(error) is UserError
 

@@ -96,8 +96,8 @@ class Pool:
       if is_broken and is_held:
         self._remove(entry)
         is_held = False
-      is_full = self._num_files > self._max_open
-    if not is_held and not entry.num_users:
+      is_unused, is_full = not is_held and not entry.num_users, self._num_files > self._max_open
+    if is_unused:  # of several threads, the last one that read the file
       entry.close(entry.file)
     if is_full:
       self._close_idle(self._max_open)

@@ -291,6 +291,8 @@ def read_info(folder: str | os.PathLike[str]) -> Info:
       content = failures.retried(lambda: storage.read_file(path, documents.MAX_BYTES), f'reading {path}')
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
       raise UserError(f'{folder}: expected a prepared dataset, got no {INFO}. {_advise(os.fspath(folder))}') from None
+    except OSError as error:
+      raise failures.unreadable(error, path) from error
   info = documents.field(content, path, expected=expected, advice=_AGAIN)
   kind = info.field('format')
   if kind.value != FORMAT:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import io
 import itertools
 import json
 import logging
@@ -25,8 +26,8 @@ import pathlib
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -52,39 +53,45 @@ class Table:
   It pickles to a few bytes, which are valid while this process lives.
   """
 
-  def __init__(self, rows: pa.Table, descriptor: int = -1) -> None:
-    """Takes rows, and the open file that they are mapped from; see `share`.
+  def __init__(self, content: Any, descriptor: int = -1) -> None:
+    """Reads the content of an Arrow file, and takes the open file that it is mapped from; see `share`.
 
     Raises:
-      KeyError, TypeError, ValueError: the rows have no notes.
+      KeyError, TypeError, ValueError: it is no Arrow file, or has no notes.
     """
-    self.rows, self._descriptor = rows, descriptor
-    self._columns = {name: rows.column(name) for name in rows.column_names}  # a look-up takes 1 us less
-    self.notes: dict[str, Any] = documents.parse(rows.schema.metadata[_NOTES])
+    reader = pa.ipc.open_file(pa.py_buffer(content))
+    self.rows, self.content, self._descriptor = reader.read_all(), content, descriptor
+    self._columns = {name: self.rows.column(name) for name in self.rows.column_names}  # a look-up takes 1 us less
+    last = reader.get_batch_with_custom_metadata(reader.num_record_batches - 1)
+    self.notes: dict[str, Any] = documents.parse(last.custom_metadata[_NOTES])
 
   @classmethod
-  def share(cls, rows: pa.Table) -> Table:
-    """Returns a copy of rows in memory that processes share; without a copy where the platform has no such memory."""
+  def share(cls, write: Callable[[IO[bytes]], object]) -> Table:
+    """Returns the table that `write` writes to memory that processes share, or to memory of this process where the
+    platform has no such memory."""
     if not hasattr(os, 'memfd_create'):
-      return cls(rows)
-    with open(os.memfd_create('listing'), 'wb') as file:
-      with pa.ipc.new_file(file, rows.schema) as writer:
-        writer.write_table(rows)
-      file.flush()
-      return cls.attach(f'/proc/{os.getpid()}/fd/{file.fileno()}')
+      memory = io.BytesIO()
+      write(memory)
+      return cls(memory.getvalue())
+    descriptor = os.memfd_create('listing')
+    with open(descriptor, 'wb', closefd=False) as file:
+      write(file)
+    return cls._map(descriptor)
 
   @classmethod
   def attach(cls, path: str) -> Table:
     """Returns the table in shared memory that has a path, also of another process."""
-    descriptor = os.open(path, os.O_RDONLY)
-    content = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-    table = cls(pa.ipc.open_file(pa.py_buffer(content)).read_all(), descriptor)
+    return cls._map(os.open(path, os.O_RDONLY))
+
+  @classmethod
+  def _map(cls, descriptor: int) -> Table:
+    table = cls(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), descriptor)
     weakref.finalize(table, os.close, descriptor)
     return table
 
   def __reduce__(self) -> tuple[Any, ...]:
     if self._descriptor < 0:
-      return Table, (self.rows,)
+      return Table, (bytes(self.content),)
     return Table.attach, (f'/proc/{os.getpid()}/fd/{self._descriptor}',)
 
   def __len__(self) -> int:
@@ -127,10 +134,9 @@ def read(root: str, prefixes: Sequence[str], rules: Rules = OWN) -> Table:
 
   rows = files()
   blocks = iter(lambda: list(itertools.islice(rows, _BLOCK_FILES)), [])
-  batches = [pa.record_batch(list(zip(*block, strict=True)), schema=_FILES) for block in blocks]
-  return _with_notes(pa.Table.from_batches(batches, _FILES), {
-      'version': _VERSION, 'ignored': dict(finder.ignored), 'token': uuid.uuid4().hex, 'folders': folders,
-      'times': times})
+  return _with_notes((pa.record_batch(list(zip(*block, strict=True)), schema=_FILES) for block in blocks), _FILES,
+                     lambda: {'version': _VERSION, 'ignored': dict(finder.ignored), 'token': uuid.uuid4().hex,
+                              'folders': folders, 'times': times})
 
 
 def open_listing(root: str, prefixes: Sequence[str], rules: Rules = OWN) -> Table:
@@ -173,12 +179,19 @@ def select(files: Table, name: str, choose: Callable[[], HostArray]) -> Table:
   if is_kept and (kept := _open_kept(path, lambda order: 'digest' in order.notes)) is not None:
     return kept
   rows = choose().astype(np.int64)
-  order = _with_notes(pa.table({'row': rows}), {'digest': _digest(files, rows)})
+  batch = pa.record_batch({'row': rows})
+  order = _with_notes([batch], batch.schema, lambda: {'digest': _digest(files, rows)})
   return _keep(order, path if is_kept else None)
 
 
-def _with_notes(rows: pa.Table, notes: dict[str, Any]) -> Table:
-  return Table.share(rows.replace_schema_metadata({_NOTES: json.dumps(notes)}))
+def _with_notes(batches: Iterable[pa.RecordBatch], schema: pa.Schema, notes: Callable[[], dict[str, Any]]) -> Table:
+  """Returns a table of batches, each of which is written before the next is made, with notes that follow the last."""
+  def write(file: IO[bytes]) -> None:
+    with pa.ipc.new_file(file, schema) as writer:
+      for batch in batches:
+        writer.write_batch(batch)
+      writer.write_batch(pa.RecordBatch.from_pylist([], schema), {_NOTES: json.dumps(notes()).encode()})
+  return Table.share(write)
 
 
 def _digest(files: Table, rows: HostArray) -> str:
@@ -200,7 +213,8 @@ def _place(kind: str, *texts: str) -> pathlib.Path:
 def _open_kept(path: pathlib.Path, is_right: Callable[[Table], bool]) -> Table | None:
   """Returns a copy of a kept table, so that a file that is replaced later changes nothing; None if there is none."""
   with contextlib.suppress(OSError, ValueError, KeyError, IndexError, TypeError):  # missing, damaged, or not current
-    table = Table.share(index.read_sealed(path))
+    content = index.map_sealed(path)
+    table = Table.share(lambda file: file.write(content))
     return table if is_right(table) else None
   return None
 
@@ -209,7 +223,8 @@ def _keep(table: Table, path: pathlib.Path | None) -> Table:
   """Returns a table, which is written to `path` if possible."""
   if path is not None:
     try:
-      index.write_sealed(path, table.rows)
+      with index.sealing(path) as file:
+        file.write(table.content)
     except OSError as error:
       log.info('%s is not kept for the next start: %s', path, error)
   return table

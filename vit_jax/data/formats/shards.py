@@ -64,16 +64,17 @@ def find(where: str, extension: str, *, kind: str, rules: Rules,
     TemporaryError: object storage fails.
   """
   path = user_files.locate(where, f'{kind}:PATH')
-  if path.endswith(_COMPRESSED):
-    raise UserError(f'{kind}:{where}: expected {extension} files that are not compressed, which can be read at random, '
-                    f'got {os.path.basename(path)}. {_DECOMPRESS}')
   wild = _WILD.search(path)
   start = path[:wild.start()] if wild else path
   try:
     files = _open_bucket(path, start) if storage.is_address(path) else _Files()
   except OSError as error:
     raise failures.unreadable(error, f'{kind}:{where}') from error
-  if files.is_folder(path):
+  is_folder = files.is_folder(path)
+  if path.endswith(_COMPRESSED) and not is_folder:
+    raise UserError(f'{kind}:{where}: expected {extension} files that are not compressed, which can be read at random, '
+                    f'got {os.path.basename(path)}. {_DECOMPRESS}')
+  if is_folder:
     fitting = files.below(path, fits or (lambda name: name.endswith(extension)))
     root, by_split = path, _by_words(path, fitting, where=f'{kind}:{where}')
     if not by_split:

@@ -129,8 +129,10 @@ def check_jpeg_end(encoded: bytes) -> None:
   file ends with the end marker, the markers are followed one by one. The pixels of a scan cannot contain a marker.
   """
   if not encoded.endswith(b'\xff\xd9', 4):
-    markers = [marker for marker, _ in _jpeg_markers(encoded)]
-    if _SCAN not in markers or markers[-1] != _END:
+    has_scan, last = False, 0
+    for last, _ in _jpeg_markers(encoded):
+      has_scan |= last == _SCAN
+    if not has_scan or last != _END:
       raise BadImage(f'the JPEG is truncated: no end marker in {len(encoded):,} bytes')
 
 

@@ -189,7 +189,8 @@ def build(names: Sequence[str], templates: Sequence[str], rule: TextRule, *, syn
   simple = [simplify(one, rule, keep=PLACE) for one in templates]
   found = []
   for entry in names:
-    split = [simplify(entry, rule)] if is_whole else simplify(entry, rule, keep=',').split(',')
-    every = [name.strip() for name in split if name.strip()] or ['']
+    every = [simplify(entry, rule)] if is_whole else [
+        name.strip() for name in simplify(entry, rule, keep=',').split(',')]
+    every = [name for name in every if name] or ['']
     found.append([one.replace(PLACE, name) for name in (every if synonyms else every[:1]) for one in simple])
   return found
