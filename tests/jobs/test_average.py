@@ -3,19 +3,23 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import pathlib
+import subprocess
+import sys
 import types
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+import runs
 
 from vit_jax import main
 from vit_jax.config import files
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import average, build
-from vit_jax.train import checkpoint_reader
+from vit_jax.train import checkpoint, checkpoint_reader
 from vit_jax.train.state import TrainState
 from vit_jax.train.step import Program
 
@@ -102,6 +106,47 @@ def test_parameters_and_views_are_averaged_and_the_rest_is_that_of_the_newest() 
 def test_an_impossible_choice_of_checkpoints_is_refused(flags: dict[str, Any], said: str) -> None:
   with pytest.raises(UserError, match=said):
     average.choose([2, 4, 6, 7], workdir=pathlib.Path('a'), **({'last': None, 'steps': None} | flags))
+
+
+@pytest.mark.parametrize('saved', [[], [7]])
+def test_a_run_with_fewer_than_two_checkpoints_has_no_average(saved: list[int]) -> None:
+  with pytest.raises(UserError, match=rf'--workdir=a: expected a run with at least two checkpoints, got {len(saved)}\.'):
+    average.choose(saved, last=2, steps=None, workdir=pathlib.Path('a'))
+
+
+@pytest.mark.slow(reason='6 s with the run that it reads')
+def test_a_wrong_flag_is_reported_before_the_data_are_opened(
+    done: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str]) -> None:
+  monkeypatch.setattr(build, 'open_data', None)
+  assert main.run(['--job=average', f'--workdir={done}', '--last=99', f'--to={tmp_path / "b"}']) == 2
+  assert '--last: expected 2 to 4, got 99' in capsys.readouterr().err and not (tmp_path / 'b').exists()
+
+
+@pytest.mark.slow(reason='6 s with the run that it reads')
+def test_the_config_is_written_before_the_checkpoint(
+    done: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  def kill(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+  command = ['--job=average', f'--workdir={done}', '--last=2', f'--to={tmp_path / "b"}']
+  with monkeypatch.context() as patch:
+    patch.setattr(checkpoint.Checkpointer, 'close', kill)
+    assert main.run(command) == 130
+  assert (tmp_path / 'b' / 'checkpoints' / '7').is_dir() and (tmp_path / 'b' / 'config.json').is_file()
+
+
+@pytest.mark.slow(reason='half a minute: two processes start')
+def test_two_processes_average_into_one_directory(done: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  environment = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'} | {
+      'NO_CHECK': '1', 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(runs.ROOT)}
+  launch = ['bash', str(runs.ROOT / 'launch' / 'local_processes.sh'), '2', '1', '--']
+  command = [sys.executable, '-m', 'vit_jax.main', '--job=average', f'--workdir={done}', '--last=2']
+  ended = subprocess.run([*launch, *command, f'--to={tmp_path / "two"}'], env=environment, capture_output=True,
+                         text=True, timeout=300)
+  assert ended.returncode == 0, ended.stdout + ended.stderr
+  assert main.run(['--job=average', f'--workdir={done}', '--last=2', f'--to={tmp_path / "one"}']) == 0
+  (one,), (two,) = (states(tmp_path / name).values() for name in ('one', 'two'))
+  jax.tree.map(np.testing.assert_array_equal, two, one)
 
 
 @pytest.mark.slow(reason='6 s with the run that it reads')
