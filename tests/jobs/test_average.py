@@ -7,7 +7,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import types
 from typing import Any
 
 import jax
@@ -85,14 +84,13 @@ def test_parameters_and_views_are_averaged_and_the_rest_is_that_of_the_newest() 
       return checkpoint_reader.Restored(state, {'step': step})
 
   compared: list[object] = []
-  parts = types.SimpleNamespace(program=types.SimpleNamespace(placed_state=None))
-  _, newest, state = average._newest_average(
-      lambda: [2, 3, 7], Saved(), parts, compared.append, tries=1)  # type: ignore[arg-type]
+  _, state, about = average.read_average(Saved(), None, find_steps=lambda: [2, 3, 7],  # type: ignore[arg-type]
+                                         check_settings=compared.append, tries=1)
   # Two means of f32 values below 16, each of three operations.
   np.testing.assert_allclose(state.params['kernel'], np.full((2, 3), 4.), rtol=6 * 2.**-24)
   np.testing.assert_allclose(state.extra['ema']['kernel'], 8., rtol=6 * 2.**-24)
   assert (int(state.step), float(state.opt['mu']), int(state.extra['seen'])) == (7, 7., 7)
-  assert newest.about == {'step': 7} and compared == [{'step': 2}, {'step': 3}, {'step': 7}]
+  assert about == {'step': 7} and compared == [{'step': 2}, {'step': 3}, {'step': 7}]
 
 
 @pytest.mark.parametrize(('flags', 'said'), [
@@ -174,10 +172,13 @@ def test_the_newest_checkpoints_are_chosen_again_when_a_live_run_removed_one() -
         raise checkpoint_reader.Removed(f'{step}: gone')
       return checkpoint_reader.Restored(TrainState(np.int32(step), {'a': np.float32(step)}, {}, {}), {'step': step})
 
-  parts = types.SimpleNamespace(program=types.SimpleNamespace(placed_state=None))
-  find = iter([[2, 4], [4, 6], [6, 8]])
-  steps, newest, state = average._newest_average(
-      lambda: next(find), Saved(), parts, lambda _: None, tries=5)  # type: ignore[arg-type]
-  assert (steps, newest.about, float(state.params['a'])) == ([6, 8], {'step': 8}, 7.)
+  def read(found: list[list[int]], tries: int) -> average.Average:
+    steps = iter(found)
+    return average.read_average(Saved(), None, find_steps=lambda: next(steps),  # type: ignore[arg-type]
+                                check_settings=lambda about: None, tries=tries)
+  steps, state, about = read([[2, 4], [4, 6], [6, 8]], tries=5)
+  assert (steps, about, float(state.params['a'])) == ([6, 8], {'step': 8}, 7.)
   with pytest.raises(checkpoint_reader.Removed, match='2: gone'):
-    average._newest_average(lambda: [2, 4], Saved(), parts, lambda _: None, tries=1)  # type: ignore[arg-type]
+    read([[2, 4]], tries=1)
+  with pytest.raises(checkpoint_reader.Removed, match='4: gone'):
+    read([[2, 4], [4, 6], [6, 8]], tries=2)
