@@ -108,7 +108,8 @@ def test_an_impossible_choice_of_checkpoints_is_refused(flags: dict[str, Any], s
 
 @pytest.mark.parametrize('saved', [[], [7]])
 def test_a_run_with_fewer_than_two_checkpoints_has_no_average(saved: list[int]) -> None:
-  with pytest.raises(UserError, match=rf'--workdir=a: expected a run with at least two checkpoints, got {len(saved)}\.'):
+  said = rf'--workdir=a: expected a run with at least two checkpoints, got {len(saved)}\.'
+  with pytest.raises(UserError, match=said):
     average.choose(saved, last=2, steps=None, workdir=pathlib.Path('a'))
 
 

@@ -19,7 +19,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.data.formats import image_list
 from vit_jax.inspect import images
 from vit_jax.inspect.model import Model
-from vit_jax.jobs import predict
+from vit_jax.jobs import predict, predict_table
 from vit_jax.weights import loading, runs, saving
 from vit_jax.weights.report import Report
 
@@ -228,6 +228,10 @@ def test_overlays_of_many_files_with_one_name_are_named_in_linear_time() -> None
   assert len(set(found.values())) == 20_000 and found['19999/image.jpg'].name == 'image_20000.png'
   # One try for each name takes 0.2 s; a try for each number that is taken took 40 s.
   assert time.process_time() - began < 5
+
+
+def test_each_suffix_of_a_table_has_a_format() -> None:
+  assert predict.TABLES == tuple(predict_table.SUFFIXES)
 
 
 def test_a_tilde_in_the_name_of_an_image_is_the_home_directory(

@@ -146,7 +146,8 @@ def test_every_entry_of_the_weights_that_a_run_began_with_needs_an_open_license(
     with pytest.raises(UserError, match=f'--license: .* made from {closed}, whose license is cc-by-nc-4.0. '):
       push.find_license(str(run))
   write_origins(run, init_from=mit, teacher=apache)
-  with pytest.raises(UserError, match=f'--license: .* made from weights with several: {mit} .mit., {apache} .apache-2.0.'):
+  said = f'--license: .* made from weights with several: {mit} .mit., {apache} .apache-2.0.'
+  with pytest.raises(UserError, match=said):
     push.find_license(str(run))
   write_origins(run, init_from=apache, teacher='ViT-B_16-i21k')  # whose license is written Apache-2.0
   assert push.find_license(str(run)) == 'apache-2.0'
