@@ -231,7 +231,7 @@ def test_overlays_of_many_files_with_one_name_are_named_in_linear_time() -> None
 
 
 def test_each_suffix_of_a_table_has_a_format() -> None:
-  assert predict.TABLES == tuple(predict_table.SUFFIXES)
+  assert tuple(predict_table.SUFFIXES) == predict.TABLES
 
 
 def test_a_tilde_in_the_name_of_an_image_is_the_home_directory(
