@@ -33,18 +33,12 @@ from vit_jax.train.state import TrainState
 from vit_jax.weights import inherit
 
 log = logging.getLogger('vit_jax.jobs')
-ADDED_BY_SAVE = ('version', 'step', 'digests', 'data_sha256', 'shapes')
-"""Keys that `Checkpointer.save` adds to the description of a checkpoint."""
+ADDED_BY_SAVE = ('version', 'step', 'digests', 'data_sha256', 'shapes')  # by `Checkpointer.save`, to a description
 _TRIES = 5  # of choosing the newest checkpoints; a live run removes one of them while they are read
 
 
 class Average(NamedTuple):
-  """The average of checkpoints.
-
-  steps: of the checkpoints, oldest first.
-  state: of the newest checkpoint, with the averages in `params` and `extra`.
-  about: the description of the newest checkpoint, as `Checkpointer.save` takes it.
-  """
+  """The steps of the checkpoints; the state of the newest one with the averages in it; and its description."""
   steps: list[int]
   state: TrainState
   about: dict[str, Any]
@@ -132,38 +126,32 @@ def read_average(reader: checkpoint_reader.Reader, abstract: TrainState, *, find
   """Returns the average of checkpoints, of which two are in memory at a time.
 
   Args:
-    reader: of the checkpoints.
-    abstract: shapes, dtypes and shardings of the state.
+    reader, abstract: of the checkpoints; shapes, dtypes and shardings of the state.
     find_steps: returns the steps to average. It is called again if the run, which may be training, removes one of them.
     check_settings: raises UserError if a checkpoint of this description is of another config.
     tries: how often `find_steps` is called, at most.
 
   Raises:
-    checkpoint_reader.Removed: a checkpoint does not exist, at the last try.
-    UserError: a checkpoint cannot be read, or is of another config.
+    UserError: a checkpoint cannot be read, is of another config, or does not exist at the last try.
   """
-  for left in reversed(range(tries)):
+  while True:
+    tries, steps = tries - 1, find_steps()
+    mean: PyTree | None = None
     try:
-      return _read_average(reader, abstract, steps=find_steps(), check_settings=check_settings)
+      for count, step in enumerate(steps, 1):
+        state, about = reader.read(step, abstract)
+        check_settings(about)
+        arrays = {'params': state.params, 'extra': state.extra}
+        weight = jnp.asarray(1. / count)  # an array, so that one program serves all steps
+        mean = arrays if mean is None else _add_to_mean(mean, arrays, weight)
+        log.info('Read step %s.', f'{step:,}')
     except checkpoint_reader.Removed as error:
-      if not left:
+      if not tries:
         raise
       log.info('%s The newest checkpoints are chosen again.', error)
-  raise AssertionError(tries)
-
-
-def _read_average(reader: checkpoint_reader.Reader, abstract: TrainState, *, steps: list[int],
-                  check_settings: Callable[[Mapping[str, Any]], None]) -> Average:
-  mean: PyTree | None = None
-  for count, step in enumerate(steps, 1):
-    state, about = reader.read(step, abstract)
-    check_settings(about)
-    arrays = {'params': state.params, 'extra': state.extra}
-    weight = jnp.asarray(1. / count)  # an array, so that one program serves all steps
-    mean = arrays if mean is None else _add_to_mean(mean, arrays, weight)
-    log.info('Read step %s.', f'{step:,}')
-  assert mean is not None
-  return Average(steps, state._replace(**mean), about)
+    else:
+      assert mean is not None  # `choose` returns at least two steps
+      return Average(steps, state._replace(**mean), about)
 
 
 @jax.jit

@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import pathlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -31,10 +31,7 @@ from vit_jax.data.labels import classes as naming
 from vit_jax.data.source import Source
 from vit_jax.data.text import prompts
 from vit_jax.evaluate import caption_retrieval, embedding, embedding_files
-from vit_jax.evaluate.embedding import TextRows
-from vit_jax.evaluate.embedding_files import Notes
 from vit_jax.inspect import many_images
-from vit_jax.inspect.many_images import Stopped, Wanted
 from vit_jax.jobs import build, evaluate, flag_names
 from vit_jax.jobs import runtime as startup
 from vit_jax.recipes import sizes
@@ -88,9 +85,9 @@ def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str 
   Raises:
     UserError: the weights, the images or an override cannot be used, or `to` has other content.
   """
-  _check_source(files, data, split=split, what=what)
   what = what or (TEXTS if data.startswith(TEXT_FILE) else many_images.FEATURES)
-  _check_what(what, data, blocks=blocks, classes=classes, follow_links=follow_links, tokenizer=tokenizer)
+  _check_flags(files, data, split=split, what=what, blocks=blocks, classes=classes, follow_links=follow_links,
+               tokenizer=tokenizer)
   evaluate.check_overridden(overridden)
   config = overrides.apply({'': config_files.load('evaluate', [])}, list(changes), models=sizes.model)['']
   texts = _read_lines(data) if data.startswith(TEXT_FILE) else None
@@ -102,16 +99,22 @@ def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str 
     config, images = _open_split(config, data, split=split, follow_links=follow_links)
   if images is not None:
     config = build.oriented(config, images)
-    if what != TEXTS:
-      return _write_images(loaded, images, to, wanted=_wanted(what, loaded, blocks=blocks, tokenizer=tokenizer),
-                           config=config, format=format)
-    texts = _read_captions(images)
-  assert texts is not None
-  return _write_texts(loaded, texts, to, config=config, format=format, tokenizer=tokenizer)
+    texts = _read_captions(images) if what == TEXTS else None
+  try:
+    if texts is not None:
+      return _write_texts(loaded, texts, to, config=config, format=format, tokenizer=tokenizer)
+    assert images is not None
+    return _write_images(loaded, images, to, what=what, blocks=blocks, tokenizer=tokenizer, config=config,
+                         format=format)
+  except many_images.Stopped as stopped:
+    log.warning('Stopped by %s. The same command resumes.', stopped)
+    return failures.TRY_AGAIN
 
 
-def _check_source(files: Sequence[str], data: str, *, split: str, what: str) -> None:
-  """Raises UserError unless either files or a source are given, which have what is wanted."""
+def _check_flags(files: Sequence[str], data: str, *, split: str, what: str, blocks: Sequence[int], classes: str,
+                 follow_links: bool, tokenizer: str) -> None:
+  """Raises UserError if flags cannot be combined, or have no effect on what is to be written."""
+  is_text_file = data.startswith(TEXT_FILE)
   if bool(files) == bool(data):
     raise UserError(f'--data: expected either a source or files, got {"both" if data else "none"}. Name files and '
                     'folders, or set --data=folder:PATH.')
@@ -120,21 +123,13 @@ def _check_source(files: Sequence[str], data: str, *, split: str, what: str) -> 
   if what == TEXTS and files:
     raise UserError('--what: expected --data with texts, got files, which have no captions. Set --data to a source '
                     'with captions, or write the texts into a file, a text in each line, and set --data=texts:FILE.')
-  if not data.startswith(TEXT_FILE):
-    return
-  if what not in ('', TEXTS):
+  if is_text_file and what != TEXTS:
     raise UserError(f'--what: expected texts with --data=texts:FILE, got {what}. Remove --what.')
-  if split:
+  if is_text_file and split:
     raise UserError(f'--split: expected none with --data=texts:FILE, got {split}. Remove it.')
-
-
-def _check_what(what: str, data: str, *, blocks: Sequence[int], classes: str, follow_links: bool,
-                tokenizer: str) -> None:
-  """Raises UserError if flags have no effect on what is wanted."""
-  if what == TEXTS:  # flags of images have no effect on their vectors
-    given = {'blocks': ','.join(map(str, blocks)), 'classes': classes}
-    if follow_links and data.startswith(TEXT_FILE):  # captions are in folders that may have links
-      given['follow_links'] = 'true'
+  if what == TEXTS:  # flags of images have no effect on their vectors; folders of captions may have links
+    given = {'blocks': ','.join(map(str, blocks)), 'classes': classes,
+             'follow_links': 'true' if follow_links and is_text_file else ''}
     if problems := [f'--{name}: expected none with texts, got {value}. Remove it.'
                     for name, value in given.items() if value]:
       raise UserError('\n'.join(problems))
@@ -202,37 +197,29 @@ def _load_encoder(weights: Weights, tokenizer: str) -> TextEncoder:
   return text_encoder.load(weights.given or weights.source, weights, tokenizer_file=tokenizer)
 
 
-def _wanted(what: str, weights: Weights, *, blocks: Sequence[int], tokenizer: str) -> Wanted:
-  """Returns what is computed for images; the projection of vectors comes with the text tower."""
+def _write_images(weights: Weights, images: Source, to: pathlib.Path, *, what: str, blocks: Sequence[int],
+                  tokenizer: str, config: schema.Config, format: str) -> int:
+  """Writes features, probabilities, tokens or vectors of images; exit status 0. Raises Stopped."""
+  # The projection of features to vectors comes with the text tower.
   project = _load_encoder(weights, tokenizer).project if what == many_images.VECTORS else None
-  return Wanted(what, tuple(blocks), project)
-
-
-def _write_images(weights: Weights, images: Source, to: pathlib.Path, *, wanted: Wanted, config: schema.Config,
-                  format: str) -> int:
-  """Writes what is wanted of images; exit status as of `run`."""
-  def write() -> Notes | None:
-    return many_images.embed(
-        weights, images, to, wanted=wanted, recipe=config.data.recipe, format=format, batch_size=config.batch_size,
-        threads=config.data.threads, shown=config.train.progress)
-
   console.begin_stage('compiling, reading the first images')
-  return _report(write, to, content=f'{wanted.what} of {len(images):,} images')
+  notes = many_images.embed(
+      weights, images, to, wanted=many_images.Wanted(what, tuple(blocks), project), recipe=config.data.recipe,
+      format=format, batch_size=config.batch_size, threads=config.data.threads, shown=config.train.progress)
+  return _report(notes, to, content=f'{what} of {len(images):,} images')
 
 
 def _write_texts(weights: Weights, texts: Texts, to: pathlib.Path, *, config: schema.Config, format: str,
                  tokenizer: str) -> int:
-  """Writes the vectors of texts; exit status as of `run`."""
+  """Writes the vectors of texts; exit status 0. Raises Stopped."""
   encoder = _load_encoder(weights, tokenizer)
   console.begin_stage('compiling')
   info = _describe_texts(weights, texts, encoder, config=config)
-  rows = TextRows(encoder.embed, texts.texts, texts.ids, simplify=lambda text: prompts.simplify(text, encoder.rule))
-
-  def write() -> Notes | None:
-    work = embedding.Work(to, info, embedding_files.choose(to, format))
-    return many_images.write(work, rows, shown=config.train.progress)
-
-  return _report(write, to, content=f'vectors of {len(texts.texts):,} texts')
+  rows = embedding.TextRows(encoder.embed, texts.texts, texts.ids,
+                            simplify=lambda text: prompts.simplify(text, encoder.rule))
+  work = embedding.Work(to, info, embedding_files.choose(to, format))
+  notes = many_images.write(work, rows, shown=config.train.progress)
+  return _report(notes, to, content=f'vectors of {len(texts.texts):,} texts')
 
 
 def _describe_texts(weights: Weights, texts: Texts, encoder: TextEncoder, *, config: schema.Config) -> dict[str, Any]:
@@ -247,13 +234,8 @@ def _describe_texts(weights: Weights, texts: Texts, encoder: TextEncoder, *, con
           **many_images.describe(weights, config.data.recipe), 'identity': '', 'features_digest': ''}
 
 
-def _report(write: Callable[[], Notes | None], to: pathlib.Path, *, content: str) -> int:
-  """Calls `write`, and prints that `to` has the content; exit status as of `run`."""
-  try:
-    notes = write()
-  except Stopped as stopped:
-    log.warning('Stopped by %s. The same command resumes.', stopped)
-    return failures.TRY_AGAIN
+def _report(notes: embedding_files.Notes | None, to: pathlib.Path, *, content: str) -> int:
+  """Prints that `to` has the content, of which `notes` are those of `embedding.write`; exit status 0."""
   console.end_stage()
   if jax.process_index() == 0:
     bad = sum(note['num_bad'] for note in notes or ())

@@ -79,16 +79,17 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
     to: a table, `FILE.csv` or `FILE.parquet`; or the folder of the overlays, None = `overlays`.
     follow_links: also read files outside of a folder to which links in it lead.
     overwrite: replace overlays that are there.
-
-  Raises:
-    UserError: flags do not fit together, there are no files, the weights cannot be used, or `to` cannot be written.
   """
-  table = _check_to(to, overlay=overlay, as_json=json)
-  _check_names(names, prompts=prompts, tokenizer=tokenizer, classes=classes)
+  table = to if to is not None and to.suffix in TABLES else None
+  _check_flags(to, table, overlay=overlay, as_json=json, names=names, prompts=prompts, tokenizer=tokenizer,
+               classes=classes)
   names = given_names(names, setting='--names')
   paths = list(image_list.find(files, follow_links=follow_links))
   image_list.check_exist(paths)
-  overlays = _open_overlays(paths, to or OVERLAYS, overwrite=overwrite) if overlay else {}
+  overlays = name_overlays(paths, to or OVERLAYS) if overlay else {}
+  destination.check_free(overlays.values(), setting='--to', overwrite=overwrite)
+  if overlay:
+    destination.check_writable(to or OVERLAYS, setting='--to', advice='Choose another folder.')
   startup.start()
   opencv.quieten()
   console.begin_stage('loading the weights')
@@ -108,34 +109,21 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
   return failures.worst([file.status for file in bad])
 
 
-def _check_to(to: pathlib.Path | None, *, overlay: bool, as_json: bool) -> pathlib.Path | None:
-  """Returns `to` if it is a table, else None. Raises UserError if other flags do not fit to it."""
-  is_table = to is not None and to.suffix in TABLES
-  if to is not None and not overlay and not is_table:
+def _check_flags(to: pathlib.Path | None, table: pathlib.Path | None, *, overlay: bool, as_json: bool,
+                 names: Sequence[str], prompts: str, tokenizer: str, classes: str) -> None:
+  """Raises UserError if flags do not fit together; `table` is `to` if that is a table."""
+  if to is not None and not overlay and table is None:
     raise UserError(f'--to: expected a table, FILE.csv or FILE.parquet, or --overlay as well, got --to={to} alone. '
                     'Name a table, or add --overlay.')
-  if is_table and (overlay or as_json):
+  if table is not None and (overlay or as_json):
     raise UserError(f'--to: expected neither --overlay nor --json with a table, got --to={to}. Remove them, or '
                     '--to.')
-  return to if is_table else None
-
-
-def _check_names(names: Sequence[str], *, prompts: str, tokenizer: str, classes: str) -> None:
-  """Raises UserError if flags do not fit to `--names`."""
   for flag, value in (('prompts', prompts), ('tokenizer', tokenizer)):
     if value and not names:
       raise UserError(f'--{flag}: expected --names as well, got --{flag}={value} alone. It is for classification '
                       'by texts.')
   if names and classes:
     raise UserError(f'--classes: expected none with --names, got {classes}. The names are the classes.')
-
-
-def _open_overlays(paths: Sequence[str], folder: pathlib.Path, *, overwrite: bool) -> dict[str, pathlib.Path]:
-  """Returns the overlay of each file. Raises UserError if one is there or the folder cannot be written."""
-  overlays = name_overlays(paths, folder)
-  destination.check_free(overlays.values(), setting='--to', overwrite=overwrite)
-  destination.check_writable(folder, setting='--to', advice='Choose another folder.')
-  return overlays
 
 
 def name_overlays(paths: Sequence[str], to: pathlib.Path) -> dict[str, pathlib.Path]:
@@ -215,7 +203,8 @@ def _classify(model: Model, classifier: Model | ZeroShot, *, paths: Sequence[str
         _print_problem(file, as_json=as_json)
     if overlays and good:
       for file, heat in zip(good, model.rollout(images, prepared=True), strict=True):
-        _write_overlay(file.image, heat, to=overlays[file.path])
+        with core_files.replacing(overlays[file.path]) as part:
+          Image.fromarray(np.asarray(figures.overlay(file.image, heat))).save(part, 'png')
   return bad
 
 
@@ -237,11 +226,6 @@ def _read_batches(model: Model, paths: Sequence[str]) -> Iterator[list[Readable 
       batch = list(ahead.popleft())
       ahead.extend(itertools.islice(batches, 1))
       yield batch
-
-
-def _write_overlay(image: HostArray, heat: HostArray, *, to: pathlib.Path) -> None:
-  with core_files.replacing(to) as part:
-    Image.fromarray(np.asarray(figures.overlay(image, heat))).save(part, 'png')
 
 
 def _print_classes(file: Readable, guesses: Sequence[Guess], *, as_json: bool) -> None:

@@ -25,9 +25,7 @@ from vit_jax.core.types import Array, PyTree
 from vit_jax.data.formats import image_list
 from vit_jax.evaluate import embedding, embedding_files
 from vit_jax.evaluate.embedding_files import Block, Format, Info, Notes
-from vit_jax.evaluate.features import Reader
 from vit_jax.inspect import many_images
-from vit_jax.inspect.many_images import Stopped
 from vit_jax.inspect.model import Model
 from vit_jax.inspect.zeroshot import ZeroShot
 from vit_jax.record import console
@@ -53,10 +51,8 @@ def write(model: Model, classifier: Model | ZeroShot, *, paths: Sequence[str], t
   It is 75 after a signal to stop, 2 if a file could not be read, else 0; also 0 if the same `FILE.parquet` is there.
 
   Args:
-    model: the network.
-    classifier: the network itself, or its classifier by texts.
-    paths: of the files.
-    to: the table.
+    model, classifier: the network, and itself again or its classifier by texts.
+    paths, to: of the files, and of the table.
     top: number of classes per file.
 
   Raises:
@@ -64,14 +60,15 @@ def write(model: Model, classifier: Model | ZeroShot, *, paths: Sequence[str], t
   """
   if to.suffix == '.parquet':
     extras.load('pyarrow.parquet', 'parquet', f'--to={to}')
-  source = image_list.ImageList(paths)
-  extractor = many_images.extract(model.weights, _reader(model, classifier), source, recipe=model.recipe,
-                                  batch_size=many_images.BATCH)
+  source, view = image_list.ImageList(paths), inference.view(model.weights)
+  reader = ByTexts(view, classifier) if isinstance(classifier, ZeroShot) else embedding.Probabilities(
+      view, model.weights.is_sigmoid)
+  extractor = many_images.extract(model.weights, reader, source, recipe=model.recipe, batch_size=many_images.BATCH)
   info = _describe(model, classifier, source, extractor=extractor, top=top)
   console.begin_stage('compiling, reading the first images')
   try:
     notes = many_images.write(embedding.Work(to, info, SUFFIXES[to.suffix]), extractor)
-  except Stopped as stopped:
+  except many_images.Stopped as stopped:
     log.warning('Stopped by %s. The same command resumes.', stopped)
     return failures.TRY_AGAIN
   console.end_stage()
@@ -81,14 +78,6 @@ def write(model: Model, classifier: Model | ZeroShot, *, paths: Sequence[str], t
   if jax.process_index() == 0:
     print(f'{"Already in" if notes is None else "Written to"} {to}: {len(paths):,} files.', flush=True)
   return failures.USER_ERROR if bad else 0
-
-
-def _reader(model: Model, classifier: Model | ZeroShot) -> Reader:
-  """Returns the function of parameters and images that computes probabilities `[B, C]`."""
-  view = inference.view(model.weights)
-  if isinstance(classifier, ZeroShot):
-    return ByTexts(view, classifier)
-  return embedding.Probabilities(view, model.weights.is_sigmoid)
 
 
 def _describe(model: Model, classifier: Model | ZeroShot, source: image_list.ImageList, *,
