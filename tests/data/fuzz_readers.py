@@ -191,7 +191,7 @@ def map_files() -> Content:
   if not folder.exists():
     info = answers.Info('folder:x', 'abc', NUM, (2, 2), 2, 3, 4, {'teacher': 't.npz'}, answers.LOGITS)
     answers.write(folder, info, lambda rows: (rng.integers(0, 3, (len(rows), 2, 2, 2)),
-                                                 rng.normal(size=(len(rows), 2, 2, 2))))
+                                                 rng.normal(size=(len(rows), 2, 2, 2))), setting='--to')
   return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
@@ -199,7 +199,7 @@ def read_maps(folder: pathlib.Path) -> tuple[int, list[str]]:
   maps = answers.Answers(folder)
   num = min(maps.info.num_examples, 40)
   maps.read(np.arange(num))
-  maps.surest()
+  maps.read_most_likely()
   return num, []
 
 

@@ -229,14 +229,11 @@ def read_arrays(archive: zipfile.ZipFile) -> dict[str, HostArray]:
         array = parse_npy(read_member(archive, name))
       except ValueError as error:
         raise ValueError(f'{documents.shown(name)}: {error}') from None
-      if array.dtype.kind in 'fiub' or _is_of_ml_dtypes(array.dtype):
+      dtype = array.dtype  # NumPy saves bf16 and floats of 8 bits, which are of ml_dtypes, as plain bytes (`V`)
+      is_of_ml_dtypes = dtype.kind == 'V' and dtype.itemsize in (1, 2) and not dtype.names and not dtype.subdtype
+      if dtype.kind in 'fiub' or is_of_ml_dtypes:
         arrays[name.removesuffix('.npy')] = array
   return arrays
-
-
-def _is_of_ml_dtypes(dtype: np.dtype[Any]) -> bool:
-  """Returns whether a dtype may be bf16 or a float of 8 bits, which NumPy saves as plain bytes of this size."""
-  return dtype.kind == 'V' and dtype.itemsize in (1, 2) and not dtype.names and not dtype.subdtype
 
 
 def parse_npy(data: bytearray | bytes | mmap.mmap | memoryview) -> HostArray:

@@ -5,18 +5,8 @@ subclasses in `masks.py` and `vtab.py` parse a record with `pick` or `parse`, or
 take values of its features with `get_first`, `get_bytes`, `get_class` or `get_classes`. A damaged record raises
 `BadRecord`. This module reads no files, and knows no feature by name.
 
-A record is a message `Example`. The map of features is declared as a list of entries, which has the same bytes and
-keeps their order:
-
-  message BytesList { repeated bytes value = 1; }
-  message FloatList { repeated float value = 1; }
-  message Int64List { repeated int64 value = 1; }
-  message Feature {
-    oneof kind { BytesList bytes_list = 1; FloatList float_list = 2; Int64List int64_list = 3; }
-  }
-  message Entry { string key = 1; Feature value = 2; }
-  message Features { repeated Entry feature = 1; }
-  message Example { Features features = 1; }
+A record is a message `Example` (`_messages`). The map of its features is declared as a list of entries, which has the
+same bytes and keeps their order.
 """
 from __future__ import annotations
 

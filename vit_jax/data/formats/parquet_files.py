@@ -173,14 +173,10 @@ def _open_parquet(file: _OpenFile, metadata: Any, *, names: Sequence[str], group
 
   leaves = [metadata.schema.column(column) for column in range(metadata.num_columns)]
   coded = [leaf.path for column, leaf in enumerate(leaves) if leaf.physical_type == 'BYTE_ARRAY'
-           and any(_is_in(leaf.path, name) for name in names) and has_dictionary(column)]
+           and any(f'{leaf.path}.'.startswith(f'{name}.') for name in names)  # `image.bytes` is in `image`
+           and has_dictionary(column)]
   return pyarrow_parquet().ParquetFile(pa.PythonFile(file, 'r'), metadata=metadata, pre_buffer=False,
                                        page_checksum_verification=True, read_dictionary=coded)
-
-
-def _is_in(leaf: str, name: str) -> bool:
-  """Returns whether a leaf is a column or a part of it: `image.bytes` is in `image`, and `images` is not."""
-  return f'{leaf}.'.startswith(f'{name}.')
 
 
 def read_column(span: Span, content: bytes, *, metadata: Any, group: int, leaf: str) -> Any:

@@ -65,10 +65,7 @@ class Definition(NamedTuple):
 class Task(NamedTuple):
   """A task.
 
-  name: as in `vtab:NAME`.
-  group: one of `recipes.vtab.GROUPS`.
   dataset: the TFDS dataset, with its configuration.
-  num_classes: of the task.
   read_class: maps the features of an example to its class. Raises BadRecord, or any error of wrong features.
   label_feature: the feature with the same classes as the task, if there is one.
   pixel_factor: by which stored pixels are multiplied: dSprites stores 0 and 1.
@@ -150,46 +147,39 @@ DATASETS: dict[str, Definition] = {
 }
 
 
-def _by_feature(name: str, dataset: str, feature: str = 'label') -> Task:
-  """Returns a task whose class is a feature."""
+def _task(name: str, dataset: str, feature: str = 'label', *, num_stored: int = 0,
+          read_class: Callable[[Features], int] | None = None) -> Task:
+  """Returns a task whose class is a feature, is merged from the `num_stored` values of a feature, or is computed."""
   group, num_classes = vtab.TASKS[name]
-  read_class = functools.partial(example.get_class, name=feature, num_classes=num_classes)
-  return Task(name, group, dataset, num_classes, read_class, feature)
-
-
-def _by_function(name: str, dataset: str, read_class: Callable[[Features], int]) -> Task:
-  """Returns a task whose class is computed from several features."""
-  group, num_classes = vtab.TASKS[name]
-  return Task(name, group, dataset, num_classes, read_class)
-
-
-def _by_merging(name: str, dataset: str, feature: str, *, num_stored: int) -> Task:
-  """Returns a task of dSprites, whose class is a feature with fewer values."""
-  group, num_classes = vtab.TASKS[name]
-  read_class = functools.partial(merge_classes, name=feature, num_stored=num_stored, num_classes=num_classes)
-  return Task(name, group, dataset, num_classes, read_class, pixel_factor=255)
+  if read_class:
+    return Task(name, group, dataset, num_classes, read_class)
+  if num_stored:
+    merge = functools.partial(merge_classes, name=feature, num_stored=num_stored, num_classes=num_classes)
+    return Task(name, group, dataset, num_classes, merge, pixel_factor=255)
+  return Task(name, group, dataset, num_classes,
+              functools.partial(example.get_class, name=feature, num_classes=num_classes), feature)
 
 
 TASKS: dict[str, Task] = {task.name: task for task in (
-    _by_feature('caltech101', 'caltech101'),
-    _by_feature('cifar100', 'cifar100'),
-    _by_feature('dtd', 'dtd'),
-    _by_feature('flowers102', 'oxford_flowers102'),
-    _by_feature('pets', 'oxford_iiit_pet'),
-    _by_feature('sun397', 'sun397/tfds'),
-    _by_feature('svhn', 'svhn_cropped'),
-    _by_feature('patch_camelyon', 'patch_camelyon'),
-    _by_feature('eurosat', 'eurosat/rgb'),
-    _by_feature('resisc45', 'resisc45'),
-    _by_feature('retinopathy', _RETINOPATHY),
-    _by_function('clevr/count', 'clevr', count_objects),
-    _by_function('clevr/distance', 'clevr', bin_nearest_object),
-    _by_feature('dmlab', 'dmlab'),
-    _by_function('kitti/distance', 'kitti', bin_nearest_vehicle),
-    _by_merging('dsprites/x_position', 'dsprites', 'label_x_position', num_stored=32),
-    _by_merging('dsprites/orientation', 'dsprites', 'label_orientation', num_stored=40),
-    _by_feature('smallnorb/azimuth', 'smallnorb', 'label_azimuth'),
-    _by_feature('smallnorb/elevation', 'smallnorb', 'label_elevation'),
+    _task('caltech101', 'caltech101'),
+    _task('cifar100', 'cifar100'),
+    _task('dtd', 'dtd'),
+    _task('flowers102', 'oxford_flowers102'),
+    _task('pets', 'oxford_iiit_pet'),
+    _task('sun397', 'sun397/tfds'),
+    _task('svhn', 'svhn_cropped'),
+    _task('patch_camelyon', 'patch_camelyon'),
+    _task('eurosat', 'eurosat/rgb'),
+    _task('resisc45', 'resisc45'),
+    _task('retinopathy', _RETINOPATHY),
+    _task('clevr/count', 'clevr', read_class=count_objects),
+    _task('clevr/distance', 'clevr', read_class=bin_nearest_object),
+    _task('dmlab', 'dmlab'),
+    _task('kitti/distance', 'kitti', read_class=bin_nearest_vehicle),
+    _task('dsprites/x_position', 'dsprites', 'label_x_position', num_stored=32),
+    _task('dsprites/orientation', 'dsprites', 'label_orientation', num_stored=40),
+    _task('smallnorb/azimuth', 'smallnorb', 'label_azimuth'),
+    _task('smallnorb/elevation', 'smallnorb', 'label_elevation'),
 )}
 
 

@@ -154,14 +154,11 @@ def cutout(image: HostArray, center: tuple[int, int], *, half_px: int, fill: Seq
 
 def _move_as_pillow(image: HostArray, name: str, strength: float, style: Style) -> HostArray:
   """Rotates counterclockwise, shears or translates as Pillow does."""
-  axis = 1 if name.endswith('_x') else 0
-  match name:
-    case 'shear_x' | 'shear_y':
-      return pillow_shift(image, axis, shear=strength, offset=0., style=style)
-    case 'translate_x' | 'translate_y':
-      return pillow_shift(image, axis, shear=0., offset=strength, style=style)
-  resample = geometry.pillow_filter(style.interpolation)
-  return np.asarray(Image.fromarray(image).rotate(strength, resample, fillcolor=style.fill))
+  if name == 'rotate':
+    resample = geometry.pillow_filter(style.interpolation)
+    return np.asarray(Image.fromarray(image).rotate(strength, resample, fillcolor=style.fill))
+  shear, offset = (strength, 0.) if name.startswith('shear') else (0., strength)
+  return pillow_shift(image, 1 if name.endswith('_x') else 0, shear=shear, offset=offset, style=style)
 
 
 def pillow_shift(image: HostArray, axis: int, *, shear: float, offset: float, style: Style) -> HostArray:
@@ -281,35 +278,24 @@ def tensorflow_posterize(image: HostArray, bits: int) -> HostArray:
 
 def _move_as_tensorflow(image: HostArray, name: str, strength: float, style: Style) -> HostArray:
   """Rotates counterclockwise, shears or translates to the nearest pixels."""
-  matrix = _tensorflow_matrix(name, strength, size=(image.shape[0], image.shape[1]))
-  return _warp_nearest(image, matrix, fill=style.fill)
-
-
-def _warp_nearest(image: HostArray, matrix: Sequence[Sequence[float]], *, fill: Sequence[int]) -> HostArray:
-  """Samples `image` at `matrix [2, 3] @ (column, row, 1)` by the nearest pixel; `fill` outside."""
   height, width = image.shape[:2]
   columns, rows = np.arange(width, dtype=np.float32)[None], np.arange(height, dtype=np.float32)[:, None]
   maps = np.empty((height, width, 2), np.int16)
-  for axis, (per_column, per_row, offset) in enumerate(matrix):
+  for axis, (per_column, per_row, offset) in enumerate(_tensorflow_matrix(name, strength, size=(height, width))):
     terms = [np.float32(scale) * at for scale, at in ((per_column, columns), (per_row, rows)) if scale]
     place = sum(terms[1:], terms[0]) + np.float32(offset)
     place += np.copysign(_BELOW_HALF, place)  # with the cast: halves away from zero, as C's `round`
     maps[..., axis] = np.clip(place, -1, _FARTHEST)
   return cv2.remap(image, maps, _NO_FRACTIONS, cv2.INTER_NEAREST, borderMode=cv2.BORDER_CONSTANT,
-                   borderValue=[float(level) for level in fill])
+                   borderValue=[float(level) for level in style.fill])
 
 
 def _tensorflow_matrix(name: str, strength: float, *, size: tuple[int, int]) -> list[list[float]]:
   """Returns the matrix `[2, 3]` from output to input pixels; rotations about the center are computed in float32."""
-  match name:
-    case 'shear_x':
-      return [[1., strength, 0.], [0., 1., 0.]]
-    case 'shear_y':
-      return [[1., 0., 0.], [strength, 1., 0.]]
-    case 'translate_x':
-      return [[1., 0., strength], [0., 1., 0.]]
-    case 'translate_y':
-      return [[1., 0., 0.], [0., 1., strength]]
+  moves = {'shear_x': [[1., strength, 0.], [0., 1., 0.]], 'shear_y': [[1., 0., 0.], [strength, 1., 0.]],
+           'translate_x': [[1., 0., strength], [0., 1., 0.]], 'translate_y': [[1., 0., 0.], [0., 1., strength]]}
+  if name in moves:
+    return moves[name]
   assert name == 'rotate', name
   radians = np.float32(strength) * np.float32(math.pi / 180)
   cos, sin = np.cos(radians), np.sin(radians)
@@ -318,28 +304,16 @@ def _tensorflow_matrix(name: str, strength: float, *, size: tuple[int, int]) -> 
           [float(sin), float(cos), float((last_row - (sin * last_column + cos * last_row)) / 2)]]
 
 
-_Color = Callable[[HostArray, float], HostArray]
-
-
-def _of_image(operation: Callable[[HostArray], HostArray]) -> _Color:
-  """Returns an operation without a strength in the form of the others."""
-  return lambda image, _: operation(image)
-
-
-def _of_whole(operation: Callable[[HostArray, int], HostArray]) -> _Color:
-  """Returns an operation whose strength is a whole number in the form of the others."""
-  return lambda image, strength: operation(image, int(strength))
-
-
-_PILLOW: dict[str, _Color] = {
+_PILLOW: dict[str, Callable[[HostArray, float], HostArray]] = {
     'color': colors.saturation, 'contrast': colors.contrast, 'brightness': colors.brightness,
-    'sharpness': colors.sharpness, 'autocontrast': _of_image(colors.autocontrast),
-    'equalize': _of_image(colors.equalize), 'invert': _of_image(colors.invert),
-    'posterize': _of_whole(colors.posterize), 'solarize': colors.solarize,
-    'solarize_add': _of_whole(colors.solarize_add)}
+    'sharpness': colors.sharpness, 'autocontrast': lambda image, _: colors.autocontrast(image),
+    'equalize': lambda image, _: colors.equalize(image), 'invert': lambda image, _: colors.invert(image),
+    'posterize': lambda image, bits: colors.posterize(image, int(bits)), 'solarize': colors.solarize,
+    'solarize_add': lambda image, addition: colors.solarize_add(image, int(addition))}
 _TENSORFLOW = _PILLOW | {
     'color': tensorflow_saturation, 'contrast': tensorflow_contrast, 'sharpness': tensorflow_sharpness,
-    'autocontrast': _of_image(tensorflow_autocontrast), 'posterize': _of_whole(tensorflow_posterize),
+    'autocontrast': lambda image, _: tensorflow_autocontrast(image),
+    'posterize': lambda image, bits: tensorflow_posterize(image, int(bits)),
     'solarize': lambda image, threshold: colors.solarize(image, int(threshold) % 256)}
 COLORS = {OpTable.AUGREG: _TENSORFLOW, OpTable.TIMM: _PILLOW}
 """Color operations `(image, strength)` by table and name."""
