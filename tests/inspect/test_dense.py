@@ -106,6 +106,27 @@ def test_other_sizes_blocks_and_images_of_one_name_are_drawn(probed: pathlib.Pat
   assert np.abs(components[0].mean((0, 1))).max() > 1e-3
 
 
+def test_an_image_whose_name_is_that_of_a_numbered_one_has_a_picture(probed: pathlib.Path,
+                                                                     tmp_path: pathlib.Path) -> None:
+  places = [tmp_path / name for name in ('a/x.png', 'b/x.png', 'c/x_1.png')]
+  for place in places:
+    place.parent.mkdir()
+    place.write_bytes((probed / 'images' / 'test' / '0.png').read_bytes())
+  assert inspect(probed, tmp_path / 'out', *map(str, places)) == 0
+  assert sorted(file.name for file in (tmp_path / 'out' / 'dense').iterdir()) == ['x_0.png', 'x_1.png', 'x_1_.png']
+
+
+def test_masks_without_a_pixel_that_counts_and_images_of_one_name_are_refused(
+    probed: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  image = probed / 'images' / 'test' / '0.png'
+  Image.fromarray(np.full(np.asarray(Image.open(image)).shape[:2], 255, np.uint8)).save(tmp_path / '0.png')
+  words = f'--probe={probed / "run"}', f'--masks={tmp_path}', str(image)
+  assert inspect(probed, tmp_path / 'out', *words) == 2
+  assert f'--masks: expected a pixel that counts, got none in the masks of {tmp_path}.' in capsys.readouterr().err
+  assert inspect(probed, tmp_path / 'out', *words, str(probed / 'images' / 'train' / '0.png')) == 2
+  assert 'as each has the mask of its name, got several named 0.' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(('words', 'error'), [
     (['--masks=x'], '--masks: expected --probe as well, whose errors are shown'),
     (['--probe=nothing'], '--probe: expected a run with one probe in nothing/probes, got 0. Make one'),
