@@ -114,7 +114,9 @@ def read_probe(where: str) -> Probe:
                        '. Make one: vit-jax evaluate --config=dense_probe --weights=… --workdir=RUN.'))
   try:
     return Probe(**archives.read_npz(files[0], Probe._fields))
-  except (OSError, ValueError, TypeError) as error:
+  except OSError as error:
+    raise failures.unreadable(error, f'--probe={files[0]}') from error
+  except (ValueError, TypeError) as error:
     got = ('which has other arrays' if isinstance(error, TypeError) else
            f'which cannot be read ({failures.first_line(error)})')
     raise UserError(f'--probe: expected a probe of vit-jax evaluate, got {files[0]}, {got}. Run the evaluation '
@@ -190,7 +192,11 @@ def _read_mask(folder: str, path: str, size: tuple[int, ...], probe: Probe) -> H
                     'got no such file. Add the mask, or leave the image out.')
   first, ignore = (int(value) for value in probe.values)
   try:
-    values = masks.decode(file.read_bytes(), size=(size[0], size[1]))
+    content = file.read_bytes()
+  except OSError as error:
+    raise failures.unreadable(error, str(file)) from error
+  try:
+    values = masks.decode(content, size=(size[0], size[1]))
     return masks.classes(values, masks.MaskValues(first, ignore, len(probe.class_names)))
   except masks.WrongSize as error:
     raise UserError(f'{file}: expected {size[0]} x {size[1]} px, the size of {path}, got {error}. '
