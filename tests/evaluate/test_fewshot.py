@@ -102,7 +102,7 @@ def test_an_undecodable_shot_is_left_out() -> None:
 def test_a_draw_without_a_decodable_shot_is_refused() -> None:
   (one,) = [one for one in DRAWS if one[:2] == (1, 0)]
   bad = tuple(np.searchsorted(EXAMPLES, one.examples).tolist())
-  with pytest.raises(UserError, match='train: expected an example that can be decoded and has a label, got none among 4'):
+  with pytest.raises(UserError, match='train: expected an example that can be decoded .*, got none among 4'):
     evaluator(6, 'one', bad=bad).run(rows.weights(), 0)
 
 
