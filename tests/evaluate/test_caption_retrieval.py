@@ -56,6 +56,13 @@ def test_recall_is_that_of_a_complete_sort(size: int, mesh: str, bad: tuple[int,
   assert result.headline == 'recall1_text' and 0. < result.score < 1.
 
 
+def test_images_of_which_none_has_both_pixels_and_a_caption_are_refused() -> None:
+  loader = rows.Loader(IMAGES.astype(np.float32), np.zeros(13, np.int32), 6, bad=(0,))
+  texts: list[list[str]] = [['0'], *([] for _ in range(12))]
+  with pytest.raises(UserError, match='expected an example that can be decoded and has a label, got none among 13'):
+    caption_retrieval.CaptionRetrieval(rows.split(loader), Listed(), texts, ranks=RANKS).measure(rows.weights())
+
+
 def test_of_equal_similarities_the_first_example_is_before() -> None:
   same = np.ones((4, 2), np.float32)
   found = caption_retrieval.recall(same, same, np.arange(4), (1, 2))

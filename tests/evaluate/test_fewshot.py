@@ -99,6 +99,13 @@ def test_an_undecodable_shot_is_left_out() -> None:
   assert result['3shot'] == pytest.approx(np.mean(each))
 
 
+def test_a_draw_without_a_decodable_shot_is_refused() -> None:
+  (one,) = [one for one in DRAWS if one[:2] == (1, 0)]
+  bad = tuple(np.searchsorted(EXAMPLES, one.examples).tolist())
+  with pytest.raises(UserError, match='train: expected an example that can be decoded .*, got none among 4'):
+    evaluator(6, 'one', bad=bad).run(rows.weights(), 0)
+
+
 def test_shots_are_balanced_nested_and_of_their_class() -> None:
   by_name = {(one.num, one.seed): set(one.examples.tolist()) for one in DRAWS}
   for seed in range(3):

@@ -29,6 +29,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @pytest.mark.parametrize(('weights', 'words', 'says'), [
     *((name, [f'--config.evals={kind}'], f'at least two classes for evals.{kind}, got folder:PATH/set/')
       for name, kind in (('two', 'knn'), ('one', 'fewshot'), ('two', 'logistic'), ('two', 'retrieval'))),
+    ('two', ['--config.evals=zeroshot'], 'evals.zeroshot: expected guesses among at least two classes, got one'),
     ('one', [], 'evals.test: expected guesses among at least two classes, got one, by which each image is right.'),
     ('two', ['--config.evals.test.only_present=true'], 'expected guesses among at least two classes, got one')])
 def test_an_evaluation_of_one_class_is_refused(weights: str, words: list[str], says: str, root: pathlib.Path,

@@ -109,6 +109,14 @@ def test_scores_are_those_of_scikit_learn_and_numpy(root: pathlib.Path, mesh: st
   assert result.headline == f'miou.linear.l2_{L2:g}.b2.norm.16x24' and result.num_examples == 5
 
 
+def test_each_class_has_an_iou_where_names_differ_in_letters_that_metrics_do_not_have(root: pathlib.Path) -> None:
+  own = schema.Segmentation()
+  found = segmentation.Segmentation(tokens(root, 'train', 'one'), tokens(root, 'test', 'one'), settings=own,
+                                    class_names=('天', '地', 'sky'), protocol='p')._metrics('knn', np.diag([1, 2, 3]))
+  assert [name for name in found if name.startswith('iou')] == [
+      f'iou.knn.p.class_{label}' for label in ('0__', '1__', '2_sky')]
+
+
 def test_every_pixel_of_every_mask_counts_once(root: pathlib.Path) -> None:
   expected = np.zeros(3, int)
   for path in (root / 'masks/test').iterdir():

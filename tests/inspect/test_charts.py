@@ -42,6 +42,13 @@ def test_a_ninth_curve_differs_from_the_first_by_dashes() -> None:
   assert svg.count('4px solid #0a84c6') == 1
 
 
+def test_a_thinned_curve_has_all_points() -> None:
+  x, y = charts._thin(range(1199), [6., *[0.] * 1197, 8.])
+  assert (len(x), x[0], y[0], x[-1], y[-1]) == (600, 0, 6., 1198, 4.) and not y[1:-1].any()
+  x, y = charts._thin(range(1200), np.arange(1200.))
+  np.testing.assert_array_equal([x, y], [np.arange(1, 1200, 2), np.arange(600) * 2 + .5])
+
+
 def test_a_long_curve_is_thinned_to_what_can_be_seen() -> None:
   curve = charts.Curve('a', list(range(10_000)), list(range(10_000)))
   assert len(charts.draw_curves([curve], xlabel='step', ylabel='y', log=False)) < 12_000

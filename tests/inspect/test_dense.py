@@ -1,6 +1,7 @@
 """`inspect --dense`: principal components, the foreground, and a probe whose classes and errors are drawn."""
 from __future__ import annotations
 
+import errno
 import json
 import pathlib
 
@@ -12,7 +13,7 @@ from PIL import Image
 from tests.evaluate import masked
 from tests.weights import made
 from vit_jax import main
-from vit_jax.inspect import embeddings
+from vit_jax.inspect import dense, embeddings
 from vit_jax.weights import saving
 
 
@@ -104,6 +105,43 @@ def test_other_sizes_blocks_and_images_of_one_name_are_drawn(probed: pathlib.Pat
   assert components.shape[2] == 2 * components.shape[1]
   np.testing.assert_allclose(components.reshape(-1, 3).mean(0), 0, atol=1e-9)  # of all images together
   assert np.abs(components[0].mean((0, 1))).max() > 1e-3
+
+
+def test_an_image_whose_name_is_that_of_a_numbered_one_has_a_picture(probed: pathlib.Path,
+                                                                     tmp_path: pathlib.Path) -> None:
+  places = [tmp_path / name for name in ('a/x.png', 'b/x.png', 'c/x_1.png')]
+  for place in places:
+    place.parent.mkdir()
+    place.write_bytes((probed / 'images' / 'test' / '0.png').read_bytes())
+  assert inspect(probed, tmp_path / 'out', *map(str, places)) == 0
+  assert sorted(file.name for file in (tmp_path / 'out' / 'dense').iterdir()) == ['x_0.png', 'x_1.png', 'x_1_.png']
+
+
+def test_masks_without_a_pixel_that_counts_and_images_of_one_name_are_refused(
+    probed: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  image = probed / 'images' / 'test' / '0.png'
+  Image.fromarray(np.full(np.asarray(Image.open(image)).shape[:2], 255, np.uint8)).save(tmp_path / '0.png')
+  words = f'--probe={probed / "run"}', f'--masks={tmp_path}', str(image)
+  assert inspect(probed, tmp_path / 'out', *words) == 2
+  assert f'--masks: expected a pixel that counts, got none in the masks of {tmp_path}.' in capsys.readouterr().err
+  assert inspect(probed, tmp_path / 'out', *words, str(probed / 'images' / 'train' / '0.png')) == 2
+  assert 'as each has the mask of its name, got several named 0.' in capsys.readouterr().err
+
+
+def test_a_probe_or_a_mask_that_storage_does_not_give_now_is_no_error_of_a_person(
+    probed: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str]) -> None:
+  def lost(*words: object) -> bytes:
+    raise OSError(errno.EIO, 'Input/output error')
+
+  masks = probed / 'masks' / 'test'
+  words = f'--probe={probed / "run"}', f'--masks={masks}', str(probed / 'images' / 'test' / '0.png')
+  for owner, name, what in (pathlib.Path, 'read_bytes', masks / '0.png'), (
+      dense.archives, 'read_npz', f'--probe={probed / "run" / "probes" / "dense.npz"}'):
+    with monkeypatch.context() as patch:
+      patch.setattr(owner, name, lost)
+      assert inspect(probed, tmp_path / 'out', *words) == 75
+    assert f'{what}: expected to read it, got "Input/output error"' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(('words', 'error'), [

@@ -84,3 +84,7 @@ def test_a_flat_map_keeps_groups_apart_and_repeats_itself() -> None:
   spread = np.linalg.norm(places[labels == 0] - centers[0], axis=1).max()
   assert places.shape == (24, 2) and np.linalg.norm(centers[0] - centers[1]) > spread
   np.testing.assert_array_equal(places, embeddings.flat_map(rows, seed=0))
+
+
+def test_images_with_equal_features_are_at_one_point() -> None:
+  np.testing.assert_array_equal(embeddings.flat_map(np.ones((12, 8), np.float32), seed=0), np.zeros((12, 2)))

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import pathlib
 from collections.abc import Callable
 
@@ -14,6 +15,7 @@ from PIL import Image
 from vit_jax import main
 from vit_jax.config import schema
 from vit_jax.core.types import Params
+from vit_jax.data import user_files
 from vit_jax.inspect import measurements
 from vit_jax.jobs import build
 from vit_jax.models.vit import vit
@@ -118,6 +120,19 @@ def test_relevance_can_be_for_a_chosen_class(weights: list[str], images: str, tm
   assert 'relevance of patches for class 2' in (tmp_path / '2' / 'report.html').read_text()
   assert main.run(['inspect', f'--weights={weights[0]}', '--model=heads=2', '--of_class=3', f'--to={tmp_path}']) == 2
   assert 'class: expected 0 to 2, as the network has 3 classes, got 3' in capsys.readouterr().err
+
+
+def test_an_image_that_storage_does_not_give_now_ends_the_inspection(
+    weights: list[str], images: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str]) -> None:
+  def lost(path: str) -> bytes:
+    raise OSError(errno.ESTALE, 'Stale file handle')
+
+  monkeypatch.setattr(user_files, 'read_image', lost)
+  for more in [], ['--dense']:
+    assert main.run(['inspect', f'--weights={weights[0]}', f'--to={tmp_path / "out"}', *more, images]) == 75
+    assert 'expected to read it, got "Stale file handle". The network file system lost' in capsys.readouterr().err
+  assert not (tmp_path / 'out').exists()
 
 
 def test_without_images_only_the_input_layer_is_drawn(weights: list[str], tmp_path: pathlib.Path) -> None:

@@ -257,9 +257,11 @@ def test_what_does_not_fit_is_refused(words: list[str], said: str, folder: pathl
   assert said in capsys.readouterr().err
 
 
-def test_the_model_writes_the_same_files(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_the_model_writes_the_same_files(folder: pathlib.Path, tmp_path: pathlib.Path,
+                                         monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setenv('HOME', str(tmp_path))
   model = Model(made.network())
-  model.embed(folder, to=tmp_path / 'x.npz')
+  model.embed(folder, to='~/x.npz')
   found, names, _ = read(tmp_path / 'x.npz')
   np.testing.assert_allclose(np.stack(list(found.values())), model.features(names), atol=2e-6)
   with pytest.raises(UserError, match="what: expected one of features, probabilities, tokens, got 'logits'"):

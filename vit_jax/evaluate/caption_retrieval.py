@@ -57,9 +57,9 @@ class CaptionRetrieval:
     vectors = {'features': encoder.project(placed['features']), **{name: placed[name] for name in ('example', 'mask')}}
     rows = {name: x.reshape(-1, *x.shape[2:]) for name, x in features.gather(vectors, self._test.mesh).items()}
     valid = np.flatnonzero(rows['mask'])
-    problems.check_counted(self._test.name, len(valid), self._test.num_examples)
     order = valid[np.argsort(rows['example'][valid])]
     own = [(place, text) for place, row in enumerate(order) for text in self._texts[int(rows['example'][row])]]
+    problems.check_counted(self._test.name, len(own), self._test.num_examples)
     owner_T = np.array([place for place, _ in own], np.int64)
     found = recall(rows['features'][order], encoder.embed([text for _, text in own]), owner_T, self._ranks)
     return Result(named(found, self._limit), len(np.unique(owner_T)), None,

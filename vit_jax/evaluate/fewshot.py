@@ -109,6 +109,7 @@ class FewShot:
     for one in self._draws:
       rows = np.searchsorted(self._examples, one.examples)
       rows = rows[is_good[rows]]
+      problems.check_counted(self._train.name, len(rows), len(one.examples))
       fitted = ridge.fit(features[rows], label[rows], num_classes=self._num_classes, penalties=self._penalties)
       right, total = self._score(fitted, placed)
       problems.check_counted(self._test.name, total, self._test.num_examples)

@@ -172,8 +172,11 @@ class Segmentation:
       raise UserError(f'{self._test.name}: expected a pixel that counts, got none. '
                       'Choose another split, or another class to ignore.')
     found, where = confusion.scores(matrix), f'{name}.{self._protocol}'
-    classes = {f'iou.{where}.class_{re.sub(r"[^A-Za-z0-9_-]", "_", one)}': float(value)
-               for one, value in zip(self._class_names, found.iou, strict=True) if not np.isnan(value)}
+    texts = [re.sub(r'[^A-Za-z0-9_-]', '_', one) for one in self._class_names]
+    if len(set(texts)) < len(texts):  # such as of names in other letters
+      texts = [f'{number}_{text}' for number, text in enumerate(texts)]
+    classes = {f'iou.{where}.class_{one}': float(value)
+               for one, value in zip(texts, found.iou, strict=True) if not np.isnan(value)}
     return {f'miou.{where}': found.miou, f'accuracy.{where}': found.accuracy} | classes
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.config.schema import TextRule
+from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray, PyTree
 from vit_jax.data.text import prompts as prompting
 from vit_jax.evaluate import linear, problems
@@ -84,6 +85,9 @@ def build(resources: Resources, name: str, settings: schema.ZeroShot) -> Make:
   """Builds the evaluator for each view; all views share one text tower."""
   where, test = f'evals.{name}', resources.eval_source(name)
   check_single(where, test)
+  if len(test.class_names) < 2:
+    raise UserError(f'{where}: expected guesses among at least two classes, got one, by which each image is right. '
+                    'Leave this evaluation out with --config.evals=…, or use data with labels of several classes.')
   encoder = resources.encoder(name, settings)
   rule = encoder.rule if settings.text_rule is TextRule.AUTO else settings.text_rule
   words = prompting.class_names(test.class_names, settings.names, setting=f'{where}.names')

@@ -71,6 +71,10 @@ def write(network: Model, name: str, images: Sequence[HostArray], paths: Sequenc
   if options.masks and probe is None:
     raise UserError('--masks: expected --probe as well, whose errors are shown, got --masks alone. Set --probe=RUN to '
                     'a run of vit-jax evaluate --config=dense_probe.')
+  stems = [pathlib.Path(path).stem for path in paths]
+  if options.masks and (twice := next((stem for stem in stems if stems.count(stem) > 1), None)) is not None:
+    raise UserError(f'--masks: expected images of different names, as each has the mask of its name, got several named '
+                    f'{twice}. Inspect them in separate commands.')
   resized = np.stack([_resized(network, image) for image in images])
   tokens = network.features(resized, layer=options.block or None, as_grid=True, norm=bool(options.block), prepared=True)
   grids = tokens.shape[:3]
@@ -84,10 +88,13 @@ def write(network: Model, name: str, images: Sequence[HostArray], paths: Sequenc
   drawn = [_draw(image, path, {title: one[i] for title, one in colors.items()}, None if scores is None else scores[i],
                  probe, options.masks, network.image_px)
            for i, (image, path) in enumerate(zip(images, paths, strict=True))]
+  matrices = [one.matrix for one in drawn if one.matrix is not None]
+  if matrices and not np.any(matrices):
+    raise UserError(f'--masks: expected a pixel that counts, got none in the masks of {options.masks}. Choose other '
+                    'masks.')
   pictures = _write_pictures(to / 'dense', images, paths, drawn, class_names)
   arrays = {'components': found.parts.reshape(*grids, 3), 'share': found.share}
   np.savez_compressed(to / 'dense.npz', **arrays if scores is None else arrays | {'scores': scores})  # type: ignore[arg-type]
-  matrices = [one.matrix for one in drawn if one.matrix is not None]
   text = _numbers(found.share, confusion.scores(np.sum(matrices, 0)) if matrices else None)
   _write_page(to, name, network, pictures, text)
   return text
@@ -107,7 +114,9 @@ def read_probe(where: str) -> Probe:
                        '. Make one: vit-jax evaluate --config=dense_probe --weights=… --workdir=RUN.'))
   try:
     return Probe(**archives.read_npz(files[0], Probe._fields))
-  except (OSError, ValueError, TypeError) as error:
+  except OSError as error:
+    raise failures.unreadable(error, f'--probe={files[0]}') from error
+  except (ValueError, TypeError) as error:
     got = ('which has other arrays' if isinstance(error, TypeError) else
            f'which cannot be read ({failures.first_line(error)})')
     raise UserError(f'--probe: expected a probe of vit-jax evaluate, got {files[0]}, {got}. Run the evaluation '
@@ -183,7 +192,11 @@ def _read_mask(folder: str, path: str, size: tuple[int, ...], probe: Probe) -> H
                     'got no such file. Add the mask, or leave the image out.')
   first, ignore = (int(value) for value in probe.values)
   try:
-    values = masks.decode(file.read_bytes(), size=(size[0], size[1]))
+    content = file.read_bytes()
+  except OSError as error:
+    raise failures.unreadable(error, str(file)) from error
+  try:
+    values = masks.decode(content, size=(size[0], size[1]))
     return masks.classes(values, masks.MaskValues(first, ignore, len(probe.class_names)))
   except masks.WrongSize as error:
     raise UserError(f'{file}: expected {size[0]} x {size[1]} px, the size of {path}, got {error}. '
@@ -209,6 +222,8 @@ def _write_pictures(folder: pathlib.Path, images: Sequence[HostArray], paths: Se
   found = []
   for number, (image, one) in enumerate(zip(images, drawn, strict=True)):
     stem = stems[number] if stems.count(stems[number]) == 1 else f'{stems[number]}_{number}'
+    while stem in stems and stem != stems[number]:
+      stem += '_'
     picture = mask_overlay.draw(_at(image, _drawn_px(image)), one.found, class_names, before=one.before,
                                 after=one.after)
     png = html_pages.to_png(picture)

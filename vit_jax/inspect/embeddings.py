@@ -162,8 +162,11 @@ def flat_map(features: HostArray, *, seed: int) -> HostArray:
   """Returns coordinates of images in the plane, `[S, 2]`, by principal components and t-SNE (scikit-learn).
 
   Up to `EXACT` images, gradients are exact sums over pairs in NumPy. The approximation of scikit-learn for more images
-  starts all threads of the machine in each of its 1,000 iterations, which takes far longer for few images.
+  starts all threads of the machine in each of its 1,000 iterations, which takes far longer for few images. Images with
+  equal features are all at one point.
   """
+  if not np.ptp(features, axis=0).any():
+    return np.zeros((len(features), 2))  # t-SNE divides by their deviation
   from sklearn.decomposition import PCA
   from sklearn.manifold import TSNE
   reduced = PCA(min(50, *features.shape), random_state=seed).fit_transform(np.asarray(features, np.float64))

@@ -12,11 +12,12 @@ import io
 import logging
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 
+from vit_jax.core import failures
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.formats import image_list
@@ -82,7 +83,8 @@ def run(weights: str, files: Sequence[str], *, workdir: storage.Path | None, to:
   console.begin_stage('compiling and measuring')
   inspections, num_bad = [], 0
   for name, network, number in zip(_short_names(names), networks, numbers, strict=True):
-    images, good = _read(network, paths)
+    each, good = _read(network.prepare, paths)
+    images = np.stack(each) if each else np.zeros((0, *network.image_px, 3), np.uint8)
     num_bad = len(paths) - len(good)
     inspections.append(_inspect(name, network, images, good, discard=discard, of_class=number))
     log.info('%s: %d images, %.0f s so far.', name, len(images), time.monotonic() - began)
@@ -100,13 +102,7 @@ def _run_dense(networks: Sequence[Model], names: Sequence[str], paths: Sequence[
   if len(networks) != 1 or not paths:
     raise UserError(f'--dense: expected one network and at least one image, got {len(networks)} and {len(paths)}. Pass '
                     'one of the --weights, and images after the flags.')
-  images, good = [], []
-  for path in paths:
-    try:
-      images.append(decode(path, networks[0].decoding))
-      good.append(path)
-    except (BadImage, OSError) as error:
-      log.error('%s: %s; skipped', path, error)
+  images, good = _read(lambda path: decode(path, networks[0].decoding), paths)
   if not images:
     raise UserError('--dense: expected at least one image that can be read, got none. See the messages above.')
   console.begin_stage('reading the tokens, drawing')
@@ -129,16 +125,22 @@ def _short_names(names: Sequence[str]) -> list[str]:
   return page.distinct([pathlib.Path(name.rstrip('/')).name or name for name in names])
 
 
-def _read(network: Model, paths: Sequence[str]) -> tuple[HostArray, list[str]]:
-  """Returns images `[S, H, W, 3]` u8 as the network gets them, and the paths of those that could be read."""
+def _read(read: Callable[[str], HostArray], paths: Sequence[str]) -> tuple[list[HostArray], list[str]]:
+  """Returns images as `read` gives them, and the paths of those that could be read.
+
+  Raises:
+    TemporaryError: storage failed.
+  """
   images, good = [], []
   for path in paths:
     try:
-      images.append(network.prepare(path))
+      images.append(read(path))
       good.append(path)
     except (BadImage, OSError) as error:
+      if failures.is_temporary(error):
+        raise failures.unreadable(error, path) from error
       log.error('%s: %s; skipped', path, error)
-  return np.stack(images) if images else np.zeros((0, *network.image_px, 3), np.uint8), good
+  return images, good
 
 
 def _inspect(name: str, network: Model, images: HostArray, paths: list[str], *, discard: float,

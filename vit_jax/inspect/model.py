@@ -181,8 +181,8 @@ class Model:
     paths = [os.fspath(one) for one in ([images] if isinstance(images, str | os.PathLike) else images)]
     source = image_list.ImageList(list(image_list.find(paths, follow_links=follow_links)))
     image_list.check_exist([source.describe(index) for index in range(len(source))])
-    many_images.embed(self.weights, source, pathlib.Path(to), wanted=many_images.Wanted(what, tuple(blocks)),
-                      recipe=self.recipe, format=format)
+    many_images.embed(self.weights, source, pathlib.Path(os.path.expanduser(to)), recipe=self.recipe, format=format,
+                      wanted=many_images.Wanted(what, tuple(blocks)))
 
   def _last_grid(self, pixels: Array) -> Array:
     """Returns the tokens that the network ends with, `[B, h, w, D]`."""
