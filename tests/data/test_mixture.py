@@ -14,7 +14,7 @@ from vit_jax.core import types
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Shard
 from vit_jax.data import loader, opening, order
-from vit_jax.data.formats import mixture
+from vit_jax.data.formats import hf, mixture
 from vit_jax.data.source import Source, first_label, read_one
 
 RECIPE = schema.Recipe(shift_px=1, randaugment=schema.RandAugment(2, 9.), jitter=schema.Jitter(.3, .3, .3))
@@ -157,3 +157,12 @@ def test_what_is_no_mixture_is_refused(text: str, said: str) -> None:
 
 def test_paths_may_hold_commas() -> None:
   assert [t.source for t in mixture.parse('0.5*folder:/a,b/c, 0.5*tfds:x')] == ['folder:/a,b/c', 'tfds:x']
+
+
+def test_a_pinned_mixture_keeps_its_weights_however_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(hf, 'pin', lambda where, known=(): f'{where}@{"0" * 40}')
+  at = '@' + '0' * 40
+  assert opening.pin('mix:1281167*hf:a/b,50000.5*folder:c') == (
+      f'mix:1281167*hf:a/b{at},50000.5*folder:c')
+  assert opening.pin('mix:.0000125*hf:a/b,.0000125*folder:c') == f'mix:0.0000125*hf:a/b{at},0.0000125*folder:c'
+  assert opening.pin('mix:0.5 * hf:a/b, 0.5 * folder:c') == f'mix:0.5*hf:a/b{at},0.5*folder:c'

@@ -156,10 +156,11 @@ def pin(source: str, known: Collection[str] = ()) -> str:
     UserError, TemporaryError: a dataset of the hub is not found.
   """
   kind, _, where = source.partition(':')
-  if kind == 'mix' and f'*{_HUB}' in source:
+  if kind == 'mix' and _HUB in where and any(term.source.startswith(_HUB) for term in mixture.parse(where)):
     mixed = [term.source for name in known if name.startswith('mix:')
              for term in mixture.parse(name.partition(':')[2])]
-    return 'mix:' + ','.join(f'{term.weight:g}*{pin(term.source, mixed)}' for term in mixture.parse(where))
+    return 'mix:' + ','.join(f'{np.format_float_positional(term.weight, trim="-")}*{pin(term.source, mixed)}'
+                             for term in mixture.parse(where))  # a mixture has no weights such as 1e+06
   if source.startswith(_HUB):
     from vit_jax.data.formats import hf
     return f'{_HUB}{hf.pin(where, known)}'
