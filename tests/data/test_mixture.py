@@ -166,3 +166,21 @@ def test_a_pinned_mixture_keeps_its_weights_however_they_are_written(monkeypatch
       f'mix:1281167*hf:a/b{at},50000.5*folder:c')
   assert opening.pin('mix:.0000125*hf:a/b,.0000125*folder:c') == f'mix:0.0000125*hf:a/b{at},0.0000125*folder:c'
   assert opening.pin('mix:0.5 * hf:a/b, 0.5 * folder:c') == f'mix:0.5*hf:a/b{at},0.5*folder:c'
+
+
+def test_every_source_of_a_mixture_is_one_to_learn_classes_from(
+    folders: list[pathlib.Path], tmp_path: pathlib.Path, write_split: Callable[..., None]) -> None:
+  def learned(source: pathlib.Path) -> None:
+    data = schema.Data(source=f'mix:0.5*folder:{folders[2]},0.5*folder:{source}',
+                       mix_classes=schema.MixClasses.SEPARATE)
+    opening.check_learnable(opening.open_split(data, 'train', image_px=(8, 8)), what='Supervised')
+  for year in ('2019', '2020'):
+    write_split(tmp_path / 'years' / year, 6, classes=('cat', 'dog'))
+  with pytest.raises(UserError, match='expected folders of classes, got folders with the same folders in each: 2019'):
+    learned(tmp_path / 'years')
+  write_split(tmp_path / 'captioned', 2, classes=('any',))
+  names = [path.relative_to(tmp_path / 'captioned') for path in (tmp_path / 'captioned').rglob('*.*')]
+  (tmp_path / 'captioned' / 'captions_train.jsonl').write_text(
+      ''.join(f'{{"image": "{name}", "captions": ["a cat"]}}\n' for name in names))
+  with pytest.raises(UserError, match='expected images with labels for Supervised, got folder:.*, whose images have none'):
+    learned(tmp_path / 'captioned')

@@ -199,14 +199,16 @@ def check_learnable(source: Source, *, what: str) -> Source:
   Raises:
     UserError: all images have one class, or the layout of the files says that their classes are something else.
   """
-  name, stored = title(source), origins(source)[0]
-  if source.class_names == UNLABELED:
-    contents = getattr(stored, 'found', str)()  # what else the files have, in a sentence
-    raise UserError(f'data.source: expected images with labels for {what}, got {name}, whose images have none. '
+  name, stored = title(source), origins(source)
+  for one in [one for one in stored if one.class_names == UNLABELED]:
+    contents = getattr(one, 'found', str)()  # what else the files have, in a sentence
+    where = name if source.class_names == UNLABELED else title(one)
+    raise UserError(f'data.source: expected images with labels for {what}, got {where}, whose images have none. '
                     f'{contents}' + ' ' * bool(contents) + 'Set data.label_column if they have labels elsewhere, or '
                     'train a self-supervised objective.')
-  if doubt := getattr(stored, 'doubt', ''):
-    raise UserError(doubt)
+  for one in stored:
+    if doubt := getattr(one, 'doubt', ''):
+      raise UserError(doubt)
   if len(source.class_names) < 2 or (not source.most_labels and not _has_several(source)):
     first = source.class_names[0] if len(source.class_names) < 2 else source.class_names[first_label(source, 0)]
     raise UserError(f'data.source: expected images of at least two classes for {what}, got {name}, whose '
