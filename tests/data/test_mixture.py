@@ -184,3 +184,11 @@ def test_every_source_of_a_mixture_is_one_to_learn_classes_from(
       ''.join(f'{{"image": "{name}", "captions": ["a cat"]}}\n' for name in names))
   with pytest.raises(UserError, match='expected images with labels for Supervised, got folder:.*, whose images have none'):
     learned(tmp_path / 'captioned')
+
+
+def test_the_classes_of_mixed_folders_are_in_no_known_order() -> None:
+  def is_known(source: str) -> bool:
+    data = schema.Data(source=source, mix_classes=schema.MixClasses.SEPARATE)
+    return opening.is_order_known(('cat', 'dog', 'ant', 'bee'), data)
+  assert not is_known('mix:0.5*folder:a,0.5*folder:b') and not is_known('mix:0.5*tfds:a,0.5*folder:b')
+  assert is_known('mix:0.5*tfds:a,0.5*tfds:b')

@@ -235,9 +235,15 @@ def _has_several(source: Source) -> bool:
 def is_order_known(class_names: Sequence[str], data: schema.Data) -> bool:
   """Returns whether class i of the data can be output i of weights that do not name their classes.
 
-  It can if a file or the dataset lists the classes, and if they are numbers from 0; not if they are sorted by name.
+  It can if a file or the dataset lists the classes, and if they are numbers from 0; not if they are sorted by name. A
+  mixture has the order of its first source, or with separate classes one after the other those of all.
   """
-  kind = data.source.partition(':')[0]
+  kind, _, where = data.source.partition(':')
+  if kind == 'mix' and not data.classes:
+    terms = mixture.parse(where)
+    if data.mix_classes is schema.MixClasses.SEPARATE:
+      return all(term.source.partition(':')[0] in _NUMBERED for term in terms)
+    return is_order_known(class_names, dataclasses.replace(data, source=terms[0].source))
   return (bool(data.classes) or kind in _NUMBERED or classes.numbered(class_names) == tuple(range(len(class_names)))
           or (kind != 'folder' and tuple(class_names) != classes.ordered(class_names)))
 
