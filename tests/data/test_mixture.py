@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from tests.data.images import encode, random_image
 from vit_jax.config import schema
 from vit_jax.core import types
 from vit_jax.core.errors import UserError
@@ -192,3 +193,13 @@ def test_the_classes_of_mixed_folders_are_in_no_known_order() -> None:
     return opening.is_order_known(('cat', 'dog', 'ant', 'bee'), data)
   assert not is_known('mix:0.5*folder:a,0.5*folder:b') and not is_known('mix:0.5*tfds:a,0.5*folder:b')
   assert is_known('mix:0.5*tfds:a,0.5*tfds:b')
+
+
+def test_images_with_masks_are_not_mixed_with_others(folders: list[pathlib.Path], tmp_path: pathlib.Path) -> None:
+  for name in ('images', 'masks'):
+    (tmp_path / name).mkdir()
+    for number in range(3):
+      (tmp_path / name / f'{number}.png').write_bytes(encode(random_image(number)))
+  with pytest.raises(UserError, match=f'got masks:{tmp_path}/train, whose images have masks, beside folder:'):
+    opening.open_split(schema.Data(source=f'mix:0.5*folder:{folders[2]},0.5*masks:{tmp_path}',
+                                   mix_classes=schema.MixClasses.SEPARATE), 'train', image_px=(8, 8))
