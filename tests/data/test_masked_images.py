@@ -63,6 +63,13 @@ def test_the_short_side_is_resized_and_covers_a_window(tmp_path: pathlib.Path, s
   assert (tall['size'] >= [24, 12]).all()  # enlarged where the window is larger than the image
 
 
+def test_a_split_with_two_folders_is_refused(tmp_path: pathlib.Path) -> None:
+  for split in ('train', 'Training', 'test'):
+    (tmp_path / 'images' / split).mkdir(parents=True)
+  with pytest.raises(UserError, match='images: expected one folder for each split, got Training, train. Rename'):
+    opening.open_split(schema.Data(source=f'masks:{tmp_path}'), 'train', image_px=(8, 8))
+
+
 def test_mistakes_in_files_are_errors_that_name_them(tmp_path: pathlib.Path) -> None:
   images = source(tmp_path, (16, 24))
   path = tmp_path / 'masks/train/0.png'

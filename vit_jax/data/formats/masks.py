@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from vit_jax.config import schema
+from vit_jax.core import documents
 from vit_jax.core.errors import UserError
 from vit_jax.data import splits, user_files
 from vit_jax.data.formats import example, tfds
@@ -118,8 +119,12 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
   root = user_files.resolve(where, 'masks:PATH')
   if not os.path.isdir(os.path.join(root, 'images')):
     raise UserError(f'{root}: expected {LAYOUT}, got no folder images. Set masks:PATH.')
-  folders = {_SPLITS[name.lower()]: name for name in os.listdir(os.path.join(root, 'images'))
-             if name.lower() in _SPLITS}
+  names = sorted(name for name in os.listdir(os.path.join(root, 'images')) if name.lower() in _SPLITS)
+  folders = {_SPLITS[name.lower()]: name for name in names}
+  if twice := [name for name in names if folders[_SPLITS[name.lower()]] != name]:
+    both = [name for name in names if _SPLITS[name.lower()] == _SPLITS[twice[0].lower()]]
+    raise UserError(f'{root}/images: expected one folder for each split, got {documents.listed(both, _SHOWN)}. Rename '
+                    'one of them.')
 
   @functools.cache
   def open_named(split: str) -> Source:
