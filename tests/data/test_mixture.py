@@ -183,7 +183,7 @@ def test_every_source_of_a_mixture_is_one_to_learn_classes_from(
   names = [path.relative_to(tmp_path / 'captioned') for path in (tmp_path / 'captioned').rglob('*.*')]
   (tmp_path / 'captioned' / 'captions_train.jsonl').write_text(
       ''.join(f'{{"image": "{name}", "captions": ["a cat"]}}\n' for name in names))
-  with pytest.raises(UserError, match='expected images with labels for Supervised, got folder:.*, whose images have none'):
+  with pytest.raises(UserError, match='expected images with labels for Supervised, got folder:.*, whose images have n'):
     learned(tmp_path / 'captioned')
 
 
