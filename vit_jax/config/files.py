@@ -145,7 +145,10 @@ def read(spec: str, *, models: parts.Models | None = None) -> schema.Config | sc
   if isinstance(found, schema.Study):
     if found.search and found.runs:
       raise UserError(f'{path}: expected a study with runs or with a search, got both. Remove one of them.')
-    found = searches.expanded(found, models=models)
+    explained = python_files.explained(path)
+    found = dataclasses.replace(
+        searches.expanded(found, models=models), then=tuple(map(explained, found.then)),
+        table=found.table and explained(found.table), curves=found.curves and explained(found.curves))
   for config in found.runs.values() if isinstance(found, schema.Study) else [found]:
     for name, part in ranges.walk(config):
       if type(part).__module__ == python_files.MODULE:  # a run could not read its config again
