@@ -127,3 +127,29 @@ def test_values_of_another_type_in_a_file_are_listed_with_their_paths_also_besid
   assert check.problems(config) == [
       "batch_size: expected a whole number, got '128'.", f"model: expected {kinds}, got 'S/16'.",
       'data.recipe: expected Recipe, got None.', "optimizer.lr: expected a number, got '1e-3'."]
+
+
+@pytest.mark.parametrize(('study', 'said'), [
+    ('"x", [c]', r'runs: expected a dict with names as keys, got \['),
+    ('"x", {1: c}', 'runs: expected a dict with names as keys, got {1: '),
+    ('"x", {"a": None}', "runs: expected Config, got {'a': None}"),
+    ('"x", {"a": s.Study("y")}', 'runs: expected Config, got '),
+    ('"x", {"a": c}, then=lambda results: {}', 'then: expected a tuple, got <function'),
+    ('"x", {"a": c}, then=(3,)', r'then: expected a tuple, each a function, got \(3,\)'),
+    ('"x", {"a": c}, table=3', 'table: expected a function or None, got 3'),
+    ('"x", search=3', 'search: expected Search or None, got 3')])
+def test_values_of_another_type_in_a_study_are_listed(study: str, said: str, tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'mine.py').write_text(
+      f'from vit_jax.config import schema as s\nc = s.Config()\ndef get_config():\n  return s.Study({study})\n')
+  with pytest.raises(UserError, match=f'mine.py: expected a study, got problems:\n  {said}'):
+    files.load_study(str(tmp_path / 'mine.py'), [])
+
+
+@pytest.mark.parametrize(('more', 'said'), [('None', 'a dict with names as keys, got None'),
+                                            ('{"b": 3}', "Config, got {'b': 3}")])
+def test_later_runs_that_are_no_configs_are_refused(more: str, said: str, tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'mine.py').write_text(
+      'from vit_jax.config import schema as s\ndef get_config():\n'
+      f'  return s.Study("x", {{"a": s.Config()}}, then=(lambda results: {more},))\n')
+  with pytest.raises(UserError, match=f'then of x: expected a study, got problems:\n  runs: expected {said}'):
+    files.load_study(str(tmp_path / 'mine.py'), []).then[0]({})

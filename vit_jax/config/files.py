@@ -114,7 +114,8 @@ def _changed(study: schema.Study, changes: list[str], models: parts.Models | Non
   """Returns a study with overrides applied to each of its runs, and to those that follow from results."""
   def later(more: Callable[[schema.Results], dict[str, schema.Config]]) -> Callable[
       [schema.Results], dict[str, schema.Config]]:
-    return lambda results: overrides.apply(more(results), changes, models=models)
+    return lambda results: overrides.apply(
+        _checked(schema.Study(runs=more(results)), f'then of {study.name}').runs, changes, models=models)
 
   if study.search:
     study = searches.expanded(study, changes, models=models)
@@ -143,6 +144,7 @@ def read(spec: str, *, models: parts.Models | None = None) -> schema.Config | sc
     raise UserError(f'{path}: expected a vit_jax.config.schema.Config or Study, or an ml_collections.ConfigDict, from '
                     f'get_config(), got {type(found).__name__}. Return one of these.')
   if isinstance(found, schema.Study):
+    _checked(found, str(path))
     if found.search and found.runs:
       raise UserError(f'{path}: expected a study with runs or with a search, got both. Remove one of them.')
     explained = python_files.explained(path)
@@ -156,6 +158,13 @@ def read(spec: str, *, models: parts.Models | None = None) -> schema.Config | sc
                         f'{name.rstrip(".")}, which this file defines. Move it to a file beside this one, and import '
                         'it here.')
   return found
+
+
+def _checked(study: schema.Study, where: str) -> schema.Study:
+  """Returns a study. Raises UserError, which begins with `where`, if a value is not of the type of its setting."""
+  if wrong := [f'  {problem}' for problem in ranges.problems(study)]:
+    raise UserError('\n'.join([f'{where}: expected a study, got problems:', *wrong]))
+  return study
 
 
 def _is_config_dict(value: Any) -> bool:
