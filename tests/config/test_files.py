@@ -55,6 +55,16 @@ def test_a_file_of_ones_own_works_with_arguments(tmp_path: pathlib.Path) -> None
   assert files.load(f'{path}:a,b=c', []).name == 'a,b=c'
 
 
+def test_a_path_may_begin_with_the_home_folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setenv('HOME', str(tmp_path))
+  (tmp_path / 'mine.py').write_text(
+      'from vit_jax.config import schema as s\ndef get_config(x):\n  return s.Config(x)\n')
+  (tmp_path / 'config.json').write_text('{"type": "Config", "name": "mine"}')
+  assert files.load('~/mine.py:a', []).name == 'a' and files.load('~/config.json', []).name == 'mine'
+  with pytest.raises(UserError, match="got '~nobody-here/mine.py'. Known: "):
+    files.load('~nobody-here/mine.py', [])
+
+
 def test_a_file_that_returns_something_else_is_refused(tmp_path: pathlib.Path) -> None:
   path = tmp_path / 'mine.py'
   path.write_text('def get_config():\n  return {"a": 1}\n')

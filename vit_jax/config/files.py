@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib.util
+import os
 import pathlib
 import sys
 from collections.abc import Callable, Mapping
@@ -31,7 +32,7 @@ def find(spec: str) -> tuple[pathlib.Path, str | None]:
   if shipped and name == shipped.stem:
     return shipped, arguments if colon else None
   for end in (*(i for i, letter in enumerate(spec) if letter == ':'), len(spec)):  # a path may hold colons
-    if _is_file(file := pathlib.Path(spec[:end])):
+    if _is_file(file := pathlib.Path(os.path.expanduser(spec[:end]))):
       return file, spec[end + 1:] if end < len(spec) else None
   if shipped and path.parent in (pathlib.Path(), pathlib.Path('configs')):
     return shipped, arguments if colon else None
