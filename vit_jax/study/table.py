@@ -123,8 +123,8 @@ def draw_figure(rows: Sequence[schema.Row], figures: Sequence[schema.Figure],
 
 def _draw_panel(ax: Axes, rows: Sequence[schema.Row], curves: Sequence[schema.Row], settings: schema.Figure) -> None:
   has_curves = bool(curves)
-  rows, curves = ([row for row in group if isinstance(y := row.get(settings.y), int | float) and math.isfinite(y)
-                   and row.get(settings.x) is not None] for group in (rows, curves))
+  rows, curves = ([row for row in group if isinstance(value := row.get(settings.y), int | float)
+                   and math.isfinite(value) and row.get(settings.x) is not None] for group in (rows, curves))
   is_named = any(isinstance(row[settings.x], str) for row in rows)
   series = list(dict.fromkeys(row.get(settings.series) for row in (*rows, *curves)))
   for number, name in enumerate(series):
