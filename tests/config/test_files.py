@@ -55,6 +55,16 @@ def test_a_file_of_ones_own_works_with_arguments(tmp_path: pathlib.Path) -> None
   assert files.load(f'{path}:a,b=c', []).name == 'a,b=c'
 
 
+def test_a_path_may_begin_with_the_home_folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setenv('HOME', str(tmp_path))
+  (tmp_path / 'mine.py').write_text(
+      'from vit_jax.config import schema as s\ndef get_config(x):\n  return s.Config(x)\n')
+  (tmp_path / 'config.json').write_text('{"type": "Config", "name": "mine"}')
+  assert files.load('~/mine.py:a', []).name == 'a' and files.load('~/config.json', []).name == 'mine'
+  with pytest.raises(UserError, match="got '~nobody-here/mine.py'. Known: "):
+    files.load('~nobody-here/mine.py', [])
+
+
 def test_a_file_that_returns_something_else_is_refused(tmp_path: pathlib.Path) -> None:
   path = tmp_path / 'mine.py'
   path.write_text('def get_config():\n  return {"a": 1}\n')
@@ -127,3 +137,29 @@ def test_values_of_another_type_in_a_file_are_listed_with_their_paths_also_besid
   assert check.problems(config) == [
       "batch_size: expected a whole number, got '128'.", f"model: expected {kinds}, got 'S/16'.",
       'data.recipe: expected Recipe, got None.', "optimizer.lr: expected a number, got '1e-3'."]
+
+
+@pytest.mark.parametrize(('study', 'said'), [
+    ('"x", [c]', r'runs: expected a dict with names as keys, got \['),
+    ('"x", {1: c}', 'runs: expected a dict with names as keys, got {1: '),
+    ('"x", {"a": None}', "runs: expected Config, got {'a': None}"),
+    ('"x", {"a": s.Study("y")}', 'runs: expected Config, got '),
+    ('"x", {"a": c}, then=lambda results: {}', 'then: expected a tuple, got <function'),
+    ('"x", {"a": c}, then=(3,)', r'then: expected a tuple, each a function, got \(3,\)'),
+    ('"x", {"a": c}, table=3', 'table: expected a function or None, got 3'),
+    ('"x", search=3', 'search: expected Search or None, got 3')])
+def test_values_of_another_type_in_a_study_are_listed(study: str, said: str, tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'mine.py').write_text(
+      f'from vit_jax.config import schema as s\nc = s.Config()\ndef get_config():\n  return s.Study({study})\n')
+  with pytest.raises(UserError, match=f'mine.py: expected a study, got problems:\n  {said}'):
+    files.load_study(str(tmp_path / 'mine.py'), [])
+
+
+@pytest.mark.parametrize(('more', 'said'), [('None', 'a dict with names as keys, got None'),
+                                            ('{"b": 3}', "Config, got {'b': 3}")])
+def test_later_runs_that_are_no_configs_are_refused(more: str, said: str, tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'mine.py').write_text(
+      'from vit_jax.config import schema as s\ndef get_config():\n'
+      f'  return s.Study("x", {{"a": s.Config()}}, then=(lambda results: {more},))\n')
+  with pytest.raises(UserError, match=f'then of x: expected a study, got problems:\n  runs: expected {said}'):
+    files.load_study(str(tmp_path / 'mine.py'), []).then[0]({})

@@ -1,12 +1,13 @@
 """A config that does not run is a message with the file and the line of its own code."""
 from __future__ import annotations
 
+import errno
 import pathlib
 
 import pytest
 
 from vit_jax.config import files, python_files
-from vit_jax.core.errors import UserError
+from vit_jax.core.errors import TemporaryError, UserError
 
 GOOD = 'from vit_jax.config import schema as s\ndef get_config():\n  return s.Config()\n'
 
@@ -105,3 +106,29 @@ def test_a_config_may_define_dataclasses(tmp_path: pathlib.Path) -> None:
                                      b'{"optimizer": {"lr": 1' + b'0' * 400 + b'}}', b'null', b'\0'])
 def test_json_that_holds_no_config_is_refused(tmp_path: pathlib.Path, content: bytes) -> None:
   said(tmp_path / 'config.json', content)
+
+
+@pytest.mark.parametrize('name', ['then', 'table', 'curves'])
+def test_functions_of_a_study_that_do_not_run_are_messages_too(name: str, tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'mine.py').write_text(
+      'from vit_jax.config import schema as s\ndef choose(results):\n  return results["none"]\n'
+      f'def get_config():\n  return s.Study("two", {{"a": s.Config()}}, {name}='
+      f'{"(choose,)" if name == "then" else "choose"})\n')
+  study = files.load_study(str(tmp_path / 'mine.py'), [])
+  with pytest.raises(UserError, match=r"mine.py, line 3, in choose: expected a config that runs, got KeyError: 'no"):
+    (study.then[0] if name == 'then' else getattr(study, name))({})
+
+
+def test_a_temporary_failure_in_a_config_stays_one(tmp_path: pathlib.Path) -> None:
+  text = 'from vit_jax.core.errors import TemporaryError\n{}raise TemporaryError("x: expected to read it, got none.")\n'
+  for start in ('', 'def get_config():\n  '):
+    (tmp_path / 'mine.py').write_text(text.format(start))
+    with pytest.raises(TemporaryError, match='^x: expected to read it, got none.$'):
+      files.load(str(tmp_path / 'mine.py'), [])
+
+
+def test_storage_that_fails_in_a_config_may_be_tried_again(tmp_path: pathlib.Path) -> None:
+  for number, kind in ((errno.ESTALE, TemporaryError), (errno.ENOENT, UserError)):
+    (tmp_path / 'mine.py').write_text(f'raise OSError({number}, "failed")\n')
+    with pytest.raises(kind, match='mine.py, line 1: expected a config that runs, got '):
+      files.load(str(tmp_path / 'mine.py'), [])

@@ -31,6 +31,16 @@ def test_some_of_the_classes_are_found_by_name_or_number() -> None:
   assert find(('0', '10', '2')[::2]) == ((0,), (2,))
 
 
+def test_numbers_are_the_names_of_a_network_whose_classes_are_other_numbers(tmp_path: pathlib.Path) -> None:
+  def numbers(own: tuple[str, ...], network: tuple[str, ...], path: str = '') -> classes.Targets:
+    return classes.map_classes(own, network, path=path, where='evals.a')
+  assert numbers(('1', '2'), ('1', '2', '3')) == ((0,), (1,))
+  assert numbers(('1', '0'), ('00', '01', '02')) == ((1,), (0,))
+  assert numbers(('a', 'b'), ('1', '2', '3'), write(tmp_path, 'a: 1; 2\nb: 3\n')) == ((0, 1), (2,))
+  with pytest.raises(UserError, match="got 1 of 2 that are not there: 0. It has 3 lines such as '1'"):
+    numbers(('0', '1'), ('1', '2', '3'))
+
+
 @pytest.mark.parametrize('text', [
     'alarm_clock: n04; digital clock\n# a comment\n\nbench: \nfish: 0\n',
     json.dumps({'alarm_clock': 'analog clock; n05', 'fish': 'tench'})])

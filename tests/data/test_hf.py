@@ -100,6 +100,18 @@ def test_subsets_are_folders_or_listed_in_the_readme(hub: hubs.Hub) -> None:
     assert len(opened('me/bad')) == 9
 
 
+def test_files_without_a_split_are_left_out_beside_others(hub: hubs.Hub, caplog: pytest.LogCaptureFixture) -> None:
+  hub.repos['datasets/me/pets'] = pets(**{'data/extra.parquet': content(HELD)})
+  assert [len(opened('me/pets', split)) for split in ('train', 'test')] == [9, 4]
+  assert 'hf:me/pets: files are of the splits train, validation; not read: data/extra.parquet.' in caplog.text
+
+
+def test_the_default_subset_has_its_name_too(hub: hubs.Hub) -> None:
+  readme = '---\nconfigs:\n- config_name: all\n  default: true\n  data_files: "data/train-*"\n---\n'
+  hub.repos['datasets/me/pets'] = pets(**{'README.md': readme.encode()})
+  assert len(opened('me/pets')) == len(opened('me/pets/all')) == 9
+
+
 def test_the_files_that_the_hub_has_made_are_read_where_a_dataset_has_others(hub: hubs.Hub) -> None:
   made = hubs.Repo({'default/train/0000.parquet': content(FOUND[:4]), 'default/train/0001.parquet': content(FOUND[4:]),
                     'default/test/0000.parquet': content(HELD)}, commit='f' * 40)

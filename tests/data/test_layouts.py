@@ -73,6 +73,7 @@ def test_folders_are_splits_by_their_names_and_by_what_they_have_in_common(
     (('1', '01', '2'), 'expected a number of its own for each class, got names for one number: 01, 1. Give'),
     (('pets/a,b', '__MACOSX/pets/a,b'), 'got one folder, which holds others: pets has a, b. If they are the classes'),
     ((f'train/{COMPOSED}', f'train/{DECOMPOSED}'), 'got two whose names differ in their Unicode form alone'),
+    ((f'train/a,{COMPOSED}', f'test/a,{COMPOSED},{DECOMPOSED}'), 'PATH/test: expected one folder for each class, got'),
 ], ids=lambda value: value[0] if isinstance(value, tuple) else '')
 def test_what_may_be_something_else_than_classes_is_refused(
     folders: tuple[str, ...], says: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,6 +63,31 @@ def test_the_short_side_is_resized_and_covers_a_window(tmp_path: pathlib.Path, s
   assert (tall['size'] >= [24, 12]).all()  # enlarged where the window is larger than the image
 
 
+def test_a_split_with_two_folders_is_refused(tmp_path: pathlib.Path) -> None:
+  for split in ('train', 'Training', 'test'):
+    (tmp_path / 'images' / split).mkdir(parents=True)
+  with pytest.raises(UserError, match='images: expected one folder for each split, got Training, train. Rename'):
+    opening.open_split(schema.Data(source=f'masks:{tmp_path}'), 'train', image_px=(8, 8))
+
+
+def test_what_is_beside_the_splits_is_named_and_a_share_of_zero_is_refused(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+  def opened(**settings: float) -> int:
+    return len(opening.open_split(schema.Data(source=f'masks:{tmp_path}', **settings), 'train', image_px=(8, 8)))
+  for kind in ('images', 'masks'):
+    (tmp_path / kind).mkdir()
+    for number in range(3):
+      Image.new('L', (4, 4)).save(tmp_path / kind / f'{number}.png')
+  assert opened() == 2 and not caplog.text
+  with pytest.raises(UserError, match='data.holdout: expected a fraction between 0 and 1, such as 0.1, got 0.0. Set'):
+    opened(holdout=0.)
+  for kind in ('images', 'masks'):
+    (tmp_path / kind / 'train').mkdir()
+    (tmp_path / kind / '0.png').rename(tmp_path / kind / 'train' / '0.png')
+  assert opened() == 1
+  assert f'{tmp_path}/images: images are those of the folders train; not read: 1.png, 2.png.' in caplog.text
+
+
 def test_mistakes_in_files_are_errors_that_name_them(tmp_path: pathlib.Path) -> None:
   images = source(tmp_path, (16, 24))
   path = tmp_path / 'masks/train/0.png'

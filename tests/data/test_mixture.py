@@ -9,12 +9,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from tests.data.images import encode, random_image
 from vit_jax.config import schema
 from vit_jax.core import types
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Shard
 from vit_jax.data import loader, opening, order
-from vit_jax.data.formats import mixture
+from vit_jax.data.formats import hf, mixture
 from vit_jax.data.source import Source, first_label, read_one
 
 RECIPE = schema.Recipe(shift_px=1, randaugment=schema.RandAugment(2, 9.), jitter=schema.Jitter(.3, .3, .3))
@@ -157,3 +158,48 @@ def test_what_is_no_mixture_is_refused(text: str, said: str) -> None:
 
 def test_paths_may_hold_commas() -> None:
   assert [t.source for t in mixture.parse('0.5*folder:/a,b/c, 0.5*tfds:x')] == ['folder:/a,b/c', 'tfds:x']
+
+
+def test_a_pinned_mixture_keeps_its_weights_however_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(hf, 'pin', lambda where, known=(): f'{where}@{"0" * 40}')
+  at = '@' + '0' * 40
+  assert opening.pin('mix:1281167*hf:a/b,50000.5*folder:c') == (
+      f'mix:1281167*hf:a/b{at},50000.5*folder:c')
+  assert opening.pin('mix:.0000125*hf:a/b,.0000125*folder:c') == f'mix:0.0000125*hf:a/b{at},0.0000125*folder:c'
+  assert opening.pin('mix:0.5 * hf:a/b, 0.5 * folder:c') == f'mix:0.5*hf:a/b{at},0.5*folder:c'
+
+
+def test_every_source_of_a_mixture_is_one_to_learn_classes_from(
+    folders: list[pathlib.Path], tmp_path: pathlib.Path, write_split: Callable[..., None]) -> None:
+  def learned(source: pathlib.Path) -> None:
+    data = schema.Data(source=f'mix:0.5*folder:{folders[2]},0.5*folder:{source}',
+                       mix_classes=schema.MixClasses.SEPARATE)
+    opening.check_learnable(opening.open_split(data, 'train', image_px=(8, 8)), what='Supervised')
+  for year in ('2019', '2020'):
+    write_split(tmp_path / 'years' / year, 6, classes=('cat', 'dog'))
+  with pytest.raises(UserError, match='expected folders of classes, got folders with the same folders in each: 2019'):
+    learned(tmp_path / 'years')
+  write_split(tmp_path / 'captioned', 2, classes=('any',))
+  names = [path.relative_to(tmp_path / 'captioned') for path in (tmp_path / 'captioned').rglob('*.*')]
+  (tmp_path / 'captioned' / 'captions_train.jsonl').write_text(
+      ''.join(f'{{"image": "{name}", "captions": ["a cat"]}}\n' for name in names))
+  with pytest.raises(UserError, match='expected images with labels for Supervised, got folder:.*, whose images have n'):
+    learned(tmp_path / 'captioned')
+
+
+def test_the_classes_of_mixed_folders_are_in_no_known_order() -> None:
+  def is_known(source: str) -> bool:
+    data = schema.Data(source=source, mix_classes=schema.MixClasses.SEPARATE)
+    return opening.is_order_known(('cat', 'dog', 'ant', 'bee'), data)
+  assert not is_known('mix:0.5*folder:a,0.5*folder:b') and not is_known('mix:0.5*tfds:a,0.5*folder:b')
+  assert is_known('mix:0.5*tfds:a,0.5*tfds:b')
+
+
+def test_images_with_masks_are_not_mixed_with_others(folders: list[pathlib.Path], tmp_path: pathlib.Path) -> None:
+  for name in ('images', 'masks'):
+    (tmp_path / name).mkdir()
+    for number in range(3):
+      (tmp_path / name / f'{number}.png').write_bytes(encode(random_image(number)))
+  with pytest.raises(UserError, match=f'got masks:{tmp_path}/train, whose images have masks, beside folder:'):
+    opening.open_split(schema.Data(source=f'mix:0.5*folder:{folders[2]},0.5*masks:{tmp_path}',
+                                   mix_classes=schema.MixClasses.SEPARATE), 'train', image_px=(8, 8))

@@ -13,7 +13,7 @@ import pytest
 
 from tests.data.images import encode, random_image
 from vit_jax.config import schema
-from vit_jax.core.errors import UserError
+from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.data import opening
 from vit_jax.data.labels import real
 from vit_jax.data.source import Source, take
@@ -81,6 +81,15 @@ def test_a_file_that_does_not_guess_each_image_once_is_refused(
   assert real.main([path, str(tmp_path / 'guesses.txt')]) == 2
   assert message in capsys.readouterr().err
   assert real.main([path]) == 2 and 'expected two files' in capsys.readouterr().err
+
+
+def test_storage_that_fails_may_be_tried_again(
+    path: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+  def fail(*_: object, **__: object) -> str:
+    raise TemporaryError('guesses.txt: expected to read it, got "Stale file handle".')
+  monkeypatch.setattr(real.documents, 'read_text', fail)
+  assert real.main([path, 'guesses.txt']) == 75
+  assert capsys.readouterr().err == 'error: guesses.txt: expected to read it, got "Stale file handle".\n'
 
 
 @pytest.mark.skipif('REAL_JSON' not in os.environ, reason='REAL_JSON does not say where real.json of the authors is')

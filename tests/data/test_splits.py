@@ -29,7 +29,8 @@ def test_terms_may_be_added() -> None:
   assert splits.parse('train[:8] + val[:2]') == [('train', '', '8'), ('val', '', '2')]
 
 
-@pytest.mark.parametrize('text', ['', 'train[', 'train[1]', 'train[a:b]', 'train+', 'train[:5%%]', 'a[:_]'])
+@pytest.mark.parametrize('text', ['', 'train[', 'train[1]', 'train[a:b]', 'train+', 'train[:5%%]', 'a[:_]',
+                                  f'a[:{"9" * 5000}]'])
 def test_what_is_not_a_split_is_refused_with_examples(text: str) -> None:
   with pytest.raises(UserError, match='split: expected a name or a slice such as train, train.:98%.'):
     splits.parse(text)

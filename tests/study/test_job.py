@@ -8,6 +8,7 @@ import csv
 import dataclasses
 import errno
 import json
+import math
 import os
 import pathlib
 import re
@@ -232,6 +233,13 @@ def test_curves_are_drawn_and_not_in_the_table(tmp_path: pathlib.Path) -> None:
   assert len(table(tmp_path / 'one')) == 2
   pictures = {(tmp_path / name / 'figure.png').read_bytes() for name in ('one', 'two')}
   assert len(pictures) == 2 and all(one.startswith(b'\x89PNG') for one in pictures)
+
+
+def test_a_figure_of_runs_that_have_all_diverged_is_drawn() -> None:
+  figures = (schema.Figure('size', 'loss', log_x=True, log_y=True),)
+  for lost in (math.nan, math.inf):
+    drawn = study_table.draw_figure([{'size': 1, 'loss': lost}, {'size': 2, 'loss': lost}], figures)
+    assert drawn == study_table.draw_figure([], figures) and drawn.startswith(b'\x89PNG')
 
 
 def test_a_stage_without_results_to_choose_by_is_reported(

@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib.util
+import os
 import pathlib
 import sys
 from collections.abc import Callable, Mapping
@@ -31,7 +32,7 @@ def find(spec: str) -> tuple[pathlib.Path, str | None]:
   if shipped and name == shipped.stem:
     return shipped, arguments if colon else None
   for end in (*(i for i, letter in enumerate(spec) if letter == ':'), len(spec)):  # a path may hold colons
-    if _is_file(file := pathlib.Path(spec[:end])):
+    if _is_file(file := pathlib.Path(os.path.expanduser(spec[:end]))):
       return file, spec[end + 1:] if end < len(spec) else None
   if shipped and path.parent in (pathlib.Path(), pathlib.Path('configs')):
     return shipped, arguments if colon else None
@@ -114,7 +115,8 @@ def _changed(study: schema.Study, changes: list[str], models: parts.Models | Non
   """Returns a study with overrides applied to each of its runs, and to those that follow from results."""
   def later(more: Callable[[schema.Results], dict[str, schema.Config]]) -> Callable[
       [schema.Results], dict[str, schema.Config]]:
-    return lambda results: overrides.apply(more(results), changes, models=models)
+    return lambda results: overrides.apply(
+        _checked(schema.Study(runs=more(results)), f'then of {study.name}').runs, changes, models=models)
 
   if study.search:
     study = searches.expanded(study, changes, models=models)
@@ -143,9 +145,13 @@ def read(spec: str, *, models: parts.Models | None = None) -> schema.Config | sc
     raise UserError(f'{path}: expected a vit_jax.config.schema.Config or Study, or an ml_collections.ConfigDict, from '
                     f'get_config(), got {type(found).__name__}. Return one of these.')
   if isinstance(found, schema.Study):
+    _checked(found, str(path))
     if found.search and found.runs:
       raise UserError(f'{path}: expected a study with runs or with a search, got both. Remove one of them.')
-    found = searches.expanded(found, models=models)
+    explained = python_files.explained(path)
+    found = dataclasses.replace(
+        searches.expanded(found, models=models), then=tuple(map(explained, found.then)),
+        table=found.table and explained(found.table), curves=found.curves and explained(found.curves))
   for config in found.runs.values() if isinstance(found, schema.Study) else [found]:
     for name, part in ranges.walk(config):
       if type(part).__module__ == python_files.MODULE:  # a run could not read its config again
@@ -153,6 +159,13 @@ def read(spec: str, *, models: parts.Models | None = None) -> schema.Config | sc
                         f'{name.rstrip(".")}, which this file defines. Move it to a file beside this one, and import '
                         'it here.')
   return found
+
+
+def _checked(study: schema.Study, where: str) -> schema.Study:
+  """Returns a study. Raises UserError, which begins with `where`, if a value is not of the type of its setting."""
+  if wrong := [f'  {problem}' for problem in ranges.problems(study)]:
+    raise UserError('\n'.join([f'{where}: expected a study, got problems:', *wrong]))
+  return study
 
 
 def _is_config_dict(value: Any) -> bool:

@@ -4,17 +4,19 @@ A message names the file and the line of the person's own code. A config may imp
 """
 from __future__ import annotations
 
+import contextlib
 import inspect
 import linecache
 import pathlib
 import sys
 import traceback
 import types
+from collections.abc import Iterator
 from typing import Any
 
 from vit_jax.config.schema.checks import UnknownSetting
 from vit_jax.core import failures, implementation
-from vit_jax.core.errors import UserError
+from vit_jax.core.errors import TemporaryError, UserError
 
 MODULE = 'vit_jax_config'
 """Name under which the file of a config is imported; its dataclasses look for their module there."""
@@ -36,14 +38,22 @@ def run(path: pathlib.Path, arguments: str | None) -> Any:
     raise UserError(f'{path}: expected a function get_config() that returns a vit_jax.config.schema.Config, got none. '
                     'Add one; configs/digits.py is an example.')
   given = _arguments(path, get_config, arguments)
-  try:
+  with explained(path):
     return get_config(*given)
+
+
+@contextlib.contextmanager
+def explained(path: pathlib.Path) -> Iterator[None]:
+  """Raises UserError with the line of the person's own code in place of what this code raises, also as a decorator."""
+  try:
+    yield
   except UnknownSetting as error:
     raise _located(path, error, str(error)) from None
-  except UserError:
+  except (UserError, TemporaryError):
     raise
   except (Exception, SystemExit) as error:  # code of the person may raise anything
-    raise _wrong(path, error) from error
+    wrong = _wrong(path, error)
+    raise failures.kind(error)(str(wrong)) if isinstance(error, OSError) else wrong from error
 
 
 def _load(path: pathlib.Path) -> types.ModuleType:
@@ -57,14 +67,8 @@ def _load(path: pathlib.Path) -> types.ModuleType:
   module.__file__ = str(path)
   sys.modules[MODULE] = module
   linecache.checkcache(str(path))
-  try:
+  with explained(path):
     exec(compile(text, str(path), 'exec', dont_inherit=True), module.__dict__)
-  except UnknownSetting as error:
-    raise _located(path, error, str(error)) from None
-  except UserError:
-    raise
-  except (Exception, SystemExit) as error:
-    raise _wrong(path, error) from error
   return module
 
 

@@ -156,10 +156,11 @@ def pin(source: str, known: Collection[str] = ()) -> str:
     UserError, TemporaryError: a dataset of the hub is not found.
   """
   kind, _, where = source.partition(':')
-  if kind == 'mix' and f'*{_HUB}' in source:
+  if kind == 'mix' and _HUB in where and any(term.source.startswith(_HUB) for term in mixture.parse(where)):
     mixed = [term.source for name in known if name.startswith('mix:')
              for term in mixture.parse(name.partition(':')[2])]
-    return 'mix:' + ','.join(f'{term.weight:g}*{pin(term.source, mixed)}' for term in mixture.parse(where))
+    return 'mix:' + ','.join(f'{np.format_float_positional(term.weight, trim="-")}*{pin(term.source, mixed)}'
+                             for term in mixture.parse(where))  # a mixture has no weights such as 1e+06
   if source.startswith(_HUB):
     from vit_jax.data.formats import hf
     return f'{_HUB}{hf.pin(where, known)}'
@@ -198,14 +199,16 @@ def check_learnable(source: Source, *, what: str) -> Source:
   Raises:
     UserError: all images have one class, or the layout of the files says that their classes are something else.
   """
-  name, stored = title(source), origins(source)[0]
-  if source.class_names == UNLABELED:
-    contents = getattr(stored, 'found', str)()  # what else the files have, in a sentence
-    raise UserError(f'data.source: expected images with labels for {what}, got {name}, whose images have none. '
+  name, stored = title(source), origins(source)
+  for one in [one for one in stored if one.class_names == UNLABELED]:
+    contents = getattr(one, 'found', str)()  # what else the files have, in a sentence
+    where = name if source.class_names == UNLABELED else title(one)
+    raise UserError(f'data.source: expected images with labels for {what}, got {where}, whose images have none. '
                     f'{contents}' + ' ' * bool(contents) + 'Set data.label_column if they have labels elsewhere, or '
                     'train a self-supervised objective.')
-  if doubt := getattr(stored, 'doubt', ''):
-    raise UserError(doubt)
+  for one in stored:
+    if doubt := getattr(one, 'doubt', ''):
+      raise UserError(doubt)
   if len(source.class_names) < 2 or (not source.most_labels and not _has_several(source)):
     first = source.class_names[0] if len(source.class_names) < 2 else source.class_names[first_label(source, 0)]
     raise UserError(f'data.source: expected images of at least two classes for {what}, got {name}, whose '
@@ -232,9 +235,15 @@ def _has_several(source: Source) -> bool:
 def is_order_known(class_names: Sequence[str], data: schema.Data) -> bool:
   """Returns whether class i of the data can be output i of weights that do not name their classes.
 
-  It can if a file or the dataset lists the classes, and if they are numbers from 0; not if they are sorted by name.
+  It can if a file or the dataset lists the classes, and if they are numbers from 0; not if they are sorted by name. A
+  mixture has the order of its first source, or with separate classes one after the other those of all.
   """
-  kind = data.source.partition(':')[0]
+  kind, _, where = data.source.partition(':')
+  if kind == 'mix' and not data.classes:
+    terms = mixture.parse(where)
+    if data.mix_classes is schema.MixClasses.SEPARATE:
+      return all(term.source.partition(':')[0] in _NUMBERED for term in terms)
+    return is_order_known(class_names, dataclasses.replace(data, source=terms[0].source))
   return (bool(data.classes) or kind in _NUMBERED or classes.numbered(class_names) == tuple(range(len(class_names)))
           or (kind != 'folder' and tuple(class_names) != classes.ordered(class_names)))
 

@@ -30,7 +30,7 @@ ALL = 'all'
 """Every image of a source without splits, a part of which is held out in training."""
 SETTINGS = 'data.train_split, data.eval_split, or the split of the evaluation'
 """The settings that name splits; a job with a flag for it replaces this in messages."""
-_BOUND = r'-?\d[\d_]*%?'
+_BOUND = r'-?\d[\d_]{0,30}%?'
 _TERM = re.compile(rf'\s*(?P<name>[\w.-]+)\s*(\[\s*(?P<lower>{_BOUND})?\s*:\s*(?P<upper>{_BOUND})?\s*\])?\s*')
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -106,9 +107,9 @@ def draw_figure(rows: Sequence[schema.Row], figures: Sequence[schema.Figure],
                 curves: Sequence[schema.Row] = ()) -> bytes:
   """Returns a PNG file with a panel for each figure, side by side.
 
-  Points without a number on an axis are omitted. If x is text, the axis shows the names in their order. The points of a
-  series are connected by lines, unless there are `curves`: rows of other points to connect, in the color of the series
-  that they name.
+  Points without a finite number on an axis are omitted. If x is text, the axis shows the names in their order. The
+  points of a series are connected by lines, unless there are `curves`: rows of other points to connect, in the color of
+  the series that they name.
   """
   plotting.load()
   from matplotlib.figure import Figure
@@ -122,8 +123,8 @@ def draw_figure(rows: Sequence[schema.Row], figures: Sequence[schema.Figure],
 
 def _draw_panel(ax: Axes, rows: Sequence[schema.Row], curves: Sequence[schema.Row], settings: schema.Figure) -> None:
   has_curves = bool(curves)
-  rows, curves = ([row for row in group if isinstance(row.get(settings.y), int | float)
-                   and row.get(settings.x) is not None] for group in (rows, curves))
+  rows, curves = ([row for row in group if isinstance(value := row.get(settings.y), int | float)
+                   and math.isfinite(value) and row.get(settings.x) is not None] for group in (rows, curves))
   is_named = any(isinstance(row[settings.x], str) for row in rows)
   series = list(dict.fromkeys(row.get(settings.series) for row in (*rows, *curves)))
   for number, name in enumerate(series):

@@ -245,6 +245,8 @@ def _type_problem(value: Any, declared: Any) -> str | None:
     is_one = isinstance(value, Mapping) and all(isinstance(name, str) and name for name in value)
     return next((p for v in value.values() if (p := _type_problem(v, arguments[1]))), None) if is_one else (
         'a dict with names as keys')
+  if origin is Callable:
+    return None if callable(value) else 'a function'
   return _plain_problem(value, declared)
 
 
@@ -263,4 +265,5 @@ def type_text(declared: type) -> str:
   """Returns the values of a type, for messages."""
   if issubclass(declared, enum.Enum):
     return f'one of {", ".join(f"{declared.__name__}.{choice.name}" for choice in declared)}'
-  return {float: 'a number', int: 'a whole number', bool: 'True or False', str: 'text'}.get(declared, declared.__name__)
+  return {float: 'a number', int: 'a whole number', bool: 'True or False', str: 'text', types.NoneType: 'None'}.get(
+      declared, declared.__name__)

@@ -118,7 +118,7 @@ class _Folder(NamedTuple):
     """Opens a split that has a folder; `folders` has that of each split. The training split defines the classes."""
     defining, name = folders.get('train', folders[split]), folders[split]
     class_names, folder = self._class_names(defining), os.path.join(self.root, name)
-    names = {classes.composed(one): one for one in subfolders(folder)}  # macOS archives have other forms of Unicode
+    names = {classes.composed(one): one for one in _distinct(folder)}  # macOS archives have other forms of Unicode
     extra = sorted(set(names) - set(map(classes.composed, class_names)))
     if extra:
       raise UserError(self.doubt or f'{folder}: expected the classes of {os.path.join(self.root, defining)}, got '
@@ -157,12 +157,8 @@ class _Folder(NamedTuple):
   def _class_names(self, split: str) -> tuple[str, ...]:
     """Returns the classes that the folder of a split has, in order; '' = those of the root."""
     folder = os.path.join(self.root, split) if split else self.root
-    names, num_images = subfolders(folder), sum(1 for _ in user_files.images_in(folder))
+    names, num_images = _distinct(folder), sum(1 for _ in user_files.images_in(folder))
     if names:
-      forms = collections.Counter(map(classes.composed, names))
-      if twice := [name for name, count in forms.items() if count > 1]:
-        raise UserError(f'{folder}: expected one folder for each class, got two whose names differ in their Unicode '
-                        f'form alone: {documents.listed(twice, _SHOWN)}. Move the images into one of them.')
       if num_images:
         warn_once(f'{folder}: classes are folders; not read: {num_images:,} images beside them.')
       return classes.ordered(names, self.order)
@@ -191,3 +187,12 @@ class _Folder(NamedTuple):
                       + ' Add images, or correct the path.')
     user_files.report_ignored(ignored, where)
     return files
+
+
+def _distinct(folder: str) -> list[str]:
+  """Returns the folders in a folder. Raises UserError if the names of two differ in their Unicode form alone."""
+  forms = collections.Counter(map(classes.composed, names := subfolders(folder)))
+  if twice := [name for name, count in forms.items() if count > 1]:
+    raise UserError(f'{folder}: expected one folder for each class, got two whose names differ in their Unicode '
+                    f'form alone: {documents.listed(twice, _SHOWN)}. Move the images into one of them.')
+  return names

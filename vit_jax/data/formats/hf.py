@@ -27,7 +27,7 @@ from vit_jax.core.hub import Repository
 from vit_jax.data import splits
 from vit_jax.data.formats import indexed, shards
 from vit_jax.data.formats.parquet import ParquetSource
-from vit_jax.data.source import Source
+from vit_jax.data.source import Source, warn_once
 
 log = logging.getLogger('vit_jax.data')
 
@@ -55,6 +55,11 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
   del image_px
   repository, subset = _parse(where)
   repository, by_split = _choose(*_find(repository), subset, where)
+  if '' in by_split and len(by_split) > 1:  # as the package `datasets` reads them
+    names = sorted(set(by_split) - {''})
+    warn_once(f'hf:{where}: files are of the splits {documents.listed(names, _SHOWN)}; not read: '
+              f'{documents.listed(by_split[""], _SHOWN)}.')
+    by_split = {name: by_split[name] for name in names}
 
   @functools.cache
   def open_named(split: str) -> Source:
@@ -172,7 +177,7 @@ def _listed(repository: Repository, names: Sequence[str]) -> Iterator[tuple[str,
   """Yields subset, split and name of the files that `configs:` at the beginning of README.md lists."""
   readme = hub.fetch(repository, 'README.md', most_bytes=_MOST_README)
   for config in _configs(readme.path.read_text(errors='replace')) if readme else ():
-    subset = _DEFAULT if config.get('default') is True else str(config.get('config_name', _DEFAULT))
+    subsets = {str(config.get('config_name', _DEFAULT)), *[_DEFAULT] * (config.get('default') is True)}
     files = config.get('data_files')
     if not isinstance(files, list) or not all(isinstance(part, dict) for part in files):
       files = [{'path': files}]  # without splits
@@ -181,7 +186,7 @@ def _listed(repository: Repository, names: Sequence[str]) -> Iterator[tuple[str,
       patterns = [pattern for pattern in (patterns if isinstance(patterns, list) else [patterns])
                   if isinstance(pattern, str)]
       for name in (name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)):
-        yield subset, str(part['split']) if 'split' in part else _split(name), name
+        yield from ((subset, str(part['split']) if 'split' in part else _split(name), name) for subset in subsets)
 
 
 def _configs(text: str) -> list[dict[str, Any]]:

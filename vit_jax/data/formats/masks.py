@@ -17,13 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from vit_jax.config import schema
+from vit_jax.core import documents
 from vit_jax.core.errors import UserError
 from vit_jax.data import splits, user_files
 from vit_jax.data.formats import example, tfds
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.image.masks import EXTENSIONS, BadMask
 from vit_jax.data.labels import classes
-from vit_jax.data.source import Record, Rows, Source
+from vit_jax.data.source import Record, Rows, Source, warn_once
 from vit_jax.data.user_files import OWN, Rules
 
 log = logging.getLogger('vit_jax.data')
@@ -118,8 +119,16 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
   root = user_files.resolve(where, 'masks:PATH')
   if not os.path.isdir(os.path.join(root, 'images')):
     raise UserError(f'{root}: expected {LAYOUT}, got no folder images. Set masks:PATH.')
-  folders = {_SPLITS[name.lower()]: name for name in os.listdir(os.path.join(root, 'images'))
-             if name.lower() in _SPLITS}
+  within = sorted(name for name in os.listdir(os.path.join(root, 'images')) if not name.startswith('.'))
+  names = [name for name in within if name.lower() in _SPLITS]
+  folders = {_SPLITS[name.lower()]: name for name in names}
+  if twice := [name for name in names if folders[_SPLITS[name.lower()]] != name]:
+    both = [name for name in names if _SPLITS[name.lower()] == _SPLITS[twice[0].lower()]]
+    raise UserError(f'{root}/images: expected one folder for each split, got {documents.listed(both, _SHOWN)}. Rename '
+                    'one of them.')
+  if names and (unread := [name for name in within if name not in names]):
+    warn_once(f'{root}/images: images are those of the folders {documents.listed(names, _SHOWN)}; not read: '
+              f'{documents.listed(unread, _SHOWN)}.')
 
   @functools.cache
   def open_named(split: str) -> Source:
@@ -129,6 +138,8 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
     order = splits.scattered((os.fsencode(image) for image, _ in pairs), len(pairs),
                              seed=0 if folders else data.holdout_seed).tolist()
     if not folders and name != splits.ALL:
+      if not data.holdout:
+        raise UserError('data.holdout: expected a fraction between 0 and 1, such as 0.1, got 0.0. Set such a fraction.')
       num = max(1, round(data.holdout * len(order)))
       if num >= len(order):
         raise UserError(f'{root}: expected at least two images, so that data.holdout={data.holdout} leaves some to '
@@ -150,7 +161,7 @@ def _list(root: str, split: str, rules: Rules) -> list[tuple[str, str]]:
   masks = _by_name(root, os.path.join(folder, split), EXTENSIONS, rules)
   if not images:
     raise UserError(f'{os.path.join(root, "images", split)}: expected images, got none. Expected {LAYOUT}.')
-  if missing := [path for name, path in images.items() if name not in masks]:
+  if missing := [path for name, path in sorted(images.items()) if name not in masks]:
     named = ', '.join(os.path.join(root, path) for path in missing[:_SHOWN])
     more = f' and {len(missing) - _SHOWN:,} more' if len(missing) > _SHOWN else ''
     raise UserError(f'{os.path.join(root, folder, split)}: expected a mask (NAME.png) for every image, got none for '

@@ -25,7 +25,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.streams import Stream
 from vit_jax.core.types import HostArray
 from vit_jax.data import order, windows
-from vit_jax.data.source import Part, Parts, Source
+from vit_jax.data.source import Part, Parts, Source, has_masks
 
 ROUND = 1_000
 _COMMA = re.compile(r',(?=\s*[\d.]+\s*\*)')
@@ -113,8 +113,18 @@ class Mixture(Parts):
 
 
 def mix(sources: Sequence[Source], weights: Sequence[float], *, name: str, separate: bool) -> Mixture:
-  """Returns a mixture; see `join_classes` for `separate`. Raises UserError if the classes differ."""
+  """Returns a mixture; see `join_classes` for `separate`.
+
+  Raises:
+    UserError: the classes differ, or the images of some sources have masks.
+  """
   class_names, labels = join_classes(sources, separate=separate)
+  masked = [source for source in sources if has_masks(source)]
+  if masked and (len(masked) < len(sources) or labels != [list(range(len(class_names)))] * len(sources)):
+    others = [source for source in sources if source is not masked[0]]
+    raise UserError(f'data.source: expected images with masks of the same classes in each source of a mixture, or in '
+                    f'none, got {masked[0].name}, whose images have masks, beside {others[0].name}. Use one of them '
+                    'alone.')
   return Mixture(sources, weights, name=name, class_names=class_names, labels=labels)
 
 

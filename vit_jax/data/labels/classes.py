@@ -175,7 +175,8 @@ def map_classes(own: Sequence[str], network: Sequence[str], *, path: str, where:
   Args:
     own: names of the source.
     network: names in the order of its outputs.
-    path: of a class map; '' = the names are equal, or are numbers.
+    path: of a class map; '' = the names are equal, or are numbers of classes of the network: their names, if all of
+      these are numbers, else their places.
     where: the name of the evaluation, for messages.
 
   Raises:
@@ -184,16 +185,18 @@ def map_classes(own: Sequence[str], network: Sequence[str], *, path: str, where:
   if twice := _repeated(own):
     raise UserError(f'{where}: expected each class of the source once, got {_some(twice)} twice. '
                     'Remove the repeated lines.')
+  numbers = map(int, network) if all(map(_is_number, network)) else range(len(network))
+  places = {number: place for place, number in enumerate(numbers)}
   if not path:
-    if tuple(own) != tuple(network) and all(_is_number(name) and int(name) < len(network) for name in own):
-      return tuple((int(name),) for name in own)
+    if tuple(own) != tuple(network) and all(_is_number(name) and int(name) in places for name in own):
+      return tuple((places[int(name)],) for name in own)
     return tuple((i,) for i in match(own, network, where=f'the network of {where}'))
   listed = read_map(path)
   if unknown := sorted(set(listed) - set(own)):
     raise UserError(f'{path}: expected classes of the source, which has {len(own)} such as '
                     f'{documents.describe(own[0])}, got {len(unknown)} others: {_some(unknown)}.')
   targets = list(dict.fromkeys(name for names in listed.values() for name in names))
-  indexes = {name: int(name) for name in targets if _is_number(name) and int(name) < len(network)}
+  indexes = {name: places[int(name)] for name in targets if _is_number(name) and int(name) in places}
   by_name = [name for name in targets if name not in indexes]
   indexes |= zip(by_name, match(by_name, network, where=f'the network, in {path}'), strict=True)
   return tuple(tuple(dict.fromkeys(indexes[name] for name in listed.get(one, ()))) for one in own)

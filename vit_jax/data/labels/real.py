@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.core import documents
-from vit_jax.core.errors import UserError
+from vit_jax.core import documents, failures
+from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data import user_files
 from vit_jax.data.source import Source, find_origin
@@ -102,9 +102,9 @@ def main(arguments: Sequence[str]) -> int:
                       'PREDICTIONS.')
     labels = read(arguments[0])
     predicted = read_predictions(arguments[1])
-  except UserError as error:
+  except (UserError, TemporaryError) as error:
     print(f'error: {error}', file=sys.stderr)
-    return 2
+    return failures.USER_ERROR if isinstance(error, UserError) else failures.TRY_AGAIN
   num_scored, num_empty, num_labels, _ = count(labels)
   print(f'ReaL top-1 {score(predicted, labels):.6f}: {num_scored:,} images scored by {num_labels:,} labels, '
         f'{num_empty:,} without labels')
