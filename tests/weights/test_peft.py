@@ -217,6 +217,8 @@ def test_patterns_decide_the_scale_of_single_layers(tmp_path: pathlib.Path) -> N
 @pytest.mark.parametrize(('changed', 'message'), [
     ({'peft_type': 'IA3'}, "expected peft_type LORA .*, got 'IA3'. Merge the adapters in PEFT"),
     ({'fan_in_fan_out': True}, 'expected fan_in_fan_out false, got true. Merge'),
+    ({'init_lora_weights': 'pissa_niter_4'}, "expected init_lora_weights that .*, got 'pissa_niter_4'. Merge"),
+    ({'init_lora_weights': 'olora'}, "the base weights as they are, got 'olora'. Merge the adapters in PEFT"),
     ({'base_model_name_or_path': None}, 'expected the weights that the adapters are for .*, got none. Set it to')])
 def test_other_adapters_are_refused(changed: dict[str, Any], message: str, tmp_path: pathlib.Path) -> None:
   with pytest.raises(UserError, match=message):

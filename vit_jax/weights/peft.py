@@ -41,6 +41,9 @@ RENAMED = (
 """From names of modules in transformers 5 to names in files, which are those of transformers 4; the first that fits."""
 MOST_ALPHA, MOST_BASE = 1e6, 1_000
 _MERGE = 'Merge the adapters in PEFT (merge_and_unload), and save the model.'
+_PLAIN_STARTS = ('gaussian', 'eva', 'orthogonal')
+"""Initial values of adapters after which PEFT keeps the base weights; PiSSA, OLoRA, CorDA and LoftQ change them, also
+when adapters are read. A converted folder has true."""
 _LETTERS = {'q': 'query', 'k': 'key', 'v': 'value'}
 
 
@@ -126,6 +129,10 @@ def _read_config(path: pathlib.Path) -> _Settings:
   for name in ('fan_in_fan_out', 'lora_bias', 'alora_invocation_tokens', 'use_qalora', 'use_bdlora'):
     if found := config.object().get(name):
       raise UserError(f'{file}: expected {name} false, got {describe(found)}. {_MERGE}')
+  start = config.object().get('init_lora_weights')
+  if isinstance(start, str) and start.lower() not in _PLAIN_STARTS:
+    raise UserError(f'{file}: expected init_lora_weights that leaves the base weights as they are, got '
+                    f'{describe(start)}. {_MERGE}')
   return _Settings(_base(config, path), config.field('lora_alpha').number(0, MOST_ALPHA), _patterns(config),
                    config.field('use_rslora', default=False).flag())
 
