@@ -275,6 +275,8 @@ def damaged(case: str, where: pathlib.Path, text: str) -> pathlib.Path:
     ({'alpha_pattern': {'(': 1}}, r'alpha_pattern.\(: expected the name of a layer or a regular expression, got 1'),
     ({'alpha_pattern': {'(a+)+': 1}}, 'expected the name of a layer or a simple pattern of names'),
     ({'alpha_pattern': {'a*a*a*b': 1}}, 'expected the name of a layer or a simple pattern of names'),
+    ({'alpha_pattern': {'a?' * 50 + 'a' * 50: 1}}, 'expected the name of a layer or a simple pattern of names'),
+    ({'alpha_pattern': {'(aa|a)' * 30: 1}}, 'expected the name of a layer or a simple pattern of names'),
     ({'use_rslora': 'no'}, "use_rslora: expected true or false, got 'no'"),
     ({'base_model_name_or_path': ['a']}, 'base_model_name_or_path: expected text .*, got a list of 1'),
     ({'base_model_name_or_path': 7}, 'base_model_name_or_path: expected text .*, got 7'),

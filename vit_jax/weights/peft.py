@@ -140,12 +140,14 @@ def _read_config(path: pathlib.Path) -> _Settings:
 def _patterns(config: Field) -> tuple[tuple[re.Pattern[str], float], ...]:
   """Returns the alpha of single layers by patterns of their names, which are at the end of the complete name.
 
-  A pattern may repeat single characters twice, as in `.*\\.0\\..*`: the time to match it stays bounded.
+  A pattern may repeat single characters twice, as in `.*\\.0\\..*`, and have 8 other choices: the time to match it
+  stays bounded.
   """
   found = []
   alphas = config.part('alpha_pattern')
   for key in alphas.object():
-    if len(key) > 200 or re.search(r'[)][*+?{]|[(][?]|[{]|\\\d', key) or len(re.findall('[*+]', key)) > 2:
+    if len(key) > 200 or re.search(r'[)][*+?{]|[(][?]|[{]|\\\d', key) or len(re.findall('[*+]', key)) > 2 or (
+        len(re.findall('[?|]', key)) > 8):
       raise alphas.field(key, default=None).error('the name of a layer or a simple pattern of names')
     try:
       pattern = re.compile(rf'(?:.*\.)?(?:{key})$')
