@@ -339,3 +339,21 @@ def test_weights_that_only_the_config_names_are_downloaded_on_request_alone(
   with pytest.raises(UserError) as caught:
     peft.resolve(peft.read(own), 'w', allow_download=False)
   assert 'hunter2' not in str(caught.value)
+
+
+def test_the_revision_of_weights_on_the_hub_is_read_and_written(tmp_path: pathlib.Path) -> None:
+  run = run_of('timm_lora', tmp_path, 'timm')
+  own = tmp_path / 'adapter'
+  config = json.loads((own / 'adapter_config.json').read_text())
+  for base, revision, address in (
+      ('owner/name', 'v2', 'hf://owner/name@v2'), ('owner/name', None, 'hf://owner/name'),
+      ('hf://owner/name/a.safetensors', None, 'hf://owner/name/a.safetensors')):
+    wanted = {'base_model_name_or_path': base, 'revision': revision}
+    (own / 'adapter_config.json').write_text(json.dumps({**config, **wanted}))
+    assert peft.read(own).base == address
+    (run / 'init.json').write_text(json.dumps({'init_from': {'source': address, 'family': 'timm'}}))
+    path = peft_saving.save(str(run), str(tmp_path / 'written'), overwrite=True)
+    found = json.loads((path / 'adapter_config.json').read_text())
+    assert {name: found[name] for name in wanted} == wanted
+  (own / 'adapter_config.json').write_text(json.dumps({**config, 'revision': 'v2'}))
+  assert peft.read(own).base == config['base_model_name_or_path'], 'a path has no revision'

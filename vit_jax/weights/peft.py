@@ -168,7 +168,10 @@ def _base(config: Field, path: pathlib.Path) -> str:
   for one in (pathlib.Path(base), path / base):
     if addresses.exists(one):
       return str(one)
-  return f'hf://{base}' if re.fullmatch(r'[\w.-]+/[\w.-]+', base) else base
+  if not re.fullmatch(r'[\w.-]+/[\w.-]+', base):
+    return base
+  revision = config.field('revision', default='').text()
+  return f'hf://{base}' + (f'@{revision}' if revision else '')
 
 
 def resolve(adapter: Adapter, where: str, *, allow_download: bool) -> pathlib.Path:

@@ -96,8 +96,10 @@ def _write(run: Run, target: pathlib.Path) -> None:
   tensors |= {f'{peft.PREFIX}{name}': x for name, x in heads.items()}
   files.write_safetensors(target / peft.TENSORS[0], {name: np.ascontiguousarray(x) for name, x in tensors.items()})
   local = pathlib.Path(run.base)
-  base = str(local.resolve()) if local.exists() else run.base.removeprefix('hf://')
-  (target / peft.CONFIG).write_text(json.dumps(_config(run, layers, heads, base), indent=2) + '\n')
+  hub = re.fullmatch(r'hf://([^@/]+/[^@/]+)(?:@([^/]+))?', run.base)  # PEFT has the revision in a field of its own
+  base, revision = hub.groups() if hub else (str(local.resolve()) if local.exists() else run.base, None)
+  config = _config(run, layers, heads, base) | {'revision': revision}
+  (target / peft.CONFIG).write_text(json.dumps(config, indent=2) + '\n')
   p = run.found.preprocess
   (target / saving.REPORT).write_text(json.dumps({
       'source': run.merged.source, 'class_names': list(run.merged.class_names),
