@@ -101,6 +101,12 @@ def test_the_ratio_of_a_product_counts_each_token() -> None:
   assert 2 * int8.STEPS * int8.KERNEL_TOP < 2**15
 
 
+def test_the_table_of_a_product_without_error_is_json() -> None:
+  products = [int8.Product('a', 'x', 'backbone/blocks/0/mlp/up/kernel', 30.), int8.Product('b', 'y', 'head/kernel')]
+  found = int8.Quantized(products, -math.inf, 4, math.inf, 1.).plain()
+  assert json.loads(json.dumps(found, allow_nan=False))['sqnr_db'] == {'0': {'mlp/up': 30.}, '': {'head': None}}
+
+
 @pytest.mark.slow(reason='3 s: two exports through the command line')
 def test_the_command_writes_a_file_a_table_and_a_card(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
                                                       capsys: pytest.CaptureFixture[str]) -> None:
