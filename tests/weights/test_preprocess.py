@@ -136,6 +136,11 @@ def test_what_cannot_be_understood_is_refused(text: str) -> None:
     preprocess.parse(text)
 
 
+def test_the_short_side_and_the_part_that_the_crop_keeps_are_alternatives() -> None:
+  with pytest.raises(UserError, match='--preprocess: expected resize or crop, got both. Leave one of them out.'):
+    preprocess.parse('imagenet,resize=256,crop=0.9')
+
+
 def beside(folder: pathlib.Path, **files: dict) -> sidecars.Sidecar:
   for name, content in files.items():
     (folder / f'{name}.json').write_text(json.dumps(content))
