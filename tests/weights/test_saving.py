@@ -45,6 +45,13 @@ def test_a_vit_comes_back_from_every_family_with_all_that_goes_with_it(
   assert dataclasses.replace(again.model, dropout=0.) == found.model
 
 
+@pytest.mark.parametrize('changes', [{}, {'norm_before': True, 'class_names': ()}])
+def test_a_head_without_a_bias_comes_back_from_a_run(changes: dict[str, Any], tmp_path: pathlib.Path) -> None:
+  found = made.network(head=schema.Head(bias=False), **changes)
+  again = there_and_back(found, tmp_path / 'run', 'run')
+  assert (again.num_classes, again.class_names, again.head) == (7, found.class_names, found.head)
+
+
 @pytest.mark.parametrize(('family', 'name'), [('vision_transformer', 'a.npz'), ('big_vision', 'a.npz'),
                                               ('run', 'folder')])
 @pytest.mark.parametrize('truncate', [True, False])

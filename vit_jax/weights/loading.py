@@ -325,7 +325,7 @@ def _of_run(where: str, found: runs.Found, explicit: list[preparing.PreprocessRu
   own = decided._replace(image_px=found.preprocess['image_px'])
   has_text = found.config.objective.takes_texts  # its head projects images, and its outputs are no classes
   head = schema.Head(bias=False) if has_text else found.config.head
-  kernel = leaves.get('head/kernel' if has_text else 'head/bias')
+  kernel = leaves.get('head/kernel')
   num_classes = 0 if kernel is None else kernel.shape[-1]
   decoder = found.config.objective if isinstance(found.config.objective, schema.Mae) else None
   report = Report(tuple(Line(name, 'taken') for name in leaves),
