@@ -152,3 +152,16 @@ def test_what_cannot_be_quantized_is_an_error(words: str, said: str, tmp_path: p
   assert main.run(['export', *f'--weights={words}'.split()]) == 2
   assert said in capsys.readouterr().err
   assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_image_to_measure_is_named(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
+                                             capsys: pytest.CaptureFixture[str]) -> None:
+  monkeypatch.setattr(loading, 'load', lambda where, **_: loaded.weights(where))
+  monkeypatch.setattr(loading, 'text', lambda found: 'what was loaded')
+  path = tmp_path / 'photos' / 'train' / 'a' / '0.png'
+  path.parent.mkdir(parents=True)
+  path.write_bytes(b'\x89PNG\r\n\x1a\nbroken')
+  words = f'export --weights=vit --quantize=int8 --data=folder:{tmp_path / "photos"} --to={tmp_path / "a.onnx"}'
+  assert main.run(words.split()) == 2
+  assert '0.png: expected an image, got a damaged record (' in capsys.readouterr().err
+  assert [one.name for one in tmp_path.iterdir()] == ['photos']
