@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from vit_jax import main
 from vit_jax.config import schema
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
@@ -357,3 +358,17 @@ def test_the_revision_of_weights_on_the_hub_is_read_and_written(tmp_path: pathli
     assert {name: found[name] for name in wanted} == wanted
   (own / 'adapter_config.json').write_text(json.dumps({**config, 'revision': 'v2'}))
   assert peft.read(own).base == config['base_model_name_or_path'], 'a path has no revision'
+
+
+def test_adapters_are_written_as_they_are_into_a_folder(tmp_path: pathlib.Path,
+                                                        capsys: pytest.CaptureFixture[str]) -> None:
+  run = run_of('timm_lora', tmp_path, 'timm')
+  (tmp_path / 'names.txt').write_text('a\nb\nc\nd\ne\n')
+  for words, said in (
+      (['--to=a.safetensors'], '--to: expected a folder with --family=peft, got a.safetensors. Change it.'),
+      (['--to=a', f'--classes={tmp_path / "names.txt"}'], '--classes: expected none with --family=peft, got'),
+      (['--to=a', '--preprocess=half'], '--preprocess: expected none with --family=peft, got half. Leave it out, as')):
+    words = [words[0].replace('--to=', f'--to={tmp_path}/'), *words[1:]]
+    assert main.run(['convert', f'--weights={run}', '--family=peft', *words]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / 'a').exists() and not (tmp_path / 'a.safetensors').exists()

@@ -51,6 +51,8 @@ def save(where: str, to: str, *, view: str = '', overwrite: bool = False) -> pat
     UserError: the run has no adapters, began with weights whose program PEFT does not adapt, or `to` exists.
   """
   path = saving.check(to, family='run', overwrite=overwrite)
+  if path.suffix in ('.npz', *saving.TORCH_SUFFIXES):
+    raise UserError(f'--to: expected a folder with --family={FAMILY}, got {path.name}. Change it.')
   run = _read(where, view)
   with destination.staged(path, shown=to, overwrite=overwrite, is_ours=card.is_ours) as part:
     target = part / path.name
