@@ -102,11 +102,9 @@ def _read_images(weights: Weights, data: str, split: str, number: int, *, from_p
   rows = np.linspace(0, len(source) - 1, min(number, len(source))).astype(int)
 
   def read(row: int) -> HostArray:
-    def once() -> HostArray:
-      found: HostArray = transform(read_one(source, row))['image']
-      return found
     try:
-      return failures.retried(once, f'reading {source.describe(row)}')
+      example = failures.retried(lambda: transform(read_one(source, row)), f'reading {source.describe(row)}')
+      return np.asarray(example['image'])
     except (BadImage, OSError) as error:
       raise reading_error(error, source, row, expected='an image') from error
 
