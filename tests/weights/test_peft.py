@@ -372,3 +372,13 @@ def test_adapters_are_written_as_they_are_into_a_folder(tmp_path: pathlib.Path,
     assert main.run(['convert', f'--weights={run}', '--family=peft', *words]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / 'a').exists() and not (tmp_path / 'a.safetensors').exists()
+
+
+def test_weights_at_a_relative_path_must_be_there(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  run = run_of('timm_lora', tmp_path, 'timm')
+  (run / 'init.json').write_text(json.dumps({'init_from': {'source': 'base/model.safetensors', 'family': 'timm'}}))
+  with pytest.raises(UserError, match='--weights: expected the weights that the run began with at base/model.safetens'):
+    peft_saving.save(str(run), str(tmp_path / 'written'))
+  monkeypatch.chdir(tmp_path)
+  path = peft_saving.save(str(run), str(tmp_path / 'written'))
+  assert peft.read(path).base == str(tmp_path / 'base' / 'model.safetensors')
