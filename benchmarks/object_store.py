@@ -53,7 +53,7 @@ def write_records(folder: pathlib.Path, images: Sequence[bytes], num_shards: int
     path = folder / f'train-{number:05d}-of-{num_shards:05d}.array_record'
     writer = array_record_module.ArrayRecordWriter(str(path), 'group_size:1')
     for row in rows.tolist():
-      writer.write(example.encode({'image': images[row], 'label': row % 10, 'name': str(row).encode()}))
+      writer.write(example.serialize({'image': images[row], 'label': row % 10, 'name': str(row).encode()}))
     writer.close()
     listed.append({'file': path.name, 'num_examples': len(rows), 'num_bytes': path.stat().st_size,
                    'sha256': user_files.sha256(path)})

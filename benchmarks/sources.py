@@ -86,7 +86,7 @@ def _write_tar(path: pathlib.Path, images: Sequence[bytes], rows: Sequence[int])
 def _write_tfrecord(path: pathlib.Path, images: Sequence[bytes], rows: Sequence[int]) -> None:
   with open(path, 'wb') as file:
     for row in rows:
-      record = example.encode({'image/class/label': row % 10, 'image/encoded': images[row]})
+      record = example.serialize({'image/class/label': row % 10, 'image/encoded': images[row]})
       size = len(record).to_bytes(8, 'little')
       file.write(size + tfrecord.mask(size) + record + tfrecord.mask(record))
 

@@ -32,7 +32,7 @@ def write(folder: pathlib.Path) -> None:
 
   from vit_jax.data.formats import example, tfrecord
   mask, rng = tfrecord.mask, np.random.default_rng(0)
-  made = [example.encode({'image': rng.bytes(IMAGE_BYTES), 'label': i % 1_000, 'name': b'n0144/%08d.jpg' % i})
+  made = [example.serialize({'image': rng.bytes(IMAGE_BYTES), 'label': i % 1_000, 'name': b'n0144/%08d.jpg' % i})
           for i in range(NUM)]
   for size in filter(None, SETS.values()):
     for start in range(0, NUM, size):

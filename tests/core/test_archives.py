@@ -60,14 +60,15 @@ def test_order_version_and_kind_are_read_as_numpy_reads_them(tmp_path: pathlib.P
 @pytest.mark.parametrize(('content', 'says'), [
     (header("{'descr': '<f4', 'fortran_order': False, 'shape': (3,)}"), r'a.npy: float32\[3\] takes 12 bytes'),
     (header("{'descr': '<f4', 'fortran_order': False, 'shape': (4294967296, 4294967296)}"), 'and 8 are there'),
-    (header("{'descr': '<f4', 'fortran_order': False, 'shape': (-1, -2)}"), 'describes an array that cannot be'),
-    (header("{'descr': '<f4', 'fortran_order': 0, 'shape': (2,)}"), 'describes an array that cannot be'),
+    (header("{'descr': '<f4', 'fortran_order': False, 'shape': (-1, -2)}"), 'describes an impossible array'),
+    (header("{'descr': '<f4', 'fortran_order': 0, 'shape': (2,)}"), 'describes an impossible array'),
     (header("{'descr': '<f4', 'shape': (2,)}"), 'its header cannot be read'),
     (header("{'descr': '<q77', 'fortran_order': False, 'shape': (2,)}"), 'its header cannot be read'),
     (header('__import__("os")'), 'its header cannot be read'), (header('(' * 9000), 'its header cannot be read'),
     (header('-' * 9000 + '1'), 'its header cannot be read'), (header(' ' * 20_000), 'at most 10,000 are read'),
     (header("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}"), 'it holds Python objects'),
-    (header('{}', version=3), 'does not begin as a NumPy array'), (b'\x93NUMPY\1', 'does not begin as a NumPy array')])
+    (header('{}', version=3), 'it has version 3.0 of the format; 1.0 and 2.0 are read'),
+    (b'\x93NUMPY\1', 'does not begin as a NumPy array')])
 def test_an_array_that_cannot_be_is_damage(content: bytes, says: str, tmp_path: pathlib.Path) -> None:
   with pytest.raises(UserError, match=f'damaged or cut short: .*{says}'):
     files.read(write(tmp_path / 'a.npz', content))
@@ -163,3 +164,39 @@ def test_archives_of_streams_and_with_padding_are_complete(tmp_path: pathlib.Pat
     archive.comment = b'made by a stream'
   (tmp_path / 'a.npz').write_bytes(Stream.content)
   assert sorted(files.read(tmp_path / 'a.npz')) == ['a', 'b']
+
+
+def test_numbers_that_look_like_signatures_are_none(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  """An offset in the end record has the bytes of an end record, and a size in a data descriptor those of a member."""
+  path, member = tmp_path / 'a.zip', 40  # bytes of a member: 30, its name and its content
+  with open(path, 'wb') as file:
+    file.truncate(struct.unpack('<I', b'PK\5\6')[0] - member)  # sparse: something else before the archive
+  with zipfile.ZipFile(path, 'a') as archive:
+    archive.writestr('a.txt', bytes(member - 35))
+  with open(path, 'rb') as file, archives.open_archive(file, path.stat().st_size) as archive:
+    assert archive.namelist() == ['a.txt']
+    file.seek(-6, io.SEEK_END)
+    assert file.read(4) == b'PK\5\6'  # the offset of the directory
+  path.unlink()
+  size, = struct.unpack('<I', b'PK\3\4')
+  monkeypatch.setattr(archives, 'FREE_BYTES', 2 * size)
+  with open(path, 'wb') as stream, zipfile.ZipFile(Unseekable(stream), 'w', zipfile.ZIP_DEFLATED) as archive:
+    archive.writestr('a', bytes(size), compresslevel=1)
+    archive.writestr('b', bytes(5))
+  assert path.read_bytes().count(b'PK\3\4') == 4  # two members, and the size in a descriptor and in the directory
+  with open(path, 'rb') as file, archives.open_archive(file, path.stat().st_size) as archive:
+    assert archive.namelist() == ['a', 'b']
+
+
+class Unseekable(io.RawIOBase):
+  """A stream that cannot seek, into which `zipfile` writes data descriptors behind members."""
+
+  def __init__(self, stream: Any) -> None:
+    super().__init__()
+    self._stream = stream
+
+  def writable(self) -> bool:
+    return True
+
+  def write(self, data: Any) -> int:
+    return int(self._stream.write(data))

@@ -121,7 +121,7 @@ def tfds_files(kind: str) -> Content:
 
 
 def example(number: int) -> bytes:
-  return messages.encode({'image': image(number), 'label': number % 3, 'file_name': f'{number}.png'.encode(),
+  return messages.serialize({'image': image(number), 'label': number % 3, 'file_name': f'{number}.png'.encode(),
                          'labels': [0, 1], 'name': f'{number}.png'.encode()})
 
 
@@ -191,7 +191,7 @@ def map_files() -> Content:
   if not folder.exists():
     info = answers.Info('folder:x', 'abc', NUM, (2, 2), 2, 3, 4, {'teacher': 't.npz'}, answers.LOGITS)
     answers.write(folder, info, lambda rows: (rng.integers(0, 3, (len(rows), 2, 2, 2)),
-                                                 rng.normal(size=(len(rows), 2, 2, 2))))
+                                                 rng.normal(size=(len(rows), 2, 2, 2))), setting='--to')
   return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
@@ -199,7 +199,7 @@ def read_maps(folder: pathlib.Path) -> tuple[int, list[str]]:
   maps = answers.Answers(folder)
   num = min(maps.info.num_examples, 40)
   maps.read(np.arange(num))
-  maps.surest()
+  maps.read_most_likely()
   return num, []
 
 
@@ -268,9 +268,9 @@ def of_records(kind: str) -> Callable[[fuzzing.Rng, bytes], bytes]:
                   'labels': [[-1], [3], list(range(1_000)), b'x', [2**62]], 'name': [b'\xff\0', 3, b'../a', b'a\nb']}
         name = str(rng.choice(sorted(values)))
         value = values[name][int(rng.integers(len(values[name])))]
-        found[at] = messages.encode({'image': image(1), 'label': 1, 'labels': [1], 'name': b'x', name: value})
+        found[at] = messages.serialize({'image': image(1), 'label': 1, 'labels': [1], 'name': b'x', name: value})
       case 2:
-        found[at] = messages.encode({name: value for name, value in (
+        found[at] = messages.serialize({name: value for name, value in (
             ('image', image(2)), ('label', 1), ('labels', [1]), ('name', b'x')) if rng.random() < .6})
       case _:
         found = [found[int(i)] for i in rng.integers(0, NUM, int(rng.integers(1, 2 * NUM)))]

@@ -129,7 +129,7 @@ def test_records_with_wrong_values_are_bad_images(kind: str, tmp_path: pathlib.P
   wrong = {'label': [-1, 3, 2**62, b'ant', []], 'image': [3, [], b'']}
   found = [{'image': image, 'label': 1} | {name: value} for name, values in wrong.items() for value in values]
   shard = next(name for name in files if '-of-' in name)
-  files[shard] = fuzz_readers.shard(kind, [example.encode(one) for one in [{'image': image, 'label': 1}, *found]])
+  files[shard] = fuzz_readers.shard(kind, [example.serialize(one) for one in [{'image': image, 'label': 1}, *found]])
   files['dataset_info.json'] = files['dataset_info.json'].replace(b'"6"', f'"{len(found) + 1}"'.encode())
   source = opened(write(tmp_path / 'animals' / '1.2.0', files))
   num, reasons = fuzz_readers.usable(source)

@@ -21,7 +21,7 @@ from vit_jax.config import schema
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.data import index as indexes
 from vit_jax.data import opening
-from vit_jax.data.formats import parquet
+from vit_jax.data.formats import parquet, parquet_files
 from vit_jax.data.image import decode
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.index import FOLDER
@@ -468,10 +468,36 @@ def test_images_whose_size_in_memory_is_not_known_are_refused(tmp_path: pathlib.
     opened(tmp_path / 'x')
 
 
-def test_a_path_that_no_file_has_is_refused(tmp_path: pathlib.Path) -> None:
-  long = pa.array([{'bytes': FOUND[0].image, 'path': 'x' * 5_000}], parquets.IMAGE)
-  with pytest.raises(UserError, match=r'got a damaged one \("a path of 5,000 bytes"\)'):
-    one(tmp_path / 'x', {'image': long, 'label': [0]})
+def test_a_name_that_is_too_long_for_a_path_is_cut_and_a_path_refused(tmp_path: pathlib.Path) -> None:
+  name = 'x' * 5_000
+  source = one(tmp_path / 'x', {'image': pa.array([{'bytes': FOUND[0].image, 'path': name}], parquets.IMAGE)})
+  assert read_one(source, 0).image == FOUND[0].image
+  assert source.describe(0).endswith(f'/{"x" * 4_093}…')
+  lost = pa.array([{'bytes': None, 'path': name}], parquets.IMAGE)  # a cut name is that of no file
+  assert 'expected a path below' in reason(one(tmp_path / 'x', {'image': lost}), 0)
+  with pytest.raises(UserError, match=r"train-0.parquet: expected paths of at most 4,096 bytes in the column 'image', "
+                     'got one of 5,000. Write the file again without it.'):
+    one(tmp_path / 'y', {'image': [name]})
+
+
+@pytest.mark.parametrize('label', [
+    pa.array([2**63], pa.uint64()), pa.array([[1, 2**63]], pa.list_(pa.uint64())),
+    pa.array([2**63], pa.uint64()).dictionary_encode()], ids=lambda label: str(label.type))
+def test_a_label_of_more_than_63_bits_is_no_damage(label: Any, tmp_path: pathlib.Path) -> None:
+  with pytest.raises(UserError, match=r"train-0.parquet: expected labels below 2\*\*63 in the column 'label', got "
+                     '9,223,372,036,854,775,808. Write the file again with other labels.'):
+    one(tmp_path / 'x', {'image': BYTES[:1], 'label': label})
+
+
+@pytest.mark.parametrize('stage', ['parse_footer', '_open_parquet', 'read_column'])
+def test_a_lack_of_memory_is_no_damage(stage: str, files: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  def fail(*_: Any, **__: Any) -> None:
+    raise pa.ArrowMemoryError('malloc of size 8 failed')
+
+  with monkeypatch.context() as patch:
+    patch.setattr(parquet_files, stage, fail)
+    with pytest.raises(MemoryError):
+      read_one(opened(files), 0)
 
 
 def test_texts_that_a_dictionary_has_but_no_row_are_no_classes(tmp_path: pathlib.Path) -> None:

@@ -89,11 +89,11 @@ def test_blur_is_a_gaussian() -> None:
 
 
 def test_cutout_covers_a_square_as_far_as_it_lies_inside() -> None:
-  out = randaugment.cutout(PICTURES[0], (2, 50), 6, fill=(128, 128, 128))
+  out = randaugment.cutout(PICTURES[0], (2, 50), half_px=6, fill=(128, 128, 128))
   expected = PICTURES[0].copy()
   expected[:8, 44:] = 128
   np.testing.assert_array_equal(out, expected)
-  np.testing.assert_array_equal(randaugment.cutout(PICTURES[0], (5, 5), 0, fill=(0, 0, 0)), PICTURES[0])
+  np.testing.assert_array_equal(randaugment.cutout(PICTURES[0], (5, 5), half_px=0, fill=(0, 0, 0)), PICTURES[0])
 
 
 def pillow_warp(image: np.ndarray, name: str, value: float, how: int, fill: tuple[int, ...]) -> np.ndarray:
@@ -116,7 +116,7 @@ WARPS = [('shear_x', .29), ('shear_x', -.17), ('shear_y', .29), ('shear_y', -.17
 def test_nearest_geometry_is_pillows(name: str, value: float) -> None:
   image = PICTURES[1][:31, :31]
   style = randaugment.Style(Interpolation.BILINEAR, (128, 128, 128))
-  ours = randaugment.apply(image, name, value, table=OpTable.AUGREG, style=style, rng=np.random.default_rng(0))
+  ours = randaugment.apply(image, name, strength=value, table=OpTable.AUGREG, style=style, rng=np.random.default_rng(0))
   # A positive angle turns the other way in the table augreg.
   value = -value if name == 'rotate' else value
   theirs = pillow_warp(image, name, value, Image.Resampling.NEAREST, style.fill)
@@ -136,7 +136,7 @@ def timm_warp(image: np.ndarray, name: str, value: float, how: Image.Resampling)
 
 
 def timm_operation(image: np.ndarray, name: str, value: float, how: Interpolation) -> np.ndarray:
-  return randaugment.apply(image, name, value, table=OpTable.TIMM, style=randaugment.Style(how, golden.FILL),
+  return randaugment.apply(image, name, strength=value, table=OpTable.TIMM, style=randaugment.Style(how, golden.FILL),
                            rng=np.random.default_rng(0))
 
 

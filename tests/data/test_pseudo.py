@@ -60,7 +60,7 @@ def write_answers(folder: pathlib.Path, *, top: int = 3, teacher: str = 'runs/te
   info = answers.Info(source.name, source.digest, len(source), (1, 1), top, CLASSES, 100, {'teacher': teacher, **made},
                          answers.PROBABILITIES)
   answers.write(folder, info, lambda rows: (classes[rows.start:rows.stop, None, None],
-                                               scores[rows.start:rows.stop, None, None]))
+                                               scores[rows.start:rows.stop, None, None]), setting='--to')
   return classes, scores
 
 
@@ -126,6 +126,17 @@ def test_labels_that_do_not_fit_are_refused(tmp_path: pathlib.Path, settings: di
   write_answers(tmp_path / 'labels')
   with pytest.raises(UserError, match=said):
     opening.open_sources(data(tmp_path / 'labels', **settings), image_px=(8, 8))
+
+
+@pytest.mark.parametrize(('name', 'said'), [
+    ('info.json', 'expected label maps of a teacher'), ('scores-00000.npy', 'expected an array of shape')])
+def test_damaged_labels_are_not_blamed_on_another_command(name: str, said: str, tmp_path: pathlib.Path) -> None:
+  write_answers(tmp_path / 'labels')
+  (tmp_path / 'labels' / name).write_bytes(b'{')
+  said = f'{name}.*: {said}.*copy it again, or set another folder in data.pseudo.labels'
+  with pytest.raises(UserError, match=said) as error:
+    opening.open_sources(data(tmp_path / 'labels'), image_px=(8, 8))
+  assert 'vit-jax prepare' not in str(error.value)
 
 
 def test_images_of_which_none_could_be_read_are_not_blamed_on_the_threshold(tmp_path: pathlib.Path) -> None:

@@ -15,7 +15,7 @@ SIZE = (40, 60)
 
 
 def value(name: str, level: float, *, table: OpTable, sign: float = 1.) -> float:
-  return ra.strength(name, level, sign, table=table, size=SIZE)
+  return ra.to_strength(name, level, sign=sign, table=table, size=SIZE)
 
 
 @pytest.mark.parametrize(('name', 'values'), [  # at M = 0, 10, 15, 20
@@ -44,9 +44,9 @@ def test_there_are_sixteen_operations_and_fifteen() -> None:
 
 def all_of(table: OpTable, level: float) -> dict[str, np.ndarray]:
   settings = RandAugment(1, level, table=table)
-  style = ra.style(settings, interpolation=Interpolation.BILINEAR, mean=(.5, .5, .5))
+  style = ra.make_style(settings, interpolation=Interpolation.BILINEAR, mean=(.5, .5, .5))
   image, rng = random_image(0, height=40, width=60), np.random.default_rng(0)
-  return {name: ra.apply(image, name, value(name, level, table=table), table=table, style=style, rng=rng)
+  return {name: ra.apply(image, name, strength=value(name, level, table=table), table=table, style=style, rng=rng)
           for name in ra.OPERATIONS[table]}
 
 
@@ -65,11 +65,11 @@ def test_magnitude_nought_destroys_in_augreg_and_hardly_in_timm() -> None:
 
 def test_operations_are_drawn_evenly_and_signs_both(monkeypatch: pytest.MonkeyPatch) -> None:
   seen: list[tuple[str, float]] = []
-  monkeypatch.setattr(ra, 'apply', lambda image, name, value, **_: (seen.append((name, value)), image)[1])
+  monkeypatch.setattr(ra, 'apply', lambda image, name, strength, **_: (seen.append((name, strength)), image)[1])
   image, rng = random_image(0), np.random.default_rng(0)
   for settings, num in ((RandAugment(2, 10.), 4000), (RandAugment(2, 9., .5, .5, T), 2000)):
     seen.clear()
-    style = ra.style(settings, interpolation=Interpolation.BICUBIC, mean=(.5, .5, .5))
+    style = ra.make_style(settings, interpolation=Interpolation.BICUBIC, mean=(.5, .5, .5))
     for _ in range(2000):
       ra.randaugment(image, settings, rng, style=style)
     assert abs(len(seen) - num) < 150
@@ -84,10 +84,10 @@ def test_operations_are_drawn_evenly_and_signs_both(monkeypatch: pytest.MonkeyPa
 
 def test_the_noise_of_timm_is_normal_and_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
   levels: list[float] = []
-  monkeypatch.setattr(ra, 'strength', lambda name, level, *a, **k: levels.append(level) or 0.)
+  monkeypatch.setattr(ra, 'to_strength', lambda name, level, *a, **k: levels.append(level) or 0.)
   monkeypatch.setattr(ra, 'apply', lambda image, *a, **k: image)
   settings = RandAugment(1, 9., .5, 1., T)
-  style = ra.style(settings, interpolation=Interpolation.BILINEAR, mean=(0., .5, 1.))
+  style = ra.make_style(settings, interpolation=Interpolation.BILINEAR, mean=(0., .5, 1.))
   rng = np.random.default_rng(0)
   for _ in range(3000):
     ra.randaugment(random_image(0), settings, rng, style=style)
@@ -95,15 +95,27 @@ def test_the_noise_of_timm_is_normal_and_cut_off(monkeypatch: pytest.MonkeyPatch
   assert abs(np.median(levels) - 9) < .03 and abs(np.std(levels) - .5) < .03
 
 
+def test_augreg_has_no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+  seen: list[float] = []
+  monkeypatch.setattr(ra, 'apply', lambda image, name, strength, **_: (seen.append(strength) if name == 'cutout' else 0,
+                                                                    image)[1])
+  settings = RandAugment(2, 1., 2., table=A)
+  style = ra.make_style(settings, interpolation=Interpolation.BILINEAR, mean=(0., .5, 1.))
+  rng = np.random.default_rng(0)
+  for _ in range(200):
+    ra.randaugment(random_image(0), settings, rng, style=style)
+  assert set(seen) == {4}
+
+
 def test_styles_differ() -> None:
-  assert ra.style(RandAugment(), interpolation=Interpolation.BICUBIC, mean=(0., .5, 1.)).fill == (128, 128, 128)
-  timm = ra.style(RandAugment(table=T), interpolation=Interpolation.BICUBIC, mean=(.485, .456, .406))
+  assert ra.make_style(RandAugment(), interpolation=Interpolation.BICUBIC, mean=(0., .5, 1.)).fill == (128, 128, 128)
+  timm = ra.make_style(RandAugment(table=T), interpolation=Interpolation.BICUBIC, mean=(.485, .456, .406))
   assert timm.fill == (124, 116, 104) and timm.interpolation is Interpolation.BICUBIC
 
 
 def test_the_same_generator_gives_the_same_picture() -> None:
   settings = RandAugment(3, 12.)
-  style = ra.style(settings, interpolation=Interpolation.BILINEAR, mean=(.5, .5, .5))
+  style = ra.make_style(settings, interpolation=Interpolation.BILINEAR, mean=(.5, .5, .5))
   image = random_image(0, height=40, width=60)
   one, two, three = (ra.randaugment(image, settings, np.random.default_rng(s), style=style) for s in (4, 4, 5))
   np.testing.assert_array_equal(one, two)

@@ -8,7 +8,7 @@ from vit_jax.data.formats import example
 
 def test_what_is_encoded_comes_back() -> None:
   for label in (0, 1, 127, 128, 18_291, 2**40, -1, -300):
-    found = example.parse(example.encode({'image': bytes(range(256)) * 3, 'label': label, 'näme': b''}))
+    found = example.parse(example.serialize({'image': bytes(range(256)) * 3, 'label': label, 'näme': b''}))
     assert found == {'image': [bytes(range(256)) * 3], 'label': [label], 'näme': [b'']}
 
 
@@ -24,7 +24,7 @@ def test_a_record_by_hand_is_read() -> None:
 def test_it_is_the_format_of_tensorflow_datasets() -> None:
   pb2 = pytest.importorskip('tensorflow_datasets.proto.tf_example_generated_pb2')
   message = pb2.Example()
-  message.ParseFromString(example.encode({'image': b'abc', 'label': 300}))
+  message.ParseFromString(example.serialize({'image': b'abc', 'label': 300}))
   assert list(message.features.feature['image'].bytes_list.value) == [b'abc']
   assert list(message.features.feature['label'].int64_list.value) == [300]
   assert example.parse(message.SerializeToString()) == {'image': [b'abc'], 'label': [300]}
@@ -37,6 +37,6 @@ def test_bytes_of_another_format_are_a_bad_record(record: bytes) -> None:
 
 
 def test_a_record_without_a_needed_feature_is_bad() -> None:
-  for record, found in ((b'\x08\x01', 'no features'), (example.encode({'label': 3, 'name': b'x'}), 'label, name')):
+  for record, found in ((b'\x08\x01', 'no features'), (example.serialize({'label': 3, 'name': b'x'}), 'label, name')):
     with pytest.raises(example.BadRecord, match=f"expected the feature 'image', got {found}"):
-      example.first(example.parse(record), 'image')
+      example.get_first(example.parse(record), 'image')

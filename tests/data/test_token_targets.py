@@ -142,17 +142,17 @@ def test_a_loader_adds_label_maps_and_replaced_images_have_their_own_class(tmp_p
   images = Arrays(np.zeros((9, 4, 4, 3), np.uint8), np.arange(9, dtype=np.int32), name='some', class_names=('a',))
   info = answers.Info('some', 'digest', 9, (1, 2), 1, 5000, 4, {}, answers.LOGITS)
   answers.write(tmp_path / 'maps', info, lambda rows: (
-      np.array([[[[4000 + r], [4100 + r]]] for r in rows]), np.full((len(rows), 1, 2, 1), .5)))
+      np.array([[[[4000 + r], [4100 + r]]] for r in rows]), np.full((len(rows), 1, 2, 1), .5)), setting='--to')
   maps = answers.Answers(tmp_path / 'maps')
   source = loader.train_loader(images, recipe=schema.Recipe(crop=schema.Crop.RESIZE), image_px=(4, 4), batch_size=9,
                                seed=0, shard=Shard((0,), 1), workers=0, threads=1, in_memory=True, max_bad_images=0,
-                               extra=answers.Extra(maps))
+                               extra=answers.AddAnswers(maps))
   batch = next(source.batches(3))
   assert batch['token_labels'][..., 0].tolist() == [[4000 + i, 4100 + i] for i in batch['index'].tolist()]
   assert batch['token_labels'].dtype == np.int32 and batch['token_scores'].dtype == np.float32
   assert source.info.digest.startswith(f'{images.digest} maps=') and source.info.num_examples == 9
   source.close()
-  replaced = answers.Extra(maps)({'index': np.array([5, 0]), 'label': np.array([1, 3], np.int32),
+  replaced = answers.AddAnswers(maps)({'index': np.array([5, 0]), 'label': np.array([1, 3], np.int32),
                                   'bad': np.array([False, True])}, np.array([8, 9]))
   assert replaced['token_labels'][..., 0].tolist() == [[4005, 4105], [3, 3]]
   assert replaced['token_scores'][1].tolist() == [[30.], [30.]]

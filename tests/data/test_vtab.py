@@ -5,6 +5,7 @@ import pathlib
 import pickle
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ from vit_jax.core.errors import UserError
 from vit_jax.data import opening
 from vit_jax.data.formats import tfds as tfds_source
 from vit_jax.data.formats import vtab
-from vit_jax.data.formats.vtab import SETS, TASKS, bin_of
+from vit_jax.data.formats.vtab import DATASETS, TASKS, find_bin
 from vit_jax.data.image import decode
+from vit_jax.data.image.headers import BadImage
 from vit_jax.data.source import Source, first_label, read_one
 from vit_jax.recipes.vtab import GROUPS
 
@@ -49,13 +51,13 @@ def open_split(data_dir: pathlib.Path, task: str, split: str) -> Source:
 def test_there_are_nineteen_tasks_in_three_groups() -> None:
   assert list(TASKS) == list(SIZES) and [task.num_classes for task in TASKS.values()] == list(CLASSES)
   assert [sum(task.group == group for task in TASKS.values()) for group in GROUPS] == [7, 4, 8]
-  assert set(vtab_sets.FIXTURES) == set(SETS) == {task.dataset for task in TASKS.values()}
+  assert set(vtab_sets.FIXTURES) == set(DATASETS) == {task.dataset for task in TASKS.values()}
 
 
 @pytest.mark.parametrize('task', TASKS)
 def test_splits_have_the_published_sizes_and_share_nothing(task: str) -> None:
-  own, counts = SETS[TASKS[task].dataset], vtab_sets.FIXTURES[TASKS[task].dataset].published
-  found = {split: vtab.ranges(own, counts, split) for split in vtab.SPLITS}
+  own, counts = DATASETS[TASKS[task].dataset], vtab_sets.FIXTURES[TASKS[task].dataset].published
+  found = {split: vtab.find_ranges(own, counts, split=split) for split in vtab.SPLITS}
   sizes = {split: sum(len(rows) for _, rows in ranges) for split, ranges in found.items()}
   train, val, test = SIZES[task]
   assert sizes == {'train': train, 'val': val, 'test': test, 'trainval': train + val, 'train800': 800, 'val200': 200,
@@ -71,7 +73,7 @@ def test_an_example_has_the_class_that_its_features_say(task: str, data_dir: pat
   rule = vtab_sets.FIXTURES[TASKS[task].dataset].classes[task]
   seen = set()
   for number, split in enumerate(vtab_sets.FIXTURES[TASKS[task].dataset].published):
-    stored = vtab.VtabSource(_dataset(data_dir, TASKS[task].dataset), split, TASKS[task])
+    stored = vtab.VtabSource(_dataset(data_dir, TASKS[task].dataset), split, task=TASKS[task])
     labels = sorted(first_label(stored, i) for i in range(len(stored)))  # files have an order of their own
     assert labels == sorted(rule(i) for i in range(number * SMALL, number * SMALL + SMALL))
     seen |= set(labels)
@@ -79,12 +81,30 @@ def test_an_example_has_the_class_that_its_features_say(task: str, data_dir: pat
   assert seen <= set(range(TASKS[task].num_classes)) and len(seen) > 1
 
 
+@pytest.mark.parametrize(('task', 'wrong'), [
+    ('pets', {'label': [37]}), ('pets', {'label': [float('inf')]}), ('pets', {'label': [b'3']}),
+    ('pets', {'label': [2.7]}), ('pets', {'label': []}), ('pets', {}),
+    ('dsprites/x_position', {'label_x_position': [32]}),
+    ('clevr/count', {'objects/size': [0, 1]}), ('clevr/distance', {'objects/pixel_coords': [float('nan')] * 3}),
+    ('clevr/distance', {'objects/pixel_coords': []}), ('kitti/distance', {'objects/type': [b'Car']}),
+    ('kitti/distance', {'objects/type': [float('inf')], 'objects/location': [0.] * 3}),
+    ('kitti/distance', {'objects/type': [0], 'objects/location': [float('nan')] * 3})], ids=str)
+def test_a_record_without_a_class_of_the_task_counts_as_a_bad_image(
+    task: str, wrong: dict[str, list[Any]], data_dir: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  dataset = TASKS[task].dataset
+  split = next(iter(vtab_sets.FIXTURES[dataset].published))
+  stored = vtab.VtabSource(_dataset(data_dir, dataset), split, task=TASKS[task])
+  monkeypatch.setattr(stored, 'features', lambda row: wrong)
+  with pytest.raises(BadImage, match='^the record: expected '):
+    stored.labels(0)
+
+
 def _dataset(data_dir: pathlib.Path, dataset: str) -> tfds_source.Dataset:
   return tfds_source.read(tfds_source.find(dataset, data_dir=str(data_dir)))
 
 
 def test_a_depth_on_an_edge_is_in_the_bin_below() -> None:
-  assert [bin_of(x, (0., 8., 8.5)) for x in (.1, 8., 8.1, 8.5, 8.6)] == [0, 0, 1, 1, 2]
+  assert [find_bin(x, (0., 8., 8.5)) for x in (.1, 8., 8.1, 8.5, 8.6)] == [0, 0, 1, 1, 2]
 
 
 def test_pictures_come_as_they_are_stored_but_masks_as_black_and_white(data_dir: pathlib.Path) -> None:

@@ -132,7 +132,7 @@ def write_answers(folder: pathlib.Path, config: schema.Config, split: str, *, nu
   info = answers.Info(source.name, source.digest, len(source), (1, 1), 3, num_classes, 100, {'teacher': 'teacher'},
                          answers.LOGITS if logits else answers.PROBABILITIES)
   answers.write(folder, info, lambda rows: tuple(
-      one[rows.start:rows.stop, None, None] for one in (classes, scores)))  # type: ignore[arg-type,return-value]
+      one[rows.start:rows.stop, None, None] for one in (classes, scores)), setting='--to')  # type: ignore[arg-type,return-value]
 
 
 def copied(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

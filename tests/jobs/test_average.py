@@ -3,19 +3,22 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import pathlib
-import types
+import subprocess
+import sys
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+import runs
 
 from vit_jax import main
 from vit_jax.config import files
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import average, build
-from vit_jax.train import checkpoint_reader
+from vit_jax.train import checkpoint, checkpoint_reader
 from vit_jax.train.state import TrainState
 from vit_jax.train.step import Program
 
@@ -81,14 +84,13 @@ def test_parameters_and_views_are_averaged_and_the_rest_is_that_of_the_newest() 
       return checkpoint_reader.Restored(state, {'step': step})
 
   compared: list[object] = []
-  parts = types.SimpleNamespace(program=types.SimpleNamespace(placed_state=None))
-  _, newest, state = average._newest_average(
-      lambda: [2, 3, 7], Saved(), parts, compared.append, tries=1)  # type: ignore[arg-type]
+  _, state, about = average.read_average(Saved(), None, find_steps=lambda: [2, 3, 7],  # type: ignore[arg-type]
+                                         check_settings=compared.append, tries=1)
   # Two means of f32 values below 16, each of three operations.
   np.testing.assert_allclose(state.params['kernel'], np.full((2, 3), 4.), rtol=6 * 2.**-24)
   np.testing.assert_allclose(state.extra['ema']['kernel'], 8., rtol=6 * 2.**-24)
   assert (int(state.step), float(state.opt['mu']), int(state.extra['seen'])) == (7, 7., 7)
-  assert newest.about == {'step': 7} and compared == [{'step': 2}, {'step': 3}, {'step': 7}]
+  assert about == {'step': 7} and compared == [{'step': 2}, {'step': 3}, {'step': 7}]
 
 
 @pytest.mark.parametrize(('flags', 'said'), [
@@ -102,6 +104,48 @@ def test_parameters_and_views_are_averaged_and_the_rest_is_that_of_the_newest() 
 def test_an_impossible_choice_of_checkpoints_is_refused(flags: dict[str, Any], said: str) -> None:
   with pytest.raises(UserError, match=said):
     average.choose([2, 4, 6, 7], workdir=pathlib.Path('a'), **({'last': None, 'steps': None} | flags))
+
+
+@pytest.mark.parametrize('saved', [[], [7]])
+def test_a_run_with_fewer_than_two_checkpoints_has_no_average(saved: list[int]) -> None:
+  said = rf'--workdir=a: expected a run with at least two checkpoints, got {len(saved)}\.'
+  with pytest.raises(UserError, match=said):
+    average.choose(saved, last=2, steps=None, workdir=pathlib.Path('a'))
+
+
+@pytest.mark.slow(reason='6 s with the run that it reads')
+def test_a_wrong_flag_is_reported_before_the_data_are_opened(
+    done: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str]) -> None:
+  monkeypatch.setattr(build, 'open_data', None)
+  assert main.run(['--job=average', f'--workdir={done}', '--last=99', f'--to={tmp_path / "b"}']) == 2
+  assert '--last: expected 2 to 4, got 99' in capsys.readouterr().err and not (tmp_path / 'b').exists()
+
+
+@pytest.mark.slow(reason='6 s with the run that it reads')
+def test_the_config_is_written_before_the_checkpoint(
+    done: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  def kill(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+  command = ['--job=average', f'--workdir={done}', '--last=2', f'--to={tmp_path / "b"}']
+  with monkeypatch.context() as patch:
+    patch.setattr(checkpoint.Checkpointer, 'close', kill)
+    assert main.run(command) == 130
+  assert (tmp_path / 'b' / 'checkpoints' / '7').is_dir() and (tmp_path / 'b' / 'config.json').is_file()
+
+
+@pytest.mark.slow(reason='half a minute: two processes start')
+def test_two_processes_average_into_one_directory(done: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  environment = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'} | {
+      'NO_CHECK': '1', 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(runs.ROOT)}
+  launch = ['bash', str(runs.ROOT / 'launch' / 'local_processes.sh'), '2', '1', '--']
+  command = [sys.executable, '-m', 'vit_jax.main', '--job=average', f'--workdir={done}', '--last=2']
+  ended = subprocess.run([*launch, *command, f'--to={tmp_path / "two"}'], env=environment, capture_output=True,
+                         text=True, timeout=300)
+  assert ended.returncode == 0, ended.stdout + ended.stderr
+  assert main.run(['--job=average', f'--workdir={done}', '--last=2', f'--to={tmp_path / "one"}']) == 0
+  (one,), (two,) = (states(tmp_path / name).values() for name in ('one', 'two'))
+  jax.tree.map(np.testing.assert_array_equal, two, one)
 
 
 @pytest.mark.slow(reason='6 s with the run that it reads')
@@ -129,10 +173,13 @@ def test_the_newest_checkpoints_are_chosen_again_when_a_live_run_removed_one() -
         raise checkpoint_reader.Removed(f'{step}: gone')
       return checkpoint_reader.Restored(TrainState(np.int32(step), {'a': np.float32(step)}, {}, {}), {'step': step})
 
-  parts = types.SimpleNamespace(program=types.SimpleNamespace(placed_state=None))
-  find = iter([[2, 4], [4, 6], [6, 8]])
-  steps, newest, state = average._newest_average(
-      lambda: next(find), Saved(), parts, lambda _: None, tries=5)  # type: ignore[arg-type]
-  assert (steps, newest.about, float(state.params['a'])) == ([6, 8], {'step': 8}, 7.)
+  def read(found: list[list[int]], tries: int) -> average.Average:
+    steps = iter(found)
+    return average.read_average(Saved(), None, find_steps=lambda: next(steps),  # type: ignore[arg-type]
+                                check_settings=lambda about: None, tries=tries)
+  steps, state, about = read([[2, 4], [4, 6], [6, 8]], tries=5)
+  assert (steps, about, float(state.params['a'])) == ([6, 8], {'step': 8}, 7.)
   with pytest.raises(checkpoint_reader.Removed, match='2: gone'):
-    average._newest_average(lambda: [2, 4], Saved(), parts, lambda _: None, tries=1)  # type: ignore[arg-type]
+    read([[2, 4]], tries=1)
+  with pytest.raises(checkpoint_reader.Removed, match='4: gone'):
+    read([[2, 4], [4, 6], [6, 8]], tries=2)

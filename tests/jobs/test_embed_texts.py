@@ -48,6 +48,22 @@ def test_each_line_of_a_file_is_a_text(weights: str, tmp_path: pathlib.Path,
   assert 'got one with other content' in capsys.readouterr().err
 
 
+def test_texts_with_other_numbers_are_other_content(weights: str, tmp_path: pathlib.Path,
+                                                    capsys: pytest.CaptureFixture[str]) -> None:
+  for number, text in enumerate(('a\nb\n', '\na\nb\n')):  # the same texts, in other lines
+    (tmp_path / 'texts.txt').write_text(text)
+    assert embed(weights, tmp_path / 'a.npz', f'--data=texts:{tmp_path}/texts.txt') == 2 * number
+  assert 'got one with other content' in capsys.readouterr().err
+
+
+def test_texts_of_files_are_refused_before_weights_are_loaded(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+  monkeypatch.setattr(loading, 'load', None)
+  (tmp_path / 'x.png').touch()
+  assert embed('clip', tmp_path / 'a.npz', '--what=texts', str(tmp_path / 'x.png')) == 2
+  assert '--what: expected --data with texts, got files, which have no captions.' in capsys.readouterr().err
+
+
 def test_other_separators_than_those_of_editors_end_no_line(weights: str, tmp_path: pathlib.Path) -> None:
   (tmp_path / 'texts.txt').write_bytes('one\u2028two\r\nthree\x0cfour\u0085five\n'.encode())
   assert embed(weights, tmp_path / 'a.npz', f'--data=texts:{tmp_path}/texts.txt') == 0

@@ -190,6 +190,7 @@ def test_results_of_a_person_are_not_replaced(here: pathlib.Path, tmp_path: path
      '--config.evals=knn,fewshot'),
     ('named.npz', ['--config.model.depth=3'], 'config.model.depth: expected the network of the weights'),
     ('named.npz', ['--config.data.classes=no.txt'], 'data.classes=no.txt: expected a text file'),
+    ('named.npz', ['--embedded=/nowhere'], '/nowhere: expected the output of vit-jax embed'),  # not read by the top-1
     ('named.npz', ['--view=ema'], "--view: expected none for a file with one network, got 'ema'. Leave it out."),
     ('headless.npz', [], 'expected weights with a classification head')])
 def test_what_cannot_be_measured_is_said_and_leaves_nothing(

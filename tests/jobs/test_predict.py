@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import shutil
+import time
 
 import loaded
 import numpy as np
@@ -18,7 +19,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.data.formats import image_list
 from vit_jax.inspect import images
 from vit_jax.inspect.model import Model
-from vit_jax.jobs import predict
+from vit_jax.jobs import predict, predict_table
 from vit_jax.weights import loading, runs, saving
 from vit_jax.weights.report import Report
 
@@ -214,6 +215,23 @@ def test_other_jobs_take_no_files() -> None:
 def test_files_with_one_name_get_overlays_of_their_own() -> None:
   found = predict.name_overlays(['a/x.jpg', 'b/x.png', 'x_2.jpg', 'c/x.jpg'], pathlib.Path('o'))
   assert [str(path) for path in found.values()] == ['o/x.png', 'o/x_2.png', 'o/x_2_2.png', 'o/x_3.png']
+
+
+def test_a_file_that_is_named_twice_has_one_overlay() -> None:
+  found = predict.name_overlays(['a/x.jpg', 'b/y.png', 'a/x.jpg'], pathlib.Path('o'))
+  assert found == {'a/x.jpg': pathlib.Path('o/x.png'), 'b/y.png': pathlib.Path('o/y.png')}
+
+
+def test_overlays_of_many_files_with_one_name_are_named_in_linear_time() -> None:
+  began = time.process_time()
+  found = predict.name_overlays([f'{folder}/image.jpg' for folder in range(20_000)], pathlib.Path('o'))
+  assert len(set(found.values())) == 20_000 and found['19999/image.jpg'].name == 'image_20000.png'
+  # One try for each name takes 0.2 s; a try for each number that is taken took 40 s.
+  assert time.process_time() - began < 5
+
+
+def test_each_suffix_of_a_table_has_a_format() -> None:
+  assert tuple(predict_table.SUFFIXES) == predict.TABLES
 
 
 def test_a_tilde_in_the_name_of_an_image_is_the_home_directory(

@@ -35,15 +35,26 @@ def file(tmp_path: pathlib.Path) -> pathlib.Path:
 def begin_run(folder: pathlib.Path, *, source: str = '') -> pathlib.Path:
   """A run directory as the end of training leaves it, with weights of its own or made from `source`."""
   saving.save(loaded.weights('vit'), str(folder), family='run')
-  (folder / 'init.json').unlink(missing_ok=True)
+  (folder / saving.REPORT).unlink()  # only conversion writes it
   if source:
-    (folder / 'init.json').write_text(json.dumps({'init_from': {'source': source}}))
+    write_origins(folder, init_from=source)
   command = ['/x/vit-jax', 'train', '--config=digits', '--workdir=/home/me/runs/a', '--config.length=4 steps']
   start = {'event': 'start', 'time_s': 0., 'command': command, 'commit': 'abc',
            'machine': {'versions': dict.fromkeys(('vit_jax', 'jax', 'jaxlib', 'flax', 'optax'), '1.0')}}
   (folder / 'metrics.jsonl').write_text(f'{json.dumps(start)}\n{json.dumps({"step": 0, "test/top1": .5})}\n')
   (folder / 'final.json').write_text(json.dumps({'params_digest': 'd1ge57', 'metrics': {'test/top1': .25}}))
   return folder
+
+
+def write_origins(run: pathlib.Path, **sources: str) -> None:
+  """Writes `init.json` with the weights that a run began with."""
+  (run / 'init.json').write_text(json.dumps({name: {'source': source} for name, source in sources.items()}))
+
+
+def publish_license(hub: hubs.Hub, name: str, license: str) -> str:
+  """Puts a repository with a card on the hub, and returns its address."""
+  hub.repos[name] = hubs.Repo({'README.md': f'---\nlicense: {license}\n---\n'.encode()})
+  return f'hf://{name}'
 
 
 def test_a_run_is_published_in_each_format_and_loaded_from_the_hub(hub: hubs.Hub, tmp_path: pathlib.Path,
@@ -98,6 +109,78 @@ def test_weights_of_others_need_an_open_license_or_a_stated_one(hub: hubs.Hub, t
   (tmp_path / 'net.safetensors').touch()
   with pytest.raises(UserError, match='made from net.safetensors, whose license is not known'):
     push.find_license(str(tmp_path / 'net.safetensors'))
+
+
+def test_a_checkpoint_of_a_run_has_the_license_of_the_run(
+    hub: hubs.Hub, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  run = begin_run(tmp_path / 'run')
+  assert main.run(['push', f'--weights={run}/checkpoints/0', '--to=hf://me/scratch']) == 0
+  assert push.find_license(f'{run}/checkpoints/0') == ''
+  child = begin_run(tmp_path / 'child', source=f'{run}/checkpoints/0')
+  assert push.find_license(str(child)) == ''
+  write_origins(run, init_from=publish_license(hub, 'base/mit', 'mit'))
+  assert push.find_license(str(child)) == 'mit'
+  monkeypatch.setenv('HOME', str(tmp_path))  # shells leave ~ as it is in --weights=~/run
+  write_origins(child, init_from='~/run')
+  assert push.find_license('~/child') == 'mit' and push.find_license('~/child/checkpoints/0') == 'mit'
+
+
+def test_the_card_of_a_run_below_the_home_directory_has_its_results(
+    hub: hubs.Hub, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  begin_run(tmp_path / 'run')
+  monkeypatch.setenv('HOME', str(tmp_path))
+  monkeypatch.setenv('HF_HOME', str(tmp_path / 'hub'))
+  assert main.run(['push', '--weights=~/run', '--to=hf://me/mine']) == 0
+  card = hub.repos['me/mine'].files['README.md'].decode()
+  assert '| test/top1 | 0.5000 |' in card and '`run` (format' in card and '~' not in card
+
+
+def test_every_entry_of_the_weights_that_a_run_began_with_needs_an_open_license(
+    hub: hubs.Hub, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  run = begin_run(tmp_path / 'run')
+  mit, apache, closed = (publish_license(hub, f'base/{name}', name) for name in ('mit', 'apache-2.0', 'cc-by-nc-4.0'))
+  write_origins(run, teacher=mit)  # a student that began with random numbers
+  assert push.find_license(str(run)) == 'mit'
+  for name in ('teacher', 'gram', 'text'):
+    write_origins(run, init_from=mit, **{name: closed})
+    with pytest.raises(UserError, match=f'--license: .* made from {closed}, whose license is cc-by-nc-4.0. '):
+      push.find_license(str(run))
+  write_origins(run, init_from=mit, teacher=apache)
+  said = f'--license: .* made from weights with several: {mit} .mit., {apache} .apache-2.0.'
+  with pytest.raises(UserError, match=said):
+    push.find_license(str(run))
+  write_origins(run, init_from=apache, teacher='ViT-B_16-i21k')  # whose license is written Apache-2.0
+  assert push.find_license(str(run)) == 'apache-2.0'
+
+
+def test_runs_that_began_with_each_other_are_no_endless_search(hub: hubs.Hub, tmp_path: pathlib.Path) -> None:
+  run = begin_run(tmp_path / 'a', source=str(tmp_path / 'b'))
+  begin_run(tmp_path / 'b', source=str(run))  # under the name of an earlier run
+  assert push.find_license(str(run)) == ''
+
+
+def test_a_run_that_conversion_wrote_has_the_license_of_its_source(hub: hubs.Hub, tmp_path: pathlib.Path) -> None:
+  saving.save(loaded.weights('vit'), str(tmp_path / 'run'), family='run', with_card=True)
+  with pytest.raises(UserError, match='made from run, whose license is not known'):
+    push.find_license(f'{tmp_path}/run')
+  card = (tmp_path / 'run' / 'README.md').read_text()
+  (tmp_path / 'run' / 'README.md').write_text(card.replace('license: "other"', 'license: "mit"'))
+  assert push.find_license(f'{tmp_path}/run') == push.find_license(f'{tmp_path}/run/checkpoints/0') == 'mit'
+
+
+def test_weights_whose_repository_is_gone_have_a_license_that_is_not_known(
+    hub: hubs.Hub, tmp_path: pathlib.Path) -> None:
+  run = begin_run(tmp_path / 'run', source='hf://gone/model')
+  with pytest.raises(UserError, match='--license: .* made from hf://gone/model, whose license is not known'):
+    push.find_license(str(run))
+
+
+@pytest.mark.parametrize(('name', 'family'), [('vit.bin', 'timm'), ('vit.pt', 'huggingface'), ('vit.npz', 'run')])
+def test_the_name_of_a_repository_chooses_no_format(name: str, family: str, hub: hubs.Hub,
+                                                    file: pathlib.Path) -> None:
+  words = ['push', f'--weights={file}', '--model=heads=4', '--license=mit', f'--to=hf://me/{name}']
+  assert main.run([*words, f'--family={family}']) == 0
+  assert {'config.json', 'README.md'} <= hub.repos[f'me/{name}'].files.keys()
 
 
 def test_the_card_of_a_person_stays(hub: hubs.Hub, file: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

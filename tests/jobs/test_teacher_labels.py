@@ -76,6 +76,14 @@ def test_a_round_is_stopped_goes_on_and_ends_in_a_student(
   assert not seen  # nothing is labeled twice
 
 
+def test_a_folder_with_other_content_is_named_by_its_setting(teacher: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'notes.txt').write_text('mine')
+  config = student(teacher)
+  pseudo = dataclasses.replace(config.data.pseudo, labels=str(tmp_path))
+  with pytest.raises(UserError, match=f'^data.pseudo.labels={tmp_path}: expected a new folder, got one with other con'):
+    teacher_labels.ensure(dataclasses.replace(config, data=dataclasses.replace(config.data, pseudo=pseudo)))
+
+
 def check_labels(teacher: pathlib.Path, labels: pathlib.Path) -> None:
   """The labels are the teacher's own answers to whole pictures, computed one after the other."""
   found, maps = loading.load(str(teacher)), answers.Answers(labels)
@@ -105,11 +113,13 @@ def test_several_processes_share_the_parts(tmp_path: pathlib.Path) -> None:
     places.append(place)
     if place == 'label maps begun':  # the others do their parts before this one goes on
       for process in (1, 2):
-        answers.write(tmp_path / 'maps', info, lambda rows: compute(process, rows), share=(process, 3))  # noqa: B023
+        answers.write(tmp_path / 'maps', info, lambda rows: compute(process, rows), setting='--to',  # noqa: B023
+                      process=(process, 3))
 
-  assert answers.write(tmp_path / 'maps', info, lambda rows: compute(0, rows), share=(0, 3), meet=meet)
+  assert answers.write(tmp_path / 'maps', info, lambda rows: compute(0, rows), setting='--to', process=(0, 3),
+                       barrier=meet)
   assert asked == {0: [0, 6], 1: [2, 8], 2: [4, 10]}
-  assert places == [f'label maps {what}' for what in ('seen', 'begun', 'computed', 'whole')]
+  assert places == [f'label maps {what}' for what in ('checked', 'begun', 'written', 'complete')]
   assert answers.Answers(tmp_path / 'maps').read(np.array([10]))[0].ravel().tolist() == [10, 10]
 
 

@@ -13,7 +13,7 @@ from tests.data import vtab_sets
 from vit_jax import main
 from vit_jax.config import files, schema
 from vit_jax.core.errors import UserError
-from vit_jax.data.formats.vtab import SETS, TASKS
+from vit_jax.data.formats.vtab import DATASETS, TASKS
 from vit_jax.data.source import read_one
 from vit_jax.jobs import train
 from vit_jax.recipes import vtab
@@ -30,7 +30,7 @@ OVERRIDES = [
 
 def sizes(dataset: str) -> dict[str, int]:
   """Enough for 800 and 200, and a few to test on."""
-  parts, needed = SETS[dataset].parts, {'train': 800, 'val': 200, 'test': 37}
+  parts, needed = DATASETS[dataset].parts, {'train': 800, 'val': 200, 'test': 37}
   found: dict[str, int] = {}
   for part, rule in parts.items():
     found[rule.split] = max(found.get(rule.split, 0), -(-needed[part] * 100 // (rule.stop - rule.start)))
@@ -41,7 +41,7 @@ def prepare(task: str, data_dir: pathlib.Path) -> tuple[schema.Study, schema.Con
   """Writes the set of a task; its study, its run, and the number of images to test on."""
   vtab_sets.write(TASKS[task].dataset, data_dir, sizes(TASKS[task].dataset))
   study = files.load_study(f'vtab:Ti/16,seeds=1,tasks={task}', [*OVERRIDES, f'data.data_dir={data_dir}'])
-  [part] = [rule for split, rule in SETS[TASKS[task].dataset].parts.items() if split == 'test']
+  [part] = [rule for split, rule in DATASETS[TASKS[task].dataset].parts.items() if split == 'test']
   num = sizes(TASKS[task].dataset)[part.split]
   return study, next(iter(study.runs.values())), part.stop * num // 100 - part.start * num // 100
 

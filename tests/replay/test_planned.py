@@ -68,6 +68,7 @@ def write(folder: pathlib.Path, *command: str, **fields: Any) -> str:
     ('study --config=./digits', 'got the file {here}/digits'),
     ('train --config=digits --config.objective=evilmod:O', 'got the module evilmod, which would be run'),
     ('train --config=digits --config.data.source=mix:0.5*digits,0.5*evilmod:x', 'got the module evilmod'),
+    ("train --config=digits '--config.data.source=mix:0.5* evilmod:x,0.5*digits'", 'got the module evilmod'),
     ('finetune --weights=a.npz --data=evilmod:x', '--data: expected code of this package, got the module evilmod'),
     ('train --config=from_folder:source=evilmod:x', 'got the module evilmod'),
     ('train --config=digits --allow_code', '--allow_code: expected nobody to set it but the person'),
@@ -81,7 +82,7 @@ def test_a_record_runs_no_other_job_writes_nowhere_else_and_runs_no_code(
   assert not started and not (folder / 'ran').exists() and 'reading the data' not in shown.err
 
 
-@pytest.mark.parametrize('source', ['evilmod:x', 'mix:1*evilmod:x'])
+@pytest.mark.parametrize('source', ['evilmod:x', 'mix:1*evilmod:x', 'mix:0.5* evilmod:x,0.5*digits'])
 def test_data_of_a_record_name_no_module_even_one_that_is_installed(
     folder: pathlib.Path, started: list[list[str]], source: str, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,6 +103,7 @@ def test_a_record_has_everything_that_a_replay_needs_and_no_path(record: pathlib
   assert found.settings['seed'] == 3 and found.settings['data.source'] == 'folder:{photos}' and not found.found
   assert found.made['commit'] == 'c0ffee' and found.made['processor_s'] == 7.5 and found.made['machine'] == MACHINE
   assert [found.made[name] for name in ('exaflops', 'seconds', 'devices')] == [2e-9, 9., 1]
+  assert type(found.made['devices']) is int
 
 
 @pytest.mark.parametrize('switch', ['-q', '--verbose'])
@@ -401,6 +402,12 @@ def test_a_segment_ends_at_the_next_checkpoint_and_compares_its_digest(
   assert 'record: expected the record of one run, got one of 2 runs. Leave' in capsys.readouterr().err
   assert main.run(['replay', f'--workdir={run}', '--segment=4']) == 2
   assert 'with a later one, got 4. Use one of 2' in capsys.readouterr().err
+  (run / 'metrics.jsonl').unlink()  # as of a published checkpoint; the record has the digests
+  change(record, checkpoints={'2': 'ab', '4': 'abc'})
+  assert main.run([*words, str(record)]) == 0 and 'EQUAL' in capsys.readouterr().out
+  digest = 'abd'
+  assert main.run([*words, str(record)]) == 3 and 'abc -> abd' in capsys.readouterr().out
+  assert main.run(words) == 2 and 'has no metrics.jsonl' in capsys.readouterr().err
 
 
 def test_records_are_listed(record: pathlib.Path, monkeypatch: pytest.MonkeyPatch,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import errno
 import json
 import os
 import pathlib
@@ -104,14 +105,15 @@ def test_finished_runs_are_not_repeated(tmp_path: pathlib.Path, capsys: pytest.C
   assert order(tmp_path) == ['a', 'b'] and '2 runs in' in said and '1 of them finished' in said
 
 
+@pytest.mark.parametrize('code', [errno.ENOSYS, errno.ENOLCK])
 def test_a_file_system_without_locks_is_an_error_and_the_study_does_not_wait_forever(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
   def refuse(*_: object) -> None:
-    raise OSError(38, 'Function not implemented')
+    raise OSError(code, os.strerror(code))
 
   monkeypatch.setattr(study_runs.fcntl, 'flock', refuse)
   with pytest.raises(UserError, match=rf'--workdir={tmp_path}: expected a file system with locks \(flock\), got '
-                     '"Function not implemented"'):
+                     f'"{os.strerror(code)}"'):
     study_runs.begin(study_runs.Task('a', config(), tmp_path), {})
 
 

@@ -65,6 +65,13 @@ def test_no_folder_holds_no_checkpoint(tmp_path: pathlib.Path, one: Program) -> 
   assert newest(tmp_path / 'absent', one) is None and not (tmp_path / 'absent').exists()
 
 
+def test_a_folder_with_a_number_that_no_step_has_is_no_checkpoint_that_can_be_read(
+    folder: pathlib.Path, one: Program, caplog: pytest.LogCaptureFixture) -> None:
+  (folder / '20241129120000').mkdir()
+  assert int(newest(folder, one).state.step) == 2
+  assert 'checkpoint 20241129120000 is damaged: ' in caplog.text
+
+
 @pytest.mark.parametrize('how', saved.DAMAGES)
 def test_an_array_file_that_is_not_what_it_was_falls_back_to_the_checkpoint_before(
     folder: pathlib.Path, one: Program, how: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,14 +1,17 @@
-"""The predictions of a teacher on disk (its answers): the most likely classes at each position of an image.
+"""Answers of a teacher on disk: the classes that a teacher finds most likely at each position of an image.
 
-`jobs/teacher_labels.py` calls `write`. Later, `open_logits` opens the answers for token labeling, which has a grid of
-positions for each image (a label map), and `formats/pseudo.py` opens those for Noisy Student, which has one position.
-`loader.py` calls `Extra` to add answers to batches. This module knows neither the teacher nor the objective.
+Token labeling has a grid of positions for each image: its answers are called label maps. Noisy Student has one
+position: its answers are called labels. `jobs/teacher_labels.py` calls `write`. Later, `open_label_maps` opens the
+answers for token labeling, and `formats/pseudo.py` opens those for Noisy Student as `Answers`. `Answers.extra` returns
+`AddAnswers`, which the loader calls for each batch. This module knows neither the teacher nor the objective.
 
 A directory has `info.json` and, for every `per_part` examples in the order of the source, `classes-00000.npy
 [n, h, w, k]` (u16, or u32 for more classes: class ids are exact) and `scores-00000.npy [n, h, w, k]` (f16, logits or
 probabilities). Position (i, j) covers the part [i / h, (i + 1) / h] x [j / w, (j + 1) / w] of the stored image, for any
 shape. The directory is written part by part (`files.Unfinished`) and renamed when it is complete, so that the same
 command resumes after a kill.
+
+Axes: B examples of a batch, S examples of a source, P = h w positions, K = k classes.
 """
 from __future__ import annotations
 
@@ -31,16 +34,19 @@ from vit_jax.data.user_files import OWN, Rules
 
 FORMAT = 'vit_jax label maps 1'
 INFO = 'info.json'
-PER_PART = 16_384
-_MOST_POSITIONS, _MOST_TOP = 2**16, 1_000  # of a map; 2**16 are those of a patch of 4 px in 1,024 px
+LABEL_MAPS, LABELS = 'objective.maps', 'data.pseudo.labels'
+"""The settings that name a directory of answers: for token labeling, written by `vit-jax prepare`, and for Noisy
+Student, written when training starts. Messages name them and say how to write the answers again."""
+PER_PART = 16_384  # label maps in a part
+_MOST_POSITIONS = 2**16  # of an image: a grid of 4 px patches in 1,024 px
+_MOST_TOP = 1_000  # classes at a position
 _MOST_PARTS = 100_000
-_AGAIN = 'The file is damaged: copy it again, or write the maps again.'
 LOGITS, PROBABILITIES = 'logits', 'probabilities'
 CERTAIN = 30.  # logit of a class that is certain: among 1,000 with logit 0 its probability is 1 - 1e-10
 
 
 class Info(NamedTuple):
-  """The content of `info.json`.
+  """The content of `info.json`. Digests contain its representation, so its names cannot change.
 
   source, digest, num_examples: name, digest and size of the source.
   grid: rows and columns of the positions of an image.
@@ -60,105 +66,137 @@ class Info(NamedTuple):
   made: dict[str, Any]
   scores: str
 
+  @property
+  def num_parts(self) -> int:
+    """The number of parts; the last one may be smaller."""
+    return -(-self.num_examples // self.per_part)
+
+  def part(self, number: int) -> range:
+    """Returns the examples of a part."""
+    return range(number * self.per_part, min((number + 1) * self.per_part, self.num_examples))
+
 
 class Answers:
   """The answers in a directory, memory-mapped."""
 
-  def __init__(self, folder: pathlib.Path, rules: Rules = OWN) -> None:
-    """Raises UserError if the directory has no maps, is incomplete, or has links to files outside of it."""
-    self.folder, self.rules, self.info = folder, rules, read_info(folder)
-    starts = range(0, self.info.num_examples, self.info.per_part)
-    shapes = [(min(self.info.per_part, self.info.num_examples - start), *self.info.grid, self.info.top)
-              for start in starts[:_MOST_PARTS + 1]]
-    if len(starts) > _MOST_PARTS:
-      raise UserError(f'{folder / INFO}: expected at most {_MOST_PARTS:,} parts, got {len(starts):,}. {_AGAIN}')
-    for kind, i in itertools.product(('classes', 'scores'), range(len(starts))):
-      user_files.check_inside(str(_file(folder, kind, i)), str(folder), rules)
-    self._parts = [(_load(_file(folder, 'classes', i), shape, 'u'), _load(_file(folder, 'scores', i), shape, 'f'))
-                   for i, shape in enumerate(shapes)]
+  def __init__(self, folder: pathlib.Path, rules: Rules = OWN, *, setting: str = LABEL_MAPS) -> None:
+    """Opens a directory that a setting names.
 
-  def extra(self) -> Extra:
-    """Returns what adds the answers to batches of the source that they are for."""
-    return Extra(self)
+    Raises:
+      UserError: it has no answers, is incomplete, or has links to files outside of it.
+    """
+    self.folder, self.rules, self.info = folder, rules, read_info(folder, setting=setting)
+    self._rewrite = _rewrite(setting)
+    self._advice = _advise(setting)
+    if self.info.num_parts > _MOST_PARTS:
+      raise UserError(f'{folder / INFO}: expected at most {_MOST_PARTS:,} parts, got {self.info.num_parts:,}. '
+                      f'{self._advice}')
+    for kind, number in itertools.product(('classes', 'scores'), range(self.info.num_parts)):
+      user_files.check_inside(str(_file(folder, kind, number)), str(folder), rules)
+    self._parts = [(self._map('classes', number, dtype_kind='u'), self._map('scores', number, dtype_kind='f'))
+                   for number in range(self.info.num_parts)]
 
-  def read(self, indexes: HostArray) -> tuple[HostArray, HostArray]:
-    """Returns `token_labels [B, h * w, k] i32` and `token_scores [B, h * w, k] f32` of examples `indexes [B]`."""
-    shape = (len(indexes), self.info.grid[0] * self.info.grid[1], self.info.top)
-    labels, scores = np.empty(shape, np.int32), np.empty(shape, np.float32)
-    for row, index in enumerate(indexes.tolist()):
-      part, place = divmod(index, self.info.per_part)
-      classes, weights = self._parts[part]
-      labels[row], scores[row] = classes[place].reshape(shape[1:]), weights[place].reshape(shape[1:])
-    self._check(labels, scores)
-    return labels, scores
+  def _map(self, kind: str, number: int, *, dtype_kind: str) -> HostArray:
+    """Returns the memory map of a file, whose `dtype.kind` is `u` or `f`."""
+    path, shape = _file(self.folder, kind, number), (len(self.info.part(number)), *self.info.grid, self.info.top)
+    expected = f'{path}: expected an array of shape {shape}'
+    try:
+      array = archives.map_npy(path)
+    except OSError as error:
+      raise failures.unreadable(error, str(path)) from None
+    except ValueError:
+      raise UserError(f'{expected}, got a damaged file. {self._advice}') from None
+    if array.shape != shape or array.dtype.kind != dtype_kind:
+      raise UserError(f'{expected}, got {array.shape} of {array.dtype}. {self._advice}')
+    return array
 
-  def surest(self) -> tuple[HostArray, HostArray]:
-    """Returns the most likely class `[S]` of each example at the first position, and its probability `[S] f16`."""
-    classes, scores = zip(*((classes[:, 0, 0, 0], weights[:, 0, 0, 0]) for classes, weights in self._parts),
-                          strict=True)
-    found = np.concatenate(classes), np.concatenate(scores)
-    self._check(*found)
-    return found
+  def check_matches(self, expected: Mapping[str, Any]) -> None:
+    """Raises UserError with all fields of `info` that differ from the expected ones."""
+    wrong = [f'{name} {value}, got {getattr(self.info, name)}' for name, value in expected.items()
+             if getattr(self.info, name) != value]
+    if wrong:
+      raise UserError(f'{self.folder}: expected label maps with {"; ".join(wrong)}. {self._rewrite.capitalize()}.')
 
-  def _check(self, labels: HostArray, scores: HostArray) -> None:
-    """Raises UserError if a class is not one of the network, or a score is not a number."""
-    if labels.size and labels.max() >= self.info.num_classes:
-      raise UserError(f'{self.folder}: expected classes below {self.info.num_classes:,}, got {labels.max():,}. '
-                      f'{_AGAIN}')
+  def extra(self) -> AddAnswers:
+    """Returns the callable that adds these answers to batches of their source."""
+    return AddAnswers(self)
+
+  def read(self, index_B: HostArray) -> tuple[HostArray, HostArray]:
+    """Returns the classes `[B, P, K] i32` and their scores `[B, P, K] f32` of examples."""
+    shape = (len(index_B), self.info.grid[0] * self.info.grid[1], self.info.top)
+    classes_BPK, scores_BPK = np.empty(shape, np.int32), np.empty(shape, np.float32)
+    for row, index in enumerate(index_B.tolist()):
+      number, place = divmod(index, self.info.per_part)
+      classes, scores = self._parts[number]
+      classes_BPK[row], scores_BPK[row] = classes[place].reshape(shape[1:]), scores[place].reshape(shape[1:])
+    self._check_values(classes_BPK, scores_BPK)
+    return classes_BPK, scores_BPK
+
+  def read_most_likely(self) -> tuple[HostArray, HostArray]:
+    """Returns the most likely class `[S]` of each example at the first position, and its score `[S] f16`."""
+    classes_S = np.concatenate([classes[:, 0, 0, 0] for classes, _ in self._parts])
+    scores_S = np.concatenate([scores[:, 0, 0, 0] for _, scores in self._parts])
+    self._check_values(classes_S, scores_S)
+    return classes_S, scores_S
+
+  def _check_values(self, classes: HostArray, scores: HostArray) -> None:
+    """Raises UserError if a class is not one of the teacher, or a score is not finite."""
+    if classes.size and classes.max() >= self.info.num_classes:
+      raise UserError(f'{self.folder}: expected classes below {self.info.num_classes:,}, got {classes.max():,}. '
+                      f'{self._advice}')
     if not np.isfinite(scores).all():
-      raise UserError(f'{self.folder}: expected scores that are finite, got others. {_AGAIN}')
+      raise UserError(f'{self.folder}: expected finite scores, got infinite ones or NaN. {self._advice}')
 
 
-class Extra:
-  """Adds the teacher's answers to batches: `token_labels [B, h * w, k]` and `token_scores [B, h * w, k]`.
+class AddAnswers:
+  """Adds the teacher's answers to batches: `token_labels [B, P, K] i32` and `token_scores [B, P, K] f32`.
 
-  An image without an answer gets its own class with certainty at every position. These are labeled images beside those
-  of the teacher, and images that replace a bad one.
+  An image without an answer gets its own class with certainty at every position. Such images are those that have a
+  label without the teacher, and those that replace a bad image.
   """
 
-  def __init__(self, answers: Answers, rows: HostArray | None = None) -> None:
-    """Takes the answers, and the row of each example of the source in them, `[S]`; -1 = none, None = the same row."""
-    self._answers, self._rows = answers, rows
+  def __init__(self, answers: Answers, rows_S: HostArray | None = None) -> None:
+    """Takes the row in the answers of each example of the loader's source: -1 = none, None = that of its index."""
+    self._answers, self._rows_S = answers, rows_S
 
   @property
   def digest(self) -> str:
     """Appended to the digest of the source; '' if the source already depends on the answers."""
-    return f' maps={hashlib.sha256(str(self._answers.info).encode()).hexdigest()}' if self._rows is None else ''
+    return f' maps={hashlib.sha256(str(self._answers.info).encode()).hexdigest()}' if self._rows_S is None else ''
 
   def __call__(self, batch: Batch, positions: HostArray) -> Batch:
-    """Returns the batch with its answers."""
-    del positions
-    info, own = self._answers.info, batch['label'][:, None]
-    rows = batch['index'] if self._rows is None else self._rows[batch['index']]
-    known = np.flatnonzero((rows >= 0) & ~batch['bad'])
-    shape = (len(rows), info.grid[0] * info.grid[1], info.top)
-    labels, scores = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
-    if info.scores == LOGITS:  # a logit of 0 has weight, so the own class fills all places
-      labels[:], scores[:, :, 0] = own[..., None], CERTAIN
+    """Returns the batch with its answers. `positions` are those of the examples in the order of training."""
+    del positions  # the answer to an image is the same in each epoch
+    info = self._answers.info
+    rows_B = batch['index'] if self._rows_S is None else self._rows_S[batch['index']]
+    shape = (len(rows_B), info.grid[0] * info.grid[1], info.top)
+    labels_BPK, scores_BPK = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+    if info.scores == LOGITS:  # a place with logit 0 has some probability, so all K places have the own class
+      labels_BPK[:], scores_BPK[:, :, 0] = batch['label'][:, None, None], CERTAIN
     else:
-      labels[:, :, 0], scores[:, :, 0] = own, 1.
-    labels[known], scores[known] = self._answers.read(rows[known])
-    return {**batch, 'token_labels': labels, 'token_scores': scores}
+      labels_BPK[:, :, 0], scores_BPK[:, :, 0] = batch['label'][:, None], 1.
+    known = np.flatnonzero((rows_B >= 0) & ~batch['bad'])
+    labels_BPK[known], scores_BPK[known] = self._answers.read(rows_B[known])
+    return {**batch, 'token_labels': labels_BPK, 'token_scores': scores_BPK}
 
 
-def open_logits(path: str, source: Source, *, grid: tuple[int, int], top: int,
-                rules: Rules = OWN) -> Answers:
+def open_label_maps(path: str, source: Source, *, grid: tuple[int, int], top: int, rules: Rules = OWN) -> Answers:
   """Opens the label maps of a source that `objective.maps` names.
 
   Raises:
     UserError: they are missing, or do not belong to this source and config.
   """
   if not path:
-    raise UserError("objective.maps: expected a directory of label maps, got ''. Write one with vit-jax prepare "
+    raise UserError(f"{LABEL_MAPS}: expected a directory of label maps, got ''. Write one with vit-jax prepare "
                     '--config=CONFIG --weights=TEACHER --to=DIR.')
-  maps = Answers(pathlib.Path(user_files.resolve(path, 'objective.maps')), rules)
-  check(maps.info, {'digest': source.digest, 'num_examples': len(source), 'num_classes': len(source.class_names),
-                    'grid': grid, 'top': top, 'scores': LOGITS}, folder=maps.folder)
+  maps = Answers(pathlib.Path(user_files.resolve(path, LABEL_MAPS)), rules)
+  maps.check_matches({'digest': source.digest, 'num_examples': len(source), 'num_classes': len(source.class_names),
+                      'grid': grid, 'top': top, 'scores': LOGITS})
   return maps
 
 
-def read_info(folder: pathlib.Path) -> Info:
-  """Returns the content of `folder/info.json`.
+def read_info(folder: pathlib.Path, *, setting: str = LABEL_MAPS) -> Info:
+  """Returns the content of `folder/info.json`; `setting` names the folder.
 
   Raises:
     UserError: it is missing, damaged, or of another format.
@@ -167,35 +205,53 @@ def read_info(folder: pathlib.Path) -> Info:
   if not path.is_file():
     raise UserError(f'{folder}: expected label maps, got no {INFO}. Write them with vit-jax prepare --config=CONFIG '
                     '--weights=TEACHER --to=DIR.')
-  found = documents.read(path, expected='the output of vit-jax prepare', advice=_AGAIN)
-  kind = found.optional('format')
-  if kind is None or kind.value != FORMAT:
-    raise UserError(f'{path}: expected the format {FORMAT!r}, got another one. Write the maps again.')
-  grid = [side.whole(1, _MOST_POSITIONS) for side in found.field('grid').items()]
+  document = documents.read(path, expected='label maps of a teacher', advice=_advise(setting))
+  found = document.optional('format')
+  if found is None or found.value != FORMAT:
+    raise UserError(f'{path}: expected the format {FORMAT!r}, got another one. '
+                    f'{_rewrite(setting).capitalize()}.')
+  grid = [side.whole(1, _MOST_POSITIONS) for side in document.field('grid').items()]
   if len(grid) != 2 or grid[0] * grid[1] > _MOST_POSITIONS:
-    raise found.field('grid').error(f'two sides of a grid of at most {_MOST_POSITIONS:,} positions')
-  num_classes, scores = found.field('num_classes').whole(1, 2**31 - 1), found.field('scores')
+    raise document.field('grid').error(f'two sides of a grid of at most {_MOST_POSITIONS:,} positions')
+  num_classes, scores = document.field('num_classes').whole(1, 2**31 - 1), document.field('scores')
   if scores.value not in (LOGITS, PROBABILITIES):
     raise scores.error(f'{LOGITS} or {PROBABILITIES}')
-  made = found.field('made')
-  return Info(found.field('source').text(), found.field('digest').text(), found.field('num_examples').whole(1),
-              (grid[0], grid[1]), found.field('top').whole(1, min(num_classes, _MOST_TOP)), num_classes,
-              found.field('per_part').whole(1), made.object(), scores.value)
+  return Info(
+      source=document.field('source').text(), digest=document.field('digest').text(),
+      num_examples=document.field('num_examples').whole(1), grid=(grid[0], grid[1]),
+      top=document.field('top').whole(1, min(num_classes, _MOST_TOP)), num_classes=num_classes,
+      per_part=document.field('per_part').whole(1), made=document.field('made').object(), scores=scores.value)
 
 
-def write(folder: pathlib.Path, info: Info, compute: Callable[[range], tuple[HostArray, HostArray]], *,
-          share: tuple[int, int] = (0, 1), meet: Callable[[str], None] = lambda place: None) -> bool:
-  """Writes the maps of a source. Several processes that share the folder may each compute some of the parts.
+def _advise(setting: str) -> str:
+  """Returns what to do with damaged answers in the directory that a setting names."""
+  return f'The file is damaged: copy it again, or {_rewrite(setting)}.'
+
+
+def _rewrite(setting: str) -> str:
+  """Returns how to get other answers in the directory that a setting names."""
+  if setting == LABEL_MAPS:
+    return 'write the maps again with this config and vit-jax prepare'
+  return f'set another folder in {setting}, as training writes them to a new one'
+
+
+def write(folder: pathlib.Path, info: Info, compute: Callable[[range], tuple[HostArray, HostArray]], *, setting: str,
+          process: tuple[int, int] = (0, 1), barrier: Callable[[str], None] = lambda name: None) -> bool:
+  """Writes the answers about a source.
+
+  Several processes that share the folder may each compute some of the parts. All call this function with the same
+  arguments but `process`; process 0 creates the folder, and completes it when all have written their parts.
 
   Args:
     folder: the directory to write.
     info: the content of its `info.json`.
     compute: maps a range of examples to `classes [n, h, w, k]` and `scores [n, h, w, k]`.
-    share: index of this process, and the number of processes.
-    meet: a barrier, which returns when all processes have called it with this name.
+    setting: the setting or flag that names the folder, for messages.
+    process: index of this process, and the number of processes.
+    barrier: returns when all processes have called it with this name.
 
   Returns:
-    False if the same maps exist already.
+    False if the same answers exist already.
 
   Raises:
     UserError: the folder has other content.
@@ -203,56 +259,38 @@ def write(folder: pathlib.Path, info: Info, compute: Callable[[range], tuple[Hos
   plan = json.dumps({'format': FORMAT, **info._asdict()}, indent=1)
   if not files.is_new(folder):
     if not (folder / INFO).is_file() or (folder / INFO).read_text() != plan:
-      raise UserError(f'--to={folder}: expected a new folder, got one with other content. Choose another folder.')
-    return False
-  meet('label maps seen')
-  starts = range(0, info.num_examples, info.per_part)
-  names = {_file(folder, kind, number).name for kind in ('classes', 'scores') for number in range(len(starts))}
-  unfinished = files.Unfinished(folder, plan, names | {INFO})
-  with contextlib.nullcontext(unfinished.folder) if share[0] else unfinished.open() as part:
-    meet('label maps begun')
-    for number, start in enumerate(starts):
-      if number % share[1] != share[0] or _file(part, 'scores', number).is_file():  # the scores are written last
-        continue
-      classes, scores = compute(range(start, min(start + info.per_part, info.num_examples)))
-      kind = np.uint16 if info.num_classes <= 2**16 else np.uint32
-      _save(_file(part, 'classes', number), classes.astype(kind))
-      _save(_file(part, 'scores', number), scores.astype(np.float16))
-    meet('label maps computed')
-    if not share[0]:
-      files.replace(part / INFO, plan.encode())
+      raise UserError(f'{setting}={folder}: expected a new folder, got one with other content. Choose another folder.')
+    return False  # for all processes, since they share the folder: none waits at a barrier
+  barrier('label maps checked')
+  names = {_file(folder, kind, number).name for kind in ('classes', 'scores') for number in range(info.num_parts)}
+  unfinished, is_first = files.Unfinished(folder, plan, names | {INFO}), process[0] == 0
+  with unfinished.open() if is_first else contextlib.nullcontext(unfinished.folder) as part_folder:
+    barrier('label maps begun')
+    _write_parts(part_folder, info, compute, process=process)
+    barrier('label maps written')
+    if is_first:
+      files.replace(part_folder / INFO, plan.encode())
       unfinished.complete(unfinished.names)
-  meet('label maps whole')
+  barrier('label maps complete')
   return True
 
 
-def check(info: Info, wanted: Mapping[str, Any], *, folder: pathlib.Path) -> None:
-  """Raises UserError with all fields that differ from `wanted`."""
-  wrong = [f'{name} {value}, got {getattr(info, name)}' for name, value in wanted.items()
-           if getattr(info, name) != value]
-  if wrong:
-    raise UserError(f'{folder}: expected label maps with {"; ".join(wrong)}. Write the maps again with this config.')
+def _write_parts(folder: pathlib.Path, info: Info, compute: Callable[[range], tuple[HostArray, HostArray]], *,
+                 process: tuple[int, int]) -> None:
+  """Writes the parts of a process that are missing."""
+  class_type = np.uint16 if info.num_classes <= 2**16 else np.uint32
+  index, num_processes = process
+  for number in range(index, info.num_parts, num_processes):
+    if not _file(folder, 'scores', number).is_file():  # the scores are written last
+      classes, scores = compute(info.part(number))
+      _save(_file(folder, 'classes', number), classes.astype(class_type))
+      _save(_file(folder, 'scores', number), scores.astype(np.float16))
 
 
 def _file(folder: pathlib.Path, kind: str, number: int) -> pathlib.Path:
   return folder / f'{kind}-{number:05d}.npy'
 
 
-def _load(path: pathlib.Path, shape: tuple[int, ...], kind: str) -> HostArray:
-  """Returns the memory map of an array of this shape; `kind` is `u` or `f`, as NumPy has it."""
-  what = f'{path}: expected an array of shape {shape}'
-  try:
-    found = archives.map_npy(path)
-  except OSError as error:
-    raise failures.unreadable(error, str(path)) from None
-  except ValueError:
-    raise UserError(f'{what}, got a damaged file. {_AGAIN}') from None
-  if found.shape != shape or found.dtype.kind != kind:
-    raise UserError(f'{what}, got {"another file" if found.shape == (0,) else f"{found.shape} of {found.dtype}"}. '
-                    f'{_AGAIN}')
-  return found
-
-
 def _save(path: pathlib.Path, array: HostArray) -> None:
-  with files.replacing(path) as half, open(half, 'wb') as file:
+  with files.replacing(path) as temporary, open(temporary, 'wb') as file:
     np.save(file, array)

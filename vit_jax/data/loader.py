@@ -37,7 +37,7 @@ from vit_jax.data.source import Record, Source, first_label, read_one, title
 from vit_jax.data.workers import Workers, at_start, batches, check_memory, machine
 
 if TYPE_CHECKING:  # few runs add labels of a teacher or texts to their batches
-  from vit_jax.data.answers import Extra
+  from vit_jax.data.answers import AddAnswers
   from vit_jax.data.text.captions import Texts
 
 log = logging.getLogger('vit_jax.data')
@@ -325,7 +325,7 @@ class TrainLoader(_Loader):
   """
 
   def __init__(self, source: Source, start: StartBatches, *, visit: order.Visit, info: LoaderInfo,
-               bad: BadImages, max_bad_images: int, rows: HostArray, extra: Extra | None, texts: Texts | None,
+               bad: BadImages, max_bad_images: int, rows: HostArray, extra: AddAnswers | None, texts: Texts | None,
                workers: Workers | None) -> None:
     super().__init__(source, start, bad)
     self.info, self.texts, self.workers = info, texts, workers
@@ -367,7 +367,7 @@ class EvalLoader(_Loader):
 def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, int], batch_size: int,
                  seed: int, shard: Shard, workers: int, threads: int, in_memory: bool,
                  max_bad_images: int, decode: schema.Decode = schema.Decode.FULL, max_labels: int = 0,
-                 extra: Extra | None = None, texts: Texts | None = None) -> TrainLoader:
+                 extra: AddAnswers | None = None, texts: Texts | None = None) -> TrainLoader:
   """Returns the loader of training batches `image label index box bad`; see `Train`.
 
   Args:

@@ -119,7 +119,7 @@ class Job:
       return None
     several = {'labels': labels} if source.most_labels else {}
     name = os.fsencode(self.name_of(source.describe(row)))
-    return example.encode({'image': stored(image, settings), 'label': labels[0] if labels else -1, 'name': name,
+    return example.serialize({'image': stored(image, settings), 'label': labels[0] if labels else -1, 'name': name,
                            **several, **texts}), sums
 
 

@@ -130,6 +130,8 @@ class Resources:
     self._loaders: dict[tuple[str, int, str], loaders.EvalLoader] = {}
     self._readers: dict[tuple[str, str, bool], Reader] = {}
     self._opened: dict[str, Source] = {}
+    if embedded:
+      _ = self.store  # files that a person has named are checked, even if no evaluation reads features
 
   @functools.cached_property
   def store(self) -> Store:

@@ -1,16 +1,19 @@
 """`--job=embed`: writes features, probabilities or tokens of any number of images, or the vectors of texts, as files.
 
-`run` opens the weights and what they are applied to: image files, a split of a source, or texts, which are the captions
-of a source or the lines of a file. `many_images` computes and writes, part by part, so that the same command resumes.
+`commands.Command.run` calls `run`, in every process. It checks the flags, opens what needs no weights (image files, a
+file of texts), loads the weights, opens the split of a source, and lets `many_images` compute and write, part by part,
+so that the same command resumes. Texts are the lines of a file or the captions of a source. This module does not know
+the formats of the files.
 """
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import logging
 import pathlib
-from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -28,10 +31,7 @@ from vit_jax.data.labels import classes as naming
 from vit_jax.data.source import Source
 from vit_jax.data.text import prompts
 from vit_jax.evaluate import caption_retrieval, embedding, embedding_files
-from vit_jax.evaluate.embedding import TextRows
-from vit_jax.evaluate.embedding_files import Notes
 from vit_jax.inspect import many_images
-from vit_jax.inspect.many_images import Stopped, Wanted
 from vit_jax.jobs import build, evaluate, flag_names
 from vit_jax.jobs import runtime as startup
 from vit_jax.recipes import sizes
@@ -45,23 +45,38 @@ if TYPE_CHECKING:
 
 log = logging.getLogger('vit_jax.jobs')
 
-LINES, TEXTS = 'texts:', 'texts'
-_MOST_CAPTIONS = 1_000  # of an image
+TEXTS = 'texts'  # of --what
+TEXT_FILE = 'texts:'  # begins --data
+_MAX_CAPTIONS = 1_000  # of an image
+
+
+class Texts(NamedTuple):
+  """Texts to embed.
+
+  texts: lines of a file or captions of a source, without empty ones.
+  ids: `[T] i64`, the number of the line, or of the image in the source, of each text, from 0.
+  source: `texts:FILE`, or the name of the source.
+  """
+  texts: list[str]
+  ids: HostArray
+  source: str
 
 
 def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str = '', split: str = '',
         what: str = '', blocks: Sequence[int] = (), format: str = '', classes: str = '',
         follow_links: bool = False, tokenizer: str = '', reading: Reading = AS_FOUND, changes: Sequence[str] = (),
         overridden: Collection[str] = ()) -> int:
-  """Writes what weights give for images; exit status 0, or 75 after a signal to stop.
+  """Writes what weights give for images or texts; exit status 0, or 75 after a signal to stop.
 
   Args:
     weights, reading, classes: see `weights.inference.load`.
     to, format: see `many_images.embed`.
     files: files and folders of images.
-    data, split: a source in place of files, and its split; '' = `train`, or all images of a source without splits.
-    what, blocks: see `many_images.Wanted`, '' = `features`; and `texts`, the vectors of the captions of a source.
-      `data=texts:FILE` has a text in each line.
+    data: a source in place of files, or `texts:FILE`, a file with a text in each line.
+    split: of the source; '' = `train`, or all images of a source without splits.
+    what: `features`, `probabilities`, `tokens` or `vectors` of images (see `many_images.Wanted`), or `texts`, the
+      vectors of the captions of a source; '' = `features`, or `texts` of a file with texts.
+    blocks: see `many_images.Wanted`.
     tokenizer: the tokenizer file for `texts` and `vectors`; '' = the one beside the weights.
     follow_links: also read files outside of a folder to which links in it lead.
     changes: overrides of the config `evaluate`, `NAME=VALUE` each: `data`, `batch_size`, `image_px`.
@@ -70,81 +85,90 @@ def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str 
   Raises:
     UserError: the weights, the images or an override cannot be used, or `to` has other content.
   """
-  what = _check_flags(files, data, split, what, blocks=blocks, classes=classes, follow_links=follow_links,
-                      tokenizer=tokenizer)
+  what = what or (TEXTS if data.startswith(TEXT_FILE) else many_images.FEATURES)
+  _check_flags(files, data, split=split, what=what, blocks=blocks, classes=classes, follow_links=follow_links,
+               tokenizer=tokenizer)
   evaluate.check_overridden(overridden)
   config = overrides.apply({'': config_files.load('evaluate', [])}, list(changes), models=sizes.model)['']
-  source: Source | None = None
-  if files:
-    paths = list(image_list.find(files, follow_links=follow_links))
-    image_list.check_exist(paths)
-    source = image_list.ImageList(paths)
+  texts = _read_lines(data) if data.startswith(TEXT_FILE) else None
+  images: Source | None = _open_files(files, follow_links=follow_links) if files else None
   startup.start(config.train)
   opencv.quieten()
-  loaded = evaluate.load_weights(config, weights, reading, overridden)
-  if classes:
-    names = naming.read(classes, setting='--classes')
-    loaded = inference.with_class_names(loaded, names, source=f'--classes={classes}')
-  config = evaluate.with_weights(config, loaded, overridden)
-  check.check(config)
-  if data.startswith(LINES):
-    return _write_texts(loaded, _lines(data.removeprefix(LINES)), data, to, config=config, format=format,
-                        tokenizer=tokenizer)
-  if source is None:
-    config, source = _open_split(config, data, split, follow_links)
-  config = build.oriented(config, source)
-  if what == TEXTS:
-    return _write_texts(loaded, _captions(source), source.name, to, config=config, format=format, tokenizer=tokenizer)
-  project = _encoder(loaded, tokenizer).project if what == many_images.VECTORS else None
-  return _write(to, f'{what} of {len(source):,} images', lambda: many_images.embed(
-      loaded, source, to, wanted=Wanted(what, tuple(blocks), project), recipe=config.data.recipe, format=format,
-      batch_size=config.batch_size, threads=config.data.threads, shown=config.train.progress),
-      stage='compiling, reading the first images')
-
-
-def _write(to: pathlib.Path, content: str, write: Callable[[], Notes | None], *, stage: str) -> int:
-  """Calls `write`, and prints that `to` has the content; exit status as of `run`."""
-  console.begin_stage(stage)
+  config, loaded = _load(config, weights, reading=reading, classes=classes, overridden=overridden)
+  if texts is None and images is None:
+    config, images = _open_split(config, data, split=split, follow_links=follow_links)
+  if images is not None:
+    config = build.oriented(config, images)
+    texts = _read_captions(images) if what == TEXTS else None
   try:
-    notes = write()
-  except Stopped as stopped:
+    if texts is not None:
+      return _write_texts(loaded, texts, to, config=config, format=format, tokenizer=tokenizer)
+    assert images is not None
+    return _write_images(loaded, images, to, what=what, blocks=blocks, tokenizer=tokenizer, config=config,
+                         format=format)
+  except many_images.Stopped as stopped:
     log.warning('Stopped by %s. The same command resumes.', stopped)
     return failures.TRY_AGAIN
-  console.end_stage()
-  if jax.process_index() == 0:
-    bad = sum(note['num_bad'] for note in notes or ())
-    print(f'{"Already in" if notes is None else "Written to"} {to}: {content}'
-          + (f', {bad:,} of which could not be decoded and have no row.' if bad else '.'), flush=True)
-  return 0
 
 
-def _check_flags(files: Sequence[str], data: str, split: str, what: str, *, blocks: Sequence[int], classes: str,
-                 follow_links: bool, tokenizer: str) -> str:
-  """Returns what is to be written. Raises UserError if flags cannot be combined."""
+def _check_flags(files: Sequence[str], data: str, *, split: str, what: str, blocks: Sequence[int], classes: str,
+                 follow_links: bool, tokenizer: str) -> None:
+  """Raises UserError if flags cannot be combined, or have no effect on what is to be written."""
+  is_text_file = data.startswith(TEXT_FILE)
   if bool(files) == bool(data):
     raise UserError(f'--data: expected either a source or files, got {"both" if data else "none"}. Name files and '
                     'folders, or set --data=folder:PATH.')
   if split and not data:
     raise UserError(f'--split: expected --data as well, got --split={split} alone. Files have no splits.')
-  if is_lines := data.startswith(LINES):
-    if what not in ('', TEXTS):
-      raise UserError(f'--what: expected texts with --data=texts:FILE, got {what}. Remove --what.')
-    if split:
-      raise UserError(f'--split: expected none with --data=texts:FILE, got {split}. Remove it.')
-    what = TEXTS
-  what = what or many_images.FEATURES
-  if what == TEXTS:  # whose vectors do not depend on flags of images
+  if what == TEXTS and files:
+    raise UserError('--what: expected --data with texts, got files, which have no captions. Set --data to a source '
+                    'with captions, or write the texts into a file, a text in each line, and set --data=texts:FILE.')
+  if is_text_file and what != TEXTS:
+    raise UserError(f'--what: expected texts with --data=texts:FILE, got {what}. Remove --what.')
+  if is_text_file and split:
+    raise UserError(f'--split: expected none with --data=texts:FILE, got {split}. Remove it.')
+  if what == TEXTS:  # flags of images have no effect on their vectors; folders of captions may have links
     given = {'blocks': ','.join(map(str, blocks)), 'classes': classes,
-             'follow_links': 'true' * (follow_links and is_lines)}
+             'follow_links': 'true' if follow_links and is_text_file else ''}
     if problems := [f'--{name}: expected none with texts, got {value}. Remove it.'
                     for name, value in given.items() if value]:
       raise UserError('\n'.join(problems))
-  if tokenizer and what not in (TEXTS, many_images.VECTORS):
+  elif tokenizer and what != many_images.VECTORS:
     raise UserError(f'--tokenizer: expected --what=texts or vectors, got --what={what}. Remove --tokenizer.')
-  return what
 
 
-def _open_split(config: schema.Config, data: str, split: str, follow_links: bool) -> tuple[schema.Config, Source]:
+def _read_lines(data: str) -> Texts:
+  """Returns the lines that are not empty of the file in `texts:FILE`, without spaces around them."""
+  path = data.removeprefix(TEXT_FILE)
+  if not pathlib.Path(path).expanduser().exists():  # in plainer words than those of the system
+    raise UserError(f'--data={data}: expected a file with a text in each line, got no file of this name. Correct the '
+                    'path.')
+  content = documents.read_text(path, f'--data={data}', expected='a text in each line, in UTF-8',
+                                advice='Correct the file.')
+  lines = [line.strip() for line in user_files.split_lines(content)]
+  ids = [number for number, line in enumerate(lines) if line]
+  if not ids:
+    raise UserError(f'--data={data}: expected a text in each line, got none. Correct the file.')
+  return Texts([lines[number] for number in ids], np.array(ids, np.int64), data)
+
+
+def _read_captions(images: Source) -> Texts:
+  """Returns all captions of the images of a source; images without any are left out."""
+  advice = ('Name another source with --data, or write the texts into a file, a text in each line, and set '
+            '--data=texts:FILE.')
+  by_image = caption_retrieval.read_texts(images, TextRule.NONE, _MAX_CAPTIONS, '--what=texts', advice=advice)
+  ids = [number for number, captions in enumerate(by_image) for _ in captions]
+  return Texts([text for captions in by_image for text in captions], np.array(ids, np.int64), images.name)
+
+
+def _open_files(files: Sequence[str], *, follow_links: bool) -> Source:
+  """Returns images in files and folders. Raises UserError if there are none."""
+  paths = list(image_list.find(files, follow_links=follow_links))
+  image_list.check_exist(paths)
+  return image_list.ImageList(paths)
+
+
+def _open_split(config: schema.Config, data: str, *, split: str, follow_links: bool) -> tuple[schema.Config, Source]:
   """Returns the config with a source in place of its own, and a split of that source."""
   config = dataclasses.replace(config, data=dataclasses.replace(
       config.data, source=data, follow_links=config.data.follow_links or follow_links))
@@ -155,48 +179,66 @@ def _open_split(config: schema.Config, data: str, split: str, follow_links: bool
     return config, opening.open_split(config.data, split, image_px=config.image_px)
 
 
-def _encoder(weights: Weights, tokenizer: str) -> TextEncoder:
+def _load(config: schema.Config, weights: str, *, reading: Reading, classes: str,
+          overridden: Collection[str]) -> tuple[schema.Config, Weights]:
+  """Returns the weights, whose outputs are named as the file `classes` does, and the config with their network."""
+  names = naming.read(classes, setting='--classes') if classes else ()
+  loaded = inference.with_class_names(
+      evaluate.load_weights(config, weights, reading, overridden), names, source=f'--classes={classes}')
+  config = evaluate.with_weights(config, loaded, overridden)
+  check.check(config)
+  return config, loaded
+
+
+def _load_encoder(weights: Weights, tokenizer: str) -> TextEncoder:
   """Returns the text side of weights. Raises UserError if they have none."""
   from vit_jax.weights import text_encoder  # only here: most weights are read without it
   console.begin_stage('loading the text tower')
   return text_encoder.load(weights.given or weights.source, weights, tokenizer_file=tokenizer)
 
 
-def _lines(path: str) -> tuple[list[str], HostArray]:
-  """Returns the lines of a file that are not empty, and their numbers from 0."""
-  if not pathlib.Path(path).expanduser().exists():
-    raise UserError(f'--data=texts:{path}: expected a file with a text in each line, got no file of this name. Correct '
-                    'the path.')
-  text = documents.read_text(path, f'--data=texts:{path}', expected='a text in each line, in UTF-8',
-                             advice='Correct the file.')
-  lines = user_files.split_lines(text)
-  numbers = [number for number, line in enumerate(lines) if line.strip()]
-  if not numbers:
-    raise UserError(f'--data=texts:{path}: expected a text in each line, got none. Correct the file.')
-  return [lines[number].strip() for number in numbers], np.array(numbers, np.int64)
+def _write_images(weights: Weights, images: Source, to: pathlib.Path, *, what: str, blocks: Sequence[int],
+                  tokenizer: str, config: schema.Config, format: str) -> int:
+  """Writes features, probabilities, tokens or vectors of images; exit status 0. Raises Stopped."""
+  # The projection of features to vectors comes with the text tower.
+  project = _load_encoder(weights, tokenizer).project if what == many_images.VECTORS else None
+  console.begin_stage('compiling, reading the first images')
+  notes = many_images.embed(
+      weights, images, to, wanted=many_images.Wanted(what, tuple(blocks), project), recipe=config.data.recipe,
+      format=format, batch_size=config.batch_size, threads=config.data.threads, shown=config.train.progress)
+  return _report(notes, to, content=f'{what} of {len(images):,} images')
 
 
-def _captions(source: Source) -> tuple[list[str], HostArray]:
-  """Returns all captions of a source, and the number of the image of each; images without any are left out."""
-  advice = ('Name another source with --data, or write the texts into a file, a text in each line, and set '
-            '--data=texts:FILE.')
-  by_image = caption_retrieval.read_texts(source, TextRule.NONE, _MOST_CAPTIONS, '--what=texts', advice=advice)
-  pairs = [(text, index) for index, texts in enumerate(by_image) for text in texts]
-  return [text for text, _ in pairs], np.array([index for _, index in pairs], np.int64)
+def _write_texts(weights: Weights, texts: Texts, to: pathlib.Path, *, config: schema.Config, format: str,
+                 tokenizer: str) -> int:
+  """Writes the vectors of texts; exit status 0. Raises Stopped."""
+  encoder = _load_encoder(weights, tokenizer)
+  console.begin_stage('compiling')
+  info = _describe_texts(weights, texts, encoder, config=config)
+  rows = embedding.TextRows(encoder.embed, texts.texts, texts.ids,
+                            simplify=lambda text: prompts.simplify(text, encoder.rule))
+  work = embedding.Work(to, info, embedding_files.choose(to, format))
+  notes = many_images.write(work, rows, shown=config.train.progress)
+  return _report(notes, to, content=f'vectors of {len(texts.texts):,} texts')
 
 
-def _write_texts(weights: Weights, numbered: tuple[list[str], HostArray], source: str, to: pathlib.Path, *,
-                 config: schema.Config, format: str, tokenizer: str) -> int:
-  """Writes the vectors of texts, `numbered` with the line or image of each; exit status as of `run`."""
-  (texts, ids), encoder = numbered, _encoder(weights, tokenizer)
-  shape = encoder.embed(texts[:1]).shape[1:]
-  info = {'format': embedding_files.FORMAT, 'what': TEXTS, 'shape': list(shape), 'dtype': 'float32', 'blocks': [],
-          'num_examples': len(texts), 'per_shard': embedding.shard_size(len(texts), shape, config.batch_size),
-          'batch_size': config.batch_size, 'source': source, 'class_names': [], 'output_names': [],
-          'texts_digest': hashlib.sha256('\0'.join(texts).encode(errors='surrogatepass')).hexdigest(),
-          'scale': encoder.scale, 'bias': encoder.bias,
+def _describe_texts(weights: Weights, texts: Texts, encoder: TextEncoder, *, config: schema.Config) -> dict[str, Any]:
+  """Returns what the files of vectors hold, as `embedding.Work.info`; files with another one are not resumed."""
+  shape = encoder.embed(texts.texts[:1]).shape[1:]  # is computed, as an encoder does not state it
+  num = len(texts.texts)
+  digest = hashlib.sha256(json.dumps([texts.ids.tolist(), texts.texts]).encode()).hexdigest()
+  return {'format': embedding_files.FORMAT, 'what': TEXTS, 'shape': list(shape), 'dtype': 'float32', 'blocks': [],
+          'num_examples': num, 'per_shard': embedding.shard_size(num, shape, config.batch_size),
+          'batch_size': config.batch_size, 'source': texts.source, 'class_names': [], 'output_names': [],
+          'texts_digest': digest, 'scale': encoder.scale, 'bias': encoder.bias,
           **many_images.describe(weights, config.data.recipe), 'identity': '', 'features_digest': ''}
-  rows = TextRows(encoder.embed, texts, ids, lambda text: prompts.simplify(text, encoder.rule))
-  return _write(to, f'vectors of {len(texts):,} texts', lambda: many_images.write(
-      embedding.Work(to, info, embedding_files.choose(to, format)), rows, shown=config.train.progress),
-      stage='compiling')
+
+
+def _report(notes: embedding_files.Notes | None, to: pathlib.Path, *, content: str) -> int:
+  """Prints that `to` has the content, of which `notes` are those of `embedding.write`; exit status 0."""
+  console.end_stage()
+  if jax.process_index() == 0:
+    bad = sum(note['num_bad'] for note in notes or ())
+    print(f'{"Already in" if notes is None else "Written to"} {to}: {content}'
+          + (f', {bad:,} of which could not be decoded and have no row.' if bad else '.'), flush=True)
+  return 0

@@ -3,16 +3,17 @@
 Predictions are printed to standard output, one paragraph or one line of JSON per file; everything else goes to standard
 error. The first line of JSON has what holds for all files: preprocessing, class names, warnings. With `--to=FILE.csv`
 or `FILE.parquet` they are written as a table, which resumes (`predict_table.py`). A file that cannot be read is
-reported and skipped; the exit status is then 2, or 75 if a later try may succeed.
+reported and skipped; the exit status is then 2, or without a table 75 if all such files may be readable later.
 
-`run` checks the flags, loads the weights and classifies the files batch by batch, while threads read the next ones.
+`commands.Command.run` calls `run`. It checks the flags, finds the files, loads the weights, and then classifies and
+prints the files batch by batch, while threads read the next ones; or `predict_table.write` writes the table.
 """
 from __future__ import annotations
 
 import collections
 import concurrent.futures
 import itertools
-import json
+import json as json_module
 import logging
 import pathlib
 import sys
@@ -22,7 +23,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from vit_jax.core import documents, failures, files
+from vit_jax.core import documents, failures
+from vit_jax.core import files as core_files
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.formats import image_list
@@ -39,16 +41,24 @@ from vit_jax.weights import inference, loading
 from vit_jax.weights.reading import AS_FOUND, Reading
 
 log = logging.getLogger('vit_jax.jobs')
-OVERLAYS = 'overlays'
-THREADS = 8
+TABLES = ('.csv', '.parquet')
+"""Suffixes of tables. `predict_table.SUFFIXES` has their formats; that module is imported if a table is written."""
+OVERLAYS = pathlib.Path('overlays')
+_READ_THREADS = 8
+_AHEAD = 2  # batches in memory: one is classified while the next is read
 
 
-class Prepared(NamedTuple):
-  """A file: `image [H, W, 3] u8` as the network receives it, or None and the problem."""
+class Readable(NamedTuple):
+  """A file, and its `image [H, W, 3] u8` as the network receives it."""
   path: str
-  image: HostArray | None
-  problem: str = ''
-  status: int = failures.USER_ERROR
+  image: HostArray
+
+
+class Unreadable(NamedTuple):
+  """A file, why it could not be read, and the exit status that this means."""
+  path: str
+  problem: str
+  status: int
 
 
 def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: str, tokenizer: str, top: int, json: bool,
@@ -56,7 +66,8 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
         overwrite: bool = False) -> int:
   """Classifies files and all images in folders, `files`, and returns the exit status.
 
-  It is 0 if all files could be read, 75 if a later try may succeed for all others, else 2.
+  It is 0 if all files could be read, 75 if all others may be readable later, else 2; of a table, see
+  `predict_table.write`.
 
   Args:
     weights, reading, classes: see `weights.inference.load`.
@@ -69,57 +80,42 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
     follow_links: also read files outside of a folder to which links in it lead.
     overwrite: replace overlays that are there.
   """
-  is_table = to is not None and to.suffix in ('.csv', '.parquet')
-  _check_flags(to, is_table, overlay=overlay, json=json, names=names, prompts=prompts, tokenizer=tokenizer,
+  table = to if to is not None and to.suffix in TABLES else None
+  _check_flags(to, table, overlay=overlay, as_json=json, names=names, prompts=prompts, tokenizer=tokenizer,
                classes=classes)
   names = given_names(names, setting='--names')
   paths = list(image_list.find(files, follow_links=follow_links))
   image_list.check_exist(paths)
-  targets = name_overlays(paths, to or pathlib.Path(OVERLAYS)) if overlay else {}
-  destination.check_free(targets.values(), setting='--to', overwrite=overwrite)
+  overlays = name_overlays(paths, to or OVERLAYS) if overlay else {}
+  destination.check_free(overlays.values(), setting='--to', overwrite=overwrite)
   if overlay:
-    destination.check_writable(to or pathlib.Path(OVERLAYS), setting='--to', advice='Choose another folder.')
+    destination.check_writable(to or OVERLAYS, setting='--to', advice='Choose another folder.')
   startup.start()
   opencv.quieten()
   console.begin_stage('loading the weights')
-  network = load(weights, reading, classes=classes, has_names=bool(names))
-  classifier: Model | ZeroShot = network
+  model = load(weights, reading, classes=classes, has_names=bool(names))
+  classifier: Model | ZeroShot = model
   if names:
-    classifier = network.zero_shot(names, prompts=prompts or PLAIN, tokenizer=tokenizer)
+    classifier = model.zero_shot(names, prompts=prompts or PLAIN, tokenizer=tokenizer)
     log.info('%s', classifier.probability)
-  if is_table and to is not None:
+  if table is not None:
     from vit_jax.jobs import predict_table  # only here: few programs write tables
-    return predict_table.write(network, classifier, paths, to, top=top)
-  bad: list[int] = []
-  console.begin_stage('compiling, reading the first images')
-  if json:
-    print(_to_json(describe(network, classifier)), flush=True)
-  for batch in _batches(network, paths):
-    good = [file for file in batch if file.image is not None]
-    images = [file.image for file in good if file.image is not None]
-    logits = iter(classifier.logits(images, prepared=True) if good else [])
-    console.end_stage()
-    for file in batch:
-      guesses = [] if file.image is None else classifier.rank(next(logits), top=top)
-      print(_as_json(file, guesses) if json else _as_text(file, guesses), flush=True,
-            file=sys.stderr if file.image is None and not json else sys.stdout)
-    bad += [file.status for file in batch if file.image is None]
-    if overlay and good:
-      _write_overlays(network, good, targets)
+    return predict_table.write(model, classifier, paths=paths, to=table, top=top)
+  bad = _classify(model, classifier, paths=paths, overlays=overlays, top=top, as_json=json)
   if overlay:
     log.info('Images with attention overlays are in %s', to or OVERLAYS)
   if bad:
     log.error('%s of %s files could not be read and were skipped.', f'{len(bad):,}', f'{len(paths):,}')
-  return failures.worst(bad)
+  return failures.worst([file.status for file in bad])
 
 
-def _check_flags(to: pathlib.Path | None, is_table: bool, *, overlay: bool, json: bool, names: Sequence[str],
-                 prompts: str, tokenizer: str, classes: str) -> None:
-  """Raises UserError if flags do not fit together."""
-  if to is not None and not overlay and not is_table:
+def _check_flags(to: pathlib.Path | None, table: pathlib.Path | None, *, overlay: bool, as_json: bool,
+                 names: Sequence[str], prompts: str, tokenizer: str, classes: str) -> None:
+  """Raises UserError if flags do not fit together; `table` is `to` if that is a table."""
+  if to is not None and not overlay and table is None:
     raise UserError(f'--to: expected a table, FILE.csv or FILE.parquet, or --overlay as well, got --to={to} alone. '
                     'Name a table, or add --overlay.')
-  if is_table and (overlay or json):
+  if table is not None and (overlay or as_json):
     raise UserError(f'--to: expected neither --overlay nor --json with a table, got --to={to}. Remove them, or '
                     '--to.')
   for flag, value in (('prompts', prompts), ('tokenizer', tokenizer)):
@@ -128,6 +124,26 @@ def _check_flags(to: pathlib.Path | None, is_table: bool, *, overlay: bool, json
                       'by texts.')
   if names and classes:
     raise UserError(f'--classes: expected none with --names, got {classes}. The names are the classes.')
+
+
+def name_overlays(paths: Sequence[str], to: pathlib.Path) -> dict[str, pathlib.Path]:
+  """Maps each file to the path of its overlay: `to/NAME.png`, numbered where several files share the name."""
+  overlays: dict[str, pathlib.Path] = {}
+  taken: set[str] = set()
+  names: dict[str, Iterator[str]] = {}  # by stem; each continues after the last name that was tried
+  for path in dict.fromkeys(paths):
+    stem = pathlib.Path(path).stem
+    name = next(name for name in names.setdefault(stem, _number(stem)) if name not in taken)
+    taken.add(name)
+    overlays[path] = to / f'{name}.png'
+  return overlays
+
+
+def _number(stem: str) -> Iterator[str]:
+  """Yields `stem`, `stem_2`, `stem_3` and so on."""
+  yield stem
+  for number in itertools.count(2):
+    yield f'{stem}_{number}'
 
 
 def load(where: str, reading: Reading = AS_FOUND, *, classes: str = '', has_names: bool = False) -> Model:
@@ -149,74 +165,86 @@ def load(where: str, reading: Reading = AS_FOUND, *, classes: str = '', has_name
   return Model(loaded)
 
 
-def describe(network: Model, classifier: Model | ZeroShot | None = None) -> dict[str, object]:
-  """Returns the first line of JSON, about the network: preprocessing, whose class names, and warnings.
+def describe(model: Model, classifier: Model | ZeroShot | None = None) -> dict[str, object]:
+  """Returns the first line of JSON, which holds for all files.
 
-  With names of a person, or sigmoids, also what the probabilities are.
+  It has the preprocessing, where the names of the classes are from, and the warnings about the weights; with `--names`,
+  and for heads of sigmoids, also what the probabilities mean.
   """
-  preprocessing = transforms.eval_summary(network.recipe, network.image_px)
-  names = f'{network.assumed_classes}, assumed' if network.assumed_classes else (
-      'given' if network.weights.class_names else 'not known')
-  texts = {'class_names': 'given', 'probability': classifier.probability} if isinstance(classifier, ZeroShot) else (
-      {'probability': inference.SIGMOID} if network.weights.is_sigmoid else {})
-  return {'preprocessing': {**preprocessing, 'rule': network.weights.preprocess.rule}, 'class_names': names, **texts,
-          'warnings': list(network.weights.report.warnings)}
+  content: dict[str, object] = {'preprocessing': {
+      **transforms.eval_summary(model.recipe, model.image_px), 'rule': model.weights.preprocess.rule}}
+  if isinstance(classifier, ZeroShot):
+    content |= {'class_names': 'given', 'probability': classifier.probability}
+  else:
+    content['class_names'] = (f'{model.assumed_classes}, assumed' if model.assumed_classes else
+                              'given' if model.weights.class_names else 'not known')
+    if model.weights.is_sigmoid:
+      content['probability'] = inference.SIGMOID
+  return content | {'warnings': list(model.weights.report.warnings)}
 
 
-def name_overlays(paths: Sequence[str], to: pathlib.Path) -> dict[str, pathlib.Path]:
-  """Maps each file to the path of its overlay: `to/NAME.png`, numbered where several files share the name."""
-  targets: dict[str, pathlib.Path] = {}
-  taken: set[str] = set()
-  for path in paths:
-    stem = pathlib.Path(path).stem
-    names = itertools.chain([stem], (f'{stem}_{number}' for number in itertools.count(2)))
-    name = next(name for name in names if name not in taken)
-    taken.add(name)
-    targets[path] = to / f'{name}.png'
-  return targets
+def _classify(model: Model, classifier: Model | ZeroShot, *, paths: Sequence[str],
+              overlays: Mapping[str, pathlib.Path], top: int, as_json: bool) -> list[Unreadable]:
+  """Prints the classes of each file, writes its overlay if there is a path for it, and returns the unreadable files."""
+  bad: list[Unreadable] = []
+  console.begin_stage('compiling, reading the first images')
+  if as_json:
+    print(_to_json(describe(model, classifier)), flush=True)
+  for batch in _read_batches(model, paths):
+    good = [file for file in batch if isinstance(file, Readable)]
+    images = [file.image for file in good]
+    logits = iter(classifier.logits(images, prepared=True) if images else ())
+    console.end_stage()  # of the first batch; for others it does nothing
+    for file in batch:
+      if isinstance(file, Readable):
+        _print_classes(file, classifier.rank(next(logits), top=top), as_json=as_json)
+      else:
+        bad.append(file)
+        _print_problem(file, as_json=as_json)
+    if overlays and good:
+      for file, heat in zip(good, model.rollout(images, prepared=True), strict=True):
+        with core_files.replacing(overlays[file.path]) as part:
+          Image.fromarray(np.asarray(figures.overlay(file.image, heat))).save(part, 'png')
+  return bad
 
 
-def _batches(network: Model, paths: Sequence[str]) -> Iterator[list[Prepared]]:
+def _read_batches(model: Model, paths: Sequence[str]) -> Iterator[list[Readable | Unreadable]]:
   """Yields all files in order, in batches that threads read ahead."""
-  def prepare(path: str) -> Prepared:
+  def read(path: str) -> Readable | Unreadable:
     try:
-      return Prepared(path, network.prepare(path))
+      return Readable(path, model.prepare(path))
     except BadImage as error:
-      return Prepared(path, None, str(error))
+      return Unreadable(path, str(error), failures.USER_ERROR)
     except OSError as error:
       status = failures.TRY_AGAIN if failures.is_temporary(error) else failures.USER_ERROR
-      return Prepared(path, None, error.strerror or str(error), status)
+      return Unreadable(path, error.strerror or str(error), status)
 
-  with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-    begun = (pool.map(prepare, paths[start:start + BATCH]) for start in range(0, len(paths), BATCH))
-    ahead = collections.deque(itertools.islice(begun, 2))
+  with concurrent.futures.ThreadPoolExecutor(_READ_THREADS) as pool:
+    batches = (pool.map(read, paths[start:start + BATCH]) for start in range(0, len(paths), BATCH))
+    ahead = collections.deque(itertools.islice(batches, _AHEAD))
     while ahead:
       batch = list(ahead.popleft())
-      ahead.extend(itertools.islice(begun, 1))
+      ahead.extend(itertools.islice(batches, 1))
       yield batch
 
 
-def _write_overlays(network: Model, good: Sequence[Prepared], targets: dict[str, pathlib.Path]) -> None:
-  images = [file.image for file in good if file.image is not None]
-  for file, image, heat in zip(good, images, network.rollout(images, prepared=True), strict=True):
-    target = targets[file.path]
-    with files.replacing(target) as part:
-      Image.fromarray(np.asarray(figures.overlay(image, heat))).save(part, 'png')
+def _print_classes(file: Readable, guesses: Sequence[Guess], *, as_json: bool) -> None:
+  if as_json:
+    print(_to_json({'file': file.path, 'classes': [guess.plain() for guess in guesses]}), flush=True)
+    return
+  lines = [file.path]
+  for guess in guesses:
+    share = '' if guess.share is None else f'  (share {100 * guess.share:6.2f} %)'
+    lines.append(f'  {100 * guess.probability:6.2f} %{share}  {guess.name}')
+  print('\n'.join(lines), flush=True)
 
 
-def _as_text(file: Prepared, guesses: Sequence[Guess]) -> str:
-  if file.image is None:
-    return f'{file.path}: {file.problem}'
-  shares = ['' if guess.share is None else f'  (share {100 * guess.share:6.2f} %)' for guess in guesses]
-  return '\n'.join([file.path, *(f'  {100 * guess.probability:6.2f} %{share}  {guess.name}'
-                                for guess, share in zip(guesses, shares, strict=True))])
-
-
-def _as_json(file: Prepared, guesses: Sequence[Guess]) -> str:
-  if file.image is None:
-    return json.dumps({'file': file.path, 'error': file.problem})
-  return _to_json({'file': file.path, 'classes': [guess.plain() for guess in guesses]})
+def _print_problem(file: Unreadable, *, as_json: bool) -> None:
+  if as_json:
+    print(json_module.dumps({'file': file.path, 'error': file.problem}), flush=True)
+  else:
+    print(f'{file.path}: {file.problem}', file=sys.stderr, flush=True)
 
 
 def _to_json(content: Mapping[str, object]) -> str:
-  return json.dumps(documents.finite(content), ensure_ascii=False, allow_nan=False)
+  return json_module.dumps(documents.finite(content), ensure_ascii=False, allow_nan=False)

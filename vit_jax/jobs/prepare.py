@@ -156,9 +156,7 @@ def write_shards(data: schema.Data, to: storage.Path, settings: writing.Settings
   if kind == 'tfds':
     try:
       tfds.find(where, data_dir=data.data_dir)
-    except UserError as error:
-      if 'is not prepared' not in str(error):
-        raise
+    except tfds.NotPrepared:
       build(where, data_dir=tfds.data_folder(data.data_dir))
   root = user_files.resolve(where, '--data') if kind == 'folder' else None
   try:

@@ -1,7 +1,8 @@
 """`--job=push`: publishes weights on the Hugging Face hub, with a model card.
 
-The weights are written into a temporary folder, as `convert` does, and read back. A license must allow it: that of the
-weights, and, for a run, that of the weights it began with (`find_license`).
+`commands.Command.run` calls `run`. It loads the weights, finds the license under which they may be published
+(`find_license`), writes them as `convert` does into a temporary folder, which is read back, adds the card, and uploads
+the folder. Nothing is uploaded before the license is known.
 """
 from __future__ import annotations
 
@@ -15,8 +16,11 @@ from vit_jax.jobs import runtime as startup
 from vit_jax.weights import card, inference, loading, saving
 from vit_jax.weights.reading import Reading
 
-OPEN = re.compile(r'apache-2\.0|mit|bsd\b.*|cc0-1\.0|cc-by(-sa)?-\d.*', re.I)
-"""Licenses that allow anyone to publish changed weights for any use."""
+OPEN_LICENSES = re.compile(r'apache-2\.0|mit|bsd\b.*|cc0-1\.0|cc-by(-sa)?-\d.*', re.I)
+"""Licenses that allow anyone to publish changed weights for any use: those that vision weights have. For weights with
+another one, a person states the license after reading it."""
+_MAX_README_BYTES = 2**22
+_METHOD = 'Published with vit_jax; the files were read back before, and no bit of a parameter differs.'
 
 
 def run(weights: str, to: str, *, family: str, license: str, private: bool, message: str, reading: Reading,
@@ -27,7 +31,7 @@ def run(weights: str, to: str, *, family: str, license: str, private: bool, mess
     weights, reading, classes: see `weights.inference.load`.
     to: `hf://OWNER/NAME`, which is created if it does not exist.
     family: format, one of `huggingface`, `timm` and `run`.
-    license: the license of the published weights; '' = that of the weights, and of those that a run began with.
+    license: the license of the published weights; '' = see `find_license`.
     private: whether a new repository is private.
     message: the message of the commit.
 
@@ -35,6 +39,29 @@ def run(weights: str, to: str, *, family: str, license: str, private: bool, mess
     UserError: `to` is no repository, the license must be stated, the format cannot hold the weights, or the hub does
       not accept them.
   """
+  repository = _parse_repository(to)
+  startup.start()
+  loaded = inference.load(weights, reading, classes=classes)
+  print(loading.text(loaded))
+  license = license or find_license(weights)  # after loading, which reports a name that is misspelt
+  is_kept = _has_own_readme(repository)
+  with tempfile.TemporaryDirectory(prefix='vit_jax_push_') as temporary:
+    # Not the name of the repository: a suffix in it would choose a file in place of a folder.
+    folder, lost = saving.save(loaded, str(pathlib.Path(temporary) / 'weights'), family=family)
+    (folder / saving.REPORT).unlink(missing_ok=True)  # it names folders of this machine
+    if not is_kept:  # an upload leaves the files of the repository that the folder does not have
+      content = card.text(loaded, str(repository), written_as=family, is_folder=True, license=license, how=_METHOD)
+      card.place(content, folder, folder)
+    for name in lost:
+      print(f'This format cannot store: {name}')
+    address = hub.upload(repository, folder, private=private, message=message)
+  print(f'Published: {address}' + (' (its README.md, which a person wrote, is unchanged)' if is_kept else ''),
+        flush=True)
+  return 0
+
+
+def _parse_repository(to: str) -> hub.Repository:
+  """Returns the repository that `--to` names. Raises UserError if it names something else."""
   scheme, _, rest = to.partition('://')
   if scheme != 'hf':
     raise UserError(f'--to: expected hf://OWNER/NAME, got {to}. Files and folders are written by vit-jax convert.')
@@ -42,55 +69,68 @@ def run(weights: str, to: str, *, family: str, license: str, private: bool, mess
   if file or repository.revision != 'main':
     raise UserError(f'--to: expected hf://OWNER/NAME without a file or revision, got {to}. '
                     'Leave out what follows the name.')
-  startup.start()
-  loaded = inference.load(weights, reading, classes=classes)
-  print(loading.text(loaded))
-  stated = license or find_license(loaded.given or loaded.source)
-  with tempfile.TemporaryDirectory(prefix='vit_jax_push_') as temporary:
-    folder, lost = saving.save(loaded, str(pathlib.Path(temporary) / repository.name), family=family)
-    content = card.text(loaded, f'hf://{repository.owner}/{repository.name}', written_as=family, is_folder=True,
-                        license=stated, how='Published with vit_jax; the files were read back before, and no bit of a '
-                        'parameter differs.')
-    (folder / saving.REPORT).unlink(missing_ok=True)  # it names folders of this machine
-    try:
-      page = hub.fetch(repository, 'README.md', most_bytes=2**22)
-    except hub.NoRepository:
-      page = None
-    kept = page is not None and not card.is_ours(page.path)  # a person has written or changed it
-    if not kept:
-      card.place(content, folder, folder)
-    for name in lost:
-      print(f'This format cannot store: {name}')
-    address = hub.upload(repository, folder, private=private, message=message)
-  print(f'Published: {address}' + (' (its README.md, which a person wrote, is unchanged)' if kept else ''), flush=True)
-  return 0
+  return repository
+
+
+def _has_own_readme(repository: hub.Repository) -> bool:
+  """Returns whether the repository exists and has a README.md that a person wrote, or changed."""
+  try:
+    readme = hub.fetch(repository, 'README.md', most_bytes=_MAX_README_BYTES)
+  except hub.NoRepository:
+    return False
+  return readme is not None and not card.is_ours(readme.path)
 
 
 def find_license(source: str) -> str:
-  """Returns the license of weights, and of the weights that a run began with; '' for a run that began with none.
+  """Returns the license of weights; for a run, that of all weights that it began with, '' if it began with none.
+
+  Teachers count as well, although their values are not in what is published: a license may restrict what is made with
+  the weights.
 
   Raises:
-    UserError: these weights are not published under an open license, or their license is not known.
+    UserError: some of these weights have no open license, or none that is known, or their licenses differ.
   """
-  base = _base(source)
-  if base is None:
+  licenses = {original: _find_own_license(original) for original in _find_originals(source)}
+  for original, license in licenses.items():
+    if not OPEN_LICENSES.fullmatch(license):
+      raise UserError(f'--license: expected the license under which the weights may be published, got none. They are '
+                      f'made from {card.shown_source(original)}, whose license is {license or "not known"}. Read it, '
+                      'and if it allows this, set --license=NAME.')
+  if len({license.lower() for license in licenses.values()}) > 1:
+    shown = ', '.join(f'{card.shown_source(original)} ({license})' for original, license in licenses.items())
+    raise UserError(f'--license: expected the license under which the weights may be published, got none. They are '
+                    f'made from weights with several: {shown}. Read them, and set --license=NAME.')
+  return next(iter(licenses.values()), '')
+
+
+def _find_own_license(original: str) -> str:
+  """Returns the license of weights that are no run, also from the card on their hub; '' if it is not known."""
+  license = card.find_license(original)
+  scheme, _, rest = original.partition('://')
+  if license or scheme != 'hf':
+    return license
+  try:
+    readme = hub.fetch(hub.parse(rest)[0], 'README.md', most_bytes=_MAX_README_BYTES)
+  except (hub.NoRepository, hub.NoRevision):  # a run began with it, and it is gone
     return ''
-  found, (scheme, _, rest) = card.find_license(base), base.partition('://')
-  if not found and scheme == 'hf' and (page := hub.fetch(hub.parse(rest)[0], 'README.md', most_bytes=2**22)):
-    found = card.license_of(page.path.parent)
-  if OPEN.fullmatch(found):
-    return found
-  raise UserError(f'--license: expected the license under which the weights may be published, got none. They are made '
-                  f'from {card.shown_source(base)}, whose license is {found or "not known"}. Read it, and if it allows '
-                  'this, set --license=NAME.')
+  return card.license_of(readme.path.parent) if readme else ''
 
 
-def _base(source: str) -> str | None:
-  """Returns the weights that others made: those of `source`, or those that a run began with; None if there are none."""
-  folder = pathlib.Path(source)
-  if not (folder / 'config.json').is_file() or not (folder / 'checkpoints').is_dir():
-    return source
-  if not (folder / 'init.json').is_file():
-    return None
-  record = documents.read(folder / 'init.json', advice='Restore the file.')
-  return _base(record.part('init_from').field('source').text())
+def _find_originals(source: str) -> list[str]:
+  """Returns the weights that were not trained here: `source`, or those that a run, and the runs before it, began with.
+
+  Raises:
+    UserError: the record of a run (`init.json`) is damaged.
+  """
+  originals, names = [], [source]
+  for name in names:  # which grows by the weights that a run began with
+    folder = card.run_of(name)
+    if not (folder / 'config.json').is_file() or not (folder / 'checkpoints').is_dir():
+      originals.append(name)
+    elif (folder / saving.REPORT).is_file():  # `convert` wrote it from weights whose license is in its card
+      originals.append(str(folder))
+    elif (folder / 'init.json').is_file():
+      record = documents.read(folder / 'init.json', advice='Restore the file.')
+      sources = (entry.field('source').text() for _, entry in record.fields())
+      names += [one for one in sources if one not in names]
+  return originals

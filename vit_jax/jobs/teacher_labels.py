@@ -87,7 +87,7 @@ def run(config: schema.Config, where: str, to: pathlib.Path, reading: Reading = 
   with _progress(len(source), shown=True) as show:
     is_new = answers.write(to, info, computing(
         teacher, source, info, recipe=transforms.read_as(resize, config.data.recipe), batch_size=config.batch_size,
-        mesh=meshes.make(config.mesh), threads=config.data.threads, on_done=show))
+        mesh=meshes.make(config.mesh), threads=config.data.threads, on_done=show), setting='--to')
   print(f'{"Written to" if is_new else "Already in"} {to}: {len(source):,} maps of {grid[0]} x {grid[1]}. Use them '
         f'with --config.objective.maps={to} --config.objective.map_grid={grid[0]},{grid[1]}')
   return 0
@@ -131,7 +131,8 @@ def ensure(config: schema.Config) -> str:
     answers.write(folder, info, computing(
         teacher, source, info, recipe=transforms.read_as(inference.eval_recipe(teacher), config.data.recipe),
         batch_size=config.batch_size // num_processes, mesh=meshes.make(schema.Mesh(), jax.local_devices()),
-        threads=config.data.threads, on_done=count), share=(process, num_processes), meet=meet)
+        threads=config.data.threads, on_done=count),
+        setting=answers.LABELS, process=(process, num_processes), barrier=meet)
     log.info('Labels of %s images are in %s', f'{len(source):,}', folder)
     return ''
   assert request is not None

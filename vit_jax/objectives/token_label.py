@@ -153,8 +153,8 @@ class Spec(spec.Spec[schema.TokenLabel]):
 
   def open_maps(self, source: Source) -> answers.Answers:
     s = self.settings
-    return answers.open_logits(s.maps, source, grid=(s.map_grid[0], s.map_grid[1]), top=s.top,
-                                  rules=Rules(self.config.data.follow_links))
+    return answers.open_label_maps(s.maps, source, grid=(s.map_grid[0], s.map_grid[1]), top=s.top,
+                                   rules=Rules(self.config.data.follow_links))
 
   def targets(self) -> token_targets.Targets:
     px, patch = self.config.image_px, self.vit.patch

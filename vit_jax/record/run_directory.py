@@ -40,7 +40,7 @@ _OURS = {LOCK_FILE: rb'[0-9]+$', CONFIG: rb'\s*{\s*"type": "Config"', 'metrics.j
          'final.json': rb'{\s*"step": \d+,\s*"starts": ', 'evaluate.json': rb'{\s*"step": \d+,\s*"evaluation": ',
          'checkpoints/*/meta/metadata': rb'{"body": ', f'features/{"[0-9a-f]" * 16}': b''}
 """The first bytes of files by which a directory is recognized as one of this program: it has at least one of them."""
-_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 """Error numbers of network file systems that are mounted without file locks."""
 _held: dict[str, Owner] = {}  # of this process, by run directory
 
@@ -110,7 +110,7 @@ def _take(file: IO[str], folder: pathlib.Path) -> None:
     raise UserError(f'--workdir={folder}: expected a directory that no other run uses, got one in use by process '
                     f'{holder}. Wait for that run, stop it, or use another --workdir.') from None
   except OSError as error:
-    if error.errno not in _NO_LOCKS or not storage.is_shared(folder):
+    if error.errno not in NO_LOCKS or not storage.is_shared(folder):
       raise
   file.seek(0)
   file.truncate()

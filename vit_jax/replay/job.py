@@ -214,17 +214,16 @@ def _replay_segment(workdir: pathlib.Path, step: int, record: Record | None, to:
     record: whose digests count; None = those in the record of the run itself.
     to: directory to keep; None = a temporary one, which is removed if the parameters are equal.
   """
-  try:
-    of_run = _checkpoints(workdir)
-  except FileNotFoundError:
-    raise UserError(f'--workdir: expected the directory of a run, got {workdir}, which has no metrics.jsonl. Pass the '
-                    '--workdir of a training run.') from None
   config = json_files.read(workdir / 'config.json')
   if record and not all(number.isdecimal() for number in record.checkpoints):
     raise UserError(f'{record.id}: expected the record of one run, got one of {len(record.checkpoints)} runs. Leave '
                     'the record out: the digests of the run then count.')
   known = {int(number): digest for number, digest in record.checkpoints.items()} if record else {}
-  known = known or of_run
+  try:
+    known = known or _checkpoints(workdir)
+  except FileNotFoundError:
+    raise UserError(f'--workdir: expected the directory of a run, got {workdir}, which has no metrics.jsonl. Pass the '
+                    '--workdir of a training run.') from None
   usable = [one for one in checkpoint_files.steps(workdir / 'checkpoints') if one < max(known, default=0)]
   if step not in usable:
     raise UserError(f'--segment: expected the step of a checkpoint in {workdir} with a later one, got {step}. Use one '
@@ -233,7 +232,8 @@ def _replay_segment(workdir: pathlib.Path, step: int, record: Record | None, to:
   with _fresh_directory(to, 'segment') as work:
     shutil.copytree(workdir / 'checkpoints' / str(step), work.path / 'checkpoints' / str(step))
     for name in ('config.json', reader.FILE):
-      storage.write_bytes(work.path / name, growing.read(workdir / name))
+      with contextlib.suppress(FileNotFoundError):  # a checkpoint may come without the record of its run
+        storage.write_bytes(work.path / name, growing.read(workdir / name))
     print(f'Training {workdir} from step {step:,} to step {end:,} again.', flush=True)
     status = train.run(config, work.path, until=f'{end} steps', is_segment=True)
     if status not in (0, failures.TRY_AGAIN):
@@ -257,6 +257,8 @@ def _checkpoints(workdir: pathlib.Path) -> dict[int, str]:
 
 
 def _last_machine(workdir: pathlib.Path) -> dict[str, Any]:
+  if not storage.open_path(workdir / reader.FILE).exists():
+    return {}
   starts = [event for event in reader.read(workdir, most_rows=1).events if event['event'] == 'start']
   found = starts[-1].get('machine', {}) if starts else {}
   return found if isinstance(found, dict) else {}

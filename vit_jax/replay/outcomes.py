@@ -82,7 +82,9 @@ def _of_run(path: pathlib.Path) -> Outcome:
   if final.field('starts', default=1).whole() == clock.count_starts(run.events):  # the costs are those of all starts
     cost = _costs(final, *_ADDED)
     if len({repr(one.value.get('devices')) for one in starts}) == 1:
-      cost |= _costs(final, 'exaflops', 'seconds') | _costs(start, 'devices')
+      cost |= _costs(final, 'exaflops', 'seconds')
+      if devices := start.field('devices', default=0).whole():
+        cost['devices'] = devices
   return Outcome('train', _metrics(final), final.field('params_digest').text(), *_origin(start), path, checkpoints,
                  _history(run.rows), cost, _fingerprints(final))
 

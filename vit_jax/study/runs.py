@@ -191,7 +191,7 @@ def _lock(file: IO[str]) -> bool:
   except BlockingIOError:
     return False
   except OSError as error:
-    raise failures.kind(error)(
+    raise (UserError if error.errno in run_directory.NO_LOCKS else failures.kind(error))(
         f'--workdir={os.path.dirname(file.name)}: expected a file system with locks (flock), got "{error.strerror}". '
         'Choose a folder on a local disk or NFS.') from error
 

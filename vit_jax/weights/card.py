@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import pathlib
 import re
 import shlex
@@ -89,14 +90,14 @@ def header(name: str, weights: Weights, *, license: str, library: str,
 
 def shown_source(source: str) -> str:
   """Returns the name of weights as others know it: without the folders of this machine."""
-  path = pathlib.Path(source)
+  path = pathlib.Path(os.path.expanduser(source))
   return path.resolve().name if path.exists() else source
 
 
 def _made(source: str, step: int) -> list[str]:
   """Returns how a step of a run was made, so that others can make it again; [] for other weights."""
   try:
-    run = _run_of(source)
+    run = run_of(source)
     digest = checkpoint_files.read_meta(run / 'checkpoints' / str(step))['digests']['params']
     start: Any = next((event for event in reader.read(run, most_rows=1).events if event['event'] == 'start'), {})
     command, versions = start['command'], start['machine']['versions']
@@ -162,9 +163,9 @@ def _use(weights: Weights, name: str, written_as: str, is_folder: bool, from_pix
   return '\n\n'.join(f'```python\n{block}\n```' for block in blocks)
 
 
-def _run_of(source: str) -> pathlib.Path:
-  """Returns the run directory of weights that are one, or one of its checkpoints."""
-  path = pathlib.Path(source).absolute()
+def run_of(source: str) -> pathlib.Path:
+  """Returns the run directory of a path that is one, or one of its checkpoints; for other weights, some path."""
+  path = pathlib.Path(os.path.expanduser(source)).absolute()
   return path.parents[1] if path.parent.name == 'checkpoints' else path
 
 
@@ -208,7 +209,7 @@ def license_of(folder: pathlib.Path) -> str:
 def measured(source: str, step: int) -> tuple[str, dict[str, float]] | None:
   """The dataset and the metrics of a step of a run; None for other weights, and if nothing was measured there."""
   try:
-    run = _run_of(source)
+    run = run_of(source)
     config: Any = _object(run / 'config.json')
     numbers = {name: value for name, value in checkpoint_files.measured(run, step).items() if _METRICS.fullmatch(name)}
     return (f'{config["data"]["source"]} {config["data"]["eval_split"]}', numbers) if numbers else None

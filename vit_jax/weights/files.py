@@ -92,7 +92,7 @@ def verify(path: pathlib.Path, *, shown_as: str) -> None:
   def follow(file: BinaryIO) -> None:
     match _kind(file, shown_as, size):
       case 'zip':
-        with archives.opened(file, size) as archive:
+        with archives.open_archive(file, size) as archive:
           if _is_torch(archive, shown_as):
             pickles.follow_zip(archive)
           archives.verify(archive)
@@ -144,7 +144,7 @@ def _kind(file: BinaryIO, said: str, size: int) -> str:
 def _read(file: BinaryIO, said: str, size: int, choose: pickles.Choose) -> tuple[Tensors, Chosen]:
   match _kind(file, said, size):
     case 'zip':
-      with archives.opened(file, size) as archive:
+      with archives.open_archive(file, size) as archive:
         if _is_torch(archive, said):
           return pickles.read_zip(archive, choose)
         found = archives.read_arrays(archive)

@@ -51,7 +51,7 @@ def read_zip(archive: zipfile.ZipFile, choose: Choose) -> tuple[dict[str, HostAr
 
   def flat(storage: Storage) -> HostArray:
     if storage not in held:
-      data = archives.read(archive, f'{folder}data/{storage.key}')
+      data = archives.read_member(archive, f'{folder}data/{storage.key}')
       held[storage] = _numbers(data, storage)
     return held[storage]
 
@@ -71,10 +71,10 @@ def follow_zip(archive: zipfile.ZipFile) -> tuple[Any, str]:
   index = next(name for name in archive.namelist() if name == 'data.pkl' or name.endswith('/data.pkl'))
   folder = index.removesuffix('data.pkl')
   if f'{folder}byteorder' in archive.namelist():
-    order = bytes(archives.read(archive, f'{folder}byteorder'))
+    order = bytes(archives.read_member(archive, f'{folder}byteorder'))
     if order != b'little':
       raise ValueError(f'its numbers are in the byte order {order[:20]!r}, not little')
-  return pickle_stack.load(io.BytesIO(archives.read(archive, index))), folder
+  return pickle_stack.load(io.BytesIO(archives.read_member(archive, index))), folder
 
 
 def read_old(file: BinaryIO, choose: Choose, *, size: int) -> tuple[dict[str, HostArray], Chosen]:

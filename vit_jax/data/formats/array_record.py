@@ -177,7 +177,7 @@ class PreparedSource:
   def read(self, rows: Sequence[int]) -> Iterator[Record]:
     for record in self._records.read(rows):
       features = example.pick(record, 'image', 'labels' if self.most_labels else 'label')
-      yield Record(example.encoded(features, 'image'), self._labels(features))
+      yield Record(example.get_bytes(features, 'image'), self._labels(features))
 
   @property
   def caption_column(self) -> str:
@@ -203,13 +203,13 @@ class PreparedSource:
 
   def _labels(self, features: Mapping[str, Sequence[Any]]) -> tuple[int, ...]:
     num = len(self.class_names)
-    return (tuple(example.classes(features, 'labels', num)) if self.most_labels else
-            (example.label(features, 'label', num),))
+    return (tuple(example.get_classes(features, 'labels', num_classes=num)) if self.most_labels else
+            (example.get_class(features, 'label', num_classes=num),))
 
   def describe(self, index: int) -> str:
     position = f'{self.name}[{index}]'
     try:
-      name = example.first(example.pick(self._records[index], 'name'), 'name')
+      name = example.get_first(example.pick(self._records[index], 'name'), 'name')
     except (BadRecord, OSError, TemporaryError):  # the caller describes this record in its error message
       return position
     return f'{position} ({os.fsdecode(name)})' if isinstance(name, bytes) else position

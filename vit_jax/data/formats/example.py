@@ -1,8 +1,12 @@
 """`tf.train.Example` messages, parsed by protobuf without TensorFlow: their schema is declared here.
 
-`prepare.py` writes records with `encode`. `array_record.py`, `tfrecord.py` and `tfds.py` parse a record with `pick` or
-`parse`, and then take values of its features with `first`, `encoded`, `label` or `classes`. A damaged record raises
+`data/prepare.py` writes records with `serialize`. To read, `array_record.py`, `tfrecord.py`, `tfds.py` and its
+subclasses in `masks.py` and `vtab.py` parse a record with `pick` or `parse`, or one entry with `parse_entry`. They then
+take values of its features with `get_first`, `get_bytes`, `get_class` or `get_classes`. A damaged record raises
 `BadRecord`. This module reads no files, and knows no feature by name.
+
+A record is a message `Example` (`_messages`). The map of its features is declared as a list of entries, which has the
+same bytes and keeps their order.
 """
 from __future__ import annotations
 
@@ -21,6 +25,7 @@ else:
                                                           'message_factory'))
 
 Values = list[bytes] | list[int] | list[float]
+"""The values of a feature."""
 _LISTED = 20  # features in an error message
 
 
@@ -29,16 +34,16 @@ class BadRecord(BadImage):
 
 
 class BadLabel(BadRecord):
-  """A class of a record is out of range; `label` describes it in a message."""
+  """A class of a record is out of range; `found` describes it in a message."""
 
   def __init__(self, name: str, value: bytes | int | float, num_classes: int) -> None:
-    self.label = f'the label {value}' if isinstance(value, int) else 'a label that is not a whole number'
+    self.found = f'the label {value}' if isinstance(value, int) else 'a label that is not a whole number'
     super().__init__(f'the record: expected classes from 0 to {num_classes - 1:,} in the feature {name!r}, got '
-                     f'{self.label}')
+                     f'{self.found}')
 
 
 def parse(record: bytes) -> dict[str, Values]:
-  """Returns the features of a `tf.Example` record by name.
+  """Returns the features of a record by name.
 
   Raises:
     BadRecord: not in this format, or truncated.
@@ -47,21 +52,24 @@ def parse(record: bytes) -> dict[str, Values]:
 
 
 def parse_entry(record: bytes) -> list[Any]:
-  """Returns the values of a feature, given its entry, the message of name and values. Raises BadRecord as `parse`."""
+  """Returns the values of one feature, given the bytes of its entry. Raises BadRecord as `parse`."""
   return list(_values(_read(record, 'Entry')))
 
 
 def pick(record: bytes, *names: str) -> Mapping[str, Sequence[Any]]:
-  """Returns these features of a `tf.Example` record by name, faster than `parse`; all features if one is missing.
+  """Returns these features of a record by name, faster than `parse`.
+
+  If one is missing, it returns all features, so that an error can list them.
 
   Raises:
     BadRecord: not in this format, or truncated.
   """
-  found = {entry.key: _values(entry) for entry in _read(record, 'Example').features.feature if entry.key in names}
-  return found if len(found) == len(names) else parse(record)
+  picked = {entry.key: _values(entry) for entry in _read(record, 'Example').features.feature if entry.key in names}
+  return picked if len(picked) == len(names) else parse(record)
 
 
 def _read(record: bytes, kind: str) -> Any:
+  """Returns a message of this kind."""
   try:
     return _messages()[kind].FromString(record)
   except message.DecodeError as error:
@@ -69,55 +77,60 @@ def _read(record: bytes, kind: str) -> Any:
 
 
 def _values(entry: Any) -> Sequence[Any]:
-  values: Sequence[Any] = getattr(entry.value, entry.value.WhichOneof('kind') or 'int64_list').value
+  """Returns the values of an entry without a copy: they live as long as its message."""
+  kind = entry.value.WhichOneof('kind') or 'int64_list'  # a feature without values has no kind: any list is empty
+  values: Sequence[Any] = getattr(entry.value, kind).value
   return values
 
 
-def encode(features: Mapping[str, bytes | int | Sequence[int] | Sequence[bytes]]) -> bytes:
-  """Returns a `tf.Example` record with one value or a list per feature, in this order."""
+def serialize(features: Mapping[str, bytes | int | Sequence[int] | Sequence[bytes]]) -> bytes:
+  """Returns a record with one value or a list per feature, in this order."""
   record = _messages()['Example']()
   for name, value in features.items():
-    entry = record.features.feature.add(key=name)
-    if isinstance(value, bytes):
-      entry.value.bytes_list.value.append(value)
-    elif not isinstance(value, int) and value and isinstance(value[0], bytes):
-      entry.value.bytes_list.value.extend(value)
-    else:
-      entry.value.int64_list.value.extend([value] if isinstance(value, int) else value)
+    feature = record.features.feature.add(key=name).value
+    match value:
+      case bytes():
+        feature.bytes_list.value.append(value)
+      case int():
+        feature.int64_list.value.append(value)
+      case [bytes(), *_]:
+        feature.bytes_list.value.extend(value)
+      case _:
+        feature.int64_list.value.extend(value)
   content: bytes = record.SerializeToString()
   return content
 
 
-def first(features: Mapping[str, Sequence[Any]], name: str) -> bytes | int | float:
+def get_first(features: Mapping[str, Sequence[Any]], name: str) -> bytes | int | float:
   """Returns the first value of a feature. Raises BadRecord if there is none."""
   values = features.get(name)
   if not values:
-    got = documents.listed(sorted(features), _LISTED) or 'no features'
-    raise BadRecord(f'the record: expected the feature {name!r}, got {got}')
+    found = documents.listed(sorted(features), _LISTED) or 'no features'
+    raise BadRecord(f'the record: expected the feature {name!r}, got {found}')
   value: bytes | int | float = values[0]
   return value
 
 
-def encoded(features: Mapping[str, Sequence[Any]], name: str) -> bytes:
+def get_bytes(features: Mapping[str, Sequence[Any]], name: str) -> bytes:
   """Returns the first value of a feature. Raises BadRecord if there is none, or it is a number."""
-  value = first(features, name)
+  value = get_first(features, name)
   if not isinstance(value, bytes):
     raise BadRecord(f'the record: expected bytes in the feature {name!r}, got a number')
   return value
 
 
-def label(features: Mapping[str, Sequence[Any]], name: str, num_classes: int) -> int:
-  """Returns the first value of a feature, a class.
+def get_class(features: Mapping[str, Sequence[Any]], name: str, *, num_classes: int) -> int:
+  """Returns the first value of a feature, which is a class.
 
   Raises:
     BadRecord: there is none.
     BadLabel: one of the values is not a class below `num_classes`.
   """
-  first(features, name)
-  return classes(features, name, num_classes)[0]
+  get_first(features, name)
+  return get_classes(features, name, num_classes=num_classes)[0]
 
 
-def classes(features: Mapping[str, Sequence[Any]], name: str, num_classes: int) -> list[int]:
+def get_classes(features: Mapping[str, Sequence[Any]], name: str, *, num_classes: int) -> list[int]:
   """Returns the values of a feature, which are classes; [] if the record does not have the feature.
 
   Raises:
@@ -132,32 +145,34 @@ def classes(features: Mapping[str, Sequence[Any]], name: str, num_classes: int) 
 
 @functools.cache
 def _messages() -> dict[str, Any]:
-  """Returns the message classes `Example` and `Entry`.
-
-  The map of features is declared as a list of entries (name and value), which keeps their order.
-  """
-  field = descriptor_pb2.FieldDescriptorProto
+  """Returns the message classes `Example` and `Entry`."""
   file = descriptor_pb2.FileDescriptorProto(name='vit_jax_example.proto', package='vit_jax', syntax='proto3')
-  for name, fields in {
-      'BytesList': [('value', field.TYPE_BYTES, True)], 'FloatList': [('value', field.TYPE_FLOAT, True)],
-      'Int64List': [('value', field.TYPE_INT64, True)],
-      'Feature': [('bytes_list', 'BytesList', False), ('float_list', 'FloatList', False),
-                  ('int64_list', 'Int64List', False)],
-      'Entry': [('key', field.TYPE_STRING, False), ('value', 'Feature', False)],
-      'Features': [('feature', 'Entry', True)], 'Example': [('features', 'Features', False)]}.items():
-    entry = file.message_type.add(name=name)
-    for number, (own, kind, repeated) in enumerate(fields, 1):
-      added = entry.field.add(name=own, number=number,
-                              label=field.LABEL_REPEATED if repeated else field.LABEL_OPTIONAL)
-      if isinstance(kind, str):
-        added.type, added.type_name = field.TYPE_MESSAGE, f'.vit_jax.{kind}'
-      else:
-        added.type = kind
-      if name == 'Feature':
-        added.oneof_index = 0
-    if name == 'Feature':
-      entry.oneof_decl.add(name='kind')
+  field = descriptor_pb2.FieldDescriptorProto
+  _declare(file, 'BytesList', value=[field.TYPE_BYTES])
+  _declare(file, 'FloatList', value=[field.TYPE_FLOAT])
+  _declare(file, 'Int64List', value=[field.TYPE_INT64])
+  feature = _declare(file, 'Feature', bytes_list='BytesList', float_list='FloatList', int64_list='Int64List')
+  feature.oneof_decl.add(name='kind')
+  for kind in feature.field:
+    kind.oneof_index = 0
+  _declare(file, 'Entry', key=field.TYPE_STRING, value='Feature')
+  _declare(file, 'Features', feature=['Entry'])
+  _declare(file, 'Example', features='Features')
   pool = descriptor_pool.DescriptorPool()
   pool.Add(file)
   return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f'vit_jax.{name}'))
           for name in ('Example', 'Entry')}
+
+
+def _declare(file: Any, name: str, **fields: Any) -> Any:
+  """Adds a message to a file and returns it. Types are numbers or names of messages, in a list if they are repeated."""
+  declared = file.message_type.add(name=name)
+  for number, (key, kind) in enumerate(fields.items(), 1):
+    field = declared.field.add(name=key, number=number)
+    field.label = field.LABEL_REPEATED if isinstance(kind, list) else field.LABEL_OPTIONAL
+    kind = kind[0] if isinstance(kind, list) else kind
+    if isinstance(kind, str):
+      field.type, field.type_name = field.TYPE_MESSAGE, f'.vit_jax.{kind}'
+    else:
+      field.type = kind
+  return declared

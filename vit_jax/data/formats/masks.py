@@ -91,7 +91,7 @@ class TfdsMasks(tfds.Stored):
 
   def example(self, row: int) -> Record:
     features = self.features(row)
-    return Record(example.encoded(features, 'image'), mask=example.encoded(features, self._mask))
+    return Record(example.get_bytes(features, 'image'), mask=example.get_bytes(features, self._mask))
 
   def labels(self, row: int) -> tuple[int, ...]:
     return ()

@@ -6,7 +6,8 @@ label is a whole number, with names if the file describes a `ClassLabel`, a text
 text or a list of texts.
 
 `opening.py` calls `opener`, and `hf.py` uses `ParquetSource` for the files that it downloads. `indexed.py`
-calls the methods of `ParquetSource` and says in which order. `parquet_files.py` decodes footers and columns.
+calls the methods of `ParquetSource` and says in which order. `parquet_columns.py` chooses columns, and
+`parquet_files.py` decodes them.
 
 A row group has some hundred rows. It is read and decoded as a whole and kept in a cache of the process with limited
 memory (`Cache`), so training visits the rows in windows of row groups (`data/windows.py`).
@@ -24,13 +25,13 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config import schema
-from vit_jax.core import documents
+from vit_jax.core import documents, failures
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data import index, storage, user_files
-from vit_jax.data.formats import indexed, parquet_files, shards
+from vit_jax.data.formats import indexed, parquet_columns, parquet_files, shards
 from vit_jax.data.formats.indexed import Classes, IndexedSource
-from vit_jax.data.formats.parquet_files import Columns
+from vit_jax.data.formats.parquet_columns import Columns
 from vit_jax.data.formats.shards import Files
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.index import Index
@@ -60,7 +61,7 @@ class ParquetSource(IndexedSource):
   def load(files: Files, columns: Columns) -> Index:
     parquet_files.pyarrow_parquet()
     return index.load(files.paths, functools.partial(parquet_files.scan, columns=columns), f'parquet 2 {columns}',
-                      parquet_files.TYPES, what='Parquet', expected='rows with images')
+                      parquet_files.INDEX_TYPES, what='Parquet', expected='rows with images')
 
   @staticmethod
   def label_place(label: str) -> str:
@@ -68,8 +69,9 @@ class ParquetSource(IndexedSource):
 
   @staticmethod
   def choose(paths: Sequence[str], data: schema.Data) -> Columns:
-    columns = parquet_files.choose_columns(paths[0], parquet_files.read_metadata(paths[0]), data.image_column,
-                                           data.label_column, data.caption_column)
+    columns = parquet_columns.choose_columns(
+        paths[0], parquet_files.read_metadata(paths[0]), image=data.image_column, label=data.label_column,
+        caption=data.caption_column)
     if not columns.label and not columns.caption:
       indexed.warn(f'{paths[0]} has no column `label`, and none of the type ClassLabel: its images have no labels, and '
                    f'get the class {UNLABELED[0]!r}. {ParquetSource.contents(paths)}')
@@ -79,7 +81,7 @@ class ParquetSource(IndexedSource):
   def contents(paths: Sequence[str]) -> str:
     parts = sorted({part for path in paths for part in path.split('/')[:-1] if '=' in part})
     folders = f' Folders such as {documents.listed(parts, 3)} are not read as columns.' if parts else ''
-    columns = parquet_files.column_types(parquet_files.read_metadata(paths[0]).schema.to_arrow_schema())
+    columns = parquet_columns.describe_columns(parquet_files.read_metadata(paths[0]).schema.to_arrow_schema())
     return f'{paths[0]} has the columns {columns}.{folders}'
 
   @staticmethod
@@ -139,7 +141,7 @@ class ParquetSource(IndexedSource):
     return name.decode(errors='surrogateescape')
 
   def _footer(self, row: int) -> Any:
-    return parquet_files.metadata(self._index.get('footer', self.first_row(row)))
+    return parquet_files.parse_footer(self._index.get('footer', self.first_row(row)))
 
   def _image(self, row: int, content: bytes | None) -> bytes:
     """Returns the image of an example; `content` has the bytes of its row group, if they were read.
@@ -173,12 +175,14 @@ class ParquetSource(IndexedSource):
         raise BadImage(f'the row group is truncated: {span.path} ends in it')
       try:
         footer, group = self._footer(row), int(self._index['group'][row])
-        column = parquet_files.read_column(span, stored_bytes, footer, group, leaf)
+        column = parquet_files.read_column(span, stored_bytes, metadata=footer, group=group, leaf=leaf)
         if len(column) != footer.row_group(group).num_rows:
           raise ValueError(f'{len(column):,} rows')
         return column, column.nbytes
+      except MemoryError:
+        raise
       except Exception as error:  # pyarrow raises many kinds, such as OSError for damaged bytes; nothing is read here
-        raise BadImage(f'the row group is damaged: {parquet_files.reason(error)}') from error
+        raise BadImage(f'the row group is damaged: {failures.first_line(error)}') from error
     column, position = _cache().get((span, leaf), decode), int(self._index['place'][row])
     if position >= len(column):
       raise BadImage(f'the row group is damaged: {len(column):,} rows')

@@ -70,10 +70,10 @@ class PseudoLabeled(Mixture):
     self._folder, self._rules = teacher_answers.folder, teacher_answers.rules
     self.digest = hashlib.sha256(f'{self.digest} {teacher_answers.info}'.encode()).hexdigest()
 
-  def extra(self) -> answers.Extra:
+  def extra(self) -> answers.AddAnswers:
     """Opens the teacher's answers, which are not sent to loader processes, to be added to batches."""
     rows = np.concatenate([np.full(self.num_own, -1), self.rows])
-    return answers.Extra(Answers(self._folder, self._rules), rows)
+    return answers.AddAnswers(Answers(self._folder, self._rules, setting=answers.LABELS), rows)
 
 
 def add(labeled: Source, unlabeled: Source, settings: schema.Pseudo, rules: Rules = OWN) -> PseudoLabeled:
@@ -86,10 +86,10 @@ def add(labeled: Source, unlabeled: Source, settings: schema.Pseudo, rules: Rule
   if not (folder / answers.INFO).is_file():
     raise UserError(f'data.pseudo.labels: expected a folder of label maps, got {folder}, which has none yet. They are '
                     'written when training starts.')
-  teacher_answers = Answers(folder, rules)
-  answers.check(teacher_answers.info, {
+  teacher_answers = Answers(folder, rules, setting=answers.LABELS)
+  teacher_answers.check_matches({
       'digest': unlabeled.digest, 'num_examples': len(unlabeled), 'top': settings.top,
-      'num_classes': len(labeled.class_names), 'grid': (1, 1), 'scores': answers.PROBABILITIES}, folder=folder)
+      'num_classes': len(labeled.class_names), 'grid': (1, 1), 'scores': answers.PROBABILITIES})
   made = teacher_answers.info.made
   if (teacher := redacted(settings.teacher)) != made.get('teacher'):
     raise UserError(f'data.pseudo.labels: expected labels of data.pseudo.teacher={teacher}, got those of '
@@ -99,7 +99,7 @@ def add(labeled: Source, unlabeled: Source, settings: schema.Pseudo, rules: Rule
     raise UserError(f'data.pseudo.labels: expected labels for the {len(labeled.class_names):,} classes of '
                     f'{labeled.name} in this order, got those for other names or another order in {folder}. Set '
                     'another folder.')
-  classes_S, scores_S = teacher_answers.surest()
+  classes_S, scores_S = teacher_answers.read_most_likely()
   if not scores_S.any():
     raise UserError(f'data.pseudo.source: expected images that the teacher can label, got {len(unlabeled):,} in '
                     f'{unlabeled.name} of which none could be read, so that no threshold would help. Repair the images '

@@ -98,6 +98,10 @@ class Dataset(NamedTuple):
     return names
 
 
+class NotPrepared(UserError):
+  """A dataset is missing in the data folder."""
+
+
 class Columns(NamedTuple):
   """The features with image and class ('' = none), the names of the classes, and whether an image has several.
 
@@ -153,7 +157,7 @@ class TfdsSource(Stored):
 
   def example(self, row: int) -> Record:
     features = example.pick(self._records[row], *filter(None, (self._columns.image, self._columns.label)))
-    return Record(example.encoded(features, self._columns.image), self._labels(features))
+    return Record(example.get_bytes(features, self._columns.image), self._labels(features))
 
   def labels(self, row: int) -> tuple[int, ...]:
     return self._labels(self.features(row) if self._columns.label else {})
@@ -161,8 +165,8 @@ class TfdsSource(Stored):
   def _labels(self, features: Mapping[str, Sequence[Any]]) -> tuple[int, ...]:
     column, num = self._columns.label, len(self.class_names)
     if self._columns.several:  # an image may have several objects of one class
-      return tuple(dict.fromkeys(example.classes(features, column, num)))
-    return (example.label(features, column, num) if column else 0,)
+      return tuple(dict.fromkeys(example.get_classes(features, column, num_classes=num)))
+    return (example.get_class(features, column, num_classes=num) if column else 0,)
 
 
 def _size(num_bytes: int) -> str:
@@ -208,7 +212,8 @@ def find(name: str, *, data_dir: str) -> str:
   """Returns the directory of a prepared dataset: DATA_DIR/NAME[/CONFIG]/VERSION.
 
   Raises:
-    UserError: it is missing.
+    NotPrepared: it is missing.
+    UserError: there are several configurations.
   """
   data_dir = data_folder(data_dir)
   path, _, version = name.partition(':')
@@ -224,8 +229,8 @@ def find(name: str, *, data_dir: str) -> str:
   if not version or not os.path.isfile(os.path.join(folder, INFO)):
     advice = (f'prepare it: vit-jax prepare --data={path}' if path in archives.ARCHIVES else
               f'prepare it, which may need TensorFlow: vit-jax prepare --data=tfds:{name}')
-    raise UserError(f'tfds:{name} is not prepared in {data_dir} (expected in {folder}). Set another data.data_dir, or '
-                    f'{advice} --to=DIR, and then data.source=array_record:DIR')
+    raise NotPrepared(f'tfds:{name} is not prepared in {data_dir} (expected in {folder}). Set another data.data_dir, '
+                      f'or {advice} --to=DIR, and then data.source=array_record:DIR')
   return folder
 
 
@@ -366,4 +371,4 @@ def _check_labels(source: TfdsSource) -> None:
     except OSError as error:
       raise failures.unreadable(error, source.name) from error
   if problem:
-    raise UserError(f'{source.name}: expected examples with labels, got {problem.label}. Choose another split.')
+    raise UserError(f'{source.name}: expected examples with labels, got {problem.found}. Choose another split.')

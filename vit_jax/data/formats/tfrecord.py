@@ -121,7 +121,7 @@ class TfRecordSource(IndexedSource):
 
   def image(self, row: int, stored: bytes) -> bytes:
     record = _checked(self._span(row), stored)
-    return example.encoded(example.pick(record, self._columns.image), self._columns.image)
+    return example.get_bytes(example.pick(record, self._columns.image), self._columns.image)
 
   @property
   def caption_column(self) -> str:

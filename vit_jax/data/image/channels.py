@@ -59,7 +59,7 @@ def _decode(encoded: bytes, channels: int, options: DecodeOptions) -> HostArray:
   """Returns the pixels of a file as it stores them, `[H, W]`, `[H, W, C]` or `[C, H, W]`."""
   if encoded.startswith(_NUMPY):
     try:
-      found = archives.array(bytearray(encoded))  # compares the size of the file with its header
+      found = archives.parse_npy(bytearray(encoded))  # compares the size of the file with its header
     except ValueError as error:
       raise BadImage(f'not a complete .npy file: {error}') from error
     if found.ndim not in (2, 3):

@@ -1,7 +1,7 @@
 """RandAugment on the host (Cubuk et al., arXiv 1909.13719): some operations per image, drawn from a table.
 
-`transform.py` calls `style` and then `randaugment` for each image. For each drawn operation, `randaugment` calls
-`strength`, which turns the magnitude into degrees, px or a factor, and then `apply`. This module knows no boxes: the
+`transform.py` calls `make_style` and then `randaugment` for each image. For each drawn operation, `randaugment` calls
+`to_strength`, which turns the magnitude into degrees, px or a factor, and then `apply`. This module knows no boxes: the
 geometry of RandAugment is not part of the box of an example.
 
 The two published tables differ in more than their numbers. M is the magnitude, s a random sign.
@@ -26,7 +26,8 @@ of `colors.py`.
 AUGREG's operations are the `tensorflow_*` functions below, which follow google-research/big_vision
 pp/archive/autoaugment.py. Their results differ from Pillow's, often by one gray level and sometimes completely:
 
-- contrast blends with a gray of `H W / 256`, at most 255, for any image: 196 at 224 px;
+- contrast blends with a gray of `H W / 256`, at most 255, for any image: 196 at 224 px (big_vision averages the counts
+  of the histogram, not the pixels);
 - solarize compares with a threshold modulo 256, since it is converted to uint8: M = 10 and M = 20 invert every value;
 - posterize keeps at least one bit: a shift of 8 or more counts as one of 7, and a negative one wraps around;
 - values are computed in float32 and truncated; gray is `0.2989 R + 0.587 G + 0.114 B`;
@@ -45,17 +46,19 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.config.schema import Interpolation, OpTable, RandAugment
+from vit_jax.config.schema.recipe import MAX_TIMM
 from vit_jax.core.types import HostArray
 from vit_jax.data.image import colors, geometry
 from vit_jax.data.image.opencv import cv2
 from vit_jax.data.image.resample import buffer
 
-TIMM = ('autocontrast', 'equalize', 'invert', 'rotate', 'posterize', 'solarize', 'solarize_add', 'color', 'contrast',
-        'brightness', 'sharpness', 'shear_x', 'shear_y', 'translate_x', 'translate_y')
-OPERATIONS = {OpTable.AUGREG: (*TIMM, 'cutout'), OpTable.TIMM: TIMM}
-MAX_LEVEL = 10
-FILL = (128, 128, 128)  # of AUGREG
-MAX_SHIFT = 7  # of a uint8 in TensorFlow's bitwise operations
+_TIMM_OPERATIONS = ('autocontrast', 'equalize', 'invert', 'rotate', 'posterize', 'solarize', 'solarize_add', 'color',
+                    'contrast', 'brightness', 'sharpness', 'shear_x', 'shear_y', 'translate_x', 'translate_y')
+OPERATIONS = {OpTable.AUGREG: (*_TIMM_OPERATIONS, 'cutout'), OpTable.TIMM: _TIMM_OPERATIONS}
+_GEOMETRIC = ('rotate', 'shear_x', 'shear_y', 'translate_x', 'translate_y')
+_UNIT = 10.  # magnitude of which the strengths are multiples
+_FILL = (128, 128, 128)  # of AUGREG
+_MAX_SHIFT = 7  # of a uint8 in TensorFlow's bitwise operations
 _WEIGHTS = np.array([0.2989, 0.5870, 0.1140], np.float32)  # of R, G, B in gray
 _GRAY = (np.arange(256, dtype=np.float32) * np.float32(1 / 255))[None, :, None] * _WEIGHTS
 _TO_LEVELS = np.float32(255.5)  # TensorFlow's conversion of a float image to uint8
@@ -66,15 +69,19 @@ _BELOW_HALF = np.nextafter(np.float32(0.5), np.float32(0))
 
 
 class Style(NamedTuple):
-  """Interpolation of TIMM's and fill color of all geometric operations."""
+  """How new pixels are computed.
+
+  interpolation: of TIMM's geometric operations.
+  fill: color outside of the image, for all geometric operations, and of cutouts.
+  """
   interpolation: Interpolation
   fill: tuple[int, ...]
 
 
-def style(settings: RandAugment, *, interpolation: Interpolation, mean: Sequence[float]) -> Style:
+def make_style(settings: RandAugment, *, interpolation: Interpolation, mean: Sequence[float]) -> Style:
   """Returns the style of a table; `mean` of RGB in [0, 1]."""
   if settings.table is OpTable.AUGREG:
-    return Style(interpolation, FILL)
+    return Style(interpolation, _FILL)
   return Style(interpolation, tuple(min(255, round(255 * m)) for m in mean))
 
 
@@ -85,67 +92,73 @@ def randaugment(image: HostArray, settings: RandAugment, rng: np.random.Generato
     name = names[int(rng.integers(len(names)))]
     if settings.probability < 1 and rng.random() >= settings.probability:
       continue
-    level = settings.magnitude
-    if settings.magnitude_std:
-      level = rng.normal(level, settings.magnitude_std)
+    magnitude = settings.magnitude
     if settings.table is OpTable.TIMM:
-      level = min(max(level, 0.), MAX_LEVEL)
-    sign = 1. if rng.random() < 0.5 else -1.
-    value = strength(name, level, sign, table=settings.table, size=(image.shape[0], image.shape[1]))
-    image = apply(image, name, value, table=settings.table, style=style, rng=rng)
+      if settings.magnitude_std:
+        magnitude = rng.normal(magnitude, settings.magnitude_std)
+      magnitude = min(max(magnitude, 0.), MAX_TIMM)
+    sign = 1. if rng.random() < 0.5 else -1.  # also for operations without a sign: all draw the same numbers
+    strength = to_strength(name, magnitude, sign=sign, table=settings.table, size=(image.shape[0], image.shape[1]))
+    image = apply(image, name, strength=strength, table=settings.table, style=style, rng=rng)
   return image
 
 
-def strength(name: str, level: float, sign: float, *, table: OpTable, size: tuple[int, int]) -> float:
-  """Returns an operation's strength at `level` on an image of `size`: degrees, bits, a factor or px; `sign` 1 or -1."""
-  part = level / MAX_LEVEL
-  grows = table is OpTable.TIMM  # each operation changes the image more at a higher level
+def to_strength(name: str, magnitude: float, *, sign: float, table: OpTable, size: tuple[int, int]) -> float:
+  """Returns the strength of an operation on an image of `size` (height, width).
+
+  It is an angle in degrees, the tangent of a shear, px, bits, a threshold, an addition or a factor; 0 for operations
+  without one. `sign` is 1 or -1.
+  """
+  part, is_timm, (height, width) = magnitude / _UNIT, table is OpTable.TIMM, size
   match name:
     case 'rotate':
       return sign * 30. * part
     case 'shear_x' | 'shear_y':
       return sign * 0.3 * part
     case 'translate_x' | 'translate_y':
-      side_px = size[name == 'translate_x']
-      return sign * (0.45 * side_px if grows else 100.) * part
+      side_px = width if name == 'translate_x' else height
+      return sign * (0.45 * side_px if is_timm else 100.) * part
     case 'posterize':
-      return 4 - int(4 * part) if grows else int(4 * part)
+      return 4 - int(4 * part) if is_timm else int(4 * part)
     case 'solarize':
-      return 256 - int(256 * part) if grows else int(256 * part)
+      return 256 - int(256 * part) if is_timm else int(256 * part)
     case 'solarize_add':
       return int(110 * part)
     case 'color' | 'contrast' | 'brightness' | 'sharpness':
-      return max(0.1, 1. + sign * 0.9 * part) if grows else 1.8 * part + 0.1
+      return max(0.1, 1. + sign * 0.9 * part) if is_timm else 1.8 * part + 0.1
     case 'cutout':
       return int(40 * part)
-    case _:
-      return 0.
+  assert name in ('autocontrast', 'equalize', 'invert'), name
+  return 0.
 
 
-def apply(image: HostArray, name: str, value: float, *, table: OpTable, style: Style,
+def apply(image: HostArray, name: str, *, strength: float, table: OpTable, style: Style,
           rng: np.random.Generator) -> HostArray:
-  """Applies an operation of a table with its strength; `rng` chooses the position of a cutout."""
-  height, width = image.shape[:2]
-  if name in COLORS[table]:
-    return COLORS[table][name](image, value)
+  """Applies an operation of a table with its strength; `rng` chooses the center of a cutout."""
+  if name in _GEOMETRIC:
+    return _MOVES[table](image, name, strength, style)
   if name == 'cutout':
-    place = (int(rng.integers(height)), int(rng.integers(width)))
-    return cutout(image, place, int(value), fill=style.fill)
-  if table is OpTable.TIMM:
-    if name == 'rotate':
-      how = geometry.pillow_filter(style.interpolation)
-      return np.asarray(Image.fromarray(image).rotate(value, how, fillcolor=style.fill))  # counterclockwise
-    kind, _, axis = name.partition('_')
-    shear, offset = (value, 0.) if kind == 'shear' else (0., value)
-    return pillow_shift(image, int(axis == 'x'), shear=shear, offset=offset, style=style)
-  return warp_nearest(image, tensorflow_matrix(name, value, size=(height, width)), fill=style.fill)
+    height, width = image.shape[:2]
+    center = (int(rng.integers(height)), int(rng.integers(width)))
+    return cutout(image, center, half_px=int(strength), fill=style.fill)
+  return COLORS[table][name](image, strength)
 
 
-def cutout(image: HostArray, center: tuple[int, int], half_px: int, *, fill: Sequence[int]) -> HostArray:
+def cutout(image: HostArray, center: tuple[int, int], *, half_px: int, fill: Sequence[int]) -> HostArray:
   """Fills the part inside the image of the square of side `2 half_px` around `center` (row, column)."""
+  assert half_px >= 0, half_px
   covered, (row, column) = image.copy(), center
   covered[max(0, row - half_px):row + half_px, max(0, column - half_px):column + half_px] = fill
   return covered
+
+
+def _move_as_pillow(image: HostArray, name: str, strength: float, style: Style) -> HostArray:
+  """Rotates counterclockwise, shears or translates as Pillow does."""
+  if name == 'rotate':
+    resample = geometry.pillow_filter(style.interpolation)
+    return np.asarray(Image.fromarray(image).rotate(strength, resample, fillcolor=style.fill))
+  shear, offset = (strength, 0.) if name.startswith('shear') else (0., strength)
+  return pillow_shift(image, 1 if name.endswith('_x') else 0, shear=shear, offset=offset, style=style)
 
 
 def pillow_shift(image: HostArray, axis: int, *, shear: float, offset: float, style: Style) -> HostArray:
@@ -154,42 +167,53 @@ def pillow_shift(image: HostArray, axis: int, *, shear: float, offset: float, st
   The center c of an output pixel, along the axis, is sampled at c + shear o + offset, where o is the center of its row
   or column along the other axis.
   """
-  num, others = image.shape[axis], image.shape[1 - axis]
-  shift = shear * (np.arange(others) + 0.5) + offset
-  whole = np.floor(shift)
+  length, num_lines = image.shape[axis], image.shape[1 - axis]
+  shift_L = shear * (np.arange(num_lines) + 0.5) + offset  # of each line
+  whole_L = np.floor(shift_L)
+  part_L = (shift_L - whole_L).astype(np.float32)
+  part = part_L[:, None] if axis == 1 else np.repeat(part_L, 3)[None]  # channels side by side, as in `_interpolate`
   is_cubic = style.interpolation is Interpolation.BICUBIC
-  part = (shift - whole).astype(np.float32)
-  part = part[:, None] if axis == 1 else np.repeat(part, 3)[None]
-  moved = _interpolate(_take_lines(image, whole.astype(np.int32), axis), axis, part, is_cubic=is_cubic)
-  own = np.arange(num, dtype=np.int32)
-  first, end = np.ceil(-shift - 0.5).astype(np.int32)[:, None], np.ceil(num - 0.5 - shift).astype(np.int32)[:, None]
-  outside = (own < first) | (own >= end)
+  taps = _take_lines(image, whole_L.astype(np.int32), axis=axis)
+  moved = _interpolate(taps, part, axis=axis, is_cubic=is_cubic)
+  # An output pixel is outside if its center is sampled outside of [0, length).
+  start_L1 = np.ceil(-shift_L - 0.5).astype(np.int32)[:, None]
+  stop_L1 = np.ceil(length - 0.5 - shift_L).astype(np.int32)[:, None]
+  pixels = np.arange(length, dtype=np.int32)
+  is_outside = (pixels < start_L1) | (pixels >= stop_L1)
+  mask_HW = np.ascontiguousarray(is_outside if axis == 1 else is_outside.T).view(np.uint8)
   color = np.empty_like(image)
   color[...] = style.fill
-  return cv2.copyTo(color, np.ascontiguousarray(outside if axis == 1 else outside.T).view(np.uint8), moved)
+  return cv2.copyTo(color, mask_HW, moved)  # writes the color into `moved` where the mask is 1
 
 
-def _take_lines(image: HostArray, whole: HostArray, axis: int) -> HostArray:
-  """Returns each row (axis 1) or column (axis 0) from pixel `whole - 1` on, with 3 pixels more than the image has."""
+def _take_lines(image: HostArray, whole_L: HostArray, *, axis: int) -> HostArray:
+  """Returns each row (axis 1) or column (axis 0) from pixel `whole - 1` on, with 3 pixels more than the image has.
+
+  Pixels n to n + 3 of a returned line are the four neighbors of output pixel n.
+  """
   size = list(image.shape[:2])
   size[axis] += 3
-  maps = buffer('maps', (*size, 2), np.int16)  # column, row
+  maps = buffer('maps', (*size, 2), np.int16)  # column, row; no other buffer of this name is in use meanwhile
   places, lines = (maps[..., 0], maps[..., 1]) if axis == 1 else (maps[..., 1].T, maps[..., 0].T)
-  places[...] = whole[:, None] + np.arange(-1, size[axis] - 1, dtype=np.int32)
+  places[...] = whole_L[:, None] + np.arange(-1, size[axis] - 1, dtype=np.int32)
   lines[...] = np.arange(size[1 - axis])[:, None]
   return cv2.remap(image, maps, _NO_FRACTIONS, cv2.INTER_NEAREST, buffer('moved', (*size, 3), np.uint8),
                    borderMode=cv2.BORDER_REPLICATE)
 
 
-def _interpolate(pixels: HostArray, axis: int, part: HostArray, *, is_cubic: bool) -> HostArray:
-  """Interpolates along the axis at `part [H, 1]` or `[1, W 3]` behind the second of four `pixels`; truncated."""
-  num = pixels.shape[axis] - 3
-  before, here, there, after = (pixels[:, n:n + num] if axis == 1 else pixels[n:n + num] for n in range(4))
+def _interpolate(taps: HostArray, part: HostArray, *, axis: int, is_cubic: bool) -> HostArray:
+  """Interpolates along the axis between the second and the third of four neighbors; truncated.
+
+  With t = `part`, `[H, 1]` or `[1, W 3]`, the weights of the neighbors are 0, 1 - t, t, 0 if linear, and if cubic, with
+  a = -1, -t (1 - t)^2, the rest, t (1 + t - t^2), t^2 (t - 1).
+  """
+  length = taps.shape[axis] - 3
+  before, here, there, after = (taps[:, n:n + length] if axis == 1 else taps[n:n + length] for n in range(4))
   flat = here.shape[0], here.shape[1] * 3
 
-  def weighted(one: HostArray, weight: HostArray, name: str) -> HostArray:
-    """Returns the weighted difference from the second pixel, so that areas of one color keep it exactly."""
-    difference: HostArray = cv2.subtract(one, here, buffer(name, here.shape), dtype=cv2.CV_32F).reshape(flat)
+  def weighted(neighbor: HostArray, weight: HostArray, name: str) -> HostArray:
+    """Returns the weighted difference from the second neighbor, so that areas of one color keep it exactly."""
+    difference: HostArray = cv2.subtract(neighbor, here, buffer(name, here.shape), dtype=cv2.CV_32F).reshape(flat)
     difference *= weight
     return difference
 
@@ -207,7 +231,7 @@ def _interpolate(pixels: HostArray, axis: int, part: HostArray, *, is_cubic: boo
 
 
 def tensorflow_contrast(image: HostArray, factor: float) -> HostArray:
-  """Blends with the gray `min(255, H W / 256)`, rounded down: the program averages the counts of a histogram."""
+  """Blends with the gray `min(255, H W / 256)`, rounded down: the counts of a histogram are averaged."""
   gray = min(255, image.shape[0] * image.shape[1] // 256)
   return cv2.LUT(image, colors.blend(np.full(256, gray), colors.LEVELS, factor))
 
@@ -222,12 +246,12 @@ def tensorflow_saturation(image: HostArray, factor: float) -> HostArray:
 def tensorflow_sharpness(image: HostArray, factor: float) -> HostArray:
   """Blends with the smoothed image, whose values are truncated; the outermost pixels stay."""
   height, width, depth = image.shape
-  edge, middle = (cv2.LUT(image, _SMOOTH[tap]).reshape(height, width * depth) for tap in (0, 4))
+  by_edge, by_center = (cv2.LUT(image, _SMOOTH[tap]).reshape(height, width * depth) for tap in (0, 4))  # times weights
   span = (width - 2) * depth
   total = np.zeros((height - 2, span), np.float32)
   for tap in range(9):  # in the order of TensorFlow's kernel, since the sum is truncated
     row, start = tap // 3, tap % 3 * depth
-    total += (middle if tap == 4 else edge)[row:row + height - 2, start:start + span]
+    total += (by_center if tap == 4 else by_edge)[row:row + height - 2, start:start + span]
   smooth = image.copy()
   smooth[1:-1, 1:-1] = total.astype(np.uint8).reshape(height - 2, width - 2, depth)
   return colors.blend(smooth, image, factor)
@@ -248,41 +272,36 @@ def tensorflow_autocontrast(image: HostArray) -> HostArray:
 
 def tensorflow_posterize(image: HostArray, bits: int) -> HostArray:
   """Keeps the highest `bits` bits if that is 1 to 8, else one bit."""
-  shift = min((8 - bits) % 256, MAX_SHIFT)
+  shift = min((8 - bits) % 256, _MAX_SHIFT)  # a negative shift wraps around to a large one
   return image & np.uint8(255 >> shift << shift)
 
 
-def warp_nearest(image: HostArray, matrix: Sequence[Sequence[float]], *, fill: Sequence[int] = FILL) -> HostArray:
-  """Samples `image` at `matrix [2, 3] @ (column, row, 1)` by the nearest pixel; `fill` outside."""
+def _move_as_tensorflow(image: HostArray, name: str, strength: float, style: Style) -> HostArray:
+  """Rotates counterclockwise, shears or translates to the nearest pixels."""
   height, width = image.shape[:2]
   columns, rows = np.arange(width, dtype=np.float32)[None], np.arange(height, dtype=np.float32)[:, None]
   maps = np.empty((height, width, 2), np.int16)
-  for axis, (per_column, per_row, offset) in enumerate(matrix):
+  for axis, (per_column, per_row, offset) in enumerate(_tensorflow_matrix(name, strength, size=(height, width))):
     terms = [np.float32(scale) * at for scale, at in ((per_column, columns), (per_row, rows)) if scale]
     place = sum(terms[1:], terms[0]) + np.float32(offset)
     place += np.copysign(_BELOW_HALF, place)  # with the cast: halves away from zero, as C's `round`
     maps[..., axis] = np.clip(place, -1, _FARTHEST)
   return cv2.remap(image, maps, _NO_FRACTIONS, cv2.INTER_NEAREST, borderMode=cv2.BORDER_CONSTANT,
-                   borderValue=[float(level) for level in fill])
+                   borderValue=[float(level) for level in style.fill])
 
 
-def tensorflow_matrix(name: str, value: float, *, size: tuple[int, int]) -> list[list[float]]:
+def _tensorflow_matrix(name: str, strength: float, *, size: tuple[int, int]) -> list[list[float]]:
   """Returns the matrix `[2, 3]` from output to input pixels; rotations about the center are computed in float32."""
-  match name:
-    case 'shear_x':
-      return [[1., value, 0.], [0., 1., 0.]]
-    case 'shear_y':
-      return [[1., 0., 0.], [value, 1., 0.]]
-    case 'translate_x':
-      return [[1., 0., value], [0., 1., 0.]]
-    case 'translate_y':
-      return [[1., 0., 0.], [0., 1., value]]
+  moves = {'shear_x': [[1., strength, 0.], [0., 1., 0.]], 'shear_y': [[1., 0., 0.], [strength, 1., 0.]],
+           'translate_x': [[1., 0., strength], [0., 1., 0.]], 'translate_y': [[1., 0., 0.], [0., 1., strength]]}
+  if name in moves:
+    return moves[name]
   assert name == 'rotate', name
-  radians = np.float32(value) * np.float32(math.pi / 180)
+  radians = np.float32(strength) * np.float32(math.pi / 180)
   cos, sin = np.cos(radians), np.sin(radians)
-  down, right = np.float32(size[0] - 1), np.float32(size[1] - 1)
-  return [[float(cos), float(-sin), float((right - (cos * right - sin * down)) / 2)],
-          [float(sin), float(cos), float((down - (sin * right + cos * down)) / 2)]]
+  last_row, last_column = np.float32(size[0] - 1), np.float32(size[1] - 1)
+  return [[float(cos), float(-sin), float((last_column - (cos * last_column - sin * last_row)) / 2)],
+          [float(sin), float(cos), float((last_row - (sin * last_column + cos * last_row)) / 2)]]
 
 
 _PILLOW: dict[str, Callable[[HostArray, float], HostArray]] = {
@@ -292,9 +311,11 @@ _PILLOW: dict[str, Callable[[HostArray, float], HostArray]] = {
     'posterize': lambda image, bits: colors.posterize(image, int(bits)), 'solarize': colors.solarize,
     'solarize_add': lambda image, addition: colors.solarize_add(image, int(addition))}
 _TENSORFLOW = _PILLOW | {
-    'color': tensorflow_saturation, 'contrast': tensorflow_contrast,
-    'sharpness': tensorflow_sharpness, 'autocontrast': lambda image, _: tensorflow_autocontrast(image),
+    'color': tensorflow_saturation, 'contrast': tensorflow_contrast, 'sharpness': tensorflow_sharpness,
+    'autocontrast': lambda image, _: tensorflow_autocontrast(image),
     'posterize': lambda image, bits: tensorflow_posterize(image, int(bits)),
     'solarize': lambda image, threshold: colors.solarize(image, int(threshold) % 256)}
 COLORS = {OpTable.AUGREG: _TENSORFLOW, OpTable.TIMM: _PILLOW}
 """Color operations `(image, strength)` by table and name."""
+_MOVES = {OpTable.AUGREG: _move_as_tensorflow, OpTable.TIMM: _move_as_pillow}
+"""Geometric operations `(image, name, strength, style)` by table."""

@@ -219,7 +219,7 @@ def augment_colors(image: HostArray, *, recipe: schema.Recipe, rng: np.random.Ge
     return image
   image = np.ascontiguousarray(image)
   if recipe.randaugment.layers:
-    style = randaugment.style(recipe.randaugment, interpolation=recipe.interpolation, mean=recipe.mean)
+    style = randaugment.make_style(recipe.randaugment, interpolation=recipe.interpolation, mean=recipe.mean)
     image = randaugment.randaugment(image, recipe.randaugment, rng, style=style)
   if recipe.three_augment:
     image = colors.three_augment(image, rng)

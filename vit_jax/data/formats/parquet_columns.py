@@ -1,0 +1,207 @@
+"""Chooses the columns of Parquet files that have images, labels and captions.
+
+`parquet.py` calls `choose_columns` with the metadata of the first file. Then `parquet_files.scan` calls `check_columns`
+for each file, since all must have the same columns. `describe_columns` is for messages. This module sees names and
+types of columns, never their values, and reads no files.
+
+The package `datasets` describes the types of columns in the metadata of a file, under the key `huggingface`, as JSON:
+`{"info": {"features": {"label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}}}`. Such a type is called a feature
+here.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from vit_jax.core import documents, lazy
+from vit_jax.core.errors import UserError
+from vit_jax.data.text import stored
+
+if TYPE_CHECKING:
+  import pyarrow as pa
+else:
+  pa = lazy.Module('pyarrow')
+
+_IMAGE_NAMES = ('image', 'img', 'jpg', 'jpeg', 'png', 'webp')
+_LABEL_NAMES = ('label', 'labels', 'cls')
+_LISTED_COLUMNS = 20  # in a message
+
+
+class Columns(NamedTuple):
+  """The columns that are read. The key of an index has the representation of this tuple, so its names cannot change.
+
+  image: the column with the images.
+  leaf: the column with their bytes, such as `image.bytes`; '' if `image` has paths of files.
+  path: the column with their names or paths, such as `image.path`; '' = none.
+  label: the column with the labels; '' = none.
+  types: of the image and the label column; all files must have the same ones.
+  names: of the classes, if the labels are numbers of classes with names (`ClassLabel` of Hugging Face).
+  caption: the column with captions, texts or lists of texts; '' = none.
+  """
+  image: str
+  leaf: str
+  path: str
+  label: str
+  types: tuple[str, str]
+  names: tuple[str, ...] = ()
+  caption: str = ''
+
+
+def choose_columns(path: str, metadata: Any, *, image: str, label: str, caption: str) -> Columns:
+  """Returns the columns with image, label and caption, as these settings name them, or by names and types.
+
+  Images are in the column whose feature is `Image`, else in the first one of `_IMAGE_NAMES`, else in the only one with
+  bytes. Labels are in the first one of `_LABEL_NAMES`, else in the only one whose feature is `ClassLabel`. Captions are
+  in `caption`, `captions`, `text` or `texts`, if it has texts.
+
+  Args:
+    path: of the file.
+    metadata: its `pyarrow.parquet.FileMetaData`.
+    image, label, caption: names of columns; '' = chosen here.
+
+  Raises:
+    UserError: there is no such column, or several could be meant.
+  """
+  schema, features = metadata.schema.to_arrow_schema(), _read_features(metadata)
+  image_field = _choose_image(path, schema, features, given=image)
+  leaf, names = _find_leaves(image_field, path)
+  label, label_type = _choose_label(path, schema, features, given=label)
+  return Columns(image_field.name, leaf, names, label, (str(image_field.type), label_type),
+                 _class_names(features.get(label)), _choose_caption(path, schema, given=caption, label=label))
+
+
+def _choose_image(path: str, schema: Any, features: dict[str, Any], *, given: str) -> Any:
+  """Returns the field with the images."""
+  by_feature = [name for name in schema.names if features.get(name, {}).get('_type') == 'Image']
+  by_name = [name for name in _IMAGE_NAMES if name in schema.names][:1]
+  by_bytes = [field.name for field in schema if _is_bytes(field.type) or (
+      pa.types.is_struct(field.type) and field.type.get_field_index('bytes') >= 0)]
+  name = given or _pick_single(by_feature or by_name or by_bytes, setting='data.image_column', path=path, what='images')
+  if not name:
+    raise UserError(f'{path}: expected a column of images, as bytes, as a struct with bytes, or as paths, got the '
+                    f'columns {describe_columns(schema)}. Set data.image_column, if one of them has images.')
+  return _find_field(schema, name, setting='data.image_column', path=path)
+
+
+def _find_leaves(field: Any, path: str) -> tuple[str, str]:
+  """Returns the columns with the bytes and with the names of images, '' = none. Raises UserError if it has neither."""
+  if _is_bytes(field.type):
+    return field.name, ''
+  if is_text(field.type):
+    return '', field.name
+  types = {part.name: part.type for part in field.type} if pa.types.is_struct(field.type) else {}
+  if 'bytes' in types and _is_bytes(types['bytes']):
+    return f'{field.name}.bytes', f'{field.name}.path' if 'path' in types and is_text(types['path']) else ''
+  raise UserError(f'data.image_column: expected a column of bytes, of structs with bytes, or of paths in {path}, got '
+                  f'{field.name!r} of the type {field.type}. Set another column.')
+
+
+def _choose_label(path: str, schema: Any, features: dict[str, Any], *, given: str) -> tuple[str, str]:
+  """Returns the column with the labels and its type; both are '' if there is none."""
+  by_name = next((name for name in _LABEL_NAMES if name in schema.names), '')
+  by_feature = [name for name in schema.names if _class_names(features.get(name))]
+  label = given or by_name or _pick_single(by_feature, setting='data.label_column', path=path, what='labels')
+  if not label:
+    return '', ''
+  kind = _find_field(schema, label, setting='data.label_column', path=path).type
+  if not _is_label(kind):
+    raise UserError(f'data.label_column: expected a column of whole numbers, texts, or lists of them in {path}, got '
+                    f'{label!r} of the type {kind}. Set another column.')
+  return label, str(kind)
+
+
+def _choose_caption(path: str, schema: Any, *, given: str, label: str) -> str:
+  """Returns the column with the captions; '' = none."""
+  if not given:
+    return next((name for name in stored.NAMES if name in schema.names and name != label
+                 and _are_texts(schema.field(name).type)), '')
+  kind = _find_field(schema, given, setting='data.caption_column', path=path).type
+  if not _are_texts(kind):
+    raise UserError(f'data.caption_column: expected a column of texts, or of lists of them, in {path}, got {given!r} '
+                    f'of the type {kind}. Set another column.')
+  return given
+
+
+def check_columns(path: str, metadata: Any, columns: Columns) -> None:
+  """Raises UserError if the columns of a file differ from those of the first file."""
+  schema = metadata.schema.to_arrow_schema()
+  for name, expected in zip((columns.image, columns.label), columns.types, strict=True):
+    number = schema.get_field_index(name)
+    found = str(schema.field(number).type) if number >= 0 else ''
+    if name and found != expected:
+      raise UserError(f'{path}: expected the column {name!r} of the type {expected}, as the first file has it, got '
+                      f'{found or f"the columns {describe_columns(schema)}"}. Leave it out of the pattern, or write it '
+                      'again.')
+  if columns.caption and (columns.caption not in schema.names or not _are_texts(schema.field(columns.caption).type)):
+    raise UserError(f'{path}: expected captions in the column {columns.caption!r}, as the first file has them, got the '
+                    f'columns {describe_columns(schema)}. Leave it out of the pattern, or write it again.')
+  names = _class_names(_read_features(metadata).get(columns.label))
+  if columns.label and names != columns.names:
+    raise UserError(f'{path}: expected the {len(columns.names):,} class names of the first file for the column '
+                    f'{columns.label!r}, got {len(names):,} others. Leave the file out of the pattern.')
+
+
+def describe_columns(schema: Any) -> str:
+  """Returns the names and types of columns for a message."""
+  return documents.listed([f'{field.name} ({field.type})' for field in schema], _LISTED_COLUMNS)
+
+
+def _pick_single(names: Sequence[str], *, setting: str, path: str, what: str) -> str:
+  """Returns the only name, or '' if there is none. Raises UserError if there are several."""
+  if len(names) > 1:
+    raise UserError(f'{setting}: expected the name of the column with {what} of {path}, as several could be meant: '
+                    f"{documents.listed(list(names), _LISTED_COLUMNS)}, got ''. Set it.")
+  return next(iter(names), '')
+
+
+def _find_field(schema: Any, name: str, *, setting: str, path: str) -> Any:
+  number = schema.get_field_index(name)  # -1 if there is none, or several of this name
+  if number < 0:
+    raise UserError(f'{setting}: expected one column of {path}, {describe_columns(schema)}, got {name!r}. Correct it.')
+  return schema.field(number)
+
+
+def is_text(kind: Any) -> bool:
+  """Returns whether an Arrow type is text."""
+  return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def is_list(kind: Any) -> bool:
+  """Returns whether an Arrow type is a list of any length."""
+  return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _is_bytes(kind: Any) -> bool:
+  return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _are_texts(kind: Any) -> bool:
+  return is_text(kind.value_type if is_list(kind) else kind)
+
+
+def _is_label(kind: Any) -> bool:
+  if is_list(kind) or pa.types.is_dictionary(kind):
+    kind = kind.value_type
+  return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind) or is_text(kind))
+
+
+def _read_features(metadata: Any) -> dict[str, Any]:
+  """Returns the features of columns by name; {} if there are none. That of a list, as `[feature]`, is its element's."""
+  try:
+    features = documents.parse((metadata.metadata or {})[b'huggingface'])['info']['features']
+    elements = {name: one[0] if isinstance(one, list) and one else one for name, one in features.items()}
+    return {name: feature for name, feature in elements.items() if isinstance(feature, dict)}
+  except (KeyError, TypeError, ValueError, AttributeError):
+    return {}
+
+
+def _class_names(feature: Any) -> tuple[str, ...]:
+  """Returns the names of classes of a `ClassLabel`, or of a list of them.
+
+  () if the feature is another one, or names repeat: then the labels are numbers, as names would join classes.
+  """
+  while isinstance(feature, dict) and isinstance(feature.get('feature'), dict):
+    feature = feature['feature']
+  names = feature.get('names') if isinstance(feature, dict) and feature.get('_type') == 'ClassLabel' else None
+  is_list_of_text = isinstance(names, list) and all(isinstance(name, str) for name in names)
+  return tuple(names) if is_list_of_text and names and len(set(names)) == len(names) else ()
