@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import logging
 
-from vit_jax.core.errors import UserError
 from vit_jax.jobs import runtime as startup
 from vit_jax.weights import inference, loading, peft_saving, saving
 from vit_jax.weights.reading import Reading
@@ -24,10 +23,7 @@ def run(weights: str, to: str, *, family: str, reading: Reading, classes: str, o
     overwrite: replace what is at `to`.
   """
   if family == peft_saving.FAMILY:
-    for name, value in {**reading._asdict(), 'view': '', 'classes': classes}.items():
-      if value:
-        raise UserError(f'--{name}: expected none with --family={family}, got {value}. Leave it out, as adapters are '
-                        'written as they are in the run.')
+    peft_saving.check({**reading._asdict(), 'view': '', 'classes': classes})
     startup.start()
     path = peft_saving.save(weights, to, view=reading.view, overwrite=overwrite)
     print(f'Written to {path} in the format of PEFT, and read back: the merged weights are those of the run.',

@@ -44,6 +44,14 @@ class Run(NamedTuple):
   family: str
 
 
+def check(flags: Mapping[str, object]) -> None:
+  """Raises UserError if one of these flags is set: adapters are written as they are in the run."""
+  for name, value in flags.items():
+    if value:
+      raise UserError(f'--{name}: expected none with --family={FAMILY}, got {value}. Leave it out, as adapters are '
+                      'written as they are in the run.')
+
+
 def save(where: str, to: str, *, view: str = '', overwrite: bool = False) -> pathlib.Path:
   """Writes the adapters and the head of the run at `where` into the folder `to`, and returns its path.
 
