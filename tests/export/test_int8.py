@@ -101,6 +101,12 @@ def test_the_ratio_of_a_product_counts_each_token() -> None:
   assert 2 * int8.STEPS * int8.KERNEL_TOP < 2**15
 
 
+def test_the_table_of_a_product_without_error_is_json() -> None:
+  products = [int8.Product('a', 'x', 'backbone/blocks/0/mlp/up/kernel', 30.), int8.Product('b', 'y', 'head/kernel')]
+  found = int8.Quantized(products, -math.inf, 4, math.inf, 1.).plain()
+  assert json.loads(json.dumps(found, allow_nan=False))['sqnr_db'] == {'0': {'mlp/up': 30.}, '': {'head': None}}
+
+
 @pytest.mark.slow(reason='3 s: two exports through the command line')
 def test_the_command_writes_a_file_a_table_and_a_card(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
                                                       capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,3 +152,16 @@ def test_what_cannot_be_quantized_is_an_error(words: str, said: str, tmp_path: p
   assert main.run(['export', *f'--weights={words}'.split()]) == 2
   assert said in capsys.readouterr().err
   assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_image_to_measure_is_named(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
+                                             capsys: pytest.CaptureFixture[str]) -> None:
+  monkeypatch.setattr(loading, 'load', lambda where, **_: loaded.weights(where))
+  monkeypatch.setattr(loading, 'text', lambda found: 'what was loaded')
+  path = tmp_path / 'photos' / 'train' / 'a' / '0.png'
+  path.parent.mkdir(parents=True)
+  path.write_bytes(b'\x89PNG\r\n\x1a\nbroken')
+  words = f'export --weights=vit --quantize=int8 --data=folder:{tmp_path / "photos"} --to={tmp_path / "a.onnx"}'
+  assert main.run(words.split()) == 2
+  assert '0.png: expected an image, got a damaged record (' in capsys.readouterr().err
+  assert [one.name for one in tmp_path.iterdir()] == ['photos']

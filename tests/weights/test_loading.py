@@ -96,6 +96,19 @@ def test_a_file_without_a_head_has_no_classes(tmp_path: pathlib.Path) -> None:
   assert found.num_classes == 0 and 'head' not in found.params and 'no head' in loading.text(found)
 
 
+def test_a_tensor_in_two_shards_is_an_error(tmp_path: pathlib.Path) -> None:
+  names = ['model-1-of-2.safetensors', 'model-2-of-2.safetensors']
+  tensors = timm()
+  file(tmp_path, {name: x for name, x in tensors.items() if not name.startswith('head')}, names[0])
+  file(tmp_path, {name: x for name, x in tensors.items() if name.startswith(('head', 'norm.'))}, names[1])
+  (tmp_path / 'model.safetensors.index.json').write_text(json.dumps({
+      'weight_map': {name: names[name.startswith('head')] for name in tensors}}))
+  with pytest.raises(UserError, match='2-of-2.safetensors: expected tensors that no other shard has, got 2 others'):
+    loading.load(str(tmp_path), model='heads=2')
+  file(tmp_path, {name: x for name, x in tensors.items() if name.startswith('head')}, names[1])
+  assert loading.load(str(tmp_path), model='heads=2').num_classes
+
+
 def test_heads_that_nothing_tells_are_asked_for(tmp_path: pathlib.Path) -> None:
   path = file(tmp_path, timm())
   with pytest.raises(UserError, match='expected the number of attention heads, got none. .*Set --model=heads=N'):

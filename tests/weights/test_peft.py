@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from vit_jax import main
 from vit_jax.config import schema
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError
@@ -217,6 +218,8 @@ def test_patterns_decide_the_scale_of_single_layers(tmp_path: pathlib.Path) -> N
 @pytest.mark.parametrize(('changed', 'message'), [
     ({'peft_type': 'IA3'}, "expected peft_type LORA .*, got 'IA3'. Merge the adapters in PEFT"),
     ({'fan_in_fan_out': True}, 'expected fan_in_fan_out false, got true. Merge'),
+    ({'init_lora_weights': 'pissa_niter_4'}, "expected init_lora_weights that .*, got 'pissa_niter_4'. Merge"),
+    ({'init_lora_weights': 'olora'}, "the base weights as they are, got 'olora'. Merge the adapters in PEFT"),
     ({'base_model_name_or_path': None}, 'expected the weights that the adapters are for .*, got none. Set it to')])
 def test_other_adapters_are_refused(changed: dict[str, Any], message: str, tmp_path: pathlib.Path) -> None:
   with pytest.raises(UserError, match=message):
@@ -273,6 +276,8 @@ def damaged(case: str, where: pathlib.Path, text: str) -> pathlib.Path:
     ({'alpha_pattern': {'(': 1}}, r'alpha_pattern.\(: expected the name of a layer or a regular expression, got 1'),
     ({'alpha_pattern': {'(a+)+': 1}}, 'expected the name of a layer or a simple pattern of names'),
     ({'alpha_pattern': {'a*a*a*b': 1}}, 'expected the name of a layer or a simple pattern of names'),
+    ({'alpha_pattern': {'a?' * 50 + 'a' * 50: 1}}, 'expected the name of a layer or a simple pattern of names'),
+    ({'alpha_pattern': {'(aa|a)' * 30: 1}}, 'expected the name of a layer or a simple pattern of names'),
     ({'use_rslora': 'no'}, "use_rslora: expected true or false, got 'no'"),
     ({'base_model_name_or_path': ['a']}, 'base_model_name_or_path: expected text .*, got a list of 1'),
     ({'base_model_name_or_path': 7}, 'base_model_name_or_path: expected text .*, got 7'),
@@ -335,3 +340,45 @@ def test_weights_that_only_the_config_names_are_downloaded_on_request_alone(
   with pytest.raises(UserError) as caught:
     peft.resolve(peft.read(own), 'w', allow_download=False)
   assert 'hunter2' not in str(caught.value)
+
+
+def test_the_revision_of_weights_on_the_hub_is_read_and_written(tmp_path: pathlib.Path) -> None:
+  run = run_of('timm_lora', tmp_path, 'timm')
+  own = tmp_path / 'adapter'
+  config = json.loads((own / 'adapter_config.json').read_text())
+  for base, revision, address in (
+      ('owner/name', 'v2', 'hf://owner/name@v2'), ('owner/name', None, 'hf://owner/name'),
+      ('hf://owner/name/a.safetensors', None, 'hf://owner/name/a.safetensors')):
+    wanted = {'base_model_name_or_path': base, 'revision': revision}
+    (own / 'adapter_config.json').write_text(json.dumps({**config, **wanted}))
+    assert peft.read(own).base == address
+    (run / 'init.json').write_text(json.dumps({'init_from': {'source': address, 'family': 'timm'}}))
+    path = peft_saving.save(str(run), str(tmp_path / 'written'), overwrite=True)
+    found = json.loads((path / 'adapter_config.json').read_text())
+    assert {name: found[name] for name in wanted} == wanted
+  (own / 'adapter_config.json').write_text(json.dumps({**config, 'revision': 'v2'}))
+  assert peft.read(own).base == config['base_model_name_or_path'], 'a path has no revision'
+
+
+def test_adapters_are_written_as_they_are_into_a_folder(tmp_path: pathlib.Path,
+                                                        capsys: pytest.CaptureFixture[str]) -> None:
+  run = run_of('timm_lora', tmp_path, 'timm')
+  (tmp_path / 'names.txt').write_text('a\nb\nc\nd\ne\n')
+  for words, said in (
+      (['--to=a.safetensors'], '--to: expected a folder with --family=peft, got a.safetensors. Change it.'),
+      (['--to=a', f'--classes={tmp_path / "names.txt"}'], '--classes: expected none with --family=peft, got'),
+      (['--to=a', '--preprocess=half'], '--preprocess: expected none with --family=peft, got half. Leave it out, as')):
+    words = [words[0].replace('--to=', f'--to={tmp_path}/'), *words[1:]]
+    assert main.run(['convert', f'--weights={run}', '--family=peft', *words]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / 'a').exists() and not (tmp_path / 'a.safetensors').exists()
+
+
+def test_weights_at_a_relative_path_must_be_there(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  run = run_of('timm_lora', tmp_path, 'timm')
+  (run / 'init.json').write_text(json.dumps({'init_from': {'source': 'base/model.safetensors', 'family': 'timm'}}))
+  with pytest.raises(UserError, match='--weights: expected the weights that the run began with at base/model.safetens'):
+    peft_saving.save(str(run), str(tmp_path / 'written'))
+  monkeypatch.chdir(tmp_path)
+  path = peft_saving.save(str(run), str(tmp_path / 'written'))
+  assert peft.read(path).base == str(tmp_path / 'base' / 'model.safetensors')

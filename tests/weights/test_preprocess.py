@@ -136,6 +136,11 @@ def test_what_cannot_be_understood_is_refused(text: str) -> None:
     preprocess.parse(text)
 
 
+def test_the_short_side_and_the_part_that_the_crop_keeps_are_alternatives() -> None:
+  with pytest.raises(UserError, match='--preprocess: expected resize or crop, got both. Leave one of them out.'):
+    preprocess.parse('imagenet,resize=256,crop=0.9')
+
+
 def beside(folder: pathlib.Path, **files: dict) -> sidecars.Sidecar:
   for name, content in files.items():
     (folder / f'{name}.json').write_text(json.dumps(content))
@@ -161,7 +166,15 @@ def test_transformers_files_tell_of_heads_gelu_epsilon_size_and_classes(tmp_path
     ({'size': [224, 192]}, (224, 192), 0, 'huggingface'),
     ({'size': {'shortest_edge': 256}, 'do_center_crop': True, 'crop_size': {'height': 224, 'width': 224}},
      (224, 224), 256, 'torchvision'),
-    ({'size': 256, 'do_center_crop': True, 'crop_size': 224}, (224, 224), 256, 'huggingface')])
+    ({'size': 256, 'do_center_crop': True, 'crop_size': 224}, (224, 224), 256, 'huggingface'),
+    ({'size': 256, 'do_center_crop': True, 'crop_size': 224, 'feature_extractor_type': 'DeiTFeatureExtractor'},
+     (224, 224), 256, 'huggingface'),
+    ({'size': 224, 'do_center_crop': True, 'crop_size': 224, 'feature_extractor_type': 'CLIPFeatureExtractor'},
+     (224, 224), 224, 'torchvision'),  # of openai/clip-vit-base-patch32: one number is the short side there
+    ({'size': 256, 'do_center_crop': True, 'crop_size': 224, 'image_processor_type': 'BitImageProcessor'},
+     (224, 224), 256, 'torchvision'),
+    ({'size': {'height': 256, 'width': 256}, 'do_center_crop': True, 'crop_size': 224,
+      'image_processor_type': 'CLIPImageProcessor'}, (224, 224), 256, 'huggingface')])
 def test_sizes_in_all_the_ways_they_have_been_written(
     content: dict, px: tuple[int, int], resize: int, geometry: str, tmp_path: pathlib.Path) -> None:
   values = beside(tmp_path, preprocessor_config=content).rules[0].values

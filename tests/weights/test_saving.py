@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from vit_jax.weights.network import Weights
 
 OF_MAE = schema.SinCos(schema.Frequencies.MAE)
 HYBRID = {'stem': schema.ResNetStem((1,)), 'patch': 8}
+DINOV2: dict[str, Any] = {'block.layer_scale': .1, 'num_classes': 0, 'class_names': ()}
 
 
 def there_and_back(found: Weights, path: pathlib.Path, family: str) -> Weights:
@@ -41,6 +43,13 @@ def test_a_vit_comes_back_from_every_family_with_all_that_goes_with_it(
   assert again.class_names == found.class_names
   assert again.preprocess._replace(rule='') == found.preprocess._replace(rule='')
   assert dataclasses.replace(again.model, dropout=0.) == found.model
+
+
+@pytest.mark.parametrize('changes', [{}, {'norm_before': True, 'class_names': ()}])
+def test_a_head_without_a_bias_comes_back_from_a_run(changes: dict[str, Any], tmp_path: pathlib.Path) -> None:
+  found = made.network(head=schema.Head(bias=False), **changes)
+  again = there_and_back(found, tmp_path / 'run', 'run')
+  assert (again.num_classes, again.class_names, again.head) == (7, found.class_names, found.head)
 
 
 @pytest.mark.parametrize(('family', 'name'), [('vision_transformer', 'a.npz'), ('big_vision', 'a.npz'),
@@ -181,6 +190,8 @@ def test_transformers_names_are_those_of_its_files(tmp_path: pathlib.Path) -> No
     ('huggingface', 'f', {'registers': 2}, 'registers or SwiGLU without LayerScale'),
     ('huggingface', 'f', {'block.layer_scale': .1}, 'that of its DINOv2 reads the mean patch as well'),
     ('huggingface', 'f', HYBRID, 'a ResNet stem'),
+    ('huggingface', 'f', {**DINOV2, 'mlp': schema.Mlp(50)}, 'a whole mlp_ratio states, got 50 for the width 32. Set'),
+    ('huggingface', 'f', {**DINOV2, 'mlp': schema.SwiGlu(40)}, 'a whole mlp_ratio states, got 40 for the width 32'),
     ('timm', 'f', {**HYBRID}, r'got a hybrid with the stem \(1,\)'),
     ('timm', 'a.npz', {}, '--to: expected a folder or .safetensors or .pth .* with --family=timm, got a.npz'),
     ('bit', 'a.npz', {}, 'files of bit have no place for 24 of the parameters'),
@@ -190,6 +201,14 @@ def test_what_a_family_cannot_hold_is_said_and_nothing_is_written(
   with pytest.raises(UserError, match=says):
     saving.save(made.network(**changes), str(tmp_path / name), family=family)
   assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(('mlp', 'ratio'), [(schema.Mlp(96), 3), (schema.SwiGlu(88), 4), (schema.SwiGlu(48), 2)])
+def test_the_config_of_a_dinov2_states_the_size_of_its_mlp(
+    mlp: schema.Mlp | schema.SwiGlu, ratio: int, tmp_path: pathlib.Path) -> None:
+  path, _ = saving.save(made.network(**DINOV2, mlp=mlp), str(tmp_path / 'f'), family='huggingface')
+  config = json.loads((path / 'config.json').read_text())
+  assert (config['mlp_ratio'], config['use_swiglu_ffn']) == (ratio, isinstance(mlp, schema.SwiGlu))
 
 
 def test_what_is_there_is_overwritten_only_when_asked(tmp_path: pathlib.Path) -> None:

@@ -15,7 +15,7 @@ from vit_jax.config.schema import PairLoss
 from vit_jax.core.errors import UserError
 from vit_jax.inspect.model import Model
 from vit_jax.jobs import build
-from vit_jax.weights import inherit, init_state, loading, runs
+from vit_jax.weights import inherit, init_state, loading, runs, saving
 from vit_jax.weights import text as texts
 
 NAMES = ['cat', 'red boat', 'house']
@@ -68,3 +68,15 @@ def test_a_run_without_a_text_tower_is_named(tmp_path: pathlib.Path) -> None:
   runs.write(tmp_path / 'run', config, jax.device_get(params), {}, class_names=('a', 'b'), image_px=(8, 8))
   with pytest.raises(UserError, match='got a run without one'):
     texts.load_alone(str(tmp_path / 'run'))
+
+
+def test_a_run_with_a_text_tower_is_not_written_as_one_of_classes(tmp_path: pathlib.Path) -> None:
+  text = schema.Text(tokens=schema.Tokens.BYTES, width=8, depth=1, heads=2, mlp=8, length=8)
+  config = schema.Config(model=schema.ViT(patch=4, width=8, depth=1, heads=2, mlp=schema.Mlp(8)), image_px=(8, 8),
+                         objective=schema.Contrastive(out_dim=4, text=text))
+  found = build.build_objective(config, build.build_backbone(config), 2, lengths=programs.LENGTHS)
+  params, _ = found.init(jax.random.key(0), {'image': np.zeros((1, 8, 8, 3), np.float32)})
+  runs.write(tmp_path / 'run', config, jax.device_get(params), {}, class_names=(), image_px=(8, 8))
+  with pytest.raises(UserError, match='--family: expected weights without a text tower with --family=run, got .*run. '):
+    saving.save(loading.load(str(tmp_path / 'run')), str(tmp_path / 'written'), family='run')
+  assert [one.name for one in tmp_path.iterdir()] == ['run']

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.core import extras
+from vit_jax.core import documents, extras
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.export import onnx as export_onnx
@@ -88,10 +88,12 @@ class Quantized(NamedTuple):
     return '\n'.join(line.rstrip() for line in lines if line)
 
   def plain(self) -> dict[str, Any]:
-    """Returns all of it, as JSON has it."""
+    """Returns all of it, as JSON has it: the infinite ratio of a product without error is None."""
     kept = [one.kernel for one in self.products if one.sqnr < self.min_sqnr]
-    return {'images': self.num_images, 'min_sqnr_db': self.min_sqnr, 'output_sqnr_db': round(self.sqnr, 2),
-            'agreement': round(self.agreement, 4), 'float32': kept, 'sqnr_db': self.rows()}
+    found: dict[str, Any] = documents.finite({
+        'images': self.num_images, 'min_sqnr_db': self.min_sqnr, 'output_sqnr_db': round(self.sqnr, 2),
+        'agreement': round(self.agreement, 4), 'float32': kept, 'sqnr_db': self.rows()})
+    return found
 
 
 def quantize(path: pathlib.Path, to: pathlib.Path, images: HostArray, *, min_sqnr: float) -> Quantized:

@@ -16,13 +16,14 @@ import numpy as np
 
 from vit_jax.config import files as config_files
 from vit_jax.config import schema
-from vit_jax.core import files
+from vit_jax.core import failures, files
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data import opening, orientation, splits
 from vit_jax.data.device.prepare import normalize
 from vit_jax.data.image import transform as transforms
-from vit_jax.data.source import read_one
+from vit_jax.data.image.headers import BadImage
+from vit_jax.data.source import read_one, reading_error
 from vit_jax.export import functions, int8, onnx
 from vit_jax.jobs import evaluate, flag_names
 from vit_jax.jobs import runtime as startup
@@ -99,7 +100,15 @@ def _read_images(weights: Weights, data: str, split: str, number: int, *, from_p
   recipe = orientation.decide(config.data.recipe, source)
   transform = transforms.eval_transform(recipe, config.image_px)
   rows = np.linspace(0, len(source) - 1, min(number, len(source))).astype(int)
-  pixels = np.stack([transform(read_one(source, int(row)))['image'] for row in rows])
+
+  def read(row: int) -> HostArray:
+    try:
+      example = failures.retried(lambda: transform(read_one(source, row)), f'reading {source.describe(row)}')
+      return np.asarray(example['image'])
+    except (BadImage, OSError) as error:
+      raise reading_error(error, source, row, expected='an image') from error
+
+  pixels = np.stack([read(int(row)) for row in rows])
   return pixels if from_pixels else np.asarray(normalize(jnp.asarray(pixels), inference.eval_recipe(weights)))
 
 

@@ -23,6 +23,7 @@ def run(weights: str, to: str, *, family: str, reading: Reading, classes: str, o
     overwrite: replace what is at `to`.
   """
   if family == peft_saving.FAMILY:
+    peft_saving.check({**reading._asdict(), 'view': '', 'classes': classes})
     startup.start()
     path = peft_saving.save(weights, to, view=reading.view, overwrite=overwrite)
     print(f'Written to {path} in the format of PEFT, and read back: the merged weights are those of the run.',

@@ -17,7 +17,7 @@ from vit_jax.config.schema import PositionResize, checks
 from vit_jax.config.schema.data import RGB
 from vit_jax.core import trees
 from vit_jax.core.errors import UserError, redacted
-from vit_jax.core.types import Params
+from vit_jax.core.types import HostArray, Params
 from vit_jax.models import backbones, heads
 from vit_jax.models.mae_decoder import Decoder
 from vit_jax.weights import (
@@ -96,7 +96,13 @@ def read(shards: Sequence[pathlib.Path], view: str = '') -> files.Content:
   """Returns the tensors of the network for inference in the files of a model, or of the one that `view` names."""
   if len(shards) == 1:
     return files.read_network(shards[0], recognize.is_known, view=view)
-  tensors = {name: x for shard in shards for name, x in files.read(shard).items()}
+  tensors: dict[str, HostArray] = {}
+  for shard in shards:
+    more = files.read(shard)
+    if twice := sorted(tensors.keys() & more.keys()):
+      raise UserError(f'{shard}: expected tensors that no other shard has, got {len(twice):,} others, such as '
+                      f'{twice[0]}. Fetch all files of the model again.')
+    tensors |= more
   found = branches.choose(tensors, recognize.is_known, view)
   kept = {new: tensors[name] for new, name in found.names.items()}
   return files.Content(kept, found.path, found.others, found.beside)
@@ -319,7 +325,7 @@ def _of_run(where: str, found: runs.Found, explicit: list[preparing.PreprocessRu
   own = decided._replace(image_px=found.preprocess['image_px'])
   has_text = found.config.objective.takes_texts  # its head projects images, and its outputs are no classes
   head = schema.Head(bias=False) if has_text else found.config.head
-  kernel = leaves.get('head/kernel' if has_text else 'head/bias')
+  kernel = leaves.get('head/kernel')
   num_classes = 0 if kernel is None else kernel.shape[-1]
   decoder = found.config.objective if isinstance(found.config.objective, schema.Mae) else None
   report = Report(tuple(Line(name, 'taken') for name in leaves),

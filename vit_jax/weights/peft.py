@@ -41,6 +41,9 @@ RENAMED = (
 """From names of modules in transformers 5 to names in files, which are those of transformers 4; the first that fits."""
 MOST_ALPHA, MOST_BASE = 1e6, 1_000
 _MERGE = 'Merge the adapters in PEFT (merge_and_unload), and save the model.'
+_PLAIN_STARTS = ('gaussian', 'eva', 'orthogonal')
+"""Initial values of adapters after which PEFT keeps the base weights; PiSSA, OLoRA, CorDA and LoftQ change them, also
+when adapters are read. A converted folder has true."""
 _LETTERS = {'q': 'query', 'k': 'key', 'v': 'value'}
 
 
@@ -126,6 +129,10 @@ def _read_config(path: pathlib.Path) -> _Settings:
   for name in ('fan_in_fan_out', 'lora_bias', 'alora_invocation_tokens', 'use_qalora', 'use_bdlora'):
     if found := config.object().get(name):
       raise UserError(f'{file}: expected {name} false, got {describe(found)}. {_MERGE}')
+  start = config.object().get('init_lora_weights')
+  if isinstance(start, str) and start.lower() not in _PLAIN_STARTS:
+    raise UserError(f'{file}: expected init_lora_weights that leaves the base weights as they are, got '
+                    f'{describe(start)}. {_MERGE}')
   return _Settings(_base(config, path), config.field('lora_alpha').number(0, MOST_ALPHA), _patterns(config),
                    config.field('use_rslora', default=False).flag())
 
@@ -133,12 +140,14 @@ def _read_config(path: pathlib.Path) -> _Settings:
 def _patterns(config: Field) -> tuple[tuple[re.Pattern[str], float], ...]:
   """Returns the alpha of single layers by patterns of their names, which are at the end of the complete name.
 
-  A pattern may repeat single characters twice, as in `.*\\.0\\..*`: the time to match it stays bounded.
+  A pattern may repeat single characters twice, as in `.*\\.0\\..*`, and have 8 other choices: the time to match it
+  stays bounded.
   """
   found = []
   alphas = config.part('alpha_pattern')
   for key in alphas.object():
-    if len(key) > 200 or re.search(r'[)][*+?{]|[(][?]|[{]|\\\d', key) or len(re.findall('[*+]', key)) > 2:
+    if len(key) > 200 or re.search(r'[)][*+?{]|[(][?]|[{]|\\\d', key) or len(re.findall('[*+]', key)) > 2 or (
+        len(re.findall('[?|]', key)) > 8):
       raise alphas.field(key, default=None).error('the name of a layer or a simple pattern of names')
     try:
       pattern = re.compile(rf'(?:.*\.)?(?:{key})$')
@@ -159,7 +168,10 @@ def _base(config: Field, path: pathlib.Path) -> str:
   for one in (pathlib.Path(base), path / base):
     if addresses.exists(one):
       return str(one)
-  return f'hf://{base}' if re.fullmatch(r'[\w.-]+/[\w.-]+', base) else base
+  if not re.fullmatch(r'[\w.-]+/[\w.-]+', base):
+    return base
+  revision = config.field('revision', default='').text()
+  return f'hf://{base}' + (f'@{revision}' if revision else '')
 
 
 def resolve(adapter: Adapter, where: str, *, allow_download: bool) -> pathlib.Path:

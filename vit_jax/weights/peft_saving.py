@@ -44,6 +44,14 @@ class Run(NamedTuple):
   family: str
 
 
+def check(flags: Mapping[str, object]) -> None:
+  """Raises UserError if one of these flags is set: adapters are written as they are in the run."""
+  for name, value in flags.items():
+    if value:
+      raise UserError(f'--{name}: expected none with --family={FAMILY}, got {value}. Leave it out, as adapters are '
+                      'written as they are in the run.')
+
+
 def save(where: str, to: str, *, view: str = '', overwrite: bool = False) -> pathlib.Path:
   """Writes the adapters and the head of the run at `where` into the folder `to`, and returns its path.
 
@@ -51,6 +59,8 @@ def save(where: str, to: str, *, view: str = '', overwrite: bool = False) -> pat
     UserError: the run has no adapters, began with weights whose program PEFT does not adapt, or `to` exists.
   """
   path = saving.check(to, family='run', overwrite=overwrite)
+  if path.suffix in ('.npz', *saving.TORCH_SUFFIXES):
+    raise UserError(f'--to: expected a folder with --family={FAMILY}, got {path.name}. Change it.')
   run = _read(where, view)
   with destination.staged(path, shown=to, overwrite=overwrite, is_ours=card.is_ours) as part:
     target = part / path.name
@@ -95,9 +105,14 @@ def _write(run: Run, target: pathlib.Path) -> None:
     tensors |= {} if low.m is None else {f'{peft.PREFIX}{layer}.lora_magnitude_vector': low.m}
   tensors |= {f'{peft.PREFIX}{name}': x for name, x in heads.items()}
   files.write_safetensors(target / peft.TENSORS[0], {name: np.ascontiguousarray(x) for name, x in tensors.items()})
-  local = pathlib.Path(run.base)
-  base = str(local.resolve()) if local.exists() else run.base.removeprefix('hf://')
-  (target / peft.CONFIG).write_text(json.dumps(_config(run, layers, heads, base), indent=2) + '\n')
+  local = pathlib.Path(run.base).expanduser()
+  if not local.exists() and not addresses.is_remote(run.base):  # PEFT would take a relative path for a name of the hub
+    raise UserError(f'--weights: expected the weights that the run began with at {run.base}, got no file or folder '
+                    'there. Run the command in the directory where the run was started, or put them there.')
+  hub = re.fullmatch(r'hf://([^@/]+/[^@/]+)(?:@([^/]+))?', run.base)  # PEFT has the revision in a field of its own
+  base, revision = hub.groups() if hub else (str(local.resolve()) if local.exists() else run.base, None)
+  config = _config(run, layers, heads, base) | {'revision': revision}
+  (target / peft.CONFIG).write_text(json.dumps(config, indent=2) + '\n')
   p = run.found.preprocess
   (target / saving.REPORT).write_text(json.dumps({
       'source': run.merged.source, 'class_names': list(run.merged.class_names),

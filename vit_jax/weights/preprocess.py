@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Geometry, Interpolation
+from vit_jax.core.errors import UserError
 from vit_jax.weights.hints import MOST_PX, parse_number, parse_px, parse_whole
 
 
@@ -78,6 +79,8 @@ def parse(text: str) -> list[PreprocessRule]:
                            geometry=('', *(g.value for g in Geometry)),
                            interpolation=('', *(i.value for i in Interpolation)), antialias=('', 'true', 'false'),
                            truncate=('', 'true', 'false'), exif=('', 'true', 'false'))
+  if found['resize'] and found['crop']:
+    raise UserError('--preprocess: expected resize or crop, got both. Leave one of them out.')
   values: dict[str, Any] = {**NORMS[found['norm']]} if found['norm'] else {}
   if found['resize']:
     values['resize'] = 0 if found['resize'] == '0' else parse_whole(

@@ -52,6 +52,9 @@ def save(weights: Weights, to: str, *, family: str = '', overwrite: bool = False
   weights.check_rgb('conversion')
   path = check(to, family=family, overwrite=overwrite)
   family = choose_family(weights, path, family)
+  if family == 'run' and 'text' in weights.params:
+    raise UserError(f'--family: expected weights without a text tower with --family=run, got {weights.source}. Use '
+                    'this run as it is.')
   weights, notes = _with_table(weights, family)
   with destination.staged(path, shown=to, overwrite=overwrite, is_ours=card.is_ours) as part:
     target = part / path.name

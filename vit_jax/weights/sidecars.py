@@ -24,6 +24,8 @@ ACTIVATIONS = {'gelu': Gelu.EXACT, 'gelu_new': Gelu.TANH, 'gelu_pytorch_tanh': G
 """Keys are the names of transformers and timm."""
 PILLOW = {2: Interpolation.BILINEAR, 3: Interpolation.BICUBIC}
 """Keys are the numbers of Pillow's filters; bilinear and bicubic are antialiased in Pillow."""
+_SHORT_SIDE = ('CLIP', 'Bit')
+"""Processors of transformers for which one number as `size` is the short side (`default_to_square=False`)."""
 _OTHER_FILTERS = {0: 'nearest', 1: 'Lanczos', 4: 'box', 5: 'Hamming'}
 
 MOST_CLASSES = 1_000_000
@@ -284,12 +286,14 @@ def _processor(c: Field) -> Sidecar:
     rules = (PreprocessRule(f'in place of {filter_name} of {_name(c)}, which is not available here',
                             {'interpolation': Interpolation.BILINEAR, 'antialias': True}, is_guess=True),)
   size = c.object().get('size')
-  has_short = isinstance(size, Mapping) and 'shortest_edge' in size
+  kind = c.field('image_processor_type', default='').text() or c.field('feature_extractor_type', default='').text()
+  is_short = type(size) is int and kind.startswith(_SHORT_SIDE)
+  has_short = is_short or (isinstance(size, Mapping) and 'shortest_edge' in size)
   if c.field('do_center_crop', default=False).flag() and 'crop_size' in c and size is not None:
     crop = _pair(c, 'crop_size')
     if has_short:
-      values |= {'image_px': crop, 'resize': c.part('size').field('shortest_edge').whole(1, MOST_PX),
-                 'geometry': Geometry.TORCHVISION}
+      short = c.field('size') if is_short else c.part('size').field('shortest_edge')
+      values |= {'image_px': crop, 'resize': short.whole(1, MOST_PX), 'geometry': Geometry.TORCHVISION}
     else:
       values |= {'image_px': crop, 'resize': min(_pair(c, 'size')), 'geometry': Geometry.HUGGINGFACE}  # such as DeiT's
   elif size is not None and not has_short:

@@ -55,9 +55,20 @@ def with_mask_token(tensors: Tensors, _: Weights) -> Tensors:
   return tensors | {'embeddings.mask_token': np.zeros((1, width), np.float32)}
 
 
+def mlp_ratio(m: schema.ViT) -> int:
+  """Returns the setting from which transformers computes the size of an MLP; raises UserError if there is none."""
+  is_gated = isinstance(m.mlp, schema.SwiGlu)
+  ratio = round((1.5 if is_gated else 1.) * m.mlp.hidden / m.width)
+  hidden = (ratio * m.width * 2 // 3 + 7) // 8 * 8 if is_gated else ratio * m.width  # as its Dinov2SwiGLUFFN
+  if hidden != m.mlp.hidden:
+    raise UserError(f'--family: expected a DINOv2 with an MLP that a whole mlp_ratio states, got {m.mlp.hidden} for '
+                    f'the width {m.width}. Set --family=timm or --family=run.')
+  return ratio
+
+
 def _config(m: schema.ViT, weights: Weights) -> dict[str, Any]:
   is_gated = isinstance(m.mlp, schema.SwiGlu)
-  return {**transformers.older_config(m, weights), 'mlp_ratio': 4 if is_gated else m.mlp.hidden // m.width,
+  return {**transformers.older_config(m, weights), 'mlp_ratio': mlp_ratio(m),
           'use_swiglu_ffn': is_gated, 'layerscale_value': layer_scale(m)} | (
               {'num_register_tokens': m.registers} if m.registers else {})
 

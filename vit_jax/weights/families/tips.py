@@ -83,7 +83,7 @@ def _holds(m: schema.ViT, weights: Weights, changed: frozenset[str]) -> bool:
 
 def _config(m: schema.ViT, _: Weights) -> dict[str, Any]:
   is_gated = isinstance(m.mlp, schema.SwiGlu)
-  return {'layer_norm_eps': m.norm.eps, 'mlp_ratio': 4 if is_gated else m.mlp.hidden / m.width,
+  return {'layer_norm_eps': m.norm.eps, 'mlp_ratio': dinov2.mlp_ratio(m) if is_gated else m.mlp.hidden / m.width,
           'use_swiglu_ffn': is_gated, 'num_register_tokens': m.registers, 'layerscale_value': layer_scale(m)}
 
 
