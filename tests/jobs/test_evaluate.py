@@ -75,12 +75,14 @@ def test_a_network_with_values_that_are_not_finite_is_not_evaluated(value: float
     evaluate.check_finite(state, 'r')
 
 
-def test_numbers_that_are_not_finite_are_null_in_json(tmp_path: pathlib.Path) -> None:
+def test_numbers_that_are_not_finite_are_null_in_json(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
   def refuse(word: str) -> float:
     raise AssertionError(word)
 
   run_directory.write_json(tmp_path / 'a.json', {'metrics': {'top1': math.nan, 'nll': [1., math.inf]}, 'step': 3})
   assert json.loads((tmp_path / 'a.json').read_text(), parse_constant=refuse) == {
       'metrics': {'top1': None, 'nll': [1., None]}, 'step': 3}
-  line = predict._as_json(predict.Prepared('a.jpg', jnp.zeros(1)), [Guess(0, 'cat', math.nan)])  # type: ignore[arg-type]
-  assert json.loads(line, parse_constant=refuse)['classes'][0]['probability'] is None
+  file = predict.Readable('a.jpg', jnp.zeros(1))  # type: ignore[arg-type]
+  predict._print_classes(file, [Guess(0, 'cat', math.nan)], as_json=True)
+  assert json.loads(capsys.readouterr().out, parse_constant=refuse)['classes'][0]['probability'] is None
