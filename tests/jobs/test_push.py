@@ -153,6 +153,22 @@ def test_every_entry_of_the_weights_that_a_run_began_with_needs_an_open_license(
   assert push.find_license(str(run)) == 'apache-2.0'
 
 
+def test_teachers_that_labeled_images_need_an_open_license(hub: hubs.Hub, tmp_path: pathlib.Path) -> None:
+  run, closed = begin_run(tmp_path / 'run'), publish_license(hub, 'base/closed', 'cc-by-nc-4.0')
+  config = json.loads((run / 'config.json').read_text())
+  (tmp_path / 'maps').mkdir()
+  (tmp_path / 'maps' / 'info.json').write_text(json.dumps({'made': {'weights': closed}}))
+  for change, shown in (({'data': {'pseudo': {'teacher': closed}}}, f'{closed}, whose license is cc-by-nc-4.0'),
+                        ({'objective': {'maps': f'{tmp_path}/maps'}}, f'{closed}, whose license is cc-by-nc-4.0'),
+                        ({'objective': {'maps': '~nobody/maps'}}, '~nobody/maps, whose license is not known')):
+    (run / 'config.json').write_text(json.dumps(config | change))
+    with pytest.raises(UserError, match=f'--license: .* made from {shown}'):
+      push.find_license(str(run))
+  write_origins(run, teacher=publish_license(hub, 'base/mit', 'mit'))
+  (run / 'config.json').write_text(json.dumps(config | {'data': {'pseudo': {'teacher': 'hf://base/mit'}}}))
+  assert push.find_license(str(run)) == 'mit'
+
+
 def test_runs_that_began_with_each_other_are_no_endless_search(hub: hubs.Hub, tmp_path: pathlib.Path) -> None:
   run = begin_run(tmp_path / 'a', source=str(tmp_path / 'b'))
   begin_run(tmp_path / 'b', source=str(run))  # under the name of an earlier run
