@@ -79,7 +79,8 @@ def test_the_card_has_results_the_command_and_the_digest(hub: hubs.Hub, tmp_path
   assert main.run(['push', f'--weights={run}', '--to=hf://me/mine', '--license=mit']) == 0
   card = hub.repos['me/mine'].files['README.md'].decode()
   for text in ('license: "mit"', '# mine\n', "vit-jax train --config=digits '--config.length=4 steps'\n", digest,
-               'commit `abc`', '| test/top1 | 0.5000 |', "from_pretrained('me/mine')", "vit_jax.load('hf://me/mine')"):
+               'commit `abc`', '| test/top1 | 0.5000 |', "from_pretrained('me/mine')", "vit_jax.load('hf://me/mine')",
+               '\nmit, as stated by the publisher.\n'):
     assert text in card, text
   assert '/home/me' not in card
   words = ['push', f'--weights={tmp_path / "run"}', '--to=hf://me/t', '--family=timm', '--license=My License']

@@ -45,14 +45,15 @@ def run(weights: str, to: str, *, family: str, license: str, private: bool, mess
   startup.start()
   loaded = inference.load(weights, reading, classes=classes)
   print(loading.text(loaded))
-  license = license or find_license(weights)  # after loading, which reports a name that is misspelt
+  found_license = license or find_license(weights)  # after loading, which reports a name that is misspelt
   is_kept = _has_own_readme(repository)
   with tempfile.TemporaryDirectory(prefix='vit_jax_push_') as temporary:
     # Not the name of the repository: a suffix in it would choose a file in place of a folder.
     folder, lost = saving.save(loaded, str(pathlib.Path(temporary) / 'weights'), family=family)
     (folder / saving.REPORT).unlink(missing_ok=True)  # it names folders of this machine
     if not is_kept:  # an upload leaves the files of the repository that the folder does not have
-      content = card.text(loaded, str(repository), written_as=family, is_folder=True, license=license, how=_METHOD)
+      content = card.text(loaded, str(repository), written_as=family, is_folder=True, license=found_license,
+                          is_stated=bool(license), how=_METHOD)
       card.place(content, folder, folder)
     for name in lost:
       print(f'This format cannot store: {name}')
