@@ -123,7 +123,7 @@ def choose(saved: list[int], *, last: int | None, steps: Sequence[int] | None, w
 
 def read_average(reader: checkpoint_reader.Reader, abstract: TrainState, *, find_steps: Callable[[], list[int]],
                  check_settings: Callable[[Mapping[str, Any]], None], tries: int) -> Average:
-  """Returns the average of checkpoints, of which two are in memory at a time.
+  """Returns the average of checkpoints. At most the last mean, the next one and one checkpoint are in memory.
 
   Args:
     reader, abstract: of the checkpoints; shapes, dtypes and shardings of the state.
@@ -145,6 +145,8 @@ def read_average(reader: checkpoint_reader.Reader, abstract: TrainState, *, find
         weight = jnp.asarray(1. / count)  # an array, so that one program serves all steps
         mean = arrays if mean is None else _add_to_mean(mean, arrays, weight)
         log.info('Read step %s.', f'{step:,}')
+        if count < len(steps):
+          del state, arrays  # before the next one is read
     except checkpoint_reader.Removed as error:
       if not tries:
         raise
