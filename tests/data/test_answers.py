@@ -80,6 +80,10 @@ def test_what_does_not_fit_is_refused(tmp_path: pathlib.Path) -> None:
   answers.write(tmp_path / 'maps', info(), compute, setting='--to')
   with pytest.raises(UserError, match='^--to=.*maps: expected a new folder, got one with other content'):
     answers.write(tmp_path / 'maps', info(digest='other'), compute, setting='--to')
+  (tmp_path / 'other').mkdir()
+  (tmp_path / 'other' / 'info.json').write_bytes(b'\xff')
+  with pytest.raises(UserError, match='^--to=.*other: expected a new folder, got one with other content'):
+    answers.write(tmp_path / 'other', info(), compute, setting='--to')
   maps = answers.Answers(tmp_path / 'maps')
   with pytest.raises(UserError, match=r'expected label maps with digest def, got abc; top 5, got 2'):
     maps.check_matches({'digest': 'def', 'top': 5, 'grid': (2, 3)})
