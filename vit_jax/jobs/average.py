@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -85,7 +86,7 @@ def run(config: schema.Config, workdir: storage.Path, *, to: storage.Path, last:
     _write_run(average, to, config=config)
   if jax.process_index() == 0:
     print(f'The average of {len(average.steps)} checkpoints (steps {", ".join(map(str, average.steps))}) is in {to}. '
-          f'Evaluate it with vit-jax evaluate --workdir={to}', flush=True)
+          f'Evaluate it with vit-jax evaluate --workdir={shlex.quote(str(to))}', flush=True)
   return 0
 
 
