@@ -80,6 +80,10 @@ def test_what_does_not_fit_is_refused(tmp_path: pathlib.Path) -> None:
   answers.write(tmp_path / 'maps', info(), compute, setting='--to')
   with pytest.raises(UserError, match='^--to=.*maps: expected a new folder, got one with other content'):
     answers.write(tmp_path / 'maps', info(digest='other'), compute, setting='--to')
+  (tmp_path / 'other').mkdir()
+  (tmp_path / 'other' / 'info.json').write_bytes(b'\xff')
+  with pytest.raises(UserError, match='^--to=.*other: expected a new folder, got one with other content'):
+    answers.write(tmp_path / 'other', info(), compute, setting='--to')
   maps = answers.Answers(tmp_path / 'maps')
   with pytest.raises(UserError, match=r'expected label maps with digest def, got abc; top 5, got 2'):
     maps.check_matches({'digest': 'def', 'top': 5, 'grid': (2, 3)})
@@ -125,6 +129,11 @@ def test_hostile_maps_are_refused(tmp_path: pathlib.Path) -> None:
   np.save(classes, np.full_like(np.load(io.BytesIO(whole)), content['num_classes']))
   with pytest.raises(UserError, match='expected classes below'):
     answers.Answers(folder).read(np.array([0]))
+  for number, dtype, said in ((2**32 - 1, 'u4', 'expected classes below 21,843, got 4,294,967,295'),
+                              (2**32 + 5, 'u8', 'classes-00000.npy: expected an array of shape .* of uint64')):
+    np.save(classes, np.full(np.load(io.BytesIO(whole)).shape, number, dtype))
+    with pytest.raises(UserError, match=said):
+      answers.Answers(folder).read(np.array([0]))
   classes.write_bytes(whole)
   scores = folder / 'scores-00000.npy'
   np.save(scores, np.full_like(np.load(scores), np.nan))

@@ -145,6 +145,11 @@ def test_a_set_that_is_not_there_is_told_how_to_get(task: str, tmp_path: pathlib
   assert ('manually' in text and f'into {tmp_path}/downloads/manual; then' in text) is manual
 
 
+def test_the_command_that_prepares_a_set_quotes_its_folder(tmp_path: pathlib.Path) -> None:
+  with pytest.raises(UserError, match=f"tfds_build eurosat/.* '{tmp_path}/my sets'$"):
+    open_split(tmp_path / 'my sets', 'eurosat', 'train')
+
+
 def test_an_unknown_task_gets_the_nearest_one() -> None:
   with pytest.raises(UserError, match=r"task: expected one of cal.*, got 'clevr/counts'. Did you mean clevr/count\?"):
     opening.open_split(schema.Data(source='vtab:clevr/counts'), 'train', image_px=(8, 8))

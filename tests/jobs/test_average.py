@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import weakref
 from typing import Any
 
 import jax
@@ -91,6 +92,22 @@ def test_parameters_and_views_are_averaged_and_the_rest_is_that_of_the_newest() 
   np.testing.assert_allclose(state.extra['ema']['kernel'], 8., rtol=6 * 2.**-24)
   assert (int(state.step), float(state.opt['mu']), int(state.extra['seen'])) == (7, 7., 7)
   assert about == {'step': 7} and compared == [{'step': 2}, {'step': 3}, {'step': 7}]
+
+
+def test_a_checkpoint_is_freed_before_the_next_is_read() -> None:
+  alive: list[list[bool]] = []
+  seen: list[weakref.ref[np.ndarray]] = []
+
+  class Saved:
+    def read(self, step: int, abstract: object) -> checkpoint_reader.Restored:
+      alive.append([one() is not None for one in seen])
+      moment = np.zeros(step, np.float32)
+      seen.append(weakref.ref(moment))
+      return checkpoint_reader.Restored(TrainState(np.int32(step), {'a': np.float32(step)}, {'mu': moment}, {}), {})
+
+  average.read_average(Saved(), None, find_steps=lambda: [2, 3, 7],  # type: ignore[arg-type]
+                       check_settings=lambda about: None, tries=1)
+  assert alive == [[], [False], [False, False]] and seen[-1]() is None
 
 
 @pytest.mark.parametrize(('flags', 'said'), [

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -54,6 +55,25 @@ def test_texts_with_other_numbers_are_other_content(weights: str, tmp_path: path
     (tmp_path / 'texts.txt').write_text(text)
     assert embed(weights, tmp_path / 'a.npz', f'--data=texts:{tmp_path}/texts.txt') == 2 * number
   assert 'got one with other content' in capsys.readouterr().err
+
+
+def test_vectors_of_another_tokenizer_are_other_content(weights: str, tmp_path: pathlib.Path,
+                                                        capsys: pytest.CaptureFixture[str]) -> None:
+  (tmp_path / 'texts.txt').write_text('a photo of a cat')
+  vocabulary = json.loads((pathlib.Path(weights) / 'vocab.json').read_text())
+  for number, names in enumerate(('at', 'ta')):  # the ids of two pieces are exchanged
+    shutil.copytree(weights, tmp_path / names)
+    ids = dict(zip(names, (vocabulary['a'], vocabulary['t']), strict=True))
+    (tmp_path / names / 'vocab.json').write_text(json.dumps(vocabulary | ids))
+    flags = f'--data=texts:{tmp_path}/texts.txt', f'--tokenizer={tmp_path / names}/vocab.json'
+    assert embed(weights, tmp_path / 'a.npz', *flags) == 2 * number
+  assert 'got one with other content' in capsys.readouterr().err
+
+
+def test_a_file_of_texts_below_the_home_of_nobody_is_not_there(tmp_path: pathlib.Path,
+                                                               capsys: pytest.CaptureFixture[str]) -> None:
+  assert embed('clip', tmp_path / 'a.npz', '--data=texts:~nobody_of_this_name/a.txt') == 2
+  assert 'expected a file with a text in each line, got no file of this name' in capsys.readouterr().err
 
 
 def test_texts_of_files_are_refused_before_weights_are_loaded(

@@ -189,6 +189,8 @@ def test_weights_with_1000_outputs_get_the_names_of_imagenet_and_it_is_said(
 @pytest.mark.parametrize(('words', 'said'), [
     (['--top=0', 'a.jpg'], "--top: expected a whole number, at least 1, got '0'."),
     (['--to=x', 'a.jpg'], '--to: expected a table, FILE.csv or FILE.parquet, or --overlay as well'),
+    (['--overwrite', '--to=x.csv', 'a.jpg'], '--overwrite: expected --overlay as well, .* got --overwrite alone'),
+    (['--overwrite', 'a.jpg'], '--overwrite: expected --overlay as well'),
     ([], 'command line: expected FILES and folders, got none'),
     (['--weights=vit-headless', 'a.jpg'], 'vit-headless: expected weights with a classification head'),
     (['--classes=NAMES', 'a.jpg'], 'expected 7 names, one per output of the weights, got 2'),

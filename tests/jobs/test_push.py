@@ -79,7 +79,8 @@ def test_the_card_has_results_the_command_and_the_digest(hub: hubs.Hub, tmp_path
   assert main.run(['push', f'--weights={run}', '--to=hf://me/mine', '--license=mit']) == 0
   card = hub.repos['me/mine'].files['README.md'].decode()
   for text in ('license: "mit"', '# mine\n', "vit-jax train --config=digits '--config.length=4 steps'\n", digest,
-               'commit `abc`', '| test/top1 | 0.5000 |', "from_pretrained('me/mine')", "vit_jax.load('hf://me/mine')"):
+               'commit `abc`', '| test/top1 | 0.5000 |', "from_pretrained('me/mine')", "vit_jax.load('hf://me/mine')",
+               '\nmit, as stated by the publisher.\n'):
     assert text in card, text
   assert '/home/me' not in card
   words = ['push', f'--weights={tmp_path / "run"}', '--to=hf://me/t', '--family=timm', '--license=My License']
@@ -151,6 +152,22 @@ def test_every_entry_of_the_weights_that_a_run_began_with_needs_an_open_license(
     push.find_license(str(run))
   write_origins(run, init_from=apache, teacher='ViT-B_16-i21k')  # whose license is written Apache-2.0
   assert push.find_license(str(run)) == 'apache-2.0'
+
+
+def test_teachers_that_labeled_images_need_an_open_license(hub: hubs.Hub, tmp_path: pathlib.Path) -> None:
+  run, closed = begin_run(tmp_path / 'run'), publish_license(hub, 'base/closed', 'cc-by-nc-4.0')
+  config = json.loads((run / 'config.json').read_text())
+  (tmp_path / 'maps').mkdir()
+  (tmp_path / 'maps' / 'info.json').write_text(json.dumps({'made': {'weights': closed}}))
+  for change, shown in (({'data': {'pseudo': {'teacher': closed}}}, f'{closed}, whose license is cc-by-nc-4.0'),
+                        ({'objective': {'maps': f'{tmp_path}/maps'}}, f'{closed}, whose license is cc-by-nc-4.0'),
+                        ({'objective': {'maps': '~nobody/maps'}}, '~nobody/maps, whose license is not known')):
+    (run / 'config.json').write_text(json.dumps(config | change))
+    with pytest.raises(UserError, match=f'--license: .* made from {shown}'):
+      push.find_license(str(run))
+  write_origins(run, teacher=publish_license(hub, 'base/mit', 'mit'))
+  (run / 'config.json').write_text(json.dumps(config | {'data': {'pseudo': {'teacher': 'hf://base/mit'}}}))
+  assert push.find_license(str(run)) == 'mit'
 
 
 def test_runs_that_began_with_each_other_are_no_endless_search(hub: hubs.Hub, tmp_path: pathlib.Path) -> None:

@@ -106,7 +106,8 @@ class Answers:
       raise failures.unreadable(error, str(path)) from None
     except ValueError:
       raise UserError(f'{expected}, got a damaged file. {self._advice}') from None
-    if array.shape != shape or array.dtype.kind != dtype_kind:
+    is_wide = dtype_kind == 'u' and array.dtype.itemsize > 4  # classes are read as 32 bits
+    if array.shape != shape or array.dtype.kind != dtype_kind or is_wide:
       raise UserError(f'{expected}, got {array.shape} of {array.dtype}. {self._advice}')
     return array
 
@@ -129,7 +130,7 @@ class Answers:
       number, place = divmod(index, self.info.per_part)
       classes, scores = self._parts[number]
       classes_BPK[row], scores_BPK[row] = classes[place].reshape(shape[1:]), scores[place].reshape(shape[1:])
-    self._check_values(classes_BPK, scores_BPK)
+    self._check_values(classes_BPK.view(np.uint32), scores_BPK)  # as they are stored
     return classes_BPK, scores_BPK
 
   def read_most_likely(self) -> tuple[HostArray, HostArray]:
@@ -258,7 +259,7 @@ def write(folder: pathlib.Path, info: Info, compute: Callable[[range], tuple[Hos
   """
   plan = json.dumps({'format': FORMAT, **info._asdict()}, indent=1)
   if not files.is_new(folder):
-    if not (folder / INFO).is_file() or (folder / INFO).read_text() != plan:
+    if not (folder / INFO).is_file() or documents.read_bytes(folder / INFO) != plan.encode():
       raise UserError(f'{setting}={folder}: expected a new folder, got one with other content. Choose another folder.')
     return False  # for all processes, since they share the folder: none waits at a barrier
   barrier('label maps checked')

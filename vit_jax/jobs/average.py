@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -85,7 +86,7 @@ def run(config: schema.Config, workdir: storage.Path, *, to: storage.Path, last:
     _write_run(average, to, config=config)
   if jax.process_index() == 0:
     print(f'The average of {len(average.steps)} checkpoints (steps {", ".join(map(str, average.steps))}) is in {to}. '
-          f'Evaluate it with vit-jax evaluate --workdir={to}', flush=True)
+          f'Evaluate it with vit-jax evaluate --workdir={shlex.quote(str(to))}', flush=True)
   return 0
 
 
@@ -123,7 +124,7 @@ def choose(saved: list[int], *, last: int | None, steps: Sequence[int] | None, w
 
 def read_average(reader: checkpoint_reader.Reader, abstract: TrainState, *, find_steps: Callable[[], list[int]],
                  check_settings: Callable[[Mapping[str, Any]], None], tries: int) -> Average:
-  """Returns the average of checkpoints, of which two are in memory at a time.
+  """Returns the average of checkpoints. At most the last mean, the next one and one checkpoint are in memory.
 
   Args:
     reader, abstract: of the checkpoints; shapes, dtypes and shardings of the state.
@@ -145,6 +146,8 @@ def read_average(reader: checkpoint_reader.Reader, abstract: TrainState, *, find
         weight = jnp.asarray(1. / count)  # an array, so that one program serves all steps
         mean = arrays if mean is None else _add_to_mean(mean, arrays, weight)
         log.info('Read step %s.', f'{step:,}')
+        if count < len(steps):
+          del state, arrays  # before the next one is read
     except checkpoint_reader.Removed as error:
       if not tries:
         raise

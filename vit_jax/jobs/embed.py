@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import os
 import pathlib
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -140,7 +141,7 @@ def _check_flags(files: Sequence[str], data: str, *, split: str, what: str, bloc
 def _read_lines(data: str) -> Texts:
   """Returns the lines that are not empty of the file in `texts:FILE`, without spaces around them."""
   path = data.removeprefix(TEXT_FILE)
-  if not pathlib.Path(path).expanduser().exists():  # in plainer words than those of the system
+  if not os.path.exists(os.path.expanduser(path)):  # in plainer words than those of the system
     raise UserError(f'--data={data}: expected a file with a text in each line, got no file of this name. Correct the '
                     'path.')
   content = documents.read_text(path, f'--data={data}', expected='a text in each line, in UTF-8',
@@ -230,7 +231,7 @@ def _describe_texts(weights: Weights, texts: Texts, encoder: TextEncoder, *, con
   return {'format': embedding_files.FORMAT, 'what': TEXTS, 'shape': list(shape), 'dtype': 'float32', 'blocks': [],
           'num_examples': num, 'per_shard': embedding.shard_size(num, shape, config.batch_size),
           'batch_size': config.batch_size, 'source': texts.source, 'class_names': [], 'output_names': [],
-          'texts_digest': digest, 'scale': encoder.scale, 'bias': encoder.bias,
+          'texts_digest': digest, 'text_tower': encoder.digest, 'scale': encoder.scale, 'bias': encoder.bias,
           **many_images.describe(weights, config.data.recipe), 'identity': '', 'features_digest': ''}
 
 

@@ -82,7 +82,7 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
   """
   table = to if to is not None and to.suffix in TABLES else None
   _check_flags(to, table, overlay=overlay, as_json=json, names=names, prompts=prompts, tokenizer=tokenizer,
-               classes=classes)
+               classes=classes, overwrite=overwrite)
   names = given_names(names, setting='--names')
   paths = list(image_list.find(files, follow_links=follow_links))
   image_list.check_exist(paths)
@@ -110,7 +110,7 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
 
 
 def _check_flags(to: pathlib.Path | None, table: pathlib.Path | None, *, overlay: bool, as_json: bool,
-                 names: Sequence[str], prompts: str, tokenizer: str, classes: str) -> None:
+                 names: Sequence[str], prompts: str, tokenizer: str, classes: str, overwrite: bool) -> None:
   """Raises UserError if flags do not fit together; `table` is `to` if that is a table."""
   if to is not None and not overlay and table is None:
     raise UserError(f'--to: expected a table, FILE.csv or FILE.parquet, or --overlay as well, got --to={to} alone. '
@@ -118,6 +118,9 @@ def _check_flags(to: pathlib.Path | None, table: pathlib.Path | None, *, overlay
   if table is not None and (overlay or as_json):
     raise UserError(f'--to: expected neither --overlay nor --json with a table, got --to={to}. Remove them, or '
                     '--to.')
+  if overwrite and not overlay:
+    raise UserError('--overwrite: expected --overlay as well, whose files it replaces, got --overwrite alone. Remove '
+                    'it; to write a table again, remove the table.')
   for flag, value in (('prompts', prompts), ('tokenizer', tokenizer)):
     if value and not names:
       raise UserError(f'--{flag}: expected --names as well, got --{flag}={value} alone. It is for classification '

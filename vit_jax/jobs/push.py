@@ -6,12 +6,14 @@ the folder. Nothing is uploaded before the license is known.
 """
 from __future__ import annotations
 
+import os
 import pathlib
 import re
 import tempfile
 
 from vit_jax.core import documents, hub
 from vit_jax.core.errors import UserError
+from vit_jax.data import answers
 from vit_jax.jobs import runtime as startup
 from vit_jax.weights import card, inference, loading, saving
 from vit_jax.weights.reading import Reading
@@ -43,14 +45,15 @@ def run(weights: str, to: str, *, family: str, license: str, private: bool, mess
   startup.start()
   loaded = inference.load(weights, reading, classes=classes)
   print(loading.text(loaded))
-  license = license or find_license(weights)  # after loading, which reports a name that is misspelt
+  found_license = license or find_license(weights)  # after loading, which reports a name that is misspelt
   is_kept = _has_own_readme(repository)
   with tempfile.TemporaryDirectory(prefix='vit_jax_push_') as temporary:
     # Not the name of the repository: a suffix in it would choose a file in place of a folder.
     folder, lost = saving.save(loaded, str(pathlib.Path(temporary) / 'weights'), family=family)
     (folder / saving.REPORT).unlink(missing_ok=True)  # it names folders of this machine
     if not is_kept:  # an upload leaves the files of the repository that the folder does not have
-      content = card.text(loaded, str(repository), written_as=family, is_folder=True, license=license, how=_METHOD)
+      content = card.text(loaded, str(repository), written_as=family, is_folder=True, license=found_license,
+                          is_stated=bool(license), how=_METHOD)
       card.place(content, folder, folder)
     for name in lost:
       print(f'This format cannot store: {name}')
@@ -84,8 +87,8 @@ def _has_own_readme(repository: hub.Repository) -> bool:
 def find_license(source: str) -> str:
   """Returns the license of weights; for a run, that of all weights that it began with, '' if it began with none.
 
-  Teachers count as well, although their values are not in what is published: a license may restrict what is made with
-  the weights.
+  Teachers count as well, also those that labeled images, although their values are not in what is published: a license
+  may restrict what is made with the weights.
 
   Raises:
     UserError: some of these weights have no open license, or none that is known, or their licenses differ.
@@ -117,20 +120,34 @@ def _find_own_license(original: str) -> str:
 
 
 def _find_originals(source: str) -> list[str]:
-  """Returns the weights that were not trained here: `source`, or those that a run, and the runs before it, began with.
+  """Returns the weights that were not trained here: `source`, or those that a run, and the runs before it, began with,
+  and their teachers.
 
   Raises:
-    UserError: the record of a run (`init.json`) is damaged.
+    UserError: a record of a run (`init.json`, `config.json`) is damaged.
   """
   originals, names = [], [source]
-  for name in names:  # which grows by the weights that a run began with
+  for name in names:  # which grows by the weights that a run used
     folder = card.run_of(name)
     if not (folder / 'config.json').is_file() or not (folder / 'checkpoints').is_dir():
       originals.append(name)
     elif (folder / saving.REPORT).is_file():  # `convert` wrote it from weights whose license is in its card
       originals.append(str(folder))
-    elif (folder / 'init.json').is_file():
-      record = documents.read(folder / 'init.json', advice='Restore the file.')
-      sources = (entry.field('source').text() for _, entry in record.fields())
+    else:
+      sources = _find_labelers(folder)
+      if (folder / 'init.json').is_file():
+        record = documents.read(folder / 'init.json', advice='Restore the file.')
+        sources += [entry.field('source').text() for _, entry in record.fields()]
       names += [one for one in sources if one not in names]
   return originals
+
+
+def _find_labelers(run: pathlib.Path) -> list[str]:
+  """Returns the teachers that labeled images of a run; in place of one that is not known, the folder of its labels."""
+  config = documents.read(run / 'config.json', advice='Restore the file.')
+  teacher = config.part('data').part('pseudo').field('teacher', default='').text()
+  maps = config.part('objective').field('maps', default='').text()
+  info = pathlib.Path(os.path.expanduser(maps), answers.INFO)
+  if maps and info.is_file():
+    maps = documents.read(info, advice='Copy the label maps again.').part('made').field('weights', default=maps).text()
+  return [one for one in (teacher, maps) if one]

@@ -46,7 +46,7 @@ USE = {
 
 
 def text(weights: Weights, name: str, *, written_as: str, how: str, is_folder: bool = False,
-         from_pixels: bool = False, license: str = '') -> str:
+         from_pixels: bool = False, license: str = '', is_stated: bool = False) -> str:
   """Returns a card in Markdown, with the header that hubs read.
 
   Args:
@@ -57,6 +57,7 @@ def text(weights: Weights, name: str, *, written_as: str, how: str, is_folder: b
     is_folder: whether it is a folder; a timm folder is loaded by its path.
     from_pixels: the file takes u8 images, and normalizes them.
     license: of the file; '' = that of its source.
+    is_stated: whether the person who publishes the file chose this license.
   """
   license, metrics = license or find_license(weights.source), measured(weights.source, weights.step)
   stem = pathlib.PurePath(name).stem if not is_folder else name.rpartition('/')[2]
@@ -67,8 +68,9 @@ def text(weights: Weights, name: str, *, written_as: str, how: str, is_folder: b
            '## Classes',
            _classes(weights), '## Use', _use(weights, name, written_as, is_folder, from_pixels),
            '## License',
-           f'{license}, the license of the source. Check it there.' if license else
-           'Not stated by the source.', '## Measured accuracy', _accuracy(metrics, weights.step)]
+           f'{license}, as stated by the publisher.' if is_stated else
+           f'{license}, the license of the source. Check it there.' if license else 'Not stated by the source.',
+           '## Measured accuracy', _accuracy(metrics, weights.step)]
   return '\n\n'.join(parts) + '\n'
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax.config import schema
-from vit_jax.core import axes
+from vit_jax.core import axes, trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, HostArray, Params, PyTree
 from vit_jax.data.text.tokenizer import Tokenizer
@@ -55,6 +55,11 @@ class TextEncoder:
     head = heads.build(image.head, image.model) if image and has_head else contrastive.head()
     self._project = jax.jit(functools.partial(_projected, head))  # copies share what is compiled
     self._head_params: Params | None = image.params['head'] if image and has_head else None
+
+  @property
+  def digest(self) -> str:
+    """Identity of the vectors of texts: the tokenizer, how texts are simplified, and the parameters of the tower."""
+    return f'{self._tokenizer.digest} {self.rule.value} {trees.digest(self._params)}'
 
   def at(self, selected: PyTree) -> TextEncoder:
     """Returns the encoder with the selected parameters of a view of a run; itself if they have no text tower."""

@@ -73,8 +73,8 @@ class ParquetSource(IndexedSource):
         paths[0], parquet_files.read_metadata(paths[0]), image=data.image_column, label=data.label_column,
         caption=data.caption_column)
     if not columns.label and not columns.caption:
-      indexed.warn(f'{paths[0]} has no column `label`, and none of the type ClassLabel: its images have no labels, and '
-                   f'get the class {UNLABELED[0]!r}. {ParquetSource.contents(paths)}')
+      indexed.warn(f'{paths[0]} has no column `label` of whole numbers or texts, and none of the type ClassLabel: its '
+                   f'images have no labels, and get the class {UNLABELED[0]!r}. {ParquetSource.contents(paths)}')
     return columns
 
   @staticmethod

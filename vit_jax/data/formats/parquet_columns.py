@@ -10,7 +10,7 @@ here.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vit_jax.core import documents, lazy
@@ -51,8 +51,8 @@ def choose_columns(path: str, metadata: Any, *, image: str, label: str, caption:
   """Returns the columns with image, label and caption, as these settings name them, or by names and types.
 
   Images are in the column whose feature is `Image`, else in the first one of `_IMAGE_NAMES`, else in the only one with
-  bytes. Labels are in the first one of `_LABEL_NAMES`, else in the only one whose feature is `ClassLabel`. Captions are
-  in `caption`, `captions`, `text` or `texts`, if it has texts.
+  bytes. Labels are in the first one of `_LABEL_NAMES`, if it has labels, else in the only one whose feature is
+  `ClassLabel`. Captions are in `caption`, `captions`, `text` or `texts`, if it has texts.
 
   Args:
     path: of the file.
@@ -98,7 +98,7 @@ def _find_leaves(field: Any, path: str) -> tuple[str, str]:
 
 def _choose_label(path: str, schema: Any, features: dict[str, Any], *, given: str) -> tuple[str, str]:
   """Returns the column with the labels and its type; both are '' if there is none."""
-  by_name = next((name for name in _LABEL_NAMES if name in schema.names), '')
+  by_name = next((name for name in _LABEL_NAMES if _has(schema, name, _is_label) or schema.names.count(name) > 1), '')
   by_feature = [name for name in schema.names if _class_names(features.get(name))]
   label = given or by_name or _pick_single(by_feature, setting='data.label_column', path=path, what='labels')
   if not label:
@@ -113,8 +113,7 @@ def _choose_label(path: str, schema: Any, features: dict[str, Any], *, given: st
 def _choose_caption(path: str, schema: Any, *, given: str, label: str) -> str:
   """Returns the column with the captions; '' = none."""
   if not given:
-    return next((name for name in stored.NAMES if name in schema.names and name != label
-                 and _are_texts(schema.field(name).type)), '')
+    return next((name for name in stored.NAMES if name != label and _has(schema, name, _are_texts)), '')
   kind = _find_field(schema, given, setting='data.caption_column', path=path).type
   if not _are_texts(kind):
     raise UserError(f'data.caption_column: expected a column of texts, or of lists of them, in {path}, got {given!r} '
@@ -132,7 +131,7 @@ def check_columns(path: str, metadata: Any, columns: Columns) -> None:
       raise UserError(f'{path}: expected the column {name!r} of the type {expected}, as the first file has it, got '
                       f'{found or f"the columns {describe_columns(schema)}"}. Leave it out of the pattern, or write it '
                       'again.')
-  if columns.caption and (columns.caption not in schema.names or not _are_texts(schema.field(columns.caption).type)):
+  if columns.caption and not _has(schema, columns.caption, _are_texts):
     raise UserError(f'{path}: expected captions in the column {columns.caption!r}, as the first file has them, got the '
                     f'columns {describe_columns(schema)}. Leave it out of the pattern, or write it again.')
   names = _class_names(_read_features(metadata).get(columns.label))
@@ -159,6 +158,12 @@ def _find_field(schema: Any, name: str, *, setting: str, path: str) -> Any:
   if number < 0:
     raise UserError(f'{setting}: expected one column of {path}, {describe_columns(schema)}, got {name!r}. Correct it.')
   return schema.field(number)
+
+
+def _has(schema: Any, name: str, is_right: Callable[[Any], bool]) -> bool:
+  """Returns whether there is one column of this name, and its type is right."""
+  number = schema.get_field_index(name)
+  return number >= 0 and is_right(schema.field(number).type)
 
 
 def is_text(kind: Any) -> bool:

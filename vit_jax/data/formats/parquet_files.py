@@ -14,7 +14,6 @@ Format: github.com/apache/parquet-format.
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import itertools
 import os
@@ -100,8 +99,6 @@ def _explaining(path: str) -> Iterator[None]:
   except (UserError, TemporaryError, MemoryError):
     raise
   except Exception as error:
-    if isinstance(error, OSError) and error.errno:  # of storage: errors of pyarrow's decoders have no number
-      raise
     raise UserError(f'{path}: expected a complete Parquet file, got a damaged one ("{failures.first_line(error)}"). '
                     f'{_ADVICE}') from error
 
@@ -211,16 +208,24 @@ def scan(path: str, ignored: Counts, *, columns: Columns) -> Iterator[tuple[Any,
 
   Raises:
     UserError: it is damaged, or its columns have other types.
-    OSError: it cannot be read.
+    OSError, UserError, TemporaryError: it cannot be read.
   """
   del ignored  # each row is an example
   footer, file_bytes = _read_footer(path)
   metadata = _parse_checked(path, footer)
   parquet_columns.check_columns(path, metadata, columns)
   groups = _find_groups(path, metadata, leaf=columns.leaf, file_bytes=file_bytes)
-  file = _OpenFile(file_bytes, functools.partial(storage.read, path))
+
+  def read_at(offset: int, size: int) -> bytes:
+    """Returns bytes of the file. An error of storage is not left to `_explaining`: it does not mean damage."""
+    try:
+      return storage.read(path, offset, size)
+    except OSError as error:
+      raise failures.unreadable(error, path) from error
+
   with _explaining(path):
-    names, labels = _read_names_and_labels(file, metadata, path=path, groups=groups, columns=columns)
+    names, labels = _read_names_and_labels(
+        _OpenFile(file_bytes, read_at), metadata, path=path, groups=groups, columns=columns)
   places = ((*group[1:], number, place) for number, group in enumerate(groups) for place in range(group.num_rows))
   for place, name, label in zip(places, names, labels, strict=True):
     yield *place, name, footer, index.encode(label)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -250,7 +251,7 @@ def _find_dataset(task: Task, data_dir: str) -> str:
     return tfds.find(task.dataset, data_dir=data_dir)
   except tfds.NotPrepared:
     data_dir = tfds.data_folder(data_dir)
-    steps = f'python -m vit_jax.data.formats.tfds_build {task.dataset} {data_dir}'
+    steps = f'python -m vit_jax.data.formats.tfds_build {task.dataset} {shlex.quote(data_dir)}'
     if manual := DATASETS[task.dataset].manual:
       steps = f'{manual} into {os.path.join(data_dir, "downloads", "manual")}; then {steps}'
     raise UserError(
