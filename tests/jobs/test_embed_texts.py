@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.data import images
 from tests.weights import text_models
 from vit_jax import main
 from vit_jax.data.text import prompts
@@ -142,3 +143,13 @@ def test_a_tokenizer_without_texts_is_refused(weights: str, tmp_path: pathlib.Pa
                                               capsys: pytest.CaptureFixture[str]) -> None:
   assert embed(weights, tmp_path / 'a.npz', '--tokenizer=x', str(tmp_path)) == 2
   assert '--tokenizer: expected --what=texts or vectors, got --what=features' in capsys.readouterr().err
+
+
+def test_a_table_of_other_prompts_is_other_content(weights: str, tmp_path: pathlib.Path,
+                                                   capsys: pytest.CaptureFixture[str]) -> None:
+  (tmp_path / 'x.png').write_bytes(images.encode(images.random_image(1)))
+  words = ['predict', f'--weights={weights}', '--names=cat,dog', f'--to={tmp_path}/t.parquet', str(tmp_path / 'x.png')]
+  for template, status in (('{}', 0), ('{}', 0), ('a drawing of a {}', 2)):
+    assert main.run([*words, f'--prompts={template}']) == status
+  shown = capsys.readouterr()
+  assert 'Already in' in shown.out and 'got one with other content' in shown.err

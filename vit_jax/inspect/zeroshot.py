@@ -1,6 +1,8 @@
 """Classification of images by names of classes in words, with a text tower: zero-shot (arXiv 2103.00020)."""
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -47,6 +49,7 @@ class ZeroShot:
   """Classifies images by names, whose texts are embedded once.
 
   class_names: as given.    probability: what the probabilities are, a sentence.
+  digest: the SHA-256 of the text tower and of all texts.
 
   Args:
     pooled: maps images, and whether they are prepared, to pooled features `[B, D]`.
@@ -62,7 +65,9 @@ class ZeroShot:
     self.class_names = tuple(names)
     templates = prompting.find_templates(prompts, setting='prompts')
     self._pooled, self._encoder = pooled, encoder
-    self._vectors_CE = class_vectors(encoder, prompting.build(names, templates, encoder.rule, is_whole=True))
+    texts = prompting.build(names, templates, encoder.rule, is_whole=True)
+    self.digest = hashlib.sha256(json.dumps([encoder.digest, texts]).encode()).hexdigest()
+    self._vectors_CE = class_vectors(encoder, texts)
     self._project = jax.jit(encoder.project)
     self.probability = ('Each probability is the sigmoid of one name alone; they need not add up to 1. The share is '
                         'the softmax over the given names.'

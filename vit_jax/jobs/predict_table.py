@@ -87,6 +87,7 @@ def _describe(model: Model, classifier: Model | ZeroShot, source: image_list.Ima
   per_shard = embedding.shard_size(len(source), extractor.shape(), extractor.batch_size)
   return {'format': FORMAT, 'what': 'predictions', 'num_examples': len(source), 'files': source.digest,
           'per_shard': per_shard, 'top': min(top, len(names)), 'class_names': names,
+          **({'texts_digest': classifier.digest} if isinstance(classifier, ZeroShot) else {}),
           **many_images.describe(model.weights, model.recipe)}
 
 
