@@ -274,6 +274,18 @@ def test_the_threads_of_the_run_are_fixed_before_its_devices_are_initialized(mon
   assert found.value.args == (3, {'of': str(finetune.train.default_workdir('finetune ti16 pets'))})
 
 
+def test_the_last_of_several_views_is_read(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  """As of every setting that is given twice, and as the config of the run has it."""
+  def load(where: str, *, view: str) -> None:
+    raise InterruptedError(where, view)
+
+  monkeypatch.setattr('vit_jax.jobs.finetune.loading.load', load)
+  with pytest.raises(InterruptedError) as found:
+    finetune.run('runs/one', fill(tmp_path, 'train', 'val', each=2), tmp_path / 'run', lora=0, overridden=(),
+                 changes=['init_view=ema', 'init_view=student'])
+  assert found.value.args == ('runs/one', 'student')
+
+
 @pytest.mark.parametrize(('tuned', 'is_as_good'), [(.9, True), (.94, True), (.96, False)])
 def test_frozen_features_that_are_as_good_are_recommended(tuned: float, is_as_good: bool) -> None:
   found = frozen_features.Compared(knn=.8, logistic=.92, num_images=100, seconds=12.3)

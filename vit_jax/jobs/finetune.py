@@ -93,16 +93,15 @@ def begin(base: schema.Config, weights: str, data: str, where: storage.Path, cha
     if name in FLAGS:
       raise UserError(f'config.{name}: expected no override, as {FLAGS[name]} gives it, got one. Remove it.')
   apply(base, [change for change in changes if not change.startswith(('model.', 'head.'))])
-  settings = apply(base, [change for change in changes if change.startswith('train.')]).train
-  process_id = startup.start(settings, resume.find_machine(where))
+  settings = apply(base, [change for change in changes if change.startswith(('train.', 'init_view='))])
+  process_id = startup.start(settings.train, resume.find_machine(where))
   console.begin_stage('opening the data')
   with flag_names.naming_flags({'data.source': '--data'}):
     images = choose_splits(open_settings(base, data, changes))
     if what:
       opening.check_learnable(images.train, what=what)
   console.begin_stage('loading the weights')
-  view = next((change.partition('=')[2] for change in changes if change.startswith('init_view=')), '')
-  return images, loading.load(weights, view=view), process_id
+  return images, loading.load(weights, view=settings.init_view), process_id
 
 
 def load_config(num_examples: int = 0, *, lora: int = 0) -> schema.Config:
