@@ -96,6 +96,13 @@ def test_a_server_for_others_is_known_by_its_addresses_and_the_name_of_the_machi
     assert not server.knows(f'evil.example:{port}') and not server.knows('10.0.0.7')
 
 
+def test_a_name_of_the_machine_with_capitals_is_known_as_it_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(socket, 'gethostname', lambda: 'DESKTOP-Of.Ann')
+  with running('0.0.0.0') as server:
+    assert server.url == f'http://DESKTOP-Of.Ann:{server.port}/'
+    assert all(server.knows(f'{host}:{server.port}') for host in ('DESKTOP-Of.Ann', 'desktop-of.ann'))
+
+
 @pytest.mark.parametrize('headers', [
     {'Origin': 'https://evil.example'}, {'Origin': 'null'}, {'Origin': 'http://127.0.0.1:1'},
     {'Sec_Fetch_Site': 'cross-site'}, {'Sec_Fetch_Site': 'same-site'}])
@@ -220,3 +227,9 @@ def test_a_port_in_use_is_named_with_what_to_do() -> None:
 def test_an_address_that_this_machine_does_not_have_is_an_error() -> None:
   with pytest.raises(UserError, match='--port=0: expected a free port of 192.0.2.1'):
     serve_http.listen('192.0.2.1', 0)
+
+
+@pytest.mark.parametrize('host', ['my..host', '.local', 'a' * 64], ids=['dots', 'begin', 'long'])
+def test_what_no_host_can_be_called_is_an_error(host: str) -> None:
+  with pytest.raises(UserError, match=f'--port=0: expected a free port of {host}, got'):
+    serve_http.listen(host, 0)

@@ -63,8 +63,8 @@ def listen(host: str, port: int) -> socket.socket:
   try:
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     return socket.create_server((host, port), family=family)
-  except OSError as error:
-    reason = str(error.strerror or error).partition(' (while')[0]
+  except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host, such as one with two dots together
+    reason = str(getattr(error, 'strerror', None) or error).partition(' (while')[0]
     raise UserError(f'--port={port}: expected a free port of {host}, got {reason}. Set another, such as --port=0 for '
                     'any free one.') from error
 
@@ -84,7 +84,8 @@ class Site:
     self._pages, self._actions, self._num_answers = pages, actions, 0
     address, self.port = listening.getsockname()[:2]
     self.is_local = ipaddress.ip_address(address).is_loopback
-    self._names = {host, *LOOPBACK} | (set() if self.is_local else {socket.gethostname()})
+    names = {host, *LOOPBACK} | (set() if self.is_local else {socket.gethostname()})
+    self._names = {name.lower() for name in names}  # as `urlsplit` returns them
     shown = socket.gethostname() if address in ('0.0.0.0', '::') else address
     self.url = f'http://{f"[{shown}]" if ":" in shown else shown}:{self.port}/'
 
