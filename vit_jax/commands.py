@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from vit_jax.config import files, schema
 from vit_jax.core import address, globs, implementation
-from vit_jax.core.errors import UserError
+from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.flag_kinds import (
   BLOCKS,
   COUNT,
@@ -78,9 +78,9 @@ class Flag(NamedTuple):
       address.check(part, f'--{self.name}')
     try:
       return self.kind.read(text)
-    except UserError:
+    except (UserError, TemporaryError):
       raise
-    except ValueError:
+    except (ValueError, RuntimeError):  # RuntimeError: no home directory
       raise UserError(f'--{self.name}: expected {self.kind.expected}, got {text[:40]!r}.'
                       f'{globs.nearest(text, self.kind.choices)}') from None
 

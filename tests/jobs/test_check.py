@@ -85,6 +85,13 @@ def test_weights_of_this_machine_do_not_reach_the_hosts(tmp_path: pathlib.Path) 
   assert problems(named, elsewhere=True, root=tmp_path) == ''
 
 
+def test_weights_in_a_home_directory_that_does_not_exist_are_a_problem_of_this_machine() -> None:
+  own = dataclasses.replace(config(), init_from='~no_such_user/b16.npz')
+  assert problems(own, elsewhere=True) == ''
+  (text,) = check.training_problems(own, check.Place())
+  assert text.startswith('~no_such_user/b16.npz: expected the path of a file or folder')
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason='root may write anywhere')
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path: pathlib.Path) -> None:
   tmp_path.chmod(0o500)
@@ -143,9 +150,10 @@ def test_a_volume_for_shared_memory_is_not_needed_as_loader_processes_use_none(t
 @pytest.mark.parametrize(('old', 'new', 'message'), [
   ('gke-tpu-topology: 4x4', 'gke-tpu-topology: 4x8', 'parallelism and completions: expected 8, the hosts of a 4x8'),
   ('tpu-v5-lite-podslice', 'tpu-v9', 'gke-tpu-accelerator: expected one of tpu-v4-podslice'),
+  ('google.com/tpu: 4', 'google.com/tpu: 0', 'the hosts of a 4x4 slice with 0 chips each'),
   ('kind: JobSet', 'kind: Job', 'expected a JobSet with one job on TPUs'),
   ('name: vit-jax', 'name: [', 'expected a JobSet with one job on TPUs'),
-], ids=['hosts', 'chip', 'kind', 'yaml'])
+], ids=['hosts', 'chip', 'chips', 'kind', 'yaml'])
 def test_a_manifest_whose_pods_would_fail_is_refused(tmp_path: pathlib.Path, old: str, new: str, message: str) -> None:
   with pytest.raises(UserError) as caught:
     check.read_manifest(written(tmp_path, (old, new)))

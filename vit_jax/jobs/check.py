@@ -99,7 +99,7 @@ def problems(config: schema.Config, workdir: storage.Path | None, place: Place) 
       lines.append(str(error))
   weights = config.init_from
   if place.elsewhere and weights and not weights.startswith(('/', DATA, WORKDIR)) and '://' not in weights:
-    path = pathlib.Path(weights).expanduser()
+    path = pathlib.Path(os.path.expanduser(weights))
     if (place.root / path).exists() and (path.parts[0] == 'runs' or weights.startswith('~')):
       lines.append(f'init_from={weights}: expected weights that the hosts can read, got a path of this machine, which '
                    'is not copied to them. Copy it to a bucket and give its gs:// address.')
@@ -243,7 +243,7 @@ def _find(config: schema.Config, workdir: storage.Path | None, overridden: Colle
 
 def _path(where: str, collector: _Collector) -> pathlib.Path | None:
   """Returns the local path of weights; None if they are not on this machine, which is a problem of paths alone."""
-  if not addresses.exists(pathlib.Path(where).expanduser()) and addresses.is_remote(where):
+  if not addresses.exists(os.path.expanduser(where)) and addresses.is_remote(where):
     with contextlib.suppress(UserError):
       return addresses.local(where, offline=True)
     return None
@@ -331,8 +331,8 @@ def read_manifest(path: str) -> Manifest:
   problems = [f'expected your own names, got the placeholder {word.strip("/")}. Replace it.'
               for word in PLACEHOLDERS if word in content]
   if not is_complete:
-    problems.append(f'parallelism and completions: expected {max(1, total // chips)}, the hosts of a {shape} slice '
-                    f'with {chips} chips each, got {counts[0]} and {counts[1]}.')
+    problems.append(f'parallelism and completions: expected {max(1, total // max(1, chips))}, the hosts of a {shape} '
+                    f'slice with {chips} chips each, got {counts[0]} and {counts[1]}.')
   if chip not in CHIPS:
     problems.append(f'{_CHIP}: expected one of {", ".join(CHIPS)}, got {chip}.')
   if problems:
