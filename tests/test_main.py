@@ -168,6 +168,12 @@ def test_names_may_have_commas_inside_of_quotes() -> None:
     flag_kinds.NAMES.read('"tench, goldfish')
 
 
+@pytest.mark.parametrize('text', [',', ' ', '"",'])
+def test_names_without_a_name_are_not_the_default(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+  assert main.run(['predict', '--weights=x', f'--names={text}', 'a.jpg']) == 2
+  assert f'--names: expected names with commas, got {text!r}.' in capsys.readouterr().err
+
+
 def test_a_mistake_is_one_message_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
   assert main.run(['--config=digit', '--workdir=x']) == 2
   error = capsys.readouterr().err
@@ -375,6 +381,13 @@ def test_a_directory_that_is_written_has_a_name_in_utf_8(flag: str, capsys: pyte
   assert main.run([job, f'{name}={os.fsdecode(bytes([0x63, 0xe9]))}']) == 2
   said = capsys.readouterr().err
   assert f'error: {name}: expected a path in UTF-8' in said and 'got c\\xe9. Choose' in said
+
+
+@pytest.mark.parametrize('flag', ['train --workdir', 'report --workdir', 'prepare --to'])
+def test_the_home_directory_of_nobody_is_an_error(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+  job, name = flag.split()
+  assert main.run([job, f'{name}=~no_such_user/runs']) == 2
+  assert f'error: {name}: expected' in (said := capsys.readouterr().err) and "got '~no_such_user/runs'." in said
 
 
 SHARDS = [f'wds:/data/v2/train-{number:03}.tar' for number in range(6)]

@@ -106,7 +106,7 @@ BLOCKS = Kind('N,N,…', 'block numbers with commas, such as -4,-1',
               _checked(lambda text: [int(part) if re.fullmatch(r' *-?[0-9]{1,6} *', part, re.ASCII) else 0
                                      for part in text.split(',')], all))
 TEXT = Kind('TEXT', 'a value', str)
-NAMES = Kind('A,B,…', 'names with commas', _names)
+NAMES = Kind('A,B,…', 'names with commas', _checked(_names, bool))
 PATHS = Kind('NAME=PATH,…', 'names with paths, NAME=PATH with commas', _paths)
 NUMBER = Kind('X', 'a number, at least 0', _checked(float, lambda x: 0. <= x < float('inf')), 'at least 0')
 SHARE = Kind('X', 'a number, 0 to below 1', _checked(float, lambda x: 0. <= x < 1.), '0 to below 1')
