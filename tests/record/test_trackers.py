@@ -9,6 +9,8 @@ import time
 import urllib.request
 from collections.abc import Mapping
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
@@ -130,8 +132,8 @@ def test_images_and_histograms_are_in_the_file(tmp_path: pathlib.Path) -> None:
   one = TensorBoard(str(tmp_path), None)
   pixels = np.random.default_rng(0).integers(0, 256, (2, 5, 7, 3), np.uint8)
   one.images(3, {'train/images': pixels})
-  one.histograms(4, {'params/head/bias': Histogram(
-      np.array([2, 1], np.int32), np.array([-1., 0., 1.], np.float32), np.float32(.5), np.float32(1.25))})
+  one.histograms(4, jax.device_get({'params/head/bias': Histogram(  # as `tracker_hooks.Histograms` passes them
+      jnp.array([2, 1], jnp.int32), jnp.array([-1., 0., 1.]), jnp.float32(.5), jnp.float32(1.25))}))
   one.close()
   (path,) = tmp_path.glob('events.out.tfevents.*')
   first, second, third = (event.summary.value[0] for event in events(path)[1:])

@@ -142,8 +142,8 @@ class TensorBoard:
 
   def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
     self._show(step, [self._summary.histogram_raw(
-        name, bins.edges[0], bins.edges[-1], bins.counts.sum(), bins.sum, bins.sum_squares, bins.edges[1:].tolist(),
-        bins.counts.tolist()) for name, bins in values.items()])
+        name, *map(float, (bins.edges[0], bins.edges[-1], bins.counts.sum(), bins.sum, bins.sum_squares)),
+        bins.edges[1:].tolist(), bins.counts.tolist()) for name, bins in values.items()])
 
   def close(self, status: Status = 'done') -> None:
     del status
