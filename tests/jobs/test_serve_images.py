@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.core.errors import UserError
+from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.data.image import headers
 from vit_jax.inspect.model import Guess, Model
 from vit_jax.jobs import serve
@@ -188,6 +188,14 @@ def test_links_out_of_the_folder_are_skipped(images: pathlib.Path, tmp_path: pat
   folder = run(images)
   assert folder.notes[0] == '2 links out of the folder were skipped.' and len(folder.rows) == 5
   assert {path.name for path in folder.paths} == {'a.png', 'b.png', 'damaged.png', 'inside.png'}
+
+
+@pytest.mark.parametrize('is_listed', [True, False])
+def test_a_folder_says_that_the_storage_of_the_weights_failed(images: pathlib.Path, is_listed: bool) -> None:
+  def fail() -> Any:
+    raise TemporaryError('runs/x: the storage does not answer')
+  folder = run(images, network(fail) if is_listed else network(newest=fail))
+  assert folder.error == 'The weights could not be loaded: runs/x: the storage does not answer'
 
 
 def test_a_folder_says_why_nothing_is_classified(images: pathlib.Path) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.core import extras
-from vit_jax.core.errors import UserError
+from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.failures import Damaged
 from vit_jax.core.types import HostArray
 from vit_jax.data import user_files
@@ -192,14 +192,13 @@ class Network:
       Refused: the run has no weights yet, or they cannot be loaded.
     """
     with self._lock:
-      newest = self._newest()
-      if newest is None:
-        raise Refused(HTTPStatus.CONFLICT, 'The run has saved no checkpoint yet. Try again when it has.')
-      if self._model is None or newest != self._loaded:
-        try:
+      try:
+        if (newest := self._newest()) is None:
+          raise Refused(HTTPStatus.CONFLICT, 'The run has saved no checkpoint yet. Try again when it has.')
+        if self._model is None or newest != self._loaded:
           self._model, self._loaded = self._load(), newest
-        except (UserError, Damaged, OSError) as error:  # training may have deleted the checkpoint in the meantime
-          raise Refused(HTTPStatus.CONFLICT, f'The weights could not be loaded: {error}') from error
+      except (UserError, TemporaryError, Damaged, OSError) as error:  # training may have deleted it in the meantime
+        raise Refused(HTTPStatus.CONFLICT, f'The weights could not be loaded: {error}') from error
       yield self._model
 
   def classify(self, encoded: bytes) -> dict[str, Any]:
