@@ -44,6 +44,13 @@ def test_a_folder_that_is_no_run_gets_no_page(tmp_path: pathlib.Path, capsys: py
   assert f'error: --workdir={tmp_path}: expected the directory of a run, got one without' in error
 
 
+def test_a_page_of_another_program_is_not_replaced(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  (tmp_path / 'config.json').write_text('{"model_type": "vit"}')
+  (tmp_path / 'report.html').write_text('mine')
+  assert report(tmp_path) == 2 and (tmp_path / 'report.html').read_text() == 'mine'
+  assert 'expected a new directory or one that this program wrote, got one with another' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize('name', ['config.json', 'final.json', 'evaluate.json'])
 @pytest.mark.parametrize(('content', 'said'), [
     (b'', 'an empty file'), (b'[]', 'a list of 0'), (b'{"a', 'no JSON at line 1'), (b'\xff\x00', 'text that is not'),

@@ -49,7 +49,6 @@ Values = dict[str, Any]
 PAGE = 'report.html'
 _MOST_ROWS = 5_000  # of training metrics, which are more than the pixels of a curve
 _NO_ENVIRONMENT = ('event', 'time_s', 'resumed_from', 'lost', 'command')  # of the event of a start
-
 RECORDS = ('config.json', 'final.json', 'evaluate.json')
 TRACES = (*RECORDS, 'metrics.jsonl', 'checkpoints')
 """Files and folders of which every run directory has at least one."""
@@ -64,8 +63,8 @@ def run(workdirs: Sequence[storage.Path], to: str, *, overwrite: bool = False) -
     overwrite: replace the file at `to`.
 
   Raises:
-    UserError: a directory is not a run, or its config is not that of its checkpoints; or a file is damaged, and the
-      page is written without it.
+    UserError: a directory is not a run, or its config is not that of its checkpoints; or the page there is not one of
+      this program; or a file is damaged, and the page is written without it.
   """
   if absent := [str(workdir) for workdir in workdirs if not workdir.is_dir()]:
     raise UserError(f'--workdir: expected directories of runs, got {",".join(absent)}, which does not exist. Pass the '
@@ -77,6 +76,8 @@ def run(workdirs: Sequence[storage.Path], to: str, *, overwrite: bool = False) -
   startup.quiet_abandoned_reads()
   for workdir in workdirs:
     check(workdir)
+  if not to and (workdirs[0] / PAGE).exists():
+    run_directory.check_ours(workdirs[0])
   damaged = [line for workdir in workdirs for line in find_damaged(workdir)]
   print(f'Report: {write_report(workdirs, to or None)}', flush=True)
   if damaged:
