@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -153,7 +154,7 @@ def find(folder: pathlib.Path, family: str, *, given: str = '', source: str) -> 
     UserError: there is none; the message says which file to put where.
   """
   if given:
-    path = pathlib.Path(given).expanduser()
+    path = pathlib.Path(os.path.expanduser(given))
     path = path / next((name for name in FILES[family] if (path / name).is_file()), FILES[family][0]) if (
         path.is_dir()) else path
     if not path.is_file():
