@@ -252,8 +252,8 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
 
 
 def is_pattern(path: str) -> bool:
-  """Returns whether a path is a pattern of shards."""
-  return bool(set(path.rpartition('/')[2]) & set('*?['))
+  """Returns whether a path is a pattern of shards; a folder with such a name is none."""
+  return bool(set(path.rpartition('/')[2]) & set('*?[')) and not os.path.isdir(path)
 
 
 class Info(NamedTuple):
