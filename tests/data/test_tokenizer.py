@@ -82,6 +82,9 @@ def test_damaged_and_incomplete_files_are_reported(tmp_path: pathlib.Path) -> No
   shutil.copy(FILES / 'clip' / 'vocab.json', tmp_path)
   with pytest.raises(UserError, match=r'expected merges\.txt beside it'):
     Tokenizer(tmp_path / 'vocab.json', family=tokenizer.CLIP, length=7)
+  (tmp_path / 'spiece.model').write_bytes(b'')
+  with pytest.raises(UserError, match='spiece.model: expected a tokenizer, got a damaged file: an empty file. Fet'):
+    tokenizer.open_given(tokenizer.SIGLIP, str(tmp_path), length=8, source='x')
 
 
 def test_a_missing_package_is_reported_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:

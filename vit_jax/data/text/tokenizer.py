@@ -191,7 +191,9 @@ def _read(path: pathlib.Path) -> _Encoder:
 
 def _sentencepiece(path: pathlib.Path) -> _Encoder:
   import sentencepiece
-  model = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
+  if not (content := path.read_bytes()):  # which the package takes for no model
+    raise ValueError('an empty file')
+  model = sentencepiece.SentencePieceProcessor(model_proto=content)
 
   def piece(name: str) -> int | None:
     found = model.piece_to_id(name)
