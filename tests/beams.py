@@ -40,6 +40,8 @@ class Pipeline:
   """Runs at once."""
 
   def __init__(self, options: Any = None) -> None:
+    if options.flags == ['--runner=DataflowRunner']:
+      raise ValueError('Pipeline has validations errors: \nMissing required option: project.')
     OPTIONS.append(options.flags)
 
   def __enter__(self) -> Pipeline:

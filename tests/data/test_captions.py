@@ -249,3 +249,12 @@ def test_captions_that_are_no_text_are_bad(tmp_path: pathlib.Path, monkeypatch: 
                                image_px=(8, 8))
     with pytest.raises(BadImage, match='expected captions in UTF-8 in .*, got others'):
       found.captions(0)  # type: ignore[attr-defined]
+
+
+def test_a_column_of_captions_may_have_a_point_in_its_name(tmp_path: pathlib.Path) -> None:
+  pa, pq = pytest.importorskip('pyarrow'), pytest.importorskip('pyarrow.parquet')
+  found = packed.examples(3)
+  table = pa.table({'image': pa.array([one.image for one in found]), 'text.en': ['a', 'b', 'c']})
+  pq.write_table(table, tmp_path / 'train.parquet')
+  data = schema.Data(source=f'parquet:{tmp_path}/train.parquet', caption_column='text.en')
+  assert opening.open_split(data, 'train', image_px=(8, 8)).captions(2) == ('c',)

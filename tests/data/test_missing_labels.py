@@ -10,8 +10,11 @@ import pytest
 from tests.data.images import encode, random_image
 from vit_jax import main
 from vit_jax.config import schema
+from vit_jax.core.errors import UserError
 from vit_jax.data import opening
 from vit_jax.data.formats import indexed
+from vit_jax.data.source import read_one
+from vit_jax.jobs import prepare
 
 NUM = 6
 PICTURES = [encode(random_image(i)) for i in range(NUM)]
@@ -92,3 +95,31 @@ def test_a_warning_of_a_source_is_printed_once(tmp_path: pathlib.Path, caplog: p
     data = schema.Data(source=f'wds:{tmp_path}')
     assert opening.open_sources(data, image_px=(8, 8)).class_names == ('unlabeled',)
   assert sum('has no .cls beside an image' in one.message for one in caplog.records) == 1
+
+
+def test_a_prepared_split_with_one_label_each_keeps_it_beside_one_with_several(tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'in').mkdir()
+  write(tmp_path / 'in' / 'train.tar', beside(images('{i}.png'), labels('{i}.json', '{"label": "c%d"}')))
+  write(tmp_path / 'in' / 'test.tar', beside(images('{i}.png'), labels('{i}.json', '{"label": ["c1", "c0"]}')))
+  assert prepare.run(tmp_path / 'set', data=f'wds:{tmp_path}/in') == 0
+  data = schema.Data(source=f'array_record:{tmp_path}/set', max_labels=2)
+  found = opening.open_sources(data, image_px=(8, 8))
+  assert {found.train.labels(row) for row in range(NUM)} == {(0,), (1,)}
+  assert {read_one(found.train, row).image: found.train.labels(row) for row in range(NUM)} == {
+      one: (i % 2,) for i, one in enumerate(PICTURES)}
+  assert {read_one(found.eval, row).labels for row in range(NUM)} == {(1, 0)}
+
+
+@pytest.mark.parametrize('splits', [('train', 'test'), ('test', 'train')])
+def test_a_split_without_labels_is_not_prepared_with_the_classes_of_another(
+    tmp_path: pathlib.Path, splits: tuple[str, ...]) -> None:
+  pa, pq = pytest.importorskip('pyarrow'), pytest.importorskip('pyarrow.parquet')
+  (tmp_path / 'in').mkdir()
+  for split, names in (('train', ['cat', 'dog'] * (NUM // 2)), ('test', [None] * NUM)):
+    column = pa.array([{'bytes': one, 'path': None} for one in PICTURES])
+    pq.write_table(pa.table({'image': column, 'label': pa.array(names, pa.string())}),
+                   tmp_path / 'in' / f'{split}.parquet')
+  with pytest.raises(UserError, match='--splits: expected splits with the same classes, got .* Leave out one of them'):
+    prepare.run(tmp_path / 'set', data=f'parquet:{tmp_path}/in', splits=splits)
+  assert not (tmp_path / 'set').exists()
+  assert prepare.run(tmp_path / 'set', data=f'parquet:{tmp_path}/in', splits=('train',)) == 0

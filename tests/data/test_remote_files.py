@@ -299,3 +299,15 @@ def test_of_parquet_files_only_footers_labels_and_the_images_that_are_used_are_r
   storage._state.generations.clear()
   with pytest.raises(UserError, match='expected a complete Parquet file, got no footer'):
     opened('parquet', 'gs://bucket/large')
+
+
+@pytest.mark.parametrize('kind', ['wds'])
+def test_a_bracket_with_an_exclamation_mark_excludes_as_in_local_patterns(folder: pathlib.Path, kind: str) -> None:
+  for pattern in ('set-train-00[!0].tar', 'set-{split}-00[!0].tar'):
+    local, remote = (opened(kind, f'{root}/{pattern}') for root in (folder, 'gs://bucket/set'))
+    assert local.digest == remote.digest
+    assert {remote.describe(row).split('/')[-2] for row in range(len(remote))} == {
+        'set-train-001.tar', 'set-train-002.tar'}
+  for root in (folder, 'gs://bucket/set'):
+    with pytest.raises(UserError, match='expected this file, or files of this pattern, got none'):
+      opened(kind, f'{root}/set-{{split}}-00[9-0].tar')

@@ -59,6 +59,8 @@ def test_a_missing_tokenizer_is_reported_with_the_file_to_put(tmp_path: pathlib.
       f'and merges.txt of the published model into {tmp_path}, or set the path of the file.')
   with pytest.raises(UserError, match='tokenizer: expected the tokenizer file of x, got nowhere, which does not exi'):
     tokenizer.find(tmp_path, tokenizer.CLIP, given='nowhere', source='x')
+  with pytest.raises(UserError, match='tokenizer: expected the tokenizer file of x, got ~nobody99/a, which does not e'):
+    tokenizer.find(tmp_path, tokenizer.CLIP, given='~nobody99/a', source='x')
 
 
 def test_a_given_file_or_folder_is_used(tmp_path: pathlib.Path) -> None:
@@ -80,6 +82,9 @@ def test_damaged_and_incomplete_files_are_reported(tmp_path: pathlib.Path) -> No
   shutil.copy(FILES / 'clip' / 'vocab.json', tmp_path)
   with pytest.raises(UserError, match=r'expected merges\.txt beside it'):
     Tokenizer(tmp_path / 'vocab.json', family=tokenizer.CLIP, length=7)
+  (tmp_path / 'spiece.model').write_bytes(b'')
+  with pytest.raises(UserError, match='spiece.model: expected a tokenizer, got a damaged file: an empty file. Fet'):
+    tokenizer.open_given(tokenizer.SIGLIP, str(tmp_path), length=8, source='x')
 
 
 def test_a_missing_package_is_reported_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:

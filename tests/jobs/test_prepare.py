@@ -86,6 +86,8 @@ def test_the_seed_says_the_order_and_shards_are_even(images: pathlib.Path, tmp_p
   assert [s.num_examples for s in listed['train']] == [13, 12, 12] and sorted(listed) == ['train', 'val']
   part = open_all(tmp_path / 'a' / '*-0000[12]-of-*', eval_split='train').train
   assert [read_one(part, i).image for i in range(24)] == rows[0][13:]
+  (tmp_path / 'a').rename(tmp_path / 'a[1]')
+  assert open_all(tmp_path / 'a[1]').train.digest == a.digest
 
 
 def test_the_checksums_are_those_of_the_files(images: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -117,6 +117,9 @@ def test_workers_must_see_the_same_files(images: pathlib.Path, tmp_path: pathlib
 
 @pytest.mark.parametrize(('words', 'error'), [
     (['--runner_options=--x=1'], '--runner_options: expected --runner as well'),
+    (['--runner=DataflowRunner'], '--runner: expected a runner of Apache Beam, and in --runner_options its options, '
+     'got DataflowRunner: "Pipeline has validations errors: Missing required option: project.". Correct the flags.'),
+    (['--runner=DirectRunner', "--runner_options=--x='a b"], 'got DirectRunner: "No closing quotation". Correct'),
     (['--runner=DirectRunner', '--processes=2'], '--processes: expected no number with --runner, got 2'),
     (['--to=gs://a/b'], '--to: expected a folder of this machine, got gs://a/b. With --runner=DirectRunner')])
 def test_flags_that_do_not_fit_are_named(words: list[str], error: str, images: pathlib.Path, tmp_path: pathlib.Path,

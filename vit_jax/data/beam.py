@@ -36,8 +36,13 @@ class Beam(NamedTuple):
   def __call__(self, jobs: Sequence[prepare.Job], plan: Plan) -> None:
     beam = extras.load('apache_beam', 'beam', '--runner')
     digests = tuple(dict.fromkeys(job.source.digest for job in jobs))
-    flags = [f'--runner={self.runner}', *shlex.split(self.options)]
-    with beam.Pipeline(options=beam.options.pipeline_options.PipelineOptions(flags)) as pipeline:
+    try:
+      flags = [f'--runner={self.runner}', *shlex.split(self.options)]
+      made = beam.Pipeline(options=beam.options.pipeline_options.PipelineOptions(flags))
+    except ValueError as error:  # an open quotation, an unknown runner, or options that the runner lacks
+      raise UserError(f'--runner: expected a runner of Apache Beam, and in --runner_options its options, got '
+                      f'{self.runner}: "{" ".join(str(error).split())[:300]}". Correct the flags.') from error
+    with made as pipeline:
       _ = (pipeline | 'numbers' >> beam.Create(range(len(jobs))) | beam.Reshuffle()
            | 'shards' >> beam.Map(_Write(self.open_splits, plan, digests)))
 

@@ -159,8 +159,13 @@ def write(splits: Mapping[str, Source], folder: storage.Path, settings: Settings
     share: of the shards, that this host writes.
 
   Raises:
-    UserError: the folder has other content, or another process writes it; or a split has no images.
+    UserError: the folder has other content, or another process writes it; a split has no images, or other classes.
   """
+  first = next(iter(splits))
+  if other := next((name for name in splits if splits[name].class_names != splits[first].class_names), ''):
+    found = [documents.listed(splits[name].class_names, 3) for name in (first, other)]
+    raise UserError(f'--splits: expected splits with the same classes, got {found[0]} in {first} and {found[1]} in '
+                    f'{other}. Leave out one of them, or write it to a folder of its own, such as --splits={first}.')
   plan = _plan(splits, settings)
   if (folder / array_record.INFO).exists() or (isinstance(folder, pathlib.Path) and not files.is_new(folder)):
     _check_same(folder, plan)

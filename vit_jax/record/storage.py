@@ -93,7 +93,11 @@ def open_path(path: PathLike) -> Path:
   text = os.fspath(path)
   address.check(text, 'path')
   if is_local(text):
-    return pathlib.Path(text).expanduser().absolute()
+    try:
+      return pathlib.Path(text).expanduser().absolute()
+    except RuntimeError:
+      raise UserError(f'{text}: expected a path below an existing home directory, got an unknown user. Check the path.'
+                      ) from None
   if not text.startswith(REMOTE) or not text.removeprefix(REMOTE).strip('/'):
     raise UserError(f'{text}: expected a folder or {REMOTE}BUCKET/PATH for a run. Correct the address.')
   if not any(importlib.util.find_spec(name) for name in _PACKAGES):

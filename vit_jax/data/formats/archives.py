@@ -19,6 +19,7 @@ import hashlib
 import os
 import pathlib
 import tarfile
+import zlib
 from collections.abc import Callable, Sequence
 from typing import IO, NamedTuple
 
@@ -82,7 +83,7 @@ def check(file: File, path: pathlib.Path) -> None:
     with _opened(path, file.name) as opened:
       while block := opened.read(_BLOCK_BYTES):
         found.update(block)
-  except (EOFError, gzip.BadGzipFile) as error:
+  except (EOFError, gzip.BadGzipFile, zlib.error) as error:
     raise UserError(f'{path}: expected {file.name}, got a damaged file ({error}). Download it again.') from error
   except OSError as error:
     raise failures.unreadable(error, os.fspath(path)) from error

@@ -203,8 +203,9 @@ class PreparedSource:
 
   def _labels(self, features: Mapping[str, Sequence[Any]]) -> tuple[int, ...]:
     num = len(self.class_names)
-    return (tuple(example.get_classes(features, 'labels', num_classes=num)) if self.most_labels else
-            (example.get_class(features, 'label', num_classes=num),))
+    if self.most_labels and 'labels' in features:  # a split whose images have one class each may lack it
+      return tuple(example.get_classes(features, 'labels', num_classes=num))
+    return (example.get_class(features, 'label', num_classes=num),)
 
   def describe(self, index: int) -> str:
     position = f'{self.name}[{index}]'
@@ -251,8 +252,8 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
 
 
 def is_pattern(path: str) -> bool:
-  """Returns whether a path is a pattern of shards."""
-  return bool(set(path.rpartition('/')[2]) & set('*?['))
+  """Returns whether a path is a pattern of shards; a folder with such a name is none."""
+  return bool(set(path.rpartition('/')[2]) & set('*?[')) and not os.path.isdir(path)
 
 
 class Info(NamedTuple):

@@ -124,7 +124,7 @@ class ParquetSource(IndexedSource):
       return ()
     footer = self._footer(row)
     column = next(i for i in range(footer.num_columns)
-                  if footer.schema.column(i).path.partition('.')[0] == name)
+                  if f'{footer.schema.column(i).path}.'.startswith(f'{name}.'))
     chunk = footer.row_group(int(self._index['group'][row])).column(column)
     texts = self._value(row, Span(self._span(row).path, *parquet_files.chunk_range(chunk)), name)
     return stored.texts(texts if isinstance(texts, list) else [texts], f'the column {name}')

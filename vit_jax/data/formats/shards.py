@@ -10,6 +10,7 @@ below that of the pattern. A pattern or folder may be in object storage: `gs://B
 """
 from __future__ import annotations
 
+import fnmatch
 import glob
 import os
 import re
@@ -212,7 +213,8 @@ def _translated(pattern: str) -> str:
   """Returns the regular expression of a pattern with wildcards, where `*` does not match a slash."""
   parts = re.split(r'(\*\*/|\*|\?|\[[^\]]*\])', pattern)
   return ''.join({'**/': '(?:.*/)?', '*': '[^/]*', '?': '[^/]'}.get(part) or
-                 (part if part.startswith('[') else re.escape(part)) for part in parts)
+                 (f'(?!/){fnmatch.translate(part)[4:-3]}' if part.startswith('[') else re.escape(part))
+                 for part in parts)  # `translate` returns `(?s:…)\Z`
 
 
 def split_words(path: str) -> list[str]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -153,7 +154,7 @@ def find(folder: pathlib.Path, family: str, *, given: str = '', source: str) -> 
     UserError: there is none; the message says which file to put where.
   """
   if given:
-    path = pathlib.Path(given).expanduser()
+    path = pathlib.Path(os.path.expanduser(given))
     path = path / next((name for name in FILES[family] if (path / name).is_file()), FILES[family][0]) if (
         path.is_dir()) else path
     if not path.is_file():
@@ -190,7 +191,9 @@ def _read(path: pathlib.Path) -> _Encoder:
 
 def _sentencepiece(path: pathlib.Path) -> _Encoder:
   import sentencepiece
-  model = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
+  if not (content := path.read_bytes()):  # which the package takes for no model
+    raise ValueError('an empty file')
+  model = sentencepiece.SentencePieceProcessor(model_proto=content)
 
   def piece(name: str) -> int | None:
     found = model.piece_to_id(name)
