@@ -81,7 +81,8 @@ def key(config: schema.Config, numbers: tuple[int, int, bool]) -> str:
 def _numbers(config: schema.Config) -> tuple[int, int, bool]:
   """Returns examples, classes that the head is planned with, and whether images come from memory."""
   num_examples, num_classes, in_memory = plans.numbers(config)
-  return num_examples, max(num_classes, SAME_CLASSES), in_memory
+  is_fixed = bool(getattr(config.objective, 'class_weights', ()))  # there is one for each class
+  return num_examples, num_classes if is_fixed else max(num_classes, SAME_CLASSES), in_memory
 
 
 def programs(configs: dict[str, schema.Config]) -> list[Program]:
@@ -102,7 +103,8 @@ def make(study: schema.Study, topology: str, *, to: storage.Path | None,
   Args:
     study: its runs are checked.
     topology: name of the hardware that each of its runs gets in turn.
-    to: keeps the plan of each program in `programs`; a program that is there is not compiled again.
+    to: keeps the plan of each program in `programs`; a program that is there is not compiled again, unless the flags
+      or versions of the compiler are others.
     is_quick: see `quick`.
   """
   configs, note = expand(study)
@@ -125,7 +127,9 @@ def make(study: schema.Study, topology: str, *, to: storage.Path | None,
 
 def _row(program: Program, topology: str, to: storage.Path | None, *, is_quick: bool) -> Row:
   """Returns the plan of a program: the one that `to` has, else a new one."""
-  name = hashlib.sha256(repr((key(program.config, program.numbers), topology, is_quick)).encode()).hexdigest()[:16]
+  slice_ = topologies.parse(topology)  # other flags, versions or compilers give other figures
+  by = topologies.missing(slice_), topologies.environment(slice_), plans.versions()
+  name = hashlib.sha256(repr((key(program.config, program.numbers), topology, is_quick, by)).encode()).hexdigest()[:16]
   path = None if to is None else to / 'programs' / f'{name}.json'
   if path is not None and path.is_file():
     return Row(program, read(path), '')
