@@ -66,6 +66,13 @@ def test_what_counts_is_the_best_moment_and_who_was_ahead() -> None:
   assert rows[0]['few-shot %'] == 10. and rows[0]['best at step'] == 4
 
 
+def test_runs_of_the_study_of_data_size_may_have_another_name() -> None:
+  study = files.load_study('study_data_size:small,subsets=100,models=ViT+BiT', ['name=mine'])
+  rows = study.table({name: result(config, name, val__top1=.5) for name, config in study.runs.items()})
+  assert [(row['model'], row['images'], row['ahead of ResNets']) for row in rows] == [
+      ('ViT', 100, 'no'), ('BiT', 100, None)]
+
+
 def test_sets_of_three_sizes_are_pretrained_on_and_then_imagenet() -> None:
   study = files.load_study('study_data_size:sets,models=L/16+BiT-R50x1', [])
   runs, results = done(study)
