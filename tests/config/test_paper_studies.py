@@ -9,6 +9,7 @@ import pytest
 from vit_jax.config import check, durations, files, schema
 from vit_jax.core.errors import UserError
 from vit_jax.recipes import ablations, data_size, noisy_student, published, scaling, sizes
+from vit_jax.weights import addresses
 
 SPECS = ['study_scaling', 'study_scaling:small', 'study_data_size', 'study_data_size:i1k', 'study_data_size:small',
          'study_data_size:sets', 'study_optimizers', 'study_selfsup', 'study_small_data', 'noisy_student',
@@ -173,6 +174,12 @@ def test_a_student_is_the_next_teacher() -> None:
   rows = noisy_student.rows({name: dataclasses.replace(one, headline=scores[name]) for name, one in results.items()})
   assert [row['round'] for row in rows] == [0, 1, 2] and rows[0]['over its teacher'] is None
   assert rows[2]['over its teacher'] == pytest.approx(-2) and rows[2]['over the first'] == pytest.approx(8)
+
+
+@pytest.mark.parametrize('suffix', addresses.SUFFIXES)
+def test_labels_of_a_file_of_weights_lie_beside_it(suffix: str) -> None:
+  one = noisy_student.taught(schema.Config(), f'a/x{suffix}', schema.Pseudo(), 2)
+  assert one.data.pseudo.labels == f'a/x{suffix}.pseudo_2'
 
 
 def test_rounds_may_begin_with_weights_that_are_there() -> None:
