@@ -96,6 +96,18 @@ def test_runs_with_class_weights_are_planned_with_their_classes(compiled_request
   assert not content['programs'][0]['problem'] and compiled_requests[0].num_classes == 10
 
 
+def test_a_study_is_planned_on_as_many_slices_as_there_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  monkeypatch.setattr(topologies, 'missing', lambda topology: 'no compiler')
+  words = ['--job=plan', '--config=study_data_size:small,models=ViT,subsets=1000,source=folder:none',
+           f'--to={tmp_path}', '--topology=v5e:2x2', '--config.data.num_classes=10', '--config.mesh.slices=0']
+  for more, count in (([], 1), (['--slices=2'], 2)):
+    assert main.run([*words, *more]) == 0
+    (one,) = json.loads((tmp_path / 'plan.json').read_text())['programs']
+    assert (one['plan']['slices'], one['plan']['num_devices']) == (count, 4 * count)
+  assert 'on 2 slices of v5e:2x2' in capsys.readouterr().out
+
+
 def test_a_run_that_does_not_divide_over_the_devices_is_left_out_of_the_sum(
     compiled_requests: list[compile.Request]) -> None:
   odd = schema.Study('odd', {'good': config('batch_size=64'), 'bad': config('batch_size=36')})

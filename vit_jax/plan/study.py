@@ -96,8 +96,8 @@ def programs(configs: dict[str, schema.Config]) -> list[Program]:
   return list(found.values())
 
 
-def make(study: schema.Study, topology: str, *, to: storage.Path | None,
-         is_quick: bool) -> tuple[str, dict[str, Any]]:
+def make(study: schema.Study, topology: str, *, to: storage.Path | None, is_quick: bool,
+         slices: int = 0) -> tuple[str, dict[str, Any]]:
   """Plans a study: its table as text, and its content for `plan.json`.
 
   Args:
@@ -106,12 +106,13 @@ def make(study: schema.Study, topology: str, *, to: storage.Path | None,
     to: keeps the plan of each program in `programs`; a program that is there is not compiled again, unless the flags
       or versions of the compiler are others.
     is_quick: see `quick`.
+    slices: number of such slices; 0 = as in the config of each run.
   """
   configs, note = expand(study)
-  there = topologies.parse(topology)
+  there = topologies.parse(topology, slices=slices or 1)
   rows = []
   for program in programs(configs):
-    rows.append(_row(program, topology, to, is_quick=is_quick))
+    rows.append(_row(program, topology, to, is_quick=is_quick, slices=slices))
     console.end_stage()
     print(f'  {next(iter(program.steps))}: {rows[-1].problem or "planned"}', flush=True)
   text = '\n\n'.join(filter(None, [
@@ -125,16 +126,16 @@ def make(study: schema.Study, topology: str, *, to: storage.Path | None,
        'core_days_with_collectives': row.core_days('step_ms_with_collectives')} for row in rows]}
 
 
-def _row(program: Program, topology: str, to: storage.Path | None, *, is_quick: bool) -> Row:
+def _row(program: Program, topology: str, to: storage.Path | None, *, is_quick: bool, slices: int) -> Row:
   """Returns the plan of a program: the one that `to` has, else a new one."""
   slice_ = topologies.parse(topology)  # other flags, versions or compilers give other figures
-  by = topologies.missing(slice_), topologies.environment(slice_), plans.versions()
+  by = topologies.missing(slice_), topologies.environment(slice_), plans.versions(), slices
   name = hashlib.sha256(repr((key(program.config, program.numbers), topology, is_quick, by)).encode()).hexdigest()[:16]
   path = None if to is None else to / 'programs' / f'{name}.json'
   if path is not None and path.is_file():
     return Row(program, read(path), '')
   try:
-    there = topologies.for_run(program.config, topology)
+    there = topologies.for_run(program.config, topology, slices)
     subject = plans.lay_out(plans.Subject(program.config, there, *program.numbers))
     content = table.to_json(plans.make(subject, is_quick=is_quick))
   except UserError as error:
