@@ -9,6 +9,7 @@ import pytest
 from vit_jax.config import check, durations, files, schema
 from vit_jax.core.errors import UserError
 from vit_jax.recipes import ablations, data_size, noisy_student, published, scaling, sizes
+from vit_jax.weights import addresses
 
 SPECS = ['study_scaling', 'study_scaling:small', 'study_data_size', 'study_data_size:i1k', 'study_data_size:small',
          'study_data_size:sets', 'study_optimizers', 'study_selfsup', 'study_small_data', 'noisy_student',
@@ -64,6 +65,13 @@ def test_what_counts_is_the_best_moment_and_who_was_ahead() -> None:
   assert [(row['model'], row['images'], row['best val %'], row['ahead of ResNets']) for row in rows] == [
       ('ViT', 100, 20., 'no'), ('BiT', 100, 30., None), ('ViT', 300, 60., 'yes'), ('BiT', 300, 50., None)]
   assert rows[0]['few-shot %'] == 10. and rows[0]['best at step'] == 4
+
+
+def test_runs_of_the_study_of_data_size_may_have_another_name() -> None:
+  study = files.load_study('study_data_size:small,subsets=100,models=ViT+BiT', ['name=mine'])
+  rows = study.table({name: result(config, name, val__top1=.5) for name, config in study.runs.items()})
+  assert [(row['model'], row['images'], row['ahead of ResNets']) for row in rows] == [
+      ('ViT', 100, 'no'), ('BiT', 100, None)]
 
 
 def test_sets_of_three_sizes_are_pretrained_on_and_then_imagenet() -> None:
@@ -166,6 +174,12 @@ def test_a_student_is_the_next_teacher() -> None:
   rows = noisy_student.rows({name: dataclasses.replace(one, headline=scores[name]) for name, one in results.items()})
   assert [row['round'] for row in rows] == [0, 1, 2] and rows[0]['over its teacher'] is None
   assert rows[2]['over its teacher'] == pytest.approx(-2) and rows[2]['over the first'] == pytest.approx(8)
+
+
+@pytest.mark.parametrize('suffix', addresses.SUFFIXES)
+def test_labels_of_a_file_of_weights_lie_beside_it(suffix: str) -> None:
+  one = noisy_student.taught(schema.Config(), f'a/x{suffix}', schema.Pseudo(), 2)
+  assert one.data.pseudo.labels == f'a/x{suffix}.pseudo_2'
 
 
 def test_rounds_may_begin_with_weights_that_are_there() -> None:

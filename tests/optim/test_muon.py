@@ -124,6 +124,23 @@ def test_patterns_of_what_is_no_matrix_are_refused() -> None:
     build('block/.*')
 
 
+@pytest.mark.parametrize('length', ['3 steps', '100 %'])
+def test_matrices_may_be_frozen(length: str) -> None:
+  rules = (schema.PathRule('backbone/.*', frozen_until=length),)
+  frozen = optimizers.build(dataclasses.replace(F32, rules=rules), lambda step: jnp.asarray(.1), lengths=LENGTHS)
+  plain = optimizers.build(F32, lambda step: jnp.asarray(.1), lengths=LENGTHS)
+  params, update = tree(0), jax.jit(frozen.update)
+  state = frozen.init(params)
+  for step in range(4):
+    found, state = update(tree(step), state, params, step=jnp.asarray(step), grad_norm=jnp.ones(()))
+    moved = {name for name, u in trees.flatten(found).items() if np.any(u)}
+    assert moved == ({'head/kernel', 'head/bias'} if step < 3 or length == '100 %' else set(SHAPES))
+  if length == '3 steps':
+    first, _ = plain.update(tree(3), plain.init(params), params, step=jnp.asarray(0), grad_norm=jnp.ones(()))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found['backbone'],
+                 first['backbone'])
+
+
 @pytest.mark.parametrize('shape', [(8, 1, 1), (2, 4, 1), (1, 2, 4), (2, 2, 2)])
 def test_the_mesh_does_not_change_a_bit(shape: tuple[int, int, int]) -> None:
   """A matrix is made orthogonal on one device, by the same operations."""

@@ -64,6 +64,8 @@ def test_the_first_host_of_a_slurm_list(nodes: str, first: str) -> None:
 @pytest.mark.parametrize(('environment', 'message'), [
   ({'VIT_JAX_PROCESS_ID': '0'}, 'got nothing. Set all three'),
   (TOLD | {'VIT_JAX_COORDINATOR': 'first'}, "VIT_JAX_COORDINATOR: expected HOST:PORT of process 0, .*got 'first'"),
+  (TOLD | {'VIT_JAX_COORDINATOR': 'first:65536'}, 'VIT_JAX_COORDINATOR: expected a port from 1 to 65535, .*:65536'),
+  (TOLD | {'VIT_JAX_COORDINATOR': 'first:0'}, 'VIT_JAX_COORDINATOR: expected a port from 1 to 65535, .*first:0'),
   (TOLD | {'VIT_JAX_NUM_PROCESSES': 'two'}, "VIT_JAX_NUM_PROCESSES: expected a whole number, got 'two'"),
   (TOLD | {'VIT_JAX_PROCESS_ID': ''}, "VIT_JAX_PROCESS_ID: expected a whole number, got ''"),
   (TOLD | {'VIT_JAX_PROCESS_ID': '3'}, 'rank of this process: expected 0 to 2, got 3'),

@@ -77,6 +77,37 @@ def test_a_study_costs_what_the_steps_of_all_its_runs_cost(
   assert len(compiled_requests) == 4
 
 
+def test_plans_with_other_flags_or_compilers_are_not_reused(
+    compiled_requests: list[compile.Request], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  one = schema.Study('one', {'run': config()})
+  monkeypatch.setattr(topologies, 'missing', lambda topology: 'no compiler')
+  _, content = study.make(one, 'v3:2x2', to=tmp_path, is_quick=False)
+  assert content['programs'][0]['plan']['reason'] == 'no compiler'
+  monkeypatch.setattr(topologies, 'missing', lambda topology: '')
+  for flags, count in (('', 1), ('--xla_a=1', 2), ('--xla_a=1', 2), ('', 2)):
+    monkeypatch.setenv('LIBTPU_INIT_ARGS', flags)
+    _, content = study.make(one, 'v3:2x2', to=tmp_path, is_quick=False)
+    assert len(compiled_requests) == count and content['programs'][0]['plan']['compiled']
+
+
+def test_runs_with_class_weights_are_planned_with_their_classes(compiled_requests: list[compile.Request]) -> None:
+  weighted = config(f'objective.class_weights={(1.,) * 10}')
+  _, content = study.make(schema.Study('one', {'run': weighted}), 'v3:2x2', to=None, is_quick=False)
+  assert not content['programs'][0]['problem'] and compiled_requests[0].num_classes == 10
+
+
+def test_a_study_is_planned_on_as_many_slices_as_there_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+  monkeypatch.setattr(topologies, 'missing', lambda topology: 'no compiler')
+  words = ['--job=plan', '--config=study_data_size:small,models=ViT,subsets=1000,source=folder:none',
+           f'--to={tmp_path}', '--topology=v5e:2x2', '--config.data.num_classes=10', '--config.mesh.slices=0']
+  for more, count in (([], 1), (['--slices=2'], 2)):
+    assert main.run([*words, *more]) == 0
+    (one,) = json.loads((tmp_path / 'plan.json').read_text())['programs']
+    assert (one['plan']['slices'], one['plan']['num_devices']) == (count, 4 * count)
+  assert 'on 2 slices of v5e:2x2' in capsys.readouterr().out
+
+
 def test_a_run_that_does_not_divide_over_the_devices_is_left_out_of_the_sum(
     compiled_requests: list[compile.Request]) -> None:
   odd = schema.Study('odd', {'good': config('batch_size=64'), 'bad': config('batch_size=36')})

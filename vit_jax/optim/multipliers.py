@@ -100,7 +100,7 @@ def check(params: PyTree, config: schema.Optimizer) -> None:
   masks.check_rules(params, config.rules)
   masks.mask(params, config.weight_decay_mask if config.weight_decay else (), what='optimizer.weight_decay_mask')
   masks.mask(params, config.clip_parts, what='optimizer.clip_parts')
-  if trusted := getattr(config, 'trust_ratio_mask', ()):
-    masks.mask(params, trusted, what='optimizer.trust_ratio_mask')
+  for setting in ('trust_ratio_mask', 'matrices'):
+    masks.mask(params, getattr(config, setting, ()), what=f'optimizer.{setting}')
   if config.layer_decay != 1.:
     find_depth(params)

@@ -50,7 +50,7 @@ def muon(config: schema.Muon, **_: Any) -> optax.GradientTransformation:
   rest = adam.scale_by_adam(config.b1, config.b2, config.eps, config.mu_dtype.value)
 
   def init(params: PyTree) -> MuonState:
-    chosen = masks.mask(params, config.matrices, what='optimizer.matrices')
+    chosen = trees.map_named(lambda name, _: masks.matches(name, config.matrices), params)  # checked by `multipliers`
     momentum = trees.map_named(lambda name, p: _zeros(name, p, config.mu_dtype.value), _only(True, chosen, params))
     return MuonState(momentum, rest.init(_only(False, chosen, params)))
 

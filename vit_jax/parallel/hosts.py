@@ -35,6 +35,7 @@ from vit_jax.core.errors import TemporaryError, UserError
 log = logging.getLogger('vit_jax.parallel')
 
 TPU_PORT = 8476    # used where no other port is given
+MOST_PORT = 2**16 - 1
 SLURM_PORTS = (20_000, 12_000)  # first and count; below the ephemeral ports of Linux (from 32768)
 RETRY_S = 0.2
 TIMEOUTS = {'initialization_timeout': ('VIT_JAX_CONNECT_TIMEOUT_S', 300),
@@ -139,6 +140,8 @@ def _place_as_given(environment: Mapping[str, str]) -> Place:
   if not re.fullmatch(r'.+:\d+', coordinator):
     raise UserError(f'VIT_JAX_COORDINATOR: expected HOST:PORT of process 0, such as 10.0.0.2:{TPU_PORT}, got '
                     f'{coordinator!r}. Set host and port.')
+  if not 1 <= float(coordinator.rpartition(':')[2]) <= MOST_PORT:
+    raise UserError(f'VIT_JAX_COORDINATOR: expected a port from 1 to {MOST_PORT}, got {coordinator!r}. Set another.')
   names = ('VIT_JAX_PROCESS_ID', 'SLURM_PROCID', 'JOB_COMPLETION_INDEX')
   name = next((n for n in names if environment.get(n)), names[0])
   return Place(coordinator, _number(environment, 'VIT_JAX_NUM_PROCESSES'), _number(environment, name),

@@ -45,7 +45,7 @@ def run(config: schema.Config | schema.Study | None, topology: str, *, workdir: 
       raise UserError('--search: expected the config of one run, got a study. Search for settings of one of its runs.')
     for one in config.runs.values():
       topologies.for_run(one, topology, slices)
-    text, content = study.make(config, topology, to=to, is_quick=quick)
+    text, content = study.make(config, topology, to=to, is_quick=quick, slices=slices)
   else:
     check.check(config)
     subject = plans.Subject(config, topologies.for_run(config, topology, slices), *plans.numbers(config))

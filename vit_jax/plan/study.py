@@ -81,7 +81,8 @@ def key(config: schema.Config, numbers: tuple[int, int, bool]) -> str:
 def _numbers(config: schema.Config) -> tuple[int, int, bool]:
   """Returns examples, classes that the head is planned with, and whether images come from memory."""
   num_examples, num_classes, in_memory = plans.numbers(config)
-  return num_examples, max(num_classes, SAME_CLASSES), in_memory
+  is_fixed = bool(getattr(config.objective, 'class_weights', ()))  # there is one for each class
+  return num_examples, num_classes if is_fixed else max(num_classes, SAME_CLASSES), in_memory
 
 
 def programs(configs: dict[str, schema.Config]) -> list[Program]:
@@ -95,21 +96,23 @@ def programs(configs: dict[str, schema.Config]) -> list[Program]:
   return list(found.values())
 
 
-def make(study: schema.Study, topology: str, *, to: storage.Path | None,
-         is_quick: bool) -> tuple[str, dict[str, Any]]:
+def make(study: schema.Study, topology: str, *, to: storage.Path | None, is_quick: bool,
+         slices: int = 0) -> tuple[str, dict[str, Any]]:
   """Plans a study: its table as text, and its content for `plan.json`.
 
   Args:
     study: its runs are checked.
     topology: name of the hardware that each of its runs gets in turn.
-    to: keeps the plan of each program in `programs`; a program that is there is not compiled again.
+    to: keeps the plan of each program in `programs`; a program that is there is not compiled again, unless the flags
+      or versions of the compiler are others.
     is_quick: see `quick`.
+    slices: number of such slices; 0 = as in the config of each run.
   """
   configs, note = expand(study)
-  there = topologies.parse(topology)
+  there = topologies.parse(topology, slices=slices or 1)
   rows = []
   for program in programs(configs):
-    rows.append(_row(program, topology, to, is_quick=is_quick))
+    rows.append(_row(program, topology, to, is_quick=is_quick, slices=slices))
     console.end_stage()
     print(f'  {next(iter(program.steps))}: {rows[-1].problem or "planned"}', flush=True)
   text = '\n\n'.join(filter(None, [
@@ -123,14 +126,16 @@ def make(study: schema.Study, topology: str, *, to: storage.Path | None,
        'core_days_with_collectives': row.core_days('step_ms_with_collectives')} for row in rows]}
 
 
-def _row(program: Program, topology: str, to: storage.Path | None, *, is_quick: bool) -> Row:
+def _row(program: Program, topology: str, to: storage.Path | None, *, is_quick: bool, slices: int) -> Row:
   """Returns the plan of a program: the one that `to` has, else a new one."""
-  name = hashlib.sha256(repr((key(program.config, program.numbers), topology, is_quick)).encode()).hexdigest()[:16]
+  slice_ = topologies.parse(topology)  # other flags, versions or compilers give other figures
+  by = topologies.missing(slice_), topologies.environment(slice_), plans.versions(), slices
+  name = hashlib.sha256(repr((key(program.config, program.numbers), topology, is_quick, by)).encode()).hexdigest()[:16]
   path = None if to is None else to / 'programs' / f'{name}.json'
   if path is not None and path.is_file():
     return Row(program, read(path), '')
   try:
-    there = topologies.for_run(program.config, topology)
+    there = topologies.for_run(program.config, topology, slices)
     subject = plans.lay_out(plans.Subject(program.config, there, *program.numbers))
     content = table.to_json(plans.make(subject, is_quick=is_quick))
   except UserError as error:

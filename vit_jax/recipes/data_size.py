@@ -68,11 +68,12 @@ def rows(results: s.Results) -> list[s.Row]:
   """Returns a row for each run: its best result, and whether a ViT was then ahead of the ResNets on as many images."""
   found: list[s.Row] = []
   convolutions: dict[str, list[float]] = {}
-  for result in results.values():
+  for run, result in results.items():
     if isinstance(result.config.model, s.ResNet) and f'{VAL}/top1' in result.best:
-      convolutions.setdefault(result.config.name.rpartition(' ')[2], []).append(result.best[f'{VAL}/top1'])
-  for result in results.values():
-    model, _, images = result.config.name.rpartition(' ')
+      convolutions.setdefault(run.rpartition('_')[2], []).append(result.best[f'{VAL}/top1'])
+  for run, result in results.items():
+    images, name = run.rpartition('_')[2], result.config.name  # which --config.name may have changed
+    model = name.removesuffix(f' {images}') if name.endswith(f' {images}') else run.rpartition('_')[0]
     few = next((value for name, value in result.best.items() if name.startswith(f'{SHOTS}/') and name.endswith('shot')),
                None)
     val, rivals = result.best.get(f'{VAL}/top1'), convolutions.get(images, [])

@@ -8,6 +8,7 @@ from vit_jax.config import schema as s
 
 TEACHER, STUDENT, HIGH = 'teacher', 'student', 'at_800px'
 FIGURES = (s.Figure('round', 'test %'),)
+FILES = ('.npz', '.safetensors', '.pth', '.pt', '.bin', '.msgpack')  # of weights, as `weights.addresses.SUFFIXES`
 
 
 def name(number: int) -> str:
@@ -20,7 +21,7 @@ def taught(config: s.Config, teacher: str, pseudo: s.Pseudo, number: int) -> s.C
 
   Labels lie in the directory of a run, or beside a file; those of each round have a name of their own.
   """
-  place = f'{teacher}{"." if teacher.endswith((".npz", ".safetensors", ".pth")) else "/"}pseudo_{number}'
+  place = f'{teacher}{"." if teacher.endswith(FILES) else "/"}pseudo_{number}'
   return dataclasses.replace(config, name=name(number), data=dataclasses.replace(
       config.data, pseudo=dataclasses.replace(pseudo, teacher=teacher, labels=place)))
 
