@@ -5,6 +5,7 @@ import io
 import pathlib
 import resource
 import socket
+import threading
 import time
 import urllib.request
 from collections.abc import Mapping
@@ -90,14 +91,20 @@ def test_a_server_that_never_answers_delays_neither_steps_nor_the_end(
   with socket.create_server(('127.0.0.1', 0)) as server:
     address = 'http://{}:{}'.format(*server.getsockname())
 
+    is_waiting = threading.Event()
+
     def make() -> Listed:
+      is_waiting.set()
       urllib.request.urlopen(address, timeout=60)
       return Listed()
     began_s = time.monotonic()
     guarded = Guarded('trackers.x', make, background=True)
+    assert is_waiting.wait(20)
     guarded.close('done')
     assert 'no end within 0 s' in caplog.text
+    is_waiting.clear()
     full = Guarded('trackers.y', make, background=True)
+    assert is_waiting.wait(20)
     for _ in range(9):
       full.do(lambda one: one.write(1, {'loss': 2.}))
     assert 'trackers.y: expected a tracker that takes the metrics, got 3 calls that wait' in caplog.text
