@@ -22,6 +22,7 @@ SCRIPT = """
 import os, pathlib, resource, sys
 import numpy as np
 from vit_jax.data import open_files
+from vit_jax.data.formats import array_record, tfrecord
 paths = sys.argv[1:]
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
 open_files.raise_limit()

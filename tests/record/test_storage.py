@@ -27,11 +27,6 @@ def test_another_kind_of_storage_is_refused(text: str) -> None:
     storage.open_path(text)
 
 
-def test_the_home_of_an_unknown_user_is_an_error() -> None:
-  with pytest.raises(UserError, match='~nobody99/a: expected a path below an existing home directory, got an unknown'):
-    storage.open_path('~nobody99/a')
-
-
 def test_a_client_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(storage.importlib.util, 'find_spec', lambda name: None)
   with pytest.raises(UserError, match=r'gs://a/b: expected the Python package gcsfs, got none. Run: pip install'):

@@ -89,15 +89,12 @@ def open_path(path: PathLike) -> Path:
 
   Raises:
     UserError: this kind of storage is not supported, or the package for it is not installed.
+    RuntimeError: there is no such home directory; `commands.py` names the flag.
   """
   text = os.fspath(path)
   address.check(text, 'path')
   if is_local(text):
-    try:
-      return pathlib.Path(text).expanduser().absolute()
-    except RuntimeError:
-      raise UserError(f'{text}: expected a path below an existing home directory, got an unknown user. Check the path.'
-                      ) from None
+    return pathlib.Path(text).expanduser().absolute()
   if not text.startswith(REMOTE) or not text.removeprefix(REMOTE).strip('/'):
     raise UserError(f'{text}: expected a folder or {REMOTE}BUCKET/PATH for a run. Correct the address.')
   if not any(importlib.util.find_spec(name) for name in _PACKAGES):
