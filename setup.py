@@ -81,7 +81,7 @@ setuptools.setup(
     'optax>=0.2.8',
     'orbax-checkpoint>=0.12',
     'pillow>=11.0',
-    'pyarrow>=17.0',  # lists of image files
+    'pyarrow>=17.0',  # lists of image files, indexes, Parquet
     'rich>=13.7',
     'scikit-learn>=1.5',
     'shtab>=1.7',  # shell completion
@@ -92,7 +92,7 @@ setuptools.setup(
   extras_require={
     'test': ['equinox>=0.11', 'mypy>=1.13', "nvidia-nvimgcodec-cu12>=0.9; sys_platform == 'linux'", 'onnx>=1.16',
              'onnxruntime>=1.18', 'ipykernel>=6.29', 'nbclient>=0.10', 'nbformat>=5.10', 'pandas>=2.2.2',
-             'pyarrow>=17.0', 'pytest>=8.3', 'pytest-timeout>=2.3', 'pytest-xdist>=3.6', 'pyyaml>=6.0', 'ruff>=0.8',
+             'pytest>=8.3', 'pytest-timeout>=2.3', 'pytest-xdist>=3.6', 'pyyaml>=6.0', 'ruff>=0.8',
              'safetensors>=0.5', 'sentencepiece>=0.2', 'setuptools>=77', 'starlette>=0.40',
              'tifffile>=2024.2', 'tokenizers>=0.20', 'uvicorn>=0.30'],
     # the documentation site
@@ -105,7 +105,6 @@ setuptools.setup(
     'text': ['sentencepiece>=0.2', 'tokenizers>=0.20'],  # tokenizers of CLIP, SigLIP and TIPS
     'serve': ['starlette>=0.40', 'uvicorn>=0.30'],  # the live page of `vit-jax serve`
     'tiff': ['tifffile>=2024.2'],  # images of several channels
-    'parquet': ['pyarrow>=17.0'],  # features and tables as Parquet files
     'beam': ['apache-beam>=2.60'],  # `vit-jax prepare --runner`; Dataflow needs apache-beam[gcp]
     'wandb': ['wandb>=0.17'],  # trackers of runs
     'mlflow': ['mlflow-skinny>=2.14', 'sqlalchemy>=2.0', 'alembic>=1.10'],

@@ -387,7 +387,8 @@ def test_a_directory_that_is_written_has_a_name_in_utf_8(flag: str, capsys: pyte
 def test_the_home_directory_of_nobody_is_an_error(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
   job, name = flag.split()
   assert main.run([job, f'{name}=~no_such_user/runs']) == 2
-  assert f'error: {name}: expected' in (said := capsys.readouterr().err) and "got '~no_such_user/runs'." in said
+  said = capsys.readouterr().err
+  assert f'error: {name}: expected' in said and "got '~no_such_user/runs', whose home directory is not known." in said
 
 
 SHARDS = [f'wds:/data/v2/train-{number:03}.tar' for number in range(6)]

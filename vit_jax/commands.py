@@ -80,8 +80,9 @@ class Flag(NamedTuple):
       return self.kind.read(text)
     except (UserError, TemporaryError):
       raise
-    except (ValueError, RuntimeError):  # RuntimeError: no home directory
-      raise UserError(f'--{self.name}: expected {self.kind.expected}, got {text[:40]!r}.'
+    except (ValueError, RuntimeError) as error:
+      why = ', whose home directory is not known' if isinstance(error, RuntimeError) else ''
+      raise UserError(f'--{self.name}: expected {self.kind.expected}, got {text[:40]!r}{why}.'
                       f'{globs.nearest(text, self.kind.choices)}') from None
 
 

@@ -254,7 +254,9 @@ def test_captions_that_are_no_text_are_bad(tmp_path: pathlib.Path, monkeypatch: 
 def test_a_column_of_captions_may_have_a_point_in_its_name(tmp_path: pathlib.Path) -> None:
   pa, pq = pytest.importorskip('pyarrow'), pytest.importorskip('pyarrow.parquet')
   found = packed.examples(3)
-  table = pa.table({'image': pa.array([one.image for one in found]), 'text.en': ['a', 'b', 'c']})
+  table = pa.table({'image': pa.array([one.image for one in found]), 'text.en': ['a', 'b', 'c'],
+                    'text': ['d', 'e', 'f']})
   pq.write_table(table, tmp_path / 'train.parquet')
-  data = schema.Data(source=f'parquet:{tmp_path}/train.parquet', caption_column='text.en')
-  assert opening.open_split(data, 'train', image_px=(8, 8)).captions(2) == ('c',)
+  for column, caption in (('text.en', 'c'), ('text', 'f')):
+    data = schema.Data(source=f'parquet:{tmp_path}/train.parquet', caption_column=column)
+    assert opening.open_split(data, 'train', image_px=(8, 8)).captions(2) == (caption,)  # type: ignore[attr-defined]

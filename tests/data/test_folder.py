@@ -13,6 +13,7 @@ from tests.data.images import encode, random_image
 from vit_jax.config import schema
 from vit_jax.core.errors import UserError
 from vit_jax.data import opening
+from vit_jax.data.formats import folder
 from vit_jax.data.image import decode
 from vit_jax.data.source import Source, first_label, read_one, title
 
@@ -146,6 +147,8 @@ def test_a_holdout_that_is_no_part_is_refused(tmp_path: pathlib.Path,
   write_split(tmp_path)
   with pytest.raises(UserError, match='data.holdout: expected a fraction between 0 and 1, such as 0.1, got 1.5'):
     open_all(tmp_path, holdout=1.5)
+  whole = folder.opener(str(tmp_path), schema.Data(holdout=0.), (8, 8))('all')  # of which nothing is held out
+  assert len(whole) == len(folder.opener(str(tmp_path), schema.Data(), (8, 8))('all')) > 0
 
 
 def test_one_image_a_class_leaves_nothing_to_hold_out(tmp_path: pathlib.Path,

@@ -429,12 +429,6 @@ def test_files_of_the_package_datasets_are_read_as_it_reads_them(column: str, tm
     assert [one.label for one in found] == expected['label']
 
 
-def test_a_missing_package_is_named_with_what_installs_it(files: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setitem(sys.modules, 'pyarrow.parquet', None)
-  with pytest.raises(UserError, match='expected the Python package pyarrow, got none. Run: pip install .*pyarrow'):
-    opened(files)
-
-
 @pytest.mark.parametrize('place', ['flat image', 'nested image', 'label', 'labels', 'caption', 'captions'])
 def test_rows_that_share_a_long_value_share_its_memory(place: str, tmp_path: pathlib.Path) -> None:
   num, shared = 1_000, np.random.default_rng(0).bytes(200_000)  # 200 MB if each row had its own

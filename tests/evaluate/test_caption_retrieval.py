@@ -59,7 +59,7 @@ def test_recall_is_that_of_a_complete_sort(size: int, mesh: str, bad: tuple[int,
 def test_images_of_which_none_has_both_pixels_and_a_caption_are_refused() -> None:
   loader = rows.Loader(IMAGES.astype(np.float32), np.zeros(13, np.int32), 6, bad=(0,))
   texts: list[list[str]] = [['0'], *([] for _ in range(12))]
-  with pytest.raises(UserError, match='expected an example that can be decoded and has a label, got none among 13'):
+  with pytest.raises(UserError, match='can be decoded and has a label or a caption, got none among 13'):
     caption_retrieval.CaptionRetrieval(rows.split(loader), Listed(), texts, ranks=RANKS).measure(rows.weights())
 
 

@@ -185,7 +185,7 @@ def test_nothing_to_count_is_refused() -> None:
     num_examples = 0
   with pytest.raises(UserError, match='evals.test: expected a split with at least one example'):
     evaluator(Empty(6), name='evals.test')
-  with pytest.raises(UserError, match='expected an example that can be decoded and has a label, got none among '
+  with pytest.raises(UserError, match='can be decoded and has a label or a caption, got none among '
                                       '37'):
     evaluator(Loader(6, np.zeros((SIZE, CLASSES), np.float32))).measure({})
 

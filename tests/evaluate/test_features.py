@@ -169,5 +169,5 @@ def test_features_that_overflow_are_told_from_bad_weights() -> None:
 def test_a_split_without_examples_is_refused() -> None:
   with pytest.raises(UserError, match='evals.knn: expected a split with at least one example'):
     rows.split(rows.Loader(FEATURES[:0], LABEL[:0], 6), name='evals.knn')
-  with pytest.raises(UserError, match='has a label, got none among 3'):
+  with pytest.raises(UserError, match='has a label or a caption, got none among 3'):
     rows.split(rows.Loader(FEATURES[:3], LABEL[:3], 6, bad=(0, 1, 2))).table(rows.weights())

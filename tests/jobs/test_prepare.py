@@ -250,6 +250,9 @@ def test_an_error_of_the_disk_is_not_called_one_of_locks(
   monkeypatch.setattr(fcntl, 'flock', fail)
   with pytest.raises((UserError, TemporaryError), match=r'expected a file system with locks \(flock\), got'):
     run(images, tmp_path / 'set')
+  error = errno.ENOLCK  # a mount without locks; the same command would fail again
+  with pytest.raises(UserError, match=r'expected a file system with locks \(flock\), got "No locks available"'):
+    run(images, tmp_path / 'set')
 
 
 def test_splits_and_classes_that_are_not_written_are_named(images: pathlib.Path, tmp_path: pathlib.Path,

@@ -45,10 +45,15 @@ def test_a_folder_that_is_no_run_gets_no_page(tmp_path: pathlib.Path, capsys: py
 
 
 def test_a_page_of_another_program_is_not_replaced(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-  (tmp_path / 'config.json').write_text('{"model_type": "vit"}')
+  (tmp_path / 'metrics.jsonl').write_text('{"event": "start", "time_s": 1}\n')
   (tmp_path / 'report.html').write_text('mine')
   assert report(tmp_path) == 2 and (tmp_path / 'report.html').read_text() == 'mine'
-  assert 'expected a new directory or one that this program wrote, got one with another' in capsys.readouterr().err
+  assert 'expected none or a page of vit-jax at' in capsys.readouterr().err
+  (tmp_path / 'report.html').unlink()
+  (tmp_path / 'config.json').write_text('{')  # damaged: the page names it, also when it is written again
+  for _ in range(2):
+    assert report(tmp_path) == 2 and (tmp_path / 'report.html').exists()
+    assert 'The page was written without the damaged files' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('name', ['config.json', 'final.json', 'evaluate.json'])

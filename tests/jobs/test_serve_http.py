@@ -231,5 +231,5 @@ def test_an_address_that_this_machine_does_not_have_is_an_error() -> None:
 
 @pytest.mark.parametrize('host', ['my..host', '.local', 'a' * 64], ids=['dots', 'begin', 'long'])
 def test_what_no_host_can_be_called_is_an_error(host: str) -> None:
-  with pytest.raises(UserError, match=f'--port=0: expected a free port of {host}, got'):
+  with pytest.raises(UserError, match=f'--host: expected a name or an address of this machine, got {host}. Set'):
     serve_http.listen(host, 0)

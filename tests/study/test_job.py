@@ -112,7 +112,7 @@ def test_a_file_system_without_locks_is_an_error_and_the_study_does_not_wait_for
   def refuse(*_: object) -> None:
     raise OSError(code, os.strerror(code))
 
-  monkeypatch.setattr(study_runs.fcntl, 'flock', refuse)
+  monkeypatch.setattr(study_runs.files.fcntl, 'flock', refuse)
   with pytest.raises(UserError, match=rf'--workdir={tmp_path}: expected a file system with locks \(flock\), got '
                      f'"{os.strerror(code)}"'):
     study_runs.begin(study_runs.Task('a', config(), tmp_path), {})
@@ -121,14 +121,14 @@ def test_a_file_system_without_locks_is_an_error_and_the_study_does_not_wait_for
 def test_a_started_run_is_resumed_where_only_files_open_for_writing_can_be_locked(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   """NFS makes `flock` a lock of bytes, which needs a file that is open for writing."""
-  lock = study_runs.fcntl.flock
+  lock = study_runs.files.fcntl.flock
 
   def as_on_nfs(file: IO[str], operation: int) -> None:
     if not file.writable():
       raise OSError(9, 'Bad file descriptor')
     lock(file, operation)
 
-  monkeypatch.setattr(study_runs.fcntl, 'flock', as_on_nfs)
+  monkeypatch.setattr(study_runs.files.fcntl, 'flock', as_on_nfs)
   monkeypatch.setattr(study_runs, 'CHILD', ('-c', 'pass'))
   (tmp_path / '.lock').write_text('7')
   process = study_runs.begin(study_runs.Task('a', config(), tmp_path), dict(os.environ))

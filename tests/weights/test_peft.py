@@ -17,7 +17,7 @@ import pytest
 
 from vit_jax import main
 from vit_jax.config import schema
-from vit_jax.core import trees
+from vit_jax.core import documents, trees
 from vit_jax.core.errors import UserError
 from vit_jax.models import adapters
 from vit_jax.weights import files, inference, loading, peft, peft_saving, runs
@@ -273,11 +273,14 @@ def damaged(case: str, where: pathlib.Path, text: str) -> pathlib.Path:
     ({'lora_alpha': True}, 'lora_alpha: expected a finite number .*, got true'),
     ({'alpha_pattern': [1]}, r'alpha_pattern: expected an object, got \[1\]'),
     ({'alpha_pattern': {'qkv': 'x'}}, "alpha_pattern.qkv: expected a finite number .*, got 'x'"),
-    ({'alpha_pattern': {'(': 1}}, r'alpha_pattern.\(: expected the name of a layer or a regular expression, got 1'),
-    ({'alpha_pattern': {'(a+)+': 1}}, 'expected the name of a layer or a simple pattern of names'),
-    ({'alpha_pattern': {'a*a*a*b': 1}}, 'expected the name of a layer or a simple pattern of names'),
-    ({'alpha_pattern': {'a?' * 50 + 'a' * 50: 1}}, 'expected the name of a layer or a simple pattern of names'),
-    ({'alpha_pattern': {'(aa|a)' * 30: 1}}, 'expected the name of a layer or a simple pattern of names'),
+    ({'alpha_pattern': {'(': 1}},
+     r"alpha_pattern: expected names of layers or simple patterns of names, got '\('. Write"),
+    ({'alpha_pattern': {'(a+)+': 1}}, 'expected names of layers or simple patterns of names'),
+    ({'alpha_pattern': {'a*a*a*b': 1}}, 'expected names of layers or simple patterns of names'),
+    ({'alpha_pattern': {'a?' * 50 + 'a' * 50: 1}}, 'expected names of layers or simple patterns of names'),
+    ({'alpha_pattern': {'(aa|a)' * 30: 1}}, 'expected names of layers or simple patterns of names'),
+    ({'base_model_name_or_path': 'google/vit', 'revision': 'refs/pr/3'},
+     "adapter_config.json, revision: expected a branch, a tag or a commit without a slash, got 'refs/pr/3'"),
     ({'use_rslora': 'no'}, "use_rslora: expected true or false, got 'no'"),
     ({'base_model_name_or_path': ['a']}, 'base_model_name_or_path: expected text .*, got a list of 1'),
     ({'base_model_name_or_path': 7}, 'base_model_name_or_path: expected text .*, got 7'),
@@ -290,6 +293,13 @@ def test_a_config_with_other_values_is_named_with_the_value(
   with pytest.raises(UserError, match=says) as caught:
     loading.load(str(folder('timm_lora', tmp_path, **changed)), model='heads=2')
   assert '\x00' not in str(caught.value)
+
+
+def test_a_pattern_may_list_all_layers(tmp_path: pathlib.Path) -> None:
+  layers = '|'.join(map(str, range(12)))
+  (tmp_path / 'adapter_config.json').write_text(json.dumps({'alpha_pattern': {rf'blocks\.({layers})\.attn': 4.}}))
+  (pattern, alpha), = peft._patterns(documents.read(tmp_path / 'adapter_config.json', expected='a config'))
+  assert alpha == 4. and pattern.match('blocks.11.attn') and not pattern.match('blocks.12.attn')
 
 
 @pytest.mark.parametrize(('text', 'says'), [

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from vit_jax.core.errors import UserError
 
-UNITS = ('steps', 'epochs', 'examples', '%')
 MOST = {'steps': 2**31 - 1, 'epochs': 10**9, 'examples': 10**15, '%': 100}
 """The longest durations. Steps are counted in int32."""
 EXPECTED = "a number and a unit, such as '90 epochs', '20_000 steps', '30e6 examples' or '10 %'"
@@ -25,7 +24,7 @@ MOST_WALL_S = 3600. * 10_000
 
 
 class Duration(NamedTuple):
-  """A number and its unit, one of `UNITS`."""
+  """A number and its unit, one of `MOST`."""
   value: float
   unit: str
 

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib.util
 import os
 import pathlib
@@ -12,7 +11,7 @@ from typing import Any
 
 from vit_jax.config import json_files, overrides, parts, python_files, schema, searches
 from vit_jax.config.schema import ranges
-from vit_jax.core import implementation
+from vit_jax.core import globs, implementation
 from vit_jax.core.errors import UserError
 
 
@@ -39,10 +38,9 @@ def find(spec: str) -> tuple[pathlib.Path, str | None]:
   stem = path.name.removesuffix('.py')
   known = list_names()
   what = ', which is a directory' if _is_folder(path) and name else ''
-  near = difflib.get_close_matches(stem, known, 1)
   raise UserError(f'--config: expected the name of a config or the path of a Python file, got '
                   f'{overrides.shorten(name)!r}{what}. Known: {", ".join(known)}.'
-                  + (f' Did you mean {near[0]}?' if near else ''))
+                  f'{globs.nearest(stem, known)}')
 
 
 def _is_file(path: pathlib.Path) -> bool:
@@ -164,7 +162,7 @@ def read(spec: str, *, models: parts.Models | None = None) -> schema.Config | sc
 def _checked(study: schema.Study, where: str) -> schema.Study:
   """Returns a study. Raises UserError, which begins with `where`, if a value is not of the type of its setting."""
   if wrong := [f'  {problem}' for problem in ranges.problems(study)]:
-    raise UserError('\n'.join([f'{where}: expected a study, got problems:', *wrong]))
+    raise UserError('\n'.join([f'{where}: expected a study, got problems:', *wrong, 'Correct these values.']))
   return study
 
 

@@ -27,13 +27,15 @@ import secrets
 import stat
 import tempfile
 from collections.abc import Callable, Collection, Iterator
-from typing import IO
+from typing import IO, Any
 
 from vit_jax.core import failures
 from vit_jax.core.errors import UserError
 
 PLAN, NOTE = 'plan.json', '.done'
 """The plan of an unfinished folder, and the ending of the names of notes beside its files."""
+NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+"""Error numbers of network file systems that are mounted without file locks."""
 _OWN, _PART = '.vit_jax-', '.part'
 log = logging.getLogger('vit_jax.files')
 
@@ -202,7 +204,7 @@ class Unfinished:
       try:
         for other in [one for one in find_parts(self.path) if one != self.folder]:  # of other plans for this path
           with contextlib.suppress(PermissionError), open(other / PLAN, 'r+b') as lock:
-            if not _is_free(lock):
+            if not try_lock(lock, where=f'--to={lock.name}'):
               raise self._used('one with other settings')
           log.warning('%s has unfinished files of a command with other settings, which are kept. Run that command '
                       'again to complete them, or remove the folder.', other)
@@ -220,7 +222,7 @@ class Unfinished:
         yield self.folder
       except BaseException:
         with contextlib.suppress(OSError):
-          if os.listdir(self.folder) == [PLAN] and _is_free(lock):
+          if os.listdir(self.folder) == [PLAN] and try_lock(lock, where=f'--to={lock.name}'):
             self.discard()
         raise
 
@@ -233,7 +235,7 @@ class Unfinished:
       except FileNotFoundError:  # another process has just completed it
         yield False
         return
-      yield _is_free(lock) and bool(os.fstat(lock.fileno()).st_nlink)
+      yield try_lock(lock, where=f'--to={lock.name}') and bool(os.fstat(lock.fileno()).st_nlink)
 
   def complete(self, kept: Collection[str]) -> None:
     """Moves the folder to `path` with the files of these names; the others of the plan are removed."""
@@ -276,7 +278,7 @@ class Unfinished:
 
   def _take(self, lock: IO[bytes], joins: bool) -> None:
     """Locks the folder. The first process removes what an earlier one was writing when it was killed."""
-    if _is_free(lock):
+    if try_lock(lock, where=f'--to={lock.name}'):
       for leftover in self.folder.glob(f'{_OWN}*{_PART}'):
         leftover.unlink()
     elif not joins:
@@ -303,18 +305,18 @@ def _is_regular(path: pathlib.Path) -> bool:
   return stat.S_ISREG(os.lstat(path).st_mode) if os.path.lexists(path) else False
 
 
-def _is_free(lock: IO[bytes]) -> bool:
-  """Locks a file if no other process has; returns whether it did.
+def try_lock(file: IO[Any], *, where: str) -> bool:
+  """Locks a file if no other process has; returns whether it did. `where` names the folder in messages.
 
   Raises:
-    UserError, TemporaryError: the file system has no locks.
+    UserError, TemporaryError: the file system has no locks; it failed.
   """
   try:
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return True
   except BlockingIOError:
     return False
   except OSError as error:
-    raise failures.kind(error)(f'--to={lock.name}: expected a file system with locks (flock), got '
-                                f'"{error.strerror}". Choose a folder on a local disk or NFS, and copy the results '
-                                'afterwards.') from error
+    raise (UserError if error.errno in NO_LOCKS else failures.kind(error))(
+        f'{where}: expected a file system with locks (flock), got "{error.strerror}". Choose a folder on a local disk '
+        'or NFS, and copy the results afterwards.') from error

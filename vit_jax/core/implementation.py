@@ -39,7 +39,7 @@ from vit_jax.core.errors import UserError
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 _MODULE = re.compile(r'[^\W\d]\w*(\.[^\W\d]\w*)*')
 _MOST_LETTERS = 200  # of the name of a module
-_MODULE_IN_TEXT = re.compile(r'(?:^|[=,*])\s*([^\W\d][\w.]*)\s*:')  # data.source=mine:x, mix:0.5*mine:x,0.5* folder:y
+_MODULE_IN_TEXT = re.compile(r'(?:^|[=,]|\*\s*)([^\W\d][\w.]*):')  # data.source=mine:x, mix:0.5*mine:x,0.5* folder:y
 _TRUSTED_BY_PARENT = 'VIT_JAX_MODULES'
 """Environment variable with the trusted folders of the parent process."""
 own_modules: dict[str, None] = {}

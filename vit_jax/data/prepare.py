@@ -163,9 +163,12 @@ def write(splits: Mapping[str, Source], folder: storage.Path, settings: Settings
   """
   first = next(iter(splits))
   if other := next((name for name in splits if splits[name].class_names != splits[first].class_names), ''):
-    found = [documents.listed(splits[name].class_names, 3) for name in (first, other)]
-    raise UserError(f'--splits: expected splits with the same classes, got {found[0]} in {first} and {found[1]} in '
-                    f'{other}. Leave out one of them, or write it to a folder of its own, such as --splits={first}.')
+    only = [[one for one in splits[name].class_names if one not in splits[rest].class_names]
+            for name, rest in ((first, other), (other, first))]
+    found = [f'{documents.listed(names, 3)} only in {name}' for names, name in zip(only, (first, other), strict=True)
+             if names] or [f'another order in {other} than in {first}']
+    raise UserError(f'--splits: expected splits with the same classes, got {" and ".join(found)}. Leave out one of '
+                    f'them, or write it to a folder of its own, such as --splits={first}.')
   plan = _plan(splits, settings)
   if (folder / array_record.INFO).exists() or (isinstance(folder, pathlib.Path) and not files.is_new(folder)):
     _check_same(folder, plan)

@@ -9,7 +9,6 @@ data have splits. If they have none, it calls `resolve_part` and holds out a fra
 """
 from __future__ import annotations
 
-import difflib
 import hashlib
 import math
 import re
@@ -18,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.core import documents
+from vit_jax.core import documents, globs
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data.source import Part, Parts, Source, title, warn_once
@@ -96,10 +95,8 @@ def resolve(name: str, known: Iterable[str], *, source: str) -> str:
     unread = f'; not read: {documents.listed(validation[1:], 3)}' if validation[1:] else ''
     warn_once(f'{source} has no split test; using {validation[0]} instead{unread}.')
     return validation[0]
-  near = difflib.get_close_matches(name, names, n=1)
-  hint = f' Did you mean {near[0]}?' if near else ''
-  error = NoSplit(f'split of {source}: expected one of {documents.listed(names, 20)}, got {name!r}.{hint} '
-                  f'Change {SETTINGS}.')
+  error = NoSplit(f'split of {source}: expected one of {documents.listed(names, 20)}, got {name!r}.'
+                  f'{globs.nearest(name, names)} Change {SETTINGS}.')
   error.known = tuple(names)
   raise error
 
@@ -137,6 +134,13 @@ def scattered(paths: Iterable[bytes], count: int, *, seed: int) -> HostArray:
   start = f'{seed}/'.encode()
   keys = (int.from_bytes(hashlib.blake2b(start + path, digest_size=8).digest(), 'big') for path in paths)
   return np.argsort(np.fromiter(keys, np.uint64, count), kind='stable')
+
+
+def check_holdout(fraction: float) -> None:
+  """Raises UserError if `data.holdout` is no fraction of the images that can be held out."""
+  if not 0 < fraction < 1:
+    raise UserError(f'data.holdout: expected a fraction between 0 and 1, such as 0.1, got {fraction}. '
+                    'Set such a fraction.')
 
 
 def hold_out(labels: HostArray, part: float) -> tuple[HostArray, HostArray]:

@@ -23,14 +23,20 @@ import pathlib
 import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from vit_jax.core import archives, documents, extras, failures, files
+from vit_jax.core import archives, documents, failures, files, lazy
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import HostArray
 from vit_jax.data import user_files
+
+if TYPE_CHECKING:
+  import pyarrow as pa
+  from pyarrow import parquet
+else:
+  pa, parquet = map(lazy.Module, ('pyarrow', 'pyarrow.parquet'))
 
 FORMAT = 'vit_jax features 1'
 INFO, SUMS, SHA256 = 'info.json', 'SHA256SUMS', 'sha256'
@@ -98,7 +104,7 @@ def choose(target: pathlib.Path, name: str = '') -> Format:
   """Returns the format of a target, by its suffix; a folder is one of Parquet shards. `name` is that of `--format`.
 
   Raises:
-    UserError: a name that does not fit the suffix, or an optional package is missing.
+    UserError: a name that does not fit the suffix.
   """
   by_suffix = FILES.get(target.suffix)
   if not by_suffix and re.fullmatch(r'\.[a-z][a-z0-9]{1,10}', target.suffix):
@@ -110,10 +116,7 @@ def choose(target: pathlib.Path, name: str = '') -> Format:
   if not by_suffix and name == 'npz':
     raise UserError(f'--to={target}: expected a file with the suffix .npz, which --format=npz writes, got none. '
                     'Change the suffix or --format.')
-  chosen = by_suffix or FOLDER
-  if chosen.suffix == '.parquet':
-    _pyarrow()
-  return chosen
+  return by_suffix or FOLDER
 
 
 def open_complete(path: pathlib.Path) -> tuple[Any, Format]:
@@ -285,30 +288,22 @@ def _complete(part: pathlib.Path, target: pathlib.Path, info: Info, notes: Notes
 
 # --- Parquet ---
 
-def _pyarrow() -> Any:
-  extras.load('pyarrow', 'parquet', 'Parquet files')
-  extras.load('pyarrow.parquet', 'parquet', 'Parquet files')
-  import pyarrow
-  return pyarrow
-
-
 def _write_parquet(path: pathlib.Path, block: Block, info: Info) -> int:
-  pa, good = _pyarrow(), block.good()
+  good = block.good()
   flat = pa.array(np.ascontiguousarray(good.values).reshape(-1))
   width = int(np.prod(good.values.shape[1:]))
   table = pa.table({'id': pa.array(good.id), 'name': pa.array([text(name) for name in good.name], pa.string()),
                     'label': pa.array(good.label), info['what']: pa.FixedSizeListArray.from_arrays(flat, width)})
-  pa.parquet.write_table(table.replace_schema_metadata({'vit_jax': json.dumps(info)}), path, use_dictionary=False)
+  parquet.write_table(table.replace_schema_metadata({'vit_jax': json.dumps(info)}), path, use_dictionary=False)
   return len(good.id)
 
 
 def join_parquet(part: pathlib.Path, path: pathlib.Path, info: Info, notes: Notes) -> None:
   """Writes one file with a row group for each shard."""
-  pa = _pyarrow()
-  schema = pa.parquet.read_schema(part / notes[0]['file']).with_metadata({'vit_jax': json.dumps(info)})
-  with pa.parquet.ParquetWriter(path, schema, use_dictionary=False) as writer:
+  schema = parquet.read_schema(part / notes[0]['file']).with_metadata({'vit_jax': json.dumps(info)})
+  with parquet.ParquetWriter(path, schema, use_dictionary=False) as writer:
     for note in notes:
-      writer.write_table(pa.parquet.read_table(part / note['file']).replace_schema_metadata(schema.metadata))
+      writer.write_table(parquet.read_table(part / note['file']).replace_schema_metadata(schema.metadata))
 
 
 def _finish_parquet(part: pathlib.Path, target: pathlib.Path, info: Info, notes: Notes) -> None:
@@ -318,9 +313,8 @@ def _finish_parquet(part: pathlib.Path, target: pathlib.Path, info: Info, notes:
 
 def read_parquet_info(path: pathlib.Path) -> Any:
   """Returns the info in the metadata of a Parquet file; None if it is something else."""
-  pa = _pyarrow()
   try:
-    metadata = pa.parquet.read_schema(path).metadata or {}
+    metadata = parquet.read_schema(path).metadata or {}
     return _ours(documents.parse(metadata.get(b'vit_jax', b'null')))
   except (OSError, ValueError, NotImplementedError):
     return None
@@ -332,7 +326,7 @@ def _read_parquet(path: pathlib.Path, info: Info) -> Iterator[Block]:
 
 
 def _read_parquet_file(path: pathlib.Path, info: Info) -> Iterator[Block]:
-  with _pyarrow().parquet.ParquetFile(path) as file:
+  with parquet.ParquetFile(path) as file:
     for batch in file.iter_batches():
       values = batch.column(info['what']).flatten().to_numpy().reshape(-1, *info['shape'])
       yield Block(batch.column('id').to_numpy(), batch.column('name').to_pylist(), batch.column('label').to_numpy(),

@@ -27,7 +27,7 @@ def check_classes(predicted: int, known: int) -> None:
 def check_counted(name: str, num_counted: int, num_examples: int) -> None:
   """Raises UserError if a split has no valid example."""
   if not num_counted:
-    raise UserError(f'{name}: expected an example that can be decoded and has a label, got none among '
+    raise UserError(f'{name}: expected an example that can be decoded and has a label or a caption, got none among '
                     f'{num_examples:,}. Choose another split, or correct its files.')
 
 

@@ -9,6 +9,7 @@ import base64
 import functools
 import io
 import math
+import pathlib
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from markupsafe import Markup, escape
 
+from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.evaluate import results
 
@@ -23,9 +25,23 @@ if TYPE_CHECKING:
   import jinja2
 
 
+_MARKS = b'<html lang="en"><head><meta charset="utf-8"><title>', b'<link rel="icon" href="data:,">'
+"""Lines of `templates/layout.html`, at the beginning of every page."""
+
+
 def render(template: str, **values: object) -> str:
   """Returns the page that `templates/<template>` makes of the values."""
   return _environment().get_template(template).render(values)
+
+
+def check_ours(page: pathlib.Path) -> None:
+  """Raises UserError if there is a page at this path that `render` has not made."""
+  if page.exists():
+    with page.open('rb') as file:
+      head = file.read(2**12)
+    if not all(mark in head for mark in _MARKS):
+      raise UserError(f'--to: expected none or a page of vit-jax at {page}, got another file. Move it away, or set '
+                      '--to=FILE.html.')
 
 
 def read(template: str) -> str:

@@ -1,6 +1,7 @@
 """Classification of images by names of classes in words, with a text tower: zero-shot (arXiv 2103.00020)."""
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -49,7 +50,6 @@ class ZeroShot:
   """Classifies images by names, whose texts are embedded once.
 
   class_names: as given.    probability: what the probabilities are, a sentence.
-  digest: the SHA-256 of the text tower and of all texts.
 
   Args:
     pooled: maps images, and whether they are prepared, to pooled features `[B, D]`.
@@ -65,13 +65,17 @@ class ZeroShot:
     self.class_names = tuple(names)
     templates = prompting.find_templates(prompts, setting='prompts')
     self._pooled, self._encoder = pooled, encoder
-    texts = prompting.build(names, templates, encoder.rule, is_whole=True)
-    self.digest = hashlib.sha256(json.dumps([encoder.digest, texts]).encode()).hexdigest()
-    self._vectors_CE = class_vectors(encoder, texts)
+    self._texts = prompting.build(names, templates, encoder.rule, is_whole=True)
+    self._vectors_CE = class_vectors(encoder, self._texts)
     self._project = jax.jit(encoder.project)
     self.probability = ('Each probability is the sigmoid of one name alone; they need not add up to 1. The share is '
                         'the softmax over the given names.'
                         if encoder.is_sigmoid else 'Probabilities are a softmax over the given names.')
+
+  @functools.cached_property
+  def digest(self) -> str:
+    """The SHA-256 of the text tower and of all texts."""
+    return hashlib.sha256(json.dumps([self._encoder.digest, self._texts]).encode()).hexdigest()
 
   def classify(self, images: Any, *, top: int = 5) -> list[list[Guess]]:
     """Returns the `top` most similar names of each image, best first."""

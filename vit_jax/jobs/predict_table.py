@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 import jax
 import numpy as np
 
-from vit_jax.core import extras, failures, files
+from vit_jax.core import failures, files
 from vit_jax.core.contracts import View
 from vit_jax.core.types import Array, PyTree
 from vit_jax.data.formats import image_list
@@ -56,10 +56,8 @@ def write(model: Model, classifier: Model | ZeroShot, *, paths: Sequence[str], t
     top: number of classes per file.
 
   Raises:
-    UserError: `to` has other content, or a package is missing.
+    UserError: `to` has other content.
   """
-  if to.suffix == '.parquet':
-    extras.load('pyarrow.parquet', 'parquet', f'--to={to}')
   source, view = image_list.ImageList(paths), inference.view(model.weights)
   reader = ByTexts(view, classifier) if isinstance(classifier, ZeroShot) else embedding.Probabilities(
       view, model.weights.is_sigmoid)

@@ -76,8 +76,8 @@ def run(workdirs: Sequence[storage.Path], to: str, *, overwrite: bool = False) -
   startup.quiet_abandoned_reads()
   for workdir in workdirs:
     check(workdir)
-  if not to and (workdirs[0] / PAGE).exists():
-    run_directory.check_ours(workdirs[0])
+  if not to:
+    html_pages.check_ours(workdirs[0] / PAGE)
   damaged = [line for workdir in workdirs for line in find_damaged(workdir)]
   print(f'Report: {write_report(workdirs, to or None)}', flush=True)
   if damaged:

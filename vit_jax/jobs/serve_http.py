@@ -62,9 +62,13 @@ def listen(host: str, port: int) -> socket.socket:
   """Returns a socket that listens; port 0 = any free one. Raises UserError if the address cannot be used."""
   try:
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-    return socket.create_server((host, port), family=family)
   except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host, such as one with two dots together
-    reason = str(getattr(error, 'strerror', None) or error).partition(' (while')[0]
+    raise UserError(f'--host: expected a name or an address of this machine, got {host}. Set another, such as '
+                    '--host=localhost.') from error
+  try:
+    return socket.create_server((host, port), family=family)
+  except OSError as error:
+    reason = str(error.strerror or error).partition(' (while')[0]
     raise UserError(f'--port={port}: expected a free port of {host}, got {reason}. Set another, such as --port=0 for '
                     'any free one.') from error
 

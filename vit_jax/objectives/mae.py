@@ -113,7 +113,3 @@ class Spec(spec.Spec[schema.Mae]):
 
   def build(self, backbone: Backbone, num_classes: int, *, lengths: Lengths) -> Mae:
     return build(self.settings, backbone)
-
-  @property
-  def _num_visible(self) -> int:
-    return patches.num_kept(self.num_patches, self.settings.mask_ratio)

@@ -57,7 +57,6 @@ class Answer(NamedTuple):
   overflow: compiled.Overflow | None = None
   argument_bytes: int = 0
   temp_bytes: int = 0
-  alias_bytes: int = 0
   peak_bytes: int = 0
   costs: compiled.Costs = compiled.NOTHING
   lower_s: float = 0.
@@ -175,7 +174,7 @@ def examine(lower: Callable[[], jax.stages.Lowered], topology: topologies.Topolo
   if topology.chip.platform == 'gpu' and topology.chip.clock_hz:
     text, kinds = gpu_kernels.annotate(text, topology.chip.hbm_bytes_s)
   second, found = times(text, counts, topology.chip)
-  return Answer(None, memory.argument_size_in_bytes, memory.temp_size_in_bytes, memory.alias_size_in_bytes, peak,
+  return Answer(None, memory.argument_size_in_bytes, memory.temp_size_in_bytes, peak,
                 compiled.read(text, num_devices=topology.num_devices), lower_s, compile_s, kind, found, second,
                 waits(text, counts, topology), kinds)
 

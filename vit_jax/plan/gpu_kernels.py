@@ -40,7 +40,6 @@ _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _SHAPE = re.compile(r'\b(pred|bf16|[sufc]\d+|f8\w+)\[([\d,]*)\]')
 _CONTRACTED = re.compile(r'lhs_contracting_dims=\{([\d,]*)\}|"lhs_contracting_dimensions":\[([\d",]*)\]')
 _CALLED = re.compile(r'calls=%?([\w.\-]+)')
-_PRODUCTS = ('__cublas', '__triton_gemm')
 
 
 class Kernel(NamedTuple):

@@ -16,7 +16,6 @@ class Cell(NamedTuple):
     return f'{self.mean:.2f}' + ('' if self.std is None else f' ± {self.std:.2f}')
 
 
-TABLE_2 = 'arXiv 2010.11929, Table 2: mean and deviation over three fine-tuning runs'
 COLUMNS = ('ViT-H/14 JFT', 'ViT-L/16 JFT', 'ViT-L/16 I21k', 'BiT-L R152x4', 'Noisy Student EfficientNet-L2')
 _NONE = Cell(None)
 CELLS: dict[str, tuple[Cell, ...]] = {

@@ -13,7 +13,6 @@ Arrays of a checkpoint are written without a check; they count for nothing witho
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import fnmatch
 import json
@@ -40,8 +39,6 @@ _OURS = {LOCK_FILE: rb'[0-9]+$', CONFIG: rb'\s*{\s*"type": "Config"', 'metrics.j
          'final.json': rb'{\s*"step": \d+,\s*"starts": ', 'evaluate.json': rb'{\s*"step": \d+,\s*"evaluation": ',
          'checkpoints/*/meta/metadata': rb'{"body": ', f'features/{"[0-9a-f]" * 16}': b''}
 """The first bytes of files by which a directory is recognized as one of this program: it has at least one of them."""
-NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
-"""Error numbers of network file systems that are mounted without file locks."""
 _held: dict[str, Owner] = {}  # of this process, by run directory
 
 
@@ -110,7 +107,7 @@ def _take(file: IO[str], folder: pathlib.Path) -> None:
     raise UserError(f'--workdir={folder}: expected a directory that no other run uses, got one in use by process '
                     f'{holder}. Wait for that run, stop it, or use another --workdir.') from None
   except OSError as error:
-    if error.errno not in NO_LOCKS or not storage.is_shared(folder):
+    if error.errno not in files.NO_LOCKS or not storage.is_shared(folder):
       raise
   file.seek(0)
   file.truncate()

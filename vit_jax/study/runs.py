@@ -7,7 +7,6 @@ its `.claim`, which the system releases when that process ends.
 """
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import pathlib
@@ -18,7 +17,7 @@ import sys
 from typing import IO, NamedTuple
 
 from vit_jax.config import json_files, layout, schema
-from vit_jax.core import documents, failures, implementation
+from vit_jax.core import documents, failures, files, implementation
 from vit_jax.core.errors import UserError
 from vit_jax.jobs import resume
 from vit_jax.record import reader, run_directory
@@ -180,20 +179,8 @@ def explain(folder: pathlib.Path) -> str:
 
 
 def _lock(file: IO[str]) -> bool:
-  """Locks a file in the directory of a run; returns False if another process has.
-
-  Raises:
-    UserError, TemporaryError: the file system has no locks.
-  """
-  try:
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return True
-  except BlockingIOError:
-    return False
-  except OSError as error:
-    raise (UserError if error.errno in run_directory.NO_LOCKS else failures.kind(error))(
-        f'--workdir={os.path.dirname(file.name)}: expected a file system with locks (flock), got "{error.strerror}". '
-        'Choose a folder on a local disk or NFS.') from error
+  """Locks a file in the directory of a run; returns False if another process has. Raises as `files.try_lock`."""
+  return files.try_lock(file, where=f'--workdir={os.path.dirname(file.name)}')
 
 
 def _is_locked(path: pathlib.Path) -> bool:

@@ -100,8 +100,8 @@ def read(shards: Sequence[pathlib.Path], view: str = '') -> files.Content:
   for shard in shards:
     more = files.read(shard)
     if twice := sorted(tensors.keys() & more.keys()):
-      raise UserError(f'{shard}: expected tensors that no other shard has, got {len(twice):,} others, such as '
-                      f'{twice[0]}. Fetch all files of the model again.')
+      raise UserError(f'{shard}: expected tensors that no other shard has, got {len(twice):,} of an earlier one, '
+                      f'such as {twice[0]}. Fetch all files of the model again.')
     tensors |= more
   found = branches.choose(tensors, recognize.is_known, view)
   kept = {new: tensors[name] for new, name in found.names.items()}

@@ -11,6 +11,7 @@ one adapter of the same rank.
 from __future__ import annotations
 
 import logging
+import math
 import pathlib
 import re
 from collections.abc import Mapping
@@ -39,7 +40,7 @@ RENAMED = (
     (r'\.layers\.(\d+)\.mlp\.fc2$', r'.encoder.layer.\1.output.dense'),
     (r'\.layers\.(\d+)\.', r'.encoder.layer.\1.'))
 """From names of modules in transformers 5 to names in files, which are those of transformers 4; the first that fits."""
-MOST_ALPHA, MOST_BASE = 1e6, 1_000
+MOST_ALPHA, MOST_BASE, MOST_CHOICES = 1e6, 1_000, 256
 _MERGE = 'Merge the adapters in PEFT (merge_and_unload), and save the model.'
 _PLAIN_STARTS = ('gaussian', 'eva', 'orthogonal')
 """Initial values of adapters after which PEFT keeps the base weights; PiSSA, OLoRA, CorDA and LoftQ change them, also
@@ -140,19 +141,21 @@ def _read_config(path: pathlib.Path) -> _Settings:
 def _patterns(config: Field) -> tuple[tuple[re.Pattern[str], float], ...]:
   """Returns the alpha of single layers by patterns of their names, which are at the end of the complete name.
 
-  A pattern may repeat single characters twice, as in `.*\\.0\\..*`, and have 8 other choices: the time to match it
-  stays bounded.
+  A pattern may repeat single characters twice, as in `.*\\.0\\..*`, and its groups and optional characters may have
+  `MOST_CHOICES` combinations: the time to match it stays bounded.
   """
   found = []
   alphas = config.part('alpha_pattern')
   for key in alphas.object():
-    if len(key) > 200 or re.search(r'[)][*+?{]|[(][?]|[{]|\\\d', key) or len(re.findall('[*+]', key)) > 2 or (
-        len(re.findall('[?|]', key)) > 8):
-      raise alphas.field(key, default=None).error('the name of a layer or a simple pattern of names')
+    choices = 2**key.count('?') * math.prod(group.count('|') + 1 for group in key.split(')'))
     try:
+      if len(key) > 200 or re.search(r'[)][*+?{]|[(][?]|[{]|\\\d', key) or len(re.findall('[*+]', key)) > 2 or (
+          choices > MOST_CHOICES):
+        raise ValueError('too many ways to match')
       pattern = re.compile(rf'(?:.*\.)?(?:{key})$')
-    except (re.error, OverflowError, RecursionError):
-      raise alphas.field(key, default=None).error('the name of a layer or a regular expression') from None
+    except (ValueError, re.error, OverflowError, RecursionError):
+      raise UserError(f'{alphas.where}: expected names of layers or simple patterns of names, got {describe(key)}. '
+                      'Write the layers out.') from None
     found.append((pattern, alphas.field(key).number(0, MOST_ALPHA)))
   return tuple(found)
 
@@ -171,6 +174,8 @@ def _base(config: Field, path: pathlib.Path) -> str:
   if not re.fullmatch(r'[\w.-]+/[\w.-]+', base):
     return base
   revision = config.field('revision', default='').text()
+  if revision and not re.fullmatch(r'[\w.-]+', revision):
+    raise config.field('revision').error('a branch, a tag or a commit without a slash')
   return f'hf://{base}' + (f'@{revision}' if revision else '')
 
 

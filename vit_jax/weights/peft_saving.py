@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import re
 from collections.abc import Mapping
@@ -105,7 +106,7 @@ def _write(run: Run, target: pathlib.Path) -> None:
     tensors |= {} if low.m is None else {f'{peft.PREFIX}{layer}.lora_magnitude_vector': low.m}
   tensors |= {f'{peft.PREFIX}{name}': x for name, x in heads.items()}
   files.write_safetensors(target / peft.TENSORS[0], {name: np.ascontiguousarray(x) for name, x in tensors.items()})
-  local = pathlib.Path(run.base).expanduser()
+  local = pathlib.Path(os.path.expanduser(run.base))
   if not local.exists() and not addresses.is_remote(run.base):  # PEFT would take a relative path for a name of the hub
     raise UserError(f'--weights: expected the weights that the run began with at {run.base}, got no file or folder '
                     'there. Run the command in the directory where the run was started, or put them there.')

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import pathlib
 import re
@@ -12,7 +11,7 @@ import numpy as np
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Frequencies, checks
-from vit_jax.core import trees
+from vit_jax.core import globs, trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 from vit_jax.record import destination
@@ -88,9 +87,8 @@ def check(to: str, *, family: str, overwrite: bool) -> pathlib.Path:
   """
   path = destination.checked(to)
   if family and family not in FORMATS:
-    near = difflib.get_close_matches(family, FORMATS, 1)
     raise UserError(f'--family: expected one of {", ".join(FORMATS)}, got {family!r}.'
-                    + (f' Did you mean {near[0]}?' if near else ' Choose one.'))
+                    f'{globs.nearest(family, FORMATS) or " Choose one."}')
   if not family and re.fullmatch(r'\.[A-Za-z]\w{0,11}', path.suffix) and path.suffix not in ('.npz', *TORCH_SUFFIXES):
     raise UserError(f'--to: expected a name that ends in {", ".join((".npz", *TORCH_SUFFIXES))}, or that of a folder '
                     f'without an ending, got {to}. Change it, or set --family as well.')

@@ -1,6 +1,6 @@
 """The arguments of a config file, `file.py:arg,arg,key=value`."""
-import difflib
 
+from vit_jax.core import globs
 from vit_jax.core.errors import UserError
 
 
@@ -28,9 +28,8 @@ def parse_arg(text: str, **kinds: tuple[str, ...]) -> dict[str, str]:
     if key not in kinds:
       problems.append(f'  {word!r}: expected one of the known arguments')
     elif any(kinds[key]) and value not in kinds[key]:
-      near = difflib.get_close_matches(value, kinds[key], 1)
       problems.append(f'  {key}: expected one of {", ".join(filter(None, kinds[key]))}, got {value!r}.'
-                      + (f' Did you mean {near[0]}?' if near else ''))
+                      f'{globs.nearest(value, kinds[key])}')
     elif key in found:
       problems.append(f'  {key}: expected one value, got {found[key]} and {value}')
     else:

@@ -133,10 +133,9 @@ class _Folder(NamedTuple):
   def open_part(self, split: str) -> Source:
     """Opens `train`, `test` or `all` of a folder without folders for splits."""
     holdout, seed = self.data.holdout, self.data.holdout_seed
-    if not 0 < holdout < 1:
-      raise UserError(f'data.holdout: expected a fraction between 0 and 1, such as 0.1, got {holdout}. '
-                      'Set such a fraction.')
     part = splits.resolve_part(split, source=f'folder:{self.root}')
+    if part != splits.ALL:
+      splits.check_holdout(holdout)
     class_names = self._class_names('')
     files = self._list('', class_names, needs_all=True)
 

@@ -30,7 +30,7 @@ from vit_jax.data.formats.shards import Files, Listed
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.index import Index
 from vit_jax.data.labels import classes
-from vit_jax.data.source import UNLABELED, Record, Rows, Source, first_label, take
+from vit_jax.data.source import UNLABELED, Record, Rows, Source, first_label, take, warn_once
 from vit_jax.data.storage import Span
 from vit_jax.data.user_files import Rules
 
@@ -193,11 +193,6 @@ class IndexedSource(Rows):
     self._index = self.load(self._files, self._columns)
 
 
-@functools.cache
-def warn(text: str) -> None:
-  """Logs a warning once in a process, as a command opens a source several times."""
-  log.warning('%s', text)
-
 
 def opener(kind: type[IndexedSource], listed: Listed, data: schema.Data, *, name: str,
            order: Sequence[str] = ()) -> Callable[[str], Source]:
@@ -224,7 +219,7 @@ def opener(kind: type[IndexedSource], listed: Listed, data: schema.Data, *, name
     where, column, files = f'{name}/{split}' if split else name, columns().label, listed.splits[split]
     is_labeled = bool(column and len(load(split).labels))
     if column and not is_labeled and kind.may_lack_labels:
-      warn(f'{where} has no labels: its images get the class {UNLABELED[0]!r}.')
+      warn_once(f'{where} has no labels: its images get the class {UNLABELED[0]!r}.')
     elif column and not is_labeled:
       raise UserError(f'{where}: expected labels in {kind.label_place(column)}, got none. Choose another split, or set '
                       f'data.label_column. {kind.contents(files.paths)}'.rstrip())
@@ -239,13 +234,11 @@ def opener(kind: type[IndexedSource], listed: Listed, data: schema.Data, *, name
   def open_named(split: str) -> Source:
     if '' not in listed.splits:
       return open_split(splits.resolve(split, listed.splits, source=name))
-    if not 0 < data.holdout < 1:
-      raise UserError(f'data.holdout: expected a fraction between 0 and 1, such as 0.1, got {data.holdout}. '
-                      'Set such a fraction.')
     part = splits.resolve_part(split, source=name)
-    whole = open_split('')
     if part == splits.ALL:
-      return whole
+      return open_split('')
+    splits.check_holdout(data.holdout)
+    whole = open_split('')
     shuffled = np.random.Generator(np.random.Philox(key=data.holdout_seed)).permutation(len(whole))
     kept, held = splits.hold_out(_first_labels(whole)[shuffled], data.holdout)  # the same fraction of each class
     rows = np.sort(shuffled[kept if part == 'train' else held])

@@ -138,8 +138,7 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
     order = splits.scattered((os.fsencode(image) for image, _ in pairs), len(pairs),
                              seed=0 if folders else data.holdout_seed).tolist()
     if not folders and name != splits.ALL:
-      if not data.holdout:
-        raise UserError('data.holdout: expected a fraction between 0 and 1, such as 0.1, got 0.0. Set such a fraction.')
+      splits.check_holdout(data.holdout)
       num = max(1, round(data.holdout * len(order)))
       if num >= len(order):
         raise UserError(f'{root}: expected at least two images, so that data.holdout={data.holdout} leaves some to '

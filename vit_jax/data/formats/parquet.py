@@ -35,7 +35,7 @@ from vit_jax.data.formats.parquet_columns import Columns
 from vit_jax.data.formats.shards import Files
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.index import Index
-from vit_jax.data.source import UNLABELED, Record, RowGroups, Source
+from vit_jax.data.source import UNLABELED, Record, RowGroups, Source, warn_once
 from vit_jax.data.storage import Span
 from vit_jax.data.text import stored
 from vit_jax.data.user_files import Rules
@@ -59,7 +59,6 @@ class ParquetSource(IndexedSource):
 
   @staticmethod
   def load(files: Files, columns: Columns) -> Index:
-    parquet_files.pyarrow_parquet()
     return index.load(files.paths, functools.partial(parquet_files.scan, columns=columns), f'parquet 2 {columns}',
                       parquet_files.INDEX_TYPES, what='Parquet', expected='rows with images')
 
@@ -73,8 +72,8 @@ class ParquetSource(IndexedSource):
         paths[0], parquet_files.read_metadata(paths[0]), image=data.image_column, label=data.label_column,
         caption=data.caption_column)
     if not columns.label and not columns.caption:
-      indexed.warn(f'{paths[0]} has no column `label` of whole numbers or texts, and none of the type ClassLabel: its '
-                   f'images have no labels, and get the class {UNLABELED[0]!r}. {ParquetSource.contents(paths)}')
+      warn_once(f'{paths[0]} has no column `label` of whole numbers or texts, and none of the type ClassLabel: its '
+                f'images have no labels, and get the class {UNLABELED[0]!r}. {ParquetSource.contents(paths)}')
     return columns
 
   @staticmethod
@@ -123,8 +122,9 @@ class ParquetSource(IndexedSource):
     if not (name := self.caption_column):
       return ()
     footer = self._footer(row)
-    column = next(i for i in range(footer.num_columns)
-                  if f'{footer.schema.column(i).path}.'.startswith(f'{name}.'))
+    paths = [footer.schema.column(number).path for number in range(footer.num_columns)]
+    path = name if name in paths else next(path for path in paths if path.startswith(f'{name}.'))  # as of a list
+    column = paths.index(path)
     chunk = footer.row_group(int(self._index['group'][row])).column(column)
     texts = self._value(row, Span(self._span(row).path, *parquet_files.chunk_range(chunk)), name)
     return stored.texts(texts if isinstance(texts, list) else [texts], f'the column {name}')
@@ -286,7 +286,7 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
   `data.image_column`, `data.label_column` and `data.caption_column` are columns.
 
   Raises:
-    UserError: there are no such files, pyarrow is not installed, or (when opening) they are damaged.
+    UserError: there are no such files, or (when opening) they are damaged.
     TemporaryError: object storage fails.
   """
   del image_px

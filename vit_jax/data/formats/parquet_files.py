@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.core import extras, failures, lazy
+from vit_jax.core import failures, lazy
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.data import index, storage
 from vit_jax.data.formats import parquet_columns
@@ -32,9 +32,9 @@ from vit_jax.data.storage import Span
 
 if TYPE_CHECKING:
   import pyarrow as pa
-  from pyarrow import compute
+  from pyarrow import compute, parquet
 else:
-  pa, compute = lazy.Module('pyarrow'), lazy.Module('pyarrow.compute')
+  pa, compute, parquet = map(lazy.Module, ('pyarrow', 'pyarrow.compute', 'pyarrow.parquet'))
 
 INDEX_TYPES = {'offset': 'int64', 'size': 'int64', 'decoded': 'int64', 'group': 'int32', 'place': 'int64',
                'name': index.BYTES, 'footer': index.BYTES, index.LABEL: index.BYTES}
@@ -65,14 +65,9 @@ class RowGroup(NamedTuple):
   decoded: int = 0
 
 
-def pyarrow_parquet() -> Any:
-  """Returns `pyarrow.parquet`. Raises UserError if it is not installed."""
-  return extras.load('pyarrow.parquet', 'parquet', 'data.source: Parquet files')
-
-
 def parse_footer(footer: bytes) -> Any:
   """Returns the metadata in a footer. Raises errors of pyarrow if they are damaged."""
-  return pyarrow_parquet().read_metadata(pa.BufferReader(_MAGIC + footer))
+  return parquet.read_metadata(pa.BufferReader(_MAGIC + footer))
 
 
 def read_metadata(path: str) -> Any:
@@ -172,7 +167,7 @@ def _open_parquet(file: _OpenFile, metadata: Any, *, names: Sequence[str], group
   coded = [leaf.path for column, leaf in enumerate(leaves) if leaf.physical_type == 'BYTE_ARRAY'
            and any(f'{leaf.path}.'.startswith(f'{name}.') for name in names)  # `image.bytes` is in `image`
            and has_dictionary(column)]
-  return pyarrow_parquet().ParquetFile(pa.PythonFile(file, 'r'), metadata=metadata, pre_buffer=False,
+  return parquet.ParquetFile(pa.PythonFile(file, 'r'), metadata=metadata, pre_buffer=False,
                                        page_checksum_verification=True, read_dictionary=coded)
 
 

@@ -38,7 +38,7 @@ from vit_jax.data.formats.shards import Files, Listed
 from vit_jax.data.image import headers
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.index import Counts, Index, Labels
-from vit_jax.data.source import UNLABELED, Source
+from vit_jax.data.source import UNLABELED, Source, warn_once
 from vit_jax.data.storage import Window
 from vit_jax.data.text import stored
 from vit_jax.data.user_files import Rules
@@ -139,8 +139,8 @@ class TarSource(IndexedSource):
             return Columns(data.image_column, 'cls', caption)
           if example.label is not None:
             return wanted
-    indexed.warn(f'{paths[0]} has no .cls beside an image and no field `label` in .json: its images have no labels, '
-                 f'and get the class {UNLABELED[0]!r}. {TarSource.contents(paths)}')
+    warn_once(f'{paths[0]} has no .cls beside an image and no field `label` in .json: its images have no labels, '
+              f'and get the class {UNLABELED[0]!r}. {TarSource.contents(paths)}')
     return Columns(data.image_column, caption=caption)
 
   def identity(self) -> Iterator[HostArray]:

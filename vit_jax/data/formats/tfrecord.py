@@ -37,7 +37,7 @@ from vit_jax.data.formats.example import BadRecord
 from vit_jax.data.formats.indexed import IndexedSource
 from vit_jax.data.formats.shards import Files
 from vit_jax.data.index import Counts, Index, Labels
-from vit_jax.data.source import UNLABELED, Source
+from vit_jax.data.source import UNLABELED, Source, warn_once
 from vit_jax.data.storage import Span, Window
 from vit_jax.data.text import stored
 from vit_jax.data.user_files import Rules
@@ -111,7 +111,7 @@ class TfRecordSource(IndexedSource):
     label = choose_one('label_column', f'a feature with numbers or names of classes, such as {LABELS[0]}',
                        data.label_column, LABELS, 'float'.__ne__)
     if not label:
-      indexed.warn(f'{paths[0]} has no feature {" or ".join(LABELS)}: its images have no labels, and get the class '
+      warn_once(f'{paths[0]} has no feature {" or ".join(LABELS)}: its images have no labels, and get the class '
                    f'{UNLABELED[0]!r}. {TfRecordSource.contents(paths)}')
     return Columns(image, label, choose_one('caption_column', 'a feature with captions', data.caption_column, CAPTIONS,
                                             'bytes'.__eq__))

@@ -61,7 +61,7 @@ def mlp_ratio(m: schema.ViT) -> int:
   ratio = round((1.5 if is_gated else 1.) * m.mlp.hidden / m.width)
   hidden = (ratio * m.width * 2 // 3 + 7) // 8 * 8 if is_gated else ratio * m.width  # as its Dinov2SwiGLUFFN
   if hidden != m.mlp.hidden:
-    raise UserError(f'--family: expected a DINOv2 with an MLP that a whole mlp_ratio states, got {m.mlp.hidden} for '
+    raise UserError(f'--family: expected an MLP whose size a whole mlp_ratio states, got {m.mlp.hidden} for '
                     f'the width {m.width}. Set --family=timm or --family=run.')
   return ratio
 
