@@ -1,10 +1,16 @@
-"""What the folders of an image folder are: splits, or classes; from their names and from the folders in them.
+"""Decides whether the folders in an image folder are splits or classes, by their names and by the folders in them.
 
-Folders named `train`, `val` and `test` are splits. Others are splits if their names contain these words, such as
-`Training` and `Test_images`, and they have the same folders in each. Class folders may have folders of their own; where
-these have names in common, or the names of splits, the class folders are probably something else, such as splits
-with other names. That is a doubt: `folder.py` calls `find` before it opens a split, and keeps the doubt in its source;
-`opening.check_learnable` raises it for whatever learns from the classes. This module reads folders, but no image.
+`folder.py` calls `find` before it opens a split. This module reads the names in folders, but no image. What `find`
+returns for some folders:
+
+  train/{cat,dog}, test/{cat,dog}           splits: these are exact names of splits
+  Training/{cat,dog}, Test_images/{cat}     splits: each name has a whole word for another split
+  mytrain/{cat,dog}, mytest/{cat,dog}       splits: each name contains such a word, and the folders in them are the same
+  cat, dog                                  classes
+  2023/{cat,dog}, 2024/{cat,dog}            classes, with a doubt: the folders in them are the same
+
+A doubt is a message: the class folders are probably something else, such as splits with other names. `folder.py` keeps
+it in its source. `opening.check_learnable` raises it in jobs that learn from the classes.
 """
 from __future__ import annotations
 
@@ -21,23 +27,24 @@ from vit_jax.data import splits, user_files
 from vit_jax.data.labels import classes
 from vit_jax.data.source import warn_once
 
-_SAMPLED = 16  # class folders that are looked into: what they have in common, a few show
-_MOST_WRAPPERS = 8  # folders in one another
-_SHOWN = 5
+_SAMPLED = 16  # class folders that are opened: a few show what all have in common
+_MOST_NESTED = 8  # folders in one another
+_SHOWN = 5  # names in a message
 _INNER = 'If the inner ones are the classes, name the outer ones train and test, or move the images to PATH/CLASS'
 _ANYWAY = '. If the outer folders are the classes, list their names in a file and set data.classes=FILE.'
-_OF_ARCHIVES = '__MACOSX'  # a folder of metadata that archives of macOS have beside the content
-_WORDS = {'train': 'train', 'test': 'test', 'val': 'val', 'dev': 'val'}
-"""Beginnings of words for splits, and the split that each is for."""
-_WORD = re.compile('(train|training|test|testing|val|valid|validation|validate|dev|eval|evaluation)'
+_METADATA = '__MACOSX'  # archives that macOS makes have this folder beside the content
+_SPLIT_BY_TEXT = {'train': 'train', 'test': 'test', 'val': 'val', 'dev': 'val'}
+"""Texts in the names of folders, and the split that each stands for."""
+# A word for a split, such as `train`, `validation`, `testset` or `trainimages`:
+_SPLIT_WORD = re.compile('(train|training|test|testing|val|valid|validation|validate|dev|eval|evaluation)'
                    '(set|data|images?|imgs?|photos|pics)?')
 
 
 class Layout(NamedTuple):
-  """The splits of an image folder, and what speaks against its class folders.
+  """The layout of an image folder.
 
-  splits: the folder of each split, relative to the root; empty = the folders of the root are the classes.
-  doubt: a message that says why the class folders are probably something else; '' = nothing says so.
+  splits: the folder of each split, relative to the root; empty = the folders in the root are the classes.
+  doubt: the message why the class folders are probably something else; '' = no doubt.
   """
   splits: Mapping[str, str]
   doubt: str = ''
@@ -56,13 +63,17 @@ def find(root: str) -> Layout:
     raise UserError(f'{root}: expected one folder for each split, got {documents.listed(sorted(exact), _SHOWN)}. '
                     'Rename one of them.')
   if len(names) == 1 and not folders:
-    path, below = _inside(root, names[0])
-    if inner := _splits_in(below):
+    path, inner = _innermost(root, names[0])
+    if inner_splits := _split_names(inner):
       raise UserError(f'{root}: expected the folders train and test, or a folder for each class, got one folder, '
-                      f'{documents.shown(path)}, which has the splits {documents.listed(inner, _SHOWN)}. Name that '
-                      f'folder: folder:{os.path.join(root, documents.shown(path))}.')
-  folders = folders | _alike(root, names, folders) if folders else _by_words(root, names)
-  return Layout(folders, _doubt(root, folders.get('train', min(folders.values())) if folders else ''))
+                      f'{documents.shown(path)}, which has the splits {documents.listed(inner_splits, _SHOWN)}. Name '
+                      f'that folder: folder:{os.path.join(root, documents.shown(path))}.')
+  if folders:
+    folders |= _further_splits(root, names, folders)
+  else:
+    folders = _splits_by_words(root, names)
+  defining = folders.get('train', min(folders.values())) if folders else ''  # the folder that has the class folders
+  return Layout(folders, _doubt(root, defining))
 
 
 def subfolders(folder: str) -> list[str]:
@@ -74,153 +85,173 @@ def subfolders(folder: str) -> list[str]:
   try:
     with os.scandir(folder) as entries:
       return sorted(entry.name for entry in entries
-                    if not entry.name.startswith('.') and entry.name != _OF_ARCHIVES and user_files.is_folder(entry)
+                    if not entry.name.startswith('.') and entry.name != _METADATA and user_files.is_folder(entry)
                     and not (entry.is_symlink() and not user_files.leads_out(folder, os.path.realpath(entry.path))))
   except OSError as error:
     raise failures.unreadable(error, folder) from error
 
 
-def _alike(root: str, names: Sequence[str], folders: Mapping[str, str]) -> dict[str, str]:
-  """Returns further splits: folders with a word for a split, which have folders in common with those of splits."""
-  inner = {_key(name) for folder in folders.values() for name in _inside(root, folder)[1]}
-  others = [name for name in names
-            if (split := split_of(name)) and name not in folders.values() and split not in folders
-            and not (split == 'val' and set(splits.SYNONYMS) & set(folders))]
-  further = _by_split([name for name in others if inner & {_key(below) for below in _inside(root, name)[1]}])
+def _further_splits(root: str, names: Sequence[str], folders: Mapping[str, str]) -> dict[str, str]:
+  """Returns the folders of further splits, beside `folders`, whose names are exact.
+
+  The name of each contains a word for a split that has no folder yet, and it has a folder in common with `folders`.
+  """
+  inner = {_comparable(name) for folder in folders.values() for name in _innermost(root, folder)[1]}
+  has_validation = not folders.keys().isdisjoint(splits.SYNONYMS)
+  similar = []
+  for name in names:
+    split = split_of(name)
+    is_new = split and split not in folders and not (split == 'val' and has_validation)
+    if is_new and name not in folders.values() and inner & set(map(_comparable, _innermost(root, name)[1])):
+      similar.append(name)
+  further = _one_per_split(similar)
   _report(root, further, ())
   return further
 
 
-def _by_words(root: str, names: Sequence[str]) -> dict[str, str]:
-  """Returns the folders that are splits by words in their names and by what is in them; {} = they are classes."""
-  if len(names) < 2 or len(names) > _SAMPLED:
+def _splits_by_words(root: str, names: Sequence[str]) -> dict[str, str]:
+  """Returns the folders of splits by words in their names, and by the folders in them; {} = they are classes."""
+  if not 2 <= len(names) <= _SAMPLED:
     return {}
-  folders = _by_split(names)
-  if not folders or not all(_is_word(name) for name in names):
+  folders = _one_per_split(names)
+  if not folders or not all(map(_has_split_word, names)):
     nested = _nested(root, names)
-    folders = _by_split(list(nested)) if _is_repeated(names, nested) else {}
+    folders = _one_per_split(list(nested)) if _have_common(names, nested) else {}
   _report(root, folders, [name for name in names if name not in folders.values()])
   return {split: f'{name}/{name}' if subfolders(os.path.join(root, name)) == [name] else name  # as in some archives
           for split, name in folders.items()}
 
 
 def _report(root: str, folders: Mapping[str, str], ignored: Sequence[str]) -> None:
-  """Logs which folders are taken as splits, if there are any."""
+  """Warns which folders are taken as splits, if there are any."""
   if folders:
-    rest = f' Not read: {documents.listed(ignored, _SHOWN)}.' if ignored else ''
+    unread = f' Not read: {documents.listed(ignored, _SHOWN)}.' if ignored else ''
     taken = ', '.join(f'{documents.shown(name)} = {split}' for split, name in sorted(folders.items()))
-    warn_once(f'{root}: folders are taken as splits by their names: {taken}.{rest}')
+    warn_once(f'{root}: folders are taken as splits by their names: {taken}.{unread}')
 
 
-def _doubt(root: str, where: str) -> str:
-  """Returns why the folders in `root/where` are probably no classes; '' if nothing says so."""
-  folder = os.path.join(root, where) if where else root
+def _doubt(root: str, split_folder: str) -> str:
+  """Returns why the folders in a split, or in the root if `split_folder` is '', are probably no classes; '' if none."""
+  folder = os.path.join(root, split_folder) if split_folder else root
   names = subfolders(folder)
   if len(names) == 1:
-    path, below = _inside(folder, names[0])
-    inner = os.path.join(folder, documents.shown(path))
-    advice = 'Move these folders up.' if where else f'If they are the classes, set folder:{inner}.'
+    path, inner = _innermost(folder, names[0])
+    if len(inner) < 2:
+      return ''
+    to_set = f'folder:{os.path.join(folder, documents.shown(path))}'
+    advice = 'Move these folders up.' if split_folder else f'If they are the classes, set {to_set}.'
     return (f'{folder}: expected a folder for each of at least two classes, got one folder, which holds others: '
-            f'{documents.shown(path)} has {documents.listed(below, _SHOWN)}. {advice}') if len(below) > 1 else ''
+            f'{documents.shown(path)} has {documents.listed(inner, _SHOWN)}. {advice}')
   nested = _nested(folder, names)
-  for name, below in nested.items():
-    if has := _splits_in(below):
+  for name, inner in nested.items():
+    if inner_splits := _split_names(inner):
       return (f'{folder}: expected folders of classes, got {documents.shown(name)}, which has the splits '
-              f'{documents.listed(has, _SHOWN)}. If that is the dataset, set '
+              f'{documents.listed(inner_splits, _SHOWN)}. If that is the dataset, set '
               f'folder:{os.path.join(folder, documents.shown(name))}; else move the images to PATH/train/CLASS and '
               f'PATH/test/CLASS{_ANYWAY}')
-  if not where and all(map(_is_word, names)) and len({split_of(name) for name in names}) > 1:
+  if not split_folder and all(map(_has_split_word, names)) and len({split_of(name) for name in names}) > 1:
     return (f'{folder}: expected folders of classes, or one folder for each split, got several folders with words for '
             f'splits: {documents.listed(names, _SHOWN)}. Move the images to PATH/train/CLASS and PATH/test/CLASS'
             f'{_ANYWAY}')
-  if not _is_repeated(names, nested):
-    return _doubt_of_shared(folder, names)
-  first = next(iter(nested.values()))
+  if not _have_common(names, nested):
+    return _doubt_of_some(folder, names)
+  outer = list(nested)
   return (f'{folder}: expected folders of classes, got folders with the same folders in each: '
-          f'{documents.listed(list(nested), _SHOWN)} have {documents.listed(first, _SHOWN)}. {_INNER}{_ANYWAY}')
+          f'{documents.listed(outer, _SHOWN)} have {documents.listed(nested[outer[0]], _SHOWN)}. {_INNER}{_ANYWAY}')
 
 
-def _doubt_of_shared(folder: str, names: Sequence[str]) -> str:
-  """Returns why folders that have some folders in common are probably no classes; '' if nothing says so.
+def _doubt_of_some(folder: str, names: Sequence[str]) -> str:
+  """Returns why folders that have only some inner folders in common are probably no classes; '' if nothing says so.
 
-  All have one in common, or most have one that another has, and their names differ in numbers alone, as years do.
+  An inner folder counts as common if all of them have it; or if two have it, and their names differ in numbers alone,
+  as years do. There is a doubt if at least half of them have such an inner folder.
   """
-  inner, several = dict[str, set[str]](), set[str]()  # folders in each; those with a folder beside them
+  inner = dict[str, set[str]]()  # names of the folders in each folder, at any depth while there is one in each
+  with_siblings = set[str]()  # those of them that are not alone in their folder
   for name in names[:_SAMPLED]:
-    first, *wrappers = itertools.islice(_wrappers(folder, name), _MOST_WRAPPERS)
-    below = subfolders(os.path.join(folder, wrappers[-1] if wrappers else first))
-    if (wrappers or below) and not any(user_files.images_in(os.path.join(folder, name))):
-      inner[name] = {_key(os.path.basename(path)) for path in (*wrappers, *below)}
-      several |= {_key(path) for path in below if len(below) > 1}
+    chain = list(itertools.islice(_chain(folder, name), _MOST_NESTED))
+    last = subfolders(os.path.join(folder, chain[-1]))
+    if (len(chain) > 1 or last) and not any(user_files.images_in(os.path.join(folder, name))):
+      inner[name] = {_comparable(os.path.basename(path)) for path in (*chain[1:], *last)}
+      with_siblings |= set(map(_comparable, last)) if len(last) > 1 else set()
   if len(inner) < 2 or 2 * len(inner) < min(len(names), _SAMPLED):
     return ''
-  counts = collections.Counter(key for keys in inner.values() for key in keys if key in several)
+  counts = collections.Counter(name for inner_names in inner.values() for name in inner_names & with_siblings)
   are_numbered = len({re.sub(r'\d+', '0', name) for name in inner}) == 1
-  shared = {key for key, count in counts.items() if count == len(inner) or (are_numbered and count > 1)}
-  having = [name for name, keys in inner.items() if keys & shared]
-  if 2 * len(having) < len(inner) or not shared:
+  common = {name for name, count in counts.items() if count == len(inner) or (are_numbered and count > 1)}
+  having = [name for name, inner_names in inner.items() if inner_names & common]
+  if 2 * len(having) < len(inner) or not common:
     return ''
   return (f'{folder}: expected folders of classes, got folders that share some folders: '
-          f'{documents.listed(having, _SHOWN)} have {documents.listed(sorted(shared), _SHOWN)}. {_INNER}{_ANYWAY}')
+          f'{documents.listed(having, _SHOWN)} have {documents.listed(sorted(common), _SHOWN)}. {_INNER}{_ANYWAY}')
 
 
 def _nested(root: str, names: Sequence[str]) -> dict[str, list[str]]:
-  """Returns the first folders with the folders in them; a folder that is alone in another one counts as that one."""
-  return {name: below for name in names[:_SAMPLED] if (below := _inside(root, name)[1])}
+  """Returns the names of the folders in each of the first `_SAMPLED` folders, without the folders that have none."""
+  nested = {name: _innermost(root, name)[1] for name in names[:_SAMPLED]}
+  return {name: inner for name, inner in nested.items() if inner}
 
 
-def _is_repeated(names: Sequence[str], nested: Mapping[str, Sequence[str]]) -> bool:
-  """Returns whether at least half of the folders have at least two folders of the same names in each."""
+def _have_common(names: Sequence[str], nested: Mapping[str, Sequence[str]]) -> bool:
+  """Returns whether at least half of the folders `names` have folders, and at least two of these are in each."""
   if len(nested) < 2 or 2 * len(nested) < min(len(names), _SAMPLED):
     return False
-  return len(set.intersection(*({_key(name) for name in below} for below in nested.values()))) > 1
+  return len(set.intersection(*(set(map(_comparable, inner)) for inner in nested.values()))) > 1
 
 
-def _inside(root: str, name: str) -> tuple[str, list[str]]:
-  """Returns the first folder in or below `name` that has more than one other folder, and the folders in it."""
-  for path in itertools.islice(_wrappers(root, name), _MOST_WRAPPERS):
-    below = subfolders(os.path.join(root, path))
-    if len(below) != 1:
-      return path, below
+def _innermost(root: str, name: str) -> tuple[str, list[str]]:
+  """Returns the path of the first folder in the chain of `name` that has no or several folders, and their names.
+
+  Returns `name` and [] if the chain ends at images, or is too long.
+  """
+  for path in itertools.islice(_chain(root, name), _MOST_NESTED):
+    inner = subfolders(os.path.join(root, path))
+    if len(inner) != 1:
+      return path, inner
   return name, []
 
 
-def _wrappers(root: str, name: str) -> Iterator[str]:
-  """Yields a folder, and then the only one in it, as long as there is nothing else."""
+def _chain(root: str, name: str) -> Iterator[str]:
+  """Yields `name`, the folder that is alone in it, the one that is alone in that, and so on: `a`, `a/b`, `a/b/c`.
+
+  The chain ends at a folder with no or several folders, or with images.
+  """
   path = name
   while True:
     yield path
-    below = subfolders(os.path.join(root, path))
-    if len(below) != 1 or any(user_files.images_in(os.path.join(root, path))):
+    inner = subfolders(os.path.join(root, path))
+    if len(inner) != 1 or any(user_files.images_in(os.path.join(root, path))):
       return
-    path = f'{path}/{below[0]}'
+    path = f'{path}/{inner[0]}'
 
 
-def _splits_in(names: Sequence[str]) -> list[str]:
-  """Returns the names that are those of splits, if there are at least two."""
+def _split_names(names: Sequence[str]) -> list[str]:
+  """Returns the names that stand for splits, exact ones or else those with words; [] if these are fewer than two."""
   exact = [name for name in names if name.lower() in splits.NAMES]
-  meant = exact if len(exact) > 1 else [name for name in _by_split(names).values() if _is_word(name)]
-  return meant if len(meant) > 1 else []
+  if len(exact) > 1:
+    return exact
+  by_words = [name for name in _one_per_split(names).values() if _has_split_word(name)]
+  return by_words if len(by_words) > 1 else []
 
 
-def _by_split(names: Sequence[str]) -> dict[str, str]:
-  """Returns the name with a word for each split; {} unless each name has a word for another split."""
-  folders = {split_of(name): name for name in names}
-  return folders if len(folders) == len(names) and '' not in folders else {}
+def _one_per_split(names: Sequence[str]) -> dict[str, str]:
+  """Returns the name for each split; {} unless each name contains a word for another split."""
+  by_split = {split_of(name): name for name in names}
+  return by_split if len(by_split) == len(names) and '' not in by_split else {}
 
 
 def split_of(name: str) -> str:
-  """Returns the split that a name has a word for; '' if it has none, or words for several."""
-  meant = {split for word, split in _WORDS.items() if word in name.lower()}
-  return meant.pop() if len(meant) == 1 else ''
+  """Returns the split of a name that contains a word for it, such as `mytrain`; '' if it has none or several."""
+  found = {split for text, split in _SPLIT_BY_TEXT.items() if text in name.lower()}
+  return found.pop() if len(found) == 1 else ''
 
 
-def _is_word(name: str) -> bool:
-  """Returns whether a name has a complete word for a split, so that it hardly is the name of a class."""
+def _has_split_word(name: str) -> bool:
+  """Returns whether a name has a whole word for a split, as `Test_images` has, and `contest` has not."""
   words = re.findall('[A-Z]?[a-z]+|[A-Z]+', name)
-  return any(_WORD.fullmatch(word.lower()) for word in (*words, name))
+  return any(_SPLIT_WORD.fullmatch(word.lower()) for word in (*words, name))
 
 
-def _key(name: str) -> str:
-  """Returns what names have in common that differ in case or in their Unicode form."""
+def _comparable(name: str) -> str:
+  """Returns a name in lower case and composed Unicode form, in which names are compared."""
   return classes.composed(name.casefold())
