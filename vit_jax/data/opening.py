@@ -201,7 +201,7 @@ def check_learnable(source: Source, *, what: str) -> Source:
   """
   name, stored = title(source), origins(source)
   for one in [one for one in stored if one.class_names == UNLABELED]:
-    contents = getattr(one, 'found', str)()  # what else the files have, in a sentence
+    contents = getattr(one, 'describe_contents', str)()  # what else the files have, in a sentence
     where = name if source.class_names == UNLABELED else title(one)
     raise UserError(f'data.source: expected images with labels for {what}, got {where}, whose images have none. '
                     f'{contents}' + ' ' * bool(contents) + 'Set data.label_column if they have labels elsewhere, or '

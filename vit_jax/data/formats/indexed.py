@@ -135,7 +135,7 @@ class IndexedSource(Rows):
     """Returns a name by which a person finds the example."""
     raise NotImplementedError
 
-  def found(self) -> str:
+  def describe_contents(self) -> str:
     """Returns the `contents` of the files of this source, for messages of its users."""
     return self.contents(self._files.paths)
 
