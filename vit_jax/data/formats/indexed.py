@@ -3,11 +3,14 @@
 A format has a subclass of `IndexedSource`, a function that yields the rows of a file for the index (`index.Scan`), and
 an opener. The opener of a format lists the files (`shards.find`) and calls `opener` here, which returns the function
 that opens a split. For a split, that function calls in this order:
-  1. `IndexedSource.choose` for the training files: it chooses the columns with image and label.
-  2. `IndexedSource.load` for the files of the split: it returns their index, which has the labels.
-  3. `number`: it gives each label a class, by a list of classes or by the training files, which are then loaded, too.
-  4. the class of the format, which makes the digest of the split from `identity`.
-Later, `read` reads the spans of examples and passes the bytes to `image`. This module knows no format.
+
+  1. `IndexedSource.choose` with the training files: it chooses the columns with image and label.
+  2. `IndexedSource.load` with the files of the split: it returns their index, which has the labels.
+  3. `number_labels`: it gives each label a class, by a list of classes or by the training files, whose index is then
+     loaded, too.
+  4. the subclass itself, whose `identity` yields what the digest of the split is made of.
+
+Later, `read` reads the span of bytes of each example and passes them to `image`. This module knows no format.
 """
 from __future__ import annotations
 
@@ -38,30 +41,41 @@ log = logging.getLogger('vit_jax.data')
 
 CLASSES = 'classes.txt'
 """The file beside the files of a dataset with the names of its classes, a line each, in the order of their numbers."""
-_SHOWN = 5
+_SHOWN = 5  # names in a message
 
 
 class SplitLabels(NamedTuple):
-  """The different labels of a split: `texts` if they are names, else the largest and the smallest number; -1 and 0 if
-  there are none."""
+  """The different labels of a split.
+
+  texts: the names of the classes, if labels are names or the files list names; else ().
+  largest, smallest: of the labels as the index has them, which are positions in `texts` or numbers; -1 and 0 if none.
+  """
   texts: tuple[str, ...] = ()
   largest: int = -1
   smallest: int = 0
 
+  def is_within(self, first: int, num: int) -> bool:
+    """Returns whether there are labels, and all are among the `num` numbers from `first` on."""
+    return first <= self.smallest <= self.largest < first + num
+
+  def is_shifted(self, first: int, num: int) -> bool:
+    """Returns whether labels are of all `num` classes, but begin at a number other than `first`."""
+    return 0 <= self.smallest != first and self.largest - self.smallest + 1 == num
+
 
 class Classes(NamedTuple):
-  """How the labels of files are numbered.
+  """The classes of a source, and how labels in files stand for them.
 
-  names: of the classes.
+  names: the names of the classes.
   numbers: the class of each label that is a name; empty if labels are numbers.
-  offset: the number of the first class in the files.
+  offset: the number that the first class has in the files.
   """
   names: tuple[str, ...]
   numbers: Mapping[str, int]
   offset: int
 
   def of(self, label: int | str) -> int:
-    """Returns the class of a label. Raises BadImage if there is none."""
+    """Returns the class of a label. Raises BadImage if the label is not of a class."""
     if isinstance(label, str) or self.numbers:
       if (number := self.numbers.get(str(label), -1)) < 0:
         raise BadImage(f'the label: expected one of the {len(self.names):,} classes, got '
@@ -75,7 +89,8 @@ class Classes(NamedTuple):
 class IndexedSource(Rows):
   """The examples of files, in the order in which they are stored. Pickles to few bytes; safe for threads.
 
-  A subclass has `choose`, `load`, `identity`, `image` and `describe`; and `label_place` and `contents` for messages.
+  A subclass defines `choose`, `load`, `identity`, `image` and `describe`; `label_place` and `contents` for messages;
+  and possibly `names`.
   """
   footer_bytes: ClassVar[int] = 0
   """Bytes after each example that are read with it, such as its checksum."""
@@ -84,7 +99,7 @@ class IndexedSource(Rows):
 
   def __init__(self, files: Files, columns: Any, classes: Classes, *, name: str, root: str, rules: Rules,
                loaded: Index) -> None:
-    """Takes what `choose` and `load` returned; `root` is the folder of the files."""
+    """Takes the columns that `choose` returned, and the index that `load` returned; `root` is the folder of files."""
     self.name, self.class_names, self.root = name, classes.names, root
     self._files, self._columns, self._classes, self._rules, self._index = files, columns, classes, rules, loaded
     ends = loaded.label_ends
@@ -109,7 +124,7 @@ class IndexedSource(Rows):
 
   @staticmethod
   def label_place(label: str) -> str:
-    """Returns how messages name the column of the labels."""
+    """Returns the name of the column of the labels for messages, such as `the column label`."""
     raise NotImplementedError
 
   @staticmethod
@@ -119,12 +134,12 @@ class IndexedSource(Rows):
 
   @staticmethod
   def names(columns: Any) -> tuple[str, ...]:
-    """Returns the names of all classes if each file has them, so that no other split defines them; else ()."""
+    """Returns the names of all classes if each file lists them, so that no other split defines them; else ()."""
     del columns
     return ()
 
   def identity(self) -> Iterator[HostArray]:
-    """Yields arrays that identify the examples, whatever their folder; their bytes are hashed for the digest."""
+    """Yields arrays that identify the examples in any folder; their bytes are hashed for the digest."""
     raise NotImplementedError
 
   def image(self, row: int, stored: bytes) -> bytes:
@@ -136,7 +151,7 @@ class IndexedSource(Rows):
     raise NotImplementedError
 
   def describe_contents(self) -> str:
-    """Returns the `contents` of the files of this source, for messages of its users."""
+    """Returns a sentence about what the files have, for messages about missing labels; or ''."""
     return self.contents(self._files.paths)
 
   def label_arrays(self) -> Iterator[HostArray]:
@@ -149,12 +164,12 @@ class IndexedSource(Rows):
     return len(self._index)
 
   def read(self, rows: Sequence[int]) -> Iterator[Record]:
-    most = self._rules.max_bytes
+    limit = self._rules.max_bytes
     spans = map(self._span, rows)
-    stored = storage.read_many(span if span.size <= most else span._replace(size=0) for span in spans)
+    stored = storage.read_many(span if span.size <= limit else span._replace(size=0) for span in spans)
     for row, content in zip(rows, stored, strict=True):
-      if (size := int(self._index['size'][row])) > most:
-        raise BadImage(f'the image has {size:,} bytes: expected at most {most:,}. Shrink the image, or in a config '
+      if (size := int(self._index['size'][row])) > limit:
+        raise BadImage(f'the image has {size:,} bytes: expected at most {limit:,}. Shrink the image, or in a config '
                        'raise data.max_file_mib')
       labels = self.labels(row)
       yield Record(self.image(row, content), labels)
@@ -162,18 +177,19 @@ class IndexedSource(Rows):
   def labels(self, row: int) -> tuple[int, ...]:
     """Returns the classes of an example. Raises BadImage if they are missing, damaged or out of range."""
     stored = self._index.labels_of(row)
-    if not stored and not len(self._index.label_ends):
-      return (0,)  # there are no labels
+    if not stored and not len(self._index.label_ends):  # no example has labels
+      return (0,)
     if index.MISSING in stored:
       place = self.label_place(self._columns.label)
       raise BadImage(f'the example: expected a label in {place}, got none, or one that is damaged')
     if not self._classes.numbers:
       return tuple(self._classes.of(label) for label in stored)
-    texts, first = self.names(self._columns) or self._index.texts, self._classes.offset
-    return tuple(self._classes.of(texts[label - first] if 0 <= label - first < len(texts) else '') for label in stored)
+    texts, offset = self.names(self._columns) or self._index.texts, self._classes.offset
+    positions = [label - offset for label in stored]
+    return tuple(self._classes.of(texts[i] if 0 <= i < len(texts) else '') for i in positions)
 
   def path(self, row: int) -> str:
-    """Returns the file with an example."""
+    """Returns the path of the file with an example."""
     return self._files.paths[int(self._index['file'][row])]
 
   def first_row(self, row: int) -> int:
@@ -193,20 +209,19 @@ class IndexedSource(Rows):
     self._index = self.load(self._files, self._columns)
 
 
-
 def opener(kind: type[IndexedSource], listed: Listed, data: schema.Data, *, name: str,
            order: Sequence[str] = ()) -> Callable[[str], Source]:
   """Returns the function that opens a split by name. Files that do not belong to splits are divided by a hold-out.
 
   Args:
-    kind: the class of the format.
-    listed: the files.
+    kind: the subclass of the format.
+    listed: the files of each split.
     data: the settings.
-    name: of the source, such as `wds:PATH`.
+    name: the name of the source, such as `wds:PATH`.
     order: the classes of a run that resumes.
   """
-  first = 'train' if 'train' in listed.splits else min(listed.splits)  # the split that defines the classes
-  columns = functools.cache(lambda: kind.choose(listed.splits[first].paths, data))
+  training = 'train' if 'train' in listed.splits else min(listed.splits)  # the split that defines columns and classes
+  columns = functools.cache(lambda: kind.choose(listed.splits[training].paths, data))
   load = functools.cache(lambda split: kind.load(listed.splits[split], columns()))
 
   def labels_of(split: str) -> SplitLabels:
@@ -223,11 +238,13 @@ def opener(kind: type[IndexedSource], listed: Listed, data: schema.Data, *, name
     elif column and not is_labeled:
       raise UserError(f'{where}: expected labels in {kind.label_place(column)}, got none. Choose another split, or set '
                       f'data.label_column. {kind.contents(files.paths)}'.rstrip())
-    is_listed = bool(kind.names(columns()))
-    defining = split if is_listed else first
-    numbered = (Classes(UNLABELED, {}, 0) if not is_labeled else
-                number(data, listed.root, labels_of(split), lambda: labels_of(defining), is_listed=is_listed,
-                       order=order, where=where))
+    if is_labeled:
+      are_listed = bool(kind.names(columns()))
+      defining = split if are_listed else training
+      numbered = number_labels(data, listed.root, labels_of(split), lambda: labels_of(defining), are_listed=are_listed,
+                               order=order, where=where)
+    else:
+      numbered = Classes(UNLABELED, {}, 0)
     return kind(files, columns(), numbered, name=where, root=listed.root, rules=Rules.of(data), loaded=load(split))
 
   @functools.cache
@@ -255,46 +272,46 @@ def _first_labels(source: Source) -> HostArray:
   return labels
 
 
-def number(data: schema.Data, folder: str, own: SplitLabels, define: Callable[[], SplitLabels], *, is_listed: bool,
-           order: Sequence[str], where: str) -> Classes:
-  """Returns how labels are numbered: by `data.classes`, a file `classes.txt` in the folder, or the training files.
+def number_labels(data: schema.Data, folder: str, labels: SplitLabels, read_defining: Callable[[], SplitLabels], *,
+                  are_listed: bool, order: Sequence[str], where: str) -> Classes:
+  """Returns the classes of labels: by `data.classes`, a file `classes.txt` in the folder, or the defining files.
 
   Args:
     data: the settings.
-    folder: of the files.
-    own: the labels of the split.
-    define: returns the labels of the files that define the classes; called only if no list does.
-    is_listed: whether the files list their classes in an order, which is kept; else names are sorted.
+    folder: the folder of the files.
+    labels: the labels of the split.
+    read_defining: returns the labels of the files that define the classes: those of the training split, or of the split
+      itself with `are_listed`. It is called only if no list does.
+    are_listed: whether the files list their classes in an order, which is kept; else names are sorted.
     order: the classes of a run that resumes, whose order is kept.
-    where: the split, for messages.
+    where: the name of the split, for messages.
 
   Raises:
     UserError: the number of classes is not known, or too large, or a name is not one of the classes.
   """
-  listed = data.classes or _find_list(folder)
-  offset = data.label_offset if is_listed or not own.texts else 0
-  is_inside = offset <= own.smallest <= own.largest < offset + len(own.texts)
-  if is_listed and own.texts and own.smallest != offset and not is_inside:  # not only single labels are damaged
-    raise _wrong_first(own, len(own.texts), offset, where=where)
-  if listed:
-    names = classes.read(listed, setting='data.classes' if data.classes else 'classes')
-    if not own.texts:
-      _check_first(define(), own, len(names), offset, is_declared=True, where=where)
-    numbers = classes.match(own.texts, names, where=listed) if own.texts else ()
-    return Classes(names, dict(zip(own.texts, numbers, strict=True)), offset)
-  training = define()
-  if training.texts:
-    if extra := sorted(set(own.texts) - set(training.texts)):
+  path = data.classes or _find_list(folder)
+  offset = data.label_offset if are_listed or not labels.texts else 0
+  if are_listed and labels.texts and labels.smallest != offset and not labels.is_within(offset, len(labels.texts)):
+    raise _wrong_first(labels, len(labels.texts), offset, where=where)  # else at most some labels are damaged
+  if path:
+    names = classes.read(path, setting='data.classes' if data.classes else 'classes')
+    if not labels.texts:
+      _check_numbers(read_defining(), labels, len(names), offset, is_declared=True, where=where)
+    numbers = classes.match(labels.texts, names, where=path) if labels.texts else ()
+    return Classes(names, dict(zip(labels.texts, numbers, strict=True)), offset)
+  defining = read_defining()
+  if defining.texts:
+    if extra := sorted(set(labels.texts) - set(defining.texts)):
       raise UserError(f'{where}: expected the classes of the training files, got {len(extra)} others: '
                       f'{documents.listed(extra, _SHOWN)}. Set data.classes to a file with all classes.')
-    names = tuple(training.texts) if is_listed else classes.ordered(training.texts, order)
+    names = defining.texts if are_listed else classes.ordered(defining.texts, order)
     return Classes(names, {text: number for number, text in enumerate(names)}, offset)
-  if own.texts:
+  if labels.texts:
     raise UserError(f'{where}: expected numbers of classes, as in the training files, got names: '
-                    f'{documents.listed(own.texts, _SHOWN)}. Set data.classes to a file with all classes, or correct '
-                    'the labels.')
-  num = data.num_classes or training.largest - offset + 1
-  _check_first(training, own, num, offset, is_declared=bool(data.num_classes), where=where)
+                    f'{documents.listed(labels.texts, _SHOWN)}. Set data.classes to a file with all classes, or '
+                    'correct the labels.')
+  num = data.num_classes or defining.largest - offset + 1
+  _check_numbers(defining, labels, num, offset, is_declared=bool(data.num_classes), where=where)
   if not 0 < num <= classes.MOST_CLASSES:
     raise UserError(f'data.num_classes: expected 1 to {classes.MOST_CLASSES:,} for {where}, got {max(0, num):,}. Set '
                     'it, or data.classes to a file with the names of the classes.')
@@ -311,38 +328,34 @@ def _find_list(folder: str) -> str:
   return path if exists else ''
 
 
-def _check_first(training: SplitLabels, own: SplitLabels, num_classes: int, offset: int, *, is_declared: bool,
-                 where: str) -> None:
-  """Warns if the labels of a split and of the training files begin at 1, although the first class is 0.
+def _check_numbers(defining: SplitLabels, labels: SplitLabels, num_classes: int, offset: int, *, is_declared: bool,
+                   where: str) -> None:
+  """Warns if labels that are numbers begin at 1, although the first class is 0.
 
   Args:
-    training: the labels of the training files.
-    own: the labels of the split.
-    num_classes: the number of classes; `is_declared` = it is a setting, or the length of a list.
-    offset: the number of the first class.
-    where: the split, for messages.
+    defining: the labels of the files that define the classes; nothing is checked if these are names.
+    labels: the labels of the split.
+    num_classes: the number of classes.
+    offset: the number of the first class in the files.
+    is_declared: whether `num_classes` is a setting, or the length of a list.
+    where: the name of the split, for messages.
 
   Raises:
-    UserError: the labels begin at a number other than `offset` or that of the training files.
+    UserError: the labels begin at a number other than `offset` or that of the defining files.
   """
-  if training.texts:
+  if defining.texts:
     return
-  if is_declared and _is_shifted(training, num_classes, offset):
-    raise _wrong_first(training, num_classes, offset, where=where)
-  is_inside = training.smallest <= own.smallest and own.largest <= training.largest
-  if 0 <= own.smallest <= own.largest and (
-      _is_shifted(own, num_classes, offset) or not (is_declared or is_inside)):
-    raise UserError(f'{where}: expected labels from {training.smallest:,} to {training.largest:,}, as in the training '
-                    f'files, got {own.smallest:,} to {own.largest:,}. If both number the classes alike, set '
+  if is_declared and defining.is_shifted(offset, num_classes):
+    raise _wrong_first(defining, num_classes, offset, where=where)
+  is_inside = defining.smallest <= labels.smallest and labels.largest <= defining.largest
+  if 0 <= labels.smallest <= labels.largest and (
+      labels.is_shifted(offset, num_classes) or not (is_declared or is_inside)):
+    raise UserError(f'{where}: expected labels from {defining.smallest:,} to {defining.largest:,}, as in the training '
+                    f'files, got {labels.smallest:,} to {labels.largest:,}. If both number the classes alike, set '
                     'data.num_classes; else correct the labels of one of them.')
-  if not offset and training.smallest == own.smallest == 1:
+  if not offset and defining.smallest == labels.smallest == 1:
     log.warning('%s: labels begin at 1, so class 0 has no images. If 1 is the number of the first class, set '
                 'data.label_offset=1.', where)
-
-
-def _is_shifted(labels: SplitLabels, num_classes: int, offset: int) -> bool:
-  """Returns whether labels are of all classes, but begin at another number."""
-  return 0 <= labels.smallest != offset and labels.largest - labels.smallest + 1 == num_classes
 
 
 def _wrong_first(labels: SplitLabels, num_classes: int, offset: int, *, where: str) -> UserError:
