@@ -4,7 +4,12 @@
 return a `Table`: rows of Arrow in memory that loader processes share.
 
 A listing of at least `KEPT_FILES` files is written to the user's cache, with the modification times of all its folders.
-A later start on the same machine, and every process that shares the cache, reads that file in place of the folders.
+A later start, and every process that shares the cache, reads that file in place of the folders. If several processes
+start at once, one lists the folders under the lock `NAME.lock`, and the others wait. Files in the cache:
+
+  listings/NAME.arrays  a listing: `path`, `size` and `group` of each file; NAME is a hash of root, folders and rules
+  listings/NAME.order   the order of a split: `row` of each file in a listing; NAME is a hash of its token and the split
+
 The folders are listed again if one of them has changed, or one of `CHECKED_FILES` files has another size. One change is
 not noticed: a file that was overwritten in place, with another size, in a folder without new, removed or renamed files,
 unless it is among the checked files.
@@ -15,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import io
 import itertools
@@ -43,18 +49,24 @@ KEPT_FILES = 10_000
 CHECKED_FILES = 1_000
 _VERSION, _BLOCK_FILES, _NOTES = 6, 2**16, b'notes'
 _SETTLED_NS = 2 * 10**9
-"""A folder that changed later than this before it was listed can change again without another modification time."""
+"""A folder that changed less than this before the listing may change again within the same modification time."""
 _FILES = pa.schema([('path', pa.large_binary()), ('size', pa.int64()), ('group', pa.int32())])
 
 
 class Table:
-  """Rows of Arrow with notes, in memory that the processes of this machine share.
+  """Rows of Arrow, and notes about them, in memory that the processes of this machine share.
 
-  It pickles to a few bytes, which are valid while this process lives.
+  It pickles to a path in `/proc` of this process, so another process can unpickle it while this one lives.
+
+  notes: an object of JSON, which the last, empty batch has in its metadata.
   """
 
   def __init__(self, content: Any, descriptor: int = -1) -> None:
-    """Reads the content of an Arrow file, and takes the open file that it is mapped from; see `share`.
+    """Reads an Arrow file; called by `share` and `attach`.
+
+    Args:
+      content: the bytes of the file.
+      descriptor: of the shared memory that `content` is mapped from; -1 if it is memory of this process.
 
     Raises:
       KeyError, TypeError, ValueError: it is no Arrow file, or has no notes.
@@ -67,8 +79,7 @@ class Table:
 
   @classmethod
   def share(cls, write: Callable[[IO[bytes]], object]) -> Table:
-    """Returns the table that `write` writes to memory that processes share, or to memory of this process where the
-    platform has no such memory."""
+    """Returns the table that `write` writes, in shared memory, or in that of this process if the system has none."""
     if not hasattr(os, 'memfd_create'):
       memory = io.BytesIO()
       write(memory)
@@ -80,11 +91,12 @@ class Table:
 
   @classmethod
   def attach(cls, path: str) -> Table:
-    """Returns the table in shared memory that has a path, also of another process."""
+    """Returns the table in shared memory at the path `/proc/PID/fd/NUMBER`, also of another process."""
     return cls._map(os.open(path, os.O_RDONLY))
 
   @classmethod
   def _map(cls, descriptor: int) -> Table:
+    """Returns the table in shared memory, and closes its descriptor with the table."""
     table = cls(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), descriptor)
     weakref.finalize(table, os.close, descriptor)
     return table
@@ -98,7 +110,7 @@ class Table:
     return int(self.rows.num_rows)
 
   def array(self, name: str) -> HostArray:
-    """Returns a column of numbers, `[S]`."""
+    """Returns a column of numbers, `[S]`, with S rows."""
     return self._columns[name].to_numpy()
 
   def get(self, name: str, row: int) -> Any:
@@ -115,9 +127,9 @@ def read(root: str, prefixes: Sequence[str], rules: Rules = OWN) -> Table:
   """Lists the image files below the folders `prefixes` of `root`; those that do not exist have none.
 
   Returns:
-    `path`, relative to the root, `size` in bytes and `group` of each file, in the order in which they were found. The
-    notes have the number of `ignored` files by extension, the `folders` with their `times`, and a `token` that differs
-    each time.
+    `path` (bytes, relative to the root), `size` in bytes and `group` (the position of its prefix) of each file, in the
+    order in which they were found. The notes have the number of `ignored` files by extension, the `folders`, their
+    modification `times` in ns, and a random `token`, which stands for this listing.
 
   Raises:
     UserError: a folder cannot be read, or is a link out of `root`.
@@ -132,26 +144,24 @@ def read(root: str, prefixes: Sequence[str], rules: Rules = OWN) -> Table:
         times.append(folder.time_ns)
         yield from ((start + name, size, group) for name, size in folder.files)
 
-  rows = files()
-  blocks = iter(lambda: list(itertools.islice(rows, _BLOCK_FILES)), [])
-  return _with_notes((pa.record_batch(list(zip(*block, strict=True)), schema=_FILES) for block in blocks), _FILES,
-                     lambda: {'version': _VERSION, 'ignored': dict(finder.ignored), 'token': uuid.uuid4().hex,
-                              'folders': folders, 'times': times})
+  def batches() -> Iterator[pa.RecordBatch]:
+    rows = files()
+    while block := list(itertools.islice(rows, _BLOCK_FILES)):
+      yield pa.record_batch(list(zip(*block, strict=True)), schema=_FILES)
+  return _with_notes(batches(), _FILES, lambda: {
+      'version': _VERSION, 'ignored': dict(finder.ignored), 'token': uuid.uuid4().hex, 'folders': folders,
+      'times': times})
 
 
 def open_listing(root: str, prefixes: Sequence[str], rules: Rules = OWN) -> Table:
-  """Returns the kept listing of the folders `prefixes` of `root` if nothing has changed; else lists and keeps them.
-
-  Of several processes that need the same listing, on one machine or with a shared cache, one reads the folders.
+  """Returns the listing of the folders `prefixes` of `root`: the kept one if nothing has changed, else a new one.
 
   Raises:
     UserError: a folder cannot be read.
   """
-  rule = f'{rules.follow_links}{" with arrays" * rules.arrays}'
-  path = _place('arrays', os.path.realpath(root), rule, *prefixes)
-
-  def is_current(files: Table) -> bool:
-    return _is_current(root, files)
+  rules_text = f'{rules.follow_links} with arrays' if rules.arrays else f'{rules.follow_links}'
+  path = _cache_path('arrays', os.path.realpath(root), rules_text, *prefixes)
+  is_current = functools.partial(_is_current, root)
   if (kept := _open_kept(path, is_current)) is not None:
     return kept
   with _lock(path):
@@ -164,18 +174,18 @@ def open_listing(root: str, prefixes: Sequence[str], rules: Rules = OWN) -> Tabl
 
 
 def select(files: Table, name: str, choose: Callable[[], HostArray]) -> Table:
-  """Returns an order of files of a listing, which is kept with the listing.
+  """Returns an order of some files of a listing, which is kept if the listing is.
 
   Args:
     files: the listing.
-    name: of the order; with the listing, it determines what `choose` returns.
-    choose: returns the files `[N]` by their rows in the listing; is called if there is no kept order of this name.
+    name: the name of the order; with the listing, it determines what `choose` returns.
+    choose: returns the rows of the files in the listing, `[N]`; called unless there is a kept order of this name.
 
   Returns:
-    `row` of each file in the listing; the notes have the `digest`: the SHA-256 of paths, sizes and groups in this
+    `row` of each file in the listing. The notes have the `digest`: the SHA-256 of paths, sizes and groups in this
     order.
   """
-  path, is_kept = _place('order', files.notes['token'], name), len(files) >= KEPT_FILES
+  path, is_kept = _cache_path('order', files.notes['token'], name), len(files) >= KEPT_FILES
   if is_kept and (kept := _open_kept(path, lambda order: 'digest' in order.notes)) is not None:
     return kept
   rows = choose().astype(np.int64)
@@ -185,7 +195,7 @@ def select(files: Table, name: str, choose: Callable[[], HostArray]) -> Table:
 
 
 def _with_notes(batches: Iterable[pa.RecordBatch], schema: pa.Schema, notes: Callable[[], dict[str, Any]]) -> Table:
-  """Returns a table of batches, each of which is written before the next is made, with notes that follow the last."""
+  """Returns a table of batches; calls `notes` after the last one, and needs memory for one batch beside the table."""
   def write(file: IO[bytes]) -> None:
     with pa.ipc.new_file(file, schema) as writer:
       for batch in batches:
@@ -195,6 +205,7 @@ def _with_notes(batches: Iterable[pa.RecordBatch], schema: pa.Schema, notes: Cal
 
 
 def _digest(files: Table, rows: HostArray) -> str:
+  """Returns the SHA-256 of the lines `PATH SIZE GROUP` of files, joined by newlines."""
   digest, sizes, groups = hashlib.sha256(), files.array('size'), files.array('group')
   for start in range(0, len(rows), _BLOCK_FILES):
     block = rows[start:start + _BLOCK_FILES]
@@ -204,23 +215,26 @@ def _digest(files: Table, rows: HostArray) -> str:
   return digest.hexdigest()
 
 
-def _place(kind: str, *texts: str) -> pathlib.Path:
-  """Returns where a listing or an order is kept: a name in the user's cache that depends on all texts."""
+def _cache_path(kind: str, *texts: str) -> pathlib.Path:
+  """Returns the path in the user's cache of a listing (`arrays`) or an `order`, which depends on all texts."""
   name = hashlib.sha256(b'\0'.join(map(os.fsencode, texts))).hexdigest()[:32]
   return user_files.cache_folder('listings') / f'{name}.{kind}'
 
 
-def _open_kept(path: pathlib.Path, is_right: Callable[[Table], bool]) -> Table | None:
-  """Returns a copy of a kept table, so that a file that is replaced later changes nothing; None if there is none."""
-  with contextlib.suppress(OSError, ValueError, KeyError, IndexError, TypeError):  # missing, damaged, or not current
+def _open_kept(path: pathlib.Path, is_valid: Callable[[Table], bool]) -> Table | None:
+  """Returns a copy of a kept table in memory; None if the file is missing, damaged or not valid.
+
+  With a copy, nothing changes if the file is replaced later.
+  """
+  with contextlib.suppress(OSError, ValueError, KeyError, IndexError, TypeError):
     content = index.map_sealed(path)
     table = Table.share(lambda file: file.write(content))
-    return table if is_right(table) else None
+    return table if is_valid(table) else None
   return None
 
 
 def _keep(table: Table, path: pathlib.Path | None) -> Table:
-  """Returns a table, which is written to `path` if possible."""
+  """Returns `table`, after it has been written to `path` if possible; None = it is not kept."""
   if path is not None:
     try:
       with index.sealing(path) as file:
@@ -231,11 +245,13 @@ def _keep(table: Table, path: pathlib.Path | None) -> Table:
 
 
 def _is_current(root: str, files: Table) -> bool:
-  """Returns whether folders and files are as they were when they were listed. Raises OSError if one is gone."""
+  """Returns whether all folders and some files are as they were when listed. Raises OSError if one is missing."""
   notes, base = files.notes, os.fsencode(root)
-  if notes['version'] != _VERSION or any(os.stat(os.path.join(root, folder)).st_mtime_ns != time_ns for folder, time_ns
-                                         in zip(notes['folders'], notes['times'], strict=True)):
+  if notes['version'] != _VERSION:
     return False
+  for folder, time_ns in zip(notes['folders'], notes['times'], strict=True):
+    if os.stat(os.path.join(root, folder)).st_mtime_ns != time_ns:
+      return False
   checked = np.unique(np.linspace(0, len(files) - 1, CHECKED_FILES).astype(np.int64)).tolist()
   return all(os.stat(os.path.join(base, files.get('path', row))).st_size == files.get('size', row) for row in checked)
 
