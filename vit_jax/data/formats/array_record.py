@@ -2,16 +2,15 @@
 
 `opening.py` calls `opener`, which reads `info.json` (`read_info`) and then opens splits (`PreparedSource`).
 `prepare.py` writes datasets, with the names and types of this module. The package `array_record` reads the records of
-the shards in any order (`ArrayRecords`, which `tfds.py` uses, too); shards in object storage are read by spans
-(`remote_records.py`).
+the shards in any order (`ArrayRecords`, which `tfds.py` uses, too). Of shards in object storage only the needed bytes
+are read (`remote_records.py`). DIR has these files; without `info.json` it is not a prepared dataset:
 
-A record has `image` (the bytes of a file), `label` (its class) and `name`; and `labels` if images have several classes.
-With captions (`vit-jax prepare --tokens=…`) it also has the captions and their ids (`text/stored.py`).
-
-`info.json` has the names of the classes, the largest number of classes of an image, how the dataset was made, and size,
-number of examples and SHA-256 of each shard; for channels other than RGB also their number (`channels`), and mean and
-standard deviation of each one in the training split. `SHA256SUMS` is for `sha256sum -c`. A folder without `info.json`
-is not a prepared dataset.
+  train-00000-of-00004.array_record   a shard; its records have `image` (the bytes of a file), `name`, and `label` or
+                                      `labels` (classes); and captions with the ids of their tokens (`text/stored.py`)
+  SHA256SUMS                          the checksums of the shards, for `sha256sum -c`
+  info.json                           `splits` (shards, see `Shard`), `class_names`, and `made` (how this was made); if
+                                      needed also `most_labels`, `texts` (how captions were encoded), and `channels`,
+                                      `mean` and `std` (of the training images, unless they are RGB)
 """
 from __future__ import annotations
 
@@ -45,60 +44,59 @@ from vit_jax.data.user_files import Rules
 FORMAT = 'vit_jax images 1'
 INFO, SUMS = 'info.json', 'SHA256SUMS'
 _AGAIN = 'The file is damaged: copy it again, or prepare the dataset again.'
-_SHOWN = 160  # characters of a reason
+_SHOWN = 160  # characters of the error of the reader in a message
 
 
 class ArrayRecords:
-  """The records of several ArrayRecord files. Pickles to few bytes; safe for threads.
+  """The records of several ArrayRecord files, numbered from 0 in the order of the files.
 
-  The format has a checksum of every record, which the reader compares.
+  Pickles to few bytes; safe for threads. The format has a checksum of every record, which the reader compares.
   """
 
   def __init__(self, paths: Sequence[str], counts: Sequence[int], sizes: Sequence[int] = ()) -> None:
-    """Takes absolute paths or addresses, the number of records of each file, and for addresses the size of each.
+    """Takes absolute paths or addresses, the number of records of each file, and its bytes; opens no file.
 
-    Opens no file.
+    `sizes` may be empty if no file is in object storage.
     """
     self._paths, self._counts, self._sizes = tuple(paths), tuple(counts), tuple(sizes)
-    self._ends = list(itertools.accumulate(counts))
-    self._num = self._ends[-1] if self._ends else 0
+    self._ends = [0, *itertools.accumulate(counts)]  # the records in the files before each, and in all of them
 
   def __len__(self) -> int:
-    return self._num
+    return self._ends[-1]
 
   def _find(self, number: int) -> tuple[int, int]:
     """Returns the number of the file of a record, and the position of the record in the file."""
-    if not 0 <= number < self._num:
-      raise IndexError(f'expected a number below {self._num:,}, the number of records, got {number}')
-    file = bisect.bisect_right(self._ends, number)
-    return file, number - (self._ends[file] - self._counts[file])
+    if not 0 <= number < len(self):
+      raise IndexError(f'expected a number below {len(self):,}, the number of records, got {number}')
+    file = bisect.bisect_right(self._ends, number) - 1
+    return file, number - self._ends[file]
 
   def path(self, number: int) -> str:
-    """Returns the file of a record."""
+    """Returns the path or address of the file of a record."""
     return self._paths[self._find(number)[0]]
 
   def read(self, numbers: Sequence[int]) -> Iterator[bytes]:
-    """Yields records. Those in object storage are read ahead.
+    """Yields records. From object storage, several ends of files and then several records are read at the same time.
 
     Raises at a record:
       BadRecord: it is damaged.
       OSError: its file cannot be read.
       UserError: the file has another number of records.
     """
-    shards = dict.fromkeys(self._find(number)[0] for number in numbers)
-    if not any(storage.is_address(self._paths[file]) for file in shards):
+    needed = dict.fromkeys(self._find(number)[0] for number in numbers)  # numbers of files
+    if not any(storage.is_address(self._paths[file]) for file in needed):
       yield from map(self.__getitem__, numbers)
       return
-    closed = [file for file in shards if ('array_record', self._paths[file]) not in open_files.pool()]
+    closed = [file for file in needed if ('array_record', self._paths[file]) not in open_files.pool()]
     ends = storage.read_many(remote_records.find_end(self._paths[file], self._counts[file], self._sizes[file])
                              for file in closed)
     for file, end in zip(closed, ends, strict=True):
-      with self._use(file, end):
-        pass  # opens it
+      with self._remote(file, end):
+        pass  # the file is open now, and stays in the pool
 
     def span(number: int) -> Span:
       file, position = self._find(number)
-      with self._use(file) as opened:
+      with self._remote(file) as opened:
         return opened.span(position)
     for number, content in zip(numbers, storage.read_many(map(span, numbers)), strict=True):
       yield self._record(number, content)
@@ -108,16 +106,16 @@ class ArrayRecords:
     return self._record(number)
 
   def _record(self, number: int, content: bytes = b'') -> bytes:
-    """Returns a record; `content` has the bytes of its span in object storage, if they were read."""
+    """Returns a record; `content` has the bytes of its span in object storage, b'' = they are read here."""
     file, position = self._find(number)
     path, count = self._paths[file], self._counts[file]
     try:
       if storage.is_address(path):
-        with self._use(file) as opened:
+        with self._remote(file) as opened:
           return opened.decode(position, content or storage.read(*opened.span(position)))
       with open_files.pool().use(('array_record', path), lambda: _open_array_record(path, count),
                                  lambda opened: opened.close()) as reader:
-        record: bytes = reader.read(position, position + 1)[0]  # a list takes longer the more records the file has
+        record: bytes = reader.read(position, position + 1)[0]  # with a list of positions, large files take longer
         return record
     except TemporaryError:
       raise
@@ -126,17 +124,21 @@ class ArrayRecords:
         raise system_error from error
       raise BadRecord(f'record {position} of {path} is damaged: {str(error)[:_SHOWN]}') from error
 
-  def _use(self, file: int, end: bytes = b'') -> contextlib.AbstractContextManager[RemoteRecords]:
-    """Returns the context of an open file in object storage; `end` has the bytes of `find_end`, if they were read."""
+  def _remote(self, file: int, end: bytes = b'') -> contextlib.AbstractContextManager[RemoteRecords]:
+    """Returns a context with a file in object storage, opened if the pool does not have it.
+
+    `end` has the bytes of the span `find_end`; b'' = they are read here.
+    """
     path, count, size = self._paths[file], self._counts[file], self._sizes[file]
     return open_files.pool().use(('array_record', path), lambda: RemoteRecords(path, count, size, end),
                                  RemoteRecords.close, num_files=RemoteRecords.NUM_FILES)
 
 
 def _open_array_record(path: str, count: int) -> Any:
+  """Returns the reader of a local file. Raises OSError if it cannot be read, and UserError if `count` is wrong."""
   from array_record.python import array_record_module
-  with documents.open_file(path):  # raises OSError with a number, unlike the reader
-    pass
+  with documents.open_file(path):
+    pass  # this raises OSError with an `errno`, unlike the reader
   reader = array_record_module.ArrayRecordReader(path, **remote_records.READER)
   if (num_records := reader.num_records()) not in (0, count):  # 0 in a truncated file
     reader.close()
@@ -145,7 +147,7 @@ def _open_array_record(path: str, count: int) -> Any:
 
 
 class Shard(NamedTuple):
-  """A file of a split."""
+  """A file of a split; `file` is its name in the folder of the dataset."""
   file: str
   num_examples: int
   num_bytes: int
@@ -159,11 +161,12 @@ class Statistics(NamedTuple):
 
 
 class PreparedSource:
-  """The shards of one split, a `Source`."""
+  """The examples of one split, a `Source`; `row` is the number of an example."""
 
   def __init__(self, folder: str, shards: Sequence[Shard], *, name: str, class_names: tuple[str, ...],
                most_labels: int = 0, statistics: Statistics | None = None, encoding: Encoding | None = None,
                own_files: bool = False) -> None:
+    """Takes the folder or its address, some of its shards, and further attributes as `Info` and `Source` have them."""
     self.name, self.class_names, self.most_labels = name, class_names, most_labels
     self.statistics, self.encoding, self.own_files = statistics, encoding, own_files
     self._records = ArrayRecords(
@@ -183,20 +186,20 @@ class PreparedSource:
   def caption_column(self) -> str:
     return stored.CAPTIONS if self.encoding else ''
 
-  def captions(self, index: int) -> tuple[str, ...]:
+  def captions(self, row: int) -> tuple[str, ...]:
     """Returns the captions of an image. Raises BadImage if the record is damaged."""
     if not self.encoding:
       return ()
-    features = example.pick(self._records[index], stored.CAPTIONS)
+    features = example.pick(self._records[row], stored.CAPTIONS)
     return stored.texts(features.get(stored.CAPTIONS, ()), f'the feature {stored.CAPTIONS}')
 
-  def token_ids(self, index: int) -> list[list[int]]:
+  def token_ids(self, row: int) -> list[list[int]]:
     """Returns the ids of each caption of an image. Raises BadImage if the record is damaged."""
-    return stored.ids(example.pick(self._records[index], stored.IDS, stored.ENDS), self.name)
+    return stored.ids(example.pick(self._records[row], stored.IDS, stored.ENDS), self.name)
 
-  def path(self, index: int) -> str:
-    """Returns the shard with an example."""
-    return self._records.path(index)
+  def path(self, row: int) -> str:
+    """Returns the path or address of the shard with an example."""
+    return self._records.path(row)
 
   def labels(self, row: int) -> tuple[int, ...]:
     return self._labels(example.pick(self._records[row], 'labels' if self.most_labels else 'label'))
@@ -207,17 +210,17 @@ class PreparedSource:
       return tuple(example.get_classes(features, 'labels', num_classes=num))
     return (example.get_class(features, 'label', num_classes=num),)
 
-  def describe(self, index: int) -> str:
-    position = f'{self.name}[{index}]'
+  def describe(self, row: int) -> str:
+    position = f'{self.name}[{row}]'
     try:
-      name = example.get_first(example.pick(self._records[index], 'name'), 'name')
-    except (BadRecord, OSError, TemporaryError):  # the caller describes this record in its error message
+      name = example.get_first(example.pick(self._records[row], 'name'), 'name')
+    except (BadRecord, OSError, TemporaryError):  # then its error message has the position alone
       return position
     return f'{position} ({os.fsdecode(name)})' if isinstance(name, bytes) else position
 
 
 def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
-  """Opens the splits of a prepared dataset: its folder, or a pattern of shards in it such as `DIR/train-0000*`.
+  """Returns the function that opens a split of a prepared dataset, or of shards in it such as `DIR/train-0000*`.
 
   The checksum of each record is compared when the record is read. The sizes of shards are compared when a split is
   opened, and in object storage when a shard is first read.
@@ -229,7 +232,8 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
   path = user_files.locate(where, 'array_record:DIR')
   folder, _, pattern = path.rpartition('/') if is_pattern(path) else (path, '', '*')
   info = read_info(folder)
-  if (channels := len(info.statistics.mean) if info.statistics else RGB) != data.channels:
+  channels = len(info.statistics.mean) if info.statistics else RGB
+  if channels != data.channels:
     raise UserError(f'data.channels: expected {channels}, the number of channels of the images of {folder}, got '
                     f'{data.channels}. Set --config.data.channels={channels}.')
 
@@ -252,18 +256,18 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
 
 
 def is_pattern(path: str) -> bool:
-  """Returns whether a path is a pattern of shards; a folder with such a name is none."""
-  return bool(set(path.rpartition('/')[2]) & set('*?[')) and not os.path.isdir(path)
+  """Returns whether a path has a wildcard in its last part, and is not the path of a folder."""
+  return any(mark in path.rpartition('/')[2] for mark in '*?[') and not os.path.isdir(path)
 
 
 class Info(NamedTuple):
   """The content of `info.json`.
 
-  splits: the shards of each split.
+  splits: the shards of each split, by its name.
   most_labels: the largest number of classes of an image; 0 = each image has one class.
-  made: how the dataset was made, as JSON has it.
-  statistics: of the channels, if they are not RGB.
-  encoding: of the captions; None = there are none.
+  made: how the dataset was made, as JSON; `from` in it has the source of each split.
+  statistics: of the channels of the training images; None = they are RGB.
+  encoding: how the captions were encoded; None = there are none.
   """
   splits: dict[str, tuple[Shard, ...]]
   class_names: tuple[str, ...]
@@ -274,9 +278,9 @@ class Info(NamedTuple):
 
   @property
   def is_of_folder(self) -> bool:
-    """Whether the images were the files of a folder, whose EXIF data is kept in the shards."""
-    origin = self.made.get('from') if isinstance(self.made, dict) else None
-    return isinstance(origin, dict) and any(str(name).startswith('folder:') for name in origin.values())
+    """Whether the images were files of a folder. The shards keep their EXIF data, which tells which side is up."""
+    sources = self.made.get('from') if isinstance(self.made, dict) else None
+    return isinstance(sources, dict) and any(str(name).startswith('folder:') for name in sources.values())
 
 
 def read_info(folder: str | os.PathLike[str]) -> Info:
@@ -304,11 +308,11 @@ def read_info(folder: str | os.PathLike[str]) -> Info:
                     f'{_AGAIN}')
   by_split = {name: tuple(read_shard(shard) for shard in shards.items())
               for name, shards in info.field('splits').fields()}
-  num = sum(shard.num_examples for shards in by_split.values() for shard in shards)
-  most = info.optional('most_labels')
-  return Info(by_split, classes.from_json(info.field('class_names'), num_examples=num),
-              most.whole(0, 2**31 - 1) if most else 0, info.field('made').value, _read_statistics(info),
-              stored.from_json(texts) if (texts := info.optional('texts')) else None)
+  num_examples = sum(shard.num_examples for shards in by_split.values() for shard in shards)
+  most_labels, texts = info.optional('most_labels'), info.optional('texts')
+  return Info(by_split, classes.from_json(info.field('class_names'), num_examples=num_examples),
+              most_labels.whole(0, 2**31 - 1) if most_labels else 0, info.field('made').value, _read_statistics(info),
+              stored.from_json(texts) if texts else None)
 
 
 def _advise(folder: str) -> str:
@@ -322,6 +326,7 @@ def _advise(folder: str) -> str:
 
 
 def _read_statistics(info: documents.Field) -> Statistics | None:
+  """Returns the statistics in `info.json`; None if the images are RGB."""
   channels = info.optional('channels')
   if channels is None:
     return None
@@ -343,6 +348,7 @@ def read_shard(described: documents.Field) -> Shard:
 
 
 def _check_sizes(folder: pathlib.Path, shards: Sequence[Shard]) -> None:
+  """Raises UserError unless all shards exist and have the bytes that `info.json` says."""
   problems = []
   for shard in shards:
     path = folder / shard.file
