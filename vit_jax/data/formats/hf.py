@@ -1,10 +1,12 @@
 """`hf:OWNER/NAME[@REVISION][/SUBSET]`: datasets of the Hugging Face hub that are stored as Parquet files.
 
 When a split is opened, its files are downloaded to the cache that other programs share, and read as `parquet:PATH`
-(`parquet.py`). The files of each subset and split are listed at the beginning of the dataset's README.md (`configs:`),
-or follow from their names, as for the package `datasets`: `SPLIT-00000-of-00004.parquet` in the folder `data` or in one
-with the name of the subset. If a dataset has no Parquet files, those that the hub has made are read, in the branch
-`refs/convert/parquet`: `SUBSET/SPLIT/0000.parquet`.
+(`parquet.py`). The subset and the split of each file are found as by the package `datasets`:
+
+  1. from `configs:` at the beginning of the dataset's README.md;
+  2. or from the paths of files: `[data/ or SUBSET/]SPLIT-00000-of-00004.parquet`;
+  3. if there are no Parquet files, from those that the hub has made: `SUBSET/SPLIT/0000.parquet` in the branch
+     `refs/convert/parquet`.
 
 `opening.py` calls `pin` when a run begins, and later `opener`. `pin` replaces the revision by a commit, which
 the config of the run then has, so that a resumed run reads the same files. `core/hub.py` talks to the hub.
@@ -18,7 +20,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from vit_jax.config import schema
 from vit_jax.core import documents, hub
@@ -35,18 +37,25 @@ CONVERTED = 'refs/convert/parquet'
 """The branch in which the hub keeps Parquet files that it has made of a dataset of another format."""
 _DEFAULT = 'default'
 _COMMIT = re.compile(r'[0-9a-f]{40}')
-_SPLIT = re.compile(r'(?P<split>\w+(?:\.\w+)*?)-\d{4,}(?:-of-\d{4,}).*\.parquet')
-_NUMBERED = re.compile(r'-\d{4,}-of-(\d{4,})')
-_MOST_BYTES, _MOST_README = 2**40, 2**24
-_THREADS, _SHOWN = 8, 20
+_SPLIT = re.compile(r'(?P<split>\w+(?:\.\w+)*?)-\d{4,}(?:-of-\d{4,}).*\.parquet')  # train-00000-of-00004.parquet
+_NUMBERED = re.compile(r'-\d{4,}-of-(\d{4,})')  # the part -00000-of-00004
+_MOST_BYTES, _MOST_README = 2**40, 2**24  # bytes of a file, and of README.md
+_THREADS, _SHOWN = 8, 20  # downloads at the same time; names in a message
 
 Names = Mapping[str, Mapping[str, Sequence[str]]]
-"""Names of files by subset and split."""
+"""The paths of files in a repository, by subset and by split."""
+
+
+class _Listed(NamedTuple):
+  """The path of a file in a repository, and the subset and split that it belongs to; '' = no split."""
+  subset: str
+  split: str
+  name: str
 
 
 def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
            order: Sequence[str] = ()) -> Callable[[str], Source]:
-  """Opens the splits of a dataset; the files of a split are downloaded when it is opened.
+  """Returns the function that opens a split of a dataset, and then downloads its files.
 
   Raises:
     UserError: there is no such dataset or subset, it may not be read, or it has no Parquet files.
@@ -55,19 +64,19 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
   del image_px
   repository, subset = _parse(where)
   repository, by_split = _choose(*_find(repository), subset, where)
-  if '' in by_split and len(by_split) > 1:  # as the package `datasets` reads them
-    names = sorted(set(by_split) - {''})
-    warn_once(f'hf:{where}: files are of the splits {documents.listed(names, _SHOWN)}; not read: '
+  if '' in by_split and len(by_split) > 1:  # as the package `datasets` does, files without a split are left out
+    named = {split: by_split[split] for split in sorted(by_split) if split}
+    warn_once(f'hf:{where}: files are of the splits {documents.listed(list(named), _SHOWN)}; not read: '
               f'{documents.listed(by_split[""], _SHOWN)}.')
-    by_split = {name: by_split[name] for name in names}
+    by_split = named
 
   @functools.cache
   def open_named(split: str) -> Source:
-    wanted = '' if '' in by_split else splits.resolve(split, by_split, source=f'hf:{where}')
-    downloaded = {wanted: _download(repository, by_split[wanted])}
-    if wanted and wanted != 'train' and 'train' in by_split:
-      columns = ParquetSource.choose(downloaded[wanted], data)
-      if columns.label and not columns.names and not data.classes:  # the training files define the classes
+    stored = '' if '' in by_split else splits.resolve(split, by_split, source=f'hf:{where}')
+    downloaded = {stored: _download(repository, by_split[stored])}
+    if stored and stored != 'train' and 'train' in by_split:
+      columns = ParquetSource.choose(downloaded[stored], data)
+      if columns.label and not columns.names and not data.classes:  # then the training files define the classes
         downloaded['train'] = _download(repository, by_split['train'])
     root = os.path.commonpath([os.path.dirname(path) for paths in downloaded.values() for path in paths])
     listed = shards.Listed(root, {name: shards.Files(paths) for name, paths in downloaded.items()})
@@ -76,7 +85,7 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
 
 
 def _parse(where: str) -> tuple[Repository, str]:
-  """Returns the repository, and the subset or ''. Raises UserError if the name has another form."""
+  """Returns the repository and the subset of a source, '' = not given. Raises UserError if it has another form."""
   try:
     return hub.parse(where, kind='dataset')
   except UserError:
@@ -85,11 +94,13 @@ def _parse(where: str) -> tuple[Repository, str]:
 
 
 def pin(where: str, known: Iterable[str]) -> str:
-  """Returns the dataset at a commit: that of the same dataset in `known` if no revision is given, or the present one.
+  """Returns `OWNER/NAME@COMMIT[/SUBSET]` for a dataset.
+
+  The commit is that of the revision now; without a revision, that of the same dataset in `known`, if it is there.
 
   Args:
     where: `OWNER/NAME[@REVISION][/SUBSET]`.
-    known: the sources of a run that resumes, which have commits.
+    known: the sources of a run that resumes, `hf:OWNER/NAME@COMMIT[/SUBSET]`.
 
   Raises:
     UserError, TemporaryError: as `opener`.
@@ -108,7 +119,7 @@ def pin(where: str, known: Iterable[str]) -> str:
 
 
 def _find(repository: Repository) -> tuple[Repository, tuple[str, ...]]:
-  """Returns the repository at a commit, and the names of its files."""
+  """Returns the repository at the commit of its revision, and the paths of its files."""
   commit = hub.find(repository)
   if commit is None:
     if hub.is_offline():
@@ -129,16 +140,16 @@ def _choose(repository: Repository, names: Sequence[str], subset: str,
   files = _subsets(repository, names)
   if not files and (converted := hub.find(repository._replace(revision=CONVERTED))):
     repository = repository._replace(revision=converted.commit)
-    parts = [(name, name.split('/')) for name in sorted(converted.files) if name.endswith('.parquet')]
-    files = _grouped((folders[0], folders[1].removeprefix('partial-'), name) for name, folders in parts
-                     if len(folders) == 3)
+    parts = [name.split('/') for name in sorted(converted.files) if name.endswith('.parquet')]
+    files = _grouped(_Listed(path[0], path[1].removeprefix('partial-'), '/'.join(path)) for path in parts
+                     if len(path) == 3)
   if not files:
     kinds = sorted({os.path.splitext(name)[1] or name for name in names})
     raise UserError(f'hf:{where}: expected a dataset with Parquet files, or with the branch {CONVERTED}, got files '
                     f'{documents.listed(kinds, _SHOWN)}. Download it, and give the path of what it has: '
                     f'huggingface_hub.snapshot_download({f"{repository.owner}/{repository.name}"!r}, '
                     "repo_type='dataset').")
-  chosen = subset or (_DEFAULT if _DEFAULT in files else next(iter(files)) if len(files) == 1 else '')
+  chosen = subset or (list(files)[0] if len(files) == 1 else _DEFAULT)
   if chosen not in files:
     base = where.removesuffix(f'/{subset}') if subset else where
     raise UserError(f'hf:{where}: expected one of the subsets {documents.listed(sorted(files), _SHOWN)}, got '
@@ -146,11 +157,11 @@ def _choose(repository: Repository, names: Sequence[str], subset: str,
   return repository, files[chosen]
 
 
-def _grouped(files: Iterable[tuple[str, str, str]]) -> Names:
-  """Returns names of files, given the subset, the split and the name of each."""
+def _grouped(files: Iterable[_Listed]) -> Names:
+  """Returns files by subset and by split."""
   grouped: dict[str, dict[str, list[str]]] = {}
-  for subset, split, name in files:
-    grouped.setdefault(subset, {}).setdefault(split, []).append(name)
+  for file in files:
+    grouped.setdefault(file.subset, {}).setdefault(file.split, []).append(file.name)
   return grouped
 
 
@@ -161,37 +172,45 @@ def _subsets(repository: Repository, names: Sequence[str]) -> Names:
     return listed
 
   def subset(name: str) -> str:
-    folder = name.partition('/')[0] if '/' in name else ''
-    return _DEFAULT if folder in ('', 'data') or folder in splits.NAMES else folder
-  return _grouped((subset(name), _split(name), name) for name in parquets)
+    folder = name.partition('/')[0] if '/' in name else 'data'
+    return _DEFAULT if folder in ('data', *splits.NAMES) else folder
+  return _grouped(_Listed(subset(name), _split(name), name) for name in parquets)
 
 
 def _split(name: str) -> str:
   """Returns the split of a file by its name or folder; '' if they have no name of a split."""
   if match := _SPLIT.fullmatch(name.rpartition('/')[2]):
     return match['split']
-  return next(iter(shards.split_words(name)), '')
+  words = shards.split_words(name)
+  return words[0] if words else ''
 
 
-def _listed(repository: Repository, names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-  """Yields subset, split and name of the files that `configs:` at the beginning of README.md lists."""
+def _listed(repository: Repository, names: Sequence[str]) -> Iterator[_Listed]:
+  """Yields those of the files `names` that `configs:` at the beginning of README.md lists.
+
+  Forms of an item: {config_name: SUBSET, default: true, data_files: [{split: train, path: train/*}, …]}, where
+  `data_files` may also be a pattern or a list of patterns, without splits; so may `path`.
+  """
   readme = hub.fetch(repository, 'README.md', most_bytes=_MOST_README)
   for config in _configs(readme.path.read_text(errors='replace')) if readme else ():
-    subsets = {str(config.get('config_name', _DEFAULT)), *[_DEFAULT] * (config.get('default') is True)}
-    files = config.get('data_files')
-    if not isinstance(files, list) or not all(isinstance(part, dict) for part in files):
-      files = [{'path': files}]  # without splits
-    for part in files:
-      patterns = part.get('path')
-      patterns = [pattern for pattern in (patterns if isinstance(patterns, list) else [patterns])
-                  if isinstance(pattern, str)]
-      for name in (name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)):
-        yield from ((subset, str(part['split']) if 'split' in part else _split(name), name) for subset in subsets)
+    subsets = {str(config.get('config_name', _DEFAULT))}
+    if config.get('default') is True:
+      subsets.add(_DEFAULT)
+    parts = config.get('data_files')
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+      parts = [{'path': parts}]
+    for part in parts:
+      path = part.get('path')
+      patterns = [pattern for pattern in (path if isinstance(path, list) else [path]) if isinstance(pattern, str)]
+      for name in names:
+        if any(fnmatch.fnmatch(name, pattern) for pattern in patterns):
+          split = str(part['split']) if 'split' in part else _split(name)
+          yield from (_Listed(subset, split, name) for subset in subsets)
 
 
 def _configs(text: str) -> list[dict[str, Any]]:
-  """Returns `configs` of the YAML at the beginning of a README.md; [] if it has none, or is damaged."""
-  import yaml  # which huggingface_hub needs
+  """Returns `configs` of the YAML between two lines `---` at the beginning of a README.md; [] if there is none."""
+  import yaml  # huggingface_hub installs it
   parts = text.split('---\n', 2)
   try:
     head = yaml.safe_load(parts[1]) if len(parts) == 3 and not parts[0].strip() else None
@@ -202,12 +221,15 @@ def _configs(text: str) -> list[dict[str, Any]]:
 
 
 def _download(repository: Repository, names: Sequence[str]) -> tuple[str, ...]:
-  """Returns the paths of files in the cache, after those that are missing have been downloaded."""
-  for name in names:
-    if (numbered := _NUMBERED.search(name)) and (
-        count := sum(bool(_NUMBERED.search(other)) for other in names)) < int(numbered[1]):
-      raise UserError(f'{repository}: expected the {int(numbered[1]):,} files of the split of {name}, got {count:,}. '
-                      'Download the dataset again without HF_HUB_OFFLINE=1.')
+  """Returns the paths of files in the cache, after those that are missing have been downloaded.
+
+  Raises UserError if there are fewer files than the names of some say, `-of-00004`.
+  """
+  numbered = [(name, match) for name in names if (match := _NUMBERED.search(name))]
+  for name, match in numbered:
+    if len(numbered) < int(match[1]):
+      raise UserError(f'{repository}: expected the {int(match[1]):,} files of the split of {name}, got '
+                      f'{len(numbered):,}. Download the dataset again without HF_HUB_OFFLINE=1.')
 
   def fetch(name: str) -> str:
     fetched = hub.fetch(repository, name, most_bytes=_MOST_BYTES)

@@ -19,18 +19,19 @@ from vit_jax.data.user_files import Rules
 log = logging.getLogger('vit_jax.data')
 _SHOWN = 5  # missing files in a message
 _OF_FILE = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
-"""Errors of opening that concern one file alone, so that it counts as a bad image; others, as of a disk, stop the job.
-Unlike `failures.Meaning.is_of_file`, they include a file that may not be read: the others are still wanted."""
+"""Errors that concern one file alone: it counts as a bad image. Other errors, such as those of a disk, stop the job.
+A file that may not be read is among them, unlike in `failures.Meaning.is_of_file`, as the other images are wanted."""
 
 
 class ImageList(Rows):
-  """Files in the given order; one that cannot be opened counts as a bad image."""
+  """Image files in the given order, without classes. A file that cannot be opened counts as a bad image."""
 
   own_files = True  # a person's own photos, which are turned upright by their EXIF entry (`data/orientation.py`)
+  name = 'files'
+  class_names: tuple[str, ...] = ()
 
-  def __init__(self, paths: Sequence[str], *, name: str = 'files') -> None:
-    self.name, self._paths = name, tuple(paths)
-    self.class_names: tuple[str, ...] = ()
+  def __init__(self, paths: Sequence[str]) -> None:
+    self._paths = tuple(paths)
     text = '\0'.join(f'{path} {os.path.getsize(path) if os.path.isfile(path) else -1}' for path in paths)
     self.digest = hashlib.sha256(text.encode(errors='surrogateescape')).hexdigest()
 
@@ -53,33 +54,26 @@ class ImageList(Rows):
 
 
 def find(given: Sequence[str], *, follow_links: bool = False) -> Iterator[str]:
-  """Yields each argument in order: a file as it is, even if missing; a folder as its images, sorted by path.
+  """Yields the paths of images: an argument itself, even if it is missing; of a folder its images, sorted by path.
 
   The images of a folder are those in it and in the folders below it; `~` is the home directory. Links in a folder that
-  lead out of it are followed only with `follow_links`.
-
-  Raises:
-    UserError: a folder holds no image.
+  lead out of it are followed only with `follow_links`. Raises UserError if a folder has no image.
   """
   for name in map(user_files.expanded, given):
     if not os.path.isdir(name):
       yield name
       continue
     finder = user_files.Finder(Rules(follow_links))
-    below = sorted(os.path.join(name, path) for path in finder.find(name))
-    if not below:
+    images = sorted(os.path.join(name, path) for path in finder.find(name))
+    if not images:
       raise UserError(f'{name}: expected images with the extension {" ".join(user_files.EXTENSIONS)} in or below it, '
                       f'got {user_files.describe_ignored(finder.ignored) or "none"}. Name another folder.')
     user_files.report_ignored(finder.ignored, name)
-    yield from below
+    yield from images
 
 
 def check_exist(paths: Sequence[str]) -> None:
-  """Warns about the files that do not exist.
-
-  Raises:
-    UserError: none of them exists.
-  """
+  """Warns about the files that do not exist. Raises UserError if none of them exists."""
   missing = [path for path in paths if not os.path.exists(path)]
   named = ', '.join(missing[:_SHOWN]) + (f' and {len(missing) - _SHOWN:,} more' if len(missing) > _SHOWN else '')
   if missing and len(missing) == len(paths):

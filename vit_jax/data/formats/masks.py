@@ -1,8 +1,12 @@
 """`masks:PATH` and `masks:tfds:NAME`: images with masks, which give each pixel a class, for semantic segmentation.
 
-In a folder the images are `PATH/images/[train|val|test/]…/NAME.jpg`, their masks `PATH/masks/…/NAME.png` with the same
-relative name (or `PATH/annotations/…`, as ADE20K has it), and `PATH/classes.txt`, if it exists, has the name of a class
-a line. Of a dataset prepared by TFDS, the mask is the image feature that is not `image`.
+Files of a folder, where a mask has the path of its image with another extension:
+
+  PATH/images/[train|val|test/]…/NAME.jpg   the images
+  PATH/masks/[train|val|test/]…/NAME.png    their masks; or in `annotations`, as ADE20K has it
+  PATH/classes.txt                          optional: the name of a class in each line
+
+Of a dataset prepared by TFDS, the mask is the image feature that is not `image`.
 
 `data/opening.py` calls `opener`. Each `Record` has the encoded mask; `image/masks.py` decodes it and numbers its
 classes from `first_class` on.
@@ -32,7 +36,8 @@ log = logging.getLogger('vit_jax.data')
 LAYOUT = 'PATH/images/train/NAME.jpg with PATH/masks/train/NAME.png, or PATH/images/NAME.jpg with PATH/masks/NAME.png'
 MASKS = ('masks', 'annotations')
 _SPLITS = {'training': 'train', **{name: name for name in splits.NAMES}}
-_SHOWN = 5
+"""Names of folders for splits, and the name of the split."""
+_SHOWN = 5  # names in a message
 
 
 class Known(NamedTuple):
@@ -44,15 +49,21 @@ class Known(NamedTuple):
 KNOWN = {
     'oxford_iiit_pet': Known(1, ('pet', 'background', 'border')),  # trimaps: Parkhi et al. 2012, section 2
     'scene_parse150': Known(1, tuple(f'class {i}' for i in range(1, 151)))}  # ADE20K benchmark: 0 = other
-"""TFDS datasets whose description does not have this."""
+"""TFDS datasets whose description lacks this."""
+
+
+class Pair(NamedTuple):
+  """The paths of an image and of its mask, relative to the root."""
+  image: str
+  mask: str
 
 
 class FolderMasks(Rows):
-  """Image files with a mask file each; paths are relative to `root`."""
+  """Image files below `root`, each with a mask file."""
 
   first_class = 0
 
-  def __init__(self, root: str, pairs: Sequence[tuple[str, str]], *, name: str, class_names: tuple[str, ...],
+  def __init__(self, root: str, pairs: Sequence[Pair], *, name: str, class_names: tuple[str, ...],
                rules: Rules = OWN) -> None:
     self.name, self.class_names, self._root, self._pairs, self._rules = name, class_names, root, tuple(pairs), rules
     sizes = [(*pair, *(os.path.getsize(os.path.join(root, path)) for path in pair)) for pair in pairs]
@@ -72,14 +83,14 @@ class FolderMasks(Rows):
     return ()
 
   def path(self, row: int) -> str:
-    return os.path.join(self._root, self._pairs[row][0])
+    return os.path.join(self._root, self._pairs[row].image)
 
   def describe(self, row: int) -> str:
     return self.path(row)
 
   def describe_mask(self, row: int) -> str:
     """Returns the path of the mask."""
-    return os.path.join(self._root, self._pairs[row][1])
+    return os.path.join(self._root, self._pairs[row].mask)
 
 
 class TfdsMasks(tfds.Stored):
@@ -103,10 +114,10 @@ class TfdsMasks(tfds.Stored):
 
 
 def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
-  """Opens the splits of a folder, or of `tfds:NAME[/CONFIG][:VERSION]`.
+  """Returns the function that opens a split of a folder, or of `tfds:NAME[/CONFIG][:VERSION]`.
 
-  `data.label_column` is the TFDS feature with the masks; '' = the only image feature beside `image`. `data.holdout` is
-  the share held out as `test` of a folder without splits.
+  `data.label_column` is the TFDS feature with the masks; '' = the only image feature beside `image`. Of a folder
+  without splits, the fraction `data.holdout` is held out as `test`.
 
   Raises:
     UserError: there is no such dataset; or, when opening, an image has no mask.
@@ -119,41 +130,51 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
   root = user_files.resolve(where, 'masks:PATH')
   if not os.path.isdir(os.path.join(root, 'images')):
     raise UserError(f'{root}: expected {LAYOUT}, got no folder images. Set masks:PATH.')
-  within = sorted(name for name in os.listdir(os.path.join(root, 'images')) if not name.startswith('.'))
-  names = [name for name in within if name.lower() in _SPLITS]
-  folders = {_SPLITS[name.lower()]: name for name in names}
-  if twice := [name for name in names if folders[_SPLITS[name.lower()]] != name]:
-    both = [name for name in names if _SPLITS[name.lower()] == _SPLITS[twice[0].lower()]]
-    raise UserError(f'{root}/images: expected one folder for each split, got {documents.listed(both, _SHOWN)}. Rename '
-                    'one of them.')
-  if names and (unread := [name for name in within if name not in names]):
-    warn_once(f'{root}/images: images are those of the folders {documents.listed(names, _SHOWN)}; not read: '
-              f'{documents.listed(unread, _SHOWN)}.')
+  folders = _split_folders(os.path.join(root, 'images'))
 
   @functools.cache
   def open_named(split: str) -> Source:
-    name = (folders[splits.resolve(split, folders, source=f'masks:{root}')] if folders else
-            splits.resolve_part(split, source=f'masks:{root}'))
-    pairs = _list(root, name if folders else '', rules)
-    order = splits.scattered((os.fsencode(image) for image, _ in pairs), len(pairs),
-                             seed=0 if folders else data.holdout_seed).tolist()
-    if not folders and name != splits.ALL:
-      splits.check_holdout(data.holdout)
-      num = max(1, round(data.holdout * len(order)))
-      if num >= len(order):
-        raise UserError(f'{root}: expected at least two images, so that data.holdout={data.holdout} leaves some to '
-                        f'train on, got {len(order)}. Add images, or set data.holdout.')
-      order = order[num:] if name == 'train' else order[:num]
-    return FolderMasks(root, [pairs[i] for i in order], name=f'masks:{root}/{name}',
-                       class_names=_class_names(root, rules), rules=rules)
+    if folders:
+      name = folders[splits.resolve(split, folders, source=f'masks:{root}')]
+      pairs = _list_pairs(root, name, rules, seed=0)
+    else:
+      name = splits.resolve_part(split, source=f'masks:{root}')
+      pairs = _list_pairs(root, '', rules, seed=data.holdout_seed)
+      if name != splits.ALL:
+        splits.check_holdout(data.holdout)
+        num_held = max(1, round(data.holdout * len(pairs)))
+        if num_held >= len(pairs):
+          raise UserError(f'{root}: expected at least two images, so that data.holdout={data.holdout} leaves some to '
+                          f'train on, got {len(pairs)}. Add images, or set data.holdout.')
+        pairs = pairs[num_held:] if name == 'train' else pairs[:num_held]
+    return FolderMasks(root, pairs, name=f'masks:{root}/{name}', class_names=_class_names(root, rules), rules=rules)
   return open_named
 
 
-def _list(root: str, split: str, rules: Rules) -> list[tuple[str, str]]:
-  """Returns the paths of images and masks of a split, relative to the root, in the order of the images.
+def _split_folders(images: str) -> dict[str, str]:
+  """Returns the name of the folder of each split in the folder `images`; {} = it has none.
 
-  Raises:
-    UserError: there are no images, or one has no mask.
+  Warns about other entries beside them. Raises UserError if a split has two folders.
+  """
+  entries = sorted(name for name in os.listdir(images) if not name.startswith('.'))
+  names = [name for name in entries if name.lower() in _SPLITS]
+  folders: dict[str, str] = {}
+  for split in dict.fromkeys(_SPLITS[name.lower()] for name in names):
+    of_split = [name for name in names if _SPLITS[name.lower()] == split]
+    if len(of_split) > 1:
+      raise UserError(f'{images}: expected one folder for each split, got {documents.listed(of_split, _SHOWN)}. Rename '
+                      'one of them.')
+    folders[split] = of_split[0]
+  if names and (unread := [name for name in entries if name not in names]):
+    warn_once(f'{images}: images are those of the folders {documents.listed(names, _SHOWN)}; not read: '
+              f'{documents.listed(unread, _SHOWN)}.')
+  return folders
+
+
+def _list_pairs(root: str, split: str, rules: Rules, *, seed: int) -> list[Pair]:
+  """Returns the images and masks of the folder of a split, '' = of the root, in an order by the seed.
+
+  Raises UserError if there are no images, or one has no mask.
   """
   images = _by_name(root, os.path.join('images', split), user_files.EXTENSIONS, rules)
   folder = next((name for name in MASKS if os.path.isdir(os.path.join(root, name, split))), MASKS[0])
@@ -165,28 +186,29 @@ def _list(root: str, split: str, rules: Rules) -> list[tuple[str, str]]:
     more = f' and {len(missing) - _SHOWN:,} more' if len(missing) > _SHOWN else ''
     raise UserError(f'{os.path.join(root, folder, split)}: expected a mask (NAME.png) for every image, got none for '
                     f'{len(missing):,} of {len(images):,}: {named}{more}.')
-  if unused := len(masks.keys() - images.keys()):
-    log.warning('%s: %s masks have no image and are not used.', os.path.join(root, folder, split), f'{unused:,}')
-  return [(path, masks[name]) for name, path in sorted(images.items())]
+  if num_unused := len(masks.keys() - images.keys()):
+    log.warning('%s: %s masks have no image and are not used.', os.path.join(root, folder, split), f'{num_unused:,}')
+  pairs = [Pair(path, masks[name]) for name, path in sorted(images.items())]
+  order = splits.scattered((os.fsencode(pair.image) for pair in pairs), len(pairs), seed=seed)
+  return [pairs[i] for i in order.tolist()]
 
 
 def _by_name(root: str, folder: str, extensions: Sequence[str], rules: Rules) -> Mapping[str, str]:
-  """Returns the paths of images in and below `root/folder`, relative to the root, by their names without extension.
+  """Returns the paths of the files in and below `root/folder`, by their paths in `folder` without extension.
 
-  Raises:
-    UserError: two files have the same name.
+  Raises UserError if two files differ in their extension alone.
   """
-  found: dict[str, str] = {}
+  paths: dict[str, str] = {}
   if not os.path.isdir(os.path.join(root, folder)):
-    return found
+    return paths
   finder = user_files.Finder(rules)
   for path in finder.find(root, folder.rstrip('/')):
     name, extension = os.path.splitext(os.path.relpath(path, folder))
-    if extension.lower() in extensions and found.setdefault(name, path) != path:
-      raise UserError(f'{os.path.join(root, folder)}: expected one file of each name, got {found[name]} and '
+    if extension.lower() in extensions and paths.setdefault(name, path) != path:
+      raise UserError(f'{os.path.join(root, folder)}: expected one file of each name, got {paths[name]} and '
                       f'{path}. Remove or rename one of them.')
   user_files.report_ignored(finder.ignored, os.path.join(root, folder))
-  return found
+  return paths
 
 
 def _class_names(root: str, rules: Rules) -> tuple[str, ...]:
@@ -199,15 +221,17 @@ def _class_names(root: str, rules: Rules) -> tuple[str, ...]:
 
 
 def _open_tfds(name: str, data: schema.Data, rules: Rules) -> Callable[[str], Source]:
-  folder, wanted = tfds.find(name, data_dir=data.data_dir), data.label_column
+  """Returns the function that opens a split of a dataset of TFDS; its errors are those of `opener`."""
+  folder, column = tfds.find(name, data_dir=data.data_dir), data.label_column
 
   @functools.cache
   def open_named(split: str) -> Source:
     dataset = tfds.read(folder, rules)
     split = splits.resolve(split, dataset.splits, source=f'masks:tfds:{name}')
     others = [feature for feature in dataset.images if feature != 'image']
-    if 'image' not in dataset.images or wanted not in ('', *others) or not (wanted or len(others) == 1):
-      raise UserError(f'{folder}: expected the features image and {wanted or "one other with the mask"}, got '
+    possible = [feature for feature in others if column in ('', feature)]
+    if 'image' not in dataset.images or len(possible) != 1:
+      raise UserError(f'{folder}: expected the features image and {column or "one other with the mask"}, got '
                       f'{", ".join(dataset.images) or "none"}. Set data.label_column to the feature with the masks.')
-    return TfdsMasks(dataset, split, mask=wanted or others[0])
+    return TfdsMasks(dataset, split, mask=possible[0])
   return open_named

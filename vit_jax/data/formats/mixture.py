@@ -1,10 +1,10 @@
 """`mix:0.7*folder:A,0.3*tfds:B`: several sources as one, in given shares.
 
-The source at each position is a pure function of (seed, position), like all of the order. Positions are grouped into
-rounds of 1,000; in each round source k has exactly its share of the positions, in a random order of this round. So the
-count of source k at any position is known without the rounds before it, and each source is visited in its own
-permutations, each of its examples once per pass, for any sizes. An epoch of a mixture has as many examples as its
-sources together.
+The training order of a mixture is a pure function of the seed: it gives each position a source and a row of it. The
+positions are grouped into rounds of 1,000. In each round, source k has exactly its share of the positions, in a random
+order of this round. So how many examples of source k come before a position is known without the rounds before it.
+Each source is visited in its own permutations, each of its examples once per pass, for any sizes. An epoch of a mixture
+has as many examples as its sources together.
 
 `data/opening.py` calls `parse`, opens each source, and calls `mix`. The loader calls `Mixture.visit` for the order.
 """
@@ -28,13 +28,14 @@ from vit_jax.data import order, windows
 from vit_jax.data.source import Part, Parts, Source, has_masks
 
 ROUND = 1_000
-_COMMA = re.compile(r',(?=\s*[\d.]+\s*\*)')
+"""Positions of a round."""
+_COMMA = re.compile(r',(?=\s*[\d.]+\s*\*)')  # one before a weight, such as `,0.3*`
 _TERM = re.compile(r'\s*(?P<weight>\d*\.?\d+)\s*\*\s*(?P<source>\S.*?)\s*')
 FORM = 'mix:WEIGHT*SOURCE,WEIGHT*SOURCE such as mix:0.7*folder:A,0.3*tfds:B'
 
 
 class Weighted(NamedTuple):
-  """The name of a source, and its share."""
+  """A term `WEIGHT*SOURCE`: `source` is such as `folder:A`."""
   weight: float
   source: str
 
@@ -42,8 +43,7 @@ class Weighted(NamedTuple):
 def parse(text: str) -> list[Weighted]:
   """Returns the terms of `0.7*folder:A,0.3*tfds:B`; weights need not sum to 1.
 
-  Raises:
-    UserError: the text has another form, or a weight is too small.
+  Raises UserError if the text has another form, or a weight is too small.
   """
   matches = [_TERM.fullmatch(term) for term in _COMMA.split(text)]
   if len(matches) < 2 or not all(matches):
@@ -63,34 +63,39 @@ def parse(text: str) -> list[Weighted]:
 
 @dataclasses.dataclass(frozen=True)
 class Visit:
-  """The order of a mixture: an `order.Visit` over the concatenated sources, made of that of each source."""
+  """The training order of a mixture, with the interface of `order.Visit`; rows are those of the concatenated sources.
+
+  visits: the order of each source.
+  sizes: the number of examples of each source.
+  shares: the number of positions of each source in a round.
+  """
   visits: tuple[order.Visit, ...]
   sizes: tuple[int, ...]
   shares: tuple[int, ...]
   seed: int
 
   def __call__(self, positions: HostArray) -> HostArray:
-    """Returns the rows of the mixture at positions of the order, `[N] i64`."""
+    """Returns the rows of the mixture at positions `[N]` of the order, `[N] i64`."""
     rounds, in_round = np.divmod(np.asarray(positions, np.int64), ROUND)
-    source, count, rows = np.empty_like(in_round), np.empty_like(in_round), np.empty_like(in_round)
+    sources, source_positions, rows = (np.empty_like(in_round) for _ in range(3))
     for number in np.unique(rounds):
-      is_here = rounds == number
-      sources, counts = self._round(int(number))
-      source[is_here], count[is_here] = sources[in_round[is_here]], counts[in_round[is_here]]
+      mask = rounds == number
+      round_sources, round_positions = self._round(int(number))
+      sources[mask], source_positions[mask] = round_sources[in_round[mask]], round_positions[in_round[mask]]
     for k, visit in enumerate(self.visits):
-      is_of_k = source == k
-      rows[is_of_k] = visit(count[is_of_k]) + sum(self.sizes[:k])
+      mask = sources == k
+      rows[mask] = visit(source_positions[mask]) + sum(self.sizes[:k])
     return rows
 
   def _round(self, number: int) -> tuple[HostArray, HostArray]:
-    """Returns for each position of a round its source, and how many examples of it were before: `[ROUND] i64`."""
+    """Returns the source of each position of a round, and the position in the order of that source: `[ROUND] i64`."""
     keys = streams.words(Stream.MIXTURE, self.seed, number, num=order.ROUNDS)
     permuted = order.permute(np.arange(ROUND), size=ROUND, keys=keys)
     sources = np.repeat(np.arange(len(self.shares)), self.shares)[permuted]
-    counts = np.empty_like(sources)
+    positions = np.empty_like(sources)
     for k, share in enumerate(self.shares):
-      counts[sources == k] = number * share + np.arange(share)
-    return sources, counts
+      positions[sources == k] = number * share + np.arange(share)
+    return sources, positions
 
 
 class Mixture(Parts):
@@ -98,14 +103,14 @@ class Mixture(Parts):
 
   def __init__(self, sources: Sequence[Source], weights: Sequence[float], *, name: str,
                class_names: tuple[str, ...], labels: Sequence[Sequence[int]]) -> None:
-    """Takes for each source its weight, and `labels [C]`: the numbers of its classes here."""
+    """Takes for each source its weight, and `labels [C]`: the numbers of its C classes in the mixture."""
     super().__init__([Part(source, labels=tuple(numbers)) for source, numbers in zip(sources, labels, strict=True)],
                      name=name, class_names=class_names)
     self.shares, self._sizes = shares(weights), tuple(map(len, sources))
     self.digest = hashlib.sha256(f'{self.digest} {self.shares} {class_names}'.encode()).hexdigest()
 
   def visit(self, seed: int, batch_size: int) -> Visit:
-    """Returns the order of training."""
+    """Returns the training order by a seed, for batches of `batch_size` examples."""
     seeds = streams.seeds(Stream.MIXTURE, seed, num=len(self.parts))
     visits = tuple(windows.visit(part.source, source_seed, max(1, batch_size * share // ROUND))
                    for part, source_seed, share in zip(self.parts, seeds, self.shares, strict=True))
@@ -115,12 +120,12 @@ class Mixture(Parts):
 def mix(sources: Sequence[Source], weights: Sequence[float], *, name: str, separate: bool) -> Mixture:
   """Returns a mixture; see `join_classes` for `separate`.
 
-  Raises:
-    UserError: the classes differ, or the images of some sources have masks.
+  Raises UserError if the classes differ, or the images of only some sources have masks.
   """
   class_names, labels = join_classes(sources, separate=separate)
   masked = [source for source in sources if has_masks(source)]
-  if masked and (len(masked) < len(sources) or labels != [list(range(len(class_names)))] * len(sources)):
+  is_renumbered = any(numbers != list(range(len(class_names))) for numbers in labels)  # masks cannot be
+  if masked and (len(masked) < len(sources) or is_renumbered):
     others = [source for source in sources if source is not masked[0]]
     raise UserError(f'data.source: expected images with masks of the same classes in each source of a mixture, or in '
                     f'none, got {masked[0].name}, whose images have masks, beside {others[0].name}. Use one of them '
@@ -129,12 +134,15 @@ def mix(sources: Sequence[Source], weights: Sequence[float], *, name: str, separ
 
 
 def shares(weights: Sequence[float]) -> tuple[int, ...]:
-  """Returns the examples of each source in a round: integers nearest to the weights, with the sum `ROUND`."""
+  """Returns the positions of each source in a round: at least 1 each, in proportion to the weights, `ROUND` in total.
+
+  Fractions are rounded down. The positions that remain go to the sources with the largest remainders.
+  """
   exact = np.array(weights, np.float64) / sum(weights) * ROUND
   counts = np.maximum(1, np.floor(exact)).astype(np.int64)
   for k in np.argsort(counts - exact, kind='stable')[:ROUND - counts.sum()]:
     counts[k] += 1
-  counts[np.argmax(counts)] += ROUND - counts.sum()
+  counts[np.argmax(counts)] += ROUND - counts.sum()  # negative if fractions below 1 were raised to 1
   return tuple(counts.tolist())
 
 
@@ -142,20 +150,20 @@ def join_classes(sources: Sequence[Source], *, separate: bool) -> tuple[tuple[st
   """Returns the class names of a mixture, and for each source the new numbers `[C]` of its classes.
 
   Args:
-    sources: to be mixed.
-    separate: the classes of each source follow those of the sources before it, and repeated names get the number of
-      their source; otherwise all must have the same names, in any order, and the order of the first source is used.
+    sources: the sources of the mixture.
+    separate: True = the classes of each source follow those of the sources before it, and a name that several have gets
+      the number of its source, `cat (2)`. False = all have the same names, and the order of the first source is used.
 
-  Raises:
-    UserError: the names differ.
+  Raises UserError if the names differ without `separate`.
   """
   first = sources[0].class_names
   if not separate:
     for source in sources[1:]:
-      if odd := set(first) ^ set(source.class_names):
-        raise UserError(f'classes of {source.name}: expected those of {sources[0].name}, got {len(odd)} that only one '
-                        f'of them has, such as {", ".join(sorted(odd)[:5])}. Use sources with equal classes, or set '
-                        'data.mix_classes=separate, which numbers the classes of each source after the others.')
+      if different := set(first) ^ set(source.class_names):
+        raise UserError(f'classes of {source.name}: expected those of {sources[0].name}, got {len(different)} that '
+                        f'only one of them has, such as {", ".join(sorted(different)[:5])}. Use sources with equal '
+                        'classes, or set data.mix_classes=separate, which numbers the classes of each source after '
+                        'the others.')
     numbers = {name: number for number, name in enumerate(first)}
     return first, [[numbers[name] for name in source.class_names] for source in sources]
   names = [(k, name) for k, source in enumerate(sources) for name in source.class_names]
