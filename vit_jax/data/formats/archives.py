@@ -1,15 +1,14 @@
 """CIFAR-10, CIFAR-100 and MNIST in the files that their authors publish, for `vit-jax prepare --data=cifar10`.
 
-The job calls `find` and `check` for each file of `ARCHIVES[name]`, and opens each split as `Archived`.
+The job calls `find` and `check` for each file of `ARCHIVES[name]`, and opens each split as `Archived`. Examples have
+the order of the files. Layouts, as their pages describe them:
 
-Layouts, as their pages describe them:
-
-- CIFAR (www.cs.toronto.edu/~kriz/cifar.html, "binary version"): records of one label byte (CIFAR-100: the coarse and
-  the fine label) and 3,072 bytes of pixels, the red, green and blue plane of 32 x 32 px, row by row; names of the
-  classes as lines of text.
-- MNIST (yann.lecun.com/exdb/mnist, "IDX"): big-endian 32-bit numbers, the magic number and the shape, and then bytes.
-
-The binary versions hold no code, unlike the pickles of the Python versions. The order is that of the files.
+- CIFAR, the binary version (www.cs.toronto.edu/~kriz/cifar.html): a tar file. Its records have one label byte
+  (CIFAR-100: the coarse and the fine label), and 3,072 bytes of pixels: the red, green and blue plane of 32 x 32 px,
+  row by row. A text file has the names of the classes, one a line. The Python version is not used, as its pickles may
+  hold code.
+- MNIST (yann.lecun.com/exdb/mnist, "IDX"): 4 bytes, the last of which is the rank R; R sizes of the axes, as
+  big-endian 32-bit numbers; and then a byte for each element. Images and labels are in two files.
 """
 from __future__ import annotations
 
@@ -33,11 +32,16 @@ from vit_jax.data.formats.builtin import Arrays
 SPLITS = ('train', 'test')
 _CIFAR = 'https://www.cs.toronto.edu/~kriz'
 _MNIST = 'https://storage.googleapis.com/cvdf-datasets/mnist'  # a copy: the server of the authors refuses downloads
-_PX, _BLOCK_BYTES, _GZIP = 32, 2**20, b'\x1f\x8b'
+_CIFAR_PX = 32
+_BLOCK_BYTES = 2**20  # that are hashed at a time
+_GZIP = b'\x1f\x8b'  # the first bytes of a gzip file
 
 
 class File(NamedTuple):
-  """A published file and its MD5; of a `.gz` file that of its content, which other programs compress differently."""
+  """A published file and its MD5.
+
+  Of a `.gz` file, other than `.tar.gz`, it is the MD5 of the content, as other copies are compressed differently.
+  """
   address: str
   md5: str
 
@@ -47,7 +51,7 @@ class File(NamedTuple):
 
 
 class Split(NamedTuple):
-  """Images `[S, H, W, 1 or 3] u8`, labels `[S] i32`, and the names of the classes."""
+  """The S examples of a split: images `[S, H, W, 1 or 3] u8`, labels `[S] i32`, and the names of the classes."""
   image: HostArray
   label: HostArray
   class_names: tuple[str, ...]
@@ -60,77 +64,91 @@ class Archive(NamedTuple):
 
 
 class Archived(Arrays):
-  """A split of an archive. Pickles to few bytes, from which another process reads the archive itself."""
+  """A split of an archive in memory. A loader process that gets its pickle reads the files itself."""
 
   def __init__(self, dataset: str, files: Sequence[pathlib.Path], split: str) -> None:
-    image, label, class_names = ARCHIVES[dataset].read(files, split)
-    super().__init__(image, label, name=f'{dataset}/{split}', class_names=class_names)
+    """Reads a split, `train` or `test`, of a dataset of `ARCHIVES`, given the paths of all its files in their order."""
+    images = ARCHIVES[dataset].read(files, split)
+    super().__init__(images.image, images.label, name=f'{dataset}/{split}', class_names=images.class_names)
     self._arguments = dataset, tuple(files), split
 
   def __reduce__(self) -> tuple[object, ...]:
     return _open_once, self._arguments
 
 
-@functools.lru_cache(maxsize=2)
+@functools.lru_cache(maxsize=2)  # the two splits of a dataset
 def _open_once(dataset: str, files: tuple[pathlib.Path, ...], split: str) -> Archived:
   return Archived(dataset, files, split)
 
 
 def check(file: File, path: pathlib.Path) -> None:
-  """Raises UserError unless a file has the published checksum."""
-  found = hashlib.md5(usedforsecurity=False)
+  """Raises UserError unless the file at `path` can be read and has the published checksum."""
+  digest = hashlib.md5(usedforsecurity=False)
   try:
     with _opened(path, file.name) as opened:
       while block := opened.read(_BLOCK_BYTES):
-        found.update(block)
+        digest.update(block)
   except (EOFError, gzip.BadGzipFile, zlib.error) as error:
     raise UserError(f'{path}: expected {file.name}, got a damaged file ({error}). Download it again.') from error
   except OSError as error:
     raise failures.unreadable(error, os.fspath(path)) from error
-  if found.hexdigest() != file.md5:
+  if digest.hexdigest() != file.md5:
     raise UserError(f'{path}: expected {file.name} with the MD5 {file.md5}, which its authors publish, got '
-                    f'{found.hexdigest()}. Download it again: {file.address}')
+                    f'{digest.hexdigest()}. Download it again: {file.address}')
 
 
 def find(file: File, folder: pathlib.Path) -> pathlib.Path | None:
-  """Returns the path of a published file in a folder, also of its content (without `.gz`); None if it is not there."""
-  names = [file.name, *([file.name.removesuffix('.gz')] if not file.name.endswith('.tar.gz') else [])]
-  return next((folder / name for name in names if (folder / name).is_file()), None)
+  """Returns the path of a published file in a folder, or else of its content (without `.gz`); None if there is none."""
+  decompressed = file.name if file.name.endswith('.tar.gz') else file.name.removesuffix('.gz')
+  for path in (folder / file.name, folder / decompressed):
+    if path.is_file():
+      return path
+  return None
 
 
 def _opened(path: pathlib.Path, name: str) -> IO[bytes]:
-  """Opens a file, or if it is compressed its content; an archive of several files is opened as it is."""
+  """Opens a file, or if it is compressed its content; a tar file, by its published name, is opened as it is."""
   with open(path, 'rb') as file:
-    is_packed = file.read(2) == _GZIP and not name.endswith('.tar.gz')
-  return gzip.open(path) if is_packed else open(path, 'rb')  # type: ignore[return-value]
+    is_gzip = file.read(2) == _GZIP and not name.endswith('.tar.gz')
+  return gzip.open(path) if is_gzip else open(path, 'rb')  # type: ignore[return-value]
 
 
 def _read_cifar(files: Sequence[pathlib.Path], split: str, *, folder: str, parts: dict[str, tuple[str, ...]],
                 names: str, num_labels: int) -> Split:
+  """Returns a split from the tar file, given the files in its folder.
+
+  Args:
+    files: the path of the tar file.
+    split: `train` or `test`.
+    folder: the folder in the tar file.
+    parts: the names of the files with the records of each split.
+    names: the name of the file with the names of the classes.
+    num_labels: label bytes of a record, the last of which is the class.
+  """
   with tarfile.open(files[0]) as archive:
     def content(name: str) -> bytes:
       opened = archive.extractfile(f'{folder}/{name}')
       assert opened is not None
       return opened.read()
 
-    rows = np.frombuffer(b''.join(content(name) for name in parts[split]), np.uint8)
+    records = np.frombuffer(b''.join(content(name) for name in parts[split]), np.uint8)
     class_names = tuple(content(names).decode().split())
-  rows = rows.reshape(-1, num_labels + 3 * _PX * _PX)
-  image = rows[:, num_labels:].reshape(-1, 3, _PX, _PX).transpose(0, 2, 3, 1)
-  return Split(np.ascontiguousarray(image), rows[:, num_labels - 1].astype(np.int32), class_names)
+  records = records.reshape(-1, num_labels + 3 * _CIFAR_PX * _CIFAR_PX)
+  image = records[:, num_labels:].reshape(-1, 3, _CIFAR_PX, _CIFAR_PX).transpose(0, 2, 3, 1)
+  return Split(np.ascontiguousarray(image), records[:, num_labels - 1].astype(np.int32), class_names)
 
 
 def _read_mnist(files: Sequence[pathlib.Path], split: str) -> Split:
-  both = files[:2] if split == 'train' else files[2:]
-  image, label = (_read_idx(path) for path in both)
+  """Returns a split, given the images and labels of `train`, and then those of `test`."""
+  image, label = (_read_idx(path) for path in (files[:2] if split == 'train' else files[2:]))
   return Split(image[..., None], label.astype(np.int32), tuple(map(str, range(10))))
 
 
 def _read_idx(path: pathlib.Path) -> HostArray:
-  """Returns the bytes of an IDX file in their shape."""
+  """Returns the array of an IDX file, u8."""
   with _opened(path, path.name) as opened:
     content = opened.read()
-  shape = np.frombuffer(content, '>i4', content[3], offset=4)  # the last byte of the magic number is the rank
+  shape = np.frombuffer(content, '>i4', content[3], offset=4)
   return np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
 
 

@@ -20,18 +20,18 @@ from vit_jax.data import splits
 from vit_jax.data.source import Record, Rows, Source
 
 DIGITS_FILE = 'datasets/data/digits.csv.gz'  # in scikit-learn 0.18 to 1.9
-DIGITS_HELD_OUT, DIGITS_SEED = 0.2, 0   # 1,437 for training, 360 for testing
-SYNTHETIC_EXAMPLES, SYNTHETIC_CLASSES = 1_000, 10
+DIGITS_HELD_OUT, DIGITS_SEED = 0.2, 0  # 1,437 for training, 360 for testing
+SYNTHETIC_EXAMPLES, SYNTHETIC_CLASSES = 1_000, 10  # unless settings have other numbers
 SYNTHETIC_IMAGES = 61  # distinct images; a prime, so that each is combined with every class
 
 
 class Arrays(Rows):
-  """Images held in memory."""
+  """Images in memory, each of one class."""
 
-  encoded = False  # they are pixels, and no files
+  encoded = False  # images are pixels, not the bytes of files
 
   def __init__(self, image: HostArray, label: HostArray, *, name: str, class_names: tuple[str, ...]) -> None:
-    """Takes `image [S, H, W, 1 or 3] u8` and `label [S] i32`."""
+    """Takes S images `image [S, H, W, 1 or 3] u8` and their classes `label [S] i32`."""
     self.name, self.class_names = name, class_names
     self._image, self._label = image, label
     self.digest = hashlib.sha256(image.tobytes() + label.tobytes()).hexdigest()
@@ -47,22 +47,22 @@ class Arrays(Rows):
 
 
 def digits_opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
-  """Opens the splits of `digits`."""
+  """Returns the function that opens a split of `digits`, which has no settings."""
   del where, data, image_px
   return open_digits
 
 
 @functools.lru_cache
 def open_digits(split: str) -> Source:
-  """Opens 1,797 handwritten digits of 8 x 8 px in 17 gray levels (UCI, from scikit-learn), scaled to 0..255.
+  """Opens a split of the UCI handwritten digits in scikit-learn: 8 x 8 px in 17 gray levels, scaled to 0..255.
 
-  `train` and `test` have 1,437 and 360 of them, with equal class proportions, drawn with a fixed seed.
+  `train` and `test` have 1,437 and 360 of the 1,797 images, with equal class proportions, drawn with a fixed seed.
   """
   split = splits.resolve(split, ('train', 'test'), source='digits')
   levels, label = _read_digits()
-  mixed = np.random.Generator(np.random.Philox(key=DIGITS_SEED)).permutation(len(label))
-  kept, held = splits.hold_out(label[mixed], DIGITS_HELD_OUT)
-  rows = mixed[kept if split == 'train' else held]
+  shuffled = np.random.Generator(np.random.Philox(key=DIGITS_SEED)).permutation(len(label))
+  kept, held = splits.hold_out(label[shuffled], DIGITS_HELD_OUT)
+  rows = shuffled[kept if split == 'train' else held]
   image = np.round(levels[rows].reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
   return Arrays(image, label[rows].astype(np.int32), name=f'digits/{split}',
                 class_names=tuple(str(i) for i in range(10)))
@@ -70,7 +70,10 @@ def open_digits(split: str) -> Source:
 
 @functools.lru_cache
 def _read_digits() -> tuple[HostArray, HostArray]:
-  """Returns levels `[S, 64]` from 0 to 16 and labels `[S]` of the file in scikit-learn, which takes 1 s to import."""
+  """Returns levels `[S, 64]` from 0 to 16 and labels `[S]`.
+
+  Reads the file in scikit-learn without importing it, which takes 1 s. Raises UserError if it is not installed.
+  """
   package = importlib.util.find_spec('sklearn')
   if package is None or package.origin is None:
     raise UserError('data.source: expected scikit-learn, whose digits these are, got no such package. Install '
@@ -80,7 +83,10 @@ def _read_digits() -> tuple[HostArray, HostArray]:
 
 
 class Synthetic(Rows):
-  """Color noise with labels, made from the index: a stand-in for data that are not available."""
+  """Images of color noise: a stand-in for data that are not available.
+
+  Row i has image i modulo `SYNTHETIC_IMAGES`, and class i modulo the number of classes.
+  """
 
   encoded = False
 
@@ -101,7 +107,11 @@ class Synthetic(Rows):
 
 
 def synthetic_opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
-  """Opens `train` with `data.num_examples` (0: 1,000), and `test` with as many, at most 1,000; 0 classes: 10."""
+  """Returns the function that opens a split of `synthetic`, with images of `image_px` (height, width).
+
+  `train` has `data.num_examples` (0 = 1,000), and `test` as many, but at most 1,000. There are `data.num_classes`
+  classes (0 = 10). Raises UserError if one of the settings is negative.
+  """
   del where
   if data.num_examples < 0 or data.num_classes < 0:
     raise UserError(f'data.num_examples and data.num_classes: expected 0 or more, got {data.num_examples} and '
@@ -109,13 +119,16 @@ def synthetic_opener(where: str, data: schema.Data, image_px: tuple[int, int]) -
 
   def open_named(split: str) -> Source:
     split = splits.resolve(split, ('train', 'test'), source='synthetic')
-    size = data.num_examples or SYNTHETIC_EXAMPLES
-    return Synthetic(split=split, num_examples=size if split == 'train' else min(size, SYNTHETIC_EXAMPLES),
-                     num_classes=data.num_classes or SYNTHETIC_CLASSES, image_px=(image_px[0], image_px[1]))
+    num_examples = data.num_examples or SYNTHETIC_EXAMPLES
+    if split == 'test':
+      num_examples = min(num_examples, SYNTHETIC_EXAMPLES)
+    return Synthetic(split=split, num_examples=num_examples, num_classes=data.num_classes or SYNTHETIC_CLASSES,
+                     image_px=(image_px[0], image_px[1]))
   return open_named
 
 
 @functools.lru_cache(maxsize=2)
 def _images(image_px: tuple[int, int]) -> HostArray:
+  """Returns the distinct images of synthetic data, `[SYNTHETIC_IMAGES, H, W, 3] u8`."""
   rng = np.random.Generator(np.random.Philox(key=0))
   return rng.integers(0, 256, (SYNTHETIC_IMAGES, *image_px, 3), np.uint8)

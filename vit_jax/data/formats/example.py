@@ -5,8 +5,13 @@ subclasses in `masks.py` and `vtab.py` parse a record with `pick` or `parse`, or
 take values of its features with `get_first`, `get_bytes`, `get_class` or `get_classes`. A damaged record raises
 `BadRecord`. This module reads no files, and knows no feature by name.
 
-A record is a message `Example` (`_messages`). The map of its features is declared as a list of entries, which has the
-same bytes and keeps their order.
+A record is a message `Example` (tensorflow/core/example/example.proto and feature.proto), a map of features by name:
+
+  Example   features: Features, which have a map of names to `Feature`
+  Feature   one of bytes_list, float_list and int64_list, each with repeated `value`
+
+In place of the map, `_messages` declares a list of messages `Entry` with `key` and `value`. It has the same bytes, and
+keeps their order.
 """
 from __future__ import annotations
 
@@ -26,7 +31,7 @@ else:
 
 Values = list[bytes] | list[int] | list[float]
 """The values of a feature."""
-_LISTED = 20  # features in an error message
+_SHOWN = 20  # features in a message
 
 
 class BadRecord(BadImage):
@@ -34,7 +39,7 @@ class BadRecord(BadImage):
 
 
 class BadLabel(BadRecord):
-  """A class of a record is out of range; `found` describes it in a message."""
+  """A class of a record is out of range; `found` describes the class in a message."""
 
   def __init__(self, name: str, value: bytes | int | float, num_classes: int) -> None:
     self.found = f'the label {value}' if isinstance(value, int) else 'a label that is not a whole number'
@@ -43,48 +48,41 @@ class BadLabel(BadRecord):
 
 
 def parse(record: bytes) -> dict[str, Values]:
-  """Returns the features of a record by name.
-
-  Raises:
-    BadRecord: not in this format, or truncated.
-  """
+  """Returns the features of a record by name. Raises BadRecord if it is truncated, or has another format."""
   return {entry.key: list(_values(entry)) for entry in _read(record, 'Example').features.feature}
 
 
 def parse_entry(record: bytes) -> list[Any]:
-  """Returns the values of one feature, given the bytes of its entry. Raises BadRecord as `parse`."""
+  """Returns the values of one feature, given the bytes of its `Entry`. Raises BadRecord as `parse`."""
   return list(_values(_read(record, 'Entry')))
 
 
 def pick(record: bytes, *names: str) -> Mapping[str, Sequence[Any]]:
-  """Returns these features of a record by name, faster than `parse`.
+  """Returns the features `names` of a record by name, faster than `parse`, or all if one is missing.
 
-  If one is missing, it returns all features, so that an error can list them.
-
-  Raises:
-    BadRecord: not in this format, or truncated.
+  So an error can list all features. Raises BadRecord as `parse`.
   """
   picked = {entry.key: _values(entry) for entry in _read(record, 'Example').features.feature if entry.key in names}
   return picked if len(picked) == len(names) else parse(record)
 
 
-def _read(record: bytes, kind: str) -> Any:
-  """Returns a message of this kind."""
+def _read(record: bytes, name: str) -> Any:
+  """Returns the message `Example` or `Entry` with these bytes. Raises BadRecord if they have another format."""
   try:
-    return _messages()[kind].FromString(record)
+    return _messages()[name].FromString(record)
   except message.DecodeError as error:
     raise BadRecord(f'not a tf.Example record: {len(record):,} bytes, starting with {record[:4]!r}') from error
 
 
 def _values(entry: Any) -> Sequence[Any]:
-  """Returns the values of an entry without a copy: they live as long as its message."""
-  kind = entry.value.WhichOneof('kind') or 'int64_list'  # a feature without values has no kind: any list is empty
+  """Returns the values of an entry without a copy: they are valid as long as its message."""
+  kind = entry.value.WhichOneof('kind') or 'int64_list'  # a feature without values has no kind, so any list is empty
   values: Sequence[Any] = getattr(entry.value, kind).value
   return values
 
 
 def serialize(features: Mapping[str, bytes | int | Sequence[int] | Sequence[bytes]]) -> bytes:
-  """Returns a record with one value or a list per feature, in this order."""
+  """Returns a record with these features, in this order: one value or a list of values each."""
   record = _messages()['Example']()
   for name, value in features.items():
     feature = record.features.feature.add(key=name).value
@@ -105,8 +103,8 @@ def get_first(features: Mapping[str, Sequence[Any]], name: str) -> bytes | int |
   """Returns the first value of a feature. Raises BadRecord if there is none."""
   values = features.get(name)
   if not values:
-    found = documents.listed(sorted(features), _LISTED) or 'no features'
-    raise BadRecord(f'the record: expected the feature {name!r}, got {found}')
+    names = documents.listed(sorted(features), _SHOWN) or 'no features'
+    raise BadRecord(f'the record: expected the feature {name!r}, got {names}')
   value: bytes | int | float = values[0]
   return value
 
@@ -122,9 +120,7 @@ def get_bytes(features: Mapping[str, Sequence[Any]], name: str) -> bytes:
 def get_class(features: Mapping[str, Sequence[Any]], name: str, *, num_classes: int) -> int:
   """Returns the first value of a feature, which is a class.
 
-  Raises:
-    BadRecord: there is none.
-    BadLabel: one of the values is not a class below `num_classes`.
+  Raises BadRecord if there is none, and BadLabel if one of the values is not a class below `num_classes`.
   """
   get_first(features, name)
   return get_classes(features, name, num_classes=num_classes)[0]
@@ -133,8 +129,7 @@ def get_class(features: Mapping[str, Sequence[Any]], name: str, *, num_classes: 
 def get_classes(features: Mapping[str, Sequence[Any]], name: str, *, num_classes: int) -> list[int]:
   """Returns the values of a feature, which are classes; [] if the record does not have the feature.
 
-  Raises:
-    BadLabel: one of the values is not a class below `num_classes`.
+  Raises BadLabel if one of the values is not a class below `num_classes`.
   """
   values = list(features.get(name, ()))
   for value in values:
@@ -165,14 +160,18 @@ def _messages() -> dict[str, Any]:
 
 
 def _declare(file: Any, name: str, **fields: Any) -> Any:
-  """Adds a message to a file and returns it. Types are numbers or names of messages, in a list if they are repeated."""
+  """Adds a message to a file and returns it; its fields have the numbers 1, 2 and so on.
+
+  The type of a field is a number of protobuf, or the name of another message; in a list if the field is repeated.
+  """
   declared = file.message_type.add(name=name)
-  for number, (key, kind) in enumerate(fields.items(), 1):
+  for number, (key, field_type) in enumerate(fields.items(), 1):
     field = declared.field.add(name=key, number=number)
-    field.label = field.LABEL_REPEATED if isinstance(kind, list) else field.LABEL_OPTIONAL
-    kind = kind[0] if isinstance(kind, list) else kind
-    if isinstance(kind, str):
-      field.type, field.type_name = field.TYPE_MESSAGE, f'.vit_jax.{kind}'
+    field.label = field.LABEL_OPTIONAL
+    if isinstance(field_type, list):
+      field.label, field_type = field.LABEL_REPEATED, field_type[0]
+    if isinstance(field_type, str):
+      field.type, field.type_name = field.TYPE_MESSAGE, f'.vit_jax.{field_type}'
     else:
-      field.type = kind
+      field.type = field_type
   return declared

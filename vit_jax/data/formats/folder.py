@@ -1,13 +1,13 @@
 """`folder:PATH`: images in one folder per class, `PATH/{train,val,test}/CLASS/...` or `PATH/CLASS/...`.
 
-`data/opening.py` calls `opener`, which asks three modules in this order: `label_files.py` opens a folder that has label
-files; `folder_layout.py` says which folders are splits and which are classes; and when a split is opened, `listing.py`
-lists its images. Classes whose names are all numbers are in the order of these numbers, others in that of their names.
+`data/opening.py` calls `opener`, which uses three modules in this order: `label_files.py` opens a folder that has label
+files; `folder_layout.py` finds out which folders are splits and which are classes; and when a split is opened,
+`listing.py` lists its images. Classes are in the order of their names, or of their numbers if all names are numbers.
 
-Images may be in subfolders of their class folder. Links that stay inside of the folder are followed, others if the
+Images may be in subfolders of their class folder. Links to files inside the folder are followed, other links if the
 rules of the data allow it (`data/user_files.py`); a link to a parent folder is skipped. Files with other extensions
-are counted in a line of the log. The order is by a hash of the relative path: it is the same on every file system, and
-a slice of a split has all classes.
+are counted in a line of the log. Images are in the order of a hash of their relative path. So the order is the same on
+every file system, and a slice of a split has all classes.
 """
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from vit_jax.data.source import Record, Rows, Source, warn_once
 from vit_jax.data.user_files import OWN, Rules
 
 LAYOUT = 'PATH/train/CLASS/*.jpg and PATH/test/CLASS/*.jpg, or PATH/CLASS/*.jpg'
-_SHOWN = 5  # classes in a message
+_SHOWN = 5  # names in a message
 
 
 class FolderSource(Rows):
   """Image files below `root`, read on access; the class of a file is the number of its class folder.
 
-  doubt: why the class folders are probably something else; '' = nothing says so.
+  doubt: as that of `folder_layout.Layout`: why the class folders are probably something else; '' = no doubt.
   """
 
   own_files = True
 
   def __init__(self, root: str, files: listing.Table, order: listing.Table, *, name: str, class_names: tuple[str, ...],
                title: str = '', rules: Rules = OWN, doubt: str = '') -> None:
-    """Takes a listing and an order of its files, see `listing.select`."""
+    """Takes the listing of files below `root`, and the order of those of the source, see `listing.select`."""
     self.name, self.title, self.class_names, self.digest = name, title, class_names, order.notes['digest']
     self.doubt, self._root, self._files, self._order, self._rules = doubt, root, files, order, rules
 
@@ -66,17 +66,15 @@ class FolderSource(Rows):
 
 def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
            order: Sequence[str] = ()) -> Callable[[str], Source]:
-  """Opens the splits of the folder `where`, by its label files if it has some.
+  """Returns the function that opens a split of the folder `where`, by its label files if it has some.
 
-  `data.holdout` of each class is held out as `test` if there are no folders for splits. `order` has the classes of a
-  run that resumes: if the folder has the same ones, they are in this order.
-
-  Raises:
-    UserError: there is no such folder, or (when opening) its layout is wrong.
+  The fraction `data.holdout` of each class is held out as `test` if there are no folders for splits. `order` has the
+  classes of a run that resumes: if the folder has the same ones, they are in this order. Raises UserError if there is
+  no such folder, or (when opening) its layout is wrong.
   """
   del image_px
-  if by_file := label_files.opener(where, data, order=order):
-    return by_file
+  if labeled := label_files.opener(where, data, order=order):
+    return labeled
   refuse_placeholder(where)
   root = user_files.resolve(where, 'folder:PATH')
   if not os.path.isdir(root):
@@ -85,8 +83,8 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
   doubt = '' if data.classes else layout.doubt
   if unread := label_files.beside(root):
     warn_once(f'{root}: classes are folders{unread}.')
-    if not layout.splits and len(subfolders(root)) == 1:
-      doubt = doubt or f'{root}: expected a folder for each of at least two classes, got one{unread}. Name the file so.'
+    if not doubt and not layout.splits and len(subfolders(root)) == 1:
+      doubt = f'{root}: expected a folder for each of at least two classes, got one{unread}. Name the file so.'
   images = _Folder(root, data, order, doubt)
   if not layout.splits:
     return functools.cache(images.open_part)
@@ -95,19 +93,19 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
 
 
 def refuse_placeholder(where: str) -> None:
-  """Raises UserError for the folder `PATH`, which configs for own images name, unless there is one."""
+  """Raises UserError for the folder `PATH`, a placeholder in the configs of this package, unless it exists."""
   if where == 'PATH' and not os.path.isdir(where):
     raise UserError(f'data.source: expected a folder of images, got the placeholder folder:PATH. Set '
                     f'--config.data.source=folder:PATH, where PATH has {LAYOUT}.')
 
 
 class _Folder(NamedTuple):
-  """A folder of images without label files, the splits of which are opened.
+  """A folder of images without label files, whose splits are opened by `open_split` or `open_part`.
 
-  root: its path.
+  root: the path of the folder.
   data: the settings.
   order: the classes of a run that resumes.
-  doubt: as that of `FolderSource`; stands in place of other messages about classes.
+  doubt: as that of `FolderSource`; if there is one, errors about classes have it as their message.
   """
   root: str
   data: schema.Data
@@ -115,18 +113,18 @@ class _Folder(NamedTuple):
   doubt: str
 
   def open_split(self, split: str, folders: Mapping[str, str]) -> Source:
-    """Opens a split that has a folder; `folders` has that of each split. The training split defines the classes."""
-    defining, name = folders.get('train', folders[split]), folders[split]
-    class_names, folder = self._class_names(defining), os.path.join(self.root, name)
-    names = {classes.composed(one): one for one in _distinct(folder)}  # macOS archives have other forms of Unicode
-    extra = sorted(set(names) - set(map(classes.composed, class_names)))
-    if extra:
+    """Opens a split, given the folder of each split. The training split defines the classes."""
+    defining, split_folder = folders.get('train', folders[split]), folders[split]
+    class_names, folder = self._class_names(defining), os.path.join(self.root, split_folder)
+    # By their composed form, as archives of macOS have names in another form of Unicode.
+    names = {classes.composed(name): name for name in _class_folders(folder)}
+    if extra := sorted(set(names) - set(map(classes.composed, class_names))):
       raise UserError(self.doubt or f'{folder}: expected the classes of {os.path.join(self.root, defining)}, got '
                       f'{len(extra)} others: {documents.listed(extra, _SHOWN)}. Use the same class folders in both.')
-    files = self._list(name, [names.get(classes.composed(one), one) for one in class_names],
+    files = self._list(split_folder, [names.get(classes.composed(name), name) for name in class_names],
                        needs_all=split == 'train')
     order = listing.select(files, 'all', lambda: splits.scattered(files.values('path'), len(files), seed=0))
-    title = name if name.lower() == split else split
+    title = split_folder if split_folder.lower() == split else split
     return FolderSource(self.root, files, order, name=f'folder:{self.root}/{title}', class_names=class_names,
                         rules=Rules.of(self.data), doubt=self.doubt)
 
@@ -140,11 +138,11 @@ class _Folder(NamedTuple):
     files = self._list('', class_names, needs_all=True)
 
     def choose() -> HostArray:
-      mixed = splits.scattered(files.values('path'), len(files), seed=seed)
+      rows = splits.scattered(files.values('path'), len(files), seed=seed)
       if part == splits.ALL:
-        return mixed
-      kept, held = splits.hold_out(files.array('group')[mixed], holdout)
-      return mixed[kept if part == 'train' else held]
+        return rows
+      kept, held = splits.hold_out(files.array('group')[rows], holdout)
+      return rows[kept if part == 'train' else held]
     order = listing.select(files, f'{part} {holdout} {seed}', choose)
     if not len(order):
       raise UserError(f'{self.root}: expected at least two images in some class, so that data.holdout={holdout} leaves '
@@ -153,44 +151,45 @@ class _Folder(NamedTuple):
                         title=splits.part_title(f'folder:{self.root}', part, holdout), rules=Rules.of(self.data),
                         doubt=self.doubt)
 
-  def _class_names(self, split: str) -> tuple[str, ...]:
-    """Returns the classes that the folder of a split has, in order; '' = those of the root."""
-    folder = os.path.join(self.root, split) if split else self.root
-    names, num_images = _distinct(folder), sum(1 for _ in user_files.images_in(folder))
+  def _class_names(self, split_folder: str) -> tuple[str, ...]:
+    """Returns the classes that have folders in the folder of a split, '' = in the root, in order."""
+    folder = os.path.join(self.root, split_folder) if split_folder else self.root
+    names, num_images = _class_folders(folder), sum(1 for _ in user_files.images_in(folder))
     if names:
       if num_images:
         warn_once(f'{folder}: classes are folders; not read: {num_images:,} images beside them.')
       return classes.ordered(names, self.order)
-    what = f'{num_images} images but no class folders' if num_images else 'no class folders'
-    others = [name for name in subfolders(self.root) if split and not folder_layout.split_of(name)]
+    got = f'{num_images} images but no class folders' if num_images else 'no class folders'
+    others = [name for name in subfolders(self.root) if split_folder and not folder_layout.split_of(name)]
     if others:
-      what += f', beside the folders {documents.listed(others, _SHOWN)}'
-    raise UserError(f'{folder}: expected {LAYOUT}, got {what}{label_files.beside(self.root)}. Correct the path.')
+      got += f', beside the folders {documents.listed(others, _SHOWN)}'
+    raise UserError(f'{folder}: expected {LAYOUT}, got {got}{label_files.beside(self.root)}. Correct the path.')
 
-  def _list(self, split: str, folders: Sequence[str], *, needs_all: bool) -> listing.Table:
-    """Returns the image files of class folders of a split.
+  def _list(self, split_folder: str, names: Sequence[str], *, needs_all: bool) -> listing.Table:
+    """Returns the image files of the class folders `names` in the folder of a split, '' = in the root.
 
-    Raises:
-      UserError: there is no image, or with `needs_all` none in some of the folders, which the message lists.
+    Raises UserError if there is no image; with `needs_all` also if some of the class folders have none.
     """
-    files = listing.open_listing(self.root, [f'{split}/{name}' if split else name for name in folders],
-                                 Rules.of(self.data))
-    counts = np.bincount(files.array('group'), minlength=len(folders))
-    empty = [name for name, count in zip(folders, counts, strict=True) if not count]
-    where, ignored = os.path.join(self.root, split) if split else self.root, files.notes['ignored']
+    prefixes = [f'{split_folder}/{name}' if split_folder else name for name in names]
+    files = listing.open_listing(self.root, prefixes, Rules.of(self.data))
+    counts = np.bincount(files.array('group'), minlength=len(names))
+    empty = [name for name, count in zip(names, counts, strict=True) if not count]
+    folder = os.path.join(self.root, split_folder) if split_folder else self.root
+    ignored = files.notes['ignored']
     if not len(files) or (needs_all and empty):
-      raise UserError(self.doubt or f'{where}: expected files with the extension {" ".join(user_files.EXTENSIONS)} in '
-                      f'each class, got none in {len(empty)} of {len(folders)} classes: '
+      raise UserError(self.doubt or f'{folder}: expected files with the extension {" ".join(user_files.EXTENSIONS)} in '
+                      f'each class, got none in {len(empty)} of {len(names)} classes: '
                       f'{documents.listed(empty, _SHOWN)}.'
                       + (f' Ignored {user_files.describe_ignored(ignored)}.' if ignored else '')
                       + ' Add images, or correct the path.')
-    user_files.report_ignored(ignored, where)
+    user_files.report_ignored(ignored, folder)
     return files
 
 
-def _distinct(folder: str) -> list[str]:
-  """Returns the folders in a folder. Raises UserError if the names of two differ in their Unicode form alone."""
-  forms = collections.Counter(map(classes.composed, names := subfolders(folder)))
+def _class_folders(folder: str) -> list[str]:
+  """Returns the names of the folders in a folder. Raises UserError if two differ in their Unicode form alone."""
+  names = subfolders(folder)
+  forms = collections.Counter(map(classes.composed, names))
   if twice := [name for name, count in forms.items() if count > 1]:
     raise UserError(f'{folder}: expected one folder for each class, got two whose names differ in their Unicode '
                     f'form alone: {documents.listed(twice, _SHOWN)}. Move the images into one of them.')
