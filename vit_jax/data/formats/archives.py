@@ -32,16 +32,12 @@ from vit_jax.data.formats.builtin import Arrays
 SPLITS = ('train', 'test')
 _CIFAR = 'https://www.cs.toronto.edu/~kriz'
 _MNIST = 'https://storage.googleapis.com/cvdf-datasets/mnist'  # a copy: the server of the authors refuses downloads
-_CIFAR_PX = 32
-_BLOCK_BYTES = 2**20  # that are hashed at a time
+_CIFAR_PX, _BLOCK_BYTES = 32, 2**20  # size of an image; bytes that are hashed at a time
 _GZIP = b'\x1f\x8b'  # the first bytes of a gzip file
 
 
 class File(NamedTuple):
-  """A published file and its MD5.
-
-  Of a `.gz` file, other than `.tar.gz`, it is the MD5 of the content, as other copies are compressed differently.
-  """
+  """A published file and its MD5: of `.gz`, but not `.tar.gz`, that of its content, as copies are compressed anew."""
   address: str
   md5: str
 
@@ -100,10 +96,7 @@ def check(file: File, path: pathlib.Path) -> None:
 def find(file: File, folder: pathlib.Path) -> pathlib.Path | None:
   """Returns the path of a published file in a folder, or else of its content (without `.gz`); None if there is none."""
   decompressed = file.name if file.name.endswith('.tar.gz') else file.name.removesuffix('.gz')
-  for path in (folder / file.name, folder / decompressed):
-    if path.is_file():
-      return path
-  return None
+  return next((folder / name for name in (file.name, decompressed) if (folder / name).is_file()), None)
 
 
 def _opened(path: pathlib.Path, name: str) -> IO[bytes]:
@@ -115,15 +108,10 @@ def _opened(path: pathlib.Path, name: str) -> IO[bytes]:
 
 def _read_cifar(files: Sequence[pathlib.Path], split: str, *, folder: str, parts: dict[str, tuple[str, ...]],
                 names: str, num_labels: int) -> Split:
-  """Returns a split from the tar file, given the files in its folder.
+  """Returns a split from a tar file, which has a `folder` with files of records, and of `names` of classes.
 
-  Args:
-    files: the path of the tar file.
-    split: `train` or `test`.
-    folder: the folder in the tar file.
-    parts: the names of the files with the records of each split.
-    names: the name of the file with the names of the classes.
-    num_labels: label bytes of a record, the last of which is the class.
+  `parts` has the names of the files with the records of each split. A record begins with `num_labels` bytes, the last
+  of which is the class.
   """
   with tarfile.open(files[0]) as archive:
     def content(name: str) -> bytes:

@@ -223,10 +223,8 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
   """Returns the function that opens a split of a prepared dataset, or of shards in it such as `DIR/train-0000*`.
 
   The checksum of each record is compared when the record is read. The sizes of shards are compared when a split is
-  opened, and in object storage when a shard is first read.
-
-  Raises:
-    UserError: there is no such dataset, or (when opening) it is incomplete.
+  opened, and in object storage when a shard is first read. Raises UserError if there is no such dataset, or (when
+  opening) it is incomplete.
   """
   del image_px
   path = user_files.locate(where, 'array_record:DIR')

@@ -70,11 +70,8 @@ def open_digits(split: str) -> Source:
 
 @functools.lru_cache
 def _read_digits() -> tuple[HostArray, HostArray]:
-  """Returns levels `[S, 64]` from 0 to 16 and labels `[S]`.
-
-  Reads the file in scikit-learn without importing it, which takes 1 s. Raises UserError if it is not installed.
-  """
-  package = importlib.util.find_spec('sklearn')
+  """Returns levels `[S, 64]` from 0 to 16 and labels `[S]`. Raises UserError if scikit-learn is not installed."""
+  package = importlib.util.find_spec('sklearn')  # its file is read without an import, which takes 1 s
   if package is None or package.origin is None:
     raise UserError('data.source: expected scikit-learn, whose digits these are, got no such package. Install '
                     'scikit-learn.')
@@ -83,10 +80,7 @@ def _read_digits() -> tuple[HostArray, HostArray]:
 
 
 class Synthetic(Rows):
-  """Images of color noise: a stand-in for data that are not available.
-
-  Row i has image i modulo `SYNTHETIC_IMAGES`, and class i modulo the number of classes.
-  """
+  """Images of color noise with classes that depend on the row alone: a stand-in for data that are not available."""
 
   encoded = False
 
@@ -109,8 +103,8 @@ class Synthetic(Rows):
 def synthetic_opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
   """Returns the function that opens a split of `synthetic`, with images of `image_px` (height, width).
 
-  `train` has `data.num_examples` (0 = 1,000), and `test` as many, but at most 1,000. There are `data.num_classes`
-  classes (0 = 10). Raises UserError if one of the settings is negative.
+  `train` has `data.num_examples` (0 = 1,000), `test` as many, but at most 1,000; 0 classes = 10. Raises UserError if a
+  number is negative.
   """
   del where
   if data.num_examples < 0 or data.num_classes < 0:
@@ -119,11 +113,9 @@ def synthetic_opener(where: str, data: schema.Data, image_px: tuple[int, int]) -
 
   def open_named(split: str) -> Source:
     split = splits.resolve(split, ('train', 'test'), source='synthetic')
-    num_examples = data.num_examples or SYNTHETIC_EXAMPLES
-    if split == 'test':
-      num_examples = min(num_examples, SYNTHETIC_EXAMPLES)
-    return Synthetic(split=split, num_examples=num_examples, num_classes=data.num_classes or SYNTHETIC_CLASSES,
-                     image_px=(image_px[0], image_px[1]))
+    num = data.num_examples or SYNTHETIC_EXAMPLES
+    return Synthetic(split=split, num_examples=num if split == 'train' else min(num, SYNTHETIC_EXAMPLES),
+                     num_classes=data.num_classes or SYNTHETIC_CLASSES, image_px=(image_px[0], image_px[1]))
   return open_named
 
 

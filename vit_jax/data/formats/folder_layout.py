@@ -51,11 +51,7 @@ class Layout(NamedTuple):
 
 
 def find(root: str) -> Layout:
-  """Returns the layout of a folder of images.
-
-  Raises:
-    UserError: a split has two folders, or all images are in one folder that has the splits.
-  """
+  """Returns the layout of a folder. Raises UserError if a split has two folders, or one inner folder has the splits."""
   names = subfolders(root)
   exact = [name for name in names if name.lower() in splits.NAMES]
   folders = {name.lower(): name for name in exact}
@@ -77,11 +73,7 @@ def find(root: str) -> Layout:
 
 
 def subfolders(folder: str) -> list[str]:
-  """Returns the names of the folders in a folder, without hidden ones, `__MACOSX` and links to a parent folder.
-
-  Raises:
-    UserError: it cannot be read.
-  """
+  """Returns the names of the folders in a folder, except hidden ones, `__MACOSX` and links to a parent folder."""
   try:
     with os.scandir(folder) as entries:
       return sorted(entry.name for entry in entries
@@ -92,19 +84,13 @@ def subfolders(folder: str) -> list[str]:
 
 
 def _further_splits(root: str, names: Sequence[str], folders: Mapping[str, str]) -> dict[str, str]:
-  """Returns the folders of further splits, beside `folders`, whose names are exact.
-
-  The name of each contains a word for a split that has no folder yet, and it has a folder in common with `folders`.
-  """
+  """Returns folders with words for further splits that have inner folders in common with those of the exact names."""
   inner = {_comparable(name) for folder in folders.values() for name in _innermost(root, folder)[1]}
-  has_validation = not folders.keys().isdisjoint(splits.SYNONYMS)
-  similar = []
-  for name in names:
-    split = split_of(name)
-    is_new = split and split not in folders and not (split == 'val' and has_validation)
-    if is_new and name not in folders.values() and inner & set(map(_comparable, _innermost(root, name)[1])):
-      similar.append(name)
-  further = _one_per_split(similar)
+  known = {'', *folders}
+  if known & set(splits.SYNONYMS):
+    known.add('val')
+  others = [name for name in names if name not in folders.values() and split_of(name) not in known]
+  further = _one_per_split([name for name in others if inner & set(map(_comparable, _innermost(root, name)[1]))])
   _report(root, further, ())
   return further
 
@@ -167,7 +153,7 @@ def _doubt_of_some(folder: str, names: Sequence[str]) -> str:
   as years do. There is a doubt if at least half of them have such an inner folder.
   """
   inner = dict[str, set[str]]()  # names of the folders in each folder, at any depth while there is one in each
-  with_siblings = set[str]()  # those of them that are not alone in their folder
+  with_siblings = set[str]()  # those names of folders that are not alone in their folder
   for name in names[:_SAMPLED]:
     chain = list(itertools.islice(_chain(folder, name), _MOST_NESTED))
     last = subfolders(os.path.join(folder, chain[-1]))
@@ -200,15 +186,13 @@ def _have_common(names: Sequence[str], nested: Mapping[str, Sequence[str]]) -> b
 
 
 def _innermost(root: str, name: str) -> tuple[str, list[str]]:
-  """Returns the path of the first folder in the chain of `name` that has no or several folders, and their names.
+  """Returns the path of the last folder in the chain of `name`, and the names of the folders in it.
 
-  Returns `name` and [] if the chain ends at images, or is too long.
+  Returns `name` and [] if the chain ends at a folder with images and one folder, or is too long.
   """
-  for path in itertools.islice(_chain(root, name), _MOST_NESTED):
-    inner = subfolders(os.path.join(root, path))
-    if len(inner) != 1:
-      return path, inner
-  return name, []
+  *_, last = itertools.islice(_chain(root, name), _MOST_NESTED)
+  inner = subfolders(os.path.join(root, last))
+  return (name, []) if len(inner) == 1 else (last, inner)
 
 
 def _chain(root: str, name: str) -> Iterator[str]:

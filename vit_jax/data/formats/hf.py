@@ -47,7 +47,7 @@ Names = Mapping[str, Mapping[str, Sequence[str]]]
 
 
 class _Listed(NamedTuple):
-  """The path of a file in a repository, and the subset and split that it belongs to; '' = no split."""
+  """The path of a file in a repository, with its subset and its split, '' = none."""
   subset: str
   split: str
   name: str
@@ -94,16 +94,10 @@ def _parse(where: str) -> tuple[Repository, str]:
 
 
 def pin(where: str, known: Iterable[str]) -> str:
-  """Returns `OWNER/NAME@COMMIT[/SUBSET]` for a dataset.
+  """Returns `OWNER/NAME@COMMIT[/SUBSET]` for a dataset `where`, `OWNER/NAME[@REVISION][/SUBSET]`.
 
-  The commit is that of the revision now; without a revision, that of the same dataset in `known`, if it is there.
-
-  Args:
-    where: `OWNER/NAME[@REVISION][/SUBSET]`.
-    known: the sources of a run that resumes, `hf:OWNER/NAME@COMMIT[/SUBSET]`.
-
-  Raises:
-    UserError, TemporaryError: as `opener`.
+  The commit is that of the revision now. Without a revision, it is that of the same dataset in `known`, the sources of
+  a run that resumes, `hf:OWNER/NAME@COMMIT[/SUBSET]`, if it is there. Raises UserError and TemporaryError as `opener`.
   """
   repository, subset = _parse(where)
   if _COMMIT.fullmatch(repository.revision):
@@ -132,11 +126,7 @@ def _find(repository: Repository) -> tuple[Repository, tuple[str, ...]]:
 
 def _choose(repository: Repository, names: Sequence[str], subset: str,
             where: str) -> tuple[Repository, Mapping[str, Sequence[str]]]:
-  """Returns the repository, at `CONVERTED` if it has no Parquet files, and the files of a subset by split.
-
-  Raises:
-    UserError: neither has Parquet files, or there is no such subset.
-  """
+  """Returns the repository, or its branch `CONVERTED` if it has no Parquet files, and a subset's files by split."""
   files = _subsets(repository, names)
   if not files and (converted := hub.find(repository._replace(revision=CONVERTED))):
     repository = repository._replace(revision=converted.commit)
@@ -188,8 +178,8 @@ def _split(name: str) -> str:
 def _listed(repository: Repository, names: Sequence[str]) -> Iterator[_Listed]:
   """Yields those of the files `names` that `configs:` at the beginning of README.md lists.
 
-  Forms of an item: {config_name: SUBSET, default: true, data_files: [{split: train, path: train/*}, …]}, where
-  `data_files` may also be a pattern or a list of patterns, without splits; so may `path`.
+  An item is {config_name: SUBSET, default: true, data_files: [{split: train, path: train/*}, …]}; `data_files` and
+  `path` may also be a pattern or a list of patterns.
   """
   readme = hub.fetch(repository, 'README.md', most_bytes=_MOST_README)
   for config in _configs(readme.path.read_text(errors='replace')) if readme else ():
@@ -221,10 +211,7 @@ def _configs(text: str) -> list[dict[str, Any]]:
 
 
 def _download(repository: Repository, names: Sequence[str]) -> tuple[str, ...]:
-  """Returns the paths of files in the cache, after those that are missing have been downloaded.
-
-  Raises UserError if there are fewer files than the names of some say, `-of-00004`.
-  """
+  """Returns the paths of files in the cache, after those that are missing have been downloaded."""
   numbered = [(name, match) for name in names if (match := _NUMBERED.search(name))]
   for name, match in numbered:
     if len(numbered) < int(match[1]):

@@ -116,10 +116,7 @@ class IndexedSource(Rows):
 
   @staticmethod
   def choose(paths: Sequence[str], data: schema.Data) -> Any:
-    """Returns the columns with image and label, by the settings, or by the first examples.
-
-    The result has the attribute `label`, which is '' if there are no labels.
-    """
+    """Returns the columns with image and `label` ('' = no labels), by the settings, or by the first examples."""
     raise NotImplementedError
 
   @staticmethod
@@ -213,12 +210,8 @@ def opener(kind: type[IndexedSource], listed: Listed, data: schema.Data, *, name
            order: Sequence[str] = ()) -> Callable[[str], Source]:
   """Returns the function that opens a split by name. Files that do not belong to splits are divided by a hold-out.
 
-  Args:
-    kind: the subclass of the format.
-    listed: the files of each split.
-    data: the settings.
-    name: the name of the source, such as `wds:PATH`.
-    order: the classes of a run that resumes.
+  `kind` is the subclass of the format, `listed` has the files of each split, `name` is that of the source, such as
+  `wds:PATH`, and `order` has the classes of a run that resumes.
   """
   training = 'train' if 'train' in listed.splits else min(listed.splits)  # the split that defines columns and classes
   columns = functools.cache(lambda: kind.choose(listed.splits[training].paths, data))
@@ -277,17 +270,14 @@ def number_labels(data: schema.Data, folder: str, labels: SplitLabels, read_defi
   """Returns the classes of labels: by `data.classes`, a file `classes.txt` in the folder, or the defining files.
 
   Args:
-    data: the settings.
-    folder: the folder of the files.
-    labels: the labels of the split.
+    data, folder: the settings, and the folder of the files.
+    labels: the labels of the split; `where` is its name for messages.
     read_defining: returns the labels of the files that define the classes: those of the training split, or of the split
-      itself with `are_listed`. It is called only if no list does.
+      itself with `are_listed`. It is called only if no list defines them.
     are_listed: whether the files list their classes in an order, which is kept; else names are sorted.
     order: the classes of a run that resumes, whose order is kept.
-    where: the name of the split, for messages.
 
-  Raises:
-    UserError: the number of classes is not known, or too large, or a name is not one of the classes.
+  Raises UserError if the number of classes is not known, or too large, or a name is not one of the classes.
   """
   path = data.classes or _find_list(folder)
   offset = data.label_offset if are_listed or not labels.texts else 0
@@ -332,16 +322,9 @@ def _check_numbers(defining: SplitLabels, labels: SplitLabels, num_classes: int,
                    where: str) -> None:
   """Warns if labels that are numbers begin at 1, although the first class is 0.
 
-  Args:
-    defining: the labels of the files that define the classes; nothing is checked if these are names.
-    labels: the labels of the split.
-    num_classes: the number of classes.
-    offset: the number of the first class in the files.
-    is_declared: whether `num_classes` is a setting, or the length of a list.
-    where: the name of the split, for messages.
-
-  Raises:
-    UserError: the labels begin at a number other than `offset` or that of the defining files.
+  `offset` is the number of the first class in the files; `is_declared` = `num_classes` is a setting or the length of a
+  list. Nothing is checked if the labels of the `defining` files are names. Raises UserError if the labels of the split
+  begin at a number other than `offset` or that of the defining files.
   """
   if defining.texts:
     return

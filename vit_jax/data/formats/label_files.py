@@ -136,10 +136,7 @@ def opener(where: str, data: schema.Data, *, order: Sequence[str] = ()) -> Calla
 
   `data.holdout` of the images is held out as `test` if there is a single file. `data.label_column` and
   `data.image_column` name columns of a file with a header, or fields of JSON. `order` has the classes of a run that
-  resumes.
-
-  Raises:
-    UserError: a split has several files, or (when opening) a file has a problem.
+  resumes. Raises UserError if a split has several files, or (when opening) a file has a problem.
   """
   root = os.path.abspath(os.path.expanduser(where))
   names, rules = _find(root), Rules.of(data)
@@ -158,8 +155,7 @@ def opener(where: str, data: schema.Data, *, order: Sequence[str] = ()) -> Calla
     return LabeledFiles(root, images, name=f'folder:{root}/{split}', class_names=class_names, title=title, rules=rules,
                         is_single=is_single and all(len(image.labels) == 1 for image in images))
 
-  def open_part(split: str) -> Source:
-    """Opens a part of the single label file."""
+  def open_part(split: str) -> Source:  # of a single label file
     file = label_file(_NO_SPLIT)
     images = _scattered(file.images(define()[0]), data.holdout_seed)
     used = {os.path.normpath(image.path).split('/')[0] for image in images}
@@ -176,7 +172,6 @@ def opener(where: str, data: schema.Data, *, order: Sequence[str] = ()) -> Calla
     return source(images, part, splits.part_title(f'folder:{root}/{names[_NO_SPLIT]}', part, data.holdout))
 
   def open_split(split: str) -> Source:
-    """Opens a split that has a label file."""
     split = splits.resolve(split, names, source=f'folder:{root}')
     file, class_names = label_file(split), define()[0]
     images = file.images(class_names)
@@ -262,10 +257,7 @@ class _LabelFile:
   def define_classes(self, order: Sequence[str]) -> tuple[tuple[str, ...], bool]:
     """Returns the classes of the file, and whether each of its images has one of them.
 
-    `order` has the classes of a run that resumes.
-
-    Raises:
-      UserError: it has none, or numbers that are no classes.
+    `order` has the classes of a run that resumes. Raises UserError if the file has none, or fractions.
     """
     if self._has_captions:
       return UNLABELED, False
@@ -287,8 +279,7 @@ class _LabelFile:
   def images(self, class_names: Sequence[str]) -> list[Image]:
     """Returns the images, in order; their classes have the Unicode form that `class_names` have.
 
-    Raises:
-      UserError: a line has another form, or lists an image that is missing, outside of the folder, or listed before.
+    Raises UserError if a line has another form, or an image is missing, outside of the folder, or listed twice.
     """
     forms = {classes.composed(name): name for name in class_names}
     images = dict[str, Image]()  # by path
@@ -320,11 +311,7 @@ class _LabelFile:
     return list(images.values())
 
   def lines(self) -> Iterator[_Line]:
-    """Yields each line that is not empty.
-
-    Raises:
-      UserError: a line has another form. Whether its image exists is not checked.
-    """
+    """Yields each line that is not empty, even if its image is missing. Raises UserError if it has another form."""
     user_files.check_inside(self.path, self._image_paths.root, self._image_paths.rules)
     yield from self._json_lines() if self.path.endswith('.jsonl') else self._table_lines()
 
@@ -375,10 +362,8 @@ class _LabelFile:
     """Returns the form of a table, given its first lines, by the columns that settings name or by what the lines have.
 
     The first line is a header if a setting names a column. Else it is a header unless it has an image itself, or
-    neither the name of an image column is in it nor an image that exists below it.
-
-    Raises:
-      UserError: there is no column of the name that a setting has, or several columns may have the classes.
+    neither the name of an image column is in it nor an image that exists below it. Raises UserError if there is no
+    column of the name that a setting has, or several columns may have the classes.
     """
     usual = '\t' if self.path.endswith('.tsv') else ','
     separator = usual

@@ -55,10 +55,7 @@ class ImagePaths:
     return size if isinstance(size, str) else ImageFile(path, size)
 
   def explain_missing(self, lines: Sequence[Sequence[str]]) -> str:
-    """Returns why the images of some lines are not found, and what to do, given the cells of each line.
-
-    The first cell is what was taken for the path of an image.
-    """
+    """Returns why images are not found, and what to do, given the cells of their lines; the first is a path."""
     other_cells = [cell for cells in lines for cell in cells[1:]]
     if any(isinstance(self.find(cell), ImageFile) for cell in other_cells):
       return 'Another cell of these lines is the path of an image. Write the path first.'
@@ -98,16 +95,13 @@ class ImagePaths:
     return not self.rules.follow_links and user_files.leads_out(path, self._real_root)
 
   def _fitting(self, image: str) -> list[str]:
-    """Returns the paths of existing files that `image` may mean, without extension or in another Unicode form.
-
-    Returns [] if one of its folders is missing, not clear, or outside of the root.
-    """
+    """Returns the paths of files that `image` may mean, which lacks its extension or has another Unicode form."""
     *folders, base = os.path.normpath(image).split('/')
     path = ''
     for folder in folders:
       names = self._names(path).get(classes.composed(folder), [])
       if len(names) != 1:
-        return []
+        return []  # missing, not clear, or outside of the root
       path = os.path.join(path, names[0])
     return [os.path.join(path, name) for name in self._named(path, base)]
 
@@ -117,10 +111,7 @@ class ImagePaths:
     return names.get(name, []) or names.get(f'{name}.', [])
 
   def _read_names(self, folder: str) -> dict[str, list[str]]:
-    """Returns the names in a folder by their composed form; those of images also by their stem and a dot.
-
-    So `cat.jpg` has the keys `cat.jpg` and `cat.`.
-    """
+    """Returns the names in a folder by their composed form; `cat.jpg` also by `cat.`, its stem and a dot."""
     path, by_form = os.path.join(self.root, folder), dict[str, list[str]]()
     if self._is_outside(path):
       return by_form

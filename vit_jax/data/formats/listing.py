@@ -56,20 +56,14 @@ _FILES = pa.schema([('path', pa.large_binary()), ('size', pa.int64()), ('group',
 class Table:
   """Rows of Arrow, and notes about them, in memory that the processes of this machine share.
 
-  It pickles to a path in `/proc` of this process, so another process can unpickle it while this one lives.
-
-  notes: an object of JSON, which the last, empty batch has in its metadata.
+  The notes are an object of JSON in the metadata of the last, empty batch. A table pickles to a path in `/proc` of this
+  process, so another process can unpickle it while this one lives.
   """
 
   def __init__(self, content: Any, descriptor: int = -1) -> None:
-    """Reads an Arrow file; called by `share` and `attach`.
+    """Reads the bytes of an Arrow file, and takes the descriptor of the shared memory that has them; -1 = none.
 
-    Args:
-      content: the bytes of the file.
-      descriptor: of the shared memory that `content` is mapped from; -1 if it is memory of this process.
-
-    Raises:
-      KeyError, TypeError, ValueError: it is no Arrow file, or has no notes.
+    Raises KeyError, TypeError or ValueError if it is no Arrow file, or has no notes.
     """
     reader = pa.ipc.open_file(pa.py_buffer(content))
     self.rows, self.content, self._descriptor = reader.read_all(), content, descriptor
@@ -131,8 +125,7 @@ def read(root: str, prefixes: Sequence[str], rules: Rules = OWN) -> Table:
     order in which they were found. The notes have the number of `ignored` files by extension, the `folders`, their
     modification `times` in ns, and a random `token`, which stands for this listing.
 
-  Raises:
-    UserError: a folder cannot be read, or is a link out of `root`.
+  Raises UserError if a folder cannot be read, or is a link out of `root`.
   """
   finder, folders, times = user_files.Finder(rules), list[str](), list[int]()
 
@@ -154,11 +147,7 @@ def read(root: str, prefixes: Sequence[str], rules: Rules = OWN) -> Table:
 
 
 def open_listing(root: str, prefixes: Sequence[str], rules: Rules = OWN) -> Table:
-  """Returns the listing of the folders `prefixes` of `root`: the kept one if nothing has changed, else a new one.
-
-  Raises:
-    UserError: a folder cannot be read.
-  """
+  """Returns the listing of the folders `prefixes` of `root`: the kept one if nothing has changed, else as `read`."""
   rules_text = f'{rules.follow_links} with arrays' if rules.arrays else f'{rules.follow_links}'
   path = _cache_path('arrays', os.path.realpath(root), rules_text, *prefixes)
   is_current = functools.partial(_is_current, root)
@@ -176,14 +165,9 @@ def open_listing(root: str, prefixes: Sequence[str], rules: Rules = OWN) -> Tabl
 def select(files: Table, name: str, choose: Callable[[], HostArray]) -> Table:
   """Returns an order of some files of a listing, which is kept if the listing is.
 
-  Args:
-    files: the listing.
-    name: the name of the order; with the listing, it determines what `choose` returns.
-    choose: returns the rows of the files in the listing, `[N]`; called unless there is a kept order of this name.
-
-  Returns:
-    `row` of each file in the listing. The notes have the `digest`: the SHA-256 of paths, sizes and groups in this
-    order.
+  The table has the column `row`, the row of each file in the listing; its notes have the `digest`: the SHA-256 of
+  paths, sizes and groups in this order. `choose` returns the rows, `[N]`; it is called unless an order of this name is
+  kept. So the name, with the listing, must determine the rows.
   """
   path, is_kept = _cache_path('order', files.notes['token'], name), len(files) >= KEPT_FILES
   if is_kept and (kept := _open_kept(path, lambda order: 'digest' in order.notes)) is not None:
@@ -222,13 +206,10 @@ def _cache_path(kind: str, *texts: str) -> pathlib.Path:
 
 
 def _open_kept(path: pathlib.Path, is_valid: Callable[[Table], bool]) -> Table | None:
-  """Returns a copy of a kept table in memory; None if the file is missing, damaged or not valid.
-
-  With a copy, nothing changes if the file is replaced later.
-  """
+  """Returns a copy of a kept table in memory; None if the file is missing, damaged or not valid."""
   with contextlib.suppress(OSError, ValueError, KeyError, IndexError, TypeError):
     content = index.map_sealed(path)
-    table = Table.share(lambda file: file.write(content))
+    table = Table.share(lambda file: file.write(content))  # a copy, as the file may be replaced
     return table if is_valid(table) else None
   return None
 

@@ -1,15 +1,13 @@
 """`masks:PATH` and `masks:tfds:NAME`: images with masks, which give each pixel a class, for semantic segmentation.
 
-Files of a folder, where a mask has the path of its image with another extension:
+A folder has these files, where a mask has the path of its image with another extension:
 
   PATH/images/[train|val|test/]…/NAME.jpg   the images
   PATH/masks/[train|val|test/]…/NAME.png    their masks; or in `annotations`, as ADE20K has it
   PATH/classes.txt                          optional: the name of a class in each line
 
-Of a dataset prepared by TFDS, the mask is the image feature that is not `image`.
-
-`data/opening.py` calls `opener`. Each `Record` has the encoded mask; `image/masks.py` decodes it and numbers its
-classes from `first_class` on.
+Of a dataset prepared by TFDS, the mask is the image feature that is not `image`. `opening.py` calls `opener`. Each
+`Record` has the encoded mask; `image/masks.py` decodes it and numbers its classes from `first_class` on.
 """
 from __future__ import annotations
 
@@ -117,10 +115,7 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
   """Returns the function that opens a split of a folder, or of `tfds:NAME[/CONFIG][:VERSION]`.
 
   `data.label_column` is the TFDS feature with the masks; '' = the only image feature beside `image`. Of a folder
-  without splits, the fraction `data.holdout` is held out as `test`.
-
-  Raises:
-    UserError: there is no such dataset; or, when opening, an image has no mask.
+  without splits, `data.holdout` is held out. Raises UserError if there is none, or, when opening, a mask is missing.
   """
   del image_px
   rules = Rules.of(data)
@@ -152,10 +147,7 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
 
 
 def _split_folders(images: str) -> dict[str, str]:
-  """Returns the name of the folder of each split in the folder `images`; {} = it has none.
-
-  Warns about other entries beside them. Raises UserError if a split has two folders.
-  """
+  """Returns the name of the folder of each split in `images`; {} = none. Raises UserError if a split has two."""
   entries = sorted(name for name in os.listdir(images) if not name.startswith('.'))
   names = [name for name in entries if name.lower() in _SPLITS]
   folders: dict[str, str] = {}
@@ -172,10 +164,7 @@ def _split_folders(images: str) -> dict[str, str]:
 
 
 def _list_pairs(root: str, split: str, rules: Rules, *, seed: int) -> list[Pair]:
-  """Returns the images and masks of the folder of a split, '' = of the root, in an order by the seed.
-
-  Raises UserError if there are no images, or one has no mask.
-  """
+  """Returns the pairs in a folder `split`, in an order by the seed. Raises UserError if there is none, or no mask."""
   images = _by_name(root, os.path.join('images', split), user_files.EXTENSIONS, rules)
   folder = next((name for name in MASKS if os.path.isdir(os.path.join(root, name, split))), MASKS[0])
   masks = _by_name(root, os.path.join(folder, split), EXTENSIONS, rules)
@@ -194,10 +183,7 @@ def _list_pairs(root: str, split: str, rules: Rules, *, seed: int) -> list[Pair]
 
 
 def _by_name(root: str, folder: str, extensions: Sequence[str], rules: Rules) -> Mapping[str, str]:
-  """Returns the paths of the files in and below `root/folder`, by their paths in `folder` without extension.
-
-  Raises UserError if two files differ in their extension alone.
-  """
+  """Returns the paths of the files in and below `root/folder`, by their paths in `folder` without extension."""
   paths: dict[str, str] = {}
   if not os.path.isdir(os.path.join(root, folder)):
     return paths

@@ -41,10 +41,7 @@ class Weighted(NamedTuple):
 
 
 def parse(text: str) -> list[Weighted]:
-  """Returns the terms of `0.7*folder:A,0.3*tfds:B`; weights need not sum to 1.
-
-  Raises UserError if the text has another form, or a weight is too small.
-  """
+  """Returns the terms of `0.7*folder:A,0.3*tfds:B`, of any sum. Raises UserError if the form or a weight is wrong."""
   matches = [_TERM.fullmatch(term) for term in _COMMA.split(text)]
   if len(matches) < 2 or not all(matches):
     raise UserError(f'data.source: expected {FORM}, got mix:{text}. '
@@ -65,9 +62,7 @@ def parse(text: str) -> list[Weighted]:
 class Visit:
   """The training order of a mixture, with the interface of `order.Visit`; rows are those of the concatenated sources.
 
-  visits: the order of each source.
-  sizes: the number of examples of each source.
-  shares: the number of positions of each source in a round.
+  Has the order, the number of examples, and the number of positions in a round of each source.
   """
   visits: tuple[order.Visit, ...]
   sizes: tuple[int, ...]
@@ -118,10 +113,7 @@ class Mixture(Parts):
 
 
 def mix(sources: Sequence[Source], weights: Sequence[float], *, name: str, separate: bool) -> Mixture:
-  """Returns a mixture; see `join_classes` for `separate`.
-
-  Raises UserError if the classes differ, or the images of only some sources have masks.
-  """
+  """Returns a mixture with the classes of `join_classes`. Raises UserError as that, or if some sources have masks."""
   class_names, labels = join_classes(sources, separate=separate)
   masked = [source for source in sources if has_masks(source)]
   is_renumbered = any(numbers != list(range(len(class_names))) for numbers in labels)  # masks cannot be
@@ -134,10 +126,7 @@ def mix(sources: Sequence[Source], weights: Sequence[float], *, name: str, separ
 
 
 def shares(weights: Sequence[float]) -> tuple[int, ...]:
-  """Returns the positions of each source in a round: at least 1 each, in proportion to the weights, `ROUND` in total.
-
-  Fractions are rounded down. The positions that remain go to the sources with the largest remainders.
-  """
+  """Returns the positions of each source in a round, `ROUND` in total: weights, rounded by the largest remainders."""
   exact = np.array(weights, np.float64) / sum(weights) * ROUND
   counts = np.maximum(1, np.floor(exact)).astype(np.int64)
   for k in np.argsort(counts - exact, kind='stable')[:ROUND - counts.sum()]:
