@@ -54,10 +54,7 @@ class ArrayRecords:
   """
 
   def __init__(self, paths: Sequence[str], counts: Sequence[int], sizes: Sequence[int] = ()) -> None:
-    """Takes absolute paths or addresses, the number of records of each file, and its bytes; opens no file.
-
-    `sizes` may be empty if no file is in object storage.
-    """
+    """Takes absolute paths or addresses, the records in each file, and for addresses its bytes; opens no file."""
     self._paths, self._counts, self._sizes = tuple(paths), tuple(counts), tuple(sizes)
     self._ends = [0, *itertools.accumulate(counts)]  # the records in the files before each, and in all of them
 
@@ -125,10 +122,7 @@ class ArrayRecords:
       raise BadRecord(f'record {position} of {path} is damaged: {str(error)[:_SHOWN]}') from error
 
   def _remote(self, file: int, end: bytes = b'') -> contextlib.AbstractContextManager[RemoteRecords]:
-    """Returns a context with a file in object storage, opened if the pool does not have it.
-
-    `end` has the bytes of the span `find_end`; b'' = they are read here.
-    """
+    """Returns a context with an open file in object storage; `end` has the bytes of `find_end`, b'' = not read yet."""
     path, count, size = self._paths[file], self._counts[file], self._sizes[file]
     return open_files.pool().use(('array_record', path), lambda: RemoteRecords(path, count, size, end),
                                  RemoteRecords.close, num_files=RemoteRecords.NUM_FILES)

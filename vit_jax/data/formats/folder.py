@@ -102,10 +102,8 @@ def refuse_placeholder(where: str) -> None:
 class _Folder(NamedTuple):
   """A folder of images without label files, whose splits are opened by `open_split` or `open_part`.
 
-  root: the path of the folder.
-  data: the settings.
-  order: the classes of a run that resumes.
-  doubt: as that of `FolderSource`; if there is one, errors about classes have it as their message.
+  `order` has the classes of a run that resumes. A `doubt`, as that of `FolderSource`, replaces the messages of errors
+  about classes.
   """
   root: str
   data: schema.Data

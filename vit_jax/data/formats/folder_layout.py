@@ -37,7 +37,7 @@ _SPLIT_BY_TEXT = {'train': 'train', 'test': 'test', 'val': 'val', 'dev': 'val'}
 """Texts in the names of folders, and the split that each stands for."""
 # A word for a split, such as `train`, `validation`, `testset` or `trainimages`:
 _SPLIT_WORD = re.compile('(train|training|test|testing|val|valid|validation|validate|dev|eval|evaluation)'
-                   '(set|data|images?|imgs?|photos|pics)?')
+                         '(set|data|images?|imgs?|photos|pics)?')
 
 
 class Layout(NamedTuple):
@@ -86,9 +86,7 @@ def subfolders(folder: str) -> list[str]:
 def _further_splits(root: str, names: Sequence[str], folders: Mapping[str, str]) -> dict[str, str]:
   """Returns folders with words for further splits that have inner folders in common with those of the exact names."""
   inner = {_comparable(name) for folder in folders.values() for name in _innermost(root, folder)[1]}
-  known = {'', *folders}
-  if known & set(splits.SYNONYMS):
-    known.add('val')
+  known = {'', *folders, *(['val'] if set(folders) & set(splits.SYNONYMS) else [])}
   others = [name for name in names if name not in folders.values() and split_of(name) not in known]
   further = _one_per_split([name for name in others if inner & set(map(_comparable, _innermost(root, name)[1]))])
   _report(root, further, ())
@@ -186,20 +184,14 @@ def _have_common(names: Sequence[str], nested: Mapping[str, Sequence[str]]) -> b
 
 
 def _innermost(root: str, name: str) -> tuple[str, list[str]]:
-  """Returns the path of the last folder in the chain of `name`, and the names of the folders in it.
-
-  Returns `name` and [] if the chain ends at a folder with images and one folder, or is too long.
-  """
+  """Returns the path of the last folder in the chain of `name`, and the names of the folders in it."""
   *_, last = itertools.islice(_chain(root, name), _MOST_NESTED)
   inner = subfolders(os.path.join(root, last))
-  return (name, []) if len(inner) == 1 else (last, inner)
+  return (name, []) if len(inner) == 1 else (last, inner)  # one folder is beside images, or nested too deep
 
 
 def _chain(root: str, name: str) -> Iterator[str]:
-  """Yields `name`, the folder that is alone in it, the one that is alone in that, and so on: `a`, `a/b`, `a/b/c`.
-
-  The chain ends at a folder with no or several folders, or with images.
-  """
+  """Yields `name`, then the only folder in it and so on, `a/b`, `a/b/c`, up to one with images or other folders."""
   path = name
   while True:
     yield path

@@ -54,10 +54,6 @@ class SplitLabels(NamedTuple):
   largest: int = -1
   smallest: int = 0
 
-  def is_within(self, first: int, num: int) -> bool:
-    """Returns whether there are labels, and all are among the `num` numbers from `first` on."""
-    return first <= self.smallest <= self.largest < first + num
-
   def is_shifted(self, first: int, num: int) -> bool:
     """Returns whether labels are of all `num` classes, but begin at a number other than `first`."""
     return 0 <= self.smallest != first and self.largest - self.smallest + 1 == num
@@ -281,7 +277,8 @@ def number_labels(data: schema.Data, folder: str, labels: SplitLabels, read_defi
   """
   path = data.classes or _find_list(folder)
   offset = data.label_offset if are_listed or not labels.texts else 0
-  if are_listed and labels.texts and labels.smallest != offset and not labels.is_within(offset, len(labels.texts)):
+  is_inside = offset <= labels.smallest <= labels.largest < offset + len(labels.texts)
+  if are_listed and labels.texts and labels.smallest != offset and not is_inside:
     raise _wrong_first(labels, len(labels.texts), offset, where=where)  # else at most some labels are damaged
   if path:
     names = classes.read(path, setting='data.classes' if data.classes else 'classes')

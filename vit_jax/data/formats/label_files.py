@@ -117,9 +117,8 @@ class LabeledFiles(Rows):
 
   def captions(self, row: int) -> tuple[str, ...]:
     """Returns the texts of an image that are not empty. Raises BadImage if one is not valid Unicode."""
-    numbers = range(self._caption_ends[row], self._caption_ends[row + 1])
     try:
-      texts = [self._captions[number].decode() for number in numbers]
+      texts = [self._captions[i].decode() for i in range(self._caption_ends[row], self._caption_ends[row + 1])]
     except UnicodeDecodeError:
       raise BadImage('the example: expected captions of valid Unicode, got half of a surrogate pair') from None
     return tuple(text.strip() for text in texts if text.strip())
@@ -139,21 +138,20 @@ def opener(where: str, data: schema.Data, *, order: Sequence[str] = ()) -> Calla
   resumes. Raises UserError if a split has several files, or (when opening) a file has a problem.
   """
   root = os.path.abspath(os.path.expanduser(where))
-  names, rules = _find(root), Rules.of(data)
+  names = _find(root)
   if not names:
     if data.image_column or data.label_column:
       raise UserError(f'data.label_column: expected a label file in {root}, such as labels.csv, got none'
                       f'{beside(root)}. Name the file so, or leave the column out.')
     return None
-  label_file = functools.cache(lambda split: _LabelFile(root, names[split], rules, data.image_column,
-                                                        data.label_column))
+  label_file = functools.cache(lambda split: _LabelFile(root, names[split], data))
   defining = 'train' if 'train' in names else min(names)  # the split whose file defines the classes
   define = functools.cache(lambda: label_file(defining).define_classes(order))
 
   def source(images: Sequence[Image], split: str, title: str = '') -> Source:
     class_names, is_single = define()
-    return LabeledFiles(root, images, name=f'folder:{root}/{split}', class_names=class_names, title=title, rules=rules,
-                        is_single=is_single and all(len(image.labels) == 1 for image in images))
+    return LabeledFiles(root, images, name=f'folder:{root}/{split}', class_names=class_names, title=title,
+                        rules=Rules.of(data), is_single=is_single and all(len(image.labels) == 1 for image in images))
 
   def open_part(split: str) -> Source:  # of a single label file
     file = label_file(_NO_SPLIT)
@@ -208,10 +206,8 @@ def beside(root: str) -> str:
   """Returns the part of a message about tables in a folder that are not named as label files; '' if there are none."""
   read = set(_find(root).values())
   names = [name for name in sorted(os.listdir(root)) if name.lower().endswith(EXTENSIONS) and name not in read]
-  if not names:
-    return ''
   return (f'; not read: {documents.listed(names, _SHOWN)}, as label files are named labels.csv, or labels_train.csv '
-          'and labels_test.csv')
+          'and labels_test.csv') if names else ''
 
 
 def _scattered(images: Sequence[Image], seed: int) -> Sequence[Image]:
@@ -229,12 +225,7 @@ class _Line(NamedTuple):
 
 
 class _Form(NamedTuple):
-  """The form of a table.
-
-  image: the column of the paths.
-  labels: columns of classes.
-  more_from: columns from this one on have classes, too.
-  """
+  """The form of a table: `image` is the column of paths; `labels`, and those from `more_from` on, have classes."""
   separator: str
   has_header: bool
   image: int = 0
@@ -243,12 +234,12 @@ class _Form(NamedTuple):
 
 
 class _LabelFile:
-  """The label file `name` in `root`; `image` and `label` are the columns that settings name, '' = not set."""
+  """The label file `name` in `root`."""
 
-  def __init__(self, root: str, name: str, rules: Rules, image: str, label: str) -> None:
-    self.path, self._image_paths = os.path.join(root, name), ImagePaths(root, rules)
+  def __init__(self, root: str, name: str, data: schema.Data) -> None:
+    self.path, self._image_paths = os.path.join(root, name), ImagePaths(root, Rules.of(data))
     self._has_captions = name.startswith(CAPTIONS)
-    self._image, self._label = image, label
+    self._image, self._label = data.image_column, data.label_column  # columns that settings name, '' = not set
     self._advice = ('Write lines as {"image": "cats/1.jpg", "captions": ["a cat on a sofa", "a pet"]}.'
                     if self._has_captions else
                     'Write lines of .csv as `cats/1.jpg,cat,sofa`, of .tsv the same with tabs, of .jsonl '

@@ -45,8 +45,7 @@ from vit_jax.data.user_files import OWN, Rules
 
 log = logging.getLogger('vit_jax.data')
 
-KEPT_FILES = 10_000
-CHECKED_FILES = 1_000
+KEPT_FILES, CHECKED_FILES = 10_000, 1_000
 _VERSION, _BLOCK_FILES, _NOTES = 6, 2**16, b'notes'
 _SETTLED_NS = 2 * 10**9
 """A folder that changed less than this before the listing may change again within the same modification time."""
@@ -61,10 +60,7 @@ class Table:
   """
 
   def __init__(self, content: Any, descriptor: int = -1) -> None:
-    """Reads the bytes of an Arrow file, and takes the descriptor of the shared memory that has them; -1 = none.
-
-    Raises KeyError, TypeError or ValueError if it is no Arrow file, or has no notes.
-    """
+    """Reads an Arrow file in the shared memory of a descriptor, -1 = none. Raises KeyError, TypeError or ValueError."""
     reader = pa.ipc.open_file(pa.py_buffer(content))
     self.rows, self.content, self._descriptor = reader.read_all(), content, descriptor
     self._columns = {name: self.rows.column(name) for name in self.rows.column_names}  # a look-up takes 1 us less

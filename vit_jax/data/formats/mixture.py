@@ -60,10 +60,7 @@ def parse(text: str) -> list[Weighted]:
 
 @dataclasses.dataclass(frozen=True)
 class Visit:
-  """The training order of a mixture, with the interface of `order.Visit`; rows are those of the concatenated sources.
-
-  Has the order, the number of examples, and the number of positions in a round of each source.
-  """
+  """The training order of a mixture, as `order.Visit`: the order, the size and the positions in a round of sources."""
   visits: tuple[order.Visit, ...]
   sizes: tuple[int, ...]
   shares: tuple[int, ...]
