@@ -37,7 +37,7 @@ _GZIP = b'\x1f\x8b'  # the first bytes of a gzip file
 
 
 class File(NamedTuple):
-  """A published file and its MD5: of `.gz`, but not `.tar.gz`, that of its content, as copies are compressed anew."""
+  """A published file and its MD5; of `.gz` (not `.tar.gz`) that of its content, as copies are compressed otherwise."""
   address: str
   md5: str
 

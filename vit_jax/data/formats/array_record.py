@@ -75,10 +75,8 @@ class ArrayRecords:
   def read(self, numbers: Sequence[int]) -> Iterator[bytes]:
     """Yields records. From object storage, several ends of files and then several records are read at the same time.
 
-    Raises at a record:
-      BadRecord: it is damaged.
-      OSError: its file cannot be read.
-      UserError: the file has another number of records.
+    Raises BadRecord at a record that is damaged, OSError if its file cannot be read, and UserError if the file has
+    another number of records.
     """
     needed = dict.fromkeys(self._find(number)[0] for number in numbers)  # numbers of files
     if not any(storage.is_address(self._paths[file]) for file in needed):
@@ -278,9 +276,7 @@ class Info(NamedTuple):
 def read_info(folder: str | os.PathLike[str]) -> Info:
   """Returns the content of `folder/info.json`; the folder may be an address.
 
-  Raises:
-    UserError: it is missing, damaged, or of another format.
-    TemporaryError: its storage fails.
+  Raises UserError if it is missing, damaged, or of another format, and TemporaryError if its storage fails.
   """
   path, expected = f'{os.fspath(folder)}/{INFO}', 'the output of vit-jax prepare'
   with documents.explained(path, max_bytes=documents.MAX_BYTES, expected=expected, advice=_AGAIN):

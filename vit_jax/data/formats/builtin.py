@@ -103,8 +103,8 @@ class Synthetic(Rows):
 def synthetic_opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
   """Returns the function that opens a split of `synthetic`, with images of `image_px` (height, width).
 
-  `train` has `data.num_examples` (0 = 1,000), `test` as many, but at most 1,000; 0 classes = 10. Raises UserError if a
-  number is negative.
+  `train` has `data.num_examples` (0 = 1,000), `test` as many, but at most 1,000; `data.num_classes` may be 0 for 10.
+  Raises UserError if one of these is negative.
   """
   del where
   if data.num_examples < 0 or data.num_classes < 0:

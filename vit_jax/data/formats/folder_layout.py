@@ -84,9 +84,11 @@ def subfolders(folder: str) -> list[str]:
 
 
 def _further_splits(root: str, names: Sequence[str], folders: Mapping[str, str]) -> dict[str, str]:
-  """Returns folders with words for further splits that have inner folders in common with those of the exact names."""
+  """Returns the folders of splits that are not in `folders`, by words in their names and by folders in common."""
   inner = {_comparable(name) for folder in folders.values() for name in _innermost(root, folder)[1]}
-  known = {'', *folders, *(['val'] if set(folders) & set(splits.SYNONYMS) else [])}
+  known = {'', *folders}
+  if known & set(splits.SYNONYMS):
+    known.add('val')
   others = [name for name in names if name not in folders.values() and split_of(name) not in known]
   further = _one_per_split([name for name in others if inner & set(map(_comparable, _innermost(root, name)[1]))])
   _report(root, further, ())
@@ -191,7 +193,7 @@ def _innermost(root: str, name: str) -> tuple[str, list[str]]:
 
 
 def _chain(root: str, name: str) -> Iterator[str]:
-  """Yields `name`, then the only folder in it and so on, `a/b`, `a/b/c`, up to one with images or other folders."""
+  """Yields `a`, `a/b`, `a/b/c` and so on for the name `a`, while the last one has a single folder and no images."""
   path = name
   while True:
     yield path

@@ -5,8 +5,7 @@ When a split is opened, its files are downloaded to the cache that other program
 
   1. from `configs:` at the beginning of the dataset's README.md;
   2. or from the paths of files: `[data/ or SUBSET/]SPLIT-00000-of-00004.parquet`;
-  3. if there are no Parquet files, from those that the hub has made: `SUBSET/SPLIT/0000.parquet` in the branch
-     `refs/convert/parquet`.
+  3. or from the branch `refs/convert/parquet`, where the hub has Parquet files: `SUBSET/SPLIT/0000.parquet`.
 
 `opening.py` calls `pin` when a run begins, and later `opener`. `pin` replaces the revision by a commit, which
 the config of the run then has, so that a resumed run reads the same files. `core/hub.py` talks to the hub.
@@ -55,11 +54,10 @@ class _Listed(NamedTuple):
 
 def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
            order: Sequence[str] = ()) -> Callable[[str], Source]:
-  """Returns the function that opens a split of a dataset, and then downloads its files.
+  """Returns the function that opens a split of a dataset, after it has downloaded the files of the split.
 
-  Raises:
-    UserError: there is no such dataset or subset, it may not be read, or it has no Parquet files.
-    TemporaryError: the hub cannot be reached, and the cache does not have the dataset.
+  Raises UserError if there is no such dataset or subset, it may not be read, or it has no Parquet files; and
+  TemporaryError if the hub cannot be reached, and the cache does not have the dataset.
   """
   del image_px
   repository, subset = _parse(where)

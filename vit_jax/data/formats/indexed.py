@@ -263,17 +263,12 @@ def _first_labels(source: Source) -> HostArray:
 
 def number_labels(data: schema.Data, folder: str, labels: SplitLabels, read_defining: Callable[[], SplitLabels], *,
                   are_listed: bool, order: Sequence[str], where: str) -> Classes:
-  """Returns the classes of labels: by `data.classes`, a file `classes.txt` in the folder, or the defining files.
+  """Returns the classes of `labels`: by `data.classes`, a file `classes.txt` in the folder, or the defining files.
 
-  Args:
-    data, folder: the settings, and the folder of the files.
-    labels: the labels of the split; `where` is its name for messages.
-    read_defining: returns the labels of the files that define the classes: those of the training split, or of the split
-      itself with `are_listed`. It is called only if no list defines them.
-    are_listed: whether the files list their classes in an order, which is kept; else names are sorted.
-    order: the classes of a run that resumes, whose order is kept.
-
-  Raises UserError if the number of classes is not known, or too large, or a name is not one of the classes.
+  `read_defining` returns the labels of the defining files: those of the training split, or with `are_listed` of the
+  split `where` itself. It is called if no list has the classes. With `are_listed`, the files list their classes in an
+  order, which is kept. Other names are sorted, or have the `order` of a run that resumes. Raises UserError if the
+  number of classes is not known, or too large, or a name is not one of the classes.
   """
   path = data.classes or _find_list(folder)
   offset = data.label_offset if are_listed or not labels.texts else 0

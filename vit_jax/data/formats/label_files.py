@@ -27,6 +27,7 @@ import hashlib
 import itertools
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -58,7 +59,6 @@ _CLASS_COLUMN = re.compile(r'(label|class|tag|categor(y|ie)|target)(e?s)?\d*')
 _NUMBER_COLUMNS = ('', 'unnamed0')
 _FLAGS = {'', '0', '1', '0.0', '1.0', 'True', 'False', 'true', 'false'}
 """Cells that say whether an image has the class of their column."""
-_BEYOND = 10**6  # a column that no table has
 _NO_FLAGS = ('Write a line for each image with the names of its classes: `cats/1.jpg,cat`; or, for one of these '
              'columns alone, name it in data.label_column.')
 
@@ -374,7 +374,7 @@ class _LabelFile:
     else:
       image = ([column for column in named if column in existing] or existing or named or [0])[0]
     if self._label:
-      return _Form(separator, True, image, (self._column(header, self._label, 'label'),), more_from=_BEYOND)
+      return _Form(separator, True, image, (self._column(header, self._label, 'label'),), more_from=sys.maxsize)
     others = [column for column, name in enumerate(header) if column != image and _plain(name) not in _NUMBER_COLUMNS]
     if len(others) > 1 and not all(_CLASS_COLUMN.fullmatch(_plain(header[column])) for column in others):
       listed = documents.listed([header[column] for column in others], _COLUMNS_SHOWN)

@@ -60,7 +60,10 @@ class Table:
   """
 
   def __init__(self, content: Any, descriptor: int = -1) -> None:
-    """Reads an Arrow file in the shared memory of a descriptor, -1 = none. Raises KeyError, TypeError or ValueError."""
+    """Reads an Arrow file; `descriptor` is that of the shared memory with its `content`, -1 = it is not shared.
+
+    Raises KeyError, TypeError or ValueError if it has another format.
+    """
     reader = pa.ipc.open_file(pa.py_buffer(content))
     self.rows, self.content, self._descriptor = reader.read_all(), content, descriptor
     self._columns = {name: self.rows.column(name) for name in self.rows.column_names}  # a look-up takes 1 us less

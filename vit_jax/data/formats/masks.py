@@ -114,8 +114,9 @@ class TfdsMasks(tfds.Stored):
 def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
   """Returns the function that opens a split of a folder, or of `tfds:NAME[/CONFIG][:VERSION]`.
 
-  `data.label_column` is the TFDS feature with the masks; '' = the only image feature beside `image`. Of a folder
-  without splits, `data.holdout` is held out. Raises UserError if there is none, or, when opening, a mask is missing.
+  `data.label_column` is the TFDS feature with the masks, '' = the only image feature beside `image`; `data.holdout` is
+  the fraction held out of a folder without splits. Raises UserError if there is no such dataset, or (when opening) a
+  mask is missing.
   """
   del image_px
   rules = Rules.of(data)
@@ -164,7 +165,7 @@ def _split_folders(images: str) -> dict[str, str]:
 
 
 def _list_pairs(root: str, split: str, rules: Rules, *, seed: int) -> list[Pair]:
-  """Returns the pairs in a folder `split`, in an order by the seed. Raises UserError if there is none, or no mask."""
+  """Returns the pairs of a split, '' = of the root, in an order by `seed`. Raises UserError if a mask is missing."""
   images = _by_name(root, os.path.join('images', split), user_files.EXTENSIONS, rules)
   folder = next((name for name in MASKS if os.path.isdir(os.path.join(root, name, split))), MASKS[0])
   masks = _by_name(root, os.path.join(folder, split), EXTENSIONS, rules)

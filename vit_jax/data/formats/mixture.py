@@ -1,10 +1,9 @@
 """`mix:0.7*folder:A,0.3*tfds:B`: several sources as one, in given shares.
 
-The training order of a mixture is a pure function of the seed: it gives each position a source and a row of it. The
-positions are grouped into rounds of 1,000. In each round, source k has exactly its share of the positions, in a random
-order of this round. So how many examples of source k come before a position is known without the rounds before it.
-Each source is visited in its own permutations, each of its examples once per pass, for any sizes. An epoch of a mixture
-has as many examples as its sources together.
+The training order is a pure function of the seed: it gives each position a source and a row. Positions are grouped
+into rounds of 1,000. In each round, source k has exactly its share of the positions, in a random order of this round.
+So how many examples of source k come before a position is known without the rounds before it. Each source is visited
+in its own permutations, each example once per pass. An epoch has as many examples as all sources together.
 
 `data/opening.py` calls `parse`, opens each source, and calls `mix`. The loader calls `Mixture.visit` for the order.
 """
@@ -41,7 +40,7 @@ class Weighted(NamedTuple):
 
 
 def parse(text: str) -> list[Weighted]:
-  """Returns the terms of `0.7*folder:A,0.3*tfds:B`, of any sum. Raises UserError if the form or a weight is wrong."""
+  """Returns the terms of `0.7*folder:A,0.3*tfds:B`; weights may have any sum. Raises UserError if one is wrong."""
   matches = [_TERM.fullmatch(term) for term in _COMMA.split(text)]
   if len(matches) < 2 or not all(matches):
     raise UserError(f'data.source: expected {FORM}, got mix:{text}. '
@@ -60,7 +59,10 @@ def parse(text: str) -> list[Weighted]:
 
 @dataclasses.dataclass(frozen=True)
 class Visit:
-  """The training order of a mixture, as `order.Visit`: the order, the size and the positions in a round of sources."""
+  """The training order of a mixture, with the interface of `order.Visit`.
+
+  `visits` has the order of each source, `sizes` its examples, and `shares` its positions in a round.
+  """
   visits: tuple[order.Visit, ...]
   sizes: tuple[int, ...]
   shares: tuple[int, ...]
@@ -110,7 +112,7 @@ class Mixture(Parts):
 
 
 def mix(sources: Sequence[Source], weights: Sequence[float], *, name: str, separate: bool) -> Mixture:
-  """Returns a mixture with the classes of `join_classes`. Raises UserError as that, or if some sources have masks."""
+  """Returns a mixture; see `join_classes`. Raises UserError as it, or if only some of the sources have masks."""
   class_names, labels = join_classes(sources, separate=separate)
   masked = [source for source in sources if has_masks(source)]
   is_renumbered = any(numbers != list(range(len(class_names))) for numbers in labels)  # masks cannot be
