@@ -1,10 +1,10 @@
 """Adds images labeled by a teacher to the training data: Noisy Student (Xie et al. 2020, arXiv 1911.04252, section 2).
 
-The teacher's answer to an image is its most likely classes and their probabilities. `data/answers.py` defines the files
-of answers, which have one position for each image here. Images whose highest probability reaches `threshold` are selected. With
-`per_class`, each class has that many images: those with the highest probability, repeated if there are too few. The
-selected images have a fixed share of the training batches. The targets of each are the probabilities of its answer,
-normalized to a sum of 1. The target of a labeled image is its class. Both are augmented by the same recipe.
+The teacher's answer to an image is its most likely classes and their probabilities, in the files of `data/answers.py`.
+Images whose highest probability reaches `threshold` are selected. With `per_class`, each class has that many images:
+those with the highest probability, repeated if there are too few. The selected images have a fixed share of the
+training batches. The targets of each are the probabilities of its answer, normalized to a sum of 1. The target of a
+labeled image is its class. Both are augmented by the same recipe.
 
 `jobs/teacher_labels.py` writes the answers. Then `data/opening.py` opens the labeled and the unlabeled images and calls
 `add`. The loader adds the targets to batches by `PseudoLabeled.extra`. Axes: S unlabeled images, R selected ones.

@@ -3,19 +3,17 @@
 `array_record.py` opens each file as a `RemoteRecords`. For a record it calls `span`, reads these bytes by
 `data/storage.py`, and passes them to `decode`. It may read the spans of `find_end` before, for many files at a time.
 
-An ArrayRecord file is a Riegeli file of three parts:
+An ArrayRecord file is a Riegeli file. Each of its blocks of 64 KiB begins with a header of 24 bytes, also in the
+middle of a chunk. The file has
 
-  chunks      with the records; the writer chooses how many records a chunk has
+  chunks      of one or more records
   footer      a chunk with a record of metadata, and an entry for each chunk: offset, decoded bytes, number of records
   postscript  a chunk in the last block of the file: one record with the offset of the footer, and a magic number
 
-A file consists of blocks of 64 KiB. Each block begins with a header of 24 bytes, also in the middle of a chunk.
-
 This module decodes the footer. The package `array_record` decodes records, but it reads local files only. So each
-object has a local file of the same size, which has no bytes but holes. When the object is opened, the footer and the
-postscript are written to it for the reader of the package. The chunk of a record is written to it before the record is
-decoded; afterward, the whole file becomes a hole again. The package thus decompresses each record and compares its
-checksum as in a complete local file.
+object has a local file of the same size with holes in place of its bytes. When the object is opened, its end is written
+to this file for the reader of the package. The chunk of a record is written to it before the record is decoded; then
+the whole file becomes a hole again. The package thus decompresses each record and compares its checksum as usual.
 
 Format: github.com/google/riegeli/blob/master/doc/riegeli_records_file_format.md, and
 github.com/google/array_record/blob/main/beam (`layout.proto`).
@@ -54,7 +52,7 @@ class _Footer(NamedTuple):
 
   offsets: first byte of each chunk, and of the footer, `[C + 1] i64`.
   first_records: number of the first record of each chunk, and the number of all records, `[C + 1] i64`.
-  end: the bytes of the file from the footer or an earlier byte to the end of the file.
+  end: the last bytes of the file, which contain the footer.
   """
   offsets: HostArray
   first_records: HostArray
@@ -72,16 +70,9 @@ class RemoteRecords:
   NUM_FILES = 2  # open files of each: the local file, which this class writes and the package reads
 
   def __init__(self, path: str, num_records: int, num_bytes: int, end: bytes = b'') -> None:
-    """Opens the file.
+    """Opens the file at an address; `end` has the bytes of `find_end`, b'' = they are read here.
 
-    Args:
-      path: the address.
-      num_records, num_bytes: as the description of the dataset has them.
-      end: the bytes of `find_end`; b'' = they are read here.
-
-    Raises:
-      OSError, TemporaryError, UserError: the object cannot be read (as in `storage.read_many`).
-      UserError: it has another size or number of records, or is no ArrayRecord file.
+    Raises as `storage.read_many`; and UserError if the file has another size or number of records, or another form.
     """
     from array_record.python import array_record_module
     self._path, self._num_bytes, self._lock = path, num_bytes, threading.Lock()
@@ -108,8 +99,9 @@ class RemoteRecords:
 
   def span(self, number: int) -> storage.Span:
     """Returns the span of the chunk that contains a record."""
-    chunk = (number if self._first_records is None else
-             int(np.searchsorted(self._first_records, number, side='right')) - 1)
+    chunk = number
+    if self._first_records is not None:
+      chunk = int(np.searchsorted(self._first_records, number, side='right')) - 1
     start, stop = int(self._offsets[chunk]), int(self._offsets[chunk + 1])
     return storage.Span(self._path, start, stop - start)
 
@@ -130,8 +122,7 @@ class RemoteRecords:
     os.close(self._local_file)
 
   def _read_footer(self, end: bytes) -> _Footer:
-    """Returns the footer, given the last bytes of the file. Reads the bytes from the footer on, if these are too few.
-    """
+    """Returns the footer, given the last bytes of the file. Reads more bytes if these are too few."""
     last_block = self._num_bytes - _BLOCK_BYTES
     sizes, records = self._read_chunk(end, last_block)
     postscript = _decode_varints(records[:sizes[0]]).tolist()  # tag, offset, tag, magic
@@ -149,17 +140,10 @@ class RemoteRecords:
     return _Footer(np.append(entries[1::6], footer_offset), np.concatenate([[0], np.cumsum(num_records)]), end)
 
   def _read_chunk(self, end: bytes, offset: int) -> tuple[HostArray, bytes]:
-    """Returns the records of a chunk without a transposition, which is in the last bytes of the file.
+    """Returns the sizes of the N records of a chunk and a final 0, `[N + 1] i64`, and the bytes of all records.
 
-    The data of such a chunk are: how it is compressed (1 byte), the number of bytes of the sizes (a varint), the sizes
-    of the records, and the records one after the other.
-
-    Args:
-      end: the last bytes of the file.
-      offset: of the chunk in the file.
-
-    Returns:
-      The sizes of the N records and a final 0, `[N + 1] i64`, and the bytes of all records.
+    The chunk is at this offset of the file, in its last bytes `end`. Its data are: how it is compressed (1 byte), the
+    number of bytes of the sizes (a varint), the sizes of the records, and the records one after the other.
     """
     offsets = np.arange(self._num_bytes - len(end), self._num_bytes)
     is_inside = (offsets >= offset) & (offsets % _BLOCK_BYTES >= _BLOCK_HEADER_BYTES)  # without the headers of blocks
@@ -187,8 +171,7 @@ class RemoteRecords:
 
 
 def _decompress(data: bytes) -> bytes:
-  """Returns the content of a zstd frame after a varint with its decoded size. Raises OSError or ValueError if damaged.
-  """
+  """Returns the content of a zstd frame that follows a varint with its size. Raises OSError or ValueError."""
   import pyarrow as pa
   num_bytes, start = _decode_varint(data)
   return bytes(pa.decompress(data[start:], min(num_bytes, _MAX_FOOTER_BYTES), codec='zstd', asbytes=True))

@@ -7,8 +7,7 @@ A pattern is a path with braces, `{000..999}` or `{a,b}`, and the wildcards `*`,
 for all files in and below it with the extension. Both may be in object storage: `gs://BUCKET/DIR/{000..999}.tar`.
 
 `{split}` in a pattern stands for the name of a split. Without it, the split is the word `train`, `val`, `valid`,
-`validation` or `test` in the name of the file; or else in the nearest folder that has such a word, below the folder of
-the pattern.
+`validation` or `test` in the name of the file, or else in the name of a folder below that of the pattern.
 """
 from __future__ import annotations
 
@@ -140,11 +139,7 @@ def expand(pattern: str) -> list[str]:
 
 
 def _open_bucket(path: str, start: str) -> _Objects:
-  """Returns the objects of the address `path`, listed once.
-
-  Args:
-    path: a pattern, a folder or an object.
-    start: the part of `path` before the first wildcard.
+  """Returns the objects of a pattern, a folder or an object; `start` is the part of `path` before a wildcard.
 
   Raises:
     OSError, TemporaryError: they cannot be listed.
@@ -216,10 +211,7 @@ class _Objects(_LocalFiles):
 
 
 def _group_by_name(patterns: Sequence[str], files: _LocalFiles) -> dict[str, list[str]]:
-  """Returns the files of patterns with `{split}` by the name of their split.
-
-  Raises UserError if a split has no files of one of the patterns.
-  """
+  """Returns the files of patterns with `{split}` by split. Raises UserError if a pattern has no files of a split."""
   by_split: dict[str, list[str]] = {}
   for pattern in patterns:
     before, _, after = pattern.partition(SPLIT)
@@ -254,10 +246,7 @@ def split_words(path: str) -> list[str]:
 
 
 def _group_by_word(root: str, files: Sequence[str], *, source: str) -> dict[str, list[str]]:
-  """Returns files by the word for a split in their names below `root`; all by '' if no name has such a word.
-
-  Raises UserError if a name has words for several splits, or only some names have one.
-  """
+  """Returns files by the word for a split in their names below `root`; all by '' if no name has such a word."""
   by_split: dict[str, list[str]] = {}
   for file in files:
     words = sorted(set(split_words(os.path.relpath(file, root))))

@@ -137,10 +137,8 @@ class TarSource(IndexedSource):
     if data.label_column:
       return Columns(data.image_column, data.label_column, caption)
     in_json = Columns(data.image_column, 'json/label', caption)
-    searched: list[tuple[str, int | None]] = [(paths[0], None)]  # files, and how many examples; None = all
-    if len(paths) > 1:
-      searched.append((paths[-1], _LAST_EXAMPLES))
-    for path, most in searched:
+    for path in dict.fromkeys((paths[0], paths[-1])):
+      most = None if path == paths[0] else _LAST_EXAMPLES  # None = all
       with _open_archive(path) as window:
         for example in itertools.islice(_examples(path, window, in_json, Counts()), most):
           if b'cls' in example.extensions:
@@ -176,10 +174,8 @@ class TarSource(IndexedSource):
     values: list[Any] | None = None
     if len(content) == size:
       with contextlib.suppress(ValueError, RecursionError):  # no UTF-8, or no JSON
-        if field:
-          values = stored.field(documents.parse(content, nan=True), field)
-        else:
-          values = user_files.split_lines(content.decode())
+        values = (stored.field(documents.parse(content, nan=True), field) if field else
+                  user_files.split_lines(content.decode()))
     if values is None:
       raise BadImage('the example: expected a complete text in UTF-8 beside the image, got a damaged one')
     return stored.texts(values, f'.{self._columns.caption}')
@@ -203,10 +199,7 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
 
 
 def find(where: str, rules: Rules) -> Listed:
-  """Returns the tar files of a pattern or folder: those in `_info.json` of a folder, or else as `shards.find` does.
-
-  Raises as `shards.find`; and UserError if `_info.json` is damaged, or lists a file that is missing.
-  """
+  """Returns the files that `_info.json` in a folder lists, if it exists; else those that `shards.find` returns."""
   path = user_files.locate(where, 'wds:PATH')
   exists: Callable[[str], bool] = os.path.isfile
   if storage.is_address(path):
@@ -396,8 +389,7 @@ def _members(path: str, window: Window, ignored: Counts) -> Iterator[Member]:
   Raises:
     UserError: the archive is damaged or truncated, or has sparse members.
   """
-  offset = 0
-  extended: dict[str, bytes] = {}  # fields for the next member
+  offset, extended = 0, dict[str, bytes]()  # of the next header, and fields of extended headers for the next member
   while (header := window.read(offset, _BLOCK_BYTES)) != _END:
     if len(header) < _BLOCK_BYTES:
       raise _damaged(path, window, offset, 'one without an end')

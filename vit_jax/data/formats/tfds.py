@@ -128,17 +128,7 @@ class Stored(Rows):
   """The records of a split; the sources of TFDS datasets inherit from it."""
 
   def __init__(self, dataset: Dataset, split: str, *, name: str, reading: object) -> None:
-    """Opens the files of a split.
-
-    Args:
-      dataset: its description.
-      split: a name in `dataset.splits`.
-      name: of the source.
-      reading: the settings of a subclass, whose text is a part of the digest.
-
-    Raises:
-      UserError: the files have another format.
-    """
+    """Takes the name of the source, and `reading`, the settings of a subclass, whose text is a part of the digest."""
     files, self.name = dataset.splits[split], name
     readers = {'array_record': array_record.ArrayRecords, 'tfrecord': tfrecord.TfRecords}
     if dataset.file_format not in readers:
@@ -291,11 +281,7 @@ def read(folder: str, rules: Rules = OWN) -> Dataset:
 
 
 def _read_split(described: Field, folder: str, name: str, file_format: str, rules: Rules) -> Split:
-  """Returns a split of the dataset `name`; `described` is its object in `dataset_info.json`.
-
-  Raises:
-    UserError: it is damaged, or has files outside of the folder.
-  """
+  """Returns a split of the dataset `name`; `described` is its object in `dataset_info.json`."""
   counts = tuple(_whole(count) for count in described.field('shardLengths', default=[]).items())
   if not counts:
     raise described.error('the number of records of at least one file, shardLengths')
@@ -356,10 +342,7 @@ def _whole(field: Field) -> int:
 
 
 def _choose_captions(dataset: Dataset, given: str) -> str:
-  """Returns the feature with captions, such as `captions/text`; '' if there is none.
-
-  `given` is that of the settings, '' = not set. Raises UserError if it is not in the dataset.
-  """
+  """Returns the feature with captions, such as `captions/text`, or `given`, that of the settings; '' = none."""
   if given and given not in dataset.texts:
     raise UserError(f'data.caption_column: expected a feature of {dataset.folder} with texts '
                     f'({", ".join(dataset.texts) or "none"}), got {given!r}. Set one of these.')

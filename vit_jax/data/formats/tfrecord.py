@@ -110,11 +110,8 @@ class TfRecordSource(IndexedSource):
 
     def choose_feature(setting: str, expected: str, given: str, usual: Sequence[str], *, kinds_used: Sequence[str],
                        is_required: bool = False) -> str:
-      def fits(name: str) -> bool:
-        return kinds.get(name) in kinds_used
-
-      name = given or next(filter(fits, usual), '')
-      if (is_required and not name) or (given and not fits(given)):
+      name = given or next((name for name in usual if kinds.get(name) in kinds_used), '')
+      if (is_required and not name) or (given and kinds.get(given) not in kinds_used):
         raise UserError(f'data.{setting}: expected {expected}, got {documents.describe(name) if name else "none"}. '
                         f'The first records of {paths[0]} have {_describe_features(kinds)}. Set --config.data.'
                         f'{setting} to one of them.')
@@ -276,16 +273,9 @@ def scan(path: str, ignored: Counts, *, label: str) -> Iterator[tuple[Any, ...]]
 
 
 def scan_counted(path: str, ignored: Counts, *, counts: Mapping[str, int]) -> Iterator[tuple[int, int]]:
-  """Yields offset and size of each record of a file. After a damaged frame, `_LOST` and 0 stand for each lost record.
+  """Yields offset and size of each record of a file; `_LOST` and 0 for those from a damaged frame on.
 
-  Args:
-    path: of the file.
-    ignored: not used, as no record is ignored.
-    counts: the number of records of each file by its path.
-
-  Raises:
-    UserError: the file has more records.
-    OSError: it is missing or cannot be read.
+  `counts` has the number of records of each path. Raises UserError if the file has more, OSError if it cannot be read.
   """
   del ignored
   count, number, end = counts[path], 0, 0
@@ -305,10 +295,7 @@ def scan_counted(path: str, ignored: Counts, *, counts: Mapping[str, int]) -> It
 
 
 def _find_kinds(paths: Sequence[str]) -> dict[str, str]:
-  """Returns the kind of the values of each feature by name: `bytes`, `int64` or `float`; '' if there are no values.
-
-  The features are those of the first records. Raises UserError if these cannot be read, or have no features.
-  """
+  """Returns the kind of each feature of the first records: `bytes`, `int64` or `float`; '' if it has no values."""
   kinds: dict[str, str] = {}
   try:
     records = itertools.chain.from_iterable(map(_read_records, paths))
