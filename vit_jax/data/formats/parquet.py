@@ -152,11 +152,7 @@ class ParquetSource(IndexedSource):
     return parquet_files.parse_footer(self._index.get('footer', self.first_row(row)))
 
   def _image(self, row: int, content: bytes | None) -> bytes:
-    """Returns the image of an example; `content` has the bytes of its row group, None if they were not read.
-
-    Raises:
-      BadImage: it is missing, too large, or its row group is damaged.
-    """
+    """Returns the image of an example; `content` as in `_value`. Raises BadImage if it cannot be used."""
     image: bytes | None = None
     if self._columns.leaf:
       image = self._value(row, self._span(row), self._columns.leaf, content)
@@ -169,14 +165,8 @@ class ParquetSource(IndexedSource):
   def _value(self, row: int, span: Span, leaf: str, content: bytes | None = None) -> Any:
     """Returns the value of a column in one row.
 
-    Args:
-      row: of the source.
-      span: where the column of the row group is in the file.
-      leaf: the column, such as `image.bytes`.
-      content: the bytes of the span; None if they were not read.
-
-    Raises:
-      BadImage: the row group is damaged.
+    The bytes of the leaf, such as `image.bytes`, in the row group are at `span`; `content` has these bytes, None if
+    they were not read. Raises BadImage if the row group is damaged.
     """
     def decode() -> tuple[Any, int]:  # the values, and their bytes
       stored_bytes = storage.read(*span) if content is None else content
@@ -215,11 +205,7 @@ class ParquetSource(IndexedSource):
       raise BadImage(f'the image: expected the file {path}, got "{error.strerror}"') from error
 
   def _check_groups(self, groups: RowGroups) -> None:
-    """Warns if a process can hold few of the row groups, or if the images of each have one class.
-
-    Raises:
-      UserError: a process cannot hold one of them.
-    """
+    """Warns if few row groups are shuffled at a time, or each has one class. Raises UserError if one is too large."""
     held_mib, number = groups.held_bytes // 2**20, int(np.argmax(groups.num_bytes))
     largest_bytes = int(groups.num_bytes[number])
     advised_rows = max(1, int(groups.sizes[number] * groups.held_bytes // (_ADVISED_GROUPS * max(1, largest_bytes))))

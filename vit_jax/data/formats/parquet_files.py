@@ -102,7 +102,7 @@ def _refuse_damage(path: str) -> Iterator[None]:
 
 
 def _read_footer(path: str) -> tuple[bytes, int]:
-  """Returns the footer of a file, and the size of the file: for an object that is not small, an upper limit.
+  """Returns the footer of a file, and the size of the file; for an object, this may be only an upper limit.
 
   Raises:
     UserError: it is something else, or truncated.

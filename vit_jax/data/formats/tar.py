@@ -384,11 +384,7 @@ def _is_label(value: object) -> bool:
 
 
 def _members(path: str, window: Window, ignored: Counts) -> Iterator[Member]:
-  """Yields the ordinary files of an archive; counts other members in `ignored`.
-
-  Raises:
-    UserError: the archive is damaged or truncated, or has sparse members.
-  """
+  """Yields the ordinary files of an archive; counts others in `ignored`. Raises UserError if it is damaged."""
   offset, extended = 0, dict[str, bytes]()  # of the next header, and fields of extended headers for the next member
   while (header := window.read(offset, _BLOCK_BYTES)) != _END:
     if len(header) < _BLOCK_BYTES:

@@ -191,7 +191,7 @@ def _format_bytes(num_bytes: int) -> str:
 
 
 def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
-  """Returns the function that opens a split of the dataset `NAME[/CONFIG][:VERSION]`, by the name of the split.
+  """Returns the function that opens a split of the dataset `NAME[/CONFIG][:VERSION]`, given the name of the split.
 
   The folder of the dataset is in `data.data_dir`. CONFIG may be left out if there is only one; the default version is
   the newest. `data.label_column` is the feature with the class or classes, `data.caption_column` the one with texts.
@@ -222,18 +222,13 @@ def data_folder(data_dir: str) -> str:
 
 
 def find(name: str, *, data_dir: str) -> str:
-  """Returns the directory of a prepared dataset: DATA_DIR/NAME[/CONFIG]/VERSION.
-
-  Raises:
-    NotPrepared: it is missing.
-    UserError: there are several configurations.
-  """
+  """Returns the folder of a prepared dataset. Raises NotPrepared if it is missing, and UserError if CONFIG is needed."""
   data_dir = data_folder(data_dir)
   path, _, version = name.partition(':')
   folder = os.path.join(data_dir, path)
   if not version and not _find_versions(folder):
     names = os.listdir(folder) if os.path.isdir(folder) else []
-    configs = sorted(name for name in names if _find_versions(os.path.join(folder, name)))
+    configs = sorted(config for config in names if _find_versions(os.path.join(folder, config)))
     if len(configs) > 1:
       raise UserError(f'tfds:{name}: expected one of the configurations in {folder}, {", ".join(configs)}, got '
                       f'none. Set tfds:{path}/{configs[0]}, for example.')
@@ -255,11 +250,7 @@ def _find_versions(folder: str) -> list[str]:
 
 
 def read(folder: str, rules: Rules = OWN) -> Dataset:
-  """Returns the description of a prepared dataset.
-
-  Raises:
-    UserError: it is damaged or too large, or a link leads out of the folder and the rules do not allow it.
-  """
+  """Returns the description of a prepared dataset. Raises UserError if it is damaged, or a link leads out of it."""
   for name in (INFO, FEATURES):
     user_files.check_inside(os.path.join(folder, name), folder, rules)
   info, features = (documents.read(os.path.join(folder, name), expected='the description of a dataset', advice=_AGAIN)

@@ -156,11 +156,7 @@ class TfRecordSource(IndexedSource):
 
 def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
            order: Sequence[str] = ()) -> Callable[[str], Source]:
-  """Opens the splits of TFRecord files.
-
-  Raises:
-    UserError: there are no such files, they are compressed, or (when opening) damaged, or of other features.
-  """
+  """Opens the splits of TFRecord files. Raises UserError if there are none, or (when opening) they are damaged."""
   del image_px
   listed = shards.find(where, '.tfrecord, .tfrecords, .tfrec or -00000-of-00001', kind='tfrecord',
                        rules=Rules.of(data), fits=lambda name: bool(_FILE_NAME.search(name)))
@@ -174,11 +170,7 @@ class TfRecords:
   """
 
   def __init__(self, paths: Sequence[str], counts: Sequence[int]) -> None:
-    """Indexes files, given the number of records of each.
-
-    Raises:
-      UserError: a file is missing, cannot be read, or has more records.
-    """
+    """Indexes files, given the number of records of each. Raises UserError if one is missing or has more records."""
     self._paths, self._counts = [os.path.abspath(path) for path in paths], tuple(counts)
     self._index = self._load()
 
@@ -202,12 +194,7 @@ class TfRecords:
     return self._paths[int(self._index['file'][number])]
 
   def __getitem__(self, number: int) -> bytes:
-    """Returns a record.
-
-    Raises:
-      BadRecord: it is damaged or lost.
-      OSError: its file cannot be read.
-    """
+    """Returns a record. Raises BadRecord if it is damaged or lost, and OSError if its file cannot be read."""
     path, offset, size = self.path(number), int(self._index['offset'][number]), int(self._index['size'][number])
     if offset == _LOST:
       raise BadRecord(f'the record is lost: {path} is damaged before it, or truncated')
