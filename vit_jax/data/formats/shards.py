@@ -27,8 +27,8 @@ SPLIT = '{split}'
 _MAX_FILES = 1_000_000
 _RANGE = re.compile(r'(?P<first>\d+)\.\.(?P<last>\d+)')  # such as 000..102
 _BRACES = re.compile(r'\{(?!split\})([^{}]*)\}')  # such as {000..102} and {a,b}, but not {split}
-_WILDCARD = re.compile(r'[*?\[{]')  # with which the part of a pattern begins that is not a path
-_WILDCARDS = re.compile(r'(\*\*/|\*|\?|\[[^\]]*\])')  # such as **/, *, ? and [a-z]
+_WILDCARD_START = re.compile(r'[*?\[{]')  # begins a wildcard or braces
+_WILDCARD = re.compile(r'(\*\*/|\*|\?|\[[^\]]*\])')  # such as **/, *, ? and [a-z]
 _MAX_LISTED = 5  # names in a message
 _COMPRESSED = ('.gz', '.tgz', '.zst', '.bz2', '.xz', '.zip')
 _DECOMPRESS = 'Decompress them: images are compressed already.'
@@ -68,7 +68,7 @@ def find(where: str, extension: str, *, kind: str, rules: Rules,
   """
   source = f'{kind}:{where}'
   path = user_files.locate(where, f'{kind}:PATH')
-  wildcard = _WILDCARD.search(path)
+  wildcard = _WILDCARD_START.search(path)
   start = path[:wildcard.start()] if wildcard else path
   try:
     files = _open_bucket(path, start) if storage.is_address(path) else _LocalFiles()
@@ -105,7 +105,7 @@ def find(where: str, extension: str, *, kind: str, rules: Rules,
 
 def folder_of(path: str) -> str:
   """Returns the folder of a pattern, `a/b` of `a/b/*/c`; a path without braces and wildcards as it is."""
-  wildcard = _WILDCARD.search(path)
+  wildcard = _WILDCARD_START.search(path)
   return os.path.dirname(path[:wildcard.start()]) if wildcard else path
 
 
@@ -177,7 +177,7 @@ class _LocalFiles:
     return files
 
   def _find(self, pattern: str) -> list[str]:
-    paths = sorted(glob.glob(pattern, recursive=True)) if _WILDCARD.search(pattern) else [pattern]
+    paths = sorted(glob.glob(pattern, recursive=True)) if _WILDCARD_START.search(pattern) else [pattern]
     return [path for path in paths if os.path.isfile(path)]
 
 
@@ -203,7 +203,7 @@ class _Objects(_LocalFiles):
     return files
 
   def _find(self, pattern: str) -> list[str]:
-    if not _WILDCARD.search(pattern):
+    if not _WILDCARD_START.search(pattern):
       return [pattern] if pattern in self._addresses else []
     regex = re.compile(_to_regex(pattern))
     return [address for address in self._addresses
@@ -229,7 +229,7 @@ def _to_regex(pattern: str) -> str:
   """Returns the regular expression of a pattern with wildcards. `*` stands for characters other than a slash."""
   regexes = {'**/': '(?:.*/)?', '*': '[^/]*', '?': '[^/]'}
   parts = []
-  for part in _WILDCARDS.split(pattern):
+  for part in _WILDCARD.split(pattern):
     if part.startswith('['):
       parts.append(f'(?!/){fnmatch.translate(part)[4:-3]}')  # without `(?s:` and `)\Z`
     else:

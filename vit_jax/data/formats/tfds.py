@@ -222,7 +222,7 @@ def data_folder(data_dir: str) -> str:
 
 
 def find(name: str, *, data_dir: str) -> str:
-  """Returns the folder of a prepared dataset. Raises NotPrepared if it is missing, and UserError if CONFIG is needed."""
+  """Returns the folder of a prepared dataset. Raises NotPrepared if it is missing, UserError if CONFIG is needed."""
   data_dir = data_folder(data_dir)
   path, _, version = name.partition(':')
   folder = os.path.join(data_dir, path)
