@@ -70,7 +70,7 @@ class RowGroup(NamedTuple):
 
 def parse_footer(footer: bytes) -> Any:
   """Returns the metadata in a footer. Raises errors of pyarrow if they are damaged."""
-  return parquet.read_metadata(pa.BufferReader(_MAGIC + footer))
+  return parquet.read_metadata(pa.BufferReader(_MAGIC + footer))  # read as a file without columns
 
 
 def read_metadata(path: str) -> Any:
