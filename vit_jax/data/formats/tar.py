@@ -59,7 +59,7 @@ _NAME, _SIZE, _CHECKSUM = slice(0, 100), slice(124, 136), slice(148, 156)  # fie
 _TYPE, _MAGIC, _PREFIX = slice(156, 157), slice(257, 263), slice(345, 500)
 _FILE_TYPES, _SPARSE = (b'0', b'\0', b'7'), b'S'
 _LONG_NAME, _PAX = b'L', b'x'  # extended headers of the next member, by GNU and POSIX
-_IGNORED_TYPES = (b'K', b'g', b'5')  # long names of links, defaults of pax, folders
+_LONG_LINK, _PAX_DEFAULTS, _FOLDER = b'K', b'g', b'5'  # ignored; the first two may be among extended headers
 _COUNTED_TYPES = {b'1': 'hard links', b'2': 'symbolic links', b'3': 'devices', b'4': 'devices', b'6': 'pipes'}
 _DATASET_AGAIN = 'Copy the dataset again, or give a pattern of tar files.'
 
@@ -400,7 +400,7 @@ def _members(path: str, window: Window, ignored: Counts) -> Iterator[Member]:
     elif kind == _SPARSE or any(name.startswith('GNU.sparse') for name in extended):
       raise UserError(f'{path}: expected members that are stored completely, got the sparse file '
                       f'{_parse_name(header).decode(errors="replace")[:80]!r}. Write the archive without --sparse.')
-    elif kind not in _IGNORED_TYPES:
+    elif kind not in (_LONG_LINK, _PAX_DEFAULTS, _FOLDER):
       if 'size' in extended:
         size = _parse_number(extended['size'], 10)
       name = extended.get('path') or _parse_name(header)
@@ -413,9 +413,9 @@ def _members(path: str, window: Window, ignored: Counts) -> Iterator[Member]:
         if not window.holds(start + size):
           raise _damaged(path, window, offset, 'one that is truncated')
         yield Member(name, start, size)
-    if kind not in (_PAX, _LONG_NAME, b'K', b'g'):
+    if kind not in (_PAX, _LONG_NAME, _LONG_LINK, _PAX_DEFAULTS):
       extended = {}
-    num_blocks = -(-size // _BLOCK_BYTES)
+    num_blocks = -(-size // _BLOCK_BYTES)  # rounded up
     offset = start + num_blocks * _BLOCK_BYTES
   padding = window.read(offset, _MAX_PADDING_BYTES + 1)  # other programs do not read it either
   if len(padding) > _MAX_PADDING_BYTES or padding.strip(b'\0'):
