@@ -59,7 +59,7 @@ class Definition(NamedTuple):
 
   @property
   def tfds_splits(self) -> list[str]:
-    """The TFDS splits that are needed."""
+    """The TFDS splits that the parts are slices of."""
     return list(dict.fromkeys(part.split for part in self.parts.values()))
 
 
@@ -67,7 +67,8 @@ class Task(NamedTuple):
   """A task.
 
   dataset: the TFDS dataset, with its configuration.
-  read_class: maps the features of an example to its class. Raises BadRecord, or any error of wrong features.
+  read_class: returns the class of an example, given its features; raises BadRecord, KeyError or ValueError and the
+    like if they are wrong.
   label_feature: the feature with the same classes as the task, if there is one.
   pixel_factor: stored pixels are multiplied by it; 255 for dSprites, whose pixels are 0 and 1.
   """
