@@ -74,7 +74,7 @@ def test_small_and_large_files_are_read(bucket: buckets.Server, tmp_path: pathli
 
 def test_offsets_longer_than_expected_are_read_in_a_second_request(
     bucket: buckets.Server, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(remote_records, '_BYTES_EACH', 0)
+  monkeypatch.setattr(remote_records, '_MAX_ENTRY_BYTES', 0)
   content = [np.random.default_rng(i).bytes(i % 90) for i in range(20_000)]
   found = open_remote(bucket, write(tmp_path / 'x', 'group_size:1,uncompressed', content), 20_000)
   assert [found[i] for i in (0, 19_999, 777)] == [content[i] for i in (0, 19_999, 777)]

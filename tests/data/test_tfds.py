@@ -81,7 +81,7 @@ def test_the_digest_is_that_of_the_description_as_tfds_reads_it(data_dir: pathli
             f"Columns(image='image', label='label', class_names={tuple(CLASSES)}, several=False)")
     assert source.digest == hashlib.sha256(text.encode()).hexdigest()
   for num in (0, 1, 1023, 1024, 1536, 2**20 - 1, 10**7, 2**30, 7 * 2**41, 3 * 2**60):
-    assert stored_tfds._size(num) == str(tfds.core.units.Size(num))
+    assert stored_tfds._format_bytes(num) == str(tfds.core.units.Size(num))
 
 
 def test_slices_versions_and_pickles_work(data_dir: pathlib.Path) -> None:

@@ -211,7 +211,7 @@ def check_size(data: schema.Data, train: Source) -> None:
   Raises:
     UserError: the size differs by more than `SIZE_TOLERANCE`, and no setting allows it.
   """
-  wanted, size = data.num_examples, cast('PseudoLabeled', train).num_own if data.pseudo.source else len(train)
+  wanted, size = data.num_examples, cast('PseudoLabeled', train).num_labeled if data.pseudo.source else len(train)
   if not wanted or wanted == size or data.source == 'synthetic':
     return
   if abs(size - wanted) <= SIZE_TOLERANCE * wanted or data.any_num_examples:

@@ -1,16 +1,17 @@
 """`parquet:PATH`: Parquet files as the package `datasets` and others write them, read by row groups.
 
-PATH is a pattern such as `DIR/train-*.parquet` or a folder (`shards.py`). A row is an example. Its image is bytes,
-a struct with bytes, as Hugging Face writes it, or the path of a file in or below the folder of the Parquet files. Its
-label is a whole number, with names if the file describes a `ClassLabel`, a text, or a list of these. Captions are a
-text or a list of texts.
+PATH is a pattern such as `DIR/train-*.parquet` or a folder (`shards.py`). A row is an example:
 
-`opening.py` calls `opener`, and `hf.py` uses `ParquetSource` for the files that it downloads. `indexed.py`
-calls the methods of `ParquetSource` and says in which order. `parquet_columns.py` chooses columns, and
+  image     bytes; a struct with bytes, as Hugging Face writes it; or the path of a file in or below the folder
+  label     a whole number or a text, or a list of these; numbers have names if the file describes a `ClassLabel`
+  captions  a text or a list of texts
+
+`opening.py` calls `opener`, and `hf.py` uses `ParquetSource` for the files that it downloads. `indexed.py` documents
+the methods of `ParquetSource`, and in which order they are called. `parquet_columns.py` chooses columns, and
 `parquet_files.py` decodes them.
 
-A row group has some hundred rows. It is read and decoded as a whole and kept in a cache of the process with limited
-memory (`Cache`), so training visits the rows in windows of row groups (`data/windows.py`).
+A row group usually has some hundred rows. The images of a row group are read and decoded together, and kept in a cache
+of the process with limited memory (`Cache`). So training visits the rows in windows of row groups (`data/windows.py`).
 """
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ from vit_jax.data.user_files import Rules
 log = logging.getLogger('vit_jax.data')
 
 _SHRINK = 'Shrink the image, or in a config raise data.max_file_mib'
-_FEW = 4  # row groups in a window: with fewer, a warning advises to write smaller ones
+_ADVISED_GROUPS = 64  # in a window, for the size of row groups that messages advise
+_MIN_MIXED = 4  # with fewer row groups in a window, a warning advises to write smaller ones
 
 
 class ParquetSource(IndexedSource):
@@ -52,9 +54,11 @@ class ParquetSource(IndexedSource):
 
   def __init__(self, files: Files, columns: Columns, classes: Classes, *, name: str, root: str, rules: Rules,
                loaded: Index) -> None:
+    """Takes the arguments of `IndexedSource`. Raises UserError if a process cannot hold one of the row groups."""
     super().__init__(files, columns, classes, name=name, root=root, rules=rules, loaded=loaded)
     self._held_bytes = storage.settings().group_bytes
-    if (groups := self.row_groups) is not None and int(groups.num_bytes.sum()) > groups.held_bytes:
+    groups = self.row_groups
+    if groups is not None and int(groups.num_bytes.sum()) > groups.held_bytes:
       self._check_groups(groups)
 
   @staticmethod
@@ -78,8 +82,8 @@ class ParquetSource(IndexedSource):
 
   @staticmethod
   def contents(paths: Sequence[str]) -> str:
-    parts = sorted({part for path in paths for part in path.split('/')[:-1] if '=' in part})
-    folders = f' Folders such as {documents.listed(parts, 3)} are not read as columns.' if parts else ''
+    partitions = sorted({part for path in paths for part in path.split('/')[:-1] if '=' in part})  # such as `label=cat`
+    folders = f' Folders such as {documents.listed(partitions, 3)} are not read as columns.' if partitions else ''
     columns = parquet_columns.describe_columns(parquet_files.read_metadata(paths[0]).schema.to_arrow_schema())
     return f'{paths[0]} has the columns {columns}.{folders}'
 
@@ -89,7 +93,7 @@ class ParquetSource(IndexedSource):
 
   def identity(self) -> Iterator[HostArray]:
     rows = self._index
-    starts = np.flatnonzero(rows['place'] == 0)
+    starts = np.flatnonzero(rows['place'] == 0)  # first rows of row groups
     yield from (np.append(starts[1:], len(rows)), rows['size'][starts], rows['name'], rows.labels, rows.label_ends)
 
   @property
@@ -101,14 +105,15 @@ class ParquetSource(IndexedSource):
     return RowGroups(np.diff(starts, append=len(self)), self._index['decoded'][starts], self._held_bytes)
 
   def read(self, rows: Sequence[int]) -> Iterator[Record]:
-    cache, spans = _cache(), [self._span(row) for row in rows] if self._columns.leaf else []
-    missing = collections.deque(span for span in dict.fromkeys(spans)  # row groups of objects, to be read ahead
-                                if storage.is_address(span.path) and (span, self._columns.leaf) not in cache)
-    contents = storage.read_many(list(missing))
+    leaf = self._columns.leaf
+    spans = [self._span(row) for row in rows] if leaf else []
+    ahead = collections.deque(span for span in dict.fromkeys(spans)  # row groups that are read ahead
+                              if storage.is_address(span.path) and (span, leaf) not in _cache())
+    contents = storage.read_many(list(ahead))
     for row in rows:
       content = None
-      if missing and self._span(row) == missing[0]:
-        missing.popleft()
+      if ahead and self._span(row) == ahead[0]:
+        ahead.popleft()
         content = next(contents)
       labels = self.labels(row)
       yield Record(self._image(row, content), labels)
@@ -121,11 +126,13 @@ class ParquetSource(IndexedSource):
     """Returns the texts of an image that are not empty. Raises BadImage if its row group is damaged."""
     if not (name := self.caption_column):
       return ()
-    footer = self._footer(row)
-    paths = [footer.schema.column(number).path for number in range(footer.num_columns)]
-    path = name if name in paths else next(path for path in paths if path.startswith(f'{name}.'))  # as of a list
-    column = paths.index(path)
-    chunk = footer.row_group(int(self._index['group'][row])).column(column)
+    metadata = self._metadata(row)
+    paths = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
+    if name in paths:
+      number = paths.index(name)
+    else:  # a list of texts, whose path is such as `captions.list.element`
+      number = [path.startswith(f'{name}.') for path in paths].index(True)
+    chunk = metadata.row_group(int(self._index['group'][row])).column(number)
     texts = self._value(row, Span(self._span(row).path, *parquet_files.chunk_range(chunk)), name)
     return stored.texts(texts if isinstance(texts, list) else [texts], f'the column {name}')
 
@@ -140,17 +147,15 @@ class ParquetSource(IndexedSource):
     name: bytes = self._index.get('name', row)
     return name.decode(errors='surrogateescape')
 
-  def _footer(self, row: int) -> Any:
+  def _metadata(self, row: int) -> Any:
+    """Returns the `pyarrow.parquet.FileMetaData` of the file with a row."""
     return parquet_files.parse_footer(self._index.get('footer', self.first_row(row)))
 
   def _image(self, row: int, content: bytes | None) -> bytes:
-    """Returns the image of an example; `content` has the bytes of its row group, if they were read.
-
-    Raises:
-      BadImage: it is missing, too large, or its row group is damaged.
-    """
-    image: bytes | None = (
-        self._value(row, self._span(row), self._columns.leaf, content) if self._columns.leaf else None)
+    """Returns the image of an example; `content` as in `_value`. Raises BadImage if it cannot be used."""
+    image: bytes | None = None
+    if self._columns.leaf:
+      image = self._value(row, self._span(row), self._columns.leaf, content)
     if image is None:
       return self._read_file(self._name(row))
     if len(image) > self._rules.max_bytes:
@@ -160,33 +165,27 @@ class ParquetSource(IndexedSource):
   def _value(self, row: int, span: Span, leaf: str, content: bytes | None = None) -> Any:
     """Returns the value of a column in one row.
 
-    Args:
-      row: of the source.
-      span: where the column of the row group is in the file.
-      leaf: the column, such as `image.bytes`.
-      content: the bytes of the span, if they were read.
-
-    Raises:
-      BadImage: the row group is damaged.
+    The bytes of the leaf, such as `image.bytes`, in the row group are at `span`; `content` has these bytes, None if
+    they were not read. Raises BadImage if the row group is damaged.
     """
-    def decode() -> tuple[Any, int]:
+    def decode() -> tuple[Any, int]:  # the values, and their bytes
       stored_bytes = storage.read(*span) if content is None else content
       if len(stored_bytes) < span.size:
         raise BadImage(f'the row group is truncated: {span.path} ends in it')
       try:
-        footer, group = self._footer(row), int(self._index['group'][row])
-        column = parquet_files.read_column(span, stored_bytes, metadata=footer, group=group, leaf=leaf)
-        if len(column) != footer.row_group(group).num_rows:
+        metadata, group = self._metadata(row), int(self._index['group'][row])
+        column = parquet_files.read_column(span, stored_bytes, metadata=metadata, group=group, leaf=leaf)
+        if len(column) != metadata.row_group(group).num_rows:
           raise ValueError(f'{len(column):,} rows')
         return column, column.nbytes
       except MemoryError:
         raise
       except Exception as error:  # pyarrow raises many kinds, such as OSError for damaged bytes; nothing is read here
         raise BadImage(f'the row group is damaged: {failures.first_line(error)}') from error
-    column, position = _cache().get((span, leaf), decode), int(self._index['place'][row])
-    if position >= len(column):
+    column, row_in_group = _cache().get((span, leaf), decode), int(self._index['place'][row])
+    if row_in_group >= len(column):
       raise BadImage(f'the row group is damaged: {len(column):,} rows')
-    return column[position].as_py()
+    return column[row_in_group].as_py()
 
   def _read_file(self, name: str) -> bytes:
     """Returns an image that is a file in or below the folder of the Parquet files."""
@@ -206,27 +205,26 @@ class ParquetSource(IndexedSource):
       raise BadImage(f'the image: expected the file {path}, got "{error.strerror}"') from error
 
   def _check_groups(self, groups: RowGroups) -> None:
-    """Warns if a process can hold few of the row groups, or if the images of each have one class.
-
-    Raises:
-      UserError: a process cannot hold one of them.
-    """
-    mib, number = groups.held_bytes // 2**20, int(np.argmax(groups.num_bytes))
-    largest = int(groups.num_bytes[number])
-    rows = max(1, int(groups.sizes[number] * groups.held_bytes // (64 * max(1, largest))))
-    advice = (f'Write the files again with smaller ones, such as row_group_size={rows} of pyarrow.parquet.write_table, '
-              'or run vit-jax prepare')
-    if largest > groups.held_bytes:
+    """Warns if few row groups are shuffled at a time, or each has one class. Raises UserError if one is too large."""
+    held_mib, number = groups.held_bytes // 2**20, int(np.argmax(groups.num_bytes))
+    largest_bytes = int(groups.num_bytes[number])
+    advised_rows = max(1, int(groups.sizes[number] * groups.held_bytes // (_ADVISED_GROUPS * max(1, largest_bytes))))
+    advice = (f'Write the files again with smaller ones, such as row_group_size={advised_rows} of '
+              'pyarrow.parquet.write_table, or run vit-jax prepare')
+    if largest_bytes > groups.held_bytes:
       raise UserError(f'{self.describe(int(groups.sizes[:number].sum()))}: expected row groups of at most '
-                      f'data.shuffle_mib={mib}, as each is read as a whole, got one of {largest / 2**20:,.0f} MiB with '
-                      f'{groups.sizes[number]:,} images. {advice}; or raise data.shuffle_mib.')
-    labels = self._index.labels
-    if groups.num_mixed < _FEW:
+                      f'data.shuffle_mib={held_mib}, as each is read as a whole, got one of '
+                      f'{largest_bytes / 2**20:,.0f} MiB with {groups.sizes[number]:,} images. {advice}; or raise '
+                      'data.shuffle_mib.')
+    if groups.num_mixed < _MIN_MIXED:
       log.warning('%s has row groups of up to %s MiB, of which %s are shuffled at a time: images are shuffled among '
-                  'few others. %s; or raise data.shuffle_mib, which is %s.', self.name, f'{largest / 2**20:,.0f}',
-                  groups.num_mixed, advice, mib)
-    elif len(labels) == len(self) and len(self.class_names) > _FEW and (
-        1 + int((labels[1:] != labels[:-1]).sum()) < 2 * min(len(groups.sizes), len(self) // 2)):  # runs of one label
+                  'few others. %s; or raise data.shuffle_mib, which is %s.', self.name,
+                  f'{largest_bytes / 2**20:,.0f}', groups.num_mixed, advice, held_mib)
+      return
+    labels = self._index.labels
+    num_runs = 1 + int((labels[1:] != labels[:-1]).sum())  # of consecutive images with one label
+    is_sorted = num_runs < 2 * min(len(groups.sizes), len(self) // 2)
+    if len(labels) == len(self) and len(self.class_names) > _MIN_MIXED and is_sorted:
       log.warning('%s is sorted by class: the images of a row group have the same one, and are shuffled with those of '
                   '%s others. Run vit-jax prepare, whose datasets are shuffled as a whole.', self.name,
                   groups.num_mixed - 1)
@@ -236,14 +234,14 @@ class Cache:
   """Values that are expensive to make; the least recently used are removed above `max_bytes`. Safe for threads.
 
   A thread waits for a value that another thread is making. A value that is larger than the limit is kept until the next
-  one is made, so the cache takes at most `max_bytes` or one value.
+  one is made, so the cache takes at most `max_bytes` or one value. `_lock` guards all changes.
   """
 
   def __init__(self, max_bytes: int) -> None:
     self.max_bytes, self.num_bytes, self.num_made = max_bytes, 0, 0
     self._lock = threading.Lock()
-    self._entries = collections.OrderedDict[Any, tuple[Any, int]]()
-    self._making = dict[Any, threading.Lock]()
+    self._entries = collections.OrderedDict[Any, tuple[Any, int]]()  # value and bytes, the least recently used first
+    self._key_locks = dict[Any, threading.Lock]()  # of the values that are being made
 
   def __contains__(self, key: Any) -> bool:
     return key in self._entries
@@ -251,21 +249,23 @@ class Cache:
   def get(self, key: Any, make: Callable[[], tuple[Any, int]]) -> Any:
     """Returns the value of a key. If the cache does not have it, `make` returns the value and its size in bytes."""
     with self._lock:
-      making = self._making.setdefault(key, threading.Lock())
-    with making:
+      key_lock = self._key_locks.setdefault(key, threading.Lock())
+    with key_lock:  # the thread that holds it makes the value
       try:
         entry = self._entries.get(key)
         value, num_bytes = entry or make()
         with self._lock:
-          before = self._entries.pop(key, None)  # another thread may have removed it meanwhile
-          self.num_made += not entry
-          self.num_bytes += num_bytes - (before[1] if before else 0)
+          if entry is None:
+            self.num_made += 1
+          _, previous_bytes = self._entries.pop(key, (None, 0))  # another thread may have removed it meanwhile
+          self.num_bytes += num_bytes - previous_bytes
           while self._entries and self.num_bytes > self.max_bytes:
-            self.num_bytes -= self._entries.popitem(last=False)[1][1]
+            _, (_, removed_bytes) = self._entries.popitem(last=False)
+            self.num_bytes -= removed_bytes
           self._entries[key] = value, num_bytes
       finally:
         with self._lock:
-          self._making.pop(key, None)
+          self._key_locks.pop(key, None)
     return value
 
 
@@ -283,7 +283,7 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
            order: Sequence[str] = ()) -> Callable[[str], Source]:
   """Opens the splits of Parquet files.
 
-  `data.image_column`, `data.label_column` and `data.caption_column` are columns.
+  `data.image_column`, `data.label_column` and `data.caption_column` are names of columns.
 
   Raises:
     UserError: there are no such files, or (when opening) they are damaged.

@@ -1,8 +1,11 @@
 """Chooses the columns of Parquet files that have images, labels and captions.
 
 `parquet.py` calls `choose_columns` with the metadata of the first file. Then `parquet_files.scan` calls `check_columns`
-for each file, since all must have the same columns. `describe_columns` is for messages. This module sees names and
-types of columns, never their values, and reads no files.
+for each file, since all files must have the same columns. `describe_columns` is for messages. This module uses the
+names and types of columns, never their values, and reads no files.
+
+In this module, `metadata` is a `pyarrow.parquet.FileMetaData`, `schema` a `pyarrow.Schema` with a `pyarrow.Field` for
+each column, and `kind` the `pyarrow.DataType` of a column.
 
 The package `datasets` describes the types of columns in the metadata of a file, under the key `huggingface`, as JSON:
 `{"info": {"features": {"label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}}}`. Such a type is called a feature
@@ -56,7 +59,7 @@ def choose_columns(path: str, metadata: Any, *, image: str, label: str, caption:
 
   Args:
     path: of the file.
-    metadata: its `pyarrow.parquet.FileMetaData`.
+    metadata: of the file.
     image, label, caption: names of columns; '' = chosen here.
 
   Raises:
@@ -71,7 +74,7 @@ def choose_columns(path: str, metadata: Any, *, image: str, label: str, caption:
 
 
 def _choose_image(path: str, schema: Any, features: dict[str, Any], *, given: str) -> Any:
-  """Returns the field with the images."""
+  """Returns the field with the images. Raises UserError if there is none, or several could be meant."""
   by_feature = [name for name in schema.names if features.get(name, {}).get('_type') == 'Image']
   by_name = [name for name in _IMAGE_NAMES if name in schema.names][:1]
   by_bytes = [field.name for field in schema if _is_bytes(field.type) or (
@@ -98,9 +101,11 @@ def _find_leaves(field: Any, path: str) -> tuple[str, str]:
 
 def _choose_label(path: str, schema: Any, features: dict[str, Any], *, given: str) -> tuple[str, str]:
   """Returns the column with the labels and its type; both are '' if there is none."""
-  by_name = next((name for name in _LABEL_NAMES if _has(schema, name, _is_label) or schema.names.count(name) > 1), '')
+  by_name = [name for name in _LABEL_NAMES
+             if _has_column(schema, name, _is_label) or schema.names.count(name) > 1]  # the latter is refused below
   by_feature = [name for name in schema.names if _class_names(features.get(name))]
-  label = given or by_name or _pick_single(by_feature, setting='data.label_column', path=path, what='labels')
+  label = given or (by_name[0] if by_name else
+                    _pick_single(by_feature, setting='data.label_column', path=path, what='labels'))
   if not label:
     return '', ''
   kind = _find_field(schema, label, setting='data.label_column', path=path).type
@@ -113,9 +118,9 @@ def _choose_label(path: str, schema: Any, features: dict[str, Any], *, given: st
 def _choose_caption(path: str, schema: Any, *, given: str, label: str) -> str:
   """Returns the column with the captions; '' = none."""
   if not given:
-    return next((name for name in stored.NAMES if name != label and _has(schema, name, _are_texts)), '')
+    return next((name for name in stored.NAMES if name != label and _has_column(schema, name, _is_caption)), '')
   kind = _find_field(schema, given, setting='data.caption_column', path=path).type
-  if not _are_texts(kind):
+  if not _is_caption(kind):
     raise UserError(f'data.caption_column: expected a column of texts, or of lists of them, in {path}, got {given!r} '
                     f'of the type {kind}. Set another column.')
   return given
@@ -126,12 +131,12 @@ def check_columns(path: str, metadata: Any, columns: Columns) -> None:
   schema = metadata.schema.to_arrow_schema()
   for name, expected in zip((columns.image, columns.label), columns.types, strict=True):
     number = schema.get_field_index(name)
-    found = str(schema.field(number).type) if number >= 0 else ''
-    if name and found != expected:
+    kind = str(schema.field(number).type) if number >= 0 else ''
+    if name and kind != expected:
       raise UserError(f'{path}: expected the column {name!r} of the type {expected}, as the first file has it, got '
-                      f'{found or f"the columns {describe_columns(schema)}"}. Leave it out of the pattern, or write it '
+                      f'{kind or f"the columns {describe_columns(schema)}"}. Leave it out of the pattern, or write it '
                       'again.')
-  if columns.caption and not _has(schema, columns.caption, _are_texts):
+  if columns.caption and not _has_column(schema, columns.caption, _is_caption):
     raise UserError(f'{path}: expected captions in the column {columns.caption!r}, as the first file has them, got the '
                     f'columns {describe_columns(schema)}. Leave it out of the pattern, or write it again.')
   names = _class_names(_read_features(metadata).get(columns.label))
@@ -150,20 +155,21 @@ def _pick_single(names: Sequence[str], *, setting: str, path: str, what: str) ->
   if len(names) > 1:
     raise UserError(f'{setting}: expected the name of the column with {what} of {path}, as several could be meant: '
                     f"{documents.listed(list(names), _LISTED_COLUMNS)}, got ''. Set it.")
-  return next(iter(names), '')
+  return names[0] if names else ''
 
 
 def _find_field(schema: Any, name: str, *, setting: str, path: str) -> Any:
+  """Returns the field of this name, which a setting names or which was chosen. Raises UserError if there is not one."""
   number = schema.get_field_index(name)  # -1 if there is none, or several of this name
   if number < 0:
     raise UserError(f'{setting}: expected one column of {path}, {describe_columns(schema)}, got {name!r}. Correct it.')
   return schema.field(number)
 
 
-def _has(schema: Any, name: str, is_right: Callable[[Any], bool]) -> bool:
-  """Returns whether there is one column of this name, and its type is right."""
+def _has_column(schema: Any, name: str, fits: Callable[[Any], bool]) -> bool:
+  """Returns whether there is exactly one column of this name, and `fits` returns True for its type."""
   number = schema.get_field_index(name)
-  return number >= 0 and is_right(schema.field(number).type)
+  return number >= 0 and fits(schema.field(number).type)
 
 
 def is_text(kind: Any) -> bool:
@@ -180,22 +186,27 @@ def _is_bytes(kind: Any) -> bool:
   return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
-def _are_texts(kind: Any) -> bool:
+def _is_caption(kind: Any) -> bool:
+  """Returns whether a type is text or a list of texts."""
   return is_text(kind.value_type if is_list(kind) else kind)
 
 
 def _is_label(kind: Any) -> bool:
+  """Returns whether a type is whole numbers or text, in a list or a dictionary or not."""
   if is_list(kind) or pa.types.is_dictionary(kind):
     kind = kind.value_type
   return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind) or is_text(kind))
 
 
 def _read_features(metadata: Any) -> dict[str, Any]:
-  """Returns the features of columns by name; {} if there are none. That of a list, as `[feature]`, is its element's."""
+  """Returns the features of columns by name; {} if there are none. A list of features is written as `[feature]`."""
+  by_name = {}
   try:
-    features = documents.parse((metadata.metadata or {})[b'huggingface'])['info']['features']
-    elements = {name: one[0] if isinstance(one, list) and one else one for name, one in features.items()}
-    return {name: feature for name, feature in elements.items() if isinstance(feature, dict)}
+    for name, feature in documents.parse((metadata.metadata or {})[b'huggingface'])['info']['features'].items():
+      element = feature[0] if isinstance(feature, list) and feature else feature
+      if isinstance(element, dict):
+        by_name[name] = element
+    return by_name
   except (KeyError, TypeError, ValueError, AttributeError):
     return {}
 
@@ -203,10 +214,11 @@ def _read_features(metadata: Any) -> dict[str, Any]:
 def _class_names(feature: Any) -> tuple[str, ...]:
   """Returns the names of classes of a `ClassLabel`, or of a list of them.
 
-  () if the feature is another one, or names repeat: then the labels are numbers, as names would join classes.
+  Returns () for another feature, and if two classes have the same name: labels then stay numbers.
   """
   while isinstance(feature, dict) and isinstance(feature.get('feature'), dict):
     feature = feature['feature']
   names = feature.get('names') if isinstance(feature, dict) and feature.get('_type') == 'ClassLabel' else None
-  is_list_of_text = isinstance(names, list) and all(isinstance(name, str) for name in names)
-  return tuple(names) if is_list_of_text and names and len(set(names)) == len(names) else ()
+  if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+    return ()
+  return tuple(names) if len(set(names)) == len(names) else ()

@@ -5,9 +5,12 @@ calls `scan` for each file: it reads only the footer and the columns with labels
 calls `parse_footer` and decodes row groups with `read_column`. All bytes are read by `data/storage.py`, and decoded by
 pyarrow. This module knows no settings.
 
-A file ends with its footer, which describes it: the metadata, their length and the magic `PAR1`. Here, `footer` is
-these bytes, and `metadata` the `pyarrow.parquet.FileMetaData` that they hold. A leaf is a column without parts, such as
-`image.bytes`.
+  PAR1                     at the beginning of a file
+  columns of row groups    a row group has one chunk of bytes for each leaf
+  metadata, u32 size of the metadata, PAR1
+
+A leaf is a column without parts, such as `image.bytes` of the struct `image`. In this module, `footer` is the bytes of
+the last line, and `metadata` is the `pyarrow.parquet.FileMetaData` that they contain.
 
 Format: github.com/apache/parquet-format.
 """
@@ -38,10 +41,10 @@ else:
 
 INDEX_TYPES = {'offset': 'int64', 'size': 'int64', 'decoded': 'int64', 'group': 'int32', 'place': 'int64',
                'name': index.BYTES, 'footer': index.BYTES, index.LABEL: index.BYTES}
-"""Columns of the index, in the order in which `scan` yields their values.
+"""Columns of the index, in the order in which `scan` yields their values. Kept indexes have these names.
 
-offset, size: span of the images of the row group; 0 if images are files.
-decoded: bytes of these images without compression.
+offset, size: span of the chunk with the images of the row group; 0 if images are files.
+decoded: bytes of this chunk without compression.
 group: number of the row group in the file.
 place: number of the row in the row group.
 name: of the image; empty if there is none.
@@ -54,7 +57,7 @@ _FIRST_READ_BYTES = 2**16  # holds most footers
 _MAX_FOOTER_BYTES = 2**30
 _MAX_NAME_BYTES = 2**12  # PATH_MAX of Linux, which counts a final zero: no file has a path of this size
 _CUT = '…'.encode()  # at the end of names that are too long
-_UNKNOWN_BYTES = 2**62  # size of an object
+_UNKNOWN_BYTES = 2**62  # in place of the size of an object, which is not known
 
 
 class RowGroup(NamedTuple):
@@ -67,7 +70,7 @@ class RowGroup(NamedTuple):
 
 def parse_footer(footer: bytes) -> Any:
   """Returns the metadata in a footer. Raises errors of pyarrow if they are damaged."""
-  return parquet.read_metadata(pa.BufferReader(_MAGIC + footer))
+  return parquet.read_metadata(pa.BufferReader(_MAGIC + footer))  # read as a file without columns
 
 
 def read_metadata(path: str) -> Any:
@@ -80,14 +83,14 @@ def read_metadata(path: str) -> Any:
 
 def _parse_checked(path: str, footer: bytes) -> Any:
   """Returns the metadata in a footer. Raises UserError if they are damaged."""
-  with _explaining(path):
+  with _refuse_damage(path):
     metadata = parse_footer(footer)
     metadata.schema.to_arrow_schema()  # raises an error if the Arrow schema is damaged
     return metadata
 
 
 @contextlib.contextmanager
-def _explaining(path: str) -> Iterator[None]:
+def _refuse_damage(path: str) -> Iterator[None]:
   """Raises UserError in place of an error of pyarrow, which has many kinds for a damaged file."""
   try:
     yield
@@ -99,29 +102,29 @@ def _explaining(path: str) -> Iterator[None]:
 
 
 def _read_footer(path: str) -> tuple[bytes, int]:
-  """Returns the footer of a file, and the size of the file: for an object that is not small, an upper limit.
+  """Returns the footer of a file, and the size of the file; for an object, this may be only an upper limit.
 
   Raises:
     UserError: it is something else, or truncated.
     OSError: it cannot be read.
   """
   file_bytes = _UNKNOWN_BYTES if storage.is_address(path) else os.path.getsize(path)
-  first = min(file_bytes, _FIRST_READ_BYTES)
-  end = storage.read(path, -first, first) if file_bytes else b''
-  if len(end) < first:  # a small object: all of it was read
+  num_read = min(file_bytes, _FIRST_READ_BYTES)
+  end = storage.read(path, -num_read, num_read) if file_bytes else b''
+  if len(end) < num_read:  # a small object: all of it was read
     file_bytes = len(end)
   if len(end) < _TAIL_BYTES or not end.endswith(_MAGIC):
     raise UserError(f'{path}: expected a complete Parquet file, got {_describe_end(end)}. {_ADVICE}')
-  length = int.from_bytes(end[-_TAIL_BYTES:-len(_MAGIC)], 'little') + _TAIL_BYTES
-  if length > min(file_bytes - len(_MAGIC), _MAX_FOOTER_BYTES):
-    raise UserError(f'{path}: expected a complete Parquet file, got a footer of {length:,} bytes. {_ADVICE}')
-  if length > len(end):
-    end = storage.read(path, -length, length)
-  return end[-length:], file_bytes
+  footer_bytes = int.from_bytes(end[-_TAIL_BYTES:-len(_MAGIC)], 'little') + _TAIL_BYTES
+  if footer_bytes > min(file_bytes - len(_MAGIC), _MAX_FOOTER_BYTES):
+    raise UserError(f'{path}: expected a complete Parquet file, got a footer of {footer_bytes:,} bytes. {_ADVICE}')
+  if footer_bytes > len(end):
+    end = storage.read(path, -footer_bytes, footer_bytes)
+  return end[-footer_bytes:], file_bytes
 
 
 def _describe_end(end: bytes) -> str:
-  """Returns what a file is that does not end with a footer."""
+  """Returns what a message says of a file without a footer at its end."""
   if end.endswith(_ENCRYPTED_MAGIC):
     return 'an encrypted one'
   return 'no footer at its end: it is truncated, or something else' if end else 'an empty file'
@@ -157,18 +160,18 @@ class _OpenFile(io.RawIOBase):
 def _open_parquet(file: _OpenFile, metadata: Any, *, names: Sequence[str], groups: Sequence[int]) -> Any:
   """Returns a `pyarrow.parquet.ParquetFile` to read the columns `names` of these row groups.
 
-  Bytes and texts with a dictionary stay numbers of its entries: rows that share a value share its memory, which is
-  bounded by the bytes in the file.
+  Bytes and texts that the file stores with a dictionary are read as numbers of its entries. Rows with the same value
+  share its memory, so that the file limits the memory.
   """
-  def has_dictionary(column: int) -> bool:
-    return any(metadata.row_group(group).column(column).has_dictionary_page for group in groups)
-
-  leaves = [metadata.schema.column(column) for column in range(metadata.num_columns)]
-  coded = [leaf.path for column, leaf in enumerate(leaves) if leaf.physical_type == 'BYTE_ARRAY'
-           and any(f'{leaf.path}.'.startswith(f'{name}.') for name in names)  # `image.bytes` is in `image`
-           and has_dictionary(column)]
+  coded = []  # leaves with a dictionary
+  for number in range(metadata.num_columns):
+    leaf = metadata.schema.column(number)
+    is_read = any(f'{leaf.path}.'.startswith(f'{name}.') for name in names)  # `image.bytes` is in `image`
+    if is_read and leaf.physical_type == 'BYTE_ARRAY' and any(
+        metadata.row_group(group).column(number).has_dictionary_page for group in groups):
+      coded.append(leaf.path)
   return parquet.ParquetFile(pa.PythonFile(file, 'r'), metadata=metadata, pre_buffer=False,
-                                       page_checksum_verification=True, read_dictionary=coded)
+                             page_checksum_verification=True, read_dictionary=coded)
 
 
 def read_column(span: Span, content: bytes, *, metadata: Any, group: int, leaf: str) -> Any:
@@ -182,7 +185,7 @@ def read_column(span: Span, content: bytes, *, metadata: Any, group: int, leaf: 
     leaf: such as `image.bytes`.
   """
   def read_at(offset: int, size: int) -> bytes:
-    """Returns bytes of the span. Damaged metadata, and those of old writers (PARQUET-816), ask for others: none."""
+    """Returns bytes of the span; none of others, as damaged metadata and old writers (PARQUET-816) have wrong spans."""
     start = offset - span.offset
     return content[max(0, start):max(0, start + size)]
 
@@ -205,37 +208,37 @@ def scan(path: str, ignored: Counts, *, columns: Columns) -> Iterator[tuple[Any,
     UserError: it is damaged, or its columns have other types.
     OSError, UserError, TemporaryError: it cannot be read.
   """
-  del ignored  # each row is an example
+  del ignored  # no row is ignored
   footer, file_bytes = _read_footer(path)
   metadata = _parse_checked(path, footer)
   parquet_columns.check_columns(path, metadata, columns)
   groups = _find_groups(path, metadata, leaf=columns.leaf, file_bytes=file_bytes)
 
   def read_at(offset: int, size: int) -> bytes:
-    """Returns bytes of the file. An error of storage is not left to `_explaining`: it does not mean damage."""
+    """Returns bytes of the file. An error of storage is not left to `_refuse_damage`: the file may be complete."""
     try:
       return storage.read(path, offset, size)
     except OSError as error:
       raise failures.unreadable(error, path) from error
 
-  with _explaining(path):
+  with _refuse_damage(path):
     names, labels = _read_names_and_labels(
         _OpenFile(file_bytes, read_at), metadata, path=path, groups=groups, columns=columns)
-  places = ((*group[1:], number, place) for number, group in enumerate(groups) for place in range(group.num_rows))
-  for place, name, label in zip(places, names, labels, strict=True):
-    yield *place, name, footer, index.encode(label)
+  rows = ((number, group, row) for number, group in enumerate(groups) for row in range(group.num_rows))
+  for (number, group, row_in_group), name, label in zip(rows, names, labels, strict=True):
+    yield group.offset, group.size, group.decoded, number, row_in_group, name, footer, index.encode(label)
     footer = b''  # only the first row has it
 
 
 def _find_groups(path: str, metadata: Any, *, leaf: str, file_bytes: int) -> list[RowGroup]:
   """Returns the row groups; `leaf` has the bytes of images. Raises UserError if one cannot be read."""
-  column = next((i for i in range(metadata.num_columns) if metadata.schema.column(i).path == leaf), None)
+  leaves = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
   groups = []
   for group in map(metadata.row_group, range(metadata.num_row_groups)):
-    if column is None:
+    if leaf not in leaves:  # images are files
       groups.append(RowGroup(group.num_rows))
       continue
-    chunk = group.column(column)
+    chunk = group.column(leaves.index(leaf))
     if 'DELTA_BYTE_ARRAY' in chunk.encodings:
       raise UserError(f'{path}: expected images that are stored as they are or in a dictionary, got the encoding '
                       'DELTA_BYTE_ARRAY, whose size in memory is not known before. Write the file again with '
@@ -249,7 +252,7 @@ def _find_groups(path: str, metadata: Any, *, leaf: str, file_bytes: int) -> lis
 
 
 def chunk_range(chunk: Any) -> tuple[int, int]:
-  """Returns offset and size of a column in a row group, a `pyarrow.parquet.ColumnChunkMetaData`."""
+  """Returns offset and size of the bytes of a leaf in a row group, a `pyarrow.parquet.ColumnChunkMetaData`."""
   offsets = [offset for offset in (chunk.dictionary_page_offset, chunk.data_page_offset) if offset]
   return min(offsets, default=0), chunk.total_compressed_size
 
@@ -259,11 +262,11 @@ def _read_names_and_labels(file: _OpenFile, metadata: Any, *, path: str, groups:
   """Returns the name and the labels of each row; b'' and None if there is no such column."""
   names: list[bytes] = []
   labels: list[Labels] = []
-  wanted = [name for name in (columns.label, columns.path) if name]
-  if wanted:
-    reader = _open_parquet(file, metadata, names=wanted, groups=range(len(groups)))
-    for number, group in enumerate(groups):  # one by one: their dictionaries may differ
-      table = reader.read_row_group(number, columns=wanted, use_threads=False)
+  read = [name for name in (columns.label, columns.path) if name]
+  if read:
+    reader = _open_parquet(file, metadata, names=read, groups=range(len(groups)))
+    for number, group in enumerate(groups):  # one by one, as their dictionaries may differ
+      table = reader.read_row_group(number, columns=read, use_threads=False)
       if table.num_rows != group.num_rows:
         raise ValueError(f'{table.num_rows:,} rows in place of {group.num_rows:,}')
       if columns.path:
@@ -271,12 +274,12 @@ def _read_names_and_labels(file: _OpenFile, metadata: Any, *, path: str, groups:
         names += [_to_name(text, path=path, columns=columns) for text in texts]
       if columns.label:
         labels += _to_labels(table.column(columns.label), path=path, columns=columns)
-  num_rows = sum(group.num_rows for group in groups)  # of a damaged file perhaps very many
+  num_rows = sum(group.num_rows for group in groups)  # perhaps very many in a damaged file, so not in a list
   return names or itertools.repeat(b'', num_rows), labels or itertools.repeat(None, num_rows)
 
 
 def _to_list(column: Any) -> list[Any]:
-  """Returns the values as Python objects. Equal values of a dictionary are one object, which bounds the memory."""
+  """Returns the values as Python objects. Equal values of a dictionary are one object, which saves memory."""
   values = list[Any]()
   for chunk in column.chunks:
     if not pa.types.is_dictionary(chunk.type):
@@ -288,7 +291,7 @@ def _to_list(column: Any) -> list[Any]:
 
 
 def _to_name(text: str | None, *, path: str, columns: Columns) -> bytes:
-  """Returns the name of an image. One that no file can have is cut, or refused if images are files."""
+  """Returns the name of an image. A name that is too long for a file is cut, or refused if images are files."""
   name = (text or '').encode(errors='surrogatepass')
   if len(name) <= _MAX_NAME_BYTES:
     return name
@@ -299,9 +302,9 @@ def _to_name(text: str | None, *, path: str, columns: Columns) -> bytes:
 
 
 def _to_labels(column: Any, *, path: str, columns: Columns) -> list[Any]:
-  """Returns the labels in a column, as `index.encode` takes them. Raises UserError if one has more than 63 bits."""
+  """Returns the labels of each row, as `index.encode` takes them. Raises UserError if a number is 2**63 or larger."""
   kind = column.type
-  if parquet_columns.is_list(kind):  # a null has no labels; `flatten` leaves out what its offsets may point to
+  if parquet_columns.is_list(kind):  # a null has no labels: `flatten` leaves out its values, if there are any
     flat = pa.chunked_array([chunk.flatten() for chunk in column.chunks], kind.value_type)
     labels = _to_labels(flat, path=path, columns=columns)
     stops = np.cumsum(compute.fill_null(compute.list_value_length(column), 0).to_numpy()).tolist()

@@ -1,13 +1,13 @@
 """Adds images labeled by a teacher to the training data: Noisy Student (Xie et al. 2020, arXiv 1911.04252, section 2).
 
-The teacher's answer to an image is its most likely classes and their probabilities, on disk as `answers` has them, with
-one position. Images whose highest probability reaches `threshold` are kept. With `per_class`, each class gets that
-many: its most certain images, repeated if there are too few. The kept images have a fixed share of the training
-batches; the targets of each are the probabilities of its answer, normalized to a sum of 1. The target of a labeled
-image is its class. Both are augmented by the same recipe.
+The teacher's answer to an image is its most likely classes and their probabilities, in the files of `data/answers.py`.
+Images whose highest probability reaches `threshold` are selected. With `per_class`, each class has that many images:
+those with the highest probability, repeated if there are too few. The selected images have a fixed share of the
+training batches. The targets of each are the probabilities of its answer, normalized to a sum of 1. The target of a
+labeled image is its class. Both are augmented by the same recipe.
 
-`data/opening.py` calls `add` after it has opened the labeled and the unlabeled images. `jobs/teacher_labels.py` has
-written the answers before. The loader adds the targets to batches by `PseudoLabeled.extra`.
+`jobs/teacher_labels.py` writes the answers. Then `data/opening.py` opens the labeled and the unlabeled images and calls
+`add`. The loader adds the targets to batches by `PseudoLabeled.extra`. Axes: S unlabeled images, R selected ones.
 """
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ log = logging.getLogger('vit_jax.data')
 class TeacherLabeled(Rows):
   """The selected images of a source, each with the class that the teacher finds most likely."""
 
-  def __init__(self, source: Source, rows: HostArray, label: HostArray, *, class_names: tuple[str, ...]) -> None:
-    """Takes indexes `rows [R] i64` of the source and their classes `label [R] i32`."""
+  def __init__(self, source: Source, rows: HostArray, classes_R: HostArray, *, class_names: tuple[str, ...]) -> None:
+    """Takes the selected `rows [R] i64` of the source, perhaps with copies, and their classes `[R] i32`."""
     self.name, self.class_names, self.rows = f'{source.name} as labeled', class_names, rows
-    self._source, self._label = source, label
-    self.digest = hashlib.sha256(source.digest.encode() + rows.tobytes() + label.tobytes()).hexdigest()
+    self._source, self._classes_R = source, classes_R
+    self.digest = hashlib.sha256(source.digest.encode() + rows.tobytes() + classes_R.tobytes()).hexdigest()
 
   @property
   def own_files(self) -> bool:
@@ -52,7 +52,7 @@ class TeacherLabeled(Rows):
     return read_one(self._source, int(self.rows[row]))._replace(labels=self.labels(row))
 
   def labels(self, row: int) -> tuple[int, ...]:
-    return (int(self._label[row]),)
+    return (int(self._classes_R[row]),)
 
   def describe(self, row: int) -> str:
     return self._source.describe(int(self.rows[row]))
@@ -61,18 +61,18 @@ class TeacherLabeled(Rows):
 class PseudoLabeled(Mixture):
   """Labeled images, followed by those that a teacher has labeled."""
 
-  def __init__(self, labeled: Source, taught: TeacherLabeled, *, share: float, teacher_answers: Answers) -> None:
-    """Takes both sources, and the share of `taught` in training batches."""
-    numbers = range(len(labeled.class_names))
-    super().__init__((labeled, taught), (1. - share, share), name=f'{labeled.name} and {taught.name}',
-                     class_names=labeled.class_names, labels=(numbers, numbers))
-    self.num_own, self.rows = len(labeled), taught.rows
+  def __init__(self, labeled: Source, selected: TeacherLabeled, *, share: float, teacher_answers: Answers) -> None:
+    """Takes both sources, the share of `selected` in training batches, and the answers for all unlabeled images."""
+    classes = range(len(labeled.class_names))
+    super().__init__((labeled, selected), (1. - share, share), name=f'{labeled.name} and {selected.name}',
+                     class_names=labeled.class_names, labels=(classes, classes))
+    self.num_labeled, self.rows = len(labeled), selected.rows
     self._folder, self._rules = teacher_answers.folder, teacher_answers.rules
     self.digest = hashlib.sha256(f'{self.digest} {teacher_answers.info}'.encode()).hexdigest()
 
   def extra(self) -> answers.AddAnswers:
-    """Opens the teacher's answers, which are not sent to loader processes, to be added to batches."""
-    rows = np.concatenate([np.full(self.num_own, -1), self.rows])
+    """Opens the teacher's answers, which the loader adds to batches. They are not sent to loader processes."""
+    rows = np.concatenate([np.full(self.num_labeled, -1), self.rows])  # -1: a labeled image, without an answer
     return answers.AddAnswers(Answers(self._folder, self._rules, setting=answers.LABELS), rows)
 
 
@@ -82,6 +82,25 @@ def add(labeled: Source, unlabeled: Source, settings: schema.Pseudo, rules: Rule
   Raises:
     UserError: the answers are missing, or of other images or another teacher; or no image is selected.
   """
+  teacher_answers = _open_answers(labeled, unlabeled, settings, rules)
+  classes_S, scores_S = teacher_answers.read_most_likely()
+  if not scores_S.any():
+    raise UserError(f'data.pseudo.source: expected images that the teacher can label, got {len(unlabeled):,} in '
+                    f'{unlabeled.name} of which none could be read, so that no threshold would help. Repair the images '
+                    'or set another source, and set another folder in data.pseudo.labels.')
+  rows = select(classes_S, scores_S, threshold=settings.threshold, per_class=settings.per_class)
+  if not len(rows):
+    raise UserError(f'data.pseudo.threshold: expected at most {scores_S.max():.3g}, the highest probability of the '
+                    f'{len(unlabeled):,} images of {unlabeled.name}, got {settings.threshold}. Set a lower one.')
+  log.info('%s of the %s images of %s are selected, of %d of the %d classes; training uses %s, with copies.',
+           f'{len(np.unique(rows)):,}', f'{len(unlabeled):,}', unlabeled.name, len(np.unique(classes_S[rows])),
+           len(labeled.class_names), f'{len(rows):,}')
+  selected = TeacherLabeled(unlabeled, rows, classes_S[rows].astype(np.int32), class_names=labeled.class_names)
+  return PseudoLabeled(labeled, selected, share=settings.share, teacher_answers=teacher_answers)
+
+
+def _open_answers(labeled: Source, unlabeled: Source, settings: schema.Pseudo, rules: Rules) -> Answers:
+  """Returns the answers in `data.pseudo.labels`. Raises UserError if they are missing or do not match the settings."""
   folder = pathlib.Path(user_files.resolve(settings.labels, 'data.pseudo.labels'))
   if not (folder / answers.INFO).is_file():
     raise UserError(f'data.pseudo.labels: expected a folder of label maps, got {folder}, which has none yet. They are '
@@ -99,20 +118,7 @@ def add(labeled: Source, unlabeled: Source, settings: schema.Pseudo, rules: Rule
     raise UserError(f'data.pseudo.labels: expected labels for the {len(labeled.class_names):,} classes of '
                     f'{labeled.name} in this order, got those for other names or another order in {folder}. Set '
                     'another folder.')
-  classes_S, scores_S = teacher_answers.read_most_likely()
-  if not scores_S.any():
-    raise UserError(f'data.pseudo.source: expected images that the teacher can label, got {len(unlabeled):,} in '
-                    f'{unlabeled.name} of which none could be read, so that no threshold would help. Repair the images '
-                    'or set another source, and set another folder in data.pseudo.labels.')
-  rows = select(classes_S, scores_S, threshold=settings.threshold, per_class=settings.per_class)
-  if not len(rows):
-    raise UserError(f'data.pseudo.threshold: expected at most {scores_S.max():.3g}, the highest probability of the '
-                    f'{len(unlabeled):,} images of {unlabeled.name}, got {settings.threshold}. Set a lower one.')
-  log.info('%s of the %s images of %s are selected, of %d of the %d classes; training uses %s, with copies.',
-           f'{len(np.unique(rows)):,}', f'{len(unlabeled):,}', unlabeled.name, len(np.unique(classes_S[rows])),
-           len(labeled.class_names), f'{len(rows):,}')
-  taught = TeacherLabeled(unlabeled, rows, classes_S[rows].astype(np.int32), class_names=labeled.class_names)
-  return PseudoLabeled(labeled, taught, share=settings.share, teacher_answers=teacher_answers)
+  return teacher_answers
 
 
 def classes_digest(class_names: Sequence[str]) -> str:
@@ -124,15 +130,15 @@ def select(classes_S: HostArray, scores_S: HostArray, *, threshold: float, per_c
   """Returns the selected images, `[R] i64`, ascending, with copies.
 
   Args:
-    classes_S: most likely class.
+    classes_S: the most likely class of each image.
     scores_S: its probability; 0 = the image could not be read.
-    threshold: smallest probability.
-    per_class: number of images of each class, those with the highest probability (the first of equal ones); if a class
-      has fewer, each is used equally often or once more, in order of probability. 0 = all from the threshold on.
+    threshold: the smallest probability of a selected image.
+    per_class: number of images of each class, those with the highest probability (the first of equal ones). If a class
+      has fewer, they are repeated in order of probability. 0 = all images that reach the threshold.
   """
   rows = np.flatnonzero((scores_S >= threshold) & (scores_S > 0))
   if not per_class or not len(rows):
     return rows
-  rows = rows[np.lexsort((rows, -scores_S[rows].astype(np.float32), classes_S[rows]))]
+  rows = rows[np.lexsort((rows, -scores_S[rows].astype(np.float32), classes_S[rows]))]  # by class, then by score
   groups = np.split(rows, np.flatnonzero(np.diff(classes_S[rows])) + 1)
   return np.sort(np.concatenate([np.resize(group[:per_class], per_class) for group in groups]))

@@ -3,10 +3,11 @@
 The formats `tar.py`, `tfrecord.py` and `parquet.py` call `find` before anything else, and pass the result to
 `indexed.opener`. This module opens no file.
 
-A pattern is a path with braces, `{000..999}` or `{a,b}`, and the wildcards `*`, `?` and `[…]`; or a folder, which
-stands for all of its files with the extension. `{split}` stands for the name of a split. Without `{split}`, the split
-is the word `train`, `val`, `valid`, `validation` or `test` in the name of the file, or else in the names of its folders
-below that of the pattern. A pattern or folder may be in object storage: `gs://BUCKET/DIR/{000..999}.tar`.
+A pattern is a path with braces, `{000..999}` or `{a,b}`, and the wildcards `*`, `**/`, `?` and `[…]`. A folder stands
+for all files in and below it with the extension. Both may be in object storage: `gs://BUCKET/DIR/{000..999}.tar`.
+
+`{split}` in a pattern stands for the name of a split. Without it, the split is the word `train`, `val`, `valid`,
+`validation` or `test` in the name of the file, or else in the name of a folder below that of the pattern.
 """
 from __future__ import annotations
 
@@ -23,11 +24,12 @@ from vit_jax.data import splits, storage, user_files
 from vit_jax.data.user_files import Rules
 
 SPLIT = '{split}'
-_MOST_FILES = 1_000_000
-_RANGE = re.compile(r'(?P<first>\d+)\.\.(?P<last>\d+)')
-_BRACES = re.compile(r'\{(?!split\})([^{}]*)\}')
-_WILD = re.compile(r'[*?\[{]')
-_SHOWN = 5
+_MAX_FILES = 1_000_000
+_RANGE = re.compile(r'(?P<first>\d+)\.\.(?P<last>\d+)')  # such as 000..102
+_BRACES = re.compile(r'\{(?!split\})([^{}]*)\}')  # such as {000..102} and {a,b}, but not {split}
+_WILDCARD_START = re.compile(r'[*?\[{]')  # begins a wildcard or braces
+_WILDCARD = re.compile(r'(\*\*/|\*|\?|\[[^\]]*\])')  # such as **/, *, ? and [a-z]
+_MAX_LISTED = 5  # names in a message
 _COMPRESSED = ('.gz', '.tgz', '.zst', '.bz2', '.xz', '.zip')
 _DECOMPRESS = 'Decompress them: images are compressed already.'
 
@@ -55,57 +57,62 @@ def find(where: str, extension: str, *, kind: str, rules: Rules,
   Args:
     where: the pattern or folder.
     extension: of the files in a folder, such as `.tar`.
-    kind: of the source, for messages, such as `wds`.
-    rules: of the data.
-    fits: returns whether a file in a folder is one of the dataset, given its name; None = it ends with the extension.
+    kind: the kind of source for messages, such as `wds`.
+    rules: whether links may lead out of the folder.
+    fits: returns whether a file in a folder belongs to the dataset, given its name; None = it ends with the extension.
 
   Raises:
     UserError: no file exists, or one that a range names is missing; a file is compressed or outside of the folder; or
       its split is not clear.
     TemporaryError: object storage fails.
   """
+  source = f'{kind}:{where}'
   path = user_files.locate(where, f'{kind}:PATH')
-  wild = _WILD.search(path)
-  start = path[:wild.start()] if wild else path
+  wildcard = _WILDCARD_START.search(path)
+  start = path[:wildcard.start()] if wildcard else path
   try:
-    files = _open_bucket(path, start) if storage.is_address(path) else _Files()
+    files = _open_bucket(path, start) if storage.is_address(path) else _LocalFiles()
   except OSError as error:
-    raise failures.unreadable(error, f'{kind}:{where}') from error
+    raise failures.unreadable(error, source) from error
   is_folder = files.is_folder(path)
   if path.endswith(_COMPRESSED) and not is_folder:
-    raise UserError(f'{kind}:{where}: expected {extension} files that are not compressed, which can be read at random, '
+    raise UserError(f'{source}: expected {extension} files that are not compressed, which can be read at random, '
                     f'got {os.path.basename(path)}. {_DECOMPRESS}')
   if is_folder:
-    fitting = files.below(path, fits or (lambda name: name.endswith(extension)))
-    root, by_split = path, _by_words(path, fitting, where=f'{kind}:{where}')
+    root = path
+    by_split = _group_by_word(root, files.below(path, fits or (lambda name: name.endswith(extension))), source=source)
     if not by_split:
       names = [os.path.basename(file) for file in files.below(path, lambda name: True)]
       advice = _DECOMPRESS if any(name.endswith(_COMPRESSED) for name in names) else 'Correct the path.'
-      raise UserError(f'{kind}:{where}: expected files *{extension} in or below this folder, got '
-                      f'{documents.listed(names, _SHOWN) or "none"}. {advice}')
+      raise UserError(f'{source}: expected files *{extension} in or below this folder, got '
+                      f'{documents.listed(names, _MAX_LISTED) or "none"}. {advice}')
   else:
     root, patterns = os.path.dirname(start), expand(path)
     have_split = [SPLIT in pattern for pattern in patterns]
-    by_split = (_by_name(patterns, files) if all(have_split) else _by_words(
-        root, [file for pattern in patterns for file in files.matches(pattern)], where=f'{kind}:{where}'))
+    if all(have_split):
+      by_split = _group_by_name(patterns, files)
+    else:
+      by_split = _group_by_word(root, [file for pattern in patterns for file in files.matches(pattern)], source=source)
     if not by_split or (any(have_split) and not all(have_split)):
-      raise UserError(f'{kind}:{where}: expected a pattern of files, with {SPLIT} for the name of the split, got none '
+      raise UserError(f'{source}: expected a pattern of files, with {SPLIT} for the name of the split, got none '
                       'that it fits. Correct the pattern.')
-  for file in (file for paths in by_split.values() for file in paths if not storage.is_address(file)):
-    user_files.check_inside(file, root, rules)
+  for paths in by_split.values():
+    for file in paths:
+      if not storage.is_address(file):
+        user_files.check_inside(file, root, rules)
   return Listed(root, {name: Files(tuple(paths)) for name, paths in by_split.items()})
 
 
 def folder_of(path: str) -> str:
-  """Returns the folder of a pattern, the part before its braces and wildcards; a path without these itself."""
-  wild = _WILD.search(path)
-  return os.path.dirname(path[:wild.start()]) if wild else path
+  """Returns the folder of a pattern, `a/b` of `a/b/*/c`; a path without braces and wildcards as it is."""
+  wildcard = _WILDCARD_START.search(path)
+  return os.path.dirname(path[:wildcard.start()]) if wildcard else path
 
 
 def expand(pattern: str) -> list[str]:
   """Returns the patterns without braces that a pattern stands for, in order; `{split}` is kept.
 
-  `{000..102}` stands for the numbers from 000 to 102, with as many digits, and `{a,b}` for its parts.
+  `{000..102}` stands for 000, 001 and so on to 102, and `{a,b}` for a and b.
 
   Raises:
     UserError: it stands for too many patterns, or has braces inside braces.
@@ -120,33 +127,36 @@ def expand(pattern: str) -> list[str]:
   if numbers := _RANGE.fullmatch(content):
     first, last = numbers['first'], numbers['last']
     width = len(first) if first.startswith('0') or len(first) == len(last) else 0
-    if abs(int(last) - int(first)) >= _MOST_FILES:
-      raise UserError(f'{pattern}: expected at most {_MOST_FILES:,} files, got the range {content}. Correct it.')
+    if abs(int(last) - int(first)) >= _MAX_FILES:
+      raise UserError(f'{pattern}: expected at most {_MAX_FILES:,} files, got the range {content}. Correct it.')
     parts: Sequence[str] = [f'{number:0{width}d}' for number in range(int(first), int(last) + 1)]
   else:
     parts = content.split(',')
-  rests = expand(after)
-  if len(parts) * len(rests) > _MOST_FILES:
-    raise UserError(f'{pattern}: expected at most {_MOST_FILES:,} files, got more. Correct the ranges.')
-  return [before + part + rest for part in parts for rest in rests]
+  endings = expand(after)
+  if len(parts) * len(endings) > _MAX_FILES:
+    raise UserError(f'{pattern}: expected at most {_MAX_FILES:,} files, got more. Correct the ranges.')
+  return [before + part + ending for part in parts for ending in endings]
 
 
 def _open_bucket(path: str, start: str) -> _Objects:
-  """Returns the objects whose addresses begin with `start`, the part of an address before the first wildcard.
+  """Returns the objects of a pattern, a folder or an object; `start` is the part of `path` before a wildcard.
 
   Raises:
     OSError, TemporaryError: they cannot be listed.
     UserError: the wildcard is in the name of the bucket, or they may not be listed.
   """
-  if start == path and ((inside := _Objects(f'{path}/')).is_folder(path) or not storage.split(path)[2]):
-    return inside  # without objects beside the folder, such as PATH-large/
+  if start == path:
+    _, _, name = storage.split(path)
+    inside = _Objects(f'{path}/')  # without objects beside the folder, such as PATH-large/
+    if inside.is_folder(path) or not name:
+      return inside
   if not re.match('[a-z0-9]+://[^/]+/', start):
     raise UserError(f'{path}: expected the name of a bucket before wildcards, such as '
                     f'{storage.split(path)[0]}://BUCKET/DIR/*.tar, got a pattern of buckets. Correct the address.')
   return _Objects(start)
 
 
-class _Files:
+class _LocalFiles:
   """The files of this machine; `_Objects` has the same methods for object storage."""
 
   def is_folder(self, path: str) -> bool:
@@ -161,47 +171,53 @@ class _Files:
   def below(self, folder: str, fits: Callable[[str], bool]) -> list[str]:
     """Returns the files in and below a folder whose names fit, in order, without hidden ones."""
     files = []
-    for here, folders, names in os.walk(folder):
-      folders[:] = sorted(name for name in folders if not name.startswith('.'))
-      files += [os.path.join(here, name) for name in sorted(names) if fits(name) and not name.startswith('.')]
+    for parent, folders, names in os.walk(folder):
+      folders[:] = sorted(name for name in folders if not name.startswith('.'))  # `os.walk` visits these next
+      files += [os.path.join(parent, name) for name in sorted(names) if fits(name) and not name.startswith('.')]
     return files
 
   def _find(self, pattern: str) -> list[str]:
-    paths = sorted(glob.glob(pattern, recursive=True)) if _WILD.search(pattern) else [pattern]
+    paths = sorted(glob.glob(pattern, recursive=True)) if _WILDCARD_START.search(pattern) else [pattern]
     return [path for path in paths if os.path.isfile(path)]
 
 
-class _Objects(_Files):
+class _Objects(_LocalFiles):
   """The objects whose addresses begin with a text, listed once."""
 
   def __init__(self, start: str) -> None:
     """Lists them. Raises OSError, TemporaryError or UserError if they cannot be listed."""
-    self._folder, _, name = start.rpartition('/')
-    self._addresses = {f'{self._folder}/{one}': None for one in storage.list_names(self._folder, name)}  # in order
+    self._folder, _, start_of_name = start.rpartition('/')
+    names = storage.list_names(self._folder, start_of_name)
+    self._addresses = dict.fromkeys(f'{self._folder}/{name}' for name in names)  # a set that keeps the order
 
   def is_folder(self, path: str) -> bool:
-    return path not in self._addresses and any(one.startswith(f'{path}/') for one in self._addresses)
+    return path not in self._addresses and any(address.startswith(f'{path}/') for address in self._addresses)
 
   def below(self, folder: str, fits: Callable[[str], bool]) -> list[str]:
-    names = [one.removeprefix(f'{folder}/').split('/') for one in self._addresses if one.startswith(f'{folder}/')]
-    return [f'{folder}/{"/".join(parts)}' for parts in names
-            if fits(parts[-1]) and not any(part.startswith('.') for part in parts)]
+    files = []
+    for address in self._addresses:
+      parts = address.removeprefix(f'{folder}/').split('/')
+      is_hidden = any(part.startswith('.') for part in parts)
+      if address.startswith(f'{folder}/') and fits(parts[-1]) and not is_hidden:
+        files.append(address)
+    return files
 
   def _find(self, pattern: str) -> list[str]:
-    if not _WILD.search(pattern):
+    if not _WILDCARD_START.search(pattern):
       return [pattern] if pattern in self._addresses else []
-    wanted = re.compile(_translated(pattern))
-    return [one for one in self._addresses if wanted.fullmatch(one) and '/.' not in one[len(self._folder):]]
+    regex = re.compile(_to_regex(pattern))
+    return [address for address in self._addresses
+            if regex.fullmatch(address) and '/.' not in address[len(self._folder):]]  # without hidden ones
 
 
-def _by_name(patterns: Sequence[str], files: _Files) -> dict[str, list[str]]:
-  """Returns the files of patterns with `{split}` by the name of their split; each split has files of each pattern."""
+def _group_by_name(patterns: Sequence[str], files: _LocalFiles) -> dict[str, list[str]]:
+  """Returns the files of patterns with `{split}` by split. Raises UserError if a pattern has no files of a split."""
   by_split: dict[str, list[str]] = {}
   for pattern in patterns:
     before, _, after = pattern.partition(SPLIT)
-    wanted = re.compile(f'{_translated(before)}(?P<split>[A-Za-z_]+){_translated(after.replace(SPLIT, "*"))}')
+    regex = re.compile(f'{_to_regex(before)}(?P<split>[A-Za-z_]+){_to_regex(after.replace(SPLIT, "*"))}')
     for file in files.matches(pattern.replace(SPLIT, '*')):
-      if match := wanted.fullmatch(file):
+      if match := regex.fullmatch(file):
         by_split.setdefault(match['split'], []).append(file)
   for pattern in patterns:
     for name in by_split:
@@ -209,34 +225,38 @@ def _by_name(patterns: Sequence[str], files: _Files) -> dict[str, list[str]]:
   return by_split
 
 
-def _translated(pattern: str) -> str:
-  """Returns the regular expression of a pattern with wildcards, where `*` does not match a slash."""
-  parts = re.split(r'(\*\*/|\*|\?|\[[^\]]*\])', pattern)
-  return ''.join({'**/': '(?:.*/)?', '*': '[^/]*', '?': '[^/]'}.get(part) or
-                 (f'(?!/){fnmatch.translate(part)[4:-3]}' if part.startswith('[') else re.escape(part))
-                 for part in parts)  # `translate` returns `(?s:…)\Z`
+def _to_regex(pattern: str) -> str:
+  """Returns the regular expression of a pattern with wildcards. `*` stands for characters other than a slash."""
+  regexes = {'**/': '(?:.*/)?', '*': '[^/]*', '?': '[^/]'}
+  parts = []
+  for part in _WILDCARD.split(pattern):
+    if part.startswith('['):
+      parts.append(f'(?!/){fnmatch.translate(part)[4:-3]}')  # without `(?s:` and `)\Z`
+    else:
+      parts.append(regexes.get(part) or re.escape(part))
+  return ''.join(parts)
 
 
 def split_words(path: str) -> list[str]:
-  """Returns the names of splits in the name of a file, or else in the nearest of its folders that has one."""
+  """Returns the names of splits in the name of a file; or else in the nearest of its folders that has one."""
   for part in reversed(path.split('/')):
     if words := [word for word in re.findall('[a-z]+', part.lower()) if word in splits.NAMES]:
       return words
   return []
 
 
-def _by_words(root: str, files: Sequence[str], *, where: str) -> dict[str, list[str]]:
-  """Returns files by the word for a split in their names; all by '' if no name has such a word."""
+def _group_by_word(root: str, files: Sequence[str], *, source: str) -> dict[str, list[str]]:
+  """Returns files by the word for a split in their names below `root`; all by '' if no name has such a word."""
   by_split: dict[str, list[str]] = {}
   for file in files:
-    words = set(split_words(os.path.relpath(file, root)))
+    words = sorted(set(split_words(os.path.relpath(file, root))))
     if len(words) > 1:
-      raise UserError(f'{where}: expected the name of one split in {file}, got {documents.listed(sorted(words), 5)}. '
+      raise UserError(f'{source}: expected the name of one split in {file}, got {documents.listed(words, 5)}. '
                       f'Write {SPLIT} where the name of the split stands in the pattern.')
-    by_split.setdefault(next(iter(words), ''), []).append(file)
+    by_split.setdefault(words[0] if words else '', []).append(file)
   if '' in by_split and len(by_split) > 1:
     without = [os.path.relpath(file, root) for file in by_split['']]
-    raise UserError(f'{where}: expected the name of a split in all file names or in none, got none in '
-                    f'{documents.listed(without, _SHOWN)}. Write {SPLIT} where the name of the split stands in the '
-                    'pattern, or leave these files out.')
+    raise UserError(f'{source}: expected the name of a split in all file names or in none, got none in '
+                    f'{documents.listed(without, _MAX_LISTED)}. Write {SPLIT} where the name of the split stands in '
+                    'the pattern, or leave these files out.')
   return by_split

@@ -43,24 +43,31 @@ from vit_jax.data.storage import Window
 from vit_jax.data.text import stored
 from vit_jax.data.user_files import Rules
 
-EXTENSIONS = frozenset(ending[1:].encode() for one in headers.FORMATS.values() for ending in one.extensions)
+EXTENSIONS = frozenset(extension[1:].encode() for form in headers.FORMATS.values() for extension in form.extensions)
 """Extensions of members that are images."""
-_INFOS = ('_info.json', 'info.json')
-_TYPES = {'offset': 'int64', 'size': 'uint32', 'name': index.BYTES, 'caption_offset': 'int64', 'caption_size': 'int64',
-          index.LABEL: index.BYTES}
-_BLOCK, _REST = 512, 2**20  # bytes of a header, and at most of an extended header or after the end of the archive
-_MOST_LISTED, _MOST_KINDS, _SMALL = 10_000, 20, 2**12  # members, extensions and bytes that are read for a message
-_MOST_LABEL, _MOST_JSON = 64, 2**20  # bytes
-_LAST = 100  # examples of the last file that are searched for a label
-_ZEROS, _WHOLE = bytes(_BLOCK), re.compile(rb'\s*-?\d{1,18}\s*')
-_REGULAR, _LONG_NAME, _PAX = b'0\x007', b'L', b'x'
-_SKIPPED = {b'K', b'g', b'5'}  # long names of links, defaults of pax, folders
-_KINDS = {b'1': 'hard links', b'2': 'symbolic links', b'3': 'devices', b'4': 'devices', b'6': 'pipes'}
+_INFO_NAMES = ('_info.json', 'info.json')
+_INDEX_TYPES = {'offset': 'int64', 'size': 'uint32', 'name': index.BYTES, 'caption_offset': 'int64',
+                'caption_size': 'int64', index.LABEL: index.BYTES}
+_BLOCK_BYTES = 512  # of a header; the data of a member are padded to a multiple of it
+_MAX_EXTENDED_BYTES = _MAX_PADDING_BYTES = 2**20  # of an extended header, and of zeros after the end of the archive
+_MAX_LABEL_BYTES, _MAX_JSON_BYTES = 64, 2**20
+_DESCRIBED_MEMBERS, _DESCRIBED_EXTENSIONS, _DESCRIBED_BYTES = 10_000, 20, 2**12  # read for a message, at most
+_LAST_EXAMPLES = 100  # of the last file, in which a label is searched
+_INTEGER = re.compile(rb'\s*-?\d{1,18}\s*')  # such as `7` and the end of a line
+_END = bytes(_BLOCK_BYTES)  # an archive ends with blocks of zeros
+_NAME, _SIZE, _CHECKSUM = slice(0, 100), slice(124, 136), slice(148, 156)  # fields of a header
+_TYPE, _MAGIC, _PREFIX = slice(156, 157), slice(257, 263), slice(345, 500)
+_FILE_TYPES, _SPARSE = (b'0', b'\0', b'7'), b'S'
+_LONG_NAME, _PAX = b'L', b'x'  # extended headers of the next member, by GNU and POSIX
+_LONG_LINK, _PAX_DEFAULTS, _FOLDER = b'K', b'g', b'5'  # ignored; the first two may be among extended headers
+_COUNTED_TYPES = {b'1': 'hard links', b'2': 'symbolic links', b'3': 'devices', b'4': 'devices', b'6': 'pipes'}
 _DATASET_AGAIN = 'Copy the dataset again, or give a pattern of tar files.'
 
 
 class Columns(NamedTuple):
-  """The extensions of the members with image and label.
+  """The extensions of the members with image, label and captions.
+
+  The key of an index contains the representation of this tuple, so its names cannot change.
 
   image: such as `jpg`; '' = the only image of each example.
   label: `cls`, a whole number; `json/FIELD`, whole numbers or names; or '', if there are no labels.
@@ -77,8 +84,9 @@ class TarSource(IndexedSource):
   @staticmethod
   def load(files: Files, columns: Columns) -> Index:
     images = f'.{columns.image}' if columns.image else 'an extension of images, such as .jpg'
-    rows = index.load(files.paths, functools.partial(scan, columns=columns), f'tar 2 {columns}', _TYPES, what='tar',
-                      expected=f'members with {images}', advice='Set data.image_column, or correct the pattern.')
+    rows = index.load(files.paths, functools.partial(scan, columns=columns), f'tar 2 {columns}', _INDEX_TYPES,
+                      what='tar', expected=f'members with {images}',
+                      advice='Set data.image_column, or correct the pattern.')
     counts = np.bincount(rows['file'], minlength=len(files.paths)).tolist()
     for path, described, count in zip(files.paths, files.counts, counts, strict=False):
       if count != described:
@@ -93,24 +101,20 @@ class TarSource(IndexedSource):
 
   @staticmethod
   def contents(paths: Sequence[str]) -> str:
-    firsts = dict[str, tuple[str, bytes]]()  # the first member of each extension: name and, if it is small, content
-    with _opened(paths[0]) as window:
-      for member in itertools.islice(_members(paths[0], window, Counts()), _MOST_LISTED):
-        ending = member.name[member.name.rfind(b'/') + 1:].partition(b'.')[2].lower().decode(errors='replace')
-        if ending not in firsts and len(firsts) < _MOST_KINDS:
-          content = window.read(member.offset, member.size) if member.size <= _SMALL else b''
-          firsts[ending] = member.name.decode(errors='replace'), content
-    described = [_described(extension, name, content) for extension, (name, content) in firsts.items()]
+    first_members = _first_members(paths[0])
+    described = [_describe_member(extension, name, content) for extension, (name, content) in first_members.items()]
     text = f'The archive has {", ".join(described)}.' if described else ''
-    members = [(extension.rpartition('.')[2].encode(), *member) for extension, member in firsts.items()]
-    image = next((name for extension, name, _ in members if extension in EXTENSIONS), '')
-    if label := next((content for extension, _, content in members if extension == b'cls'), b''):
-      if not label.strip().isdigit():
-        return f'{text} A label in .cls is a whole number; a name belongs into a field of .json.'
+    last_parts = {extension: extension.rpartition('.')[2] for extension in first_members}  # `jpg` of `left.jpg`
+    images = [name for extension, (name, _) in first_members.items() if last_parts[extension].encode() in EXTENSIONS]
+    labels = [content for extension, (_, content) in first_members.items() if last_parts[extension] == 'cls']
+    image, label = images[0] if images else '', labels[0] if labels else b''
+    if label and not label.strip().isdigit():
+      return f'{text} A label in .cls is a whole number; a name belongs into a field of .json.'
+    if label:
       return (f'{text} A label belongs to the image beside it with the same name up to the first dot, such as '
-              f'{documents.shown(image.partition(".")[0])}.cls. Write the members of an example one after the other '
-              '(tar --sort=name).')
-    if image.count('/') and len(firsts) == 1:
+              f'{documents.shown(image.partition(".")[0])}.cls. Write the members of an example one after the '
+              'other (tar --sort=name).')
+    if '/' in image and len(first_members) == 1:
       return f'{text} Names of folders are not read as labels: unpack the archive, and name its folder, folder:PATH.'
     return text
 
@@ -118,7 +122,8 @@ class TarSource(IndexedSource):
   def choose(paths: Sequence[str], data: schema.Data) -> Columns:
     """Returns which members have image and label: by the settings, or by the first example that has a label.
 
-    All examples of the first file, and `_LAST` of the last one, are searched before images count as unlabeled.
+    Searches all examples of the first file, and the first `_LAST_EXAMPLES` of the last one. If none has a label, the
+    images count as unlabeled.
 
     Raises:
       UserError: `data.label_column` or `data.caption_column` has another form, or the file is damaged.
@@ -131,14 +136,15 @@ class TarSource(IndexedSource):
                         'of these forms.')
     if data.label_column:
       return Columns(data.image_column, data.label_column, caption)
-    wanted = Columns(data.image_column, 'json/label', caption)
-    for path, most in ((paths[0], None), *((path, _LAST) for path in paths[-1:] if len(paths) > 1)):
-      with _opened(path) as window:
-        for example in itertools.islice(_examples(path, window, wanted, Counts()), most):
+    in_json = Columns(data.image_column, 'json/label', caption)
+    for path in dict.fromkeys((paths[0], paths[-1])):
+      most = None if path == paths[0] else _LAST_EXAMPLES  # None = all
+      with _open_archive(path) as window:
+        for example in itertools.islice(_examples(path, window, in_json, Counts()), most):
           if b'cls' in example.extensions:
             return Columns(data.image_column, 'cls', caption)
           if example.label is not None:
-            return wanted
+            return in_json
     warn_once(f'{paths[0]} has no .cls beside an image and no field `label` in .json: its images have no labels, '
               f'and get the class {UNLABELED[0]!r}. {TarSource.contents(paths)}')
     return Columns(data.image_column, caption=caption)
@@ -165,7 +171,7 @@ class TarSource(IndexedSource):
                      + (f'{size:,} bytes' if size > 0 else 'none'))
     content = storage.read(self.path(row), offset, size)
     _, *field = self._columns.caption.split('/')
-    values = None
+    values: list[Any] | None = None
     if len(content) == size:
       with contextlib.suppress(ValueError, RecursionError):  # no UTF-8, or no JSON
         values = (stored.field(documents.parse(content, nan=True), field) if field else
@@ -193,23 +199,28 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
 
 
 def find(where: str, rules: Rules) -> Listed:
-  """Returns the tar files of a pattern or folder; see `shards.find`."""
+  """Returns the files that `_info.json` in a folder lists, if it exists; else those that `shards.find` returns."""
   path = user_files.locate(where, 'wds:PATH')
   exists: Callable[[str], bool] = os.path.isfile
   if storage.is_address(path):
+    is_pattern = shards.folder_of(path) != path
     try:
-      names = storage.list_names(path) if shards.folder_of(path) == path else []
+      addresses = set() if is_pattern else {f'{path}/{name}' for name in storage.list_names(path)}
     except OSError as error:
       raise failures.unreadable(error, f'wds:{where}') from error
-    exists = {f'{path}/{name}' for name in names}.__contains__
-  for info in _INFOS:
-    if exists(file := f'{path}/{info}') and (listed := _read_info(file, path, rules, exists)):
+    exists = addresses.__contains__
+  for name in _INFO_NAMES:
+    file = f'{path}/{name}'
+    listed = _read_info(file, path, rules, exists) if exists(file) else None
+    if listed:
       return listed
   return shards.find(where, '.tar', kind='wds', rules=rules)
 
 
 def _read_info(file: str, folder: str, rules: Rules, exists: Callable[[str], bool]) -> Listed | None:
-  """Returns the files that `_info.json` lists; None if that file describes something else.
+  """Returns the files that `_info.json` lists; None if it describes something else. `exists` tells if a file exists.
+
+  It has the form `{"splits": {"train": {"filenames": ["0.tar", "1.tar"], "shard_lengths": [100, 90]}}}`.
 
   Raises:
     UserError: it is damaged, or a file that it lists does not exist or is outside of the folder.
@@ -218,7 +229,9 @@ def _read_info(file: str, folder: str, rules: Rules, exists: Callable[[str], boo
   expected = 'the files of each split'
   text = storage.read_text(file, file, expected=expected, advice=_DATASET_AGAIN)
   described = documents.field(text, file, expected=expected, advice=_DATASET_AGAIN).optional('splits')
-  for split, entry in described.fields() if described else ():
+  if described is None:
+    return None
+  for split, entry in described.fields():
     if (names := entry.optional('filenames')) is None:
       return None
     paths = [os.path.join(folder, name.text()) for name in names.items() if user_files.is_below(name.text())]
@@ -235,7 +248,20 @@ def _read_info(file: str, folder: str, rules: Rules, exists: Callable[[str], boo
   return Listed(folder, by_split) if by_split else None
 
 
-def _described(extension: str, name: str, content: bytes) -> str:
+def _first_members(path: str) -> dict[str, tuple[str, bytes]]:
+  """Returns the first member of each extension in an archive: its name, and its content if it is small, else b''."""
+  first_members = dict[str, tuple[str, bytes]]()
+  with _open_archive(path) as window:
+    for member in itertools.islice(_members(path, window, Counts()), _DESCRIBED_MEMBERS):
+      _, extension = _split_name(member.name)
+      text = extension.decode(errors='replace')
+      if text not in first_members and len(first_members) < _DESCRIBED_EXTENSIONS:
+        content = window.read(member.offset, member.size) if member.size <= _DESCRIBED_BYTES else b''
+        first_members[text] = member.name.decode(errors='replace'), content
+  return first_members
+
+
+def _describe_member(extension: str, name: str, content: bytes) -> str:
   """Returns how a message names a member: with the fields of JSON, or the beginning of a small text."""
   if extension.endswith('json'):
     with contextlib.suppress(ValueError, RecursionError):
@@ -249,7 +275,7 @@ def _described(extension: str, name: str, content: bytes) -> str:
 
 
 @contextlib.contextmanager
-def _opened(path: str) -> Iterator[Window]:
+def _open_archive(path: str) -> Iterator[Window]:
   """Yields a window of an archive. Raises TemporaryError or UserError if the archive cannot be read."""
   try:
     with contextlib.closing(Window(path)) as window:
@@ -259,7 +285,7 @@ def _opened(path: str) -> Iterator[Window]:
 
 
 def scan(path: str, ignored: Counts, *, columns: Columns) -> Iterator[tuple[Any, ...]]:
-  """Yields the row of each image of an archive.
+  """Yields the row of each image of an archive, with the columns of `_INDEX_TYPES`.
 
   Raises:
     OSError, UserError: it is missing, cannot be read, is compressed, damaged or truncated, or has sparse members; or an
@@ -269,8 +295,8 @@ def scan(path: str, ignored: Counts, *, columns: Columns) -> Iterator[tuple[Any,
     for example in _examples(path, window, columns, ignored):
       assert example.image
       name, offset, size = example.image
-      _, *caption = example.caption or (b'', 0, -1)
-      yield offset, min(size, 2**32 - 1), name, *caption, index.encode(example.label)
+      _, caption_offset, caption_size = example.caption or Member(b'', 0, -1)  # -1 = there is no caption
+      yield offset, min(size, 2**32 - 1), name, caption_offset, caption_size, index.encode(example.label)
 
 
 class Member(NamedTuple):
@@ -290,43 +316,58 @@ class Example:
   label: Labels = None
 
 
+def _split_name(name: bytes) -> tuple[bytes, bytes]:
+  """Returns the key and the extension in lower case: `a.b/7` and `left.jpg` of `a.b/7.LEFT.jpg`."""
+  start = name.rfind(b'/') + 1
+  stem, _, extension = name[start:].partition(b'.')
+  return name[:start] + stem, extension.lower()
+
+
 def _examples(path: str, window: Window, columns: Columns, ignored: Counts) -> Iterator[Example]:
   """Yields the examples of an archive that have an image, in order; counts the others in `ignored`."""
-  images = {columns.image.lower().encode()} if columns.image else EXTENSIONS
-  label, _, field = columns.label.partition('/')
-  labels, captions, current = label.encode(), columns.caption.partition('/')[0].encode(), Example(b'')
-  for member in itertools.chain(_members(path, window, ignored), [Member(b'/.', 0, 0)]):  # a key that no example has
-    base = member.name[member.name.rfind(b'/') + 1:]
-    stem, dot, ending = base.partition(b'.')
-    is_end = not member.offset
-    if not is_end and (not stem or not dot or (member.name.startswith(b'__') and member.name.endswith(b'__'))):
-      ignored['members without an extension'] += bool(stem)
+  image_extensions = {columns.image.lower().encode()} if columns.image else EXTENSIONS
+  label_extension, caption_extension = (text.partition('/')[0].encode() for text in (columns.label, columns.caption))
+  label_field = columns.label.partition('/')[2]
+  example = Example(b'')  # no member has this key
+  for member in _members(path, window, ignored):
+    key, extension = _split_name(member.name)
+    if key.endswith(b'/') or not key:  # a hidden file, such as `a/.jpg`
       continue
-    key, ending = member.name[:-len(ending) - 1] if ending else member.name[:-1], ending.lower()
-    if is_end or key != current.key or ending in current.extensions:
-      ignored['members of the same name as the one before'] += key == current.key
-      if current.image:
-        yield current
-      ignored['keys without an image'] += bool(current.extensions and not current.image)
-      current = Example(key)
-    current.extensions.add(ending)
-    if ending == captions:
-      current.caption = member
-    if ending == labels:
-      current.label = _label(window, member, field)
-    elif ending in images:
-      if current.image:
-        raise UserError(f'{path}: expected one image for each key, got {current.image.name.decode(errors="replace")!r} '
+    if len(key) == len(member.name) or (member.name.startswith(b'__') and member.name.endswith(b'__')):
+      ignored['members without an extension'] += 1
+      continue
+    if key != example.key or extension in example.extensions:
+      ignored['members of the same name as the one before'] += key == example.key
+      yield from _with_image(example, ignored)
+      example = Example(key)
+    example.extensions.add(extension)
+    if extension == caption_extension:
+      example.caption = member
+    if extension == label_extension:
+      example.label = _read_label(window, member, label_field)
+    elif extension in image_extensions:
+      if example.image:
+        raise UserError(f'{path}: expected one image for each key, got {example.image.name.decode(errors="replace")!r} '
                         f'and {member.name.decode(errors="replace")!r}. Set data.image_column to the extension of the '
                         'images, such as jpg.')
-      current.image = member
+      example.image = member
+  yield from _with_image(example, ignored)
 
 
-def _label(window: Window, member: Member, field: str) -> Labels:
+def _with_image(example: Example, ignored: Counts) -> Iterator[Example]:
+  """Yields a complete example if it has an image; else counts it in `ignored`."""
+  if example.image:
+    yield example
+  elif example.extensions:
+    ignored['keys without an image'] += 1
+
+
+def _read_label(window: Window, member: Member, field: str) -> Labels:
   """Returns the label in a member, or for a list a tuple of labels; None if the member is damaged."""
-  content = window.read(member.offset, member.size) if member.size <= (_MOST_JSON if field else _MOST_LABEL) else b''
+  is_small = member.size <= (_MAX_JSON_BYTES if field else _MAX_LABEL_BYTES)
+  content = window.read(member.offset, member.size) if is_small else b''
   if not field:
-    return int(content) if _WHOLE.fullmatch(content) else None
+    return int(content) if _INTEGER.fullmatch(content) else None
   try:
     value: Any = documents.parse(content, nan=True)
   except (ValueError, RecursionError):
@@ -343,61 +384,59 @@ def _is_label(value: object) -> bool:
 
 
 def _members(path: str, window: Window, ignored: Counts) -> Iterator[Member]:
-  """Yields the ordinary files of an archive; counts other members in `ignored`.
-
-  Raises:
-    UserError: the archive is damaged or truncated, or has sparse members.
-  """
-  offset, extended = 0, dict[str, bytes]()
-  while (header := window.read(offset, _BLOCK)) != _ZEROS:
-    if len(header) < _BLOCK:
+  """Yields the ordinary files of an archive; counts others in `ignored`. Raises UserError if it is damaged."""
+  offset, extended = 0, dict[str, bytes]()  # of the next header, and fields of extended headers for the next member
+  while (header := window.read(offset, _BLOCK_BYTES)) != _END:
+    if len(header) < _BLOCK_BYTES:
       raise _damaged(path, window, offset, 'one without an end')
-    kind, size = header[156:157], _number(header[124:136])
+    kind, size, start = header[_TYPE], _parse_number(header[_SIZE]), offset + _BLOCK_BYTES
     if not _has_checksum(header) or size is None or size < 0:
       raise _damaged(path, window, offset, 'one that is damaged' if offset else
                      storage.describe_compression(header) or 'no header')
-    data = offset + _BLOCK
-    if kind not in _KINDS and not window.holds(data + size):
+    if kind not in _COUNTED_TYPES and not window.holds(start + size):
       raise _damaged(path, window, offset, 'one that is truncated')
     if kind in (_PAX, _LONG_NAME):
-      extended |= _extended(path, window, data, size, kind)
-    elif kind == b'S' or any(name.startswith('GNU.sparse') for name in extended):
+      extended |= _parse_extended(path, window, start, size, kind)
+    elif kind == _SPARSE or any(name.startswith('GNU.sparse') for name in extended):
       raise UserError(f'{path}: expected members that are stored completely, got the sparse file '
-                      f'{_name(header).decode(errors="replace")[:80]!r}. Write the archive without --sparse.')
-    elif kind not in _SKIPPED:
-      size = _number(extended['size'], 10) if 'size' in extended else size
-      name = extended.get('path') or _name(header)
+                      f'{_parse_name(header).decode(errors="replace")[:80]!r}. Write the archive without --sparse.')
+    elif kind not in (_LONG_LINK, _PAX_DEFAULTS, _FOLDER):
+      if 'size' in extended:
+        size = _parse_number(extended['size'], 10)
+      name = extended.get('path') or _parse_name(header)
       if size is None or size < 0:
         raise _damaged(path, window, offset, 'one that is damaged')
-      if kind in _KINDS:
-        ignored[_KINDS[kind]] += 1
+      if kind in _COUNTED_TYPES:
+        ignored[_COUNTED_TYPES[kind]] += 1
         size = 0
-      elif kind in _REGULAR and not name.endswith(b'/'):
-        if not window.holds(data + size):
+      elif kind in _FILE_TYPES and not name.endswith(b'/'):
+        if not window.holds(start + size):
           raise _damaged(path, window, offset, 'one that is truncated')
-        yield Member(name, data, size)
-    extended = extended if kind in (_PAX, _LONG_NAME, b'K', b'g') else {}
-    offset = data + -(-size // _BLOCK) * _BLOCK
-  rest = window.read(offset, _REST + 1)  # other programs do not read it either
-  if len(rest) > _REST or rest.strip(b'\0'):
+        yield Member(name, start, size)
+    if kind not in (_PAX, _LONG_NAME, _LONG_LINK, _PAX_DEFAULTS):
+      extended = {}
+    num_blocks = -(-size // _BLOCK_BYTES)  # rounded up
+    offset = start + num_blocks * _BLOCK_BYTES
+  padding = window.read(offset, _MAX_PADDING_BYTES + 1)  # other programs do not read it either
+  if len(padding) > _MAX_PADDING_BYTES or padding.strip(b'\0'):
     raise _damaged(path, window, offset, 'more bytes behind the end of the archive, perhaps another one (join archives '
                    'with tar -A)')
 
 
-def _extended(path: str, window: Window, data: int, size: int, kind: bytes) -> dict[str, bytes]:
+def _parse_extended(path: str, window: Window, offset: int, size: int, kind: bytes) -> dict[str, bytes]:
   """Returns the fields of an extended header, which are for the next member: `path`, `size`, and of sparse files."""
-  content = window.read(data, size) if size <= _REST else b''
-  if len(content) < size or size > _REST:
-    raise _damaged(path, window, data, 'one that is truncated, or has a name of more than 1 MiB')
+  content = window.read(offset, size) if size <= _MAX_EXTENDED_BYTES else b''
+  if len(content) < size or size > _MAX_EXTENDED_BYTES:
+    raise _damaged(path, window, offset, 'one that is truncated, or has a name of more than 1 MiB')
   if kind == _LONG_NAME:
     return {'path': content.rstrip(b'\0')}
-  fields, start = {}, 0
-  while start < len(content):  # `LENGTH NAME=VALUE`, and the end of the line
+  fields, start = dict[str, bytes](), 0
+  while start < len(content):  # `LENGTH NAME=VALUE`, and the end of the line; LENGTH is the number of bytes of all
     digits = content[start:start + 8].partition(b' ')[0]
-    length = _number(digits, 10) if len(digits) < 8 else None
+    length = _parse_number(digits, 10) if len(digits) < 8 else None  # 7 digits suffice for 1 MiB
     end = start + (length or 0)
     if not length or length <= len(digits) + 1 or end > len(content) or content[end - 1:end] != b'\n':
-      raise _damaged(path, window, data, 'one with a damaged extended header')
+      raise _damaged(path, window, offset, 'one with a damaged extended header')
     name, _, value = content[start + len(digits) + 1:end - 1].partition(b'=')
     if name in (b'path', b'size') or name.startswith(b'GNU.sparse'):
       fields[name.decode(errors='replace')] = value
@@ -412,14 +451,14 @@ def _damaged(path: str, window: Window, offset: int, got: str) -> UserError:
 
 def _has_checksum(header: bytes) -> bool:
   """Returns whether the checksum of a header is correct: the sum of its bytes, with blanks in place of the checksum."""
-  stored = _number(header[148:156])
-  if stored == sum(header) - sum(header[148:156]) + 256:
+  checksum, blanks = _parse_number(header[_CHECKSUM]), 8 * ord(' ')
+  if checksum == sum(header) - sum(header[_CHECKSUM]) + blanks:
     return True
   signed = np.frombuffer(header, np.int8)  # as some old programs compute it
-  return stored == int(signed.sum(dtype=np.int64)) - int(signed[148:156].sum(dtype=np.int64)) + 256
+  return checksum == int(signed.sum(dtype=np.int64)) - int(signed[_CHECKSUM].sum(dtype=np.int64)) + blanks
 
 
-def _number(field: bytes, base: int = 8) -> int | None:
+def _parse_number(field: bytes, base: int = 8) -> int | None:
   """Returns the value of a field: digits, or for large numbers bytes, of which the first is 128; None if damaged."""
   if field[:1] == b'\x80':
     return int.from_bytes(field[1:], 'big')
@@ -429,7 +468,8 @@ def _number(field: bytes, base: int = 8) -> int | None:
     return None
 
 
-def _name(header: bytes) -> bytes:
-  name = header[:100].partition(b'\0')[0]
-  prefix = header[345:500].partition(b'\0')[0] if header[257:263] == b'ustar\0' else b''
+def _parse_name(header: bytes) -> bytes:
+  """Returns the name in a header; POSIX has its first folders in a field of their own."""
+  name = header[_NAME].partition(b'\0')[0]
+  prefix = header[_PREFIX].partition(b'\0')[0] if header[_MAGIC] == b'ustar\0' else b''
   return prefix + b'/' + name if prefix else name

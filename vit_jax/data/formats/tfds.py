@@ -1,8 +1,13 @@
 """`tfds:NAME[/CONFIG][:VERSION]`: datasets prepared by TensorFlow Datasets, read from their files without the package.
 
-`dataset_info.json` has the splits and the number of records of each file, `features.json` the features of a record, and
-`FEATURE.labels.txt` the names of classes. Images are the stored JPEG or PNG bytes. The order is that of the files: the
-same for ArrayRecord and TFRecord files.
+The folder DATA_DIR/NAME[/CONFIG]/VERSION of a dataset has
+
+  dataset_info.json         the splits, with the number of records of each file
+  features.json             the features of a record
+  FEATURE.labels.txt        the names of the classes of a feature, a line each
+  NAME-train.tfrecord-…     the records, `tf.train.Example` messages in TFRecord or ArrayRecord files
+
+Images are the stored JPEG or PNG bytes. Examples are in the order of the files, whatever their format.
 
 `opening.py` calls `opener`, which finds the folder of a dataset (`find`), reads its description (`read`), and
 opens a split (`TfdsSource`). `masks.py` and `vtab.py` call `find` and `read`, too, and have subclasses of `Stored`.
@@ -29,12 +34,12 @@ from vit_jax.data.text import stored
 from vit_jax.data.user_files import OWN, Rules
 
 INFO, FEATURES = 'dataset_info.json', 'features.json'
-_VERSION = re.compile(r'\d+\.\d+\.\d+')
-_TRIES = 100  # the first records, in which a label is searched
+_VERSION = re.compile(r'\d+\.\d+\.\d+')  # such as 3.0.2
+_FIRST_RECORDS = 100  # in which a label is searched
 _AGAIN = 'Copy or prepare the dataset again.'
-_IMAGES, _TEXT, _CLASS = ('Image', 'LabeledImage'), 'Text', 'ClassLabel'
+_IMAGES, _TEXT, _CLASS = ('Image', 'LabeledImage'), 'Text', 'ClassLabel'  # names of classes in TFDS
 _DICT, _LISTS = 'FeaturesDict', ('Sequence', 'Dataset')
-_CONTENT = ('featuresDict', 'sequence', 'dataset', 'classLabel')
+_CONTENT_KEYS = ('featuresDict', 'sequence', 'dataset', 'classLabel')  # of `features.json`
 
 
 class Feature(NamedTuple):
@@ -42,7 +47,7 @@ class Feature(NamedTuple):
 
   kind: the name of its class in TFDS.
   several: whether a record has a list of values.
-  num_classes: of a feature with classes.
+  num_classes: the number of classes; 0 if the feature is no class.
   """
   kind: str
   several: bool = False
@@ -57,7 +62,12 @@ class Split(NamedTuple):
 
 
 class Dataset(NamedTuple):
-  """The description of a prepared dataset; `full_name` has its configuration and version."""
+  """The description of a prepared dataset.
+
+  full_name: the name with configuration and version, such as `cifar10/3.0.2`.
+  file_format: of the records, such as `array_record`.
+  splits, features: by name. The name of a feature in another one is a path, such as `objects/label`.
+  """
   folder: str
   name: str
   full_name: str
@@ -83,10 +93,11 @@ class Dataset(NamedTuple):
 
   def class_names(self, path: str, rules: Rules) -> tuple[str, ...]:
     """Returns the names of the classes of a feature; numbers if there are no names. Raises UserError if damaged."""
-    num, images = self.features[path].num_classes, sum(sum(split.counts) for split in self.splits.values())
-    if num > (most := max(classes.MOST_CLASSES, images)):
-      raise UserError(f'{self.folder}: expected at most {most:,} classes for {images:,} images, got {num:,} of {path}. '
-                      f'{_AGAIN}')
+    num, num_images = self.features[path].num_classes, sum(sum(split.counts) for split in self.splits.values())
+    most = max(classes.MOST_CLASSES, num_images)
+    if num > most:
+      raise UserError(f'{self.folder}: expected at most {most:,} classes for {num_images:,} images, got {num:,} of '
+                      f'{path}. {_AGAIN}')
     file = os.path.join(self.folder, f'{path.replace("/", "-")}.labels.txt')
     if not os.path.lexists(file):
       return tuple(map(str, range(num)))
@@ -117,14 +128,14 @@ class Stored(Rows):
   """The records of a split; the sources of TFDS datasets inherit from it."""
 
   def __init__(self, dataset: Dataset, split: str, *, name: str, reading: object) -> None:
-    """Takes the name of the source, and `reading`, the settings of a subclass, as part of the digest."""
+    """Takes the name of the source, and `reading`, the settings of a subclass, whose text is a part of the digest."""
     files, self.name = dataset.splits[split], name
     readers = {'array_record': array_record.ArrayRecords, 'tfrecord': tfrecord.TfRecords}
     if dataset.file_format not in readers:
       raise UserError(f'{dataset.folder}: expected ArrayRecord or TFRecord, which support random access, got '
                       f'{dataset.file_format}. Prepare the dataset in one of these formats.')
     self._records = readers[dataset.file_format](files.paths, files.counts)
-    text = f'{dataset.full_name} {split} {list(files.counts)} {_size(files.num_bytes)} {reading}'
+    text = f'{dataset.full_name} {split} {list(files.counts)} {_format_bytes(files.num_bytes)} {reading}'
     self.digest = hashlib.sha256(text.encode()).hexdigest()
 
   def __len__(self) -> int:
@@ -169,19 +180,21 @@ class TfdsSource(Stored):
     return (example.get_class(features, column, num_classes=num) if column else 0,)
 
 
-def _size(num_bytes: int) -> str:
-  """Returns a number of bytes as TFDS writes it, which is part of the digest of a source."""
-  unit = next((unit for unit in (50, 40, 30, 20, 10) if num_bytes >= 2**unit), 0)
+def _format_bytes(num_bytes: int) -> str:
+  """Returns a number of bytes as TFDS writes it, such as `1.50 KiB`. It is a part of the digest of a source."""
   if not num_bytes:
     return 'Unknown size'
-  return f'{num_bytes / 2**unit:.2f} {"KMGTP"[unit // 10 - 1]}iB' if unit else f'{num_bytes} bytes'
+  for letter, exponent in (('P', 50), ('T', 40), ('G', 30), ('M', 20), ('K', 10)):
+    if num_bytes >= 2**exponent:
+      return f'{num_bytes / 2**exponent:.2f} {letter}iB'
+  return f'{num_bytes} bytes'
 
 
 def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
-  """Opens the splits of the dataset `NAME[/CONFIG][:VERSION]`, whose folder is in `data.data_dir`.
+  """Returns the function that opens a split of the dataset `NAME[/CONFIG][:VERSION]`, given the name of the split.
 
-  The default configuration is the only one, the default version the newest. `data.label_column` is the feature with the
-  class or classes, `data.caption_column` that with texts.
+  The folder of the dataset is in `data.data_dir`. CONFIG may be left out if there is only one; the default version is
+  the newest. `data.label_column` is the feature with the class or classes, `data.caption_column` the one with texts.
 
   Raises:
     UserError: the dataset is not prepared, or prepared in another format.
@@ -192,10 +205,10 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
   @functools.cache
   def open_named(split: str) -> Source:
     dataset = read(folder, rules)
-    captions = _captions(dataset, data.caption_column)
-    columns = _columns(dataset, data.label_column, rules, has_captions=bool(captions))
+    caption_column = _choose_captions(dataset, data.caption_column)
+    columns = _choose_columns(dataset, data.label_column, rules, has_captions=bool(caption_column))
     source = TfdsSource(dataset, splits.resolve(split, dataset.splits, source=f'tfds:{where}'), columns=columns,
-                        caption_column=captions)
+                        caption_column=caption_column)
     if not source.most_labels:
       _check_labels(source)
     return source
@@ -209,22 +222,19 @@ def data_folder(data_dir: str) -> str:
 
 
 def find(name: str, *, data_dir: str) -> str:
-  """Returns the directory of a prepared dataset: DATA_DIR/NAME[/CONFIG]/VERSION.
-
-  Raises:
-    NotPrepared: it is missing.
-    UserError: there are several configurations.
-  """
+  """Returns the folder of a prepared dataset. Raises NotPrepared if it is missing, UserError if CONFIG is needed."""
   data_dir = data_folder(data_dir)
   path, _, version = name.partition(':')
   folder = os.path.join(data_dir, path)
-  if not version and not _versions(folder):
-    configs = [c for c in (os.listdir(folder) if os.path.isdir(folder) else []) if _versions(os.path.join(folder, c))]
+  if not version and not _find_versions(folder):
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    configs = sorted(config for config in names if _find_versions(os.path.join(folder, config)))
     if len(configs) > 1:
-      raise UserError(f'tfds:{name}: expected one of the configurations in {folder}, {", ".join(sorted(configs))}, got '
-                      f'none. Set tfds:{path}/{sorted(configs)[0]}, for example.')
-    folder = os.path.join(folder, *configs)
-  version = version or max(_versions(folder), key=lambda v: tuple(map(int, v.split('.'))), default='')
+      raise UserError(f'tfds:{name}: expected one of the configurations in {folder}, {", ".join(configs)}, got '
+                      f'none. Set tfds:{path}/{configs[0]}, for example.')
+    folder = os.path.join(folder, *configs)  # the only one, if there is one
+  if not version:
+    version = max(_find_versions(folder), key=lambda text: tuple(map(int, text.split('.'))), default='')
   folder = os.path.join(folder, version)
   if not version or not os.path.isfile(os.path.join(folder, INFO)):
     advice = (f'prepare it: vit-jax prepare --data={path}' if path in archives.ARCHIVES else
@@ -234,47 +244,46 @@ def find(name: str, *, data_dir: str) -> str:
   return folder
 
 
-def _versions(folder: str) -> list[str]:
-  """Returns the folders of versions in a folder, which may not exist."""
-  return [v for v in os.listdir(folder) if _VERSION.fullmatch(v)] if os.path.isdir(folder) else []
+def _find_versions(folder: str) -> list[str]:
+  """Returns the names of versions in a folder, such as `3.0.2`; none if the folder does not exist."""
+  return [name for name in os.listdir(folder) if _VERSION.fullmatch(name)] if os.path.isdir(folder) else []
 
 
 def read(folder: str, rules: Rules = OWN) -> Dataset:
-  """Returns the description of a prepared dataset.
-
-  Raises:
-    UserError: it is damaged or too large, or a link leads out of the folder and the rules do not allow it.
-  """
+  """Returns the description of a prepared dataset. Raises UserError if it is damaged, or a link leads out of it."""
   for name in (INFO, FEATURES):
     user_files.check_inside(os.path.join(folder, name), folder, rules)
   info, features = (documents.read(os.path.join(folder, name), expected='the description of a dataset', advice=_AGAIN)
                     for name in (INFO, FEATURES))
   name, config, version = (info.field(key, default='').text() for key in ('name', 'configName', 'version'))
-  kind = info.field('fileFormat', default='tfrecord').text()
+  file_format = info.field('fileFormat', default='tfrecord').text()
   for document in (info, features):
     if not documents.is_unicode(document.value):
       raise UserError(f'{document.where}: expected text that is valid Unicode, got half of a surrogate pair. {_AGAIN}')
-  if '' in (by_path := dict(_flat(features))) or not by_path:
+  by_path = dict(_flatten_features(features))
+  if not by_path or '' in by_path:
     raise features.error('features by name')
-  by_name = {split.field('name').text(): _split(split, folder, name, kind, rules)
+  by_name = {split.field('name').text(): _read_split(split, folder, name, file_format, rules)
              for split in info.field('splits').items()}
   if not by_name:
     raise info.field('splits').error('at least one split')
-  return Dataset(folder, name, '/'.join(filter(None, (name, config, version))), kind, by_name, by_path)
+  full_name = '/'.join(part for part in (name, config, version) if part)
+  return Dataset(folder, name, full_name, file_format, by_name, by_path)
 
 
-def _split(described: Field, folder: str, name: str, kind: str, rules: Rules) -> Split:
-  """Returns a split of the dataset `name` as `dataset_info.json` describes it; `kind` is the file format."""
+def _read_split(described: Field, folder: str, name: str, file_format: str, rules: Rules) -> Split:
+  """Returns a split of the dataset `name`; `described` is its object in `dataset_info.json`."""
   counts = tuple(_whole(count) for count in described.field('shardLengths', default=[]).items())
   if not counts:
     raise described.error('the number of records of at least one file, shardLengths')
   template = described.field('filepathTemplate', default='').text() or '{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}'
   paths = []
   for number in range(len(counts)):
-    index, num = f'{number:05d}', f'{len(counts):05d}'
+    shard, num_shards = f'{number:05d}', f'{len(counts):05d}'
+    values = {'DATASET': name, 'SPLIT': described.field('name').text(), 'FILEFORMAT': file_format,
+              'SHARD_INDEX': shard, 'NUM_SHARDS': num_shards, 'SHARD_X_OF_Y': f'{shard}-of-{num_shards}'}
     file = template
-    for key, value in {'DATASET': name, 'SPLIT': described.field('name').text(), 'FILEFORMAT': kind,
-                       'SHARD_INDEX': index, 'NUM_SHARDS': num, 'SHARD_X_OF_Y': f'{index}-of-{num}'}.items():
+    for key, value in values.items():
       file = file.replace(f'{{{key}}}', value)
     if not user_files.is_below(file) or os.path.basename(file) != file:
       raise UserError(f'{folder}: expected files in this folder, got {documents.shown(file)}. {_AGAIN}')
@@ -283,8 +292,11 @@ def _split(described: Field, folder: str, name: str, kind: str, rules: Rules) ->
   return Split(tuple(paths), counts, _whole(described.field('numBytes', default=0)))
 
 
-def _flat(node: Field, path: str = '', several: bool = False) -> Iterator[tuple[str, Feature]]:
+def _flatten_features(node: Field, path: str = '', several: bool = False) -> Iterator[tuple[str, Feature]]:
   """Yields the features of a description by path, also those inside of dictionaries and of a sequence.
+
+  TFDS describes a feature as `{"pythonClassName": "a.b.ClassLabel", "classLabel": {"numClasses": "10"}}`, and before
+  version 4.7 as `{"type": "a.b.ClassLabel", "content": …}`, where the content may be JSON in a text.
 
   Args:
     node: the description, an object of `features.json`.
@@ -292,40 +304,36 @@ def _flat(node: Field, path: str = '', several: bool = False) -> Iterator[tuple[
     several: whether the node is inside of a sequence, so that a record has a list of values.
   """
   content: Field | None
-  if 'content' in node:  # as written before TFDS 4.7
+  if 'content' in node:
     kind, content = node.field('type').text(), node.field('content')
     if isinstance(content.value, str):
       content = documents.field(content.value, content.where, expected='JSON', advice=_AGAIN)
   else:
     kind = node.field('pythonClassName').text()
-    content = next((node.field(key) for key in _CONTENT if key in node), None)
-  match kind.rpartition('.')[2]:
-    case name if content is None:
-      yield path, Feature(name, several)
-    case name if name == _DICT:
-      for key, inner in (content.optional('features') or content).fields():
-        yield from _flat(inner, f'{path}/{key}'.lstrip('/'), several)
-    case name if name in _LISTS:
-      if not several:  # a sequence in a sequence is stored as a ragged array
-        yield from _flat(content.field('feature'), path, True)
-    case name:
-      num = next((content.field(key) for key in ('numClasses', 'num_classes') if key in content), None)
-      yield path, Feature(name, several, 0 if num is None or num.value is None else _whole(num))
+    content = next((node.field(key) for key in _CONTENT_KEYS if key in node), None)
+  kind = kind.rpartition('.')[2]
+  if content is None:
+    yield path, Feature(kind, several)
+  elif kind == _DICT:
+    for key, inner in (content.optional('features') or content).fields():
+      yield from _flatten_features(inner, f'{path}/{key}'.lstrip('/'), several)
+  elif kind in _LISTS:
+    if not several:  # a sequence in a sequence is stored as a ragged array, which is not read
+      yield from _flatten_features(content.field('feature'), path, True)
+  else:
+    num = next((content.field(key) for key in ('numClasses', 'num_classes') if key in content), None)
+    yield path, Feature(kind, several, 0 if num is None or num.value is None else _whole(num))
 
 
 def _whole(field: Field) -> int:
-  """Returns a whole number, which protobuf writes as text."""
-  if isinstance(field.value, str) and field.value.isdecimal() and len(field.value) < 19:
+  """Returns a whole number from 0. It may be a text, as protobuf writes numbers of 64 bits in JSON."""
+  if isinstance(field.value, str) and field.value.isdecimal() and len(field.value) < 19:  # below 2**63
     return int(field.value)
   return field.whole(0)
 
 
-def _captions(dataset: Dataset, given: str) -> str:
-  """Returns the feature with captions, such as `captions/text`; '' if there is none.
-
-  Raises:
-    UserError: there is no feature `given`, the one that the settings name.
-  """
+def _choose_captions(dataset: Dataset, given: str) -> str:
+  """Returns the feature with captions, such as `captions/text`, or `given`, that of the settings; '' = none."""
   if given and given not in dataset.texts:
     raise UserError(f'data.caption_column: expected a feature of {dataset.folder} with texts '
                     f'({", ".join(dataset.texts) or "none"}), got {given!r}. Set one of these.')
@@ -333,8 +341,12 @@ def _captions(dataset: Dataset, given: str) -> str:
   return given or next((name for name in usual if name in dataset.texts), '')
 
 
-def _columns(dataset: Dataset, given: str, rules: Rules, *, has_captions: bool) -> Columns:
-  """Returns the features with image and classes; `given` is the feature with classes that the settings name."""
+def _choose_columns(dataset: Dataset, given: str, rules: Rules, *, has_captions: bool) -> Columns:
+  """Returns the features with image and classes; there may be no classes if there are captions.
+
+  `given` is the feature with classes of the settings, '' = not set: then a single class of an image is preferred to a
+  list, and a list to one inside of another feature. Raises UserError if the choice is not clear.
+  """
   folder, labels = dataset.folder, dataset.labels
   image = _choose(dataset.images, 'image', folder)
   if given and given not in labels:
@@ -344,15 +356,21 @@ def _columns(dataset: Dataset, given: str, rules: Rules, *, has_captions: bool) 
     return Columns(image, '', UNLABELED)
   single = [path for path, feature in labels.items() if not feature.several and '/' not in path]
   lists = [path for path, feature in labels.items() if feature.several and '/' not in path]
-  path = given or (_choose(single, 'label', folder) if single else
-                   _choose(lists or list(labels), 'labels' if labels else 'label', folder))
+  if given:
+    path = given
+  elif single or not labels:
+    path = _choose(single, 'label', folder)
+  else:
+    path = _choose(lists or list(labels), 'labels', folder)
   return Columns(image, path, dataset.class_names(path, rules), labels[path].several)
 
 
 def _choose(paths: Sequence[str], usual: str, folder: str) -> str:
   """Returns the feature with the usual name, or the only one. Raises UserError if there is neither."""
-  if usual in paths or len(paths) == 1:
-    return usual if usual in paths else paths[0]
+  if usual in paths:
+    return usual
+  if len(paths) == 1:
+    return paths[0]
   raise UserError(f'{folder}: expected one feature that can be the {usual}, or one of that name, got '
                   f'{", ".join(paths) or "none"}.' + (' Set data.label_column.' if paths and usual != 'image' else ''))
 
@@ -360,7 +378,7 @@ def _choose(paths: Sequence[str], usual: str, folder: str) -> str:
 def _check_labels(source: TfdsSource) -> None:
   """Raises UserError if the first examples have no label, as in some test splits."""
   problem: example.BadLabel | None = None
-  for row in range(min(len(source), _TRIES)):
+  for row in range(min(len(source), _FIRST_RECORDS)):
     try:
       first_label(source, row)
       return

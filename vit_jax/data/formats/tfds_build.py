@@ -1,7 +1,8 @@
 """Downloads and prepares a TFDS dataset in its own process: `python -m vit_jax.data.formats.tfds_build NAME DATA_DIR`.
 
-`jobs/prepare.py` calls `build_in_process`, which runs `main` in the other process: most builders need TensorFlow, which
-must not share a process with JAX's devices. The files are ArrayRecord.
+`jobs/prepare.py` calls `build_in_process`, which starts this command; it runs `main`. The process is another one, as
+most datasets need TensorFlow to be prepared, which must not share a process with JAX's devices. The prepared dataset
+has ArrayRecord files, which `tfds.py` reads.
 """
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from vit_jax.core.errors import TemporaryError, UserError
 
 MISSING = 3  # exit status if a package is not installed
 IN_EXTRA = ('tensorflow',)
-"""Modules that the extra `tfds` installs."""
+"""Modules that the extra `tfds` installs; the advice for other missing modules is another one."""
 
 
 def build_in_process(name: str, *, data_dir: str) -> None:
@@ -35,9 +36,9 @@ def build_in_process(name: str, *, data_dir: str) -> None:
 
 @contextlib.contextmanager
 def scratch() -> Iterator[None]:
-  """Sends temporary files of this process to a folder that is removed at the end.
+  """Returns a context in which temporary files of this process are in a folder that is removed at the end.
 
-  The constructor of a builder whose dataset is not prepared leaves an empty folder `/tmp/tmp…tfds` otherwise
+  Without it, TFDS leaves an empty folder `/tmp/tmp…tfds` for a dataset that is not prepared
   (`DatasetInfo.initialize_from_bucket` of tensorflow_datasets 4.9).
   """
   before = tempfile.tempdir
@@ -50,7 +51,11 @@ def scratch() -> Iterator[None]:
 
 
 def main(arguments: Sequence[str]) -> int:
-  """Runs in the other process; returns the exit status."""
+  """Prepares the dataset NAME in DATA_DIR, the two arguments, and returns the exit status.
+
+  The status is 0 if it is prepared, `MISSING` if a package is missing, `failures.TRY_AGAIN` if the network or the
+  storage failed, else 1.
+  """
   import tensorflow_datasets as tfds
   name, data_dir = arguments
   try:

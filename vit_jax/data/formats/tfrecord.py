@@ -9,11 +9,18 @@ captions. By default these are the features of ImageNet as TPU programs store it
 `opening.py` calls `opener`; `indexed.py` calls the methods of `TfRecordSource` and says in which order.
 `tfds.py` reads files whose numbers of records are known with `TfRecords`, and decodes the records itself.
 
-A frame is u64 length, u32 CRC of the length, data, u32 CRC of the data (little endian). Both checksums are CRC-32C,
-rotated right by 15 bits, plus a constant. The scan for the index reads the length and the checksums of each frame, the
-names of the features, and the label of each example; it skips images. The checksum of a record is compared whenever the
-record is read, and a damaged record counts as an image that cannot be decoded. A file that is damaged or truncated is
-refused, since its number of records is not known; for the files of TFDS, whose number is known, the rest is lost.
+A file is a sequence of frames, each with one record. Numbers are little endian:
+
+  u64 length    number of bytes of the record
+  u32 checksum  of the length
+  bytes         the record
+  u32 checksum  of the record
+
+A checksum is a masked CRC-32C (`mask`). The scan for the index reads the length and the checksums of each frame, the
+names of the features, and the label of each example; it skips images. Whenever a record is read, its checksum is
+compared, and a damaged record counts as an image that cannot be decoded. A frame that is damaged or truncated hides how
+many records follow. So such a file is refused, except in TFDS datasets, whose descriptions have the number of records:
+then the records from this frame on are lost.
 """
 from __future__ import annotations
 
@@ -52,16 +59,19 @@ log = logging.getLogger('vit_jax.data')
 IMAGES, LABELS, NAMES = ('image/encoded', 'image'), ('image/class/label', 'label'), ('image/filename', 'file_name')
 CAPTIONS = (*(f'image/{name}' for name in stored.NAMES), *stored.NAMES)
 """Usual names of the features: those of ImageNet as TPU programs store it, and of TFDS."""
-_FILE = re.compile(r'\.tfrecords?(-\d+-of-\d+)?$|-\d{4,}-of-\d{4,}$|\.tfrec$')
-_PLACES = {'offset': 'int64', 'size': 'int64'}
-_TYPES = {**_PLACES, 'checksum': 'uint32', index.LABEL: index.BYTES}
-_HEADER, _FOOTER = 12, 4  # bytes
-_MASK_DELTA = 0xA282EAD8
-_LOST, _MOST_LOST = -1, 10_000_000  # offset of a lost record, and how many of them small files may have
-_FIRST = 100  # records that are looked at before images count as unlabeled
-_FIELD = b'\x0a'  # the tag of a field with the number 1 that has a length
-_HEAD, _MOST_LABELS, _MOST_RECORD = 64, 2**16, 2**29  # bytes of: tag and length at most, an entry, a record
-_LONGEST_NAME = 127  # bytes, whose number is stored in one byte
+_FILE_NAME = re.compile(r'\.tfrecords?(-\d+-of-\d+)?$|-\d{4,}-of-\d{4,}$|\.tfrec$')
+"""Matches the end of `a.tfrecord`, `a.tfrecord-00000-of-00002`, `train-00000-of-01024` and `a.tfrec`."""
+_SPAN_TYPES = {'offset': 'int64', 'size': 'int64'}  # columns of the index: where the record is in the file
+_INDEX_TYPES = {**_SPAN_TYPES, 'checksum': 'uint32', index.LABEL: index.BYTES}
+_HEADER_BYTES, _FOOTER_BYTES = 12, 4  # of a frame: length and its checksum, and the checksum of the record
+_MASK_DELTA = 0xA282EAD8  # tensorflow/core/lib/hash/crc32c.h
+_LOST = -1  # offset of a lost record
+_MAX_LOST = 10_000_000  # lost records that small files may have
+_FIRST_RECORDS = 100  # in which features are searched; if none is a label, images count as unlabeled
+_FIELD_TAG = b'\x0a'  # the protobuf tag of a field with the number 1 that has a length
+_MAX_HEAD_BYTES = 64  # of the tag and the length of a field
+_MAX_LABEL_BYTES, _MAX_RECORD_BYTES = 2**16, 2**29  # of an entry with labels, and of a record that is parsed for them
+_MAX_NAME_BYTES = 127  # this length is stored in one byte
 _KINDS = {bytes: 'bytes', int: 'int64', float: 'float'}
 
 
@@ -74,12 +84,12 @@ class Columns(NamedTuple):
 
 class TfRecordSource(IndexedSource):
   """The records of TFRecord files."""
-  footer_bytes = _FOOTER
+  footer_bytes = _FOOTER_BYTES
 
   @staticmethod
   def load(files: Files, columns: Columns) -> Index:
     return index.load(files.paths, functools.partial(scan, label=columns.label), f'tf.train.Example 2 {columns.label}',
-                      _TYPES, what='TFRecord', expected='records')
+                      _INDEX_TYPES, what='TFRecord', expected='records')
 
   @staticmethod
   def label_place(label: str) -> str:
@@ -87,7 +97,7 @@ class TfRecordSource(IndexedSource):
 
   @staticmethod
   def contents(paths: Sequence[str]) -> str:
-    return f'The first records of {paths[0]} have {_listed(_features(paths))}.'
+    return f'The first records of {paths[0]} have {_describe_features(_find_kinds(paths))}.'
 
   @staticmethod
   def choose(paths: Sequence[str], data: schema.Data) -> Columns:
@@ -96,31 +106,32 @@ class TfRecordSource(IndexedSource):
     Raises:
       UserError: the first records do not have them, are no `tf.train.Example`, or the file is damaged.
     """
-    kinds = _features(paths)
+    kinds = _find_kinds(paths)
 
-    def choose_one(setting: str, expected: str, given: str, usual: Sequence[str], fits: Callable[[str], bool], *,
-                   is_required: bool = False) -> str:
-      name = given or next((name for name in usual if fits(kinds.get(name, 'float'))), '')
-      if (is_required and not name) or (given and not fits(kinds.get(given, 'float'))):
+    def choose_feature(setting: str, expected: str, given: str, usual: Sequence[str], *, kinds_used: Sequence[str],
+                       is_required: bool = False) -> str:
+      name = given or next((name for name in usual if kinds.get(name) in kinds_used), '')
+      if (is_required and not name) or (given and kinds.get(given) not in kinds_used):
         raise UserError(f'data.{setting}: expected {expected}, got {documents.describe(name) if name else "none"}. '
-                        f'The first records of {paths[0]} have {_listed(kinds)}. Set --config.data.{setting} to one of '
-                        'them.')
+                        f'The first records of {paths[0]} have {_describe_features(kinds)}. Set --config.data.'
+                        f'{setting} to one of them.')
       return name
-    image = choose_one('image_column', f'a feature with encoded images, such as {IMAGES[0]}', data.image_column, IMAGES,
-                       'bytes'.__eq__, is_required=True)
-    label = choose_one('label_column', f'a feature with numbers or names of classes, such as {LABELS[0]}',
-                       data.label_column, LABELS, 'float'.__ne__)
+    image = choose_feature('image_column', f'a feature with encoded images, such as {IMAGES[0]}', data.image_column,
+                           IMAGES, kinds_used=('bytes',), is_required=True)
+    label = choose_feature('label_column', f'a feature with numbers or names of classes, such as {LABELS[0]}',
+                           data.label_column, LABELS, kinds_used=('bytes', 'int64', ''))
     if not label:
       warn_once(f'{paths[0]} has no feature {" or ".join(LABELS)}: its images have no labels, and get the class '
-                   f'{UNLABELED[0]!r}. {TfRecordSource.contents(paths)}')
-    return Columns(image, label, choose_one('caption_column', 'a feature with captions', data.caption_column, CAPTIONS,
-                                            'bytes'.__eq__))
+                f'{UNLABELED[0]!r}. {TfRecordSource.contents(paths)}')
+    caption = choose_feature('caption_column', 'a feature with captions', data.caption_column, CAPTIONS,
+                             kinds_used=('bytes',))
+    return Columns(image, label, caption)
 
   def identity(self) -> Iterator[HostArray]:
     yield from (self._index['size'], self._index['checksum'], *self.label_arrays())
 
   def image(self, row: int, stored: bytes) -> bytes:
-    record = _checked(self._span(row), stored)
+    record = _check_record(self._span(row), stored)
     return example.get_bytes(example.pick(record, self._columns.image), self._columns.image)
 
   @property
@@ -128,10 +139,10 @@ class TfRecordSource(IndexedSource):
     return str(self._columns.caption)
 
   def captions(self, row: int) -> tuple[str, ...]:
-    """Returns the texts of an image that are not empty. Raises BadImage if one is not UTF-8, or the record is damaged.
-    """
+    """Returns the texts of an image that are not empty. Raises BadImage if the record or a text is damaged."""
     name = self.caption_column
-    return stored.texts(example.pick(_read(self._span(row)), name).get(name, ()) if name else (), f'the feature {name}')
+    texts = example.pick(_read(self._span(row)), name).get(name, ()) if name else ()
+    return stored.texts(texts, f'the feature {name}')
 
   def describe(self, row: int) -> str:
     position = f'{self.path(row)}[{row - self.first_row(row)}]'
@@ -139,49 +150,41 @@ class TfRecordSource(IndexedSource):
       features = example.parse(_read(self._span(row)))
     except (BadRecord, OSError):  # the caller describes this record in its error message
       return position
-    name = next((features[one][0] for one in NAMES if features.get(one)), b'')
-    return f'{position} ({os.fsdecode(name)})' if isinstance(name, bytes) and name else position
+    image_name = next((features[name][0] for name in NAMES if features.get(name)), b'')
+    return f'{position} ({os.fsdecode(image_name)})' if isinstance(image_name, bytes) and image_name else position
 
 
 def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
            order: Sequence[str] = ()) -> Callable[[str], Source]:
-  """Opens the splits of TFRecord files.
-
-  Raises:
-    UserError: there are no such files, they are compressed, or (when opening) damaged, or of other features.
-  """
+  """Opens the splits of TFRecord files. Raises UserError if there are none, or (when opening) they are damaged."""
   del image_px
   listed = shards.find(where, '.tfrecord, .tfrecords, .tfrec or -00000-of-00001', kind='tfrecord',
-                       rules=Rules.of(data), fits=lambda name: bool(_FILE.search(name)))
+                       rules=Rules.of(data), fits=lambda name: bool(_FILE_NAME.search(name)))
   return indexed.opener(TfRecordSource, listed, data, name=f'tfrecord:{where}', order=order)
 
 
 class TfRecords:
   """The records of several TFRecord files whose numbers of records are known. Pickles to few bytes; safe for threads.
 
-  The records after a damaged frame of a file are lost, and count as damaged.
+  The records of a file from its first damaged frame on are lost, and count as damaged.
   """
 
   def __init__(self, paths: Sequence[str], counts: Sequence[int]) -> None:
-    """Indexes files, given the number of records of each.
-
-    Raises:
-      UserError: a file is missing, cannot be read, or has more records.
-    """
+    """Indexes files, given the number of records of each. Raises UserError if one is missing or has more records."""
     self._paths, self._counts = [os.path.abspath(path) for path in paths], tuple(counts)
     self._index = self._load()
 
   def _load(self) -> Index:
     paths, counts = self._paths, self._counts
     try:
-      most = max(sum(map(os.path.getsize, paths)) // (_HEADER + _FOOTER), _MOST_LOST)
+      most = max(sum(map(os.path.getsize, paths)) // (_HEADER_BYTES + _FOOTER_BYTES), _MAX_LOST)
     except OSError as error:
       raise failures.unreadable(error, f'the TFRecord file {error.filename}') from error
     if sum(counts) > most:
       raise UserError(f'{paths[0]}: expected at most {most:,} records in files of this size, got {sum(counts):,} in '
                       'dataset_info.json. Copy or prepare the dataset again.')
     return index.load(paths, functools.partial(scan_counted, counts=dict(zip(paths, counts, strict=True))),
-                      f'TFRecord 2 {counts}', _PLACES, what='TFRecord')
+                      f'TFRecord 2 {counts}', _SPAN_TYPES, what='TFRecord')
 
   def __len__(self) -> int:
     return len(self._index)
@@ -191,16 +194,11 @@ class TfRecords:
     return self._paths[int(self._index['file'][number])]
 
   def __getitem__(self, number: int) -> bytes:
-    """Returns a record.
-
-    Raises:
-      BadRecord: it is damaged or lost.
-      OSError: its file cannot be read.
-    """
+    """Returns a record. Raises BadRecord if it is damaged or lost, and OSError if its file cannot be read."""
     path, offset, size = self.path(number), int(self._index['offset'][number]), int(self._index['size'][number])
     if offset == _LOST:
       raise BadRecord(f'the record is lost: {path} is damaged before it, or truncated')
-    return _read(Span(path, offset, size + _FOOTER))
+    return _read(Span(path, offset, size + _FOOTER_BYTES))
 
   def __getstate__(self) -> dict[str, Any]:
     return {name: value for name, value in self.__dict__.items() if name != '_index'}
@@ -217,12 +215,12 @@ def mask(data: bytes) -> bytes:
 
 
 def _read(span: Span) -> bytes:
-  return _checked(span, storage.read(*span))
+  return _check_record(span, storage.read(*span))
 
 
-def _checked(span: Span, frame: bytes) -> bytes:
+def _check_record(span: Span, frame: bytes) -> bytes:
   """Returns the record in a span with its checksum. Raises BadRecord if they do not match."""
-  record = frame[:span.size - _FOOTER]
+  record = frame[:span.size - _FOOTER_BYTES]
   if len(frame) < span.size or mask(record) != frame[len(record):]:
     raise BadRecord(f'the record at byte {span.offset:,} of {span.path} does not match its checksum')
   return record
@@ -231,21 +229,21 @@ def _checked(span: Span, frame: bytes) -> bytes:
 def _frames(path: str, window: Window) -> Iterator[tuple[int, int]]:
   """Yields offset and size of each record of a file. Raises UserError if a frame is damaged."""
   start = 0
-  while header := window.read(start, _HEADER):
-    size, offset = int.from_bytes(header[:8], 'little'), start + _HEADER
+  while header := window.read(start, _HEADER_BYTES):
+    size, offset = int.from_bytes(header[:8], 'little'), start + _HEADER_BYTES
     got = ''
-    if len(header) < _HEADER:
+    if len(header) < _HEADER_BYTES:
       got = 'one that is truncated'
     elif mask(header[:8]) != header[8:]:
       got = ('a length that does not match its checksum' if start else
              storage.describe_compression(header) or 'no record')
-    elif not window.holds(offset + size + _FOOTER):
+    elif not window.holds(offset + size + _FOOTER_BYTES):
       got = 'one that is truncated'
     if got:
       raise UserError(f'{path}: expected a complete TFRecord file, got {got}, {window.place(start)}. Copy it again, or '
                       'leave it out of the pattern.')
     yield offset, size
-    start = offset + size + _FOOTER
+    start = offset + size + _FOOTER_BYTES
 
 
 def scan(path: str, ignored: Counts, *, label: str) -> Iterator[tuple[Any, ...]]:
@@ -257,18 +255,21 @@ def scan(path: str, ignored: Counts, *, label: str) -> Iterator[tuple[Any, ...]]
   del ignored
   with contextlib.closing(Window(path)) as window:
     for offset, size in _frames(path, window):
-      labels = _labels(window, offset, size, label) if label else None
-      yield offset, size, int.from_bytes(window.read(offset + size, _FOOTER), 'little'), index.encode(labels)
+      labels = _read_labels(window, offset, size, label) if label else None
+      yield offset, size, int.from_bytes(window.read(offset + size, _FOOTER_BYTES), 'little'), index.encode(labels)
 
 
 def scan_counted(path: str, ignored: Counts, *, counts: Mapping[str, int]) -> Iterator[tuple[int, int]]:
-  """Yields offset and size of each record of a file, given the number of its records; `_LOST` after a damaged frame."""
+  """Yields offset and size of each record of a file; `_LOST` and 0 for those from a damaged frame on.
+
+  `counts` has the number of records of each path. Raises UserError if the file has more, OSError if it cannot be read.
+  """
   del ignored
   count, number, end = counts[path], 0, 0
   with contextlib.closing(Window(path)) as window:
     try:
       for number, (offset, size) in enumerate(_frames(path, window), 1):
-        end = offset + size + _FOOTER
+        end = offset + size + _FOOTER_BYTES
         if number <= count:
           yield offset, size
     except UserError:
@@ -280,11 +281,12 @@ def scan_counted(path: str, ignored: Counts, *, counts: Mapping[str, int]) -> It
   yield from itertools.repeat((_LOST, 0), count - number)
 
 
-def _features(paths: Sequence[str]) -> dict[str, str]:
-  """Returns the kind of the values of each feature of the first records; '' if they have no values."""
+def _find_kinds(paths: Sequence[str]) -> dict[str, str]:
+  """Returns the kind of each feature of the first records: `bytes`, `int64` or `float`; '' if it has no values."""
   kinds: dict[str, str] = {}
   try:
-    for record in itertools.islice((record for path in paths for record in _records(path)), _FIRST):
+    records = itertools.chain.from_iterable(map(_read_records, paths))
+    for record in itertools.islice(records, _FIRST_RECORDS):
       for name, values in example.parse(record).items():
         kinds[name] = kinds.get(name) or (_KINDS[type(values[0])] if values else '')
   except BadRecord as error:
@@ -298,33 +300,35 @@ def _features(paths: Sequence[str]) -> dict[str, str]:
   return kinds
 
 
-def _records(path: str) -> Iterator[bytes]:
+def _read_records(path: str) -> Iterator[bytes]:
   """Yields the records of a file that match their checksums."""
   with contextlib.closing(Window(path)) as window:
     for offset, size in _frames(path, window):
-      if mask(record := window.read(offset, size)) == window.read(offset + size, _FOOTER):
+      if mask(record := window.read(offset, size)) == window.read(offset + size, _FOOTER_BYTES):
         yield record
 
 
-def _listed(kinds: Mapping[str, str]) -> str:
+def _describe_features(kinds: Mapping[str, str]) -> str:
   return ', '.join(f'{documents.shown(name)} ({kind or "empty"})' for name, kind in sorted(kinds.items())[:30]
                    ) or 'no features'
 
 
 class _Unusual(Exception):
-  """A message does not have the form that programs write, so it has to be parsed as a whole."""
+  """A record does not have the form that programs write, so it has to be parsed as a whole."""
 
 
-def _labels(window: Window, offset: int, size: int, name: str) -> Labels:
+def _read_labels(window: Window, offset: int, size: int, name: str) -> Labels:
   """Returns the labels of a record; None if it is damaged, or has values that are not labels.
 
-  Only the entry of the feature is read, without the image, if the record has the usual form.
+  If the record has the usual form, only the entry of the feature is read, without the image.
   """
   try:
     try:
-      values = _values(_find_entry(window, offset, offset + size, name.encode(errors='surrogateescape')))
+      values = _parse_values(_find_entry(window, offset, offset + size, name.encode(errors='surrogateescape')))
     except _Unusual:
-      values = tuple(example.parse(window.read(offset, size)).get(name, ())) if size <= _MOST_RECORD else (None,)
+      if size > _MAX_RECORD_BYTES:
+        return None
+      values = tuple(example.parse(window.read(offset, size)).get(name, ()))
   except BadRecord:
     return None
   labels = tuple(value.decode(errors='surrogateescape') if isinstance(value, bytes) else value for value in values)
@@ -336,34 +340,43 @@ def _labels(window: Window, offset: int, size: int, name: str) -> Labels:
 def _find_entry(window: Window, offset: int, end: int, name: bytes) -> bytes:
   """Returns the last entry of the feature `name` in a record from `offset` to `end`; b'' if there is none.
 
+  Each part begins with a head, the byte `_FIELD_TAG` and its length as a varint:
+
+    record: HEAD features, usually once
+    features: HEAD entry, for each feature
+    entry: HEAD name, then the values
+
   Raises:
-    _Unusual: the record has another form, or the name is longer than names are.
+    _Unusual: the record has another form, or the entry or the name is longer than those of labels.
   """
-  if len(name) > _LONGEST_NAME:
+  if len(name) > _MAX_NAME_BYTES:
     raise _Unusual
-  entry, block_end, start = b'', offset, _FIELD + bytes([len(name)]) + name
+  start_of_entry = _FIELD_TAG + bytes([len(name)]) + name
+  entry, features_end = b'', offset
   while offset < end:
-    head = window.read(offset, min(_HEAD + len(start), end - offset))
-    size, skip = _length(head)
-    if offset + skip + size > end:
+    head = window.read(offset, min(_MAX_HEAD_BYTES + len(start_of_entry), end - offset))
+    size, head_bytes = _parse_head(head)
+    if offset + head_bytes + size > end:
       raise _Unusual
-    if block_end == offset:  # the field `features`, which has all entries
-      offset, block_end = offset + skip, offset + skip + size
+    if offset == features_end:  # a field `features` begins
+      offset, features_end = offset + head_bytes, offset + head_bytes + size
       continue
-    if head[skip:skip + 1] != start[:1] and size or head.startswith(start, skip) and size > _MOST_LABELS:
+    if size and head[head_bytes:head_bytes + 1] != _FIELD_TAG:  # the name is not the first field
       raise _Unusual
-    if head.startswith(start, skip):
-      entry = window.read(offset + skip, size)
-    offset += skip + size
-    if offset > block_end:
+    if head.startswith(start_of_entry, head_bytes):
+      if size > _MAX_LABEL_BYTES:
+        raise _Unusual
+      entry = window.read(offset + head_bytes, size)
+    offset += head_bytes + size
+    if offset > features_end:
       raise _Unusual
   return entry
 
 
-def _length(head: bytes) -> tuple[int, int]:
-  """Returns the length of a field with the tag `_FIELD`, and the bytes of tag and length. Raises _Unusual."""
+def _parse_head(head: bytes) -> tuple[int, int]:
+  """Returns the length of a field, and the number of bytes of its head. Raises _Unusual if it has another tag."""
   size = 0
-  for number, byte in enumerate(head[1:11] if head[:1] == _FIELD else b''):
+  for number, byte in enumerate(head[1:11] if head[:1] == _FIELD_TAG else b''):  # a varint of at most 10 bytes
     size |= (byte & 127) << 7 * number
     if byte < 128:
       return size, number + 2
@@ -371,7 +384,7 @@ def _length(head: bytes) -> tuple[int, int]:
 
 
 @functools.lru_cache(2**12)
-def _values(entry: bytes) -> tuple[Any, ...]:
+def _parse_values(entry: bytes) -> tuple[Any, ...]:
   """Returns the values of a feature, given its entry; the same tuple for equal entries, of which there are few."""
   try:
     return tuple(example.parse_entry(entry))

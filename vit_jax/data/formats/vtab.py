@@ -1,13 +1,13 @@
 """`vtab:TASK`: the 19 tasks of the Visual Task Adaptation Benchmark (VTAB-1k, arXiv 1910.04867), from TFDS datasets.
 
-A task is a TFDS dataset, its training, validation and test parts, and a function from its features to a class; both are
-those of the authors' `task_adaptation`. The splits of the source are
+A task is a TFDS dataset, its training, validation and test parts, and a function from the features of an example to its
+class. Parts and functions are those of the authors' code (github.com/google-research/task_adaptation). The splits are
 
   train val trainval test             all examples
   train800 val200 train800val200      the first 800 and 200 of train and val; results are measured on all of test
 
-Records are read in the order of the files, without TensorFlow. Their features are lists by path: a sequence of n
-positions `[n, 3]` is `objects/location` with 3 n numbers.
+Records are read in the order of the files, without TensorFlow. Their features are flat lists: `n` positions `[n, 3]` in
+the sequence `objects` are the feature `objects/location` with `3 n` numbers.
 
 `data/opening.py` calls `opener` with the name of a task. For each split, `find_ranges` says which examples of which
 TFDS splits it has, and a `VtabSource` reads each of them. `TASKS` and `DATASETS` are the published definitions as data.
@@ -53,13 +53,13 @@ class Slice(NamedTuple):
 
 
 class Definition(NamedTuple):
-  """A dataset: its parts `train`, `val` and `test`, and manual instructions if TFDS cannot download it."""
+  """A dataset: its parts `train`, `val` and `test`, and what to download by hand if TFDS cannot download it."""
   parts: Mapping[str, Slice]
   manual: str = ''
 
   @property
   def tfds_splits(self) -> list[str]:
-    """The TFDS splits that are needed."""
+    """The TFDS splits that the parts are slices of."""
     return list(dict.fromkeys(part.split for part in self.parts.values()))
 
 
@@ -67,9 +67,10 @@ class Task(NamedTuple):
   """A task.
 
   dataset: the TFDS dataset, with its configuration.
-  read_class: maps the features of an example to its class. Raises BadRecord, or any error of wrong features.
+  read_class: returns the class of an example, given its features; raises BadRecord, KeyError or ValueError and the
+    like if they are wrong.
   label_feature: the feature with the same classes as the task, if there is one.
-  pixel_factor: by which stored pixels are multiplied: dSprites stores 0 and 1.
+  pixel_factor: stored pixels are multiplied by it; 255 for dSprites, whose pixels are 0 and 1.
   """
   name: str
   group: str
@@ -150,7 +151,11 @@ DATASETS: dict[str, Definition] = {
 
 def _task(name: str, dataset: str, feature: str = 'label', *, num_stored: int = 0,
           read_class: Callable[[Features], int] | None = None) -> Task:
-  """Returns a task whose class is a feature, is merged from the `num_stored` values of a feature, or is computed."""
+  """Returns a task, whose class is that of a feature by default.
+
+  With `num_stored`, it is merged from that many classes of the feature, as in dSprites. With `read_class`, it is
+  computed by this function.
+  """
   group, num_classes = vtab.TASKS[name]
   if read_class:
     return Task(name, group, dataset, num_classes, read_class)
@@ -222,7 +227,7 @@ class VtabSource(tfds.Stored):
 
 
 def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
-  """Opens the splits of a task such as `clevr/count`, whose dataset is in `data.data_dir`.
+  """Returns the function that opens a split of a task such as `clevr/count`, whose dataset is in `data.data_dir`.
 
   Raises:
     UserError: there is no such task, or its dataset is not prepared; then with install instructions.
@@ -232,12 +237,12 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
   definition, folder = DATASETS[task.dataset], _find_dataset(task, data.data_dir)
 
   @functools.cache
-  def open_complete(split: str) -> VtabSource:
+  def open_complete(split: str) -> VtabSource:  # of TFDS
     dataset = tfds.read(folder, rules)
     split = splits.resolve(split, dataset.splits, source=f'tfds:{task.dataset}')
     return VtabSource(dataset, split, task=task, rules=rules)
 
-  def open_named(split: str) -> Source:
+  def open_named(split: str) -> Source:  # of VTAB
     split = splits.resolve(split, SPLITS, source=f'vtab:{where}')
     counts = {name: len(open_complete(name)) for name in definition.tfds_splits}
     return Parts([Part(open_complete(name), rows) for name, rows in find_ranges(definition, counts, split=split)],
@@ -277,11 +282,11 @@ def find_ranges(definition: Definition, counts: Mapping[str, int], *, split: str
   Raises:
     UserError: there are fewer examples than 800 and 200.
   """
-  limits: dict[str, dict[str, int | None]] = {  # the first examples of each part; None = all
+  joined: dict[str, dict[str, int | None]] = {  # how many of the first examples of each part a split has; None = all
       'trainval': {'train': None, 'val': None}, 'train800': {'train': NUM_TRAIN}, 'val200': {'val': NUM_VAL},
       'train800val200': {'train': NUM_TRAIN, 'val': NUM_VAL}}
   ranges = []
-  for name, limit in limits.get(split, {split: None}).items():
+  for name, limit in joined.get(split, {split: None}).items():
     part = definition.parts[name]
     count = counts[part.split]
     rows = range(part.start * count // 100, part.stop * count // 100)

@@ -50,7 +50,7 @@ def numbers(paths: list[str], cache: pathlib.Path) -> list[int]:
 def scan(paths: list[str]) -> Callable[[str], Any]:
   """What an index does with each file."""
   counted = functools.partial(tfrecord.scan_counted, counts=dict(zip(paths, COUNTS, strict=True)))
-  return functools.partial(index._scanned, scan=counted, types=tfrecord._PLACES)
+  return functools.partial(index._scanned, scan=counted, types=tfrecord._SPAN_TYPES)
 
 
 def test_the_index_is_kept_beside_the_files_and_moves_with_them(
