@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import gc
 import io
 import logging
@@ -76,7 +75,7 @@ def parse(arguments: Sequence[str]) -> Command:
     except UserError as error:
       problems.append(str(error))
   problems += [_explain(word, job, str(values.get('config') or job.base)) for word in unknown]
-  meant = {near for word in unknown for near in difflib.get_close_matches(word, list(job.flags), 1)}
+  meant = {near for word in unknown for near in globs.similar_names(word, job.flags)}
   meant |= {'config'} if any(_as_config(job, word) for word in files) else set()
   problems += [f'--{flag.name}: expected {flag.kind.expected}, got none. The {name} job needs '
                f'--{flag.name}={flag.kind.metavar}: {flag.help}.'
@@ -195,7 +194,7 @@ def _explain(word: str, job: Job, config: str) -> str:
   settings = configs.known_settings(config) if job.has_settings else []
   found = [one for one in settings if f'.{one}'.endswith(f'.{wanted}')]
   if not found and not near:
-    last = difflib.get_close_matches(wanted.split('.')[-1], {one.split('.')[-1] for one in settings}, 1, 0.75)
+    last = globs.similar_names(wanted.split('.')[-1], {one.split('.')[-1] for one in settings}, cutoff=0.75)
     found = [one for one in settings if last and one.split('.')[-1] == last[0]]
   if found:
     near = f' Did you mean the setting --config.{" or --config.".join(found[:3])}?'

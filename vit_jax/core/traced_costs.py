@@ -71,10 +71,8 @@ def _inner(eqn: Any) -> Iterator[Any]:
   """Yields the programs that an operation calls."""
   for value in eqn.params.values():
     for one in value if isinstance(value, tuple | list) else (value,):
-      if isinstance(one, core.ClosedJaxpr):
-        yield one.jaxpr
-      elif isinstance(one, core.Jaxpr):
-        yield one
+      if isinstance(one, core.ClosedJaxpr | core.Jaxpr):
+        yield one.jaxpr if isinstance(one, core.ClosedJaxpr) else one
 
 
 def _readable(scope: str) -> str:

@@ -19,7 +19,6 @@ Both concern gradients. The layout of a run on devices is not part of its checkp
 """
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -28,7 +27,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from vit_jax.core import trees
+from vit_jax.core import globs, trees
 from vit_jax.core.axes import LAYERS, Names, resolved
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import PyTree
@@ -116,7 +115,7 @@ def _problems(path: str, names: Names | None) -> Iterator[str]:
     yield f'  {path}: expected logical axes, got none.'
   for name in names or ():
     if name is not None and name not in SPLIT_BY:
-      near = difflib.get_close_matches(name, SPLIT_BY, 1)
+      near = globs.similar_names(name, SPLIT_BY)
       yield (f'  {path}: expected one of {", ".join(SPLIT_BY)}, got {name!r}.'
              + (f' Did you mean {near[0]!r}?' if near else ''))
       return
