@@ -78,11 +78,13 @@ class Flag(NamedTuple):
       address.check(part, f'--{self.name}')
     try:
       return self.kind.read(text)
+    except storage.UnknownHome:
+      raise UserError(f'--{self.name}: expected {self.kind.expected}, got {text[:40]!r}, whose home directory is not '
+                      'known.') from None
     except (UserError, TemporaryError):
       raise
-    except (ValueError, RuntimeError) as error:
-      why = ', whose home directory is not known' if isinstance(error, RuntimeError) else ''
-      raise UserError(f'--{self.name}: expected {self.kind.expected}, got {text[:40]!r}{why}.'
+    except ValueError:
+      raise UserError(f'--{self.name}: expected {self.kind.expected}, got {text[:40]!r}.'
                       f'{globs.nearest(text, self.kind.choices)}') from None
 
 
@@ -258,7 +260,7 @@ JOBS = {
              'runs/pretrain_WEIGHTS_DATA'), FLAGS), base='pretrain:B/16'),
     'evaluate': Job('Evaluate a run, or any weights: top-1, top-5, NLL; writes evaluate.json.', 'jobs.evaluate', (), (
         RUN, WEIGHTS._replace(help=f'{WEIGHTS.help}; several with commas are compared on one page'), CONFIG, *READING,
-        Flag('embedded', Kind('PATH', 'paths with commas', lambda text: [*map(os.path.expanduser, text.split(','))]),
+        Flag('embedded', Kind('PATH', 'paths with commas', lambda text: [*map(storage.expand_home, text.split(','))]),
              'output of vit-jax embed, read instead of computing features; several with commas', []),
         Flag('to', STORED, 'directory for the results', None, 'the run directory'),
         Flag('by_class', None, 'also print precision, recall and F1 of each class'),

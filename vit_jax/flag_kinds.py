@@ -6,7 +6,6 @@ makes the message if that raises ValueError. Knows no job.
 from __future__ import annotations
 
 import csv
-import os
 import pathlib
 import re
 from collections.abc import Callable
@@ -82,7 +81,7 @@ def _paths(text: str) -> dict[str, str]:
   pairs = [part.partition('=') for part in text.split(',')]
   if not all(name and path for name, _, path in pairs):
     raise ValueError(text)
-  return {name.strip(): os.path.expanduser(path) for name, _, path in pairs}
+  return {name.strip(): storage.expand_home(path) for name, _, path in pairs}
 
 
 def _count(text: str) -> float:
@@ -116,7 +115,7 @@ SHARE_OF = Kind('I/N', 'a task and the number of tasks, such as 0/8',
                 'such as 0/8')
 SEARCH = Kind('METHOD', searches.METHODS, searches.parse)
 GLOB = Kind('GLOB', 'a pattern such as *b16*', str)
-FILE = Kind('FILE', 'a file', os.path.expanduser)
+FILE = Kind('FILE', 'a file', storage.expand_home)
 LOCAL = Kind('PATH', 'a path on this machine', lambda text: pathlib.Path(
     storage.open_path(_checked(str, storage.is_local)(text))))
 STORED = Kind('DIR', 'a directory on this machine or on gs://', storage.open_path)
