@@ -57,9 +57,9 @@ def whole(low: int, high: int = 2**31 - 1) -> Kind:
   return Kind('N', f'a whole number, {limits}', read, limits)
 
 
-def wholes(low: int, high: int = 2**31 - 1) -> Kind:
-  """Returns the kind of whole numbers within limits, separated by commas."""
-  one = whole(low, high)
+def wholes(low: int) -> Kind:
+  """Returns the kind of whole numbers of at least `low`, separated by commas."""
+  one = whole(low)
   return Kind('N,N,…', f'whole numbers with commas, each {one.limits}',
               lambda text: [one.read(part) for part in text.split(',')], f'each {one.limits}')
 

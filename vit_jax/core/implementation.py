@@ -33,7 +33,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vit_jax.core import globs
+from vit_jax.core import failures, globs
 from vit_jax.core.errors import UserError
 
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
@@ -236,8 +236,7 @@ def _failed_import(name: str, error: Exception) -> UserError:
   else:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own_file(frame.filename)]
     where = f'{frames[-1].filename}, line {frames[-1].lineno}' if frames else name
-  lines = str(error.msg if isinstance(error, SyntaxError) else error).strip().splitlines()
-  raised = f'{type(error).__name__}{": " + lines[0][:300] if lines else ""}'
+  raised = failures.typed_line(error, is_located=True)
   return UserError(f'{where}: expected a module that can be imported, got {raised}. Correct the error in the module.')
 
 

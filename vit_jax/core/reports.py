@@ -99,9 +99,8 @@ def _known(error: BaseException) -> Failure | None:
 
 
 def _typed_line(error: BaseException) -> str:
-  """Returns the type and the first line of an exception, at most 300 characters."""
-  lines = str(error).strip().splitlines()
-  return redacted(f'{type(error).__name__}: {lines[0][:300].rstrip(".")}') if lines else type(error).__name__
+  """Returns `failures.typed_line` without secrets and without a full stop, to be followed by one."""
+  return redacted(failures.typed_line(error).rstrip('.'))
 
 
 def _unforeseen(error: BaseException, words: Sequence[str], environ: Mapping[str, str]) -> Failure:
