@@ -178,10 +178,7 @@ def advice(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-  """Returns the system's words for an error, such as `No space left on device`, at most 300 characters.
-
-  For an error that has none it is the first line of the innermost cause.
-  """
+  """Returns the system's words for an error, such as `No space left on device`; else the text of its first cause."""
   cause = error
   for cause in chain(error):
     if (number := _number(cause)) and not MEANINGS.get(number, _OTHER).is_of_file:
