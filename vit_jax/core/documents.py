@@ -90,12 +90,12 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
 
 @contextlib.contextmanager
 def explained(what: str, *, max_bytes: int, expected: str, advice: str) -> Iterator[None]:
-  """Raises UserError, or TemporaryError, in place of the errors of reading a text.
+  """Raises UserError or TemporaryError in place of the errors of reading a text inside of the `with` statement.
 
   Args:
     what: begins the message: the setting with the path, or the path.
-    max_bytes: the largest size.
-    expected, advice: for the message.
+    max_bytes: the limit of the size that was read with, for the message.
+    expected, advice: parts of the message: `what: expected …, got …. advice`.
   """
   def error(got: str) -> UserError:
     return UserError(f'{what}: expected {expected}, got {got}. {advice}')
@@ -224,12 +224,13 @@ def read(path: Path, *, expected: str = 'a JSON object', advice: str = RESTORE, 
 
 
 class Field(NamedTuple):
-  """A value of a JSON file, which is checked when it is read: all methods raise UserError if it is of another type.
+  """A value of a JSON file. Each method that returns the value raises UserError if it is of another type.
 
-  file: begins messages.
-  advice: ends them.
+  value: as `parse` returns it.
+  file: the path, with which messages begin.
+  advice: the sentence with which messages end.
   place: the path of the field in the file, such as `splits.train[0].file`; '' = the complete value.
-  default: what the methods that read a value return if it is absent or null.
+  default: returned by the methods if the value is absent or null.
   """
   value: Any
   file: str
@@ -344,14 +345,14 @@ def _limits(low: float, high: float) -> str:
 
 
 def finite(value: Any) -> Any:
-  """Returns a value with None for numbers that are infinite or NaN, which JSON does not have."""
+  """Returns a value of dicts, lists and numbers with None in place of infinite numbers and NaN, as JSON has none."""
   match value:
     case float():
       return value if math.isfinite(value) else None
-    case dict() | Mapping():
-      return {name: finite(one) for name, one in value.items()}
+    case Mapping():
+      return {name: finite(inner) for name, inner in value.items()}
     case list() | tuple():
-      return [finite(one) for one in value]
+      return [finite(inner) for inner in value]
   return value
 
 

@@ -20,7 +20,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from vit_jax.core.errors import TemporaryError, UserError
 
@@ -326,7 +326,7 @@ def retried(operation: Callable[[], _Result], what: str | Callable[[], str], *,
 def _required_wait_s(error: BaseException) -> float:
   """Returns the seconds in the header `Retry-After` of a server's response; 0 if there is none, or it has a date."""
   for cause in chain(error, with_context=False):
-    headers = getattr(cause, 'headers', None) or getattr(getattr(cause, 'response', None), 'headers', None)
+    headers: Any = getattr(cause, 'headers', None) or getattr(getattr(cause, 'response', None), 'headers', None)
     text = str(headers.get('Retry-After') or '') if hasattr(headers, 'get') else ''
     if text.isdecimal():
       return float(text)
