@@ -158,7 +158,7 @@ def _split(job: Job, words: Sequence[str]) -> _Line:
 
 
 def _missing(name: str, line: _Line) -> list[str]:
-  """Returns the problems of required flags that are not given, but of those that an unknown word is likely to be."""
+  """Returns the problems of required flags that are not given, except flags that an unknown word probably means."""
   job = JOBS[name]
   meant = {flag for word in line.unknown for flag in globs.similar_names(word, job.flags)}
   if any(_as_config(job, word) for word in line.files):
@@ -214,7 +214,7 @@ def _explain(word: str, job: Job, config: str) -> str:
   name, equals, value = word.partition('=')
   if equals:
     return f'--{name}: expected no value, got {value!r}. Set --{name} alone.'
-  if owners := [other for other, one in JOBS.items() if name in one.flags]:
+  if owners := [other for other, other_job in JOBS.items() if name in other_job.flags]:
     return f'--{name}: expected a flag of this job, got one of {", ".join(owners)}. Remove it, or run one of these.'
   wanted = ELSEWHERE.get(name.replace('-', '_'), name.replace('-', '_'))
   near = globs.nearest(wanted, job.flags, prefix='--')

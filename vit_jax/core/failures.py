@@ -10,7 +10,7 @@ later. Everything else follows from it, in this order:
    that have no known code (`is_of_runtime`) are raised as they are.
 3. `main.py` converts what ends a job by `reports.explain`.
 
-An error is judged with its causes (`chain`): the first of them that has a meaning decides. Imports only `core`.
+An error is examined with its causes (`chain`): it is temporary if one of them is. Imports only `core`.
 """
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Meaning(NamedTuple):
 
 _EAI_AGAIN = -3  # socket.EAI_AGAIN of Linux: no answer from a name server
 _DEVICE = 'Check the disk, the connection to the storage and the devices.'
-_OTHER = Meaning(_DEVICE)
+_OTHER = Meaning(_DEVICE)  # of codes that are not in the table
 _PASSING = Meaning(_DEVICE, is_temporary=True)
 _GROUPS: tuple[tuple[tuple[int | str, ...], Meaning], ...] = (
     ((errno.ENOSPC, errno.EDQUOT), Meaning('Free some space, or choose another disk.', is_temporary=True)),
@@ -149,13 +149,14 @@ def _number(error: BaseException) -> int:
 
 
 def _is_of_client(error: BaseException) -> bool:
+  """Returns whether the class of an error is of a client of object storage."""
   module = type(error).__module__
   return module.partition('.')[0] in _CLIENTS and not module.startswith('google.protobuf')
 
 
 def is_of_storage(error: BaseException) -> bool:
   """Returns whether an error may be one of storage: of the system, or of a client of object storage."""
-  return isinstance(error, OSError | RuntimeError) and not is_of_runtime(error) or _is_of_client(error)
+  return (isinstance(error, OSError | RuntimeError) and not is_of_runtime(error)) or _is_of_client(error)
 
 
 def _meaning(error: BaseException) -> Meaning | None:
@@ -178,7 +179,7 @@ def advice(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-  """Returns the system's words for an error, such as `No space left on device`; else the text of its first cause."""
+  """Returns the system's words for an error, such as `No space left on device`, or else the text of its cause."""
   cause = error
   for cause in chain(error):
     if (number := _number(cause)) and not MEANINGS.get(number, _OTHER).is_of_file:
@@ -217,7 +218,7 @@ def is_lost_peer(error: BaseException) -> bool:
   for cause in chain(error, with_context=False):
     if isinstance(cause, UserError | TemporaryError):
       return False
-    if _LOST_PEER.search(str(cause)) or type(cause).__name__ in _RUNTIME and _LOST_DEVICE.search(str(cause)):
+    if _LOST_PEER.search(str(cause)) or (type(cause).__name__ in _RUNTIME and _LOST_DEVICE.search(str(cause))):
       return True
   return False
 

@@ -66,7 +66,7 @@ class Place(NamedTuple):
 
 
 def initialize(environment: Mapping[str, str] | None = None) -> Place | None:
-  """Connects this process with the others of its run, if the environment names any. Call it before devices are used.
+  """Joins the other processes of this run, if the environment names any. Call it before devices are used.
 
   Returns:
     The rank of this process; None if it is alone, or if jax has detected its rank.

@@ -179,14 +179,15 @@ def follow_specs(tree: PyTree, params: PyTree, specs: PyTree) -> PyTree:
   Raises:
     UserError: lists the leaves that are none of these.
   """
-  by_name = {name: (leaf.shape, spec) for (name, leaf), spec in zip(
-      trees.flatten(params).items(),
-      jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec)), strict=True)}
+  spec_leaves = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
+  by_path = {path: (leaf.shape, spec) for (path, leaf), spec in zip(
+      trees.flatten(params).items(), spec_leaves, strict=True)}
   stray: list[str] = []
 
   def follow(name: str, leaf: Any) -> PartitionSpec:
     parts = name.split('/')
-    candidates = [by_name[ending] for i in range(len(parts)) if (ending := '/'.join(parts[i:])) in by_name]
+    endings = ['/'.join(parts[i:]) for i in range(len(parts))]
+    candidates = [by_path[ending] for ending in endings if ending in by_path]
     for shape, spec in candidates:
       if (followed := _drop_axis(spec, shape, leaf.shape)) is not None:
         return followed
