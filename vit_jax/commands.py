@@ -81,7 +81,7 @@ class Flag(NamedTuple):
       return self.kind.read(text)
     except storage.UnknownHome:
       raise UserError(f'--{self.name}: expected {self.kind.expected}, got {text[:40]!r}, whose home directory is not '
-                      'known.') from None
+                      'known. Correct the path.') from None
     except (UserError, TemporaryError):
       raise
     except ValueError:

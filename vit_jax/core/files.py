@@ -89,10 +89,10 @@ def is_new(path: pathlib.Path) -> bool:
 
 
 def publish(part: pathlib.Path, path: pathlib.Path) -> None:
-  """Moves a complete file or folder to a path where nothing is, or an empty folder.
+  """Moves a complete file or folder to a path where there is nothing, or an empty folder.
 
   Raises:
-    OSError: there is something else.
+    OSError: there is something else at the path.
   """
   if part.is_dir():
     os.rename(part, path)  # which fails for a file, a link, and a folder that is not empty
