@@ -32,7 +32,7 @@ def run(config: schema.Config | None, *, line: str, topology: str, slices: int, 
     line: a command line of this program, as text for a shell.
     topology: hardware that the run is for; '' = not checked.
     slices: number of such slices; 0 = as in the config.
-    data: address of the data that the launcher copies to the hosts; replaces the word {data} in settings.
+    data: address of the data that the launcher copies to the hosts; replaces {data} in settings.
     elsewhere: whether the run is on other hosts, which have a copy of this checkout and other files.
     manifest: path of a JobSet of Kubernetes, which has the command and the hardware; '' = none.
     workdir: of the run.

@@ -27,20 +27,20 @@ from vit_jax.core.errors import UserError
 
 Path = str | os.PathLike[str]
 T = TypeVar('T')
-MAX_BYTES = 2**26
-MAX_DEPTH = 100
-MAX_DIGITS = 300  # of a number
+MAX_BYTES = 2**26  # of a file, 64 MiB
+MAX_DEPTH = 100    # of nested lists and objects
+MAX_DIGITS = 300   # of a number
 RESTORE = 'Restore the file, or run the command that wrote it again.'
 """Advice about a file that this program wrote."""
-_BLOCK_BYTES = 2**22
+_BLOCK_BYTES = 2**22  # read at once, 4 MiB
 _SHOWN = 60  # characters of a value in a message
-_REQUIRED: Any = object()
+_REQUIRED: Any = object()  # as a default: the field must be there
 _LONG_NUMBER = re.compile(rf'(?<!\d)\d{{{MAX_DIGITS}}}|[eE]\+?\d{{3}}')  # many digits, or 1e999: to be checked
 _UNCLEAN = re.compile('[\0-\x1f\x7f-\x9f\ud800-\udfff]')  # control characters and surrogates
 
 
 class TooLarge(UserError):
-  """A file is larger than its kind may be; `found` is its size in words."""
+  """A file is larger than the limit; `found` is its size in words."""
 
   def __init__(self, path: Path, size: int, most: int) -> None:
     self.found = f'{size:,} bytes'
@@ -68,10 +68,10 @@ def read_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def open_file(path: Path) -> BinaryIO:
-  """Opens a regular file for reading, without waiting for a writer where a pipe is in its place.
+  """Opens a regular file for reading. Unlike `open`, it does not wait if the path is a pipe without a writer.
 
   Raises:
-    OSError: it cannot be opened; also, it is a pipe, a socket, a device or a folder.
+    OSError: it cannot be opened, or is a pipe, a socket, a device or a folder.
   """
   return open(path, 'rb', opener=open_regular)
 

@@ -45,7 +45,8 @@ class Answer:
     """Writes the line, unless it has been written."""
     if self.take():
       with contextlib.suppress(OSError):
-        os.write(2, b'\n' * os.isatty(2) + self._line)  # a terminal shows ^C, and maybe the progress, in this line
+        start = b'\n' if os.isatty(2) else b''  # the line of a terminal has ^C, and may have the progress
+        os.write(2, start + self._line)
 
 
 _ending: list[Answer] = []
