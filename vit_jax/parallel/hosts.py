@@ -1,6 +1,6 @@
 """Several processes as one run: the rank of this process, from the environment, and a rendezvous before jax starts.
 
-Without the variables below, the process runs alone. Touches no device.
+Without the variables below, the process runs alone. The module uses no device. `main.py` calls `leave` after a failure.
 
 | environment | rank of this process | address of process 0 |
 |---|---|---|
