@@ -8,7 +8,6 @@ own: it gets the sizes of a plain ViT, builds that network with its own program,
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import json
 import os
@@ -21,6 +20,7 @@ from benchmarks.pipe import JsonProcess
 from benchmarks.timing import Part, Spent
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu
+from vit_jax.core import globs
 from vit_jax.core.errors import UserError
 
 PEERS = ('timm', 'timm-compiled', 'transformers', 'transformers-compiled', 'big_vision')
@@ -43,9 +43,7 @@ def parse(names: Sequence[str]) -> list[Peer]:
   for text in names:
     name, _, where = text.partition('=')
     if name not in PEERS:
-      near = difflib.get_close_matches(name, PEERS, 1)
-      problems.append(f'--against: expected some of {", ".join(PEERS)}, got {name!r}.'
-                      + (f' Did you mean {near[0]}?' if near else ''))
+      problems.append(f'--against: expected some of {", ".join(PEERS)}, got {name!r}.{globs.nearest(name, PEERS)}')
     elif where and not pathlib.Path(where).exists():
       problems.append(f'--against: expected the path of a Python that has {name}, or of a checkout, got {where}, which '
                       'does not exist.')

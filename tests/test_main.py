@@ -383,7 +383,8 @@ def test_a_directory_that_is_written_has_a_name_in_utf_8(flag: str, capsys: pyte
   assert f'error: {name}: expected a path in UTF-8' in said and 'got c\\xe9. Choose' in said
 
 
-@pytest.mark.parametrize('flag', ['train --workdir', 'report --workdir', 'prepare --to'])
+@pytest.mark.parametrize('flag', ['train --workdir', 'report --workdir', 'prepare --to', 'convert --to',
+                                  'predict --classes', 'evaluate --embedded'])
 def test_the_home_directory_of_nobody_is_an_error(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
   job, name = flag.split()
   assert main.run([job, f'{name}=~no_such_user/runs']) == 2

@@ -29,13 +29,13 @@ def load(where: str | os.PathLike[str], *, preprocess: str = '', model: str = ''
 
   Args:
     where: see `vit_jax.weights.loading.load`.
-    preprocess: replaces the preprocessing found with the weights, such as `imagenet` or `resize=248,image=224`.
+    preprocess: replaces the preprocessing that belongs to the weights, such as `imagenet` or `resize=248,image=224`.
     model: settings that the tensors do not determine, such as `heads=6,gelu=exact`.
     view: of a run directory: student, ema or teacher; of a file with several networks, which; '' = the one for use.
     classes: names of the outputs in their order, or a file with one name per line; () = those of the weights.
-    allow_download: also download weights that only the config of adapters names.
-    allow_nonfinite: also use weights with values that are not finite.
-    allow_code: also run modules of the current folder that `config.json` of a run names for its network.
+    allow_download: whether to download the weights that the config of adapters names.
+    allow_nonfinite: whether to use weights with values that are not finite.
+    allow_code: whether to run modules of the current folder that `config.json` of a run names for its network.
 
   Raises:
     UserError: the weights cannot be read, or there are none; then the error is a FileNotFoundError too.
@@ -44,7 +44,8 @@ def load(where: str | os.PathLike[str], *, preprocess: str = '', model: str = ''
     jax.config.update('jax_platforms', platforms)  # otherwise libtpu logs that this machine has no TPU
   if allow_code:
     implementation.trust_folder(os.getcwd())
-  file, names = (os.fspath(classes), ()) if isinstance(classes, str | os.PathLike) else ('', tuple(classes))
+  file = os.fspath(classes) if isinstance(classes, str | os.PathLike) else ''
+  names = () if isinstance(classes, str | os.PathLike) else tuple(classes)
   reading = Reading(preprocess, model, view, allow_download, allow_nonfinite)
-  found = inference.load(os.fspath(where), reading, classes=file)
-  return Model(inference.with_class_names(found, names))
+  weights = inference.load(os.fspath(where), reading, classes=file)
+  return Model(inference.with_class_names(weights, names))

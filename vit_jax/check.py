@@ -1,8 +1,9 @@
 """`vit-jax check`: finds problems of a run on this machine, before hardware is requested for it. Compiles nothing.
 
-Launchers call it with the command that they are about to run (`--line`), and a person with the config of a run. It
-checks the flags, the config with its overrides, where data, weights and run directory are, and with `--topology` that
-mesh, batch and network divide over the devices and fit by arithmetic. All problems are listed together (exit status 2).
+Launchers call it with the command that they are about to run (`--line`), and a person with the config of a run. `run`
+checks the flags, the config with its overrides, and that data, weights and run directory exist. With `--topology` it
+also checks that mesh, batch and network divide over the devices, and that the memory suffices by arithmetic (`fit`).
+All problems are listed together (exit status 2).
 """
 from __future__ import annotations
 
@@ -24,18 +25,18 @@ PROGRAMS = ('vit_jax.main', 'vit-jax')
 
 def run(config: schema.Config | None, *, line: str, topology: str, slices: int, data: str, elsewhere: bool,
         manifest: str, workdir: storage.Path | None, allow_code: bool, overridden: Collection[str] = ()) -> int:
-  """Prints one line on what was checked; exit status 0.
+  """Prints one line that says what was checked, and returns the exit status 0.
 
   Args:
     config: of `--config`, or None with `--line`.
     line: a command line of this program, as text for a shell.
     topology: hardware that the run is for; '' = not checked.
     slices: number of such slices; 0 = as in the config.
-    data: address of the data that the launcher puts on the hosts, in place of the word {data}.
-    elsewhere: the run is on other hosts, which have a copy of this checkout and other files.
-    manifest: path of a JobSet, which has the command and the hardware.
+    data: address of the data that the launcher copies to the hosts; replaces {data} in settings.
+    elsewhere: whether the run is on other hosts, which have a copy of this checkout and other files.
+    manifest: path of a JobSet of Kubernetes, which has the command and the hardware; '' = none.
     workdir: of the run.
-    allow_code: also read a config of the manifest that is not one of this package, which runs it.
+    allow_code: whether a config file that the manifest names may be run, if it is not one of this package.
     overridden: settings on the command line.
 
   Raises:
@@ -48,20 +49,20 @@ def run(config: schema.Config | None, *, line: str, topology: str, slices: int, 
     line, topology, slices = places.read_manifest(manifest)
     elsewhere = True
     from vit_jax.replay import planned
-    if not allow_code and (found := planned.code(_words(line))):  # what is not of this package
-      raise UserError('\n'.join(f'{manifest}: {one}.' for one in found))
+    if not allow_code and (foreign_code := planned.code(_words(line))):  # which is not of this package
+      raise UserError('\n'.join(f'{manifest}: {text}.' for text in foreign_code))
   job: str = 'train'
   subject: schema.Config | schema.Study | None = config
   if line:
     command = read(line)
     job, workdir = command.job, command.values.get('workdir')
-    overridden = {one.partition('=')[0] for one in command.overrides}
+    overridden = {text.partition('=')[0] for text in command.overrides}
     subject = commands.load_config(command)[0] if 'config' in commands.JOBS[job].flags else None
   place = places.Place(elsewhere, data, pathlib.Path.cwd())
   configs = list(subject.runs.values()) if isinstance(subject, schema.Study) else [subject] if subject else []
-  problems = [problem for one in configs for problem in _problems(one, workdir, place)]
+  problems = [problem for each in configs for problem in _problems(each, workdir, place)]
   if job == 'train' and not problems:
-    problems += [problem for one in configs for problem in places.training_problems(one, place, workdir, overridden)]
+    problems += [problem for each in configs for problem in places.training_problems(each, place, workdir, overridden)]
   if problems:
     raise UserError('\n'.join(dict.fromkeys(problems)))
   text = ''
@@ -97,23 +98,23 @@ def _words(line: str) -> list[str]:
 
 
 def _problems(config: schema.Config, workdir: storage.Path | None, place: places.Place) -> list[str]:
-  """Returns the problems of a config; those of its places only if its settings go together."""
+  """Returns the problems of a config; of its paths only if its settings have none."""
   try:
     check.check(config)
   except UserError as error:
     return [str(error)]
-  found = []
-  for prefix, part in ranges.walk(config):  # modules of a person that settings name, which a run imports when it starts
+  problems = []
+  for prefix, part in ranges.walk(config):
     if implementation.is_own_type(type(part)) and hasattr(part, 'implementation'):
       try:
-        implementation.of(part)
+        implementation.of(part)  # imports the person's module that has the code, as a run does at its start
       except UserError as error:
-        found.append(f'{prefix.rstrip(".")}: {error}')
-  return [*found, *places.problems(config, workdir, place)]
+        problems.append(f'{prefix.rstrip(".")}: {error}')
+  return [*problems, *places.problems(config, workdir, place)]
 
 
 def fit(config: schema.Config, topology: str, slices: int) -> str:
-  """Returns the layout of a run on hardware, as text.
+  """Returns the layout of a run on hardware, as text: mesh, batches and memory of a device.
 
   Raises:
     UserError: the hardware is not known, the mesh or the batch does not divide over its devices, a schedule is longer
@@ -125,7 +126,7 @@ def fit(config: schema.Config, topology: str, slices: int) -> str:
   from vit_jax.plan import plan as plans
   from vit_jax.plan import topologies
   hardware = topologies.for_run(config, topology, slices)
-  # Data that the config does not describe are not opened.
+  # `plans.numbers` opens the data, which may be elsewhere; the numbers of others come from the config.
   numbers = plans.numbers(config) if config.data.source == 'digits' else places.known_numbers(config)
   subject = plans.lay_out(plans.Subject(config, hardware, *numbers))
   if not subject.fits_by_arithmetic:
@@ -144,12 +145,14 @@ def fit(config: schema.Config, topology: str, slices: int) -> str:
 def _check_batches(config: schema.Config, mesh: Any) -> None:
   """Raises UserError with every batch, of training and of evaluations, that does not divide over the devices."""
   from vit_jax.parallel import mesh as meshes
-  wanted = {'batch_size': (config.batch_size, config.microbatches)}
-  wanted |= {f'evals.{name}.batch_size': (one.batch_size, 1) for name, one in config.evals.items() if one.batch_size}
+  batches = {'batch_size': (config.batch_size, config.microbatches)}
+  for name, evaluation in config.evals.items():
+    if evaluation.batch_size:
+      batches[f'evals.{name}.batch_size'] = (evaluation.batch_size, 1)
   problems = []
-  for what, (size, accumulate) in wanted.items():
+  for setting, (batch_size, microbatches) in batches.items():
     try:
-      meshes.check_batch(mesh, size, accumulate, what=what)
+      meshes.check_batch(mesh, batch_size, microbatches, what=setting)
     except UserError as error:
       problems.append(str(error))
   if problems:

@@ -2,8 +2,8 @@
 
 Parsing, `--help` (`main.py`) and shell completion (`completion.py`) follow from the table `JOBS` alone. `main.parse`
 makes a `Command` of a command line, and `main.run` calls `Command.run`. This imports the module of the job, and calls
-its function `run` with the value of every flag of its entry by name; it returns the exit status. To add a job, add its
-module and its entry in `JOBS`.
+its function `run`, which returns the exit status, with the value of each flag under the flag's name, and with those
+of the values in `Command.run` that it has parameters for. To add a job, add its module and its entry in `JOBS`.
 """
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Flag(NamedTuple):
 
   help: what it sets, for the help and for messages.
   default: its value if it is not given; of a switch always False.
-  usual: describes a default that is not a value.
-  alone: text that the flag stands for without a value.
+  usual: words for the help in place of `default`, such as 'the run directory'.
+  alone: value of the flag if it is given without one: `--lora` means `--lora=8`.
   """
   name: str
   kind: Kind | None
@@ -62,38 +62,41 @@ class Flag(NamedTuple):
   alone: str = ''
 
   def read(self, text: str) -> Any:
-    """Returns the value of a text.
+    """Returns the value of a text of the command line.
 
     Raises:
       UserError: the text is empty, or not what the kind expects.
+      TemporaryError: the storage of a path failed.
     """
     assert self.kind is not None
     if not text:
       raise UserError(f'--{self.name}: expected {self.kind.expected}, got none. Set --{self.name}={self.kind.metavar}: '
                       f'{self.help}.')
-    if self.kind.metavar in ('DIR', 'PATH') and any('\udc80' <= c <= '\udcff' for c in text):
+    if self.kind.metavar in ('DIR', 'PATH') and any('\udc80' <= c <= '\udcff' for c in text):  # bytes of no UTF-8
       raise UserError(f'--{self.name}: expected a path in UTF-8, as the libraries that write there need it, got '
                       f'{os.fsencode(text).decode(errors="backslashreplace")}. Choose another name.')
     for part in text.split(',') if self.kind.is_place else ():
       address.check(part, f'--{self.name}')
     try:
       return self.kind.read(text)
+    except storage.UnknownHome:
+      raise UserError(f'--{self.name}: expected {self.kind.expected}, got {text[:40]!r}, whose home directory is not '
+                      'known. Correct the path.') from None
     except (UserError, TemporaryError):
       raise
-    except (ValueError, RuntimeError) as error:
-      why = ', whose home directory is not known' if isinstance(error, RuntimeError) else ''
-      raise UserError(f'--{self.name}: expected {self.kind.expected}, got {text[:40]!r}{why}.'
+    except ValueError:
+      raise UserError(f'--{self.name}: expected {self.kind.expected}, got {text[:40]!r}.'
                       f'{globs.nearest(text, self.kind.choices)}') from None
 
 
 class Job(NamedTuple):
   """A job of the command line.
 
-  line: its help.
-  module: has its function `run`.
-  needs, takes: flags that must be given, and that may be.
-  words: its other arguments, for the help; optional in brackets, '' = none.
-  base: the config whose settings can be overridden, of a job without --config.
+  line: its help, one sentence.
+  module: the module below `vit_jax` with its function `run`.
+  needs, takes: flags that must be given, and flags that may be given.
+  words: its arguments that are no flags, for the help; in brackets if they are optional, '' = none.
+  base: for a job without --config: the config whose settings can be overridden.
   on_cpu: whether it leaves accelerators to other processes.
   is_quick: whether it does without jax, and shows no stages.
   """
@@ -127,9 +130,15 @@ class Command(NamedTuple):
   def run(self, parse: Callable[[Sequence[str]], Command]) -> int:
     """Runs the job and returns its exit status; `parse` reads other command lines.
 
-    A job also gets, if its function has these parameters: `config`, parsed; `source` of the config, for messages;
-    `changes`, the overrides of the command line, and `overridden`, their names; `files`, the arguments that are no
-    flags; `reading`, the values of the flags `READING`, in place of those; and the function `read_line`.
+    The function `run` of a job has a parameter for each of its flags, and any of these:
+
+      config       the `schema.Config` or `schema.Study`, with overrides; None without one
+      source       where the config is from, for messages: `--config=digits`
+      changes      the overrides of the command line, as `name=value`
+      overridden   the names of these settings
+      files        the arguments that are no flags
+      reading      a `Reading` with the values of the flags `READING`, which then are no parameters
+      read_line    the function of this module, without its first argument
     """
     from vit_jax.parallel import hardware
     values = dict(self.values)
@@ -140,11 +149,11 @@ class Command(NamedTuple):
     check_flags(flags, values.get('topology') or os.environ.get('TPU_ACCELERATOR_TYPE', ''))
     hardware.choose(flags=flags)  # before any job imports jax
     job = JOBS[self.job]
-    more: dict[str, Any] = {'files': self.files, 'changes': self.overrides,
-                            'overridden': {one.partition('=')[0] for one in self.overrides},
-                            'read_line': functools.partial(read_line, parse)}
+    others: dict[str, Any] = {'files': self.files, 'changes': self.overrides,
+                              'overridden': {text.partition('=')[0] for text in self.overrides},
+                              'read_line': functools.partial(read_line, parse)}
     if 'config' in job.flags:
-      more |= dict(zip(('config', 'source'), load_config(self), strict=True))
+      others['config'], others['source'] = load_config(self)
     if job.on_cpu:
       hardware.use_cpu()
     with contextlib.nullcontext() if job.is_quick else console.stages_shown():
@@ -155,13 +164,13 @@ class Command(NamedTuple):
         values['reading'] = Reading(**{flag.name: values.pop(flag.name) for flag in READING})
       if 'allow_code' not in parameters:
         values.pop('allow_code', None)
-      return run(**values | {name: more[name] for name in more.keys() & parameters})
+      return run(**values | {name: value for name, value in others.items() if name in parameters})
 
 
 def check_flags(names: Sequence[str], hardware: str) -> None:
-  """Raises `UserError` for sets of XLA flags that are not for a TPU of this name, such as `v5e:4x4` or `v5litepod-16`.
+  """Raises UserError if a set of XLA flags is not for the TPUs of `hardware`, such as `v5e:4x4` or `v5litepod-16`.
 
-  Hardware that is not known passes.
+  Hardware that is not known passes, and '' as well.
   """
   limited = [name for name in names if xla_flags.SETS[name].chips]
   if not limited or not hardware:
@@ -184,8 +193,8 @@ def load_config(command: Command) -> tuple[schema.Config | schema.Study | None, 
   overrides, workdir = list(command.overrides), command.values.get('workdir')
   name = command.values['config'] or ('evaluate' if command.job == 'evaluate' and command.values['weights'] else '')
   if name:
-    loads = {'study': files.load_study, 'settings': files.load_study, 'plan': files.load_any}
-    load = loads.get(command.job, files.load)
+    loaders = {'study': files.load_study, 'settings': files.load_study, 'plan': files.load_any}
+    load = loaders.get(command.job, files.load)
     return load(name, overrides, models=find_model), f'--config={name}'
   if workdir is None:
     return None, ''
@@ -204,13 +213,15 @@ def find_model(name: str) -> schema.Model:
 
 
 def read_line(parse: Callable[[Sequence[str]], Command], words: Sequence[str]) -> tuple[str, list[schema.Config]]:
-  """Returns the job and the configs of another command line, by its arguments: of a study, those of all its runs.
+  """Returns the name of the job of another command line, and its configs; of a study those of all its runs.
 
   A job that makes its config itself, as fine-tuning does, has none here.
   """
   command = parse(words)
-  found = load_config(command)[0] if 'config' in JOBS[command.job].flags else None
-  return command.job, list(found.runs.values()) if isinstance(found, schema.Study) else [found] if found else []
+  config = load_config(command)[0] if 'config' in JOBS[command.job].flags else None
+  if isinstance(config, schema.Study):
+    return command.job, list(config.runs.values())
+  return command.job, [config] if config else []
 
 
 CONFIG = Flag('config', Kind('NAME', 'the name or path of a config', str),
@@ -258,7 +269,7 @@ JOBS = {
              'runs/pretrain_WEIGHTS_DATA'), FLAGS), base='pretrain:B/16'),
     'evaluate': Job('Evaluate a run, or any weights: top-1, top-5, NLL; writes evaluate.json.', 'jobs.evaluate', (), (
         RUN, WEIGHTS._replace(help=f'{WEIGHTS.help}; several with commas are compared on one page'), CONFIG, *READING,
-        Flag('embedded', Kind('PATH', 'paths with commas', lambda text: [*map(os.path.expanduser, text.split(','))]),
+        Flag('embedded', Kind('PATH', 'paths with commas', lambda text: [*map(storage.expand_home, text.split(','))]),
              'output of vit-jax embed, read instead of computing features; several with commas', []),
         Flag('to', STORED, 'directory for the results', None, 'the run directory'),
         Flag('by_class', None, 'also print precision, recall and F1 of each class'),

@@ -3,7 +3,7 @@
     eval "$(vit-jax completion bash)"      # in ~/.bashrc; likewise zsh in ~/.zshrc
     vit-jax completion fish | source       # in ~/.config/fish/config.fish
 
-The package shtab makes it from the parsers of the jobs, which follow from the table in `commands.py`.
+The package shtab makes the script from the parsers of the jobs (`main.parser`), which are made from the table `JOBS`.
 """
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from vit_jax.config import files as configs
 from vit_jax.core.errors import UserError
 
 SHELLS = ('bash', 'zsh', 'fish')
+# In bash, the function below wraps `_shtab_vit_jax`, the function of the script of shtab.
 BASH = """
 _vit_jax() {  # bash splits --flag=VALUE at the sign, which shtab does not expect
   local one words=()
@@ -32,11 +33,11 @@ complete -o bashdefault -F _vit_jax vit-jax
 
 
 def run(files: Sequence[str]) -> int:
-  """Prints the script for the shell that is the only argument; exit status 0."""
+  """Prints the script for a shell, `files[0]`, and returns the exit status 0."""
   if len(files) != 1 or files[0] not in SHELLS:
     raise UserError(f'completion: expected bash, zsh or fish, got {" ".join(files)}. Name the shell that you use.')
-  found = argparse.ArgumentParser('vit-jax')
-  jobs = found.add_subparsers(dest='job')
+  program = argparse.ArgumentParser('vit-jax')
+  jobs = program.add_subparsers(dest='job')
   for name, job in JOBS.items():
     parser = jobs.add_parser(name, help=job.line, parents=[main.parser(name)])
     for action in parser._actions:
@@ -49,8 +50,8 @@ def run(files: Sequence[str]) -> int:
           action.complete = shtab.FILE  # type: ignore[attr-defined]
     if job.words:
       parser.add_argument('words', nargs='*').complete = shtab.FILE  # type: ignore[attr-defined]
-  script = shtab.complete(found, files[0])
-  if files[0] == 'zsh':
-    script = re.sub(r'(?m)^(  "\*--\w+)(\[.*\]:)', r'\1=\2', script)  # the value may follow =, too
-  print(script + BASH * (files[0] == 'bash'))
+  script = shtab.complete(program, files[0])
+  if files[0] == 'zsh':  # "*--top[classes per image]:…" becomes "*--top=[…": the value may follow = as well
+    script = re.sub(r'(?m)^(  "\*--\w+)(\[.*\]:)', r'\1=\2', script)
+  print(script + BASH if files[0] == 'bash' else script)
   return 0

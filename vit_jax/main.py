@@ -1,17 +1,17 @@
 """The command line: `python -m vit_jax.main --job=… --config=…`, or `vit-jax JOB …`.
 
-`program` calls `run`, which reads the command line by the table in `commands.py` (`parse`), runs the job
-(`Command.run`), and turns every exception into a message and an exit status (`reports.explain`).
+`program` is the entry point. It calls `run`, which reads the command line by the table of jobs in `commands.py`
+(`parse`), runs the job (`Command.run`), and turns every exception into a message and an exit status
+(`reports.explain`).
 
-The words of a command line are split here, as `argparse` stops at its first error and knows no overrides, and all
-problems are listed together. `argparse` formats the help of a job, and the package shtab reads its parsers. Imports
-neither jax nor a job before one is chosen, so that `--help` is instant.
+The command line is split here and not by `argparse`, which stops at the first error and does not know overrides
+(`--config.NAME=VALUE`): all problems are listed together. `argparse` formats the help of a job, and the package shtab
+reads its parsers. Neither jax nor a job is imported before a job is chosen, so that `--help` is instant.
 """
 from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import gc
 import io
 import logging
@@ -20,7 +20,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from vit_jax.commands import JOBS, Command, Flag, Job, find_model
 from vit_jax.config import files as configs
@@ -66,25 +66,22 @@ def parse(arguments: Sequence[str]) -> Command:
     UserError: lists every flag that is unknown, missing, of another job or has a wrong value, and all problems of the
       config's name and its overrides.
   """
-  name, words, problems = _job(arguments)
+  name, words, problems = _find_job(arguments)
   job = JOBS[name]
-  texts, files, overrides, unknown = _split(job, words)
+  line = _split(job, words)
   values: dict[str, Any] = {flag.name: flag.default if flag.kind else False for flag in job.flags.values()}
-  for flag, given in texts.items():
+  for flag_name, texts in line.texts.items():
     try:
-      values[flag] = _value(job.flags[flag], given)
+      values[flag_name] = _value(job.flags[flag_name], texts)
     except UserError as error:
       problems.append(str(error))
-  problems += [_explain(word, job, str(values.get('config') or job.base)) for word in unknown]
-  meant = {near for word in unknown for near in difflib.get_close_matches(word, list(job.flags), 1)}
-  meant |= {'config'} if any(_as_config(job, word) for word in files) else set()
-  problems += [f'--{flag.name}: expected {flag.kind.expected}, got none. The {name} job needs '
-               f'--{flag.name}={flag.kind.metavar}: {flag.help}.'
-               for flag in job.needs if flag.kind and flag.name not in meant | texts.keys()]
+  problems += [_explain(word, job, str(values.get('config') or job.base)) for word in line.unknown]
+  problems += _missing(name, line)
   if not job.words:
-    problems += [f'{_not_a_job(word)}{_as_config(job, word) or globs.nearest(word, JOBS)}' for word in files]
-  elif not files and not job.words.startswith('['):
+    problems += [f'{_not_a_job(word)}{_as_config(job, word) or globs.nearest(word, JOBS)}' for word in line.files]
+  elif not line.files and not job.words.startswith('['):
     problems.append(f'command line: expected {job.words}, got none.')
+  overrides = line.overrides
   problems += _repeated(overrides)
   if overrides and not job.has_settings:
     problems.append(f'--config.{overrides[0]}: expected no override, as vit-jax {name} takes no config. Remove it.')
@@ -95,11 +92,11 @@ def parse(arguments: Sequence[str]) -> Command:
     except UserError as error:
       problems.append(str(error))
     raise UserError('\n'.join([*dict.fromkeys(problems), f'See vit-jax {name} --help.']))
-  return Command(name, values, tuple(overrides), tuple(files))
+  return Command(name, values, tuple(overrides), tuple(line.files))
 
 
-def _job(arguments: Sequence[str]) -> tuple[str, list[str], list[str]]:
-  """Returns the name of the job, the other arguments, and problems.
+def _find_job(arguments: Sequence[str]) -> tuple[str, list[str], list[str]]:
+  """Returns the name of the job (`train` if none is given), the other arguments, and problems.
 
   Raises:
     UserError: there is no such job.
@@ -120,33 +117,55 @@ def _job(arguments: Sequence[str]) -> tuple[str, list[str], list[str]]:
   return jobs[0], rest, [f'--job: expected one job, got {" and ".join(jobs)}.'] * (len(jobs) > 1)
 
 
-def _split(job: Job, words: list[str]) -> tuple[dict[str, list[str]], list[str], list[str], list[str]]:
-  """Returns the texts of each flag, none of a switch; the words that are no flags; overrides as `name=value`; and flags
-  that the job does not have."""
-  texts: dict[str, list[str]] = {}
-  files: list[str] = []
-  overrides: list[str] = []
-  unknown: list[str] = []
-  switches = {flag.name for one in JOBS.values() for flag in one.flags.values() if not flag.kind}
-  while words:
-    word = words.pop(0)
+class _Line(NamedTuple):
+  """The words of a command line after its job.
+
+  texts: the values of each flag as they were given, by its name; [] for a switch.
+  files: words that are no flags.
+  overrides: settings of the config, as `name=value`.
+  unknown: names of flags that the job does not have, and `name=value` of switches, which take no value.
+  """
+  texts: dict[str, list[str]]
+  files: list[str]
+  overrides: list[str]
+  unknown: list[str]
+
+
+def _split(job: Job, words: Sequence[str]) -> _Line:
+  """Sorts the words of a command line. A flag and its value are one word, `--top=3`, or two, `--top 3`."""
+  line = _Line({}, [], [], [])
+  switches = {flag.name for other in JOBS.values() for flag in other.flags.values() if not flag.kind}
+  queue = list(words)
+  while queue:
+    word = queue.pop(0)
     name, equals, value = word.lstrip('-').partition('=')
     if not word.startswith('-'):
-      files.append(word)
+      line.files.append(word)
       continue
-    if not equals and name not in switches and words and not words[0].startswith('-'):
-      equals, value = '=', words.pop(0)
+    if not equals and name not in switches and queue and not queue[0].startswith('-'):
+      equals, value = '=', queue.pop(0)
     if name.startswith('config.'):
-      overrides.append(f'{name.removeprefix("config.")}{equals}{value}')
+      line.overrides.append(f'{name.removeprefix("config.")}{equals}{value}')
     elif name not in job.flags:
-      unknown.append(name)
+      line.unknown.append(name)
     elif job.flags[name].kind:
-      texts.setdefault(name, []).append(value if equals else job.flags[name].alone)
+      line.texts.setdefault(name, []).append(value if equals else job.flags[name].alone)
     elif equals:
-      unknown.append(f'{name}={value}')
+      line.unknown.append(f'{name}={value}')
     else:
-      texts[name] = []
-  return texts, files, overrides, unknown
+      line.texts[name] = []
+  return line
+
+
+def _missing(name: str, line: _Line) -> list[str]:
+  """Returns the problems of required flags that are not given, except flags that an unknown word probably means."""
+  job = JOBS[name]
+  meant = {flag for word in line.unknown for flag in globs.similar_names(word, job.flags)}
+  if any(_as_config(job, word) for word in line.files):
+    meant.add('config')
+  return [f'--{flag.name}: expected {flag.kind.expected}, got none. The {name} job needs '
+          f'--{flag.name}={flag.kind.metavar}: {flag.help}.'
+          for flag in job.needs if flag.kind and flag.name not in meant | line.texts.keys()]
 
 
 def _value(flag: Flag, texts: list[str]) -> Any:
@@ -154,23 +173,23 @@ def _value(flag: Flag, texts: list[str]) -> Any:
   if not flag.kind:
     return True
   if len(values := list(dict.fromkeys(texts))) > 1:
-    raise UserError(f'--{flag.name}: expected one value, got {_listed(values)}. Set one, and quote a range '
-                    'in braces.')
+    raise UserError(f'--{flag.name}: expected one value, got {_quoted(values)}. Set one, and quote a range in braces.')
   return flag.read(texts[0])
 
 
 def _repeated(overrides: Sequence[str]) -> list[str]:
-  """Returns the problems of settings with several paths or sources, and warns of those with several other values.
+  """Returns the problems of settings that are given several paths or sources; warns of several values of other ones.
 
-  A later value overrides an earlier one, so that a script can change its own defaults. Of paths this is an error: a
-  shell makes several arguments of a range in braces that is not quoted.
+  A later value overrides an earlier one, so that a script can change its own defaults. For a path this is an error: if
+  `x-{0..9}.tar` is not quoted, the shell makes several arguments of it.
   """
-  given: dict[str, dict[str, None]] = {}
-  for name, _, value in (one.partition('=') for one in overrides):
-    given.setdefault(name, {})[value] = None
+  values_of: dict[str, list[str]] = {}
+  for name, _, value in (override.partition('=') for override in overrides):
+    values_of.setdefault(name, []).append(value)
   problems = []
-  for name, values in given.items():
-    listed = _listed(list(values))
+  for name, texts in values_of.items():
+    values = list(dict.fromkeys(texts))
+    listed = _quoted(values)
     if len(values) > 1 and any('/' in value or ':' in value for value in values):
       problems.append(f'--config.{name}: expected one value, got {listed}. Set one, and quote a range in braces.')
     elif len(values) > 1:
@@ -178,27 +197,35 @@ def _repeated(overrides: Sequence[str]) -> list[str]:
   return problems
 
 
-def _listed(values: Sequence[str]) -> str:
+def _quoted(values: Sequence[str]) -> str:
+  """Returns up to four values as `'a' and 'b'`; of more than four the first three and their number."""
   more = f' and {len(values) - 3:,} more' if len(values) > 4 else ''
   return ' and '.join(map(repr, values[:3] if more else values)) + more
 
 
 def _explain(word: str, job: Job, config: str) -> str:
-  """Returns the problem of a flag that the job does not have: of other jobs, a setting of the config, or misspelt."""
+  """Returns the problem of a word in `_Line.unknown`, with the flag or the setting that was probably meant.
+
+  Args:
+    word: the name of a flag, or `name=value` of a switch.
+    job: the job, which does not have this flag.
+    config: name of the config whose settings may be meant.
+  """
   name, equals, value = word.partition('=')
   if equals:
     return f'--{name}: expected no value, got {value!r}. Set --{name} alone.'
-  if owners := [other for other, one in JOBS.items() if name in one.flags]:
+  if owners := [other for other, other_job in JOBS.items() if name in other_job.flags]:
     return f'--{name}: expected a flag of this job, got one of {", ".join(owners)}. Remove it, or run one of these.'
   wanted = ELSEWHERE.get(name.replace('-', '_'), name.replace('-', '_'))
   near = globs.nearest(wanted, job.flags, prefix='--')
   settings = configs.known_settings(config) if job.has_settings else []
-  found = [one for one in settings if f'.{one}'.endswith(f'.{wanted}')]
-  if not found and not near:
-    last = difflib.get_close_matches(wanted.split('.')[-1], {one.split('.')[-1] for one in settings}, 1, 0.75)
-    found = [one for one in settings if last and one.split('.')[-1] == last[0]]
-  if found:
-    near = f' Did you mean the setting --config.{" or --config.".join(found[:3])}?'
+  meant = [setting for setting in settings if f'.{setting}'.endswith(f'.{wanted}')]  # lr means optimizer.lr
+  if not meant and not near:
+    last_parts = {setting.split('.')[-1] for setting in settings}
+    similar = globs.similar_names(wanted.split('.')[-1], last_parts, cutoff=0.75)
+    meant = [setting for setting in settings if setting.split('.')[-1] in similar]
+  if meant:
+    near = f' Did you mean the setting --config.{" or --config.".join(meant[:3])}?'
   return f'--{name}: expected a known flag, got --{name}.{near}'
 
 
@@ -217,19 +244,19 @@ def parser(name: str) -> argparse.ArgumentParser:
   job = JOBS[name]
   needs = [f'--{flag.name}={flag.kind.metavar}' for flag in job.needs if flag.kind]
   usage = ['vit-jax', name, *needs, *(['[--flag=VALUE …]'] if job.takes else []), job.words]
-  found = argparse.ArgumentParser(
+  result = argparse.ArgumentParser(
       usage=' '.join(usage).rstrip(), description=job.line, epilog=OVERRIDES if job.has_settings else None,
       add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS,
       formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=40))
   for title, flags in (('required', job.needs), ('optional', job.takes)):
-    group = found.add_argument_group(title)
+    group = result.add_argument_group(title)
     for flag in flags:
       if flag.kind:
         metavar = f'[{flag.kind.metavar}]' if flag.alone else flag.kind.metavar
         group.add_argument(f'--{flag.name}', action='append', metavar=metavar, help=_describe(flag))
       else:
         group.add_argument(f'--{flag.name}', action='store_true', help=flag.help)
-  return found
+  return result
 
 
 def _describe(flag: Flag) -> str:
@@ -247,7 +274,7 @@ def help_text(arguments: Sequence[str] = ()) -> str:
   """
   words = [word for word in arguments if word not in HELP_WORDS]
   if words:
-    return parser(_job(words)[0]).format_help()
+    return parser(_find_job(words)[0]).format_help()
   width = max(map(len, JOBS)) + 2
   return HELP.format(jobs='\n'.join(f'  {name:<{width}}{job.line}' for name, job in JOBS.items()))
 
@@ -260,15 +287,16 @@ def run(arguments: Sequence[str] | None = None) -> int:
   """
   words = list(sys.argv[1:] if arguments is None else arguments)
   try:
-    words, how = console.take(words)
+    words, verbosity = console.take(words)
   except UserError as error:
     print(reports.explain(error, words).message, file=sys.stderr)
     return failures.USER_ERROR
-  with console.chosen(how):
+  with console.chosen(verbosity):
     return _run(words)
 
 
 def _run(arguments: list[str]) -> int:
+  """Runs a command line without -q and -v, as `run`."""
   try:
     if isinstance(sys.stdout, io.TextIOWrapper):
       sys.stdout.reconfigure(errors='backslashreplace')  # names of files need not be text

@@ -42,8 +42,8 @@ class Network(nnx.Module):
 
   def pure_params(self) -> Params:
     """Returns the parameters as nested dicts of arrays."""
-    found: Params = nnx.to_pure_dict(nnx.state(self.params))
-    return found
+    params: Params = nnx.to_pure_dict(nnx.state(self.params))
+    return params
 
   def save(self, to: str | os.PathLike[str], *, family: str = '', overwrite: bool = False) -> list[str]:
     """Writes the network with its present parameters, as `Model.save` does."""
@@ -65,5 +65,6 @@ def load(where: str | os.PathLike[str], *, num_classes: int | None = None, seed:
 
 
 def _module(params: Params) -> nnx.Dict[Any]:
+  """Returns nested dicts of arrays as nested modules of `nnx.Param`."""
   return nnx.Dict({name: _module(part) if isinstance(part, dict) else nnx.Param(part)
                    for name, part in params.items()})

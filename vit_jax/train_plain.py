@@ -84,17 +84,17 @@ def main(name: str, workdir: pathlib.Path) -> dict[str, float | str]:
   checkpoints.close()
 
   # Evaluation, and results.
-  found: dict[str, float | str] = {'step': int(state.step), 'params_digest': trees.digest(state.params)}
-  for view, network in objective.views().items():
-    found[f'top1@{view}'] = top1(network, state, config, sources.eval)
-  (workdir / 'plain.json').write_text(json.dumps(found, indent=2))
-  return found
+  results: dict[str, float | str] = {'step': int(state.step), 'params_digest': trees.digest(state.params)}
+  for name, view in objective.views().items():
+    results[f'top1@{name}'] = top1(view, state, config, sources.eval)
+  (workdir / 'plain.json').write_text(json.dumps(results, indent=2))
+  return results
 
 
 def functions(objective: Objective, optimizer: Optimizer, prepare: Prepare, seed: int) -> tuple[Init, Step]:
   """Returns `init(batch) -> state` and the compiled `train_step(state, batch) -> (state, loss)`."""
   def prepared(batch: Batch, step: Array) -> tuple[Batch, Array]:
-    """Random numbers depend on the seed and the step alone: no generator has to be saved."""
+    """Returns the normalized, augmented batch, and the key of the loss. Keys follow from the seed and the step."""
     keys = numerics.split_key(jax.random.fold_in(jax.random.key(seed), step), 'prepare', 'loss')
     return prepare(batch, keys['prepare'], step), keys['loss']
 
@@ -113,8 +113,8 @@ def functions(objective: Objective, optimizer: Optimizer, prepare: Prepare, seed
 
     grads, out = jax.grad(mean_loss, has_aux=True)(state.params)
     grad_norm = jnp.sqrt(sum((jnp.square(g).sum() for g in trees.flatten(grads).values()), jnp.zeros(())))
-    about = {'step': state.step, 'grad_norm': grad_norm, 'ok': jnp.asarray(True)}
-    updates, opt = optimizer.update(grads, state.opt, state.params, **about)
+    context = {'step': state.step, 'grad_norm': grad_norm, 'ok': jnp.asarray(True)}
+    updates, opt = optimizer.update(grads, state.opt, state.params, **context)
     params = jax.tree.map(jnp.add, state.params, updates)
     extra = objective.after_update(params, state.extra, out.stats, state.step)
     return TrainState(state.step + 1, params, opt, extra), out.loss.value
@@ -123,26 +123,26 @@ def functions(objective: Objective, optimizer: Optimizer, prepare: Prepare, seed
 
 
 def top1(view: View, state: TrainState, config: schema.Config, source: Source) -> float:
-  """Returns the share of the images of a source whose most likely class is theirs."""
+  """Returns the share of the images of a source whose label is the class with the largest logit."""
   recipe, size = config.data.recipe, min(config.batch_size, len(source))
   loader = loaders.eval_loader(source, recipe=recipe, image_px=config.image_px, batch_size=size, shard=ALONE,
                                threads=config.data.threads)
   prepare, network = prepare_eval(recipe), view.select(state.params, state.extra)
 
   @jax.jit
-  def count(network: PyTree, batch: Batch) -> Array:
+  def count_right(network: PyTree, batch: Batch) -> Array:
     image = prepare(batch, jax.random.key(0), state.step)['image']
     logits = view.predict(network, image).logits
     assert logits is not None  # an objective without a head has no classes
     return ((logits.argmax(-1) == batch['label']) * batch['mask']).sum()  # rows that fill the last batch have mask 0
 
-  right = sum(float(count(network, on_device(batch))) for batch in loader.batches())
+  num_right = sum(float(count_right(network, on_device(batch))) for batch in loader.batches())
   loader.close()
-  return right / len(source)
+  return num_right / len(source)
 
 
 def on_device(batch: Batch) -> Batch:
-  """Returns a batch on the device, where indexes of examples have 32 bits."""
+  """Returns a batch on the device, with int64 arrays (`index`) as int32, since jax has no 64 bits by default."""
   return jax.device_put({name: np.asarray(x, np.int32) if x.dtype == np.int64 else x for name, x in batch.items()})
 
 

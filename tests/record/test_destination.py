@@ -26,7 +26,7 @@ def test_a_path_in_an_existing_directory_is_taken(tmp_path: pathlib.Path, monkey
     ('/', "expected the name of a file or folder to write, got '/'"),
     ('..', 'expected the name'), ('x' * 300, 'x.*File name too long'),
     ('loop/a', 'no directory'),
-    ('~nobody-here/a', '~nobody-here/a')])
+    ('~nobody-here/a', "'~nobody-here/a', whose home directory is not known")])
 def test_a_path_that_is_elsewhere_or_mistyped_is_an_error(
     to: str, says: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.chdir(tmp_path)

@@ -27,6 +27,16 @@ def test_another_kind_of_storage_is_refused(text: str) -> None:
     storage.open_path(text)
 
 
+def test_the_home_of_an_unknown_user_is_an_error_unless_there_is_a_file_of_this_name(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(UserError, match="path: expected a path, got '~nobody99/a', whose home directory is not known"):
+    storage.read_text('~nobody99/a')
+  (tmp_path / '~nobody99').mkdir()
+  (tmp_path / '~nobody99' / 'a').write_text('mine')
+  assert storage.read_text('~nobody99/a') == 'mine'
+
+
 def test_a_client_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(storage.importlib.util, 'find_spec', lambda name: None)
   with pytest.raises(UserError, match=r'gs://a/b: expected the Python package gcsfs, got none. Run: pip install'):

@@ -93,8 +93,7 @@ def _arguments(path: pathlib.Path, get_config: Any, arguments: str | None) -> tu
 
 def _wrong(path: pathlib.Path, error: BaseException) -> UserError:
   """Returns the message for an exception that the code of a config raises."""
-  lines = str(error.msg if isinstance(error, SyntaxError) else error).strip().splitlines()
-  raised = f'{type(error).__name__}{": " + lines[0][:300] if lines else ""}'
+  raised = failures.typed_line(error, is_located=True)
   return _located(path, error, f'expected a config that runs, got {raised}.')
 
 

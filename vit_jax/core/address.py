@@ -1,4 +1,4 @@
-"""Addresses such as gs://BUCKET/PATH: what looks like one but is none."""
+"""Refuses paths that are mistyped addresses, such as `gs:/BUCKET/x` in place of `gs://BUCKET/x`."""
 from __future__ import annotations
 
 import re
@@ -7,14 +7,16 @@ from vit_jax.core.errors import UserError
 
 _SCHEMES = 'gs|gcs|s3|s3a|hf|http|https|ftp|sftp|file|abfs|abfss|az|azure|wasb|hdfs|adl|oss'
 _ALMOST = re.compile(rf'(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):/(?!/)|(?P<bare>{_SCHEMES})(?:/{{2}}|:(?!//)|;/|:{{2}}/)|'
-                     r'(?P<many>[A-Za-z][A-Za-z0-9+.-]+):/{3}', re.I)
+                     r'(?P<many>[A-Za-z][A-Za-z0-9+.-]+):/{3}', re.I)  # gs:/b/x, x:/y; gs//b, gs:b, gs;/b; gs:///b
 
 
 def check(text: str, setting: str) -> None:
-  """Refuses a text that looks like an address but is none, such as gs:/b/x or gs//b/x, which would be a local path.
+  """Checks that a text is an address, or a path that does not look like a mistyped address.
+
+  Without this check `gs:/b/x` and `gs//b/x` would be local paths.
 
   Raises:
-    UserError: it is one; names the setting.
+    UserError: the text looks like an address but is none; names the setting.
   """
   if found := _ALMOST.match(text):
     scheme = (found['scheme'] or found['bare'] or found['many']).lower()

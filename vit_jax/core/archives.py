@@ -138,12 +138,12 @@ def _find_end(file: BinaryIO, member: zipfile.ZipInfo) -> int:
     raise ValueError(f'there is no member at byte {member.header_offset:,}')
   end = member.header_offset + _MEMBER_BYTES + sum(struct.unpack_from('<HH', header, 26)) + member.compress_size
   file.seek(end)
-  found = file.read(_MOST_DESCRIPTOR_BYTES) if member.flag_bits & 0x8 else b''
+  following = file.read(_MOST_DESCRIPTOR_BYTES) if member.flag_bits & 0x8 else b''
   sizes = (member.compress_size, member.file_size)
   for signature, num_bytes in itertools.product((_DESCRIPTOR, b''), (8, 4)):  # both are optional in the format
     numbers = b''.join(size.to_bytes(8, 'little')[:num_bytes] for size in sizes)
     descriptor = signature + member.CRC.to_bytes(4, 'little') + numbers
-    if found.startswith(descriptor):
+    if following.startswith(descriptor):
       return end + len(descriptor)
   return end
 

@@ -1,10 +1,9 @@
-"""Logical axes of parameters, stated where a parameter is created and read from the trace of what creates it.
+"""Logical axes of parameters: they are stated where a parameter is created, and read from a trace of that function.
 
-`labelled(value, ('embed', 'mlp'))` notes the names of a new parameter's dimensions. The note is an operation that
-returns its operand: it is part of a trace, so that it survives `vmap`, nested modules and dicts, and it is no part of
-the compiled program. Parameters are plain arrays everywhere. `trace` returns the shapes of what a function creates
-together with the axes of each of its leaves. `parallel/sharding.py` has the table from logical axes to those of the
-mesh.
+A network calls `labelled(value, ('embed', 'mlp'))` for each new parameter, which names its dimensions. This adds an
+operation to the trace that returns its operand, so that parameters stay plain arrays, also below `vmap` and nested
+modules; the compiled program does not contain it. `trace(init, …)` then returns the shapes of all parameters and the
+`Axes` of each. `parallel/sharding.py` maps these logical axes to axes of the mesh.
 """
 from __future__ import annotations
 
@@ -60,9 +59,9 @@ def trace(function: Callable[..., Any], *args: Any) -> tuple[PyTree, PyTree]:
   """
   traced = jax.jit(function).trace(*args)
   shapes, jaxpr = traced.out_info, traced.jaxpr.jaxpr
-  makers = _makers(jaxpr)
-  found = [Axes(_names(jaxpr, variable, makers)) for variable in jaxpr.outvars]
-  return shapes, jax.tree.unflatten(jax.tree.structure(shapes), found)
+  equations = _equation_of(jaxpr)
+  axes = [Axes(_names(jaxpr, variable, equations)) for variable in jaxpr.outvars]
+  return shapes, jax.tree.unflatten(jax.tree.structure(shapes), axes)
 
 
 def resolved(labels: PyTree) -> dict[str, Axes]:
@@ -71,57 +70,63 @@ def resolved(labels: PyTree) -> dict[str, Axes]:
   Raises:
     UserError: there is no such parameter, or it has no such dimension.
   """
-  found: dict[str, Axes] = trees.flatten(labels)
+  axes_of: dict[str, Axes] = trees.flatten(labels)
 
   def resolve(name: str | None, path: str) -> str | None:
     other, _, dimension = (name or '').partition(':')
     if not dimension:
       return name
-    names = found[other].names if other in found else None
+    names = axes_of[other].names if other in axes_of else None
     if names is None or int(dimension) >= len(names):
       raise UserError(f'{path}: expected the axis of a parameter, got {name!r}, which does not exist. '
                       'Use the name of an axis in vit_jax/core/axes.py, or None.')
     return names[int(dimension)]
 
   return {path: axes if axes.names is None else Axes(tuple(resolve(name, path) for name in axes.names))
-          for path, axes in found.items()}
+          for path, axes in axes_of.items()}
 
 
-def _names(jaxpr: Any, variable: Any, makers: Mapping[Any, Any]) -> Names | None:
-  """Returns the names with which a variable of a jaxpr was labelled, or None. `makers` are its equations."""
-  equation = None if isinstance(variable, jax.extend.core.Literal) else makers.get(variable)
+def _names(jaxpr: Any, variable: Any, equations: Mapping[Any, Any]) -> Names | None:
+  """Returns the names with which a variable of a jaxpr was labelled, or None; follows it back through its equations.
+
+  `equations` is `_equation_of(jaxpr)`.
+  """
+  equation = None if isinstance(variable, jax.extend.core.Literal) else equations.get(variable)
   if equation is None:
     return None
   if equation.primitive is _LABEL:
     return equation.params['names']
   if equation.primitive.name == 'broadcast_in_dim':  # `vmap` stacks what is equal for all layers
-    return _stacked(_names(jaxpr, equation.invars[0], makers), equation)
+    return _stacked(_names(jaxpr, equation.invars[0], equations), equation)
   if equation.primitive.name == 'transpose':  # `vmap` moves the axis of a stack to the front
-    names = _names(jaxpr, equation.invars[0], makers)
+    names = _names(jaxpr, equation.invars[0], equations)
     return None if names is None else tuple(names[i] for i in equation.params['permutation'])
   inner = equation.params.get('jaxpr')  # of a call, such as that of `nn.remat`
   inner = getattr(inner, 'jaxpr', inner)
   if inner is None or len(inner.outvars) != len(equation.outvars):
     return None
-  output = inner.outvars[next(i for i, out in enumerate(equation.outvars) if out is variable)]
-  passed = next((i for i, one in enumerate(inner.invars) if one is output), None)
-  return _names(inner, output, _makers(inner)) if passed is None else _names(jaxpr, equation.invars[passed], makers)
+  output = inner.outvars[equation.outvars.index(variable)]
+  if output in inner.invars:  # the call returns its argument
+    return _names(jaxpr, equation.invars[inner.invars.index(output)], equations)
+  return _names(inner, output, _equation_of(inner))
 
 
-def _makers(jaxpr: Any) -> dict[Any, Any]:
-  """Returns the equation that makes each variable of a jaxpr."""
+def _equation_of(jaxpr: Any) -> dict[Any, Any]:
+  """Returns the equation that computes each variable of a jaxpr."""
   return {variable: equation for equation in jaxpr.eqns for variable in equation.outvars}
 
 
 def _stacked(names: Names | None, equation: Any) -> Names | None:
+  """Returns the names after a `broadcast_in_dim` that adds the axis of layers in front; None for another one."""
   shape, kept = equation.params['shape'], equation.params['broadcast_dimensions']
   is_stack = tuple(kept) == tuple(range(1, len(shape))) and shape[1:] == equation.invars[0].aval.shape
   return None if names is None or not is_stack else (LAYERS, *names)
 
 
 def _batched(args: tuple[Any], dims: tuple[int], *, names: Names) -> tuple[Array, int]:
-  at = dims[0]
-  return _LABEL.bind(args[0], names=(*names[:at], LAYERS, *names[at:])), at
+  """Labels a parameter below `vmap`, which adds the axis of layers at position `dims[0]`."""
+  position = dims[0]
+  return _LABEL.bind(args[0], names=(*names[:position], LAYERS, *names[position:])), position
 
 
 _LABEL = jax.extend.core.Primitive('logical_axes')

@@ -128,19 +128,24 @@ class Objective(Viewed, Protocol):
 class Coupling(NamedTuple):
   """The loss of an objective that compares the examples of a batch, in two parts.
 
-  `loss(params, extra, batch, key, step)` of the objective is that of `compare` for the rows of `embed`, with the
-  `stats` of `embed`. So a step of several microbatches has the loss of the whole batch: the rows of all microbatches,
-  which are small, are compared at once.
+      rows, stats = embed(params, extra, batch, key, step)
+      loss = compare(params, extra, rows, batch, key, step)
 
-  embed: `(params, extra, batch, key, step) -> (rows, stats)` for any rows of a batch. `rows` is a tree of arrays
-    `[B, ...]` of floating point, each row of which depends on its own example alone.
-  compare: `(params, extra, rows, batch, key, step) -> LossOut` for the whole batch, with `stats` `{}`.
+  A step of several microbatches calls `embed` for each of them and `compare` once, for the rows of the whole batch,
+  which are small. So it has the loss of the whole batch. `Objective.loss` returns the loss of `compare` with `stats`.
+
+  embed: takes any rows of a batch. It returns a tree of floating-point arrays `[B, ...]`, each row of which depends on
+    its own example alone, and `LossOut.stats`.
+  compare: takes the whole batch, and returns a `LossOut` with the stats `{}`.
   """
   embed: Callable[[Params, Extra, Batch, Key, Array], tuple[PyTree, PyTree]]
   compare: Callable[[Params, Extra, PyTree, Batch, Key, Array], LossOut]
 
   def inside(self, select: Callable[[Params, Extra, Key], tuple[Params, Extra]]) -> Coupling:
-    """Returns the same parts for an objective around this one, of whose state `select` returns that of this one."""
+    """Returns the parts of an objective that wraps this one.
+
+    `select` gets params, extra and key of the wrapping objective, and returns the params and extra of this one.
+    """
     def embed(params: Params, extra: Extra, batch: Batch, key: Key, step: Array) -> tuple[PyTree, PyTree]:
       return self.embed(*select(params, extra, key), batch, key, step)
 
@@ -152,7 +157,7 @@ class Coupling(NamedTuple):
 
 @runtime_checkable
 class Coupled(Protocol):
-  """What an objective has beside `Objective` if its loss compares the examples of a batch."""
+  """The additional method of an objective whose loss compares the examples of a batch."""
 
   def coupling(self) -> Coupling | None:
     """Returns the two parts of the loss; None if the loss is a mean over examples, as for most objectives."""
@@ -170,7 +175,7 @@ class Watch(NamedTuple):
   metric: its name.
   below: the alarm's threshold; not a number counts as low.
   setting: name of the setting with the threshold.
-  lasting: number of low steps in a row that raise one alarm.
+  lasting: number of low steps in a row that cause one alarm.
   after: number of steps at the start of the run that do not count.
   stops: whether an alarm ends the run.
   advice: what to do, a sentence without its full stop.

@@ -1,10 +1,10 @@
 """Reads files that this program, another program or a person wrote, within limits: bytes, texts, and above all JSON.
 
 `read_bytes` reads a file, `read_text` decodes it, `parse` reads JSON, `load` and `read` do all of it. `load` returns
-plain values and raises exceptions of Python, for files that a caller can do without. `read` returns a `Field`: each
-reader states what it expects of it, so that a value of another type ends with one message.
+plain values and raises exceptions of Python, for files that a caller can do without. `read` returns a `Field`, whose
+methods check the type of each value: `read(path).field('splits').items()`. All of them raise the same message.
 
-The size of a file is compared before it is read: a sparse file of 20 GB takes no space on a disk, and would take 20 GB
+The size of a file is checked before it is read: a sparse file of 20 GB takes no space on a disk, and would take 20 GB
 of memory. A JSON text may have `MAX_BYTES`, be nested `MAX_DEPTH` deep, and have numbers that a float can hold; NaN and
 infinities, which JSON does not have, are read where a caller allows them. No other module parses JSON
 (`tests/test_house.py`). Imports only `core`.
@@ -27,20 +27,20 @@ from vit_jax.core.errors import UserError
 
 Path = str | os.PathLike[str]
 T = TypeVar('T')
-MAX_BYTES = 2**26
-MAX_DEPTH = 100
-MAX_DIGITS = 300  # of a number
+MAX_BYTES = 2**26  # of a file, 64 MiB
+MAX_DEPTH = 100    # of nested lists and objects
+MAX_DIGITS = 300   # of a number
 RESTORE = 'Restore the file, or run the command that wrote it again.'
 """Advice about a file that this program wrote."""
-_BLOCK_BYTES = 2**22
+_BLOCK_BYTES = 2**22  # read at once, 4 MiB
 _SHOWN = 60  # characters of a value in a message
-_REQUIRED: Any = object()
-_LONG_NUMBER = re.compile(rf'(?<!\d)\d{{{MAX_DIGITS}}}|[eE]\+?\d{{3}}')
-_UNCLEAN = re.compile('[\0-\x1f\x7f-\x9f\ud800-\udfff]')
+_REQUIRED: Any = object()  # as a default: the field must be there
+_LONG_NUMBER = re.compile(rf'(?<!\d)\d{{{MAX_DIGITS}}}|[eE]\+?\d{{3}}')  # many digits, or 1e999: to be checked
+_UNCLEAN = re.compile('[\0-\x1f\x7f-\x9f\ud800-\udfff]')  # control characters and surrogates
 
 
 class TooLarge(UserError):
-  """A file is larger than its kind may be; `found` is its size in words."""
+  """A file is larger than the limit; `found` is its size in words."""
 
   def __init__(self, path: Path, size: int, most: int) -> None:
     self.found = f'{size:,} bytes'
@@ -68,10 +68,10 @@ def read_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def open_file(path: Path) -> BinaryIO:
-  """Opens a regular file for reading, without waiting for a writer where a pipe is in its place.
+  """Opens a regular file for reading. Unlike `open`, it does not wait if the path is a pipe without a writer.
 
   Raises:
-    OSError: it cannot be opened; also, it is a pipe, a socket, a device or a folder.
+    OSError: it cannot be opened, or is a pipe, a socket, a device or a folder.
   """
   return open(path, 'rb', opener=open_regular)
 
@@ -90,12 +90,12 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
 
 @contextlib.contextmanager
 def explained(what: str, *, max_bytes: int, expected: str, advice: str) -> Iterator[None]:
-  """Raises UserError, or TemporaryError, in place of the errors of reading a text.
+  """Raises UserError or TemporaryError in place of the errors of reading a text inside of the `with` statement.
 
   Args:
     what: begins the message: the setting with the path, or the path.
-    max_bytes: the largest size.
-    expected, advice: for the message.
+    max_bytes: the limit of the size that was read with, for the message.
+    expected, advice: parts of the message: `what: expected …, got …. advice`.
   """
   def error(got: str) -> UserError:
     return UserError(f'{what}: expected {expected}, got {got}. {advice}')
@@ -128,30 +128,31 @@ def read_text(path: Path, where: str = '', *, max_bytes: int = MAX_BYTES, expect
     UserError, TemporaryError: it cannot be read, is too large, or is not text in UTF-8.
   """
   name = os.fspath(path)
-  place = path if '://' in name else os.path.expanduser(name)
+  full_path = path if '://' in name else os.path.expanduser(name)
   with explained(where or name, max_bytes=max_bytes, expected=expected, advice=advice):
-    return failures.retried(lambda: read_bytes(place, max_bytes), f'reading {name}').decode('utf-8-sig')
+    return failures.retried(lambda: read_bytes(full_path, max_bytes), f'reading {name}').decode('utf-8-sig')
 
 
 def parse(data: bytes | str, *, nan: bool = False) -> Any:
-  """Returns the value of a JSON text. `nan`: NaN and infinite numbers are read, as some programs write them.
+  """Returns the value of a JSON text. With `nan`, NaN and infinite numbers are read, as some programs write them.
 
   Raises:
-    ValueError: it is not JSON, exceeds a limit, or an object has two fields of one name; the text says where.
+    ValueError: it is not JSON, exceeds a limit, or an object has two fields of one name; the message says where.
   """
   try:
     text = data if isinstance(data, str) else str(data, 'utf-8-sig')
     hooks: dict[str, Any] = {} if nan else {'parse_constant': _refuse_constant}
     if _LONG_NUMBER.search(text):
       hooks |= {'parse_int': _whole, 'parse_float': float if nan else _finite}
-    found = json.loads(text, object_pairs_hook=_unique, **hooks)
-    level = [found] if text.count('[') + text.count('{') > MAX_DEPTH else []
-    for _ in range(MAX_DEPTH + 1):
-      level = [inner for one in level if isinstance(one, dict | list)
-               for inner in (one.values() if isinstance(one, dict) else one) if isinstance(inner, dict | list)]
-    if level:
-      raise RecursionError  # as of a text that is too deep for the parser
-    return found
+    value = json.loads(text, object_pairs_hook=_unique, **hooks)
+    is_maybe_deep = isinstance(value, dict | list) and text.count('[') + text.count('{') > MAX_DEPTH
+    containers = [value] if is_maybe_deep else []
+    for _ in range(MAX_DEPTH + 1):  # one level deeper each time
+      children = [child for one in containers for child in (one.values() if isinstance(one, dict) else one)]
+      containers = [child for child in children if isinstance(child, dict | list)]
+    if containers:
+      raise RecursionError  # which the parser raises for a text that is too deep for it
+    return value
   except json.JSONDecodeError as error:
     end = 'it ends' if error.pos >= len(error.doc.rstrip()) else f'{error.doc[error.pos:error.pos + 12]!r} is there'
     raise ValueError(f'no JSON at line {error.lineno}, column {error.colno}, where {end}' if data.strip() else
@@ -163,11 +164,12 @@ def parse(data: bytes | str, *, nan: bool = False) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-  found = dict(pairs)
-  if len(found) < len(pairs):
-    names = [name for name, _ in pairs]
-    raise ValueError(f'the field {ascii(next(one for one in names if names.count(one) > 1))[:_SHOWN]} twice')
-  return found
+  """Returns the fields of a JSON object; raises ValueError if two have the same name."""
+  names = [name for name, _ in pairs]
+  if len(set(names)) < len(names):
+    first = next(name for name in names if names.count(name) > 1)
+    raise ValueError(f'the field {ascii(first)[:_SHOWN]} twice')
+  return dict(pairs)
 
 
 def _refuse_constant(name: str) -> float:
@@ -181,9 +183,9 @@ def _whole(text: str) -> int:
 
 
 def _finite(text: str) -> float:
-  if math.isinf(found := float(text)):
+  if math.isinf(number := float(text)):
     raise ValueError(f'JSON with the number {text[:_SHOWN]}, which is too large')
-  return found
+  return number
 
 
 def load(path: Path, *, max_bytes: int = MAX_BYTES) -> Any:
@@ -222,12 +224,13 @@ def read(path: Path, *, expected: str = 'a JSON object', advice: str = RESTORE, 
 
 
 class Field(NamedTuple):
-  """A value of a JSON file, which is checked when it is read: all methods raise UserError if it is of another type.
+  """A value of a JSON file. Each method that returns the value raises UserError if it is of another type.
 
-  file: begins messages.
-  advice: ends them.
+  value: as `parse` returns it.
+  file: the path, with which messages begin.
+  advice: the sentence with which messages end.
   place: the path of the field in the file, such as `splits.train[0].file`; '' = the complete value.
-  default: what the methods that read a value return if it is absent or null.
+  default: returned by the methods if the value is absent or null.
   """
   value: Any
   file: str
@@ -258,8 +261,8 @@ class Field(NamedTuple):
 
   def part(self, name: str) -> Field:
     """Returns the object of a field; an empty one if it is absent or null."""
-    found = self.field(name, default={})
-    return found._replace(value=found.object())
+    part = self.field(name, default={})
+    return part._replace(value=part.object())
 
   def optional(self, name: str) -> Field | None:
     """Returns the field of an object, or None."""
@@ -272,8 +275,8 @@ class Field(NamedTuple):
 
   def items(self) -> Iterator[Field]:
     """Yields the values of a list."""
-    for place, value in enumerate(self.list()):
-      yield self._inside(f'[{place}]', value)
+    for position, value in enumerate(self.list()):
+      yield self._inside(f'[{position}]', value)
 
   def object(self) -> dict[str, Any]:
     return self._checked('an object' if self.place else 'a JSON object', lambda x: isinstance(x, dict), dict)
@@ -342,14 +345,14 @@ def _limits(low: float, high: float) -> str:
 
 
 def finite(value: Any) -> Any:
-  """Returns a value with None for numbers that are infinite or NaN, which JSON does not have."""
+  """Returns a value of dicts, lists and numbers with None in place of infinite numbers and NaN, as JSON has none."""
   match value:
     case float():
       return value if math.isfinite(value) else None
-    case dict() | Mapping():
-      return {name: finite(one) for name, one in value.items()}
+    case Mapping():
+      return {name: finite(inner) for name, inner in value.items()}
     case list() | tuple():
-      return [finite(one) for one in value]
+      return [finite(inner) for inner in value]
   return value
 
 
@@ -360,24 +363,27 @@ def is_clean(text: str) -> bool:
 
 def is_unicode(value: Any) -> bool:
   """Returns whether all texts of a value can be written as UTF-8."""
-  try:
-    json.dumps(value, ensure_ascii=False).encode()
-  except UnicodeEncodeError:
-    return False
-  return True
+  return not re.search('[\ud800-\udfff]', json.dumps(value, ensure_ascii=False))
 
 
 def shown(text: str) -> str:
   """Returns the beginning of a text of a file as a message shows it, with what cannot be printed escaped."""
-  found = ''.join(c if c.isprintable() else f'\\x{ord(c) - 0xDC00:02x}' if '\udc80' <= c <= '\udcff' else ascii(c)[1:-1]
-                  for c in text[:_SHOWN])
-  return f'{found}…' if len(text) > _SHOWN else found
+  def escaped(letter: str) -> str:
+    is_byte = '\udc80' <= letter <= '\udcff'  # how Python holds a byte of the name of a file that is not UTF-8
+    return f'\\x{ord(letter) - 0xDC00:02x}' if is_byte else ascii(letter)[1:-1]
+
+  start = ''.join(letter if letter.isprintable() else escaped(letter) for letter in text[:_SHOWN])
+  return f'{start}…' if len(text) > _SHOWN else start
+
+
+def joined(names: Sequence[str], most: int) -> str:
+  """Returns up to `most` names and the number of the others: `a, b and 3 more`; '' for no names."""
+  return ', '.join(names[:most]) + (f' and {len(names) - most} more' if len(names) > most else '')
 
 
 def listed(names: Sequence[str], most: int) -> str:
-  """Returns the first names as a message shows them, and the number of the others."""
-  more = f' and {len(names) - most} more' if len(names) > most else ''
-  return ', '.join(map(shown, names[:most])) + more
+  """Returns `joined` names of a file or folder, each as `shown`."""
+  return joined([*map(shown, names[:most]), *names[most:]], most)
 
 
 def describe(value: Any) -> str:

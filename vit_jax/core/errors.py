@@ -4,15 +4,15 @@ from __future__ import annotations
 import re
 
 HIDDEN = '***'
-"""Takes the place of a name with a password, of a query and of a fragment of an address."""
+"""Replaces secrets in an address: the user name with the password, the query, and the fragment."""
 _ADDRESS = re.compile(r'(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*:///?|(?:gs|s3|hf|ftp|https?):/)'
-                      r'(?P<rest>(?:[^\s"<>`/?#@]*@)?[^\s\'"<>`]+)', re.I)
+                      r'(?P<rest>(?:[^\s"<>`/?#@]*@)?[^\s\'"<>`]+)', re.I)  # https://user:password@host/path?token=x
 
 
 def printable(text: str, *, keep: str = '') -> str:
-  """Returns a text with escapes for control characters, which names of files may have and a terminal would obey.
+  """Returns a text with its control characters escaped, except those in `keep`, such as '\\n'.
 
-  Those to `keep`, such as ends of lines, stay.
+  The name of a file may have control characters, and a terminal would execute them.
   """
   return text if text.isprintable() else ''.join(
       letter if letter.isprintable() or letter in keep else ascii(letter)[1:-1] for letter in text)
@@ -23,25 +23,25 @@ def redacted(text: str) -> str:
   return _ADDRESS.sub(_hide, text) if ':/' in text else text
 
 
-def _hide(found: re.Match[str]) -> str:
-  """Returns an address of `_ADDRESS` without what may be secret."""
-  rest = found['rest']
+def _hide(address: re.Match[str]) -> str:
+  """Returns an address that matches `_ADDRESS` with `HIDDEN` in place of what may be secret."""
+  rest = address['rest']
   authority = re.split('[/?#]', rest, maxsplit=1)[0]
   if '@' in authority:
     rest = f'{HIDDEN}@{authority.rpartition("@")[2]}{rest[len(authority):]}'
   elif '@' in rest and re.search(r':(?!\d*$)', authority):  # a password with /, ? or #, which no address may have
     rest = f'{HIDDEN}@{rest.rpartition("@")[2]}'
   cut = re.search(r'[?#]', rest)
-  return found['scheme'] + (f'{rest[:cut.end()]}{HIDDEN}' if cut else rest)
+  return address['scheme'] + (f'{rest[:cut.end()]}{HIDDEN}' if cut else rest)
 
 
 def is_redacted(text: str) -> bool:
-  """Returns whether an address lost its password or its query by `redacted`."""
+  """Returns whether `redacted` has replaced the password or the query of an address."""
   return '://' in text and (f'//{HIDDEN}@' in text or text.endswith((f'?{HIDDEN}', f'#{HIDDEN}')))
 
 
 class _WithoutSecrets:
-  """An exception whose message has no control characters but ends of lines, and of addresses nothing secret."""
+  """An exception whose message has no control characters except ends of lines, and no secrets of addresses."""
 
   def __str__(self) -> str:
     return redacted(printable(super().__str__(), keep='\n'))

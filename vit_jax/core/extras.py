@@ -13,16 +13,16 @@ from typing import Any
 
 from vit_jax.core.errors import UserError
 
-_REQUIREMENT = re.compile(r'(?P<package>[^;]+);.*\bextra *== *["\'](?P<extra>[\w-]+)["\']')
+_REQUIREMENT = re.compile(r'(?P<package>[^;]+);.*\bextra *== *["\'](?P<extra>[\w-]+)["\']')  # gcsfs>=1; extra == "gcs"
 
 
 def install(extra: str) -> str:
   """Returns the command that installs the packages of an extra."""
   try:
-    found = [_REQUIREMENT.match(one) for one in metadata.requires('vit-jax') or ()]
-  except metadata.PackageNotFoundError:  # the folder of the source is on the path, and nothing is installed
-    found = []
-  packages = [match['package'].strip() for match in found if match and match['extra'] == extra]
+    matches = [_REQUIREMENT.match(text) for text in metadata.requires('vit-jax') or ()]
+  except metadata.PackageNotFoundError:  # the source is on `sys.path`, and vit_jax is not installed
+    matches = []
+  packages = [match['package'].strip() for match in matches if match and match['extra'] == extra]
   if not packages:
     return f"pip install -e '.[{extra}]' in the checkout of vit_jax"
   return shlex.join(['pip', 'install', *packages])

@@ -10,7 +10,7 @@ later. Everything else follows from it, in this order:
    that have no known code (`is_of_runtime`) are raised as they are.
 3. `main.py` converts what ends a job by `reports.explain`.
 
-Imports only `core`.
+An error is examined with its causes (`chain`): it is temporary if one of them is. Imports only `core`.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from vit_jax.core.errors import TemporaryError, UserError
 
@@ -42,8 +42,12 @@ class Damaged(Exception):
 
 
 class Meaning(NamedTuple):
-  """What a code means: what to do about it, whether the same operation may succeed later, and whether it says only that
-  a file is missing or of another type."""
+  """What a code of `MEANINGS` means.
+
+  advice: what to do about it, a sentence.
+  is_temporary: whether the same operation may succeed later.
+  is_of_file: whether it says only that a file is missing or of another type.
+  """
   advice: str
   is_temporary: bool = False
   is_of_file: bool = False
@@ -51,7 +55,7 @@ class Meaning(NamedTuple):
 
 _EAI_AGAIN = -3  # socket.EAI_AGAIN of Linux: no answer from a name server
 _DEVICE = 'Check the disk, the connection to the storage and the devices.'
-_OTHER = Meaning(_DEVICE)
+_OTHER = Meaning(_DEVICE)  # of codes that are not in the table
 _PASSING = Meaning(_DEVICE, is_temporary=True)
 _GROUPS: tuple[tuple[tuple[int | str, ...], Meaning], ...] = (
     ((errno.ENOSPC, errno.EDQUOT), Meaning('Free some space, or choose another disk.', is_temporary=True)),
@@ -79,12 +83,12 @@ _GROUPS: tuple[tuple[tuple[int | str, ...], Meaning], ...] = (
       errno.ENOLCK, 408, 425, 429, 500, 502, 503, 504, 'UNAVAILABLE', 'DEADLINE_EXCEEDED', 'ABORTED'), _PASSING))
 MEANINGS: dict[int | str, Meaning] = {code: meaning for codes, meaning in _GROUPS for code in codes}
 """Error numbers of the system, statuses of HTTP (from 400 on) and statuses of gRPC, as XLA and TensorStore use them."""
-_NUMBER = re.compile(r"\[(?:Errno|OS error) (\d+)\b|os_error_code='(\d+)'")
+_NUMBER = re.compile(r"\[(?:Errno|OS error) (\d+)\b|os_error_code='(\d+)'")  # [Errno 28] of Python and TensorStore
 _STATUS = re.compile(rf'\b({"|".join(code for code in MEANINGS if isinstance(code, str))})\b|'
-                     r'\b(?:HTTP|status|code)\D{0,12}(408|429|50[0234])\b')
-_WORDS = {os.strerror(code): code for code in MEANINGS if isinstance(code, int) and 0 < code < 400}
-_WORD = re.compile('|'.join(map(re.escape, _WORDS)))
-_TAIL = re.compile(r' \[(?:os_error_code|tensorstore_spec|source locations)=')
+                     r'\b(?:HTTP|status|code)\D{0,12}(408|429|50[0234])\b')  # UNAVAILABLE, status code: 503
+_NUMBERS = {os.strerror(code): code for code in MEANINGS if isinstance(code, int) and 0 < code < 400}
+_PHRASE = re.compile('|'.join(map(re.escape, _NUMBERS)))  # No space left on device
+_TAIL = re.compile(r' \[(?:os_error_code|tensorstore_spec|source locations)=')  # what TensorStore adds to a message
 _LOST_PEER = re.compile(
     r'\bgloo\b.*(closed|reset|timed? ?out|failed|refused|aborted)|coordination service|heartbeat|'
     r'connection closed by (remote )?peer|\bbarrier\b.*(timed out|failed|aborted)|'
@@ -105,22 +109,22 @@ _REFUSAL = re.compile(r'NotFound|Forbidden|Permission|Unauthenticated|Credential
 """Names of errors of those packages after which repeating does not help."""
 
 
-# What an error means.
-
-
 def chain(error: BaseException, *, with_context: bool = True) -> Iterator[BaseException]:
   """Yields an error and its causes, outermost first; `with_context` includes errors that were being handled then."""
   seen: list[BaseException] = []
-  now: BaseException | None = error
-  while now is not None and not any(now is one for one in seen):
-    seen.append(now)
-    yield now
-    context = None if now.__suppress_context__ or not with_context else now.__context__
-    now = now.__cause__ or context
+  cause: BaseException | None = error
+  while cause is not None and not any(cause is one for one in seen):
+    seen.append(cause)
+    yield cause
+    context = None if cause.__suppress_context__ or not with_context else cause.__context__
+    cause = cause.__cause__ or context
 
 
 def code_of(error: BaseException) -> int | str | None:
-  """Returns the code of one error of a chain: its own, or the one that its text has."""
+  """Returns the code of one error of a chain, a key of `MEANINGS`: its attribute, or else found in its text.
+
+  None if it has no code.
+  """
   if isinstance(error, MemoryError):
     return errno.ENOMEM
   if isinstance(error, OSError) and error.errno is not None:
@@ -129,29 +133,30 @@ def code_of(error: BaseException) -> int | str | None:
   if (_is_of_client(error) or type(error).__module__.startswith('urllib.')) and re.fullmatch('[1-5][0-9][0-9]', status):
     return int(status)
   text = str(error)
-  if found := _NUMBER.search(text):
-    return int(found[1] or found[2])
+  if match := _NUMBER.search(text):
+    return int(match[1] or match[2])
   if isinstance(error, _OF_CODE):
     return None
-  word = _WORDS[found[0]] if (found := _WORD.search(text)) else None
-  if word not in (errno.ENOSPC, errno.EDQUOT) and (found := _STATUS.search(text)):  # of both, a full disk is the cause
-    return found[1] or int(found[2])
-  return word
+  number = _NUMBERS[match[0]] if (match := _PHRASE.search(text)) else None
+  if number not in (errno.ENOSPC, errno.EDQUOT) and (match := _STATUS.search(text)):  # a full disk is the cause
+    return match[1] or int(match[2])
+  return number
 
 
 def _number(error: BaseException) -> int:
-  """Returns the code of one error of a chain if it is a number of the operating system, else 0."""
+  """Returns the code of one error of a chain if it is an error number of the system; 0 for others."""
   return code if isinstance(code := code_of(error), int) and 0 < code < 400 else 0
 
 
 def _is_of_client(error: BaseException) -> bool:
+  """Returns whether the class of an error is of a client of object storage."""
   module = type(error).__module__
   return module.partition('.')[0] in _CLIENTS and not module.startswith('google.protobuf')
 
 
 def is_of_storage(error: BaseException) -> bool:
   """Returns whether an error may be one of storage: of the system, or of a client of object storage."""
-  return isinstance(error, OSError | RuntimeError) and not is_of_runtime(error) or _is_of_client(error)
+  return (isinstance(error, OSError | RuntimeError) and not is_of_runtime(error)) or _is_of_client(error)
 
 
 def _meaning(error: BaseException) -> Meaning | None:
@@ -167,12 +172,14 @@ def _meaning(error: BaseException) -> Meaning | None:
 
 def advice(error: BaseException) -> str:
   """Returns what to do about an error of the system; '' if the file itself is the cause."""
-  found = filter(None, map(_meaning, chain(error)))
-  return next((one.advice for one in found if not one.is_of_file), '')
+  for cause in chain(error):
+    if (meaning := _meaning(cause)) and not meaning.is_of_file:
+      return meaning.advice
+  return ''
 
 
 def first_line(error: BaseException) -> str:
-  """Returns in words what an error of the system is, else the first line of its first cause: at most 300 characters."""
+  """Returns the system's words for an error, such as `No space left on device`, or else the text of its cause."""
   cause = error
   for cause in chain(error):
     if (number := _number(cause)) and not MEANINGS.get(number, _OTHER).is_of_file:
@@ -181,61 +188,72 @@ def first_line(error: BaseException) -> str:
   return _TAIL.split(text.splitlines()[0])[0][:300].rstrip('.')
 
 
+def typed_line(error: BaseException, *, is_located: bool = False) -> str:
+  """Returns `ValueError: text`: the type of an exception and the first line of its text, at most 300 characters.
+
+  With `is_located`, the text of a SyntaxError does not repeat the file and the line, which the message has already.
+  """
+  lines = str(error.msg if is_located and isinstance(error, SyntaxError) else error).strip().splitlines()
+  return f'{type(error).__name__}: {lines[0][:300]}' if lines else type(error).__name__
+
+
 def is_temporary(error: BaseException, *, with_context: bool = False) -> bool:
   """Returns whether the same operation may succeed later: storage or a network failed, not the content of a file.
 
   `with_context` includes the errors that were being handled when this one was raised.
   """
-  for one in chain(error, with_context=with_context):
-    if isinstance(one, UserError | TemporaryError):
-      return isinstance(one, TemporaryError)
-    if (found := _meaning(one)) and found.is_temporary:
+  for cause in chain(error, with_context=with_context):
+    if isinstance(cause, UserError | TemporaryError):
+      return isinstance(cause, TemporaryError)
+    if (meaning := _meaning(cause)) and meaning.is_temporary:
       return True
   return False
 
 
 def is_lost_peer(error: BaseException) -> bool:
-  """Returns whether another process of the run, a device or the network between them failed; repeating an operation in
-  this process alone does not help, but starting all processes again does."""
-  for one in chain(error, with_context=False):
-    if isinstance(one, UserError | TemporaryError):
+  """Returns whether another process of the run, a device or the network between them failed.
+
+  Repeating an operation in this process alone does not help then, but starting all processes again does.
+  """
+  for cause in chain(error, with_context=False):
+    if isinstance(cause, UserError | TemporaryError):
       return False
-    if _LOST_PEER.search(str(one)) or type(one).__name__ in _RUNTIME and _LOST_DEVICE.search(str(one)):
+    if _LOST_PEER.search(str(cause)) or (type(cause).__name__ in _RUNTIME and _LOST_DEVICE.search(str(cause))):
       return True
   return False
 
 
 def is_of_runtime(error: BaseException) -> bool:
-  """Returns whether XLA's runtime failed for a reason that is not known: it is raised as it is, with exit status 70.
+  """Returns whether XLA's runtime failed for an unknown reason. Such an error is raised as it is, with exit status 70.
 
-  The same command may meet it again, so that it is not a `TemporaryError`, after which launchers try without end. No
-  advice about files would help either.
+  It is no `TemporaryError`, after which launchers repeat the command without end, as the command may fail each time.
+  Nor is it a `UserError`: no advice about files would help.
   """
-  if isinstance(error, OSError):  # it was raised while one of the runtime was handled
+  if isinstance(error, OSError):  # an error of the runtime was being handled when it was raised
     return False
   is_unknown = any(type(one).__name__ in _RUNTIME and _meaning(one) == _OTHER for one in chain(error))
   return is_unknown and kind(error) is UserError
 
 
 def kind(error: BaseException) -> type[UserError] | type[TemporaryError]:
-  """Returns the class of the error to raise instead of one of the system: `UserError` if the person has to change
-  something, `TemporaryError` if the same command may succeed later."""
+  """Returns the class of the error to raise in place of one of the system.
+
+  It is `UserError` if a person has to change something, `TemporaryError` if the same command may succeed later.
+  """
   return TemporaryError if is_temporary(error, with_context=True) or is_lost_peer(error) else UserError
 
 
 def system_error(error: BaseException, path: str | None = None) -> OSError | None:
-  """Returns the error of the operating system that the text of a library's error has; None if it has none."""
+  """Returns an OSError with the error number that a library's error has in its text; None if it has none."""
   return OSError(number, os.strerror(number), path) if (number := _number(error)) else None
-
-
-# Errors to raise instead of one of the system.
 
 
 def unreadable(error: BaseException, what: str) -> UserError | TemporaryError:
   """Returns the error that ends a job which could not read `what`; an image does not count as bad because of it."""
   path = str(getattr(error, 'filename', None) or '')
   where = f'{what} ({path})' if path and path not in what else what
-  todo = advice(error) or next((one.advice for one in map(_meaning, chain(error)) if one), _DEVICE)
+  meanings = filter(None, map(_meaning, chain(error)))
+  todo = advice(error) or next((meaning.advice for meaning in meanings), _DEVICE)
   return kind(error)(f'{where}: expected to read it, got "{first_line(error)}". {todo} Then run the same command '
                        'again; nothing was skipped or changed.')
 
@@ -252,9 +270,6 @@ def writing(what: str, error: BaseException) -> UserError | TemporaryError:
                        'again.')
 
 
-# Repeating.
-
-
 def configure(patience_s: float | None) -> None:
   """Sets how long this process repeats operations (`train.retry`); loader processes get the value of their parent."""
   global _patience_s
@@ -267,7 +282,7 @@ def patience() -> float:
 
 
 def is_worth(error: BaseException) -> bool:
-  """Returns whether this process may repeat an operation that raised this error."""
+  """Returns whether this process may repeat an operation that raised this error: the default of `retried`."""
   return not isinstance(error, TemporaryError) and not is_lost_peer(error) and is_temporary(error, with_context=True)
 
 
@@ -276,8 +291,8 @@ def retried(operation: Callable[[], _Result], what: str | Callable[[], str], *,
             choose: Callable[[BaseException], bool] = is_worth) -> _Result:
   """Returns the result of `operation`, which is repeated after temporary errors, with waits that double.
 
-  A server that asks for a longer wait (`Retry-After`) gets it, within the patience. A `TemporaryError` is not repeated,
-  since it says that this was done.
+  If a server requires a longer wait (`Retry-After`), that is waited, within the patience. After a `TemporaryError` the
+  operation is not repeated, since another call of this function has done it already.
 
   Args:
     operation: reads or writes; repeating it has the same effect as doing it once.
@@ -303,18 +318,19 @@ def retried(operation: Callable[[], _Result], what: str | Callable[[], str], *,
       if left_s <= 0:
         raise TemporaryError(f'{name}: expected success within {limit_s:.0f} s, got {first_line(error)}. '
                              f'{advice(error) or _DEVICE} Then run the same command again, which resumes.') from error
-      now_wait_s = min(max(wait_s, _asked_s(error)), left_s)
-      log.warning('%s failed and is tried again in %.1f s: %s', name, now_wait_s, first_line(error))
-    time.sleep(now_wait_s)
+      this_wait_s = min(max(wait_s, _required_wait_s(error)), left_s)
+      log.warning('%s failed and is tried again in %.1f s: %s', name, this_wait_s, first_line(error))
+    time.sleep(this_wait_s)
     wait_s = min(2 * wait_s, MOST_WAIT_S)
 
 
-def _asked_s(error: BaseException) -> float:
-  """Returns the seconds that a server asks to wait in `Retry-After`; 0 without it, or for a date."""
-  for one in chain(error, with_context=False):
-    headers = getattr(one, 'headers', None) or getattr(getattr(one, 'response', None), 'headers', None)
-    if headers is not None and hasattr(headers, 'get') and str(asked := headers.get('Retry-After') or '').isdecimal():
-      return float(asked)
+def _required_wait_s(error: BaseException) -> float:
+  """Returns the seconds in the header `Retry-After` of a server's response; 0 if there is none, or it has a date."""
+  for cause in chain(error, with_context=False):
+    headers: Any = getattr(cause, 'headers', None) or getattr(getattr(cause, 'response', None), 'headers', None)
+    text = str(headers.get('Retry-After') or '') if hasattr(headers, 'get') else ''
+    if text.isdecimal():
+      return float(text)
   return 0.
 
 
@@ -334,10 +350,14 @@ def stored(operation: Callable[[], _Result], what: str, *, patience_s: float | N
 
 
 def worst(statuses: Iterable[int]) -> int:
-  """Returns the status of several programs as one: 2 if a person has to change something for any of them; else 75 if
-  any may succeed later, as after its own 75, a signal (128 and more, or negative) or an abort; else 70; 0 if all are
-  done."""
+  """Returns one exit status for several programs: 0 if all succeeded, else the first of 2, 75 and 70 that fits.
+
+  2: for one of them a person has to change something. 75: one of them may succeed later; it ended with 75, or by a
+  signal (128 and more, or negative), as an abort does. 70: all others.
+  """
   failed = set(statuses) - {0}
-  if not failed or USER_ERROR in failed:
-    return USER_ERROR if failed else 0
-  return TRY_AGAIN if any(one == TRY_AGAIN or one < 0 or one >= 128 for one in failed) else UNFORESEEN
+  if not failed:
+    return 0
+  if USER_ERROR in failed:
+    return USER_ERROR
+  return TRY_AGAIN if any(status == TRY_AGAIN or status < 0 or status >= 128 for status in failed) else UNFORESEEN

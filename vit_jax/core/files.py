@@ -1,15 +1,14 @@
 """Writes files and folders: complete or not at all, and never in place of what this program did not make.
 
-A file is written under a random name beside its path, which it then replaces (`replacing`, `replace`). Several files
-are written in a new folder with such a name (`staged`), and moved to their places together (`publish_all`).
+A file is written as `.vit_jax-RANDOM.part` beside its path, and then moved to the path (`replacing`, `replace`).
+Several files are written in a folder with such a name (`staged`), and moved to their paths together (`publish_all`).
 
-Work that resumes has a folder `NAME.DIGEST.part` (`Unfinished`): the digest is that of the plan, a text that says what
-is written and how, which is also in its file `plan.json`. So the same command finds its unfinished files, and another
-one leaves them alone. A process calls `open`, which locks `plan.json`, writes the files of the plan, and calls
-`complete`; of several processes, the one for which `alone` is true. Only files whose names belong to the plan are ever
-removed.
-
-Imports only `core`.
+A command that resumes writes in a folder `NAME.DIGEST.part` (`Unfinished`). DIGEST is that of the plan, a text that
+says what is written and how; it is also in the folder, as `plan.json`. So the same command finds its unfinished files,
+and another command does not touch them. A process writes files of the plan inside of `with unfinished.open()`, which
+holds the lock of `plan.json`, and then calls `complete`, which moves the folder to its path. Several processes share
+the lock with `open(joins=True)`; afterwards each enters `alone`, which is true for the last one, and that completes.
+Only files whose names belong to the plan are ever removed. Imports only `core`.
 """
 from __future__ import annotations
 
@@ -24,7 +23,6 @@ import os
 import pathlib
 import re
 import secrets
-import stat
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from typing import IO, Any
@@ -36,13 +34,13 @@ PLAN, NOTE = 'plan.json', '.done'
 """The plan of an unfinished folder, and the ending of the names of notes beside its files."""
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 """Error numbers of network file systems that are mounted without file locks."""
-_OWN, _PART = '.vit_jax-', '.part'
+_PREFIX, _PART = '.vit_jax-', '.part'  # of temporary files and folders; unfinished folders only end in `.part`
 log = logging.getLogger('vit_jax.files')
 
 
 def fresh(folder: pathlib.Path) -> pathlib.Path:
-  """Returns a path in a folder whose name nothing has."""
-  return folder / f'{_OWN}{secrets.token_hex(8)}{_PART}'
+  """Returns the path of a new temporary file or folder in a folder: `.vit_jax-RANDOM.part`."""
+  return folder / f'{_PREFIX}{secrets.token_hex(8)}{_PART}'
 
 
 @contextlib.contextmanager
@@ -55,20 +53,23 @@ def replacing(path: pathlib.Path, *, beside: pathlib.Path | None = None,
   Args:
     path: of the file; its folder is created if it is missing.
     beside: the folder where it is written; None = that of `path`.
-    is_new: `publish` the file, which fails where something is.
+    is_new: the file is moved by `publish`, which fails if there is something at `path`.
   """
   path.parent.mkdir(parents=True, exist_ok=True)
   part = fresh(beside or path.parent)
   try:
     yield part
-    (publish if is_new else settle)(part, path)
+    if is_new:
+      publish(part, path)
+    else:
+      settle(part, path)
   finally:
     with contextlib.suppress(OSError):
       part.unlink(missing_ok=True)
 
 
 def settle(part: pathlib.Path, path: pathlib.Path) -> None:
-  """Moves a complete file to a path, in place of what is there."""
+  """Moves a complete file to a path, in place of a file that is there."""
   _sync(part)
   os.replace(part, path)
   _sync(path.parent)
@@ -88,10 +89,10 @@ def is_new(path: pathlib.Path) -> bool:
 
 
 def publish(part: pathlib.Path, path: pathlib.Path) -> None:
-  """Moves a complete file or folder to a path where nothing is, or an empty folder.
+  """Moves a complete file or folder to a path where there is nothing, or an empty folder.
 
   Raises:
-    OSError: there is something else.
+    OSError: there is something else at the path.
   """
   if part.is_dir():
     os.rename(part, path)  # which fails for a file, a link, and a folder that is not empty
@@ -111,52 +112,55 @@ def publish(part: pathlib.Path, path: pathlib.Path) -> None:
 
 def publish_all(part: pathlib.Path, parent: pathlib.Path, *, overwrite: bool,
                 is_ours: Callable[[pathlib.Path], bool]) -> None:
-  """Moves all entries of a folder to `parent`.
+  """Moves all entries of the folder `part` to `parent`: all of them, or none if one cannot be moved.
 
   Args:
-    overwrite: replace what is at the place of an entry; a folder only if it has no other files than its successor.
-    is_ours: whether a file is one of this program that is always replaced, and removed with its folder.
+    part: a folder on the same file system, with complete files and folders.
+    parent: an existing folder.
+    overwrite: replace what `parent` has of the same name; a folder only if the new one has all its files.
+    is_ours: returns whether a file is one of this program that is always replaced, and removed with its folder.
 
   Raises:
     UserError: a folder that would be replaced has other files.
-    OSError: an entry cannot be moved, or may not be replaced. Those that were moved before are removed.
+    OSError: an entry cannot be moved, or may not be replaced.
   """
-  places = {one: parent / one.name for one in sorted(part.iterdir())}
-  for one, place in places.items():
-    if os.path.lexists(place) and (place.is_symlink() or not (overwrite or is_ours(place))):
-      raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(place))
-    if place.is_dir() and (others := [name for name in _files(place) - _files(one) if not is_ours(place / name)]):
-      raise UserError(f'{place}: expected a folder that has only what this command replaces, got {min(others)} as '
+  targets = {entry: parent / entry.name for entry in sorted(part.iterdir())}
+  for entry, target in targets.items():
+    if os.path.lexists(target) and (target.is_symlink() or not (overwrite or is_ours(target))):
+      raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+    others = [name for name in _files(target) - _files(entry) if not is_ours(target / name)] if target.is_dir() else []
+    if others:
+      raise UserError(f'{target}: expected a folder that has only what this command replaces, got {min(others)} as '
                       'well. Move it away, or choose another path.')
-    for path in (one, *one.rglob('*')):
+    for path in (entry, *entry.rglob('*')):
       _sync(path)
-  added = [one for one, place in places.items() if not os.path.lexists(place)]
-  with staged(parent) as old:
+  added = [entry for entry, target in targets.items() if not os.path.lexists(target)]
+  with staged(parent) as replaced:
     try:
-      for one, place in places.items():
-        if place.is_dir():
-          os.rename(place, old / one.name)
-        if one in added:
-          publish(one, place)
+      for entry, target in targets.items():
+        if target.is_dir():
+          os.rename(target, replaced / entry.name)
+        if entry in added:
+          publish(entry, target)
         else:
-          os.replace(one, place)
-    except OSError:
-      for one, place in places.items():
-        if (old / one.name).exists() and not place.exists():
-          os.rename(old / one.name, place)
-        elif one in added and not one.exists():
-          os.rename(place, one)
+          os.replace(entry, target)
+    except OSError:  # undo what was done
+      for entry, target in targets.items():
+        if (replaced / entry.name).exists() and not target.exists():
+          os.rename(replaced / entry.name, target)
+        elif entry in added and not entry.exists():
+          os.rename(target, entry)
       raise
 
 
 def _files(folder: pathlib.Path) -> set[str]:
-  """Returns the paths of all files in a folder but those that Orbax names by random digits."""
+  """Returns the relative paths of all files in a folder, without those that Orbax gives random names."""
   return {str(path.relative_to(folder)) for path in folder.rglob('*')
           if (path.is_symlink() or not path.is_dir()) and not re.fullmatch('[0-9a-f]{32}', path.name)}
 
 
 def _sync(path: pathlib.Path) -> None:
-  """Brings a file, or the entries of a folder, to disk. Not every file system can do that for folders."""
+  """Writes a file, or the list of the entries of a folder, to disk. Not every file system can do that for folders."""
   descriptor = os.open(path, os.O_RDONLY)
   try:
     with contextlib.suppress(OSError) if path.is_dir() else contextlib.nullcontext():
@@ -168,17 +172,17 @@ def _sync(path: pathlib.Path) -> None:
 @contextlib.contextmanager
 def staged(parent: pathlib.Path) -> Iterator[pathlib.Path]:
   """Yields a temporary folder in `parent`, which is removed at the end with what is left in it."""
-  with tempfile.TemporaryDirectory(prefix=_OWN, suffix=_PART, dir=parent, ignore_cleanup_errors=True) as folder:
+  with tempfile.TemporaryDirectory(prefix=_PREFIX, suffix=_PART, dir=parent, ignore_cleanup_errors=True) as folder:
     yield pathlib.Path(folder)
 
 
 @dataclasses.dataclass(frozen=True)
 class Unfinished:
-  """The unfinished files of a command that resumes.
+  """The unfinished files of a command that resumes; the module describes the order of calls.
 
   path: the file or folder that they become.
   plan: what is written and how; equal plans give equal files.
-  names: of the files of the plan. A note may stand beside each.
+  names: of the files of the plan. Beside each there may be a note, `NAME.done`.
   """
   path: pathlib.Path
   plan: str
@@ -186,34 +190,36 @@ class Unfinished:
 
   @property
   def folder(self) -> pathlib.Path:
-    """Their folder, which is the same for every process and host."""
+    """The folder with the unfinished files, which is the same for every process and host."""
     digest = hashlib.sha256(self.plan.encode()).hexdigest()[:12]
     return self.path.with_name(f'{self.path.name}.{digest}{_PART}')
 
   @contextlib.contextmanager
   def open(self, *, joins: bool = False) -> Iterator[pathlib.Path]:
-    """Yields the folder, created if it is missing, while this process has its lock. An empty one is not kept.
+    """Yields the folder, created if it is missing, while this process has its lock; removes it if it stays empty.
 
     Args:
-      joins: several processes may write different files of the plan; else a second process is refused.
+      joins: whether several processes may write different files of the plan at the same time.
 
     Raises:
-      UserError: another process writes to `path`, or others have made the folder or files in it.
+      UserError: another process writes to `path`, or the folder has files that this command did not write.
     """
     with contextlib.ExitStack() as stack:
       try:
-        for other in [one for one in find_parts(self.path) if one != self.folder]:  # of other plans for this path
+        for other in find_parts(self.path):
+          if other == self.folder:
+            continue
           with contextlib.suppress(PermissionError), open(other / PLAN, 'r+b') as lock:
             if not try_lock(lock, where=f'--to={lock.name}'):
-              raise self._used('one with other settings')
+              raise self._in_use('one with other settings')
           log.warning('%s has unfinished files of a command with other settings, which are kept. Run that command '
                       'again to complete them, or remove the folder.', other)
-        self._begin()
+        self._create()
         lock = stack.enter_context(open(self.folder / PLAN, 'r+b'))
-        self._take(lock, joins)
+        self._lock(lock, joins)
       except FileNotFoundError:  # another process has just completed it
         if not joins:
-          raise self._used('one that has just ended') from None
+          raise self._in_use('one that has just ended') from None
         yield self.folder
         return
       except OSError as error:
@@ -228,7 +234,7 @@ class Unfinished:
 
   @contextlib.contextmanager
   def alone(self) -> Iterator[bool]:
-    """Yields whether no other process has the folder open, while none can open it. Of several that join, the last."""
+    """Yields whether this is the only process that has the folder open. While it is, no other can open it."""
     with contextlib.ExitStack() as stack:
       try:
         lock = stack.enter_context(open(self.folder / PLAN, 'r+b'))
@@ -238,7 +244,7 @@ class Unfinished:
       yield try_lock(lock, where=f'--to={lock.name}') and bool(os.fstat(lock.fileno()).st_nlink)
 
   def complete(self, kept: Collection[str]) -> None:
-    """Moves the folder to `path` with the files of these names; the others of the plan are removed."""
+    """Moves the folder to `path` with the files of these names, after removing the other files of the plan."""
     for name in os.listdir(self.folder):
       if name not in kept and name != PLAN and self.has(name):
         (self.folder / name).unlink()
@@ -254,10 +260,10 @@ class Unfinished:
 
   def has(self, name: str) -> bool:
     """Returns whether a file in the folder belongs to the plan."""
-    own = {*self.names, PLAN}
-    return name in own or name.removesuffix(NOTE) in own or (name.startswith(_OWN) and name.endswith(_PART))
+    is_temporary = name.startswith(_PREFIX) and name.endswith(_PART)
+    return is_temporary or not {name, name.removesuffix(NOTE)}.isdisjoint([*self.names, PLAN])
 
-  def _begin(self) -> None:
+  def _create(self) -> None:
     """Creates the folder with its plan in one step, or checks that it is one of this plan."""
     self.path.parent.mkdir(parents=True, exist_ok=True)
     if not os.path.lexists(self.folder):
@@ -271,18 +277,22 @@ class Unfinished:
         part.rmdir()
     is_ours = not self.folder.is_symlink() and _is_regular(self.folder / PLAN) and (
         (self.folder / PLAN).read_text(errors='replace') == self.plan)
-    other = [name for name in sorted(os.listdir(self.folder)) if not self.has(name)] if is_ours else ['']
-    if other:
+    others = [name for name in sorted(os.listdir(self.folder)) if not self.has(name)] if is_ours else []
+    if others or not is_ours:
       raise UserError(f'--to={self.path}: expected {self.folder} to have only unfinished files of this command, got '
-                      f'{other[0] or "a file or folder that it did not make"}. Move it away, or choose another --to.')
+                      f'{others[0] if others else "a file or folder that it did not make"}. Move it away, or choose '
+                      'another --to.')
 
-  def _take(self, lock: IO[bytes], joins: bool) -> None:
-    """Locks the folder. The first process removes what an earlier one was writing when it was killed."""
+  def _lock(self, lock: IO[bytes], joins: bool) -> None:
+    """Locks the open file `plan.json`: shared with `joins`, else exclusively.
+
+    The first process removes temporary files that an earlier one was writing when it was killed.
+    """
     if try_lock(lock, where=f'--to={lock.name}'):
-      for leftover in self.folder.glob(f'{_OWN}*{_PART}'):
+      for leftover in self.folder.glob(f'{_PREFIX}*{_PART}'):
         leftover.unlink()
     elif not joins:
-      raise self._used('one that does')
+      raise self._in_use('one that does')
     else:
       log.info('Another process writes %s; joining it.', self.folder)
     if joins:
@@ -290,26 +300,29 @@ class Unfinished:
     if not os.fstat(lock.fileno()).st_nlink or not self.folder.exists():
       raise FileNotFoundError(self.folder)
 
-  def _used(self, by: str) -> UserError:
+  def _in_use(self, by: str) -> UserError:
     return UserError(f'--to={self.path}: expected no other process to write it, got {by}. Wait for it, or choose '
                      'another --to.')
 
 
 def find_parts(path: pathlib.Path) -> list[pathlib.Path]:
   """Returns the folders with unfinished files for a path, of any plan."""
-  found = path.parent.glob(f'{glob.escape(path.name)}.{"[0-9a-f]" * 12}{_PART}')
-  return sorted(one for one in found if _is_regular(one / PLAN))
+  folders = path.parent.glob(f'{glob.escape(path.name)}.{"[0-9a-f]" * 12}{_PART}')
+  return sorted(folder for folder in folders if _is_regular(folder / PLAN))
 
 
 def _is_regular(path: pathlib.Path) -> bool:
-  return stat.S_ISREG(os.lstat(path).st_mode) if os.path.lexists(path) else False
+  return os.path.isfile(path) and not os.path.islink(path)
 
 
 def try_lock(file: IO[Any], *, where: str) -> bool:
-  """Locks a file if no other process has; returns whether it did. `where` names the folder in messages.
+  """Locks a file for this process alone, and returns True; returns False if another process has locked it.
+
+  `where` begins messages. The lock ends when the file is closed.
 
   Raises:
-    UserError, TemporaryError: the file system has no locks; it failed.
+    UserError: the file system has no locks.
+    TemporaryError: the file system failed.
   """
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

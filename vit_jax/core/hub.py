@@ -24,8 +24,8 @@ else:
   huggingface_hub, constants, errors = (
       lazy.Module(name) for name in ('huggingface_hub', 'huggingface_hub.constants', 'huggingface_hub.errors'))
 
-_PART = re.compile(r'[A-Za-z0-9_](?!.*(?:--|\.\.))[\w.-]{0,95}', re.ASCII)
-_REVISION = re.compile(r'[A-Za-z0-9_](?!.*\.\.)[\w./-]{0,199}', re.ASCII)
+_PART = re.compile(r'[A-Za-z0-9_](?!.*(?:--|\.\.))[\w.-]{0,95}', re.ASCII)  # an owner or a name: vit-base-patch16-224
+_REVISION = re.compile(r'[A-Za-z0-9_](?!.*\.\.)[\w./-]{0,199}', re.ASCII)  # refs/pr/1
 
 
 class Repository(NamedTuple):
@@ -45,7 +45,7 @@ class Repository(NamedTuple):
 
   @property
   def id(self) -> str:
-    """Its name for the package."""
+    """Its name in calls of huggingface_hub."""
     return f'{self.owner}/{self.name}'
 
   @property
@@ -58,8 +58,8 @@ class NoRepository(UserError):
   """There is no repository of this name, or none that the token may read."""
 
 
-class _NoToken(UserError):
-  """The token, if there is one, may not do this."""
+class _NoAccess(UserError):
+  """There is no token, or it does not permit the request."""
 
 
 class NoRevision(UserError):
@@ -85,7 +85,7 @@ class Listing(NamedTuple):
 
 
 def parse(text: str, *, kind: str = 'model') -> tuple[Repository, str]:
-  """Returns the repository of `OWNER/NAME[@REVISION][/FILE]`, and the file, or ''.
+  """Returns the repository of `OWNER/NAME[@REVISION][/FILE]`, and FILE; '' if there is none.
 
   Raises:
     UserError: it is not of this form.
@@ -104,10 +104,10 @@ def parse(text: str, *, kind: str = 'model') -> tuple[Repository, str]:
 
 
 @contextlib.contextmanager
-def _answering(repository: Repository, *, use: str = 'read') -> Iterator[None]:
-  """Converts the errors of a request, which are to `use` the repository: to read or write it.
+def _converted_errors(repository: Repository, *, use: str = 'read') -> Iterator[None]:
+  """Raises errors with advice in place of those of a request to read or write (`use`) a repository.
 
-  `EntryNotFoundError` stays: the repository does not have the file.
+  `EntryNotFoundError` is not converted: the repository does not have the file.
 
   Raises:
     UserError: the repository or its revision does not exist, or may not be read or written with this token.
@@ -138,7 +138,7 @@ def _answering(repository: Repository, *, use: str = 'read') -> Iterator[None]:
     if isinstance(error, errors.EntryNotFoundError) and not isinstance(error, errors.LocalEntryNotFoundError):
       raise
     if status in (401, 403, 404) or isinstance(error, errors.LocalTokenNotFoundError):
-      raise _NoToken(f'{repository}: expected a token that may {use} there, got status {status or 401} with {token}. '
+      raise _NoAccess(f'{repository}: expected a token that may {use} there, got status {status or 401} with {token}. '
                       f'Create one with {use} access at {tokens}, and run `hf auth login` or set HF_TOKEN.') from error
     reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
     raise TemporaryError(f'{repository}: expected an answer of {constants.ENDPOINT}, got "{reason}". Check the '
@@ -160,26 +160,27 @@ def fetch(repository: Repository, file: str, *, most_bytes: int, offline: bool =
   """
   if offline or is_offline():
     return _cached(repository, file)
-  place: dict[str, Any] = {'repo_id': repository.id, 'filename': file, 'repo_type': repository.kind,
-                           'revision': repository.revision, 'endpoint': constants.ENDPOINT}
+  request: dict[str, Any] = {'repo_id': repository.id, 'filename': file, 'repo_type': repository.kind,
+                             'revision': repository.revision, 'endpoint': constants.ENDPOINT}
   try:
-    with _answering(repository):
-      about = huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(**place))
-      if (about.size or 0) > most_bytes:
-        raise UserError(f'{repository}/{file}: expected at most {most_bytes:,} bytes, got {about.size:,}. Use another '
-                        'address.')
-      known = _cached(repository._replace(revision=about.commit_hash or repository.revision), file)
+    with _converted_errors(repository):
+      metadata = huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(**request))
+      if (metadata.size or 0) > most_bytes:
+        raise UserError(f'{repository}/{file}: expected at most {most_bytes:,} bytes, got {metadata.size:,}. Use '
+                        'another address.')
+      cached = _cached(repository._replace(revision=metadata.commit_hash or repository.revision), file)
       # This also stores which commit the revision is, so that it is found offline.
-      return _file(huggingface_hub.hf_hub_download(**place), is_new=known is None)
+      return _file(huggingface_hub.hf_hub_download(**request), is_new=cached is None)
   except errors.EntryNotFoundError:
     return None
-  except (TemporaryError, _NoToken):
-    if (known := _cached(repository, file)) is not None:
-      return known
+  except (TemporaryError, _NoAccess):
+    if (cached := _cached(repository, file)) is not None:
+      return cached
     raise
 
 
 def _cached(repository: Repository, file: str) -> File | None:
+  """Returns a file of a revision if the cache has it, without a request; else None."""
   path = huggingface_hub.try_to_load_from_cache(repository.id, file, repo_type=repository.kind,
                                                 revision=repository.revision)
   return _file(path, is_new=False) if isinstance(path, str) else None
@@ -191,9 +192,9 @@ def _file(path: str, *, is_new: bool) -> File:
 
 
 def find(repository: Repository) -> Listing | None:
-  """Returns the commit and the files of a revision, which is kept in the cache; None if there is no such revision.
+  """Returns the commit and the files of a revision; None if there is no such revision.
 
-  Where the hub is not used or cannot be reached, these are the commit and the files that the cache has.
+  The cache keeps the commit. If the hub is not used or cannot be reached, the cache's commit and files are returned.
 
   Raises:
     UserError: the repository does not exist, or may not be read with this token.
@@ -204,24 +205,27 @@ def find(repository: Repository) -> Listing | None:
   if is_offline():
     return _cached_listing(folder, ref)
   try:
-    with _answering(repository):
-      about = huggingface_hub.HfApi(endpoint=constants.ENDPOINT).repo_info(
+    with _converted_errors(repository):
+      info = huggingface_hub.HfApi(endpoint=constants.ENDPOINT).repo_info(
           repository.id, repo_type=repository.kind, revision=repository.revision)
   except NoRevision:
     return None
-  except (TemporaryError, _NoToken):
-    if (known := _cached_listing(folder, ref)) is not None:
-      return known
+  except (TemporaryError, _NoAccess):
+    if (cached := _cached_listing(folder, ref)) is not None:
+      return cached
     raise
-  if about.sha != repository.revision:
-    with contextlib.suppress(OSError):  # as the package does when it downloads a file
+  if info.sha != repository.revision:
+    with contextlib.suppress(OSError):  # as huggingface_hub does when it downloads a file
       ref.parent.mkdir(parents=True, exist_ok=True)
-      ref.write_text(str(about.sha))
-  return Listing(str(about.sha), tuple(one.rfilename for one in getattr(about, 'siblings', None) or ()))
+      ref.write_text(str(info.sha))
+  return Listing(str(info.sha), tuple(file.rfilename for file in getattr(info, 'siblings', None) or ()))
 
 
 def _cached_listing(folder: pathlib.Path, ref: pathlib.Path) -> Listing | None:
-  """Returns the commit and the files that the cache has of a revision; None if it has none."""
+  """Returns the commit of a revision and its files, both from the cache; None if the cache has none.
+
+  `folder` is that of the repository, and `ref` its file that has the commit of the revision.
+  """
   commit = ref.read_text().strip() if ref.is_file() else ref.name
   if not commit or not (snapshot := folder / 'snapshots' / commit).is_dir():
     return None
@@ -245,7 +249,7 @@ def upload(repository: Repository, folder: pathlib.Path, *, private: bool, messa
   if is_offline():
     raise UserError(f'{repository}: expected a network, as the files are uploaded, got HF_HUB_OFFLINE=1. Unset it.')
   api = huggingface_hub.HfApi(endpoint=constants.ENDPOINT)
-  with _answering(repository, use='write'):
+  with _converted_errors(repository, use='write'):
     api.create_repo(repository.id, repo_type=repository.kind, private=private, exist_ok=True)
     api.upload_folder(repo_id=repository.id, folder_path=folder, repo_type=repository.kind, commit_message=message)
   return repository.page

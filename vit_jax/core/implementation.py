@@ -1,10 +1,10 @@
 """Finds the code that a setting stands for: the objective of `Mae`, the evaluator of `Knn`, a person's own `npz:FILE`.
 
-A settings class names its code in the class attribute `implementation`, as `module:name`. The module is imported when
-it is first used, so that a config can be read without JAX, and a run imports only what its config names. A settings
-class in a person's own file names that file, and works as the built-in ones do.
+A settings class names its code in the class attribute `implementation`, as `module:name`; `of` and `make` return it.
+The module is imported when it is first used, so that a config can be read without JAX, and a run imports only what its
+config names. A settings class in a person's own file names that file, and works as the built-in ones do.
 
-Where a module may be depends on who names it, since importing it runs its code:
+Importing a module runs its code. So the place from which a name comes decides where its module is looked for:
 
 | The name comes from                          | Installed packages, trusted folders | The current folder         |
 |----------------------------------------------|-------------------------------------|----------------------------|
@@ -33,13 +33,13 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vit_jax.core import globs
+from vit_jax.core import failures, globs
 from vit_jax.core.errors import UserError
 
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 _MODULE = re.compile(r'[^\W\d]\w*(\.[^\W\d]\w*)*')
 _MOST_LETTERS = 200  # of the name of a module
-_MODULE_IN_TEXT = re.compile(r'(?:^|[=,]|\*\s*)([^\W\d][\w.]*):')  # data.source=mine:x, mix:0.5*mine:x,0.5* folder:y
+_MODULE_IN_TEXT = re.compile(r'(?:^|[=,]|\*\s*)([^\W\d][\w.]*):')  # mine of data.source=mine:x or mix:0.5* mine:x
 _TRUSTED_BY_PARENT = 'VIT_JAX_MODULES'
 """Environment variable with the trusted folders of the parent process."""
 own_modules: dict[str, None] = {}
@@ -65,16 +65,16 @@ def make(settings: Any, **context: Any) -> Any:
   Raises:
     UserError: a person's own code takes other arguments.
   """
-  own = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
-  found = of(settings)
+  fields = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+  code = of(settings)
   if is_own_type(type(settings)):
     try:
-      inspect.signature(found).bind(**own, **context)
+      inspect.signature(code).bind(**fields, **context)
     except TypeError as error:
-      given = ', '.join([*own, *context])
+      given = ', '.join([*fields, *context])
       raise UserError(f'{type(settings).implementation}: expected code that is called with {given}, got one with other '
                       f'arguments ({error}). Change its arguments.') from None
-  return found(**own, **context)
+  return code(**fields, **context)
 
 
 def load(name: str, *, from_command_line: bool = False) -> Any:
@@ -106,8 +106,8 @@ def import_module(name: str, *, from_command_line: bool = False) -> types.Module
     from_command_line: whether the name comes from the command line; then the current folder is trusted if it has it.
 
   Raises:
-    UserError: there is none of this name, or its code raises an exception; names the line. Also for a module of Python
-      itself, and for one of the current folder that a file names while the folder is not trusted.
+    UserError: there is no module of this name, or its code raises an exception (the message has the line). Also for a
+      module of Python itself, and for one in the current folder if a file names it and the folder is not trusted.
   """
   words, here = name.split('.'), os.getcwd()
   is_of_python = words[0] in sys.stdlib_module_names or '__main__' in words
@@ -139,9 +139,9 @@ def import_module(name: str, *, from_command_line: bool = False) -> types.Module
 
 @contextlib.contextmanager
 def _with_trusted_path() -> Iterator[None]:
-  """Takes the current folder from `sys.path` for the time of an import, unless it is trusted.
+  """Removes the current folder from `sys.path` during an import, unless it is trusted.
 
-  Folders that the imported module appends to `sys.path` stay there.
+  Folders that the imported module adds to `sys.path` stay there.
   """
   before = sys.path[:]
   if not is_trusted_folder(here := os.getcwd()):
@@ -150,12 +150,12 @@ def _with_trusted_path() -> Iterator[None]:
   try:
     yield
   finally:
-    sys.path[:] = [*before, *(one for one in sys.path if one not in before)]
+    sys.path[:] = [*before, *(folder for folder in sys.path if folder not in before)]
 
 
 def _path_without(folder: str) -> list[str]:
-  """Returns `sys.path` without this folder, by whatever name; '' is the current one, and left out too."""
-  return [one for one in sys.path if one and os.path.realpath(one) != os.path.realpath(folder)]
+  """Returns `sys.path` without a folder, also under another name of it, and without '', the current folder."""
+  return [path for path in sys.path if path and os.path.realpath(path) != os.path.realpath(folder)]
 
 
 def modules_in(text: str) -> list[str]:
@@ -166,7 +166,7 @@ def modules_in(text: str) -> list[str]:
 def note_command_line(text: str) -> None:
   """Notes the modules that a text of the command line names, such as `mine` in `data.source=mine:x`.
 
-  A source is opened later, by its name in the config; `is_from_command_line` then tells who named it.
+  A source is opened later, by its name in the config. Then `is_from_command_line` returns whether it was noted here.
   """
   _command_line_modules.update(name.partition('.')[0] for name in modules_in(text))
 
@@ -177,9 +177,10 @@ def is_from_command_line(name: str) -> bool:
 
 
 def is_trusted_folder(folder: str) -> bool:
-  """Returns whether all modules of a folder may be run: one of `trust_folder`, of this package or of installed ones.
+  """Returns whether all modules of a folder may be run.
 
-  Python puts the current folder before its own library; what comes after that, the environment has installed.
+  They may if it was given to `trust_folder`, or if it is that of this package or of installed packages: those are in
+  `sys.path` from Python's own library on. The current folder is before that library.
   """
   standard = os.path.dirname(os.__file__)
   installed = sys.path[sys.path.index(standard):] if standard in sys.path else []
@@ -188,9 +189,9 @@ def is_trusted_folder(folder: str) -> bool:
 
 
 def leave_current_folder() -> None:
-  """Takes the current folder from the places where this process and its children find modules.
+  """Removes the current folder from the module paths of this process and of its children, unless it is trusted.
 
-  `python -m` puts it first, so that a file of another person would be taken for a package that is not installed.
+  `python -m` puts it first. So a file of another person there would be imported in place of a package.
   """
   if not is_trusted_folder(here := os.getcwd()):
     sys.path[:] = _path_without(here)
@@ -198,7 +199,7 @@ def leave_current_folder() -> None:
 
 
 def trust_folder(folder: str | os.PathLike[str]) -> None:
-  """Adds a folder, which the person has named, to those where modules are found, after all installed ones."""
+  """Adds a folder that the person has named at the end of `sys.path`, and trusts it."""
   path = os.path.abspath(folder)
   if path not in sys.path:
     sys.path.append(path)
@@ -230,14 +231,13 @@ def is_own_file(file: str) -> bool:
 
 
 def _failed_import(name: str, error: Exception) -> UserError:
-  """Returns the error about an exception that importing a module raises; it names the last line in a person's file."""
+  """Returns the error about an exception in the code of a module; it names the last line in a file of the person."""
   if isinstance(error, SyntaxError):
     where = f'{error.filename}, line {error.lineno}'
   else:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own_file(frame.filename)]
     where = f'{frames[-1].filename}, line {frames[-1].lineno}' if frames else name
-  lines = str(error.msg if isinstance(error, SyntaxError) else error).strip().splitlines()
-  raised = f'{type(error).__name__}{": " + lines[0][:300] if lines else ""}'
+  raised = failures.typed_line(error, is_located=True)
   return UserError(f'{where}: expected a module that can be imported, got {raised}. Correct the error in the module.')
 
 

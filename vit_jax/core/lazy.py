@@ -1,7 +1,7 @@
 """Modules of other packages that are imported when one of their attributes is first read.
 
-For packages that take long to import, or that a run may do without. A module that uses one shows its name and its types
-to type checkers with an import under `TYPE_CHECKING`:
+It is for packages that take long to import, or that a run may not need. A module that uses such a package also imports
+it under `TYPE_CHECKING`, for type checkers:
 
     if TYPE_CHECKING:
       import cv2
@@ -20,7 +20,7 @@ from typing import Any
 class Module:
   """Stands for the module `name`; reading an attribute imports it, from any thread. It pickles as its name.
 
-  It keeps no attributes of the module, so that a change to one is seen.
+  It does not copy attributes of the module, so that later changes to them are seen.
   """
 
   def __init__(self, name: str) -> None:

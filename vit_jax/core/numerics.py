@@ -52,26 +52,26 @@ def weighted_mean(values_B: Array, mask_B: Array | None = None) -> Mean:
 
 
 def counted(batch: Batch) -> Batch:
-  """Returns a batch with zeros in place of all numbers of the examples whose `mask [B]` is 0; without a mask, as it is.
+  """Returns a batch whose floating-point values are 0 for the examples with `mask [B]` 0; without a mask, the batch.
 
-  What such an example holds reaches no network, so that not even a NaN changes a loss, a gradient or a statistic.
+  So the values of such an example, even NaN, change no loss, gradient or statistic.
   """
   if 'mask' not in batch:
     return batch
   mask_B = batch['mask']
 
-  def one(x: Array) -> Array:
-    counts = mask_B.reshape(-1, *(1,) * (x.ndim - 1)) > 0
-    return jnp.where(counts, x, 0) if jnp.issubdtype(x.dtype, jnp.floating) else x
+  def zeroed(x: Array) -> Array:
+    is_counted = mask_B.reshape(-1, *(1,) * (x.ndim - 1)) > 0
+    return jnp.where(is_counted, x, 0) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
-  return {name: one(x) for name, x in batch.items()}
+  return {name: zeroed(x) for name, x in batch.items()}
 
 
 def moments(x: Array, weight: Array) -> tuple[Array, Array]:
   """Returns mean and variance `[1, D]` of the rows of `x [R, D]` with `weight [R]` above 0."""
-  total, counts = jnp.maximum(weight.sum(), 1.), weight[:, None] > 0
-  mean = jnp.where(counts, x, 0.).sum(0, keepdims=True) / total
-  return mean, jnp.where(counts, jnp.square(x - mean), 0.).sum(0, keepdims=True) / total
+  total, is_counted = jnp.maximum(weight.sum(), 1.), weight[:, None] > 0
+  mean = jnp.where(is_counted, x, 0.).sum(0, keepdims=True) / total
+  return mean, jnp.where(is_counted, jnp.square(x - mean), 0.).sum(0, keepdims=True) / total
 
 
 def is_finite(tree: PyTree) -> Array:
@@ -104,11 +104,11 @@ def constrain(x: Array, spec: Sequence[str | tuple[str, ...] | None]) -> Array:
     return x
   known = set(mesh.axis_names)
 
-  def present(entry: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
-    names = tuple(n for n in ((entry,) if isinstance(entry, str) else entry or ()) if n in known)
+  def without_unknown(axes: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+    names = tuple(name for name in ((axes,) if isinstance(axes, str) else axes or ()) if name in known)
     return names[0] if len(names) == 1 else names or None
 
-  return jax.lax.with_sharding_constraint(x, PartitionSpec(*map(present, spec)))
+  return jax.lax.with_sharding_constraint(x, PartitionSpec(*map(without_unknown, spec)))
 
 
 def mesh_platform() -> str:

@@ -1,7 +1,7 @@
-"""What the program says when it ends: `explain` converts an exception to an exit status and a message.
+"""The message and the exit status with which the program ends after an exception.
 
-`main.py` calls `explain`, prints the message, and exits with the status. Unforeseen errors are also saved, with the
-command, versions and the traceback. Which errors are temporary, and what to do about them, is in `failures.py`.
+`main.py` calls `explain`, prints the message, and exits with the status. Unforeseen errors are also saved to a file,
+with the command, versions and the traceback. `failures.py` decides which errors are temporary, and has the advice.
 """
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Failure(NamedTuple):
 
 
 def explain(error: BaseException, words: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Failure:
-  """Converts any exception to an exit status and a message.
+  """Returns the exit status and the message for any exception.
 
   Args:
     error: the exception that ended the job.
@@ -56,15 +56,16 @@ def explain(error: BaseException, words: Sequence[str] = (), environ: Mapping[st
     environ: the process environment. `VIT_JAX_TRACEBACK=1` adds the traceback to every message.
 
   Returns:
-    2 with advice for what the user has to change: settings, own code, files, permissions, limits of the machine; 75
-    for what the environment caused, a lost process of the run among it; 130 for Ctrl-C, 141 for a closed standard
-    output, and 70 with the path of a saved traceback for the rest.
+    Status 2, with advice, if the user has to change something: settings, own code, files, permissions, limits of the
+    machine. 75 if the environment failed, such as storage or another process of the run. 130 for Ctrl-C, 141 for a
+    closed standard output. 70 for all others, with the path of a saved traceback.
   """
-  found = _known(error)
+  failure = _known(error)
   if environ.get(SHOW) in (None, '', '0'):
-    return found or _unforeseen(error, words, environ)
+    return failure or _unforeseen(error, words, environ)
+  status, message = failure or (UNFORESEEN, '')
   text = ''.join(traceback.format_exception(error))
-  return Failure(found.status if found else UNFORESEEN, redacted(f'{text}{found.message if found else ""}'.rstrip()))
+  return Failure(status, redacted(f'{text}{message}'.rstrip()))
 
 
 def _known(error: BaseException) -> Failure | None:
@@ -75,20 +76,21 @@ def _known(error: BaseException) -> Failure | None:
     return Failure(INTERRUPTED, ENDING)
   if isinstance(error, BrokenPipeError) and _is_output_closed():
     return Failure(BROKEN_PIPE, '')
-  for one in failures.chain(error, with_context=False):
-    if isinstance(one, ModuleNotFoundError) and one.name and one.name.partition('.')[0] != 'vit_jax':
-      return Failure(USER_ERROR, f'error: {one.name.partition(".")[0]}: expected this Python package to be installed, '
-                                 f'got none. {_INSTALL}')
-    if isinstance(one, OSError) and one.errno in MEANINGS and (one.filename is not None or one.errno in _WITHOUT_PATH):
+  for cause in failures.chain(error, with_context=False):
+    if isinstance(cause, ModuleNotFoundError) and cause.name and cause.name.partition('.')[0] != 'vit_jax':
+      return Failure(USER_ERROR, f'error: {cause.name.partition(".")[0]}: expected this Python package to be '
+                                 f'installed, got none. {_INSTALL}')
+    if isinstance(cause, OSError) and cause.errno in MEANINGS and (
+        cause.filename is not None or cause.errno in _WITHOUT_PATH):
       paths = [os.fsdecode(path) if isinstance(path, bytes) else str(path)
-               for path in (one.filename, one.filename2) if path is not None]
-      status = TRY_AGAIN if failures.kind(one) is TemporaryError else USER_ERROR
-      return Failure(status, f'error: {" -> ".join(paths) or "a file or standard output"}: {one.strerror}. '
-                             f'{MEANINGS[one.errno].advice}')
-    if (code := failures.code_of(one)) in (errno.ENOSPC, errno.EDQUOT):
-      return Failure(TRY_AGAIN, f'error: {_typed_line(one)}. {MEANINGS[code].advice}')
-    if isinstance(one, MemoryError) or _OUT_OF_MEMORY.search(str(one)):
-      return Failure(USER_ERROR, f'error: expected enough memory, got {_typed_line(one)}. {_MORE_MEMORY}')
+               for path in (cause.filename, cause.filename2) if path is not None]
+      status = TRY_AGAIN if failures.kind(cause) is TemporaryError else USER_ERROR
+      return Failure(status, f'error: {" -> ".join(paths) or "a file or standard output"}: {cause.strerror}. '
+                             f'{MEANINGS[cause.errno].advice}')
+    if (code := failures.code_of(cause)) in (errno.ENOSPC, errno.EDQUOT):
+      return Failure(TRY_AGAIN, f'error: {_typed_line(cause)}. {MEANINGS[code].advice}')
+    if isinstance(cause, MemoryError) or _OUT_OF_MEMORY.search(str(cause)):
+      return Failure(USER_ERROR, f'error: expected enough memory, got {_typed_line(cause)}. {_MORE_MEMORY}')
   if failures.is_lost_peer(error):
     return Failure(TRY_AGAIN, f'error: the connection to another process of the run was lost ({_typed_line(error)}). '
                               f'See the messages of the other processes. {_RESUMES}')
@@ -99,30 +101,29 @@ def _known(error: BaseException) -> Failure | None:
 
 
 def _typed_line(error: BaseException) -> str:
-  """Returns the type and the first line of an exception, at most 300 characters."""
-  lines = str(error).strip().splitlines()
-  return redacted(f'{type(error).__name__}: {lines[0][:300].rstrip(".")}') if lines else type(error).__name__
+  """Returns `failures.typed_line` without secrets and without a full stop, to be followed by one."""
+  return redacted(failures.typed_line(error).rstrip('.'))
 
 
 def _unforeseen(error: BaseException, words: Sequence[str], environ: Mapping[str, str]) -> Failure:
-  """Returns the failure for an error of a user's own module, of vit_jax, or of the code of a person that it calls."""
+  """Returns the failure for an error of the user's own module (status 2) or of vit_jax (70); saves the traceback."""
   text = redacted('\n'.join([f'Command: {" ".join(map(repr, words))}', versions(), '',
                              ''.join(traceback.format_exception(error))]))
   path = save(text, environ)
   frames = [frame for frame in traceback.extract_tb(error.__traceback__) if implementation.is_own_file(frame.filename)]
   if frames:
-    last, hint = frames[-1], (f'{path} holds the traceback; ' if path else '') + f'{SHOW}=1 shows it here.'
+    frame, hint = frames[-1], (f'{path} holds the traceback; ' if path else '') + f'{SHOW}=1 shows it here.'
     return Failure(USER_ERROR, redacted(
-        f'error: {last.filename}, line {last.lineno}, in {last.name}: expected code that runs, got '
-        f'{_typed_line(error)}.\n    {last.line}\n{hint}'))
+        f'error: {frame.filename}, line {frame.lineno}, in {frame.name}: expected code that runs, got '
+        f'{_typed_line(error)}.\n    {frame.line}\n{hint}'))
   blame = 'This is an error in vit_jax.'
   if implementation.own_modules:
     names = ', '.join(implementation.own_modules)
     blame = f'Compare your code in {names} with the contract of its kind; else this is an error in vit_jax.'
-  said = f'error: unforeseen {_typed_line(error)}. {blame} Please report it with the'
+  message = f'error: unforeseen {_typed_line(error)}. {blame} Please report it with the'
   if path is None:
-    return Failure(UNFORESEEN, f'{text}\n{said} lines above.')
-  return Failure(UNFORESEEN, f'{said} file {path}, which holds the traceback; {SHOW}=1 shows it here.')
+    return Failure(UNFORESEEN, f'{text}\n{message} lines above.')
+  return Failure(UNFORESEEN, f'{message} file {path}, which holds the traceback; {SHOW}=1 shows it here.')
 
 
 def versions() -> str:
@@ -167,7 +168,7 @@ def _is_output_closed() -> bool:
 
 
 def drop_output() -> None:
-  """Discards output that cannot be written, which the interpreter would otherwise try to write again at exit."""
+  """Discards output that cannot be written; otherwise the interpreter would try to write it again at its exit."""
   try:
     sys.stdout.flush()
   except OSError:

@@ -1,11 +1,12 @@
 """Answers Ctrl-C at once, with one line, and treats SIGUSR1 as SIGTERM.
 
-`main.program` calls `watch` once. A job that handles Ctrl-C itself does so inside of `answering`, which has the line
-for that time: a training run saves first, and the second Ctrl-C ends it. Otherwise Ctrl-C raises KeyboardInterrupt.
+`main.program` calls `watch` once. Then Ctrl-C writes `ENDING` and raises KeyboardInterrupt. A job that handles Ctrl-C
+itself does so inside of `with answering(line)`: a training run saves first, and a second Ctrl-C ends it at once.
 
-Python runs its handlers of signals between two of its own instructions only. While a library compiles or computes, a
-handler waits, for up to a minute; the C code of Python, however, writes the number of each signal into a pipe at once
-(`signal.set_wakeup_fd`). A thread reads the pipe, writes the answer, and ends the process at the second Ctrl-C.
+Python calls handlers of signals in the main thread, between two of its own instructions. While a library compiles or
+computes, a handler waits, for up to a minute. The C code of Python, however, writes the number of each signal into a
+pipe at once (`signal.set_wakeup_fd`). The thread `signals` reads this pipe, writes the line, and ends the process at
+the second Ctrl-C.
 
 SIGUSR1 is what schedulers send as a warning before the end of a job (`sbatch --signal=USR1@90`). It is sent on to the
 process as SIGTERM, so that it has the effect of SIGTERM in every job and on every number of processes.
@@ -27,23 +28,25 @@ STOPPING = ('Ctrl-C: stopping as soon as the current step is done and saved. Pre
 
 
 class Answer:
-  """A line on standard error that is written at most once, by whichever thread comes first.
+  """A line on standard error that is written at most once, by the main thread or the thread `signals`.
 
-  is_last: whether a second Ctrl-C ends the process at once; else it is left to the handler.
+  is_last: whether a second Ctrl-C ends the process at once; else the handler of the job decides.
   """
 
   def __init__(self, text: str, *, is_last: bool = True) -> None:
-    self._line, self._unsaid, self.is_last = f'{text}\n'.encode(), threading.Lock(), is_last
+    self._line, self.is_last = f'{text}\n'.encode(), is_last
+    self._unwritten = threading.Lock()  # is locked by the first thread that writes, and never released
 
   def take(self) -> bool:
-    """Returns whether the line was not written yet; the caller then writes it."""
-    return self._unsaid.acquire(blocking=False)
+    """Returns whether the caller is the first to call this, and is to write the line."""
+    return self._unwritten.acquire(blocking=False)
 
   def say(self) -> None:
-    """Writes the line, unless it was written."""
+    """Writes the line, unless it has been written."""
     if self.take():
       with contextlib.suppress(OSError):
-        os.write(2, b'\n' * os.isatty(2) + self._line)  # a terminal shows ^C, and maybe the progress, in this line
+        start = b'\n' if os.isatty(2) else b''  # the line of a terminal has ^C, and may have the progress
+        os.write(2, start + self._line)
 
 
 _ending: list[Answer] = []
@@ -58,7 +61,7 @@ def watch() -> None:
   os.set_blocking(writing, False)
   signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
   _ending.append(Answer(ENDING))
-  threading.Thread(target=_answer, args=(reading,), name='signals', daemon=True).start()
+  threading.Thread(target=_answer_signals, args=(reading,), name='signals', daemon=True).start()
   if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
     signal.signal(signal.SIGUSR1, as_sigterm)
   if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -73,13 +76,16 @@ def as_sigterm(number: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def answering(text: str, *, is_last: bool = True) -> Iterator[Answer]:
-  """Answers Ctrl-C with this line; whoever handles it says it, too, as there may be no thread that does."""
-  own = Answer(text, is_last=is_last)
-  _answers.append(own)
+  """Answers Ctrl-C with this line inside of the `with` statement.
+
+  The handler of the job calls `say` of the yielded answer too: without `watch` there is no thread that writes it.
+  """
+  answer = Answer(text, is_last=is_last)
+  _answers.append(answer)
   try:
-    yield own
+    yield answer
   finally:
-    _answers.remove(own)
+    _answers.remove(answer)
 
 
 def ending() -> Answer:
@@ -96,7 +102,8 @@ def interrupt_at_once() -> None:
   os._exit(INTERRUPTED)
 
 
-def _answer(reading: int) -> None:
+def _answer_signals(reading: int) -> None:
+  """Answers each Ctrl-C whose number is written into the pipe, whose end to read is `reading`; runs in the thread."""
   count = 0
   while numbers := os.read(reading, 64):
     for _ in range(numbers.count(signal.SIGINT)):
@@ -107,6 +114,7 @@ def _answer(reading: int) -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
+  """Raises KeyboardInterrupt at the first Ctrl-C; a second one, while the job ends, ends the process at once."""
   del frame
   signal.signal(number, lambda *_: interrupt_at_once())
   raise KeyboardInterrupt

@@ -1,9 +1,9 @@
 """The random streams of the host: every draw that follows from the seed of a run names its stream here.
 
-A draw is a pure function of its stream, the seed, and the numbers of what it is for, such as an epoch. The numbers of
-the streams are part of the order of the data: a number is never used again; earlier versions used 4 and 5. NumPy's
-SeedSequence is documented and stable, so draws do not depend on the version of a library. It takes numbers of any
-size, but numbers that are zero at the end count as left out: a stream is always used with the same count of numbers.
+A draw is a pure function of its stream, the seed, and further numbers, such as that of an epoch. The order of the data
+depends on the values of `Stream`: a value is never used for another stream, and 4 and 5 are those of earlier versions.
+NumPy's SeedSequence is documented and stable, so that draws do not depend on the version of a library. It ignores zeros
+at the end of its list of numbers, so that each stream is always used with the same count of numbers.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vit_jax.core.types import HostArray
 
 @enum.unique
 class Stream(enum.IntEnum):
-  """What is drawn, and the numbers that follow the seed."""
+  """What is drawn; behind the colon, the further numbers that a draw depends on."""
   ORDER = 1         # of the examples of an epoch: epoch
   AUGMENTATION = 2  # first word of the keys of the generators of examples: nothing; the second is the position
   MIXTURE = 3       # which source has each place of a round: round; and, without it, the seeds of the sources
@@ -33,8 +33,8 @@ def words(stream: Stream, seed: int, *numbers: int, num: int) -> HostArray:
 
 def seeds(stream: Stream, seed: int, *numbers: int, num: int) -> list[int]:
   """Returns `num` random numbers of 32 bits, which serve as seeds."""
-  found: list[int] = _sequence(stream, seed, *numbers).generate_state(num).tolist()
-  return found
+  drawn: list[int] = _sequence(stream, seed, *numbers).generate_state(num).tolist()
+  return drawn
 
 
 def choice(stream: Stream, seed: int, *numbers: int, num: int) -> int:

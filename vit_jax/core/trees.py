@@ -27,9 +27,9 @@ def path_name(path: Sequence[Any]) -> str:
 def flatten(tree: PyTree) -> dict[str, Any]:
   """Returns the leaves by path name in the tree's own order."""
   leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-  found = {path_name(path): leaf for path, leaf in leaves}
-  assert len(found) == len(leaves), 'several leaves of one name'
-  return found
+  named = {path_name(path): leaf for path, leaf in leaves}
+  assert len(named) == len(leaves), 'several leaves of one name'
+  return named
 
 
 def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class LeafSums(NamedTuple):
 
 
 def leaf_sums(tree: PyTree) -> list[LeafSums]:
-  """Computes the part of `digest` that runs on the devices: traceable, sums over shards, gathers no array."""
+  """Returns the sums of each leaf, for `digest`. It can be traced, and sums over shards without gathering an array."""
   return [_leaf_sums(x) for x in jax.tree.leaves(tree)]
 
 
@@ -112,7 +112,7 @@ def _leaf_sums(x: Array) -> LeafSums:
     stride *= x.shape[axis]
   # As one reduction of pairs: XLA for CPUs vectorizes it, and takes a tenth of the time of two reductions.
   return LeafSums(*jax.lax.reduce(_hashes(bits.astype(jnp.uint32), index), (np.uint32(0), np.uint32(0)),
-                                  lambda one, two: (one[0] + two[0], one[1] + two[1]), tuple(range(x.ndim))))
+                                  lambda a, b: (a[0] + b[0], a[1] + b[1]), tuple(range(x.ndim))))
 
 
 def _host_leaf_sums(x: np.ndarray) -> LeafSums:
@@ -124,7 +124,10 @@ def _host_leaf_sums(x: np.ndarray) -> LeafSums:
 
 
 def _hashes(bits: Any, index: Any) -> tuple[Any, Any]:
-  """Returns two hashes of 32 bits for each element, of arrays of NumPy or JAX in uint32: those of MurmurHash3's end."""
+  """Returns two hashes of 32 bits for each element, computed as the last steps of MurmurHash3 with two multipliers.
+
+  `bits` and `index` are uint32 arrays of NumPy or JAX of one shape: the elements, and their positions in the leaf.
+  """
   def mixed(multiplier: int) -> Any:
     h = (bits ^ (index * np.uint32(0x9E3779B1))) * np.uint32(multiplier)
     h = (h ^ (h >> 15)) * np.uint32(0x85EBCA6B)

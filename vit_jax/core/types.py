@@ -71,7 +71,7 @@ class NativeImages(NamedTuple):
 
   @property
   def mask(self) -> Array:
-    """Which patches are of the image and no padding, `[B, N]` bool."""
+    """Whether each patch belongs to the image and is no padding, `[B, N]` bool."""
     return jnp.arange(self.patches.shape[1])[None] < (self.grid[:, 0] * self.grid[:, 1])[:, None]
 
 
@@ -81,10 +81,10 @@ Schedule = Callable[[Array | int], Array]
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-  """The rows of each global batch that one process loads: some of `count` equal, contiguous parts of the batch.
+  """The rows of each global batch that one process loads. The batch is cut into `count` equal, contiguous parts.
 
-  parts: numbers of the parts, ascending. They need not be adjacent: the chips of one TPU host are a square of the
-    slice's grid, so in the order of the mesh other hosts' chips can be between them.
+  parts: numbers of this process's parts, ascending. They need not be adjacent: the chips of a TPU host are a square in
+    the grid of the slice, so that chips of other hosts can be between them in the order of the mesh.
   """
   parts: tuple[int, ...]
   count: int

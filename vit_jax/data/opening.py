@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
@@ -26,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.config import schema
-from vit_jax.core import documents, implementation
+from vit_jax.core import documents, globs, implementation
 from vit_jax.core.errors import UserError
 from vit_jax.data import splits, storage
 from vit_jax.data.formats import mixture
@@ -189,7 +188,7 @@ def find_opener(source: str) -> Opener:
 
 def _nearest_kind(name: str) -> str:
   """Returns the end of a message about an unknown kind: the built-in one with the nearest name, if any."""
-  near = difflib.get_close_matches(name, KINDS, 1)
+  near = globs.similar_names(name, KINDS)
   return f' Did you mean {KINDS[near[0]].forms}?' if near else ''
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from vit_jax.core import trees
+from vit_jax.core import documents, trees
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import Array, PyTree
 
@@ -35,8 +35,7 @@ def check_finite(name: str, num_broken: int, selected: PyTree) -> None:
   """Raises UserError if outputs of a batch are not finite, and names non-finite weights. Every process must call it."""
   if num_broken:
     names = nonfinite_leaves(selected)
-    more = f' and {len(names) - _MOST_NAMES} more' if len(names) > _MOST_NAMES else ''
-    why = (f'these weights hold nan or inf: {", ".join(names[:_MOST_NAMES])}{more}. Use others, such as those of an '
+    why = (f'these weights hold nan or inf: {documents.joined(names, _MOST_NAMES)}. Use others, such as those of an '
            'earlier checkpoint.' if names else
            'all weights are finite, so numbers overflow inside the network (through its dtype, or images whose range '
            'is not that of its training).')

@@ -36,7 +36,7 @@ from vit_jax.data.source import Part, Parts
 from vit_jax.evaluate import by_class as by_classes
 from vit_jax.evaluate import evaluators as evaluation
 from vit_jax.evaluate import final as results
-from vit_jax.evaluate import resources
+from vit_jax.evaluate import problems, resources
 from vit_jax.evaluate.results import Result
 from vit_jax.jobs import build, report, report_card, resume
 from vit_jax.jobs import runtime as startup
@@ -334,13 +334,9 @@ def _check_same(out: storage.Path, digest: str, data: schema.Data) -> None:
 
 def check_finite(state: TrainState, said: str) -> None:
   """Raises UserError if parameters, or a copy of them such as the EMA, have infinite or NaN values."""
-  leaves = trees.flatten({'params': state.params, 'extra': state.extra})
-  bad = [name for name, leaf in leaves.items() if jnp.issubdtype(leaf.dtype, jnp.floating)
-         and not bool(jnp.isfinite(leaf).all())]
-  if bad:
-    more = f' and {len(bad) - 3} more' if len(bad) > 3 else ''
+  if bad := problems.nonfinite_leaves({'params': state.params, 'extra': state.extra}):
     raise UserError(f'{said}: expected a network with finite values, got infinite or NaN values in '
-                    f'{", ".join(bad[:3])}{more}. Use an earlier checkpoint, or add --allow_nonfinite to evaluate it.')
+                    f'{documents.joined(bad, 3)}. Use an earlier checkpoint, or add --allow_nonfinite to evaluate it.')
 
 
 def check_is_run(workdir: storage.Path) -> None:

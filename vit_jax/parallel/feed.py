@@ -1,6 +1,8 @@
 """Makes batches one ahead of their consumer, in a thread: the host reads and places batch t + 1 during step t.
 
-The train job puts its loader and `mesh.put_batch` into one `Ahead`, and passes that to the training loop.
+The train job creates one `Ahead` of its loader and `mesh.put_batch`, over which the training loop iterates. The
+consumer puts True into the queue `_wanted` for each value that the thread `feed` is to make, and False to end it. The
+thread puts each value, or the error in place of it, into the queue `_made`.
 """
 from __future__ import annotations
 
@@ -13,14 +15,14 @@ from typing import Generic, TypeVar
 In = TypeVar('In')
 Out = TypeVar('Out')
 CLOSE_S = 5.
-"""How long `close` waits for the batch that is being made."""
+"""Longest time that `close` waits for the batch that is being made."""
 
 
 class Ahead(Generic[In, Out]):
   """Iterates over `place(item)` for each of `items`, of which one is made ahead; use it in a `with` statement.
 
-  The values, their order and their errors are those of `map(place, items)`: an error is raised where the consumer asks
-  for the value that it prevented. The thread does not keep the process alive.
+  The values and their order are those of `map(place, items)`. An error of `items` or `place` is raised by the call of
+  `next` for the value that could not be made. The thread does not keep the process alive.
   """
 
   def __init__(self, items: Iterator[In], place: Callable[[In], Out]) -> None:

@@ -1,7 +1,8 @@
-"""The platform of this machine, detected before jax is imported.
+"""The platform of this machine, detected before jax is imported; `Command.run` calls `choose` before each job.
 
-If the TPU compiler is installed for planning, jax would look for a TPU at every start and print warnings on machines
-without one. Imports no jax.
+If libtpu is installed, which planning needs as a compiler, jax looks for a TPU at every start, and prints warnings on
+machines without one. So `choose` sets `JAX_PLATFORMS` there. `root` is another root of the file system, for tests.
+Imports no jax.
 """
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ _CUDA_13_DRIVER = 580  # the first version of the driver for CUDA 13
 
 def choose(environ: MutableMapping[str, str] = os.environ, *, flags: Iterable[str] = (),
            root: pathlib.Path = pathlib.Path('/')) -> None:
-  """Adds the XLA flags, and sets `JAX_PLATFORMS` if libtpu is installed without a TPU; what the user sets stays.
+  """Adds XLA flags to an environment, and sets `JAX_PLATFORMS` if libtpu is installed without a TPU.
 
-  `flags`: names of further sets of flags.
+  What the user has set stays. `flags` has the names of sets of `xla_flags.SETS` to add to the default ones.
   """
   xla_flags.choose(environ, kind(environ, root=root), flags)
   if found := platforms(environ, root=root):
@@ -34,23 +35,25 @@ def platforms(environ: Mapping[str, str] = os.environ, *, root: pathlib.Path = p
   """Returns the platforms for jax if libtpu is installed without a TPU; '' = the default of jax."""
   if importlib.util.find_spec('libtpu') is None or has_tpu(environ, root) or environ.get('JAX_PLATFORMS'):
     return ''
-  can_use = (root / 'dev/nvidiactl').exists() and any(importlib.util.find_spec(name) for name in _GPU_PLUGINS)
-  return 'cuda,cpu' if can_use else 'cpu'
+  has_cuda = (root / 'dev/nvidiactl').exists() and any(importlib.util.find_spec(name) for name in _GPU_PLUGINS)
+  return 'cuda,cpu' if has_cuda else 'cpu'
 
 
 def kind(environ: Mapping[str, str] = os.environ, *, root: pathlib.Path = pathlib.Path('/')) -> str:
   """Returns `tpu`, `gpu` or `cpu`: the fastest devices of this machine."""
-  return 'tpu' if has_tpu(environ, root) else 'gpu' if (root / 'dev/nvidiactl').exists() else 'cpu'
+  if has_tpu(environ, root):
+    return 'tpu'
+  return 'gpu' if (root / 'dev/nvidiactl').exists() else 'cpu'
 
 
 def extra(environ: Mapping[str, str] = os.environ, *, root: pathlib.Path = pathlib.Path('/')) -> str:
-  """Returns the extra of the package with the jax for this machine; '' for a CPU.
+  """Returns the extra of vit_jax that installs jax for this machine: `tpu`, `gpu`, `gpu12`; '' for a CPU.
 
-  A CUDA plug-in of jax that is installed decides which CUDA stays, so that the plug-in is updated together with jax. If
-  there is none, the version of the driver decides.
+  On a GPU an installed CUDA plug-in of jax decides between CUDA 12 and 13, so that the plug-in is updated together with
+  jax. If there is none, the version of the driver decides.
   """
-  if (found := kind(environ, root=root)) != 'gpu':
-    return 'tpu' if found == 'tpu' else ''
+  if (platform := kind(environ, root=root)) != 'gpu':
+    return 'tpu' if platform == 'tpu' else ''
   for plugin, name in _GPU_PLUGINS.items():
     if importlib.util.find_spec(plugin):
       return name

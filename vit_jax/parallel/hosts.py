@@ -1,6 +1,6 @@
 """Several processes as one run: the rank of this process, from the environment, and a rendezvous before jax starts.
 
-Without the variables below, the process runs alone. Touches no device.
+Without the variables below, the process runs alone. The module uses no device. `main.py` calls `leave` after a failure.
 
 | environment | rank of this process | address of process 0 |
 |---|---|---|
@@ -10,10 +10,15 @@ Without the variables below, the process runs alone. Touches no device.
 | `VIT_JAX_DISTRIBUTED=auto` | detected by jax | detected by jax |
 | `VIT_JAX_DISTRIBUTED=off` | alone, whatever else is set | |
 
-`VIT_JAX_CONNECT_TIMEOUT_S` (300) bounds the rendezvous. `VIT_JAX_HEARTBEAT_TIMEOUT_S` (100): after this time without
-a heartbeat of one process, jax ends the others, with status 134 and a text of its own. An operation over all processes
-may fail earlier: then they end with status 75 and a message. `VIT_JAX_SHUTDOWN_TIMEOUT_S` (300): how long a finished
-process waits for the others.
+`initialize` reads the rank (`find_place`), waits until all processes have connected (`meet`), and starts jax. In the
+rendezvous each process connects to process 0 and sends the line `vit_jax RANK NUM_PROCESSES`. When all have done so,
+process 0 answers `go`; a process with another number or a rank that is taken gets `stranger` at once.
+
+| time limit, seconds | default | of |
+|---|---|---|
+| `VIT_JAX_CONNECT_TIMEOUT_S` | 300 | the rendezvous |
+| `VIT_JAX_HEARTBEAT_TIMEOUT_S` | 100 | the time without a heartbeat of a process, after which jax ends the others with status 134; an operation over all processes may fail earlier, with status 75 |
+| `VIT_JAX_SHUTDOWN_TIMEOUT_S` | 300 | the time that a finished process waits for the others |
 """  # noqa: E501
 from __future__ import annotations
 
@@ -34,21 +39,19 @@ from vit_jax.core.errors import TemporaryError, UserError
 
 log = logging.getLogger('vit_jax.parallel')
 
-TPU_PORT = 8476    # used where no other port is given
+TPU_PORT = 8476    # of process 0 on TPU hosts, as in jax
 MOST_PORT = 2**16 - 1
 SLURM_PORTS = (20_000, 12_000)  # first and count; below the ephemeral ports of Linux (from 32768)
-RETRY_S = 0.2
+RETRY_S = 0.2  # between attempts to connect to process 0
 TIMEOUTS = {'initialization_timeout': ('VIT_JAX_CONNECT_TIMEOUT_S', 300),
             'heartbeat_timeout_seconds': ('VIT_JAX_HEARTBEAT_TIMEOUT_S', 100),
             'shutdown_timeout_seconds': ('VIT_JAX_SHUTDOWN_TIMEOUT_S', 300)}
-"""Seconds, by the argument of `jax.distributed.initialize`: the variable and its default."""
-GO, STRANGER = b'go\n', b'stranger\n'
+"""The variable and its default in seconds, by the argument of `jax.distributed.initialize`."""
+GO, STRANGER = b'go\n', b'stranger\n'  # answers of process 0
 
 
 class Place(NamedTuple):
-  """This process among the others.
-
-  The names are those of `jax.distributed.initialize`.
+  """The rank and the coordinator of this process. The fields are arguments of `jax.distributed.initialize`.
 
   coordinator_address: `host:port` of process 0, as all see it.
   local_device_ids: devices of this host that it uses; None = all.
@@ -66,7 +69,7 @@ def initialize(environment: Mapping[str, str] | None = None) -> Place | None:
   """Joins the other processes of this run, if the environment names any. Call it before devices are used.
 
   Returns:
-    This process's place among them; None if it is alone, or if jax detected its place.
+    The rank of this process; None if it is alone, or if jax has detected its rank.
 
   Raises:
     UserError: the environment is contradictory.
@@ -97,7 +100,7 @@ def initialize(environment: Mapping[str, str] | None = None) -> Place | None:
 def leave(status: int) -> None:
   """Ends this process at once with this exit status if the run has other processes; returns if it is alone.
 
-  For failures: a regular exit waits for the others, which wait for this one, and sends heartbeats meanwhile.
+  Call it after a failure: a regular exit would wait for the other processes, while they wait for this one.
   """
   if jax.distributed.is_initialized():
     sys.stdout.flush()
@@ -106,16 +109,15 @@ def leave(status: int) -> None:
 
 
 def find_place(environment: Mapping[str, str]) -> Place | None:
-  """Returns the place of this process by the environment; None if it is alone, or if jax is to detect it.
+  """Returns the rank of this process by the table above; None if it is alone, or if jax is to detect its rank.
 
   Raises:
     UserError: the environment is incomplete or contradictory.
   """
-  asked = environment.get('VIT_JAX_DISTRIBUTED', '')
-  if asked not in ('', 'auto', 'off'):
-    raise UserError(f'VIT_JAX_DISTRIBUTED: expected auto, off or nothing, got {asked!r}. '
-                    'Set one of these, or unset it.')
-  if asked == 'off':
+  mode = environment.get('VIT_JAX_DISTRIBUTED', '')
+  if mode not in ('', 'auto', 'off'):
+    raise UserError(f'VIT_JAX_DISTRIBUTED: expected auto, off or nothing, got {mode!r}. Set one of these, or unset it.')
+  if mode == 'off':
     return None
   place: Place | None
   if environment.get('VIT_JAX_COORDINATOR'):
@@ -123,7 +125,7 @@ def find_place(environment: Mapping[str, str]) -> Place | None:
   elif environment.get('VIT_JAX_NUM_PROCESSES') or environment.get('VIT_JAX_PROCESS_ID'):
     raise UserError('VIT_JAX_COORDINATOR: expected HOST:PORT with VIT_JAX_NUM_PROCESSES or VIT_JAX_PROCESS_ID, got '
                     'nothing. Set all three.')
-  elif asked == 'auto':
+  elif mode == 'auto':
     return None
   else:
     place = _place_on_slurm(environment) or _place_on_tpu(environment)
@@ -143,7 +145,7 @@ def _place_as_given(environment: Mapping[str, str]) -> Place:
   if not 1 <= float(coordinator.rpartition(':')[2]) <= MOST_PORT:
     raise UserError(f'VIT_JAX_COORDINATOR: expected a port from 1 to {MOST_PORT}, got {coordinator!r}. Set another.')
   names = ('VIT_JAX_PROCESS_ID', 'SLURM_PROCID', 'JOB_COMPLETION_INDEX')
-  name = next((n for n in names if environment.get(n)), names[0])
+  name = next((name for name in names if environment.get(name)), names[0])
   return Place(coordinator, _number(environment, 'VIT_JAX_NUM_PROCESSES'), _number(environment, name),
                _own_devices(environment))
 
@@ -159,7 +161,7 @@ def _place_on_slurm(environment: Mapping[str, str]) -> Place | None:
 
 
 def _own_devices(environment: Mapping[str, str]) -> tuple[int, ...] | None:
-  """Returns one device for each Slurm task of a host, if the tasks see all its GPUs; None = all visible devices."""
+  """Returns the GPU of this Slurm task, if a host has several tasks that see all its GPUs; None = all visible ones."""
   visible = environment.get('CUDA_VISIBLE_DEVICES', '').split(',')
   tasks = re.match(r'\d+', environment.get('SLURM_STEP_TASKS_PER_NODE', '1'))
   if tasks is None or int(tasks.group()) == 1 or len(visible) < 2:
@@ -195,9 +197,9 @@ def _number(environment: Mapping[str, str], name: str, default: int | None = Non
 
 
 def meet(place: Place, timeout_s: int) -> None:
-  """Returns when all processes have connected. jax itself would abort without naming the missing one.
+  """Returns when all processes have connected. Otherwise jax would abort without naming the missing one.
 
-  Process 0 listens on its port, which jax takes over afterwards; the others send their ranks and wait.
+  Process 0 listens on its port, on which jax listens afterwards; the others send their ranks and wait (`_report`).
 
   Raises:
     TemporaryError: names the processes that did not connect, or the address that did not answer, and the time limit.
@@ -227,19 +229,19 @@ def meet(place: Place, timeout_s: int) -> None:
         raise TemporaryError(f'This is {place}; process {names} did not connect to {place.coordinator_address} within '
                              f'{timeout_s} s. Check their logs, and that they can reach this port.') from None
       other.settimeout(max(min(5., deadline - time.monotonic()), 1e-3))
-      known = re.fullmatch(rb'vit_jax (\d+) (\d+)\n', _read_line(other))
-      if known and int(known[2]) == place.num_processes and int(known[1]) in missing:
-        missing.remove(int(known[1]))
+      line = re.fullmatch(rb'vit_jax (\d+) (\d+)\n', _read_line(other))  # rank, number of processes
+      if line and int(line[2]) == place.num_processes and int(line[1]) in missing:
+        missing.remove(int(line[1]))
         waiting.append(other)
       else:
-        _send(other, STRANGER if known else b'')
+        _send(other, STRANGER if line else b'')
         other.close()
     for other in waiting:
       _send(other, GO)
 
 
 def _report(place: Place, timeout_s: int) -> None:
-  """Sends the rank of a process other than 0 to process 0, and returns when that releases it."""
+  """Sends the rank of this process, which is not 0, to process 0, and returns when process 0 answers `go`."""
   deadline, reason = time.monotonic() + timeout_s, 'no connection'
   address = place.coordinator_address
   host, port = address.rsplit(':', 1)
@@ -270,5 +272,5 @@ def _read_line(connection: socket.socket) -> bytes:
 
 
 def _send(connection: socket.socket, line: bytes) -> None:
-  with contextlib.suppress(OSError):  # reading notices a process that is gone
+  with contextlib.suppress(OSError):  # if the other process has ended, reading from it fails as well
     connection.sendall(line)

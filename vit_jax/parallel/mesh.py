@@ -1,4 +1,8 @@
-"""The mesh of devices, the rows of a batch that this process holds, and values that all processes agree on."""
+"""The mesh of devices `[data, fsdp, tensor]`, and the batches that are placed on it.
+
+A job calls `make` for the mesh, `local_rows` for the rows of each batch that its loader reads, and `put_batch` to place
+them. A batch is split over `data` and `fsdp`, parameters over `fsdp` and `tensor` (`sharding.py`).
+"""
 from __future__ import annotations
 
 import dataclasses
@@ -23,13 +27,13 @@ AXES = ('data', 'fsdp', 'tensor')
 
 
 def shape(config: schema.Mesh, num_devices: int) -> tuple[int, int, int]:
-  """Returns the sizes of the axes `data, fsdp, tensor` on so many devices.
+  """Returns the sizes of the axes `data`, `fsdp` and `tensor` for this number of devices.
 
   Raises:
     UserError: their product is not the number of devices, or the slices do not divide `data`.
   """
-  sizes = [getattr(config, axis) or 1 for axis in AXES]  # auto and not chosen: 1
-  fixed = math.prod(s for s in sizes if s != -1)
+  sizes = [getattr(config, axis) or 1 for axis in AXES]  # 0 = to be chosen by `config/layout.py`, which has not: 1
+  fixed = math.prod(size for size in sizes if size != -1)
   if -1 in sizes and num_devices % fixed == 0:
     sizes[sizes.index(-1)] = num_devices // fixed
   if math.prod(sizes) != num_devices:
@@ -44,16 +48,16 @@ def shape(config: schema.Mesh, num_devices: int) -> tuple[int, int, int]:
 
 
 def count_slices(devices: Sequence[jax.Device]) -> int:
-  """Returns in how many slices devices are: by their `slice_index`; on CPUs each process is a slice."""
+  """Returns the number of slices that devices are in, by their `slice_index`; on CPUs each process is a slice."""
   is_cpu = devices[0].platform == 'cpu'
-  return len({d.process_index if is_cpu else getattr(d, 'slice_index', 0) for d in devices})
+  return len({device.process_index if is_cpu else getattr(device, 'slice_index', 0) for device in devices})
 
 
 def find_hardware(slices: int) -> layout.Hardware:
-  """Describes the devices of this run for `config/layout.py`, in the same way on every process.
+  """Returns a description of the devices of this run for `config/layout.py`, which is equal on every process.
 
   Args:
-    slices: that they are in; 0 = to be counted.
+    slices: number of slices that they are in; 0 = counted here.
   """
   first, slices = jax.local_devices()[0], slices or count_slices(jax.devices())
   limit = (first.memory_stats() or {}).get('bytes_limit', 0) if first.platform != 'cpu' else 0
@@ -80,10 +84,10 @@ def make(config: schema.Mesh, devices: Sequence[jax.Device] | None = None) -> Me
   sizes = shape(dataclasses.replace(config, slices=slices), len(devices))
   if slices > 1:
     return Mesh(arrange(sizes, slices=slices, devices=devices), AXES, axis_types=(AxisType.Auto,) * 3)
-  num = len({getattr(d, 'slice_index', 0) for d in devices})
-  if num > 1:
-    raise UserError(f'mesh.slices: expected {num}, the number of slices that the {len(devices)} devices are in, got '
-                    f'1. Set --config.mesh.slices={num}; then only sums over `data` are sent between slices.')
+  actual = len({getattr(device, 'slice_index', 0) for device in devices})
+  if actual > 1:
+    raise UserError(f'mesh.slices: expected {actual}, the number of slices that the {len(devices)} devices are in, got '
+                    f'1. Set --config.mesh.slices={actual}; then only sums over `data` are sent between slices.')
   try:
     return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
   except NotImplementedError:  # an axis is no product of sides of the TPU's torus: split a side
@@ -92,19 +96,19 @@ def make(config: schema.Mesh, devices: Sequence[jax.Device] | None = None) -> Me
 
 
 def arrange(sizes: tuple[int, int, int], *, slices: int, devices: Sequence[jax.Device]) -> np.ndarray:
-  """Arranges devices as a grid [data, fsdp, tensor] in which `data` is divided into `slices` first.
+  """Returns the devices as a grid `[data, fsdp, tensor]`, whose axis `data` has one part after another of each slice.
 
-  A slice is a set of devices with a fast network. Devices are assigned by their `slice_index`. If they have none, or
-  all the same, a slice is an equal number of consecutive processes (a node may run several), or within one process of
-  consecutive devices.
+  A slice is a set of devices with a fast network, those with the same `slice_index`. If they have none, or all the
+  same, a slice is an equal number of consecutive processes (a node may run several), or in a single process an equal
+  number of consecutive devices.
 
   Raises:
     UserError: the number of slices or processes does not fit, or they differ in size.
   """
   inner = (sizes[0] // slices, *sizes[1:])
-  in_slices = Counter(getattr(d, 'slice_index', 0) for d in devices)
+  in_slices = Counter(getattr(device, 'slice_index', 0) for device in devices)
   is_sliced = len(in_slices) > 1 or devices[0].platform == 'tpu'
-  counts = in_slices if is_sliced else Counter(d.process_index for d in devices)
+  counts = in_slices if is_sliced else Counter(device.process_index for device in devices)
   what = 'slices' if is_sliced else 'processes'
   if (is_sliced or len(counts) > 1) and (len(counts) % slices or (is_sliced and len(counts) != slices)):
     expected = len(counts) if is_sliced else f'a divisor of {len(counts)}, such as the number of nodes'
@@ -116,7 +120,7 @@ def arrange(sizes: tuple[int, int, int], *, slices: int, devices: Sequence[jax.D
   if len(counts) == slices:
     return mesh_utils.create_hybrid_device_mesh(
         inner, (slices, 1, 1), devices, process_is_granule=not is_sliced, allow_split_physical_axes=True)
-  ordered = sorted(devices, key=lambda d: d.process_index)
+  ordered = sorted(devices, key=lambda device: device.process_index)
   size = len(devices) // slices
   return np.concatenate([mesh_utils.create_device_mesh(inner, ordered[i * size:(i + 1) * size],
                                                        allow_split_physical_axes=True) for i in range(slices)])
@@ -128,6 +132,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
+  """Returns the sharding of an array of which every device holds a copy."""
   return NamedSharding(mesh, PartitionSpec())
 
 
@@ -155,10 +160,9 @@ def local_rows(mesh: Mesh, process_index: int | None = None) -> Shard:
 
 
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh, shard: Shard) -> dict[str, jax.Array]:
-  """Places this process's rows, in the order of `shard.rows`, as part of a global batch on the mesh.
+  """Returns the global batch as arrays on the mesh, given this process's rows in the order of `shard.rows`.
 
-  The `index` of an example is i64 on the host, which identifies it, and its low 32 bits on the device, where it is only
-  passed through.
+  The `index` of an example is i64 on the host. On the device it has the low 32 bits, as nothing is computed with it.
   """
   sharding = batch_sharding(mesh)
   if 'index' in batch:
@@ -174,5 +178,5 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh, shard: Shard) -> dict[st
 
 @functools.cache
 def _placing(sharding: NamedSharding) -> Callable[[dict[str, np.ndarray]], dict[str, jax.Array]]:
-  """Returns a program that returns its arguments: on one device it takes 0.03 ms, `device_put` of five arrays 0.4."""
+  """Returns a compiled identity, which places a batch on one device in 0.03 ms; `device_put` of 5 arrays takes 0.4."""
   return jax.jit(lambda batch: batch, out_shardings=sharding)

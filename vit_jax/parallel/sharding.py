@@ -1,34 +1,33 @@
 """Where every parameter lies on the mesh, from the logical axes that are stated where it is created (`core/axes.py`).
 
-`SPLIT_BY` maps logical axes to axes of the mesh: Megatron's split of attention and MLP over `tensor`, the other side of
-each matrix over `fsdp`. `fsdp` splits no vector. A parameter without axes and an axis that the table does not have are
-errors. Optimizer state, averages and teachers follow the parameter whose path they end in; besides, only counters,
-centers and running statistics, which are vectors, may be replicated.
+`param_specs` returns the specs of parameters, `follow_specs` those of the optimizer state and of `extra`. `SPLIT_BY`
+maps logical axes to axes of the mesh: Megatron's split of attention and MLP over `tensor`, and the other side of each
+matrix over `fsdp`. `fsdp` splits no vector. A parameter without axes, or with an axis that is not in the table, is an
+error. An array of the optimizer, an average or a teacher has the spec of the parameter whose path its own path ends in.
+Of other arrays only small ones may be replicated: counters, centers and running statistics.
 
-On TPUs `fsdp` may split another dimension of a kernel in a stack of blocks, that which `tensor` splits, as well
-(`ALSO_SPLIT`). It does so where that divides the kernel, for one of two reasons (both seen with libtpu 0.0.52):
+On TPUs `fsdp` may split the dimension that `tensor` splits, in place of D, for kernels in a stack of blocks
+(`ALSO_SPLIT`). It does so if both divide that dimension, for one of two reasons (both seen with libtpu 0.0.52):
 
 - `SCATTERS_ROWS_ONLY`: the compiler of v2 and v3 has no reduce-scatter along the axis that lies last in memory, which
-  is D for the kernels of attention and the second of the MLP. It sums the complete gradient over all devices instead,
-  and sends twice as much.
-- The first choice would cut a kernel `[D, A, K]` into shards of fewer than `LANES` entries of D. The compiler stores
-  the gradient with D as the last axis, which the hardware holds in tiles of `LANES`; if a shard is narrower, it stores
-  it with K last, and the product that makes the gradient takes up to twice as long.
+  is D for the kernels of attention and the second one of the MLP. It sums the complete gradient over all devices
+  instead, and sends twice as much.
+- Splitting D would give shards of a kernel `[D, A, K]` with fewer than `LANES` entries of D. The compiler stores the
+  gradient with D as the last axis, in tiles of `LANES`. For a narrower shard it stores it with K last, and then the
+  product that computes the gradient takes up to twice as long.
 
 Both concern gradients. The layout of a run on devices is not part of its checkpoint.
 """
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from vit_jax.core import trees
+from vit_jax.core import globs, trees
 from vit_jax.core.axes import LAYERS, Names, resolved
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import PyTree
@@ -57,7 +56,7 @@ ALSO_SPLIT: dict[Names, str] = {
     (LAYERS, 'heads', 'head', 'embed'): 'heads',
     (LAYERS, 'mlp', 'embed'): 'mlp',
 }
-"""The dimension that `fsdp` splits instead, beside `tensor`, where a TPU has a reason for it."""
+"""The dimension of these kernels that `fsdp` splits together with `tensor`, where a TPU has a reason for it."""
 LANES = 128
 """Entries of the last axis in one tile of a TPU."""
 SCATTERS_ROWS_ONLY = ('v2', 'v3')
@@ -73,12 +72,14 @@ TRAINED = 'trained'
 
 
 def with_frozen(params: PyTree, extra: PyTree) -> PyTree:
-  """Returns the parameters, trained and not: those of `params` and those below `FROZEN` anywhere in `extra`."""
-  leaves = trees.flatten(params)
+  """Returns all parameters: the trained ones, `params`, and the others, below the key `FROZEN` anywhere in `extra`."""
+  trained = trees.flatten(params)
+  leaves = dict(trained)
   for name, leaf in trees.flatten(extra).items():
-    _, is_frozen, rest = f'/{name}'.partition(f'/{FROZEN}/')
-    leaves |= {rest: leaf} if is_frozen else {}
-  return trees.unflatten(leaves) if len(leaves) > len(trees.flatten(params)) else params
+    _, is_frozen, path = f'/{name}'.partition(f'/{FROZEN}/')
+    if is_frozen:
+      leaves[path] = leaf
+  return trees.unflatten(leaves) if len(leaves) > len(trained) else params
 
 
 def param_specs(params: PyTree, axes: PyTree, mesh: Mesh, *, differentiated: bool = True) -> PyTree:
@@ -89,38 +90,39 @@ def param_specs(params: PyTree, axes: PyTree, mesh: Mesh, *, differentiated: boo
   Args:
     params: arrays or their shapes.
     axes: a tree with the `Axes` of each parameter at its path, as `core.axes.trace` returns them.
-    mesh: of devices, or abstract.
-    differentiated: whether the parameters get gradients. Without them a TPU has no reason for another choice.
+    mesh: of devices, or an abstract mesh.
+    differentiated: whether the parameters get gradients. Without gradients `ALSO_SPLIT` is not used.
 
   Raises:
     UserError: lists the parameters without axes, and those with an axis that `SPLIT_BY` does not have.
   """
-  named = {path: found.names for path, found in resolved(axes).items()}
-  problems = [problem for path in trees.flatten(params) for problem in _problems(path, named.get(path))]
+  names_of = {path: stated.names for path, stated in resolved(axes).items()}
+  problems = [problem for path in trees.flatten(params) for problem in _problems(path, names_of.get(path))]
   if problems:
     raise UserError('parameters: expected the logical axes of each, which decide how it is sharded:\n'
                     + '\n'.join(problems) + '\nCreate it with models.layers.param(..., axes), or with '
                     'core.axes.labelled(value, axes).')
   device = mesh.abstract_mesh.abstract_device
-  has_lanes = differentiated and device is not None and device.platform == 'tpu'
+  is_for_tpu = differentiated and device is not None and device.platform == 'tpu'
 
   def spec(path: str, leaf: Any) -> PartitionSpec:
-    names = named[path] or ()
-    return _fit(_split_on_tpu(names, leaf.shape, mesh) if has_lanes else _split(names), leaf.shape, mesh)
+    names = names_of[path] or ()
+    return _fit(_split_on_tpu(names, leaf.shape, mesh) if is_for_tpu else _split(names), leaf.shape, mesh)
 
   return trees.map_named(spec, params)
 
 
 def _problems(path: str, names: Names | None) -> Iterator[str]:
+  """Yields the problems of the logical axes of the parameter at a path."""
   if names is None:
     yield f'  {path}: expected logical axes, got none.'
   for name in names or ():
     if name is not None and name not in SPLIT_BY:
-      near = difflib.get_close_matches(name, SPLIT_BY, 1)
+      near = globs.similar_names(name, SPLIT_BY)
       yield (f'  {path}: expected one of {", ".join(SPLIT_BY)}, got {name!r}.'
              + (f' Did you mean {near[0]!r}?' if near else ''))
       return
-  split = [axis for axis in _split(names or ()) if axis]
+  split = [axis for axis in _split(names or ()) if axis]  # a mesh axis may split one dimension only
   if len(split) > len(set(split)):
     yield f'  {path}: expected axes that different axes of the mesh split, got {names}, split by {split}.'
 
@@ -134,15 +136,15 @@ def _split(names: Names) -> Split:
 
 def _split_on_tpu(names: Names, shape: tuple[int, ...], mesh: Mesh) -> Split:
   """Returns the mesh axes on a TPU: those of `ALSO_SPLIT`, if they divide `shape` and there is a reason for them."""
-  first, also = _split(names), ALSO_SPLIT.get(names)
+  usual, also = _split(names), ALSO_SPLIT.get(names)
   if also is None or mesh.shape['fsdp'] == 1:
-    return first
-  second = tuple(('tensor', 'fsdp') if name == also else None for name in names)
-  is_narrow = shape[first.index('fsdp')] < LANES * mesh.shape['fsdp'] and first[-1] != 'fsdp'
+    return usual
+  on_tpu = tuple(('tensor', 'fsdp') if name == also else None for name in names)
+  is_narrow = shape[usual.index('fsdp')] < LANES * mesh.shape['fsdp'] and usual[-1] != 'fsdp'
   device = mesh.abstract_mesh.abstract_device
   has_reason = is_narrow or (device is not None and device.device_kind.lower().endswith(SCATTERS_ROWS_ONLY))
-  is_divided = all(size % _num_shards(axes, mesh) == 0 for axes, size in zip(second, shape, strict=True))
-  return second if has_reason and is_divided else first
+  is_divided = all(size % _num_shards(axes, mesh) == 0 for axes, size in zip(on_tpu, shape, strict=True))
+  return on_tpu if has_reason and is_divided else usual
 
 
 def _num_shards(axes: str | tuple[str, ...] | None, mesh: Mesh) -> int:
@@ -151,36 +153,44 @@ def _num_shards(axes: str | tuple[str, ...] | None, mesh: Mesh) -> int:
 
 
 def _fit(axes: Split, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
-  """Returns the mesh axes that divide their dimensions, without those of size 1."""
-  def fitting(one: str | tuple[str, ...] | None, size: int) -> str | tuple[str, ...] | None:
-    if size % _num_shards(one, mesh):
+  """Returns the spec of the mesh axes, without those that do not divide their dimension, and those of size 1."""
+  def fitting(axes: str | tuple[str, ...] | None, size: int) -> str | tuple[str, ...] | None:
+    if axes is None or size % _num_shards(axes, mesh):
       return None
-    found = tuple(axis for axis in ((one,) if isinstance(one, str) else one or ()) if mesh.shape[axis] > 1)
-    return found if len(found) > 1 else found[0] if found else None
+    names = tuple(axis for axis in ((axes,) if isinstance(axes, str) else axes) if mesh.shape[axis] > 1)
+    if len(names) > 1:
+      return names
+    return names[0] if names else None
   return PartitionSpec(*map(fitting, axes, shape)) if any(axes) else PartitionSpec()
 
 
 def follow_specs(tree: PyTree, params: PyTree, specs: PyTree) -> PyTree:
-  """Returns the specs for optimizer state or `extra`.
+  """Returns a PartitionSpec for every leaf of the optimizer state or of `extra`.
 
-  A leaf whose path ends in a parameter's path takes that parameter's spec, if it has its shape, or that shape
-  without one axis (factored moments). Anything else (counters, centers, running statistics) is replicated, if
-  it is small or below the key `TRAINED`.
+  A leaf whose path ends in the path of a parameter gets the spec of that parameter, if it has its shape, or that shape
+  without one axis (factored moments). Any other leaf is replicated if it is below the key `TRAINED`, or if it is a
+  scalar or a vector (of each layer) of at most `MOST_REPLICATED_BYTES`: a counter, a center, a running statistic.
+
+  Args:
+    tree: the state, as arrays or their shapes.
+    params: all parameters, as `with_frozen` returns them.
+    specs: their specs, as `param_specs` returns them.
 
   Raises:
-    UserError: lists every other leaf that is no scalar or vector (one for each layer, if stacked), or a large one.
+    UserError: lists the leaves that are none of these.
   """
-  by_name = {name: (leaf.shape, spec) for (name, leaf), spec in zip(
-      trees.flatten(params).items(),
-      jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec)), strict=True)}
+  spec_leaves = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
+  by_path = {path: (leaf.shape, spec) for (path, leaf), spec in zip(
+      trees.flatten(params).items(), spec_leaves, strict=True)}
   stray: list[str] = []
 
   def follow(name: str, leaf: Any) -> PartitionSpec:
     parts = name.split('/')
-    candidates = [by_name[ending] for i in range(len(parts)) if (ending := '/'.join(parts[i:])) in by_name]
+    endings = ['/'.join(parts[i:]) for i in range(len(parts))]
+    candidates = [by_path[ending] for ending in endings if ending in by_path]
     for shape, spec in candidates:
-      if (found := _drop_axis(spec, shape, leaf.shape)) is not None:
-        return found
+      if (followed := _drop_axis(spec, shape, leaf.shape)) is not None:
+        return followed
     of_a_layer = leaf.shape[1:] if trees.is_stacked(name) else leaf.shape
     is_small = sum(size > 1 for size in of_a_layer) <= 1 and trees.num_bytes(leaf) <= MOST_REPLICATED_BYTES
     if TRAINED not in parts and not is_small:
@@ -188,13 +198,13 @@ def follow_specs(tree: PyTree, params: PyTree, specs: PyTree) -> PyTree:
       stray.append(f'  {name} {leaf.dtype}{list(leaf.shape)}{of}')
     return PartitionSpec()
 
-  found = trees.map_named(follow, tree)
+  result = trees.map_named(follow, tree)
   if stray:
     raise UserError("extra: expected leaves whose path ends in a parameter's path, with its shape, got others that are "
                     'too large to be replicated:\n' + '\n'.join(stray)
                     + "\nName them as their parameters, such as 'teacher/backbone/…'; else use scalars, vectors of at "
                     f'most {MOST_REPLICATED_BYTES:,} bytes, or constants below the key {TRAINED!r}.')
-  return found
+  return result
 
 
 def _drop_axis(spec: PartitionSpec, shape: tuple[int, ...], target: tuple[int, ...]) -> PartitionSpec | None:
@@ -217,6 +227,5 @@ def shardings(specs: PyTree, mesh: Mesh) -> PyTree:
 def bytes_per_device(tree: PyTree, specs: PyTree, mesh: Mesh) -> int:
   """Returns the bytes that one device holds of a tree laid out by `specs`."""
   placed = shardings(specs, mesh)
-  sizes = jax.tree.map(lambda x, s: int(np.prod(s.shard_shape(x.shape), dtype=np.int64)) * x.dtype.itemsize,
-                       tree, placed)
+  sizes = jax.tree.map(lambda x, sharding: math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize, tree, placed)
   return sum(jax.tree.leaves(sizes))

@@ -1,12 +1,15 @@
 """Named sets of XLA flags and variables of the environment: their purpose, source, and known effect.
 
-Only a set whose effect is known is on by default. The others are chosen by name, `vit-jax train --flags=overlap,nccl`,
-or written into the variable that jax reads at its start. What the user sets in the environment has precedence:
-`LIBTPU_INIT_ARGS='--c=3'` keeps the sets and adds `--c=3`. `python -m vit_jax.parallel.xla_flags` prints the table,
-with the name of a platform the names of its sets, and with the names of sets the variables that they set;
-`benchmarks/gpu_check.sh` tests and times the sets of GPUs one by one.
+`hardware.choose` calls `choose` before jax starts. Only a set whose effect is known is on by default; others are chosen
+by name, `vit-jax train --flags=overlap,nccl`. What the user sets in the environment has precedence:
+`LIBTPU_INIT_ARGS='--c=3'` keeps the flags of the sets, adds `--c=3`, and replaces a `--c` of theirs.
 
-XLA aborts at its start if it does not know a flag; the tests try all of those for GPUs and CPUs. Imports no jax.
+    python -m vit_jax.parallel.xla_flags                 # prints the table
+    python -m vit_jax.parallel.xla_flags gpu             # the names of the sets for a platform
+    python -m vit_jax.parallel.xla_flags overlap nccl    # the variables that these sets change, as NAME=VALUE
+
+`benchmarks/gpu_check.sh` tests and times the sets of GPUs one by one. XLA aborts at its start if it does not know a
+flag; the tests try all flags for GPUs and CPUs. Imports no jax.
 """
 from __future__ import annotations
 
@@ -22,8 +25,13 @@ VARIABLES = {'tpu': 'LIBTPU_INIT_ARGS', 'gpu': 'XLA_FLAGS', 'cpu': 'XLA_FLAGS'}
 class FlagSet(NamedTuple):
   """Flags and variables for one platform that belong together.
 
-  effect: what was measured, and where.    source: of the values, if others published them.
-  variables: of the environment, beside the flags.    default: on, except flags that the user sets.
+  platform: tpu, gpu or cpu.
+  flags: texts such as `--name=value`.
+  purpose: what the flags do.
+  effect: what was measured, and where.
+  source: who published the values; '' = none.
+  variables: further variables of the environment, by name.
+  default: whether the set is on without being named.
   chips: the TPUs that it is for; () = all devices of the platform.
   """
   platform: str
@@ -131,7 +139,8 @@ PORTABLE = ('--xla_cpu_enable_platform_dependent_math=false', '--xla_cpu_max_isa
 
 def defaults(platform: str) -> str:
   """Returns the default flags of a platform, in the form of its variable."""
-  return ' '.join(text for one in SETS.values() if one.default and one.platform == platform for text in one.flags)
+  chosen = [flag_set for flag_set in SETS.values() if flag_set.default and flag_set.platform == platform]
+  return ' '.join(flag for flag_set in chosen for flag in flag_set.flags)
 
 
 def merged(platform: str, own: str) -> str:
@@ -151,10 +160,10 @@ def name_of(text: str) -> str:
 
 
 def choose(environ: MutableMapping[str, str], platform: str, names: Iterable[str] = ()) -> None:
-  """Adds the default flags of a platform, and the sets of these names; call it before jax starts.
+  """Adds the default flags of a platform, and the sets of these names, to an environment; call it before jax starts.
 
-  What the environment has, and the earlier one of two sets, has precedence. A set for another platform is added too:
-  jax does not use it.
+  A flag that the environment has already stays, so that an earlier set precedes a later one. A set for another platform
+  is added too; jax does not use it.
   """
   for name in names:
     chosen = SETS[name]
@@ -176,7 +185,7 @@ def has(environ: Mapping[str, str], name: str) -> bool:
 def main(arguments: list[str]) -> None:
   """Prints the table; or the names of the sets of a platform; or the variables that sets change, as NAME=VALUE."""
   if arguments and arguments[0] in VARIABLES:
-    print('\n'.join(name for name, one in SETS.items() if one.platform == arguments[0]))
+    print('\n'.join(name for name, flag_set in SETS.items() if flag_set.platform == arguments[0]))
   elif unknown := [name for name in arguments if name not in SETS]:
     sys.exit(f'name: expected one of {", ".join([*VARIABLES, *SETS])}, got {unknown[0]}.')
   elif arguments:
@@ -184,11 +193,18 @@ def main(arguments: list[str]) -> None:
     choose(environ, SETS[arguments[0]].platform, arguments)
     print('\n'.join(f'{name}={value}' for name, value in environ.items() if os.environ.get(name) != value))
   else:
-    print('\n\n'.join('\n'.join(filter(None, [
-        f'{name}: {one.platform}{", set by default" * one.default}',
-        *(f'  {VARIABLES[one.platform]}: {text}' for text in one.flags),
-        *(f'  {variable}={value}' for variable, value in one.variables.items()), f'  {one.purpose}',
-        f'  source: {one.source}' * bool(one.source), f'  effect: {one.effect}'])) for name, one in SETS.items()))
+    print('\n\n'.join(_describe(name, flag_set) for name, flag_set in SETS.items()))
+
+
+def _describe(name: str, flag_set: FlagSet) -> str:
+  """Returns the lines of a set in the printed table."""
+  lines = [f'{name}: {flag_set.platform}' + (', set by default' if flag_set.default else ''),
+           *(f'  {VARIABLES[flag_set.platform]}: {flag}' for flag in flag_set.flags),
+           *(f'  {variable}={value}' for variable, value in flag_set.variables.items()),
+           f'  {flag_set.purpose}']
+  if flag_set.source:
+    lines.append(f'  source: {flag_set.source}')
+  return '\n'.join([*lines, f'  effect: {flag_set.effect}'])
 
 
 if __name__ == '__main__':

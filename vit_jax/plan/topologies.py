@@ -5,7 +5,6 @@ v5p). Imports jax only in `open_devices`, since the environment has to be set be
 """
 from __future__ import annotations
 
-import difflib
 import glob
 import importlib.util
 import itertools
@@ -16,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vit_jax.config import layout, schema
-from vit_jax.core import extras
+from vit_jax.core import extras, globs
 from vit_jax.core.errors import UserError
 from vit_jax.parallel import xla_flags
 from vit_jax.plan import cards
@@ -142,7 +141,7 @@ def _nearest(name: str) -> list[str]:
   grids = [f'{chip}:{grid}' for chip, known in GRIDS.items() for grid in known]
   names = [one for one in (*grids, *ALIASES) if re.split('[:-]', one)[0] == kind]
   other = f'{kind}{"-" if sign == ":" else ":"}{size}'
-  return [other] if other in names else difflib.get_close_matches(name, names, 1)
+  return [other] if other in names else globs.similar_names(name, names)
 
 
 def parse(text: str, *, slices: int = 1) -> Topology:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import jax
 
 from vit_jax.config import schema
-from vit_jax.core import trees
+from vit_jax.core import documents, trees
 from vit_jax.parallel import xla_flags
 from vit_jax.parallel.sharding import TILE_ROWS
 from vit_jax.plan import plan as plans
@@ -82,10 +82,9 @@ def _row_problems(plan: plans.Plan) -> Iterator[str]:
     return
   found = {name: rows for name, rows in _rows(plan).items() if rows % TILE_ROWS}
   if found:
-    named = ', '.join(f'{name} ({rows})' for name, rows in list(found.items())[:_SHOWN])
-    more = f' and {len(found) - _SHOWN} more' if len(found) > _SHOWN else ''
+    named = documents.joined([f'{name} ({rows})' for name, rows in found.items()], _SHOWN)
     yield (f'mesh.fsdp={fsdp} splits {len(found)} large parameters into shards whose number of rows is not a multiple '
-           f'of {TILE_ROWS}: {named}{more}. The TPU compiler pads them to complete tiles, and moves rows between '
+           f'of {TILE_ROWS}: {named}. The TPU compiler pads them to complete tiles, and moves rows between '
            f'neighbors after each sum. {_advice(plan)}')
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import difflib
 import re
 from typing import Any
 
 from vit_jax.config import schema
 from vit_jax.config.schema import Gelu, PositionResize, PositionsAt, QkvBias, SwiGlu
+from vit_jax.core import globs
 from vit_jax.core.errors import UserError
 from vit_jax.recipes import families
 
@@ -213,7 +213,7 @@ def published(name: str) -> schema.ViT:
     UserError: suggests the nearest names, or lists all.
   """
   if name not in _PUBLISHED:
-    near = difflib.get_close_matches(name, PUBLISHED) or PUBLISHED
+    near = globs.similar_names(name, PUBLISHED, most=3) or PUBLISHED
     raise UserError(f'model: expected a published model, got {name!r}. Did you mean {" or ".join(near)}?')
   size, options = _PUBLISHED[name]
   return copy.deepcopy(schema.replaced(vit(size), options))

@@ -30,7 +30,7 @@ def checked(to: str | pathlib.Path) -> pathlib.Path:
     raise UserError(f'--to: expected a path on this machine, got the address {text}. Write to a local path and '
                     'copy the result.')
   try:
-    path = pathlib.Path(text).expanduser().absolute()
+    path = pathlib.Path(storage.expand_home(text, '--to')).absolute()
     parent = path.parent
     if path.name in ('', '..') or '\0' in text:
       raise UserError(f'--to: expected the name of a file or folder to write, got {text!r}. Add a name.')
@@ -38,7 +38,7 @@ def checked(to: str | pathlib.Path) -> pathlib.Path:
       raise UserError(f'--to: expected a path in an existing directory, got {text}, and there is no directory '
                       f'{parent}. Create it, or check the path.')
     path.exists()  # raises for names that are too long
-  except (OSError, RuntimeError) as error:  # RuntimeError: no home directory
+  except OSError as error:
     raise failures.writing(f'--to={text[:200]}', error) from error
   if not os.access(parent, os.W_OK | os.X_OK):
     raise UserError(f'--to: expected a path in a directory that can be written, got {text}. Change the '

@@ -41,6 +41,10 @@ _LOCAL_FUSE = ('fuseblk', 'fuse.fuse-overlayfs', 'fuse.mergerfs', 'fuse.bindfs',
 _ESCAPE = re.compile(r'\\([0-7]{3})')
 
 
+class UnknownHome(UserError):
+  """A path begins with `~` or `~NAME`, and there is no such home directory."""
+
+
 def is_local(path: PathLike) -> bool:
   """Returns whether a path is on this machine, including mounted file systems."""
   return '://' not in os.fspath(path)
@@ -84,17 +88,29 @@ def file_system(path: PathLike) -> str:
   return kind
 
 
+def expand_home(path: PathLike, setting: str = 'path') -> str:
+  """Returns a path with the home directory in place of `~` or `~NAME` at its start.
+
+  Raises:
+    UnknownHome: there is no such home directory, nor a file or folder that is called `~NAME`; names the setting.
+  """
+  text = os.path.expanduser(os.fspath(path))
+  if text.startswith('~') and not os.path.lexists(text.partition('/')[0]):
+    raise UnknownHome(f'{setting}: expected a path, got {text!r}, whose home directory is not known. Correct the path.')
+  return text
+
+
 def open_path(path: PathLike) -> Path:
   """Returns the absolute path, with `~` expanded; `gs://…` is unchanged.
 
   Raises:
     UserError: this kind of storage is not supported, or the package for it is not installed.
-    RuntimeError: there is no such home directory; `commands.py` names the flag.
+    UnknownHome: there is no such home directory.
   """
   text = os.fspath(path)
   address.check(text, 'path')
   if is_local(text):
-    return pathlib.Path(text).expanduser().absolute()
+    return pathlib.Path(expand_home(text)).absolute()
   if not text.startswith(REMOTE) or not text.removeprefix(REMOTE).strip('/'):
     raise UserError(f'{text}: expected a folder or {REMOTE}BUCKET/PATH for a run. Correct the address.')
   if not any(importlib.util.find_spec(name) for name in _PACKAGES):

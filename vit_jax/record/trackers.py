@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
+from vit_jax.core import failures
 from vit_jax.core.types import Array, HostArray
 
 log = logging.getLogger('vit_jax.record')
@@ -104,8 +105,7 @@ class Guarded:
     try:
       call(self._make())
     except (Exception, SystemExit) as error:  # the code of other packages may raise anything
-      lines = str(error).strip().splitlines()
-      self._warn(f'{type(error).__name__}{": " + lines[0][:300] if lines else ""}')
+      self._warn(failures.typed_line(error))
 
   def _warn(self, got: str) -> None:
     self._has_failed = True

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from vit_jax.config import schema
-from vit_jax.core import failures
+from vit_jax.core import documents, failures
 from vit_jax.core.contracts import Watch
 from vit_jax.core.errors import TemporaryError, UserError
 from vit_jax.core.types import Mean, Schedule
@@ -134,14 +134,9 @@ class Finite(Hook):
     return '\n'.join([
         f'Step {done.step} {NOT_FINITE} {value(metrics.means["loss"]):.6g}, '
         f'gradient norm {float(metrics.grad_norm):.6g}.',
-        f'  gradient of: {_some(nonfinite_paths(metrics.norms.grad))}',
-        f'  parameters: {_some(weights) if weights else "all finite before the step"}',
-        f'  examples: {_some(examples) if examples else "each finite on its own"}'])
-
-
-def _some(names: Sequence[str], most: int = 5) -> str:
-  more = f' and {len(names) - most} more' if len(names) > most else ''
-  return (', '.join(names[:most]) or 'none') + more
+        f'  gradient of: {documents.joined(nonfinite_paths(metrics.norms.grad), 5) or "none"}',
+        f'  parameters: {documents.joined(weights, 5) or "all finite before the step"}',
+        f'  examples: {documents.joined(examples, 5) or "each finite on its own"}'])
 
 
 class Evaluate(Hook):

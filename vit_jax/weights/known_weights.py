@@ -4,9 +4,9 @@ AugReg's files have their own names, `{model}-{data}-{epochs}ep-lr_…-wd_…-do
 """
 from __future__ import annotations
 
-import difflib
 import re
 
+from vit_jax.core import globs
 from vit_jax.weights import published
 from vit_jax.weights.families import FAMILIES
 
@@ -47,5 +47,5 @@ def nearest(name: str) -> list[str]:
     tags = networks[network].tags
     return [f'timm/{published.full_name(network, one)}' for one in ([tag] if tag in tags else list(tags)[:3])]
   known = {**dict.fromkeys(NAMES, ''), **dict.fromkeys(networks, 'timm/')}
-  found = difflib.get_close_matches(name, known, 3, .6)
+  found = globs.similar_names(name, known, most=3)
   return [f'timm/{published.full_name(one, next(iter(networks[one].tags)))}' if known[one] else one for one in found]

@@ -15,7 +15,7 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.config.schema import PositionResize, checks
 from vit_jax.config.schema.data import RGB
-from vit_jax.core import trees
+from vit_jax.core import documents, trees
 from vit_jax.core.errors import UserError, redacted
 from vit_jax.core.types import HostArray, Params
 from vit_jax.models import backbones, heads
@@ -311,8 +311,7 @@ def _unusable_values(leaves: Leaves) -> list[str]:
 def _not_finite(leaves: Leaves) -> str:
   """Returns how many parameters have values that are infinite or NaN, and the first of them; '' for none."""
   bad = [name for name, leaf in leaves.items() if leaf.dtype.kind == 'f' and not np.isfinite(leaf).all()]
-  more = f' and {len(bad) - 3} more' if len(bad) > 3 else ''
-  return f'infinite or NaN values in {", ".join(bad[:3])}{more}' if bad else ''
+  return f'infinite or NaN values in {documents.joined(bad, 3)}' if bad else ''
 
 
 def _of_run(where: str, found: runs.Found, explicit: list[preparing.PreprocessRule], hints: Hints) -> Weights:

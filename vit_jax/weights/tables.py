@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vit_jax.core import documents
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import HostArray
 
@@ -222,9 +223,8 @@ def _unlike(name: str, parts: Mapping[int, HostArray], origins: list[str], *, de
   shapes = [parts[i].shape for i in sorted(parts)]
   odd = [f'{origin} gives {list(shape)}, others {list(_most(shapes))}, of {name}'
          for origin, shape in zip(origins, shapes, strict=False) if shape != _most(shapes)]
-  listed = ', '.join(map(str, missing[:_MOST_LAYERS])) + (
-      f' and {len(missing) - _MOST_LAYERS} more' if len(missing) > _MOST_LAYERS else '')
-  return odd + ([f'{name}: there is nothing for layers {listed} of {depth}'] if missing else [])
+  layers = documents.joined(list(map(str, missing)), _MOST_LAYERS)
+  return odd + ([f'{name}: there is nothing for layers {layers} of {depth}'] if missing else [])
 
 
 def _most(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:

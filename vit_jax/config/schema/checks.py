@@ -1,6 +1,5 @@
 """What all settings dataclasses share: they refuse unknown names, and check themselves."""
 import dataclasses
-import difflib
 import enum
 import functools
 import inspect
@@ -8,6 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
+from vit_jax.core import globs
 from vit_jax.core.errors import UserError
 
 Run = Any
@@ -64,7 +64,7 @@ def _names(kind: Any) -> tuple[str, ...]:
 def nearest(name: str, known: Iterable[str], prefix: str = '') -> str:
   """Returns the end of a message about an unknown name: the nearest known name, or all if none is near."""
   known = list(known)
-  if near := difflib.get_close_matches(name, known, 1, cutoff=.5):
+  if near := globs.similar_names(name, known, cutoff=.5):
     return f' Did you mean {prefix}{near[0]}?'
   return f' Known: {", ".join(known)}.' if len(known) <= 40 else ''
 

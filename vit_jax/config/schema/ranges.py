@@ -157,17 +157,16 @@ def is_inside(prefix: str, part: str) -> bool:
   return not part or re.match(rf'{re.escape(part)}[.\[]', prefix) is not None
 
 
-def all_problems(part: Any, together: Callable[[Any], Iterable[str]], prefix: str = '', *, of: str = '') -> list[str]:
+def all_problems(part: Any, together: Callable[[Any], Iterable[str]], *, of: str = '') -> list[str]:
   """Returns problems of a settings dataclass and its parts: first of single settings, then of combinations.
 
   Args:
     part: the settings.
     together: yields the problems of combinations. It gets the settings with every value that is out of range replaced
       by its default, and what it says about these is left out.
-    prefix: of the names of the settings.
     of: dotted path of a part: problems of single settings elsewhere are left out.
   """
-  wrong = [problem for where, one in walk(part, prefix) if is_inside(where, of) for problem in problems(one, where)]
+  wrong = [problem for where, one in walk(part) if is_inside(where, of) for problem in problems(one, where)]
   if not wrong:
     return list(dict.fromkeys(map(_shortened, together(part))))
   names = {re.escape(re.split(r'[.\[]', problem.name)[-1]) for problem in wrong}

@@ -14,13 +14,12 @@ none, so their images do not count.
 from __future__ import annotations
 
 import collections
-import difflib
 import itertools
 import os
 import unicodedata
 from collections.abc import Collection, Sequence
 
-from vit_jax.core import documents
+from vit_jax.core import documents, globs
 from vit_jax.core.documents import shown
 from vit_jax.core.errors import UserError
 from vit_jax.data import storage, user_files
@@ -152,7 +151,7 @@ def find(names: Sequence[str], named: int | str, *, count: int) -> int:
   if len(found) == 1:
     return found[0]
   several = ', '.join(f'{i} ({shown(names[i])})' for i in found[:_SHOWN])
-  near = [] if found else difflib.get_close_matches(wanted, sorted(set().union(*called)), n=3)
+  near = [] if found else globs.similar_names(wanted, sorted(set().union(*called)), most=3)
   raise UserError(f'class: expected a number or the name of one class, got {documents.describe(named)}, the name of '
                   f'{len(found) or "none"}' + (f': {several}' if several else '') + '.'
                   + ('' if names else ' These weights have no class names; set them with classes=FILE.')
