@@ -79,9 +79,9 @@ def filled(folder: pathlib.Path, *, overwrite: bool) -> Iterator[pathlib.Path]:
 
 
 def check_writable(folder: storage.Path, *, setting: str, advice: str) -> None:
-  """Checks that files can be written into a local directory, or where it will be created: it writes and removes one.
+  """Checks that files can be written into a local directory, or where it will be created; else raises an error.
 
-  Otherwise raises UserError or TemporaryError. The message names the flag `setting` and ends with `advice`.
+  The error is a UserError or TemporaryError. Its message names the flag `setting` and ends with `advice`.
   """
   if not isinstance(folder, pathlib.Path):
     return

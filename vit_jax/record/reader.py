@@ -82,8 +82,7 @@ def read(path: storage.PathLike, *, most_rows: int = 0) -> Run:
 def read_end(path: storage.PathLike, *, since: int) -> list[Event]:
   """Returns the last events of a record: those after step `since`, and back to the last `goodput` up to that step.
 
-  Events before the last `start` are not read. The first event is a `start`, without fields if that one was not reached.
-  Raises the same errors as `read`.
+  The first event is the last `start`; it has no fields if so far was not read. Raises the same errors as `read`.
   """
   events: list[Event] = []  # the last one first
   for entry in _entries_backwards(os.path.join(os.fspath(path), FILE)):
@@ -122,16 +121,13 @@ def _entries_backwards(path: str) -> Iterator[Event]:
 
 
 class _Kept(NamedTuple):
-  """An entry that is kept; `index` counts the entries of its kind, and is -1 if this one is never left out."""
+  """An entry that is kept; `number` counts the entries of its kind, and is -1 if this one is never left out."""
   entry: Event
-  index: int
+  number: int
 
 
 def _collect(lines: Iterable[bytes], most_rows: int) -> Run:
-  """Returns the entries of a record. Of each kind that may be left out (`_kind`), it keeps every `stride`-th entry.
-
-  The last entry of a kind is also kept, at the end and before each start: it has the newest values.
-  """
+  """Returns the entries of a record: of some kinds (`_kind`) every `stride`-th one, and the last one of each start."""
   kept: list[_Kept] = []
   num_of_kind = collections.Counter[str]()
   left_out: dict[str, Event] = {}  # by kind: the last entry, if it was left out
@@ -154,16 +150,16 @@ def _collect(lines: Iterable[bytes], most_rows: int) -> Run:
     if not kind:
       kept.append(_Kept(entry, -1))
       continue
-    index = num_of_kind[kind]
+    number = num_of_kind[kind]
     num_of_kind[kind] += 1
-    if index % stride:
+    if number % stride:
       left_out[kind] = entry
       continue
     left_out.pop(kind, None)
-    kept.append(_Kept(entry, index))
-    if kind == _TRAINING_ROW and index >= 2 * most_rows * stride:
+    kept.append(_Kept(entry, number))
+    if kind == _TRAINING_ROW and number >= 2 * most_rows * stride:
       stride *= 2
-      kept = [one for one in kept if one.index < 0 or one.index % stride == 0]
+      kept = [one for one in kept if one.number < 0 or one.number % stride == 0]
   entries = [one.entry for one in kept] + list(left_out.values())
   rows: list[Row] = [entry for entry in entries if 'event' not in entry]  # type: ignore[misc]
   return Run(rows, [entry for entry in entries if 'event' in entry], lost_steps, num_broken, stride)

@@ -148,11 +148,7 @@ class Writer:
       self._progress.update(step, {})
 
   def check_place(self) -> None:
-    """Checks, before a checkpoint is saved, that the open record is the file at its path.
-
-    Raises:
-      UserError: the run directory was moved, removed or replaced.
-    """
+    """Checks before a save that the open record is the file at its path: UserError if the run directory was moved."""
     if not self._active or self._mirror:
       return
     def stat() -> os.stat_result | None:
