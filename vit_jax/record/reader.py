@@ -132,7 +132,7 @@ def _collect(lines: Iterable[bytes], most_rows: int) -> Run:
   num_of_kind = collections.Counter[str]()
   left_out: dict[str, Event] = {}  # by kind: the last entry, if it was left out
   num_broken, lost_steps, stride = 0, 0, 1
-  for line in filter(bytes.strip, lines):
+  for line in filter(bytes.strip, lines):  # not empty
     entry = _parse(line)
     if entry is None:
       num_broken += 1
@@ -141,9 +141,10 @@ def _collect(lines: Iterable[bytes], most_rows: int) -> Run:
       kept += [_Kept(last, -1) for last in left_out.values()]
       left_out.clear()
       resumed_from = _to_step(entry.get('resumed_from'))
-      lost = [_to_step(before['step']) or 0 for before, _ in kept if _is_lost(before, resumed_from)]
-      lost_steps += max(lost, default=resumed_from or 0) - (resumed_from or 0)
-      kept = [before for before in kept if not _is_lost(before.entry, resumed_from)]
+      first = resumed_from or 0
+      lost = [_to_step(earlier['step']) or 0 for earlier, _ in kept if _is_lost(earlier, resumed_from)]
+      lost_steps += max(lost, default=first) - first
+      kept = [earlier for earlier in kept if not _is_lost(earlier.entry, resumed_from)]
     kind = _kind(entry) if most_rows else ''
     if 'event' not in entry:
       entry = dict(_to_row(entry))
@@ -159,8 +160,8 @@ def _collect(lines: Iterable[bytes], most_rows: int) -> Run:
     kept.append(_Kept(entry, number))
     if kind == _TRAINING_ROW and number >= 2 * most_rows * stride:
       stride *= 2
-      kept = [one for one in kept if one.number < 0 or one.number % stride == 0]
-  entries = [one.entry for one in kept] + list(left_out.values())
+      kept = [earlier for earlier in kept if earlier.number < 0 or earlier.number % stride == 0]
+  entries = [entry for entry, _ in kept] + list(left_out.values())
   rows: list[Row] = [entry for entry in entries if 'event' not in entry]  # type: ignore[misc]
   return Run(rows, [entry for entry in entries if 'event' in entry], lost_steps, num_broken, stride)
 

@@ -11,6 +11,7 @@ import fnmatch
 import pathlib
 import shlex
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from vit_jax.config import json_files
 from vit_jax.core.errors import UserError, printable
@@ -58,9 +59,9 @@ def run(*, files: Sequence[str], claim: str, to: pathlib.Path, data: Mapping[str
   return 0
 
 
-def _make(path: pathlib.Path, name: str, claim: str, patterns: Sequence[str], tolerance: Tolerance,
+def _make(path: pathlib.Path, record_id: str, claim: str, patterns: Sequence[str], tolerance: Tolerance,
           paths: Mapping[str, str], command: str, *, allow_code: bool, read_line: ReadLine) -> Record:
-  """Returns the record of the outcome in `path`, with the id `name`; the other arguments are those of `run`."""
+  """Returns the record of the outcome in `path`; the other arguments are those of `run`."""
   outcome = outcomes.read(path)
   values = _values(outcome, claim, patterns)
   if command:
@@ -87,12 +88,12 @@ def _make(path: pathlib.Path, name: str, claim: str, patterns: Sequence[str], to
   console.end_stage()
   found_by_run = sorted(setting for setting in of_command.keys() | of_run.stated.keys()
                         if of_command.get(setting) != of_run.stated.get(setting))
-  made = {'date': datetime.datetime.now(datetime.UTC).date().isoformat(), 'commit': outcome.commit,
-          'machine': outcome.machine}
+  made: dict[str, Any] = {'date': datetime.datetime.now(datetime.UTC).date().isoformat(), 'commit': outcome.commit,
+                          'machine': outcome.machine}
   if not command or job == 'study':
-    made |= {key: round(number, 2) if key.endswith('processor_s') else number for key, number in outcome.cost.items()}
+    made |= {name: round(cost, 2) if name.endswith('processor_s') else cost for name, cost in outcome.cost.items()}
   return Record(
-      id=name, claim=claim, kind=outcome.kind, command=tuple(shlex.join(['vit-jax', *words]) for words in commands),
+      record_id, claim, outcome.kind, tuple(shlex.join(['vit-jax', *words]) for words in commands),
       values=values, tolerance=tolerance, params_digest=outcome.params_digest, checkpoints=outcome.checkpoints,
       settings=of_run.stated, config_digest=of_run.digest, setting_digests=of_run.digests, data=contents, files=weights,
       about=_about({**contents, **weights}), found=tuple(found_by_run), made=made)
@@ -117,8 +118,8 @@ def _values(outcome: Outcome, claim: str, patterns: Sequence[str]) -> dict[str, 
   if unused := [pattern for pattern in patterns if not fnmatch.filter(names, pattern)]:
     raise UserError(f'--values: expected patterns of names of values, got {unused[0]!r}, which none has. Use '
                     f'{_some(names)}.')
-  kept = {*claimed, *(name for pattern in patterns for name in fnmatch.filter(names, pattern))}
-  return {name: measured[name] for name in names if name in kept}
+  chosen = {*claimed, *(name for pattern in patterns for name in fnmatch.filter(names, pattern))}
+  return {name: measured[name] for name in names if name in chosen}
 
 
 def _some(values: Collection[str]) -> str:

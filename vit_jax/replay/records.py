@@ -19,8 +19,8 @@ from vit_jax.core.errors import UserError
 from vit_jax.data.content import Content
 from vit_jax.record import machine
 
-FOLDER = next((one for one in (machine.ROOT / 'benchmarks' / 'records', machine.ROOT / 'vit_jax' / 'records')
-               if one.is_dir()), machine.ROOT / 'benchmarks' / 'records')
+_IN_CHECKOUT, _INSTALLED = machine.ROOT / 'benchmarks' / 'records', machine.ROOT / 'vit_jax' / 'records'
+FOLDER = _INSTALLED if _INSTALLED.is_dir() and not _IN_CHECKOUT.is_dir() else _IN_CHECKOUT
 """The records of this package: in a checkout, or installed as `vit_jax.records`."""
 KINDS = ('train', 'evaluation', 'measurement')
 _MOST_LETTERS = 2**16  # of all commands of a record
