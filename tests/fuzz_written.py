@@ -263,7 +263,7 @@ def read_study(folder: pathlib.Path) -> Any:
   from vit_jax.study import halving
   from vit_jax.study import table as tables
   halving.check_same(folder, search_of())
-  return [halving.kept(folder, search_of(), 0, []), tables.show(folder)]
+  return [halving.continuing(folder, search_of(), 0, []), tables.show(folder)]
 
 
 def make_plan(folder: pathlib.Path) -> None:

@@ -138,10 +138,13 @@ class TensorBoard:
                       for name, images in values.items() for number, image in enumerate(images)])
 
   def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
-    self._show(step, [self._summary.histogram_raw(
-        name, min=float(bins.edges[0]), max=float(bins.edges[-1]), num=float(bins.counts.sum()), sum=float(bins.sum),
-        sum_squares=float(bins.sum_squares), bucket_limits=bins.edges[1:].tolist(), bucket_counts=bins.counts.tolist())
-                      for name, bins in values.items()])
+    summaries = []
+    for name, bins in values.items():
+      summaries.append(self._summary.histogram_raw(
+          name, min=float(bins.edges[0]), max=float(bins.edges[-1]), num=float(bins.counts.sum()), sum=float(bins.sum),
+          sum_squares=float(bins.sum_squares), bucket_limits=bins.edges[1:].tolist(),
+          bucket_counts=bins.counts.tolist()))
+    self._show(step, summaries)
 
   def close(self, status: Status = 'done') -> None:
     del status

@@ -62,7 +62,10 @@ class Speed(NamedTuple):
 
 
 def describe(study: schema.Study, workdir: pathlib.Path, *, topology: str) -> str:
-  """Returns the table of all runs, and sentences on a search. For stages that depend on results, missing ones are 0."""
+  """Returns the table of all runs of a study, and sentences on its search.
+
+  Later stages choose their runs by results. Metrics of runs that have not finished count as 0 there.
+  """
   cache = Cache({}, {})
   tasks: dict[str, runs.Task] = {}
   costs: dict[str, Cost] = {}

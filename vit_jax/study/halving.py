@@ -2,8 +2,8 @@
 
 Successive halving trains all runs for a part of their length (a rung, such as '25 %'), then only the best ones to the
 next rung, and so on. Other searches have one rung, the end. The coordinator of a study (`job.py`) calls `check_same` at
-its start, `kept` after each rung, and `with_table` and `write_best` at the end. A decision is written once, into a file
-such as `search/16_points_25%.json` of the study, so that all its processes follow the same one, also after a restart.
+its start, `continuing` after each rung, and `with_table` and `write_best` at the end. A decision is written once, into
+`search/16_points_25%.json` or the like, so that all processes of the study follow the same one, also after a restart.
 """
 from __future__ import annotations
 
@@ -52,8 +52,7 @@ def rungs(method: schema.SearchMethod) -> list[Rung]:
 def score(search: schema.Search, result: schema.Result) -> float | None:
   """Returns the metric that decides, with its sign changed if lower values are better; None if it is not finite.
 
-  Raises:
-    UserError: the run has no such metric.
+  Raises UserError if the run has no such metric.
   """
   value = result.metrics.get(search.metric) if search.metric else result.headline
   if value is None:
@@ -85,7 +84,7 @@ def check_same(workdir: pathlib.Path, search: schema.Search) -> None:
                                'with them: --search=halving:POINTS,rungs=R), or another --workdir.']))
 
 
-def kept(workdir: pathlib.Path, search: schema.Search, number: int, tasks: Sequence[Task]) -> list[str]:
+def continuing(workdir: pathlib.Path, search: schema.Search, number: int, tasks: Sequence[Task]) -> list[str]:
   """Returns the names of the runs that continue after a rung; decides and writes them if no process has done so.
 
   Args:

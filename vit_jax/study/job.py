@@ -171,15 +171,16 @@ class Coordinator:
     rungs = halving.rungs(search.method) if search else [halving.Rung('', len(first))]
     stages = [Stage(lambda results: first, rungs[0].until)]
     if search:
-      stages += [Stage(functools.partial(self._kept, search, number), rung.until, continues=True)
+      stages += [Stage(functools.partial(self._continuing, search, number), rung.until, continues=True)
                  for number, rung in enumerate(rungs[1:])]
     return [*stages, *map(Stage, self._study.then)]
 
-  def _kept(self, search: schema.Search, number: int, results: schema.Results) -> Configs:
+  def _continuing(self, search: schema.Search, number: int, results: schema.Results) -> Configs:
     """Returns the runs that continue after a rung with this number; the results are read from the disk."""
     del results
-    at = halving.rungs(search.method)[number].until
-    names = halving.kept(self._workdir, search, number, [task for task in self._tasks.values() if task.until == at])
+    until = halving.rungs(search.method)[number].until
+    at_rung = [task for task in self._tasks.values() if task.until == until]
+    names = halving.continuing(self._workdir, search, number, at_rung)
     return {name: config for name, config in self._study.runs.items() if name in names}
 
   def _plan(self, stage: Stage, number: int) -> list[runs.Task]:

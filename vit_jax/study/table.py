@@ -65,11 +65,7 @@ def write(workdir: pathlib.Path, study: schema.Study, results: schema.Results, m
 
 
 def show(workdir: storage.Path) -> str:
-  """Returns the table of a study as text, and the path of its page.
-
-  Raises:
-    UserError: the study has no table yet.
-  """
+  """Returns the table of a study as text, with the path of its page; raises UserError if it has no table yet."""
   path = workdir / 'table.csv'
   if not path.is_file():
     raise UserError(f'{path}: expected the table of a study, got no such file. It is written when the study ends or is '

@@ -40,7 +40,6 @@ _POLL_S = 0.05  # between looks at an unfinished save
 _DEFECTS = (TypeError, AttributeError, NameError, AssertionError, LookupError)  # of the program: raised as they are
 _WRITING = 'A checkpoint could not be written to'
 _OPENING = 'Checkpoints could not be opened in'
-_MOVING = 'A damaged checkpoint could not be set aside from'
 """Beginnings of error messages; the path of the folder follows."""
 log = logging.getLogger('vit_jax.train')
 
@@ -63,8 +62,7 @@ class Keep:
   def of(cls, settings: schema.Checkpoints, steps: Callable[[str], int]) -> Keep:
     """Returns the rules of a config; `steps` converts a duration such as '5 epochs' to a number of steps.
 
-    Raises:
-      UserError: `keep_every` is not a multiple of `every`, so that no checkpoint is saved at some of its steps.
+    Raises UserError if `keep_every` is not a multiple of `every`, so that at some steps there is none to keep.
     """
     if keep_every_s := durations.parse_wall(settings.keep_every):
       return cls(settings.keep_latest, 0, settings.keep_best, keep_every_s)
@@ -75,15 +73,15 @@ class Keep:
                       f'steps, got {settings.keep_every!r}, {keep_every} steps. Set such a multiple.')
     return cls(settings.keep_latest, keep_every, settings.keep_best)
 
-  def policy(self, known: Mapping[int, float]) -> managers.PreservationPolicy:
-    """Returns Orbax's policy for these rules; `known` has the value of `best` by step of checkpoint on disk."""
+  def policy(self, on_disk: Mapping[int, float]) -> managers.PreservationPolicy:
+    """Returns Orbax's policy for these rules; `on_disk` has the value of `best` by step of each checkpoint there."""
     policies: list[managers.PreservationPolicy] = [managers.LatestN(self.latest)]
     if self.every:
       policies.append(managers.EveryNSteps(self.every))
     if self.every_s:
       policies.append(managers.EveryNSeconds(round(self.every_s)))
     if self.best:
-      policies.append(_Best(self.best, dict(known)))
+      policies.append(_Best(self.best, dict(on_disk)))
     return managers.AnyPreservationPolicy(policies)
 
 
@@ -91,16 +89,16 @@ class Keep:
 class _Best:
   """A policy of Orbax that preserves the checkpoint that `checkpoint_files.choose` chooses, also after a restart.
 
-  Orbax's own `BestN` knows only the metrics of checkpoints that this process has saved; `known` has those on disk too.
+  Orbax's own `BestN` knows only the metrics of checkpoints that this process has saved; `values` has those on disk too.
   """
   metric: str
-  known: dict[int, float]
+  values: dict[int, float]
 
   def should_preserve(self, checkpoints: Sequence[Any], *, context: object) -> list[bool]:
     del context
-    self.known |= {info.step: info.metrics[self.metric] for info in checkpoints if self.metric in (info.metrics or {})}
-    values = {info.step: self.known[info.step] for info in checkpoints if info.step in self.known}
-    best = checkpoint_files.best_step(values, self.metric)
+    self.values |= {info.step: info.metrics[self.metric] for info in checkpoints if self.metric in (info.metrics or {})}
+    existing = {info.step: self.values[info.step] for info in checkpoints if info.step in self.values}
+    best = checkpoint_files.best_step(existing, self.metric)
     return [info.step == best for info in checkpoints]
 
 
@@ -233,9 +231,10 @@ class Checkpointer:
         log.warning('checkpoint %d is damaged and set aside: %s', step, error)
         self._move_aside(step)
     ocp.multihost.sync_global_processes('vit_jax descriptions')
-    known = checkpoint_files.metric_values(self.folder.parent, self._keep.best, self.steps()) if self._keep.best else {}
+    best = self._keep.best
+    on_disk = checkpoint_files.metric_values(self.folder.parent, best, self.steps()) if best else {}
     options = ocp.CheckpointManagerOptions(
-        preservation_policy=self._keep.policy(known), enable_async_checkpointing=True, create=True,
+        preservation_policy=self._keep.policy(on_disk), enable_async_checkpointing=True, create=True,
         cleanup_tmp_directories=True, temporary_path_class=self._commit_class(),
         async_options=ocp.options.AsyncOptions(barrier_sync_fn=self._barrier()))
     self._opened = ocp.CheckpointManager(self.folder, options=options, item_names=(*ITEMS, 'meta'))
@@ -301,7 +300,7 @@ class Checkpointer:
   def _set_aside(self, step: int) -> None:
     """Moves a damaged checkpoint to `damaged` of the run directory; every process calls this."""
     if jax.process_index() == 0:
-      self._guard(lambda: self._move_aside(step), _MOVING)
+      self._guard(lambda: self._move_aside(step), 'A damaged checkpoint could not be set aside from')
     ocp.multihost.sync_global_processes('vit_jax set aside')
 
   def _move_aside(self, step: int) -> None:

@@ -217,7 +217,7 @@ def _all_or_none(what: str, load: Callable[[], T]) -> T:
   except (Damaged, UserError, TemporaryError) as error:
     failure = error
   kinds: list[type[Exception]] = [Damaged, TemporaryError, UserError]  # the worst is last
-  own = worst = 0 if failure is None else 1 + [isinstance(failure, kind) for kind in kinds].index(True)
+  own = worst = next((number for number, kind in enumerate(kinds, 1) if isinstance(failure, kind)), 0)  # 0 = none
   if jax.process_count() > 1:
     worst = int(np.max(multihost_utils.process_allgather(np.int32(own))))
   if failure is not None and own == worst:

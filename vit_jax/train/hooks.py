@@ -262,7 +262,7 @@ class Checkpoint(Hook):
     self._is_overdue = self.has_failed = False
 
   def _discard_for_retry(self, error: BaseException) -> bool:
-    """Discards the save that failed, and returns true, if it may be repeated: with one process, and for a while."""
+    """Returns whether the save that failed may be repeated, and discards it then; only a run of one process repeats."""
     if not isinstance(error, TemporaryError) or jax.process_count() > 1 or failures.patience() <= 0:
       return False
     self._checkpointer.reopen()
