@@ -130,13 +130,13 @@ def read_record_files(folder: pathlib.Path) -> Any:
   """What `vit-jax replay` shows before it runs anything, and what pages and lists show."""
   from benchmarks import record_ledger
   from vit_jax.replay import planned, records
-  from vit_jax.replay.job import with_places
+  from vit_jax.replay.job import with_workdirs
   found = [records.read_file(path) for path in sorted(folder.iterdir())]
   texts = [repr(list(record_ledger.cells(record_ledger.in_order(found))))]
   for record in found:
     texts += [planned.header(record), records.to_plain(record)['claim']]
     planned.check(record, is_shipped=False, allow_code=False)
-    texts += [planned.plan(record, with_places(record))]
+    texts += [planned.plan(record, with_workdirs(record))]
   return ''.join(texts).encode(errors='surrogateescape').decode(errors='replace')[:200]
 
 
@@ -263,7 +263,7 @@ def read_study(folder: pathlib.Path) -> Any:
   from vit_jax.study import halving
   from vit_jax.study import table as tables
   halving.check_same(folder, search_of())
-  return [halving.kept(folder, search_of(), 0, []), tables.show(folder)]
+  return [halving.continuing(folder, search_of(), 0, []), tables.show(folder)]
 
 
 def make_plan(folder: pathlib.Path) -> None:

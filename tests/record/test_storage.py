@@ -1,4 +1,4 @@
-"""Paths of run directories: local ones as they were, those in object storage without what that cannot do."""
+"""Paths of run directories: local ones, those in object storage without what that cannot do, and those on mounts."""
 from __future__ import annotations
 
 import pathlib
@@ -8,6 +8,18 @@ import pytest
 
 from vit_jax.core.errors import UserError
 from vit_jax.record import storage
+
+TABLE = r"""22 1 0:21 / /proc rw,relatime - proc proc rw
+27 1 8:1 / / rw,relatime shared:1 - ext4 /dev/vda rw
+30 27 0:40 / /runs rw,nosuid - fuse.gcsfuse my-bucket rw,user_id=0
+31 27 0:41 / /runs2 rw - fuse /dev/fuse rw
+32 27 0:42 / /home rw shared:9 master:2 - nfs4 server:/home rw,vers=4.2
+33 32 8:2 / /home/me/my\040disk rw - xfs /dev/sdb rw
+34 27 0:43 / /merged rw - fuse.mergerfs 1:2 rw
+35 27 0:44 / /twice rw - ext4 /dev/sdc rw
+36 27 0:45 / /twice rw - lustre 10.0.0.1@tcp:/x rw
+a line of another form
+"""
 
 
 def test_a_local_path_is_filled_in_and_a_remote_one_stays(
@@ -62,3 +74,33 @@ def test_files_are_written_whole_read_moved_and_copied(
     storage.read_text(root / 'a' / 'd')
 
 
+@pytest.fixture
+def table(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+  path = tmp_path / 'mountinfo'
+  path.write_text(TABLE)
+  monkeypatch.setattr(storage, 'MOUNTS', str(path))
+  return path
+
+
+@pytest.mark.parametrize(('path', 'kind', 'is_shared', 'can_append'), [
+    ('/var/x', 'ext4', False, True), ('/runs/a/b', 'fuse.gcsfuse', True, False), ('/runs', 'fuse.gcsfuse', True, False),
+    ('/runs2/a', 'fuse', True, False), ('/runs3', 'ext4', False, True), ('/home/me/run', 'nfs4', True, True),
+    ('/home/me/my disk/run', 'xfs', False, True), ('/merged/a', 'fuse.mergerfs', False, True),
+    ('/twice/a', 'lustre', True, True)])
+@pytest.mark.usefixtures('table')
+def test_the_deepest_and_last_mount_that_has_a_path_is_its_file_system(
+    path: str, kind: str, is_shared: bool, can_append: bool) -> None:
+  assert (storage.file_system(path), storage.is_shared(path), storage.can_append(path)) == (kind, is_shared, can_append)
+  assert storage.is_shared('gs://mine/run') and not storage.can_append('gs://mine/run')
+
+
+def test_links_are_followed_and_without_a_table_a_path_is_local(
+    table: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'link').symlink_to('/runs/a')
+  assert storage.file_system(tmp_path / 'link' / 'run') == 'fuse.gcsfuse'
+  table.unlink()
+  assert storage.file_system('/runs/a') == '' and storage.can_append('/runs/a') and not storage.is_shared('/runs/a')
+
+
+def test_this_machine_has_a_file_system_of_a_known_type() -> None:
+  assert storage.file_system('/proc/self') == 'proc'

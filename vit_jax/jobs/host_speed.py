@@ -9,7 +9,6 @@ import logging
 import os
 import pathlib
 import time
-from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -20,7 +19,7 @@ from vit_jax.data import workers
 from vit_jax.data.loader import TrainLoader
 from vit_jax.record.clock import Clock
 from vit_jax.train.loop import Done
-from vit_jax.train.state import Packed, TrainState
+from vit_jax.train.state import Packed, StepFn, TrainState
 
 TIMED = range(2, 6)
 """Calls of the step in this process that are waited for: on an idle device, the time of a call is that of the step."""
@@ -30,7 +29,6 @@ multiple of `STEPS` when it has `SECONDS` of training, or at `MOST_STEPS`."""
 WAITING = 0.05
 """The step waits for the host if this share of the training time, or more, is spent waiting for data."""
 _IDLE = (3, 4)  # idle and iowait, among the numbers of a line of /proc/stat
-StepFn = Callable[[TrainState, Batch], tuple[TrainState, Packed]]
 log = logging.getLogger('vit_jax.data')
 
 

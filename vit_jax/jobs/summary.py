@@ -20,12 +20,10 @@ from vit_jax.parallel import mesh as meshes
 from vit_jax.parallel.sharding import with_frozen
 from vit_jax.record import clock, reader, storage
 from vit_jax.record.checkpoint_files import Chosen
-from vit_jax.record.clock import LOST, STEP
+from vit_jax.record.clock import LOST, STEP, TRAINING
 from vit_jax.record.progress import format_duration
 from vit_jax.weights import network
 
-TRAINING = (STEP, 'data_wait')
-"""Phases of the clock in which the run trains."""
 NAMES = {STEP: 'steps', 'data_wait': 'waiting for data', 'evaluate': 'evaluation', 'checkpoint': 'checkpoints',
          LOST: 'lost work', 'restore': 'restoring'}
 

@@ -1,14 +1,13 @@
 """The checkpoints of a run on disk: their names, their descriptions, and which of them stands for the run.
 
-A checkpoint is the folder `checkpoints/STEP`. Its item `meta` is JSON: a body, which describes what was saved, and the
-SHA-256 of that body.
+  checkpoints/STEP/meta/metadata                  the description: {"body": {…}, "sha256": "…"}, the digest of the body
+  checkpoints/STEP/params, …/opt, …/extra         the arrays, as Orbax writes them (`train/checkpoint.py`)
 
 Every job that uses or describes a finished run takes the step from `choose`: evaluate, predict, convert, export, push,
-serve, report, the summary at the end. It is the best one by `checkpoints.keep_best`, else the newest one. This follows
-from the disk alone: from the checkpoints that are there, and from their metrics, which are in their descriptions and in
-the record (`metrics.jsonl`).
+serve, report, the summary at the end. It is the best one by `checkpoints.keep_best`, else the newest one. Only files
+decide: the checkpoints that exist and their metrics, which are in their descriptions and in `metrics.jsonl`.
 
-Paths are of `pathlib` or of `etils.epath`. This module needs no library that reads arrays, and writes no files.
+Paths are of `pathlib` or of `etils.epath`. This module imports no library that reads arrays, and writes no files.
 """
 from __future__ import annotations
 
@@ -31,10 +30,9 @@ VERSION = 1
 """Version of the layout; it increases when old checkpoints cannot be read any more."""
 
 META, DATA, LIBRARY = 'meta/metadata', 'data/metadata', '_CHECKPOINT_METADATA'
-"""Files of a checkpoint: its description, the order of the data, and those that Orbax's manager reads on opening."""
-COMMITTED = 'commit_success.txt'
-"""The file that Orbax writes last in object storage, where it cannot rename the folder."""
-LARGEST_METRIC = 1e300  # integers in JSON may be larger than any float
+"""Files of a checkpoint: its description, the order of the data (of older versions), and Orbax's own description."""
+COMMITTED = 'commit_success.txt'  # Orbax writes it last in object storage, where it cannot rename the folder
+_LARGEST_METRIC = 1e300  # integers in JSON may be larger than any float
 T = TypeVar('T')
 
 
@@ -55,7 +53,7 @@ def steps(folder: Any) -> list[int]:
 
 
 def is_step(name: str) -> bool:
-  """Returns whether this is a valid name for the folder of a checkpoint."""
+  """Returns whether a folder with this name may be a checkpoint: it is a number without leading zeros."""
   return name.isascii() and name.isdecimal() and str(int(name)) == name
 
 
@@ -73,7 +71,7 @@ def read_meta(checkpoint: Any) -> dict[str, Any]:
 
 
 def read_json(path: Any) -> dict[str, Any]:
-  """Reads a JSON object. Raises the same errors as `read_meta`."""
+  """Returns the JSON object in a file. Raises the same errors as `read_meta`."""
   content = guard(str(path), lambda: documents.load(path))
   if not isinstance(content, dict):
     raise Damaged(f'{path.parent.name}/{path.name} is not a JSON object')
@@ -81,17 +79,17 @@ def read_json(path: Any) -> dict[str, Any]:
 
 
 def seal(body: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the description to write: the body and its digest."""
+  """Returns the description to write: the body and its digest. `read_meta` returns the body again."""
   return {'body': dict(body), 'sha256': sha256(body)}
 
 
 def sha256(value: Any) -> str:
-  """Returns the digest of a JSON value."""
+  """Returns the SHA-256 of a JSON value, as hexadecimal digits."""
   return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def guard(what: str, action: Callable[[], T]) -> T:
-  """Returns the result of reading `what` with a library, and converts its errors as `failures.reading`."""
+  """Returns the result of `action`, which reads the file `what`; raises what `failures.reading` makes of its errors."""
   try:
     return failures.retried(action, f'reading {what}')
   except TemporaryError:
@@ -99,11 +97,11 @@ def guard(what: str, action: Callable[[], T]) -> T:
   except Exception as error:  # Orbax raises plain Exception for a damaged array; zstd, json and TensorStore their own
     if failures.is_of_runtime(error):
       raise
-    found = failures.reading(what, error)
-    if isinstance(found, Damaged):  # some errors of libraries say only what their code met
-      why = '' if isinstance(error, AttributeError | TypeError | LookupError) else f': {found}'
-      found = Damaged(f'{what} is not what was saved there{why}')
-    raise found from error
+    converted = failures.reading(what, error)
+    if isinstance(converted, Damaged):
+      is_about_code = isinstance(error, AttributeError | TypeError | LookupError)  # its text does not help a person
+      converted = Damaged(f'{what} is not what was saved there{"" if is_about_code else f": {converted}"}')
+    raise converted from error
 
 
 def check_arrays(item: str, arrays: Iterable[Any], shapes: Mapping[str, str]) -> None:
@@ -131,7 +129,7 @@ def check_arrays(item: str, arrays: Iterable[Any], shapes: Mapping[str, str]) ->
 
 
 class Chosen(NamedTuple):
-  """The step that stands for a run, and the newest one; `metric` with its `value` if it is the best, else '' and 0."""
+  """The step that stands for a run, and the newest one; `metric` and its best `value`, if it decided, else '' and 0."""
   step: int
   newest: int
   metric: str = ''
@@ -143,12 +141,12 @@ class Chosen(NamedTuple):
 
   @property
   def reason(self) -> str:
-    """Returns why it is this one, such as `the best test/top1 (0.98)`."""
+    """Why this step was chosen: `the newest one`, or such as `the best test/top1 (0.98)`."""
     return f'the best {self.metric} ({self.value:.4g})' if self.metric else 'the newest one'
 
 
 def choose(workdir: storage.Path, metric: str, among: Sequence[int] | None = None) -> Chosen | None:
-  """Returns the step of a run; None without a checkpoint. Checkpoints without a finite metric are never the best.
+  """Returns the step that stands for a run; None without a checkpoint. One without a finite metric is never the best.
 
   Args:
     workdir: the run directory.
@@ -164,47 +162,48 @@ def choose(workdir: storage.Path, metric: str, among: Sequence[int] | None = Non
 
 
 def best_step(values: Mapping[int, float], metric: str) -> int | None:
-  """Returns the step with the best finite value of a metric, the last one of equal ones; None without any."""
+  """Returns the step with the best finite value of a metric, the last of equal ones; None if no value is finite."""
   sign = -1. if reader.is_lower_better(metric) else 1.
-  return max((step for step in values if math.isfinite(values[step])), key=lambda step: (sign * values[step], step),
-             default=None)
+  finite = [step for step in values if math.isfinite(values[step])]
+  return max(finite, key=lambda step: (sign * values[step], step), default=None)
 
 
 def metric_values(workdir: storage.Path, metric: str, among: Sequence[int]) -> dict[int, float]:
-  """Returns the values of a metric by step, of the checkpoints that have one."""
-  metrics = {step: _described(workdir, step) for step in among}
-  if not all(metric in of_step for of_step in metrics.values()):
-    rows = _rows(workdir)  # of a run of an older version, whose checkpoints do not have their metrics
-    metrics = {step: {**rows.get(step, {}), **of_step} for step, of_step in metrics.items()}
-  return {step: of_step[metric] for step, of_step in metrics.items() if metric in of_step}
+  """Returns the values of a metric by step, of the checkpoints `among` that have one."""
+  by_step = {step: _metrics_in_description(workdir, step) for step in among}
+  if not all(metric in metrics for metrics in by_step.values()):  # older versions wrote metrics only into the record
+    recorded = _metrics_in_record(workdir)
+    by_step = {step: {**recorded.get(step, {}), **metrics} for step, metrics in by_step.items()}
+  return {step: metrics[metric] for step, metrics in by_step.items() if metric in metrics}
 
 
 def measured(workdir: storage.Path, step: int) -> dict[str, float]:
   """Returns the finite metrics of all evaluations of a checkpoint."""
-  return {**_rows(workdir).get(step, {}), **_described(workdir, step)}
+  return {**_metrics_in_record(workdir).get(step, {}), **_metrics_in_description(workdir, step)}
 
 
-def _described(workdir: storage.Path, step: int) -> dict[str, float]:
-  """Returns the metrics in the description of a checkpoint; {} if it is damaged or has none."""
+def _metrics_in_description(workdir: storage.Path, step: int) -> dict[str, float]:
+  """Returns the finite metrics in the description of a checkpoint; {} if it is damaged or has none."""
   try:
     return _evaluated(read_meta(workdir / 'checkpoints' / str(step)).get('metrics'))
   except (Damaged, UserError):
     return {}
 
 
-def _rows(workdir: storage.Path) -> dict[int, dict[str, float]]:
+def _metrics_in_record(workdir: storage.Path) -> dict[int, dict[str, float]]:
   """Returns the finite metrics of evaluations by step; {} if there is no record."""
-  metrics: dict[int, dict[str, float]] = {}
+  by_step: dict[int, dict[str, float]] = {}
   try:
     for row in reader.read(workdir, most_rows=1).rows:
-      metrics.setdefault(int(row['step']), {}).update(_evaluated(row))
+      by_step.setdefault(int(row['step']), {}).update(_evaluated(row))
   except (FileNotFoundError, UserError):
     return {}
-  return metrics
+  return by_step
 
 
 def _evaluated(metrics: object) -> dict[str, float]:
-  """Returns those of a mapping that are finite metrics of evaluations, such as `test/top1`."""
+  """Returns those of a mapping that are finite metrics of evaluations, such as `test/top1`; {} if it is no mapping."""
+  if not isinstance(metrics, Mapping):
+    return {}
   return {name: float(value) for name, value in metrics.items() if '/' in name and not name.startswith('train/')
-          and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST_METRIC
-          } if isinstance(metrics, Mapping) else {}
+          and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST_METRIC}

@@ -1,24 +1,20 @@
 """How a run uses its time: images per second, model FLOPs utilization (MFU), time left, goodput.
 
-The train job makes a `Clock` for each start, and enters a `phase` around everything that is not a step; the training
-loop does so for data and compilation. A hook calls `tick` after each step, and reads `rates` and `goodput` when it
-logs. The functions below the clock read the events of a record, for summaries and reports.
+The train job makes a `Clock` for each start of a run, and enters a `phase` around everything that is not a step; the
+training loop does so for data and compilation. A hook calls `tick` after each step, and reads `rates` and `goodput`
+when it logs. The clock uses only host time and counts. Steps are dispatched ahead of the device, so a single `tick`
+says little about the device's time; over a window of steps the times of host and device agree.
 
-The clock uses only host time and counts. Steps are dispatched ahead of the device, so a single `tick` says little about
-the device's time; over a window of steps the times of host and device agree.
+MFU is defined as in PaLM (arXiv 2204.02311, Appendix B): the model's FLOPs without recomputation, divided by the FLOPs
+that the devices can compute in the same time.
 
-MFU as in PaLM (arXiv 2204.02311, Appendix B): the model's FLOPs without recomputation, divided by the FLOPs that the
-devices can compute in the same time.
-
-Each start of a run writes its seconds by phase (`Goodput`) with every row of training metrics and with every
-checkpoint, as events `goodput`. `sum_starts` computes from them how the run used its time over all its starts, and
-`find_lost` the time lost by an interruption. Work after the step from which a later start resumed is lost. The sums do
-not contain the time between the last event and a kill, nor the time between starts, because these are not in the
-record.
+With every row of training metrics and every checkpoint, a start writes its seconds by phase (`Goodput`) as an event
+`goodput`. Summaries and reports read these events: `sum_starts` returns how a run used its time over all its starts,
+and `find_lost` the work that an interruption lost, which is that after the step from which the next start resumed. The
+sums lack the time between the last event and a kill, and the time between starts, as the record does not have them.
 """
 from __future__ import annotations
 
-import collections
 import contextlib
 import math
 import re
@@ -29,12 +25,12 @@ from typing import NamedTuple
 from vit_jax.record import machine
 from vit_jax.record.reader import Event
 
-STEP = 'step'
-LOST = 'lost'
-_TRAINING = (STEP, 'data_wait')  # waiting for data slows training down; evaluating only interrupts it
-ONCE = ('startup', 'compile', 'restore', 'local_restore')  # not repeated in the time that is left
+STEP, LOST = 'step', 'lost'
+"""Phases that only the clock itself adds to: steps, and steps that a later start repeats."""
+TRAINING = (STEP, 'data_wait')  # waiting for data slows training down, evaluating only interrupts it
+ONCE = ('startup', 'compile', 'restore', 'local_restore')  # phases that do not occur again in the time that is left
 
-# Dense bf16 FLOP/s of one jax device; the first pattern that is found in `device_kind` decides.
+# Dense bf16 FLOP/s of one jax device; the first pattern that is found in the lower-case `device_kind` decides.
 _PEAK_FLOPS = (
   (r'tpu ?v2', 22.5e12),            # Cloud TPU docs, v2: 45e12 a chip of two cores; a device is a core
   (r'tpu ?v3', 61.5e12),            # Cloud TPU docs, v3: 123e12 a chip of two cores; a device is a core
@@ -70,8 +66,8 @@ class Rates(NamedTuple):
 class Goodput(NamedTuple):
   """Seconds by phase, which add up to `total_s`. `fraction` is the share of the phase `step`.
 
-  processor_s: of the process and of those that it has started and that have ended; None = not known.
-  training_processor_s: the part of steps and data waits after the first step, without loader processes; likewise.
+  processor_s: processor seconds of the process and of its child processes that have ended; None = not known.
+  training_processor_s: those of this process alone, in `TRAINING` phases after the first step; None = not known.
   """
   seconds: dict[str, float]
   total_s: float
@@ -80,15 +76,22 @@ class Goodput(NamedTuple):
   training_processor_s: float | None = None
 
 
+class _Repeats(NamedTuple):
+  """How often a phase was entered, and its seconds: of the first time and of all times. Before the first step, 0."""
+  first_s: float
+  times: int
+  total_s: float
+
+
 class Clock:
-  """Sums the seconds of named phases; time outside of all phases is step time.
+  """Sums the seconds of named phases; time outside of all phases is step time. Only the main thread uses it.
 
   Args:
     images_per_step: the global batch size.
     flops_per_step: of the model on one global batch, forward and backward; 0 = unknown.
     peak_flops: FLOP/s of all devices together, from `find_peak_flops`; None = unknown.
     now: a monotonic clock, in seconds.
-    processor: the processor seconds of this process so far, of all its threads.
+    processor: returns the processor seconds of this process so far, of all its threads.
   """
 
   def __init__(self, images_per_step: int, flops_per_step: float, peak_flops: float | None, *,
@@ -96,13 +99,13 @@ class Clock:
     self._images_per_step, self._flops_per_step, self._peak_flops = images_per_step, flops_per_step, peak_flops
     self._now, self._processor = now, processor
     self._seconds: dict[str, float] = {STEP: 0.}
-    self._open: list[str] = []
+    self._open: list[str] = []  # phases that were entered and not left, the innermost last
     self._advanced_until, self._processor_until = now(), processor()
     self._training_processor_s = 0.
     self._steps = 0
-    self._phases: dict[str, tuple[float, int, float]] = {}  # seconds of the first time, times, seconds of all
-    self._warm = (0, 0.)  # steps and repeating seconds after the first tick; time before it is mostly not repeated
-    self._window = (0, 0.)  # steps and training seconds at the last call of `rates`
+    self._phases: dict[str, _Repeats] = {}
+    self._first_tick = (0, 0.)  # number of steps and repeating seconds then; the time before is mostly not repeated
+    self._last_rates = (0, 0.)  # number of steps and training seconds at the last call of `rates`
 
   @contextlib.contextmanager
   def phase(self, name: str) -> Iterator[None]:
@@ -120,9 +123,9 @@ class Clock:
     finally:
       self._advance()
       self._open.pop()
-      first_s, times, total_s = self._phases.get(name, (0., 0, 0.))
       spent_s = (self._seconds.get(name, 0.) - before) if self._steps else 0.
-      self._phases[name] = (spent_s if not times else first_s, times + 1, total_s + spent_s)
+      earlier = self._phases.get(name, _Repeats(spent_s, 0, 0.))
+      self._phases[name] = _Repeats(earlier.first_s, earlier.times + 1, earlier.total_s + spent_s)
 
   def charge(self, name: str, seconds: float) -> None:
     """Adds seconds of a phase that ended before this clock was made, such as `startup`."""
@@ -131,28 +134,28 @@ class Clock:
   def tick(self) -> None:
     """Counts a finished (or dispatched) step. The first call is a warm-up and does not count for the speed."""
     if not self._steps:
-      self._warm, self._window = (1, self._repeating_s()), (1, self._training_s())
+      self._first_tick, self._last_rates = (1, self._repeating_s()), (1, self._training_s())
     self._steps += 1
 
   def rates(self) -> Rates | None:
-    """Returns the speed since the last call or the first tick; None without a step. Steps and data waits count."""
+    """Returns the speed in `TRAINING` phases since the last call, or the first tick; None if there was no step."""
     training_s = self._training_s()
-    steps, seconds = self._steps - self._window[0], training_s - self._window[1]
+    steps, seconds = self._steps - self._last_rates[0], training_s - self._last_rates[1]
     if steps <= 0 or seconds <= 0:
       return None
-    self._window = (self._steps, training_s)
+    self._last_rates = (self._steps, training_s)
     step_s, peak = seconds / steps, self._peak_flops if self._flops_per_step else None
     return Rates(self._images_per_step / step_s, step_s, self._flops_per_step / step_s / peak if peak else None)
 
   def time_left_s(self, steps_left: int) -> float | None:
     """Returns the seconds for `steps_left` more steps with their evaluations and checkpoints; None = not known yet.
 
-    The first evaluation compiles and the first checkpoint imports a library: once there is a second one, the first
-    counts like the mean of the others.
+    The first evaluation compiles, and the first checkpoint imports a library. Once a phase has occurred again, its
+    first time counts as no more than the mean of the others.
     """
     excess_s = sum(max(0., first_s - (total_s - first_s) / (times - 1))
                    for name, (first_s, times, total_s) in self._phases.items() if times > 1 and name not in ONCE)
-    steps, seconds = self._steps - self._warm[0], self._repeating_s() - self._warm[1] - excess_s
+    steps, seconds = self._steps - self._first_tick[0], self._repeating_s() - self._first_tick[1] - excess_s
     return steps_left * seconds / steps if steps > 0 else None
 
   def goodput(self) -> Goodput:
@@ -164,26 +167,26 @@ class Clock:
                    round(self._training_processor_s, 2))
 
   def training(self) -> tuple[float, float]:
-    """Returns the seconds of steps and data waits so far, and those of the waits alone."""
+    """Returns the seconds in `TRAINING` phases so far, and those of waiting for data alone."""
     return self._training_s(), self._seconds.get('data_wait', 0.)
 
   def _advance(self) -> None:
-    """Adds the time since the last call to the open phase."""
-    now, processor = self._now(), self._processor()
+    """Adds the time since the last call to the innermost open phase."""
+    now_s, processor_s = self._now(), self._processor()
     name = self._open[-1] if self._open else STEP
-    self._seconds[name] = self._seconds.get(name, 0.) + now - self._advanced_until
-    if name in _TRAINING and self._steps:
-      self._training_processor_s += processor - self._processor_until
-    self._advanced_until, self._processor_until = now, processor
+    self._seconds[name] = self._seconds.get(name, 0.) + now_s - self._advanced_until
+    if name in TRAINING and self._steps:
+      self._training_processor_s += processor_s - self._processor_until
+    self._advanced_until, self._processor_until = now_s, processor_s
 
   def _repeating_s(self) -> float:
-    """Returns the seconds of everything that the time left repeats."""
+    """Returns the seconds of all phases that may occur again."""
     self._advance()
-    return sum(s for name, s in self._seconds.items() if name not in ONCE)
+    return sum(seconds for name, seconds in self._seconds.items() if name not in ONCE)
 
   def _training_s(self) -> float:
     self._advance()
-    return sum(self._seconds.get(name, 0.) for name in _TRAINING)
+    return sum(self._seconds.get(name, 0.) for name in TRAINING)
 
 
 class Lost(NamedTuple):
@@ -193,25 +196,26 @@ class Lost(NamedTuple):
 
 
 class _Start(NamedTuple):
-  """The events of one start of a run: `start`, and the `goodput` that follow it."""
+  """The events of one start of a run: its `start`, and the `goodput` events that follow it."""
   begin: Event
   goodput: list[Event]
 
   def last(self, name: str) -> float | None:
-    """Returns the last number with this name; None if there is none."""
+    """Returns the number with this name in the last `goodput`; None if it has none."""
     value = self.goodput[-1].get(name) if self.goodput else None
     return None if value is None else _number(value)
 
   def seconds(self, until: float) -> dict[str, float]:
-    """Returns the seconds by phase; work after step `until` is in the phase of lost work."""
-    whole = _seconds(self.goodput[-1]) if self.goodput else {}
-    kept = next((_seconds(event) for event in reversed(self.goodput) if _number(event.get('step')) <= until), {})
-    valid = {name: seconds if name in ONCE else kept.get(name, 0.) for name, seconds in whole.items()}
-    lost = sum(whole.values()) - sum(valid.values())
-    return {**valid, LOST: lost} if lost > 0 else valid
+    """Returns the seconds by phase; those of work after step `until` are in the phase `LOST`."""
+    total = _seconds(self.goodput[-1]) if self.goodput else {}
+    at_until = next((_seconds(event) for event in reversed(self.goodput) if _number(event.get('step')) <= until), {})
+    valid = {name: seconds if name in ONCE else at_until.get(name, 0.) for name, seconds in total.items()}
+    lost_s = sum(total.values()) - sum(valid.values())
+    return {**valid, LOST: lost_s} if lost_s > 0 else valid
 
 
 def _starts(events: Sequence[Event]) -> list[_Start]:
+  """Returns the events of each start, in order."""
   starts: list[_Start] = []
   for event in events:
     if event['event'] == 'start':
@@ -224,44 +228,50 @@ def _starts(events: Sequence[Event]) -> list[_Start]:
 def sum_starts(events: Sequence[Event]) -> Goodput:
   """Returns the seconds by phase and the processor seconds over all starts of a run.
 
-  Startup phases are never counted as lost work. Processor seconds that one of the starts did not record are not known.
+  The phases `ONCE` never count as lost work. Processor seconds are None if one of the starts did not record them.
 
   Args:
     events: of a record, in order; `start` with `resumed_from`, `goodput` with `step` and `seconds`.
   """
-  total, until, starts = collections.Counter[str](), math.inf, _starts(events)  # steps after `until` were lost
+  def processor_s(name: str) -> float | None:
+    of_starts = [start.last(name) for start in starts]
+    return round(sum(filter(None, of_starts)), 2) if of_starts and None not in of_starts else None
+
+  starts, by_phase = _starts(events), dict[str, float]()
+  until = math.inf  # the steps after it were lost
   for start in reversed(starts):
     for name, seconds in start.seconds(until).items():
-      total[name] += seconds  # type: ignore[assignment]
+      by_phase[name] = by_phase.get(name, 0.) + seconds
     until = min(until, _number(start.begin.get('resumed_from')))
-  processor = [[start.last(name) for start in starts] for name in ('processor_s', 'training_processor_s')]
-  total_s = sum(total.values())
-  return Goodput(dict(total), total_s, total[STEP] / total_s if total_s > 0 else 0., *(
-      round(sum(filter(None, each)), 2) if each and None not in each else None for each in processor))
+  total_s = sum(by_phase.values())
+  return Goodput(by_phase, total_s, by_phase.get(STEP, 0.) / total_s if total_s > 0 else 0.,
+                 processor_s('processor_s'), processor_s('training_processor_s'))
 
 
 def count_starts(events: Sequence[Event]) -> int:
-  """Returns the number of processes 0 that a run has had, one after the other."""
+  """Returns how often a run was started or resumed."""
   return len(_starts(events))
 
 
 def device_s(events: Sequence[Event]) -> float:
-  """Returns the seconds of all starts, each times its devices."""
+  """Returns the device-seconds of a run: the seconds of each start times its number of devices, summed."""
   return sum((start.last('total_s') or 0.) * _number(start.begin.get('devices')) for start in _starts(events))
 
 
 def find_lost(events: Sequence[Event], *, resumed_from: int) -> Lost:
-  """Returns the work of the previous start (the end of `events`) that a start from this step loses.
+  """Returns the work of the last start in `events` that is lost if the next one resumes from step `resumed_from`.
 
-  Steps and seconds are those of its last event `goodput`, which follows the row of metrics of the same step.
+  The last event `goodput` of that start decides; it follows the row of metrics of the same step.
   """
-  if not (starts := _starts(events)):
+  starts = _starts(events)
+  if not starts:
     return Lost(0, 0.)
   steps = max((int(_number(event.get('step'))) for event in starts[-1].goodput), default=0) - resumed_from
   return Lost(max(steps, 0), starts[-1].seconds(resumed_from).get(LOST, 0.))
 
 
 def _seconds(event: Event) -> dict[str, float]:
+  """Returns the seconds by phase of an event `goodput`; {} if it has none."""
   by_phase = event.get('seconds')
   return {str(name): _number(value) for name, value in by_phase.items()} if isinstance(by_phase, Mapping) else {}
 

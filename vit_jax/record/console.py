@@ -1,13 +1,13 @@
-"""What a job writes beside its results: messages and stages, how much of them, and in which form.
+"""What a job writes to standard error beside its results: messages and stages.
 
-The command line takes the switches first (`take`, `chosen`), and shows stages around the job (`stages_shown`).
-`-q` shows warnings, errors and results alone; `-v` adds messages of libraries and tracebacks. They set `VIT_JAX_LOG`,
-which processes that a job starts inherit. Messages begin with the seconds since the start of the command.
+The switch `-q` shows only warnings, errors and results; `-v` adds messages of libraries and tracebacks. The command
+line (`main.py`) takes the switches off (`take`) and sets `VIT_JAX_LOG` for them (`chosen`), which processes that a job
+starts inherit. Messages begin with the seconds since the start of the command (`Handler`).
 
-Stages are what a job waits for before its first results: importing, opening the data, compiling. A job calls
-`begin_stage(TEXT)` for each, and `end_stage()` before it prints results. The command line shows them on standard error
-with the seconds since its start: a line for each, or on a terminal one live line below all other output. Without the
-command line, as in the Python API, nothing is shown.
+A stage is what a job does before its first results: importing, opening the data, compiling. A job calls
+`begin_stage(TEXT)` for each, and `end_stage()` before it prints results. Inside `stages_shown`, which the command line
+enters, a stage is a line with the seconds since the start, or on a terminal one live line below all other output. Jobs
+that are called from Python show no stages.
 """
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ else:
 VARIABLE = 'VIT_JAX_LOG'
 QUIET, VERBOSE = 'quiet', 'verbose'
 SWITCHES = {'-q': QUIET, '--quiet': QUIET, '-v': VERBOSE, '--verbose': VERBOSE}
-_host = ''
-_WIDTH = 80  # the narrowest terminal whose lines are not cut
+_host = ''  # what messages begin with in a run of several hosts, such as 'host 3: '
+_LEAST_WIDTH = 80  # columns to which messages are wrapped on a narrower terminal
 
 
 def level() -> int:
@@ -45,20 +45,20 @@ def level() -> int:
 
 
 def take(words: Sequence[str]) -> tuple[list[str], str]:
-  """Returns the words of a command line without `-q` and `-v`, and the one that was among them; '' = none.
+  """Returns the words of a command line without `SWITCHES`, and the value of the one among them; '' = none.
 
   Raises:
-    UserError: both were.
+    UserError: there are both `-q` and `-v`.
   """
-  found = {SWITCHES[word] for word in words if word in SWITCHES}
-  if len(found) > 1:
+  values = {SWITCHES[word] for word in words if word in SWITCHES}
+  if len(values) > 1:
     raise UserError('-q, -v: expected one of them, got both. Remove one.')
-  return [word for word in words if word not in SWITCHES], next(iter(found), '')
+  return [word for word in words if word not in SWITCHES], ''.join(values)
 
 
 @contextlib.contextmanager
 def chosen(how: str) -> Iterator[None]:
-  """Sets the environment for `QUIET` or `VERBOSE`; '' changes nothing."""
+  """Sets the environment variables of `QUIET` or `VERBOSE` for the time inside; '' changes nothing."""
   wanted = {VARIABLE: how} if how else {}
   wanted |= {failures.SHOW: '1'} if how == VERBOSE else {}
   before = {name: os.environ.get(name) for name in wanted}
@@ -76,22 +76,22 @@ def is_talking() -> bool:
 
 
 def name_host(host: int) -> None:
-  """Adds the index of this host to the messages of this process, which is one of several in a run."""
+  """Adds the index of this host to the beginning of all messages of this process; for runs of several hosts."""
   global _host
   _host = f'host {host}: '
 
 
 def messages() -> tuple[float, str]:
-  """Returns what `follow` needs in a process that this one starts."""
+  """Returns the start of the command and the name of the host: the argument of `follow` in a child process."""
   return began_s(), _host
 
 
-def follow(begun: tuple[float, str]) -> None:
-  """Shows the warnings of this process, a loader process, in the form of the process that started it."""
+def follow(parent: tuple[float, str]) -> None:
+  """Shows the messages of this process, a loader process, in the form of its parent, which called `messages`."""
   global _host
-  start_s, _host = begun
+  parent_began_s, _host = parent
   logger = logging.getLogger('vit_jax')
-  logger.handlers, logger.propagate = [Handler(start_s)], False
+  logger.handlers, logger.propagate = [Handler(parent_began_s)], False
 
 
 def elapsed(seconds: float) -> str:
@@ -105,7 +105,7 @@ def elapsed(seconds: float) -> str:
 class Handler(logging.Handler):
   """Writes messages to standard error, with the time and, for warnings and errors, the level.
 
-  It asks for the stream at each message, because `rich` replaces it while a line is live.
+  It looks up `sys.stderr` at each message, because `rich` replaces it while a line is live.
 
   Args:
     began_s: the start of the command on the clock `now`.
@@ -120,30 +120,32 @@ class Handler(logging.Handler):
     """Writes a message; one that cannot be written is lost."""
     try:
       print(self.format(record), file=sys.stderr, flush=True)
-    except Exception:  # as the handlers of `logging` do: wrong arguments of a message, or a closed stream
+    except Exception:  # wrong arguments of a message, or a closed stream; the handlers of `logging` do the same
       self.handleError(record)
 
   def format(self, record: logging.LogRecord) -> str:
-    """Returns the lines of a message, on a terminal within its width; those after the first are indented."""
-    name = f'{record.levelname.lower()}: ' if record.levelno >= logging.WARNING else ''
-    first, *rest = redacted(f'{_host}{name}{super().format(record)}').split('\n')
-    start = f'{elapsed(self._now() - self._began_s)}  '
-    lines = [f'{start}{first}', *(f'{" " * len(start)}{line}' for line in rest)]
+    """Returns a message with its time; lines after the first are indented. On a terminal, long lines are wrapped."""
+    level_name = f'{record.levelname.lower()}: ' if record.levelno >= logging.WARNING else ''
+    text = redacted(f'{_host}{level_name}{super().format(record)}')
+    time_column = f'{elapsed(self._now() - self._began_s)}  '
+    indent = ' ' * len(time_column)
+    lines = (time_column + text.replace('\n', f'\n{indent}')).split('\n')
     if not sys.stderr.isatty():
       return '\n'.join(lines)
-    width = max(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns) - 1
-    return '\n'.join(part for line in lines for part in textwrap.wrap(
-        line, width, subsequent_indent=' ' * (len(start) + 2), break_long_words=False, break_on_hyphens=False) or [''])
+    width = max(_LEAST_WIDTH, shutil.get_terminal_size((_LEAST_WIDTH, 24)).columns) - 1
+    wrapper = textwrap.TextWrapper(width, subsequent_indent=f'{indent}  ', break_long_words=False,
+                                   break_on_hyphens=False)
+    return '\n'.join(part for line in lines for part in wrapper.wrap(line) or [''])
 
 
 @contextlib.contextmanager
 def live(render: Callable[[], consoles.RenderableType], stream: TextIO, *, is_kept: bool) -> Iterator[None]:
-  """Keeps what `render` returns below what is printed and logged inside, four times a second.
+  """Shows what `render` returns below everything that is printed and logged inside; renews it four times a second.
 
   Args:
     render: returns what is shown.
-    stream: a terminal, as `is_live` knows them.
-    is_kept: whether the last state stays at the end.
+    stream: a terminal for which `is_live` is true.
+    is_kept: whether the last state stays on the terminal at the end.
   """
   terminal = consoles.Console(file=stream, force_terminal=True)
   display = lives.Live(console=terminal, get_renderable=render, transient=not is_kept,
@@ -155,12 +157,12 @@ def live(render: Callable[[], consoles.RenderableType], stream: TextIO, *, is_ke
 
 
 def is_live(stream: TextIO) -> bool:
-  """Returns whether a line on this stream can be written again."""
+  """Returns whether lines on a stream can be overwritten: it is a terminal with control sequences."""
   return stream.isatty() and os.environ.get('TERM', '').lower() not in ('dumb', 'unknown')
 
 
 def begin_stage(text: str) -> None:
-  """Shows that the job now waits for this; it ends the stage before."""
+  """Ends the stage before, and shows a new one, such as 'opening the data'."""
   if stages := _STAGES.get():
     stages.show(text)
 
@@ -171,20 +173,20 @@ def end_stage() -> None:
 
 
 def began_s() -> float:
-  """Returns the start of the command on the clock `time.monotonic`; now, without the command line."""
+  """Returns the start of the command on the clock `time.monotonic`; outside of `stages_shown` the time now."""
   stages = _STAGES.get()
   return stages.began_s if stages else time.monotonic()
 
 
 def hide_stages() -> None:
-  """Shows no more stages, as in processes of a run other than process 0."""
+  """Shows no more stages; for processes of a run other than process 0."""
   end_stage()
   _STAGES.set(None)
 
 
 @contextlib.contextmanager
 def stages_shown(stream: TextIO | None = None, *, now: Callable[[], float] = time.monotonic) -> Iterator[None]:
-  """Shows the stages that begin inside, in this thread, on `stream`; None = standard error. With -q it shows none."""
+  """Shows the stages that this thread begins inside on `stream`; None = standard error. With -q it shows none."""
   if not is_talking():
     yield
     return
@@ -205,6 +207,7 @@ class _Stages:
     self._text, self._display = '', contextlib.ExitStack()
 
   def show(self, text: str) -> None:
+    """Ends the stage before and shows this one; '' = none."""
     self.end()
     self._text = text
     if text and is_live(self._stream):
@@ -214,6 +217,7 @@ class _Stages:
         print(self._line(), file=self._stream, flush=True)
 
   def end(self) -> None:
+    """Clears the live line, if there is one."""
     with contextlib.suppress(OSError, ValueError):
       self._display.close()
 

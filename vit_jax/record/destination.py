@@ -1,7 +1,8 @@
-"""The output of a job, at the value of its flag `--to`: its path is checked first, complete output is moved there last.
+"""The output of a job at the path of its flag `--to`: the path is checked first, complete output is moved there last.
 
 A job calls `checked`, `check_free` or `check_writable` before its work begins, so that a wrong path costs no time. It
-writes in the folder of `staged` or `filled`, whose files appear at the path only if the job succeeds.
+writes into the temporary folder that `staged` or `filled` yields; its files are moved to the path if the job succeeds.
+Export, convert, inspect, prepare and other jobs that write files use it.
 """
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from vit_jax.record import storage
 def checked(to: str | pathlib.Path) -> pathlib.Path:
   """Returns the absolute path of `to`, the value of the flag `--to`.
 
-  Its parent must exist: a missing slash or a mistyped directory is an error and does not create directories.
+  Its parent directory must exist, so that a mistyped path is an error and creates no directories.
 
   Raises:
     UserError: `to` is an address, names no file, or its directory does not exist or is not writable.
@@ -47,7 +48,7 @@ def checked(to: str | pathlib.Path) -> pathlib.Path:
 
 
 def check_free(paths: Iterable[pathlib.Path], *, setting: str, overwrite: bool) -> None:
-  """Raises UserError if there is something at one of the paths of files to write, unless it may be overwritten."""
+  """Raises UserError if something is at a path of `paths`; with `overwrite`, only if it is not a file."""
   for path in paths:
     if os.path.lexists(path) and not (overwrite and path.is_file() and not path.is_symlink()):
       advice = 'Move it away, or choose another.' if overwrite else 'Choose another, or add --overwrite.'
@@ -56,10 +57,10 @@ def check_free(paths: Iterable[pathlib.Path], *, setting: str, overwrite: bool) 
 
 @contextlib.contextmanager
 def filled(folder: pathlib.Path, *, overwrite: bool) -> Iterator[pathlib.Path]:
-  """Yields a new folder, whose entries are moved into `folder` at the end, which is created if it is missing.
+  """Yields a temporary folder. At the end its entries are moved into `folder`, which is created if it is missing.
 
   Raises:
-    UserError: one of them exists there, or the folder cannot be written.
+    UserError: one of the entries exists there and is not to be overwritten, or the folder cannot be written.
   """
   is_new = not folder.exists()
   try:
@@ -73,15 +74,14 @@ def filled(folder: pathlib.Path, *, overwrite: bool) -> Iterator[pathlib.Path]:
     raise failures.writing(f'--to={folder}', error) from error
   finally:
     if is_new:
-      with contextlib.suppress(OSError):  # it has files
+      with contextlib.suppress(OSError):  # it has files, so it stays
         folder.rmdir()
 
 
 def check_writable(folder: storage.Path, *, setting: str, advice: str) -> None:
-  """Checks that files can be written into a directory, or where it will be created, by creating and removing one.
+  """Checks that files can be written into a local directory, or where it will be created; else raises an error.
 
-  Raises:
-    UserError, TemporaryError: they cannot.
+  The error is a UserError or TemporaryError. Its message names the flag `setting` and ends with `advice`.
   """
   if not isinstance(folder, pathlib.Path):
     return
@@ -98,16 +98,18 @@ def check_writable(folder: storage.Path, *, setting: str, advice: str) -> None:
 @contextlib.contextmanager
 def staged(path: pathlib.Path, *, shown: str, overwrite: bool = False,
            is_ours: Callable[[pathlib.Path], bool]) -> Iterator[pathlib.Path]:
-  """Yields a new folder beside `path` for output, which is moved there at the end; nothing is kept after an error.
+  """Yields a temporary folder beside `path`. At the end its entries are moved to the parent of `path`.
+
+  The job writes an entry with the name of `path`, and may write others beside it. After an error nothing is moved.
 
   Args:
-    path: the new path of the folder's entry with this name; others keep their names.
-    shown: the path as the user gave it.
+    path: of the output.
+    shown: the path as the user gave it, for messages.
     overwrite: replace what is there.
-    is_ours: whether a file is one of this program that is always replaced or removed.
+    is_ours: returns whether an existing file was written by this program, and so is replaced or removed in any case.
 
   Raises:
-    UserError: the folder cannot be written or moved.
+    UserError: the folder cannot be written, or an entry cannot be moved.
   """
   try:
     with files.staged(path.parent) as part:

@@ -1,13 +1,13 @@
 """Files of a run that only grow: `metrics.jsonl`, and the event files of trackers.
 
-`writer.py` appends to the record (`Appender`), which disks and network file systems allow. Where nothing can be
-appended, in object storage and on mounts of it (`storage.can_append`), the files grow in a folder on this machine and
-are copied at intervals (`Mirror`). The record is copied in blocks of 8 MiB, `metrics.jsonl`, `metrics.jsonl.0001`, …,
-of which complete ones are uploaded once. A kill loses what was written in the last `MIRROR_EVERY_S`, except for what
-`Mirror.settle` has uploaded. `reader.py` reads the blocks as one file (`open_file`).
+`writer.py` appends to the record with `Appender` on disks and network file systems. In object storage and on mounts of
+it, nothing can be appended (`storage.can_append`). There, the files grow in a folder on this machine, and a `Mirror`
+copies them at intervals. It copies the record in blocks, so that a long one is not uploaded again and again:
 
-The program detects a mount itself, instead of launchers passing `gs://…` on, because people also mount buckets by hand,
-with XPK or in Slurm jobs, and because the mount has the credentials.
+  metrics.jsonl, metrics.jsonl.0001, metrics.jsonl.0002, …     each of 8 MiB, but for the last one
+
+Complete blocks are uploaded once. A kill loses the lines of the last `MIRROR_EVERY_S` seconds, except for those that
+`Mirror.settle` has uploaded. `reader.py` reads the blocks as one file (`open_file`).
 """
 from __future__ import annotations
 
@@ -29,27 +29,29 @@ from vit_jax.core.errors import UserError
 from vit_jax.record import storage
 
 MIRROR_EVERY_S = 30.
-BLOCK_BYTES = 2**23
+BLOCK_BYTES = 2**23  # another size could not read the records of earlier runs
 log = logging.getLogger('vit_jax.record')
 
 
 class Appender:
-  """Appends to a local file, which is created if it is missing, also if its storage fails for a time.
+  """Appends to a local file, which is created if it is missing. It overcomes failures of the storage.
 
-  What cannot be written for a temporary reason is kept, and written before anything else, in the same order and
-  without a gap, even if a part of it had been written.
+  Bytes that cannot be written for a temporary reason are kept in memory. The next call writes them first, so that the
+  file has all bytes in order, even if a part of them had been written.
   """
 
   def __init__(self, path: str) -> None:
     self._path = path
     self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    self._waiting, self._failed_s = b'', -1.
+    self._waiting = b''  # not written yet
+    self._failed_s = -1.  # the time of the first of the failures that last until now; -1 = the last write succeeded
 
   def fileno(self) -> int:
+    """Returns the descriptor of the open file."""
     return self._descriptor
 
   def write(self, content: bytes) -> None:
-    """Appends bytes, at once if possible.
+    """Appends bytes, now or in a later call.
 
     Raises:
       OSError: the storage does not allow it, or has failed for longer than `failures.patience()`.
@@ -58,35 +60,37 @@ class Appender:
     try:
       self._drain()
     except OSError as error:
-      if is_first := self._failed_s < 0:
+      is_first = self._failed_s < 0
+      if is_first:
         self._failed_s = time.monotonic()
-      if not failures.is_worth(error) or self._left_s() <= 0:
+      if not failures.is_worth(error) or self._patience_left_s() <= 0:
         raise
       if is_first:
         log.warning('%s cannot be written now (%s). The lines are kept in memory and written later; the run '
                     'continues.', self._path, failures.first_line(error))
 
   def settle(self) -> None:
-    """Makes everything durable, waiting for the storage up to `failures.patience()`; raises as `write`."""
-    def once() -> None:
+    """Makes all bytes durable on the disk, and repeats this for up to `failures.patience()`; raises as `write`."""
+    def drain_and_sync() -> None:
       self._drain()
       os.fsync(self._descriptor)
-    failures.retried(once, f'writing {self._path}')
+    failures.retried(drain_and_sync, f'writing {self._path}')
 
   def close(self) -> None:
-    """Writes what waits, and closes the file; raises as `write`. It may be called twice."""
+    """Writes the bytes that wait, and closes the file; raises as `write`. It may be called twice."""
     try:
       if self._waiting:
-        failures.retried(self._drain, f'writing {self._path}', patience_s=max(0., self._left_s()))
+        failures.retried(self._drain, f'writing {self._path}', patience_s=max(0., self._patience_left_s()))
     finally:
       if self._descriptor >= 0:
         os.close(self._descriptor)
       self._descriptor, self._waiting = -1, b''
 
-  def _left_s(self) -> float:
+  def _patience_left_s(self) -> float:
     return failures.patience() - (time.monotonic() - self._failed_s if self._failed_s >= 0 else 0.)
 
   def _drain(self) -> None:
+    """Writes the bytes that wait. `os.write` may write only a part of them, so they shrink after each call."""
     try:
       while self._waiting:
         self._waiting = self._waiting[os.write(self._descriptor, self._waiting):]
@@ -101,15 +105,15 @@ class Appender:
 
 
 class Mirror:
-  """A local folder whose changed files are copied to `target` by a thread of its own.
+  """A local folder whose changed files are copied to `target`, at intervals in a thread, and by `push` and `settle`.
 
-  Its user calls `fetch` at the start, writes files in `folder`, calls `settle` where they must be durable, and `close`
-  at the end. A failed copy is repeated with the next one; if the last one fails, the folder is kept and a message names
-  it. Folders in the folder, which some trackers write, are copied at the end.
+  The writer calls `fetch` at the start, writes files in `folder`, calls `settle` where they must be durable, and
+  `close` at the end. The next copy repeats one that failed. If the last one fails, the folder is kept and a message
+  names it. Subfolders, which some trackers write, are copied at the end.
 
   Args:
     target: a folder in object storage, or on a mount of it.
-    growing: the name of a file that only grows, which is kept in blocks; '' = none.
+    growing: the name of the file that only grows, which is copied in blocks; '' = none.
     check: is called before every copy, and raises UserError if nothing may be written any more.
     every_s: seconds between two copies.
   """
@@ -118,9 +122,9 @@ class Mirror:
                every_s: float = MIRROR_EVERY_S) -> None:
     self.folder = pathlib.Path(tempfile.mkdtemp(prefix='vit_jax_run_'))
     self._target, self._check, self._every_s, self._growing = storage.open_path(target), check, every_s, growing
-    self._copied: dict[str, tuple[int, int]] = {}
-    self._num_bytes = 0  # of the growing file, which are in the target
-    self._lock, self._closed = threading.Lock(), threading.Event()
+    self._copied: dict[str, tuple[int, int]] = {}  # size and time of change of the version that was copied, by name
+    self._num_copied_bytes = 0  # of the growing file
+    self._lock, self._closed = threading.Lock(), threading.Event()  # the lock is held during a copy
     self._thread = threading.Thread(target=self._run, name='mirror', daemon=True)
     self._thread.start()
 
@@ -130,11 +134,11 @@ class Mirror:
     if path.exists():
       content = read(path)
       (self.folder / self._growing).write_bytes(content)
-      if len(content) <= BLOCK_BYTES or _block(path, 1).exists():  # else a file that was copied there
-        self._num_bytes = len(content)
+      is_in_blocks = len(content) <= BLOCK_BYTES or _block(path, 1).exists()  # else a person copied it from a disk
+      self._num_copied_bytes = len(content) if is_in_blocks else 0
 
   def push(self) -> None:
-    """Copies changed files; raises an error `failures.is_of_storage` if that fails, and that of `check`."""
+    """Copies changed files once. Raises the error of `check`, or one for which `failures.is_of_storage` is true."""
     with self._lock:
       for path in sorted(self.folder.iterdir()):
         state = path.stat()
@@ -148,16 +152,16 @@ class Mirror:
           self._copied[path.name] = version
 
   def settle(self) -> None:
-    """Copies changed files, which then survive a kill; tries again after temporary errors.
+    """Copies changed files, which then survive a kill; repeats this after temporary errors.
 
     Raises:
-      TemporaryError: the storage still fails after a time.
+      TemporaryError: the storage still fails after `failures.patience()`.
       UserError: the files cannot be written.
     """
     failures.stored(self.push, str(self._target))
 
   def close(self) -> None:
-    """Copies a last time, unless nothing may be written any more, and removes the local folder."""
+    """Ends the thread, copies a last time unless `check` raises, and removes the local folder."""
     self._closed.set()
     self._thread.join()
     try:
@@ -174,26 +178,27 @@ class Mirror:
       shutil.rmtree(self.folder)
 
   def _push_blocks(self, path: pathlib.Path) -> None:
-    """Uploads the blocks of the growing file from the last incomplete one on."""
-    target, first = self._target / path.name, self._num_bytes // BLOCK_BYTES
+    """Uploads the blocks of the growing file, beginning with the last one that was incomplete."""
+    target, first = self._target / path.name, self._num_copied_bytes // BLOCK_BYTES
     with open(path, 'rb') as file:
       file.seek(first * BLOCK_BYTES)
       content = file.read()
     numbered = [(first + start // BLOCK_BYTES, content[start:start + BLOCK_BYTES])
                 for start in range(0, len(content), BLOCK_BYTES)]
-    if not self._num_bytes:
+    if not self._num_copied_bytes:
       for block in reversed(blocks(target)[max(1, len(numbered)):]):  # of an earlier, longer file
         block.unlink()
-      numbered.reverse()  # the first block last, as it ends what is read of a file that was copied there as a whole
+      numbered.reverse()  # block 0 last: until it replaces a whole file that a person copied there, that is read alone
     for number, block_content in numbered:
       storage.write_bytes(_block(target, number), block_content)
-    self._num_bytes = first * BLOCK_BYTES + len(content)
+    self._num_copied_bytes = first * BLOCK_BYTES + len(content)
 
   def _run(self) -> None:
+    """Copies at intervals until the mirror is closed, in its thread."""
     while not self._closed.wait(self._every_s):
       try:
         self.push()
-      except UserError:  # of `check`, which the run raises as well
+      except UserError:  # of `check`; the writer calls the same check and raises the error in the main thread
         return
       except Exception as error:
         if not failures.is_of_storage(error):
@@ -211,20 +216,15 @@ def blocks(path: storage.PathLike) -> list[storage.Path]:
 
 
 def read(path: storage.PathLike) -> bytes:
-  """Returns the contents of a growing file, from all its blocks.
-
-  Raises:
-    FileNotFoundError: there is no such file.
-  """
+  """Returns the contents of a growing file, from all its blocks. Raises FileNotFoundError if there is no such file."""
   with open_file(path) as file:
     return file.read()
 
 
 def open_file(path: storage.PathLike) -> IO[bytes]:
-  """Opens a growing file for reading: the file itself if it is a local one without further blocks.
+  """Opens a growing file for reading. Raises FileNotFoundError if there is no such file.
 
-  Raises:
-    FileNotFoundError: there is no such file.
+  Only a block of `BLOCK_BYTES` is followed by another one: blocks after a shorter or a longer one are not read.
   """
   first = storage.open_path(path)
   if isinstance(first, pathlib.Path) and not _block(first, 1).exists():
@@ -238,7 +238,7 @@ def open_file(path: storage.PathLike) -> IO[bytes]:
 def join(path: storage.PathLike) -> None:
   """Joins the blocks of a growing file, if it has several, so that it can be appended to.
 
-  A kill leaves the old blocks, or the new file and blocks that nothing reads.
+  After a kill, there are the old blocks, or the whole file and blocks that are not read (`open_file`).
   """
   first = storage.open_path(path)
   if _block(first, 1).exists():
@@ -248,6 +248,7 @@ def join(path: storage.PathLike) -> None:
 
 
 def _block(path: storage.Path, number: int) -> storage.Path:
+  """Returns the path of a block of a growing file; that of block 0 is the path of the file."""
   return path.with_name(f'{path.name}.{number:04d}') if number else path
 
 

@@ -1,9 +1,9 @@
-"""Where a result is from: the command, the commit of the code and the machine, with what its bits depend on there.
+"""Where a result is from: the command, the commit of the code, and the machine (`origin`, `describe`).
 
-The train job writes the description into the `start` event of `metrics.jsonl` (`origin`) and into the meta of each
-checkpoint (`describe`), and compares it when it resumes. On CPUs, the gradient of a weight or a bias is a sum that XLA
-splits by the size of its thread pool, and each instruction set rounds in other places; so two runs are equal bit for
-bit only where `differences` returns nothing.
+The train job writes these into the `start` event of `metrics.jsonl` and into the description of each checkpoint, and
+compares the machines when it resumes. On CPUs, the gradient of a weight or a bias is a sum that XLA splits by the size
+of its thread pool, and each instruction set rounds sums in other places. So two runs are equal bit for bit only if
+`differences` returns nothing for their machines.
 """
 from __future__ import annotations
 
@@ -25,17 +25,16 @@ from vit_jax import __version__
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 POOL_VARIABLES = ('PJRT_NPROC', 'NPROC')
-"""The first of these that is a number is the size of XLA's thread pool; otherwise it is the number of cores."""
-THREAD_NAME = 'tf_XLAEigen'
-"""The threads of XLA's pool, as Linux lists them."""
+"""Environment variables: the first that is a number is the size of XLA's thread pool; else that is `cores`."""
+THREAD_NAME = 'tf_XLAEigen'  # of the threads of XLA's pool, as Linux lists them
 CPUINFO = pathlib.Path('/proc/cpuinfo')
 STATM = pathlib.Path('/proc/self/statm')
 ISA = {'amx_tile': 'AMX', 'avx512_fp16': 'AVX512_FP16', 'avx512_bf16': 'AVX512_BF16', 'avx512_vnni': 'AVX512_VNNI',
        'avx512f': 'AVX512', 'avx2': 'AVX2', 'avx': 'AVX', 'sse4_2': 'SSE4_2', 'sve2': 'SVE2', 'sve': 'SVE',
        'asimd': 'NEON'}
-"""Instruction sets by the names of Linux, the highest first."""
+"""Instruction sets by the flags in Linux's /proc/cpuinfo, the highest first."""
 _OF_THE_CPU = ('cpu_threads', 'cpu_model', 'cpu_isa', 'XLA_FLAGS', 'ONEDNN_MAX_CPU_ISA')
-"""What the bits on a CPU depend on. The number of cores is not among them."""
+"""Fields of `describe` that the bits on a CPU depend on. The number of cores is not among them."""
 
 
 def describe(device_kind: str = '') -> dict[str, Any]:
@@ -50,23 +49,23 @@ def describe(device_kind: str = '') -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-  """Returns by name what differs between two descriptions and changes the bits, each as (before, now).
+  """Returns the differences between two results of `describe` that change bits: by field or package, (before, now).
 
-  A name that one of them lacks does not count.
+  A field or package that one of them lacks does not count.
   """
   is_cpu = before.get('device_kind') == now.get('device_kind') == 'cpu'
   names = ['device_kind', *(_OF_THE_CPU if is_cpu else ())]
+  pairs = {name: (before[name], now[name]) for name in names if name in before and name in now}
   old, new = before.get('versions', {}), now.get('versions', {})
-  return {name: (before[name], now[name]) for name in names
-          if name in before and name in now and _flags(before[name]) != _flags(now[name])} | {
-              name: (old[name], new[name]) for name in ('jax', 'jaxlib')
-              if name in old and name in new and old[name] != new[name]}
+  pairs |= {name: (old[name], new[name]) for name in ('jax', 'jaxlib') if name in old and name in new}
+  return {name: pair for name, pair in pairs.items() if _comparable(pair[0]) != _comparable(pair[1])}
 
 
-def _flags(value: Any) -> Any:
-  """Returns XLA flags without order and without those that write files; other values as they are."""
-  is_flags = isinstance(value, str) and value.startswith('--')
-  return frozenset(word for word in value.split() if not word.startswith('--xla_dump')) if is_flags else value
+def _comparable(value: Any) -> Any:
+  """Returns the set of XLA flags in a text, without those that write files; a value that is no such text unchanged."""
+  if isinstance(value, str) and value.startswith('--'):
+    return frozenset(flag for flag in value.split() if not flag.startswith('--xla_dump'))
+  return value
 
 
 def cores() -> int:
@@ -80,16 +79,16 @@ def cpu_threads() -> int:
 
 
 def given_threads() -> tuple[str, int]:
-  """Returns the variable of the environment that sets the size of the pool, and its number; ('', 0) if none does."""
-  return next(((name, int(text)) for name in POOL_VARIABLES
-               if re.fullmatch(r'\s*[0-9]+\s*', text := os.environ.get(name, '')) and int(text)), ('', 0))
+  """Returns the environment variable that sets the size of the pool, and its number; ('', 0) if none does."""
+  for name in POOL_VARIABLES:
+    text = os.environ.get(name, '')
+    if re.fullmatch(r'\s*[0-9]+\s*', text) and int(text):
+      return name, int(text)
+  return '', 0
 
 
 def running_threads() -> int:
-  """Returns the number of threads in XLA's pool: 0 before a device is initialized, and where Linux does not list them.
-
-  A process cannot change its pool after that.
-  """
+  """Returns the number of threads in XLA's pool; 0 before a device is initialized, and on other systems than Linux."""
   count = 0
   for path in pathlib.Path('/proc/self/task').glob('*/comm'):
     with contextlib.suppress(OSError):  # the thread has ended
@@ -98,7 +97,7 @@ def running_threads() -> int:
 
 
 def cpu_model() -> str:
-  """Returns the name of the processor; '' if the system does not tell it."""
+  """Returns the name of the processor; '' if it is not known."""
   return _processor('model name') or platform.processor()
 
 
@@ -109,7 +108,7 @@ def cpu_isa() -> str:
 
 
 def _processor(field: str) -> str:
-  """Returns a field of the first processor that Linux lists; '' if there is none."""
+  """Returns a field of the first processor in /proc/cpuinfo, such as `model name`; '' if there is none."""
   match = re.search(rf'^{field}\s*: *(.*)$', CPUINFO.read_text(), re.M) if CPUINFO.is_file() else None
   return match[1].strip() if match else ''
 
@@ -127,34 +126,31 @@ def origin() -> dict[str, Any]:
 
 
 def commit() -> str:
-  """Returns the commit of the checkout that this package is in; '' where it is installed without one.
+  """Returns the commit of the checkout that this package is in; '' if it is installed without a checkout.
 
-  A `+` after it says that tracked files of the package or of the configs differ from that commit.
+  A `+` follows if tracked files of the package or of the configs differ from that commit.
   """
   head = _git('rev-parse', 'HEAD') if (ROOT / '.git').exists() else ''
   is_changed = head and _git('status', '--porcelain', '--untracked-files=no', '--', 'vit_jax', 'configs')
-  return head + '+' * bool(is_changed)
+  return f'{head}+' if is_changed else head
 
 
 def _git(*words: str) -> str:
-  """Returns what git prints; '' if it is not installed or refuses."""
+  """Returns what a git command prints; '' if git is not installed or fails."""
   try:
-    done = subprocess.run(['git', '-C', str(ROOT), *words], capture_output=True, text=True, check=False, timeout=20)
+    process = subprocess.run(['git', '-C', str(ROOT), *words], capture_output=True, text=True, check=False, timeout=20)
   except (OSError, subprocess.TimeoutExpired):
     return ''
-  return done.stdout.strip() if not done.returncode else ''
+  return '' if process.returncode else process.stdout.strip()
 
 
 def processor_s() -> float:
-  """Returns the processor seconds of this process and of those that it has started and that have ended."""
+  """Returns the processor seconds of this process and of its child processes that have ended."""
   return round(sum(os.times()[:4]), 2)
 
 
 def used_memory_gib() -> float | None:
-  """Returns the GiB that this process uses: of its first device if that counts them, else resident; None = unknown.
-
-  Initializes the devices.
-  """
+  """Returns the GiB in use on the first device, else those of this process; None = unknown. Initializes the devices."""
   stats = jax.local_devices()[0].memory_stats() or {}
   if 'bytes_in_use' in stats:
     return stats['bytes_in_use'] / 2**30

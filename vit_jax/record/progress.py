@@ -1,9 +1,9 @@
 """Progress of a run or of a task inside a job: a live display on a terminal, otherwise a line at intervals.
 
-`writer.py` shows the progress of a run (`Progress`), with the metrics that it records; evaluations and jobs show that
-of their tasks (`TaskProgress`). The display begins with the first step; before it, the job shows its stages
-(`console.begin_stage`). It is a bar with the time left, and below it epoch, loss, speed, the newest accuracy and
-memory. Other output appears above it. The loss is that of the last logged step, which is named if it is not the newest.
+`writer.py` shows the progress of a run (`Progress`) with the metrics that it records. Evaluations and jobs show the
+progress of their tasks (`TaskProgress`). The display begins with the first update; before it, the job shows its stages
+(`console.begin_stage`). It has a bar with the time left, and below it epoch, loss, speed, the newest accuracy and
+memory. The loss is that of the last logged step, whose number follows if it is not the newest step.
 """
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ else:
 
 log = logging.getLogger('vit_jax.record')
 
-_LINE_EVERY_S = 10.
-_MEASURED_S = 1.
-LONG_S = 120.
-_ACCURACY = re.compile(r'(?!train/)[^/]+/(top1|\d+shot)[^/]*')
+_LINE_EVERY_S = 10.  # between two lines
+_MEASURED_S = 1.     # for which the speed of a task is measured
+LONG_S = 120.        # of a task whose duration is logged
+_ACCURACY = re.compile(r'(?!train/)[^/]+/(top1|\d+shot)[^/]*')  # such as 'test/top1@ema' and 'few/5shot'
 
 
 class Progress:
   """A live display, or lines; use it in a `with` statement, or call `close()`.
 
   Args:
-    total: number of steps of the run, or of other units.
-    start: number of steps done before.
+    total: number of units of the whole run.
+    start: number of units done before this process.
     shown: False = print nothing.
-    unit: what is counted.
-    stream: stream to print to; None = standard output.
+    unit: what is counted: `steps`, `images`.
+    stream: to print to; None = standard output.
     now: a monotonic clock, in seconds.
-    memory: returns the GiB in use, for the display; None = not shown.
+    memory: returns the GiB in use, for the live display; None = not shown.
   """
 
   def __init__(self, total: int, *, start: int, shown: bool, unit: str = 'steps', stream: TextIO | None = None,
@@ -52,8 +52,8 @@ class Progress:
     self._shown, self._now, self._memory = shown and console.is_talking(), now, memory
     self._first: tuple[int, float] | None = None  # step and time of the first update; time before it is mostly startup
     self._stream = sys.stdout if stream is None else stream
-    self._values: dict[str, tuple[int, float]] = {}  # the newest of each name, with its step
-    self._line_at_s: float | None = None
+    self._values: dict[str, tuple[int, float]] = {}  # by name: the step of the newest value, and the value
+    self._line_at_s: float | None = None  # the time of the last line
     self._line = ''
     self._bar: bars.Progress | None = None
     self._display = contextlib.ExitStack()
@@ -65,7 +65,7 @@ class Progress:
     self.close()
 
   def update(self, step: int, values: Mapping[str, float]) -> None:
-    """Advances to `step` (number of updates) with the newest values by name; values of earlier steps stay."""
+    """Advances to `step`, with the metrics of this step. Newest values of other metrics stay on the display."""
     self._step, self._first = step, self._first or (step, self._now())
     self._values.update({name: (step, value) for name, value in values.items()})
     if self._shown and self._bar is None and console.is_live(self._stream):
@@ -82,7 +82,7 @@ class Progress:
       self._print_line()
 
   def close(self) -> None:
-    """Ends the display, whose last state stays; without one, prints the last line. It may be called twice."""
+    """Ends the live display, whose last state stays; without one, prints a last line. It may be called twice."""
     self._display.close()
     if self._shown and self._bar is None and self._values:
       self._print_line()
@@ -103,26 +103,28 @@ class Progress:
     self._line, self._line_at_s = line, self._now()
 
   def _describe(self, *, is_live: bool) -> list[str]:
-    """Returns the newest values as words; the accuracy and the memory only for the live display."""
+    """Returns the newest values as words; accuracy and memory only for the live display."""
     words = []
     if 'train/epoch' in self._values:
-      at, epoch = self._values['train/epoch']
-      words.append(f'epoch {epoch * self._step / max(1, at):.1f}')
+      step, epoch = self._values['train/epoch']
+      words.append(f'epoch {epoch * self._step / max(1, step):.1f}')
     if 'train/loss' in self._values:
-      at, loss = self._values['train/loss']
-      words.append(f'loss {loss:.4g}' + (f' (step {at:,})' if at != self._step else ''))
+      step, loss = self._values['train/loss']
+      words.append(f'loss {loss:.4g}' + (f' (step {step:,})' if step != self._step else ''))
     if 'train/images_per_s' in self._values:
       words.append(f'{self._values["train/images_per_s"][1]:,.0f} images/s')
     if is_live:
       names = [name for name in self._values if _ACCURACY.fullmatch(name)]
-      newest = max(names, key=lambda name: (self._values[name][0], '@ema' in name), default='')
-      words += [f'{newest} {self._values[newest][1]:.1%}'] if newest else []
+      if names:
+        newest = max(names, key=lambda name: (self._values[name][0], '@ema' in name))
+        words.append(f'{newest} {self._values[newest][1]:.1%}')
       used_gib = self._memory() if self._memory and words else None
-      words += [f'{used_gib:.1f} GiB'] if used_gib else []
+      if used_gib:
+        words.append(f'{used_gib:.1f} GiB')
     return words
 
   def _describe_left(self) -> str:
-    """Returns the time left, '' at the end or if it is not known yet."""
+    """Returns text such as '3 min 20 s left'; '' at the end, or if the time is not known yet."""
     first_step, first_s = self._first or (self._step, 0.)
     done, left = self._step - first_step, self._total - self._step
     estimate_s = (self._now() - first_s) / done * left if done > 0 else None
@@ -133,17 +135,16 @@ class Progress:
 class TaskProgress:
   """Progress of one task inside a job: a bar on a terminal, otherwise log lines; use it in a `with` statement.
 
-  During training, which has its own bar, it is always lines, because two bars cannot share a terminal. Each line names
-  the task; for a bar, one line above it does. A task of more than `LONG_S` seconds says so once its speed is known,
-  `_MEASURED_S` seconds after its second update: before it, programs are compiled for the first batch and for what the
-  program itself returns.
+  Each line names the task; above a bar, one line does. If the task and its repeats take more than `LONG_S` seconds, a
+  line tells the expected duration. The speed is measured from the second update on, for `_MEASURED_S` seconds: before
+  it, programs are compiled for the first batch and for the arrays that a program returns.
 
   Args:
     name: of the task, for lines.
     total: number of units.
     unit: what is counted, such as `images`.
-    bar: whether a bar may be shown. Only one process shows progress.
-    active: False = show nothing.
+    bar: whether a bar may be shown. False during training, which has its own bar: two cannot share a terminal.
+    active: False = show nothing; only one process shows progress.
     repeats: number of such tasks that follow one another, with this one.
     now: a monotonic clock, in seconds.
   """
@@ -152,7 +153,7 @@ class TaskProgress:
                now: Callable[[], float] = time.monotonic) -> None:
     self._name, self._total, self._unit, self._now = name, total, unit, now
     self._repeats, self._has_speed = repeats, False
-    self._times: list[tuple[int, float]] = []  # what was done at the first two updates, and when
+    self._first_updates: list[tuple[int, float]] = []  # at most two: the number of units done, and the time
     self._active, self._began_s = active, now()
     self._line_at_s = self._began_s
     self._bar: Progress | None = None
@@ -168,7 +169,7 @@ class TaskProgress:
       self._bar.close()
 
   def update(self, done: int) -> None:
-    """Advances to `done` of the total."""
+    """Advances to `done` units of the total."""
     done, passed_s = min(done, self._total), self._now() - self._began_s
     rate = done / passed_s if passed_s > 0 else 0.
     self._warn_if_long(done)
@@ -180,20 +181,19 @@ class TaskProgress:
       log.info('%s: %s of %s %s%s', self._name, f'{done:,}', f'{self._total:,}', self._unit, left)
 
   def _warn_if_long(self, done: int) -> None:
-    """Logs once how long a long task takes, from the units after the second update."""
-    if len(self._times) < 2:
-      self._times.append((done, self._now()))
+    """Logs once how long a long task takes, from the speed since the second update."""
+    if len(self._first_updates) < 2:
+      self._first_updates.append((done, self._now()))
       return
-    first, began_s = self._times[1]
+    done_before, began_s = self._first_updates[1]
     passed_s = self._now() - began_s
-    if self._has_speed or not self._active or done == first or passed_s < _MEASURED_S:
+    if self._has_speed or not self._active or done == done_before or passed_s < _MEASURED_S:
       return
     self._has_speed = True
-    total = self._total * self._repeats
-    seconds = passed_s / (done - first) * total
-    if seconds > LONG_S:
-      log.info('%s: takes about %s, as %s %s take %s each.', self._name, format_duration(seconds), f'{total:,}',
-               self._unit, f'{passed_s / (done - first):.2g} s')
+    unit_s, total = passed_s / (done - done_before), self._total * self._repeats
+    if unit_s * total > LONG_S:
+      log.info('%s: takes about %s, as %s %s take %s each.', self._name, format_duration(unit_s * total), f'{total:,}',
+               self._unit, f'{unit_s:.2g} s')
 
 
 def format_duration(seconds: float) -> str:

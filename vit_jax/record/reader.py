@@ -1,9 +1,10 @@
-"""Reads the record of a run (`writer.py`), also one of millions of lines, and the end of it.
+"""Reads the record of a run, `metrics.jsonl`; `writer.py` describes its format.
 
-`read` returns the rows and events of all starts. Who draws a run passes a number of rows: of the rows of training
-metrics, of the events `goodput` and of the events `hosts`, 1 in 2, 4, 8, … is then kept, so that memory and time are
-bounded. Rows of evaluations and all other events are always complete. A start needs less: `read_end` returns the events
-of the start before it, and `last_time_s` the time at which the record ends.
+An entry is a row of metrics or an event. `read` returns all of them, for reports, summaries and replays. A record can
+have millions of lines, so callers may limit the number of rows: of the rows of training metrics, of the events
+`goodput` and of the events `hosts`, only 1 in 2, 4, 8, … is then kept. Rows of evaluations and all other events are
+always complete. A run that starts again reads only the end: `read_end` returns the events of the start before, and
+`last_time_s` the time of the last line.
 """
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ from vit_jax.record import growing, storage
 FILE = 'metrics.jsonl'
 _LOWER_IS_BETTER = re.compile(r'(\w+_)?(nll|loss|ece)|alignment|uniformity')  # the last two: Wang and Isola 2020
 _RECORDS_OF_TIME = ('start', 'goodput')  # events that stay valid when their steps are lost
-_ROW = 'row'  # of training metrics
-_BLOCK_BYTES = 2**18
-_MOST_LINE = 2**22  # bytes; a longer line is broken
+_TRAINING_ROW = 'row'  # the kind of the rows of training metrics, beside the kinds of events
+_BLOCK_BYTES = 2**18  # read at once from the end of a file
+_MOST_LINE_BYTES = 2**22  # a longer line counts as broken
 
 Row = dict[str, float]
 Event = dict[str, object]
@@ -40,7 +41,7 @@ class Run(NamedTuple):
   events: with `event` and `time_s`, in order.
   lost_steps: number of updates that were lost, over all resumes.
   num_broken: number of lines that could not be read.
-  stride: 1 in so many rows of training metrics was read.
+  stride: 1 in `stride` rows of training metrics was kept; 1 = all were.
   """
   rows: list[Row]
   events: list[Event]
@@ -56,12 +57,12 @@ NOTHING = Run([], [], 0, 0)
 def read(path: storage.PathLike, *, most_rows: int = 0) -> Run:
   """Reads the record of a run: a run directory or its `metrics.jsonl`.
 
-  Lines that cannot be read are counted and skipped, and so are metrics that are not numbers. Rows and events of
-  steps after N that precede a start with `resumed_from` N were lost and are skipped too.
+  Lines that cannot be read are counted and skipped. Metrics that are not numbers are skipped. A start with
+  `resumed_from` N repeats the steps after N: earlier rows and events of these steps were lost and are skipped too.
 
   Args:
     path: of the directory or the file.
-    most_rows: the number of rows of training metrics that are read, about; 0 = all.
+    most_rows: keep between one and two times as many rows of training metrics, if there are more; 0 = keep all.
 
   Raises:
     FileNotFoundError: the file does not exist.
@@ -71,7 +72,7 @@ def read(path: storage.PathLike, *, most_rows: int = 0) -> Run:
   path = path if path.endswith('.jsonl') else os.path.join(path, FILE)
   try:
     with growing.open_file(path) as lines:
-      return _collect(iter(lambda: lines.readline(_MOST_LINE), b''), most_rows)
+      return _collect(iter(lambda: lines.readline(_MOST_LINE_BYTES), b''), most_rows)
   except FileNotFoundError:
     raise
   except OSError as error:
@@ -79,16 +80,12 @@ def read(path: storage.PathLike, *, most_rows: int = 0) -> Run:
 
 
 def read_end(path: storage.PathLike, *, since: int) -> list[Event]:
-  """Returns the events at the end of a record: at least those of the last start after step `since`, and one before.
+  """Returns the last events of a record: those after step `since`, and back to the last `goodput` up to that step.
 
-  The first one is a start, even if the real one was not read.
-
-  Raises:
-    FileNotFoundError: the file does not exist.
-    UserError: the file cannot be read.
+  The first event is the last `start`; it has no fields if so far was not read. Raises the same errors as `read`.
   """
   events: list[Event] = []  # the last one first
-  for entry in filter(None, map(_parse, _lines_backwards(os.path.join(os.fspath(path), FILE)))):
+  for entry in _entries_backwards(os.path.join(os.fspath(path), FILE)):
     if 'event' in entry:
       events.append(entry)
     step = _to_step(entry.get('step'))
@@ -100,67 +97,85 @@ def read_end(path: storage.PathLike, *, since: int) -> list[Event]:
 
 
 def last_time_s(path: str) -> float:
-  """Returns the time of the last line of a record that has one, in seconds; 0 without any."""
-  for entry in filter(None, map(_parse, _lines_backwards(path))):
-    if math.isfinite(time_s := _to_row(entry).get('time_s', math.nan)):
+  """Returns the time of the last line of a record that has a time, in seconds; 0 if no line has one."""
+  for entry in _entries_backwards(path):
+    time_s = _to_row(entry).get('time_s', math.nan)
+    if math.isfinite(time_s):
       return time_s
   return 0.
 
 
-def _lines_backwards(path: str) -> Iterator[bytes]:
-  """Yields the lines of a file, the last one first."""
+def _entries_backwards(path: str) -> Iterator[Event]:
+  """Yields the entries of a record, the last one first, without broken lines."""
   with growing.open_file(path) as file:
-    end, rest = file.seek(0, os.SEEK_END), b''
+    end, first_line = file.seek(0, os.SEEK_END), b''
     while end:
       start = max(0, end - _BLOCK_BYTES)
       file.seek(start)
-      rest, *lines = (file.read(end - start) + (rest if len(rest) < _MOST_LINE else b'')).split(b'\n')
-      yield from reversed(lines)
+      end_of_line = first_line if len(first_line) < _MOST_LINE_BYTES else b''  # the block before has its beginning
+      first_line, *lines = (file.read(end - start) + end_of_line).split(b'\n')
+      yield from filter(None, map(_parse, reversed(lines)))
       end = start
-    yield rest
+    if entry := _parse(first_line):
+      yield entry
+
+
+class _Kept(NamedTuple):
+  """An entry that is kept; `number` counts the entries of its kind, and is -1 if this one is never left out."""
+  entry: Event
+  number: int
 
 
 def _collect(lines: Iterable[bytes], most_rows: int) -> Run:
-  """Returns the record in these lines: of entries of a kind, 1 in `stride`, and the last one before each start."""
-  entries: list[tuple[Event, int]] = []  # each with its number among those of its kind; -1 = never left out
-  counts, last = collections.Counter[str](), dict[str, Event]()  # by kind: entries so far, and the last one if left out
+  """Returns the entries of a record: of some kinds (`_kind`) every `stride`-th one, and the last one of each start."""
+  kept: list[_Kept] = []
+  num_of_kind = collections.Counter[str]()
+  left_out: dict[str, Event] = {}  # by kind: the last entry, if it was left out
   num_broken, lost_steps, stride = 0, 0, 1
-  for line in filter(bytes.strip, lines):
-    if (entry := _parse(line)) is None:
+  for line in filter(bytes.strip, lines):  # not empty
+    entry = _parse(line)
+    if entry is None:
       num_broken += 1
       continue
     if entry.get('event') == 'start':
-      entries += [(left_out, -1) for left_out in last.values()]
-      last.clear()
+      kept += [_Kept(last, -1) for last in left_out.values()]
+      left_out.clear()
       resumed_from = _to_step(entry.get('resumed_from'))
-      lost = [_to_step(before['step']) or 0 for before, _ in entries if _is_lost(before, resumed_from)]
-      lost_steps += max(lost, default=resumed_from or 0) - (resumed_from or 0)
-      entries = [(before, number) for before, number in entries if not _is_lost(before, resumed_from)]
+      first = resumed_from or 0
+      lost = [_to_step(earlier['step']) or 0 for earlier, _ in kept if _is_lost(earlier, resumed_from)]
+      lost_steps += max(lost, default=first) - first
+      kept = [earlier for earlier in kept if not _is_lost(earlier.entry, resumed_from)]
     kind = _kind(entry) if most_rows else ''
-    entry = entry if 'event' in entry else dict(_to_row(entry))
-    number = counts[kind] if kind else -1
-    counts[kind] += 1
-    if kind and number % stride:
-      last[kind] = entry
+    if 'event' not in entry:
+      entry = dict(_to_row(entry))
+    if not kind:
+      kept.append(_Kept(entry, -1))
       continue
-    last.pop(kind, None)
-    entries.append((entry, number))
-    if kind == _ROW and number >= 2 * most_rows * stride:
+    number = num_of_kind[kind]
+    num_of_kind[kind] += 1
+    if number % stride:
+      left_out[kind] = entry
+      continue
+    left_out.pop(kind, None)
+    kept.append(_Kept(entry, number))
+    if kind == _TRAINING_ROW and number >= 2 * most_rows * stride:
       stride *= 2
-      entries = [(kept, number) for kept, number in entries if number < 0 or number % stride == 0]
-  every = [kept for kept, _ in entries] + list(last.values())
-  rows: list[Row] = [entry for entry in every if 'event' not in entry]  # type: ignore[misc]
-  return Run(rows, [entry for entry in every if 'event' in entry], lost_steps, num_broken, stride)
+      kept = [earlier for earlier in kept if earlier.number < 0 or earlier.number % stride == 0]
+  entries = [entry for entry, _ in kept] + list(left_out.values())
+  rows: list[Row] = [entry for entry in entries if 'event' not in entry]  # type: ignore[misc]
+  return Run(rows, [entry for entry in entries if 'event' in entry], lost_steps, num_broken, stride)
 
 
 def _kind(entry: Event) -> str:
-  """Returns what an entry is if entries like it may be left out, else ''."""
+  """Returns the kind of an entry of which some may be left out: `goodput`, `hosts` or `_TRAINING_ROW`; else ''."""
   if 'event' in entry:
     return str(entry['event']) if entry['event'] in ('goodput', 'hosts') else ''
-  return _ROW if all(name.startswith('train/') or name in ('step', 'time_s') for name in entry) else ''
+  is_training = all(name.startswith('train/') or name in ('step', 'time_s') for name in entry)
+  return _TRAINING_ROW if is_training else ''
 
 
 def _parse(line: bytes) -> Event | None:
+  """Returns the row or event of a line; None if the line is broken or is neither."""
   try:
     entry = documents.parse(line.decode('utf-8', errors='replace'), nan=True)
   except ValueError:
@@ -170,12 +185,13 @@ def _parse(line: bytes) -> Event | None:
 
 
 def _to_step(value: object) -> int | None:
+  """Returns a finite number as an integer; None for anything else."""
   is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
   return int(value) if is_number else None  # type: ignore[call-overload]
 
 
 def _is_lost(entry: Event, resumed_from: int | None) -> bool:
-  """Whether a start from step `resumed_from` (None = a new run) makes the entry invalid."""
+  """Returns whether a start from step `resumed_from` (None = from the beginning) loses an earlier entry."""
   if entry.get('event') in _RECORDS_OF_TIME:
     return False
   step = _to_step(entry.get('step'))
@@ -183,6 +199,7 @@ def _is_lost(entry: Event, resumed_from: int | None) -> bool:
 
 
 def _to_row(entry: Event) -> Row:
+  """Returns the fields of an entry that are numbers, or text of one such as 'nan'."""
   row = {}
   for name, value in entry.items():
     try:

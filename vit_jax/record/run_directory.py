@@ -1,14 +1,15 @@
 """The run directory: one run writes to it, and its small files are replaced atomically.
 
-A job that writes a run enters `hold` before anything else. A file lock keeps a second process of the host out. Where
-other hosts reach the directory, locks do not suffice; there, the run that was started last owns it (`Owner`). This run
-writes its token into `owner.json`, and reads the file again before everything that must not come from two runs: a part
-of its record, a small file, the commit of a checkpoint. A run that finds another token was replaced: it writes nothing
-more and ends with status 2, so that launchers do not start it again beside the new one. No clocks are compared, and
-nothing is renewed.
+A job that writes a run enters `hold` before anything else. It locks the file `.lock`, which keeps a second process of
+this host out. Where other hosts can write to the directory, locks do not suffice: there, the run that was started last
+owns it (`Owner`). At its start, a run writes a random token into `owner.json`:
 
-The check and the write are two operations: one write that a check has allowed can still come after the replacement.
-Arrays of a checkpoint are written without a check; they count for nothing without the commit.
+  {"host": "node3", "pid": 4711, "token": "5e0c…"}
+
+It reads the file again (`check_owned`) before it writes a part of its record, a small file, or the commit of a
+checkpoint. If there is another token, the run was replaced: it writes nothing more and ends with status 2, so that
+launchers do not start it again. The check and the write are two operations, so one write can still follow the
+replacement. The arrays of a checkpoint are written without a check, as they are not used without the commit.
 """
 from __future__ import annotations
 
@@ -34,23 +35,21 @@ LOCK_FILE, CONFIG, PAGE, OWNER_FILE = '.lock', 'config.json', 'report.html', 'ow
 _WRITTEN = (CONFIG, PAGE, OWNER_FILE, 'metrics.jsonl', 'final.json', 'paused_*.json', 'evaluate.json',
             'predictions.npz', 'weights.json', 'init.json', 'trackers.json', 'frozen_features.json',
             'plan.json', 'checkpoints', 'damaged', 'features', 'figures', 'probes')
-"""Names of the files and folders that a run writes, or moves, in its directory."""
+"""Names of the files and folders that a run writes, or moves, in its directory; patterns of `fnmatch`."""
 _OURS = {LOCK_FILE: rb'[0-9]+$', CONFIG: rb'\s*{\s*"type": "Config"', 'metrics.jsonl': rb'{"(event|step)": ',
          'final.json': rb'{\s*"step": \d+,\s*"starts": ', 'evaluate.json': rb'{\s*"step": \d+,\s*"evaluation": ',
          'checkpoints/*/meta/metadata': rb'{"body": ', f'features/{"[0-9a-f]" * 16}': b''}
-"""The first bytes of files by which a directory is recognized as one of this program: it has at least one of them."""
-_held: dict[str, Owner] = {}  # of this process, by run directory
+"""Files, and a pattern of how each begins: a directory with one of them was written by this program."""
+_owners: dict[str, Owner] = {}  # of this process, by run directory
 
 
 @contextlib.contextmanager
 def hold(workdir: storage.PathLike) -> Iterator[None]:
-  """Keeps a run directory for one run: with a file lock on disks, and on storage of several hosts by a token.
-
-  The operating system releases a file lock at once, however the process ends.
+  """Keeps a run directory for one run: by a file lock unless it is in object storage, and by a token if it is shared.
 
   Raises:
     UserError: another process holds the lock, or the directory is not writable.
-    TemporaryError: the storage still fails after a time.
+    TemporaryError: the storage still fails after `failures.patience()`.
   """
   with contextlib.ExitStack() as stack:
     if storage.is_local(workdir):
@@ -62,21 +61,21 @@ def hold(workdir: storage.PathLike) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(workdir: storage.PathLike) -> Iterator[None]:
-  """Locks a local run directory. The operating system releases the lock when the process ends, however it ends.
+  """Creates and locks a local run directory. The system releases the lock when the process ends, however it ends.
 
-  A new directory is removed again if the run ends with a `UserError` before it has written anything of value.
+  A new directory is removed again if the run ends with a `UserError` and `holds_nothing`.
 
   Raises:
-    UserError: another process holds the lock, or the directory is not writable.
+    UserError: another process holds the lock, or the directory is not writable or has files of another program.
   """
   check_ours(workdir)
   folder = pathlib.Path(workdir)
-  made = [path for path in (folder, folder.parent) if not path.exists()]
+  created = [path for path in (folder, folder.parent) if not path.exists()]
   try:
     folder.mkdir(parents=True, exist_ok=True)
-    # Not a file to which a link leads.
+    # O_NOFOLLOW: a link at this path must not make the run write to another file.
     file = open(folder / LOCK_FILE, 'a+', opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o666))
-    _take(file, folder)
+    _lock(file, folder)
   except OSError as error:
     raise failures.writing(f'--workdir={workdir}', error) from error
   try:
@@ -84,11 +83,14 @@ def locked(workdir: storage.PathLike) -> Iterator[None]:
   except Replaced:
     raise
   except UserError:
-    if made and holds_nothing(folder):
+    if created and holds_nothing(folder):
       with contextlib.suppress(OSError):  # another run uses the directory, or a person has put something into it
         for path in folder.iterdir():
-          path.rmdir() if path.is_dir() else path.unlink()
-        for path in made:
+          if path.is_dir():
+            path.rmdir()
+          else:
+            path.unlink()
+        for path in created:
           path.rmdir()
     raise
   finally:
@@ -96,8 +98,8 @@ def locked(workdir: storage.PathLike) -> Iterator[None]:
       file.close()
 
 
-def _take(file: IO[str], folder: pathlib.Path) -> None:
-  """Locks a file and writes the id of this process into it."""
+def _lock(file: IO[str], folder: pathlib.Path) -> None:
+  """Locks the file `.lock` and writes the id of this process into it; closes it if another process holds the lock."""
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError:
@@ -119,11 +121,11 @@ class Replaced(UserError):
 
 
 class Owner:
-  """Owns a run directory from its start on, as a context manager.
+  """Owns a run directory from its start on: writes `owner.json`. Inside the context, `owner_of` returns it.
 
   Raises:
     UserError: the directory is not writable.
-    TemporaryError: the storage still fails after a time.
+    TemporaryError: the storage still fails after `failures.patience()`.
   """
 
   def __init__(self, workdir: storage.PathLike) -> None:
@@ -133,19 +135,19 @@ class Owner:
     failures.stored(lambda: storage.write_bytes(self._path, content), f'--workdir={workdir}')
 
   def __enter__(self) -> Owner:
-    _held[os.fspath(self._workdir)] = self
+    _owners[os.fspath(self._workdir)] = self
     return self
 
   def __exit__(self, *_: object) -> None:
-    del _held[os.fspath(self._workdir)]
+    del _owners[os.fspath(self._workdir)]
 
   @property
   def is_replaced(self) -> bool:
-    """Whether it is known that another run owns the directory."""
+    """Whether a check has found that another run owns the directory."""
     return bool(self._replaced)
 
-  def look(self) -> None:
-    """Reads the file once. Raises Replaced if another run owns the directory, and errors of storage."""
+  def check_once(self) -> None:
+    """Checks as `check`, but raises errors of the storage as they are, at once."""
     if not self._replaced:
       storage.refresh(self._path)
       owner = _read_owner(self._path)
@@ -159,14 +161,14 @@ class Owner:
     raise Replaced(self._replaced)
 
   def check(self) -> None:
-    """Reads the file, before anything is written.
+    """Reads `owner.json`, and checks that it has the token of this run.
 
     Raises:
       Replaced: another run owns the directory.
       UserError: the file cannot be read.
-      TemporaryError: the storage still fails after a time.
+      TemporaryError: the storage still fails after `failures.patience()`.
     """
-    failures.stored(self.look, os.fspath(self._workdir))
+    failures.stored(self.check_once, os.fspath(self._workdir))
 
 
 def _read_owner(path: storage.PathLike) -> dict[str, Any]:
@@ -180,28 +182,30 @@ def _read_owner(path: storage.PathLike) -> dict[str, Any]:
 
 
 def owner_of(path: storage.PathLike) -> Owner | None:
-  """Returns the owner, in this process, of the run directory that has a path; None if there is none."""
+  """Returns the `Owner` in this process of the run directory that a path is in; None if there is none."""
   text = os.fspath(path)
   text = os.path.abspath(text) if storage.is_local(text) else text.rstrip('/')
-  return next((owner for folder, owner in list(_held.items()) if text == folder or text.startswith(f'{folder}/')), None)
+  for folder, owner in list(_owners.items()):
+    if text == folder or text.startswith(f'{folder}/'):
+      return owner
+  return None
 
 
 def check_owned(path: storage.PathLike) -> None:
-  """Checks that this process still owns the run directory that has a path, if it did, before a write.
+  """Checks before a write that the run directory of the path was not taken over; does nothing if it has no `Owner`.
 
-  Raises:
-    Replaced: another run owns it.
-    TemporaryError: the storage still fails after a time.
+  Raises: as `Owner.check`.
   """
   if owner := owner_of(path):
     owner.check()
 
 
 def holds_nothing(workdir: storage.PathLike) -> bool:
-  """Returns whether a run directory has only files that every start writes first."""
+  """Returns whether a run directory has only the files that every start writes first, and no checkpoint."""
   names = {*os.listdir(workdir)}
-  return names <= {LOCK_FILE, OWNER_FILE, CONFIG, 'checkpoints'} and not (
-      'checkpoints' in names and os.listdir(os.path.join(workdir, 'checkpoints')))
+  if 'checkpoints' in names and os.listdir(os.path.join(workdir, 'checkpoints')):
+    return False
+  return names <= {LOCK_FILE, OWNER_FILE, CONFIG, 'checkpoints'}
 
 
 def check_ours(workdir: storage.PathLike, setting: str = '--workdir') -> None:
@@ -214,41 +218,39 @@ def check_ours(workdir: storage.PathLike, setting: str = '--workdir') -> None:
     return
   folder = pathlib.Path(workdir)
   lock, config = folder / LOCK_FILE, folder / CONFIG
-  ours = {path for name, begin in _OURS.items() for path in folder.glob(name) if re.match(begin, _begin_of(path))
-          and not path.is_symlink()}
+  ours = {path for name, pattern in _OURS.items() for path in folder.glob(name)
+          if re.match(pattern, _first_bytes(path)) and not path.is_symlink()}
   if lock in ours:
     return
-  if os.path.lexists(lock) and (lock.is_symlink() or not lock.is_file() or _begin_of(lock)):
+  if os.path.lexists(lock) and (lock.is_symlink() or not lock.is_file() or _first_bytes(lock)):
     foreign = lock
   elif os.path.lexists(config) and config not in ours:
     foreign = config
-  elif ours or not (others := [path for path in _written(folder) if not files.is_new(path)]):
-    return
   else:
+    names = sorted(os.listdir(folder)) if folder.is_dir() and not ours else []  # with broken links, unlike `glob`
+    written = [folder / name for pattern in _WRITTEN for name in fnmatch.filter(names, pattern)]
+    others = [path for path in written if not files.is_new(path)]
+    if not others:
+      return
     foreign = others[0]
   raise UserError(f'{setting}={workdir}: expected a new directory or one that this program wrote, got one with another '
                   f'{foreign.name}. Move that away, or choose another directory.')
 
 
-def _written(folder: pathlib.Path) -> list[pathlib.Path]:
-  """Returns the entries with names that a run writes, including links to nothing, which `glob` may leave out."""
-  names = os.listdir(folder) if folder.is_dir() else []
-  return [folder / name for pattern in _WRITTEN for name in sorted(fnmatch.filter(names, pattern))]
-
-
-def _begin_of(path: pathlib.Path) -> bytes:
+def _first_bytes(path: pathlib.Path) -> bytes:
+  """Returns the first 64 bytes of a file; b'' if it cannot be read."""
   with contextlib.suppress(OSError), open(path, 'rb') as file:  # a folder, or a link that leads nowhere
     return file.read(64)
   return b''
 
 
 def default_name(name: str) -> str:
-  """Returns the name of a config as a directory name, for `runs/NAME`."""
+  """Returns the name of a config as the name of a directory in `runs/`; other characters become `_`."""
   return re.sub(r'[^\w.=+-]+', '_', name).lstrip('.') or 'run'
 
 
 def paused_file(until: str) -> str:
-  """Returns the name of the file with the results of a run that paused after a part such as '25 %'."""
+  """Returns the file with the results of a run that paused after a part of its length: '25 %' -> 'paused_25%.json'."""
   return f'paused_{until.replace(" ", "")}.json'
 
 
@@ -258,7 +260,7 @@ def write_json(path: storage.PathLike, content: Mapping[str, Any]) -> None:
 
 
 def write_text(path: storage.PathLike, text: str) -> None:
-  """Replaces a text file atomically, without passwords and tokens of addresses; only process 0 writes."""
+  """Replaces a text file atomically, and removes passwords and tokens of addresses; only process 0 writes."""
   write_bytes(path, storage.encode(redacted(text)))
 
 
@@ -266,7 +268,7 @@ def write_bytes(path: storage.PathLike, content: bytes) -> None:
   """Replaces a file atomically; only process 0 writes.
 
   Raises:
-    UserError: it cannot be written, or another run has taken over the directory.
+    UserError: the file cannot be written, or another run has taken over the directory.
     TemporaryError: the storage fails, or the disk is full.
   """
   if jax.process_index():

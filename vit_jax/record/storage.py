@@ -1,15 +1,14 @@
 """Storage of run directories: a folder on this machine, or object storage, `gs://BUCKET/PATH`, by `etils.epath`.
 
-Every module that reads or writes a run calls this one. `open_path` checks an address and returns its path, of `pathlib`
+Every module that reads or writes a run uses this one. `open_path` checks an address and returns its path, of `pathlib`
 or of `epath`; both have the same methods.
 
-Object storage writes objects atomically, and cannot append, rename or lock: files to replace are written again, and
-files that grow have a module of their own, `growing.py`. So do mounts of it as a folder (gcsfuse, s3fs, Mountpoint,
-blobfuse): they upload a file when it is closed or synced. Of a file that stays open, nothing is kept when the host is
-lost, and each sync uploads the whole file again (`can_append`). On a file system that other hosts can write to, file
-locks do not suffice, since they hold for one host or one mount (`is_shared`). Both follow from the type of the file
-system in the kernel's table of mounts, so that a person who mounts a bucket has nothing to set. Where there is no table
-(other systems than Linux), every path counts as one on a local disk.
+Object storage writes whole objects atomically, and cannot append, rename or lock. Mounts of it as a folder (gcsfuse,
+s3fs, Mountpoint, blobfuse) upload a file when it is closed or synced: a file that stays open is lost with the host, and
+each sync uploads the whole file again. `can_append` is false for both; `growing.py` writes files that grow there. Where
+other hosts can write (`is_shared`), file locks do not suffice, as they hold for one host or one mount. The type of the
+file system in the kernel's table of mounts decides both, so a person who mounts a bucket has nothing to set. Without a
+table (on other systems than Linux), every path counts as one on a local disk.
 """
 from __future__ import annotations
 
@@ -33,12 +32,12 @@ if TYPE_CHECKING:
 
 PathLike = str | os.PathLike[str]
 REMOTE = 'gs://'
-MOUNTS = '/proc/self/mountinfo'
+MOUNTS = '/proc/self/mountinfo'  # lines such as '27 1 8:1 / /home rw shared:1 - ext4 /dev/vda rw' (proc(5) of Linux)
 _PACKAGES = ('gcsfs', 'tensorflow')  # `epath` needs one of them for Google Cloud Storage
 _NETWORK = ('nfs', 'nfs4', 'lustre', 'ceph', 'gpfs', 'beegfs', 'glusterfs', 'cifs', 'smb3', 'wekafs', 'panfs', 'pvfs2',
             'afs', 'ocfs2', 'gfs2', '9p', 'virtiofs', 'vboxsf')
 _LOCAL_FUSE = ('fuseblk', 'fuse.fuse-overlayfs', 'fuse.mergerfs', 'fuse.bindfs', 'fuse.gocryptfs', 'fuse.encfs')
-_ESCAPE = re.compile(r'\\([0-7]{3})')
+_ESCAPE = re.compile(r'\\([0-7]{3})')  # of a space and the like in the table of mounts, such as '\040'
 
 
 class UnknownHome(UserError):
@@ -56,12 +55,12 @@ def is_shared(path: PathLike) -> bool:
 
 
 def can_append(path: PathLike) -> bool:
-  """Returns whether storage keeps what is appended to an open file: it is neither a bucket nor a mount of one."""
+  """Returns whether bytes that are appended to an open file are kept: a path is not in a bucket or a mount of one."""
   return is_local(path) and not _is_bucket(file_system(path))
 
 
 def _is_bucket(kind: str) -> bool:
-  """Whether a file system may be a mount of object storage: any in user space that is not known to be local."""
+  """Returns whether a file system may be a mount of object storage: any FUSE that is not known to be local."""
   return kind.startswith('fuse') and kind not in _LOCAL_FUSE
 
 
@@ -70,7 +69,8 @@ def file_system(path: PathLike) -> str:
 
   The path need not exist.
   """
-  resolved, longest, kind = os.path.realpath(path), -1, ''
+  resolved, kind = os.path.realpath(path), ''
+  longest = -1  # the length of the deepest folder with a mount that the path is in
   try:
     with open(MOUNTS, encoding='utf-8', errors='surrogateescape') as file:
       lines = file.read().splitlines()
@@ -129,10 +129,7 @@ def refresh(path: PathLike) -> None:
 
 
 def write_bytes(path: PathLike, content: bytes) -> None:
-  """Creates or replaces a file atomically; its folder is created if missing.
-
-  After a power failure the file is the complete old or new one. If two processes write it, the later one wins.
-  """
+  """Creates or replaces a file atomically, also at a power failure; its folder is created if missing."""
   opened = open_path(path)
   if isinstance(opened, pathlib.Path):
     files.replace(opened, content)
@@ -142,27 +139,21 @@ def write_bytes(path: PathLike, content: bytes) -> None:
 
 
 def encode(text: str) -> bytes:
-  """Returns a text as UTF-8; of names of files that are not UTF-8, the other bytes as `\\udcNN`, as JSON has them."""
+  """Returns a text as UTF-8. Names of files may have other bytes, which become `\\udcNN`, as in JSON."""
   return text.encode(errors='backslashreplace')
 
 
 def read_text(path: PathLike) -> str:
   """Returns the text of a file; bytes that are not UTF-8 are replaced.
 
-  Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: it is too large.
+  Raises FileNotFoundError if there is no such file, and ValueError if it is too large (`documents.MAX_BYTES`).
   """
   return documents.read_bytes(open_path(path)).decode('utf-8', errors='replace')
 
 
 @contextlib.contextmanager
 def local(path: PathLike) -> Iterator[pathlib.Path]:
-  """Yields a local path of a file: the file itself, or a copy that exists during the `with` statement.
-
-  Raises:
-    FileNotFoundError: there is no such file in object storage.
-  """
+  """Yields a local path of a file: the file itself, or of object storage a copy for the time inside."""
   opened = open_path(path)
   if isinstance(opened, pathlib.Path):
     yield opened
@@ -184,7 +175,7 @@ def move(source: PathLike, target: PathLike) -> None:
 
 
 def copy(source: PathLike, target: PathLike) -> None:
-  """Copies a folder with its contents, to or from this machine or within object storage."""
+  """Copies a folder with its contents, to or from this machine or within object storage; files are overwritten."""
   old, new = open_path(source), open_path(target)
   new.mkdir(parents=True, exist_ok=True)
   for entry in sorted(old.iterdir()):

@@ -1,8 +1,8 @@
-"""Trackers show a run beside its record, `metrics.jsonl`: TensorBoard, Weights & Biases and MLflow.
+"""Trackers send the metrics of a run to other programs: TensorBoard, Weights & Biases and MLflow.
 
-`jobs/trackers.py` makes them from the config, each in a `Guarded`, which keeps their errors and their slowness from the
-run. `writer.py` passes every row on to them and closes them; hooks pass images and histograms (`Writer.show`). The
-package of a tracker is imported when the tracker is made.
+`jobs/trackers.py` makes a tracker for each one that the config names, inside a `Guarded`, so that its errors and its
+slowness do not disturb the run. `writer.py` passes every row on to the trackers and closes them. Hooks pass images and
+histograms (`Writer.show`). The package of a tracker is imported when the tracker is made.
 """
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from vit_jax.core.types import Array, HostArray
 log = logging.getLogger('vit_jax.record')
 WAITING = 10_000  # calls that may wait for a slow tracker
 CLOSE_S = 60.     # for which the end of a run waits for a slow tracker
-MOST_BYTES = 2**23  # of an event file; object storage gets a complete one only once
+MOST_BYTES = 2**23  # of an event file of TensorBoard; object storage gets a complete one only once
 Status = Literal['done', 'stopped', 'failed']
 """How a start of a run ended: after its last step, by a signal to stop, or by an error."""
-_EVENTS = re.compile(r'events\.out\.tfevents\.(\d{1,12})\.', re.ASCII)
+_EVENT_FILE = re.compile(r'events\.out\.tfevents\.(\d{1,12})\.', re.ASCII)  # 'events.out.tfevents.1700000000.host.7'
 
 
 class Histogram(NamedTuple):
-  """Numbers of values by bin: `counts [B]` and `edges [B + 1]`, with the sum of the values and of their squares."""
+  """The number of values in each of n bins, `counts [n]`, with `edges [n + 1]` and sums of the values and squares."""
   counts: HostArray | Array
   edges: HostArray | Array
   sum: HostArray | Array
@@ -39,27 +39,23 @@ class Histogram(NamedTuple):
 
 
 class Tracker(Protocol):
-  """Shows the record of a run; made when the run starts. Every method may raise any exception."""
+  """Takes the metrics, images and histograms of one start of a run. Every method may raise any exception."""
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
     """Adds metrics after `step` updates."""
-    ...
 
   def images(self, step: int, values: Mapping[str, HostArray]) -> None:
     """Adds images `[B, H, W, 3]` u8 by name."""
-    ...
 
   def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
-    """Adds histograms by name; a tracker that has none does nothing."""
-    ...
+    """Adds histograms by name; a tracker without histograms does nothing."""
 
   def close(self, status: Status) -> None:
-    """Sends what is left."""
-    ...
+    """Sends everything that was not sent yet, and ends the run of the tracker with this status."""
 
 
 class Guarded:
-  """A tracker whose first error is a warning, after which it does nothing: a run does not depend on it.
+  """Makes and calls a tracker. Its first error becomes a warning, and later calls do nothing: the run continues.
 
   Args:
     name: for the warning, such as `trackers.wandb`.
@@ -69,14 +65,14 @@ class Guarded:
 
   def __init__(self, name: str, make: Callable[[], Tracker], *, background: bool) -> None:
     self._name, self._make, self._has_failed = name, functools.cache(make), False
-    self._calls: queue.Queue[Callable[[Tracker], None] | None] = queue.Queue(WAITING)
+    self._calls: queue.Queue[Callable[[Tracker], None] | None] = queue.Queue(WAITING)  # None ends the thread
     self._thread = threading.Thread(target=self._work, name=name, daemon=True) if background else None
     if self._thread:
       self._thread.start()
-    self.do(lambda tracker: None)
+    self.do(lambda tracker: None)  # makes the tracker
 
   def do(self, call: Callable[[Tracker], None]) -> None:
-    """Calls a function with the tracker, now or in the thread."""
+    """Calls a function with the tracker, at once or later in the thread."""
     if self._thread and not self._has_failed:
       try:
         self._calls.put_nowait(call)
@@ -86,16 +82,17 @@ class Guarded:
       self._call(call)
 
   def close(self, status: Status) -> None:
-    """Closes the tracker, and waits for it for at most `CLOSE_S`."""
+    """Closes the tracker; waits for the thread for at most `CLOSE_S`."""
     self.do(lambda tracker: tracker.close(status))
     if self._thread:
-      with contextlib.suppress(queue.Full):  # of a server that does not answer
+      with contextlib.suppress(queue.Full):  # the server of the tracker does not answer
         self._calls.put_nowait(None)
       self._thread.join(CLOSE_S)
       if self._thread.is_alive():
         self._warn(f'no end within {CLOSE_S:.0f} s')
 
   def _work(self) -> None:
+    """Makes the calls of the queue, in the thread."""
     while (call := self._calls.get()) is not None:
       self._call(call)
 
@@ -114,14 +111,14 @@ class Guarded:
 
 
 class TensorBoard:
-  """Writes event files, at least one for each start of a run, complete after each call.
+  """Writes event files, at least one for each start of a run; everything is on disk after each call.
 
-  No thread of tensorboardX writes them, since it would end at a full disk and make the run wait for it.
+  It does not use the thread of tensorboardX, which ends when the disk is full, and then makes the run wait forever.
 
   Args:
     folder: an existing folder for the files.
-    resumed_from: step of the checkpoint from which the run resumes, or None; TensorBoard drops values of later steps
-      that were written before.
+    resumed_from: step of the checkpoint from which the run resumes, or None. TensorBoard then does not show values of
+      later steps that an earlier start wrote.
   """
 
   def __init__(self, folder: str, resumed_from: int | None) -> None:
@@ -141,19 +138,23 @@ class TensorBoard:
                       for name, images in values.items() for number, image in enumerate(images)])
 
   def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
-    self._show(step, [self._summary.histogram_raw(
-        name, *map(float, (bins.edges[0], bins.edges[-1], bins.counts.sum(), bins.sum, bins.sum_squares)),
-        bins.edges[1:].tolist(), bins.counts.tolist()) for name, bins in values.items()])
+    summaries = []
+    for name, bins in values.items():
+      summaries.append(self._summary.histogram_raw(
+          name, min=float(bins.edges[0]), max=float(bins.edges[-1]), num=float(bins.counts.sum()), sum=float(bins.sum),
+          sum_squares=float(bins.sum_squares), bucket_limits=bins.edges[1:].tolist(),
+          bucket_counts=bins.counts.tolist()))
+    self._show(step, summaries)
 
   def close(self, status: Status = 'done') -> None:
     del status
     self._file.close()
 
   def _begin(self) -> None:
-    # TensorBoard reads files in the order of their names, which must be right even if the clock was set back.
-    numbers = [int(match[1]) for name in os.listdir(self._folder) if (match := _EVENTS.match(name))]
+    """Opens the next file. TensorBoard reads files in the order of the number, which is the time if possible."""
+    numbers = [int(match[1]) for name in os.listdir(self._folder) if (match := _EVENT_FILE.match(name))]
     number = max([round(time.time()), *(earlier + 1 for earlier in numbers)])
-    name = f'events.out.tfevents.{number}.{socket.gethostname()}.{time.time_ns()}'  # a bucket may have others
+    name = f'events.out.tfevents.{number}.{socket.gethostname()}.{time.time_ns()}'  # unique, as a bucket has others
     self._file, self._num_bytes = self._open(os.path.join(self._folder, name)), 0
     self._add(file_version='brain.Event:2')
 
@@ -165,7 +166,7 @@ class TensorBoard:
   def _add(self, **fields: Any) -> None:
     content = self._pb.Event(wall_time=time.time(), **fields).SerializeToString()
     self._file.write(content)
-    self._num_bytes += len(content) + 16
+    self._num_bytes += len(content) + 16  # a length of 8 bytes and two checksums of 4
     if self._num_bytes > MOST_BYTES:
       self._file.close()
       self._begin()
@@ -177,15 +178,15 @@ def tensorboard(folder: str, resumed_from: int | None) -> Guarded:
 
 
 class WeightsAndBiases:
-  """Sends metrics to a run of Weights & Biases; `$WANDB_MODE=offline` writes it to files, which `wandb sync` sends.
+  """Sends metrics to a run of Weights & Biases; with `$WANDB_MODE=offline` to files, which `wandb sync` sends later.
 
-  Steps are a metric of their own, `step`: a resumed run may repeat steps, and wandb drops values of earlier steps.
+  `step` is one of the metrics, because a resumed run may repeat steps, and wandb's own step cannot decrease.
 
   Args:
     project: PROJECT or ENTITY/PROJECT.
     name: of the run.
-    run_id: of letters and digits, the same at every start of the run, which is then resumed.
-    folder: for its files.
+    run_id: letters and digits, the same at every start of a run, so that wandb resumes its run.
+    folder: for the files of wandb.
     settings: of the run, by dotted name.
   """
 
@@ -213,15 +214,13 @@ class WeightsAndBiases:
 
 
 class MLflow:
-  """Sends metrics to a run in the store of `$MLFLOW_TRACKING_URI`, which is resumed if `run_id` is given.
-
-  Characters that names cannot have become `_`.
+  """Sends metrics to a run in the store of `$MLFLOW_TRACKING_URI`.
 
   Args:
-    experiment: its name; made if there is none.
+    experiment: its name; it is created if it does not exist.
     name: of the run.
-    run_id: of an earlier start; '' = a new run.
-    remember: keeps the id of a new run.
+    run_id: of an earlier start, which is resumed; '' = a new run.
+    remember: is called with the id of a new run, and stores it for the next start.
     settings: of the run, by dotted name.
   """
 
@@ -259,4 +258,5 @@ class MLflow:
 
 
 def _mlflow_name(name: str) -> str:
+  """Returns a name in which `_` replaces the characters that MLflow does not allow."""
   return re.sub(r'[^-\w./: ]', '_', name)

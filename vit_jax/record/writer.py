@@ -1,23 +1,19 @@
-"""Writes the record of a run, `metrics.jsonl`, and passes it on to the trackers and to the progress.
+"""Writes the record of a run, `metrics.jsonl`, and passes its rows on to the trackers and to the progress display.
 
-The train job makes one `Writer` for each start, within `run_directory.hold`. Its hooks call `write` and `event`, and
-the job calls `close`. `reader.py` reads the record; everything else can be derived from it. The record has one JSON
-object per line:
+The train job makes one `Writer` for each start, inside `run_directory.hold`. Its hooks call `write` and `event`, and
+the job calls `close`. Reports, summaries and plots are made from the record alone (`reader.py`). It has one JSON object
+per line:
 
   {"step": 50, "time_s": 12.3, "train/loss": 1.5, …}      a row of metrics
-  {"event": "start", "time_s": 0.0, "resumed_from": 40}   any other event
+  {"event": "start", "time_s": 0.0, "resumed_from": 40}   an event
 
-`step` is the number of updates, `time_s` the seconds for which the run has been active: it is 0 at the first start, and
-continues from the last line after a resume. Numbers that are not finite are the strings 'nan', 'inf' and '-inf',
-because JSON does not support them. The record begins with a `start` event: the first call writes it, if the caller does
-not.
+`step` is the number of updates. `time_s` is the number of seconds for which the run has been active: it is 0 at the
+first start, and continues from the last line after a resume. Numbers that are not finite are the strings 'nan', 'inf'
+and '-inf', because JSON does not support them. The first line is a `start` event, also if no caller writes one.
 
 In object storage and on mounts of it, where nothing can be appended, the file is a copy of a local one, updated every
-30 s (`growing.Mirror`). Everything up to a checkpoint is durable before the checkpoint is written: copied, or
-synced to disk. A kill loses at most later lines, whose steps the resumed run writes again, so that readers find every
-step once.
-
-Arrays are only accessed through `float()` and `tolist()`.
+30 s (`growing.Mirror`). All lines up to a checkpoint are durable before the checkpoint is written: copied, or synced
+to disk. A kill can lose only later lines, and the resumed run repeats their steps.
 """
 from __future__ import annotations
 
@@ -37,8 +33,8 @@ from vit_jax.record.progress import Progress
 from vit_jax.record.trackers import Guarded, Status, Tracker, tensorboard
 
 FILE = reader.FILE
-_KEPT_AT_ONCE = ('checkpoint', 'stop')
-"""Events that a run can resume from; neither they nor earlier lines may be lost."""
+_DURABLE = ('checkpoint', 'stop')
+"""Events that a run can resume from: they and all lines before them are made durable at once."""
 T = TypeVar('T')
 
 
@@ -51,7 +47,7 @@ class Writer:
     resumed_from: step of the checkpoint from which this run resumes; None for a new run.
     progress_total: number of steps of the run.
     progress: whether to show progress.
-    trackers: returns the trackers for files in a local folder; None = TensorBoard alone.
+    trackers: maps a local folder, in which they may write files, to the trackers; None = TensorBoard alone.
   """
 
   def __init__(self, workdir: str | os.PathLike[str], *, process_index: int, resumed_from: int | None,
@@ -65,7 +61,7 @@ class Writer:
       return
     self._owner = run_directory.owner_of(workdir)
     self._mirror = None if storage.can_append(workdir) else growing.Mirror(
-        workdir, growing=FILE, check=self._owner.look if self._owner else lambda: None)
+        workdir, growing=FILE, check=self._owner.check_once if self._owner else lambda: None)
     folder = os.fspath(self._mirror.folder if self._mirror else workdir)
     self._path = os.path.join(folder, FILE)
     self._file = self._stored(self._open)
@@ -76,17 +72,17 @@ class Writer:
                               memory=machine.used_memory_gib)
 
   def _open(self) -> growing.Appender:
-    """Opens the file, with what earlier starts wrote, behind a complete line."""
+    """Opens the record with the lines of earlier starts; ends the last one if a kill left a part of it."""
     if self._mirror:
       self._mirror.fetch()
     else:
-      growing.join(self._path)  # of a directory that was copied from object storage
+      growing.join(self._path)  # a person may have copied the directory from object storage
     os.makedirs(os.path.dirname(self._path), exist_ok=True)
     appender = growing.Appender(self._path)
     with open(self._path, 'rb') as file:
       size = file.seek(0, os.SEEK_END)
       file.seek(max(0, size - 1))
-      if size and file.read() != b'\n':  # a kill left a part of a line
+      if size and file.read() != b'\n':
         appender.write(b'\n')
     return appender
 
@@ -127,17 +123,18 @@ class Writer:
     """
     if not self._active:
       return
-    is_kept = name in _KEPT_AT_ONCE
-    if is_kept and self._owner:
+    is_durable = name in _DURABLE
+    if is_durable and self._owner:
       self._owner.check()
     if name == 'start':
       self._is_started = True
       fields = {'resumed_from': self._resumed_from, **fields}
     self._append({'event': name}, fields)
-    self._status = 'stopped' if name == 'stop' else self._status
-    if is_kept and self._mirror:
+    if name == 'stop':
+      self._status = 'stopped'
+    if is_durable and self._mirror:
       self._mirror.settle()
-    elif is_kept:
+    elif is_durable:
       self._stored(self._file.settle)
 
   def show(self, call: Callable[[Tracker], None]) -> None:
@@ -146,16 +143,12 @@ class Writer:
       tracker.do(call)
 
   def advance(self, step: int) -> None:
-    """Updates the progress between rows."""
+    """Updates the progress display at a step that has no row."""
     if self._active:
       self._progress.update(step, {})
 
   def check_place(self) -> None:
-    """Checks that the record is still where the run writes everything else, before a checkpoint is saved.
-
-    Raises:
-      UserError: the run directory was moved, removed or replaced.
-    """
+    """Checks before a save that the open record is the file at its path: UserError if the run directory was moved."""
     if not self._active or self._mirror:
       return
     def stat() -> os.stat_result | None:
@@ -163,16 +156,16 @@ class Writer:
         return os.stat(self._path)
       return None
 
-    written, there = os.fstat(self._file.fileno()), self._stored(stat)
-    if there is None or not os.path.samestat(written, there) and written.st_size != there.st_size:
+    opened, at_path = os.fstat(self._file.fileno()), self._stored(stat)
+    if at_path is None or not os.path.samestat(opened, at_path) and opened.st_size != at_path.st_size:
       folder = os.path.dirname(self._path)
       raise UserError(
-          f'--workdir={folder}: expected the directory in which the run began, got {"another" if there else "none"}: '
+          f'--workdir={folder}: expected the directory in which the run began, got {"another" if at_path else "none"}: '
           'it was moved or removed while the run was writing to it. Run the same command again with --workdir=DIR, '
           'where it is now, to resume from its last checkpoint. What is at the old place is incomplete.')
 
   def close(self) -> None:
-    """Ends the progress bar and closes the files and trackers; it may be called twice, also while an error passes."""
+    """Ends the progress display, closes the record and the trackers; it may be called twice, also in an exception."""
     if not self._active:
       return
     self._active = False
@@ -186,7 +179,7 @@ class Writer:
         self._mirror.close()
 
   def _append(self, kind: Mapping[str, object], fields: Mapping[str, object]) -> None:
-    """Appends a line: its step or the name of its event, the time, and its other fields."""
+    """Appends a line. Its fields are those of `kind` (`step` or `event`), the time, and `fields`, in this order."""
     if not self._is_started:
       self.event('start')
     if self._owner and (self._owner.is_replaced or not self._mirror):  # a mirror checks before each copy
@@ -196,13 +189,13 @@ class Writer:
     self._stored(lambda: self._file.write(storage.encode(f'{text}\n')))  # names of files need not be UTF-8
 
   def _stored(self, action: Callable[[], T]) -> T:
-    """Returns the result of an action on the file, and converts its errors; the file itself has waited before."""
+    """Returns the result of an action on the record; converts errors, without repeating, as `Appender` repeats."""
     return failures.stored(action, self._path, patience_s=0.)
 
 
 def _to_json(value: object) -> object:
-  """Returns the value with arrays as lists, keys as text, and 'nan', 'inf' or '-inf' for such floats."""
-  if hasattr(value, 'tolist'):  # first, as most values are norms
+  """Returns a value of JSON: arrays become lists, keys text, and floats that are not finite 'nan', 'inf' or '-inf'."""
+  if hasattr(value, 'tolist'):  # arrays of NumPy and jax; first, as most values are norms
     value = value.tolist()
   match value:
     case None | bool() | str() | int():

@@ -1,10 +1,9 @@
-"""`vit-jax replay`: runs the commands of a record again, in a fresh directory, and compares the outcome with it.
+"""`vit-jax replay`: runs the commands of a record again, in a new directory, and compares the outcome with the record.
 
-The order keeps a person safe and saves time: the claim and the plan are shown and checked (`planned`), then the data
-and the settings are compared (`inputs`, `settings`), and only then the commands run and `outcomes` compares the result.
-
-With `--segment` it trains a run from one of its checkpoints to the next one, whose parameters are compared by their
-digest: a run of weeks is verified in parts, on several machines or only at a few places.
+`run` first shows and checks the claim and the plan (`planned`), then compares the data and the settings (`inputs`,
+`settings`), and only then runs the commands and compares their outcome (`outcomes`). With `--segment`, it trains a run
+from one of its checkpoints to the next one, and compares the digest of the parameters: a run of weeks can be verified
+in parts, on several machines.
 """
 from __future__ import annotations
 
@@ -41,12 +40,12 @@ def run(*, files: Sequence[str], data: Mapping[str, str], to: pathlib.Path | Non
 
   Args:
     files: the id or the file of the record.
-    data: paths by name.
-    to: directory to keep; None = a temporary one, which is removed if the outcome is equal.
-    workdir: of the run of which a segment is replayed.
-    segment: step of the checkpoint at which the segment starts; None = the complete commands.
+    data: paths by the names that the record has for them.
+    to: a directory for the outcome; None = a temporary one, which is removed if the outcome is equal.
+    workdir: with a segment, the directory of its run.
+    segment: the step of the checkpoint at which the segment begins; None = replay the complete commands.
     mark: write the date of a replay that is equal or close into the record.
-    allow_code: run configs that are not of this package, and modules, that the record names.
+    allow_code: run configs and modules that the record names and that are not of this package.
     read_line: reads a command line.
   """
   if len(files) > 1 or not files and segment is None:
@@ -65,7 +64,7 @@ def run(*, files: Sequence[str], data: Mapping[str, str], to: pathlib.Path | Non
                     f'again: {" && ".join(record.command)}')
   print(planned.header(record), flush=True)
   planned.check(record, is_shipped=records.is_id(files[0]), allow_code=allow_code)
-  print(planned.plan(record, with_places(record)), flush=True)
+  print(planned.plan(record, with_workdirs(record)), flush=True)
   try:
     paths = inputs.find(inputs.names(record.words()), data, record.about)
   except inputs.Missing as error:
@@ -73,7 +72,7 @@ def run(*, files: Sequence[str], data: Mapping[str, str], to: pathlib.Path | Non
     return Status.MISSING
   print(''.join(f'  {{{name}}} = {path}\n' for name, path in paths.items()), end='', flush=True)
   console.begin_stage('reading the data')
-  status, lines = _find_other_inputs(record, paths, read_line)
+  status, lines = _compare_inputs(record, paths, read_line)
   console.end_stage()
   if lines:
     print('\n'.join([f'DIFFERS from the record, so nothing was run: {status.name.lower()}', *lines,
@@ -82,20 +81,21 @@ def run(*, files: Sequence[str], data: Mapping[str, str], to: pathlib.Path | Non
   return _run_and_compare(record, paths, to, mark=records.find(files[0]) if mark else None)
 
 
-def with_places(record: Record) -> list[list[str]]:
-  """Returns the commands of a record with a `--workdir` below `{work}`, unless they name one.
+def with_workdirs(record: Record) -> list[list[str]]:
+  """Returns the arguments of each command of a record, with a `--workdir` below `{work}` if a command has none.
 
-  The last one writes into `result`, the others into `result_1`, `result_2`, ….
+  The last command writes into `{work}/result`, those before into `{work}/result_1`, `{work}/result_2`, ….
   """
   commands = record.words()
   for number, words in enumerate(commands, 1):
     if planned.job(words) in planned.JOBS and not any(word.startswith('--workdir=') for word in words):
-      words.append(f'--workdir={{{inputs.WORK}}}/result' + f'_{number}' * (number < len(commands)))
+      folder = 'result' if number == len(commands) else f'result_{number}'
+      words.append(f'--workdir={{{inputs.WORK}}}/{folder}')
   return commands
 
 
-def _find_other_inputs(record: Record, paths: Mapping[str, str], read_line: ReadLine) -> tuple[Status, list[str]]:
-  """Returns how data and weights, or else the settings of the last command, differ from those of the record."""
+def _compare_inputs(record: Record, paths: Mapping[str, str], read_line: ReadLine) -> tuple[Status, list[str]]:
+  """Returns lines about data and weights that differ from the record (`DATA`), or else about settings (`CONFIG`)."""
   def text(digest: Mapping[str, object]) -> str:
     return ' '.join(f'{name} {str(value)[:12]}' for name, value in digest.items())
 
@@ -105,7 +105,7 @@ def _find_other_inputs(record: Record, paths: Mapping[str, str], read_line: Read
   lines += [f'  {line}' for line in inputs.changes(record.settings, record.data, paths)]
   if lines:
     return Status.DATA, lines
-  configs = read_line(_arguments(record, paths, pathlib.Path('work'))[-1])[1]
+  _, configs = read_line(_commands(record, paths, pathlib.Path('work'))[-1])
   if len(configs) != 1 or not record.settings:  # a study has the settings of several runs
     return Status.EQUAL, []
   differences = settings.of(configs[0], paths).differences(record.settings, ignored=record.found)
@@ -115,54 +115,54 @@ def _find_other_inputs(record: Record, paths: Mapping[str, str], read_line: Read
 def _advice(record: Record, paths: Mapping[str, str], status: Status) -> str:
   """Returns what to do about other data or settings than those of the record."""
   if status is Status.CONFIG:
-    what, first = 'settings', f'Check out the commit of the record, {str(record.made.get("commit", "not known"))[:12]}'
+    kind, first = 'settings', f'Check out the commit of the record, {str(record.made.get("commit", "not known"))[:12]}'
   elif paths:
-    what, first = 'data', f'Set --data={",".join(f"{name}=PATH" for name in paths)} to those of the record'
+    kind, first = 'data', f'Set --data={",".join(f"{name}=PATH" for name in paths)} to those of the record'
   else:
-    what, first = 'data', 'Put those of the record in their place'
-  return f'{first}, or run the command with these {what} and write a record of it with vit-jax record.'
+    kind, first = 'data', 'Put those of the record in their place'
+  return f'{first}, or run the command with these {kind} and write a record of it with vit-jax record.'
 
 
-def _arguments(record: Record, paths: Mapping[str, str], work: pathlib.Path) -> list[list[str]]:
-  """Returns the commands of a record with paths, as they are run."""
-  return [[inputs.filled(word, {**paths, inputs.WORK: str(work)}) for word in words] for words in with_places(record)]
+def _commands(record: Record, paths: Mapping[str, str], work: pathlib.Path) -> list[list[str]]:
+  """Returns the arguments of each command of a record as they are run, with paths in place of names."""
+  return [[inputs.filled(word, {**paths, inputs.WORK: str(work)}) for word in words] for words in with_workdirs(record)]
 
 
 def _run_and_compare(record: Record, paths: Mapping[str, str], to: pathlib.Path | None, *,
                      mark: pathlib.Path | None) -> int:
   """Runs the commands, each in a process of its own, and compares the outcome; returns the exit status.
 
-  `mark` is the file of the record, which a replay that is equal or close writes again.
+  `mark` is the file of the record, to write again after a replay that is equal or close; None = do not write it.
   """
-  with _fresh_directory(to, 'replay') as work:
-    began_s, before_s = time.monotonic(), machine.processor_s()
-    commands = _arguments(record, paths, work.path)
+  with _new_directory(to, 'replay') as work:
+    began_s, processor_began_s = time.monotonic(), machine.processor_s()
+    commands = _commands(record, paths, work.path)
     for words in commands:
       print(f'$ vit-jax {" ".join(words)}', flush=True)
       status = subprocess.run([sys.executable, '-m', 'vit_jax.main', *words], check=False,
                               env=implementation.environment(os.environ)).returncode
       if status:
         print(f'The command ended with status {status}. What it left is in {work.path}', flush=True)
-        return status if status > 0 else 128 - status
+        return status if status > 0 else 128 - status  # killed by a signal: the status that a shell gives
     workdir = pathlib.Path(next(word.partition('=')[2] for word in commands[-1] if word.startswith('--workdir=')))
-    outcome = outcomes.read(work.path if workdir.parent == work.path / 'runs' else workdir)
+    outcome = outcomes.read(work.path if workdir.parent == work.path / 'runs' else workdir)  # of several runs, or one
     now = settings.of(json_files.read(outcome.config / 'config.json'), {**paths, inputs.WORK: str(work.path)})
     notes, differences = _compare_settings(record, now)
     verdict = outcomes.compare(record, outcome)
     print('\n'.join([*notes, *verdict.lines, *differences]), flush=True)
     status = verdict.status or (Status.CONFIG if differences else Status.EQUAL)
-    spent_s = machine.processor_s() - before_s
-    print(f'Replayed in {time.monotonic() - began_s:,.0f} s, {spent_s:,.0f} processor seconds.', flush=True)
+    processor_s = machine.processor_s() - processor_began_s
+    print(f'Replayed in {time.monotonic() - began_s:,.0f} s, {processor_s:,.0f} processor seconds.', flush=True)
     work.is_kept = to is not None or bool(status)
     if work.is_kept:
       print(f'The run is in {work.path}')
   if mark and not status:
-    _mark(mark, record, spent_s, outcome.commit, now if verdict.is_equal else None)
+    _mark(mark, record, processor_s, outcome.commit, now if verdict.is_equal else None)
   return status
 
 
 def _compare_settings(record: Record, now: settings.Settings) -> tuple[list[str], list[str]]:
-  """Returns lines about what this version adds to the settings of a record, and about settings that differ."""
+  """Returns lines about settings that only this version has, and lines about settings that differ from the record."""
   if not record.config_digest:
     return [], []
   notes = [] if record.config_digest == now.digest else [now.explain_digest(record.setting_digests)]
@@ -173,32 +173,32 @@ def _compare_settings(record: Record, now: settings.Settings) -> tuple[list[str]
   return notes, ['The settings of the run differ from those of the record:', *differences] if differences else []
 
 
-def _mark(path: pathlib.Path, record: Record, spent_s: float, commit: str, proven: settings.Settings | None) -> None:
-  """Writes into the file of a record when and with which commit it was replayed, and processor seconds if unknown.
+def _mark(path: pathlib.Path, record: Record, processor_s: float, commit: str, now: settings.Settings | None) -> None:
+  """Writes the date and the commit of a replay into the file of a record, and processor seconds if it has none.
 
-  `proven` are the settings of an equal replay, with which later ones compare; None = keep those of the record.
+  After an equal replay, `now` are its settings, and their digests replace those of the record. None = it was close.
   """
   today = datetime.datetime.now(datetime.UTC).date().isoformat()
-  replayed = f'{today} {commit[:7] or "unknown"}' + ' close' * (proven is None)
-  record = dataclasses.replace(record, replayed=replayed, made={'processor_s': round(spent_s, 1)} | record.made)
-  if proven is not None:
-    record = dataclasses.replace(record, config_digest=proven.digest, setting_digests=proven.digests)
+  replayed = f'{today} {commit[:7] or "unknown"}{" close" if now is None else ""}'
+  record = dataclasses.replace(record, replayed=replayed, made={'processor_s': round(processor_s, 1)} | record.made)
+  if now is not None:
+    record = dataclasses.replace(record, config_digest=now.digest, setting_digests=now.digests)
   records.write(record, path)
   print(f'Written: {path}')
 
 
 @dataclasses.dataclass
-class _Work:
+class _Directory:
   path: pathlib.Path
   is_kept: bool = True
 
 
 @contextlib.contextmanager
-def _fresh_directory(to: pathlib.Path | None, name: str) -> Iterator[_Work]:
-  """Yields a directory with nothing in it, which is removed at the end if it is not to be kept; kept after an error."""
+def _new_directory(to: pathlib.Path | None, name: str) -> Iterator[_Directory]:
+  """Yields an empty directory, `to` or a temporary one; it is removed at the end if the caller clears `is_kept`."""
   if to is not None and to.exists() and any(to.iterdir()):
     raise UserError(f'--to: expected a new or an empty directory, got {to}. Use another one.')
-  work = _Work(to or pathlib.Path(tempfile.mkdtemp(prefix=f'vit_jax_{name}_')))
+  work = _Directory(to or pathlib.Path(tempfile.mkdtemp(prefix=f'vit_jax_{name}_')))
   work.path.mkdir(parents=True, exist_ok=True)
   yield work
   if not work.is_kept:
@@ -211,25 +211,25 @@ def _replay_segment(workdir: pathlib.Path, step: int, record: Record | None, to:
   Args:
     workdir: of the run, which stays unchanged.
     step: of the checkpoint.
-    record: whose digests count; None = those in the record of the run itself.
-    to: directory to keep; None = a temporary one, which is removed if the parameters are equal.
+    record: has the digests to compare with; None = those in the `metrics.jsonl` of the run.
+    to: a directory for the segment; None = a temporary one, which is removed if the parameters are equal.
   """
   config = json_files.read(workdir / 'config.json')
-  if record and not all(number.isdecimal() for number in record.checkpoints):
+  if record and not all(name.isdecimal() for name in record.checkpoints):
     raise UserError(f'{record.id}: expected the record of one run, got one of {len(record.checkpoints)} runs. Leave '
                     'the record out: the digests of the run then count.')
-  known = {int(number): digest for number, digest in record.checkpoints.items()} if record else {}
+  digests = {int(text): digest for text, digest in record.checkpoints.items()} if record else {}
   try:
-    known = known or _checkpoints(workdir)
+    digests = digests or _digests(workdir)
   except FileNotFoundError:
     raise UserError(f'--workdir: expected the directory of a run, got {workdir}, which has no metrics.jsonl. Pass the '
                     '--workdir of a training run.') from None
-  usable = [one for one in checkpoint_files.steps(workdir / 'checkpoints') if one < max(known, default=0)]
+  usable = [saved for saved in checkpoint_files.steps(workdir / 'checkpoints') if saved < max(digests, default=0)]
   if step not in usable:
     raise UserError(f'--segment: expected the step of a checkpoint in {workdir} with a later one, got {step}. Use one '
                     f'of {", ".join(map(str, usable)) or "none: keep more with --config.checkpoints.keep_latest"}.')
-  end = min(later for later in known if later > step)
-  with _fresh_directory(to, 'segment') as work:
+  end = min(later for later in digests if later > step)
+  with _new_directory(to, 'segment') as work:
     shutil.copytree(workdir / 'checkpoints' / str(step), work.path / 'checkpoints' / str(step))
     for name in ('config.json', reader.FILE):
       with contextlib.suppress(FileNotFoundError):  # a checkpoint may come without the record of its run
@@ -238,27 +238,28 @@ def _replay_segment(workdir: pathlib.Path, step: int, record: Record | None, to:
     status = train.run(config, work.path, until=f'{end} steps', is_segment=True)
     if status not in (0, failures.TRY_AGAIN):
       return status
-    digest = _checkpoints(work.path).get(end, '')
-    if digest == known[end]:
+    digest = _digests(work.path).get(end, '')
+    if digest == digests[end]:
       print(f'EQUAL: the parameters of step {end:,}, trained from step {step:,}, are those of the run, bit for bit.')
       work.is_kept = to is not None
       return Status.EQUAL
     changed = machine.differences(_last_machine(workdir), _last_machine(work.path))
-    print('\n'.join([f'DIFFERS: the parameters of step {end:,}: {known[end][:12]} -> {digest[:12] or "not saved"}.',
+    print('\n'.join([f'DIFFERS: the parameters of step {end:,}: {digests[end][:12]} -> {digest[:12] or "not saved"}.',
                      *(f'  {name}: {before} -> {now}' for name, (before, now) in changed.items()),
                      f'The segment is in {work.path}']), flush=True)
     return Status.MACHINE if changed else Status.RESULT
 
 
-def _checkpoints(workdir: pathlib.Path) -> dict[int, str]:
-  """Returns the digest of the parameters of a run by step of checkpoint, also of those that are no longer kept."""
+def _digests(workdir: pathlib.Path) -> dict[int, str]:
+  """Returns the digest of the parameters of a run by step of checkpoint, also of checkpoints that were removed."""
   events = reader.read(workdir, most_rows=1).events
   return {int(str(event['step'])): str(event['params_digest']) for event in events if event['event'] == 'checkpoint'}
 
 
 def _last_machine(workdir: pathlib.Path) -> dict[str, Any]:
+  """Returns the description of the machine of the last start of a run; {} if it is not known."""
   if not storage.open_path(workdir / reader.FILE).exists():
     return {}
   starts = [event for event in reader.read(workdir, most_rows=1).events if event['event'] == 'start']
-  found = starts[-1].get('machine', {}) if starts else {}
-  return found if isinstance(found, dict) else {}
+  description = starts[-1].get('machine', {}) if starts else {}
+  return description if isinstance(description, dict) else {}

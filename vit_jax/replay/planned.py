@@ -1,9 +1,9 @@
-"""What the commands of a record will do, from their words alone: shown before anything is read, imported or run.
+"""What the commands of a record will do, as far as their arguments tell: shown and checked before anything is run.
 
-A record is a text that anybody may have written. Its commands run with the rights of the person who replays it, so only
-jobs that compute results are run, they write below the directory of the replay, and no Python but that of this package
-is run unless that person allows it with `--allow_code`. `job` prints the `header`, calls `check`, prints the `plan`,
-and only then opens data and runs commands. Nothing in this module imports or opens what a record names.
+Anybody may have written a record, and its commands run with the rights of the person who replays it. So only jobs that
+compute results are run, they write only below the directory of the replay, and Python that is not of this package is
+run only with `--allow_code`. `job` prints the `header`, calls `check`, prints the `plan`, and only then opens data and
+runs commands. Nothing in this module imports or opens what a record names.
 """
 from __future__ import annotations
 
@@ -20,19 +20,16 @@ from vit_jax.replay import inputs
 from vit_jax.replay.records import Record
 
 JOBS = ('train', 'finetune', 'pretrain', 'evaluate', 'study')
-SHIPPED_JOBS = (*JOBS, 'convert')
-"""The jobs that the records of this package may run."""
-OUTPUTS = ('workdir', 'to', 'csv')
-"""Flags of these jobs whose files are written."""
-MOST_SHOWN = 1_000
-"""Characters of a command in an error message."""
-_ADDRESSES = ('mix', 'gs', 's3', 'http', 'https', 'file')
-_BELOW = re.compile(rf'\{{{inputs.WORK}\}}(/(?!\.\.(/|$))[^/]*)*')
-_PLACE = re.compile(r'[/:{]')
+SHIPPED_JOBS = (*JOBS, 'convert')  # of the records of this package
+OUTPUTS = ('workdir', 'to', 'csv')  # flags of these jobs with paths that are written
+MOST_SHOWN = 1_000  # characters of a command in an error message
+_ADDRESSES = ('mix', 'gs', 's3', 'http', 'https', 'file')  # `gs:…` and the like name no module
+_BELOW = re.compile(rf'\{{{inputs.WORK}\}}(/(?!\.\.(/|$))[^/]*)*')  # '{work}/a/b', without '..'
+_PATH = re.compile(r'[/:{]')  # in the value of a flag that is a path, an address or a name of one
 
 
 def header(record: Record) -> str:
-  """Returns the claim of a record, and where the record is from."""
+  """Returns two lines: the claim of a record; and its date, commit, device, processor and cost."""
   made = record.made
   machine = made.get('machine', {})
   device = machine.get('device_kind', 'cpu')
@@ -46,12 +43,12 @@ def check(record: Record, *, is_shipped: bool, allow_code: bool) -> None:
   """Checks what the commands of a record would run and write.
 
   Args:
-    record: of anybody.
-    is_shipped: whether it is one of this package.
-    allow_code: whether configs that are not of this package, and modules that the record names, may run.
+    record: from any source.
+    is_shipped: whether it is a record of this package.
+    allow_code: whether configs and modules that the record names and that are not of this package may run.
 
   Raises:
-    UserError: lists all that the commands may not do.
+    UserError: the commands do something that they may not do; the message lists all of it.
   """
   known = SHIPPED_JOBS if is_shipped else JOBS
   problems = []
@@ -66,24 +63,25 @@ def check(record: Record, *, is_shipped: bool, allow_code: bool) -> None:
             f'--{name}: expected a path below {{{inputs.WORK}}}, the directory of the replay, got {value}')
       if name.startswith('config.trackers'):
         problems.append(f'--{name}: expected no tracker, which sends results elsewhere')
-    problems += [] if allow_code else code(words)
-  if not allow_code:  # these are opened before the commands run
+    if not allow_code:
+      problems += code(words)
+  if not allow_code:  # the data are opened before the commands run
     problems += code([f'--data={source}' for source in record.data])
   if problems:
     raise UserError('\n'.join([f'{record.id}: expected commands that a replay may run, got others, so nothing was run:',
-                               *(f'  {_beginning(one)}.' for one in dict.fromkeys(problems)),
-                               f'Run them yourself if you trust them: {_beginning(" && ".join(record.command))}']))
+                               *(f'  {_shortened(problem)}.' for problem in dict.fromkeys(problems)),
+                               f'Run them yourself if you trust them: {_shortened(" && ".join(record.command))}']))
 
 
 def job(words: Sequence[str]) -> str:
-  """Returns the job of a command line; several names if it has several."""
-  named = [value for name, value in _flags(words) if name == 'job']
+  """Returns the job of a command line: its first word, or the value of `--job`; 'a and b' if these differ."""
   first = [word for word in words[:1] if not word.startswith('-')]
-  return ' and '.join(dict.fromkeys([*first, *named])) or 'train'
+  of_flags = [value for name, value in _flags(words) if name == 'job']
+  return ' and '.join(dict.fromkeys([*first, *of_flags])) or 'train'
 
 
 def code(words: Sequence[str]) -> list[str]:
-  """Returns what a command would run that is not of this package: config files, and modules.
+  """Returns a text for each config file and module that a command would run and that is not of this package.
 
   `vit-jax check` and `vit-jax record` also use it, for the command of a manifest and that of a run.
   """
@@ -105,20 +103,20 @@ def code(words: Sequence[str]) -> list[str]:
 
 
 def plan(record: Record, commands: Sequence[Sequence[str]]) -> str:
-  """Returns the plan of a replay: each command with the config that it runs, what it reads and what it writes.
+  """Returns the plan of a replay: each command with its config, what it reads, and what it writes.
 
-  The last line has the data that are opened before the first command, by source and split.
+  The last line names the data that are read and compared before the first command.
   """
   lines = ['Plan:']
   for words in commands:
     lines.append(f'  vit-jax {" ".join(words)}')
     for name, value in _flags(words):
       if name == 'config':
-        path = files.find(value)[0]
-        lines.append(f'      config: {path}' + ', of this package' * _is_shipped(path))
+        path, _ = files.find(value)
+        lines.append(f'      config: {path}{", of this package" if _is_shipped(path) else ""}')
       if name in OUTPUTS:
         lines.append(f'      writes: {value}')
-      elif _PLACE.search(value):
+      elif _PATH.search(value):
         lines.append(f'      reads: {value.rpartition("source=")[2]}')
   if record.data:
     lines.append(f'  compares before: {", ".join(record.data)}')
@@ -126,17 +124,21 @@ def plan(record: Record, commands: Sequence[Sequence[str]]) -> str:
 
 
 def _is_shipped(config: pathlib.Path) -> bool:
+  """Returns whether a config file is in a folder of configs of this package."""
   return any(config.resolve().is_relative_to(folder.resolve()) for folder in files.folders())
 
 
 def _flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-  """Yields each flag with its value, which may be the next word, as the command line reads them; '' without one."""
-  for word, after in zip(words, [*words[1:], ''], strict=False):
+  """Yields the name and the value of each flag, of `--name=value` or `--name value`; the value is '' if it has none."""
+  for word, following in zip(words, [*words[1:], ''], strict=False):
     name, equals, value = word.lstrip('-').partition('=')
+    if not equals and not following.startswith('-'):
+      value = following
     if word.startswith('-'):
-      yield name, value if equals else '' if after.startswith('-') else after
+      yield name, value
 
 
-def _beginning(text: str) -> str:
+def _shortened(text: str) -> str:
+  """Returns the first `MOST_SHOWN` characters of a text, without control characters."""
   text = printable(text)
   return text if len(text) <= MOST_SHOWN else f'{text[:MOST_SHOWN]}…'

@@ -1,8 +1,8 @@
-"""A record: a published number and the command that reproduces it. One JSON file each, in `benchmarks/records`.
+"""A record: a published number and the command that reproduces it. Each is a JSON file in `benchmarks/records`.
 
-A record does not state a number without the command, the settings, the digests of the data and the machine that it is
-from. A digest that is not known is empty, and never guessed; `replayed` then says so. `recording` makes and writes
-records, `job` reads and compares them. Reading runs nothing: a record is a text that anybody may have written.
+With each number, a record has the command, the settings, the digests of the data and the machine that it is from. A
+digest that is not known is empty. `recording` makes and writes records; `job` reads and compares them; `vit-jax list
+--records` lists them. Anybody may have written the file of a record, so reading it is strict and runs nothing.
 """
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from vit_jax.core.errors import UserError
 from vit_jax.data.content import Content
 from vit_jax.record import machine
 
-FOLDER = next((one for one in (machine.ROOT / 'benchmarks' / 'records', machine.ROOT / 'vit_jax' / 'records')
-               if one.is_dir()), machine.ROOT / 'benchmarks' / 'records')
+_IN_CHECKOUT, _INSTALLED = machine.ROOT / 'benchmarks' / 'records', machine.ROOT / 'vit_jax' / 'records'
+FOLDER = _INSTALLED if _INSTALLED.is_dir() and not _IN_CHECKOUT.is_dir() else _IN_CHECKOUT
 """The records of this package: in a checkout, or installed as `vit_jax.records`."""
 KINDS = ('train', 'evaluation', 'measurement')
-_MOST_LETTERS = 2**16  # of all commands
-_VALUE = re.compile(r'\{([^{}:]+)(?::([^{}]*))?\}')
+_MOST_LETTERS = 2**16  # of all commands of a record
+_VALUE = re.compile(r'\{([^{}:]+)(?::([^{}]*))?\}')  # in a claim, such as '{test/top1:.1%}'
 _FORMAT = re.compile(r'[-+ ]?[0-9]?[,_]?(\.[0-9])?[eEfFgG%]?')
-"""Formats of the values in a claim; a width is a number of bytes of memory."""
+"""Formats of values that a claim may have, such as '.1%': a large width would take memory."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Tolerance:
-  """How far each value may differ, as an absolute difference, and why.
+  """The absolute difference by which values may differ, and the reason.
 
-  same: on a machine with the same bits, where 0 also compares the parameters.    elsewhere: on any other machine.
-  values: the most for single values, by name: below a third of the distance to chance and to what it is compared with.
+  same: on a machine that computes the same bits; with 0, digests must also be equal.    elsewhere: on any other one.
+  values: smaller limits for single values, by name: a third of the distance to chance or to a compared value, at most.
   """
   same: float = 0.
   elsewhere: float = 0.
@@ -48,19 +48,19 @@ class Record:
 
   id: the name of the file, without its suffix.
   claim: a sentence, in which `{NAME}` or `{NAME:.1%}` is a value.
-  kind: `train`, the parameters and metrics at the end of a run or of several runs in a row; `evaluation`, the metrics
-    of one; or `measurement`, times and speeds, which no machine repeats exactly: they are not replayed.
-  command: lines for a shell, run in order; `{NAME}` is the path of data or weights that a person gives, and `{work}`
-    the fresh directory.
-  values: by the name of the metric; in a study after the name of the run.
+  kind: `train`, parameters and metrics at the end of a run or of several runs in a row; `evaluation`, its metrics; or
+    `measurement`, times and speeds: these are not replayed, as no machine repeats them exactly.
+  command: lines for a shell, run in order. `{NAME}` is the path of data or weights that a person gives, `{work}` the
+    directory of the replay.
+  values: by the name of the metric; for a study, see `outcomes.Outcome`.
   tolerance: of the values.
   params_digest: of the parameters at the end, or of the evaluated weights; '' = not known.
-  checkpoints: digest of the parameters by step.
-  settings: of the last command that differ from the defaults.    found: those of them that only the run finds out.
-  config_digest: of all settings; '' = not known.    setting_digests: the beginning of the digest of each; '' likewise.
-  data: `Content` by source and split.    files: size and SHA-256 by name.    about: what each `{NAME}` is.
-  made: date, commit, machine and processor seconds.
-  replayed: date and commit of the last replay that was equal, or only `close`; or 'never, since DATE'.
+  checkpoints: digest of the parameters by step; for a study by the name of the run.
+  settings: of the last command that differ from the defaults.    found: those of them that only the run determines.
+  config_digest: of all settings; '' = not known.    setting_digests: see `Settings.digests`; '' = not known.
+  data: `Content` by 'SOURCE SPLIT'.    files: see `inputs.files`.    about: a sentence by `NAME` of data or weights.
+  made: date, commit, machine, and costs such as processor seconds.
+  replayed: date and commit of the last replay that was equal or close, which it says; or 'never, since DATE'.
   """
   id: str
   claim: str
@@ -102,12 +102,12 @@ def claimed(claim: str) -> list[str]:
 
 
 def unusual_formats(claim: str) -> list[str]:
-  """Returns the values of a claim whose format is not a usual one, as one with a large width, which takes memory."""
+  """Returns the values in a claim whose format is not allowed, such as '{test/top1:99999f}'."""
   return [match[0] for match in _VALUE.finditer(claim) if not _FORMAT.fullmatch(match[2] or '')]
 
 
 def paths() -> list[pathlib.Path]:
-  """Returns the files of all records of this package, by name."""
+  """Returns the files of all records of this package, sorted by name."""
   return sorted(FOLDER.glob('*.json'))
 
 
@@ -117,7 +117,7 @@ def is_id(spec: str) -> bool:
 
 
 def find(spec: str) -> pathlib.Path:
-  """Returns the file of the record with this id, or the path itself if it is one; raises UserError for another id."""
+  """Returns the path of a record, given as an id or a path; raises UserError if there is no record with this id."""
   if not is_id(spec):
     return pathlib.Path(spec)
   known = {path.stem: path for path in paths()}
@@ -128,12 +128,12 @@ def find(spec: str) -> pathlib.Path:
 
 
 def read(spec: str) -> Record:
-  """Returns the record with this id, or of this file; raises UserError as `find` and `read_file`."""
+  """Returns the record with an id, or in a file; raises UserError as `find` and `read_file`."""
   return read_file(find(spec))
 
 
 def read_file(path: pathlib.Path) -> Record:
-  """Returns the record of a file; raises UserError if it is not one."""
+  """Returns the record in a file; raises UserError if the file is not one."""
   return from_plain(path.stem, documents.read(path, expected='a record as JSON', advice='List all records with vit-jax '
                                               'list --records, or write this one again with vit-jax record.'))
 
@@ -144,7 +144,7 @@ def write(record: Record, path: pathlib.Path) -> None:
 
 
 def to_plain(record: Record) -> dict[str, Any]:
-  """Returns the content of the file of a record; empty fields are left out."""
+  """Returns a record as values of JSON, the content of its file; empty fields are left out."""
   plain = dataclasses.asdict(record)
   plain['data'] = {name: content._asdict() for name, content in record.data.items()}
   if not record.tolerance.values:
@@ -153,10 +153,10 @@ def to_plain(record: Record) -> dict[str, Any]:
 
 
 def from_plain(name: str, content: Field) -> Record:
-  """Returns the record of the content of a file.
+  """Returns the record with the id `name` from the content of its file.
 
   Raises:
-    UserError: a field is unknown, missing, or has another type.
+    UserError: a field is unknown, missing, or has a wrong type or value.
   """
   known = [field.name for field in dataclasses.fields(Record) if field.name != 'id']
   if unknown := sorted(content.object().keys() - set(known)):
@@ -173,7 +173,7 @@ def from_plain(name: str, content: Field) -> Record:
       found=content.field('found', default=()).texts(), about=_texts(content.part('about')),
       data={key: Content(one.field('examples').whole(), *(one.field(part).text() for part in Content._fields[1:]))
             for key, one in content.part('data').fields()},
-      files={key: one.object() for key, one in content.part('files').fields()}, made=_made(content.part('made')),
+      files={key: file.object() for key, file in content.part('files').fields()}, made=_made(content.part('made')),
       **{key: content.field(key, default='').text()
          for key in ('params_digest', 'config_digest', 'setting_digests', 'replayed')})
   if record.kind not in KINDS:
@@ -192,22 +192,22 @@ def from_plain(name: str, content: Field) -> Record:
 
 
 def _numbers(field: Field) -> dict[str, float]:
-  return {name: one.number() for name, one in field.fields()}
+  return {name: value.number() for name, value in field.fields()}
 
 
 def _texts(field: Field) -> dict[str, str]:
-  return {name: one.text() for name, one in field.fields()}
+  return {name: value.text() for name, value in field.fields()}
 
 
-def _made(field: Field) -> dict[str, Any]:
-  """Returns how a record was made. Its machine may have fields of another version, which are not checked."""
-  for name, one in field.fields():
+def _made(made: Field) -> dict[str, Any]:
+  """Checks and returns the field `made`. The machine may have fields of another version, which are not checked."""
+  for name, value in made.fields():
     if name in ('date', 'commit'):
-      one.text()
+      value.text()
     elif name != 'machine':
-      one.number(0)
-  described = field.part('machine')
+      value.number(0)
+  machine_field = made.part('machine')
   for name in ('cpu_model', 'device_kind'):
-    described.field(name, default='').text()
-  _texts(described.part('versions'))
-  return field.object()
+    machine_field.field(name, default='').text()
+  _texts(machine_field.part('versions'))
+  return made.object()

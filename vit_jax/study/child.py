@@ -1,4 +1,6 @@
-"""The process of one run of a study: the train job, which the system stops when the process of the study ends."""
+"""`python -m vit_jax.study.child PARENT_PID ARGUMENTS`: the command `vit-jax ARGUMENTS`, which ends with its parent.
+
+`runs.begin` starts each run of a study by it, so that no run continues when the process of the study is killed."""
 from __future__ import annotations
 
 import ctypes
@@ -11,7 +13,7 @@ _PR_SET_PDEATHSIG = 1  # prctl.h of Linux
 
 
 def end_with_parent(parent: int) -> None:
-  """Makes the system send SIGTERM to this process when `parent` ends, even after a kill (Linux only)."""
+  """Makes Linux send SIGTERM to this process when its parent, the process `parent`, ends in any way."""
   prctl = getattr(ctypes.CDLL(None), 'prctl', None) if sys.platform == 'linux' else None
   if prctl:
     prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,7 +1,8 @@
-"""The cost of a study before it runs, for `--dry_run`: parameters, FLOPs and estimated hours of each run.
+"""The cost of a study before it runs: parameters, FLOPs and estimated hours of each run.
 
-Hours are training FLOPs over a speed: that of the study's finished runs, which includes evaluation and startup, or an
-assumed share of the peak of the devices, which does not.
+`job.run` prints the text of `describe` for `--dry_run`. Hours are training FLOPs divided by a speed (`find_speed`). The
+speed of the study's finished runs includes evaluation and startup; otherwise it is an assumed share of the peak of the
+devices, which does not. The dry run itself initializes no devices: `probe` runs in another process.
 """
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ from vit_jax.plan.plan import ASSUMED_MFU
 from vit_jax.record import clock
 from vit_jax.study import halving, runs
 
-_SIDE, _REPEATS = 1024, 8  # size of the matrix product that measures the speed of a processor without a known peak
+_SIDE, _REPEATS = 1024, 8  # of the matrix products that measure the speed of devices without a known peak
 
 
 class Cost(NamedTuple):
@@ -43,11 +44,11 @@ class Cost(NamedTuple):
   flops: float
 
 
-class Known(NamedTuple):
-  """A cache over runs.
+class Cache(NamedTuple):
+  """What several runs have in common, by the `repr` of the settings that it depends on.
 
-  counts: examples and classes of a source, which may take long to list.
-  sizes: parameters and FLOPs of a network, which take a second or more to trace.
+  counts: numbers of examples and classes of a source, which may take long to list.
+  sizes: parameters and training FLOPs per image of a network, which take a second or more to trace.
   """
   counts: dict[str, tuple[int, int]]
   sizes: dict[str, tuple[int, float]]
@@ -61,59 +62,62 @@ class Speed(NamedTuple):
 
 
 def describe(study: schema.Study, workdir: pathlib.Path, *, topology: str) -> str:
-  """Returns the table of all runs. Runs that depend on results are shown as if the first choice were the best."""
-  known = Known({}, {})
+  """Returns the table of all runs of a study, and sentences on its search.
+
+  Later stages choose their runs by results. Metrics of runs that have not finished count as 0 there.
+  """
+  cache = Cache({}, {})
   tasks: dict[str, runs.Task] = {}
   costs: dict[str, Cost] = {}
-  note = ''
+  unknown = ''
   for number, stage in enumerate((lambda results: study.runs, *study.then)):
     try:
-      configs = stage({name: task.result() if task.is_done else _placeholder(task, costs[name])
+      configs = stage({name: task.result() if task.is_done else _zero_result(task, costs[name])
                        for name, task in tasks.items()})
     except UserError as error:
-      note = f'\nStage {number + 1} is only known when the runs before it are finished: {error}'
+      unknown = f'\nStage {number + 1} is only known when the runs before it are finished: {error}'
       break
     for name, config in configs.items():
       tasks[name] = runs.Task(name, config, workdir / 'runs' / name)
-      costs[name] = estimate(config, known)
-  done = {name: task.result() for name, task in tasks.items() if task.is_done}
-  speed = find_speed(done, topology)
+      costs[name] = estimate(config, cache)
+  finished = {name: task.result() for name, task in tasks.items() if task.is_done}
+  speed = find_speed(finished, topology)
   points = zip(study.runs, searches.draw(study.search), strict=True) if study.search else ()
-  chosen = ''.join(f'\n{name}: ' + ', '.join(f'{key}={value}' for key, value in point.items())
-                   for name, point in points)  # a line for the values of each run that a search chooses
-  return _table(study.name, costs, done, speed) + chosen + _halved(study, costs, speed) + note
+  drawn = ''.join(f'\n{name}: ' + ', '.join(f'{setting}={value}' for setting, value in point.items())
+                  for name, point in points)
+  return _table(study.name, costs, finished, speed) + drawn + _cost_of_halving(study, costs, speed) + unknown
 
 
-def _halved(study: schema.Study, costs: Mapping[str, Cost], speed: Speed) -> str:
+def _cost_of_halving(study: schema.Study, costs: Mapping[str, Cost], speed: Speed) -> str:
   """Returns a sentence on the cost of a search that does not train all of its runs to the end; '' for others."""
   if study.search is None or len(rungs := halving.rungs(study.search.method)) == 1:
     return ''
-  mean = statistics.fmean(costs[name].flops for name in study.runs)
-  parts = [float(rung.label.removesuffix(' %')) / 100 for rung in rungs]
-  steps_of = zip(rungs, parts, [0., *parts[:-1]], strict=True)
-  flops = mean * sum(rung.runs * (part - before) for rung, part, before in steps_of)
+  parts = [float(rung.label.removesuffix(' %')) / 100 for rung in rungs]  # of the length of a run
+  num_whole_runs = sum(rung.runs * (part - before)
+                       for rung, part, before in zip(rungs, parts, [0., *parts[:-1]], strict=True))
+  flops = statistics.fmean(costs[name].flops for name in study.runs) * num_whole_runs
   steps = ', '.join(f'{rung.runs} to {rung.label}' for rung in rungs)
   return (f'\nOf these runs, halving trains {steps}: about {flops / 1e18:.3g} exaFLOPs and '
           f'{flops / speed.flops_s / 3600:.3g} hours from the start.')
 
 
-def estimate(config: schema.Config, known: Known) -> Cost:
-  """Returns the cost of a run; `known` caches what several runs have in common."""
+def estimate(config: schema.Config, cache: Cache) -> Cost:
+  """Returns the cost of a run."""
   key = repr((config.data.source, config.data.train_split, config.data.num_examples, config.data.num_classes))
-  if key not in known.counts:
-    known.counts[key] = _counts(config)
-  num_examples, num_classes = known.counts[key]
+  if key not in cache.counts:
+    cache.counts[key] = _counts(config)
+  num_examples, num_classes = cache.counts[key]
   key = repr((config.model, config.image_px, config.head, config.objective, config.train.sam, config.data.recipe.views,
               num_classes))
-  if key not in known.sizes:
-    known.sizes[key] = _size(config, num_examples, num_classes)
-  num_params, flops = known.sizes[key]
+  if key not in cache.sizes:
+    cache.sizes[key] = _size(config, num_examples, num_classes)
+  num_params, flops = cache.sizes[key]
   steps = durations.lengths(config.length, num_examples=num_examples, batch_size=config.batch_size).total_steps
   return Cost(num_params, flops, steps, flops * steps * config.batch_size)
 
 
 def _size(config: schema.Config, num_examples: int, num_classes: int) -> tuple[int, float]:
-  """Returns parameters and training FLOPs per image: analytic for a plain classifier, else by tracing the run.
+  """Returns parameters and training FLOPs per image: by formulas for a plain classifier, else by tracing the run.
 
   Tracing takes seconds for a large network, and a study may have hundreds of them.
   """
@@ -122,41 +126,41 @@ def _size(config: schema.Config, num_examples: int, num_classes: int) -> tuple[i
   if is_plain and not (isinstance(model, schema.ViT) and model.pool.distillation):
     flops = cost.train_flops(model, px, head=head, num_classes=num_classes) * (2 if config.train.sam.rho else 1)
     return sum(cost.forward(model, px, head=head, num_classes=num_classes).parameters.values()), flops
-  alone = dataclasses.replace(config, mesh=schema.Mesh(1, 1, 1))
+  on_one_device = dataclasses.replace(config, mesh=schema.Mesh(1, 1, 1))
   mesh = AbstractMesh((1, 1, 1), meshes.AXES, axis_types=(AxisType.Auto,) * 3)
-  parts = build.parts(alone, mesh=mesh, num_examples=num_examples, num_classes=num_classes,  # type: ignore[arg-type]
-                      in_memory=False)
+  parts = build.parts(on_one_device, mesh=mesh, num_examples=num_examples,  # type: ignore[arg-type]
+                      num_classes=num_classes, in_memory=False)
   return trees.num_elements(parts.program.abstract_state.params), build.train_flops(parts)
 
 
-def find_speed(done: schema.Results, topology: str) -> Speed:
-  """Returns the expected training speed."""
+def find_speed(results: schema.Results, topology: str) -> Speed:
+  """Returns the expected speed: of a topology such as `v3:4x4`, else of finished runs, else of this machine."""
   if topology:
-    there = topologies.parse(topology)
-    peak = there.chip.peak_flops * there.num_devices
-    return Speed(peak * ASSUMED_MFU, f'{ASSUMED_MFU:.0%} of the peak of {there.name}', there.num_devices)
-  if done:
-    seconds = sum(result.seconds for result in done.values())
-    return Speed(1e18 * sum(result.exaflops for result in done.values()) / seconds, f'{len(done)} finished runs')
-  answer = subprocess.run([sys.executable, '-m', 'vit_jax.study.estimate'], capture_output=True, text=True)
-  if answer.returncode:
-    raise UserError(f'--topology: expected hardware, or devices on this machine, got:\n{answer.stderr[-1000:]}')
-  flops_s, what, num_devices = documents.parse(answer.stdout.splitlines()[-1])
-  return Speed(flops_s * ASSUMED_MFU, f'{ASSUMED_MFU:.0%} of {what}', num_devices)
+    hardware = topologies.parse(topology)
+    peak = hardware.chip.peak_flops * hardware.num_devices
+    return Speed(peak * ASSUMED_MFU, f'{ASSUMED_MFU:.0%} of the peak of {hardware.name}', hardware.num_devices)
+  if results:
+    seconds = sum(run.seconds for run in results.values())
+    return Speed(1e18 * sum(run.exaflops for run in results.values()) / seconds, f'{len(results)} finished runs')
+  process = subprocess.run([sys.executable, '-m', 'vit_jax.study.estimate'], capture_output=True, text=True)
+  if process.returncode:
+    raise UserError(f'--topology: expected hardware, or devices on this machine, got:\n{process.stderr[-1000:]}')
+  flops_s, source, num_devices = documents.parse(process.stdout.splitlines()[-1])
+  return Speed(flops_s * ASSUMED_MFU, f'{ASSUMED_MFU:.0%} of {source}', num_devices)
 
 
 def probe() -> tuple[float, str, int]:
-  """Returns FLOP/s of the local devices, their names and number: the known peak, or a measured product in f32."""
-  kind, number = jax.devices()[0].device_kind, jax.device_count()
-  if peak := clock.find_peak_flops(kind, number):
-    return peak, f'the peak of {number} {kind}', number
+  """Returns FLOP/s of the local devices, the source (the known peak or a measured product in f32), and their number."""
+  kind, num_devices = jax.devices()[0].device_kind, jax.device_count()
+  if peak := clock.find_peak_flops(kind, num_devices):
+    return peak, f'the peak of {num_devices} {kind}', num_devices
   product, matrix = jax.jit(jnp.matmul), jnp.ones((_SIDE, _SIDE))
-  product(matrix, matrix).block_until_ready()
-  began = time.monotonic()
+  product(matrix, matrix).block_until_ready()  # compiles
+  began_s = time.monotonic()
   for _ in range(_REPEATS):
     product(matrix, matrix).block_until_ready()
-  flops_s = 2. * _SIDE**3 * _REPEATS * number / (time.monotonic() - began)
-  return flops_s, f'a matrix product on {number} {kind}', number
+  flops_s = 2. * _SIDE**3 * _REPEATS * num_devices / (time.monotonic() - began_s)
+  return flops_s, f'a matrix product on {num_devices} {kind}', num_devices
 
 
 def _counts(config: schema.Config) -> tuple[int, int]:
@@ -168,25 +172,26 @@ def _counts(config: schema.Config) -> tuple[int, int]:
   return data.num_examples or len(opened.train), len(opened.class_names)
 
 
-def _placeholder(task: runs.Task, cost: Cost) -> schema.Result:
+def _zero_result(task: runs.Task, cost: Cost) -> schema.Result:
   """Returns a result with all metrics 0, for a run that has not finished."""
   return schema.Result(task.config, str(task.folder), cost.steps, 0., cost.num_params, cost.flops / 1e18,
                        collections.defaultdict(float), 0.)
 
 
-def _table(name: str, costs: dict[str, Cost], done: schema.Results, speed: Speed) -> str:
+def _table(name: str, costs: dict[str, Cost], finished: schema.Results, speed: Speed) -> str:
+  """Returns a line for each run of the study with this name, and the sums; hours of finished runs are measured."""
   width = max(map(len, costs)) + 2
-  lines = [f'{name}: {len(costs)} runs, {len(done)} of them finished',
+  lines = [f'{name}: {len(costs)} runs, {len(finished)} of them finished',
            f'{"run":<{width}}{"parameters":>14}{"GFLOP/image":>13}{"steps":>10}{"exaFLOPs":>12}{"hours":>9}']
   hours_left = 0.
-  for run, one in costs.items():
-    is_done = run in done
-    hours = (done[run].seconds if is_done else one.flops / speed.flops_s) / 3600
-    hours_left += 0. if is_done else hours
-    lines.append(f'{run:<{width}}{one.num_params:>14,}{one.flops_an_image / 1e9:>13,.3g}{one.steps:>10,}'
-                 f'{one.flops / 1e18:>12.3g}{hours:>9.3g}{" done" if is_done else ""}')
-  total = sum(one.flops for one in costs.values()) / 1e18
-  return '\n'.join([*lines, f'In total {total:.3g} exaFLOPs of training; about {hours_left:.3g} hours are left, '
+  for run, run_cost in costs.items():
+    is_finished = run in finished
+    hours = (finished[run].seconds if is_finished else run_cost.flops / speed.flops_s) / 3600
+    hours_left += 0. if is_finished else hours
+    lines.append(f'{run:<{width}}{run_cost.num_params:>14,}{run_cost.flops_an_image / 1e9:>13,.3g}{run_cost.steps:>10,}'
+                 f'{run_cost.flops / 1e18:>12.3g}{hours:>9.3g}{" done" if is_finished else ""}')
+  exaflops = sum(run_cost.flops for run_cost in costs.values()) / 1e18
+  return '\n'.join([*lines, f'In total {exaflops:.3g} exaFLOPs of training; about {hours_left:.3g} hours are left, '
                             f'one run at a time, at {speed.flops_s / 1e12:.3g} TFLOP/s: {speed.source}.'])
 
 

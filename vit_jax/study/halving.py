@@ -1,8 +1,9 @@
-"""The decisions of a search: which runs continue at each rung, which run is the best, and the table of them.
+"""The decisions of a search: which runs continue at each rung, which run is the best, and the table of the runs.
 
-The coordinator of a study (`job.py`) calls `check_same` at its start, `kept` after each rung, and `with_table` and
-`write_best` at the end. A decision is written once, into `search/` of the study, so that all processes of a study
-follow the same one, also after a restart.
+Successive halving trains all runs for a part of their length (a rung, such as '25 %'), then only the best ones to the
+next rung, and so on. Other searches have one rung, the end. The coordinator of a study (`job.py`) calls `check_same` at
+its start, `continuing` after each rung, and `with_table` and `write_best` at the end. A decision is written once, into
+`search/16_points_25%.json` or the like, so that all processes of the study follow the same one, also after a restart.
 """
 from __future__ import annotations
 
@@ -22,13 +23,12 @@ from vit_jax.record import reader, run_directory
 from vit_jax.study.runs import Task
 
 END, PART = '100 %', 'part %'
-FOLDER, RECORD = 'search', 'search.json'
-BEST = 'best.json'
-_MOST_PANELS = 4
+FOLDER, RECORD, BEST = 'search', 'search.json', 'best.json'
+_MOST_PANELS = 4  # of the figure, one for each setting
 
 
 class Rung(NamedTuple):
-  """Part of the length of a run at which it is compared, such as '25 %' ('' = its end), and the number of runs."""
+  """The part of their length at which runs are compared, such as '25 %' ('' = the end), and their number."""
   until: str
   runs: int
 
@@ -41,18 +41,18 @@ def rungs(method: schema.SearchMethod) -> list[Rung]:
   """Returns the rungs of a search, the one at the end last."""
   if isinstance(method, schema.Sobol):
     return [Rung('', method.points)]
-  numbers = [method.points]
-  while len(numbers) < method.rungs or (not method.rungs and numbers[-1] >= method.factor):
-    numbers.append(max(1, numbers[-1] // method.factor))
-  shares = [100 / method.factor**power for power in reversed(range(len(numbers)))]
-  return [Rung('' if share == 100 else f'{share:.6g} %', number) for share, number in zip(shares, numbers, strict=True)]
+  nums_runs = [method.points]
+  while len(nums_runs) < method.rungs or (not method.rungs and nums_runs[-1] >= method.factor):
+    nums_runs.append(max(1, nums_runs[-1] // method.factor))
+  percents = [100 / method.factor**power for power in reversed(range(len(nums_runs)))]
+  return [Rung('' if percent == 100 else f'{percent:.6g} %', num_runs)
+          for percent, num_runs in zip(percents, nums_runs, strict=True)]
 
 
 def score(search: schema.Search, result: schema.Result) -> float | None:
-  """Returns the metric that decides, negative if lower is better; None if it is not finite.
+  """Returns the metric that decides, with its sign changed if lower values are better; None if it is not finite.
 
-  Raises:
-    UserError: the run has no such metric.
+  Raises UserError if the run has no such metric.
   """
   value = result.metrics.get(search.metric) if search.metric else result.headline
   if value is None:
@@ -62,16 +62,16 @@ def score(search: schema.Search, result: schema.Result) -> float | None:
 
 
 def ranked(search: schema.Search, tasks: Sequence[Task]) -> list[Task]:
-  """Returns those that are done, the best first, and of equals the first."""
+  """Returns the tasks that are done and have a score, the best first; equal ones in the order of `tasks`."""
   scores = {task.name: score(search, task.result()) for task in tasks if task.is_done}
-  known = [task for task in tasks if scores.get(task.name) is not None]
-  return sorted(known, key=lambda task: -(scores[task.name] or 0.))
+  scored = [task for task in tasks if scores.get(task.name) is not None]
+  return sorted(scored, key=lambda task: -(scores[task.name] or 0.))
 
 
 def check_same(workdir: pathlib.Path, search: schema.Search) -> None:
-  """Writes which search a directory has, or raises UserError if it has another one; the number of points may change."""
+  """Writes the settings of a search into its directory; raises UserError if it has others. More points are allowed."""
   now = {'seed': search.seed, 'metric': search.metric, 'rungs': [rung.label for rung in rungs(search.method)],
-         'ranges': {name: repr(one) for name, one in search.ranges.items()}}
+         'ranges': {setting: repr(values) for setting, values in search.ranges.items()}}
   path = workdir / RECORD
   if not path.is_file():
     _write_once(path, now)
@@ -84,14 +84,13 @@ def check_same(workdir: pathlib.Path, search: schema.Search) -> None:
                                'with them: --search=halving:POINTS,rungs=R), or another --workdir.']))
 
 
-def kept(workdir: pathlib.Path, search: schema.Search, number: int, tasks: Sequence[Task]) -> list[str]:
-  """Returns the names of the runs that continue after a rung: as decided before, or now, for all processes.
+def continuing(workdir: pathlib.Path, search: schema.Search, number: int, tasks: Sequence[Task]) -> list[str]:
+  """Returns the names of the runs that continue after a rung; decides and writes them if no process has done so.
 
   Args:
-    workdir: of the study.
-    search: the search.
-    number: of the rung.
-    tasks: all runs of the rung, which are over.
+    workdir, search: of the study.
+    number: of the rung, from 0.
+    tasks: all runs of the rung; each has results there or has failed.
 
   Raises:
     TemporaryError: a run failed for a reason that may pass.
@@ -100,9 +99,9 @@ def kept(workdir: pathlib.Path, search: schema.Search, number: int, tasks: Seque
   rung, following = rungs(search.method)[number:number + 2]
   path = workdir / FOLDER / f'{search.method.points}_points_{rung.label.replace(" ", "")}.json'
   if not path.is_file():
-    waiting = [task.name for task in tasks if not task.is_done and failures.worst([task.failure]) == failures.TRY_AGAIN]
-    if waiting:
-      raise TemporaryError(f'{", ".join(waiting)}: expected results at {rung.label}, got none, for a reason that may '
+    failed = [task.name for task in tasks if not task.is_done and failures.worst([task.failure]) == failures.TRY_AGAIN]
+    if failed:
+      raise TemporaryError(f'{", ".join(failed)}: expected results at {rung.label}, got none, for a reason that may '
                            'pass. Run the same command again.')
     best = ranked(search, tasks)[:following.runs]
     if not best:
@@ -114,54 +113,56 @@ def kept(workdir: pathlib.Path, search: schema.Search, number: int, tasks: Seque
 
 
 def _write_once(path: pathlib.Path, content: Mapping[str, object]) -> None:
-  """Writes a file unless another process has: the first one counts."""
+  """Writes a JSON file, unless another process has written it: the first one counts."""
   with contextlib.suppress(FileExistsError), files.replacing(path, is_new=True) as part:
     part.write_text(json.dumps(documents.finite(content), indent=2) + '\n')
 
 
 def at_rungs(search: schema.Search, tasks: Sequence[Task]) -> dict[str, list[Task]]:
-  """Returns each run with the rungs at which it has results, the highest last; the best runs first."""
+  """Returns by run a task for each rung with results, the highest last; the best runs of the highest rung first."""
   parts = {rung.until for rung in rungs(search.method)}
-  by_run = {task.name: [at_part for at_part in task.with_results() if at_part.until in parts] for task in tasks}
-  order: list[str] = []
+  by_run = {task.name: [at_rung for at_rung in task.with_results() if at_rung.until in parts] for task in tasks}
+  names: list[str] = []
   for rung in reversed(rungs(search.method)):
-    ended = [at_parts[-1] for at_parts in by_run.values() if at_parts and at_parts[-1].until == rung.until]
-    order += [task.name for task in ranked(search, ended)]
-    order += [task.name for task in ended if task.name not in order]
-  return {name: by_run[name] for name in order}
+    ended = [at_rung[-1] for at_rung in by_run.values() if at_rung and at_rung[-1].until == rung.until]
+    names += [task.name for task in ranked(search, ended)]
+    names += [task.name for task in ended if task.name not in names]
+  return {name: by_run[name] for name in names}
 
 
 def write_best(workdir: pathlib.Path, search: schema.Search, tasks: Sequence[Task]) -> str:
   """Writes the config of the best run at the highest rung as `best.json`, and returns a sentence on it; '' if none."""
-  best = next((at_parts[-1] for at_parts in at_rungs(search, tasks).values()), None)
-  if best is None:
+  by_run = at_rungs(search, tasks)
+  if not by_run:
     return ''
-  value = score(search, result := best.result())
+  best = [*by_run.values()][0][-1]
+  result = best.result()
+  value = abs(score(search, result) or 0.)
   run_directory.write_text(workdir / BEST, json_files.to_json(best.config))
-  shown = ' '.join(f'--config.{setting}={_shown(best.config, setting)}' for setting in search.ranges)
-  return (f'Best: {best.name}, {search.metric or "headline"} {abs(value or 0.):.4g} after {result.step:,} steps '
-          f'({best.until or END}): {shown}\nIts config: {workdir / BEST}')
+  flags = ' '.join(f'--config.{setting}={_value(best.config, setting)}' for setting in search.ranges)
+  return (f'Best: {best.name}, {search.metric or "headline"} {value:.4g} after {result.step:,} steps '
+          f'({best.until or END}): {flags}\nIts config: {workdir / BEST}')
 
 
 def with_table(study: schema.Study, tasks: Sequence[Task]) -> schema.Study:
-  """Returns a study of a search with a table of its runs, the best first, and figures, unless it has its own."""
+  """Returns the study with a table of the runs of its search, the best first, and figures, unless it has a table."""
   search = study.search
   if search is None or study.table:
     return study
   metric, labels = search.metric or 'headline', [rung.label for rung in rungs(search.method)][:-1]
   rows: list[schema.Row] = []
   curves: list[schema.Row] = []
-  for name, at_parts in at_rungs(search, tasks).items():
-    results = [task.result() for task in at_parts]
+  for name, at_rung in at_rungs(search, tasks).items():
+    results = [task.result() for task in at_rung]
     numbers = [result.metrics.get(metric, result.headline) for result in results]
     values = [number if number is None else float(f'{number:.5g}') for number in numbers]
-    by_part = {task.until: value for task, value in zip(at_parts, values, strict=True)}
-    last, end = results[-1], at_parts[-1]
+    by_part = {task.until: value for task, value in zip(at_rung, values, strict=True)}
+    result, end = results[-1], at_rung[-1]
     rows.append({'run': name, metric: values[-1], PART: end.percent,
-                 **{setting: _shown(end.config, setting) for setting in search.ranges},
+                 **{setting: _value(end.config, setting) for setting in search.ranges},
                  **{f'at {label}': by_part.get(label) for label in labels},
-                 'step': last.step, 'parameters': last.num_params, 'exaFLOPs': last.exaflops})
-    curves += [{'run': name, PART: task.percent, metric: value} for task, value in zip(at_parts, values, strict=True)]
+                 'step': result.step, 'parameters': result.num_params, 'exaFLOPs': result.exaflops})
+    curves += [{'run': name, PART: task.percent, metric: value} for task, value in zip(at_rung, values, strict=True)]
   panels = [schema.Figure(setting, metric, series=PART if labels else '', log_x=isinstance(kind, schema.LogUniform))
             for setting, kind in search.ranges.items()][:_MOST_PANELS]
   if labels:
@@ -169,8 +170,8 @@ def with_table(study: schema.Study, tasks: Sequence[Task]) -> schema.Study:
   return dataclasses.replace(study, table=lambda results: rows, figures=tuple(panels), curves=lambda results: curves)
 
 
-def _shown(config: schema.Config, setting: str) -> str | float:
-  """Returns the value of a setting, a part by its kind."""
+def _value(config: schema.Config, setting: str) -> str | float:
+  """Returns the value of a setting by its dotted name; of a part of the config, such as `model`, its kind."""
   value: object = config
   for name in setting.split('.'):
     value = value[name] if isinstance(value, dict) else getattr(value, name)

@@ -1,9 +1,10 @@
-"""The runs of a study on disk and as processes: each is the train job in WORKDIR/runs/NAME.
+"""The runs of a study on disk (`Task`) and as processes (`begin`): each is the train job in WORKDIR/runs/NAME.
 
-The directory of a run shows its state: `final.json` means finished, `paused_25%.json` paused there, checkpoints mean
-started. So a study keeps no record of its own, but for the decisions of a search (`halving.py`), and processes on
-several hosts that share the directory can work on the same study: a run belongs to the process that holds the lock on
-its `.claim`, which the system releases when that process ends.
+The files in that directory show the state of a run, so that several hosts that share WORKDIR can work on a study:
+
+  checkpoints/5         the run has started             .claim        locked by the study process that runs it
+  paused_25%.json       it has paused after 25 %        .failed       the exit status of its last try, if it failed
+  final.json            it has finished                 output.txt    the output of all tries
 """
 from __future__ import annotations
 
@@ -27,13 +28,12 @@ FINAL, OUTPUT, CLAIM, FAILED = 'final.json', 'output.txt', '.claim', '.failed'
 CHILD = ('-m', 'vit_jax.study.child')
 TAIL_BYTES = 2**20
 TAIL_LINES = 6  # of the output of a failed run that are shown if no line has the error
-
-_STATUS = re.compile(rb'[0-9]{1,3}\b')
+_STATUS = re.compile(rb'[0-9]{1,3}\b')  # an exit status
 _RESTORE = 'Restore it, or remove that folder to run it again.'
 
 
 class Task(NamedTuple):
-  """A run: its name, config and directory, and the part of it, such as '25 %', after which it pauses; '' = its end."""
+  """A run up to its end, or up to a part such as '25 %' after which it pauses (`until`; '' = the end)."""
   name: str
   config: schema.Config
   folder: pathlib.Path
@@ -41,24 +41,27 @@ class Task(NamedTuple):
 
   @property
   def percent(self) -> float:
-    """The part of the run as a number, 100 for its end."""
+    """`until` as a number; 100 for the end."""
     return float((self.until or '100 %').removesuffix(' %'))
 
   @property
   def is_done(self) -> bool:
     """Whether the run has finished, or paused after this part."""
-    return self._file.is_file()
+    return self._results_file.is_file()
 
   @property
   def is_finished(self) -> bool:
+    """Whether the run has come to its end."""
     return (self.folder / FINAL).is_file()
 
   @property
   def failure(self) -> int:
-    """The exit status of the last try of a run that failed; 0 if it did not."""
+    """The exit status of the last try if it failed, else 0; `TRY_AGAIN` if the file has no status."""
     path = self.folder / FAILED
-    found = _STATUS.match(documents.read_bytes(path)) if path.is_file() else None
-    return int(found[0]) if found else failures.TRY_AGAIN if path.is_file() else 0
+    if not path.is_file():
+      return 0
+    status = _STATUS.match(documents.read_bytes(path))
+    return int(status[0]) if status else failures.TRY_AGAIN
 
   @property
   def has_diverged(self) -> bool:
@@ -71,8 +74,8 @@ class Task(NamedTuple):
     return self.is_done or bool(self.failure)
 
   @property
-  def _file(self) -> pathlib.Path:
-    """The file with the results: of a run that ended early, as by early stopping, those of its end."""
+  def _results_file(self) -> pathlib.Path:
+    """The file of the pause, else `final.json`: a run may end before the part, as by early stopping."""
     paused = self.folder / run_directory.paused_file(self.until)
     return paused if self.until and paused.is_file() else self.folder / FINAL
 
@@ -83,18 +86,19 @@ class Task(NamedTuple):
     return checkpoints.is_dir() and any(path.name.isdigit() for path in checkpoints.iterdir())
 
   def with_results(self) -> list[Task]:
-    """Returns the run at each part where it paused, in this order, and at its end if it has finished."""
+    """Returns the tasks of this run that have results: of each part where it paused, in order, and of its end."""
     paused = [self._replace(until=f'{path.name.removeprefix("paused_").removesuffix("%.json")} %')
               for path in self.folder.glob(run_directory.paused_file('*%'))]
-    return [*sorted(paused, key=lambda task: task.percent), *([self._replace(until='')] if self.is_finished else [])]
+    finished = [self._replace(until='')] if self.is_finished else []
+    return sorted(paused, key=lambda task: task.percent) + finished
 
   def check(self) -> None:
     """Raises UserError if the directory holds this run with other settings."""
     path = self.folder / 'config.json'
     if not path.is_file() or not (self.is_done or self.is_started):
       return
-    before = layout.unchosen(json_files.read(path))  # a run chooses its layout on its devices
-    if changed := resume.changes(json_files.to_plain(before), layout.unchosen(self.config)):
+    existing = layout.unchosen(json_files.read(path))  # without the layout, which a run chooses for its devices
+    if changed := resume.changes(json_files.to_plain(existing), layout.unchosen(self.config)):
       raise UserError('\n'.join([
           f'--workdir: expected a study with the same settings, got {self.folder} with others:', *changed,
           'Use the settings of that study, another --workdir, or remove that folder.']))
@@ -105,9 +109,9 @@ class Task(NamedTuple):
     Raises:
       UserError: a file of the run cannot be read.
     """
-    file = self._file
-    final, evaluation = (documents.read(path, advice=_RESTORE)
-                         for path in (file, self.folder / 'evaluate.json' if file.name == FINAL else file))
+    file = self._results_file
+    final = documents.read(file, advice=_RESTORE)
+    evaluation = documents.read(self.folder / 'evaluate.json', advice=_RESTORE) if file.name == FINAL else final
     numbers = final.part('metrics')
     metrics = {name: numbers.field(name, default=math.nan).number() for name in numbers.object()}  # null = not finite
     return schema.Result(
@@ -117,26 +121,26 @@ class Task(NamedTuple):
         final.field('training_processor_s', default=0.).number(0))
 
   def _best(self) -> dict[str, float]:
-    """Returns all metrics of the step at which the watched metric was best, from its latest rows."""
+    """Returns all metrics of the step at which the metric of early stopping or `keep_best` was best; {} = none."""
     watched = self.config.train.early_stop.metric or self.config.checkpoints.keep_best
     if not watched:
       return {}
-    steps: dict[float, dict[str, float]] = {}
+    by_step: dict[float, dict[str, float]] = {}
     for row in reader.read(self.folder).rows:
-      steps.setdefault(row['step'], {}).update(row)
+      by_step.setdefault(row['step'], {}).update(row)
     sign = -1. if reader.is_lower_better(watched) else 1.
-    return max((row for row in steps.values() if watched in row), key=lambda row: sign * row[watched], default={})
+    return max((row for row in by_step.values() if watched in row), key=lambda row: sign * row[watched], default={})
 
 
 class Process:
-  """The process of a run; made by `begin`."""
+  """The process of a run; made by `begin`. `claim` is the open file `.claim`; closing it releases its lock."""
 
   def __init__(self, task: Task, claim: IO[str], child: subprocess.Popen[bytes]) -> None:
     self.task, self._claim, self._child = task, claim, child
 
   @property
   def status(self) -> int | None:
-    """Exit status; None while it runs. A finished run has no owner."""
+    """The exit status; None while the process runs. Releases the lock on `.claim` when it has ended."""
     status = self._child.poll()
     if status is not None:
       self._claim.close()
@@ -149,7 +153,7 @@ class Process:
 
 
 def begin(task: Task, environ: dict[str, str]) -> Process | None:
-  """Starts or resumes a run; None if another process works on it."""
+  """Starts or resumes a run in a process of its own; None if another study process runs it, or it is done."""
   task.folder.mkdir(parents=True, exist_ok=True)
   claim = open(task.folder / CLAIM, 'a+')
   if not _lock(claim) or _is_locked(task.folder / '.lock') or task.is_done:
@@ -168,26 +172,23 @@ def begin(task: Task, environ: dict[str, str]) -> Process | None:
 
 
 def explain(folder: pathlib.Path) -> str:
-  """Returns why a run failed, from the end of its output: its error message, else the last lines; '' without output."""
+  """Returns why a run failed: the last error message in its output, else the last lines; '' without output."""
   if not (folder / OUTPUT).is_file():
     return ''
   with open(folder / OUTPUT, 'rb') as file:
     file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
     lines = file.read(TAIL_BYTES).decode(errors='replace').rstrip().splitlines()
-  starts = [number for number, line in enumerate(lines) if line.startswith('error: ')]
-  return '\n'.join(lines[starts[-1]:] if starts else lines[-TAIL_LINES:])
+  error_lines = [number for number, line in enumerate(lines) if line.startswith('error: ')]
+  return '\n'.join(lines[error_lines[-1]:] if error_lines else lines[-TAIL_LINES:])
 
 
 def _lock(file: IO[str]) -> bool:
-  """Locks a file in the directory of a run; returns False if another process has. Raises as `files.try_lock`."""
+  """Locks a file in a run directory; returns false if another process holds the lock. Raises as `files.try_lock`."""
   return files.try_lock(file, where=f'--workdir={os.path.dirname(file.name)}')
 
 
 def _is_locked(path: pathlib.Path) -> bool:
-  """Returns whether a process holds the lock of a file, as of a run directory.
-
-  That one may have outlived its study, or run without one.
-  """
+  """Returns whether a process holds the lock of a file: a run that was started by hand, or outlived its study."""
   if not path.exists():
     return False
   with open(path, 'r+') as file:  # NFS locks only files that are open for writing

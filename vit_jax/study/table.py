@@ -1,4 +1,7 @@
-"""`--job=report`, and the results of a study: `table.csv`, `table.html` and `figure.png` in its directory."""
+"""The results of a study: `table.csv`, `table.html` and `figure.png` in its directory; and the job `report`.
+
+The coordinator of a study calls `write` at its end. A row of the table is a dict from the name of a column to a value.
+"""
 from __future__ import annotations
 
 import csv
@@ -22,11 +25,11 @@ if TYPE_CHECKING:
 
 _SIZE = (6., 3.4)  # inches, of a panel with its legend
 _DPI = 150
-_MOST_NAMED = 10  # series in a legend
+_MOST_SERIES = 10  # in a legend
 
 
 def run(workdir: Sequence[storage.Path], to: str, *, overwrite: bool = False) -> int:
-  """Prints the table of a study, or else writes the page of runs; exit status 0. See `jobs.report.run`."""
+  """Runs the job `report`: prints the table if `workdir` is that of a study, else calls `jobs.report.run`."""
   if len(workdir) > 1 or not (workdir[0] / 'runs').is_dir() or (workdir[0] / 'config.json').is_file():
     return report.run(workdir, to, overwrite=overwrite)
   print(show(workdir[0]))
@@ -34,13 +37,13 @@ def run(workdir: Sequence[storage.Path], to: str, *, overwrite: bool = False) ->
 
 
 def write(workdir: pathlib.Path, study: schema.Study, results: schema.Results, missing: Mapping[str, str]) -> str:
-  """Writes table and figure of the finished runs, and returns the path of the page.
+  """Writes table and figure of the finished runs; returns the path of the page.
 
   Args:
     workdir: directory of the study.
     study: defines the table and the figures.
-    results: of the finished runs.
-    missing: for each other run, the reason why it has no results.
+    results: of the finished runs, by name.
+    missing: why each other run has no results, by name.
   """
   rows = make_rows(study, results)
   figures = study.figures or (() if study.table else (schema.Figure('run', 'headline'),))
@@ -62,11 +65,7 @@ def write(workdir: pathlib.Path, study: schema.Study, results: schema.Results, m
 
 
 def show(workdir: storage.Path) -> str:
-  """Returns the table of a study as text, and the path of its page.
-
-  Raises:
-    UserError: the study has no table yet.
-  """
+  """Returns the table of a study as text, with the path of its page; raises UserError if it has no table yet."""
   path = workdir / 'table.csv'
   if not path.is_file():
     raise UserError(f'{path}: expected the table of a study, got no such file. It is written when the study ends or is '
@@ -85,16 +84,17 @@ def show(workdir: storage.Path) -> str:
 
 
 def make_rows(study: schema.Study, results: schema.Results) -> list[schema.Row]:
-  """Returns the rows of the study's own table, or one row for each run."""
+  """Returns the rows of the study's own table, or one row for each run; raises UserError if a figure needs others."""
   rows = study.table(results) if study.table else [
       {'run': name, 'headline': result.headline, **result.metrics, 'steps': result.step,
        'parameters': result.num_params, 'exaFLOPs': result.exaflops, 'seconds': round(result.seconds, 1)}
       for name, result in results.items()]
-  unknown = {name for f in study.figures for name in (f.x, f.y, f.series, f.error) if name} - set(_columns(rows))
+  used = {column for figure in study.figures for column in (figure.x, figure.y, figure.series, figure.error) if column}
+  unknown = used - set(_columns(rows))
   if rows and unknown:
     raise UserError(f'figures of {study.name}: expected columns of its table, {", ".join(_columns(rows))}, got '
                     f'{", ".join(sorted(unknown))}. Name such columns.')
-  if any(one.limit for result in results.values() for one in result.config.evals.values()):
+  if any(evaluation.limit for result in results.values() for evaluation in result.config.evals.values()):
     rows = [{**row, 'partial': 'some runs were evaluated on a part of their split'} for row in rows]
   return rows
 
@@ -107,9 +107,8 @@ def draw_figure(rows: Sequence[schema.Row], figures: Sequence[schema.Figure],
                 curves: Sequence[schema.Row] = ()) -> bytes:
   """Returns a PNG file with a panel for each figure, side by side.
 
-  Points without a finite number on an axis are omitted. If x is text, the axis shows the names in their order. The
-  points of a series are connected by lines, unless there are `curves`: rows of other points to connect, in the color of
-  the series that they name.
+  Rows are points. Those without x, or without a finite y, are omitted. If x is text, the axis shows the names in their
+  order. Lines connect the points of a series, or, if there are `curves`, the points of its rows in `curves` instead.
   """
   plotting.load()
   from matplotlib.figure import Figure
@@ -121,34 +120,38 @@ def draw_figure(rows: Sequence[schema.Row], figures: Sequence[schema.Figure],
   return png.getvalue()
 
 
-def _draw_panel(ax: Axes, rows: Sequence[schema.Row], curves: Sequence[schema.Row], settings: schema.Figure) -> None:
+def _draw_panel(ax: Axes, rows: Sequence[schema.Row], curves: Sequence[schema.Row], panel: schema.Figure) -> None:
+  """Draws one panel, whose settings name the columns of the table on its axes."""
+  def drawable(points: Sequence[schema.Row]) -> list[schema.Row]:
+    return [row for row in points if isinstance(y := row.get(panel.y), int | float) and math.isfinite(y)
+            and row.get(panel.x) is not None]
   has_curves = bool(curves)
-  rows, curves = ([row for row in group if isinstance(value := row.get(settings.y), int | float)
-                   and math.isfinite(value) and row.get(settings.x) is not None] for group in (rows, curves))
-  is_named = any(isinstance(row[settings.x], str) for row in rows)
-  series = list(dict.fromkeys(row.get(settings.series) for row in (*rows, *curves)))
+  rows, curves = drawable(rows), drawable(curves)
+  has_names = any(isinstance(row[panel.x], str) for row in rows)  # on the axis of x
+  series = list(dict.fromkeys(row.get(panel.series) for row in (*rows, *curves)))
   for number, name in enumerate(series):
-    points, curve = ([row for row in group if row.get(settings.series) == name] for group in (rows, curves))
-    if not is_named:
-      points = sorted(points, key=lambda row: row[settings.x])  # type: ignore[arg-type, return-value]
-    x: list[Any] = [str(row[settings.x]) if is_named else row[settings.x] for row in points]
-    y, error = ([to_float(row.get(column) or 0.) for row in points] for column in (settings.y, settings.error))
+    points = [row for row in rows if row.get(panel.series) == name]
+    curve = [row for row in curves if row.get(panel.series) == name]
+    if not has_names:
+      points = sorted(points, key=lambda row: row[panel.x])  # type: ignore[arg-type, return-value]
+    x: list[Any] = [str(row[panel.x]) if has_names else row[panel.x] for row in points]
+    y, error = ([to_float(row.get(column) or 0.) for row in points] for column in (panel.y, panel.error))
     color = COLORS[number % len(COLORS)]
     if points:
       ax.errorbar(
-          x, y, error if settings.error else None,
-          marker='o', markersize=4, capsize=3, linestyle='none' if is_named or has_curves else '-', linewidth=1.3,
+          x, y, error if panel.error else None,
+          marker='o', markersize=4, capsize=3, linestyle='none' if has_names or has_curves else '-', linewidth=1.3,
           color=color, label=str(name))
-    ax.plot([to_float(row[settings.x]) for row in curve], [to_float(row[settings.y]) for row in curve], linewidth=1.3,
+    ax.plot([to_float(row[panel.x]) for row in curve], [to_float(row[panel.y]) for row in curve], linewidth=1.3,
             color=color, label=None if points else str(name))
-  if 1 < len(series) <= _MOST_NAMED:
-    ax.legend(frameon=False, title=settings.series, loc='center left', bbox_to_anchor=(1, .5))  # beside the points
-  if settings.log_x and not is_named:
+  if 1 < len(series) <= _MOST_SERIES:
+    ax.legend(frameon=False, title=panel.series, loc='center left', bbox_to_anchor=(1, .5))  # beside the points
+  if panel.log_x and not has_names:
     ax.set_xscale('log')
-  if settings.log_y:
+  if panel.log_y:
     ax.set_yscale('log')
-  if is_named:
+  if has_names:
     ax.tick_params(axis='x', rotation=60 if len(rows) > 4 else 0)
-  ax.set(xlabel=settings.x, ylabel=settings.y)
+  ax.set(xlabel=panel.x, ylabel=panel.y)
   ax.grid(alpha=.25)
   ax.spines[['top', 'right']].set_visible(False)

@@ -1,8 +1,9 @@
-"""Saves, removes and sets aside the checkpoints of a run, by Orbax; only the run that holds its directory's lock does.
+"""Saves, removes and sets aside the checkpoints of a run, with Orbax.
 
-A checkpoint has the items `params`, `extra` (omitted if empty), `opt` and `meta`. So that damage is always detected,
-`meta` has a digest of each of the others, over the bits of the arrays, so that it does not depend on the mesh.
-`checkpoint_reader.py` reads and verifies checkpoints. No other module uses Orbax's manager.
+The train job makes a `Checkpointer` on each process, inside `run_directory.hold`. It calls `restore` once, and the hook
+`Checkpoint` then calls `save` and `check`. Orbax writes in threads of its own while the run trains. A checkpoint has
+the items `params`, `opt`, `extra` (omitted if empty) and `meta`, its description, with a digest of each other item:
+over the bits of the arrays, so that it does not depend on the mesh. `checkpoint_reader.py` reads and verifies them.
 """
 from __future__ import annotations
 
@@ -35,24 +36,22 @@ else:
   ocp = lazy.Module('orbax.checkpoint')
   managers = lazy.Module('orbax.checkpoint.checkpoint_managers')
 
-WAIT_S = 0.05  # seconds between polls of an unfinished save
-_DEFECTS = (TypeError, AttributeError, NameError, AssertionError, LookupError)
-"""Errors of code, not of files, while a checkpoint is written."""
+_POLL_S = 0.05  # between looks at an unfinished save
+_DEFECTS = (TypeError, AttributeError, NameError, AssertionError, LookupError)  # of the program: raised as they are
 _WRITING = 'A checkpoint could not be written to'
 _OPENING = 'Checkpoints could not be opened in'
-_MOVING = 'A damaged checkpoint could not be set aside from'
-"""What a message says that failed, before the folder."""
+"""Beginnings of error messages; the path of the folder follows."""
 log = logging.getLogger('vit_jax.train')
 
 
 @dataclasses.dataclass(frozen=True)
 class Keep:
-  """Which checkpoints are kept: those to which at least one of these applies.
+  """Rules for the checkpoints that are kept: those to which at least one rule applies.
 
-  latest: how many of the newest ones.
-  every: those whose step is a multiple of this number of steps; 0 = none for this reason.
-  best: the name of a metric, and so the one with its best value; '' = none for this reason.
-  every_s: one for each such number of seconds; 0 = none for this reason.
+  latest: this number of the newest checkpoints.
+  every: checkpoints whose step is a multiple of this number; 0 = no such rule.
+  best: the checkpoint with the best value of the metric with this name; '' = no such rule.
+  every_s: one checkpoint for each interval of so many seconds; 0 = no such rule.
   """
   latest: int
   every: int = 0
@@ -61,10 +60,9 @@ class Keep:
 
   @classmethod
   def of(cls, settings: schema.Checkpoints, steps: Callable[[str], int]) -> Keep:
-    """Reads the settings of a config; `steps` converts a duration to steps.
+    """Returns the rules of a config; `steps` converts a duration such as '5 epochs' to a number of steps.
 
-    Raises:
-      UserError: `keep_every` names steps at which no checkpoint is saved.
+    Raises UserError if `keep_every` is not a multiple of `every`, so that at some steps there is none to keep.
     """
     if keep_every_s := durations.parse_wall(settings.keep_every):
       return cls(settings.keep_latest, 0, settings.keep_best, keep_every_s)
@@ -75,32 +73,32 @@ class Keep:
                       f'steps, got {settings.keep_every!r}, {keep_every} steps. Set such a multiple.')
     return cls(settings.keep_latest, keep_every, settings.keep_best)
 
-  def policy(self, known: Mapping[int, float]) -> managers.PreservationPolicy:
-    """Returns Orbax's policy; `known` has the values of `best` by step of the checkpoints on disk."""
+  def policy(self, on_disk: Mapping[int, float]) -> managers.PreservationPolicy:
+    """Returns Orbax's policy for these rules; `on_disk` has the value of `best` by step of each checkpoint there."""
     policies: list[managers.PreservationPolicy] = [managers.LatestN(self.latest)]
     if self.every:
       policies.append(managers.EveryNSteps(self.every))
     if self.every_s:
       policies.append(managers.EveryNSeconds(round(self.every_s)))
     if self.best:
-      policies.append(_Best(self.best, dict(known)))
+      policies.append(_Best(self.best, dict(on_disk)))
     return managers.AnyPreservationPolicy(policies)
 
 
 @dataclasses.dataclass
 class _Best:
-  """A policy of Orbax that preserves the checkpoint which `checkpoint_files.choose` chooses, also after a restart.
+  """A policy of Orbax that preserves the checkpoint that `checkpoint_files.choose` chooses, also after a restart.
 
-  Orbax's own `BestN` knows only the metrics of the checkpoints that its process has saved.
+  Orbax's own `BestN` knows only the metrics of checkpoints that this process has saved; `values` has those on disk too.
   """
   metric: str
-  known: dict[int, float]
+  values: dict[int, float]
 
   def should_preserve(self, checkpoints: Sequence[Any], *, context: object) -> list[bool]:
     del context
-    self.known |= {info.step: info.metrics[self.metric] for info in checkpoints if self.metric in (info.metrics or {})}
-    values = {info.step: self.known[info.step] for info in checkpoints if info.step in self.known}
-    best = checkpoint_files.best_step(values, self.metric)
+    self.values |= {info.step: info.metrics[self.metric] for info in checkpoints if self.metric in (info.metrics or {})}
+    existing = {info.step: self.values[info.step] for info in checkpoints if info.step in self.values}
+    best = checkpoint_files.best_step(existing, self.metric)
     return [info.step == best for info in checkpoints]
 
 
@@ -119,8 +117,8 @@ class Checkpointer:
     self.folder = self.reader.folder
     self._keep = keep
     self._opened: ocp.CheckpointManager | None = None
-    self._is_pending = False
-    self._uncommitted: Exception | None = None
+    self._is_pending = False  # a save was started, and `check` has not seen its end
+    self._background_error: Exception | None = None  # of Orbax's thread, whose save was not committed
 
   def steps(self) -> list[int]:
     """Returns the steps of the complete checkpoints, oldest first."""
@@ -129,7 +127,7 @@ class Checkpointer:
   def restore(self, abstract: TrainState) -> Restored | None:
     """Restores the newest undamaged checkpoint with the shardings of `abstract`; None if there is no checkpoint.
 
-    Damaged checkpoints are set aside, with a message, and files of an interrupted save are removed.
+    Damaged checkpoints are moved to the folder `damaged`, with a warning. Files of an interrupted save are removed.
 
     Raises:
       UserError: checkpoints exist but belong to another model, all are damaged, or the system does not allow reading
@@ -152,14 +150,14 @@ class Checkpointer:
 
   def save(self, state: TrainState, about: Mapping[str, Any], metrics: Mapping[str, float], *,
            announce: Callable[[str], object] = lambda digest: None) -> str:
-    """Starts to save a state, and returns the digest of its parameters as soon as the arrays are copied to the host.
+    """Saves a state; returns the digest of its parameters once the arrays are on the host, before they are written.
 
     Args:
       state: of the run after a step.
-      about: what else the checkpoint says about the state, as JSON.
+      about: other fields of the description, as JSON values.
       metrics: of this step, from which the best checkpoint is chosen; those that are not finite are left out.
-      announce: is called with the digest before anything is written. The caller completes the record of the run up to
-        this step in it, so that no checkpoint is ahead of the record.
+      announce: is called with the digest before anything is written. The caller makes the record of the run durable up
+        to this step in it, so that no checkpoint is ahead of the record.
 
     Raises:
       UserError: this or the previous checkpoint could not be written, for a reason that the person has to change.
@@ -167,9 +165,9 @@ class Checkpointer:
     """
     step = int(state.step)
     items = {name: getattr(state, name) for name in ITEMS if jax.tree.leaves(getattr(state, name))}
-    started = {name: trees.begin_digest(item) for name, item in items.items()}
+    started = {name: trees.begin_digest(item) for name, item in items.items()}  # all, before the first is awaited
     digests = {name: finish() for name, finish in started.items()}
-    finite = {k: v for k, v in metrics.items() if math.isfinite(v)}
+    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
     body = {**about, 'version': checkpoint_files.VERSION, 'step': step, 'digests': digests, 'metrics': finite,
             'shapes': {name: checkpoint_reader.shapes(item) for name, item in items.items()}}
     args = ocp.args.Composite(
@@ -184,9 +182,9 @@ class Checkpointer:
   def check(self) -> None:
     """Raises the error of `save` if a save in the background has failed; does not wait for an unfinished one.
 
-    Orbax's own `check_for_errors` does not report it, because the thread that finishes a save consumes the error.
+    Orbax's own `check_for_errors` does not raise it, because the thread that finishes a save handles the error.
     """
-    if self._uncommitted:
+    if self._background_error:
       self.wait()
     if self._is_pending and not self._manager().is_saving_in_progress():
       self._is_pending = False
@@ -198,23 +196,23 @@ class Checkpointer:
 
   def reopen(self) -> None:
     """Discards a save that failed, so that another one can be made; for a run of one process."""
-    opened, self._opened, self._uncommitted, self._is_pending = self._opened, None, None, False
-    if opened is not None:
-      with contextlib.suppress(Exception):  # the error that the failed save has raised before
-        opened.close()
+    failed, self._opened, self._background_error, self._is_pending = self._opened, None, None, False
+    if failed is not None:
+      with contextlib.suppress(Exception):  # the error of the failed save, which was raised before
+        failed.close()
 
   def close(self) -> None:
     """Closes the manager. An error of a save is only logged here; `wait` raises it.
 
     If a save has failed in this process, this does not wait: the other processes wait for it until this one ends.
     """
-    held = run_directory.owner_of(self.folder)
-    is_lost = self._uncommitted is not None or (held is not None and held.is_replaced)
-    if self._opened is None or (is_lost and jax.process_count() > 1):
+    owner = run_directory.owner_of(self.folder)
+    has_failed = self._background_error is not None or (owner is not None and owner.is_replaced)
+    if self._opened is None or (has_failed and jax.process_count() > 1):
       return
     try:
       self._opened.close()
-    except Exception as error:  # any error that the thread of a save has raised, of any library
+    except Exception as error:  # the thread of a save may raise any error, of any library
       log.warning('the last checkpoint was not written: %s', failures.first_line(error))
 
   def _manager(self) -> ocp.CheckpointManager:
@@ -225,89 +223,92 @@ class Checkpointer:
     return self._opened
 
   def _open(self) -> None:
-    for step in self.steps() if jax.process_index() == 0 else ():  # the others may already see no folder
+    """Opens Orbax's manager, after process 0 has set aside checkpoints whose description it could not read."""
+    for step in self.steps() if jax.process_index() == 0 else ():
       try:
         self.reader.check_description(step)
       except failures.Damaged as error:
         log.warning('checkpoint %d is damaged and set aside: %s', step, error)
         self._move_aside(step)
     ocp.multihost.sync_global_processes('vit_jax descriptions')
-    known = checkpoint_files.metric_values(self.folder.parent, self._keep.best, self.steps()) if self._keep.best else {}
+    best = self._keep.best
+    on_disk = checkpoint_files.metric_values(self.folder.parent, best, self.steps()) if best else {}
     options = ocp.CheckpointManagerOptions(
-        preservation_policy=self._keep.policy(known), enable_async_checkpointing=True, create=True,
+        preservation_policy=self._keep.policy(on_disk), enable_async_checkpointing=True, create=True,
         cleanup_tmp_directories=True, temporary_path_class=self._commit_class(),
         async_options=ocp.options.AsyncOptions(barrier_sync_fn=self._barrier()))
     self._opened = ocp.CheckpointManager(self.folder, options=options, item_names=(*ITEMS, 'meta'))
 
   def _guard(self, action: Callable[[], object], failed: str) -> None:
-    """Runs an action of Orbax or of the file system; an error becomes one that says what `failed`, and what to do."""
+    """Runs an action of Orbax or of the file system; its error becomes one that begins with `failed`, with advice."""
     try:
       action()
     except (UserError, TemporaryError, *_DEFECTS):
       raise
-    except Exception as error:  # any error that the thread of a save has raised, of any library
+    except Exception as error:  # the thread of a save may raise any error, of any library
       if failures.is_of_runtime(error):
         raise
       kind, advice = type(failures.writing('', error)), failures.advice(error)
       try:
-        kept = ', '.join(map(str, self.steps())) or 'none'
+        steps = ', '.join(map(str, self.steps())) or 'none'
       except (UserError, TemporaryError):  # the storage does not list its files either
-        kept = 'not known'
+        steps = 'not known'
       raise kind(f'{failed} {self.folder}: {failures.first_line(error)}\n'
                  f'{f"{advice} Then run" if advice else "Run"} the same command again: it continues from the newest '
-                 f'whole checkpoint (steps on disk: {kept}).') from error
+                 f'whole checkpoint (steps on disk: {steps}).') from error
 
   def _commit_class(self) -> type[Any]:
-    """Returns Orbax's class for the folders of checkpoints; it checks the owner before and after a commit."""
-    held, classes = run_directory.owner_of(self.folder), ocp.path.atomicity
-    # Those that Orbax chooses itself: a folder is renamed, and in object storage a file is written last.
+    """Returns Orbax's class for the folders of checkpoints, with a check of the `Owner` before and after a commit."""
+    owner, classes = run_directory.owner_of(self.folder), ocp.path.atomicity
+    # Orbax chooses the same ones: on disks a folder is renamed, in object storage a file is written last.
     default = (classes.AtomicRenameTemporaryPath if isinstance(self.folder, pathlib.Path)
                else classes.CommitFileTemporaryPath)
 
     class Commit(default):  # type: ignore[misc, valid-type]
       async def finalize(self) -> None:
-        if held:
-          await asyncio.to_thread(held.check)
+        if owner:
+          await asyncio.to_thread(owner.check)
         await super().finalize()
-        if held:  # before Orbax removes the checkpoints that this one replaces
-          await asyncio.to_thread(held.check)
-
+        if owner:  # before Orbax removes the checkpoints that this one replaces
+          await asyncio.to_thread(owner.check)
     return Commit
 
   def _barrier(self) -> ocp.multihost.BarrierSyncFn:
-    """Returns Orbax's barrier of processes; a thread whose save has failed keeps the error and does not wait there.
+    """Returns Orbax's barrier of processes, changed so that a thread whose save has failed does not wait at it.
 
-    Orbax's thread waits in a `finally` for the other processes, which wait at an earlier barrier for this save.
+    Orbax's thread calls the barrier also in a `finally`. There it would wait forever: the other processes wait at an
+    earlier barrier for this save. The changed barrier stores the error and raises it.
     """
     wait = ocp.multihost.get_barrier_sync_fn()
-
     def sync(*, key: str, timeout_ms: int) -> None:
       error = sys.exc_info()[1]
       if isinstance(error, Exception) and threading.current_thread() is not threading.main_thread():
-        self._uncommitted = error
+        self._background_error = error
         raise error
       wait(key=key, timeout_ms=timeout_ms)
-
     return sync
 
   def _wait(self) -> None:
     """Waits for the last save, but not for the other processes if it failed in this one."""
     manager = self._manager()
-    while jax.process_count() > 1 and not self._uncommitted and manager.is_saving_in_progress():
-      time.sleep(WAIT_S)
-    if self._uncommitted:
-      raise self._uncommitted
+    while jax.process_count() > 1 and not self._background_error and manager.is_saving_in_progress():
+      time.sleep(_POLL_S)
+    if self._background_error:
+      raise self._background_error
     manager.wait_until_finished()
 
   def _set_aside(self, step: int) -> None:
-    """Moves a damaged checkpoint to `damaged` of the run directory."""
+    """Moves a damaged checkpoint to `damaged` of the run directory; every process calls this."""
     if jax.process_index() == 0:
-      self._guard(lambda: self._move_aside(step), _MOVING)
+      self._guard(lambda: self._move_aside(step), 'A damaged checkpoint could not be set aside from')
     ocp.multihost.sync_global_processes('vit_jax set aside')
 
   def _move_aside(self, step: int) -> None:
+    """Moves a checkpoint to `damaged/STEP`, or to `damaged/STEP-2`, … if there is one of an earlier start."""
     damaged = self.folder.parent / 'damaged'
     damaged.mkdir(parents=True, exist_ok=True)
-    names = (f'{step}', *(f'{step}-{i}' for i in range(2, 1000)))
-    name = next(n for n in names if not (damaged / n).exists())
+    name, number = f'{step}', 1
+    while (damaged / name).exists():
+      number += 1
+      name = f'{step}-{number}'
     storage.move(self.folder / str(step), damaged / name)

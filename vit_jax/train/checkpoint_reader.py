@@ -1,9 +1,12 @@
 """Reads and verifies the checkpoints of a run directory; never writes, moves or removes files.
 
-`checkpoint.py` resumes a run with it. The jobs that use a run call it directly, also while the run is training. A
-checkpoint is only used if its saved digests match the arrays that were read; otherwise it counts as damaged, and the
-previous one is used. Errors of the system, such as a missing permission or too many open files, do not count as damage;
-they end the job with a message (`core/failures.py`).
+`checkpoint.py` resumes a run with a `Reader`. The jobs that use a run (evaluate, average) make one themselves, also
+while the run is training. A checkpoint is used only if its saved digests match the arrays that were read; otherwise it
+counts as damaged, and `newest` reads the one before. Errors of the system, such as a missing permission, do not count
+as damage: they end the job with a message (`core/failures.py`).
+
+Several processes agree on the step, and on whether all of them could read it (`_all_or_none`): a process that went on
+alone would wait for the others forever.
 """
 from __future__ import annotations
 
@@ -28,14 +31,14 @@ if TYPE_CHECKING:
 else:
   ocp = lazy.Module('orbax.checkpoint')
 
-ITEMS = ('params', 'opt', 'extra')
-MOST_STEPS = 1024  # of a list that processes agree on: it is sent as an array of fixed size
+ITEMS = ('params', 'opt', 'extra')  # fields of `TrainState`, each an item of Orbax in a checkpoint
+MOST_STEPS = 1024  # in the array of fixed size with which process 0 sends its list of steps
 T = TypeVar('T')
 log = logging.getLogger('vit_jax.train')
 
 
 class Restored(NamedTuple):
-  """A verified checkpoint; `about` is the argument of `Checkpointer.save`, with what that adds."""
+  """A verified checkpoint; `about` is its description: the argument of `Checkpointer.save` with the fields it adds."""
   state: TrainState
   about: dict[str, Any]
 
@@ -60,9 +63,9 @@ class Reader:
     return checkpoint_files.steps(self.folder)
 
   def agreed_steps(self) -> list[int]:
-    """Returns the steps that process 0 lists, on every process, since listings of a network folder may differ.
+    """Returns the steps that process 0 lists, on every process, because listings of a network folder may differ.
 
-    With several processes these are at most the newest `MOST_STEPS`.
+    With several processes, these are at most the newest `MOST_STEPS`.
     """
     steps = self.steps()
     if jax.process_count() == 1:
@@ -77,23 +80,23 @@ class Reader:
 
     Args:
       abstract: shapes, dtypes and shardings of the state.
-      set_aside: called with the step of each damaged checkpoint; None = only log a warning.
-      choose: chooses another one than the newest among the steps of undamaged checkpoints, on process 0.
+      set_aside: is called with the step of each damaged checkpoint; None = only log a warning.
+      choose: returns the step to read, of those that are not known to be damaged; the choice of process 0 counts.
 
     Raises:
       UserError: all checkpoints are damaged, one belongs to another model, or the system does not allow reading them.
     """
     damaged: dict[int, str] = {}
-    while left := [step for step in self.agreed_steps() if step not in damaged]:
-      step = choose(left)
-      if jax.process_count() > 1:  # a step of one process may be any number that a folder can have as its name
+    while candidates := [step for step in self.agreed_steps() if step not in damaged]:
+      step = choose(candidates)
+      if jax.process_count() > 1:  # alone, the step may exceed int32
         step = int(meshes.of_process_0(np.int32(step)))
       try:
         return self._read(step, abstract)
       except Damaged as error:
-        now = self.agreed_steps()
-        if step not in now or any(newer > left[-1] and newer not in damaged for newer in now):
-          continue  # the run is training: it removes this checkpoint after saving a newer one
+        steps_now = self.agreed_steps()
+        if step not in steps_now or any(newer > candidates[-1] and newer not in damaged for newer in steps_now):
+          continue  # not damaged: the run is training, and removed this checkpoint after it had saved a newer one
         damaged[step] = str(error)
         log.warning('checkpoint %d is damaged%s: %s', step, ' and set aside' if set_aside else '', error)
         if set_aside:
@@ -108,7 +111,7 @@ class Reader:
 
     Raises:
       Removed: the checkpoint does not exist, or not any more.
-      UserError: it is damaged or belongs to another model, or the system does not allow reading it.
+      UserError: the checkpoint is damaged or belongs to another model, or the system does not allow reading it.
     """
     if step not in (steps := self.agreed_steps()):
       raise Removed(f'{self.folder} has no checkpoint of step {step}; it has: {", ".join(map(str, steps)) or "none"}')
@@ -122,22 +125,23 @@ class Reader:
       raise UserError(f'Checkpoint {step} in {self.folder} is damaged: {error}') from error
 
   def _read(self, step: int, abstract: TrainState) -> Restored:
+    """Reads and verifies a checkpoint, on all processes or on none; raises Damaged, and errors as `read`."""
     wanted = {name: getattr(abstract, name) for name in ITEMS if jax.tree.leaves(getattr(abstract, name))}
     about, items, started = _all_or_none(f'{self.folder / str(step)}', lambda: self._load(step, wanted))
     started = started or {name: trees.begin_digest(item) for name, item in items.items()}
     for name, finish in started.items():
       if finish() != about['digests'][name]:
         raise Damaged(f'the digest of {name} is not the one that was saved')
-    count = jax.device_put(np.asarray(step, np.int32), abstract.step.sharding)
-    # An item without arrays, such as the state of a constant optimizer, is not saved; its structure is that of now.
-    return Restored(TrainState(count, **{name: items.get(name, getattr(abstract, name)) for name in ITEMS}), about)
+    step_array = jax.device_put(np.asarray(step, np.int32), abstract.step.sharding)
+    # An item without arrays, such as the state of plain SGD, is not saved: the one of `abstract` is the same.
+    return Restored(TrainState(step_array, **{name: items.get(name, getattr(abstract, name)) for name in ITEMS}), about)
 
   def _load(self, step: int, wanted: Mapping[str, PyTree]) -> tuple[
       dict[str, Any], dict[str, PyTree], dict[str, Callable[[], str]]]:
-    """Returns description, items, and functions that wait for their digests; does not wait for other processes.
+    """Returns the description, the items, and by item a function that waits for its digest; waits for no other process.
 
-    A process that is alone begins to verify each item while it reads the next; with several, a digest is a sum over all
-    of them, which begins when all have read everything.
+    One process computes the digest of an item while it reads the next one. With several, the third value is {}: a
+    digest is a sum over all processes, which they begin when all of them have read everything.
     """
     self.check_description(step)
     about = checkpoint_files.read_meta(self.folder / str(step))
@@ -166,6 +170,7 @@ class Reader:
       checkpoint_files.read_json(path)
 
   def _read_arrays(self, step: int, name: str, target: PyTree, saved: Mapping[str, str]) -> PyTree:
+    """Returns the arrays of an item with the shardings of `target`; `saved` has their shapes in the description."""
     path = self.folder / str(step) / name
 
     def load() -> PyTree:
@@ -175,10 +180,10 @@ class Reader:
         return handler.restore(path, args=ocp.args.StandardRestore(target))
       finally:
         handler.close()
-
     return checkpoint_files.guard(str(path), load)
 
   def _check_layout(self, step: int, meta: Mapping[str, Any], wanted: Mapping[str, PyTree]) -> None:
+    """Raises UserError if a checkpoint has another version, or arrays of other names or shapes than `wanted`."""
     if meta['version'] != checkpoint_files.VERSION:
       raise UserError(f'Checkpoint {step} in {self.folder} has layout version {meta["version"]}; this code reads '
                       f'version {checkpoint_files.VERSION}.')
@@ -194,7 +199,7 @@ class Reader:
 
 
 def shapes(tree: PyTree) -> dict[str, str]:
-  """Returns shapes and dtypes by path name, in the form `float32[16, 7]`."""
+  """Returns dtype and shape of each array by path name, in the form `float32[16, 7]`."""
   return {name: f'{leaf.dtype}{list(leaf.shape)}' for name, leaf in trees.flatten(tree).items()}
 
 
@@ -202,8 +207,8 @@ def _all_or_none(what: str, load: Callable[[], T]) -> T:
   """Returns the result of `load` if it succeeded on every process; otherwise all processes raise the worst error.
 
   Args:
-    what: is loaded, for the message of the processes that did not fail.
-    load: reads it.
+    what: path of the checkpoint, for the message of the processes that did not fail.
+    load: reads the checkpoint.
   """
   failure: Exception | None = None
   results: list[T] = []
@@ -212,10 +217,10 @@ def _all_or_none(what: str, load: Callable[[], T]) -> T:
   except (Damaged, UserError, TemporaryError) as error:
     failure = error
   kinds: list[type[Exception]] = [Damaged, TemporaryError, UserError]  # the worst is last
-  verdict = worst = next((number for number, kind in enumerate(kinds, 1) if isinstance(failure, kind)), 0)
+  own = worst = next((number for number, kind in enumerate(kinds, 1) if isinstance(failure, kind)), 0)  # 0 = none
   if jax.process_count() > 1:
-    worst = int(np.max(multihost_utils.process_allgather(np.int32(verdict))))
-  if failure is not None and verdict == worst:
+    worst = int(np.max(multihost_utils.process_allgather(np.int32(own))))
+  if failure is not None and own == worst:
     raise failure
   if worst:
     raise kinds[worst - 1](f'another process could not read {what}; see its message')

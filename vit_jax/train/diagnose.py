@@ -1,6 +1,6 @@
-"""Finds the examples that make a step's loss non-finite, by bisecting the batch with its mask.
+"""Finds the examples whose own loss is not finite, by bisecting a batch with its mask.
 
-The train job builds the function (`build`); the hook `Finite` calls it when a step was not finite.
+The train job calls `build`; the hook `Finite` calls the function that it returns after a step that was not finite.
 """
 from __future__ import annotations
 
@@ -18,29 +18,28 @@ from vit_jax.train.loop import Done
 from vit_jax.train.state import TrainState
 from vit_jax.train.step import preparing
 
-MOST = 5
-"""Maximum number of examples to find; each takes about log2(batch) forward passes."""
+MOST = 5  # examples to find; each takes about log2(batch) forward passes
 
 
 def build(objective: Objective, prepare: Prepare, describe: Callable[[int], str],
           indexes: Callable[[int], HostArray], *, mesh: Mesh, seed: int) -> Callable[[Done], Sequence[str]]:
   """Returns a function that maps a non-finite step to the names of examples with a non-finite loss of their own.
 
-  It uses the newest parameters; with mixup it also names an example's partner. Every process must call it.
+  It uses the newest parameters. With mixup, it names both examples of a pair. Every process must call it.
 
   Args:
     objective, prepare: of the run.
-    describe: returns the name of the example at an index.
-    indexes: returns the indexes `[B] i64` of the examples of a step, counted from 0; those on the device are 32 bit.
+    describe: returns the name of the example at an index of the source.
+    indexes: maps a step, from 0, to the indexes `[B] i64` of its examples in the source; a batch has them as i32.
     mesh: of the batch.
     seed: of the run.
   """
   prepared = preparing(prepare, seed)
 
-  def finite(state: TrainState, batch: Batch, step: Array, chosen_B: Array) -> Array:
+  def finite(state: TrainState, batch: Batch, step: Array, mask_B: Array) -> Array:
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
       batch, key = prepared(batch, step)
-      batch = {**batch, 'mask': chosen_B * batch.get('mask', 1.)}
+      batch = {**batch, 'mask': mask_B * batch.get('mask', 1.)}
       return jnp.isfinite(objective.loss(state.params, state.extra, batch, key, step).loss.sum)
 
   is_finite = jax.jit(finite, out_shardings=replicated(mesh))
@@ -50,23 +49,21 @@ def build(objective: Objective, prepare: Prepare, describe: Callable[[int], str]
     step = jnp.asarray(done.step - 1, jnp.int32)
 
     def is_bad(low: int, high: int) -> bool:
-      chosen = np.zeros(len(index_B), np.float32)
-      chosen[low:high] = 1.
-      mask_B = jax.device_put(chosen, batch_sharding(mesh))
-      return not bool(is_finite(done.state, done.batch, step, mask_B))
+      mask_B = np.zeros(len(index_B), np.float32)
+      mask_B[low:high] = 1.
+      return not bool(is_finite(done.state, done.batch, step, jax.device_put(mask_B, batch_sharding(mesh))))
 
     rows = _find(is_bad, 0, len(index_B), MOST)
     return [f'{describe(int(index_B[row]))} (index {int(index_B[row])})' for row in rows]
-
   return diagnose
 
 
 def _find(is_bad: Callable[[int, int], bool], low: int, high: int, most: int) -> list[int]:
-  """Returns up to `most` rows of `[low, high)` whose own loss is not finite."""
+  """Returns up to `most` rows of `[low, high)` that are bad alone; `is_bad` returns whether rows are bad together."""
   if most <= 0 or not is_bad(low, high):
     return []
   if high - low == 1:
     return [low]
   middle = (low + high) // 2
-  found = _find(is_bad, low, middle, most)
-  return found + _find(is_bad, middle, high, most - len(found))
+  rows = _find(is_bad, low, middle, most)
+  return rows + _find(is_bad, middle, high, most - len(rows))

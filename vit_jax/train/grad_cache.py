@@ -1,10 +1,11 @@
-"""Gradients over microbatches of losses that compare all examples of a batch, by two passes (GradCache).
+"""Gradients over microbatches of losses that compare all examples of a batch (GradCache, Gao et al. 2021).
 
-Gao et al. 2021 (arXiv 2101.06983). The first pass computes the rows that are compared, of one microbatch after the
-other, without a gradient. The loss of all rows gives the gradient of each row. The second pass computes the rows of
-each microbatch again, with the same random key, and takes their gradient on to the parameters. This is the chain rule,
-so the result is that of the whole batch but for the rounding of sums. The memory is that of one microbatch and of all
-rows; the time is that of one more forward pass.
+Such a loss, as that of CLIP, compares an embedding of each example with those of all others (`contracts.Coupling`).
+`step.py` calls `gradients`, which makes two passes (arXiv 2101.06983). The first pass computes the embeddings of one
+microbatch after the other, without a gradient; the loss of all embeddings gives the gradient with respect to each of
+them. The second pass computes the embeddings of each microbatch again, with the same random key, and propagates these
+gradients to the parameters. By the chain rule, the result is that of the whole batch, but for the rounding of sums. It
+takes the memory of one microbatch and of all embeddings, and the time of one more forward pass.
 """
 from __future__ import annotations
 
@@ -24,41 +25,43 @@ def gradients(coupling: Coupling, state: TrainState, batch: Batch, key: Key, mic
   """Returns loss and gradient of the complete batch.
 
   Args:
-    coupling: of the objective.
+    coupling: of the objective: `embed` and `compare`.
     state: with the parameters.
-    batch: all rows.
+    batch: the complete batch, of B examples.
     key: of the comparison.
-    micros: the batch as `[count, B / count, …]`, whose microbatch i has the rows i, i + count, …
-    own_key: the key of a microbatch, by its number; the same in both passes.
+    micros: the batch as `[count, B / count, …]`, whose microbatch i has the examples i, i + count, …
+    own_key: returns the key of a microbatch by its number i; the same in both passes.
   """
   numbers = jnp.arange(len(jax.tree.leaves(micros)[0]))
 
   def embed(params: Params, micro: Batch, i: Array) -> tuple[PyTree, PyTree]:
     return coupling.embed(params, state.extra, micro, own_key(i), state.step)
 
-  def total(params: Params, rows: PyTree) -> tuple[Array, LossOut]:
-    out = coupling.compare(params, state.extra, rows, batch, key, state.step)
+  def loss(params: Params, embeddings: PyTree) -> tuple[Array, LossOut]:
+    out = coupling.compare(params, state.extra, embeddings, batch, key, state.step)
     return out.loss.value, out
 
-  def second(carry: PyTree, xs: tuple[Batch, PyTree, Array]) -> tuple[PyTree, None]:
-    micro, slope, i = xs
-    _, pull, stats = jax.vjp(lambda params: embed(params, micro, i), state.params, has_aux=True)
-    return jax.tree.map(jnp.add, carry, (*pull(slope), stats)), None
+  def add_gradient(sums: PyTree, xs: tuple[Batch, PyTree, Array]) -> tuple[PyTree, None]:
+    micro, embedding_grads, i = xs
+    _, propagate, stats = jax.vjp(lambda params: embed(params, micro, i), state.params, has_aux=True)
+    return jax.tree.map(jnp.add, sums, (*propagate(embedding_grads), stats)), None
 
-  rows = jax.lax.map(lambda xs: embed(state.params, *xs)[0], (micros, numbers))
-  (grads, slopes), out = jax.grad(total, argnums=(0, 1), has_aux=True)(state.params, jax.tree.map(_joined, rows))
-  _, shapes = jax.eval_shape(embed, state.params, jax.tree.map(lambda x: x[0], micros), numbers[0])
-  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-  (grads, stats), _ = jax.lax.scan(second, (grads, zeros), (micros, divided(slopes, len(numbers)), numbers))
+  embeddings = jax.lax.map(lambda xs: embed(state.params, *xs)[0], (micros, numbers))
+  # `compare` may have parameters of its own, such as a temperature: their gradient is the first sum.
+  (grads, embedding_grads), out = jax.grad(loss, argnums=(0, 1), has_aux=True)(
+      state.params, jax.tree.map(_joined, embeddings))
+  _, stats_shapes = jax.eval_shape(embed, state.params, jax.tree.map(lambda x: x[0], micros), numbers[0])
+  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), stats_shapes)
+  xs = (micros, divided(embedding_grads, len(numbers)), numbers)
+  (grads, stats), _ = jax.lax.scan(add_gradient, (grads, zeros), xs)
   return out._replace(stats=stats), grads
 
 
 def divided(batch: PyTree, count: int) -> PyTree:
-  """Returns arrays `[B, …]` as `[count, B / count, …]`; rows stay on their devices."""
+  """Returns arrays `[B, …]` as `[count, B / count, …]`: part i has the rows i, i + count, …; no row is moved."""
   def split(x: Array) -> Array:
     x = x.reshape(x.shape[0] // count, count, *x.shape[1:]).swapaxes(0, 1)
     return numerics.constrain(x, (None, numerics.BATCH_AXES) + (None,) * (x.ndim - 2))
-
   return jax.tree.map(split, batch)
 
 

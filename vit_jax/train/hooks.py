@@ -1,7 +1,7 @@
 """Hooks of the training loop: logging, evaluation, checkpoints, early stopping, alarms, non-finite values.
 
-The train job makes them, and passes them to `loop.run` in the order in which they are called: metrics and alarms first,
-then the evaluations, which leave their results in `Latest`, then early stopping and the checkpoint, which read them.
+The train job makes them, and passes them to `loop.run` in this order: metrics and alarms, then the evaluations, then
+early stopping and the checkpoint. They share a dict `Latest`: evaluations write their results, later hooks read them.
 """
 from __future__ import annotations
 
@@ -32,51 +32,49 @@ from vit_jax.train.step import nonfinite_paths
 log = logging.getLogger('vit_jax.train')
 
 Latest = dict[str, tuple[int, float]]
-"""The newest value of each evaluation metric, and its step."""
+"""By name of an evaluation metric: the step of the newest value, and the value."""
 NOT_FINITE = 'is not finite: loss'
-"""Part of the message of a run that stops because of its loss or gradient."""
-MOST_NORMS = 1000
-"""Rows of the norms of all parameters in the record of a run."""
-BLOCK = 1024
-"""Steps whose learning rates are computed together."""
+"""Part of the message of a run that stops because of its loss or gradient; a study recognizes such runs by it."""
+MOST_NORMS = 1000  # events with the norms of all parameters in the record of a run, about
+BLOCK = 1024  # steps whose learning rates are computed together
 
 
 def value(mean: Mean) -> float:
-  """Returns the value of a mean that is on the host."""
+  """Returns the value of a mean whose arrays are on the host."""
   return float(mean.sum) / max(float(mean.weight), 1e-12)
 
 
 class LearningRates:
   """The values of a schedule by step, on the host.
 
-  They are computed in blocks, as each call would wait for the device, which runs the next step. The blocks are the same
-  in every process and after a resume.
+  They are computed in blocks of `BLOCK` steps, because each computation waits for the device, which runs the next step.
+  The blocks are the same in every process and after a resume.
   """
 
   def __init__(self, schedule: Schedule) -> None:
-    self._run = jax.jit(jax.vmap(schedule))
-    self._number, self._values = -1, np.zeros(BLOCK, np.float32)
+    self._schedule = jax.jit(jax.vmap(schedule))
+    self._block, self._values = -1, np.zeros(BLOCK, np.float32)
 
   def at(self, step: int) -> float:
-    """Returns the value at a step, from 0."""
-    number, offset = divmod(step, BLOCK)
-    if number != self._number:
-      steps = np.arange(number * BLOCK, (number + 1) * BLOCK, dtype=np.int32)
-      self._number, self._values = number, np.asarray(self._run(steps))
+    """Returns the learning rate of a step, which counts from 0."""
+    block, offset = divmod(step, BLOCK)
+    if block != self._block:
+      steps = np.arange(block * BLOCK, (block + 1) * BLOCK, dtype=np.int32)
+      self._block, self._values = block, np.asarray(self._schedule(steps))
     return float(self._values[offset])
 
 
 class Metrics(Hook):
-  """Logs every `log_every` steps: the values of that step, not means over several, so a resumed run logs the same.
+  """Records metrics every `log_every` steps: of that step alone, not means, so that a resumed run records the same.
 
-  The norms of all parameters are events of at most about `MOST_NORMS` of these steps.
+  For about `MOST_NORMS` of these steps, or fewer, an event `norms` has the norms of all parameters.
   """
 
   def __init__(self, writer: Writer, clock: Clock, *, log_every: int, total: int, steps_an_epoch: float,
                schedule: Schedule) -> None:
     self._writer, self._clock, self.learning_rates = writer, clock, LearningRates(schedule)
     self._log_every, self._total, self._epoch = log_every, total, steps_an_epoch
-    self._norms_every = log_every * -(-total // (log_every * MOST_NORMS))
+    self._norms_every = log_every * math.ceil(total / (log_every * MOST_NORMS))
 
   def on_metrics(self, done: Done) -> None:
     step, metrics = done.step, done.metrics
@@ -98,7 +96,7 @@ class Metrics(Hook):
 
 
 def _rounded(norm: ArrayLike) -> float | list[float]:
-  """Returns six digits of a norm, or of one for each layer."""
+  """Returns a norm rounded to six digits; a list for an array with a norm for each layer."""
   number = np.asarray(norm, np.float64).tolist()
   return [float(f'{each:.6g}') for each in number] if isinstance(number, list) else float(f'{number:.6g}')
 
@@ -107,7 +105,7 @@ class Finite(Hook):
   """Stops the run, or logs that a step was skipped, if loss or gradient were not finite.
 
   Args:
-    policy: whether to stop.
+    policy: whether to stop or to skip.
     diagnose: returns the names of the examples whose own loss is not finite (`diagnose.build`).
   """
 
@@ -128,15 +126,15 @@ class Finite(Hook):
         log.warning('%s\nSkipped; %d so far since the start of this process.', text, self.skipped)
 
   def _describe(self, done: Done) -> str:
-    metrics = done.metrics
-    weights = nonfinite_paths(metrics.norms.param)
-    examples = self._diagnose(done)
+    """Returns the message: where the gradient, the parameters and the losses of single examples are not finite."""
+    metrics, examples = done.metrics, self._diagnose(done)
+    params = nonfinite_paths(metrics.norms.param)
     return '\n'.join([
         f'Step {done.step} {NOT_FINITE} {value(metrics.means["loss"]):.6g}, '
         f'gradient norm {float(metrics.grad_norm):.6g}.',
-        f'  gradient of: {documents.joined(nonfinite_paths(metrics.norms.grad), 5) or "none"}',
-        f'  parameters: {documents.joined(weights, 5) or "all finite before the step"}',
-        f'  examples: {documents.joined(examples, 5) or "each finite on its own"}'])
+         f'  gradient of: {documents.joined(nonfinite_paths(metrics.norms.grad), 5) or "none"}',
+         f'  parameters: {documents.joined(params, 5) or "all finite before the step"}',
+         f'  examples: {documents.joined(examples, 5) or "each finite on its own"}'])
 
 
 class Evaluate(Hook):
@@ -144,10 +142,10 @@ class Evaluate(Hook):
 
   Args:
     every: steps between evaluations.
-    run: evaluates the state of a step.
+    run: returns the metrics of the state of a step, by name.
     writer, clock: of the run.
     latest: the newest values of all metrics.
-    metric: a step for which this metric already exists is skipped; '' = none is.
+    metric: skip steps for which `latest` already has this metric; '' = skip none.
   """
 
   def __init__(self, every: int, run: Callable[[TrainState, int], Mapping[str, float]], writer: Writer,
@@ -167,9 +165,9 @@ class Evaluate(Hook):
 class EarlyStop(Hook):
   """Ends the run after `patience` consecutive evaluations without a new best value of a metric.
 
-  It must follow the evaluations in the list of hooks; the job asks for its `reason` after each step. Its state is not
-  in the checkpoint: a resumed run reconstructs it from the record (`recall`), and then decides like an uninterrupted
-  run.
+  A value is a new best one if it exceeds the best by more than `min_delta`. The hook must follow the evaluations; the
+  train job reads its `reason` after each step. Its state is not in the checkpoint: a resumed run calls `recall` with
+  its record, and then decides like an uninterrupted run.
   """
 
   def __init__(self, metric: str, *, patience: int, min_delta: float, every: int, latest: Latest) -> None:
@@ -187,21 +185,22 @@ class EarlyStop(Hook):
             f'{self._best_step:,}')
 
   def recall(self, rows: Sequence[Mapping[str, float]], *, up_to: int) -> None:
-    """Reconstructs the state from the evaluations of a record up to a step."""
-    seen = {int(row['step']): row[self._metric] for row in rows
-            if self._metric in row and row['step'] <= up_to and row['step'] % self.every == 0}
-    for step in sorted(seen):
-      self._see(step, float(seen[step]))
+    """Reconstructs the state from the rows of a record up to a step."""
+    by_step = {int(row['step']): row[self._metric] for row in rows
+               if self._metric in row and row['step'] <= up_to and row['step'] % self.every == 0}
+    for step in sorted(by_step):
+      self._update(step, float(by_step[step]))
 
   def on_state(self, step: int, state: TrainState) -> None:
     del state
-    at, number = self._latest.get(self._metric, (-1, 0.))
-    if at != step:
+    measured_step, number = self._latest.get(self._metric, (-1, 0.))
+    if measured_step != step:
       raise UserError(f'train.early_stop.metric={self._metric!r} was not measured; the evaluations gave: '
                       f'{", ".join(sorted(self._latest)) or "nothing"}')
-    self._see(step, number)
+    self._update(step, number)
 
-  def _see(self, step: int, number: float) -> None:
+  def _update(self, step: int, number: float) -> None:
+    """Counts an evaluation; after the decision to end nothing changes any more."""
     if self.reason:
       return
     if self._sign * number > self._best + self._min_delta:
@@ -213,8 +212,8 @@ class EarlyStop(Hook):
 class Checkpoint(Hook):
   """Saves the state when it is due; the metrics of the same step determine the best checkpoint.
 
-  A run of one process repeats a save that fails for a temporary reason: `save` for `failures.patience()`, and a save in
-  the background at the next step, which is noticed with the metrics of a step.
+  A run of one process repeats a save that fails for a temporary reason, for `failures.patience()`. Orbax completes a
+  save in the background: `on_metrics` notices that this failed, and the state of the next step is then saved.
 
   digest: of the parameters of the last save; '' = none.
   has_failed: whether the last save has failed, so that the state is not on disk.
@@ -226,15 +225,15 @@ class Checkpoint(Hook):
     self._checkpointer, self._writer, self._clock = checkpointer, writer, clock
     self._about, self._latest = about, latest
     self.digest, self.has_failed = '', False
-    self._saved = self._announced = -1  # steps
+    self._saved_step = self._recorded_step = -1  # of the last save, and of the last event `checkpoint`
     self._is_overdue = False  # the last save in the background failed
 
   def on_metrics(self, done: Done) -> None:
     try:
-      with self._in_place():
+      with self._noting_failure():
         self._checkpointer.check()
     except TemporaryError as error:
-      if not self._may_retry(error):
+      if not self._discard_for_retry(error):
         raise
       log.warning('%s\nThe state of the next step is saved in its place.', error)
       self._is_overdue, self.every = True, 1
@@ -246,42 +245,43 @@ class Checkpoint(Hook):
       self.save(step, state)
 
   def save(self, step: int, state: TrainState, *, wait: bool = False) -> None:
-    """Saves the state, unless that of this step is saved; `wait` until it is complete."""
-    def once() -> None:
-      if step != self._saved:
+    """Saves the state, unless that of this step is saved; with `wait`, returns when it is complete on disk."""
+    def save_once() -> None:
+      if step != self._saved_step:
         self._save(step, state)
       if wait:
-        with self._in_place():
+        with self._noting_failure():
           self._checkpointer.wait()
 
-    failures.retried(once, f'saving the checkpoint of step {step:,}', choose=self._may_retry)
+    failures.retried(save_once, f'saving the checkpoint of step {step:,}', choose=self._discard_for_retry)
     self._is_overdue = self.has_failed = False
 
-  def _may_retry(self, error: BaseException) -> bool:
-    """Returns whether this process may save again, and discards the save that failed; several would all have to."""
+  def _discard_for_retry(self, error: BaseException) -> bool:
+    """Returns whether the save that failed may be repeated, and discards it then; only a run of one process repeats."""
     if not isinstance(error, TemporaryError) or jax.process_count() > 1 or failures.patience() <= 0:
       return False
     self._checkpointer.reopen()
-    self._saved = -1
+    self._saved_step = -1
     return True
 
   def _save(self, step: int, state: TrainState) -> None:
+    """Starts one save, and records it."""
     def announce(digest: str) -> None:
-      if step != self._announced:
+      if step != self._recorded_step:
         self._writer.event('checkpoint', step=step, params_digest=digest)
-        self._announced = step
+        self._recorded_step = step
 
     self._writer.check_place()
-    with self._clock.phase('checkpoint'), self._in_place():
-      metrics = {name: number for name, (at, number) in self._latest.items() if at == step}
+    with self._clock.phase('checkpoint'), self._noting_failure():
+      metrics = {name: number for name, (measured_step, number) in self._latest.items() if measured_step == step}
       self.digest = self._checkpointer.save(state, self._about, metrics, announce=announce)
-    self._saved = step
+    self._saved_step = step
     self._times.saved()
     self._writer.event('goodput', step=step, **self._clock.goodput()._asdict())
 
   @contextlib.contextmanager
-  def _in_place(self) -> Iterator[None]:
-    """Replaces the error of a save that failed because the run directory was moved."""
+  def _noting_failure(self) -> Iterator[None]:
+    """Notes that a save has failed; if the run directory was moved, raises an error that names this cause."""
     try:
       yield
     except (UserError, TemporaryError):
@@ -291,28 +291,28 @@ class Checkpoint(Hook):
 
 
 class Alarm(Hook):
-  """Logs an alarm, also as an `alarm` event, whenever a metric stays low; ends the run if `stops`.
+  """Logs and records an alarm when a metric has been below a limit for many steps; ends the run if `watch.stops`.
 
-  When a run resumes, the count of low steps starts at 0.
+  The settings are in `Watch` (`core/contracts.py`). When a run resumes, the count of low steps begins at 0.
   """
 
   def __init__(self, watch: Watch, writer: Writer) -> None:
-    self._watch, self._writer, self._low = watch, writer, 0
+    self._watch, self._writer, self._num_low = watch, writer, 0
 
   def on_metrics(self, done: Done) -> None:
     watch = self._watch
     if done.step <= watch.after:
       return
-    now = value(done.metrics.means[watch.metric])
-    self._low = 0 if now >= watch.below else self._low + 1
-    if self._low != watch.lasting:
+    values = {name: value(mean) for name, mean in done.metrics.means.items()}
+    watched = values[watch.metric]
+    self._num_low = 0 if watched >= watch.below else self._num_low + 1
+    if self._num_low != watch.lasting:
       return
-    others = {name: value(mean) for name, mean in done.metrics.means.items()}
     text = '\n'.join([
-        f'ALARM at step {done.step:,}: train/{watch.metric}={now:.4g} has been below {watch.setting}={watch.below:g} '
-        f'for {watch.lasting:,} steps.', '  ' + ', '.join(f'{name} {number:.4g}' for name, number in others.items()),
-        f'  {watch.advice}.'])
-    self._writer.event('alarm', step=done.step, metric=watch.metric, value=now, below=watch.below)
+        f'ALARM at step {done.step:,}: train/{watch.metric}={watched:.4g} has been below '
+        f'{watch.setting}={watch.below:g} for {watch.lasting:,} steps.',
+        '  ' + ', '.join(f'{name} {number:.4g}' for name, number in values.items()), f'  {watch.advice}.'])
+    self._writer.event('alarm', step=done.step, metric=watch.metric, value=watched, below=watch.below)
     if watch.stops:
       raise UserError(text)
     log.warning('%s', text)

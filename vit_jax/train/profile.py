@@ -1,7 +1,7 @@
-"""Traces selected steps with `jax.profiler`, for TensorBoard's profile page and for xprof.
+"""Traces selected steps of a run with `jax.profiler`, for TensorBoard's profile page and for xprof.
 
-The train job enters `served` and a `Profile`, passes its step function through `mark`, and passes the `Profile` on as
-the last hook.
+The train job enters `served` and a `Profile`, trains with the step function that `Profile.mark` returns, and passes
+the `Profile` to the loop as the last hook. The settings are `train.profile` and `train.profile_port`.
 """
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import logging
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import jax
 
@@ -18,16 +18,15 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch
 from vit_jax.record import storage
 from vit_jax.train.loop import Done, Hook
-from vit_jax.train.state import Packed, TrainState
+from vit_jax.train.state import Packed, StepFn, TrainState
 
 log = logging.getLogger('vit_jax.train')
-HIGHEST = 65_535
-StepFn = Callable[[TrainState, Batch], tuple[TrainState, Packed]]
+_HIGHEST_PORT = 65_535
 
 
 @contextlib.contextmanager
 def served(port: int, process_index: int) -> Iterator[None]:
-  """Runs the profiler server of jax on `port` plus the index of the process, so that processes of one machine differ.
+  """Runs the profiler server of jax on the port `port + process_index`; 0 = none. Processes may share a machine.
 
   Raises:
     UserError: the port cannot be used.
@@ -37,10 +36,12 @@ def served(port: int, process_index: int) -> Iterator[None]:
     return
   number = port + process_index
   try:
-    with socket.socket() as probe:  # the server of jax would share the port of another program
+    with socket.socket() as probe:  # jax would not report that another program uses the port
       probe.bind(('', number))
   except (OSError, OverflowError) as error:
-    reason = f'it is above {HIGHEST:,}' if number > HIGHEST else getattr(error, 'strerror', None) or error
+    reason = getattr(error, 'strerror', None) or error
+    if number > _HIGHEST_PORT:
+      reason = f'it is above {_HIGHEST_PORT:,}'
     raise UserError(f'train.profile_port: expected a port that is free on this machine, got {number} for process '
                     f'{process_index}: {reason}. Set another one.') from error
   jax.profiler.start_server(number)
@@ -54,11 +55,11 @@ def served(port: int, process_index: int) -> Iterator[None]:
 class Profile(Hook):
   """A hook that traces the steps `first` to `last`, if this process runs them. It must be the last hook.
 
-  The device is idle when the trace begins and ends, so the trace contains complete steps only, with the evaluations and
-  saves between them. If the first of these steps is the first one of the process, the trace contains its compilation.
+  The trace begins and ends while the device is idle, so it has complete steps only, with the evaluations and saves
+  between them. If its first step is the first one of the process, it also has the compilation.
 
-  Processes other than 0 only check the steps, because two processes on a machine would write the same file. `served`
-  lets TensorBoard and xprof take a profile of any process.
+  Only process 0 traces, because two processes on a machine would write the same file; the others check the arguments.
+  With `served`, TensorBoard and xprof can take a profile of any process.
 
   Args:
     folder: for the trace, in `plugins/profile/<time>`; in object storage, the complete trace is uploaded at its end.
@@ -74,7 +75,8 @@ class Profile(Hook):
   def __init__(self, folder: storage.PathLike, steps: tuple[int, int] | None, *, start: int, total: int,
                process_index: int) -> None:
     self._folder, self._tracing, self._next, self._done = str(folder), False, start + 1, start
-    self._near = self._folder  # local folder that jax writes to
+    self._local_folder = self._folder  # jax writes to it
+    # The loop calls `on_state` after step `every`: the one before the first of the trace, then the last of the trace.
     self.every = self._first = self._last = 0
     if steps is None:
       return
@@ -91,12 +93,11 @@ class Profile(Hook):
       log.info('No profile: steps %s to %s were done before.', f'{steps[0]:,}', f'{self._last:,}')
 
   def mark(self, step_fn: StepFn) -> StepFn:
-    """Returns the step function with its number annotated in traces."""
+    """Returns a function that calls `step_fn` and writes the number of the step into a trace."""
     def marked(state: TrainState, batch: Batch) -> tuple[TrainState, Packed]:
       with jax.profiler.StepTraceAnnotation('train', step_num=self._next):
         self._next += 1
         return step_fn(state, batch)
-
     return marked
 
   def on_state(self, step: int, state: TrainState) -> None:
@@ -114,17 +115,17 @@ class Profile(Hook):
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # tracing every Python call would slow down the traced steps
     if not storage.is_local(self._folder):
-      self._near = tempfile.mkdtemp(prefix='vit_jax_profile_')
-    jax.profiler.start_trace(self._near, profiler_options=options)
+      self._local_folder = tempfile.mkdtemp(prefix='vit_jax_profile_')
+    jax.profiler.start_trace(self._local_folder, profiler_options=options)
     self._tracing = True
-    self.every = self._last  # makes the loop call `on_state` for the last of these steps before the next one begins
+    self.every = self._last  # so that the loop passes the metrics of the last step before it begins the next one
 
   def _end(self) -> None:
     self._tracing, self.every = False, 0
     jax.profiler.stop_trace()
-    if self._near != self._folder:
-      storage.copy(self._near, self._folder)
-      shutil.rmtree(self._near)
+    if self._local_folder != self._folder:
+      storage.copy(self._local_folder, self._folder)
+      shutil.rmtree(self._local_folder)
     log.info('Profile of steps %s to %s: tensorboard --logdir=%s', f'{self._first:,}', f'{self._done:,}', self._folder)
 
   def __enter__(self) -> Profile:

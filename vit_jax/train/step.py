@@ -1,6 +1,8 @@
-"""The train step: prepare, gradients over microbatches, update, after-update. It is the same for all objectives.
+"""The train step, which is the same for all models and objectives. `build` compiles it for a run.
 
-It does not depend on the model. The planner compiles the result of `build`, so a plan is for the program that is run.
+A step prepares the batch (`Prepare`: normalization, augmentation on the device), computes the gradient over
+microbatches, updates the parameters, and calls the objective's `after_update`. The planner compiles the same programs.
+Hooks that repeat a part of a step get the same batch from `preparing`.
 """
 from __future__ import annotations
 
@@ -25,11 +27,11 @@ from vit_jax.train.state import Norms, Packed, StepMetrics, TrainState, pack
 
 
 class Program(NamedTuple):
-  """The compiled functions of a run; call them outside of any mesh context.
+  """The jitted functions of a run; call them outside of any mesh context.
 
-  abstract_state: shapes and dtypes.      shardings: the same tree, with the sharding of each leaf.
-  init_fn: `() -> TrainState`, created in place on its devices.
-  step_fn: `(TrainState, Batch) -> (TrainState, Packed)`; donates the state.
+  abstract_state: shapes and dtypes of the state.    shardings: the same tree, with the sharding of each leaf.
+  init_fn: `() -> TrainState`, each array created on its devices.
+  step_fn: a `StepFn`, `(TrainState, Batch) -> (TrainState, Packed)`; it donates the state.
   prepared: shapes and dtypes of a batch as the objective gets it.
   """
   abstract_state: TrainState
@@ -40,7 +42,7 @@ class Program(NamedTuple):
 
   @property
   def placed_state(self) -> TrainState:
-    """Shapes, dtypes and shardings of the state."""
+    """The state as `jax.ShapeDtypeStruct`s with shardings."""
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), self.abstract_state,
                         self.shardings)
 
@@ -49,21 +51,20 @@ def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh:
           seed: int, accumulate: int) -> Program:
   """Builds init and step for global batches of the shapes of `batch` (arrays or ShapeDtypeStructs).
 
-  Images of other batches may be smaller, if they have their own aspect: the step is compiled for each size, and takes
-  `fewest_microbatches`.
-
-  Random keys depend only on (seed, step), so resuming needs no saved generator. `accumulate` microbatches
-  give the gradient of the complete batch: sums are added and divided once. Each draws random numbers of its own.
+  Random keys depend only on (seed, step), so resuming needs no saved generator. The step splits a batch into
+  `accumulate` microbatches, each with random numbers of its own. Their gradients are added and divided once, so that
+  they give the gradient of the complete batch. Images of other batches may be smaller than those of `batch`, if images
+  keep their own aspect: the step is then compiled for each size, with `fewest_microbatches`.
   """
   prepared, largest = preparing(prepare, seed), _image_size(batch)
   with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-    rows = meshes.batch_sharding(mesh)  # as the step sees the batch, so that what it traces is found again
+    rows = meshes.batch_sharding(mesh)  # as in the step, so that `prepared` is traced only once
     shapes, _ = jax.eval_shape(
         prepared, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), batch),
         jax.ShapeDtypeStruct((), jnp.int32))
 
   def init() -> TrainState:
-    keys = numerics.split_key(jax.random.key(seed), 'init', 'prepare')  # the second key is unused; one would differ
+    keys = numerics.split_key(jax.random.key(seed), 'init', 'prepare')  # 'prepare' is unused, but changes the first key
     params, extra = objective.init(keys['init'], jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), extra)
 
@@ -75,54 +76,48 @@ def build(objective: Objective, optimizer: Optimizer, prepare: Prepare, *, mesh:
       return state, pack(metrics)
 
   abstract, labels = axes.trace(init)
-  placed, whole = _place(abstract, labels, mesh), meshes.replicated(mesh)
+  shardings = _shardings(abstract, labels, mesh)
   return Program(
-      abstract, placed, jax.jit(init, out_shardings=placed),
-      jax.jit(step, in_shardings=(placed, meshes.batch_sharding(mesh)), out_shardings=(placed, whole),
-              donate_argnums=0),
+      abstract, shardings, jax.jit(init, out_shardings=shardings),
+      jax.jit(step, in_shardings=(shardings, meshes.batch_sharding(mesh)),
+              out_shardings=(shardings, meshes.replicated(mesh)), donate_argnums=0),
       jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes))
 
 
 def fewest_microbatches(most: int, share: float) -> int:
-  """Returns the microbatches of a batch whose images have a `share` of the size of the largest ones.
+  """Returns the number of microbatches for images that have a `share` of the size of the largest images.
 
-  It is the smallest divisor of `most`, the microbatches of the largest images, with which a microbatch is not larger
-  than theirs.
+  It is the smallest divisor of `most`, the number for the largest ones, whose microbatches are not larger than theirs.
   """
   return next(count for count in range(1, most + 1) if most % count == 0 and count >= most * share)
 
 
 def _image_size(batch: Batch) -> int:
-  """Returns the number of values of the images of a batch; 1 if it has none of this name."""
+  """Returns the number of values of `image` in a batch; 1 if there is none."""
   return math.prod(batch['image'].shape) if 'image' in batch else 1
 
 
 def preparing(prepare: Prepare, seed: int) -> Callable[[Batch, Array], tuple[Batch, Key]]:
-  """Returns a function of a batch and the number of steps done: the batch as objectives get it, and the loss's key.
-
-  Whatever repeats a step calls it with the same arguments. It is traced once for the shapes, which `init` needs, and
-  for the step.
-  """
+  """Returns a function that maps (batch, number of steps done) to (batch as objectives get it, key of the loss)."""
   @functools.partial(jax.jit, inline=True)
   def prepared(batch: Batch, step: Array) -> tuple[Batch, Key]:
     keys = numerics.split_key(jax.random.fold_in(jax.random.key(seed), step), 'prepare', 'loss')
     return prepare(batch, keys['prepare'], step), keys['loss']
-
   return prepared
 
 
-def _place(abstract: TrainState, labels: TrainState, mesh: Mesh) -> TrainState:
-  """Returns a sharding for each leaf of the state: for parameters from their axes, for other leaves from theirs."""
+def _shardings(abstract: TrainState, labels: TrainState, mesh: Mesh) -> TrainState:
+  """Returns the sharding of each leaf: of parameters by the labels of their axes, of others as their parameter's."""
   network = sharding.with_frozen(abstract.params, abstract.extra)
   specs = sharding.param_specs(network, sharding.with_frozen(labels.params, labels.extra), mesh)
-  placed = (sharding.shardings(sharding.follow_specs(tree, network, specs), mesh)
-            for tree in (abstract.params, abstract.opt, abstract.extra))
-  return TrainState(meshes.replicated(mesh), *placed)  # type: ignore[arg-type]
+  params, opt, extra = (sharding.shardings(sharding.follow_specs(tree, network, specs), mesh)
+                        for tree in (abstract.params, abstract.opt, abstract.extra))
+  return TrainState(meshes.replicated(mesh), params, opt, extra)  # type: ignore[arg-type]
 
 
 def _step(state: TrainState, batch: Batch, key: Key, objective: Objective, optimizer: Optimizer,
           accumulate: int) -> tuple[TrainState, StepMetrics]:
-  """Returns the state after a step on a prepared batch, and its metrics; the key is of the loss."""
+  """Returns the state after a step on a prepared batch, and the metrics of the step; `key` is of the loss."""
   out, grads = _gradients(objective, state, batch, key, accumulate)
   grad_sums = _squares(grads)
   grad_norm = jnp.sqrt(sum((x.sum() for x in grad_sums.values()), jnp.zeros(())))
@@ -140,9 +135,9 @@ def _step(state: TrainState, batch: Batch, key: Key, objective: Objective, optim
 
 def _gradients(objective: Objective, state: TrainState, batch: Batch, key: Key,
                accumulate: int) -> tuple[LossOut, PyTree]:
-  """Returns loss and gradient of the mean over the complete batch, from sequential microbatches.
+  """Returns the outputs of the loss, and the gradient of the mean loss over the complete batch.
 
-  Microbatch i has the rows i, i + accumulate, …
+  Microbatches are computed one after the other; microbatch i has the rows i, i + accumulate, …
   """
   rows = jax.tree.leaves(batch)[0].shape[0] / accumulate
 
@@ -159,10 +154,10 @@ def _gradients(objective: Objective, state: TrainState, batch: Batch, key: Key,
   def own_key(i: Array) -> Key:
     return jax.random.fold_in(key, i)
 
-  def add(carry: PyTree, xs: tuple[Batch, Array]) -> tuple[PyTree, None]:
+  def add(sums: PyTree, xs: tuple[Batch, Array]) -> tuple[PyTree, None]:
     micro, i = xs
-    got = differentiate(state.params, state.extra, micro, own_key(i))
-    return jax.tree.map(jnp.add, carry, got), None
+    of_micro = differentiate(state.params, state.extra, micro, own_key(i))
+    return jax.tree.map(jnp.add, sums, of_micro), None
 
   micros = grad_cache.divided(batch, accumulate)
   if coupling := contracts.coupling(objective):
@@ -177,11 +172,12 @@ def _gradients(objective: Objective, state: TrainState, batch: Batch, key: Key,
 
 
 def _weight(out: LossOut) -> Array:
+  """Returns the sum of the weights of the examples, at least a tiny number, as it is a divisor."""
   return jnp.maximum(out.loss.weight, 1e-12)
 
 
 def _squares(tree: PyTree) -> dict[str, Array]:
-  """Returns the sum of squares of each leaf, in f32; one per layer for stacked leaves."""
+  """Returns the sum of squares of each leaf by path name, f32 []; of leaves that stack layers [L]."""
   @functools.partial(jax.jit, static_argnums=1, inline=True)  # traced once for all leaves of equal shapes
   def squares(x: Array, is_stacked: bool) -> Array:
     return jnp.square(x.astype(jnp.float32)).sum(tuple(range(1 if is_stacked else 0, x.ndim)))
@@ -190,9 +186,11 @@ def _squares(tree: PyTree) -> dict[str, Array]:
 
 
 def nonfinite_paths(norms: Mapping[str, ArrayLike]) -> list[str]:
-  """Returns where norms are not finite: `path`, or `path (layer i)` for stacked leaves."""
-  found = []
-  for name, value in norms.items():
-    bad = np.flatnonzero(~np.isfinite(np.atleast_1d(value)))
-    found += [f'{name} (layer {i})' for i in bad] if np.ndim(value) else [name] * bool(len(bad))
-  return found
+  """Returns the path names of norms that are not finite: `path`, or `path (layer i)` of leaves that stack layers."""
+  paths = []
+  for name, norm in norms.items():
+    if np.ndim(norm):
+      paths += [f'{name} (layer {i})' for i in np.flatnonzero(~np.isfinite(norm))]
+    elif not np.isfinite(norm):
+      paths.append(name)
+  return paths

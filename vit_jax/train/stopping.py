@@ -1,6 +1,6 @@
 """Handles SIGTERM, SIGINT and SIGUSR1: they end the run after the current step, the same one on all processes.
 
-A job enters a `StopRequest`, and asks for its `reason` after each step or unit of work; the training loop ends with it.
+A job enters a `StopRequest`, and calls `reason` after each step or unit of work; it stops if the text is not empty.
 """
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class StopRequest:
   def reason(self, step: int) -> str:
     """Returns why to stop after this step; '' to go on.
 
-    One process returns the name of the signal. Several return a fixed text, all at the same step: each has to call this
-    once for every step.
+    With one process, it is the name of the signal. With several, it is a fixed text, at the same step on all of them;
+    each must call this once for every step.
     """
     if not self._is_alone:
       return 'SIGTERM on one of the hosts' if multihost_utils.reached_preemption_sync_point(step) else ''

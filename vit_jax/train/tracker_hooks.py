@@ -1,4 +1,4 @@
-"""Hooks that show images and histograms of parameters in the trackers of a run."""
+"""Hooks that send images and histograms of parameters to the trackers of a run; `jobs/trackers.py` makes them."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -17,17 +17,16 @@ from vit_jax.train.loop import Done, Hook
 from vit_jax.train.state import TrainState
 from vit_jax.train.step import preparing
 
-BINS = 64
-Show = Callable[[Callable[[Tracker], None]], None]
-"""`Writer.show`."""
+BINS = 64  # of a histogram
+Show = Callable[[Callable[[Tracker], None]], None]  # the type of `Writer.show`
 
 
 class Images(Hook):
-  """Shows images of the first batch of a start as the network receives them: augmented, mixed and normalized.
+  """Sends images of the first batch of a start as the network receives them: augmented and mixed.
 
   Args:
-    num: of images, at most those of a batch.
-    prepare: of the train step; it is repeated with the keys of that step, so every process must call the hook.
+    num: number of images, if a batch has so many.
+    prepare: of the train step. The hook repeats it with the keys of that step, so every process must have the hook.
     mean, std: of the normalization, which is undone.
     show: `Writer.show`.
     mesh: of the batch.
@@ -55,7 +54,7 @@ class Images(Hook):
 
 
 class Histograms(Hook):
-  """Shows a histogram of each parameter at intervals; those of all layers of a stack are one."""
+  """Sends a histogram of each parameter every `every` steps; layers that are stacked in a leaf share a histogram."""
 
   def __init__(self, every: int, show: Show, *, mesh: Mesh) -> None:
     self.every, self._show = every, show
