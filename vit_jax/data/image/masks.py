@@ -22,7 +22,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch, HostArray
 from vit_jax.data.image import decode as decoding
 from vit_jax.data.image import geometry, headers
-from vit_jax.data.image.decode import DAMAGE, Window
+from vit_jax.data.image.decode import PILLOW_ERRORS, Window
 from vit_jax.data.image.headers import AS_STORED, MAX_PIXELS, BadImage, decode_options
 from vit_jax.data.source import Source, find_origin, read_one
 
@@ -77,7 +77,7 @@ def decode(encoded: bytes, *, size: tuple[int, int] | None = None) -> HostArray:
     raise
   except Image.DecompressionBombError as error:
     raise BadMask(f'expected at most {MAX_PIXELS:,} pixels, got more') from error
-  except DAMAGE as error:
+  except PILLOW_ERRORS as error:
     raise BadMask('expected a mask, got a file that cannot be decoded') from error
 
 
