@@ -2,8 +2,8 @@
 
 `export/towers.py` calls `write`. With this file, the package `tokenizers` alone does what this project does for a text:
 it simplifies the text by the rule of its family, tokenizes it, adds special tokens, and cuts or pads the ids to the
-length of the text tower. A `tokenizer.json` is used as it is. A SentencePiece model (`*.model`) with unigrams, as of
-SigLIP, is converted; one of another kind needs a `tokenizer.json` beside it.
+length of the text tower. A SentencePiece model (`*.model`) with a `tokenizer.json` beside it is replaced by that file.
+Without one, a model with unigrams, such as SigLIP's, is converted; other kinds raise UserError.
 """
 from __future__ import annotations
 
