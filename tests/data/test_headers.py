@@ -149,7 +149,7 @@ def test_an_image_with_too_many_pixels_is_refused_by_its_header(kind: str, monke
   encoded = saved(kind)
   assert decode.decode(encoded, DecodeOptions(max_pixels=180)).shape == (12, 15, 3)
   monkeypatch.setattr('cv2.imdecode', lambda *_: pytest.fail('it was decoded'))
-  monkeypatch.setattr('vit_jax.data.image.decode._levels', lambda *_: pytest.fail('it was decoded'))
+  monkeypatch.setattr('vit_jax.data.image.decode._to_rgb', lambda *_: pytest.fail('it was decoded'))
   with pytest.raises(BadImage, match='15 x 12 px: expected at most 179 pixels, got 180. .*max_image_pixels'):
     decode.decode(encoded, DecodeOptions(max_pixels=179))
 

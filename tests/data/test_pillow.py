@@ -81,6 +81,6 @@ def test_a_file_cut_short_is_bad(kind: str, part: float) -> None:
 
 def test_an_error_of_the_system_is_not_taken_for_damage(monkeypatch: pytest.MonkeyPatch) -> None:
   encoded = saved(Image.fromarray(random_image(0)), 'GIF')
-  monkeypatch.setattr(decode, '_levels', lambda image: open('/nowhere/at/all'))
+  monkeypatch.setattr(decode, '_to_rgb', lambda image: open('/nowhere/at/all'))
   with pytest.raises(FileNotFoundError):
     decode.decode(encoded)

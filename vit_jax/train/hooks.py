@@ -132,9 +132,9 @@ class Finite(Hook):
     return '\n'.join([
         f'Step {done.step} {NOT_FINITE} {value(metrics.means["loss"]):.6g}, '
         f'gradient norm {float(metrics.grad_norm):.6g}.',
-         f'  gradient of: {documents.joined(nonfinite_paths(metrics.norms.grad), 5) or "none"}',
-         f'  parameters: {documents.joined(params, 5) or "all finite before the step"}',
-         f'  examples: {documents.joined(examples, 5) or "each finite on its own"}'])
+        f'  gradient of: {documents.joined(nonfinite_paths(metrics.norms.grad), 5) or "none"}',
+        f'  parameters: {documents.joined(params, 5) or "all finite before the step"}',
+        f'  examples: {documents.joined(examples, 5) or "each finite on its own"}'])
 
 
 class Evaluate(Hook):

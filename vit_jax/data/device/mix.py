@@ -36,7 +36,7 @@ def mix(batch: Batch, key: Key, *, recipe: schema.Recipe, num_classes: int) -> B
   groups = schema.num_groups(num, recipe.mix_group)
   if groups == 1:
     return mix_pairs(batch, draw(key, size, recipe), num_classes=num_classes)
-  lam = jax.vmap(lambda one: draw(one, size, recipe))(jax.random.split(key, groups))
+  lam = jax.vmap(lambda group_key: draw(group_key, size, recipe))(jax.random.split(key, groups))
   return mix_pairs(batch, lam, num_classes=num_classes)
 
 
@@ -44,7 +44,7 @@ def draw(key: Key, size: tuple[int, ...], recipe: schema.Recipe) -> Array:
   """Returns the lambda of one group of images of `size`: `[] f32` for mixup alone, else `[H, W]`."""
   if recipe.mix_probability == 1 and not recipe.cutmix:
     return jax.random.beta(key, recipe.mixup, recipe.mixup, dtype=jnp.float32)
-  mixup_key, cutmix_key, share_key, at_all_key = jax.random.split(key, 4)
+  mixup_key, cutmix_key, share_key, is_mixed_key = jax.random.split(key, 4)
   kept_HW = jnp.ones(size, jnp.float32)
   if recipe.mixup:
     kept_HW = kept_HW * jax.random.beta(mixup_key, recipe.mixup, recipe.mixup, dtype=jnp.float32)
@@ -52,8 +52,8 @@ def draw(key: Key, size: tuple[int, ...], recipe: schema.Recipe) -> Array:
     cut_HW = draw_kept(cutmix_key, kept_HW.shape, alpha=recipe.cutmix)
     share = recipe.cutmix_share if recipe.mixup else 1.
     kept_HW = jnp.where(jax.random.bernoulli(share_key, share), cut_HW, kept_HW)
-  at_all = jax.random.bernoulli(at_all_key, recipe.mix_probability)
-  return jnp.where(at_all, kept_HW, 1.)
+  is_mixed = jax.random.bernoulli(is_mixed_key, recipe.mix_probability)
+  return jnp.where(is_mixed, kept_HW, 1.)
 
 
 def draw_kept(key: Key, size: tuple[int, ...], *, alpha: float) -> Array:
@@ -87,7 +87,7 @@ def mix_pairs(batch: Batch, lam: Array | float, *, num_classes: int) -> Batch:
   """
   labels_BC = class_targets(batch, num_classes)
   lam = jnp.asarray(lam, jnp.float32)
-  lam = lam[None] if lam.ndim % 2 == 0 else lam
+  lam = lam[None] if lam.ndim % 2 == 0 else lam  # `[]` and `[H, W]` are one group
   num = labels_BC.shape[0]
   assert num % lam.shape[0] == 0, 'groups of equal size'
 

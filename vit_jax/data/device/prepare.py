@@ -28,7 +28,7 @@ from vit_jax.core.types import Array, Batch, Key, NativeImages
 from vit_jax.data.device import mix, token_targets
 from vit_jax.data.image.geometry import inverse_affine
 
-TRIES = 10
+TRIES = 10  # draws of the rectangle to erase
 
 
 def prepare_train(recipe: schema.Recipe, *, num_classes: int, on_device_geometry: bool, soft_labels: bool = False,
@@ -186,9 +186,9 @@ def sample_affine(image_BHWC: Array, matrix_B23: Array) -> Array:
   y_HW, x_HW = jnp.meshgrid(jnp.arange(height, dtype=jnp.float32), jnp.arange(width, dtype=jnp.float32),
                             indexing='ij')
 
-  def one(image_HWC: Array, matrix_23: Array) -> Array:
+  def sample_image(image_HWC: Array, matrix_23: Array) -> Array:
     x, y = (row[0] * x_HW + row[1] * y_HW + row[2] for row in matrix_23)
     sample = functools.partial(jax.scipy.ndimage.map_coordinates, coordinates=[y, x], order=1,
                                mode='constant')
     return jax.vmap(sample, in_axes=-1, out_axes=-1)(image_HWC)
-  return jax.vmap(one)(image_BHWC, matrix_B23)
+  return jax.vmap(sample_image)(image_BHWC, matrix_B23)

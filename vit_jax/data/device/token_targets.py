@@ -41,11 +41,11 @@ def add(batch: Batch, targets: Targets, *, num_classes: int) -> Batch:
   map_BSC = dense(batch.pop('token_labels'), batch.pop('token_scores'), num_classes)
   raw_BNC = roi_align(map_BSC, batch['box'], stored=targets.stored, grid=targets.grid)
   visible_BN1 = visible(batch['box'], targets.grid)[..., None]
-  found = batch | {'token_targets': jax.nn.softmax(raw_BNC) * visible_BN1}
+  batch['token_targets'] = jax.nn.softmax(raw_BNC) * visible_BN1
   if targets.classes:
     box_B1C = roi_align(map_BSC, batch['box'], stored=targets.stored, grid=(1, 1))
-    found |= {'labels': jax.nn.softmax(box_B1C[:, 0])}
-  return found
+    batch['labels'] = jax.nn.softmax(box_B1C[:, 0])
+  return batch
 
 
 def soften(batch: Batch, num_classes: int) -> Batch:
@@ -78,8 +78,8 @@ def roi_align(map_BSC: Array, box_B4: Array, *, stored: tuple[int, int], grid: t
   map_ByxC = map_BSC.reshape(map_BSC.shape[0], *stored, -1)
   exact = jax.lax.Precision.HIGHEST  # logits, of which exponentials are taken
   by_row = jnp.einsum('bhy,byxc->bhxc', rows_Bhy, map_ByxC, precision=exact)
-  found = jnp.einsum('bwx,bhxc->bhwc', columns_Bwx, by_row, precision=exact)
-  return found.reshape(found.shape[0], -1, found.shape[-1])
+  cells_BhwC = jnp.einsum('bwx,bhxc->bhwc', columns_Bwx, by_row, precision=exact)
+  return cells_BhwC.reshape(cells_BhwC.shape[0], -1, cells_BhwC.shape[-1])
 
 
 def _axis_weights(start_B: Array, stop_B: Array, num_stored: int, num: int) -> Array:
@@ -87,6 +87,8 @@ def _axis_weights(start_B: Array, stop_B: Array, num_stored: int, num: int) -> A
 
   `start` and `stop` are fractions of the image; a mirrored axis has start > stop. The number of samples of a cell
   depends on the box, so it is an array; a box is at most the complete image.
+
+  Axis letters beside those of the project: n cells, i samples of a cell, s positions.
   """
   most = max(1, math.ceil(num_stored / num))
   length_B = jnp.maximum(jnp.abs(stop_B - start_B) * num_stored, 1.)
@@ -96,10 +98,10 @@ def _axis_weights(start_B: Array, stop_B: Array, num_stored: int, num: int) -> A
   sample_11i = jnp.arange(most, dtype=jnp.float32)[None, None, :]
   along_Bni = (number_1n1 + (sample_11i + 0.5) / samples_B11) * cell_B11
   sign_B = jnp.where(stop_B < start_B, -1., 1.)
-  place_Bni = (start_B * num_stored - 0.5)[:, None, None] + sign_B[:, None, None] * along_Bni
-  place_Bni1 = jnp.clip(place_Bni, 0., num_stored - 1.)[..., None]
+  at_Bni = (start_B * num_stored - 0.5)[:, None, None] + sign_B[:, None, None] * along_Bni
+  at_Bni1 = jnp.clip(at_Bni, 0., num_stored - 1.)[..., None]  # where a sample lies, in units of positions
   position_111s = jnp.arange(num_stored, dtype=jnp.float32)[None, None, None, :]
-  near_Bnis = jnp.maximum(1. - jnp.abs(place_Bni1 - position_111s), 0.)
+  near_Bnis = jnp.maximum(1. - jnp.abs(at_Bni1 - position_111s), 0.)
   taken_B1i = jnp.where(sample_11i < samples_B11, 1. / samples_B11, 0.)
   return (near_Bnis * taken_B1i[..., None]).sum(2)
 

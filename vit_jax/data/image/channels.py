@@ -49,32 +49,34 @@ def read(image: bytes | HostArray, channels: int, options: DecodeOptions) -> Hos
   if 0 in pixels.shape[:2]:
     raise BadImage(f'pixels: expected at least 1 x 1 px, got {pixels.shape[1]} x {pixels.shape[0]}')
   with np.errstate(over='ignore'):
-    found = np.ascontiguousarray(pixels, np.float32)
-  if pixels.dtype.kind == 'f' and not np.isfinite(found).all():
+    values = np.ascontiguousarray(pixels, np.float32)
+  if pixels.dtype.kind == 'f' and not np.isfinite(values).all():
     raise BadImage('pixels: expected finite numbers, got NaN or infinity. Replace them, for example by the mean')
-  return found
+  return values
 
 
 def _decode(encoded: bytes, channels: int, options: DecodeOptions) -> HostArray:
   """Returns the pixels of a file as it stores them, `[H, W]`, `[H, W, C]` or `[C, H, W]`."""
   if encoded.startswith(_NUMPY):
     try:
-      found = archives.parse_npy(bytearray(encoded))  # compares the size of the file with its header
+      array = archives.parse_npy(bytearray(encoded))  # compares the size of the file with its header
     except ValueError as error:
       raise BadImage(f'not a complete .npy file: {error}') from error
-    if found.ndim not in (2, 3):
-      raise BadImage(f'the .npy file: expected an array [H, W, {channels}] of numbers, got the shape {found.shape} of '
-                     f'{found.dtype} in {len(encoded):,} bytes')
-    if found.size > options.max_pixels * channels:
-      raise BadImage(f'the .npy file: expected at most {options.max_pixels:,} pixels, got the shape {found.shape}')
-    return found
+    if array.ndim not in (2, 3):
+      raise BadImage(f'the .npy file: expected an array [H, W, {channels}] of numbers, got the shape {array.shape} of '
+                     f'{array.dtype} in {len(encoded):,} bytes')
+    if array.size > options.max_pixels * channels:
+      raise BadImage(f'the .npy file: expected at most {options.max_pixels:,} pixels, got the shape {array.shape}')
+    return array
   kind = headers.detect_format(encoded)
   if kind == 'tiff':
     return _read_tiff(encoded, channels, options)
   if kind in decode.PILLOW_READERS:
     return decode.read_any_mode(encoded, kind, options)
-  found = decode.read_opencv(encoded, kind, options, cv2.IMREAD_UNCHANGED)[0]
-  return found[..., [2, 1, 0, *range(3, found.shape[2])]] if found.ndim == 3 and found.shape[2] >= RGB else found
+  pixels = decode.read_opencv(encoded, kind, options, cv2.IMREAD_UNCHANGED)[0]
+  if pixels.ndim == 3 and pixels.shape[2] >= RGB:  # OpenCV returns BGR, or BGR and other channels
+    return pixels[..., [2, 1, 0, *range(3, pixels.shape[2])]]
+  return pixels
 
 
 def _read_tiff(encoded: bytes, channels: int, options: DecodeOptions) -> HostArray:

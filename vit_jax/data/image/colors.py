@@ -59,13 +59,13 @@ def random_blur(image: HostArray, rng: np.random.Generator) -> HostArray:
   return blur(image, rng.uniform(*SIGMA_PX))
 
 
-def blend(one: HostArray, two: HostArray, factor: float) -> HostArray:
-  """Returns `one + factor (two - one)` as u8: 0 gives the first image, 1 the second; other factors extrapolate."""
-  start = one.astype(np.float32)
-  mixed = two.astype(np.float32)
-  mixed -= start
+def blend(first: HostArray, second: HostArray, factor: float) -> HostArray:
+  """Returns `first + factor (second - first)` as u8, clipped and truncated; factors beyond 0 to 1 extrapolate."""
+  first_f32 = first.astype(np.float32)
+  mixed = second.astype(np.float32)
+  mixed -= first_f32
   mixed *= np.float32(factor)
-  mixed += start
+  mixed += first_f32
   return np.clip(mixed, 0, 255, out=mixed).astype(np.uint8)
 
 
@@ -162,8 +162,8 @@ def blur(image: HostArray, sigma_px: float) -> HostArray:
   inner = int(2**24 / (2 * radius + 1))  # Pillow's fixed-point weights
   outer = (2**24 - (2 * whole + 1) * inner) // 2
   box = np.array([outer, *[inner] * (2 * whole + 1), outer], np.float32) / np.float32(2**24)
-  alone = np.ones(1, np.float32)
-  for across, down in ((box, alone),) * 3 + ((alone, box),) * 3:
+  identity = np.ones(1, np.float32)
+  for across, down in ((box, identity),) * 3 + ((identity, box),) * 3:
     image = cv2.convertScaleAbs(cv2.sepFilter2D(image, cv2.CV_32F, across, down, borderType=cv2.BORDER_REPLICATE))
   return image
 
@@ -172,8 +172,8 @@ def _box_radius(sigma_px: float) -> float:
   """Returns the radius of one of three box filters with the variance of a Gaussian; in float32, as in Pillow."""
   variance = np.float32(np.float32(sigma_px) ** 2 / np.float32(3))
   whole = np.floor((np.float32(math.sqrt(12. * float(variance) + 1.)) - 1) / 2)
-  part = (2 * whole + 1) * (whole * (whole + 1) - 3 * variance) / (6 * (variance - (whole + 1) ** 2))
-  return float(whole + part)
+  fraction = (2 * whole + 1) * (whole * (whole + 1) - 3 * variance) / (6 * (variance - (whole + 1) ** 2))
+  return float(whole + fraction)
 
 
 def apply_tables(image: HostArray, tables: Sequence[HostArray]) -> HostArray:

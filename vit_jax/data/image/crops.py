@@ -1,7 +1,7 @@
 """Random crop windows with the distributions of published programs: TensorFlow's, torchvision's and MAE's samplers.
 
-`transform.py` calls `draw` with a recipe, or `sample` for each of several views. Both return a `Window` in px and know
-only the size of the image; `geometry.resize_crop` resizes what is inside. `fractions` turns a window into a box.
+`transform.py` calls `draw` with a recipe, or `sample` for each of several views. Both return a `Window` in px, given
+only the size of the image; `geometry.resize_crop` then resizes the crop. `fractions` converts a window into a box.
 
 All samplers draw a rectangle whose area and aspect ratio lie in given ranges; their distributions differ. A 5-100 %
 crop of a 375 x 500 image has a mean area of 0.34 with TensorFlow's sampler, and of 0.42 with torchvision's.
@@ -29,8 +29,8 @@ def draw(recipe: schema.Recipe, size: tuple[int, int], rng: np.random.Generator,
   """
   if recipe.crop is schema.Crop.INCEPTION:
     low, high = recipe.crop_aspect
-    own = size[1] / size[0] if relative else 1.
-    return sample(recipe.crop_sampler, size, rng=rng, area=recipe.crop_area, aspect=(low * own, high * own),
+    unit = size[1] / size[0] if relative else 1.
+    return sample(recipe.crop_sampler, size, rng=rng, area=recipe.crop_area, aspect=(low * unit, high * unit),
                   tries=recipe.crop_tries, covered=recipe.crop_covered)
   return window_crop(size, rng=rng, area=recipe.crop_area)
 

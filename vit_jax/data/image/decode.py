@@ -1,9 +1,8 @@
-"""Decodes image files into uint8 arrays `[H, W, 3]`, RGB.
+"""Decodes image files into uint8 arrays `[H, W, 3]`, RGB; the main entry point is `decode`.
 
-`transform.py` calls `decode` for a complete image, or `open_image` for an image to be cropped; `prepare.py` calls
-`read_size` and `find_orientation`, which read only the header. OpenCV decodes JPEG, PNG, WebP and BMP; Pillow decodes
-GIF, TIFF, AVIF, JPEG 2000 and PPM, each format by its own reader. If a file has several frames or pages, the first one
-is used. This module does not know recipes, sources or batches.
+`transform.py` calls `decode` for a complete image, or `open_image` for an image to be cropped. `prepare.py` calls
+`read_size` and `find_orientation`, which read only the header. OpenCV decodes JPEG, PNG, WebP and BMP. Pillow decodes
+GIF, TIFF, AVIF, JPEG 2000 and PPM. If a file has several frames or pages, the first one is used.
 """
 from __future__ import annotations
 
@@ -28,23 +27,24 @@ from vit_jax.data.image.opencv import cv2
 PILLOW_READERS = {'gif': 'GifImagePlugin.GifImageFile', 'tiff': 'TiffImagePlugin.TiffImageFile',
                   'avif': 'AvifImagePlugin.AvifImageFile', 'jp2': 'Jpeg2KImagePlugin.Jpeg2KImageFile',
                   'ppm': 'PpmImagePlugin.PpmImageFile'}
-"""Pillow's module and class of each format that Pillow decodes here."""
-DAMAGE = (OSError, SyntaxError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, EOFError,
-           RuntimeError, ArithmeticError, struct.error, zlib.error, UnidentifiedImageError,
-           Image.DecompressionBombError)  # each of them was raised by Pillow for some damaged file
-_BITS, _PLANES, _SEPARATE = 258, 284, 2  # tags of TIFF files, and the value for planes that follow each other
-_TILE = 322, 323  # width and height, tags of TIFF files
+"""Pillow's module and class for each format that Pillow decodes here."""
+PILLOW_ERRORS = (
+    OSError, SyntaxError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, EOFError,
+    RuntimeError, ArithmeticError, struct.error, zlib.error, UnidentifiedImageError, Image.DecompressionBombError)
+"""Errors that Pillow was seen to raise for damaged files."""
+_BITS_PER_SAMPLE, _PLANAR_CONFIGURATION, _TILE_WIDTH, _TILE_LENGTH = 258, 284, 322, 323  # tags of TIFF 6.0
+_SEPARATE_PLANES = 2  # value of `_PLANAR_CONFIGURATION`: each channel is stored on its own
 USUAL_TILE = 2**24  # pixels that a tile of a TIFF may have even if `max_pixels` is smaller
-_SIXTEEN_BITS = ('I;16', 'I;16L', 'I;16B', 'I;16N')
-_PNG_DEPTH = 24  # byte of a PNG with the bits of a value
-_DEEP, _DARK = 16, 2**14  # bits of a value; an image of 16 bits whose values are all smaller is too dark
-_warned = threading.Event()
+_MODES_16_BIT = ('I;16', 'I;16L', 'I;16B', 'I;16N')  # of Pillow, for gray images
+_PNG_DEPTH_OFFSET = 24  # of the byte with the number of bits of a value, in the first chunk of a PNG
+_DARK_BELOW = 2**14  # an image of 16 bits is too dark if all of its values are below
+_has_warned = threading.Event()
 log = logging.getLogger('vit_jax.data')
 _ANY_SIZE = DecodeOptions(max_pixels=2**30)  # the limit of OpenCV
 
 FLIPPED_ROWS, FLIPPED_COLUMNS, FIRST_TRANSPOSED = (3, 4, 6, 7), (2, 3, 7, 8), 5
-"""EXIF orientations that are stored upside down, mirrored, and (from 5 on) transposed after that."""
-_INVERSE = {2: 2, 3: 3, 4: 4, 5: 5, 6: 8, 7: 7, 8: 6}
+"""EXIF orientations that `orient` flips top to bottom, flips left to right, and (from 5 on) transposes after that."""
+_INVERSE_ORIENTATION = {2: 2, 3: 3, 4: 4, 5: 5, 6: 8, 7: 7, 8: 6}
 
 
 class Window(NamedTuple):
@@ -60,7 +60,7 @@ class Window(NamedTuple):
 
 
 class DecodedImage(NamedTuple):
-  """A decoded image `[H, W, 3] u8`, to be cropped."""
+  """A completely decoded image `[H, W, 3] u8` that can be cropped as `jpeg.PartialJpeg` can."""
   image: HostArray
 
   @property
@@ -74,58 +74,59 @@ class DecodedImage(NamedTuple):
 
 
 def open_image(image: bytes | HostArray, options: DecodeOptions = AS_STORED) -> DecodedImage:
-  """Decodes a stored image."""
+  """Decodes a stored image completely. Raises as `decode` does."""
   return DecodedImage(decode(image, options))
 
 
 def decode(encoded: bytes | HostArray, options: DecodeOptions = AS_STORED) -> HostArray:
   """Decodes a JPEG, PNG, WebP, BMP, GIF, TIFF, AVIF, JPEG 2000 or PPM file into an RGB image `[H, W, 3] u8`.
 
-  Gray images are repeated over the channels, transparency is dropped, and CMYK is converted to RGB. The upper 8 of 16
-  bits are used; a warning names the first image of 16 bits that has only small values. libjpeg prints a warning to
-  stderr for damage inside a JPEG. It has no setting that stops this, and redirecting stderr would also hide the
-  messages of other threads.
+  Gray images are repeated over the channels, transparency is dropped, and CMYK is converted to RGB. Of values with 16
+  bits, the upper 8 bits are used; the first such image with only small values is reported in a warning.
+
+  For damage inside a JPEG, libjpeg prints a warning to stderr. No setting of libjpeg prevents this, and redirecting
+  stderr would also hide the messages of other threads.
 
   Args:
     encoded: the content of the file, or an image `[H, W, 3 or 1] u8` that is stored as an array.
     options: the largest allowed size, and whether the EXIF orientation is applied.
 
   Raises:
-    BadImage: not an image, truncated, or too large. Damage that leaves a JPEG parseable is not detected.
+    BadImage: the file is not an image, is truncated, or is too large. Damaged pixels of a JPEG are not detected.
     MemoryError: there is not enough memory for the pixels.
   """
   if not isinstance(encoded, bytes):
     return np.repeat(encoded, 3, axis=2) if encoded.shape[2] == 1 else encoded
   kind = headers.detect_format(encoded)
   if kind in PILLOW_READERS:
-    with _as_bad_image(kind):
-      return _read(_open(encoded, kind), options)
+    with _raising_bad_image(kind):
+      return _read_pillow(_open_pillow(encoded, kind), options)
   image, header, encoded = read_opencv(encoded, kind, options, cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
-  if kind == 'png' and encoded[_PNG_DEPTH] == _DEEP:
-    _compare_range(int(image.max()), encoded)
+  if kind == 'png' and encoded[_PNG_DEPTH_OFFSET] == 16:
+    _warn_if_upper_bits_dark(int(image.max()), encoded)
   return orient(image, header.orientation) if options.upright else image
 
 
 def from_pillow(image: Image.Image, options: DecodeOptions) -> HostArray:
-  """Returns `[H, W, 3] u8` of a Pillow image of any mode, equal to what `decode` gives for its file.
-
-  The upper 8 of 16 bits are used. CMYK is converted by OpenCV's formula, R = k - floor(C k / 256) with k = 255 - K.
+  """Returns `[H, W, 3] u8` of a Pillow image of any mode, equal to what `decode` returns for its file.
 
   Raises:
-    BadImage: the file is damaged, the image is too large, or its mode has no known range (32 bits).
+    BadImage: the file is damaged, the image is too large, or its values have 32 bits, whose range is not known.
   """
-  with _as_bad_image(image.format or image.mode):
-    return _read(image, options)
+  with _raising_bad_image(image.format or image.mode):
+    return _read_pillow(image, options)
 
 
 def read_any_mode(encoded: bytes, kind: str, options: DecodeOptions) -> HostArray:
   """Returns the pixels that Pillow reads from a file, `[H, W]` or `[H, W, C]`, with all bits, as they are stored.
 
+  `kind` is the format, a key of `PILLOW_READERS`.
+
   Raises:
     BadImage: not a complete image, or too large.
   """
-  with _as_bad_image(kind):
-    image = _open(encoded, kind)
+  with _raising_bad_image(kind):
+    image = _open_pillow(encoded, kind)
     headers.check_size(image.size[1], image.size[0], options)
     check_tiles(image, options)
     image.load()
@@ -134,7 +135,13 @@ def read_any_mode(encoded: bytes, kind: str, options: DecodeOptions) -> HostArra
 
 def read_opencv(encoded: bytes, kind: str, options: DecodeOptions,
                 flags: int) -> tuple[HostArray, headers.Header, bytes]:
-  """Returns the pixels that OpenCV decodes with these flags, the header of the file, and the bytes that were decoded.
+  """Returns the decoded pixels, the header of the file, and the bytes that were decoded; see `read_header`.
+
+  Args:
+    encoded: the content of the file.
+    kind: its format, as `headers.detect_format` returns it.
+    options: the largest allowed size.
+    flags: those of `cv2.imdecode`.
 
   Raises:
     BadImage: not an image, truncated, or too large.
@@ -151,12 +158,12 @@ def read_opencv(encoded: bytes, kind: str, options: DecodeOptions,
       raise MemoryError(f'{header.width:,} x {header.height:,} px') from error
     raise BadImage(f'not an image: {error.err or error}') from error
   if image is None:
-    raise _unknown(encoded)
+    raise _not_an_image(encoded)
   return image, header, encoded
 
 
 def read_header(encoded: bytes, kind: str) -> tuple[headers.Header, bytes]:
-  """Returns the header of a file in a format that OpenCV decodes, and the bytes to pass to OpenCV.
+  """Returns the header of a file that OpenCV decodes, and the bytes to pass to OpenCV: of a PNG only some chunks.
 
   Raises:
     BadImage: there is no header, or the format is not supported.
@@ -172,19 +179,19 @@ def read_header(encoded: bytes, kind: str) -> tuple[headers.Header, bytes]:
       return headers.read_bmp(encoded), encoded
   if kind in headers.UNREAD:
     raise BadImage(f'{headers.UNREAD[kind].name} images are not supported. Convert the image to JPEG or PNG first')
-  raise _unknown(encoded) if encoded else BadImage('the file is empty')
+  raise _not_an_image(encoded) if encoded else BadImage('the file is empty')
 
 
 def read_size(encoded: bytes) -> tuple[int, int]:
-  """Returns height and width of an image file in px, from its header; its pixels may be damaged.
+  """Returns height and width of an image file as stored, px, from its header; the pixels may be damaged.
 
   Raises:
     BadImage: it is not an image file, or has no pixels.
   """
   kind = headers.detect_format(encoded)
   if kind in PILLOW_READERS:
-    with _as_bad_image(kind):
-      width, height = _open(encoded, kind).size
+    with _raising_bad_image(kind):
+      width, height = _open_pillow(encoded, kind).size
   elif kind == 'png':
     height, width = headers.read_png_size(encoded)
   else:
@@ -198,118 +205,128 @@ def find_orientation(encoded: bytes) -> int:
   kind = headers.detect_format(encoded)
   if kind not in PILLOW_READERS:
     return read_header(encoded, kind)[0].orientation
-  with _as_bad_image(kind):
-    found = _open(encoded, kind).getexif().get(headers.ORIENTATION, 1)
-    return found if found in range(1, 9) else 1
+  with _raising_bad_image(kind):
+    orientation = _open_pillow(encoded, kind).getexif().get(headers.ORIENTATION, 1)
+    return orientation if orientation in range(1, 9) else 1
 
 
 def orient(image: HostArray, orientation: int) -> HostArray:
-  """Returns `image [H, W, 3]`, stored with an EXIF orientation from 1 to 8, upright; the same array for 1."""
+  """Returns the upright form of `image [H, W, 3]`, which is stored with an EXIF orientation.
+
+  An image with the orientation 1 or an invalid one is returned unchanged.
+  """
   if orientation not in range(2, 9):
     return image
   image = image[::-1 if orientation in FLIPPED_ROWS else 1, ::-1 if orientation in FLIPPED_COLUMNS else 1]
   return np.ascontiguousarray(image.swapaxes(0, 1) if orientation >= FIRST_TRANSPOSED else image)
 
 
-def _unknown(encoded: bytes) -> BadImage:
+def _not_an_image(encoded: bytes) -> BadImage:
   return BadImage(f'not an image, or truncated ({len(encoded):,} bytes, starting with {encoded[:4]!r})')
 
 
-def _open(encoded: bytes, kind: str) -> Image.Image:
-  """Returns a file as Pillow's reader of its format opens it, before pixels are read."""
-  module, _, name = PILLOW_READERS[kind].partition('.')
+def _open_pillow(encoded: bytes, kind: str) -> Image.Image:
+  """Returns the image of a file, opened by Pillow's reader of this format; its pixels are not read yet."""
+  module, _, class_name = PILLOW_READERS[kind].partition('.')
   try:
-    opener = getattr(importlib.import_module(f'PIL.{module}'), name)
+    reader = getattr(importlib.import_module(f'PIL.{module}'), class_name)
   except ImportError:
     raise BadImage(f'an image of format {kind}, which this version of Pillow cannot decode') from None
-  found: Image.Image = opener(io.BytesIO(encoded))
-  return found
+  image: Image.Image = reader(io.BytesIO(encoded))
+  return image
 
 
-def _read(image: Image.Image, options: DecodeOptions) -> HostArray:
-  """Returns an opened image as `from_pillow` does."""
+def _read_pillow(image: Image.Image, options: DecodeOptions) -> HostArray:
+  """Returns the pixels of an opened image; see `from_pillow`, which also converts Pillow's errors."""
   width, height = image.size
   headers.check_size(height, width, options)
   check_tiles(image, options)
-  stored = 1
+  applied_orientation = 1
   if image.format == 'TIFF':
     tags = getattr(image, 'tag_v2', {})
-    bits = tags.get(_BITS, (1,))
+    bits = tags.get(_BITS_PER_SAMPLE, (1,))  # of each channel
+    has_planes = tags.get(_PLANAR_CONFIGURATION) == _SEPARATE_PLANES and len(bits) > 1
     # Pillow decodes planes of more than 8 bits wrongly if they are not compressed.
-    if tags.get(_PLANES) == _SEPARATE and len(bits) > 1 and max(bits) > 8 and image.info.get('compression') == 'raw':
+    if has_planes and max(bits) > 8 and image.info.get('compression') == 'raw':
       raise BadImage(f'a TIFF of {len(bits)} planes with {max(bits)} bits: expected channels that are stored together '
                      'or compressed. Save it with planarconfig=contig')
-    stored = image.getexif().get(headers.ORIENTATION, 1)
-  image.load()  # applies the orientation of a TIFF
-  pixels = _levels(image)
+    applied_orientation = image.getexif().get(headers.ORIENTATION, 1)
+  image.load()  # applies the orientation of a TIFF, and removes it from the EXIF block
+  pixels = _to_rgb(image)
   if not options.upright:
-    return orient(pixels, _INVERSE.get(stored, 1))
+    return orient(pixels, _INVERSE_ORIENTATION.get(applied_orientation, 1))
   return orient(pixels, image.getexif().get(headers.ORIENTATION, 1))
 
 
 def check_tiles(image: Image.Image, options: DecodeOptions) -> None:
-  """Raises BadImage if a TIFF has tiles that are larger than an image may be; they are decoded completely."""
-  width, height = (int(getattr(image, 'tag_v2', {}).get(tag, 1)) for tag in _TILE)
+  """Raises BadImage if a tile of a TIFF has more pixels than an image may have: Pillow decodes complete tiles."""
+  width, height = (int(getattr(image, 'tag_v2', {}).get(tag, 1)) for tag in (_TILE_WIDTH, _TILE_LENGTH))
   if width * height > max(options.max_pixels, USUAL_TILE):
     raise BadImage(f'the TIFF has tiles of {width:,} x {height:,} px: expected at most {options.max_pixels:,} pixels. '
                    'Save it with smaller tiles')
 
 
-def _levels(image: Image.Image) -> HostArray:
-  """Returns a loaded image of any mode as RGB in 8 bits; see `from_pillow`."""
-  mode, bits = image.mode, max(getattr(image, 'tag_v2', {}).get(_BITS, (_DEEP,)))
+def _to_rgb(image: Image.Image) -> HostArray:
+  """Returns the pixels of a loaded image of any mode as RGB, `[H, W, 3] u8`.
+
+  CMYK is converted by OpenCV's formula: R = k - floor(C k / 256) with k = 255 - K, and the same for G and B.
+  """
+  mode, bits = image.mode, max(getattr(image, 'tag_v2', {}).get(_BITS_PER_SAMPLE, (16,)))
   if mode == 'RGB':
     pixels = np.asarray(image)
-    if image.format == 'TIFF' and bits == _DEEP:
-      _compare_range(int(pixels.max()))
+    if image.format == 'TIFF' and bits == 16:
+      _warn_if_upper_bits_dark(int(pixels.max()))
     return pixels
-  if mode in _SIXTEEN_BITS or (mode == 'I' and image.format in ('PNG', 'PPM')):  # which have at most 16 bits
+  if mode in _MODES_16_BIT or (mode == 'I' and image.format in ('PNG', 'PPM')):  # which have at most 16 bits
     values = np.asarray(image)
-    if bits == _DEEP:
-      _warn_of_range(int(values.max()))
-    gray = (values >> min(bits, _DEEP) - 8).astype(np.uint8)
+    if bits == 16:
+      _warn_if_dark(int(values.max()))
+    gray = (values >> min(bits, 16) - 8).astype(np.uint8)
     return np.repeat(gray[..., None], 3, axis=2)
   if mode in ('I', 'F'):
     raise BadImage(f'pixels: expected 8 or 16 bits, got 32 bits (mode {mode}), whose range is not known. '
                    'Convert the image first')
   if mode == 'CMYK':
-    inks = np.asarray(image).astype(np.uint16)
-    paper = 255 - inks[..., 3:]
-    return (paper - (inks[..., :3] * paper >> 8)).astype(np.uint8)
-  if 'transparency' in image.info:  # Pillow warns about some kinds of it
+    cmyk = np.asarray(image).astype(np.uint16)
+    white = 255 - cmyk[..., 3:]
+    return (white - (cmyk[..., :3] * white >> 8)).astype(np.uint8)
+  if 'transparency' in image.info:  # Pillow warns about some kinds of transparency when it converts them
     image = image.copy()
     del image.info['transparency']
   return np.asarray(image.convert('RGB'))
 
 
-def _compare_range(level: int, encoded: bytes = b'') -> None:
-  """Warns as `_warn_of_range` does, given the largest of the upper 8 bits, and the file to read if these are 0."""
-  most = (level + 1 << 8) - 1 if level else 0
-  if encoded and not level:  # black, or fewer than 9 bits
-    whole = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH)
-    most = 0 if whole is None else int(whole.max())
-  _warn_of_range(most)
+def _warn_if_upper_bits_dark(max_upper: int, encoded: bytes = b'') -> None:
+  """Calls `_warn_if_dark` for an image of 16 bits whose upper 8 bits are at most `max_upper`.
+
+  If `max_upper` is 0, the file in `encoded` is decoded again with all bits; without it, there is no warning.
+  """
+  max_value = (max_upper + 1 << 8) - 1 if max_upper else 0
+  if encoded and not max_upper:
+    pixels = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH)
+    max_value = 0 if pixels is None else int(pixels.max())
+  _warn_if_dark(max_value)
 
 
-def _warn_of_range(most: int) -> None:
-  """Warns once about images of 16 bits with values up to `most`, if these are small."""
-  if not 0 < most < _DARK or _warned.is_set():
+def _warn_if_dark(max_value: int) -> None:
+  """Warns, once in a process, that an image of 16 bits is dark if its largest value is small, but not 0."""
+  if not 0 < max_value < _DARK_BELOW or _has_warned.is_set():
     return
-  _warned.set()
-  bits = most.bit_length()
+  _has_warned.set()
   log.warning('An image of 16 bits has values up to %s of 65,535. Its upper 8 bits are used, so it is dark: its levels '
               'are 0 to %s of 255. If your images have values of %s bits, set data.channels=1, which keeps all bits of '
-              'gray images, or scale them to 16 bits first.', f'{most:,}', most >> 8, bits)
+              'gray images, or scale them to 16 bits first.',
+              f'{max_value:,}', max_value >> 8, max_value.bit_length())
 
 
 @contextlib.contextmanager
-def _as_bad_image(kind: str) -> Iterator[None]:
-  """Raises BadImage in place of the errors that Pillow raises for a damaged file."""
+def _raising_bad_image(kind: str) -> Iterator[None]:
+  """Raises BadImage in place of the errors that Pillow raises for a damaged file of the format `kind`."""
   try:
     yield
   except BadImage:
     raise
-  except DAMAGE as error:
+  except PILLOW_ERRORS as error:
     if isinstance(error, OSError) and error.errno:
-      raise  # an error of the system, not of the file
+      raise  # an error of the operating system, not of the file
     raise BadImage(f'not a complete {kind.upper()} image: {error or type(error).__name__}') from error

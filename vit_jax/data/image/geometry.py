@@ -166,15 +166,16 @@ def resize_part(image: HostArray, size: tuple[int, int], window: Window, *, anti
   if is_area or (is_bilinear and not antialias and (truncate or not is_small)):
     return resample.resize(image, size, window, area=is_area, truncate=truncate)
   if not antialias:
-    return window.cut(_resize_float(image, size, interpolation, truncate=truncate)) if is_small else _warp(
-        image, size, window)
-  stored, how = Image.fromarray(image), pillow_filter(interpolation)
+    if is_small:
+      return window.cut(_resize_float(image, size, interpolation, truncate=truncate))
+    return _warp(image, size, window)
+  stored, resampling = Image.fromarray(image), pillow_filter(interpolation)
   if is_small:
-    return window.cut(np.asarray(stored.resize((size[1], size[0]), how)))
+    return window.cut(np.asarray(stored.resize((size[1], size[0]), resampling)))
   down, right = image.shape[0] / size[0], image.shape[1] / size[1]  # stored px per px of `size`
   box = (window.left * right, window.top * down, min(image.shape[1], (window.left + window.width) * right),
          min(image.shape[0], (window.top + window.height) * down))
-  return np.asarray(stored.resize((window.width, window.height), how, box=box))
+  return np.asarray(stored.resize((window.width, window.height), resampling, box=box))
 
 
 def _resize_float(image: HostArray, size: tuple[int, int], interpolation: Interpolation, *,
@@ -255,15 +256,15 @@ def choose_grid(size: tuple[int, int], patch: int, num_tokens: int) -> tuple[int
   the budget, found by the bisection of SigLIP 2, whose scale has a precision of 1e-5. An image that is more than
   `num_tokens` times as long as it is wide gets one row or column of them.
   """
-  def at(scale: float) -> tuple[int, int]:
+  def grid_at(scale: float) -> tuple[int, int]:
     rows, columns = (max(1, math.ceil(side * scale / patch)) for side in size)
     return rows, columns
 
   low, high = _PRECISION / 10, _MOST_SCALE
   while high - low >= _PRECISION:
     middle = (low + high) / 2
-    low, high = (middle, high) if math.prod(at(middle)) <= num_tokens else (low, middle)
-  rows, columns = at(low)
+    low, high = (middle, high) if math.prod(grid_at(middle)) <= num_tokens else (low, middle)
+  rows, columns = grid_at(low)
   return min(rows, num_tokens), min(columns, num_tokens)
 
 

@@ -1,9 +1,11 @@
 """Reads the headers of image files before any pixel is decoded: format, size and EXIF orientation.
 
-`decode.py` calls `detect_format`, then the function of the format, then `check_size`. JPEG, PNG, WebP and BMP headers
-are parsed here, in microseconds; Pillow reads those of the other formats. The orientation is that of the EXIF block, or
-if there is none that of XMP, as Pillow finds it; a PNG may have the EXIF block as text, as ImageMagick writes it. This
-module also holds the table of formats, `BadImage` and `DecodeOptions`, and imports no library for images.
+`decode.py` calls `detect_format`, then the function of the format (`read_jpeg`, `read_png`, `read_webp`, `read_bmp`),
+then `check_size`. Pillow reads the headers of the other formats. This module also holds the table of formats,
+`BadImage` and `DecodeOptions`; it imports no library for images.
+
+The orientation is read from the EXIF block or, if that has none, from the XMP block, as in Pillow. A PNG may store the
+EXIF block as hexadecimal text, as ImageMagick writes it.
 """
 from __future__ import annotations
 
@@ -16,26 +18,26 @@ from typing import NamedTuple
 from vit_jax.config import schema
 
 MAX_PIXELS = 178_956_970  # twice Pillow's MAX_IMAGE_PIXELS, the size above which Pillow refuses an image as well
-ORIENTATION = 0x0112      # EXIF 2.3, table 4
-_SHORT, _LONG = 3, 4      # EXIF types
-_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # JPEG markers SOF0 to SOF15, which hold the size
-_MARKER = re.compile(rb'\xff[^\x00\x01\xd0-\xd8\xff]')  # a JPEG marker with a length field, or the end
-_END, _SCAN, _APP1 = 0xD9, 0xDA, 0xE1
-_EXIF, _XMP = b'Exif\0\0', b'http://ns.adobe.com/xap/1.0/\0'
-_TURNED = re.compile(rb'tiff:Orientation(?:="|>)([1-8])')
-_RAW_EXIF, _PNG_XMP = b'Raw profile type exif', b'XML:com.adobe.xmp'  # keywords of texts in a PNG
-_PNG_BLOCKS = (b'eXIf', b'tEXt', b'zTXt', b'iTXt')  # chunks that may have the orientation
-_MOST_TEXT = 2**20  # bytes of such a text, as for Pillow
-_PNG = b'\x89PNG\r\n\x1a\n'
-_PNG_PIXELS = (b'IHDR', b'PLTE', b'IDAT', b'IEND')
-_SIGNATURES = ((b'\xff\xd8', 'jpeg'), (_PNG, 'png'), (b'BM', 'bmp'), (b'GIF8', 'gif'), (b'II*\0', 'tiff'),
+ORIENTATION = 0x0112      # the EXIF tag; EXIF 2.3, table 4
+_SHORT, _LONG = 3, 4      # EXIF types of 16 and 32 bits
+_SOF_MARKERS = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # start of a JPEG frame, whose header has the size
+_EOI, _SOS, _APP1 = 0xD9, 0xDA, 0xE1  # JPEG markers: end of the image, start of a scan, EXIF or XMP
+_JPEG_MARKER = re.compile(rb'\xff[^\x00\x01\xd0-\xd8\xff]')  # of a segment with a length field, or EOI: b'\xff\xe1'
+_EXIF_PREFIX, _XMP_PREFIX = b'Exif\0\0', b'http://ns.adobe.com/xap/1.0/\0'
+_XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([1-8])')  # such as `tiff:Orientation="6"`
+_PNG_EXIF_KEYWORD, _PNG_XMP_KEYWORD = b'Raw profile type exif', b'XML:com.adobe.xmp'
+_PNG_METADATA = (b'eXIf', b'tEXt', b'zTXt', b'iTXt')  # types of chunks that may have the orientation
+_MAX_TEXT_BYTES = 2**20  # of an unpacked text in a PNG, as in Pillow
+_PNG_SIGNATURE = b'\x89PNG\r\n\x1a\n'
+_PNG_PIXELS = (b'IHDR', b'PLTE', b'IDAT', b'IEND')  # types of chunks that are needed to decode the pixels
+_SIGNATURES = ((b'\xff\xd8', 'jpeg'), (_PNG_SIGNATURE, 'png'), (b'BM', 'bmp'), (b'GIF8', 'gif'), (b'II*\0', 'tiff'),
                (b'MM\0*', 'tiff'), (b'II+\0', 'tiff'), (b'MM\0+', 'tiff'), (b'\0\0\0\x0cjP  ', 'jp2'),
                (b'\xff\x4f\xff\x51', 'jp2'), (b'\xff\x0a', 'jxl'), (b'\0\0\0\x0cJXL ', 'jxl'),
-               *((b'P%d' % i, 'ppm') for i in range(1, 7)))
+               *((b'P%d' % digit, 'ppm') for digit in range(1, 7)))  # first bytes of a file, and its format
 
 
 class Format(NamedTuple):
-  """A format of image files: its name, and the extensions of its files."""
+  """A format of image files: its name in messages, and the extensions of its files."""
   name: str
   extensions: tuple[str, ...]
 
@@ -46,13 +48,15 @@ FORMATS = {
     'tiff': Format('TIFF', ('.tif', '.tiff')), 'avif': Format('AVIF', ('.avif', '.avifs')),
     'jp2': Format('JPEG 2000', ('.jp2', '.j2k', '.j2c', '.jpx')),
     'ppm': Format('PPM', ('.ppm', '.pgm', '.pbm', '.pnm'))}
-"""The formats that are read, by the name that `detect_format` returns. The files that are read from a folder or a tar
-file are those with these extensions."""
+"""The formats that can be decoded, by the name that `detect_format` returns. In a folder or a tar file, a file with one
+of these extensions is an image; other files are skipped."""
 UNREAD = {'heic': Format('HEIC', ('.heic', '.heif')), 'jxl': Format('JPEG XL', ('.jxl',))}
-"""Formats of images that are known but not supported."""
-*_first, _last = (one.name for one in FORMATS.values())
+"""Formats of images that are recognized but cannot be decoded."""
+*_first, _last = (image_format.name for image_format in FORMATS.values())
 NAMES = f'{", ".join(_first)} or {_last}'
-_HEIC = {b'heic', b'heix', b'hevc', b'hevx', b'heim', b'heis', b'mif1', b'msf1'}
+"""The names of the formats for messages: `JPEG, PNG, … or PPM`."""
+_AVIF_BRANDS = {b'avif', b'avis'}  # of an ISO base media file
+_HEIC_BRANDS = {b'heic', b'heix', b'hevc', b'hevx', b'heim', b'heis', b'mif1', b'msf1'}
 
 
 class BadImage(ValueError):
@@ -62,8 +66,8 @@ class BadImage(ValueError):
 class DecodeOptions(NamedTuple):
   """How encoded images are decoded.
 
-  max_pixels: larger images are refused before decoding.
-  upright: apply the EXIF orientation; if False, it is ignored.
+  max_pixels: largest allowed height x width; a larger image raises BadImage before it is decoded.
+  upright: whether the EXIF orientation is applied.
   """
   max_pixels: int = MAX_PIXELS
   upright: bool = False
@@ -88,11 +92,16 @@ def detect_format(encoded: bytes) -> str:
   """Returns the format of a file, a key of `FORMATS` or `UNREAD`; '' if it is not known."""
   if encoded[:4] == b'RIFF' and encoded[8:12] == b'WEBP':
     return 'webp'
-  if encoded[4:8] == b'ftyp':
-    end = min(int.from_bytes(encoded[:4], 'big'), 256)
-    brands = {encoded[i:i + 4] for i in range(8, end, 4)}
-    return 'avif' if brands & {b'avif', b'avis'} else 'heic' if brands & _HEIC else ''
-  return next((kind for start, kind in _SIGNATURES if encoded.startswith(start)), '')
+  if encoded[4:8] == b'ftyp':  # an ISO base media file: the size of this box, `ftyp`, and brands of 4 bytes
+    box_end = min(int.from_bytes(encoded[:4], 'big'), 256)
+    brands = {encoded[offset:offset + 4] for offset in range(8, box_end, 4)}
+    if brands & _AVIF_BRANDS:
+      return 'avif'
+    return 'heic' if brands & _HEIC_BRANDS else ''
+  for signature, kind in _SIGNATURES:
+    if encoded.startswith(signature):
+      return kind
+  return ''
 
 
 def check_size(height: int, width: int, options: DecodeOptions) -> None:
@@ -105,72 +114,81 @@ def check_size(height: int, width: int, options: DecodeOptions) -> None:
 
 
 def read_jpeg(encoded: bytes) -> Header:
-  """Returns the header of a JPEG file. Raises BadImage if there is none."""
+  """Returns the header of a JPEG file. Raises BadImage if there is none.
+
+  The first EXIF block and the last XMP block before the frame header count.
+  """
   exif = xmp = b''
-  for marker, place in _jpeg_markers(encoded):
-    if marker in (_END, _SCAN):
+  for marker, start in _jpeg_segments(encoded):
+    if marker in (_EOI, _SOS):
       break
-    if marker in _FRAMES and place + 7 <= len(encoded):
-      height, width = struct.unpack_from('>HH', encoded, place + 3)
+    if marker in _SOF_MARKERS and start + 7 <= len(encoded):  # length (2 bytes), bits (1), height (2), width (2)
+      height, width = struct.unpack_from('>HH', encoded, start + 3)
       return Header(height, width, _orientation(exif, xmp))
     if marker == _APP1:
-      block = encoded[place + 2:place + int.from_bytes(encoded[place:place + 2], 'big')]
-      exif = exif or (block if block.startswith(_EXIF) else b'')
-      xmp = block if block.startswith(_XMP) else xmp
+      content = encoded[start + 2:start + int.from_bytes(encoded[start:start + 2], 'big')]
+      if content.startswith(_EXIF_PREFIX):
+        exif = exif or content
+      elif content.startswith(_XMP_PREFIX):
+        xmp = content
   raise BadImage(f'the JPEG has no frame header in {len(encoded):,} bytes')
 
 
 def check_jpeg_end(encoded: bytes) -> None:
-  """Raises BadImage if a JPEG is truncated: it has no end marker, which other bytes may follow.
+  """Raises BadImage if a JPEG is truncated, that is, has no end marker. Bytes after the end marker are allowed.
 
-  OpenCV before 5 fills the missing part with gray without an error.
+  OpenCV before version 5 decodes a truncated file without an error, with gray in place of the missing part.
 
-  Some cameras write a video behind the image (motion photos), whose bytes contain any marker by chance. So unless the
-  file ends with the end marker, the markers are followed one by one. The pixels of a scan cannot contain a marker.
+  Some cameras write a video behind the image (motion photos). The video's bytes may contain any marker by chance, so a
+  search for the end marker is not enough. Unless the file ends with the end marker, its segments are read one by one.
+  The pixels of a scan cannot contain a marker.
   """
-  if not encoded.endswith(b'\xff\xd9', 4):
-    has_scan, last = False, 0
-    for last, _ in _jpeg_markers(encoded):
-      has_scan |= last == _SCAN
-    if not has_scan or last != _END:
-      raise BadImage(f'the JPEG is truncated: no end marker in {len(encoded):,} bytes')
+  if encoded.endswith(b'\xff\xd9', 4):
+    return
+  markers = [marker for marker, _ in _jpeg_segments(encoded)]
+  if _SOS not in markers or markers[-1] != _EOI:
+    raise BadImage(f'the JPEG is truncated: no end marker in {len(encoded):,} bytes')
 
 
 def read_png(encoded: bytes) -> tuple[Header, bytes]:
   """Returns the header of a PNG file, and the file reduced to the chunks that are needed for its pixels.
 
-  Other chunks, such as color profiles, are not used, and libpng prints warnings about some of them to stderr.
+  Other chunks, such as color profiles, are left out: they do not change the pixels, and libpng prints warnings about
+  some of them to stderr. A chunk is its length (4 bytes), type (4 bytes), content and checksum (4 bytes).
 
   Raises:
     BadImage: the file is truncated, or a needed chunk does not match its checksum.
   """
-  view, kept = memoryview(encoded), [_PNG]
-  blocks: dict[bytes, bytes] = {}
+  view = memoryview(encoded)
+  pixel_chunks: list[bytes] = []
+  metadata: dict[bytes, bytes] = {}
   for kind, start, end in _png_chunks(view):
-    if kind in _PNG_BLOCKS:
-      name, block = _png_block(kind, encoded[start + 8:end - 4])
-      blocks[name] = block
+    if kind in _PNG_METADATA:
+      keyword, text = _png_metadata(kind, encoded[start + 8:end - 4])
+      metadata[keyword] = text
     if kind not in _PNG_PIXELS:
-      if not kind[0] & 0x20:  # a capital letter marks a critical chunk
+      if not kind[0] & 0x20:  # the type of a critical chunk begins with a capital letter
         raise BadImage(f'the PNG has an unknown critical chunk {kind!r}')
       continue
     if zlib.crc32(view[start + 4:end - 4]) != int.from_bytes(view[end - 4:end], 'big'):
       raise BadImage(f'the PNG is damaged: its chunk {kind.decode()} at byte {start:,} does not match its checksum')
-    kept.append(bytes(view[start:end]))
-  if kept[1][4:8] != b'IHDR' or len(kept[1]) != 25:
+    pixel_chunks.append(bytes(view[start:end]))
+  if pixel_chunks[0][4:8] != b'IHDR' or len(pixel_chunks[0]) != 25:
     raise BadImage('the PNG does not start with an IHDR chunk')
-  width, height = struct.unpack_from('>II', kept[1], 8)
-  exif = blocks.get(b'eXIf')
-  if exif is None:  # a text in ImageMagick's form: a line break, the kind, the length, and lines of hexadecimal digits
+  width, height = struct.unpack_from('>II', pixel_chunks[0], 8)
+  exif = metadata.get(b'eXIf')
+  if exif is None:  # ImageMagick writes a line break, the kind, the length, and lines of hexadecimal digits
+    digits = b''.join(metadata.get(_PNG_EXIF_KEYWORD, b'').split(b'\n')[3:])
     try:
-      exif = bytes.fromhex(b''.join(blocks.get(_RAW_EXIF, b'').split(b'\n')[3:]).decode('ascii'))
+      exif = bytes.fromhex(digits.decode('ascii'))
     except ValueError:
       exif = b''
-  return Header(height, width, _orientation(exif, blocks.get(_PNG_XMP, b''))), b''.join(kept)
+  header = Header(height, width, _orientation(exif, metadata.get(_PNG_XMP_KEYWORD, b'')))
+  return header, _PNG_SIGNATURE + b''.join(pixel_chunks)
 
 
 def read_png_size(encoded: bytes) -> tuple[int, int]:
-  """Returns height and width in the first chunk of a PNG file. Raises BadImage if that is another chunk."""
+  """Returns height and width in the first chunk of a PNG file. Raises BadImage if that chunk is not IHDR."""
   if encoded[12:16] != b'IHDR' or len(encoded) < 33:
     raise BadImage('the PNG does not start with an IHDR chunk')
   width, height = struct.unpack_from('>II', encoded, 16)
@@ -180,15 +198,16 @@ def read_png_size(encoded: bytes) -> tuple[int, int]:
 def read_webp(encoded: bytes) -> Header:
   """Returns the header of a WebP file. Raises BadImage if there is none."""
   try:
-    first, body = encoded[12:16], encoded[20:30]
-    if first == b'VP8X':
-      height, width = (1 + int.from_bytes(body[i:i + 3], 'little') for i in (7, 4))
-      return Header(height, width, _webp_orientation(encoded) if body[0] & 0x0C else 1)  # EXIF or XMP
-    if first == b'VP8L' and body[0] == 0x2F:
-      bits = struct.unpack_from('<I', body, 1)[0]
+    kind, content = encoded[12:16], encoded[20:30]  # of the first chunk
+    if kind == b'VP8X':  # flags (4 bytes), width - 1 (3), height - 1 (3)
+      width, height = (1 + int.from_bytes(content[offset:offset + 3], 'little') for offset in (4, 7))
+      has_metadata = content[0] & 0x0C  # the flags of EXIF and XMP
+      return Header(height, width, _webp_orientation(encoded) if has_metadata else 1)
+    if kind == b'VP8L' and content[0] == 0x2F:  # lossless: width - 1 and height - 1, of 14 bits each
+      bits = struct.unpack_from('<I', content, 1)[0]
       return Header((bits >> 14 & 0x3FFF) + 1, (bits & 0x3FFF) + 1)
-    if first == b'VP8 ' and body[3:6] == b'\x9d\x01\x2a':
-      width, height = struct.unpack_from('<HH', body, 6)
+    if kind == b'VP8 ' and content[3:6] == b'\x9d\x01\x2a':  # lossy: width and height, of 14 bits each
+      width, height = struct.unpack_from('<HH', content, 6)
       return Header(height & 0x3FFF, width & 0x3FFF)
   except (IndexError, struct.error):
     pass
@@ -198,36 +217,44 @@ def read_webp(encoded: bytes) -> Header:
 def read_bmp(encoded: bytes) -> Header:
   """Returns the header of a BMP file. Raises BadImage if there is none."""
   try:
-    is_old = struct.unpack_from('<I', encoded, 14)[0] == 12
-    width, height = struct.unpack_from('<HH' if is_old else '<ii', encoded, 18)
+    is_os2 = struct.unpack_from('<I', encoded, 14)[0] == 12  # a header of OS/2 has 12 bytes and sides of 16 bits
+    width, height = struct.unpack_from('<HH' if is_os2 else '<ii', encoded, 18)
   except struct.error:
     raise BadImage(f'the BMP is truncated: {len(encoded):,} bytes') from None
-  return Header(abs(height), width)
+  return Header(abs(height), width)  # a negative height means that rows are stored from the top down
 
 
 def read_orientation(exif: bytes) -> int:
-  """Returns the orientation in an EXIF block from its byte order on: 0 if it has none, 1 if it is not valid."""
-  order = {b'II': '<', b'MM': '>'}.get(exif[:2])
-  if order is None:
+  """Returns the orientation in an EXIF block: 1 to 8, or 0 if the block has none. An invalid value counts as 1.
+
+  The block begins with its byte order (`II` or `MM`). At byte 4 is the offset of the first directory: the number of its
+  entries (2 bytes), and 12 bytes for each entry: tag (2), type (2), count (4), value (4).
+  """
+  byte_order = {b'II': '<', b'MM': '>'}.get(exif[:2])
+  if byte_order is None:
     return 0
   try:
-    start = struct.unpack_from(f'{order}I', exif, 4)[0]
-    for entry in range(struct.unpack_from(f'{order}H', exif, start)[0]):
-      tag, kind = struct.unpack_from(f'{order}HH', exif, start + 2 + 12 * entry)
+    directory = struct.unpack_from(f'{byte_order}I', exif, 4)[0]
+    num_entries = struct.unpack_from(f'{byte_order}H', exif, directory)[0]
+    for entry in range(directory + 2, directory + 2 + 12 * num_entries, 12):
+      tag, kind = struct.unpack_from(f'{byte_order}HH', exif, entry)
       if tag == ORIENTATION and kind in (_SHORT, _LONG):
-        found = struct.unpack_from(f'{order}{"H" if kind == _SHORT else "I"}', exif, start + 10 + 12 * entry)[0]
-        return found if 1 <= found <= 8 else 1
+        value_format = 'H' if kind == _SHORT else 'I'
+        orientation = struct.unpack_from(f'{byte_order}{value_format}', exif, entry + 8)[0]
+        return orientation if 1 <= orientation <= 8 else 1
   except struct.error:
     pass
   return 0
 
 
 def _orientation(exif: bytes, xmp: bytes) -> int:
-  """Returns the orientation of an EXIF block, or else of XMP, 1 to 8; 1 if none has it."""
-  if found := read_orientation(exif.removeprefix(_EXIF).removeprefix(_EXIF)):
-    return found
-  turned = _TURNED.search(xmp)
-  return int(turned[1]) if turned else 1
+  """Returns the orientation in an EXIF block, or else in an XMP block, 1 to 8; 1 if neither has one."""
+  # Some programs write the prefix twice.
+  orientation = read_orientation(exif.removeprefix(_EXIF_PREFIX).removeprefix(_EXIF_PREFIX))
+  if orientation:
+    return orientation
+  match = _XMP_ORIENTATION.search(xmp)
+  return int(match[1]) if match else 1
 
 
 def write_orientation(jpeg: bytes, orientation: int) -> bytes:
@@ -237,52 +264,66 @@ def write_orientation(jpeg: bytes, orientation: int) -> bytes:
   return jpeg[:2] + b'\xff\xe1' + struct.pack('>H', 2 + len(block)) + block + jpeg[2:]
 
 
-def _jpeg_markers(encoded: bytes) -> Iterator[tuple[int, int]]:
-  """Yields each marker of a JPEG that has a length, and the place of the length; the end marker is the last."""
-  place, marker = 2, 0
-  while marker != _END and (found := _MARKER.search(encoded, place)):
-    place = found.end()
-    marker = encoded[place - 1]
-    yield marker, place
-    place += int.from_bytes(encoded[place:place + 2], 'big')
+def _jpeg_segments(encoded: bytes) -> Iterator[tuple[int, int]]:
+  """Yields the marker of each segment of a JPEG, and the offset of its length field; EOI is the last one."""
+  offset, marker = 2, 0
+  while marker != _EOI and (match := _JPEG_MARKER.search(encoded, offset)):
+    offset = match.end()
+    marker = encoded[offset - 1]
+    yield marker, offset
+    offset += int.from_bytes(encoded[offset:offset + 2], 'big')
 
 
-def _png_block(kind: bytes, content: bytes) -> tuple[bytes, bytes]:
-  """Returns keyword and text of a chunk that may have the orientation; for an EXIF chunk, its type and content."""
+def _png_metadata(kind: bytes, content: bytes) -> tuple[bytes, bytes]:
+  """Returns keyword and text of a chunk of `_PNG_METADATA`; b'' and b'' if the keyword is not one that is used.
+
+  The keyword of an EXIF chunk is its type. In the other chunks, the text begins after the keyword and b'\\0':
+
+    tEXt   text
+    zTXt   method of compression (1 byte), packed text
+    iTXt   is packed (1 byte), method (1 byte), language, b'\\0', translated keyword, b'\\0', text
+  """
   if kind == b'eXIf':
     return kind, content
   keyword, _, text = content.partition(b'\0')
-  if keyword not in (_RAW_EXIF, _PNG_XMP):
+  if keyword not in (_PNG_EXIF_KEYWORD, _PNG_XMP_KEYWORD):
     return b'', b''
-  is_packed = kind == b'zTXt' or (kind == b'iTXt' and text[:1] == b'\1')
-  text = text[1:] if kind == b'zTXt' else text[2:].split(b'\0', 2)[-1] if kind == b'iTXt' else text
+  is_packed = kind == b'zTXt'
+  if kind == b'zTXt':
+    text = text[1:]
+  elif kind == b'iTXt':
+    is_packed = text[:1] == b'\1'
+    text = text[2:].split(b'\0', 2)[-1]
   try:
-    return keyword, zlib.decompressobj().decompress(text, _MOST_TEXT) if is_packed else text
+    return keyword, zlib.decompressobj().decompress(text, _MAX_TEXT_BYTES) if is_packed else text
   except zlib.error:
     return keyword, b''
 
 
 def _png_chunks(view: memoryview) -> Iterator[tuple[bytes, int, int]]:
-  """Yields type, first byte and end of each chunk, including its checksum; raises BadImage if IEND is missing."""
-  place, kind = len(_PNG), b''
+  """Yields type, first byte and end of each chunk, including its checksum. Raises BadImage if IEND is missing."""
+  start, kind = len(_PNG_SIGNATURE), b''
   while kind != b'IEND':
-    if place + 12 > len(view):
+    if start + 12 > len(view):
       raise BadImage(f'the PNG is truncated: no end chunk in {len(view):,} bytes')
-    length, kind = int.from_bytes(view[place:place + 4], 'big'), bytes(view[place + 4:place + 8])
-    end = place + 12 + length
+    length, kind = int.from_bytes(view[start:start + 4], 'big'), bytes(view[start + 4:start + 8])
+    end = start + 12 + length
     if end > len(view):
       raise BadImage(f'the PNG is truncated: its chunk {kind!r} extends to byte {end:,} of {len(view):,}')
-    yield kind, place, end
-    place = end
+    yield kind, start, end
+    start = end
 
 
 def _webp_orientation(encoded: bytes) -> int:
-  """Returns the orientation in the chunks of EXIF and XMP, which follow the pixels."""
-  place, end, blocks = 12, min(len(encoded), 8 + int.from_bytes(encoded[4:8], 'little')), {b'EXIF': b'', b'XMP ': b''}
-  while place + 8 <= end:
-    size = int.from_bytes(encoded[place + 4:place + 8], 'little')
-    kind = encoded[place:place + 4]
-    if kind in blocks:
-      blocks[kind] = encoded[place + 8:place + 8 + size]
-    place += 8 + size + size % 2
-  return _orientation(blocks[b'EXIF'], blocks[b'XMP '])
+  """Returns the orientation in the EXIF and XMP chunks, which follow the pixels.
+
+  After 12 bytes for the file, a chunk is its type (4 bytes), length (4 bytes) and content, padded to an even length.
+  """
+  offset, end = 12, min(len(encoded), 8 + int.from_bytes(encoded[4:8], 'little'))
+  metadata = {b'EXIF': b'', b'XMP ': b''}
+  while offset + 8 <= end:
+    kind, length = encoded[offset:offset + 4], int.from_bytes(encoded[offset + 4:offset + 8], 'little')
+    if kind in metadata:
+      metadata[kind] = encoded[offset + 8:offset + 8 + length]
+    offset += 8 + length + length % 2
+  return _orientation(metadata[b'EXIF'], metadata[b'XMP '])

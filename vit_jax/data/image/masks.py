@@ -1,12 +1,13 @@
 """Masks for semantic segmentation: a class for each pixel of an image; and images with their masks as windows.
 
-A mask is stored without loss as one channel, whose values are class indices, or as indices into a palette. It is
-resampled by the nearest neighbor, so that no class is made up between two others.
+A mask is stored without loss as one channel of class indices, or as indices into a palette. It is resized by the
+nearest neighbor, because a mean of two class indices is another class.
 
 `evaluate/segmentation.py` makes `MaskedImages`, and `evaluate/tokens.py` calls it for each example. It resizes an
-image, to the window without preserving the aspect ratio or to a short side with it, and covers it with windows of one
-size. The mask keeps its stored size for counting pixels; for the classes of tokens it is resized and cut as the image
-is. `formats/masks.py` pairs the files of images and masks; this module does not know where they are.
+image and covers it with windows of one size. Without `resize_px`, the image is resized to one window, without
+preserving the aspect ratio; with it, the short side is resized to `resize_px`. Scores count pixels of the mask at its
+stored size; for the classes of tokens, the mask is resized and cut as the image is. `formats/masks.py` finds the mask
+of an image.
 """
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from vit_jax.core.errors import UserError
 from vit_jax.core.types import Batch, HostArray
 from vit_jax.data.image import decode as decoding
 from vit_jax.data.image import geometry, headers
-from vit_jax.data.image.decode import DAMAGE, Window
+from vit_jax.data.image.decode import PILLOW_ERRORS, Window
 from vit_jax.data.image.headers import AS_STORED, MAX_PIXELS, BadImage, decode_options
 from vit_jax.data.source import Source, find_origin, read_one
 
@@ -30,12 +31,17 @@ IGNORED = -1
 """The class of pixels that are not counted."""
 FORMATS = ('PNG', 'TIFF', 'BMP', 'GIF')  # without loss
 EXTENSIONS = tuple(ending for kind in FORMATS for ending in headers.FORMATS[kind.lower()].extensions)
-_MODES = {'1', 'L', 'P', 'I', 'I;16', 'I;16L', 'I;16B', 'I;16N'}
+_MODES = {'1', 'L', 'P', 'I', 'I;16', 'I;16L', 'I;16B', 'I;16N'}  # Pillow's modes of one channel of integers
 
 
 @dataclasses.dataclass(frozen=True)
 class MaskValues:
-  """The meaning of the values of masks: the value of the first class, the value to ignore, the number of classes."""
+  """The meaning of the values of masks.
+
+  first: the value of class 0; lower values are ignored.
+  ignore: the value of pixels that are not counted.
+  num_classes: values from `first` to `first + num_classes - 1` are classes.
+  """
   first: int
   ignore: int
   num_classes: int
@@ -46,7 +52,7 @@ class BadMask(ValueError):
 
 
 class WrongSize(BadMask):
-  """A mask has another size than its image; the message is the size."""
+  """A mask has another size than its image; the message is the size of the mask."""
 
 
 def decode(encoded: bytes, *, size: tuple[int, int] | None = None) -> HostArray:
@@ -54,11 +60,11 @@ def decode(encoded: bytes, *, size: tuple[int, int] | None = None) -> HostArray:
 
   Args:
     encoded: the content of the file.
-    size: height and width of its image, px; a mask of another size is not decoded.
+    size: height and width of its image, px, to be compared before the mask is decoded; None = any size.
 
   Raises:
-    BadMask: the file is not an image, is stored with loss, or has several channels.
-    WrongSize: it has another size.
+    BadMask: the file is not an image, is stored with loss, has several channels, or is too large.
+    WrongSize: the mask has another size.
   """
   try:
     with Image.open(io.BytesIO(encoded)) as image:
@@ -77,7 +83,7 @@ def decode(encoded: bytes, *, size: tuple[int, int] | None = None) -> HostArray:
     raise
   except Image.DecompressionBombError as error:
     raise BadMask(f'expected at most {MAX_PIXELS:,} pixels, got more') from error
-  except DAMAGE as error:
+  except PILLOW_ERRORS as error:
     raise BadMask('expected a mask, got a file that cannot be decoded') from error
 
 
@@ -87,21 +93,23 @@ def classes(values: HostArray, meaning: MaskValues) -> HostArray:
   Raises:
     BadMask: a value is out of range.
   """
-  first, ignore, num_classes = dataclasses.astuple(meaning)
-  found = np.where((values == ignore) | (values < first), IGNORED, values - first).astype(np.int32)
-  if found.size and found.max() >= num_classes:
-    wrong = np.unique(values[found >= num_classes])
+  first, ignore, num_classes = meaning.first, meaning.ignore, meaning.num_classes
+  indices = np.where((values == ignore) | (values < first), IGNORED, values - first).astype(np.int32)
+  if indices.size and indices.max() >= num_classes:
+    wrong = np.unique(values[indices >= num_classes])
+    more = ' …' if len(wrong) > 5 else ''
     raise BadMask(f'expected class indices from {first} to {first + num_classes - 1}, or {ignore} for pixels to '
-                  f'ignore, got {", ".join(map(str, wrong[:5].tolist()))}{" …" * (len(wrong) > 5)}')
-  return found
+                  f'ignore, got {", ".join(map(str, wrong[:5].tolist()))}{more}')
+  return indices
 
 
 def resize(mask: HostArray, size: tuple[int, int]) -> HostArray:
-  """Returns `mask [H, W]` at `size` (height, width): each pixel is the one whose area has its center.
+  """Returns `mask [H, W]` resized to `size` (height, width) by the nearest neighbor.
 
-  Output pixel i is input pixel `floor((i + 1/2) H / size)`.
+  Along a side, output pixel i is the stored pixel `floor((i + 1/2) stored / resized)`, which contains its center.
   """
-  rows, columns = (((2 * np.arange(new) + 1) * old) // (2 * new) for old, new in zip(mask.shape, size, strict=True))
+  rows, columns = (((2 * np.arange(resized) + 1) * stored) // (2 * resized)
+                   for stored, resized in zip(mask.shape, size, strict=True))
   return mask[rows[:, None], columns[None]]
 
 
@@ -118,11 +126,12 @@ def majority(mask: HostArray, grid: tuple[int, int]) -> HostArray:
   height, width = mask.shape[0] // h, mask.shape[1] // w
   assert mask.shape == (h * height, w * width), (mask.shape, grid)
   pixels = mask.reshape(h, height, w, width).swapaxes(1, 2).reshape(h * w, height * width)
-  num = int(pixels.max(initial=0)) + 1
-  rows = np.repeat(np.arange(h * w), pixels.shape[1])
-  counts = pixels.ravel() >= 0
-  votes = np.bincount(rows[counts] * num + pixels.ravel()[counts], minlength=h * w * num).reshape(h * w, num)
-  return np.where(votes.any(1), votes.argmax(1), IGNORED).astype(np.int32).reshape(h, w)
+  num_classes = int(pixels.max(initial=0)) + 1
+  tokens = np.repeat(np.arange(h * w), pixels.shape[1])  # the token of each pixel
+  is_counted = pixels.ravel() >= 0
+  pairs = tokens[is_counted] * num_classes + pixels.ravel()[is_counted]  # one number for a token and a class
+  counts = np.bincount(pairs, minlength=h * w * num_classes).reshape(h * w, num_classes)
+  return np.where(counts.any(1), counts.argmax(1), IGNORED).astype(np.int32).reshape(h, w)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,24 +155,29 @@ class MaskedImages:
   values: MaskValues
 
   def __call__(self, index: int) -> Batch:
-    """Returns `windows [n, H, W, 3] u8`, `tokens [n, h, w] i32` (their classes), `mask [H_m, W_m] i32`, `size [2]`.
+    """Returns the windows of an example, row by row, with the classes of their tokens and the mask:
 
-    Pixels and tokens that do not count are -1; `size` is that of the resized image, px.
+      windows  [n, H, W, 3] u8           size   [2], height and width of the resized image, px
+      tokens   [n, h, w] i32             index  [] i64
+      mask     [H_m, W_m] i32, at its stored size
+
+    The class of pixels and tokens that are not counted is -1.
 
     Raises:
       UserError: image or mask cannot be read, or their sizes differ.
     """
     image, mask = self.read(index)
-    height, width = self._size((image.shape[0], image.shape[1]))
+    height, width = self._resized_size((image.shape[0], image.shape[1]))
     interpolation, antialias = geometry.eval_resampling(self.recipe)
     resized = geometry.resize_part(image, (height, width), Window(0, 0, height, width), antialias=antialias,
                                    interpolation=interpolation, truncate=self.recipe.truncate)
-    small = resize(mask, (height, width))
-    cuts = [(slice(top, top + self.window_px[0]), slice(left, left + self.window_px[1]))
-            for top in starts(height, self.window_px[0], self.stride(0))
-            for left in starts(width, self.window_px[1], self.stride(1))]
-    return {'windows': np.stack([resized[cut] for cut in cuts]), 'mask': mask, 'size': np.array([height, width]),
-            'tokens': np.stack([majority(small[cut], self.grid) for cut in cuts]), 'index': np.int64(index)}
+    resized_mask = resize(mask, (height, width))
+    windows = [Window(top, left, *self.window_px)
+               for top in starts(height, self.window_px[0], self.stride(0))
+               for left in starts(width, self.window_px[1], self.stride(1))]
+    tokens = [majority(window.cut(resized_mask), self.grid) for window in windows]
+    return {'windows': np.stack([window.cut(resized) for window in windows]), 'mask': mask,
+            'size': np.array([height, width]), 'tokens': np.stack(tokens), 'index': np.int64(index)}
 
   def read(self, index: int) -> tuple[HostArray, HostArray]:
     """Returns the image `[H, W, 3] u8` and its mask `[H, W] i32`, -1 where pixels do not count."""
@@ -191,12 +205,12 @@ class MaskedImages:
     """Returns the distance of windows along an axis, px."""
     return self.stride_px or self.window_px[axis]
 
-  def _size(self, size: tuple[int, int]) -> tuple[int, int]:
-    """Returns the size of the resized image: its short side is `resize_px`, or more where the window is larger."""
+  def _resized_size(self, size: tuple[int, int]) -> tuple[int, int]:
+    """Returns the size of the resized image: its short side is `resize_px`, or longer if the window is larger."""
     if not self.resize_px:
       return self.window_px
-    least = (window / side for window, side in zip(self.window_px, size, strict=True))
-    factor = max(self.resize_px / min(size), *least)
+    window_factors = (window / side for window, side in zip(self.window_px, size, strict=True))
+    factor = max(self.resize_px / min(size), *window_factors)
     return max(round(size[0] * factor), self.window_px[0]), max(round(size[1] * factor), self.window_px[1])
 
 

@@ -1,10 +1,10 @@
 """RandAugment on the host (Cubuk et al., arXiv 1909.13719): some operations per image, drawn from a table.
 
 `transform.py` calls `make_style` and then `randaugment` for each image. For each drawn operation, `randaugment` calls
-`to_strength`, which turns the magnitude into degrees, px or a factor, and then `apply`. This module knows no boxes: the
-geometry of RandAugment is not part of the box of an example.
+`to_strength`, which turns the magnitude into degrees, px or a factor, and then `apply`. Operations are drawn uniformly
+with replacement. Their geometry does not change the box of an example.
 
-The two published tables differ in more than their numbers. M is the magnitude, s a random sign.
+There are two published tables of operations. M is the magnitude, s a random sign.
 
   AUGREG (AugReg, arXiv 2106.10270; Mixer; plain ViT baselines; Noisy Student), 16 operations, any M:
     rotate s 30 M/10 degrees; shear s 0.3 M/10; translate s 100 M/10 px; posterize to int(4 M/10) bits; solarize from
@@ -16,12 +16,10 @@ The two published tables differ in more than their numbers. M is the magnitude, 
     least 0.1; translate s 0.45 M/10 of the side. M = 0 leaves most operations without effect; the recipe's
     interpolation, filled with the mean color of the recipe.
 
-Operations are drawn uniformly with replacement.
-
-TIMM's geometric operations are those of Pillow's `rotate` and `Image.transform` (`pillow_shift`), which timm uses: an
-output pixel whose center lies outside of the image gets the fill color; inside, the interpolation is bilinear or cubic
-with a = -1, the outermost pixels are repeated, and the result is truncated to integers. Its color operations are those
-of `colors.py`.
+TIMM's geometric operations are those of Pillow's `rotate` and `Image.transform` (here `pillow_shift`). An output pixel
+whose center lies outside of the image gets the fill color. Inside, the interpolation is bilinear or cubic with a = -1,
+the outermost pixels are repeated, and the result is truncated to integers. TIMM's color operations are those of
+`colors.py`.
 
 AUGREG's operations are the `tensorflow_*` functions below, which follow google-research/big_vision
 pp/archive/autoaugment.py. Their results differ from Pillow's, often by one gray level and sometimes completely:
@@ -56,15 +54,17 @@ _TIMM_OPERATIONS = ('autocontrast', 'equalize', 'invert', 'rotate', 'posterize',
                     'contrast', 'brightness', 'sharpness', 'shear_x', 'shear_y', 'translate_x', 'translate_y')
 OPERATIONS = {OpTable.AUGREG: (*_TIMM_OPERATIONS, 'cutout'), OpTable.TIMM: _TIMM_OPERATIONS}
 _GEOMETRIC = ('rotate', 'shear_x', 'shear_y', 'translate_x', 'translate_y')
-_UNIT = 10.  # magnitude of which the strengths are multiples
-_FILL = (128, 128, 128)  # of AUGREG
-_MAX_SHIFT = 7  # of a uint8 in TensorFlow's bitwise operations
-_WEIGHTS = np.array([0.2989, 0.5870, 0.1140], np.float32)  # of R, G, B in gray
-_GRAY = (np.arange(256, dtype=np.float32) * np.float32(1 / 255))[None, :, None] * _WEIGHTS
-_TO_LEVELS = np.float32(255.5)  # TensorFlow's conversion of a float image to uint8
-_SMOOTH = [np.arange(256, dtype=np.float32) * weight for weight in colors.SMOOTH.ravel()]
-_FARTHEST = 2**15 - 1  # of OpenCV's maps
-_NO_FRACTIONS = np.empty(0, np.uint16)
+_MAGNITUDE_UNIT = 10.  # strengths are given as multiples of M / 10
+_AUGREG_FILL = (128, 128, 128)
+_MAX_SHIFT = 7  # bits; TensorFlow's bitwise operations shift a uint8 by at most so many
+_GRAY_WEIGHTS = np.array([0.2989, 0.5870, 0.1140], np.float32)  # of R, G, B; from TensorFlow's `rgb_to_grayscale`
+_GRAY_TERMS = (np.arange(256, dtype=np.float32) * np.float32(1 / 255))[None, :, None] * _GRAY_WEIGHTS
+"""Table `[1, 256, 3]` of the term of each level of R, G and B in gray from 0 to 1."""
+_TO_LEVELS = np.float32(255.5)  # TensorFlow's factor to convert a float image to uint8
+_SMOOTH_TERMS = [np.arange(256, dtype=np.float32) * weight for weight in colors.SMOOTH.ravel()]
+"""Of each of the 9 weights of the smoothing filter, the table `[256]` of each level times the weight."""
+_MAX_COORDINATE = 2**15 - 1  # of the int16 maps of `cv2.remap`
+_NO_FRACTIONS = np.empty(0, np.uint16)  # second map of `cv2.remap`: coordinates are integers
 _BELOW_HALF = np.nextafter(np.float32(0.5), np.float32(0))
 
 
@@ -79,10 +79,10 @@ class Style(NamedTuple):
 
 
 def make_style(settings: RandAugment, *, interpolation: Interpolation, mean: Sequence[float]) -> Style:
-  """Returns the style of a table; `mean` of RGB in [0, 1]."""
+  """Returns the style of a table; `mean` is that of the recipe, of R, G and B in [0, 1]."""
   if settings.table is OpTable.AUGREG:
-    return Style(interpolation, _FILL)
-  return Style(interpolation, tuple(min(255, round(255 * m)) for m in mean))
+    return Style(interpolation, _AUGREG_FILL)
+  return Style(interpolation, tuple(min(255, round(255 * value)) for value in mean))
 
 
 def randaugment(image: HostArray, settings: RandAugment, rng: np.random.Generator, *, style: Style) -> HostArray:
@@ -97,7 +97,7 @@ def randaugment(image: HostArray, settings: RandAugment, rng: np.random.Generato
       if settings.magnitude_std:
         magnitude = rng.normal(magnitude, settings.magnitude_std)
       magnitude = min(max(magnitude, 0.), MAX_TIMM)
-    sign = 1. if rng.random() < 0.5 else -1.  # also for operations without a sign: all draw the same numbers
+    sign = 1. if rng.random() < 0.5 else -1.  # drawn for all operations, so that all draw as many random numbers
     strength = to_strength(name, magnitude, sign=sign, table=settings.table, size=(image.shape[0], image.shape[1]))
     image = apply(image, name, strength=strength, table=settings.table, style=style, rng=rng)
   return image
@@ -109,7 +109,7 @@ def to_strength(name: str, magnitude: float, *, sign: float, table: OpTable, siz
   It is an angle in degrees, the tangent of a shear, px, bits, a threshold, an addition or a factor; 0 for operations
   without one. `sign` is 1 or -1.
   """
-  part, is_timm, (height, width) = magnitude / _UNIT, table is OpTable.TIMM, size
+  part, is_timm, (height, width) = magnitude / _MAGNITUDE_UNIT, table is OpTable.TIMM, size
   match name:
     case 'rotate':
       return sign * 30. * part
@@ -136,7 +136,7 @@ def apply(image: HostArray, name: str, *, strength: float, table: OpTable, style
           rng: np.random.Generator) -> HostArray:
   """Applies an operation of a table with its strength; `rng` chooses the center of a cutout."""
   if name in _GEOMETRIC:
-    return _MOVES[table](image, name, strength, style)
+    return _GEOMETRY[table](image, name, strength, style)
   if name == 'cutout':
     height, width = image.shape[:2]
     center = (int(rng.integers(height)), int(rng.integers(width)))
@@ -167,14 +167,15 @@ def pillow_shift(image: HostArray, axis: int, *, shear: float, offset: float, st
   The center c of an output pixel, along the axis, is sampled at c + shear o + offset, where o is the center of its row
   or column along the other axis.
   """
-  length, num_lines = image.shape[axis], image.shape[1 - axis]
-  shift_L = shear * (np.arange(num_lines) + 0.5) + offset  # of each line
+  length, num_lines = image.shape[axis], image.shape[1 - axis]  # L is the axis of the lines: rows or columns
+  shift_L = shear * (np.arange(num_lines) + 0.5) + offset  # of each line, px
   whole_L = np.floor(shift_L)
-  part_L = (shift_L - whole_L).astype(np.float32)
-  part = part_L[:, None] if axis == 1 else np.repeat(part_L, 3)[None]  # channels side by side, as in `_interpolate`
+  fraction_L = (shift_L - whole_L).astype(np.float32)
+  # `[H, 1]` or `[1, W 3]`: columns have their 3 channels side by side, as in `_interpolate`.
+  fraction = fraction_L[:, None] if axis == 1 else np.repeat(fraction_L, 3)[None]
   is_cubic = style.interpolation is Interpolation.BICUBIC
-  taps = _take_lines(image, whole_L.astype(np.int32), axis=axis)
-  moved = _interpolate(taps, part, axis=axis, is_cubic=is_cubic)
+  neighbors = _take_lines(image, whole_L.astype(np.int32), axis=axis)
+  moved = _interpolate(neighbors, fraction, axis=axis, is_cubic=is_cubic)
   # An output pixel is outside if its center is sampled outside of [0, length).
   start_L1 = np.ceil(-shift_L - 0.5).astype(np.int32)[:, None]
   stop_L1 = np.ceil(length - 0.5 - shift_L).astype(np.int32)[:, None]
@@ -193,65 +194,70 @@ def _take_lines(image: HostArray, whole_L: HostArray, *, axis: int) -> HostArray
   """
   size = list(image.shape[:2])
   size[axis] += 3
-  maps = buffer('maps', (*size, 2), np.int16)  # column, row; no other buffer of this name is in use meanwhile
-  places, lines = (maps[..., 0], maps[..., 1]) if axis == 1 else (maps[..., 1].T, maps[..., 0].T)
-  places[...] = whole_L[:, None] + np.arange(-1, size[axis] - 1, dtype=np.int32)
+  maps = buffer('maps', (*size, 2), np.int16)  # the column and the row of each pixel to take
+  along, lines = (maps[..., 0], maps[..., 1]) if axis == 1 else (maps[..., 1].T, maps[..., 0].T)
+  along[...] = whole_L[:, None] + np.arange(-1, size[axis] - 1, dtype=np.int32)
   lines[...] = np.arange(size[1 - axis])[:, None]
   return cv2.remap(image, maps, _NO_FRACTIONS, cv2.INTER_NEAREST, buffer('moved', (*size, 3), np.uint8),
                    borderMode=cv2.BORDER_REPLICATE)
 
 
-def _interpolate(taps: HostArray, part: HostArray, *, axis: int, is_cubic: bool) -> HostArray:
-  """Interpolates along the axis between the second and the third of four neighbors; truncated.
+def _interpolate(neighbors: HostArray, t: HostArray, *, axis: int, is_cubic: bool) -> HostArray:
+  """Interpolates along the axis between the second and the third of four neighbors; values are truncated.
 
-  With t = `part`, `[H, 1]` or `[1, W 3]`, the weights of the neighbors are 0, 1 - t, t, 0 if linear, and if cubic, with
-  a = -1, -t (1 - t)^2, the rest, t (1 + t - t^2), t^2 (t - 1).
+  `neighbors` is the result of `_take_lines`, and t, `[H, 1]` or `[1, W 3]`, the way from the second to the third one.
+  The weights of the four are 0, 1 - t, t, 0 if linear. If cubic, with a = -1, those of the first, third and fourth are
+  -t (1 - t)^2, t (1 + t - t^2) and t^2 (t - 1); the second has 1 minus their sum.
   """
-  length = taps.shape[axis] - 3
-  before, here, there, after = (taps[:, n:n + length] if axis == 1 else taps[n:n + length] for n in range(4))
-  flat = here.shape[0], here.shape[1] * 3
+  length = neighbors.shape[axis] - 3
+  first, second, third, fourth = (
+      neighbors[:, start:start + length] if axis == 1 else neighbors[start:start + length] for start in range(4))
+  flat_shape = second.shape[0], second.shape[1] * 3
 
   def weighted(neighbor: HostArray, weight: HostArray, name: str) -> HostArray:
     """Returns the weighted difference from the second neighbor, so that areas of one color keep it exactly."""
-    difference: HostArray = cv2.subtract(neighbor, here, buffer(name, here.shape), dtype=cv2.CV_32F).reshape(flat)
+    difference: HostArray = cv2.subtract(neighbor, second, buffer(name, second.shape), dtype=cv2.CV_32F)
+    difference = difference.reshape(flat_shape)
     difference *= weight
     return difference
 
   if not is_cubic:
-    total = weighted(there, part, 'total')
+    total = weighted(third, t, 'total')
   else:
-    total = weighted(there, part * (1 + part - part * part), 'total')
-    total += weighted(after, part * part * (part - 1), 'term')
-    total += weighted(before, -part * (1 - part) ** 2, 'term')
-  total = total.reshape(here.shape)
-  summed: HostArray = cv2.add(total, here, total, dtype=cv2.CV_32F)
+    total = weighted(third, t * (1 + t - t * t), 'total')
+    total += weighted(fourth, t * t * (t - 1), 'term')
+    total += weighted(first, -t * (1 - t) ** 2, 'term')
+  total = total.reshape(second.shape)
+  values: HostArray = cv2.add(total, second, total, dtype=cv2.CV_32F)
   if is_cubic:
-    np.clip(summed, 0, 255, out=summed)
-  return summed.astype(np.uint8)
+    np.clip(values, 0, 255, out=values)
+  return values.astype(np.uint8)
 
 
 def tensorflow_contrast(image: HostArray, factor: float) -> HostArray:
-  """Blends with the gray `min(255, H W / 256)`, rounded down: the counts of a histogram are averaged."""
+  """Blends with the gray `min(255, H W / 256)`, rounded down: big_vision averages the counts of the histogram."""
   gray = min(255, image.shape[0] * image.shape[1] // 256)
   return cv2.LUT(image, colors.blend(np.full(256, gray), colors.LEVELS, factor))
 
 
 def tensorflow_saturation(image: HostArray, factor: float) -> HostArray:
   """Blends with the gray image."""
-  parts = cv2.LUT(image, _GRAY)
-  gray_HW = (parts[..., 0] + parts[..., 1] + parts[..., 2]) * _TO_LEVELS
+  terms = cv2.LUT(image, _GRAY_TERMS)
+  gray_HW = (terms[..., 0] + terms[..., 1] + terms[..., 2]) * _TO_LEVELS
   return colors.blend(cv2.merge([gray_HW.astype(np.uint8)] * 3), image, factor)
 
 
 def tensorflow_sharpness(image: HostArray, factor: float) -> HostArray:
   """Blends with the smoothed image, whose values are truncated; the outermost pixels stay."""
   height, width, depth = image.shape
-  by_edge, by_center = (cv2.LUT(image, _SMOOTH[tap]).reshape(height, width * depth) for tap in (0, 4))  # times weights
+  # Each pixel times the weight of the border of the filter (index 0), and times the weight of its center (index 4).
+  border_terms, center_terms = (cv2.LUT(image, _SMOOTH_TERMS[tap]).reshape(height, width * depth) for tap in (0, 4))
   span = (width - 2) * depth
   total = np.zeros((height - 2, span), np.float32)
-  for tap in range(9):  # in the order of TensorFlow's kernel, since the sum is truncated
+  for tap in range(9):  # in the order of TensorFlow's kernel, since the sum is rounded at each step
     row, start = tap // 3, tap % 3 * depth
-    total += (by_center if tap == 4 else by_edge)[row:row + height - 2, start:start + span]
+    terms = center_terms if tap == 4 else border_terms
+    total += terms[row:row + height - 2, start:start + span]
   smooth = image.copy()
   smooth[1:-1, 1:-1] = total.astype(np.uint8).reshape(height - 2, width - 2, depth)
   return colors.blend(smooth, image, factor)
@@ -282,10 +288,10 @@ def _move_as_tensorflow(image: HostArray, name: str, strength: float, style: Sty
   columns, rows = np.arange(width, dtype=np.float32)[None], np.arange(height, dtype=np.float32)[:, None]
   maps = np.empty((height, width, 2), np.int16)
   for axis, (per_column, per_row, offset) in enumerate(_tensorflow_matrix(name, strength, size=(height, width))):
-    terms = [np.float32(scale) * at for scale, at in ((per_column, columns), (per_row, rows)) if scale]
-    place = sum(terms[1:], terms[0]) + np.float32(offset)
-    place += np.copysign(_BELOW_HALF, place)  # with the cast: halves away from zero, as C's `round`
-    maps[..., axis] = np.clip(place, -1, _FARTHEST)
+    terms = [np.float32(factor) * index for factor, index in ((per_column, columns), (per_row, rows)) if factor]
+    position = (terms[0] + terms[1] if len(terms) == 2 else terms[0]) + np.float32(offset)
+    position += np.copysign(_BELOW_HALF, position)  # with the cast below, rounds halves away from zero, as C's `round`
+    maps[..., axis] = np.clip(position, -1, _MAX_COORDINATE)
   return cv2.remap(image, maps, _NO_FRACTIONS, cv2.INTER_NEAREST, borderMode=cv2.BORDER_CONSTANT,
                    borderValue=[float(level) for level in style.fill])
 
@@ -317,5 +323,5 @@ _TENSORFLOW = _PILLOW | {
     'solarize': lambda image, threshold: colors.solarize(image, int(threshold) % 256)}
 COLORS = {OpTable.AUGREG: _TENSORFLOW, OpTable.TIMM: _PILLOW}
 """Color operations `(image, strength)` by table and name."""
-_MOVES = {OpTable.AUGREG: _move_as_tensorflow, OpTable.TIMM: _move_as_pillow}
+_GEOMETRY = {OpTable.AUGREG: _move_as_tensorflow, OpTable.TIMM: _move_as_pillow}
 """Geometric operations `(image, name, strength, style)` by table."""

@@ -1,16 +1,17 @@
 """Resampling filters: TensorFlow's, bit by bit, for `[H, W, 3] u8`, and filters in float32 for `[H, W, C] f32`.
 
-`geometry.py` calls `resize` and `resize_float`. `resize` is `tf.image.resize` without antialias, bilinear and area.
-big_vision, vision_transformer and BiT resize with it. The result is float32 there, and all of it is float32 here: the
-positions, the weights and the order of the sums, so that truncation gives the same integers. Rows of the result are
-`n` output pixels; i is an output pixel, s = stored / resized the step, as float32:
+`geometry.py` calls `resize` for images of 8 bits and `resize_float` for others. `resize` is `tf.image.resize` without
+antialias, with the methods bilinear and area, as big_vision, vision_transformer and BiT use it. Positions, weights and
+sums are computed in float32 and in TensorFlow's order, so that truncated values are the same integers.
 
-- bilinear: position p = (i + 1/2) s - 1/2, value a + (b - a) (p - floor(p)) of the two pixels around it, along the
-  width, then along the height; the outermost pixels are repeated.
-- area: the mean over the interval from i s to (i + 1) s, each pixel weighted by the part of it inside, along the width,
-  then along the height. An image is enlarged in this way too.
+Both filter along one side after the other. For output pixel i of a side, with the step s = stored / resized:
 
-big_vision casts the result to uint8, which truncates it (`truncate`); vision_transformer and BiT pass it on as float32.
+- bilinear: the position is p = (i + 1/2) s - 1/2, and the value a + (b - a) (p - floor(p)) for the two stored pixels a
+  and b around it. Beyond the border, the outermost pixels are repeated. The width is filtered first, then the height.
+- area: the mean over the interval from i s to (i + 1) s, in which each stored pixel is weighted by its part inside.
+  The width is filtered first, then the height. Enlarged images are computed in the same way.
+
+big_vision casts the result to uint8, which truncates it (`truncate`); vision_transformer and BiT keep float32.
 
 Differs from vision_transformer and BiT: resized values are rounded to uint8, since images leave the host in 8 bits;
 there they stay float32. The difference is at most half a gray level, and 0 on average.
@@ -29,18 +30,26 @@ from vit_jax.data.image.decode import Window
 from vit_jax.data.image.opencv import cv2
 
 _f32 = np.float32
-_MAX_KEPT = 2**20  # elements of a buffer that a thread keeps
+_MAX_BUFFER_SIZE = 2**20  # elements of a buffer that a thread keeps
 _thread = threading.local()
 
 
-class Between(NamedTuple):
-  """Of each output pixel the two stored pixels around it `[n] i64` and the part of the way to the second `[n] f32`."""
-  taps: HostArray  # [2, n]
-  weights: HostArray  # [1, n]
+class BilinearFilter(NamedTuple):
+  """The bilinear filter of n output pixels of one side.
+
+  taps: `[2, n] i64`, indices of the two stored pixels around each output pixel.
+  weights: `[1, n] f32`, weight of the second one.
+  """
+  taps: HostArray
+  weights: HostArray
 
 
-class Cover(NamedTuple):
-  """Of each output pixel the stored pixels that it covers `[K, n] i64` and their weights `[K, n] f32`."""
+class AreaFilter(NamedTuple):
+  """The area filter of n output pixels of one side; K is the largest number of pixels that one of them covers.
+
+  taps: `[K, n] i64`, indices of the stored pixels that each output pixel covers.
+  weights: `[K, n] f32`, their weights: covered lengths, in stored pixels.
+  """
   taps: HostArray
   weights: HostArray
 
@@ -54,17 +63,19 @@ def resize(image: HostArray, size: tuple[int, int], window: Window, *, area: boo
     image: the stored image.
     size: height and width of the complete resized image, px.
     window: the part to return.
-    area: mean over the covered area; else bilinear.
-    truncate: cast to integers as big_vision does; else round half to even.
+    area: whether to compute the mean over the covered area; if False, the filter is bilinear.
+    truncate: whether values are truncated to integers, as in big_vision; if False, they are rounded half to even.
   """
-  find = cover if area else between
-  rows = find(image.shape[0], size[0], window.top, window.height)
-  columns = find(image.shape[1], size[1], window.left, window.width)
-  used, places = np.unique(rows.taps, return_inverse=True)
-  stored = np.take(image, used, axis=0, out=buffer('rows', (len(used), *image.shape[1:]), np.uint8), mode='clip')
-  across = _along(_swap(stored, 'columns'), columns, 'across')
-  across = _swap(across.reshape(window.width, len(used), 3), 'down')
-  values = _along(across, rows._replace(taps=places.reshape(rows.taps.shape)), 'values')
+  make_filter = area_filter if area else bilinear_filter
+  rows = make_filter(image.shape[0], size[0], window.top, window.height)
+  columns = make_filter(image.shape[1], size[1], window.left, window.width)
+  # Only the stored rows that the row filter uses are filtered along the width; its taps become indices into them.
+  used_rows, row_taps = np.unique(rows.taps, return_inverse=True)
+  rows_shape = len(used_rows), *image.shape[1:]
+  stored = np.take(image, used_rows, axis=0, out=buffer('rows', rows_shape, np.uint8), mode='clip')
+  filtered = _apply(_swap_axes(stored, 'columns'), columns, 'across')
+  filtered = _swap_axes(filtered.reshape(window.width, len(used_rows), 3), 'down')
+  values = _apply(filtered, rows._replace(taps=row_taps.reshape(rows.taps.shape)), 'values')
   if area:
     values *= _f32(1) / (_step(image.shape[0], size[0]) * _step(image.shape[1], size[1]))
   if not truncate:
@@ -72,70 +83,78 @@ def resize(image: HostArray, size: tuple[int, int], window: Window, *, area: boo
   return values.astype(np.uint8).reshape(window.height, window.width, 3)
 
 
-def between(stored: int, resized: int, start: int, num: int) -> Between:
-  """Returns the bilinear filter of the `num` output pixels from `start` on, of a side of `stored` px."""
-  place = (np.arange(start, start + num, dtype=_f32) + _f32(0.5)) * _step(stored, resized) - _f32(0.5)
-  low = np.floor(place)
-  taps = np.stack([np.maximum(low, 0), np.minimum(np.ceil(place), stored - 1)]).astype(np.int64)
-  return Between(taps, (place - low)[None])
+def bilinear_filter(stored: int, resized: int, start: int, num: int) -> BilinearFilter:
+  """Returns the filter of the `num` output pixels from `start` on, for a side of `stored` px resized to `resized`."""
+  position = (np.arange(start, start + num, dtype=_f32) + _f32(0.5)) * _step(stored, resized) - _f32(0.5)
+  low = np.floor(position)
+  taps = np.stack([np.maximum(low, 0), np.minimum(np.ceil(position), stored - 1)]).astype(np.int64)
+  return BilinearFilter(taps, (position - low)[None])
 
 
-def cover(stored: int, resized: int, start: int, num: int) -> Cover:
-  """Returns the area filter of the `num` output pixels from `start` on, of a side of `stored` px."""
+def area_filter(stored: int, resized: int, start: int, num: int) -> AreaFilter:
+  """Returns the filter of the `num` output pixels from `start` on, for a side of `stored` px resized to `resized`."""
   step = _step(stored, resized)
-  number = np.arange(start, start + num, dtype=_f32)
-  low, high = number * step, (number + _f32(1)) * step
+  outputs = np.arange(start, start + num, dtype=_f32)
+  low, high = outputs * step, (outputs + _f32(1)) * step
   first, last = np.floor(low), np.ceil(high)
   pixels = first + np.arange(int((last - first).max()), dtype=_f32)[:, None]
   end = np.where(pixels + 1 > high, high, pixels + 1)
   weights = np.where(pixels < low, np.where(pixels + 1 > high, step, pixels + 1 - low), end - pixels)
-  return Cover(np.clip(pixels, 0, stored - 1).astype(np.int64), np.where(pixels < last, weights, 0).astype(_f32))
+  return AreaFilter(np.clip(pixels, 0, stored - 1).astype(np.int64), np.where(pixels < last, weights, 0).astype(_f32))
 
 
 def buffer(name: str, shape: tuple[int, ...], dtype: Any = _f32) -> HostArray:
-  """Returns uninitialized memory that this thread keeps: new memory of this size costs more than the arithmetic."""
+  """Returns uninitialized memory, which this thread keeps by `name` and returns again at the next call.
+
+  So the content is valid only until the next call with this name. To allocate memory of this size takes longer than
+  to filter an image.
+  """
   size = math.prod(shape)
-  if size > _MAX_KEPT:
+  if size > _MAX_BUFFER_SIZE:
     return np.empty(shape, dtype)
-  kept = _thread.__dict__.setdefault('kept', {})
+  buffers = _thread.__dict__.setdefault('buffers', {})
   key = name, np.dtype(dtype)
-  if key not in kept or kept[key].size < size:
-    kept[key] = np.empty(size, dtype)
-  found: HostArray = kept[key][:size].reshape(shape)
-  return found
+  if key not in buffers or buffers[key].size < size:
+    buffers[key] = np.empty(size, dtype)
+  memory: HostArray = buffers[key][:size].reshape(shape)
+  return memory
 
 
 def resize_float(image: HostArray, size: tuple[int, int], window: Window, *, interpolation: Interpolation,
                  antialias: bool) -> HostArray:
-  """Returns the part inside `window` of `image [H, W, C] f32` resized to `size` (height, width); values are unrounded.
+  """Returns the part inside `window` of `image [H, W, C] f32` resized to `size` (height, width): `[*window, C] f32`.
 
   With antialias, the filters are Pillow's: a triangle or a cubic (a = -0.5) that grows with the scale, normalized.
-  Without, they are bilinear, the mean over the covered area, or cubic (a = -0.75, as in OpenCV).
+  Without antialias, they are bilinear, or cubic (a = -0.75, as in OpenCV). AREA is the mean over the covered area.
   """
   for axis, (start, num) in enumerate(((window.top, window.height), (window.left, window.width))):
     taps, weights = filters(image.shape[axis], size[axis], start, num, interpolation=interpolation, antialias=antialias)
     shape = (-1, *(1,) * (image.ndim - 1 - axis))
     total = np.zeros((*image.shape[:axis], num, *image.shape[axis + 1:]), np.float32)
-    for one, weight in zip(taps, weights, strict=True):
-      total += np.take(image, one, axis=axis) * weight.reshape(shape)
+    for tap, weight in zip(taps, weights, strict=True):
+      total += np.take(image, tap, axis=axis) * weight.reshape(shape)
     image = total
   return image
 
 
 def filters(stored: int, resized: int, start: int, num: int, *, interpolation: Interpolation,
             antialias: bool) -> tuple[HostArray, HostArray]:
-  """Returns the stored pixels `[K, num]` of the `num` output pixels from `start` on, and their weights, f32."""
+  """Returns the filter of `resize_float` for one side of `stored` px: stored pixels and their weights, f32.
+
+  Both are `[K, num]`, for the `num` output pixels from `start` on; the weights of an output pixel have the sum 1.
+  """
   if interpolation is Interpolation.AREA:
-    found = cover(stored, resized, start, num)
-    return found.taps, (found.weights / found.weights.sum(0)).astype(np.float32)
+    area = area_filter(stored, resized, start, num)
+    return area.taps, (area.weights / area.weights.sum(0)).astype(np.float32)
   is_cubic, step = interpolation is Interpolation.BICUBIC, stored / resized
-  scale, half = max(1., step) if antialias else 1., 2. if is_cubic else 1.
+  scale = max(1., step) if antialias else 1.
+  radius = 2. if is_cubic else 1.  # of the filter, in units of `scale` stored pixels
   center = (np.arange(start, start + num) + .5) * step
-  first = np.floor(center - half * scale - .5).astype(np.int64)
-  taps = first + np.arange(math.ceil(2 * half * scale) + 2)[:, None]
+  first = np.floor(center - radius * scale - .5).astype(np.int64)
+  taps = first + np.arange(math.ceil(2 * radius * scale) + 2)[:, None]
   distance = np.abs(taps + .5 - center) / scale
   weights = _cubic(distance, -.5 if antialias else -.75) if is_cubic else np.maximum(0., 1. - distance)
-  if antialias:  # Pillow leaves out what is beyond the image; the others repeat the outermost pixels
+  if antialias:  # Pillow leaves out pixels beyond the border; OpenCV repeats the outermost ones
     weights *= (taps >= 0) & (taps < stored)
   return np.clip(taps, 0, stored - 1), (weights / weights.sum(0)).astype(np.float32)
 
@@ -150,22 +169,22 @@ def _step(stored: int, resized: int) -> np.float32:
   return _f32(stored) / _f32(resized)
 
 
-def _along(values: HostArray, chosen: Between | Cover, name: str) -> HostArray:
+def _apply(values: HostArray, side_filter: BilinearFilter | AreaFilter, name: str) -> HostArray:
   """Filters `values [N, M]` along its first axis: `[n, M] f32`, in the buffer `name`."""
-  shape = chosen.taps.shape[1], values.shape[1]
-  total, other = buffer(name, shape), buffer('other', shape)
-  _take(values, chosen.taps[0], total)
-  if isinstance(chosen, Between):
-    _take(values, chosen.taps[1], other)
-    other -= total
-    other *= chosen.weights[0][:, None]
-    total += other
+  shape = side_filter.taps.shape[1], values.shape[1]
+  total, term = buffer(name, shape), buffer('other', shape)
+  _take(values, side_filter.taps[0], total)
+  if isinstance(side_filter, BilinearFilter):  # a + (b - a) weight
+    _take(values, side_filter.taps[1], term)
+    term -= total
+    term *= side_filter.weights[0][:, None]
+    total += term
     return total
-  total *= chosen.weights[0][:, None]
-  for taps, weights in zip(chosen.taps[1:], chosen.weights[1:], strict=True):
-    _take(values, taps, other)
-    other *= weights[:, None]
-    total += other
+  total *= side_filter.weights[0][:, None]
+  for taps, weights in zip(side_filter.taps[1:], side_filter.weights[1:], strict=True):
+    _take(values, taps, term)
+    term *= weights[:, None]
+    total += term
   return total
 
 
@@ -177,7 +196,7 @@ def _take(values: HostArray, taps: HostArray, out: HostArray) -> None:
     np.copyto(out, np.take(values, taps, axis=0, out=buffer('bytes', out.shape, np.uint8), mode='clip'))
 
 
-def _swap(values: HostArray, name: str) -> HostArray:
+def _swap_axes(values: HostArray, name: str) -> HostArray:
   """Returns `values [A, B, 3]` as `[B, A 3]`, in the buffer `name`."""
   rows, columns = values.shape[:2]
   swapped: HostArray = cv2.transpose(values, buffer(name, (columns, rows, 3), values.dtype))

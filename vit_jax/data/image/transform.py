@@ -37,8 +37,8 @@ FIRST, SECOND, LOCAL = 0, 1, 2  # indices into `schema.Views.blur` and `.solariz
 class TrainTransform:
   """The host part of a training recipe: crop, resize, affine, flip, shift, and then colors, in this order.
 
-  With `num_tokens`, images keep their own aspect ratio and have at most so many patches: the aspect ratio of a crop is
-  that of the image times a number in `crop_aspect`, and the crop is resized to a grid of its own aspect ratio.
+  With `num_tokens`, images keep their own aspect ratio and have at most so many patches of `eval_native_patch` px. The
+  aspect ratio of a crop is that of the image times a number in `crop_aspect`; the crop keeps it when it is resized.
   """
   recipe: schema.Recipe
   image_px: tuple[int, int]
@@ -47,18 +47,21 @@ class TrainTransform:
   num_tokens: int = 0
 
   def __call__(self, record: Record, rng: np.random.Generator) -> Example:
-    recipe, patch, px = self.recipe, self.recipe.eval_native_patch, self.image_px
+    recipe, patch, image_px = self.recipe, self.recipe.eval_native_patch, self.image_px
     is_rgb, is_whole = recipe.channels == channels.RGB, recipe.crop is schema.Crop.RESIZE
-    stored = (self.open_image(record.image, decode_options(recipe)) if is_rgb else
-              decode.DecodedImage(decode_image(record, recipe)))
-    window = (decode.Window(0, 0, *stored.size) if is_whole else
-              crops.draw(recipe, stored.size, rng, relative=self.num_tokens > 0))
-    if self.num_tokens:
-      px = geometry.native_size((window.height, window.width), patch, self.num_tokens)
-    if is_whole and not self.num_tokens:
-      image, box = geometry.fit(stored.cut(window), recipe=recipe, image_px=px)
+    if is_rgb:
+      stored = self.open_image(record.image, decode_options(recipe))
     else:
-      image = geometry.resize_crop(stored.cut(window), px, recipe=recipe)
+      stored = decode.DecodedImage(decode_image(record, recipe))
+    window = decode.Window(0, 0, *stored.size)
+    if not is_whole:
+      window = crops.draw(recipe, stored.size, rng, relative=self.num_tokens > 0)
+    if self.num_tokens:
+      image_px = geometry.native_size((window.height, window.width), patch, self.num_tokens)
+    if is_whole and not self.num_tokens:
+      image, box = geometry.fit(stored.cut(window), recipe=recipe, image_px=image_px)
+    else:
+      image = geometry.resize_crop(stored.cut(window), image_px, recipe=recipe)
       box = crops.fractions(window, stored.size)
     image, box = geometry.augment(image, box, recipe=recipe, rng=rng)
     if is_rgb:
@@ -84,36 +87,37 @@ class ViewsTransform:
   image_px: tuple[int, int]
 
   def __call__(self, record: Record, rng: np.random.Generator) -> Example:
-    stored, views = decode_image(record, self.recipe), self.recipe.views
-    both, copies = [], []
+    image, views = decode_image(record, self.recipe), self.recipe.views
+    global_views, gram_views = [], []
     for kind in (FIRST, SECOND):
-      cut = self._cut(stored, rng, kind=kind)
+      crop = self._crop(image, rng, kind=kind)
       if views.gram_scale > 1:  # a copy of the generator draws the same numbers
-        copies.append(self._augment(cut, copy.deepcopy(rng), kind=kind, px=views.gram_px(self.image_px),
-                                    has_colors=views.gram_colors))
-      both.append(self._augment(cut, rng, kind=kind, px=self.image_px))
-    example: Example = {'views_global': np.stack(both), 'label': np.int32(record.label)}
-    if copies:
-      example['views_gram'] = np.stack(copies)
+        gram_views.append(self._augment(crop, copy.deepcopy(rng), kind=kind, image_px=views.gram_px(self.image_px),
+                                        has_colors=views.gram_colors))
+      global_views.append(self._augment(crop, rng, kind=kind, image_px=self.image_px))
+    example: Example = {'views_global': np.stack(global_views), 'label': np.int32(record.label)}
+    if gram_views:
+      example['views_gram'] = np.stack(gram_views)
     if views.num_local:
+      local_px = views.local_px, views.local_px
       example['views_local'] = np.stack([
-          self._augment(self._cut(stored, rng, kind=LOCAL), rng, kind=LOCAL, px=(views.local_px, views.local_px))
+          self._augment(self._crop(image, rng, kind=LOCAL), rng, kind=LOCAL, image_px=local_px)
           for _ in range(views.num_local)])
     return example
 
-  def _cut(self, stored: HostArray, rng: np.random.Generator, *, kind: int) -> HostArray:
-    """Returns a random crop of the decoded image `[H, W, 3] u8`, at its stored size."""
+  def _crop(self, image: HostArray, rng: np.random.Generator, *, kind: int) -> HostArray:
+    """Returns a random crop of the decoded image `[H, W, 3] u8`, not resized; `kind` is FIRST, SECOND or LOCAL."""
     recipe, views = self.recipe, self.recipe.views
-    window = crops.sample(recipe.crop_sampler, (stored.shape[0], stored.shape[1]), rng=rng,
+    window = crops.sample(recipe.crop_sampler, (image.shape[0], image.shape[1]), rng=rng,
                           area=views.local_area if kind == LOCAL else views.global_area, aspect=recipe.crop_aspect,
                           tries=recipe.crop_tries, covered=recipe.crop_covered)
-    return window.cut(stored)
+    return window.cut(image)
 
-  def _augment(self, cut: HostArray, rng: np.random.Generator, *, kind: int, px: tuple[int, int],
+  def _augment(self, crop: HostArray, rng: np.random.Generator, *, kind: int, image_px: tuple[int, int],
                has_colors: bool = True) -> HostArray:
-    """Returns a crop after resizing, flip and, if `has_colors`, colors."""
+    """Returns a crop resized to `image_px`, then flipped at random and, if `has_colors`, with changed colors."""
     recipe, views = self.recipe, self.recipe.views
-    image = geometry.resize(cut, px, antialias=recipe.antialias, interpolation=recipe.interpolation,
+    image = geometry.resize(crop, image_px, antialias=recipe.antialias, interpolation=recipe.interpolation,
                             truncate=recipe.truncate)
     if recipe.flip and rng.random() < 0.5:
       image = np.ascontiguousarray(geometry.flip(image))
@@ -131,7 +135,7 @@ class ViewsTransform:
 
 @dataclasses.dataclass(frozen=True)
 class EvalTransform:
-  """The host part of evaluation; deterministic. `shapes` has the arrays of its examples."""
+  """The host part of evaluation, which draws no random numbers. `shapes` has the shapes of its examples."""
   recipe: schema.Recipe
   image_px: tuple[int, int]
   max_labels: int = 0
@@ -152,14 +156,14 @@ class EvalTransform:
 
 def train_transform(recipe: schema.Recipe, image_px: tuple[int, int], *, decode: schema.Decode = schema.Decode.FULL,
                     max_labels: int = 0, num_tokens: int = 0) -> Transform:
-  """Returns the transform `(record, rng) -> Example` of training, which pickles.
+  """Returns the transform `(record, rng) -> Example` of training, which can be pickled.
 
   Args:
     recipe: the augmentation.
     image_px: height and width of the images, px.
     decode: whether a JPEG is decoded completely, or only inside its crop.
     max_labels: T of `label_list [T]`; 0 = examples have no list.
-    num_tokens: images keep their own aspect ratio and have at most so many patches; 0 = they have the size `image_px`.
+    num_tokens: most patches of an image at its own aspect ratio; 0 = images are resized to `image_px`.
 
   Raises:
     UserError: the decoder is not installed.
@@ -183,34 +187,37 @@ def decode_image(record: Record, recipe: schema.Recipe) -> HostArray:
 
 
 def eval_transform(recipe: schema.Recipe, image_px: tuple[int, int], *, max_labels: int = 0) -> EvalTransform:
-  """Returns the transform `record -> Example` of evaluation, which pickles."""
+  """Returns the transform `record -> Example` of evaluation, which can be pickled."""
   return EvalTransform(recipe, (image_px[0], image_px[1]), max_labels)
 
 
 def train_shapes(recipe: schema.Recipe, image_px: tuple[int, int], *, max_labels: int = 0,
                  num_tokens: int = 0) -> Shapes:
-  """Returns the shapes of the examples of `train_transform`."""
+  """Returns shape and dtype of the arrays of `train_transform`, which has the same arguments."""
   views, height, width = recipe.views, image_px[0], image_px[1]
   if num_tokens:
     patch = recipe.eval_native_patch
     return eval_shapes((num_tokens * patch, patch), max_labels=max_labels, has_grid=True)
   if not views.on:
     return eval_shapes(image_px, max_labels=max_labels, num_channels=recipe.channels)
-  found: Shapes = {'views_global': ((2, height, width, 3), np.uint8), 'label': ((), np.int32)}
+  shapes: Shapes = {'views_global': ((2, height, width, 3), np.uint8), 'label': ((), np.int32)}
   if views.gram_scale > 1:
-    found['views_gram'] = ((2, *views.gram_px(image_px), 3), np.uint8)
+    shapes['views_gram'] = ((2, *views.gram_px(image_px), 3), np.uint8)
   if views.num_local:
-    found['views_local'] = ((views.num_local, views.local_px, views.local_px, 3), np.uint8)
-  return found
+    shapes['views_local'] = ((views.num_local, views.local_px, views.local_px, 3), np.uint8)
+  return shapes
 
 
 def eval_shapes(image_px: tuple[int, int], *, max_labels: int = 0, num_channels: int = channels.RGB,
                 has_grid: bool = False) -> Shapes:
-  """Returns the shapes of the examples of `eval_transform`; `has_grid` = images have their own aspect ratio."""
+  """Returns shape and dtype of the arrays of `eval_transform`; `has_grid`: images keep their own aspect ratio."""
   dtype = np.uint8 if num_channels == channels.RGB else np.float32
-  found: Shapes = {'image': ((*image_px, num_channels), dtype), 'label': ((), np.int32), 'box': ((4,), np.float32)}
-  found |= {'grid': ((2,), np.int32)} if has_grid else {}
-  return found | {'label_list': ((max_labels,), np.int32)} if max_labels else found
+  shapes: Shapes = {'image': ((*image_px, num_channels), dtype), 'label': ((), np.int32), 'box': ((4,), np.float32)}
+  if has_grid:
+    shapes['grid'] = ((2,), np.int32)
+  if max_labels:
+    shapes['label_list'] = ((max_labels,), np.int32)
+  return shapes
 
 
 def augment_colors(image: HostArray, *, recipe: schema.Recipe, rng: np.random.Generator) -> HostArray:
@@ -238,17 +245,20 @@ def host_labels(record: Record, max_labels: int) -> Example:
   if len(labels) > max_labels:
     raise UserError(f'data.max_labels: expected at least {len(labels)}, the number of labels of one image, got '
                     f'{max_labels}. Set it to the largest number of labels of an image.')
-  return {'label': np.int32(record.label),
-          'label_list': np.array([*labels, *[-1] * (max_labels - len(labels))], np.int32)}
+  padding = [-1] * (max_labels - len(labels))
+  return {'label': np.int32(record.label), 'label_list': np.array([*labels, *padding], np.int32)}
 
 
 def host_only(recipe: schema.Recipe) -> str:
-  """Returns the settings of a recipe that need the stored image on the host at each step; '' if there are none."""
-  found = {f'crop={recipe.crop.value}': recipe.crop is not schema.Crop.RESIZE, 'views.on=true': recipe.views.on,
-           'native_lengths': bool(recipe.native_lengths),
-           f'randaugment.layers={recipe.randaugment.layers}': recipe.randaugment.layers > 0,
-           'three_augment=true': recipe.three_augment, 'jitter': colors.is_on(recipe.jitter)}
-  return ', '.join(f'data.recipe.{name}' for name, needed in found.items() if needed)
+  """Returns the settings of a recipe that the device cannot apply, with commas, for messages; '' if there are none.
+
+  With such a setting, the host needs the stored image at each step, and the loader cannot keep resized images.
+  """
+  settings = {f'crop={recipe.crop.value}': recipe.crop is not schema.Crop.RESIZE, 'views.on=true': recipe.views.on,
+              'native_lengths': bool(recipe.native_lengths),
+              f'randaugment.layers={recipe.randaugment.layers}': recipe.randaugment.layers > 0,
+              'three_augment=true': recipe.three_augment, 'jitter': colors.is_on(recipe.jitter)}
+  return ', '.join(f'data.recipe.{name}' for name, is_set in settings.items() if is_set)
 
 
 def read_as(recipe: schema.Recipe, other: schema.Recipe) -> schema.Recipe:
@@ -264,7 +274,10 @@ def at_one_size(recipe: schema.Recipe) -> schema.Recipe:
 def eval_summary(recipe: schema.Recipe, image_px: tuple[int, int]) -> dict[str, object]:
   """Returns the preprocessing of evaluation, for reports and JSON: names as in `weights.preprocess.Preprocess`."""
   interpolation, antialias = geometry.eval_resampling(recipe)
-  return {'geometry': recipe.eval_geometry.value, 'resize_px': recipe.eval_resize_px, 'image_px': list(image_px),
-          'interpolation': interpolation.value, 'antialias': antialias, 'truncate': recipe.truncate,
-          'mean': list(recipe.mean), 'std': list(recipe.std), 'exif_orientation': recipe.upright,
-          **({'native_patch': recipe.eval_native_patch} if recipe.eval_native_patch else {})}
+  summary: dict[str, object] = {
+      'geometry': recipe.eval_geometry.value, 'resize_px': recipe.eval_resize_px, 'image_px': list(image_px),
+      'interpolation': interpolation.value, 'antialias': antialias, 'truncate': recipe.truncate,
+      'mean': list(recipe.mean), 'std': list(recipe.std), 'exif_orientation': recipe.upright}
+  if recipe.eval_native_patch:
+    summary['native_patch'] = recipe.eval_native_patch
+  return summary

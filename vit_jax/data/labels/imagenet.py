@@ -1,8 +1,8 @@
 """Names of the classes of ImageNet, for weights that do not name their outputs.
 
 The names are lemmas of WordNet 3.0 (`LICENSE_WORDNET`); `tests/data/make_imagenet_names.py` made the lists. The number
-of outputs is only a hint: weights with 1,000 outputs may have other classes. So callers of `by_count` say in their
-output where the names come from; `by_ids` compares the names of the weights, if they have some.
+of outputs is only a hint: weights with 1,000 outputs may have other classes. So callers of `by_count` state in their
+output where the names come from. `by_ids` also compares them with the names that the weights store, if they do.
 """
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-_ID = re.compile(r'n\d{8}')
-_ENOUGH = 0.9  # of the outputs; the names of others differ by synonyms and spelling
+_WORDNET_ID = re.compile(r'n\d{8}')  # such as `n01440764`
+_MIN_EQUAL = 0.9  # fraction of outputs with equal names; some names differ in synonyms and spelling
 SETS = {1_000: ('ImageNet-1k', 'imagenet_1k.txt'), 21_843: ('ImageNet-21k', 'imagenet_21k.txt')}
-"""Name and list of a set by its number of classes. 21,843 outputs in this order: BiT, ViT, AugReg and Mixer."""
+"""Name and file of a set by its number of classes. The order of ImageNet-21k is that of BiT, ViT, AugReg and Mixer."""
 
 
 class Names(NamedTuple):
@@ -26,7 +26,7 @@ class Names(NamedTuple):
 
   def lines(self) -> tuple[str, ...]:
     """Returns the classes as lines of a class file, such as `n01440764 tench`."""
-    return tuple(f'{one} {name}' for one, name in zip(self.ids, self.names, strict=True))
+    return tuple(f'{wordnet_id} {name}' for wordnet_id, name in zip(self.ids, self.names, strict=True))
 
 
 @functools.cache
@@ -42,22 +42,24 @@ def by_count(num_classes: int) -> Names | None:
 
 
 def by_ids(own: Sequence[str], num_classes: int, class_names: Sequence[str]) -> Names | None:
-  """Returns the set of the outputs of a network that is used with a dataset with WordNet ids such as `n01440764`.
+  """Returns the set that a network was probably trained on, for a dataset whose classes are WordNet ids.
 
   Args:
-    own: classes of the dataset.
+    own: classes of the dataset, such as `n01440764`.
     num_classes: outputs of the network.
-    class_names: its own names of its outputs; () = none.
+    class_names: names that the weights store for the outputs, such as `tench, Tinca tinca`; () = none.
 
   Returns:
-    None if no class of the dataset is a WordNet id, no set has this number of classes, or the network names its outputs
-    otherwise or by WordNet ids of its own.
+    The set; None if no class of the dataset is a WordNet id, no set has this number of classes, or fewer than 90 % of
+    the stored names are names of the set.
   """
-  found = by_count(num_classes)
-  if found is None or not any(_ID.fullmatch(name) for name in own):
+  names = by_count(num_classes)
+  if names is None or not any(_WORDNET_ID.fullmatch(name) for name in own):
     return None
   if not class_names:
-    return found
-  synonyms = [{one.strip().casefold().replace('_', ' ') for one in name.split(',')} for name in class_names]
-  alike = sum(name.partition(' (')[0].casefold() in own for name, own in zip(found.names, synonyms, strict=True))
-  return found if alike >= _ENOUGH * num_classes else None
+    return names
+  num_equal = 0
+  for name, class_name in zip(names.names, class_names, strict=True):
+    synonyms = {synonym.strip().casefold().replace('_', ' ') for synonym in class_name.split(',')}
+    num_equal += name.partition(' (')[0].casefold() in synonyms  # names are unique by a text in parentheses
+  return names if num_equal >= _MIN_EQUAL * num_classes else None

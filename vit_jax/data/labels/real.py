@@ -24,15 +24,20 @@ from vit_jax.data.source import Source, find_origin
 
 NUM_IMAGES, NUM_CLASSES = 50_000, 1_000
 FEATURE = 'real_label'  # of the TFDS dataset imagenet2012_real
-_NUMBER = re.compile(r'ILSVRC2012_val_(\d{8})')
-_NAMES = ('file_name', 'image/filename', 'filename')
+_IMAGE_NUMBER = re.compile(r'ILSVRC2012_val_(\d{8})')  # such as `ILSVRC2012_val_00000293`; the first image is 1
+_NAME_FEATURES = ('file_name', 'image/filename', 'filename')  # features in which datasets store the name of the file
 
 Labels = tuple[tuple[int, ...], ...]
 """Classes of each image."""
 
 
 class Counts(NamedTuple):
-  """Numbers of images and labels of ReaL."""
+  """Numbers of images and labels of ReaL.
+
+  num_scored, num_empty: images with and without labels.
+  num_labels: labels of all images together.
+  most: largest number of labels of an image.
+  """
   num_scored: int
   num_empty: int
   num_labels: int
@@ -45,26 +50,27 @@ def read(path: str) -> Labels:
   Raises:
     UserError: it cannot be read, or has other content.
   """
-  found = documents.read(path, expected='real.json of the authors of ImageNet-ReaL', advice='Download it from '
+  lists = documents.read(path, expected='real.json of the authors of ImageNet-ReaL', advice='Download it from '
                            'github.com/google-research/reassessed-imagenet.').value
-  is_valid = isinstance(found, list) and len(found) == NUM_IMAGES and all(
-      isinstance(one, list) and all(type(c) is int and 0 <= c < NUM_CLASSES for c in one) for one in found)
+  is_valid = isinstance(lists, list) and len(lists) == NUM_IMAGES and all(
+      isinstance(labels, list) and all(type(label) is int and 0 <= label < NUM_CLASSES for label in labels)
+      for labels in lists)
   if not is_valid:
-    size = f'{len(found):,} entries' if isinstance(found, list) else documents.describe(found)
+    size = f'{len(lists):,} entries' if isinstance(lists, list) else documents.describe(lists)
     raise UserError(f'{path}: expected a list of {NUM_IMAGES:,} lists of classes from 0 to {NUM_CLASSES - 1}, got '
                     f'{size}. Download real.json again.')
-  return tuple(tuple(one) for one in found)
+  return tuple(tuple(labels) for labels in lists)
 
 
 def count(labels: Labels) -> Counts:
   """Returns the numbers of images with and without labels, and of labels."""
-  sizes = [len(one) for one in labels]
+  sizes = [len(image_labels) for image_labels in labels]
   return Counts(sum(size > 0 for size in sizes), sizes.count(0), sum(sizes), max(sizes, default=0))
 
 
 def score(predicted: HostArray, labels: Labels) -> float:
-  """Returns the fraction of the images with labels whose predicted class `[S]` is one of them."""
-  hits = [int(p) in one for p, one in zip(predicted, labels, strict=True) if one]
+  """Returns the fraction of the images with labels whose predicted class is one of them; `predicted [S]` is integer."""
+  hits = [int(label) in image_labels for label, image_labels in zip(predicted, labels, strict=True) if image_labels]
   return float(np.mean(hits))
 
 
@@ -75,23 +81,23 @@ def read_predictions(path: str) -> HostArray:
     UserError: it cannot be read, a line has another form, or an image is missing or listed twice.
   """
   lines = user_files.split_lines(documents.read_text(path, path))
-  found = np.full(NUM_IMAGES, -1)
-  for at, line in enumerate(lines, 1):
-    number, words = _NUMBER.search(line), line.replace(',', ' ').split()
-    place = int(number[1]) - 1 if number else -1
-    if not (0 <= place < NUM_IMAGES and words[-1].isdecimal() and len(words[-1]) < 10
+  predicted = np.full(NUM_IMAGES, -1)
+  for line_number, line in enumerate(lines, 1):
+    match, words = _IMAGE_NUMBER.search(line), line.replace(',', ' ').split()
+    index = int(match[1]) - 1 if match else -1
+    if not (0 <= index < NUM_IMAGES and words[-1].isdecimal() and len(words[-1]) < 10
             and int(words[-1]) < NUM_CLASSES):
-      raise UserError(f'{path}, line {at}: expected an image and its class, from 0 to {NUM_CLASSES - 1}, such as '
-                      f'`ILSVRC2012_val_00000293.JPEG 65`, got {line[:80]!r}. Correct the line.')
-    if found[place] >= 0:
-      raise UserError(f'{path}, line {at}: expected one line for each image, got a second one for {place + 1:08}. '
-                      'Remove one of them.')
-    found[place] = int(words[-1])
-  missing = np.flatnonzero(found < 0)
+      raise UserError(f'{path}, line {line_number}: expected an image and its class, from 0 to {NUM_CLASSES - 1}, such '
+                      f'as `ILSVRC2012_val_00000293.JPEG 65`, got {line[:80]!r}. Correct the line.')
+    if predicted[index] >= 0:
+      raise UserError(f'{path}, line {line_number}: expected one line for each image, got a second one for '
+                      f'{index + 1:08}. Remove one of them.')
+    predicted[index] = int(words[-1])
+  missing = np.flatnonzero(predicted < 0)
   if missing.size:
     raise UserError(f'{path}: expected a line for each of {NUM_IMAGES:,} images, got none for {missing.size:,}, such '
                     f'as ILSVRC2012_val_{missing[0] + 1:08}. Add the missing lines.')
-  return found
+  return predicted
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -121,20 +127,20 @@ def of_source(source: Source, path: str) -> Labels:
   Raises:
     UserError: the number of an image is not known, or the source has no such labels.
   """
-  origins = [find_origin(source, i) for i in range(len(source))]
+  origins = [find_origin(source, index) for index in range(len(source))]
   if not path:
     return tuple(_stored_labels(origin, row, source.name) for origin, row in origins)
   lists = read(path)
-  found: list[tuple[int, ...]] = []
+  labels: list[tuple[int, ...]] = []
   for origin, row in origins:
     name = _file_name(origin, row)
-    number = _NUMBER.search(name)
-    if number is None or not 1 <= int(number[1]) <= NUM_IMAGES:
+    match = _IMAGE_NUMBER.search(name)
+    if match is None or not 1 <= int(match[1]) <= NUM_IMAGES:
       raise UserError(f'{source.name}: expected validation images of ILSVRC 2012, named ILSVRC2012_val_00000001.JPEG '
                       f'to …00050000, got {name}, for which {path} has no labels. Use such files, or the split '
                       'validation of tfds:imagenet2012.')
-    found.append(lists[int(number[1]) - 1])
-  return tuple(found)
+    labels.append(lists[int(match[1]) - 1])
+  return tuple(labels)
 
 
 def _file_name(source: Source, index: int) -> str:
@@ -143,8 +149,8 @@ def _file_name(source: Source, index: int) -> str:
   if features is None:
     return source.describe(index)
   record = features(index)
-  [name] = next((record[key][:1] for key in _NAMES if record.get(key)), [b''])
-  return name.decode(errors='replace') if isinstance(name, bytes) else str(name)
+  names = [record[feature][0] for feature in _NAME_FEATURES if record.get(feature)] or [b'']
+  return names[0].decode(errors='replace') if isinstance(names[0], bytes) else str(names[0])
 
 
 def _stored_labels(source: Source, index: int, name: str) -> tuple[int, ...]:
@@ -154,11 +160,11 @@ def _stored_labels(source: Source, index: int, name: str) -> tuple[int, ...]:
   if FEATURE not in record:
     raise UserError(f'{name}: expected the feature {FEATURE}, which it does not have. Use '
                     'tfds:imagenet2012_real, or set evals.….labels=real.json with the validation images.')
-  found = record[FEATURE]
-  if not all(isinstance(c, int) and 0 <= c < NUM_CLASSES for c in found):
+  labels = record[FEATURE]
+  if not all(isinstance(label, int) and 0 <= label < NUM_CLASSES for label in labels):
     raise UserError(f'{name}: expected classes from 0 to {NUM_CLASSES - 1} in the feature {FEATURE}, got '
                     f'others in {source.describe(index)}. Prepare the dataset again.')
-  return tuple(found)
+  return tuple(labels)
 
 
 if __name__ == '__main__':

@@ -38,15 +38,15 @@ def draw(seed: int, num: int, index: int, epoch: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-  """The texts of the examples of a source. It pickles to few bytes.
+  """The texts of the examples of a source. Its pickle is small.
 
   source: of the images.
   length: tokens of a text, N.
   seed: of the draw among several texts of an image.
-  digest: appended to the digest of the source.
-  read: maps an example and its class to all its texts. Raises BadImage if it has no usable text.
+  digest: identity of texts and tokenizer, appended to the digest of the source.
+  read: maps the index and the class of an example to all its texts. Raises BadImage if it has no usable text.
   encode: maps texts to their tokens.
-  rule: by which texts are simplified before they are encoded; None = `read` returns ids of tokens, not texts.
+  rule: by which texts are simplified before they are encoded; None if `read` returns ids of tokens, not texts.
   """
   source: Source
   length: int
@@ -62,7 +62,12 @@ class Texts:
     return shapes(self.length)
 
   def add(self, example: Example, index: int, position: int) -> Example:
-    """Returns a decoded example with its text for this position in the order of training.
+    """Returns a decoded example with `text [N] i32` and `text_mask [N] bool`.
+
+    Args:
+      example: as the transform returns it.
+      index: of the example in the source.
+      position: in the order of training; `position // len(source)` is the epoch, for which a text is drawn.
 
     Raises:
       BadImage: it has no usable text.
@@ -73,12 +78,12 @@ class Texts:
     return {**example, 'text': ids[0], 'text_mask': mask[0]}
 
   def sample(self) -> str:
-    """Returns the first text as the text tower reads it, for a person; '' if only ids of tokens are known."""
+    """Returns the simplified first text of the source, to be shown to the user; '' if only ids of tokens are known."""
     if not self.rule:
       return ''
     try:
       return prompting.simplify(self.read(0, first_label(self.source, 0))[0], self.rule)
-    except (BadImage, OSError):  # the loader counts and reports it
+    except (BadImage, OSError):  # which the loader counts and reports when it reads the example
       return ''
 
 
@@ -98,35 +103,35 @@ def open_texts(source: Source, text: schema.Text, *, prompts: str, names: str, s
   origin = origins(source)[0]
   if not prompts and (encoding := getattr(origin, 'encoding', None)):
     stored.check(encoding, text, title(origin))
-    own = ' '.join(map(str, encoding.to_json().values()))
+    identity = ' '.join(map(str, encoding.to_json().values()))
     frame = functools.partial(tokenizer.frame, family=encoding.tokens.value, length=text.length,
                               special=(encoding.start, encoding.end, encoding.pad))
-    return Texts(source, text.length, seed, f' texts=encoded {text.length} {own}',
+    return Texts(source, text.length, seed, f' texts=encoded {text.length} {identity}',
                  functools.partial(_read_ids, source), frame, None)
   if text.tokens is not Tokens.BYTES and not text.tokenizer:
     raise UserError('objective.text.tokenizer: expected the file of a tokenizer, got none. Set it, or '
                     'objective.text.tokens=bytes, which needs none.')
-  made = tokenizer.open_given(text.tokens.value, text.tokenizer, length=text.length, source='objective.text')
-  made.check(text.vocabulary, 'objective.text.vocabulary')
+  encode = tokenizer.open_given(text.tokens.value, text.tokenizer, length=text.length, source='objective.text')
+  encode.check(text.vocabulary, 'objective.text.vocabulary')
   read: Callable[[int, int], Sequence[str]]
   if prompts:
     if source.class_names == UNLABELED:
       raise UserError(f"objective.prompts: expected '' with {title(source)}, whose images have no classes, got "
                       f'{prompts!r}. Leave it out to train on captions.')
-    words = prompting.class_names(source.class_names, names, setting='objective.names')
+    class_names = prompting.class_names(source.class_names, names, setting='objective.names')
     templates = prompting.find_templates(prompts, setting='objective.prompts')
-    read, identity = functools.partial(_fill, words, templates), f'{templates} {words}'
+    read, identity = functools.partial(_fill, class_names, templates), f'{templates} {class_names}'
   else:
-    for one in origins(source):
-      if not has_captions(one):
+    for each_origin in origins(source):
+      if not has_captions(each_origin):
         raise UserError(f'objective.prompts: expected a template for the names of classes, got {""!r}, which takes '
-                        f'captions, and {title(one)} has none. Set it, or give captions: by data.caption_column of a '
-                        'source with columns, in captions_train.jsonl of a folder.')
+                        f'captions, and {title(each_origin)} has none. Set it, or give captions: by '
+                        'data.caption_column of a source with columns, in captions_train.jsonl of a folder.')
     read, identity = functools.partial(_read_captions, source), 'captions'
     if column := getattr(origin, 'caption_column', ''):
       identity += f' {column}'
   rule = prompting.rule_of(text.tokens.value, text.text_rule)
-  return Texts(source, text.length, seed, f' texts={made.digest} {rule.value} {identity}', read, made, rule)
+  return Texts(source, text.length, seed, f' texts={encode.digest} {rule.value} {identity}', read, encode, rule)
 
 
 def _read_captions(source: Source, index: int, label: int) -> Sequence[str]:
@@ -145,9 +150,9 @@ def _read_ids(source: Source, index: int, label: int) -> Sequence[Sequence[int]]
   return ids
 
 
-def _fill(words: Sequence[str], templates: Sequence[str], index: int, label: int) -> Sequence[str]:
-  """Returns the templates with the name of a class; the first of several synonyms."""
+def _fill(class_names: Sequence[str], templates: Sequence[str], index: int, label: int) -> Sequence[str]:
+  """Returns the templates filled with the name of the class `label`; with the first one of several synonyms."""
   del index
   if label < 0:
     raise BadImage('the example: expected a class, whose name is its text, got none')
-  return prompting.build([words[label]], templates, TextRule.NONE)[0]
+  return prompting.build([class_names[label]], templates, TextRule.NONE)[0]

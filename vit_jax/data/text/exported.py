@@ -1,8 +1,9 @@
 """Writes a tokenizer as one file for the package `tokenizers`, for exported text towers.
 
-`export/towers.py` calls `write`. The file contains all steps of this package: it simplifies a text by the rule of its
-family, tokenizes it, adds the special tokens, cuts it and pads it to the length of the text tower. A SentencePiece file
-with unigrams (SigLIP) is converted; for another kind, the `tokenizer.json` beside it is used.
+`export/towers.py` calls `write`. With this file, the package `tokenizers` alone does what this project does for a text:
+it simplifies the text by the rule of its family, tokenizes it, adds special tokens, and cuts or pads the ids to the
+length of the text tower. A SentencePiece model (`*.model`) with a `tokenizer.json` beside it is replaced by that file.
+Without one, a model with unigrams, such as SigLIP's, is converted; other kinds raise UserError.
 """
 from __future__ import annotations
 
@@ -20,83 +21,98 @@ from vit_jax.core.errors import UserError
 from vit_jax.data.text import prompts
 from vit_jax.data.text.tokenizer import CLIP, Tokenizer, open_file
 
-_PIECES = {0: '<pad>', 1: '</s>', 2: '<unk>'}
-"""Special tokens of bytes (ByT5)."""
+_BYTE_TOKENS = {0: '<pad>', 1: '</s>', 2: '<unk>'}
+"""Special tokens of the family `bytes` (ByT5); the ids of the 256 bytes follow them."""
 
 
 def write(tokenizer: Tokenizer, rule: TextRule, path: pathlib.Path, *, samples: Sequence[str]) -> None:
-  """Writes a tokenizer, with the simplification of texts before it.
+  """Writes a tokenizer to one file, reads the file, and compares its ids with those of the tokenizer.
+
+  Args:
+    tokenizer: to write.
+    rule: by which the file simplifies texts first.
+    path: of the new file.
+    samples: texts whose ids are compared.
 
   Raises:
-    UserError: it is a SentencePiece model of another kind than unigrams without a `tokenizer.json` beside it,
-      `tokenizers` is not installed, or the file gives other ids for a sample.
+    UserError: the tokenizer is a SentencePiece model that cannot be converted, `tokenizers` is not installed, or the
+      file gives other ids for a sample.
   """
-  package, own = extras.load('tokenizers', 'text', '--texts'), tokenizer.path
-  if own and own.suffix == '.model' and own.with_name('tokenizer.json').is_file():
-    own = own.with_name('tokenizer.json')
-  found = _bytes(package) if not own else _unigram(package, own) if own.suffix == '.model' else open_file(own)
-  _simplify(package, found, rule)
+  package = extras.load('tokenizers', 'text', '--texts')
+  file = tokenizer.path
+  if file and file.suffix == '.model' and file.with_name('tokenizer.json').is_file():
+    file = file.with_name('tokenizer.json')
+  if not file:
+    exported = _byte_tokenizer(package)
+  elif file.suffix == '.model':
+    exported = _unigram_tokenizer(package, file)
+  else:
+    exported = open_file(file)
+  _add_simplification(package, exported, rule)
   start, end, pad = tokenizer.special
-  before = [found.id_to_token(start)] if tokenizer.family == CLIP else []
-  after = [found.id_to_token(end)] if tokenizer.has_end else []
-  found.post_processor = package.processors.TemplateProcessing(
-      single=[*before, '$A', *after], special_tokens=[*((one, start) for one in before),
-                                                      *((one, end) for one in after)])
-  found.enable_truncation(tokenizer.length)
-  found.enable_padding(length=tokenizer.length, pad_id=pad, pad_token=found.id_to_token(pad) or '<pad>')
-  found.save(str(path))
-  again = package.Tokenizer.from_file(str(path))
-  ids, mask = tokenizer([prompts.simplify(text, rule) for text in samples])
-  for text, row, seen in zip(samples, ids, mask, strict=True):
-    got = again.encode(text)
-    if list(got.ids) != row.tolist() or not np.array_equal(got.attention_mask, seen):
+  before = {exported.id_to_token(start): start} if tokenizer.family == CLIP else {}
+  after = {exported.id_to_token(end): end} if tokenizer.has_end else {}
+  exported.post_processor = package.processors.TemplateProcessing(  # $A stands for the tokens of the text
+      single=[*before, '$A', *after], special_tokens=[*before.items(), *after.items()])
+  exported.enable_truncation(tokenizer.length)
+  exported.enable_padding(length=tokenizer.length, pad_id=pad, pad_token=exported.id_to_token(pad) or '<pad>')
+  exported.save(str(path))
+  saved = package.Tokenizer.from_file(str(path))
+  all_ids, all_masks = tokenizer([prompts.simplify(text, rule) for text in samples])
+  for text, ids, mask in zip(samples, all_ids, all_masks, strict=True):
+    encoding = saved.encode(text)
+    if list(encoding.ids) != ids.tolist() or not np.array_equal(encoding.attention_mask, mask):
       raise UserError(f'--tokenizer: expected a tokenizer whose file gives the same ids, got others for {text[:60]!r} '
-                      f'with {own or "bytes"}. Use the tokenizer.json that was published with the weights.')
+                      f'with {file or "bytes"}. Use the tokenizer.json that was published with the weights.')
 
 
-def _unigram(package: Any, path: pathlib.Path) -> Any:
+def _unigram_tokenizer(package: Any, path: pathlib.Path) -> Any:
   """Returns the tokenizer of a SentencePiece file with unigrams. Raises UserError if it is of another kind."""
-  content = extras.load('sentencepiece.sentencepiece_model_pb2', 'text', '--texts').ModelProto()
-  content.ParseFromString(path.read_bytes())
-  trained, normal, kinds = content.trainer_spec, content.normalizer_spec, package.normalizers
-  if trained.model_type != trained.UNIGRAM:
+  model = extras.load('sentencepiece.sentencepiece_model_pb2', 'text', '--texts').ModelProto()
+  model.ParseFromString(path.read_bytes())
+  trainer, normalizer, normalizers = model.trainer_spec, model.normalizer_spec, package.normalizers
+  if trainer.model_type != trainer.UNIGRAM:
     raise UserError('--tokenizer: expected tokenizer.json, vocab.json with merges.txt, or a SentencePiece model with '
                     f'unigrams, got {path}. Put the tokenizer.json of the same model beside it, or set --tokenizer to '
                     'it.')
-  found = package.Tokenizer(package.models.Unigram(
-      [(one.piece, one.score) for one in content.pieces], trained.unk_id, trained.byte_fallback))
-  steps = [kinds.Precompiled(normal.precompiled_charsmap)] if normal.precompiled_charsmap else []
-  if normal.remove_extra_whitespaces:
-    steps += [kinds.Strip(), kinds.Replace(package.Regex(' {2,}'), ' ')]
-  found.normalizer = kinds.Sequence(steps)
-  found.pre_tokenizer = package.pre_tokenizers.Metaspace(
-      prepend_scheme='always' if normal.add_dummy_prefix else 'never')
-  return found
+  exported = package.Tokenizer(package.models.Unigram(
+      [(entry.piece, entry.score) for entry in model.pieces], trainer.unk_id, trainer.byte_fallback))
+  steps = [normalizers.Precompiled(normalizer.precompiled_charsmap)] if normalizer.precompiled_charsmap else []
+  if normalizer.remove_extra_whitespaces:
+    steps += [normalizers.Strip(), normalizers.Replace(package.Regex(' {2,}'), ' ')]
+  exported.normalizer = normalizers.Sequence(steps)
+  exported.pre_tokenizer = package.pre_tokenizers.Metaspace(
+      prepend_scheme='always' if normalizer.add_dummy_prefix else 'never')
+  return exported
 
 
-def _bytes(package: Any) -> Any:
-  """Returns the tokenizer of bytes, each plus 3."""
+def _byte_tokenizer(package: Any) -> Any:
+  """Returns the tokenizer of the family `bytes`: the id of a byte is the byte plus 3.
+
+  `ByteLevel` replaces each byte by one character: a printable byte by the character with this code, the others by the
+  characters from code 256 on, in the order of the bytes (as GPT-2 does).
+  """
   printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-  others = iter(range(256, 512))  # letters that stand for the other bytes in `ByteLevel`
-  letters = [chr(byte if byte in printable else next(others)) for byte in range(256)]
-  found = package.Tokenizer(package.models.BPE(
-      {**{piece: number for number, piece in _PIECES.items()},
-       **{letters[byte]: byte + len(_PIECES) for byte in range(256)}}, []))
-  found.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-  return found
+  other_codes = iter(range(256, 512))
+  characters = [chr(byte if byte in printable else next(other_codes)) for byte in range(256)]
+  vocabulary = {token: token_id for token_id, token in _BYTE_TOKENS.items()}
+  vocabulary |= {character: byte + len(_BYTE_TOKENS) for byte, character in enumerate(characters)}
+  exported = package.Tokenizer(package.models.BPE(vocabulary, []))
+  exported.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+  return exported
 
 
-def _simplify(package: Any, found: Any, rule: TextRule) -> None:
-  """Puts the simplification of `prompts.simplify` before the own normalization of a tokenizer."""
-  kinds, steps = package.normalizers, []
+def _add_simplification(package: Any, exported: Any, rule: TextRule) -> None:
+  """Puts the steps of `prompts.simplify` before those of the tokenizer's normalizer."""
+  normalizers, steps = package.normalizers, []
   if rule is not TextRule.NONE:
-    steps = [kinds.Replace('_', ' ')]
+    steps = [normalizers.Replace('_', ' ')]
   if rule is TextRule.CANONICAL:
-    steps += [kinds.Replace(package.Regex(f'[{re.escape(string.punctuation)}]'), ''), kinds.Lowercase(),
-              kinds.Replace(package.Regex(r'\s+'), ' '), kinds.Strip()]
+    steps += [normalizers.Replace(package.Regex(f'[{re.escape(string.punctuation)}]'), ''), normalizers.Lowercase(),
+              normalizers.Replace(package.Regex(r'\s+'), ' '), normalizers.Strip()]
   elif rule is TextRule.LOWER:
-    steps.append(kinds.Lowercase())
-  if own := found.normalizer:
-    steps.append(own)
+    steps.append(normalizers.Lowercase())
+  if exported.normalizer:
+    steps.append(exported.normalizer)
   if steps:
-    found.normalizer = kinds.Sequence(steps)
+    exported.normalizer = normalizers.Sequence(steps)

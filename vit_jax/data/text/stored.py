@@ -1,9 +1,12 @@
 """Captions as sources store them: one or several texts for an image, and in prepared datasets also ids of tokens.
 
-`texts` and `field` check what a source reads. `vit-jax prepare --tokens` writes ids: it calls `open_encoder`, and
-`Encoder.features` for each example. With ids, training needs no tokenizer: `captions.py` calls `check`, and the source
-calls `ids`. The ids of a caption are those of its pieces, all of them and without special tokens: a run cuts and pads
-them to the length of its text tower. `info.json` states once how they were made.
+Sources call `texts` and `field` for the captions that they read. `vit-jax prepare --tokens` writes ids: it calls
+`open_encoder`, and `Encoder.features` for each example. Training on ids needs no tokenizer: `captions.py` calls
+`check`, and the source calls `ids`. The `Encoding` is stored once, in `info.json`. A record has three lists:
+
+  captions    the texts, in UTF-8
+  tokens      the ids of all captions, one after the other, without special tokens, neither cut nor padded
+  token_ends  for each caption, the index in `tokens` after its last id: [2, 5] for captions of 2 and 3 ids
 """
 from __future__ import annotations
 
@@ -22,24 +25,23 @@ from vit_jax.data.text import prompts, tokenizer
 from vit_jax.data.text.tokenizer import Tokenizer
 
 MOST_BYTES = 2**20
-"""Size above which the captions of an image cannot be used."""
+"""Largest size of all captions of an image together."""
 NAMES = ('caption', 'captions', 'text', 'texts')
 """Usual names of columns with captions."""
 CAPTIONS, IDS, ENDS = 'captions', 'tokens', 'token_ends'
-"""Features of a record: the texts, the ids of all of them, and the end of each."""
 
 
 def texts(values: Iterable[Any], where: str) -> tuple[str, ...]:
   """Returns the captions of an image that are not empty.
 
   Args:
-    values: bytes in UTF-8, or texts; those that are None are missing.
-    where: place of the captions, for the message.
+    values: bytes in UTF-8 or texts; None is skipped.
+    where: name of the column or file of the captions, for messages.
 
   Raises:
-    BadImage: one is not UTF-8, not a text, or they are larger than 1 MiB.
+    BadImage: a caption is not UTF-8 or not a text, or they have more than `MOST_BYTES`.
   """
-  found, num_bytes = [], 0
+  captions, num_bytes = [], 0
   for value in values:
     if value is None:
       continue
@@ -48,14 +50,17 @@ def texts(values: Iterable[Any], where: str) -> tuple[str, ...]:
       num_bytes += len(text.encode())
     except (UnicodeError, AttributeError, TypeError):
       raise BadImage(f'the example: expected captions in UTF-8 in {where}, got others') from None
-    found.append(text.strip())
+    captions.append(text.strip())
   if num_bytes > MOST_BYTES:
     raise BadImage(f'the example: expected captions of at most 1 MiB in {where}, got {num_bytes:,} bytes')
-  return tuple(text for text in found if text)
+  return tuple(text for text in captions if text)
 
 
 def field(value: Any, path: Sequence[str]) -> list[Any]:
-  """Returns the captions in a field of a JSON value, `a/b`: a text or a list of texts; none if it is missing."""
+  """Returns the captions in a field of a JSON value: its list, or a list of its one value, which is None if missing.
+
+  `path` has the names of nested fields: `('info', 'caption')` for `{"info": {"caption": "a dog"}}`.
+  """
   for part in path:
     value = value.get(part) if isinstance(value, dict) else None
   return value if isinstance(value, list) else [value]
@@ -81,21 +86,21 @@ class Encoding:
     return {**dataclasses.asdict(self), 'tokens': self.tokens.value, 'rule': self.rule.value}
 
 
-def from_json(found: documents.Field) -> Encoding:
-  """Returns the encoding that a file describes. Raises UserError if a field is missing or wrong."""
-  start, end, pad = (found.field(name).whole(0, 2**31 - 1) for name in ('start', 'end', 'pad'))
-  return Encoding(found.field('tokens').choice(Tokens), found.field('rule').choice(TextRule),
-                  found.field('tokenizer').text(), start, end, pad)
+def from_json(description: documents.Field) -> Encoding:
+  """Returns the encoding in `info.json`, as `to_json` wrote it. Raises UserError if a field is missing or wrong."""
+  start, end, pad = (description.field(name).whole(0, 2**31 - 1) for name in ('start', 'end', 'pad'))
+  return Encoding(description.field('tokens').choice(Tokens), description.field('rule').choice(TextRule),
+                  description.field('tokenizer').text(), start, end, pad)
 
 
 @dataclasses.dataclass(frozen=True)
 class Encoder:
-  """Encodes captions for a prepared dataset. Pickles to few bytes."""
+  """Encodes captions for a prepared dataset. Its pickle is small, as it contains only the path of the tokenizer."""
   tokenizer: Tokenizer
   encoding: Encoding
 
   def features(self, captions: Sequence[str]) -> dict[str, list[bytes] | list[int]]:
-    """Returns the features of a record. Raises BadImage if there are no captions."""
+    """Returns the lists of a record, see the top of this module. Raises BadImage if there are no captions."""
     if not captions:
       raise BadImage('the example: expected a caption, got none')
     ids = [self.tokenizer.pieces(prompts.simplify(text, self.encoding.rule)) for text in captions]
@@ -109,9 +114,10 @@ def open_encoder(tokens: Tokens, file: str, rule: TextRule) -> Encoder:
   Raises:
     UserError: the tokenizer cannot be read.
   """
-  made = tokenizer.open_given(tokens.value, file, length=schema.Text().length, source='--tokens')
-  return Encoder(made, Encoding(tokens, prompts.rule_of(tokens.value, rule), tokenizer.file_digest(made.path),
-                                *made.special))
+  opened = tokenizer.open_given(tokens.value, file, length=schema.Text().length, source='--tokens')
+  start, end, pad = opened.special
+  return Encoder(opened, Encoding(tokens, prompts.rule_of(tokens.value, rule), tokenizer.file_digest(opened.path),
+                                  start, end, pad))
 
 
 def check(encoding: Encoding, text: schema.Text, where: str) -> None:
@@ -121,10 +127,10 @@ def check(encoding: Encoding, text: schema.Text, where: str) -> None:
     UserError: the family, the rule or the tokenizer differs.
   """
   rule = prompts.rule_of(text.tokens.value, text.text_rule)
-  for name, own, given in (('tokens', encoding.tokens, text.tokens), ('text_rule', encoding.rule, rule)):
-    if own is not given:
-      raise UserError(f'objective.text.{name}: expected {own.value}, with which the captions of {where} were encoded, '
-                      f'got {given.value}. Set it, or prepare the dataset again.')
+  for name, stored, given in (('tokens', encoding.tokens, text.tokens), ('text_rule', encoding.rule, rule)):
+    if stored is not given:
+      raise UserError(f'objective.text.{name}: expected {stored.value}, with which the captions of {where} were '
+                      f'encoded, got {given.value}. Set it, or prepare the dataset again.')
   if text.tokenizer:
     path = tokenizer.find(pathlib.Path(), text.tokens.value, given=text.tokenizer, source='objective.text')
     if (digest := tokenizer.file_digest(path)) != encoding.tokenizer:
@@ -136,9 +142,9 @@ def check(encoding: Encoding, text: schema.Text, where: str) -> None:
                     f'got {text.vocabulary:,}. Set it to the number of tokens of the tokenizer.')
 
 
-def ids(found: Mapping[str, Sequence[int]], where: str) -> list[list[int]]:
-  """Returns the ids of each caption of a record. Raises BadImage if they do not fit together."""
-  every, ends = list(found.get(IDS, ())), [0, *found.get(ENDS, ())]
-  if len(ends) < 2 or ends[-1] != len(every) or any(a > b for a, b in itertools.pairwise(ends)):
+def ids(record: Mapping[str, Sequence[int]], where: str) -> list[list[int]]:
+  """Returns the ids of each caption of a record. Raises BadImage if `tokens` and `token_ends` do not fit together."""
+  all_ids, bounds = list(record.get(IDS, ())), [0, *record.get(ENDS, ())]
+  if len(bounds) < 2 or bounds[-1] != len(all_ids) or any(start > end for start, end in itertools.pairwise(bounds)):
     raise BadImage(f'the record: expected the ids of captions in {where}, got damaged ones')
-  return [every[a:b] for a, b in itertools.pairwise(ends)]
+  return [all_ids[start:end] for start, end in itertools.pairwise(bounds)]

@@ -29,17 +29,17 @@ CLIP, SIGLIP, TIPS, BYTES = 'clip', 'siglip', 'tips', 'bytes'
 FAMILIES = (CLIP, SIGLIP, TIPS, BYTES)
 FILES = {CLIP: ('tokenizer.json', 'vocab.json'), SIGLIP: ('spiece.model', 'tokenizer.json', 'tokenizer.model'),
          TIPS: ('tokenizer.model', 'tokenizer.json'), BYTES: ()}
-"""Names of tokenizer files by family, the first found is used. `vocab.json` needs `merges.txt` beside it."""
-_MOST_BYTES = documents.MAX_BYTES  # twice the largest one, of 256,000 pieces
+"""Names of tokenizer files by family; the first that exists is used. `vocab.json` needs `merges.txt` beside it."""
+_MOST_BYTES = documents.MAX_BYTES  # twice the size of the largest known file, of 256,000 tokens
 _CLIP_WORDS = (r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+")
-"""How CLIP splits texts: a fact of its vocabulary."""
+"""Matches the words that CLIP's vocabulary was made for: `it's 42!` is split into `it`, `'s`, `4`, `2` and `!`."""
 
 
 class _Encoder(NamedTuple):
-  """A tokenizer of any package.
+  """The functions of a tokenizer of any package.
 
   ids: maps a text to its ids, without special tokens.
-  find: maps a piece to its id, or None.
+  find: maps a token to its id; None if the vocabulary does not have it.
   """
   ids: Callable[[str], list[int]]
   find: Callable[[str], int | None]
@@ -52,14 +52,14 @@ class Tokens(NamedTuple):
 
 
 class Tokenizer:
-  """The tokenizer of a family; maps texts to their `Tokens`. It pickles.
+  """The tokenizer of a family; maps texts to their `Tokens`. It can be pickled; a copy reads the file again.
 
-  `special` has the ids of start, end and padding; 0 for those that the family does not have.
+  `special` is (start, end, padding): the ids of the special tokens, 0 for those that the family does not have.
 
   Args:
     path: its file; None for `BYTES`, which has none.
     family: one of `FAMILIES`.
-    length: N.
+    length: N, the number of ids of a text after it is cut or padded.
 
   Raises:
     UserError: the file cannot be read, lacks the special tokens of the family, or its package is not installed.
@@ -69,7 +69,7 @@ class Tokenizer:
     assert family in FAMILIES, family
     self.path, self.family, self.length = path, family, length
     self._encoder = _read(path) if path else _Encoder(
-        lambda text: [byte + 3 for byte in text.encode(errors='replace')], lambda piece: None)
+        lambda text: [byte + 3 for byte in text.encode(errors='replace')], lambda token: None)
     start = end = pad = 0
     if family == CLIP:
       start, end = self._find('<|startoftext|>'), self._find('<|endoftext|>')
@@ -89,11 +89,11 @@ class Tokenizer:
 
   @property
   def digest(self) -> str:
-    """Identity of the tokens of texts: the family, the length, and the file."""
+    """Text that is equal for tokenizers that return the same ids: family, length and digest of the file."""
     return f'{self.family} {self.length} {file_digest(self.path)}'
 
   def check(self, vocabulary: int, setting: str) -> None:
-    """Raises UserError if the tokenizer has special tokens that a vocabulary of this size does not have."""
+    """Raises UserError, which names `setting`, if the id of a special token is not below the vocabulary's size."""
     if (highest := max(self.special)) >= vocabulary:
       raise UserError(f'{setting}: expected more than {highest:,}, the id of a special token of {self.path}, got '
                       f'{vocabulary:,}. Set it to the number of tokens of the tokenizer.')
@@ -112,28 +112,35 @@ class Tokenizer:
     """Returns the ids of texts, padded or cut to the length."""
     return frame([self.pieces(text) for text in texts], family=self.family, length=self.length, special=self.special)
 
-  def _find(self, piece: str) -> int:
+  def _find(self, token: str) -> int:
     """Returns the id of a special token. Raises UserError if the file does not have it."""
-    found = self._encoder.find(piece)
-    if found is None:
+    token_id = self._encoder.find(token)
+    if token_id is None:
       raise UserError(f'{self.path}: expected the tokenizer of a {self.family} model, got one without the token '
-                      f'{piece}. Use the file that was published with the weights.')
-    return found
+                      f'{token}. Use the file that was published with the weights.')
+    return token_id
 
 
 def file_digest(path: pathlib.Path | None) -> str:
-  """Returns the identity of the file of a tokenizer; that of bytes, which have no file, is the same everywhere."""
+  """Returns 16 digits of the SHA-256 of a tokenizer file; None, for `BYTES`, counts as an empty file."""
   return hashlib.sha256(path.read_bytes() if path else b'').hexdigest()[:16]
 
 
 def open_given(family: str, file: str, *, length: int, source: str) -> Tokenizer:
-  """Returns the tokenizer of a family in a file that a person gives, '' for `BYTES`; raises as `Tokenizer`."""
+  """Returns the tokenizer of a family in a file that a user gives; '' for `BYTES`. Raises as `find` and `Tokenizer`."""
   path = None if family == BYTES else find(pathlib.Path(), family, given=file, source=source)
   return Tokenizer(path, family=family, length=length)
 
 
 def frame(pieces: Sequence[Sequence[int]], *, family: str, length: int, special: tuple[int, int, int]) -> Tokens:
-  """Returns the ids of texts with the special tokens (start, end, padding) of a family, padded or cut to a length."""
+  """Returns the tokens of texts with special tokens, padded or cut to a length.
+
+  Args:
+    pieces: ids of each text, without special tokens.
+    family: determines which special tokens are added; see the top of this module.
+    length: N.
+    special: ids of start, end and padding.
+  """
   start, end, pad = special
   ids = np.full((len(pieces), length), pad, np.int32)
   mask = np.zeros((len(pieces), length), bool)
@@ -148,15 +155,22 @@ def frame(pieces: Sequence[Sequence[int]], *, family: str, length: int, special:
 
 
 def find(folder: pathlib.Path, family: str, *, given: str = '', source: str) -> pathlib.Path:
-  """Returns the tokenizer file beside weights, or the one that is given.
+  """Returns the path of the tokenizer file of a family.
+
+  Args:
+    folder: that of the weights, in which the file is searched if none is given.
+    family: one of `FAMILIES` that have files.
+    given: a path of the file or of its folder; '' = none.
+    source: name of the weights or the setting, for messages.
 
   Raises:
-    UserError: there is none; the message says which file to put where.
+    UserError: there is no such file.
   """
   if given:
     path = pathlib.Path(os.path.expanduser(given))
-    path = path / next((name for name in FILES[family] if (path / name).is_file()), FILES[family][0]) if (
-        path.is_dir()) else path
+    if path.is_dir():
+      existing = [name for name in FILES[family] if (path / name).is_file()]
+      path = path / (existing[0] if existing else FILES[family][0])
     if not path.is_file():
       raise UserError(f'tokenizer: expected the tokenizer file of {source}, got {given}, which does not exist. Check '
                       'the path.')
@@ -170,6 +184,7 @@ def find(folder: pathlib.Path, family: str, *, given: str = '', source: str) -> 
 
 
 def _read(path: pathlib.Path) -> _Encoder:
+  """Returns the functions of the tokenizer in a file. Raises UserError as `Tokenizer` does."""
   for file in (path, path.with_name('merges.txt')):
     if file.is_file() and file.stat().st_size > _MOST_BYTES:
       raise UserError(f'{file}: expected a tokenizer of at most {_MOST_BYTES:,} bytes, got {file.stat().st_size:,}. '
@@ -191,32 +206,33 @@ def _read(path: pathlib.Path) -> _Encoder:
 
 def _sentencepiece(path: pathlib.Path) -> _Encoder:
   import sentencepiece
-  if not (content := path.read_bytes()):  # which the package takes for no model
+  content = path.read_bytes()
+  if not content:  # the package would return a processor without a model
     raise ValueError('an empty file')
   model = sentencepiece.SentencePieceProcessor(model_proto=content)
 
-  def piece(name: str) -> int | None:
-    found = model.piece_to_id(name)
-    return found if model.id_to_piece(found) == name else None
+  def find_token(token: str) -> int | None:
+    token_id = model.piece_to_id(token)  # that of the unknown token if there is no such token
+    return token_id if model.id_to_piece(token_id) == token else None
 
-  return _Encoder(lambda text: list(model.encode(text)), piece)
+  return _Encoder(lambda text: list(model.encode(text)), find_token)
 
 
 def _tokenizers(path: pathlib.Path) -> _Encoder:
-  found = open_file(path)
+  opened = open_file(path)
 
   def ids(text: str) -> list[int]:
     with _no_panic(path):
-      return list(found.encode(text, add_special_tokens=False).ids)
+      return list(opened.encode(text, add_special_tokens=False).ids)
 
-  return _Encoder(ids, found.token_to_id)
+  return _Encoder(ids, opened.token_to_id)
 
 
 @contextlib.contextmanager
 def _no_panic(path: pathlib.Path) -> Iterator[None]:
   """Raises UserError for a panic of the package `tokenizers`, such as for a pattern that takes too long to match.
 
-  A panic is not an `Exception`.
+  A panic is a `PanicException` of the Rust code of the package, which is a `BaseException` and not an `Exception`.
   """
   try:
     yield
