@@ -47,6 +47,16 @@ def test_without_a_terminal_there_is_a_first_line_one_now_and_then_and_a_last_on
   assert lines[1] == 'step 11/50  epoch 2.8  loss 0.09091  1,234 images/s  39 s left'
 
 
+def test_a_resumed_run_prints_lines_before_its_first_logged_loss() -> None:
+  stream, time = io.StringIO(), Time()
+  with progress_lib.Progress(60, start=20, shown=True, stream=stream, now=time) as progress:
+    for step in range(21, 45):
+      time.now += 1.
+      progress.update(step, {'train/loss': .5} if step == 44 else {})
+  lines = stream.getvalue().splitlines()
+  assert lines == ['step 31/60  29 s left', 'step 41/60  19 s left', 'step 44/60  loss 0.5  16 s left']
+
+
 def test_epoch_and_loss_are_of_the_step_that_is_shown_or_say_of_which() -> None:
   stream, time = io.StringIO(), Time()
   with progress_lib.Progress(60, start=0, shown=True, stream=stream, now=time) as progress:

@@ -250,7 +250,7 @@ def choose(config: schema.Config, hardware: Hardware, sizes: Sizes | None) -> La
     return Layout(config, _with_unused(f'Layout for {hardware}: {_shown(config, hardware)}; {why}.', config, hardware))
   if hardware.platform == 'cpu' or not hardware.memory_gib or sizes is None:
     config = plain(config)
-    why = ('on CPUs no parameter is split and nothing is recomputed' if hardware.platform == 'cpu' else
+    why = ('on CPUs a setting left open splits no parameter and recomputes nothing' if hardware.platform == 'cpu' else
            'memory of a device not known')
     text = _with_unused(f'Layout for {hardware}: {_shown(config, hardware)}; {why}.', config, hardware)
     return Layout(_recorded(config, names, hardware), text)

@@ -77,8 +77,8 @@ class Progress:
       self._display.enter_context(console.live(self._render, self._stream, is_kept=True))
     if self._bar is not None:
       self._bar.update(self._bar.task_ids[0], completed=step, left=self._describe_left())
-    elif self._shown and self._values and (
-        self._line_at_s is None or self._now() - self._line_at_s >= _LINE_EVERY_S):
+    elif self._shown and (self._now() - self._line_at_s >= _LINE_EVERY_S if self._line_at_s is not None else
+                          self._values or self._now() - self._first[1] >= _LINE_EVERY_S):
       self._print_line()
 
   def close(self) -> None:
