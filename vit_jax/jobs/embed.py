@@ -33,8 +33,7 @@ from vit_jax.data.source import Source
 from vit_jax.data.text import prompts
 from vit_jax.evaluate import caption_retrieval, embedding, embedding_files
 from vit_jax.inspect import many_images
-from vit_jax.jobs import build, evaluate, flag_names
-from vit_jax.jobs import runtime as startup
+from vit_jax.jobs import build, evaluate, flag_names, startup
 from vit_jax.recipes import sizes
 from vit_jax.record import console
 from vit_jax.weights import inference

@@ -38,8 +38,7 @@ from vit_jax.evaluate import evaluators as evaluation
 from vit_jax.evaluate import final as results
 from vit_jax.evaluate import resources
 from vit_jax.evaluate.results import Result
-from vit_jax.jobs import build, report, report_card, resume
-from vit_jax.jobs import runtime as startup
+from vit_jax.jobs import build, report, report_card, resume, startup
 from vit_jax.models import heads
 from vit_jax.models.kernels import devices
 from vit_jax.objectives import distill

@@ -33,7 +33,7 @@ from vit_jax.core.failures import Damaged
 from vit_jax.core.types import HostArray
 from vit_jax.evaluate import final as results
 from vit_jax.inspect import charts, html_pages, norms, predictions
-from vit_jax.jobs import runtime as startup
+from vit_jax.jobs import startup
 from vit_jax.record import checkpoint_files, clock, destination, reader, run_directory, storage
 from vit_jax.record.progress import format_duration
 from vit_jax.record.reader import Row

@@ -35,8 +35,7 @@ from vit_jax.data.device.prepare import prepare_eval
 from vit_jax.data.formats import pseudo
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.source import Source, take
-from vit_jax.jobs import build
-from vit_jax.jobs import runtime as startup
+from vit_jax.jobs import build, startup
 from vit_jax.models import heads
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record import progress

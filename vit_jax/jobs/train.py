@@ -27,8 +27,7 @@ from vit_jax.evaluate import evaluators as evaluation
 from vit_jax.evaluate import final as results
 from vit_jax.evaluate import resources
 from vit_jax.evaluate.results import Result
-from vit_jax.jobs import build, host_speed, report, resume, summary, trackers
-from vit_jax.jobs import runtime as startup
+from vit_jax.jobs import build, host_speed, report, resume, startup, summary, trackers
 from vit_jax.objectives import kinds
 from vit_jax.parallel import feed
 from vit_jax.parallel import mesh as meshes
