@@ -23,7 +23,7 @@ def config(source: str = 'digits', **data: str) -> s.Config:
 
 
 def problems(found: s.Config, **place: object) -> str:
-  return '\n'.join(check.problems(found, None, check.Place(**place)))  # type: ignore[arg-type]
+  return '\n'.join(check.problems(found, None, check.Location(**place)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(('source', 'setting'), [
@@ -92,22 +92,22 @@ def test_weights_of_this_machine_do_not_reach_the_hosts(tmp_path: pathlib.Path) 
 def test_weights_in_a_home_directory_that_does_not_exist_are_a_problem_of_this_machine() -> None:
   own = dataclasses.replace(config(), init_from='~no_such_user/b16.npz')
   assert problems(own, elsewhere=True) == ''
-  (text,) = check.training_problems(own, check.Place())
+  (text,) = check.training_problems(own, check.Location())
   assert text.startswith('~no_such_user/b16.npz: expected the path of a file or folder')
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason='root may write anywhere')
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path: pathlib.Path) -> None:
   tmp_path.chmod(0o500)
-  (text,) = check.problems(config(), tmp_path / 'runs' / 'x', check.Place())
+  (text,) = check.problems(config(), tmp_path / 'runs' / 'x', check.Location())
   assert f'got no permission to write in {tmp_path}' in text
 
 
 def test_a_file_in_place_of_the_run_directory_is_refused(tmp_path: pathlib.Path) -> None:
   (tmp_path / 'runs').write_text('')
-  (text,) = check.problems(config(), tmp_path / 'runs' / 'x', check.Place())
+  (text,) = check.problems(config(), tmp_path / 'runs' / 'x', check.Location())
   assert f'expected a folder, got the file {tmp_path}/runs' in text
-  assert check.problems(config(), tmp_path / 'new' / 'x', check.Place()) == []
+  assert check.problems(config(), tmp_path / 'new' / 'x', check.Location()) == []
 
 
 TEXT = (pathlib.Path(__file__).resolve().parents[2] / 'launch' / 'k8s.yaml').read_text()
@@ -184,7 +184,7 @@ FEATURES = ('model.depth=1', 'model.width=16', 'model.heads=2', 'model.mlp.hidde
 def found(name: str, *overrides: str, elsewhere: bool = False) -> str:
   """Returns the problems of a config with overrides, those of its places included."""
   config = files.load(name, list(overrides))
-  place = check.Place(elsewhere=elsewhere)
+  place = check.Location(elsewhere=elsewhere)
   assert check.problems(config, None, place) == []
   return '\n'.join(check.training_problems(config, place))
 
@@ -263,7 +263,7 @@ def test_evaluations_that_cannot_be_built_are_refused() -> None:
 @pytest.fixture
 def in_a_folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
   """A run of LiT on a folder of empty files that counts as a large one, beside three names and weights of width 32."""
-  monkeypatch.setattr(check, 'FEW_FILES', 0)
+  monkeypatch.setattr(check, 'MANY_FILES', 0)
   (tmp_path / 'three.txt').write_text('a\nb\nc\n')
   network = s.ViT(patch=16, width=32, depth=1, heads=2, mlp=s.Mlp(16))
   saving.save(made.network(network, num_classes=0, class_names=()), str(tmp_path / 'wide.npz'))
