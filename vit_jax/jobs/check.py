@@ -281,7 +281,7 @@ def _check_objects(config: schema.Config, data: build.Data | None, weights: Weig
   mesh = meshes.make(schema.Mesh(1, 1, 1), jax.devices()[:1])
   config = layout.plain(cost.plain(dataclasses.replace(config, mesh=schema.Mesh(1, 1, 1))))
   if data:
-    measured = collector.result(lambda: build.measured(config, data.train))
+    measured = collector.result(lambda: build.with_statistics(config, data.train))
     if measured is None:
       return
     config = measured

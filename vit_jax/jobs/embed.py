@@ -98,7 +98,7 @@ def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str 
   if texts is None and images is None:
     config, images = _open_split(config, data, split=split, follow_links=follow_links)
   if images is not None:
-    config = build.oriented(config, images)
+    config = build.with_orientation(config, images)
     texts = _read_captions(images) if what == TEXTS else None
   try:
     if texts is not None:

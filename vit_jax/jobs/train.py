@@ -115,7 +115,7 @@ class Run:
     self._restored_digest = ''
     self._restore_s = 0.
     self.data = open_data(config, is_own='data.source' in overridden, order=resume.find_classes(workdir))
-    config = build.measured(config, self.data.train)
+    config = build.with_statistics(config, self.data.train)
     self.mesh, self.shard, self.parts = build.open_run(config, self.data, workdir=workdir, overridden=overridden)
     self.config = config = self.parts.config
     self.loader = build.train_loader(config, self.data, self.shard)
