@@ -92,14 +92,14 @@ def run(networks: Networks, beside: peers.Peers, *, parts: Sequence[str], turns:
     overwrite: replace these files.
   """
   from benchmarks import bench_parts, bench_tables
-  from vit_jax.jobs import runtime
+  from vit_jax.jobs import startup
   if to is not None:
     destination.check_free([to / name for name in FILES], setting='--to', overwrite=overwrite)
     destination.check_writable(to, setting='--to', advice='Choose another folder.')
   for _, config in networks:
     check.check(config)
     beside.check(config)
-  runtime.start()
+  startup.start()
   reports = []
   for name, config in networks:
     if search:

@@ -41,7 +41,7 @@ class Own:
 
   def __init__(self, config: schema.Config) -> None:
     self.data = build.open_data(config)
-    config = build.oriented(config, self.data.train)
+    config = build.with_orientation(config, self.data.train)
     self.num_classes = len(self.data.class_names)
     self.mesh, self.shard, self.run_parts = build.open_run(config, self.data)
     self.config = config = self.run_parts.config

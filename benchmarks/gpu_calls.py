@@ -198,10 +198,10 @@ CALLS = (products, steps, profile, large, digests)
 
 def inner(given: argparse.Namespace) -> int:
   """What runs in a process of its own: `products` or `profile`; prints its table."""
-  from vit_jax.jobs import runtime
+  from vit_jax.jobs import startup
   from vit_jax.parallel import xla_flags
   xla_flags.choose(os.environ, 'gpu', ())
-  runtime.start()
+  startup.start()
   import jax
   kind, small = jax.devices()[0].device_kind, given.rehearse
   print(f'{kind}, jax {jax.__version__}, XLA_FLAGS={os.environ.get("XLA_FLAGS", "")}\n')

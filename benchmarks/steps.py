@@ -207,8 +207,8 @@ def main(arguments: Sequence[str], *, around: Around = lambda measure: measure()
     wanted = [Wanted.parse(text) for text in given.rows.split(',')]
     programs = peers.parse(given.against.split(',')) if given.against else []
     xla_flags.choose(os.environ, 'gpu', filter(None, given.flags.split(',')))
-    from vit_jax.jobs import runtime
-    runtime.start()
+    from vit_jax.jobs import startup
+    startup.start()
     for one in wanted:
       one.config()
   except UserError as error:

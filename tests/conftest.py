@@ -37,7 +37,7 @@ from jax._src.xla_bridge import backends_are_initialized
 from markupsafe import Markup
 
 from vit_jax.core import failures
-from vit_jax.jobs import runtime
+from vit_jax.jobs import startup
 
 gc.disable()  # to the end of the collection, which leaves no garbage
 
@@ -46,7 +46,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
   signal.signal(signal.SIGINT, signal.default_int_handler)
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
-runtime.keep_freed_memory = lambda: None  # a worker would keep the most that any of its tests needed
+startup.keep_freed_memory = lambda: None  # a worker would keep the most that any of its tests needed
 
 
 LIMIT_GIB = 2.
@@ -98,7 +98,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @functools.cache
 def start_devices() -> None:
   """Initializes the devices, in each process that runs tests; jobs that run in here have this pool of threads."""
-  os.environ['PJRT_NPROC'] = str(runtime.widen_pool(8))
+  os.environ['PJRT_NPROC'] = str(startup.widen_pool(8))
   jax.devices()
   del os.environ['PJRT_NPROC']  # programs that tests start have a device or two
 

@@ -147,8 +147,8 @@ STARTS = {
     'a run on data in memory, up to its first step': """
         import pathlib, tempfile
         from vit_jax.config import schema as s
-        from vit_jax.jobs import runtime, train
-        runtime.start()
+        from vit_jax.jobs import startup, train
+        startup.start()
         model = s.ViT(patch=8, width=8, depth=1, heads=1, mlp=s.Mlp(8))
         config = s.Config(name='x', batch_size=8, length='2 steps', image_px=(16, 16), model=model, evals={},
                           data=s.Data(source='synthetic', recipe=s.Recipe(crop=s.Crop.RESIZE)))

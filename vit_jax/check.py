@@ -58,7 +58,7 @@ def run(config: schema.Config | None, *, line: str, topology: str, slices: int, 
     job, workdir = command.job, command.values.get('workdir')
     overridden = {text.partition('=')[0] for text in command.overrides}
     subject = commands.load_config(command)[0] if 'config' in commands.JOBS[job].flags else None
-  place = places.Place(elsewhere, data, pathlib.Path.cwd())
+  place = places.Location(elsewhere, data, pathlib.Path.cwd())
   configs = list(subject.runs.values()) if isinstance(subject, schema.Study) else [subject] if subject else []
   problems = [problem for each in configs for problem in _problems(each, workdir, place)]
   if job == 'train' and not problems:
@@ -97,7 +97,7 @@ def _words(line: str) -> list[str]:
   return words[start + 1:]
 
 
-def _problems(config: schema.Config, workdir: storage.Path | None, place: places.Place) -> list[str]:
+def _problems(config: schema.Config, workdir: storage.Path | None, place: places.Location) -> list[str]:
   """Returns the problems of a config; of its paths only if its settings have none."""
   try:
     check.check(config)

@@ -24,7 +24,7 @@ from vit_jax.data import loader as loaders
 from vit_jax.data import opening
 from vit_jax.data.device.prepare import prepare_eval, prepare_train
 from vit_jax.data.source import Source
-from vit_jax.jobs import build, runtime
+from vit_jax.jobs import build, startup
 from vit_jax.models import backbones
 from vit_jax.optim import optimizers, schedules
 from vit_jax.optim.optimizers import Optimizer
@@ -40,7 +40,7 @@ def main(name: str, workdir: pathlib.Path) -> dict[str, float | str]:
   """Trains a config, and returns the results, which are also in `WORKDIR/plain.json`."""
   # Config: a Python file of typed settings (config/schema), such as configs/digits.py.
   config = files.load(name, [])
-  runtime.start(config.train)  # threads and instructions of XLA, on which the last bits depend
+  startup.start(config.train)  # threads and instructions of XLA, on which the last bits depend
 
   # Data: a source gives stored images by their number. The loader decodes, crops and batches them. Batch n is a
   # function of the seed and n alone, so that a run resumes at any step.

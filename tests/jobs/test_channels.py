@@ -136,10 +136,10 @@ def test_the_number_of_channels_is_that_of_the_dataset(shards: pathlib.Path, ban
       opening.open_split(schema.Data(source=f'array_record:{shards}', channels=num), 'train', image_px=(8, 8))
   config = load(f'data.source=folder:{bands}')
   with pytest.raises(UserError, match='data.recipe.mean: expected mean and std of 13 channels, got none'):
-    build.measured(config, build.open_data(config).train)
+    build.with_statistics(config, build.open_data(config).train)
   mixture = load(f'data.source=mix:0.5*array_record:{shards},0.5*array_record:{shards}')
   with pytest.raises(UserError, match='data.recipe.mean: expected mean and std of 13 channels, got none'):
-    build.measured(mixture, build.open_data(mixture).train)
+    build.with_statistics(mixture, build.open_data(mixture).train)
   with pytest.raises(UserError, match='got none in 2 of 2 classes'):  # arrays are no images of an RGB run
     opening.open_split(schema.Data(source=f'folder:{bands}'), 'train', image_px=(8, 8))
 

@@ -17,7 +17,7 @@ import runs
 
 from vit_jax.config import check, files, schema
 from vit_jax.core.errors import UserError
-from vit_jax.jobs import resume, runtime
+from vit_jax.jobs import resume, startup
 from vit_jax.record import checkpoint_files, machine
 
 SUMS = """
@@ -27,9 +27,9 @@ import jax.numpy as jnp
 import numpy as np
 from vit_jax.config import schema
 from vit_jax.core import trees
-from vit_jax.jobs import runtime
+from vit_jax.jobs import startup
 from vit_jax.record import machine
-runtime.start(schema.Train(cpu_threads=int(sys.argv[1])))
+startup.start(schema.Train(cpu_threads=int(sys.argv[1])))
 draw = np.random.default_rng(0).standard_normal
 x, y = (jnp.asarray(draw((2048, width)), jnp.float32) for width in (64, 128))
 print(machine.running_threads(), trees.digest(jax.jit(lambda x, y: (x.T @ y, y.sum(0)))(x, y)))
@@ -84,7 +84,7 @@ def test_a_run_that_begins_on_one_core_resumes_on_two_bit_for_bit(tmp_path: path
 @pytest.fixture
 def environ(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
   """The environment of a process whose devices are not initialized, on two cores."""
-  for name in ('XLA_FLAGS', *machine.POOL_VARIABLES, *runtime.PORTABLE_VARIABLES):
+  for name in ('XLA_FLAGS', *machine.POOL_VARIABLES, *startup.PORTABLE_VARIABLES):
     monkeypatch.setenv(name, '')  # so that it is restored at the end
     monkeypatch.delenv(name)
   monkeypatch.setattr(machine, 'running_threads', lambda: 0)
@@ -107,7 +107,7 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
     (0, {'device_kind': 'cpu'}, None, '')])
 def test_the_setting_or_the_record_decides_the_pool(
     threads: int, before: dict[str, Any], expected: str | None, note: str, environ: Mapping[str, str]) -> None:
-  notes = runtime.fix_cpu(schema.Train(cpu_threads=threads), before)
+  notes = startup.fix_cpu(schema.Train(cpu_threads=threads), before)
   assert environ.get('PJRT_NPROC') == expected
   assert [f'{logging.getLevelName(one.level).lower()}: {one.text}' for one in notes] == [note][:bool(note)]
 
@@ -120,13 +120,13 @@ def test_a_pool_of_the_user_stays_with_a_warning(
   monkeypatch.setattr(machine, 'running_threads', lambda: running)
   if name:
     monkeypatch.setenv(name, '4')
-  note, = runtime.fix_cpu(schema.Train(cpu_threads=2), {})
+  note, = startup.fix_cpu(schema.Train(cpu_threads=2), {})
   assert note == (logging.WARNING, 'train.cpu_threads: expected 2 threads, as set by train.cpu_threads=2, got 4 by '
                   f'{cause}. The last bits of this run depend on this number.')
   assert environ.get('PJRT_NPROC') == ('4' if name == 'PJRT_NPROC' else None)
-  assert runtime.fix_cpu(schema.Train(cpu_threads=4), {})[0].level == logging.INFO
-  assert not runtime.fix_cpu(schema.Train(), {})
-  assert not runtime.fix_cpu(schema.Train(), BEFORE)  # what resumes is compared with its checkpoint, `warn_of_machine`
+  assert startup.fix_cpu(schema.Train(cpu_threads=4), {})[0].level == logging.INFO
+  assert not startup.fix_cpu(schema.Train(), {})
+  assert not startup.fix_cpu(schema.Train(), BEFORE)  # what resumes is compared with its checkpoint, `warn_of_machine`
 
 
 def test_simulated_devices_have_threads_enough_whatever_the_setting(
@@ -134,21 +134,21 @@ def test_simulated_devices_have_threads_enough_whatever_the_setting(
   monkeypatch.setattr('jax.config.update', lambda *_: None)
   monkeypatch.setenv('XLA_FLAGS', '--a=1 --xla_force_host_platform_device_count=3')
   monkeypatch.setenv('NPROC', '2')  # two devices would wait for each other
-  assert not runtime.fix_cpu(schema.Train(cpu_threads=2), {}) and environ['PJRT_NPROC'] == '24'
+  assert not startup.fix_cpu(schema.Train(cpu_threads=2), {}) and environ['PJRT_NPROC'] == '24'
   monkeypatch.delenv('PJRT_NPROC')
-  assert not runtime.fix_cpu(schema.Train(cpu_threads=25), {}) and environ['PJRT_NPROC'] == '25'
+  assert not startup.fix_cpu(schema.Train(cpu_threads=25), {}) and environ['PJRT_NPROC'] == '25'
 
 
 def test_a_portable_run_is_limited_to_avx2(environ: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(machine, 'cpu_isa', lambda: 'AVX512')
   monkeypatch.setenv('XLA_FLAGS', '--a=1')
   train = schema.Train(cpu_threads=2, portable=True)
-  assert not runtime.fix_cpu(train, {}) and not runtime.fix_cpu(train, {})  # the second time nothing is added
+  assert not startup.fix_cpu(train, {}) and not startup.fix_cpu(train, {})  # the second time nothing is added
   assert environ['XLA_FLAGS'] == '--xla_cpu_enable_platform_dependent_math=false --xla_cpu_max_isa=AVX2 --a=1'
   assert environ['ONEDNN_MAX_CPU_ISA'] == environ['DNNL_MAX_CPU_ISA'] == 'AVX2' and environ['PJRT_NPROC'] == '2'
   monkeypatch.setenv('XLA_FLAGS', '--xla_cpu_max_isa=AVX512')
   monkeypatch.setenv('ONEDNN_MAX_CPU_ISA', 'DEFAULT')
-  note, = runtime.fix_cpu(train, {})
+  note, = startup.fix_cpu(train, {})
   assert note == (logging.WARNING, 'train.portable: expected AVX2 alone, got --xla_cpu_max_isa=AVX512, '
                   'ONEDNN_MAX_CPU_ISA=DEFAULT. The bits may depend on the processor.')
 
@@ -156,7 +156,7 @@ def test_a_portable_run_is_limited_to_avx2(environ: Mapping[str, str], monkeypat
 def test_a_portable_run_needs_avx2_and_two_threads(environ: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(machine, 'cpu_isa', lambda: 'NEON')
   with pytest.raises(UserError, match='train.portable: expected a processor with AVX2, got .* with NEON. Set --config'):
-    runtime.fix_cpu(schema.Train(cpu_threads=2, portable=True), {})
+    startup.fix_cpu(schema.Train(cpu_threads=2, portable=True), {})
   config = files.load('digits', ['train.portable=true', 'train.cpu_threads=1'])
   assert any('train.cpu_threads: expected at least 2 with train.portable=true, got 1. Set' in one
              for one in check.problems(config))

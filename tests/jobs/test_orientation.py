@@ -116,7 +116,7 @@ def test_a_run_on_a_folder_records_that_it_turns_images_unless_it_began_otherwis
 
   def begin(config: schema.Config, *_: object) -> None:
     assert config.data.recipe.exif_orientation is expected
-    found = build.measured(config, build.open_data(config).train)
+    found = build.with_statistics(config, build.open_data(config).train)
     assert found.data.recipe.upright is (recorded is not Exif.FALSE)
     raise Begun
   monkeypatch.setattr(train, 'Run', begin)

@@ -25,8 +25,7 @@ from vit_jax.data.image import transform as transforms
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.source import read_one, reading_error
 from vit_jax.export import functions, int8, onnx
-from vit_jax.jobs import evaluate, flag_names
-from vit_jax.jobs import runtime as startup
+from vit_jax.jobs import evaluate, flag_names, startup
 from vit_jax.record import console, destination
 from vit_jax.weights import card, inference, loading
 from vit_jax.weights.network import Weights

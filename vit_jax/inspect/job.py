@@ -28,8 +28,7 @@ from vit_jax.inspect import embeddings, figures, measurements, page
 from vit_jax.inspect.images import decode
 from vit_jax.inspect.model import Model
 from vit_jax.inspect.page import FILTERS, Inspection
-from vit_jax.jobs import report_card
-from vit_jax.jobs import runtime as startup
+from vit_jax.jobs import report_card, startup
 from vit_jax.objectives import mae
 from vit_jax.record import console, destination, storage
 from vit_jax.weights import inference

@@ -25,8 +25,7 @@ import jax.numpy as jnp
 from vit_jax.config import check, provenance, schema
 from vit_jax.core.errors import UserError
 from vit_jax.core.types import PyTree
-from vit_jax.jobs import build, resume
-from vit_jax.jobs import runtime as startup
+from vit_jax.jobs import build, resume, startup
 from vit_jax.jobs.evaluate import check_is_run
 from vit_jax.record import run_directory, storage
 from vit_jax.train import checkpoint, checkpoint_reader

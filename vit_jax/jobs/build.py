@@ -1,8 +1,8 @@
 """Builds the objects of a run from its config.
 
-All jobs use these functions, so training, planning and evaluation cannot differ. A run calls `open_data`, `measured`,
-`open_run`, `train_loader` and `resources`, in this order. `parts`, which `open_run` calls for the mesh of this process,
-builds the same objects for any mesh without using its devices: `plan` and `check` call it.
+All jobs use these functions, so training, planning and evaluation cannot differ. A run calls `open_data`,
+`with_statistics`, `open_run`, `train_loader` and `resources`, in this order. `open_run` calls `parts` for the mesh of
+this process. `plan` and `check` call `parts` alone: it builds the same objects for any mesh, without its devices.
 """
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ log = logging.getLogger('vit_jax.jobs')
 
 
 class Data(NamedTuple):
-  """The sources of a run and values derived from them."""
+  """The sources of a run, their classes, and whether the loader decodes all training images once, into memory."""
   train: Source
   eval: Source
   class_names: tuple[str, ...]
@@ -59,14 +59,14 @@ class Data(NamedTuple):
 
 
 class Numbers(NamedTuple):
-  """Properties of the data: examples per epoch, classes of the head, whether the images are in memory."""
+  """What `parts` needs of the data: examples per epoch, classes of the head, and `Data.in_memory`."""
   num_examples: int
   num_classes: int
   in_memory: bool
 
 
 class Parts(NamedTuple):
-  """All objects of a run except for its state."""
+  """All objects of a run except for its data and its state; `prepare` is the part of the input that runs on devices."""
   config: schema.Config
   mesh: Mesh
   lengths: durations.Lengths
@@ -84,8 +84,11 @@ def open_data(config: schema.Config, *, order: Sequence[str] = (), learns: bool 
 
   Args:
     config: the config of the run.
-    order: the classes of a run that resumes, whose order stays.
-    learns: whether the objective is to be trained on them, so that it must be able to learn their classes.
+    order: the classes of a run that resumes, whose order stays; () = a new run.
+    learns: whether the objective is trained on them.
+
+  Raises:
+    UserError: the data cannot be opened, or `learns` and the objective cannot learn their classes.
   """
   console.begin_stage('opening the data')
   sources = opening.open_sources(config.data, image_px=config.image_px, order=order)
@@ -96,16 +99,16 @@ def open_data(config: schema.Config, *, order: Sequence[str] = (), learns: bool 
   return Data(sources.train, sources.eval, sources.class_names, in_memory)
 
 
-def measured(config: schema.Config, source: Source) -> schema.Config:
-  """Returns the config with what follows from its images: whether their EXIF orientation is applied, and mean and
-  standard deviation of the channels, if they are not RGB.
+def with_statistics(config: schema.Config, source: Source) -> schema.Config:
+  """Returns the config with what follows from its images: `with_orientation`, and mean and standard deviation of the
+  channels, if they are not RGB.
 
   Raises:
     UserError: neither the config nor the source has them.
   """
-  config = oriented(config, source)
-  recipe, num = config.data.recipe, config.data.channels
-  if num == RGB or not recipe.is_unmeasured:
+  config = with_orientation(config, source)
+  num = config.data.channels
+  if num == RGB or not config.data.recipe.is_unmeasured:
     return config
   is_mixture = config.data.source.startswith('mix:')  # each of its sources has statistics of its own
   statistics = None if is_mixture else getattr(origins(source)[0], 'statistics', None)
@@ -113,13 +116,13 @@ def measured(config: schema.Config, source: Source) -> schema.Config:
     raise UserError(f'data.recipe.mean: expected mean and std of {num} channels, got none in the config and in '
                     f'{title(source)}. Prepare the images, which measures them (vit-jax prepare --channels={num}), or '
                     'set both.')
-  with_statistics: schema.Config = schema.replaced(
+  normalized: schema.Config = schema.replaced(
       config, {'data.recipe.mean': tuple(statistics.mean), 'data.recipe.std': tuple(statistics.std)})
-  return with_statistics
+  return normalized
 
 
-def oriented(config: schema.Config, source: Source) -> schema.Config:
-  """Returns the config with `data.recipe.exif_orientation` decided for a source."""
+def with_orientation(config: schema.Config, source: Source) -> schema.Config:
+  """Returns the config with `data.recipe.exif_orientation`, if it is `auto`, decided by a source of images."""
   decided: schema.Config = schema.replaced(config, {'data.recipe': orientation.decide(config.data.recipe, source)})
   return decided
 
@@ -134,6 +137,9 @@ def open_run(config: schema.Config, data: Data, *, workdir: storage.Path | None 
              overridden: Collection[str] = ()) -> tuple[Mesh, Shard, Parts]:
   """Chooses the layout of a run on the devices, logs it, and builds the run; `Parts.config` has no auto settings.
 
+  The layout (mesh, microbatches, rematerialization, kernels) is chosen for the hardware of the run's first start. If
+  this start has another number of slices, it is then fitted to them, so that batches and their order stay.
+
   Args:
     config: a config that `config.check` accepts.
     data: the data of the run.
@@ -143,15 +149,15 @@ def open_run(config: schema.Config, data: Data, *, workdir: storage.Path | None 
   console.begin_stage('building the network')
   hardware = meshes.find_hardware(config.mesh.slices)
   numbers = Numbers(config.data.num_examples or len(data.train), len(data.class_names), data.in_memory)
-  before = saved_config(workdir)
-  first = elastic.first_hardware(config, before, hardware)
-  if before and before.mesh.chosen_for not in ('', str(first)):
-    log.info('The run was laid out for %s before; it is laid out anew for %s.', before.mesh.chosen_for, first)
+  saved = saved_config(workdir)
+  first = elastic.first_hardware(config, saved, hardware)
+  if saved and saved.mesh.chosen_for not in ('', str(first)):
+    log.info('The run was laid out for %s before; it is laid out anew for %s.', saved.mesh.chosen_for, first)
   config = layout.reopen(config, first, overridden)
-  config = layout.keep(config, before, first) if before else config
+  config = layout.keep(config, saved, first) if saved else config
   chosen = lay_out(config, first, numbers)
-  log.log(logging.WARNING if not chosen.fits else logging.DEBUG if hardware.platform == 'cpu' else logging.INFO, '%s',
-          chosen.text)
+  level = logging.DEBUG if hardware.platform == 'cpu' else logging.INFO
+  log.log(level if chosen.fits else logging.WARNING, '%s', chosen.text)
   config = elastic.fit(chosen.config, first, hardware)
   if hardware.slices != first.slices:
     log.info('This start runs on %s. The batches, their order and the memory that a device needs stay; masks of '
@@ -174,17 +180,21 @@ def saved_config(workdir: storage.Path | None) -> schema.Config | None:
 
 def lay_out(config: schema.Config, hardware: layout.Hardware, numbers: Numbers) -> layout.Layout:
   """Returns the layout of a run on any hardware; memory is estimated from shapes, without using its devices."""
-  sizes = None
-  if layout.auto(config) and hardware.platform != 'cpu' and hardware.memory_gib:
-    alone = layout.plain(dataclasses.replace(config, mesh=schema.Mesh(1, 1, 1)))
-    mesh = AbstractMesh((1, 1, 1), meshes.AXES, axis_types=(AxisType.Auto,) * 3)
-    run = parts(alone, mesh=mesh, **numbers._asdict())  # type: ignore[arg-type]
-    state = run.program.abstract_state
-    image = 8 * math.prod(config.image_px) * config.data.channels  # as it arrives and as it is prepared, f32
-    kept = functools.cache(lambda remat: kept_bytes(run, dataclasses.replace(config.model, remat=remat)))
-    sizes = layout.Sizes(trees.num_bytes((state.params, state.opt, state.extra)), trees.num_bytes(state.params),
-                         lambda model: kept(model.remat) + image)
-  return layout.choose(config, hardware, sizes)
+  if not layout.auto(config) or hardware.platform == 'cpu' or not hardware.memory_gib:
+    return layout.choose(config, hardware, None)
+  on_one_device = layout.plain(dataclasses.replace(config, mesh=schema.Mesh(1, 1, 1)))
+  mesh = AbstractMesh((1, 1, 1), meshes.AXES, axis_types=(AxisType.Auto,) * 3)
+  run = parts(on_one_device, mesh=mesh, **numbers._asdict())  # type: ignore[arg-type]
+  state = run.program.abstract_state
+  image_bytes = 2 * 4 * math.prod(config.image_px) * config.data.channels  # as it arrives and as it is prepared, f32
+
+  @functools.cache
+  def activation_bytes(remat: schema.Remat) -> int:
+    return kept_bytes(run, dataclasses.replace(config.model, remat=remat)) + image_bytes
+
+  return layout.choose(config, hardware, layout.Sizes(
+      trees.num_bytes((state.params, state.opt, state.extra)), trees.num_bytes(state.params),
+      lambda model: activation_bytes(model.remat)))
 
 
 def train_loader(config: schema.Config, data: Data, shard: Shard) -> loaders.TrainLoader:
@@ -193,16 +203,19 @@ def train_loader(config: schema.Config, data: Data, shard: Shard) -> loaders.Tra
   Raises:
     UserError: the size of the dataset differs from the config.
   """
-  d, spec = config.data, kinds.of(config)
-  check_size(d, data.train)
+  settings, objective = config.data, kinds.of(config)
+  check_size(settings, data.train)
   console.begin_stage('preparing the training data')
-  maps = spec.open_maps(data.train)
-  taught = cast('PseudoLabeled', data.train).extra() if d.pseudo.source else None
+  answers = None  # of a teacher, beside the labels
+  if maps := objective.open_maps(data.train):
+    answers = maps.extra()
+  elif settings.pseudo.source:
+    answers = cast('PseudoLabeled', data.train).extra()
   return loaders.train_loader(
-      data.train, recipe=d.recipe, image_px=config.image_px, batch_size=config.batch_size, seed=config.seed,
-      shard=shard, workers=d.workers, threads=d.threads, in_memory=data.in_memory, max_bad_images=d.max_bad_images,
-      decode=d.decode, max_labels=d.max_labels, extra=maps.extra() if maps else taught,
-      texts=spec.open_texts(data.train))
+      data.train, recipe=settings.recipe, image_px=config.image_px, batch_size=config.batch_size, seed=config.seed,
+      shard=shard, workers=settings.workers, threads=settings.threads, in_memory=data.in_memory,
+      max_bad_images=settings.max_bad_images, decode=settings.decode, max_labels=settings.max_labels, extra=answers,
+      texts=objective.open_texts(data.train))
 
 
 def check_size(data: schema.Data, train: Source) -> None:
@@ -211,7 +224,8 @@ def check_size(data: schema.Data, train: Source) -> None:
   Raises:
     UserError: the size differs by more than `SIZE_TOLERANCE`, and no setting allows it.
   """
-  wanted, size = data.num_examples, cast('PseudoLabeled', train).num_labeled if data.pseudo.source else len(train)
+  wanted = data.num_examples
+  size = cast('PseudoLabeled', train).num_labeled if data.pseudo.source else len(train)  # without images of a teacher
   if not wanted or wanted == size or data.source == 'synthetic':
     return
   if abs(size - wanted) <= SIZE_TOLERANCE * wanted or data.any_num_examples:
@@ -261,8 +275,10 @@ def parts(config: schema.Config, *, mesh: Mesh, num_examples: int, num_classes: 
     num_classes: classes of the head.
     in_memory: the images are in memory and have one size; crops and flips are done on the device.
   """
-  if (num := config.data.channels) != config.data.recipe.channels:  # of a plan, which opens no data
-    config = schema.replaced(config, {'data.recipe.mean': (0.,) * num, 'data.recipe.std': (1.,) * num})
+  num_channels = config.data.channels
+  if num_channels != config.data.recipe.channels:  # of a plan, which opens no data and has no statistics
+    config = schema.replaced(config, {
+        'data.recipe.mean': (0.,) * num_channels, 'data.recipe.std': (1.,) * num_channels})
   meshes.check_batch(mesh, config.batch_size, config.microbatches, what='batch_size')
   spec = kinds.of(config)
   for name, model in spec.models().items():
@@ -298,7 +314,9 @@ def build_objective(config: schema.Config, backbone: Backbone, num_classes: int,
   if config.optimizer.average:
     law = implementation.load(config.optimizer.average)(config.optimizer, build_schedule(config, lengths))
     return ema.Ema(objective, law)
-  return ema.Ema(objective, ema.Growing(config.train.ema, config.train.ema_warmup)) if config.train.ema else objective
+  if config.train.ema:
+    return ema.Ema(objective, ema.Growing(config.train.ema, config.train.ema_warmup))
+  return objective
 
 
 def build_schedule(config: schema.Config, lengths: durations.Lengths) -> Schedule:
@@ -316,7 +334,7 @@ def keeps_random_network(parts: Parts) -> bool:
 
 
 def abstract_batch(config: schema.Config) -> Batch:
-  """Returns the shapes of a global training batch, as yielded by the loader; of several, the largest."""
+  """Returns the shapes of a global training batch, as yielded by the loader; if they vary, the largest."""
   def array(dtype: type, *shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((config.batch_size, *shape), dtype)
 
@@ -354,7 +372,7 @@ def _train_flops(key: cost.ByText) -> float:
                     allow_int=True)(params, images)  # grids are integers
 
   batch = dict(parts.program.prepared)
-  if length:
+  if length:  # images at their own aspect, in batches of so many tokens
     patches, grid = batch['image']
     shorter = jax.ShapeDtypeStruct((patches.shape[0], length, patches.shape[2]), patches.dtype)
     batch['image'] = NativeImages(shorter, grid)  # type: ignore[arg-type]
@@ -366,7 +384,10 @@ def _train_flops(key: cost.ByText) -> float:
 
 
 def kept_bytes(parts: Parts, model: schema.Model) -> int:
-  """Returns the bytes that one image keeps for the backward pass of `model`, which may differ in what it saves."""
+  """Returns the bytes that one image keeps for the backward pass.
+
+  `model` is the network of `parts`, or the same with another `remat`, which decides what is kept.
+  """
   return _kept_bytes(cost.ByText((parts, model), repr((parts.config, parts.num_classes, model))))
 
 
@@ -378,10 +399,13 @@ def _kept_bytes(key: cost.ByText) -> int:
       'model.mlp.kernel': schema.MlpKernel.XLA})
   loss = _abstract_loss(parts, config)
   least = config.objective.least_rows
-  few, more = (traced_costs.kept_bytes(loss, parts.program.abstract_state.params, jax.tree.map(
-      lambda shape: jax.ShapeDtypeStruct((rows, *shape.shape[1:]), shape.dtype),  # noqa: B023
-      parts.program.prepared)) for rows in (least, 2 * least))
-  return (more - few) // least
+
+  def batch_bytes(num_images: int) -> int:
+    batch = jax.tree.map(lambda shape: jax.ShapeDtypeStruct((num_images, *shape.shape[1:]), shape.dtype),
+                         parts.program.prepared)
+    return traced_costs.kept_bytes(loss, parts.program.abstract_state.params, batch)
+
+  return (batch_bytes(2 * least) - batch_bytes(least)) // least  # without what does not depend on the images
 
 
 def _abstract_loss(parts: Parts, config: schema.Config) -> Callable[[Params, Batch], Array]:

@@ -1,14 +1,13 @@
-"""Problems of a run that are known before it starts: where its data, weights and run directory are.
+"""Finds the problems of a run that are known before it starts: its data, weights, run directory and objects.
 
 The job is `vit_jax/check.py`. It calls `problems`, and if there are none, `training_problems`, which builds the objects
 of the run with the functions that a run calls, without its devices and without the compiler. For `--manifest` it first
-calls `read_manifest`, so that what would make the pods of a JobSet fail is found before `kubectl apply` requests a TPU
-slice. `study` calls `problems`, too.
+calls `read_manifest`, which finds what would make the pods of a JobSet fail. `study` calls `problems`, too.
 
 A run starts on this machine, or elsewhere: on hosts that get a copy of this checkout, and whose other files are not
-known here. No image is read, and networks and parameters are shapes. What needs a network connection is left to the
-run, as are large weights, weights that are not on this machine, and images that a teacher labels. What follows from the
-config alone is in `config/check.py`.
+known here. No image is read, and networks and parameters are shapes. These are left to the run: what needs a network
+connection, large weights, weights that are not on this machine, and images that a teacher labels. What follows from
+the config alone is in `config/check.py`.
 """
 from __future__ import annotations
 
@@ -47,100 +46,107 @@ from vit_jax.weights.network import Weights
 
 DATA, WORKDIR = '{data}', '{workdir}'
 """Words of a command that launchers replace by folders of the hosts."""
-PACKED = ('parquet', 'tfrecord', 'wds')
-"""Kinds of sources that are patterns of files."""
-SETTINGS = {kind: f'source={kind}:{DATA}' for kind in ('folder', 'array_record', *PACKED)} | {
+FILE_PATTERNS = ('parquet', 'tfrecord', 'wds')
+"""Kinds of sources that are patterns of files, such as `parquet:/data/*.parquet`."""
+SETTINGS = {kind: f'source={kind}:{DATA}' for kind in ('folder', 'array_record', *FILE_PATTERNS)} | {
     'tfds': 'data_dir={data}', 'vtab': 'data_dir={data}'}
-"""The setting of `data` in which a config names a folder, by the kind of its source."""
-FEW_FILES = 20_000
-"""Listing a folder with more files takes seconds to minutes, which a line announces."""
+"""The setting of `data` that names the folder of a source, by the kind of the source."""
+MANY_FILES = 20_000
+"""Listing a folder with more files takes seconds to minutes, so that a line announces it."""
 CHIPS = {'tpu-v4-podslice': 'v4', 'tpu-v5-lite-podslice': 'v5e', 'tpu-v5p-slice': 'v5p', 'tpu-v6e-slice': 'v6e',
          'tpu7x': 'tpu7x'}
-"""The name of a chip by the value of the node label `cloud.google.com/gke-tpu-accelerator`."""
+"""The name of a chip by the value of the node label `_CHIP`."""
 PLACEHOLDERS = ('PROJECT/', 'REPOSITORY/', 'MY-DATA-BUCKET', 'MY-RUNS-BUCKET')
+"""Words of `launch/k8s.yaml` that a person must replace."""
 ASSUMED_STEPS, ASSUMED_CLASSES = 1_000_000, 1_000
-"""Steps of an epoch and classes, where neither the config nor a dataset on this machine has them.
+"""Steps of an epoch, and classes, if neither the config nor a dataset on this machine has them.
 
-So many steps that no schedule is longer than a run, and few enough for a thousand epochs.
+With so many steps no schedule is longer than the run, and a thousand epochs still fit into 32 bits.
 """
 LARGE_BYTES = 4 << 30
-"""Weights of more bytes are not read, which takes memory and the better part of a minute."""
-_CHIP, _SHAPE = 'cloud.google.com/gke-tpu-accelerator', 'cloud.google.com/gke-tpu-topology'
+"""Weights of more bytes are not read, as this takes memory and the better part of a minute."""
+_CHIP, _TOPOLOGY = 'cloud.google.com/gke-tpu-accelerator', 'cloud.google.com/gke-tpu-topology'  # node labels of GKE
 T = TypeVar('T')
 
 
-class Place(NamedTuple):
-  """Where a run will be.
+class Location(NamedTuple):
+  """The machines on which a run will start, and their files.
 
-  elsewhere: not on this machine.
+  elsewhere: whether they are other machines than this one.
   data: address that a launcher mounts or copies for the word {data}; '' = none.
-  root: folder to which relative paths refer.
+  root: folder of this machine to which relative paths refer.
   """
   elsewhere: bool = False
   data: str = ''
   root: pathlib.Path = pathlib.Path()
 
 
-def problems(config: schema.Config, workdir: storage.Path | None, place: Place) -> list[str]:
-  """Returns all problems of the data, the initial weights and the directory of a run."""
-  lines, places = [], [*sources(config)]
-  if place.data and not any(DATA in one for one in (config.data.data_dir, *(source for _, source in places))):
+def problems(config: schema.Config, workdir: storage.Path | None, location: Location) -> list[str]:
+  """Returns all problems of the data, the initial weights and the directory of a run, one line each."""
+  lines, named = [], list(sources(config))
+  paths = [config.data.data_dir, *(source for _, source in named)]
+  if location.data and not any(DATA in path for path in paths):
     setting = SETTINGS.get(config.data.source.partition(':')[0], SETTINGS['array_record'])
-    lines.append(f'--data: expected the word {DATA} in the command, for the folder of {place.data} on the hosts, got '
-                 f'none; the config reads data.source={config.data.source}. Add --config.data.{setting} to the '
+    lines.append(f'--data: expected the word {DATA} in the command, for the folder of {location.data} on the hosts, '
+                 f'got none; the config reads data.source={config.data.source}. Add --config.data.{setting} to the '
                  'command.')
-  for setting, source in places:
+  for setting, source in named:
     try:
-      if place.elsewhere:
-        lines += _elsewhere(setting, source, config.data, place)
+      if location.elsewhere:
+        lines += _problems_elsewhere(setting, source, config.data, location)
       else:
         _check_here(setting, source, config.data)
     except UserError as error:
       lines.append(str(error))
   weights = config.init_from
-  if place.elsewhere and weights and not weights.startswith(('/', DATA, WORKDIR)) and '://' not in weights:
+  if location.elsewhere and weights and not weights.startswith(('/', DATA, WORKDIR)) and '://' not in weights:
     path = pathlib.Path(os.path.expanduser(weights))
-    if (place.root / path).exists() and (path.parts[0] == 'runs' or weights.startswith('~')):
+    if (location.root / path).exists() and (path.parts[0] == 'runs' or weights.startswith('~')):
       lines.append(f'init_from={weights}: expected weights that the hosts can read, got a path of this machine, which '
                    'is not copied to them. Copy it to a bucket and give its gs:// address.')
-  if isinstance(workdir, pathlib.Path) and not place.elsewhere and WORKDIR not in str(workdir):
-    there = next(path for path in (workdir, *workdir.parents) if path.exists())
-    if not there.is_dir():
-      lines.append(f'--workdir={workdir}: expected a folder, got the file {there}. Choose another.')
-    elif not os.access(there, os.W_OK | os.X_OK):
+  if isinstance(workdir, pathlib.Path) and not location.elsewhere and WORKDIR not in str(workdir):
+    parent = next(path for path in (workdir, *workdir.parents) if path.exists())
+    if not parent.is_dir():
+      lines.append(f'--workdir={workdir}: expected a folder, got the file {parent}. Choose another.')
+    elif not os.access(parent, os.W_OK | os.X_OK):
       lines.append(f'--workdir={workdir}: expected a folder that can be written, got no permission to write in '
-                   f'{there}. Choose another, or change its permissions.')
+                   f'{parent}. Choose another, or change its permissions.')
   return list(dict.fromkeys(lines))
 
 
-def training_problems(config: schema.Config, place: Place, workdir: storage.Path | None = None,
+def training_problems(config: schema.Config, location: Location, workdir: storage.Path | None = None,
                       overridden: Collection[str] = ()) -> list[str]:
   """Returns the problems of a training run that its objects find when they are built, from the files on this machine.
 
   Args:
     config: a config for which `problems` found nothing.
-    place: where the run will be.
+    location: where the run will be.
     workdir: the run directory; None = the default.
     overridden: names of the settings on the command line.
   """
   named = dict.fromkeys(source for _, source in sources(config))
-  is_here = not place.elsewhere and not config.data.pseudo.source
-  for source in named:  # files of this machine, or an index that is read in seconds
-    kind, _, where = source.partition(':')
-    is_here &= kind in opening.KINDS and kind != 'hf' and not (kind in ('wds', 'tfrecord') and '://' in where)
-  for source in named if is_here else ():
+  reads_data = not location.elsewhere and not config.data.pseudo.source and all(map(_opens_in_seconds, named))
+  for source in named if reads_data else ():
     if source.startswith('folder:'):
       folders = os.walk(user_files.resolve(source.partition(':')[2], 'data.source'))
-      if any(num > FEW_FILES for num in itertools.accumulate(len(files) for _, _, files in folders)):
-        print(f'Listing {source}, which has more than {FEW_FILES:,} files. The list is kept for the run.', flush=True)
+      # Counts no further than it has to.
+      if any(num > MANY_FILES for num in itertools.accumulate(len(files) for _, _, files in folders)):
+        print(f'Listing {source}, which has more than {MANY_FILES:,} files. The list is kept for the run.', flush=True)
   log, collector = logging.getLogger('vit_jax'), _Collector()
-  before = log.level
+  level = log.level
   log.setLevel(logging.ERROR)  # the run itself shows warnings
   try:
-    _find(config, workdir, overridden, collector, elsewhere=place.elsewhere, is_here=is_here)
+    _check_training(config, workdir, overridden, collector, elsewhere=location.elsewhere, reads_data=reads_data)
   finally:
-    log.setLevel(before)
+    log.setLevel(level)
   return collector.problems
+
+
+def _opens_in_seconds(source: str) -> bool:
+  """Returns whether a source is opened from files of this machine, or from an index that is read in seconds."""
+  kind, _, address = source.partition(':')
+  is_remote = kind in ('wds', 'tfrecord') and '://' in address
+  return kind in opening.KINDS and kind != 'hf' and not is_remote
 
 
 def sources(config: schema.Config) -> Iterator[tuple[str, str]]:
@@ -156,107 +162,126 @@ def sources(config: schema.Config) -> Iterator[tuple[str, str]]:
 
 def _check_here(setting: str, source: str, data: schema.Data) -> None:
   """Raises UserError unless this machine has the data; reads no image."""
-  kind, _, where = source.partition(':')
-  if kind == 'folder' and where:
-    path = user_files.resolve(where, setting)
+  kind, _, name = source.partition(':')
+  if kind == 'folder' and name:
+    path = user_files.resolve(name, setting)
     if not os.path.isdir(path):
       folder.refuse_placeholder(os.path.relpath(path))
       raise UserError(f'data.source=folder:{path}: expected a folder of images, got no folder. Set '
                       '--config.data.source=folder:PATH; for a run on other hosts, use vit-jax check --elsewhere.')
-  elif kind == 'array_record' and where:
-    path = user_files.locate(where, setting)
+  elif kind == 'array_record' and name:
+    path = user_files.locate(name, setting)
     array_record.read_info(os.path.dirname(path) if array_record.is_pattern(path) else path)
-  elif kind == 'tfds' and where:
-    tfds.find(where, data_dir=data.data_dir)
+  elif kind == 'tfds' and name:
+    tfds.find(name, data_dir=data.data_dir)
   else:
     opener = opening.find_opener(source)
-    if kind in (*PACKED, 'vtab'):
-      opener(where, data, schema.Config().image_px)  # lists the files
+    if kind in (*FILE_PATTERNS, 'vtab'):
+      opener(name, data, schema.Config().image_px)  # lists the files
 
 
-def _elsewhere(setting: str, source: str, data: schema.Data, place: Place) -> Iterator[str]:
-  """Yields the problem of a path on the hosts: absolute ones are theirs, relative ones must be in the checkout."""
-  kind, _, where = source.partition(':')
-  what = f'{setting}={source}'
-  if kind not in SETTINGS or not where:
+def _problems_elsewhere(setting: str, source: str, data: schema.Data, location: Location) -> Iterator[str]:
+  """Yields the problem of a path on the hosts: absolute ones are theirs, relative ones must be in the checkout.
+
+  Raises:
+    UserError: there is no such kind of source, or it cannot read from that address.
+  """
+  kind, _, path = source.partition(':')
+  said = f'{setting}={source}'
+  if kind not in SETTINGS or not path:
     opening.find_opener(source)
     return
   if kind in ('tfds', 'vtab'):
-    where = data.data_dir
-    what = f'data.data_dir={where}'
-  if not where:
+    path = data.data_dir
+    said = f'data.data_dir={path}'
+  if not path:
     yield (f'data.data_dir: expected the folder of {source} on the hosts, got none. Give the data to the launcher '
            f'(--data=gs://BUCKET/FOLDER) and add --config.data.data_dir={DATA} to the command, or set an absolute '
            'path.')
-  elif '://' in where:
-    (user_files.locate if kind in ('array_record', *PACKED) else user_files.resolve)(where, what)
-  elif not where.startswith((DATA, '/', '~')) and not (place.root / shards.folder_of(where)).exists():
-    yield (f'{what}: expected a folder of the hosts, got a relative path, which is not in the checkout {place.root}. '
-           f'Give the data to the launcher (--data=gs://BUCKET/FOLDER) and write {DATA} for its folder, or an absolute '
-           'path.')
+  elif '://' in path and kind in ('array_record', *FILE_PATTERNS):
+    user_files.locate(path, said)
+  elif '://' in path:
+    user_files.resolve(path, said)
+  elif not path.startswith((DATA, '/', '~')) and not (location.root / shards.folder_of(path)).exists():
+    yield (f'{said}: expected a folder of the hosts, got a relative path, which is not in the checkout '
+           f'{location.root}. Give the data to the launcher (--data=gs://BUCKET/FOLDER) and write {DATA} for its '
+           'folder, or an absolute path.')
 
 
 class _Collector:
-  """Calls functions and collects the errors of a person that they raise."""
+  """Calls functions, and collects the messages of the `UserError`s that they raise."""
 
   def __init__(self) -> None:
     self.problems: list[str] = []
 
-  def result(self, work: Callable[[], T]) -> T | None:
-    """Returns what a function returns; None if it raises UserError, which is a problem."""
+  def result(self, function: Callable[[], T]) -> T | None:
+    """Returns the result of a function; None if it raises UserError."""
     try:
-      return work()
+      return function()
     except UserError as error:
       if str(error) not in self.problems:
         self.problems.append(str(error))
       return None
 
 
-def _find(config: schema.Config, workdir: storage.Path | None, overridden: Collection[str], collector: _Collector, *,
-          elsewhere: bool, is_here: bool) -> None:
-  """Finds the weights and the data, reads what is on this machine, and builds the run with it."""
-  named = collector.result(lambda: init_state.named(config)) or {}
+def _check_training(config: schema.Config, workdir: storage.Path | None, overridden: Collection[str],
+                    collector: _Collector, *, elsewhere: bool, reads_data: bool) -> None:
+  """Reads weights and data that are on this machine, and builds the run with them; ends early if it cannot go on."""
+  named = collector.result(lambda: init_state.named(config)) or {}  # addresses of weights by setting
   for prefix, part in ranges.walk(config):
     if prompts := getattr(part, 'prompts', ''):
       collector.result(functools.partial(prompting.find_templates, prompts, setting=f'{prefix}prompts'))
   named |= {f'evals.{name}.weights': settings.weights for name, settings in config.evals.items()
             if isinstance(settings, schema.TextEvaluation) and settings.weights}
-  paths = [] if elsewhere else [_path(where, collector) for where in dict.fromkeys(named.values())]
-  num_bytes = sum(file.stat().st_size for path in paths if path
-                  for file in (path.rglob('*') if path.is_dir() else [path]) if file.is_file())
-  is_known = not collector.problems and not elsewhere and None not in paths and num_bytes <= LARGE_BYTES
+  paths = [] if elsewhere else [_local_path(address, collector) for address in dict.fromkeys(named.values())]
+  num_bytes = 0
+  for path in filter(None, paths):
+    files = path.rglob('*') if path.is_dir() else [path]
+    num_bytes += sum(file.stat().st_size for file in files if file.is_file())
+  reads_weights = not collector.problems and not elsewhere and None not in paths and num_bytes <= LARGE_BYTES
   weights: Weights | None = None
-  if is_known and named:
-    where = workdir or train.default_workdir(config.name)
-    resolved = collector.result(lambda: inherit.resolve(config, overridden, where))
+  if reads_weights and named:
+    run_directory = workdir or train.default_workdir(config.name)
+    resolved = collector.result(lambda: inherit.resolve(config, overridden, run_directory))
     if resolved is None:
       return
     config, weights = resolved
     collector.result(functools.partial(check.check, config))
     if collector.problems:
       return
-  data = collector.result(lambda: build.open_data(config)) if is_here else None
-  if is_here and data is None:
+  data = collector.result(lambda: build.open_data(config)) if reads_data else None
+  if reads_data and data is None:
     return
-  _build(config, data, weights, collector, is_known=is_known)
+  _check_objects(config, data, weights, collector, reads_weights=reads_weights)
 
 
-def _path(where: str, collector: _Collector) -> pathlib.Path | None:
-  """Returns the local path of weights; None if they are not on this machine, which is a problem of paths alone."""
-  if not addresses.exists(os.path.expanduser(where)) and addresses.is_remote(where):
+def _local_path(address: str, collector: _Collector) -> pathlib.Path | None:
+  """Returns the local path of weights; None if they are not on this machine.
+
+  This is a problem for a path. The file of a remote address may be in the cache, or else is left to the run.
+  """
+  if not addresses.exists(os.path.expanduser(address)) and addresses.is_remote(address):
     with contextlib.suppress(UserError):
-      return addresses.local(where, offline=True)
+      return addresses.local(address, offline=True)
     return None
-  return collector.result(lambda: addresses.local(where))
+  return collector.result(lambda: addresses.local(address))
 
 
-def _build(config: schema.Config, data: build.Data | None, weights: Weights | None, collector: _Collector, *,
-           is_known: bool) -> None:
-  """Builds a run on one device of this machine. What depends on the devices of the run is left out."""
+def _check_objects(config: schema.Config, data: build.Data | None, weights: Weights | None, collector: _Collector, *,
+                   reads_weights: bool) -> None:
+  """Builds a run on one device of this machine. What depends on the devices of the run is left out.
+
+  Args:
+    config: the config, with the settings that it has from its weights.
+    data: the data; None = they are not read here.
+    weights: the weights of `config.init_from`, if they have been read.
+    collector: collects the problems.
+    reads_weights: whether all weights are on this machine and small enough.
+  """
   mesh = meshes.make(schema.Mesh(1, 1, 1), jax.devices()[:1])
   config = layout.plain(cost.plain(dataclasses.replace(config, mesh=schema.Mesh(1, 1, 1))))
   if data:
-    measured = collector.result(lambda: build.measured(config, data.train))
+    measured = collector.result(lambda: build.with_statistics(config, data.train))
     if measured is None:
       return
     config = measured
@@ -267,7 +292,7 @@ def _build(config: schema.Config, data: build.Data | None, weights: Weights | No
   elif config.data.num_examples and not config.data.any_num_examples:
     collector.result(lambda: loaders.check_batch_size(config.batch_size, config.data.num_examples, config.data.source))
   parts = collector.result(lambda: build.parts(config, mesh=mesh, **numbers._asdict()))
-  if parts and is_known and (data or not config.objective.has_head):  # a head is compared by its classes
+  if parts and reads_weights and (data or not config.objective.has_head):  # a head is compared by its classes
     collector.result(lambda: init_state.given(config, parts.program, data.class_names if data else (), weights))
   if not data:
     return
@@ -276,27 +301,29 @@ def _build(config: schema.Config, data: build.Data | None, weights: Weights | No
   spec = kinds.of(config)
   targets = collector.result(lambda: (spec.open_maps(opened.train), spec.open_texts(opened.train)))
   has_texts = any(isinstance(settings, schema.TextEvaluation) for settings in config.evals.values())
-  if parts and targets and (is_known or not has_texts):  # else they would read the weights again
+  if parts and targets and (reads_weights or not has_texts):  # evaluations with texts read the weights
     collector.result(lambda: evaluation.build(build.resources(
         config, opened, parts.objective, mesh=mesh, shard=meshes.local_rows(mesh))))
 
 
 def known_numbers(config: schema.Config) -> build.Numbers:
-  """Returns the numbers of the data that the config describes, or assumed ones."""
+  """Returns the numbers of examples and classes that the config states, or assumed ones."""
   data = config.data
   return build.Numbers(data.num_examples or ASSUMED_STEPS * config.batch_size, data.num_classes or ASSUMED_CLASSES,
                        in_memory=False)
 
 
 class Manifest(NamedTuple):
-  """What a manifest runs: a command line, on so many slices of a topology."""
+  """A run of a manifest: its command line, such as `vit-jax --config=digits`, the topology of a slice, such as
+  `v5e:4x4`, and the number of slices.
+  """
   line: str
   topology: str
   slices: int
 
 
 def read_manifest(path: str) -> Manifest:
-  """Returns what a manifest runs.
+  """Returns the run of a manifest of Kubernetes, whose fields are those of `launch/k8s.yaml`.
 
   Raises:
     UserError: the file is missing or is no JobSet of one job, or lists all that would make its pods fail.
@@ -308,33 +335,38 @@ def read_manifest(path: str) -> Manifest:
                     if isinstance(document, dict) and document.get('kind') == 'JobSet')
     (replicated,) = manifest['spec']['replicatedJobs']
     job = replicated['template']['spec']
+    hosts, completions = job['parallelism'], job['completions']
     pod = job['template']['spec']
-    chip, shape = pod['nodeSelector'][_CHIP], str(pod['nodeSelector'][_SHAPE])
+    chip, topology = pod['nodeSelector'][_CHIP], str(pod['nodeSelector'][_TOPOLOGY])
     arguments = [str(word) for word in pod['containers'][0]['args']]
     slices = int(replicated.get('replicas', 1))
-    chips = int(pod['containers'][0]['resources']['limits']['google.com/tpu'])
-    total, counts = math.prod(int(side) for side in shape.split('x')), (job['parallelism'], job['completions'])
-    is_complete = counts[0] * chips == total and counts[0] == counts[1]
+    chips_per_host = int(pod['containers'][0]['resources']['limits']['google.com/tpu'])
+    num_chips = math.prod(int(side) for side in topology.split('x'))
+    is_complete = hosts * chips_per_host == num_chips and hosts == completions
   except OSError as error:
     raise failures.kind(error)(f'{path}: expected a manifest, got "{error.strerror}". Copy '
                                 'launch/k8s.yaml.') from error
   except (yaml.YAMLError, StopIteration, LookupError, AttributeError, TypeError, ValueError, ArithmeticError,
           RecursionError) as error:
-    mark = getattr(error, 'problem_mark', None)
-    got = (f'no YAML at line {mark.line + 1}, column {mark.column + 1}' if mark
-           else f'none of the field {str(error.args[0])[:60]!r}' if isinstance(error, KeyError)
-           else 'no document of kind JobSet' if isinstance(error, StopIteration)
-           else 'a field of another type, or a number of jobs that is not 1')
+    if mark := getattr(error, 'problem_mark', None):
+      got = f'no YAML at line {mark.line + 1}, column {mark.column + 1}'
+    elif isinstance(error, KeyError):
+      got = f'none of the field {str(error.args[0])[:60]!r}'
+    elif isinstance(error, StopIteration):
+      got = 'no document of kind JobSet'
+    else:
+      got = 'a field of another type, or a number of jobs that is not 1'
     raise UserError(f'{path}: expected a JobSet with one job on TPUs as in launch/k8s.yaml, got {got}. Compare it with '
                     'that file.') from error
-  content = re.sub(r'#.*', '', text)
+  content = re.sub(r'#.*', '', text)  # without comments
   problems = [f'expected your own names, got the placeholder {word.strip("/")}. Replace it.'
               for word in PLACEHOLDERS if word in content]
   if not is_complete:
-    problems.append(f'parallelism and completions: expected {max(1, total // max(1, chips))}, the hosts of a {shape} '
-                    f'slice with {chips} chips each, got {counts[0]} and {counts[1]}.')
+    wanted = max(1, num_chips // max(1, chips_per_host))
+    problems.append(f'parallelism and completions: expected {wanted}, the hosts of a {topology} slice with '
+                    f'{chips_per_host} chips each, got {hosts} and {completions}.')
   if chip not in CHIPS:
     problems.append(f'{_CHIP}: expected one of {", ".join(CHIPS)}, got {chip}.')
   if problems:
     raise UserError('\n'.join(f'{path}: {problem}' for problem in problems))
-  return Manifest(shlex.join(['vit-jax', *arguments]), f'{CHIPS[chip]}:{shape}', slices)
+  return Manifest(shlex.join(['vit-jax', *arguments]), f'{CHIPS[chip]}:{topology}', slices)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 
-from vit_jax.jobs import runtime as startup
+from vit_jax.jobs import startup
 from vit_jax.weights import inference, loading, peft_saving, saving
 from vit_jax.weights.reading import Reading
 

@@ -33,8 +33,7 @@ from vit_jax.data.source import Source
 from vit_jax.data.text import prompts
 from vit_jax.evaluate import caption_retrieval, embedding, embedding_files
 from vit_jax.inspect import many_images
-from vit_jax.jobs import build, evaluate, flag_names
-from vit_jax.jobs import runtime as startup
+from vit_jax.jobs import build, evaluate, flag_names, startup
 from vit_jax.recipes import sizes
 from vit_jax.record import console
 from vit_jax.weights import inference
@@ -99,7 +98,7 @@ def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str 
   if texts is None and images is None:
     config, images = _open_split(config, data, split=split, follow_links=follow_links)
   if images is not None:
-    config = build.oriented(config, images)
+    config = build.with_orientation(config, images)
     texts = _read_captions(images) if what == TEXTS else None
   try:
     if texts is not None:

@@ -38,8 +38,7 @@ from vit_jax.evaluate import evaluators as evaluation
 from vit_jax.evaluate import final as results
 from vit_jax.evaluate import problems, resources
 from vit_jax.evaluate.results import Result
-from vit_jax.jobs import build, report, report_card, resume
-from vit_jax.jobs import runtime as startup
+from vit_jax.jobs import build, report, report_card, resume, startup
 from vit_jax.models import heads
 from vit_jax.models.kernels import devices
 from vit_jax.objectives import distill
@@ -185,7 +184,7 @@ def _open_run(config: schema.Config | None, workdir: storage.Path | None, to: st
   run_directory.check_ours(out, setting)
   config = inherit.resolve(config, overridden, workdir).config
   data = _open_data(config, resume.find_classes(workdir))
-  config = build.measured(config, data.train)
+  config = build.with_statistics(config, data.train)
   mesh, shard, parts = build.open_run(config, data, workdir=workdir, overridden=overridden)
   config = parts.config
   console.begin_stage('reading the checkpoint')
@@ -255,7 +254,7 @@ def _open_weights(config: schema.Config, where: str, reading: Reading, workdir: 
   check.check(config)
   console.begin_stage('opening the data')
   data = open_labeled(config, weights)
-  config = build.oriented(config, data.eval)
+  config = build.with_orientation(config, data.eval)
   digest = trees.digest(weights.params)
   if (out / 'evaluate.json').exists():
     if workdir is None and not overwrite:
@@ -306,7 +305,7 @@ def _measure_each(config: schema.Config, where: str, reading: Reading, *, title:
       check.check(alone)
       console.begin_stage(f'evaluating {name}')
       data = open_labeled(alone, weights)
-      shared = subject._replace(config=build.oriented(alone, data.eval)).open_resources(data, workdir)
+      shared = subject._replace(config=build.with_orientation(alone, data.eval)).open_resources(data, workdir)
       measured[name] = results.measure(evaluation.build(shared), subject.viewed, subject.state).results[name]['student']
     except UserError as error:
       reasons[name] = str(error)

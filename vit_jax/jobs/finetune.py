@@ -23,8 +23,7 @@ from vit_jax.config import files, overrides, schema
 from vit_jax.core.errors import UserError, redacted
 from vit_jax.data import opening, splits
 from vit_jax.data.source import Source
-from vit_jax.jobs import build, flag_names, frozen_features, resume, train
-from vit_jax.jobs import runtime as startup
+from vit_jax.jobs import build, flag_names, frozen_features, resume, startup, train
 from vit_jax.recipes import sizes
 from vit_jax.record import console, storage
 from vit_jax.weights import loading

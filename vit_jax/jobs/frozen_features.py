@@ -108,7 +108,7 @@ def _compare(workdir: storage.Path, config: schema.Config, data: build.Data, net
                                    'logistic': schema.Logistic()}
   evaluated = dataclasses.replace(files.load('evaluate', []), data=config.data, evals=evals,
                                   batch_size=config.batch_size, train=schema.Train(progress=config.train.progress))
-  evaluated = build.oriented(evaluate.with_weights(evaluated, network, ()), data.train)
+  evaluated = build.with_orientation(evaluate.with_weights(evaluated, network, ()), data.train)
   check.check(evaluated)
   subject = evaluate.of_weights(evaluated, network, has_head=False)
   shared = subject.open_resources(data)

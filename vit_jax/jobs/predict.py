@@ -35,7 +35,7 @@ from vit_jax.data.text.prompts import PLAIN, given_names
 from vit_jax.inspect import figures
 from vit_jax.inspect.model import BATCH, Guess, Model
 from vit_jax.inspect.zeroshot import ZeroShot
-from vit_jax.jobs import runtime as startup
+from vit_jax.jobs import startup
 from vit_jax.record import console, destination
 from vit_jax.weights import inference, loading
 from vit_jax.weights.reading import AS_FOUND, Reading

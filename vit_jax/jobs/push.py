@@ -14,7 +14,7 @@ import tempfile
 from vit_jax.core import documents, hub
 from vit_jax.core.errors import UserError
 from vit_jax.data import answers
-from vit_jax.jobs import runtime as startup
+from vit_jax.jobs import startup
 from vit_jax.weights import card, inference, loading, saving
 from vit_jax.weights.reading import Reading
 

@@ -35,8 +35,7 @@ from vit_jax.inspect import figures, html_pages, predictions
 from vit_jax.inspect.images import UPRIGHT
 from vit_jax.inspect.model import Model
 from vit_jax.inspect.zeroshot import Guess
-from vit_jax.jobs import report, serve_http
-from vit_jax.jobs import runtime as startup
+from vit_jax.jobs import report, serve_http, startup
 from vit_jax.jobs.serve_http import Answer, Refused
 from vit_jax.parallel import hardware
 from vit_jax.record import checkpoint_files, console, growing, storage

@@ -35,8 +35,7 @@ from vit_jax.data.device.prepare import prepare_eval
 from vit_jax.data.formats import pseudo
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.source import Source, take
-from vit_jax.jobs import build
-from vit_jax.jobs import runtime as startup
+from vit_jax.jobs import build, startup
 from vit_jax.models import heads
 from vit_jax.parallel import mesh as meshes
 from vit_jax.record import progress
@@ -76,7 +75,7 @@ def run(config: schema.Config, where: str, to: pathlib.Path, reading: Reading = 
   teacher = _load_teacher(where, reading)
   data = build.open_data(config)
   source = data.train
-  config = build.oriented(config, source)
+  config = build.with_orientation(config, source)
   init_state.check_order(teacher, data.class_names, config.data)
   grid, fit = _token_grid(teacher), teacher.preprocess
   info = answers.Info(
@@ -110,7 +109,7 @@ def ensure(config: schema.Config) -> str:
   labeled = opening.open_split(config.data, config.data.train_split, image_px=config.image_px)
   init_state.check_order(teacher, labeled.class_names, config.data)
   source = opening.open_unlabeled(config.data, image_px=config.image_px)
-  config = build.oriented(config, source)
+  config = build.with_orientation(config, source)
   info = answers.Info(
       source.name, source.digest, len(source), (1, 1), settings.top, teacher.num_classes, PER_PART,
       {'teacher': redacted(settings.teacher), 'weights': teacher.source, 'image_px': list(teacher.preprocess.image_px),

@@ -27,8 +27,7 @@ from vit_jax.evaluate import evaluators as evaluation
 from vit_jax.evaluate import final as results
 from vit_jax.evaluate import resources
 from vit_jax.evaluate.results import Result
-from vit_jax.jobs import build, host_speed, report, resume, summary, trackers
-from vit_jax.jobs import runtime as startup
+from vit_jax.jobs import build, host_speed, report, resume, startup, summary, trackers
 from vit_jax.objectives import kinds
 from vit_jax.parallel import feed
 from vit_jax.parallel import mesh as meshes
@@ -116,7 +115,7 @@ class Run:
     self._restored_digest = ''
     self._restore_s = 0.
     self.data = open_data(config, is_own='data.source' in overridden, order=resume.find_classes(workdir))
-    config = build.measured(config, self.data.train)
+    config = build.with_statistics(config, self.data.train)
     self.mesh, self.shard, self.parts = build.open_run(config, self.data, workdir=workdir, overridden=overridden)
     self.config = config = self.parts.config
     self.loader = build.train_loader(config, self.data, self.shard)

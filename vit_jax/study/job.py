@@ -101,7 +101,7 @@ def check_places(configs: Configs) -> None:
   keys = {name: repr((list(places.sources(config)), config.data)) for name, config in configs.items()}
   for name, config in configs.items():
     if keys[name] not in problems:
-      problems[keys[name]] = places.problems(config, None, places.Place())
+      problems[keys[name]] = places.problems(config, None, places.Location())
   if all(problems.values()):
     _raise_problems({name: problems[key] for name, key in keys.items()}, 'a study whose data are on this machine')
 

@@ -1,4 +1,4 @@
-"""Startup of every job that computes: platform, compilation cache, logging.
+"""Starts a job that computes: platform, compilation cache, logging.
 
 A job calls `start` once, after it has checked its flags and before it uses a device.
 
