@@ -84,8 +84,9 @@ def described(source: str, split: str) -> list[str]:
 def eval_batches(config: schema.Config, *, batch_size: int = 8, host: int = 0, num_hosts: int = 1) -> Batches:
   """Returns the batches of one pass over the evaluation split, of which this host makes its rows."""
   source = open_split(config, config.data.eval_split)
-  loader = loaders.eval_loader(source, recipe=build.with_orientation(config, source).data.recipe, image_px=config.image_px,
-                               batch_size=batch_size, shard=Shard((host,), num_hosts), threads=2)
+  recipe = build.with_orientation(config, source).data.recipe
+  loader = loaders.eval_loader(source, recipe=recipe, image_px=config.image_px, batch_size=batch_size,
+                               shard=Shard((host,), num_hosts), threads=2)
   try:
     return [copied(batch) for batch in loader.batches()]
   finally:

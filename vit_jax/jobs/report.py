@@ -238,6 +238,7 @@ def _describe_run(record: _Record, *, is_single: bool) -> Values:
   return values | {
       'tables': _tables(record), 'preprocessing': _describe_images(_mapping(record.evaluation.get('preprocessing'))),
       'predictions': _try(record, 'predictions', lambda: _predictions(record)),
+      'predictions_note': _describe_predictions(record),
       'norms': _try(record, 'norms by layer', lambda: _norms(record)),
       'phases': _try(record, 'where the time went', lambda: _phases(record)) or [],
       'hosts': _try(record, 'hosts', lambda: host_times.sentences(record.history.events))}
@@ -435,6 +436,15 @@ def _predictions(record: _Record) -> predictions.Predictions | None:
   if summary and not any(group.by_class for group in summary.groups):
     record.missing.append('predictions.npz: has no images of examples')
   return summary
+
+
+def _describe_predictions(record: _Record) -> str:
+  """Returns a note if the predictions are those of other weights than the run's, as after a training; else ''."""
+  step = _number(record.evaluation.get('step'))  # `evaluate.json` and `predictions.npz` are written together
+  if record.used is None or step is None or step == record.used.step:
+    return ''
+  return (f'These are predictions at step {step:,.0f}. The weights of the run are those of step {record.used.step:,}: '
+          f'vit-jax evaluate --workdir={shlex.quote(record.workdir)} predicts with them.')
 
 
 def _norms(record: _Record) -> norms.Norms | None:

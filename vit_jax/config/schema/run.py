@@ -129,7 +129,7 @@ class Checkpoints(Settings):
   keep_latest: int = ranged(2, COUNT)  # newest checkpoints that stay
   # Keep these for good; a multiple of `every`. '12 hours': at least so far apart.
   keep_every: str = duration('', off=True, wall=True)
-  keep_best: str = ''  # name of a metric, such as test/top1: it is measured at every checkpoint, and the best one is kept
+  keep_best: str = ''  # a metric, such as test/top1: measured at every checkpoint, of which the best is kept
 
   def problems(self, config: Run, name: str) -> Iterator[str]:
     if self.keep_best:
