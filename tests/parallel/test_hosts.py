@@ -195,20 +195,27 @@ from vit_jax.parallel import hosts
 hosts.initialize()
 print('in', flush=True)
 if os.environ['VIT_JAX_PROCESS_ID'] == os.environ['ENDS']:
+  input()
   {end}
 time.sleep({waits_s})
 """
 
 
 def start_two(end: str, ends: int = 1, waits_s: float = WAITS_S, heartbeat_s: int = 2) -> list[subprocess.Popen[str]]:
-  """Two processes of one run, of which process `ends` ends that way."""
+  """Returns two processes of one run, of which process `ends` ends that way, after both are initialized."""
   address = f'127.0.0.1:{free_port()}'
   common = {'VIT_JAX_COORDINATOR': address, 'VIT_JAX_NUM_PROCESSES': '2', 'JAX_PLATFORMS': 'cpu', 'ENDS': str(ends),
             'PYTHONPATH': ':'.join(path for path in sys.path if path), 'PATH': '',
             'VIT_JAX_HEARTBEAT_TIMEOUT_S': str(heartbeat_s)}
-  return [subprocess.Popen([sys.executable, '-c', PROGRAM.format(end=end, waits_s=waits_s)], text=True,
-                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                           env=common | {'VIT_JAX_PROCESS_ID': str(i)}) for i in range(2)]
+  processes = [subprocess.Popen([sys.executable, '-c', PROGRAM.format(end=end, waits_s=waits_s)], text=True,
+                                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                env=common | {'VIT_JAX_PROCESS_ID': str(i)}) for i in range(2)]
+  for process in processes:
+    assert process.stdout and 'in\n' in iter(process.stdout.readline, '')
+  assert (stdin := processes[ends].stdin)
+  stdin.write('\n')
+  stdin.flush()
+  return processes
 
 
 @pytest.mark.slow(reason='2 s: starts programs')
