@@ -121,7 +121,7 @@ def test_a_tower_that_pools_over_its_tokens_takes_a_mask(tmp_path: pathlib.Path)
 
 
 def test_a_tokenizer_that_gives_other_ids_is_refused(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(exported, '_simplify', lambda *_: None)
+  monkeypatch.setattr(exported, '_add_simplification', lambda *_: None)
   with pytest.raises(UserError, match="--tokenizer: expected .* the same ids, got others for 'A photo of TWO dogs"):
     exported.write(Tokenizer(None, family='bytes', length=24), TextRule.LOWER, tmp_path / 'a.json',
                    samples=towers.SAMPLES)

@@ -244,7 +244,7 @@ def test_an_error_of_the_disk_is_not_called_one_of_locks(
     raise OSError(error, os.strerror(error), 'plan.json')
 
   with monkeypatch.context() as patch:
-    patch.setattr(files.Unfinished, '_begin', fail)
+    patch.setattr(files.Unfinished, '_create', fail)
     with pytest.raises((UserError, TemporaryError), match=fr'set: expected to write it, got "{os.strerror(error)}'):
       run(images, tmp_path / 'set')
   monkeypatch.setattr(fcntl, 'flock', fail)
