@@ -114,7 +114,7 @@ def test_a_batch_with_more_images_than_there_are_is_refused_in_large_folders_too
   message = f'batch_size: expected at most 4, the number of examples of {source}, all but the 10 % held out, got 6.'
   assert f'{message} Set --config.batch_size=4.' in checked(capsys, *words, '--config.batch_size=6')
   assert 'Listing' not in (text := checked(capsys, *words, '--config.batch_size=4')) and 'Checked the ' in text
-  monkeypatch.setattr(places, 'FEW_FILES', 4)
+  monkeypatch.setattr(places, 'MANY_FILES', 4)
   text = checked(capsys, *words, '--config.batch_size=6')
   assert f'Listing {source}, which has more than 4 files. The list is kept for the run.' in text and message in text
 
