@@ -1,6 +1,6 @@
 """The order of training data that is stored in row groups, as in Parquet files. A row group is read as a whole.
 
-`loader.py` and `formats/mixture.py` call `visit` for training, `prepare.py` calls `stored` for writing. Both return
+`loader.py` and `formats/mixture.py` call `visit` for training, `prepare.py` calls `visit_once` for writing. Both return
 `order.Shuffled` if the source has no row groups, or if a process can hold all of them; else `Windows`.
 
 A global shuffle would read and decode a row group of some hundred images for each image. `Windows` instead visits the
@@ -130,7 +130,7 @@ def describe(visit: order.Visit) -> str:
   return ''.join(map(describe, inner))
 
 
-def stored(source: Source, seed: int) -> order.Visit:
+def visit_once(source: Source, seed: int) -> order.Visit:
   """Returns the order in which a source is written as a prepared dataset: each row group is read once."""
   large = _large_row_groups(source)
   if large is None:
