@@ -65,7 +65,7 @@ def test_an_orientation_of_a_tiff_that_is_none_changes_nothing(value: object) ->
   content = saved(Image.fromarray(random_image(0)), 'TIFF', tiffinfo=tags)
   assert decode.find_orientation(content) == 1
   assert (decode.decode(content, UPRIGHT) == random_image(0)).all()
-  assert prepare.stored(content, prepare.Settings(6, 90, 0, 0))[:2] == b'\xff\xd8'
+  assert prepare.encode(content, prepare.Settings(6, 90, 0, 0))[:2] == b'\xff\xd8'
 
 
 def png(width: int, height: int, pixels: bytes = b'') -> bytes:

@@ -50,7 +50,7 @@ def numbers(paths: list[str], cache: pathlib.Path) -> list[int]:
 def scan(paths: list[str]) -> Callable[[str], Any]:
   """What an index does with each file."""
   counted = functools.partial(tfrecord.scan_counted, counts=dict(zip(paths, COUNTS, strict=True)))
-  return functools.partial(index._scanned, scan=counted, types=tfrecord._SPAN_TYPES)
+  return functools.partial(index._scan_table, scan=counted, types=tfrecord._SPAN_TYPES)
 
 
 def test_the_index_is_kept_beside_the_files_and_moves_with_them(
@@ -115,9 +115,9 @@ def test_labels_of_many_examples_need_few_bytes_each() -> None:
     for row in range(50_000):
       yield row, 1, index.encode(row % 1000 if path != 'b' else (row % 7, 999))
   types = {'offset': 'int64', 'size': 'int64', index.LABEL: index.BYTES}
-  tables = [index._scanned(path, scan, types) for path in 'abcdef']
+  tables = [index._scan_table(path, scan, types) for path in 'abcdef']
   tracemalloc.start()
-  rows = index._joined(tables)
+  rows = index._join(tables)
   _, most_bytes = tracemalloc.get_traced_memory()
   tracemalloc.stop()
   assert most_bytes < 60 * len(rows)

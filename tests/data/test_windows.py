@@ -110,7 +110,7 @@ def test_each_host_and_each_of_four_loader_processes_reads_its_own_row_groups() 
 
 def test_sources_that_fit_are_shuffled_as_a_whole(folder: pathlib.Path) -> None:
   source = opening.open_split(schema.Data(source=f'parquet:{folder}'), 'train', image_px=(8, 8))
-  assert windows.visit(source, 3, 20) == windows.stored(source, 3) == order.Shuffled(600, 3)
+  assert windows.visit(source, 3, 20) == windows.visit_once(source, 3) == order.Shuffled(600, 3)
   assert isinstance(windows.visit(opened(folder), 3, 20), windows.Windows)
 
 
@@ -186,7 +186,7 @@ def test_the_window_and_the_batch_are_part_of_what_resuming_compares(folder: pat
 def test_a_dataset_is_prepared_with_each_row_group_decoded_about_once(folder: pathlib.Path,
                                                                      tmp_path: pathlib.Path) -> None:
   source = opened(folder)
-  stored = windows.stored(source, 0)
+  stored = windows.visit_once(source, 0)
   assert isinstance(stored, windows.Windows) and stored.groups == 2
   prepare.run(tmp_path / 'prepared', data=f'parquet:{folder}', splits=['train'])
   made = opening.open_split(schema.Data(source=f'array_record:{tmp_path}/prepared'), 'train', image_px=(8, 8))

@@ -490,6 +490,6 @@ def test_a_very_long_image_is_kept_as_it_is(images: pathlib.Path, tmp_path: path
   """Its JPEG would be longer than that format allows."""
   long = encode(np.zeros((4, 60_000, 3), np.uint8), '.png')
   (images / 'train' / 'ant' / 'long.png').write_bytes(long)
-  assert writing.stored(long, writing.Settings(3, 90, 0, 0))[:2] == b'\xff\xd8'
+  assert writing.encode(long, writing.Settings(3, 90, 0, 0))[:2] == b'\xff\xd8'
   longer = encode(np.zeros((2, 200_000, 3), np.uint8), '.png')
-  assert writing.stored(longer, writing.Settings(1, 90, 0, 0)) == longer
+  assert writing.encode(longer, writing.Settings(1, 90, 0, 0)) == longer

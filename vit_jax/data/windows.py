@@ -1,16 +1,22 @@
-"""The order of training data that are stored in row groups, each of which is read as a whole, such as Parquet files.
+"""The order of training data that is stored in row groups, as in Parquet files. A row group is read as a whole.
 
-`loader.py` and `formats/mixture.py` call `visit` for training, `prepare.py` calls `stored` for writing. Both return
+`loader.py` and `formats/mixture.py` call `visit` for training, `prepare.py` calls `visit_once` for writing. Both return
 `order.Shuffled` if the source has no row groups, or if a process can hold all of them; else `Windows`.
 
-A global shuffle would read and decode a row group of some hundred images for each image. `Windows` visits the row
-groups in a random order in each epoch, and shuffles images among the row groups that a process can hold at a time: the
-window. Each epoch still visits each example once, and the index at any position is a pure function of (seed, position),
-the size of a batch and the files.
+A global shuffle would read and decode a row group of some hundred images for each image. `Windows` instead visits the
+row groups in a random order, another one in each epoch. A window is as many row groups in that order as a process can
+hold at a time, and the images are shuffled inside of each window. Each epoch still visits each example once. The index
+at a position is a pure function of the seed, the position, the batch size and the files.
 
-The row groups of an epoch are dealt to lanes, and each lane has its own windows. The rows of a batch are divided into
-parts, one for each lane, and `cycle` batches in a row have different lanes. So each of several hosts, which load
-different parts of a batch, reads its own row groups, and so does each of `cycle` loader processes, which take batches
+Each batch is divided into equal parts, and each part takes its examples from its own lane: a range of the row groups of
+the epoch, with windows of its own. The lanes repeat after `cycle` batches. With 4 examples in a batch, 2 parts and a
+cycle of 2 batches:
+
+    position  0 1 | 2 3 | 4 5 | 6 7 | 8 9 | ...
+    batch     0     0     1     1     2
+    lane      0     1     2     3     0
+
+So hosts, which load different parts of a batch, read different row groups. So do loader processes, which take batches
 in turn.
 """
 from __future__ import annotations
@@ -27,11 +33,11 @@ from vit_jax.data import order
 from vit_jax.data.source import RowGroups, Source, row_groups
 
 CYCLE = 4
-"""Batches in a row that have different lanes, if there are enough row groups."""
+"""Batches after which the lanes repeat, if there are enough row groups; else 2 or 1."""
 MOST_PARTS = 64
-"""Lanes of a batch at most. With more hosts, several hosts share a lane."""
-_FEWEST_PARTS = 8  # the cycle is shortened if a batch would have fewer lanes
-_WRITTEN = 8  # windows are so many times smaller for writing: about the images of a shard
+"""Largest number of parts of a batch. With more hosts, several hosts share a lane."""
+_FEWEST_PARTS = 8  # parts of a batch for which there must be row groups; else the cycle is shorter
+_WRITING_DIVISOR = 8  # a window for writing has 1/8 of the row groups: about the images of a shard
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,9 +46,9 @@ class Windows:
 
   sizes: examples of each row group, `[N] i64`.
   seed: of the order.
-  span: number of positions after which the lanes repeat, `cycle` times the batch size.
-  lanes: number of lanes, a divisor of `span`.
-  groups: number of row groups in a window, whose rows are shuffled together.
+  span: number of positions after which the lanes repeat: the cycle times the batch size.
+  lanes: number of lanes, a divisor of `span`: the cycle times the parts of a batch.
+  groups: number of row groups in a window.
   """
   sizes: HostArray
   seed: int
@@ -61,52 +67,59 @@ class Windows:
 
   def _in_epoch(self, positions: HostArray, epoch: int) -> HostArray:
     """Returns the indexes of the examples at positions that are all in one epoch."""
-    groups, ends = _sequence(self, epoch)
-    first = epoch * int(ends[-1])  # position at which the epoch starts
-    # The rows of an epoch are counted group after group, in the order of the epoch. Each lane has a range of them.
+    groups, ends = _epoch_groups(self, epoch)
+    # A row is the rank of an example when the groups of the epoch are read one after the other, without shuffling. The
+    # rows of lane l are starts[l] ... stops[l] - 1.
+    num_rows = int(ends[-1])
+    first = epoch * num_rows  # position at which the epoch starts
     all_lanes = np.arange(self.lanes)
-    stops = np.cumsum(self._before(all_lanes, first + int(ends[-1])) - self._before(all_lanes, first))
+    stops = np.cumsum(self._count_before(first + num_rows, all_lanes) - self._count_before(first, all_lanes))
     starts = np.append(0, stops[:-1])
     lanes = positions % self.span * self.lanes // self.span
-    rows = starts[lanes] + self._before(lanes, positions) - self._before(lanes, first)
-    # A window is `self.groups` groups of a lane, counted from the group in which the lane starts.
+    rows = starts[lanes] + self._count_before(positions, lanes) - self._count_before(first, lanes)
+    # The windows of a lane are counted from the group in which the lane starts. Lanes may share their outer groups.
     first_groups = np.searchsorted(ends, starts, side='right')
-    numbers = (np.searchsorted(ends, rows, side='right') - first_groups[lanes]) // self.groups
-    for lane, number in np.unique(np.stack([lanes, numbers]), axis=1).T.tolist():
-      inside = (lanes == lane) & (numbers == number)
-      group = int(first_groups[lane]) + number * self.groups
+    window_numbers = (np.searchsorted(ends, rows, side='right') - first_groups[lanes]) // self.groups
+    for lane, number in np.unique(np.stack([lanes, window_numbers]), axis=1).T.tolist():
+      inside = (lanes == lane) & (window_numbers == number)
+      group = int(first_groups[lane]) + number * self.groups  # the first one of this window
       start = max(int(starts[lane]), int(ends[group - 1]) if group else 0)
       stop = min(int(stops[lane]), int(ends[min(group + self.groups, len(ends)) - 1]))
       keys = streams.words(Stream.WINDOWS, self.seed, epoch, lane, number, num=order.ROUNDS)
       rows[inside] = start + order.permute(rows[inside] - start, size=stop - start, keys=keys)
-    chosen = np.searchsorted(ends, rows, side='right')  # the group of each row, in the order of the epoch
-    before = np.cumsum(self.sizes) - self.sizes         # examples of the source before each of its groups
-    return before[groups[chosen]] + rows - (ends - self.sizes[groups])[chosen]
+    ranks = np.searchsorted(ends, rows, side='right')  # of the group of each row, in the order of the epoch
+    first_rows = ends - self.sizes[groups]             # of each group, in the order of the epoch
+    first_indexes = np.cumsum(self.sizes) - self.sizes  # of each group, in the order of the source
+    return first_indexes[groups[ranks]] + rows - first_rows[ranks]
 
-  def _before(self, lanes: HostArray, positions: HostArray | int) -> HostArray:
-    """Returns how many of the positions before each one belong to its lane."""
-    each = self.span // self.lanes
-    whole, rest = np.divmod(positions, self.span)
-    return whole * each + np.clip(rest - lanes * each, 0, each)
+  def _count_before(self, positions: HostArray | int, lanes: HostArray) -> HostArray:
+    """Returns how many of the positions 0 ... p - 1 belong to lane l, for each position p and its lane l."""
+    per_lane = self.span // self.lanes  # positions of a lane in a span
+    num_spans, in_span = np.divmod(positions, self.span)
+    return num_spans * per_lane + np.clip(in_span - lanes * per_lane, 0, per_lane)
 
 
 @functools.lru_cache(maxsize=4)
-def _sequence(visit: Windows, epoch: int) -> tuple[HostArray, HostArray]:
-  """Returns the row groups of an epoch in their order, and the number of rows up to the end of each, `[N] i64`."""
+def _epoch_groups(visit: Windows, epoch: int) -> tuple[HostArray, HostArray]:
+  """Returns the row groups in the order of an epoch, and the number of rows up to the end of each, both `[N] i64`."""
   keys = streams.words(Stream.ROW_GROUPS, visit.seed, epoch, num=order.ROUNDS)
   groups = order.permute(np.arange(len(visit.sizes)), size=len(visit.sizes), keys=keys)
   return groups, np.cumsum(visit.sizes[groups])
 
 
 def visit(source: Source, seed: int, batch_size: int) -> order.Visit:
-  """Returns the order of training for a seed and a global batch size."""
-  found = _large(source)
-  if found is None:
+  """Returns the order of training for a seed and a global batch size.
+
+  All windows of a cycle together have the row groups that a process can hold. A batch has as many parts as possible.
+  """
+  large = _large_row_groups(source)
+  if large is None:
     return order.Shuffled(len(source), seed)
-  num = found.num_mixed
-  cycle = next((one for one in (CYCLE, CYCLE // 2) if num >= one * _FEWEST_PARTS), 1)
-  parts = next(one for one in range(min(MOST_PARTS, num // cycle, batch_size), 0, -1) if batch_size % one == 0)
-  return Windows(found.sizes, seed, cycle * batch_size, cycle * parts, num // (cycle * parts))
+  num = large.num_mixed
+  cycle = next((batches for batches in (CYCLE, CYCLE // 2) if num >= batches * _FEWEST_PARTS), 1)
+  most_parts = min(MOST_PARTS, num // cycle, batch_size)
+  parts = max(divisor for divisor in range(1, most_parts + 1) if batch_size % divisor == 0)
+  return Windows(large.sizes, seed, span=cycle * batch_size, lanes=cycle * parts, groups=num // (cycle * parts))
 
 
 def describe(visit: order.Visit) -> str:
@@ -117,15 +130,15 @@ def describe(visit: order.Visit) -> str:
   return ''.join(map(describe, inner))
 
 
-def stored(source: Source, seed: int) -> order.Visit:
+def visit_once(source: Source, seed: int) -> order.Visit:
   """Returns the order in which a source is written as a prepared dataset: each row group is read once."""
-  found = _large(source)
-  if found is None:
+  large = _large_row_groups(source)
+  if large is None:
     return order.Shuffled(len(source), seed)
-  return Windows(found.sizes, seed, 1, 1, max(1, found.num_mixed // _WRITTEN))
+  return Windows(large.sizes, seed, span=1, lanes=1, groups=max(1, large.num_mixed // _WRITING_DIVISOR))
 
 
-def _large(source: Source) -> RowGroups | None:
+def _large_row_groups(source: Source) -> RowGroups | None:
   """Returns the row groups of a source; None if it has none, or if a process can hold all of them."""
-  found = row_groups(source)
-  return None if found is None or int(found.num_bytes.sum()) <= found.held_bytes else found
+  groups = row_groups(source)
+  return None if groups is None or int(groups.num_bytes.sum()) <= groups.held_bytes else groups
