@@ -34,7 +34,7 @@ from vit_jax.data.image import transform as transforms
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.image.transform import EvalTransform, Example, Shapes, Transform
 from vit_jax.data.source import Record, Source, first_label, read_one, title
-from vit_jax.data.workers import Workers, at_start, batches, check_memory, machine
+from vit_jax.data.workers import Workers, batches, check_memory, choose_processes, machine
 
 if TYPE_CHECKING:  # few runs add labels of a teacher or texts to their batches
   from vit_jax.data.answers import AddAnswers
@@ -411,7 +411,7 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
         recipe, image_px, decode=decode, max_labels=max_labels, num_tokens=num), own)
         for num, own in zip(recipe.native_lengths or (0,), shapes, strict=True))
     make = Train(source, kinds, visit, seed, batch_size, shard, texts)
-    chosen = at_start(Workers(threads, workers, num_bytes), num_examples=len(source), here=machine())
+    chosen = choose_processes(Workers(threads, workers, num_bytes), num_examples=len(source), here=machine())
     start = functools.partial(batches, make, workers=chosen)
   digest = ''.join((source.digest, ordered, f' lengths={recipe.native_lengths}' if recipe.native_lengths else '',
                     extra.digest if extra else '', texts.digest if texts else ''))
