@@ -76,7 +76,6 @@ class Repeated:
       4 6 | 4 6 | 5 7 | 5 7
 
   An epoch has as many rows as without copies, so it visits 1 / `times` of the examples.
-
   Differs from DeiT: one permutation of all images lasts `times` epochs, so that each is visited equally often. In DeiT,
   where `times` is 3, each epoch has its own permutation, and uses only the first third of it.
   """
@@ -95,10 +94,9 @@ class Repeated:
 
 
 def permute(offsets: HostArray, *, size: int, keys: HostArray) -> HostArray:
-  """Applies a permutation of `range(size)` to `offsets [B]`, and returns `[B] i64`.
+  """Applies to `offsets [B]` the permutation of `range(size)` that `keys [R] u64` select, and returns `[B] i64`.
 
-  `keys [R] u64` select the permutation; R is the number of rounds of the cipher. The cipher permutes `range(4**n)`, the
-  smallest such range with at least `size` elements. It is applied again to results that are not below `size`.
+  The cipher permutes the smallest `range(4**n)` that contains `size - 1`. Results that are too large are mapped again.
   """
   half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
   values = _encipher(offsets.astype(np.uint64), half_bits=half_bits, keys=keys)

@@ -1,9 +1,8 @@
 """Decides whether the EXIF orientation of images is applied if `data.recipe.exif_orientation` is `auto`.
 
 Phones store photos as the sensor recorded them. The EXIF orientation tells how a photo must be turned to be upright.
-It is applied to files of the user: folders, shards that were prepared from folders, and images that are named
-on the command line. It is ignored in published datasets, prepared or from a hub, because the programs of their authors
-ignore it too.
+It is applied to files of the user: folders, shards that were prepared from folders, and images that are named on the
+command line. It is ignored in published datasets, prepared or from a hub, as in the programs of their authors.
 
 A job that opens a source calls `decide` once, before the recipe is used. A job that reads images that are named on the
 command line calls `decide_for_named_files`. `formats/pseudo.py` calls `has_own_files`.
@@ -35,9 +34,8 @@ def decide(recipe: schema.Recipe, source: Source) -> schema.Recipe:
 
 def decide_for_named_files(recipe: schema.Recipe) -> schema.Recipe:
   """Returns the recipe with `exif_orientation` true instead of `auto`, for images named on the command line."""
-  if recipe.exif_orientation is not Exif.AUTO:
-    return recipe
-  return dataclasses.replace(recipe, exif_orientation=Exif.TRUE)
+  is_auto = recipe.exif_orientation is Exif.AUTO
+  return dataclasses.replace(recipe, exif_orientation=Exif.TRUE) if is_auto else recipe
 
 
 def has_own_files(source: Source) -> bool:

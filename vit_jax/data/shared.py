@@ -5,14 +5,12 @@ returns its description, a `Lease`, which Grain pickles. In the process that tra
 and yields the arrays. A segment is a file in memory without a name (`memfd_create`). The consumer opens it by its path
 `/proc/PID/fd/DESCRIPTOR`. It does not count toward the size of `/dev/shm`, and ends with the processes that use it.
 
-    byte 0        1 while the batch is written or used, 0 while the segment is free
-    bytes 1-63    unused
+    byte 0        1 while the batch is written or used, 0 while the segment is free; bytes 1 to 63 are unused
     from byte 64  the arrays, each at a multiple of 64 bytes
 
 The loader process takes only free segments, and sets byte 0 to 1 before it writes a batch. The consumer, which is the
 process that trains, sets it to 0 when the last array of the batch is freed. Neither waits for the other: if no segment
-is free, a new one is made. Reuse saves time because the pages of a used segment exist already. A new segment of 150 kB
-per image takes 37 page faults per image in each of the two processes.
+is free, a new one is made, which costs time: with 150 kB per image, 37 page faults per image in both processes.
 """
 from __future__ import annotations
 
@@ -151,10 +149,7 @@ def _views(memory: Any, layout: Layout) -> Batch:
 
 
 class OpenedBatches:
-  """Iterates over the batches that leases describe, in the process that trains.
-
-  A segment is not reused while a reference to an array of its batch exists. `close` ends the loader processes.
-  """
+  """Iterates over the batches of leases. A segment is not reused while a reference to one of its arrays exists."""
 
   def __init__(self, leases: Iterator[Lease]) -> None:
     self._leases, self._memories = leases, dict[str, mmap.mmap]()

@@ -5,7 +5,8 @@ threads and processes. A process has up to `open_files.MAX_THREADS` threads, whi
 cores than that need more processes.
 
 `loader.py` calls `check_memory`, `choose_processes` and `batches`, in this order. `jobs/host_speed.py` measures the
-first steps, and calls `advice`, which returns a warning with a better number of processes. `start_worker` also sets up the processes of `prepare.py`. This module does not know what a batch contains.
+first steps, and calls `advice`, which returns a warning with a better number of processes. `prepare.py` sets up its
+processes with `start_worker` too. This module does not know what a batch contains.
 """
 from __future__ import annotations
 
@@ -105,10 +106,9 @@ def batches(make: shared.MakeBatch | Callable[[int], Batch], numbers: range, wor
 
 
 class _Processes:
-  """Iterates over the batches of loader processes, and explains why a process ended."""
+  """Iterates over the batches of loader processes, which start with the first one, and explains why a process ended."""
 
   def __init__(self, made: ClosableIterator) -> None:
-    """Takes the iterator of Grain. It starts the processes when its first batch is taken."""
     self._made, self._is_started = made, False
 
   def __iter__(self) -> Iterator[Batch]:
@@ -184,7 +184,6 @@ def start_worker(parent: int) -> None:
     while os.getppid() == parent:
       time.sleep(_PARENT_POLL_S)
     os._exit(1)
-
   threading.Thread(target=end_with_parent, daemon=True).start()
 
 
@@ -204,10 +203,7 @@ def machine() -> Machine:
 
 
 def memory_bytes(root: pathlib.Path = pathlib.Path('/')) -> int:
-  """Returns the memory that this process may use: that of the machine, or of its container if that is less.
-
-  `root` is the root of the file system.
-  """
+  """Returns the memory that this process may use: that of the machine, or of its container if that is less."""
   num_bytes = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
   for name in _MEMORY_LIMITS:
     try:
@@ -232,8 +228,7 @@ def check_memory(name: str, batch_size: int, shard: Shard, shapes: Shapes) -> in
     UserError: the part is larger than the memory of this process.
   """
   limit = memory_bytes()
-  example_bytes = 8 + sum(  # 8 of the index
-      math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in shapes.values())
+  example_bytes = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in shapes.values()) + 8  # index
   rows = batch_size * len(shard.parts) // shard.count
   if rows * example_bytes > limit:
     raise UserError(
@@ -244,16 +239,13 @@ def check_memory(name: str, batch_size: int, shard: Shard, shapes: Shapes) -> in
 
 
 def sizes(workers: Workers, here: Machine) -> Sizes:
-  """Returns the threads and the buffer of each process, lowered until its batches fit into their share of the memory.
-
-  A process holds one batch per thread, its buffer, and the batches that wait in the queue. Both sizes are at least 1.
-  """
+  """Returns the sizes of each process, at least 1, lowered until its batches fit into their share of the memory."""
   threads, num_processes, batch_bytes = workers
   if num_processes:
     wanted, waiting = min(open_files.MAX_THREADS, -(-(threads or here.cores) // num_processes)), _NUM_WAITING
   else:
     wanted, waiting = threads or min(open_files.MAX_THREADS, here.cores), 0
-  max_batches = 2 * wanted + waiting
+  max_batches = 2 * wanted + waiting  # one of each thread, those in the buffer, and those in the queue
   if batch_bytes:
     max_batches = int(here.memory * _MEMORY_SHARE / batch_bytes / max(1, num_processes))
   buffer = max(1, min(wanted, max_batches - wanted - waiting))
@@ -266,8 +258,7 @@ def choose_processes(workers: Workers, *, num_examples: int, here: Machine) -> W
     return workers
   if num_examples < _SMALL_DATASET or here.cores < 2 * open_files.MAX_THREADS:
     return workers._replace(processes=0)
-  num_processes = _num_fitting(here.cores // open_files.MAX_THREADS, workers.batch_bytes, here)
-  return workers._replace(processes=num_processes)
+  return workers._replace(processes=_num_fitting(here.cores // open_files.MAX_THREADS, workers.batch_bytes, here))
 
 
 def _num_fitting(most: int, batch_bytes: int, here: Machine) -> int:
