@@ -85,9 +85,9 @@ class Train:
     indexes = self.visit(positions)
     transform, shapes = self.kinds[order.draw_length_index(self.seed, step, len(self.kinds))]
     batch = allocate(_specs(len(indexes), shapes)) | {'index': indexes}
-    rngs, texts, rows = order.ExampleRngs(self.seed), self.texts, indexes.tolist()
+    rngs, texts, source_indexes = order.ExampleRngs(self.seed), self.texts, indexes.tolist()
     for row, (index, position, result) in enumerate(zip(
-        rows, positions.tolist(), _read(self.source, rows), strict=True)):
+        source_indexes, positions.tolist(), _read(self.source, source_indexes), strict=True)):
       # If a bad image is replaced, the index is another one, but the position stays that of the row.
       def make(index: int, record: Record, position: int = position) -> Example:
         example = transform(record, rngs.at(position))
