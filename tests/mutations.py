@@ -160,7 +160,7 @@ MUTATIONS = (
     Mutation('train/checkpoint.py', 'managers.LatestN(self.latest)', 'managers.LatestN(self.latest + 1)', CHECKPOINT),
     Mutation('data/loader.py', 'transform(record, rngs.at(position))',
              'transform(record, rngs.at(position % self.batch_size))', LOADER),
-    Mutation('data/loader.py', 'if first != self._first:', 'if self._first < 0:', LOADER),
+    Mutation('data/loader.py', 'if first_step != self._first_step:', 'if self._first_step < 0:', LOADER),
     Mutation('data/order.py', 'Stream.AUGMENTATION, seed', 'Stream.AUGMENTATION, 0',
              'data/test_order.py ' + LOADER),
     Mutation('data/order.py', 'rows % different)', 'rows // self.times)', 'data/test_order.py ' + LOADER),

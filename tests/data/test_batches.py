@@ -219,7 +219,7 @@ def test_examples_beyond_32_bits_keep_their_index_and_a_bad_one_is_named(caplog:
   assert batch['bad'].tolist() == [True, False, False, False]
   bad = loader.BadImages(source, transforms.eval_transform(RECIPE, PX))
   bad.record(batch)
-  assert bad.found == {2_999_999_999} and 'bad image: huge[2999999999]' in caplog.text
+  assert bad.indexes == {2_999_999_999} and 'bad image: huge[2999999999]' in caplog.text
   placed = meshes.put_batch({'index': batch['index']}, meshes.make(schema.Mesh(1, 1, 1), jax.devices()[:1]), shard)
   assert placed['index'].dtype == np.int32
 

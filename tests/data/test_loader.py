@@ -210,7 +210,7 @@ def test_each_bad_image_is_logged_once_with_its_reason(damaged: Source, memory: 
                                                        caplog: pytest.LogCaptureFixture) -> None:
   made = train(damaged, **memory, max_bad_images=4)
   take(made, 30)
-  assert len(made.bad.found) == 4
+  assert len(made.bad.indexes) == 4
   lines = [r.getMessage() for r in caplog.records if r.name == 'vit_jax.data']
   assert len(lines) == 4
   for name, reason in {'cut.jpg': 'the JPEG is truncated', 'text.jpg': 'not an image, or truncated .10 bytes',
@@ -322,7 +322,7 @@ def test_an_iterator_is_closed_once_and_closing_waits_for_the_thread_that_closes
       closed.append(threading.current_thread().name)
 
   made = train(source_of(image_folder))
-  monkeypatch.setattr(made, '_start', lambda numbers: Slow())
+  monkeypatch.setattr(made, '_start_batches', lambda numbers: Slow())
   ahead = feed.Ahead(made.batches(0), lambda batch: batch)
   monkeypatch.setattr(feed, 'CLOSE_S', 0.)
   ahead.close()

@@ -70,12 +70,12 @@ def test_what_is_said_is_kept(chosen: Exif, root: pathlib.Path) -> None:
   for source in (f'folder:{root / "folder"}', 'digits'):
     opened = opening.open_split(schema.Data(source=source), 'train', image_px=(8, 8))
     assert orientation.decide(recipe, opened) is recipe
-  assert orientation.named(recipe) is recipe
+  assert orientation.decide_for_named_files(recipe) is recipe
 
 
 def test_files_that_are_named_are_turned(root: pathlib.Path) -> None:
   source = image_list.ImageList([str(root / '0.jpg')])
-  assert orientation.has_own_files(source) and orientation.named(schema.Recipe()).upright
+  assert orientation.has_own_files(source) and orientation.decide_for_named_files(schema.Recipe()).upright
   assert orientation.decide(schema.Recipe(), source).upright
 
 

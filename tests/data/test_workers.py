@@ -226,7 +226,7 @@ def test_auto_is_the_default_and_a_word_of_the_command_line() -> None:
     (AUTO, 10**9, 5 * GIB, TPU_HOST, 5), (AUTO, 10**9, 50 * GIB, TPU_HOST, 0)])
 def test_a_run_starts_with_processes_where_cores_data_and_memory_are_there(
     setting: int, num_examples: int, batch_bytes: int, here: Machine, found: int) -> None:
-  made = workers.at_start(Workers(1, setting, batch_bytes), num_examples=num_examples, here=here)
+  made = workers.choose_processes(Workers(1, setting, batch_bytes), num_examples=num_examples, here=here)
   assert made == Workers(1, found, batch_bytes)
 
 

@@ -5,11 +5,13 @@ position: its answers are called labels. `jobs/teacher_labels.py` calls `write`.
 answers for token labeling, and `formats/pseudo.py` opens those for Noisy Student as `Answers`. `Answers.extra` returns
 `AddAnswers`, which the loader calls for each batch. This module knows neither the teacher nor the objective.
 
-A directory has `info.json` and, for every `per_part` examples in the order of the source, `classes-00000.npy
-[n, h, w, k]` (u16, or u32 for more classes: class ids are exact) and `scores-00000.npy [n, h, w, k]` (f16, logits or
-probabilities). Position (i, j) covers the part [i / h, (i + 1) / h] x [j / w, (j + 1) / w] of the stored image, for any
-shape. The directory is written part by part (`files.Unfinished`) and renamed when it is complete, so that the same
-command resumes after a kill.
+A directory has `info.json` (see `Info`), and two files for each part of `per_part` examples in the order of the source:
+
+    classes-00000.npy  [n, h, w, k] u16, or u32 for more than 65,536 classes: the most likely class comes first
+    scores-00000.npy   [n, h, w, k] f16: logits or probabilities of these classes
+
+Position (i, j) covers the area [i / h, (i + 1) / h] x [j / w, (j + 1) / w] of the stored image. `files.Unfinished`
+renames the directory when it has all parts. After a kill, the same command writes the missing parts.
 
 Axes: B examples of a batch, S examples of a source, P = h w positions, K = k classes.
 """
@@ -34,10 +36,9 @@ from vit_jax.data.user_files import OWN, Rules
 
 FORMAT = 'vit_jax label maps 1'
 INFO = 'info.json'
-LABEL_MAPS, LABELS = 'objective.maps', 'data.pseudo.labels'
-"""The settings that name a directory of answers: for token labeling, written by `vit-jax prepare`, and for Noisy
-Student, written when training starts. Messages name them and say how to write the answers again."""
-PER_PART = 16_384  # label maps in a part
+LABEL_MAPS = 'objective.maps'  # the setting that names a directory of label maps, which `vit-jax prepare` writes
+LABELS = 'data.pseudo.labels'  # the setting that names a directory of labels, which training writes when it starts
+PER_PART = 16_384  # images with label maps in a part
 _MOST_POSITIONS = 2**16  # of an image: a grid of 4 px patches in 1,024 px
 _MOST_TOP = 1_000  # classes at a position
 _MOST_PARTS = 100_000
@@ -51,9 +52,9 @@ class Info(NamedTuple):
   source, digest, num_examples: name, digest and size of the source.
   grid: rows and columns of the positions of an image.
   top: number of classes stored at each position, k.
-  num_classes: of the teacher.
-  per_part: examples of one file.
-  made: describes the teacher and its settings.
+  num_classes: number of classes of the teacher.
+  per_part: number of examples in a part.
+  made: the teacher and its settings, for people and for `write`, which compares them.
   scores: `LOGITS` or `PROBABILITIES`.
   """
   source: str
@@ -77,10 +78,10 @@ class Info(NamedTuple):
 
 
 class Answers:
-  """The answers in a directory, memory-mapped."""
+  """The answers in a directory. Their files are memory-mapped, so that only the answers that are used are read."""
 
   def __init__(self, folder: pathlib.Path, rules: Rules = OWN, *, setting: str = LABEL_MAPS) -> None:
-    """Opens a directory that a setting names.
+    """Opens a directory that a setting names. `rules` say which files a link may lead to.
 
     Raises:
       UserError: it has no answers, is incomplete, or has links to files outside of it.
@@ -106,31 +107,31 @@ class Answers:
       raise failures.unreadable(error, str(path)) from None
     except ValueError:
       raise UserError(f'{expected}, got a damaged file. {self._advice}') from None
-    is_wide = dtype_kind == 'u' and array.dtype.itemsize > 4  # classes are read as 32 bits
-    if array.shape != shape or array.dtype.kind != dtype_kind or is_wide:
+    is_too_wide = dtype_kind == 'u' and array.dtype.itemsize > 4  # classes are read as 32 bits
+    if array.shape != shape or array.dtype.kind != dtype_kind or is_too_wide:
       raise UserError(f'{expected}, got {array.shape} of {array.dtype}. {self._advice}')
     return array
 
   def check_matches(self, expected: Mapping[str, Any]) -> None:
-    """Raises UserError with all fields of `info` that differ from the expected ones."""
-    wrong = [f'{name} {value}, got {getattr(self.info, name)}' for name, value in expected.items()
-             if getattr(self.info, name) != value]
-    if wrong:
-      raise UserError(f'{self.folder}: expected label maps with {"; ".join(wrong)}. {self._rewrite.capitalize()}.')
+    """Raises a UserError with all fields of `info` that differ from the expected values, by name."""
+    unequal = [f'{name} {value}, got {getattr(self.info, name)}' for name, value in expected.items()
+               if getattr(self.info, name) != value]
+    if unequal:
+      raise UserError(f'{self.folder}: expected label maps with {"; ".join(unequal)}. {self._rewrite.capitalize()}.')
 
   def extra(self) -> AddAnswers:
     """Returns the callable that adds these answers to batches of their source."""
     return AddAnswers(self)
 
   def read(self, index_B: HostArray) -> tuple[HostArray, HostArray]:
-    """Returns the classes `[B, P, K] i32` and their scores `[B, P, K] f32` of examples."""
+    """Returns the classes `[B, P, K] i32` of examples and their scores `[B, P, K] f32`; raises UserError if damaged."""
     shape = (len(index_B), self.info.grid[0] * self.info.grid[1], self.info.top)
     classes_BPK, scores_BPK = np.empty(shape, np.int32), np.empty(shape, np.float32)
     for row, index in enumerate(index_B.tolist()):
-      number, place = divmod(index, self.info.per_part)
-      classes, scores = self._parts[number]
-      classes_BPK[row], scores_BPK[row] = classes[place].reshape(shape[1:]), scores[place].reshape(shape[1:])
-    self._check_values(classes_BPK.view(np.uint32), scores_BPK)  # as they are stored
+      part, offset = divmod(index, self.info.per_part)
+      classes, scores = self._parts[part]
+      classes_BPK[row], scores_BPK[row] = classes[offset].reshape(shape[1:]), scores[offset].reshape(shape[1:])
+    self._check_values(classes_BPK.view(np.uint32), scores_BPK)  # u32 as stored: as i32, 2**31 or more is negative
     return classes_BPK, scores_BPK
 
   def read_most_likely(self) -> tuple[HostArray, HostArray]:
@@ -152,27 +153,27 @@ class Answers:
 class AddAnswers:
   """Adds the teacher's answers to batches: `token_labels [B, P, K] i32` and `token_scores [B, P, K] f32`.
 
-  An image without an answer gets its own class with certainty at every position. Such images are those that have a
-  label without the teacher, and those that replace a bad image.
+  An image without an answer gets its label with certainty at every position. Images have no answer if people have
+  labeled them, or if they replace a bad image.
   """
 
   def __init__(self, answers: Answers, rows_S: HostArray | None = None) -> None:
-    """Takes the row in the answers of each example of the loader's source: -1 = none, None = that of its index."""
+    """Takes the row in `answers` of each example; -1 = it has no answer. Without `rows_S` the row is its index."""
     self._answers, self._rows_S = answers, rows_S
 
   @property
   def digest(self) -> str:
-    """Appended to the digest of the source; '' if the source already depends on the answers."""
+    """Text that the loader appends to the digest of the source; '' if that digest already depends on the answers."""
     return f' maps={hashlib.sha256(str(self._answers.info).encode()).hexdigest()}' if self._rows_S is None else ''
 
   def __call__(self, batch: Batch, positions: HostArray) -> Batch:
-    """Returns the batch with its answers. `positions` are those of the examples in the order of training."""
+    """Returns the batch with its answers. `positions [B]` are those of its examples in the order of training."""
     del positions  # the answer to an image is the same in each epoch
     info = self._answers.info
     rows_B = batch['index'] if self._rows_S is None else self._rows_S[batch['index']]
     shape = (len(rows_B), info.grid[0] * info.grid[1], info.top)
     labels_BPK, scores_BPK = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
-    if info.scores == LOGITS:  # a place with logit 0 has some probability, so all K places have the own class
+    if info.scores == LOGITS:  # a class with logit 0 has a small probability, so all K classes are the label
       labels_BPK[:], scores_BPK[:, :, 0] = batch['label'][:, None, None], CERTAIN
     else:
       labels_BPK[:, :, 0], scores_BPK[:, :, 0] = batch['label'][:, None], 1.
@@ -207,8 +208,8 @@ def read_info(folder: pathlib.Path, *, setting: str = LABEL_MAPS) -> Info:
     raise UserError(f'{folder}: expected label maps, got no {INFO}. Write them with vit-jax prepare --config=CONFIG '
                     '--weights=TEACHER --to=DIR.')
   document = documents.read(path, expected='label maps of a teacher', advice=_advise(setting))
-  found = document.optional('format')
-  if found is None or found.value != FORMAT:
+  format_field = document.optional('format')
+  if format_field is None or format_field.value != FORMAT:
     raise UserError(f'{path}: expected the format {FORMAT!r}, got another one. '
                     f'{_rewrite(setting).capitalize()}.')
   grid = [side.whole(1, _MOST_POSITIONS) for side in document.field('grid').items()]
@@ -225,12 +226,12 @@ def read_info(folder: pathlib.Path, *, setting: str = LABEL_MAPS) -> Info:
 
 
 def _advise(setting: str) -> str:
-  """Returns what to do with damaged answers in the directory that a setting names."""
+  """Returns advice for the user about damaged answers in the directory that a setting names."""
   return f'The file is damaged: copy it again, or {_rewrite(setting)}.'
 
 
 def _rewrite(setting: str) -> str:
-  """Returns how to get other answers in the directory that a setting names."""
+  """Returns advice for the user how to replace the answers in the directory that a setting names."""
   if setting == LABEL_MAPS:
     return 'write the maps again with this config and vit-jax prepare'
   return f'set another folder in {setting}, as training writes them to a new one'
@@ -240,15 +241,15 @@ def write(folder: pathlib.Path, info: Info, compute: Callable[[range], tuple[Hos
           process: tuple[int, int] = (0, 1), barrier: Callable[[str], None] = lambda name: None) -> bool:
   """Writes the answers about a source.
 
-  Several processes that share the folder may each compute some of the parts. All call this function with the same
-  arguments but `process`; process 0 creates the folder, and completes it when all have written their parts.
+  Several processes that share the folder can each compute some of the parts. All of them call this function, with
+  arguments that differ only in `process`. Process 0 creates the folder, and renames it when all parts are written.
 
   Args:
     folder: the directory to write.
     info: the content of its `info.json`.
     compute: maps a range of examples to `classes [n, h, w, k]` and `scores [n, h, w, k]`.
     setting: the setting or flag that names the folder, for messages.
-    process: index of this process, and the number of processes.
+    process: index of this process, and the number of processes. Process i computes part i and each N-th part after it.
     barrier: returns when all processes have called it with this name.
 
   Returns:
@@ -261,7 +262,7 @@ def write(folder: pathlib.Path, info: Info, compute: Callable[[range], tuple[Hos
   if not files.is_new(folder):
     if not (folder / INFO).is_file() or documents.read_bytes(folder / INFO) != plan.encode():
       raise UserError(f'{setting}={folder}: expected a new folder, got one with other content. Choose another folder.')
-    return False  # for all processes, since they share the folder: none waits at a barrier
+    return False  # in all processes, since they share the folder: none waits at a barrier
   barrier('label maps checked')
   names = {_file(folder, kind, number).name for kind in ('classes', 'scores') for number in range(info.num_parts)}
   unfinished, is_first = files.Unfinished(folder, plan, names | {INFO}), process[0] == 0
@@ -278,11 +279,11 @@ def write(folder: pathlib.Path, info: Info, compute: Callable[[range], tuple[Hos
 
 def _write_parts(folder: pathlib.Path, info: Info, compute: Callable[[range], tuple[HostArray, HostArray]], *,
                  process: tuple[int, int]) -> None:
-  """Writes the parts of a process that are missing."""
+  """Writes the missing parts of one process."""
   class_type = np.uint16 if info.num_classes <= 2**16 else np.uint32
   index, num_processes = process
   for number in range(index, info.num_parts, num_processes):
-    if not _file(folder, 'scores', number).is_file():  # the scores are written last
+    if not _file(folder, 'scores', number).is_file():  # the scores are written after the classes
       classes, scores = compute(info.part(number))
       _save(_file(folder, 'classes', number), classes.astype(class_type))
       _save(_file(folder, 'scores', number), scores.astype(np.float16))

@@ -34,7 +34,7 @@ from vit_jax.data.image import transform as transforms
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.image.transform import EvalTransform, Example, Shapes, Transform
 from vit_jax.data.source import Record, Source, first_label, read_one, title
-from vit_jax.data.workers import Workers, at_start, batches, check_memory, machine
+from vit_jax.data.workers import Workers, batches, check_memory, choose_processes, machine
 
 if TYPE_CHECKING:  # few runs add labels of a teacher or texts to their batches
   from vit_jax.data.answers import AddAnswers
@@ -44,16 +44,18 @@ log = logging.getLogger('vit_jax.data')
 
 MAX_TRIES = 1_000               # bad images in a row
 MEMORY_LIMIT_BYTES = 2 * 2**30  # schema.InMemory.AUTO
-_CHUNK = 64                     # examples that a thread decodes at a time for memory
-_POSITIONS = 4096               # of the order that are computed together for memory
+_CHUNK = 64                     # examples that a thread decodes at a time in `decode_all`
+_POSITIONS = 4096               # positions whose indexes `MemoryTrain` computes together
 _LAST_STEP = 2**62              # training has no end
-_MOST_EVALUATED = 2**31 - 1     # examples of an evaluation: their indexes are i32, also on devices
+_MAX_EVALUATED = 2**31 - 1      # examples of an evaluation: their indexes are i32, also on devices
 _NUM_NAMED = 5                  # bad images in the error message
 
 StartBatches = Callable[[range], Iterator[Batch]]
 """Returns an iterator over the batches with these numbers."""
 MakeExample = Callable[[int, Record], Example]
 """Makes an example from its index in the source and its stored record. Raises BadImage if it cannot be used."""
+ReadResult = Record | BadImage | None
+"""A record, the reason why it is bad, or None after a system error: then it must be read again."""
 
 
 class Kind(NamedTuple):
@@ -83,15 +85,16 @@ class Train:
     indexes = self.visit(positions)
     transform, shapes = self.kinds[order.draw_length_index(self.seed, step, len(self.kinds))]
     batch = allocate(_specs(len(indexes), shapes)) | {'index': indexes}
-    rngs, texts, rows = order.ExampleRngs(self.seed), self.texts, indexes.tolist()
-    for row, (index, position, stored) in enumerate(zip(
-        rows, positions.tolist(), _read(self.source, rows), strict=True)):
+    rngs, texts, source_indexes = order.ExampleRngs(self.seed), self.texts, indexes.tolist()
+    for row, (index, position, result) in enumerate(zip(
+        source_indexes, positions.tolist(), _read(self.source, source_indexes), strict=True)):
+      # If a bad image is replaced, the index is another one, but the position stays that of the row.
       def make(index: int, record: Record, position: int = position) -> Example:
         example = transform(record, rngs.at(position))
         return texts.add(example, index, position) if texts else example
 
       try:
-        _write(batch, row, _make(self.source, index, stored, make), bad=False)
+        _write(batch, row, _make_or_retry(self.source, index, result, make), bad=False)
       except BadImage as error:
         _write(batch, row, _make_next(self.source, index, error, make), bad=True)
     return batch
@@ -111,48 +114,49 @@ class Eval:
   def __call__(self, number: int) -> Batch:
     index, mask = _eval_rows(number * self.batch_size + self.shard.rows(self.batch_size), len(self.source))
     batch = shared.allocate_private(_specs(len(index), self.transform.shapes)) | {'index': index, 'mask': mask}
-    valid = np.flatnonzero(mask).tolist()
-    for row, stored in zip(valid, _read(self.source, index[valid].tolist()), strict=True):
-      place = int(index[row])
+    rows = np.flatnonzero(mask).tolist()
+    source_indexes = index[rows].tolist()
+    for row, source_index, result in zip(rows, source_indexes, _read(self.source, source_indexes), strict=True):
       try:
-        _write(batch, row, _make(self.source, place, stored, lambda _, record: self.transform(record)), bad=False)
+        example = _make_or_retry(self.source, source_index, result, lambda _, record: self.transform(record))
+        _write(batch, row, example, bad=False)
       except BadImage:
         mask[row], batch['bad'][row] = 0., True
         with contextlib.suppress(BadImage):  # the class of a damaged record is not known
-          batch['label'][row] = first_label(self.source, place)
+          batch['label'][row] = first_label(self.source, source_index)
     return batch
 
 
 class MemoryTrain:
-  """Maps a step to a training batch gathered from memory; the device augments it.
+  """Maps a step to a training batch gathered from memory, the arrays of `decode_all`. The device augments it.
 
-  The order is computed for several batches at a time, as most of its time does not depend on their number.
+  The order of several batches is computed at once: this takes hardly longer than for one batch. Not safe for threads.
   """
 
   def __init__(self, decoded: Batch, visit: order.Visit, batch_size: int, shard: Shard) -> None:
     self._decoded, self._visit, self._batch_size, self._rows = decoded, visit, batch_size, shard.rows(batch_size)
-    self._num_ahead = max(1, _POSITIONS // max(1, len(self._rows)))
-    self._first, self._indexes = -1, np.zeros((0, 0), np.int64)
+    self._num_steps = max(1, _POSITIONS // max(1, len(self._rows)))  # whose order is computed at once
+    self._first_step, self._indexes = -1, np.zeros((0, 0), np.int64)  # of the computed ones; `[num_steps, B]`
 
   def __call__(self, step: int) -> Batch:
-    first = step // self._num_ahead * self._num_ahead
-    if first != self._first:
-      positions = np.arange(first, first + self._num_ahead)[:, None] * self._batch_size + self._rows
-      self._first, self._indexes = first, self._visit(positions.ravel()).reshape(positions.shape)
-    indexes = self._indexes[step - first]
-    return {name: x[indexes] for name, x in self._decoded.items()} | {'index': indexes}
+    first_step = step // self._num_steps * self._num_steps
+    if first_step != self._first_step:
+      positions = np.arange(first_step, first_step + self._num_steps)[:, None] * self._batch_size + self._rows
+      self._first_step, self._indexes = first_step, self._visit(positions.ravel()).reshape(positions.shape)
+    indexes = self._indexes[step - first_step]
+    return {name: array[indexes] for name, array in self._decoded.items()} | {'index': indexes}
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryEval:
-  """Maps a number to an evaluation batch gathered from memory."""
+  """Maps a number to an evaluation batch gathered from memory, the arrays of `decode_all`."""
   decoded: Batch
   batch_size: int
   shard: Shard
 
   def __call__(self, number: int) -> Batch:
     index, mask = _eval_rows(number * self.batch_size + self.shard.rows(self.batch_size), len(self.decoded['label']))
-    batch = {name: x[index] for name, x in self.decoded.items()}
+    batch = {name: array[index] for name, array in self.decoded.items()}
     batch['bad'] = batch['bad'] & (mask > 0)
     batch['image'][(mask == 0) | batch['bad']] = 0
     return batch | {'index': index, 'mask': mask * ~batch['bad']}
@@ -164,37 +168,39 @@ def decode_all(source: Source, transform: EvalTransform, *, threads: int) -> Bat
   If images may have several classes, also `label_list [S, T] i32`. A bad image is replaced by the next good one, and
   marked in `bad`.
   """
-  num, shapes = len(source), transform.shapes
-  size = max(1, min(_CHUNK, num))  # a split may be empty
-  make = Train(source, (Kind(lambda record, rng: transform(record), shapes),), lambda positions: positions % num,
-               seed=0, batch_size=size, shard=Shard((0,), 1))
-  whole = shared.allocate_private(_specs(num, shapes))
+  num_examples, shapes = len(source), transform.shapes
+  size = max(1, min(_CHUNK, num_examples))  # a split may be empty
+  kind = Kind(lambda record, rng: transform(record), shapes)
+  make_chunk = Train(source, (kind,), lambda positions: positions % num_examples, seed=0, batch_size=size,
+                     shard=Shard((0,), 1))
+  decoded = shared.allocate_private(_specs(num_examples, shapes))
   with futures.ThreadPoolExecutor(open_files.num_threads(threads)) as pool:
-    for start, batch in zip(range(0, num, size), pool.map(make, range(-(-num // size))), strict=True):
-      for name, array in whole.items():
-        array[start:start + size] = batch[name][:num - start]
-  return whole
+    chunks = pool.map(make_chunk, range(-(-num_examples // size)))
+    for start, chunk in zip(range(0, num_examples, size), chunks, strict=True):
+      for name, array in decoded.items():
+        array[start:start + size] = chunk[name][:num_examples - start]  # the last chunk goes on with the first examples
+  return decoded
 
 
 def reason_bad(source: Source, index: int, transform: EvalTransform, texts: Texts | None = None) -> str:
-  """Returns why an example cannot be used, with its texts if there are some; '' if it can."""
+  """Returns the reason why an example, or its text if `texts` are given, cannot be used; '' if it can be used."""
   def make(index: int, record: Record) -> Example:
     example = transform(record)
     return texts.add(example, index, 0) if texts else example
 
   try:
-    _make(source, index, None, make)
+    _make_or_retry(source, index, None, make)
   except BadImage as error:
     return str(error)
   return ''
 
 
-def _read(source: Source, rows: Sequence[int]) -> Iterator[Record | BadImage | None]:
-  """Yields for each row its record, or the reason why it is bad; None after a system error, so that it is reread."""
+def _read(source: Source, indexes: Sequence[int]) -> Iterator[ReadResult]:
+  """Yields one result for each index. An error ends `source.read`, which is then called for the remaining indexes."""
   start = 0
-  while start < len(rows):
+  while start < len(indexes):
     try:
-      for record in source.read(rows[start:]):
+      for record in source.read(indexes[start:]):
         start += 1
         yield record
     except BadImage as error:
@@ -205,18 +211,18 @@ def _read(source: Source, rows: Sequence[int]) -> Iterator[Record | BadImage | N
       yield None
 
 
-def _make(source: Source, index: int, stored: Record | BadImage | None, make: MakeExample) -> Example:
-  """Returns the example made from what `_read` yields for it. After a system error, reading is retried for a while.
+def _make_or_retry(source: Source, index: int, result: ReadResult, make: MakeExample) -> Example:
+  """Returns the example made from a result of `_read`. After a system error, it is read again for a while.
 
   Raises:
     BadImage: the example cannot be used.
     UserError, TemporaryError: it cannot be read.
   """
-  if isinstance(stored, BadImage):
-    raise stored
-  if stored is not None:
+  if isinstance(result, BadImage):
+    raise result
+  if result is not None:
     with contextlib.suppress(OSError, MemoryError):
-      return make(index, stored)
+      return make(index, result)
   try:
     return failures.retried(lambda: make(index, read_one(source, index)), lambda: f'reading {source.describe(index)}')
   except (OSError, MemoryError) as error:
@@ -230,9 +236,9 @@ def _make_next(source: Source, index: int, reason: BadImage, make: MakeExample) 
     UserError: `MAX_TRIES` examples in a row, or all, are bad; or the data cannot be read.
   """
   tries = min(len(source), MAX_TRIES)
-  for more in range(1, tries):
+  for offset in range(1, tries):
     try:
-      return _make(source, (index + more) % len(source), None, make)
+      return _make_or_retry(source, (index + offset) % len(source), None, make)
     except BadImage as error:
       reason = error
   raise UserError(f'{title(source)}: expected images that can be decoded, got {tries} bad images in a row, starting at '
@@ -245,9 +251,9 @@ def _eval_rows(positions: HostArray, num_examples: int) -> tuple[HostArray, Host
   return np.where(inside, positions, 0).astype(np.int32), inside.astype(np.float32)
 
 
-def _specs(num: int, shapes: Shapes) -> shared.Specs:
-  """Returns shape and dtype of the arrays of `num` examples, and of `bad [num] bool`."""
-  return {name: ((num, *shape), dtype) for name, (shape, dtype) in shapes.items()} | {'bad': ((num,), bool)}
+def _specs(size: int, shapes: Shapes) -> shared.Specs:
+  """Returns shape and dtype of the arrays of a batch of `size` examples, and of `bad [size] bool`."""
+  return {name: ((size, *shape), dtype) for name, (shape, dtype) in shapes.items()} | {'bad': ((size,), bool)}
 
 
 def _write(batch: Batch, row: int, example: Example, *, bad: bool) -> None:
@@ -257,40 +263,41 @@ def _write(batch: Batch, row: int, example: Example, *, bad: bool) -> None:
 
 
 class BadImages:
-  """The bad images found so far, each logged once."""
+  """Collects the bad images of the batches taken so far, and logs each of them once."""
 
   def __init__(self, source: Source, transform: EvalTransform, texts: Texts | None = None) -> None:
-    self.found: set[int] = set()
+    self.indexes: set[int] = set()  # in the source
     self._source, self._transform, self._texts = source, transform, texts
 
   def record(self, batch: Batch) -> None:
     """Logs the rows of `batch` that are marked in `bad`."""
     for index in np.unique(batch['index'][batch['bad']]).tolist():
-      if index not in self.found:
-        self.found.add(index)
+      if index not in self.indexes:
+        self.indexes.add(index)
         log.warning('bad image: %s: %s', self._source.describe(index),
                     reason_bad(self._source, index, self._transform, self._texts))
 
   def check(self, limit: int) -> None:
     """Raises a UserError if there are more than `limit`."""
-    if len(self.found) > limit:
-      named = ', '.join(self._source.describe(i) for i in sorted(self.found)[:_NUM_NAMED])
-      rest = len(self.found) - _NUM_NAMED
+    if len(self.indexes) > limit:
+      named = ', '.join(self._source.describe(i) for i in sorted(self.indexes)[:_NUM_NAMED])
+      num_unnamed = len(self.indexes) - _NUM_NAMED
       raise UserError(f'{title(self._source)}: expected at most data.max_bad_images={limit} images that cannot be '
-                      f'decoded, got {len(self.found)}: {named}{f" and {rest} more" if rest > 0 else ""}.')
+                      f'decoded, got {len(self.indexes)}: {named}'
+                      f'{f" and {num_unnamed} more" if num_unnamed > 0 else ""}.')
 
 
 class _Loader:
   """Starts iterators over batches, and closes those that still run when the loader is closed."""
 
   def __init__(self, source: Source, start: StartBatches, bad: BadImages) -> None:
-    self.bad, self.describe, self._start = bad, source.describe, start
+    self.bad, self.describe, self._start_batches = bad, source.describe, start
     self._running: list[Iterator[Batch]] = []
     self._closing = threading.RLock()  # garbage collection may close an iterator in the thread that holds the lock
 
   def _run(self, numbers: range) -> Iterator[Batch]:
     """Yields the batches with these numbers, and records their bad images."""
-    iterator = self._start(numbers)
+    iterator = self._start_batches(numbers)
     self._running.append(iterator)
     try:
       for batch in iterator:
@@ -318,10 +325,10 @@ class _Loader:
 
 
 class TrainLoader(_Loader):
-  """Endless training batches; implements `core.contracts.Loader`.
+  """Endless training batches; implements `core.contracts.Loader`. `train_loader` makes it.
 
-  texts: of the images; None if the batches have no text.
-  workers: that make the batches; None if the images are in memory.
+  texts: the texts of the images; None if the batches have no text.
+  workers: the threads and processes that make the batches; None if the images are in memory.
   """
 
   def __init__(self, source: Source, start: StartBatches, *, visit: order.Visit, info: LoaderInfo,
@@ -347,7 +354,7 @@ class TrainLoader(_Loader):
 
 
 class EvalLoader(_Loader):
-  """One pass over a split; implements `core.contracts.EvalLoader`."""
+  """Passes over a split, one for each call of `batches`; implements `core.contracts.EvalLoader`."""
 
   def __init__(self, source: Source, start: StartBatches, bad: BadImages, batch_size: int) -> None:
     super().__init__(source, start, bad)
@@ -356,12 +363,12 @@ class EvalLoader(_Loader):
   @property
   def num_bad(self) -> int:
     """Number of images of this process that could not be decoded, in the batches taken so far."""
-    return len(self.bad.found)
+    return len(self.bad.indexes)
 
   def batches(self) -> Iterator[Batch]:
     """Yields this process's rows of `ceil(S / B)` global batches: `image label index box mask`."""
     for batch in self._run(range(-(-self.num_examples // self._batch_size))):
-      yield {k: v for k, v in batch.items() if k != 'bad'}
+      yield {name: array for name, array in batch.items() if name != 'bad'}
 
 
 def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, int], batch_size: int,
@@ -375,16 +382,16 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
     recipe: if in memory, only its resizing is applied here, and `prepare_train(on_device_geometry=True)` does the rest.
     image_px: height and width of the images, px.
     batch_size: examples of a global batch.
-    seed: of the order and of the host augmentation.
+    seed: seed of the order and of the host augmentation.
     shard: the rows of the batch that this process makes.
-    workers: loader processes; 0 = threads; `schema.AUTO_WORKERS` = by the machine.
-    threads: 0 = one per core, at most 16 in a process.
-    in_memory: see `fits_in_memory`.
+    workers: number of loader processes; 0 = threads of this process; `schema.AUTO_WORKERS` = by the machine.
+    threads: number of threads; 0 = one per core, at most 16 in a process.
+    in_memory: whether to decode the source once and to keep it in memory; see `fits_in_memory`.
     max_bad_images: number of distinct bad images on this host above which the run stops.
     decode: whether a JPEG is decoded completely, or only inside its crop.
     max_labels: T of `label_list [B, T]`, which batches then also have; 0 = images have one class.
-    extra: adds to batches the answers of a teacher.
-    texts: of the source, which batches then also have; not with images in memory.
+    extra: adds the answers of a teacher to batches.
+    texts: the texts of the source, which batches then also have; not with images in memory.
 
   Raises:
     UserError: sizes that do not fit together, or a decoder that is not installed.
@@ -395,28 +402,29 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
   if seed < 0:
     raise UserError(f'seed: expected 0 or more, got {seed}. Set another seed.')
   assert not (in_memory and texts)
-  shapes = [transforms.train_shapes(recipe, image_px, max_labels=max_labels, num_tokens=num)
-            | (texts.shapes if texts else {}) for num in recipe.native_lengths or (0,)]
-  num_bytes = max(check_memory('batch_size', batch_size, shard, own) for own in shapes)
+  lengths = recipe.native_lengths or (0,)  # one kind of batch for each
+  shapes = [transforms.train_shapes(recipe, image_px, max_labels=max_labels, num_tokens=num_tokens)
+            | (texts.shapes if texts else {}) for num_tokens in lengths]
+  batch_bytes = max(check_memory('batch_size', batch_size, shard, kind_shapes) for kind_shapes in shapes)
   rows = shard.rows(batch_size)
-  visit, ordered = _order(source, recipe, batch_size=batch_size, seed=seed)
-  fit = transforms.eval_transform(transforms.at_one_size(recipe), image_px, max_labels=max_labels)
+  visit, order_text = _training_order(source, recipe, batch_size=batch_size, seed=seed)
+  resize = transforms.eval_transform(transforms.at_one_size(recipe), image_px, max_labels=max_labels)
   start: StartBatches
   if in_memory:
-    _check_crop(recipe)
+    _check_in_memory(recipe)
     chosen = None
-    start = functools.partial(map, MemoryTrain(decode_all(source, fit, threads=threads), visit, batch_size, shard))
+    start = functools.partial(map, MemoryTrain(decode_all(source, resize, threads=threads), visit, batch_size, shard))
   else:
     kinds = tuple(Kind(transforms.train_transform(
-        recipe, image_px, decode=decode, max_labels=max_labels, num_tokens=num), own)
-        for num, own in zip(recipe.native_lengths or (0,), shapes, strict=True))
+        recipe, image_px, decode=decode, max_labels=max_labels, num_tokens=num_tokens), kind_shapes)
+        for num_tokens, kind_shapes in zip(lengths, shapes, strict=True))
     make = Train(source, kinds, visit, seed, batch_size, shard, texts)
-    chosen = at_start(Workers(threads, workers, num_bytes), num_examples=len(source), here=machine())
+    chosen = choose_processes(Workers(threads, workers, batch_bytes), num_examples=len(source), here=machine())
     start = functools.partial(batches, make, workers=chosen)
-  digest = ''.join((source.digest, ordered, f' lengths={recipe.native_lengths}' if recipe.native_lengths else '',
+  digest = ''.join((source.digest, order_text, f' lengths={recipe.native_lengths}' if recipe.native_lengths else '',
                     extra.digest if extra else '', texts.digest if texts else ''))
   return TrainLoader(source, start, visit=visit, info=LoaderInfo(source.name, len(source), batch_size, seed, digest),
-                     bad=BadImages(source, fit, texts), max_bad_images=max_bad_images, rows=rows,
+                     bad=BadImages(source, resize, texts), max_bad_images=max_bad_images, rows=rows,
                      extra=extra, texts=texts, workers=chosen)
 
 
@@ -427,44 +435,45 @@ def check_batch_size(batch_size: int, num_examples: int, where: str) -> None:
                     f'{batch_size:,}. Set --config.batch_size={1 << num_examples.bit_length() - 1}.')
 
 
-def _order(source: Source, recipe: schema.Recipe, *, batch_size: int, seed: int) -> tuple[order.Visit, str]:
+def _training_order(source: Source, recipe: schema.Recipe, *, batch_size: int, seed: int) -> tuple[order.Visit, str]:
   """Returns the order of training, and its description for the digest of the data."""
   repeats, groups = recipe.repeats, schema.num_groups(batch_size, recipe.mix_group)
-  num_new = -(-batch_size // repeats)  # examples of a batch that the batch before does not have
-  visit: order.Visit = (source.visit(seed, num_new) if isinstance(source, Mixture) else
-                        windows.visit(source, seed, num_new))
-  text = windows.describe(visit)
+  num_distinct = -(-batch_size // repeats)  # examples of a batch, without their copies
+  visit: order.Visit = (source.visit(seed, num_distinct) if isinstance(source, Mixture) else
+                        windows.visit(source, seed, num_distinct))
+  description = windows.describe(visit)
   if repeats == 1:
-    return visit, text
+    return visit, description
   if batch_size < 2 * repeats:
     raise UserError(f'batch_size: expected at least {2 * repeats}, two different examples with data.recipe.repeats='
                     f'{repeats}, got {batch_size}. Set a larger batch_size, or data.recipe.repeats=1.')
   return (order.Repeated(visit, repeats, batch_size, groups),
-          f' repeats={repeats}' + (f' groups={groups}' if groups > 1 else '') + text)
+          f' repeats={repeats}' + (f' groups={groups}' if groups > 1 else '') + description)
 
 
 def eval_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, int], batch_size: int,
                 shard: Shard, threads: int, in_memory: bool = False, max_labels: int = 0) -> EvalLoader:
   """Returns the loader of evaluation batches `image label index box mask`, which have every example of `source` once.
 
-  The arguments are those of `train_loader`. With `in_memory`, images are decoded once for all passes, which does not
-  change results; images at their own aspect ratio are never held in memory. The batches are made in threads.
+  The arguments are those of `train_loader`. With `in_memory`, images are decoded once for all passes, and the results
+  are the same. Images at their own aspect ratio are never held in memory. The batches are made in threads.
 
   Raises:
     UserError: there are too many examples, or a batch does not fit into memory.
   """
-  if len(source) > _MOST_EVALUATED:
-    raise UserError(f'{title(source)}: expected at most {_MOST_EVALUATED:,} examples to evaluate, got {len(source):,}. '
+  if len(source) > _MAX_EVALUATED:
+    raise UserError(f'{title(source)}: expected at most {_MAX_EVALUATED:,} examples to evaluate, got {len(source):,}. '
                     'Evaluate a part of it, such as data.eval_split=test[:1000000].')
-  fit = transforms.eval_transform(recipe, image_px, max_labels=max_labels)
-  num_bytes = check_memory('batch_size of an evaluation', batch_size, shard, fit.shapes)
+  transform = transforms.eval_transform(recipe, image_px, max_labels=max_labels)
+  batch_bytes = check_memory('batch_size of an evaluation', batch_size, shard, transform.shapes)
   shard.rows(batch_size)  # raises if the size does not fit
   start: StartBatches
   if in_memory and not recipe.eval_native_patch:
-    start = functools.partial(map, MemoryEval(decode_all(source, fit, threads=threads), batch_size, shard))
+    start = functools.partial(map, MemoryEval(decode_all(source, transform, threads=threads), batch_size, shard))
   else:
-    start = functools.partial(batches, Eval(source, fit, batch_size, shard), workers=Workers(threads, 0, num_bytes))
-  return EvalLoader(source, start, BadImages(source, fit), batch_size)
+    make = Eval(source, transform, batch_size, shard)
+    start = functools.partial(batches, make, workers=Workers(threads, 0, batch_bytes))
+  return EvalLoader(source, start, BadImages(source, transform), batch_size)
 
 
 def fits_in_memory(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, int],
@@ -475,14 +484,14 @@ def fits_in_memory(source: Source, *, recipe: schema.Recipe, image_px: tuple[int
     UserError: `choice` is YES, but the recipe needs the stored image.
   """
   if choice is schema.InMemory.YES:
-    _check_crop(recipe)
+    _check_in_memory(recipe)
     return True
   shape, dtype = transforms.eval_shapes(image_px, num_channels=recipe.channels)['image']
-  small = len(source) * math.prod(shape) * np.dtype(dtype).itemsize < MEMORY_LIMIT_BYTES
-  return choice is schema.InMemory.AUTO and not transforms.host_only(recipe) and small
+  is_small = len(source) * math.prod(shape) * np.dtype(dtype).itemsize < MEMORY_LIMIT_BYTES
+  return choice is schema.InMemory.AUTO and not transforms.host_only(recipe) and is_small
 
 
-def _check_crop(recipe: schema.Recipe) -> None:
+def _check_in_memory(recipe: schema.Recipe) -> None:
   if needs_host := transforms.host_only(recipe):
     raise UserError(f'data.in_memory: expected auto or no with {needs_host}, which need the stored image on the host '
                     'at every step, got yes. Set in_memory=auto, or data.recipe.crop=resize without such settings.')

@@ -1,13 +1,14 @@
 """The order of the training data as a pure function of (seed, position).
 
-`loader.py` makes a `Visit`, such as `Shuffled`, and calls it with the positions of a batch; then `ExampleRngs.at` with
-each position. This module does not know the examples: `windows.py` has the order for sources with row groups.
+For each batch `loader.py` calls a `Visit`, such as `Shuffled`, with the positions of the batch. The result is the index
+of the example in the source at each position. `ExampleRngs.at` returns the random generator that augments the example
+at a position. `windows.py` has the order for sources with row groups.
 
 Position p counts examples from the start of the run, over all epochs and processes. Each epoch visits a new permutation
 of the source, each example once. The permutation is a small block cipher (a Feistel network, applied until the result
-is inside the dataset), so that any position is computed without the ones before it and without a table: resuming and
-sharding are arithmetic, and 300 million examples need no memory. The only sources of randomness are `core/streams.py`
-and NumPy's Philox generator, whose stream is documented and stable.
+is inside the dataset). Any position is computed without the ones before it and without a table. So a run can resume at
+any step, a host can compute its rows alone, and 300 million examples need no memory. The only sources of randomness are
+`core/streams.py` and NumPy's Philox generator, whose stream is documented and stable.
 """
 from __future__ import annotations
 
@@ -23,16 +24,16 @@ from vit_jax.core.types import HostArray
 ROUNDS = 8  # 4 suffice for a pseudo-random permutation (Luby and Rackoff 1988); very small datasets need more
 
 
-def draw_length_index(seed: int, step: int, num: int) -> int:
-  """Returns the index, below `num`, of the number of tokens of the images in the batch of a step.
+def draw_length_index(seed: int, step: int, num_lengths: int) -> int:
+  """Returns the index in `recipe.native_lengths` of the number of tokens per image, for the batch of a step.
 
-  All indexes are equally likely, and a step has the same index on all hosts.
+  All indexes below `num_lengths` are equally likely, and a step has the same index on all hosts.
   """
-  return streams.choice(Stream.LENGTHS, seed, step, num=num)
+  return streams.choice(Stream.LENGTHS, seed, step, num=num_lengths)
 
 
 class Visit(Protocol):
-  """Maps global `positions [B] i64` to source indexes `[B] i64`; pure, and pickles."""
+  """Maps global `positions [B] i64` to source indexes `[B] i64`. A pure function that can be pickled."""
 
   def __call__(self, positions: HostArray) -> HostArray:
     ...
@@ -45,12 +46,12 @@ class Shuffled:
   seed: int
 
   def __call__(self, positions: HostArray) -> HostArray:
-    epochs, places = np.divmod(np.asarray(positions, np.int64), self.num_examples)
-    indexes = np.empty_like(places)
+    epochs, offsets = np.divmod(np.asarray(positions, np.int64), self.num_examples)
+    indexes = np.empty_like(offsets)
     for epoch in np.unique(epochs):
-      inside = epochs == epoch
+      in_epoch = epochs == epoch
       keys = streams.words(Stream.ORDER, self.seed, int(epoch), num=ROUNDS)
-      indexes[inside] = permute(places[inside], size=self.num_examples, keys=keys)
+      indexes[in_epoch] = permute(offsets[in_epoch], size=self.num_examples, keys=keys)
     return indexes
 
 
@@ -64,20 +65,19 @@ class Repeated:
       0 1 2 3 0 1 2 3
       4 5 6 7 4 5 6 7
 
-  If `times` does not divide the batch size, the last examples of a batch have one copy less: 0 1 2 0 1 2 0 1 with
-  `times` 3.
+  If `times` does not divide the batch size, the last examples of a batch have one copy less. With `times` 3 the first
+  batch is 0 1 2 0 1 2 0 1.
 
   A batch may consist of several `groups` of consecutive rows, one for each device of DeiT. If there are at least
-  `times` groups, copies are dealt to them in turn, as DeiT's `RASampler` does: with 4 groups (between the bars) and
-  `times` 2
+  `times` groups, the copies of an example go to different groups, as in DeiT's `RASampler`. With 4 groups (between the
+  bars) and `times` 2 the first batches are
 
       0 2 | 0 2 | 1 3 | 1 3
       4 6 | 4 6 | 5 7 | 5 7
 
   An epoch has as many rows as without copies, so it visits 1 / `times` of the examples.
-
-  Differs from DeiT: one permutation of all images lasts `times` epochs, so that each is visited equally often. In DeiT
-  each epoch has its own permutation, and uses only the first third of it.
+  Differs from DeiT: one permutation of all images lasts `times` epochs, so that each is visited equally often. In DeiT,
+  where `times` is 3, each epoch has its own permutation, and uses only the first third of it.
   """
   visit: Visit
   times: int
@@ -89,26 +89,29 @@ class Repeated:
     if self.groups >= self.times:
       group, slot = np.divmod(rows, self.batch_size // self.groups)
       return self.visit((steps * self.batch_size + slot * self.groups + group) // self.times)
-    different = -(-self.batch_size // self.times)
+    different = -(-self.batch_size // self.times)  # examples in a batch
     return self.visit(steps * different + rows % different)
 
 
-def permute(places: HostArray, *, size: int, keys: HostArray) -> HostArray:
-  """Maps `places [B]` by the permutation of `range(size)` that `keys [R] u64` select; `[B] i64`."""
+def permute(offsets: HostArray, *, size: int, keys: HostArray) -> HostArray:
+  """Applies to `offsets [B]` the permutation of `range(size)` that `keys [R] u64` select, and returns `[B] i64`.
+
+  The cipher permutes the smallest `range(4**n)` that contains `size - 1`. Results that are too large are mapped again.
+  """
   half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
-  values = _encipher(places.astype(np.uint64), half_bits=half_bits, keys=keys)
+  values = _encipher(offsets.astype(np.uint64), half_bits=half_bits, keys=keys)
   while (outside := values >= size).any():
     values[outside] = _encipher(values[outside], half_bits=half_bits, keys=keys)
   return values.astype(np.int64)
 
 
 class ExampleRngs:
-  """The random generators for the host augmentation of examples, one at a time. Not safe for threads.
+  """Returns the random generators for the host augmentation of examples. Each thread needs its own object.
 
-  The key of a generator has two words: a random one of the seed, and the position of the example.
+  The key of a generator has two words: a random word that follows from the seed, and the position of the example.
 
-  A new generator costs about 50 us, because NumPy asks the system for a seed that is then not used. Setting the state
-  of an existing generator costs 3 us, and it draws the same numbers.
+  All generators are one object, whose state `at` sets anew. A new generator would cost about 50 us, because NumPy asks
+  the system for a seed that is then not used. Setting the state costs 3 us, and the same numbers are drawn.
   """
 
   def __init__(self, seed: int) -> None:
@@ -125,6 +128,7 @@ class ExampleRngs:
 
 
 def _encipher(values: HostArray, *, half_bits: int, keys: HostArray) -> HostArray:
+  """Applies one Feistel round per key to numbers of `2 * half_bits` bits. It is a permutation for any keys."""
   bits, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
   left, right = values >> bits, values & mask
   for key in keys:
@@ -133,7 +137,7 @@ def _encipher(values: HostArray, *, half_bits: int, keys: HostArray) -> HostArra
 
 
 def _mix(values: HostArray) -> HostArray:
-  """Returns the finalizer of SplitMix64 (Steele et al. 2014): every output bit depends on every input bit."""
+  """Applies the finalizer of SplitMix64 (Steele et al. 2014): every output bit depends on every input bit."""
   values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
   values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
   return values ^ (values >> np.uint64(31))

@@ -1,10 +1,11 @@
-"""The decision whether the EXIF orientation of images is applied, where neither a person nor a run has made it.
+"""Decides whether the EXIF orientation of images is applied if `data.recipe.exif_orientation` is `auto`.
 
-Phones store photos as the sensor saw them, and the EXIF orientation says how they are to be turned. It is applied to a
-person's own files: folders, shards that were prepared from them, and files that are named. Published datasets, prepared
-or from a hub, are read as their authors' programs read them, without it.
+Phones store photos as the sensor recorded them. The EXIF orientation tells how a photo must be turned to be upright.
+It is applied to files of the user: folders, shards that were prepared from folders, and images that are named on the
+command line. It is ignored in published datasets, prepared or from a hub, as in the programs of their authors.
 
-A job that opens a source calls `decide` once, before the recipe is used; a job that reads named files calls `named`.
+A job that opens a source calls `decide` once, before the recipe is used. A job that reads images that are named on the
+command line calls `decide_for_named_files`. `formats/pseudo.py` calls `has_own_files`.
 """
 from __future__ import annotations
 
@@ -19,23 +20,24 @@ log = logging.getLogger('vit_jax.data')
 
 
 def decide(recipe: schema.Recipe, source: Source) -> schema.Recipe:
-  """Returns the recipe with `exif_orientation` true or false: `auto` follows from the source, which is logged."""
+  """Returns the recipe with `exif_orientation` true or false. `auto` is decided by `has_own_files`, and logged."""
   if recipe.exif_orientation is not Exif.AUTO:
     return recipe
   is_applied = has_own_files(source)
-  if getattr(origins(source)[0], 'encoded', True):
-    what = ('applied, as these are your own files. To ignore it' if is_applied else
-            'ignored, as in published pipelines. To apply it')
-    log.info('%s: the EXIF orientation of images is %s, set data.recipe.exif_orientation=%s.', title(source), what,
+  if getattr(origins(source)[0], 'encoded', True):  # arrays of pixels have no EXIF orientation
+    decision = ('applied, as these are your own files. To ignore it' if is_applied else
+                'ignored, as in published pipelines. To apply it')
+    log.info('%s: the EXIF orientation of images is %s, set data.recipe.exif_orientation=%s.', title(source), decision,
              str(not is_applied).lower())
   return dataclasses.replace(recipe, exif_orientation=Exif(is_applied))
 
 
-def named(recipe: schema.Recipe) -> schema.Recipe:
-  """Returns the recipe for files that a person names: what is `auto` is applied."""
-  return recipe if recipe.exif_orientation is not Exif.AUTO else dataclasses.replace(recipe, exif_orientation=Exif.TRUE)
+def decide_for_named_files(recipe: schema.Recipe) -> schema.Recipe:
+  """Returns the recipe with `exif_orientation` true instead of `auto`, for images named on the command line."""
+  is_auto = recipe.exif_orientation is Exif.AUTO
+  return dataclasses.replace(recipe, exif_orientation=Exif.TRUE) if is_auto else recipe
 
 
 def has_own_files(source: Source) -> bool:
-  """Returns whether images of a source are files of a person's own; of a mixture, whether those of any part are."""
+  """Returns whether the images of a source are files of the user. One such part of a mixture is enough."""
   return any(getattr(stored, 'own_files', False) for stored in origins(source))

@@ -4,9 +4,9 @@ Grain only schedules: the caller decides which batch has which number, so the st
 threads and processes. A process has up to `open_files.MAX_THREADS` threads, which share one Python interpreter; more
 cores than that need more processes.
 
-`loader.py` calls `check_memory`, then `at_start` to choose the number of processes, then `batches`, which runs ahead of
-the step. When `jobs/host_speed.py` has measured the first steps, `advice` returns a warning with a better number.
-`start_worker` also sets up the processes of `prepare.py`. This module does not know what a batch contains.
+`loader.py` calls `check_memory`, `choose_processes` and `batches`, in this order. `jobs/host_speed.py` measures the
+first steps, and calls `advice`, which returns a warning with a better number of processes. `prepare.py` sets up its
+processes with `start_worker` too. This module does not know what a batch contains.
 """
 from __future__ import annotations
 
@@ -36,21 +36,16 @@ from vit_jax.data.image import jpeg, opencv
 from vit_jax.data.image.transform import Shapes
 from vit_jax.record import console
 
-MEMORY_SHARE = 0.25
-"""The part of the memory that batches ahead of the step take at most, apart from one of each thread."""
-HANDED = 2
-"""Finished batches of each process that wait for the consumer. The process holds two more: one that is being made, and
-one that is finished."""
-SMALL_SET = 50_000
-"""Below this number of examples a run starts with threads: it may end before processes have started, about 5 s."""
-SPARE = 1.2
-"""The processes that the warning names make this many times the images that the step takes."""
-BUSY = 0.85
-"""From this share of the cores on, the processor is what limits the host."""
-PARENT_POLL_S = 1.
-_LIMITS = ('sys/fs/cgroup/memory.max', 'sys/fs/cgroup/memory/memory.limit_in_bytes')  # cgroups v2, v1
-_DEATH = 'Worker process was terminated unexpectedly'  # Grain 0.2.18
-_STATUS = re.compile(r'exit code (-?\d+)')
+_MEMORY_SHARE = 0.25     # of the memory, for batches made ahead; at least one per thread is made even if it is more
+_NUM_WAITING = 2         # finished batches of each process in Grain's queue to the consumer
+_NUM_PER_PROCESS = 4     # least batches of a process: those in the queue, one being made, and one finished
+_SMALL_DATASET = 50_000  # examples: with fewer, a run may end before processes have started, which takes about 5 s
+_SPARE_FACTOR = 1.2      # the warning names enough processes for this many times the images that the step takes
+_BUSY_SHARE = 0.85       # from this share of busy cores on, the processor limits the host
+_PARENT_POLL_S = 1.
+_MEMORY_LIMITS = ('sys/fs/cgroup/memory.max', 'sys/fs/cgroup/memory/memory.limit_in_bytes')  # cgroups v2, v1
+_DEATH = 'Worker process was terminated unexpectedly'  # in the message of Grain 0.2.18
+_STATUS = re.compile(r'exit code (-?\d+)')  # such as "exit code -9"
 _BUS_ERROR = '-7'  # status after SIGBUS: a mapped file or shared memory has no room, also after a restart
 
 
@@ -74,7 +69,7 @@ class Workers(NamedTuple):
 
 
 class Sizes(NamedTuple):
-  """The threads of one process, each of which makes a batch, and the finished batches that it holds."""
+  """The number of threads of one process, each of which makes a batch, and of finished batches that it holds."""
   threads: int
   buffer: int
 
@@ -89,28 +84,29 @@ class ClosableIterator(Iterator[Batch], Protocol):
 def batches(make: shared.MakeBatch | Callable[[int], Batch], numbers: range, workers: Workers) -> ClosableIterator:
   """Yields `make(n)` for each of `numbers`, in order, computed ahead of time.
 
-  `make` must pickle if there are processes. If a process dies, the next batch raises a TemporaryError.
+  `make` must be picklable if there are processes, and is a `shared.MakeBatch` if `workers.batch_bytes` is set too. If a
+  process dies, the next batch raises a TemporaryError.
   """
   import grain
   opencv.quieten()
-  each = sizes(workers, machine())
-  num = min(workers.processes, len(numbers))
-  is_shared = num > 0 and workers.batch_bytes > 0 and shared.is_possible()
+  process = sizes(workers, machine())
+  num_processes = min(workers.processes, len(numbers))
+  is_shared = num_processes > 0 and workers.batch_bytes > 0 and shared.is_possible()
   dataset = grain.MapDataset.range(numbers.start, numbers.stop, numbers.step).map(
       shared.MakeSharedBatch(typing.cast(shared.MakeBatch, make)) if is_shared else make)
   # Grain counts batches here, and would hold 500 of them by default.
-  stream = dataset.to_iter_dataset(grain.ReadOptions(num_threads=each.threads, prefetch_buffer_size=each.buffer))
-  if not num:
+  stream = dataset.to_iter_dataset(grain.ReadOptions(num_threads=process.threads, prefetch_buffer_size=process.buffer))
+  if not num_processes:
     return iter(stream)
   _let_grain_read_its_flags()
-  options = grain.MultiprocessingOptions(num_workers=num, per_worker_buffer_size=HANDED)
+  options = grain.MultiprocessingOptions(num_workers=num_processes, per_worker_buffer_size=_NUM_WAITING)
   setup = functools.partial(_start_loader, os.getpid(), storage.settings(), console.messages(), failures.patience())
   stream = stream.mp_prefetch(options, worker_init_fn=setup)
   return _Processes(shared.OpenedBatches(iter(stream)) if is_shared else iter(stream))
 
 
 class _Processes:
-  """Iterates over the batches of loader processes, and explains why a process ended."""
+  """Iterates over the batches of loader processes, which start with the first one, and explains why a process ended."""
 
   def __init__(self, made: ClosableIterator) -> None:
     self._made, self._is_started = made, False
@@ -137,8 +133,8 @@ class _Processes:
           'cause is too little memory of the machine or container (exit status -9): lower data.workers or batch_size, '
           'or set data.workers=0.') from error
     except OSError as error:
-      found = failures.unreadable(error, 'the shared memory of loader processes (/dev/shm)')
-      raise (UserError(str(found)) if error.errno == errno.ENOSPC else found) from error
+      unreadable = failures.unreadable(error, 'the shared memory of loader processes (/dev/shm)')
+      raise (UserError(str(unreadable)) if error.errno == errno.ENOSPC else unreadable) from error
     self._is_started = True
     return batch
 
@@ -148,13 +144,13 @@ class _Processes:
 
 
 def _start_shielded(made: Iterator[Batch]) -> Batch:
-  """Returns the first batch, for which the processes start, from a thread that blocks SIGINT and SIGUSR1.
+  """Starts the processes and returns the first batch, in a thread that blocks SIGINT and SIGUSR1.
 
-  The processes inherit the blocked signals. Both signals reach the whole process group, and would end a process with a
-  traceback until it has run `start_worker`.
+  Both signals reach the whole process group. A new process that has not yet run `start_worker` would end with a
+  traceback, but it inherits the blocked signals from the thread.
   """
-  # The resource tracker of Python ignores SIGINT and SIGTERM, but not SIGUSR1. It starts here, since it would unblock
-  # SIGINT in the other thread.
+  # Python starts its resource tracker together with the first process, and unblocks SIGINT in that thread. So it is
+  # started before. It ignores SIGINT itself, but not SIGUSR1, which must be blocked here too.
   before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
   resource_tracker.ensure_running()
   signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -177,16 +173,16 @@ def _start_loader(parent: int, settings: storage.Settings, messages: tuple[float
 
 
 def start_worker(parent: int) -> None:
-  """Sets up a process that reads data: no accelerator, no Ctrl-C, and it ends when its parent ends."""
+  """Sets up a process that reads data: it uses no accelerator, ignores Ctrl-C, and ends when its parent ends."""
   import jax
-  for number in (signal.SIGINT, signal.SIGUSR1):  # they reach the whole group; the parent ends this process
-    signal.signal(number, signal.SIG_IGN)
+  for stop_signal in (signal.SIGINT, signal.SIGUSR1):  # the parent gets them too, and ends this process
+    signal.signal(stop_signal, signal.SIG_IGN)
   jax.config.update('jax_platforms', 'cpu')
   opencv.quieten()
 
   def end_with_parent() -> None:  # a killed parent cannot end its processes, and they would keep shared memory
     while os.getppid() == parent:
-      time.sleep(PARENT_POLL_S)
+      time.sleep(_PARENT_POLL_S)
     os._exit(1)
   threading.Thread(target=end_with_parent, daemon=True).start()
 
@@ -208,14 +204,15 @@ def machine() -> Machine:
 
 def memory_bytes(root: pathlib.Path = pathlib.Path('/')) -> int:
   """Returns the memory that this process may use: that of the machine, or of its container if that is less."""
-  found = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
-  for name in _LIMITS:
+  num_bytes = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+  for name in _MEMORY_LIMITS:
     try:
       text = (root / name).read_text().strip()
     except OSError:
       continue
-    found = min(found, int(text)) if text.isdecimal() else found
-  return found
+    if text.isdecimal():  # 'max' means no limit
+      num_bytes = min(num_bytes, int(text))
+  return num_bytes
 
 
 def check_memory(name: str, batch_size: int, shard: Shard, shapes: Shapes) -> int:
@@ -228,72 +225,77 @@ def check_memory(name: str, batch_size: int, shard: Shard, shapes: Shapes) -> in
     shapes: shape and dtype of the arrays of an example.
 
   Raises:
-    UserError: they are more than `memory_bytes`.
+    UserError: the part is larger than the memory of this process.
   """
   limit = memory_bytes()
-  each = 8 + sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in shapes.values())  # 8 of the index
+  example_bytes = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in shapes.values()) + 8  # index
   rows = batch_size * len(shard.parts) // shard.count
-  if rows * each > limit:
+  if rows * example_bytes > limit:
     raise UserError(
         f'{name}: expected a batch that fits into {limit / 2**30:,.1f} GiB of memory, at most '
-        f'{limit // each * shard.count // max(1, len(shard.parts)):,} examples, got {batch_size:,}, which are '
-        f'{rows * each / 2**30:,.1f} GiB on this machine. Set a smaller {name}.')
-  return rows * each
+        f'{limit // example_bytes * shard.count // max(1, len(shard.parts)):,} examples, got {batch_size:,}, which are '
+        f'{rows * example_bytes / 2**30:,.1f} GiB on this machine. Set a smaller {name}.')
+  return rows * example_bytes
 
 
 def sizes(workers: Workers, here: Machine) -> Sizes:
-  """Returns the threads and the buffer of each process, such that all batches fit into `MEMORY_SHARE`."""
-  threads, num, batch_bytes = workers
-  if num:
-    each, handed = min(open_files.MAX_THREADS, -(-(threads or here.cores) // num)), HANDED
+  """Returns the sizes of each process, at least 1, lowered until its batches fit into their share of the memory."""
+  threads, num_processes, batch_bytes = workers
+  if num_processes:
+    wanted, waiting = min(open_files.MAX_THREADS, -(-(threads or here.cores) // num_processes)), _NUM_WAITING
   else:
-    each, handed = threads or min(open_files.MAX_THREADS, here.cores), 0
-  most = int(here.memory * MEMORY_SHARE / batch_bytes / max(1, num)) if batch_bytes else 2 * each + handed
-  buffer = max(1, min(each, most - each - handed))
-  return Sizes(max(1, min(each, most - buffer - handed)), buffer)
+    wanted, waiting = threads or min(open_files.MAX_THREADS, here.cores), 0
+  max_batches = 2 * wanted + waiting  # one of each thread, those in the buffer, and those in the queue
+  if batch_bytes:
+    max_batches = int(here.memory * _MEMORY_SHARE / batch_bytes / max(1, num_processes))
+  buffer = max(1, min(wanted, max_batches - wanted - waiting))
+  return Sizes(max(1, min(wanted, max_batches - buffer - waiting)), buffer)
 
 
-def at_start(workers: Workers, *, num_examples: int, here: Machine) -> Workers:
-  """Returns the workers with the number of processes of a run: that of `data.workers`, or by the machine if `auto`."""
-  num = workers.processes
-  if num == schema.AUTO_WORKERS:
-    few = num_examples < SMALL_SET or here.cores < 2 * open_files.MAX_THREADS
-    num = 0 if few else _fitting(here.cores // open_files.MAX_THREADS, workers.batch_bytes, here)
-  return workers._replace(processes=num)
+def choose_processes(workers: Workers, *, num_examples: int, here: Machine) -> Workers:
+  """Returns the workers of a run, in which the machine and the data have replaced `schema.AUTO_WORKERS` by a number."""
+  if workers.processes != schema.AUTO_WORKERS:
+    return workers
+  if num_examples < _SMALL_DATASET or here.cores < 2 * open_files.MAX_THREADS:
+    return workers._replace(processes=0)
+  return workers._replace(processes=_num_fitting(here.cores // open_files.MAX_THREADS, workers.batch_bytes, here))
 
 
-def _fitting(num: int, batch_bytes: int, here: Machine) -> int:
-  """Returns the largest number of processes, at most `num`, whose batches fit into their share of the memory."""
-  return max(0, min(num, int(here.memory * MEMORY_SHARE) // ((HANDED + 2) * max(1, batch_bytes))))
+def _num_fitting(most: int, batch_bytes: int, here: Machine) -> int:
+  """Returns the largest number of processes, at most `most`, whose batches fit into their share of the memory."""
+  return max(0, min(most, int(here.memory * _MEMORY_SHARE) // (_NUM_PER_PROCESS * max(1, batch_bytes))))
 
 
 def advice(host: float, step: float, busy_cores: float, workers: Workers, *, here: Machine) -> str:
-  """Returns a warning with what helps a host that is slower than the step; '' if it keeps up.
+  """Returns a warning if the host is slower than the step, which says what to change; '' if the host is fast enough.
 
   Args:
     host: images/s that the workers make.
     step: images/s that the step takes.
     busy_cores: mean number of busy cores of this machine.
-    workers: of the run.
+    workers: the threads and processes of the run.
     here: the machine.
   """
   if host >= step:
     return ''
-  num = workers.processes
-  begin = f'The host makes {_short(host)} of the {_short(step)} images/s that the step takes: '
-  if busy_cores >= BUSY * here.cores:
-    partial = '' if jpeg.is_installed() else f'decode only crops of JPEG files ({extras.install("crop")}), '
-    return (f'{begin}its {here.cores} cores are busy. Store smaller images (vit-jax prepare --short_px), {partial}'
+  num_processes = workers.processes
+  problem = f'The host makes {_short(host)} of the {_short(step)} images/s that the step takes: '
+  if busy_cores >= _BUSY_SHARE * here.cores:
+    crop = '' if jpeg.is_installed() else f'decode only crops of JPEG files ({extras.install("crop")}), '
+    return (f'{problem}its {here.cores} cores are busy. Store smaller images (vit-jax prepare --short_px), {crop}'
             'or use a host with more cores.')
-  begin += f'{num} loader processes use' if num else 'the threads of one process use'
-  begin += f' {busy_cores:.1f} of {here.cores} cores'
-  needed = math.ceil(max(1, num) * SPARE * step / max(host, 1e-9))
-  if (wanted := _fitting(min(needed, here.cores // 2), workers.batch_bytes, here)) > num:
-    return f'{begin}; set data.workers={wanted}.'
-  return (f'{begin}, and there is no memory for more processes. If the disk is the limit, copy the data to a faster '
+  problem += f'{num_processes} loader processes use' if num_processes else 'the threads of one process use'
+  problem += f' {busy_cores:.1f} of {here.cores} cores'
+  needed = math.ceil(max(1, num_processes) * _SPARE_FACTOR * step / max(host, 1e-9))
+  better = _num_fitting(min(needed, here.cores // 2), workers.batch_bytes, here)
+  if better > num_processes:
+    return f'{problem}; set data.workers={better}.'
+  return (f'{problem}, and there is no memory for more processes. If the disk is the limit, copy the data to a faster '
           'one.')
 
 
 def _short(rate: float) -> str:
   """Returns a rate such as 840, 8.4k or 16k."""
-  return f'{rate:,.0f}' if rate < 1_000 else f'{rate / 1_000:.1f}k' if rate < 9_950 else f'{rate / 1_000:,.0f}k'
+  if rate < 1_000:
+    return f'{rate:,.0f}'
+  return f'{rate / 1_000:.1f}k' if rate < 9_950 else f'{rate / 1_000:,.0f}k'

@@ -58,7 +58,7 @@ class Model:
     self.weights, self._batch_size = weights, batch_size
     self.image_px = weights.preprocess.image_px
     self._params = jax.device_put(inference.parameters(weights))
-    self.recipe = orientation.named(inference.eval_recipe(weights))
+    self.recipe = orientation.decide_for_named_files(inference.eval_recipe(weights))
     self.decoding = headers.decode_options(self.recipe)
     self._normalize = jax.jit(functools.partial(normalize, recipe=self.recipe))
     infer = inference.function(weights)
