@@ -81,7 +81,7 @@ class Source(Protocol):
 
 
 class Rows:
-  """Base of a source that reads examples one at a time; subclasses define `example`, `labels` and `__len__`."""
+  """Base of a source that reads examples one at a time; a subclass adds `example` and the rest of `Source`."""
   name: str
   most_labels: int = 0
 
@@ -189,7 +189,7 @@ class Parts:
 
 
 def _counts(sizes: Sequence[int] | HostArray, part: Part) -> HostArray:
-  """Returns how many examples of each row group a part has, `[N] i64`, given those of its source. Its rows ascend."""
+  """Returns how many examples of each row group a part has, `[N] i64`, given those of its source; its rows ascend."""
   ends = np.cumsum(sizes)
   if isinstance(part.rows, np.ndarray):
     return np.diff(np.searchsorted(part.rows, np.append(0, ends)))
