@@ -229,14 +229,14 @@ DARK = {
 @pytest.mark.parametrize('kind', DARK)
 def test_values_of_fewer_bits_in_an_image_of_16_bits_are_reported_once(
     kind: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(decode, '_warned', threading.Event())
+  monkeypatch.setattr(decode, '_has_warned', threading.Event())
   encoded, most, bits = DARK[kind]
   for _ in range(2):
     decode.decode(encoded)
   line, = caplog.messages
   assert f'has values up to {most} of 65,535' in line and f'values of {bits} bits, set data.channels=1' in line
   caplog.clear()
-  monkeypatch.setattr(decode, '_warned', threading.Event())
+  monkeypatch.setattr(decode, '_has_warned', threading.Event())
   decode.from_pillow(Image.open(io.BytesIO(encoded)), decode.AS_STORED)
   assert len(caplog.messages) == (kind in ('gray PNG', 'gray TIFF', 'RGB TIFF', '8 bits in 16'))
 
@@ -247,7 +247,7 @@ def test_values_of_fewer_bits_in_an_image_of_16_bits_are_reported_once(
     ids=['PNG', 'TIFF', 'black', '8 bits', '12 bits that say so'])
 def test_other_images_are_not_reported(encoded: bytes, caplog: pytest.LogCaptureFixture,
                                        monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(decode, '_warned', threading.Event())
+  monkeypatch.setattr(decode, '_has_warned', threading.Event())
   decode.decode(encoded)
   assert not caplog.messages
 
