@@ -30,7 +30,7 @@ LOGGED_EXAMPLES = 10_000  # from here on, `read` logs that it starts, as it take
 MOST_CHECKED = 1_000
 """The largest number of images whose files are compared; they are evenly spaced over the source."""
 _CLASS_DIGITS = 4  # hexadecimal digits for each class in `Content.classes`
-_SHOWN = 5  # files in a message
+_MOST_NEWER = 5  # files in a message
 log = logging.getLogger('vit_jax.data')
 
 
@@ -67,13 +67,13 @@ def read(source: Source) -> Content:
     except (BadImage, OSError) as error:
       raise reading_error(error, source, row, expected='an image') from error
     stored = record.image
-    image = hashlib.sha256(stored if isinstance(stored, bytes) else
-                           repr(stored.shape).encode() + stored.tobytes()).digest()
-    order.update(image)
-    images += _number(image)
-    labels += _number(image + repr([names[label] for label in record.labels]).encode() + (record.mask or b''))
+    content = stored if isinstance(stored, bytes) else repr(stored.shape).encode() + stored.tobytes()
+    image_digest = hashlib.sha256(content).digest()
+    order.update(image_digest)
+    images += _number(image_digest)
+    labels += _number(image_digest + repr([names[label] for label in record.labels]).encode() + (record.mask or b''))
     for label in record.labels:
-      by_class[label] += _number(image)
+      by_class[label] += _number(image_digest)
   classes = ''
   if len(names) <= MOST_CLASSES:
     classes = ' '.join(_hexadecimal(total)[:_CLASS_DIGITS] for total in by_class)
@@ -128,7 +128,7 @@ class Written(NamedTuple):
 
 
 def file_paths(source: Source) -> list[str]:
-  """Returns the paths of the local files that have `MOST_CHECKED` evenly spaced images of a source, each once."""
+  """Returns the paths of the local files of up to `MOST_CHECKED` evenly spaced images of a source, each once."""
   paths: dict[str, None] = {}  # a set that keeps the order
   rows = np.unique(np.linspace(0, len(source) - 1, MOST_CHECKED).astype(np.int64))
   for row in rows.tolist() if len(source) else ():
@@ -164,7 +164,7 @@ def changed_files(saved: Mapping[str, Any], sources: Mapping[str, Source]) -> li
     if name not in saved or list(describe_files(source)) == saved[name]:
       continue
     newer = [os.path.basename(path) for path, (_, time_ns) in _stamps(source) if time_ns > saved[name][1]]
-    what = (f'newer files, {len(newer):,}: {documents.listed(newer, _SHOWN)}' if newer else
+    what = (f'newer files, {len(newer):,}: {documents.listed(newer, _MOST_NEWER)}' if newer else
             'files with other sizes or times, such as copies')
     lines.append(f'  {name} ({source.name}): {what}')
   return lines

@@ -47,19 +47,19 @@ class Kind(NamedTuple):
   opener: str
 
 
-_HERE, _HUB = 'vit_jax.data.formats', 'hf:'
+_FORMATS, _HUB = 'vit_jax.data.formats', 'hf:'
 KINDS = {
-    'digits': Kind('digits', f'{_HERE}.builtin:digits_opener'),
-    'synthetic': Kind('synthetic', f'{_HERE}.builtin:synthetic_opener'),
-    'folder': Kind('folder:PATH', f'{_HERE}.folder:opener'),
-    'tfds': Kind('tfds:NAME[/CONFIG][:VERSION]', f'{_HERE}.tfds:opener'),
-    'vtab': Kind('vtab:TASK', f'{_HERE}.vtab:opener'),
-    'array_record': Kind('array_record:DIR', f'{_HERE}.array_record:opener'),
-    'wds': Kind('wds:PATH', f'{_HERE}.tar:opener'),
-    'tfrecord': Kind('tfrecord:PATH', f'{_HERE}.tfrecord:opener'),
-    'parquet': Kind('parquet:PATH', f'{_HERE}.parquet:opener'),
-    'hf': Kind('hf:OWNER/NAME[@REVISION][/SUBSET]', f'{_HERE}.hf:opener'),
-    'masks': Kind('masks:PATH, masks:tfds:NAME[/CONFIG][:VERSION]', f'{_HERE}.masks:opener'),
+    'digits': Kind('digits', f'{_FORMATS}.builtin:digits_opener'),
+    'synthetic': Kind('synthetic', f'{_FORMATS}.builtin:synthetic_opener'),
+    'folder': Kind('folder:PATH', f'{_FORMATS}.folder:opener'),
+    'tfds': Kind('tfds:NAME[/CONFIG][:VERSION]', f'{_FORMATS}.tfds:opener'),
+    'vtab': Kind('vtab:TASK', f'{_FORMATS}.vtab:opener'),
+    'array_record': Kind('array_record:DIR', f'{_FORMATS}.array_record:opener'),
+    'wds': Kind('wds:PATH', f'{_FORMATS}.tar:opener'),
+    'tfrecord': Kind('tfrecord:PATH', f'{_FORMATS}.tfrecord:opener'),
+    'parquet': Kind('parquet:PATH', f'{_FORMATS}.parquet:opener'),
+    'hf': Kind('hf:OWNER/NAME[@REVISION][/SUBSET]', f'{_FORMATS}.hf:opener'),
+    'masks': Kind('masks:PATH, masks:tfds:NAME[/CONFIG][:VERSION]', f'{_FORMATS}.masks:opener'),
 }
 FORMS = f'{", ".join(kind.forms for kind in KINDS.values())}, mix:WEIGHT*SOURCE,WEIGHT*SOURCE, MODULE:WHERE of your own'
 Opener = Callable[..., Callable[[str], Source]]

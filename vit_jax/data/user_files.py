@@ -73,7 +73,7 @@ class Rules(NamedTuple):
 
 
 OWN = Rules()
-"""The rules for a folder if no setting changes them."""
+"""The default rules: those for a folder of one's own, if no setting changes them."""
 
 
 # Paths.
@@ -116,15 +116,15 @@ def locate(where: str | os.PathLike[str], setting: str) -> str:
   return text.rstrip('/')
 
 
-def _advise_mount(address: str) -> str:
+def _advise_mount(folder_address: str) -> str:
   """Returns advice for a message: commands that mount or copy an address, such as `gs://BUCKET/PATH`, to a folder."""
-  scheme, _, rest = address.partition('://')
-  bucket, _, path = rest.strip('/').partition('/')
+  scheme, _, bucket_path = folder_address.partition('://')
+  bucket, _, path = bucket_path.strip('/').partition('/')
   if scheme not in _MOUNTS:
     return 'Copy it to a folder, and give the path of the folder.'
   mount, folder_option, copy = _MOUNTS[scheme]
   mount = mount.format(bucket=bucket, only=folder_option.format(shlex.quote(path)) if path else '')
-  copy = copy.format(shlex.quote(address.rstrip('/')))
+  copy = copy.format(shlex.quote(folder_address.rstrip('/')))
   return (f'Mount it with a cache of complete files, or copy it, and give the folder /data:\n  {mount}\n  {copy}\n'
           '  launch/tpu_pod.sh does either on every host: --data=gs://BUCKET/FOLDER --data_mode=mount or copy.\n'
           '  array_record:gs://BUCKET/FOLDER, which vit-jax prepare writes, needs neither, nor do wds: and tfrecord:.')
@@ -262,7 +262,7 @@ class Finder:
     return self._walk(root, prefix, tuple((status.st_dev, status.st_ino) for status in map(os.stat, above)))
 
   def _walk(self, root: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[Folder]:
-    """Yields a folder and those below it; `above` has the device and inode of the folders that it is in."""
+    """Yields the folder `root/prefix` and those below it; `above` has device and inode of the folders that it is in."""
     folder = os.path.join(root, prefix) if prefix else root
     if prefix.count('/') >= _MOST_FOLDERS:
       raise UserError(f'{root}: expected at most {_MOST_FOLDERS} folders inside of one another, got more in '
@@ -280,7 +280,7 @@ class Finder:
         self.ignored[_SECOND_LINK] += 1
         return
       self._linked.add(identity)
-    below: list[str] = []
+    below: list[str] = []  # filled while the consumer reads `files`
     yield Folder(prefix, status.st_mtime_ns, self._files(folder, below))
     for name in below:
       yield from self._walk(root, f'{prefix}/{name}' if prefix else name, (*above, identity))
@@ -321,7 +321,7 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
   try:
     return entry.is_dir()
   except OSError as error:
-    if failures.is_temporary(error):
+    if failures.is_temporary(error):  # it may be a folder, so it is not ignored
       raise
     return False
 
