@@ -161,10 +161,10 @@ def pin(source: str, known: Collection[str] = ()) -> str:
   """
   kind, _, where = source.partition(':')
   if kind == 'mix' and _HUB in where and any(term.source.startswith(_HUB) for term in mixture.parse(where)):
-    known_terms = [term.source for name in known if name.startswith('mix:')
-                   for term in mixture.parse(name.partition(':')[2])]
+    known_sources = [term.source for name in known if name.startswith('mix:')
+                     for term in mixture.parse(name.partition(':')[2])]
     # `parse` does not read weights such as 1e+06, so they are written without an exponent.
-    return 'mix:' + ','.join(f'{np.format_float_positional(term.weight, trim="-")}*{pin(term.source, known_terms)}'
+    return 'mix:' + ','.join(f'{np.format_float_positional(term.weight, trim="-")}*{pin(term.source, known_sources)}'
                              for term in mixture.parse(where))
   if source.startswith(_HUB):
     from vit_jax.data.formats import hf
