@@ -1,12 +1,13 @@
 """Whether a source has the same data as before, which its `digest` alone does not show.
 
-The `digest` of a source is its identity at a glance: names, numbers, sizes, labels and the checksums that a format has.
-A resumed run is refused if it changes. An image that was replaced by another one of the same size does not change it:
+The `digest` of a source is quick to compute: from names, numbers, sizes, labels and the checksums that a format has. A
+run does not resume if it has changed. But it stays the same if an image is replaced by another one of the same size.
+This module has two further comparisons:
 
-- `Content` is computed from every byte of every image, and shows what has changed. `replay` calls `read`, and
-  `differences` with the content in the record.
+- `Content` is computed from every byte of every image, and shows what has changed. `replay` calls `read`, and then
+  `differences` with the content that the record of the run has.
 - `Written` is computed from the sizes and times of files. A run calls `describe_files` when it starts, and
-  `changed_files` when it resumes. As copies of the data may have other times, too, a change is a warning.
+  `changed_files` when it resumes. A change is only a warning, as mere copies of the data may have other times.
 """
 from __future__ import annotations
 
@@ -25,22 +26,22 @@ from vit_jax.data.source import Source, find_origin, read_one, reading_error
 
 MOST_CLASSES = 1_000
 """`Content.classes` is empty above this number of classes, so that a record of it stays small."""
-LOGGED_EXAMPLES = 10_000
+LOGGED_EXAMPLES = 10_000  # from here on, `read` logs that it starts, as it takes long
 MOST_CHECKED = 1_000
-"""Images whose files are compared; those of a folder are evenly spaced over it."""
-_DIGITS = 4  # hexadecimal digits of each class
-_SHOWN = 5  # files in a message
+"""The largest number of images whose files are compared; they are evenly spaced over the source."""
+_CLASS_DIGITS = 4  # hexadecimal digits for each class in `Content.classes`
+_MOST_NEWER = 5  # files in a message
 log = logging.getLogger('vit_jax.data')
 
 
 class Content(NamedTuple):
-  """Digests of a source; they do not depend on where its files are or how they are packed.
+  """SHA-256 digests of a source, in hexadecimal digits; they do not depend on the paths or the format of its files.
 
-  examples: their number.
-  images: of the stored bytes of all images, in any order.
-  labels: of each image with its classes by name, or with its mask, in any order; and of the names of the classes.
-  order: of the images in their order, in which training draws them.
-  classes: four hexadecimal digits for the images of each class, in the order of the classes.
+  examples: the number of examples.
+  images: digest of the stored bytes of all images, whatever their order.
+  labels: digest of the class names, and of each image with the names of its classes and its mask, whatever their order.
+  order: digest of the images in the order of the source.
+  classes: for each class the first four digits of the digest of its images, separated by spaces.
   """
   examples: int
   images: str
@@ -58,25 +59,29 @@ def read(source: Source) -> Content:
   if len(source) >= LOGGED_EXAMPLES:
     log.info('Reading %s images of %s, to compare their content.', f'{len(source):,}', source.name)
   names, order = source.class_names, hashlib.sha256()
-  images, labels, by_class = 0, _number(repr(names).encode()), [0] * len(names)  # sums do not depend on the order
+  # Sums of the digests of single images do not depend on the order of the images.
+  images, labels, by_class = 0, _number(repr(names).encode()), [0] * len(names)
   for row in range(len(source)):
     try:
       record = failures.retried(lambda: read_one(source, row), lambda: f'reading {source.describe(row)}')  # noqa: B023
     except (BadImage, OSError) as error:
       raise reading_error(error, source, row, expected='an image') from error
     stored = record.image
-    image = hashlib.sha256(stored if isinstance(stored, bytes) else
-                           repr(stored.shape).encode() + stored.tobytes()).digest()
-    order.update(image)
-    images += _number(image)
-    labels += _number(image + repr([names[label] for label in record.labels]).encode() + (record.mask or b''))
+    content = stored if isinstance(stored, bytes) else repr(stored.shape).encode() + stored.tobytes()
+    image_digest = hashlib.sha256(content).digest()
+    order.update(image_digest)
+    images += _number(image_digest)
+    labels += _number(image_digest + repr([names[label] for label in record.labels]).encode() + (record.mask or b''))
     for label in record.labels:
-      by_class[label] += _number(image)
-  return Content(len(source), _hexadecimal(images), _hexadecimal(labels), order.hexdigest(), ' '.join(
-      _hexadecimal(images)[:_DIGITS] for images in by_class) if len(names) <= MOST_CLASSES else '')
+      by_class[label] += _number(image_digest)
+  classes = ''
+  if len(names) <= MOST_CLASSES:
+    classes = ' '.join(_hexadecimal(total)[:_CLASS_DIGITS] for total in by_class)
+  return Content(len(source), _hexadecimal(images), _hexadecimal(labels), order.hexdigest(), classes)
 
 
 def _number(content: bytes) -> int:
+  """Returns the SHA-256 digest as an integer, for sums."""
   return int.from_bytes(hashlib.sha256(content).digest(), 'big')
 
 
@@ -86,11 +91,11 @@ def _hexadecimal(total: int) -> str:
 
 
 def differences(before: Content, now: Content, class_names: tuple[str, ...]) -> list[str]:
-  """Returns what differs, in words; [] if nothing does.
+  """Returns what differs, in words for a message; [] if nothing does.
 
   Args:
-    before, now: of the two sources.
-    class_names: of `now`.
+    before, now: content of the source when it was recorded, and at present.
+    class_names: the present ones.
   """
   if before == now:
     return []
@@ -108,7 +113,7 @@ def differences(before: Content, now: Content, class_names: tuple[str, ...]) -> 
 
 
 def _changed_classes(before: Content, now: Content, names: tuple[str, ...]) -> str:
-  """Returns which classes have other images, for a message; '' if the record does not say it."""
+  """Returns the end of a message: which classes have other images; '' if the record has no digests of these classes."""
   pairs = list(zip(before.classes.split(), now.classes.split(), names, strict=False))
   changed = [name for old, new, name in pairs if old != new]
   if not changed or len(before.classes.split()) != len(names):
@@ -117,32 +122,32 @@ def _changed_classes(before: Content, now: Content, names: tuple[str, ...]) -> s
 
 
 class Written(NamedTuple):
-  """The files of a source: the digest of their sizes and times, and the time of the newest one."""
+  """The digest of the sizes and modification times of a source's files, and the time of the newest one (0 without)."""
   digest: str
   newest_ns: int
 
 
 def file_paths(source: Source) -> list[str]:
-  """Returns the local files with evenly spaced images of a source; [] if its images are in no files."""
-  paths: dict[str, None] = {}
+  """Returns the paths of the local files of up to `MOST_CHECKED` evenly spaced images of a source, each once."""
+  paths: dict[str, None] = {}  # a set that keeps the order
   rows = np.unique(np.linspace(0, len(source) - 1, MOST_CHECKED).astype(np.int64))
   for row in rows.tolist() if len(source) else ():
     stored, stored_row = find_origin(source, row)
-    path: Callable[[int], str] | None = getattr(stored, 'path', None)
-    if path is not None:
-      paths[path(stored_row)] = None
+    find_path: Callable[[int], str] | None = getattr(stored, 'path', None)
+    if find_path is not None:  # None for images that are in no files
+      paths[find_path(stored_row)] = None
   return [path for path in paths if not storage.is_address(path)]
 
 
 def describe_files(source: Source) -> Written:
-  """Returns when the files of a source were written."""
+  """Returns the sizes and times of the files of a source, for `changed_files`."""
   stamps = list(_stamps(source))
   text = repr([stamp for _, stamp in stamps])
   return Written(hashlib.sha256(text.encode()).hexdigest()[:32], max((time for _, (_, time) in stamps), default=0))
 
 
 def _stamps(source: Source) -> Iterator[tuple[str, tuple[int, int]]]:
-  """Yields path, size and time of the files; those that are gone are reported when they are read."""
+  """Yields path, size in bytes and time in ns of each file; missing files are left out, as reading reports them."""
   for path in file_paths(source):
     if os.path.exists(path):
       size, time_ns, *_ = storage.stamps([path])[0]
@@ -150,13 +155,16 @@ def _stamps(source: Source) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def changed_files(saved: Mapping[str, Any], sources: Mapping[str, Source]) -> list[str]:
-  """Returns a line for each source whose files were written, or copied, since they were described in `saved`."""
+  """Returns a line for each source whose files were written, or copied, since the run started.
+
+  `saved` has `Written` as a list of JSON by the keys of `sources`, such as `train`.
+  """
   lines = []
   for name, source in sources.items():
     if name not in saved or list(describe_files(source)) == saved[name]:
       continue
     newer = [os.path.basename(path) for path, (_, time_ns) in _stamps(source) if time_ns > saved[name][1]]
-    what = (f'newer files, {len(newer):,}: {documents.listed(newer, _SHOWN)}' if newer else
+    what = (f'newer files, {len(newer):,}: {documents.listed(newer, _MOST_NEWER)}' if newer else
             'files with other sizes or times, such as copies')
     lines.append(f'  {name} ({source.name}): {what}')
   return lines

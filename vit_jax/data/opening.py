@@ -1,8 +1,8 @@
 """Opens sources by name: `KIND:WHERE`, such as `folder:PATH`, or `KIND` alone, such as `digits`.
 
-`KINDS` lists the built-in kinds. Another kind is a person's own: the name of a Python module, which is found beside the
-config, in the current folder or among the installed packages (`core/implementation.py`). A kind is a function
-`opener(where, data, image_px)`, which returns a function that opens a complete split by its name:
+`KINDS` lists the built-in kinds. Any other kind is the name of a user's Python module, which is found beside the
+config, in the current folder or among the installed packages (`core/implementation.py`). The module of a kind has a
+function `opener(where, data, image_px)`. It returns a function that opens a complete split by its name:
 
   where: the text after the colon.
   data: the settings of the data, such as `data.holdout`.
@@ -11,8 +11,8 @@ config, in the current folder or among the installed packages (`core/implementat
 Slices such as `train[:98%]`, the classes of `data.classes`, and mixtures `mix:0.7*SOURCE,0.3*SOURCE` (`mixture.py`)
 work for every kind. Only the module of the kind in use is imported.
 
-A job calls `pin` when a run is configured, `open_sources` for training, and `open_split` for any other split. Whatever
-learns from the classes then calls `check_learnable`.
+A job calls `pin` when a run is configured, `open_sources` for training, and `open_split` for any other split. A job
+that learns from the classes then calls `check_learnable`.
 """
 from __future__ import annotations
 
@@ -38,32 +38,36 @@ log = logging.getLogger('vit_jax.data')
 
 
 class Kind(NamedTuple):
-  """A built-in kind of source: its forms, for messages, and its `opener` as `module:name`."""
+  """A built-in kind of source.
+
+  forms: how a source of the kind is written; with a colon if it needs a text after the kind.
+  opener: the function that opens it, as `module:name`.
+  """
   forms: str
   opener: str
 
 
-_HERE, _HUB = 'vit_jax.data.formats', 'hf:'
+_FORMATS, _HUB = 'vit_jax.data.formats', 'hf:'
 KINDS = {
-    'digits': Kind('digits', f'{_HERE}.builtin:digits_opener'),
-    'synthetic': Kind('synthetic', f'{_HERE}.builtin:synthetic_opener'),
-    'folder': Kind('folder:PATH', f'{_HERE}.folder:opener'),
-    'tfds': Kind('tfds:NAME[/CONFIG][:VERSION]', f'{_HERE}.tfds:opener'),
-    'vtab': Kind('vtab:TASK', f'{_HERE}.vtab:opener'),
-    'array_record': Kind('array_record:DIR', f'{_HERE}.array_record:opener'),
-    'wds': Kind('wds:PATH', f'{_HERE}.tar:opener'),
-    'tfrecord': Kind('tfrecord:PATH', f'{_HERE}.tfrecord:opener'),
-    'parquet': Kind('parquet:PATH', f'{_HERE}.parquet:opener'),
-    'hf': Kind('hf:OWNER/NAME[@REVISION][/SUBSET]', f'{_HERE}.hf:opener'),
-    'masks': Kind('masks:PATH, masks:tfds:NAME[/CONFIG][:VERSION]', f'{_HERE}.masks:opener'),
+    'digits': Kind('digits', f'{_FORMATS}.builtin:digits_opener'),
+    'synthetic': Kind('synthetic', f'{_FORMATS}.builtin:synthetic_opener'),
+    'folder': Kind('folder:PATH', f'{_FORMATS}.folder:opener'),
+    'tfds': Kind('tfds:NAME[/CONFIG][:VERSION]', f'{_FORMATS}.tfds:opener'),
+    'vtab': Kind('vtab:TASK', f'{_FORMATS}.vtab:opener'),
+    'array_record': Kind('array_record:DIR', f'{_FORMATS}.array_record:opener'),
+    'wds': Kind('wds:PATH', f'{_FORMATS}.tar:opener'),
+    'tfrecord': Kind('tfrecord:PATH', f'{_FORMATS}.tfrecord:opener'),
+    'parquet': Kind('parquet:PATH', f'{_FORMATS}.parquet:opener'),
+    'hf': Kind('hf:OWNER/NAME[@REVISION][/SUBSET]', f'{_FORMATS}.hf:opener'),
+    'masks': Kind('masks:PATH, masks:tfds:NAME[/CONFIG][:VERSION]', f'{_FORMATS}.masks:opener'),
 }
 FORMS = f'{", ".join(kind.forms for kind in KINDS.values())}, mix:WEIGHT*SOURCE,WEIGHT*SOURCE, MODULE:WHERE of your own'
 Opener = Callable[..., Callable[[str], Source]]
 _SORTED = ('folder', 'wds', 'tfrecord', 'parquet', 'hf')
-"""Kinds whose classes are sorted if they are names; their `opener` takes the `order` of a run that resumes."""
+"""Kinds that sort the names of their classes; their `opener` also takes `order`, the classes of a resumed run."""
 _NUMBERED = ('digits', 'synthetic', 'tfds', 'vtab')
 """Kinds of datasets that number their classes themselves."""
-_LOOKED_AT = 1_000  # labels that show whether there are several classes
+_CHECKED_LABELS = 1_000  # at most, to see whether there are several classes
 
 
 class Sources(NamedTuple):
@@ -74,7 +78,7 @@ class Sources(NamedTuple):
 
 
 def open_sources(data: schema.Data, *, image_px: tuple[int, int], order: Sequence[str] = ()) -> Sources:
-  """Opens the training and the evaluation split of `data`; `order` has the classes of a run that resumes.
+  """Opens the training and the evaluation split of `data`; `order` as in `open_split`.
 
   Raises:
     UserError: the source, a split or a class is missing, or `data.num_classes` has another value.
@@ -100,9 +104,10 @@ def open_unlabeled(data: schema.Data, *, image_px: tuple[int, int]) -> Source:
 
 
 def open_split(data: schema.Data, split: str, *, image_px: tuple[int, int], order: Sequence[str] = ()) -> Source:
-  """Opens one split of `data` by its name or slice; of a mixture, that of each of its sources.
+  """Opens one split of `data`; for a mixture, this split of each of its sources.
 
-  `order` has the classes of a run that resumes: classes that would be sorted keep this order if they are the same ones.
+  `split` is a name or a slice, `image_px` the height and width that the run gives its images. `order` has the classes
+  of a run that resumes: if the source has the same classes, they keep this order.
 
   Raises:
     UserError: the source or the split is missing, the classes of a mixture differ, or the name of a class is not text.
@@ -114,9 +119,9 @@ def open_split(data: schema.Data, split: str, *, image_px: tuple[int, int], orde
 
 
 def open_every(data: schema.Data, *, image_px: tuple[int, int], setting: str) -> Source:
-  """Opens all images of a source; of one with splits `train`, with a line of the log that names the others.
+  """Opens all images of a source. If it has splits, opens `train` and logs the names of the other ones.
 
-  `setting` names splits. Errors are those of `open_split`.
+  `setting` is the setting or flag that selects a split, for the log. Errors are those of `open_split`.
   """
   try:
     return open_split(data, splits.ALL, image_px=image_px)
@@ -124,7 +129,7 @@ def open_every(data: schema.Data, *, image_px: tuple[int, int], setting: str) ->
     if others := [name for name in error.known if name != 'train']:
       log.warning('%s: only the split train is read; left out: %s. Set %s to read another one.', data.source,
                   documents.listed(others, 20), setting)
-  except UserError:  # of a source of one's own, perhaps as it does not know this split
+  except UserError:  # a user's own kind may not know the split `all`
     pass
   return open_split(data, 'train', image_px=image_px)
 
@@ -145,21 +150,22 @@ def _open(data: schema.Data, split: str, *, image_px: tuple[int, int], order: Se
 
 
 def pin(source: str, known: Collection[str] = ()) -> str:
-  """Returns a source whose content does not change any more: datasets of the hub at a commit, others as they are.
+  """Returns the name of a source that always has the same data: each dataset of the Hugging Face hub has its commit.
 
   Args:
     source: as `data.source`.
-    known: sources of a run that resumes, whose commits are kept.
+    known: pinned sources of a run that resumes; their commits are kept.
 
   Raises:
     UserError, TemporaryError: a dataset of the hub is not found.
   """
   kind, _, where = source.partition(':')
   if kind == 'mix' and _HUB in where and any(term.source.startswith(_HUB) for term in mixture.parse(where)):
-    mixed = [term.source for name in known if name.startswith('mix:')
-             for term in mixture.parse(name.partition(':')[2])]
-    return 'mix:' + ','.join(f'{np.format_float_positional(term.weight, trim="-")}*{pin(term.source, mixed)}'
-                             for term in mixture.parse(where))  # a mixture has no weights such as 1e+06
+    known_sources = [term.source for name in known if name.startswith('mix:')
+                     for term in mixture.parse(name.partition(':')[2])]
+    # `parse` does not read weights such as 1e+06, so they are written without an exponent.
+    return 'mix:' + ','.join(f'{np.format_float_positional(term.weight, trim="-")}*{pin(term.source, known_sources)}'
+                             for term in mixture.parse(where))
   if source.startswith(_HUB):
     from vit_jax.data.formats import hf
     return f'{_HUB}{hf.pin(where, known)}'
@@ -174,7 +180,8 @@ def find_opener(source: str) -> Opener:
   """
   name, _, where = source.partition(':')
   kind, expected = KINDS.get(name), f'data.source: expected one of {FORMS}, got {source!r}.'
-  if name == 'mix' or not (where if kind is None else bool(where) is (':' in kind.forms)):
+  needs_where = kind is None or ':' in kind.forms
+  if name == 'mix' or bool(where) != needs_where:
     raise UserError(f'{expected}{_nearest_kind(name)}')
   if kind:
     opener: Opener = implementation.load(kind.opener)
@@ -193,20 +200,22 @@ def _nearest_kind(name: str) -> str:
 
 
 def check_learnable(source: Source, *, what: str) -> Source:
-  """Returns the source; `what` learns from its classes, for messages.
+  """Returns the source if something can learn from its classes; `what` names it in messages, such as a job.
 
   Raises:
     UserError: all images have one class, or the layout of the files says that their classes are something else.
   """
-  name, stored = title(source), origins(source)
-  for one in [one for one in stored if one.class_names == UNLABELED]:
-    contents = getattr(one, 'describe_contents', str)()  # what else the files have, in a sentence
-    where = name if source.class_names == UNLABELED else title(one)
+  name, stored_sources = title(source), origins(source)
+  for stored in stored_sources:
+    if stored.class_names != UNLABELED:
+      continue
+    contents = getattr(stored, 'describe_contents', str)()  # what else the files have, in a sentence, or ''
+    where = name if source.class_names == UNLABELED else title(stored)
     raise UserError(f'data.source: expected images with labels for {what}, got {where}, whose images have none. '
-                    f'{contents}' + ' ' * bool(contents) + 'Set data.label_column if they have labels elsewhere, or '
+                    f'{f"{contents} " if contents else ""}Set data.label_column if they have labels elsewhere, or '
                     'train a self-supervised objective.')
-  for one in stored:
-    if doubt := getattr(one, 'doubt', ''):
+  for stored in stored_sources:
+    if doubt := getattr(stored, 'doubt', ''):  # the message about a layout whose folders may not be classes
       raise UserError(doubt)
   if len(source.class_names) < 2 or (not source.most_labels and not _has_several(source)):
     first = source.class_names[0] if len(source.class_names) < 2 else source.class_names[first_label(source, 0)]
@@ -217,13 +226,13 @@ def check_learnable(source: Source, *, what: str) -> Source:
 
 
 def _has_several(source: Source) -> bool:
-  """Returns whether images have different classes; looks at some that are spread over the source, the last ones first.
+  """Returns whether images have different classes; also True if no label can be read, or if there is only one image.
 
-  Returns True if their labels cannot be read, or if there is only one image.
+  Compares the first image with evenly spaced ones, the last one first, as images are often stored by class.
   """
-  rows = np.unique(np.linspace(0, len(source) - 1, min(len(source), _LOOKED_AT)).astype(int)).tolist()
+  rows = np.unique(np.linspace(0, len(source) - 1, min(len(source), _CHECKED_LABELS)).astype(int)).tolist()
   labels = set[int]()
-  for row in rows[:1] + rows[:0:-1]:
+  for row in rows[:1] + rows[1:][::-1]:
     with contextlib.suppress(BadImage, OSError):  # damaged examples are reported where they are read
       labels.add(first_label(source, row))
     if len(labels) > 1:
@@ -234,8 +243,8 @@ def _has_several(source: Source) -> bool:
 def is_order_known(class_names: Sequence[str], data: schema.Data) -> bool:
   """Returns whether class i of the data can be output i of weights that do not name their classes.
 
-  It can if a file or the dataset lists the classes, and if they are numbers from 0; not if they are sorted by name. A
-  mixture has the order of its first source, or with separate classes one after the other those of all.
+  It can if a file or the dataset lists the classes, or if they are numbers from 0; not if they are sorted by name. A
+  mixture has the classes of its first source; with separate classes, it has those of all its sources in turn.
   """
   kind, _, where = data.source.partition(':')
   if kind == 'mix' and not data.classes:
@@ -255,7 +264,7 @@ def check_labels(source: Source, data: schema.Data) -> Source:
   """
   most = source.most_labels
   if most and (not data.max_labels or most > data.max_labels):
-    expected = f'at least {most}' if most > 0 else 'a number'
+    expected = f'at least {most}' if most > 0 else 'a number'  # `UNKNOWN` is negative
     none = ', as images without a label have none of the classes' if most == 1 else ''
     raise UserError(f'data.max_labels: expected {expected}, the largest number of labels of an image of {source.name}, '
                     f'got {data.max_labels}. Set it, and for training objective.loss=sigmoid, so that the classes of '

@@ -1,11 +1,12 @@
 """The contract of a source: random access to stored examples in a fixed order; and parts of sources.
 
 `data/opening.py` opens sources by name. Then the loader calls `read` with the rows of a batch, in any order and in
-several threads or processes; it asks `labels`, `captions` and `describe` for single rows. A source must pickle to few
-bytes, since loader processes get a copy. It knows nothing of recipes, batches or the training order.
+several threads or processes. It calls `labels`, `captions` and `describe` for single rows. A source must pickle to few
+bytes, since loader processes get a copy. It does not depend on recipes, batches or the training order.
 
-The functions below work for every source, also for parts (`Parts`) of others. Optional attributes of a source are
-`title`, `own_files`, `describe_mask`, `caption_column` and `row_groups`.
+The formats in `data/formats` implement `Source`. `Parts` makes one source of parts of others: a slice, a hold-out or a
+mixture. The functions below work for every source. A source that is no `Parts` is called a stored source. Optional
+attributes of a source are `title`, `own_files`, `describe_mask`, `caption_column` and `row_groups`.
 """
 from __future__ import annotations
 
@@ -26,10 +27,10 @@ from vit_jax.data.image.headers import BadImage
 log = logging.getLogger('vit_jax.data')
 
 UNKNOWN = -1
-"""Value of `most_labels` if images have several labels, and the largest number is not known without reading them."""
+"""Value of `most_labels` if images have several labels, and only reading them would show the largest number."""
 UNLABELED = ('unlabeled',)
 """The only class of images without labels."""
-_LOOKED_AT = 100  # examples that show whether a source has captions
+_CHECKED_CAPTIONS = 100  # first examples that are read to see whether a source has captions
 
 
 class Record(NamedTuple):
@@ -45,8 +46,9 @@ class Record(NamedTuple):
 
 
 class Source(Protocol):
-  """A split, or a part of one, in a fixed order.
+  """A split, or a part of one, in a fixed order; a row is the position of an example in it, from 0.
 
+  name: identity of the source for programs, WHERE/SPLIT; `title` is for people.
   digest: identity of the data: it changes with the number, the sizes and the labels of the examples.
   most_labels: 0 if every example has one class; else the largest number of classes of an example, or `UNKNOWN`.
   """
@@ -62,7 +64,7 @@ class Source(Protocol):
     ...
 
   def read(self, rows: Sequence[int]) -> Iterator[Record]:
-    """Yields stored examples. Raises BadImage at one that is damaged, and OSError if its file cannot be read."""
+    """Yields the stored examples of `rows`, in their order. Raises BadImage if damaged, OSError if not readable."""
     ...
 
   def labels(self, row: int) -> tuple[int, ...]:
@@ -74,12 +76,12 @@ class Source(Protocol):
     ...
 
   def describe(self, row: int) -> str:
-    """Returns a name by which a person finds the example."""
+    """Returns where a person finds the example, such as the path of its file, for messages."""
     ...
 
 
 class Rows:
-  """Base of a source that reads examples one at a time; a subclass has the other methods of `Source`, and `example`."""
+  """Base of a source that reads examples one at a time; a subclass adds `example` and the rest of `Source`."""
   name: str
   most_labels: int = 0
 
@@ -88,7 +90,7 @@ class Rows:
     raise NotImplementedError
 
   def read(self, rows: Sequence[int]) -> Iterator[Record]:
-    """Yields stored examples."""
+    """Yields the stored examples of these rows, in their order."""
     return map(self.example, rows)
 
   def captions(self, row: int) -> tuple[str, ...]:
@@ -104,8 +106,8 @@ class Rows:
 class Part(NamedTuple):
   """Some examples of a source.
 
-  rows: which, as a range or `[N] i64`; None = all.
-  labels: the number of each class of the source among other classes; None = the same numbers.
+  rows: their rows in the source, as a range or `[N] i64`; None = all.
+  labels: `labels[i]` is the new number of class i of the source; None = numbers stay.
   """
   source: Source
   rows: range | HostArray | None = None
@@ -117,14 +119,14 @@ class Part(NamedTuple):
 
   @property
   def digest(self) -> str:
-    """Identity of the examples; without `rows` if they are a range, which `Parts` adds."""
+    """Identity of the examples; a range of rows is not in it, as `Parts` adds the range to its own digest."""
     digest = self.source.digest
     if self.labels is not None:
       digest = _sha256(f'{digest} {list(self.labels)}'.encode())
     return _sha256(digest.encode() + self.rows.tobytes()) if isinstance(self.rows, np.ndarray) else digest
 
   def renumbered(self, labels: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the numbers of classes of the source among the other classes."""
+    """Returns the new numbers of these classes of the source."""
     return labels if self.labels is None else tuple(self.labels[label] for label in labels)
 
 
@@ -133,13 +135,14 @@ class Parts:
 
   def __init__(self, parts: Sequence[Part], *, name: str = '', title: str = '',
                class_names: tuple[str, ...] | None = None) -> None:
-    """Takes the parts; name and classes are by default those of the first source."""
+    """Joins parts; name, title and classes are by default those of the first source."""
     first = parts[0].source
-    self.parts = tuple(part._replace(rows=np.asarray(part.rows, np.int64)) if part.rows is not None
-                       and not isinstance(part.rows, range) else part for part in parts)
-    self.name, self.title = name or first.name, title or ('' if name else getattr(first, 'title', ''))
+    self.parts = tuple(part if part.rows is None or isinstance(part.rows, range)
+                       else part._replace(rows=np.asarray(part.rows, np.int64)) for part in parts)
+    self.name = name or first.name
+    self.title = title or ('' if name else getattr(first, 'title', ''))
     self.class_names = first.class_names if class_names is None else class_names
-    self._starts = np.cumsum([0, *(part.num_examples for part in self.parts)]).tolist()
+    self._starts = np.cumsum([0, *(part.num_examples for part in self.parts)]).tolist()  # of the parts, and the end
     if len(parts) == 1 and not isinstance(parts[0].rows, range):
       self.digest = self.parts[0].digest
     else:
@@ -156,36 +159,37 @@ class Parts:
     return UNKNOWN if UNKNOWN in counts else max(counts)
 
   def find(self, row: int) -> tuple[Part, int]:
-    """Returns the part of an example, and its row in the source of that part."""
+    """Returns the part that has an example, and the row of the example in the source of that part."""
     if not 0 <= row < len(self):
       raise IndexError(f'{self.name}: expected an index below {len(self):,}, got {row}')
     number = bisect.bisect_right(self._starts, row) - 1
-    part, in_part = self.parts[number], row - self._starts[number]
-    return part, in_part if part.rows is None else int(part.rows[in_part])
+    part, position = self.parts[number], row - self._starts[number]
+    return part, position if part.rows is None else int(part.rows[position])
 
   def read(self, rows: Sequence[int]) -> Iterator[Record]:
-    """Yields stored examples; each source is asked once for all of its rows, so that it can read ahead."""
-    places = [self.find(row) for row in rows]
-    streams = {id(part): part.source.read([inner for other, inner in places if other is part]) for part, _ in places}
-    for part, _ in places:
-      record = next(streams[id(part)])
+    """Yields the stored examples of these rows, in their order; a source reads all of its rows in one call."""
+    located = [self.find(row) for row in rows]
+    records = {id(part): part.source.read([stored_row for other, stored_row in located if other is part])
+               for part, _ in located}
+    for part, _ in located:
+      record = next(records[id(part)])
       yield record if part.labels is None else record._replace(labels=part.renumbered(record.labels))
 
   def labels(self, row: int) -> tuple[int, ...]:
-    part, inner = self.find(row)
-    return part.renumbered(part.source.labels(inner))
+    part, stored_row = self.find(row)
+    return part.renumbered(part.source.labels(stored_row))
 
   def captions(self, row: int) -> tuple[str, ...]:
-    part, inner = self.find(row)
-    return part.source.captions(inner)
+    part, stored_row = self.find(row)
+    return part.source.captions(stored_row)
 
   def describe(self, row: int) -> str:
-    part, inner = self.find(row)
-    return part.source.describe(inner)
+    part, stored_row = self.find(row)
+    return part.source.describe(stored_row)
 
 
 def _counts(sizes: Sequence[int] | HostArray, part: Part) -> HostArray:
-  """Returns how many examples of each group a part has, given the sizes of all groups of its source."""
+  """Returns how many examples of each row group a part has, `[N] i64`, given those of its source; its rows ascend."""
   ends = np.cumsum(sizes)
   if isinstance(part.rows, np.ndarray):
     return np.diff(np.searchsorted(part.rows, np.append(0, ends)))
@@ -214,7 +218,7 @@ def warn_once(text: str) -> None:
 
 
 def title(source: Source) -> str:
-  """Returns what a person reads of a source: where its images are, and which part of them; `name` is its identity."""
+  """Returns what messages call a source: where its images are, and which part of them. By default it is `name`."""
   return getattr(source, 'title', '') or source.name
 
 
@@ -229,7 +233,7 @@ def first_label(source: Source, row: int) -> int:
 
 
 def find_origin(source: Source, row: int) -> tuple[Source, int]:
-  """Returns the stored source of an example, and its row there, through all parts."""
+  """Returns the stored source of an example, and its row in it; a `Parts` may consist of other `Parts`."""
   while isinstance(source, Parts):
     part, row = source.find(row)
     source = part.source
@@ -237,14 +241,14 @@ def find_origin(source: Source, row: int) -> tuple[Source, int]:
 
 
 def origins(source: Source) -> list[Source]:
-  """Returns the stored sources of the examples, through all parts, each once."""
+  """Returns the stored sources of the examples, each once."""
   if not isinstance(source, Parts):
     return [source]
   return list({id(stored): stored for part in source.parts for stored in origins(part.source)}.values())
 
 
 def has_masks(source: Source) -> bool:
-  """Returns whether the images of a source have masks, which give each pixel a class, in place of classes."""
+  """Returns whether each image of a source has a mask, which gives each pixel a class, in place of labels."""
   return hasattr(origins(source)[0], 'describe_mask')
 
 
@@ -254,17 +258,17 @@ def has_captions(source: Source) -> bool:
   if column is not None:
     return bool(column)
   try:
-    return any(source.captions(row) for row in range(min(len(source), _LOOKED_AT)))
-  except (BadImage, OSError):  # reported where it is read
+    return any(source.captions(row) for row in range(min(len(source), _CHECKED_CAPTIONS)))
+  except (BadImage, OSError):  # the reader of the captions reports it
     return True
 
 
 class RowGroups(NamedTuple):
-  """The row groups of a source, each of which is read as a whole.
+  """The row groups of a source of Parquet files; each group is read as a whole.
 
-  sizes: examples of each, in order, `[N] i64`.
-  num_bytes: of the images of each, decompressed, `[N] i64`.
-  held_bytes: of the row groups that a process may hold.
+  sizes: the number of examples of each group, in the order of the source, `[N] i64`.
+  num_bytes: the decompressed bytes of the images of each group, `[N] i64`.
+  held_bytes: the most bytes of row groups that a process may hold in memory.
   """
   sizes: HostArray
   num_bytes: HostArray
@@ -272,24 +276,24 @@ class RowGroups(NamedTuple):
 
   @property
   def num_mixed(self) -> int:
-    """How many row groups are shuffled at a time, at least one: a quarter of the memory is for those that follow."""
+    """Number of row groups shuffled together, in 3/4 of `held_bytes`; the last quarter is for those read ahead."""
     return max(1, min(len(self.sizes), int(0.75 * self.held_bytes / max(1., float(self.num_bytes.mean())))))
 
   def take(self, sizes: HostArray) -> RowGroups:
-    """Returns those of a part that has so many examples of each, `[N] i64`."""
+    """Returns the row groups of a part, given the number of examples that it has of each group, `[N] i64`."""
     return self._replace(sizes=sizes[sizes > 0], num_bytes=self.num_bytes[sizes > 0])
 
 
 def row_groups(source: Source) -> RowGroups | None:
-  """Returns the row groups of a source or of a part of one; None if its examples are read one by one."""
+  """Returns the row groups of a source; None if it has none, or a part whose rows do not ascend."""
   if not isinstance(source, Parts):
     return getattr(source, 'row_groups', None)
   parts = list[RowGroups]()
   for part in source.parts:
-    whole = row_groups(part.source)
-    if whole is None or (isinstance(part.rows, np.ndarray) and (np.diff(part.rows) <= 0).any()):
+    complete = row_groups(part.source)
+    if complete is None or (isinstance(part.rows, np.ndarray) and (np.diff(part.rows) <= 0).any()):
       return None
-    parts.append(whole.take(_counts(whole.sizes, part)))
+    parts.append(complete.take(_counts(complete.sizes, part)))
   return RowGroups(np.concatenate([groups.sizes for groups in parts]),
                    np.concatenate([groups.num_bytes for groups in parts]), parts[0].held_bytes)
 
@@ -311,7 +315,7 @@ def read_labels(source: Source) -> HostArray:
 
 
 def reading_error(error: BadImage | OSError, source: Source, row: int, *, expected: str) -> UserError | TemporaryError:
-  """Returns the error about an example that cannot be read: its record is damaged, or an error of the system."""
+  """Returns what to raise for an example that cannot be read: `error` says that its record or the system failed."""
   if isinstance(error, OSError):
     return failures.unreadable(error, source.describe(row))
   return UserError(f'{source.describe(row)}: expected {expected}, got a damaged record ({error}). Copy or prepare '

@@ -1,11 +1,12 @@
 """The examples of a split: the slice syntax of TFDS, and hold-outs.
 
-`train[:98%]`, `train[-100:]`, `train[:800]+val[:200]`: bounds are examples, or percentages of the split rounded to the
-nearest example, counted in the fixed order of the source.
+Slices are `train[:98%]`, `train[-100:]` or `train[:800]+val[:200]`. Their bounds are numbers of examples, or
+percentages of the split rounded to the nearest example. Examples are counted in the fixed order of the source.
 
-`data/opening.py` calls `select`, which opens each complete split by its name. The format then calls `resolve` if its
-data have splits. If they have none, it calls `resolve_part` and holds out a fraction of the images: in the order of
-`scattered` paths, and of each class alike with `hold_out`.
+`data/opening.py` calls `select`, the main entry point, which has the format open each complete split by its name. A
+format whose data have splits calls `resolve` for the name. A format without splits calls `resolve_part`, puts the
+images in the random order that `scattered` returns for their paths, and calls `hold_out`, which takes the same fraction
+of each class.
 """
 from __future__ import annotations
 
@@ -24,12 +25,12 @@ from vit_jax.data.source import Part, Parts, Source, title, warn_once
 
 SYNONYMS = ('val', 'valid', 'validation')
 NAMES = ('train', *SYNONYMS, 'test')
-"""Splits that a folder may have."""
+"""Names of subfolders that are splits, in a folder of images."""
 ALL = 'all'
 """Every image of a source without splits, a part of which is held out in training."""
 SETTINGS = 'data.train_split, data.eval_split, or the split of the evaluation'
 """The settings that name splits; a job with a flag for it replaces this in messages."""
-_BOUND = r'-?\d[\d_]{0,30}%?'
+_BOUND = r'-?\d[\d_]{0,30}%?'  # such as 100, -1_000 or 98%
 _TERM = re.compile(rf'\s*(?P<name>[\w.-]+)\s*(\[\s*(?P<lower>{_BOUND})?\s*:\s*(?P<upper>{_BOUND})?\s*\])?\s*')
 
 
@@ -39,7 +40,7 @@ class NoSplit(UserError):
 
 
 class Term(NamedTuple):
-  """One `name[lower:upper]`; bounds as written, '' if not given."""
+  """One `name[lower:upper]`; the bounds are the text between the brackets, '' if not given."""
   name: str
   lower: str
   upper: str
@@ -82,7 +83,7 @@ def _position(bound: str, num_examples: int, *, default: int) -> int:
 
 
 def resolve(name: str, known: Iterable[str], *, source: str) -> str:
-  """Returns the split of `known` for `name`: itself, a synonym, or validation if there is no `test`.
+  """Returns the split of `known` for `name`: itself, or a synonym, or (with a warning) validation in place of `test`.
 
   Raises:
     NoSplit: there is no such split.
@@ -111,26 +112,29 @@ def resolve_part(name: str, *, source: str) -> str:
 
 
 def select(open_named: Callable[[str], Source], split: str) -> Source:
-  """Opens `split` (such as `train[:800]+val[:200]`), given what opens complete splits."""
+  """Opens a split such as `train[:800]+val[:200]`; `open_named` opens a complete split by its name."""
   terms = parse(split)
-  parts = [Part(source, range(*bounds(term, len(source))))
-           for term in terms for source in [open_named(term.name)]]
+  parts = list[Part]()
+  for term in terms:
+    source = open_named(term.name)
+    parts.append(Part(source, range(*bounds(term, len(source)))))
   if len(parts) == 1 and not (terms[0].lower or terms[0].upper):
     return parts[0].source
-  where = parts[0].source.name.rpartition('/')[0]
-  is_part = title(parts[0].source) != parts[0].source.name  # `where` has no folders for splits
-  return Parts(parts, name=f'{where}/{split}', title=f'{where}, split {split}' if is_part else '')
+  first = parts[0].source
+  where = first.name.rpartition('/')[0]  # the name of a source is WHERE/SPLIT
+  is_held_out = title(first) != first.name  # such a source has a title of its own, as `where` has no folders for splits
+  return Parts(parts, name=f'{where}/{split}', title=f'{where}, split {split}' if is_held_out else '')
 
 
 def part_title(where: str, split: str, holdout: float) -> str:
-  """Returns what a person reads of `train`, `test` or `all`, where a fraction of the images is held out as `test`."""
+  """Returns the title of `train`, `test` or `all` of a source whose fraction `holdout` of the images is `test`."""
   if split == ALL:
     return where
   return f'{where}, {"all but the" if split == "train" else "the"} {100 * holdout:.3g} % held out'
 
 
 def scattered(paths: Iterable[bytes], count: int, *, seed: int) -> HostArray:
-  """Returns the positions of `count` paths, `[count] i64`, in an order that depends only on them and the seed."""
+  """Returns the positions of `count` paths, `[count] i64`, in the fixed random order of the digests of `SEED/PATH`."""
   start = f'{seed}/'.encode()
   keys = (int.from_bytes(hashlib.blake2b(start + path, digest_size=8).digest(), 'big') for path in paths)
   return np.argsort(np.fromiter(keys, np.uint64, count), kind='stable')
@@ -144,12 +148,12 @@ def check_holdout(fraction: float) -> None:
 
 
 def hold_out(labels: HostArray, part: float) -> tuple[HostArray, HostArray]:
-  """Splits positions with equal class proportions: the first ones of each class are held out.
+  """Divides the positions in `labels`: of each class, the first ones are held out, the same fraction of every class.
 
   Args:
     labels: `[S] i32`, in an order that is already random.
-    part: fraction of the examples to hold out, in (0, 1); rounded up in total, by largest remainder in each class.
-      The only example of a class is never held out.
+    part: fraction of the examples to hold out, in (0, 1). Their total number is rounded up. The numbers of the classes
+      are rounded down, and the classes with the largest remainders have one more. A class keeps at least one example.
 
   Returns:
     Positions kept and held out, i64, each in ascending order.
@@ -158,9 +162,9 @@ def hold_out(labels: HostArray, part: float) -> tuple[HostArray, HostArray]:
   quota = np.minimum(np.floor(counts * part).astype(np.int64), counts - 1)
   missing = min(math.ceil(round(len(labels) * part, 6)) - quota.sum(), np.sum(counts - 1 - quota))
   by_remainder = np.argsort(-(counts * part - quota), kind='stable')
-  for number in [number for number in by_remainder if quota[number] < counts[number] - 1][:max(0, missing)]:
-    quota[number] += 1
-  held = np.zeros(len(labels), bool)
+  with_spare = [number for number in by_remainder if quota[number] < counts[number] - 1]
+  quota[with_spare[:max(0, missing)]] += 1
+  is_held_out = np.zeros(len(labels), bool)
   for label, num in zip(classes, quota, strict=True):
-    held[np.flatnonzero(labels == label)[:num]] = True
-  return np.flatnonzero(~held), np.flatnonzero(held)
+    is_held_out[np.flatnonzero(labels == label)[:num]] = True
+  return np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)

@@ -1,12 +1,12 @@
 """Files that a person names: their paths, the image files of a folder, and which links and sizes are allowed.
 
-Whoever gets a path from a person, such as the opener of a format or a job, calls these functions in this order:
+The opener of a format, or a job, that gets a path from a person calls these functions in this order:
 `resolve` or `locate` returns an absolute path; `Finder` lists the image files of a folder, and `check_inside` checks
 any other file in it; `read_image` or `read_lines` reads a file.
 
 A data folder may come from anybody, so nothing outside of it is read: links and listed paths that lead out of it are
-refused, unless a setting allows links. Sizes are compared before a file is read (`core/documents.py`). This module
-knows neither splits nor classes.
+refused, unless a setting allows links. A file that is too large is refused before it is read (`core/documents.py`).
+This module does not deal with splits or classes.
 """
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ log = logging.getLogger('vit_jax.data')
 IMAGE_MIB = 512        # 3 bytes for each of `headers.MAX_PIXELS` pixels
 LABELS_BYTES = 2**30   # label files: 14 million images with 70 bytes each
 FOLLOW = 'set data.follow_links=true (prepare, predict and inspect: --follow_links)'
-"""How links that lead out of a folder are allowed."""
+"""Advice in messages: how a person allows links that lead out of a folder."""
 EXTENSIONS = tuple(extension for kind in headers.FORMATS.values() for extension in kind.extensions)
 ARRAY = '.npy'
 """Extension of arrays, which are images if `data.channels` is not 3."""
@@ -46,20 +46,21 @@ _MOUNTS = {
            '--metadata-cache-ttl-secs=-1 {only}{bucket} /data', '--only-dir={} ',
            'gcloud storage rsync --recursive {} /data'),
     's3': ('mount-s3 --read-only --cache=/cache {only}{bucket} /data', '--prefix={}/ ', 'aws s3 sync {} /data')}
-"""The commands that mount a bucket and copy an address, and between them the option for a folder of the bucket."""
-_NAME_BYTES = 255
-_LINK, _OUT, _NONE = 'broken or circular links', 'links out of the folder', 'without an extension'
-_AGAIN = 'links to a folder that another link leads to'
+"""For each scheme: the command that mounts a bucket, its option for a folder, and the command that copies a folder."""
+_NAME_BYTES = 255  # of a file or folder on Linux
+# Keys of `Finder.ignored` for entries that are not counted by their extension.
+_BROKEN_LINK, _OUTSIDE_LINK = 'broken or circular links', 'links out of the folder'
+_SECOND_LINK, _NO_EXTENSION = 'links to a folder that another link leads to', 'without an extension'
 _MOST_FOLDERS = 100  # inside of one another
-_SHOWN = 6  # kinds of ignored files in a message
+_MOST_KINDS = 6  # of ignored files in a message
 
 
 class Rules(NamedTuple):
   """Which files of a folder are read.
 
-  follow_links: also files outside of the folder to which links in it lead.
-  max_bytes: of an image or mask.
-  arrays: files `.npy` are images, too.
+  follow_links: whether links are followed to files outside of the folder.
+  max_bytes: the largest size of an image or mask.
+  arrays: whether `.npy` files are images, too.
   """
   follow_links: bool = False
   max_bytes: int = IMAGE_MIB * 2**20
@@ -72,7 +73,7 @@ class Rules(NamedTuple):
 
 
 OWN = Rules()
-"""The rules for a folder if no setting changes them."""
+"""The default rules: those for a folder of one's own, if no setting changes them."""
 
 
 # Paths.
@@ -115,22 +116,22 @@ def locate(where: str | os.PathLike[str], setting: str) -> str:
   return text.rstrip('/')
 
 
-def _advise_mount(address: str) -> str:
-  """Returns the commands that bring data in object storage to a folder; prepared datasets are read directly."""
-  scheme, _, rest = address.partition('://')
-  bucket, _, path = rest.strip('/').partition('/')
+def _advise_mount(folder_address: str) -> str:
+  """Returns advice for a message: commands that mount or copy an address, such as `gs://BUCKET/PATH`, to a folder."""
+  scheme, _, bucket_path = folder_address.partition('://')
+  bucket, _, path = bucket_path.strip('/').partition('/')
   if scheme not in _MOUNTS:
     return 'Copy it to a folder, and give the path of the folder.'
-  mount, only, copy = _MOUNTS[scheme]
-  mount = mount.format(bucket=bucket, only=only.format(shlex.quote(path)) if path else '')
-  copy = copy.format(shlex.quote(address.rstrip('/')))
+  mount, folder_option, copy = _MOUNTS[scheme]
+  mount = mount.format(bucket=bucket, only=folder_option.format(shlex.quote(path)) if path else '')
+  copy = copy.format(shlex.quote(folder_address.rstrip('/')))
   return (f'Mount it with a cache of complete files, or copy it, and give the folder /data:\n  {mount}\n  {copy}\n'
           '  launch/tpu_pod.sh does either on every host: --data=gs://BUCKET/FOLDER --data_mode=mount or copy.\n'
           '  array_record:gs://BUCKET/FOLDER, which vit-jax prepare writes, needs neither, nor do wds: and tfrecord:.')
 
 
 def cache_folder(name: str) -> pathlib.Path:
-  """Returns the folder for files of this kind in the user's cache: below $XDG_CACHE_HOME, or ~/.cache."""
+  """Returns the folder `vit_jax/NAME` of the user's cache, which is $XDG_CACHE_HOME or ~/.cache; may not exist."""
   base = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
   return pathlib.Path(base) / 'vit_jax' / name
 
@@ -138,7 +139,7 @@ def cache_folder(name: str) -> pathlib.Path:
 # Links.
 
 def leads_out(path: str, base: str) -> bool:
-  """Returns whether `path`, with all links resolved, is outside of `base`, which has none."""
+  """Returns whether `path`, with all links resolved, is outside of the folder `base`, a path without links."""
   resolved = os.path.realpath(path)
   return resolved != base and not resolved.startswith(os.path.join(base, ''))
 
@@ -152,9 +153,9 @@ def check_inside(path: str, root: str, rules: Rules) -> None:
 
 
 def is_below(path: str) -> bool:
-  """Returns whether a listed path is relative and has no `..`, so that without links it leads into its folder.
+  """Returns whether a path in a list file stays below its folder, apart from links: it is relative and has no `..`.
 
-  The names in it are not longer than a file system allows.
+  Also False for a path that no file can have, with a null character or a name of more than 255 bytes.
   """
   parts = pathlib.PurePath(path).parts
   return (bool(parts) and not os.path.isabs(path) and '..' not in parts and '\0' not in path
@@ -195,7 +196,7 @@ def read_lines(path: str | os.PathLike[str], what: str, *, expected: str = 'a te
     try:
       with open(path, encoding='utf-8-sig', newline='') as file:
         yield from file
-    except UnicodeDecodeError:  # its position is relative to a block of the file: the complete text has the right one
+    except UnicodeDecodeError:  # of a block of the file; decoding the complete file raises it with the right position
       documents.read_bytes(path, LABELS_BYTES).decode('utf-8-sig')
       raise
 
@@ -226,7 +227,7 @@ class Folder(NamedTuple):
 
 
 class Finder:
-  """Finds image files in and below a folder, in no order, and counts other files by extension in `ignored`.
+  """Finds image files in and below a folder, in no particular order; counts other files by extension in `ignored`.
 
   Hidden files are skipped and not counted. Circular links are not followed, nor links that lead out of the folder
   unless the rules allow them.
@@ -234,7 +235,8 @@ class Finder:
 
   def __init__(self, rules: Rules = OWN) -> None:
     self.ignored: collections.Counter[str] = collections.Counter()
-    self._rules, self._base, self._linked = rules, '', set[tuple[int, int]]()
+    self._rules, self._base = rules, ''  # the root of the walk, without links
+    self._linked = set[tuple[int, int]]()  # device and inode of each folder that a link led to
 
   def find(self, root: str, prefix: str = '') -> Iterator[str]:
     """Yields the paths of the image files in and below `root/prefix`, relative to `root`.
@@ -252,14 +254,15 @@ class Finder:
     Raises:
       UserError: a folder cannot be read, also while its files are consumed; or `root/prefix` is outside of `root`.
     """
-    self._base, start, self._linked = os.path.realpath(root), os.path.join(root, prefix), set()
+    self._base, self._linked = os.path.realpath(root), set()
+    start = os.path.join(root, prefix)
     check_inside(start, root, self._rules)
     above = [*pathlib.Path(os.path.realpath(start)).parents,
              *(pathlib.Path(root, parent) for parent in pathlib.PurePath(prefix).parents)]
     return self._walk(root, prefix, tuple((status.st_dev, status.st_ino) for status in map(os.stat, above)))
 
   def _walk(self, root: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[Folder]:
-    """Yields a folder and those below it; `above` has the device and inode of the folders that it is in."""
+    """Yields the folder `root/prefix` and those below it; `above` has device and inode of the folders that it is in."""
     folder = os.path.join(root, prefix) if prefix else root
     if prefix.count('/') >= _MOST_FOLDERS:
       raise UserError(f'{root}: expected at most {_MOST_FOLDERS} folders inside of one another, got more in '
@@ -270,14 +273,14 @@ class Finder:
       raise failures.unreadable(error, folder) from error
     identity = status.st_dev, status.st_ino
     if identity in above:  # a link to a parent folder
-      self.ignored[_LINK] += 1
+      self.ignored[_BROKEN_LINK] += 1
       return
     if os.path.islink(folder):
       if identity in self._linked:  # links to links could lead to one folder 2^n times
-        self.ignored[_AGAIN] += 1
+        self.ignored[_SECOND_LINK] += 1
         return
       self._linked.add(identity)
-    below: list[str] = []
+    below: list[str] = []  # filled while the consumer reads `files`
     yield Folder(prefix, status.st_mtime_ns, self._files(folder, below))
     for name in below:
       yield from self._walk(root, f'{prefix}/{name}' if prefix else name, (*above, identity))
@@ -290,7 +293,7 @@ class Finder:
           if entry.name.startswith('.'):
             continue
           if not self._rules.follow_links and entry.is_symlink() and leads_out(entry.path, self._base):
-            self.ignored[_OUT] += 1
+            self.ignored[_OUTSIDE_LINK] += 1
           elif is_folder(entry):
             below.append(entry.name)
           elif (size := self._size(entry)) is not None:
@@ -304,12 +307,12 @@ class Finder:
     try:
       if entry.is_file() and (extension in EXTENSIONS or (self._rules.arrays and extension == ARRAY)):
         return entry.stat().st_size
-      is_lost = entry.is_symlink() and not os.path.exists(entry.path)
+      is_broken = entry.is_symlink() and not os.path.exists(entry.path)
     except OSError as error:
-      if failures.is_temporary(error):  # the image is there
+      if failures.is_temporary(error):  # the image may be complete, so it is not ignored
         raise
-      is_lost = True
-    self.ignored[_LINK if is_lost else extension or _NONE] += 1
+      is_broken = True
+    self.ignored[_BROKEN_LINK if is_broken else extension or _NO_EXTENSION] += 1
     return None
 
 
@@ -318,7 +321,7 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
   try:
     return entry.is_dir()
   except OSError as error:
-    if failures.is_temporary(error):
+    if failures.is_temporary(error):  # it may be a folder, so it is not ignored
       raise
     return False
 
@@ -336,14 +339,14 @@ def describe_ignored(ignored: Mapping[str, int]) -> str:
   if not ignored:
     return ''
   kinds = [f'{name} ({count:,})' for name, count in sorted(ignored.items(), key=lambda item: (-item[1], item[0]))]
-  num, more = sum(ignored.values()), len(kinds) - _SHOWN
-  text = f'{num:,} file{"s" * (num > 1)}: {", ".join(kinds[:_SHOWN])}'
+  num, more = sum(ignored.values()), len(kinds) - _MOST_KINDS
+  text = f'{num:,} file{"s" * (num > 1)}: {", ".join(kinds[:_MOST_KINDS])}'
   if more > 0:
     text += f' and {more} more kind{"s" * (more > 1)}'
   if unread := [name for name in UNREAD if name in ignored]:
     text += (f'. {" ".join(unread)} images are not supported. Convert them to JPEG, for example with ImageMagick: '
              "magick mogrify -format jpg '*.heic'")
-  if _OUT in ignored:
+  if _OUTSIDE_LINK in ignored:
     text += f'. Links out of the folder are not read; {FOLLOW} to read them'
   return text
 

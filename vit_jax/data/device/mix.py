@@ -1,14 +1,14 @@
 """Mixup and cutmix on the device: each example is mixed with a partner.
 
-`device/prepare.py` calls `mix` after normalization; `objectives/token_label.py` mixes tokens with `outside_box` and
+`device/prepare.py` calls `mix` after normalization. `objectives/token_label.py` mixes tokens with `outside_box` and
 `swap_pairs`. Random numbers depend only on the key and the group of rows.
 
 Mixup (Zhang et al., arXiv 1710.09412) takes convex combinations:
 
-x' = lambda x_i + (1 - lambda) x_j and the same for the labels, lambda ~ Beta(alpha, alpha), drawn once per step, or
-once for each group of `mix_group` consecutive rows: DeiT, MAE and timm draw on each device. The partner is the other
-row of a fixed pair of rows of the *global* batch (rows 0 and 1, 2 and 3, ...). Batches are already shuffled, and so
-neither pairs nor groups depend on the distribution of the batch over devices.
+x' = lambda x_i + (1 - lambda) x_j and the same for the labels, lambda ~ Beta(alpha, alpha). It is drawn once per step,
+or once for each group of `mix_group` consecutive rows, as DeiT, MAE and timm draw it on each device. The partner is the
+other row of a fixed pair of rows of the *global* batch (rows 0 and 1, 2 and 3, ...), as batches are already shuffled.
+So neither pairs nor groups depend on the distribution of the batch over devices.
 
 Cutmix (Yun et al., arXiv 1905.04899) replaces a box of x_i by the same box of x_j, with the same pairs and one box per
 group. The box has sides H and W times sqrt(1 - lambda), lambda ~ Beta(alpha, alpha), around a uniform center, and is
@@ -41,7 +41,7 @@ def mix(batch: Batch, key: Key, *, recipe: schema.Recipe, num_classes: int) -> B
 
 
 def draw(key: Key, size: tuple[int, ...], recipe: schema.Recipe) -> Array:
-  """Returns the lambda of one group of images of `size`: `[] f32` for mixup alone, else `[H, W]`."""
+  """Returns lambda of one group, the weight of a row's own pixels: `[] f32` for mixup alone, else `[H, W]`."""
   if recipe.mix_probability == 1 and not recipe.cutmix:
     return jax.random.beta(key, recipe.mixup, recipe.mixup, dtype=jnp.float32)
   mixup_key, cutmix_key, share_key, is_mixed_key = jax.random.split(key, 4)
@@ -82,18 +82,18 @@ def mix_pairs(batch: Batch, lam: Array | float, *, num_classes: int) -> Batch:
   Args:
     batch: `image [B, H, W, 3] f32`; `labels [B, C]`, or else `label_list [B, T] i32`, or else `label [B] i32`;
       optional `mask [B]`.
-    lam: `[] f32`, or `[H, W] f32`, whose mean weights the labels; `[G]` or `[G, H, W]` of groups.
+    lam: `[] f32`, or `[H, W] f32`, whose mean is the weight of the labels; for G groups `[G]` or `[G, H, W]`.
     num_classes: C of the one-hot labels made from `label`.
   """
   labels_BC = class_targets(batch, num_classes)
   lam = jnp.asarray(lam, jnp.float32)
-  lam = lam[None] if lam.ndim % 2 == 0 else lam  # `[]` and `[H, W]` are one group
-  num = labels_BC.shape[0]
-  assert num % lam.shape[0] == 0, 'groups of equal size'
+  lam = lam[None] if lam.ndim in (0, 2) else lam  # one group
+  batch_size = labels_BC.shape[0]
+  assert batch_size % lam.shape[0] == 0, 'groups of equal size'
 
   def combine(values: Array, lam: Array) -> Array:
-    weight = jnp.broadcast_to(lam[:, None], (lam.shape[0], num // lam.shape[0], *lam.shape[1:]))
-    weight = weight.reshape((num, *lam.shape[1:]) + (1,) * (values.ndim - lam.ndim))
+    weight = jnp.broadcast_to(lam[:, None], (lam.shape[0], batch_size // lam.shape[0], *lam.shape[1:]))
+    weight = weight.reshape((batch_size, *lam.shape[1:]) + (1,) * (values.ndim - lam.ndim))
     if 'mask' in batch:
       has_partner_B = swap_pairs(batch['mask']) > 0
       weight = jnp.where(has_partner_B.reshape((-1,) + (1,) * (values.ndim - 1)), weight, 1.)

@@ -1,7 +1,7 @@
 """The device part of a recipe, inside the jitted step: geometry, normalization, random erasing, mixing and labels.
 
 `jobs/build.py` passes the function that `prepare_train` returns to the train step; evaluations use `prepare_eval`. Both
-get the batches of `loader.py`. This module knows no network and no loss.
+get the batches of `loader.py`. This module does not depend on networks or losses.
 
 Random erasing (Zhong et al., arXiv 1708.04896) follows timm's `pixel` mode: a rectangle of each chosen image becomes
 normal noise, drawn for each value, after normalization. Its area is uniform, its aspect ratio height / width
@@ -28,7 +28,7 @@ from vit_jax.core.types import Array, Batch, Key, NativeImages
 from vit_jax.data.device import mix, token_targets
 from vit_jax.data.image.geometry import inverse_affine
 
-TRIES = 10  # draws of the rectangle to erase
+TRIES = 10  # draws of the rectangle to erase, as in timm
 
 
 def prepare_train(recipe: schema.Recipe, *, num_classes: int, on_device_geometry: bool, soft_labels: bool = False,
@@ -40,7 +40,7 @@ def prepare_train(recipe: schema.Recipe, *, num_classes: int, on_device_geometry
     num_classes: C of the soft labels that mixup and cutmix make.
     on_device_geometry: apply flip, shift and affine here; True exactly if the loader holds the images in memory.
     soft_labels: the batch has stored probabilities of classes, which become `labels [B, C]`.
-    targets: the batch has label maps, which become targets of tokens; None if it has none.
+    targets: how label maps of the batch become targets of tokens; None if it has no maps.
   """
   def prepare(batch: Batch, key: Key, step: Array) -> Batch:
     del step
@@ -48,7 +48,7 @@ def prepare_train(recipe: schema.Recipe, *, num_classes: int, on_device_geometry
       batch = token_targets.soften(batch, num_classes)
     geometry_key, mix_key, erase_key = jax.random.split(key, 3)
     if recipe.views.on:
-      batch = batch | {k: normalize(v, recipe) for k, v in batch.items() if k.startswith('views_')}
+      batch = batch | {name: normalize(views, recipe) for name, views in batch.items() if name.startswith('views_')}
     else:
       if on_device_geometry:
         batch = augment_geometry(batch | {'image': batch['image'].astype(jnp.float32)}, geometry_key, recipe=recipe)
@@ -70,7 +70,7 @@ def prepare_eval(recipe: schema.Recipe) -> Prepare:
 
 
 def _normalized(batch: Batch, recipe: schema.Recipe) -> Batch:
-  """Returns the batch with normalized images; those with a `grid` become `NativeImages`."""
+  """Returns the batch with normalized images; with `grid [B, 2]` they are patches, which become `NativeImages`."""
   image = normalize(batch['image'], recipe)
   if 'grid' not in batch:
     return batch | {'image': image}
@@ -84,7 +84,7 @@ def normalize(image: Array, recipe: schema.Recipe) -> Array:
   With other channels than RGB, mean and std are in the units of the image: (x - mean) / std.
   """
   shape = (1,) * (image.ndim - 1) + (recipe.channels,)
-  mean, std = (jnp.array(x, jnp.float32).reshape(shape) for x in (recipe.mean, recipe.std))
+  mean, std = (jnp.array(values, jnp.float32).reshape(shape) for values in (recipe.mean, recipe.std))
   if recipe.channels != RGB:
     return (image.astype(jnp.float32) - mean) / std
   return (image.astype(jnp.float32) / 255. - mean) / std
@@ -106,7 +106,7 @@ def draw_boxes(key: Key, shape: tuple[int, ...], *, settings: schema.Erase) -> A
   num, height, width, _ = shape
   unit_TB4 = jax.random.uniform(key, (TRIES, num, 4), jnp.float32)
   area = (settings.area[0] + unit_TB4[..., 0] * (settings.area[1] - settings.area[0])) * height * width
-  low, high = (math.log(a) for a in settings.aspect)
+  low, high = (math.log(bound) for bound in settings.aspect)
   aspect = jnp.exp(low + unit_TB4[..., 1] * (high - low))
   tall, wide = jnp.round(jnp.sqrt(area * aspect)), jnp.round(jnp.sqrt(area / aspect))
   top = jnp.floor(unit_TB4[..., 2] * (height - tall + 1))
@@ -118,7 +118,7 @@ def draw_boxes(key: Key, shape: tuple[int, ...], *, settings: schema.Erase) -> A
 
 
 def inside(boxes_B4: Array, size: tuple[int, int]) -> Array:
-  """Returns `[B, H, W] bool`: the pixels inside (top, left, height, width) in images of `size`."""
+  """Returns `[B, H, W] bool`: whether a pixel is inside the box (top, left, height, width) of its image."""
   rows_H, columns_W = jnp.arange(size[0])[None], jnp.arange(size[1])[None]
   top_B, left_B, tall_B, wide_B = (boxes_B4[:, i, None] for i in range(4))
   in_rows_BH = (rows_H >= top_B) & (rows_H < top_B + tall_B)

@@ -4,8 +4,8 @@ TIFF, `.npy` and every format of `decode.py` are read with all their channels an
 bits, and 16-bit integers are exact in float32. `.npy` files are `[H, W]`, `[H, W, C]` or `[C, H, W]`. The channels of a
 TIFF are its samples or pages; Pillow reads one channel, `tifffile` (extra `tiff`) several.
 
-`transform.py` calls `read` in place of `decode.decode`. `prepare.py` calls `sums` for each image and `statistics` once
-for their total. This module knows no geometry.
+`transform.py` calls `read` in place of `decode.decode`. `prepare.py` calls `sums` for each image, adds the results of
+all images, and calls `statistics` with the total.
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vit_jax.data.image import decode, headers
 from vit_jax.data.image.headers import BadImage, DecodeOptions
 from vit_jax.data.image.opencv import cv2
 
-_NUMPY = b'\x93NUMPY'
+_NUMPY = b'\x93NUMPY'  # first bytes of a .npy file
 _SPARE_BYTES = 2**16   # programs may write so many bytes after the pixels of a strip
 _MOST_LZMA = 2**28     # bytes of memory for the dictionary of an LZMA stream
 _ZLIB, _LZMA, _PACK_BITS = (8, 32946), (34925,), (32773,)  # compressions of a TIFF that tifffile itself unpacks
@@ -80,6 +80,7 @@ def _decode(encoded: bytes, channels: int, options: DecodeOptions) -> HostArray:
 
 
 def _read_tiff(encoded: bytes, channels: int, options: DecodeOptions) -> HostArray:
+  """Returns the pixels of a TIFF as `_decode` does: by Pillow for one channel, else by tifffile."""
   if channels == 1:
     return decode.read_any_mode(encoded, 'tiff', options)
   tifffile = extras.load('tifffile', 'tiff', f'TIFF files of {channels} channels')
@@ -106,30 +107,31 @@ def _check_strips(page: Any, encoded: bytes, most_values: int) -> None:
   """Raises BadImage if a strip or tile of a TIFF unpacks to more bytes than its pixels; tifffile would unpack them all.
 
   Args:
-    page: of tifffile.
-    encoded: the file.
-    most_values: largest number of values of a strip or tile.
+    page: the `TiffPage` or `TiffFrame` of tifffile.
+    encoded: the content of the file.
+    most_values: the largest number of values of a strip or tile.
   """
-  kind, shape = page.keyframe, page.keyframe.chunks
-  num_values, compression = math.prod(shape), int(kind.compression)
-  num_bytes = num_values * kind.dtype.itemsize
+  keyframe, chunk_shape = page.keyframe, page.keyframe.chunks
+  num_values, compression = math.prod(chunk_shape), int(keyframe.compression)
+  num_bytes = num_values * keyframe.dtype.itemsize
   if num_values > most_values:
-    raise BadImage(f'the TIFF: expected strips or tiles of at most {most_values:,} values, got the shape {shape}')
+    raise BadImage(f'the TIFF: expected strips or tiles of at most {most_values:,} values, got the shape '
+                   f'{chunk_shape}')
   for start, length in zip(page.dataoffsets, page.databytecounts, strict=True):
     packed, most_bytes = encoded[start:start + length], num_bytes + _SPARE_BYTES
     if compression in _ZLIB:
       is_longer = len(zlib.decompressobj().decompress(packed, most_bytes + 1)) > most_bytes
     elif compression in _LZMA:
       is_longer = len(lzma.LZMADecompressor(memlimit=_MOST_LZMA).decompress(packed, most_bytes + 1)) > most_bytes
-    else:  # two bytes become at most 128
+    else:  # PackBits: two bytes become at most 128
       is_longer = compression in _PACK_BITS and len(packed) > 2 * most_bytes
     if is_longer:
       raise BadImage(f'the TIFF: expected a strip or tile that is unpacked to {num_bytes:,} bytes, the pixels of '
-                     f'{shape}, got more in {length:,} bytes')
+                     f'{chunk_shape}, got more in {length:,} bytes')
 
 
 def statistics(sums: Any) -> tuple[list[float], list[float]]:
-  """Returns mean and standard deviation of each channel, given `[3, C]` f64: number, sum and sum of squares."""
+  """Returns mean and standard deviation of each channel, given the total `[3, C]` f64 of `sums` over all images."""
   count, total, squares = np.asarray(sums, np.float64)
   mean = total / count
   return mean.tolist(), np.sqrt(np.maximum(squares / count - mean ** 2, 0.)).tolist()

@@ -1,10 +1,10 @@
-"""Color operations on the host: on `image [H, W, 3] u8`, RGB; each returns a new image.
+"""Color operations on the host: each takes `image [H, W, 3] u8`, RGB, and returns an image of the same shape.
 
 `transform.py` calls `jitter`, `three_augment` and, for views, single operations; `randaugment.py` calls the operations
-of its tables. This module does not know recipes or examples.
+of its tables.
 
-Values are clipped to 0..255 and truncated, as in Pillow, whose operations of the same names these are (a gray level may
-differ by 1: OpenCV's weights have fewer bits). Random operations take their generator; the others are pure.
+Operations are those of Pillow with the same names: values are clipped to 0..255 and truncated. Gray levels may differ
+by 1 from Pillow's, since OpenCV's weights have fewer bits. Random operations take a generator; the others are pure.
 """
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from vit_jax.config.schema import Jitter
 from vit_jax.core.types import HostArray
 from vit_jax.data.image.opencv import cv2
 
-LEVELS = np.arange(256)
+LEVELS = np.arange(256)  # all values of a channel, from which lookup tables are made
 SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13  # Pillow's filter of that name
-SOLARIZE_FROM = 128
+SOLARIZE_FROM = 128  # the lowest value that is inverted
 SIGMA_PX = (0.1, 2.)  # of blurs; DINO (arXiv 2104.14294, after BYOL) and DeiT III (arXiv 2204.07118)
 
 
@@ -70,25 +70,25 @@ def blend(first: HostArray, second: HostArray, factor: float) -> HostArray:
 
 
 def brightness(image: HostArray, factor: float) -> HostArray:
-  """Blends with black."""
+  """Blends black with the image; a factor of 1 returns the same values, in all four functions that blend."""
   return cv2.LUT(image, blend(np.zeros(256), LEVELS, factor))
 
 
 def contrast(image: HostArray, factor: float) -> HostArray:
-  """Blends with the mean gray level."""
+  """Blends the mean gray level with the image."""
   mean = int(cv2.mean(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY))[0] + 0.5)
   return cv2.LUT(image, blend(np.full(256, mean), LEVELS, factor))
 
 
 def saturation(image: HostArray, factor: float) -> HostArray:
-  """Blends with the gray image."""
+  """Blends the gray image with the image."""
   return blend(grayscale(image), image, factor)
 
 
 def sharpness(image: HostArray, factor: float) -> HostArray:
-  """Blends with the smoothed image; the outermost pixels stay."""
+  """Blends the smoothed image with the image; the outermost pixels stay."""
   smooth = image.copy()
-  # Rounded to the nearest, by the half and the cast.
+  # Adding 0.5 rounds to the nearest level, as the cast to u8 truncates.
   smooth[1:-1, 1:-1] = cv2.filter2D(image, cv2.CV_32F, SMOOTH)[1:-1, 1:-1] + 0.5
   return blend(smooth, image, factor)
 
@@ -120,13 +120,13 @@ def solarize(image: HostArray, threshold: float) -> HostArray:
 
 
 def solarize_add(image: HostArray, addition: int) -> HostArray:
-  """Adds to the values below 128."""
+  """Adds `addition` to the values below 128, up to 255."""
   lifted = np.minimum(LEVELS + addition, 255)
   return cv2.LUT(image, np.where(LEVELS < SOLARIZE_FROM, lifted, LEVELS).astype(np.uint8))
 
 
 def posterize(image: HostArray, bits: int) -> HostArray:
-  """Keeps the `bits` highest bits, 0 to 8."""
+  """Keeps the `bits` highest bits of each value, 0 to 8; sets the others to 0."""
   return image & np.uint8(256 - (1 << 8 - bits))
 
 

@@ -18,18 +18,18 @@ from vit_jax.config.schema import CropSampler
 from vit_jax.core.types import HostArray
 from vit_jax.data.image.decode import Window
 
-CROP_TRIES = 10
+CROP_TRIES = 10  # of torchvision
 _f32 = np.float32
 
 
 def draw(recipe: schema.Recipe, size: tuple[int, int], rng: np.random.Generator, *, relative: bool = False) -> Window:
   """Returns the random crop of a recipe for an image of `size` (height, width).
 
-  With `relative`, `crop_aspect` is relative to the aspect of the image.
+  With `relative`, `crop_aspect` is relative to the aspect ratio of the image.
   """
   if recipe.crop is schema.Crop.INCEPTION:
     low, high = recipe.crop_aspect
-    unit = size[1] / size[0] if relative else 1.
+    unit = size[1] / size[0] if relative else 1.  # aspect ratios are width / height
     return sample(recipe.crop_sampler, size, rng=rng, area=recipe.crop_area, aspect=(low * unit, high * unit),
                   tries=recipe.crop_tries, covered=recipe.crop_covered)
   return window_crop(size, rng=rng, area=recipe.crop_area)
@@ -45,7 +45,7 @@ def sample(sampler: CropSampler, size: tuple[int, int], *, rng: np.random.Genera
     rng: the only source of randomness.
     area: smallest and largest area, as fractions of the image's area.
     aspect: smallest and largest width / height.
-    tries, covered: of TensorFlow's sampler; see `tensorflow_crop`.
+    tries, covered: used only by TensorFlow's sampler; see `tensorflow_crop`.
   """
   match sampler:
     case CropSampler.TENSORFLOW:
@@ -70,7 +70,7 @@ def inception_crop(size: tuple[int, int], *, rng: np.random.Generator, area: tup
   for _ in range(CROP_TRIES):
     crop_h, crop_w = _draw_sides(size, rng, area, aspect)
     if crop_w <= width and crop_h <= height:
-      return _place(size, (crop_h, crop_w), rng)
+      return _draw_position(size, (crop_h, crop_w), rng)
   ratio = min(max(width / height, aspect[0]), aspect[1])
   return center(size, (min(height, max(1, round(width / ratio))), min(width, max(1, round(height * ratio)))))
 
@@ -84,7 +84,7 @@ def clipped_crop(size: tuple[int, int], *, rng: np.random.Generator, area: tuple
   `sample`.
   """
   crop_h, crop_w = _draw_sides(size, rng, area, aspect)
-  return _place(size, (min(crop_h, size[0]), min(crop_w, size[1])), rng)
+  return _draw_position(size, (min(crop_h, size[0]), min(crop_w, size[1])), rng)
 
 
 def tensorflow_crop(size: tuple[int, int], *, rng: np.random.Generator, area: tuple[float, float],
@@ -125,7 +125,7 @@ def window_crop(size: tuple[int, int], *, rng: np.random.Generator, area: tuple[
   P / sqrt(area) and cropping P at random, up to fractions of a pixel (BiT: 128 of 160, 480 of 512).
   """
   factor = math.sqrt(rng.uniform(*area))
-  return _place(size, (max(1, round(size[0] * factor)), max(1, round(size[1] * factor))), rng)
+  return _draw_position(size, (max(1, round(size[0] * factor)), max(1, round(size[1] * factor))), rng)
 
 
 def center(size: tuple[int, int], crop: tuple[int, int]) -> Window:
@@ -142,12 +142,12 @@ def fractions(window: Window, size: tuple[int, int]) -> HostArray:
 def _draw_sides(size: tuple[int, int], rng: np.random.Generator, area: tuple[float, float],
                 aspect: tuple[float, float]) -> tuple[int, int]:
   """Returns height and width, px, of a rectangle with a uniform area and a log-uniform aspect ratio."""
-  pixels = rng.uniform(*area) * size[0] * size[1]
+  area_px = rng.uniform(*area) * size[0] * size[1]
   ratio = math.exp(rng.uniform(math.log(aspect[0]), math.log(aspect[1])))
-  return max(1, round(math.sqrt(pixels / ratio))), max(1, round(math.sqrt(pixels * ratio)))
+  return max(1, round(math.sqrt(area_px / ratio))), max(1, round(math.sqrt(area_px * ratio)))
 
 
-def _place(size: tuple[int, int], crop: tuple[int, int], rng: np.random.Generator) -> Window:
+def _draw_position(size: tuple[int, int], crop: tuple[int, int], rng: np.random.Generator) -> Window:
   """Returns a rectangle of height and width `crop` at a uniform position inside an image of `size`."""
   top = int(rng.integers(0, size[0] - crop[0] + 1))
   return Window(top, int(rng.integers(0, size[1] - crop[1] + 1)), *crop)
@@ -155,7 +155,7 @@ def _place(size: tuple[int, int], crop: tuple[int, int], rng: np.random.Generato
 
 def _draw_height(size: tuple[int, int], ratio: np.float32, smallest: np.float32, largest: np.float32,
                  rng: np.random.Generator) -> int:
-  """Returns a height between those of the smallest and the largest area, px; the largest one if they cross."""
+  """Returns a random height, px, for an area from `smallest` to `largest`; the upper bound if it is below the lower."""
   height, width = size
   low, high = round(float(np.sqrt(smallest / ratio))), round(float(np.sqrt(largest / ratio)))
   if _width(high, ratio) > width:

@@ -6,7 +6,7 @@ Images are `[H, W, 3] u8`, or `[H, W, C] f32` with other channels than RGB, whic
 Each function returns the box that it used: top, left, bottom, right in fractions of the stored image, or of the upright
 image with `exif_orientation`. A mirrored image has left > right; the box of a shifted one may extend below 0 or beyond
 1. Rotation, scale and shear are not part of the box. `device/prepare.py` does the same for images that are held in
-memory. This module does not know how images are decoded or normalized.
+memory. Decoding and normalization are in other modules.
 
 An image may keep its own aspect ratio, as in NaFlex of SigLIP 2 (arXiv 2502.14786, section 2.4.2): `native_size` is the
 size of the largest grid of patches along its diagonal that has no more patches than allowed, and `cut_patches` returns
@@ -31,7 +31,7 @@ from vit_jax.data.image.opencv import cv2
 
 MAX_ENLARGEMENT = 32
 """Up to this multiple of the crop's pixels, an image is enlarged before the crop; above it, only the crop is."""
-_MARGIN_PX = 2  # stored pixels beside a window that bicubic filters use
+_MARGIN_PX = 2  # a bicubic filter uses so many stored pixels beyond each side of a window
 _MOST_SCALE, _PRECISION = 100., 1e-5  # of the search for a grid in big_vision and transformers
 Number = TypeVar('Number', float, Array)
 
@@ -191,8 +191,8 @@ def _resize_float(image: HostArray, size: tuple[int, int], interpolation: Interp
 
 
 def _warp(image: HostArray, size: tuple[int, int], window: Window) -> HostArray:
-  """Returns the part inside `window` of an image resized to `size`: bicubic, without antialias."""
-  down, right = image.shape[0] / size[0], image.shape[1] / size[1]
+  """Returns what `resize_part` does for bicubic pixels without antialias, from only the stored pixels near `window`."""
+  down, right = image.shape[0] / size[0], image.shape[1] / size[1]  # stored px per px of `size`
   top, left = math.floor(window.top * down), math.floor(window.left * right)
   # `warpAffine` requires images with sides below 32,768 px.
   near = Window(max(0, top - _MARGIN_PX), max(0, left - _MARGIN_PX),
@@ -205,14 +205,14 @@ def _warp(image: HostArray, size: tuple[int, int], window: Window) -> HostArray:
 
 
 def flip(image: HostArray) -> HostArray:
-  """Mirrors `image [H, W, 3] u8` left to right; a copy, since writing a view into a batch is slow."""
+  """Mirrors `image [H, W, C]` left to right; returns a copy, since writing a view into a batch is slow."""
   if image.dtype != np.uint8:
     return np.ascontiguousarray(image[:, ::-1])
   return cv2.flip(image, 1)
 
 
 def shift(image: HostArray, *, down_px: int, right_px: int) -> HostArray:
-  """Moves the content of `image [H, W, 3]` by at most its size; zeros fill the uncovered part."""
+  """Moves the content of `image [H, W, C]` by at most its size; zeros fill the uncovered part."""
   moved = np.zeros_like(image)
   height, width = image.shape[:2]
   moved[max(0, down_px):height + min(0, down_px), max(0, right_px):width + min(0, right_px)] = \
@@ -253,7 +253,7 @@ def choose_grid(size: tuple[int, int], patch: int, num_tokens: int) -> tuple[int
   """Returns rows and columns of patches for an image of `size` (height, width), at most `num_tokens` together.
 
   It is the grid of the largest scale for which `ceil(height * scale / patch) * ceil(width * scale / patch)` is within
-  the budget, found by the bisection of SigLIP 2, whose scale has a precision of 1e-5. An image that is more than
+  `num_tokens`, found by the bisection of SigLIP 2, whose scale has a precision of 1e-5. An image that is more than
   `num_tokens` times as long as it is wide gets one row or column of them.
   """
   def grid_at(scale: float) -> tuple[int, int]:
