@@ -168,6 +168,12 @@ def test_names_may_have_commas_inside_of_quotes() -> None:
     flag_kinds.NAMES.read('"tench, goldfish')
 
 
+@pytest.mark.parametrize(('kind', 'text'), [('SEVERAL', 'a,'), ('SEVERAL', ''), ('PATHS', 'a=b,a=c'), ('PATHS', 'a=')])
+def test_paths_that_are_empty_or_named_twice_are_refused(kind: str, text: str) -> None:
+  with pytest.raises(ValueError, match='^'):
+    getattr(flag_kinds, kind).read(text)
+
+
 @pytest.mark.parametrize('text', [',', ' ', '"",'])
 def test_names_without_a_name_are_not_the_default(text: str, capsys: pytest.CaptureFixture[str]) -> None:
   assert main.run(['predict', '--weights=x', f'--names={text}', 'a.jpg']) == 2

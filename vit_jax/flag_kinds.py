@@ -82,7 +82,7 @@ def choices(*names: str) -> Kind:
 def _paths(text: str) -> dict[str, str]:
   """Reads paths by name: `images=/data/a,weights=~/b`."""
   pairs = [part.partition('=') for part in text.split(',')]
-  if not all(name and path for name, _, path in pairs):
+  if not all(name and path for name, _, path in pairs) or len({name.strip() for name, _, _ in pairs}) < len(pairs):
     raise ValueError(text)
   return {name.strip(): storage.expand_home(path) for name, _, path in pairs}
 
@@ -123,4 +123,5 @@ FILE = Kind('FILE', 'a file', storage.expand_home)
 LOCAL = Kind('PATH', 'a path on this machine', lambda text: pathlib.Path(
     storage.open_path(_checked(str, storage.is_local)(text))))
 STORED = Kind('DIR', 'a directory on this machine or on gs://', storage.open_path)
-SEVERAL = Kind('DIR', 'directories with commas', lambda text: [storage.open_path(part) for part in text.split(',')])
+SEVERAL = Kind('DIR', 'directories with commas',
+               lambda text: [storage.open_path(_checked(str, bool)(part)) for part in text.split(',')])

@@ -215,6 +215,9 @@ def test_an_exception_in_own_code_is_an_error_of_the_user(config: pathlib.Path, 
       f"error: {tmp_path}/turning.py, line {number}, in fail: expected code that runs, got KeyError: 'x'.\n    return ")
   assert 'report' not in failure.message and 'holds the traceback' in failure.message
   assert list((tmp_path / 'vit_jax').glob('failure-*.txt'))
+  with_traceback = reports.explain(error.value, ['train'], {'VIT_JAX_TRACEBACK': '1'})
+  assert with_traceback.status == 2 and with_traceback.message.startswith('Traceback')
+  assert "in fail: expected code that runs, got KeyError: 'x'." in with_traceback.message
 
 
 def test_own_code_that_takes_other_arguments_is_named(config: pathlib.Path) -> None:

@@ -123,6 +123,22 @@ def test_images_of_two_splits_are_named(rows: range, says: str, tmp_path: pathli
   assert says in caplog.text and ('too, so a score' in caplog.text) is bool(says)
 
 
+def test_images_of_two_splits_are_named_however_their_paths_are_written(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+  make(tmp_path, 'im', num=3)
+  (tmp_path / 'labels_train.csv').write_text('./im/0.png,a\nim/1,b')
+  (tmp_path / 'labels_test.csv').write_text('im/0.png,a\nim/1.png,b\nim/2.png,b')
+  opened(tmp_path)
+  assert '2 of its 3 images are in labels_train.csv too' in caplog.text
+
+
+def test_a_comment_does_not_decide_the_separator(tmp_path: pathlib.Path) -> None:
+  make(tmp_path, 'im', num=6)
+  rows = '\n'.join(f'im/{i}.png;{"ab"[i % 2]}' for i in range(6))
+  (tmp_path / 'labels.csv').write_text(f'# made by hand, in June\n{rows}')
+  assert opened(tmp_path).class_names == ('a', 'b')
+
+
 def test_what_learns_no_classes_takes_any_folders(tmp_path: pathlib.Path) -> None:
   assert len(opened(make(tmp_path, '2019/june,july', '2020/june,july')).train) == 14  # of 16, 2 are held out
 

@@ -121,7 +121,7 @@ def test_what_goes_to_loader_processes_is_small_and_the_digest_tells_labels_apar
     ({'teacher': 'runs/other'}, r'expected labels of data.pseudo.teacher=runs/other, got those of runs/teacher'),
     ({'top': 5}, r'expected label maps with top 5, got 3'),
     ({'split': 'train'}, r'expected label maps with digest .*num_examples 1437, got 360'),
-    ({'threshold': .9999}, r'data.pseudo.threshold: expected at most 0.87, .* of the 360 images .*, got 0.9999')])
+    ({'threshold': .9999}, r'data.pseudo.threshold: expected at most 0.869, .* of the 360 images .*, got 0.9999')])
 def test_labels_that_do_not_fit_are_refused(tmp_path: pathlib.Path, settings: dict[str, object], said: str) -> None:
   write_answers(tmp_path / 'labels')
   with pytest.raises(UserError, match=said):
@@ -167,3 +167,11 @@ def test_settings_that_make_no_sense_are_all_told() -> None:
     assert said in str(error.value)
   with pytest.raises(UserError, match="data.pseudo.top: expected its default 10 with data.pseudo.source='', got 3"):
     check.check(schema.Config(data=schema.Data(pseudo=schema.Pseudo(top=3))))
+
+
+def test_the_threshold_that_is_advised_selects_images(tmp_path: pathlib.Path) -> None:
+  write_answers(tmp_path / 'labels')
+  with pytest.raises(UserError, match=r'expected at most [0-9.]+,') as error:
+    opening.open_sources(data(tmp_path / 'labels', threshold=.9999), image_px=(8, 8))
+  advised = float(str(error.value).partition('at most ')[2].partition(',')[0])
+  assert len(opening.open_sources(data(tmp_path / 'labels', threshold=advised), image_px=(8, 8)).train)

@@ -79,6 +79,17 @@ def test_bytes_that_wait_are_bounded(bucket: buckets.Server, monkeypatch: pytest
   assert list(storage.read_many([Span('gs://bucket/many', 0, 500)])) == [CONTENT[:500]]  # one that is needed is read
 
 
+def test_a_span_that_cannot_be_begun_reserves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+  def fail(*_: object) -> None:
+    raise OSError('no bucket')
+
+  monkeypatch.setattr(storage, '_store', fail)
+  monkeypatch.setattr(storage, '_state', storage._State(storage.Settings(ahead_bytes=250)))
+  with pytest.raises(OSError, match='no bucket'):
+    list(storage.read_many([Span('gs://bucket/many', 0, 100)]))
+  assert not storage._state.num_bytes
+
+
 def test_storage_that_is_away_is_a_temporary_error(bucket: buckets.Server, monkeypatch: pytest.MonkeyPatch) -> None:
   put(bucket, 'gs://bucket/away', CONTENT)
   monkeypatch.setattr(failures, 'PATIENCE_S', .1)

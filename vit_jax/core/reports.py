@@ -63,7 +63,7 @@ def explain(error: BaseException, words: Sequence[str] = (), environ: Mapping[st
   failure = _known(error)
   if environ.get(SHOW) in (None, '', '0'):
     return failure or _unforeseen(error, words, environ)
-  status, message = failure or (UNFORESEEN, '')
+  status, message = failure or _of_own_code(error) or (UNFORESEEN, '')
   text = ''.join(traceback.format_exception(error))
   return Failure(status, redacted(f'{text}{message}'.rstrip()))
 
@@ -110,12 +110,9 @@ def _unforeseen(error: BaseException, words: Sequence[str], environ: Mapping[str
   text = redacted('\n'.join([f'Command: {" ".join(map(repr, words))}', versions(), '',
                              ''.join(traceback.format_exception(error))]))
   path = save(text, environ)
-  frames = [frame for frame in traceback.extract_tb(error.__traceback__) if implementation.is_own_file(frame.filename)]
-  if frames:
-    frame, hint = frames[-1], (f'{path} holds the traceback; ' if path else '') + f'{SHOW}=1 shows it here.'
-    return Failure(USER_ERROR, redacted(
-        f'error: {frame.filename}, line {frame.lineno}, in {frame.name}: expected code that runs, got '
-        f'{_typed_line(error)}.\n    {frame.line}\n{hint}'))
+  if failure := _of_own_code(error):
+    hint = (f'{path} holds the traceback; ' if path else '') + f'{SHOW}=1 shows it here.'
+    return failure._replace(message=f'{failure.message}\n{hint}')
   blame = 'This is an error in vit_jax.'
   if implementation.own_modules:
     names = ', '.join(implementation.own_modules)
@@ -124,6 +121,16 @@ def _unforeseen(error: BaseException, words: Sequence[str], environ: Mapping[str
   if path is None:
     return Failure(UNFORESEEN, f'{text}\n{message} lines above.')
   return Failure(UNFORESEEN, f'{message} file {path}, which holds the traceback; {SHOW}=1 shows it here.')
+
+
+def _of_own_code(error: BaseException) -> Failure | None:
+  """Returns the failure for an error in the user's own module, without a hint to its traceback; None for others."""
+  frames = [frame for frame in traceback.extract_tb(error.__traceback__) if implementation.is_own_file(frame.filename)]
+  if not frames:
+    return None
+  frame = frames[-1]
+  return Failure(USER_ERROR, redacted(f'error: {frame.filename}, line {frame.lineno}, in {frame.name}: expected code '
+                                      f'that runs, got {_typed_line(error)}.\n    {frame.line}'))
 
 
 def versions() -> str:

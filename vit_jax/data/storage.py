@@ -143,7 +143,11 @@ def read_many(spans: Iterable[Span], in_flight: int = IN_FLIGHT) -> Iterator[byt
           waiting = next_span
           break
         waiting = None
-        started.append((next_span, _submit(next_span) if is_object else None))
+        try:
+          started.append((next_span, _submit(next_span) if is_object else None))
+        except BaseException:
+          state.release(next_span.size)  # it was reserved, and `finally` releases only what was started
+          raise
       if not started:
         return
       span, future = started[0]

@@ -178,8 +178,8 @@ def opener(where: str, data: schema.Data, *, order: Sequence[str] = ()) -> Calla
                       f'got {len(extra)} others: {documents.listed(extra, _SHOWN)}. Correct their names, or add them '
                       f'to {names[defining]}.')
     if defining == 'train' and split != 'train':
-      paths = {image.path for image in images}
-      if num := len({line.image for line in label_file('train').lines() if line.image in paths}):
+      paths = {os.path.normpath(image.path) for image in images}
+      if num := len(paths & label_file('train').find_paths()):
         warn_once(f'{file.path}: {num:,} of its {len(paths):,} images are in {names["train"]} too, so a score '
                   'on them says little about other images.')
     return source(_scattered(images, seed=0), split)
@@ -301,6 +301,11 @@ class _LabelFile:
                       f'{"; ".join(problems) or "no image"}{more}. {self._advice}')
     return list(images.values())
 
+  def find_paths(self) -> set[str]:
+    """Returns the paths of the images that are there, in the form by which images of two files are compared."""
+    files = (self._image_paths.find(line.image) for line in self.lines())
+    return {os.path.normpath(file.path) for file in files if not isinstance(file, str)}
+
   def lines(self) -> Iterator[_Line]:
     """Yields each line that is not empty, even if its image is missing. Raises UserError if it has another form."""
     user_files.check_inside(self.path, self._image_paths.root, self._image_paths.rules)
@@ -358,8 +363,9 @@ class _LabelFile:
     """
     usual = '\t' if self.path.endswith('.tsv') else ','
     separator = usual
-    if lines and not any(usual in line for line in lines):
-      separator = next((mark for mark in _SEPARATORS if all(mark in line for line in lines)), usual)
+    without_comments = [line for line in lines if not line.lstrip().startswith('#')]
+    if without_comments and not any(usual in line for line in without_comments):
+      separator = next((mark for mark in _SEPARATORS if all(mark in line for line in without_comments)), usual)
     rows = [cells for _, cells in self._rows(iter(lines), separator)]
     header = [cell.lstrip('# ') for cell in rows[0]] if rows else []
     image_row = next((cells for cells in rows[1:] if any(map(self._exists, cells))), [])

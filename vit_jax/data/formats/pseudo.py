@@ -11,6 +11,7 @@ labeled image is its class. Both are augmented by the same recipe.
 """
 from __future__ import annotations
 
+import decimal
 import hashlib
 import json
 import logging
@@ -90,7 +91,8 @@ def add(labeled: Source, unlabeled: Source, settings: schema.Pseudo, rules: Rule
                     'or set another source, and set another folder in data.pseudo.labels.')
   rows = select(classes_S, scores_S, threshold=settings.threshold, per_class=settings.per_class)
   if not len(rows):
-    raise UserError(f'data.pseudo.threshold: expected at most {scores_S.max():.3g}, the highest probability of the '
+    highest = decimal.Context(prec=3, rounding=decimal.ROUND_FLOOR).create_decimal(float(scores_S.max()))
+    raise UserError(f'data.pseudo.threshold: expected at most {highest}, the highest probability of the '
                     f'{len(unlabeled):,} images of {unlabeled.name}, got {settings.threshold}. Set a lower one.')
   log.info('%s of the %s images of %s are selected, of %d of the %d classes; training uses %s, with copies.',
            f'{len(np.unique(rows)):,}', f'{len(unlabeled):,}', unlabeled.name, len(np.unique(classes_S[rows])),
