@@ -130,14 +130,14 @@ def best(final: results.Final, rows: Sequence[Mapping[str, float]], used: Chosen
   """
   if used is None:
     return ''
-  weights = f'the weights of the run are those of step {used.step:,}' + f', {used.reason}' * bool(used.metric)
-  if final.headline is None:
-    return '' if used.is_newest else f'{weights[0].upper()}{weights[1:]}.'
+  weights = f'the weights of the run are those of step {used.step:,}' + (f', {used.reason}' if used.metric else '')
   name = final.headline_name
   measured = [(row[name], int(row['step'])) for row in rows if name in row]
+  if final.headline is None or not measured:
+    return '' if used.is_newest else f'{weights[0].upper()}{weights[1:]}.'
   sign = -1. if reader.is_lower_better(final.headline.headline) else 1.
-  value, step = max(measured, key=lambda one: (sign * one[0], one[1]), default=(0., -1))
-  if used.is_newest and (not measured or sign * value <= sign * final.headline.score):
+  value, step = max(measured, key=lambda point: (sign * point[0], point[1]))
+  if used.is_newest and sign * value <= sign * final.headline.score:
     return ''
   if step == used.step:
     weights = 'its checkpoint is kept, and predict, evaluate and other jobs use it'
