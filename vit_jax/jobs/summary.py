@@ -130,7 +130,7 @@ def evaluated(name: str, step: int, total: int, by_view: Mapping[str, Result]) -
 
 
 def best(final: results.Final, rows: Sequence[Mapping[str, float]], used: Chosen | None) -> str:
-  """Returns a line about the best main metric in the record and the weights of the run; '' if both are of the last step.
+  """Returns a line about the best main metric in the record and the weights of the run; '' if the last step has both.
 
   `used` is the checkpoint with these weights; None = there is none, and no line.
   """
