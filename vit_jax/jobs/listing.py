@@ -31,12 +31,10 @@ _UNITS = {'B': 1e9, 'M': 1e6, 'K': 1e3}  # of `--max_params=30M`
 class Table(NamedTuple):
   """A table with a row for each name of a kind.
 
-  title, about: heading of the page in Markdown, and the paragraph below it.
-  columns: the headings of the columns.
+  title, about, columns: heading of the page in Markdown, the paragraph below it, and the headings of the columns.
   num_short: how many columns, from the first on, are shown as text; Markdown has all.
   is_number: for each column, whether it is aligned to the right.
-  rows: the cells of each row, by column.
-  entries: for each row, its fields as plain values, for JSON.
+  rows, entries: for each name, its cells, and its fields as plain values for JSON.
   """
   title: str
   about: str
@@ -204,8 +202,8 @@ def _describe_no_match(kind: str, pattern: str, filters: Filter) -> str:
     if 'max_params' in values:
       unit, size = next((item for item in _UNITS.items() if filters.max_params >= item[1]), ('', 1.))
       values['max_params'] = f'{filters.max_params / size:.12g}{unit}'  # as the flag has it: 30M, 1.2B
-    message = (f'--{kind}: expected filters that some of {len(matching)} names pass, got '
-               f'{" ".join(f"--{name}={value}" for name, value in values.items())}. '
+    flags = ' '.join(f'--{name}={value}' for name, value in values.items())
+    message = (f'--{kind}: expected filters that some of {len(matching)} names pass, got {flags}. '
                f'{"Leave one out" if len(values) > 1 else "Set another value"}.')
     existing = {name: sorted({str(entry[name]) for entry in matching if entry[name]})
                 for name in values if name != 'max_params'}

@@ -39,8 +39,7 @@ def run(files: Sequence[str], *, config: schema.Config | schema.Study | None, so
   """Prints the settings; exit status 0.
 
   Args:
-    files: the words of the command line. Without `--config` the first names the config; the others are parts or names
-      of settings, without which all are shown.
+    files: parts or names of settings, none for all; without `--config` after the name of the config.
     config: the config of `--config`; None = the flag is not given.
     source: the flag itself, `--config=NAME`, by which the config is read once more; '' = not given.
     changes: overrides of the command line, PATH=VALUE each.
