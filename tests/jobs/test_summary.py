@@ -71,9 +71,11 @@ def test_the_end_names_a_better_step_and_that_of_the_weights_only_if_they_are_no
   assert 'at step 5; the weights of the run are those of step 6, the best test/nll (1.5).' in summary.best(
       FINAL, rows, other)
   assert summary.best(FINAL, rows[1:], last) == summary.best(FINAL, [], last) == summary.best(FINAL, rows, None) == ''
+  said = 'The weights of the run are those of step 6, the best test/nll (1.5).'
+  assert summary.best(FINAL, [], other) == said  # without a record, the best value is not known
   nothing = FINAL._replace(headline=None)
   assert summary.best(nothing, rows, last) == ''
-  assert summary.best(nothing, rows, other) == 'The weights of the run are those of step 6, the best test/nll (1.5).'
+  assert summary.best(nothing, rows, other) == said
 
 
 def test_the_end_says_what_the_time_of_all_starts_was_spent_on() -> None:

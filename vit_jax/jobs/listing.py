@@ -1,5 +1,6 @@
 """`--job=list`: configs, networks, published weights and records that are known by name, as text, Markdown or JSON.
 
+`run`, the entry point, makes a `Table` of each kind of names with `table`, and prints it with `text` or `markdown`.
 The tables in `docs/reference/` are the Markdown of this job.
 """
 from __future__ import annotations
@@ -22,19 +23,18 @@ from vit_jax.record import console
 
 KINDS = ('configs', 'models', 'weights', 'records')
 FORMATS = ('text', 'markdown', 'json')
-_INDENT = '    '  # of what does not fit beside the other columns
-_NARROWEST = 20  # columns of a line
-_UNITS = {'K': 1e3, 'M': 1e6, 'B': 1e9}
+_INDENT = '    '  # of lines that continue a row
+_NARROWEST = 20  # characters of a line, even if the terminal is narrower
+_UNITS = {'B': 1e9, 'M': 1e6, 'K': 1e3}  # of `--max_params=30M`
 
 
 class Table(NamedTuple):
-  """What is known of some names.
+  """A table with a row for each name of a kind.
 
-  title: heading of the page.
-  about: what the columns mean, one paragraph.
-  columns: headings.    num_short: the first columns, which are shown in a terminal.    is_number: per column.
-  rows: texts by column.
-  entries: the same as plain values, for JSON.
+  title, about, columns: heading of the page in Markdown, the paragraph below it, and the headings of the columns.
+  num_short: how many columns, from the first on, are shown as text; Markdown has all.
+  is_number: for each column, whether it is aligned to the right.
+  rows, entries: for each name, its cells, and its fields as plain values for JSON.
   """
   title: str
   about: str
@@ -46,89 +46,98 @@ class Table(NamedTuple):
 
 
 class Filter(NamedTuple):
-  """What networks and weights must have, beside their names; the last three concern weights alone."""
+  """Which networks and weights are listed; the last three filters are for weights alone."""
   max_params: float = math.inf
-  family: str = '*'
-  data: str = '*'
+  family: str = '*'  # a pattern, as of the next two
+  data: str = '*'  # of the training
   license: str = '*'
-  px: int = 0
+  px: int = 0  # side of the images; 0 = any
 
 
-EVERY = Filter()
+EVERY = Filter()  # lists all
 
 
 def run(*, models: str, weights: str, configs: str, records: str, format: str, max_params: float | None, family: str,
         data: str, license: str, px: int) -> int:
-  """Prints what matches the patterns, `*` for all; configs if there is no pattern. Exit status 0.
+  """Prints a table of the names of each kind that match the pattern for it, and returns the exit status 0.
 
-  The other arguments are those of `Filter`.
+  Args:
+    models, weights, configs, records: patterns, such as `B/*`; '' = not listed. Without any, all configs are listed.
+    format: one of `FORMATS`.
+    max_params, family, data, license, px: see `Filter`; None, '' or 0 = any.
 
   Raises:
-    UserError: nothing matches, or a filter has no effect on what is listed.
+    UserError: no name of a kind matches, or a filter has no effect on a kind that is listed.
   """
-  given = dict(zip(KINDS, (configs, models, weights, records), strict=True))
-  given = {kind: pattern for kind, pattern in given.items() if pattern} or {'configs': '*'}
-  wanted = Filter(math.inf if max_params is None else max_params, family or '*', data or '*', license or '*', px)
-  for name, value in wanted._asdict().items():
-    kinds = ('weights',) if name in ('data', 'license', 'px') else ('models', 'weights')
-    if value != getattr(EVERY, name) and (others := [kind for kind in given if kind not in kinds]):
-      flags = ' or '.join(f'--{kind}' for kind in kinds)
-      advice = f'Remove --{", --".join(others)}' if len(others) < len(given) else f'Set {flags} instead'
-      raise UserError(f'--{name}: expected it with {flags} alone, got it with --{", --".join(given)}. {advice}.')
-  with contextlib.nullcontext() if [*given] == ['configs'] else console.stages_shown():
+  patterns = dict(zip(KINDS, (configs, models, weights, records), strict=True))
+  patterns = {kind: pattern for kind, pattern in patterns.items() if pattern} or {'configs': '*'}
+  filters = Filter(math.inf if max_params is None else max_params, family or '*', data or '*', license or '*', px)
+  for name in _set_filters(filters):
+    filtered_kinds = ('weights',) if name in ('data', 'license', 'px') else ('models', 'weights')
+    if others := [kind for kind in patterns if kind not in filtered_kinds]:
+      flags = ' or '.join(f'--{kind}' for kind in filtered_kinds)
+      advice = f'Remove --{", --".join(others)}' if len(others) < len(patterns) else f'Set {flags} instead'
+      raise UserError(f'--{name}: expected it with {flags} alone, got it with --{", --".join(patterns)}. {advice}.')
+  # The names of configs are files, which need no jax.
+  with contextlib.nullcontext() if [*patterns] == ['configs'] else console.stages_shown():
     console.begin_stage('importing jax')
     with warnings.catch_warnings():
-      warnings.simplefilter('ignore')  # of an empty list, which is an error here
-      tables = {kind: table(kind, pattern, wanted) for kind, pattern in given.items()}
+      warnings.simplefilter('ignore')  # the warning of an empty list, which is an error below
+      tables = {kind: table(kind, pattern, filters) for kind, pattern in patterns.items()}
     console.end_stage()
-  if problems := [_no_match(kind, given[kind], wanted) for kind, listed in tables.items() if not listed.rows]:
-    raise UserError('\n'.join(problems))
+  if absent := [kind for kind, listed in tables.items() if not listed.rows]:
+    raise UserError('\n'.join(_describe_no_match(kind, patterns[kind], filters) for kind in absent))
   if format == 'json':
     print(json.dumps({kind: listed.entries for kind, listed in tables.items()}, indent=1, ensure_ascii=False))
   else:
-    columns = max(_NARROWEST, shutil.get_terminal_size().columns) if sys.stdout.isatty() else 0
-    print('\n\n'.join(markdown(listed) if format == 'markdown' else text(listed, columns)
+    width = max(_NARROWEST, shutil.get_terminal_size().columns) if sys.stdout.isatty() else 0
+    print('\n\n'.join(markdown(listed) if format == 'markdown' else text(listed, width)
                       for listed in tables.values()))
   return 0
 
 
-def table(kind: str, pattern: str = '*', wanted: Filter = EVERY) -> Table:
-  """Returns the table of one of `KINDS`."""
-  return {'configs': _configs, 'models': _models, 'weights': _weights, 'records': _records}[kind](pattern, wanted)
+def table(kind: str, pattern: str = '*', filters: Filter = EVERY) -> Table:
+  """Returns the table of one of `KINDS`; filters have no effect on configs and records."""
+  return {'configs': _configs, 'models': _models, 'weights': _weights, 'records': _records}[kind](pattern, filters)
 
 
-def text(listed: Table, columns: int = 0) -> str:
-  """Returns a line for each row, for configs without a heading.
-
-  Rows that are longer than `columns` are wrapped; 0 = no limit.
-  """
-  short = [row[:listed.num_short] for row in listed.rows]
-  rows = short if listed.columns[0] == 'config' else [listed.columns[:listed.num_short], *short]
+def text(listed: Table, width: int = 0) -> str:
+  """Returns the headings, except for configs, and the rows, in lines of at most `width` characters; 0 = no limit."""
+  rows = [row[:listed.num_short] for row in listed.rows]
+  if listed.columns[0] != 'config':
+    rows.insert(0, listed.columns[:listed.num_short])
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  cells = [[f'{cell:>{width}}' if number else f'{cell:<{width}}' for cell, width, number in zip(
-      row, widths, listed.is_number[:listed.num_short], strict=True)] for row in rows]
-  return '\n'.join(_wrapped(row, columns) for row in cells)
+  lines = []
+  for row in rows:
+    cells = [cell.rjust(cell_width) if is_number else cell.ljust(cell_width) for cell, cell_width, is_number in zip(
+        row, widths, listed.is_number[:listed.num_short], strict=True)]
+    lines.append(_wrap(cells, width))
+  return '\n'.join(lines)
 
 
-def _wrapped(cells: Sequence[str], columns: int) -> str:
-  """Returns a row whose last cell is continued below itself, or indented if little room is left beside the others."""
-  line, head = '  '.join(cells).rstrip(), '  '.join(cells[:-1])
-  if not columns or len(line) <= columns:
+def _wrap(cells: Sequence[str], width: int) -> str:
+  """Returns a row as one line, or wrapped so that the last cell continues below its own first line.
+
+  The last cell begins a line of its own if the others take more than half of the width. If they take more than all of
+  it, the row is wrapped like a sentence.
+  """
+  line, other_cells = '  '.join(cells).rstrip(), '  '.join(cells[:-1])
+  if not width or len(line) <= width:
     return line
-  if len(head) > columns:
-    start, rest, words = '', _INDENT, line
-  elif len(head) > columns // 2:
-    start, rest, words = f'{head.rstrip()}\n', _INDENT, _INDENT + cells[-1]
-  else:
-    start, rest, words = '', ' ' * (len(head) + 2), line
-  return start + textwrap.fill(words, columns, subsequent_indent=rest, break_on_hyphens=False)
+  first_line, wrapped, indent = '', line, _INDENT
+  if len(other_cells) <= width // 2:
+    indent = ' ' * (len(other_cells) + 2)
+  elif len(other_cells) <= width:
+    first_line, wrapped = f'{other_cells.rstrip()}\n', _INDENT + cells[-1]
+  return first_line + textwrap.fill(wrapped, width, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def markdown(listed: Table) -> str:
   """Returns a page with a heading, a paragraph and a table."""
-  rule = ['---:' if number else '---' for number in listed.is_number]
-  lines = [listed.columns, tuple(rule), *([cell.replace('|', '\\|') for cell in row] for row in listed.rows)]
-  return f'# {listed.title}\n\n{listed.about}\n\n' + '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+  alignment = ['---:' if is_number else '---' for is_number in listed.is_number]
+  rows = [[cell.replace('|', '\\|') for cell in row] for row in listed.rows]
+  lines = [f'| {" | ".join(cells)} |' for cells in (listed.columns, alignment, *rows)]
+  return f'# {listed.title}\n\n{listed.about}\n\n' + '\n'.join(lines)
 
 
 def _configs(pattern: str, _: Filter) -> Table:
@@ -141,9 +150,9 @@ def _configs(pattern: str, _: Filter) -> Table:
       [{**config._asdict(), 'path': os.fspath(config.path)} for config in entries])
 
 
-def _models(pattern: str, wanted: Filter) -> Table:
+def _models(pattern: str, filters: Filter) -> Table:
   from vit_jax.recipes import catalog
-  entries = catalog.list_models(pattern, max_params=wanted.max_params, family=wanted.family)
+  entries = catalog.list_models(pattern, max_params=filters.max_params, family=filters.family)
   return Table(
       'Networks', 'Use a name as `--config.model=NAME`. Parameters include a linear head of 1,000 classes. GFLOPs are '
       'those of a forward pass of one image of the given side in pixels, with two FLOPs per multiply-add. Other patch '
@@ -155,9 +164,9 @@ def _models(pattern: str, wanted: Filter) -> Table:
       [model._asdict() for model in entries])
 
 
-def _weights(pattern: str, wanted: Filter) -> Table:
+def _weights(pattern: str, filters: Filter) -> Table:
   from vit_jax.weights import catalog
-  entries = catalog.list_weights(pattern, **wanted._asdict())
+  entries = catalog.list_weights(pattern, **filters._asdict())
   others = '; '.join(f'`{names}` ({what})' for names, what in catalog.PATTERNS)
   return Table(
       'Published weights', 'Use a name as `--weights=NAME`, `--config.init_from=NAME` or `vit_jax.load(NAME)`; the '
@@ -182,26 +191,34 @@ def _records(pattern: str, _: Filter) -> Table:
       [{'id': record.id, **records.to_plain(record)} for record in entries])
 
 
-def _no_match(kind: str, pattern: str, wanted: Filter) -> str:
-  if kind in ('models', 'weights') and wanted != EVERY and (matching := table(kind, pattern).entries):
-    set_ones = {name: value for name, value in wanted._asdict().items() if value != getattr(EVERY, name)}
-    unit = next((unit for unit in ('B', 'M', 'K') if wanted.max_params >= _UNITS[unit]), '')
-    count = f'{wanted.max_params / _UNITS.get(unit, 1.):.12g}{unit}'  # as a flag has it: 30M, 1.2B
-    flags = ' '.join(f'--{name}={count if name == "max_params" else value}' for name, value in set_ones.items())
-    advice = 'Leave one out' if len(set_ones) > 1 else 'Set another value'
-    known = '; '.join(f'{name}: {", ".join(sorted({str(entry[name]) for entry in matching if entry[name]}))}'
-                      for name in set_ones if name != 'max_params')
-    return (f'--{kind}: expected filters that some of {len(matching)} names pass, got {flags}. {advice}.'
-            + f' What there is: {known}.' * bool(known))
+def _set_filters(filters: Filter) -> dict[str, object]:
+  return {name: value for name, value in filters._asdict().items() if value != getattr(EVERY, name)}
+
+
+def _describe_no_match(kind: str, pattern: str, filters: Filter) -> str:
+  """Returns the error for a kind without rows: the filters if the pattern alone matches names, else the pattern."""
+  values = _set_filters(filters) if kind in ('models', 'weights') else {}
+  if values and (matching := table(kind, pattern).entries):
+    if 'max_params' in values:
+      unit, size = next((item for item in _UNITS.items() if filters.max_params >= item[1]), ('', 1.))
+      values['max_params'] = f'{filters.max_params / size:.12g}{unit}'  # as the flag has it: 30M, 1.2B
+    flags = ' '.join(f'--{name}={value}' for name, value in values.items())
+    message = (f'--{kind}: expected filters that some of {len(matching)} names pass, got {flags}. '
+               f'{"Leave one out" if len(values) > 1 else "Set another value"}.')
+    existing = {name: sorted({str(entry[name]) for entry in matching if entry[name]})
+                for name in values if name != 'max_params'}
+    known = '; '.join(f'{name}: {", ".join(texts)}' for name, texts in existing.items())
+    return f'{message} What there is: {known}.' if known else message
   names = [row[0] for row in table(kind).rows]
-  text = f'--{kind}: {globs.no_match(pattern, names)} List all names with vit-jax list --{kind}.'
-  if kind != 'weights':
-    return text
-  from vit_jax.weights import catalog
-  return f'{text} {catalog.others()}'
+  message = f'--{kind}: {globs.no_match(pattern, names)} List all names with vit-jax list --{kind}.'
+  if kind == 'weights':
+    from vit_jax.weights import catalog
+    message += f' {catalog.others()}'
+  return message
 
 
 def _millions(number: int) -> str:
+  """Returns a number in millions, from 10 billion on in billions: `86.6 M`, `13.6 B`."""
   return f'{number / 1e6:,.1f} M' if number < 1e10 else f'{number / 1e9:,.1f} B'
 
 

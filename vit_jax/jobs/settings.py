@@ -1,7 +1,10 @@
 """`--job=settings`: every setting of a config with its value, type, unit, default and range, and what set it.
 
     vit-jax settings digits                    # a line for each
-    vit-jax settings digits optimizer lr       # all about the settings of a part, and about those with a name
+    vit-jax settings digits optimizer lr       # a paragraph for each setting of a part, and for each with a name
+
+`run` is the entry point: `of` lists the settings, `select` keeps those with the words, and `table` or `paragraphs`
+makes the lines. `Described`, from `config/describe.py`, is a setting without what set it.
 """
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ from vit_jax.core.errors import UserError
 from vit_jax.recipes import sizes
 
 DEFAULT, COMMAND_LINE = 'default', 'command line'
-_SETTING = re.compile(r'(?!.*\.(py|json)$)\w+(\.\w+)+')
-_COLUMNS = 80  # where the output is not a terminal
-_WIDEST = (21, 18, 15)  # columns of names, values and defaults
-HEAD = ('setting', 'value', 'default', 'set by')
+_SETTING = re.compile(r'(?!.*\.(py|json)$)\w+(\.\w+)+')  # such as `optimizer.lr`, not the file `own.py`
+_LINE_WIDTH = 80  # characters, where the output is not a terminal
+_MAX_WIDTHS = (21, 18, 15)  # characters of a name, a value and a default in the table
+_HEADINGS = ('setting', 'value', 'default', 'set by')
 
 
 class Setting(NamedTuple):
@@ -36,13 +39,12 @@ def run(files: Sequence[str], *, config: schema.Config | schema.Study | None, so
   """Prints the settings; exit status 0.
 
   Args:
-    files: the config, unless `source` says which one `config` is; then parts or names of settings, without which all
-      are shown.
-    config: the config of `--config`, which is read once more by its name; or None.
-    source: `--config=NAME`, or ''.
+    files: parts or names of settings, none for all; without `--config` after the name of the config.
+    config: the config of `--config`; None = the flag is not given.
+    source: the flag itself, `--config=NAME`, by which the config is read once more; '' = not given.
     changes: overrides of the command line, PATH=VALUE each.
-    json: print one JSON object, with an entry by the name of each setting.
-    changed: only settings that the config or the command line sets.
+    json: whether to print one JSON object, with the settings by name, instead of text.
+    changed: whether to print only settings that the config or the command line sets.
 
   Raises:
     UserError: there is no config, or no such setting.
@@ -54,8 +56,7 @@ def run(files: Sequence[str], *, config: schema.Config | schema.Study | None, so
     raise UserError(f'settings: expected the name of a config first, got the setting {words[0]}. Run vit-jax settings '
                     f'CONFIG {" ".join(words)}.')
   spec = words.pop(0) if config is None else source.removeprefix('--config=')
-  settings = [setting for setting in of(spec, changes) if not changed or setting.set_by != DEFAULT]
-  chosen = select(settings, words)
+  chosen = select([setting for setting in of(spec, changes) if not changed or setting.set_by != DEFAULT], words)
   if json:
     print(json_lib.dumps({item.name: {
         'value': describe.text(item.value), 'part': item.part, 'type': item.type, 'unit': item.unit,
@@ -79,15 +80,18 @@ def of(spec: str, changes: Sequence[str]) -> list[Setting]:
           file=sys.stderr)
   else:
     config = read
-  file, before = files.find(spec)[0].name, {item.name: item.value for item in describe.settings(config)}
+  file_name, values = files.find(spec)[0].name, {item.name: item.value for item in describe.settings(config)}
   changed = overrides.apply({'': config}, list(changes), models=sizes.model)['']
-  names = [change.partition('=')[0] for change in changes]
+  changed_names = [change.partition('=')[0] for change in changes]
   settings = []
   for item in describe.settings(changed):
-    set_by = file if before.get(item.name, item.default) != item.default else DEFAULT
-    if any(item.name.startswith(f'{name}.') for name in names):
+    if item.name in changed_names:
+      set_by = COMMAND_LINE
+    elif any(item.name.startswith(f'{name}.') for name in changed_names):  # of a part that was replaced
       set_by = DEFAULT if item.value == item.default else COMMAND_LINE
-    settings.append(Setting(item, COMMAND_LINE if item.name in names else set_by))
+    else:
+      set_by = DEFAULT if values.get(item.name, item.default) == item.default else file_name
+    settings.append(Setting(item, set_by))
   return settings
 
 
@@ -114,25 +118,26 @@ def table(settings: Sequence[Setting]) -> list[str]:
   """Returns a line for each setting below the path of its part: last name, value, default, and what set it."""
   rows = [(setting.described.name.rpartition('.')[2], describe.text(setting.described.value),
            describe.text(setting.described.default), setting.set_by) for setting in settings]
-  widths = [min(most, max(len(row[i]) for row in (HEAD, *rows))) for i, most in enumerate(_WIDEST)]
-  most = shutil.get_terminal_size((_COLUMNS, 24)).columns if sys.stdout.isatty() else _COLUMNS
-  lines, last = [_line(HEAD, widths)], None
+  widths = [min(max_width, max(len(row[i]) for row in (_HEADINGS, *rows))) for i, max_width in enumerate(_MAX_WIDTHS)]
+  terminal_width = shutil.get_terminal_size((_LINE_WIDTH, 24)).columns if sys.stdout.isatty() else 0
+  lines, last_path = [_join(_HEADINGS, widths)], None
   for setting, row in zip(settings, rows, strict=True):
     path = setting.described.name.rpartition('.')[0]
-    if path != last:
+    if path != last_path:
       lines.append(f'{path}: {setting.described.part}' if path else setting.described.part)
-      last = path
-    lines.append(_line(row, widths))
-  return [_cut(line, max(_COLUMNS, most)) for line in lines]
+      last_path = path
+    lines.append(_join(row, widths))
+  return [_shorten(line, max(_LINE_WIDTH, terminal_width)) for line in lines]
 
 
-def _line(row: tuple[str, ...], widths: Sequence[int]) -> str:
-  cells = [f'{_cut(cell, width):<{width}}' for cell, width in zip(row, widths, strict=False)]
+def _join(row: tuple[str, ...], widths: Sequence[int]) -> str:
+  """Returns a line of the table; the last cell, which says what set the setting, has any width."""
+  cells = [_shorten(cell, width).ljust(width) for cell, width in zip(row, widths, strict=False)]
   return f'  {"  ".join([*cells, row[-1]])}'
 
 
 def paragraphs(settings: Sequence[Setting]) -> list[str]:
-  """Returns all about each setting, in lines of 80 columns."""
+  """Returns lines of at most 80 characters for each setting: its value, what it does, its type, default and origin."""
   lines = []
   for setting in settings:
     item = setting.described
@@ -140,9 +145,9 @@ def paragraphs(settings: Sequence[Setting]) -> list[str]:
     unit = f' ({item.unit})' if item.unit and item.unit not in item.allowed and item.type != 'length' else ''
     lines += [f'{item.name}={describe.text(item.value)}']
     for text in (item.about, f'{kind}{unit}', f'default {describe.text(item.default)}; set by: {setting.set_by}'):
-      lines += textwrap.wrap(text, _COLUMNS, initial_indent='    ', subsequent_indent='    ')
+      lines += textwrap.wrap(text, _LINE_WIDTH, initial_indent='    ', subsequent_indent='    ')
   return lines
 
 
-def _cut(text: str, most: int) -> str:
-  return text if len(text) <= most else f'{text[:most - 1]}…'
+def _shorten(text: str, width: int) -> str:
+  return text if len(text) <= width else f'{text[:width - 1]}…'

@@ -30,9 +30,8 @@ from vit_jax.parallel import hardware, hosts, xla_flags
 from vit_jax.record import console, machine
 
 log = logging.getLogger('vit_jax.jobs')
-THREADS_PER_DEVICE = 8
-MOST_A_CORE = 4
-"""Threads a core above which a run is warned of their cost."""
+THREADS_PER_DEVICE = 8  # of XLA's pool, for each simulated device
+MOST_A_CORE = 4  # threads for each core, above which a run is warned of their cost
 PORTABLE_VARIABLES = ('ONEDNN_MAX_CPU_ISA', 'DNNL_MAX_CPU_ISA')  # oneDNN reads either; it ignores XLA's flag
 PORTABLE_ISA = 'AVX2'
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc
@@ -48,14 +47,14 @@ def start(train: schema.Train | None = None, before: Mapping[str, Any] | None = 
   """Sets up jax and logging, and connects this process to the others of the run. Initializes no device.
 
   Args:
-    train: settings of a run, whose bits must not depend on the cores of this machine; None = of another job.
-    before: the machine on which that run was saved, if it was.
+    train: settings of a run, whose bits must not depend on the cores of this machine; None = another job.
+    before: the machine that the checkpoint to resume describes (`record/machine.py`); None or {} = a new run.
 
   Returns:
     The index of this process, 0 if it is alone.
 
   Raises:
-    UserError: the processor or the environment does not allow it.
+    UserError: the processor cannot run a portable program, or the environment is contradictory.
   """
   open_files.raise_limit()
   failures.configure(train.retry_s if train else None)
@@ -95,13 +94,13 @@ def start_logging() -> None:
   level, root = console.level(), logging.getLogger()
   messages = console.Handler(console.began_s())
 
-  def is_plain(handler: logging.Handler) -> bool:
+  def writes_to_stderr(handler: logging.Handler) -> bool:
     return isinstance(handler, console.Handler) or (
         type(handler) is logging.StreamHandler and handler.stream in (sys.stderr, sys.__stderr__))
 
-  # Some imports configure the root logger, and so does an earlier job of this process.
-  root.handlers = [messages if is_plain(handler) else handler for handler in root.handlers
-                   if not type(handler).__module__.startswith('absl')] or [messages]
+  # Some imports add such handlers to the root logger, and so does an earlier job of this process.
+  others = [handler for handler in root.handlers if not type(handler).__module__.startswith('absl')]
+  root.handlers = [messages if writes_to_stderr(handler) else handler for handler in others] or [messages]
   logging.getLogger('vit_jax').setLevel(level)
   if level == logging.DEBUG:
     root.setLevel(logging.INFO)
@@ -154,53 +153,47 @@ def fix_cpu(train: schema.Train, before: Mapping[str, Any]) -> list[Note]:
 
   A size that the user sets in the environment stays, and so does the pool of devices that are already initialized.
 
-  Args:
-    train: settings of the run.
-    before: the machine of the checkpoint from which the run resumes (`record/machine.py`); {} = there is none.
-
-  Returns:
-    Messages for the user.
-
-  Raises:
-    UserError: the processor cannot run a portable program.
+  Returns messages for the user. The arguments and errors are those of `start`.
   """
   notes = _make_portable() if train.portable else []
   simulated = num_simulated(os.environ.get('XLA_FLAGS', ''))
-  wanted, why = _wanted(train, before, simulated)
-  running, (name, given) = machine.running_threads(), machine.given_threads()
+  threads, reason = _choose_threads(train, before, simulated)
+  running, (variable, set_threads) = machine.running_threads(), machine.given_threads()
   if simulated:
-    wanted, given = widen_pool(simulated, wanted), given if name == 'PJRT_NPROC' else 0
-  fixed = running or given
-  if wanted and not fixed:
-    os.environ['PJRT_NPROC'] = str(wanted)
-  if wanted and fixed and fixed != wanted:
-    if before.get('cpu_threads') == wanted:  # the warning of a resume names both numbers
+    threads = widen_pool(simulated, threads)
+    set_threads = set_threads if variable == 'PJRT_NPROC' else 0  # which precedes NPROC
+  fixed = running or set_threads
+  if threads and not fixed:
+    os.environ['PJRT_NPROC'] = str(threads)
+  if threads and fixed and fixed != threads:
+    if before.get('cpu_threads') == threads:  # the warning of a resume names both numbers
       return notes
-    cause = 'the devices of this process, which are initialized' if running else f'{name}={given}'
-    return [*notes, Note(logging.WARNING, f'train.cpu_threads: expected {wanted} threads, {why}, got {fixed} by '
+    cause = 'the devices of this process, which are initialized' if running else f'{variable}={set_threads}'
+    return [*notes, Note(logging.WARNING, f'train.cpu_threads: expected {threads} threads, {reason}, got {fixed} by '
                          f'{cause}. The last bits of this run depend on this number.')]
-  return notes if simulated or not wanted else [*notes, *_compare(wanted, machine.cores(), why)]
+  return notes if simulated or not threads else [*notes, *_describe_threads(threads, machine.cores(), reason)]
 
 
-def _wanted(train: schema.Train, before: Mapping[str, Any], simulated: int) -> tuple[int, str]:
-  """Returns the number of threads that a run is to have, and why; 0 = any number."""
+def _choose_threads(train: schema.Train, before: Mapping[str, Any], simulated: int) -> tuple[int, str]:
+  """Returns the number of threads that the pool of a run should have, 0 = any number, and the reason in words."""
   if train.cpu_threads:
     return train.cpu_threads, f'as set by train.cpu_threads={train.cpu_threads}'
-  is_alike = before.get('device_kind') == 'cpu' and num_simulated(before.get('XLA_FLAGS', '')) == simulated
-  return (int(before['cpu_threads']) if is_alike and before.get('cpu_threads') else 0), 'as before in this run'
+  has_same_devices = before.get('device_kind') == 'cpu' and num_simulated(before.get('XLA_FLAGS', '')) == simulated
+  return int(before.get('cpu_threads') or 0) if has_same_devices else 0, 'as before in this run'
 
 
-def _compare(threads: int, cores: int, why: str) -> list[Note]:
-  """Returns what the user should know about a number of threads that is not that of the cores."""
+def _describe_threads(threads: int, cores: int, reason: str) -> list[Note]:
+  """Returns a note that the pool has more or fewer threads than the machine has cores; none if they are equal."""
   if threads == cores:
     return []
-  text = (f'XLA runs {threads} thread{"s" * (threads > 1)} on {cores} core{"s" * (cores > 1)}, {why}, so that the bits '
-          'of the run do not depend on the cores.')
+  text = (f'XLA runs {threads} thread{"s" if threads > 1 else ""} on {cores} core{"s" if cores > 1 else ""}, {reason}, '
+          'so that the bits of the run do not depend on the cores.')
   if threads > MOST_A_CORE * cores:
     return [Note(logging.WARNING, f'{text} So many threads a core take time; --config.train.cpu_threads={cores} is '
                  'faster, and changes the last bits.')]
-  faster = f' --config.train.cpu_threads={cores} is faster, and changes the last bits.' if threads < cores else ''
-  return [Note(logging.INFO, text + faster)]
+  if threads < cores:
+    text += f' --config.train.cpu_threads={cores} is faster, and changes the last bits.'
+  return [Note(logging.INFO, text)]
 
 
 def num_simulated(flags: str) -> int:
@@ -221,18 +214,20 @@ def widen_pool(num_devices: int, threads: int = 0) -> int:
 
 def _make_portable() -> list[Note]:
   """Limits XLA and oneDNN to AVX2, and math functions to forms that are the same on every processor."""
-  isa = list(machine.ISA.values())
-  if machine.cpu_isa() not in isa[:isa.index(PORTABLE_ISA) + 1]:
+  sets = list(machine.ISA.values())  # from the highest to the lowest
+  if machine.cpu_isa() not in sets[:sets.index(PORTABLE_ISA) + 1]:
     raise UserError(f'train.portable: expected a processor with {PORTABLE_ISA}, got {platform.machine()} with '
                     f'{machine.cpu_isa() or "unknown instructions"}. Set --config.train.portable=false.')
-  before = dict(os.environ)
+  environment_before = dict(os.environ)
   os.environ['XLA_FLAGS'] = xla_flags.join(xla_flags.PORTABLE, os.environ.get('XLA_FLAGS', ''))
   for name in PORTABLE_VARIABLES:
     os.environ.setdefault(name, PORTABLE_ISA)
-  other = [text for text in os.environ['XLA_FLAGS'].split() if xla_flags.name_of(text) in
-           map(xla_flags.name_of, xla_flags.PORTABLE) and text not in xla_flags.PORTABLE]
-  other += [f'{name}={os.environ[name]}' for name in PORTABLE_VARIABLES if os.environ[name] != PORTABLE_ISA]
-  if machine.running_threads() and before != dict(os.environ):
-    other.append('devices that are initialized')
-  text = f'train.portable: expected AVX2 alone, got {", ".join(other)}. The bits may depend on the processor.'
-  return [Note(logging.WARNING, text)] if other else []
+  # What the user set stays, even if it is not portable.
+  portable_names = {xla_flags.name_of(flag) for flag in xla_flags.PORTABLE}
+  obstacles = [flag for flag in os.environ['XLA_FLAGS'].split()
+               if xla_flags.name_of(flag) in portable_names and flag not in xla_flags.PORTABLE]
+  obstacles += [f'{name}={os.environ[name]}' for name in PORTABLE_VARIABLES if os.environ[name] != PORTABLE_ISA]
+  if machine.running_threads() and environment_before != dict(os.environ):
+    obstacles.append('devices that are initialized')
+  text = f'train.portable: expected AVX2 alone, got {", ".join(obstacles)}. The bits may depend on the processor.'
+  return [Note(logging.WARNING, text)] if obstacles else []
