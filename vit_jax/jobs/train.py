@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
@@ -19,6 +19,7 @@ from vit_jax import __version__
 from vit_jax.config import check, durations, elastic, provenance, schema
 from vit_jax.core import failures, trees
 from vit_jax.core.errors import TemporaryError, UserError
+from vit_jax.core.types import Batch
 from vit_jax.data.content import describe_files
 from vit_jax.data.image import geometry
 from vit_jax.data.image import transform as transforms
@@ -106,6 +107,23 @@ _ABOUT = {'JFT-': 'JFT is internal to Google. The configs vit_l16_i21k and vit_b
 """What a person should know about the data of recipes that no program can download, by the name of the folder."""
 
 
+class _Session(NamedTuple):
+  """What one start of a run works with, from step `start` to step `last`, the end or that of `--until`.
+
+  writer: of `metrics.jsonl`, the progress and the trackers.
+  clock: the seconds of each phase of this start.
+  latest: the newest evaluation metrics, which early stopping and saving read.
+  early_stop, saving: the hooks that run after those which measure, in this order.
+  """
+  start: int
+  last: int
+  writer: Writer
+  clock: clocks.Clock
+  latest: hooks.Latest
+  early_stop: hooks.EarlyStop
+  saving: hooks.Checkpoint
+
+
 class Run:
   """The part of one process in a run, from opening the data to the report."""
 
@@ -130,7 +148,7 @@ class Run:
 
   def run(self, until: str = '', *, is_segment: bool = False) -> int:
     """Restores or initializes the state, trains, evaluates; returns the exit status. Arguments: see `train.run`."""
-    total, program = self.parts.lengths.total_steps, self.parts.program
+    total = self.parts.lengths.total_steps
     try:
       last = min(total, self.parts.lengths.steps(until)) if until else total
     except UserError as error:
@@ -141,61 +159,67 @@ class Run:
       raise UserError(f'--until: expected at least {start:,} steps, which the run in {self.workdir} has done, got '
                       f'{until!r}, {last:,} steps. Set a larger part of the run, or use another --workdir.')
     latest: hooks.Latest = {}
-    early = self._early_stop(start, latest)
-    part = until if start == last < total and not early.reason else ''
-    if (start == last or early.reason) and (
-        final := resume.find_finished(self.workdir, part, start, self._restored_digest)) is not None:
-      return self._repeat(final, part)
+    early_stop = self._early_stop(start, latest)
+    if start == last or early_stop.reason:
+      paused_at = until if start < total and not early_stop.reason else ''
+      final = resume.find_finished(self.workdir, paused_at, start, self._restored_digest)
+      if final is not None:
+        return self._repeat(final, paused_at)
     resume.write_config(self.workdir, self.config)
-    writer, clock = self._open_record(start)
-    every_s = durations.parse_wall(every := self.config.checkpoints.every)
-    saving = hooks.Checkpoint(
-        SaveTimes(0 if every_s else self.parts.lengths.steps(every), every_s, start=start), self.checkpointer, writer,
-        clock, about=self._about(), latest=latest)
+    session = self._open_session(start, last, early_stop, latest)
     batches = feed.Ahead(self.loader.batches(start), lambda batch: meshes.put_batch(batch, self.mesh, self.shard))
-    speed = host_speed.HostSpeed(
-        clock, self.config.batch_size * len(self.shard.parts) / self.shard.count, self.loader)
-    times = host_times.HostTimes(clock, writer, log_every=self.parts.lengths.steps(self.config.train.log_every),
-                                 gather=host_times.gather_by_devices())
-    tracing = self._profile(start, clock)
-    console.begin_stage('reading the first batch, compiling the train step' if start < last else 'evaluating')
     try:
-      with (profile.served(self.config.train.profile_port, jax.process_index()), tracing,
-            stopping.StopRequest() as request):
-        ended = loop.run(
-            times.timed(tracing.mark(speed.timed(program.step_fn))), state, batches, start=start,
-            total=start if early.reason else last,
-            hooks=[times, *self._hooks(writer, clock, latest), early, saving, tracing, speed], clock=clock,
-            should_stop=lambda step: request.reason(step) or early.reason)
-      if ended.error:
-        raise self._save_after(ended.error, ended, start, saving)
-      if ended.reason and ended.reason != early.reason:
-        return self._pause(ended, saving, writer)
-      is_part = ended.step == last < total and not early.reason
-      if is_part and is_segment:
-        return self._pause(ended._replace(reason='the end of the segment'), saving, writer)
-      if early.reason:
-        log.info('Ended at step %s of %s by %s.', f'{ended.step:,}', f'{total:,}', early.reason)
-      try:
-        return self._finish(ended.state, start, ended.step, saving, writer, clock, latest,
-                            until=until if is_part else '')
-      except TemporaryError as error:
-        raise self._save_after(error, ended, start, saving) from error
+      return self._end(self._train(state, batches, session), session, until, is_segment=is_segment)
     finally:
-      writer.close()
+      session.writer.close()
       batches.close()
       self.loader.close()
       self.checkpointer.close()
+
+  def _train(self, state: TrainState, batches: Iterator[Batch], session: _Session) -> loop.Ended:
+    """Runs the loop and its hooks until the last step of the session, a signal, an early stop, or an error."""
+    clock, start, early_stop = session.clock, session.start, session.early_stop
+    speed = host_speed.HostSpeed(
+        clock, self.config.batch_size * len(self.shard.parts) / self.shard.count, self.loader)
+    times = host_times.HostTimes(
+        clock, session.writer, log_every=self.parts.lengths.steps(self.config.train.log_every),
+        gather=host_times.gather_by_devices())
+    profiling = self._profile(start, clock)
+    console.begin_stage('reading the first batch, compiling the train step' if start < session.last else 'evaluating')
+    with (profile.served(self.config.train.profile_port, jax.process_index()), profiling,
+          stopping.StopRequest() as request):
+      return loop.run(
+          times.timed(profiling.mark(speed.timed(self.parts.program.step_fn))), state, batches, start=start,
+          total=start if early_stop.reason else session.last,
+          hooks=[times, *self._hooks(session), early_stop, session.saving, profiling, speed], clock=clock,
+          should_stop=lambda step: request.reason(step) or early_stop.reason)
+
+  def _end(self, ended: loop.Ended, session: _Session, until: str, *, is_segment: bool) -> int:
+    """Saves the state after the loop, and evaluates it unless a signal or a segment ended; returns the exit status."""
+    total, early_reason = self.parts.lengths.total_steps, session.early_stop.reason
+    if ended.error:
+      raise self._save_after(ended.error, ended, session)
+    if ended.reason and ended.reason != early_reason:
+      return self._stop(ended, session)
+    is_part = ended.step == session.last < total and not early_reason
+    if is_part and is_segment:
+      return self._stop(ended._replace(reason='the end of the segment'), session)
+    if early_reason:
+      log.info('Ended at step %s of %s by %s.', f'{ended.step:,}', f'{total:,}', early_reason)
+    try:
+      self._finish(ended, session, until if is_part else '')
+    except TemporaryError as error:
+      raise self._save_after(error, ended, session) from error
+    return 0
 
   def _begin(self) -> tuple[TrainState, int]:
     """Returns the state of the newest complete checkpoint or a new one, and its step."""
     program, total = self.parts.program, self.parts.lengths.total_steps
     began = time.monotonic()
     restored = self.checkpointer.restore(program.placed_state)
-    if restored:
-      self._restore_s = time.monotonic() - began
-    else:
+    if restored is None:
       return self._initialize(), 0
+    self._restore_s = time.monotonic() - began
     resume.check_data(restored.about['data'], self.loader.info._asdict(), self.workdir)
     step = int(restored.state.step)
     if step > total:
@@ -221,8 +245,8 @@ class Run:
     weights, self._weights = self._weights, None  # frees its arrays
     return init_state.begin(self.config, self.parts.program, self.data.class_names, self.workdir, weights)
 
-  def _open_record(self, start: int) -> tuple[Writer, clocks.Clock]:
-    """Returns the record and the clock of a start at step `start`, with the time that it has taken so far."""
+  def _open_session(self, start: int, last: int, early_stop: hooks.EarlyStop, latest: hooks.Latest) -> _Session:
+    """Returns the session from step `start` to `last`, and charges its clock with the time that it has taken so far."""
     total, lost = self.parts.lengths.total_steps, resume.find_lost(self.workdir, start)
     writer = Writer(self.workdir, process_index=jax.process_index(), resumed_from=start or None,
                     progress_total=total, progress=self.config.train.progress and start < total,
@@ -236,10 +260,15 @@ class Run:
     if self._restore_s:
       clock.charge('restore', self._restore_s)
     writer.event('goodput', step=start, **clock.goodput()._asdict())  # the costs of a start that is killed soon
-    return writer, clock
+    every_s = durations.parse_wall(every := self.config.checkpoints.every)
+    times = SaveTimes(0 if every_s else self.parts.lengths.steps(every), every_s, start=start)
+    saving = hooks.Checkpoint(times, self.checkpointer, writer, clock, about=self._about(), latest=latest)
+    return _Session(start, last, writer, clock, latest, early_stop, saving)
 
-  def _hooks(self, writer: Writer, clock: clocks.Clock, latest: hooks.Latest) -> list[loop.Hook]:
+  def _hooks(self, session: _Session) -> list[loop.Hook]:
+    """Returns the hooks that measure; they run before early stopping and saving, which read the newest metrics."""
     config, parts = self.config, self.parts
+    writer, clock, latest = session.writer, session.clock, session.latest
     added: list[loop.Hook] = [
         hooks.Metrics(writer, clock, log_every=parts.lengths.steps(config.train.log_every),
                       total=parts.lengths.total_steps, steps_an_epoch=parts.lengths.steps_an_epoch,
@@ -324,44 +353,45 @@ class Run:
                               'mean': list(recipe.mean), 'std': list(recipe.std), 'interpolation': how.value,
                               'antialias': antialias, 'truncate': recipe.truncate}}
 
-  def _save_after(self, error: UserError | TemporaryError, ended: loop.Ended, start: int,
-                  saving: hooks.Checkpoint) -> UserError | TemporaryError:
+  def _save_after(self, error: UserError | TemporaryError, ended: loop.Ended,
+                  session: _Session) -> UserError | TemporaryError:
     """Saves the last step, if this process can do so alone, and returns the error with what to do."""
-    if jax.process_count() > 1 or ended.step == start or saving.has_failed:  # the others wait in their next step
+    # Other processes wait in their next step and cannot save.
+    if jax.process_count() > 1 or ended.step == session.start or session.saving.has_failed:
       return error
     try:
-      saving.save(ended.step, ended.state, wait=True)
+      session.saving.save(ended.step, ended.state, wait=True)
     except (UserError, TemporaryError) as another:
       log.warning('Step %s could not be saved either: %s', f'{ended.step:,}', another)
       return error
     kind = TemporaryError if isinstance(error, TemporaryError) else UserError
     return kind(f'{str(error).rstrip(".")}. Step {ended.step:,} is saved; run the same command again to resume.')
 
-  def _pause(self, ended: loop.Ended, saving: hooks.Checkpoint, writer: Writer) -> int:
-    saving.save(ended.step, ended.state, wait=True)
-    writer.event('stop', step=ended.step, reason=ended.reason)
-    writer.close()
+  def _stop(self, ended: loop.Ended, session: _Session) -> int:
+    """Saves the state without evaluating it; returns the exit status of a run that continues when started again."""
+    session.saving.save(ended.step, ended.state, wait=True)
+    session.writer.event('stop', step=ended.step, reason=ended.reason)
+    session.writer.close()
     print(f'Stopped by {ended.reason} after step {ended.step:,}, which is saved. Run the same command again to resume.',
           flush=True)
     return failures.TRY_AGAIN
 
-  def _finish(self, state: TrainState, start: int, total: int, saving: hooks.Checkpoint, writer: Writer,
-              clock: clocks.Clock, latest: hooks.Latest, *, until: str) -> int:
-    """Evaluates, saves, and writes results and report after `total` steps; `until` of a run that pauses there."""
-    with clock.phase('evaluate'):
-      final = results.measure(self.evaluators, self.parts.objective, state)
-    if start < total:
+  def _finish(self, ended: loop.Ended, session: _Session, until: str) -> None:
+    """Evaluates, saves, and writes results and report; `until` of a run that pauses, '' = it ends."""
+    step, writer = ended.step, session.writer
+    with session.clock.phase('evaluate'):
+      final = results.measure(self.evaluators, self.parts.objective, ended.state)
+    if session.start < step:
       for name, by_view in final.results.items():
-        _raise_alarms(name, by_view, total, writer)
-      writer.write(total, final.metrics)
-      latest.update({name: (total, number) for name, number in final.metrics.items()})
-      saving.save(total, state, wait=True)
-    writer.event('goodput', step=total, **clock.goodput()._asdict())
+        _raise_alarms(name, by_view, step, writer)
+      writer.write(step, final.metrics)
+      session.latest.update({name: (step, number) for name, number in final.metrics.items()})
+      session.saving.save(step, ended.state, wait=True)
+    writer.event('goodput', step=step, **session.clock.goodput()._asdict())
     if until:
-      writer.event('stop', step=total, reason=f'--until={until}')
+      writer.event('stop', step=step, reason=f'--until={until}')
     writer.close()
-    self._write_results(final, saving.digest or self._restored_digest, total, until)
-    return 0
+    self._write_results(final, session.saving.digest or self._restored_digest, step, until)
 
   def _write_results(self, final: results.Final, digest: str, total: int, until: str) -> None:
     record = resume.record(self.workdir) if not jax.process_index() else reader.NOTHING
