@@ -1,9 +1,9 @@
 """`--job=train`: pre-trains or fine-tunes, evaluates, saves checkpoints, and resumes.
 
-`run` decides what the run is: its directory, weights, dataset commits and labels of a teacher. `Run` then opens the
-data and builds the objects (`build.py`), begins or restores the state, and calls the loop (`train/loop.py`) with hooks
-for everything that is not a step: metrics, evaluations, checkpoints, trackers, profiles. `finetune` and `pretrain` call
-`run` with the config that they make. What may not change when a run resumes is in `resume.py`.
+`run` is the job: it settles the directory, the weights, the dataset commits and the labels of a teacher. `Run` then
+opens the data and builds the objects (`build.py`), creates or restores the state, and calls the loop (`train/loop.py`)
+with hooks for metrics, evaluations, checkpoints, trackers and profiles. `finetune` and `pretrain` call `run` with the
+config that they make. What may not change when a run resumes is in `resume.py`.
 """
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def run(config: schema.Config, workdir: storage.Path | None = None, *, overridde
     weights: the weights of `config.init_from` if they have been read.
     until: the part of the run, such as '25 %' or '500 steps', after which it pauses: it is evaluated and saved, with
       the results in `paused_UNTIL.json`, and continues as if it had not paused when it is started again; '' = the end.
-    is_segment: it is not evaluated there, and the exit status is that of a signal.
+    is_segment: the run is not evaluated where it pauses, and the exit status is that after a signal.
   """
   began, is_default = time.monotonic(), workdir is None
   workdir = workdir or default_workdir(config.name)
@@ -85,35 +85,32 @@ def default_workdir(name: str) -> storage.Path:
   return storage.open_path(f'runs/{run_directory.default_name(name)}')
 
 
-def open_data(config: schema.Config, *, is_own: bool = False, order: Sequence[str] = ()) -> build.Data:
-  """Opens the data of a run; `order` has the classes of one that resumes.
-
-  Unless the source `is_own`, set by the person, errors also name its setting, for first-time users of a config.
-  """
+def _open_data(config: schema.Config, overridden: Collection[str], order: Sequence[str]) -> build.Data:
+  """Opens the data of a run. If the command does not set the source, errors also say how to set it."""
   try:
     return build.open_data(config, order=order)
   except UserError as error:
-    if is_own:
+    if 'data.source' in overridden:
       raise
-    about = next((text for name, text in _ABOUT.items() if config.data.source.startswith(f'folder:{name}')), '')
-    raise UserError(f'{error}\nConfig {config.name} trains on data.source={config.data.source}. {about}Set your own '
+    origin = next((text for name, text in _ORIGINS.items() if config.data.source.startswith(f'folder:{name}')), '')
+    raise UserError(f'{error}\nConfig {config.name} trains on data.source={config.data.source}. {origin}Set your own '
                     'data with --config.data.source=folder:PATH, or try --config=digits, whose data is installed. The '
                     'jobs plan and check need no data.') from error
 
 
-_ABOUT = {'JFT-': 'JFT is internal to Google. The configs vit_l16_i21k and vit_b16_i21k train on ImageNet-21k, which '
-                  'is public. ',
-          'imagenet21k': 'ImageNet-21k is downloaded from image-net.org after registration there. '}
-"""What a person should know about the data of recipes that no program can download, by the name of the folder."""
+_ORIGINS = {
+    'JFT-': 'JFT is internal to Google. The configs vit_l16_i21k and vit_b16_i21k train on ImageNet-21k, which is public. ',
+    'imagenet21k': 'ImageNet-21k is downloaded from image-net.org after registration there. '}
+"""Where data come from that no program can download, by the beginning of the name of their folder."""
 
 
 class _Session(NamedTuple):
-  """What one start of a run works with, from step `start` to step `last`, the end or that of `--until`.
+  """What one start of a run works with, from step `start` to step `last`, the end of the run or of `--until`.
 
-  writer: of `metrics.jsonl`, the progress and the trackers.
-  clock: the seconds of each phase of this start.
-  latest: the newest evaluation metrics, which early stopping and saving read.
-  early_stop, saving: the hooks that run after those which measure, in this order.
+  writer: writes `metrics.jsonl`, the progress and the trackers.
+  clock: sums the time of each phase of this start.
+  latest: the newest evaluation metrics; evaluations write them, `early_stop` and `saving` read them.
+  early_stop, saving: hooks, which run after all evaluations of a step, in this order.
   """
   start: int
   last: int
@@ -125,14 +122,15 @@ class _Session(NamedTuple):
 
 
 class Run:
-  """The part of one process in a run, from opening the data to the report."""
+  """A run in one of its processes, from opening the data to the report; `began` is the monotonic time of its start."""
 
   def __init__(self, config: schema.Config, workdir: storage.Path, began: float, weights: Weights | None = None,
                overridden: Collection[str] = ()) -> None:
     self.workdir, self._began, self._weights = workdir, began, weights
     self._restored_digest = ''
     self._restore_s = 0.
-    self.data = open_data(config, is_own='data.source' in overridden, order=resume.find_classes(workdir))
+    self.data = _open_data(config, overridden, resume.find_classes(workdir))
+    self._sources: dict[str, Source] = {'train': self.data.train, 'eval': self.data.eval}
     config = build.with_statistics(config, self.data.train)
     self.mesh, self.shard, self.parts = build.open_run(config, self.data, workdir=workdir, overridden=overridden)
     self.config = config = self.parts.config
@@ -179,11 +177,10 @@ class Run:
   def _train(self, state: TrainState, batches: Iterator[Batch], session: _Session) -> loop.Ended:
     """Runs the loop and its hooks until the last step of the session, a signal, an early stop, or an error."""
     clock, start, early_stop = session.clock, session.start, session.early_stop
-    speed = host_speed.HostSpeed(
-        clock, self.config.batch_size * len(self.shard.parts) / self.shard.count, self.loader)
-    times = host_times.HostTimes(
-        clock, session.writer, log_every=self.parts.lengths.steps(self.config.train.log_every),
-        gather=host_times.gather_by_devices())
+    images_a_step = self.config.batch_size * len(self.shard.parts) / self.shard.count  # of this process
+    speed = host_speed.HostSpeed(clock, images_a_step, self.loader)
+    log_every = self.parts.lengths.steps(self.config.train.log_every)
+    times = host_times.HostTimes(clock, session.writer, log_every=log_every, gather=host_times.gather_by_devices())
     profiling = self._profile(start, clock)
     console.begin_stage('reading the first batch, compiling the train step' if start < session.last else 'evaluating')
     with (profile.served(self.config.train.profile_port, jax.process_index()), profiling,
@@ -253,9 +250,8 @@ class Run:
                     trackers=trackers.opener(self.config, self.workdir, start or None))
     writer.event('start', **machine.origin(), devices=jax.device_count(), processes=jax.process_count(),
                  **elastic.describe(self.config, meshes.count_slices(jax.devices())), lost=lost._asdict())
-    clock = clocks.Clock(
-        self.config.batch_size, build.train_flops(self.parts) * self.config.batch_size,
-        clocks.find_peak_flops(jax.devices()[0].device_kind, jax.device_count()))
+    clock = clocks.Clock(self.config.batch_size, build.train_flops(self.parts) * self.config.batch_size,
+                         clocks.find_peak_flops(jax.devices()[0].device_kind, jax.device_count()))
     clock.charge('startup', time.monotonic() - self._began - self._restore_s)
     if self._restore_s:
       clock.charge('restore', self._restore_s)
@@ -273,9 +269,8 @@ class Run:
         hooks.Metrics(writer, clock, log_every=parts.lengths.steps(config.train.log_every),
                       total=parts.lengths.total_steps, steps_an_epoch=parts.lengths.steps_an_epoch,
                       schedule=parts.schedule),
-        hooks.Finite(config.train.on_nonfinite, diagnose.build(
-            parts.objective, parts.prepare, self.loader.describe, self.loader.indexes, mesh=self.mesh,
-            seed=config.seed))]
+        hooks.Finite(config.train.on_nonfinite, diagnose.build(parts.objective, parts.prepare, self.loader.describe,
+                                                               self.loader.indexes, mesh=self.mesh, seed=config.seed))]
     added += trackers.hooks(config, parts, writer, self.mesh)
     added += [hooks.Alarm(watch, writer) for watch in kinds.of(config).watches(parts.lengths)]
     every = {name: parts.lengths.steps(config.evals[name].every) for name in results.in_order(self.evaluators)}
@@ -302,8 +297,8 @@ class Run:
   def _early_stop(self, start: int, latest: hooks.Latest) -> hooks.EarlyStop:
     """Returns the hook of early stopping as of step `start`; without early stopping, one that never fires."""
     settings = self.config.train.early_stop
-    name = settings.metric.split('/')[0]
-    every = self.parts.lengths.steps(self.config.evals[name].every) if settings.metric else 0
+    evaluation_name = settings.metric.split('/')[0]
+    every = self.parts.lengths.steps(self.config.evals[evaluation_name].every) if settings.metric else 0
     hook = hooks.EarlyStop(settings.metric, patience=settings.patience, min_delta=settings.min_delta, every=every,
                            latest=latest)
     if every and start:
@@ -324,7 +319,7 @@ class Run:
     """Writes the optimized program of the train step, compiled from shapes as in a plan.
 
     This is a separate compilation, cached on disk for the next dump; the first step may have to compile again. All
-    processes compile, and process 0 writes. A program that jaxlib cannot print gives a warning.
+    processes compile, and process 0 writes.
     """
     path, program = self.workdir / 'hlo' / 'train_step.txt', self.parts.program
     compiled = program.step_fn.lower(program.abstract_state, build.abstract_batch(self.config)).compile()
@@ -338,11 +333,8 @@ class Run:
     run_directory.write_text(path, text)
     log.info('The compiled train step is in %s', path)
 
-  @property
-  def _sources(self) -> dict[str, Source]:
-    return {'train': self.data.train, 'eval': self.data.eval}
-
   def _about(self) -> dict[str, Any]:
+    """Returns the description of the run that each of its checkpoints has."""
     recipe = self.config.data.recipe
     how, antialias = geometry.eval_resampling(recipe)
     files = {name: list(describe_files(source)) for name, source in self._sources.items()}
@@ -394,11 +386,12 @@ class Run:
     self._write_results(final, session.saving.digest or self._restored_digest, step, until)
 
   def _write_results(self, final: results.Final, digest: str, total: int, until: str) -> None:
+    """Writes all results of a run and its report; of a run that pauses, only `paused_UNTIL.json`."""
     record = resume.record(self.workdir) if not jax.process_index() else reader.NOTHING
-    used = self._chosen() if not jax.process_index() else None
-    log.info('%s', '\n'.join(filter(None, [
-        summary.best(final, record.rows, used),
-        summary.spent(record.events, num_steps=total, batch_size=self.config.batch_size)])))
+    used = self._find_used() if not jax.process_index() else None
+    lines = [summary.best(final, record.rows, used),
+             summary.spent(record.events, num_steps=total, batch_size=self.config.batch_size)]
+    log.info('%s', '\n'.join(filter(None, lines)))
     spent = clocks.sum_starts(record.events)
     processor_s = {'processor_s': spent.processor_s, 'training_processor_s': spent.training_processor_s}
     content = {
@@ -408,7 +401,7 @@ class Run:
         'num_params': trees.num_elements(self.parts.program.abstract_state.params), 'metrics': final.metrics,
         'exaflops': build.train_flops(self.parts) * self.config.batch_size * total / 1e18,
         'num_examples': {name: next(iter(group.values())).num_examples for name, group in final.results.items()},
-        'data': {name: one._asdict() for name, one in self._fingerprints().items()}}
+        'data': {name: fingerprint._asdict() for name, fingerprint in self._fingerprints().items()}}
     if until:
       run_directory.write_json(self.workdir / run_directory.paused_file(until), {**content, 'top1': final.score})
       self._say_paused(total, until)
@@ -421,7 +414,8 @@ class Run:
       page = report.write_or_warn(self.workdir)
       print(summary.last_line(content, used, page), flush=True)
 
-  def _chosen(self) -> checkpoint_files.Chosen | None:
+  def _find_used(self) -> checkpoint_files.Chosen | None:
+    """Returns the checkpoint whose weights are those of the run: the newest one, or the best one."""
     saved = build.saved_config(self.workdir) or self.config  # of a finished run, whatever this command sets
     return runs.find_whole(self.workdir, saved.checkpoints.keep_best)[0]
 
@@ -435,7 +429,7 @@ class Run:
       self._say_paused(final['step'], until)
     elif jax.process_index() == 0:
       page = self.workdir / report.PAGE
-      print(summary.last_line(final, self._chosen(), str(page) if page.exists() else
+      print(summary.last_line(final, self._find_used(), str(page) if page.exists() else
                               report.write_or_warn(self.workdir)), flush=True)
     return 0
 
