@@ -63,7 +63,6 @@ class Subject(NamedTuple):
   config: the config, with the settings of the network.
   mesh, shard: the devices, and the part of each batch that this process loads.
   viewed: the objective of a run or a `LoadedNetwork`, which has the views.
-  state: the parameters, on the devices.
   digest: of the parameters; '' = not needed.
   weights: what was loaded; None = a run.
   """
@@ -217,13 +216,10 @@ def _restore(workdir: storage.Path, parts: build.Parts, reading: Reading, *, sou
 
 
 def _open_data(config: schema.Config, trained: tuple[str, ...]) -> build.Data:
-  """Opens the data to evaluate a run on, with labels that index `trained`, the classes of the run; () = not known.
-
-  If the data have no training split, the evaluated split stands for it.
-  """
+  """Opens the data to evaluate a run on, with labels that index `trained`, the classes of the run; () = not known."""
   try:
     opened = build.open_data(config, order=trained, learns=False)
-  except splits.NoSplit:
+  except splits.NoSplit:  # the evaluated split then stands for the training split
     evaluated = opening.check_labels(opening.open_split(config.data, config.data.eval_split, image_px=config.image_px,
                                                         order=trained), config.data)
     opened = build.Data(evaluated, evaluated, evaluated.class_names, in_memory=False)
@@ -299,8 +295,7 @@ def _measure_each(config: schema.Config, where: str, reading: Reading, *, title:
   reasons: dict[str, str] = {}
   seconds: dict[str, float] = {}
   for name, settings in config.evals.items():
-    began = time.monotonic()
-    alone = dataclasses.replace(config, evals={name: settings})
+    began, alone = time.monotonic(), dataclasses.replace(config, evals={name: settings})
     try:
       check_head(weights, alone, where=weights.source)
       check.check(alone)
@@ -388,8 +383,7 @@ def with_weights(config: schema.Config, weights: Weights, overridden: Collection
 def open_labeled(config: schema.Config, weights: Weights) -> build.Data:
   """Opens the data to evaluate, with labels that index the outputs of the head.
 
-  Raises:
-    UserError: the order of the classes is unknown or different.
+  Raises UserError if the order of the classes is unknown or different.
   """
   source = opening.check_labels(
       opening.open_split(config.data, config.data.eval_split, image_px=config.image_px), config.data)
@@ -425,10 +419,7 @@ def needs_head(config: schema.Config) -> bool:
 
 
 def of_weights(config: schema.Config, weights: Weights, *, has_head: bool = True) -> Subject:
-  """Returns weights as what is evaluated, replicated on all devices; `config` is that of `with_weights`.
-
-  Without `has_head`, their head is not used; weights without a head are evaluated without one in any case.
-  """
+  """Returns weights as what is evaluated, with their head unless `has_head` is False; `config` is of `with_weights`."""
   mesh, shard = build.open_mesh(config)
   devices.check_devices(config.model, mesh, name='model')
   params: Params = {name: weights.params[name] for name in ('backbone', 'head', 'head_dist') if name in weights.params}

@@ -158,8 +158,7 @@ def find_finished(workdir: storage.Path, until: str, step: int, digest: str) -> 
 def pin_sources(config: schema.Config, workdir: storage.Path) -> schema.Config:
   """Returns the config with each dataset of a hub at a commit: that of the run in `workdir`, or else the newest one.
 
-  Raises:
-    UserError, TemporaryError: a dataset is not found.
+  Raises UserError or TemporaryError if a dataset is not found.
   """
   before = build.saved_config(workdir)
   known = [before.data.source, before.data.pseudo.source] if before else []

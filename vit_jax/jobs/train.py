@@ -99,7 +99,8 @@ def _open_data(config: schema.Config, overridden: Collection[str], order: Sequen
 
 
 _ORIGINS = {
-    'JFT-': 'JFT is internal to Google. The configs vit_l16_i21k and vit_b16_i21k train on ImageNet-21k, which is public. ',
+    'JFT-': 'JFT is internal to Google. The configs vit_l16_i21k and vit_b16_i21k train on ImageNet-21k, which is '
+            'public. ',
     'imagenet21k': 'ImageNet-21k is downloaded from image-net.org after registration there. '}
 """Where data come from that no program can download, by the beginning of the name of their folder."""
 
@@ -107,8 +108,6 @@ _ORIGINS = {
 class _Session(NamedTuple):
   """What one start of a run works with, from step `start` to step `last`, the end of the run or of `--until`.
 
-  writer: writes `metrics.jsonl`, the progress and the trackers.
-  clock: sums the time of each phase of this start.
   latest: the newest evaluation metrics; evaluations write them, `early_stop` and `saving` read them.
   early_stop, saving: hooks, which run after all evaluations of a step, in this order.
   """
@@ -127,8 +126,7 @@ class Run:
   def __init__(self, config: schema.Config, workdir: storage.Path, began: float, weights: Weights | None = None,
                overridden: Collection[str] = ()) -> None:
     self.workdir, self._began, self._weights = workdir, began, weights
-    self._restored_digest = ''
-    self._restore_s = 0.
+    self._restored_digest, self._restore_s = '', 0.  # of a checkpoint, if the run resumes from one
     self.data = _open_data(config, overridden, resume.find_classes(workdir))
     self._sources: dict[str, Source] = {'train': self.data.train, 'eval': self.data.eval}
     config = build.with_statistics(config, self.data.train)
@@ -185,11 +183,11 @@ class Run:
     console.begin_stage('reading the first batch, compiling the train step' if start < session.last else 'evaluating')
     with (profile.served(self.config.train.profile_port, jax.process_index()), profiling,
           stopping.StopRequest() as request):
+      step_fn = times.timed(profiling.mark(speed.timed(self.parts.program.step_fn)))
+      in_order: list[loop.Hook] = [times, *self._hooks(session), early_stop, session.saving, profiling, speed]
       return loop.run(
-          times.timed(profiling.mark(speed.timed(self.parts.program.step_fn))), state, batches, start=start,
-          total=start if early_stop.reason else session.last,
-          hooks=[times, *self._hooks(session), early_stop, session.saving, profiling, speed], clock=clock,
-          should_stop=lambda step: request.reason(step) or early_stop.reason)
+          step_fn, state, batches, start=start, total=start if early_stop.reason else session.last, hooks=in_order,
+          clock=clock, should_stop=lambda step: request.reason(step) or early_stop.reason)
 
   def _end(self, ended: loop.Ended, session: _Session, until: str, *, is_segment: bool) -> int:
     """Saves the state after the loop, and evaluates it unless a signal or a segment ended; returns the exit status."""
@@ -263,8 +261,7 @@ class Run:
 
   def _hooks(self, session: _Session) -> list[loop.Hook]:
     """Returns the hooks that measure; they run before early stopping and saving, which read the newest metrics."""
-    config, parts = self.config, self.parts
-    writer, clock, latest = session.writer, session.clock, session.latest
+    config, parts, writer, clock, latest = self.config, self.parts, session.writer, session.clock, session.latest
     added: list[loop.Hook] = [
         hooks.Metrics(writer, clock, log_every=parts.lengths.steps(config.train.log_every),
                       total=parts.lengths.total_steps, steps_an_epoch=parts.lengths.steps_an_epoch,
@@ -336,14 +333,15 @@ class Run:
   def _about(self) -> dict[str, Any]:
     """Returns the description of the run that each of its checkpoints has."""
     recipe = self.config.data.recipe
-    how, antialias = geometry.eval_resampling(recipe)
+    interpolation, antialias = geometry.eval_resampling(recipe)
     files = {name: list(describe_files(source)) for name, source in self._sources.items()}
+    preprocessing = {'eval_resize_px': recipe.eval_resize_px, 'eval_geometry': recipe.eval_geometry.value,
+                     'mean': list(recipe.mean), 'std': list(recipe.std), 'interpolation': interpolation.value,
+                     'antialias': antialias, 'truncate': recipe.truncate}
     return {'code': __version__, 'data': self.loader.info._asdict(), 'files': files, 'machine': machine.describe(),
             'name': self.config.name, 'class_names': list(self.data.class_names),
             'image_px': list(self.config.image_px), provenance.SETTINGS: provenance.settings(self.config),
-            'preprocessing': {'eval_resize_px': recipe.eval_resize_px, 'eval_geometry': recipe.eval_geometry.value,
-                              'mean': list(recipe.mean), 'std': list(recipe.std), 'interpolation': how.value,
-                              'antialias': antialias, 'truncate': recipe.truncate}}
+            'preprocessing': preprocessing}
 
   def _save_after(self, error: UserError | TemporaryError, ended: loop.Ended,
                   session: _Session) -> UserError | TemporaryError:
@@ -396,7 +394,7 @@ class Run:
     processor_s = {'processor_s': spent.processor_s, 'training_processor_s': spent.training_processor_s}
     content = {
         'step': total, 'starts': clocks.count_starts(record.events), 'seconds': spent.total_s,
-        **{name: seconds for name, seconds in processor_s.items() if seconds is not None},
+        **{name: seconds for name, seconds in processor_s.items() if seconds is not None},  # None = not known
         'params_digest': digest, 'headline': final.headline_name,
         'num_params': trees.num_elements(self.parts.program.abstract_state.params), 'metrics': final.metrics,
         'exaflops': build.train_flops(self.parts) * self.config.batch_size * total / 1e18,
@@ -428,9 +426,9 @@ class Run:
     if jax.process_index() == 0 and until:
       self._say_paused(final['step'], until)
     elif jax.process_index() == 0:
-      page = self.workdir / report.PAGE
-      print(summary.last_line(final, self._find_used(), str(page) if page.exists() else
-                              report.write_or_warn(self.workdir)), flush=True)
+      path = self.workdir / report.PAGE
+      page = str(path) if path.exists() else report.write_or_warn(self.workdir)
+      print(summary.last_line(final, self._find_used(), page), flush=True)
     return 0
 
   def _say_paused(self, step: int, until: str) -> None:
