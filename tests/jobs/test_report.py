@@ -330,6 +330,16 @@ def test_the_page_of_weights_that_were_evaluated_has_their_results_and_misses_no
 
 
 @pytest.mark.usefixtures('no_charts')
+@pytest.mark.parametrize(('step', 'title'), [({'step': 16}, 'evaluated at step 16'),
+                                             ({'step': 0}, 'evaluated'), ({}, 'evaluated')])
+def test_the_table_of_weights_that_were_evaluated_names_their_step_if_it_is_known(
+    step: dict[str, int], title: str, tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'weights.json').write_text(json.dumps({'source': 'vit.npz', 'family': 'timm'}))
+  (tmp_path / 'evaluate.json').write_text(json.dumps({**step, 'evaluation': 'test', 'metrics': {'test/nll': 1.}}))
+  assert f'<th>{title}</th>' in pathlib.Path(report.write_report(tmp_path)).read_text()
+
+
+@pytest.mark.usefixtures('no_charts')
 def test_predictions_of_other_weights_than_those_of_the_run_say_of_which_step_they_are(workdir: pathlib.Path) -> None:
   meta = workdir / 'checkpoints' / '6' / checkpoint_files.META
   meta.parent.mkdir(parents=True)

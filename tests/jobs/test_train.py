@@ -90,6 +90,12 @@ def test_a_finished_run_says_so_and_stays_as_it_is(
   assert load(done / 'final.json') == before
 
 
+def test_an_evaluation_of_the_weights_of_a_run_has_the_step_of_their_checkpoint(
+    done: pathlib.Path, tmp_path: pathlib.Path) -> None:
+  assert main.run(['evaluate', '--config=digits', f'--weights={done}', f'--workdir={tmp_path}']) == 0
+  assert load(tmp_path / 'evaluate.json')['step'] == 12
+
+
 def test_evaluate_gives_the_numbers_of_the_run_for_any_batch_size(
     done: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
   before = load(done / 'final.json')['metrics']

@@ -1,14 +1,13 @@
 """`--job=evaluate`: evaluates the newest complete checkpoint of a run, or weights of any format.
 
-Both are a network with views (`Subject`), and end in one path: every view on every evaluation of the config,
-`evaluate.json`, `predictions.npz`, `features/` and `report.html`; for weights also `config.json` and `weights.json`. A
-run may still be training, which does not touch these files before its own final evaluation.
+`run` is the job. It opens a run or weights as a `Subject`, measures each view on each evaluation of the config, and
+writes `evaluate.json`, `predictions.npz`, `features/` and `report.html`; for weights also `config.json` and
+`weights.json`. A run may still be training: it does not write these files before its own final evaluation.
 
-Several weights are compared by a report card. Each evaluation stands for itself: one that some weights cannot have (no
-head of these classes, no text tower, images without masks) is listed with the reason. Features of a split are computed
-once for all evaluations of the same weights.
+Several weights are compared by a report card (`report_card.py`). An evaluation that some weights cannot have (no head
+of these classes, no text tower, images without masks) is listed there with the reason.
 
-Other jobs with weights (`frozen_features`, `embed`, `export`) call some of the functions for weights, in this order:
+Other jobs with weights (`frozen_features`, `embed`, `export`) call some of these functions, in this order:
 `load_weights`, `with_weights`, `of_weights`, `open_labeled`. `average` calls `check_is_run`.
 """
 from __future__ import annotations
@@ -54,17 +53,18 @@ from vit_jax.weights.reading import AS_FOUND, Reading
 log = logging.getLogger('vit_jax.jobs')
 
 _MOST_CLASSES = 12  # in a message
-_LEARNING = ('For weights with other classes than the data, --config.evals=knn,fewshot,logistic learns the classes of '
-             'the data from features')
+_ADVICE = ('For weights with other classes than the data, --config.evals=knn,fewshot,logistic learns the classes of '
+           'the data from features')
 
 
 class Subject(NamedTuple):
   """The network that is evaluated, on the devices.
 
   config: the config, with the settings of the network.
-  viewed: the objective or the loaded network, which has the views.
-  digest: the digest of its parameters; '' = not needed.
-  weights: the weights it was loaded from; None = a run.
+  mesh, shard: the devices, and the part of each batch that this process loads.
+  viewed: the objective of a run or a `LoadedNetwork`, which has the views.
+  digest: of the parameters; '' = not needed.
+  weights: what was loaded; None = a run.
   """
   config: schema.Config
   mesh: jax.sharding.Mesh
@@ -82,7 +82,7 @@ class Subject(NamedTuple):
 
 
 class LoadedNetwork:
-  """The views of loaded weights: one, named as that of a supervised run."""
+  """Loaded weights as a network with one view, `student`, which is also that of a supervised run without EMA."""
 
   def __init__(self, config: schema.Config, *, has_head: bool) -> None:
     backbone = build.build_backbone(config)
@@ -95,9 +95,8 @@ class LoadedNetwork:
 
 def run(config: schema.Config | None, workdir: storage.Path | None, *, to: storage.Path | None = None,
         weights: str = '', reading: Reading = AS_FOUND, embedded: Sequence[str] = (), by_class: bool = False,
-        csv: pathlib.Path | None = None, overwrite: bool = False, source: str,
-        overridden: Collection[str]) -> int:
-  """Evaluates every view on every evaluation of the config; exit status 0.
+        csv: pathlib.Path | None = None, overwrite: bool = False, source: str, overridden: Collection[str]) -> int:
+  """Evaluates every view on every evaluation of the config; returns the exit status 0.
 
   Args:
     config: the config of the run, or the one for `weights`, with overrides; None = there is no run.
@@ -118,7 +117,7 @@ def run(config: schema.Config | None, workdir: storage.Path | None, *, to: stora
     by_classes.check(table, config)
   if not weights:
     subject, data, out = _open_run(config, workdir, to, reading, embedded, source=source, overridden=overridden)
-    page_of = workdir or out
+    reported = workdir or out
   else:
     assert config is not None
     if to is not None and workdir is not None:
@@ -131,7 +130,7 @@ def run(config: schema.Config | None, workdir: storage.Path | None, *, to: stora
       return _compare(config, names, reading, overridden=overridden, workdir=to or workdir)
     subject, data, out = _open_weights(config, names[0], reading, to or workdir, overwrite=overwrite,
                                        overridden=overridden)
-    page_of = out
+    reported = out
   shared = subject.open_resources(data, out, [pathlib.Path(path) for path in embedded])
   evaluators = evaluation.build(shared)
   console.begin_stage('evaluating')
@@ -139,24 +138,24 @@ def run(config: schema.Config | None, workdir: storage.Path | None, *, to: stora
   console.end_stage()
   write_results(final, subject, data, out, shared.fingerprints(), table)
   if subject.weights is not None:
-    run_directory.write_text(out / 'config.json', json_files.to_json(subject.config))  # not of a run that continues
+    run_directory.write_text(out / 'config.json', json_files.to_json(subject.config))
     run_directory.write_json(out / 'weights.json', {
         'source': subject.weights.source, 'family': subject.weights.family, **subject.weights.report.plain()})
   if jax.process_index() == 0:
-    more = {} if out == page_of else {'evaluated': out}
-    print(f'Report: {report.write_or_warn(page_of, **more)}', flush=True)
+    elsewhere = {} if out == reported else {'evaluated': out}  # the results of a run in the directory `to`
+    print(f'Report: {report.write_or_warn(reported, **elsewhere)}', flush=True)
   return 0
 
 
 def write_results(final: results.Final, subject: Subject, data: build.Data, out: storage.Path,
-                  read: Mapping[str, resources.Fingerprint], table: by_classes.Wanted) -> None:
-  """Prints the results, and then writes them into the directory `out`, and a table of the classes if it is wanted."""
+                  fingerprints: Mapping[str, resources.Fingerprint], table: by_classes.Wanted) -> None:
+  """Prints the results, writes them into the directory `out`, and shows a table of the classes if it is wanted."""
   config, names = subject.config, data.class_names
   if jax.process_index() == 0:
     results.show(final, num_classes=len(names), recipe=config.data.recipe)
   results.write(out, final, int(subject.state.step), fit=transforms.eval_transform(config.data.recipe, config.image_px),
                 source=resources.eval_source(config, data, final.name), class_names=names,
-                params_digest=subject.digest, data=read)
+                params_digest=subject.digest, data=fingerprints)
   if jax.process_index() == 0:
     print(f'Written to {out / "evaluate.json"}', flush=True)
     if final.headline:
@@ -167,7 +166,7 @@ def write_results(final: results.Final, subject: Subject, data: build.Data, out:
 def _open_run(config: schema.Config | None, workdir: storage.Path | None, to: storage.Path | None, reading: Reading,
               embedded: Sequence[str], *, source: str,
               overridden: Collection[str]) -> tuple[Subject, build.Data, storage.Path]:
-  """Returns the newest complete checkpoint of a run, the data, and the directory of the results."""
+  """Returns a run with its restored state as what is evaluated, the data, and the directory of the results."""
   if embedded:
     raise UserError('--weights: expected weights for --embedded, got none. A run stores features in its own folder.')
   if reading.preprocess or reading.model or reading.view:
@@ -187,50 +186,51 @@ def _open_run(config: schema.Config | None, workdir: storage.Path | None, to: st
   config = build.with_statistics(config, data.train)
   mesh, shard, parts = build.open_run(config, data, workdir=workdir, overridden=overridden)
   config = parts.config
+  restored = _restore(workdir, parts, reading, source=source, overridden=overridden)
+  return Subject(config, mesh, shard, parts.objective, restored.state, restored.about['digests']['params']), data, out
+
+
+def _restore(workdir: storage.Path, parts: build.Parts, reading: Reading, *, source: str,
+             overridden: Collection[str]) -> checkpoint_reader.Restored:
+  """Reads and checks the newest complete checkpoint of a run, or the best one with `checkpoints.keep_best`."""
   console.begin_stage('reading the checkpoint')
-  tries: list[checkpoint_files.Chosen] = []
+  choices: list[checkpoint_files.Chosen] = []  # one for each attempt; the checkpoint of the last one was read
 
   def choose(steps: list[int]) -> int:
-    tries.extend(filter(None, [checkpoint_files.choose(workdir, config.checkpoints.keep_best, steps)]))
-    return tries[-1].step
+    choice = checkpoint_files.choose(workdir, parts.config.checkpoints.keep_best, steps)
+    assert choice is not None
+    choices.append(choice)
+    return choice.step
 
-  restored = checkpoint_reader.Reader(workdir / 'checkpoints').newest(
-      parts.program.placed_state, choose=choose)
+  restored = checkpoint_reader.Reader(workdir / 'checkpoints').newest(parts.program.placed_state, choose=choose)
   if restored is None:
     raise UserError(f'--workdir={workdir}: expected a run with a checkpoint, got one that has no complete checkpoint '
                     'yet. Wait for its first one.')
-  provenance.check(restored.about, config, said=source, overridden=overridden)
+  provenance.check(restored.about, parts.config, said=source, overridden=overridden)
   if not reading.allow_nonfinite:
     check_finite(restored.state, f'--workdir={workdir}')
   step = int(restored.state.step)
-  runs.say(workdir, tries[-1], {choice.step for choice in tries} - {step})
+  runs.say(workdir, choices[-1], {choice.step for choice in choices} - {step})
   log.info('Evaluating step %s of %s.', f'{step:,}', workdir)
-  subject = Subject(config, mesh, shard, parts.objective, restored.state, restored.about['digests']['params'])
-  return subject, data, out
+  return restored
 
 
 def _open_data(config: schema.Config, trained: tuple[str, ...]) -> build.Data:
-  """Opens the data to evaluate a run on, whose classes are numbered as `trained` has them if they are some of these.
-
-  Data without the training split of the run are evaluated alone.
-
-  Raises:
-    UserError: the data cannot be opened, or have other classes.
-  """
+  """Opens the data to evaluate a run on, with labels that index `trained`, the classes of the run; () = not known."""
   try:
     opened = build.open_data(config, order=trained, learns=False)
-  except splits.NoSplit:
-    only = opening.check_labels(opening.open_split(config.data, config.data.eval_split, image_px=config.image_px,
-                                                   order=trained), config.data)
-    opened = build.Data(only, only, only.class_names, in_memory=False)
+  except splits.NoSplit:  # the evaluated split then stands for the training split
+    evaluated = opening.check_labels(opening.open_split(config.data, config.data.eval_split, image_px=config.image_px,
+                                                        order=trained), config.data)
+    opened = build.Data(evaluated, evaluated, evaluated.class_names, in_memory=False)
   if opened.class_names == trained or not trained:
     return opened
   known = set(map(classes.composed, trained))
-  if odd := [name for name in opened.class_names if classes.composed(name) not in known]:
-    known_names, others = documents.listed(trained, _MOST_CLASSES), documents.listed(odd, _MOST_CLASSES)
-    raise UserError(f'data: expected some of the {len(trained)} classes that the run was trained on, {known_names}, '
-                    f'got {len(opened.class_names)} classes, of which these are others: {others}. Use data with the '
-                    'classes of the run.')
+  if unknown := [name for name in opened.class_names if classes.composed(name) not in known]:
+    raise UserError(f'data: expected some of the {len(trained)} classes that the run was trained on, '
+                    f'{documents.listed(trained, _MOST_CLASSES)}, got {len(opened.class_names)} classes, of which '
+                    f'these are others: {documents.listed(unknown, _MOST_CLASSES)}. Use data with the classes of the '
+                    'run.')
   evaluated = classes.renumbered(opened.eval, trained, where='the run')
   train = evaluated if opened.train is opened.eval else classes.renumbered(opened.train, trained, where='the run')
   return build.Data(train, evaluated, trained, opened.in_memory)
@@ -243,7 +243,7 @@ def _open_weights(config: schema.Config, where: str, reading: Reading, workdir: 
   if workdir is not None and (workdir / 'checkpoints').is_dir():
     raise UserError(f'--workdir: expected a directory without a run, got {workdir}. Use another one for the results of '
                     'these weights.')
-  path = re.split('[?#]', where)[0] if '://' in where else where
+  path = re.split('[?#]', where)[0] if '://' in where else where  # of 'https://host/vit.npz?download=1', to 'vit.npz'
   out = workdir or pathlib.Path('runs', 'evaluate', pathlib.Path(path.rstrip('/')).name).absolute()
   destination.check_writable(out, setting='--workdir', advice='Set another --workdir.')
   run_directory.check_ours(out)
@@ -265,11 +265,7 @@ def _open_weights(config: schema.Config, where: str, reading: Reading, workdir: 
 
 def _compare(config: schema.Config, names: Sequence[str], reading: Reading, *, overridden: Collection[str],
              workdir: storage.Path | None) -> int:
-  """Evaluates several weights on every evaluation of the config, and writes the report card; exit status 0.
-
-  Raises:
-    UserError: nothing could be measured; gives the first reason.
-  """
+  """Evaluates several weights on every evaluation of the config, and writes the report card; returns exit status 0."""
   process_id = startup.start()
   workdir = workdir or pathlib.Path('runs', 'report_card').absolute()
   destination.check_writable(workdir, setting='--workdir', advice='Set another --workdir.')
@@ -278,7 +274,7 @@ def _compare(config: schema.Config, names: Sequence[str], reading: Reading, *, o
              for where, title in zip(names, report_card.short(names), strict=True)]
   console.end_stage()
   if not any(column.found for column in columns):
-    raise UserError(next(reason for column in columns for reason in column.reasons.values()))
+    raise UserError(next(reason for column in columns for reason in column.reasons.values()))  # the first one
   if not process_id:
     content = report_card.plain(config, columns)
     page, numbers = workdir / report_card.PAGE, workdir / report_card.NUMBERS
@@ -316,17 +312,17 @@ def _measure_each(config: schema.Config, where: str, reading: Reading, *, title:
 
 
 def _check_same(out: storage.Path, digest: str, data: schema.Data) -> None:
-  """Raises UserError if a directory that the person did not name has results of other weights or data."""
+  """Raises UserError if a directory that the command does not name has results of other weights or data."""
   def read(name: str) -> Mapping[str, Any]:
     try:
       return dict(documents.load(out / name))
     except (OSError, ValueError, TypeError):
       return {}
 
-  earlier, before = read('config.json').get('data'), read('evaluate.json').get('params_digest')
-  read_data = [earlier.get(name) for name in ('source', 'eval_split')] if isinstance(earlier, dict) else []
-  if before != digest or read_data != [data.source, data.eval_split]:
-    got = 'other weights' if before != digest else f'other data ({" ".join(map(str, read_data)) or "not known"})'
+  old_data, old_digest = read('config.json').get('data'), read('evaluate.json').get('params_digest')
+  old_split = [old_data.get(name) for name in ('source', 'eval_split')] if isinstance(old_data, dict) else []
+  if old_digest != digest or old_split != [data.source, data.eval_split]:
+    got = 'other weights' if old_digest != digest else f'other data ({" ".join(map(str, old_split)) or "not known"})'
     raise UserError(f'--workdir={out}: expected a new directory, or results of these weights and data, got those '
                     f'of {got}. Set another --workdir, or add --overwrite.')
 
@@ -346,7 +342,7 @@ def check_is_run(workdir: storage.Path) -> None:
 
 
 def check_overridden(overridden: Collection[str]) -> None:
-  """Raises UserError for overrides of the network, which is that of the weights."""
+  """Raises UserError if settings of the network, which the weights determine, are on the command line."""
   if given := [name for name in overridden if name.startswith(('model.', 'head.'))]:
     raise UserError(f'config.{given[0]}: expected the network of the weights, got an override. Set what tensors do not '
                     'determine with --model=heads=N,gelu=exact,norm_eps=1e-6.')
@@ -373,38 +369,36 @@ def check_head(weights: Weights, config: schema.Config, *, where: str) -> None:
 
 def with_weights(config: schema.Config, weights: Weights, overridden: Collection[str]) -> schema.Config:
   """Returns the config with network and preprocessing of the weights, except for settings on the command line."""
-  p, recipe = weights.preprocess, config.data.recipe
-  kept: dict[str, Any] = {name: value for name, value in preprocess.recipe_values(p).items()
-                          if f'data.recipe.{name}' not in overridden}
-  if p.native_patch and 'data.recipe.eval_native_patch' not in overridden:
-    recipe = dataclasses.replace(recipe, eval_native_patch=p.native_patch)
+  images, recipe = weights.preprocess, config.data.recipe
+  values: dict[str, Any] = {name: value for name, value in preprocess.recipe_values(images).items()
+                            if f'data.recipe.{name}' not in overridden}
+  if images.native_patch and 'data.recipe.eval_native_patch' not in overridden:
+    recipe = dataclasses.replace(recipe, eval_native_patch=images.native_patch)
   if recipe.eval_native_patch and 'data.recipe.eval_resize_px' not in overridden:
-    kept['eval_resize_px'] = 0  # complete images
-  return dataclasses.replace(
-      config, model=weights.model, head=weights.head, image_px=p.image_px,
-      data=dataclasses.replace(config.data, channels=weights.channels, recipe=dataclasses.replace(recipe, **kept)))
+    values['eval_resize_px'] = 0  # images in patches of their own aspect are complete
+  data = dataclasses.replace(config.data, channels=weights.channels, recipe=dataclasses.replace(recipe, **values))
+  return dataclasses.replace(config, model=weights.model, head=weights.head, image_px=images.image_px, data=data)
 
 
 def open_labeled(config: schema.Config, weights: Weights) -> build.Data:
   """Opens the data to evaluate, with labels that index the outputs of the head.
 
-  Raises:
-    UserError: the order of the classes is unknown or different.
+  Raises UserError if the order of the classes is unknown or different.
   """
   source = opening.check_labels(
       opening.open_split(config.data, config.data.eval_split, image_px=config.image_px), config.data)
   if not needs_head(config):
     return build.Data(source, source, source.class_names, in_memory=False)
   names = source.class_names
-  known = None if config.data.classes else imagenet.by_ids(names, weights.num_classes, weights.class_names)
-  # The numbers of all outputs, which the weights do not name so.
+  imagenet_list = None if config.data.classes else imagenet.by_ids(names, weights.num_classes, weights.class_names)
+  # Whether the names are numbers, one for each output of the head, and the weights have other names for the outputs.
   are_numbers = (bool(classes.numbered(names)) and len(names) == weights.num_classes and names != weights.class_names
                  and not set(names) & set(weights.class_names))
   try:
-    if known:
+    if imagenet_list:
       log.info('The %s classes of the data are WordNet ids, and are evaluated as outputs of the %s classes of %s.',
-               f'{len(names):,}', f'{weights.num_classes:,}', known.title)
-      source = classes.renumbered(source, known.lines(), where=known.title)
+               f'{len(names):,}', f'{weights.num_classes:,}', imagenet_list.title)
+      source = classes.renumbered(source, imagenet_list.lines(), where=imagenet_list.title)
     elif not config.data.classes and are_numbers:
       log.info('The %s classes of the data are numbers, and are evaluated as these outputs of %s.',
                f'{len(names):,}', weights.source)
@@ -415,27 +409,21 @@ def open_labeled(config: schema.Config, weights: Weights) -> build.Data:
     else:
       init_state.check_order(weights, names, config.data)
   except UserError as error:
-    raise UserError(f'{str(error).rstrip(".")}. {_LEARNING}.') from None
+    raise UserError(f'{str(error).rstrip(".")}. {_ADVICE}.') from None
   return build.Data(source, source, source.class_names, in_memory=False)
 
 
 def needs_head(config: schema.Config) -> bool:
-  """Returns whether an evaluation uses the classes of the head.
-
-  The other evaluations are trained on the data's classes.
-  """
+  """Returns whether an evaluation uses the classes of the head; the others learn the classes of the data."""
   return any(isinstance(settings, schema.TopK) for settings in config.evals.values())
 
 
 def of_weights(config: schema.Config, weights: Weights, *, has_head: bool = True) -> Subject:
-  """Returns weights as what is evaluated, replicated on all devices; `has_head` = with their head, if they have one.
-
-  `config` is that of `with_weights`.
-  """
+  """Returns weights as what is evaluated, with their head unless `has_head` is False; `config` is of `with_weights`."""
   mesh, shard = build.open_mesh(config)
   devices.check_devices(config.model, mesh, name='model')
   params: Params = {name: weights.params[name] for name in ('backbone', 'head', 'head_dist') if name in weights.params}
-  step, params, extra = jax.device_put((jnp.zeros((), jnp.int32), params, statistics(weights.state)),
-                                       meshes.replicated(mesh))
+  step = jnp.asarray(max(weights.step, 0), jnp.int32)  # 0 also if it is not known, as `evaluate.json` needs a number
+  step, params, extra = jax.device_put((step, params, statistics(weights.state)), meshes.replicated(mesh))
   viewed = LoadedNetwork(config, has_head=has_head and bool(weights.num_classes))
   return Subject(config, mesh, shard, viewed, TrainState(step, params, {}, extra), weights=weights)

@@ -410,7 +410,9 @@ def _tables(record: _Record) -> list[tuple[str, list[tuple[str, str]]]]:
   if final:
     tables.append(('at the end of training', final))
   if evaluated and evaluated != final:
-    tables.append((f'evaluated at step {html_pages.format_value(record.evaluation.get("step", "?"))}', evaluated))
+    step = record.evaluation.get('step')
+    is_known = step is not None and not (record.source and step == 0)  # weights of an unknown step have step 0
+    tables.append((f'evaluated at step {html_pages.format_value(step)}' if is_known else 'evaluated', evaluated))
   return [(title, [(name, html_pages.format_metric(name, value)) for name, value in metrics.items()])
           for title, metrics in tables]
 

@@ -1,8 +1,8 @@
 """What `train` reads of a run directory when a run is resumed, and what must not have changed.
 
-Before the data are opened: `find_machine`, `check_weights`, `pin_sources`, `keep_orientation`, `check_same` and
-`find_classes`. With the restored checkpoint: `check_data`, `check_settings` and the warnings. Before the loop:
-`find_finished`, `write_config` and `find_lost`.
+`train` calls these functions in this order. Before the data are opened: `find_machine`, `check_weights`, `pin_sources`,
+`keep_orientation`, `check_same`, `find_classes`. With the restored checkpoint: `check_data`, `check_settings` and the
+warnings. Before the loop: `find_finished`, `write_config`, `find_lost`.
 """
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from vit_jax.record import checkpoint_files, clock, machine, progress, reader, r
 
 log = logging.getLogger('vit_jax.jobs')
 _OF_THE_MACHINE = ('mesh', *layout.AUTO, 'train.progress', 'train.cpu_threads', 'data.workers', 'data.threads')
-"""Settings that may differ when a run is resumed on other hardware."""
+"""Beginnings of the names of settings that may differ when a run is resumed on other hardware."""
 _UNIMPORTANT = ('mesh.chosen', 'trackers.')
-"""Settings that the program writes, or that no result depends on."""
+"""Beginnings of the names of settings that the program writes, or that no result depends on."""
 
 
 def check_settings(meta: Mapping[str, Any], config: schema.Config, workdir: storage.Path, *, is_done: bool) -> None:
-  """Raises UserError if a run would continue as another network, which the shapes of its arrays do not show.
+  """Raises UserError if settings of a run differ from those of its checkpoint, whose description is `meta`.
 
-  The preprocessing of images may change during a run, but not for the checkpoint at its end.
+  The preprocessing of images may change while a run trains, but not when it `is_done`.
   """
-  changed = {name: pair for name, pair in provenance.differences(meta, config).items()
+  changed = {name: values for name, values in provenance.differences(meta, config).items()
              if is_done or not provenance.is_preprocessing(name)}
   if changed:
     raise UserError(f'--workdir={workdir}: expected a run with the settings of this command, got one with other '
@@ -55,6 +55,7 @@ def find_classes(workdir: storage.Path) -> tuple[str, ...]:
 
 
 def _find_meta(workdir: storage.Path) -> dict[str, Any]:
+  """Returns the description of the newest readable checkpoint; {} if there is none."""
   folder = workdir / 'checkpoints'
   for step in checkpoint_files.steps(folder)[::-1]:
     try:
@@ -65,7 +66,7 @@ def _find_meta(workdir: storage.Path) -> dict[str, Any]:
 
 
 def warn_of_machine(meta: Mapping[str, Any]) -> None:
-  """Warns if the machine computes other bits than the one on which a checkpoint was saved."""
+  """Warns if this machine may compute other bits than the one on which a checkpoint was saved."""
   if changed := machine.differences(meta.get('machine', {}), machine.describe()):
     log.warning('The run continues, but not bit for bit as on the machine before:\n%s', '\n'.join(
         f'  {name}: {old or "none"} -> {new or "none"}' for name, (old, new) in changed.items()))
@@ -75,7 +76,7 @@ def warn_of_machine(meta: Mapping[str, Any]) -> None:
 
 
 def warn_of_files(meta: Mapping[str, Any], sources: Mapping[str, Source]) -> None:
-  """Warns if files of the data were written since a checkpoint was saved, which their digest may not show."""
+  """Warns if files of the data were written since a checkpoint was saved; the digest of the data may be the same."""
   if changed := content.changed_files(meta.get('files', {}), sources):
     log.warning('Files of the data have changed since the run was saved, and the run continues with what they contain '
                 'now:\n%s', '\n'.join(changed))
@@ -103,13 +104,13 @@ def check_same(workdir: storage.Path, config: schema.Config) -> None:
 
 
 def check_weights(workdir: storage.Path, config: schema.Config) -> None:
-  """Raises UserError if a run that resumes began from other weights than those of this command, which has no effect."""
+  """Raises UserError if a run that resumes began from other weights than this command names, as it cannot use them."""
   before = build.saved_config(workdir) if checkpoint_files.steps(workdir / 'checkpoints') else None
   if not config.init_from or not before:
     return
   old, new = before.init_from, redacted(config.init_from)
-  places = {where if '://' in where else os.path.realpath(os.path.expanduser(where)) for where in (old, new) if where}
-  if old != new and not (old and len(places) == 1):
+  paths = {where if '://' in where else os.path.realpath(os.path.expanduser(where)) for where in (old, new) if where}
+  if old != new and not (old and len(paths) == 1):  # one file may be written in several ways
     began = f'one that began from {old}' if old else 'one that began from none'
     advice = f'Use {old}, or' if old else 'Leave them out, or use'
     raise UserError(f'--workdir={workdir}: expected a run that began from the weights {new}, got {began}. {advice} '
@@ -117,7 +118,7 @@ def check_weights(workdir: storage.Path, config: schema.Config) -> None:
 
 
 def find_lost(workdir: storage.Path, start: int) -> clock.Lost:
-  """Returns what the previous start did after step `start`; only process 0 needs it."""
+  """Returns what the previous start did after step `start`, the one of the checkpoint; nothing unless in process 0."""
   if not start or jax.process_index():
     return clock.Lost(0, 0.)
   try:
@@ -132,7 +133,7 @@ def find_lost(workdir: storage.Path, start: int) -> clock.Lost:
 
 
 def record(workdir: storage.Path) -> reader.Run:
-  """Returns the events and the rows of all evaluations of the previous starts and this one, and few other rows."""
+  """Returns all events and evaluations in the record of the run, but few rows of training metrics."""
   try:
     return reader.read(workdir, most_rows=1)
   except FileNotFoundError:
@@ -140,9 +141,9 @@ def record(workdir: storage.Path) -> reader.Run:
 
 
 def find_finished(workdir: storage.Path, until: str, step: int, digest: str) -> dict[str, Any] | None:
-  """Returns the results of a run that has ended, or has paused at `until`, with these parameters; None if it has not.
+  """Returns the results of a run that has ended, or paused at `until`; None if there are none.
 
-  Process 0 decides for all.
+  They must be of this step and this digest of the parameters. Process 0 decides for all; others may get {}.
   """
   try:
     final = documents.load(workdir / (run_directory.paused_file(until) if until else 'final.json'))
@@ -155,10 +156,9 @@ def find_finished(workdir: storage.Path, until: str, step: int, digest: str) -> 
 
 
 def pin_sources(config: schema.Config, workdir: storage.Path) -> schema.Config:
-  """Returns the config with each dataset of a hub at a commit: that of the run in `workdir`, or else the present one.
+  """Returns the config with each dataset of a hub at a commit: that of the run in `workdir`, or else the newest one.
 
-  Raises:
-    UserError, TemporaryError: a dataset is not found.
+  Raises UserError or TemporaryError if a dataset is not found.
   """
   before = build.saved_config(workdir)
   known = [before.data.source, before.data.pseudo.source] if before else []
@@ -174,12 +174,11 @@ def pin_sources(config: schema.Config, workdir: storage.Path) -> schema.Config:
 
 
 def keep_orientation(config: schema.Config, workdir: storage.Path) -> schema.Config:
-  """Returns the config with the EXIF orientation as the run in `workdir` records it, unless the config says it."""
+  """Returns the config with the EXIF orientation of the run in `workdir`, unless the config sets one."""
   before, recipe = build.saved_config(workdir), config.data.recipe
   if before is None or recipe.exif_orientation is not schema.Exif.AUTO:
     return config
-  kept: schema.Config = schema.replaced(
-      config, {'data.recipe.exif_orientation': before.data.recipe.exif_orientation})
+  kept: schema.Config = schema.replaced(config, {'data.recipe.exif_orientation': before.data.recipe.exif_orientation})
   return kept
 
 
@@ -202,7 +201,7 @@ def write_config(workdir: storage.Path, config: schema.Config) -> None:
 def changes(before: Any, config: schema.Config) -> list[str]:
   """Returns one line per setting of `config` that differs from `before`, a config as parsed JSON.
 
-  A run decides on the EXIF orientation by its data; `auto` of a study and what its run decided are the same.
+  A run replaces `auto` of the EXIF orientation by what its data need, so that `auto` equals every value.
   """
   old, new = json_files.flat(before), json_files.flat(json_files.to_plain(config))
   decided = 'data.recipe.exif_orientation'

@@ -1,17 +1,17 @@
 """`--job=train`: pre-trains or fine-tunes, evaluates, saves checkpoints, and resumes.
 
-`run` decides what the run is: its directory, weights, dataset commits and labels of a teacher. `Run` then opens the
-data and builds the objects (`build.py`), begins or restores the state, and calls the loop (`train/loop.py`) with hooks
-for everything that is not a step: metrics, evaluations, checkpoints, trackers, profiles. `finetune` and `pretrain` call
-`run` with the config that they make. What may not change when a run resumes is in `resume.py`.
+`run` is the job: it settles the directory, the weights, the dataset commits and the labels of a teacher. `Run` then
+opens the data and builds the objects (`build.py`), creates or restores the state, and calls the loop (`train/loop.py`)
+with hooks for metrics, evaluations, checkpoints, trackers and profiles. `finetune` and `pretrain` call `run` with the
+config that they make. What may not change when a run resumes is in `resume.py`.
 """
 from __future__ import annotations
 
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
@@ -19,6 +19,7 @@ from vit_jax import __version__
 from vit_jax.config import check, durations, elastic, provenance, schema
 from vit_jax.core import failures, trees
 from vit_jax.core.errors import TemporaryError, UserError
+from vit_jax.core.types import Batch
 from vit_jax.data.content import describe_files
 from vit_jax.data.image import geometry
 from vit_jax.data.image import transform as transforms
@@ -54,7 +55,7 @@ def run(config: schema.Config, workdir: storage.Path | None = None, *, overridde
     weights: the weights of `config.init_from` if they have been read.
     until: the part of the run, such as '25 %' or '500 steps', after which it pauses: it is evaluated and saved, with
       the results in `paused_UNTIL.json`, and continues as if it had not paused when it is started again; '' = the end.
-    is_segment: it is not evaluated there, and the exit status is that of a signal.
+    is_segment: the run is not evaluated where it pauses, and the exit status is that after a signal.
   """
   began, is_default = time.monotonic(), workdir is None
   workdir = workdir or default_workdir(config.name)
@@ -84,37 +85,50 @@ def default_workdir(name: str) -> storage.Path:
   return storage.open_path(f'runs/{run_directory.default_name(name)}')
 
 
-def open_data(config: schema.Config, *, is_own: bool = False, order: Sequence[str] = ()) -> build.Data:
-  """Opens the data of a run; `order` has the classes of one that resumes.
-
-  Unless the source `is_own`, set by the person, errors also name its setting, for first-time users of a config.
-  """
+def _open_data(config: schema.Config, overridden: Collection[str], order: Sequence[str]) -> build.Data:
+  """Opens the data of a run. If the command does not set the source, errors also say how to set it."""
   try:
     return build.open_data(config, order=order)
   except UserError as error:
-    if is_own:
+    if 'data.source' in overridden:
       raise
-    about = next((text for name, text in _ABOUT.items() if config.data.source.startswith(f'folder:{name}')), '')
-    raise UserError(f'{error}\nConfig {config.name} trains on data.source={config.data.source}. {about}Set your own '
+    origin = next((text for name, text in _ORIGINS.items() if config.data.source.startswith(f'folder:{name}')), '')
+    raise UserError(f'{error}\nConfig {config.name} trains on data.source={config.data.source}. {origin}Set your own '
                     'data with --config.data.source=folder:PATH, or try --config=digits, whose data is installed. The '
                     'jobs plan and check need no data.') from error
 
 
-_ABOUT = {'JFT-': 'JFT is internal to Google. The configs vit_l16_i21k and vit_b16_i21k train on ImageNet-21k, which '
-                  'is public. ',
-          'imagenet21k': 'ImageNet-21k is downloaded from image-net.org after registration there. '}
-"""What a person should know about the data of recipes that no program can download, by the name of the folder."""
+_ORIGINS = {
+    'JFT-': 'JFT is internal to Google. The configs vit_l16_i21k and vit_b16_i21k train on ImageNet-21k, which is '
+            'public. ',
+    'imagenet21k': 'ImageNet-21k is downloaded from image-net.org after registration there. '}
+"""Where data come from that no program can download, by the beginning of the name of their folder."""
+
+
+class _Session(NamedTuple):
+  """What one start of a run works with, from step `start` to step `last`, the end of the run or of `--until`.
+
+  latest: the newest evaluation metrics; evaluations write them, `early_stop` and `saving` read them.
+  early_stop, saving: hooks, which run after all evaluations of a step, in this order.
+  """
+  start: int
+  last: int
+  writer: Writer
+  clock: clocks.Clock
+  latest: hooks.Latest
+  early_stop: hooks.EarlyStop
+  saving: hooks.Checkpoint
 
 
 class Run:
-  """The part of one process in a run, from opening the data to the report."""
+  """A run in one of its processes, from opening the data to the report; `began` is the monotonic time of its start."""
 
   def __init__(self, config: schema.Config, workdir: storage.Path, began: float, weights: Weights | None = None,
                overridden: Collection[str] = ()) -> None:
     self.workdir, self._began, self._weights = workdir, began, weights
-    self._restored_digest = ''
-    self._restore_s = 0.
-    self.data = open_data(config, is_own='data.source' in overridden, order=resume.find_classes(workdir))
+    self._restored_digest, self._restore_s = '', 0.  # of a checkpoint, if the run resumes from one
+    self.data = _open_data(config, overridden, resume.find_classes(workdir))
+    self._sources: dict[str, Source] = {'train': self.data.train, 'eval': self.data.eval}
     config = build.with_statistics(config, self.data.train)
     self.mesh, self.shard, self.parts = build.open_run(config, self.data, workdir=workdir, overridden=overridden)
     self.config = config = self.parts.config
@@ -130,7 +144,7 @@ class Run:
 
   def run(self, until: str = '', *, is_segment: bool = False) -> int:
     """Restores or initializes the state, trains, evaluates; returns the exit status. Arguments: see `train.run`."""
-    total, program = self.parts.lengths.total_steps, self.parts.program
+    total = self.parts.lengths.total_steps
     try:
       last = min(total, self.parts.lengths.steps(until)) if until else total
     except UserError as error:
@@ -141,61 +155,66 @@ class Run:
       raise UserError(f'--until: expected at least {start:,} steps, which the run in {self.workdir} has done, got '
                       f'{until!r}, {last:,} steps. Set a larger part of the run, or use another --workdir.')
     latest: hooks.Latest = {}
-    early = self._early_stop(start, latest)
-    part = until if start == last < total and not early.reason else ''
-    if (start == last or early.reason) and (
-        final := resume.find_finished(self.workdir, part, start, self._restored_digest)) is not None:
-      return self._repeat(final, part)
+    early_stop = self._early_stop(start, latest)
+    if start == last or early_stop.reason:
+      paused_at = until if start < total and not early_stop.reason else ''
+      final = resume.find_finished(self.workdir, paused_at, start, self._restored_digest)
+      if final is not None:
+        return self._repeat(final, paused_at)
     resume.write_config(self.workdir, self.config)
-    writer, clock = self._open_record(start)
-    every_s = durations.parse_wall(every := self.config.checkpoints.every)
-    saving = hooks.Checkpoint(
-        SaveTimes(0 if every_s else self.parts.lengths.steps(every), every_s, start=start), self.checkpointer, writer,
-        clock, about=self._about(), latest=latest)
+    session = self._open_session(start, last, early_stop, latest)
     batches = feed.Ahead(self.loader.batches(start), lambda batch: meshes.put_batch(batch, self.mesh, self.shard))
-    speed = host_speed.HostSpeed(
-        clock, self.config.batch_size * len(self.shard.parts) / self.shard.count, self.loader)
-    times = host_times.HostTimes(clock, writer, log_every=self.parts.lengths.steps(self.config.train.log_every),
-                                 gather=host_times.gather_by_devices())
-    tracing = self._profile(start, clock)
-    console.begin_stage('reading the first batch, compiling the train step' if start < last else 'evaluating')
     try:
-      with (profile.served(self.config.train.profile_port, jax.process_index()), tracing,
-            stopping.StopRequest() as request):
-        ended = loop.run(
-            times.timed(tracing.mark(speed.timed(program.step_fn))), state, batches, start=start,
-            total=start if early.reason else last,
-            hooks=[times, *self._hooks(writer, clock, latest), early, saving, tracing, speed], clock=clock,
-            should_stop=lambda step: request.reason(step) or early.reason)
-      if ended.error:
-        raise self._save_after(ended.error, ended, start, saving)
-      if ended.reason and ended.reason != early.reason:
-        return self._pause(ended, saving, writer)
-      is_part = ended.step == last < total and not early.reason
-      if is_part and is_segment:
-        return self._pause(ended._replace(reason='the end of the segment'), saving, writer)
-      if early.reason:
-        log.info('Ended at step %s of %s by %s.', f'{ended.step:,}', f'{total:,}', early.reason)
-      try:
-        return self._finish(ended.state, start, ended.step, saving, writer, clock, latest,
-                            until=until if is_part else '')
-      except TemporaryError as error:
-        raise self._save_after(error, ended, start, saving) from error
+      return self._end(self._train(state, batches, session), session, until, is_segment=is_segment)
     finally:
-      writer.close()
+      session.writer.close()
       batches.close()
       self.loader.close()
       self.checkpointer.close()
+
+  def _train(self, state: TrainState, batches: Iterator[Batch], session: _Session) -> loop.Ended:
+    """Runs the loop and its hooks until the last step of the session, a signal, an early stop, or an error."""
+    clock, start, early_stop = session.clock, session.start, session.early_stop
+    images_a_step = self.config.batch_size * len(self.shard.parts) / self.shard.count  # of this process
+    speed = host_speed.HostSpeed(clock, images_a_step, self.loader)
+    log_every = self.parts.lengths.steps(self.config.train.log_every)
+    times = host_times.HostTimes(clock, session.writer, log_every=log_every, gather=host_times.gather_by_devices())
+    profiling = self._profile(start, clock)
+    console.begin_stage('reading the first batch, compiling the train step' if start < session.last else 'evaluating')
+    with (profile.served(self.config.train.profile_port, jax.process_index()), profiling,
+          stopping.StopRequest() as request):
+      step_fn = times.timed(profiling.mark(speed.timed(self.parts.program.step_fn)))
+      in_order: list[loop.Hook] = [times, *self._hooks(session), early_stop, session.saving, profiling, speed]
+      return loop.run(
+          step_fn, state, batches, start=start, total=start if early_stop.reason else session.last, hooks=in_order,
+          clock=clock, should_stop=lambda step: request.reason(step) or early_stop.reason)
+
+  def _end(self, ended: loop.Ended, session: _Session, until: str, *, is_segment: bool) -> int:
+    """Saves the state after the loop, and evaluates it unless a signal or a segment ended; returns the exit status."""
+    total, early_reason = self.parts.lengths.total_steps, session.early_stop.reason
+    if ended.error:
+      raise self._save_after(ended.error, ended, session)
+    if ended.reason and ended.reason != early_reason:
+      return self._stop(ended, session)
+    is_part = ended.step == session.last < total and not early_reason
+    if is_part and is_segment:
+      return self._stop(ended._replace(reason='the end of the segment'), session)
+    if early_reason:
+      log.info('Ended at step %s of %s by %s.', f'{ended.step:,}', f'{total:,}', early_reason)
+    try:
+      self._finish(ended, session, until if is_part else '')
+    except TemporaryError as error:
+      raise self._save_after(error, ended, session) from error
+    return 0
 
   def _begin(self) -> tuple[TrainState, int]:
     """Returns the state of the newest complete checkpoint or a new one, and its step."""
     program, total = self.parts.program, self.parts.lengths.total_steps
     began = time.monotonic()
     restored = self.checkpointer.restore(program.placed_state)
-    if restored:
-      self._restore_s = time.monotonic() - began
-    else:
+    if restored is None:
       return self._initialize(), 0
+    self._restore_s = time.monotonic() - began
     resume.check_data(restored.about['data'], self.loader.info._asdict(), self.workdir)
     step = int(restored.state.step)
     if step > total:
@@ -221,32 +240,34 @@ class Run:
     weights, self._weights = self._weights, None  # frees its arrays
     return init_state.begin(self.config, self.parts.program, self.data.class_names, self.workdir, weights)
 
-  def _open_record(self, start: int) -> tuple[Writer, clocks.Clock]:
-    """Returns the record and the clock of a start at step `start`, with the time that it has taken so far."""
+  def _open_session(self, start: int, last: int, early_stop: hooks.EarlyStop, latest: hooks.Latest) -> _Session:
+    """Returns the session from step `start` to `last`, and charges its clock with the time that it has taken so far."""
     total, lost = self.parts.lengths.total_steps, resume.find_lost(self.workdir, start)
     writer = Writer(self.workdir, process_index=jax.process_index(), resumed_from=start or None,
                     progress_total=total, progress=self.config.train.progress and start < total,
                     trackers=trackers.opener(self.config, self.workdir, start or None))
     writer.event('start', **machine.origin(), devices=jax.device_count(), processes=jax.process_count(),
                  **elastic.describe(self.config, meshes.count_slices(jax.devices())), lost=lost._asdict())
-    clock = clocks.Clock(
-        self.config.batch_size, build.train_flops(self.parts) * self.config.batch_size,
-        clocks.find_peak_flops(jax.devices()[0].device_kind, jax.device_count()))
+    clock = clocks.Clock(self.config.batch_size, build.train_flops(self.parts) * self.config.batch_size,
+                         clocks.find_peak_flops(jax.devices()[0].device_kind, jax.device_count()))
     clock.charge('startup', time.monotonic() - self._began - self._restore_s)
     if self._restore_s:
       clock.charge('restore', self._restore_s)
     writer.event('goodput', step=start, **clock.goodput()._asdict())  # the costs of a start that is killed soon
-    return writer, clock
+    every_s = durations.parse_wall(every := self.config.checkpoints.every)
+    times = SaveTimes(0 if every_s else self.parts.lengths.steps(every), every_s, start=start)
+    saving = hooks.Checkpoint(times, self.checkpointer, writer, clock, about=self._about(), latest=latest)
+    return _Session(start, last, writer, clock, latest, early_stop, saving)
 
-  def _hooks(self, writer: Writer, clock: clocks.Clock, latest: hooks.Latest) -> list[loop.Hook]:
-    config, parts = self.config, self.parts
+  def _hooks(self, session: _Session) -> list[loop.Hook]:
+    """Returns the hooks that measure; they run before early stopping and saving, which read the newest metrics."""
+    config, parts, writer, clock, latest = self.config, self.parts, session.writer, session.clock, session.latest
     added: list[loop.Hook] = [
         hooks.Metrics(writer, clock, log_every=parts.lengths.steps(config.train.log_every),
                       total=parts.lengths.total_steps, steps_an_epoch=parts.lengths.steps_an_epoch,
                       schedule=parts.schedule),
-        hooks.Finite(config.train.on_nonfinite, diagnose.build(
-            parts.objective, parts.prepare, self.loader.describe, self.loader.indexes, mesh=self.mesh,
-            seed=config.seed))]
+        hooks.Finite(config.train.on_nonfinite, diagnose.build(parts.objective, parts.prepare, self.loader.describe,
+                                                               self.loader.indexes, mesh=self.mesh, seed=config.seed))]
     added += trackers.hooks(config, parts, writer, self.mesh)
     added += [hooks.Alarm(watch, writer) for watch in kinds.of(config).watches(parts.lengths)]
     every = {name: parts.lengths.steps(config.evals[name].every) for name in results.in_order(self.evaluators)}
@@ -273,8 +294,8 @@ class Run:
   def _early_stop(self, start: int, latest: hooks.Latest) -> hooks.EarlyStop:
     """Returns the hook of early stopping as of step `start`; without early stopping, one that never fires."""
     settings = self.config.train.early_stop
-    name = settings.metric.split('/')[0]
-    every = self.parts.lengths.steps(self.config.evals[name].every) if settings.metric else 0
+    evaluation_name = settings.metric.split('/')[0]
+    every = self.parts.lengths.steps(self.config.evals[evaluation_name].every) if settings.metric else 0
     hook = hooks.EarlyStop(settings.metric, patience=settings.patience, min_delta=settings.min_delta, every=every,
                            latest=latest)
     if every and start:
@@ -295,7 +316,7 @@ class Run:
     """Writes the optimized program of the train step, compiled from shapes as in a plan.
 
     This is a separate compilation, cached on disk for the next dump; the first step may have to compile again. All
-    processes compile, and process 0 writes. A program that jaxlib cannot print gives a warning.
+    processes compile, and process 0 writes.
     """
     path, program = self.workdir / 'hlo' / 'train_step.txt', self.parts.program
     compiled = program.step_fn.lower(program.abstract_state, build.abstract_batch(self.config)).compile()
@@ -309,76 +330,76 @@ class Run:
     run_directory.write_text(path, text)
     log.info('The compiled train step is in %s', path)
 
-  @property
-  def _sources(self) -> dict[str, Source]:
-    return {'train': self.data.train, 'eval': self.data.eval}
-
   def _about(self) -> dict[str, Any]:
+    """Returns the description of the run that each of its checkpoints has."""
     recipe = self.config.data.recipe
-    how, antialias = geometry.eval_resampling(recipe)
+    interpolation, antialias = geometry.eval_resampling(recipe)
     files = {name: list(describe_files(source)) for name, source in self._sources.items()}
+    preprocessing = {'eval_resize_px': recipe.eval_resize_px, 'eval_geometry': recipe.eval_geometry.value,
+                     'mean': list(recipe.mean), 'std': list(recipe.std), 'interpolation': interpolation.value,
+                     'antialias': antialias, 'truncate': recipe.truncate}
     return {'code': __version__, 'data': self.loader.info._asdict(), 'files': files, 'machine': machine.describe(),
             'name': self.config.name, 'class_names': list(self.data.class_names),
             'image_px': list(self.config.image_px), provenance.SETTINGS: provenance.settings(self.config),
-            'preprocessing': {'eval_resize_px': recipe.eval_resize_px, 'eval_geometry': recipe.eval_geometry.value,
-                              'mean': list(recipe.mean), 'std': list(recipe.std), 'interpolation': how.value,
-                              'antialias': antialias, 'truncate': recipe.truncate}}
+            'preprocessing': preprocessing}
 
-  def _save_after(self, error: UserError | TemporaryError, ended: loop.Ended, start: int,
-                  saving: hooks.Checkpoint) -> UserError | TemporaryError:
+  def _save_after(self, error: UserError | TemporaryError, ended: loop.Ended,
+                  session: _Session) -> UserError | TemporaryError:
     """Saves the last step, if this process can do so alone, and returns the error with what to do."""
-    if jax.process_count() > 1 or ended.step == start or saving.has_failed:  # the others wait in their next step
+    # Other processes wait in their next step and cannot save.
+    if jax.process_count() > 1 or ended.step == session.start or session.saving.has_failed:
       return error
     try:
-      saving.save(ended.step, ended.state, wait=True)
+      session.saving.save(ended.step, ended.state, wait=True)
     except (UserError, TemporaryError) as another:
       log.warning('Step %s could not be saved either: %s', f'{ended.step:,}', another)
       return error
     kind = TemporaryError if isinstance(error, TemporaryError) else UserError
     return kind(f'{str(error).rstrip(".")}. Step {ended.step:,} is saved; run the same command again to resume.')
 
-  def _pause(self, ended: loop.Ended, saving: hooks.Checkpoint, writer: Writer) -> int:
-    saving.save(ended.step, ended.state, wait=True)
-    writer.event('stop', step=ended.step, reason=ended.reason)
-    writer.close()
+  def _stop(self, ended: loop.Ended, session: _Session) -> int:
+    """Saves the state without evaluating it; returns the exit status of a run that continues when started again."""
+    session.saving.save(ended.step, ended.state, wait=True)
+    session.writer.event('stop', step=ended.step, reason=ended.reason)
+    session.writer.close()
     print(f'Stopped by {ended.reason} after step {ended.step:,}, which is saved. Run the same command again to resume.',
           flush=True)
     return failures.TRY_AGAIN
 
-  def _finish(self, state: TrainState, start: int, total: int, saving: hooks.Checkpoint, writer: Writer,
-              clock: clocks.Clock, latest: hooks.Latest, *, until: str) -> int:
-    """Evaluates, saves, and writes results and report after `total` steps; `until` of a run that pauses there."""
-    with clock.phase('evaluate'):
-      final = results.measure(self.evaluators, self.parts.objective, state)
-    if start < total:
+  def _finish(self, ended: loop.Ended, session: _Session, until: str) -> None:
+    """Evaluates, saves, and writes results and report; `until` of a run that pauses, '' = it ends."""
+    step, writer = ended.step, session.writer
+    with session.clock.phase('evaluate'):
+      final = results.measure(self.evaluators, self.parts.objective, ended.state)
+    if session.start < step:
       for name, by_view in final.results.items():
-        _raise_alarms(name, by_view, total, writer)
-      writer.write(total, final.metrics)
-      latest.update({name: (total, number) for name, number in final.metrics.items()})
-      saving.save(total, state, wait=True)
-    writer.event('goodput', step=total, **clock.goodput()._asdict())
+        _raise_alarms(name, by_view, step, writer)
+      writer.write(step, final.metrics)
+      session.latest.update({name: (step, number) for name, number in final.metrics.items()})
+      session.saving.save(step, ended.state, wait=True)
+    writer.event('goodput', step=step, **session.clock.goodput()._asdict())
     if until:
-      writer.event('stop', step=total, reason=f'--until={until}')
+      writer.event('stop', step=step, reason=f'--until={until}')
     writer.close()
-    self._write_results(final, saving.digest or self._restored_digest, total, until)
-    return 0
+    self._write_results(final, session.saving.digest or self._restored_digest, step, until)
 
   def _write_results(self, final: results.Final, digest: str, total: int, until: str) -> None:
+    """Writes all results of a run and its report; of a run that pauses, only `paused_UNTIL.json`."""
     record = resume.record(self.workdir) if not jax.process_index() else reader.NOTHING
-    used = self._chosen() if not jax.process_index() else None
-    log.info('%s', '\n'.join(filter(None, [
-        summary.best(final, record.rows, used),
-        summary.spent(record.events, num_steps=total, batch_size=self.config.batch_size)])))
+    used = self._find_used() if not jax.process_index() else None
+    lines = [summary.best(final, record.rows, used),
+             summary.spent(record.events, num_steps=total, batch_size=self.config.batch_size)]
+    log.info('%s', '\n'.join(filter(None, lines)))
     spent = clocks.sum_starts(record.events)
     processor_s = {'processor_s': spent.processor_s, 'training_processor_s': spent.training_processor_s}
     content = {
         'step': total, 'starts': clocks.count_starts(record.events), 'seconds': spent.total_s,
-        **{name: seconds for name, seconds in processor_s.items() if seconds is not None},
+        **{name: seconds for name, seconds in processor_s.items() if seconds is not None},  # None = not known
         'params_digest': digest, 'headline': final.headline_name,
         'num_params': trees.num_elements(self.parts.program.abstract_state.params), 'metrics': final.metrics,
         'exaflops': build.train_flops(self.parts) * self.config.batch_size * total / 1e18,
         'num_examples': {name: next(iter(group.values())).num_examples for name, group in final.results.items()},
-        'data': {name: one._asdict() for name, one in self._fingerprints().items()}}
+        'data': {name: fingerprint._asdict() for name, fingerprint in self._fingerprints().items()}}
     if until:
       run_directory.write_json(self.workdir / run_directory.paused_file(until), {**content, 'top1': final.score})
       self._say_paused(total, until)
@@ -391,7 +412,8 @@ class Run:
       page = report.write_or_warn(self.workdir)
       print(summary.last_line(content, used, page), flush=True)
 
-  def _chosen(self) -> checkpoint_files.Chosen | None:
+  def _find_used(self) -> checkpoint_files.Chosen | None:
+    """Returns the checkpoint whose weights are those of the run: the newest one, or the best one."""
     saved = build.saved_config(self.workdir) or self.config  # of a finished run, whatever this command sets
     return runs.find_whole(self.workdir, saved.checkpoints.keep_best)[0]
 
@@ -404,9 +426,9 @@ class Run:
     if jax.process_index() == 0 and until:
       self._say_paused(final['step'], until)
     elif jax.process_index() == 0:
-      page = self.workdir / report.PAGE
-      print(summary.last_line(final, self._chosen(), str(page) if page.exists() else
-                              report.write_or_warn(self.workdir)), flush=True)
+      path = self.workdir / report.PAGE
+      page = str(path) if path.exists() else report.write_or_warn(self.workdir)
+      print(summary.last_line(final, self._find_used(), page), flush=True)
     return 0
 
   def _say_paused(self, step: int, until: str) -> None:
