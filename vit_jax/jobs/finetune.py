@@ -87,15 +87,11 @@ def begin(base: schema.Config, weights: str, data: str, run_folder: storage.Path
           what: str = '') -> tuple[Splits, Weights, int]:
   """Starts JAX, opens the images and loads the weights; returns both, and the number of this process.
 
-  The overrides are checked first, so that a wrong one is reported before anything is read.
-
-  Args:
-    base: the config before the number of images is known.
-    weights, data, run_folder, changes: see `run`.
-    what: the training that must be able to learn from the labels, for messages; '' = any images will do.
+  The overrides are applied to the config `base` first, so that a wrong one is reported before anything is read. `what`
+  names the training for messages, if it needs labels that can be learned; '' = any images will do.
 
   Raises:
-    UserError: an override cannot be applied, the images or the weights cannot be used, or `what` cannot learn.
+    UserError: an override cannot be applied, or the images or the weights cannot be used.
   """
   for name in (change.partition('=')[0] for change in changes):
     if name in FLAGS:
@@ -127,11 +123,7 @@ def apply(config: schema.Config, changes: Sequence[str]) -> schema.Config:
 
 
 def open_settings(base: schema.Config, source: str, changes: Sequence[str]) -> schema.Data:
-  """Returns the settings of the data of a config with their overrides; `eval_split` is '' unless it is overridden.
-
-  Raises:
-    UserError: the source has no kind.
-  """
+  """Returns the data settings of a config with their overrides; `eval_split` is '' unless it is overridden."""
   if ':' not in source and os.path.isdir(source):
     raise UserError(f'--data: expected one of {opening.FORMS}, got {source!r}. Set --data=folder:{source}.')
   config = dataclasses.replace(base, data=dataclasses.replace(base.data, source=source, eval_split=''))
@@ -142,10 +134,7 @@ def choose_splits(data: schema.Data) -> Splits:
   """Returns the splits to train and to evaluate on.
 
   Evaluated is `data.eval_split` if it is set, else `val` if there is one, else `test`, else a held-out part of the
-  training images: a tenth, or `SMALL_HOLDOUT` of fewer than `SMALL` images.
-
-  Raises:
-    UserError: the images cannot be opened.
+  training images: a tenth, or `SMALL_HOLDOUT` of fewer than `SMALL` images. Raises UserError if they cannot be opened.
   """
   train_source = _open(data, data.train_split)
   for split in (data.eval_split,) if data.eval_split else ('val', 'test'):
@@ -170,8 +159,7 @@ def choose_splits(data: schema.Data) -> Splits:
 
 
 def _open(data: schema.Data, split: str) -> Source:
-  # The size is required, but only synthetic images have it.
-  return opening.open_split(data, split, image_px=schema.Config().image_px)
+  return opening.open_split(data, split, image_px=schema.Config().image_px)  # the size of synthetic images
 
 
 def _choose_holdout(data: schema.Data, num_images: int) -> float:
@@ -210,8 +198,7 @@ def run_name(job: str, weights: str, data: str) -> str:
 def describe(config: schema.Config, images: Splits) -> str:
   """Returns the settings that follow from the number of images and the weights, as overrides to change them."""
   settings = {'batch_size': config.batch_size, 'length': f"'{config.length}'",
-              'optimizer.lr': f'{config.optimizer.lr:g}',
-              f'evals.{VAL}.every': f"'{config.evals[VAL].every}'"}
+              'optimizer.lr': f'{config.optimizer.lr:g}', f'evals.{VAL}.every': f"'{config.evals[VAL].every}'"}
   if config.data.recipe.crop is schema.Crop.INCEPTION:
     settings['data.recipe.crop_sampler'] = config.data.recipe.crop_sampler.value
   return '\n'.join([

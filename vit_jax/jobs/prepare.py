@@ -1,9 +1,8 @@
 """`--job=prepare`: writes images as ArrayRecord shards, which `array_record:DIR` reads; or the label maps of a teacher.
 
-`commands.Command.run` calls `run`. With a config it calls `teacher_labels.run`, which writes label maps. Otherwise it
-checks the flags, opens the splits of a source or of an archive (which is downloaded if it is missing), and passes them
-to `data/prepare.py`, imported here as `writing`. This writes the shards, in processes of this machine or by a runner of
-Apache Beam. A command that was stopped resumes if it is given again.
+`commands.Command.run` calls `run`. With a config, `teacher_labels.run` then writes label maps. Otherwise, it opens the
+splits of a source or of an archive, which is downloaded if it is missing. `data/prepare.py`, here `writing`, writes the
+shards, in processes of this machine or by a runner of Apache Beam. The same command resumes one that was stopped.
 """
 from __future__ import annotations
 
@@ -74,10 +73,9 @@ def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
       'num_classes': num_classes, 'channels': channels, 'caption_column': caption_column}
   if config is not None or weights:
     column_flags['channels'] = channels if channels != RGB else None
-    given = [name for name, value in (shard_flags | column_flags).items() if value]
-    if given:
-      raise UserError('\n'.join(f'--{name}: expected no flag of shards with --config, got one. Remove it.'
-                                for name in given))
+    if problems := [f'--{name}: expected no flag of shards with --config, got one. Remove it.'
+                    for name, value in (shard_flags | column_flags).items() if value]:
+      raise UserError('\n'.join(problems))
     if config is None or not weights:
       raise UserError('--config: expected both --config and --weights, which label maps need, got one of them. '
                       'Set both.')
@@ -144,10 +142,7 @@ def _open_encoder(tokens: str, tokenizer: str, text_rule: str, caption_column: s
 
 
 class Engine(NamedTuple):
-  """The flags that select what writes the shards: `processes` of this machine, or a `runner` of Apache Beam.
-
-  `share` is the part of the shards that this machine writes, and `options` are those of the runner.
-  """
+  """What writes the shards: `processes` of this machine, for a `share` of them; or a `runner` of Apache Beam."""
   processes: int
   runner: str
   options: str
@@ -171,7 +166,7 @@ def _write_source(data: schema.Data, to: storage.Path, settings: writing.Setting
     if not splits:  # the error for a source that is divided into splits has their names
       opening.open_split(data, splitting.ALL, image_px=_ANY_PX)
   except splitting.NoSplit as error:
-    # Where a source has no split `test`, a synonym of it is opened in its place.
+    # Where a source has no split `test`, a synonym of `val` is opened in its place.
     opened = SPLITS if 'test' in error.known else (*SPLITS, *splitting.SYNONYMS)
     others = [name for name in error.known if name not in opened]
     if others:
@@ -192,9 +187,9 @@ def _local(to: storage.Path) -> pathlib.Path:
 
 def _write_splits(opener: Callable[[], Mapping[str, Source]], to: storage.Path, settings: writing.Settings,
                   engine: Engine, *, root: str | None = '') -> int:
-  """Writes the splits that `opener` returns by name, and prints how many images each has and how to use them.
+  """Writes the splits that `opener` returns by name, and prints their numbers of images and how to use them.
 
-  The stored names of examples are relative to `root`; None = the folder that the opened source has as `root`, if any.
+  Names of examples are stored relative to `root`; None = relative to the `root` of the opened source, if it has one.
   """
   sources = opener()
   parts = [part for source in sources.values() for part in origins(source)]
@@ -265,11 +260,7 @@ def _open(data: schema.Data, names: Sequence[str]) -> dict[str, Source]:
 
 
 def _open_archive(name: str, archive: str, splits: Sequence[str]) -> dict[str, Source]:
-  """Opens splits of a dataset in the files of its authors; `archive` is as for `run`.
-
-  Raises:
-    UserError: there is no such split; a file is missing, cannot be downloaded, or has another checksum.
-  """
+  """Opens splits in the files of the dataset's authors. Raises UserError for a missing split, or a bad file."""
   if unknown := sorted(set(splits) - set(archives.SPLITS)):
     raise UserError(f'--splits: expected some of {", ".join(archives.SPLITS)}, got {", ".join(unknown)}. '
                     'Name some of these splits.')

@@ -123,9 +123,7 @@ def _find_originals(source: str) -> list[str]:
   """Returns the weights that were not trained here, from which `source` was made, and their teachers.
 
   For a run, these are the weights that it began with. Where they are of another run, that run is followed in turn.
-
-  Raises:
-    UserError: a record of a run (`init.json`, `config.json`) is damaged.
+  Raises UserError if `init.json` or `config.json` of a run is damaged.
   """
   originals, names = [], [source]
   for name in names:  # the loop appends the weights that a run used, and then visits them too

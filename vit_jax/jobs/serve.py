@@ -1,14 +1,12 @@
 """`--job=serve`: pages in the browser: the report of a run while it trains, classes and attention of images, mistakes.
 
 `commands.Command.run` calls `run`, which starts the server of `serve_http.py`. The server answers this machine only,
-unless `--host` is set. Files are read and never written. The network of a run computes on the CPU, as training may use
-the accelerator, and is loaded again when a newer checkpoint is saved. These threads run:
+unless `--host` is set, and writes no files. The network of a run computes on the CPU, as training may use the
+accelerator, and is loaded again when a newer checkpoint is saved. These threads run, of which one computes at a time:
 
   main thread          the event loop of the server, which hands each request to a thread of a pool
   threads of the pool  `Pages` make the pages; `Network.classify` and `Network.attention` answer for sent images
   thread of `Folder`   classifies the images of a folder; the page of mistakes shows the results so far
-
-`Network.use` holds a lock, so that one image or one batch is computed at a time.
 """
 from __future__ import annotations
 
@@ -170,7 +168,6 @@ class Pages:
         confusion=predictions.summarize(arrays).confusion if arrays else None)
 
   def _render(self, here: str, template: str, **values: Any) -> Answer:
-    """Returns the page at the address `here`, from a template and its values."""
     page = html_pages.render(template, menu=self._menu, here=here, **values)
     return Answer(page.encode(errors='backslashreplace'))
 
@@ -180,8 +177,7 @@ class Network:
 
   Args:
     load: loads the network.
-    newest_step: returns the step of the newest weights; when it changes, they are loaded again. None = there are none
-      yet.
+    newest_step: returns the step of the newest weights, None before the first. When it changes, they are loaded again.
     model: the network, if it is loaded already.
   """
 
@@ -192,15 +188,10 @@ class Network:
 
   @contextlib.contextmanager
   def use(self) -> Iterator[Model]:
-    """Waits until no other thread uses the network, yields it with the newest weights, and holds the lock meanwhile.
-
-    Raises:
-      Refused: the run has no weights yet, or they cannot be loaded.
-    """
+    """Holds the lock and yields the network with the newest weights. Raises Refused if it cannot load any."""
     with self._lock:
       try:
-        newest_step = self._newest_step()
-        if newest_step is None:
+        if (newest_step := self._newest_step()) is None:
           raise Refused(HTTPStatus.CONFLICT, 'The run has saved no checkpoint yet. Try again when it has.')
         if self._model is None or newest_step != self._loaded_step:
           self._model, self._loaded_step = self._load(), newest_step
@@ -220,8 +211,7 @@ class Network:
               'weights': model.weights.source, 'seconds': round(time.monotonic() - began, 3)}
 
   def attention(self, encoded: bytes) -> dict[str, Any]:
-    """Returns the attention of an image file over all layers as JSON: two PNGs, with the attention as colors over the
-    image (`overlay`) and as the brightness of the image (`shade`)."""
+    """Returns the attention of an image file over all layers, as colors over the image and as its brightness."""
     with self.use() as model:
       if not model.num_layers:
         raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, 'This network has no attention.')
@@ -232,10 +222,9 @@ class Network:
 
 
 def decode(encoded: bytes, options: headers.DecodeOptions = UPRIGHT) -> HostArray:
-  """Returns the pixels of an image file, `[H, W, 3]` u8, decoded with `options` but at most `MAX_PIXELS`.
+  """Returns the pixels of an image file, `[H, W, 3]` u8.
 
-  Raises:
-    Refused: the format is not supported, or the image has too many pixels or is damaged.
+  Raises Refused if the format is not supported, or the image is damaged or has more than `MAX_PIXELS`.
   """
   kind = headers.detect_format(encoded[:256])
   if kind not in headers.FORMATS:
@@ -304,8 +293,7 @@ class Folder:
         if name not in labels:
           labels[name] = None  # stays None if there is no such class, so that the note below is written once
           labels[name] = model.find_class(name)
-        label = labels[name]
-        if label is not None:
+        if (label := labels[name]) is not None:
           images.append((file, label, model.prepare(decode(user_files.read_image(path), model.decoding))))
       except UserError:
         self.notes.append(f'Folder {name}: its images are left out, as it is not named after a class of the weights.')

@@ -1,11 +1,8 @@
 """Finds the text tower of an evaluation that compares images with texts, such as zero-shot classification.
 
-`build.resources` calls `find` when an evaluator first needs an encoder of texts. The tower comes from the first of:
-
-  the weights in the evaluation's settings (`weights`)
-  the run, if its objective trains a text tower
-  the weights that are evaluated
-  the weights that the run began with (`init_from`)
+`build.resources` calls `find` when an evaluator first needs an encoder of texts. The tower is of the first of these:
+the weights in the settings of the evaluation; the weights that are evaluated; the run itself, if its objective trains a
+text tower; or the weights that the run began with.
 """
 from __future__ import annotations
 

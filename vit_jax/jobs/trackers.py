@@ -24,19 +24,14 @@ from vit_jax.record.writer import Writer
 from vit_jax.train import loop
 
 FILE = 'trackers.json'
-"""In the run directory: the ids of the run in its trackers, such as `{"wandb": "1f2e3d4c"}`. A resumed run continues
-under the same ids."""
+"""In the run directory: the ids of the run in its trackers, `{"wandb": ID}`, under which a resumed run continues."""
 PACKAGES = {'wandb': ('wandb',), 'mlflow': ('mlflow', 'mlflow.tracking', 'mlflow.entities')}
 """Modules that a tracker imports, by the name of its setting. The first one is the package."""
 log = logging.getLogger('vit_jax.jobs')
 
 
 def check(config: schema.Config) -> None:
-  """Checks that the packages of the trackers are installed.
-
-  Raises:
-    UserError: names the package that is missing.
-  """
+  """Raises UserError with the name of the package if that of a tracker is not installed."""
   for setting, (package, *_) in PACKAGES.items():
     if getattr(config.trackers, setting) and importlib.util.find_spec(package) is None:
       raise extras.missing(package, setting, f'trackers.{setting}')
