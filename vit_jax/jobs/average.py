@@ -33,7 +33,7 @@ from vit_jax.train.state import TrainState
 from vit_jax.weights import inherit
 
 log = logging.getLogger('vit_jax.jobs')
-ADDED_BY_SAVE = ('version', 'step', 'digests', 'data_sha256', 'shapes')  # by `Checkpointer.save`, to a description
+ADDED_BY_SAVE = ('version', 'step', 'digests', 'data_sha256', 'shapes')  # `Checkpointer.save` adds them to `about`
 _TRIES = 5  # of choosing the newest checkpoints; a live run removes one of them while they are read
 
 
@@ -90,7 +90,7 @@ def run(config: schema.Config, workdir: storage.Path, *, to: storage.Path, last:
 
 
 def _check_is_free(to: storage.Path) -> None:
-  """Raises UserError unless `to` is a directory that is new, or has nothing that is worth keeping."""
+  """Raises UserError unless `to` is new, or has no checkpoints and nothing else that is worth keeping."""
   run_directory.check_ours(to, '--to')
   if (to / 'checkpoints').exists() or os.path.islink(to / 'checkpoints'):
     raise UserError(f'--to: expected a directory without checkpoints, got {to}. Use another one.')
@@ -99,25 +99,21 @@ def _check_is_free(to: storage.Path) -> None:
 
 
 def choose(saved: list[int], *, last: int | None, steps: Sequence[int] | None, workdir: storage.Path) -> list[int]:
-  """Returns the steps to average, oldest first, of the steps that are saved.
-
-  Raises:
-    UserError: not exactly one of `last` and `steps` is given, or there are no such checkpoints.
-  """
-  shown = f'{workdir} has checkpoints of steps {", ".join(map(str, saved)) or "none"}.'
+  """Returns the steps of `saved` to average, oldest first. Raises UserError if `last` or `steps` cannot be used."""
+  available = f'{workdir} has checkpoints of steps {", ".join(map(str, saved)) or "none"}.'
   if (last is None) == (steps is None):
-    raise UserError(f'--last: expected either --last or --steps, got {"none" if last is None else "both"}. {shown}')
+    raise UserError(f'--last: expected either --last or --steps, got {"none" if last is None else "both"}. {available}')
   if len(saved) < 2:
     raise UserError(f'--workdir={workdir}: expected a run with at least two checkpoints, got {len(saved)}. Train '
                     'longer, with checkpoints.every, keep_latest and keep_every so that it keeps several.')
   if last is not None:
     if not 2 <= last <= len(saved):
-      raise UserError(f'--last: expected 2 to {len(saved)}, got {last}. {shown} checkpoints.keep_latest and keep_every '
-                      'set how many are kept.')
+      raise UserError(f'--last: expected 2 to {len(saved)}, got {last}. {available} checkpoints.keep_latest and '
+                      'keep_every set how many are kept.')
     return saved[-last:]
   chosen = sorted(set(steps or ()))
   if len(chosen) < 2 or not set(chosen) <= set(saved):
-    raise UserError(f'--steps: expected at least two of the checkpoints, got {",".join(map(str, chosen))}. {shown}')
+    raise UserError(f'--steps: expected at least two of the checkpoints, got {",".join(map(str, chosen))}. {available}')
   return chosen
 
 
@@ -126,7 +122,7 @@ def read_average(reader: checkpoint_reader.Reader, abstract: TrainState, *, find
   """Returns the average of checkpoints. At most the last mean, the next one and one checkpoint are in memory.
 
   Args:
-    reader, abstract: of the checkpoints; shapes, dtypes and shardings of the state.
+    reader, abstract: the reader of the checkpoints; the shapes, dtypes and shardings of their state.
     find_steps: returns the steps to average. It is called again if the run, which may be training, removes one of them.
     check_settings: raises UserError if a checkpoint of this description is of another config.
     tries: how often `find_steps` is called, at most.

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger('vit_jax.jobs')
 
-TEXTS = 'texts'  # of --what
-TEXT_FILE = 'texts:'  # begins --data
+TEXTS = 'texts'  # a value of --what
+TEXT_FILE = 'texts:'  # the prefix of --data=texts:FILE
 _MAX_CAPTIONS = 1_000  # of an image
 
 
@@ -91,7 +91,11 @@ def run(weights: str, to: pathlib.Path, *, files: Sequence[str] = (), data: str 
   evaluate.check_overridden(overridden)
   config = overrides.apply({'': config_files.load('evaluate', [])}, list(changes), models=sizes.model)['']
   texts = _read_lines(data) if data.startswith(TEXT_FILE) else None
-  images: Source | None = _open_files(files, follow_links=follow_links) if files else None
+  images: Source | None = None
+  if files:
+    paths = list(image_list.find(files, follow_links=follow_links))
+    image_list.check_exist(paths)
+    images = image_list.ImageList(paths)
   startup.start(config.train)
   opencv.quieten()
   config, loaded = _load(config, weights, reading=reading, classes=classes, overridden=overridden)
@@ -161,13 +165,6 @@ def _read_captions(images: Source) -> Texts:
   return Texts([text for captions in by_image for text in captions], np.array(ids, np.int64), images.name)
 
 
-def _open_files(files: Sequence[str], *, follow_links: bool) -> Source:
-  """Returns images in files and folders. Raises UserError if there are none."""
-  paths = list(image_list.find(files, follow_links=follow_links))
-  image_list.check_exist(paths)
-  return image_list.ImageList(paths)
-
-
 def _open_split(config: schema.Config, data: str, *, split: str, follow_links: bool) -> tuple[schema.Config, Source]:
   """Returns the config with a source in place of its own, and a split of that source."""
   config = dataclasses.replace(config, data=dataclasses.replace(
@@ -225,20 +222,20 @@ def _write_texts(weights: Weights, texts: Texts, to: pathlib.Path, *, config: sc
 def _describe_texts(weights: Weights, texts: Texts, encoder: TextEncoder, *, config: schema.Config) -> dict[str, Any]:
   """Returns what the files of vectors hold, as `embedding.Work.info`; files with another one are not resumed."""
   shape = encoder.embed(texts.texts[:1]).shape[1:]  # is computed, as an encoder does not state it
-  num = len(texts.texts)
+  num_texts = len(texts.texts)
   digest = hashlib.sha256(json.dumps([texts.ids.tolist(), texts.texts]).encode()).hexdigest()
   return {'format': embedding_files.FORMAT, 'what': TEXTS, 'shape': list(shape), 'dtype': 'float32', 'blocks': [],
-          'num_examples': num, 'per_shard': embedding.shard_size(num, shape, config.batch_size),
+          'num_examples': num_texts, 'per_shard': embedding.shard_size(num_texts, shape, config.batch_size),
           'batch_size': config.batch_size, 'source': texts.source, 'class_names': [], 'output_names': [],
           'texts_digest': digest, 'text_tower': encoder.digest, 'scale': encoder.scale, 'bias': encoder.bias,
           **many_images.describe(weights, config.data.recipe), 'identity': '', 'features_digest': ''}
 
 
 def _report(notes: embedding_files.Notes | None, to: pathlib.Path, *, content: str) -> int:
-  """Prints that `to` has the content, of which `notes` are those of `embedding.write`; exit status 0."""
+  """Prints that `to` has the content; `notes` are what writing it returned. Exit status 0."""
   console.end_stage()
   if jax.process_index() == 0:
-    bad = sum(note['num_bad'] for note in notes or ())
+    num_bad = sum(note['num_bad'] for note in notes or ())  # `notes` is None if the files were complete before
     print(f'{"Already in" if notes is None else "Written to"} {to}: {content}'
-          + (f', {bad:,} of which could not be decoded and have no row.' if bad else '.'), flush=True)
+          + (f', {num_bad:,} of which could not be decoded and have no row.' if num_bad else '.'), flush=True)
   return 0

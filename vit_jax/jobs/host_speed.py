@@ -1,7 +1,8 @@
-"""Warns if the host makes fewer images than the step takes, as measured in the first steps of a process.
+"""Warns if the host prepares fewer images per second than the training step could process.
 
-`train` wraps its step with `HostSpeed.timed`, which measures the step alone, and passes the hook to the loop, which
-calls `on_metrics` after each step. What helps is chosen by `workers.advice`.
+`train` wraps its step with `HostSpeed.timed`, which times the step alone, without waiting for data. The training loop
+calls `on_metrics` after each step, which compares this time with the speed of training in a window of steps. At its
+end, `workers.advice` returns the text of a warning, or ''.
 """
 from __future__ import annotations
 
@@ -22,23 +23,24 @@ from vit_jax.train.loop import Done
 from vit_jax.train.state import Packed, StepFn, TrainState
 
 TIMED = range(2, 6)
-"""Calls of the step in this process that are waited for: on an idle device, the time of a call is that of the step."""
+"""Numbers of the calls of the step in this process that are timed. Such a call starts on an idle device and waits for
+its result, so that its time is that of the step."""
 FIRST, STEPS, MOST_STEPS, SECONDS = 40, 40, 400, 20.
-"""The window begins after `FIRST` steps, when the batches made during the compilation are used up. It ends after a
-multiple of `STEPS` when it has `SECONDS` of training, or at `MOST_STEPS`."""
+"""The window begins after `FIRST` steps, whose batches were prepared during the compilation. After every `STEPS`
+steps, it ends if it has lasted `SECONDS` of training, or has `MOST_STEPS` steps."""
 WAITING = 0.05
-"""The step waits for the host if this share of the training time, or more, is spent waiting for data."""
-_IDLE = (3, 4)  # idle and iowait, among the numbers of a line of /proc/stat
+"""Training is limited by the host if at least this part of its time is spent waiting for data."""
+_IDLE = (3, 4)  # positions of `idle` and `iowait` in a line of /proc/stat: `cpu0 user nice system idle iowait …`
 log = logging.getLogger('vit_jax.data')
 
 
 class HostSpeed:
-  """A hook that warns once, with what helps.
+  """A hook that warns at most once, and says what helps.
 
   Args:
     clock: the clock of the run.
     images: how many images this host loads for a step.
-    loader: the loader of its batches. If it has the data in memory, there is no warning.
+    loader: the loader of the batches. There is no warning for one that has all images in memory.
   """
   every = 0
 
@@ -46,10 +48,10 @@ class HostSpeed:
     self._clock, self._images = clock, images
     self._workers = loader.workers if isinstance(loader, TrainLoader) else None
     self._num_called = self._num_done = 0
-    self._alone_s, self._began, self._is_over = float('inf'), self._now(), False
+    self._step_s, self._window_start, self._is_over = float('inf'), self._now(), False
 
   def timed(self, step_fn: StepFn) -> StepFn:
-    """Returns `step_fn`, of which the calls `TIMED` wait for their result and are timed."""
+    """Returns `step_fn` with the calls `TIMED` timed; the shortest time counts."""
     def call(state: TrainState, batch: Batch) -> tuple[TrainState, Packed]:
       self._num_called += 1
       if self._num_called not in TIMED:
@@ -57,43 +59,41 @@ class HostSpeed:
       jax.block_until_ready((state, batch))
       began = time.monotonic()
       result = jax.block_until_ready(step_fn(state, batch))
-      self._alone_s = min(self._alone_s, time.monotonic() - began)
+      self._step_s = min(self._step_s, time.monotonic() - began)
       return result
     return call
 
   def on_metrics(self, done: Done) -> None:
-    """Counts a step; compares the host with the step at the end of the window."""
+    """Counts a step. At the end of the window, compares the host with the step and may warn."""
     del done
     self._num_done += 1
     num = self._num_done - FIRST
     if num == 0:
-      self._began = self._now()
+      self._window_start = self._now()
     elif num > 0 and num % STEPS == 0 and not self._is_over:
-      training_s, waiting_s, busy, wall_s = (self._now() - self._began).tolist()
+      training_s, waiting_s, busy_core_s, wall_s = (self._now() - self._window_start).tolist()
       self._is_over = training_s >= SECONDS or num >= MOST_STEPS
       if self._is_over and self._workers:
-        step = self._images / self._alone_s
-        host = min(step, self._images * num / training_s) if waiting_s >= WAITING * training_s else step
-        if text := workers.advice(host, step, busy / wall_s, self._workers, here=workers.machine()):
+        host = step = self._images / self._step_s  # images per second
+        if waiting_s >= WAITING * training_s:
+          host = min(step, self._images * num / training_s)
+        if text := workers.advice(host, step, busy_core_s / wall_s, self._workers, here=workers.machine()):
           log.warning('%s', text)
 
   def on_state(self, step: int, state: TrainState) -> None:
     raise AssertionError('never due')
 
   def _now(self) -> np.ndarray:
-    """Returns the seconds so far of training, of its waiting for data, of busy cores, and of the wall."""
+    """Returns `[4]` seconds so far: of training, of its waiting for data, of busy cores, and of the wall clock."""
     return np.array([*self._clock.training(), busy_s(), time.monotonic()])
 
 
 def busy_s(stat: pathlib.Path = pathlib.Path('/proc/stat')) -> float:
-  """Returns the seconds that the cores of this process were busy since the start of the system, with any process.
-
-  Where the system does not say, those of this process.
-  """
+  """Returns the seconds of work so far of the cores of this process; without `stat`, of this process alone."""
   try:
-    mine = {f'cpu{core}' for core in os.sched_getaffinity(0)}
+    cores = {f'cpu{core}' for core in os.sched_getaffinity(0)}
     lines = [line.split() for line in stat.read_text().splitlines()]
-    ticks = sum(int(value) for name, *values in lines if name in mine
+    ticks = sum(int(value) for name, *values in lines if name in cores
                 for column, value in enumerate(values[:8]) if column not in _IDLE)
     return ticks / os.sysconf('SC_CLK_TCK')
   except (OSError, AttributeError, ValueError):

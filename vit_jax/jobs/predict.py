@@ -1,12 +1,14 @@
 """`--job=predict`: classifies image files with any weights, optionally with attention overlays.
 
-Predictions are printed to standard output, one paragraph or one line of JSON per file; everything else goes to standard
-error. The first line of JSON has what holds for all files: preprocessing, class names, warnings. With `--to=FILE.csv`
-or `FILE.parquet` they are written as a table, which resumes (`predict_table.py`). A file that cannot be read is
-reported and skipped; the exit status is then 2, or without a table 75 if all such files may be readable later.
+Predictions are printed to standard output; everything else goes to standard error. With `--json` each is a line:
+
+  {"preprocessing": {…}, "class_names": "given", "warnings": []}      the first line, which holds for all files
+  {"file": "cat.jpg", "classes": [{…}, …]}                            a file, with the most probable class first
+  {"file": "bad.jpg", "error": "…"}                                   a file that cannot be read, and is skipped
 
 `commands.Command.run` calls `run`. It checks the flags, finds the files, loads the weights, and then classifies and
-prints the files batch by batch, while threads read the next ones; or `predict_table.write` writes the table.
+prints the files batch by batch, while threads read the next ones. With `--to=FILE.csv` or `FILE.parquet`,
+`predict_table.write` writes a table instead.
 """
 from __future__ import annotations
 
@@ -42,10 +44,10 @@ from vit_jax.weights.reading import AS_FOUND, Reading
 
 log = logging.getLogger('vit_jax.jobs')
 TABLES = ('.csv', '.parquet')
-"""Suffixes of tables. `predict_table.SUFFIXES` has their formats; that module is imported if a table is written."""
-OVERLAYS = pathlib.Path('overlays')
+"""Suffixes of tables, as in `predict_table.SUFFIXES`. That module is imported only if a table is written."""
+OVERLAYS = pathlib.Path('overlays')  # the default folder
 _READ_THREADS = 8
-_AHEAD = 2  # batches in memory: one is classified while the next is read
+_BATCHES_AHEAD = 2  # in memory: one is classified while the next is read
 
 
 class Readable(NamedTuple):
@@ -55,7 +57,7 @@ class Readable(NamedTuple):
 
 
 class Unreadable(NamedTuple):
-  """A file, why it could not be read, and the exit status that this means."""
+  """A file, why it could not be read, and the exit status for such a problem, see `run`."""
   path: str
   problem: str
   status: int
@@ -66,19 +68,19 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
         overwrite: bool = False) -> int:
   """Classifies files and all images in folders, `files`, and returns the exit status.
 
-  It is 0 if all files could be read, 75 if all others may be readable later, else 2; of a table, see
-  `predict_table.write`.
+  It is 0 if all files could be read, and 75 if all unreadable files may be readable later, such as after an error of
+  the network; else 2. For a table, see `predict_table.write`.
 
   Args:
     weights, reading, classes: see `weights.inference.load`.
-    names: classes in words, or the list or file that has them, see `prompts.given_names`; none = those of the head.
+    names: classes in words, or the list or file that has them, see `prompts.given_names`; empty = those of the head.
     prompts, tokenizer: how the names become texts, see `Model.zero_shot`.
     top: number of classes per image.
     json: print one line of JSON per file instead of text.
     overlay: also save each image with its attention overlay, in `to`.
-    to: a table, `FILE.csv` or `FILE.parquet`; or the folder of the overlays, None = `overlays`.
+    to: a table, `FILE.csv` or `FILE.parquet`, or the folder of the overlays; None = `OVERLAYS`.
     follow_links: also read files outside of a folder to which links in it lead.
-    overwrite: replace overlays that are there.
+    overwrite: replace overlays that exist.
   """
   table = to if to is not None and to.suffix in TABLES else None
   _check_flags(to, table, overlay=overlay, as_json=json, names=names, prompts=prompts, tokenizer=tokenizer,
@@ -101,12 +103,12 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
   if table is not None:
     from vit_jax.jobs import predict_table  # only here: few programs write tables
     return predict_table.write(model, classifier, paths=paths, to=table, top=top)
-  bad = _classify(model, classifier, paths=paths, overlays=overlays, top=top, as_json=json)
+  unreadable = _classify(model, classifier, paths=paths, overlays=overlays, top=top, as_json=json)
   if overlay:
     log.info('Images with attention overlays are in %s', to or OVERLAYS)
-  if bad:
-    log.error('%s of %s files could not be read and were skipped.', f'{len(bad):,}', f'{len(paths):,}')
-  return failures.worst([file.status for file in bad])
+  if unreadable:
+    log.error('%s of %s files could not be read and were skipped.', f'{len(unreadable):,}', f'{len(paths):,}')
+  return failures.worst([file.status for file in unreadable])
 
 
 def _check_flags(to: pathlib.Path | None, table: pathlib.Path | None, *, overlay: bool, as_json: bool,
@@ -130,39 +132,34 @@ def _check_flags(to: pathlib.Path | None, table: pathlib.Path | None, *, overlay
 
 
 def name_overlays(paths: Sequence[str], to: pathlib.Path) -> dict[str, pathlib.Path]:
-  """Maps each file to the path of its overlay: `to/NAME.png`, numbered where several files share the name."""
+  """Returns the path of each file's overlay: `to/NAME.png`, and `to/NAME_2.png` for another file of the same name."""
   overlays: dict[str, pathlib.Path] = {}
   taken: set[str] = set()
-  names: dict[str, Iterator[str]] = {}  # by stem; each continues after the last name that was tried
-  for path in dict.fromkeys(paths):
+  last_number: dict[str, int] = {}  # by stem, so that many files of the same name do not try all numbers again
+  for path in dict.fromkeys(paths):  # without repeated paths
     stem = pathlib.Path(path).stem
-    name = next(name for name in names.setdefault(stem, _number(stem)) if name not in taken)
+    number = last_number.get(stem, 0) + 1
+    while (name := stem if number == 1 else f'{stem}_{number}') in taken:
+      number += 1
+    last_number[stem] = number
     taken.add(name)
     overlays[path] = to / f'{name}.png'
   return overlays
 
 
-def _number(stem: str) -> Iterator[str]:
-  """Yields `stem`, `stem_2`, `stem_3` and so on."""
-  yield stem
-  for number in itertools.count(2):
-    yield f'{stem}_{number}'
-
-
-def load(where: str, reading: Reading = AS_FOUND, *, classes: str = '', has_names: bool = False) -> Model:
+def load(weights: str, reading: Reading = AS_FOUND, *, classes: str = '', has_names: bool = False) -> Model:
   """Loads a network with a classification head, or any network if names of classes are given.
 
-  Raises:
-    UserError: the weights cannot be read, have no head, or have another number of classes than the file of names.
+  Raises UserError if the weights cannot be read, have no head, or have another number of classes than `classes`.
   """
-  loaded = inference.load(where, reading, classes=classes)
+  loaded = inference.load(weights, reading, classes=classes)
   log.info('%s', loading.text(loaded))
   if has_names:
     return Model(loaded)
   if not loaded.num_classes or not loaded.head.bias:
     got = f'a projection to {loaded.num_classes} numbers' if loaded.num_classes else 'weights without one'
-    raise UserError(f'--weights={where}: expected weights with a classification head, got {got}. Use weights that were '
-                    'trained or fine-tuned on classes, or, for weights with a text tower, --names=cat,dog.')
+    raise UserError(f'--weights={weights}: expected weights with a classification head, got {got}. Use weights that '
+                    'were trained or fine-tuned on classes, or, for weights with a text tower, --names=cat,dog.')
   log.log(logging.INFO if loaded.class_names else logging.WARNING, '%s',
           inference.describe_class_names(loaded, classes=classes))
   return Model(loaded)
@@ -189,26 +186,29 @@ def describe(model: Model, classifier: Model | ZeroShot | None = None) -> dict[s
 def _classify(model: Model, classifier: Model | ZeroShot, *, paths: Sequence[str],
               overlays: Mapping[str, pathlib.Path], top: int, as_json: bool) -> list[Unreadable]:
   """Prints the classes of each file, writes its overlay if there is a path for it, and returns the unreadable files."""
-  bad: list[Unreadable] = []
+  unreadable: list[Unreadable] = []
   console.begin_stage('compiling, reading the first images')
   if as_json:
     print(_to_json(describe(model, classifier)), flush=True)
   for batch in _read_batches(model, paths):
-    good = [file for file in batch if isinstance(file, Readable)]
-    images = [file.image for file in good]
-    logits = iter(classifier.logits(images, prepared=True) if images else ())
+    readable = [file for file in batch if isinstance(file, Readable)]
+    images = [file.image for file in readable]
+    logits = iter(classifier.logits(images, prepared=True) if images else ())  # a row for each readable file
     console.end_stage()  # of the first batch; for others it does nothing
     for file in batch:
       if isinstance(file, Readable):
         _print_classes(file, classifier.rank(next(logits), top=top), as_json=as_json)
       else:
-        bad.append(file)
-        _print_problem(file, as_json=as_json)
-    if overlays and good:
-      for file, heat in zip(good, model.rollout(images, prepared=True), strict=True):
+        unreadable.append(file)
+        if as_json:
+          print(json_module.dumps({'file': file.path, 'error': file.problem}), flush=True)
+        else:
+          print(f'{file.path}: {file.problem}', file=sys.stderr, flush=True)
+    if overlays and readable:
+      for file, heat in zip(readable, model.rollout(images, prepared=True), strict=True):
         with core_files.replacing(overlays[file.path]) as part:
           Image.fromarray(np.asarray(figures.overlay(file.image, heat))).save(part, 'png')
-  return bad
+  return unreadable
 
 
 def _read_batches(model: Model, paths: Sequence[str]) -> Iterator[list[Readable | Unreadable]]:
@@ -223,8 +223,9 @@ def _read_batches(model: Model, paths: Sequence[str]) -> Iterator[list[Readable 
       return Unreadable(path, error.strerror or str(error), status)
 
   with concurrent.futures.ThreadPoolExecutor(_READ_THREADS) as pool:
+    # Taking a batch from this generator submits its files to the threads.
     batches = (pool.map(read, paths[start:start + BATCH]) for start in range(0, len(paths), BATCH))
-    ahead = collections.deque(itertools.islice(batches, _AHEAD))
+    ahead = collections.deque(itertools.islice(batches, _BATCHES_AHEAD))
     while ahead:
       batch = list(ahead.popleft())
       ahead.extend(itertools.islice(batches, 1))
@@ -240,13 +241,6 @@ def _print_classes(file: Readable, guesses: Sequence[Guess], *, as_json: bool) -
     share = '' if guess.share is None else f'  (share {100 * guess.share:6.2f} %)'
     lines.append(f'  {100 * guess.probability:6.2f} %{share}  {guess.name}')
   print('\n'.join(lines), flush=True)
-
-
-def _print_problem(file: Unreadable, *, as_json: bool) -> None:
-  if as_json:
-    print(json_module.dumps({'file': file.path, 'error': file.problem}), flush=True)
-  else:
-    print(f'{file.path}: {file.problem}', file=sys.stderr, flush=True)
 
 
 def _to_json(content: Mapping[str, object]) -> str:

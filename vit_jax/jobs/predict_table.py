@@ -1,10 +1,12 @@
-"""Writes the classes of any number of files as one table, `FILE.csv` or `FILE.parquet`, with bounded memory; resumes.
+"""Writes the classes of any number of files as one table, `FILE.csv` or `FILE.parquet`, with bounded memory.
 
-`predict.run` calls `write`, in every process. It describes the table, and `many_images.write` computes it in shards, on
-the devices, and calls the functions of `SUFFIXES`: `write` for each shard, and `finish` to join them.
+`predict.run` calls `write`, in every process. `many_images.write` then computes the table in shards, on the devices. It
+calls the functions of `SUFFIXES`: `write` for each shard, and `finish` to join them. A command that was stopped resumes
+after the last complete shard. Rows are in the order of the files; with `top` = 1 they are:
 
-A row has `file`, `error` (empty, or why the file could not be read), and for each rank from 1 on `label_1` (the number
-of the class), `class_1` and `probability_1`. Rows are in the order of the files.
+  file,error,label_1,class_1,probability_1
+  cat.jpg,,281,tabby,0.93                    `label_1` is the number of the class
+  bad.jpg,why it could not be read,,,
 """
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ FORMAT = 'vit_jax predictions 1'
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ByTexts:
-  """A reader of a view: the probabilities of classes that are named in words, `[B, C]`."""
+  """Computes the probabilities `[B, C]` of classes that are named in words, from the network of `view`."""
   view: View
   classifier: ZeroShot
 
@@ -51,8 +53,9 @@ def write(model: Model, classifier: Model | ZeroShot, *, paths: Sequence[str], t
   It is 75 after a signal to stop, 2 if a file could not be read, else 0; also 0 if the same `FILE.parquet` is there.
 
   Args:
-    model, classifier: the network, and itself again or its classifier by texts.
-    paths, to: of the files, and of the table.
+    model: the network.
+    classifier: `model` itself, or its classifier by texts.
+    paths, to: the paths of the files, and that of the table.
     top: number of classes per file.
 
   Raises:
@@ -70,17 +73,17 @@ def write(model: Model, classifier: Model | ZeroShot, *, paths: Sequence[str], t
     log.warning('Stopped by %s. The same command resumes.', stopped)
     return failures.TRY_AGAIN
   console.end_stage()
-  bad = sum(note['num_bad'] for note in notes or ())
-  if bad:
-    log.error('%s of %s files could not be read; the column error says why.', f'{bad:,}', f'{len(paths):,}')
+  num_bad = sum(note['num_bad'] for note in notes or ())  # `notes` is None if the table was complete before
+  if num_bad:
+    log.error('%s of %s files could not be read; the column error says why.', f'{num_bad:,}', f'{len(paths):,}')
   if jax.process_index() == 0:
     print(f'{"Already in" if notes is None else "Written to"} {to}: {len(paths):,} files.', flush=True)
-  return failures.USER_ERROR if bad else 0
+  return failures.USER_ERROR if num_bad else 0
 
 
 def _describe(model: Model, classifier: Model | ZeroShot, source: image_list.ImageList, *,
               extractor: embedding.Extractor, top: int) -> Info:
-  """Returns what the table holds, as `embedding.Work.info`; a table with another one is not resumed."""
+  """Returns the description of the table, `embedding.Work.info`. A table of another description is not resumed."""
   names = list(classifier.class_names)
   per_shard = embedding.shard_size(len(source), extractor.shape(), extractor.batch_size)
   return {'format': FORMAT, 'what': 'predictions', 'num_examples': len(source), 'files': source.digest,
@@ -96,7 +99,7 @@ def columns(info: Info) -> list[str]:
 
 
 def rows(block: Block, info: Info) -> Iterator[list[str | int | np.float32 | None]]:
-  """Yields the rows of a block; None for the classes of a file that could not be read."""
+  """Yields the rows of a block, in the order of `columns`; None for the classes of a file that could not be read."""
   best = np.argsort(-block.values, axis=1, kind='stable')[:, :info['top']]
   for name, problem, labels, probabilities in zip(block.name, block.problem, best.tolist(), block.values, strict=True):
     fields: list[str | int | np.float32 | None] = [None] * (3 * info['top'])

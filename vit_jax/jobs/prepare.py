@@ -1,7 +1,8 @@
 """`--job=prepare`: writes images as ArrayRecord shards, which `array_record:DIR` reads; or the label maps of a teacher.
 
-`run` checks the flags, and opens the splits of a source or of an archive that it downloads. `data/prepare.py` then
-writes the shards, in processes of this machine or by a runner of Apache Beam; a command that was stopped resumes.
+`commands.Command.run` calls `run`. With a config, `teacher_labels.run` then writes label maps. Otherwise, it opens the
+splits of a source or of an archive, which is downloaded if it is missing. `data/prepare.py`, here `writing`, writes the
+shards, in processes of this machine or by a runner of Apache Beam. The same command resumes one that was stopped.
 """
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ from vit_jax.weights.reading import AS_FOUND, Reading
 
 log = logging.getLogger('vit_jax.jobs')
 SPLITS = ('train', 'test')
-_ANY_PX = (32, 32)  # only used by sources that generate images
+_ANY_PX = (32, 32)  # `open_split` needs a size, but only sources that generate images use it
 
 
 def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0, quality: int | None = None,
@@ -45,8 +46,9 @@ def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
 
   Args:
     to: directory to write.
-    data: one source, such as `folder:PATH` but no mixture, or one of `archives.ARCHIVES`; '' with a config.
-    short_px, shards, quality, seed: see `data.prepare.Settings`; None = 90, and 0 or the order of an archive's files.
+    data: one source that is no mixture, such as `folder:PATH`, or one of `archives.ARCHIVES`; '' with a config.
+    short_px, shards, quality, seed: see `data.prepare.Settings`. A quality of None is 90. A seed of None is 0, except
+      for an archive, whose examples then keep the order of its files.
     splits: names; () = train and test.
     data_dir: folder of TFDS datasets.
     archive: file of `archives.ARCHIVES`, or the folder that holds their files; '' = the user's cache, downloaded first.
@@ -55,23 +57,24 @@ def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
     label_column, image_column, label_offset, classes, num_classes, channels, caption_column: as in `schema.Data`.
     tokens, tokenizer, text_rule: as in `schema.Text`: the captions are stored with their ids; '' = without captions.
     runner, runner_options: a runner of Apache Beam, see `data.beam`; '' = this machine.
-    share: number of this host among several that write shards of the same dataset, and their number.
+    share: `(host, num_hosts)` where several hosts write shards of the same dataset, see `data.prepare.Share`.
     config, weights, reading: see `teacher_labels.run`.
-    build: prepares a TFDS dataset that is missing.
+    build: writes a TFDS dataset that is missing, `build(name, data_dir=…)`.
 
   Raises:
     UserError: lists the flags that cannot be combined; or the data or `to` cannot be used.
   """
-  of_shards = {'data': data, 'short_px': short_px, 'shards': shards, 'quality': quality, 'seed': seed,
-               'splits': splits, 'data_dir': data_dir, 'archive': archive, 'processes': processes,
-               'follow_links': follow_links, 'runner': runner, 'runner_options': runner_options, 'tokens': tokens,
-               'tokenizer': tokenizer, 'share': share if share != writing.ALL else None}
-  columns: dict[str, Any] = {'label_column': label_column, 'image_column': image_column, 'label_offset': label_offset,
-                             'classes': classes, 'num_classes': num_classes, 'channels': channels,
-                             'caption_column': caption_column}
+  shard_flags = {'data': data, 'short_px': short_px, 'shards': shards, 'quality': quality, 'seed': seed,
+                 'splits': splits, 'data_dir': data_dir, 'archive': archive, 'processes': processes,
+                 'follow_links': follow_links, 'runner': runner, 'runner_options': runner_options, 'tokens': tokens,
+                 'tokenizer': tokenizer, 'share': share if share != writing.ALL else None}
+  column_flags: dict[str, Any] = {
+      'label_column': label_column, 'image_column': image_column, 'label_offset': label_offset, 'classes': classes,
+      'num_classes': num_classes, 'channels': channels, 'caption_column': caption_column}
   if config is not None or weights:
+    column_flags['channels'] = channels if channels != RGB else None
     if problems := [f'--{name}: expected no flag of shards with --config, got one. Remove it.'
-                    for name, value in (of_shards | columns).items() if value and (name, value) != ('channels', RGB)]:
+                    for name, value in (shard_flags | column_flags).items() if value]:
       raise UserError('\n'.join(problems))
     if config is None or not weights:
       raise UserError('--config: expected both --config and --weights, which label maps need, got one of them. '
@@ -79,7 +82,7 @@ def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
     return teacher_labels.run(config, weights, _local(to), reading)
   _check_flags(data, short_px=short_px, quality=quality, processes=processes, channels=channels, archive=archive,
                runner=runner, runner_options=runner_options, share=share)
-  encoder = _encoder(tokens, tokenizer, text_rule, caption_column, runner=runner, data=data)
+  encoder = _open_encoder(tokens, tokenizer, text_rule, caption_column, runner=runner, data=data)
   is_archive = data in archives.ARCHIVES
   settings = writing.Settings(short_px=short_px, quality=quality or 90, num_shards=shards,
                               seed=seed if is_archive else seed or 0, channels=channels, captions=encoder)
@@ -88,12 +91,12 @@ def run(to: storage.Path, *, data: str = '', short_px: int = 0, shards: int = 0,
     _local(to)
   if is_archive:
     return _write_splits(functools.partial(_open_archive, data, archive, splits or SPLITS), to, settings, engine)
-  flags = {'data.source': '--data', **{f'data.{name}': f'--{name}' for name in ('data_dir', *columns)}}
-  with flag_names.naming_flags(flags):
-    described = schema.Data(source=data, data_dir=data_dir, follow_links=follow_links, **columns)
-    if problems := [*described.column_problems('data')]:
+  with flag_names.naming_flags({'data.source': '--data', 'data.data_dir': '--data_dir',
+                                **{f'data.{name}': f'--{name}' for name in column_flags}}):
+    source_settings = schema.Data(source=data, data_dir=data_dir, follow_links=follow_links, **column_flags)
+    if problems := list(source_settings.column_problems('data')):
       raise UserError('\n'.join(problems))
-    return write_shards(described, to, settings, splits=splits, build=build, engine=engine)
+    return _write_source(source_settings, to, settings, splits=splits, build=build, engine=engine)
 
 
 def _check_flags(data: str, *, short_px: int, quality: int | None, processes: int, channels: int, archive: str,
@@ -121,9 +124,9 @@ def _check_flags(data: str, *, short_px: int, quality: int | None, processes: in
     raise UserError(f'--archive: expected --data={", ".join(archives.ARCHIVES)}, got --data={data}. Remove it.')
 
 
-def _encoder(tokens: str, tokenizer: str, text_rule: str, caption_column: str, *, runner: str,
-             data: str) -> Encoder | None:
-  """Returns what encodes the captions; None without `tokens`. Raises UserError for flags that cannot be combined."""
+def _open_encoder(tokens: str, tokenizer: str, text_rule: str, caption_column: str, *, runner: str,
+                  data: str) -> Encoder | None:
+  """Returns the encoder of the captions; None without `tokens`. Raises UserError for flags that cannot be combined."""
   if not tokens:
     for name, value in (('tokenizer', tokenizer), ('caption_column', caption_column)):
       if value:
@@ -139,41 +142,43 @@ def _encoder(tokens: str, tokenizer: str, text_rule: str, caption_column: str, *
 
 
 class Engine(NamedTuple):
-  """What writes shards: processes of this machine, which may have a share of them, or a runner of Apache Beam."""
-  processes: int = 0
-  runner: str = ''
-  options: str = ''
-  share: writing.Share = writing.ALL
+  """What writes the shards: `processes` of this machine, for a `share` of them; or a `runner` of Apache Beam."""
+  processes: int
+  runner: str
+  options: str
+  share: writing.Share
 
 
-def write_shards(data: schema.Data, to: storage.Path, settings: writing.Settings, *, splits: Sequence[str],
-                 build: Callable[..., None], engine: Engine) -> int:
-  """Prepares a dataset if it is missing, writes its splits as shards, and prints how to use them.
+def _write_source(data: schema.Data, to: storage.Path, settings: writing.Settings, *, splits: Sequence[str],
+                  build: Callable[..., None], engine: Engine) -> int:
+  """Writes splits of a source as shards; exit status 0. A dataset of TFDS that is missing is built first.
 
   Without `splits`, train and test are written; a line of the log names others that the source has.
   """
-  kind, _, where = data.source.partition(':')
+  kind, _, address = data.source.partition(':')
   if kind == 'tfds':
     try:
-      tfds.find(where, data_dir=data.data_dir)
+      tfds.find(address, data_dir=data.data_dir)
     except tfds.NotPrepared:
-      build(where, data_dir=tfds.data_folder(data.data_dir))
-  root = user_files.resolve(where, '--data') if kind == 'folder' else None
+      build(address, data_dir=tfds.data_folder(data.data_dir))
+  root = user_files.resolve(address, '--data') if kind == 'folder' else None
   try:
-    if not splits:
+    if not splits:  # the error for a source that is divided into splits has their names
       opening.open_split(data, splitting.ALL, image_px=_ANY_PX)
   except splitting.NoSplit as error:
-    others = [name for name in error.known if name not in SPLITS and ('test' in error.known or name not in
-                                                                      splitting.SYNONYMS)]
+    # Where a source has no split `test`, a synonym of `val` is opened in its place.
+    opened = SPLITS if 'test' in error.known else (*SPLITS, *splitting.SYNONYMS)
+    others = [name for name in error.known if name not in opened]
     if others:
       log.warning('%s has other splits, which are left out: %s. Set --splits=%s to write all.', data.source,
                   documents.listed(others, 20), ','.join(error.known))
-  except UserError:  # it is reported when the splits are opened
+  except UserError:  # opening the splits below reports it
     pass
   return _write_splits(functools.partial(_open, data, splits or SPLITS), to, settings, engine, root=root)
 
 
 def _local(to: storage.Path) -> pathlib.Path:
+  """Returns the folder to write. Raises UserError if it is in object storage."""
   if not isinstance(to, pathlib.Path):
     raise UserError(f'--to: expected a folder of this machine, got {to}. With --runner=DirectRunner or another runner '
                     'of Apache Beam, shards are written to object storage.')
@@ -182,57 +187,63 @@ def _local(to: storage.Path) -> pathlib.Path:
 
 def _write_splits(opener: Callable[[], Mapping[str, Source]], to: storage.Path, settings: writing.Settings,
                   engine: Engine, *, root: str | None = '') -> int:
-  """Writes splits; the names of examples are relative to `root`, and None stands for the folder of the source."""
+  """Writes the splits that `opener` returns by name, and prints their numbers of images and how to use them.
+
+  Names of examples are stored relative to `root`; None = relative to the `root` of the opened source, if it has one.
+  """
   sources = opener()
-  for doubt in {getattr(part, 'doubt', '') for source in sources.values() for part in origins(source)} - {''}:
-    raise UserError(doubt)
-  for source in sources.values() if settings.captions else ():
-    if not all(map(has_captions, origins(source))):
+  parts = [part for source in sources.values() for part in origins(source)]
+  for part in parts:
+    if doubt := getattr(part, 'doubt', ''):  # why the labels of this source may be wrong
+      raise UserError(doubt)
+  for source in sources.values():
+    if settings.captions and not all(map(has_captions, origins(source))):
       raise UserError(f'--tokens: expected a source with captions, got {title(source)}. Set --caption_column, or leave '
                       'out --tokens.')
   if root is None:
-    root = getattr(origins(next(iter(sources.values())))[0], 'root', '')
+    root = getattr(parts[0], 'root', '')
   if engine.runner:
     outcome = writing.write(sources, to, settings, name_of=functools.partial(_shorten, root=root),
                             run=beam.Beam(opener, engine.runner, engine.options))
   else:
-    outcome = write(sources, _local(to), settings, root=root, processes=engine.processes, share=engine.share)
+    outcome = _write_here(sources, _local(to), settings, root=root, processes=engine.processes, share=engine.share)
   if outcome is writing.Outcome.PART:
     print(f'Share {engine.share.host}/{engine.share.num_hosts} of {to} is written. The dataset is complete when all '
           'shares are.')
     return 0
   with storage.local(str(to / array_record.INFO)) as info:
     shards = array_record.read_info(info.parent).splits
-  written = {name: sum(shard.num_examples for shard in some) for name, some in shards.items()}
+  written = {name: sum(shard.num_examples for shard in split_shards) for name, split_shards in shards.items()}
   for name, source in sources.items():
-    if left := len(source) - written[name]:
+    if num_left_out := len(source) - written[name]:
       log.warning('%s of the %s images of %s were left out, as the image or its label cannot be used; the warnings '
-                  'above say why.', f'{left:,}', f'{len(source):,}', name)
+                  'above say why.', f'{num_left_out:,}', f'{len(source):,}', name)
   counts = ', '.join(f'{split} {num:,}' for split, num in written.items())
-  more = f' --config.data.channels={settings.channels}' if settings.channels != RGB else ''
+  channels_flag = f' --config.data.channels={settings.channels}' if settings.channels != RGB else ''
   print(f'{"Already in" if outcome is writing.Outcome.THERE else "Written to"} {to}: {counts} images. Use them with '
-        f'--config.data.source=array_record:{to}{more}')
+        f'--config.data.source=array_record:{to}{channels_flag}')
   return 0
 
 
-def write(splits: Mapping[str, Source], folder: pathlib.Path, settings: writing.Settings, *, root: str,
-          processes: int = 0, share: writing.Share = writing.ALL) -> writing.Outcome:
-  """Writes the splits with a progress bar; the names of examples are relative to `root`."""
-  total, done, first, began = sum(len(s) for s in splits.values()) // share.num_hosts, 0, -1, 0.
+def _write_here(splits: Mapping[str, Source], folder: pathlib.Path, settings: writing.Settings, *, root: str,
+                processes: int, share: writing.Share) -> writing.Outcome:
+  """Writes the splits in processes of this machine, and shows a progress bar."""
+  total = sum(len(source) for source in splits.values()) // share.num_hosts
+  num_done, num_before, began = 0, -1, 0.
   with progress.Progress(total, start=0, shown=True, unit='images') as bar:
-    def count(num: int) -> None:
-      nonlocal done, first, began
-      done += num
-      if first < 0:  # what an earlier process has written does not count for the speed
-        first, began = done, time.monotonic()
-        bar.update(done, {})
+    def count(num_images: int) -> None:
+      nonlocal num_done, num_before, began
+      num_done += num_images
+      if num_before < 0:  # images that an earlier command has written do not count for the speed
+        num_before, began = num_done, time.monotonic()
+        bar.update(num_done, {})
       else:
-        bar.update(done, {'train/images_per_s': (done - first) / max(1e-9, time.monotonic() - began)})
+        bar.update(num_done, {'train/images_per_s': (num_done - num_before) / max(1e-9, time.monotonic() - began)})
     return writing.write(splits, folder, settings, name_of=functools.partial(_shorten, root=root),
                          run=writing.Here(count, processes), share=share)
 
 
-def _shorten(name: str, *, root: str) -> str:
+def _shorten(name: str, *, root: str) -> str:  # a function of the module, as worker processes unpickle it
   return name.removeprefix(root).lstrip('/')
 
 
@@ -241,35 +252,31 @@ def _open(data: schema.Data, names: Sequence[str]) -> dict[str, Source]:
   if data.source.startswith(('mix:', 'masks:')):
     raise UserError(f'--data: expected one source of images with classes, such as folder:PATH, got {data.source!r}. '
                     'Prepare the sources of a mixture one by one.')
-  if any(set(name) & set('[]+') for name in names):
+  if any(character in name for name in names for character in '[]+'):
     raise UserError(f'--splits: expected names of complete splits, got {",".join(names)}. Slice a split when it is '
                     'read: data.train_split=train[:98%].')
   opened = [opening.open_split(data, name, image_px=_ANY_PX) for name in names]
   return {source.name.rpartition('/')[2]: source for source in opened}
 
 
-def _open_archive(name: str, given: str, splits: Sequence[str]) -> dict[str, Source]:
-  """Opens splits of a dataset in its authors' files, which are downloaded unless they are given or in the cache.
-
-  Raises:
-    UserError: there is no such split; a file is missing, cannot be downloaded, or has another checksum.
-  """
+def _open_archive(name: str, archive: str, splits: Sequence[str]) -> dict[str, Source]:
+  """Opens splits in the files of the dataset's authors. Raises UserError for a missing split, or a bad file."""
   if unknown := sorted(set(splits) - set(archives.SPLITS)):
     raise UserError(f'--splits: expected some of {", ".join(archives.SPLITS)}, got {", ".join(unknown)}. '
                     'Name some of these splits.')
-  folder = pathlib.Path(user_files.resolve(given, '--archive')) if given else user_files.cache_folder('archives')
-  paths = [_find_file(name, file, folder, given) for file in archives.ARCHIVES[name].files]
+  folder = pathlib.Path(user_files.resolve(archive, '--archive')) if archive else user_files.cache_folder('archives')
+  paths = [_find_file(name, file, folder, archive) for file in archives.ARCHIVES[name].files]
   return {split: archives.Archived(name, paths, split) for split in splits}
 
 
-def _find_file(name: str, file: archives.File, folder: pathlib.Path, given: str) -> pathlib.Path:
-  """Returns the path of a published file, whose checksum is compared."""
-  path = archives.find(file, folder) if not folder.is_file() else folder
+def _find_file(name: str, file: archives.File, folder: pathlib.Path, archive: str) -> pathlib.Path:
+  """Returns the path of a published file, after comparing its checksum; `folder` may also be the file itself."""
+  path = folder if folder.is_file() else archives.find(file, folder)
   if path:
     archives.check(file, path)
     return path
-  if given:
-    raise UserError(f'--archive: expected {file.name}, or a folder with it, got {given}. Download it from '
+  if archive:
+    raise UserError(f'--archive: expected {file.name}, or a folder with it, got {archive}. Download it from '
                     f'{file.address}')
   path = folder / file.name
   try:

@@ -1,6 +1,7 @@
 """`--job=pretrain`: continues the pre-training of weights on images: `train` with the config `pretrain:…`.
 
-The heads of the objective are new, so that the backbone is frozen for the first part of the run, while they learn.
+`commands.Command.run` calls `run`. The heads of the objective start at random values; the backbone is frozen for the
+first part of the run, while they learn.
 Network, resizing and normalization of images are those of the weights; batch size and length follow from the number of
 training images, and all are printed. Images for k-NN are held out as `finetune` does. Every other setting is the
 config's, and every setting but the network, the weights and the data can be overridden with `--config.NAME=VALUE`.
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import shlex
 from collections.abc import Collection, Sequence
 
@@ -39,10 +41,10 @@ def run(weights: str, data: str, workdir: storage.Path | None, *, objective: str
   Raises:
     UserError: the weights, the images or an override cannot be used.
   """
-  # Needed before the config, from whose name, which is the same, `train.run` derives the directory.
-  where = workdir or train.default_workdir(finetune.run_name('pretrain', weights, data))
+  # The directory that `train.run` derives from the name of the config, which is not made yet.
+  run_folder = workdir or train.default_workdir(finetune.run_name('pretrain', weights, data))
   overridden = {change.partition('=')[0] for change in changes}
-  images, network, process_id = finetune.begin(load_config(objective, warm_heads), weights, data, where, changes)
+  images, network, process_id = finetune.begin(load_config(objective, warm_heads), weights, data, run_folder, changes)
   with flag_names.naming_flags({'examples:': '--data:'}):  # with the colon, since the word alone is plain English
     config = make(network, images, objective, warm_heads)
   config = with_small_crops(finetune.apply(config, changes), overridden)
@@ -50,20 +52,16 @@ def run(weights: str, data: str, workdir: storage.Path | None, *, objective: str
   status = train.run(config, workdir, overridden=overridden, weights=network)
   if not status and not process_id:
     views = list(dict.fromkeys(view for evaluation in config.evals.values() for view in evaluation.views))
-    init, chosen = (f' --config.init_view={views[0]}', f' --view={views[0]}') if views else ('', '')
-    result, source = shlex.quote(str(where)), shlex.quote(data)
+    init_flag, view_flag = (f' --config.init_view={views[0]}', f' --view={views[0]}') if views else ('', '')
+    result, source = shlex.quote(str(run_folder)), shlex.quote(data)
     print('Fine-tune the result, or write its features:\n'
-          f'  vit-jax finetune --weights={result} --data={source}{init}\n'
-          f'  vit-jax embed --weights={result}{chosen} --data={source} --to=features.npz', flush=True)
+          f'  vit-jax finetune --weights={result} --data={source}{init_flag}\n'
+          f'  vit-jax embed --weights={result}{view_flag} --data={source} --to=features.npz', flush=True)
   return status
 
 
 def load_config(objective: str, warm_heads: str, num_images: int = 0) -> schema.Config:
-  """Returns the config for a number of training images; 0 = it is not known yet.
-
-  Raises:
-    UserError: `warm_heads` is no duration, or there are too few images.
-  """
+  """Returns the config for a number of training images; 0 = not known yet. Raises UserError if they are too few."""
   name = f'pretrain:B/16,objective={objective}'
   config = files.load(f'{name},examples={num_images}' if num_images else name, [])
   if not warm_heads:
@@ -84,15 +82,14 @@ def make(network: Weights, images: finetune.Splits, objective: str, warm_heads: 
   Images are squares of whole patches, as large as the shorter side of the weights' images, which need not be squares,
   and at most 224 px. Where the training images have no classes that can be learned, k-NN is not evaluated.
 
-  Raises:
-    UserError: there are too few images, or the network is no ViT.
+  Raises UserError if there are too few images, or the network is no ViT.
   """
   model = network.model
   if not isinstance(model, schema.ViT):
     raise UserError(f'--weights: expected those of a ViT, got {network.source}, of kind {type(model).__name__}. Choose '
                     'other weights.')
-  config, devices = load_config(objective, warm_heads, len(images.train)), jax.device_count()
-  side = max(min(*network.preprocess.image_px, *config.image_px) // model.patch, 1) * model.patch
+  config, num_devices = load_config(objective, warm_heads, len(images.train)), jax.device_count()
+  side_px = max(min(*network.preprocess.image_px, *config.image_px) // model.patch, 1) * model.patch
   evals = dict(config.evals)
   try:
     opening.check_learnable(images.train, what='k-NN')
@@ -101,8 +98,8 @@ def make(network: Weights, images: finetune.Splits, objective: str, warm_heads: 
     del evals['knn']
   return dataclasses.replace(
       config, name=finetune.run_name('pretrain', network.source, images.data.source), init_from=network.source,
-      batch_size=-(-config.batch_size // devices) * devices, model=model, image_px=(side, side), evals=evals,
-      data=dataclasses.replace(images.data, recipe=config.data.recipe))
+      batch_size=math.ceil(config.batch_size / num_devices) * num_devices, model=model, image_px=(side_px, side_px),
+      evals=evals, data=dataclasses.replace(images.data, recipe=config.data.recipe))
 
 
 def with_small_crops(config: schema.Config, overridden: Collection[str]) -> schema.Config:
@@ -121,7 +118,7 @@ def describe(config: schema.Config, images: finetune.Splits) -> str:
             'image_px': ','.join(map(str, config.image_px)), 'optimizer.lr': f'{config.optimizer.lr:g}'}
   if config.data.recipe.views.on:
     chosen['data.recipe.views.local_px'] = config.data.recipe.views.local_px
-  rules = config.optimizer.rules  # none of another optimizer than the config's
+  rules = config.optimizer.rules  # empty if the optimizer was overridden
   return '\n'.join([
       f'Continuing the pre-training of {config.init_from} with {type(config.objective).__name__}',
       f'on {len(images.train):,} images, evaluated on {len(images.evaluated):,}. Settings that follow from these '

@@ -19,8 +19,8 @@ from vit_jax.weights import card, inference, loading, saving
 from vit_jax.weights.reading import Reading
 
 OPEN_LICENSES = re.compile(r'apache-2\.0|mit|bsd\b.*|cc0-1\.0|cc-by(-sa)?-\d.*', re.I)
-"""Licenses that allow anyone to publish changed weights for any use: those that vision weights have. For weights with
-another one, a person states the license after reading it."""
+"""Names of licenses that allow anyone to publish changed weights for any use, such as `apache-2.0`, `bsd-3-clause` and
+`cc-by-sa-4.0`. For weights with another license, a person reads it and sets `--license`."""
 _MAX_README_BYTES = 2**22
 _METHOD = 'Published with vit_jax; the files were read back before, and no bit of a parameter differs.'
 
@@ -45,20 +45,20 @@ def run(weights: str, to: str, *, family: str, license: str, private: bool, mess
   startup.start()
   loaded = inference.load(weights, reading, classes=classes)
   print(loading.text(loaded))
-  found_license = license or find_license(weights)  # after loading, which reports a name that is misspelt
-  is_kept = _has_own_readme(repository)
+  published_license = license or find_license(weights)  # after loading, which reports a name that is misspelt
+  keeps_readme = _has_own_readme(repository)
   with tempfile.TemporaryDirectory(prefix='vit_jax_push_') as temporary:
     # Not the name of the repository: a suffix in it would choose a file in place of a folder.
     folder, lost = saving.save(loaded, str(pathlib.Path(temporary) / 'weights'), family=family)
     (folder / saving.REPORT).unlink(missing_ok=True)  # it names folders of this machine
-    if not is_kept:  # an upload leaves the files of the repository that the folder does not have
-      content = card.text(loaded, str(repository), written_as=family, is_folder=True, license=found_license,
+    if not keeps_readme:  # an upload leaves the files of the repository that the folder does not have
+      content = card.text(loaded, str(repository), written_as=family, is_folder=True, license=published_license,
                           is_stated=bool(license), how=_METHOD)
       card.place(content, folder, folder)
     for name in lost:
       print(f'This format cannot store: {name}')
     address = hub.upload(repository, folder, private=private, message=message)
-  print(f'Published: {address}' + (' (its README.md, which a person wrote, is unchanged)' if is_kept else ''),
+  print(f'Published: {address}' + (' (its README.md, which a person wrote, is unchanged)' if keeps_readme else ''),
         flush=True)
   return 0
 
@@ -85,10 +85,10 @@ def _has_own_readme(repository: hub.Repository) -> bool:
 
 
 def find_license(source: str) -> str:
-  """Returns the license of weights; for a run, that of all weights that it began with, '' if it began with none.
+  """Returns the license of weights. For a run, it is the one license of all weights that the run began with; '' = none.
 
-  Teachers count as well, also those that labeled images, although their values are not in what is published: a license
-  may restrict what is made with the weights.
+  Teachers count as well, also those that labeled images. Their values are not published, but their license may restrict
+  what is made with them.
 
   Raises:
     UserError: some of these weights have no open license, or none that is known, or their licenses differ.
@@ -103,31 +103,30 @@ def find_license(source: str) -> str:
     shown = ', '.join(f'{card.shown_source(original)} ({license})' for original, license in licenses.items())
     raise UserError(f'--license: expected the license under which the weights may be published, got none. They are '
                     f'made from weights with several: {shown}. Read them, and set --license=NAME.')
-  return next(iter(licenses.values()), '')
+  return list(licenses.values())[0] if licenses else ''
 
 
 def _find_own_license(original: str) -> str:
-  """Returns the license of weights that are no run, also from the card on their hub; '' if it is not known."""
+  """Returns the license of weights that are no run, if need be from their card on the hub; '' if it is not known."""
   license = card.find_license(original)
   scheme, _, rest = original.partition('://')
   if license or scheme != 'hf':
     return license
   try:
     readme = hub.fetch(hub.parse(rest)[0], 'README.md', most_bytes=_MAX_README_BYTES)
-  except (hub.NoRepository, hub.NoRevision):  # a run began with it, and it is gone
+  except (hub.NoRepository, hub.NoRevision):  # it was removed after a run began with it
     return ''
   return card.license_of(readme.path.parent) if readme else ''
 
 
 def _find_originals(source: str) -> list[str]:
-  """Returns the weights that were not trained here: `source`, or those that a run, and the runs before it, began with,
-  and their teachers.
+  """Returns the weights that were not trained here, from which `source` was made, and their teachers.
 
-  Raises:
-    UserError: a record of a run (`init.json`, `config.json`) is damaged.
+  For a run, these are the weights that it began with. Where they are of another run, that run is followed in turn.
+  Raises UserError if `init.json` or `config.json` of a run is damaged.
   """
   originals, names = [], [source]
-  for name in names:  # which grows by the weights that a run used
+  for name in names:  # the loop appends the weights that a run used, and then visits them too
     folder = card.run_of(name)
     if not (folder / 'config.json').is_file() or not (folder / 'checkpoints').is_dir():
       originals.append(name)
@@ -138,16 +137,16 @@ def _find_originals(source: str) -> list[str]:
       if (folder / 'init.json').is_file():
         record = documents.read(folder / 'init.json', advice='Restore the file.')
         sources += [entry.field('source').text() for _, entry in record.fields()]
-      names += [one for one in sources if one not in names]
+      names += [used for used in sources if used not in names]
   return originals
 
 
 def _find_labelers(run: pathlib.Path) -> list[str]:
-  """Returns the teachers that labeled images of a run; in place of one that is not known, the folder of its labels."""
+  """Returns the teachers that labeled images of a run; for label maps of an unknown teacher, the folder of the maps."""
   config = documents.read(run / 'config.json', advice='Restore the file.')
   teacher = config.part('data').part('pseudo').field('teacher', default='').text()
   maps = config.part('objective').field('maps', default='').text()
   info = pathlib.Path(os.path.expanduser(maps), answers.INFO)
   if maps and info.is_file():
     maps = documents.read(info, advice='Copy the label maps again.').part('made').field('weights', default=maps).text()
-  return [one for one in (teacher, maps) if one]
+  return [labeler for labeler in (teacher, maps) if labeler]

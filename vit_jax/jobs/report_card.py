@@ -1,7 +1,7 @@
 """The report card of several weights, `evaluate --weights=A,B --config=report_card`: its table, page and JSON.
 
-`evaluate.py` measures (`Column`), and calls `text` for the terminal, `plain` for the JSON and `render` for the page.
-Reads no weights and no images.
+`evaluate.py` measures each of the weights, and makes a `Column` of it. Then it calls `text` for the terminal, `plain`
+for the JSON, and `render` for the page. This module reads no weights and no images.
 """
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import datetime
 import enum
 import inspect
 import pathlib
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,14 +22,19 @@ from vit_jax.inspect import html_pages
 from vit_jax.weights import addresses
 
 NAME = 'report card'
-"""Of the config."""
+"""The name of the config."""
 PAGE, NUMBERS = 'report_card.html', 'report_card.json'
-_OF_MACHINE = ('every', 'batch_size', 'views')
-"""Settings of an evaluation that no result depends on."""
+_NOT_IN_PROTOCOL = ('every', 'batch_size', 'views', 'source', 'split', 'train_split')
+"""Settings of an evaluation on which no result depends, or which are shown before the others."""
 
 
 class Column(NamedTuple):
-  """One of the weights: what it is, results by evaluation, the reasons why others were not measured, and seconds."""
+  """What is known of one of the weights. The mappings are by the name of the evaluation.
+
+  source, title: the weights as they were given, and in short.
+  network, images, num_params: descriptions of the network and of the preprocessing; the number of parameters.
+  found, reasons, seconds: results; why other evaluations were not measured; the time that each took.
+  """
   source: str
   title: str
   network: str
@@ -48,33 +52,32 @@ class Column(NamedTuple):
 
 
 def split_weights(text: str) -> list[str]:
-  """Returns the weights of `--weights=A,B`; a file whose name has a comma is one. Raises UserError for none."""
+  """Returns the weights of `--weights=A,B`, undivided if such a file exists. Raises UserError if there are none."""
   names = [text] if addresses.exists(text) else [name.strip() for name in text.split(',') if name.strip()]
   if not names:
     raise UserError(f'--weights: expected weights, or several with commas, got {text!r}. Correct the list.')
   return names
 
 
-def short(places: Sequence[str]) -> list[str]:
-  """Returns a title of each of the weights: the last parts of its path, as many as make the titles different."""
-  parts = [pathlib.PurePosixPath(place.rstrip('/')).parts for place in places]
-  return html_pages.shortest_ends(parts) or list(places)
+def short(weights: Sequence[str]) -> list[str]:
+  """Returns titles of the weights: the last parts of each path, as few as make the titles different."""
+  parts = [pathlib.PurePosixPath(path.rstrip('/')).parts for path in weights]
+  return html_pages.shortest_ends(parts) or list(weights)
 
 
 def protocol(config: schema.Config, settings: schema.Eval) -> str:
-  """Returns how an evaluation measures: what its settings say of themselves, its splits, and its other settings."""
-  line = (inspect.getdoc(type(settings)) or '').splitlines()[0]
+  """Returns how an evaluation measures: the first line of its docstring, its source and splits, and other settings."""
+  summary = (inspect.getdoc(type(settings)) or '').splitlines()[0]
   source, split = settings.source or config.data.source, settings.split or config.data.eval_split
-  train = getattr(settings, 'train_split', None)
-  is_single = train is None or getattr(settings, 'gallery', None) is schema.Gallery.REST
-  splits = split if is_single else f'{train or config.data.train_split} to {split}'
-  shown = ', '.join(f'{name}={value}' for name, value in _values(settings).items()
-                    if name not in (*_OF_MACHINE, 'source', 'split', 'train_split'))
-  return f'{line} {source}, {splits}' + (f'; {shown}' if shown else '')
+  train_split = getattr(settings, 'train_split', None)  # None = the evaluation has no such setting
+  is_single = train_split is None or getattr(settings, 'gallery', None) is schema.Gallery.REST
+  splits = split if is_single else f'{train_split or config.data.train_split} to {split}'
+  others = ', '.join(f'{name}={value}' for name, value in _values(settings).items() if name not in _NOT_IN_PROTOCOL)
+  return f'{summary} {source}, {splits}' + (f'; {others}' if others else '')
 
 
 def _values(settings: Any, prefix: str = '') -> dict[str, object]:
-  """Returns the settings as they are shown, nested ones as `features.blocks`, without those that are empty or 0."""
+  """Returns the settings, a dataclass, by name, nested ones as `features.blocks`, without those that are empty or 0."""
   values: dict[str, object] = {}
   for field in dataclasses.fields(settings):
     name, value = prefix + field.name, getattr(settings, field.name)
@@ -89,7 +92,7 @@ def _values(settings: Any, prefix: str = '') -> dict[str, object]:
 
 
 def plain(config: schema.Config, columns: Sequence[Column]) -> dict[str, Any]:
-  """Returns the content of `NUMBERS`."""
+  """Returns the content of the file `NUMBERS`; metrics and headlines are named `EVALUATION/METRIC`."""
   return {
       'version': __version__, 'date': datetime.datetime.now(datetime.UTC).date().isoformat(),
       'data': config.data.source,
@@ -103,41 +106,42 @@ def plain(config: schema.Config, columns: Sequence[Column]) -> dict[str, Any]:
 
 
 def table(columns: Sequence[Column]) -> list[tuple[str, list[str], int]]:
-  """Returns the rows of the table: metric, its value for each of the weights, and the column of the best; -1 = none."""
+  """Returns rows: metric, its value for each of the weights, and the column of the best; -1 = none is the best."""
   evaluations = list(dict.fromkeys(name for column in columns for name in (*column.seconds, *column.found)))
   names = sorted(dict.fromkeys(name for column in columns for name in column.metrics
                                if results.is_telling(name.split('/', 1)[1], 1000)),
                  key=lambda name: evaluations.index(name.split('/')[0]))
-  rows, ranked = [], headlines(columns)
+  rows, main_metrics = [], headlines(columns)
   for name in names:
     values = [column.metrics.get(name) for column in columns]
     known = [value for value in values if value is not None]
-    is_loss = re.fullmatch(r'.*/(nll|ece)', name) is not None
-    is_ranked = name in ranked or is_loss or (is_share(name) and '_std' not in name)
-    best = values.index((min if is_loss else max)(known)) if is_ranked and len(set(known)) > 1 else -1
+    is_loss = name.endswith(('/nll', '/ece'))  # negative log-likelihood, and expected calibration error
+    is_ranked = name in main_metrics or is_loss or (is_share(name) and '_std' not in name)
+    best_value = min(known) if is_loss else max(known)
+    best = values.index(best_value) if is_ranked and len(set(known)) > 1 else -1
     cells = ['-' if value is None else html_pages.format_metric(name, value) for value in values]
     rows.append((name, cells, best))
   return rows
 
 
 def headlines(columns: Sequence[Column]) -> set[str]:
-  """Returns the main metric of each evaluation."""
+  """Returns the main metric of each evaluation, as `EVALUATION/METRIC`."""
   return {f'{name}/{result.headline}' for column in columns for name, result in column.found.items() if result.headline}
 
 
 def text(columns: Sequence[Column]) -> str:
-  """Returns the table as text, with the reasons below it."""
+  """Returns the table as text, and below it why evaluations were not measured."""
   rows = [('', [column.title for column in columns]), *((name, cells) for name, cells, _ in table(columns))]
-  first = max(len(name) for name, _ in rows)
+  name_width = max(len(name) for name, _ in rows)
   widths = [max(len(cells[i]) for _, cells in rows) for i in range(len(columns))]
-  lines = ['  '.join([name.ljust(first), *(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))])
+  lines = ['  '.join([name.ljust(name_width), *(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))])
            for name, cells in rows]
   return '\n'.join([*lines, *(f'{name} of {column.title} is not measured: {reason}' for column in columns
                               for name, reason in column.reasons.items())])
 
 
 def render(content: Mapping[str, Any], columns: Sequence[Column]) -> str:
-  """Returns the page."""
+  """Returns the page as HTML; `content` is that of `plain`."""
   return html_pages.render(
       'report_card.html', title='Report card', data=content['data'], protocols=content['protocols'], columns=columns,
       rows=table(columns), headlines=headlines(columns),

@@ -1,11 +1,12 @@
-"""`serve`: a page in the browser: the report of a run while it grows, classes and attention of images, mistakes.
+"""`--job=serve`: pages in the browser: the report of a run while it trains, classes and attention of images, mistakes.
 
-`run` starts the server (`serve_http.py`) with what it answers: `Pages` by address, and the actions of the `Network` on
-an image that is sent. A thread classifies the images of the `Folder`, whose page shows what is known so far. One image
-or batch is computed at a time.
+`commands.Command.run` calls `run`, which starts the server of `serve_http.py`. The server answers this machine only,
+unless `--host` is set, and writes no files. The network of a run computes on the CPU, as training may use the
+accelerator, and is loaded again when a newer checkpoint is saved. These threads run, of which one computes at a time:
 
-The server answers this machine only, unless --host says otherwise. Files are only read, also while the run trains: the
-network then computes on the CPU, as training holds the accelerator, and is loaded again when newer weights are saved.
+  main thread          the event loop of the server, which hands each request to a thread of a pool
+  threads of the pool  `Pages` make the pages; `Network.classify` and `Network.attention` answer for sent images
+  thread of `Folder`   classifies the images of a folder; the page of mistakes shows the results so far
 """
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ import os
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -43,11 +44,11 @@ from vit_jax.weights import inference
 from vit_jax.weights.reading import Reading
 
 log = logging.getLogger('vit_jax.jobs')
-_WATCHED = ('metrics.jsonl', 'config.json', 'final.json', 'evaluate.json', 'predictions.npz')
-MAX_PIXELS = 64_000_000
-TOP = 5
-BATCH = 16  # images of a folder, between which other requests have their turn
-MAX_MISTAKES = 200  # that are shown with an image
+_REPORT_FILES = ('metrics.jsonl', 'config.json', 'final.json', 'evaluate.json', 'predictions.npz')  # of a run
+MAX_PIXELS = 64_000_000  # of an image, before it is resized
+TOP = 5  # classes that are shown of an image
+BATCH = 16  # images of a folder; other requests are computed between two batches
+MAX_MISTAKES = 200  # of a folder, that the page shows
 _THUMBNAIL_PX = 112
 
 
@@ -82,8 +83,8 @@ def run(weights: str, workdir: storage.Path | None, files: Sequence[str], *, hos
   def load() -> Model:
     return Model(inference.load(weights or str(workdir), reading, classes=classes))
 
-  def newest_step() -> Hashable | None:
-    return True if workdir is None else max(checkpoint_files.steps(workdir / 'checkpoints'), default=None)
+  def newest_step() -> int | None:
+    return 0 if workdir is None else max(checkpoint_files.steps(workdir / 'checkpoints'), default=None)
 
   folder = Folder(user_files.expanded(files[0])) if files else None
   with serve_http.listen(host, port) as listening:
@@ -116,46 +117,49 @@ class Pages:
 
   def __init__(self, workdir: storage.Path | None, folder: Folder | None, *, title: str) -> None:
     self._workdir, self._folder = workdir, folder
-    self._lock, self._seen, self._report = threading.Lock(), '', b''
+    self._lock = threading.Lock()  # so that one thread makes the report, and the others return the same one
+    self._report_signature, self._report = '', b''
     self._pages: dict[str, Callable[[], Answer]] = {}
     if workdir is not None:
       self._pages['/report'] = self._show_report
     self._pages['/images'] = functools.partial(
-        self._rendered, '/images', 'live_images.html', title=title, max_mib=serve_http.MAX_BYTES // 2**20,
+        self._render, '/images', 'live_images.html', title=title, max_mib=serve_http.MAX_BYTES // 2**20,
         max_megapixels=MAX_PIXELS // 10**6)
     if folder is not None:
       self._pages['/folder'] = functools.partial(self._show_folder, folder)
     self._menu = [(address, address[1:].capitalize()) for address in self._pages]
 
   def by_address(self) -> dict[str, Callable[[], Answer]]:
-    """Returns what makes the answer to each address."""
+    """Returns, for each address, the function that makes its answer. `/` has the first page of the menu."""
     def script(name: str) -> Answer:
       return Answer(html_pages.read(name).encode(), 'text/javascript; charset=utf-8')
 
-    return {**self._pages, '/': next(iter(self._pages.values())), '/state': self._state,
-            **{f'/{name}': functools.partial(script, name) for name in ('live.js', 'sort.js')}}
+    first_page, *_ = self._pages.values()
+    return {**self._pages, '/': first_page, '/state': self._state, '/live.js': functools.partial(script, 'live.js'),
+            '/sort.js': functools.partial(script, 'sort.js')}
 
   def _state(self) -> Answer:
-    """Returns what the report and the folder's page depend on; the script loads them again when it changes."""
-    done = self._folder.num_done if self._folder else 0
-    return Answer(f'{self._signature()} {done}'.encode(), 'text/plain; charset=utf-8')
+    """Returns a text that changes when the report or the folder's page does; `live.js` then loads the page again."""
+    num_done = self._folder.num_done if self._folder else 0
+    return Answer(f'{self._signature()} {num_done}'.encode(), 'text/plain; charset=utf-8')
 
   def _signature(self) -> str:
-    """Returns sizes and times of the files that a report is made of."""
-    paths = [] if self._workdir is None else [os.path.join(self._workdir, name) for name in _WATCHED]
-    blocks = [[block.stat() for block in growing.blocks(path)] for path in paths if storage.is_local(path)]
-    return str([[(stat.st_mtime_ns, stat.st_size) for stat in stats] for stats in blocks])
+    """Returns times and sizes of the files that the report is made of; a growing file may have several blocks."""
+    paths = [] if self._workdir is None else [os.path.join(self._workdir, name) for name in _REPORT_FILES]
+    stats_by_path = [[block.stat() for block in growing.blocks(path)] for path in paths if storage.is_local(path)]
+    return str([[(stat.st_mtime_ns, stat.st_size) for stat in stats] for stats in stats_by_path])
 
   def _show_report(self) -> Answer:
     with self._lock:
-      if (signature := self._signature()) != self._seen or not self._report:
+      signature = self._signature()  # before the files are read, so that a later change is seen at the next request
+      if signature != self._report_signature or not self._report:
         page = report.to_html([str(self._workdir)], menu=self._menu, here='/report')
-        self._report, self._seen = page.encode(errors='backslashreplace'), signature
+        self._report, self._report_signature = page.encode(errors='backslashreplace'), signature
       return Answer(self._report)
 
   def _show_folder(self, folder: Folder) -> Answer:
     arrays = folder.arrays()
-    return self._rendered(
+    return self._render(
         '/folder', 'live_folder.html', title=folder.root.name, root=str(folder.root), num_done=folder.num_done,
         num_images=len(folder.paths), error=folder.error, notes=list(folder.notes),
         mistakes=sorted(folder.mistakes.copy(), key=lambda mistake: -mistake.predicted.probability),
@@ -163,45 +167,40 @@ class Pages:
         num_labeled=len(arrays.get('label', ())),
         confusion=predictions.summarize(arrays).confusion if arrays else None)
 
-  def _rendered(self, here: str, template: str, **values: Any) -> Answer:
+  def _render(self, here: str, template: str, **values: Any) -> Answer:
     page = html_pages.render(template, menu=self._menu, here=here, **values)
     return Answer(page.encode(errors='backslashreplace'))
 
 
 class Network:
-  """A network that threads share, one at a time.
+  """A network that threads share: a lock lets one of them use it at a time.
 
   Args:
     load: loads the network.
-    newest: returns which weights are the newest, such as the step of a run's newest checkpoint; when it changes, they
-      are loaded again. None = there are none yet.
+    newest_step: returns the step of the newest weights, None before the first. When it changes, they are loaded again.
     model: the network, if it is loaded already.
   """
 
-  def __init__(self, load: Callable[[], Model], newest: Callable[[], Hashable | None],
+  def __init__(self, load: Callable[[], Model], newest_step: Callable[[], int | None],
                model: Model | None = None) -> None:
-    self._load, self._newest, self._lock = load, newest, threading.Lock()
-    self._model, self._loaded = model, newest() if model else None
+    self._load, self._newest_step, self._lock = load, newest_step, threading.Lock()
+    self._model, self._loaded_step = model, newest_step() if model else None
 
   @contextlib.contextmanager
   def use(self) -> Iterator[Model]:
-    """Yields the network when it is this thread's turn.
-
-    Raises:
-      Refused: the run has no weights yet, or they cannot be loaded.
-    """
+    """Holds the lock and yields the network with the newest weights. Raises Refused if it cannot load any."""
     with self._lock:
       try:
-        if (newest := self._newest()) is None:
+        if (newest_step := self._newest_step()) is None:
           raise Refused(HTTPStatus.CONFLICT, 'The run has saved no checkpoint yet. Try again when it has.')
-        if self._model is None or newest != self._loaded:
-          self._model, self._loaded = self._load(), newest
-      except (UserError, TemporaryError, Damaged, OSError) as error:  # training may have deleted it in the meantime
+        if self._model is None or newest_step != self._loaded_step:
+          self._model, self._loaded_step = self._load(), newest_step
+      except (UserError, TemporaryError, Damaged, OSError) as error:  # training may have deleted the checkpoint
         raise Refused(HTTPStatus.CONFLICT, f'The weights could not be loaded: {error}') from error
       yield self._model
 
   def classify(self, encoded: bytes) -> dict[str, Any]:
-    """Returns the most probable classes of an image file, and the image as the network receives it."""
+    """Returns the most probable classes of an image file, and the image as the network receives it, as JSON."""
     with self.use() as model:
       began, image = time.monotonic(), decode(encoded, model.decoding)
       prepared = model.prepare(image)
@@ -218,15 +217,14 @@ class Network:
         raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, 'This network has no attention.')
       prepared = model.prepare(decode(encoded, model.decoding))
       heat = model.rollout([prepared], prepared=True)[0]
-    return {name: html_pages.data_uri(html_pages.to_png(draw(prepared, heat)))
-            for name, draw in (('overlay', figures.overlay), ('shade', figures.shade))}
+    return {'overlay': html_pages.data_uri(html_pages.to_png(figures.overlay(prepared, heat))),
+            'shade': html_pages.data_uri(html_pages.to_png(figures.shade(prepared, heat)))}
 
 
 def decode(encoded: bytes, options: headers.DecodeOptions = UPRIGHT) -> HostArray:
-  """Returns the pixels of an image file, `[H, W, 3]` u8; of `options`, whether it is turned.
+  """Returns the pixels of an image file, `[H, W, 3]` u8.
 
-  Raises:
-    Refused: it is no image file that is supported, has too many pixels, or is damaged.
+  Raises Refused if the format is not supported, or the image is damaged or has more than `MAX_PIXELS`.
   """
   kind = headers.detect_format(encoded[:256])
   if kind not in headers.FORMATS:
@@ -240,7 +238,7 @@ def decode(encoded: bytes, options: headers.DecodeOptions = UPRIGHT) -> HostArra
 
 
 class Mistake(NamedTuple):
-  """A wrongly classified image: its file, what it is and what was predicted, and the image as a small PNG."""
+  """A wrongly classified image: its file, the guesses for its label and for the predicted class, and a small PNG."""
   file: str
   label: Guess
   predicted: Guess
@@ -248,7 +246,9 @@ class Mistake(NamedTuple):
 
 
 class Folder:
-  """The images of a folder, labeled by the subfolder that they are in, and how a network classifies them.
+  """The images of a folder, labeled by the subfolder that they are in, and their classes by a network.
+
+  The thread of `run` appends to `rows`, `mistakes` and `notes`, and sets the other attributes. Other threads copy them.
 
   Args:
     root: the folder; links that lead out of it are skipped.
@@ -264,16 +264,16 @@ class Folder:
                       'each class.')
     paths = [pathlib.Path(path) for path in image_list.find([str(self.root)], follow_links=True)]
     self.paths = [path for path in paths if path.resolve().is_relative_to(self.root)]
-    self.notes = [f'{len(paths) - len(self.paths):,} links out of the folder were skipped.'
-                  ] if len(self.paths) < len(paths) else []
-    self.rows: list[tuple[int, list[Guess]]] = []  # of each image its label and the best guesses
+    num_skipped = len(paths) - len(self.paths)
+    self.notes = [f'{num_skipped:,} links out of the folder were skipped.'] if num_skipped else []
+    self.rows: list[tuple[int, list[Guess]]] = []  # the label and the `TOP` best guesses of each image
     self.mistakes: list[Mistake] = []
     self.class_names: Sequence[str] = ()
     self.num_done, self.error = 0, ''
 
   def run(self, network: Network) -> None:
-    """Classifies all images, in a thread of its own; what is known so far can be read meanwhile."""
-    labels: dict[str, int | None] = {}
+    """Classifies all images, batch by batch. An error of the weights ends it, and is kept as `error`."""
+    labels: dict[str, int | None] = {}  # by the name of a subfolder; None = it is not named after a class
     try:
       for start in range(0, len(self.paths), BATCH):
         with network.use() as model:
@@ -283,7 +283,7 @@ class Folder:
       self.error = str(error)
 
   def _classify(self, paths: Sequence[pathlib.Path], labels: dict[str, int | None], model: Model) -> None:
-    """Adds a row for each image; `labels` are the known classes by the names of folders, and are added to."""
+    """Adds a row for each image, and to `labels` the label of each subfolder that is new."""
     if not model.weights.num_classes:
       raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, 'The weights have no classification head.')
     self.class_names, images = model.class_names, []
@@ -291,7 +291,7 @@ class Folder:
       name, file = path.parent.name, str(path.relative_to(self.root))
       try:
         if name not in labels:
-          labels[name] = None
+          labels[name] = None  # stays None if there is no such class, so that the note below is written once
           labels[name] = model.find_class(name)
         if (label := labels[name]) is not None:
           images.append((file, label, model.prepare(decode(user_files.read_image(path), model.decoding))))
@@ -310,7 +310,7 @@ class Folder:
                                      html_pages.to_png(np.asarray(thumbnail))))
 
   def arrays(self) -> dict[str, HostArray]:
-    """Returns the results so far, as `predictions.npz` of a run has them; {} if there are none."""
+    """Returns the results so far in the arrays of a run's `predictions.npz`; {} if there are none."""
     rows = self.rows.copy()  # another thread appends to them
     if not rows:
       return {}

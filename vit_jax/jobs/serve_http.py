@@ -1,7 +1,6 @@
-"""The HTTP of the live page: a fixed set of pages and actions, and which requests are refused.
+"""The HTTP server of the live page: a fixed set of pages and actions, and rules which requests are refused.
 
-`serve.py` opens a socket with `listen`, makes a `Site` of pages and actions, and runs its server. What the pages show
-is not known here.
+`serve.py` opens a socket with `listen`, makes a `Site` of pages and actions, and runs its server.
 
 No address is mapped to a path of the disk. Requests whose `Host` is another name than the server's are refused (DNS
 rebinding), and so are posts from the page of another site (cross-site request forgery). The length of a body is checked
@@ -27,14 +26,14 @@ if TYPE_CHECKING:
   import uvicorn
   from starlette import concurrency, requests, responses
   from starlette.types import Receive, Scope, Send
-else:  # of an extra, which the job checks
+else:  # packages of an optional extra; `serve.run` checks that they are installed
   uvicorn, concurrency, requests, responses = map(lazy.Module, (
       'uvicorn', 'starlette.concurrency', 'starlette.requests', 'starlette.responses'))
 
 log = logging.getLogger('vit_jax.jobs')
-MAX_BYTES = 32 * 2**20  # of an image that is sent
+MAX_BYTES = 32 * 2**20  # of the body of a request, an image file
 MAX_ANSWERS = 32  # requests at the same time; a browser opens about six connections
-BODY_S = 120.  # until the body of a request is complete: 32 MiB at 2.2 Mbit/s
+BODY_S = 120.  # seconds until the body of a request must be complete: 32 MiB at 2.2 Mbit/s
 MARK = 'X-Vit-Jax'  # header that the script of the page sets; pages of other sites cannot set it
 SECURITY = {
     'Content-Security-Policy': "default-src 'none'; script-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
@@ -45,7 +44,7 @@ LOOPBACK = ('localhost', '127.0.0.1', '::1')
 
 
 class Refused(Exception):
-  """A request that is not answered: the HTTP status and a sentence for the person."""
+  """Refuses a request: the HTTP status of the answer, and a sentence that the page shows."""
 
   def __init__(self, status: int, text: str) -> None:
     super().__init__(text)
@@ -78,9 +77,9 @@ class Site:
 
   Args:
     listening: the socket.
-    host: as it was given, which is a name of the server.
-    pages: make the answers to GET requests, by address.
-    actions: make the JSON that answers a POST request of its body, by address; they may raise `Refused`.
+    host: the value of `--host`, by which requests may name the server.
+    pages: by address, functions that return the answer to a GET request.
+    actions: by address, functions from the body of a POST request to the JSON of its answer; they may raise `Refused`.
   """
 
   def __init__(self, listening: socket.socket, host: str, *, pages: Mapping[str, Callable[[], Answer]],
@@ -90,8 +89,8 @@ class Site:
     self.is_local = ipaddress.ip_address(address).is_loopback
     names = {host, *LOOPBACK} | (set() if self.is_local else {socket.gethostname()})
     self._names = {name.lower() for name in names}  # as `urlsplit` returns them
-    shown = socket.gethostname() if address in ('0.0.0.0', '::') else address
-    self.url = f'http://{f"[{shown}]" if ":" in shown else shown}:{self.port}/'
+    url_host = socket.gethostname() if address in ('0.0.0.0', '::') else address  # these two mean all addresses
+    self.url = f'http://{f"[{url_host}]" if ":" in url_host else url_host}:{self.port}/'
 
   def server(self) -> uvicorn.Server:
     """Returns the server; `run(sockets=[listening])` answers until Ctrl-C."""
@@ -100,8 +99,8 @@ class Site:
         access_log=False, server_header=False, proxy_headers=False, timeout_graceful_shutdown=1))
 
   def knows(self, host: str) -> bool:
-    """Returns whether a `Host` header names this server, and no name that its owner could let point here."""
-    with contextlib.suppress(ValueError):  # of a name that is no address
+    """Returns whether a `Host` header has the port, and a name of this server or, unless it is local, any address."""
+    with contextlib.suppress(ValueError):  # `ip_address` raises it for a name, `parsed.port` for a wrong port
       parsed = urllib.parse.urlsplit(f'//{host}')
       name, port = parsed.hostname or '', parsed.port or 80
       return port == self.port and (name in self._names or (not self.is_local and bool(ipaddress.ip_address(name))))
@@ -125,7 +124,7 @@ class Site:
   async def _answer(self, request: requests.Request) -> Answer:
     if self._num_answers >= MAX_ANSWERS:
       raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, f'{MAX_ANSWERS} requests are answered already. Try again.')
-    self._num_answers += 1  # in the one thread of the event loop
+    self._num_answers += 1  # needs no lock: only the thread of the event loop changes it
     try:
       return await self._page_or_action(request)
     finally:

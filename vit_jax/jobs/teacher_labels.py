@@ -45,11 +45,11 @@ from vit_jax.weights.network import Weights
 from vit_jax.weights.reading import AS_FOUND, Reading
 
 log = logging.getLogger('vit_jax.jobs')
-PER_PART = 4_096  # unlabeled images in a part; a kill loses at most one part
+PER_PART = 4_096  # unlabeled images in a part; a process that is killed loses at most one part
 
 
 class _Stopped(Exception):
-  """This process received a signal to stop, which ends `answers.write` after the finished parts."""
+  """Ends `answers.write` after a signal to stop; the parts that are finished stay."""
 
 
 def run(config: schema.Config, where: str, to: pathlib.Path, reading: Reading = AS_FOUND) -> int:
@@ -77,12 +77,12 @@ def run(config: schema.Config, where: str, to: pathlib.Path, reading: Reading = 
   source = data.train
   config = build.with_orientation(config, source)
   init_state.check_order(teacher, data.class_names, config.data)
-  grid, fit = _token_grid(teacher), teacher.preprocess
+  grid, preprocess = _token_grid(teacher), teacher.preprocess
   info = answers.Info(
       source.name, source.digest, len(source), grid, task.top, teacher.num_classes, answers.PER_PART,
-      {'weights': teacher.source, 'image_px': list(fit.image_px)}, answers.LOGITS)
-  resize = schema.Recipe(interpolation=fit.interpolation, antialias=fit.antialias, truncate=fit.truncate, mean=fit.mean,
-                         std=fit.std)
+      {'weights': teacher.source, 'image_px': list(preprocess.image_px)}, answers.LOGITS)
+  resize = schema.Recipe(interpolation=preprocess.interpolation, antialias=preprocess.antialias,
+                         truncate=preprocess.truncate, mean=preprocess.mean, std=preprocess.std)
   with _progress(len(source), shown=True) as show:
     is_new = answers.write(to, info, computing(
         teacher, source, info, recipe=transforms.read_as(resize, config.data.recipe), batch_size=config.batch_size,
@@ -123,7 +123,7 @@ def ensure(config: schema.Config) -> str:
         raise _Stopped
       show(done)
 
-    def meet(place: str) -> None:
+    def wait_for_all(place: str) -> None:
       if num_processes > 1:
         multihost_utils.sync_global_devices(f'vit_jax {place}')
 
@@ -131,7 +131,7 @@ def ensure(config: schema.Config) -> str:
         teacher, source, info, recipe=transforms.read_as(inference.eval_recipe(teacher), config.data.recipe),
         batch_size=config.batch_size // num_processes, mesh=meshes.make(schema.Mesh(), jax.local_devices()),
         threads=config.data.threads, on_done=count),
-        setting=answers.LABELS, process=(process, num_processes), barrier=meet)
+        setting=answers.LABELS, process=(process, num_processes), barrier=wait_for_all)
     log.info('Labels of %s images are in %s', f'{len(source):,}', folder)
     return ''
   assert request is not None
@@ -166,8 +166,8 @@ def computing(teacher: Weights, source: Source, info: answers.Info, *, recipe: s
     info: `scores` tells whether the teacher gives logits of each token or probabilities of the image; with `top`, which
       is k, and `grid`, which is h and w.
     recipe: how images are resized and normalized.
-    batch_size: over the devices of the mesh, which all belong to this process.
-    mesh: the devices.
+    batch_size: the number of images over all devices of the mesh.
+    mesh: the devices, which all belong to this process.
     threads: the number of threads that read images; 0 = one per core.
     on_done: called with the number of examples that are done.
   """
@@ -213,15 +213,11 @@ def computing(teacher: Weights, source: Source, info: answers.Info, *, recipe: s
 
 
 def _token_grid(teacher: Weights) -> tuple[int, int]:
-  """Returns rows and columns of the teacher's tokens, from shapes only.
-
-  Raises:
-    UserError: the teacher's head does not apply to single tokens.
-  """
+  """Returns rows and columns of the teacher's tokens. Raises UserError if its head does not apply to single tokens."""
   model = teacher.model
-  is_attention = isinstance(model, schema.ViT) and isinstance(model.pool, schema.Map)
-  if is_attention or isinstance(model, schema.ViT) and model.last_norm is schema.LastNorm.POOLED:
-    got = 'pools by attention' if is_attention else 'normalizes the mean of its tokens'
+  pools_by_attention = isinstance(model, schema.ViT) and isinstance(model.pool, schema.Map)
+  if pools_by_attention or (isinstance(model, schema.ViT) and model.last_norm is schema.LastNorm.POOLED):
+    got = 'pools by attention' if pools_by_attention else 'normalizes the mean of its tokens'
     raise UserError(f'{teacher.source}: expected a teacher whose head applies to single tokens, got one that {got}. '
                     'Use a teacher that pools by the class token or by the mean of normalized tokens.')
   grids: list[tuple[int, int]] = []

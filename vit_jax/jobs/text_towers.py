@@ -1,6 +1,8 @@
-"""The text tower of an evaluation with texts: of the evaluated weights, or of those that a run began with.
+"""Finds the text tower of an evaluation that compares images with texts, such as zero-shot classification.
 
-`build.resources` calls `find` when an evaluator first needs an encoder of texts.
+`build.resources` calls `find` when an evaluator first needs an encoder of texts. The tower is of the first of these:
+the weights in the settings of the evaluation; the weights that are evaluated; the run itself, if its objective trains a
+text tower; or the weights that the run began with.
 """
 from __future__ import annotations
 
@@ -36,17 +38,20 @@ def find(config: schema.Config, weights: Weights | None, name: str, settings: sc
   console.begin_stage('loading the text tower')
   if weights is None and not settings.weights and config.objective.takes_texts:
     return text_encoder.of_run(config, mesh=mesh)
-  image = weights if weights is not None and not settings.weights else None
-  where = settings.weights or ((weights.given or weights.source) if weights else config.init_from)
-  if not where:
+  image_tower = None if settings.weights else weights
+  if image_tower is None:
+    address = settings.weights or config.init_from
+  else:
+    address = image_tower.given or image_tower.source
+  if not address:
     raise UserError(f'evals.{name}.weights: expected weights with a text tower, got none. Set '
                     f'--config.evals.{name}.weights=FILE, or begin the run with such weights (init_from).')
-  image = image or loading.load(where)
-  width, beside = (cost.forward(model, px, head=config.head, num_classes=0).width for model, px in (
-      (config.model, config.image_px), (image.model, image.preprocess.image_px)))
-  if width != beside:
+  image_tower = image_tower or loading.load(address)
+  width = cost.forward(config.model, config.image_px, head=config.head, num_classes=0).width
+  tower_width = cost.forward(image_tower.model, image_tower.preprocess.image_px, head=config.head, num_classes=0).width
+  if width != tower_width:
     raise UserError(f'evals.{name}.weights: expected weights of a network with {width} features, as that of the run, '
-                    f'got {beside} in {where}. Use the text tower that belongs to this image tower.')
-  tower = texts.load(where, image=image)
-  log.info('%s', texts.describe(tower))
-  return TextEncoder(tower, image, tokenizer_file=settings.tokenizer, mesh=mesh)
+                    f'got {tower_width} in {address}. Use the text tower that belongs to this image tower.')
+  text_tower = texts.load(address, image=image_tower)
+  log.info('%s', texts.describe(text_tower))
+  return TextEncoder(text_tower, image_tower, tokenizer_file=settings.tokenizer, mesh=mesh)
