@@ -130,7 +130,7 @@ class Command(NamedTuple):
   def run(self, parse: Callable[[Sequence[str]], Command]) -> int:
     """Runs the job and returns its exit status; `parse` reads other command lines.
 
-    The function `run` of a job has a parameter for each of its flags, and any of these:
+    The function `run` of a job has a parameter for each of its flags but `flags`, and any of these:
 
       config       the `schema.Config` or `schema.Study`, with overrides; None without one
       source       where the config is from, for messages: `--config=digits`

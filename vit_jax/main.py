@@ -198,7 +198,7 @@ def _repeated(overrides: Sequence[str]) -> list[str]:
 
 
 def _quoted(values: Sequence[str]) -> str:
-  """Returns up to four values as `'a' and 'b'`; of more than four the first three and their number."""
+  """Returns up to four values as `'a' and 'b'`; of more than four the first three and the number of the others."""
   more = f' and {len(values) - 3:,} more' if len(values) > 4 else ''
   return ' and '.join(map(repr, values[:3] if more else values)) + more
 

@@ -139,6 +139,13 @@ def test_a_comment_does_not_decide_the_separator(tmp_path: pathlib.Path) -> None
   assert opened(tmp_path).class_names == ('a', 'b')
 
 
+def test_names_that_begin_like_comments_decide_the_separator_where_there_are_no_others(tmp_path: pathlib.Path) -> None:
+  for i, path in enumerate(sorted((make(tmp_path, 'im', num=6) / 'im').iterdir())):
+    path.rename(tmp_path / f'#{i}.png')
+  (tmp_path / 'labels.csv').write_text('\n'.join(f'#{i}.png;{"ab"[i % 2]}' for i in range(6)))
+  assert opened(tmp_path).class_names == ('a', 'b')
+
+
 def test_what_learns_no_classes_takes_any_folders(tmp_path: pathlib.Path) -> None:
   assert len(opened(make(tmp_path, '2019/june,july', '2020/june,july')).train) == 14  # of 16, 2 are held out
 

@@ -152,6 +152,13 @@ def test_a_key_ends_at_the_first_dot_of_the_base_name_and_a_repeated_extension_b
     assert counted in caplog.text, counted
 
 
+def test_an_archive_with_nothing_to_ignore_has_no_warning(tmp_path: pathlib.Path,
+                                                         caplog: pytest.LogCaptureFixture) -> None:
+  image = FOUND[0].image
+  one(tmp_path / 't', packed.tar([('a.png', image), ('a.cls', b'0'), ('b.png', image), ('b.cls', b'1')]))
+  assert 'ignored' not in caplog.text
+
+
 def test_labels_that_are_missing_damaged_or_out_of_range_count_as_bad_images(tmp_path: pathlib.Path) -> None:
   labels = [b'1', b'', b'x', b'1.5', b'-1', b'7', b'9' * 40, b' 2\n']
   found = [m for i, label in enumerate(labels) for m in ((f'{i}.cls', label), (f'{i}.png', FOUND[i].image))]

@@ -2,7 +2,7 @@
 
 `read_bytes` reads a file, `read_text` decodes it, `parse` reads JSON, `load` and `read` do all of it. `load` returns
 plain values and raises exceptions of Python, for files that a caller can do without. `read` returns a `Field`, whose
-methods check the type of each value: `read(path).field('splits').items()`. All of them raise the same message.
+methods check the type of each value: `read(path).field('splits').fields()`. All of them raise the same message.
 
 The size of a file is checked before it is read: a sparse file of 20 GB takes no space on a disk, and would take 20 GB
 of memory. A JSON text may have `MAX_BYTES`, be nested `MAX_DEPTH` deep, and have numbers that a float can hold; NaN and

@@ -179,7 +179,7 @@ def advice(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-  """Returns the system's words for an error, such as `No space left on device`, or else the text of its cause."""
+  """Returns the system's words for an error, such as `No space left on device`, or else the first line of its cause."""
   cause = error
   for cause in chain(error):
     if (number := _number(cause)) and not MEANINGS.get(number, _OTHER).is_of_file:

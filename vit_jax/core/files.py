@@ -6,7 +6,7 @@ Several files are written in a folder with such a name (`staged`), and moved to 
 A command that resumes writes in a folder `NAME.DIGEST.part` (`Unfinished`). DIGEST is that of the plan, a text that
 says what is written and how; it is also in the folder, as `plan.json`. So the same command finds its unfinished files,
 and another command does not touch them. A process writes files of the plan inside of `with unfinished.open()`, which
-holds the lock of `plan.json`, and then calls `complete`, which moves the folder to its path. Several processes share
+holds the lock of `plan.json`, and calls `complete` there, which moves the folder to its path. Several processes share
 the lock with `open(joins=True)`; afterwards each enters `alone`, which is true for the last one, and that completes.
 Only files whose names belong to the plan are ever removed. Imports only `core`.
 """
@@ -112,7 +112,7 @@ def publish(part: pathlib.Path, path: pathlib.Path) -> None:
 
 def publish_all(part: pathlib.Path, parent: pathlib.Path, *, overwrite: bool,
                 is_ours: Callable[[pathlib.Path], bool]) -> None:
-  """Moves all entries of the folder `part` to `parent`: all of them, or none if one cannot be moved.
+  """Moves all entries of the folder `part` to `parent`; if one cannot be moved, new entries are taken back.
 
   Args:
     part: a folder on the same file system, with complete files and folders.

@@ -151,7 +151,7 @@ def load(paths: Sequence[str], scan: Scan, key: str, types: Mapping[str, str], *
     tables = scan_all(functools.partial(_scan_table, scan=scan, types=types), paths, what=what)
     ignored = Counts()
     for table in tables:
-      ignored.update(documents.parse(table.schema.metadata[_IGNORED]))
+      ignored += Counts(documents.parse(table.schema.metadata[_IGNORED]))  # `+` leaves out counts of 0
     if ignored:
       log.warning('%s: ignored %s', os.path.dirname(paths[0]), ', '.join(
           f'{name} ({count:,})' for name, count in sorted(ignored.items(), key=lambda item: (-item[1], item[0]))))
@@ -239,7 +239,7 @@ def _fits(rows: pa.Table, types: Mapping[str, str], num_files: int) -> bool:
   kept_types = {field.name: str(field.type) for field in rows.schema}
   if LABEL in types and kept_types.get(LABEL) in ('int64', 'large_list<item: int64>'):
     kept_types[LABEL] = BYTES  # as it was before `_number_labels`
-  if kept_types != {**types, _FILE: 'int32'} or any(
+  if kept_types != {**types, _FILE: 'int32'} or len(kept_types) != rows.num_columns or any(
       column.null_count or column.num_chunks > 1 for column in rows.columns):
     return False
   index = Index(rows)

@@ -144,10 +144,11 @@ def read_many(spans: Iterable[Span], in_flight: int = IN_FLIGHT) -> Iterator[byt
           break
         waiting = None
         try:
-          started.append((next_span, _submit(next_span) if is_object else None))
+          future = _submit(next_span) if is_object else None
         except BaseException:
           state.release(next_span.size)  # it was reserved, and `finally` releases only what was started
           raise
+        started.append((next_span, future))
       if not started:
         return
       span, future = started[0]

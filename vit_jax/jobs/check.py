@@ -335,13 +335,13 @@ def read_manifest(path: str) -> Manifest:
                     if isinstance(document, dict) and document.get('kind') == 'JobSet')
     (replicated,) = manifest['spec']['replicatedJobs']
     job = replicated['template']['spec']
-    hosts, completions = job['parallelism'], job['completions']
     pod = job['template']['spec']
     chip, topology = pod['nodeSelector'][_CHIP], str(pod['nodeSelector'][_TOPOLOGY])
     arguments = [str(word) for word in pod['containers'][0]['args']]
     slices = int(replicated.get('replicas', 1))
     chips_per_host = int(pod['containers'][0]['resources']['limits']['google.com/tpu'])
     num_chips = math.prod(int(side) for side in topology.split('x'))
+    hosts, completions = job['parallelism'], job['completions']
     is_complete = hosts * chips_per_host == num_chips and hosts == completions
   except OSError as error:
     raise failures.kind(error)(f'{path}: expected a manifest, got "{error.strerror}". Copy '

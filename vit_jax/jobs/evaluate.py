@@ -423,7 +423,7 @@ def of_weights(config: schema.Config, weights: Weights, *, has_head: bool = True
   mesh, shard = build.open_mesh(config)
   devices.check_devices(config.model, mesh, name='model')
   params: Params = {name: weights.params[name] for name in ('backbone', 'head', 'head_dist') if name in weights.params}
-  step = jnp.asarray(max(weights.step, 0), jnp.int32)  # 0 also if it is not known, as `evaluate.json` needs a number
+  step = jnp.asarray(min(max(weights.step, 0), 2**31 - 1), jnp.int32)  # 0 also if it is not known
   step, params, extra = jax.device_put((step, params, statistics(weights.state)), meshes.replicated(mesh))
   viewed = LoadedNetwork(config, has_head=has_head and bool(weights.num_classes))
   return Subject(config, mesh, shard, viewed, TrainState(step, params, {}, extra), weights=weights)

@@ -426,9 +426,9 @@ class Run:
     if jax.process_index() == 0 and until:
       self._say_paused(final['step'], until)
     elif jax.process_index() == 0:
-      path = self.workdir / report.PAGE
+      used, path = self._find_used(), self.workdir / report.PAGE
       page = str(path) if path.exists() else report.write_or_warn(self.workdir)
-      print(summary.last_line(final, self._find_used(), page), flush=True)
+      print(summary.last_line(final, used, page), flush=True)
     return 0
 
   def _say_paused(self, step: int, until: str) -> None:

@@ -363,7 +363,7 @@ class _LabelFile:
     """
     usual = '\t' if self.path.endswith('.tsv') else ','
     separator = usual
-    without_comments = [line for line in lines if not line.lstrip().startswith('#')]
+    without_comments = [line for line in lines if not line.lstrip().startswith('#')] or lines
     if without_comments and not any(usual in line for line in without_comments):
       separator = next((mark for mark in _SEPARATORS if all(mark in line for line in without_comments)), usual)
     rows = [cells for _, cells in self._rows(iter(lines), separator)]

@@ -145,8 +145,10 @@ def check_jpeg_end(encoded: bytes) -> None:
   """
   if encoded.endswith(b'\xff\xd9', 4):
     return
-  markers = [marker for marker, _ in _jpeg_segments(encoded)]
-  if _SOS not in markers or markers[-1] != _EOI:
+  has_scan, last = False, 0
+  for last, _ in _jpeg_segments(encoded):
+    has_scan |= last == _SOS
+  if not has_scan or last != _EOI:
     raise BadImage(f'the JPEG is truncated: no end marker in {len(encoded):,} bytes')
 
 
