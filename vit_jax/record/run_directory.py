@@ -203,9 +203,9 @@ def check_owned(path: storage.PathLike) -> None:
 def holds_nothing(workdir: storage.PathLike) -> bool:
   """Returns whether a run directory has only the files that every start writes first, and no checkpoint."""
   names = {*os.listdir(workdir)}
-  if 'checkpoints' in names and os.listdir(os.path.join(workdir, 'checkpoints')):
+  if not names <= {LOCK_FILE, OWNER_FILE, CONFIG, 'checkpoints'}:
     return False
-  return names <= {LOCK_FILE, OWNER_FILE, CONFIG, 'checkpoints'}
+  return 'checkpoints' not in names or not os.listdir(os.path.join(workdir, 'checkpoints'))
 
 
 def check_ours(workdir: storage.PathLike, setting: str = '--workdir') -> None:

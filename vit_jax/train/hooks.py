@@ -303,11 +303,11 @@ class Alarm(Hook):
     watch = self._watch
     if done.step <= watch.after:
       return
-    values = {name: value(mean) for name, mean in done.metrics.means.items()}
-    watched = values[watch.metric]
+    watched = value(done.metrics.means[watch.metric])
     self._num_low = 0 if watched >= watch.below else self._num_low + 1
     if self._num_low != watch.lasting:
       return
+    values = {name: value(mean) for name, mean in done.metrics.means.items()}
     text = '\n'.join([
         f'ALARM at step {done.step:,}: train/{watch.metric}={watched:.4g} has been below '
         f'{watch.setting}={watch.below:g} for {watch.lasting:,} steps.',
