@@ -15,7 +15,7 @@ from vit_jax.parallel import mesh as meshes
 
 FIRST_STEPS = 10  # from the start of the process until process 0 first reads its clock
 SHARE, PARTS = 0.9, 8
-"""The clock is read again after this share of the time left, and at least 8 times between two saves, as the speed may change."""
+"""The clock is read after this share of the time left, and at least 8 times between two saves: the speed may change."""
 _MOST_STEPS = 2**30  # so that the number of steps fits int32
 
 
