@@ -5,11 +5,11 @@ for each file, since all files must have the same columns. `describe_columns` is
 names and types of columns, never their values, and reads no files.
 
 In this module, `metadata` is a `pyarrow.parquet.FileMetaData`, `schema` a `pyarrow.Schema` with a `pyarrow.Field` for
-each column, and `kind` the `pyarrow.DataType` of a column.
+each column, and `column_type` the `pyarrow.DataType` of a column.
 
-The package `datasets` describes the types of columns in the metadata of a file, under the key `huggingface`, as JSON:
-`{"info": {"features": {"label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}}}`. Such a type is called a feature
-here.
+The package `datasets` describes each column in the metadata of a file, under the key `huggingface`, as JSON such as
+`{"info": {"features": {"label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}}}`. In this module, the `feature` of
+a column is its entry there, such as `{"_type": "ClassLabel", …}`.
 """
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _LISTED_COLUMNS = 20  # in a message
 
 
 class Columns(NamedTuple):
-  """The columns that are read. The key of an index has the representation of this tuple, so its names cannot change.
+  """The columns that are read. The key of an index contains the `repr` of this tuple, so no field may be renamed.
 
   image: the column with the images.
-  leaf: the column with their bytes, such as `image.bytes`; '' if `image` has paths of files.
-  path: the column with their names or paths, such as `image.path`; '' = none.
+  leaf: the column with the bytes of the images, such as `image.bytes`; '' if `image` has paths of files.
+  path: the column with the names or paths of the images, such as `image.path`; '' = none.
   label: the column with the labels; '' = none.
-  types: of the image and the label column; all files must have the same ones.
-  names: of the classes, if the labels are numbers of classes with names (`ClassLabel` of Hugging Face).
-  caption: the column with captions, texts or lists of texts; '' = none.
+  types: the types of the image and the label column, which are the same in all files.
+  names: the names of the classes, if the label column is a `ClassLabel` of Hugging Face; else ().
+  caption: the column with captions, which are texts or lists of texts; '' = none.
   """
   image: str
   leaf: str
@@ -51,21 +51,22 @@ class Columns(NamedTuple):
 
 
 def choose_columns(path: str, metadata: Any, *, image: str, label: str, caption: str) -> Columns:
-  """Returns the columns with image, label and caption, as these settings name them, or by names and types.
+  """Returns the columns with image, label and caption: those that the settings name, else by names and types.
 
-  Images are in the column whose feature is `Image`, else in the first one of `_IMAGE_NAMES`, else in the only one with
-  bytes. Labels are in the first one of `_LABEL_NAMES`, if it has labels, else in the only one whose feature is
-  `ClassLabel`. Captions are in `caption`, `captions`, `text` or `texts`, if it has texts.
+  The image column is the one whose feature is `Image`; else the first of `_IMAGE_NAMES`; else the only one with bytes.
+  The label column is the first of `_LABEL_NAMES` with labels; else the only one whose feature is `ClassLabel`. The
+  caption column is the first of `caption`, `captions`, `text` and `texts` that has texts.
 
   Args:
-    path: of the file.
-    metadata: of the file.
-    image, label, caption: names of columns; '' = chosen here.
+    path: path of the file, for messages.
+    metadata: metadata of the file.
+    image, label, caption: the columns that the settings name; '' = not set.
 
   Raises:
-    UserError: there is no such column, or several could be meant.
+    UserError: there is no such column, or several columns could be meant.
   """
-  schema, features = metadata.schema.to_arrow_schema(), _read_features(metadata)
+  schema = metadata.schema.to_arrow_schema()
+  features = _read_features(metadata)
   image_field = _choose_image(path, schema, features, given=image)
   leaf, names = _find_leaves(image_field, path)
   label, label_type = _choose_label(path, schema, features, given=label)
@@ -74,7 +75,7 @@ def choose_columns(path: str, metadata: Any, *, image: str, label: str, caption:
 
 
 def _choose_image(path: str, schema: Any, features: dict[str, Any], *, given: str) -> Any:
-  """Returns the field with the images. Raises UserError if there is none, or several could be meant."""
+  """Returns the field with the images; `given` is the column that the settings name. Raises as `choose_columns`."""
   by_feature = [name for name in schema.names if features.get(name, {}).get('_type') == 'Image']
   by_name = [name for name in _IMAGE_NAMES if name in schema.names][:1]
   by_bytes = [field.name for field in schema if _is_bytes(field.type) or (
@@ -87,42 +88,43 @@ def _choose_image(path: str, schema: Any, features: dict[str, Any], *, given: st
 
 
 def _find_leaves(field: Any, path: str) -> tuple[str, str]:
-  """Returns the columns with the bytes and with the names of images, '' = none. Raises UserError if it has neither."""
+  """Returns `leaf` and `path` of `Columns` for the image column. Raises UserError if its type is none of images."""
   if _is_bytes(field.type):
     return field.name, ''
   if is_text(field.type):
     return '', field.name
-  types = {part.name: part.type for part in field.type} if pa.types.is_struct(field.type) else {}
-  if 'bytes' in types and _is_bytes(types['bytes']):
-    return f'{field.name}.bytes', f'{field.name}.path' if 'path' in types and is_text(types['path']) else ''
+  type_by_part = {part.name: part.type for part in field.type} if pa.types.is_struct(field.type) else {}
+  if 'bytes' in type_by_part and _is_bytes(type_by_part['bytes']):
+    has_path = 'path' in type_by_part and is_text(type_by_part['path'])
+    return f'{field.name}.bytes', f'{field.name}.path' if has_path else ''
   raise UserError(f'data.image_column: expected a column of bytes, of structs with bytes, or of paths in {path}, got '
                   f'{field.name!r} of the type {field.type}. Set another column.')
 
 
 def _choose_label(path: str, schema: Any, features: dict[str, Any], *, given: str) -> tuple[str, str]:
-  """Returns the column with the labels and its type; both are '' if there is none."""
-  by_name = [name for name in _LABEL_NAMES
-             if _has_column(schema, name, _is_label) or schema.names.count(name) > 1]  # the latter is refused below
+  """Returns the column with the labels and its type; both are '' if there is none. Raises as `choose_columns`."""
+  by_name = [name for name in _LABEL_NAMES  # `_find_field` refuses a name of several columns
+             if _has_column(schema, name, _is_label) or schema.names.count(name) > 1]
   by_feature = [name for name in schema.names if _class_names(features.get(name))]
   label = given or (by_name[0] if by_name else
                     _pick_single(by_feature, setting='data.label_column', path=path, what='labels'))
   if not label:
     return '', ''
-  kind = _find_field(schema, label, setting='data.label_column', path=path).type
-  if not _is_label(kind):
+  column_type = _find_field(schema, label, setting='data.label_column', path=path).type
+  if not _is_label(column_type):
     raise UserError(f'data.label_column: expected a column of whole numbers, texts, or lists of them in {path}, got '
-                    f'{label!r} of the type {kind}. Set another column.')
-  return label, str(kind)
+                    f'{label!r} of the type {column_type}. Set another column.')
+  return label, str(column_type)
 
 
 def _choose_caption(path: str, schema: Any, *, given: str, label: str) -> str:
-  """Returns the column with the captions; '' = none."""
+  """Returns the column with the captions, which is not that with the labels; '' = none. Raises as `choose_columns`."""
   if not given:
     return next((name for name in stored.NAMES if name != label and _has_column(schema, name, _is_caption)), '')
-  kind = _find_field(schema, given, setting='data.caption_column', path=path).type
-  if not _is_caption(kind):
+  column_type = _find_field(schema, given, setting='data.caption_column', path=path).type
+  if not _is_caption(column_type):
     raise UserError(f'data.caption_column: expected a column of texts, or of lists of them, in {path}, got {given!r} '
-                    f'of the type {kind}. Set another column.')
+                    f'of the type {column_type}. Set another column.')
   return given
 
 
@@ -131,11 +133,11 @@ def check_columns(path: str, metadata: Any, columns: Columns) -> None:
   schema = metadata.schema.to_arrow_schema()
   for name, expected in zip((columns.image, columns.label), columns.types, strict=True):
     number = schema.get_field_index(name)
-    kind = str(schema.field(number).type) if number >= 0 else ''
-    if name and kind != expected:
+    stored_type = str(schema.field(number).type) if number >= 0 else ''
+    if name and stored_type != expected:
       raise UserError(f'{path}: expected the column {name!r} of the type {expected}, as the first file has it, got '
-                      f'{kind or f"the columns {describe_columns(schema)}"}. Leave it out of the pattern, or write it '
-                      'again.')
+                      f'{stored_type or f"the columns {describe_columns(schema)}"}. Leave it out of the pattern, or '
+                      'write it again.')
   if columns.caption and not _has_column(schema, columns.caption, _is_caption):
     raise UserError(f'{path}: expected captions in the column {columns.caption!r}, as the first file has them, got the '
                     f'columns {describe_columns(schema)}. Leave it out of the pattern, or write it again.')
@@ -151,7 +153,7 @@ def describe_columns(schema: Any) -> str:
 
 
 def _pick_single(names: Sequence[str], *, setting: str, path: str, what: str) -> str:
-  """Returns the only name, or '' if there is none. Raises UserError if there are several."""
+  """Returns the only one of the names of columns, or '' if there is none. Raises UserError if there are several."""
   if len(names) > 1:
     raise UserError(f'{setting}: expected the name of the column with {what} of {path}, as several could be meant: '
                     f"{documents.listed(list(names), _LISTED_COLUMNS)}, got ''. Set it.")
@@ -159,64 +161,65 @@ def _pick_single(names: Sequence[str], *, setting: str, path: str, what: str) ->
 
 
 def _find_field(schema: Any, name: str, *, setting: str, path: str) -> Any:
-  """Returns the field of this name, which a setting names or which was chosen. Raises UserError if there is not one."""
-  number = schema.get_field_index(name)  # -1 if there is none, or several of this name
+  """Returns the field of a column. Raises UserError, which names the setting, if none or several have the name."""
+  number = schema.get_field_index(name)  # -1 if no column or several columns have this name
   if number < 0:
     raise UserError(f'{setting}: expected one column of {path}, {describe_columns(schema)}, got {name!r}. Correct it.')
   return schema.field(number)
 
 
 def _has_column(schema: Any, name: str, fits: Callable[[Any], bool]) -> bool:
-  """Returns whether there is exactly one column of this name, and `fits` returns True for its type."""
+  """Returns whether exactly one column has this name, and `fits` returns True for the type of the column."""
   number = schema.get_field_index(name)
   return number >= 0 and fits(schema.field(number).type)
 
 
-def is_text(kind: Any) -> bool:
+def is_text(column_type: Any) -> bool:
   """Returns whether an Arrow type is text."""
-  return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+  return bool(pa.types.is_string(column_type) or pa.types.is_large_string(column_type))
 
 
-def is_list(kind: Any) -> bool:
+def is_list(column_type: Any) -> bool:
   """Returns whether an Arrow type is a list of any length."""
-  return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+  return bool(pa.types.is_list(column_type) or pa.types.is_large_list(column_type))
 
 
-def _is_bytes(kind: Any) -> bool:
-  return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+def _is_bytes(column_type: Any) -> bool:
+  return bool(pa.types.is_binary(column_type) or pa.types.is_large_binary(column_type))
 
 
-def _is_caption(kind: Any) -> bool:
+def _is_caption(column_type: Any) -> bool:
   """Returns whether a type is text or a list of texts."""
-  return is_text(kind.value_type if is_list(kind) else kind)
+  return is_text(column_type.value_type if is_list(column_type) else column_type)
 
 
-def _is_label(kind: Any) -> bool:
-  """Returns whether a type is whole numbers or text, in a list or a dictionary or not."""
-  if is_list(kind) or pa.types.is_dictionary(kind):
-    kind = kind.value_type
-  return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind) or is_text(kind))
+def _is_label(column_type: Any) -> bool:
+  """Returns whether a type is whole numbers or text, or a list or a dictionary of one of these two types."""
+  if is_list(column_type) or pa.types.is_dictionary(column_type):
+    column_type = column_type.value_type
+  return bool(pa.types.is_integer(column_type) or pa.types.is_boolean(column_type) or is_text(column_type))
 
 
 def _read_features(metadata: Any) -> dict[str, Any]:
-  """Returns the features of columns by name; {} if there are none. A list of features is written as `[feature]`."""
-  by_name = {}
+  """Returns the feature of each column by name; {} if the file has none, or if they are damaged."""
+  feature_by_name = {}
   try:
     for name, feature in documents.parse((metadata.metadata or {})[b'huggingface'])['info']['features'].items():
-      element = feature[0] if isinstance(feature, list) and feature else feature
-      if isinstance(element, dict):
-        by_name[name] = element
-    return by_name
+      if isinstance(feature, list) and feature:  # a column of lists, whose feature is written as `[feature]`
+        feature = feature[0]
+      if isinstance(feature, dict):
+        feature_by_name[name] = feature
+    return feature_by_name
   except (KeyError, TypeError, ValueError, AttributeError):
     return {}
 
 
 def _class_names(feature: Any) -> tuple[str, ...]:
-  """Returns the names of classes of a `ClassLabel`, or of a list of them.
+  """Returns the names of the classes if a feature is a `ClassLabel`, or a list of `ClassLabel`; else ().
 
-  Returns () for another feature, and if two classes have the same name: labels then stay numbers.
+  Returns () also if two classes have the same name: the numbers of the labels then have no names.
   """
-  while isinstance(feature, dict) and isinstance(feature.get('feature'), dict):
+  while isinstance(feature, dict) and isinstance(feature.get('feature'), dict):  # a list describes its elements
     feature = feature['feature']
   names = feature.get('names') if isinstance(feature, dict) and feature.get('_type') == 'ClassLabel' else None
   if not isinstance(names, list) or not all(isinstance(name, str) for name in names):

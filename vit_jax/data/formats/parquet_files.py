@@ -1,16 +1,16 @@
 """Reads footers and row groups of Parquet files, and yields their rows for the index.
 
 `parquet.py` calls `read_metadata` for the first file, whose columns `parquet_columns.py` then chooses. `index.load`
-calls `scan` for each file: it reads only the footer and the columns with labels and names. Later, `ParquetSource`
-calls `parse_footer` and decodes row groups with `read_column`. All bytes are read by `data/storage.py`, and decoded by
-pyarrow. This module knows no settings.
+calls `scan` for each file. `scan` reads only the footer and the columns with labels and names. Later, `ParquetSource`
+calls `parse_footer` and decodes row groups with `read_column`. `data/storage.py` reads all bytes, and pyarrow decodes
+them. This module knows no settings. A file has, in this order:
 
-  PAR1                     at the beginning of a file
-  columns of row groups    a row group has one chunk of bytes for each leaf
-  metadata, u32 size of the metadata, PAR1
+  the bytes `PAR1`
+  row groups              a row group has one chunk of bytes for each leaf
+  footer                  the metadata, their size as u32, and the bytes `PAR1`
 
 A leaf is a column without parts, such as `image.bytes` of the struct `image`. In this module, `footer` is the bytes of
-the last line, and `metadata` is the `pyarrow.parquet.FileMetaData` that they contain.
+the footer, and `metadata` is the `pyarrow.parquet.FileMetaData` that the footer contains.
 
 Format: github.com/apache/parquet-format.
 """
@@ -41,14 +41,15 @@ else:
 
 INDEX_TYPES = {'offset': 'int64', 'size': 'int64', 'decoded': 'int64', 'group': 'int32', 'place': 'int64',
                'name': index.BYTES, 'footer': index.BYTES, index.LABEL: index.BYTES}
-"""Columns of the index, in the order in which `scan` yields their values. Kept indexes have these names.
+"""Types of the columns of the index, in the order in which `scan` yields their values. Kept indexes have these names.
 
-offset, size: span of the chunk with the images of the row group; 0 if images are files.
-decoded: bytes of this chunk without compression.
-group: number of the row group in the file.
-place: number of the row in the row group.
-name: of the image; empty if there is none.
-footer: of the file, in its first row; else empty.
+offset, size: the span of the chunk with the images of the row group; 0 if images are files.
+decoded: the number of bytes of this chunk without compression.
+group: the number of the row group in the file.
+place: the number of the row in the row group.
+name: the name or path of the image; empty if the file stores none.
+footer: the footer of the file in the first row of the file; empty in all other rows.
+label: the labels, as `index.encode` returns them.
 """
 _ADVICE = 'Copy it again, or leave it out of the pattern.'
 _MAGIC, _ENCRYPTED_MAGIC = b'PAR1', b'PARE'
@@ -56,12 +57,12 @@ _TAIL_BYTES = 8  # u32 length of the metadata, magic
 _FIRST_READ_BYTES = 2**16  # holds most footers
 _MAX_FOOTER_BYTES = 2**30
 _MAX_NAME_BYTES = 2**12  # PATH_MAX of Linux, which counts a final zero: no file has a path of this size
-_CUT = '…'.encode()  # at the end of names that are too long
-_UNKNOWN_BYTES = 2**62  # in place of the size of an object, which is not known
+_CUT = '…'.encode()  # replaces the end of a name that is too long
+_UNKNOWN_BYTES = 2**62  # in place of the size of an object in object storage, which is not known
 
 
 class RowGroup(NamedTuple):
-  """A row group: the number of its rows, and for its images the values `offset`, `size` and `decoded` of the index."""
+  """The number of rows of a row group, and `offset`, `size` and `decoded` of its images, as in `INDEX_TYPES`."""
   num_rows: int
   offset: int = 0
   size: int = 0
@@ -70,11 +71,11 @@ class RowGroup(NamedTuple):
 
 def parse_footer(footer: bytes) -> Any:
   """Returns the metadata in a footer. Raises errors of pyarrow if they are damaged."""
-  return parquet.read_metadata(pa.BufferReader(_MAGIC + footer))  # read as a file without columns
+  return parquet.read_metadata(pa.BufferReader(_MAGIC + footer))  # pyarrow reads it as a file without columns
 
 
 def read_metadata(path: str) -> Any:
-  """Returns the metadata of a file. Raises TemporaryError or UserError if it cannot be read, or is damaged."""
+  """Returns the metadata of a file. Raises TemporaryError or UserError if the file cannot be read, or is damaged."""
   try:
     return _parse_checked(path, _read_footer(path)[0])
   except OSError as error:
@@ -82,7 +83,7 @@ def read_metadata(path: str) -> Any:
 
 
 def _parse_checked(path: str, footer: bytes) -> Any:
-  """Returns the metadata in a footer. Raises UserError if they are damaged."""
+  """Returns the metadata in the footer of a file. Raises UserError if they are damaged."""
   with _refuse_damage(path):
     metadata = parse_footer(footer)
     metadata.schema.to_arrow_schema()  # raises an error if the Arrow schema is damaged
@@ -91,7 +92,7 @@ def _parse_checked(path: str, footer: bytes) -> Any:
 
 @contextlib.contextmanager
 def _refuse_damage(path: str) -> Iterator[None]:
-  """Raises UserError in place of an error of pyarrow, which has many kinds for a damaged file."""
+  """Raises UserError in place of an error of pyarrow, which raises many types of errors for a damaged file."""
   try:
     yield
   except (UserError, TemporaryError, MemoryError):
@@ -102,16 +103,16 @@ def _refuse_damage(path: str) -> Iterator[None]:
 
 
 def _read_footer(path: str) -> tuple[bytes, int]:
-  """Returns the footer of a file, and the size of the file; for an object, this may be only an upper limit.
+  """Returns the footer of a file and the number of bytes of the file, an upper limit if it is in object storage.
 
   Raises:
-    UserError: it is something else, or truncated.
-    OSError: it cannot be read.
+    UserError: the file is not a Parquet file, or is truncated.
+    OSError: the file cannot be read.
   """
   file_bytes = _UNKNOWN_BYTES if storage.is_address(path) else os.path.getsize(path)
-  num_read = min(file_bytes, _FIRST_READ_BYTES)
-  end = storage.read(path, -num_read, num_read) if file_bytes else b''
-  if len(end) < num_read:  # a small object: all of it was read
+  requested_bytes = min(file_bytes, _FIRST_READ_BYTES)
+  end = storage.read(path, -requested_bytes, requested_bytes) if file_bytes else b''
+  if len(end) < requested_bytes:  # a small object, which was read completely
     file_bytes = len(end)
   if len(end) < _TAIL_BYTES or not end.endswith(_MAGIC):
     raise UserError(f'{path}: expected a complete Parquet file, got {_describe_end(end)}. {_ADVICE}')
@@ -124,18 +125,19 @@ def _read_footer(path: str) -> tuple[bytes, int]:
 
 
 def _describe_end(end: bytes) -> str:
-  """Returns what a message says of a file without a footer at its end."""
+  """Returns how a message describes a file without a footer, given its last bytes."""
   if end.endswith(_ENCRYPTED_MAGIC):
     return 'an encrypted one'
   return 'no footer at its end: it is truncated, or something else' if end else 'an empty file'
 
 
 class _OpenFile(io.RawIOBase):
-  """A seekable file for pyarrow, which reads through `read_at(offset, size)`."""
+  """A file that pyarrow can read and seek; `read_at(offset, size)` returns its bytes."""
 
   def __init__(self, num_bytes: int, read_at: Callable[[int, int], bytes]) -> None:
     super().__init__()
-    self._num_bytes, self._read_at, self._offset = num_bytes, read_at, 0
+    self._num_bytes, self._read_at = num_bytes, read_at
+    self._offset = 0  # of the next byte to read
 
   def readable(self) -> bool:
     return True
@@ -158,34 +160,34 @@ class _OpenFile(io.RawIOBase):
 
 
 def _open_parquet(file: _OpenFile, metadata: Any, *, names: Sequence[str], groups: Sequence[int]) -> Any:
-  """Returns a `pyarrow.parquet.ParquetFile` to read the columns `names` of these row groups.
+  """Returns a `pyarrow.parquet.ParquetFile` to read the columns `names` of the row groups with these numbers.
 
-  Bytes and texts that the file stores with a dictionary are read as numbers of its entries. Rows with the same value
-  share its memory, so that the file limits the memory.
+  Leaves of bytes and texts that the file stores with a dictionary are read as dictionary arrays. In these arrays, equal
+  values share memory, so that a small file cannot need much memory.
   """
-  coded = []  # leaves with a dictionary
+  dictionary_leaves = []
   for number in range(metadata.num_columns):
     leaf = metadata.schema.column(number)
     is_read = any(f'{leaf.path}.'.startswith(f'{name}.') for name in names)  # `image.bytes` is in `image`
     if is_read and leaf.physical_type == 'BYTE_ARRAY' and any(
         metadata.row_group(group).column(number).has_dictionary_page for group in groups):
-      coded.append(leaf.path)
+      dictionary_leaves.append(leaf.path)
   return parquet.ParquetFile(pa.PythonFile(file, 'r'), metadata=metadata, pre_buffer=False,
-                             page_checksum_verification=True, read_dictionary=coded)
+                             page_checksum_verification=True, read_dictionary=dictionary_leaves)
 
 
 def read_column(span: Span, content: bytes, *, metadata: Any, group: int, leaf: str) -> Any:
   """Returns the values of a leaf in one row group, a `pyarrow.ChunkedArray`. Raises errors of pyarrow if it is damaged.
 
   Args:
-    span: where the bytes of the leaf in this row group are.
-    content: these bytes.
-    metadata: of the file.
+    span: the span of the file with the bytes of the leaf in this row group.
+    content: the bytes of the span.
+    metadata: the metadata of the file.
     group: the number of the row group in the file.
-    leaf: such as `image.bytes`.
+    leaf: the path of the leaf, such as `image.bytes`.
   """
   def read_at(offset: int, size: int) -> bytes:
-    """Returns bytes of the span; none of others, as damaged metadata and old writers (PARQUET-816) have wrong spans."""
+    """Returns the requested bytes that are in the span: damaged files and old writers (PARQUET-816) request others."""
     start = offset - span.offset
     return content[max(0, start):max(0, start + size)]
 
@@ -194,7 +196,7 @@ def read_column(span: Span, content: bytes, *, metadata: Any, group: int, leaf: 
 
 
 def _take_leaf(column: Any, leaf: str) -> Any:
-  """Returns the values of a leaf such as `image.bytes` in its column, as a `pyarrow.ChunkedArray`."""
+  """Returns the values of the leaf, such as `image.bytes`, of a column `image`, both `pyarrow.ChunkedArray`."""
   if not pa.types.is_struct(column.type):
     return column
   name = leaf.rpartition('.')[2]
@@ -202,20 +204,20 @@ def _take_leaf(column: Any, leaf: str) -> Any:
 
 
 def scan(path: str, ignored: Counts, *, columns: Columns) -> Iterator[tuple[Any, ...]]:
-  """Yields the rows of a file, with the columns of `INDEX_TYPES`.
+  """Yields the rows of a file for the index, with the columns of `INDEX_TYPES`.
 
   Raises:
-    UserError: it is damaged, or its columns have other types.
-    OSError, UserError, TemporaryError: it cannot be read.
+    UserError: the file is damaged, or its columns have other types than those of the first file.
+    OSError, UserError, TemporaryError: the file cannot be read.
   """
-  del ignored  # no row is ignored
+  del ignored  # this format ignores no rows
   footer, file_bytes = _read_footer(path)
   metadata = _parse_checked(path, footer)
   parquet_columns.check_columns(path, metadata, columns)
   groups = _find_groups(path, metadata, leaf=columns.leaf, file_bytes=file_bytes)
 
   def read_at(offset: int, size: int) -> bytes:
-    """Returns bytes of the file. An error of storage is not left to `_refuse_damage`: the file may be complete."""
+    """Returns bytes of the file. Raises errors of storage as such: for `_refuse_damage`, they would be damage."""
     try:
       return storage.read(path, offset, size)
     except OSError as error:
@@ -227,11 +229,11 @@ def scan(path: str, ignored: Counts, *, columns: Columns) -> Iterator[tuple[Any,
   rows = ((number, group, row) for number, group in enumerate(groups) for row in range(group.num_rows))
   for (number, group, row_in_group), name, label in zip(rows, names, labels, strict=True):
     yield group.offset, group.size, group.decoded, number, row_in_group, name, footer, index.encode(label)
-    footer = b''  # only the first row has it
+    footer = b''  # only the first row has the footer
 
 
 def _find_groups(path: str, metadata: Any, *, leaf: str, file_bytes: int) -> list[RowGroup]:
-  """Returns the row groups; `leaf` has the bytes of images. Raises UserError if one cannot be read."""
+  """Returns the row groups of a file, whose leaf `leaf` has the images. Raises UserError if one cannot be read."""
   leaves = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
   groups = []
   for group in map(metadata.row_group, range(metadata.num_row_groups)):
@@ -252,21 +254,21 @@ def _find_groups(path: str, metadata: Any, *, leaf: str, file_bytes: int) -> lis
 
 
 def chunk_range(chunk: Any) -> tuple[int, int]:
-  """Returns offset and size of the bytes of a leaf in a row group, a `pyarrow.parquet.ColumnChunkMetaData`."""
-  offsets = [offset for offset in (chunk.dictionary_page_offset, chunk.data_page_offset) if offset]
+  """Returns offset and size of the bytes of a chunk, given its `pyarrow.parquet.ColumnChunkMetaData`."""
+  offsets = [offset for offset in (chunk.dictionary_page_offset, chunk.data_page_offset) if offset]  # None or 0 = none
   return min(offsets, default=0), chunk.total_compressed_size
 
 
 def _read_names_and_labels(file: _OpenFile, metadata: Any, *, path: str, groups: Sequence[RowGroup],
                            columns: Columns) -> tuple[Iterable[bytes], Iterable[Labels]]:
-  """Returns the name and the labels of each row; b'' and None if there is no such column."""
+  """Returns the name and the labels of each row; b'' or None for each row if there is no such column."""
   names: list[bytes] = []
   labels: list[Labels] = []
-  read = [name for name in (columns.label, columns.path) if name]
-  if read:
-    reader = _open_parquet(file, metadata, names=read, groups=range(len(groups)))
-    for number, group in enumerate(groups):  # one by one, as their dictionaries may differ
-      table = reader.read_row_group(number, columns=read, use_threads=False)
+  columns_read = [name for name in (columns.label, columns.path) if name]
+  if columns_read:
+    reader = _open_parquet(file, metadata, names=columns_read, groups=range(len(groups)))
+    for number, group in enumerate(groups):  # one by one, as dictionaries of row groups may differ
+      table = reader.read_row_group(number, columns=columns_read, use_threads=False)
       if table.num_rows != group.num_rows:
         raise ValueError(f'{table.num_rows:,} rows in place of {group.num_rows:,}')
       if columns.path:
@@ -274,12 +276,12 @@ def _read_names_and_labels(file: _OpenFile, metadata: Any, *, path: str, groups:
         names += [_to_name(text, path=path, columns=columns) for text in texts]
       if columns.label:
         labels += _to_labels(table.column(columns.label), path=path, columns=columns)
-  num_rows = sum(group.num_rows for group in groups)  # perhaps very many in a damaged file, so not in a list
+  num_rows = sum(group.num_rows for group in groups)  # a damaged file may claim too many rows for a list
   return names or itertools.repeat(b'', num_rows), labels or itertools.repeat(None, num_rows)
 
 
 def _to_list(column: Any) -> list[Any]:
-  """Returns the values as Python objects. Equal values of a dictionary are one object, which saves memory."""
+  """Returns the values of a column as Python objects. Rows with the same entry of a dictionary share one object."""
   values = list[Any]()
   for chunk in column.chunks:
     if not pa.types.is_dictionary(chunk.type):
@@ -291,7 +293,7 @@ def _to_list(column: Any) -> list[Any]:
 
 
 def _to_name(text: str | None, *, path: str, columns: Columns) -> bytes:
-  """Returns the name of an image. A name that is too long for a file is cut, or refused if images are files."""
+  """Returns the name of an image in UTF-8, cut if it is too long. Raises UserError if it is a path that is too long."""
   name = (text or '').encode(errors='surrogatepass')
   if len(name) <= _MAX_NAME_BYTES:
     return name
@@ -303,19 +305,21 @@ def _to_name(text: str | None, *, path: str, columns: Columns) -> bytes:
 
 def _to_labels(column: Any, *, path: str, columns: Columns) -> list[Any]:
   """Returns the labels of each row, as `index.encode` takes them. Raises UserError if a number is 2**63 or larger."""
-  kind = column.type
-  if parquet_columns.is_list(kind):  # a null has no labels: `flatten` leaves out its values, if there are any
-    flat = pa.chunked_array([chunk.flatten() for chunk in column.chunks], kind.value_type)
+  column_type = column.type
+  if parquet_columns.is_list(column_type):  # `flatten` leaves out the values of a null, which has no labels
+    flat = pa.chunked_array([chunk.flatten() for chunk in column.chunks], column_type.value_type)
     labels = _to_labels(flat, path=path, columns=columns)
     stops = np.cumsum(compute.fill_null(compute.list_value_length(column), 0).to_numpy()).tolist()
     return [tuple(labels[start:stop]) for start, stop in itertools.pairwise([0, *stops])]
-  if pa.types.is_dictionary(kind) and not parquet_columns.is_text(kind.value_type):
-    column = column.cast(kind.value_type)
+  if pa.types.is_dictionary(column_type) and not parquet_columns.is_text(column_type.value_type):
+    column = column.cast(column_type.value_type)
   if not pa.types.is_integer(column.type) and not pa.types.is_boolean(column.type):
     return _to_list(column)
-  if pa.types.is_uint64(column.type) and (largest := compute.max(column).as_py() or 0) >= 2**63:
-    raise UserError(f'{path}: expected labels below 2**63 in the column {columns.label!r}, got {largest:,}. Write the '
-                    'file again with other labels.')
+  if pa.types.is_uint64(column.type):
+    largest = compute.max(column).as_py() or 0  # None if all labels are missing
+    if largest >= 2**63:
+      raise UserError(f'{path}: expected labels below 2**63 in the column {columns.label!r}, got {largest:,}. Write '
+                      'the file again with other labels.')
   labels = column.cast(pa.int64()).to_pylist()
   if columns.names:  # -1 is a missing label in the package `datasets`
     return [None if label is not None and label < 0 else label for label in labels]
