@@ -1,13 +1,13 @@
 """Adds images labeled by a teacher to the training data: Noisy Student (Xie et al. 2020, arXiv 1911.04252, section 2).
 
-The teacher's answer to an image is its most likely classes and their probabilities, in the files of `data/answers.py`.
-Images whose highest probability reaches `threshold` are selected. With `per_class`, each class has that many images:
-those with the highest probability, repeated if there are too few. The selected images have a fixed share of the
-training batches. The targets of each are the probabilities of its answer, normalized to a sum of 1. The target of a
-labeled image is its class. Both are augmented by the same recipe.
+The teacher's answer to an image is the most likely classes of the image and their probabilities, in the files of
+`data/answers.py`. Images whose highest probability reaches `threshold` are selected. With `per_class`, each class has
+that many images: those with the highest probability, repeated if there are too few. The selected images have a fixed
+share of the training batches. The targets of a selected image are the probabilities of its answer, normalized to a sum
+of 1. The target of a labeled image is its class. Labeled and selected images are augmented by the same recipe.
 
 `jobs/teacher_labels.py` writes the answers. Then `data/opening.py` opens the labeled and the unlabeled images and calls
-`add`. The loader adds the targets to batches by `PseudoLabeled.extra`. Axes: S unlabeled images, R selected ones.
+`add`. The loader adds the targets to batches by `PseudoLabeled.extra`. Axes: S unlabeled images, R selected images.
 """
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ class TeacherLabeled(Rows):
 
   @property
   def own_files(self) -> bool:
+    """Whether the images are a person's own files, see `data/orientation.py`."""
     return has_own_files(self._source)
 
   def __len__(self) -> int:
@@ -60,7 +61,7 @@ class TeacherLabeled(Rows):
 
 
 class PseudoLabeled(Mixture):
-  """Labeled images, followed by those that a teacher has labeled."""
+  """The labeled images, followed by the selected images with their classes; `rows` are the rows of `TeacherLabeled`."""
 
   def __init__(self, labeled: Source, selected: TeacherLabeled, *, share: float, teacher_answers: Answers) -> None:
     """Takes both sources, the share of `selected` in training batches, and the answers for all unlabeled images."""
@@ -72,16 +73,16 @@ class PseudoLabeled(Mixture):
     self.digest = hashlib.sha256(f'{self.digest} {teacher_answers.info}'.encode()).hexdigest()
 
   def extra(self) -> answers.AddAnswers:
-    """Opens the teacher's answers, which the loader adds to batches. They are not sent to loader processes."""
-    rows = np.concatenate([np.full(self.num_labeled, -1), self.rows])  # -1: a labeled image, without an answer
-    return answers.AddAnswers(Answers(self._folder, self._rules, setting=answers.LABELS), rows)
+    """Opens the teacher's answers, which the loader adds to batches. Loader processes do not get the answers."""
+    answer_rows = np.concatenate([np.full(self.num_labeled, -1), self.rows])  # -1: a labeled image has no answer
+    return answers.AddAnswers(Answers(self._folder, self._rules, setting=answers.LABELS), answer_rows)
 
 
 def add(labeled: Source, unlabeled: Source, settings: schema.Pseudo, rules: Rules = OWN) -> PseudoLabeled:
   """Returns the training source `labeled` together with the images of `unlabeled` that the teacher has labeled.
 
   Raises:
-    UserError: the answers are missing, or of other images or another teacher; or no image is selected.
+    UserError: the answers are missing, or are those for other images or by another teacher; or no image is selected.
   """
   teacher_answers = _open_answers(labeled, unlabeled, settings, rules)
   classes_S, scores_S = teacher_answers.read_most_likely()
@@ -90,7 +91,7 @@ def add(labeled: Source, unlabeled: Source, settings: schema.Pseudo, rules: Rule
                     f'{unlabeled.name} of which none could be read, so that no threshold would help. Repair the images '
                     'or set another source, and set another folder in data.pseudo.labels.')
   rows = select(classes_S, scores_S, threshold=settings.threshold, per_class=settings.per_class)
-  if not len(rows):
+  if not len(rows):  # the message has the highest probability rounded down, so that it can be set as the threshold
     highest = decimal.Context(prec=3, rounding=decimal.ROUND_FLOOR).create_decimal(float(scores_S.max()))
     raise UserError(f'data.pseudo.threshold: expected at most {highest}, the highest probability of the '
                     f'{len(unlabeled):,} images of {unlabeled.name}, got {settings.threshold}. Set a lower one.')
@@ -102,7 +103,7 @@ def add(labeled: Source, unlabeled: Source, settings: schema.Pseudo, rules: Rule
 
 
 def _open_answers(labeled: Source, unlabeled: Source, settings: schema.Pseudo, rules: Rules) -> Answers:
-  """Returns the answers in `data.pseudo.labels`. Raises UserError if they are missing or do not match the settings."""
+  """Opens the answers in `data.pseudo.labels`. Raises UserError if they are missing or do not match the settings."""
   folder = pathlib.Path(user_files.resolve(settings.labels, 'data.pseudo.labels'))
   if not (folder / answers.INFO).is_file():
     raise UserError(f'data.pseudo.labels: expected a folder of label maps, got {folder}, which has none yet. They are '
@@ -111,12 +112,13 @@ def _open_answers(labeled: Source, unlabeled: Source, settings: schema.Pseudo, r
   teacher_answers.check_matches({
       'digest': unlabeled.digest, 'num_examples': len(unlabeled), 'top': settings.top,
       'num_classes': len(labeled.class_names), 'grid': (1, 1), 'scores': answers.PROBABILITIES})
-  made = teacher_answers.info.made
-  if (teacher := redacted(settings.teacher)) != made.get('teacher'):
+  origin = teacher_answers.info.made  # the teacher and the classes of the answers
+  teacher = redacted(settings.teacher)
+  if teacher != origin.get('teacher'):
     raise UserError(f'data.pseudo.labels: expected labels of data.pseudo.teacher={teacher}, got those of '
-                    f'{made.get("teacher")} in {folder}. Set another folder.')
-  classes = classes_digest(labeled.class_names)
-  if made.get('classes', classes) != classes:  # earlier versions did not write them
+                    f'{origin.get("teacher")} in {folder}. Set another folder.')
+  digest = classes_digest(labeled.class_names)
+  if origin.get('classes', digest) != digest:  # earlier versions did not write the digest of the classes
     raise UserError(f'data.pseudo.labels: expected labels for the {len(labeled.class_names):,} classes of '
                     f'{labeled.name} in this order, got those for other names or another order in {folder}. Set '
                     'another folder.')
@@ -133,14 +135,15 @@ def select(classes_S: HostArray, scores_S: HostArray, *, threshold: float, per_c
 
   Args:
     classes_S: the most likely class of each image.
-    scores_S: its probability; 0 = the image could not be read.
+    scores_S: the probability of the most likely class of each image; 0 = the image could not be read.
     threshold: the smallest probability of a selected image.
-    per_class: number of images of each class, those with the highest probability (the first of equal ones). If a class
-      has fewer, they are repeated in order of probability. 0 = all images that reach the threshold.
+    per_class: number of images of each class: those with the highest probability, and the first of equal images. If a
+      class has fewer images, they are repeated in order of probability. 0 = all images that reach the threshold.
   """
   rows = np.flatnonzero((scores_S >= threshold) & (scores_S > 0))
   if not per_class or not len(rows):
     return rows
-  rows = rows[np.lexsort((rows, -scores_S[rows].astype(np.float32), classes_S[rows]))]  # by class, then by score
-  groups = np.split(rows, np.flatnonzero(np.diff(classes_S[rows])) + 1)
-  return np.sort(np.concatenate([np.resize(group[:per_class], per_class) for group in groups]))
+  order = np.lexsort((rows, -scores_S[rows].astype(np.float32), classes_S[rows]))  # by class, then by probability
+  rows = rows[order]
+  rows_by_class = np.split(rows, np.flatnonzero(np.diff(classes_S[rows])) + 1)  # splits where the class changes
+  return np.sort(np.concatenate([np.resize(class_rows[:per_class], per_class) for class_rows in rows_by_class]))
