@@ -46,6 +46,7 @@ from vit_jax.data.user_files import Rules
 EXTENSIONS = frozenset(extension[1:].encode() for form in headers.FORMATS.values() for extension in form.extensions)
 """Extensions of members that are images."""
 _INFO_NAMES = ('_info.json', 'info.json')
+# Columns of the index: the span of the image, its name, the span of the captions (size -1 = none), and the labels.
 _INDEX_TYPES = {'offset': 'int64', 'size': 'uint32', 'name': index.BYTES, 'caption_offset': 'int64',
                 'caption_size': 'int64', index.LABEL: index.BYTES}
 _BLOCK_BYTES = 512  # of a header; the data of a member are padded to a multiple of 512 bytes
