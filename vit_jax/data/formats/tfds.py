@@ -7,7 +7,7 @@ The folder DATA_DIR/NAME[/CONFIG]/VERSION of a dataset has
   FEATURE.labels.txt        the names of the classes of a feature, a line each
   NAME-train.tfrecord-…     the records, `tf.train.Example` messages in TFRecord or ArrayRecord files
 
-Images are the stored JPEG or PNG bytes. Examples are in the order of the files, whatever their format.
+Images are the stored JPEG or PNG bytes. Examples have the order of the files, in both formats of records.
 
 `opening.py` calls `opener`, which finds the folder of a dataset (`find`), reads its description (`read`), and
 opens a split (`TfdsSource`). `masks.py` and `vtab.py` call `find` and `read`, too, and have subclasses of `Stored`.
@@ -35,18 +35,18 @@ from vit_jax.data.user_files import OWN, Rules
 
 INFO, FEATURES = 'dataset_info.json', 'features.json'
 _VERSION = re.compile(r'\d+\.\d+\.\d+')  # such as 3.0.2
-_FIRST_RECORDS = 100  # in which a label is searched
+_NUM_FIRST_RECORDS = 100  # records in which a label is searched
 _AGAIN = 'Copy or prepare the dataset again.'
-_IMAGES, _TEXT, _CLASS = ('Image', 'LabeledImage'), 'Text', 'ClassLabel'  # names of classes in TFDS
-_DICT, _LISTS = 'FeaturesDict', ('Sequence', 'Dataset')
-_CONTENT_KEYS = ('featuresDict', 'sequence', 'dataset', 'classLabel')  # of `features.json`
+_IMAGES, _TEXT, _CLASS = ('Image', 'LabeledImage'), 'Text', 'ClassLabel'  # Python classes of features in TFDS
+_DICT, _LISTS = 'FeaturesDict', ('Sequence', 'Dataset')  # Python classes of features that contain features
+_CONTENT_KEYS = ('featuresDict', 'sequence', 'dataset', 'classLabel')  # keys of the content in `features.json`
 
 
 class Feature(NamedTuple):
   """A feature of a record, such as `objects/label`.
 
-  kind: the name of its class in TFDS.
-  several: whether a record has a list of values.
+  kind: the name of the Python class of the feature in TFDS, such as `ClassLabel`.
+  several: whether a record has a list of values of the feature.
   num_classes: the number of classes; 0 if the feature is no class.
   """
   kind: str
@@ -55,7 +55,7 @@ class Feature(NamedTuple):
 
 
 class Split(NamedTuple):
-  """The files of a split, the number of records of each, and the bytes of all."""
+  """The paths of the files of a split, the number of records of each file, and the bytes of all files."""
   paths: tuple[str, ...]
   counts: tuple[int, ...]
   num_bytes: int
@@ -65,8 +65,8 @@ class Dataset(NamedTuple):
   """The description of a prepared dataset.
 
   full_name: the name with configuration and version, such as `cifar10/3.0.2`.
-  file_format: of the records, such as `array_record`.
-  splits, features: by name. The name of a feature in another one is a path, such as `objects/label`.
+  file_format: the format of the files with records, such as `array_record`.
+  splits, features: by name. The name of a feature inside another feature is a path, such as `objects/label`.
   """
   folder: str
   name: str
@@ -92,20 +92,21 @@ class Dataset(NamedTuple):
     return {path: feature for path, feature in self.features.items() if feature.kind == _CLASS}
 
   def class_names(self, path: str, rules: Rules) -> tuple[str, ...]:
-    """Returns the names of the classes of a feature; numbers if there are no names. Raises UserError if damaged."""
-    num, num_images = self.features[path].num_classes, sum(sum(split.counts) for split in self.splits.values())
-    most = max(classes.MOST_CLASSES, num_images)
-    if num > most:
-      raise UserError(f'{self.folder}: expected at most {most:,} classes for {num_images:,} images, got {num:,} of '
-                      f'{path}. {_AGAIN}')
+    """Returns the names of the classes of a feature; numbers if no file has them. Raises UserError if it is damaged."""
+    num_classes = self.features[path].num_classes
+    num_images = sum(sum(split.counts) for split in self.splits.values())
+    max_classes = max(classes.MOST_CLASSES, num_images)
+    if num_classes > max_classes:
+      raise UserError(f'{self.folder}: expected at most {max_classes:,} classes for {num_images:,} images, got '
+                      f'{num_classes:,} of {path}. {_AGAIN}')
     file = os.path.join(self.folder, f'{path.replace("/", "-")}.labels.txt')
     if not os.path.lexists(file):
-      return tuple(map(str, range(num)))
+      return tuple(map(str, range(num_classes)))
     user_files.check_inside(file, self.folder, rules)
     lines = user_files.split_lines(documents.read_text(file, file, advice=_AGAIN))
     names = tuple(line.strip() for line in lines if line.strip())
-    if len(names) != num:
-      raise UserError(f'{file}: expected {num:,} classes, as in {FEATURES}, got {len(names):,}. {_AGAIN}')
+    if len(names) != num_classes:
+      raise UserError(f'{file}: expected {num_classes:,} classes, as in {FEATURES}, got {len(names):,}. {_AGAIN}')
     return names
 
 
@@ -114,9 +115,9 @@ class NotPrepared(UserError):
 
 
 class Columns(NamedTuple):
-  """The features with image and class ('' = none), the names of the classes, and whether an image has several.
+  """The features with image and class ('' = none), the names of the classes, and whether an image has several classes.
 
-  The digest of a source contains the representation of this tuple, so its names cannot change.
+  The digest of a source contains the `repr` of this tuple, so no field may be renamed.
   """
   image: str
   label: str
@@ -125,10 +126,10 @@ class Columns(NamedTuple):
 
 
 class Stored(Rows):
-  """The records of a split; the sources of TFDS datasets inherit from it."""
+  """The records of a split; the sources of TFDS datasets inherit from this class."""
 
   def __init__(self, dataset: Dataset, split: str, *, name: str, reading: object) -> None:
-    """Takes the name of the source, and `reading`, the settings of a subclass, whose text is a part of the digest."""
+    """Takes the name of the source. The digest contains `str(reading)`, which says how a subclass reads records."""
     files, self.name = dataset.splits[split], name
     readers = {'array_record': array_record.ArrayRecords, 'tfrecord': tfrecord.TfRecords}
     if dataset.file_format not in readers:
@@ -142,7 +143,7 @@ class Stored(Rows):
     return len(self._records)
 
   def features(self, row: int) -> Mapping[str, Any]:
-    """Returns all features of an example, in lists. Raises BadImage if the record is damaged."""
+    """Returns the values of each feature of an example by its name. Raises BadImage if the record is damaged."""
     return example.parse(self._records[row])
 
   def path(self, row: int) -> str:
@@ -167,17 +168,19 @@ class TfdsSource(Stored):
     return stored.texts(texts, f'the feature {name}')
 
   def example(self, row: int) -> Record:
-    features = example.pick(self._records[row], *filter(None, (self._columns.image, self._columns.label)))
-    return Record(example.get_bytes(features, self._columns.image), self._labels(features))
+    names = [name for name in (self._columns.image, self._columns.label) if name]
+    features = example.pick(self._records[row], *names)
+    return Record(example.get_bytes(features, self._columns.image), self._get_labels(features))
 
   def labels(self, row: int) -> tuple[int, ...]:
-    return self._labels(self.features(row) if self._columns.label else {})
+    return self._get_labels(self.features(row) if self._columns.label else {})
 
-  def _labels(self, features: Mapping[str, Sequence[Any]]) -> tuple[int, ...]:
-    column, num = self._columns.label, len(self.class_names)
-    if self._columns.several:  # an image may have several objects of one class
-      return tuple(dict.fromkeys(example.get_classes(features, column, num_classes=num)))
-    return (example.get_class(features, column, num_classes=num) if column else 0,)
+  def _get_labels(self, features: Mapping[str, Sequence[Any]]) -> tuple[int, ...]:
+    """Returns the classes of an example, given its features; (0,) if images have no classes."""
+    name, num_classes = self._columns.label, len(self.class_names)
+    if self._columns.several:  # an image may have several objects of one class, which is returned once
+      return tuple(dict.fromkeys(example.get_classes(features, name, num_classes=num_classes)))
+    return (example.get_class(features, name, num_classes=num_classes) if name else 0,)
 
 
 def _format_bytes(num_bytes: int) -> str:
@@ -194,10 +197,10 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
   """Returns the function that opens a split of the dataset `NAME[/CONFIG][:VERSION]`, given the name of the split.
 
   The folder of the dataset is in `data.data_dir`. CONFIG may be left out if there is only one; the default version is
-  the newest. `data.label_column` is the feature with the class or classes, `data.caption_column` the one with texts.
+  the newest. `data.label_column` is the feature with the class or classes, `data.caption_column` that with captions.
 
   Raises:
-    UserError: the dataset is not prepared, or prepared in another format.
+    UserError: the dataset is not prepared. The returned function raises it if the dataset has another format.
   """
   del image_px
   folder, rules = find(where, data_dir=data.data_dir), Rules.of(data)
@@ -216,7 +219,7 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
 
 
 def data_folder(data_dir: str) -> str:
-  """Returns the folder of prepared datasets: `data_dir`, or for '' $TFDS_DATA_DIR, or ~/tensorflow_datasets."""
+  """Returns the folder of prepared datasets: `data_dir`, else $TFDS_DATA_DIR, else ~/tensorflow_datasets."""
   data_dir = data_dir or os.environ.get('TFDS_DATA_DIR', '') or os.path.join('~', 'tensorflow_datasets')
   return user_files.resolve(data_dir, 'data_dir, the folder of TFDS datasets')
 
@@ -226,15 +229,15 @@ def find(name: str, *, data_dir: str) -> str:
   data_dir = data_folder(data_dir)
   path, _, version = name.partition(':')
   folder = os.path.join(data_dir, path)
-  if not version and not _find_versions(folder):
+  if not version and not _list_versions(folder):
     names = os.listdir(folder) if os.path.isdir(folder) else []
-    configs = sorted(config for config in names if _find_versions(os.path.join(folder, config)))
+    configs = sorted(config for config in names if _list_versions(os.path.join(folder, config)))
     if len(configs) > 1:
       raise UserError(f'tfds:{name}: expected one of the configurations in {folder}, {", ".join(configs)}, got '
                       f'none. Set tfds:{path}/{configs[0]}, for example.')
-    folder = os.path.join(folder, *configs)  # the only one, if there is one
+    folder = os.path.join(folder, *configs)  # of the only configuration, if there is one
   if not version:
-    version = max(_find_versions(folder), key=lambda text: tuple(map(int, text.split('.'))), default='')
+    version = max(_list_versions(folder), key=lambda text: tuple(map(int, text.split('.'))), default='')
   folder = os.path.join(folder, version)
   if not version or not os.path.isfile(os.path.join(folder, INFO)):
     advice = (f'prepare it: vit-jax prepare --data={path}' if path in archives.ARCHIVES else
@@ -244,13 +247,13 @@ def find(name: str, *, data_dir: str) -> str:
   return folder
 
 
-def _find_versions(folder: str) -> list[str]:
+def _list_versions(folder: str) -> list[str]:
   """Returns the names of versions in a folder, such as `3.0.2`; none if the folder does not exist."""
   return [name for name in os.listdir(folder) if _VERSION.fullmatch(name)] if os.path.isdir(folder) else []
 
 
 def read(folder: str, rules: Rules = OWN) -> Dataset:
-  """Returns the description of a prepared dataset. Raises UserError if it is damaged, or a link leads out of it."""
+  """Returns the description of the dataset in a folder. Raises UserError if it is damaged, or a link leads outside."""
   for name in (INFO, FEATURES):
     user_files.check_inside(os.path.join(folder, name), folder, rules)
   info, features = (documents.read(os.path.join(folder, name), expected='the description of a dataset', advice=_AGAIN)
@@ -260,48 +263,49 @@ def read(folder: str, rules: Rules = OWN) -> Dataset:
   for document in (info, features):
     if not documents.is_unicode(document.value):
       raise UserError(f'{document.where}: expected text that is valid Unicode, got half of a surrogate pair. {_AGAIN}')
-  by_path = dict(_flatten_features(features))
-  if not by_path or '' in by_path:
+  feature_by_path = dict(_flatten_features(features))
+  if not feature_by_path or '' in feature_by_path:
     raise features.error('features by name')
-  by_name = {split.field('name').text(): _read_split(split, folder, name, file_format, rules)
-             for split in info.field('splits').items()}
-  if not by_name:
+  split_by_name = {split.field('name').text(): _read_split(split, folder, name, file_format, rules)
+                   for split in info.field('splits').items()}
+  if not split_by_name:
     raise info.field('splits').error('at least one split')
   full_name = '/'.join(part for part in (name, config, version) if part)
-  return Dataset(folder, name, full_name, file_format, by_name, by_path)
+  return Dataset(folder, name, full_name, file_format, split_by_name, feature_by_path)
 
 
-def _read_split(described: Field, folder: str, name: str, file_format: str, rules: Rules) -> Split:
-  """Returns a split of the dataset `name`; `described` is its object in `dataset_info.json`."""
-  counts = tuple(_whole(count) for count in described.field('shardLengths', default=[]).items())
+def _read_split(split: Field, folder: str, name: str, file_format: str, rules: Rules) -> Split:
+  """Returns a split of the dataset `name`; `split` is the object in `dataset_info.json` that describes it."""
+  counts = tuple(_whole(count) for count in split.field('shardLengths', default=[]).items())
   if not counts:
-    raise described.error('the number of records of at least one file, shardLengths')
-  template = described.field('filepathTemplate', default='').text() or '{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}'
+    raise split.error('the number of records of at least one file, shardLengths')
+  template = split.field('filepathTemplate', default='').text() or '{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}'
   paths = []
   for number in range(len(counts)):
     shard, num_shards = f'{number:05d}', f'{len(counts):05d}'
-    values = {'DATASET': name, 'SPLIT': described.field('name').text(), 'FILEFORMAT': file_format,
+    values = {'DATASET': name, 'SPLIT': split.field('name').text(), 'FILEFORMAT': file_format,
               'SHARD_INDEX': shard, 'NUM_SHARDS': num_shards, 'SHARD_X_OF_Y': f'{shard}-of-{num_shards}'}
-    file = template
+    file_name = template
     for key, value in values.items():
-      file = file.replace(f'{{{key}}}', value)
-    if not user_files.is_below(file) or os.path.basename(file) != file:
-      raise UserError(f'{folder}: expected files in this folder, got {documents.shown(file)}. {_AGAIN}')
-    user_files.check_inside(os.path.join(folder, file), folder, rules)
-    paths.append(os.path.join(folder, file))
-  return Split(tuple(paths), counts, _whole(described.field('numBytes', default=0)))
+      file_name = file_name.replace(f'{{{key}}}', value)
+    if not user_files.is_below(file_name) or os.path.basename(file_name) != file_name:
+      raise UserError(f'{folder}: expected files in this folder, got {documents.shown(file_name)}. {_AGAIN}')
+    path = os.path.join(folder, file_name)
+    user_files.check_inside(path, folder, rules)
+    paths.append(path)
+  return Split(tuple(paths), counts, _whole(split.field('numBytes', default=0)))
 
 
 def _flatten_features(node: Field, path: str = '', several: bool = False) -> Iterator[tuple[str, Feature]]:
-  """Yields the features of a description by path, also those inside of dictionaries and of a sequence.
+  """Yields the path and each feature of a description, also the features inside of dictionaries and of a sequence.
 
   TFDS describes a feature as `{"pythonClassName": "a.b.ClassLabel", "classLabel": {"numClasses": "10"}}`, and before
-  version 4.7 as `{"type": "a.b.ClassLabel", "content": …}`, where the content may be JSON in a text.
+  version 4.7 as `{"type": "a.b.ClassLabel", "content": …}`, where the content may be a text with JSON.
 
   Args:
-    node: the description, an object of `features.json`.
-    path: of the node, such as `objects`; '' = the root.
-    several: whether the node is inside of a sequence, so that a record has a list of values.
+    node: the object of `features.json` that describes a feature.
+    path: the path of this feature, such as `objects`; '' = the root.
+    several: whether the feature is inside of a sequence, so that a record has a list of values.
   """
   content: Field | None
   if 'content' in node:
@@ -315,25 +319,25 @@ def _flatten_features(node: Field, path: str = '', several: bool = False) -> Ite
   if content is None:
     yield path, Feature(kind, several)
   elif kind == _DICT:
-    for key, inner in (content.optional('features') or content).fields():
-      yield from _flatten_features(inner, f'{path}/{key}'.lstrip('/'), several)
+    for key, child in (content.optional('features') or content).fields():
+      yield from _flatten_features(child, f'{path}/{key}'.lstrip('/'), several)
   elif kind in _LISTS:
     if not several:  # a sequence in a sequence is stored as a ragged array, which is not read
       yield from _flatten_features(content.field('feature'), path, True)
   else:
-    num = next((content.field(key) for key in ('numClasses', 'num_classes') if key in content), None)
-    yield path, Feature(kind, several, 0 if num is None or num.value is None else _whole(num))
+    num_classes = next((content.field(key) for key in ('numClasses', 'num_classes') if key in content), None)
+    yield path, Feature(kind, several, 0 if num_classes is None or num_classes.value is None else _whole(num_classes))
 
 
 def _whole(field: Field) -> int:
-  """Returns a whole number from 0. It may be a text, as protobuf writes numbers of 64 bits in JSON."""
+  """Returns the whole number in a field, from 0 on. It may be a text, as protobuf writes 64-bit numbers in JSON."""
   if isinstance(field.value, str) and field.value.isdecimal() and len(field.value) < 19:  # below 2**63
     return int(field.value)
   return field.whole(0)
 
 
 def _choose_captions(dataset: Dataset, given: str) -> str:
-  """Returns the feature with captions, such as `captions/text`, or `given`, that of the settings; '' = none."""
+  """Returns the feature with captions: `given`, which the settings name, else one with a usual name; '' = none."""
   if given and given not in dataset.texts:
     raise UserError(f'data.caption_column: expected a feature of {dataset.folder} with texts '
                     f'({", ".join(dataset.texts) or "none"}), got {given!r}. Set one of these.')
@@ -342,13 +346,13 @@ def _choose_captions(dataset: Dataset, given: str) -> str:
 
 
 def _choose_columns(dataset: Dataset, given: str, rules: Rules, *, has_captions: bool) -> Columns:
-  """Returns the features with image and classes; there may be no classes if there are captions.
+  """Returns the features with image and classes. If there are captions, there may be no classes.
 
-  `given` is the feature with classes of the settings, '' = not set: then a single class of an image is preferred to a
-  list, and a list to one inside of another feature. Raises UserError if the choice is not clear.
+  `given` is the feature with classes that the settings name. If it is '', a feature with one class for an image is
+  preferred to a list of classes, and a list to a feature inside another one. Raises UserError if the choice is unclear.
   """
   folder, labels = dataset.folder, dataset.labels
-  image = _choose(dataset.images, 'image', folder)
+  image = _pick(dataset.images, 'image', folder)
   if given and given not in labels:
     raise UserError(f'data.label_column: expected a feature of {folder} with classes '
                     f'({", ".join(sorted(labels)) or "none"}), got {given!r}. Set one of these.')
@@ -359,14 +363,14 @@ def _choose_columns(dataset: Dataset, given: str, rules: Rules, *, has_captions:
   if given:
     path = given
   elif single or not labels:
-    path = _choose(single, 'label', folder)
+    path = _pick(single, 'label', folder)
   else:
-    path = _choose(lists or list(labels), 'labels', folder)
+    path = _pick(lists or list(labels), 'labels', folder)
   return Columns(image, path, dataset.class_names(path, rules), labels[path].several)
 
 
-def _choose(paths: Sequence[str], usual: str, folder: str) -> str:
-  """Returns the feature with the usual name, or the only one. Raises UserError if there is neither."""
+def _pick(paths: Sequence[str], usual: str, folder: str) -> str:
+  """Returns the feature with the usual name, else the only feature. Raises UserError if there is neither."""
   if usual in paths:
     return usual
   if len(paths) == 1:
@@ -376,9 +380,9 @@ def _choose(paths: Sequence[str], usual: str, folder: str) -> str:
 
 
 def _check_labels(source: TfdsSource) -> None:
-  """Raises UserError if the first examples have no label, as in some test splits."""
-  problem: example.BadLabel | None = None
-  for row in range(min(len(source), _FIRST_RECORDS)):
+  """Raises UserError if the first examples have no valid label, as in some test splits. Ignores damaged records."""
+  problem: example.BadLabel | None = None  # of the first example whose label is out of range
+  for row in range(min(len(source), _NUM_FIRST_RECORDS)):
     try:
       first_label(source, row)
       return

@@ -1,16 +1,18 @@
 """`vtab:TASK`: the 19 tasks of the Visual Task Adaptation Benchmark (VTAB-1k, arXiv 1910.04867), from TFDS datasets.
 
-A task is a TFDS dataset, its training, validation and test parts, and a function from the features of an example to its
-class. Parts and functions are those of the authors' code (github.com/google-research/task_adaptation). The splits are
+A task is a TFDS dataset, its training, validation and test parts, and a function that maps the features of an example
+to its class. Parts and functions are those of the authors' code (github.com/google-research/task_adaptation). The
+splits of a task are
 
-  train val trainval test             all examples
-  train800 val200 train800val200      the first 800 and 200 of train and val; results are measured on all of test
+  train val trainval test             all examples of the parts
+  train800 val200 train800val200      the first 800 of train and 200 of val; results are measured on all of test
 
 Records are read in the order of the files, without TensorFlow. Their features are flat lists: `n` positions `[n, 3]` in
 the sequence `objects` are the feature `objects/location` with `3 n` numbers.
 
-`data/opening.py` calls `opener` with the name of a task. For each split, `find_ranges` says which examples of which
-TFDS splits it has, and a `VtabSource` reads each of them. `TASKS` and `DATASETS` are the published definitions as data.
+`data/opening.py` calls `opener` with the name of a task. For a split of the task, `find_ranges` returns the TFDS splits
+and their examples that belong to the split, and a `VtabSource` reads each TFDS split. `TASKS` and `DATASETS` are the
+published definitions as data.
 """
 from __future__ import annotations
 
@@ -38,24 +40,24 @@ NUM_TRAIN, NUM_VAL = 800, 200
 SPLITS = ('train', 'val', 'trainval', 'test', 'train800', 'val200', 'train800val200')
 Features = Mapping[str, Values]
 
-CLEVR_EDGES = (0., 8., 8.5, 9., 9.5, 10., 100.)  # depth of the nearest object; task_adaptation, data/clevr.py
-CLEVR_FEWEST = 3                                 # objects in an image; likewise
-KITTI_EDGES = (-100., 8., 20., 999.)             # m, nearest vehicle; task_adaptation, data/kitti.py
-KITTI_NONE = 1000.                               # m, if there is none; likewise
-NUM_VEHICLES = 3                                 # first types of KITTI: Car, Van, Truck
+CLEVR_EDGES = (0., 8., 8.5, 9., 9.5, 10., 100.)  # of the depth of the nearest object; task_adaptation, data/clevr.py
+CLEVR_MIN_OBJECTS = 3                            # in an image; task_adaptation, data/clevr.py
+KITTI_EDGES_M = (-100., 8., 20., 999.)           # of the distance of a vehicle; task_adaptation, data/kitti.py
+KITTI_NO_VEHICLE_M = 1000.                       # distance if there is no vehicle; task_adaptation, data/kitti.py
+NUM_VEHICLE_TYPES = 3                            # the first types of objects of KITTI: Car, Van and Truck
 
 
 class Slice(NamedTuple):
-  """A slice of a TFDS split, in percent."""
+  """A part of a TFDS split, from `start` to `stop` percent of its examples."""
   split: str
   start: int
   stop: int
 
 
 class Definition(NamedTuple):
-  """A dataset: its parts `train`, `val` and `test`, and what to download by hand if TFDS cannot download it."""
+  """The parts `train`, `val` and `test` of a dataset, and the steps to download it if TFDS cannot ('' = TFDS can)."""
   parts: Mapping[str, Slice]
-  manual: str = ''
+  manual_steps: str = ''
 
   @property
   def tfds_splits(self) -> list[str]:
@@ -66,11 +68,12 @@ class Definition(NamedTuple):
 class Task(NamedTuple):
   """A task.
 
+  name, group: such as `clevr/count` and `structured`.
   dataset: the TFDS dataset, with its configuration.
-  read_class: returns the class of an example, given its features; raises BadRecord, KeyError or ValueError and the
-    like if they are wrong.
-  label_feature: the feature with the same classes as the task, if there is one.
-  pixel_factor: stored pixels are multiplied by it; 255 for dSprites, whose pixels are 0 and 1.
+  read_class: returns the class of an example, given its features. If the features are wrong, it may raise BadRecord,
+    KeyError, IndexError, TypeError, ValueError or OverflowError.
+  label_feature: the feature with the same classes as the task; '' = there is none.
+  pixel_factor: the factor by which stored pixels are multiplied: 255 for dSprites, whose pixels are 0 and 1.
   """
   name: str
   group: str
@@ -82,13 +85,13 @@ class Task(NamedTuple):
 
 
 def merge_classes(features: Features, name: str, *, num_stored: int, num_classes: int) -> int:
-  """Returns the class of one of `num_stored` ordered values that are divided into `num_classes` equal parts."""
+  """Returns the class of an example, for which neighbors of the `num_stored` classes in the feature are merged."""
   return example.get_class(features, name, num_classes=num_stored) * num_classes // num_stored
 
 
 def count_objects(features: Features) -> int:
   """Returns the number of objects of CLEVR, 3 to 10, as a class from 0."""
-  return len(features['objects/size']) - CLEVR_FEWEST
+  return len(features['objects/size']) - CLEVR_MIN_OBJECTS
 
 
 def bin_nearest_object(features: Features) -> int:
@@ -98,24 +101,22 @@ def bin_nearest_object(features: Features) -> int:
 
 
 def bin_nearest_vehicle(features: Features) -> int:
-  """Returns the bin of the distance along the road of the nearest car, van or truck of KITTI.
-
-  It is the last bin if there is none.
-  """
+  """Returns the bin of the distance along the road of the nearest car, van or truck of KITTI; the last bin for none."""
   types = np.asarray(features['objects/type'], np.int64)
-  distance_m = np.reshape(np.asarray(features['objects/location'], np.float32), (-1, 3))[:, 2]
-  return find_bin(float(np.min(distance_m[types < NUM_VEHICLES], initial=KITTI_NONE)), KITTI_EDGES)
+  distances_m = np.reshape(np.asarray(features['objects/location'], np.float32), (-1, 3))[:, 2]
+  nearest_m = np.min(distances_m[types < NUM_VEHICLE_TYPES], initial=KITTI_NO_VEHICLE_M)
+  return find_bin(float(nearest_m), KITTI_EDGES_M)
 
 
 def find_bin(value: float, edges: Sequence[float]) -> int:
-  """Returns the last bin whose lower edge is below the value: bin i is (edges[i], edges[i + 1]]."""
+  """Returns the bin of a value: bin i has the values in (edges[i], edges[i + 1]]. Raises ValueError for NaN."""
   if math.isnan(value):
     raise ValueError('not a number')
   return int(np.searchsorted(edges, value, side='left')) - 1
 
 
 def _split_train(percent: int, test: str = 'test') -> Mapping[str, Slice]:
-  """Returns the parts: the first `percent` of the split train, the rest of it as val, and all of the split `test`."""
+  """Returns the parts: the first `percent` of the TFDS split train, its other examples as val, and all of `test`."""
   return {'train': Slice('train', 0, percent), 'val': Slice('train', percent, 100), 'test': Slice(test, 0, 100)}
 
 
@@ -151,10 +152,10 @@ DATASETS: dict[str, Definition] = {
 
 def _task(name: str, dataset: str, feature: str = 'label', *, num_stored: int = 0,
           read_class: Callable[[Features], int] | None = None) -> Task:
-  """Returns a task, whose class is that of a feature by default.
+  """Returns a task of the recipe `vtab.TASKS`. By default, its classes are the classes of `feature`.
 
-  With `num_stored`, it is merged from that many classes of the feature, as in dSprites. With `read_class`, it is
-  computed by this function.
+  With `num_stored`, the classes are merged from the `num_stored` classes of the feature, as in dSprites. With
+  `read_class`, this function computes the class.
   """
   group, num_classes = vtab.TASKS[name]
   if read_class:
@@ -190,12 +191,13 @@ TASKS: dict[str, Task] = {task.name: task for task in (
 
 
 class VtabSource(tfds.Stored):
-  """A complete TFDS split with the classes of a task."""
+  """All examples of a TFDS split, with the classes of a task."""
 
   def __init__(self, dataset: tfds.Dataset, split: str, *, task: Task, rules: Rules = OWN) -> None:
     super().__init__(dataset, split, name=f'vtab:{task.name}/{split}', reading=task.name)
     self._task = task
-    names = dataset.class_names(task.label_feature, rules) if task.label_feature in dataset.features else ()
+    has_names = task.label_feature in dataset.features
+    names = dataset.class_names(task.label_feature, rules) if has_names else ()
     if names and len(names) != task.num_classes:
       raise UserError(f'{dataset.full_name}: expected {task.num_classes} classes, as VTAB has in {task.name}, got '
                       f'{len(names)}. Prepare the dataset again, in the version that VTAB names.')
@@ -230,63 +232,65 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
   """Returns the function that opens a split of a task such as `clevr/count`, whose dataset is in `data.data_dir`.
 
   Raises:
-    UserError: there is no such task, or its dataset is not prepared; then with install instructions.
+    UserError: there is no such task, or its dataset is not prepared; the message says how to prepare the dataset.
   """
   del image_px  # images have the stored size
   task, rules = find(where), Rules.of(data)
   definition, folder = DATASETS[task.dataset], _find_dataset(task, data.data_dir)
 
   @functools.cache
-  def open_complete(split: str) -> VtabSource:  # of TFDS
+  def open_tfds_split(tfds_split: str) -> VtabSource:
     dataset = tfds.read(folder, rules)
-    split = splits.resolve(split, dataset.splits, source=f'tfds:{task.dataset}')
-    return VtabSource(dataset, split, task=task, rules=rules)
+    tfds_split = splits.resolve(tfds_split, dataset.splits, source=f'tfds:{task.dataset}')
+    return VtabSource(dataset, tfds_split, task=task, rules=rules)
 
-  def open_named(split: str) -> Source:  # of VTAB
+  def open_split(split: str) -> Source:
     split = splits.resolve(split, SPLITS, source=f'vtab:{where}')
-    counts = {name: len(open_complete(name)) for name in definition.tfds_splits}
-    return Parts([Part(open_complete(name), rows) for name, rows in find_ranges(definition, counts, split=split)],
+    counts = {tfds_split: len(open_tfds_split(tfds_split)) for tfds_split in definition.tfds_splits}
+    ranges = find_ranges(definition, counts, split=split)
+    return Parts([Part(open_tfds_split(tfds_split), rows) for tfds_split, rows in ranges],
                  name=f'vtab:{where}/{split}')
-  return open_named
+  return open_split
 
 
 def _find_dataset(task: Task, data_dir: str) -> str:
-  """Returns the directory of the dataset of a task. Raises UserError with install instructions if it is missing."""
+  """Returns the folder of the dataset of a task. Raises UserError, which says how to prepare it, if it is missing."""
   try:
     return tfds.find(task.dataset, data_dir=data_dir)
   except tfds.NotPrepared:
     data_dir = tfds.data_folder(data_dir)
     steps = f'python -m vit_jax.data.formats.tfds_build {task.dataset} {shlex.quote(data_dir)}'
-    if manual := DATASETS[task.dataset].manual:
-      steps = f'{manual} into {os.path.join(data_dir, "downloads", "manual")}; then {steps}'
+    if manual_steps := DATASETS[task.dataset].manual_steps:
+      steps = f'{manual_steps} into {os.path.join(data_dir, "downloads", "manual")}; then {steps}'
     raise UserError(
         f'VTAB task {task.name}: tfds:{task.dataset} is not prepared in {data_dir}. To prepare it (TFDS needs the '
         f'package tensorflow for this, reading does not): {steps}') from None
 
 
 def find(name: str) -> Task:
-  """Returns the task of a name; raises UserError if there is none."""
+  """Returns the task of a name. Raises UserError if there is no such task."""
   if name not in TASKS:
     raise UserError(f'VTAB task: expected one of {", ".join(TASKS)}, got {name!r}.{globs.nearest(name, TASKS)}')
   return TASKS[name]
 
 
 def find_ranges(definition: Definition, counts: Mapping[str, int], *, split: str) -> list[tuple[str, range]]:
-  """Returns the TFDS splits that make up a split of VTAB, each with the examples that belong to it.
+  """Returns the TFDS splits that have the examples of a VTAB split, each with the rows of these examples.
 
   Args:
-    definition: of the dataset.
-    counts: number of examples of each of its TFDS splits.
+    definition: the definition of the dataset.
+    counts: the number of examples of each TFDS split of the dataset.
     split: one of `SPLITS`.
 
   Raises:
-    UserError: there are fewer examples than 800 and 200.
+    UserError: a part has fewer than the 800 or 200 examples of the split.
   """
-  joined: dict[str, dict[str, int | None]] = {  # how many of the first examples of each part a split has; None = all
+  limits_by_split: dict[str, dict[str, int | None]] = {  # the first examples of each part; None = all examples
       'trainval': {'train': None, 'val': None}, 'train800': {'train': NUM_TRAIN}, 'val200': {'val': NUM_VAL},
       'train800val200': {'train': NUM_TRAIN, 'val': NUM_VAL}}
+  limit_by_part = limits_by_split.get(split, {split: None})  # the splits train, val and test are parts
   ranges = []
-  for name, limit in joined.get(split, {split: None}).items():
+  for name, limit in limit_by_part.items():
     part = definition.parts[name]
     count = counts[part.split]
     rows = range(part.start * count // 100, part.stop * count // 100)
