@@ -68,7 +68,7 @@ def test_ids_are_those_of_the_tokenizer_which_training_does_not_need(tars: str, 
     for epoch in range(4):
       got = stored.add({'label': np.int32(0)}, index, epoch * 12)
       chosen = captions.draw(3, 3, index, epoch)
-      ids, mask = origin.encode([prompts.simplify(origin.read(own, 0)[chosen], origin.rule)])
+      ids, mask = origin.encode([prompts.simplify(origin.read_texts(own, 0)[chosen], origin.rule)])
       assert got['text'].tolist() == ids[0].tolist() and got['text_mask'].tolist() == mask[0].tolist()
 
 

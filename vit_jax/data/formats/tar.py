@@ -172,7 +172,7 @@ class TarSource(IndexedSource):
       OSError: the file cannot be read.
     """
     offset, size = int(self._index['caption_offset'][row]), int(self._index['caption_size'][row])
-    if not 0 <= size <= stored.MOST_BYTES:
+    if not 0 <= size <= stored.MAX_BYTES:
       raise BadImage('the example: expected a text of at most 1 MiB beside the image, got '
                      + (f'{size:,} bytes' if size > 0 else 'none'))
     content = storage.read(self.path(row), offset, size)

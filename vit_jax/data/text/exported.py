@@ -1,9 +1,9 @@
 """Writes a tokenizer as one file for the package `tokenizers`, for exported text towers.
 
-`export/towers.py` calls `write`. With this file, the package `tokenizers` alone does what this project does for a text:
-it simplifies the text by the rule of its family, tokenizes it, adds special tokens, and cuts or pads the ids to the
-length of the text tower. A SentencePiece model (`*.model`) with a `tokenizer.json` beside it is replaced by that file.
-Without one, a model with unigrams, such as SigLIP's, is converted; other kinds raise UserError.
+`export/towers.py` calls `write`. With the written file, the package `tokenizers` alone encodes a text as this project
+does: it simplifies the text by the rule of the family, tokenizes it, adds special tokens, and cuts or pads the ids to
+the length of the text tower. If a SentencePiece model (`*.model`) has a `tokenizer.json` beside it, `tokenizer.json` is
+used in its place. Else a model with unigrams, such as SigLIP's, is converted, and other models raise UserError.
 """
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def write(tokenizer: Tokenizer, rule: TextRule, path: pathlib.Path, *, samples: 
   """Writes a tokenizer to one file, reads the file, and compares its ids with those of the tokenizer.
 
   Args:
-    tokenizer: to write.
-    rule: by which the file simplifies texts first.
-    path: of the new file.
+    tokenizer: the tokenizer to write.
+    rule: how the written tokenizer simplifies texts before it tokenizes them.
+    path: the path of the new file.
     samples: texts whose ids are compared.
 
   Raises:
@@ -39,21 +39,21 @@ def write(tokenizer: Tokenizer, rule: TextRule, path: pathlib.Path, *, samples: 
       file gives other ids for a sample.
   """
   package = extras.load('tokenizers', 'text', '--texts')
-  file = tokenizer.path
-  if file and file.suffix == '.model' and file.with_name('tokenizer.json').is_file():
-    file = file.with_name('tokenizer.json')
-  if not file:
-    exported = _byte_tokenizer(package)
-  elif file.suffix == '.model':
-    exported = _unigram_tokenizer(package, file)
+  source = tokenizer.path
+  if source and source.suffix == '.model' and source.with_name('tokenizer.json').is_file():
+    source = source.with_name('tokenizer.json')
+  if not source:
+    exported = _build_byte_tokenizer(package)
+  elif source.suffix == '.model':
+    exported = _convert_unigrams(package, source)
   else:
-    exported = open_file(file)
+    exported = open_file(source)
   _add_simplification(package, exported, rule)
   start, end, pad = tokenizer.special
-  before = {exported.id_to_token(start): start} if tokenizer.family == CLIP else {}
-  after = {exported.id_to_token(end): end} if tokenizer.has_end else {}
+  id_before = {exported.id_to_token(start): start} if tokenizer.family == CLIP else {}
+  id_after = {exported.id_to_token(end): end} if tokenizer.has_end else {}
   exported.post_processor = package.processors.TemplateProcessing(  # $A stands for the tokens of the text
-      single=[*before, '$A', *after], special_tokens=[*before.items(), *after.items()])
+      single=[*id_before, '$A', *id_after], special_tokens=[*id_before.items(), *id_after.items()])
   exported.enable_truncation(tokenizer.length)
   exported.enable_padding(length=tokenizer.length, pad_id=pad, pad_token=exported.id_to_token(pad) or '<pad>')
   exported.save(str(path))
@@ -63,11 +63,11 @@ def write(tokenizer: Tokenizer, rule: TextRule, path: pathlib.Path, *, samples: 
     encoding = saved.encode(text)
     if list(encoding.ids) != ids.tolist() or not np.array_equal(encoding.attention_mask, mask):
       raise UserError(f'--tokenizer: expected a tokenizer whose file gives the same ids, got others for {text[:60]!r} '
-                      f'with {file or "bytes"}. Use the tokenizer.json that was published with the weights.')
+                      f'with {source or "bytes"}. Use the tokenizer.json that was published with the weights.')
 
 
-def _unigram_tokenizer(package: Any, path: pathlib.Path) -> Any:
-  """Returns the tokenizer of a SentencePiece file with unigrams. Raises UserError if it is of another kind."""
+def _convert_unigrams(package: Any, path: pathlib.Path) -> Any:
+  """Converts a SentencePiece file to a `tokenizers.Tokenizer`. Raises UserError if its model is none of unigrams."""
   model = extras.load('sentencepiece.sentencepiece_model_pb2', 'text', '--texts').ModelProto()
   model.ParseFromString(path.read_bytes())
   trainer, normalizer, normalizers = model.trainer_spec, model.normalizer_spec, package.normalizers
@@ -86,8 +86,8 @@ def _unigram_tokenizer(package: Any, path: pathlib.Path) -> Any:
   return exported
 
 
-def _byte_tokenizer(package: Any) -> Any:
-  """Returns the tokenizer of the family `bytes`: the id of a byte is the byte plus 3.
+def _build_byte_tokenizer(package: Any) -> Any:
+  """Returns the `tokenizers.Tokenizer` of the family `bytes`: the id of a byte is the byte plus 3.
 
   `ByteLevel` replaces each byte by one character: a printable byte by the character with this code, the others by the
   characters from code 256 on, in the order of the bytes (as GPT-2 does).
@@ -103,7 +103,7 @@ def _byte_tokenizer(package: Any) -> Any:
 
 
 def _add_simplification(package: Any, exported: Any, rule: TextRule) -> None:
-  """Puts the steps of `prompts.simplify` before those of the tokenizer's normalizer."""
+  """Puts the steps of `prompts.simplify` before the steps of the normalizer of a `tokenizers.Tokenizer`."""
   normalizers, steps = package.normalizers, []
   if rule is not TextRule.NONE:
     steps = [normalizers.Replace('_', ' ')]

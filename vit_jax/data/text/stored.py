@@ -1,8 +1,8 @@
 """Captions as sources store them: one or several texts for an image, and in prepared datasets also ids of tokens.
 
-Sources call `texts` and `field` for the captions that they read. `vit-jax prepare --tokens` writes ids: it calls
-`open_encoder`, and `Encoder.features` for each example. Training on ids needs no tokenizer: `captions.py` calls
-`check`, and the source calls `ids`. The `Encoding` is stored once, in `info.json`. A record has three lists:
+Sources call `texts` and `field` for the captions that they read. To write ids, `vit-jax prepare --tokens` calls
+`open_encoder`, and then `Encoder.features` for each example. Training on ids needs no tokenizer: `captions.py` calls
+`check`, and the source calls `ids`. `info.json` has the `Encoding` of all records. Each record has three lists:
 
   captions    the texts, in UTF-8
   tokens      the ids of all captions, one after the other, without special tokens, neither cut nor padded
@@ -24,22 +24,23 @@ from vit_jax.data.image.headers import BadImage
 from vit_jax.data.text import prompts, tokenizer
 from vit_jax.data.text.tokenizer import Tokenizer
 
-MOST_BYTES = 2**20
-"""Largest size of all captions of an image together."""
+MAX_BYTES = 2**20
+"""The largest size of all captions of an image together."""
 NAMES = ('caption', 'captions', 'text', 'texts')
 """Usual names of columns with captions."""
 CAPTIONS, IDS, ENDS = 'captions', 'tokens', 'token_ends'
+"""Names of the three lists of a record."""
 
 
 def texts(values: Iterable[Any], where: str) -> tuple[str, ...]:
   """Returns the captions of an image that are not empty.
 
   Args:
-    values: bytes in UTF-8 or texts; None is skipped.
-    where: name of the column or file of the captions, for messages.
+    values: bytes in UTF-8, or texts; None is skipped.
+    where: the name of the column or file with the captions, for messages.
 
   Raises:
-    BadImage: a caption is not UTF-8 or not a text, or they have more than `MOST_BYTES`.
+    BadImage: a caption is not UTF-8 or not a text, or the captions have more than `MAX_BYTES` together.
   """
   captions, num_bytes = [], 0
   for value in values:
@@ -51,18 +52,18 @@ def texts(values: Iterable[Any], where: str) -> tuple[str, ...]:
     except (UnicodeError, AttributeError, TypeError):
       raise BadImage(f'the example: expected captions in UTF-8 in {where}, got others') from None
     captions.append(text.strip())
-  if num_bytes > MOST_BYTES:
+  if num_bytes > MAX_BYTES:
     raise BadImage(f'the example: expected captions of at most 1 MiB in {where}, got {num_bytes:,} bytes')
   return tuple(text for text in captions if text)
 
 
 def field(value: Any, path: Sequence[str]) -> list[Any]:
-  """Returns the captions in a field of a JSON value: its list, or a list of its one value, which is None if missing.
+  """Returns the list in a field of a JSON value; another value as a list of this value; [None] if there is no field.
 
   `path` has the names of nested fields: `('info', 'caption')` for `{"info": {"caption": "a dog"}}`.
   """
-  for part in path:
-    value = value.get(part) if isinstance(value, dict) else None
+  for name in path:
+    value = value.get(name) if isinstance(value, dict) else None
   return value if isinstance(value, list) else [value]
 
 
@@ -71,9 +72,9 @@ class Encoding:
   """How captions were encoded.
 
   tokens: the family of the tokenizer.
-  rule: how texts were simplified first; not AUTO.
-  tokenizer: identity of its file (`tokenizer.file_digest`).
-  start, end, pad: ids of the special tokens of the family.
+  rule: how texts were simplified before; not AUTO.
+  tokenizer: the digest of the tokenizer file (`tokenizer.file_digest`).
+  start, end, pad: the ids of the special tokens of the family.
   """
   tokens: Tokens
   rule: TextRule
@@ -87,7 +88,7 @@ class Encoding:
 
 
 def from_json(description: documents.Field) -> Encoding:
-  """Returns the encoding in `info.json`, as `to_json` wrote it. Raises UserError if a field is missing or wrong."""
+  """Returns the encoding in `info.json` that `to_json` wrote. Raises UserError if a field is wrong or missing."""
   start, end, pad = (description.field(name).whole(0, 2**31 - 1) for name in ('start', 'end', 'pad'))
   return Encoding(description.field('tokens').choice(Tokens), description.field('rule').choice(TextRule),
                   description.field('tokenizer').text(), start, end, pad)
@@ -100,20 +101,16 @@ class Encoder:
   encoding: Encoding
 
   def features(self, captions: Sequence[str]) -> dict[str, list[bytes] | list[int]]:
-    """Returns the lists of a record, see the top of this module. Raises BadImage if there are no captions."""
+    """Returns the three lists of a record by name. Raises BadImage if there are no captions."""
     if not captions:
       raise BadImage('the example: expected a caption, got none')
-    ids = [self.tokenizer.pieces(prompts.simplify(text, self.encoding.rule)) for text in captions]
-    return {CAPTIONS: [text.encode() for text in captions], IDS: list(itertools.chain(*ids)),
-            ENDS: list(itertools.accumulate(map(len, ids)))}
+    ids_of_captions = [self.tokenizer.plain_ids(prompts.simplify(text, self.encoding.rule)) for text in captions]
+    return {CAPTIONS: [text.encode() for text in captions], IDS: list(itertools.chain(*ids_of_captions)),
+            ENDS: list(itertools.accumulate(map(len, ids_of_captions)))}
 
 
 def open_encoder(tokens: Tokens, file: str, rule: TextRule) -> Encoder:
-  """Returns the encoder of captions with the tokenizer in `file`, which is '' for bytes.
-
-  Raises:
-    UserError: the tokenizer cannot be read.
-  """
+  """Opens the tokenizer in `file`, '' for bytes, to encode captions. Raises UserError if the file cannot be read."""
   opened = tokenizer.open_given(tokens.value, file, length=schema.Text().length, source='--tokens')
   start, end, pad = opened.special
   return Encoder(opened, Encoding(tokens, prompts.rule_of(tokens.value, rule), tokenizer.file_digest(opened.path),
@@ -121,16 +118,15 @@ def open_encoder(tokens: Tokens, file: str, rule: TextRule) -> Encoder:
 
 
 def check(encoding: Encoding, text: schema.Text, where: str) -> None:
-  """Checks that a run reads texts as the dataset at `where` stores them.
+  """Raises UserError if a run encodes texts differently from how the captions of the dataset at `where` were encoded.
 
-  Raises:
-    UserError: the family, the rule or the tokenizer differs.
+  The family, the rule, and if it is set the tokenizer file must be the same; the vocabulary must have all special ids.
   """
   rule = prompts.rule_of(text.tokens.value, text.text_rule)
-  for name, stored, given in (('tokens', encoding.tokens, text.tokens), ('text_rule', encoding.rule, rule)):
-    if stored is not given:
-      raise UserError(f'objective.text.{name}: expected {stored.value}, with which the captions of {where} were '
-                      f'encoded, got {given.value}. Set it, or prepare the dataset again.')
+  for name, expected, value in (('tokens', encoding.tokens, text.tokens), ('text_rule', encoding.rule, rule)):
+    if value is not expected:
+      raise UserError(f'objective.text.{name}: expected {expected.value}, with which the captions of {where} were '
+                      f'encoded, got {value.value}. Set it, or prepare the dataset again.')
   if text.tokenizer:
     path = tokenizer.find(pathlib.Path(), text.tokens.value, given=text.tokenizer, source='objective.text')
     if (digest := tokenizer.file_digest(path)) != encoding.tokenizer:
@@ -143,8 +139,9 @@ def check(encoding: Encoding, text: schema.Text, where: str) -> None:
 
 
 def ids(record: Mapping[str, Sequence[int]], where: str) -> list[list[int]]:
-  """Returns the ids of each caption of a record. Raises BadImage if `tokens` and `token_ends` do not fit together."""
-  all_ids, bounds = list(record.get(IDS, ())), [0, *record.get(ENDS, ())]
+  """Returns the ids of each caption of a record. Raises BadImage if the lists of ids and of ends do not match."""
+  all_ids = list(record.get(IDS, ()))
+  bounds = [0, *record.get(ENDS, ())]
   if len(bounds) < 2 or bounds[-1] != len(all_ids) or any(start > end for start, end in itertools.pairwise(bounds)):
     raise BadImage(f'the record: expected the ids of captions in {where}, got damaged ones')
   return [all_ids[start:end] for start, end in itertools.pairwise(bounds)]
