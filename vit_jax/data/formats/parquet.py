@@ -293,11 +293,8 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
            order: Sequence[str] = ()) -> Callable[[str], Source]:
   """Returns the function that opens a split of Parquet files, given the name of the split.
 
-  `data` names the columns with images, labels and captions, and `order` lists the classes of a run that resumes.
-
-  Raises:
-    UserError: there are no such files. The returned function raises UserError if a file is damaged.
-    TemporaryError: object storage fails.
+  `data` names the columns with images, labels and captions, and `order` lists the classes of a run that resumes. Raises
+  UserError if there are no such files, and TemporaryError if object storage fails.
   """
   del image_px
   listed = shards.find(where, '.parquet', kind='parquet', rules=Rules.of(data))

@@ -55,15 +55,13 @@ def choose_columns(path: str, metadata: Any, *, image: str, label: str, caption:
 
   The image column is the one whose feature is `Image`; else the first of `_IMAGE_NAMES`; else the only one with bytes.
   The label column is the first of `_LABEL_NAMES` with labels; else the only one whose feature is `ClassLabel`. The
-  caption column is the first of `caption`, `captions`, `text` and `texts` that has texts.
+  caption column is the first of `caption`, `captions`, `text` and `texts` that has texts. Raises UserError if there is
+  no such column, or several columns could be meant.
 
   Args:
     path: path of the file, for messages.
     metadata: metadata of the file.
     image, label, caption: the columns that the settings name; '' = not set.
-
-  Raises:
-    UserError: there is no such column, or several columns could be meant.
   """
   schema = metadata.schema.to_arrow_schema()
   features = _read_features(metadata)

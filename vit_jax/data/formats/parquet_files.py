@@ -105,9 +105,7 @@ def _refuse_damage(path: str) -> Iterator[None]:
 def _read_footer(path: str) -> tuple[bytes, int]:
   """Returns the footer of a file and the number of bytes of the file, an upper limit if it is in object storage.
 
-  Raises:
-    UserError: the file is not a Parquet file, or is truncated.
-    OSError: the file cannot be read.
+  Raises UserError if the file is not a Parquet file, or is truncated, and OSError if it cannot be read.
   """
   file_bytes = _UNKNOWN_BYTES if storage.is_address(path) else os.path.getsize(path)
   requested_bytes = min(file_bytes, _FIRST_READ_BYTES)
@@ -206,9 +204,8 @@ def _take_leaf(column: Any, leaf: str) -> Any:
 def scan(path: str, ignored: Counts, *, columns: Columns) -> Iterator[tuple[Any, ...]]:
   """Yields the rows of a file for the index, with the columns of `INDEX_TYPES`.
 
-  Raises:
-    UserError: the file is damaged, or its columns have other types than those of the first file.
-    OSError, UserError, TemporaryError: the file cannot be read.
+  Raises UserError if the file is damaged, or its columns have other types than those of the first file; and OSError,
+  UserError or TemporaryError if the file cannot be read.
   """
   del ignored  # this format ignores no rows
   footer, file_bytes = _read_footer(path)

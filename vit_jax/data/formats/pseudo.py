@@ -81,8 +81,7 @@ class PseudoLabeled(Mixture):
 def add(labeled: Source, unlabeled: Source, settings: schema.Pseudo, rules: Rules = OWN) -> PseudoLabeled:
   """Returns the training source `labeled` together with the images of `unlabeled` that the teacher has labeled.
 
-  Raises:
-    UserError: the answers are missing, or are those for other images or by another teacher; or no image is selected.
+  Raises UserError if the answers are missing, or are for other images or of another teacher; or no image is selected.
   """
   teacher_answers = _open_answers(labeled, unlabeled, settings, rules)
   classes_S, scores_S = teacher_answers.read_most_likely()
@@ -143,7 +142,6 @@ def select(classes_S: HostArray, scores_S: HostArray, *, threshold: float, per_c
   rows = np.flatnonzero((scores_S >= threshold) & (scores_S > 0))
   if not per_class or not len(rows):
     return rows
-  order = np.lexsort((rows, -scores_S[rows].astype(np.float32), classes_S[rows]))  # by class, then by probability
-  rows = rows[order]
+  rows = rows[np.lexsort((rows, -scores_S[rows].astype(np.float32), classes_S[rows]))]  # by class, then by score
   rows_by_class = np.split(rows, np.flatnonzero(np.diff(classes_S[rows])) + 1)  # splits where the class changes
   return np.sort(np.concatenate([np.resize(class_rows[:per_class], per_class) for class_rows in rows_by_class]))

@@ -57,10 +57,10 @@ def find(where: str, extension: str, *, kind: str, rules: Rules,
 
   Args:
     where: the pattern or folder.
-    extension: of the files in a folder, such as `.tar`.
+    extension: the extension of the files in a folder, such as `.tar`.
     kind: the kind of source for messages, such as `wds`.
     rules: whether links may lead out of the folder.
-    fits: returns whether a file in a folder belongs to the dataset, given its name; None = it ends with the extension.
+    fits: maps the name of a file to whether it belongs to the dataset; None = if the name ends with the extension.
 
   Raises:
     UserError: no file exists, or a file that a range names is missing; a file is compressed or outside of the folder;
@@ -154,9 +154,7 @@ def expand(pattern: str) -> list[str]:
 def _list_bucket(path: str, start: str) -> _Objects:
   """Lists the objects that a pattern, a folder or an object may stand for. `start` is `path` up to its first wildcard.
 
-  Raises:
-    OSError, TemporaryError: the objects cannot be listed.
-    UserError: the wildcard is in the name of the bucket, or the objects may not be listed.
+  Raises UserError if the wildcard is in the name of the bucket. Raises as `_Objects` if objects cannot be listed.
   """
   if start == path:  # without wildcards, the path is a folder, the whole bucket, or one object
     _, _, name = storage.split(path)

@@ -127,11 +127,8 @@ class TarSource(IndexedSource):
   def choose(paths: Sequence[str], data: schema.Data) -> Columns:
     """Returns which members have image and label: by the settings, or by the first example that has a label.
 
-    Searches all examples of the first file, and the first `_MAX_LAST_EXAMPLES` of the last file. If none of these
-    examples has a label, warns that the images have no labels.
-
-    Raises:
-      UserError: `data.label_column` or `data.caption_column` has another form, or a file is damaged.
+    Searches all examples of the first file, and the first `_MAX_LAST_EXAMPLES` of the last file. Warns if none of these
+    examples has a label. Raises UserError if one of the settings has another form, or a file is damaged.
     """
     caption = data.caption_column or 'txt'
     for setting, value, usual in (('caption_column', caption, 'txt'), ('label_column', data.label_column, 'cls')):
@@ -167,9 +164,7 @@ class TarSource(IndexedSource):
   def captions(self, row: int) -> tuple[str, ...]:
     """Returns the captions of an image that are not empty: the lines of a member, or the texts in a field of `.json`.
 
-    Raises:
-      BadImage: the captions are missing, truncated, larger than 1 MiB, not UTF-8, or not JSON.
-      OSError: the file cannot be read.
+    Raises BadImage if the captions are missing, truncated, larger than 1 MiB, not UTF-8, or not JSON.
     """
     offset, size = int(self._index['caption_offset'][row]), int(self._index['caption_size'][row])
     if not 0 <= size <= stored.MAX_BYTES:
@@ -195,10 +190,7 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
   """Returns the function that opens a split of tar files, given the name of the split.
 
   `data` has in `image_column`, `label_column` and `caption_column` what `Columns` defines, or ''; and `order` lists the
-  classes of a run that resumes.
-
-  Raises:
-    UserError: there are no such files, or they are compressed. The returned function raises it if a file is damaged.
+  classes of a run that resumes. Raises UserError if there are no such files, or they are compressed.
   """
   del image_px
   return indexed.opener(TarSource, find(where, Rules.of(data)), data, name=f'wds:{where}', order=order)
@@ -291,9 +283,8 @@ def _open_archive(path: str) -> Iterator[Window]:
 def scan(path: str, ignored: Counts, *, columns: Columns) -> Iterator[tuple[Any, ...]]:
   """Yields the row of each image of an archive, with the columns of `_INDEX_TYPES`. Counts in `ignored` what it skips.
 
-  Raises:
-    OSError, UserError: the archive is missing, cannot be read, is compressed, damaged or truncated, or has sparse
-      members; or an example has several images, and `columns` does not name the extension of one of them.
+  Raises OSError or UserError if the archive is missing, cannot be read, is compressed, damaged or truncated, or has
+  sparse members; or if an example has several images, and `columns` does not name the extension of one of them.
   """
   with contextlib.closing(Window(path)) as window:
     for example in _examples(path, window, columns, ignored):

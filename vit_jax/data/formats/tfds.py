@@ -198,9 +198,7 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
 
   The folder of the dataset is in `data.data_dir`. CONFIG may be left out if there is only one; the default version is
   the newest. `data.label_column` is the feature with the class or classes, `data.caption_column` that with captions.
-
-  Raises:
-    UserError: the dataset is not prepared. The returned function raises it if the dataset has another format.
+  Raises UserError if the dataset is not prepared.
   """
   del image_px
   folder, rules = find(where, data_dir=data.data_dir), Rules.of(data)

@@ -105,8 +105,7 @@ class TfRecordSource(IndexedSource):
   def choose(paths: Sequence[str], data: schema.Data) -> Columns:
     """Returns the features with image, label and captions, by the settings or by usual names. Warns without labels.
 
-    Raises:
-      UserError: the first records do not have the features, are no `tf.train.Example`, or the file is damaged.
+    Raises UserError if the first records lack the features or are no `tf.train.Example`, or the file is damaged.
     """
     type_by_name = _read_feature_types(paths)
 
@@ -160,7 +159,7 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
            order: Sequence[str] = ()) -> Callable[[str], Source]:
   """Returns the function that opens a split of TFRecord files, given its name.
 
-  Raises UserError if there are no such files. The returned function raises UserError if a file is damaged.
+  `order` lists the classes of a run that resumes. Raises UserError if there are no such files.
   """
   del image_px
   listed = shards.find(where, '.tfrecord, .tfrecords, .tfrec or -00000-of-00001', kind='tfrecord',
@@ -254,8 +253,7 @@ def _frames(path: str, window: Window) -> Iterator[tuple[int, int]]:
 def scan(path: str, ignored: Counts, *, label: str) -> Iterator[tuple[Any, ...]]:
   """Yields the row of each record of a file; `label` is the feature with the labels, '' = there are none.
 
-  Raises:
-    OSError, UserError: the file is missing, cannot be read, is compressed, damaged or truncated.
+  Raises OSError or UserError if the file is missing, cannot be read, is compressed, damaged or truncated.
   """
   del ignored  # this format ignores no records
   with contextlib.closing(Window(path)) as window:
@@ -353,8 +351,7 @@ def _find_entry(window: Window, offset: int, end: int, name: bytes) -> bytes:
     features: HEAD entry, for each feature
     entry: HEAD name, then the values
 
-  Raises:
-    _UnusualRecord: the record has another layout, or the entry or the name is longer than those of labels.
+  Raises _UnusualRecord if the record has another layout, or the entry or the name is longer than those of labels.
   """
   if len(name) > _MAX_NAME_BYTES:
     raise _UnusualRecord

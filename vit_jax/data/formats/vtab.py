@@ -231,8 +231,7 @@ class VtabSource(tfds.Stored):
 def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
   """Returns the function that opens a split of a task such as `clevr/count`, whose dataset is in `data.data_dir`.
 
-  Raises:
-    UserError: there is no such task, or its dataset is not prepared; the message says how to prepare the dataset.
+  Raises UserError if there is no such task, or its dataset is not prepared; the message then says how to prepare it.
   """
   del image_px  # images have the stored size
   task, rules = find(where), Rules.of(data)
@@ -277,13 +276,8 @@ def find(name: str) -> Task:
 def find_ranges(definition: Definition, counts: Mapping[str, int], *, split: str) -> list[tuple[str, range]]:
   """Returns the TFDS splits that have the examples of a VTAB split, each with the rows of these examples.
 
-  Args:
-    definition: the definition of the dataset.
-    counts: the number of examples of each TFDS split of the dataset.
-    split: one of `SPLITS`.
-
-  Raises:
-    UserError: a part has fewer than the 800 or 200 examples of the split.
+  `counts` has the number of examples of each TFDS split of the dataset, and `split` is one of `SPLITS`. Raises
+  UserError if a part has fewer than the 800 or 200 examples of the split.
   """
   limits_by_split: dict[str, dict[str, int | None]] = {  # the first examples of each part; None = all examples
       'trainval': {'train': None, 'val': None}, 'train800': {'train': NUM_TRAIN}, 'val200': {'val': NUM_VAL},

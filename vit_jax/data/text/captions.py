@@ -67,9 +67,6 @@ class Texts:
       example: the arrays that the transform returns.
       index: the row of the example in the source.
       position: its place in the order of training; `position // len(source)` is the epoch, for which a text is drawn.
-
-    Raises:
-      BadImage: the example has no usable text.
     """
     texts = self.read_texts(index, int(example['label']))
     text = texts[draw(self.seed, len(texts), index, position // len(self.source))]
@@ -89,15 +86,14 @@ class Texts:
 def open_texts(source: Source, text: schema.Text, *, prompts: str, names: str, seed: int) -> Texts:
   """Returns the texts of a source: filled templates, captions, or the ids of captions in a prepared dataset.
 
+  Raises UserError if the source has no captions or classes, no tokenizer is set, or captions have ids of another one.
+
   Args:
     source: the source of the images.
     text: the tokens, the tokenizer and the length of the text tower.
     prompts: templates to fill with the names of the classes, see `prompts.find_templates`; '' = captions of the source.
     names: the names of the classes, see `prompts.class_names`.
     seed: the seed of the draw among several texts of an image.
-
-  Raises:
-    UserError: the source has no captions or classes, no tokenizer is set, or captions have ids of another tokenizer.
   """
   origin = origins(source)[0]
   if not prompts and (encoding := getattr(origin, 'encoding', None)):

@@ -28,15 +28,13 @@ _BYTE_TOKENS = {0: '<pad>', 1: '</s>', 2: '<unk>'}
 def write(tokenizer: Tokenizer, rule: TextRule, path: pathlib.Path, *, samples: Sequence[str]) -> None:
   """Writes a tokenizer to one file, reads the file, and compares its ids with those of the tokenizer.
 
+  Raises UserError if a SentencePiece model cannot be converted, `tokenizers` is not installed, or ids differ.
+
   Args:
     tokenizer: the tokenizer to write.
     rule: how the written tokenizer simplifies texts before it tokenizes them.
     path: the path of the new file.
     samples: texts whose ids are compared.
-
-  Raises:
-    UserError: the tokenizer is a SentencePiece model that cannot be converted, `tokenizers` is not installed, or the
-      file gives other ids for a sample.
   """
   package = extras.load('tokenizers', 'text', '--texts')
   source = tokenizer.path

@@ -68,6 +68,8 @@ def clip_imagenet_names() -> tuple[str, ...]:
 def class_names(dataset_names: Sequence[str], choice: str, *, setting: str) -> tuple[str, ...]:
   """Returns the name of each class of a dataset that is filled into templates.
 
+  Raises UserError if there is another number of names than classes, or the names are WordNet ids of other classes.
+
   Args:
     dataset_names: the names of the classes in the dataset.
     choice: one of the following.
@@ -75,9 +77,6 @@ def class_names(dataset_names: Sequence[str], choice: str, *, setting: str) -> t
       `clip_imagenet`: CLIP's names of the classes of ImageNet-1k.
       Another text: the path of a file with one name per line.
     setting: the setting or flag with the choice, for messages.
-
-  Raises:
-    UserError: there is another number of names than classes, or the names are WordNet ids of other classes.
   """
   with_ids = [name for name in dataset_names if _WORDNET_ID.match(name)]
   imagenet_1k = imagenet.by_count(1_000)
@@ -108,14 +107,12 @@ def given_names(names: Sequence[str], *, setting: str) -> tuple[str, ...]:
   Several names are returned as they are. A single name may be `clip_imagenet`, or the path of a file with one name per
   line. Two names occur twice in the list `clip_imagenet`; each of them is returned once.
 
-  Raises:
-    UserError: there is no such file; a file or `clip_imagenet` is one of several names; or a name is the name of a list
-      of templates. The message names `setting`.
+  Raises UserError, which names `setting`, if there is no such file; a file or `clip_imagenet` is one of several names;
+  or a name is the name of a list of templates.
   """
   expected = f'{setting}: expected names with commas, a file with one name per line, or {CLIP_IMAGENET}, got'
   if len(names) != 1:
-    lists = [name for name in names if name == CLIP_IMAGENET or _PATH.search(name)]
-    if lists:
+    if lists := [name for name in names if name == CLIP_IMAGENET or _PATH.search(name)]:
       raise UserError(f'{expected} {lists[0]!r} as one of {len(names):,} names. Give the file or list alone.')
     return tuple(names)
   name = names[0]

@@ -33,14 +33,9 @@ CAPTIONS, IDS, ENDS = 'captions', 'tokens', 'token_ends'
 
 
 def texts(values: Iterable[Any], where: str) -> tuple[str, ...]:
-  """Returns the captions of an image that are not empty.
+  """Returns the captions of an image that are not empty. `values` are texts, or bytes in UTF-8; None is skipped.
 
-  Args:
-    values: bytes in UTF-8, or texts; None is skipped.
-    where: the name of the column or file with the captions, for messages.
-
-  Raises:
-    BadImage: a caption is not UTF-8 or not a text, or the captions have more than `MAX_BYTES` together.
+  Raises BadImage, which names `where`, if a caption is not UTF-8 or not a text, or the captions are too large together.
   """
   captions, num_bytes = [], 0
   for value in values:

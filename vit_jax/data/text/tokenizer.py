@@ -54,15 +54,13 @@ class EncodedTexts(NamedTuple):
 class Tokenizer:
   """The tokenizer of a family, which maps texts to `EncodedTexts`. It can be pickled; a copy reads the file again.
 
-  `special` is (start, end, padding): the ids of the special tokens, 0 for a token that the family does not have.
+  `special` is (start, end, padding): the ids of the special tokens, 0 for a token that the family does not have. Raises
+  UserError if the file cannot be read, lacks the special tokens of the family, or its package is not installed.
 
   Args:
     path: the path of the file; None for `BYTES`, which has no file.
     family: one of `FAMILIES`.
     length: N, the number of ids of a text after it is cut or padded.
-
-  Raises:
-    UserError: the file cannot be read, lacks the special tokens of the family, or its package is not installed.
   """
 
   def __init__(self, path: pathlib.Path | None, *, family: str, length: int) -> None:
