@@ -113,20 +113,16 @@ def _read_footer(path: str) -> tuple[bytes, int]:
   if len(end) < requested_bytes:  # a small object, which was read completely
     file_bytes = len(end)
   if len(end) < _TAIL_BYTES or not end.endswith(_MAGIC):
-    raise UserError(f'{path}: expected a complete Parquet file, got {_describe_end(end)}. {_ADVICE}')
+    problem = 'no footer at its end: it is truncated, or something else' if end else 'an empty file'
+    if end.endswith(_ENCRYPTED_MAGIC):
+      problem = 'an encrypted one'
+    raise UserError(f'{path}: expected a complete Parquet file, got {problem}. {_ADVICE}')
   footer_bytes = int.from_bytes(end[-_TAIL_BYTES:-len(_MAGIC)], 'little') + _TAIL_BYTES
   if footer_bytes > min(file_bytes - len(_MAGIC), _MAX_FOOTER_BYTES):
     raise UserError(f'{path}: expected a complete Parquet file, got a footer of {footer_bytes:,} bytes. {_ADVICE}')
   if footer_bytes > len(end):
     end = storage.read(path, -footer_bytes, footer_bytes)
   return end[-footer_bytes:], file_bytes
-
-
-def _describe_end(end: bytes) -> str:
-  """Returns how a message describes a file without a footer, given its last bytes."""
-  if end.endswith(_ENCRYPTED_MAGIC):
-    return 'an encrypted one'
-  return 'no footer at its end: it is truncated, or something else' if end else 'an empty file'
 
 
 class _OpenFile(io.RawIOBase):
