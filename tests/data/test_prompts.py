@@ -58,12 +58,12 @@ def test_names_of_a_file_replace_those_of_the_data(tmp_path: pathlib.Path) -> No
 
 def test_names_of_a_command_line_may_be_a_list_or_a_file(tmp_path: pathlib.Path) -> None:
   (tmp_path / 'names').write_text('cat\nred boat, at sea\n')
-  assert prompts.given_names([str(tmp_path / 'names')], setting='--names') == ('cat', 'red boat, at sea')
-  found = prompts.given_names(['clip_imagenet'], setting='--names')
+  assert prompts.resolve_names([str(tmp_path / 'names')], setting='--names') == ('cat', 'red boat, at sea')
+  found = prompts.resolve_names(['clip_imagenet'], setting='--names')
   prompts.check_names(found)
   assert len(found) == 998 and found[:2] == ('tench', 'goldfish') and set(found) == set(prompts.clip_imagenet_names())
   for names in ([], ['cat'], ['N/A'], ['red_boat'], ['cat', 'dog/wolf']):
-    assert prompts.given_names(names, setting='--names') == tuple(names)
+    assert prompts.resolve_names(names, setting='--names') == tuple(names)
 
 
 @pytest.mark.parametrize(('names', 'message'), [
@@ -76,7 +76,7 @@ def test_names_of_a_command_line_may_be_a_list_or_a_file(tmp_path: pathlib.Path)
 ])
 def test_files_and_lists_that_do_not_exist_are_no_names_of_classes(names: list[str], message: str) -> None:
   with pytest.raises(UserError, match=f'--names: expected names with commas, a file with one name .*{message}'):
-    prompts.given_names(names, setting='--names')
+    prompts.resolve_names(names, setting='--names')
 
 
 def test_wordnet_ids_of_other_classes_are_refused() -> None:

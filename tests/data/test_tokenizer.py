@@ -58,15 +58,15 @@ def test_a_missing_tokenizer_is_reported_with_the_file_to_put(tmp_path: pathlib.
       'tokenizer: expected the tokenizer of hf://a/b beside its weights, got none. Put tokenizer.json, or vocab.json '
       f'and merges.txt of the published model into {tmp_path}, or set the path of the file.')
   with pytest.raises(UserError, match='tokenizer: expected the tokenizer file of x, got nowhere, which does not exi'):
-    tokenizer.find(tmp_path, tokenizer.CLIP, given='nowhere', source='x')
+    tokenizer.find(tmp_path, tokenizer.CLIP, requested='nowhere', source='x')
   with pytest.raises(UserError, match='tokenizer: expected the tokenizer file of x, got ~nobody99/a, which does not e'):
-    tokenizer.find(tmp_path, tokenizer.CLIP, given='~nobody99/a', source='x')
+    tokenizer.find(tmp_path, tokenizer.CLIP, requested='~nobody99/a', source='x')
 
 
 def test_a_given_file_or_folder_is_used(tmp_path: pathlib.Path) -> None:
   file = FILES / 'siglip' / 'spiece.model'
-  assert tokenizer.find(tmp_path, tokenizer.SIGLIP, given=str(file), source='x') == file
-  assert tokenizer.find(tmp_path, tokenizer.SIGLIP, given=str(file.parent), source='x') == file
+  assert tokenizer.find(tmp_path, tokenizer.SIGLIP, requested=str(file), source='x') == file
+  assert tokenizer.find(tmp_path, tokenizer.SIGLIP, requested=str(file.parent), source='x') == file
 
 
 def test_the_tokenizer_of_another_family_is_refused() -> None:
@@ -84,7 +84,7 @@ def test_damaged_and_incomplete_files_are_reported(tmp_path: pathlib.Path) -> No
     Tokenizer(tmp_path / 'vocab.json', family=tokenizer.CLIP, length=7)
   (tmp_path / 'spiece.model').write_bytes(b'')
   with pytest.raises(UserError, match='spiece.model: expected a tokenizer, got a damaged file: an empty file. Fet'):
-    tokenizer.open_given(tokenizer.SIGLIP, str(tmp_path), length=8, source='x')
+    tokenizer.open_tokenizer(tokenizer.SIGLIP, str(tmp_path), length=8, source='x')
 
 
 def test_a_missing_package_is_reported_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ from vit_jax.data.formats import image_list
 from vit_jax.data.image import opencv
 from vit_jax.data.image import transform as transforms
 from vit_jax.data.image.headers import BadImage
-from vit_jax.data.text.prompts import PLAIN, given_names
+from vit_jax.data.text.prompts import PLAIN, resolve_names
 from vit_jax.inspect import figures
 from vit_jax.inspect.model import BATCH, Guess, Model
 from vit_jax.inspect.zeroshot import ZeroShot
@@ -73,7 +73,7 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
 
   Args:
     weights, reading, classes: see `weights.inference.load`.
-    names: classes in words, or the list or file that has them, see `prompts.given_names`; empty = those of the head.
+    names: classes in words, or the list or file that has them, see `prompts.resolve_names`; empty = those of the head.
     prompts, tokenizer: how the names become texts, see `Model.zero_shot`.
     top: number of classes per image.
     json: print one line of JSON per file instead of text.
@@ -85,7 +85,7 @@ def run(weights: str, files: Sequence[str], *, names: Sequence[str], prompts: st
   table = to if to is not None and to.suffix in TABLES else None
   _check_flags(to, table, overlay=overlay, as_json=json, names=names, prompts=prompts, tokenizer=tokenizer,
                classes=classes, overwrite=overwrite)
-  names = given_names(names, setting='--names')
+  names = resolve_names(names, setting='--names')
   paths = list(image_list.find(files, follow_links=follow_links))
   image_list.check_exist(paths)
   overlays = name_overlays(paths, to or OVERLAYS) if overlay else {}

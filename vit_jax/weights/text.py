@@ -145,7 +145,7 @@ def find_tokenizer(weights: TextWeights, given: str = '') -> pathlib.Path | None
     return None
   if not given:
     addresses.fetch_tokenizer(weights.source, tokenizer.FILES[weights.family])
-  return tokenizer.find(weights.folder, weights.family, given=given, source=weights.source)
+  return tokenizer.find(weights.folder, weights.family, requested=given, source=weights.source)
 
 
 def _beside(path: pathlib.Path) -> pathlib.Path | None:

@@ -44,7 +44,7 @@ from vit_jax.data.user_files import Rules
 log = logging.getLogger('vit_jax.data')
 
 _SHRINK = 'Shrink the image, or in a config raise data.max_file_mib'
-_ADVISED_GROUPS = 64  # messages advise row groups of such a size that a window holds this number of them
+_ADVISED_GROUPS = 64  # number of row groups in a window, if the row groups have the size that messages advise
 _MIN_MIXED_GROUPS = 4  # with fewer row groups in a window, a warning advises to write smaller row groups
 _MIN_SORTED_CLASSES = 5  # with fewer classes, rows that are sorted by class cause no warning
 
@@ -168,7 +168,7 @@ class ParquetSource(IndexedSource):
   def _read_value(self, row: int, span: Span, leaf: str, content: bytes | None = None) -> Any:
     """Returns the value of a leaf, such as `image.bytes`, in one row. Raises BadImage if the row group is damaged.
 
-    `span` says where the bytes of the leaf in the row group are. `content` has these bytes, None if they were not read.
+    `span` is the span of the bytes of the leaf in the row group. `content` has these bytes, None = not read yet.
     """
     column = _cache().get((span, leaf), functools.partial(self._decode_column, row, span, leaf, content))
     row_in_group = int(self._index['place'][row])
@@ -183,18 +183,18 @@ class ParquetSource(IndexedSource):
     if len(content) < span.size:
       raise BadImage(f'the row group is truncated: {span.path} ends in it')
     try:
-      metadata, group = self._metadata(row), int(self._index['group'][row])
-      column = parquet_files.read_column(span, content, metadata=metadata, group=group, leaf=leaf)
-      if len(column) != metadata.row_group(group).num_rows:
+      metadata, group_number = self._metadata(row), int(self._index['group'][row])
+      column = parquet_files.read_column(span, content, metadata=metadata, group_number=group_number, leaf=leaf)
+      if len(column) != metadata.row_group(group_number).num_rows:
         raise ValueError(f'{len(column):,} rows')
       return column, column.nbytes
     except MemoryError:
       raise
-    except Exception as error:  # pyarrow raises many types, also OSError for damaged bytes, but reads nothing here
+    except Exception as error:  # pyarrow raises errors of many types for damaged bytes, also OSError
       raise BadImage(f'the row group is damaged: {failures.first_line(error)}') from error
 
   def _read_file(self, name: str) -> bytes:
-    """Returns an image that is a file in or below the folder of the Parquet files. Raises BadImage if it is not."""
+    """Returns an image that is a file in or below the folder of the Parquet files. Raises BadImage as `_read_image`."""
     if not name:
       raise BadImage(f'the row: expected an image in the column {self._columns.image}, got none')
     path = os.path.join(self.root, name)
@@ -281,7 +281,7 @@ class Cache:
 
 @functools.lru_cache(1)
 def cache_of(max_bytes: int) -> Cache:
-  """Returns the cache of decoded row groups of this process, with this limit."""
+  """Returns the cache of this process for decoded row groups, which holds at most `max_bytes`."""
   return Cache(max_bytes)
 
 
@@ -297,5 +297,5 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
   UserError if there are no such files, and TemporaryError if object storage fails.
   """
   del image_px
-  listed = shards.find(where, '.parquet', kind='parquet', rules=Rules.of(data))
+  listed = shards.find(where, '.parquet', prefix='parquet', rules=Rules.of(data))
   return indexed.opener(ParquetSource, listed, data, name=f'parquet:{where}', order=order)

@@ -9,7 +9,7 @@ each column, and `column_type` the `pyarrow.DataType` of a column.
 
 The package `datasets` describes each column in the metadata of a file, under the key `huggingface`, as JSON such as
 `{"info": {"features": {"label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}}}`. In this module, the `feature` of
-a column is its entry there, such as `{"_type": "ClassLabel", …}`.
+a column is the description of this column in the JSON, such as `{"_type": "ClassLabel", …}`.
 """
 from __future__ import annotations
 
@@ -65,20 +65,21 @@ def choose_columns(path: str, metadata: Any, *, image: str, label: str, caption:
   """
   schema = metadata.schema.to_arrow_schema()
   features = _read_features(metadata)
-  image_field = _choose_image(path, schema, features, given=image)
+  image_field = _choose_image(path, schema, features, requested=image)
   leaf, names = _find_leaves(image_field, path)
-  label, label_type = _choose_label(path, schema, features, given=label)
+  label, label_type = _choose_label(path, schema, features, requested=label)
   return Columns(image_field.name, leaf, names, label, (str(image_field.type), label_type),
-                 _class_names(features.get(label)), _choose_caption(path, schema, given=caption, label=label))
+                 _class_names(features.get(label)), _choose_caption(path, schema, requested=caption, label=label))
 
 
-def _choose_image(path: str, schema: Any, features: dict[str, Any], *, given: str) -> Any:
-  """Returns the field with the images; `given` is the column that the settings name. Raises as `choose_columns`."""
+def _choose_image(path: str, schema: Any, features: dict[str, Any], *, requested: str) -> Any:
+  """Returns the field with the images; `requested` is the column that the settings name. Raises as `choose_columns`."""
   by_feature = [name for name in schema.names if features.get(name, {}).get('_type') == 'Image']
   by_name = [name for name in _IMAGE_NAMES if name in schema.names][:1]
   by_bytes = [field.name for field in schema if _is_bytes(field.type) or (
       pa.types.is_struct(field.type) and field.type.get_field_index('bytes') >= 0)]
-  name = given or _pick_single(by_feature or by_name or by_bytes, setting='data.image_column', path=path, what='images')
+  usual = by_feature or by_name or by_bytes
+  name = requested or _pick_single(usual, setting='data.image_column', path=path, what='images')
   if not name:
     raise UserError(f'{path}: expected a column of images, as bytes, as a struct with bytes, or as paths, got the '
                     f'columns {describe_columns(schema)}. Set data.image_column, if one of them has images.')
@@ -86,7 +87,7 @@ def _choose_image(path: str, schema: Any, features: dict[str, Any], *, given: st
 
 
 def _find_leaves(field: Any, path: str) -> tuple[str, str]:
-  """Returns `leaf` and `path` of `Columns` for the image column. Raises UserError if its type is none of images."""
+  """Returns `leaf` and `path` of `Columns` for the image column. Raises UserError if the column has no images."""
   if _is_bytes(field.type):
     return field.name, ''
   if is_text(field.type):
@@ -99,12 +100,12 @@ def _find_leaves(field: Any, path: str) -> tuple[str, str]:
                   f'{field.name!r} of the type {field.type}. Set another column.')
 
 
-def _choose_label(path: str, schema: Any, features: dict[str, Any], *, given: str) -> tuple[str, str]:
-  """Returns the column with the labels and its type; both are '' if there is none. Raises as `choose_columns`."""
+def _choose_label(path: str, schema: Any, features: dict[str, Any], *, requested: str) -> tuple[str, str]:
+  """Returns the name and the type of the column with the labels; ('', '') = none. Raises as `choose_columns`."""
   by_name = [name for name in _LABEL_NAMES  # `_find_field` refuses a name of several columns
              if _has_column(schema, name, _is_label) or schema.names.count(name) > 1]
   by_feature = [name for name in schema.names if _class_names(features.get(name))]
-  label = given or (by_name[0] if by_name else
+  label = requested or (by_name[0] if by_name else
                     _pick_single(by_feature, setting='data.label_column', path=path, what='labels'))
   if not label:
     return '', ''
@@ -115,15 +116,15 @@ def _choose_label(path: str, schema: Any, features: dict[str, Any], *, given: st
   return label, str(column_type)
 
 
-def _choose_caption(path: str, schema: Any, *, given: str, label: str) -> str:
+def _choose_caption(path: str, schema: Any, *, requested: str, label: str) -> str:
   """Returns the column with the captions, which is not that with the labels; '' = none. Raises as `choose_columns`."""
-  if not given:
+  if not requested:
     return next((name for name in stored.NAMES if name != label and _has_column(schema, name, _is_caption)), '')
-  column_type = _find_field(schema, given, setting='data.caption_column', path=path).type
+  column_type = _find_field(schema, requested, setting='data.caption_column', path=path).type
   if not _is_caption(column_type):
-    raise UserError(f'data.caption_column: expected a column of texts, or of lists of them, in {path}, got {given!r} '
-                    f'of the type {column_type}. Set another column.')
-  return given
+    raise UserError(f'data.caption_column: expected a column of texts, or of lists of them, in {path}, got '
+                    f'{requested!r} of the type {column_type}. Set another column.')
+  return requested
 
 
 def check_columns(path: str, metadata: Any, columns: Columns) -> None:

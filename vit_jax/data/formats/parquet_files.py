@@ -71,7 +71,7 @@ class RowGroup(NamedTuple):
 
 def parse_footer(footer: bytes) -> Any:
   """Returns the metadata in a footer. Raises errors of pyarrow if they are damaged."""
-  return parquet.read_metadata(pa.BufferReader(_MAGIC + footer))  # pyarrow reads it as a file without columns
+  return parquet.read_metadata(pa.BufferReader(_MAGIC + footer))  # these bytes are a file without columns
 
 
 def read_metadata(path: str) -> Any:
@@ -153,31 +153,32 @@ class _OpenFile(io.RawIOBase):
     return content
 
 
-def _open_parquet(file: _OpenFile, metadata: Any, *, names: Sequence[str], groups: Sequence[int]) -> Any:
+def _open_parquet(file: _OpenFile, metadata: Any, *, names: Sequence[str], group_numbers: Sequence[int]) -> Any:
   """Returns a `pyarrow.parquet.ParquetFile` to read the columns `names` of the row groups with these numbers.
 
   Leaves of bytes and texts that the file stores with a dictionary are read as dictionary arrays. In these arrays, equal
   values share memory, so that a small file cannot need much memory.
   """
   dictionary_leaves = []
-  for number in range(metadata.num_columns):
-    leaf = metadata.schema.column(number)
+  for leaf_number in range(metadata.num_columns):
+    leaf = metadata.schema.column(leaf_number)
     is_read = any(f'{leaf.path}.'.startswith(f'{name}.') for name in names)  # `image.bytes` is in `image`
-    if is_read and leaf.physical_type == 'BYTE_ARRAY' and any(
-        metadata.row_group(group).column(number).has_dictionary_page for group in groups):
-      dictionary_leaves.append(leaf.path)
+    if is_read and leaf.physical_type == 'BYTE_ARRAY':
+      chunks = [metadata.row_group(group_number).column(leaf_number) for group_number in group_numbers]
+      if any(chunk.has_dictionary_page for chunk in chunks):
+        dictionary_leaves.append(leaf.path)
   return parquet.ParquetFile(pa.PythonFile(file, 'r'), metadata=metadata, pre_buffer=False,
                              page_checksum_verification=True, read_dictionary=dictionary_leaves)
 
 
-def read_column(span: Span, content: bytes, *, metadata: Any, group: int, leaf: str) -> Any:
+def read_column(span: Span, content: bytes, *, metadata: Any, group_number: int, leaf: str) -> Any:
   """Returns the values of a leaf in one row group, a `pyarrow.ChunkedArray`. Raises errors of pyarrow if it is damaged.
 
   Args:
     span: the span of the file with the bytes of the leaf in this row group.
     content: the bytes of the span.
     metadata: the metadata of the file.
-    group: the number of the row group in the file.
+    group_number: the number of the row group in the file.
     leaf: the path of the leaf, such as `image.bytes`.
   """
   def read_at(offset: int, size: int) -> bytes:
@@ -185,8 +186,8 @@ def read_column(span: Span, content: bytes, *, metadata: Any, group: int, leaf: 
     start = offset - span.offset
     return content[max(0, start):max(0, start + size)]
 
-  reader = _open_parquet(_OpenFile(_UNKNOWN_BYTES, read_at), metadata, names=[leaf], groups=[group])
-  return _take_leaf(reader.read_row_group(group, columns=[leaf], use_threads=False).column(0), leaf)
+  reader = _open_parquet(_OpenFile(_UNKNOWN_BYTES, read_at), metadata, names=[leaf], group_numbers=[group_number])
+  return _take_leaf(reader.read_row_group(group_number, columns=[leaf], use_threads=False).column(0), leaf)
 
 
 def _take_leaf(column: Any, leaf: str) -> Any:
@@ -210,7 +211,7 @@ def scan(path: str, ignored: Counts, *, columns: Columns) -> Iterator[tuple[Any,
   groups = _find_groups(path, metadata, leaf=columns.leaf, file_bytes=file_bytes)
 
   def read_at(offset: int, size: int) -> bytes:
-    """Returns bytes of the file. Raises errors of storage as such: for `_refuse_damage`, they would be damage."""
+    """Returns bytes of the file. Raises UserError or TemporaryError for errors of storage: they are no damage."""
     try:
       return storage.read(path, offset, size)
     except OSError as error:
@@ -219,14 +220,14 @@ def scan(path: str, ignored: Counts, *, columns: Columns) -> Iterator[tuple[Any,
   with _refuse_damage(path):
     names, labels = _read_names_and_labels(
         _OpenFile(file_bytes, read_at), metadata, path=path, groups=groups, columns=columns)
-  rows = ((number, group, row) for number, group in enumerate(groups) for row in range(group.num_rows))
-  for (number, group, row_in_group), name, label in zip(rows, names, labels, strict=True):
-    yield group.offset, group.size, group.decoded, number, row_in_group, name, footer, index.encode(label)
+  rows = ((group_number, group, row) for group_number, group in enumerate(groups) for row in range(group.num_rows))
+  for (group_number, group, row_in_group), name, label in zip(rows, names, labels, strict=True):
+    yield group.offset, group.size, group.decoded, group_number, row_in_group, name, footer, index.encode(label)
     footer = b''  # only the first row has the footer
 
 
 def _find_groups(path: str, metadata: Any, *, leaf: str, file_bytes: int) -> list[RowGroup]:
-  """Returns the row groups of a file, whose leaf `leaf` has the images. Raises UserError if one cannot be read."""
+  """Returns the row groups of a file, whose leaf `leaf` has the images. Raises UserError if a group is unreadable."""
   leaves = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
   groups = []
   for group in map(metadata.row_group, range(metadata.num_row_groups)):
@@ -259,9 +260,9 @@ def _read_names_and_labels(file: _OpenFile, metadata: Any, *, path: str, groups:
   labels: list[Labels] = []
   columns_read = [name for name in (columns.label, columns.path) if name]
   if columns_read:
-    reader = _open_parquet(file, metadata, names=columns_read, groups=range(len(groups)))
-    for number, group in enumerate(groups):  # one by one, as dictionaries of row groups may differ
-      table = reader.read_row_group(number, columns=columns_read, use_threads=False)
+    reader = _open_parquet(file, metadata, names=columns_read, group_numbers=range(len(groups)))
+    for group_number, group in enumerate(groups):  # one by one, as dictionaries of row groups may differ
+      table = reader.read_row_group(group_number, columns=columns_read, use_threads=False)
       if table.num_rows != group.num_rows:
         raise ValueError(f'{table.num_rows:,} rows in place of {group.num_rows:,}')
       if columns.path:

@@ -103,20 +103,20 @@ class RemoteRecords:
     finally:
       os.unlink(local_path)  # an open file without a name remains until it is closed, or the process ends
 
-  def span(self, number: int) -> storage.Span:
+  def span(self, record_number: int) -> storage.Span:
     """Returns the span of the chunk that contains a record."""
-    chunk = number
+    chunk = record_number
     if self._first_records is not None:
-      chunk = int(np.searchsorted(self._first_records, number, side='right')) - 1
+      chunk = int(np.searchsorted(self._first_records, record_number, side='right')) - 1
     start = int(self._offsets[chunk])
     return storage.Span(self._path, start, int(self._offsets[chunk + 1]) - start)
 
-  def decode(self, number: int, content: bytes) -> bytes:
+  def decode(self, record_number: int, content: bytes) -> bytes:
     """Returns a record, given the bytes of its `span`. Raises RuntimeError if it is damaged."""
     with self._lock:
       try:
-        os.pwrite(self._local_file, content, self.span(number).offset)
-        record: bytes = self._reader.read(number, number + 1)[0]
+        os.pwrite(self._local_file, content, self.span(record_number).offset)
+        record: bytes = self._reader.read(record_number, record_number + 1)[0]
       finally:
         os.ftruncate(self._local_file, 0)  # removes the bytes; the next line makes the file sparse
         os.ftruncate(self._local_file, self._num_bytes)

@@ -51,24 +51,24 @@ class Listed(NamedTuple):
   splits: Mapping[str, Files]
 
 
-def find(where: str, extension: str, *, kind: str, rules: Rules,
+def find(where: str, extension: str, *, prefix: str, rules: Rules,
          fits: Callable[[str], bool] | None = None) -> Listed:
   """Returns the files of a pattern or folder.
 
   Args:
     where: the pattern or folder.
     extension: the extension of the files in a folder, such as `.tar`.
-    kind: the kind of source for messages, such as `wds`.
+    prefix: the first part of `data.source`, for messages, such as `wds`.
     rules: whether links may lead out of the folder.
-    fits: maps the name of a file to whether it belongs to the dataset; None = if the name ends with the extension.
+    fits: returns whether a file belongs to the dataset, given its name; None = the name must end with the extension.
 
   Raises:
     UserError: no file exists, or a file that a range names is missing; a file is compressed or outside of the folder;
       or the split of a file is not clear.
     TemporaryError: object storage fails.
   """
-  source = f'{kind}:{where}'
-  path = user_files.locate(where, f'{kind}:PATH')
+  source = f'{prefix}:{where}'
+  path = user_files.locate(where, f'{prefix}:PATH')
   wildcard = _WILDCARD_START.search(path)
   start = path[:wildcard.start()] if wildcard else path
   try:
@@ -250,7 +250,7 @@ def _to_regex(pattern: str) -> str:
 
 
 def split_words(path: str) -> list[str]:
-  """Returns the names of splits in the name of a file; else those in the name of its nearest folder that has some."""
+  """Returns the names of splits in the name of a file; if it has none, those in the name of the nearest folder."""
   for part in reversed(path.split('/')):
     if words := [word for word in re.findall('[a-z]+', part.lower()) if word in splits.NAMES]:
       return words
@@ -258,7 +258,7 @@ def split_words(path: str) -> list[str]:
 
 
 def _group_by_word(root: str, files: Sequence[str], *, source: str) -> dict[str, list[str]]:
-  """Returns files by the split that their paths below `root` name, or all by ''. Raises UserError if it is unclear."""
+  """Returns files by the split that their paths below `root` name, or all by ''. Raises UserError if it is unknown."""
   paths_by_split: dict[str, list[str]] = {}
   for file in files:
     words = sorted(set(split_words(os.path.relpath(file, root))))

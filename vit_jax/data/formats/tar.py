@@ -46,7 +46,7 @@ from vit_jax.data.user_files import Rules
 EXTENSIONS = frozenset(extension[1:].encode() for form in headers.FORMATS.values() for extension in form.extensions)
 """Extensions of members that are images."""
 _INFO_NAMES = ('_info.json', 'info.json')
-# Columns of the index: the span of the image, its name, the span of the captions (size -1 = none), and the labels.
+# Columns of the index: span and name of the image, span of the captions (caption_size -1 = no captions), and labels.
 _INDEX_TYPES = {'offset': 'int64', 'size': 'uint32', 'name': index.BYTES, 'caption_offset': 'int64',
                 'caption_size': 'int64', index.LABEL: index.BYTES}
 _BLOCK_BYTES = 512  # of a header; the data of a member are padded to a multiple of 512 bytes
@@ -212,7 +212,7 @@ def find(where: str, rules: Rules) -> Listed:
     listed = _read_info(info_path, path, rules, exists) if exists(info_path) else None
     if listed:
       return listed
-  return shards.find(where, '.tar', kind='wds', rules=rules)
+  return shards.find(where, '.tar', prefix='wds', rules=rules)
 
 
 def _read_info(info_path: str, folder: str, rules: Rules, exists: Callable[[str], bool]) -> Listed | None:
@@ -246,7 +246,7 @@ def _read_info(info_path: str, folder: str, rules: Rules, exists: Callable[[str]
 
 
 def _read_first_members(path: str) -> dict[str, tuple[str, bytes]]:
-  """Returns the first member of each extension by extension: its name, and its content if it is small, else b''."""
+  """Returns the first member by extension: the name of the member, and its content, or b'' if it is large."""
   member_by_extension = dict[str, tuple[str, bytes]]()
   with _open_archive(path) as window:
     for member in itertools.islice(_members(path, window, Counts()), _MAX_DESCRIBED_MEMBERS):
@@ -407,7 +407,7 @@ def _members(path: str, window: Window, ignored: Counts) -> Iterator[Member]:
         raise _damaged(path, window, offset, 'one that is damaged')
       if member_type in _COUNTED_TYPES:
         ignored[_COUNTED_TYPES[member_type]] += 1
-        size = 0  # a link has no data, whatever its size is
+        size = 0  # a link has no data, whatever size its header has
       elif member_type in _FILE_TYPES and not name.endswith(b'/'):  # else a folder or an unknown type
         if not window.holds(start + size):
           raise _damaged(path, window, offset, 'one that is truncated')

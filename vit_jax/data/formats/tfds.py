@@ -45,11 +45,11 @@ _CONTENT_KEYS = ('featuresDict', 'sequence', 'dataset', 'classLabel')  # keys of
 class Feature(NamedTuple):
   """A feature of a record, such as `objects/label`.
 
-  kind: the name of the Python class of the feature in TFDS, such as `ClassLabel`.
+  python_class: the name of the class of the feature in TFDS, such as `ClassLabel`.
   several: whether a record has a list of values of the feature.
   num_classes: the number of classes; 0 if the feature is no class.
   """
-  kind: str
+  python_class: str
   several: bool = False
   num_classes: int = 0
 
@@ -79,20 +79,20 @@ class Dataset(NamedTuple):
   def images(self) -> list[str]:
     """The features that are images."""
     return [path for path, feature in self.features.items()
-            if feature.kind in _IMAGES and not feature.several and '/' not in path]
+            if feature.python_class in _IMAGES and not feature.several and '/' not in path]
 
   @property
   def texts(self) -> list[str]:
     """The features that are texts."""
-    return [path for path, feature in self.features.items() if feature.kind == _TEXT]
+    return [path for path, feature in self.features.items() if feature.python_class == _TEXT]
 
   @property
   def labels(self) -> dict[str, Feature]:
     """The features that are classes."""
-    return {path: feature for path, feature in self.features.items() if feature.kind == _CLASS}
+    return {path: feature for path, feature in self.features.items() if feature.python_class == _CLASS}
 
   def class_names(self, path: str, rules: Rules) -> tuple[str, ...]:
-    """Returns the names of the classes of a feature; numbers if no file has them. Raises UserError if it is damaged."""
+    """Returns the names of the classes of a feature; numbers if no file has names. Raises UserError for a bad file."""
     num_classes = self.features[path].num_classes
     num_images = sum(sum(split.counts) for split in self.splits.values())
     max_classes = max(classes.MOST_CLASSES, num_images)
@@ -307,24 +307,25 @@ def _flatten_features(node: Field, path: str = '', several: bool = False) -> Ite
   """
   content: Field | None
   if 'content' in node:
-    kind, content = node.field('type').text(), node.field('content')
+    python_class, content = node.field('type').text(), node.field('content')
     if isinstance(content.value, str):
       content = documents.field(content.value, content.where, expected='JSON', advice=_AGAIN)
   else:
-    kind = node.field('pythonClassName').text()
+    python_class = node.field('pythonClassName').text()
     content = next((node.field(key) for key in _CONTENT_KEYS if key in node), None)
-  kind = kind.rpartition('.')[2]
+  python_class = python_class.rpartition('.')[2]
   if content is None:
-    yield path, Feature(kind, several)
-  elif kind == _DICT:
+    yield path, Feature(python_class, several)
+  elif python_class == _DICT:
     for key, child in (content.optional('features') or content).fields():
       yield from _flatten_features(child, f'{path}/{key}'.lstrip('/'), several)
-  elif kind in _LISTS:
+  elif python_class in _LISTS:
     if not several:  # a sequence in a sequence is stored as a ragged array, which is not read
       yield from _flatten_features(content.field('feature'), path, True)
   else:
-    num_classes = next((content.field(key) for key in ('numClasses', 'num_classes') if key in content), None)
-    yield path, Feature(kind, several, 0 if num_classes is None or num_classes.value is None else _whole(num_classes))
+    count = next((content.field(key) for key in ('numClasses', 'num_classes') if key in content), None)
+    num_classes = 0 if count is None or count.value is None else _whole(count)
+    yield path, Feature(python_class, several, num_classes)
 
 
 def _whole(field: Field) -> int:
@@ -334,32 +335,32 @@ def _whole(field: Field) -> int:
   return field.whole(0)
 
 
-def _choose_captions(dataset: Dataset, given: str) -> str:
-  """Returns the feature with captions: `given`, which the settings name, else one with a usual name; '' = none."""
-  if given and given not in dataset.texts:
+def _choose_captions(dataset: Dataset, requested: str) -> str:
+  """Returns the feature with captions: `requested`, which the settings name, else one with a usual name; '' = none."""
+  if requested and requested not in dataset.texts:
     raise UserError(f'data.caption_column: expected a feature of {dataset.folder} with texts '
-                    f'({", ".join(dataset.texts) or "none"}), got {given!r}. Set one of these.')
+                    f'({", ".join(dataset.texts) or "none"}), got {requested!r}. Set one of these.')
   usual = [*stored.NAMES, *(f'{name}/text' for name in stored.NAMES)]
-  return given or next((name for name in usual if name in dataset.texts), '')
+  return requested or next((name for name in usual if name in dataset.texts), '')
 
 
-def _choose_columns(dataset: Dataset, given: str, rules: Rules, *, has_captions: bool) -> Columns:
+def _choose_columns(dataset: Dataset, requested: str, rules: Rules, *, has_captions: bool) -> Columns:
   """Returns the features with image and classes. If there are captions, there may be no classes.
 
-  `given` is the feature with classes that the settings name. If it is '', a feature with one class for an image is
+  `requested` is the feature with classes that the settings name. If it is '', a feature with one class for an image is
   preferred to a list of classes, and a list to a feature inside another one. Raises UserError if the choice is unclear.
   """
   folder, labels = dataset.folder, dataset.labels
   image = _pick(dataset.images, 'image', folder)
-  if given and given not in labels:
+  if requested and requested not in labels:
     raise UserError(f'data.label_column: expected a feature of {folder} with classes '
-                    f'({", ".join(sorted(labels)) or "none"}), got {given!r}. Set one of these.')
-  if has_captions and not given and not {'label', 'labels'} & set(labels):
+                    f'({", ".join(sorted(labels)) or "none"}), got {requested!r}. Set one of these.')
+  if has_captions and not requested and not {'label', 'labels'} & set(labels):
     return Columns(image, '', UNLABELED)
   single = [path for path, feature in labels.items() if not feature.several and '/' not in path]
   lists = [path for path, feature in labels.items() if feature.several and '/' not in path]
-  if given:
-    path = given
+  if requested:
+    path = requested
   elif single or not labels:
     path = _pick(single, 'label', folder)
   else:

@@ -23,7 +23,7 @@ IN_EXTRA = ('tensorflow',)
 def build_in_process(name: str, *, data_dir: str) -> None:
   """Prepares the dataset NAME[/CONFIG][:VERSION] below `data_dir`, in another process, which prints its errors.
 
-  Raises TemporaryError if the process failed because of the network or the storage, and UserError if it failed else.
+  Raises TemporaryError if the process failed because of the network or the storage, else UserError if it failed.
   """
   command = [sys.executable, '-m', 'vit_jax.data.formats.tfds_build', name, data_dir]
   status = subprocess.run(command, check=False).returncode

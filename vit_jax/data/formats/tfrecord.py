@@ -109,10 +109,10 @@ class TfRecordSource(IndexedSource):
     """
     type_by_name = _read_feature_types(paths)
 
-    def choose_feature(setting: str, expected: str, given: str, usual: Sequence[str], *, allowed: Sequence[str],
+    def choose_feature(setting: str, expected: str, requested: str, usual: Sequence[str], *, allowed: Sequence[str],
                        is_required: bool = False) -> str:  # a feature of an `allowed` type
-      name = given or next((name for name in usual if type_by_name.get(name) in allowed), '')
-      if (is_required and not name) or (given and type_by_name.get(given) not in allowed):
+      name = requested or next((name for name in usual if type_by_name.get(name) in allowed), '')
+      if (is_required and not name) or (requested and type_by_name.get(requested) not in allowed):
         raise UserError(f'data.{setting}: expected {expected}, got {documents.describe(name) if name else "none"}. '
                         f'The first records of {paths[0]} have {_describe_features(type_by_name)}. Set --config.data.'
                         f'{setting} to one of them.')
@@ -162,7 +162,7 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
   `order` lists the classes of a run that resumes. Raises UserError if there are no such files.
   """
   del image_px
-  listed = shards.find(where, '.tfrecord, .tfrecords, .tfrec or -00000-of-00001', kind='tfrecord',
+  listed = shards.find(where, '.tfrecord, .tfrecords, .tfrec or -00000-of-00001', prefix='tfrecord',
                        rules=Rules.of(data), fits=lambda name: bool(_FILE_NAME.search(name)))
   return indexed.opener(TfRecordSource, listed, data, name=f'tfrecord:{where}', order=order)
 
@@ -193,16 +193,16 @@ class TfRecords:
   def __len__(self) -> int:
     return len(self._index)
 
-  def path(self, number: int) -> str:
+  def path(self, record_number: int) -> str:
     """Returns the file of a record."""
-    return self._paths[int(self._index['file'][number])]
+    return self._paths[int(self._index['file'][record_number])]
 
-  def __getitem__(self, number: int) -> bytes:
+  def __getitem__(self, record_number: int) -> bytes:
     """Returns a record. Raises BadRecord if it is damaged or lost, and OSError if its file cannot be read."""
-    path, offset = self.path(number), int(self._index['offset'][number])
+    path, offset = self.path(record_number), int(self._index['offset'][record_number])
     if offset == _LOST:
       raise BadRecord(f'the record is lost: {path} is damaged before it, or truncated')
-    return _read_record(Span(path, offset, int(self._index['size'][number]) + _FOOTER_BYTES))
+    return _read_record(Span(path, offset, int(self._index['size'][record_number]) + _FOOTER_BYTES))
 
   def __getstate__(self) -> dict[str, Any]:
     return {name: value for name, value in self.__dict__.items() if name != '_index'}
@@ -223,7 +223,7 @@ def _read_record(span: Span) -> bytes:
 
 
 def _check_record(span: Span, content: bytes) -> bytes:
-  """Returns the record in the bytes of a span, before its checksum. Raises BadRecord if they do not match."""
+  """Returns the record in the bytes of a span. Raises BadRecord if the record and its checksum do not match."""
   record = content[:span.size - _FOOTER_BYTES]
   if len(content) < span.size or mask(record) != content[len(record):]:
     raise BadRecord(f'the record at byte {span.offset:,} of {span.path} does not match its checksum')
@@ -286,7 +286,7 @@ def scan_counted(path: str, ignored: Counts, *, counts: Mapping[str, int]) -> It
 
 
 def _read_feature_types(paths: Sequence[str]) -> dict[str, str]:
-  """Returns the type by feature of the first records: `bytes`, `int64` or `float`; '' if it has no values there."""
+  """Returns the type of each feature of the first records by name: `bytes`, `int64` or `float`; '' = has no values."""
   type_by_name: dict[str, str] = {}
   try:
     records = itertools.chain.from_iterable(map(_read_records, paths))

@@ -66,7 +66,7 @@ class Texts:
     Args:
       example: the arrays that the transform returns.
       index: the row of the example in the source.
-      position: its place in the order of training; `position // len(source)` is the epoch, for which a text is drawn.
+      position: the place of the example in the order of training; `position // len(source)` is the epoch of the draw.
     """
     texts = self.read_texts(index, int(example['label']))
     text = texts[draw(self.seed, len(texts), index, position // len(self.source))]
@@ -86,7 +86,7 @@ class Texts:
 def open_texts(source: Source, text: schema.Text, *, prompts: str, names: str, seed: int) -> Texts:
   """Returns the texts of a source: filled templates, captions, or the ids of captions in a prepared dataset.
 
-  Raises UserError if the source has no captions or classes, no tokenizer is set, or captions have ids of another one.
+  Raises UserError if the source has no captions or classes, or the tokenizer is missing or not that of stored ids.
 
   Args:
     source: the source of the images.
@@ -106,7 +106,7 @@ def open_texts(source: Source, text: schema.Text, *, prompts: str, names: str, s
   if text.tokens is not Tokens.BYTES and not text.tokenizer:
     raise UserError('objective.text.tokenizer: expected the file of a tokenizer, got none. Set it, or '
                     'objective.text.tokens=bytes, which needs none.')
-  opened = tokenizer.open_given(text.tokens.value, text.tokenizer, length=text.length, source='objective.text')
+  opened = tokenizer.open_tokenizer(text.tokens.value, text.tokenizer, length=text.length, source='objective.text')
   opened.check(text.vocabulary, 'objective.text.vocabulary')
   read_texts: Callable[[int, int], Sequence[str]]
   if prompts:

@@ -65,7 +65,7 @@ def write(tokenizer: Tokenizer, rule: TextRule, path: pathlib.Path, *, samples: 
 
 
 def _convert_unigrams(package: Any, path: pathlib.Path) -> Any:
-  """Converts a SentencePiece file to a `tokenizers.Tokenizer`. Raises UserError if its model is none of unigrams."""
+  """Converts a SentencePiece file to a `tokenizers.Tokenizer`. Raises UserError if the model has no unigrams."""
   model = extras.load('sentencepiece.sentencepiece_model_pb2', 'text', '--texts').ModelProto()
   model.ParseFromString(path.read_bytes())
   trainer, normalizer, normalizers = model.trainer_spec, model.normalizer_spec, package.normalizers

@@ -2,7 +2,7 @@
 
 A caller gets templates from `find_templates` and names from `class_names`, then the prompts of each class from `build`.
 `simplify` is also called for other texts, such as captions. If a user names classes in place of those of a dataset, a
-command line passes them to `given_names`, and `inspect/zeroshot.py` checks them with `check_names`.
+command line passes them to `resolve_names`, and `inspect/zeroshot.py` checks them with `check_names`.
 
 The templates (`templates.json`) and the names of the classes of ImageNet-1k (`clip_imagenet_names.txt`) belong to the
 protocol of CLIP (arXiv 2103.00020, section 3.1.4) in the form that big_vision evaluates SigLIP with. Both files name
@@ -101,7 +101,7 @@ def class_names(dataset_names: Sequence[str], choice: str, *, setting: str) -> t
   return names
 
 
-def given_names(names: Sequence[str], *, setting: str) -> tuple[str, ...]:
+def resolve_names(names: Sequence[str], *, setting: str) -> tuple[str, ...]:
   """Returns the names of classes that the `names` of a command line stand for.
 
   Several names are returned as they are. A single name may be `clip_imagenet`, or the path of a file with one name per

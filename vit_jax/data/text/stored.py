@@ -35,7 +35,7 @@ CAPTIONS, IDS, ENDS = 'captions', 'tokens', 'token_ends'
 def texts(values: Iterable[Any], where: str) -> tuple[str, ...]:
   """Returns the captions of an image that are not empty. `values` are texts, or bytes in UTF-8; None is skipped.
 
-  Raises BadImage, which names `where`, if a caption is not UTF-8 or not a text, or the captions are too large together.
+  Raises BadImage, which names `where`, if a caption is not UTF-8 or not a text, or all captions exceed `MAX_BYTES`.
   """
   captions, num_bytes = [], 0
   for value in values:
@@ -106,7 +106,7 @@ class Encoder:
 
 def open_encoder(tokens: Tokens, file: str, rule: TextRule) -> Encoder:
   """Opens the tokenizer in `file`, '' for bytes, to encode captions. Raises UserError if the file cannot be read."""
-  opened = tokenizer.open_given(tokens.value, file, length=schema.Text().length, source='--tokens')
+  opened = tokenizer.open_tokenizer(tokens.value, file, length=schema.Text().length, source='--tokens')
   start, end, pad = opened.special
   return Encoder(opened, Encoding(tokens, prompts.rule_of(tokens.value, rule), tokenizer.file_digest(opened.path),
                                   start, end, pad))
@@ -115,7 +115,7 @@ def open_encoder(tokens: Tokens, file: str, rule: TextRule) -> Encoder:
 def check(encoding: Encoding, text: schema.Text, where: str) -> None:
   """Raises UserError if a run encodes texts differently from how the captions of the dataset at `where` were encoded.
 
-  The family, the rule, and if it is set the tokenizer file must be the same; the vocabulary must have all special ids.
+  The family, the rule and the tokenizer file, if it is set, must be equal. The vocabulary must have all special ids.
   """
   rule = prompts.rule_of(text.tokens.value, text.text_rule)
   for name, expected, value in (('tokens', encoding.tokens, text.tokens), ('text_rule', encoding.rule, rule)):
@@ -123,7 +123,7 @@ def check(encoding: Encoding, text: schema.Text, where: str) -> None:
       raise UserError(f'objective.text.{name}: expected {expected.value}, with which the captions of {where} were '
                       f'encoded, got {value.value}. Set it, or prepare the dataset again.')
   if text.tokenizer:
-    path = tokenizer.find(pathlib.Path(), text.tokens.value, given=text.tokenizer, source='objective.text')
+    path = tokenizer.find(pathlib.Path(), text.tokens.value, requested=text.tokenizer, source='objective.text')
     if (digest := tokenizer.file_digest(path)) != encoding.tokenizer:
       raise UserError(f'objective.text.tokenizer: expected the file with the SHA-256 {encoding.tokenizer}…, with which '
                       f'the captions of {where} were encoded, got {path} with {digest}…. Set the same file, or prepare '

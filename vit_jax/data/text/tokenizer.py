@@ -1,9 +1,9 @@
 """Tokenizers from the files that models are published with: texts become ids of a fixed length.
 
 `weights/text.py` calls `find` for the file beside weights, then makes a `Tokenizer`; `captions.py` and `stored.py` call
-`open_given`. A file is read by `tokenizers` (`tokenizer.json`; `vocab.json` with `merges.txt`) or by `sentencepiece`
-(`*.model`), the packages of the extra `text`. Only some files add the special tokens of their family, so a tokenizer
-returns plain ids, those of the text alone, and this module adds the special tokens:
+`open_tokenizer`. The packages of the extra `text` read a file: `tokenizers` (`tokenizer.json`; `vocab.json` with
+`merges.txt`) or `sentencepiece` (`*.model`). Only some files add the special tokens of their family. Therefore only
+plain ids, those of the text alone, are taken from the packages, and this module adds the special tokens:
 
   CLIP      start, text, end; padded with the end; a long text is cut before the end
   SigLIP    text, end; padded with the end, or with `<pad>` if the vocabulary is Gemma's (SigLIP 2)
@@ -125,9 +125,9 @@ def file_digest(path: pathlib.Path | None) -> str:
   return hashlib.sha256(path.read_bytes() if path else b'').hexdigest()[:16]
 
 
-def open_given(family: str, file: str, *, length: int, source: str) -> Tokenizer:
+def open_tokenizer(family: str, file: str, *, length: int, source: str) -> Tokenizer:
   """Opens the tokenizer of a family in a file that a user names; '' for `BYTES`. Raises as `find` and `Tokenizer`."""
-  path = None if family == BYTES else find(pathlib.Path(), family, given=file, source=source)
+  path = None if family == BYTES else find(pathlib.Path(), family, requested=file, source=source)
   return Tokenizer(path, family=family, length=length)
 
 
@@ -155,23 +155,23 @@ def add_special_tokens(plain_ids: Sequence[Sequence[int]], *, family: str, lengt
   return EncodedTexts(all_ids, mask)
 
 
-def find(folder: pathlib.Path, family: str, *, given: str = '', source: str) -> pathlib.Path:
+def find(folder: pathlib.Path, family: str, *, requested: str = '', source: str) -> pathlib.Path:
   """Returns the path of the tokenizer file of a family. Raises UserError if there is no such file.
 
   Args:
-    folder: the folder of the weights, in which the file is searched if `given` is ''.
+    folder: the folder of the weights, in which the file is searched if `requested` is ''.
     family: one of `FAMILIES` except `BYTES`.
-    given: the path of the file or of its folder that a user names; '' = none.
+    requested: the path of the file or of its folder that a user names; '' = none.
     source: the name of the weights or of the setting, for messages.
   """
-  if given:
-    path = pathlib.Path(os.path.expanduser(given))
+  if requested:
+    path = pathlib.Path(os.path.expanduser(requested))
     if path.is_dir():
       file_names = [name for name in FILES[family] if (path / name).is_file()]
       path = path / (file_names[0] if file_names else FILES[family][0])
     if not path.is_file():
-      raise UserError(f'tokenizer: expected the tokenizer file of {source}, got {given}, which does not exist. Check '
-                      'the path.')
+      raise UserError(f'tokenizer: expected the tokenizer file of {source}, got {requested}, which does not exist. '
+                      'Check the path.')
     return path
   for name in FILES[family]:
     if (folder / name).is_file():
