@@ -331,8 +331,9 @@ def _examples(path: str, window: Window, columns: Columns, ignored: Counts) -> I
     if len(key) == len(member.name) or (member.name.startswith(b'__') and member.name.endswith(b'__')):
       ignored['members without an extension'] += 1
       continue
-    if key != example.key or extension in example.extensions:
-      ignored['members of the same name as the one before'] += key == example.key
+    if key != example.key or extension in example.extensions:  # the next example begins
+      if key == example.key:
+        ignored['members of the same name as the one before'] += 1
       yield from _with_image(example, ignored)
       example = Example(key)
     example.extensions.add(extension)
@@ -360,7 +361,7 @@ def _with_image(example: Example, ignored: Counts) -> Iterator[Example]:
 def _read_label(window: Window, member: Member, field: str) -> Labels:
   """Returns the label in a member, or a tuple of labels for a list; None if the label is missing or damaged.
 
-  `field` is the path of the field of JSON with the label, '' if the member is a whole number.
+  `field` is the path of the JSON field with the label, such as `label` or `info/label`; '' = the member is a number.
   """
   is_small = member.size <= (_MAX_JSON_BYTES if field else _MAX_LABEL_BYTES)
   content = window.read(member.offset, member.size) if is_small else b''
@@ -372,7 +373,7 @@ def _read_label(window: Window, member: Member, field: str) -> Labels:
     return None
   for part in field.split('/'):
     value = value.get(part) if isinstance(value, dict) else None
-  if isinstance(value, list):
+  if isinstance(value, list):  # each label of the list is returned once
     return tuple(dict.fromkeys(value)) if all(map(_is_label, value)) else None
   return value if _is_label(value) else None
 
@@ -382,7 +383,7 @@ def _is_label(value: object) -> bool:
 
 
 def _members(path: str, window: Window, ignored: Counts) -> Iterator[Member]:
-  """Yields the ordinary files of an archive; counts others in `ignored`. Raises UserError if the archive is damaged."""
+  """Yields the ordinary files of an archive; counts links and devices in `ignored`. Raises UserError for damage."""
   offset = 0  # of the next header
   extended = dict[str, bytes]()  # fields of extended headers, which are for the next member
   while (header := window.read(offset, _BLOCK_BYTES)) != _END:

@@ -204,7 +204,7 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
   folder, rules = find(where, data_dir=data.data_dir), Rules.of(data)
 
   @functools.cache
-  def open_named(split: str) -> Source:
+  def open_split(split: str) -> Source:
     dataset = read(folder, rules)
     caption_column = _choose_captions(dataset, data.caption_column)
     columns = _choose_columns(dataset, data.label_column, rules, has_captions=bool(caption_column))
@@ -213,7 +213,7 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
     if not source.most_labels:
       _check_labels(source)
     return source
-  return open_named
+  return open_split
 
 
 def data_folder(data_dir: str) -> str:
@@ -252,10 +252,10 @@ def _list_versions(folder: str) -> list[str]:
 
 def read(folder: str, rules: Rules = OWN) -> Dataset:
   """Returns the description of the dataset in a folder. Raises UserError if it is damaged, or a link leads outside."""
-  for name in (INFO, FEATURES):
-    user_files.check_inside(os.path.join(folder, name), folder, rules)
-  info, features = (documents.read(os.path.join(folder, name), expected='the description of a dataset', advice=_AGAIN)
-                    for name in (INFO, FEATURES))
+  paths = [os.path.join(folder, file_name) for file_name in (INFO, FEATURES)]
+  for path in paths:
+    user_files.check_inside(path, folder, rules)
+  info, features = (documents.read(path, expected='the description of a dataset', advice=_AGAIN) for path in paths)
   name, config, version = (info.field(key, default='').text() for key in ('name', 'configName', 'version'))
   file_format = info.field('fileFormat', default='tfrecord').text()
   for document in (info, features):

@@ -109,23 +109,24 @@ class TfRecordSource(IndexedSource):
     """
     type_by_name = _read_feature_types(paths)
 
-    def choose_feature(setting: str, expected: str, requested: str, usual: Sequence[str], *, allowed: Sequence[str],
-                       is_required: bool = False) -> str:  # a feature of an `allowed` type
-      name = requested or next((name for name in usual if type_by_name.get(name) in allowed), '')
-      if (is_required and not name) or (requested and type_by_name.get(requested) not in allowed):
+    def choose_feature(setting: str, expected: str, requested: str, usual: Sequence[str], *, types: Sequence[str],
+                       is_required: bool = False) -> str:
+      """Returns the feature that the setting requests, else the first usual one of a type in `types`, else ''."""
+      name = requested or next((feature for feature in usual if type_by_name.get(feature) in types), '')
+      if (is_required and not name) or (requested and type_by_name.get(requested) not in types):
         raise UserError(f'data.{setting}: expected {expected}, got {documents.describe(name) if name else "none"}. '
                         f'The first records of {paths[0]} have {_describe_features(type_by_name)}. Set --config.data.'
                         f'{setting} to one of them.')
       return name
     image = choose_feature('image_column', f'a feature with encoded images, such as {IMAGES[0]}', data.image_column,
-                           IMAGES, allowed=('bytes',), is_required=True)
+                           IMAGES, types=('bytes',), is_required=True)
     label = choose_feature('label_column', f'a feature with numbers or names of classes, such as {LABELS[0]}',
-                           data.label_column, LABELS, allowed=('bytes', 'int64', ''))
+                           data.label_column, LABELS, types=('bytes', 'int64', ''))
     if not label:
       warn_once(f'{paths[0]} has no feature {" or ".join(LABELS)}: its images have no labels, and get the class '
                 f'{UNLABELED[0]!r}. {TfRecordSource.contents(paths)}')
     caption = choose_feature('caption_column', 'a feature with captions', data.caption_column, CAPTIONS,
-                             allowed=('bytes',))
+                             types=('bytes',))
     return Columns(image, label, caption)
 
   def identity(self) -> Iterator[HostArray]:
@@ -157,7 +158,7 @@ class TfRecordSource(IndexedSource):
 
 def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
            order: Sequence[str] = ()) -> Callable[[str], Source]:
-  """Returns the function that opens a split of TFRecord files, given its name.
+  """Returns the function that opens a split of TFRecord files, given the name of the split.
 
   `order` lists the classes of a run that resumes. Raises UserError if there are no such files.
   """
