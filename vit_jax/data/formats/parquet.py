@@ -129,8 +129,7 @@ class ParquetSource(IndexedSource):
 
   def captions(self, row: int) -> tuple[str, ...]:
     """Returns the texts of an image that are not empty. Raises BadImage if its row group is damaged."""
-    name = self.caption_column
-    if not name:
+    if not (name := self.caption_column):
       return ()
     metadata = self._metadata(row)
     leaves = [metadata.schema.column(number).path for number in range(metadata.num_columns)]

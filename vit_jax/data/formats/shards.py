@@ -69,8 +69,7 @@ def find(where: str, extension: str, *, prefix: str, rules: Rules,
   """
   source = f'{prefix}:{where}'
   path = user_files.locate(where, f'{prefix}:PATH')
-  wildcard = _WILDCARD_START.search(path)
-  start = path[:wildcard.start()] if wildcard else path
+  start = _WILDCARD_START.split(path, maxsplit=1)[0]  # the path up to its first wildcard
   try:
     files = _list_bucket(path, start) if storage.is_address(path) else _LocalFiles()
   except OSError as error:
@@ -120,8 +119,8 @@ def _find_by_pattern(pattern: str, files: _LocalFiles, root: str, *, source: str
 
 def folder_of(path: str) -> str:
   """Returns the folder of a pattern, such as `a/b` of `a/b/*/c`; a path without braces and wildcards is not changed."""
-  wildcard = _WILDCARD_START.search(path)
-  return os.path.dirname(path[:wildcard.start()]) if wildcard else path
+  start = _WILDCARD_START.split(path, maxsplit=1)[0]
+  return path if start == path else os.path.dirname(start)
 
 
 def expand(pattern: str) -> list[str]:
