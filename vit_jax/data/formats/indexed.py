@@ -294,8 +294,8 @@ def number_labels(data: schema.Data, folder: str, labels: SplitLabels, read_defi
                     'correct the labels.')
   num = data.num_classes or defining.largest - offset + 1
   _check_numbers(defining, labels, num, offset, is_declared=bool(data.num_classes), where=where)
-  if not 0 < num <= classes.MOST_CLASSES:
-    raise UserError(f'data.num_classes: expected 1 to {classes.MOST_CLASSES:,} for {where}, got {max(0, num):,}. Set '
+  if not 0 < num <= classes.MAX_CLASSES:
+    raise UserError(f'data.num_classes: expected 1 to {classes.MAX_CLASSES:,} for {where}, got {max(0, num):,}. Set '
                     'it, or data.classes to a file with the names of the classes.')
   return Classes(tuple(map(str, range(num))), {}, offset)
 

@@ -94,7 +94,7 @@ class Dataset(NamedTuple):
   def class_names(self, path: str, rules: Rules) -> tuple[str, ...]:
     """Returns the names of the classes of a feature; numbers if there are no names. Raises UserError if damaged."""
     num, num_images = self.features[path].num_classes, sum(sum(split.counts) for split in self.splits.values())
-    most = max(classes.MOST_CLASSES, num_images)
+    most = max(classes.MAX_CLASSES, num_images)
     if num > most:
       raise UserError(f'{self.folder}: expected at most {most:,} classes for {num_images:,} images, got {num:,} of '
                       f'{path}. {_AGAIN}')
