@@ -40,10 +40,7 @@ def mix(batch: Batch, key: Key, *, recipe: schema.Recipe, num_classes: int) -> B
 
 
 def draw(key: Key, size: tuple[int, ...], recipe: schema.Recipe) -> Array:
-  """Returns lambda of one group, the weight of a row's own pixels, for images of `size` (H, W).
-
-  Returns `[] f32` if the recipe mixes every batch by mixup alone, else `[H, W] f32`.
-  """
+  """Returns lambda of one group, the weight of a row's own pixels: `[] f32` if mixup is always used, else `[H, W]`."""
   if recipe.mix_probability == 1 and not recipe.cutmix:
     return jax.random.beta(key, recipe.mixup, recipe.mixup, dtype=jnp.float32)
   mixup_key, cutmix_key, share_key, is_mixed_key = jax.random.split(key, 4)

@@ -4,15 +4,13 @@
 `prepare_eval`. Both functions get the batches of `loader.py`. This module does not depend on networks or losses.
 
 Random erasing (Zhong et al., arXiv 1708.04896) follows timm's `pixel` mode: after normalization, a rectangle of each
-chosen image becomes normal noise, drawn for each value. The area of the rectangle is uniform, and its aspect ratio
-height / width is log-uniform. The first of ten such draws that fits inside the image is taken; if none fits, the image
-stays as it is.
+chosen image becomes normal noise, drawn for each value. The area of the rectangle is uniform, and the aspect ratio
+height / width is log-uniform. The first of ten draws that fits inside the image is taken; else the image stays.
 
 Geometry (flip, shift, rotation, scale and shear, with the settings of `image/geometry.py`) is applied here to images
 that are held in memory. Gathering pixels on the device suits small images, for which the host would be the bottleneck.
 
-All random numbers depend only on a JAX key for the global batch and on the row, so the result does not depend on the
-mesh.
+All random numbers depend only on a key for the global batch and on the row, so the result does not depend on the mesh.
 """
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ from vit_jax.core.types import Array, Batch, Key, NativeImages
 from vit_jax.data.device import mix, token_targets
 from vit_jax.data.image.geometry import inverse_affine
 
-TRIES = 10  # draws of the rectangle to erase, as in timm
+TRIES = 10  # T, the draws of the rectangle to erase, as in timm
 
 
 def prepare_train(recipe: schema.Recipe, *, num_classes: int, on_device_geometry: bool, soft_labels: bool = False,
@@ -104,10 +102,7 @@ def erase(batch: Batch, key: Key, *, settings: schema.Erase) -> Batch:
 
 
 def draw_boxes(key: Key, shape: tuple[int, ...], *, settings: schema.Erase) -> Array:
-  """Returns the rectangle of each image of `shape` (B, H, W, 3), all 0 if no draw fits: `[B, 4] i32`.
-
-  The numbers are top, left, height and width in px. Letter of an axis, in this function: T draws.
-  """
+  """Returns `[B, 4] i32`: top, left, height and width, px, for images of `shape` (B, H, W, 3); 0 px if no draw fits."""
   num_images, height, width, _ = shape
   unit_TB4 = jax.random.uniform(key, (TRIES, num_images, 4), jnp.float32)
   area_TB = (settings.area[0] + unit_TB4[..., 0] * (settings.area[1] - settings.area[0])) * height * width

@@ -50,15 +50,12 @@ _MAX_CHARS_SHOWN = 160  # of the error of the reader, in a message
 class ArrayRecords:
   """The records of several ArrayRecord files, numbered from 0 in the order of the files.
 
-  Pickles to few bytes; safe for threads. The format has a checksum of every record, which the reader compares. A file
-  is opened when a record of it is first read, and stays in the pool of open files.
+  Pickles to few bytes; safe for threads. The format has a checksum of every record, which the reader compares.
   """
 
   def __init__(self, paths: Sequence[str], counts: Sequence[int], sizes: Sequence[int] = ()) -> None:
     """Takes for each file the absolute path or address, the number of records, and for an address the size in bytes."""
-    self._paths = tuple(paths)
-    self._counts = tuple(counts)
-    self._sizes = tuple(sizes)
+    self._paths, self._counts, self._sizes = tuple(paths), tuple(counts), tuple(sizes)
     self._starts = [0, *itertools.accumulate(counts)]  # the number of records before each file, and in all files
 
   def __len__(self) -> int:
@@ -163,12 +160,8 @@ class PreparedSource:
                most_labels: int = 0, statistics: Statistics | None = None, encoding: Encoding | None = None,
                own_files: bool = False) -> None:
     """Takes the path or address of the folder, the shards, and attributes as `Info` and `Source` describe them."""
-    self.name = name
-    self.class_names = class_names
-    self.most_labels = most_labels
-    self.statistics = statistics
-    self.encoding = encoding
-    self.own_files = own_files
+    self.name, self.class_names, self.most_labels = name, class_names, most_labels
+    self.statistics, self.encoding, self.own_files = statistics, encoding, own_files
     self._label_feature = 'labels' if most_labels else 'label'
     self._records = ArrayRecords([f'{folder}/{shard.file}' for shard in shards],
                                  [shard.num_examples for shard in shards], [shard.num_bytes for shard in shards])
@@ -306,13 +299,10 @@ def read_info(folder: str | os.PathLike[str]) -> Info:
   shards_by_split = {name: tuple(read_shard(shard) for shard in shards.items())
                      for name, shards in info.field('splits').fields()}
   num_examples = sum(shard.num_examples for shards in shards_by_split.values() for shard in shards)
-  most_labels = info.optional('most_labels')
-  texts = info.optional('texts')
-  return Info(splits=shards_by_split,
-              class_names=classes.from_json(info.field('class_names'), num_examples=num_examples),
-              most_labels=most_labels.whole(0, 2**31 - 1) if most_labels else 0,
-              made=info.field('made').value,
-              statistics=_read_statistics(info),
+  class_names = classes.from_json(info.field('class_names'), num_examples=num_examples)
+  most_labels, texts = info.optional('most_labels'), info.optional('texts')
+  return Info(shards_by_split, class_names, most_labels=most_labels.whole(0, 2**31 - 1) if most_labels else 0,
+              made=info.field('made').value, statistics=_read_statistics(info),
               encoding=stored.from_json(texts) if texts else None)
 
 
@@ -332,8 +322,7 @@ def _read_statistics(info: documents.Field) -> Statistics | None:
   if channels is None:
     return None
   num_channels = channels.whole(1, 1024)
-  mean = tuple(value.number() for value in info.field('mean').items())
-  std = tuple(value.number() for value in info.field('std').items())
+  mean, std = (tuple(value.number() for value in info.field(name).items()) for name in ('mean', 'std'))
   if len(mean) != num_channels or len(std) != num_channels or min(std) <= 0:
     raise channels.error(f'{num_channels} means and {num_channels} standard deviations above 0')
   return Statistics(mean, std)

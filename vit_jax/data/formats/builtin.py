@@ -32,10 +32,8 @@ class Arrays(Rows):
 
   def __init__(self, image: HostArray, label: HostArray, *, name: str, class_names: tuple[str, ...]) -> None:
     """Takes S images `image [S, H, W, 1 or 3] u8` and their classes `label [S] i32`."""
-    self.name = name
-    self.class_names = class_names
-    self._image = image
-    self._label = label
+    self.name, self.class_names = name, class_names
+    self._image, self._label = image, label
     self.digest = hashlib.sha256(image.tobytes() + label.tobytes()).hexdigest()
 
   def __len__(self) -> int:
@@ -89,8 +87,7 @@ class Synthetic(Rows):
   def __init__(self, *, split: str, num_examples: int, num_classes: int, image_px: tuple[int, int]) -> None:
     self.name = f'synthetic/{split}'
     self.class_names = tuple(f'class {i}' for i in range(num_classes))
-    self._num_examples = num_examples
-    self._image_px = image_px
+    self._num_examples, self._image_px = num_examples, image_px
     self.digest = hashlib.sha256(f'{num_examples} {num_classes} {image_px}'.encode()).hexdigest()
 
   def __len__(self) -> int:

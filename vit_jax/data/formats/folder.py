@@ -45,15 +45,9 @@ class FolderSource(Rows):
   def __init__(self, root: str, files: listing.Table, order: listing.Table, *, name: str, class_names: tuple[str, ...],
                title: str = '', rules: Rules = OWN, doubt: str = '') -> None:
     """Takes the listing of files below `root`, and the order of the files of this source, see `listing.select`."""
-    self.name = name
-    self.title = title
-    self.class_names = class_names
+    self.name, self.title, self.class_names, self.doubt = name, title, class_names, doubt
     self.digest = order.notes['digest']
-    self.doubt = doubt
-    self._root = root
-    self._files = files
-    self._order = order
-    self._rules = rules
+    self._root, self._files, self._order, self._rules = root, files, order, rules
 
   def __len__(self) -> int:
     return len(self._order)
@@ -160,10 +154,7 @@ class _Folder(NamedTuple):
                         doubt=self.doubt)
 
   def _read_class_names(self, split_folder: str) -> tuple[str, ...]:
-    """Returns the classes that have folders in the folder of a split, '' = in the root, in order.
-
-    Warns about images beside the class folders. Raises UserError if there are no class folders.
-    """
+    """Returns the classes by the folders in the folder of a split, '' = in the root; warns about images beside them."""
     folder = os.path.join(self.root, split_folder) if split_folder else self.root
     names = _class_folders(folder)
     num_images = sum(1 for _ in user_files.images_in(folder))
@@ -180,8 +171,7 @@ class _Folder(NamedTuple):
   def _list_images(self, split_folder: str, names: Sequence[str], *, needs_all: bool) -> listing.Table:
     """Returns the image files of the class folders `names` in the folder of a split, '' = in the root.
 
-    Logs the files that are ignored. Raises UserError if there is no image; with `needs_all` also if one of the class
-    folders has no image.
+    Logs ignored files. Raises UserError if there is no image; with `needs_all` also if a class folder has no image.
     """
     prefixes = [f'{split_folder}/{name}' if split_folder else name for name in names]
     files = listing.open_listing(self.root, prefixes, Rules.of(self.data))

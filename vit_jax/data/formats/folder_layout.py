@@ -51,10 +51,7 @@ class Layout(NamedTuple):
 
 
 def find(root: str) -> Layout:
-  """Returns the layout of a folder, and warns which folders are taken as splits by words in their names.
-
-  Raises UserError if a split has two folders, or the only folder in `root` has the splits.
-  """
+  """Returns the layout of a folder. Raises UserError if a split has two folders, or one inner folder has the splits."""
   names = subfolders(root)
   exact_names = [name for name in names if name.lower() in splits.NAMES]
   folder_by_split = {name.lower(): name for name in exact_names}
@@ -73,9 +70,8 @@ def find(root: str) -> Layout:
     folder_by_split |= further
   else:
     folder_by_split = _splits_by_words(root, names)
-  defining_folder = ''  # the folder with the class folders that define the classes, '' = the root
-  if folder_by_split:
-    defining_folder = folder_by_split.get('train', min(folder_by_split.values()))
+  # The folder whose inner folders define the classes, '' = the root:
+  defining_folder = folder_by_split.get('train', min(folder_by_split.values())) if folder_by_split else ''
   return Layout(folder_by_split, _doubt(root, defining_folder))
 
 

@@ -38,8 +38,7 @@ _DEFAULT = 'default'
 _COMMIT = re.compile(r'[0-9a-f]{40}')
 _SPLIT = re.compile(r'(?P<split>\w+(?:\.\w+)*?)-\d{4,}(?:-of-\d{4,}).*\.parquet')  # train-00000-of-00004.parquet
 _NUM_FILES = re.compile(r'-\d{4,}-of-(\d{4,})')  # in -00000-of-00004
-_MAX_FILE_BYTES = 2**40
-_MAX_README_BYTES = 2**24
+_MAX_FILE_BYTES, _MAX_README_BYTES = 2**40, 2**24
 _NUM_THREADS = 8  # downloads at the same time
 _MAX_SHOWN = 20  # names in a message
 
@@ -97,9 +96,8 @@ def _parse(where: str) -> tuple[Repository, str]:
 def pin(where: str, recorded_sources: Iterable[str]) -> str:
   """Returns `OWNER/NAME@COMMIT[/SUBSET]` for a dataset `where`, `OWNER/NAME[@REVISION][/SUBSET]`.
 
-  The commit is the one that the revision has now. But if `where` has no revision, and `recorded_sources`, the sources
-  of a run that resumes, have the dataset as `hf:OWNER/NAME@COMMIT[/SUBSET]`, their commit is kept. Raises UserError and
-  TemporaryError as `opener`.
+  The commit is the one that the revision has now. If `where` has no revision, but `recorded_sources` of a run that
+  resumes have the dataset as `hf:OWNER/NAME@COMMIT[/SUBSET]`, that commit is kept. Raises as `opener`.
   """
   repository, subset = _parse(where)
   if _COMMIT.fullmatch(repository.revision):
@@ -128,10 +126,7 @@ def _find(repository: Repository) -> tuple[Repository, tuple[str, ...]]:
 
 def _choose_files(repository: Repository, paths: Sequence[str], subset: str,
                   where: str) -> tuple[Repository, Mapping[str, Sequence[str]]]:
-  """Returns the repository, or its branch `CONVERTED` if it has no Parquet files, and the paths of a subset by split.
-
-  Raises UserError if neither has Parquet files, or the dataset has no such subset.
-  """
+  """Returns the repository, or its branch `CONVERTED` if it has no Parquet files; and a subset's paths by split."""
   paths_by_subset = _find_parquets(repository, paths)
   if not paths_by_subset and (converted := hub.find(repository._replace(revision=CONVERTED))):
     repository = repository._replace(revision=converted.commit)
@@ -216,10 +211,7 @@ def _configs(text: str) -> list[dict[str, Any]]:
 
 
 def _download(repository: Repository, paths: Sequence[str]) -> tuple[str, ...]:
-  """Downloads the files that the cache does not have, and returns the path in the cache of each file.
-
-  Raises UserError if a file that the names count is not in the repository, or HF_HUB_OFFLINE=1 and a file is missing.
-  """
+  """Downloads the files that the cache lacks, and returns the path of each file in the cache."""
   numbered = [(path, int(match[1])) for path in paths if (match := _NUM_FILES.search(path))]
   for path, num_files in numbered:
     if len(numbered) < num_files:

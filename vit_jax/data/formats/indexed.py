@@ -98,13 +98,8 @@ class IndexedSource(Rows):
   def __init__(self, files: Files, columns: Any, classes: Classes, *, name: str, root: str, rules: Rules,
                loaded: Index) -> None:
     """Takes the columns that `choose` returned, and the index that `load` returned; `root` is the folder of files."""
-    self.name = name
-    self.class_names = classes.names
-    self.root = root
-    self._files = files
-    self._columns = columns
-    self._classes = classes
-    self._rules = rules
+    self.name, self.root, self.class_names = name, root, classes.names
+    self._files, self._columns, self._classes, self._rules = files, columns, classes, rules
     self._index = loaded  # is not pickled: `__setstate__` loads the index again
     ends = loaded.label_ends
     self.most_labels = max(1, int(np.diff(ends, prepend=0).max())) if len(ends) else 0
@@ -223,20 +218,14 @@ def opener(format_source: type[IndexedSource], listed: Listed, data: schema.Data
 
 
 class _Opener:
-  """Opens splits of a dataset, with `open_split`, or with `open_part` if the files do not belong to splits.
+  """Opens splits of a dataset: `open_split`, or `open_part` if the files do not belong to splits.
 
-  The training split, or else the first split by name, defines the columns, and also the classes if no list has them.
-  The columns and the index of a split are read once, when they are first needed.
+  The training split, or else the first split by name, defines the columns, and the classes if no list has them.
   """
 
   def __init__(self, format_source: type[IndexedSource], listed: Listed, data: schema.Data, name: str,
                order: Sequence[str]) -> None:
-    """Takes the arguments of `opener`; reads no file."""
-    self._format_source = format_source
-    self._listed = listed
-    self._data = data
-    self._name = name
-    self._order = order
+    self._format_source, self._listed, self._data, self._name, self._order = format_source, listed, data, name, order
     self._training_split = 'train' if 'train' in listed.splits else min(listed.splits)
     self._load = functools.cache(lambda split: format_source.load(listed.splits[split], self._columns))
 

@@ -74,11 +74,8 @@ class LabeledFiles(Rows):
   def __init__(self, root: str, images: Sequence[Image], *, name: str, class_names: tuple[str, ...],
                title: str = '', rules: Rules = OWN, is_single: bool = False) -> None:
     """Takes the images in the order of their rows; `is_single` = each has one class, and classes exclude each other."""
-    self.name = name
-    self.title = title
-    self.class_names = class_names
-    self._root = root
-    self._rules = rules
+    self.name, self.title, self.class_names = name, title, class_names
+    self._root, self._rules = root, rules
     class_by_name = {name: index for index, name in enumerate(class_names)}
     self._paths = _Texts([os.fsencode(image.path) for image in images])
     self._labels = np.array([class_by_name[label] for image in images for label in image.labels], np.int32)
@@ -165,18 +162,13 @@ def beside(root: str) -> str:
 
 
 class _LabeledFolder:
-  """A folder with label files. `open_split` opens its splits; if there is a single file, `open_part` opens them.
-
-  One file defines the classes: that of the training split, or else of the first split by name.
-  """
+  """A folder with label files. `open_split` opens its splits; if there is a single file, `open_part` opens them."""
 
   def __init__(self, root: str, file_by_split: Mapping[str, str], data: schema.Data, order: Sequence[str]) -> None:
     """Takes the name of the label file of each split; `order` has the classes of a run that resumes. Reads no file."""
-    self._root = root
-    self._data = data
-    self._order = order
+    self._root, self._data, self._order = root, data, order
     self._file_by_split = {split: _LabelFile(root, name, data) for split, name in file_by_split.items()}
-    defining_split = 'train' if 'train' in file_by_split else min(file_by_split)
+    defining_split = 'train' if 'train' in file_by_split else min(file_by_split)  # whose file defines the classes
     self._defining_file = self._file_by_split[defining_split]
 
   def open_split(self, split: str) -> Source:
@@ -233,7 +225,7 @@ def _scattered(images: Sequence[Image], seed: int) -> Sequence[Image]:
 
 
 class _Classes(NamedTuple):
-  """The classes that a label file defines; `is_single` says whether each of its images has exactly one of them."""
+  """The classes that a label file defines; `is_single` = each image of the file has exactly one of the classes."""
   names: tuple[str, ...]
   is_single: bool
 
@@ -248,10 +240,7 @@ class _LabelFile:
     self._lines = LabelLines(self.path, self._image_paths, data)
 
   def read_classes(self, order: Sequence[str]) -> _Classes:
-    """Returns the classes of the file; `order` has the classes of a run that resumes.
-
-    Raises UserError if the file has no class, or fractions or flags in place of names.
-    """
+    """Returns the classes of the file. Raises UserError if there are none, or fractions or flags in place of names."""
     if self._lines.has_captions:
       return _Classes(UNLABELED, is_single=False)
     name_by_key = dict[str, str]()  # the key is the composed Unicode form of the name

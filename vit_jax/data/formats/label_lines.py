@@ -45,19 +45,12 @@ class Line(NamedTuple):
 
 
 class _TableForm(NamedTuple):
-  """How a table is read; columns are counted from 0.
-
-  separator: the character between two cells.
-  has_header: whether the first row has the names of the columns.
-  image: the column with the paths of images.
-  labels: the columns with classes.
-  more_labels_from: this column and all columns after it have classes, too.
-  """
+  """How a table is read: columns, counted from 0, with paths of images and with classes."""
   separator: str
   has_header: bool
   image: int = 0
   labels: tuple[int, ...] = ()
-  more_labels_from: int = 1
+  more_labels_from: int = 1  # all cells from this column on are classes, too
 
 
 class LabelLines:
@@ -69,10 +62,8 @@ class LabelLines:
                    if self.has_captions else
                    'Write lines of .csv as `cats/1.jpg,cat,sofa`, of .tsv the same with tabs, of .jsonl '
                    '{"image": "cats/1.jpg", "labels": ["cat", "sofa"]}.')
-    self._path = path
-    self._image_paths = image_paths
-    self._image_column = data.image_column  # of a table, or a field of JSON; '' = not set
-    self._label_column = data.label_column
+    self._path, self._image_paths = path, image_paths
+    self._image_column, self._label_column = data.image_column, data.label_column  # or fields of JSON; '' = not set
 
   def read(self) -> Iterator[Line]:
     """Yields each line that is not empty, even if its image is missing. Raises UserError if the form is wrong."""
@@ -154,10 +145,7 @@ class LabelLines:
     return _TableForm(separator, True, image, labels, more_labels_from=len(header))
 
   def _find_image_columns(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
-    """Returns the columns that may have the images; [] if neither a name in the header nor a cell below shows one.
-
-    They are the columns with such a name and an image that exists; else those with an image, else those with a name.
-    """
+    """Returns the columns that may have the images: by a name and an image that exists, or else by one of the two."""
     row_with_image = next((cells for cells in rows if any(map(self._is_image, cells))), [])
     with_image = [column for column, cell in enumerate(row_with_image) if self._is_image(cell)]
     with_name = [column for column, name in enumerate(header) if _IMAGE_COLUMN.fullmatch(_letters_and_digits(name))]
@@ -178,7 +166,7 @@ class LabelLines:
                     f'of the images: {listed}. Set data.label_column to the one with the class.')
 
   def _find_column(self, header: Sequence[str], name: str, *, setting: str) -> int:
-    """Returns the column with the name that a setting has. Raises UserError if it is not exactly one column."""
+    """Returns the column with the name that a setting has. Raises UserError unless exactly one column has it."""
     if header.count(name) != 1:
       raise UserError(f'{setting}: expected one of the columns of {self._path}, '
                       f'{documents.listed(header, _MAX_COLUMNS_SHOWN)}, got {documents.describe(name)}. Correct it.')

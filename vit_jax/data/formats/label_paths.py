@@ -36,8 +36,7 @@ class ImagePaths:
   """The image files below the folder `root`. Paths of images and folders are relative to the root."""
 
   def __init__(self, root: str, rules: Rules) -> None:
-    self.root = root
-    self.rules = rules
+    self.root, self.rules = root, rules
     self._real_root = os.path.realpath(root)
     self._is_folder_outside = functools.cache(self._is_outside)
     self._names_in = functools.lru_cache(64)(self._read_names)

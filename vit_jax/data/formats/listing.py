@@ -8,15 +8,13 @@ A later start, and every process that shares the cache, reads that file in place
 start at once, one lists the folders under the lock `NAME.lock`, and the others wait. Files in the cache:
 
   listings/NAME.arrays  a listing: `path`, `size` and `group` of each file; NAME is a hash of root, folders and rules
-  listings/NAME.order   the order of a split: `row` of each file in a listing; NAME is a hash of the listing's token and
-                        the split
+  listings/NAME.order   the order of a split: `row` of each file in a listing; NAME is a hash of its token and the split
 
 The folders are listed again if a folder has changed, or one of `NUM_CHECKED_FILES` files has another size. One change
 is not noticed: a file that is not checked was overwritten in place, with another size, in a folder without new, removed
 or renamed files.
 
-This module does not depend on splits or classes: a class folder is a `prefix`, and the index of the prefix is the
-`group` of the files in the folder.
+This module does not depend on classes: a class folder is a `prefix`, whose index is the `group` of the files in it.
 """
 from __future__ import annotations
 
@@ -47,8 +45,7 @@ from vit_jax.data.user_files import OWN, Rules
 
 log = logging.getLogger('vit_jax.data')
 
-MIN_KEPT_FILES = 10_000
-NUM_CHECKED_FILES = 1_000
+MIN_KEPT_FILES, NUM_CHECKED_FILES = 10_000, 1_000
 _VERSION = 6  # of the files in the cache
 _BLOCK_FILES = 2**16  # files in a batch of Arrow
 _NOTES_KEY = b'notes'  # in the metadata of a batch
@@ -71,8 +68,7 @@ class Table:
     """
     reader = pa.ipc.open_file(pa.py_buffer(content))
     self.rows = reader.read_all()
-    self.content = content
-    self._descriptor = descriptor
+    self.content, self._descriptor = content, descriptor
     self._columns = {name: self.rows.column(name) for name in self.rows.column_names}  # a look-up takes 1 us less
     last_batch = reader.get_batch_with_custom_metadata(reader.num_record_batches - 1)
     self.notes: dict[str, Any] = documents.parse(last_batch.custom_metadata[_NOTES_KEY])
@@ -155,10 +151,7 @@ def read(root: str, prefixes: Sequence[str], rules: Rules = OWN) -> Table:
 
 
 def open_listing(root: str, prefixes: Sequence[str], rules: Rules = OWN) -> Table:
-  """Returns the listing of the folders `prefixes` of `root`: the kept listing if nothing has changed, else as `read`.
-
-  A new listing is kept if it has enough files, and no folder changed shortly before.
-  """
+  """Returns the listing of the folders `prefixes` of `root`: the kept one if nothing has changed, else as `read`."""
   rules_text = f'{rules.follow_links} with arrays' if rules.arrays else f'{rules.follow_links}'
   path = _cache_path('arrays', os.path.realpath(root), rules_text, *prefixes)
   is_current = functools.partial(_is_current, root)
@@ -204,8 +197,7 @@ def _write_table(batches: Iterable[pa.RecordBatch], schema: pa.Schema, notes: Ca
 def _digest(files: Table, rows: HostArray) -> str:
   """Returns the SHA-256 of the lines `PATH SIZE GROUP` of files, joined by newlines."""
   digest = hashlib.sha256()
-  sizes = files.array('size')
-  groups = files.array('group')
+  sizes, groups = files.array('size'), files.array('group')
   for start in range(0, len(rows), _BLOCK_FILES):
     block = rows[start:start + _BLOCK_FILES]
     lines = [b'%s %d %d' % (files.get('path', row), size, group) for row, size, group in zip(

@@ -63,11 +63,9 @@ class FolderMasks(Rows):
 
   def __init__(self, root: str, pairs: Sequence[Pair], *, name: str, class_names: tuple[str, ...],
                rules: Rules = OWN) -> None:
-    self.name = name
-    self.class_names = class_names
-    self._root = root
+    self.name, self.class_names = name, class_names
+    self._root, self._rules = root, rules
     self._pairs = tuple(pairs)
-    self._rules = rules
     paths_and_sizes = [(*pair, *(os.path.getsize(os.path.join(root, path)) for path in pair)) for pair in pairs]
     self.digest = hashlib.sha256(repr((paths_and_sizes, class_names)).encode(errors='surrogateescape')).hexdigest()
 
@@ -152,10 +150,7 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable
 
 
 def _find_split_folders(images: str) -> dict[str, str]:
-  """Returns the name of the folder of each split in the folder `images`, and warns about folders that are not read.
-
-  Returns {} if there is no folder for a split. Raises UserError if a split has two folders.
-  """
+  """Returns the folder of each split in `images`; warns about the others. Raises UserError if a split has two."""
   entries = sorted(name for name in os.listdir(images) if not name.startswith('.'))
   names = [name for name in entries if name.lower() in _SPLIT_BY_FOLDER]
   folder_by_split = dict[str, str]()
@@ -190,10 +185,7 @@ def _list_pairs(root: str, split: str, rules: Rules, *, seed: int) -> list[Pair]
 
 
 def _list_files(root: str, folder: str, extensions: Sequence[str], rules: Rules) -> Mapping[str, str]:
-  """Returns the path of each file in and below `root/folder`, by the path in `folder` without extension.
-
-  Logs the files with other extensions. Raises UserError if two files differ only in their extension.
-  """
+  """Returns the path of each file in and below `root/folder`, by the path in `folder` without extension."""
   path_by_name = dict[str, str]()
   if not os.path.isdir(os.path.join(root, folder)):
     return path_by_name

@@ -61,8 +61,7 @@ def parse(text: str) -> list[Weighted]:
 class Visit:
   """The training order of a mixture, with the interface of `order.Visit`.
 
-  For each source, `visits` has the training order, `sizes` the number of examples, and `shares` the number of positions
-  in a round.
+  For each source, `visits` has the training order, `sizes` the number of examples, `shares` the positions in a round.
   """
   visits: tuple[order.Visit, ...]
   sizes: tuple[int, ...]
@@ -72,14 +71,12 @@ class Visit:
   def __call__(self, positions: HostArray) -> HostArray:
     """Returns the rows of the mixture at positions `[N]` of the order, `[N] i64`."""
     rounds_N, offsets_N = np.divmod(np.asarray(positions, np.int64), ROUND)
-    sources_N = np.empty_like(rounds_N)
-    source_positions_N = np.empty_like(rounds_N)
+    sources_N, source_positions_N, rows_N = (np.empty_like(rounds_N) for _ in range(3))
     for round_index in np.unique(rounds_N):
       in_round_N = rounds_N == round_index
       round_sources, round_positions = self._draw_round(int(round_index))
       sources_N[in_round_N] = round_sources[offsets_N[in_round_N]]
       source_positions_N[in_round_N] = round_positions[offsets_N[in_round_N]]
-    rows_N = np.empty_like(rounds_N)
     for k, visit in enumerate(self.visits):
       of_source_N = sources_N == k
       rows_N[of_source_N] = visit(source_positions_N[of_source_N]) + sum(self.sizes[:k])
@@ -117,10 +114,7 @@ class Mixture(Parts):
 
 
 def mix(sources: Sequence[Source], weights: Sequence[float], *, name: str, separate: bool) -> Mixture:
-  """Returns a mixture, with the classes of `join_classes`.
-
-  Raises UserError as `join_classes`, or if only some of the sources have masks, or classes of masks change numbers.
-  """
+  """Returns a mixture; raises UserError as `join_classes`, or if masks are mixed with labels, or with other classes."""
   class_names, labels = join_classes(sources, separate=separate)
   masked = [source for source in sources if has_masks(source)]
   is_renumbered = any(numbers != list(range(len(class_names))) for numbers in labels)
@@ -133,10 +127,7 @@ def mix(sources: Sequence[Source], weights: Sequence[float], *, name: str, separ
 
 
 def shares(weights: Sequence[float]) -> tuple[int, ...]:
-  """Returns the number of positions of each source in a round, with the sum `ROUND`: weights, rounded.
-
-  The sources with the largest remainders are rounded up; each source has at least one position.
-  """
+  """Returns the positions of each source in a round, `ROUND` in total: weights, rounded by the largest remainders."""
   exact = np.array(weights, np.float64) / sum(weights) * ROUND
   counts = np.maximum(1, np.floor(exact)).astype(np.int64)
   for k in np.argsort(counts - exact, kind='stable')[:ROUND - counts.sum()]:

@@ -159,8 +159,7 @@ def find(names: Sequence[str], wanted: int | str, *, num_classes: int) -> int:
                     'Choose another class.')
   keys_of_classes = list[set[str]]()  # for each class, the keys of all names that a user may give
   for line in names:
-    line_without_first_word = line.partition(' ')[2]
-    synonyms = [*line.split(','), *line_without_first_word.split(',')]
+    synonyms = [*line.split(','), *line.partition(' ')[2].split(',')]  # of the line, and without its first word
     keys_of_classes.append(_parts(line) | {_key(synonym) for synonym in synonyms})
   wanted_key = _key(wanted)
   indexes = [index for index, line in enumerate(names) if _key(line) == wanted_key]
@@ -206,12 +205,11 @@ def map_classes(source_names: Sequence[str], network_names: Sequence[str], *, pa
   numbers = map(int, network_names) if all(map(_is_number, network_names)) else range(len(network_names))
   output_by_number = {number: output for output, number in enumerate(numbers)}
 
-  def find_by_number(names: Sequence[str]) -> dict[str, int]:
-    """Returns the output for each of the names that is a number of a class."""
+  def outputs_by_number(names: Sequence[str]) -> dict[str, int]:
     return {name: output_by_number[int(name)] for name in names if _is_number(name) and int(name) in output_by_number}
 
   if not path:
-    output_by_name = find_by_number(source_names)
+    output_by_name = outputs_by_number(source_names)
     if tuple(source_names) != tuple(network_names) and len(output_by_name) == len(source_names):
       return tuple((output_by_name[name],) for name in source_names)
     return tuple((output,) for output in match(source_names, network_names, where=f'the network of {where}'))
@@ -220,7 +218,7 @@ def map_classes(source_names: Sequence[str], network_names: Sequence[str], *, pa
     raise UserError(f'{path}: expected classes of the source, which has {len(source_names)} such as '
                     f'{documents.describe(source_names[0])}, got {len(unknown)} others: {_listed(unknown)}.')
   targets = list(dict.fromkeys(itertools.chain(*class_map.values())))
-  output_by_target = find_by_number(targets)
+  output_by_target = outputs_by_number(targets)
   other_targets = [target for target in targets if target not in output_by_target]
   other_outputs = match(other_targets, network_names, where=f'the network, in {path}')
   output_by_target |= zip(other_targets, other_outputs, strict=True)
