@@ -220,7 +220,8 @@ def opener(format_source: type[IndexedSource], listed: Listed, data: schema.Data
 class _Opener:
   """Opens splits of a dataset: `open_split`, or `open_part` if the files do not belong to splits.
 
-  The training split, or else the first split by name, defines the columns, and the classes if no list has them.
+  The training split, or else the first split by name, defines the columns, and the classes if no list has them. Columns
+  and the index of each split are read when they are first needed, and only once.
   """
 
   def __init__(self, format_source: type[IndexedSource], listed: Listed, data: schema.Data, name: str,
@@ -246,16 +247,16 @@ class _Opener:
     splits.check_holdout(self._data.holdout)
     complete = self._open_files('', where=self._name)
     shuffled = np.random.Generator(np.random.Philox(key=self._data.holdout_seed)).permutation(len(complete))
-    kept, held = splits.hold_out(_first_labels(complete)[shuffled], self._data.holdout)  # by class
-    rows = np.sort(shuffled[kept if part == 'train' else held])
+    kept, held_out = splits.hold_out(_first_labels(complete)[shuffled], self._data.holdout)
+    rows = np.sort(shuffled[kept if part == 'train' else held_out])
     return take(complete, rows, name=f'{self._name}/{part}',
                 title=splits.part_title(self._name, part, self._data.holdout))
 
   def _open_files(self, split: str, *, where: str) -> IndexedSource:
-    """Opens all files of a split, '' = the files that do not belong to splits. Raises UserError without labels."""
+    """Opens a split, '' = the files that do not belong to splits. Raises UserError if a column has no labels."""
     files = self._listed.splits[split]
     column = self._columns.label
-    numbered = Classes(UNLABELED, {}, 0)
+    numbered = Classes(UNLABELED, {}, 0)  # unless the split has labels
     if column and len(self._load(split).labels):
       are_listed = bool(self._format_source.names(self._columns))
       defining_split = split if are_listed else self._training_split

@@ -1,4 +1,4 @@
-"""`folder:PATH` with a label file: images with any number of classes each, as listed in a file beside them.
+"""`folder:PATH` with a label file: images with any number of classes each, which a file beside the images lists.
 
 PATH has a file for each split, `labels_train`, `labels_val` (or `_valid`, `_validation`) and `labels_test`; or a single
 file `labels`, and then a fraction of its images is held out as the test split. The extension selects the format. Image
@@ -14,8 +14,8 @@ The classes are those of the training file, or else of the first file by name, i
 each image has one class, classes exclude each other. Else, in training, an image without a class is an example of no
 class; in evaluations, the image does not count.
 
-`folder.py` calls `opener` first; it returns None if there is no label file. `_LabeledFolder` opens the splits: for each
-one a `_LabelFile` reads the lines with `label_lines.py` and finds their images with `label_paths.py`, and
+`folder.py` first calls `opener`, which returns None if there is no label file. `_LabeledFolder` opens the splits. For
+each split, a `_LabelFile` reads the lines with `label_lines.py` and finds the images with `label_paths.py`, and
 `LabeledFiles` is the source with these images.
 """
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Image(NamedTuple):
 
 
 class _Texts:
-  """Texts as one block of bytes: a loader process gets a copy of it, and many Python objects would pickle slowly."""
+  """Texts as one block of bytes. A loader process gets a pickled copy, and many Python objects would pickle slowly."""
 
   def __init__(self, texts: Sequence[bytes]) -> None:
     self.content = b''.join(texts)
@@ -117,7 +117,7 @@ class LabeledFiles(Rows):
 
 
 def opener(where: str, data: schema.Data, *, order: Sequence[str] = ()) -> Callable[[str], Source] | None:
-  """Returns the function that opens a split of a folder with label files; None if it has no such file.
+  """Returns the function that opens a split of a folder with label files; None if the folder has no such file.
 
   If there is a single file, the fraction `data.holdout` of its images is held out as `test`. `data.label_column` and
   `data.image_column` name columns of a file with a header, or fields of JSON. `order` has the classes of a run that

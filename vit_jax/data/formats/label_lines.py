@@ -29,11 +29,11 @@ ADVICE_FOR_FLAGS = ('Write a line for each image with the names of its classes: 
 _MAX_COLUMNS_SHOWN = 20  # in a message
 _NUM_FIRST_LINES = 20  # that show the form of a table
 _SEPARATORS = (',', ';', '\t')
-# Names of columns as `_letters_and_digits` returns them: of images, such as `image`, `filename` or `imgpath`; of
-# classes, such as `label`, `classes` or `category2`; and of row numbers, as pandas writes them.
+# Names of columns, for `_matches`: of images, such as `image`, `filename` or `imgpath`; of classes, such as `label`,
+# `classes` or `category2`; and of row numbers, as pandas writes them.
 _IMAGE_COLUMN = re.compile(r'(image|img|file|photo|picture|filename|path|id)((file)?(name|path|id|index)?)?')
 _CLASS_COLUMN = re.compile(r'(label|class|tag|categor(y|ie)|target)(e?s)?\d*')
-_ROW_NUMBER_COLUMNS = ('', 'unnamed0')
+_ROW_NUMBER_COLUMN = re.compile(r'(unnamed0)?')
 
 
 class Line(NamedTuple):
@@ -54,7 +54,7 @@ class _TableForm(NamedTuple):
 
 
 class LabelLines:
-  """The lines of the label file `path`, whose images are those of `image_paths`. `read` can be called repeatedly."""
+  """The lines of the label file `path`, whose images `image_paths` finds. Each call of `read` reads all lines."""
 
   def __init__(self, path: str, image_paths: ImagePaths, data: schema.Data) -> None:
     self.has_captions = os.path.basename(path).startswith(CAPTIONS)
@@ -81,8 +81,8 @@ class LabelLines:
       entry = documents.field(text, f'{self._path}, line {number:,}', nan=True, advice=self.advice,
                               expected=f'an object with `image` and `{name}`')
       field = entry.field(name)
-      is_one_label = self._label_column and isinstance(field.value, str)
-      items = [field] if is_one_label else list(field.items())
+      is_single_text = self._label_column and isinstance(field.value, str)
+      items = [field] if is_single_text else list(field.items())
       image = entry.field(self._image_column or 'image').text()
       if self.has_captions:  # `text` refuses half of a surrogate pair, but `LabeledFiles.captions` handles it
         captions = [item.value if isinstance(item.value, str) else item.text() for item in items]
@@ -115,10 +115,10 @@ class LabelLines:
                       ) from None
 
   def _is_comment(self, cells: Sequence[str]) -> bool:
-    """Returns whether a row begins with `#`, but not with the path of an image, and is no header (`#image,label`)."""
+    """Returns whether a row begins with `#`, and is no header, such as `#image,label`, and not that of an image."""
     if not cells[0].startswith('#') or self._is_image(cells[0]):
       return False
-    return len(cells) == 1 or not _IMAGE_COLUMN.fullmatch(_letters_and_digits(cells[0]))
+    return len(cells) == 1 or not _matches(_IMAGE_COLUMN, cells[0])
 
   def _detect_form(self, lines: Sequence[str]) -> _TableForm:
     """Returns the form of the table that begins with these lines.
@@ -129,10 +129,10 @@ class LabelLines:
     """
     separator = _detect_separator(lines, usual='\t' if self._path.endswith('.tsv') else ',')
     rows = [cells for _, cells in self._split_rows(iter(lines), separator)]
-    header = [cell.lstrip('# ') for cell in rows[0]] if rows else []
+    header = [cell.lstrip('# ') for cell in rows[0]] if rows else []  # the first row, which may be no header
     image_columns = self._find_image_columns(header, rows[1:])
-    is_named = bool(self._image_column or self._label_column)
-    if not is_named and (not image_columns or self._has_image(header)):
+    is_column_set = bool(self._image_column or self._label_column)
+    if not is_column_set and (not image_columns or self._has_image(header)):
       return _TableForm(separator, has_header=False)
     if self._image_column:
       image = self._find_column(header, self._image_column, setting='data.image_column')
@@ -145,17 +145,17 @@ class LabelLines:
     return _TableForm(separator, True, image, labels, more_labels_from=len(header))
 
   def _find_image_columns(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
-    """Returns the columns that may have the images: by a name and an image that exists, or else by one of the two."""
+    """Returns the columns that have a name for images and an image that exists, or else those with one of the two."""
     row_with_image = next((cells for cells in rows if any(map(self._is_image, cells))), [])
     with_image = [column for column, cell in enumerate(row_with_image) if self._is_image(cell)]
-    with_name = [column for column, name in enumerate(header) if _IMAGE_COLUMN.fullmatch(_letters_and_digits(name))]
+    with_name = [column for column, name in enumerate(header) if _matches(_IMAGE_COLUMN, name)]
     return [column for column in with_name if column in with_image] or with_image or with_name
 
   def _find_label_columns(self, header: Sequence[str], rows: Sequence[Sequence[str]], image: int) -> tuple[int, ...]:
     """Returns the columns with classes. Raises UserError if there are several, and a name is not one for classes."""
     columns = [column for column, name in enumerate(header)
-               if column != image and _letters_and_digits(name) not in _ROW_NUMBER_COLUMNS]
-    if len(columns) < 2 or all(_CLASS_COLUMN.fullmatch(_letters_and_digits(header[column])) for column in columns):
+               if column != image and not _matches(_ROW_NUMBER_COLUMN, name)]
+    if len(columns) < 2 or all(_matches(_CLASS_COLUMN, header[column]) for column in columns):
       return tuple(columns)
     listed = documents.listed([header[column] for column in columns], _MAX_COLUMNS_SHOWN)
     cells = {row[column] for row in rows for column in columns if column < len(row)} - {''}
@@ -194,6 +194,6 @@ def _distinct(labels: Iterable[str]) -> tuple[str, ...]:
   return tuple(dict.fromkeys(filter(None, labels)))
 
 
-def _letters_and_digits(name: str) -> str:
-  """Returns the letters and digits of the name of a column, in lower case."""
-  return re.sub('[^a-z0-9]', '', name.lower())
+def _matches(pattern: re.Pattern[str], name: str) -> bool:
+  """Returns whether the letters and digits of the name of a column, in lower case, match a pattern."""
+  return pattern.fullmatch(re.sub('[^a-z0-9]', '', name.lower())) is not None
