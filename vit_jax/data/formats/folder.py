@@ -98,7 +98,7 @@ def refuse_placeholder(where: str) -> None:
 
 
 class _Folder(NamedTuple):
-  """A folder of images without label files. `open_split` opens its splits; if it has none, `open_part` opens a part.
+  """A folder of images without label files: `open_split` opens splits, or `open_part` if no folder is a split.
 
   folder_by_split: the folder of each split, relative to the root.
   order: the classes of a run that resumes.

@@ -50,7 +50,7 @@ _VERSION = 6  # of the files in the cache
 _BLOCK_FILES = 2**16  # files in a batch of Arrow
 _NOTES_KEY = b'notes'  # in the metadata of a batch
 _MIN_AGE_NS = 2 * 10**9
-"""A folder that changed later than this before the listing may change again with the same modification time."""
+"""A folder that changed less than this time before the listing may change again with the same modification time."""
 _FILES = pa.schema([('path', pa.large_binary()), ('size', pa.int64()), ('group', pa.int32())])
 
 

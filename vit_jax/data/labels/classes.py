@@ -32,7 +32,7 @@ Targets = tuple[tuple[int, ...], ...]
 """For each class of a source, the classes of the network that count as correct."""
 _SEPARATOR = ';'
 _MAX_SHOWN = 6  # names in a message
-_MAX_ALL_SHOWN = 20  # classes of a network of which a message shows all names
+_MAX_ALL_SHOWN = 20  # classes of a network, if a message shows the names of all of them
 _MAX_LINE_CHARS = 100_000  # a class map in JSON may be one line
 MAX_CLASSES = 100_000
 """Largest number of classes that a dataset may list if it has fewer images: 4 times the number of ImageNet-21k."""
@@ -159,7 +159,7 @@ def find(names: Sequence[str], wanted: int | str, *, num_classes: int) -> int:
                     'Choose another class.')
   keys_of_classes = list[set[str]]()  # for each class, the keys of all names that a user may give
   for line in names:
-    synonyms = [*line.split(','), *line.partition(' ')[2].split(',')]  # of the line, and without its first word
+    synonyms = [*line.split(','), *line.partition(' ')[2].split(',')]  # also without the first word of the line
     keys_of_classes.append(_parts(line) | {_key(synonym) for synonym in synonyms})
   wanted_key = _key(wanted)
   indexes = [index for index, line in enumerate(names) if _key(line) == wanted_key]
