@@ -216,7 +216,7 @@ def read_indexed(kind: str, folder: pathlib.Path) -> Any:
   from vit_jax.config import schema
   from vit_jax.data import opening
   from vit_jax.data.formats import listing
-  listing.KEPT_FILES = 1
+  listing.MIN_KEPT_FILES = 1
   place = pathlib.Path('indexed').absolute() / kind
   if not place.exists():
     shutil.copytree(folder, place)

@@ -217,7 +217,7 @@ def read_classes(folder: pathlib.Path) -> tuple[int, list[str]]:
   for name in ('map.txt', 'map.json'):
     classes.map_classes(CLASSES, network, path=str(folder / name), where='evals.x')
   for one in network[:3]:
-    classes.find(network, one, count=len(network))
+    classes.find(network, one, num_classes=len(network))
   for read in (real.read, real.read_predictions):  # which never fit, as there are 50,000 of them
     try:
       read(str(folder / ('real.json' if read is real.read else 'predictions.txt')))

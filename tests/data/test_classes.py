@@ -71,7 +71,7 @@ def test_a_list_may_have_a_name_twice_which_no_folder_has(tmp_path: pathlib.Path
   with pytest.raises(UserError, match='1 that match several: crane. .* Of lines that are alike, make each one diff'):
     classes.match(['cat', 'crane'], names, where='x')
   with pytest.raises(UserError, match=r"got 'crane', the name of 2: 1 \(crane\), 3 \(crane\)"):
-    classes.find(names, 'crane', count=4)
+    classes.find(names, 'crane', num_classes=4)
 
 
 def test_lines_end_where_editors_end_them(tmp_path: pathlib.Path) -> None:
@@ -93,11 +93,11 @@ def test_a_file_that_is_no_list_is_refused(text: str | None, says: str, tmp_path
     (1, 1), ('1', 1), ('n01443537', 1), ('Tench', 0), ('tinca TINCA', 0), ('slot', 4), ('one-armed_bandit', 4),
     ('n03126707 crane', 3)])
 def test_one_class_is_found_by_number_line_synset_and_synonym(named: int | str, number: int) -> None:
-  assert classes.find(LINES, named, count=5) == number
+  assert classes.find(LINES, named, num_classes=5) == number
 
 
 def test_the_whole_line_goes_before_its_parts() -> None:
-  assert classes.find(('n02123045 tabby, tabby cat', 'tabby'), 'tabby', count=2) == 1
+  assert classes.find(('n02123045 tabby, tabby cat', 'tabby'), 'tabby', num_classes=2) == 1
 
 
 @pytest.mark.parametrize(('names', 'named', 'says'), [
@@ -109,4 +109,4 @@ def test_the_whole_line_goes_before_its_parts() -> None:
     ((), 'tench', 'These weights have no class names; set them with classes=FILE')])
 def test_no_class_and_several_are_refused(names: tuple[str, ...], named: int | str, says: str) -> None:
   with pytest.raises(UserError, match=says):
-    classes.find(names, named, count=5)
+    classes.find(names, named, num_classes=5)

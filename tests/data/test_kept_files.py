@@ -43,7 +43,7 @@ FORMATS: dict[str, Callable[[pathlib.Path], None]] = {
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
-  monkeypatch.setattr(listing, 'KEPT_FILES', 1)
+  monkeypatch.setattr(listing, 'MIN_KEPT_FILES', 1)
 
 
 @pytest.fixture(params=FORMATS)

@@ -26,7 +26,7 @@ LONG_AGO_S = 1e9
 @pytest.fixture
 def cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
-  monkeypatch.setattr(listing, 'KEPT_FILES', 1)
+  monkeypatch.setattr(listing, 'MIN_KEPT_FILES', 1)
   return tmp_path / 'cache' / 'vit_jax' / 'listings'
 
 

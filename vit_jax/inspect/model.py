@@ -261,7 +261,7 @@ class Model:
     Raises:
       UserError: no class or several classes match.
     """
-    return classes.find(self._names, named, count=self.weights.num_classes)
+    return classes.find(self._names, named, num_classes=self.weights.num_classes)
 
   def functional(self, *, num_classes: int | None = None, seed: int = 0) -> tuple[Params, functional.Function]:
     """Returns the parameters, and the network as a pure function of them, for a training loop of your own.

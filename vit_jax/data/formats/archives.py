@@ -1,13 +1,13 @@
 """CIFAR-10, CIFAR-100 and MNIST in the files that their authors publish, for `vit-jax prepare --data=cifar10`.
 
 The job calls `find` and `check` for each file of `ARCHIVES[name]`, and opens each split as `Archived`. Examples have
-the order of the files. Layouts, as their pages describe them:
+the order of the files. The pages of the authors describe the layouts:
 
-- CIFAR, the binary version (www.cs.toronto.edu/~kriz/cifar.html): a tar file. Its records have one label byte
-  (CIFAR-100: the coarse and the fine label), and 3,072 bytes of pixels: the red, green and blue plane of 32 x 32 px,
-  row by row. A text file has the names of the classes, one a line. The Python version is not used, as its pickles may
-  hold code.
-- MNIST (yann.lecun.com/exdb/mnist, "IDX"): 4 bytes, the last of which is the rank R; R sizes of the axes, as
+- CIFAR, the binary version (www.cs.toronto.edu/~kriz/cifar.html): a tar file with files of records and a text file with
+  the names of the classes, one on each line. A record has one label byte (CIFAR-100: the coarse and the fine label)
+  and 3,072 bytes of pixels: the red, green and blue plane of 32 x 32 px, row by row. The Python version is not used,
+  as pickles may contain code.
+- MNIST (yann.lecun.com/exdb/mnist, "IDX"): 4 bytes, where the last byte is the rank R; R sizes of the axes, as
   big-endian 32-bit numbers; and then a byte for each element. Images and labels are in two files.
 """
 from __future__ import annotations
@@ -32,12 +32,13 @@ from vit_jax.data.formats.builtin import Arrays
 SPLITS = ('train', 'test')
 _CIFAR = 'https://www.cs.toronto.edu/~kriz'
 _MNIST = 'https://storage.googleapis.com/cvdf-datasets/mnist'  # a copy: the server of the authors refuses downloads
-_CIFAR_PX, _BLOCK_BYTES = 32, 2**20  # size of an image; bytes that are hashed at a time
+_CIFAR_PX = 32  # height and width of an image
+_BLOCK_BYTES = 2**20  # that are hashed at a time
 _GZIP = b'\x1f\x8b'  # the first bytes of a gzip file
 
 
 class File(NamedTuple):
-  """A published file and its MD5; of `.gz` (not `.tar.gz`) that of its content, as copies are compressed otherwise."""
+  """A published file and the MD5 of the file, or for `.gz` (not `.tar.gz`) of the content: compression may differ."""
   address: str
   md5: str
 
@@ -54,19 +55,19 @@ class Split(NamedTuple):
 
 
 class Archive(NamedTuple):
-  """A dataset: its files, and the function that reads a split from their paths."""
+  """A dataset: the published files, and the function that reads a split, given the paths of all files."""
   files: tuple[File, ...]
   read: Callable[[Sequence[pathlib.Path], str], Split]
 
 
 class Archived(Arrays):
-  """A split of an archive in memory. A loader process that gets its pickle reads the files itself."""
+  """A split of an archive in memory. Its pickle has only the paths: a loader process reads the files again."""
 
   def __init__(self, dataset: str, files: Sequence[pathlib.Path], split: str) -> None:
-    """Reads a split, `train` or `test`, of a dataset of `ARCHIVES`, given the paths of all its files in their order."""
-    images = ARCHIVES[dataset].read(files, split)
-    super().__init__(images.image, images.label, name=f'{dataset}/{split}', class_names=images.class_names)
-    self._arguments = dataset, tuple(files), split
+    """Reads the split `train` or `test` of a dataset; `files` are the paths of the files of `ARCHIVES[dataset]`."""
+    examples = ARCHIVES[dataset].read(files, split)
+    super().__init__(examples.image, examples.label, name=f'{dataset}/{split}', class_names=examples.class_names)
+    self._arguments = (dataset, tuple(files), split)
 
   def __reduce__(self) -> tuple[object, ...]:
     return _open_once, self._arguments
@@ -94,13 +95,13 @@ def check(file: File, path: pathlib.Path) -> None:
 
 
 def find(file: File, folder: pathlib.Path) -> pathlib.Path | None:
-  """Returns the path of a published file in a folder, or else of its content (without `.gz`); None if there is none."""
+  """Returns the path of a published file in a folder, or else of a decompressed copy; None if there is neither."""
   decompressed = file.name if file.name.endswith('.tar.gz') else file.name.removesuffix('.gz')
   return next((folder / name for name in (file.name, decompressed) if (folder / name).is_file()), None)
 
 
 def _opened(path: pathlib.Path, name: str) -> IO[bytes]:
-  """Opens a file, or if it is compressed its content; a tar file, by its published name, is opened as it is."""
+  """Opens a file; the content if the file is compressed, unless `name`, the published name, is that of a tar file."""
   with open(path, 'rb') as file:
     is_gzip = file.read(2) == _GZIP and not name.endswith('.tar.gz')
   return gzip.open(path) if is_gzip else open(path, 'rb')  # type: ignore[return-value]
@@ -108,32 +109,32 @@ def _opened(path: pathlib.Path, name: str) -> IO[bytes]:
 
 def _read_cifar(files: Sequence[pathlib.Path], split: str, *, folder: str, parts: dict[str, tuple[str, ...]],
                 names: str, num_labels: int) -> Split:
-  """Returns a split from a tar file, which has a `folder` with files of records, and of `names` of classes.
+  """Returns a split from the only one of the `files`, a tar file.
 
-  `parts` has the names of the files with the records of each split. A record begins with `num_labels` bytes, the last
-  of which is the class.
+  `folder` in the tar file has the file `names` with the names of the classes, and for each split the files of `parts`
+  with records. A record begins with `num_labels` bytes; the last of these bytes is the class.
   """
   with tarfile.open(files[0]) as archive:
-    def content(name: str) -> bytes:
+    def read(name: str) -> bytes:
       opened = archive.extractfile(f'{folder}/{name}')
       assert opened is not None
       return opened.read()
 
-    records = np.frombuffer(b''.join(content(name) for name in parts[split]), np.uint8)
-    class_names = tuple(content(names).decode().split())
-  records = records.reshape(-1, num_labels + 3 * _CIFAR_PX * _CIFAR_PX)
+    content = np.frombuffer(b''.join(read(name) for name in parts[split]), np.uint8)
+    class_names = tuple(read(names).decode().split())
+  records = content.reshape(-1, num_labels + 3 * _CIFAR_PX * _CIFAR_PX)
   image = records[:, num_labels:].reshape(-1, 3, _CIFAR_PX, _CIFAR_PX).transpose(0, 2, 3, 1)
   return Split(np.ascontiguousarray(image), records[:, num_labels - 1].astype(np.int32), class_names)
 
 
 def _read_mnist(files: Sequence[pathlib.Path], split: str) -> Split:
-  """Returns a split, given the images and labels of `train`, and then those of `test`."""
+  """Returns a split; `files` are the images and the labels of `train`, and then the images and the labels of `test`."""
   image, label = (_read_idx(path) for path in (files[:2] if split == 'train' else files[2:]))
   return Split(image[..., None], label.astype(np.int32), tuple(map(str, range(10))))
 
 
 def _read_idx(path: pathlib.Path) -> HostArray:
-  """Returns the array of an IDX file, u8."""
+  """Returns the array in an IDX file, u8; the file says its shape."""
   with _opened(path, path.name) as opened:
     content = opened.read()
   shape = np.frombuffer(content, '>i4', content[3], offset=4)

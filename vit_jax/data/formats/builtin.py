@@ -1,7 +1,7 @@
 """Sources that need no files: `digits` (of scikit-learn), and `synthetic` images of any number and size.
 
-`data/opening.py` calls `digits_opener` and `synthetic_opener`. `Arrays` is also the base of `archives.Archived`, and
-serves sources of your own.
+`data/opening.py` calls `digits_opener` and `synthetic_opener`. `Arrays` is also the base class of `archives.Archived`,
+and can be the base class of sources of your own.
 """
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from vit_jax.data import splits
 from vit_jax.data.source import Record, Rows, Source
 
 DIGITS_FILE = 'datasets/data/digits.csv.gz'  # in scikit-learn 0.18 to 1.9
-DIGITS_HELD_OUT, DIGITS_SEED = 0.2, 0  # 1,437 for training, 360 for testing
+DIGITS_HELD_OUT, DIGITS_SEED = 0.2, 0  # 1,437 images for training, 360 for testing
 SYNTHETIC_EXAMPLES, SYNTHETIC_CLASSES = 1_000, 10  # unless settings have other numbers
-SYNTHETIC_IMAGES = 61  # distinct images; a prime, so that each is combined with every class
+SYNTHETIC_IMAGES = 61  # distinct images; a prime number, so that each image is combined with every class
 
 
 class Arrays(Rows):
@@ -47,7 +47,7 @@ class Arrays(Rows):
 
 
 def digits_opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
-  """Returns the function that opens a split of `digits`, which has no settings."""
+  """Returns the function that opens a split of `digits`; no setting changes this source."""
   del where, data, image_px
   return open_digits
 
@@ -71,7 +71,7 @@ def open_digits(split: str) -> Source:
 @functools.lru_cache
 def _read_digits() -> tuple[HostArray, HostArray]:
   """Returns levels `[S, 64]` from 0 to 16 and labels `[S]`. Raises UserError if scikit-learn is not installed."""
-  package = importlib.util.find_spec('sklearn')  # its file is read without an import, which takes 1 s
+  package = importlib.util.find_spec('sklearn')  # the file is read without importing scikit-learn, which takes 1 s
   if package is None or package.origin is None:
     raise UserError('data.source: expected scikit-learn, whose digits these are, got no such package. Install '
                     'scikit-learn.')
@@ -80,9 +80,9 @@ def _read_digits() -> tuple[HostArray, HostArray]:
 
 
 class Synthetic(Rows):
-  """Images of color noise with classes that depend on the row alone: a stand-in for data that are not available."""
+  """Images of color noise with classes that depend on the row alone: a replacement for data that are not available."""
 
-  encoded = False
+  encoded = False  # images are pixels, not the bytes of files
 
   def __init__(self, *, split: str, num_examples: int, num_classes: int, image_px: tuple[int, int]) -> None:
     self.name = f'synthetic/{split}'
@@ -94,7 +94,7 @@ class Synthetic(Rows):
     return self._num_examples
 
   def example(self, row: int) -> Record:
-    return Record(_images(self._image_px)[row % SYNTHETIC_IMAGES], self.labels(row))
+    return Record(_make_images(self._image_px)[row % SYNTHETIC_IMAGES], self.labels(row))
 
   def labels(self, row: int) -> tuple[int, ...]:
     return (row % len(self.class_names),)
@@ -103,8 +103,8 @@ class Synthetic(Rows):
 def synthetic_opener(where: str, data: schema.Data, image_px: tuple[int, int]) -> Callable[[str], Source]:
   """Returns the function that opens a split of `synthetic`, with images of `image_px` (height, width).
 
-  `train` has `data.num_examples` (0 = 1,000), `test` as many, but at most 1,000; `data.num_classes` may be 0 for 10.
-  Raises UserError if one of these is negative.
+  `train` has `data.num_examples` images (0 = 1,000), and `test` has as many, but at most 1,000. `data.num_classes` is
+  the number of classes (0 = 10). Raises UserError if one of the two settings is negative.
   """
   del where
   if data.num_examples < 0 or data.num_classes < 0:
@@ -113,14 +113,16 @@ def synthetic_opener(where: str, data: schema.Data, image_px: tuple[int, int]) -
 
   def open_named(split: str) -> Source:
     split = splits.resolve(split, ('train', 'test'), source='synthetic')
-    num = data.num_examples or SYNTHETIC_EXAMPLES
-    return Synthetic(split=split, num_examples=num if split == 'train' else min(num, SYNTHETIC_EXAMPLES),
-                     num_classes=data.num_classes or SYNTHETIC_CLASSES, image_px=(image_px[0], image_px[1]))
+    num_examples = data.num_examples or SYNTHETIC_EXAMPLES
+    if split == 'test':
+      num_examples = min(num_examples, SYNTHETIC_EXAMPLES)
+    return Synthetic(split=split, num_examples=num_examples, num_classes=data.num_classes or SYNTHETIC_CLASSES,
+                     image_px=(image_px[0], image_px[1]))
   return open_named
 
 
 @functools.lru_cache(maxsize=2)
-def _images(image_px: tuple[int, int]) -> HostArray:
+def _make_images(image_px: tuple[int, int]) -> HostArray:
   """Returns the distinct images of synthetic data, `[SYNTHETIC_IMAGES, H, W, 3] u8`."""
   rng = np.random.Generator(np.random.Philox(key=0))
   return rng.integers(0, 256, (SYNTHETIC_IMAGES, *image_px, 3), np.uint8)

@@ -1,17 +1,17 @@
 """`tf.train.Example` messages, parsed by protobuf without TensorFlow: their schema is declared here.
 
-`data/prepare.py` writes records with `serialize`. To read, `array_record.py`, `tfrecord.py`, `tfds.py` and its
-subclasses in `masks.py` and `vtab.py` parse a record with `pick` or `parse`, or one entry with `parse_entry`. They then
-take values of its features with `get_first`, `get_bytes`, `get_class` or `get_classes`. A damaged record raises
-`BadRecord`. This module reads no files, and knows no feature by name.
+`data/prepare.py` writes records with `serialize`. Readers are `array_record.py`, `tfrecord.py` and `tfds.py`, with
+subclasses in `masks.py` and `vtab.py`. They parse a record with `pick` or `parse`, or one entry with `parse_entry`, and
+then take values of features with `get_first`, `get_bytes`, `get_class` or `get_classes`. A damaged record raises
+`BadRecord`. This module reads no files, and does not depend on the names of features.
 
 A record is a message `Example` (tensorflow/core/example/example.proto and feature.proto), a map of features by name:
 
   Example   features: Features, which have a map of names to `Feature`
   Feature   one of bytes_list, float_list and int64_list, each with repeated `value`
 
-In place of the map, `_messages` declares a list of messages `Entry` with `key` and `value`. It has the same bytes, and
-keeps their order.
+In place of the map, `_messages` declares a list of messages `Entry` with `key` and `value`. The bytes are the same, and
+the list keeps the order of the features.
 """
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ else:
 
 Values = list[bytes] | list[int] | list[float]
 """The values of a feature."""
-_SHOWN = 20  # features in a message
+_MAX_SHOWN = 20  # features in a message
 
 
 class BadRecord(BadImage):
-  """A record is damaged or incomplete: it counts as an image that cannot be decoded."""
+  """A record is damaged or incomplete; the example counts as an image that cannot be decoded."""
 
 
 class BadLabel(BadRecord):
@@ -49,25 +49,26 @@ class BadLabel(BadRecord):
 
 def parse(record: bytes) -> dict[str, Values]:
   """Returns the features of a record by name. Raises BadRecord if it is truncated, or has another format."""
-  return {entry.key: list(_values(entry)) for entry in _read(record, 'Example').features.feature}
+  return {entry.key: list(_values(entry)) for entry in _parse_message(record, 'Example').features.feature}
 
 
 def parse_entry(record: bytes) -> list[Any]:
   """Returns the values of one feature, given the bytes of its `Entry`. Raises BadRecord as `parse`."""
-  return list(_values(_read(record, 'Entry')))
+  return list(_values(_parse_message(record, 'Entry')))
 
 
 def pick(record: bytes, *names: str) -> Mapping[str, Sequence[Any]]:
-  """Returns the features `names` of a record by name, faster than `parse`, or all if one is missing.
+  """Returns the features `names` of a record by name, faster than `parse`.
 
-  So an error can list all features. Raises BadRecord as `parse`.
+  Returns all features if one of the names is missing, so that an error can list them. Raises BadRecord as `parse`.
   """
-  picked = {entry.key: _values(entry) for entry in _read(record, 'Example').features.feature if entry.key in names}
+  entries = _parse_message(record, 'Example').features.feature
+  picked = {entry.key: _values(entry) for entry in entries if entry.key in names}
   return picked if len(picked) == len(names) else parse(record)
 
 
-def _read(record: bytes, name: str) -> Any:
-  """Returns the message `Example` or `Entry` with these bytes. Raises BadRecord if they have another format."""
+def _parse_message(record: bytes, name: str) -> Any:
+  """Returns the message in a record; `name` is `Example` or `Entry`. Raises BadRecord if the format is another."""
   try:
     return _messages()[name].FromString(record)
   except message.DecodeError as error:
@@ -75,8 +76,8 @@ def _read(record: bytes, name: str) -> Any:
 
 
 def _values(entry: Any) -> Sequence[Any]:
-  """Returns the values of an entry without a copy: they are valid as long as its message."""
-  kind = entry.value.WhichOneof('kind') or 'int64_list'  # a feature without values has no kind, so any list is empty
+  """Returns the values of an entry without a copy; the values are valid as long as the message of the entry."""
+  kind = entry.value.WhichOneof('kind') or 'int64_list'  # without a kind the feature has no values: any list is empty
   values: Sequence[Any] = getattr(entry.value, kind).value
   return values
 
@@ -100,17 +101,17 @@ def serialize(features: Mapping[str, bytes | int | Sequence[int] | Sequence[byte
 
 
 def get_first(features: Mapping[str, Sequence[Any]], name: str) -> bytes | int | float:
-  """Returns the first value of a feature. Raises BadRecord if there is none."""
+  """Returns the first value of a feature. Raises BadRecord if there is no value."""
   values = features.get(name)
   if not values:
-    names = documents.listed(sorted(features), _SHOWN) or 'no features'
+    names = documents.listed(sorted(features), _MAX_SHOWN) or 'no features'
     raise BadRecord(f'the record: expected the feature {name!r}, got {names}')
   value: bytes | int | float = values[0]
   return value
 
 
 def get_bytes(features: Mapping[str, Sequence[Any]], name: str) -> bytes:
-  """Returns the first value of a feature. Raises BadRecord if there is none, or it is a number."""
+  """Returns the first value of a feature. Raises BadRecord if there is no value, or the value is a number."""
   value = get_first(features, name)
   if not isinstance(value, bytes):
     raise BadRecord(f'the record: expected bytes in the feature {name!r}, got a number')
@@ -120,7 +121,7 @@ def get_bytes(features: Mapping[str, Sequence[Any]], name: str) -> bytes:
 def get_class(features: Mapping[str, Sequence[Any]], name: str, *, num_classes: int) -> int:
   """Returns the first value of a feature, which is a class.
 
-  Raises BadRecord if there is none, and BadLabel if one of the values is not a class below `num_classes`.
+  Raises BadRecord if there is no value, and BadLabel if one of the values is not a class below `num_classes`.
   """
   get_first(features, name)
   return get_classes(features, name, num_classes=num_classes)[0]
@@ -160,18 +161,21 @@ def _messages() -> dict[str, Any]:
 
 
 def _declare(file: Any, name: str, **fields: Any) -> Any:
-  """Adds a message to a file and returns it; its fields have the numbers 1, 2 and so on.
+  """Adds the declaration of a message to a file, and returns it. The fields get the numbers 1, 2 and so on.
 
-  The type of a field is a number of protobuf, or the name of another message; in a list if the field is repeated.
+  `fields` has the type of each field: a number of protobuf, or the name of another message; in a list if the field is
+  repeated.
   """
   declared = file.message_type.add(name=name)
   for number, (key, field_type) in enumerate(fields.items(), 1):
+    is_repeated = isinstance(field_type, list)
     field = declared.field.add(name=key, number=number)
-    field.label = field.LABEL_OPTIONAL
-    if isinstance(field_type, list):
-      field.label, field_type = field.LABEL_REPEATED, field_type[0]
+    field.label = field.LABEL_REPEATED if is_repeated else field.LABEL_OPTIONAL
+    if is_repeated:
+      field_type = field_type[0]
     if isinstance(field_type, str):
-      field.type, field.type_name = field.TYPE_MESSAGE, f'.vit_jax.{field_type}'
+      field.type = field.TYPE_MESSAGE
+      field.type_name = f'.vit_jax.{field_type}'
     else:
       field.type = field_type
   return declared

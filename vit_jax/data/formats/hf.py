@@ -7,8 +7,8 @@ When a split is opened, its files are downloaded to the cache that other program
   2. or from the paths of files: `[data/ or SUBSET/]SPLIT-00000-of-00004.parquet`;
   3. or from the branch `refs/convert/parquet`, where the hub has Parquet files: `SUBSET/SPLIT/0000.parquet`.
 
-`opening.py` calls `pin` when a run begins, and later `opener`. `pin` replaces the revision by a commit, which
-the config of the run then has, so that a resumed run reads the same files. `core/hub.py` talks to the hub.
+`opening.py` calls `pin` when a run begins, and later `opener`. `pin` replaces the revision by a commit. The config of
+the run stores the commit, so that a resumed run reads the same files. `core/hub.py` communicates with the hub.
 """
 from __future__ import annotations
 
@@ -37,45 +37,47 @@ CONVERTED = 'refs/convert/parquet'
 _DEFAULT = 'default'
 _COMMIT = re.compile(r'[0-9a-f]{40}')
 _SPLIT = re.compile(r'(?P<split>\w+(?:\.\w+)*?)-\d{4,}(?:-of-\d{4,}).*\.parquet')  # train-00000-of-00004.parquet
-_NUMBERED = re.compile(r'-\d{4,}-of-(\d{4,})')  # the part -00000-of-00004
-_MOST_BYTES, _MOST_README = 2**40, 2**24  # bytes of a file, and of README.md
-_THREADS, _SHOWN = 8, 20  # downloads at the same time; names in a message
+_NUM_FILES = re.compile(r'-\d{4,}-of-(\d{4,})')  # in -00000-of-00004
+_MAX_FILE_BYTES, _MAX_README_BYTES = 2**40, 2**24
+_NUM_THREADS = 8  # downloads at the same time
+_MAX_SHOWN = 20  # names in a message
 
-Names = Mapping[str, Mapping[str, Sequence[str]]]
+PathsBySubset = Mapping[str, Mapping[str, Sequence[str]]]
 """The paths of files in a repository, by subset and by split."""
 
 
-class _Listed(NamedTuple):
-  """The path of a file in a repository, with its subset and its split, '' = none."""
+class _File(NamedTuple):
+  """A file in a repository: its subset, its split ('' = none), and its path."""
   subset: str
   split: str
-  name: str
+  path: str
 
 
 def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
            order: Sequence[str] = ()) -> Callable[[str], Source]:
   """Returns the function that opens a split of a dataset, after it has downloaded the files of the split.
 
-  Raises UserError if there is no such dataset or subset, it may not be read, or it has no Parquet files; and
-  TemporaryError if the hub cannot be reached, and the cache does not have the dataset.
+  `order` has the classes of a run that resumes. Raises UserError if there is no such dataset or subset, the dataset may
+  not be read, or it has no Parquet files; and TemporaryError if the hub cannot be reached, and the cache does not have
+  the dataset.
   """
   del image_px
   repository, subset = _parse(where)
-  repository, by_split = _choose(*_find(repository), subset, where)
-  if '' in by_split and len(by_split) > 1:  # as the package `datasets` does, files without a split are left out
-    named = {split: by_split[split] for split in sorted(by_split) if split}
-    warn_once(f'hf:{where}: files are of the splits {documents.listed(list(named), _SHOWN)}; not read: '
-              f'{documents.listed(by_split[""], _SHOWN)}.')
-    by_split = named
+  repository, paths_by_split = _choose_files(*_find(repository), subset, where)
+  if '' in paths_by_split and len(paths_by_split) > 1:  # the package `datasets` leaves out files without a split, too
+    unread = paths_by_split['']
+    paths_by_split = {split: paths_by_split[split] for split in sorted(paths_by_split) if split}
+    warn_once(f'hf:{where}: files are of the splits {documents.listed(list(paths_by_split), _MAX_SHOWN)}; not read: '
+              f'{documents.listed(unread, _MAX_SHOWN)}.')
 
   @functools.cache
   def open_named(split: str) -> Source:
-    stored = '' if '' in by_split else splits.resolve(split, by_split, source=f'hf:{where}')
-    downloaded = {stored: _download(repository, by_split[stored])}
-    if stored and stored != 'train' and 'train' in by_split:
-      columns = ParquetSource.choose(downloaded[stored], data)
+    stored_split = '' if '' in paths_by_split else splits.resolve(split, paths_by_split, source=f'hf:{where}')
+    downloaded = {stored_split: _download(repository, paths_by_split[stored_split])}
+    if stored_split not in ('', 'train') and 'train' in paths_by_split:
+      columns = ParquetSource.choose(downloaded[stored_split], data)
       if columns.label and not columns.names and not data.classes:  # then the training files define the classes
-        downloaded['train'] = _download(repository, by_split['train'])
+        downloaded['train'] = _download(repository, paths_by_split['train'])
     root = os.path.commonpath([os.path.dirname(path) for paths in downloaded.values() for path in paths])
     listed = shards.Listed(root, {name: shards.Files(paths) for name, paths in downloaded.items()})
     return indexed.opener(ParquetSource, listed, data, name=f'hf:{where}', order=order)(split)
@@ -83,7 +85,7 @@ def opener(where: str, data: schema.Data, image_px: tuple[int, int], *,
 
 
 def _parse(where: str) -> tuple[Repository, str]:
-  """Returns the repository and the subset of a source, '' = not given. Raises UserError if it has another form."""
+  """Returns the repository and the subset in `where`; '' = no subset. Raises UserError if `where` has another form."""
   try:
     return hub.parse(where, kind='dataset')
   except UserError:
@@ -91,23 +93,23 @@ def _parse(where: str) -> tuple[Repository, str]:
                     f'hf:{where}. Give one such as hf:uoft-cs/cifar10.') from None
 
 
-def pin(where: str, known: Iterable[str]) -> str:
+def pin(where: str, recorded_sources: Iterable[str]) -> str:
   """Returns `OWNER/NAME@COMMIT[/SUBSET]` for a dataset `where`, `OWNER/NAME[@REVISION][/SUBSET]`.
 
-  The commit is that of the revision now. Without a revision, it is that of the same dataset in `known`, the sources of
-  a run that resumes, `hf:OWNER/NAME@COMMIT[/SUBSET]`, if it is there. Raises UserError and TemporaryError as `opener`.
+  The commit is the one that the revision has now. If `where` has no revision, but `recorded_sources` of a run that
+  resumes have the dataset as `hf:OWNER/NAME@COMMIT[/SUBSET]`, that commit is kept. Raises as `opener`.
   """
   repository, subset = _parse(where)
   if _COMMIT.fullmatch(repository.revision):
     return where
 
-  def at(commit: str) -> str:
+  def name_at(commit: str) -> str:
     return f'{repository.owner}/{repository.name}@{commit}' + (f'/{subset}' if subset else '')
-  if '@' not in where:
-    for source in known:
-      if (commit := source.partition('@')[2].partition('/')[0]) and source == f'hf:{at(commit)}':
-        return at(commit)
-  return at(_find(repository)[0].revision)
+  for source in () if '@' in where else recorded_sources:
+    commit = source.partition('@')[2].partition('/')[0]
+    if commit and source == f'hf:{name_at(commit)}':
+      return name_at(commit)
+  return name_at(_find(repository)[0].revision)
 
 
 def _find(repository: Repository) -> tuple[Repository, tuple[str, ...]]:
@@ -122,82 +124,82 @@ def _find(repository: Repository) -> tuple[Repository, tuple[str, ...]]:
   return repository._replace(revision=commit.commit), commit.files
 
 
-def _choose(repository: Repository, names: Sequence[str], subset: str,
-            where: str) -> tuple[Repository, Mapping[str, Sequence[str]]]:
-  """Returns the repository, or its branch `CONVERTED` if it has no Parquet files, and a subset's files by split."""
-  files = _subsets(repository, names)
-  if not files and (converted := hub.find(repository._replace(revision=CONVERTED))):
+def _choose_files(repository: Repository, paths: Sequence[str], subset: str,
+                  where: str) -> tuple[Repository, Mapping[str, Sequence[str]]]:
+  """Returns the repository, or its branch `CONVERTED` if it has no Parquet files; and a subset's paths by split."""
+  paths_by_subset = _find_parquets(repository, paths)
+  if not paths_by_subset and (converted := hub.find(repository._replace(revision=CONVERTED))):
     repository = repository._replace(revision=converted.commit)
-    parts = [name.split('/') for name in sorted(converted.files) if name.endswith('.parquet')]
-    files = _grouped(_Listed(path[0], path[1].removeprefix('partial-'), '/'.join(path)) for path in parts
-                     if len(path) == 3)
-  if not files:
-    kinds = sorted({os.path.splitext(name)[1] or name for name in names})
+    converted_paths = [path for path in sorted(converted.files) if path.endswith('.parquet') and path.count('/') == 2]
+    paths_by_subset = _group(_File(path.split('/')[0], path.split('/')[1].removeprefix('partial-'), path)
+                             for path in converted_paths)
+  if not paths_by_subset:
+    extensions = sorted({os.path.splitext(path)[1] or path for path in paths})
     raise UserError(f'hf:{where}: expected a dataset with Parquet files, or with the branch {CONVERTED}, got files '
-                    f'{documents.listed(kinds, _SHOWN)}. Download it, and give the path of what it has: '
+                    f'{documents.listed(extensions, _MAX_SHOWN)}. Download it, and give the path of what it has: '
                     f'huggingface_hub.snapshot_download({f"{repository.owner}/{repository.name}"!r}, '
                     "repo_type='dataset').")
-  chosen = subset or (list(files)[0] if len(files) == 1 else _DEFAULT)
-  if chosen not in files:
+  default = list(paths_by_subset)[0] if len(paths_by_subset) == 1 else _DEFAULT
+  if (subset or default) not in paths_by_subset:
     base = where.removesuffix(f'/{subset}') if subset else where
-    raise UserError(f'hf:{where}: expected one of the subsets {documents.listed(sorted(files), _SHOWN)}, got '
-                    f'{subset!r}. Write hf:{base}/SUBSET.')
-  return repository, files[chosen]
+    raise UserError(f'hf:{where}: expected one of the subsets {documents.listed(sorted(paths_by_subset), _MAX_SHOWN)}, '
+                    f'got {subset!r}. Write hf:{base}/SUBSET.')
+  return repository, paths_by_subset[subset or default]
 
 
-def _grouped(files: Iterable[_Listed]) -> Names:
-  """Returns files by subset and by split."""
-  grouped: dict[str, dict[str, list[str]]] = {}
+def _group(files: Iterable[_File]) -> PathsBySubset:
+  """Returns the paths of files by subset and by split."""
+  grouped = dict[str, dict[str, list[str]]]()
   for file in files:
-    grouped.setdefault(file.subset, {}).setdefault(file.split, []).append(file.name)
+    grouped.setdefault(file.subset, {}).setdefault(file.split, []).append(file.path)
   return grouped
 
 
-def _subsets(repository: Repository, names: Sequence[str]) -> Names:
-  """Returns the Parquet files of a dataset, as its README.md lists them, or by their names."""
-  parquets = sorted(name for name in names if name.endswith('.parquet'))
-  if parquets and 'README.md' in names and (listed := _grouped(_listed(repository, parquets))):
+def _find_parquets(repository: Repository, paths: Sequence[str]) -> PathsBySubset:
+  """Returns the Parquet files of a dataset: those that README.md lists, or else all, by their paths."""
+  parquets = sorted(path for path in paths if path.endswith('.parquet'))
+  if parquets and 'README.md' in paths and (listed := _group(_read_readme(repository, parquets))):
     return listed
 
-  def subset(name: str) -> str:
-    folder = name.partition('/')[0] if '/' in name else 'data'
+  def subset_of(path: str) -> str:
+    folder = path.partition('/')[0] if '/' in path else 'data'
     return _DEFAULT if folder in ('data', *splits.NAMES) else folder
-  return _grouped(_Listed(subset(name), _split(name), name) for name in parquets)
+  return _group(_File(subset_of(path), _split_of(path), path) for path in parquets)
 
 
-def _split(name: str) -> str:
-  """Returns the split of a file by its name or folder; '' if they have no name of a split."""
-  if match := _SPLIT.fullmatch(name.rpartition('/')[2]):
+def _split_of(path: str) -> str:
+  """Returns the split that the name or the folder of a file names; '' if they name none."""
+  if match := _SPLIT.fullmatch(path.rpartition('/')[2]):
     return match['split']
-  words = shards.split_words(name)
+  words = shards.split_words(path)
   return words[0] if words else ''
 
 
-def _listed(repository: Repository, names: Sequence[str]) -> Iterator[_Listed]:
-  """Yields those of the files `names` that `configs:` at the beginning of README.md lists.
+def _read_readme(repository: Repository, paths: Sequence[str]) -> Iterator[_File]:
+  """Yields those of the files `paths` that `configs:` at the beginning of README.md lists.
 
   An item is {config_name: SUBSET, default: true, data_files: [{split: train, path: train/*}, …]}; `data_files` and
   `path` may also be a pattern or a list of patterns.
   """
-  readme = hub.fetch(repository, 'README.md', most_bytes=_MOST_README)
+  readme = hub.fetch(repository, 'README.md', most_bytes=_MAX_README_BYTES)
   for config in _configs(readme.path.read_text(errors='replace')) if readme else ():
     subsets = {str(config.get('config_name', _DEFAULT))}
     if config.get('default') is True:
       subsets.add(_DEFAULT)
-    parts = config.get('data_files')
-    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
-      parts = [{'path': parts}]
-    for part in parts:
-      path = part.get('path')
-      patterns = [pattern for pattern in (path if isinstance(path, list) else [path]) if isinstance(pattern, str)]
-      for name in names:
-        if any(fnmatch.fnmatch(name, pattern) for pattern in patterns):
-          split = str(part['split']) if 'split' in part else _split(name)
-          yield from (_Listed(subset, split, name) for subset in subsets)
+    entries = config.get('data_files')
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+      entries = [{'path': entries}]
+    for entry in entries:
+      listed = entry['path'] if isinstance(entry.get('path'), list) else [entry.get('path')]
+      patterns = [pattern for pattern in listed if isinstance(pattern, str)]
+      for path in paths:
+        if any(fnmatch.fnmatch(path, pattern) for pattern in patterns):
+          split = str(entry['split']) if 'split' in entry else _split_of(path)
+          yield from (_File(subset, split, path) for subset in subsets)
 
 
 def _configs(text: str) -> list[dict[str, Any]]:
-  """Returns `configs` of the YAML between two lines `---` at the beginning of a README.md; [] if there is none."""
+  """Returns `configs` in the YAML between two lines `---` at the beginning of a README.md; [] if there is none."""
   import yaml  # huggingface_hub installs it
   parts = text.split('---\n', 2)
   try:
@@ -208,20 +210,20 @@ def _configs(text: str) -> list[dict[str, Any]]:
   return [config for config in configs if isinstance(config, dict)] if isinstance(configs, list) else []
 
 
-def _download(repository: Repository, names: Sequence[str]) -> tuple[str, ...]:
-  """Returns the paths of files in the cache, after those that are missing have been downloaded."""
-  numbered = [(name, match) for name in names if (match := _NUMBERED.search(name))]
-  for name, match in numbered:
-    if len(numbered) < int(match[1]):
-      raise UserError(f'{repository}: expected the {int(match[1]):,} files of the split of {name}, got '
+def _download(repository: Repository, paths: Sequence[str]) -> tuple[str, ...]:
+  """Downloads the files that the cache lacks, and returns the path of each file in the cache."""
+  numbered = [(path, int(match[1])) for path in paths if (match := _NUM_FILES.search(path))]
+  for path, num_files in numbered:
+    if len(numbered) < num_files:
+      raise UserError(f'{repository}: expected the {num_files:,} files of the split of {path}, got '
                       f'{len(numbered):,}. Download the dataset again without HF_HUB_OFFLINE=1.')
 
-  def fetch(name: str) -> str:
-    fetched = hub.fetch(repository, name, most_bytes=_MOST_BYTES)
+  def fetch(path: str) -> str:
+    fetched = hub.fetch(repository, path, most_bytes=_MAX_FILE_BYTES)
     if fetched is None:
-      raise UserError(f'{repository}/{name}: expected this file in the cache, as HF_HUB_OFFLINE=1, got none. Unset it '
+      raise UserError(f'{repository}/{path}: expected this file in the cache, as HF_HUB_OFFLINE=1, got none. Unset it '
                       'once to download the dataset.')
     return os.fspath(fetched.path)
-  log.info('%s: opening %s Parquet files, downloaded unless the cache has them.', repository, f'{len(names):,}')
-  with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-    return tuple(pool.map(fetch, names))
+  log.info('%s: opening %s Parquet files, downloaded unless the cache has them.', repository, f'{len(paths):,}')
+  with concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as pool:
+    return tuple(pool.map(fetch, paths))

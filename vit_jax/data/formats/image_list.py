@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 
+from vit_jax.core import documents
 from vit_jax.core.errors import UserError
 from vit_jax.data import user_files
 from vit_jax.data.image.headers import BadImage
@@ -17,10 +18,11 @@ from vit_jax.data.source import Record, Rows
 from vit_jax.data.user_files import Rules
 
 log = logging.getLogger('vit_jax.data')
-_SHOWN = 5  # missing files in a message
-_OF_FILE = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
-"""Errors that concern one file alone: it counts as a bad image. Other errors, such as those of a disk, stop the job.
-A file that may not be read is among them, unlike in `failures.Meaning.is_of_file`, as the other images are wanted."""
+_MAX_SHOWN = 5  # missing files in a message
+_ERRORS_OF_FILE = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP,
+                   errno.ENAMETOOLONG)
+"""Errors that concern a single file, which then counts as a bad image. Other errors, such as those of a disk, stop the
+job. Unlike `failures.Meaning.is_of_file`, the list has the errors of a file that may not be read: the job continues."""
 
 
 class ImageList(Rows):
@@ -42,7 +44,7 @@ class ImageList(Rows):
     try:
       return Record(user_files.read_image(self._paths[row]))
     except OSError as error:
-      if error.errno not in _OF_FILE:
+      if error.errno not in _ERRORS_OF_FILE:
         raise
       raise BadImage(error.strerror or str(error)) from error
 
@@ -53,30 +55,31 @@ class ImageList(Rows):
     return self._paths[row]
 
 
-def find(given: Sequence[str], *, follow_links: bool = False) -> Iterator[str]:
-  """Yields the paths of images: an argument itself, even if it is missing; of a folder its images, sorted by path.
+def find(arguments: Sequence[str], *, follow_links: bool = False) -> Iterator[str]:
+  """Yields the path of each argument that is no folder, even if the file is missing, and the images of each folder.
 
-  The images of a folder are those in it and in the folders below it; `~` is the home directory. Links in a folder that
-  lead out of it are followed only with `follow_links`. Raises UserError if a folder has no image.
+  The images of a folder and of the folders below it are sorted by path; `~` is the home directory. Links that lead out
+  of the folder are followed only with `follow_links`. Raises UserError if a folder has no image.
   """
-  for name in map(user_files.expanded, given):
-    if not os.path.isdir(name):
-      yield name
+  for path in map(user_files.expanded, arguments):
+    if not os.path.isdir(path):
+      yield path
       continue
     finder = user_files.Finder(Rules(follow_links))
-    images = sorted(os.path.join(name, path) for path in finder.find(name))
+    images = sorted(os.path.join(path, image) for image in finder.find(path))
     if not images:
-      raise UserError(f'{name}: expected images with the extension {" ".join(user_files.EXTENSIONS)} in or below it, '
+      raise UserError(f'{path}: expected images with the extension {" ".join(user_files.EXTENSIONS)} in or below it, '
                       f'got {user_files.describe_ignored(finder.ignored) or "none"}. Name another folder.')
-    user_files.report_ignored(finder.ignored, name)
+    user_files.report_ignored(finder.ignored, path)
     yield from images
 
 
 def check_exist(paths: Sequence[str]) -> None:
   """Warns about the files that do not exist. Raises UserError if none of them exists."""
   missing = [path for path in paths if not os.path.exists(path)]
-  named = ', '.join(missing[:_SHOWN]) + (f' and {len(missing) - _SHOWN:,} more' if len(missing) > _SHOWN else '')
-  if missing and len(missing) == len(paths):
-    raise UserError(f'{named}: expected image files or folders of images, got no such file. Check the paths.')
-  if missing:
-    log.warning('%s of %s files do not exist: %s', f'{len(missing):,}', f'{len(paths):,}', named)
+  if not missing:
+    return
+  shown = documents.joined(missing, _MAX_SHOWN)
+  if len(missing) == len(paths):
+    raise UserError(f'{shown}: expected image files or folders of images, got no such file. Check the paths.')
+  log.warning('%s of %s files do not exist: %s', f'{len(missing):,}', f'{len(paths):,}', shown)

@@ -1,34 +1,30 @@
-"""`folder:PATH` with a label file: images with any number of classes each, as listed in a file beside them.
+"""`folder:PATH` with a label file: images with any number of classes each, which a file beside the images lists.
 
 PATH has a file for each split, `labels_train`, `labels_val` (or `_valid`, `_validation`) and `labels_test`; or a single
-file `labels`, of which a part is held out as the test split. The extension selects the format. Image paths are relative
-to PATH:
+file `labels`, and then a fraction of its images is held out as the test split. The extension selects the format. Image
+paths are relative to PATH:
 
   .csv, .tsv  a line for each image, `cats/1.jpg,cat,sofa` or with tabs: the path and then any number of classes.
   .jsonl      a JSON object in each line: {"image": "cats/1.jpg", "labels": ["cat", "sofa"]}
 
-The first lines of a table show its separator, whether it has a header, and which column has the images, as these exist
-(`_LabelFile._find_form`). A header with several columns that may have the class is an error, and so are columns of 0
-and 1. Files named `captions_train.jsonl` and so on, or `captions.jsonl`, have captions of images, and no labels:
+Files named `captions_train.jsonl` and so on, or `captions.jsonl`, have captions of images, and no labels:
 {"image": "cats/1.jpg", "captions": ["a cat on a sofa", "a pet"]}.
 
 The classes are those of the training file, or else of the first file by name, in the order of `classes.ordered`. If
 each image has one class, classes exclude each other. Else, in training, an image without a class is an example of no
-class; in evaluations, it does not count.
+class; in evaluations, the image does not count.
 
-`folder.py` calls `opener` first; it returns None if there is no label file. For each split a `_LabelFile` reads the
-lines, `label_paths.py` finds the image of each, and `LabeledFiles` is the source with the result.
+`folder.py` first calls `opener`, which returns None if there is no label file. `_LabeledFolder` opens the splits. For
+each split, a `_LabelFile` reads the lines with `label_lines.py` and finds the images with `label_paths.py`, and
+`LabeledFiles` is the source with these images.
 """
 from __future__ import annotations
 
-import csv
 import functools
 import hashlib
-import itertools
 import os
 import re
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +33,8 @@ from vit_jax.config import schema
 from vit_jax.core import documents
 from vit_jax.core.errors import UserError
 from vit_jax.data import splits, user_files
-from vit_jax.data.formats import folder_layout
+from vit_jax.data.formats import folder_layout, label_lines
+from vit_jax.data.formats.label_lines import CAPTIONS, LABELS, LabelLines, Line
 from vit_jax.data.formats.label_paths import ImagePaths
 from vit_jax.data.image.headers import BadImage
 from vit_jax.data.labels import classes
@@ -45,22 +42,9 @@ from vit_jax.data.source import UNLABELED, Record, Rows, Source, warn_once
 from vit_jax.data.user_files import OWN, Rules
 
 EXTENSIONS = ('.csv', '.tsv', '.jsonl')
-LABELS, CAPTIONS = 'labels', 'captions'
-"""Beginnings of the names of label files, and fields of their JSON."""
 _NO_SPLIT = ''  # stands for the split of a single label file
-_FRACTION = r'[+-]?(\d+\.\d*|\.\d+|\d+e[+-]?\d+)(e[+-]?\d+)?'  # such as 0.5, 1., .5 or 1e-3
-_SHOWN, _COLUMNS_SHOWN = 5, 20  # problems and columns in a message
-_FIRST_LINES = 20  # that show the form of a table
-_SEPARATORS = (',', ';', '\t')
-# Names of columns as `_plain` returns them: of images, such as `image`, `filename` or `imgpath`; of classes, such as
-# `label`, `classes` or `category2`; and of row numbers, as pandas writes them.
-_IMAGE_COLUMN = re.compile(r'(image|img|file|photo|picture|filename|path|id)((file)?(name|path|id|index)?)?')
-_CLASS_COLUMN = re.compile(r'(label|class|tag|categor(y|ie)|target)(e?s)?\d*')
-_NUMBER_COLUMNS = ('', 'unnamed0')
-_FLAGS = {'', '0', '1', '0.0', '1.0', 'True', 'False', 'true', 'false'}
-"""Cells that say whether an image has the class of their column."""
-_NO_FLAGS = ('Write a line for each image with the names of its classes: `cats/1.jpg,cat`; or, for one of these '
-             'columns alone, name it in data.label_column.')
+_FRACTION = re.compile(r'[+-]?(\d+\.\d*|\.\d+|\d+e[+-]?\d+)(e[+-]?\d+)?')  # such as 0.5, 1., .5 or 1e-3
+_MAX_SHOWN = 5  # problems or names in a message
 
 
 class Image(NamedTuple):
@@ -72,13 +56,14 @@ class Image(NamedTuple):
 
 
 class _Texts:
-  """Texts as one block of bytes: a loader process gets a copy of it, and many Python objects would pickle slowly."""
+  """Texts as one block of bytes. A loader process gets a pickled copy, and many Python objects would pickle slowly."""
 
   def __init__(self, texts: Sequence[bytes]) -> None:
-    self.content, self.ends = b''.join(texts), np.cumsum([0] + [len(text) for text in texts])
+    self.content = b''.join(texts)
+    self.ends = np.cumsum([0] + [len(text) for text in texts])  # text i is `content[ends[i]:ends[i + 1]]`
 
-  def __getitem__(self, row: int) -> bytes:
-    return self.content[self.ends[row]:self.ends[row + 1]]
+  def __getitem__(self, index: int) -> bytes:
+    return self.content[self.ends[index]:self.ends[index + 1]]
 
 
 class LabeledFiles(Rows):
@@ -89,10 +74,11 @@ class LabeledFiles(Rows):
   def __init__(self, root: str, images: Sequence[Image], *, name: str, class_names: tuple[str, ...],
                title: str = '', rules: Rules = OWN, is_single: bool = False) -> None:
     """Takes the images in the order of their rows; `is_single` = each has one class, and classes exclude each other."""
-    self.name, self.title, self.class_names, self._root, self._rules = name, title, class_names, root, rules
-    numbers = {name: number for number, name in enumerate(class_names)}
+    self.name, self.title, self.class_names = name, title, class_names
+    self._root, self._rules = root, rules
+    class_by_name = {name: index for index, name in enumerate(class_names)}
     self._paths = _Texts([os.fsencode(image.path) for image in images])
-    self._labels = np.array([numbers[name] for image in images for name in image.labels], np.int32)
+    self._labels = np.array([class_by_name[label] for image in images for label in image.labels], np.int32)
     self._label_ends = np.cumsum([0] + [len(image.labels) for image in images])
     self._captions = _Texts([text.encode(errors='surrogatepass') for image in images for text in image.captions])
     self._caption_ends = np.cumsum([0] + [len(image.captions) for image in images])
@@ -131,83 +117,105 @@ class LabeledFiles(Rows):
 
 
 def opener(where: str, data: schema.Data, *, order: Sequence[str] = ()) -> Callable[[str], Source] | None:
-  """Returns the function that opens a split of a folder with label files; None if it has no such file.
+  """Returns the function that opens a split of a folder with label files; None if the folder has no such file.
 
-  `data.holdout` of the images is held out as `test` if there is a single file. `data.label_column` and
+  If there is a single file, the fraction `data.holdout` of its images is held out as `test`. `data.label_column` and
   `data.image_column` name columns of a file with a header, or fields of JSON. `order` has the classes of a run that
-  resumes. Raises UserError if a split has several files, or (when opening) a file has a problem.
+  resumes. Raises UserError if a split has several files, or (when a split is opened) a file has a problem.
   """
   root = os.path.abspath(os.path.expanduser(where))
-  names = _find(root)
-  if not names:
-    if data.image_column or data.label_column:
-      raise UserError(f'data.label_column: expected a label file in {root}, such as labels.csv, got none'
-                      f'{beside(root)}. Name the file so, or leave the column out.')
-    return None
-  label_file = functools.cache(lambda split: _LabelFile(root, names[split], data))
-  defining = 'train' if 'train' in names else min(names)  # the split whose file defines the classes
-  define = functools.cache(lambda: label_file(defining).define_classes(order))
-
-  def source(images: Sequence[Image], split: str, title: str = '') -> Source:
-    class_names, is_single = define()
-    return LabeledFiles(root, images, name=f'folder:{root}/{split}', class_names=class_names, title=title,
-                        rules=Rules.of(data), is_single=is_single and all(len(image.labels) == 1 for image in images))
-
-  def open_part(split: str) -> Source:  # of a single label file
-    file = label_file(_NO_SPLIT)
-    images = _scattered(file.images(define()[0]), data.holdout_seed)
-    used = {os.path.normpath(image.path).split('/')[0] for image in images}
-    if unread := [name for name in folder_layout.subfolders(root) if name not in used]:
-      warn_once(f'{root}: images are those that {names[_NO_SPLIT]} lists; not read: the folders '
-                f'{documents.listed(unread, _SHOWN)}.')
-    part = splits.resolve_part(split, source=f'folder:{root}')
-    if part != splits.ALL:
-      num_held = round(len(images) * data.holdout)
-      if not 0 < num_held < len(images):
-        raise UserError(f'data.holdout: expected a fraction that leaves images to train and to test on, of the '
-                        f'{len(images)} in {file.path}, got {data.holdout}. Set another one.')
-      images = images[num_held:] if part == 'train' else images[:num_held]
-    return source(images, part, splits.part_title(f'folder:{root}/{names[_NO_SPLIT]}', part, data.holdout))
-
-  def open_split(split: str) -> Source:
-    split = splits.resolve(split, names, source=f'folder:{root}')
-    file, class_names = label_file(split), define()[0]
-    images = file.images(class_names)
-    if extra := sorted({name for image in images for name in image.labels} - set(class_names)):
-      raise UserError(f'{file.path}: expected the classes of {names[defining]}, which defines them, '
-                      f'got {len(extra)} others: {documents.listed(extra, _SHOWN)}. Correct their names, or add them '
-                      f'to {names[defining]}.')
-    if defining == 'train' and split != 'train':
-      paths = {os.path.normpath(image.path) for image in images}
-      if num := len(paths & label_file('train').find_paths()):
-        warn_once(f'{file.path}: {num:,} of its {len(paths):,} images are in {names["train"]} too, so a score '
-                  'on them says little about other images.')
-    return source(_scattered(images, seed=0), split)
-  return functools.cache(open_part if _NO_SPLIT in names else open_split)
+  file_by_split = _find_files(root)
+  if file_by_split:
+    folder = _LabeledFolder(root, file_by_split, data, order)
+    return functools.cache(folder.open_part if _NO_SPLIT in file_by_split else folder.open_split)
+  if data.image_column or data.label_column:
+    raise UserError(f'data.label_column: expected a label file in {root}, such as labels.csv, got none'
+                    f'{beside(root)}. Name the file so, or leave the column out.')
+  return None
 
 
-def _find(root: str) -> dict[str, str]:
+def _find_files(root: str) -> dict[str, str]:
   """Returns the name of the label file of each split. Raises UserError if a split has several."""
-  by_split: dict[str, list[str]] = {}
+  names_by_split = dict[str, list[str]]()
   for name in sorted(os.listdir(root)) if os.path.isdir(root) else []:
     stem, extension = os.path.splitext(name)
-    kind, _, split = stem.partition('_')  # `labels_train` or `labels`
-    extensions = {LABELS: EXTENSIONS, CAPTIONS: ('.jsonl',)}.get(kind, ())
-    if extension in extensions and (split in splits.NAMES or stem == kind):
-      by_split.setdefault(split, []).append(name)
-  if any(len(names) > 1 for names in by_split.values()) or (_NO_SPLIT in by_split and len(by_split) > 1):
-    listed = ', '.join(name for names in by_split.values() for name in names)
+    content, _, split = stem.partition('_')  # `labels_train` or `labels`
+    is_label_file = (content == LABELS and extension in EXTENSIONS) or (content == CAPTIONS and extension == '.jsonl')
+    if is_label_file and (split in splits.NAMES or stem == content):
+      names_by_split.setdefault(split, []).append(name)
+  has_several_of_split = any(len(names) > 1 for names in names_by_split.values())
+  if has_several_of_split or (_NO_SPLIT in names_by_split and len(names_by_split) > 1):
+    listed = ', '.join(name for names in names_by_split.values() for name in names)
     raise UserError(f'folder:{root}: expected one label file for each split, or only {LABELS}, got {listed}. Remove '
                     'the others.')
-  return {split: names[0] for split, names in by_split.items()}
+  return {split: names[0] for split, names in names_by_split.items()}
 
 
 def beside(root: str) -> str:
   """Returns the part of a message about tables in a folder that are not named as label files; '' if there are none."""
-  read = set(_find(root).values())
-  names = [name for name in sorted(os.listdir(root)) if name.lower().endswith(EXTENSIONS) and name not in read]
-  return (f'; not read: {documents.listed(names, _SHOWN)}, as label files are named labels.csv, or labels_train.csv '
-          'and labels_test.csv') if names else ''
+  label_files = set(_find_files(root).values())
+  unread = [name for name in sorted(os.listdir(root)) if name.lower().endswith(EXTENSIONS) and name not in label_files]
+  if not unread:
+    return ''
+  return (f'; not read: {documents.listed(unread, _MAX_SHOWN)}, as label files are named labels.csv, or '
+          'labels_train.csv and labels_test.csv')
+
+
+class _LabeledFolder:
+  """A folder with label files. `open_split` opens its splits; if there is a single file, `open_part` opens them."""
+
+  def __init__(self, root: str, file_by_split: Mapping[str, str], data: schema.Data, order: Sequence[str]) -> None:
+    """Takes the name of the label file of each split; `order` has the classes of a run that resumes. Reads no file."""
+    self._root, self._data, self._order = root, data, order
+    self._file_by_split = {split: _LabelFile(root, name, data) for split, name in file_by_split.items()}
+    defining_split = 'train' if 'train' in file_by_split else min(file_by_split)  # whose file defines the classes
+    self._defining_file = self._file_by_split[defining_split]
+
+  def open_split(self, split: str) -> Source:
+    """Opens a split that has a label file. Raises UserError if a class is not one of the file that defines them."""
+    split = splits.resolve(split, self._file_by_split, source=f'folder:{self._root}')
+    file = self._file_by_split[split]
+    class_names = self._classes.names
+    images = file.images(class_names)
+    if unknown := sorted({label for image in images for label in image.labels} - set(class_names)):
+      defining = self._defining_file.name
+      raise UserError(f'{file.path}: expected the classes of {defining}, which defines them, got {len(unknown)} '
+                      f'others: {documents.listed(unknown, _MAX_SHOWN)}. Correct their names, or add them to '
+                      f'{defining}.')
+    if split != 'train' and 'train' in self._file_by_split:
+      training_file = self._file_by_split['train']
+      paths = {os.path.normpath(image.path) for image in images}
+      if num_common := len(paths & training_file.find_paths()):
+        warn_once(f'{file.path}: {num_common:,} of its {len(paths):,} images are in {training_file.name} too, so a '
+                  'score on them says little about other images.')
+    return self._make_source(_scattered(images, seed=0), split)
+
+  def open_part(self, split: str) -> Source:
+    """Opens `train`, `test` or `all` of the single label file. Raises UserError if a part has no image."""
+    file = self._defining_file
+    images = _scattered(file.images(self._classes.names), self._data.holdout_seed)
+    folders_with_images = {os.path.normpath(image.path).split('/')[0] for image in images}
+    if unread := [name for name in folder_layout.subfolders(self._root) if name not in folders_with_images]:
+      warn_once(f'{self._root}: images are those that {file.name} lists; not read: the folders '
+                f'{documents.listed(unread, _MAX_SHOWN)}.')
+    part = splits.resolve_part(split, source=f'folder:{self._root}')
+    title = splits.part_title(f'folder:{self._root}/{file.name}', part, self._data.holdout)
+    if part == splits.ALL:
+      return self._make_source(images, part, title)
+    num_test = round(len(images) * self._data.holdout)
+    if not 0 < num_test < len(images):
+      raise UserError(f'data.holdout: expected a fraction that leaves images to train and to test on, of the '
+                      f'{len(images)} in {file.path}, got {self._data.holdout}. Set another one.')
+    return self._make_source(images[num_test:] if part == 'train' else images[:num_test], part, title)
+
+  @functools.cached_property
+  def _classes(self) -> _Classes:
+    return self._defining_file.read_classes(self._order)
+
+  def _make_source(self, images: Sequence[Image], split: str, title: str = '') -> Source:
+    is_single = self._classes.is_single and all(len(image.labels) == 1 for image in images)
+    return LabeledFiles(self._root, images, name=f'folder:{self._root}/{split}', class_names=self._classes.names,
+                        title=title, rules=Rules.of(self._data), is_single=is_single)
 
 
 def _scattered(images: Sequence[Image], seed: int) -> Sequence[Image]:
@@ -216,199 +224,81 @@ def _scattered(images: Sequence[Image], seed: int) -> Sequence[Image]:
   return [images[i] for i in order.tolist()]
 
 
-class _Line(NamedTuple):
-  """A line of a label file that is not empty: its number, the path of its image, and its classes or captions."""
-  number: int
-  image: str
-  labels: tuple[str, ...] = ()
-  captions: tuple[str, ...] = ()
-
-
-class _Form(NamedTuple):
-  """The form of a table: `image` is the column of paths; `labels`, and those from `more_from` on, have classes."""
-  separator: str
-  has_header: bool
-  image: int = 0
-  labels: tuple[int, ...] = ()
-  more_from: int = 1
+class _Classes(NamedTuple):
+  """The classes that a label file defines; `is_single` = each image of the file has exactly one of the classes."""
+  names: tuple[str, ...]
+  is_single: bool
 
 
 class _LabelFile:
-  """The label file `name` in `root`."""
+  """The label file `name` in `root`. Each method reads it from the beginning."""
 
   def __init__(self, root: str, name: str, data: schema.Data) -> None:
-    self.path, self._image_paths = os.path.join(root, name), ImagePaths(root, Rules.of(data))
-    self._has_captions = name.startswith(CAPTIONS)
-    self._image, self._label = data.image_column, data.label_column  # columns that settings name, '' = not set
-    self._advice = ('Write lines as {"image": "cats/1.jpg", "captions": ["a cat on a sofa", "a pet"]}.'
-                    if self._has_captions else
-                    'Write lines of .csv as `cats/1.jpg,cat,sofa`, of .tsv the same with tabs, of .jsonl '
-                    '{"image": "cats/1.jpg", "labels": ["cat", "sofa"]}.')
+    self.name = name
+    self.path = os.path.join(root, name)
+    self._image_paths = ImagePaths(root, Rules.of(data))
+    self._lines = LabelLines(self.path, self._image_paths, data)
 
-  def define_classes(self, order: Sequence[str]) -> tuple[tuple[str, ...], bool]:
-    """Returns the classes of the file, and whether each of its images has one of them.
-
-    `order` has the classes of a run that resumes. Raises UserError if the file has none, or fractions.
-    """
-    if self._has_captions:
-      return UNLABELED, False
-    names, counts = dict[str, str](), set[int]()
-    for line in self.lines():
-      counts |= {len(line.labels)} if line.image or line.labels else set()
+  def read_classes(self, order: Sequence[str]) -> _Classes:
+    """Returns the classes of the file. Raises UserError if there are none, or fractions or flags in place of names."""
+    if self._lines.has_captions:
+      return _Classes(UNLABELED, is_single=False)
+    name_by_key = dict[str, str]()  # the key is the composed Unicode form of the name
+    label_counts = set[int]()  # how many classes an image has
+    for line in self._lines.read():
+      if line.image or line.labels:
+        label_counts.add(len(line.labels))
       for label in line.labels:
-        names.setdefault(classes.composed(label), label)
-    if not names:
-      raise UserError(f'{self.path}: expected at least one class, got none. {self._advice}')
-    if max(counts) > 1 and _FLAGS.issuperset(names):
-      raise UserError(f'{self.path}: expected the names of classes, got cells of {" and ".join(sorted(names))} for '
-                      f'each of several classes. {_NO_FLAGS}')
-    if all(re.fullmatch(_FRACTION, name) for name in names):
-      raise UserError(f'{self.path}: expected names or whole numbers of classes, got fractions such as {min(names)}. '
-                      'Write the class of each image as a name or a whole number.')
-    return classes.ordered(list(names.values()), order), counts == {1}
+        name_by_key.setdefault(classes.composed(label), label)
+    if not name_by_key:
+      raise UserError(f'{self.path}: expected at least one class, got none. {self._lines.advice}')
+    if max(label_counts) > 1 and label_lines.FLAGS.issuperset(name_by_key):
+      raise UserError(f'{self.path}: expected the names of classes, got cells of {" and ".join(sorted(name_by_key))} '
+                      f'for each of several classes. {label_lines.ADVICE_FOR_FLAGS}')
+    if all(map(_FRACTION.fullmatch, name_by_key)):
+      raise UserError(f'{self.path}: expected names or whole numbers of classes, got fractions such as '
+                      f'{min(name_by_key)}. Write the class of each image as a name or a whole number.')
+    return _Classes(classes.ordered(list(name_by_key.values()), order), is_single=label_counts == {1})
 
   def images(self, class_names: Sequence[str]) -> list[Image]:
     """Returns the images, in order; their classes have the Unicode form that `class_names` have.
 
     Raises UserError if a line has another form, or an image is missing, outside of the folder, or listed twice.
     """
-    forms = {classes.composed(name): name for name in class_names}
-    images = dict[str, Image]()  # by path
-    problems, num_problems = list[str](), 0
-    missing = list[tuple[str, ...]]()  # cells of the first lines whose image is not found
-    for line in self.lines():
+    name_by_key = {classes.composed(name): name for name in class_names}
+    image_by_path = dict[str, Image]()  # the paths are normalized
+    problems = list[tuple[Line, str]]()  # the first lines with a problem, and the text about it in a message
+    num_problems = 0
+    for line in self._lines.read():
       file = self._image_paths.find(line.image)
       if isinstance(file, str):
         problem = f', {file}'
-        if len(missing) < _SHOWN:
-          missing.append((line.image, *line.labels))
-      elif os.path.normpath(file.path) in images:
+      elif os.path.normpath(file.path) in image_by_path:
         problem = ' twice'
       else:
-        labels = dict.fromkeys(forms.get(classes.composed(label), label) for label in line.labels)
-        images[os.path.normpath(file.path)] = Image(file.path, file.size, tuple(labels), line.captions)
+        labels = dict.fromkeys(name_by_key.get(classes.composed(label), label) for label in line.labels)
+        image_by_path[os.path.normpath(file.path)] = Image(file.path, file.size, tuple(labels), line.captions)
         continue
       num_problems += 1
-      if len(problems) < _SHOWN:
-        problems.append(f'line {line.number:,}: {documents.describe(line.image)}{problem}')
+      if len(problems) < _MAX_SHOWN:
+        problems.append((line, problem))
+    if problems or not image_by_path:
+      raise self._images_error(problems, num_problems, has_images=bool(image_by_path))
+    return list(image_by_path.values())
+
+  def _images_error(self, problems: Sequence[tuple[Line, str]], num_problems: int, *, has_images: bool) -> UserError:
+    """Returns the error about lines with a problem; `problems` has the first ones, or none in a file without images."""
     root = self._image_paths.root
-    if problems and not images:
-      raise UserError(f'{self.path}: expected images below {root}, got {num_problems:,} lines that name none, such as '
-                      f'{problems[0]}. {self._image_paths.explain_missing(missing)} {self._advice}')
-    if problems or not images:
-      more = f'; and {num_problems - _SHOWN:,} more' if num_problems > _SHOWN else ''
-      raise UserError(f'{self.path}: expected each image below {root} at most once, got '
-                      f'{"; ".join(problems) or "no image"}{more}. {self._advice}')
-    return list(images.values())
+    texts = [f'line {line.number:,}: {documents.describe(line.image)}{problem}' for line, problem in problems]
+    if problems and not has_images:
+      reason = self._image_paths.explain_missing([(line.image, *line.labels) for line, _ in problems])
+      return UserError(f'{self.path}: expected images below {root}, got {num_problems:,} lines that name none, such as '
+                       f'{texts[0]}. {reason} {self._lines.advice}')
+    more = f'; and {num_problems - _MAX_SHOWN:,} more' if num_problems > _MAX_SHOWN else ''
+    return UserError(f'{self.path}: expected each image below {root} at most once, got '
+                     f'{"; ".join(texts) or "no image"}{more}. {self._lines.advice}')
 
   def find_paths(self) -> set[str]:
-    """Returns the paths of the images that are there, in the form by which images of two files are compared."""
-    files = (self._image_paths.find(line.image) for line in self.lines())
+    """Returns the normalized paths of the images that exist; other lines are skipped."""
+    files = (self._image_paths.find(line.image) for line in self._lines.read())
     return {os.path.normpath(file.path) for file in files if not isinstance(file, str)}
-
-  def lines(self) -> Iterator[_Line]:
-    """Yields each line that is not empty, even if its image is missing. Raises UserError if it has another form."""
-    user_files.check_inside(self.path, self._image_paths.root, self._image_paths.rules)
-    yield from self._json_lines() if self.path.endswith('.jsonl') else self._table_lines()
-
-  def _read(self) -> Iterator[str]:
-    return user_files.read_lines(self.path, self.path, expected='a text file in UTF-8', advice=self._advice)
-
-  def _json_lines(self) -> Iterator[_Line]:
-    name = CAPTIONS if self._has_captions else self._label or LABELS
-    for number, line in enumerate(self._read(), 1):
-      if not line.strip():
-        continue
-      entry = documents.field(line, f'{self.path}, line {number:,}', nan=True, advice=self._advice,
-                              expected=f'an object with `image` and `{name}`')
-      field = entry.field(name)
-      items = [field] if self._label and isinstance(field.value, str) else list(field.items())
-      image = entry.field(self._image or 'image').text()
-      if self._has_captions:  # `text` refuses half of a surrogate pair, but `LabeledFiles.captions` handles it
-        captions = [item.value if isinstance(item.value, str) else item.text() for item in items]
-        yield _Line(number, image, captions=tuple(captions))
-      else:
-        yield _Line(number, image, _distinct(label.text().strip() for label in items))
-
-  def _table_lines(self) -> Iterator[_Line]:
-    form = self._find_form([line for line in itertools.islice(self._read(), _FIRST_LINES) if line.strip()])
-    rows = self._rows(self._read(), form.separator)
-    if form.has_header:
-      next(rows, None)
-    for number, cells in rows:
-      labels = [cells[column] for column in form.labels if column < len(cells)] + cells[form.more_from:]
-      yield _Line(number, cells[form.image] if form.image < len(cells) else '', _distinct(labels))
-
-  def _rows(self, lines: Iterator[str], separator: str) -> Iterator[tuple[int, list[str]]]:
-    """Yields the number and the cells of each row that is neither empty nor a comment."""
-    rows = csv.reader(lines, delimiter=separator)
-    try:
-      for row in rows:
-        cells = [cell.strip() for cell in row]
-        is_comment = cells and cells[0].startswith('#') and not self._exists(cells[0]) and (
-            len(cells) < 2 or not _IMAGE_COLUMN.fullmatch(_plain(cells[0])))
-        if any(cells) and not is_comment:
-          yield rows.line_num, cells
-    except csv.Error:  # a cell is too long
-      raise UserError(f'{self.path}, line {rows.line_num:,}: expected cells of at most {csv.field_size_limit():,} '
-                      'characters, got a longer one, perhaps after a quotation mark that is not closed. Close it.'
-                      ) from None
-
-  def _find_form(self, lines: Sequence[str]) -> _Form:
-    """Returns the form of a table, given its first lines, by the columns that settings name or by what the lines have.
-
-    The first line is a header if a setting names a column. Else it is a header unless it has an image itself, or
-    neither the name of an image column is in it nor an image that exists below it. Raises UserError if there is no
-    column of the name that a setting has, or several columns may have the classes.
-    """
-    usual = '\t' if self.path.endswith('.tsv') else ','
-    separator = usual
-    without_comments = [line for line in lines if not line.lstrip().startswith('#')] or lines
-    if without_comments and not any(usual in line for line in without_comments):
-      separator = next((mark for mark in _SEPARATORS if all(mark in line for line in without_comments)), usual)
-    rows = [cells for _, cells in self._rows(iter(lines), separator)]
-    header = [cell.lstrip('# ') for cell in rows[0]] if rows else []
-    image_row = next((cells for cells in rows[1:] if any(map(self._exists, cells))), [])
-    named = [column for column, name in enumerate(header) if _IMAGE_COLUMN.fullmatch(_plain(name))]
-    existing = [column for column, cell in enumerate(image_row) if self._exists(cell)]
-    is_image = not header or any(map(self._exists, header)) or any(
-        os.path.splitext(cell)[1].lower() in user_files.EXTENSIONS for cell in header)
-    if not (self._image or self._label) and (is_image or not (named or existing)):
-      return _Form(separator, has_header=False)
-    if self._image:
-      image = self._column(header, self._image, 'image')
-    else:
-      image = ([column for column in named if column in existing] or existing or named or [0])[0]
-    if self._label:
-      return _Form(separator, True, image, (self._column(header, self._label, 'label'),), more_from=sys.maxsize)
-    others = [column for column, name in enumerate(header) if column != image and _plain(name) not in _NUMBER_COLUMNS]
-    if len(others) > 1 and not all(_CLASS_COLUMN.fullmatch(_plain(header[column])) for column in others):
-      listed = documents.listed([header[column] for column in others], _COLUMNS_SHOWN)
-      values = {row[column] for row in rows[1:] for column in others if column < len(row)} - {''}
-      if values and values <= _FLAGS:
-        raise UserError(f'{self.path}: expected the names of classes, got {len(others):,} columns of 0 and 1: '
-                        f'{listed}. {_NO_FLAGS}')
-      raise UserError(f'{self.path}: expected one column with the class of each image, got {len(others):,} beside that '
-                      f'of the images: {listed}. Set data.label_column to the one with the class.')
-    return _Form(separator, True, image, tuple(others), more_from=len(header))
-
-  def _column(self, header: Sequence[str], name: str, what: str) -> int:
-    """Returns the column of this name, which the setting `data.{what}_column` has."""
-    if header.count(name) != 1:
-      raise UserError(f'data.{what}_column: expected one of the columns of {self.path}, '
-                      f'{documents.listed(header, _COLUMNS_SHOWN)}, got {documents.describe(name)}. Correct it.')
-    return header.index(name)
-
-  def _exists(self, cell: str) -> bool:
-    """Returns whether a cell is the path of an image."""
-    return not isinstance(self._image_paths.find(cell), str)
-
-
-def _distinct(labels: Iterable[str]) -> tuple[str, ...]:
-  """Returns the labels that are not empty, each once."""
-  return tuple(dict.fromkeys(filter(None, labels)))
-
-
-def _plain(name: str) -> str:
-  """Returns the letters and digits of the name of a column, in lower case."""
-  return re.sub('[^a-z0-9]', '', name.lower())

@@ -2,7 +2,7 @@
 
 The training order is a pure function of the seed: it gives each position a source and a row. Positions are grouped
 into rounds of 1,000. In each round, source k has exactly its share of the positions, in a random order of this round.
-So how many examples of source k come before a position is known without the rounds before it. Each source is visited
+So the number of examples of source k before a position follows without computing earlier rounds. Each source is visited
 in its own permutations, each example once per pass. An epoch has as many examples as all sources together.
 
 `data/opening.py` calls `parse`, opens each source, and calls `mix`. The loader calls `Mixture.visit` for the order.
@@ -27,14 +27,14 @@ from vit_jax.data import order, windows
 from vit_jax.data.source import Part, Parts, Source, has_masks
 
 ROUND = 1_000
-"""Positions of a round."""
-_COMMA = re.compile(r',(?=\s*[\d.]+\s*\*)')  # one before a weight, such as `,0.3*`
+"""The number of positions in a round."""
+_COMMA = re.compile(r',(?=\s*[\d.]+\s*\*)')  # a comma before a weight, such as `,0.3*`
 _TERM = re.compile(r'\s*(?P<weight>\d*\.?\d+)\s*\*\s*(?P<source>\S.*?)\s*')
 FORM = 'mix:WEIGHT*SOURCE,WEIGHT*SOURCE such as mix:0.7*folder:A,0.3*tfds:B'
 
 
 class Weighted(NamedTuple):
-  """A term `WEIGHT*SOURCE`: `source` is such as `folder:A`."""
+  """A term `WEIGHT*SOURCE`; `source` is text such as `folder:A`."""
   weight: float
   source: str
 
@@ -61,7 +61,7 @@ def parse(text: str) -> list[Weighted]:
 class Visit:
   """The training order of a mixture, with the interface of `order.Visit`.
 
-  `visits` has the order of each source, `sizes` its examples, and `shares` its positions in a round.
+  For each source, `visits` has the training order, `sizes` the number of examples, `shares` the positions in a round.
   """
   visits: tuple[order.Visit, ...]
   sizes: tuple[int, ...]
@@ -70,37 +70,39 @@ class Visit:
 
   def __call__(self, positions: HostArray) -> HostArray:
     """Returns the rows of the mixture at positions `[N]` of the order, `[N] i64`."""
-    rounds, in_round = np.divmod(np.asarray(positions, np.int64), ROUND)
-    sources, source_positions, rows = (np.empty_like(in_round) for _ in range(3))
-    for number in np.unique(rounds):
-      mask = rounds == number
-      round_sources, round_positions = self._round(int(number))
-      sources[mask], source_positions[mask] = round_sources[in_round[mask]], round_positions[in_round[mask]]
+    rounds_N, offsets_N = np.divmod(np.asarray(positions, np.int64), ROUND)
+    sources_N, source_positions_N, rows_N = (np.empty_like(rounds_N) for _ in range(3))
+    for round_index in np.unique(rounds_N):
+      in_round_N = rounds_N == round_index
+      round_sources, round_positions = self._draw_round(int(round_index))
+      sources_N[in_round_N] = round_sources[offsets_N[in_round_N]]
+      source_positions_N[in_round_N] = round_positions[offsets_N[in_round_N]]
     for k, visit in enumerate(self.visits):
-      mask = sources == k
-      rows[mask] = visit(source_positions[mask]) + sum(self.sizes[:k])
-    return rows
+      of_source_N = sources_N == k
+      rows_N[of_source_N] = visit(source_positions_N[of_source_N]) + sum(self.sizes[:k])
+    return rows_N
 
-  def _round(self, number: int) -> tuple[HostArray, HostArray]:
+  def _draw_round(self, round_index: int) -> tuple[HostArray, HostArray]:
     """Returns the source of each position of a round, and the position in the order of that source: `[ROUND] i64`."""
-    keys = streams.words(Stream.MIXTURE, self.seed, number, num=order.ROUNDS)
+    keys = streams.words(Stream.MIXTURE, self.seed, round_index, num=order.ROUNDS)
     permuted = order.permute(np.arange(ROUND), size=ROUND, keys=keys)
     sources = np.repeat(np.arange(len(self.shares)), self.shares)[permuted]
     positions = np.empty_like(sources)
     for k, share in enumerate(self.shares):
-      positions[sources == k] = number * share + np.arange(share)
+      positions[sources == k] = round_index * share + np.arange(share)
     return sources, positions
 
 
 class Mixture(Parts):
-  """Sources one after the other, with an order that gives each its share."""
+  """Sources one after the other, with a training order that gives each source its share."""
 
   def __init__(self, sources: Sequence[Source], weights: Sequence[float], *, name: str,
                class_names: tuple[str, ...], labels: Sequence[Sequence[int]]) -> None:
-    """Takes for each source its weight, and `labels [C]`: the numbers of its C classes in the mixture."""
+    """Takes for each source a weight, and `labels [C]`: the numbers of the source's C classes in the mixture."""
     super().__init__([Part(source, labels=tuple(numbers)) for source, numbers in zip(sources, labels, strict=True)],
                      name=name, class_names=class_names)
-    self.shares, self._sizes = shares(weights), tuple(map(len, sources))
+    self.shares = shares(weights)
+    self._sizes = tuple(map(len, sources))
     self.digest = hashlib.sha256(f'{self.digest} {self.shares} {class_names}'.encode()).hexdigest()
 
   def visit(self, seed: int, batch_size: int) -> Visit:
@@ -112,10 +114,10 @@ class Mixture(Parts):
 
 
 def mix(sources: Sequence[Source], weights: Sequence[float], *, name: str, separate: bool) -> Mixture:
-  """Returns a mixture; see `join_classes`. Raises UserError as it, or if only some of the sources have masks."""
+  """Returns a mixture; raises UserError as `join_classes`, or if masks are mixed with labels, or with other classes."""
   class_names, labels = join_classes(sources, separate=separate)
   masked = [source for source in sources if has_masks(source)]
-  is_renumbered = any(numbers != list(range(len(class_names))) for numbers in labels)  # masks cannot be
+  is_renumbered = any(numbers != list(range(len(class_names))) for numbers in labels)
   if masked and (len(masked) < len(sources) or is_renumbered):
     others = [source for source in sources if source is not masked[0]]
     raise UserError(f'data.source: expected images with masks of the same classes in each source of a mixture, or in '
@@ -152,10 +154,10 @@ def join_classes(sources: Sequence[Source], *, separate: bool) -> tuple[tuple[st
                         f'only one of them has, such as {", ".join(sorted(different)[:5])}. Use sources with equal '
                         'classes, or set data.mix_classes=separate, which numbers the classes of each source after '
                         'the others.')
-    numbers = {name: number for number, name in enumerate(first)}
-    return first, [[numbers[name] for name in source.class_names] for source in sources]
-  names = [(k, name) for k, source in enumerate(sources) for name in source.class_names]
-  counts = collections.Counter(name for _, name in names)
-  joined = tuple(f'{name} ({k + 1})' if counts[name] > 1 else name for k, name in names)
-  starts = np.cumsum([0] + [len(source.class_names) for source in sources]).tolist()
-  return joined, [list(range(start, stop)) for start, stop in itertools.pairwise(starts)]
+    index_by_name = {name: index for index, name in enumerate(first)}
+    return first, [[index_by_name[name] for name in source.class_names] for source in sources]
+  sources_and_names = [(k, name) for k, source in enumerate(sources) for name in source.class_names]
+  counts = collections.Counter(name for _, name in sources_and_names)
+  joined = tuple(f'{name} ({k + 1})' if counts[name] > 1 else name for k, name in sources_and_names)
+  bounds = np.cumsum([0] + [len(source.class_names) for source in sources]).tolist()
+  return joined, [list(range(start, stop)) for start, stop in itertools.pairwise(bounds)]

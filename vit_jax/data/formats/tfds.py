@@ -95,7 +95,7 @@ class Dataset(NamedTuple):
     """Returns the names of the classes of a feature; numbers if no file has names. Raises UserError for a bad file."""
     num_classes = self.features[path].num_classes
     num_images = sum(sum(split.counts) for split in self.splits.values())
-    max_classes = max(classes.MOST_CLASSES, num_images)
+    max_classes = max(classes.MAX_CLASSES, num_images)
     if num_classes > max_classes:
       raise UserError(f'{self.folder}: expected at most {max_classes:,} classes for {num_images:,} images, got '
                       f'{num_classes:,} of {path}. {_AGAIN}')

@@ -1,7 +1,7 @@
 """ImageNet-ReaL (arXiv 2006.07159): the classes that people see in each validation image of ILSVRC 2012.
 
-`real.json` is a list of 50,000 lists of classes, in the order of the images' numbers; 3,163 are empty, and those
-images do not count. An image is identified by the number in its file name, so the order of a source does not matter.
+`real.json` is a list of 50,000 lists of classes, in the order of the images' numbers. 3,163 of the lists are empty, and
+their images do not count. The number in its file name identifies an image, so the order of a source does not matter.
 `evaluate/classify.py` calls `of_source` for the labels of an evaluation, and `count` to describe them.
 
 `python -m vit_jax.data.labels.real real.json PREDICTIONS` scores the predictions of any program: one line per image,
@@ -23,12 +23,13 @@ from vit_jax.data import user_files
 from vit_jax.data.source import Source, find_origin
 
 NUM_IMAGES, NUM_CLASSES = 50_000, 1_000
-FEATURE = 'real_label'  # of the TFDS dataset imagenet2012_real
+FEATURE = 'real_label'
+"""The feature of the TFDS dataset imagenet2012_real that has the labels."""
 _IMAGE_NUMBER = re.compile(r'ILSVRC2012_val_(\d{8})')  # such as `ILSVRC2012_val_00000293`; the first image is 1
-_NAME_FEATURES = ('file_name', 'image/filename', 'filename')  # features in which datasets store the name of the file
+_NAME_FEATURES = ('file_name', 'image/filename', 'filename')  # in which datasets store the name of the original file
 
 Labels = tuple[tuple[int, ...], ...]
-"""Classes of each image."""
+"""The classes of each image, from 0 to `NUM_CLASSES` - 1; () = the image has no label."""
 
 
 class Counts(NamedTuple):
@@ -45,17 +46,17 @@ class Counts(NamedTuple):
 
 
 def read(path: str) -> Labels:
-  """Returns the lists of `real.json`.
+  """Returns the lists of the file `real.json` at `path`.
 
   Raises:
-    UserError: it cannot be read, or has other content.
+    UserError: the file cannot be read, or has other content.
   """
   lists = documents.read(path, expected='real.json of the authors of ImageNet-ReaL', advice='Download it from '
                            'github.com/google-research/reassessed-imagenet.').value
-  is_valid = isinstance(lists, list) and len(lists) == NUM_IMAGES and all(
-      isinstance(labels, list) and all(type(label) is int and 0 <= label < NUM_CLASSES for label in labels)
-      for labels in lists)
-  if not is_valid:
+
+  def is_class_list(labels: object) -> bool:
+    return isinstance(labels, list) and all(type(label) is int and 0 <= label < NUM_CLASSES for label in labels)
+  if not isinstance(lists, list) or len(lists) != NUM_IMAGES or not all(map(is_class_list, lists)):
     size = f'{len(lists):,} entries' if isinstance(lists, list) else documents.describe(lists)
     raise UserError(f'{path}: expected a list of {NUM_IMAGES:,} lists of classes from 0 to {NUM_CLASSES - 1}, got '
                     f'{size}. Download real.json again.')
@@ -69,7 +70,7 @@ def count(labels: Labels) -> Counts:
 
 
 def score(predicted: HostArray, labels: Labels) -> float:
-  """Returns the fraction of the images with labels whose predicted class is one of them; `predicted [S]` is integer."""
+  """Returns the fraction of the images with labels for which the class in `predicted [S] int` is one of the labels."""
   hits = [int(label) in image_labels for label, image_labels in zip(predicted, labels, strict=True) if image_labels]
   return float(np.mean(hits))
 
@@ -78,21 +79,22 @@ def read_predictions(path: str) -> HostArray:
   """Returns the classes `[50,000]` of a file with lines such as `ILSVRC2012_val_00000293.JPEG 65`.
 
   Raises:
-    UserError: it cannot be read, a line has another form, or an image is missing or listed twice.
+    UserError: the file cannot be read, a line has another form, or an image is missing or listed twice.
   """
   lines = user_files.split_lines(documents.read_text(path, path))
   predicted = np.full(NUM_IMAGES, -1)
   for line_number, line in enumerate(lines, 1):
-    match, words = _IMAGE_NUMBER.search(line), line.replace(',', ' ').split()
+    match = _IMAGE_NUMBER.search(line)
     index = int(match[1]) - 1 if match else -1
-    if not (0 <= index < NUM_IMAGES and words[-1].isdecimal() and len(words[-1]) < 10
-            and int(words[-1]) < NUM_CLASSES):
+    last_word = line.replace(',', ' ').split()[-1] if match else ''
+    is_class = last_word.isdecimal() and len(last_word) < 10 and int(last_word) < NUM_CLASSES
+    if not (0 <= index < NUM_IMAGES and is_class):
       raise UserError(f'{path}, line {line_number}: expected an image and its class, from 0 to {NUM_CLASSES - 1}, such '
                       f'as `ILSVRC2012_val_00000293.JPEG 65`, got {line[:80]!r}. Correct the line.')
     if predicted[index] >= 0:
       raise UserError(f'{path}, line {line_number}: expected one line for each image, got a second one for '
                       f'{index + 1:08}. Remove one of them.')
-    predicted[index] = int(words[-1])
+    predicted[index] = int(last_word)
   missing = np.flatnonzero(predicted < 0)
   if missing.size:
     raise UserError(f'{path}: expected a line for each of {NUM_IMAGES:,} images, got none for {missing.size:,}, such '
@@ -118,14 +120,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def of_source(source: Source, path: str) -> Labels:
-  """Returns the lists for the examples of a source, in its order.
+  """Returns the classes of each example of a source, in the order of the examples.
 
   Args:
-    source: validation images of ILSVRC 2012, all or some.
-    path: of `real.json`; '' = the source has the labels itself.
+    source: validation images of ILSVRC 2012, all or some of them.
+    path: the path of `real.json`; '' = the source itself stores the labels.
 
   Raises:
-    UserError: the number of an image is not known, or the source has no such labels.
+    UserError: the name of an image has no number, or the source stores no such labels.
   """
   origins = [find_origin(source, index) for index in range(len(source))]
   if not path:
@@ -143,27 +145,27 @@ def of_source(source: Source, path: str) -> Labels:
   return tuple(labels)
 
 
-def _file_name(source: Source, index: int) -> str:
-  """Returns the name of the original file of an example, if the source stores it, or else its description."""
+def _file_name(source: Source, row: int) -> str:
+  """Returns the name of the original file of an example if the source stores the name, else the description."""
   features = getattr(source, 'features', None)
   if features is None:
-    return source.describe(index)
-  record = features(index)
-  names = [record[feature][0] for feature in _NAME_FEATURES if record.get(feature)] or [b'']
-  return names[0].decode(errors='replace') if isinstance(names[0], bytes) else str(names[0])
+    return source.describe(row)
+  record = features(row)
+  name = next((record[feature][0] for feature in _NAME_FEATURES if record.get(feature)), '')
+  return name.decode(errors='replace') if isinstance(name, bytes) else str(name)
 
 
-def _stored_labels(source: Source, index: int, name: str) -> tuple[int, ...]:
+def _stored_labels(source: Source, row: int, name: str) -> tuple[int, ...]:
   """Returns the ReaL labels that a source stores with an example; `name` begins messages."""
   features = getattr(source, 'features', None)
-  record = features(index) if features else {}
+  record = features(row) if features else {}
   if FEATURE not in record:
     raise UserError(f'{name}: expected the feature {FEATURE}, which it does not have. Use '
                     'tfds:imagenet2012_real, or set evals.….labels=real.json with the validation images.')
   labels = record[FEATURE]
   if not all(isinstance(label, int) and 0 <= label < NUM_CLASSES for label in labels):
     raise UserError(f'{name}: expected classes from 0 to {NUM_CLASSES - 1} in the feature {FEATURE}, got '
-                    f'others in {source.describe(index)}. Prepare the dataset again.')
+                    f'others in {source.describe(row)}. Prepare the dataset again.')
   return tuple(labels)
 
 

@@ -138,8 +138,8 @@ def check_names(names: Sequence[str]) -> None:
   if isinstance(names, str) or not names or not all(isinstance(name, str) for name in names):
     got = repr(names)[:60] if isinstance(names, str) or not names else 'other values'
     raise UserError(f'names: expected a list of names of classes in words, got {got}. Pass a list of texts.')
-  if len(names) > classes.MOST_CLASSES:
-    raise UserError(f'names: expected at most {classes.MOST_CLASSES:,} names, got {len(names):,}. Pass fewer names.')
+  if len(names) > classes.MAX_CLASSES:
+    raise UserError(f'names: expected at most {classes.MAX_CLASSES:,} names, got {len(names):,}. Pass fewer names.')
   for number, name in enumerate(names, 1):
     if not name.strip() or len(name) > _MAX_NAME_CHARACTERS or not documents.is_clean(name):
       raise UserError(f'names: expected 1 to {_MAX_NAME_CHARACTERS:,} characters without control characters for each '
