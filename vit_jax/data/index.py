@@ -140,7 +140,7 @@ def load(paths: Sequence[str], scan: Scan, key: str, types: Mapping[str, str], *
     paths: paths of the files, or addresses in object storage.
     scan: yields the rows of a file.
     key: text that names everything that the rows depend on besides the files.
-    types: the Arrow type of each column of `scan` by name; `offset`, `size`, ..., and last any `LABEL`, of type `BYTES`.
+    types: the Arrow type of each column by name: `offset`, `size`, ...; with labels, the last is `LABEL`, of `BYTES`.
     format_name: the format of the files, such as `TFRecord`, for messages and for the name of the user's cache folder.
     expected: what the files must contain, for the message about files without rows; '' = the files may have no rows.
     advice: the last sentence of the message about files without rows.
@@ -330,7 +330,7 @@ def read_sealed(path: pathlib.Path) -> pa.Table:
 
 @contextlib.contextmanager
 def sealing(path: pathlib.Path) -> Iterator[IO[bytes]]:
-  """Yields a file, appends the SHA-256 of name and content, and moves the file to `path`. Raises OSError if it cannot."""
+  """Yields a file, then appends the SHA-256 of name and content, and moves the file to `path`. May raise OSError."""
   with files.replacing(path) as temporary, open(temporary, 'w+b') as file:
     yield file
     file.seek(0)
