@@ -244,8 +244,8 @@ def _make_next(source: Source, index: int, reason: BadImage, make: MakeExample) 
       return _make_or_retry(source, (index + offset) % len(source), None, make)
     except BadImage as error:
       reason = error
-  raise UserError(f'{title(source)}: expected images that can be decoded, got {num_tries} bad images in a row, starting '
-                  f'at {source.describe(index)}. The last reason: {reason}')
+  raise UserError(f'{title(source)}: expected images that can be decoded, got {num_tries} bad images in a row, '
+                  f'starting at {source.describe(index)}. The last reason: {reason}')
 
 
 def _eval_rows(positions: HostArray, num_examples: int) -> tuple[HostArray, HostArray]:
@@ -266,7 +266,7 @@ def _write(batch: Batch, row: int, example: Example, *, is_bad: bool) -> None:
 
 
 class BadImages:
-  """Collects the bad images of the batches taken so far. The loader calls `add` for each batch, then perhaps `check`."""
+  """Collects the bad images of the batches taken so far. `add` is called for each batch, and in training `check`."""
 
   def __init__(self, source: Source, transform: EvalTransform, texts: Texts | None = None) -> None:
     self.indexes: set[int] = set()  # indexes of the bad images in the source
