@@ -69,7 +69,7 @@ class _WriteShard:
       raise UserError(f'--data: expected the same files for every worker, got others on {socket.gethostname()}. '
                       'Put them on storage that all workers share.')
     job = self.plan_jobs(splits)[number]
-    if job.note() is None:
+    if job.read_note() is None:
       prepare.write_shard(job)
     extras.load('apache_beam', 'beam', '--runner').metrics.Metrics.counter('vit_jax', 'shards').inc()
     return number
