@@ -84,8 +84,7 @@ class Answers:
   def __init__(self, folder: pathlib.Path, rules: Rules = OWN, *, setting: str = LABEL_MAPS) -> None:
     """Opens a directory. `setting` names the directory in messages, `rules` say which files a link may lead to.
 
-    Raises:
-      UserError: the directory has no answers, is incomplete, or has links to files outside of it.
+    Raises UserError if the directory has no answers, is incomplete, or has links to files outside of it.
     """
     self.folder, self.rules, self.info = folder, rules, read_info(folder, setting=setting)
     self._rewrite_advice = _advise_rewrite(setting).capitalize()
@@ -204,8 +203,7 @@ def open_label_maps(path: str, source: Source, *, grid: tuple[int, int], top: in
 def read_info(folder: pathlib.Path, *, setting: str = LABEL_MAPS) -> Info:
   """Returns the content of `folder/info.json`; `setting` names the folder in messages.
 
-  Raises:
-    UserError: the file is missing, damaged, or of another format.
+  Raises UserError if the file is missing, damaged, or of another format.
   """
   path = folder / INFO
   if not path.is_file():
@@ -260,8 +258,7 @@ def write(folder: pathlib.Path, info: Info, compute: Callable[[range], tuple[Hos
   Returns:
     Whether answers were written; False if the folder has the same answers already.
 
-  Raises:
-    UserError: the folder has other content.
+  Raises UserError if the folder has other content.
   """
   plan = json.dumps({'format': FORMAT, **info._asdict()}, indent=1)
   if not files.is_new(folder):

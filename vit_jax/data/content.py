@@ -53,8 +53,7 @@ class Content(NamedTuple):
 def read(source: Source) -> Content:
   """Reads every image of a source and returns its digests, in constant memory.
 
-  Raises:
-    UserError: an image is damaged or cannot be read.
+  Raises UserError if an image is damaged or cannot be read.
   """
   if len(source) >= MIN_LOGGED_EXAMPLES:
     log.info('Reading %s images of %s, to compare their content.', f'{len(source):,}', source.name)

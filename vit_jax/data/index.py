@@ -140,7 +140,7 @@ def load(paths: Sequence[str], scan: Scan, key: str, types: Mapping[str, str], *
     paths: paths of the files, or addresses in object storage.
     scan: yields the rows of a file.
     key: text that names everything that the rows depend on besides the files.
-    types: the Arrow type of each column by name: `offset`, `size`, ...; with labels, the last is `LABEL`, of `BYTES`.
+    types: the Arrow type of each column by name, also of `offset` and `size`. The last may be `LABEL`, of type `BYTES`.
     format_name: the format of the files, such as `TFRecord`, for messages and for the name of the user's cache folder.
     expected: what the files must contain, for the message about files without rows; '' = the files may have no rows.
     advice: the last sentence of the message about files without rows.
@@ -213,7 +213,7 @@ def _number_labels(labels: pa.DictionaryArray) -> tuple[pa.Array, list[str]]:
   distinct = [documents.parse(encoded.as_py()) for encoded in labels.dictionary]
   codes = _buffer(labels.indices, np.int32)  # the position in `distinct` of the labels of each example
   has_lists = any(isinstance(label, list) and label for label in distinct)
-  if not has_lists:  # all lists in `distinct` are empty: an empty list is a missing label
+  if not has_lists:  # any list in `distinct` is empty, and an empty list is a missing label
     distinct = [None if isinstance(label, list) else label for label in distinct]
   lists = [label if isinstance(label, list) else [label] for label in distinct]
   flat = [label for labels_of_one in lists for label in labels_of_one]

@@ -96,7 +96,7 @@ class Train:
     return batch
 
   def _make_example(self, transform: Transform, rngs: order.ExampleRngs, position: int, index: int,
-                    record: Record) -> Example:  # without its first three arguments, it is a `MakeExample`
+                    record: Record) -> Example:
     example = transform(record, rngs.at(position))
     return self.texts.add(example, index, position) if self.texts else example
 
@@ -105,7 +105,7 @@ class Train:
 class Eval:
   """Maps the number of a batch to the evaluation batch `image label index box mask bad`.
 
-  Rows beyond the end of the source and rows with a bad image have mask 0, and 0 in all other arrays of the example.
+  Rows beyond the end of the source and rows with a bad image have mask 0, and their images are 0.
   """
   source: Source
   transform: EvalTransform
@@ -344,8 +344,7 @@ class TrainLoader(_Loader):
   def batches(self, start: int) -> Iterator[Batch]:
     """Yields this process's rows of the global batches from step `start` on.
 
-    Raises:
-      UserError: more than `max_bad_images` images could not be decoded in the batches taken.
+    Raises UserError if more than `max_bad_images` images could not be decoded in the batches taken.
     """
     for step, batch in enumerate(self._run(range(start, _LAST_STEP)), start):
       self.bad.check(self._max_bad_images)
@@ -396,8 +395,7 @@ def train_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, 
     extra: adds the answers of a teacher to the batches; None = no answers.
     texts: adds the texts of the source to the batches; None = no texts. Not possible with `in_memory`.
 
-  Raises:
-    UserError: the sizes do not fit together, or a decoder is not installed.
+  Raises UserError if the sizes do not fit together, or a decoder is not installed.
   """
   if not len(source):
     raise UserError(f'{title(source)}: expected at least one example, got none. Choose another split or source.')
@@ -461,8 +459,7 @@ def eval_loader(source: Source, *, recipe: schema.Recipe, image_px: tuple[int, i
   The arguments are those of `train_loader`. With `in_memory`, images are decoded once for all passes; the batches are
   the same. Images at their own aspect ratio are never held in memory. The batches are made in threads.
 
-  Raises:
-    UserError: there are too many examples, or a batch does not fit into memory.
+  Raises UserError if there are too many examples, or a batch does not fit into memory.
   """
   if len(source) > _MAX_EVALUATED:
     raise UserError(f'{title(source)}: expected at most {_MAX_EVALUATED:,} examples to evaluate, got {len(source):,}. '
@@ -483,8 +480,7 @@ def fits_in_memory(source: Source, *, recipe: schema.Recipe, image_px: tuple[int
                    choice: schema.InMemory) -> bool:
   """Returns whether to hold the decoded source in memory and to augment on the device.
 
-  Raises:
-    UserError: `choice` is YES, but the recipe needs the stored image.
+  Raises UserError if `choice` is YES, but the recipe needs the stored image.
   """
   if choice is schema.InMemory.YES:
     _check_in_memory(recipe)

@@ -82,8 +82,7 @@ class Sources(NamedTuple):
 def open_sources(data: schema.Data, *, image_px: tuple[int, int], order: Sequence[str] = ()) -> Sources:
   """Opens the training and the evaluation split of `data`; see `open_split` for `order`.
 
-  Raises:
-    UserError: the source, a split or a class is missing, or `data.num_classes` has another value.
+  Raises UserError if the source, a split or a class is missing, or `data.num_classes` has another value.
   """
   train = check_labels(open_split(data, data.train_split, image_px=image_px, order=order), data)
   if has_masks(train):
@@ -177,8 +176,7 @@ def pin(source: str, pinned: Collection[str] = ()) -> str:
 def find_opener(source: str) -> Opener:
   """Returns the `opener` of the kind of a source, which is not a mixture.
 
-  Raises:
-    UserError: there is no such kind, or the text after the colon is missing or not allowed.
+  Raises UserError if there is no such kind, or the text after the colon is missing or not allowed.
   """
   name, _, where = source.partition(':')
   kind = KINDS.get(name)
@@ -205,8 +203,7 @@ def _nearest_kind(name: str) -> str:
 def check_learnable(source: Source, *, learner: str) -> Source:
   """Returns the source if `learner` can learn from the classes; an objective or evaluation, named in messages.
 
-  Raises:
-    UserError: images have no labels, all images have one class, or the folders may not be classes.
+  Raises UserError if images have no labels, all images have one class, or the folders may not be classes.
   """
   name, stored_sources = title(source), origins(source)
   for stored in stored_sources:

@@ -345,8 +345,7 @@ def _read(source: Source, row: int) -> Record:
 def _statistics(notes: Mapping[str, Sequence[documents.Field]], num_channels: int) -> dict[str, Any]:
   """Returns mean and standard deviation of each channel over `train` or, without `train`, the first split; {} for RGB.
 
-  Raises:
-    UserError: a channel has the same value everywhere.
+  Raises UserError if a channel has the same value everywhere.
   """
   if num_channels == RGB:
     return {}

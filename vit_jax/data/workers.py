@@ -224,8 +224,7 @@ def check_memory(name: str, batch_size: int, shard: Shard, shapes: Shapes) -> in
     shard: the rows of the batch that this process makes.
     shapes: shape and dtype of the arrays of an example.
 
-  Raises:
-    UserError: the part is larger than the memory of this process.
+  Raises UserError if the part is larger than the memory of this process.
   """
   limit = memory_bytes()
   example_bytes = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in shapes.values()) + 8  # index
