@@ -50,7 +50,7 @@ from vit_jax.record import storage
 SHARD_BYTES, SHARD_RECORDS = 2**28, 2**13
 """Default size of a shard. Opening a shard takes 0.2 ms with 1,000 records, and 11 ms with 125,000 records."""
 CORES_PER_PROCESS, SHARDS_PER_PROCESS = 8, 4
-"""Default of the least cores and shards per process: a process keeps about 8 cores busy, and takes seconds to start."""
+"""The default number of processes leaves each so many cores and shards: a process takes seconds to start."""
 POLL_S = 0.5
 """Seconds between two counts of the notes that processes have written."""
 _CHUNK_EXAMPLES = 64  # examples converted at a time
@@ -194,6 +194,7 @@ def write(splits: Mapping[str, Source], folder: storage.Path, settings: Settings
     for name in {*(f'{name}{NOTE}' for name in finish(folder)), PLAN}:
       (folder / name).unlink(missing_ok=True)
     return Outcome.WRITTEN
+  # On a local disk, all hosts write to the folder of `unfinished`, and the last host completes the dataset.
   shards = {file_name(split, number, count) for split, count in counts.items() for number in range(count)}
   unfinished = files.Unfinished(folder, json.dumps(plan), shards | {array_record.INFO, array_record.SUMS})
   has_other_hosts = share.num_hosts > 1

@@ -124,7 +124,9 @@ def split(address: str) -> tuple[str, str, str]:
 def read_many(spans: Iterable[Span], max_in_flight: int = MAX_IN_FLIGHT) -> Iterator[bytes]:
   """Yields the bytes of spans, in order; at the end of a file, fewer bytes than the span has.
 
-  Up to `max_in_flight` spans of objects are read ahead. Raises an error only when the span is reached:
+  Up to `max_in_flight` spans of objects are read ahead.
+
+  Raises:
     OSError: the file cannot be read.
     TemporaryError: the storage of the file still fails after a time.
     UserError: the account of this machine may not read the file, or the file has changed since this process read it.
