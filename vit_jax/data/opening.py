@@ -63,7 +63,6 @@ KINDS = {
 }
 SYNTAX = (f'{", ".join(kind.syntax for kind in KINDS.values())}, mix:WEIGHT*SOURCE,WEIGHT*SOURCE, '
           'MODULE:WHERE of your own')
-"""How to write each kind of source, for messages."""
 Opener = Callable[..., Callable[[str], Source]]
 _SORTING_KINDS = ('folder', 'wds', 'tfrecord', 'parquet', 'hf')
 """Kinds that sort the names of the classes; their `opener` also takes `order`, the classes of a resumed run."""
@@ -136,6 +135,7 @@ def open_every(data: schema.Data, *, image_px: tuple[int, int], setting: str) ->
 
 
 def _open(data: schema.Data, split: str, *, image_px: tuple[int, int], order: Sequence[str] = ()) -> Source:
+  """Opens one split as `open_split` does; for a mixture, calls itself for each of the sources."""
   kind, _, where = data.source.partition(':')
   if kind == 'mix' and where:
     terms = mixture.parse(where)
@@ -201,7 +201,7 @@ def _nearest_kind(name: str) -> str:
 
 
 def check_learnable(source: Source, *, learner: str) -> Source:
-  """Returns the source if `learner` can learn from the classes; an objective or evaluation, named in messages.
+  """Returns the source if a model can learn from its classes. `learner` names the objective or evaluation in messages.
 
   Raises UserError if images have no labels, all images have one class, or the folders may not be classes.
   """
@@ -217,28 +217,31 @@ def check_learnable(source: Source, *, learner: str) -> Source:
   for stored in stored_sources:
     if doubt := getattr(stored, 'doubt', ''):  # the message for files whose folders may not be classes
       raise UserError(doubt)
-  if len(source.class_names) < 2 or (not source.most_labels and not _has_several_classes(source)):
-    first = source.class_names[0] if len(source.class_names) < 2 else source.class_names[first_label(source, 0)]
+  only_class = _find_only_class(source)
+  if only_class is not None:
     raise UserError(f'data.source: expected images of at least two classes for {learner}, got {name}, whose '
-                    f'{len(source):,} images all have the class {documents.describe(first)}, such as '
-                    f'{source.describe(0)}. Use data with a folder or a label for each class.')
+                    f'{len(source):,} images all have the class {documents.describe(source.class_names[only_class])}, '
+                    f'such as {source.describe(0)}. Use data with a folder or a label for each class.')
   return source
 
 
-def _has_several_classes(source: Source) -> bool:
-  """Returns whether images have different classes; also True if no label can be read, or if there is only one image.
+def _find_only_class(source: Source) -> int | None:
+  """Returns the class of all images; None if the classes differ, no label can be read, or there is only one image.
 
   Compares the first image with evenly spaced images. The last of them comes first, as images are often sorted by class.
   """
-  num_checked = min(len(source), _MAX_CHECKED_LABELS)
-  rows = np.unique(np.linspace(0, len(source) - 1, num_checked).astype(int)).tolist()
+  if len(source.class_names) < 2:
+    return 0
+  if source.most_labels or len(source) == 1:
+    return None
+  rows = np.unique(np.linspace(0, len(source) - 1, min(len(source), _MAX_CHECKED_LABELS)).astype(int)).tolist()
   labels = set[int]()
   for row in rows[:1] + rows[1:][::-1]:
     with contextlib.suppress(BadImage, OSError):  # damaged examples are reported when the job reads them
       labels.add(first_label(source, row))
     if len(labels) > 1:
-      return True
-  return not labels or len(rows) == 1
+      return None
+  return labels.pop() if labels else None
 
 
 def is_order_known(class_names: Sequence[str], data: schema.Data) -> bool:

@@ -358,8 +358,8 @@ class Window:
 
   Each read of a local file gets at least `LOCAL` bytes, and skips the bytes between. An object is read in blocks of
   `BLOCK` bytes, and the next `AHEAD` blocks are in flight. `_content` has the bytes from `_start` on that were read
-  last. `_block_by_number` has blocks of an object. `_stream` yields the following blocks, next the block with the
-  number `_next_block`; -1 = there is no stream.
+  last. `_block_by_number` has the blocks of an object that may still be needed. `_stream` yields the following blocks,
+  starting with the number `_next_block`; -1 = there is no stream.
   """
   LOCAL, BLOCK, AHEAD = 2**12, 2**22, 3
   _MAX_BYTES = 2**62  # size of a file
@@ -387,8 +387,8 @@ class Window:
     """Returns whether the file has at least `end` bytes; reads the block of an object that has the last byte."""
     if not self._is_object or not 0 < end <= self._MAX_BYTES:
       return end <= self._size
-    number, last = divmod(end - 1, self.BLOCK)
-    return len(self._read_block(number)) > last  # earlier blocks are kept, because they may still be needed
+    number, offset = divmod(end - 1, self.BLOCK)
+    return len(self._read_block(number)) > offset  # earlier blocks are kept, because they may still be needed
 
   def place(self, offset: int) -> str:
     """Returns the description of an offset for a message, such as `at byte 1,024 of 4,096`."""

@@ -40,13 +40,13 @@ ARRAY = '.npy'
 """Extension of files with arrays; arrays are images if `data.channels` is not 3."""
 UNREAD = tuple(extension for kind in headers.UNREAD.values() for extension in kind.extensions)
 """Extensions of image formats that are not supported."""
-_MOUNTS = {
+_COMMANDS_BY_SCHEME = {
     'gs': ('gcsfuse -o ro --implicit-dirs --cache-dir=/cache --file-cache-max-size-mb=-1 '
            '--file-cache-cache-file-for-range-read --file-cache-enable-parallel-downloads '
            '--metadata-cache-ttl-secs=-1 {only}{bucket} /data', '--only-dir={} ',
            'gcloud storage rsync --recursive {} /data'),
     's3': ('mount-s3 --read-only --cache=/cache {only}{bucket} /data', '--prefix={}/ ', 'aws s3 sync {} /data')}
-"""For each scheme: the command that mounts a bucket, its option for a folder, and the command that copies a folder."""
+"""By scheme: the command that mounts a bucket, the option for a folder in it, and the command that copies a folder."""
 _MAX_NAME_BYTES = 255  # length of the name of a file or folder on Linux
 # Keys of `Finder.ignored` for entries that are not counted by their extension.
 _BROKEN_LINK, _OUTSIDE_LINK = 'broken or circular links', 'links out of the folder'
@@ -76,9 +76,7 @@ OWN = Rules()
 """The default rules, for a person's own folder when no setting changes the rules."""
 
 
-# Paths.
-
-def expanded(path: str | os.PathLike[str]) -> str:
+def expand_home(path: str | os.PathLike[str]) -> str:
   """Returns the path with `~` at the start replaced by the home directory, unless a file with this name exists."""
   name = os.fspath(path)
   return name if os.path.lexists(name) else os.path.expanduser(name)
@@ -114,10 +112,10 @@ def _advise_mount(folder_address: str) -> str:
   """Returns advice for a message: commands that mount or copy an address, such as `gs://BUCKET/PATH`, to a folder."""
   scheme, _, bucket_path = folder_address.partition('://')
   bucket, _, path = bucket_path.strip('/').partition('/')
-  if scheme not in _MOUNTS:
+  if scheme not in _COMMANDS_BY_SCHEME:
     return 'Copy it to a folder, and give the path of the folder.'
-  mount, folder_option, copy = _MOUNTS[scheme]
-  mount = mount.format(only=folder_option.format(shlex.quote(path)) if path else '', bucket=bucket)
+  mount, folder_option, copy = _COMMANDS_BY_SCHEME[scheme]
+  mount = mount.format(bucket=bucket, only=folder_option.format(shlex.quote(path)) if path else '')
   copy = copy.format(shlex.quote(folder_address.rstrip('/')))
   return (f'Mount it with a cache of complete files, or copy it, and give the folder /data:\n  {mount}\n  {copy}\n'
           '  launch/tpu_pod.sh does either on every host: --data=gs://BUCKET/FOLDER --data_mode=mount or copy.\n'
@@ -129,8 +127,6 @@ def cache_folder(name: str) -> pathlib.Path:
   base = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
   return pathlib.Path(base) / 'vit_jax' / name
 
-
-# Links.
 
 def leads_out(path: str, base: str) -> bool:
   """Returns whether `path`, with all links resolved, is outside of the folder `base`, which has no links."""
@@ -156,8 +152,6 @@ def is_below(path: str) -> bool:
     return False
   return all(len(part.encode(errors='surrogatepass')) <= _MAX_NAME_BYTES for part in parts)
 
-
-# Content.
 
 def read_image(path: str | os.PathLike[str], max_bytes: int = MAX_IMAGE_MIB * 2**20) -> bytes:
   """Returns the content of an image file.
@@ -202,8 +196,6 @@ def sha256(path: str | os.PathLike[str]) -> str:
   with open(path, 'rb', buffering=0, opener=documents.open_regular) as file:
     return hashlib.file_digest(file, 'sha256').hexdigest()
 
-
-# The image files of a folder.
 
 class Folder(NamedTuple):
   """A folder that `Finder.walk` is reading.

@@ -59,7 +59,7 @@ def find(given: Sequence[str], *, follow_links: bool = False) -> Iterator[str]:
   The images of a folder are those in it and in the folders below it; `~` is the home directory. Links in a folder that
   lead out of it are followed only with `follow_links`. Raises UserError if a folder has no image.
   """
-  for name in map(user_files.expanded, given):
+  for name in map(user_files.expand_home, given):
     if not os.path.isdir(name):
       yield name
       continue
